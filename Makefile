@@ -1,0 +1,117 @@
+# Everything from a fresh clone. `make demo` and `make test` set up what they need: Debian packages, a virtual environment
+# in .venv with TensorFlow, the op library, the Python package. docs/building.md says more.
+#
+#   make build   the set-up alone              make lint    ruff and clang-format
+#   make demo    the MovieLens demo            make format  puts right what lint says of layout
+#   make test    C++ and Python tests          make wheel   dist/*.whl
+#   make soak    long counts                   make clean   removes what was built; distclean also .venv
+#
+# Settings: TENSORFLOW=tensorflow==2.16.2 (remembered in .venv), PYTHON=python3.12 (of which .venv is made),
+# DEMO_FLAGS, PYTEST_FLAGS, BAZEL_FLAGS, SOAK_SHARE=0.1 (the part of the long counts to run).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+TENSORFLOW := $(or $(TENSORFLOW),$(shell bazel/default_tensorflow.sh))
+SOAK_SHARE ?= 1
+
+VENV := .venv
+PY := $(VENV)/bin/python
+BAZEL := bazel/bazel.sh
+CONFIG := .tf_dynemb.bazelrc
+# Another TENSORFLOW and other requirements have another stamp, and so a new environment.
+VENV_STAMP := $(VENV)/made-$(firstword $(shell (echo '$(TENSORFLOW)'; cat requirements-dev.txt) | cksum))
+# Younger than the configuration if somebody has installed another TensorFlow into .venv.
+TENSORFLOW_FOUND := $(wildcard $(VENV)/lib/python3.*/site-packages/tensorflow*.dist-info)
+GOOGLETEST := $(or $(TF_DYNEMB_GOOGLETEST),/usr/src/googletest)
+
+CPP_FILES = $(shell find cc benchmarks -name '*.h' -o -name '*.cc' -o -name '*.inc')
+
+.PHONY: help build machine native demo test cc_test cc_asan cc_tsan py_test soak lint format wheel clean distclean
+
+help:
+	@sed -n '1,/^$$/s/^# \?//p' Makefile
+
+# --- set-up ----------------------------------------------------------------------------------------------------------
+
+build: native
+
+machine:
+	@bazel/system_packages.sh
+
+$(VENV_STAMP): | machine
+	@echo "making .venv of $$(bazel/find_python.sh) with $(TENSORFLOW)"
+	@"$$(bazel/find_python.sh)" -m venv --clear $(VENV)
+	@$(PY) -m pip install --quiet --disable-pip-version-check '$(TENSORFLOW)' -r requirements-dev.txt
+	@# Python sources are used in place: an edit is seen at once.
+	@pwd > "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tf_dynemb.pth"
+	@echo '$(TENSORFLOW)' > $(VENV)/tensorflow
+	@touch $@
+
+$(CONFIG): $(VENV_STAMP) $(TENSORFLOW_FOUND) configure.sh bazel/bazel.sh
+	@./configure.sh --python=$(PY) --output=$@
+
+# Bazel decides what there is to do. Installing unlinks the old file, which a running process may have open.
+native: machine $(CONFIG)
+	@echo "building the op library"
+	@$(BAZEL) build $(BAZEL_FLAGS) //:native
+	@install -C -m 644 bazel-bin/tf_dynemb/_build_info.py bazel-bin/tf_dynemb/_tf_dynemb_ops.so tf_dynemb/
+
+# --- use -------------------------------------------------------------------------------------------------------------
+
+demo: build
+	$(PY) examples/movielens.py $(DEMO_FLAGS)
+
+test: cc_test py_test
+
+# What the C++ tests are run with: configuration and tags.
+define run_cc_tests
+	if [ -d '$(GOOGLETEST)' ]; then \
+	  $(BAZEL) test $(BAZEL_FLAGS) $(1) //cc/core/... || { rc=$$?; [ $$rc = 4 ] && echo "no C++ test of this kind"; [ $$rc = 4 ]; }; \
+	else \
+	  echo "NOT RUN: the C++ tests of cc/core. GoogleTest is not in $(GOOGLETEST): apt-get install googletest"; \
+	fi
+endef
+
+cc_test: build
+	@$(call run_cc_tests)
+
+cc_asan: build
+	@$(call run_cc_tests,--config=asan)
+
+cc_tsan: build
+	@$(call run_cc_tests,--config=tsan)
+
+py_test: build
+	$(PY) -m pytest tests $(PYTEST_FLAGS)
+
+# The tests marked soak, with long counts. pytest says 5 where there are none.
+soak: export TF_DYNEMB_SOAK := 1
+soak: export SOAK_SHARE := $(SOAK_SHARE)
+soak: build
+	@$(call run_cc_tests,--test_tag_filters=soak --build_tests_only --test_timeout=36000 --test_env=TF_DYNEMB_SOAK --test_env=SOAK_SHARE)
+	$(PY) -m pytest tests -m soak --timeout 36000 $(PYTEST_FLAGS) || [ $$? = 5 ]
+
+lint: $(VENV_STAMP)
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	@echo $(VENV)/bin/clang-format --dry-run -Werror cc
+	@$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
+
+format: $(VENV_STAMP)
+	$(VENV)/bin/ruff check --fix-only
+	$(VENV)/bin/ruff format
+	@$(VENV)/bin/clang-format -i $(CPP_FILES)
+
+wheel: build
+	@$(BAZEL) build $(BAZEL_FLAGS) //:wheel
+	@mkdir -p dist && install -m 644 bazel-bin/dist/*.whl dist/ && ls dist/*.whl
+
+clean:
+	@[ ! -e bazel-bin ] || $(BAZEL) clean
+	rm -rf build dist *.egg-info $(CONFIG) tf_dynemb/_tf_dynemb_ops.so tf_dynemb/_build_info.py
+
+distclean: clean
+	rm -rf $(VENV)

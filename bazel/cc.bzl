@@ -1,0 +1,150 @@
+"""The C++ targets of the project: flags, warnings, visibility.
+
+No other file names a compiler flag. Includes are written from the repository root: #include "cc/core/base/status.h".
+"""
+
+_WARNINGS = [
+    "-Wall",
+    "-Wextra",
+    "-Wnon-virtual-dtor",
+    "-Woverloaded-virtual",
+    "-Wvla",
+]
+
+# Warnings of the optimiser, which differ between compiler versions and are often wrong: off, so that a new compiler
+# does not stop a user's build. What they look for, the sanitizers find.
+_NO_WARNINGS = [
+    "-Wno-array-bounds",
+    "-Wno-dangling-reference",
+    "-Wno-maybe-uninitialized",
+    "-Wno-restrict",
+    "-Wno-stringop-overflow",
+    "-Wno-stringop-overread",
+    "-Wno-unknown-warning-option",  # clang, of those above that are gcc's alone
+]
+
+_COPTS = [
+    "-std=c++17",
+    "-g1",
+    "-fvisibility=hidden",
+    # Initial values are bit-identical on every machine: no multiplication and addition may be fused.
+    "-ffp-contract=off",
+] + _WARNINGS + _NO_WARNINGS + select({
+    # Elsewhere, the sanitizers above all, -O is the configuration's own and a warning is no error.
+    "//bazel:opt": ["-O3", "-Werror"],
+    "//conditions:default": [],
+})
+
+# Who may depend on a room. Dependencies point one way: kernels -> gpu -> core; ops are schemas only.
+_VISIBLE_TO = {
+    "cc/core": [
+        "//benchmarks:__subpackages__",
+        "//cc/core:__subpackages__",
+        "//cc/gpu:__subpackages__",
+        "//cc/kernels:__subpackages__",
+    ],
+    "cc/gpu": ["//benchmarks:__subpackages__", "//cc/gpu:__subpackages__", "//cc/kernels:__subpackages__"],
+    "cc/kernels": ["//cc:__pkg__", "//cc/kernels:__subpackages__"],
+    "cc/ops": ["//cc:__pkg__", "//cc/ops:__subpackages__"],
+    "cc": ["//visibility:public"],
+}
+
+def _room_visibility():
+    package = native.package_name()
+    room = "/".join(package.split("/")[:2])
+    if room not in _VISIBLE_TO:
+        fail("//{} is no room of C++: give it a line in _VISIBLE_TO of //bazel:cc.bzl".format(package))
+    return _VISIBLE_TO[room]
+
+def dynemb_cc_library(
+        name,
+        srcs = [],
+        hdrs = [],
+        deps = [],
+        testonly = False,
+        alwayslink = False,
+        visibility = None,
+        **kwargs):
+    """A library of the project.
+
+    Args:
+      name: as in cc_library; so are srcs, hdrs, deps and testonly.
+      alwayslink: keep objects that nobody names, such as registrations of ops and kernels.
+      visibility: narrower than the room's (see _VISIBLE_TO), or None for the room's.
+      **kwargs: passed to cc_library (textual_hdrs, tags).
+    """
+    if visibility and "//visibility:public" in visibility:
+        fail("//{}:{}: the room decides who may see it; leave visibility out".format(native.package_name(), name))
+    native.cc_library(
+        name = name,
+        srcs = srcs,
+        hdrs = hdrs,
+        copts = _COPTS,
+        # Hidden symbols do not cross shared objects, so none are made of single libraries.
+        linkstatic = True,
+        linkopts = ["-pthread"],
+        alwayslink = alwayslink,
+        testonly = testonly,
+        visibility = visibility or _room_visibility(),
+        deps = deps,
+        **kwargs
+    )
+
+def dynemb_cc_test(name, srcs, deps, concurrent = False, soak = False, size = "small", **kwargs):
+    """A GoogleTest test with its main().
+
+    Args:
+      name: as in cc_test; so are srcs, deps and size.
+      concurrent: it runs threads against each other; ThreadSanitizer runs these (bazel test --config=tsan).
+      soak: it does more when TF_DYNEMB_SOAK=1; `make soak` runs these.
+      **kwargs: passed to cc_test (data, shard_count, timeout).
+    """
+    tags = kwargs.pop("tags", [])
+    native.cc_test(
+        name = name,
+        srcs = srcs,
+        copts = _COPTS,
+        linkstatic = True,
+        linkopts = ["-pthread"],
+        size = size,
+        tags = tags + (["concurrent"] if concurrent else []) + (["soak"] if soak else []),
+        deps = deps + ["@googletest//:gtest_main"],
+        **kwargs
+    )
+
+def dynemb_cc_benchmark(name, srcs, deps, **kwargs):
+    """A Google Benchmark program; built only when it is asked for by name, for it needs libbenchmark-dev."""
+    native.cc_binary(
+        name = name,
+        srcs = srcs,
+        copts = _COPTS,
+        linkstatic = True,
+        # Debian installs the library where the compiler looks by itself; benchmark_main is its main().
+        linkopts = ["-lbenchmark_main", "-lbenchmark", "-pthread"],
+        tags = ["manual"],
+        testonly = True,
+        deps = deps,
+        **kwargs
+    )
+
+def dynemb_op_library(name, srcs, deps):
+    """The shared object that tf.load_op_library loads, and nothing but: _<name>.so; `name` is an alias of it."""
+    so = "_" + name + ".so"
+    native.cc_binary(
+        name = so,
+        srcs = srcs,
+        copts = _COPTS,
+        linkshared = True,
+        linkstatic = True,
+        linkopts = [
+            "-pthread",
+            # What TensorFlow does not offer is found here and not when a user imports the package.
+            "-Wl,-z,defs",
+            "-Wl,--as-needed",
+            # Line tables of TensorFlow's templates are most of the file, and compress well.
+            "-Wl,--compress-debug-sections=zlib",
+        ],
+        visibility = ["//visibility:public"],
+        deps = deps,
+    )
+    native.alias(name = name, actual = so, visibility = ["//visibility:public"])

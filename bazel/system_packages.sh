@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Installs the Debian or Ubuntu packages that the build needs and this machine lacks, if root or `sudo -n` allows it;
+# otherwise prints the one line that does it, and stops. Quick and silent where all is there.
+set -euo pipefail
+here=$(dirname "${BASH_SOURCE[0]}")
+
+say() {
+  echo "system packages: $*"
+}
+
+has_compiler() {
+  command -v "${CXX:-g++}" >/dev/null || { [[ -z ${CXX:-} ]] && command -v clang++ >/dev/null; }
+}
+
+# What is missing. Without the optional packages all works but the C++ tests and the C++ benchmarks.
+compiler='' python='' bazel='' optional=()
+has_compiler || compiler=missing
+why_no_python=$("$here/find_python.sh" 2>&1 >/dev/null) || python=missing
+"$here/bazel.sh" --major >/dev/null 2>&1 || bazel=missing
+[[ -d ${TF_DYNEMB_GOOGLETEST:-/usr/src/googletest} ]] || optional+=(googletest)
+[[ -e /usr/include/benchmark/benchmark.h ]] || optional+=(libbenchmark-dev)
+[[ -n $compiler$python$bazel${optional[*]} ]] || exit 0
+
+# How packages are installed here, if they are.
+if ! command -v apt-get >/dev/null; then
+  as_root=none
+elif [[ $(id -u) == 0 ]]; then
+  as_root=
+elif sudo -n true 2>/dev/null; then
+  as_root='sudo -n'
+else
+  as_root=none
+fi
+if [[ $as_root != none ]]; then
+  say "reading the lists of packages"
+  $as_root apt-get -qq update </dev/null || say "apt-get update failed; going on with the lists that are there"
+fi
+
+apt_version() {  # apt_version PACKAGE: the version that apt would install; nothing if it knows none
+  apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: *//p' | grep -v '(none)' || true
+}
+
+packages=() advice=()  # what to install; what no package of this distribution's can mend
+[[ -z $compiler ]] || packages+=(g++)
+if [[ $python ]]; then
+  version=$(apt_version python3)
+  if [[ -z ${PYTHON:-} && (-z $version || $version =~ ^3\.1[0-3]\.) ]]; then
+    packages+=(python3 python3-venv)
+  else
+    advice+=("$why_no_python. Install a Python from 3.10 to 3.13 with its venv module and name it: make PYTHON=PATH")
+  fi
+fi
+if [[ $bazel ]]; then
+  version=$(apt_version bazel-bootstrap)
+  if [[ -z $version ]] || dpkg --compare-versions "$version" ge 4; then
+    packages+=(bazel-bootstrap)
+  else
+    advice+=("the package bazel-bootstrap is $version here, too old. Install Bazelisk: npm install -g @bazel/bazelisk")
+  fi
+fi
+
+for line in "${advice[@]}"; do
+  say "$line"
+done
+if [[ $as_root == none ]]; then
+  if ((${#packages[@]})); then
+    say "some are missing, and this user may not install them. As root:"
+    echo "  apt-get install ${packages[*]} ${optional[*]}"
+    say "(without root: docs/building.md)"
+  fi
+  ((${#packages[@]} + ${#advice[@]} == 0)) || exit 1
+  exit 0
+fi
+
+install() {
+  say "installing $*"
+  $as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends "$@" </dev/null >/dev/null
+}
+((${#packages[@]} == 0)) || install "${packages[@]}" || exit 1
+((${#optional[@]} == 0)) || install "${optional[@]}" || say "going on without ${optional[*]}"
+((${#advice[@]} == 0)) || exit 1

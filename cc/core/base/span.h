@@ -1,0 +1,67 @@
+// Views of memory that know where the memory is.
+//
+// A Span is a pointer, a size and a memory space; a Rows is the same for fixed-width records that
+// lie `stride_bytes` apart. Neither owns anything. Code that runs on the host may only follow the
+// pointer when `space` is kHost; a table refuses spans of a space that is not its own.
+#ifndef TF_DYNEMB_CC_CORE_BASE_SPAN_H_
+#define TF_DYNEMB_CC_CORE_BASE_SPAN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+namespace dynemb {
+
+// Where memory lies. kFakeDevice belongs to the tests: host memory that the host may not touch.
+enum class MemorySpace : uint8_t { kHost, kDevice, kFakeDevice };
+
+template <typename T>
+struct Span {
+  T* data = nullptr;
+  int64_t size = 0;
+  MemorySpace space = MemorySpace::kHost;
+
+  Span() = default;
+  Span(T* data, int64_t size, MemorySpace space = MemorySpace::kHost)
+      : data(data), size(size), space(space) {}
+  // From a vector on the host, and from a span of non-const.
+  template <typename U, typename = std::enable_if_t<std::is_convertible_v<U (*)[], T (*)[]>>>
+  Span(std::vector<U>& v) : data(v.data()), size(static_cast<int64_t>(v.size())) {}  // NOLINT
+  template <typename U, typename = std::enable_if_t<std::is_convertible_v<const U (*)[], T (*)[]>>>
+  Span(const std::vector<U>& v)  // NOLINT
+      : data(v.data()), size(static_cast<int64_t>(v.size())) {}
+  template <typename U, typename = std::enable_if_t<std::is_convertible_v<U (*)[], T (*)[]>>>
+  Span(const Span<U>& other) : data(other.data), size(other.size), space(other.space) {}  // NOLINT
+
+  bool empty() const { return size == 0; }
+  T& operator[](int64_t i) const { return data[i]; }
+  T* begin() const { return data; }
+  T* end() const { return data + size; }
+};
+
+// `count` records; record i starts at data + i * stride_bytes. A column offset is folded into
+// `data`, so that N tables can fill one (batch, sum of dims) tensor. `Byte` is char or const char.
+template <typename Byte>
+struct BasicRows {
+  Byte* data = nullptr;
+  int64_t count = 0;
+  int64_t stride_bytes = 0;
+  MemorySpace space = MemorySpace::kHost;
+
+  BasicRows() = default;
+  BasicRows(Byte* data, int64_t count, int64_t stride_bytes, MemorySpace space = MemorySpace::kHost)
+      : data(data), count(count), stride_bytes(stride_bytes), space(space) {}
+  template <typename U, typename = std::enable_if_t<std::is_convertible_v<U (*)[], Byte (*)[]>>>
+  BasicRows(const BasicRows<U>& o)  // NOLINT
+      : data(o.data), count(o.count), stride_bytes(o.stride_bytes), space(o.space) {}
+
+  Byte* operator[](int64_t i) const { return data + i * stride_bytes; }
+};
+
+using Rows = BasicRows<char>;
+using ConstRows = BasicRows<const char>;
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_BASE_SPAN_H_

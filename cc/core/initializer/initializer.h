@@ -1,0 +1,135 @@
+// Initial values: what a row holds before it is first trained.
+//
+// An initial value is a pure function of (seed, key, column). It depends on nothing else: not on
+// the batch, the shard, the thread, the device or the order of calls, and it is the same to the
+// last bit everywhere. Reading a missing key and inserting it therefore give the same numbers. To
+// keep that promise this file uses only +, -, *, / and square root of IEEE float32, its own
+// logarithm, and must be compiled without contraction to fused multiply-adds. Values are drawn in
+// float32 and then converted to the table's dtype.
+#ifndef TF_DYNEMB_CC_CORE_INITIALIZER_INITIALIZER_H_
+#define TF_DYNEMB_CC_CORE_INITIALIZER_INITIALIZER_H_
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cc/core/base/dtype.h"
+#include "cc/core/base/macros.h"
+#include "cc/core/base/rng.h"
+
+namespace dynemb {
+
+// The distribution of one random number. a and b are low and high (uniform), or mean and standard
+// deviation (normal, truncated normal: cut at two standard deviations, as Keras' TruncatedNormal).
+struct Distribution {
+  enum class Kind : uint8_t { kConstant, kUniform, kNormal, kTruncatedNormal };
+  Kind kind = Kind::kConstant;
+  float a = 0;
+  float b = 0;
+};
+
+struct Initializer {
+  Distribution distribution;
+  // kConstant: one number, repeated, or one per column. Doubles hold every float and int32 exactly.
+  std::vector<double> constant = {0.0};
+  uint64_t seed = 0;
+};
+
+// log(x) for normal x > 0, within 1 ulp or so. Coefficients of Cephes' logf (Moshier, 1989).
+DYNEMB_HOST_DEVICE inline float PortableLog(float x) {
+  uint32_t bits = dtype_internal::FloatBits(x);
+  // x = m * 2^e with m in [sqrt(1/2), sqrt(2)).
+  const uint32_t offset = bits - 0x3f3504f3u;
+  const int e = static_cast<int>(offset) >> 23;
+  const float m = dtype_internal::BitsFloat((offset & 0x007fffffu) + 0x3f3504f3u);
+  const float t = m - 1.0f;
+  const float t2 = t * t;
+  float p = 7.0376836292e-2f;
+  p = p * t - 1.1514610310e-1f;
+  p = p * t + 1.1676998740e-1f;
+  p = p * t - 1.2420140846e-1f;
+  p = p * t + 1.4249322787e-1f;
+  p = p * t - 1.6668057665e-1f;
+  p = p * t + 2.0000714765e-1f;
+  p = p * t - 2.4999993993e-1f;
+  p = p * t + 3.3333331174e-1f;
+  float y = p * t * t2;
+  const float fe = static_cast<float>(e);
+  y = y + fe * -2.12194440e-4f;
+  y = y - 0.5f * t2;
+  return t + y + fe * 0.693359375f;
+}
+
+// |x| such that the standard normal distribution has mass p in (0, 1/2] below -|x|, to about 1e-7:
+// Wichura, "Algorithm AS 241: The Percentage Points of the Normal Distribution" (1988), PPND7. Its
+// outermost branch is for p < 1.4e-11, which 32 random bits never reach.
+DYNEMB_HOST_DEVICE inline float NormalQuantile(float p) {
+  const float q = 0.5f - p;
+  if (q <= 0.425f) {
+    const float r = 0.180625f - q * q;
+    const float numerator =
+        ((5.9109374720e+01f * r + 1.5929113202e+02f) * r + 5.0434271938e+01f) * r +
+        3.3871327179e+00f;
+    const float denominator =
+        ((6.7187563600e+01f * r + 7.8757757664e+01f) * r + 1.7895169469e+01f) * r + 1.0f;
+    return q * numerator / denominator;
+  }
+  const float r = sqrtf(-PortableLog(p)) - 1.6f;
+  const float numerator =
+      ((1.7023821103e-01f * r + 1.3067284816e+00f) * r + 2.7568153900e+00f) * r + 1.4234372777e+00f;
+  const float denominator = (1.2021132975e-01f * r + 7.3700164250e-01f) * r + 1.0f;
+  return numerator / denominator;
+}
+
+// One number of the distribution from 32 random bits.
+//   uniform: a + (b - a) * u, u in [0, 1) on a grid of 2^-24.
+//   normal, truncated normal: by inversion; the top bit is the sign, the others the magnitude.
+DYNEMB_HOST_DEVICE inline float Draw(const Distribution& distribution, uint32_t bits) {
+  if (distribution.kind == Distribution::Kind::kUniform) {
+    const float u = static_cast<float>(bits >> 8) * 5.9604644775390625e-8f;  // 2^-24
+    return distribution.a + (distribution.b - distribution.a) * u;
+  }
+  // Both constants are powers of two or exact products of them with a float: no rounding surprises.
+  const float magnitude = (static_cast<float>(bits & 0x7fffffffu) + 0.5f) * 4.656612873077393e-10f;
+  float p = 0.5f * magnitude;
+  if (distribution.kind == Distribution::Kind::kTruncatedNormal) {
+    constexpr float kBelow = 0.022750131948179207f;  // the normal distribution's mass below -2
+    p = kBelow + (0.5f - kBelow) * magnitude;
+  }
+  const float z = NormalQuantile(p < 0.5f ? p : 0.5f);
+  return distribution.a + distribution.b * ((bits >> 31) ? z : -z);
+}
+
+// Writes the initial value of columns [0, dim) of `key`: column c takes word c mod 4 of the Philox
+// block whose key is the seed and whose counter is (key, c / 4).
+template <typename V>
+DYNEMB_HOST_DEVICE void FillRandom(const Distribution& distribution, uint64_t seed, int64_t key,
+                                   int64_t dim, V* value) {
+  for (int64_t block = 0; block * 4 < dim; ++block) {
+    const Random128 random =
+        Philox4x32(seed, static_cast<uint64_t>(key), static_cast<uint64_t>(block));
+    for (int64_t c = block * 4; c < dim && c < block * 4 + 4; ++c) {
+      value[c] = static_cast<V>(Draw(distribution, random.word[c & 3]));
+    }
+  }
+}
+
+// The initial value of `key` for any initializer; host only.
+template <typename V>
+void FillInitialValue(const Initializer& initializer, int64_t key, int64_t dim, V* value) {
+  if (initializer.distribution.kind != Distribution::Kind::kConstant) {
+    FillRandom(initializer.distribution, initializer.seed, key, dim, value);
+    return;
+  }
+  const bool repeat = initializer.constant.size() == 1;
+  for (int64_t c = 0; c < dim; ++c) {
+    const double constant = initializer.constant[repeat ? 0 : static_cast<size_t>(c)];
+    value[c] = static_cast<V>(
+        static_cast<std::conditional_t<std::is_arithmetic_v<V>, double, float>>(constant));
+  }
+}
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_INITIALIZER_INITIALIZER_H_

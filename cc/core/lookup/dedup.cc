@@ -1,0 +1,89 @@
+#include "cc/core/lookup/dedup.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "cc/core/base/hash.h"
+
+namespace dynemb {
+namespace {
+
+constexpr int64_t kRowsPerTask = 512;
+
+template <typename V>
+void SumRows(int64_t dim, const int64_t* positions, int64_t count, const ConstRows& rows, V* sum) {
+  using T = ComputeType<V>;
+  if (count == 1) {
+    std::memcpy(sum, rows[positions[0]], dim * sizeof(V));
+    return;
+  }
+  std::vector<T> total(dim);
+  for (int64_t i = 0; i < count; ++i) {
+    const V* row = reinterpret_cast<const V*>(rows[positions[i]]);
+    for (int64_t c = 0; c < dim; ++c) total[c] = static_cast<T>(total[c] + static_cast<T>(row[c]));
+  }
+  for (int64_t c = 0; c < dim; ++c) sum[c] = static_cast<V>(total[c]);
+}
+
+}  // namespace
+
+Dedup::Dedup(Span<const Key> keys) : inverse_(keys.size) {
+  // Open addressing over places in unique_, at most half full.
+  int64_t cells = 16;
+  while (cells < 2 * keys.size) cells *= 2;
+  std::vector<int64_t> table(cells, -1);
+  for (int64_t i = 0; i < keys.size; ++i) {
+    uint64_t at = Mix64(static_cast<uint64_t>(keys[i])) & (cells - 1);
+    while (table[at] >= 0 && unique_[table[at]] != keys[i]) at = (at + 1) & (cells - 1);
+    if (table[at] < 0) {
+      table[at] = static_cast<int64_t>(unique_.size());
+      unique_.push_back(keys[i]);
+    }
+    inverse_[i] = table[at];
+  }
+}
+
+void SumByKey(const Context& context, const Dedup& dedup, DType dtype, int64_t dim, ConstRows rows,
+              Rows sums) {
+  // Positions grouped by key: those of key u are grouped[begin[u]] .. grouped[begin[u + 1] - 1].
+  const int64_t n = static_cast<int64_t>(dedup.inverse().size());
+  std::vector<int64_t> begin(dedup.size() + 2);
+  for (const int64_t u : dedup.inverse()) ++begin[u + 2];
+  for (size_t u = 2; u < begin.size(); ++u) begin[u] += begin[u - 1];
+  std::vector<int64_t> grouped(n);
+  for (int64_t i = 0; i < n; ++i) grouped[begin[dedup.inverse()[i] + 1]++] = i;
+
+  const int64_t tasks = (dedup.size() + kRowsPerTask - 1) / kRowsPerTask;
+  context.executor->Run(tasks, kRowsPerTask * (20 + dim), [&](int64_t task) {
+    const int64_t end = std::min(dedup.size(), (task + 1) * kRowsPerTask);
+    VisitDType(dtype, [&](auto tag) {
+      using V = typename decltype(tag)::type;
+      for (int64_t u = task * kRowsPerTask; u < end; ++u) {
+        SumRows(dim, &grouped[begin[u]], begin[u + 1] - begin[u], rows,
+                reinterpret_cast<V*>(sums[u]));
+      }
+    });
+  });
+}
+
+std::vector<int64_t> LastOfEach(const Dedup& dedup) {
+  std::vector<int64_t> last(dedup.size());
+  const std::vector<int64_t>& inverse = dedup.inverse();
+  for (size_t i = 0; i < inverse.size(); ++i) last[inverse[i]] = static_cast<int64_t>(i);
+  return last;
+}
+
+std::vector<std::vector<int64_t>> OccurrenceRounds(const Dedup& dedup) {
+  std::vector<std::vector<int64_t>> rounds;
+  std::vector<size_t> seen(dedup.size());
+  const std::vector<int64_t>& inverse = dedup.inverse();
+  for (size_t i = 0; i < inverse.size(); ++i) {
+    const size_t round = seen[inverse[i]]++;
+    if (round == rounds.size()) rounds.emplace_back();
+    rounds[round].push_back(static_cast<int64_t>(i));
+  }
+  return rounds;
+}
+
+}  // namespace dynemb

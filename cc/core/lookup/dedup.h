@@ -1,0 +1,51 @@
+// Dedup: the distinct keys of a batch, and what belongs to each.
+//
+// Tables want distinct keys in calls that change rows. Three ways to get there from a batch with
+// repetitions, all deterministic and independent of the number of threads:
+//   SumByKey       gradients: equal keys' rows are added up, in batch order
+//   LastOfEach     upsert: the last row of a key wins
+//   OccurrenceRounds   accum: every row counts, one after the other, as so many calls of distinct
+//   keys
+#ifndef TF_DYNEMB_CC_CORE_LOOKUP_DEDUP_H_
+#define TF_DYNEMB_CC_CORE_LOOKUP_DEDUP_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc/core/base/context.h"
+#include "cc/core/base/dtype.h"
+#include "cc/core/base/span.h"
+#include "cc/core/table/table.h"
+
+namespace dynemb {
+
+// The distinct keys of `keys`, in the order of their first appearance.
+class Dedup {
+ public:
+  explicit Dedup(Span<const Key> keys);
+
+  int64_t size() const { return static_cast<int64_t>(unique_.size()); }
+  const std::vector<Key>& unique() const { return unique_; }
+  // inverse()[i] is the place in unique() of keys[i].
+  const std::vector<int64_t>& inverse() const { return inverse_; }
+
+ private:
+  std::vector<Key> unique_;
+  std::vector<int64_t> inverse_;
+};
+
+// sums row u = the sum of the rows i with inverse[i] == u, for all u in [0, dedup.size()). Rows are
+// `dim` numbers of `dtype`; sums of 16-bit floats are kept in float32 and rounded once. 0 for dim
+// is fine.
+void SumByKey(const Context& context, const Dedup& dedup, DType dtype, int64_t dim, ConstRows rows,
+              Rows sums);
+
+// For every distinct key the position of its last appearance.
+std::vector<int64_t> LastOfEach(const Dedup& dedup);
+
+// Round r holds the positions of every key's r-th appearance (r from 0), in batch order.
+std::vector<std::vector<int64_t>> OccurrenceRounds(const Dedup& dedup);
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_LOOKUP_DEDUP_H_

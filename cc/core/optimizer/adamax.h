@@ -1,0 +1,39 @@
+// Adamax (Kingma and Ba: "Adam: A Method for Stochastic Optimization", 2015, section 7.1), as
+// keras.optimizers.Adamax: epsilon is added to the norm.
+#ifndef TF_DYNEMB_CC_CORE_OPTIMIZER_ADAMAX_H_
+#define TF_DYNEMB_CC_CORE_OPTIMIZER_ADAMAX_H_
+
+#include "cc/core/optimizer/step.h"
+
+namespace dynemb {
+
+struct Adamax {
+  static constexpr const char* kName = "adamax";
+  static constexpr int kSlotCount = 2;
+  static constexpr SlotDecl kSlots[] = {{"momentum", SlotWidth::kColumn, false},
+                                        {"norm", SlotWidth::kColumn, false}};
+  static constexpr int kHyperCount = 3;
+  static constexpr const char* kHyper[] = {"beta_1", "beta_2", "epsilon"};
+  template <typename T>
+  struct Step {
+    T alpha, one_minus_beta_1, beta_2, epsilon;
+    DYNEMB_HOST_DEVICE explicit Step(const double* h)
+        : alpha(static_cast<T>(h[Hyper::kLearningRate] /
+                               (1 - std::pow(h[Hyper::kOwn], h[Hyper::kStep])))),
+          one_minus_beta_1(static_cast<T>(1 - h[Hyper::kOwn])),
+          beta_2(static_cast<T>(h[Hyper::kOwn + 1])),
+          epsilon(static_cast<T>(h[Hyper::kOwn + 2])) {}
+  };
+  template <typename T>
+  DYNEMB_HOST_DEVICE static void Update(const Step<T>& step, T gradient, T* weight, T* slot) {
+    slot[0] += (gradient - slot[0]) * step.one_minus_beta_1;
+    const T decayed = step.beta_2 * slot[1];
+    const T magnitude = std::fabs(gradient);
+    slot[1] = decayed > magnitude ? decayed : magnitude;
+    *weight -= step.alpha * slot[0] / (slot[1] + step.epsilon);
+  }
+};
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_OPTIMIZER_ADAMAX_H_

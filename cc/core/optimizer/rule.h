@@ -1,0 +1,87 @@
+// The list of optimizer rules, and how a table names, describes and runs one.
+//
+// To add a rule: write its header as step.h says, and add it to AllRules.
+#ifndef TF_DYNEMB_CC_CORE_OPTIMIZER_RULE_H_
+#define TF_DYNEMB_CC_CORE_OPTIMIZER_RULE_H_
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cc/core/base/dtype.h"
+#include "cc/core/base/span.h"
+#include "cc/core/base/status.h"
+#include "cc/core/optimizer/adadelta.h"
+#include "cc/core/optimizer/adagrad.h"
+#include "cc/core/optimizer/adam.h"
+#include "cc/core/optimizer/adamax.h"
+#include "cc/core/optimizer/ftrl.h"
+#include "cc/core/optimizer/lion.h"
+#include "cc/core/optimizer/nadam.h"
+#include "cc/core/optimizer/rmsprop.h"
+#include "cc/core/optimizer/sgd.h"
+
+namespace dynemb {
+
+template <typename... Rules>
+struct RuleList {};
+
+using AllRules =
+    RuleList<Sgd, SgdMomentum<false>, SgdMomentum<true>, RmsProp<false, false>,
+             RmsProp<false, true>, RmsProp<true, false>, RmsProp<true, true>, Adam<false>,
+             Adam<true>, Adamax, Nadam, Adadelta, Adagrad, RowwiseAdagrad, Ftrl, Lion>;
+
+// Calls f(TypeTag<Rule>()) for the rule of this name; false if there is none.
+template <typename F, typename... Rules>
+bool VisitRule(RuleList<Rules...>, std::string_view name, F&& f) {
+  return ((name == Rules::kName && (f(TypeTag<Rules>()), true)) || ...);
+}
+
+// One slot variable of a row: `width` numbers, `initial` each when the row is born.
+struct SlotSpec {
+  std::string name;
+  SlotWidth width = SlotWidth::kColumn;
+  float initial = 0;
+
+  bool operator==(const SlotSpec& o) const {
+    return name == o.name && width == o.width && initial == o.initial;
+  }
+};
+
+// Which rule trains a table, and the slots that its rows carry for it. An empty name means none
+// yet.
+struct RuleSpec {
+  std::string name;
+  std::vector<SlotSpec> slots;
+
+  bool operator==(const RuleSpec& o) const { return name == o.name && slots == o.slots; }
+  // "adagrad(accumulator=0.1)".
+  std::string DebugString() const;
+};
+
+// The spec of a rule by name. `slot_initial` is the start of those slots that take it from the user
+// (the accumulators of Adagrad and Ftrl). Errors: no rule of that name; a start that is not >= 0.
+Status MakeRuleSpec(std::string_view name, double slot_initial, RuleSpec* spec);
+
+// The names of a rule's hyper-parameters in the order of the vector that RowUpdater takes; empty
+// for an unknown rule.
+std::vector<std::string> HyperNames(std::string_view rule);
+
+// A rule made ready for one call: hyper-parameters turned into the numbers of its step. Immutable,
+// so that threads share it.
+class RowUpdater {
+ public:
+  virtual ~RowUpdater() = default;
+  // `value` and `gradient`: dim numbers of the value dtype. `slots`: the slots of the row, packed.
+  virtual void Update(int64_t dim, char* value, char* slots, const char* gradient) const = 0;
+};
+
+// Errors: unknown rule, wrong number of hyper-parameters, a dtype that cannot be trained, a
+// learning rate or step that is not a number.
+Status MakeRowUpdater(std::string_view rule, DType value_dtype, Span<const double> hyper,
+                      std::unique_ptr<RowUpdater>* updater);
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_OPTIMIZER_RULE_H_

@@ -1,0 +1,32 @@
+#include "cc/core/shard/routing.h"
+
+namespace dynemb {
+
+Status Routing::Make(Span<const Key> keys, Span<const int32_t> owners, int shards,
+                     const std::vector<int64_t>* positions, Routing* routing) {
+  routing->shares_.clear();
+  if (shards == 1 && positions == nullptr) return Status();
+  if (shards > 1 && owners.size != keys.size) {
+    return InvalidArgument("owners: got ", owners.size, ", want one per key, ", keys.size);
+  }
+  std::vector<Share> shares(shards);
+  const int64_t n = positions == nullptr ? keys.size : static_cast<int64_t>(positions->size());
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t position = positions == nullptr ? i : (*positions)[i];
+    const int32_t owner = shards == 1 ? 0 : owners[position];
+    if (owner < 0 || owner >= shards) {
+      return InvalidArgument("partitioner: got shard ", owner, " for key ", keys[position],
+                             ", want 0 to ", shards - 1);
+    }
+    shares[owner].at.push_back(position);
+  }
+  for (Share& share : shares) {
+    share.count = static_cast<int64_t>(share.at.size());
+    share.positions.at = share.at;
+    share.positions.count = &share.count;
+  }
+  routing->shares_ = std::move(shares);  // moves the buffers of a vector, not its elements
+  return Status();
+}
+
+}  // namespace dynemb

@@ -1,0 +1,41 @@
+// Routing: which positions of a batch go to which shard.
+//
+// The owner of each key comes from outside (a partitioner is the user's function); here owners are
+// checked and turned into one list of positions per shard, in batch order. Tables take such a list
+// as Batch::select, so nothing is copied.
+#ifndef TF_DYNEMB_CC_CORE_SHARD_ROUTING_H_
+#define TF_DYNEMB_CC_CORE_SHARD_ROUTING_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc/core/base/span.h"
+#include "cc/core/base/status.h"
+#include "cc/core/table/table.h"
+
+namespace dynemb {
+
+class Routing {
+ public:
+  // Routes `positions` of the batch, all of them if null. With one shard `owners` may be empty.
+  // Errors: not one owner per key; an owner outside [0, shards), naming the key.
+  static Status Make(Span<const Key> keys, Span<const int32_t> owners, int shards,
+                     const std::vector<int64_t>* positions, Routing* routing);
+
+  // The share of a shard, as the select of a batch; the routing must outlive it. Null: all keys.
+  const Positions* share(int shard) const {
+    return shares_.empty() ? nullptr : &shares_[static_cast<size_t>(shard)].positions;
+  }
+
+ private:
+  struct Share {
+    std::vector<int64_t> at;
+    int64_t count = 0;
+    Positions positions;
+  };
+  std::vector<Share> shares_;
+};
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_SHARD_ROUTING_H_

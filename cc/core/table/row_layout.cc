@@ -1,0 +1,243 @@
+#include "cc/core/table/row_layout.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+#include <vector>
+
+namespace dynemb {
+namespace {
+
+constexpr int kFormat = 1;
+constexpr const char* kMetaNames[kMetaFields] = {"version", "used", "count", "score"};
+constexpr const char* kDistributionNames[] = {"constant", "uniform", "normal", "truncated_normal"};
+
+int64_t AlignUp8(int64_t bytes) { return (bytes + 7) / 8 * 8; }
+
+// Shortest text that reads back to the same double.
+std::string NumberText(double number) {
+  char text[40];
+  for (int digits = 6; digits <= 17; ++digits) {
+    std::snprintf(text, sizeof(text), "%.*g", digits, number);
+    if (std::strtod(text, nullptr) == number) break;
+  }
+  return text;
+}
+
+bool ParseNumber(const std::string& text, double* number) {
+  char* end = nullptr;
+  *number = std::strtod(text.c_str(), &end);
+  return !text.empty() && end == text.c_str() + text.size() && std::isfinite(*number);
+}
+
+Status BadLine(const std::string& line, const char* want) {
+  return InvalidArgument("table schema: got line '", line, "', want ", want);
+}
+
+Status ParseInitializer(const std::vector<std::string>& words, const std::string& line,
+                        Initializer* initializer) {
+  std::vector<double> numbers(words.size() - 2);
+  for (size_t i = 2; i < words.size(); ++i) {
+    if (!ParseNumber(words[i], &numbers[i - 2])) return BadLine(line, "finite numbers");
+  }
+  if (words[1] == kDistributionNames[0]) {
+    initializer->distribution = Distribution();
+    initializer->constant = numbers;
+    return numbers.empty() ? BadLine(line, "at least one number") : Status();
+  }
+  for (int kind = 1; kind < 4; ++kind) {
+    if (words[1] != kDistributionNames[kind]) continue;
+    if (numbers.size() != 2) return BadLine(line, "two numbers");
+    initializer->distribution = {static_cast<Distribution::Kind>(kind),
+                                 static_cast<float>(numbers[0]), static_cast<float>(numbers[1])};
+    return Status();
+  }
+  return BadLine(line, "initializer constant, uniform, normal or truncated_normal");
+}
+
+Status ParseLine(const std::vector<std::string>& words, const std::string& line,
+                 TableSchema* schema) {
+  const std::string& word = words[0];
+  double number;
+  if (word == "value" && words.size() == 3) {
+    if (!ParseDType(words[1], &schema->value_dtype)) return BadLine(line, "a value dtype");
+    if (!ParseNumber(words[2], &number)) return BadLine(line, "a dim");
+    schema->dim = number >= 1 && number <= kMaxDim ? static_cast<int64_t>(number) : 0;
+  } else if (word == "initializer" && words.size() >= 2) {
+    DYNEMB_RETURN_IF_ERROR(ParseInitializer(words, line, &schema->initializer));
+  } else if (word == "seed" && words.size() == 2) {
+    char* end = nullptr;
+    schema->initializer.seed = std::strtoull(words[1].c_str(), &end, 10);
+    if (end != words[1].c_str() + words[1].size()) return BadLine(line, "an unsigned integer");
+  } else if (word == "meta") {
+    for (size_t i = 1; i < words.size(); ++i) {
+      int field = 0;
+      while (field < kMetaFields && words[i] != kMetaNames[field]) ++field;
+      if (field == kMetaFields) return BadLine(line, "version, used, count or score");
+      schema->meta.add(static_cast<MetaField>(field));
+    }
+  } else if (word == "rule" && words.size() == 2) {
+    schema->rule.name = words[1];
+  } else if (word == "slot" && words.size() == 4 && (words[2] == "column" || words[2] == "row")) {
+    if (!ParseNumber(words[3], &number)) return BadLine(line, "a finite initial value");
+    schema->rule.slots.push_back({words[1],
+                                  words[2] == "row" ? SlotWidth::kRow : SlotWidth::kColumn,
+                                  static_cast<float>(number)});
+  } else {
+    return BadLine(line, "value, initializer, seed, meta, rule or slot with its arguments");
+  }
+  return Status();
+}
+
+}  // namespace
+
+const char* Name(MetaField field) { return kMetaNames[static_cast<int>(field)]; }
+
+std::string TableSchema::ToText() const {
+  std::string text =
+      StrCat("dynemb-table ", kFormat, "\nvalue ", Name(value_dtype), " ", dim, "\ninitializer ",
+             kDistributionNames[static_cast<int>(initializer.distribution.kind)]);
+  if (initializer.distribution.kind == Distribution::Kind::kConstant) {
+    for (const double constant : initializer.constant) text += " " + NumberText(constant);
+  } else {
+    text +=
+        " " + NumberText(initializer.distribution.a) + " " + NumberText(initializer.distribution.b);
+  }
+  text += StrCat("\nseed ", initializer.seed, "\n");
+  if (meta.bits != 0) {
+    text += "meta";
+    for (int field = 0; field < kMetaFields; ++field) {
+      if (meta.has(static_cast<MetaField>(field))) text += StrCat(" ", kMetaNames[field]);
+    }
+    text += "\n";
+  }
+  if (!rule.name.empty()) text += "rule " + rule.name + "\n";
+  for (const SlotSpec& slot : rule.slots) {
+    text += StrCat("slot ", slot.name, slot.width == SlotWidth::kRow ? " row " : " column ",
+                   NumberText(slot.initial), "\n");
+  }
+  return text;
+}
+
+Status TableSchema::Parse(std::string_view text, TableSchema* schema) {
+  TableSchema parsed;
+  std::istringstream lines{std::string(text)};
+  std::string line;
+  if (!std::getline(lines, line) || line.rfind("dynemb-table ", 0) != 0) {
+    return InvalidArgument("table schema: got '", std::string(text).substr(0, 60),
+                           "', want a text that begins with 'dynemb-table ", kFormat, "'");
+  }
+  if (line != StrCat("dynemb-table ", kFormat)) {
+    return Status(Code::kUnimplemented,
+                  StrCat("table schema: got format '", line, "', this build reads format ", kFormat,
+                         "; upgrade tf_dynemb"));
+  }
+  while (std::getline(lines, line)) {
+    std::istringstream stream(line);
+    std::vector<std::string> words;
+    for (std::string word; stream >> word;) words.push_back(word);
+    if (words.empty()) continue;
+    DYNEMB_RETURN_IF_ERROR(ParseLine(words, line, &parsed));
+  }
+  DYNEMB_RETURN_IF_ERROR(parsed.Validate());
+  *schema = std::move(parsed);
+  return Status();
+}
+
+Status TableSchema::Validate() const {
+  if (dim < 1 || dim > kMaxDim) {
+    return InvalidArgument("dim: want 1 to ", kMaxDim, ", got a number outside of it");
+  }
+  const Distribution& distribution = initializer.distribution;
+  if (distribution.kind == Distribution::Kind::kConstant) {
+    const int64_t n = static_cast<int64_t>(initializer.constant.size());
+    if (n != 1 && n != dim) {
+      return InvalidArgument("constant initializer: got ", n, " numbers, want 1 or dim = ", dim);
+    }
+  } else if (!IsFloating(value_dtype)) {
+    return InvalidArgument("initializer: a table of ", Name(value_dtype),
+                           " can start at a constant only, got ",
+                           kDistributionNames[static_cast<int>(distribution.kind)]);
+  } else if (distribution.kind == Distribution::Kind::kUniform ? !(distribution.a <= distribution.b)
+                                                               : !(distribution.b >= 0)) {
+    return InvalidArgument(
+        "initializer: got ", kDistributionNames[static_cast<int>(distribution.kind)], " ",
+        distribution.a, " ", distribution.b, ", want low <= high or a standard deviation >= 0");
+  }
+  if (rule.name.empty()) {
+    return rule.slots.empty() ? Status() : InvalidArgument("table schema: slots without a rule");
+  }
+  if (!IsFloating(value_dtype)) {
+    return InvalidArgument("table schema: rule ", rule.name, " for a table of ", Name(value_dtype));
+  }
+  // The rule must be known, and its slots be the ones that this build would give it.
+  double slot_initial = 0;
+  for (const SlotSpec& slot : rule.slots)
+    slot_initial = std::max<double>(slot_initial, slot.initial);
+  RuleSpec known;
+  DYNEMB_RETURN_IF_ERROR(MakeRuleSpec(rule.name, slot_initial, &known));
+  if (!(known == rule)) {
+    return InvalidArgument("table schema: got the slots ", rule.DebugString(), ", want ",
+                           known.DebugString());
+  }
+  return Status();
+}
+
+Status CheckCompatible(const TableSchema& from, const TableSchema& to) {
+  const auto mismatch = [](const char* what, const auto& got, const auto& want) {
+    return FailedPrecondition("rows do not fit the table: their ", what, " is ", got,
+                              ", the table's is ", want);
+  };
+  if (from.value_dtype != to.value_dtype) {
+    return mismatch("value dtype", Name(from.value_dtype), Name(to.value_dtype));
+  }
+  if (from.dim != to.dim) return mismatch("dim", from.dim, to.dim);
+  if (!(from.meta == to.meta)) {
+    const auto names = [](const MetaFields& meta) {
+      std::string text;
+      for (int f = 0; f < kMetaFields; ++f) {
+        if (meta.has(static_cast<MetaField>(f)))
+          text += std::string(text.empty() ? "" : ", ") + kMetaNames[f];
+      }
+      return text.empty() ? std::string("empty") : text;
+    };
+    return mismatch("meta", names(from.meta), names(to.meta));
+  }
+  if (!to.rule.name.empty() && !from.rule.name.empty() && !(from.rule == to.rule)) {
+    return mismatch("optimizer rule", from.rule.DebugString(), to.rule.DebugString());
+  }
+  return Status();
+}
+
+RowLayout::RowLayout(const TableSchema& schema) {
+  dim = schema.dim;
+  value_bytes = schema.dim * SizeOf(schema.value_dtype);
+  slots_offset = AlignUp8(value_bytes);
+  slots_bytes = 0;
+  for (const SlotSpec& slot : schema.rule.slots) {
+    slots_bytes +=
+        (slot.width == SlotWidth::kRow ? 1 : schema.dim) * SizeOf(SlotDType(schema.value_dtype));
+  }
+  meta_offset = AlignUp8(slots_offset + slots_bytes);
+  meta_bytes = 0;
+  for (int field = 0; field < kMetaFields; ++field) {
+    const bool present = schema.meta.has(static_cast<MetaField>(field));
+    meta_field[field] = present ? meta_bytes : -1;
+    meta_bytes += present ? 8 : 0;
+  }
+  row_bytes = meta_offset + meta_bytes;
+}
+
+void FillInitialSlots(const TableSchema& schema, char* slots) {
+  VisitDType(SlotDType(schema.value_dtype), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    T* out = reinterpret_cast<T*>(slots);
+    for (const SlotSpec& slot : schema.rule.slots) {
+      const int64_t width = slot.width == SlotWidth::kRow ? 1 : schema.dim;
+      for (int64_t i = 0; i < width; ++i) *out++ = static_cast<T>(slot.initial);
+    }
+  });
+}
+
+}  // namespace dynemb

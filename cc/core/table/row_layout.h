@@ -1,0 +1,91 @@
+// What a table's rows are made of, described by data: TableSchema; and where each part lies:
+// RowLayout.
+//
+//   row = value | slots | meta
+//
+// value: `dim` numbers of the value dtype. slots: the optimizer's numbers, of the slot dtype, in
+// the order of the rule. meta: 8-byte integers, only those that something uses. Every part starts
+// at a multiple of 8 bytes. Export, import and checkpoints carry the three parts as separate packed
+// buffers, so that padding is nobody's business but the layout's.
+#ifndef TF_DYNEMB_CC_CORE_TABLE_ROW_LAYOUT_H_
+#define TF_DYNEMB_CC_CORE_TABLE_ROW_LAYOUT_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "cc/core/base/dtype.h"
+#include "cc/core/base/status.h"
+#include "cc/core/initializer/initializer.h"
+#include "cc/core/optimizer/rule.h"
+
+namespace dynemb {
+
+// Facts about a row that policies, restrict and deltas read. The pass that writes a row sets them.
+enum class MetaField : uint8_t {
+  kVersion,  // the table's write epoch when the row was last written; deltas compare it
+  kUsed,     // `now` of the last write, in the user's unit (steps or seconds)
+  kCount,    // how many calls have written the row
+  kScore,    // a policy's own number
+};
+inline constexpr int kMetaFields = 4;
+const char* Name(MetaField field);
+
+// A set of meta fields; bit i stands for MetaField(i).
+struct MetaFields {
+  uint8_t bits = 0;
+  bool has(MetaField field) const { return bits >> static_cast<int>(field) & 1; }
+  void add(MetaField field) { bits = static_cast<uint8_t>(bits | 1 << static_cast<int>(field)); }
+  bool operator==(const MetaFields& o) const { return bits == o.bits; }
+};
+
+inline constexpr int64_t kMaxDim = int64_t{1} << 20;
+
+struct TableSchema {
+  DType value_dtype = DType::kFloat32;
+  int64_t dim = 1;
+  Initializer initializer;
+  MetaFields meta;
+  RuleSpec rule;
+
+  // The text form, one "word value ..." per line, first line "dynemb-table 1". It is what the
+  // DynembTable op's attribute and every checkpoint hold:
+  //   dynemb-table 1
+  //   value float32 8
+  //   initializer uniform -0.05 0.05
+  //   seed 42
+  //   meta used
+  //   rule adagrad
+  //   slot accumulator column 0.1
+  // A reader refuses a higher number in the first line and words that it does not know.
+  std::string ToText() const;
+  static Status Parse(std::string_view text, TableSchema* schema);
+
+  // Dim in range, constant of the right length, random initial values only for floating dtypes, ...
+  Status Validate() const;
+};
+
+// Can rows of `from` be put into a table of `to`? Value dtype, dim and meta must be equal; so must
+// the rules, unless the table has none yet. The error names the first difference.
+Status CheckCompatible(const TableSchema& from, const TableSchema& to);
+
+struct RowLayout {
+  explicit RowLayout(const TableSchema& schema);
+
+  int64_t dim;
+  int64_t value_bytes;  // without padding
+  int64_t slots_offset;
+  int64_t slots_bytes;
+  int64_t meta_offset;
+  int64_t meta_bytes;
+  int64_t row_bytes;  // all, a multiple of 8
+  // Offset of a field inside the packed meta, or -1.
+  int64_t meta_field[kMetaFields];
+};
+
+// Writes the initial slots of a new row (packed, slot dtype of the schema).
+void FillInitialSlots(const TableSchema& schema, char* slots);
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_TABLE_ROW_LAYOUT_H_

@@ -1,0 +1,266 @@
+#include "cc/core/testing/fake_device.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace dynemb {
+namespace {
+
+[[noreturn]] void Die(const char* what) {
+  std::perror(what);
+  std::abort();
+}
+
+char* MapWithoutAccess(int64_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) Die("fake device: mmap");
+  return static_cast<char*>(memory);
+}
+
+}  // namespace
+
+FakeDevice::FakeDevice(int64_t bytes) : bytes_(bytes), memory_(MapWithoutAccess(bytes)) {}
+
+FakeDevice::~FakeDevice() { munmap(memory_, bytes_); }
+
+char* FakeDevice::Allocate(int64_t bytes) {
+  constexpr int64_t kAlignment = 256;  // as cudaMalloc
+  const int64_t rounded = (std::max<int64_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+  std::lock_guard<std::mutex> lock(mutex_);
+  int64_t offset = 0;
+  for (const auto& [start, size] : blocks_) {
+    if (start - offset >= rounded) break;
+    offset = start + size;
+  }
+  if (offset + rounded > bytes_) return nullptr;
+  blocks_[offset] = rounded;
+  return memory_ + offset;
+}
+
+void FakeDevice::Free(char* data) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (blocks_.erase(data - memory_) != 1) Die("fake device: freed what was not allocated");
+}
+
+void FakeDevice::CopyIn(char* to_device, const char* from_host, int64_t bytes) {
+  Run([&] { std::memcpy(to_device, from_host, bytes); });
+}
+
+void FakeDevice::CopyOut(char* to_host, const char* from_device, int64_t bytes) {
+  Run([&] { std::memcpy(to_host, from_device, bytes); });
+}
+
+Context FakeDevice::context() {
+  Context context;
+  context.space = MemorySpace::kFakeDevice;
+  context.stream = this;
+  return context;
+}
+
+bool FakeDevice::Owns(const void* data, int64_t bytes) const {
+  const char* begin = static_cast<const char*>(data);
+  return begin >= memory_ && begin <= memory_ + bytes_ && bytes <= memory_ + bytes_ - begin;
+}
+
+void FakeDevice::Enter() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (running_++ == 0) Protect(PROT_READ | PROT_WRITE);
+}
+
+void FakeDevice::Leave() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (--running_ == 0) Protect(PROT_NONE);
+}
+
+void FakeDevice::Protect(int protection) {
+  if (mprotect(memory_, bytes_, protection) != 0) Die("fake device: mprotect");
+}
+
+namespace {
+
+class FakeDeviceTable final : public Table {
+ public:
+  FakeDeviceTable(FakeDevice* device, std::unique_ptr<Table> table)
+      : device_(device), table_(std::move(table)) {
+    host_.executor = &executor_;
+  }
+
+  MemorySpace space() const override { return MemorySpace::kFakeDevice; }
+  TableSchema schema() const override { return table_->schema(); }
+  int64_t size() const override { return table_->size(); }
+  int64_t memory_bytes() const override { return table_->memory_bytes(); }
+
+  Status Find(const Context& context, const Batch& batch, IfMissing if_missing, Rows values,
+              const Report& report) const override {
+    OnHost call(device_, context);
+    const Batch host_batch = call.Of(batch);
+    const Rows host_values = call.Of(values);
+    const Report host_report = call.Of(report);
+    return call.Run([&] {
+      return table_->Find(host_, host_batch, if_missing, host_values, host_report);
+    });
+  }
+
+  Status Apply(const Context& context, const Batch& batch, ConstRows gradients,
+               const Update& update, const Stamp& stamp, const Report& report) override {
+    OnHost call(device_, context);
+    const Batch host_batch = call.Of(batch);
+    const ConstRows host_gradients = call.Of(gradients);
+    const Report host_report = call.Of(report);
+    return call.Run([&] {
+      return table_->Apply(host_, host_batch, host_gradients, update, stamp, host_report);
+    });
+  }
+
+  Status Upsert(const Context& context, const Batch& batch, ConstRows values, const Stamp& stamp,
+                const Report& report) override {
+    OnHost call(device_, context);
+    const Batch host_batch = call.Of(batch);
+    const ConstRows host_values = call.Of(values);
+    const Report host_report = call.Of(report);
+    return call.Run(
+        [&] { return table_->Upsert(host_, host_batch, host_values, stamp, host_report); });
+  }
+
+  Status Accumulate(const Context& context, const Batch& batch, ConstRows values_or_deltas,
+                    Span<const bool> exists, const Stamp& stamp, const Report& report) override {
+    OnHost call(device_, context);
+    const Batch host_batch = call.Of(batch);
+    const ConstRows host_rows = call.Of(values_or_deltas);
+    const Span<const bool> host_exists = call.Of(exists);
+    const Report host_report = call.Of(report);
+    return call.Run([&] {
+      return table_->Accumulate(host_, host_batch, host_rows, host_exists, stamp, host_report);
+    });
+  }
+
+  Status Erase(const Context& context, const Batch& batch, const Report& report) override {
+    OnHost call(device_, context);
+    const Batch host_batch = call.Of(batch);
+    const Report host_report = call.Of(report);
+    return call.Run([&] { return table_->Erase(host_, host_batch, host_report); });
+  }
+
+  Status Clear(const Context& context) override {
+    OnHost call(device_, context);
+    return call.Run([&] { return table_->Clear(host_); });
+  }
+
+  Status Attach(const Context& context, const RuleSpec& rule) override {
+    OnHost call(device_, context);
+    return call.Run([&] { return table_->Attach(host_, rule); });
+  }
+
+  Status Reserve(const Context& context, int64_t rows) override {
+    OnHost call(device_, context);
+    return call.Run([&] { return table_->Reserve(host_, rows); });
+  }
+
+  // The cursor and the number of rows are the host's: they steer the caller's loop.
+  Status Export(const Context& context, Cursor* cursor, const RowParts& out,
+                int64_t* rows) const override {
+    OnHost call(device_, context);
+    const RowParts host_out = {call.Of(out.keys), call.Of(out.values), call.Of(out.slots),
+                               call.Of(out.meta)};
+    return call.Run([&] { return table_->Export(host_, cursor, host_out, rows); });
+  }
+
+  Status Import(const Context& context, const ConstRowParts& rows) override {
+    OnHost call(device_, context);
+    const ConstRowParts host_rows = {call.Of(rows.keys), call.Of(rows.values),
+                                     call.Of(rows.slots), call.Of(rows.meta)};
+    return call.Run([&] { return table_->Import(host_, host_rows); });
+  }
+
+  Status Histogram(const Context& context, MetaField field, const RowOrder& prefix,
+                   int prefix_bits, Span<int64_t> counts) const override {
+    OnHost call(device_, context);
+    const Span<int64_t> host_counts = call.Of(counts);
+    return call.Run(
+        [&] { return table_->Histogram(host_, field, prefix, prefix_bits, host_counts); });
+  }
+
+  Status EraseBelow(const Context& context, MetaField field, const RowOrder& bound,
+                    int64_t* erased) override {
+    OnHost call(device_, context);
+    return call.Run([&] { return table_->EraseBelow(host_, field, bound, erased); });
+  }
+
+ private:
+  // The arguments of one call, labelled for the host table; remembers the first that is not the
+  // device's.
+  class OnHost {
+   public:
+    OnHost(FakeDevice* device, const Context& context) : device_(device) {
+      if (context.space != MemorySpace::kFakeDevice || context.stream != device) {
+        Refuse("the context is not the fake device's");
+      }
+    }
+
+    template <typename T>
+    Span<T> Of(const Span<T>& span) {
+      if (span.data != nullptr || span.size != 0) {
+        Check(span.data, span.size * static_cast<int64_t>(sizeof(T)), span.space);
+      }
+      return Span<T>(span.data, span.size, MemorySpace::kHost);
+    }
+    template <typename Byte>
+    BasicRows<Byte> Of(const BasicRows<Byte>& rows) {
+      if (rows.data != nullptr || rows.count != 0) {
+        Check(rows.data, std::max<int64_t>(rows.count - 1, 0) * rows.stride_bytes, rows.space);
+      }
+      return BasicRows<Byte>(rows.data, rows.count, rows.stride_bytes, MemorySpace::kHost);
+    }
+    Batch Of(const Batch& batch) {
+      return {Of(batch.keys), batch.select == nullptr ? nullptr : Of(*batch.select, &select_)};
+    }
+    Report Of(const Report& report) {
+      return {Of(report.outcomes),
+              report.misses == nullptr ? nullptr : Of(*report.misses, &misses_)};
+    }
+
+    template <typename F>
+    Status Run(F&& f) {
+      return status_.ok() ? device_->Run(f) : status_;
+    }
+
+   private:
+    Positions* Of(const Positions& positions, Positions* copy) {
+      *copy = {Of(positions.at), positions.count};
+      if (positions.count != nullptr && !device_->Owns(positions.count, sizeof(int64_t))) {
+        Refuse("a count is not in its memory");
+      }
+      return copy;
+    }
+    void Check(const void* data, int64_t bytes, MemorySpace space) {
+      if (space != MemorySpace::kFakeDevice) Refuse("a span is of another memory space");
+      if (data != nullptr && !device_->Owns(data, bytes)) Refuse("a span is not in its memory");
+    }
+    void Refuse(const char* why) {
+      if (status_.ok()) status_ = InvalidArgument("fake device: ", why);
+    }
+
+    FakeDevice* const device_;
+    Status status_;
+    Positions select_;
+    Positions misses_;
+  };
+
+  FakeDevice* const device_;
+  const std::unique_ptr<Table> table_;
+  InlineExecutor executor_;
+  Context host_;
+};
+
+}  // namespace
+
+std::unique_ptr<Table> MakeFakeDeviceTable(FakeDevice* device, std::unique_ptr<Table> host_table) {
+  return std::make_unique<FakeDeviceTable>(device, std::move(host_table));
+}
+
+}  // namespace dynemb

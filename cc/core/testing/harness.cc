@@ -1,0 +1,299 @@
+#include "cc/core/testing/harness.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace dynemb {
+namespace {
+
+// The message and the end of the test program: for what makes all further testing meaningless.
+void CheckOk(const Status& status, const char* what) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s: %s\n", what, status.message().c_str());
+  std::abort();
+}
+
+// A few threads that live for ever. A caller works on its own tasks too, so that it never waits for
+// a thread that is busy with somebody else's.
+class ThreadsExecutor : public Executor {
+ public:
+  explicit ThreadsExecutor(int threads) : threads_(threads) {
+    for (int i = 0; i < threads; ++i) std::thread([this] { Serve(); }).detach();
+  }
+  int concurrency() const override { return threads_ + 1; }
+  void Run(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
+    const auto job = std::make_shared<Job>();
+    job->tasks = tasks;
+    job->task = &task;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (int i = 0; i < threads_; ++i) queue_.push_back(job);
+    }
+    wake_.notify_all();
+    Work(job.get());
+    std::unique_lock<std::mutex> lock(job->mutex);
+    job->finished.wait(lock, [&] { return job->done == tasks; });
+  }
+
+ private:
+  struct Job {
+    int64_t tasks = 0;
+    const std::function<void(int64_t)>* task = nullptr;  // dead when all tasks are done
+    std::atomic<int64_t> next{0};
+    std::mutex mutex;
+    std::condition_variable finished;
+    int64_t done = 0;
+  };
+
+  static void Work(Job* job) {
+    int64_t ran = 0;
+    for (int64_t i; (i = job->next.fetch_add(1)) < job->tasks; ++ran) (*job->task)(i);
+    std::lock_guard<std::mutex> lock(job->mutex);
+    job->done += ran;
+    if (job->done == job->tasks) job->finished.notify_all();
+  }
+
+  void Serve() {
+    for (;;) {
+      std::shared_ptr<Job> job;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        wake_.wait(lock, [this] { return !queue_.empty(); });
+        job = std::move(queue_.front());
+        queue_.pop_front();
+      }
+      Work(job.get());
+    }
+  }
+
+  const int threads_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::shared_ptr<Job>> queue_;
+};
+
+class HostMemory : public TestMemory {
+ public:
+  MemorySpace space() const override { return MemorySpace::kHost; }
+  Context context() override {
+    Context context;
+    const bool alone = calls_.fetch_add(1, std::memory_order_relaxed) % 2 == 0;
+    context.executor = alone ? static_cast<Executor*>(&alone_) : &threads_;
+    return context;
+  }
+  char* Allocate(int64_t bytes) override { return static_cast<char*>(std::malloc(bytes + 1)); }
+  void Free(char* data) override { std::free(data); }
+  void CopyIn(char* to, const char* from, int64_t bytes) override { std::memcpy(to, from, bytes); }
+  void CopyOut(char* to, const char* from, int64_t bytes) override { std::memcpy(to, from, bytes); }
+
+ private:
+  std::atomic<uint64_t> calls_{0};
+  InlineExecutor alone_;
+  ThreadsExecutor threads_{2};
+};
+
+class FakeDeviceMemory : public TestMemory {
+ public:
+  FakeDevice* device() { return &device_; }
+  MemorySpace space() const override { return MemorySpace::kFakeDevice; }
+  Context context() override { return device_.context(); }
+  char* Allocate(int64_t bytes) override {
+    char* data = device_.Allocate(bytes);
+    if (data == nullptr) CheckOk(ResourceExhausted("out of memory"), "fake device");
+    return data;
+  }
+  void Free(char* data) override { device_.Free(data); }
+  void CopyIn(char* to, const char* from, int64_t bytes) override {
+    device_.CopyIn(to, from, bytes);
+  }
+  void CopyOut(char* to, const char* from, int64_t bytes) override {
+    device_.CopyOut(to, from, bytes);
+  }
+
+ private:
+  FakeDevice device_{int64_t{1} << 30};
+};
+
+FakeDeviceMemory* TheFakeDevice() {
+  static FakeDeviceMemory* const memory = new FakeDeviceMemory;
+  return memory;
+}
+
+}  // namespace
+
+TestMemory* HostTestMemory() {
+  static TestMemory* const memory = new HostMemory;
+  return memory;
+}
+
+TestMemory* FakeDeviceTestMemory() { return TheFakeDevice(); }
+
+std::unique_ptr<Table> TableHarness::Make(const TableSchema& schema) const {
+  std::unique_ptr<Table> table;
+  CheckOk(make(schema, &table), "making a table");
+  return table;
+}
+
+TableHarness HostHarness(const std::string& name, MakeTable make) {
+  return {name, std::move(make), HostTestMemory()};
+}
+
+TableHarness FakeDeviceHarness(const std::string& name, MakeTable make) {
+  const auto make_behind = [make](const TableSchema& schema, std::unique_ptr<Table>* table) {
+    std::unique_ptr<Table> host;
+    DYNEMB_RETURN_IF_ERROR(make(schema, &host));
+    *table = MakeFakeDeviceTable(TheFakeDevice()->device(), std::move(host));
+    return Status();
+  };
+  return {name, make_behind, FakeDeviceTestMemory()};
+}
+
+std::vector<std::pair<Key, RowBytes>> ExportSome(const Table& table, TestMemory* memory,
+                                                 int64_t chunk, bool parts, Cursor* cursor) {
+  const RowLayout layout(table.schema());
+  Mirror<Key> keys(memory, chunk);
+  Mirror<char> values(memory, chunk * layout.value_bytes);
+  Mirror<char> slots(memory, chunk * layout.slots_bytes);
+  Mirror<char> meta(memory, chunk * layout.meta_bytes);
+  RowParts out;
+  out.keys = keys.span();
+  out.values = values.rows(chunk, layout.value_bytes);
+  if (parts) out.slots = slots.rows(chunk, layout.slots_bytes);
+  if (parts) out.meta = meta.rows(chunk, layout.meta_bytes);
+  int64_t rows = -1;
+  CheckOk(table.Export(memory->context(), cursor, out, &rows), "export");
+  if (rows < 0 || rows > chunk) CheckOk(InvalidArgument("got ", rows, " rows"), "export");
+  keys.Pull();
+  values.Pull();
+  slots.Pull();
+  meta.Pull();
+  std::vector<std::pair<Key, RowBytes>> result;
+  for (int64_t i = 0; i < rows; ++i) {
+    const auto part = [&](const Mirror<char>& bytes, int64_t size) {
+      return std::string(bytes.host() + i * size, size);
+    };
+    RowBytes row;
+    row.value = part(values, layout.value_bytes);
+    if (parts) row.slots = part(slots, layout.slots_bytes);
+    if (parts) row.meta = part(meta, layout.meta_bytes);
+    result.emplace_back(keys[i], std::move(row));
+  }
+  return result;
+}
+
+TableContent ExportAll(const Table& table, TestMemory* memory, int64_t chunk) {
+  TableContent content;
+  Cursor cursor;
+  for (int64_t empty_calls = 0; !cursor.done;) {
+    const auto rows = ExportSome(table, memory, chunk, true, &cursor);
+    empty_calls = rows.empty() ? empty_calls + 1 : 0;
+    if (empty_calls > 100'000) CheckOk(InvalidArgument("it does not end"), "export");
+    for (const auto& [key, row] : rows) {
+      if (!content.emplace(key, row).second) {
+        CheckOk(InvalidArgument("key ", key, " appears twice"), "export");
+      }
+    }
+  }
+  return content;
+}
+
+std::string Difference(const TableContent& want, const TableContent& got) {
+  const auto hex = [](const std::string& bytes) {
+    std::string text;
+    for (const char byte : bytes.substr(0, 64)) {
+      char digits[4];
+      std::snprintf(digits, sizeof(digits), "%02x", static_cast<unsigned char>(byte));
+      text += digits;
+    }
+    return text;
+  };
+  const auto first_difference = [&](const char* part, const std::string& a, const std::string& b) {
+    size_t at = 0;
+    while (at < a.size() && at < b.size() && a[at] == b[at]) ++at;
+    return StrCat(part, " from byte ", at, ": want ", hex(a.substr(at)), ", got ",
+                  hex(b.substr(at)));
+  };
+  for (const auto& [key, row] : want) {
+    const auto other = got.find(key);
+    if (other == got.end()) return StrCat("key ", key, " is missing");
+    if (row.value != other->second.value) {
+      return StrCat("key ", key, " ", first_difference("value", row.value, other->second.value));
+    }
+    if (row.slots != other->second.slots) {
+      return StrCat("key ", key, " ", first_difference("slots", row.slots, other->second.slots));
+    }
+    if (row.meta != other->second.meta) {
+      return StrCat("key ", key, " ", first_difference("meta", row.meta, other->second.meta));
+    }
+  }
+  for (const auto& [key, row] : got) {
+    if (want.count(key) == 0) return StrCat("key ", key, " should not be there");
+  }
+  return "";
+}
+
+int64_t SoakFactor() {
+  if (std::getenv("TF_DYNEMB_SOAK") == nullptr) return 1;
+  const char* share = std::getenv("SOAK_SHARE");
+  return std::max<int64_t>(1, static_cast<int64_t>(20 * (share == nullptr ? 1 : std::atof(share))));
+}
+
+Key KeyOfHash(uint64_t x) {
+  // The inverse of each line of Mix64, from the last to the first.
+  const auto unshift = [](uint64_t y, int shift) {
+    uint64_t z = y;
+    for (int known = shift; known < 64; known += shift) z = y ^ (z >> shift);
+    return z;
+  };
+  x = unshift(x, 31) * 0x319642b2d24d8ec3ull;
+  x = unshift(x, 27) * 0x96de1b173f119089ull;
+  return static_cast<Key>(unshift(x, 30) - 0x9e3779b97f4a7c15ull);
+}
+
+std::vector<double> UsualHyper(const std::string& rule, double step) {
+  const std::map<std::string, double> usual = {
+      {"learning_rate", 0.05},
+      {"step", step},
+      {"weight_decay", 0.01},
+      {"momentum", 0.9},
+      {"rho", 0.9},
+      {"beta_1", 0.9},
+      {"beta_2", 0.99},
+      {"epsilon", 1e-7},
+      {"learning_rate_power", -0.5},
+      {"l1_regularization_strength", 0.001},
+      {"l2_regularization_strength", 0.01},
+      {"l2_shrinkage_regularization_strength", 0.01},
+      {"beta", 0.1}};
+  std::vector<double> hyper;
+  for (const std::string& name : HyperNames(rule)) {
+    const auto value = usual.find(name);
+    if (value == usual.end()) CheckOk(InvalidArgument(name, ": add it to UsualHyper"), "rule");
+    hyper.push_back(value->second);
+  }
+  return hyper;
+}
+
+RuleSpec UsualRule(const std::string& name) {
+  RuleSpec spec;
+  if (!name.empty()) CheckOk(MakeRuleSpec(name, 0.1, &spec), "rule");
+  return spec;
+}
+
+namespace {
+template <typename... Rules>
+std::vector<std::string> NamesOf(RuleList<Rules...>) {
+  return {Rules::kName...};
+}
+}  // namespace
+
+std::vector<std::string> AllRuleNames() { return NamesOf(AllRules()); }
+
+}  // namespace dynemb

@@ -1,0 +1,153 @@
+// What the suites that test every Table have in common: where a table's batches lie (TestMemory), how
+// one is made (TableHarness), buffers that exist on the host and there (Mirror), and whole-table
+// exports.
+//
+// The suites touch a tested table's memory through TestMemory alone, so that the same tests run on
+// host memory, on the fake device and on a real one.
+#ifndef TF_DYNEMB_CC_CORE_TESTING_HARNESS_H_
+#define TF_DYNEMB_CC_CORE_TESTING_HARNESS_H_
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "cc/core/base/context.h"
+#include "cc/core/base/span.h"
+#include "cc/core/base/status.h"
+#include "cc/core/table/table.h"
+#include "cc/core/testing/fake_device.h"
+
+namespace dynemb {
+
+// The memory that a tested table works on. Thread-safe.
+class TestMemory {
+ public:
+  virtual ~TestMemory() = default;
+  virtual MemorySpace space() const = 0;
+  // For calls of any thread.
+  virtual Context context() = 0;
+  virtual char* Allocate(int64_t bytes) = 0;
+  virtual void Free(char* data) = 0;
+  // Both wait for what the context was given before, and have copied on return.
+  virtual void CopyIn(char* to, const char* from_host, int64_t bytes) = 0;
+  virtual void CopyOut(char* to_host, const char* from, int64_t bytes) = 0;
+};
+
+// The host's memory. Every other call is given threads to share its work with. Lives for ever.
+TestMemory* HostTestMemory();
+// The fake device's. Lives for ever.
+TestMemory* FakeDeviceTestMemory();
+
+using MakeTable = std::function<Status(const TableSchema&, std::unique_ptr<Table>*)>;
+
+// A kind of table, to be tested.
+struct TableHarness {
+  std::string name;
+  MakeTable make;
+  TestMemory* memory = nullptr;
+
+  // Makes a table or stops the test.
+  std::unique_ptr<Table> Make(const TableSchema& schema) const;
+};
+
+TableHarness HostHarness(const std::string& name, MakeTable make);
+// The same table behind the fake device.
+TableHarness FakeDeviceHarness(const std::string& name, MakeTable make);
+
+inline void PrintTo(const TableHarness& harness, std::ostream* out) { *out << harness.name; }
+
+// `size` objects of T in a TestMemory, `there`, with a copy on the host, `host`.
+template <typename T>
+class Mirror {
+ public:
+  Mirror(TestMemory* memory, int64_t size)
+      : memory_(memory),
+        size_(size),
+        host_(new T[size]()),
+        there_(reinterpret_cast<T*>(memory->Allocate(size * sizeof(T)))) {
+    Push();
+  }
+  Mirror(TestMemory* memory, const std::vector<T>& content)
+      : Mirror(memory, static_cast<int64_t>(content.size())) {
+    for (int64_t i = 0; i < size_; ++i) host_[i] = content[i];
+    Push();
+  }
+  ~Mirror() { memory_->Free(reinterpret_cast<char*>(there_)); }
+  Mirror(const Mirror&) = delete;
+  Mirror& operator=(const Mirror&) = delete;
+
+  int64_t size() const { return size_; }
+  T* host() const { return host_.get(); }
+  T* there() const { return there_; }
+  T& operator[](int64_t i) const { return host_[i]; }
+
+  void Push() { Push(size_); }
+  void Pull() { Pull(size_); }
+  // The first n only.
+  void Push(int64_t n) {
+    memory_->CopyIn(reinterpret_cast<char*>(there_), reinterpret_cast<char*>(host_.get()),
+                    n * sizeof(T));
+  }
+  void Pull(int64_t n) {
+    memory_->CopyOut(reinterpret_cast<char*>(host_.get()), reinterpret_cast<char*>(there_),
+                     n * sizeof(T));
+  }
+
+  Span<T> span() const { return span(size_); }
+  Span<T> span(int64_t n) const { return Span<T>(there_, n, memory_->space()); }
+  // As rows `stride` objects apart, beginning at object `first`.
+  Rows rows(int64_t count, int64_t stride, int64_t first = 0) const {
+    return Rows(reinterpret_cast<char*>(there_ + first), count,
+                stride * static_cast<int64_t>(sizeof(T)), memory_->space());
+  }
+
+ private:
+  TestMemory* const memory_;
+  const int64_t size_;
+  const std::unique_ptr<T[]> host_;
+  T* const there_;
+};
+
+// A row as its packed bytes; `value` and the others as in RowParts.
+struct RowBytes {
+  std::string value;
+  std::string slots;
+  std::string meta;
+  bool operator==(const RowBytes& o) const {
+    return value == o.value && slots == o.slots && meta == o.meta;
+  }
+  bool operator!=(const RowBytes& o) const { return !(*this == o); }
+};
+using TableContent = std::map<Key, RowBytes>;
+
+// Everything in a table, through a cursor with room for `chunk` rows. A key that appears twice, an
+// error, or an export without end stops the test.
+TableContent ExportAll(const Table& table, TestMemory* memory, int64_t chunk);
+// One call of Export: the rows, in order. With `parts` == false only keys and values.
+std::vector<std::pair<Key, RowBytes>> ExportSome(const Table& table, TestMemory* memory,
+                                                 int64_t chunk, bool parts, Cursor* cursor);
+// The contents' difference in words, or "".
+std::string Difference(const TableContent& want, const TableContent& got);
+
+// 1 normally; with TF_DYNEMB_SOAK set, 20 times SOAK_SHARE (1 where it is not set), at least 1.
+int64_t SoakFactor();
+
+// The key whose Mix64 is `hash`.
+Key KeyOfHash(uint64_t hash);
+
+// Hyper-parameters of a rule with usual values; `step` is the number of the update.
+std::vector<double> UsualHyper(const std::string& rule, double step);
+
+// The rule's spec, with accumulators that start at 0.1.
+RuleSpec UsualRule(const std::string& name);
+// The names of all rules.
+std::vector<std::string> AllRuleNames();
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_TESTING_HARNESS_H_

@@ -1,0 +1,97 @@
+// Kernels of the lookup and of what its gradient needs.
+#include "cc/core/lookup/dedup.h"
+#include "cc/kernels/table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace dynemb {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+class LookupOp : public OpKernel {
+ public:
+  explicit LookupOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("dim", &dim_));
+    OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    Shards shards;
+    KeyInputs inputs;
+    OP_REQUIRES_OK(context, GetShards(context, dtype_, &shards));
+    OP_REQUIRES_OK(context, GetKeys(context, &inputs));
+    OP_REQUIRES(context, dim_ == shards.schema.dim,
+                ToTensorFlow(InvalidArgument("dim: got ", dim_, ", the table's rows have ",
+                                             shards.schema.dim)));
+    TensorShape shape = inputs.keys_tensor->shape();
+    Tensor *values, *exists;
+    OP_REQUIRES_OK(context, context->allocate_output(1, shape, &exists));
+    OP_REQUIRES_OK(context, shape.AddDimWithStatus(dim_));
+    OP_REQUIRES_OK(context, context->allocate_output(0, shape, &values));
+
+    const int64_t n = inputs.keys.size;
+    // An Outcome and a bool have a byte each: outcomes are written in place and then turned to
+    // bools.
+    static_assert(sizeof(Outcome) == sizeof(bool));
+    Report report;
+    report.outcomes = {reinterpret_cast<Outcome*>(exists->flat<bool>().data()), n};
+    const Rows rows = MutableRowsOf(values, n, dim_ * SizeOf(shards.schema.value_dtype));
+    const PoolContext core(context);
+    OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(shards, inputs.keys, inputs.owners, nullptr,
+                                                      [&](Table* table, const Batch& batch) {
+                                                        return table->Find(core, batch,
+                                                                           IfMissing::kInitialValue,
+                                                                           rows, report);
+                                                      })));
+    bool* flags = exists->flat<bool>().data();
+    for (int64_t i = 0; i < n; ++i) flags[i] = report.outcomes[i] == Outcome::kFound;
+  }
+
+ private:
+  int64_t dim_;
+  tensorflow::DataType dtype_;
+};
+
+class SumByKeyOp : public OpKernel {
+ public:
+  explicit SumByKeyOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& keys = context->input(0);
+    const Tensor& rows = context->input(1);
+    OP_REQUIRES(
+        context, keys.dims() == 1 && rows.dims() == 2 && rows.dim_size(0) == keys.dim_size(0),
+        ToTensorFlow(InvalidArgument("keys and rows: got shapes ", keys.shape().DebugString(),
+                                     " and ", rows.shape().DebugString(),
+                                     ", want (n,) and (n, dim)")));
+    const Dedup dedup(Span<const Key>(keys.flat<int64_t>().data(), keys.NumElements()));
+    const int64_t dim = rows.dim_size(1);
+    Tensor *distinct, *sums, *inverse;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({dedup.size()}), &distinct));
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({dedup.size(), dim}), &sums));
+    OP_REQUIRES_OK(context, context->allocate_output(2, keys.shape(), &inverse));
+    std::copy(dedup.unique().begin(), dedup.unique().end(), distinct->flat<int64_t>().data());
+    std::copy(dedup.inverse().begin(), dedup.inverse().end(), inverse->flat<int64_t>().data());
+    const DType dtype = ToCore(dtype_);
+    const int64_t row_bytes = dim * SizeOf(dtype);
+    const PoolContext core(context);
+    SumByKey(core, dedup, dtype, dim, RowsOf(rows, keys.NumElements(), row_bytes),
+             MutableRowsOf(sums, dedup.size(), row_bytes));
+  }
+
+ private:
+  tensorflow::DataType dtype_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("DynembLookup").Device(tensorflow::DEVICE_CPU), LookupOp);
+REGISTER_KERNEL_BUILDER(Name("DynembSumByKey").Device(tensorflow::DEVICE_CPU), SumByKeyOp);
+
+}  // namespace
+}  // namespace dynemb

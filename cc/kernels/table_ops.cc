@@ -1,0 +1,101 @@
+// Kernels of the ops about a table as a whole: make, clear, size.
+#include <string>
+
+#include "cc/core/table/host_table.h"
+#include "cc/kernels/table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace dynemb {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::ResourceHandle;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+class TableOp : public OpKernel {
+ public:
+  explicit TableOp(OpKernelConstruction* context) : OpKernel(context) {
+    std::string text;
+    OP_REQUIRES_OK(context, context->GetAttr("schema", &text));
+    OP_REQUIRES_OK(context, ToTensorFlow(TableSchema::Parse(text, &schema_)));
+    OP_REQUIRES_OK(context, context->GetAttr("init_rows", &init_rows_));
+    OP_REQUIRES_OK(context, context->GetAttr("container", &container_));
+    OP_REQUIRES_OK(context, context->GetAttr("shared_name", &shared_name_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    Tensor* output;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
+    ResourceHandle& handle = output->scalar<ResourceHandle>()();
+    if (shared_name_.empty()) {
+      TableResource* resource = nullptr;
+      OP_REQUIRES_OK(context, Make(context, &resource));
+      handle = ResourceHandle::MakeRefCountingHandle(resource, context->device()->name());
+      return;
+    }
+    tensorflow::core::RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(context, tensorflow::LookupOrCreateResource<TableResource>(
+                                context, NamedHandle(context), &resource,
+                                [&](TableResource** made) { return Make(context, made); }));
+    handle = NamedHandle(context);
+  }
+
+ private:
+  absl::Status Make(OpKernelContext* context, TableResource** resource) const {
+    std::unique_ptr<Table> table;
+    TF_RETURN_IF_ERROR(ToTensorFlow(MakeHostTable(schema_, &table)));
+    const PoolContext core(context);
+    TF_RETURN_IF_ERROR(ToTensorFlow(table->Reserve(core, init_rows_)));
+    *resource = new TableResource(std::move(table));
+    return absl::OkStatus();
+  }
+
+  ResourceHandle NamedHandle(OpKernelContext* context) const {
+    return tensorflow::MakeResourceHandle<TableResource>(context, container_, shared_name_);
+  }
+
+  TableSchema schema_;
+  int64_t init_rows_;
+  std::string container_;
+  std::string shared_name_;
+};
+
+class ClearOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    Shards shards;
+    OP_REQUIRES_OK(context, GetShards(context, tensorflow::DT_INVALID, &shards));
+    const PoolContext core(context);
+    for (const auto& table : shards.tables) {
+      OP_REQUIRES_OK(context, ToTensorFlow(table->Clear(core)));
+    }
+  }
+};
+
+class SizeOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    Shards shards;
+    OP_REQUIRES_OK(context, GetShards(context, tensorflow::DT_INVALID, &shards));
+    Tensor *rows, *bytes;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({shards.count()}), &rows));
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({shards.count()}), &bytes));
+    for (int s = 0; s < shards.count(); ++s) {
+      rows->vec<int64_t>()(s) = shards.tables[s]->size();
+      bytes->vec<int64_t>()(s) = shards.tables[s]->memory_bytes();
+    }
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("DynembTable").Device(tensorflow::DEVICE_CPU), TableOp);
+REGISTER_KERNEL_BUILDER(Name("DynembClear").Device(tensorflow::DEVICE_CPU), ClearOp);
+REGISTER_KERNEL_BUILDER(Name("DynembSize").Device(tensorflow::DEVICE_CPU), SizeOp);
+
+}  // namespace
+}  // namespace dynemb

@@ -1,0 +1,138 @@
+#include "cc/kernels/table_resource.h"
+
+#include <algorithm>
+
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+#include "tensorflow/core/framework/types.h"
+#include "tensorflow/core/platform/threadpool.h"
+
+namespace dynemb {
+
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+std::string TableResource::DebugString() const {
+  const std::shared_ptr<Table> held = table();
+  return StrCat("tf_dynemb table of ", held->size(), " rows\n", held->schema().ToText());
+}
+
+PoolExecutor::PoolExecutor(OpKernelContext* context)
+    : pool_(context->device()->tensorflow_cpu_worker_threads()->workers) {}
+
+int PoolExecutor::concurrency() const { return std::max(1, pool_->NumThreads()); }
+
+void PoolExecutor::Run(int64_t tasks, int64_t nanoseconds_per_task,
+                       const std::function<void(int64_t)>& task) {
+  using Scheduling = tensorflow::thread::ThreadPool::SchedulingParams;
+  pool_->ParallelFor(tasks, Scheduling::Adaptive(std::max<int64_t>(1, nanoseconds_per_task)),
+                     [&](int64_t begin, int64_t end) {
+                       for (int64_t i = begin; i < end; ++i) task(i);
+                     });
+}
+
+absl::Status ToTensorFlow(const Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  return absl::Status(static_cast<absl::StatusCode>(status.code()), status.message());
+}
+
+DType ToCore(tensorflow::DataType dtype) {
+  DType core = DType::kFloat32;
+  // Names agree but for TensorFlow's C++ spelling of the floats; the ops' attrs admit no others.
+  switch (dtype) {
+    case tensorflow::DT_DOUBLE:
+      return DType::kFloat64;
+    case tensorflow::DT_HALF:
+      return DType::kFloat16;
+    case tensorflow::DT_FLOAT:
+      return DType::kFloat32;
+    default:
+      ParseDType(tensorflow::DataTypeString(dtype), &core);
+      return core;
+  }
+}
+
+absl::Status GetShards(OpKernelContext* context, tensorflow::DataType dtype, Shards* shards) {
+  tensorflow::OpInputList handles;
+  TF_RETURN_IF_ERROR(context->input_list("tables", &handles));
+  for (int s = 0; s < handles.size(); ++s) {
+    tensorflow::core::RefCountPtr<TableResource> resource;
+    TF_RETURN_IF_ERROR(tensorflow::LookupResource(
+        context, handles[s].scalar<tensorflow::ResourceHandle>()(), &resource));
+    shards->tables.push_back(resource->table());
+    shards->resources.push_back(std::move(resource));
+    const TableSchema schema = shards->tables.back()->schema();
+    if (s == 0) {
+      shards->schema = schema;
+    } else if (schema.dim != shards->schema.dim ||
+               schema.value_dtype != shards->schema.value_dtype) {
+      return ToTensorFlow(InvalidArgument(
+          "tables: shard ", s, " holds ", schema.dim, " ", Name(schema.value_dtype),
+          " per row, shard 0 ", shards->schema.dim, " ", Name(shards->schema.value_dtype)));
+    }
+  }
+  if (dtype != tensorflow::DT_INVALID && ToCore(dtype) != shards->schema.value_dtype) {
+    return ToTensorFlow(InvalidArgument("value dtype: got ", Name(ToCore(dtype)),
+                                        ", the table holds ", Name(shards->schema.value_dtype)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GetKeys(OpKernelContext* context, KeyInputs* inputs) {
+  const Tensor* owners;
+  TF_RETURN_IF_ERROR(context->input("keys", &inputs->keys_tensor));
+  TF_RETURN_IF_ERROR(context->input("owners", &owners));
+  inputs->keys = {inputs->keys_tensor->flat<int64_t>().data(), inputs->keys_tensor->NumElements()};
+  inputs->owners = {owners->flat<int32_t>().data(), owners->NumElements()};
+  return absl::OkStatus();
+}
+
+absl::Status GetRows(OpKernelContext* context, const char* name, const KeyInputs& inputs,
+                     const TableSchema& schema, ConstRows* rows) {
+  const Tensor* tensor;
+  TF_RETURN_IF_ERROR(context->input(name, &tensor));
+  TensorShape want = inputs.keys_tensor->shape();
+  TF_RETURN_IF_ERROR(want.AddDimWithStatus(schema.dim));
+  if (tensor->shape() != want) {
+    return ToTensorFlow(InvalidArgument(name, ": got shape ", tensor->shape().DebugString(),
+                                        ", want the keys' shape + (dim,) = ", want.DebugString()));
+  }
+  *rows = RowsOf(*tensor, inputs.keys.size, schema.dim * SizeOf(schema.value_dtype));
+  return absl::OkStatus();
+}
+
+absl::Status GetScalar(OpKernelContext* context, const char* name, int64_t* value) {
+  const Tensor* tensor;
+  TF_RETURN_IF_ERROR(context->input(name, &tensor));
+  if (!tensorflow::TensorShapeUtils::IsScalar(tensor->shape())) {
+    return ToTensorFlow(
+        InvalidArgument(name, ": got shape ", tensor->shape().DebugString(), ", want a scalar"));
+  }
+  *value = tensor->scalar<int64_t>()();
+  return absl::OkStatus();
+}
+
+Status ForEachShard(const Shards& shards, Span<const Key> keys, Span<const int32_t> owners,
+                    const std::vector<int64_t>* positions,
+                    const std::function<Status(Table*, const Batch&)>& call) {
+  Routing routing;
+  DYNEMB_RETURN_IF_ERROR(Routing::Make(keys, owners, shards.count(), positions, &routing));
+  for (int s = 0; s < shards.count(); ++s) {
+    Batch batch;
+    batch.keys = keys;
+    batch.select = routing.share(s);
+    DYNEMB_RETURN_IF_ERROR(call(shards.tables[s].get(), batch));
+  }
+  return Status();
+}
+
+ConstRows RowsOf(const Tensor& tensor, int64_t rows, int64_t row_bytes) {
+  return {tensor.tensor_data().data(), rows, row_bytes};
+}
+
+Rows MutableRowsOf(Tensor* tensor, int64_t rows, int64_t row_bytes) {
+  return {const_cast<char*>(tensor->tensor_data().data()), rows, row_bytes};
+}
+
+}  // namespace dynemb

@@ -1,0 +1,258 @@
+// Kernels that carry whole rows out of tables and back: export and import.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/core/table/host_table.h"
+#include "cc/kernels/table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace dynemb {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+class ExportOp : public OpKernel {
+ public:
+  explicit ExportOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    Shards shards;
+    int64_t limit;
+    const Tensor* cursor;
+    OP_REQUIRES_OK(context, GetShards(context, dtype_, &shards));
+    OP_REQUIRES_OK(context, GetScalar(context, "limit", &limit));
+    OP_REQUIRES_OK(context, context->input("cursor", &cursor));
+    OP_REQUIRES(context, cursor->dims() == 1 && cursor->NumElements() == 2,
+                ToTensorFlow(InvalidArgument("cursor: got shape ", cursor->shape().DebugString(),
+                                             ", want (2,)")));
+    int64_t shard = cursor->vec<int64_t>()(0);
+    OP_REQUIRES(
+        context, shard >= 0 && shard <= shards.count(),
+        ToTensorFlow(InvalidArgument("cursor: got shard ", shard, ", want 0 to ", shards.count())));
+    Cursor place;
+    place.position = static_cast<uint64_t>(cursor->vec<int64_t>()(1));
+
+    // Room for the rows that there are, and some more for those that arrive meanwhile; if that is
+    // not enough it grows.
+    int64_t capacity = limit;
+    if (limit < 0) {
+      capacity = 1024;
+      for (const auto& table : shards.tables) capacity += table->size();
+    }
+    Buffers buffers;
+    OP_REQUIRES_OK(context, buffers.Grow(context, dtype_, shards.schema, capacity));
+    const PoolContext core(context);
+    int64_t rows = 0;
+    while (shard < shards.count()) {
+      if (rows == capacity) {
+        if (limit >= 0) break;
+        capacity += capacity / 4;
+        OP_REQUIRES_OK(context, buffers.Grow(context, dtype_, shards.schema, capacity));
+      }
+      int64_t exported = 0;
+      OP_REQUIRES_OK(context, ToTensorFlow(shards.tables[shard]->Export(
+                                  core, &place, buffers.From(rows, shards.schema), &exported)));
+      rows += exported;
+      if (place.done) {
+        ++shard;
+        place = Cursor();
+      }
+    }
+    for (int part = 0; part < 4; ++part)
+      context->set_output(part, buffers.part[part].Slice(0, rows));
+    Tensor *schema, *next;
+    OP_REQUIRES_OK(context, context->allocate_output(4, TensorShape({}), &schema));
+    OP_REQUIRES_OK(context, context->allocate_output(5, TensorShape({2}), &next));
+    schema->scalar<tensorflow::tstring>()() = shards.schema.ToText();
+    next->vec<int64_t>()(0) = shard;
+    next->vec<int64_t>()(1) = static_cast<int64_t>(place.position);
+  }
+
+ private:
+  // Tensors for keys, values, slots and meta.
+  struct Buffers {
+    Tensor part[4];
+
+    absl::Status Grow(OpKernelContext* context, tensorflow::DataType dtype,
+                      const TableSchema& schema, int64_t capacity) {
+      const RowLayout layout(schema);
+      const std::pair<tensorflow::DataType, TensorShape> want[] = {
+          {tensorflow::DT_INT64, TensorShape({capacity})},
+          {dtype, TensorShape({capacity, layout.dim})},
+          {tensorflow::DT_UINT8, TensorShape({capacity, layout.slots_bytes})},
+          {tensorflow::DT_UINT8, TensorShape({capacity, layout.meta_bytes})}};
+      for (int p = 0; p < 4; ++p) {
+        Tensor larger;
+        TF_RETURN_IF_ERROR(context->allocate_temp(want[p].first, want[p].second, &larger));
+        if (part[p].TotalBytes() > 0) {
+          std::memcpy(const_cast<char*>(larger.tensor_data().data()), part[p].tensor_data().data(),
+                      part[p].TotalBytes());
+        }
+        part[p] = larger;
+      }
+      return absl::OkStatus();
+    }
+
+    // What is free from row `first` on.
+    RowParts From(int64_t first, const TableSchema& schema) {
+      const RowLayout layout(schema);
+      const int64_t room = part[0].NumElements() - first;
+      const auto rows = [&](int p, int64_t bytes) {
+        char* data = const_cast<char*>(part[p].tensor_data().data());
+        return Rows(bytes == 0 ? nullptr : data + first * bytes, room, bytes);
+      };
+      RowParts out;
+      out.keys = {part[0].flat<int64_t>().data() + first, room};
+      out.values = rows(1, layout.value_bytes);
+      out.slots = rows(2, layout.slots_bytes);
+      out.meta = rows(3, layout.meta_bytes);
+      return out;
+    }
+  };
+
+  tensorflow::DataType dtype_;
+};
+
+class ImportOp : public OpKernel {
+ public:
+  explicit ImportOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
+    OP_REQUIRES_OK(context, context->GetAttr("replace", &replace_));
+    OP_REQUIRES_OK(context, context->GetAttr("adopt_seed", &adopt_seed_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    Shards shards;
+    KeyInputs inputs;
+    ConstRowParts rows;
+    const Tensor *schema_text, *slots, *meta;
+    TableSchema from;
+    OP_REQUIRES_OK(context, GetShards(context, dtype_, &shards));
+    OP_REQUIRES_OK(context, GetKeys(context, &inputs));
+    OP_REQUIRES_OK(context, GetRows(context, "values", inputs, shards.schema, &rows.values));
+    OP_REQUIRES_OK(context, context->input("schema", &schema_text));
+    OP_REQUIRES(
+        context, schema_text->NumElements() == 1,
+        ToTensorFlow(InvalidArgument("schema: got shape ", schema_text->shape().DebugString(),
+                                     ", want one string")));
+    OP_REQUIRES_OK(context, ToTensorFlow(TableSchema::Parse(
+                                schema_text->flat<tensorflow::tstring>()(0), &from)));
+    for (const auto& table : shards.tables) {
+      OP_REQUIRES_OK(context, ToTensorFlow(CheckCompatible(from, table->schema())));
+    }
+    const RowLayout layout(from);
+    OP_REQUIRES_OK(context, GetBytes(context, "slots", inputs, layout.slots_bytes, &slots));
+    OP_REQUIRES_OK(context, GetBytes(context, "meta", inputs, layout.meta_bytes, &meta));
+    rows.keys = inputs.keys;
+    rows.slots = RowsOf(*slots, inputs.keys.size, layout.slots_bytes);
+    rows.meta = RowsOf(*meta, inputs.keys.size, layout.meta_bytes);
+
+    // Rows that were never trained, into a table that is: they get the slots of a new row.
+    std::vector<char> initial;
+    if (from.rule.name.empty() && !shards.schema.rule.name.empty()) {
+      const int64_t width = RowLayout(shards.schema).slots_bytes;
+      initial.resize(inputs.keys.size * width);
+      rows.slots = ConstRows(initial.data(), inputs.keys.size, width);
+      for (int64_t i = 0; i < inputs.keys.size; ++i) {
+        FillInitialSlots(shards.schema, initial.data() + i * width);
+      }
+    }
+
+    const PoolContext core(context);
+    std::vector<std::shared_ptr<Table>> targets = shards.tables;
+    if (replace_) {
+      for (auto& target : targets) {
+        TableSchema schema = target->schema();
+        if (adopt_seed_) schema.initializer.seed = from.initializer.seed;
+        std::unique_ptr<Table> table;
+        OP_REQUIRES_OK(context, ToTensorFlow(MakeHostTable(schema, &table)));
+        OP_REQUIRES_OK(context,
+                       ToTensorFlow(table->Reserve(core, inputs.keys.size / shards.count())));
+        target = std::move(table);
+      }
+    }
+    if (!from.rule.name.empty()) {
+      for (const auto& target : targets) {
+        OP_REQUIRES_OK(context, ToTensorFlow(target->Attach(core, from.rule)));
+      }
+    }
+    OP_REQUIRES_OK(context, ToTensorFlow(Import(core, targets, inputs, rows)));
+    if (!replace_) return;
+    int64_t imported = 0;
+    for (const auto& target : targets) imported += target->size();
+    OP_REQUIRES(
+        context, imported == inputs.keys.size,
+        ToTensorFlow(Status(Code::kDataLoss, StrCat("rows to restore: got ", inputs.keys.size,
+                                                    " keys of which only ", imported,
+                                                    " are distinct; the file is damaged"))));
+    for (int s = 0; s < shards.count(); ++s) shards.resources[s]->Replace(targets[s]);
+  }
+
+ private:
+  // Puts every row into its shard. With one shard as it stands; with several, a shard's rows are
+  // collected first, since an import takes whole buffers.
+  static Status Import(const Context& core, const std::vector<std::shared_ptr<Table>>& tables,
+                       const KeyInputs& inputs, const ConstRowParts& rows) {
+    Routing routing;
+    const int shards = static_cast<int>(tables.size());
+    DYNEMB_RETURN_IF_ERROR(Routing::Make(inputs.keys, inputs.owners, shards, nullptr, &routing));
+    if (shards == 1) return tables[0]->Import(core, rows);
+    constexpr int64_t kChunk = 4096;
+    for (int s = 0; s < shards; ++s) {
+      const Positions& share = *routing.share(s);
+      for (int64_t first = 0; first < *share.count; first += kChunk) {
+        const int64_t count = std::min(kChunk, *share.count - first);
+        std::vector<Key> keys(count);
+        std::vector<char> bytes[3];
+        ConstRowParts chunk;
+        const ConstRows* from[] = {&rows.values, &rows.slots, &rows.meta};
+        ConstRows* to[] = {&chunk.values, &chunk.slots, &chunk.meta};
+        const RowLayout layout(tables[s]->schema());
+        const int64_t widths[] = {layout.value_bytes, layout.slots_bytes, layout.meta_bytes};
+        for (int p = 0; p < 3; ++p) bytes[p].resize(count * widths[p]);
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t position = share.at[first + i];
+          keys[i] = inputs.keys[position];
+          for (int p = 0; p < 3; ++p) {
+            if (widths[p] == 0) continue;
+            std::memcpy(&bytes[p][i * widths[p]], (*from[p])[position], widths[p]);
+          }
+        }
+        chunk.keys = keys;
+        for (int p = 0; p < 3; ++p) *to[p] = ConstRows(bytes[p].data(), count, widths[p]);
+        DYNEMB_RETURN_IF_ERROR(tables[s]->Import(core, chunk));
+      }
+    }
+    return Status();
+  }
+
+  // Input `name`, which must be uint8 of shape (n, width).
+  static absl::Status GetBytes(OpKernelContext* context, const char* name, const KeyInputs& inputs,
+                               int64_t width, const Tensor** tensor) {
+    TF_RETURN_IF_ERROR(context->input(name, tensor));
+    const TensorShape want({inputs.keys.size, width});
+    if ((*tensor)->shape() == want) return absl::OkStatus();
+    return ToTensorFlow(InvalidArgument(name, ": got shape ", (*tensor)->shape().DebugString(),
+                                        ", want ", want.DebugString(), " as the schema says"));
+  }
+
+  tensorflow::DataType dtype_;
+  bool replace_;
+  bool adopt_seed_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("DynembExport").Device(tensorflow::DEVICE_CPU), ExportOp);
+REGISTER_KERNEL_BUILDER(Name("DynembImport").Device(tensorflow::DEVICE_CPU), ImportOp);
+
+}  // namespace
+}  // namespace dynemb

@@ -1,0 +1,178 @@
+// Kernels of the ops that change rows by key: apply, upsert, accum, remove.
+//
+// Tables want distinct keys; what becomes of repetitions is decided here, by the means of
+// core/lookup/dedup.h.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cc/core/lookup/dedup.h"
+#include "cc/kernels/table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace dynemb {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+class ApplyOp : public OpKernel {
+ public:
+  explicit ApplyOp(OpKernelConstruction* context) : OpKernel(context) {
+    std::string rule;
+    float slot_initial;
+    OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
+    OP_REQUIRES_OK(context, context->GetAttr("rule", &rule));
+    OP_REQUIRES_OK(context, context->GetAttr("slot_initial", &slot_initial));
+    OP_REQUIRES_OK(context, ToTensorFlow(MakeRuleSpec(rule, slot_initial, &rule_)));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    Shards shards;
+    KeyInputs inputs;
+    ConstRows gradients;
+    Stamp stamp;
+    const Tensor* hyper;
+    OP_REQUIRES_OK(context, GetShards(context, dtype_, &shards));
+    OP_REQUIRES_OK(context, GetKeys(context, &inputs));
+    OP_REQUIRES_OK(context, GetRows(context, "gradients", inputs, shards.schema, &gradients));
+    OP_REQUIRES_OK(context, GetScalar(context, "now", &stamp.now));
+    OP_REQUIRES_OK(context, context->input("hyper", &hyper));
+    Update update;
+    update.rule = &rule_;
+    update.hyper = {hyper->flat<double>().data(), hyper->NumElements()};
+    // Whatever is wrong with the numbers is found before the rows of any shard change.
+    std::unique_ptr<RowUpdater> checked;
+    OP_REQUIRES_OK(context, ToTensorFlow(MakeRowUpdater(rule_.name, shards.schema.value_dtype,
+                                                        update.hyper, &checked)));
+    const PoolContext core(context);
+    for (const auto& table : shards.tables) {
+      OP_REQUIRES_OK(context, ToTensorFlow(table->Attach(core, rule_)));
+    }
+
+    const Dedup dedup(inputs.keys);
+    Tensor sums;
+    std::vector<int32_t> owners;
+    if (dedup.size() < inputs.keys.size) {
+      OP_REQUIRES_OK(context, context->allocate_temp(
+                                  dtype_, TensorShape({dedup.size(), shards.schema.dim}), &sums));
+      const Rows rows = MutableRowsOf(&sums, dedup.size(), gradients.stride_bytes);
+      SumByKey(core, dedup, shards.schema.value_dtype, shards.schema.dim, gradients, rows);
+      gradients = rows;
+      if (inputs.owners.size == inputs.keys.size) {
+        owners.resize(dedup.size());
+        for (int64_t i = 0; i < inputs.keys.size; ++i) {
+          owners[dedup.inverse()[i]] = inputs.owners[i];
+        }
+        inputs.owners = owners;
+      }
+      inputs.keys = dedup.unique();
+    }
+    OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(shards, inputs.keys, inputs.owners, nullptr,
+                                                      [&](Table* table, const Batch& batch) {
+                                                        return table->Apply(core, batch, gradients,
+                                                                            update, stamp,
+                                                                            Report());
+                                                      })));
+  }
+
+ private:
+  tensorflow::DataType dtype_;
+  RuleSpec rule_;
+};
+
+class UpsertOp : public OpKernel {
+ public:
+  explicit UpsertOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    Shards shards;
+    KeyInputs inputs;
+    ConstRows values;
+    Stamp stamp;
+    OP_REQUIRES_OK(context, GetShards(context, dtype_, &shards));
+    OP_REQUIRES_OK(context, GetKeys(context, &inputs));
+    OP_REQUIRES_OK(context, GetRows(context, "values", inputs, shards.schema, &values));
+    OP_REQUIRES_OK(context, GetScalar(context, "now", &stamp.now));
+    const PoolContext core(context);
+    const std::vector<int64_t> positions = LastOfEach(Dedup(inputs.keys));
+    OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(
+                                shards, inputs.keys, inputs.owners, &positions,
+                                [&](Table* table, const Batch& batch) {
+                                  return table->Upsert(core, batch, values, stamp, Report());
+                                })));
+  }
+
+ private:
+  tensorflow::DataType dtype_;
+};
+
+class AccumOp : public OpKernel {
+ public:
+  explicit AccumOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    Shards shards;
+    KeyInputs inputs;
+    ConstRows values_or_deltas;
+    Stamp stamp;
+    const Tensor* exists;
+    OP_REQUIRES_OK(context, GetShards(context, dtype_, &shards));
+    OP_REQUIRES_OK(context, GetKeys(context, &inputs));
+    OP_REQUIRES_OK(context,
+                   GetRows(context, "values_or_deltas", inputs, shards.schema, &values_or_deltas));
+    OP_REQUIRES_OK(context, GetScalar(context, "now", &stamp.now));
+    OP_REQUIRES_OK(context, context->input("exists", &exists));
+    OP_REQUIRES(context, exists->shape() == inputs.keys_tensor->shape(),
+                ToTensorFlow(InvalidArgument("exists: got shape ", exists->shape().DebugString(),
+                                             ", want the keys' shape ",
+                                             inputs.keys_tensor->shape().DebugString())));
+    const Span<const bool> flags(exists->flat<bool>().data(), exists->NumElements());
+    const PoolContext core(context);
+    for (const std::vector<int64_t>& round : OccurrenceRounds(Dedup(inputs.keys))) {
+      OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(shards, inputs.keys, inputs.owners, &round,
+                                                        [&](Table* table, const Batch& batch) {
+                                                          return table->Accumulate(
+                                                              core, batch, values_or_deltas, flags,
+                                                              stamp, Report());
+                                                        })));
+    }
+  }
+
+ private:
+  tensorflow::DataType dtype_;
+};
+
+class RemoveOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    Shards shards;
+    KeyInputs inputs;
+    OP_REQUIRES_OK(context, GetShards(context, tensorflow::DT_INVALID, &shards));
+    OP_REQUIRES_OK(context, GetKeys(context, &inputs));
+    const PoolContext core(context);
+    const std::vector<int64_t> positions = LastOfEach(Dedup(inputs.keys));
+    OP_REQUIRES_OK(context,
+                   ToTensorFlow(ForEachShard(shards, inputs.keys, inputs.owners, &positions,
+                                             [&](Table* table, const Batch& batch) {
+                                               return table->Erase(core, batch, Report());
+                                             })));
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("DynembApply").Device(tensorflow::DEVICE_CPU), ApplyOp);
+REGISTER_KERNEL_BUILDER(Name("DynembUpsert").Device(tensorflow::DEVICE_CPU), UpsertOp);
+REGISTER_KERNEL_BUILDER(Name("DynembAccum").Device(tensorflow::DEVICE_CPU), AccumOp);
+REGISTER_KERNEL_BUILDER(Name("DynembRemove").Device(tensorflow::DEVICE_CPU), RemoveOp);
+
+}  // namespace
+}  // namespace dynemb

@@ -1,0 +1,261 @@
+// The ops, as TensorFlow sees them: names, types, shapes, documentation. No logic; the kernels are
+// in cc/kernels.
+//
+// Conventions. `tables` are the shards of one variable, all of one schema. `keys` are int64 of any
+// shape (...); rows that go with them have shape (..., dim). `owners`, int32, has one shard number
+// per key in the order of the flattened keys, or is empty where there is one table. `now` is a
+// scalar that goes to the meta field `used` of the rows that are written, where the schema has one.
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace dynemb {
+namespace {
+
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+#define DYNEMB_VALUE_TYPES "{float, double, half, bfloat16, int8, int32, int64}"
+#define DYNEMB_TRAINED_TYPES "{float, double, half, bfloat16}"
+
+absl::Status NoOutputs(InferenceContext*) { return absl::OkStatus(); }
+
+absl::Status LookupShape(InferenceContext* c) {
+  int64_t dim;
+  int tables;
+  TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+  TF_RETURN_IF_ERROR(c->GetAttr("N", &tables));
+  const ShapeHandle keys = c->input(1 + tables);  // after the weight and the tables
+  ShapeHandle values;
+  TF_RETURN_IF_ERROR(c->Concatenate(keys, c->Vector(dim), &values));
+  c->set_output(0, values);
+  c->set_output(1, keys);
+  return absl::OkStatus();
+}
+
+absl::Status ExportShape(InferenceContext* c) {
+  const DimensionHandle rows = c->UnknownDim();
+  c->set_output(0, c->Vector(rows));
+  for (int part = 1; part < 4; ++part) c->set_output(part, c->Matrix(rows, c->UnknownDim()));
+  c->set_output(4, c->Scalar());
+  c->set_output(5, c->Vector(2));
+  return absl::OkStatus();
+}
+
+absl::Status SumByKeyShape(InferenceContext* c) {
+  ShapeHandle keys, rows;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &keys));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 2, &rows));
+  const DimensionHandle distinct = c->UnknownDim();
+  c->set_output(0, c->Vector(distinct));
+  c->set_output(1, c->Matrix(distinct, c->Dim(rows, 1)));
+  c->set_output(2, keys);
+  return absl::OkStatus();
+}
+
+absl::Status SizeShape(InferenceContext* c) {
+  int tables;
+  TF_RETURN_IF_ERROR(c->GetAttr("N", &tables));
+  c->set_output(0, c->Vector(tables));
+  c->set_output(1, c->Vector(tables));
+  return absl::OkStatus();
+}
+
+REGISTER_OP("DynembTable")
+    .Output("table: resource")
+    .Attr("schema: string")
+    .Attr("init_rows: int >= 0 = 0")
+    .Attr("container: string = ''")
+    .Attr("shared_name: string = ''")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Makes a table, one shard of a variable.
+
+With an empty shared_name every execution makes a new table, which lives as long as the handle is held.
+With a name the table belongs to the resource manager and is made once: what a graph needs whose session
+executes this op in every run.
+
+table: the handle.
+schema: what a row is made of, in the text form of TableSchema.
+init_rows: rows for which the index is made large enough at once.
+)doc");
+
+REGISTER_OP("DynembLookup")
+    .Input("weight: resource")
+    .Input("tables: N * resource")
+    .Input("keys: int64")
+    .Input("owners: int32")
+    .Output("values: dtype")
+    .Output("exists: bool")
+    .Attr("N: int >= 1")
+    .Attr("dtype: " DYNEMB_VALUE_TYPES)
+    .Attr("dim: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(LookupShape)
+    .Doc(R"doc(
+Reads the values of keys; a key without a row reads its initial value. Never inserts.
+
+weight: the handle weight of the variable, of shape (0, dim); not read. It is an input so that the
+  gradient of the lookup belongs to it.
+values: shape (..., dim).
+exists: shape (...), whether the key has a row.
+)doc");
+
+REGISTER_OP("DynembApply")
+    .Input("tables: N * resource")
+    .Input("keys: int64")
+    .Input("owners: int32")
+    .Input("gradients: dtype")
+    .Input("hyper: double")
+    .Input("now: int64")
+    .Attr("N: int >= 1")
+    .Attr("dtype: " DYNEMB_TRAINED_TYPES)
+    .Attr("rule: string")
+    .Attr("slot_initial: float = 0.0")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Runs an optimizer rule over the rows of keys: find or insert, update value and slots in place.
+
+Gradients of equal keys are added up first, in batch order. The first call gives the rows their slots;
+a table that another rule trains is refused.
+
+keys: shape (n,).
+gradients: shape (n, dim).
+hyper: the rule's hyper-parameters in the order of cc/core/optimizer/rule.h.
+rule: name of the rule.
+slot_initial: start of the slots that take it from the user.
+)doc");
+
+REGISTER_OP("DynembUpsert")
+    .Input("tables: N * resource")
+    .Input("keys: int64")
+    .Input("owners: int32")
+    .Input("values: dtype")
+    .Input("now: int64")
+    .Attr("N: int >= 1")
+    .Attr("dtype: " DYNEMB_VALUE_TYPES)
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Sets the values of keys. Of equal keys the last wins. Slots of rows that exist stay as they are.
+)doc");
+
+REGISTER_OP("DynembAccum")
+    .Input("tables: N * resource")
+    .Input("keys: int64")
+    .Input("owners: int32")
+    .Input("values_or_deltas: dtype")
+    .Input("exists: bool")
+    .Input("now: int64")
+    .Attr("N: int >= 1")
+    .Attr("dtype: " DYNEMB_VALUE_TYPES)
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Adds to the values of keys that were seen and are there, inserts those that were not seen and are not
+there, and ignores the others. Equal keys count one after the other.
+
+exists: shape (...), what an earlier lookup said.
+)doc");
+
+REGISTER_OP("DynembRemove")
+    .Input("tables: N * resource")
+    .Input("keys: int64")
+    .Input("owners: int32")
+    .Attr("N: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc("Removes the rows of keys; keys without a row are ignored.");
+
+REGISTER_OP("DynembClear")
+    .Input("tables: N * resource")
+    .Attr("N: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc("Removes all rows.");
+
+REGISTER_OP("DynembSize")
+    .Input("tables: N * resource")
+    .Output("rows: int64")
+    .Output("memory_bytes: int64")
+    .Attr("N: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(SizeShape)
+    .Doc(R"doc(
+Number of rows and bytes of memory of each shard.
+)doc");
+
+REGISTER_OP("DynembExport")
+    .Input("tables: N * resource")
+    .Input("cursor: int64")
+    .Input("limit: int64")
+    .Output("keys: int64")
+    .Output("values: dtype")
+    .Output("slots: uint8")
+    .Output("meta: uint8")
+    .Output("schema: string")
+    .Output("next: int64")
+    .Attr("N: int >= 1")
+    .Attr("dtype: " DYNEMB_VALUE_TYPES)
+    .SetIsStateful()
+    .SetShapeFn(ExportShape)
+    .Doc(R"doc(
+Copies rows out, shard after shard.
+
+cursor: where to begin: (0, 0), or what the call before returned as next.
+limit: at most so many rows; -1 for all, 0 for the schema alone.
+keys: shape (n,).
+values: shape (n, dim).
+slots: shape (n, bytes): the optimizer's numbers of each row.
+meta: shape (n, bytes).
+schema: what the rows are made of.
+next: where to go on; its first number is N when there is no more.
+)doc");
+
+REGISTER_OP("DynembImport")
+    .Input("tables: N * resource")
+    .Input("keys: int64")
+    .Input("owners: int32")
+    .Input("values: dtype")
+    .Input("slots: uint8")
+    .Input("meta: uint8")
+    .Input("schema: string")
+    .Attr("N: int >= 1")
+    .Attr("dtype: " DYNEMB_VALUE_TYPES)
+    .Attr("replace: bool = false")
+    .Attr("adopt_seed: bool = false")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Puts exported rows back: keys, values, slots and meta as DynembExport gave them, on any number of shards.
+
+Refused, with the tables as they were, if the schema does not fit them or the parts do not fit the
+schema.
+
+replace: the rows take the place of all that is there, at once; otherwise they are added.
+adopt_seed: take over the seed of the initial values as well.
+)doc");
+
+REGISTER_OP("DynembSumByKey")
+    .Input("keys: int64")
+    .Input("rows: dtype")
+    .Output("distinct_keys: int64")
+    .Output("sums: dtype")
+    .Output("inverse: int64")
+    .Attr("dtype: " DYNEMB_TRAINED_TYPES)
+    .SetShapeFn(SumByKeyShape)
+    .Doc(R"doc(
+Adds up the rows of equal keys.
+
+keys: shape (n,).
+rows: shape (n, dim).
+distinct_keys: shape (m,), in the order of first appearance.
+sums: shape (m, dim).
+inverse: shape (n,), the place of each key in distinct_keys.
+)doc");
+
+}  // namespace
+}  // namespace dynemb

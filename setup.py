@@ -1,0 +1,107 @@
+"""Builds the wheel: the Python sources and the op library, which Bazel makes against the TensorFlow that is installed.
+
+`pip install .` works with and without build isolation: isolation hides the installed TensorFlow from this process, so
+an interpreter outside of it is asked. No TensorFlow is ever installed from here. The metadata is in pyproject.toml.
+
+Environment:
+  TF_DYNEMB_PYTHON      a Python whose TensorFlow to build against, where the search below finds another or none.
+  TF_DYNEMB_NATIVE_DIR  a folder with the files of NATIVE, built already; Bazel is then not called (//:wheel does this).
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Distribution, setup
+from setuptools.command.build_py import build_py
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # setuptools before 70.1
+    from wheel.bdist_wheel import bdist_wheel
+
+ROOT = Path(__file__).resolve().parent
+NATIVE = ("_tf_dynemb_ops.so", "_build_info.py")
+
+
+def outer_environment():
+    """Returns the environment without what pip's build isolation puts into it."""
+    isolation = ("PYTHONPATH", "PYTHONNOUSERSITE", "PYTHONHOME")
+    return {name: value for name, value in os.environ.items() if name not in isolation}
+
+
+def find_python():
+    """Returns the first interpreter that has a TensorFlow, seen from outside of build isolation."""
+    candidates = [os.environ.get("TF_DYNEMB_PYTHON"), sys.executable]
+    for environment in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        if environment in os.environ:
+            candidates.append(os.path.join(os.environ[environment], "bin", "python"))
+    candidates.append(shutil.which("python3"))
+    # From a folder where no `tensorflow` lies about.
+    probe = "import importlib.util as u, sys; sys.exit(u.find_spec('tensorflow') is None)"
+    tried = []
+    for python in candidates:
+        if not python or python in tried:
+            continue
+        tried.append(python)
+        found = subprocess.run([python, "-c", probe], env=outer_environment(), cwd="/", check=False)
+        if found.returncode == 0:
+            return python
+    raise SystemExit(
+        "\ntf_dynemb is built against the TensorFlow that is installed, and none was found (looked with: "
+        + ", ".join(tried)
+        + ").\nInstall the one that you want, for example `pip install tensorflow-cpu`, and try again; or set "
+        "TF_DYNEMB_PYTHON to a Python that has it."
+    )
+
+
+def build_native():
+    """Builds the op library with Bazel and returns the folder it is in."""
+    python = find_python()
+    # A bazelrc of its own: this Python need not be the one that `make` has configured.
+    bazelrc = ROOT / "build" / "setup.bazelrc"
+    bazelrc.parent.mkdir(exist_ok=True)
+    commands = (
+        ["./configure.sh", f"--python={python}", f"--output={bazelrc}"],
+        ["bazel/bazel.sh", f"--bazelrc={bazelrc}", "build", "//:native"],
+    )
+    for command in commands:
+        print("tf_dynemb:", *command, flush=True)
+        if subprocess.run(command, cwd=ROOT, env=outer_environment(), check=False).returncode:
+            raise SystemExit(f"\ntf_dynemb: {command[0]} failed, see above; docs/building.md says what it needs.")
+    return ROOT / "bazel-bin" / "tf_dynemb"
+
+
+class BuildPackage(build_py):
+    """Adds the native files to the package; in an editable install, to the source tree."""
+
+    def run(self):
+        super().run()
+        native = Path(os.environ.get("TF_DYNEMB_NATIVE_DIR") or build_native())
+        package = ROOT if self.editable_mode else Path(self.build_lib)
+        for name in NATIVE:
+            target = package / "tf_dynemb" / name
+            target.unlink(missing_ok=True)
+            shutil.copyfile(native / name, target)
+
+
+class PlatformWheel(bdist_wheel):
+    """Tags the wheel: any Python 3, for the op library calls TensorFlow and not Python, but this platform."""
+
+    def get_tag(self):
+        return "py3", "none", super().get_tag()[2]
+
+
+class PlatformDistribution(Distribution):
+    """A distribution with native code that setuptools did not compile itself."""
+
+    def has_ext_modules(self):
+        return True
+
+
+setup(
+    cmdclass={"build_py": BuildPackage, "bdist_wheel": PlatformWheel},
+    distclass=PlatformDistribution,
+)

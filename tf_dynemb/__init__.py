@@ -1,0 +1,27 @@
+"""Dynamic embeddings for TensorFlow: tables whose vocabulary nobody lists in advance.
+
+Names directly in this package are those of TFRA's `dynamic_embedding`; Keras layers are in
+`tf_dynemb.keras.layers`.
+"""
+
+from tf_dynemb.base import library as _library  # noqa: F401  first: it says what is missing
+from tf_dynemb import keras
+from tf_dynemb.base.fingerprint import fingerprint
+from tf_dynemb.lookup import embedding_lookup
+from tf_dynemb.optimizer import DynamicEmbeddingOptimizer, LossScaleOptimizer, RowwiseAdagrad
+from tf_dynemb.shard import default_partition_fn
+from tf_dynemb.table import TableHandle, Variable
+from tf_dynemb.version import __version__
+
+__all__ = [
+    "DynamicEmbeddingOptimizer",
+    "LossScaleOptimizer",
+    "RowwiseAdagrad",
+    "TableHandle",
+    "Variable",
+    "__version__",
+    "default_partition_fn",
+    "embedding_lookup",
+    "fingerprint",
+    "keras",
+]

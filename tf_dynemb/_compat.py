@@ -1,0 +1,49 @@
+"""The only place that touches what TensorFlow and Keras do not promise to keep, each with its reason."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+
+def register_read_only(op_type: str) -> None:
+    """Tells tf.function that an op only reads its resources.
+
+    Automatic control dependencies take an unknown op on a resource for a writer and run two lookups of
+    one table one after the other. There is no public way to say otherwise; without it lookups are
+    slower, not wrong, so a TensorFlow that lacks it is no error.
+    """
+    try:
+        from tensorflow.python.framework import auto_control_deps_utils as utils
+
+        utils.register_read_only_resource_op(op_type)
+    except (ImportError, AttributeError):
+        pass
+
+
+def crosses_loop() -> bool:
+    """Whether a gradient that is being built must be summed over the turns of a tf.while_loop.
+
+    TensorFlow has no public name for the graph of a loop body's gradient. A whole training step inside
+    a loop, as with fit(steps_per_execution=4), is not meant: its gradient is built inside the body.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        if type(graph).__name__ == "_WhileBodyGradFuncGraph":
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+def excluded_from_weight_decay(optimizer, variable) -> bool:
+    """What optimizer.exclude_from_weight_decay was told. Keras has the setter but no public getter."""
+    use = getattr(optimizer, "_use_weight_decay", None)
+    return use is not None and not use(variable)
+
+
+def writes_to_memory(store) -> bool:
+    """Whether the store that Keras passes to save_own_variables is held in memory until the end.
+
+    In a `.keras` archive it is, in `.weights.h5` it is not. The attribute is that of Keras' H5IOStore;
+    where it is missing rows are written to the store, which is right and costs memory only.
+    """
+    return getattr(store, "archive", None) is not None

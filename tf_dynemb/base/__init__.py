@@ -1,0 +1,1 @@
+"""What every room uses: the op library, messages, fingerprints."""

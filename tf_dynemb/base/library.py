@@ -1,0 +1,42 @@
+"""Loads the op library; `ops` holds its Python functions.
+
+TensorFlow is not an API-stable C++ library, so the op library is built for one version of it. Beside
+another one it would fail with a missing symbol, or worse; so the versions are compared first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import types
+
+_REBUILD = (
+    "rebuild it beside the TensorFlow that you use: `make build` in a checkout of tf_dynemb, or "
+    "`pip install --force-reinstall --no-deps .`"
+)
+
+
+def _load() -> types.ModuleType:
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise ImportError(
+            "tf_dynemb needs TensorFlow 2.16 or later, which is not installed here; "
+            "`pip install tensorflow` (or tensorflow-cpu) first"
+        ) from error
+    try:
+        build = importlib.import_module("tf_dynemb._build_info")
+    except ImportError as error:
+        raise ImportError(f"the op library of tf_dynemb has not been built; {_REBUILD}") from error
+    if build.TENSORFLOW_VERSION != tf.__version__:
+        raise ImportError(
+            f"tf_dynemb was built for TensorFlow {build.TENSORFLOW_VERSION}, found TensorFlow "
+            f"{tf.__version__}; {_REBUILD}"
+        )
+    path = pathlib.Path(__file__).parent.parent / "_tf_dynemb_ops.so"
+    if not path.exists():
+        raise ImportError(f"{path} is missing; {_REBUILD}")
+    return tf.load_op_library(str(path))
+
+
+ops = _load()

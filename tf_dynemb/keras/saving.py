@@ -1,0 +1,113 @@
+"""Rows in Keras' own files, `.keras` and `.weights.h5`.
+
+A store is whatever takes named NumPy arrays: what Keras passes to save_own_variables, or an HDF5 file
+of our own among the assets of a `.keras` archive, whose variables Keras would hold in memory. In both
+the rows lie as
+
+    schema      uint8 (n,)        the text of the schema
+    chunks      int64 ()          number of chunks
+    keys_<i>    int64 (n,)        chunk i, up to CHUNK_ROWS rows
+    values_<i>  uint8 (n, bytes)  its values, slot variables and meta, as bytes
+    slots_<i>   uint8 (n, bytes)
+    meta_<i>    uint8 (n, bytes)
+    crc32_<i>   int64 ()          checksum over the chunk's arrays in this order
+
+so that never more than a chunk is held in memory beside the table.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb.table.variable import Variable
+
+CHUNK_ROWS = 1 << 16
+_PARTS = ("keys", "values", "slots", "meta")
+
+
+def write_rows(table: Variable, store) -> None:
+    """Writes all rows of a table to a store."""
+    cursor, chunk = (0, 0), 0
+    schema = table._export(limit=0)[4].numpy()
+    while cursor[0] < table.shard_num:
+        *parts, chunk_schema, cursor = table._export(cursor, CHUNK_ROWS)
+        cursor = tuple(cursor.numpy())
+        if chunk_schema.numpy() != schema:
+            raise RuntimeError("the table got another optimizer rule while it was being saved")
+        arrays = [_bytes(part.numpy()) if name != "keys" else part.numpy()
+                  for name, part in zip(_PARTS, parts, strict=True)]
+        for name, array in zip(_PARTS, arrays, strict=True):
+            store[f"{name}_{chunk}"] = array
+        store[f"crc32_{chunk}"] = np.array(_checksum(arrays), np.int64)
+        chunk += 1
+    store["schema"] = np.frombuffer(schema, np.uint8)
+    store["chunks"] = np.array(chunk, np.int64)
+
+
+def read_rows(table: Variable, store) -> None:
+    """Replaces the rows of a table by those of a store.
+
+    Everything is checked, all checksums included, before the table changes.
+
+    Raises:
+        ValueError: rows that do not fit the table, or damaged ones.
+    """
+    if "chunks" not in store or "schema" not in store:
+        raise ValueError(f"{table.name}: the file holds no rows for this table")
+    schema = np.asarray(store["schema"]).astype(np.uint8).tobytes()
+    for _ in _chunks(table, store):
+        pass
+    try:
+        # No rows: finds out whether the schema fits. Replacing then empties the table.
+        widths = _widths(store)
+        table._import(*_tensors(table, _empty(widths)), schema, replace=True)
+    except tf.errors.OpError as error:
+        raise ValueError(f"{table.name}: {error.message}") from error
+    for arrays in _chunks(table, store):
+        table._import(*_tensors(table, arrays), schema, replace=False)
+
+
+def _chunks(table: Variable, store) -> Iterator[list[np.ndarray]]:
+    for chunk in range(int(np.asarray(store["chunks"]))):
+        arrays = []
+        for name in (*_PARTS, "crc32"):
+            if f"{name}_{chunk}" not in store:
+                raise ValueError(f"{table.name}: the file is damaged: {name}_{chunk} is missing")
+            arrays.append(np.asarray(store[f"{name}_{chunk}"]))
+        *arrays, checksum = arrays
+        if _checksum(arrays) != int(checksum):
+            raise ValueError(f"{table.name}: the file is damaged: chunk {chunk} fails its checksum")
+        yield arrays
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).view(np.uint8).reshape(len(array), -1)
+
+
+def _checksum(arrays: list[np.ndarray]) -> int:
+    checksum = 0
+    for array in arrays:
+        checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), checksum)
+    return checksum
+
+
+def _widths(store) -> list[int]:
+    if int(np.asarray(store["chunks"])) == 0:
+        return [0, 0, 0]
+    return [np.asarray(store[f"{name}_0"]).shape[1] for name in _PARTS[1:]]
+
+
+def _empty(widths: list[int]) -> list[np.ndarray]:
+    return [np.zeros(0, np.int64)] + [np.zeros((0, width), np.uint8) for width in widths]
+
+
+def _tensors(table: Variable, arrays: list[np.ndarray]) -> list:
+    keys, values, slots, meta = arrays
+    dtype = table.value_dtype.as_numpy_dtype
+    width = table.dim if len(keys) == 0 else values.shape[1] // np.dtype(dtype).itemsize
+    values = np.ascontiguousarray(values).reshape(-1).view(dtype).reshape(len(keys), width)
+    return [tf.constant(keys, tf.int64), tf.constant(values), tf.constant(slots), tf.constant(meta)]

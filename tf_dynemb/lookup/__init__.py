@@ -1,0 +1,5 @@
+"""Lookups that train."""
+
+from tf_dynemb.lookup.embedding_lookup import embedding_lookup
+
+__all__ = ["embedding_lookup"]

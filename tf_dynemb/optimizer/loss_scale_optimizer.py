@@ -1,0 +1,49 @@
+"""Loss scaling for models with tables."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from tf_dynemb.optimizer.dynamic_embedding_optimizer import DynamicEmbeddingOptimizer
+from tf_dynemb.table.handle import handles_in, optimizer_at_work
+
+
+@keras.saving.register_keras_serializable("tf_dynemb")
+class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
+    """Keras' LossScaleOptimizer for a DynamicEmbeddingOptimizer; the outermost of all.
+
+    Under the mixed_float16 policy compile() puts Keras' own around every optimizer, which cannot read
+    the gradients of tables; put this one there instead, and compile() leaves it alone.
+
+    Args:
+        inner_optimizer: a DynamicEmbeddingOptimizer.
+        As keras.optimizers.LossScaleOptimizer for the others.
+
+    Example:
+
+    >>> import keras, tf_dynemb
+    >>> optimizer = tf_dynemb.LossScaleOptimizer(
+    ...     tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam()))
+    """
+
+    def __init__(self, inner_optimizer: DynamicEmbeddingOptimizer, **kwargs):
+        if not isinstance(inner_optimizer, DynamicEmbeddingOptimizer):
+            raise TypeError(
+                f"inner_optimizer: got {type(inner_optimizer).__name__}, want a "
+                "DynamicEmbeddingOptimizer"
+            )
+        inner_optimizer._loss_is_scaled_by_ours = True
+        super().__init__(inner_optimizer, **kwargs)
+
+    def check_finite(self, grads):
+        """Whether all gradients are finite; of a table's only the rows count."""
+        return super().check_finite(
+            [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
+        )
+
+    def apply(self, grads, trainable_variables=None):
+        """As Keras' own."""
+        variables = self._trainable_variables if trainable_variables is None else trainable_variables
+        with optimizer_at_work(handles_in(variables)):
+            return super().apply(grads, trainable_variables)

@@ -1,0 +1,110 @@
+"""Which engine rule each Keras optimizer is.
+
+A class that is in neither list is refused, as is a subclass: its update_step may do anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import keras
+
+from tf_dynemb.optimizer.rowwise_adagrad import RowwiseAdagrad
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A rule of the engine (cc/core/optimizer) with the numbers of one Keras optimizer.
+
+    Attributes:
+        name: the rule's name in the engine.
+        hyper: its hyper-parameters after the common ones, in the engine's order.
+        slot_initial: start of its accumulators.
+    """
+
+    name: str
+    hyper: tuple[float, ...] = ()
+    slot_initial: float = 0.0
+
+
+def _sgd(o) -> Rule:
+    if not o.momentum:
+        return Rule("sgd")
+    return Rule("sgd_nesterov" if o.nesterov else "sgd_momentum", (o.momentum,))
+
+
+def _rmsprop(o) -> Rule:
+    name = "rmsprop" + ("_centered" if o.centered else "") + ("_momentum" if o.momentum > 0 else "")
+    return Rule(name, (o.rho, o.momentum, o.epsilon))
+
+
+def _adam(o) -> Rule:
+    return Rule("adam_amsgrad" if o.amsgrad else "adam", (o.beta_1, o.beta_2, o.epsilon))
+
+
+def _ftrl(o) -> Rule:
+    numbers = (
+        o.learning_rate_power,
+        o.l1_regularization_strength,
+        o.l2_regularization_strength,
+        o.l2_shrinkage_regularization_strength,
+        o.beta,
+    )
+    return Rule("ftrl", numbers, o.initial_accumulator_value)
+
+
+_RULES: dict[type, Callable[..., Rule]] = {
+    keras.optimizers.SGD: _sgd,
+    keras.optimizers.RMSprop: _rmsprop,
+    keras.optimizers.Adam: _adam,
+    keras.optimizers.AdamW: _adam,
+    keras.optimizers.Adamax: lambda o: Rule("adamax", (o.beta_1, o.beta_2, o.epsilon)),
+    keras.optimizers.Nadam: lambda o: Rule("nadam", (o.beta_1, o.beta_2, o.epsilon)),
+    keras.optimizers.Adadelta: lambda o: Rule("adadelta", (o.rho, o.epsilon)),
+    keras.optimizers.Adagrad: lambda o: Rule(
+        "adagrad", (o.epsilon,), o.initial_accumulator_value
+    ),
+    RowwiseAdagrad: lambda o: Rule("rowwise_adagrad", (o.epsilon,), o.initial_accumulator_value),
+    keras.optimizers.Ftrl: _ftrl,
+    keras.optimizers.Lion: lambda o: Rule("lion", (o.beta_1, o.beta_2)),
+}
+
+REFUSED: dict[str, str] = {
+    "Adafactor": "it factors its moments over rows and columns of the whole table",
+    "Lamb": "it scales each step by norms over the whole table",
+    "Muon": "it orthogonalizes the gradient of the whole table",
+    "ScheduleFreeAdamW": "it trains on one view of the weights and evaluates another",
+    "MultiOptimizer": "it has no rule of its own; wrap the optimizer that the tables shall have",
+    "LossScaleOptimizer": (
+        "it scales gradients before they reach the tables; put tf_dynemb.LossScaleOptimizer around the "
+        "DynamicEmbeddingOptimizer instead"
+    ),
+}
+
+
+def rule_of(optimizer: keras.optimizers.Optimizer) -> Rule:
+    """The engine's rule for an optimizer.
+
+    Raises:
+        TypeError: not a Keras 3 optimizer.
+        ValueError: an optimizer without a rule for rows, or an option that rows cannot have.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            f"inner_optimizer: got {type(optimizer).__name__}, want an optimizer of keras.optimizers"
+        )
+    name = type(optimizer).__name__
+    if type(optimizer) not in _RULES:
+        supported = ", ".join(sorted(kind.__name__ for kind in _RULES))
+        reason = REFUSED.get(name, "it is not known here, and a subclass may update in its own way")
+        raise ValueError(
+            f"inner_optimizer: {name} cannot train dynamic tables: {reason}. Use one of {supported}"
+        )
+    for option, reason in (
+        ("use_ema", "an average of rows that are not in the batch would have to move every step"),
+        ("gradient_accumulation_steps", "it keeps a gradient of the whole table; use larger batches"),
+    ):
+        if getattr(optimizer, option, None):
+            raise ValueError(f"inner_optimizer: {option} is not possible with tables: {reason}")
+    return _RULES[type(optimizer)](optimizer)

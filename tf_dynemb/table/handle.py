@@ -1,0 +1,82 @@
+"""The handle weight: a variable of shape (0, dim) that stands for a table.
+
+Gradients of lookups belong to it, as IndexedSlices whose indices are the raw 64-bit keys; so
+tape.gradient, model.trainable_variables, clipping and tf.distribute see a table as they see any
+variable. It holds no numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import keras
+
+if TYPE_CHECKING:
+    from tf_dynemb.table.variable import Variable
+
+
+class TableHandle(keras.Variable):
+    """The trainable weight of a table. Made by the table; pass it where a variable is asked for."""
+
+    def __init__(self, table: Variable, trainable: bool, name: str):
+        # The zeros initializer and autocast=False are needed: an array of shape (0, dim) as initial
+        # value crashes MultiWorkerMirroredStrategy, and autocasting breaks mixed precision.
+        self._optimizers_at_work = 0
+        self._warned = False
+        self.table = table
+        super().__init__(
+            "zeros",
+            shape=(0, table.dim),
+            dtype=table.value_dtype.name,
+            trainable=trainable,
+            autocast=False,
+            name=name,
+        )
+
+    @property
+    def overwrite_with_gradient(self) -> bool:
+        """Asked by every Keras optimizer before it touches anything: refuses those that are not ours."""
+        if self._optimizers_at_work:
+            return False
+        raise ValueError(
+            f"{self.path} is the handle of a dynamic table, which a plain Keras optimizer cannot "
+            "train; wrap the optimizer: "
+            "compile(optimizer=tf_dynemb.DynamicEmbeddingOptimizer(your_optimizer))"
+        )
+
+    @overwrite_with_gradient.setter
+    def overwrite_with_gradient(self, value):
+        """Keras sets it while it makes a variable; the answer is ours."""
+
+    def assign(self, value):
+        """Takes what Keras' set_weights gives and says that rows do not come with it."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self.path}: setting weights (set_weights, EarlyStopping(restore_best_weights=True)) "
+                "rolls back dense weights but not the rows of a dynamic table; to go back to an "
+                "earlier state save and load a checkpoint",
+                stacklevel=3,
+            )
+        return super().assign(value)
+
+
+def handles_in(variables: Iterable) -> list[TableHandle]:
+    """The table handles among variables."""
+    return [v for v in variables if isinstance(v, TableHandle)]
+
+
+@contextlib.contextmanager
+def optimizer_at_work(handles: Iterable[TableHandle]) -> Iterator[None]:
+    """While it lasts the handles let Keras' optimizer code pass. Counts, since threads may share it."""
+    handles = list(handles)
+    for handle in handles:
+        handle._optimizers_at_work += 1
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle._optimizers_at_work -= 1

@@ -1,0 +1,370 @@
+"""Variable: rows by key, sharded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb.base.fingerprint import fingerprint
+from tf_dynemb.base.library import ops
+from tf_dynemb.initializer import to_spec
+from tf_dynemb.shard import default_partition_fn
+from tf_dynemb.table.handle import TableHandle
+from tf_dynemb.table.shard_table import ShardTable
+
+KEY_DTYPES = (tf.int64, tf.int32, tf.string)
+VALUE_DTYPES = (
+    tf.float32,
+    tf.float64,
+    tf.float16,
+    tf.bfloat16,
+    tf.int8,
+    tf.int32,
+    tf.int64,
+)
+
+
+class Variable(tf.Module):
+    """A table of rows by key, whose keys nobody lists in advance.
+
+    A key is any 64-bit integer (none is reserved) or a string, which is turned into its fingerprint.
+    Its row is born when it is first trained or upserted; looking it up never makes one: a missing key
+    reads its initial value, a pure function of (seed, key, column). The signature is that of TFRA's
+    `dynamic_embedding.Variable`.
+
+    Keys of any shape (...) go with values of shape (..., dim). All methods work eagerly and in
+    tf.function.
+
+    Args:
+        key_dtype: tf.int64, tf.int32 or tf.string.
+        value_dtype: tf.float32, float64, float16, bfloat16; or int8, int32, int64, which can be set and
+            read but not trained.
+        dim: numbers per row, 1 to 2^20.
+        devices: one shard is made for each device string; a single string is a list of one. None means
+            one shard in host memory. Only CPU devices of this process.
+        partitioner: function (keys, shard_num) -> int32 of the keys' shape, the shard of each key. It is
+            given int64 keys (fingerprints for strings) and must always give a key the same shard.
+        shared_name: unused, as in TFRA; must be None.
+        name: name of the variable and of its handle.
+        initializer: see tf_dynemb.initializer.to_spec. None: zeros.
+        trainable: whether the handle is a trainable weight.
+        checkpoint: whether rows go into checkpoints and SavedModels.
+        init_size: rows to prepare the index for. 0: the environment's TF_HASHTABLE_INIT_SIZE per shard,
+            if set.
+        kv_creator: must be None; there is one kind of table, and it grows by itself.
+        restrict_policy: must be None; restricting comes with a later version.
+        bp_v2: without effect. In TFRA it makes optimizers add differences instead of overwriting rows;
+            here rows are always updated in place.
+
+    Raises:
+        TypeError: a key or value dtype that is not in the lists.
+        ValueError: another argument that is out of range or that has no meaning here.
+
+    Example:
+
+    >>> import tensorflow as tf, tf_dynemb
+    >>> table = tf_dynemb.Variable(dim=2, initializer=1.0, name="users")
+    >>> table.upsert(tf.constant([7, -3], tf.int64), tf.constant([[1.0, 2.0], [3.0, 4.0]]))
+    >>> values, exists = table.lookup(tf.constant([-3, 99], tf.int64), return_exists=True)
+    >>> values.numpy().tolist(), exists.numpy().tolist(), int(table.size())
+    ([[3.0, 4.0], [1.0, 1.0]], [True, False], 2)
+    """
+
+    def __init__(
+        self,
+        key_dtype=tf.int64,
+        value_dtype=tf.float32,
+        dim: int = 1,
+        devices: Sequence[str] | str | None = None,
+        partitioner: Callable = default_partition_fn,
+        shared_name: str | None = None,
+        name: str = "DynamicEmbedding_Variable",
+        initializer=None,
+        trainable: bool = True,
+        checkpoint: bool = True,
+        init_size: int = 0,
+        kv_creator=None,
+        restrict_policy=None,
+        bp_v2: bool = False,
+    ):
+        super().__init__()
+        self._name = name
+        self.key_dtype = _one_of("key_dtype", key_dtype, KEY_DTYPES)
+        self.value_dtype = _one_of("value_dtype", value_dtype, VALUE_DTYPES)
+        self.dim = _dim(dim)
+        self.devices = _devices(devices)
+        self.shard_num = len(self.devices)
+        if not callable(partitioner):
+            raise ValueError(f"partitioner: got {partitioner!r}, want a function (keys, shard_num)")
+        for argument, value, why in (
+            ("shared_name", shared_name, "tables are shared by passing the Variable on"),
+            ("kv_creator", kv_creator, "there is one kind of table and it needs no configuration"),
+            ("restrict_policy", restrict_policy, "restricting tables is not there yet"),
+        ):
+            if value is not None:
+                raise ValueError(f"{argument}: got {value!r}, want None: {why}")
+        if not isinstance(init_size, (int, np.integer)) or init_size < 0:
+            raise ValueError(f"init_size: got {init_size!r}, want a number of rows >= 0")
+        self.partition_fn = partitioner
+        self.trainable = trainable
+        self.checkpoint = checkpoint
+        self.init_size = int(init_size)
+        self.bp_v2 = bp_v2
+        self.initializer = initializer
+        if init_size:
+            init_rows = -(-int(init_size) // self.shard_num)
+        else:
+            init_rows = int(os.environ.get("TF_HASHTABLE_INIT_SIZE", "0"))
+        self._initializer = to_spec(initializer, self.dim)
+        schema = (
+            f"dynemb-table 1\nvalue {self.value_dtype.name} {self.dim}\n"
+            f"initializer {self._initializer.text}\nseed {self._initializer.seed}\n"
+        )
+        self.tables = [ShardTable(schema, init_rows, device) for device in self.devices]
+        self._handle = [TableHandle(self, trainable, name)]  # in a list: Keras' variable, not TF's
+        self._weight = self.handle.value  # what TensorFlow tracks
+
+    @property
+    def name(self) -> str:
+        """The name given at construction."""
+        return self._name
+
+    @property
+    def handle(self) -> TableHandle:
+        """The weight of shape (0, dim) that stands for this table in gradients and optimizers."""
+        return self._handle[0]
+
+    def lookup(self, keys, return_exists: bool = False, name: str | None = None):
+        """Reads values. A missing key reads its initial value and is not inserted. No gradient flows.
+
+        Args:
+            keys: key_dtype, any shape (...).
+            return_exists: whether to return as well which keys have a row.
+            name: name of the operation.
+
+        Returns:
+            Values (..., dim), or (values, exists) with exists bool (...).
+
+        Raises:
+            TypeError: keys of another dtype.
+        """
+        values, exists = self._lookup(self._keys(keys), name)
+        values = tf.stop_gradient(values)
+        return (values, exists) if return_exists else values
+
+    def upsert(self, keys, values, name: str | None = None):
+        """Sets the values of keys, inserting those that are missing. Of equal keys the last wins.
+
+        Args:
+            keys: key_dtype, any shape (...).
+            values: value_dtype, (..., dim).
+            name: name of the operation.
+
+        Returns:
+            The operation in a graph, None eagerly.
+
+        Raises:
+            TypeError: keys or values of another dtype.
+            tf.errors.InvalidArgumentError: values of another shape.
+        """
+        keys = self._keys(keys)
+        return ops.dynemb_upsert(
+            self._handles(), keys, self._owners(keys), self._values("values", values), _NOW, name=name
+        )
+
+    def accum(self, keys, old_values, new_values, exists, name: str | None = None):
+        """Adds new_values - old_values to rows that were seen, inserts new_values where none was.
+
+        `exists` is what an earlier lookup said. A row that was seen and has gone since, or that was not
+        seen and has come since, is left alone: so concurrent readers-then-writers lose nothing of each
+        other. Equal keys count one after the other.
+
+        Args:
+            keys: key_dtype, any shape (...).
+            old_values: value_dtype, (..., dim).
+            new_values: value_dtype, (..., dim).
+            exists: bool, (...).
+            name: name of the operation.
+
+        Returns:
+            The operation in a graph, None eagerly.
+
+        Raises:
+            TypeError: an argument of another dtype.
+            tf.errors.InvalidArgumentError: an argument of another shape.
+        """
+        keys = self._keys(keys)
+        old_values = self._values("old_values", old_values)
+        new_values = self._values("new_values", new_values)
+        exists = tf.convert_to_tensor(exists)
+        if exists.dtype != tf.bool:
+            raise TypeError(f"exists: got {exists.dtype.name}, want bool")
+        values_or_deltas = tf.where(exists[..., None], new_values - old_values, new_values)
+        return ops.dynemb_accum(
+            self._handles(), keys, self._owners(keys), values_or_deltas, exists, _NOW, name=name
+        )
+
+    def remove(self, keys, name: str | None = None):
+        """Removes the rows of keys (key_dtype, any shape); keys without a row are ignored."""
+        keys = self._keys(keys)
+        return ops.dynemb_remove(self._handles(), keys, self._owners(keys), name=name)
+
+    def clear(self, name: str | None = None):
+        """Removes all rows, slot variables with them."""
+        return ops.dynemb_clear(self._handles(), name=name)
+
+    def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
+        """Number of rows, int64 scalar: of shard `index`, or of all."""
+        rows, _ = ops.dynemb_size(self._handles(), name=name)
+        if index is None:
+            return tf.reduce_sum(rows)
+        if not 0 <= index < self.shard_num:
+            raise ValueError(f"index: got {index}, want 0 to {self.shard_num - 1}")
+        return rows[index]
+
+    def memory_bytes(self) -> tf.Tensor:
+        """Bytes of memory that rows and index take, int64 scalar."""
+        _, memory_bytes = ops.dynemb_size(self._handles())
+        return tf.reduce_sum(memory_bytes)
+
+    def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """All keys (n,) and values (n, dim), in no promised order; string keys as fingerprints, int64.
+
+        A row that is there from beginning to end appears exactly once, also while others write.
+        """
+        keys, values, *_ = self._export(name=name)
+        if self.key_dtype == tf.int32:
+            keys = tf.cast(keys, tf.int32)
+        return keys, values
+
+    # What lookups, optimizers and savers of this package use.
+
+    def _lookup(self, keys: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """values (..., dim) and exists (...) of int64 keys; the op that has the gradient."""
+        weight = self.handle.value
+        if tf.distribute.in_cross_replica_context() and hasattr(weight, "values"):
+            weight = weight.values[0]  # Keras traces layers once outside of any replica
+        return ops.dynemb_lookup(
+            weight.handle,
+            self._handles(),
+            keys,
+            self._owners(keys),
+            dtype=self.value_dtype,
+            dim=self.dim,
+            name=name,
+        )
+
+    def _apply(self, keys, gradients, rule: str, slot_initial: float, hyper, now):
+        """Runs an optimizer rule; keys int64 (n,), gradients value_dtype (n, dim)."""
+        return ops.dynemb_apply(
+            self._handles(),
+            keys,
+            self._owners(keys),
+            gradients,
+            hyper,
+            now,
+            rule=rule,
+            slot_initial=slot_initial,
+        )
+
+    def _export(self, cursor=(0, 0), limit: int = -1, name: str | None = None):
+        """keys, values, slots, meta, schema, next cursor."""
+        return ops.dynemb_export(
+            self._handles(),
+            tf.constant(cursor, tf.int64),
+            tf.constant(limit, tf.int64),
+            dtype=self.value_dtype,
+            name=name,
+        )
+
+    def _import(self, keys, values, slots, meta, schema, replace: bool):
+        """Puts exported rows back, on whatever number of shards this variable has."""
+        return ops.dynemb_import(
+            self._handles(),
+            keys,
+            self._owners(keys),
+            values,
+            slots,
+            meta,
+            schema,
+            replace=replace,
+            adopt_seed=not self._initializer.seed_is_given,
+        )
+
+    def _serialize_to_tensors(self):
+        if not self.checkpoint:
+            return {}
+        keys, values, slots, meta, schema, _ = self._export()
+        return {"keys": keys, "values": values, "slots": slots, "meta": meta, "schema": schema}
+
+    def _restore_from_tensors(self, restored_tensors):
+        if not restored_tensors:
+            return tf.no_op()
+        return self._import(**restored_tensors, replace=True)
+
+    def _handles(self) -> list[tf.Tensor]:
+        return [table.resource_handle for table in self.tables]
+
+    def _keys(self, keys) -> tf.Tensor:
+        """Checks keys and turns them into the int64 keys of the engine."""
+        keys = tf.convert_to_tensor(keys, dtype_hint=self.key_dtype)
+        if keys.dtype != self.key_dtype:
+            raise TypeError(
+                f"keys: got {keys.dtype.name}, the table's key_dtype is {self.key_dtype.name}"
+            )
+        if self.key_dtype == tf.string:
+            return fingerprint(keys)
+        return tf.cast(keys, tf.int64)
+
+    def _values(self, argument: str, values) -> tf.Tensor:
+        values = tf.convert_to_tensor(values, dtype_hint=self.value_dtype)
+        if values.dtype != self.value_dtype:
+            raise TypeError(
+                f"{argument}: got {values.dtype.name}, the table's value_dtype is "
+                f"{self.value_dtype.name}"
+            )
+        return values
+
+    def _owners(self, keys: tf.Tensor) -> tf.Tensor:
+        """The shard of each key, flat int32; empty where there is one shard."""
+        if self.shard_num == 1:
+            return tf.zeros([0], tf.int32)
+        owners = self.partition_fn(tf.reshape(keys, [-1]), self.shard_num)
+        return tf.cast(owners, tf.int32)
+
+
+# What writes put into the meta field `used`. Nothing reads it until there are policies.
+_NOW = np.int64(0)
+
+
+def _one_of(argument: str, dtype, choices) -> tf.DType:
+    dtype = tf.as_dtype(dtype)
+    if dtype not in choices:
+        names = ", ".join(choice.name for choice in choices)
+        raise TypeError(f"{argument}: got {dtype.name}, want one of {names}")
+    return dtype
+
+
+def _dim(dim) -> int:
+    if not isinstance(dim, (int, np.integer)) or isinstance(dim, bool) or not 1 <= dim <= 2**20:
+        raise ValueError(f"dim: got {dim!r}, want a whole number from 1 to 2^20")
+    return int(dim)
+
+
+def _devices(devices) -> list[str]:
+    if devices is None:
+        return ["/CPU:0"]
+    devices = [devices] if isinstance(devices, str) else list(devices)
+    if not devices:
+        raise ValueError("devices: got an empty list, want at least one device")
+    for device in devices:
+        spec = tf.DeviceSpec.from_string(device)
+        if (spec.device_type or "CPU") != "CPU" or spec.job not in (None, "localhost"):
+            raise ValueError(
+                f"devices: got {device!r}; tables live in the host memory of this process so far, "
+                "want '/CPU:0'"
+            )
+    return devices
