@@ -78,6 +78,8 @@ class BuildPackage(build_py):
     """Adds the native files to the package; in an editable install, to the source tree."""
 
     def run(self):
+        if not self.editable_mode:
+            shutil.rmtree(self.build_lib, ignore_errors=True)  # modules that are no more
         super().run()
         native = Path(os.environ.get("TF_DYNEMB_NATIVE_DIR") or build_native())
         package = ROOT if self.editable_mode else Path(self.build_lib)

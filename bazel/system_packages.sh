@@ -74,7 +74,7 @@ fi
 
 install() {
   say "installing $*"
-  $as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends "$@" </dev/null >/dev/null
+  $as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install --no-install-recommends "$@" </dev/null >/dev/null
 }
 ((${#packages[@]} == 0)) || install "${packages[@]}" || exit 1
 ((${#optional[@]} == 0)) || install "${optional[@]}" || say "going on without ${optional[*]}"

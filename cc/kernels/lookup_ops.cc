@@ -21,13 +21,13 @@ class LookupOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    Shards shards;
+    TableInput table;
     KeyInputs inputs;
-    OP_REQUIRES_OK(context, GetShards(context, dtype_, &shards));
+    OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
     OP_REQUIRES_OK(context, GetKeys(context, &inputs));
-    OP_REQUIRES(context, dim_ == shards.schema.dim,
+    OP_REQUIRES(context, dim_ == table.schema.dim,
                 ToTensorFlow(InvalidArgument("dim: got ", dim_, ", the table's rows have ",
-                                             shards.schema.dim)));
+                                             table.schema.dim)));
     TensorShape shape = inputs.keys_tensor->shape();
     Tensor *values, *exists;
     OP_REQUIRES_OK(context, context->allocate_output(1, shape, &exists));
@@ -40,14 +40,14 @@ class LookupOp : public OpKernel {
     static_assert(sizeof(Outcome) == sizeof(bool));
     Report report;
     report.outcomes = {reinterpret_cast<Outcome*>(exists->flat<bool>().data()), n};
-    const Rows rows = MutableRowsOf(values, n, dim_ * SizeOf(shards.schema.value_dtype));
+    const Rows rows = MutableRowsOf(values, n, dim_ * SizeOf(table.schema.value_dtype));
     const PoolContext core(context);
-    OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(shards, inputs.keys, inputs.owners, nullptr,
-                                                      [&](Table* table, const Batch& batch) {
-                                                        return table->Find(core, batch,
-                                                                           IfMissing::kInitialValue,
-                                                                           rows, report);
-                                                      })));
+    OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(
+                                table.shards, inputs.keys, inputs.owners, nullptr,
+                                [&](Table* shard, const Batch& batch) {
+                                  return shard->Find(core, batch, IfMissing::kInitialValue, rows,
+                                                     report);
+                                })));
     bool* flags = exists->flat<bool>().data();
     for (int64_t i = 0; i < n; ++i) flags[i] = report.outcomes[i] == Outcome::kFound;
   }

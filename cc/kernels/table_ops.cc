@@ -22,6 +22,7 @@ class TableOp : public OpKernel {
     std::string text;
     OP_REQUIRES_OK(context, context->GetAttr("schema", &text));
     OP_REQUIRES_OK(context, ToTensorFlow(TableSchema::Parse(text, &schema_)));
+    OP_REQUIRES_OK(context, context->GetAttr("shards", &shards_));
     OP_REQUIRES_OK(context, context->GetAttr("init_rows", &init_rows_));
     OP_REQUIRES_OK(context, context->GetAttr("container", &container_));
     OP_REQUIRES_OK(context, context->GetAttr("shared_name", &shared_name_));
@@ -46,11 +47,15 @@ class TableOp : public OpKernel {
 
  private:
   absl::Status Make(OpKernelContext* context, TableResource** resource) const {
-    std::unique_ptr<Table> table;
-    TF_RETURN_IF_ERROR(ToTensorFlow(MakeHostTable(schema_, &table)));
     const PoolContext core(context);
-    TF_RETURN_IF_ERROR(ToTensorFlow(table->Reserve(core, init_rows_)));
-    *resource = new TableResource(std::move(table));
+    Shards shards(shards_);
+    for (auto& shard : shards) {
+      std::unique_ptr<Table> made;
+      TF_RETURN_IF_ERROR(ToTensorFlow(MakeHostTable(schema_, &made)));
+      TF_RETURN_IF_ERROR(ToTensorFlow(made->Reserve(core, init_rows_)));
+      shard = std::move(made);
+    }
+    *resource = new TableResource(std::move(shards));
     return absl::OkStatus();
   }
 
@@ -59,6 +64,7 @@ class TableOp : public OpKernel {
   }
 
   TableSchema schema_;
+  int64_t shards_;
   int64_t init_rows_;
   std::string container_;
   std::string shared_name_;
@@ -68,11 +74,11 @@ class ClearOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* context) override {
-    Shards shards;
-    OP_REQUIRES_OK(context, GetShards(context, tensorflow::DT_INVALID, &shards));
+    TableInput table;
+    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
     const PoolContext core(context);
-    for (const auto& table : shards.tables) {
-      OP_REQUIRES_OK(context, ToTensorFlow(table->Clear(core)));
+    for (const auto& shard : table.shards) {
+      OP_REQUIRES_OK(context, ToTensorFlow(shard->Clear(core)));
     }
   }
 };
@@ -81,14 +87,15 @@ class SizeOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* context) override {
-    Shards shards;
-    OP_REQUIRES_OK(context, GetShards(context, tensorflow::DT_INVALID, &shards));
+    TableInput table;
+    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
     Tensor *rows, *bytes;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({shards.count()}), &rows));
-    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({shards.count()}), &bytes));
-    for (int s = 0; s < shards.count(); ++s) {
-      rows->vec<int64_t>()(s) = shards.tables[s]->size();
-      bytes->vec<int64_t>()(s) = shards.tables[s]->memory_bytes();
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({table.shard_count()}), &rows));
+    OP_REQUIRES_OK(context,
+                   context->allocate_output(1, TensorShape({table.shard_count()}), &bytes));
+    for (int64_t s = 0; s < table.shard_count(); ++s) {
+      rows->vec<int64_t>()(s) = table.shards[s]->size();
+      bytes->vec<int64_t>()(s) = table.shards[s]->memory_bytes();
     }
   }
 };

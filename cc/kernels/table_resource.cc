@@ -14,8 +14,17 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
 std::string TableResource::DebugString() const {
-  const std::shared_ptr<Table> held = table();
-  return StrCat("tf_dynemb table of ", held->size(), " rows\n", held->schema().ToText());
+  const Shards held = shards();
+  int64_t rows = 0;
+  for (const auto& shard : held) rows += shard->size();
+  return StrCat("tf_dynemb table of ", rows, " rows in ", held.size(), " shards\n",
+                held[0]->schema().ToText());
+}
+
+int64_t TableResource::MemoryUsed() const {
+  int64_t bytes = 0;
+  for (const auto& shard : shards()) bytes += shard->memory_bytes();
+  return bytes;
 }
 
 PoolExecutor::PoolExecutor(OpKernelContext* context)
@@ -53,28 +62,16 @@ DType ToCore(tensorflow::DataType dtype) {
   }
 }
 
-absl::Status GetShards(OpKernelContext* context, tensorflow::DataType dtype, Shards* shards) {
-  tensorflow::OpInputList handles;
-  TF_RETURN_IF_ERROR(context->input_list("tables", &handles));
-  for (int s = 0; s < handles.size(); ++s) {
-    tensorflow::core::RefCountPtr<TableResource> resource;
-    TF_RETURN_IF_ERROR(tensorflow::LookupResource(
-        context, handles[s].scalar<tensorflow::ResourceHandle>()(), &resource));
-    shards->tables.push_back(resource->table());
-    shards->resources.push_back(std::move(resource));
-    const TableSchema schema = shards->tables.back()->schema();
-    if (s == 0) {
-      shards->schema = schema;
-    } else if (schema.dim != shards->schema.dim ||
-               schema.value_dtype != shards->schema.value_dtype) {
-      return ToTensorFlow(InvalidArgument(
-          "tables: shard ", s, " holds ", schema.dim, " ", Name(schema.value_dtype),
-          " per row, shard 0 ", shards->schema.dim, " ", Name(shards->schema.value_dtype)));
-    }
-  }
-  if (dtype != tensorflow::DT_INVALID && ToCore(dtype) != shards->schema.value_dtype) {
+absl::Status GetTable(OpKernelContext* context, tensorflow::DataType dtype, TableInput* table) {
+  const Tensor* handle;
+  TF_RETURN_IF_ERROR(context->input("table", &handle));
+  TF_RETURN_IF_ERROR(tensorflow::LookupResource(
+      context, handle->scalar<tensorflow::ResourceHandle>()(), &table->resource));
+  table->shards = table->resource->shards();
+  table->schema = table->shards[0]->schema();
+  if (dtype != tensorflow::DT_INVALID && ToCore(dtype) != table->schema.value_dtype) {
     return ToTensorFlow(InvalidArgument("value dtype: got ", Name(ToCore(dtype)),
-                                        ", the table holds ", Name(shards->schema.value_dtype)));
+                                        ", the table holds ", Name(table->schema.value_dtype)));
   }
   return absl::OkStatus();
 }
@@ -117,12 +114,13 @@ Status ForEachShard(const Shards& shards, Span<const Key> keys, Span<const int32
                     const std::vector<int64_t>* positions,
                     const std::function<Status(Table*, const Batch&)>& call) {
   Routing routing;
-  DYNEMB_RETURN_IF_ERROR(Routing::Make(keys, owners, shards.count(), positions, &routing));
-  for (int s = 0; s < shards.count(); ++s) {
+  DYNEMB_RETURN_IF_ERROR(
+      Routing::Make(keys, owners, static_cast<int>(shards.size()), positions, &routing));
+  for (size_t s = 0; s < shards.size(); ++s) {
     Batch batch;
     batch.keys = keys;
-    batch.select = routing.share(s);
-    DYNEMB_RETURN_IF_ERROR(call(shards.tables[s].get(), batch));
+    batch.select = routing.share(static_cast<int>(s));
+    DYNEMB_RETURN_IF_ERROR(call(shards[s].get(), batch));
   }
   return Status();
 }

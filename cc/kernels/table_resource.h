@@ -20,25 +20,28 @@
 
 namespace dynemb {
 
-// Holds the table of one shard. A restore puts another one in its place; calls under way finish on
-// the one they began with.
+// The shards of a table, all of one schema.
+using Shards = std::vector<std::shared_ptr<Table>>;
+
+// Holds the shards. A restore puts others in their place; calls under way finish on those they
+// began with.
 class TableResource : public tensorflow::ResourceBase {
  public:
-  explicit TableResource(std::shared_ptr<Table> table) : table_(std::move(table)) {}
-  std::shared_ptr<Table> table() const {
+  explicit TableResource(Shards shards) : shards_(std::move(shards)) {}
+  Shards shards() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    return table_;
+    return shards_;
   }
-  void Replace(std::shared_ptr<Table> table) {
+  void Replace(Shards shards) {
     std::lock_guard<std::mutex> lock(mutex_);
-    table_ = std::move(table);
+    shards_ = std::move(shards);
   }
   std::string DebugString() const override;
-  int64_t MemoryUsed() const override { return table()->memory_bytes(); }
+  int64_t MemoryUsed() const override;
 
  private:
   mutable std::mutex mutex_;
-  std::shared_ptr<Table> table_;
+  Shards shards_;
 };
 
 // TensorFlow's intra-op threads.
@@ -63,18 +66,17 @@ struct PoolContext : Context {
 absl::Status ToTensorFlow(const Status& status);
 DType ToCore(tensorflow::DataType dtype);
 
-// The shards of a variable, held for the length of a kernel's Compute.
-struct Shards {
-  std::vector<tensorflow::core::RefCountPtr<TableResource>> resources;
-  std::vector<std::shared_ptr<Table>> tables;
-  TableSchema schema;  // of the first; all have the same value dtype and dim
-  int count() const { return static_cast<int>(tables.size()); }
+// The table of an op's input "table", held for the length of a kernel's Compute.
+struct TableInput {
+  tensorflow::core::RefCountPtr<TableResource> resource;
+  Shards shards;
+  TableSchema schema;
+  int64_t shard_count() const { return static_cast<int64_t>(shards.size()); }
 };
 
-// Reads the input list "tables". Errors: not a table; shards of different shapes; a value dtype
-// other than `dtype` (pass DT_INVALID where the op has none).
-absl::Status GetShards(tensorflow::OpKernelContext* context, tensorflow::DataType dtype,
-                       Shards* shards);
+// Errors: not a table; a value dtype other than `dtype` (DT_INVALID where the op has none).
+absl::Status GetTable(tensorflow::OpKernelContext* context, tensorflow::DataType dtype,
+                      TableInput* table);
 
 // keys and owners of an op as spans over its input tensors.
 struct KeyInputs {

@@ -26,19 +26,19 @@ class ExportOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    Shards shards;
+    TableInput table;
     int64_t limit;
     const Tensor* cursor;
-    OP_REQUIRES_OK(context, GetShards(context, dtype_, &shards));
+    OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
     OP_REQUIRES_OK(context, GetScalar(context, "limit", &limit));
     OP_REQUIRES_OK(context, context->input("cursor", &cursor));
     OP_REQUIRES(context, cursor->dims() == 1 && cursor->NumElements() == 2,
                 ToTensorFlow(InvalidArgument("cursor: got shape ", cursor->shape().DebugString(),
                                              ", want (2,)")));
     int64_t shard = cursor->vec<int64_t>()(0);
-    OP_REQUIRES(
-        context, shard >= 0 && shard <= shards.count(),
-        ToTensorFlow(InvalidArgument("cursor: got shard ", shard, ", want 0 to ", shards.count())));
+    OP_REQUIRES(context, shard >= 0 && shard <= table.shard_count(),
+                ToTensorFlow(InvalidArgument("cursor: got shard ", shard, ", want 0 to ",
+                                             table.shard_count())));
     Cursor place;
     place.position = static_cast<uint64_t>(cursor->vec<int64_t>()(1));
 
@@ -47,21 +47,21 @@ class ExportOp : public OpKernel {
     int64_t capacity = limit;
     if (limit < 0) {
       capacity = 1024;
-      for (const auto& table : shards.tables) capacity += table->size();
+      for (const auto& held : table.shards) capacity += held->size();
     }
     Buffers buffers;
-    OP_REQUIRES_OK(context, buffers.Grow(context, dtype_, shards.schema, capacity));
+    OP_REQUIRES_OK(context, buffers.Grow(context, dtype_, table.schema, capacity));
     const PoolContext core(context);
     int64_t rows = 0;
-    while (shard < shards.count()) {
+    while (shard < table.shard_count()) {
       if (rows == capacity) {
         if (limit >= 0) break;
         capacity += capacity / 4;
-        OP_REQUIRES_OK(context, buffers.Grow(context, dtype_, shards.schema, capacity));
+        OP_REQUIRES_OK(context, buffers.Grow(context, dtype_, table.schema, capacity));
       }
       int64_t exported = 0;
-      OP_REQUIRES_OK(context, ToTensorFlow(shards.tables[shard]->Export(
-                                  core, &place, buffers.From(rows, shards.schema), &exported)));
+      OP_REQUIRES_OK(context, ToTensorFlow(table.shards[shard]->Export(
+                                  core, &place, buffers.From(rows, table.schema), &exported)));
       rows += exported;
       if (place.done) {
         ++shard;
@@ -73,7 +73,7 @@ class ExportOp : public OpKernel {
     Tensor *schema, *next;
     OP_REQUIRES_OK(context, context->allocate_output(4, TensorShape({}), &schema));
     OP_REQUIRES_OK(context, context->allocate_output(5, TensorShape({2}), &next));
-    schema->scalar<tensorflow::tstring>()() = shards.schema.ToText();
+    schema->scalar<tensorflow::tstring>()() = table.schema.ToText();
     next->vec<int64_t>()(0) = shard;
     next->vec<int64_t>()(1) = static_cast<int64_t>(place.position);
   }
@@ -132,14 +132,14 @@ class ImportOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    Shards shards;
+    TableInput table;
     KeyInputs inputs;
     ConstRowParts rows;
     const Tensor *schema_text, *slots, *meta;
     TableSchema from;
-    OP_REQUIRES_OK(context, GetShards(context, dtype_, &shards));
+    OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
     OP_REQUIRES_OK(context, GetKeys(context, &inputs));
-    OP_REQUIRES_OK(context, GetRows(context, "values", inputs, shards.schema, &rows.values));
+    OP_REQUIRES_OK(context, GetRows(context, "values", inputs, table.schema, &rows.values));
     OP_REQUIRES_OK(context, context->input("schema", &schema_text));
     OP_REQUIRES(
         context, schema_text->NumElements() == 1,
@@ -147,9 +147,7 @@ class ImportOp : public OpKernel {
                                      ", want one string")));
     OP_REQUIRES_OK(context, ToTensorFlow(TableSchema::Parse(
                                 schema_text->flat<tensorflow::tstring>()(0), &from)));
-    for (const auto& table : shards.tables) {
-      OP_REQUIRES_OK(context, ToTensorFlow(CheckCompatible(from, table->schema())));
-    }
+    OP_REQUIRES_OK(context, ToTensorFlow(CheckCompatible(from, table.schema)));
     const RowLayout layout(from);
     OP_REQUIRES_OK(context, GetBytes(context, "slots", inputs, layout.slots_bytes, &slots));
     OP_REQUIRES_OK(context, GetBytes(context, "meta", inputs, layout.meta_bytes, &meta));
@@ -159,26 +157,26 @@ class ImportOp : public OpKernel {
 
     // Rows that were never trained, into a table that is: they get the slots of a new row.
     std::vector<char> initial;
-    if (from.rule.name.empty() && !shards.schema.rule.name.empty()) {
-      const int64_t width = RowLayout(shards.schema).slots_bytes;
+    if (from.rule.name.empty() && !table.schema.rule.name.empty()) {
+      const int64_t width = RowLayout(table.schema).slots_bytes;
       initial.resize(inputs.keys.size * width);
       rows.slots = ConstRows(initial.data(), inputs.keys.size, width);
       for (int64_t i = 0; i < inputs.keys.size; ++i) {
-        FillInitialSlots(shards.schema, initial.data() + i * width);
+        FillInitialSlots(table.schema, initial.data() + i * width);
       }
     }
 
     const PoolContext core(context);
-    std::vector<std::shared_ptr<Table>> targets = shards.tables;
+    Shards targets = table.shards;
     if (replace_) {
       for (auto& target : targets) {
         TableSchema schema = target->schema();
         if (adopt_seed_) schema.initializer.seed = from.initializer.seed;
-        std::unique_ptr<Table> table;
-        OP_REQUIRES_OK(context, ToTensorFlow(MakeHostTable(schema, &table)));
+        std::unique_ptr<Table> made;
+        OP_REQUIRES_OK(context, ToTensorFlow(MakeHostTable(schema, &made)));
         OP_REQUIRES_OK(context,
-                       ToTensorFlow(table->Reserve(core, inputs.keys.size / shards.count())));
-        target = std::move(table);
+                       ToTensorFlow(made->Reserve(core, inputs.keys.size / table.shard_count())));
+        target = std::move(made);
       }
     }
     if (!from.rule.name.empty()) {
@@ -195,18 +193,18 @@ class ImportOp : public OpKernel {
         ToTensorFlow(Status(Code::kDataLoss, StrCat("rows to restore: got ", inputs.keys.size,
                                                     " keys of which only ", imported,
                                                     " are distinct; the file is damaged"))));
-    for (int s = 0; s < shards.count(); ++s) shards.resources[s]->Replace(targets[s]);
+    table.resource->Replace(std::move(targets));
   }
 
  private:
   // Puts every row into its shard. With one shard as it stands; with several, a shard's rows are
   // collected first, since an import takes whole buffers.
-  static Status Import(const Context& core, const std::vector<std::shared_ptr<Table>>& tables,
-                       const KeyInputs& inputs, const ConstRowParts& rows) {
+  static Status Import(const Context& core, const Shards& targets, const KeyInputs& inputs,
+                       const ConstRowParts& rows) {
     Routing routing;
-    const int shards = static_cast<int>(tables.size());
+    const int shards = static_cast<int>(targets.size());
     DYNEMB_RETURN_IF_ERROR(Routing::Make(inputs.keys, inputs.owners, shards, nullptr, &routing));
-    if (shards == 1) return tables[0]->Import(core, rows);
+    if (shards == 1) return targets[0]->Import(core, rows);
     constexpr int64_t kChunk = 4096;
     for (int s = 0; s < shards; ++s) {
       const Positions& share = *routing.share(s);
@@ -217,7 +215,7 @@ class ImportOp : public OpKernel {
         ConstRowParts chunk;
         const ConstRows* from[] = {&rows.values, &rows.slots, &rows.meta};
         ConstRows* to[] = {&chunk.values, &chunk.slots, &chunk.meta};
-        const RowLayout layout(tables[s]->schema());
+        const RowLayout layout(targets[s]->schema());
         const int64_t widths[] = {layout.value_bytes, layout.slots_bytes, layout.meta_bytes};
         for (int p = 0; p < 3; ++p) bytes[p].resize(count * widths[p]);
         for (int64_t i = 0; i < count; ++i) {
@@ -230,7 +228,7 @@ class ImportOp : public OpKernel {
         }
         chunk.keys = keys;
         for (int p = 0; p < 3; ++p) *to[p] = ConstRows(bytes[p].data(), count, widths[p]);
-        DYNEMB_RETURN_IF_ERROR(tables[s]->Import(core, chunk));
+        DYNEMB_RETURN_IF_ERROR(targets[s]->Import(core, chunk));
       }
     }
     return Status();

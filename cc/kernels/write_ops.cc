@@ -32,14 +32,14 @@ class ApplyOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    Shards shards;
+    TableInput table;
     KeyInputs inputs;
     ConstRows gradients;
     Stamp stamp;
     const Tensor* hyper;
-    OP_REQUIRES_OK(context, GetShards(context, dtype_, &shards));
+    OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
     OP_REQUIRES_OK(context, GetKeys(context, &inputs));
-    OP_REQUIRES_OK(context, GetRows(context, "gradients", inputs, shards.schema, &gradients));
+    OP_REQUIRES_OK(context, GetRows(context, "gradients", inputs, table.schema, &gradients));
     OP_REQUIRES_OK(context, GetScalar(context, "now", &stamp.now));
     OP_REQUIRES_OK(context, context->input("hyper", &hyper));
     Update update;
@@ -47,11 +47,11 @@ class ApplyOp : public OpKernel {
     update.hyper = {hyper->flat<double>().data(), hyper->NumElements()};
     // Whatever is wrong with the numbers is found before the rows of any shard change.
     std::unique_ptr<RowUpdater> checked;
-    OP_REQUIRES_OK(context, ToTensorFlow(MakeRowUpdater(rule_.name, shards.schema.value_dtype,
+    OP_REQUIRES_OK(context, ToTensorFlow(MakeRowUpdater(rule_.name, table.schema.value_dtype,
                                                         update.hyper, &checked)));
     const PoolContext core(context);
-    for (const auto& table : shards.tables) {
-      OP_REQUIRES_OK(context, ToTensorFlow(table->Attach(core, rule_)));
+    for (const auto& shard : table.shards) {
+      OP_REQUIRES_OK(context, ToTensorFlow(shard->Attach(core, rule_)));
     }
 
     const Dedup dedup(inputs.keys);
@@ -59,9 +59,9 @@ class ApplyOp : public OpKernel {
     std::vector<int32_t> owners;
     if (dedup.size() < inputs.keys.size) {
       OP_REQUIRES_OK(context, context->allocate_temp(
-                                  dtype_, TensorShape({dedup.size(), shards.schema.dim}), &sums));
+                                  dtype_, TensorShape({dedup.size(), table.schema.dim}), &sums));
       const Rows rows = MutableRowsOf(&sums, dedup.size(), gradients.stride_bytes);
-      SumByKey(core, dedup, shards.schema.value_dtype, shards.schema.dim, gradients, rows);
+      SumByKey(core, dedup, table.schema.value_dtype, table.schema.dim, gradients, rows);
       gradients = rows;
       if (inputs.owners.size == inputs.keys.size) {
         owners.resize(dedup.size());
@@ -72,12 +72,12 @@ class ApplyOp : public OpKernel {
       }
       inputs.keys = dedup.unique();
     }
-    OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(shards, inputs.keys, inputs.owners, nullptr,
-                                                      [&](Table* table, const Batch& batch) {
-                                                        return table->Apply(core, batch, gradients,
-                                                                            update, stamp,
-                                                                            Report());
-                                                      })));
+    OP_REQUIRES_OK(context,
+                   ToTensorFlow(ForEachShard(table.shards, inputs.keys, inputs.owners, nullptr,
+                                             [&](Table* shard, const Batch& batch) {
+                                               return shard->Apply(core, batch, gradients, update,
+                                                                   stamp, Report());
+                                             })));
   }
 
  private:
@@ -92,20 +92,20 @@ class UpsertOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    Shards shards;
+    TableInput table;
     KeyInputs inputs;
     ConstRows values;
     Stamp stamp;
-    OP_REQUIRES_OK(context, GetShards(context, dtype_, &shards));
+    OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
     OP_REQUIRES_OK(context, GetKeys(context, &inputs));
-    OP_REQUIRES_OK(context, GetRows(context, "values", inputs, shards.schema, &values));
+    OP_REQUIRES_OK(context, GetRows(context, "values", inputs, table.schema, &values));
     OP_REQUIRES_OK(context, GetScalar(context, "now", &stamp.now));
     const PoolContext core(context);
     const std::vector<int64_t> positions = LastOfEach(Dedup(inputs.keys));
     OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(
-                                shards, inputs.keys, inputs.owners, &positions,
-                                [&](Table* table, const Batch& batch) {
-                                  return table->Upsert(core, batch, values, stamp, Report());
+                                table.shards, inputs.keys, inputs.owners, &positions,
+                                [&](Table* shard, const Batch& batch) {
+                                  return shard->Upsert(core, batch, values, stamp, Report());
                                 })));
   }
 
@@ -120,15 +120,15 @@ class AccumOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    Shards shards;
+    TableInput table;
     KeyInputs inputs;
     ConstRows values_or_deltas;
     Stamp stamp;
     const Tensor* exists;
-    OP_REQUIRES_OK(context, GetShards(context, dtype_, &shards));
+    OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
     OP_REQUIRES_OK(context, GetKeys(context, &inputs));
     OP_REQUIRES_OK(context,
-                   GetRows(context, "values_or_deltas", inputs, shards.schema, &values_or_deltas));
+                   GetRows(context, "values_or_deltas", inputs, table.schema, &values_or_deltas));
     OP_REQUIRES_OK(context, GetScalar(context, "now", &stamp.now));
     OP_REQUIRES_OK(context, context->input("exists", &exists));
     OP_REQUIRES(context, exists->shape() == inputs.keys_tensor->shape(),
@@ -138,12 +138,12 @@ class AccumOp : public OpKernel {
     const Span<const bool> flags(exists->flat<bool>().data(), exists->NumElements());
     const PoolContext core(context);
     for (const std::vector<int64_t>& round : OccurrenceRounds(Dedup(inputs.keys))) {
-      OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(shards, inputs.keys, inputs.owners, &round,
-                                                        [&](Table* table, const Batch& batch) {
-                                                          return table->Accumulate(
-                                                              core, batch, values_or_deltas, flags,
-                                                              stamp, Report());
-                                                        })));
+      OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(
+                                  table.shards, inputs.keys, inputs.owners, &round,
+                                  [&](Table* shard, const Batch& batch) {
+                                    return shard->Accumulate(core, batch, values_or_deltas, flags,
+                                                             stamp, Report());
+                                  })));
     }
   }
 
@@ -155,16 +155,16 @@ class RemoveOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* context) override {
-    Shards shards;
+    TableInput table;
     KeyInputs inputs;
-    OP_REQUIRES_OK(context, GetShards(context, tensorflow::DT_INVALID, &shards));
+    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
     OP_REQUIRES_OK(context, GetKeys(context, &inputs));
     const PoolContext core(context);
     const std::vector<int64_t> positions = LastOfEach(Dedup(inputs.keys));
     OP_REQUIRES_OK(context,
-                   ToTensorFlow(ForEachShard(shards, inputs.keys, inputs.owners, &positions,
-                                             [&](Table* table, const Batch& batch) {
-                                               return table->Erase(core, batch, Report());
+                   ToTensorFlow(ForEachShard(table.shards, inputs.keys, inputs.owners, &positions,
+                                             [&](Table* shard, const Batch& batch) {
+                                               return shard->Erase(core, batch, Report());
                                              })));
   }
 };

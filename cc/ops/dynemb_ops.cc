@@ -23,10 +23,8 @@ absl::Status NoOutputs(InferenceContext*) { return absl::OkStatus(); }
 
 absl::Status LookupShape(InferenceContext* c) {
   int64_t dim;
-  int tables;
   TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
-  TF_RETURN_IF_ERROR(c->GetAttr("N", &tables));
-  const ShapeHandle keys = c->input(1 + tables);  // after the weight and the tables
+  const ShapeHandle keys = c->input(2);
   ShapeHandle values;
   TF_RETURN_IF_ERROR(c->Concatenate(keys, c->Vector(dim), &values));
   c->set_output(0, values);
@@ -55,23 +53,23 @@ absl::Status SumByKeyShape(InferenceContext* c) {
 }
 
 absl::Status SizeShape(InferenceContext* c) {
-  int tables;
-  TF_RETURN_IF_ERROR(c->GetAttr("N", &tables));
-  c->set_output(0, c->Vector(tables));
-  c->set_output(1, c->Vector(tables));
+  const DimensionHandle shards = c->UnknownDim();
+  c->set_output(0, c->Vector(shards));
+  c->set_output(1, c->Vector(shards));
   return absl::OkStatus();
 }
 
 REGISTER_OP("DynembTable")
     .Output("table: resource")
     .Attr("schema: string")
+    .Attr("shards: int >= 1 = 1")
     .Attr("init_rows: int >= 0 = 0")
     .Attr("container: string = ''")
     .Attr("shared_name: string = ''")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
-Makes a table, one shard of a variable.
+Makes the shards of a table.
 
 With an empty shared_name every execution makes a new table, which lives as long as the handle is held.
 With a name the table belongs to the resource manager and is made once: what a graph needs whose session
@@ -79,17 +77,17 @@ executes this op in every run.
 
 table: the handle.
 schema: what a row is made of, in the text form of TableSchema.
-init_rows: rows for which the index is made large enough at once.
+shards: how many.
+init_rows: rows for which the index of each shard is made large enough at once.
 )doc");
 
 REGISTER_OP("DynembLookup")
     .Input("weight: resource")
-    .Input("tables: N * resource")
+    .Input("table: resource")
     .Input("keys: int64")
     .Input("owners: int32")
     .Output("values: dtype")
     .Output("exists: bool")
-    .Attr("N: int >= 1")
     .Attr("dtype: " DYNEMB_VALUE_TYPES)
     .Attr("dim: int >= 1")
     .SetIsStateful()
@@ -104,13 +102,12 @@ exists: shape (...), whether the key has a row.
 )doc");
 
 REGISTER_OP("DynembApply")
-    .Input("tables: N * resource")
+    .Input("table: resource")
     .Input("keys: int64")
     .Input("owners: int32")
     .Input("gradients: dtype")
     .Input("hyper: double")
     .Input("now: int64")
-    .Attr("N: int >= 1")
     .Attr("dtype: " DYNEMB_TRAINED_TYPES)
     .Attr("rule: string")
     .Attr("slot_initial: float = 0.0")
@@ -130,12 +127,11 @@ slot_initial: start of the slots that take it from the user.
 )doc");
 
 REGISTER_OP("DynembUpsert")
-    .Input("tables: N * resource")
+    .Input("table: resource")
     .Input("keys: int64")
     .Input("owners: int32")
     .Input("values: dtype")
     .Input("now: int64")
-    .Attr("N: int >= 1")
     .Attr("dtype: " DYNEMB_VALUE_TYPES)
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
@@ -144,13 +140,12 @@ Sets the values of keys. Of equal keys the last wins. Slots of rows that exist s
 )doc");
 
 REGISTER_OP("DynembAccum")
-    .Input("tables: N * resource")
+    .Input("table: resource")
     .Input("keys: int64")
     .Input("owners: int32")
     .Input("values_or_deltas: dtype")
     .Input("exists: bool")
     .Input("now: int64")
-    .Attr("N: int >= 1")
     .Attr("dtype: " DYNEMB_VALUE_TYPES)
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
@@ -162,26 +157,23 @@ exists: shape (...), what an earlier lookup said.
 )doc");
 
 REGISTER_OP("DynembRemove")
-    .Input("tables: N * resource")
+    .Input("table: resource")
     .Input("keys: int64")
     .Input("owners: int32")
-    .Attr("N: int >= 1")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc("Removes the rows of keys; keys without a row are ignored.");
 
 REGISTER_OP("DynembClear")
-    .Input("tables: N * resource")
-    .Attr("N: int >= 1")
+    .Input("table: resource")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc("Removes all rows.");
 
 REGISTER_OP("DynembSize")
-    .Input("tables: N * resource")
+    .Input("table: resource")
     .Output("rows: int64")
     .Output("memory_bytes: int64")
-    .Attr("N: int >= 1")
     .SetIsStateful()
     .SetShapeFn(SizeShape)
     .Doc(R"doc(
@@ -189,7 +181,7 @@ Number of rows and bytes of memory of each shard.
 )doc");
 
 REGISTER_OP("DynembExport")
-    .Input("tables: N * resource")
+    .Input("table: resource")
     .Input("cursor: int64")
     .Input("limit: int64")
     .Output("keys: int64")
@@ -198,7 +190,6 @@ REGISTER_OP("DynembExport")
     .Output("meta: uint8")
     .Output("schema: string")
     .Output("next: int64")
-    .Attr("N: int >= 1")
     .Attr("dtype: " DYNEMB_VALUE_TYPES)
     .SetIsStateful()
     .SetShapeFn(ExportShape)
@@ -212,18 +203,17 @@ values: shape (n, dim).
 slots: shape (n, bytes): the optimizer's numbers of each row.
 meta: shape (n, bytes).
 schema: what the rows are made of.
-next: where to go on; its first number is N when there is no more.
+next: where to go on; its first number is the number of shards when there is no more.
 )doc");
 
 REGISTER_OP("DynembImport")
-    .Input("tables: N * resource")
+    .Input("table: resource")
     .Input("keys: int64")
     .Input("owners: int32")
     .Input("values: dtype")
     .Input("slots: uint8")
     .Input("meta: uint8")
     .Input("schema: string")
-    .Attr("N: int >= 1")
     .Attr("dtype: " DYNEMB_VALUE_TYPES)
     .Attr("replace: bool = false")
     .Attr("adopt_seed: bool = false")
@@ -232,7 +222,7 @@ REGISTER_OP("DynembImport")
     .Doc(R"doc(
 Puts exported rows back: keys, values, slots and meta as DynembExport gave them, on any number of shards.
 
-Refused, with the tables as they were, if the schema does not fit them or the parts do not fit the
+Refused, with the table as it was, if the schema does not fit it or the parts do not fit the
 schema.
 
 replace: the rows take the place of all that is there, at once; otherwise they are added.

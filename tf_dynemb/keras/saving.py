@@ -32,14 +32,16 @@ _PARTS = ("keys", "values", "slots", "meta")
 def write_rows(table: Variable, store) -> None:
     """Writes all rows of a table to a store."""
     cursor, chunk = (0, 0), 0
-    schema = table._export(limit=0)[4].numpy()
+    schema = table.resource.export_rows(limit=0)[4].numpy()
     while cursor[0] < table.shard_num:
-        *parts, chunk_schema, cursor = table._export(cursor, CHUNK_ROWS)
+        *parts, chunk_schema, cursor = table.resource.export_rows(cursor, CHUNK_ROWS)
         cursor = tuple(cursor.numpy())
         if chunk_schema.numpy() != schema:
             raise RuntimeError("the table got another optimizer rule while it was being saved")
-        arrays = [_bytes(part.numpy()) if name != "keys" else part.numpy()
-                  for name, part in zip(_PARTS, parts, strict=True)]
+        arrays = [
+            _bytes(part.numpy()) if name != "keys" else part.numpy()
+            for name, part in zip(_PARTS, parts, strict=True)
+        ]
         for name, array in zip(_PARTS, arrays, strict=True):
             store[f"{name}_{chunk}"] = array
         store[f"crc32_{chunk}"] = np.array(_checksum(arrays), np.int64)
@@ -64,11 +66,11 @@ def read_rows(table: Variable, store) -> None:
     try:
         # No rows: finds out whether the schema fits. Replacing then empties the table.
         widths = _widths(store)
-        table._import(*_tensors(table, _empty(widths)), schema, replace=True)
+        table.resource.import_rows(*_tensors(table, _empty(widths)), schema, replace=True)
     except tf.errors.OpError as error:
         raise ValueError(f"{table.name}: {error.message}") from error
     for arrays in _chunks(table, store):
-        table._import(*_tensors(table, arrays), schema, replace=False)
+        table.resource.import_rows(*_tensors(table, arrays), schema, replace=False)
 
 
 def _chunks(table: Variable, store) -> Iterator[list[np.ndarray]]:

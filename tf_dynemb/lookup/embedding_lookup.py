@@ -84,8 +84,8 @@ def _lookup_gradient(op, values_gradient, exists_gradient):
             "a lookup of a dynamic table inside tf.while_loop, tf.scan, tf.map_fn or an RNN cell has no "
             "gradient; look the ids up once before the loop and index the rows inside it"
         )
-    tables, dim = op.get_attr("N"), op.get_attr("dim")
-    keys = tf.reshape(op.inputs[1 + tables], [-1])
+    dim = op.get_attr("dim")
+    keys = tf.reshape(op.inputs[2], [-1])
     rows = tf.reshape(tf.convert_to_tensor(values_gradient), [-1, dim])
     distinct_keys, sums, _ = ops.dynemb_sum_by_key(keys, rows)
     # A first dimension of -1 makes whatever would turn the slices into a dense tensor fail loudly; with
@@ -93,7 +93,7 @@ def _lookup_gradient(op, values_gradient, exists_gradient):
     # not taken.
     shape = tf.constant([-1, dim], tf.int32, name="table_gradient_is_sparse_only")
     gradient = tf.IndexedSlices(sums, distinct_keys, dense_shape=shape)
-    return [gradient] + [None] * (tables + 2)
+    return [gradient, None, None, None]
 
 
 @tf.RegisterGradient("DynembSumByKey")

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_dynemb import _compat
 from tf_dynemb.base.library import ops
 from tf_dynemb.optimizer.rules import rule_of
-from tf_dynemb.table.handle import TableHandle, handles_in
+from tf_dynemb.table.handle import TableHandle, handle_of, handles_in
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")
@@ -77,7 +77,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         """Makes the inner optimizer's variables for the dense ones; tables keep theirs in their rows."""
         if self.built:
             return
-        variables = list(variables)
+        variables = [handle_of(variable) for variable in variables]
         self._known_tables = {id(handle) for handle in handles_in(variables)}
         self.inner_optimizer.build([v for v in variables if not isinstance(v, TableHandle)])
         super().build(variables)
@@ -95,7 +95,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         grads = list(grads)
         if trainable_variables is None:
             trainable_variables = self._trainable_variables
-        variables = list(trainable_variables)
+        variables = [handle_of(variable) for variable in trainable_variables]
         if not self.built:
             self.build(variables)
         tables, dense = [], []
@@ -155,9 +155,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         else:
             value = loss
         variables = list(var_list() if callable(var_list) else var_list)
-        return self.apply_gradients(
-            list(zip(tape.gradient(value, variables), variables, strict=True))
-        )
+        return self.apply_gradients(list(zip(tape.gradient(value, variables), variables, strict=True)))
 
     def _check_table(self, gradient, handle: TableHandle) -> None:
         if id(handle) not in self._known_tables:
@@ -247,7 +245,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
     def load_own_variables(self, store):
         """Refuses what Keras would skip with a warning: a state for variables that are not there yet.
 
-        The rows, which their layer has loaded by now, would go on with the optimizer's count at 0.
+        The rows, which their layer has loaded by now, would go on with the count of steps at 0.
         """
         if len(store.keys()) != len(self.variables):
             raise ValueError(

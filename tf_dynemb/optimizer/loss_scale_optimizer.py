@@ -38,9 +38,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def check_finite(self, grads):
         """Whether all gradients are finite; of a table's only the rows count."""
-        return super().check_finite(
-            [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
-        )
+        return super().check_finite([g.values if isinstance(g, tf.IndexedSlices) else g for g in grads])
 
     def apply(self, grads, trainable_variables=None):
         """As Keras' own."""

@@ -62,9 +62,7 @@ _RULES: dict[type, Callable[..., Rule]] = {
     keras.optimizers.Adamax: lambda o: Rule("adamax", (o.beta_1, o.beta_2, o.epsilon)),
     keras.optimizers.Nadam: lambda o: Rule("nadam", (o.beta_1, o.beta_2, o.epsilon)),
     keras.optimizers.Adadelta: lambda o: Rule("adadelta", (o.rho, o.epsilon)),
-    keras.optimizers.Adagrad: lambda o: Rule(
-        "adagrad", (o.epsilon,), o.initial_accumulator_value
-    ),
+    keras.optimizers.Adagrad: lambda o: Rule("adagrad", (o.epsilon,), o.initial_accumulator_value),
     RowwiseAdagrad: lambda o: Rule("rowwise_adagrad", (o.epsilon,), o.initial_accumulator_value),
     keras.optimizers.Ftrl: _ftrl,
     keras.optimizers.Lion: lambda o: Rule("lion", (o.beta_1, o.beta_2)),
@@ -103,7 +101,10 @@ def rule_of(optimizer: keras.optimizers.Optimizer) -> Rule:
         )
     for option, reason in (
         ("use_ema", "an average of rows that are not in the batch would have to move every step"),
-        ("gradient_accumulation_steps", "it keeps a gradient of the whole table; use larger batches"),
+        (
+            "gradient_accumulation_steps",
+            "it keeps a gradient of the whole table; use larger batches",
+        ),
     ):
         if getattr(optimizer, option, None):
             raise ValueError(f"inner_optimizer: {option} is not possible with tables: {reason}")

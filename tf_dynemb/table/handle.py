@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,10 @@ import keras
 
 if TYPE_CHECKING:
     from tf_dynemb.table.variable import Variable
+
+
+# Handles by the id of the tf.Variable below them, which they keep alive.
+_by_variable: weakref.WeakValueDictionary[int, TableHandle] = weakref.WeakValueDictionary()
 
 
 class TableHandle(keras.Variable):
@@ -35,6 +40,7 @@ class TableHandle(keras.Variable):
             autocast=False,
             name=name,
         )
+        _by_variable[id(self.value)] = self
 
     @property
     def overwrite_with_gradient(self) -> bool:
@@ -62,6 +68,11 @@ class TableHandle(keras.Variable):
                 stacklevel=3,
             )
         return super().assign(value)
+
+
+def handle_of(variable):
+    """The handle for the tf.Variable below it, as tf.Module.trainable_variables lists it; else `variable`."""
+    return _by_variable.get(id(variable), variable)
 
 
 def handles_in(variables: Iterable) -> list[TableHandle]:

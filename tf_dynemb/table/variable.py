@@ -13,7 +13,7 @@ from tf_dynemb.base.library import ops
 from tf_dynemb.initializer import to_spec
 from tf_dynemb.shard import default_partition_fn
 from tf_dynemb.table.handle import TableHandle
-from tf_dynemb.table.shard_table import ShardTable
+from tf_dynemb.table.table_resource import TableResource
 
 KEY_DTYPES = (tf.int64, tf.int32, tf.string)
 VALUE_DTYPES = (
@@ -118,14 +118,21 @@ class Variable(tf.Module):
             init_rows = -(-int(init_size) // self.shard_num)
         else:
             init_rows = int(os.environ.get("TF_HASHTABLE_INIT_SIZE", "0"))
-        self._initializer = to_spec(initializer, self.dim)
-        schema = (
-            f"dynemb-table 1\nvalue {self.value_dtype.name} {self.dim}\n"
-            f"initializer {self._initializer.text}\nseed {self._initializer.seed}\n"
+        spec = to_spec(initializer, self.dim)
+        self.resource = TableResource(
+            schema=(
+                f"dynemb-table 1\nvalue {self.value_dtype.name} {self.dim}\n"
+                f"initializer {spec.text}\nseed {spec.seed}\n"
+            ),
+            shards=self.shard_num,
+            partitioner=partitioner,
+            init_rows=init_rows,
+            adopt_seed=not spec.seed_is_given,
+            checkpoint=checkpoint,
+            device=self.devices[0],
         )
-        self.tables = [ShardTable(schema, init_rows, device) for device in self.devices]
-        self._handle = [TableHandle(self, trainable, name)]  # in a list: Keras' variable, not TF's
-        self._weight = self.handle.value  # what TensorFlow tracks
+        self._handle = TableHandle(self, trainable, name)
+        self._weight = self._handle.value  # TensorFlow tracks it; Keras' variable it does not know
 
     @property
     def name(self) -> str:
@@ -135,7 +142,7 @@ class Variable(tf.Module):
     @property
     def handle(self) -> TableHandle:
         """The weight of shape (0, dim) that stands for this table in gradients and optimizers."""
-        return self._handle[0]
+        return self._handle
 
     def lookup(self, keys, return_exists: bool = False, name: str | None = None):
         """Reads values. A missing key reads its initial value and is not inserted. No gradient flows.
@@ -172,7 +179,12 @@ class Variable(tf.Module):
         """
         keys = self._keys(keys)
         return ops.dynemb_upsert(
-            self._handles(), keys, self._owners(keys), self._values("values", values), _NOW, name=name
+            self.resource.resource_handle,
+            keys,
+            self.resource.owners(keys),
+            self._values("values", values),
+            _NOW,
+            name=name,
         )
 
     def accum(self, keys, old_values, new_values, exists, name: str | None = None):
@@ -204,21 +216,29 @@ class Variable(tf.Module):
             raise TypeError(f"exists: got {exists.dtype.name}, want bool")
         values_or_deltas = tf.where(exists[..., None], new_values - old_values, new_values)
         return ops.dynemb_accum(
-            self._handles(), keys, self._owners(keys), values_or_deltas, exists, _NOW, name=name
+            self.resource.resource_handle,
+            keys,
+            self.resource.owners(keys),
+            values_or_deltas,
+            exists,
+            _NOW,
+            name=name,
         )
 
     def remove(self, keys, name: str | None = None):
         """Removes the rows of keys (key_dtype, any shape); keys without a row are ignored."""
         keys = self._keys(keys)
-        return ops.dynemb_remove(self._handles(), keys, self._owners(keys), name=name)
+        return ops.dynemb_remove(
+            self.resource.resource_handle, keys, self.resource.owners(keys), name=name
+        )
 
     def clear(self, name: str | None = None):
         """Removes all rows, slot variables with them."""
-        return ops.dynemb_clear(self._handles(), name=name)
+        return ops.dynemb_clear(self.resource.resource_handle, name=name)
 
     def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
         """Number of rows, int64 scalar: of shard `index`, or of all."""
-        rows, _ = ops.dynemb_size(self._handles(), name=name)
+        rows, _ = ops.dynemb_size(self.resource.resource_handle, name=name)
         if index is None:
             return tf.reduce_sum(rows)
         if not 0 <= index < self.shard_num:
@@ -227,7 +247,7 @@ class Variable(tf.Module):
 
     def memory_bytes(self) -> tf.Tensor:
         """Bytes of memory that rows and index take, int64 scalar."""
-        _, memory_bytes = ops.dynemb_size(self._handles())
+        _, memory_bytes = ops.dynemb_size(self.resource.resource_handle)
         return tf.reduce_sum(memory_bytes)
 
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
@@ -235,7 +255,7 @@ class Variable(tf.Module):
 
         A row that is there from beginning to end appears exactly once, also while others write.
         """
-        keys, values, *_ = self._export(name=name)
+        keys, values, *_ = self.resource.export_rows(name=name)
         if self.key_dtype == tf.int32:
             keys = tf.cast(keys, tf.int32)
         return keys, values
@@ -249,9 +269,9 @@ class Variable(tf.Module):
             weight = weight.values[0]  # Keras traces layers once outside of any replica
         return ops.dynemb_lookup(
             weight.handle,
-            self._handles(),
+            self.resource.resource_handle,
             keys,
-            self._owners(keys),
+            self.resource.owners(keys),
             dtype=self.value_dtype,
             dim=self.dim,
             name=name,
@@ -260,53 +280,15 @@ class Variable(tf.Module):
     def _apply(self, keys, gradients, rule: str, slot_initial: float, hyper, now):
         """Runs an optimizer rule; keys int64 (n,), gradients value_dtype (n, dim)."""
         return ops.dynemb_apply(
-            self._handles(),
+            self.resource.resource_handle,
             keys,
-            self._owners(keys),
+            self.resource.owners(keys),
             gradients,
             hyper,
             now,
             rule=rule,
             slot_initial=slot_initial,
         )
-
-    def _export(self, cursor=(0, 0), limit: int = -1, name: str | None = None):
-        """keys, values, slots, meta, schema, next cursor."""
-        return ops.dynemb_export(
-            self._handles(),
-            tf.constant(cursor, tf.int64),
-            tf.constant(limit, tf.int64),
-            dtype=self.value_dtype,
-            name=name,
-        )
-
-    def _import(self, keys, values, slots, meta, schema, replace: bool):
-        """Puts exported rows back, on whatever number of shards this variable has."""
-        return ops.dynemb_import(
-            self._handles(),
-            keys,
-            self._owners(keys),
-            values,
-            slots,
-            meta,
-            schema,
-            replace=replace,
-            adopt_seed=not self._initializer.seed_is_given,
-        )
-
-    def _serialize_to_tensors(self):
-        if not self.checkpoint:
-            return {}
-        keys, values, slots, meta, schema, _ = self._export()
-        return {"keys": keys, "values": values, "slots": slots, "meta": meta, "schema": schema}
-
-    def _restore_from_tensors(self, restored_tensors):
-        if not restored_tensors:
-            return tf.no_op()
-        return self._import(**restored_tensors, replace=True)
-
-    def _handles(self) -> list[tf.Tensor]:
-        return [table.resource_handle for table in self.tables]
 
     def _keys(self, keys) -> tf.Tensor:
         """Checks keys and turns them into the int64 keys of the engine."""
@@ -327,13 +309,6 @@ class Variable(tf.Module):
                 f"{self.value_dtype.name}"
             )
         return values
-
-    def _owners(self, keys: tf.Tensor) -> tf.Tensor:
-        """The shard of each key, flat int32; empty where there is one shard."""
-        if self.shard_num == 1:
-            return tf.zeros([0], tf.int32)
-        owners = self.partition_fn(tf.reshape(keys, [-1]), self.shard_num)
-        return tf.cast(owners, tf.int32)
 
 
 # What writes put into the meta field `used`. Nothing reads it until there are policies.

@@ -86,9 +86,9 @@ class Mirror {
   T* there() const { return there_; }
   T& operator[](int64_t i) const { return host_[i]; }
 
+  // Host to there, and back; of all or of the first n.
   void Push() { Push(size_); }
   void Pull() { Pull(size_); }
-  // The first n only.
   void Push(int64_t n) {
     memory_->CopyIn(reinterpret_cast<char*>(there_), reinterpret_cast<char*>(host_.get()),
                     n * sizeof(T));
@@ -96,6 +96,17 @@ class Mirror {
   void Pull(int64_t n) {
     memory_->CopyOut(reinterpret_cast<char*>(host_.get()), reinterpret_cast<char*>(there_),
                      n * sizeof(T));
+  }
+
+  // The first n as they are there, leaving the host's alone.
+  std::vector<char> Fetch(int64_t n) const {
+    std::vector<char> bytes(n * sizeof(T));
+    memory_->CopyOut(bytes.data(), reinterpret_cast<char*>(there_), n * sizeof(T));
+    return bytes;
+  }
+  // Do the first n there have the bits that the host's have?
+  bool SameBits(int64_t n) const {
+    return n == 0 || std::memcmp(Fetch(n).data(), host_.get(), n * sizeof(T)) == 0;
   }
 
   Span<T> span() const { return span(size_); }

@@ -291,13 +291,17 @@ class Embedding(keras.layers.Layer):
             flat = weights.flat_values
         elif isinstance(weights, tf.SparseTensor):
             same = tf.debugging.assert_equal(
-                weights.indices, ids.indices, message="weights: their indices are not those of the ids"
+                weights.indices,
+                ids.indices,
+                message="weights: their indices are not those of the ids",
             )
             flat = weights.values
         else:
             weights = tf.convert_to_tensor(weights)
             same = tf.debugging.assert_equal(
-                tf.shape(weights), tf.shape(ids), message="weights: their shape is not that of the ids"
+                tf.shape(weights),
+                tf.shape(ids),
+                message="weights: their shape is not that of the ids",
             )
             flat = tf.reshape(weights, [-1])
         with tf.control_dependencies([same] if same is not None else []):

@@ -1,0 +1,669 @@
+#include "cc/core/testing/model_run.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <unordered_set>
+#include <utility>
+
+#include "cc/core/base/hash.h"
+#include "cc/core/testing/reference_table.h"
+#include "gtest/gtest.h"
+
+namespace dynemb {
+namespace {
+
+constexpr MetaField kFields[kMetaFields] = {MetaField::kVersion, MetaField::kUsed,
+                                            MetaField::kCount, MetaField::kScore};
+
+MetaFields Meta(std::initializer_list<MetaField> fields) {
+  MetaFields meta;
+  for (const MetaField field : fields) meta.add(field);
+  return meta;
+}
+
+using Random = std::mt19937_64;
+
+// Writes a random number of the dtype: for floats small ones, now and then a special one.
+void RandomNumber(DType dtype, Random* random, char* at) {
+  VisitDType(dtype, [&](auto tag) {
+    using V = typename decltype(tag)::type;
+    const uint64_t bits = (*random)();
+    V number;
+    if constexpr (std::is_integral_v<V>) {
+      number = static_cast<V>(bits);
+    } else {
+      const ComputeType<V> special[] = {0, -0.0f, 1e-41f, 65504.0f, -1e30f, 1.0f / 0.0f};
+      number = static_cast<V>(bits % 512 == 0
+                                  ? special[bits / 512 % 6]
+                                  : static_cast<ComputeType<V>>(
+                                        static_cast<int64_t>(bits / 512 % 4001) - 2000) /
+                                        1000);
+    }
+    std::memcpy(at, &number, sizeof(number));
+  });
+}
+
+class ModelRun {
+ public:
+  ModelRun(const TableHarness& harness, const ModelCase& model_case, uint64_t seed)
+      : harness_(harness),
+        memory_(harness.memory),
+        case_(model_case),
+        random_(seed),
+        large_(model_case.schema.dim >= 200),
+        pool_(DifficultKeys(large_ ? 400 : 3000, seed)),
+        max_batch_(large_ ? 150 : 1000),
+        element_(SizeOf(model_case.schema.value_dtype)),
+        keys_(memory_, max_batch_),
+        select_(memory_, max_batch_ + kSpare),
+        select_count_(memory_, 1),
+        outcomes_(memory_, max_batch_ + kSpare),
+        misses_(memory_, max_batch_ + kSpare),
+        misses_count_(memory_, 1),
+        exists_(memory_, max_batch_),
+        values_(memory_, max_batch_ * (model_case.schema.dim + kSpare) * element_ + kSpare * 8) {
+    table_ = harness.Make(model_case.schema);
+    const Status made = MakeReferenceTable(model_case.schema, &reference_);
+    EXPECT_TRUE(made.ok()) << made.message();
+    host_.executor = &executor_;
+  }
+
+  void Run(int64_t operations) {
+    const int64_t attach_at = operations / 5 + Below(operations / 5);
+    for (int64_t i = 0; i < operations && !::testing::Test::HasFailure(); ++i) {
+      SCOPED_TRACE(StrCat("operation ", i));
+      if (i == attach_at && reference_->schema().rule.name.empty()) Attach(case_.rule);
+      Operation();
+      EXPECT_EQ(table_->size(), static_cast<int64_t>(present_.size()));
+      if (i % 250 == 249 || i == operations - 1) CompareAll();
+    }
+  }
+
+ private:
+  static constexpr int64_t kSpare = 16;
+
+  uint64_t Below(uint64_t n) { return n == 0 ? 0 : random_() % n; }
+  bool Chance(int percent) { return static_cast<int>(Below(100)) < percent; }
+
+  void Operation() {
+    const uint64_t dice = Below(1000);
+    if (dice < 220) {
+      Find();
+    } else if (dice < 420) {
+      reference_->schema().rule.name.empty() ? Upsert() : Apply();
+    } else if (dice < 530) {
+      Upsert();
+    } else if (dice < 660) {
+      Accumulate();
+    } else if (dice < 760) {
+      Erase();
+    } else if (dice < 830) {
+      Import();
+    } else if (dice < 960) {
+      Export();
+    } else if (dice < 980) {
+      Histogram();
+    } else if (dice < 984) {
+      Restrict();
+    } else if (dice < 988) {
+      EraseBelow();
+    } else if (dice < 993) {
+      Reserve();
+    } else if (dice < 994) {
+      Clear();
+    } else {
+      AttachAgain();
+    }
+  }
+
+  // A call's arguments, on one of the two sides.
+  struct Side {
+    Table* table;
+    Context context;
+    Batch batch;
+    Report report;
+    Positions select;
+    Positions misses;
+    Rows values;
+  };
+
+  template <typename T>
+  Span<T> View(const Mirror<T>& mirror, int64_t n, bool tested) const {
+    return tested ? mirror.span(n) : Span<T>(mirror.host(), n);
+  }
+
+  // Does `call` on both sides. The reference works on the mirrors' host copies.
+  template <typename F>
+  void OnBoth(const F& call) {
+    Status status[2];
+    for (const bool tested : {false, true}) {
+      Side side;
+      side.table = tested ? table_.get() : reference_.get();
+      side.context = tested ? memory_->context() : host_;
+      side.batch.keys = View(keys_, n_, tested);
+      side.select = {View(select_, select_size_, tested),
+                     tested ? select_count_.there() : select_count_.host()};
+      if (selected_) side.batch.select = &side.select;
+      side.misses = {View(misses_, misses_size_, tested),
+                     tested ? misses_count_.there() : misses_count_.host()};
+      if (want_misses_) side.report.misses = &side.misses;
+      if (want_outcomes_) side.report.outcomes = View(outcomes_, n_, tested);
+      side.values =
+          Rows((tested ? values_.there() : values_.host()) + offset_ * element_, n_,
+               stride_ * element_, tested ? memory_->space() : MemorySpace::kHost);
+      status[tested] = call(side);
+    }
+    ASSERT_EQ(status[0].code(), status[1].code())
+        << "want: " << status[0].message() << "\ngot: " << status[1].message();
+    CompareOutputs();
+  }
+
+  // Chooses the keys, the selection, the layout and the reports of the next call.
+  void NewBatch(bool changes) {
+    const uint64_t dice = Below(100);
+    n_ = dice < 3 ? 0 : dice < 15 ? 1 : dice < 75 ? 1 + Below(24) : 1 + Below(100);
+    if (dice >= 98) n_ = 1 + Below(max_batch_);
+    for (int64_t i = 0; i < n_; ++i) keys_[i] = pool_[Below(pool_.size())];
+    participants_.clear();
+    selected_ = Chance(40);
+    for (int64_t i = 0; i < n_; ++i) {
+      if (!selected_ || Chance(60)) participants_.push_back(i);
+    }
+    if (selected_) std::shuffle(participants_.begin(), participants_.end(), random_);
+    if (changes) {
+      // Distinct keys for those that take part; the others keep what they have.
+      for (size_t j = 0; j < participants_.size(); ++j) {
+        std::swap(pool_[j], pool_[j + Below(pool_.size() - j)]);
+        keys_[participants_[j]] = pool_[j];
+      }
+    }
+    const int64_t taking_part = static_cast<int64_t>(participants_.size());
+    select_size_ = selected_ ? taking_part + Below(kSpare) : 0;
+    for (int64_t j = 0; j < select_size_; ++j) {
+      // What lies after the count is not to be looked at.
+      select_[j] = j < taking_part ? participants_[j] : static_cast<int64_t>(random_());
+    }
+    select_count_[0] = taking_part;
+    want_outcomes_ = Chance(75);
+    want_misses_ = Chance(50);
+    misses_size_ = want_misses_ ? taking_part + Below(kSpare) : 0;
+    misses_count_[0] = -7;
+    for (int64_t i = 0; i < n_ + kSpare; ++i) outcomes_[i] = static_cast<Outcome>(0xee);
+    for (int64_t i = 0; i < n_; ++i) exists_[i] = Chance(50);
+    offset_ = Chance(50) ? Below(kSpare) : 0;
+    stride_ = case_.schema.dim + (Chance(50) ? Below(kSpare) : 0);
+    values_used_ = ((n_ == 0 ? 0 : (n_ - 1) * stride_ + case_.schema.dim) + offset_) * element_;
+    values_used_ = std::min(values_used_ + kSpare * 8, values_.size());
+    keys_.Push(n_);
+    select_.Push(select_size_);
+    select_count_.Push();
+    misses_count_.Push();
+    outcomes_.Push(n_ + kSpare);
+    exists_.Push(n_);
+  }
+
+  // Fills the rows, and what lies between them, with numbers.
+  void FillValues() {
+    for (int64_t at = 0; at + element_ <= values_used_; at += element_) {
+      RandomNumber(case_.schema.value_dtype, &random_, values_.host() + at);
+    }
+    if (n_ > 0 && Chance(30)) {  // a gradient of nothing
+      const int64_t row = Below(n_) * stride_ + offset_;
+      std::memset(values_.host() + row * element_, 0, case_.schema.dim * element_);
+    }
+    values_.Push(values_used_);
+  }
+  void FillSentinel() {
+    std::memset(values_.host(), 0x5a, values_used_);
+    values_.Push(values_used_);
+  }
+
+  void CompareOutputs() {
+    EXPECT_TRUE(values_.SameBits(values_used_)) << "values";
+    EXPECT_TRUE(outcomes_.SameBits(n_ + kSpare)) << "outcomes";
+    EXPECT_TRUE(keys_.SameBits(n_)) << "keys";
+    EXPECT_TRUE(misses_count_.SameBits(1)) << "number of misses";
+    if (want_misses_ && !::testing::Test::HasFailure()) {
+      const int64_t count = misses_count_[0];
+      const std::vector<char> bytes = misses_.Fetch(count);
+      std::vector<int64_t> got(count);
+      if (count > 0) std::memcpy(got.data(), bytes.data(), bytes.size());
+      std::vector<int64_t> want(misses_.host(), misses_.host() + count);
+      std::sort(got.begin(), got.end());
+      std::sort(want.begin(), want.end());
+      EXPECT_EQ(want, got) << "misses";
+    }
+  }
+
+  Stamp NewStamp() {
+    return {static_cast<int64_t>(random_()), static_cast<int64_t>(Below(100))};
+  }
+
+  void Inserted(Key key) {
+    if (present_.insert(key).second) ++chances_[key];
+  }
+  void Removed(Key key) {
+    present_.erase(key);
+    owed_.erase(key);
+  }
+
+  void Find() {
+    SCOPED_TRACE("Find");
+    NewBatch(false);
+    FillSentinel();
+    const IfMissing if_missing = Chance(60) ? IfMissing::kInitialValue : IfMissing::kLeave;
+    OnBoth([&](const Side& side) {
+      return side.table->Find(side.context, side.batch, if_missing, side.values, side.report);
+    });
+  }
+
+  void Apply() {
+    SCOPED_TRACE("Apply");
+    NewBatch(true);
+    FillValues();
+    const RuleSpec rule = reference_->schema().rule;
+    const std::vector<double> hyper = UsualHyper(rule.name, static_cast<double>(++step_));
+    const Stamp stamp = NewStamp();
+    OnBoth([&](const Side& side) {
+      return side.table->Apply(side.context, side.batch, side.values, {&rule, hyper}, stamp,
+                               side.report);
+    });
+    for (const int64_t i : participants_) Inserted(keys_[i]);
+  }
+
+  void Upsert() {
+    SCOPED_TRACE("Upsert");
+    NewBatch(true);
+    FillValues();
+    const Stamp stamp = NewStamp();
+    OnBoth([&](const Side& side) {
+      return side.table->Upsert(side.context, side.batch, side.values, stamp, side.report);
+    });
+    for (const int64_t i : participants_) Inserted(keys_[i]);
+  }
+
+  void Accumulate() {
+    SCOPED_TRACE("Accumulate");
+    NewBatch(true);
+    FillValues();
+    const Stamp stamp = NewStamp();
+    OnBoth([&](const Side& side) {
+      const Span<bool> exists = View(exists_, n_, side.table == table_.get());
+      return side.table->Accumulate(side.context, side.batch, side.values, exists, stamp,
+                                    side.report);
+    });
+    for (const int64_t i : participants_) {
+      if (!exists_[i]) Inserted(keys_[i]);
+    }
+  }
+
+  void Erase() {
+    SCOPED_TRACE("Erase");
+    NewBatch(true);
+    OnBoth([&](const Side& side) {
+      return side.table->Erase(side.context, side.batch, side.report);
+    });
+    for (const int64_t i : participants_) Removed(keys_[i]);
+  }
+
+  void Import() {
+    SCOPED_TRACE("Import");
+    NewBatch(true);
+    while (static_cast<int64_t>(participants_.size()) != n_ || selected_) NewBatch(true);
+    want_outcomes_ = want_misses_ = false;
+    FillValues();
+    const RowLayout layout(reference_->schema());
+    const int64_t slots_stride = layout.slots_bytes + 8 * Below(3);
+    const int64_t meta_stride = layout.meta_bytes + 8 * Below(3);
+    Mirror<char> slots(memory_, n_ * slots_stride);
+    Mirror<char> meta(memory_, n_ * meta_stride);
+    const DType slot_dtype = SlotDType(case_.schema.value_dtype);
+    for (int64_t at = 0; at < slots.size(); at += SizeOf(slot_dtype)) {
+      if (layout.slots_bytes > 0) RandomNumber(slot_dtype, &random_, slots.host() + at);
+    }
+    for (int64_t at = 0; at < meta.size(); at += 8) {
+      // Scores with ties, negative ones and the ends of the range.
+      const int64_t ends[] = {INT64_MIN, INT64_MAX, -1, 0};
+      const int64_t number =
+          Chance(20) ? ends[Below(4)] : static_cast<int64_t>(Below(40)) - 20;
+      std::memcpy(meta.host() + at, &number, sizeof(number));
+    }
+    slots.Push();
+    meta.Push();
+    OnBoth([&](const Side& side) {
+      const bool tested = side.table == table_.get();
+      const auto rows = [&](const Mirror<char>& part, int64_t stride) {
+        const Span<char> view = View(part, part.size(), tested);
+        return ConstRows(view.data, n_, stride, view.space);
+      };
+      return side.table->Import(side.context, {side.batch.keys, side.values,
+                                               rows(slots, slots_stride), rows(meta, meta_stride)});
+    });
+    for (int64_t i = 0; i < n_; ++i) Inserted(keys_[i]);
+  }
+
+  // One step of an export that goes on between the other operations.
+  void Export() {
+    SCOPED_TRACE("Export");
+    if (cursor_.done) {
+      cursor_ = Cursor();
+      owed_ = present_;
+      chances_.clear();
+      for (const Key key : present_) chances_[key] = 1;
+      export_parts_ = Chance(70);
+    }
+    const int64_t chunk = 1 + Below(Chance(20) ? 500 : 40);
+    const auto rows = ExportSome(*table_, memory_, chunk, export_parts_, &cursor_);
+    // The values of the reference for the same keys; they must be there.
+    std::vector<Key> keys;
+    for (const auto& key_and_row : rows) keys.push_back(key_and_row.first);
+    const int64_t value_bytes = case_.schema.dim * element_;
+    std::vector<char> values(keys.size() * value_bytes);
+    std::vector<Outcome> outcomes(keys.size());
+    Batch batch;
+    batch.keys = keys;
+    Report report;
+    report.outcomes = outcomes;
+    const Status found = reference_->Find(
+        host_, batch, IfMissing::kLeave,
+        Rows(values.data(), static_cast<int64_t>(keys.size()), value_bytes), report);
+    ASSERT_TRUE(found.ok()) << found.message();
+    for (size_t i = 0; i < keys.size(); ++i) {
+      EXPECT_EQ(outcomes[i], Outcome::kFound) << "exported key " << keys[i];
+      EXPECT_EQ(rows[i].second.value, std::string(&values[i * value_bytes], value_bytes));
+      EXPECT_GT(chances_[keys[i]]--, 0) << "key " << keys[i] << " exported twice in one life";
+      owed_.erase(keys[i]);
+    }
+    if (cursor_.done) {
+      EXPECT_TRUE(owed_.empty()) << "not exported: " << *owed_.begin();
+    }
+  }
+
+  // A row's order from the exported bytes.
+  RowOrder OrderOf(MetaField field, Key key, const RowBytes& row) const {
+    RowOrder order;
+    const int64_t offset = RowLayout(case_.schema).meta_field[static_cast<int>(field)];
+    std::memcpy(&order.score, row.meta.data() + offset, sizeof(order.score));
+    order.hash = Mix64(static_cast<uint64_t>(key));
+    return order;
+  }
+  static std::pair<int64_t, uint64_t> Comparable(const RowOrder& order) {
+    return {order.score, order.hash};
+  }
+  // All orders, sorted.
+  std::vector<std::pair<int64_t, uint64_t>> Orders(MetaField field) {
+    std::vector<std::pair<int64_t, uint64_t>> orders;
+    for (const auto& [key, row] : ExportAll(*reference_, HostTestMemory(), 1000)) {
+      orders.push_back(Comparable(OrderOf(field, key, row)));
+    }
+    std::sort(orders.begin(), orders.end());
+    return orders;
+  }
+  // Takes off present_ what the reference does not have any more.
+  void FindRemoved() {
+    const TableContent content = ExportAll(*reference_, HostTestMemory(), 1000);
+    for (const Key key : std::vector<Key>(present_.begin(), present_.end())) {
+      if (content.count(key) == 0) Removed(key);
+    }
+  }
+
+  void Histogram() {
+    SCOPED_TRACE("Histogram");
+    const MetaField field = kFields[Below(kMetaFields)];
+    const int bits = 1 << Below(5);
+    const int prefix_bits = static_cast<int>(Below(128 / bits)) * bits;
+    RowOrder prefix{static_cast<int64_t>(Below(40)) - 20, random_()};
+    if (case_.schema.meta.has(field) && !present_.empty() && Chance(70)) {
+      const auto orders = Orders(field);
+      const auto& order = orders[Below(orders.size())];
+      prefix = {order.first, order.second};
+    }
+    Mirror<int64_t> counts(memory_, int64_t{1} << bits);
+    for (int64_t b = 0; b < counts.size(); ++b) counts[b] = b % 5;
+    counts.Push();
+    OnBoth([&](const Side& side) {
+      return side.table->Histogram(side.context, field, prefix, prefix_bits,
+                                   View(counts, counts.size(), side.table == table_.get()));
+    });
+    EXPECT_TRUE(counts.SameBits(counts.size())) << "counts";
+  }
+
+  void EraseBelow(MetaField field, const RowOrder& bound, int64_t want_left) {
+    const int64_t size = reference_->size();
+    OnBoth([&](const Side& side) {
+      int64_t erased = -7;
+      const Status status = side.table->EraseBelow(side.context, field, bound, &erased);
+      if (status.ok()) {
+        EXPECT_EQ(side.table->size(), want_left);
+        EXPECT_EQ(erased, size - want_left);
+      }
+      return status;
+    });
+    FindRemoved();
+  }
+
+  void EraseBelow() {
+    SCOPED_TRACE("EraseBelow");
+    const MetaField field = kFields[Below(kMetaFields)];
+    if (!case_.schema.meta.has(field)) return EraseBelow(field, RowOrder(), -1);
+    const auto orders = Orders(field);
+    RowOrder bound;
+    if (!orders.empty() && Chance(90)) {
+      const auto& order = orders[Below(orders.size() / 4 + 1) % orders.size()];
+      bound = {order.first, order.second + Below(2)};
+    } else if (Chance(80)) {
+      bound = {INT64_MIN, random_()};
+    } else {
+      bound = {INT64_MAX, ~uint64_t{0}};
+    }
+    const auto at = std::lower_bound(orders.begin(), orders.end(), Comparable(bound));
+    EraseBelow(field, bound, orders.end() - at);
+  }
+
+  // Restricts the table to n rows: the bound by radix selection on the tested table, against the one
+  // that sorting finds.
+  void Restrict() {
+    SCOPED_TRACE("Restrict");
+    const MetaField field = kFields[Below(kMetaFields)];
+    if (!case_.schema.meta.has(field) || present_.empty()) return;
+    const auto orders = Orders(field);
+    const int64_t erase = Below(orders.size() / (Chance(80) ? 4 : 1) + 1) % orders.size();
+    const int bits = 1 << Below(5);
+    Mirror<int64_t> counts(memory_, int64_t{1} << bits);
+    uint64_t words[2] = {0, 0};  // the bound as a number, score's sign bit flipped
+    const auto bound = [&] {
+      return RowOrder{static_cast<int64_t>(words[0] ^ (uint64_t{1} << 63)), words[1]};
+    };
+    int64_t rank = erase;
+    for (int prefix_bits = 0; prefix_bits < 128; prefix_bits += bits) {
+      std::fill(counts.host(), counts.host() + counts.size(), 0);
+      counts.Push();
+      const Status status = table_->Histogram(memory_->context(), field, bound(), prefix_bits,
+                                              counts.span());
+      ASSERT_TRUE(status.ok()) << status.message();
+      counts.Pull();
+      int64_t digit = 0;
+      while (digit < counts.size() && rank >= counts[digit]) rank -= counts[digit++];
+      ASSERT_LT(digit, counts.size()) << "fewer rows counted than there are";
+      words[prefix_bits / 64] |= static_cast<uint64_t>(digit) << (64 - prefix_bits % 64 - bits);
+    }
+    EXPECT_EQ(Comparable(bound()), orders[erase]);
+    EraseBelow(field, bound(), static_cast<int64_t>(orders.size()) - erase);
+  }
+
+  void Reserve() {
+    SCOPED_TRACE("Reserve");
+    const int64_t rows = Below(Chance(10) ? 20000 : 4000);
+    OnBoth([&](const Side& side) { return side.table->Reserve(side.context, rows); });
+  }
+
+  void Clear() {
+    SCOPED_TRACE("Clear");
+    OnBoth([&](const Side& side) { return side.table->Clear(side.context); });
+    present_.clear();
+    owed_.clear();
+    CompareAll();
+  }
+
+  void Attach(const RuleSpec& rule) {
+    SCOPED_TRACE("Attach");
+    const bool before = reference_->schema().rule.name.empty();
+    OnBoth([&](const Side& side) { return side.table->Attach(side.context, rule); });
+    if (before && !rule.name.empty()) export_parts_ = false;
+    CompareAll();
+  }
+
+  // The rule that is attached, another one, or one that does not exist.
+  void AttachAgain() {
+    const RuleSpec rule = reference_->schema().rule;
+    if (rule.name.empty()) return;
+    if (Chance(50)) return Attach(rule);
+    Attach(UsualRule(rule.name == "adam" ? "sgd" : "adam"));
+  }
+
+  void CompareAll() {
+    EXPECT_EQ(table_->schema().ToText(), reference_->schema().ToText());
+    EXPECT_EQ(reference_->size(), static_cast<int64_t>(present_.size()));
+    EXPECT_GE(table_->memory_bytes(), table_->size() * case_.schema.dim * element_);
+    const std::string difference =
+        Difference(ExportAll(*reference_, HostTestMemory(), 1000),
+                   ExportAll(*table_, memory_, 1 + Below(Chance(10) ? 3 : 700)));
+    EXPECT_EQ(difference, "");
+  }
+
+  const TableHarness& harness_;
+  TestMemory* const memory_;
+  const ModelCase& case_;
+  Random random_;
+  const bool large_;
+  std::vector<Key> pool_;
+  const int64_t max_batch_;
+  const int64_t element_;  // bytes
+  std::unique_ptr<Table> table_;
+  std::unique_ptr<Table> reference_;
+  InlineExecutor executor_;
+  Context host_;
+
+  // The next call.
+  int64_t n_ = 0;
+  bool selected_ = false;
+  std::vector<int64_t> participants_;
+  bool want_outcomes_ = false;
+  bool want_misses_ = false;
+  int64_t select_size_ = 0;
+  int64_t misses_size_ = 0;
+  int64_t offset_ = 0;  // of the first value, in numbers
+  int64_t stride_ = 0;
+  int64_t values_used_ = 0;  // bytes of values_
+  Mirror<Key> keys_;
+  Mirror<int64_t> select_;
+  Mirror<int64_t> select_count_;
+  Mirror<Outcome> outcomes_;
+  Mirror<int64_t> misses_;
+  Mirror<int64_t> misses_count_;
+  Mirror<bool> exists_;
+  Mirror<char> values_;
+
+  int64_t step_ = 0;
+  std::unordered_set<Key> present_;  // the keys with rows, kept beside the reference
+
+  // The export under way: what it owes, and how often a key may still appear.
+  Cursor cursor_{0, true};
+  bool export_parts_ = false;
+  std::unordered_set<Key> owed_;
+  std::map<Key, int64_t> chances_;
+};
+
+}  // namespace
+
+std::string ModelCase::Name() const {
+  std::string name = StrCat(dynemb::Name(schema.value_dtype), "_", schema.dim);
+  const std::string& rule_name = schema.rule.name.empty() ? rule.name : schema.rule.name;
+  if (!rule_name.empty()) name += "_" + rule_name;
+  return name;
+}
+
+std::vector<ModelCase> ModelCases() {
+  using F = MetaField;
+  using Kind = Distribution::Kind;
+  const MetaFields none, all = Meta({F::kVersion, F::kUsed, F::kCount, F::kScore});
+  const Distribution uniform{Kind::kUniform, -0.05f, 0.05f}, normal{Kind::kNormal, 0.5f, 2.0f},
+      truncated{Kind::kTruncatedNormal, 0.0f, 0.1f}, constant;
+  struct Line {
+    DType dtype;
+    int64_t dim;
+    const char* rule;
+    MetaFields meta;
+    Distribution distribution;
+  };
+  const Line lines[] = {
+      {DType::kFloat32, 8, "adam", all, uniform},
+      {DType::kFloat32, 1, "sgd", none, constant},
+      {DType::kFloat32, 3, "adagrad", Meta({F::kUsed}), normal},
+      {DType::kFloat32, 64, "rowwise_adagrad", Meta({F::kScore}), uniform},
+      {DType::kFloat32, 200, "ftrl", none, truncated},
+      {DType::kFloat32, 1024, "lion", Meta({F::kVersion}), uniform},
+      {DType::kFloat64, 1, "rowwise_adagrad", all, normal},
+      {DType::kFloat64, 3, "sgd_momentum", Meta({F::kCount}), uniform},
+      {DType::kFloat64, 64, "adam_amsgrad", none, truncated},
+      {DType::kFloat64, 1024, "sgd_nesterov", Meta({F::kUsed}), constant},
+      {DType::kFloat16, 1, "nadam", Meta({F::kVersion, F::kScore}), uniform},
+      {DType::kFloat16, 3, "rmsprop", all, normal},
+      {DType::kFloat16, 200, "rmsprop_centered_momentum", Meta({F::kScore}), uniform},
+      {DType::kBFloat16, 3, "adamax", none, truncated},
+      {DType::kBFloat16, 8, "rmsprop_momentum", Meta({F::kUsed, F::kCount}), uniform},
+      {DType::kBFloat16, 64, "adadelta", all, normal},
+      {DType::kBFloat16, 1024, "rmsprop_centered", none, uniform},
+      {DType::kInt8, 1, "", Meta({F::kScore}), constant},
+      {DType::kInt8, 200, "", none, constant},
+      {DType::kInt32, 3, "", all, constant},
+      {DType::kInt64, 8, "", Meta({F::kVersion}), constant},
+  };
+  std::vector<ModelCase> cases;
+  for (const Line& line : lines) {
+    ModelCase c;
+    c.schema.value_dtype = line.dtype;
+    c.schema.dim = line.dim;
+    c.schema.meta = line.meta;
+    c.schema.initializer.distribution = line.distribution;
+    c.schema.initializer.seed = 0x9876543210 + cases.size();
+    c.schema.initializer.constant = {3.0};
+    if (line.dim == 3) c.schema.initializer.constant = {1.0, -2.0, 100.0};
+    // Every third table has its rule from birth.
+    (cases.size() % 3 == 0 ? c.schema.rule : c.rule) = UsualRule(line.rule);
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+std::vector<Key> DifficultKeys(int64_t count, uint64_t seed) {
+  Random random(seed);
+  std::vector<Key> keys = {INT64_MIN, INT64_MIN + 1, -1, 0, 1, INT64_MAX - 1, INT64_MAX};
+  const uint64_t high = random(), low = random();
+  for (int64_t i = 0; static_cast<int64_t>(keys.size()) < count; ++i) {
+    const uint64_t u = static_cast<uint64_t>(i);
+    keys.push_back(static_cast<Key>(u) + 1'000'000);
+    keys.push_back(-static_cast<Key>(u) - 5000);
+    keys.push_back(static_cast<Key>((u + 3) << (u % 2 == 0 ? 20 : 44)));
+    if (i < 60) {
+      keys.push_back(KeyOfHash((high & ~uint64_t{0xffff}) | u));        // all placed alike
+      keys.push_back(KeyOfHash((low & 0xffffffffffff) | u << 48));
+    }
+    keys.push_back(static_cast<Key>(random()));
+  }
+  std::sort(keys.begin(), keys.end());
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+  std::shuffle(keys.begin(), keys.end(), random);
+  return keys;
+}
+
+void RunModel(const TableHarness& harness, const ModelCase& model_case, uint64_t seed,
+              int64_t operations) {
+  SCOPED_TRACE(StrCat(harness.name, ", ", model_case.Name(), ", seed ", seed));
+  ModelRun(harness, model_case, seed).Run(operations);
+}
+
+}  // namespace dynemb

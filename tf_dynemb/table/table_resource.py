@@ -1,0 +1,102 @@
+"""The table as TensorFlow holds it: a resource that checkpoints and SavedModels carry."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tf_dynemb.base.library import ops
+
+
+class TableResource(tf.saved_model.experimental.TrackableResource):
+    """The shards of a table and the function that tells which shard owns a key.
+
+    It saves its rows without a word of shards, and restores them onto whatever shards it has.
+
+    Args:
+        schema: what a row is made of, in the engine's text form.
+        shards: number of shards.
+        partitioner: function (keys, shard_num) -> int32 shard of each key.
+        init_rows: rows to prepare the index of each shard for.
+        adopt_seed: whether a restore takes over the seed of the initial values.
+        checkpoint: whether rows are saved and restored.
+        device: where the resource is made.
+    """
+
+    def __init__(
+        self,
+        schema: str,
+        shards: int,
+        partitioner: Callable,
+        init_rows: int,
+        adopt_seed: bool,
+        checkpoint: bool,
+        device: str,
+    ):
+        super().__init__(device=device)
+        self._schema = schema
+        self._shards = shards
+        self._partitioner = partitioner
+        self._init_rows = init_rows
+        self._adopt_seed = adopt_seed
+        self._checkpoint = checkpoint
+        self._value_dtype = tf.as_dtype(schema.split()[3])
+        # For graphs that a session runs; unique, so that no two models ever share rows by name.
+        self._graph_name = f"tf_dynemb_{uuid.uuid4().hex}"
+        with tf.init_scope():
+            self.resource_handle  # noqa: B018  makes the table now, outside of any function
+
+    def owners(self, keys: tf.Tensor) -> tf.Tensor:
+        """The shard of each int64 key, flat int32; empty where there is one shard."""
+        if self._shards == 1:
+            return tf.zeros([0], tf.int32)
+        return tf.cast(self._partitioner(tf.reshape(keys, [-1]), self._shards), tf.int32)
+
+    def export_rows(self, cursor=(0, 0), limit: int = -1, name: str | None = None):
+        """keys, values, slots, meta, schema and next cursor; see the op DynembExport."""
+        return ops.dynemb_export(
+            self.resource_handle,
+            tf.constant(cursor, tf.int64),
+            tf.constant(limit, tf.int64),
+            dtype=self._value_dtype,
+            name=name,
+        )
+
+    def import_rows(self, keys, values, slots, meta, schema, replace: bool):
+        """Puts exported rows back; see the op DynembImport."""
+        return ops.dynemb_import(
+            self.resource_handle,
+            keys,
+            self.owners(keys),
+            values,
+            slots,
+            meta,
+            schema,
+            replace=replace,
+            adopt_seed=self._adopt_seed,
+        )
+
+    def _create_resource(self):
+        # Eagerly, and in the functions of a loaded SavedModel, each execution makes a table of its own
+        # that lives as long as its handle. A session's graph executes the op in every run and needs
+        # the same table each time.
+        in_session = not tf.compat.v1.executing_eagerly_outside_functions()
+        return ops.dynemb_table(
+            schema=self._schema,
+            shards=self._shards,
+            init_rows=self._init_rows,
+            shared_name=self._graph_name if in_session else "",
+        )
+
+    def _serialize_to_tensors(self):
+        if not self._checkpoint:
+            return {}
+        keys, values, slots, meta, schema, _ = self.export_rows()
+        return {"keys": keys, "values": values, "slots": slots, "meta": meta, "schema": schema}
+
+    def _restore_from_tensors(self, restored_tensors):
+        if not restored_tensors:
+            return tf.no_op()
+        return self.import_rows(**restored_tensors, replace=True)
