@@ -50,6 +50,8 @@ $(VENV_STAMP): | machine
 	@echo '$(TENSORFLOW)' > $(VENV)/tensorflow
 	@touch $@
 
+$(TENSORFLOW_FOUND): ;
+
 $(CONFIG): $(VENV_STAMP) $(TENSORFLOW_FOUND) configure.sh bazel/bazel.sh
 	@./configure.sh --python=$(PY) --output=$@
 

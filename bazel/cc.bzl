@@ -29,6 +29,10 @@ _COPTS = [
     "-fvisibility=hidden",
     # Initial values are bit-identical on every machine: no multiplication and addition may be fused.
     "-ffp-contract=off",
+    # Square roots and divisions in a loop become vector instructions, with the same results: nobody reads errno or
+    # floating-point exceptions here.
+    "-fno-math-errno",
+    "-fno-trapping-math",
 ] + _WARNINGS + _NO_WARNINGS + select({
     # Elsewhere, the sanitizers above all, -O is the configuration's own and a warning is no error.
     "//bazel:opt": ["-O3", "-Werror"],

@@ -55,7 +55,7 @@ if [[ $bazel ]]; then
   if [[ -z $version ]] || dpkg --compare-versions "$version" ge 4; then
     packages+=(bazel-bootstrap)
   else
-    advice+=("the package bazel-bootstrap is $version here, too old. Install Bazelisk: npm install -g @bazel/bazelisk")
+    advice+=("the package bazel-bootstrap is $version here, too old. Install Bazelisk: apt-get install npm && npm install -g @bazel/bazelisk")
   fi
 fi
 
@@ -66,7 +66,7 @@ if [[ $as_root == none ]]; then
   if ((${#packages[@]})); then
     say "some are missing, and this user may not install them. As root:"
     echo "  apt-get install ${packages[*]} ${optional[*]}"
-    say "(without root: docs/building.md)"
+    say "without root: docs/building.md"
   fi
   ((${#packages[@]} + ${#advice[@]} == 0)) || exit 1
   exit 0
@@ -74,7 +74,7 @@ fi
 
 install() {
   say "installing $*"
-  $as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install --no-install-recommends "$@" </dev/null >/dev/null
+  $as_root env DEBIAN_FRONTEND=noninteractive DEBCONF_NOWARNINGS=yes apt-get -qq -o Dpkg::Use-Pty=0 install --no-install-recommends "$@" </dev/null >/dev/null
 }
 ((${#packages[@]} == 0)) || install "${packages[@]}" || exit 1
 ((${#optional[@]} == 0)) || install "${optional[@]}" || say "going on without ${optional[*]}"

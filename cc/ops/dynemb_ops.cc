@@ -82,7 +82,7 @@ init_rows: rows for which the index of each shard is made large enough at once.
 )doc");
 
 REGISTER_OP("DynembLookup")
-    .Input("weight: resource")
+    .Input("weight: dtype")
     .Input("table: resource")
     .Input("keys: int64")
     .Input("owners: int32")
@@ -95,8 +95,9 @@ REGISTER_OP("DynembLookup")
     .Doc(R"doc(
 Reads the values of keys; a key without a row reads its initial value. Never inserts.
 
-weight: the handle weight of the variable, of shape (0, dim); not read. It is an input so that the
-  gradient of the lookup belongs to it.
+weight: the value of the variable's handle weight, of shape (0, dim); not used. It is an input so that
+  the gradient of the lookup belongs to the handle: its value and not its resource, which under
+  tf.distribute and on GPUs lives on another device than the table.
 values: shape (..., dim).
 exists: shape (...), whether the key has a row.
 )doc");

@@ -14,10 +14,9 @@ from collections.abc import Mapping
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-# Keras scales the deviation of a truncated normal so that what is left has the wanted variance:
-# the standard deviation of a standard normal cut at +-2.
-_TRUNCATED_STDDEV = 0.87962566103423978
+from tf_dynemb.initializer import variance_scaling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,38 +34,33 @@ class InitializerSpec:
     seed_is_given: bool
 
 
-def to_spec(initializer, dim: int) -> InitializerSpec:
+def to_spec(initializer, dim: int, value_dtype=tf.float32) -> InitializerSpec:
     """Translates an initializer for rows of `dim` numbers.
 
     Args:
-        initializer: None (zeros), a number, an array of shape () or (dim,), an initializer of
+        initializer: None (zeros), a number, an array or tensor of shape () or (dim,), an initializer of
             keras.initializers or tf.initializers, its class, its name or its config. Those that scale
             with fans (GlorotUniform, HeNormal, VarianceScaling, ...) need the number of rows, which a
-            table does not have: give a VarianceScaling with mode "fan_out", whose fan is dim, or a
-            plain distribution.
+            table does not have: give tf_dynemb.initializer.VarianceScaling with the fans, or a plain
+            distribution.
         dim: numbers per row.
+        value_dtype: dtype of the rows. One of integers can start at a constant only.
 
     Returns:
         An InitializerSpec. Without a seed in the initializer one is drawn from Python's `random`, which
-        keras.utils.set_random_seed seeds.
+        keras.utils.set_random_seed seeds; of a keras.random.SeedGenerator the seed counts that it was
+        made with.
 
     Raises:
         TypeError: an object that is none of these.
-        ValueError: an array of the wrong shape; a distribution that needs an unknown fan, or that the
-            engine does not have.
+        ValueError: numbers of the wrong shape or outside of value_dtype; a distribution that needs an
+            unknown fan, or that the engine does not have.
     """
-    if initializer is None:
-        return _constant([0.0])
+    initializer = resolve(initializer)
+    if tf.is_tensor(initializer):
+        initializer = initializer.numpy()
     if isinstance(initializer, (int, float, np.number, np.ndarray, list, tuple)):
-        numbers = np.asarray(initializer)
-        if numbers.shape not in ((), (1,), (dim,)) or numbers.dtype.kind not in "iuf":
-            raise ValueError(
-                f"initializer: got an array of shape {numbers.shape} and dtype {numbers.dtype}, want "
-                f"numbers of shape () or (dim,) = ({dim},)"
-            )
-        return _constant(numbers.reshape(-1).tolist())
-    if isinstance(initializer, (str, Mapping)) or isinstance(initializer, type):
-        initializer = keras.initializers.get(initializer)
+        return _constant(initializer, dim, value_dtype)
     get_config = getattr(initializer, "get_config", None)
     if get_config is None:
         raise TypeError(
@@ -74,66 +68,97 @@ def to_spec(initializer, dim: int) -> InitializerSpec:
             "initializer of keras.initializers or tf.initializers"
         )
     config = get_config()
+    kind = _kind(initializer)
+    if kind in ("Zeros", "Ones", "Constant"):
+        numbers = {"Zeros": 0.0, "Ones": 1.0}.get(kind, getattr(initializer, "value", None))
+        return _constant(numbers, dim, value_dtype)
+    if not tf.as_dtype(value_dtype).is_floating:
+        raise ValueError(
+            f"initializer: got {type(initializer).__name__}; a table of "
+            f"{tf.as_dtype(value_dtype).name} can start at a constant only"
+        )
+    if kind == "VarianceScaling":
+        plain = variance_scaling.plain(initializer, dim)
+        kind, config = type(plain).__name__, plain.get_config()
+    if kind == "RandomUniform":
+        name, numbers = "uniform", (config["minval"], config["maxval"])
+        fits = numbers[0] <= numbers[1]
+    else:
+        name = {"RandomNormal": "normal", "TruncatedNormal": "truncated_normal"}[kind]
+        numbers = (config["mean"], config["stddev"])
+        fits = numbers[1] >= 0
+    if not fits or not all(math.isfinite(number) for number in numbers):
+        raise ValueError(
+            f"initializer: got {name} of {numbers[0]} and {numbers[1]}, want finite numbers, minval <= "
+            "maxval, stddev >= 0"
+        )
     seed, seed_is_given = _seed(config.get("seed"))
-    return InitializerSpec(_distribution(initializer, config, dim), seed, seed_is_given)
+    text = " ".join([name, *(repr(float(number)) for number in numbers)])
+    return InitializerSpec(text, seed, seed_is_given)
 
 
-def _constant(numbers) -> InitializerSpec:
+def resolve(initializer):
+    """The initializer object of a class, a name or a config; 0.0 for None; others as they are."""
+    if initializer is None:
+        return 0.0
+    if isinstance(initializer, (str, Mapping, type)):
+        return keras.initializers.get(initializer)
+    return initializer
+
+
+def _constant(numbers, dim: int, value_dtype) -> InitializerSpec:
+    numbers = np.asarray(numbers)
+    if numbers.shape not in ((), (1,), (dim,)) or numbers.dtype.kind not in "iuf":
+        raise ValueError(
+            f"initializer: got an array of shape {numbers.shape} and dtype {numbers.dtype}, want "
+            f"numbers of shape () or (dim,) = ({dim},)"
+        )
+    dtype = tf.as_dtype(value_dtype)
+    numbers = numbers.reshape(-1).tolist()
     for number in numbers:
-        if not math.isfinite(number):
-            raise ValueError(f"initializer: got {number}, want finite numbers")
+        if not math.isfinite(number) or not dtype.min <= number <= dtype.max:
+            raise ValueError(f"initializer: got {number}, want finite numbers that {dtype.name} holds")
+        if dtype.is_integer and number != int(number):
+            raise ValueError(f"initializer: got {number}, want whole numbers for {dtype.name}")
         if isinstance(number, int) and abs(number) > 2**53:
             raise ValueError(f"initializer: got {number}, want integers up to 2^53 in magnitude")
     return InitializerSpec("constant " + " ".join(repr(n) for n in numbers), 0, True)
 
 
 def _seed(seed) -> tuple[int, bool]:
+    if isinstance(seed, Mapping):  # a keras.random.SeedGenerator
+        seed = seed["config"]["seed"]
     if isinstance(seed, (int, np.integer)):
         return int(seed) % 2**64, True
     return random.getrandbits(64), False
 
 
-def _distribution(initializer, config: Mapping, dim: int) -> str:
-    # By the names of classes: Keras, TF 2 and TF 1 have initializers of equal names and configs.
-    kinds = {base.__name__ for base in type(initializer).__mro__}
-    if kinds & {"Zeros"}:
-        return "constant 0"
-    if kinds & {"Ones"}:
-        return "constant 1"
-    if kinds & {"Constant"}:
-        return _constant(np.asarray(config["value"], float).reshape(-1).tolist()).text
-    if kinds & {"RandomUniform"}:
-        return f"uniform {float(config['minval'])!r} {float(config['maxval'])!r}"
-    if kinds & {"TruncatedNormal"}:
-        return f"truncated_normal {float(config['mean'])!r} {float(config['stddev'])!r}"
-    if kinds & {"RandomNormal"}:
-        return f"normal {float(config['mean'])!r} {float(config['stddev'])!r}"
-    if kinds & {"VarianceScaling"}:
-        return _variance_scaling(initializer, dim)
+_KINDS = (
+    "Zeros",
+    "Ones",
+    "Constant",
+    "RandomUniform",
+    "RandomNormal",
+    "TruncatedNormal",
+    "VarianceScaling",
+)
+
+
+def _kind(initializer) -> str:
+    """The name in _KINDS of what an initializer draws from.
+
+    By the names of classes: Keras, TF 2 and TF 1 have initializers of equal names and configs. A
+    subclass that draws in a way of its own is none of them.
+    """
+    for base in type(initializer).__mro__:
+        if base is variance_scaling.VarianceScaling:
+            return "VarianceScaling"
+        if base.__name__ in _KINDS:
+            if type(initializer).__call__ is base.__call__:
+                return base.__name__
+            break
     raise ValueError(
         f"initializer: {type(initializer).__name__} has no form that depends on the key and column "
         "alone; use Zeros, Ones, Constant, RandomUniform, RandomNormal, TruncatedNormal or "
-        "VarianceScaling(mode='fan_out')"
+        "tf_dynemb.initializer.VarianceScaling"
     )
-
-
-def _variance_scaling(initializer, dim: int) -> str:
-    """He et al. 2015, Glorot and Bengio 2010, LeCun et al. 1998, as keras.initializers has them."""
-    if initializer.mode != "fan_out":
-        raise ValueError(
-            f"initializer: {type(initializer).__name__} scales by {initializer.mode}, which needs the "
-            "number of rows, and a table does not have one; give VarianceScaling(scale, "
-            f"mode='fan_out') (fan_out is dim = {dim}), or RandomUniform or RandomNormal"
-        )
-    return variance_scaling(initializer.scale, dim, initializer.distribution)
-
-
-def variance_scaling(scale: float, fan: float, distribution: str) -> str:
-    """The distribution with variance scale / fan, as text for the engine."""
-    variance = scale / max(1.0, float(fan))
-    if distribution == "uniform":
-        limit = math.sqrt(3.0 * variance)
-        return f"uniform {-limit!r} {limit!r}"
-    if distribution == "untruncated_normal":
-        return f"normal 0.0 {math.sqrt(variance)!r}"
-    return f"truncated_normal 0.0 {math.sqrt(variance) / _TRUNCATED_STDDEV!r}"

@@ -67,10 +67,6 @@ def embedding_lookup(
 
 def lookup_keys(table: Variable, keys: tf.Tensor, name: str | None = None) -> tf.Tensor:
     """Values (..., dim) of int64 keys, with their gradient."""
-    weight = table.handle.value
-    if tf.distribute.in_cross_replica_context() and hasattr(weight, "values"):
-        weight = weight.values[0]
-    weight.read_value()  # a tape watches a variable when it is read
     values, _ = table._lookup(keys, name)
     return values
 

@@ -52,7 +52,10 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         """The shard of each int64 key, flat int32; empty where there is one shard."""
         if self._shards == 1:
             return tf.zeros([0], tf.int32)
-        return tf.cast(self._partitioner(tf.reshape(keys, [-1]), self._shards), tf.int32)
+        owners = tf.convert_to_tensor(self._partitioner(tf.reshape(keys, [-1]), self._shards))
+        if owners.dtype != tf.int32:
+            raise TypeError(f"partitioner: got {owners.dtype.name}, want int32; tf.cast what it returns")
+        return owners
 
     def export_rows(self, cursor=(0, 0), limit: int = -1, name: str | None = None):
         """keys, values, slots, meta, schema and next cursor; see the op DynembExport."""

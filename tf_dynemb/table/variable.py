@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tf_dynemb.base.checks import assert_same
 from tf_dynemb.base.fingerprint import fingerprint
 from tf_dynemb.base.library import ops
 from tf_dynemb.initializer import to_spec
@@ -46,9 +47,9 @@ class Variable(tf.Module):
         devices: one shard is made for each device string; a single string is a list of one. None means
             one shard in host memory. Only CPU devices of this process.
         partitioner: function (keys, shard_num) -> int32 of the keys' shape, the shard of each key. It is
-            given int64 keys (fingerprints for strings) and must always give a key the same shard.
+            given int64 keys (n,), fingerprints for strings, and must always give a key the same shard.
         shared_name: unused, as in TFRA; must be None.
-        name: name of the variable and of its handle.
+        name: name of the variable and of its handle; no "/" in it.
         initializer: see tf_dynemb.initializer.to_spec. None: zeros.
         trainable: whether the handle is a trainable weight.
         checkpoint: whether rows go into checkpoints and SavedModels.
@@ -91,6 +92,8 @@ class Variable(tf.Module):
         bp_v2: bool = False,
     ):
         super().__init__()
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ValueError(f"name: got {name!r}, want a string without '/'")
         self._name = name
         self.key_dtype = _one_of("key_dtype", key_dtype, KEY_DTYPES)
         self.value_dtype = _one_of("value_dtype", value_dtype, VALUE_DTYPES)
@@ -106,7 +109,7 @@ class Variable(tf.Module):
         ):
             if value is not None:
                 raise ValueError(f"{argument}: got {value!r}, want None: {why}")
-        if not isinstance(init_size, (int, np.integer)) or init_size < 0:
+        if not _is_whole(init_size) or init_size < 0:
             raise ValueError(f"init_size: got {init_size!r}, want a number of rows >= 0")
         self.partition_fn = partitioner
         self.trainable = trainable
@@ -117,8 +120,8 @@ class Variable(tf.Module):
         if init_size:
             init_rows = -(-int(init_size) // self.shard_num)
         else:
-            init_rows = int(os.environ.get("TF_HASHTABLE_INIT_SIZE", "0"))
-        spec = to_spec(initializer, self.dim)
+            init_rows = _init_rows_of_environment()
+        spec = to_spec(initializer, self.dim, self.value_dtype)
         self.resource = TableResource(
             schema=(
                 f"dynemb-table 1\nvalue {self.value_dtype.name} {self.dim}\n"
@@ -214,7 +217,12 @@ class Variable(tf.Module):
         exists = tf.convert_to_tensor(exists)
         if exists.dtype != tf.bool:
             raise TypeError(f"exists: got {exists.dtype.name}, want bool")
-        values_or_deltas = tf.where(exists[..., None], new_values - old_values, new_values)
+        same = assert_same(
+            tf.shape(old_values), tf.shape(new_values), "old_values: their shape is not that of new_values"
+        )
+        with tf.control_dependencies(same):
+            deltas = new_values - old_values
+        values_or_deltas = tf.where(exists[..., None], deltas, new_values)
         return ops.dynemb_accum(
             self.resource.resource_handle,
             keys,
@@ -264,15 +272,11 @@ class Variable(tf.Module):
 
     def _lookup(self, keys: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """values (..., dim) and exists (...) of int64 keys; the op that has the gradient."""
-        weight = self.handle.value
-        if tf.distribute.in_cross_replica_context() and hasattr(weight, "values"):
-            weight = weight.values[0]  # Keras traces layers once outside of any replica
         return ops.dynemb_lookup(
-            weight.handle,
+            self.handle.value.read_value(),
             self.resource.resource_handle,
             keys,
             self.resource.owners(keys),
-            dtype=self.value_dtype,
             dim=self.dim,
             name=name,
         )
@@ -292,6 +296,11 @@ class Variable(tf.Module):
 
     def _keys(self, keys) -> tf.Tensor:
         """Checks keys and turns them into the int64 keys of the engine."""
+        if isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
+            raise TypeError(
+                f"keys: got {type(keys).__name__}, want a dense tensor; give its flat_values or values, "
+                "or use tf_dynemb.keras.Embedding"
+            )
         keys = tf.convert_to_tensor(keys, dtype_hint=self.key_dtype)
         if keys.dtype != self.key_dtype:
             raise TypeError(
@@ -324,9 +333,22 @@ def _one_of(argument: str, dtype, choices) -> tf.DType:
 
 
 def _dim(dim) -> int:
-    if not isinstance(dim, (int, np.integer)) or isinstance(dim, bool) or not 1 <= dim <= 2**20:
+    if not _is_whole(dim) or not 1 <= dim <= 2**20:
         raise ValueError(f"dim: got {dim!r}, want a whole number from 1 to 2^20")
     return int(dim)
+
+
+def _is_whole(number) -> bool:
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+
+
+def _init_rows_of_environment() -> int:
+    text = os.environ.get("TF_HASHTABLE_INIT_SIZE", "")
+    if text.strip() and not text.strip().isdecimal():
+        raise ValueError(
+            f"environment variable TF_HASHTABLE_INIT_SIZE: got {text!r}, want a number of rows >= 0"
+        )
+    return int(text.strip() or "0")
 
 
 def _devices(devices) -> list[str]:
@@ -335,11 +357,17 @@ def _devices(devices) -> list[str]:
     devices = [devices] if isinstance(devices, str) else list(devices)
     if not devices:
         raise ValueError("devices: got an empty list, want at least one device")
+    number = len(tf.config.list_logical_devices("CPU"))
     for device in devices:
-        spec = tf.DeviceSpec.from_string(device)
+        try:
+            spec = tf.DeviceSpec.from_string(device)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"devices: got {device!r}, want a device such as '/CPU:0'") from error
         if (spec.device_type or "CPU") != "CPU" or spec.job not in (None, "localhost"):
             raise ValueError(
                 f"devices: got {device!r}; tables live in the host memory of this process so far, "
                 "want '/CPU:0'"
             )
+        if (spec.device_index or 0) >= number:
+            raise ValueError(f"devices: got {device!r}, want '/CPU:0' to '/CPU:{number - 1}'")
     return devices

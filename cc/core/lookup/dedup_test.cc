@@ -1,0 +1,114 @@
+// Dedup and its three uses, against maps and plain loops.
+#include "cc/core/lookup/dedup.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <random>
+#include <thread>
+#include <vector>
+
+namespace dynemb {
+namespace {
+
+// Runs every task on a thread of its own: results must not depend on who computes them.
+class ThreadPerTask : public Executor {
+ public:
+  int concurrency() const override { return 4; }
+  void Run(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
+    std::vector<std::thread> threads;
+    for (int64_t i = 0; i < tasks; ++i) threads.emplace_back([&task, i] { task(i); });
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+std::vector<Key> RandomKeys(int64_t n, uint64_t distinct, uint64_t seed) {
+  const Key special[] = {std::numeric_limits<Key>::min(), -1, 0, 1,
+                         std::numeric_limits<Key>::max()};
+  std::mt19937_64 random(seed);
+  std::vector<Key> keys(n);
+  for (Key& key : keys) {
+    const uint64_t draw = random() % distinct;
+    key = draw < 5 ? special[draw] : static_cast<Key>(draw << 40);
+  }
+  return keys;
+}
+
+TEST(Dedup, KeepsTheOrderOfFirstAppearance) {
+  for (const int64_t n : {0, 1, 7, 1000}) {
+    for (const uint64_t distinct : {1, 3, 100, 1000000}) {
+      const std::vector<Key> keys = RandomKeys(n, distinct, n + distinct);
+      const Dedup dedup{Span<const Key>(keys)};
+      std::map<Key, int64_t> place;
+      std::vector<Key> unique;
+      for (int64_t i = 0; i < n; ++i) {
+        const auto [at, is_new] = place.emplace(keys[i], static_cast<int64_t>(place.size()));
+        if (is_new) unique.push_back(keys[i]);
+        EXPECT_EQ(dedup.inverse()[i], at->second);
+      }
+      EXPECT_EQ(dedup.unique(), unique);
+    }
+  }
+}
+
+TEST(SumByKey, AddsInBatchOrderForAnyNumberOfThreads) {
+  constexpr int64_t kRows = 3000, kDim = 3;
+  const std::vector<Key> keys = RandomKeys(kRows, 1200, 1);
+  std::mt19937 random(2);
+  std::normal_distribution<float> normal;
+  std::vector<float> rows(kRows * kDim);
+  for (float& x : rows) x = normal(random);
+  const Dedup dedup{Span<const Key>(keys)};
+  std::vector<float> want(dedup.size() * kDim, 0.0f);
+  for (int64_t i = 0; i < kRows; ++i) {
+    for (int64_t c = 0; c < kDim; ++c) {
+      want[dedup.inverse()[i] * kDim + c] += rows[i * kDim + c];
+    }
+  }
+  InlineExecutor inline_executor;
+  ThreadPerTask threads;
+  for (Executor* executor :
+       {static_cast<Executor*>(&inline_executor), static_cast<Executor*>(&threads)}) {
+    Context context;
+    context.executor = executor;
+    std::vector<float> sums(want.size(), -1.0f);
+    SumByKey(context, dedup, DType::kFloat32, kDim,
+             {reinterpret_cast<const char*>(rows.data()), kRows, kDim * 4},
+             {reinterpret_cast<char*>(sums.data()), dedup.size(), kDim * 4});
+    EXPECT_EQ(sums, want);  // bit for bit: the same additions in the same order
+  }
+}
+
+TEST(SumByKey, RoundsSixteenBitSumsOnce) {
+  // 256 + 256 * 1 in bfloat16 (8 bits of mantissa): added one by one, every 1 would be lost.
+  const std::vector<Key> keys(257, 5);
+  std::vector<BFloat16> rows(257, BFloat16(1.0f));
+  rows[0] = BFloat16(256.0f);
+  const Dedup dedup{Span<const Key>(keys)};
+  InlineExecutor executor;
+  Context context;
+  context.executor = &executor;
+  BFloat16 sum;
+  SumByKey(context, dedup, DType::kBFloat16, 1,
+           {reinterpret_cast<const char*>(rows.data()), 257, 2},
+           {reinterpret_cast<char*>(&sum), 1, 2});
+  EXPECT_EQ(static_cast<float>(sum), 512.0f);
+}
+
+TEST(LastOfEach, IsTheLastPosition) {
+  const std::vector<Key> keys = {4, -1, 4, 7, -1, 4};
+  EXPECT_EQ(LastOfEach(Dedup{Span<const Key>(keys)}), (std::vector<int64_t>{5, 4, 3}));
+}
+
+TEST(OccurrenceRounds, EachRoundIsDistinctAndTogetherTheyAreTheBatch) {
+  const std::vector<Key> keys = {4, -1, 4, 7, -1, 4};
+  const std::vector<std::vector<int64_t>> want = {{0, 1, 3}, {2, 4}, {5}};
+  EXPECT_EQ(OccurrenceRounds(Dedup{Span<const Key>(keys)}), want);
+  EXPECT_TRUE(OccurrenceRounds(Dedup{Span<const Key>()}).empty());
+}
+
+}  // namespace
+}  // namespace dynemb
