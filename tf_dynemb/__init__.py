@@ -4,6 +4,9 @@ Names directly in this package are those of TFRA's `dynamic_embedding`; Keras la
 `tf_dynemb.keras.layers`.
 """
 
+from tf_dynemb.base.library import ops as _ops  # noqa: F401  first: it says what is missing
+
+# isort: split
 from tf_dynemb import keras
 from tf_dynemb.base.fingerprint import fingerprint
 from tf_dynemb.lookup import embedding_lookup

@@ -34,6 +34,11 @@ def crosses_loop() -> bool:
     return False
 
 
+def built_on(optimizer) -> list:
+    """The variables that an optimizer was built on. Keras keeps them and has no public getter."""
+    return optimizer._trainable_variables
+
+
 def excluded_from_weight_decay(optimizer, variable) -> bool:
     """What optimizer.exclude_from_weight_decay was told. Keras has the setter but no public getter."""
     use = getattr(optimizer, "_use_weight_decay", None)

@@ -61,13 +61,12 @@ def to_spec(initializer, dim: int, value_dtype=tf.float32) -> InitializerSpec:
         initializer = initializer.numpy()
     if isinstance(initializer, (int, float, np.number, np.ndarray, list, tuple)):
         return _constant(initializer, dim, value_dtype)
-    get_config = getattr(initializer, "get_config", None)
-    if get_config is None:
+    if not isinstance(initializer, keras.initializers.Initializer):
         raise TypeError(
             f"initializer: got {initializer!r}, want None, a number, an array of shape (dim,), or an "
             "initializer of keras.initializers or tf.initializers"
         )
-    config = get_config()
+    config = initializer.get_config()
     kind = _kind(initializer)
     if kind in ("Zeros", "Ones", "Constant"):
         numbers = {"Zeros": 0.0, "Ones": 1.0}.get(kind, getattr(initializer, "value", None))
@@ -98,12 +97,27 @@ def to_spec(initializer, dim: int, value_dtype=tf.float32) -> InitializerSpec:
 
 
 def resolve(initializer):
-    """The initializer object of a class, a name or a config; 0.0 for None; others as they are."""
+    """The Keras initializer of a class, a name, a config or a TensorFlow initializer; 0.0 for None.
+
+    Others are returned as they are. What it returns can be written into a Keras config.
+    """
     if initializer is None:
         return 0.0
     if isinstance(initializer, (str, Mapping, type)):
-        return keras.initializers.get(initializer)
-    return initializer
+        initializer = keras.initializers.get(initializer)
+    if not hasattr(initializer, "get_config"):
+        return initializer
+    if isinstance(initializer, keras.initializers.Initializer):
+        return initializer
+    kind = _kind(initializer)
+    if kind == "Constant":
+        return keras.initializers.Constant(initializer.value)
+    config = {**initializer.get_config()}
+    config.pop("dtype", None)
+    if kind == "VarianceScaling":  # TF 1 leaves out of the config what its subclasses fix
+        for name in ("scale", "mode", "distribution"):
+            config[name] = getattr(initializer, name)
+    return getattr(keras.initializers, kind)(**config)
 
 
 def _constant(numbers, dim: int, value_dtype) -> InitializerSpec:

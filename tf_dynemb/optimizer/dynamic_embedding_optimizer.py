@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_dynemb import _compat
 from tf_dynemb.base.library import ops
 from tf_dynemb.optimizer.rules import rule_of
-from tf_dynemb.table.handle import TableHandle, handle_of, handles_in
+from tf_dynemb.table.handle import TableHandle, handle_of
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")
@@ -58,7 +58,6 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer = inner_optimizer
         self.bp_v2 = bp_v2
         self._loss_is_scaled_by_ours = False
-        self._known_tables = set()  # ids: Keras would take the handles themselves for its variables
         self._constructed = True
 
     def __setattr__(self, name, value):
@@ -78,7 +77,6 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         if self.built:
             return
         variables = [handle_of(variable) for variable in variables]
-        self._known_tables = {id(handle) for handle in handles_in(variables)}
         self.inner_optimizer.build([v for v in variables if not isinstance(v, TableHandle)])
         super().build(variables)
 
@@ -86,58 +84,53 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         """Updates tables and dense variables.
 
         Args:
-            grads: one gradient per variable, in order; None is skipped with a warning.
+            grads: one gradient per variable, in order; None is skipped with a warning. If there is none
+                at all, nothing happens, as in Keras.
             trainable_variables: the variables, table handles among them. None: those it was built on.
 
         Raises:
-            ValueError: the gradient of a table is not tf.IndexedSlices; an unknown table.
+            ValueError: gradients that are all None, or not as many as variables; a table's gradient that
+                is not tf.IndexedSlices; a table that the optimizer was not built on.
         """
         grads = list(grads)
+        if not grads:
+            return
         if trainable_variables is None:
-            trainable_variables = self._trainable_variables
+            if not self.built:
+                raise ValueError(
+                    "trainable_variables: got None, and the optimizer is not built yet; give them, or "
+                    "call build(variables) first"
+                )
+            trainable_variables = _compat.built_on(self)
         variables = [handle_of(variable) for variable in trainable_variables]
+        if len(grads) != len(variables):
+            raise ValueError(f"grads: got {len(grads)} for {len(variables)} variables")
+        if all(gradient is None for gradient in grads):
+            raise ValueError("No gradients provided for any variable.")
         if not self.built:
             self.build(variables)
-        tables, dense = [], []
-        for gradient, variable in zip(grads, variables, strict=True):
-            if isinstance(variable, TableHandle):
-                self._check_table(gradient, variable)
-                if gradient is not None:
-                    tables.append((gradient, variable))
-            else:
-                dense.append((gradient, variable))
 
-        inner = self.inner_optimizer
-        # Of this step, before the inner optimizer counts it.
-        learning_rate = tf.cast(inner.learning_rate, tf.float64)
-        step = tf.cast(inner.iterations, tf.float64) + 1.0
-        replica = tf.distribute.get_replica_context()
-        if tables and replica is not None and replica.num_replicas_in_sync > 1:
-            if inner.global_clipnorm is not None:
-                raise ValueError("global_clipnorm with tables is not there under several replicas yet")
-            gradients, handles = zip(*tables, strict=True)
-
-            def update_once(strategy, gradients):
-                summed = [strategy.reduce("SUM", gradient, axis=None) for gradient in gradients]
-                slices = [(_scaled(g, inner), h) for g, h in zip(summed, handles, strict=True)]
-                self._update(self._clipped(slices, [])[0], learning_rate_of(strategy), step_of())
-
-            def learning_rate_of(strategy):
-                return tf.cast(inner.learning_rate, tf.float64)
-
-            def step_of():
-                return tf.cast(inner.iterations, tf.float64) + 1.0
-
-            replica.merge_call(update_once, args=(list(gradients),))
-        elif tables:
-            slices = [(_scaled(gradient, inner), handle) for gradient, handle in tables]
-            slices, dense = self._clipped(slices, dense)
-            self._update(slices, learning_rate, step)
-
+        pairs = list(zip(grads, variables, strict=True))
+        tables = [(g, v) for g, v in pairs if isinstance(v, TableHandle)]
+        dense = [(g, v) for g, v in pairs if not isinstance(v, TableHandle)]
+        for gradient, handle in tables:
+            self._check_table(gradient, handle)
+        tables = [(g, v) for g, v in tables if g is not None]
+        if tables:
+            dense = self._train_tables(tables, dense)
+        if any(gradient is not None for gradient, _ in dense):
+            self.inner_optimizer.apply([g for g, _ in dense], [v for _, v in dense])
+            return
         if dense:
-            inner.apply([g for g, _ in dense], [v for _, v in dense])
-        else:
-            inner.iterations.assign_add(1)
+            _warn_of_none([v for _, v in dense])
+        # The inner optimizer counts no step in which it has nothing to do.
+        self.inner_optimizer.iterations.assign_add(1)
+
+    def apply_gradients(self, grads_and_vars: Iterable):
+        """As apply, of pairs (gradient, variable). Returns the count of steps."""
+        pairs = list(grads_and_vars)
+        self.apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+        return self.iterations
 
     def minimize(self, loss: Callable | tf.Tensor, var_list, tape: tf.GradientTape | None = None):
         """Computes the gradients of a loss and applies them, as Keras 2 and TFRA have it.
@@ -146,6 +139,9 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             loss: function of no arguments that returns the loss, or the loss itself with its tape.
             var_list: variables and table handles, or a function that returns them.
             tape: the tape that recorded `loss`, if that is a tensor.
+
+        Returns:
+            The count of steps.
         """
         if callable(loss):
             with tf.GradientTape() as tape:
@@ -155,64 +151,96 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         else:
             value = loss
         variables = list(var_list() if callable(var_list) else var_list)
-        return self.apply_gradients(list(zip(tape.gradient(value, variables), variables, strict=True)))
+        return self.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
 
     def _check_table(self, gradient, handle: TableHandle) -> None:
-        if id(handle) not in self._known_tables:
+        if not any(handle is known for known in _compat.built_on(self)):
             raise ValueError(
                 f"{handle.path}: the optimizer was built without this table; build it on all variables "
                 "first, or use a new optimizer"
             )
         if gradient is None:
-            warnings.warn(f"Gradients do not exist for table {handle.path}.", stacklevel=3)
+            _warn_of_none([handle])
         elif not isinstance(gradient, tf.IndexedSlices):
             raise ValueError(
                 f"{handle.path}: got a dense gradient of shape {gradient.shape}, want the "
                 "tf.IndexedSlices that a lookup of the table gives"
             )
 
-    def _clipped(self, slices: list, dense: list) -> tuple[list, list]:
-        """Clips as the inner optimizer would, over the summed rows of each table."""
-        inner = self.inner_optimizer
-        if inner.clipnorm is None and inner.clipvalue is None and inner.global_clipnorm is None:
-            return slices, dense
-        summed = []
-        for gradient, handle in slices:
-            keys, rows, _ = ops.dynemb_sum_by_key(gradient.indices, gradient.values)
-            if inner.clipvalue is not None:
-                rows = tf.clip_by_value(rows, -inner.clipvalue, inner.clipvalue)
-            elif inner.clipnorm is not None:
-                rows *= _shrink(inner.clipnorm, tf.norm(rows))
-            summed.append((tf.IndexedSlices(rows, keys), handle))
-        if inner.global_clipnorm is not None:
-            present = [g for g, _ in dense if g is not None]
-            norm = tf.linalg.global_norm(present + [g.values for g, _ in summed])
-            shrink = _shrink(inner.global_clipnorm, norm)
-            summed = [(_times(g, shrink), handle) for g, handle in summed]
-            # The inner optimizer clips by the same norm again, which then changes nothing.
-            dense = [(g if g is None else _times(g, shrink), v) for g, v in dense]
-        return summed, dense
+    def _train_tables(self, tables: list, dense: list) -> list:
+        """Runs the rule over the rows of tables, once for all replicas.
 
-    def _update(self, slices: list, learning_rate: tf.Tensor, step: tf.Tensor) -> None:
-        rule = rule_of(self.inner_optimizer)
-        for gradient, handle in slices:
-            weight_decay = self.inner_optimizer.weight_decay or 0.0
-            if _compat.excluded_from_weight_decay(self.inner_optimizer, handle):
-                weight_decay = 0.0
-            own = [tf.constant(number, tf.float64) for number in (weight_decay, *rule.hyper)]
-            handle.table._apply(
-                tf.cast(gradient.indices, tf.int64),
-                tf.cast(gradient.values, handle.table.value_dtype),
-                rule.name,
-                rule.slot_initial,
-                tf.stack([learning_rate, step, *own]),
-                now=tf.cast(step, tf.int64),
-            )
+        Args:
+            tables: (gradient, handle) pairs.
+            dense: (gradient, variable) pairs; global_clipnorm scales them too.
+
+        Returns:
+            The dense pairs for the inner optimizer.
+        """
+        inner = self.inner_optimizer
+        gradients, handles = [g for g, _ in tables], [h for _, h in tables]
+        replica = tf.distribute.get_replica_context()
+        several = replica is not None and replica.num_replicas_in_sync > 1
+        if several:
+            # Every replica gets the gradients of all. From here on all compute the same.
+            gradients = replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+        gradients = [_unscaled(gradient, inner.loss_scale_factor) for gradient in gradients]
+        if _is_on(inner.global_clipnorm):
+            gradients, dense = self._clipped_together(gradients, dense, replica if several else None)
+        elif _is_on(inner.clipnorm):
+            gradients = [_sum_by_key(gradient) for gradient in gradients]
+            gradients = [_times(g, _shrink(inner.clipnorm, _norm([g]))) for g in gradients]
+        elif _is_on(inner.clipvalue):
+            gradients = [_sum_by_key(gradient) for gradient in gradients]
+            gradients = [tf.clip_by_value(g, -inner.clipvalue, inner.clipvalue) for g in gradients]
+
+        rule = rule_of(inner)
+        # Of this step, before the inner optimizer counts it.
+        learning_rate = tf.cast(inner.learning_rate, tf.float64)
+        step = tf.cast(inner.iterations, tf.int64) + 1
+
+        def update():
+            for gradient, handle in zip(gradients, handles, strict=True):
+                weight_decay = inner.weight_decay or 0.0
+                if _compat.excluded_from_weight_decay(inner, handle):
+                    weight_decay = 0.0
+                own = [tf.constant(number, tf.float64) for number in (weight_decay, *rule.hyper)]
+                handle.table._apply(
+                    tf.cast(gradient.indices, tf.int64),
+                    tf.cast(gradient.values, handle.table.value_dtype),
+                    rule.name,
+                    rule.slot_initial,
+                    tf.stack([learning_rate, tf.cast(step, tf.float64), *own]),
+                    now=step,
+                )
+
+        if several:
+            replica.merge_call(lambda strategy: update())
+        else:
+            update()
+        return dense
+
+    def _clipped_together(self, gradients: list, dense: list, replica) -> tuple[list, list]:
+        """Clips by the norm over all tables and dense variables, of the sum over replicas."""
+        inner = self.inner_optimizer
+        gradients = [_sum_by_key(gradient) for gradient in gradients]
+        present = [g for g, _ in dense if g is not None]
+        share = 1.0
+        if replica is not None and present:
+            present = replica.all_reduce(tf.distribute.ReduceOp.SUM, present)
+            # The inner optimizer sums over replicas again: the first brings the sum, the others zeros.
+            share = tf.cast(tf.equal(replica.replica_id_in_sync_group, 0), tf.float64)
+        unscaled = [_unscaled(g, inner.loss_scale_factor) for g in present]
+        shrink = _shrink(inner.global_clipnorm, _norm(gradients + unscaled))
+        # The inner optimizer clips by the same norm again, which then changes nothing.
+        scaled = iter([_times(g, shrink * share) for g in present])
+        dense = [(None if g is None else next(scaled), v) for g, v in dense]
+        return [_times(g, shrink) for g in gradients], dense
 
     @property
     def variables(self):
         """The wrapper's variables and the inner optimizer's; what tables have is in their rows."""
-        return self._variables + self.inner_optimizer.variables
+        return super().variables + self.inner_optimizer.variables
 
     @property
     def learning_rate(self):
@@ -245,9 +273,10 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
     def load_own_variables(self, store):
         """Refuses what Keras would skip with a warning: a state for variables that are not there yet.
 
-        The rows, which their layer has loaded by now, would go on with the count of steps at 0.
+        The rows, which their layer has loaded by now, would go on with the count of steps at 0. A file
+        that was saved without an optimizer is left to Keras, which warns.
         """
-        if len(store.keys()) != len(self.variables):
+        if len(store.keys()) not in (0, len(self.variables)):
             raise ValueError(
                 f"{self.name}: the file holds {len(store.keys())} optimizer variables, the optimizer has "
                 f"{len(self.variables)}; build it first: "
@@ -273,19 +302,48 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         return cls(**config)
 
 
+def _warn_of_none(variables: list) -> None:
+    names = [getattr(variable, "path", variable.name) for variable in variables]
+    warnings.warn(
+        f"Gradients do not exist for variables {names} when minimizing the loss.", stacklevel=4
+    )
+
+
+def _is_on(clip: float | None) -> bool:
+    """Whether Keras clips: it takes 0 for no clipping."""
+    return clip is not None and clip > 0
+
+
+def _sum_by_key(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    """One row per key, in 32 bits or more: norms of 16-bit numbers overflow."""
+    keys, rows, _ = ops.dynemb_sum_by_key(tf.cast(gradient.indices, tf.int64), _wide(gradient.values))
+    return tf.IndexedSlices(rows, keys)
+
+
+def _wide(numbers: tf.Tensor) -> tf.Tensor:
+    return tf.cast(numbers, tf.float32) if numbers.dtype.size < 4 else numbers
+
+
 def _times(gradient, factor):
+    """A dense gradient or slices times a number, computed in 32 bits or more."""
     if isinstance(gradient, tf.IndexedSlices):
-        values = gradient.values * tf.cast(factor, gradient.values.dtype)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(factor, gradient.dtype)
+        rows = _times(gradient.values, factor)
+        return tf.IndexedSlices(rows, gradient.indices, gradient.dense_shape)
+    wide = _wide(gradient)
+    return tf.cast(wide * tf.cast(factor, wide.dtype), gradient.dtype)
 
 
-def _scaled(gradient: tf.IndexedSlices, inner) -> tf.IndexedSlices:
-    scale = inner.loss_scale_factor
+def _unscaled(gradient, scale: float | None):
     return gradient if scale is None else _times(gradient, 1.0 / scale)
+
+
+def _norm(gradients: list) -> tf.Tensor:
+    """The L2 norm of all numbers of dense gradients and slices, float64."""
+    numbers = [_wide(g.values if isinstance(g, tf.IndexedSlices) else g) for g in gradients]
+    squares = [tf.cast(tf.reduce_sum(tf.square(n)), tf.float64) for n in numbers]
+    return tf.sqrt(tf.add_n(squares))
 
 
 def _shrink(clip: float, norm: tf.Tensor) -> tf.Tensor:
     """The factor that brings a norm down to `clip`; 1 if it is not above it."""
-    clip = tf.cast(clip, norm.dtype)
     return clip / tf.maximum(norm, clip)

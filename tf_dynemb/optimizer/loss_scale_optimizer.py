@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
+from tf_dynemb import _compat
 from tf_dynemb.optimizer.dynamic_embedding_optimizer import DynamicEmbeddingOptimizer
 from tf_dynemb.table.handle import handles_in, optimizer_at_work
 
@@ -33,15 +34,21 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 f"inner_optimizer: got {type(inner_optimizer).__name__}, want a "
                 "DynamicEmbeddingOptimizer"
             )
-        inner_optimizer._loss_is_scaled_by_ours = True
-        super().__init__(inner_optimizer, **kwargs)
+        with inner_optimizer.scaled_by_ours():
+            super().__init__(inner_optimizer, **kwargs)
 
     def check_finite(self, grads):
-        """Whether all gradients are finite; of a table's only the rows count."""
-        return super().check_finite([g.values if isinstance(g, tf.IndexedSlices) else g for g in grads])
+        """Whether all gradients, of all replicas, are finite; of a table's only the rows count."""
+        finite = super().check_finite([g.values if isinstance(g, tf.IndexedSlices) else g for g in grads])
+        replica = tf.distribute.get_replica_context()
+        if replica is None or replica.num_replicas_in_sync == 1:
+            return finite
+        # Keras takes the answer of one replica for that of all.
+        failures = replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(~finite, tf.int32))
+        return tf.equal(failures, 0)
 
     def apply(self, grads, trainable_variables=None):
         """As Keras' own."""
-        variables = self._trainable_variables if trainable_variables is None else trainable_variables
+        variables = _compat.built_on(self) if trainable_variables is None else trainable_variables
         with optimizer_at_work(handles_in(variables)):
             return super().apply(grads, trainable_variables)

@@ -273,7 +273,7 @@ class Variable(tf.Module):
     def _lookup(self, keys: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """values (..., dim) and exists (...) of int64 keys; the op that has the gradient."""
         return ops.dynemb_lookup(
-            self.handle.value.read_value(),
+            self.handle.value.read_value(),  # a tape watches a variable when it is read
             self.resource.resource_handle,
             keys,
             self.resource.owners(keys),

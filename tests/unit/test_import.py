@@ -1,0 +1,34 @@
+"""What a user reads when the package cannot work, and that importing it changes nobody else."""
+
+import subprocess
+import sys
+
+import tensorflow as tf
+
+
+def import_after(preparation: str) -> str:
+    """What importing tf_dynemb prints in a new process, after some lines of preparation."""
+    script = f"import sys, types\n{preparation}\nimport tf_dynemb"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    return run.stderr
+
+
+def test_without_tensorflow_it_says_so():
+    error = import_after("sys.modules['tensorflow'] = None")
+    assert "ImportError: tf_dynemb needs TensorFlow 2.16 or later" in error
+    assert "pip install tensorflow" in error
+
+
+def test_beside_another_tensorflow_it_names_both_versions():
+    error = import_after(
+        "sys.modules['tf_dynemb._build_info'] = types.SimpleNamespace(TENSORFLOW_VERSION='2.3.4')"
+    )
+    last = error.strip().splitlines()[-1]
+    assert f"built for TensorFlow 2.3.4, found TensorFlow {tf.__version__}" in last
+    assert "make build" in last
+
+
+def test_not_built_it_says_how_to():
+    error = import_after("sys.modules['tf_dynemb._build_info'] = None")
+    assert "has not been built" in error
+    assert "make build" in error
