@@ -6,6 +6,7 @@
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/threadpool.h"
+#include "tensorflow/core/util/work_sharder.h"
 
 namespace dynemb {
 
@@ -34,11 +35,10 @@ int PoolExecutor::concurrency() const { return std::max(1, pool_->NumThreads());
 
 void PoolExecutor::Run(int64_t tasks, int64_t nanoseconds_per_task,
                        const std::function<void(int64_t)>& task) {
-  using Scheduling = tensorflow::thread::ThreadPool::SchedulingParams;
-  pool_->ParallelFor(tasks, Scheduling::Adaptive(std::max<int64_t>(1, nanoseconds_per_task)),
-                     [&](int64_t begin, int64_t end) {
-                       for (int64_t i = begin; i < end; ++i) task(i);
-                     });
+  tensorflow::Shard(concurrency(), pool_, tasks, std::max<int64_t>(1, nanoseconds_per_task),
+                    [&](int64_t begin, int64_t end) {
+                      for (int64_t i = begin; i < end; ++i) task(i);
+                    });
 }
 
 absl::Status ToTensorFlow(const Status& status) {

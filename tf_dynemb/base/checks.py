@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 def assert_same(got: tf.Tensor, want: tf.Tensor, message: str) -> list:
-    """Fails with tf.errors.InvalidArgumentError unless two integer tensors are equal in shape and numbers.
+    """Fails unless two integer tensors are equal in shape and numbers, with InvalidArgumentError.
 
     tf.debugging.assert_equal would let (1,) pass for (n,).
 

@@ -103,6 +103,8 @@ def resolve(initializer):
     """
     if initializer is None:
         return 0.0
+    if isinstance(initializer, Mapping) and str(initializer.get("class_name")).startswith("__"):
+        return keras.saving.deserialize_keras_object(initializer)  # an array in a config
     if isinstance(initializer, (str, Mapping, type)):
         initializer = keras.initializers.get(initializer)
     if not hasattr(initializer, "get_config"):

@@ -1,4 +1,4 @@
-"""VarianceScaling on given fans: what Glorot, He and LeCun are for a table, which has no number of rows."""
+"""VarianceScaling on given fans: Glorot, He and LeCun for a table, which has no number of rows."""
 
 from __future__ import annotations
 
@@ -63,7 +63,14 @@ class VarianceScaling(keras.initializers.VarianceScaling):
 
     def get_config(self):
         """What from_config needs."""
-        return {**super().get_config(), "fan_in": self.fan_in, "fan_out": self.fan_out}
+        return {
+            "scale": self.scale,
+            "mode": self.mode,
+            "distribution": self.distribution,
+            "seed": super().get_config()["seed"],
+            "fan_in": self.fan_in,
+            "fan_out": self.fan_out,
+        }
 
 
 def plain(initializer, dim: int) -> keras.initializers.Initializer:

@@ -6,6 +6,7 @@ the rows lie as
 
     schema      uint8 (n,)        the text of the schema
     chunks      int64 ()          number of chunks
+    crc32       int64 ()          checksum over both and over the checksums of all chunks
     keys_<i>    int64 (n,)        chunk i, up to CHUNK_ROWS rows
     values_<i>  uint8 (n, bytes)  its values, slot variables and meta, as bytes
     slots_<i>   uint8 (n, bytes)
@@ -31,7 +32,7 @@ _PARTS = ("keys", "values", "slots", "meta")
 
 def write_rows(table: Variable, store) -> None:
     """Writes all rows of a table to a store."""
-    cursor, chunk = (0, 0), 0
+    cursor, checksums = (0, 0), []
     schema = table.resource.export_rows(limit=0)[4].numpy()
     while cursor[0] < table.shard_num:
         *parts, chunk_schema, cursor = table.resource.export_rows(cursor, CHUNK_ROWS)
@@ -42,12 +43,15 @@ def write_rows(table: Variable, store) -> None:
             _bytes(part.numpy()) if name != "keys" else part.numpy()
             for name, part in zip(_PARTS, parts, strict=True)
         ]
+        chunk = len(checksums)
         for name, array in zip(_PARTS, arrays, strict=True):
             store[f"{name}_{chunk}"] = array
-        store[f"crc32_{chunk}"] = np.array(_checksum(arrays), np.int64)
-        chunk += 1
-    store["schema"] = np.frombuffer(schema, np.uint8)
-    store["chunks"] = np.array(chunk, np.int64)
+        checksums.append(_checksum(arrays))
+        store[f"crc32_{chunk}"] = np.array(checksums[-1], np.int64)
+    schema = np.frombuffer(schema, np.uint8)
+    store["schema"] = schema
+    store["chunks"] = np.array(len(checksums), np.int64)
+    store["crc32"] = np.array(_checksum([schema, np.array(checksums, np.int64)]), np.int64)
 
 
 def read_rows(table: Variable, store) -> None:
@@ -60,12 +64,17 @@ def read_rows(table: Variable, store) -> None:
     """
     if "chunks" not in store or "schema" not in store:
         raise ValueError(f"{table.name}: the file holds no rows for this table")
-    schema = np.asarray(store["schema"]).astype(np.uint8).tobytes()
-    for _ in _chunks(table, store):
-        pass
+    checksums, widths = [], [0, 0, 0]
+    for arrays in _chunks(table, store):
+        checksums.append(_checksum(arrays))
+        widths = [array.shape[1] for array in arrays[1:]]
+    schema = np.asarray(store["schema"]).astype(np.uint8)
+    whole = _checksum([schema, np.array(checksums, np.int64)])
+    if "crc32" not in store or whole != int(np.asarray(store["crc32"])):
+        raise ValueError(f"{table.name}: the file is damaged: its rows fail their checksum")
+    schema = schema.tobytes()
     try:
         # No rows: finds out whether the schema fits. Replacing then empties the table.
-        widths = _widths(store)
         table.resource.import_rows(*_tensors(table, _empty(widths)), schema, replace=True)
     except tf.errors.OpError as error:
         raise ValueError(f"{table.name}: {error.message}") from error
@@ -95,12 +104,6 @@ def _checksum(arrays: list[np.ndarray]) -> int:
     for array in arrays:
         checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), checksum)
     return checksum
-
-
-def _widths(store) -> list[int]:
-    if int(np.asarray(store["chunks"])) == 0:
-        return [0, 0, 0]
-    return [np.asarray(store[f"{name}_0"]).shape[1] for name in _PARTS[1:]]
 
 
 def _empty(widths: list[int]) -> list[np.ndarray]:

@@ -44,6 +44,8 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
     >>> model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(1e-2)), "mse")
     """
 
+    _lets_loss_scaling_in = True  # in the constructors of this class and of our LossScaleOptimizer
+
     def __init__(
         self,
         inner_optimizer: keras.optimizers.Optimizer,
@@ -57,19 +59,17 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = inner_optimizer
         self.bp_v2 = bp_v2
-        self._loss_is_scaled_by_ours = False
-        self._constructed = True
+        self._lets_loss_scaling_in = False
 
     def __setattr__(self, name, value):
         # The constructor of Keras' LossScaleOptimizer sets this of what it wraps; compile() does that by
         # itself under mixed_float16.
-        if name == "loss_scale_factor" and getattr(self, "_constructed", False):
-            if not self._loss_is_scaled_by_ours:
-                raise ValueError(
-                    "Keras' LossScaleOptimizer cannot read the gradients of dynamic tables; compile "
-                    "with tf_dynemb.LossScaleOptimizer(DynamicEmbeddingOptimizer(...)), or with "
-                    "auto_scale_loss=False"
-                )
+        if name == "loss_scale_factor" and not self._lets_loss_scaling_in:
+            raise ValueError(
+                "Keras' LossScaleOptimizer cannot read the gradients of dynamic tables; compile with "
+                "tf_dynemb.LossScaleOptimizer(DynamicEmbeddingOptimizer(...)), or with "
+                "auto_scale_loss=False. A fixed loss_scale_factor belongs to the inner optimizer"
+            )
         super().__setattr__(name, value)
 
     def build(self, variables: Iterable) -> None:

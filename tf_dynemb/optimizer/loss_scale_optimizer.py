@@ -34,8 +34,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
                 f"inner_optimizer: got {type(inner_optimizer).__name__}, want a "
                 "DynamicEmbeddingOptimizer"
             )
-        with inner_optimizer.scaled_by_ours():
-            super().__init__(inner_optimizer, **kwargs)
+        inner_optimizer._lets_loss_scaling_in = True
+        super().__init__(inner_optimizer, **kwargs)
+        inner_optimizer._lets_loss_scaling_in = False
+        # As Keras' own does for what it wraps: the loss is scaled once, and so are the gradients.
+        inner_optimizer.inner_optimizer.loss_scale_factor = None
 
     def check_finite(self, grads):
         """Whether all gradients, of all replicas, are finite; of a table's only the rows count."""

@@ -218,7 +218,9 @@ class Variable(tf.Module):
         if exists.dtype != tf.bool:
             raise TypeError(f"exists: got {exists.dtype.name}, want bool")
         same = assert_same(
-            tf.shape(old_values), tf.shape(new_values), "old_values: their shape is not that of new_values"
+            tf.shape(old_values),
+            tf.shape(new_values),
+            "old_values: their shape is not that of new_values",
         )
         with tf.control_dependencies(same):
             deltas = new_values - old_values

@@ -16,17 +16,24 @@ namespace {
   std::abort();
 }
 
-char* MapWithoutAccess(int64_t bytes) {
-  void* memory = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+char* Map(int64_t bytes, int protection) {
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* memory = mmap(nullptr, bytes, protection, kFlags, -1, 0);
   if (memory == MAP_FAILED) Die("fake device: mmap");
   return static_cast<char*>(memory);
 }
 
 }  // namespace
 
-FakeDevice::FakeDevice(int64_t bytes) : bytes_(bytes), memory_(MapWithoutAccess(bytes)) {}
+FakeDevice::FakeDevice(int64_t bytes)
+    : bytes_(bytes),
+      addresses_(Map(bytes, PROT_NONE)),
+      contents_(Map(bytes, PROT_READ | PROT_WRITE)) {}
 
-FakeDevice::~FakeDevice() { munmap(memory_, bytes_); }
+FakeDevice::~FakeDevice() {
+  munmap(addresses_, bytes_);
+  munmap(contents_, bytes_);
+}
 
 char* FakeDevice::Allocate(int64_t bytes) {
   constexpr int64_t kAlignment = 256;  // as cudaMalloc
@@ -39,20 +46,20 @@ char* FakeDevice::Allocate(int64_t bytes) {
   }
   if (offset + rounded > bytes_) return nullptr;
   blocks_[offset] = rounded;
-  return memory_ + offset;
+  return addresses_ + offset;
 }
 
 void FakeDevice::Free(char* data) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (blocks_.erase(data - memory_) != 1) Die("fake device: freed what was not allocated");
+  if (blocks_.erase(data - addresses_) != 1) Die("fake device: freed what was not allocated");
 }
 
 void FakeDevice::CopyIn(char* to_device, const char* from_host, int64_t bytes) {
-  Run([&] { std::memcpy(to_device, from_host, bytes); });
+  std::memcpy(Content(to_device), from_host, bytes);
 }
 
 void FakeDevice::CopyOut(char* to_host, const char* from_device, int64_t bytes) {
-  Run([&] { std::memcpy(to_host, from_device, bytes); });
+  std::memcpy(to_host, Content(from_device), bytes);
 }
 
 Context FakeDevice::context() {
@@ -64,21 +71,8 @@ Context FakeDevice::context() {
 
 bool FakeDevice::Owns(const void* data, int64_t bytes) const {
   const char* begin = static_cast<const char*>(data);
-  return begin >= memory_ && begin <= memory_ + bytes_ && bytes <= memory_ + bytes_ - begin;
-}
-
-void FakeDevice::Enter() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (running_++ == 0) Protect(PROT_READ | PROT_WRITE);
-}
-
-void FakeDevice::Leave() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (--running_ == 0) Protect(PROT_NONE);
-}
-
-void FakeDevice::Protect(int protection) {
-  if (mprotect(memory_, bytes_, protection) != 0) Die("fake device: mprotect");
+  return begin >= addresses_ && begin <= addresses_ + bytes_ && bytes >= 0 &&
+         bytes <= addresses_ + bytes_ - begin;
 }
 
 namespace {
@@ -204,17 +198,15 @@ class FakeDeviceTable final : public Table {
 
     template <typename T>
     Span<T> Of(const Span<T>& span) {
-      if (span.data != nullptr || span.size != 0) {
-        Check(span.data, span.size * static_cast<int64_t>(sizeof(T)), span.space);
-      }
-      return Span<T>(span.data, span.size, MemorySpace::kHost);
+      if (span.data == nullptr && span.size == 0) return Span<T>();
+      const int64_t bytes = span.size * static_cast<int64_t>(sizeof(T));
+      return Span<T>(Of(span.data, bytes, span.space), span.size);
     }
     template <typename Byte>
     BasicRows<Byte> Of(const BasicRows<Byte>& rows) {
-      if (rows.data != nullptr || rows.count != 0) {
-        Check(rows.data, std::max<int64_t>(rows.count - 1, 0) * rows.stride_bytes, rows.space);
-      }
-      return BasicRows<Byte>(rows.data, rows.count, rows.stride_bytes, MemorySpace::kHost);
+      if (rows.data == nullptr && rows.count == 0) return BasicRows<Byte>();
+      const int64_t bytes = rows.count > 0 ? (rows.count - 1) * rows.stride_bytes : 0;
+      return BasicRows<Byte>(Of(rows.data, bytes, rows.space), rows.count, rows.stride_bytes);
     }
     Batch Of(const Batch& batch) {
       return {Of(batch.keys), batch.select == nullptr ? nullptr : Of(*batch.select, &select_)};
@@ -224,22 +216,23 @@ class FakeDeviceTable final : public Table {
               report.misses == nullptr ? nullptr : Of(*report.misses, &misses_)};
     }
 
+    // Runs f() unless something was refused.
     template <typename F>
     Status Run(F&& f) {
-      return status_.ok() ? device_->Run(f) : status_;
+      return status_.ok() ? f() : status_;
     }
 
    private:
     Positions* Of(const Positions& positions, Positions* copy) {
-      *copy = {Of(positions.at), positions.count};
-      if (positions.count != nullptr && !device_->Owns(positions.count, sizeof(int64_t))) {
-        Refuse("a count is not in its memory");
-      }
+      *copy = {Of(positions.at), Of(positions.count, sizeof(int64_t), MemorySpace::kFakeDevice)};
       return copy;
     }
-    void Check(const void* data, int64_t bytes, MemorySpace space) {
+    template <typename T>
+    T* Of(T* data, int64_t bytes, MemorySpace space) {
       if (space != MemorySpace::kFakeDevice) Refuse("a span is of another memory space");
-      if (data != nullptr && !device_->Owns(data, bytes)) Refuse("a span is not in its memory");
+      if (data == nullptr) return nullptr;
+      if (!device_->Owns(data, bytes)) Refuse("a span is not in its memory");
+      return device_->Content(data);
     }
     void Refuse(const char* why) {
       if (status_.ok()) status_ = InvalidArgument("fake device: ", why);

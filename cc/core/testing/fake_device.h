@@ -1,10 +1,11 @@
 // A fake device: memory of MemorySpace::kFakeDevice that the host may not touch, copies into and out of
 // it, a stream, and a table on it.
 //
-// Its memory is mapped without any access right except while a device operation runs, so a host that
-// follows a device pointer dies at once. With it the conformance suite proves that neither the suite
-// nor the contract ever needs the host to look at a device result: what holds here holds on a GPU.
-// Operations run when they are called, on the calling thread; the tables' rows lie in host memory.
+// A device address lies in pages without any access right, so a host that follows a device pointer dies
+// at once; what is stored at it lies elsewhere, where only device operations look. With it the
+// conformance suite proves that neither the suite nor the contract ever needs the host to look at a
+// device result: what holds here holds on a GPU. Operations run when they are called, on the calling
+// thread; the rows of the tables lie in host memory.
 #ifndef TF_DYNEMB_CC_CORE_TESTING_FAKE_DEVICE_H_
 #define TF_DYNEMB_CC_CORE_TESTING_FAKE_DEVICE_H_
 
@@ -21,7 +22,7 @@ namespace dynemb {
 
 class FakeDevice {
  public:
-  // Maps the memory; `bytes` is all that there will be. Pages that are never used cost nothing.
+  // `bytes` is all the memory that there will be. Pages that are never used cost nothing.
   explicit FakeDevice(int64_t bytes);
   ~FakeDevice();
   FakeDevice(const FakeDevice&) = delete;
@@ -38,33 +39,24 @@ class FakeDevice {
   Context context();
   bool Owns(const void* data, int64_t bytes) const;
 
-  // Runs f() as a device operation: the memory is accessible until no operation runs any more.
-  template <typename F>
-  auto Run(F&& f) {
-    const Operation operation(this);
-    return f();
+  // Where the content of a device address is. For device operations only.
+  template <typename T>
+  T* Content(T* device_address) const {
+    const int64_t offset = reinterpret_cast<const char*>(device_address) - addresses_;
+    return reinterpret_cast<T*>(contents_ + offset);
   }
 
  private:
-  struct Operation {
-    explicit Operation(FakeDevice* device) : device(device) { device->Enter(); }
-    ~Operation() { device->Leave(); }
-    FakeDevice* device;
-  };
-  void Enter();
-  void Leave();
-  void Protect(int protection);
-
   const int64_t bytes_;
-  char* const memory_;
+  char* const addresses_;
+  char* const contents_;
   std::mutex mutex_;
   std::map<int64_t, int64_t> blocks_;  // what is allocated: offset -> bytes
-  int running_ = 0;                    // device operations
 };
 
 // A table of space kFakeDevice over a host table: each call runs as a device operation. Batches,
-// buffers and contexts that are not of `device` are kInvalidArgument, also where only the pointer and
-// not its label is wrong. `device` must outlive the table.
+// buffers and contexts that are not of `device` are kInvalidArgument, also where the label is right and
+// the pointer is not. `device` must outlive the table.
 std::unique_ptr<Table> MakeFakeDeviceTable(FakeDevice* device, std::unique_ptr<Table> host_table);
 
 }  // namespace dynemb

@@ -10,11 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.initializer.spec import resolve
 from tf_dynemb.keras import saving
+from tf_dynemb.keras.layers import bags
+from tf_dynemb.keras.layers.ids import IdMask, keys_of, masked_key
 from tf_dynemb.lookup.embedding_lookup import lookup_keys
 from tf_dynemb.table.variable import Variable
 
-COMBINERS = (None, "sum", "mean", "sqrtn")
 _ROWS_FILE = "rows.h5"
 _IN_ASSETS = "rows_are_in_assets"
 
@@ -34,7 +36,8 @@ class Embedding(keras.layers.Layer):
         mean   sum(w v) / sum(w)
         sqrtn  sum(w v) / sqrt(sum(w^2))
 
-    as tf.nn.embedding_lookup_sparse has them; an empty bag is zeros.
+    as tf.nn.embedding_lookup_sparse has them; an empty bag, or one whose divisor is 0, is zeros. Rows of
+    16 bits are pooled in float32.
 
     Ids that are masked are not looked up, not trained, and give zeros.
 
@@ -42,7 +45,8 @@ class Embedding(keras.layers.Layer):
         dim: numbers per vector.
         combiner: None, "sum", "mean" or "sqrtn".
         initializer: see tf_dynemb.initializer.to_spec; the same default as keras.layers.Embedding.
-        key_dtype: "int64", "int32" or "string". Integer ids of other widths are converted.
+        key_dtype: "int64", "int32" or "string". Integer ids of other widths are converted where it holds
+            them all; uint64 ids become the int64 keys with the same bits.
         value_dtype: dtype of the rows; by default the variable dtype of the layer's policy.
         mask_zero: mask the id 0, as in keras.layers.Embedding.
         mask_key: mask this id instead (an int or a string).
@@ -54,10 +58,12 @@ class Embedding(keras.layers.Layer):
         weights: with a combiner only, one number per id, of the same structure as ids.
 
     Raises:
-        TypeError: ids that are neither integers nor strings. Keras turns ids into floats where a
-            keras.Input has no dtype, and a float cannot hold a 64-bit id.
-        ValueError: a combiner that is not in the list; sparse ids without a combiner; weights without
-            one, or that do not fit the ids.
+        TypeError: ids that are neither integers nor strings, or that key_dtype cannot hold; a mask_key
+            that is no id. Keras turns ids into floats where a keras.Input has no dtype, and a float
+            cannot hold a 64-bit id.
+        ValueError: a combiner that is not in the list, or that integer rows cannot have; sparse ids
+            without a combiner, or ids without an axis with one; weights without a combiner, or that do
+            not fit the ids (tf.errors.InvalidArgumentError where that shows at run time only).
 
     Example:
 
@@ -81,15 +87,13 @@ class Embedding(keras.layers.Layer):
         init_size: int = 0,
         **kwargs,
     ):
-        super().__init__(**kwargs)
-        if combiner not in COMBINERS:
-            raise ValueError(f"combiner: got {combiner!r}, want one of {COMBINERS}")
-        if mask_zero and mask_key is not None:
-            raise ValueError("mask_zero and mask_key: got both, want one of them")
+        # Keras would cast weights to the compute dtype of a mixed policy.
+        super().__init__(autocast=False, **kwargs)
+        bags.check_combiner(combiner)
         self.combiner = combiner
-        self.mask_zero = mask_zero
-        self.mask_key = mask_key
-        self.initializer = initializer
+        self.mask_zero = bool(mask_zero)
+        self.mask_key = int(mask_key) if isinstance(mask_key, np.integer) else mask_key
+        self.initializer = resolve(initializer)
         arguments = {} if partitioner is None else {"partitioner": partitioner}
         self._partitioner = partitioner
         self.table = Variable(
@@ -98,15 +102,18 @@ class Embedding(keras.layers.Layer):
             dim=dim,
             devices=devices,
             name=self.name,
-            initializer=keras.initializers.get(initializer)
-            if isinstance(initializer, (str, dict))
-            else initializer,
+            initializer=self.initializer,
             trainable=self.trainable,
             init_size=init_size,
             **arguments,
         )
+        if combiner in ("mean", "sqrtn") and not self.table.value_dtype.is_floating:
+            raise ValueError(
+                f"combiner: got {combiner!r} for rows of {self.table.value_dtype.name}, want 'sum'"
+            )
         self.dim = self.table.dim
         self.handle = self.table.handle
+        self._masked = masked_key(mask_zero, mask_key, self.table.key_dtype)
         self._devices = devices
         self._rows_are_in_assets = False
         self.supports_masking = True
@@ -117,20 +124,24 @@ class Embedding(keras.layers.Layer):
         """Looks up and combines; see the class."""
         if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
             ids = tf.convert_to_tensor(ids)
-        keys = self._keys(ids)
-        if weights is not None and self.combiner is None:
+        keys = keys_of(ids, self.table.key_dtype)
+        if self.combiner is not None:
+            return self._cast(bags.combine(self._look_up, self._is_kept, keys, weights, self.combiner))
+        if weights is not None:
             raise ValueError("weights: got some, but there is no combiner to use them")
-        if self.combiner is None:
-            return self._cast(self._vectors(ids, keys))
-        return self._cast(self._bags(ids, keys, weights))
+        if isinstance(keys, tf.SparseTensor):
+            raise ValueError("ids: sparse ids need a combiner ('sum', 'mean' or 'sqrtn')")
+        if isinstance(keys, tf.RaggedTensor):
+            return keys.with_flat_values(self._cast(self._vectors(keys.flat_values)))
+        return self._cast(self._vectors(keys))
 
     def compute_mask(self, ids, previous_mask=None):
-        """False where an id is masked; None without a mask or with a combiner."""
-        if self.combiner is not None or self._masked_key() is None:
+        """False where an id of a dense tensor is masked; None without a mask or with a combiner."""
+        if self.combiner is not None or self._masked is None:
             return None
-        if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+        if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)) or getattr(ids, "ragged", False):
             return None
-        return self._is_kept(tf.convert_to_tensor(ids))
+        return IdMask(self.table.key_dtype.name, self._masked)(ids)
 
     def count_params(self) -> int:
         """Rows times dim: what there is now, not what there was when the layer was made."""
@@ -157,9 +168,8 @@ class Embedding(keras.layers.Layer):
     def from_config(cls, config):
         """The inverse of get_config."""
         config = dict(config)
-        for name in ("initializer", "partitioner"):
-            if isinstance(config.get(name), dict):
-                config[name] = keras.saving.deserialize_keras_object(config[name])
+        if isinstance(config.get("partitioner"), dict):
+            config["partitioner"] = keras.saving.deserialize_keras_object(config["partitioner"])
         return cls(**config)
 
     # Keras writes variables first and then assets, and reads them in the same order. Rows go to the
@@ -189,158 +199,26 @@ class Embedding(keras.layers.Layer):
         with h5py.File(pathlib.Path(dir_path) / _ROWS_FILE, "r") as store:
             saving.read_rows(self.table, store)
 
-    def _masked_key(self):
-        return 0 if self.mask_zero else self.mask_key
+    def _is_kept(self, keys: tf.Tensor) -> tf.Tensor | None:
+        """Whether each key is not the masked one; None if there is none."""
+        return None if self._masked is None else tf.not_equal(keys, tf.constant(self._masked, tf.int64))
 
-    def _is_kept(self, ids: tf.Tensor) -> tf.Tensor:
-        return tf.not_equal(ids, tf.cast(self._masked_key(), ids.dtype))
+    def _look_up(self, keys: tf.Tensor) -> tf.Tensor:
+        return lookup_keys(self.table, keys)
 
-    def _keys(self, ids):
-        """The int64 keys of ids, of the same structure."""
-        dtype = ids.dtype
-        if self.table.key_dtype == tf.string:
-            if dtype != tf.string:
-                raise TypeError(f"ids: got {dtype.name}, the layer's key_dtype is string")
-        elif not dtype.is_integer:
-            hint = (
-                "give the layer key_dtype='string'"
-                if dtype == tf.string
-                else "Keras makes floats of ids where an Input has no dtype; give "
-                "keras.Input(shape, dtype='int64')"
-            )
-            raise TypeError(f"ids: got {dtype.name}, want integers; {hint}")
-
-        def to_keys(flat):
-            if dtype == tf.uint64:
-                flat = tf.bitcast(flat, tf.int64)
-            elif self.table.key_dtype != tf.string:
-                flat = tf.cast(flat, self.table.key_dtype)
-            return self.table._keys(flat)
-
-        if isinstance(ids, tf.RaggedTensor):
-            return ids.with_flat_values(to_keys(ids.flat_values))
-        if isinstance(ids, tf.SparseTensor):
-            return ids.with_values(to_keys(ids.values))
-        return to_keys(ids)
-
-    def _look_up(self, ids: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-        """Vectors (..., dim) of ids (...) of a dense tensor; zeros where masked."""
-        if self._masked_key() is None:
-            return lookup_keys(self.table, keys)
-        places = tf.where(self._is_kept(ids))
-        vectors = lookup_keys(self.table, tf.gather_nd(keys, places))
+    def _vectors(self, keys: tf.Tensor) -> tf.Tensor:
+        """Vectors (..., dim) of keys (...) of a dense tensor; zeros where masked."""
+        kept = self._is_kept(keys)
+        if kept is None:
+            return self._look_up(keys)
+        flat, places = tf.reshape(keys, [-1]), tf.where(tf.reshape(kept, [-1]))
+        vectors = self._look_up(tf.gather_nd(flat, places))
+        vectors = tf.scatter_nd(places, vectors, [tf.size(flat, tf.int64), self.dim])
         shape = tf.concat([tf.shape(keys, tf.int64), [self.dim]], axis=0)
-        scattered = tf.scatter_nd(places, vectors, shape)
-        return tf.ensure_shape(scattered, keys.shape + [self.dim])
-
-    def _vectors(self, ids, keys):
-        if isinstance(ids, tf.SparseTensor):
-            raise ValueError("ids: sparse ids need a combiner ('sum', 'mean' or 'sqrtn')")
-        if isinstance(ids, tf.RaggedTensor):
-            return keys.with_flat_values(self._look_up(ids.flat_values, keys.flat_values))
-        return self._look_up(ids, keys)
-
-    def _bags(self, ids, keys, weights) -> tf.Tensor:
-        """One vector per bag, whatever the ids came in: flat keys, the bag of each, and weights."""
-        if isinstance(ids, tf.RaggedTensor):
-            flat_ids, flat_keys = ids.flat_values, keys.flat_values
-            bags = _innermost(ids).value_rowids()
-            number = tf.shape(_innermost(ids).row_splits, tf.int64)[0] - 1
-            outer = None
-        elif isinstance(ids, tf.SparseTensor):
-            flat_ids, flat_keys = ids.values, keys.values
-            outer = ids.dense_shape[:-1]
-            number = tf.reduce_prod(outer)
-            strides = tf.math.cumprod(outer, exclusive=True, reverse=True)
-            bags = tf.reduce_sum(ids.indices[:, :-1] * strides, axis=-1)
-        else:
-            flat_ids, flat_keys = tf.reshape(ids, [-1]), tf.reshape(keys, [-1])
-            outer = tf.shape(ids, tf.int64)[:-1]
-            number = tf.reduce_prod(outer)
-            bags = tf.repeat(tf.range(number), tf.shape(ids, tf.int64)[-1])
-        flat_weights = None if weights is None else self._flat_weights(ids, weights)
-
-        if self._masked_key() is not None:
-            kept = self._is_kept(flat_ids)
-            flat_keys, bags = tf.boolean_mask(flat_keys, kept), tf.boolean_mask(bags, kept)
-            if flat_weights is not None:
-                flat_weights = tf.boolean_mask(flat_weights, kept)
-        combined = _combine(
-            lookup_keys(self.table, flat_keys), bags, number, flat_weights, self.combiner
-        )
-        if isinstance(ids, tf.RaggedTensor):
-            return _outer(ids, combined)
-        static = ids.shape[:-1] + [self.dim]
-        return tf.ensure_shape(tf.reshape(combined, tf.concat([outer, [self.dim]], 0)), static)
-
-    def _flat_weights(self, ids, weights) -> tf.Tensor:
-        if type(weights) is not type(ids) and (
-            isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
-            or isinstance(weights, (tf.RaggedTensor, tf.SparseTensor))
-        ):
-            raise ValueError(
-                f"weights: got {type(weights).__name__}, want the structure of the ids, "
-                f"{type(ids).__name__}"
-            )
-        if isinstance(weights, tf.RaggedTensor):
-            same = tf.debugging.assert_equal(
-                _innermost(weights).row_splits,
-                _innermost(ids).row_splits,
-                message="weights: their row lengths are not those of the ids",
-            )
-            flat = weights.flat_values
-        elif isinstance(weights, tf.SparseTensor):
-            same = tf.debugging.assert_equal(
-                weights.indices,
-                ids.indices,
-                message="weights: their indices are not those of the ids",
-            )
-            flat = weights.values
-        else:
-            weights = tf.convert_to_tensor(weights)
-            same = tf.debugging.assert_equal(
-                tf.shape(weights),
-                tf.shape(ids),
-                message="weights: their shape is not that of the ids",
-            )
-            flat = tf.reshape(weights, [-1])
-        with tf.control_dependencies([same] if same is not None else []):
-            return tf.cast(flat, self.table.value_dtype)
+        return tf.ensure_shape(tf.reshape(vectors, shape), keys.shape + [self.dim])
 
     def _cast(self, vectors):
-        """To the policy's compute dtype; rows keep their own."""
+        """To the policy's compute dtype, of vectors of floats; rows keep their own."""
         if not vectors.dtype.is_floating or vectors.dtype.name == self.compute_dtype:
             return vectors
         return tf.cast(vectors, self.compute_dtype)
-
-
-def _combine(vectors, bags, number, weights, combiner: str) -> tf.Tensor:
-    """Pools vectors (n, dim) into (number, dim) by bag; bags (n,) ascend. Empty bags are zeros."""
-
-    def total(rows):
-        return tf.math.unsorted_segment_sum(rows, bags, number)
-
-    if weights is None:
-        if combiner == "sum":
-            return total(vectors)
-        weights = tf.ones_like(bags, vectors.dtype)
-    pooled = total(vectors * weights[:, None])
-    if combiner == "sum":
-        return pooled
-    divisor = total(weights) if combiner == "mean" else tf.sqrt(total(tf.square(weights)))
-    return tf.math.divide_no_nan(pooled, divisor[:, None])
-
-
-def _innermost(ragged: tf.RaggedTensor) -> tf.RaggedTensor:
-    """The ragged tensor whose values are flat."""
-    while isinstance(ragged.values, tf.RaggedTensor):
-        ragged = ragged.values
-    return ragged
-
-
-def _outer(ragged: tf.RaggedTensor, combined: tf.Tensor):
-    """Gives combined rows, one per innermost list, the outer structure of the ragged ids."""
-    if ragged.ragged_rank == 1:
-        return combined
-    splits = ragged.nested_row_splits[:-1]
-    return tf.RaggedTensor.from_nested_row_splits(combined, splits)

@@ -1,0 +1,39 @@
+"""What all tests share: settings that must be made before TensorFlow starts, and how much to try."""
+
+import os
+
+# Read when TensorFlow is loaded.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import hypothesis
+import keras
+import pytest
+import tensorflow as tf
+
+# TF_DYNEMB_SOAK=1 makes the tests that try random things try a hundred times as many.
+SOAK = os.environ.get("TF_DYNEMB_SOAK", "0") not in ("", "0")
+
+# Two CPUs, so that MirroredStrategy has its replicas; a test that does not ask for them uses the first.
+_CPU = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(_CPU, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+# The first example of a test traces and compiles, so that a deadline would fail on a busy machine;
+# derandomized, so that what fails once fails again. A soak draws anew each time.
+hypothesis.settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("soak", max_examples=2500, deadline=None)
+hypothesis.settings.load_profile("soak" if SOAK else "quick")
+
+
+@pytest.fixture(scope="session")
+def soak_factor() -> int:
+    """How many times as much to try."""
+    return 100 if SOAK else 1
+
+
+@pytest.fixture(autouse=True)
+def _fresh_keras():
+    """Seeds, and what a test may set for the whole process, are as at the start."""
+    keras.utils.set_random_seed(1)
+    policy = keras.config.dtype_policy()
+    yield
+    keras.config.set_dtype_policy(policy)
