@@ -111,6 +111,8 @@ esac
   echo "common --repo_env=CC=\"$cc\""
   ((bazel < 7)) || echo "common --noenable_bzlmod"
   ((bazel < 8)) || echo "common --enable_workspace"
+  # Bazel links by the C compiler, and clang's leaves out the part of UBSan that C++ needs.
+  [[ $compiler != *clang* ]] || echo "build:asan --linkopt=-fsanitize-link-c++-runtime"
   # ThreadSanitizer of gcc before 14 and clang before 18 cannot start where addresses are spread over more than 28 bits.
   if (($(cat /proc/sys/vm/mmap_rnd_bits 2>/dev/null || echo 0) > 28)) && setarch -R true 2>/dev/null; then
     echo "test:tsan --run_under='$(command -v setarch) -R'"

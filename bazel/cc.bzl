@@ -73,7 +73,8 @@ def dynemb_cc_library(
 
     Args:
       name: as in cc_library; so are srcs, hdrs, deps and testonly.
-      alwayslink: keep objects that nobody names, such as registrations of ops and kernels.
+      alwayslink: keep objects that nobody names, such as registrations of ops and kernels. A testonly library keeps
+        them anyway: its TEST_P suites are registered so.
       visibility: narrower than the room's (see _VISIBLE_TO), or None for the room's.
       **kwargs: passed to cc_library (textual_hdrs, tags).
     """
@@ -87,7 +88,7 @@ def dynemb_cc_library(
         # Hidden symbols do not cross shared objects, so none are made of single libraries.
         linkstatic = True,
         linkopts = ["-pthread"],
-        alwayslink = alwayslink,
+        alwayslink = alwayslink or testonly,
         testonly = testonly,
         visibility = visibility or _room_visibility(),
         deps = deps,

@@ -8,15 +8,19 @@ import tensorflow as tf
 def assert_same(got: tf.Tensor, want: tf.Tensor, message: str) -> list:
     """Fails unless two integer tensors are equal in shape and numbers, with InvalidArgumentError.
 
-    tf.debugging.assert_equal would let (1,) pass for (n,).
+    tf.debugging.assert_equal would let (1,) pass for (n,), and say nothing of the message where shapes
+    do not broadcast.
 
     Returns:
         Operations to put into tf.control_dependencies; none eagerly, where the check is done.
     """
     got, want = tf.cast(got, tf.int64), tf.cast(want, tf.int64)
-    same_shape = tf.raw_ops.Equal(x=tf.shape(got), y=tf.shape(want), incompatible_shape_error=False)
-    same = tf.raw_ops.Equal(x=got, y=want, incompatible_shape_error=False)
-    operation = tf.debugging.Assert(
-        tf.reduce_all(same_shape) & tf.reduce_all(same), [f"{message}; got", got, "want", want]
-    )
+    same = _equal(tf.shape(got), tf.shape(want)) & _equal(tf.reshape(got, [-1]), tf.reshape(want, [-1]))
+    operation = tf.debugging.Assert(same, [f"{message}; got", got, "want", want])
     return [] if operation is None else [operation]
+
+
+def _equal(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """Whether two vectors are equal, which may be of different lengths."""
+    common = tf.minimum(tf.size(a), tf.size(b))
+    return (tf.size(a) == tf.size(b)) & tf.reduce_all(a[:common] == b[:common])

@@ -130,9 +130,11 @@ def _constant(numbers, dim: int, value_dtype) -> InitializerSpec:
             f"numbers of shape () or (dim,) = ({dim},)"
         )
     dtype = tf.as_dtype(value_dtype)
+    as_python = int if dtype.is_integer else float
+    lowest, highest = as_python(dtype.min), as_python(dtype.max)
     numbers = numbers.reshape(-1).tolist()
     for number in numbers:
-        if not math.isfinite(number) or not dtype.min <= number <= dtype.max:
+        if not math.isfinite(number) or not lowest <= number <= highest:
             raise ValueError(f"initializer: got {number}, want finite numbers that {dtype.name} holds")
         if dtype.is_integer and number != int(number):
             raise ValueError(f"initializer: got {number}, want whole numbers for {dtype.name}")

@@ -7,7 +7,7 @@ the rows lie as
     schema      uint8 (n,)        the text of the schema
     chunks      int64 ()          number of chunks
     crc32       int64 ()          checksum over both and over the checksums of all chunks
-    keys_<i>    int64 (n,)        chunk i, up to CHUNK_ROWS rows
+    keys_<i>    int64 (n,)        chunk i, rows of about CHUNK_BYTES
     values_<i>  uint8 (n, bytes)  its values, slot variables and meta, as bytes
     slots_<i>   uint8 (n, bytes)
     meta_<i>    uint8 (n, bytes)
@@ -18,24 +18,30 @@ so that never more than a chunk is held in memory beside the table.
 
 from __future__ import annotations
 
+import tempfile
+import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import h5py
 import numpy as np
 import tensorflow as tf
 
 from tf_dynemb.table.variable import Variable
 
-CHUNK_ROWS = 1 << 16
+CHUNK_BYTES = 8 << 20
 _PARTS = ("keys", "values", "slots", "meta")
 
 
 def write_rows(table: Variable, store) -> None:
     """Writes all rows of a table to a store."""
     cursor, checksums = (0, 0), []
-    schema = table.resource.export_rows(limit=0)[4].numpy()
+    *parts, schema, _ = table.resource.export_rows(limit=0)
+    schema = schema.numpy()
+    row_bytes = 8 + sum(part.shape[1] * part.dtype.size for part in parts[1:])
+    chunk_rows = max(1, CHUNK_BYTES // row_bytes)
     while cursor[0] < table.shard_num:
-        *parts, chunk_schema, cursor = table.resource.export_rows(cursor, CHUNK_ROWS)
+        *parts, chunk_schema, cursor = table.resource.export_rows(cursor, chunk_rows)
         cursor = tuple(cursor.numpy())
         if chunk_schema.numpy() != schema:
             raise RuntimeError("the table got another optimizer rule while it was being saved")
@@ -65,21 +71,40 @@ def read_rows(table: Variable, store) -> None:
     if "chunks" not in store or "schema" not in store:
         raise ValueError(f"{table.name}: the file holds no rows for this table")
     checksums, widths = [], [0, 0, 0]
-    for arrays in _chunks(table, store):
-        checksums.append(_checksum(arrays))
-        widths = [array.shape[1] for array in arrays[1:]]
+    for keys, *rest in _chunks(table, store):
+        checksums.append(_checksum([keys, *rest]))
+        widths = [array.shape[1] for array in rest]
+        _checked(
+            table, lambda keys=keys: table._lookup(tf.constant(keys))
+        )  # does the partitioner take them?
     schema = np.asarray(store["schema"]).astype(np.uint8)
     whole = _checksum([schema, np.array(checksums, np.int64)])
     if "crc32" not in store or whole != int(np.asarray(store["crc32"])):
         raise ValueError(f"{table.name}: the file is damaged: its rows fail their checksum")
     schema = schema.tobytes()
-    try:
-        # No rows: finds out whether the schema fits. Replacing then empties the table.
-        table.resource.import_rows(*_tensors(table, _empty(widths)), schema, replace=True)
-    except tf.errors.OpError as error:
-        raise ValueError(f"{table.name}: {error.message}") from error
+    # No rows: finds out whether the schema fits. Replacing then empties the table.
+    empty = _tensors(table, _empty(widths))
+    _checked(table, lambda: table.resource.import_rows(*empty, schema, replace=True))
     for arrays in _chunks(table, store):
         table.resource.import_rows(*_tensors(table, arrays), schema, replace=False)
+
+
+def _checked(table: Variable, call: Callable) -> None:
+    """Calls an op, whose refusal becomes a ValueError that names the table."""
+    try:
+        call()
+    except tf.errors.OpError as error:
+        raise ValueError(f"{table.name}: {error.message}") from error
+
+
+def read_rows_of_archive(table: Variable, archive: zipfile.ZipFile, name: str) -> None:
+    """Replaces the rows of a table by those in the file `name`, in whatever folder of an archive."""
+    members = [member for member in archive.namelist() if member.endswith(f"/{name}")]
+    if not members:
+        raise ValueError(f"{table.name}: the archive is damaged: {name} is missing")
+    with tempfile.TemporaryDirectory() as folder:
+        with h5py.File(archive.extract(members[0], folder), "r") as store:
+            read_rows(table, store)
 
 
 def _chunks(table: Variable, store) -> Iterator[list[np.ndarray]]:
@@ -96,7 +121,8 @@ def _chunks(table: Variable, store) -> Iterator[list[np.ndarray]]:
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).view(np.uint8).reshape(len(array), -1)
+    width = array.shape[1] * array.itemsize
+    return np.ascontiguousarray(array).view(np.uint8).reshape(len(array), width)
 
 
 def _checksum(arrays: list[np.ndarray]) -> int:

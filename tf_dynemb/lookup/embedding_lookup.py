@@ -87,7 +87,9 @@ def _lookup_gradient(op, values_gradient, exists_gradient):
     # A first dimension of -1 makes whatever would turn the slices into a dense tensor fail loudly; with
     # 0, the handle's own, it would drop them. int32, as the zeros are that tf.cond makes for a branch
     # not taken.
-    shape = tf.constant([-1, dim], tf.int32, name="table_gradient_is_sparse_only")
+    shape = tf.constant(
+        [-1, dim], tf.int32, name="table_gradient_is_sparse.use_DynamicEmbeddingOptimizer"
+    )
     gradient = tf.IndexedSlices(sums, distinct_keys, dense_shape=shape)
     return [gradient, None, None, None]
 

@@ -89,6 +89,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             trainable_variables: the variables, table handles among them. None: those it was built on.
 
         Raises:
+            TypeError: a table of integers.
             ValueError: gradients that are all None, or not as many as variables; a table's gradient that
                 is not tf.IndexedSlices; a table that the optimizer was not built on.
         """
@@ -165,6 +166,11 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             raise ValueError(
                 f"{handle.path}: got a dense gradient of shape {gradient.shape}, want the "
                 "tf.IndexedSlices that a lookup of the table gives"
+            )
+        elif not handle.table.value_dtype.is_floating:
+            raise TypeError(
+                f"{handle.path}: a table of {handle.table.value_dtype.name} cannot be trained; use a "
+                "floating value_dtype, or change the rows by upsert and accum"
             )
 
     def _train_tables(self, tables: list, dense: list) -> list:

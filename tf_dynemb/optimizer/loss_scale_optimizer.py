@@ -42,7 +42,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
     def check_finite(self, grads):
         """Whether all gradients, of all replicas, are finite; of a table's only the rows count."""
-        finite = super().check_finite([g.values if isinstance(g, tf.IndexedSlices) else g for g in grads])
+        finite = super().check_finite(
+            [g.values if isinstance(g, tf.IndexedSlices) else g for g in grads]
+        )
         replica = tf.distribute.get_replica_context()
         if replica is None or replica.num_replicas_in_sync == 1:
             return finite

@@ -36,6 +36,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         device: str,
     ):
         super().__init__(device=device)
+        self._arguments = (schema, shards, partitioner, init_rows, adopt_seed, checkpoint, device)
         self._schema = schema
         self._shards = shards
         self._partitioner = partitioner
@@ -90,7 +91,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
             schema=self._schema,
             shards=self._shards,
             init_rows=self._init_rows,
-            shared_name=self._graph_name if in_session else "",
+            session_name=self._graph_name if in_session else "",
         )
 
     def _serialize_to_tensors(self):
@@ -98,6 +99,14 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
             return {}
         keys, values, slots, meta, schema, _ = self.export_rows()
         return {"keys": keys, "values": values, "slots": slots, "meta": meta, "schema": schema}
+
+    def _copy_trackable_to_cpu(self, object_map):
+        # For tf.train.CheckpointOptions(enable_async=True): the rows of the moment of save(), which are
+        # written while training goes on; so it holds a second copy of them.
+        if self not in object_map:
+            object_map[self] = TableResource(*self._arguments)
+        if self._checkpoint:
+            object_map[self].import_rows(*self.export_rows()[:5], replace=True)
 
     def _restore_from_tensors(self, restored_tensors):
         if not restored_tensors:

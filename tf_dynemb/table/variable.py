@@ -268,7 +268,7 @@ class Variable(tf.Module):
         keys, values, *_ = self.resource.export_rows(name=name)
         if self.key_dtype == tf.int32:
             keys = tf.cast(keys, tf.int32)
-        return keys, values
+        return keys, tf.ensure_shape(values, [None, self.dim])
 
     # What lookups, optimizers and savers of this package use.
 
@@ -362,8 +362,8 @@ def _devices(devices) -> list[str]:
     number = len(tf.config.list_logical_devices("CPU"))
     for device in devices:
         try:
-            spec = tf.DeviceSpec.from_string(device)
-        except (AttributeError, TypeError, ValueError) as error:
+            spec = tf.DeviceSpec.from_string(tf.compat.as_str(device))
+        except (TypeError, ValueError) as error:
             raise ValueError(f"devices: got {device!r}, want a device such as '/CPU:0'") from error
         if (spec.device_type or "CPU") != "CPU" or spec.job not in (None, "localhost"):
             raise ValueError(

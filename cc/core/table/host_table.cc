@@ -157,9 +157,10 @@ class HostTable final : public Table {
                     Span<const bool> exists, const Stamp& stamp, const Report& report) override {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
     DYNEMB_RETURN_IF_ERROR(CheckValues("values_or_deltas", batch, values_or_deltas));
-    if (exists.space != MemorySpace::kHost || exists.size != batch.keys.size) {
+    DYNEMB_RETURN_IF_ERROR(CheckSpan("exists", exists));
+    if (exists.size != batch.keys.size) {
       return InvalidArgument("exists: got ", exists.size, " flags, want one per key, ",
-                             batch.keys.size, ", in host memory");
+                             batch.keys.size);
     }
     return Write(context, batch, report, [&](const auto& writer) {
       return writer(
@@ -229,7 +230,7 @@ class HostTable final : public Table {
       });
       if (!done) return ResourceExhausted("no memory for the slots of ", rule.DebugString());
     }
-    schema_ = std::move(schema);
+    schema_.rule = rule;  // nothing else has changed, and the rest is read without the lock
     layout_ = layout;
     return Status();
   }
@@ -237,6 +238,7 @@ class HostTable final : public Table {
   Status Reserve(const Context& context, int64_t rows) override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     if (rows < 0) return InvalidArgument("rows: got ", rows, ", want 0 or more");
+    std::shared_lock<std::shared_mutex> schema_lock(schema_mutex_);
     // Hashing spreads n rows over segments with a standard deviation of about sqrt(n / segments).
     const double mean = static_cast<double>(rows) / kSegments;
     const int64_t share = rows == 0 ? 0 : static_cast<int64_t>(mean + 6 * std::sqrt(mean) + 1);
@@ -253,7 +255,7 @@ class HostTable final : public Table {
                 int64_t* rows) const override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     const int64_t capacity = out.keys.size;
-    if (out.keys.space != MemorySpace::kHost) return WrongSpace("out.keys");
+    if (out.keys.data != nullptr) DYNEMB_RETURN_IF_ERROR(CheckSpan("out.keys", out.keys));
     if (capacity < 1) return InvalidArgument("out.keys: got room for ", capacity, " rows, want 1");
     std::shared_lock<std::shared_mutex> schema_lock(schema_mutex_);
     DYNEMB_RETURN_IF_ERROR(CheckPart("out.values", capacity, layout_.value_bytes, out.values));
@@ -267,7 +269,7 @@ class HostTable final : public Table {
       const Segment& segment = parts_[s].segment;
       Segment::Ref ref = segment.NextLive(from);
       for (; ref != Segment::kNone && n < capacity; ref = segment.NextLive(ref + 1), ++n) {
-        out.keys[n] = segment.key(ref);
+        if (out.keys.data) out.keys[n] = segment.key(ref);
         if (out.values.data) std::memcpy(out.values[n], segment.value(ref), layout_.value_bytes);
         if (out.slots.data) std::memcpy(out.slots[n], segment.slots(ref), layout_.slots_bytes);
         if (out.meta.data) std::memcpy(out.meta[n], segment.meta(ref), layout_.meta_bytes);
@@ -316,14 +318,16 @@ class HostTable final : public Table {
   Status Histogram(const Context& context, MetaField field, const RowOrder& prefix, int prefix_bits,
                    Span<int64_t> counts) const override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+    std::shared_lock<std::shared_mutex> schema_lock(schema_mutex_);
     DYNEMB_RETURN_IF_ERROR(CheckMetaField(field));
+    DYNEMB_RETURN_IF_ERROR(CheckSpan("counts", counts));
     int bits = 0;
     while (bits < 16 && (int64_t{1} << bits) < counts.size) ++bits;
-    if (counts.space != MemorySpace::kHost || bits == 0 || counts.size != int64_t{1} << bits ||
+    if (bits == 0 || counts.size != int64_t{1} << bits ||
         prefix_bits < 0 || prefix_bits + bits > 128 || prefix_bits % bits != 0 || 64 % bits != 0) {
       return InvalidArgument("histogram: got ", counts.size, " counts after ", prefix_bits,
                              " bits, want a power of two up to 65536 whose logarithm divides 64 "
-                             "and prefix_bits, in host memory");
+                             "and prefix_bits");
     }
     // Number `word` of the order, most significant first.
     const auto word = [](const RowOrder& order, int index) {
@@ -350,6 +354,7 @@ class HostTable final : public Table {
   Status EraseBelow(const Context& context, MetaField field, const RowOrder& bound,
                     int64_t* erased) override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+    std::shared_lock<std::shared_mutex> schema_lock(schema_mutex_);
     DYNEMB_RETURN_IF_ERROR(CheckMetaField(field));
     std::atomic<int64_t> count{0};
     ForAllSegments(context, [&](int s) {
@@ -415,6 +420,14 @@ class HostTable final : public Table {
     return InvalidArgument(what, ": the memory is not in host memory, where the table is");
   }
 
+  template <typename T>
+  static Status CheckSpan(const char* what, const Span<T>& span) {
+    if (span.space != MemorySpace::kHost) return WrongSpace(what);
+    if (span.size < 0) return InvalidArgument(what, ": got size ", span.size);
+    if (span.size > 0 && span.data == nullptr) return InvalidArgument(what, ": got null");
+    return Status();
+  }
+
   Status CheckContext(const Context& context) const {
     if (context.space != MemorySpace::kHost) return WrongSpace("context");
     if (context.executor == nullptr) return InvalidArgument("context.executor: got null");
@@ -425,10 +438,10 @@ class HostTable final : public Table {
   Status CheckBatch(const Context& context, const Batch& batch, const Report& report) const {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     const int64_t n = batch.keys.size;
-    if (batch.keys.space != MemorySpace::kHost) return WrongSpace("keys");
+    DYNEMB_RETURN_IF_ERROR(CheckSpan("keys", batch.keys));
     int64_t taking_part = n;
     if (const Positions* select = batch.select) {
-      if (select->at.space != MemorySpace::kHost) return WrongSpace("select");
+      DYNEMB_RETURN_IF_ERROR(CheckSpan("select", select->at));
       if (select->count == nullptr) return InvalidArgument("select.count: got null");
       taking_part = *select->count;
       if (taking_part < 0 || taking_part > select->at.size) {
@@ -441,13 +454,13 @@ class HostTable final : public Table {
       }
     }
     if (!report.outcomes.empty()) {
-      if (report.outcomes.space != MemorySpace::kHost) return WrongSpace("outcomes");
+      DYNEMB_RETURN_IF_ERROR(CheckSpan("outcomes", report.outcomes));
       if (report.outcomes.size != n) {
         return InvalidArgument("outcomes: got room for ", report.outcomes.size, ", want ", n);
       }
     }
     if (report.misses != nullptr) {
-      if (report.misses->at.space != MemorySpace::kHost) return WrongSpace("misses");
+      DYNEMB_RETURN_IF_ERROR(CheckSpan("misses", report.misses->at));
       if (report.misses->count == nullptr || report.misses->at.size < taking_part) {
         return InvalidArgument("misses: got room for ", report.misses->at.size, ", want ",
                                taking_part, " and a count");

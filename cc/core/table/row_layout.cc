@@ -1,8 +1,10 @@
 #include "cc/core/table/row_layout.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <set>
 #include <sstream>
 #include <vector>
 
@@ -15,12 +17,13 @@ constexpr const char* kDistributionNames[] = {"constant", "uniform", "normal", "
 
 int64_t AlignUp8(int64_t bytes) { return (bytes + 7) / 8 * 8; }
 
-// Shortest text that reads back to the same double.
-std::string NumberText(double number) {
+// Shortest text that reads back to the same float or double.
+template <typename T>
+std::string NumberText(T number) {
   char text[40];
   for (int digits = 6; digits <= 17; ++digits) {
-    std::snprintf(text, sizeof(text), "%.*g", digits, number);
-    if (std::strtod(text, nullptr) == number) break;
+    std::snprintf(text, sizeof(text), "%.*g", digits, static_cast<double>(number));
+    if (static_cast<T>(std::strtod(text, nullptr)) == number) break;
   }
   return text;
 }
@@ -29,6 +32,13 @@ bool ParseNumber(const std::string& text, double* number) {
   char* end = nullptr;
   *number = std::strtod(text.c_str(), &end);
   return !text.empty() && end == text.c_str() + text.size() && std::isfinite(*number);
+}
+
+// Is it one of the dtype's numbers, or for floating dtypes one that can be rounded to them?
+bool Fits(double number, DType dtype) {
+  if (IsFloating(dtype)) return std::isfinite(number);
+  const double bound = std::ldexp(1.0, static_cast<int>(SizeOf(dtype)) * 8 - 1);
+  return number == std::floor(number) && number >= -bound && number < bound;
 }
 
 Status BadLine(const std::string& line, const char* want) {
@@ -62,14 +72,18 @@ Status ParseLine(const std::vector<std::string>& words, const std::string& line,
   double number;
   if (word == "value" && words.size() == 3) {
     if (!ParseDType(words[1], &schema->value_dtype)) return BadLine(line, "a value dtype");
-    if (!ParseNumber(words[2], &number)) return BadLine(line, "a dim");
+    if (!ParseNumber(words[2], &number) || number != std::floor(number)) {
+      return BadLine(line, "a dim");
+    }
     schema->dim = number >= 1 && number <= kMaxDim ? static_cast<int64_t>(number) : 0;
   } else if (word == "initializer" && words.size() >= 2) {
     DYNEMB_RETURN_IF_ERROR(ParseInitializer(words, line, &schema->initializer));
   } else if (word == "seed" && words.size() == 2) {
     char* end = nullptr;
     schema->initializer.seed = std::strtoull(words[1].c_str(), &end, 10);
-    if (end != words[1].c_str() + words[1].size()) return BadLine(line, "an unsigned integer");
+    if (words[1][0] == '-' || end != words[1].c_str() + words[1].size()) {
+      return BadLine(line, "an unsigned integer");
+    }
   } else if (word == "meta") {
     for (size_t i = 1; i < words.size(); ++i) {
       int field = 0;
@@ -133,13 +147,18 @@ Status TableSchema::Parse(std::string_view text, TableSchema* schema) {
                   StrCat("table schema: got format '", line, "', this build reads format ", kFormat,
                          "; upgrade tf_dynemb"));
   }
+  std::set<std::string> seen;
   while (std::getline(lines, line)) {
     std::istringstream stream(line);
     std::vector<std::string> words;
     for (std::string word; stream >> word;) words.push_back(word);
     if (words.empty()) continue;
+    if (!seen.insert(words[0]).second && words[0] != "slot") {
+      return BadLine(line, "each line but slot once");
+    }
     DYNEMB_RETURN_IF_ERROR(ParseLine(words, line, &parsed));
   }
+  if (seen.count("value") == 0) return InvalidArgument("table schema: got no line 'value'");
   DYNEMB_RETURN_IF_ERROR(parsed.Validate());
   *schema = std::move(parsed);
   return Status();
@@ -155,15 +174,22 @@ Status TableSchema::Validate() const {
     if (n != 1 && n != dim) {
       return InvalidArgument("constant initializer: got ", n, " numbers, want 1 or dim = ", dim);
     }
+    for (const double constant : initializer.constant) {
+      if (!Fits(constant, value_dtype)) {
+        return InvalidArgument("constant initializer: got ", constant, ", want a number of ",
+                               Name(value_dtype));
+      }
+    }
   } else if (!IsFloating(value_dtype)) {
     return InvalidArgument("initializer: a table of ", Name(value_dtype),
                            " can start at a constant only, got ",
                            kDistributionNames[static_cast<int>(distribution.kind)]);
-  } else if (distribution.kind == Distribution::Kind::kUniform ? !(distribution.a <= distribution.b)
-                                                               : !(distribution.b >= 0)) {
+  } else if (!std::isfinite(distribution.a) || !std::isfinite(distribution.b) ||
+             (distribution.kind == Distribution::Kind::kUniform ? distribution.a > distribution.b
+                                                                : distribution.b < 0)) {
     return InvalidArgument(
         "initializer: got ", kDistributionNames[static_cast<int>(distribution.kind)], " ",
-        distribution.a, " ", distribution.b, ", want low <= high or a standard deviation >= 0");
+        distribution.a, " ", distribution.b, ", want finite numbers, low <= high or a standard deviation >= 0");
   }
   if (rule.name.empty()) {
     return rule.slots.empty() ? Status() : InvalidArgument("table schema: slots without a rule");

@@ -53,9 +53,9 @@ class ModelRun {
         memory_(harness.memory),
         case_(model_case),
         random_(seed),
-        large_(model_case.schema.dim >= 200),
-        pool_(DifficultKeys(large_ ? 400 : 3000, seed)),
-        max_batch_(large_ ? 150 : 1000),
+        usual_batch_(model_case.schema.dim < 200 ? 24 : model_case.schema.dim < 1000 ? 16 : 6),
+        pool_(DifficultKeys(usual_batch_ == 24 ? 3000 : 20 * usual_batch_, seed)),
+        max_batch_(usual_batch_ == 24 ? 1000 : 10 * usual_batch_),
         element_(SizeOf(model_case.schema.value_dtype)),
         keys_(memory_, max_batch_),
         select_(memory_, max_batch_ + kSpare),
@@ -164,7 +164,7 @@ class ModelRun {
   // Chooses the keys, the selection, the layout and the reports of the next call.
   void NewBatch(bool changes) {
     const uint64_t dice = Below(100);
-    n_ = dice < 3 ? 0 : dice < 15 ? 1 : dice < 75 ? 1 + Below(24) : 1 + Below(100);
+    n_ = dice < 3 ? 0 : dice < 15 ? 1 : 1 + Below(usual_batch_ * (dice < 75 ? 1 : 4));
     if (dice >= 98) n_ = 1 + Below(max_batch_);
     for (int64_t i = 0; i < n_; ++i) keys_[i] = pool_[Below(pool_.size())];
     participants_.clear();
@@ -539,7 +539,7 @@ class ModelRun {
   TestMemory* const memory_;
   const ModelCase& case_;
   Random random_;
-  const bool large_;
+  const int64_t usual_batch_;
   std::vector<Key> pool_;
   const int64_t max_batch_;
   const int64_t element_;  // bytes

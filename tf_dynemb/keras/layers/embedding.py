@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import uuid
 
 import h5py
 import keras
@@ -18,7 +19,7 @@ from tf_dynemb.lookup.embedding_lookup import lookup_keys
 from tf_dynemb.table.variable import Variable
 
 _ROWS_FILE = "rows.h5"
-_IN_ASSETS = "rows_are_in_assets"
+_IN_ASSETS = "rows_file_in_assets"
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")
@@ -115,7 +116,8 @@ class Embedding(keras.layers.Layer):
         self.handle = self.table.handle
         self._masked = masked_key(mask_zero, mask_key, self.table.key_dtype)
         self._devices = devices
-        self._rows_are_in_assets = False
+        self._rows_file = None
+        self._store_of_rows = None
         self.supports_masking = True
         self.supports_jit = False
         self.built = True
@@ -173,30 +175,45 @@ class Embedding(keras.layers.Layer):
         return cls(**config)
 
     # Keras writes variables first and then assets, and reads them in the same order. Rows go to the
-    # variables where those are a file, and to the assets where Keras holds the variables in memory.
+    # variables where those are a file, and to the assets where Keras holds the variables in memory (in
+    # `.keras`), or asks for assets alone. In the variables is then the name of the file.
 
     def save_own_variables(self, store):
-        """Writes the rows into `.weights.h5`, or a note that they are in the assets."""
-        self._rows_are_in_assets = _compat.writes_to_memory(store)
-        if self._rows_are_in_assets:
-            store[_IN_ASSETS] = np.array(True)
+        """Writes the rows into `.weights.h5`, or the name of the file among the assets with them."""
+        if _compat.writes_to_memory(store):
+            self._rows_file, self._store_of_rows = f"rows-{uuid.uuid4().hex}.h5", None
+            store[_IN_ASSETS] = np.frombuffer(self._rows_file.encode(), np.uint8)
         else:
+            self._rows_file, self._store_of_rows = None, store
             saving.write_rows(self.table, store)
 
     def load_own_variables(self, store):
         """Reads them from there."""
+        self._rows_file = None
         if _IN_ASSETS not in store:
             saving.read_rows(self.table, store)
+            return
+        rows_file = np.asarray(store[_IN_ASSETS]).astype(np.uint8).tobytes().decode()
+        archive = getattr(store, "archive", None)
+        if archive is None:
+            self._rows_file = rows_file
+        else:  # load_weights of a `.keras` reads no assets
+            saving.read_rows_of_archive(self.table, archive, rows_file)
 
     def save_assets(self, dir_path):
         """Writes the rows into `.keras`."""
-        if self._rows_are_in_assets:
-            with h5py.File(pathlib.Path(dir_path) / _ROWS_FILE, "w") as store:
-                saving.write_rows(self.table, store)
+        if self._store_of_rows:  # a store is true while it is open: they have just been written to it
+            self._store_of_rows = None
+            return
+        with h5py.File(pathlib.Path(dir_path) / (self._rows_file or _ROWS_FILE), "w") as store:
+            saving.write_rows(self.table, store)
 
     def load_assets(self, dir_path):
         """Reads them from there."""
-        with h5py.File(pathlib.Path(dir_path) / _ROWS_FILE, "r") as store:
+        path = pathlib.Path(dir_path) / (self._rows_file or _ROWS_FILE)
+        if self._rows_file is None and not path.exists():
+            return  # they were in the variables
+        with h5py.File(path, "r") as store:
             saving.read_rows(self.table, store)
 
     def _is_kept(self, keys: tf.Tensor) -> tf.Tensor | None:

@@ -1,0 +1,11 @@
+// HostTable under many threads. Run it under ThreadSanitizer too: bazel test --config=tsan.
+#include "cc/core/table/host_table.h"
+#include "cc/core/testing/concurrency.h"
+
+namespace dynemb {
+namespace {
+
+DYNEMB_INSTANTIATE_CONCURRENCY(HostTable, HostHarness("HostTable", MakeHostTable));
+
+}  // namespace
+}  // namespace dynemb

@@ -1,0 +1,166 @@
+// HostTable against the contract, on the host and behind the fake device, and what it promises beyond.
+#include "cc/core/table/host_table.h"
+
+#include <memory>
+#include <set>
+
+#include "cc/core/testing/caller.h"
+#include "cc/core/testing/conformance.h"
+
+namespace dynemb {
+namespace {
+
+DYNEMB_INSTANTIATE_CONFORMANCE(HostTable, HostHarness("HostTable", MakeHostTable));
+DYNEMB_INSTANTIATE_CONFORMANCE(HostTableOnFakeDevice,
+                               FakeDeviceHarness("HostTableOnFakeDevice", MakeHostTable));
+
+// The tests below ask for more than the contract does.
+class HostTableTest : public ::testing::Test {
+ protected:
+  HostTableTest() {
+    TableSchema schema;
+    schema.dim = 4;
+    EXPECT_TRUE(MakeHostTable(schema, &table_).ok());
+    context_.executor = &executor_;
+  }
+  Status Upsert(const Batch& batch, const ConstRows& values) {
+    return table_->Upsert(context_, batch, values, {}, {});
+  }
+
+  std::unique_ptr<Table> table_;
+  InlineExecutor executor_;
+  Context context_;
+};
+
+// On the host a selection can be looked at before anything is done.
+TEST_F(HostTableTest, RefusesSelectionsThatPointNowhere) {
+  const Keys keys = {1, 2, 3};
+  Floats values(12);
+  const ConstRows rows(reinterpret_cast<const char*>(values.data()), 3, 16);
+  int64_t count = 2;
+  std::vector<int64_t> at = {0, 2};
+  const Positions select = {at, &count};
+  for (const int64_t bad : {int64_t{-1}, int64_t{3}, INT64_MAX, INT64_MIN}) {
+    at[1] = bad;
+    EXPECT_EQ(Upsert({keys, &select}, rows).code(), Code::kInvalidArgument) << bad;
+  }
+  at[1] = 1;
+  for (const int64_t bad : {int64_t{-1}, int64_t{3}, INT64_MAX}) {
+    count = bad;
+    EXPECT_EQ(Upsert({keys, &select}, rows).code(), Code::kInvalidArgument) << bad;
+  }
+  EXPECT_EQ(table_->size(), 0);
+  count = 2;
+  EXPECT_TRUE(Upsert({keys, &select}, rows).ok());
+  EXPECT_EQ(table_->size(), 2);
+}
+
+// Numbers are read where they lie, so they must be aligned.
+TEST_F(HostTableTest, RefusesNumbersThatAreNotAligned) {
+  const Keys keys = {1};
+  Floats values(8);
+  char* const data = reinterpret_cast<char*>(values.data());
+  EXPECT_EQ(Upsert({keys}, ConstRows(data + 2, 1, 16)).code(), Code::kInvalidArgument);
+  EXPECT_EQ(Upsert({keys}, ConstRows(data, 1, 18)).code(), Code::kInvalidArgument);
+  EXPECT_EQ(table_->size(), 0);
+  EXPECT_TRUE(Upsert({keys}, ConstRows(data + 4, 1, 20)).ok());
+}
+
+TEST_F(HostTableTest, RefusesAContextWithoutExecutor) {
+  context_.executor = nullptr;
+  EXPECT_EQ(table_->Clear(context_).code(), Code::kInvalidArgument);
+}
+
+// Counts the tasks and runs them backwards: nothing may depend on their order.
+class BackwardExecutor : public Executor {
+ public:
+  int concurrency() const override { return 7; }
+  void Run(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
+    for (int64_t i = tasks - 1; i >= 0; --i) task(i);
+  }
+};
+
+// The rows, where they lie and so in which order they are exported do not depend on the executor.
+TEST_F(HostTableTest, IsTheSameForAnyExecutor) {
+  BackwardExecutor backward;
+  Context backward_context;
+  backward_context.executor = &backward;
+  TableSchema schema;
+  schema.dim = 3;
+  schema.initializer.distribution = {Distribution::Kind::kUniform, -1, 1};
+  schema.rule = UsualRule("adam");
+  std::vector<std::pair<Key, std::string>> exported[2];
+  for (const bool b : {false, true}) {
+    std::unique_ptr<Table> table;
+    ASSERT_TRUE(MakeHostTable(schema, &table).ok());
+    const Context& context = b ? backward_context : context_;
+    for (int64_t step = 1; step < 5; ++step) {
+      Keys keys;
+      Floats gradients;
+      for (int64_t i = 0; i < 40'000; ++i) {
+        keys.push_back(i * step * 97);
+        for (int64_t c = 0; c < 3; ++c) gradients.push_back(static_cast<float>(i % 11 - c));
+      }
+      const ConstRows rows(reinterpret_cast<const char*>(gradients.data()), 40'000, 12);
+      const std::vector<double> hyper = UsualHyper("adam", static_cast<double>(step));
+      ASSERT_TRUE(table->Apply(context, {keys}, rows, {&schema.rule, hyper}, {}, {}).ok());
+      keys.resize(5000);
+      ASSERT_TRUE(table->Erase(context, {keys}, {}).ok());
+    }
+    for (Cursor cursor; !cursor.done;) {
+      for (const auto& [key, row] : ExportSome(*table, HostTestMemory(), 1000, true, &cursor)) {
+        exported[b].emplace_back(key, row.value + row.slots);
+      }
+    }
+  }
+  EXPECT_EQ(exported[0], exported[1]);
+}
+
+// After Reserve the index is there: what inserting then takes is the rows alone.
+TEST_F(HostTableTest, ReserveMakesTheIndexBeforehand) {
+  constexpr int64_t kRows = 100'000, kRowBytes = 8 + 16;
+  const Caller call(table_.get(), HostTestMemory());
+  ASSERT_TRUE(call.Reserve(kRows).ok());
+  const int64_t index_bytes = table_->memory_bytes();
+  EXPECT_GE(index_bytes, kRows * 5);
+  Keys keys;
+  for (Key key = 0; key < kRows; ++key) keys.push_back(key * 10'007);
+  ASSERT_TRUE(call.Upsert(keys, Floats(kRows * 4)).ok());
+  const int64_t row_bytes = table_->memory_bytes() - index_bytes;
+  EXPECT_GE(row_bytes, kRows * kRowBytes);
+  EXPECT_LE(row_bytes, kRows * kRowBytes * 5 / 4) << "blocks are at most 1/8 ahead, or the index grew";
+  // More than can be had is an error, not an abort, and changes nothing.
+  EXPECT_EQ(call.Reserve(INT64_MAX).code(), Code::kResourceExhausted);
+  EXPECT_EQ(table_->memory_bytes(), index_bytes + row_bytes);
+  EXPECT_EQ(table_->size(), kRows);
+}
+
+// Keys whose hashes agree wherever the index looks (bits 20-63 and 0-6; segment.h) all want the same
+// cell. That is slow and must still be right, also past 255 overflows, where the counts stop.
+TEST_F(HostTableTest, SurvivesKeysThatAllCollide) {
+  const Caller call(table_.get(), HostTestMemory());
+  Keys keys;
+  Floats values;
+  for (uint64_t i = 0; i < 3000; ++i) {
+    keys.push_back(KeyOfHash(0xabcdef0123400055 | i << 7));
+    values.insert(values.end(), 4, static_cast<float>(i));
+  }
+  for (int round = 0; round < 2; ++round) {
+    ASSERT_TRUE(call.Upsert(keys, values).ok());
+    EXPECT_EQ(table_->size(), 3000);
+    Floats got;
+    Outcomes outcomes;
+    ASSERT_TRUE(call.Find(keys, &got, &outcomes).ok());
+    EXPECT_EQ(got, values);
+    EXPECT_EQ(outcomes, Outcomes(3000, Outcome::kFound));
+    ASSERT_TRUE(call.Erase(Keys(keys.begin() + 100, keys.end()), &outcomes).ok());
+    EXPECT_EQ(outcomes, Outcomes(2900, Outcome::kFound));
+    ASSERT_TRUE(call.Find(keys, &got, &outcomes).ok());
+    for (size_t i = 0; i < keys.size(); ++i) {
+      ASSERT_EQ(outcomes[i], i < 100 ? Outcome::kFound : Outcome::kMissing) << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dynemb

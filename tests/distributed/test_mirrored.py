@@ -1,0 +1,188 @@
+"""Under MirroredStrategy N replicas on a global batch train exactly like one replica on it."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dynemb
+
+K = keras.optimizers
+BATCH, STEPS = 8, 6
+_NUMBERS = np.random.default_rng(11)
+# Few ids, so that replicas share keys of a batch; new ones to the end.
+IDS = (_NUMBERS.integers(0, 6, (BATCH * STEPS, 3)) + np.arange(BATCH * STEPS)[:, None] // 4 - 9) * (
+    2**40 + 1
+)
+TARGETS = _NUMBERS.normal(size=(BATCH * STEPS, 1)).astype(np.float32)
+# Six steps of float32 sums that two replicas add up in another order than one.
+TOLERANCE = 6 * 4 * 2.0**-24
+
+
+@functools.cache  # strategies of one process use the same keys for different collectives: there can be one
+def mirrored():
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def one():
+    return tf.distribute.get_strategy()
+
+
+def make_model(head=True):
+    layers = [
+        keras.Input((3,), dtype="int64"),
+        tf_dynemb.keras.Embedding(
+            4, combiner="mean", initializer=keras.initializers.RandomUniform(seed=5), name="users"
+        ),
+    ]
+    if head:
+        layers.append(keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=6)))
+    return keras.Sequential(layers)
+
+
+def rows_of(model):
+    keys, values = (part.numpy() for part in model.layers[0].table.export())
+    return dict(zip(keys.tolist(), values, strict=True))
+
+
+def dense_of(model):
+    return [np.array(weight) for layer in model.layers[1:] for weight in layer.weights]
+
+
+def assert_same(model, wanted):
+    rows, want = rows_of(model), rows_of(wanted)
+    assert rows.keys() == want.keys() and len(rows) == len(np.unique(IDS))
+    for key, row in rows.items():
+        np.testing.assert_allclose(row, want[key], rtol=TOLERANCE, atol=TOLERANCE)
+    for got, want in zip(dense_of(model), dense_of(wanted), strict=True):
+        np.testing.assert_allclose(got, want, rtol=TOLERANCE, atol=TOLERANCE)
+    assert model.optimizer.iterations.numpy() == wanted.optimizer.iterations.numpy() == STEPS
+
+
+OPTIMIZERS = {
+    "sgd": lambda: K.SGD(0.3),
+    "adam": lambda: K.Adam(0.1, beta_2=0.9, epsilon=1e-2),
+    "schedule": lambda: K.Adagrad(K.schedules.ExponentialDecay(0.5, 2, 0.5), weight_decay=0.1),
+    "loss_scale_factor": lambda: K.SGD(0.3, loss_scale_factor=8.0),
+    "global_clipnorm": lambda: K.SGD(0.3, global_clipnorm=0.3),
+    "global_clipnorm_factor": lambda: K.SGD(0.3, global_clipnorm=0.3, loss_scale_factor=8.0),
+}
+
+
+def trained_by_fit(strategy, make, head=True, scaled=False):
+    with strategy.scope():
+        model = make_model(head)
+        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(make())
+        optimizer = tf_dynemb.LossScaleOptimizer(optimizer) if scaled else optimizer
+        model.compile(optimizer, "mse", jit_compile=False)
+    targets = TARGETS if head else np.repeat(TARGETS, 4, axis=1)
+    model.fit(IDS, targets, batch_size=BATCH, shuffle=False, verbose=0)
+    return model
+
+
+def trained_by_loop(strategy, make, function=True):
+    with strategy.scope():
+        model = make_model()
+        model.optimizer = optimizer = tf_dynemb.DynamicEmbeddingOptimizer(make())
+        optimizer.build(model.trainable_variables)
+
+    def step(ids, targets):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((model(ids) - targets) ** 2) / BATCH
+            loss = optimizer.scale_loss(loss)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    def run(batch):
+        strategy.run(step, batch)
+
+    run = tf.function(run) if function else run
+    data = tf.data.Dataset.from_tensor_slices((IDS, TARGETS)).batch(BATCH)
+    for batch in strategy.experimental_distribute_dataset(data):
+        run(batch)
+    return model
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_fit(name):
+    make = OPTIMIZERS[name]
+    assert_same(trained_by_fit(mirrored(), make), trained_by_fit(one(), make))
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_fit_of_tables_alone(scaled):
+    make = OPTIMIZERS["adam"]
+    model = trained_by_fit(mirrored(), make, head=False, scaled=scaled)
+    assert_same(model, trained_by_fit(one(), make, head=False))
+
+
+@pytest.mark.parametrize("options", [{"clipnorm": 0.1}, {"clipvalue": 0.02}], ids=str)
+def test_clipping_of_rows_is_of_the_sum_over_replicas(options):
+    """Keras clips what each replica has of a dense variable; there are none here."""
+    make = lambda: K.SGD(0.5, **options)  # noqa: E731
+    assert_same(trained_by_fit(mirrored(), make, head=False), trained_by_fit(one(), make, head=False))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "global_clipnorm"])
+def test_custom_loop(name):
+    make = OPTIMIZERS[name]
+    assert_same(trained_by_loop(mirrored(), make), trained_by_loop(one(), make))
+
+
+def test_eager_custom_loop():
+    make = OPTIMIZERS["sgd"]
+    assert_same(trained_by_loop(mirrored(), make, function=False), trained_by_loop(one(), make))
+
+
+def test_loss_scaling():
+    make = OPTIMIZERS["sgd"]
+    assert_same(trained_by_fit(mirrored(), make, scaled=True), trained_by_fit(one(), make))
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_step_that_overflows_in_one_replica_is_skipped_by_all(bad):
+    strategy = mirrored()
+    with strategy.scope():
+        layer = tf_dynemb.keras.Embedding(1, initializer="ones")
+        optimizer = tf_dynemb.LossScaleOptimizer(
+            tf_dynemb.DynamicEmbeddingOptimizer(K.SGD(1.0)), initial_scale=16.0
+        )
+        optimizer.build(layer.trainable_variables)
+
+    def step(upstream):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant([-7, 8], tf.int64)) * upstream)
+            loss = optimizer.scale_loss(loss)
+        gradients = tape.gradient(loss, layer.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+
+    @tf.function
+    def run(numbers):
+        strategy.run(step, (numbers,))
+
+    def per_replica(*numbers):
+        return strategy.experimental_distribute_values_from_function(
+            lambda context: tf.constant(numbers[context.replica_id_in_sync_group])
+        )
+
+    run(per_replica(*(np.float32(np.inf if replica == bad else 0.25) for replica in range(2))))
+    assert int(layer.table.size()) == 0
+    assert optimizer.dynamic_scale.numpy() == 8.0
+    run(per_replica(np.float32(0.25), np.float32(0.5)))
+    assert layer.table.lookup(tf.constant([-7, 8], tf.int64)).numpy().tolist() == [[0.25], [0.25]]
+
+
+def test_evaluation_and_prediction():
+    strategy = mirrored()
+    with strategy.scope():
+        model = make_model()
+        model.compile(tf_dynemb.DynamicEmbeddingOptimizer(K.SGD(0.1)), "mse")
+    plain = make_model()
+    plain.compile(tf_dynemb.DynamicEmbeddingOptimizer(K.SGD(0.1)), "mse")
+    np.testing.assert_array_equal(model.predict(IDS, verbose=0), plain.predict(IDS, verbose=0))
+    np.testing.assert_allclose(
+        model.evaluate(IDS, TARGETS, verbose=0), plain.evaluate(IDS, TARGETS, verbose=0), rtol=1e-6
+    )
+    assert rows_of(model) == {}

@@ -1,0 +1,28 @@
+"""What tests of tables share: the rows of a table as Python sees them."""
+
+import tensorflow as tf
+
+INT64_MIN = -(2**63)
+INT64_MAX = 2**63 - 1
+
+
+def int64(keys) -> tf.Tensor:
+    return tf.constant(keys, tf.int64)
+
+
+def values_of(table) -> dict:
+    """Key to the list of its values; fails if a key appears twice."""
+    keys, values = (tensor.numpy().tolist() for tensor in table.export())
+    assert len(set(keys)) == len(keys)
+    return dict(zip(keys, values, strict=True))
+
+
+def rows_of(table) -> dict:
+    """Key to the bytes of all there is in its row: value, slots, meta."""
+    keys, *parts = (part.numpy() for part in table.resource.export_rows()[:4])
+    assert len(set(keys.tolist())) == len(keys)
+    return {int(key): tuple(part[i].tobytes() for part in parts) for i, key in enumerate(keys.tolist())}
+
+
+def schema_of(table) -> str:
+    return table.resource.export_rows(limit=0)[4].numpy().decode()

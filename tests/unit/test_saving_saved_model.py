@@ -1,0 +1,283 @@
+"""SavedModels: export, save and load, in eager TensorFlow, in sessions, and through TensorFlow's C API."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import saving_models as m
+import tensorflow as tf
+from table_rows import int64, rows_of, values_of
+
+import tf_dynemb
+
+BATCHES = (0, 1000)  # of known ids, and of unseen ones
+
+
+def predicted(serve):
+    outputs = [serve(m.batch(number)) for number in BATCHES]
+    outputs = [next(iter(o.values())) if isinstance(o, dict) else o for o in outputs]
+    return np.concatenate([np.asarray(output) for output in outputs])
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A trained model, what it predicts, and the folder it was exported to."""
+    folder = tmp_path_factory.mktemp("exported")
+    keras.utils.set_random_seed(3)
+    model = m.trained()
+    model.export(folder / "m", verbose=False)
+    return model, m.probe(model), str(folder / "m")
+
+
+def test_export(exported):
+    _, want, path = exported
+    np.testing.assert_array_equal(predicted(tf.saved_model.load(path).serve), want)
+
+
+def test_saved_model_save(tmp_path):
+    model = m.trained(shards=3)
+    tf.saved_model.save(model, tmp_path / "m")
+    loaded = tf.saved_model.load(tmp_path / "m")
+    serve = loaded.signatures["serving_default"]
+    np.testing.assert_array_equal(predicted(lambda inputs: serve(**inputs)), m.probe(model))
+
+
+class Module(tf.Module):
+    """A table with functions that write, so that what is loaded can be changed."""
+
+    def __init__(self, **arguments):
+        super().__init__()
+        self.table = tf_dynemb.Variable(dim=2, name="t", **arguments)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def lookup(self, keys):
+        return self.table.lookup(keys)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2])])
+    def upsert(self, keys, values):
+        self.table.upsert(keys, values)
+
+    @tf.function(input_signature=[])
+    def size(self):
+        return self.table.size()
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_loading_twice_and_beside_the_original_shares_no_rows(shards, tmp_path):
+    module = Module(devices=["/CPU:0"] * shards, initializer=keras.initializers.RandomNormal())
+    module.upsert(int64([1, -2]), tf.constant([[1.0, 2.0], [3.0, 4.0]]))
+    unseen = module.lookup(int64([7])).numpy()
+    tf.saved_model.save(module, tmp_path / "m")
+    module.upsert(int64([1]), [[0.0, 0.0]])
+    first, second = (tf.saved_model.load(tmp_path / "m") for _ in range(2))
+    first.upsert(int64([1, 5]), tf.ones([2, 2]))
+    for each, want, rows in ((module, 0.0, 2), (first, 1.0, 3), (second, 1.0, 2)):
+        assert each.lookup(int64([1])).numpy()[0, 0] == want
+        assert int(each.size()) == rows
+        np.testing.assert_array_equal(each.lookup(int64([7])), unseen)
+    assert second.lookup(int64([1, -2])).numpy().tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_a_loaded_model_that_is_changed_and_saved_again(tmp_path):
+    module = Module()
+    module.upsert(int64([1]), tf.constant([[1.0, 2.0]]))
+    for turn in range(3):
+        tf.saved_model.save(module, tmp_path / str(turn))
+        module = tf.saved_model.load(tmp_path / str(turn))
+        assert int(module.size()) == 1 + turn
+        module.upsert(int64([10 + turn]), tf.constant([[5.0, 6.0]]))
+    assert module.lookup(int64([1, 10, 12])).numpy().tolist() == [[1.0, 2.0], [5.0, 6.0], [5.0, 6.0]]
+
+
+def test_rows_of_a_loaded_model_go_into_checkpoints(tmp_path):
+    module = Module()
+    module.upsert(int64([1]), tf.constant([[1.0, 2.0]]))
+    tf.saved_model.save(module, tmp_path / "m")
+    loaded = tf.saved_model.load(tmp_path / "m")
+    loaded.upsert(int64([2]), tf.constant([[3.0, 4.0]]))
+    path = tf.train.Checkpoint(m=loaded).save(tmp_path / "c")
+    other = Module(devices=["/CPU:0"] * 2)
+    tf.train.Checkpoint(m=other).restore(path).expect_partial()
+    assert values_of(other.table) == {1: [1.0, 2.0], 2: [3.0, 4.0]}
+    loaded.upsert(int64([2]), tf.constant([[0.0, 0.0]]))
+    tf.train.Checkpoint(m=loaded).restore(path)
+    assert loaded.lookup(int64([2])).numpy().tolist() == [[3.0, 4.0]]
+
+
+def test_checkpoint_false_leaves_the_rows_out(tmp_path):
+    module = Module(checkpoint=False)
+    module.upsert(int64([1]), tf.constant([[1.0, 2.0]]))
+    tf.saved_model.save(module, tmp_path / "m")
+    assert int(tf.saved_model.load(tmp_path / "m").size()) == 0
+
+
+def test_a_model_from_dot_keras_exports_what_it_loaded(exported, tmp_path):
+    """Its drawn seed is the saved model's, not the one that it was made with."""
+    model, want, _ = exported
+    model.save(tmp_path / "m.keras")
+    keras.models.load_model(tmp_path / "m.keras").export(tmp_path / "m", verbose=False)
+    np.testing.assert_array_equal(predicted(tf.saved_model.load(tmp_path / "m").serve), want)
+
+
+def in_session(path, session):
+    """Loads through the old loader, which runs the initializer and restore ops of the graph."""
+    meta_graph = tf.compat.v1.saved_model.load(session, ["serve"], path)
+    signature = meta_graph.signature_def["serving_default"]
+    output = next(iter(signature.outputs.values())).name
+
+    def serve(inputs):
+        feeds = {
+            tensor.name: inputs["tags" if tensor.dtype == tf.string.as_datatype_enum else "ids"].numpy()
+            for tensor in signature.inputs.values()
+        }
+        return session.run(output, feeds)
+
+    return serve
+
+
+def test_sessions(exported):
+    """Several, one after the other and at once; every run of a session sees the rows."""
+    _, want, path = exported
+    sessions, serves = [], []
+    for _ in range(3):
+        session = tf.compat.v1.Session(graph=tf.Graph())
+        with session.graph.as_default():
+            serves.append(in_session(path, session))
+        sessions.append(session)
+    for _ in range(2):
+        for serve in serves:
+            np.testing.assert_array_equal(predicted(serve), want)
+    sessions.pop(0).close()
+    for serve in serves[1:]:
+        np.testing.assert_array_equal(predicted(serve), want)
+    for session in sessions:
+        session.close()
+
+
+def test_two_tables_in_one_session_share_nothing(tmp_path):
+    """Two models loaded into the graph of one session."""
+    paths = []
+    for number in range(2):
+        module = Module()
+        module.upsert(int64([1]), tf.fill([1, 2], float(number)))
+        paths.append(str(tmp_path / str(number)))
+        tf.saved_model.save(module, paths[-1], signatures={"serving_default": module.lookup})
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        for number, path in enumerate(paths):
+            meta_graph = tf.compat.v1.saved_model.load(
+                session, ["serve"], path, import_scope=f"model_{number}"
+            )
+            signature = meta_graph.signature_def["serving_default"]
+            (feed,), (fetch,) = signature.inputs.values(), signature.outputs.values()
+            # The signature keeps the names of before the scope.
+            names = [
+                f"model_{number}/{tensor.name.removeprefix(f'model_{number}/')}"
+                for tensor in (feed, fetch)
+            ]
+            got = session.run(names[1], {names[0]: [1, 2]})
+            assert got.tolist() == [[float(number)] * 2, [0.0, 0.0]]
+
+
+def test_a_loaded_and_saved_again_model_serves_in_sessions(exported, tmp_path):
+    _, want, path = exported
+    loaded = tf.saved_model.load(path)
+    again = str(tmp_path / "again")
+    tf.saved_model.save(loaded, again, signatures=loaded.signatures["serving_default"])
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        serve = in_session(path=again, session=session)
+        for _ in range(2):
+            np.testing.assert_array_equal(predicted(serve), want)
+
+
+# What a program without Python does: TF_LoadLibrary, TF_LoadSessionFromSavedModel, TF_SessionRun.
+C_API = """
+import ctypes, json, os, sys
+
+library, ops, path, feed, fetch, ids = sys.argv[1:7]
+ids = json.loads(ids)
+tf = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+for name in ("TF_NewStatus", "TF_LoadLibrary", "TF_NewGraph", "TF_NewSessionOptions",
+             "TF_LoadSessionFromSavedModel", "TF_GraphOperationByName", "TF_AllocateTensor",
+             "TF_TensorData", "TF_Message"):
+    getattr(tf, name).restype = ctypes.c_void_p
+tf.TF_TensorByteSize.restype = ctypes.c_size_t
+tf.TF_Message.restype = ctypes.c_char_p
+pointer = ctypes.c_void_p
+status = pointer(tf.TF_NewStatus())
+
+def check():
+    if tf.TF_GetCode(status):
+        raise SystemExit(tf.TF_Message(status).decode())
+
+tf.TF_LoadLibrary(ops.encode(), status); check()
+graph, options = pointer(tf.TF_NewGraph()), pointer(tf.TF_NewSessionOptions())
+tags = (ctypes.c_char_p * 1)(b"serve")
+session = pointer(tf.TF_LoadSessionFromSavedModel(
+    options, None, path.encode(), tags, 1, graph, None, status)); check()
+
+class Output(ctypes.Structure):
+    _fields_ = [("operation", ctypes.c_void_p), ("index", ctypes.c_int)]
+
+def output(name):
+    operation, _, index = name.partition(":")
+    return Output(tf.TF_GraphOperationByName(graph, operation.encode()), int(index))
+
+INT64 = 9
+results = []
+for _ in range(2):
+    dims = (ctypes.c_int64 * 1)(len(ids))
+    tensor = pointer(tf.TF_AllocateTensor(INT64, dims, 1, ctypes.c_size_t(8 * len(ids))))
+    data = (ctypes.c_int64 * len(ids))(*ids)
+    ctypes.memmove(tf.TF_TensorData(tensor), data, 8 * len(ids))
+    inputs, fetches = (Output * 1)(output(feed)), (Output * 1)(output(fetch))
+    values, results_ = (pointer * 1)(tensor), (pointer * 1)()
+    tf.TF_SessionRun(session, None, inputs, values, 1, fetches, results_, 1, None, 0, None, status)
+    check()
+    size = tf.TF_TensorByteSize(pointer(results_[0]))
+    floats = (ctypes.c_float * (size // 4)).from_address(tf.TF_TensorData(pointer(results_[0])))
+    results.append(list(floats))
+print(json.dumps(results))
+assert "tensorflow" not in sys.modules
+"""
+
+
+def test_the_c_api_serves_a_saved_model(tmp_path):
+    """The C++ loader, in a process that never imports TensorFlow's Python."""
+    module = Module(devices=["/CPU:0"] * 2, initializer=keras.initializers.RandomNormal())
+    module.upsert(int64(range(-50, 50)), module.lookup(int64(range(1000, 1100))))
+    path = str(tmp_path / "m")
+    tf.saved_model.save(module, path, signatures={"serving_default": module.lookup})
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        meta_graph = tf.compat.v1.saved_model.load(session, ["serve"], path)
+        signature = meta_graph.signature_def["serving_default"]
+        (feed,), (fetch,) = signature.inputs.values(), signature.outputs.values()
+    ids = [-50, 0, 49, 50, 2**62, -(2**63)]
+    folder = pathlib.Path(tf.sysconfig.get_lib())
+    (library,) = [*folder.glob("libtensorflow_cc.so.2"), *folder.glob("libtensorflow_cc.2.dylib")]
+    ops = pathlib.Path(tf_dynemb.__file__).parent / "_tf_dynemb_ops.so"
+    arguments = [str(library), str(ops), path, feed.name, fetch.name, json.dumps(ids)]
+    run = subprocess.run(
+        [sys.executable, "-c", C_API, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    want = module.lookup(int64(ids)).numpy().ravel().tolist()
+    assert json.loads(run.stdout) == [want, want]
+
+
+def test_slots_travel_too(tmp_path):
+    """The rows of a SavedModel's checkpoint, restored into a model that goes on training."""
+    model = m.trained()
+    tf.saved_model.save(model, tmp_path / "m")
+    other = m.make(shards=1)
+    tf.train.Checkpoint(other).restore(str(tmp_path / "m/variables/variables")).expect_partial()
+    for table, again in zip(m.tables(model), m.tables(other), strict=True):
+        assert rows_of(again) == rows_of(table)
