@@ -25,14 +25,14 @@ class TableOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("shards", &shards_));
     OP_REQUIRES_OK(context, context->GetAttr("init_rows", &init_rows_));
     OP_REQUIRES_OK(context, context->GetAttr("container", &container_));
-    OP_REQUIRES_OK(context, context->GetAttr("session_name", &session_name_));
+    OP_REQUIRES_OK(context, context->GetAttr("shared_name", &shared_name_));
   }
 
   void Compute(OpKernelContext* context) override {
     Tensor* output;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
     ResourceHandle& handle = output->scalar<ResourceHandle>()();
-    if (session_name_.empty()) {
+    if (shared_name_.empty()) {
       TableResource* resource = nullptr;
       OP_REQUIRES_OK(context, Make(context, &resource));
       handle = ResourceHandle::MakeRefCountingHandle(resource, context->device()->name());
@@ -60,14 +60,14 @@ class TableOp : public OpKernel {
   }
 
   ResourceHandle NamedHandle(OpKernelContext* context) const {
-    return tensorflow::MakeResourceHandle<TableResource>(context, container_, session_name_);
+    return tensorflow::MakeResourceHandle<TableResource>(context, container_, shared_name_);
   }
 
   TableSchema schema_;
   int64_t shards_;
   int64_t init_rows_;
   std::string container_;
-  std::string session_name_;
+  std::string shared_name_;
 };
 
 class ClearOp : public OpKernel {

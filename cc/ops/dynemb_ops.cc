@@ -65,16 +65,15 @@ REGISTER_OP("DynembTable")
     .Attr("shards: int >= 1 = 1")
     .Attr("init_rows: int >= 0 = 0")
     .Attr("container: string = ''")
-    .Attr("session_name: string = ''")
+    .Attr("shared_name: string = ''")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
 Makes the shards of a table.
 
-With an empty session_name every execution makes a new table, which lives as long as the handle is held.
+With an empty shared_name every execution makes a new table, which lives as long as the handle is held.
 With a name the table belongs to the resource manager and is made once: what a graph needs whose session
-executes this op in every run. (It is not called shared_name, since TensorFlow's loader of SavedModels
-fills in an empty attr of that name with the same name for all tables of a model.)
+executes this op in every run.
 
 table: the handle.
 schema: what a row is made of, in the text form of TableSchema.

@@ -21,7 +21,7 @@ TARGETS = _NUMBERS.normal(size=(BATCH * STEPS, 1)).astype(np.float32)
 TOLERANCE = 6 * 4 * 2.0**-24
 
 
-@functools.cache  # strategies of one process use the same keys for different collectives: there can be one
+@functools.cache  # one for all tests: two of a process use the same keys for different collectives
 def mirrored():
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
@@ -48,7 +48,7 @@ def rows_of(model):
 
 
 def dense_of(model):
-    return [np.array(weight) for layer in model.layers[1:] for weight in layer.weights]
+    return [weight.numpy() for layer in model.layers[1:] for weight in layer.weights]
 
 
 def assert_same(model, wanted):
@@ -65,7 +65,6 @@ OPTIMIZERS = {
     "sgd": lambda: K.SGD(0.3),
     "adam": lambda: K.Adam(0.1, beta_2=0.9, epsilon=1e-2),
     "schedule": lambda: K.Adagrad(K.schedules.ExponentialDecay(0.5, 2, 0.5), weight_decay=0.1),
-    "loss_scale_factor": lambda: K.SGD(0.3, loss_scale_factor=8.0),
     "global_clipnorm": lambda: K.SGD(0.3, global_clipnorm=0.3),
     "global_clipnorm_factor": lambda: K.SGD(0.3, global_clipnorm=0.3, loss_scale_factor=8.0),
 }
@@ -125,7 +124,7 @@ def test_clipping_of_rows_is_of_the_sum_over_replicas(options):
     assert_same(trained_by_fit(mirrored(), make, head=False), trained_by_fit(one(), make, head=False))
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "global_clipnorm"])
+@pytest.mark.parametrize("name", ["adam", "global_clipnorm"])
 def test_custom_loop(name):
     make = OPTIMIZERS[name]
     assert_same(trained_by_loop(mirrored(), make), trained_by_loop(one(), make))

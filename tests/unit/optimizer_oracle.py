@@ -1,5 +1,4 @@
-"""What the tests of optimizers compare with: the rules in NumPy, written from the papers in float64, and
-the list of optimizers that every twin test goes through.
+"""The optimizer rules in NumPy, in float64, and the optimizers that every twin test goes through.
 
 `LazyTable` is the slow twin of a table: a dict of rows, of which a step touches those in its batch.
 """
@@ -18,15 +17,15 @@ STEPS = 100
 
 # What two right implementations of a rule may differ by after 100 steps, relative to 1 + the weight.
 #
-# A step rounds a weight and what is added to it about four times, by at most 2^-24 of it in float32. These
-# 400 errors point either way, so that they add up like a random walk, to 20 times one of them: 1.2e-6.
-# (The largest seen is 0.9e-6, against Keras' Adam, which takes the power of beta_2 in float32; most are
-# 0.1e-6.) float64 rounds 2^29 times finer.
+# A step rounds a weight and what is added to it about four times, by at most 2^-24 of it in float32.
+# These 400 errors point either way, so that they add up like a random walk, to 20 times one of them:
+# 1.2e-6. (The largest seen is 0.9e-6, against Keras' Adam, which takes the power of beta_2 in float32;
+# most are 0.1e-6.) float64 rounds 2^29 times finer.
 TOLERANCE = {"float32": 20 * 2.0**-24, "float64": 20 * 2.0**-53}
 
-# 16-bit tables round each weight once a step, to nearest even, and nothing else: the oracle rounds as well.
-# What is computed in float32 in between falls on the other side of a tie now and then, which moves a
-# weight by one unit in its last place; a few such moves may add up.
+# 16-bit tables round each weight once a step, to nearest even, and nothing else: the oracle rounds as
+# well. What is computed in float32 in between falls on the other side of a tie now and then, which moves
+# a weight by one unit in its last place; a few such moves may add up.
 TIES = 4
 TOLERANCE_16 = {"bfloat16": TIES * 2.0**-8, "float16": TIES * 2.0**-11}
 
@@ -133,7 +132,7 @@ class Case:
 
 
 def _case(kind, rule, learning_rate, own=None, **numbers) -> Case:
-    """`numbers` go to both under the same names; `own` is (for Keras, for the rule) where names differ."""
+    """`numbers` go to both under one name; where names differ `own` is (for Keras, for the rule)."""
     keras_own, rule_own = own or ({}, {})
     return Case(
         lambda **more: kind(learning_rate, **numbers, **keras_own, **more),

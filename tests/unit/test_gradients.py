@@ -1,7 +1,7 @@
 """Gradients of lookups: tf.IndexedSlices of the raw keys, equal to those of a dense matrix.
 
-Control flow has a file of its own. Keys are negative and large as well: what is wrong with small positive
-ones is often loud, and what is wrong with the others silent.
+Control flow has a file of its own. Keys are negative and large as well: what is wrong with small
+positive ones is often loud, and what is wrong with the others silent.
 """
 
 import functools
@@ -75,7 +75,7 @@ LOSSES = {
         [tf.reduce_sum(look_up((PLACES + i) % 6) ** (i + 1)) for i in range(5)]
     ),
     "two_towers": lambda look_up: tf.reduce_sum(look_up(PLACES[0]) * look_up(PLACES[1])),
-    # The gradient of a gather arrives as IndexedSlices, that of a slice and of a mask as zeros with rows.
+    # The gradient of a gather arrives as IndexedSlices, that of a slice or a mask as rows among zeros.
     "gather_of_rows": lambda look_up: tf.reduce_sum(tf.gather(look_up(PLACES[0]), [2, 0, 2]) ** 2),
     "slice_of_rows": lambda look_up: tf.reduce_sum(look_up(PLACES)[:, 1:] ** 2),
     "mask_of_rows": lambda look_up: tf.reduce_sum(

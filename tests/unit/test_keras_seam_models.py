@@ -1,4 +1,4 @@
-"""What Keras does with models, weights and layers around a table. (keras_seam.md, section 7.)"""
+"""What Keras does with models, weights and layers around a table: section 7 of keras_seam.md."""
 
 import warnings
 

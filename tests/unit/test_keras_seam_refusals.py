@@ -1,6 +1,6 @@
 """A model with a table and a Keras optimizer that is not wrapped is refused before any weight moves.
 
-Also what Keras does by itself under mixed_float16, and XLA. (keras_seam.md, sections 2, 3.)
+Also what Keras does by itself under mixed_float16, and XLA: sections 2 and 3 of keras_seam.md.
 """
 
 import inspect
@@ -55,7 +55,7 @@ def rows_of(model):
 
 
 def every_optimizer():
-    """(id, function that makes it): each class of Keras as an object, and as a string where Keras has one."""
+    """(id, function that makes it): each class of Keras as an object, and as a string if it has one."""
     for name, kind in sorted(inspect.getmembers(K, inspect.isclass)):
         if not issubclass(kind, K.Optimizer) or kind is K.Optimizer:
             continue

@@ -1,7 +1,7 @@
 """A model with tables trains like one with keras.layers.Embedding, in every way that Keras has to train.
 
-The two start from the same rows and are trained by SGD, which moves no row that is not in the batch: so the
-dense rule of Keras and our lazy one must give the same.
+The two start from the same rows and are trained by SGD, which moves no row that is not in the batch: so
+the dense rule of Keras and our lazy one must give the same.
 """
 
 import keras
@@ -12,7 +12,8 @@ import tensorflow as tf
 import tf_dynemb
 
 DIM, IDS_IN_USE, BATCH, STEPS = 4, 40, 8, 12
-# Twelve steps of float32 sums that TensorFlow adds up in one order for slices and in another for a matrix.
+# Twelve steps of float32 sums, which TensorFlow adds up in one order for slices and in another for a
+# matrix.
 TOLERANCE = 12 * 4 * 2.0**-24
 
 _NUMBERS = np.random.default_rng(7)

@@ -1,4 +1,4 @@
-"""Every rule, for 100 steps: against Keras' own optimizer on an equal dense variable, and against NumPy."""
+"""Every rule, for 100 steps: against Keras' optimizer on an equal dense variable, and against NumPy."""
 
 import hypothesis
 import keras
@@ -22,7 +22,7 @@ def make_table(dtype="float32", dim=DIM):
 
 
 def train(optimizer, table, keys, gradients):
-    """One step, of gradients as a tape gives them for two lookups: one after the other, keys repeated."""
+    """One step, of gradients as a tape gives them for several lookups: keys are repeated."""
     gradients = tf.cast(gradients, table.value_dtype)
     slices = tf.IndexedSlices(gradients, tf.constant(keys), dense_shape=tf.constant([-1, table.dim]))
     optimizer.apply_gradients([(slices, table.handle)])
@@ -56,7 +56,7 @@ def test_keras_dense(name, dtype):
 
 
 def changing_batches(seed: int):
-    """Keys and gradients of 100 steps: batches of all sizes, repeated and negative keys, new ones to the end."""
+    """Keys and gradients of 100 steps: of all sizes, repeated and negative keys, new ones to the end."""
     numbers = np.random.default_rng(seed)
     for step in range(STEPS):
         born = 4 + step // 3

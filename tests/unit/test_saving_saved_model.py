@@ -1,4 +1,4 @@
-"""SavedModels: export, save and load, in eager TensorFlow, in sessions, and through TensorFlow's C API."""
+"""SavedModels: saved, exported, loaded; eagerly, in sessions, and through TensorFlow's C API."""
 
 import json
 import os
@@ -15,11 +15,11 @@ from table_rows import int64, rows_of, values_of
 
 import tf_dynemb
 
-BATCHES = (0, 1000)  # of known ids, and of unseen ones
+BATCHES = [m.batch(0), m.batch(1000)]  # of known ids, and of unseen ones
 
 
 def predicted(serve):
-    outputs = [serve(m.batch(number)) for number in BATCHES]
+    outputs = [serve(inputs) for inputs in BATCHES]
     outputs = [next(iter(o.values())) if isinstance(o, dict) else o for o in outputs]
     return np.concatenate([np.asarray(output) for output in outputs])
 
@@ -36,15 +36,17 @@ def exported(tmp_path_factory):
 
 def test_export(exported):
     _, want, path = exported
-    np.testing.assert_array_equal(predicted(tf.saved_model.load(path).serve), want)
+    loaded = tf.saved_model.load(path)
+    np.testing.assert_array_equal(predicted(loaded.serve), want)
 
 
 def test_saved_model_save(tmp_path):
     model = m.trained(shards=3)
     tf.saved_model.save(model, tmp_path / "m")
     loaded = tf.saved_model.load(tmp_path / "m")
-    serve = loaded.signatures["serving_default"]
-    np.testing.assert_array_equal(predicted(lambda inputs: serve(**inputs)), m.probe(model))
+    serve = loaded.signatures["serving_default"]  # Keras calls its inputs so
+    got = predicted(lambda inputs: serve(inputs=inputs["ids"], inputs_1=inputs["tags"]))
+    np.testing.assert_array_equal(got, m.probe(model))
 
 
 class Module(tf.Module):
@@ -81,6 +83,28 @@ def test_loading_twice_and_beside_the_original_shares_no_rows(shards, tmp_path):
         assert int(each.size()) == rows
         np.testing.assert_array_equal(each.lookup(int64([7])), unseen)
     assert second.lookup(int64([1, -2])).numpy().tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+@pytest.mark.parametrize("dims", [(4, 3), (4, 4)])
+def test_two_tables_of_one_model_stay_apart(dims, tmp_path):
+    class Two(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.tables = [tf_dynemb.Variable(dim=dim, name="t") for dim in dims]
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+        def lookup(self, keys):
+            return [table.lookup(keys) for table in self.tables]
+
+    module = Two()
+    for number, table in enumerate(module.tables):
+        table.upsert(int64([7]), tf.fill([1, table.dim], number + 1.0))
+    tf.saved_model.save(module, tmp_path / "m")
+    loaded = tf.saved_model.load(tmp_path / "m")
+    assert [rows.numpy().tolist() for rows in loaded.lookup(int64([7]))] == [
+        [[1.0] * dims[0]],
+        [[2.0] * dims[1]],
+    ]
 
 
 def test_a_loaded_model_that_is_changed_and_saved_again(tmp_path):
@@ -121,7 +145,8 @@ def test_a_model_from_dot_keras_exports_what_it_loaded(exported, tmp_path):
     model, want, _ = exported
     model.save(tmp_path / "m.keras")
     keras.models.load_model(tmp_path / "m.keras").export(tmp_path / "m", verbose=False)
-    np.testing.assert_array_equal(predicted(tf.saved_model.load(tmp_path / "m").serve), want)
+    loaded = tf.saved_model.load(tmp_path / "m")
+    np.testing.assert_array_equal(predicted(loaded.serve), want)
 
 
 def in_session(path, session):

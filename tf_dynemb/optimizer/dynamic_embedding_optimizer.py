@@ -284,8 +284,8 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         """
         if len(store.keys()) not in (0, len(self.variables)):
             raise ValueError(
-                f"{self.name}: the file holds {len(store.keys())} optimizer variables, the optimizer has "
-                f"{len(self.variables)}; build it first: "
+                f"{self.name}: the file holds {len(store.keys())} optimizer variables, the optimizer "
+                f"has {len(self.variables)}; build it first: "
                 "model.optimizer.build(model.trainable_variables)"
             )
         super().load_own_variables(store)

@@ -71,7 +71,7 @@ class TableHandle(keras.Variable):
 
 
 def handle_of(variable):
-    """The handle for the tf.Variable below it, as tf.Module.trainable_variables lists it; else `variable`."""
+    """The handle above a tf.Variable, which is what tf.Module.trainable_variables lists, or `variable`."""
     return _by_variable.get(id(variable), variable)
 
 

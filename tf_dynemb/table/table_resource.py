@@ -83,15 +83,15 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         )
 
     def _create_resource(self):
-        # Eagerly, and in the functions of a loaded SavedModel, each execution makes a table of its own
-        # that lives as long as its handle. A session's graph executes the op in every run and needs
-        # the same table each time.
-        in_session = not tf.compat.v1.executing_eagerly_outside_functions()
+        # Eagerly each call makes a table of its own, which lives as long as its handle. A graph, be it a
+        # session's or the function that a SavedModel keeps, has a name in it: a session executes the op
+        # in every run and needs the same table each time, and tf.saved_model.load gives each name a
+        # suffix of its own (and all that are empty the same one).
         return ops.dynemb_table(
             schema=self._schema,
             shards=self._shards,
             init_rows=self._init_rows,
-            session_name=self._graph_name if in_session else "",
+            shared_name="" if tf.executing_eagerly() else self._graph_name,
         )
 
     def _serialize_to_tensors(self):

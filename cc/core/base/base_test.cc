@@ -1,5 +1,5 @@
-// Number formats against slow arithmetic in double, random numbers and hashes against published values,
-// and the small types.
+// Number formats against slow arithmetic in double, random numbers and hashes against published
+// values, and the small types.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -57,8 +57,7 @@ double Decode(const Format& f, uint16_t bits) {
 uint16_t Encode(const Format& f, double x) {
   const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
   const double magnitude = std::fabs(x);
-  const uint16_t infinity =
-      static_cast<uint16_t>((f.max_exponent + f.bias + 1) << f.mantissa_bits);
+  const uint16_t infinity = static_cast<uint16_t>((f.max_exponent + f.bias + 1) << f.mantissa_bits);
   if (magnitude == 0) return sign;
   if (std::isinf(x)) return sign | infinity;
   const int exponent = std::max(std::ilogb(magnitude), f.min_exponent);
@@ -66,8 +65,7 @@ uint16_t Encode(const Format& f, double x) {
   const double rounded = std::nearbyint(magnitude / unit) * unit;
   if (rounded >= std::ldexp(1.0, f.max_exponent + 1)) return sign | infinity;
   if (rounded < std::ldexp(1.0, f.min_exponent)) {
-    return sign | static_cast<uint16_t>(
-                      std::ldexp(rounded, f.mantissa_bits - f.min_exponent));
+    return sign | static_cast<uint16_t>(std::ldexp(rounded, f.mantissa_bits - f.min_exponent));
   }
   const int e = std::ilogb(rounded);
   const int mantissa =
@@ -128,9 +126,9 @@ TEST(DType, NamesSizesAndKinds) {
     bool floating;
   };
   const Line lines[] = {
-      {DType::kFloat32, "float32", 4, true},   {DType::kFloat64, "float64", 8, true},
-      {DType::kFloat16, "float16", 2, true},   {DType::kBFloat16, "bfloat16", 2, true},
-      {DType::kInt8, "int8", 1, false},        {DType::kInt32, "int32", 4, false},
+      {DType::kFloat32, "float32", 4, true}, {DType::kFloat64, "float64", 8, true},
+      {DType::kFloat16, "float16", 2, true}, {DType::kBFloat16, "bfloat16", 2, true},
+      {DType::kInt8, "int8", 1, false},      {DType::kInt32, "int32", 4, false},
       {DType::kInt64, "int64", 8, false},
   };
   for (const Line& line : lines) {
@@ -142,8 +140,7 @@ TEST(DType, NamesSizesAndKinds) {
     EXPECT_EQ(IsFloating(line.dtype), line.floating) << line.name;
     const bool right_type = VisitDType(line.dtype, [&](auto tag) {
       using V = typename decltype(tag)::type;
-      return sizeof(V) == static_cast<size_t>(line.size) &&
-             std::is_integral_v<V> == !line.floating;
+      return sizeof(V) == static_cast<size_t>(line.size) && std::is_integral_v<V> == !line.floating;
     });
     EXPECT_TRUE(right_type) << line.name;
   }

@@ -1,5 +1,5 @@
-// Initial values: their distributions against the exact ones, their errors against double precision,
-// and their bits, which are a promise.
+// Initial values: their distributions against the exact ones, their errors against double
+// precision, and their bits, which are a promise.
 #include "cc/core/initializer/initializer.h"
 
 #include <algorithm>
@@ -30,16 +30,16 @@ std::vector<float> Draws(const Distribution& distribution, uint64_t seed, int64_
   return draws;
 }
 
-// Kolmogorov and Smirnov's statistic times sqrt(n): above 1.358 with a probability of 0.05, above 2.7
-// with one of 1e-6.
+// Kolmogorov and Smirnov's statistic times sqrt(n): above 1.358 with a probability of 0.05,
+// above 2.7 with one of 1e-6.
 double KolmogorovSmirnov(std::vector<float> draws, const std::function<double(double)>& cdf) {
   std::sort(draws.begin(), draws.end());
   const double n = static_cast<double>(draws.size());
   double distance = 0;
   for (size_t i = 0; i < draws.size(); ++i) {
     const double f = cdf(draws[i]);
-    distance = std::max({distance, f - static_cast<double>(i) / n,
-                         static_cast<double>(i + 1) / n - f});
+    distance =
+        std::max({distance, f - static_cast<double>(i) / n, static_cast<double>(i + 1) / n - f});
   }
   return distance * std::sqrt(n);
 }
@@ -107,7 +107,8 @@ TEST(Initializer, TruncatedNormalIsCutAtTwoDeviations) {
   ExpectDistribution({Kind::kTruncatedNormal, -1, 0.5f},
                      [&](double x) { return (Phi((x + 1) / 0.5) - Phi(-2)) / mass; });
   for (const int64_t dim : kDims) {
-    const std::vector<float> draws = Draws({Kind::kTruncatedNormal, -1, 0.5f}, 3, kDraws / dim, dim);
+    const std::vector<float> draws =
+        Draws({Kind::kTruncatedNormal, -1, 0.5f}, 3, kDraws / dim, dim);
     const Moments m = MomentsOf(draws);
     EXPECT_NEAR(m.mean, -1, 0.005);
     EXPECT_NEAR(m.variance, 0.25 * (1 - 4 * density_at_2 / mass), 0.003);
@@ -166,11 +167,11 @@ TEST(Initializer, LogarithmIsExactToFloat) {
   std::mt19937 random(4);
   for (int i = 0; i < 1'000'000; ++i) {
     const uint32_t exponent = 1 + static_cast<uint32_t>(random()) % 254;
-    const float x = dtype_internal::BitsFloat(exponent << 23 |
-                                              (static_cast<uint32_t>(random()) & 0x7fffff));
+    const float x =
+        dtype_internal::BitsFloat(exponent << 23 | (static_cast<uint32_t>(random()) & 0x7fffff));
     const double want = std::log(static_cast<double>(x));
-    const double ulp = std::fabs(std::nextafter(static_cast<float>(want), INFINITY) -
-                                 static_cast<float>(want));
+    const double ulp =
+        std::fabs(std::nextafter(static_cast<float>(want), INFINITY) - static_cast<float>(want));
     worst = std::max(worst, std::fabs(PortableLog(x) - want) / std::max(ulp, 1e-9));
   }
   EXPECT_LT(worst, 1.5);
@@ -247,8 +248,8 @@ TEST(Initializer, Constants) {
   }
 }
 
-// Whoever changes these numbers breaks the promise that a seed makes: models that are trained on, served
-// or resharded would see other rows than before.
+// Whoever changes these numbers breaks the promise that a seed makes: models that are trained on,
+// served or resharded would see other rows than before.
 TEST(Initializer, GoldenBits) {
   struct Line {
     Kind kind;
@@ -257,29 +258,65 @@ TEST(Initializer, GoldenBits) {
     uint32_t bits[6];
   };
   const Line lines[] = {
-      {Kind::kUniform, -0.05f, 0.05f, 0,
+      {Kind::kUniform,
+       -0.05f,
+       0.05f,
+       0,
        {0x3cb433a2, 0x3cde8f02, 0xbd2bc09a, 0xbb0c4ce0, 0x3d442fff, 0xbbff2c98}},
-      {Kind::kUniform, -0.05f, 0.05f, -1,
+      {Kind::kUniform,
+       -0.05f,
+       0.05f,
+       -1,
        {0xbbe3ea68, 0xbceaaed0, 0x3c3a7840, 0xbd283466, 0x3cdd4e1a, 0xbcbf5c07}},
-      {Kind::kUniform, -0.05f, 0.05f, INT64_MIN,
+      {Kind::kUniform,
+       -0.05f,
+       0.05f,
+       INT64_MIN,
        {0x3cc600fa, 0x3cf6dc4a, 0xbd371668, 0x3c57934c, 0x3cb0f156, 0x3be87750}},
-      {Kind::kUniform, -0.05f, 0.05f, 123456789012345,
+      {Kind::kUniform,
+       -0.05f,
+       0.05f,
+       123456789012345,
        {0xbd097715, 0xbd0210c0, 0x3cb0f286, 0xbcce47da, 0xbc483d98, 0x3c7f423c}},
-      {Kind::kNormal, 0, 1, 0,
+      {Kind::kNormal,
+       0,
+       1,
+       0,
        {0x3f45b47e, 0x3f1b953c, 0xbfb34362, 0xbd5be7d3, 0x3d57fbd5, 0xbe492b7d}},
-      {Kind::kNormal, 0, 1, -1,
+      {Kind::kNormal,
+       0,
+       1,
+       -1,
        {0xbe337205, 0xbf4b54a3, 0x3f9a6ea4, 0xbfac2294, 0x3f1cc406, 0xbf1fabdf}},
-      {Kind::kNormal, 0, 1, INT64_MIN,
+      {Kind::kNormal,
+       0,
+       1,
+       INT64_MIN,
        {0x3f3369be, 0x3f054227, 0xbfcee4a6, 0x3f8f3a5c, 0x3f4929ae, 0x3fbc01c3}},
-      {Kind::kNormal, 0, 1, 123456789012345,
+      {Kind::kNormal,
+       0,
+       1,
+       123456789012345,
        {0xbf7a0052, 0xbf67f233, 0x3f49286c, 0xbf2e20d2, 0xbe9f63e5, 0x3f81854d}},
-      {Kind::kTruncatedNormal, 1, 0.5f, 0,
+      {Kind::kTruncatedNormal,
+       1,
+       0.5f,
+       0,
        {0x3faeb74e, 0x3fa4e8dd, 0x3eb79338, 0x3f7970df, 0x3f833897, 0x3f680302}},
-      {Kind::kTruncatedNormal, 1, 0.5f, -1,
+      {Kind::kTruncatedNormal,
+       1,
+       0.5f,
+       -1,
        {0x3f6a9988, 0x3f1ff852, 0x3fc7ac04, 0x3ec34ed8, 0x3fa52fca, 0x3f344421}},
-      {Kind::kTruncatedNormal, 1, 0.5f, INT64_MIN,
+      {Kind::kTruncatedNormal,
+       1,
+       0.5f,
+       INT64_MIN,
        {0x3faa7948, 0x3f9faa43, 0x3e8c7726, 0x3fc2c9fe, 0x3faf83c9, 0x3fd5a016}},
-      {Kind::kTruncatedNormal, 1, 0.5f, 123456789012345,
+      {Kind::kTruncatedNormal,
+       1,
+       0.5f,
+       123456789012345,
        {0x3f0aab15, 0x3f12d9e4, 0x3faf837e, 0x3f2d837b, 0x3f5a0564, 0x3fbcb2d8}},
   };
   for (const Line& line : lines) {

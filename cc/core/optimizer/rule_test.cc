@@ -1,5 +1,5 @@
-// Each rule against its formula as the papers and Keras state it, written out here once more in double
-// precision and without the rules' rearrangements; and the names that other floors rely on.
+// Each rule against its formula as the papers and Keras state it, written out here once more in
+// double precision and without the rules' rearrangements; and the names that other floors rely on.
 #include "cc/core/optimizer/rule.h"
 
 #include <algorithm>
@@ -18,12 +18,12 @@ namespace {
 using Numbers = std::vector<double>;
 using Named = std::map<std::string, double>;
 
-// One step of a rule on one column: (gradient, weight, slots, hyper-parameters by name, step number).
-using Formula =
-    std::function<void(double g, double* w, double* s, const Named& h, double t)>;
+// One step of a rule on one column: (gradient, weight, slots, hyper-parameters by name, step
+// number).
+using Formula = std::function<void(double g, double* w, double* s, const Named& h, double t)>;
 
-// A rule with what it should be: hyper-parameters (after the common ones) with the values to test, and
-// the slots with their starts, where 0.3 stands for the one that is given.
+// A rule with what it should be: hyper-parameters (after the common ones) with the values to test,
+// and the slots with their starts, where 0.3 stands for the one that is given.
 struct Expected {
   std::string name;
   std::vector<std::pair<std::string, double>> hyper;
@@ -48,7 +48,8 @@ void RmsPropStep(double g, double* w, double* velocity, double* momentum, double
   *w -= change;
 }
 
-// Kingma and Ba's algorithm 1 with the biased moments and the step size of section 2's last paragraph.
+// Kingma and Ba's algorithm 1 with the biased moments and the step size of section 2's last
+// paragraph.
 void AdamStep(double g, double* w, double* s, const Named& h, double t, bool amsgrad) {
   const double b1 = h.at("beta_1"), b2 = h.at("beta_2");
   s[0] = b1 * s[0] + (1 - b1) * g;
@@ -82,9 +83,7 @@ void FtrlStep(double g, double* w, double* s, const Named& h) {
   const double sigma = (std::pow(n, -power) - std::pow(s[0], -power)) / lr;
   s[1] += g_shrunk - sigma * *w;
   s[0] = n;
-  *w = std::fabs(s[1]) <= l1
-           ? 0
-           : (Sign(s[1]) * l1 - s[1]) / (std::pow(n, -power) / lr + 2 * l2);
+  *w = std::fabs(s[1]) <= l1 ? 0 : (Sign(s[1]) * l1 - s[1]) / (std::pow(n, -power) / lr + 2 * l2);
 }
 
 std::vector<Expected> AllExpected() {
@@ -102,46 +101,65 @@ std::vector<Expected> AllExpected() {
         {"beta", 0.05}};
   };
   return {
-      {"sgd", {}, {},
+      {"sgd",
+       {},
+       {},
        [](double g, double* w, double*, const Named& h, double) {
          *w -= h.at("learning_rate") * g;
        }},
-      {"sgd_momentum", {momentum}, {{"momentum", 0}},
+      {"sgd_momentum",
+       {momentum},
+       {{"momentum", 0}},
        [](double g, double* w, double* s, const Named& h, double) {
          s[0] = h.at("momentum") * s[0] - h.at("learning_rate") * g;
          *w += s[0];
        }},
-      {"sgd_nesterov", {momentum}, {{"momentum", 0}},
+      {"sgd_nesterov",
+       {momentum},
+       {{"momentum", 0}},
        [](double g, double* w, double* s, const Named& h, double) {
          s[0] = h.at("momentum") * s[0] - h.at("learning_rate") * g;
          *w += h.at("momentum") * s[0] - h.at("learning_rate") * g;
        }},
-      {"rmsprop", rms, {{"velocity", 0}},
+      {"rmsprop",
+       rms,
+       {{"velocity", 0}},
        [](double g, double* w, double* s, const Named& h, double) {
          RmsPropStep(g, w, &s[0], nullptr, nullptr, h);
        }},
-      {"rmsprop_momentum", rms, {{"velocity", 0}, {"momentum", 0}},
+      {"rmsprop_momentum",
+       rms,
+       {{"velocity", 0}, {"momentum", 0}},
        [](double g, double* w, double* s, const Named& h, double) {
          RmsPropStep(g, w, &s[0], &s[1], nullptr, h);
        }},
-      {"rmsprop_centered", rms, {{"velocity", 0}, {"average_gradient", 0}},
+      {"rmsprop_centered",
+       rms,
+       {{"velocity", 0}, {"average_gradient", 0}},
        [](double g, double* w, double* s, const Named& h, double) {
          RmsPropStep(g, w, &s[0], nullptr, &s[1], h);
        }},
-      {"rmsprop_centered_momentum", rms,
+      {"rmsprop_centered_momentum",
+       rms,
        {{"velocity", 0}, {"momentum", 0}, {"average_gradient", 0}},
        [](double g, double* w, double* s, const Named& h, double) {
          RmsPropStep(g, w, &s[0], &s[1], &s[2], h);
        }},
-      {"adam", adam, {{"momentum", 0}, {"velocity", 0}},
+      {"adam",
+       adam,
+       {{"momentum", 0}, {"velocity", 0}},
        [](double g, double* w, double* s, const Named& h, double t) {
          AdamStep(g, w, s, h, t, false);
        }},
-      {"adam_amsgrad", adam, {{"momentum", 0}, {"velocity", 0}, {"velocity_hat", 0}},
+      {"adam_amsgrad",
+       adam,
+       {{"momentum", 0}, {"velocity", 0}, {"velocity_hat", 0}},
        [](double g, double* w, double* s, const Named& h, double t) {
          AdamStep(g, w, s, h, t, true);
        }},
-      {"adamax", adam, {{"momentum", 0}, {"norm", 0}},
+      {"adamax",
+       adam,
+       {{"momentum", 0}, {"norm", 0}},
        [](double g, double* w, double* s, const Named& h, double t) {
          s[0] = h.at("beta_1") * s[0] + (1 - h.at("beta_1")) * g;
          s[1] = std::max(h.at("beta_2") * s[1], std::fabs(g));
@@ -149,7 +167,9 @@ std::vector<Expected> AllExpected() {
                (s[1] + h.at("epsilon"));
        }},
       {"nadam", adam, {{"momentum", 0}, {"velocity", 0}}, NadamStep},
-      {"adadelta", {rho, epsilon}, {{"accumulated_gradient", 0}, {"accumulated_delta", 0}},
+      {"adadelta",
+       {rho, epsilon},
+       {{"accumulated_gradient", 0}, {"accumulated_delta", 0}},
        [](double g, double* w, double* s, const Named& h, double) {
          const double rho = h.at("rho"), epsilon = h.at("epsilon");
          s[0] = rho * s[0] + (1 - rho) * g * g;
@@ -157,16 +177,24 @@ std::vector<Expected> AllExpected() {
          s[1] = rho * s[1] + (1 - rho) * delta * delta;
          *w += h.at("learning_rate") * delta;
        }},
-      {"adagrad", {epsilon}, {{"accumulator", 0.3}},
+      {"adagrad",
+       {epsilon},
+       {{"accumulator", 0.3}},
        [](double g, double* w, double* s, const Named& h, double) {
          s[0] += g * g;
          *w -= h.at("learning_rate") * g / std::sqrt(s[0] + h.at("epsilon"));
        }},
-      {"ftrl", ftrl(-0.5, 0.1), {{"accumulator", 0.3}, {"linear", 0}},
+      {"ftrl",
+       ftrl(-0.5, 0.1),
+       {{"accumulator", 0.3}, {"linear", 0}},
        [](double g, double* w, double* s, const Named& h, double) { FtrlStep(g, w, s, h); }},
-      {"ftrl", ftrl(-0.7, 0.4), {{"accumulator", 0.3}, {"linear", 0}},
+      {"ftrl",
+       ftrl(-0.7, 0.4),
+       {{"accumulator", 0.3}, {"linear", 0}},
        [](double g, double* w, double* s, const Named& h, double) { FtrlStep(g, w, s, h); }},
-      {"lion", {b1, b2}, {{"momentum", 0}},
+      {"lion",
+       {b1, b2},
+       {{"momentum", 0}},
        [](double g, double* w, double* s, const Named& h, double) {
          const double b1 = h.at("beta_1"), b2 = h.at("beta_2");
          *w -= h.at("learning_rate") * Sign(b1 * s[0] + (1 - b1) * g);
@@ -224,7 +252,8 @@ void FollowFormula(const Expected& rule, double weight_decay, double tolerance) 
     const Numbers gradients = Gradients(t, kDim);
     std::vector<T> given(gradients.begin(), gradients.end());
     std::unique_ptr<RowUpdater> updater;
-    const Status status = MakeUpdater(rule.name, dtype, HyperVector(rule, t, weight_decay), &updater);
+    const Status status =
+        MakeUpdater(rule.name, dtype, HyperVector(rule, t, weight_decay), &updater);
     ASSERT_TRUE(status.ok()) << status.message();
     updater->Update(kDim, reinterpret_cast<char*>(value.data()),
                     reinterpret_cast<char*>(slots.data()),
@@ -246,8 +275,8 @@ void FollowFormula(const Expected& rule, double weight_decay, double tolerance) 
 TEST(Rules, FollowTheirFormulas) {
   for (const Expected& rule : AllExpected()) {
     for (const double weight_decay : {0.0, 0.04}) {
-      // Rounding alone: 100 steps of at most about 10 roundings, each relative to numbers of size 1;
-      // the centered variance is a difference and loses more.
+      // Rounding alone: 100 steps of at most about 10 roundings, each relative to numbers of size
+      // 1; the centered variance is a difference and loses more.
       const double digits = rule.name.find("centered") == std::string::npos ? 1 : 20;
       FollowFormula<double>(rule, weight_decay, 1e-13 * digits);
       FollowFormula<float>(rule, weight_decay, 5e-5 * digits);
@@ -255,7 +284,8 @@ TEST(Rules, FollowTheirFormulas) {
   }
 }
 
-// 16-bit rows: computed in float from the widened numbers, rounded once at the end; slots stay float.
+// 16-bit rows: computed in float from the widened numbers, rounded once at the end; slots stay
+// float.
 template <typename V>
 void TestRounding(DType dtype) {
   constexpr int64_t kDim = 7;
@@ -310,8 +340,9 @@ TEST(Rules, RowwiseAdagradHasOneNumberPerRow) {
   for (int t = 1; t <= 30; ++t) {
     const Numbers g = Gradients(t, kDim);
     std::unique_ptr<RowUpdater> updater;
-    ASSERT_TRUE(MakeUpdater("rowwise_adagrad", DType::kFloat64, {0.5, double(t), 0.01, 1e-3}, &updater)
-                    .ok());
+    ASSERT_TRUE(
+        MakeUpdater("rowwise_adagrad", DType::kFloat64, {0.5, double(t), 0.01, 1e-3}, &updater)
+            .ok());
     updater->Update(kDim, reinterpret_cast<char*>(value), reinterpret_cast<char*>(slots),
                     reinterpret_cast<const char*>(g.data()));
     for (const double x : g) accumulator += x * x / kDim;
@@ -355,8 +386,9 @@ TEST(Rules, NamesAndSlotsAreWhatOtherFloorsExpect) {
   names.push_back("rowwise_adagrad");
   RuleSpec spec;
   const std::string all = MakeRuleSpec("?", 0, &spec).message();
-  const size_t rules = 1 + static_cast<size_t>(std::count(
-                               all.begin() + static_cast<int64_t>(all.find("one of")), all.end(), ','));
+  const size_t rules =
+      1 + static_cast<size_t>(
+              std::count(all.begin() + static_cast<int64_t>(all.find("one of")), all.end(), ','));
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
   EXPECT_EQ(names.size(), rules) << all;

@@ -323,8 +323,8 @@ class HostTable final : public Table {
     DYNEMB_RETURN_IF_ERROR(CheckSpan("counts", counts));
     int bits = 0;
     while (bits < 16 && (int64_t{1} << bits) < counts.size) ++bits;
-    if (bits == 0 || counts.size != int64_t{1} << bits ||
-        prefix_bits < 0 || prefix_bits + bits > 128 || prefix_bits % bits != 0 || 64 % bits != 0) {
+    if (bits == 0 || counts.size != int64_t{1} << bits || prefix_bits < 0 ||
+        prefix_bits + bits > 128 || prefix_bits % bits != 0 || 64 % bits != 0) {
       return InvalidArgument("histogram: got ", counts.size, " counts after ", prefix_bits,
                              " bits, want a power of two up to 65536 whose logarithm divides 64 "
                              "and prefix_bits");
@@ -609,7 +609,8 @@ class HostTable final : public Table {
       WriteInt64(stamp.version, meta + at);
     if (const int64_t at = field(MetaField::kUsed); at >= 0) WriteInt64(stamp.now, meta + at);
     if (const int64_t at = field(MetaField::kCount); at >= 0) {
-      WriteInt64(ReadInt64(meta + at) + 1, meta + at);
+      // Unsigned, since an imported count may be anything.
+      WriteInt64(static_cast<int64_t>(static_cast<uint64_t>(ReadInt64(meta + at)) + 1), meta + at);
     }
   }
 

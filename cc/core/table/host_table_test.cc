@@ -1,8 +1,14 @@
-// HostTable against the contract, on the host and behind the fake device, and what it promises beyond.
+// HostTable against the contract, on the host and behind the fake device, and what it promises
+// beyond.
 #include "cc/core/table/host_table.h"
 
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <memory>
-#include <set>
 
 #include "cc/core/testing/caller.h"
 #include "cc/core/testing/conformance.h"
@@ -128,15 +134,16 @@ TEST_F(HostTableTest, ReserveMakesTheIndexBeforehand) {
   ASSERT_TRUE(call.Upsert(keys, Floats(kRows * 4)).ok());
   const int64_t row_bytes = table_->memory_bytes() - index_bytes;
   EXPECT_GE(row_bytes, kRows * kRowBytes);
-  EXPECT_LE(row_bytes, kRows * kRowBytes * 5 / 4) << "blocks are at most 1/8 ahead, or the index grew";
+  EXPECT_LE(row_bytes, kRows * kRowBytes * 5 / 4)
+      << "blocks are at most 1/8 ahead, or the index grew";
   // More than can be had is an error, not an abort, and changes nothing.
   EXPECT_EQ(call.Reserve(INT64_MAX).code(), Code::kResourceExhausted);
   EXPECT_EQ(table_->memory_bytes(), index_bytes + row_bytes);
   EXPECT_EQ(table_->size(), kRows);
 }
 
-// Keys whose hashes agree wherever the index looks (bits 20-63 and 0-6; segment.h) all want the same
-// cell. That is slow and must still be right, also past 255 overflows, where the counts stop.
+// Keys whose hashes agree wherever the index looks (bits 20-63 and 0-6; segment.h) all want the
+// same cell. That is slow and must still be right, also past 255 overflows, where the counts stop.
 TEST_F(HostTableTest, SurvivesKeysThatAllCollide) {
   const Caller call(table_.get(), HostTestMemory());
   Keys keys;
@@ -160,6 +167,73 @@ TEST_F(HostTableTest, SurvivesKeysThatAllCollide) {
       ASSERT_EQ(outcomes[i], i < 100 ? Outcome::kFound : Outcome::kMissing) << i;
     }
   }
+}
+
+// Ends the program with 1 and a line if something is not as it should be.
+void Require(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "not so: %s\n", what);
+  std::exit(1);
+}
+
+// Lets the program have `more_bytes` of address space beyond what it has; all there is for -1.
+void LimitMemory(int64_t more_bytes) {
+  rlimit limit;
+  getrlimit(RLIMIT_AS, &limit);
+  int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  limit.rlim_cur = more_bytes < 0 ? limit.rlim_max : static_cast<rlim_t>(pages * 4096 + more_bytes);
+  setrlimit(RLIMIT_AS, &limit);
+}
+
+// Runs out of memory in the middle of a call: some keys are done, the others say so, and when there
+// is memory again the table goes on.
+void RunOutOfMemory() {
+  constexpr int64_t kDim = 1024, kKeys = 20'000, kValueBytes = kDim * 4;  // 80 MB
+  TableSchema schema;
+  schema.dim = kDim;
+  std::unique_ptr<Table> table;
+  Require(MakeHostTable(schema, &table).ok(), "a table");
+  InlineExecutor executor;
+  Context context;
+  context.executor = &executor;
+  Keys keys;
+  for (Key key = 0; key < kKeys; ++key) keys.push_back(key);
+  Floats values(kKeys * kDim, 1.0f), read(kKeys * kDim);
+  const Rows given(reinterpret_cast<char*>(values.data()), kKeys, kValueBytes);
+  const Rows out(reinterpret_cast<char*>(read.data()), kKeys, kValueBytes);
+  Outcomes outcomes(kKeys), found(kKeys);
+  std::vector<int64_t> at(kKeys);
+  int64_t misses_count = 0;
+  Positions misses = {at, &misses_count};
+  LimitMemory(int64_t{30} << 20);
+  const Status full = table->Upsert(context, {keys}, given, {}, {outcomes, &misses});
+  LimitMemory(-1);
+  Require(full.code() == Code::kResourceExhausted, "kResourceExhausted");
+  const int64_t inserted = std::count(outcomes.begin(), outcomes.end(), Outcome::kInserted);
+  Require(inserted > 1000 && inserted < 10'000, "some were inserted");
+  Require(std::count(outcomes.begin(), outcomes.end(), Outcome::kFull) == kKeys - inserted,
+          "the others are full");
+  Require(misses_count == kKeys - inserted, "the others are misses");
+  for (int64_t j = 0; j < misses_count; ++j) Require(outcomes[at[j]] == Outcome::kFull, "a miss");
+  Require(table->size() == inserted, "size");
+  Require(table->Find(context, {keys}, IfMissing::kLeave, out, {found, nullptr}).ok(), "find");
+  for (int64_t i = 0; i < kKeys; ++i) {
+    const bool there = outcomes[i] == Outcome::kInserted;
+    Require((found[i] == Outcome::kFound) == there, "found what was inserted");
+    Require(read[i * kDim + kDim - 1] == (there ? 1.0f : 0.0f), "the value");
+  }
+  Require(table->Upsert(context, {keys}, given, {}, {}).ok(), "it goes on");
+  Require(table->size() == kKeys, "all are there");
+  std::exit(0);
+}
+
+TEST(HostTableDeathTest, RunsOutOfMemoryWithoutHarm) {
+  if (kUnderAddressSanitizer || kUnderThreadSanitizer) {
+    GTEST_SKIP() << "a sanitizer's own memory is limited with it";
+  }
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(RunOutOfMemory(), ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

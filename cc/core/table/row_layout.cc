@@ -187,9 +187,10 @@ Status TableSchema::Validate() const {
   } else if (!std::isfinite(distribution.a) || !std::isfinite(distribution.b) ||
              (distribution.kind == Distribution::Kind::kUniform ? distribution.a > distribution.b
                                                                 : distribution.b < 0)) {
-    return InvalidArgument(
-        "initializer: got ", kDistributionNames[static_cast<int>(distribution.kind)], " ",
-        distribution.a, " ", distribution.b, ", want finite numbers, low <= high or a standard deviation >= 0");
+    return InvalidArgument("initializer: got ",
+                           kDistributionNames[static_cast<int>(distribution.kind)], " ",
+                           distribution.a, " ", distribution.b,
+                           ", want finite numbers, low <= high or a standard deviation >= 0");
   }
   if (rule.name.empty()) {
     return rule.slots.empty() ? Status() : InvalidArgument("table schema: slots without a rule");

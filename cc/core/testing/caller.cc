@@ -91,10 +91,10 @@ Status Caller::Import(const TableContent& rows) const {
   const Mirror<Key> keys_there(memory_, keys);
   const Mirror<char> values_there(memory_, values), slots_there(memory_, slots),
       meta_there(memory_, meta);
-  return table_->Import(memory_->context(),
-                        {keys_there.span(), values_there.rows(n, layout.value_bytes),
-                         slots_there.rows(n, layout.slots_bytes),
-                         meta_there.rows(n, layout.meta_bytes)});
+  return table_->Import(
+      memory_->context(),
+      {keys_there.span(), values_there.rows(n, layout.value_bytes),
+       slots_there.rows(n, layout.slots_bytes), meta_there.rows(n, layout.meta_bytes)});
 }
 
 Status Caller::Attach(const RuleSpec& rule) const {

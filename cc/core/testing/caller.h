@@ -1,5 +1,5 @@
-// Caller: a table of float32 values, called with vectors. It puts the arguments into the table's memory
-// and fetches the results, so that a test can be written as plain facts.
+// Caller: a table of float32 values, called with vectors. It puts the arguments into the table's
+// memory and fetches the results, so that a test can be written as plain facts.
 #ifndef TF_DYNEMB_CC_CORE_TESTING_CALLER_H_
 #define TF_DYNEMB_CC_CORE_TESTING_CALLER_H_
 

@@ -11,14 +11,6 @@
 #include "cc/core/testing/caller.h"
 #include "cc/core/testing/histories.h"
 
-#if defined(__SANITIZE_THREAD__)
-#define DYNEMB_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define DYNEMB_TSAN 1
-#endif
-#endif
-
 #define EXPECT_OK(expression)                       \
   do {                                              \
     const Status status_ = (expression);            \
@@ -40,25 +32,18 @@ constexpr int64_t kDim = 45;
 
 using Random = std::mt19937_64;
 
-// The clock of histories. Under ThreadSanitizer it must not order the threads' memory accesses, or it
-// would hide the races that are looked for; x86's atomic addition orders the calls all the same.
+// The clock of histories. Under ThreadSanitizer it must not order the threads' memory accesses, or
+// it would hide the races that are looked for; x86's atomic addition orders the calls all the same.
 uint64_t Now() {
   static std::atomic<uint64_t> ticks{1};
-#if defined(DYNEMB_TSAN)
-  return ticks.fetch_add(1, std::memory_order_relaxed);
-#else
-  return ticks.fetch_add(1, std::memory_order_seq_cst);
-#endif
+  return ticks.fetch_add(
+      1, kUnderThreadSanitizer ? std::memory_order_relaxed : std::memory_order_seq_cst);
 }
 
-// How many calls a thread makes: fewer under ThreadSanitizer, where each costs 20 to 100 times as much
-// and one overlap of two calls is enough to show a race.
-int Calls(int calls) {
-#if defined(DYNEMB_TSAN)
-  return calls / 5;
-#else
-  return calls;
-#endif
+// How many calls a thread makes: fewer under the sanitizers, where each costs 5 to 100 times as
+// much and, for ThreadSanitizer, one unordered pair of accesses is enough.
+constexpr int Calls(int calls) {
+  return kUnderThreadSanitizer ? calls / 5 : kUnderAddressSanitizer ? calls / 2 : calls;
 }
 
 // Runs work(0) .. work(threads - 1), each in a thread of its own, all from the same moment.
@@ -86,8 +71,8 @@ const std::vector<double>& MomentumHyper() {
   return *hyper;
 }
 
-// Rows whose column c is column 0 plus c, from birth and for ever: a row that does not look like that
-// is a mixture. With meta "count" and "score".
+// Rows whose column c is column 0 plus c, from birth and for ever: a row that does not look like
+// that is a mixture. With meta "count" and "score".
 TableSchema WholeRows(const RuleSpec& rule) {
   TableSchema schema;
   schema.dim = kDim;
@@ -154,8 +139,7 @@ void Record(Event event, const Keys& keys, const std::set<Key>& hot, const Outco
 }
 
 // One thread of the histories: random calls on hot keys with some of its own among them.
-void MakeHistory(const Caller& call, const Keys& hot, int thread, int calls,
-                 Recording* recording) {
+void MakeHistory(const Caller& call, const Keys& hot, int thread, int calls, Recording* recording) {
   using Kind = Event::Kind;
   Random random(static_cast<uint64_t>(thread) + 1);
   const std::set<Key> is_hot(hot.begin(), hot.end());
@@ -234,17 +218,17 @@ void MakeHistory(const Caller& call, const Keys& hot, int thread, int calls,
 
 }  // namespace
 
-// Each operation is atomic per key: everything that the threads saw of a few hot keys can be explained
-// by giving each call one moment. Value, slot and count of a row are seen together.
+// Each operation is atomic per key: everything that the threads saw of a few hot keys can be
+// explained by giving each call one moment. Value, slot and count of a row are seen together.
 TEST_P(TableConcurrency, HistoriesCanBeExplained) {
-  const int calls = Calls(2000);
+  constexpr int kCalls = Calls(2000);
   for (int64_t round = 0; round < SoakFactor() && !HasFailure(); ++round) {
     const std::unique_ptr<Table> table = GetParam().Make(WholeRows(Momentum()));
     const Caller call(table.get(), GetParam().memory);
     const Keys hot = {INT64_MIN, -1, 0, 1, 77, INT64_MAX};
     std::vector<Recording> recordings(kThreads);
     InThreads(kThreads, [&](int t) {
-      MakeHistory(call, hot, t + static_cast<int>(round) * kThreads % 60, calls, &recordings[t]);
+      MakeHistory(call, hot, t + static_cast<int>(round) * kThreads % 60, kCalls, &recordings[t]);
     });
     std::map<Key, std::vector<Event>> histories;
     for (const Recording& recording : recordings) {
@@ -264,7 +248,7 @@ TEST_P(TableConcurrency, HistoriesCanBeExplained) {
 
 // No update is lost: gradients and deltas are integers, so the sums are exact.
 TEST_P(TableConcurrency, SumsAreExact) {
-  const int calls = Calls(2000);
+  constexpr int kCalls = Calls(2000);
   const RuleSpec sgd = UsualRule("sgd");
   const std::unique_ptr<Table> table = GetParam().Make(WholeRows(sgd));
   const Caller call(table.get(), GetParam().memory);
@@ -275,7 +259,7 @@ TEST_P(TableConcurrency, SumsAreExact) {
   InThreads(kThreads, [&](int t) {
     Random random(static_cast<uint64_t>(t) + 100);
     std::map<Key, int64_t> last;
-    for (int i = 0; i < calls; ++i) {
+    for (int i = 0; i < kCalls; ++i) {
       const Keys some = Some(keys, 20, &random);
       const int64_t add = 1 + static_cast<int64_t>(random() % 3);
       Outcomes outcomes;
@@ -311,11 +295,11 @@ TEST_P(TableConcurrency, SumsAreExact) {
   EXPECT_EQ(inserted, static_cast<int64_t>(keys.size())) << "each key is inserted once";
 }
 
-// Exports while others write: a key that is there all the time appears exactly once, one that comes and
-// goes at most once per life, and each row is of one moment.
+// Exports while others write: a key that is there all the time appears exactly once, one that comes
+// and goes at most once per life, and each row is of one moment.
 TEST_P(TableConcurrency, ExportsAreComplete) {
   constexpr int kWriters = 4, kExporters = 2, kExports = 20;
-  const int calls = Calls(500);
+  constexpr int kCalls = Calls(500);
   const std::unique_ptr<Table> table = GetParam().Make(WholeRows(Momentum()));
   const Caller call(table.get(), GetParam().memory);
   Keys stable, passing;
@@ -350,7 +334,7 @@ TEST_P(TableConcurrency, ExportsAreComplete) {
       return;
     }
     Key fresh = t * 100'000'000;
-    for (int i = 0; i < calls; ++i) {
+    for (int i = 0; i < kCalls; ++i) {
       Keys keys = Some(stable, 15, &random);
       const Keys some = Some(passing, 10, &random);
       keys.insert(keys.end(), some.begin(), some.end());
@@ -382,15 +366,16 @@ TEST_P(TableConcurrency, ExportsAreComplete) {
           during += birth.end > interval.begin && birth.begin < interval.end;
         }
       }
-      if (times > during + before) ADD_FAILURE() << "key " << key << " appears " << times << " times";
+      if (times > during + before)
+        ADD_FAILURE() << "key " << key << " appears " << times << " times";
     }
     EXPECT_EQ(stable_seen, stable.size()) << "keys that were there all the time are missing";
   }
   for (const auto& [key, row] : call.Export()) ExpectOneMoment(row);
 }
 
-// Attach lays all rows out anew while others read, write, reserve and restrict. Two rules are attached
-// at once: one of them wins. Nothing is lost, and no row is seen half way.
+// Attach lays all rows out anew while others read, write, reserve and restrict. Two rules are
+// attached at once: one of them wins. Nothing is lost, and no row is seen half way.
 TEST_P(TableConcurrency, AttachUnderLoad) {
   constexpr int kCalls = 40;
   for (int round = 0; round < 40 && !HasFailure(); ++round) {
@@ -495,10 +480,10 @@ TEST_P(TableConcurrency, AttachUnderLoad) {
   }
 }
 
-// All operations at once, those on whole tables too. The books balance: rows inserted less rows erased
-// are the rows left.
+// All operations at once, those on whole tables too. The books balance: rows inserted less rows
+// erased are the rows left.
 TEST_P(TableConcurrency, EverythingAtOnce) {
-  const int calls = Calls(1000);
+  constexpr int kCalls = Calls(1000);
   for (const bool clear : {false, true}) {
     const std::unique_ptr<Table> table = GetParam().Make(WholeRows(Momentum()));
     const Caller call(table.get(), GetParam().memory);
@@ -509,7 +494,7 @@ TEST_P(TableConcurrency, EverythingAtOnce) {
     InThreads(kThreads, [&](int t) {
       Random random(static_cast<uint64_t>(t) + 300);
       Key fresh = (t + 1) * 1'000'000;
-      for (int i = 0; i < calls; ++i) {
+      for (int i = 0; i < kCalls; ++i) {
         Keys some = Some(keys, 1 + random() % 30, &random);
         const size_t shared = some.size();
         for (int n = 0; n < 4; ++n) some.push_back(fresh++);
@@ -544,7 +529,8 @@ TEST_P(TableConcurrency, EverythingAtOnce) {
             Mirror<int64_t> counts(memory, 256);
             EXPECT_OK(table->Histogram(memory->context(), MetaField::kScore, {}, 0, counts.span()));
             counts.Pull();
-            EXPECT_EQ(std::count(counts.host(), counts.host() + 256, 0), counts[128] == 0 ? 256 : 255)
+            EXPECT_EQ(std::count(counts.host(), counts.host() + 256, 0),
+                      counts[128] == 0 ? 256 : 255)
                 << "all scores are 0";
             EXPECT_GT(table->memory_bytes(), -1);
             break;

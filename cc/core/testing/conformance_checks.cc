@@ -10,9 +10,9 @@
 #include "cc/core/testing/model_run.h"
 #include "gtest/gtest.h"
 
-#define ASSERT_OK(expression)             \
-  do {                                    \
-    const Status status_ = (expression);  \
+#define ASSERT_OK(expression)                       \
+  do {                                              \
+    const Status status_ = (expression);            \
     ASSERT_TRUE(status_.ok()) << status_.message(); \
   } while (false)
 
@@ -95,9 +95,9 @@ void CheckAccumulateCells(const TableHarness& harness) {
 }
 
 void CheckMetaStamps(const TableHarness& harness) {
-  Tested t(harness, Schema(1, "sgd",
-                           {MetaField::kVersion, MetaField::kUsed, MetaField::kCount,
-                            MetaField::kScore}));
+  Tested t(harness,
+           Schema(1, "sgd",
+                  {MetaField::kVersion, MetaField::kUsed, MetaField::kCount, MetaField::kScore}));
   const auto meta = [&](Key key) { return Numbers<int64_t>(t.call.Export().at(key).meta); };
   const RuleSpec rule = UsualRule("sgd");
   using Meta = std::vector<int64_t>;
@@ -197,8 +197,7 @@ void CheckEveryBitPattern(const TableHarness& harness) {
     for (int64_t i = 0; i < in.size(); ++i) in[i] = static_cast<char>(random());
     in.Push();
     const Batch batch = {keys.span(n)};
-    ASSERT_OK(
-        table->Upsert(harness.memory->context(), batch, in.rows(n, value_bytes), {}, {}));
+    ASSERT_OK(table->Upsert(harness.memory->context(), batch, in.rows(n, value_bytes), {}, {}));
     ASSERT_OK(table->Find(harness.memory->context(), batch, IfMissing::kLeave,
                           out.rows(n, value_bytes), {}));
     out.Pull();
@@ -234,8 +233,8 @@ void CheckRestrictByScore(const TableHarness& harness) {
   std::sort(tied.begin(), tied.end(), [](Key a, Key b) {
     return Mix64(static_cast<uint64_t>(a)) < Mix64(static_cast<uint64_t>(b));
   });
-  ASSERT_OK(t.call.EraseBelow(MetaField::kScore, {5, Mix64(static_cast<uint64_t>(tied[1]))},
-                              &erased));
+  ASSERT_OK(
+      t.call.EraseBelow(MetaField::kScore, {5, Mix64(static_cast<uint64_t>(tied[1]))}, &erased));
   EXPECT_EQ(erased, 1);
   TableContent want;
   for (const Key key : {tied[1], tied[2], Key{5}}) want[key] = rows[key];
@@ -245,8 +244,8 @@ void CheckRestrictByScore(const TableHarness& harness) {
   EXPECT_EQ(t.table->size(), 0);
 }
 
-// Two tables fill one output: what the first misses, the second finds or begins. The host never looks
-// at the misses.
+// Two tables fill one output: what the first misses, the second finds or begins. The host never
+// looks at the misses.
 void CheckMissesGoToNextTier(const TableHarness& harness) {
   TableSchema schema = Schema(2, "", {});
   schema.initializer.constant = {0.5};
@@ -317,7 +316,8 @@ void CheckMemoryComesAndGoes(const TableHarness& harness) {
   ASSERT_OK(t.call.Upsert(keys(0), Floats(kRows * kDim)));
   const int64_t full = t.table->memory_bytes();
   EXPECT_GE(full, empty + kRows * kDim * 4);
-  // Other keys in place of the erased ones need no more, or little: the shares of a table's parts vary.
+  // Other keys in place of the erased ones need no more, or little: the shares of a table's parts
+  // vary.
   for (int64_t round = 1; round <= 10; ++round) {
     ASSERT_OK(t.call.Erase(keys(round - 1)));
     ASSERT_OK(t.call.Upsert(keys(round), Floats(kRows * kDim)));

@@ -1,5 +1,5 @@
-// The parts of the conformance suite, each reporting failures to the running test. conformance.cc makes
-// a test of each, and model_run.h has the random ones.
+// The parts of the conformance suite, each reporting failures to the running test. conformance.cc
+// makes a test of each, and model_run.h has the random ones.
 #ifndef TF_DYNEMB_CC_CORE_TESTING_CONFORMANCE_CHECKS_H_
 #define TF_DYNEMB_CC_CORE_TESTING_CONFORMANCE_CHECKS_H_
 

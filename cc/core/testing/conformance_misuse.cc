@@ -1,5 +1,5 @@
-// The part of the conformance suite that gives tables wrong arguments, one at a time, and looks whether
-// they answer with the right code and whether anything has changed: rows, outputs, reports.
+// The part of the conformance suite that gives tables wrong arguments, one at a time, and looks
+// whether they answer with the right code and whether anything has changed: rows, outputs, reports.
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -215,56 +215,62 @@ void CheckBadUpdates(const TableHarness& harness) {
   Bench b(harness);
   const auto apply = [&] { return b.Apply(); };
   const auto attach = [&] { return b.table->Attach(b.context, b.rule); };
-  b.Expect(Code::kFailedPrecondition, "another rule",
-           [&] {
-             b.rule = UsualRule("adam");
-             b.hyper = UsualHyper("adam", 1);
-           },
-           apply);
-  b.Expect(Code::kFailedPrecondition, "another start of a slot",
-           [&] { b.rule.slots[0].initial = 0.5f; }, apply);
+  b.Expect(
+      Code::kFailedPrecondition, "another rule",
+      [&] {
+        b.rule = UsualRule("adam");
+        b.hyper = UsualHyper("adam", 1);
+      },
+      apply);
+  b.Expect(
+      Code::kFailedPrecondition, "another start of a slot", [&] { b.rule.slots[0].initial = 0.5f; },
+      apply);
   b.Expect(Code::kInvalidArgument, "an unknown rule", [&] { b.rule.name = "luck"; }, apply);
-  b.Expect(Code::kInvalidArgument, "no rule",
-           [] {}, [&] {
-             return b.table->Apply(b.context, b.batch, b.values, {nullptr, b.hyper}, {}, b.report);
-           });
+  b.Expect(
+      Code::kInvalidArgument, "no rule", [] {},
+      [&] {
+        return b.table->Apply(b.context, b.batch, b.values, {nullptr, b.hyper}, {}, b.report);
+      });
   b.Expect(Code::kInvalidArgument, "a number too few", [&] { b.hyper.pop_back(); }, apply);
   b.Expect(Code::kInvalidArgument, "a number too many", [&] { b.hyper.push_back(0); }, apply);
   b.Expect(Code::kInvalidArgument, "no numbers", [&] { b.hyper.clear(); }, apply);
-  b.Expect(Code::kInvalidArgument, "learning rate NaN",
-           [&] { b.hyper[Hyper::kLearningRate] = std::nan(""); }, apply);
+  b.Expect(
+      Code::kInvalidArgument, "learning rate NaN",
+      [&] { b.hyper[Hyper::kLearningRate] = std::nan(""); }, apply);
   b.Expect(Code::kInvalidArgument, "step 0", [&] { b.hyper[Hyper::kStep] = 0; }, apply);
-  b.Expect(Code::kFailedPrecondition, "attach another", [&] { b.rule = UsualRule("adam"); },
-           attach);
-  b.Expect(Code::kInvalidArgument, "reserve a negative number", [] {},
-           [&] { return b.table->Reserve(b.context, -1); });
+  b.Expect(
+      Code::kFailedPrecondition, "attach another", [&] { b.rule = UsualRule("adam"); }, attach);
+  b.Expect(
+      Code::kInvalidArgument, "reserve a negative number", [] {},
+      [&] { return b.table->Reserve(b.context, -1); });
 
   // A table without a rule is not trained, and takes no rule that does not exist or is not whole.
   TableSchema schema = Bench::Schema();
   schema.rule = RuleSpec();
   const std::unique_ptr<Table> untrained = harness.Make(schema);
-  b.Expect(Code::kFailedPrecondition, "no rule attached", [&] { b.table = untrained.get(); },
-           apply);
-  b.Expect(Code::kInvalidArgument, "attach an unknown rule",
-           [&] {
-             b.table = untrained.get();
-             b.rule.name = "luck";
-           },
-           attach);
-  b.Expect(Code::kInvalidArgument, "attach a rule without its slots",
-           [&] {
-             b.table = untrained.get();
-             b.rule.slots.clear();
-           },
-           attach);
+  b.Expect(
+      Code::kFailedPrecondition, "no rule attached", [&] { b.table = untrained.get(); }, apply);
+  b.Expect(
+      Code::kInvalidArgument, "attach an unknown rule",
+      [&] {
+        b.table = untrained.get();
+        b.rule.name = "luck";
+      },
+      attach);
+  b.Expect(
+      Code::kInvalidArgument, "attach a rule without its slots",
+      [&] {
+        b.table = untrained.get();
+        b.rule.slots.clear();
+      },
+      attach);
   EXPECT_EQ(untrained->size(), 0);
   EXPECT_EQ(untrained->schema().rule, RuleSpec());
 
   schema.value_dtype = DType::kInt32;
   const std::unique_ptr<Table> integers = harness.Make(schema);
   b.Expect(Code::kInvalidArgument, "train integers", [&] { b.table = integers.get(); }, apply);
-  b.Expect(Code::kInvalidArgument, "attach to integers", [&] { b.table = integers.get(); },
-           attach);
+  b.Expect(Code::kInvalidArgument, "attach to integers", [&] { b.table = integers.get(); }, attach);
   EXPECT_EQ(integers->size(), 0);
   EXPECT_EQ(integers->schema().rule, RuleSpec());
 }
@@ -305,9 +311,9 @@ void CheckBadHistograms(const TableHarness& harness) {
   const Mirror<int64_t> counts(harness.memory, 1 << 17);
   const auto histogram = [&](Code code, const std::string& what, MetaField field, int prefix_bits,
                              Span<int64_t> span) {
-    b.Expect(code, what, [] {}, [&] {
-      return b.table->Histogram(b.context, field, RowOrder(), prefix_bits, span);
-    });
+    b.Expect(
+        code, what, [] {},
+        [&] { return b.table->Histogram(b.context, field, RowOrder(), prefix_bits, span); });
     EXPECT_TRUE(counts.SameBits(counts.size())) << what << ": counts were written";
   };
   const auto score = MetaField::kScore;
@@ -324,10 +330,12 @@ void CheckBadHistograms(const TableHarness& harness) {
   histogram(Code::kInvalidArgument, "nothing after the prefix", score, 128, counts.span(16));
   for (const MetaField missing : {MetaField::kVersion, MetaField::kCount}) {
     histogram(Code::kFailedPrecondition, "a field that is not there", missing, 0, counts.span(16));
-    b.Expect(Code::kFailedPrecondition, "erase by a field that is not there", [] {}, [&] {
-      int64_t erased = 0;
-      return b.table->EraseBelow(b.context, missing, {INT64_MAX, 0}, &erased);
-    });
+    b.Expect(
+        Code::kFailedPrecondition, "erase by a field that is not there", [] {},
+        [&] {
+          int64_t erased = 0;
+          return b.table->EraseBelow(b.context, missing, {INT64_MAX, 0}, &erased);
+        });
   }
 }
 
@@ -355,9 +363,7 @@ void CheckForeignContext(const TableHarness& harness) {
       {"Histogram",
        [&] { return b.table->Histogram(b.context, MetaField::kScore, {}, 0, counts.span()); }},
       {"EraseBelow",
-       [&] {
-         return b.table->EraseBelow(b.context, MetaField::kScore, {INT64_MAX, 0}, &erased);
-       }},
+       [&] { return b.table->EraseBelow(b.context, MetaField::kScore, {INT64_MAX, 0}, &erased); }},
   };
   for (const auto& call : calls) {
     b.Expect(Code::kInvalidArgument, call.first, spoil, call.second);

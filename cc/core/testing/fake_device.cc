@@ -55,11 +55,11 @@ void FakeDevice::Free(char* data) {
 }
 
 void FakeDevice::CopyIn(char* to_device, const char* from_host, int64_t bytes) {
-  std::memcpy(Content(to_device), from_host, bytes);
+  if (bytes > 0) std::memcpy(Content(to_device), from_host, bytes);
 }
 
 void FakeDevice::CopyOut(char* to_host, const char* from_device, int64_t bytes) {
-  std::memcpy(to_host, Content(from_device), bytes);
+  if (bytes > 0) std::memcpy(to_host, Content(from_device), bytes);
 }
 
 Context FakeDevice::context() {
@@ -95,9 +95,8 @@ class FakeDeviceTable final : public Table {
     const Batch host_batch = call.Of(batch);
     const Rows host_values = call.Of(values);
     const Report host_report = call.Of(report);
-    return call.Run([&] {
-      return table_->Find(host_, host_batch, if_missing, host_values, host_report);
-    });
+    return call.Run(
+        [&] { return table_->Find(host_, host_batch, if_missing, host_values, host_report); });
   }
 
   Status Apply(const Context& context, const Batch& batch, ConstRows gradients,
@@ -166,13 +165,13 @@ class FakeDeviceTable final : public Table {
 
   Status Import(const Context& context, const ConstRowParts& rows) override {
     OnHost call(device_, context);
-    const ConstRowParts host_rows = {call.Of(rows.keys), call.Of(rows.values),
-                                     call.Of(rows.slots), call.Of(rows.meta)};
+    const ConstRowParts host_rows = {call.Of(rows.keys), call.Of(rows.values), call.Of(rows.slots),
+                                     call.Of(rows.meta)};
     return call.Run([&] { return table_->Import(host_, host_rows); });
   }
 
-  Status Histogram(const Context& context, MetaField field, const RowOrder& prefix,
-                   int prefix_bits, Span<int64_t> counts) const override {
+  Status Histogram(const Context& context, MetaField field, const RowOrder& prefix, int prefix_bits,
+                   Span<int64_t> counts) const override {
     OnHost call(device_, context);
     const Span<int64_t> host_counts = call.Of(counts);
     return call.Run(

@@ -1,11 +1,11 @@
-// A fake device: memory of MemorySpace::kFakeDevice that the host may not touch, copies into and out of
-// it, a stream, and a table on it.
+// A fake device: memory of MemorySpace::kFakeDevice that the host may not touch, copies into and
+// out of it, a stream, and a table on it.
 //
-// A device address lies in pages without any access right, so a host that follows a device pointer dies
-// at once; what is stored at it lies elsewhere, where only device operations look. With it the
+// A device address lies in pages without any access right, so a host that follows a device pointer
+// dies at once; what is stored at it lies elsewhere, where only device operations look. With it the
 // conformance suite proves that neither the suite nor the contract ever needs the host to look at a
-// device result: what holds here holds on a GPU. Operations run when they are called, on the calling
-// thread; the rows of the tables lie in host memory.
+// device result: what holds here holds on a GPU. Operations run when they are called, on the
+// calling thread; the rows of the tables lie in host memory.
 #ifndef TF_DYNEMB_CC_CORE_TESTING_FAKE_DEVICE_H_
 #define TF_DYNEMB_CC_CORE_TESTING_FAKE_DEVICE_H_
 
@@ -55,8 +55,8 @@ class FakeDevice {
 };
 
 // A table of space kFakeDevice over a host table: each call runs as a device operation. Batches,
-// buffers and contexts that are not of `device` are kInvalidArgument, also where the label is right and
-// the pointer is not. `device` must outlive the table.
+// buffers and contexts that are not of `device` are kInvalidArgument, also where the label is right
+// and the pointer is not. `device` must outlive the table.
 std::unique_ptr<Table> MakeFakeDeviceTable(FakeDevice* device, std::unique_ptr<Table> host_table);
 
 }  // namespace dynemb

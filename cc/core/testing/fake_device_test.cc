@@ -93,11 +93,11 @@ TEST(FakeDeviceTable, HostTablesRefuseItsMemory) {
   const std::unique_ptr<Table> table = harness.Make(TableSchema());
   const Mirror<Key> keys(FakeDeviceTestMemory(), Keys{1});
   const Mirror<float> values(FakeDeviceTestMemory(), 1);
-  EXPECT_EQ(table
-                ->Find(harness.memory->context(), {keys.span()}, IfMissing::kLeave,
-                       values.rows(1, 1), {})
-                .code(),
-            Code::kInvalidArgument);
+  EXPECT_EQ(
+      table
+          ->Find(harness.memory->context(), {keys.span()}, IfMissing::kLeave, values.rows(1, 1), {})
+          .code(),
+      Code::kInvalidArgument);
 }
 
 }  // namespace

@@ -90,8 +90,10 @@ class HostMemory : public TestMemory {
   }
   char* Allocate(int64_t bytes) override { return static_cast<char*>(std::malloc(bytes + 1)); }
   void Free(char* data) override { std::free(data); }
-  void CopyIn(char* to, const char* from, int64_t bytes) override { std::memcpy(to, from, bytes); }
-  void CopyOut(char* to, const char* from, int64_t bytes) override { std::memcpy(to, from, bytes); }
+  void CopyIn(char* to, const char* from, int64_t bytes) override {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
+  void CopyOut(char* to, const char* from, int64_t bytes) override { CopyIn(to, from, bytes); }
 
  private:
   std::atomic<uint64_t> calls_{0};
@@ -258,20 +260,19 @@ Key KeyOfHash(uint64_t x) {
 }
 
 std::vector<double> UsualHyper(const std::string& rule, double step) {
-  const std::map<std::string, double> usual = {
-      {"learning_rate", 0.05},
-      {"step", step},
-      {"weight_decay", 0.01},
-      {"momentum", 0.9},
-      {"rho", 0.9},
-      {"beta_1", 0.9},
-      {"beta_2", 0.99},
-      {"epsilon", 1e-7},
-      {"learning_rate_power", -0.5},
-      {"l1_regularization_strength", 0.001},
-      {"l2_regularization_strength", 0.01},
-      {"l2_shrinkage_regularization_strength", 0.01},
-      {"beta", 0.1}};
+  const std::map<std::string, double> usual = {{"learning_rate", 0.05},
+                                               {"step", step},
+                                               {"weight_decay", 0.01},
+                                               {"momentum", 0.9},
+                                               {"rho", 0.9},
+                                               {"beta_1", 0.9},
+                                               {"beta_2", 0.99},
+                                               {"epsilon", 1e-7},
+                                               {"learning_rate_power", -0.5},
+                                               {"l1_regularization_strength", 0.001},
+                                               {"l2_regularization_strength", 0.01},
+                                               {"l2_shrinkage_regularization_strength", 0.01},
+                                               {"beta", 0.1}};
   std::vector<double> hyper;
   for (const std::string& name : HyperNames(rule)) {
     const auto value = usual.find(name);

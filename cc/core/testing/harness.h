@@ -1,6 +1,6 @@
-// What the suites that test every Table have in common: where a table's batches lie (TestMemory), how
-// one is made (TableHarness), buffers that exist on the host and there (Mirror), and whole-table
-// exports.
+// What the suites that test every Table have in common: where a table's batches lie (TestMemory),
+// how one is made (TableHarness), buffers that exist on the host and there (Mirror), and
+// whole-table exports.
 //
 // The suites touch a tested table's memory through TestMemory alone, so that the same tests run on
 // host memory, on the fake device and on a real one.
@@ -22,7 +22,31 @@
 #include "cc/core/table/table.h"
 #include "cc/core/testing/fake_device.h"
 
+#if defined(__SANITIZE_THREAD__)
+#define DYNEMB_TSAN 1
+#elif defined(__SANITIZE_ADDRESS__)
+#define DYNEMB_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define DYNEMB_TSAN 1
+#elif __has_feature(address_sanitizer)
+#define DYNEMB_ASAN 1
+#endif
+#endif
+
 namespace dynemb {
+
+// What the program was built with.
+#if defined(DYNEMB_TSAN)
+inline constexpr bool kUnderThreadSanitizer = true;
+#else
+inline constexpr bool kUnderThreadSanitizer = false;
+#endif
+#if defined(DYNEMB_ASAN)
+inline constexpr bool kUnderAddressSanitizer = true;
+#else
+inline constexpr bool kUnderAddressSanitizer = false;
+#endif
 
 // The memory that a tested table works on. Thread-safe.
 class TestMemory {

@@ -50,11 +50,10 @@ bool Step(const Event& event, RowState* row) {
 
 std::string Text(const Event& event) {
   constexpr const char* kNames[] = {"find", "export", "apply", "upsert", "accumulate", "erase"};
-  return StrCat("\n  [", event.begin, ", ", event.end, "] ",
-                kNames[static_cast<int>(event.kind)], " ", event.argument,
-                event.exists ? " exists" : "", ": outcome ", static_cast<int>(event.outcome),
-                ", value ", event.seen.value, ", slot ", event.seen.slot, ", count ",
-                event.seen.count);
+  return StrCat("\n  [", event.begin, ", ", event.end, "] ", kNames[static_cast<int>(event.kind)],
+                " ", event.argument, event.exists ? " exists" : "", ": outcome ",
+                static_cast<int>(event.outcome), ", value ", event.seen.value, ", slot ",
+                event.seen.slot, ", count ", event.seen.count);
 }
 
 // An explanation up to now: the row, and which of the open calls have had their moment.

@@ -1,8 +1,9 @@
-// Recorded histories of one row under concurrent calls, and the question whether they can be explained.
+// Recorded histories of one row under concurrent calls, and the question whether they can be
+// explained.
 //
-// Each call is an interval of one clock. A history is linearizable (Herlihy and Wing, 1990) if every
-// call can be given a moment inside its interval such that the calls, done one after the other at
-// these moments, see what they saw. That is what table.h means by "atomic per key".
+// Each call is an interval of one clock. A history is linearizable (Herlihy and Wing, 1990) if
+// every call can be given a moment inside its interval such that the calls, done one after the
+// other at these moments, see what they saw. That is what table.h means by "atomic per key".
 #ifndef TF_DYNEMB_CC_CORE_TESTING_HISTORIES_H_
 #define TF_DYNEMB_CC_CORE_TESTING_HISTORIES_H_
 
@@ -41,10 +42,10 @@ struct Event {
   RowState seen;
 };
 
-// "" if the events of one key, which began without a row, can be explained; else the event at which no
-// explanation is left, with those around it. Begins and ends must be distinct. At most 64 calls may
-// overlap. The search keeps all explanations up to a moment (Lowe, "Testing for Linearizability",
-// 2017): cheap as long as few calls overlap.
+// "" if the events of one key, which began without a row, can be explained; else the event at which
+// no explanation is left, with those around it. Begins and ends must be distinct. At most 64 calls
+// may overlap. The search keeps all explanations up to a moment (Lowe, "Testing for
+// Linearizability", 2017): cheap as long as few calls overlap.
 std::string ExplainHistory(std::vector<Event> events);
 
 }  // namespace dynemb

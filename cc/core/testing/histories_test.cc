@@ -27,10 +27,10 @@ bool Explained(const std::vector<Event>& events) { return ExplainHistory(events)
 
 TEST(ExplainHistory, OneAfterTheOther) {
   const std::vector<Event> events = {
-      Call(Kind::kFind, 0, 1, 2, kMissing),        Call(Kind::kUpsert, 5, 3, 4, kInserted),
-      Call(Kind::kFind, 0, 5, 6, kFound, 5),       Call(Kind::kApply, -1, 7, 8, kFound),
-      Call(Kind::kFind, 0, 9, 10, kFound, 6),      Call(Kind::kApply, -1, 11, 12, kFound),
-      Call(Kind::kFind, 0, 13, 14, kFound, 8),     Call(Kind::kErase, 0, 15, 16, kFound),
+      Call(Kind::kFind, 0, 1, 2, kMissing),         Call(Kind::kUpsert, 5, 3, 4, kInserted),
+      Call(Kind::kFind, 0, 5, 6, kFound, 5),        Call(Kind::kApply, -1, 7, 8, kFound),
+      Call(Kind::kFind, 0, 9, 10, kFound, 6),       Call(Kind::kApply, -1, 11, 12, kFound),
+      Call(Kind::kFind, 0, 13, 14, kFound, 8),      Call(Kind::kErase, 0, 15, 16, kFound),
       Call(Kind::kAccumulate, 9, 17, 18, kInserted)};
   EXPECT_TRUE(Explained(events));
   for (size_t i = 0; i < events.size(); ++i) {  // no event can see something else
@@ -45,7 +45,8 @@ TEST(ExplainHistory, OneAfterTheOther) {
 }
 
 TEST(ExplainHistory, OverlappingCallsInEitherOrder) {
-  const Event a = Call(Kind::kUpsert, 1, 1, 10, kInserted), b = Call(Kind::kUpsert, 2, 2, 9, kFound);
+  const Event a = Call(Kind::kUpsert, 1, 1, 10, kInserted),
+              b = Call(Kind::kUpsert, 2, 2, 9, kFound);
   for (const int64_t last : {1, 2}) {
     const Outcome first = last == 2 ? kInserted : kFound;
     Event a1 = a, b1 = b;
@@ -64,10 +65,10 @@ TEST(ExplainHistory, StaleReadAndReadFromTheFuture) {
   EXPECT_FALSE(Explained({first, second, Call(Kind::kFind, 0, 7, 8, kFound, 1)}));
   // Two reads that agree with the write one by one but not with each other.
   const Event slow = Call(Kind::kUpsert, 2, 3, 12, kFound);
-  EXPECT_TRUE(Explained({first, slow, Call(Kind::kFind, 0, 4, 5, kFound, 1),
-                         Call(Kind::kFind, 0, 6, 7, kFound, 2)}));
-  EXPECT_FALSE(Explained({first, slow, Call(Kind::kFind, 0, 4, 5, kFound, 2),
-                          Call(Kind::kFind, 0, 6, 7, kFound, 1)}));
+  EXPECT_TRUE(Explained(
+      {first, slow, Call(Kind::kFind, 0, 4, 5, kFound, 1), Call(Kind::kFind, 0, 6, 7, kFound, 2)}));
+  EXPECT_FALSE(Explained(
+      {first, slow, Call(Kind::kFind, 0, 4, 5, kFound, 2), Call(Kind::kFind, 0, 6, 7, kFound, 1)}));
 }
 
 TEST(ExplainHistory, LostUpdateAndMixedRow) {

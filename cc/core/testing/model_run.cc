@@ -18,12 +18,6 @@ namespace {
 constexpr MetaField kFields[kMetaFields] = {MetaField::kVersion, MetaField::kUsed,
                                             MetaField::kCount, MetaField::kScore};
 
-MetaFields Meta(std::initializer_list<MetaField> fields) {
-  MetaFields meta;
-  for (const MetaField field : fields) meta.add(field);
-  return meta;
-}
-
 using Random = std::mt19937_64;
 
 // Writes a random number of the dtype: for floats small ones, now and then a special one.
@@ -36,11 +30,10 @@ void RandomNumber(DType dtype, Random* random, char* at) {
       number = static_cast<V>(bits);
     } else {
       const ComputeType<V> special[] = {0, -0.0f, 1e-41f, 65504.0f, -1e30f, 1.0f / 0.0f};
-      number = static_cast<V>(bits % 512 == 0
-                                  ? special[bits / 512 % 6]
-                                  : static_cast<ComputeType<V>>(
-                                        static_cast<int64_t>(bits / 512 % 4001) - 2000) /
-                                        1000);
+      number = static_cast<V>(
+          bits % 512 == 0
+              ? special[bits / 512 % 6]
+              : static_cast<ComputeType<V>>(static_cast<int64_t>(bits / 512 % 4001) - 2000) / 1000);
     }
     std::memcpy(at, &number, sizeof(number));
   });
@@ -53,7 +46,9 @@ class ModelRun {
         memory_(harness.memory),
         case_(model_case),
         random_(seed),
-        usual_batch_(model_case.schema.dim < 200 ? 24 : model_case.schema.dim < 1000 ? 16 : 6),
+        usual_batch_(model_case.schema.dim < 200    ? 24
+                     : model_case.schema.dim < 1000 ? 16
+                                                    : 6),
         pool_(DifficultKeys(usual_batch_ == 24 ? 3000 : 20 * usual_batch_, seed)),
         max_batch_(usual_batch_ == 24 ? 1000 : 10 * usual_batch_),
         element_(SizeOf(model_case.schema.value_dtype)),
@@ -151,9 +146,8 @@ class ModelRun {
                      tested ? misses_count_.there() : misses_count_.host()};
       if (want_misses_) side.report.misses = &side.misses;
       if (want_outcomes_) side.report.outcomes = View(outcomes_, n_, tested);
-      side.values =
-          Rows((tested ? values_.there() : values_.host()) + offset_ * element_, n_,
-               stride_ * element_, tested ? memory_->space() : MemorySpace::kHost);
+      side.values = Rows((tested ? values_.there() : values_.host()) + offset_ * element_, n_,
+                         stride_ * element_, tested ? memory_->space() : MemorySpace::kHost);
       status[tested] = call(side);
     }
     ASSERT_EQ(status[0].code(), status[1].code())
@@ -238,9 +232,7 @@ class ModelRun {
     }
   }
 
-  Stamp NewStamp() {
-    return {static_cast<int64_t>(random_()), static_cast<int64_t>(Below(100))};
-  }
+  Stamp NewStamp() { return {static_cast<int64_t>(random_()), static_cast<int64_t>(Below(100))}; }
 
   void Inserted(Key key) {
     if (present_.insert(key).second) ++chances_[key];
@@ -303,9 +295,8 @@ class ModelRun {
   void Erase() {
     SCOPED_TRACE("Erase");
     NewBatch(true);
-    OnBoth([&](const Side& side) {
-      return side.table->Erase(side.context, side.batch, side.report);
-    });
+    OnBoth(
+        [&](const Side& side) { return side.table->Erase(side.context, side.batch, side.report); });
     for (const int64_t i : participants_) Removed(keys_[i]);
   }
 
@@ -327,8 +318,7 @@ class ModelRun {
     for (int64_t at = 0; at < meta.size(); at += 8) {
       // Scores with ties, negative ones and the ends of the range.
       const int64_t ends[] = {INT64_MIN, INT64_MAX, -1, 0};
-      const int64_t number =
-          Chance(20) ? ends[Below(4)] : static_cast<int64_t>(Below(40)) - 20;
+      const int64_t number = Chance(20) ? ends[Below(4)] : static_cast<int64_t>(Below(40)) - 20;
       std::memcpy(meta.host() + at, &number, sizeof(number));
     }
     slots.Push();
@@ -463,8 +453,8 @@ class ModelRun {
     EraseBelow(field, bound, orders.end() - at);
   }
 
-  // Restricts the table to n rows: the bound by radix selection on the tested table, against the one
-  // that sorting finds.
+  // Restricts the table to n rows: the bound by radix selection on the tested table, against the
+  // one that sorting finds.
   void Restrict() {
     SCOPED_TRACE("Restrict");
     const MetaField field = kFields[Below(kMetaFields)];
@@ -481,8 +471,8 @@ class ModelRun {
     for (int prefix_bits = 0; prefix_bits < 128; prefix_bits += bits) {
       std::fill(counts.host(), counts.host() + counts.size(), 0);
       counts.Push();
-      const Status status = table_->Histogram(memory_->context(), field, bound(), prefix_bits,
-                                              counts.span());
+      const Status status =
+          table_->Histogram(memory_->context(), field, bound(), prefix_bits, counts.span());
       ASSERT_TRUE(status.ok()) << status.message();
       counts.Pull();
       int64_t digit = 0;
@@ -579,87 +569,6 @@ class ModelRun {
 };
 
 }  // namespace
-
-std::string ModelCase::Name() const {
-  std::string name = StrCat(dynemb::Name(schema.value_dtype), "_", schema.dim);
-  const std::string& rule_name = schema.rule.name.empty() ? rule.name : schema.rule.name;
-  if (!rule_name.empty()) name += "_" + rule_name;
-  return name;
-}
-
-std::vector<ModelCase> ModelCases() {
-  using F = MetaField;
-  using Kind = Distribution::Kind;
-  const MetaFields none, all = Meta({F::kVersion, F::kUsed, F::kCount, F::kScore});
-  const Distribution uniform{Kind::kUniform, -0.05f, 0.05f}, normal{Kind::kNormal, 0.5f, 2.0f},
-      truncated{Kind::kTruncatedNormal, 0.0f, 0.1f}, constant;
-  struct Line {
-    DType dtype;
-    int64_t dim;
-    const char* rule;
-    MetaFields meta;
-    Distribution distribution;
-  };
-  const Line lines[] = {
-      {DType::kFloat32, 8, "adam", all, uniform},
-      {DType::kFloat32, 1, "sgd", none, constant},
-      {DType::kFloat32, 3, "adagrad", Meta({F::kUsed}), normal},
-      {DType::kFloat32, 64, "rowwise_adagrad", Meta({F::kScore}), uniform},
-      {DType::kFloat32, 200, "ftrl", none, truncated},
-      {DType::kFloat32, 1024, "lion", Meta({F::kVersion}), uniform},
-      {DType::kFloat64, 1, "rowwise_adagrad", all, normal},
-      {DType::kFloat64, 3, "sgd_momentum", Meta({F::kCount}), uniform},
-      {DType::kFloat64, 64, "adam_amsgrad", none, truncated},
-      {DType::kFloat64, 1024, "sgd_nesterov", Meta({F::kUsed}), constant},
-      {DType::kFloat16, 1, "nadam", Meta({F::kVersion, F::kScore}), uniform},
-      {DType::kFloat16, 3, "rmsprop", all, normal},
-      {DType::kFloat16, 200, "rmsprop_centered_momentum", Meta({F::kScore}), uniform},
-      {DType::kBFloat16, 3, "adamax", none, truncated},
-      {DType::kBFloat16, 8, "rmsprop_momentum", Meta({F::kUsed, F::kCount}), uniform},
-      {DType::kBFloat16, 64, "adadelta", all, normal},
-      {DType::kBFloat16, 1024, "rmsprop_centered", none, uniform},
-      {DType::kInt8, 1, "", Meta({F::kScore}), constant},
-      {DType::kInt8, 200, "", none, constant},
-      {DType::kInt32, 3, "", all, constant},
-      {DType::kInt64, 8, "", Meta({F::kVersion}), constant},
-  };
-  std::vector<ModelCase> cases;
-  for (const Line& line : lines) {
-    ModelCase c;
-    c.schema.value_dtype = line.dtype;
-    c.schema.dim = line.dim;
-    c.schema.meta = line.meta;
-    c.schema.initializer.distribution = line.distribution;
-    c.schema.initializer.seed = 0x9876543210 + cases.size();
-    c.schema.initializer.constant = {3.0};
-    if (line.dim == 3) c.schema.initializer.constant = {1.0, -2.0, 100.0};
-    // Every third table has its rule from birth.
-    (cases.size() % 3 == 0 ? c.schema.rule : c.rule) = UsualRule(line.rule);
-    cases.push_back(c);
-  }
-  return cases;
-}
-
-std::vector<Key> DifficultKeys(int64_t count, uint64_t seed) {
-  Random random(seed);
-  std::vector<Key> keys = {INT64_MIN, INT64_MIN + 1, -1, 0, 1, INT64_MAX - 1, INT64_MAX};
-  const uint64_t high = random(), low = random();
-  for (int64_t i = 0; static_cast<int64_t>(keys.size()) < count; ++i) {
-    const uint64_t u = static_cast<uint64_t>(i);
-    keys.push_back(static_cast<Key>(u) + 1'000'000);
-    keys.push_back(-static_cast<Key>(u) - 5000);
-    keys.push_back(static_cast<Key>((u + 3) << (u % 2 == 0 ? 20 : 44)));
-    if (i < 60) {
-      keys.push_back(KeyOfHash((high & ~uint64_t{0xffff}) | u));        // all placed alike
-      keys.push_back(KeyOfHash((low & 0xffffffffffff) | u << 48));
-    }
-    keys.push_back(static_cast<Key>(random()));
-  }
-  std::sort(keys.begin(), keys.end());
-  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
-  std::shuffle(keys.begin(), keys.end(), random);
-  return keys;
-}
 
 void RunModel(const TableHarness& harness, const ModelCase& model_case, uint64_t seed,
               int64_t operations) {

@@ -22,8 +22,8 @@ struct ModelCase {
 };
 inline void PrintTo(const ModelCase& model_case, std::ostream* out) { *out << model_case.Name(); }
 
-// Cases in which each rule, dtype, dim, distribution and set of meta fields appears, and each pair of
-// dtype and dim that should matter (a row shorter than 8 bytes, longer than a page, ...).
+// Cases in which each rule, dtype, dim, distribution and set of meta fields appears, and each pair
+// of dtype and dim that should matter (a row shorter than 8 bytes, longer than a page, ...).
 std::vector<ModelCase> ModelCases();
 
 // Keys that are hard on a hash table: the ends of the range, runs, strides by powers of two, hashes

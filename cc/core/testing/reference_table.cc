@@ -244,8 +244,8 @@ class ReferenceTable final : public Table {
     return Status();
   }
 
-  Status Histogram(const Context& context, MetaField field, const RowOrder& prefix,
-                   int prefix_bits, Span<int64_t> counts) const override {
+  Status Histogram(const Context& context, MetaField field, const RowOrder& prefix, int prefix_bits,
+                   Span<int64_t> counts) const override {
     std::lock_guard<std::mutex> lock(mutex_);
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     DYNEMB_RETURN_IF_ERROR(CheckField(field));
@@ -343,8 +343,7 @@ class ReferenceTable final : public Table {
     }
     if (!report.outcomes.empty()) {
       const auto& outcomes = report.outcomes;
-      DYNEMB_RETURN_IF_ERROR(
-          CheckSpan("outcomes", outcomes.data, outcomes.size, outcomes.space));
+      DYNEMB_RETURN_IF_ERROR(CheckSpan("outcomes", outcomes.data, outcomes.size, outcomes.space));
       if (outcomes.size != n) return InvalidArgument("outcomes: got size ", outcomes.size);
     }
     if (const Positions* misses = report.misses; misses != nullptr) {
@@ -431,7 +430,8 @@ class ReferenceTable final : public Table {
   static void Touch(const Stamp& stamp, Row* row) {
     row->meta[static_cast<int>(MetaField::kVersion)] = stamp.version;
     row->meta[static_cast<int>(MetaField::kUsed)] = stamp.now;
-    ++row->meta[static_cast<int>(MetaField::kCount)];
+    int64_t& count = row->meta[static_cast<int>(MetaField::kCount)];
+    count = static_cast<int64_t>(static_cast<uint64_t>(count) + 1);  // wraps around
   }
 
   void Add(const char* delta, std::vector<char>* value) const {

@@ -1,9 +1,10 @@
-// The reference Table: a map from key to row under one mutex, slow and obviously right. It says what
-// the contract of table.h means; every other table is compared with it call by call (conformance.h).
+// The reference Table: a map from key to row under one mutex, slow and obviously right. It says
+// what the contract of table.h means; every other table is compared with it call by call
+// (conformance.h).
 //
-// So that it does not repeat the mistakes of what it checks, it keeps rows in its own form (one vector
-// per part of a row) and shares with the real tables only what is tested by itself: initial values,
-// optimizer rules and the hash.
+// So that it does not repeat the mistakes of what it checks, it keeps rows in its own form (one
+// vector per part of a row) and shares with the real tables only what is tested by itself: initial
+// values, optimizer rules and the hash.
 #ifndef TF_DYNEMB_CC_CORE_TESTING_REFERENCE_TABLE_H_
 #define TF_DYNEMB_CC_CORE_TESTING_REFERENCE_TABLE_H_
 

@@ -1,5 +1,5 @@
-// The reference table, which has one lock, under many threads and behind the fake device: a suite that
-// fails here is wrong itself.
+// The reference table, which has one lock, under many threads and behind the fake device: a suite
+// that fails here is wrong itself.
 #include "cc/core/testing/concurrency.h"
 #include "cc/core/testing/reference_table.h"
 

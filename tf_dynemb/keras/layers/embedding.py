@@ -209,10 +209,12 @@ class Embedding(keras.layers.Layer):
             saving.write_rows(self.table, store)
 
     def load_assets(self, dir_path):
-        """Reads them from there."""
-        path = pathlib.Path(dir_path) / (self._rows_file or _ROWS_FILE)
-        if self._rows_file is None and not path.exists():
-            return  # they were in the variables
+        """Reads them from there; dir_path is None where Keras finds no folder."""
+        path = pathlib.Path(dir_path or "") / (self._rows_file or _ROWS_FILE)
+        if dir_path is None or not path.exists():
+            if self._rows_file is None:
+                return  # they were in the variables
+            raise ValueError(f"{self.name}: the file is damaged: {self._rows_file} is missing")
         with h5py.File(path, "r") as store:
             saving.read_rows(self.table, store)
 

@@ -1,0 +1,227 @@
+"""Damaged files: a restore is refused and leaves the tables as they were, or gives what was saved."""
+
+import os
+import pathlib
+import zipfile
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import saving_models as m
+import tensorflow as tf
+from table_rows import int64, rows_of
+
+LAYERS = ("items", "tags_table")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A trained model in every format, and its rows."""
+    folder = tmp_path_factory.mktemp("saved")
+    keras.utils.set_random_seed(4)
+    model = m.trained()
+    keys = int64(range(10**6, 10**6 + 2000))  # so that most of the files is rows
+    m.tables(model)[0].upsert(keys, m.tables(model)[0].lookup(keys))
+    model.save(folder / "m.keras")
+    model.save_weights(folder / "m.weights.h5")
+    tf.train.Checkpoint(model=model, optimizer=model.optimizer).write(str(folder / "c"))
+    return folder, m.rows(model)
+
+
+@pytest.fixture(scope="module")
+def target():
+    """A model with other rows, into which damaged files are loaded: none may change it."""
+    return m.trained(5, shards=3)
+
+
+def flipped(h5, name):
+    """Flips one bit in the middle of an array."""
+    data = np.array(h5[name])
+    raw = bytearray(data.tobytes())
+    raw[len(raw) // 2] ^= 4
+    h5[name][...] = np.frombuffer(bytes(raw), data.dtype).reshape(data.shape)
+
+
+def shortened(h5, name):
+    data = np.array(h5[name])
+    del h5[name]
+    h5[name] = data[:-1]
+
+
+def gone(h5, name):
+    del h5[name]
+
+
+DAMAGE = {"flipped": flipped, "shortened": shortened, "gone": gone}
+ROW_ARRAYS = ["schema", "chunks", "crc32", "keys_0", "values_0", "slots_0", "meta_0", "crc32_0"]
+
+
+def damage_array(h5, name, damage):
+    """Damages an array; one that is empty, or a number that cannot be shorter, goes."""
+    if h5[name].size == 0 or (damage == "shortened" and not h5[name].shape):
+        damage = "gone"
+    DAMAGE[damage](h5, name)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("array", ROW_ARRAYS)
+def test_every_array_of_weights(array, damage, saved, target, tmp_path):
+    path = tmp_path / "m.weights.h5"
+    path.write_bytes((saved[0] / path.name).read_bytes())
+    names = []
+
+    def visit(name, item):
+        if isinstance(item, h5py.Dataset) and "schema" in item.parent:
+            names.append(name)
+
+    with h5py.File(path, "r+") as h5:
+        h5.visititems(visit)
+        assert {name.rpartition("/")[2] for name in names} == set(ROW_ARRAYS)
+        for name in names:
+            if name.endswith(f"/{array}"):
+                damage_array(h5, name, damage)
+    refused(target, path)
+
+
+def refused(model, path):
+    before = m.rows(model)
+    with pytest.raises(ValueError, match="damaged|holds no rows"):
+        model.load_weights(path)
+    assert m.rows(model) == before
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("array", ROW_ARRAYS)
+def test_every_array_of_an_archive(array, damage, saved, target, tmp_path):
+    """In a `.keras` whose own checksums are right, so that ours are asked."""
+    path = tmp_path / "m.keras"
+    with zipfile.ZipFile(saved[0] / "m.keras") as old, zipfile.ZipFile(path, "w") as new:
+        members = [name for name in old.namelist() if "rows-" in name]
+        assert len(members) == 2
+        for name in old.namelist():
+            if name in members:
+                file = tmp_path / "rows.h5"
+                file.write_bytes(old.read(name))
+                with h5py.File(file, "r+") as h5:
+                    damage_array(h5, array, damage)
+                new.write(file, name)
+            else:
+                new.writestr(name, old.read(name))
+    refused(target, path)
+    with pytest.raises(ValueError, match="damaged|holds no rows"):
+        keras.models.load_model(path)
+
+
+def test_rows_that_are_gone_from_an_archive(saved, target, tmp_path):
+    path = tmp_path / "m.keras"
+    with zipfile.ZipFile(saved[0] / "m.keras") as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            if "rows-" not in name:
+                new.writestr(name, old.read(name))
+        new.writestr("assets/other", b"")  # Keras reads assets if there are any
+    refused(target, path)
+    with pytest.raises(ValueError, match="rows-"):
+        keras.models.load_model(path)
+
+
+def places(path, number):
+    """Offsets all over a file."""
+    size = path.stat().st_size
+    return [size * i // number for i in range(number)]
+
+
+def outcomes(load, model, path, want, damage, offsets):
+    """Loads `path` damaged at each offset; returns how many were refused.
+
+    What is not refused was damaged where no row lies, and must give the rows that were saved; a table
+    whose neighbour's rows are damaged may have been loaded.
+    """
+    original = path.read_bytes()
+    number = 0
+    for offset in offsets:
+        before = m.rows(model)
+        path.write_bytes(damage(original, offset))
+        try:
+            load(path)
+        except Exception:
+            number += 1
+            for got, was, saved_rows in zip(m.rows(model), before, want, strict=True):
+                assert got in (was, saved_rows)
+        else:
+            assert m.rows(model) == want
+    path.write_bytes(original)
+    return number
+
+
+def flip(data, offset):
+    return data[:offset] + bytes([data[offset] ^ 16]) + data[offset + 1 :]
+
+
+def cut(data, offset):
+    return data[:offset]
+
+
+@pytest.mark.parametrize("file", ["m.weights.h5", "m.keras"])
+@pytest.mark.parametrize("damage", [flip, cut])
+def test_bytes_all_over_keras_files(file, damage, saved, tmp_path):
+    folder, want = saved
+    model = m.trained(5, shards=3)
+    path = tmp_path / file
+    path.write_bytes((folder / file).read_bytes())
+    offsets = places(path, 40)
+    number = outcomes(model.load_weights, model, path, want, damage, offsets)
+    # Half of the bytes and more are rows. A cut file never opens.
+    assert number >= (len(offsets) // 2 if damage is flip else len(offsets))
+
+
+@pytest.mark.parametrize("damage", [flip, cut])
+def test_bytes_all_over_a_checkpoint(damage, saved, target, tmp_path):
+    """Its data file has a checksum for each tensor: nothing is restored from it."""
+    folder, _ = saved
+    for name in os.listdir(folder):
+        if name.startswith("c."):
+            (tmp_path / name).write_bytes((folder / name).read_bytes())
+    path = next(pathlib.Path(tmp_path).glob("c.data*"))
+    original, before = path.read_bytes(), m.rows(target)
+    checkpoint = tf.train.Checkpoint(model=target)
+    for offset in places(path, 25):
+        path.write_bytes(damage(original, offset))
+        try:
+            checkpoint.restore(str(tmp_path / "c")).expect_partial()
+        except (tf.errors.OpError, IndexError):  # as TensorFlow says that a file is too short
+            assert m.rows(target) == before
+        else:
+            # A wrong byte in what is not restored: the optimizer's variables.
+            assert damage is flip and m.rows(target) == saved[1]
+            for table, rows in zip(m.tables(target), before, strict=True):
+                restore(table, rows)
+    path.write_bytes(original)
+
+
+def restore(table, rows):
+    """Puts rows back, as rows_of gave them."""
+    schema = table.resource.export_rows(limit=0)[4]
+    dtype = table.value_dtype.as_numpy_dtype
+    parts = [np.array([np.frombuffer(row[i], np.uint8) for row in rows.values()]) for i in range(3)]
+    values = parts[0].view(dtype)
+    table.resource.import_rows(
+        tf.constant(list(rows), tf.int64),
+        values,
+        parts[1],
+        parts[2].reshape(len(rows), -1),
+        schema,
+        True,
+    )
+    assert rows_of(table) == rows
+
+
+def test_the_undamaged_files_load(saved, tmp_path):
+    folder, want = saved
+    for file in ("m.weights.h5", "m.keras"):
+        model = m.ready(m.make(shards=3))
+        model.load_weights(folder / file)
+        assert m.rows(model) == want
+    model = m.make()
+    tf.train.Checkpoint(model=model).restore(str(folder / "c")).expect_partial()
+    assert m.rows(model) == want

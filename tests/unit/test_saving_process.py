@@ -1,0 +1,45 @@
+"""Saving across processes: training goes on bit for bit; files need no second copy of the rows."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+SCRIPT = pathlib.Path(__file__).parent.parent / "saving_process.py"
+ROOT = SCRIPT.parent.parent
+
+
+def run(command, folder, **environment):
+    """What tests/saving_process.py prints, in a process of its own."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), command, str(folder)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_ten_steps_a_new_process_and_ten_more_equal_twenty(tmp_path):
+    """To the last bit, on one thread: rows, slots, dense weights and the optimizer's variables."""
+    straight = run("start", tmp_path)
+    resumed = run("resume", tmp_path)
+    assert resumed == {
+        optimizer: dict.fromkeys(["checkpoint", "m.keras", "m.weights.h5"], digest)
+        for optimizer, digest in straight.items()
+    }
+
+
+def test_peak_memory_of_saves_and_loads(tmp_path):
+    """Rows go through chunks of 8 MiB, of which the op, NumPy and HDF5 hold some each: far from a copy.
+
+    No call may raise the peak by 64 MiB. The table has 147 MiB at least, so that a second copy of it
+    would raise the peak by more, whatever the calls before have left free.
+    """
+    grown = run("large", tmp_path)
+    assert grown.pop("table") > 147
+    assert {name: mib for name, mib in grown.items() if mib >= 64} == {}
