@@ -1,11 +1,14 @@
-"""Builds the wheel: the Python sources and the op library, which Bazel makes against the TensorFlow that is installed.
+"""Builds the wheel: the Python sources and the op library.
 
-`pip install .` works with and without build isolation: isolation hides the installed TensorFlow from this process, so
-an interpreter outside of it is asked. No TensorFlow is ever installed from here. The metadata is in pyproject.toml.
+Bazel makes the op library against the TensorFlow that is installed. `pip install .` works with and
+without build isolation: isolation hides the installed TensorFlow from this process, so an interpreter
+outside of it is asked. No TensorFlow is ever installed from here. The metadata is in pyproject.toml.
 
 Environment:
-  TF_DYNEMB_PYTHON      a Python whose TensorFlow to build against, where the search below finds another or none.
-  TF_DYNEMB_NATIVE_DIR  a folder with the files of NATIVE, built already; Bazel is then not called (//:wheel does this).
+  TF_DYNEMB_PYTHON      a Python whose TensorFlow to build against, where the search below finds
+                        another or none.
+  TF_DYNEMB_NATIVE_DIR  a folder with the files of NATIVE, built already; Bazel is then not called
+                        (//:wheel does this).
 """
 
 import os
@@ -50,10 +53,9 @@ def find_python():
         if found.returncode == 0:
             return python
     raise SystemExit(
-        "\ntf_dynemb is built against the TensorFlow that is installed, and none was found (looked with: "
-        + ", ".join(tried)
-        + ").\nInstall the one that you want, for example `pip install tensorflow-cpu`, and try again; or set "
-        "TF_DYNEMB_PYTHON to a Python that has it."
+        "\ntf_dynemb is built against the TensorFlow that is installed, and none was found (looked "
+        f"with: {', '.join(tried)}).\nInstall the one that you want, for example `pip install "
+        "tensorflow-cpu`, and try again; or set TF_DYNEMB_PYTHON to a Python that has it."
     )
 
 
@@ -70,7 +72,9 @@ def build_native():
     for command in commands:
         print("tf_dynemb:", *command, flush=True)
         if subprocess.run(command, cwd=ROOT, env=outer_environment(), check=False).returncode:
-            raise SystemExit(f"\ntf_dynemb: {command[0]} failed, see above; docs/building.md says what it needs.")
+            raise SystemExit(
+                f"\ntf_dynemb: {command[0]} failed, see above; docs/building.md says what it needs."
+            )
     return ROOT / "bazel-bin" / "tf_dynemb"
 
 
@@ -78,6 +82,7 @@ class BuildPackage(build_py):
     """Adds the native files to the package; in an editable install, to the source tree."""
 
     def run(self):
+        """Builds, then copies."""
         if not self.editable_mode:
             shutil.rmtree(self.build_lib, ignore_errors=True)  # modules that are no more
         super().run()
@@ -90,9 +95,10 @@ class BuildPackage(build_py):
 
 
 class PlatformWheel(bdist_wheel):
-    """Tags the wheel: any Python 3, for the op library calls TensorFlow and not Python, but this platform."""
+    """Tags the wheel: this platform, but any Python 3, for the op library calls TensorFlow alone."""
 
     def get_tag(self):
+        """Returns (python, abi, platform)."""
         return "py3", "none", super().get_tag()[2]
 
 
@@ -100,6 +106,7 @@ class PlatformDistribution(Distribution):
     """A distribution with native code that setuptools did not compile itself."""
 
     def has_ext_modules(self):
+        """Says so."""
         return True
 
 

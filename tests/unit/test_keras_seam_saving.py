@@ -75,8 +75,17 @@ def straight(name):
     return state(train(OPTIMIZERS[name]))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("form", ["keras", "directory", "weights", "checkpoint"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        *((name, "keras") for name in OPTIMIZERS),
+        *(
+            (name, form)
+            for name in ("adam", "scaled")
+            for form in ("directory", "weights", "checkpoint")
+        ),
+    ],
+)
 def test_training_goes_on(name, form, tmp_path):
     def through_a_file(model):
         if form == "keras":

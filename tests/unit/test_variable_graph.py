@@ -143,16 +143,19 @@ def resident_mb() -> float:
 
 
 def test_a_table_that_nobody_holds_is_freed():
-    """Eight tables of 32 MB in turn: held, they would take 256 MB; the bound leaves room for one."""
+    """Eight tables of 32 MB in turn: held, they would take 256 MB; the bound leaves room for two.
+
+    Counted from the second on, since allocators keep some of what the first needed.
+    """
     keys, values = np.arange(500_000), np.ones([500_000, 16], np.float32)
-    gc.collect()
-    before = resident_mb()
-    for _ in range(8):
+    resident = []
+    for _ in range(10):
         table = tf_dynemb.Variable(dim=16)
         table.upsert(keys, values)
         del table
         gc.collect()
-    assert resident_mb() - before < 64
+        resident.append(resident_mb())
+    assert resident[-1] - resident[1] < 64
 
 
 def test_concurrent_writers_and_readers():

@@ -71,7 +71,7 @@ class TableHandle(keras.Variable):
 
 
 def handle_of(variable):
-    """The handle above a tf.Variable, which is what tf.Module.trainable_variables lists, or `variable`."""
+    """The handle above a tf.Variable, which tf.Module.trainable_variables lists; else the variable."""
     return _by_variable.get(id(variable), variable)
 
 
