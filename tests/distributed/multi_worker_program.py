@@ -36,6 +36,7 @@ def main(path: str) -> None:
         optimizer = tf_dynemb.DynamicEmbeddingOptimizer(inner)
         variables = layer.trainable_variables + dense.trainable_variables
         optimizer.build(variables)
+        unseeded = tf_dynemb.Variable(dim=4, initializer="uniform", name="unseeded")
 
     def step(ids, targets):
         with tf.GradientTape() as tape:
@@ -59,6 +60,7 @@ def main(path: str) -> None:
         "steps": int(optimizer.iterations.numpy()),
         "rows": {str(k): v for k, v in zip(keys.numpy().tolist(), values.numpy().tolist(), strict=True)},
         "kernel": dense.kernel.numpy().tolist(),
+        "unseeded": unseeded.lookup(IDS[0]).numpy().tolist(),
     }
     with open(path, "w") as file:
         json.dump(result, file)

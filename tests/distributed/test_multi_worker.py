@@ -75,3 +75,9 @@ def test_rows_and_weights_are_those_of_one_process(results):
         np.testing.assert_allclose(other["kernel"], alone["kernel"], rtol=TOLERANCE, atol=TOLERANCE)
     # The copies of a table are the same to the bit, as all train on the same sums.
     assert others[0] == others[1]
+
+
+def test_a_seed_that_nobody_gave_is_the_same_in_all_processes(results):
+    alone, *others = results
+    assert others[0]["unseeded"] == others[1]["unseeded"]
+    assert others[0]["unseeded"] != alone["unseeded"]

@@ -48,8 +48,8 @@ def to_spec(initializer, dim: int, value_dtype=tf.float32) -> InitializerSpec:
 
     Returns:
         An InitializerSpec. Without a seed in the initializer one is drawn from Python's `random`, which
-        keras.utils.set_random_seed seeds; of a keras.random.SeedGenerator the seed counts that it was
-        made with.
+        keras.utils.set_random_seed seeds; under MultiWorkerMirroredStrategy all take the chief's. Of a
+        keras.random.SeedGenerator the seed counts that it was made with.
 
     Raises:
         TypeError: an object that is none of these.
@@ -148,7 +148,15 @@ def _seed(seed) -> tuple[int, bool]:
         seed = seed["config"]["seed"]
     if isinstance(seed, (int, np.integer)):
         return int(seed) % 2**64, True
-    return random.getrandbits(64), False
+    return _agreed(random.getrandbits(63)), False
+
+
+def _agreed(seed: int) -> int:
+    """The same seed in all processes: where there are several, variables take the chief's value."""
+    if not isinstance(tf.distribute.get_strategy(), tf.distribute.MultiWorkerMirroredStrategy):
+        return seed
+    with tf.init_scope():
+        return int(tf.Variable(seed, dtype=tf.int64, trainable=False).numpy())
 
 
 _KINDS = (
