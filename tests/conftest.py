@@ -10,8 +10,10 @@ import keras
 import pytest
 import tensorflow as tf
 
-# TF_DYNEMB_SOAK=1 makes the tests that try random things try a hundred times as many.
+# TF_DYNEMB_SOAK=1 makes the tests that try random things try a hundred times as many, or the share of
+# that which SOAK_SHARE says; `make soak` runs these tests alone.
 SOAK = os.environ.get("TF_DYNEMB_SOAK", "0") not in ("", "0")
+SOAK_FACTOR = max(1, round(100 * float(os.environ.get("SOAK_SHARE", "1")))) if SOAK else 1
 
 # Two CPUs, so that MirroredStrategy has its replicas; a test that does not ask for them uses the first.
 _CPU = tf.config.list_physical_devices("CPU")[0]
@@ -20,14 +22,15 @@ tf.config.set_logical_device_configuration(_CPU, [tf.config.LogicalDeviceConfigu
 # The first example of a test traces and compiles, so that a deadline would fail on a busy machine;
 # derandomized, so that what fails once fails again. A soak draws anew each time.
 hypothesis.settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
-hypothesis.settings.register_profile("soak", max_examples=2500, deadline=None)
+hypothesis.settings.register_profile("soak", max_examples=25 * SOAK_FACTOR, deadline=None)
 hypothesis.settings.load_profile("soak" if SOAK else "quick")
 
 
-@pytest.fixture(scope="session")
-def soak_factor() -> int:
-    """How many times as much to try."""
-    return 100 if SOAK else 1
+def pytest_collection_modifyitems(items):
+    """Marks the tests that do more in a soak: those whose examples hypothesis draws."""
+    for item in items:
+        if getattr(item.obj, "is_hypothesis_test", False):
+            item.add_marker(pytest.mark.soak)
 
 
 @pytest.fixture(autouse=True)

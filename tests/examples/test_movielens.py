@@ -1,6 +1,7 @@
 """The demo: its readers, its rivals, and a small run from end to end."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -12,13 +13,17 @@ import tensorflow as tf
 
 import tf_dynemb
 
-EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+ROOT = pathlib.Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
 import movielens  # noqa: E402
 import movielens_data  # noqa: E402
 import movielens_report  # noqa: E402
 import movielens_rivals  # noqa: E402
+
+# The package under test, also where it is not installed.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
 
 # What each of MovieLens' releases says of the same three ratings, out of time order.
 FILES = {
@@ -161,6 +166,7 @@ def test_from_end_to_end(tmp_path):
         capture_output=True,
         text=True,
         check=False,
+        env=ENVIRONMENT,
     )
     assert run.returncode == 0, run.stderr
     assert "there is no" in run.stderr.lower()  # files on movies and users
@@ -182,6 +188,7 @@ def test_a_bad_path_ends_with_a_message(tmp_path):
         capture_output=True,
         text=True,
         check=False,
+        env=ENVIRONMENT,
     )
     assert run.returncode == 1
     assert "u.data: there is no such file" in run.stderr
