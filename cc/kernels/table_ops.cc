@@ -16,6 +16,8 @@ using tensorflow::ResourceHandle;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
+constexpr int64_t kMaxShards = 65536;
+
 class TableOp : public OpKernel {
  public:
   explicit TableOp(OpKernelConstruction* context) : OpKernel(context) {
@@ -23,6 +25,9 @@ class TableOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("schema", &text));
     OP_REQUIRES_OK(context, ToTensorFlow(TableSchema::Parse(text, &schema_)));
     OP_REQUIRES_OK(context, context->GetAttr("shards", &shards_));
+    OP_REQUIRES(
+        context, shards_ <= kMaxShards,
+        ToTensorFlow(InvalidArgument("shards: got ", shards_, ", want up to ", kMaxShards)));
     OP_REQUIRES_OK(context, context->GetAttr("init_rows", &init_rows_));
     OP_REQUIRES_OK(context, context->GetAttr("container", &container_));
     OP_REQUIRES_OK(context, context->GetAttr("shared_name", &shared_name_));
@@ -42,6 +47,11 @@ class TableOp : public OpKernel {
     OP_REQUIRES_OK(context, tensorflow::LookupOrCreateResource<TableResource>(
                                 context, NamedHandle(context), &resource,
                                 [&](TableResource** made) { return Make(context, made); }));
+    const Shards shards = resource->shards();
+    OP_REQUIRES(context, static_cast<int64_t>(shards.size()) == shards_,
+                ToTensorFlow(InvalidArgument("shared_name: the table ", shared_name_, " has ",
+                                             shards.size(), " shards, got ", shards_)));
+    OP_REQUIRES_OK(context, ToTensorFlow(CheckCompatible(schema_, shards[0]->schema())));
     handle = NamedHandle(context);
   }
 

@@ -65,6 +65,10 @@ DType ToCore(tensorflow::DataType dtype) {
 absl::Status GetTable(OpKernelContext* context, tensorflow::DataType dtype, TableInput* table) {
   const Tensor* handle;
   TF_RETURN_IF_ERROR(context->input("table", &handle));
+  if (!tensorflow::TensorShapeUtils::IsScalar(handle->shape())) {
+    return ToTensorFlow(InvalidArgument("table: got shape ", handle->shape().DebugString(),
+                                        ", want the scalar that DynembTable gives"));
+  }
   TF_RETURN_IF_ERROR(tensorflow::LookupResource(
       context, handle->scalar<tensorflow::ResourceHandle>()(), &table->resource));
   table->shards = table->resource->shards();

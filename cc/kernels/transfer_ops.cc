@@ -44,11 +44,9 @@ class ExportOp : public OpKernel {
 
     // Room for the rows that there are, and some more for those that arrive meanwhile; if that is
     // not enough it grows.
-    int64_t capacity = limit;
-    if (limit < 0) {
-      capacity = 1024;
-      for (const auto& held : table.shards) capacity += held->size();
-    }
+    int64_t capacity = 1024;
+    for (const auto& held : table.shards) capacity += held->size();
+    if (limit >= 0) capacity = std::min(capacity, limit);
     Buffers buffers;
     OP_REQUIRES_OK(context, buffers.Grow(context, dtype_, table.schema, capacity));
     const PoolContext core(context);
@@ -155,6 +153,11 @@ class ImportOp : public OpKernel {
     rows.slots = RowsOf(*slots, inputs.keys.size, layout.slots_bytes);
     rows.meta = RowsOf(*meta, inputs.keys.size, layout.meta_bytes);
 
+    Routing routing;
+    OP_REQUIRES_OK(context, ToTensorFlow(Routing::Make(inputs.keys, inputs.owners,
+                                                       static_cast<int>(table.shard_count()),
+                                                       nullptr, &routing)));
+
     // Rows that were never trained, into a table that is: they get the slots of a new row.
     std::vector<char> initial;
     if (from.rule.name.empty() && !table.schema.rule.name.empty()) {
@@ -184,7 +187,7 @@ class ImportOp : public OpKernel {
         OP_REQUIRES_OK(context, ToTensorFlow(target->Attach(core, from.rule)));
       }
     }
-    OP_REQUIRES_OK(context, ToTensorFlow(Import(core, targets, inputs, rows)));
+    OP_REQUIRES_OK(context, ToTensorFlow(Import(core, targets, routing, rows)));
     if (!replace_) return;
     int64_t imported = 0;
     for (const auto& target : targets) imported += target->size();
@@ -199,11 +202,9 @@ class ImportOp : public OpKernel {
  private:
   // Puts every row into its shard. With one shard as it stands; with several, a shard's rows are
   // collected first, since an import takes whole buffers.
-  static Status Import(const Context& core, const Shards& targets, const KeyInputs& inputs,
+  static Status Import(const Context& core, const Shards& targets, const Routing& routing,
                        const ConstRowParts& rows) {
-    Routing routing;
     const int shards = static_cast<int>(targets.size());
-    DYNEMB_RETURN_IF_ERROR(Routing::Make(inputs.keys, inputs.owners, shards, nullptr, &routing));
     if (shards == 1) return targets[0]->Import(core, rows);
     constexpr int64_t kChunk = 4096;
     for (int s = 0; s < shards; ++s) {
@@ -220,7 +221,7 @@ class ImportOp : public OpKernel {
         for (int p = 0; p < 3; ++p) bytes[p].resize(count * widths[p]);
         for (int64_t i = 0; i < count; ++i) {
           const int64_t position = share.at[first + i];
-          keys[i] = inputs.keys[position];
+          keys[i] = rows.keys[position];
           for (int p = 0; p < 3; ++p) {
             if (widths[p] == 0) continue;
             std::memcpy(&bytes[p][i * widths[p]], (*from[p])[position], widths[p]);

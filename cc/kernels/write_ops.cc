@@ -45,7 +45,11 @@ class ApplyOp : public OpKernel {
     Update update;
     update.rule = &rule_;
     update.hyper = {hyper->flat<double>().data(), hyper->NumElements()};
-    // Whatever is wrong with the numbers is found before the rows of any shard change.
+    // Whatever is wrong with numbers and owners is found before any shard changes.
+    Routing routing;
+    OP_REQUIRES_OK(context, ToTensorFlow(Routing::Make(inputs.keys, inputs.owners,
+                                                       static_cast<int>(table.shard_count()),
+                                                       nullptr, &routing)));
     std::unique_ptr<RowUpdater> checked;
     OP_REQUIRES_OK(context, ToTensorFlow(MakeRowUpdater(rule_.name, table.schema.value_dtype,
                                                         update.hyper, &checked)));

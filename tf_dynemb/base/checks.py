@@ -20,6 +20,17 @@ def assert_same(got: tf.Tensor, want: tf.Tensor, message: str) -> list:
     return [] if operation is None else [operation]
 
 
+def assert_within(indices: tf.Tensor, shape: tf.Tensor, message: str) -> list:
+    """Fails unless all indices (n, rank) lie within a shape (rank,), with InvalidArgumentError.
+
+    Returns:
+        As assert_same.
+    """
+    within = tf.reduce_all((indices >= 0) & (indices < shape))
+    operation = tf.debugging.Assert(within, [f"{message}; got", indices, "want them within", shape])
+    return [] if operation is None else [operation]
+
+
 def _equal(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     """Whether two vectors are equal, which may be of different lengths."""
     common = tf.minimum(tf.size(a), tf.size(b))

@@ -125,7 +125,7 @@ class Variable(tf.Module):
         self.resource = TableResource(
             schema=(
                 f"dynemb-table 1\nvalue {self.value_dtype.name} {self.dim}\n"
-                f"initializer {spec.text}\nseed {spec.seed}\n"
+                f"initializer {spec.text}\nseed {spec.seed}\nkey {self.key_dtype.name}\n"
             ),
             shards=self.shard_num,
             partitioner=partitioner,

@@ -262,7 +262,7 @@ class HostTable final : public Table {
     DYNEMB_RETURN_IF_ERROR(CheckPart("out.slots", capacity, layout_.slots_bytes, out.slots));
     DYNEMB_RETURN_IF_ERROR(CheckPart("out.meta", capacity, layout_.meta_bytes, out.meta));
     int64_t n = 0;
-    int s = static_cast<int>(cursor->position >> 32);
+    int64_t s = static_cast<int64_t>(cursor->position >> 32);
     Segment::Ref from = static_cast<Segment::Ref>(cursor->position);
     for (; s < kSegments && n < capacity; ++s, from = 0) {
       std::shared_lock<std::shared_mutex> lock(parts_[s].mutex);

@@ -78,6 +78,9 @@ Status ParseLine(const std::vector<std::string>& words, const std::string& line,
     schema->dim = number >= 1 && number <= kMaxDim ? static_cast<int64_t>(number) : 0;
   } else if (word == "initializer" && words.size() >= 2) {
     DYNEMB_RETURN_IF_ERROR(ParseInitializer(words, line, &schema->initializer));
+  } else if (word == "key" && words.size() == 2 &&
+             (words[1] == "int64" || words[1] == "int32" || words[1] == "string")) {
+    schema->key = words[1];
   } else if (word == "seed" && words.size() == 2) {
     char* end = nullptr;
     schema->initializer.seed = std::strtoull(words[1].c_str(), &end, 10);
@@ -99,7 +102,7 @@ Status ParseLine(const std::vector<std::string>& words, const std::string& line,
                                   words[2] == "row" ? SlotWidth::kRow : SlotWidth::kColumn,
                                   static_cast<float>(number)});
   } else {
-    return BadLine(line, "value, initializer, seed, meta, rule or slot with its arguments");
+    return BadLine(line, "value, key, initializer, seed, meta, rule or slot with its arguments");
   }
   return Status();
 }
@@ -119,6 +122,7 @@ std::string TableSchema::ToText() const {
         " " + NumberText(initializer.distribution.a) + " " + NumberText(initializer.distribution.b);
   }
   text += StrCat("\nseed ", initializer.seed, "\n");
+  if (key != "int64") text += "key " + key + "\n";
   if (meta.bits != 0) {
     text += "meta";
     for (int field = 0; field < kMetaFields; ++field) {
@@ -216,6 +220,7 @@ Status CheckCompatible(const TableSchema& from, const TableSchema& to) {
     return FailedPrecondition("rows do not fit the table: their ", what, " is ", got,
                               ", the table's is ", want);
   };
+  if (from.key != to.key) return mismatch("key dtype", from.key, to.key);
   if (from.value_dtype != to.value_dtype) {
     return mismatch("value dtype", Name(from.value_dtype), Name(to.value_dtype));
   }

@@ -42,6 +42,9 @@ struct MetaFields {
 inline constexpr int64_t kMaxDim = int64_t{1} << 20;
 
 struct TableSchema {
+  // What keys are made of: int64, int32, or string (fingerprints). The engine sees 64 bits in any
+  // case; rows of one kind are not restored into a table of another.
+  std::string key = "int64";
   DType value_dtype = DType::kFloat32;
   int64_t dim = 1;
   Initializer initializer;
@@ -52,12 +55,15 @@ struct TableSchema {
   // DynembTable op's attribute and every checkpoint hold:
   //   dynemb-table 1
   //   value float32 8
+  //   key string
   //   initializer uniform -0.05 0.05
   //   seed 42
   //   meta used
   //   rule adagrad
   //   slot accumulator column 0.1
-  // A reader refuses a higher number in the first line and words that it does not know.
+  // Without a key line keys are int64. The word `strings` is reserved for tables that keep their
+  // string keys beside the rows. A reader refuses a higher number in the first line and words that
+  // it does not know.
   std::string ToText() const;
   static Status Parse(std::string_view text, TableSchema* schema);
 
@@ -65,8 +71,8 @@ struct TableSchema {
   Status Validate() const;
 };
 
-// Can rows of `from` be put into a table of `to`? Value dtype, dim and meta must be equal; so must
-// the rules, unless the table has none yet. The error names the first difference.
+// Can rows of `from` be put into a table of `to`? Keys, value dtype, dim and meta must be equal; so
+// must the rules, unless the table has none yet. The error names the first difference.
 Status CheckCompatible(const TableSchema& from, const TableSchema& to);
 
 struct RowLayout {

@@ -242,7 +242,8 @@ std::string Difference(const TableContent& want, const TableContent& got) {
 }
 
 int64_t SoakFactor() {
-  if (std::getenv("TF_DYNEMB_SOAK") == nullptr) return 1;
+  const char* soak = std::getenv("TF_DYNEMB_SOAK");
+  if (soak == nullptr || *soak == '\0' || *soak == '0') return 1;
   const char* share = std::getenv("SOAK_SHARE");
   return std::max<int64_t>(1, static_cast<int64_t>(20 * (share == nullptr ? 1 : std::atof(share))));
 }

@@ -169,7 +169,7 @@ std::vector<std::pair<Key, RowBytes>> ExportSome(const Table& table, TestMemory*
 // The contents' difference in words, or "".
 std::string Difference(const TableContent& want, const TableContent& got);
 
-// 1 normally; with TF_DYNEMB_SOAK set, 20 times SOAK_SHARE (1 where it is not set), at least 1.
+// 1 normally; with TF_DYNEMB_SOAK=1, 20 times SOAK_SHARE (1 where it is not set), at least 1.
 int64_t SoakFactor();
 
 // The key whose Mix64 is `hash`.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tf_dynemb.base.checks import assert_same
+from tf_dynemb.base.checks import assert_same, assert_within
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
 
@@ -48,7 +48,10 @@ def combine(look_up: Callable, is_kept: Callable, keys, weights, combiner: str):
         flat, outer = keys.values, keys.dense_shape[:-1]
         number = tf.reduce_prod(outer)
         strides = tf.math.cumprod(outer, exclusive=True, reverse=True)
-        bags = tf.reduce_sum(keys.indices[:, :-1] * strides, axis=-1)
+        with tf.control_dependencies(
+            assert_within(keys.indices, keys.dense_shape, "ids: sparse indices")
+        ):
+            bags = tf.reduce_sum(keys.indices[:, :-1] * strides, axis=-1)
     else:
         if keys.shape.rank == 0:
             raise ValueError("ids: got a scalar, want an axis of ids to combine")
