@@ -321,5 +321,17 @@ TEST(RowLayout, InitialSlots) {
   TestInitialSlots<double>(DType::kFloat64);
 }
 
+TEST(TableSchema, KeepsWhatKeysAreMadeOf) {
+  TableSchema strings, integers, parsed;
+  strings.key = "string";
+  ASSERT_TRUE(TableSchema::Parse(strings.ToText(), &parsed).ok());
+  EXPECT_EQ(parsed.key, "string");
+  ASSERT_TRUE(TableSchema::Parse(integers.ToText(), &parsed).ok());
+  EXPECT_EQ(parsed.key, "int64");
+  EXPECT_EQ(CheckCompatible(strings, integers).code(), Code::kFailedPrecondition);
+  EXPECT_TRUE(CheckCompatible(strings, strings).ok());
+  EXPECT_FALSE(TableSchema::Parse("dynemb-table 1\nkey float32\n", &parsed).ok());
+}
+
 }  // namespace
 }  // namespace dynemb
