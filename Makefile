@@ -81,10 +81,10 @@ cc_test: build
 	@$(call run_cc_tests)
 
 cc_asan: build
-	@$(call run_cc_tests,--config=asan)
+	@$(call run_cc_tests,--config=asan --test_timeout=2400)
 
 cc_tsan: build
-	@$(call run_cc_tests,--config=tsan)
+	@$(call run_cc_tests,--config=tsan --test_timeout=2400)
 
 py_test: build
 	$(PY) -m pytest tests $(PYTEST_FLAGS)
