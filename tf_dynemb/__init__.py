@@ -4,7 +4,7 @@ Names directly in this package are those of TFRA's `dynamic_embedding`; Keras la
 `tf_dynemb.keras.layers`.
 """
 
-from tf_dynemb.base.library import ops as _ops  # noqa: F401  first: it says what is missing
+from tf_dynemb.base.op_library import ops as _ops  # noqa: F401  first: it says what is missing
 
 # isort: split
 from tf_dynemb import keras

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dynemb
-from tf_dynemb.base.library import ops
+from tf_dynemb.base.op_library import ops
 
 NO_OWNERS = np.zeros(0, np.int32)
 KEYS = np.array([1, 2], np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tf_dynemb import _compat
-from tf_dynemb.base.library import ops
+from tf_dynemb.base.op_library import ops
 from tf_dynemb.table.variable import Variable
 
 

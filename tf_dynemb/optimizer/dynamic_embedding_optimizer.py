@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb import _compat
-from tf_dynemb.base.library import ops
+from tf_dynemb.base.op_library import ops
 from tf_dynemb.optimizer.rules import rule_of
 from tf_dynemb.table.handle import TableHandle, handle_of
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tf_dynemb.base.library import ops
+from tf_dynemb.base.op_library import ops
 
 
 class TableResource(tf.saved_model.experimental.TrackableResource):

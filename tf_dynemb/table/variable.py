@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_dynemb.base.checks import assert_same
 from tf_dynemb.base.fingerprint import fingerprint
-from tf_dynemb.base.library import ops
+from tf_dynemb.base.op_library import ops
 from tf_dynemb.initializer import to_spec
 from tf_dynemb.shard import default_partition_fn
 from tf_dynemb.table.handle import TableHandle
