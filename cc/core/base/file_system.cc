@@ -1,0 +1,222 @@
+#include "cc/core/base/file_system.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <system_error>
+
+namespace dynemb {
+namespace {
+
+// The status of a system call that has just failed.
+Status SystemError(const char* what, const std::string& path) {
+  const int error = errno;
+  Code code = Code::kInternal;
+  if (error == ENOENT || error == ENOTDIR) code = Code::kNotFound;
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG || error == ENOMEM || error == EMFILE) {
+    code = Code::kResourceExhausted;
+  }
+  if (error == EACCES || error == EPERM || error == EROFS || error == EISDIR || error == EEXIST) {
+    code = Code::kFailedPrecondition;
+  }
+  if (error == EIO) code = Code::kDataLoss;
+  return Status(code, StrCat(what, " ", path, ": ", std::generic_category().message(error)));
+}
+
+// An open file descriptor, which it closes.
+class Descriptor {
+ public:
+  Descriptor(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+
+  Status Close() {
+    const int fd = fd_;
+    fd_ = -1;
+    return ::close(fd) == 0 ? Status() : SystemError("close", path_);
+  }
+  int get() const { return fd_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  const std::string path_;
+  int fd_;
+};
+
+Status Open(const std::string& path, int flags, std::unique_ptr<Descriptor>* descriptor) {
+  int fd;
+  do {
+    fd = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+  } while (fd < 0 && errno == EINTR);
+  if (fd < 0) return SystemError("open", path);
+  *descriptor = std::make_unique<Descriptor>(path, fd);
+  return Status();
+}
+
+class PosixWritableFile final : public WritableFile {
+ public:
+  explicit PosixWritableFile(std::unique_ptr<Descriptor> file) : file_(std::move(file)) {}
+
+  Status Append(std::string_view data) override {
+    while (!data.empty()) {
+      const ssize_t written = ::write(file_->get(), data.data(), data.size());
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) return SystemError("write", file_->path());
+      data.remove_prefix(static_cast<size_t>(written));
+    }
+    return Status();
+  }
+  Status Sync() override {
+    return ::fsync(file_->get()) == 0 ? Status() : SystemError("sync", file_->path());
+  }
+  Status Close() override { return file_->Close(); }
+
+ private:
+  const std::unique_ptr<Descriptor> file_;
+};
+
+class PosixReadableFile final : public ReadableFile {
+ public:
+  explicit PosixReadableFile(std::unique_ptr<Descriptor> file) : file_(std::move(file)) {}
+
+  Status Size(int64_t* bytes) const override {
+    struct stat info;
+    if (::fstat(file_->get(), &info) != 0) return SystemError("stat", file_->path());
+    *bytes = info.st_size;
+    return Status();
+  }
+  Status Read(int64_t offset, int64_t bytes, char* out) const override {
+    for (int64_t done = 0; done < bytes;) {
+      const ssize_t got = ::pread(file_->get(), out + done, bytes - done, offset + done);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) return SystemError("read", file_->path());
+      if (got == 0) {
+        return Status(Code::kDataLoss,
+                      StrCat("read ", file_->path(), ": got ", offset + done,
+                             " bytes in all, want ", offset + bytes, "; the file is cut off"));
+      }
+      done += got;
+    }
+    return Status();
+  }
+
+ private:
+  const std::unique_ptr<Descriptor> file_;
+};
+
+class PosixFileLock final : public FileLock {
+ public:
+  explicit PosixFileLock(std::unique_ptr<Descriptor> file) : file_(std::move(file)) {}
+
+ private:
+  const std::unique_ptr<Descriptor> file_;
+};
+
+class PosixFiles final : public FileSystem {
+ public:
+  Status NewWritableFile(const std::string& path, std::unique_ptr<WritableFile>* file) override {
+    std::unique_ptr<Descriptor> descriptor;
+    DYNEMB_RETURN_IF_ERROR(Open(path, O_WRONLY | O_CREAT | O_TRUNC, &descriptor));
+    *file = std::make_unique<PosixWritableFile>(std::move(descriptor));
+    return Status();
+  }
+
+  Status NewReadableFile(const std::string& path, std::unique_ptr<ReadableFile>* file) override {
+    std::unique_ptr<Descriptor> descriptor;
+    DYNEMB_RETURN_IF_ERROR(Open(path, O_RDONLY, &descriptor));
+    *file = std::make_unique<PosixReadableFile>(std::move(descriptor));
+    return Status();
+  }
+
+  Status CreateFolder(const std::string& path) override {
+    for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
+      const std::string folder = path.substr(0, end);
+      struct stat info;
+      if (::mkdir(folder.c_str(), 0777) == 0) {
+        const size_t above = folder.find_last_of('/');
+        DYNEMB_RETURN_IF_ERROR(SyncFolder(above == std::string::npos ? "."
+                                          : above == 0               ? "/"
+                                                                     : folder.substr(0, above)));
+      } else if (errno != EEXIST || ::stat(folder.c_str(), &info) != 0) {
+        return SystemError("make folder", folder);
+      } else if (!S_ISDIR(info.st_mode)) {
+        errno = ENOTDIR;
+        return SystemError("make folder", folder);
+      }
+      if (end == std::string::npos) return Status();
+    }
+  }
+
+  Status List(const std::string& folder, std::vector<std::string>* names) override {
+    const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir(folder.c_str()), ::closedir);
+    if (entries == nullptr) return SystemError("list folder", folder);
+    names->clear();
+    errno = 0;
+    while (const dirent* entry = ::readdir(entries.get())) {
+      const std::string name = entry->d_name;
+      if (name != "." && name != "..") names->push_back(name);
+    }
+    return errno == 0 ? Status() : SystemError("list folder", folder);
+  }
+
+  Status Remove(const std::string& path) override {
+    return ::unlink(path.c_str()) == 0 ? Status() : SystemError("remove", path);
+  }
+
+  Status Rename(const std::string& from, const std::string& to) override {
+    return ::rename(from.c_str(), to.c_str()) == 0 ? Status() : SystemError("rename", from);
+  }
+
+  Status SyncFolder(const std::string& folder) override {
+    std::unique_ptr<Descriptor> descriptor;
+    DYNEMB_RETURN_IF_ERROR(Open(folder, O_RDONLY | O_DIRECTORY, &descriptor));
+    // Some file systems cannot sync a folder and say EINVAL; their names need no sync.
+    if (::fsync(descriptor->get()) == 0 || errno == EINVAL) return Status();
+    return SystemError("sync folder", folder);
+  }
+
+  Status Lock(const std::string& path, std::unique_ptr<FileLock>* lock) override {
+    std::unique_ptr<Descriptor> descriptor;
+    DYNEMB_RETURN_IF_ERROR(Open(path, O_RDWR | O_CREAT, &descriptor));
+    if (::flock(descriptor->get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EWOULDBLOCK)
+        return FailedPrecondition("lock ", path, ": somebody else holds it");
+      return SystemError("lock", path);
+    }
+    *lock = std::make_unique<PosixFileLock>(std::move(descriptor));
+    return Status();
+  }
+};
+
+}  // namespace
+
+FileSystem* PosixFileSystem() {
+  static PosixFiles* const files = new PosixFiles;  // never destroyed: threads may outlive main
+  return files;
+}
+
+Status ReadFile(FileSystem* files, const std::string& path, int64_t limit_bytes,
+                std::string* data) {
+  std::unique_ptr<ReadableFile> file;
+  int64_t bytes;
+  DYNEMB_RETURN_IF_ERROR(files->NewReadableFile(path, &file));
+  DYNEMB_RETURN_IF_ERROR(file->Size(&bytes));
+  if (bytes > limit_bytes) {
+    return Status(Code::kDataLoss,
+                  StrCat(path, ": got ", bytes, " bytes, want at most ", limit_bytes));
+  }
+  data->resize(static_cast<size_t>(bytes));
+  return file->Read(0, bytes, data->data());
+}
+
+}  // namespace dynemb

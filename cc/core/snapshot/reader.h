@@ -1,0 +1,74 @@
+// SnapshotReader: opens a snapshot and reads its blocks, checking everything. Whatever the files
+// hold, damaged or made up, the answer is their rows or an error.
+#ifndef TF_DYNEMB_CC_CORE_SNAPSHOT_READER_H_
+#define TF_DYNEMB_CC_CORE_SNAPSHOT_READER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cc/core/base/context.h"
+#include "cc/core/base/file_system.h"
+#include "cc/core/base/status.h"
+#include "cc/core/snapshot/block.h"
+#include "cc/core/snapshot/manifest.h"
+
+namespace dynemb {
+
+// A place between two blocks of a snapshot; the default is the beginning. Only places that Next has
+// left behind are good.
+struct SnapshotPlace {
+  int64_t file = 0;
+  int64_t offset = 0;
+  int64_t sequence = 0;
+};
+
+// One block of a snapshot; its spans point into `payload`.
+struct SnapshotBlock {
+  int64_t table = 0;
+  ConstRowParts rows;      // of a rows block
+  Span<const Key> erased;  // of an erased block
+  std::vector<char> payload;
+};
+
+class SnapshotReader {
+ public:
+  // Reads the manifest. kNotFound: there is no snapshot in the folder; kDataLoss: it is damaged.
+  static Status Open(FileSystem* files, const std::string& folder,
+                     std::unique_ptr<SnapshotReader>* reader);
+
+  const Manifest& manifest() const { return manifest_; }
+  // The number of the table of that name; kNotFound naming those that there are.
+  Status FindTable(const std::string& name, int64_t* table) const;
+
+  // Reads the block at `place` and moves there behind it; skips blocks that hold neither rows nor
+  // erased keys. `table`: blocks of this table only; -1: of all. `done`: there was no more block.
+  // Memory: one block. Errors, which leave `place` as it was: kDataLoss for what is damaged, with
+  // file and byte. Safe from any number of threads.
+  Status Next(int64_t table, SnapshotPlace* place, SnapshotBlock* block, bool* done) const;
+
+  // Reads everything once, files in parallel.
+  Status Verify(const Context& context) const;
+
+ private:
+  SnapshotReader(FileSystem* files, std::string folder)
+      : files_(files), folder_(std::move(folder)) {}
+  Status OpenFile(int64_t number, std::unique_ptr<ReadableFile>* file) const;
+  // Reads whatever block is at `place`.
+  Status ReadBlock(const ReadableFile& file, const SnapshotPlace& place, BlockHeader* header,
+                   SnapshotBlock* block) const;
+  // Next within one file; `end`: there was no more.
+  Status NextInFile(const ReadableFile& file, SnapshotPlace* place, SnapshotBlock* block,
+                    bool* end) const;
+  Status VerifyFile(int64_t number) const;
+
+  FileSystem* const files_;
+  const std::string folder_;
+  Manifest manifest_;
+  std::vector<RowLayout> layouts_;  // of the tables
+};
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_SNAPSHOT_READER_H_

@@ -1,0 +1,274 @@
+#include "cc/core/snapshot/writer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "cc/core/base/crc32c.h"
+#include "cc/core/base/hash.h"
+
+namespace dynemb {
+namespace {
+
+constexpr int64_t kBlockBytes = int64_t{1} << 20;
+constexpr int64_t kHeader = BlockHeader::kBytes;
+constexpr std::string_view kRowsPrefix = "rows-";
+constexpr std::string_view kRowsSuffix = ".dynemb";
+
+uint64_t NewId() {
+  // The clock as well, for a random device that repeats itself after a start.
+  std::random_device random;
+  const uint64_t clock =
+      static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
+  const uint64_t id = (static_cast<uint64_t>(random()) << 32 | random()) ^ Mix64(clock);
+  return id != 0 ? id : 1;
+}
+
+int64_t RowsOfABlock(const RowLayout& layout) {
+  const int64_t row_bytes = RowsPayload(layout, 1).bytes;
+  return std::max<int64_t>(1, kBlockBytes / row_bytes);
+}
+
+bool IsRowsFile(std::string_view name) {
+  return name.size() > kRowsPrefix.size() + kRowsSuffix.size() &&
+         name.substr(0, kRowsPrefix.size()) == kRowsPrefix &&
+         name.substr(name.size() - kRowsSuffix.size()) == kRowsSuffix;
+}
+
+// Moves the first `rows` rows of a part of a block to where a block of so many has them.
+void Compact(const Rows& from, const Rows& to) {
+  if (to.count > 0 && to.stride_bytes > 0) {
+    std::memmove(to.data, from.data, static_cast<size_t>(to.count * to.stride_bytes));
+  }
+  // The filling up to 8 bytes.
+  const int64_t end = to.count * to.stride_bytes;
+  std::memset(to.data + end, 0, static_cast<size_t>((8 - end % 8) % 8));
+}
+
+}  // namespace
+
+RowsFile::RowsFile(SnapshotWriter* snapshot, uint32_t number, SnapshotFile entry,
+                   const TableSchema& schema)
+    : snapshot_(snapshot), number_(number), layout_(schema), entry_(std::move(entry)) {
+  const int64_t rows = RowsOfABlock(layout_);
+  block_.resize(static_cast<size_t>(kHeader + RowsPayload(layout_, rows).bytes));
+  room_ = MutableParts(layout_, rows, block_.data() + kHeader);
+}
+
+RowsFile::~RowsFile() = default;
+
+Status RowsFile::WriteBlock(BlockKind kind, int64_t records, char* block, int64_t payload_bytes) {
+  BlockHeader header;
+  header.kind = kind;
+  header.snapshot = snapshot_->manifest_.id;
+  header.file = number_;
+  header.sequence = sequence_++;
+  header.records = records;
+  header.payload_bytes = payload_bytes;
+  header.payload_crc = Crc32c({block + kHeader, static_cast<size_t>(payload_bytes)});
+  header.Write(block);
+  entry_.bytes += kHeader + payload_bytes;
+  return file_->Append({block, static_cast<size_t>(kHeader + payload_bytes)});
+}
+
+Status RowsFile::Write(int64_t rows) {
+  if (rows == 0) return Status();
+  const RowParts block = MutableParts(layout_, rows, block_.data() + kHeader);
+  Compact(room_.values, block.values);
+  Compact(room_.slots, block.slots);
+  Compact(room_.meta, block.meta);
+  entry_.rows += rows;
+  return WriteBlock(BlockKind::kRows, rows, block_.data(), RowsPayload(layout_, rows).bytes);
+}
+
+Status RowsFile::Add(const ConstRowParts& rows) {
+  for (int64_t first = 0; first < rows.keys.size; first += room_.keys.size) {
+    const int64_t count = std::min(room_.keys.size, rows.keys.size - first);
+    std::copy_n(rows.keys.data + first, count, room_.keys.data);
+    const std::pair<const ConstRows*, const Rows*> parts[] = {
+        {&rows.values, &room_.values}, {&rows.slots, &room_.slots}, {&rows.meta, &room_.meta}};
+    for (const auto& [from, to] : parts) {
+      if (to->stride_bytes == 0) continue;
+      for (int64_t i = 0; i < count; ++i) {
+        std::memcpy((*to)[i], (*from)[first + i], static_cast<size_t>(to->stride_bytes));
+      }
+    }
+    DYNEMB_RETURN_IF_ERROR(Write(count));
+  }
+  return Status();
+}
+
+Status RowsFile::AddErased(Span<const Key> keys) {
+  const int64_t room = (static_cast<int64_t>(block_.size()) - kHeader) / int64_t{sizeof(Key)};
+  for (int64_t first = 0; first < keys.size; first += room) {
+    const int64_t count = std::min(room, keys.size - first);
+    std::copy_n(keys.data + first, count, room_.keys.data);
+    entry_.erased += count;
+    DYNEMB_RETURN_IF_ERROR(
+        WriteBlock(BlockKind::kErased, count, block_.data(), count * int64_t{sizeof(Key)}));
+  }
+  return Status();
+}
+
+Status RowsFile::Finish() {
+  DYNEMB_RETURN_IF_ERROR(WriteBlock(BlockKind::kEnd, sequence_, block_.data(), 0));
+  DYNEMB_RETURN_IF_ERROR(file_->Sync());
+  DYNEMB_RETURN_IF_ERROR(file_->Close());
+  std::lock_guard<std::mutex> lock(snapshot_->mutex_);
+  auto& files = snapshot_->manifest_.files;
+  if (files.size() <= number_) files.resize(number_ + 1);
+  files[number_] = entry_;
+  return Status();
+}
+
+SnapshotWriter::SnapshotWriter(FileSystem* files, std::string folder,
+                               std::unique_ptr<FileLock> lock)
+    : files_(files), folder_(std::move(folder)), lock_(std::move(lock)) {
+  manifest_.id = NewId();
+  manifest_.created_seconds = std::chrono::duration_cast<std::chrono::seconds>(
+                                  std::chrono::system_clock::now().time_since_epoch())
+                                  .count();
+}
+
+Status SnapshotWriter::Open(FileSystem* files, const std::string& folder,
+                            std::unique_ptr<SnapshotWriter>* writer) {
+  DYNEMB_RETURN_IF_ERROR(files->CreateFolder(folder));
+  std::unique_ptr<FileLock> lock;
+  if (Status locked = files->Lock(JoinPath(folder, "LOCK"), &lock); !locked.ok()) {
+    return Status(locked.code(),
+                  StrCat(locked.message(), "; is another snapshot being saved into ", folder, "?"));
+  }
+  writer->reset(new SnapshotWriter(files, folder, std::move(lock)));
+  return Status();
+}
+
+SnapshotWriter::~SnapshotWriter() {
+  if (committed_) return;
+  // What it wrote and could not make a snapshot of; best effort, for a later save removes it too.
+  for (int64_t number = 0; number < begun_; ++number) {
+    (void)files_->Remove(Path(RowsName(number)));
+  }
+}
+
+std::string SnapshotWriter::RowsName(int64_t number) const {
+  return StrCat(kRowsPrefix, IdText(manifest_.id), "-", number, kRowsSuffix);
+}
+
+Status SnapshotWriter::AddTable(const std::string& name, const TableSchema& schema,
+                                int64_t* number) {
+  DYNEMB_RETURN_IF_ERROR(CheckTableName(name));
+  DYNEMB_RETURN_IF_ERROR(schema.Validate());
+  for (const SnapshotTable& table : manifest_.tables) {
+    if (table.name == name) {
+      return InvalidArgument("table name: got '", name, "' twice; give each table its own");
+    }
+  }
+  *number = static_cast<int64_t>(manifest_.tables.size());
+  manifest_.tables.push_back({name, schema});
+  return Status();
+}
+
+Status SnapshotWriter::NewFile(int64_t table, std::unique_ptr<RowsFile>* file) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const int64_t number = begun_++;
+  lock.unlock();
+  SnapshotFile entry;
+  entry.name = RowsName(number);
+  entry.table = table;
+  const std::string path = Path(entry.name);
+  file->reset(new RowsFile(this, static_cast<uint32_t>(number), std::move(entry),
+                           manifest_.tables[static_cast<size_t>(table)].schema));
+  return files_->NewWritableFile(path, &(*file)->file_);
+}
+
+Status SnapshotWriter::Commit(uint64_t base) {
+  int64_t finished = 0;
+  for (const SnapshotFile& file : manifest_.files) finished += !file.name.empty();
+  if (finished != begun_) {
+    return FailedPrecondition("snapshot: ", begun_ - finished, " of its ", begun_,
+                              " files are not finished");
+  }
+  manifest_.base = base;
+  DYNEMB_RETURN_IF_ERROR(files_->SyncFolder(folder_));
+  const std::string draft = Path(StrCat(kManifestName, "-", IdText(manifest_.id)));
+  const auto write = [&] {
+    std::unique_ptr<WritableFile> file;
+    DYNEMB_RETURN_IF_ERROR(files_->NewWritableFile(draft, &file));
+    DYNEMB_RETURN_IF_ERROR(file->Append(manifest_.ToText()));
+    DYNEMB_RETURN_IF_ERROR(file->Sync());
+    DYNEMB_RETURN_IF_ERROR(file->Close());
+    return files_->Rename(draft, Path(kManifestName));
+  };
+  if (Status written = write(); !written.ok()) {
+    (void)files_->Remove(draft);
+    return written;
+  }
+  committed_ = true;
+  if (Status synced = files_->SyncFolder(folder_); !synced.ok()) {
+    return Status(synced.code(), StrCat(synced.message(), "; the snapshot in ", folder_,
+                                        " is in place but may not survive a crash of the machine"));
+  }
+  RemoveLeftovers();
+  return Status();
+}
+
+void SnapshotWriter::RemoveLeftovers() {
+  std::vector<std::string> names;
+  if (!files_->List(folder_, &names).ok()) return;
+  for (const std::string& name : names) {
+    const bool draft = name.rfind(StrCat(kManifestName, "-"), 0) == 0;
+    const bool ours = std::any_of(manifest_.files.begin(), manifest_.files.end(),
+                                  [&](const SnapshotFile& file) { return file.name == name; });
+    if (draft || (IsRowsFile(name) && !ours)) (void)files_->Remove(Path(name));
+  }
+}
+
+Status SaveTables(const Context& context, FileSystem* files, const std::string& folder,
+                  const std::vector<NamedShards>& tables, Manifest* manifest) {
+  std::unique_ptr<SnapshotWriter> writer;
+  DYNEMB_RETURN_IF_ERROR(SnapshotWriter::Open(files, folder, &writer));
+  struct Job {
+    int64_t table;
+    const Table* shard;
+    Status status;
+  };
+  std::vector<Job> jobs;
+  for (const NamedShards& table : tables) {
+    int64_t number;
+    DYNEMB_RETURN_IF_ERROR(writer->AddTable(table.name, table.shards[0]->schema(), &number));
+    for (const Table* shard : table.shards) jobs.push_back({number, shard, Status()});
+  }
+  // An optimizer that is attached meanwhile would make rows of two kinds.
+  const auto check_schema = [&](const Job& job) {
+    const SnapshotTable& table = writer->manifest().tables[static_cast<size_t>(job.table)];
+    if (job.shard->schema().ToText() == table.schema.ToText()) return Status();
+    return FailedPrecondition("table ", table.name,
+                              ": an optimizer was attached to it while it was being saved; save "
+                              "it again");
+  };
+  const auto save = [&](const Job& job) {
+    std::unique_ptr<RowsFile> file;
+    DYNEMB_RETURN_IF_ERROR(check_schema(job));
+    DYNEMB_RETURN_IF_ERROR(writer->NewFile(job.table, &file));
+    for (Cursor cursor; !cursor.done;) {
+      int64_t rows = 0;
+      const Status exported = job.shard->Export(context, &cursor, file->room(), &rows);
+      DYNEMB_RETURN_IF_ERROR(check_schema(job));
+      DYNEMB_RETURN_IF_ERROR(exported);
+      DYNEMB_RETURN_IF_ERROR(file->Write(rows));
+    }
+    return file->Finish();
+  };
+  context.executor->Run(static_cast<int64_t>(jobs.size()), 1'000'000'000, [&](int64_t j) {
+    Job& job = jobs[static_cast<size_t>(j)];
+    job.status = save(job);
+  });
+  for (const Job& job : jobs) DYNEMB_RETURN_IF_ERROR(job.status);
+  DYNEMB_RETURN_IF_ERROR(writer->Commit(0));
+  *manifest = writer->manifest();
+  return Status();
+}
+
+}  // namespace dynemb

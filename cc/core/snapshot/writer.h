@@ -1,0 +1,110 @@
+// SnapshotWriter: makes a snapshot of rows that come from anywhere; SaveTables: of tables.
+#ifndef TF_DYNEMB_CC_CORE_SNAPSHOT_WRITER_H_
+#define TF_DYNEMB_CC_CORE_SNAPSHOT_WRITER_H_
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cc/core/base/context.h"
+#include "cc/core/base/file_system.h"
+#include "cc/core/base/span.h"
+#include "cc/core/base/status.h"
+#include "cc/core/snapshot/block.h"
+#include "cc/core/snapshot/manifest.h"
+#include "cc/core/table/table.h"
+
+namespace dynemb {
+
+class SnapshotWriter;
+
+// One file of rows of one table, written as a stream of blocks by one thread. Holds one block in
+// memory: about 1 MiB, or one row where that is larger.
+class RowsFile {
+ public:
+  ~RowsFile();
+  RowsFile(const RowsFile&) = delete;
+  RowsFile& operator=(const RowsFile&) = delete;
+
+  // An empty block to fill: its keys, values, slots and meta. Then Write the first `rows` of it.
+  const RowParts& room() const { return room_; }
+  Status Write(int64_t rows);
+  // Copies rows into blocks and writes them.
+  Status Add(const ConstRowParts& rows);
+  // Keys that a delta erases.
+  Status AddErased(Span<const Key> keys);
+  // Ends the file, syncs it and gives it to the snapshot, which it is no part of before.
+  Status Finish();
+
+ private:
+  friend class SnapshotWriter;
+  RowsFile(SnapshotWriter* snapshot, uint32_t number, SnapshotFile entry,
+           const TableSchema& schema);
+  Status WriteBlock(BlockKind kind, int64_t records, char* block, int64_t payload_bytes);
+
+  SnapshotWriter* const snapshot_;
+  const uint32_t number_;
+  const RowLayout layout_;
+  SnapshotFile entry_;
+  std::unique_ptr<WritableFile> file_;
+  std::vector<char> block_;  // header and payload
+  RowParts room_;
+  uint32_t sequence_ = 0;
+};
+
+class SnapshotWriter {
+ public:
+  // Begins a snapshot in a folder, which is made if need be. What is there stays as it is until
+  // Commit. kFailedPrecondition if another snapshot is being saved there.
+  static Status Open(FileSystem* files, const std::string& folder,
+                     std::unique_ptr<SnapshotWriter>* writer);
+  // Without a Commit, removes what was written.
+  ~SnapshotWriter();
+  SnapshotWriter(const SnapshotWriter&) = delete;
+  SnapshotWriter& operator=(const SnapshotWriter&) = delete;
+
+  // Adds a table and returns its number. Errors: a name that does not fit or is there already.
+  Status AddTable(const std::string& name, const TableSchema& schema, int64_t* number);
+  // Begins a file of rows of a table. Safe from any number of threads. The writer must outlive it.
+  Status NewFile(int64_t table, std::unique_ptr<RowsFile>* file);
+  // Makes the snapshot be: all files must have finished. `base`: the snapshot that this is a delta
+  // of, or 0. After an error the earlier snapshot, if any, is still there, unless the error says
+  // that the new one is in place but may not survive a crash of the machine.
+  Status Commit(uint64_t base);
+
+  const Manifest& manifest() const { return manifest_; }
+
+ private:
+  friend class RowsFile;
+  SnapshotWriter(FileSystem* files, std::string folder, std::unique_ptr<FileLock> lock);
+  std::string Path(const std::string& name) const { return JoinPath(folder_, name); }
+  std::string RowsName(int64_t number) const;
+  // Removes files of snapshots that the manifest does not name.
+  void RemoveLeftovers();
+
+  FileSystem* const files_;
+  const std::string folder_;
+  const std::unique_ptr<FileLock> lock_;
+  std::mutex mutex_;
+  Manifest manifest_;  // its files under the mutex
+  int64_t begun_ = 0;
+  bool committed_ = false;
+};
+
+// A table to save or restore, by its name in the snapshot.
+struct NamedShards {
+  std::string name;
+  std::vector<Table*> shards;
+};
+
+// Saves whole tables while others may write to them: of each row, its value, slots and meta of one
+// moment between the call's beginning and its end; a row that is there throughout appears exactly
+// once. Shards are written in parallel, each to a file of its own.
+Status SaveTables(const Context& context, FileSystem* files, const std::string& folder,
+                  const std::vector<NamedShards>& tables, Manifest* manifest);
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_SNAPSHOT_WRITER_H_
