@@ -28,6 +28,31 @@ int64_t TableResource::MemoryUsed() const {
   return bytes;
 }
 
+void TableResource::Swap(TableResource* other) {
+  if (other == this) return;
+  std::scoped_lock lock(mutex_, other->mutex_);
+  std::swap(shards_, other->shards_);
+  std::swap(versions_, other->versions_);
+}
+
+void TableResource::SetVersionOf(uint64_t snapshot, int64_t version) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  versions_[snapshot] = version;
+}
+
+Status TableResource::VersionOf(uint64_t snapshot, int64_t* version) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = versions_.find(snapshot);
+  if (found == versions_.end()) {
+    return FailedPrecondition(
+        "base: the table does not know what has changed since this snapshot; a delta needs one "
+        "that "
+        "was saved of the table, or that it was restored from, with follow=True");
+  }
+  *version = found->second;
+  return Status();
+}
+
 PoolExecutor::PoolExecutor(OpKernelContext* context)
     : pool_(context->device()->tensorflow_cpu_worker_threads()->workers) {}
 
@@ -62,17 +87,22 @@ DType ToCore(tensorflow::DataType dtype) {
   }
 }
 
-absl::Status GetTable(OpKernelContext* context, tensorflow::DataType dtype, TableInput* table) {
-  const Tensor* handle;
-  TF_RETURN_IF_ERROR(context->input("table", &handle));
-  if (!tensorflow::TensorShapeUtils::IsScalar(handle->shape())) {
-    return ToTensorFlow(InvalidArgument("table: got shape ", handle->shape().DebugString(),
+absl::Status GetTableOf(OpKernelContext* context, const Tensor& handle, TableInput* table) {
+  if (!tensorflow::TensorShapeUtils::IsScalar(handle.shape())) {
+    return ToTensorFlow(InvalidArgument("table: got shape ", handle.shape().DebugString(),
                                         ", want the scalar that DynembTable gives"));
   }
   TF_RETURN_IF_ERROR(tensorflow::LookupResource(
-      context, handle->scalar<tensorflow::ResourceHandle>()(), &table->resource));
+      context, handle.scalar<tensorflow::ResourceHandle>()(), &table->resource));
   table->shards = table->resource->shards();
   table->schema = table->shards[0]->schema();
+  return absl::OkStatus();
+}
+
+absl::Status GetTable(OpKernelContext* context, tensorflow::DataType dtype, TableInput* table) {
+  const Tensor* handle;
+  TF_RETURN_IF_ERROR(context->input("table", &handle));
+  TF_RETURN_IF_ERROR(GetTableOf(context, *handle, table));
   if (dtype != tensorflow::DT_INVALID && ToCore(dtype) != table->schema.value_dtype) {
     return ToTensorFlow(InvalidArgument("value dtype: got ", Name(ToCore(dtype)),
                                         ", the table holds ", Name(table->schema.value_dtype)));

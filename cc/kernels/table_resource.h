@@ -3,6 +3,7 @@
 #define TF_DYNEMB_CC_KERNELS_TABLE_RESOURCE_H_
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -35,13 +36,23 @@ class TableResource : public tensorflow::ResourceBase {
   void Replace(Shards shards) {
     std::lock_guard<std::mutex> lock(mutex_);
     shards_ = std::move(shards);
+    versions_.clear();
   }
+  // Exchanges the content of two tables.
+  void Swap(TableResource* other);
+
+  // The version that a snapshot ended, for the snapshots that this content can be a delta of: those
+  // saved of it, and the one that it was restored from.
+  void SetVersionOf(uint64_t snapshot, int64_t version);
+  Status VersionOf(uint64_t snapshot, int64_t* version) const;
+
   std::string DebugString() const override;
   int64_t MemoryUsed() const override;
 
  private:
   mutable std::mutex mutex_;
   Shards shards_;
+  std::map<uint64_t, int64_t> versions_;
 };
 
 // TensorFlow's intra-op threads.
@@ -77,6 +88,9 @@ struct TableInput {
 // Errors: not a table; a value dtype other than `dtype` (DT_INVALID where the op has none).
 absl::Status GetTable(tensorflow::OpKernelContext* context, tensorflow::DataType dtype,
                       TableInput* table);
+// The same for a handle that is not the input "table".
+absl::Status GetTableOf(tensorflow::OpKernelContext* context, const tensorflow::Tensor& handle,
+                        TableInput* table);
 
 // keys and owners of an op as spans over its input tensors.
 struct KeyInputs {

@@ -41,6 +41,17 @@ absl::Status ExportShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
+absl::Status SnapshotReadShape(InferenceContext* c) {
+  const DimensionHandle rows = c->UnknownDim();
+  c->set_output(0, c->Vector(rows));
+  for (int part = 1; part < 4; ++part) c->set_output(part, c->Matrix(rows, c->UnknownDim()));
+  c->set_output(4, c->Vector(c->UnknownDim()));
+  c->set_output(5, c->Scalar());
+  c->set_output(6, c->Vector(3));
+  c->set_output(7, c->Scalar());
+  return absl::OkStatus();
+}
+
 absl::Status SumByKeyShape(InferenceContext* c) {
   ShapeHandle keys, rows;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &keys));
@@ -228,6 +239,91 @@ schema.
 
 replace: the rows take the place of all that is there, at once; otherwise they are added.
 adopt_seed: take over the seed of the initial values as well.
+)doc");
+
+REGISTER_OP("DynembSnapshotSave")
+    .Input("tables: N * resource")
+    .Input("names: string")
+    .Input("path: string")
+    .Input("base: string")
+    .Output("id: string")
+    .Attr("N: int >= 1")
+    .Attr("follow: bool = false")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Saves tables to a snapshot (cc/core/snapshot/FORMAT.md), which takes the place of an earlier one in the
+folder in one step. Others may write meanwhile: of each row, what it was at one moment.
+
+names: shape (N,), the tables' names in the snapshot.
+path: a folder; made if need be.
+base: empty, or the id of an earlier snapshot: save what has changed since.
+follow: from here on follow changes, so that this snapshot can be a base.
+id: of the snapshot, 16 hex digits.
+)doc");
+
+REGISTER_OP("DynembSnapshotRead")
+    .Input("path: string")
+    .Input("name: string")
+    .Input("cursor: int64")
+    .Output("keys: int64")
+    .Output("values: dtype")
+    .Output("slots: uint8")
+    .Output("meta: uint8")
+    .Output("erased: int64")
+    .Output("schema: string")
+    .Output("next: int64")
+    .Output("done: bool")
+    .Attr("dtype: " DYNEMB_VALUE_TYPES)
+    .Attr("limit_bytes: int >= 1 = 16777216")
+    .SetIsStateful()
+    .SetShapeFn(SnapshotReadShape)
+    .Doc(R"doc(
+Reads rows of one table of a snapshot.
+
+cursor: where to begin: (0, 0, 0), or what the call before returned as next.
+limit_bytes: read no more blocks after so many bytes.
+erased: shape (m,), of a delta: keys to erase before the rows are put in.
+done: there is no more.
+The other outputs as of DynembExport.
+)doc");
+
+REGISTER_OP("DynembSnapshotVerify")
+    .Input("path: string")
+    .Output("id: string")
+    .Output("base: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Reads a snapshot from end to end and fails if anything in it is damaged.
+
+id: of the snapshot.
+base: of a delta, the id of the snapshot that it continues; else empty.
+)doc");
+
+REGISTER_OP("DynembFollow")
+    .Input("table: resource")
+    .Input("snapshot: string")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Says that the table holds what a snapshot holds, and follows changes from here on.
+
+snapshot: the id of the snapshot.
+)doc");
+
+REGISTER_OP("DynembSwap")
+    .Input("table: resource")
+    .Input("other: resource")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Exchanges the content of two tables in one step. They must have as many shards, and `other` rows that fit
+`table`.
 )doc");
 
 REGISTER_OP("DynembSumByKey")

@@ -45,12 +45,6 @@ bool ParseWhole(std::string_view text, int64_t limit, int64_t* number) {
   return sum <= static_cast<uint64_t>(limit);
 }
 
-bool ParseId(std::string_view text, uint64_t* id) {
-  if (text.size() != 16 || text.find_first_not_of("0123456789abcdef") != text.npos) return false;
-  *id = std::strtoull(std::string(text).c_str(), nullptr, 16);
-  return *id != 0;
-}
-
 // A name that stays in the snapshot's folder.
 bool IsFileName(std::string_view name) {
   return !name.empty() && name[0] != '.' && std::all_of(name.begin(), name.end(), [](char c) {
@@ -90,6 +84,14 @@ std::string IdText(uint64_t id) {
   char text[32];
   std::snprintf(text, sizeof(text), "%016" PRIx64, id);
   return text;
+}
+
+Status ParseId(std::string_view text, uint64_t* id) {
+  if (text.size() == 16 && text.find_first_not_of("0123456789abcdef") == text.npos) {
+    *id = std::strtoull(std::string(text).c_str(), nullptr, 16);
+    if (*id != 0) return Status();
+  }
+  return InvalidArgument("id of a snapshot: got '", text, "', want 16 hex digits, not all 0");
 }
 
 Status CheckTableName(std::string_view name) {
@@ -136,11 +138,11 @@ Status Manifest::Parse(std::string_view text, Manifest* manifest) {
     words = line;
     const std::string_view word = Take(&words, ' ');
     if (word == "id") {
-      if (!ParseId(words, &manifest->id)) return Damaged(line, "16 hex digits, not all 0");
+      if (!ParseId(words, &manifest->id).ok()) return Damaged(line, "the id of a snapshot");
     } else if (word == "created") {
       if (!ParseWhole(words, kMax, &manifest->created_seconds)) return Damaged(line, "seconds");
     } else if (word == "base") {
-      if (!ParseId(words, &manifest->base)) return Damaged(line, "16 hex digits, not all 0");
+      if (!ParseId(words, &manifest->base).ok()) return Damaged(line, "the id of a snapshot");
     } else if (word == "table") {
       if (!CheckTableName(words).ok()) return Damaged(line, "the name of a table");
       manifest->tables.emplace_back();

@@ -39,8 +39,9 @@ struct Manifest {
   static Status Parse(std::string_view text, Manifest* manifest);
 };
 
-// 16 hex digits.
+// 16 hex digits, and back.
 std::string IdText(uint64_t id);
+Status ParseId(std::string_view text, uint64_t* id);
 
 // A table's name must fit into a line: not empty, no control characters.
 Status CheckTableName(std::string_view name);

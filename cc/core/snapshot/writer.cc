@@ -225,20 +225,32 @@ void SnapshotWriter::RemoveLeftovers() {
   }
 }
 
+Status BeginVersion(const Context& context, const std::vector<Table*>& shards, int64_t* ended) {
+  *ended = 0;
+  for (const Table* shard : shards) *ended = std::max(*ended, shard->version());
+  for (Table* shard : shards) {
+    DYNEMB_RETURN_IF_ERROR(shard->BeginVersion(context, *ended + 1));
+  }
+  return Status();
+}
+
 Status SaveTables(const Context& context, FileSystem* files, const std::string& folder,
-                  const std::vector<NamedShards>& tables, Manifest* manifest) {
+                  const std::vector<TableToSave>& tables, uint64_t base, Manifest* manifest) {
   std::unique_ptr<SnapshotWriter> writer;
   DYNEMB_RETURN_IF_ERROR(SnapshotWriter::Open(files, folder, &writer));
   struct Job {
     int64_t table;
     const Table* shard;
+    int64_t since_version;
     Status status;
   };
   std::vector<Job> jobs;
-  for (const NamedShards& table : tables) {
+  for (const TableToSave& table : tables) {
     int64_t number;
     DYNEMB_RETURN_IF_ERROR(writer->AddTable(table.name, table.shards[0]->schema(), &number));
-    for (const Table* shard : table.shards) jobs.push_back({number, shard, Status()});
+    for (const Table* shard : table.shards) {
+      jobs.push_back({number, shard, table.since_version, Status()});
+    }
   }
   // An optimizer that is attached meanwhile would make rows of two kinds.
   const auto check_schema = [&](const Job& job) {
@@ -252,7 +264,14 @@ Status SaveTables(const Context& context, FileSystem* files, const std::string& 
     std::unique_ptr<RowsFile> file;
     DYNEMB_RETURN_IF_ERROR(check_schema(job));
     DYNEMB_RETURN_IF_ERROR(writer->NewFile(job.table, &file));
-    for (Cursor cursor; !cursor.done;) {
+    if (job.since_version >= 0) {
+      std::vector<Key> erased;
+      DYNEMB_RETURN_IF_ERROR(job.shard->Erased(context, job.since_version, &erased));
+      DYNEMB_RETURN_IF_ERROR(file->AddErased(erased));
+    }
+    Cursor cursor;
+    cursor.since_version = job.since_version;
+    while (!cursor.done) {
       int64_t rows = 0;
       const Status exported = job.shard->Export(context, &cursor, file->room(), &rows);
       DYNEMB_RETURN_IF_ERROR(check_schema(job));
@@ -266,7 +285,7 @@ Status SaveTables(const Context& context, FileSystem* files, const std::string& 
     job.status = save(job);
   });
   for (const Job& job : jobs) DYNEMB_RETURN_IF_ERROR(job.status);
-  DYNEMB_RETURN_IF_ERROR(writer->Commit(0));
+  DYNEMB_RETURN_IF_ERROR(writer->Commit(base));
   *manifest = writer->manifest();
   return Status();
 }

@@ -93,17 +93,23 @@ class SnapshotWriter {
   bool committed_ = false;
 };
 
-// A table to save or restore, by its name in the snapshot.
-struct NamedShards {
+// Begins a new version in all shards of a table, which follow changes from then on, and returns the
+// one that it ended: rows that have been written so far are of that version or an earlier one.
+Status BeginVersion(const Context& context, const std::vector<Table*>& shards, int64_t* ended);
+
+struct TableToSave {
   std::string name;
   std::vector<Table*> shards;
+  // Of a delta: save what has changed since this version; -1: all rows.
+  int64_t since_version = -1;
 };
 
-// Saves whole tables while others may write to them: of each row, its value, slots and meta of one
-// moment between the call's beginning and its end; a row that is there throughout appears exactly
-// once. Shards are written in parallel, each to a file of its own.
+// Saves tables while others may write to them: of each row, its value, slots and meta of one moment
+// between the call's beginning and its end; a row that is there throughout appears exactly once.
+// Shards are written in parallel, each to a file of its own. `base`: the snapshot that this is a
+// delta of, or 0.
 Status SaveTables(const Context& context, FileSystem* files, const std::string& folder,
-                  const std::vector<NamedShards>& tables, Manifest* manifest);
+                  const std::vector<TableToSave>& tables, uint64_t base, Manifest* manifest);
 
 }  // namespace dynemb
 

@@ -10,7 +10,10 @@
 #include <utility>
 
 #include "cc/core/table/batch_order.h"
+#include "cc/core/table/call_checks.h"
+#include "cc/core/table/erase_log.h"
 #include "cc/core/table/segment.h"
+#include "cc/core/table/value_functions.h"
 
 namespace dynemb {
 namespace {
@@ -19,37 +22,6 @@ constexpr int kSegments = BatchOrder::kSegments;
 constexpr int64_t kGroup = 16;           // keys whose memory is fetched ahead together
 constexpr int64_t kPrefetchBytes = 512;  // of a row; the hardware follows a longer one by itself
 constexpr int64_t kNanosecondsPerKey = 50;
-
-// Writes the initial value of a key as the value dtype has it.
-using FillFunction = void (*)(const Initializer&, Key, int64_t dim, char* value);
-FillFunction FillFor(DType dtype) {
-  return VisitDType(dtype, [](auto tag) -> FillFunction {
-    using V = typename decltype(tag)::type;
-    return [](const Initializer& initializer, Key key, int64_t dim, char* value) {
-      FillInitialValue(initializer, key, dim, reinterpret_cast<V*>(value));
-    };
-  });
-}
-
-// value += delta. Integers wrap around.
-using AddFunction = void (*)(int64_t dim, char* value, const char* delta);
-AddFunction AddFor(DType dtype) {
-  return VisitDType(dtype, [](auto tag) -> AddFunction {
-    using V = typename decltype(tag)::type;
-    return [](int64_t dim, char* value, const char* delta) {
-      V* to = reinterpret_cast<V*>(value);
-      const V* from = reinterpret_cast<const V*>(delta);
-      for (int64_t c = 0; c < dim; ++c) {
-        if constexpr (std::is_integral_v<V>) {
-          to[c] = static_cast<V>(static_cast<uint64_t>(to[c]) + static_cast<uint64_t>(from[c]));
-        } else {
-          using T = ComputeType<V>;
-          to[c] = static_cast<V>(static_cast<T>(to[c]) + static_cast<T>(from[c]));
-        }
-      }
-    };
-  });
-}
 
 int64_t ReadInt64(const char* from) {
   int64_t number;
@@ -84,7 +56,7 @@ class HostTable final : public Table {
   Status Find(const Context& context, const Batch& batch, IfMissing if_missing, Rows values,
               const Report& report) const override {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
-    DYNEMB_RETURN_IF_ERROR(CheckValues("values", batch, values));
+    DYNEMB_RETURN_IF_ERROR(CheckValues("values", batch, values, schema_.value_dtype, schema_.dim));
     std::shared_lock<std::shared_mutex> schema_lock(schema_mutex_);
     const BatchOrder order(context, batch);
     return Work(context, order, report, [&](int s, int64_t begin, int64_t end, Outcomes* outcomes) {
@@ -107,7 +79,8 @@ class HostTable final : public Table {
   Status Apply(const Context& context, const Batch& batch, ConstRows gradients,
                const Update& update, const Stamp& stamp, const Report& report) override {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
-    DYNEMB_RETURN_IF_ERROR(CheckValues("gradients", batch, gradients));
+    DYNEMB_RETURN_IF_ERROR(
+        CheckValues("gradients", batch, gradients, schema_.value_dtype, schema_.dim));
     if (update.rule == nullptr) return InvalidArgument("update.rule: got none");
     std::unique_ptr<RowUpdater> updater;
     DYNEMB_RETURN_IF_ERROR(
@@ -127,7 +100,7 @@ class HostTable final : public Table {
           outcome = Outcome::kInserted;
         }
         updater->Update(layout_.dim, segment->value(ref), segment->slots(ref), gradients[position]);
-        StampRow(stamp, segment->meta(ref));
+        StampRow(stamp, segment, ref);
         return outcome;
       });
     });
@@ -136,7 +109,7 @@ class HostTable final : public Table {
   Status Upsert(const Context& context, const Batch& batch, ConstRows values, const Stamp& stamp,
                 const Report& report) override {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
-    DYNEMB_RETURN_IF_ERROR(CheckValues("values", batch, values));
+    DYNEMB_RETURN_IF_ERROR(CheckValues("values", batch, values, schema_.value_dtype, schema_.dim));
     return Write(context, batch, report, [&](const auto& writer) {
       return writer(
           [&](Segment* segment, int64_t position, Key key, uint64_t hash, Segment::Ref ref) {
@@ -147,7 +120,7 @@ class HostTable final : public Table {
               outcome = Outcome::kInserted;
             }
             std::memcpy(segment->value(ref), values[position], layout_.value_bytes);
-            StampRow(stamp, segment->meta(ref));
+            StampRow(stamp, segment, ref);
             return outcome;
           });
     });
@@ -156,7 +129,8 @@ class HostTable final : public Table {
   Status Accumulate(const Context& context, const Batch& batch, ConstRows values_or_deltas,
                     Span<const bool> exists, const Stamp& stamp, const Report& report) override {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
-    DYNEMB_RETURN_IF_ERROR(CheckValues("values_or_deltas", batch, values_or_deltas));
+    DYNEMB_RETURN_IF_ERROR(
+        CheckValues("values_or_deltas", batch, values_or_deltas, schema_.value_dtype, schema_.dim));
     DYNEMB_RETURN_IF_ERROR(CheckSpan("exists", exists));
     if (exists.size != batch.keys.size) {
       return InvalidArgument("exists: got ", exists.size, " flags, want one per key, ",
@@ -174,7 +148,7 @@ class HostTable final : public Table {
               if (ref == Segment::kNone) return Outcome::kFull;
               std::memcpy(segment->value(ref), values_or_deltas[position], layout_.value_bytes);
             }
-            StampRow(stamp, segment->meta(ref));
+            StampRow(stamp, segment, ref);
             return found ? Outcome::kFound : Outcome::kInserted;
           });
     });
@@ -185,7 +159,7 @@ class HostTable final : public Table {
     return Write(context, batch, report, [&](const auto& writer) {
       return writer([&](Segment* segment, int64_t, Key key, uint64_t hash, Segment::Ref) {
         if (segment->Find(key, hash) == Segment::kNone) return Outcome::kMissing;
-        segment->Erase(key, hash);
+        EraseRow(segment, key, hash);
         return Outcome::kFound;
       });
     });
@@ -198,6 +172,7 @@ class HostTable final : public Table {
       std::unique_lock<std::shared_mutex> lock(part.mutex);
       part.segment.Clear();
     }
+    erase_log_.Lose(version_);
     return Status();
   }
 
@@ -218,20 +193,8 @@ class HostTable final : public Table {
     TableSchema schema = schema_;
     schema.rule = rule;
     DYNEMB_RETURN_IF_ERROR(schema.Validate());
-    const RowLayout layout(schema);
-    for (Part& part : parts_) {
-      // A segment that has the new layout already is left over from an attempt that ran out of
-      // memory half way; its slots are as new, since nothing trains before all segments have them.
-      const RowLayout from = part.segment.layout();
-      const bool done = part.segment.Relayout(layout, [&](const char* old_row, char* new_row) {
-        std::memcpy(new_row, old_row, from.value_bytes);
-        FillInitialSlots(schema, new_row + layout.slots_offset);
-        std::memcpy(new_row + layout.meta_offset, old_row + from.meta_offset, from.meta_bytes);
-      });
-      if (!done) return ResourceExhausted("no memory for the slots of ", rule.DebugString());
-    }
+    DYNEMB_RETURN_IF_ERROR(Relayout(schema, RowLayout(schema, version_ > 0)));
     schema_.rule = rule;  // nothing else has changed, and the rest is read without the lock
-    layout_ = layout;
     return Status();
   }
 
@@ -261,6 +224,8 @@ class HostTable final : public Table {
     DYNEMB_RETURN_IF_ERROR(CheckPart("out.values", capacity, layout_.value_bytes, out.values));
     DYNEMB_RETURN_IF_ERROR(CheckPart("out.slots", capacity, layout_.slots_bytes, out.slots));
     DYNEMB_RETURN_IF_ERROR(CheckPart("out.meta", capacity, layout_.meta_bytes, out.meta));
+    const int64_t since = cursor->since_version;
+    if (since >= 0 && version_ == 0) return NotFollowing(since);
     int64_t n = 0;
     int64_t s = static_cast<int64_t>(cursor->position >> 32);
     Segment::Ref from = static_cast<Segment::Ref>(cursor->position);
@@ -268,11 +233,13 @@ class HostTable final : public Table {
       std::shared_lock<std::shared_mutex> lock(parts_[s].mutex);
       const Segment& segment = parts_[s].segment;
       Segment::Ref ref = segment.NextLive(from);
-      for (; ref != Segment::kNone && n < capacity; ref = segment.NextLive(ref + 1), ++n) {
+      for (; ref != Segment::kNone && n < capacity; ref = segment.NextLive(ref + 1)) {
+        if (since >= 0 && Version(segment, ref) <= since) continue;
         if (out.keys.data) out.keys[n] = segment.key(ref);
         if (out.values.data) std::memcpy(out.values[n], segment.value(ref), layout_.value_bytes);
         if (out.slots.data) std::memcpy(out.slots[n], segment.slots(ref), layout_.slots_bytes);
         if (out.meta.data) std::memcpy(out.meta[n], segment.meta(ref), layout_.meta_bytes);
+        ++n;
       }
       if (ref != Segment::kNone) {
         from = ref;
@@ -310,9 +277,43 @@ class HostTable final : public Table {
             if (layout_.meta_bytes > 0) {
               std::memcpy(segment->meta(ref), rows.meta[position], layout_.meta_bytes);
             }
+            StampVersion(segment, ref);
             return found ? Outcome::kFound : Outcome::kInserted;
           });
     });
+  }
+
+  Status BeginVersion(const Context& context, int64_t version) override {
+    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+    std::unique_lock<std::shared_mutex> schema_lock(schema_mutex_);
+    if (version <= version_) {
+      return InvalidArgument("version: got ", version, ", want more than ", version_);
+    }
+    if (version_ == 0) {
+      DYNEMB_RETURN_IF_ERROR(Relayout(schema_, RowLayout(schema_, true)));
+      erase_log_.Lose(version - 1);
+    }
+    version_ = version;
+    erase_log_.Compact();
+    return Status();
+  }
+
+  int64_t version() const override {
+    std::shared_lock<std::shared_mutex> schema_lock(schema_mutex_);
+    return version_;
+  }
+
+  Status Erased(const Context& context, int64_t since, std::vector<Key>* keys) const override {
+    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+    keys->clear();
+    std::shared_lock<std::shared_mutex> schema_lock(schema_mutex_);
+    for (int s = 0; s < kSegments; ++s) {
+      std::shared_lock<std::shared_mutex> lock(parts_[s].mutex);
+      erase_log_.AppendSince(s, since, keys);
+    }
+    const Status known = version_ == 0 ? NotFollowing(since) : erase_log_.CheckKnown(since);
+    if (!known.ok()) keys->clear();
+    return known;
   }
 
   Status Histogram(const Context& context, MetaField field, const RowOrder& prefix, int prefix_bits,
@@ -362,7 +363,7 @@ class HostTable final : public Table {
       Segment& segment = parts_[s].segment;
       ForAllRows(segment, field, [&](Segment::Ref ref, const RowOrder& order) {
         if (!Less(order, bound)) return;
-        segment.Erase(segment.key(ref), order.hash);
+        EraseRow(&segment, segment.key(ref), order.hash);
         count.fetch_add(1, std::memory_order_relaxed);
       });
     });
@@ -415,85 +416,6 @@ class HostTable final : public Table {
     std::vector<int64_t> misses_;
     bool full_ = false;
   };
-
-  static Status WrongSpace(const char* what) {
-    return InvalidArgument(what, ": the memory is not in host memory, where the table is");
-  }
-
-  template <typename T>
-  static Status CheckSpan(const char* what, const Span<T>& span) {
-    if (span.space != MemorySpace::kHost) return WrongSpace(what);
-    if (span.size < 0) return InvalidArgument(what, ": got size ", span.size);
-    if (span.size > 0 && span.data == nullptr) return InvalidArgument(what, ": got null");
-    return Status();
-  }
-
-  Status CheckContext(const Context& context) const {
-    if (context.space != MemorySpace::kHost) return WrongSpace("context");
-    if (context.executor == nullptr) return InvalidArgument("context.executor: got null");
-    return Status();
-  }
-
-  // Everything about a call's keys and report that can be checked without looking at the rows.
-  Status CheckBatch(const Context& context, const Batch& batch, const Report& report) const {
-    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
-    const int64_t n = batch.keys.size;
-    DYNEMB_RETURN_IF_ERROR(CheckSpan("keys", batch.keys));
-    int64_t taking_part = n;
-    if (const Positions* select = batch.select) {
-      DYNEMB_RETURN_IF_ERROR(CheckSpan("select", select->at));
-      if (select->count == nullptr) return InvalidArgument("select.count: got null");
-      taking_part = *select->count;
-      if (taking_part < 0 || taking_part > select->at.size) {
-        return InvalidArgument("select.count: got ", taking_part, ", want 0 to ", select->at.size);
-      }
-      for (int64_t j = 0; j < taking_part; ++j) {
-        if (select->at[j] < 0 || select->at[j] >= n) {
-          return InvalidArgument("select: got position ", select->at[j], ", want 0 to ", n - 1);
-        }
-      }
-    }
-    if (!report.outcomes.empty()) {
-      DYNEMB_RETURN_IF_ERROR(CheckSpan("outcomes", report.outcomes));
-      if (report.outcomes.size != n) {
-        return InvalidArgument("outcomes: got room for ", report.outcomes.size, ", want ", n);
-      }
-    }
-    if (report.misses != nullptr) {
-      DYNEMB_RETURN_IF_ERROR(CheckSpan("misses", report.misses->at));
-      if (report.misses->count == nullptr || report.misses->at.size < taking_part) {
-        return InvalidArgument("misses: got room for ", report.misses->at.size, ", want ",
-                               taking_part, " and a count");
-      }
-    }
-    return Status();
-  }
-
-  // Rows of numbers of the value dtype, one per key.
-  Status CheckValues(const char* what, const Batch& batch, ConstRows rows) const {
-    if (rows.space != MemorySpace::kHost) return WrongSpace(what);
-    const int64_t element = SizeOf(schema_.value_dtype);
-    const int64_t value_bytes = schema_.dim * element;
-    if (rows.count != batch.keys.size || rows.stride_bytes < value_bytes ||
-        rows.stride_bytes % element != 0 || reinterpret_cast<uintptr_t>(rows.data) % element != 0) {
-      return InvalidArgument(what, ": got ", rows.count, " rows ", rows.stride_bytes,
-                             " bytes apart, want ", batch.keys.size, " rows of ", schema_.dim, " ",
-                             Name(schema_.value_dtype), ", at least ", value_bytes,
-                             " bytes apart and aligned to ", element);
-    }
-    if (rows.data == nullptr && rows.count > 0) return InvalidArgument(what, ": got null");
-    return Status();
-  }
-
-  static Status CheckPart(const char* what, int64_t n, int64_t bytes, ConstRows rows) {
-    if (rows.data == nullptr) return Status();
-    if (rows.space != MemorySpace::kHost) return WrongSpace(what);
-    if (rows.count != n || rows.stride_bytes < bytes) {
-      return InvalidArgument(what, ": got ", rows.count, " rows ", rows.stride_bytes,
-                             " bytes apart, want ", n, " rows at least ", bytes, " bytes apart");
-    }
-    return Status();
-  }
 
   Status CheckMetaField(MetaField field) const {
     if (layout_.meta_field[static_cast<int>(field)] >= 0) return Status();
@@ -602,11 +524,11 @@ class HostTable final : public Table {
     return ref;
   }
 
-  void StampRow(const Stamp& stamp, char* meta) const {
+  void StampRow(const Stamp& stamp, Segment* segment, Segment::Ref ref) const {
+    StampVersion(segment, ref);
     if (layout_.meta_bytes == 0) return;
+    char* const meta = segment->meta(ref);
     const auto field = [&](MetaField f) { return layout_.meta_field[static_cast<int>(f)]; };
-    if (const int64_t at = field(MetaField::kVersion); at >= 0)
-      WriteInt64(stamp.version, meta + at);
     if (const int64_t at = field(MetaField::kUsed); at >= 0) WriteInt64(stamp.now, meta + at);
     if (const int64_t at = field(MetaField::kCount); at >= 0) {
       // Unsigned, since an imported count may be anything.
@@ -614,15 +536,66 @@ class HostTable final : public Table {
     }
   }
 
-  // Guards schema_ and layout_: shared by every call, exclusive while Attach lays the rows out
-  // anew. Value dtype, dim and initializer never change and are read without it.
+  // The layout is the segment's own, which may be ahead of the table's: see Relayout.
+  void StampVersion(Segment* segment, Segment::Ref ref) const {
+    if (version_ > 0) {
+      WriteInt64(version_, segment->value(ref) + segment->layout().version_offset);
+    }
+  }
+  int64_t Version(const Segment& segment, Segment::Ref ref) const {
+    return ReadInt64(segment.value(ref) + segment.layout().version_offset);
+  }
+  static Status NotFollowing(int64_t since) {
+    return FailedPrecondition("what has changed since version ", since,
+                              ": the table does not follow changes; begin a version first");
+  }
+
+  // Erases a row that is there.
+  void EraseRow(Segment* segment, Key key, uint64_t hash) {
+    segment->Erase(key, hash);
+    if (version_ > 0) erase_log_.Add(BatchOrder::SegmentOf(hash), key, version_);
+  }
+
+  // Lays all rows out anew, segment by segment. New slots get their initial values, a new version
+  // is 0. A segment that has the new layout already is left over from an attempt that ran out of
+  // memory half way: its slots are as new, since nothing trains before all segments have them.
+  Status Relayout(const TableSchema& schema, const RowLayout& layout) {
+    for (Part& part : parts_) {
+      const RowLayout from = part.segment.layout();
+      const bool done = part.segment.Relayout(layout, [&](const char* old_row, char* new_row) {
+        std::memcpy(new_row, old_row, from.value_bytes);
+        if (schema_.rule.name.empty()) {
+          FillInitialSlots(schema, new_row + layout.slots_offset);
+        } else {
+          std::memcpy(new_row + layout.slots_offset, old_row + from.slots_offset, from.slots_bytes);
+        }
+        std::memcpy(new_row + layout.meta_offset, old_row + from.meta_offset, from.meta_bytes);
+        if (layout.version_offset >= 0) {
+          WriteInt64(version_ > 0 ? ReadInt64(old_row + from.version_offset) : 0,
+                     new_row + layout.version_offset);
+        }
+      });
+      if (!done) {
+        return ResourceExhausted("no memory for rows of ", layout.row_bytes, " bytes, before ",
+                                 layout_.row_bytes);
+      }
+    }
+    layout_ = layout;
+    return Status();
+  }
+
+  // Guards schema_, layout_ and version_: shared by every call, exclusive while rows are laid out
+  // anew and a version begins. Value dtype, dim and initializer never change and are read without
+  // it.
   mutable std::shared_mutex schema_mutex_;
   TableSchema schema_;
   RowLayout layout_;
+  int64_t version_ = 0;  // 0: changes are not followed
   const FillFunction fill_;
   const AddFunction add_;
   SlabArena arena_;
   std::deque<Part> parts_;
+  EraseLog erase_log_{kSegments};  // its parts under the locks of ours
 };
 
 }  // namespace

@@ -12,7 +12,7 @@ namespace dynemb {
 namespace {
 
 constexpr int kFormat = 1;
-constexpr const char* kMetaNames[kMetaFields] = {"version", "used", "count", "score"};
+constexpr const char* kMetaNames[kMetaFields] = {"used", "count", "score"};
 constexpr const char* kDistributionNames[] = {"constant", "uniform", "normal", "truncated_normal"};
 
 int64_t AlignUp8(int64_t bytes) { return (bytes + 7) / 8 * 8; }
@@ -91,7 +91,7 @@ Status ParseLine(const std::vector<std::string>& words, const std::string& line,
     for (size_t i = 1; i < words.size(); ++i) {
       int field = 0;
       while (field < kMetaFields && words[i] != kMetaNames[field]) ++field;
-      if (field == kMetaFields) return BadLine(line, "version, used, count or score");
+      if (field == kMetaFields) return BadLine(line, "used, count or score");
       schema->meta.add(static_cast<MetaField>(field));
     }
   } else if (word == "rule" && words.size() == 2) {
@@ -242,7 +242,7 @@ Status CheckCompatible(const TableSchema& from, const TableSchema& to) {
   return Status();
 }
 
-RowLayout::RowLayout(const TableSchema& schema) {
+RowLayout::RowLayout(const TableSchema& schema, bool with_version) {
   dim = schema.dim;
   value_bytes = schema.dim * SizeOf(schema.value_dtype);
   slots_offset = AlignUp8(value_bytes);
@@ -258,7 +258,8 @@ RowLayout::RowLayout(const TableSchema& schema) {
     meta_field[field] = present ? meta_bytes : -1;
     meta_bytes += present ? 8 : 0;
   }
-  row_bytes = meta_offset + meta_bytes;
+  version_offset = with_version ? meta_offset + meta_bytes : -1;
+  row_bytes = meta_offset + meta_bytes + (with_version ? 8 : 0);
 }
 
 void FillInitialSlots(const TableSchema& schema, char* slots) {

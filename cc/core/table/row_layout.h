@@ -6,7 +6,8 @@
 // value: `dim` numbers of the value dtype. slots: the optimizer's numbers, of the slot dtype, in
 // the order of the rule. meta: 8-byte integers, only those that something uses. Every part starts
 // at a multiple of 8 bytes. Export, import and checkpoints carry the three parts as separate packed
-// buffers, so that padding is nobody's business but the layout's.
+// buffers, so that padding is nobody's business but the layout's. Behind the meta a table that
+// follows changes keeps the version in which the row was last written, which is its own business.
 #ifndef TF_DYNEMB_CC_CORE_TABLE_ROW_LAYOUT_H_
 #define TF_DYNEMB_CC_CORE_TABLE_ROW_LAYOUT_H_
 
@@ -23,12 +24,11 @@ namespace dynemb {
 
 // Facts about a row that policies, restrict and deltas read. The pass that writes a row sets them.
 enum class MetaField : uint8_t {
-  kVersion,  // the table's write epoch when the row was last written; deltas compare it
-  kUsed,     // `now` of the last write, in the user's unit (steps or seconds)
-  kCount,    // how many calls have written the row
-  kScore,    // a policy's own number
+  kUsed,   // `now` of the last write, in the user's unit (steps or seconds)
+  kCount,  // how many calls have written the row
+  kScore,  // a policy's own number
 };
-inline constexpr int kMetaFields = 4;
+inline constexpr int kMetaFields = 3;
 const char* Name(MetaField field);
 
 // A set of meta fields; bit i stands for MetaField(i).
@@ -76,7 +76,7 @@ struct TableSchema {
 Status CheckCompatible(const TableSchema& from, const TableSchema& to);
 
 struct RowLayout {
-  explicit RowLayout(const TableSchema& schema);
+  explicit RowLayout(const TableSchema& schema, bool with_version = false);
 
   int64_t dim;
   int64_t value_bytes;  // without padding
@@ -84,7 +84,8 @@ struct RowLayout {
   int64_t slots_bytes;
   int64_t meta_offset;
   int64_t meta_bytes;
-  int64_t row_bytes;  // all, a multiple of 8
+  int64_t version_offset;  // of an int64, or -1
+  int64_t row_bytes;       // all, a multiple of 8
   // Offset of a field inside the packed meta, or -1.
   int64_t meta_field[kMetaFields];
 };

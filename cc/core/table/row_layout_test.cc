@@ -74,7 +74,7 @@ TEST(TableSchema, TextIsAsDocumented) {
             "value int64 2\n"
             "initializer constant -3 4\n"
             "seed 18446744073709551615\n"
-            "meta version used count score\n");
+            "meta used count score\n");
 }
 
 TEST(TableSchema, TextReadsBackToTheSameSchema) {
@@ -92,7 +92,7 @@ TEST(TableSchema, TextReadsBackToTheSameSchema) {
     schema.value_dtype = static_cast<DType>(random() % 7);
     schema.dim = 1 + static_cast<int64_t>(random() % (i % 10 == 0 ? kMaxDim : 6));
     schema.initializer.seed = random() >> random() % 64;
-    schema.meta.bits = static_cast<uint8_t>(random() % 16);
+    schema.meta.bits = static_cast<uint8_t>(random() % (1 << kMetaFields));
     schema.initializer.constant.clear();
     const size_t constants = random() % 2 == 0 || schema.dim > 6 ? 1 : schema.dim;
     for (size_t c = 0; c < constants; ++c) {
@@ -246,13 +246,12 @@ TEST(CheckCompatible, NamesTheFirstDifference) {
 
 TEST(MetaFields, AreASet) {
   MetaFields meta;
-  EXPECT_FALSE(meta.has(MetaField::kVersion));
+  EXPECT_FALSE(meta.has(MetaField::kCount));
   meta.add(MetaField::kCount);
   meta.add(MetaField::kCount);
   EXPECT_TRUE(meta.has(MetaField::kCount));
   EXPECT_FALSE(meta.has(MetaField::kUsed));
-  EXPECT_EQ(meta.bits, 4);
-  EXPECT_STREQ(Name(MetaField::kVersion), "version");
+  EXPECT_EQ(meta.bits, 2);
   EXPECT_STREQ(Name(MetaField::kUsed), "used");
   EXPECT_STREQ(Name(MetaField::kCount), "count");
   EXPECT_STREQ(Name(MetaField::kScore), "score");
@@ -264,7 +263,7 @@ TEST(RowLayout, PartsFollowEachOtherAligned) {
     TableSchema schema;
     schema.value_dtype = static_cast<DType>(random() % 7);
     schema.dim = 1 + static_cast<int64_t>(random() % 300);
-    schema.meta.bits = static_cast<uint8_t>(random() % 16);
+    schema.meta.bits = static_cast<uint8_t>(random() % (1 << kMetaFields));
     int64_t slot_numbers = 0;
     if (IsFloating(schema.value_dtype)) {
       const std::pair<const char*, int64_t> rules[] = {{"sgd", 0},

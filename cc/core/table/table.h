@@ -72,9 +72,8 @@ enum class IfMissing : uint8_t {
   kLeave,         // nothing: the output keeps what it holds (the next tier will fill it)
 };
 
-// What is written to the meta of the rows that a call writes, where the schema has such fields.
+// What is written to the meta of the rows that a call writes, where the schema has such a field.
 struct Stamp {
-  int64_t version = 0;
   int64_t now = 0;
 };
 
@@ -85,10 +84,12 @@ struct Update {
 };
 
 // A place in an export. Begin with a fresh one; `done` says that there is no more. Only meaningful
-// for the table that made it.
+// for the table that made it. With since_version >= 0 the export is of the rows that were written
+// in later versions (see BeginVersion).
 struct Cursor {
   uint64_t position = 0;
   bool done = false;
+  int64_t since_version = -1;
 };
 
 // Buffers for `keys.size` whole rows: values (n, dim), slots (n, slots_bytes), meta (n,
@@ -162,12 +163,26 @@ class Table {
   // the first call to the last appears exactly once, its parts of one moment, whatever others write
   // in the meantime; one that comes or goes appears at most once per life. Attach between two calls
   // is fine for the caller that asks for keys and values only; after a Clear the export goes on
-  // with what has been inserted since.
+  // with what has been inserted since. kFailedPrecondition: the cursor asks for a version and the
+  // table does not follow changes.
   virtual Status Export(const Context& context, Cursor* cursor, const RowParts& out,
                         int64_t* rows) const = 0;
 
   // Inserts or overwrites whole rows. The parts must have been made under the table's own schema.
   virtual Status Import(const Context& context, const ConstRowParts& rows) = 0;
+
+  // Following changes, for deltas. A new table does not; its version is 0. After BeginVersion(v)
+  // it does: whatever writes a row, an import too, notes in it the version of the table, and erased
+  // keys are logged with it. The call waits for writes under way, which belong to the version
+  // before, as do all rows from before the first call. `version` must be larger than the one that
+  // the table has. The first call lays the rows out anew, as Attach does.
+  virtual Status BeginVersion(const Context& context, int64_t version) = 0;
+  virtual int64_t version() const = 0;
+  // The keys that were erased in versions later than `since`, some of which may be there again.
+  // kFailedPrecondition if that is not known: the table did not follow changes then, it was
+  // cleared, or more than kErasedLimit keys were erased.
+  virtual Status Erased(const Context& context, int64_t since, std::vector<Key>* keys) const = 0;
+  static constexpr int64_t kErasedLimit = int64_t{1} << 20;
 
   // The hook of restrict. Read a row's order as the 128-bit number (score with its sign bit
   // flipped, hash). Histogram looks at the rows that agree with `prefix` in the first `prefix_bits`

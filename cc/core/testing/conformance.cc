@@ -27,6 +27,7 @@ TEST_P(TableConformance, MissesGoToTheNextTier) { CheckMissesGoToNextTier(GetPar
 TEST_P(TableConformance, ExportLeavesOutWhatIsNotAskedFor) { CheckExportLeavesOut(GetParam()); }
 TEST_P(TableConformance, MemoryComesAndGoes) { CheckMemoryComesAndGoes(GetParam()); }
 TEST_P(TableConformance, HoldsManyRows) { CheckManyRows(GetParam()); }
+TEST_P(TableConformance, FollowsChanges) { CheckChanges(GetParam()); }
 
 TEST_P(TableConformance, RefusesBadSchemas) { CheckBadSchemas(GetParam()); }
 TEST_P(TableConformance, RefusesBadBatches) { CheckBadBatches(GetParam()); }

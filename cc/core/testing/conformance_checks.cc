@@ -95,33 +95,31 @@ void CheckAccumulateCells(const TableHarness& harness) {
 }
 
 void CheckMetaStamps(const TableHarness& harness) {
-  Tested t(harness,
-           Schema(1, "sgd",
-                  {MetaField::kVersion, MetaField::kUsed, MetaField::kCount, MetaField::kScore}));
+  Tested t(harness, Schema(1, "sgd", {MetaField::kUsed, MetaField::kCount, MetaField::kScore}));
   const auto meta = [&](Key key) { return Numbers<int64_t>(t.call.Export().at(key).meta); };
   const RuleSpec rule = UsualRule("sgd");
   using Meta = std::vector<int64_t>;
-  ASSERT_OK(t.call.Upsert({1}, {1}, {5, 100}));
-  EXPECT_EQ(meta(1), (Meta{5, 100, 1, 0}));
-  ASSERT_OK(t.call.Apply({1, 2}, {0, 0}, rule, {1, 1, 0}, {6, 200}));
-  EXPECT_EQ(meta(1), (Meta{6, 200, 2, 0}));
-  EXPECT_EQ(meta(2), (Meta{6, 200, 1, 0}));
-  ASSERT_OK(t.call.Accumulate({1, 2, 3, 4}, {1, 1, 1, 1}, {true, false, true, false}, {7, 300}));
-  EXPECT_EQ(meta(1), (Meta{7, 300, 3, 0}));
-  EXPECT_EQ(meta(2), (Meta{6, 200, 1, 0})) << "not written: not stamped";
-  EXPECT_EQ(meta(4), (Meta{7, 300, 1, 0}));
+  ASSERT_OK(t.call.Upsert({1}, {1}, {100}));
+  EXPECT_EQ(meta(1), (Meta{100, 1, 0}));
+  ASSERT_OK(t.call.Apply({1, 2}, {0, 0}, rule, {1, 1, 0}, {200}));
+  EXPECT_EQ(meta(1), (Meta{200, 2, 0}));
+  EXPECT_EQ(meta(2), (Meta{200, 1, 0}));
+  ASSERT_OK(t.call.Accumulate({1, 2, 3, 4}, {1, 1, 1, 1}, {true, false, true, false}, {300}));
+  EXPECT_EQ(meta(1), (Meta{300, 3, 0}));
+  EXPECT_EQ(meta(2), (Meta{200, 1, 0})) << "not written: not stamped";
+  EXPECT_EQ(meta(4), (Meta{300, 1, 0}));
   Floats values;
   ASSERT_OK(t.call.Find({1, 2, 4}, &values));
-  EXPECT_EQ(meta(1), (Meta{7, 300, 3, 0})) << "reading is not writing";
-  const RowBytes row = {Bytes<float>({9}), "", Bytes<int64_t>({-1, -2, 50, INT64_MIN})};
+  EXPECT_EQ(meta(1), (Meta{300, 3, 0})) << "reading is not writing";
+  const RowBytes row = {Bytes<float>({9}), "", Bytes<int64_t>({-2, 50, INT64_MIN})};
   ASSERT_OK(t.call.Import({{1, row}, {5, row}}));
   EXPECT_EQ(t.call.Export().at(1), row);
   EXPECT_EQ(t.call.Export().at(5), row);
-  ASSERT_OK(t.call.Upsert({1}, {1}, {-3, -4}));
-  EXPECT_EQ(meta(1), (Meta{-3, -4, 51, INT64_MIN})) << "the score is the policy's";
+  ASSERT_OK(t.call.Upsert({1}, {1}, {-4}));
+  EXPECT_EQ(meta(1), (Meta{-4, 51, INT64_MIN})) << "the score is the policy's";
   ASSERT_OK(t.call.Erase({1}));
-  ASSERT_OK(t.call.Upsert({1}, {1}, {8, 400}));
-  EXPECT_EQ(meta(1), (Meta{8, 400, 1, 0})) << "a new life";
+  ASSERT_OK(t.call.Upsert({1}, {1}, {400}));
+  EXPECT_EQ(meta(1), (Meta{400, 1, 0})) << "a new life";
 }
 
 void CheckSlotsBelongToRows(const TableHarness& harness) {
@@ -206,7 +204,7 @@ void CheckEveryBitPattern(const TableHarness& harness) {
 }
 
 void CheckRestrictByScore(const TableHarness& harness) {
-  Tested t(harness, Schema(1, "", {MetaField::kVersion, MetaField::kScore}));
+  Tested t(harness, Schema(1, "", {MetaField::kUsed, MetaField::kScore}));
   const std::vector<std::pair<Key, int64_t>> scores = {
       {1, 5}, {2, -3}, {3, 5}, {4, INT64_MIN}, {5, INT64_MAX}, {6, 5}, {7, 0}};
   TableContent rows;
@@ -239,7 +237,7 @@ void CheckRestrictByScore(const TableHarness& harness) {
   TableContent want;
   for (const Key key : {tied[1], tied[2], Key{5}}) want[key] = rows[key];
   EXPECT_EQ(Difference(want, t.call.Export()), "");
-  ASSERT_OK(t.call.EraseBelow(MetaField::kVersion, {INT64_MAX, ~uint64_t{0}}, &erased));
+  ASSERT_OK(t.call.EraseBelow(MetaField::kUsed, {INT64_MAX, ~uint64_t{0}}, &erased));
   EXPECT_EQ(erased, 3);
   EXPECT_EQ(t.table->size(), 0);
 }
@@ -273,7 +271,7 @@ void CheckMissesGoToNextTier(const TableHarness& harness) {
 
 void CheckExportLeavesOut(const TableHarness& harness) {
   Tested t(harness, Schema(1, "adagrad", {MetaField::kUsed}));
-  ASSERT_OK(t.call.Upsert({4}, {2.5f}, {0, 77}));
+  ASSERT_OK(t.call.Upsert({4}, {2.5f}, {77}));
   TestMemory* const memory = harness.memory;
   Mirror<Key> keys(memory, 3);
   Mirror<float> values(memory, 3), slots(memory, 3);

@@ -20,6 +20,7 @@ void CheckMissesGoToNextTier(const TableHarness& harness);
 void CheckExportLeavesOut(const TableHarness& harness);
 void CheckMemoryComesAndGoes(const TableHarness& harness);
 void CheckManyRows(const TableHarness& harness);
+void CheckChanges(const TableHarness& harness);
 
 // Arguments that are wrong: an error with the right code, and nothing has changed.
 void CheckBadSchemas(const TableHarness& harness);

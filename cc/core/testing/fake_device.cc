@@ -170,6 +170,17 @@ class FakeDeviceTable final : public Table {
     return call.Run([&] { return table_->Import(host_, host_rows); });
   }
 
+  Status BeginVersion(const Context& context, int64_t version) override {
+    OnHost call(device_, context);
+    return call.Run([&] { return table_->BeginVersion(host_, version); });
+  }
+  int64_t version() const override { return table_->version(); }
+
+  Status Erased(const Context& context, int64_t since, std::vector<Key>* keys) const override {
+    OnHost call(device_, context);
+    return call.Run([&] { return table_->Erased(host_, since, keys); });
+  }
+
   Status Histogram(const Context& context, MetaField field, const RowOrder& prefix, int prefix_bits,
                    Span<int64_t> counts) const override {
     OnHost call(device_, context);

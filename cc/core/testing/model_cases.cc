@@ -26,7 +26,7 @@ std::string ModelCase::Name() const {
 std::vector<ModelCase> ModelCases() {
   using F = MetaField;
   using Kind = Distribution::Kind;
-  const MetaFields none, all = Meta({F::kVersion, F::kUsed, F::kCount, F::kScore});
+  const MetaFields none, all = Meta({F::kUsed, F::kCount, F::kScore});
   const Distribution uniform{Kind::kUniform, -0.05f, 0.05f}, normal{Kind::kNormal, 0.5f, 2.0f},
       truncated{Kind::kTruncatedNormal, 0.0f, 0.1f}, constant;
   struct Line {
@@ -42,12 +42,12 @@ std::vector<ModelCase> ModelCases() {
       {DType::kFloat32, 3, "adagrad", Meta({F::kUsed}), normal},
       {DType::kFloat32, 64, "rowwise_adagrad", Meta({F::kScore}), uniform},
       {DType::kFloat32, 200, "ftrl", none, truncated},
-      {DType::kFloat32, 1024, "lion", Meta({F::kVersion}), uniform},
+      {DType::kFloat32, 1024, "lion", Meta({F::kCount}), uniform},
       {DType::kFloat64, 1, "rowwise_adagrad", all, normal},
       {DType::kFloat64, 3, "sgd_momentum", Meta({F::kCount}), uniform},
       {DType::kFloat64, 64, "adam_amsgrad", none, truncated},
       {DType::kFloat64, 1024, "sgd_nesterov", Meta({F::kUsed}), constant},
-      {DType::kFloat16, 1, "nadam", Meta({F::kVersion, F::kScore}), uniform},
+      {DType::kFloat16, 1, "nadam", Meta({F::kCount, F::kScore}), uniform},
       {DType::kFloat16, 3, "rmsprop", all, normal},
       {DType::kFloat16, 200, "rmsprop_centered_momentum", Meta({F::kScore}), uniform},
       {DType::kBFloat16, 3, "adamax", none, truncated},
@@ -57,7 +57,7 @@ std::vector<ModelCase> ModelCases() {
       {DType::kInt8, 1, "", Meta({F::kScore}), constant},
       {DType::kInt8, 200, "", none, constant},
       {DType::kInt32, 3, "", all, constant},
-      {DType::kInt64, 8, "", Meta({F::kVersion}), constant},
+      {DType::kInt64, 8, "", Meta({F::kCount}), constant},
   };
   std::vector<ModelCase> cases;
   for (const Line& line : lines) {

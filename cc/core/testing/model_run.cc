@@ -15,8 +15,7 @@
 namespace dynemb {
 namespace {
 
-constexpr MetaField kFields[kMetaFields] = {MetaField::kVersion, MetaField::kUsed,
-                                            MetaField::kCount, MetaField::kScore};
+constexpr MetaField kFields[kMetaFields] = {MetaField::kUsed, MetaField::kCount, MetaField::kScore};
 
 using Random = std::mt19937_64;
 
@@ -109,6 +108,8 @@ class ModelRun {
       Reserve();
     } else if (dice < 994) {
       Clear();
+    } else if (dice < 996) {
+      BeginVersion();
     } else {
       AttachAgain();
     }
@@ -232,7 +233,7 @@ class ModelRun {
     }
   }
 
-  Stamp NewStamp() { return {static_cast<int64_t>(random_()), static_cast<int64_t>(Below(100))}; }
+  Stamp NewStamp() { return {static_cast<int64_t>(Below(100))}; }
 
   void Inserted(Key key) {
     if (present_.insert(key).second) ++chances_[key];
@@ -495,6 +496,14 @@ class ModelRun {
     OnBoth([&](const Side& side) { return side.table->Clear(side.context); });
     present_.clear();
     owed_.clear();
+    CompareAll();
+  }
+
+  // Rows get one more field, which only CheckChanges looks at.
+  void BeginVersion() {
+    SCOPED_TRACE("BeginVersion");
+    const int64_t version = reference_->version() + 1 + Below(3);
+    OnBoth([&](const Side& side) { return side.table->BeginVersion(side.context, version); });
     CompareAll();
   }
 

@@ -167,6 +167,7 @@ class ReferenceTable final : public Table {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     rows_.clear();
     by_serial_.clear();
+    erased_known_since_ = version_;
     return Status();
   }
 
@@ -206,16 +207,20 @@ class ReferenceTable final : public Table {
     DYNEMB_RETURN_IF_ERROR(CheckExportRows("slots", out.slots, room, SlotsBytes()));
     DYNEMB_RETURN_IF_ERROR(CheckExportRows("meta", out.meta, room, MetaBytes()));
     *rows = 0;
+    const int64_t since = cursor->since_version;
+    if (since >= 0 && version_ == 0) return FailedPrecondition("since: got version ", since);
     if (cursor->done) return Status();
     auto next = by_serial_.lower_bound(cursor->position);
-    for (; next != by_serial_.end() && *rows < room; ++next, ++*rows) {
+    for (; next != by_serial_.end() && *rows < room; ++next) {
       const Row& row = rows_.at(next->second);
+      cursor->position = next->first + 1;
+      if (since >= 0 && row.version <= since) continue;
       const std::vector<int64_t> meta = PackedMeta(row);
       if (out.keys.data != nullptr) out.keys[*rows] = next->second;
       CopyPart(row.value.data(), row.value.size(), out.values, *rows);
       CopyPart(row.slots.data(), row.slots.size(), out.slots, *rows);
       CopyPart(meta.data(), meta.size() * sizeof(int64_t), out.meta, *rows);
-      cursor->position = next->first + 1;
+      ++*rows;
     }
     cursor->done = next == by_serial_.end();
     return Status();
@@ -240,6 +245,41 @@ class ReferenceTable final : public Table {
         std::memcpy(&row.meta[field], rows.meta[i] + offset, sizeof(int64_t));
         offset += sizeof(int64_t);
       }
+      row.version = version_;
+    }
+    return Status();
+  }
+
+  Status BeginVersion(const Context& context, int64_t version) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+    if (version <= version_) return InvalidArgument("version: got ", version);
+    if (version_ == 0) erased_known_since_ = version - 1;
+    if (static_cast<int64_t>(erased_.size()) > kErasedLimit) {
+      erased_.clear();
+      erased_known_since_ = version - 1;
+    }
+    version_ = version;
+    return Status();
+  }
+
+  int64_t version() const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return version_;
+  }
+
+  Status Erased(const Context& context, int64_t since, std::vector<Key>* keys) const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+    keys->clear();
+    if (version_ == 0 || since < erased_known_since_) {
+      return FailedPrecondition("since: got version ", since, ", known from ", erased_known_since_);
+    }
+    if (static_cast<int64_t>(erased_.size()) > kErasedLimit) {
+      return FailedPrecondition("since: got version ", since, ", too much was erased");
+    }
+    for (const auto& [key, version] : erased_) {
+      if (version > since) keys->push_back(key);
     }
     return Status();
   }
@@ -301,6 +341,7 @@ class ReferenceTable final : public Table {
     uint64_t serial = 0;
     std::vector<char> value;
     std::vector<char> slots;
+    int64_t version = 0;
     std::array<int64_t, kMetaFields> meta = {};  // also of the fields that the schema lacks
   };
 
@@ -423,12 +464,13 @@ class ReferenceTable final : public Table {
   }
 
   void EraseRow(std::map<Key, Row>::iterator row) {
+    if (version_ > 0) erased_.emplace_back(row->first, version_);
     by_serial_.erase(row->second.serial);
     rows_.erase(row);
   }
 
-  static void Touch(const Stamp& stamp, Row* row) {
-    row->meta[static_cast<int>(MetaField::kVersion)] = stamp.version;
+  void Touch(const Stamp& stamp, Row* row) const {
+    row->version = version_;
     row->meta[static_cast<int>(MetaField::kUsed)] = stamp.now;
     int64_t& count = row->meta[static_cast<int>(MetaField::kCount)];
     count = static_cast<int64_t>(static_cast<uint64_t>(count) + 1);  // wraps around
@@ -461,6 +503,9 @@ class ReferenceTable final : public Table {
   std::map<Key, Row> rows_;
   std::map<uint64_t, Key> by_serial_;
   uint64_t next_serial_ = 1;
+  int64_t version_ = 0;
+  std::vector<std::pair<Key, int64_t>> erased_;  // with the version
+  int64_t erased_known_since_ = 0;
 };
 
 }  // namespace

@@ -1,0 +1,70 @@
+#include "cc/core/table/call_checks.h"
+
+namespace dynemb {
+
+Status CheckContext(const Context& context) {
+  if (context.space != MemorySpace::kHost) return WrongSpace("context");
+  if (context.executor == nullptr) return InvalidArgument("context.executor: got null");
+  return Status();
+}
+
+Status CheckBatch(const Context& context, const Batch& batch, const Report& report) {
+  DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+  const int64_t n = batch.keys.size;
+  DYNEMB_RETURN_IF_ERROR(CheckSpan("keys", batch.keys));
+  int64_t taking_part = n;
+  if (const Positions* select = batch.select) {
+    DYNEMB_RETURN_IF_ERROR(CheckSpan("select", select->at));
+    if (select->count == nullptr) return InvalidArgument("select.count: got null");
+    taking_part = *select->count;
+    if (taking_part < 0 || taking_part > select->at.size) {
+      return InvalidArgument("select.count: got ", taking_part, ", want 0 to ", select->at.size);
+    }
+    for (int64_t j = 0; j < taking_part; ++j) {
+      if (select->at[j] < 0 || select->at[j] >= n) {
+        return InvalidArgument("select: got position ", select->at[j], ", want 0 to ", n - 1);
+      }
+    }
+  }
+  if (!report.outcomes.empty()) {
+    DYNEMB_RETURN_IF_ERROR(CheckSpan("outcomes", report.outcomes));
+    if (report.outcomes.size != n) {
+      return InvalidArgument("outcomes: got room for ", report.outcomes.size, ", want ", n);
+    }
+  }
+  if (report.misses != nullptr) {
+    DYNEMB_RETURN_IF_ERROR(CheckSpan("misses", report.misses->at));
+    if (report.misses->count == nullptr || report.misses->at.size < taking_part) {
+      return InvalidArgument("misses: got room for ", report.misses->at.size, ", want ",
+                             taking_part, " and a count");
+    }
+  }
+  return Status();
+}
+
+Status CheckValues(const char* what, const Batch& batch, ConstRows rows, DType dtype, int64_t dim) {
+  if (rows.space != MemorySpace::kHost) return WrongSpace(what);
+  const int64_t element = SizeOf(dtype);
+  const int64_t value_bytes = dim * element;
+  if (rows.count != batch.keys.size || rows.stride_bytes < value_bytes ||
+      rows.stride_bytes % element != 0 || reinterpret_cast<uintptr_t>(rows.data) % element != 0) {
+    return InvalidArgument(what, ": got ", rows.count, " rows ", rows.stride_bytes,
+                           " bytes apart, want ", batch.keys.size, " rows of ", dim, " ",
+                           Name(dtype), ", at least ", value_bytes, " bytes apart and aligned to ",
+                           element);
+  }
+  if (rows.data == nullptr && rows.count > 0) return InvalidArgument(what, ": got null");
+  return Status();
+}
+
+Status CheckPart(const char* what, int64_t n, int64_t bytes, ConstRows rows) {
+  if (rows.data == nullptr) return Status();
+  if (rows.space != MemorySpace::kHost) return WrongSpace(what);
+  if (rows.count != n || rows.stride_bytes < bytes) {
+    return InvalidArgument(what, ": got ", rows.count, " rows ", rows.stride_bytes,
+                           " bytes apart, want ", n, " rows at least ", bytes, " bytes apart");
+  }
+  return Status();
+}
+
+}  // namespace dynemb

@@ -1,0 +1,37 @@
+// What can be checked about a call to a table in host memory without looking at its rows.
+#ifndef TF_DYNEMB_CC_CORE_TABLE_CALL_CHECKS_H_
+#define TF_DYNEMB_CC_CORE_TABLE_CALL_CHECKS_H_
+
+#include "cc/core/base/context.h"
+#include "cc/core/base/span.h"
+#include "cc/core/base/status.h"
+#include "cc/core/table/table.h"
+
+namespace dynemb {
+
+inline Status WrongSpace(const char* what) {
+  return InvalidArgument(what, ": the memory is not in host memory, where the table is");
+}
+
+template <typename T>
+Status CheckSpan(const char* what, const Span<T>& span) {
+  if (span.space != MemorySpace::kHost) return WrongSpace(what);
+  if (span.size < 0) return InvalidArgument(what, ": got size ", span.size);
+  if (span.size > 0 && span.data == nullptr) return InvalidArgument(what, ": got null");
+  return Status();
+}
+
+Status CheckContext(const Context& context);
+
+// Context, keys, selection and report.
+Status CheckBatch(const Context& context, const Batch& batch, const Report& report);
+
+// Rows of `dim` numbers of `dtype`, one per key of the batch.
+Status CheckValues(const char* what, const Batch& batch, ConstRows rows, DType dtype, int64_t dim);
+
+// n packed parts of rows of `bytes` each; data == nullptr says that the part is left out.
+Status CheckPart(const char* what, int64_t n, int64_t bytes, ConstRows rows);
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_TABLE_CALL_CHECKS_H_
