@@ -7,7 +7,7 @@ Names directly in this package are those of TFRA's `dynamic_embedding`; Keras la
 from tf_dynemb.base.op_library import ops as _ops  # noqa: F401  first: it says what is missing
 
 # isort: split
-from tf_dynemb import keras
+from tf_dynemb import keras, snapshot
 from tf_dynemb.base.fingerprint import fingerprint
 from tf_dynemb.lookup import embedding_lookup
 from tf_dynemb.optimizer import DynamicEmbeddingOptimizer, LossScaleOptimizer, RowwiseAdagrad
@@ -26,4 +26,5 @@ __all__ = [
     "embedding_lookup",
     "fingerprint",
     "keras",
+    "snapshot",
 ]

@@ -111,7 +111,7 @@ class SnapshotReadOp : public OpKernel {
     std::string folder, name;
     const Tensor* cursor;
     OP_REQUIRES_OK(context, GetFolder(context, &folder));
-    OP_REQUIRES_OK(context, GetString(context, "name", &name));
+    OP_REQUIRES_OK(context, GetString(context, "table_name", &name));
     OP_REQUIRES_OK(context, context->input("cursor", &cursor));
     OP_REQUIRES(context, cursor->dims() == 1 && cursor->NumElements() == 3,
                 ToTensorFlow(InvalidArgument("cursor: got shape ", cursor->shape().DebugString(),
@@ -202,9 +202,12 @@ class SnapshotVerifyOp : public OpKernel {
   }
 };
 
-class FollowOp : public OpKernel {
+class SetSnapshotOp : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit SetSnapshotOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("follow", &follow_));
+  }
+
   void Compute(OpKernelContext* context) override {
     TableInput table;
     std::string id_text;
@@ -212,12 +215,28 @@ class FollowOp : public OpKernel {
     OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
     OP_REQUIRES_OK(context, GetString(context, "snapshot", &id_text));
     OP_REQUIRES_OK(context, ToTensorFlow(ParseId(id_text, &id)));
+    table.resource->set_snapshot(id);
+    if (!follow_) return;
     const PoolContext core(context);
     std::vector<Table*> shards;
     for (const auto& shard : table.shards) shards.push_back(shard.get());
     int64_t ended;
     OP_REQUIRES_OK(context, ToTensorFlow(BeginVersion(core, shards, &ended)));
     table.resource->SetVersionOf(id, ended);
+  }
+
+ private:
+  bool follow_;
+};
+
+class GetSnapshotOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    TableInput table;
+    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
+    const uint64_t id = table.resource->snapshot();
+    OP_REQUIRES_OK(context, SetString(context, 0, id == 0 ? "" : IdText(id)));
   }
 };
 
@@ -242,7 +261,8 @@ REGISTER_KERNEL_BUILDER(Name("DynembSnapshotSave").Device(tensorflow::DEVICE_CPU
 REGISTER_KERNEL_BUILDER(Name("DynembSnapshotRead").Device(tensorflow::DEVICE_CPU), SnapshotReadOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSnapshotVerify").Device(tensorflow::DEVICE_CPU),
                         SnapshotVerifyOp);
-REGISTER_KERNEL_BUILDER(Name("DynembFollow").Device(tensorflow::DEVICE_CPU), FollowOp);
+REGISTER_KERNEL_BUILDER(Name("DynembSetSnapshot").Device(tensorflow::DEVICE_CPU), SetSnapshotOp);
+REGISTER_KERNEL_BUILDER(Name("DynembGetSnapshot").Device(tensorflow::DEVICE_CPU), GetSnapshotOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSwap").Device(tensorflow::DEVICE_CPU), SwapOp);
 
 }  // namespace

@@ -33,6 +33,7 @@ void TableResource::Swap(TableResource* other) {
   std::scoped_lock lock(mutex_, other->mutex_);
   std::swap(shards_, other->shards_);
   std::swap(versions_, other->versions_);
+  std::swap(snapshot_, other->snapshot_);
 }
 
 void TableResource::SetVersionOf(uint64_t snapshot, int64_t version) {

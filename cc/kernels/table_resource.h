@@ -37,6 +37,7 @@ class TableResource : public tensorflow::ResourceBase {
     std::lock_guard<std::mutex> lock(mutex_);
     shards_ = std::move(shards);
     versions_.clear();
+    snapshot_ = 0;
   }
   // Exchanges the content of two tables.
   void Swap(TableResource* other);
@@ -46,6 +47,16 @@ class TableResource : public tensorflow::ResourceBase {
   void SetVersionOf(uint64_t snapshot, int64_t version);
   Status VersionOf(uint64_t snapshot, int64_t* version) const;
 
+  // The snapshot that was loaded last, or 0.
+  uint64_t snapshot() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return snapshot_;
+  }
+  void set_snapshot(uint64_t snapshot) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    snapshot_ = snapshot;
+  }
+
   std::string DebugString() const override;
   int64_t MemoryUsed() const override;
 
@@ -53,6 +64,7 @@ class TableResource : public tensorflow::ResourceBase {
   mutable std::mutex mutex_;
   Shards shards_;
   std::map<uint64_t, int64_t> versions_;
+  uint64_t snapshot_ = 0;
 };
 
 // TensorFlow's intra-op threads.

@@ -264,7 +264,7 @@ id: of the snapshot, 16 hex digits.
 
 REGISTER_OP("DynembSnapshotRead")
     .Input("path: string")
-    .Input("name: string")
+    .Input("table_name: string")
     .Input("cursor: int64")
     .Output("keys: int64")
     .Output("values: dtype")
@@ -305,15 +305,26 @@ id: of the snapshot.
 base: of a delta, the id of the snapshot that it continues; else empty.
 )doc");
 
-REGISTER_OP("DynembFollow")
+REGISTER_OP("DynembSetSnapshot")
     .Input("table: resource")
     .Input("snapshot: string")
+    .Attr("follow: bool = false")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc(R"doc(
-Says that the table holds what a snapshot holds, and follows changes from here on.
+Says that the table holds what a snapshot holds.
 
 snapshot: the id of the snapshot.
+follow: from here on follow changes, so that the snapshot can be the base of a delta.
+)doc");
+
+REGISTER_OP("DynembGetSnapshot")
+    .Input("table: resource")
+    .Output("snapshot: string")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+The id that DynembSetSnapshot was given last, or empty.
 )doc");
 
 REGISTER_OP("DynembSwap")

@@ -10,6 +10,8 @@ import importlib
 import pathlib
 import types
 
+LIBRARY_PATH = pathlib.Path(__file__).parent.parent / "_tf_dynemb_ops.so"
+
 _REBUILD = (
     "rebuild it beside the TensorFlow that you use: `make build` in a checkout of tf_dynemb, or "
     "`pip install --force-reinstall --no-deps .`"
@@ -33,10 +35,9 @@ def _load() -> types.ModuleType:
             f"tf_dynemb was built for TensorFlow {build.TENSORFLOW_VERSION}, found TensorFlow "
             f"{tf.__version__}; {_REBUILD}"
         )
-    path = pathlib.Path(__file__).parent.parent / "_tf_dynemb_ops.so"
-    if not path.exists():
-        raise ImportError(f"{path} is missing; {_REBUILD}")
-    return tf.load_op_library(str(path))
+    if not LIBRARY_PATH.exists():
+        raise ImportError(f"{LIBRARY_PATH} is missing; {_REBUILD}")
+    return tf.load_op_library(str(LIBRARY_PATH))
 
 
 ops = _load()

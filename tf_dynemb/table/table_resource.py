@@ -43,7 +43,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         self._init_rows = init_rows
         self._adopt_seed = adopt_seed
         self._checkpoint = checkpoint
-        self._value_dtype = tf.as_dtype(schema.split()[3])
+        self.value_dtype = tf.as_dtype(schema.split()[3])
         # For graphs that a session runs; unique, so that no two models ever share rows by name.
         self._graph_name = f"tf_dynemb_{uuid.uuid4().hex}"
         with tf.init_scope():
@@ -64,7 +64,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
             self.resource_handle,
             tf.constant(cursor, tf.int64),
             tf.constant(limit, tf.int64),
-            dtype=self._value_dtype,
+            dtype=self.value_dtype,
             name=name,
         )
 
@@ -81,6 +81,17 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
             replace=replace,
             adopt_seed=self._adopt_seed,
         )
+
+    def remove(self, keys, name: str | None = None):
+        """Removes rows by int64 keys; see the op DynembRemove."""
+        return ops.dynemb_remove(self.resource_handle, keys, self.owners(keys), name=name)
+
+    def empty_copy(self, rows: int) -> TableResource:
+        """A table like this one, optimizer rule included, without rows, prepared for so many."""
+        schema = self.export_rows(limit=0)[4].numpy().decode()
+        _, shards, partitioner, _, adopt_seed, checkpoint, device = self._arguments
+        init_rows = -(-rows // shards)
+        return TableResource(schema, shards, partitioner, init_rows, adopt_seed, checkpoint, device)
 
     def _create_resource(self):
         # Eagerly each call makes a table of its own, which lives as long as its handle. A graph, be it a

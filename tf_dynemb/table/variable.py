@@ -238,9 +238,7 @@ class Variable(tf.Module):
     def remove(self, keys, name: str | None = None):
         """Removes the rows of keys (key_dtype, any shape); keys without a row are ignored."""
         keys = self._keys(keys)
-        return ops.dynemb_remove(
-            self.resource.resource_handle, keys, self.resource.owners(keys), name=name
-        )
+        return self.resource.remove(keys, name)
 
     def clear(self, name: str | None = None):
         """Removes all rows, slot variables with them."""

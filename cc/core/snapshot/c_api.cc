@@ -1,0 +1,182 @@
+#include "cc/core/snapshot/c_api.h"
+
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/core/base/file_system.h"
+#include "cc/core/snapshot/reader.h"
+#include "cc/core/snapshot/writer.h"
+
+struct dynemb_reader {
+  std::unique_ptr<dynemb::SnapshotReader> reader;
+  std::string manifest;
+  int64_t table = -1;
+  dynemb::SnapshotPlace place;
+  dynemb::SnapshotBlock block;
+};
+
+struct dynemb_writer {
+  std::unique_ptr<dynemb::SnapshotWriter> writer;
+  std::vector<std::unique_ptr<dynemb::RowsFile>> files;  // of each table
+};
+
+namespace dynemb {
+namespace {
+
+thread_local std::string last_error;
+
+// Runs a call for C: its status as a code, and no exception, of which memory is the only source.
+template <typename F>
+int Answer(const F& call) {
+  Status status;
+  try {
+    status = call();
+  } catch (const std::bad_alloc&) {
+    status = ResourceExhausted("no memory");
+  }
+  if (!status.ok()) last_error = status.message();
+  return static_cast<int>(status.code());
+}
+
+}  // namespace
+}  // namespace dynemb
+
+using dynemb::Answer;
+using dynemb::ConstRows;
+using dynemb::Status;
+
+// Nothing else of the op library is visible from outside.
+#pragma GCC visibility push(default)
+extern "C" {
+
+const char* dynemb_error() { return dynemb::last_error.c_str(); }
+
+int dynemb_row_bytes(const char* schema, int64_t bytes[3]) {
+  return Answer([&] {
+    dynemb::TableSchema parsed;
+    DYNEMB_RETURN_IF_ERROR(dynemb::TableSchema::Parse(schema, &parsed));
+    const dynemb::RowLayout layout(parsed);
+    bytes[0] = layout.value_bytes;
+    bytes[1] = layout.slots_bytes;
+    bytes[2] = layout.meta_bytes;
+    return Status();
+  });
+}
+
+int dynemb_initial_slots(const char* schema, char* slots) {
+  return Answer([&] {
+    dynemb::TableSchema parsed;
+    DYNEMB_RETURN_IF_ERROR(dynemb::TableSchema::Parse(schema, &parsed));
+    dynemb::FillInitialSlots(parsed, slots);
+    return Status();
+  });
+}
+
+int dynemb_reader_open(const char* folder, dynemb_reader** reader) {
+  return Answer([&] {
+    auto made = std::make_unique<dynemb_reader>();
+    DYNEMB_RETURN_IF_ERROR(
+        dynemb::SnapshotReader::Open(dynemb::PosixFileSystem(), folder, &made->reader));
+    made->manifest = made->reader->manifest().ToText();
+    *reader = made.release();
+    return Status();
+  });
+}
+
+const char* dynemb_reader_manifest(const dynemb_reader* reader) { return reader->manifest.c_str(); }
+
+int dynemb_reader_verify(const dynemb_reader* reader) {
+  return Answer([&] {
+    dynemb::InlineExecutor executor;
+    dynemb::Context context;
+    context.executor = &executor;
+    return reader->reader->Verify(context);
+  });
+}
+
+void dynemb_reader_rewind(dynemb_reader* reader, int64_t table) {
+  reader->table = table;
+  reader->place = dynemb::SnapshotPlace();
+}
+
+int dynemb_reader_next(dynemb_reader* reader, dynemb_block* block) {
+  return Answer([&] {
+    bool done;
+    const dynemb::SnapshotBlock& read = reader->block;
+    DYNEMB_RETURN_IF_ERROR(
+        reader->reader->Next(reader->table, &reader->place, &reader->block, &done));
+    *block = dynemb_block();
+    block->done = done;
+    if (done) return Status();
+    block->table = read.table;
+    block->rows = read.rows.keys.size;
+    block->keys = read.rows.keys.data;
+    block->values = read.rows.values.data;
+    block->slots = read.rows.slots.data;
+    block->meta = read.rows.meta.data;
+    block->erased = read.erased.size;
+    block->erased_keys = read.erased.data;
+    return Status();
+  });
+}
+
+void dynemb_reader_close(dynemb_reader* reader) { delete reader; }
+
+int dynemb_writer_open(const char* folder, dynemb_writer** writer) {
+  return Answer([&] {
+    auto made = std::make_unique<dynemb_writer>();
+    DYNEMB_RETURN_IF_ERROR(
+        dynemb::SnapshotWriter::Open(dynemb::PosixFileSystem(), folder, &made->writer));
+    *writer = made.release();
+    return Status();
+  });
+}
+
+int dynemb_writer_add_table(dynemb_writer* writer, const char* name, const char* schema) {
+  return Answer([&] {
+    dynemb::TableSchema parsed;
+    int64_t table;
+    std::unique_ptr<dynemb::RowsFile> file;
+    DYNEMB_RETURN_IF_ERROR(dynemb::TableSchema::Parse(schema, &parsed));
+    DYNEMB_RETURN_IF_ERROR(writer->writer->AddTable(name, parsed, &table));
+    DYNEMB_RETURN_IF_ERROR(writer->writer->NewFile(table, &file));
+    writer->files.push_back(std::move(file));
+    return Status();
+  });
+}
+
+int dynemb_writer_add(dynemb_writer* writer, const dynemb_block* block) {
+  return Answer([&] {
+    if (block->table < 0 || block->table >= static_cast<int64_t>(writer->files.size())) {
+      return dynemb::InvalidArgument("table: got ", block->table, ", want 0 to ",
+                                     writer->files.size() - 1);
+    }
+    dynemb::RowsFile* const file = writer->files[static_cast<size_t>(block->table)].get();
+    const dynemb::RowLayout layout(
+        writer->writer->manifest().tables[static_cast<size_t>(block->table)].schema);
+    dynemb::ConstRowParts rows;
+    rows.keys = {block->keys, block->rows};
+    rows.values = ConstRows(block->values, block->rows, layout.value_bytes);
+    rows.slots = ConstRows(block->slots, block->rows, layout.slots_bytes);
+    rows.meta = ConstRows(block->meta, block->rows, layout.meta_bytes);
+    DYNEMB_RETURN_IF_ERROR(file->AddErased({block->erased_keys, block->erased}));
+    return file->Add(rows);
+  });
+}
+
+int dynemb_writer_commit(dynemb_writer* writer, const char* base) {
+  return Answer([&] {
+    uint64_t id = 0;
+    if (*base != '\0') DYNEMB_RETURN_IF_ERROR(dynemb::ParseId(base, &id));
+    for (const auto& file : writer->files) DYNEMB_RETURN_IF_ERROR(file->Finish());
+    return writer->writer->Commit(id);
+  });
+}
+
+void dynemb_writer_close(dynemb_writer* writer) { delete writer; }
+
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,29 @@
+"""Snapshots: tables in folders, saved and restored beside TensorFlow's checkpoints.
+
+`save`, `restore`, `load_delta` and `delta_function` move tables; `open` and `SnapshotWriter` read and
+write snapshots as NumPy arrays, without a model. `python -m tf_dynemb.snapshot --help` is the command
+line.
+"""
+
+from tf_dynemb.snapshot.files import (
+    SnapshotDamagedError,
+    SnapshotError,
+    SnapshotNotFoundError,
+    SnapshotReader,
+    SnapshotWriter,
+)
+from tf_dynemb.snapshot.files import SnapshotReader as open
+from tf_dynemb.snapshot.tables import delta_function, load_delta, restore, save
+
+__all__ = [
+    "SnapshotDamagedError",
+    "SnapshotError",
+    "SnapshotNotFoundError",
+    "SnapshotReader",
+    "SnapshotWriter",
+    "delta_function",
+    "load_delta",
+    "open",
+    "restore",
+    "save",
+]

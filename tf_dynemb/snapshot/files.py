@@ -1,0 +1,404 @@
+"""Snapshots as NumPy arrays: a reader and a writer that need no model and no tensors.
+
+Both call the engine (cc/core/snapshot/c_api.h), the only code that knows the format.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from tf_dynemb.base.op_library import LIBRARY_PATH
+from tf_dynemb.table.schema import Schema
+
+
+class _Block(ctypes.Structure):
+    """`dynemb_block` of the C interface."""
+
+    _fields_ = (
+        ("table", ctypes.c_int64),
+        ("rows", ctypes.c_int64),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("meta", ctypes.c_void_p),
+        ("erased", ctypes.c_int64),
+        ("erased_keys", ctypes.c_void_p),
+        ("done", ctypes.c_int32),
+    )
+
+
+_c = ctypes.CDLL(str(LIBRARY_PATH))
+_c.dynemb_error.restype = ctypes.c_char_p
+_c.dynemb_reader_manifest.restype = ctypes.c_char_p
+for _name in ("reader_manifest", "reader_verify", "reader_close", "writer_close"):
+    getattr(_c, f"dynemb_{_name}").argtypes = (ctypes.c_void_p,)
+_c.dynemb_row_bytes.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64))
+_c.dynemb_initial_slots.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
+_c.dynemb_reader_open.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p))
+_c.dynemb_reader_rewind.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+_c.dynemb_reader_next.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Block))
+_c.dynemb_writer_open.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p))
+_c.dynemb_writer_add_table.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
+_c.dynemb_writer_add.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Block))
+_c.dynemb_writer_commit.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
+
+
+class SnapshotError(Exception):
+    """A snapshot could not be read or written; the message says which, where and why."""
+
+
+class SnapshotNotFoundError(SnapshotError, FileNotFoundError):
+    """There is no snapshot in the folder, or no such table in the snapshot."""
+
+
+class SnapshotDamagedError(SnapshotError):
+    """Bytes are missing or are not what was written."""
+
+
+_ERRORS = {3: ValueError, 5: SnapshotNotFoundError, 15: SnapshotDamagedError}
+
+
+def _check(code: int) -> None:
+    if code:
+        raise _ERRORS.get(code, SnapshotError)(_c.dynemb_error().decode(errors="replace"))
+
+
+@dataclasses.dataclass(frozen=True)
+class TableInfo:
+    """A table of a snapshot: how many rows it has, how many keys a delta erases, bytes on disk."""
+
+    name: str
+    schema: Schema
+    rows: int
+    erased: int
+    file_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Some rows of a table.
+
+    Args:
+        table: the name of the table.
+        keys: int64 (n,); of a table with string keys their fingerprints.
+        values: the table's value dtype, (n, dim).
+        slots: name of a slot variable -> its numbers, (n, dim) or (n, 1).
+        meta: name of a meta field -> int64 (n,).
+        erased: int64 (m,), of a delta: keys to erase before the rows are put in.
+    """
+
+    table: str
+    keys: np.ndarray
+    values: np.ndarray
+    slots: Mapping[str, np.ndarray]
+    meta: Mapping[str, np.ndarray]
+    erased: np.ndarray
+
+
+class SnapshotReader:
+    """Reads a snapshot; an iterator over (keys, values) of the only table it has.
+
+    A context manager. Memory: one block, about 1 MiB. Whoever saves another snapshot into the folder
+    removes the files that this one reads.
+
+    Args:
+        path: the snapshot's folder.
+
+    Raises:
+        SnapshotNotFoundError: there is no snapshot.
+        SnapshotDamagedError: it is damaged.
+
+    Example:
+
+    >>> import numpy as np, tf_dynemb, tempfile
+    >>> path = tempfile.mkdtemp()
+    >>> with tf_dynemb.snapshot.SnapshotWriter(path) as writer:
+    ...     writer.add_table("users", dim=2)
+    ...     writer.write([3, -7], [[0.5, 1.0], [2.0, 4.0]])
+    >>> with tf_dynemb.snapshot.open(path) as reader:
+    ...     print(reader.tables["users"].rows, [(k.tolist(), v.tolist()) for k, v in reader])
+    2 [([3, -7], [[0.5, 1.0], [2.0, 4.0]])]
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self._handle = ctypes.c_void_p()
+        self.path = os.fspath(path)
+        _check(_c.dynemb_reader_open(os.fsencode(path), ctypes.byref(self._handle)))
+        self.id, self.base, self.created_seconds = "", "", 0
+        self.tables: dict[str, TableInfo] = {}
+        self._parse_manifest(_c.dynemb_reader_manifest(self._handle).decode())
+        self._names = list(self.tables)
+
+    def __enter__(self) -> SnapshotReader:
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def __del__(self):
+        if getattr(self, "_handle", None):
+            self.close()
+
+    def close(self) -> None:
+        """Closes the files. The reader is of no use afterwards."""
+        _c.dynemb_reader_close(self._handle)
+        self._handle = None
+
+    def verify(self) -> None:
+        """Reads everything once; raises SnapshotDamagedError at the first thing that is not right.
+
+        Also that no key has two rows, for which it holds the keys of one table in memory.
+        """
+        _check(_c.dynemb_reader_verify(self._open_handle()))
+        for name in self.tables:
+            keys = [rows.keys for rows in self.rows(name)]
+            keys = np.sort(np.concatenate(keys)) if keys else np.zeros(0, np.int64)
+            twice = keys[1:][keys[1:] == keys[:-1]]
+            if twice.size:
+                raise SnapshotDamagedError(
+                    f"snapshot {self.path}, table {name!r}: key {twice[0]} has more than one row"
+                )
+
+    def rows(self, table: str | None = None) -> Iterator[Rows]:
+        """All rows of a table, or of all tables, in blocks; in no promised order."""
+        number = -1 if table is None else self._names.index(self.known(table))
+        handle, block = self._open_handle(), _Block()
+        _c.dynemb_reader_rewind(handle, number)
+        while True:
+            _check(_c.dynemb_reader_next(handle, ctypes.byref(block)))
+            if block.done:
+                return
+            yield self._rows(block)
+            handle = self._open_handle()
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(keys, values) in blocks, of the only table."""
+        if len(self._names) != 1:
+            raise ValueError(
+                f"snapshot {self.path}: got tables {self._names}, want one to iterate over; "
+                "use rows(table)"
+            )
+        return ((rows.keys, rows.values) for rows in self.rows(self._names[0]) if rows.keys.size)
+
+    def _open_handle(self):
+        if self._handle is None:
+            raise ValueError(f"snapshot {self.path}: the reader is closed")
+        return self._handle
+
+    def known(self, table: str) -> str:
+        """The name, or SnapshotNotFoundError with those that there are."""
+        if table not in self.tables:
+            raise SnapshotNotFoundError(
+                f"snapshot {self.path}: got table {table!r}, it has {self._names}"
+            )
+        return table
+
+    def _parse_manifest(self, text: str) -> None:
+        """FORMAT.md has the lines; the engine has checked them."""
+        lines = iter(text.splitlines())
+        names, totals = [], []
+        schemas = []
+        for line in lines:
+            word, _, rest = line.partition(" ")
+            if word == "id":
+                self.id = rest
+            elif word == "base":
+                self.base = rest
+            elif word == "created":
+                self.created_seconds = int(rest)
+            elif word == "table":
+                names.append(rest)
+                totals.append([0, 0, 0])
+            elif word == "schema":
+                schemas.append(Schema.parse("\n".join(next(lines) for _ in range(int(rest))) + "\n"))
+            elif word == "file":
+                _, table, file_bytes, rows, erased = rest.split()
+                totals[int(table)] = np.add(
+                    totals[int(table)], [int(rows), int(erased), int(file_bytes)]
+                )
+        for name, schema, total in zip(names, schemas, totals, strict=True):
+            self.tables[name] = TableInfo(name, schema, *(int(number) for number in total))
+
+    def _rows(self, block: _Block) -> Rows:
+        """Copies a block, whose memory the next one takes."""
+        name = self._names[block.table]
+        schema, n = self.tables[name].schema, block.rows
+        meta = _array(block.meta, (n, len(schema.meta)), np.int64)
+        slots, first = {}, 0
+        packed = _array(block.slots, (n, sum(slot.width for slot in schema.slots)), schema.slot_dtype)
+        for slot in schema.slots:
+            slots[slot.name] = packed[:, first : first + slot.width]
+            first += slot.width
+        return Rows(
+            table=name,
+            keys=_array(block.keys, (n,), np.int64),
+            values=_array(block.values, (n, schema.dim), schema.value_dtype),
+            slots=slots,
+            meta={field: meta[:, column] for column, field in enumerate(schema.meta)},
+            erased=_array(block.erased_keys, (block.erased,), np.int64),
+        )
+
+
+def _array(address: int | None, shape: tuple[int, ...], dtype) -> np.ndarray:
+    """A copy of what lies at an address."""
+    array = np.empty(shape, dtype)
+    if array.size:
+        ctypes.memmove(array.ctypes.data, address, array.nbytes)
+    return array
+
+
+class SnapshotWriter:
+    """Makes a snapshot of rows from anywhere, for tables to be restored from.
+
+    A context manager: at its end the snapshot is put in place in one step; after an exception it is not,
+    and an earlier one in the folder stays. Memory: one block of about 1 MiB per table.
+
+    Args:
+        path: the snapshot's folder, made if need be.
+        base: makes a delta: the id of the snapshot that it continues.
+
+    Raises:
+        SnapshotError: another snapshot is being saved into the folder, or it cannot be written.
+
+    Example: see SnapshotReader.
+    """
+
+    def __init__(self, path: str | os.PathLike, base: str = ""):
+        self._handle = ctypes.c_void_p()
+        self._base = base
+        self.path = os.fspath(path)
+        self._schemas: dict[str, Schema] = {}
+        _check(_c.dynemb_writer_open(os.fsencode(path), ctypes.byref(self._handle)))
+
+    def __enter__(self) -> SnapshotWriter:
+        return self
+
+    def __exit__(self, exception_type, exception, traceback):
+        if exception_type is None:
+            self.commit()
+        else:
+            self.discard()
+
+    def __del__(self):
+        if getattr(self, "_handle", None):
+            self.discard()
+
+    def add_table(
+        self, name: str, dim: int | None = None, value_dtype="float32", key_dtype="int64", schema=None
+    ) -> None:
+        """Adds a table, before its rows.
+
+        Args:
+            name: by which a restore finds it.
+            dim: numbers per value.
+            value_dtype: a value dtype of tf_dynemb.Variable.
+            key_dtype: "int64", "int32" or "string" (rows are then written by fingerprint).
+            schema: in place of the three: the Schema of another table, such as a reader's
+                `tables[name].schema`, with slots and meta.
+        """
+        if (dim is None) == (schema is None):
+            raise ValueError(f"dim, schema: got {dim!r} and {schema!r}, want exactly one of the two")
+        if schema is None:
+            text = f"dynemb-table 1\nvalue {np.dtype(value_dtype).name} {dim}\nkey {key_dtype}\n"
+            text += "initializer constant 0\n"
+        else:
+            text = schema.text
+        _check(_c.dynemb_writer_add_table(self._open_handle(), name.encode(), text.encode()))
+        self._schemas[name] = Schema.parse(text)
+
+    def write(self, keys, values, slots=None, meta=None, table: str | None = None) -> None:
+        """Adds rows. No key may be written twice in one snapshot; within one call that is checked.
+
+        Args:
+            keys: integers (n,).
+            values: numbers (n, dim).
+            slots: name -> numbers (n, width) of every slot of the schema; without it rows begin with the
+                rule's initial slots.
+            meta: name -> integers (n,) of every meta field of the schema; without it zeros.
+            table: the name of the table; may be left out where there is one.
+        """
+        number, schema = self._table(table)
+        keys = _as(keys, np.int64, "keys", (-1,))
+        n = len(keys)
+        if len(np.unique(keys)) != n:
+            raise ValueError(f"keys: got {n}, of which only {len(np.unique(keys))} are distinct")
+        values = _as(values, schema.value_dtype, "values", (n, schema.dim))
+        block = _Block(table=number, rows=n, keys=keys.ctypes.data, values=values.ctypes.data)
+        if slots is None:
+            packed_slots = self._initial_slots(schema, n)
+        else:
+            packed_slots = _pack(slots, {s.name: s.width for s in schema.slots}, schema.slot_dtype, n)
+        if meta is None:
+            packed_meta = np.zeros((n, len(schema.meta)), np.int64)
+        else:
+            meta = {field: np.reshape(column, (-1, 1)) for field, column in meta.items()}
+            packed_meta = _pack(meta, dict.fromkeys(schema.meta, 1), np.dtype(np.int64), n)
+        block.slots, block.meta = packed_slots.ctypes.data, packed_meta.ctypes.data
+        _check(_c.dynemb_writer_add(self._open_handle(), ctypes.byref(block)))
+
+    def erase(self, keys, table: str | None = None) -> None:
+        """Adds keys (m,) that a delta erases."""
+        number, _ = self._table(table)
+        keys = _as(keys, np.int64, "keys", (-1,))
+        block = _Block(table=number, erased=len(keys), erased_keys=keys.ctypes.data)
+        _check(_c.dynemb_writer_add(self._open_handle(), ctypes.byref(block)))
+
+    def commit(self) -> None:
+        """Puts the snapshot in place. The writer is of no use afterwards."""
+        try:
+            _check(_c.dynemb_writer_commit(self._open_handle(), self._base.encode()))
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Removes what was written since the beginning, unless it was committed."""
+        if self._handle is not None:
+            _c.dynemb_writer_close(self._handle)
+            self._handle = None
+
+    def _open_handle(self):
+        if self._handle is None:
+            raise ValueError(f"snapshot {self.path}: the writer is closed")
+        return self._handle
+
+    def _table(self, name: str | None) -> tuple[int, Schema]:
+        names = list(self._schemas)
+        if name is None and len(names) == 1:
+            name = names[0]
+        if name not in self._schemas:
+            raise ValueError(f"table: got {name!r}, the snapshot has {names}")
+        return names.index(name), self._schemas[name]
+
+    def _initial_slots(self, schema: Schema, n: int) -> np.ndarray:
+        row = np.zeros(sum(slot.width for slot in schema.slots), schema.slot_dtype)
+        _check(_c.dynemb_initial_slots(schema.text.encode(), row.ctypes.data))
+        return np.ascontiguousarray(np.broadcast_to(row, (n, len(row))))
+
+
+def _as(array, dtype, what: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A contiguous array of the dtype, to which nothing but a safe cast may lead."""
+    given = np.asarray(array)
+    floats = np.issubdtype(given.dtype, np.floating) or given.dtype == dtype
+    if not floats and not np.issubdtype(given.dtype, np.integer) and given.size:
+        raise TypeError(f"{what}: got {given.dtype}, want {dtype}")
+    if np.issubdtype(dtype, np.integer) and floats and given.dtype != dtype and given.size:
+        raise TypeError(f"{what}: got {given.dtype}, want {dtype}")
+    if given.ndim != len(shape) or any(
+        want not in (-1, got) for got, want in zip(given.shape, shape, strict=True)
+    ):
+        raise ValueError(f"{what}: got shape {given.shape}, want {shape}")
+    return np.ascontiguousarray(given, dtype)
+
+
+def _pack(parts: Mapping, widths: dict[str, int], dtype: np.dtype, n: int) -> np.ndarray:
+    """Columns of the named parts side by side."""
+    if set(parts) != set(widths):
+        raise ValueError(f"parts of the rows: got {sorted(parts)}, the schema has {sorted(widths)}")
+    if not widths:
+        return np.zeros((n, 0), dtype)
+    return np.concatenate([_as(parts[name], dtype, name, (n, widths[name])) for name in widths], axis=1)

@@ -1,0 +1,266 @@
+"""Tables to snapshots and back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import keras
+import tensorflow as tf
+
+from tf_dynemb.base.op_library import ops
+from tf_dynemb.snapshot.files import SnapshotDamagedError, SnapshotReader
+from tf_dynemb.table.handle import handles_in
+from tf_dynemb.table.table_resource import TableResource
+from tf_dynemb.table.variable import Variable
+
+Tables = Variable | Mapping[str, Variable] | keras.Layer
+
+
+def save(path: str | os.PathLike, tables: Tables, base: str = "", follow: bool = False) -> str:
+    """Saves tables to a snapshot, shards in parallel, with about 1 MiB of extra memory per shard.
+
+    The new snapshot takes the place of one that is in the folder in a single step, at the end: whatever
+    happens before leaves the old one. Others may train, upsert and remove meanwhile: of each row the
+    snapshot has value, slots and meta as they were at one moment between the call and its return; a row
+    that is there throughout is in it exactly once, one that comes or goes may be. The format is in
+    cc/core/snapshot/FORMAT.md.
+
+    Args:
+        path: a folder of this machine's file systems; made if need be.
+        tables: a Variable; or name -> Variable; or a Keras model or layer, whose tables are all saved by
+            their names.
+        base: saves a delta: only the rows that were written, and the keys that were removed, since the
+            snapshot with this id; see `follow`. A delta follows changes itself, so that the next one can
+            continue it.
+        follow: from now on follow changes in the tables, so that this snapshot can be the base of a
+            delta. Costs 8 bytes per row, and up to 16 MiB per shard for removed keys.
+
+    Returns:
+        The id of the snapshot, 16 hex digits.
+
+    Raises:
+        tf.errors.FailedPreconditionError: another snapshot is being saved into the folder; or `base` is
+            not a snapshot that the tables can tell the changes since: save a full one.
+        tf.errors.InvalidArgumentError: a path or name that cannot be.
+        tf.errors.ResourceExhaustedError: no space. The earlier snapshot is still there.
+
+    Example:
+
+    >>> import tensorflow as tf, tf_dynemb, tempfile
+    >>> users = tf_dynemb.Variable(dim=1, name="users")
+    >>> users.upsert(tf.constant([1, 2], tf.int64), tf.constant([[10.0], [20.0]]))
+    >>> full, delta = tempfile.mkdtemp(), tempfile.mkdtemp()
+    >>> base = tf_dynemb.snapshot.save(full, users, follow=True)
+    >>> users.upsert(tf.constant([2, 3], tf.int64), tf.constant([[21.0], [30.0]]))
+    >>> _ = tf_dynemb.snapshot.save(delta, users, base=base)
+    >>> other = tf_dynemb.Variable(dim=1, name="users", devices=["/CPU:0"] * 3)
+    >>> tf_dynemb.snapshot.restore([full, delta], other)
+    >>> other.lookup(tf.constant([1, 2, 3], tf.int64)).numpy().tolist()
+    [[10.0], [21.0], [30.0]]
+    """
+    tables = _by_name(tables)
+    identity = ops.dynemb_snapshot_save(
+        [table.resource.resource_handle for table in tables.values()],
+        list(tables),
+        os.fspath(path),
+        base,
+        follow=follow,
+    )
+    return identity.numpy().decode()
+
+
+def restore(path, tables: Tables, follow: bool = False) -> None:
+    """Makes tables hold what a snapshot holds, on whatever shards they have.
+
+    The rows are read beside those that the tables have, which are replaced at the end, all tables at
+    once, unless something failed before.
+
+    Args:
+        path: a snapshot's folder; or a list: of a full snapshot and of the deltas that continue it.
+        tables: as of `save`. Tables of the snapshot that are not named are left out.
+        follow: as of `save`: so that the last snapshot of the list can be the base of a delta.
+
+    Raises:
+        SnapshotNotFoundError: there is no snapshot, or it has no table of a name.
+        SnapshotDamagedError, tf.errors.DataLossError: it is damaged. The tables are as they were.
+        ValueError: the list is not a full snapshot and deltas that continue each other.
+        tf.errors.FailedPreconditionError: the rows do not fit the table: other key or value dtype, dim,
+            meta or optimizer rule. The tables are as they were.
+    """
+    if not tf.executing_eagerly():
+        raise RuntimeError("snapshot.restore works eagerly; call it outside of tf.function")
+    tables = _by_name(tables)
+    readers = [SnapshotReader(each) for each in _paths(path)]
+    _check_chain(readers)
+    staged = [
+        (table.resource, _load(table.resource, readers, name, follow)) for name, table in tables.items()
+    ]
+    for resource, loaded in staged:
+        ops.dynemb_swap(resource.resource_handle, loaded.resource_handle)
+
+
+def load_delta(path, tables: Tables) -> None:
+    """Puts the changes of a delta into tables that serve, eagerly or in a graph.
+
+    The delta is read through once before anything changes. Then its rows take effect one after the
+    other, while lookups go on: a lookup sees each row as it was or as it will be. For a table without
+    slot variables, such as one exported for serving, the delta's slots are left out.
+
+    Applying a delta to a table that is already further on, up to the moment that the delta was made,
+    changes nothing of the result; so a model that was exported at any time between the base and the
+    delta can take it. Afterwards only the delta that continues this one is taken.
+
+    Args:
+        path: the delta's folder, a string or a scalar string tensor.
+        tables: as of `save`.
+
+    Raises:
+        tf.errors.DataLossError: the delta is damaged; the tables are as they were. If a file fails in
+            the second reading, some of its rows have taken effect; loading it again completes them.
+        tf.errors.InvalidArgumentError: the delta does not continue what the table has loaded.
+    """
+    path = tf.convert_to_tensor(path, tf.string)
+    tables = _by_name(tables)
+    identity, base = ops.dynemb_snapshot_verify(path)
+    resources = {name: table.resource for name, table in tables.items()}
+    checks = []
+    for name, resource in resources.items():
+        holds = ops.dynemb_get_snapshot(resource.resource_handle)
+        fits = (holds == "") | (holds == base) | (holds == identity)
+        message = f"table {name}: the delta's base is not the snapshot that the table holds"
+        checks.append(tf.debugging.Assert(fits & (base != ""), [message, base, holds]))
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        path = tf.identity(path)
+    done = []
+    for name, resource in resources.items():
+        _, _, own_slots, _, own_schema, _ = resource.export_rows(limit=0)
+        has_slots = tf.shape(own_slots)[1] > 0
+        with tf.control_dependencies([_apply(path, name, resource, has_slots, own_schema)]):
+            done.append(ops.dynemb_set_snapshot(resource.resource_handle, identity))
+    return None if tf.executing_eagerly() else tf.group(*done)
+
+
+def delta_function(tables: Tables):
+    """A tf.function that loads a delta, to be exported as a signature of a model that serves.
+
+    Args:
+        tables: as of `save`; of a model's tables those that the export carries.
+
+    Returns:
+        A function of a scalar string, the delta's folder, that returns {"loaded": the same}.
+
+    Example:
+
+    >>> import keras, tensorflow as tf, tf_dynemb, tempfile
+    >>> layer = tf_dynemb.keras.Embedding(2, name="users")
+    >>> model = keras.Sequential([keras.Input((), dtype="int64"), layer])
+    >>> archive = keras.export.ExportArchive()
+    >>> archive.track(model)
+    >>> _ = archive.add_endpoint("serve", model.call, [keras.InputSpec(shape=(None,), dtype="int64")])
+    >>> _ = archive.add_endpoint("load_delta", tf_dynemb.snapshot.delta_function(model))
+    >>> archive.write_out(tempfile.mkdtemp(), verbose=False)
+    """
+    tables = _by_name(tables)
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.string, name="path")])
+    def load(path):
+        with tf.control_dependencies([load_delta(path, tables)]):
+            return {"loaded": tf.identity(path)}
+
+    return load
+
+
+def _apply(path, name: str, resource: TableResource, has_slots, own_schema):
+    """All erasures and rows of one table of a delta; returns what runs when they are done."""
+
+    def more(cursor, done):
+        return ~done
+
+    def step(cursor, done):
+        keys, values, slots, meta, erased, schema, cursor, done = ops.dynemb_snapshot_read(
+            path, name, cursor, dtype=resource.value_dtype
+        )
+        slots = tf.cond(has_slots, lambda: slots, lambda: tf.zeros([tf.size(keys), 0], tf.uint8))
+        schema = tf.where(has_slots, schema, own_schema)
+        removed = resource.remove(erased)
+        with tf.control_dependencies([] if removed is None else [removed]):
+            imported = resource.import_rows(keys, values, slots, meta, schema, replace=False)
+        with tf.control_dependencies([] if imported is None else [imported]):
+            return tf.identity(cursor), tf.identity(done)
+
+    return tf.while_loop(more, step, (tf.zeros([3], tf.int64), tf.constant(False)))[1]
+
+
+def _load(resource: TableResource, readers: Sequence[SnapshotReader], name: str, follow: bool):
+    """A table with the rows of a chain of snapshots, like `resource` and beside it."""
+    info = readers[0].tables[readers[0].known(name)]
+    staged = resource.empty_copy(info.rows)
+    handle = staged.resource_handle
+    for reader in readers:
+        path, cursor, done = reader.path, tf.zeros([3], tf.int64), False
+        beginning = reader is readers[0]
+        while not done:
+            keys, values, slots, meta, erased, schema, cursor, done = ops.dynemb_snapshot_read(
+                path, name, cursor, dtype=resource.value_dtype
+            )
+            if beginning:
+                staged.import_rows(keys[:0], values[:0], slots[:0], meta[:0], schema, replace=True)
+                ops.dynemb_set_snapshot(handle, reader.id, follow=follow)
+                beginning = False
+            staged.remove(erased)
+            staged.import_rows(keys, values, slots, meta, schema, replace=False)
+        rows, _ = ops.dynemb_size(handle)
+        if reader is readers[0] and int(tf.reduce_sum(rows)) != info.rows:
+            raise SnapshotDamagedError(
+                f"snapshot {path}, table {name!r}: got {info.rows} rows of which only "
+                f"{int(tf.reduce_sum(rows))} have keys of their own"
+            )
+        # What has been read so far is of the version that ends here.
+        ops.dynemb_set_snapshot(handle, reader.id, follow=follow)
+    return staged
+
+
+def _check_chain(readers: Sequence[SnapshotReader]) -> None:
+    want = ""
+    for reader in readers:
+        if reader.base != want:
+            raise ValueError(
+                f"path: {reader.path} continues {reader.base or 'nothing: it is a full one'}, want "
+                + (f"{want}, which comes before it in the list" if want else "a full snapshot first")
+            )
+        want = reader.id
+
+
+def _paths(path) -> list[str]:
+    if isinstance(path, (str, os.PathLike)):
+        return [os.fspath(path)]
+    paths = [os.fspath(each) for each in path]
+    if not paths:
+        raise ValueError("path: got an empty list, want a full snapshot and its deltas")
+    return paths
+
+
+def _by_name(tables: Tables) -> dict[str, Variable]:
+    """name -> table, of whatever holds tables."""
+    if isinstance(tables, Variable):
+        return {tables.name: tables}
+    if isinstance(tables, Mapping):
+        named = list(tables.items())
+    elif isinstance(tables, keras.Layer):
+        named = [(handle.table.name, handle.table) for handle in handles_in(tables.variables)]
+    else:
+        raise TypeError(
+            f"tables: got {type(tables).__name__}, want a Variable, a dict of them, or a Keras model "
+            "or layer"
+        )
+    for name, table in named:
+        if not isinstance(table, Variable):
+            raise TypeError(f"tables: got {type(table).__name__} for {name!r}, want a Variable")
+    if not named:
+        raise ValueError("tables: got none; is the model built?")
+    if len(dict(named)) < len(named):
+        raise ValueError(
+            f"tables: got the names {[name for name, _ in named]}; give tables of equal names as a dict"
+        )
+    return dict(named)
