@@ -137,7 +137,6 @@ class ImportOp : public OpKernel {
     TableSchema from;
     OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
     OP_REQUIRES_OK(context, GetKeys(context, &inputs));
-    OP_REQUIRES_OK(context, GetRows(context, "values", inputs, table.schema, &rows.values));
     OP_REQUIRES_OK(context, context->input("schema", &schema_text));
     OP_REQUIRES(
         context, schema_text->NumElements() == 1,
@@ -147,6 +146,7 @@ class ImportOp : public OpKernel {
                                 schema_text->flat<tensorflow::tstring>()(0), &from)));
     OP_REQUIRES_OK(context, ToTensorFlow(CheckCompatible(from, table.schema)));
     const RowLayout layout(from);
+    OP_REQUIRES_OK(context, GetRows(context, "values", inputs, table.schema, &rows.values));
     OP_REQUIRES_OK(context, GetBytes(context, "slots", inputs, layout.slots_bytes, &slots));
     OP_REQUIRES_OK(context, GetBytes(context, "meta", inputs, layout.meta_bytes, &meta));
     rows.keys = inputs.keys;

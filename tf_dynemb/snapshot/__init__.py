@@ -5,6 +5,7 @@ write snapshots as NumPy arrays, without a model. `python -m tf_dynemb.snapshot 
 line.
 """
 
+from tf_dynemb.snapshot.convert import compact, diff, export_table, import_table
 from tf_dynemb.snapshot.files import (
     SnapshotDamagedError,
     SnapshotError,
@@ -21,7 +22,11 @@ __all__ = [
     "SnapshotNotFoundError",
     "SnapshotReader",
     "SnapshotWriter",
+    "compact",
     "delta_function",
+    "diff",
+    "export_table",
+    "import_table",
     "load_delta",
     "open",
     "restore",

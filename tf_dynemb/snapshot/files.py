@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+import tensorflow as tf
 
 from tf_dynemb.base.op_library import LIBRARY_PATH
 from tf_dynemb.table.schema import Schema
@@ -304,7 +305,7 @@ class SnapshotWriter:
         if (dim is None) == (schema is None):
             raise ValueError(f"dim, schema: got {dim!r} and {schema!r}, want exactly one of the two")
         if schema is None:
-            text = f"dynemb-table 1\nvalue {np.dtype(value_dtype).name} {dim}\nkey {key_dtype}\n"
+            text = f"dynemb-table 1\nvalue {tf.as_dtype(value_dtype).name} {dim}\nkey {key_dtype}\n"
             text += "initializer constant 0\n"
         else:
             text = schema.text

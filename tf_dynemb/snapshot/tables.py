@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb.base.op_library import ops
+from tf_dynemb.snapshot.convert import check_chain
 from tf_dynemb.snapshot.files import SnapshotDamagedError, SnapshotReader
 from tf_dynemb.table.handle import handles_in
 from tf_dynemb.table.table_resource import TableResource
@@ -92,7 +93,7 @@ def restore(path, tables: Tables, follow: bool = False) -> None:
         raise RuntimeError("snapshot.restore works eagerly; call it outside of tf.function")
     tables = _by_name(tables)
     readers = [SnapshotReader(each) for each in _paths(path)]
-    _check_chain(readers)
+    check_chain(readers)
     staged = [
         (table.resource, _load(table.resource, readers, name, follow)) for name, table in tables.items()
     ]
@@ -128,7 +129,7 @@ def load_delta(path, tables: Tables) -> None:
     for name, resource in resources.items():
         holds = ops.dynemb_get_snapshot(resource.resource_handle)
         fits = (holds == "") | (holds == base) | (holds == identity)
-        message = f"table {name}: the delta's base is not the snapshot that the table holds"
+        message = f"table {name}: the base of the delta is not the snapshot that the table holds"
         checks.append(tf.debugging.Assert(fits & (base != ""), [message, base, holds]))
     with tf.control_dependencies([check for check in checks if check is not None]):
         path = tf.identity(path)
@@ -221,24 +222,10 @@ def _load(resource: TableResource, readers: Sequence[SnapshotReader], name: str,
     return staged
 
 
-def _check_chain(readers: Sequence[SnapshotReader]) -> None:
-    want = ""
-    for reader in readers:
-        if reader.base != want:
-            raise ValueError(
-                f"path: {reader.path} continues {reader.base or 'nothing: it is a full one'}, want "
-                + (f"{want}, which comes before it in the list" if want else "a full snapshot first")
-            )
-        want = reader.id
-
-
 def _paths(path) -> list[str]:
     if isinstance(path, (str, os.PathLike)):
         return [os.fspath(path)]
-    paths = [os.fspath(each) for each in path]
-    if not paths:
-        raise ValueError("path: got an empty list, want a full snapshot and its deltas")
-    return paths
+    return [os.fspath(each) for each in path]
 
 
 def _by_name(tables: Tables) -> dict[str, Variable]:

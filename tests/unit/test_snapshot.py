@@ -1,0 +1,396 @@
+"""tf_dynemb.snapshot: tables to folders and back, whole and by what has changed, while others write."""
+
+import gc
+import os
+import random
+import subprocess
+import sys
+import threading
+
+import keras
+import numpy as np
+import pytest
+import saving_models as m
+import tensorflow as tf
+from table_rows import int64, rows_of, schema_of, values_of
+
+import tf_dynemb
+from tf_dynemb import snapshot
+
+
+@pytest.mark.parametrize("optimizer", m.OPTIMIZERS)
+def test_everything_in_the_rows_comes_back(optimizer, tmp_path):
+    model = m.trained(optimizer=optimizer)
+    snapshot.save(tmp_path, model)
+    want = m.rows(model)
+    other = m.ready(m.make(optimizer=optimizer))
+    snapshot.restore(tmp_path, other)
+    assert m.rows(other) == want
+    m.train(model, 3, 6)
+    assert m.rows(model) != want
+    snapshot.restore(tmp_path, model)
+    assert m.rows(model) == want
+
+
+@pytest.mark.parametrize("before, after", [(1, 3), (3, 1), (2, 5), (5, 2)])
+def test_rows_are_the_same_on_any_number_of_shards(before, after, tmp_path):
+    model = m.trained(shards=before)
+    snapshot.save(tmp_path, model)
+    other = m.make(shards=after)
+    snapshot.restore(tmp_path, other)
+    assert m.rows(other) == m.rows(model)
+    for table in m.tables(other):
+        for shard in range(after):
+            assert int(table.size(shard)) == sum(key % after == shard for key in rows_of(table))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "int32", "int64"])
+def test_value_dtypes(dtype, tmp_path):
+    table = tf_dynemb.Variable(value_dtype=dtype, dim=3, name="t")
+    keys = tf.range(-3000, 3000, dtype=tf.int64)
+    table.upsert(keys, tf.cast(tf.random.uniform((6000, 3), -100, 100), dtype))
+    snapshot.save(tmp_path, table)
+    other = tf_dynemb.Variable(value_dtype=dtype, dim=3, devices=["/CPU:0"] * 2, name="t")
+    snapshot.restore(tmp_path, other)
+    assert rows_of(other) == rows_of(table)
+
+
+def test_the_seed_comes_along_as_in_a_checkpoint(tmp_path):
+    table = tf_dynemb.Variable(dim=4, initializer="uniform", name="t")
+    snapshot.save(tmp_path, table)
+    other = tf_dynemb.Variable(dim=4, initializer="uniform", name="t")
+    unseen = int64([5, -5])
+    assert not np.array_equal(other.lookup(unseen), table.lookup(unseen))
+    snapshot.restore(tmp_path, other)
+    np.testing.assert_array_equal(other.lookup(unseen), table.lookup(unseen))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_chain_of_deltas_is_the_table(seed, tmp_path):
+    """Random writes of all kinds between deltas; each prefix of the chain is the table of its time."""
+    draw = random.Random(seed)
+    table = tf_dynemb.Variable(dim=2, devices=["/CPU:0"] * draw.choice([1, 3]), name="t")
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+
+    def write():
+        keys = int64(draw.sample(range(60), draw.randint(1, 12)))
+        kind = draw.choice(["upsert", "remove", "train", "accum"])
+        if kind == "upsert":
+            table.upsert(keys, tf.random.normal((len(keys), 2)))
+        elif kind == "remove":
+            table.remove(keys)
+        elif kind == "accum":
+            old, exists = table.lookup(keys, return_exists=True)
+            table.accum(keys, old, old + 1, exists)
+        else:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, keys) ** 2)
+            optimizer.apply([tape.gradient(loss, table.handle)], [table.handle])
+
+    for _ in range(10):
+        write()
+    chain, want = [tmp_path / "0"], [rows_of(table)]
+    base = snapshot.save(chain[0], table, follow=True)
+    for step in range(1, 6):
+        for _ in range(draw.randint(0, 6)):
+            write()
+        chain.append(tmp_path / str(step))
+        base = snapshot.save(chain[-1], table, base=base)
+        want.append(rows_of(table))
+    for n in range(1, len(chain) + 1):
+        other = tf_dynemb.Variable(dim=2, devices=["/CPU:0"] * 2, name="t")
+        snapshot.restore(chain[:n], other)
+        assert rows_of(other) == want[n - 1]
+    compacted = tmp_path / "all"
+    snapshot.compact(compacted, chain)
+    other = tf_dynemb.Variable(dim=2, name="t")
+    snapshot.restore(compacted, other)
+    assert rows_of(other) == want[-1]
+    with snapshot.open(compacted) as reader:
+        reader.verify()
+
+
+def test_a_restored_table_continues_the_chain(tmp_path):
+    table = tf_dynemb.Variable(dim=1, name="t")
+    table.upsert(int64(range(100)), tf.random.normal((100, 1)))
+    base = snapshot.save(tmp_path / "base", table, follow=True)
+    other = tf_dynemb.Variable(dim=1, name="t")
+    snapshot.restore(tmp_path / "base", other, follow=True)
+    other.upsert(int64([3, 300]), [[3.0], [300.0]])
+    other.remove(int64([4]))
+    snapshot.save(tmp_path / "delta", other, base=base)
+    with snapshot.open(tmp_path / "delta") as delta:
+        (rows,) = [rows for rows in delta.rows() if rows.keys.size]
+        assert sorted(rows.keys) == [3, 300]
+        assert (delta.tables["t"].rows, delta.tables["t"].erased) == (2, 1)
+    snapshot.restore([tmp_path / "base", tmp_path / "delta"], table)
+    assert rows_of(table) == rows_of(other)
+
+
+def test_a_delta_of_what_is_not_known_is_refused(tmp_path):
+    table = tf_dynemb.Variable(dim=1, name="t")
+    table.upsert(int64([1]), [[1.0]])
+    plain = snapshot.save(tmp_path / "plain", table)
+    followed = snapshot.save(tmp_path / "followed", table, follow=True)
+    for base, why in (
+        (plain, "the table does not know what has changed since this snapshot"),
+        ("0123456789abcdef", "the table does not know"),
+    ):
+        with pytest.raises(tf.errors.FailedPreconditionError, match=why):
+            snapshot.save(tmp_path / "delta", table, base=base)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="want 16 hex digits"):
+        snapshot.save(tmp_path / "delta", table, base="latest")
+    table.clear()
+    with pytest.raises(tf.errors.FailedPreconditionError, match="was cleared"):
+        snapshot.save(tmp_path / "delta", table, base=followed)
+    assert not (tmp_path / "delta" / "MANIFEST").exists()
+
+
+def test_rows_that_a_restore_brings_are_changes(tmp_path):
+    """A restore from elsewhere ends the chain: a delta of the base could not tell what is gone."""
+    table = tf_dynemb.Variable(dim=1, name="t")
+    table.upsert(int64([1]), [[1.0]])
+    snapshot.save(tmp_path / "other", table)
+    base = snapshot.save(tmp_path / "base", table, follow=True)
+    snapshot.restore(tmp_path / "other", table)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="does not know"):
+        snapshot.save(tmp_path / "delta", table, base=base)
+
+
+def trained_pair():
+    """A model with a table of strings and one of integers."""
+    users = tf_dynemb.keras.Embedding(3, name="users")
+    tags = tf_dynemb.keras.Embedding(2, key_dtype="string", combiner="mean", name="tags")
+    user = keras.Input((), dtype="int64", name="user")
+    tag = keras.Input((2,), dtype="string", name="tag")
+    score = keras.layers.Dense(1)(keras.layers.Concatenate()([users(user), tags(tag)]))
+    model = keras.Model([user, tag], score)
+    model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad(0.1)), "mse")
+    return model
+
+
+def train(model, step):
+    draw = np.random.default_rng(step)
+    users = draw.integers(0, 50, 64)
+    tags = np.array([["a", "b"], ["c", f"new{step}"]])[draw.integers(0, 2, 64)]
+    model.train_on_batch(
+        [tf.constant(users), tf.constant(tags)], draw.normal(size=(64, 1)).astype("float32")
+    )
+
+
+def test_a_model_that_serves_takes_deltas(tmp_path):
+    """Exported after the base, loaded elsewhere: after each delta it predicts as the trainer."""
+    model = trained_pair()
+    for step in range(3):
+        train(model, step)
+    base = snapshot.save(tmp_path / "base", model, follow=True)
+    train(model, 3)  # the export is ahead of the base
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    signature = [keras.InputSpec(shape=i.shape, dtype=i.dtype) for i in model.inputs]
+    archive.add_endpoint("serve", model.call, [signature])
+    archive.add_endpoint("load_delta", snapshot.delta_function(model))
+    archive.write_out(tmp_path / "model", verbose=False)
+    served = tf.saved_model.load(tmp_path / "model")
+    users, tags = tf.range(60, dtype=tf.int64), tf.constant([["a", "new3"]] * 30 + [["c", "x"]] * 30)
+    dense = [weight.numpy() for weight in model.weights if weight.shape[0] != 0]
+    for step in (4, 5):
+        train(model, step)
+        users_table = model.get_layer("users").table
+        users_table.remove(int64([step]))
+        for weight, value in zip([w for w in model.weights if w.shape[0] != 0], dense, strict=True):
+            weight.assign(value)  # a delta carries rows, not dense weights
+        folder = tmp_path / f"delta{step}"
+        base = snapshot.save(folder, model, base=base)
+        loaded = served.signatures["load_delta"](path=tf.constant(str(folder)))
+        assert loaded["loaded"].numpy() == str(folder).encode()
+        np.testing.assert_array_equal(served.serve([users, tags]), model([users, tags]))
+    # The first delta again: it does not continue the second.
+    before = served.serve([users, tags])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not the snapshot that the table holds"):
+        served.signatures["load_delta"](path=tf.constant(str(tmp_path / "delta4")))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="base of the delta is not"):
+        served.signatures["load_delta"](path=tf.constant(str(tmp_path / "base")))
+    damage(tmp_path / "delta5")
+    with pytest.raises(tf.errors.DataLossError, match="checksum"):
+        served.signatures["load_delta"](path=tf.constant(str(tmp_path / "delta5")))
+    np.testing.assert_array_equal(served.serve([users, tags]), before)
+
+
+def test_a_delta_for_a_table_without_slots_leaves_them_out(tmp_path):
+    model = m.trained(optimizer="adam")
+    base = snapshot.save(tmp_path / "base", model, follow=True)
+    serving = {table.name: tf_dynemb.Variable(dim=table.dim, key_dtype=table.key_dtype, name=table.name)
+               for table in m.tables(model)}  # fmt: skip
+    for table in m.tables(model):
+        serving[table.name].resource.import_rows(
+            *(
+                part if i != 2 else part[:, :0]
+                for i, part in enumerate(table.resource.export_rows()[:4])
+            ),
+            schema_of(serving[table.name]),
+            replace=True,
+        )
+    m.train(model, 3, 6)
+    snapshot.save(tmp_path / "delta", model, base=base)
+    snapshot.load_delta(str(tmp_path / "delta"), serving)
+    for table in m.tables(model):
+        assert values_of(serving[table.name]) == values_of(table)
+        assert "rule" not in schema_of(serving[table.name])
+
+
+def damage(folder):
+    """Flips one bit in the middle of the largest file."""
+    path = max(folder.glob("rows-*"), key=lambda path: path.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def test_what_cannot_be_restored_leaves_all_tables_as_they_were(tmp_path):
+    a, b = (tf_dynemb.Variable(dim=2, name=name) for name in "ab")
+    for table in (a, b):
+        table.upsert(int64([1, 2]), [[1.0, 2.0], [3.0, 4.0]])
+    tables = {"a": a, "b": b}
+    snapshot.save(tmp_path / "s", tables)
+    for table in (a, b):
+        table.upsert(int64([1, 7]), [[9.0, 9.0], [9.0, 9.0]])
+    want = rows_of(a), rows_of(b)
+
+    def refused(error, match, path=tmp_path / "s", into=tables):
+        with pytest.raises(error, match=match):
+            snapshot.restore(path, into)
+        assert (rows_of(a), rows_of(b)) == want
+
+    failed = tf.errors.FailedPreconditionError
+    refused(failed, "dim is 2, the table's is 3", into={"a": a, "b": tf_dynemb.Variable(dim=3)})
+    refused(failed, "key dtype is int64, the table's is string",
+            into={"a": a, "b": tf_dynemb.Variable(key_dtype=tf.string, dim=2)})  # fmt: skip
+    refused(failed, "value dtype is float32, the table's is float64",
+            into={"a": a, "b": tf_dynemb.Variable(value_dtype="float64", dim=2)})  # fmt: skip
+    refused(snapshot.SnapshotNotFoundError, "got table 'c', it has", into={"a": a, "c": b})
+    refused(snapshot.SnapshotNotFoundError, "there is no snapshot in", tmp_path / "nowhere")
+    refused(ValueError, "empty list", [])
+    refused(ValueError, "want .*, which comes before it", [tmp_path / "s", tmp_path / "s"])
+    refused(TypeError, "tables: got int", into=3)
+    refused(TypeError, "tables: got int for 'a'", into={"a": 3})
+    refused(ValueError, "tables: got none", into={})
+    damage(tmp_path / "s")
+    refused(tf.errors.DataLossError, "the block is damaged: its checksum differs")
+    (tmp_path / "s" / "MANIFEST").write_text("dynemb-snapshot 2\n")
+    refused(snapshot.SnapshotError, "got format version 2, this reader knows 1")
+
+
+def test_paths_that_cannot_be(tmp_path):
+    table = tf_dynemb.Variable(name="t")
+    for path in ("", "gs://bucket/s"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="want a folder of this machine's"):
+            snapshot.save(path, table)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(tf.errors.NotFoundError, match="Not a directory"):
+        snapshot.save(tmp_path / "file" / "s", table)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="table name: got ''"):
+        snapshot.save(tmp_path / "s", {"": table})
+
+
+def test_another_save_takes_the_place_of_the_first(tmp_path):
+    table = tf_dynemb.Variable(dim=1, devices=["/CPU:0"] * 2, name="t")
+    for step in range(3):
+        table.upsert(int64([step]), [[float(step)]])
+        snapshot.save(tmp_path, table)
+        assert len(list(tmp_path.glob("rows-*"))) == 2, "files of the earlier snapshot are gone"
+    other = tf_dynemb.Variable(dim=1, name="t")
+    snapshot.restore(tmp_path, other)
+    assert values_of(other) == {0: [0.0], 1: [1.0], 2: [2.0]}
+
+
+def test_rows_are_whole_while_others_write(tmp_path):
+    """Writers set all numbers of a row to one number; others come and go."""
+    table = tf_dynemb.Variable(dim=8, devices=["/CPU:0"] * 2, name="t")
+    lasting = tf.range(2000, dtype=tf.int64)
+    table.upsert(lasting, tf.zeros((2000, 8)))
+    stop = threading.Event()
+    writes = [0, 0]
+
+    def write(thread):
+        draw = np.random.default_rng(thread)
+        while not stop.is_set():
+            keys = draw.permutation(2000)[:500]
+            table.upsert(int64(keys), np.repeat(draw.normal(size=(500, 1)), 8, 1).astype("float32"))
+            passing = int64(draw.integers(10_000, 11_000, 100))
+            table.upsert(passing, tf.fill((100, 8), 5.0))
+            table.remove(passing)
+            writes[thread] += 1
+
+    threads = [threading.Thread(target=write, args=(thread,)) for thread in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(10):
+            done = list(writes)
+            snapshot.save(tmp_path, table)
+            with snapshot.open(tmp_path) as reader:
+                keys, values = map(np.concatenate, zip(*reader, strict=True))
+            assert sorted(keys[keys < 10_000]) == list(range(2000))
+            assert len(set(keys.tolist())) == len(keys)
+            assert (values == values[:, :1]).all()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert all(now > 0 for now in writes) and done != [0, 0]
+
+
+_MEMORY = """
+import resource, sys
+import tensorflow as tf, tf_dynemb
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+rows, dim, path = 500_000, 64, sys.argv[2]
+def make():
+    return tf_dynemb.Variable(dim=dim, devices=["/CPU:0"] * 2, init_size=rows, name="t")
+
+table = make()
+small = tf_dynemb.Variable(dim=dim, name="t")
+small.upsert(tf.range(10, dtype=tf.int64), tf.zeros((10, dim)))
+tf_dynemb.snapshot.save(path + "/warm", small)
+tf_dynemb.snapshot.restore(path + "/warm", small)
+if sys.argv[1] == "save":
+    for first in range(0, rows, 10_000):
+        table.upsert(tf.range(first, first + 10_000, dtype=tf.int64), tf.random.normal((10_000, dim)))
+    before = peak()
+    tf_dynemb.snapshot.save(path + "/s", table)
+    print(peak() - before)
+else:
+    before = peak()
+    tf_dynemb.snapshot.restore(path + "/s", table)
+    print(peak() - before - int(table.memory_bytes()) / 2**20)
+assert int(table.size()) == rows
+"""
+
+
+def test_saving_and_restoring_take_no_second_copy(tmp_path):
+    """120 MiB of rows with at most 64 MiB beside them; measured 8 and 40 (the peak of the process)."""
+    for what in ("save", "restore"):
+        done = subprocess.run(
+            [sys.executable, "-c", _MEMORY, what, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert float(done.stdout) < 64, what
+
+
+def test_open_files_do_not_pile_up(tmp_path):
+    table = tf_dynemb.Variable(dim=1, name="t")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        snapshot.save(tmp_path, table)
+        snapshot.restore(tmp_path, table)
+        with pytest.raises(snapshot.SnapshotNotFoundError):
+            snapshot.restore(tmp_path, {"other": table})
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before

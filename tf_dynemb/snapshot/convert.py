@@ -1,0 +1,391 @@
+"""Snapshots from and to other files, compared, and merged with their deltas. No model is needed.
+
+Files, by their endings:
+
+    .npz       NumPy arrays `keys` (n,), `values` (n, dim), `slots/<name>`, `meta/<field>`, and
+               `schema`, the table's text; all in memory at once
+    .parquet   columns `key`, `value` (lists of dim), `slots/<name>`, `meta/<field>`, the schema in the
+               file's metadata; read and written in blocks (needs pyarrow)
+    -keys      TFRA's pair of raw files `<anything>-keys` and `<anything>-values`, without a header: dim
+               and dtypes must be said; read only
+
+A file without a schema makes a table of keys and values alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb.snapshot.files import Rows, SnapshotReader, SnapshotWriter
+from tf_dynemb.table.schema import Schema
+
+_BATCH_ROWS = 65536
+
+# Called with the number of rows that have been done since the last call.
+Progress = Callable[[int], object]
+
+
+def _silent(rows: int) -> None:
+    """Shows nothing."""
+
+
+def export_table(
+    path: str | os.PathLike, table: str, target: str | os.PathLike, progress: Progress = _silent
+) -> int:
+    """Writes one table of a snapshot to a .npz or .parquet file; returns the number of rows.
+
+    Raises:
+        ValueError: a target of another ending.
+        SnapshotError: what reading the snapshot raises.
+    """
+    with SnapshotReader(path) as reader:
+        schema = reader.tables[reader.known(table)].schema
+        blocks = (rows for rows in reader.rows(table) if rows.keys.size)
+        return _format(target).write(pathlib.Path(target), schema, blocks, progress)
+
+
+def import_table(
+    path: str | os.PathLike,
+    table: str,
+    sources: Iterable[str | os.PathLike],
+    dim: int | None = None,
+    value_dtype: str = "float32",
+    key_dtype: str = "int64",
+    progress: Progress = _silent,
+) -> int:
+    """Makes a snapshot of one table from files; returns the number of rows.
+
+    Args:
+        path: the snapshot's folder.
+        table: the table's name in it.
+        sources: .npz, .parquet or TFRA's -keys files; no key may be in them twice.
+        dim: numbers per row, of files that do not say it themselves.
+        value_dtype: of raw files.
+        key_dtype: the table's; of raw files also that of their keys.
+        progress: is told of rows.
+
+    Raises:
+        ValueError: files that do not fit each other, or of which something must be said.
+    """
+    total = 0
+    with SnapshotWriter(path) as writer:
+        for source in sources:
+            numbers = np.dtype(tf.as_dtype(value_dtype).as_numpy_dtype)
+            stated = _Stated(dim, numbers, np.dtype("int32" if key_dtype == "int32" else "int64"))
+            schema, blocks = _format(source).read(pathlib.Path(source), stated)
+            for rows in blocks:
+                if not total:
+                    if schema is None:
+                        writer.add_table(table, rows.values.shape[1], rows.values.dtype, key_dtype)
+                    else:
+                        writer.add_table(table, schema=schema)
+                slots, meta = (rows.slots, rows.meta) if schema else (None, None)
+                writer.write(rows.keys, rows.values, slots, meta)
+                total += len(rows.keys)
+                progress(len(rows.keys))
+        if not total:
+            raise ValueError(f"sources: got {list(map(str, sources))}, which have no rows")
+    return total
+
+
+def compact(
+    path: str | os.PathLike, chain: Iterable[str | os.PathLike], progress: Progress = _silent
+) -> str:
+    """Merges a full snapshot and the deltas that continue it into one full snapshot.
+
+    Holds the keys of the deltas in memory, not their rows.
+
+    Args:
+        path: the folder of the new snapshot; not one of the chain.
+        chain: folders: the full snapshot and its deltas, in order.
+        progress: is told of rows.
+
+    Returns:
+        The id of the new snapshot. It is not that of the last delta, so later deltas of the chain
+        continue the old snapshots only; make the next one of a new base.
+    """
+    chain = [os.fspath(each) for each in chain]
+    if any(os.path.realpath(each) == os.path.realpath(path) for each in chain):
+        raise ValueError(
+            f"path: got {path}, which is one of the snapshots to merge; name another folder"
+        )
+    readers = [SnapshotReader(each) for each in chain]
+    check_chain(readers)
+    with SnapshotWriter(path) as writer:
+        for name, info in readers[-1].tables.items():
+            writer.add_table(name, schema=info.schema)
+            # From the last to the first: a key's row is the latest, unless it was erased after it.
+            gone = np.zeros(0, np.int64)
+            for reader in reversed(readers):
+                if name not in reader.tables:
+                    continue
+                seen = [gone]
+                for rows in reader.rows(name):
+                    kept = ~np.isin(rows.keys, gone)
+                    _write(writer, name, _take(rows, kept), reader.tables[name].schema, info.schema)
+                    if reader.base:
+                        seen += [rows.keys, rows.erased]
+                    progress(len(rows.keys))
+                gone = np.unique(np.concatenate(seen))
+    with SnapshotReader(path) as made:
+        return made.id
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """How two tables differ: numbers of keys in one of them only, with other rows, and with the same."""
+
+    table: str
+    only_first: int
+    only_second: int
+    changed: int
+    same: int
+
+
+def diff(first: str | os.PathLike, second: str | os.PathLike) -> list[Difference]:
+    """Compares two full snapshots, table by table. Holds 16 bytes per row of a table in memory.
+
+    Rows are compared by a 64-bit digest of value, slots and meta.
+    """
+    differences = []
+    with SnapshotReader(first) as a, SnapshotReader(second) as b:
+        for name in dict.fromkeys([*a.tables, *b.tables]):
+            keys_a, digests_a = _digests(a, name)
+            keys_b, digests_b = _digests(b, name)
+            common, at_a, at_b = np.intersect1d(keys_a, keys_b, assume_unique=True, return_indices=True)
+            same = int(np.sum(digests_a[at_a] == digests_b[at_b]))
+            differences.append(
+                Difference(
+                    table=name,
+                    only_first=len(keys_a) - len(common),
+                    only_second=len(keys_b) - len(common),
+                    changed=len(common) - same,
+                    same=same,
+                )
+            )
+    return differences
+
+
+def check_chain(readers: list[SnapshotReader]) -> None:
+    """Raises ValueError unless the snapshots are a full one and deltas that continue each other."""
+    want = ""
+    for reader in readers:
+        if reader.base != want:
+            raise ValueError(
+                f"path: {reader.path} continues {reader.base or 'nothing: it is a full one'}, want "
+                + (f"{want}, which comes before it in the list" if want else "a full snapshot first")
+            )
+        want = reader.id
+    if not want:
+        raise ValueError("path: got an empty list, want a full snapshot and its deltas")
+
+
+def _write(writer: SnapshotWriter, table: str, rows: Rows, schema: Schema, target: Schema) -> None:
+    """Rows from before the optimizer came get its initial slots."""
+    slots = rows.slots if len(schema.slots) == len(target.slots) else None
+    writer.write(rows.keys, rows.values, slots, rows.meta, table=table)
+
+
+def _take(rows: Rows, kept: np.ndarray) -> Rows:
+    return dataclasses.replace(
+        rows,
+        keys=rows.keys[kept],
+        values=rows.values[kept],
+        slots={name: part[kept] for name, part in rows.slots.items()},
+        meta={field: part[kept] for field, part in rows.meta.items()},
+    )
+
+
+def _digests(reader: SnapshotReader, table: str) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and a digest of each row: a sum of its bytes, each times a random odd number of its place."""
+    keys, digests = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
+    for rows in reader.rows(table) if table in reader.tables else ():
+        parts = [rows.values, *rows.slots.values(), *(m[:, None] for m in rows.meta.values())]
+        data = [np.ascontiguousarray(part).view(np.uint8).reshape(len(rows.keys), -1) for part in parts]
+        data = np.concatenate(data, axis=1).astype(np.uint64) + 1
+        factors = np.random.default_rng(7).integers(0, 2**63, data.shape[1], np.uint64) * 2 + 1
+        keys.append(rows.keys)
+        digests.append(np.sum(data * factors, axis=1, dtype=np.uint64))
+    return np.concatenate(keys), np.concatenate(digests)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stated:
+    """What the caller says of a file that does not say it itself."""
+
+    dim: int | None
+    value_dtype: np.dtype
+    key_dtype: np.dtype
+
+
+def _batches(parts: dict[str, np.ndarray]) -> Iterator[Rows]:
+    """Arrays by name, as a .npz has them, in blocks of rows."""
+    n = len(parts["keys"])
+    for first in range(0, n, _BATCH_ROWS):
+        here = slice(first, first + _BATCH_ROWS)
+
+        def group(prefix, here=here):
+            return {
+                name.removeprefix(prefix): part[here]
+                for name, part in parts.items()
+                if name.startswith(prefix)
+            }
+
+        yield Rows(
+            table="",
+            keys=parts["keys"][here].astype(np.int64),
+            values=parts["values"][here],
+            slots=group("slots/"),
+            meta=group("meta/"),
+            erased=np.zeros(0, np.int64),
+        )
+
+
+def _parts(rows: Rows) -> dict[str, np.ndarray]:
+    """The names by which the parts of rows go in files."""
+    parts = {"keys": rows.keys, "values": rows.values}
+    parts |= {f"slots/{name}": part for name, part in rows.slots.items()}
+    return parts | {f"meta/{field}": part for field, part in rows.meta.items()}
+
+
+class _Npz:
+    """NumPy's archive of arrays. 16-bit floats without a NumPy type travel as the schema says."""
+
+    @staticmethod
+    def write(target: pathlib.Path, schema: Schema, blocks: Iterable[Rows], progress: Progress) -> int:
+        columns: dict[str, list] = {}
+        for rows in blocks:
+            for name, part in _parts(rows).items():
+                columns.setdefault(name, []).append(part)
+            progress(len(rows.keys))
+        arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
+        if arrays:
+            arrays["values"] = arrays["values"].view(_storable(schema.value_dtype))
+        np.savez(target, schema=np.array(schema.text), **arrays)
+        return len(arrays.get("keys", ()))
+
+    @staticmethod
+    def read(source: pathlib.Path, stated: _Stated) -> tuple[Schema | None, Iterator[Rows]]:
+        with np.load(source, allow_pickle=False) as archive:
+            parts = dict(archive)
+        schema = Schema.parse(str(parts.pop("schema"))) if "schema" in parts else None
+        if schema is not None and "keys" not in parts:
+            return schema, iter(())
+        if missing := {"keys", "values"} - set(parts):
+            raise ValueError(f"{source}: got arrays {sorted(parts)}, {sorted(missing)} are missing")
+        if schema is not None:
+            parts["values"] = parts["values"].view(schema.value_dtype)
+        return schema, _batches(parts)
+
+
+class _Parquet:
+    """Apache Parquet, in blocks."""
+
+    @staticmethod
+    def write(target: pathlib.Path, schema: Schema, blocks: Iterable[Rows], progress: Progress) -> int:
+        pa, pq = _pyarrow()
+        writer, total = None, 0
+        try:
+            for rows in blocks:
+                parts = _parts(rows)
+                parts["values"] = parts["values"].view(_storable(schema.value_dtype))
+                columns = {
+                    name: pa.array(part)
+                    if part.ndim == 1
+                    else pa.FixedSizeListArray.from_arrays(pa.array(part.reshape(-1)), part.shape[1])
+                    for name, part in parts.items()
+                }
+                block = pa.table(columns).replace_schema_metadata({"schema": schema.text})
+                writer = writer or pq.ParquetWriter(target, block.schema)
+                writer.write_table(block)
+                total += len(rows.keys)
+                progress(len(rows.keys))
+        finally:
+            if writer is not None:
+                writer.close()
+        if writer is None:
+            raise ValueError(f"{target}: the table has no rows, of which to make a file")
+        return total
+
+    @staticmethod
+    def read(source: pathlib.Path, stated: _Stated) -> tuple[Schema | None, Iterator[Rows]]:
+        pa, pq = _pyarrow()
+        file = pq.ParquetFile(source)
+        text = (file.schema_arrow.metadata or {}).get(b"schema")
+        schema = Schema.parse(text.decode()) if text else None
+        if missing := {"keys", "values"} - set(file.schema_arrow.names):
+            raise ValueError(
+                f"{source}: got columns {file.schema_arrow.names}, {sorted(missing)} are missing"
+            )
+
+        def column(array):
+            if pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type):
+                flat = array.flatten().to_numpy(zero_copy_only=False)
+                if len(array) and len(flat) % len(array):
+                    raise ValueError(f"{source}: got values of different lengths")
+                return flat.reshape(len(array), -1)
+            return array.to_numpy(zero_copy_only=False)
+
+        def blocks():
+            for batch in file.iter_batches(_BATCH_ROWS):
+                parts = dict(zip(batch.schema.names, map(column, batch.columns), strict=True))
+                if schema is not None:
+                    parts["values"] = parts["values"].view(schema.value_dtype)
+                yield from _batches(parts)
+
+        return schema, blocks()
+
+
+class _TfraPair:
+    """TFRA's raw files; key k of one belongs to row k of the other."""
+
+    @staticmethod
+    def write(target: pathlib.Path, schema: Schema, blocks: Iterable[Rows], progress: Progress) -> int:
+        raise ValueError(f"{target}: raw files carry no dim, dtype or checksum; write .npz or .parquet")
+
+    @staticmethod
+    def read(source: pathlib.Path, stated: _Stated) -> tuple[Schema | None, Iterator[Rows]]:
+        values_path = source.with_name(source.name.removesuffix("-keys") + "-values")
+        if stated.dim is None:
+            raise ValueError(f"{source}: raw files do not say their dim; give it")
+        row_bytes = stated.dim * stated.value_dtype.itemsize
+        key_bytes, value_bytes = source.stat().st_size, values_path.stat().st_size
+        n, rest = divmod(key_bytes, stated.key_dtype.itemsize)
+        if rest or value_bytes != n * row_bytes:
+            raise ValueError(
+                f"{source}: got {key_bytes} bytes of keys and {value_bytes} of values, which are not "
+                f"rows of {stated.key_dtype} and {stated.dim} {stated.value_dtype}"
+            )
+        if not n:
+            return None, iter(())
+        keys = np.memmap(source, stated.key_dtype, "r")
+        values = np.memmap(values_path, stated.value_dtype, "r", shape=(n, stated.dim))
+        return None, _batches({"keys": keys, "values": values})
+
+
+def _format(path: str | os.PathLike):
+    path = os.fspath(path)
+    for ending, kind in ((".npz", _Npz), (".parquet", _Parquet), ("-keys", _TfraPair)):
+        if path.endswith(ending):
+            return kind
+    raise ValueError(f"{path}: want a name that ends in .npz, .parquet or (to read) -keys")
+
+
+def _storable(dtype: np.dtype) -> np.dtype:
+    """The dtype, or for those that files do not know (bfloat16) integers of its size."""
+    return dtype if dtype.kind in "fi" else np.dtype(f"u{dtype.itemsize}")
+
+
+def _pyarrow():
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError("Parquet files need pyarrow; `pip install pyarrow`, or use .npz") from error
+    return pyarrow, pyarrow.parquet
