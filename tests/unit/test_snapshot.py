@@ -372,7 +372,7 @@ assert int(table.size()) == rows
 
 
 def test_saving_and_restoring_take_no_second_copy(tmp_path):
-    """120 MiB of rows with at most 64 MiB beside them; measured 8 and 40 (the peak of the process)."""
+    """120 MiB of rows with at most 64 MiB beside them, by the peak of the process."""
     for what in ("save", "restore"):
         done = subprocess.run(
             [sys.executable, "-c", _MEMORY, what, str(tmp_path)],
