@@ -192,6 +192,36 @@ REGISTER_OP("DynembSize")
 Number of rows and bytes of memory of each shard.
 )doc");
 
+REGISTER_OP("DynembRestrict")
+    .Input("table: resource")
+    .Input("num_reserved: int64")
+    .Input("trigger: int64")
+    .Output("removed: int64")
+    .Attr("field: {'used', 'count', 'score'}")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Removes the rows with the lowest numbers until num_reserved are left, over all shards; ties by the hash of
+the key, the lower going first.
+
+num_reserved: how many rows stay.
+trigger: nothing happens unless there are more rows than this.
+removed: how many rows went.
+field: which number of the row's meta.
+)doc");
+
+REGISTER_OP("DynembNow")
+    .Input("table: resource")
+    .Output("now: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Microseconds since 1970; more than any execution before it in this process gave.
+
+table: the table whose rows the number is for. In a tf.function it makes the clock be read between the writes
+  before and after it, and on the table's device.
+)doc");
+
 REGISTER_OP("DynembExport")
     .Input("table: resource")
     .Input("cursor: int64")

@@ -1,0 +1,75 @@
+// Kernels of the ops of policies: restrict, and the clock.
+#include <string>
+
+#include "cc/core/policy/clock.h"
+#include "cc/core/policy/restrict.h"
+#include "cc/kernels/table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace dynemb {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+class RestrictOp : public OpKernel {
+ public:
+  explicit RestrictOp(OpKernelConstruction* context) : OpKernel(context) {
+    std::string name;
+    OP_REQUIRES_OK(context, context->GetAttr("field", &name));
+    // The op admits no other names.
+    for (int f = 0; f < kMetaFields; ++f) {
+      if (name == Name(static_cast<MetaField>(f))) field_ = static_cast<MetaField>(f);
+    }
+  }
+
+  void Compute(OpKernelContext* context) override {
+    TableInput table;
+    int64_t num_reserved, trigger;
+    Tensor* removed;
+    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
+    OP_REQUIRES_OK(context, GetRowCount(context, "num_reserved", &num_reserved));
+    OP_REQUIRES_OK(context, GetRowCount(context, "trigger", &trigger));
+    OP_REQUIRES(context, table.schema.meta.has(field_),
+                ToTensorFlow(FailedPrecondition("field: got ", Name(field_),
+                                                ", which the rows of the table do not have")));
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &removed));
+    int64_t& erased = removed->scalar<int64_t>()();
+    erased = 0;
+    int64_t rows = 0;
+    for (const auto& shard : table.shards) rows += shard->size();
+    if (rows <= trigger) return;
+    const PoolContext core(context);
+    OP_REQUIRES_OK(context,
+                   ToTensorFlow(RestrictTo(core, table.shards, field_, num_reserved, &erased)));
+  }
+
+ private:
+  static absl::Status GetRowCount(OpKernelContext* context, const char* name, int64_t* rows) {
+    TF_RETURN_IF_ERROR(GetScalar(context, name, rows));
+    if (*rows >= 0) return absl::OkStatus();
+    return ToTensorFlow(InvalidArgument(name, ": got ", *rows, ", want a number of rows >= 0"));
+  }
+
+  MetaField field_ = MetaField::kUsed;
+};
+
+class NowOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    Tensor* now;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &now));
+    now->scalar<int64_t>()() = NextMicrosecond();
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("DynembRestrict").Device(tensorflow::DEVICE_CPU), RestrictOp);
+REGISTER_KERNEL_BUILDER(Name("DynembNow").Device(tensorflow::DEVICE_CPU), NowOp);
+
+}  // namespace
+}  // namespace dynemb
