@@ -11,15 +11,19 @@ from tf_dynemb import keras, snapshot
 from tf_dynemb.base.fingerprint import fingerprint
 from tf_dynemb.lookup import embedding_lookup
 from tf_dynemb.optimizer import DynamicEmbeddingOptimizer, LossScaleOptimizer, RowwiseAdagrad
+from tf_dynemb.policy import FrequencyRestrictPolicy, RestrictPolicy, TimestampRestrictPolicy
 from tf_dynemb.shard import default_partition_fn
 from tf_dynemb.table import TableHandle, Variable
 from tf_dynemb.version import __version__
 
 __all__ = [
     "DynamicEmbeddingOptimizer",
+    "FrequencyRestrictPolicy",
     "LossScaleOptimizer",
+    "RestrictPolicy",
     "RowwiseAdagrad",
     "TableHandle",
+    "TimestampRestrictPolicy",
     "Variable",
     "__version__",
     "default_partition_fn",

@@ -92,7 +92,11 @@ REFUSED = {
     "init_size float": (dict(init_size=1.5), ValueError, "init_size: got 1.5, want a number of rows"),
     "init_size bool": (dict(init_size=True), ValueError, "init_size: got True, want a number of rows"),
     "kv_creator": (dict(kv_creator=1), ValueError, "kv_creator: got 1, want None"),
-    "restrict_policy": (dict(restrict_policy=1), ValueError, "restrict_policy: got 1, want None"),
+    "restrict_policy": (
+        dict(restrict_policy=1),
+        TypeError,
+        "restrict_policy: got 1, want a subclass of tf_dynemb.RestrictPolicy: the class itself",
+    ),
 }
 
 

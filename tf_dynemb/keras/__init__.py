@@ -1,6 +1,7 @@
-"""For Keras: layers."""
+"""For Keras: layers and callbacks."""
 
-from tf_dynemb.keras import layers
+from tf_dynemb.keras import callbacks, layers
+from tf_dynemb.keras.callbacks import RestrictCallback
 from tf_dynemb.keras.layers import Embedding
 
-__all__ = ["Embedding", "layers"]
+__all__ = ["Embedding", "RestrictCallback", "callbacks", "layers"]

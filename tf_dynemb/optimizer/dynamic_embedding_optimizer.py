@@ -203,7 +203,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         rule = rule_of(inner)
         # Of this step, before the inner optimizer counts it.
         learning_rate = tf.cast(inner.learning_rate, tf.float64)
-        step = tf.cast(inner.iterations, tf.int64) + 1
+        step = tf.cast(inner.iterations, tf.float64) + 1
 
         def update():
             for gradient, handle in zip(gradients, handles, strict=True):
@@ -216,8 +216,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
                     tf.cast(gradient.values, handle.table.value_dtype),
                     rule.name,
                     rule.slot_initial,
-                    tf.stack([learning_rate, tf.cast(step, tf.float64), *own]),
-                    now=step,
+                    tf.stack([learning_rate, step, *own]),
                 )
 
         if several:

@@ -49,6 +49,13 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         with tf.init_scope():
             self.resource_handle  # noqa: B018  makes the table now, outside of any function
 
+    @property
+    def meta_fields(self) -> list[str]:
+        """Names of the 8-byte integers in a row's meta, in the order in which they lie there."""
+        words = [line.split() for line in self._schema.splitlines()]
+        named = next((fields for word, *fields in words if word == "meta"), [])
+        return [field for field in ("version", "used", "count", "score") if field in named]
+
     def owners(self, keys: tf.Tensor) -> tf.Tensor:
         """The shard of each int64 key, flat int32; empty where there is one shard."""
         if self._shards == 1:
@@ -67,6 +74,11 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
             dtype=self.value_dtype,
             name=name,
         )
+
+    def row_bytes(self) -> int:
+        """Bytes of a row as it is now: key, value, slot variables, meta. Eagerly only."""
+        keys, *parts = self.export_rows(limit=0)[:4]
+        return keys.dtype.size + sum(part.shape[1] * part.dtype.size for part in parts)
 
     def import_rows(self, keys, values, slots, meta, schema, replace: bool):
         """Puts exported rows back; see the op DynembImport."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from tf_dynemb.base.checks import assert_same
 from tf_dynemb.base.fingerprint import fingerprint
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.initializer import to_spec
+from tf_dynemb.policy.restrict_policy import RestrictPolicy, policy_of, stamp_of
 from tf_dynemb.shard import default_partition_fn
 from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.table_resource import TableResource
@@ -56,12 +58,13 @@ class Variable(tf.Module):
         init_size: rows to prepare the index for. 0: the environment's TF_HASHTABLE_INIT_SIZE per shard,
             if set.
         kv_creator: must be None; there is one kind of table, and it grows by itself.
-        restrict_policy: must be None; restricting comes with a later version.
+        restrict_policy: which rows stay in `restrict`: TimestampRestrictPolicy, FrequencyRestrictPolicy
+            or another subclass of RestrictPolicy. The class, not an instance.
         bp_v2: without effect. In TFRA it makes optimizers add differences instead of overwriting rows;
             here rows are always updated in place.
 
     Raises:
-        TypeError: a key or value dtype that is not in the lists.
+        TypeError: a key or value dtype that is not in the lists; a restrict_policy of another kind.
         ValueError: another argument that is out of range or that has no meaning here.
 
     Example:
@@ -105,12 +108,12 @@ class Variable(tf.Module):
         for argument, value, why in (
             ("shared_name", shared_name, "tables are shared by passing the Variable on"),
             ("kv_creator", kv_creator, "there is one kind of table and it needs no configuration"),
-            ("restrict_policy", restrict_policy, "restricting tables is not there yet"),
         ):
             if value is not None:
                 raise ValueError(f"{argument}: got {value!r}, want None: {why}")
         if not _is_whole(init_size) or init_size < 0:
             raise ValueError(f"init_size: got {init_size!r}, want a number of rows >= 0")
+        self._restrict_policy = policy_of(restrict_policy, self)
         self.partition_fn = partitioner
         self.trainable = trainable
         self.checkpoint = checkpoint
@@ -126,6 +129,7 @@ class Variable(tf.Module):
             schema=(
                 f"dynemb-table 1\nvalue {self.value_dtype.name} {self.dim}\n"
                 f"initializer {spec.text}\nseed {spec.seed}\nkey {self.key_dtype.name}\n"
+                + ("" if restrict_policy is None else f"meta {restrict_policy.meta_field}\n")
             ),
             shards=self.shard_num,
             partitioner=partitioner,
@@ -146,6 +150,11 @@ class Variable(tf.Module):
     def handle(self) -> TableHandle:
         """The weight of shape (0, dim) that stands for this table in gradients and optimizers."""
         return self._handle
+
+    @property
+    def restrict_policy(self) -> RestrictPolicy | None:
+        """The policy that was made of the class given at construction."""
+        return self._restrict_policy
 
     def lookup(self, keys, return_exists: bool = False, name: str | None = None):
         """Reads values. A missing key reads its initial value and is not inserted. No gradient flows.
@@ -186,7 +195,7 @@ class Variable(tf.Module):
             keys,
             self.resource.owners(keys),
             self._values("values", values),
-            _NOW,
+            stamp_of(self._restrict_policy),
             name=name,
         )
 
@@ -231,7 +240,7 @@ class Variable(tf.Module):
             self.resource.owners(keys),
             values_or_deltas,
             exists,
-            _NOW,
+            stamp_of(self._restrict_policy),
             name=name,
         )
 
@@ -243,6 +252,36 @@ class Variable(tf.Module):
     def clear(self, name: str | None = None):
         """Removes all rows, slot variables with them."""
         return ops.dynemb_clear(self.resource.resource_handle, name=name)
+
+    def restrict(self, num_reserved, trigger=None, name: str | None = None, **kwargs):
+        """Removes all rows but the num_reserved that the policy ranks highest, over all shards.
+
+        Slot variables go with their rows. Exact unless others write at the same time; what they write
+        meanwhile may come on top. Without a restrict_policy it warns and does nothing, as in TFRA.
+
+        Args:
+            num_reserved: how many rows stay: an integer, or an integer scalar tensor.
+            trigger: nothing happens unless there are more rows than this. None: num_reserved.
+            name: name of the operation.
+            **kwargs: for the policy's apply_restriction, if it takes any.
+
+        Returns:
+            The operation in a graph, None eagerly.
+
+        Raises:
+            TypeError: num_reserved or trigger is no integer.
+            ValueError: it is negative (tf.errors.InvalidArgumentError where only the run shows that).
+        """
+        if self._restrict_policy is None:
+            warnings.warn(
+                f"{self.name}: restrict does nothing without a policy; make the Variable with "
+                "restrict_policy=tf_dynemb.TimestampRestrictPolicy, for example",
+                stacklevel=2,
+            )
+            return None
+        return self._restrict_policy.apply_restriction(
+            num_reserved, trigger=trigger, name=name, **kwargs
+        )
 
     def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
         """Number of rows, int64 scalar: of shard `index`, or of all."""
@@ -281,7 +320,7 @@ class Variable(tf.Module):
             name=name,
         )
 
-    def _apply(self, keys, gradients, rule: str, slot_initial: float, hyper, now):
+    def _apply(self, keys, gradients, rule: str, slot_initial: float, hyper):
         """Runs an optimizer rule; keys int64 (n,), gradients value_dtype (n, dim)."""
         return ops.dynemb_apply(
             self.resource.resource_handle,
@@ -289,7 +328,7 @@ class Variable(tf.Module):
             self.resource.owners(keys),
             gradients,
             hyper,
-            now,
+            stamp_of(self._restrict_policy),
             rule=rule,
             slot_initial=slot_initial,
         )
@@ -318,10 +357,6 @@ class Variable(tf.Module):
                 f"{self.value_dtype.name}"
             )
         return values
-
-
-# What writes put into the meta field `used`. Nothing reads it until there are policies.
-_NOW = np.int64(0)
 
 
 def _one_of(argument: str, dtype, choices) -> tf.DType:

@@ -234,7 +234,9 @@ Status CheckCompatible(const TableSchema& from, const TableSchema& to) {
       }
       return text.empty() ? std::string("empty") : text;
     };
-    return mismatch("meta", names(from.meta), names(to.meta));
+    return FailedPrecondition("rows do not fit the table: their meta is ", names(from.meta),
+                              ", the table's is ", names(to.meta),
+                              "; make the table with the restrict policy that the rows come from");
   }
   if (!to.rule.name.empty() && !from.rule.name.empty() && !(from.rule == to.rule)) {
     return mismatch("optimizer rule", from.rule.DebugString(), to.rule.DebugString());

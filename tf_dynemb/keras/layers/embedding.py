@@ -16,6 +16,7 @@ from tf_dynemb.keras import saving
 from tf_dynemb.keras.layers import bags
 from tf_dynemb.keras.layers.ids import IdMask, keys_of, masked_key
 from tf_dynemb.lookup.embedding_lookup import lookup_keys
+from tf_dynemb.policy.restrict_policy import registered_name, registered_policy
 from tf_dynemb.table.variable import Variable
 
 _ROWS_FILE = "rows.h5"
@@ -51,7 +52,9 @@ class Embedding(keras.layers.Layer):
         value_dtype: dtype of the rows; by default the variable dtype of the layer's policy.
         mask_zero: mask the id 0, as in keras.layers.Embedding.
         mask_key: mask this id instead (an int or a string).
-        devices, partitioner, init_size: see tf_dynemb.Variable.
+        devices, partitioner, init_size, restrict_policy: see tf_dynemb.Variable. A model that is saved
+            names its policy; one of your own has to be registered with Keras, or be among the
+            custom_objects, when the model is loaded.
         **kwargs: of keras.layers.Layer: name, trainable, dtype.
 
     Call arguments:
@@ -86,6 +89,7 @@ class Embedding(keras.layers.Layer):
         devices=None,
         partitioner=None,
         init_size: int = 0,
+        restrict_policy=None,
         **kwargs,
     ):
         # Keras would cast weights to the compute dtype of a mixed policy.
@@ -106,6 +110,7 @@ class Embedding(keras.layers.Layer):
             initializer=self.initializer,
             trainable=self.trainable,
             init_size=init_size,
+            restrict_policy=restrict_policy,
             **arguments,
         )
         if combiner in ("mean", "sqrtn") and not self.table.value_dtype.is_floating:
@@ -163,6 +168,7 @@ class Embedding(keras.layers.Layer):
             devices=self._devices,
             partitioner=keras.saving.serialize_keras_object(self._partitioner),
             init_size=self.table.init_size,
+            restrict_policy=registered_name(self.table.restrict_policy),
         )
         return config
 
@@ -172,6 +178,8 @@ class Embedding(keras.layers.Layer):
         config = dict(config)
         if isinstance(config.get("partitioner"), dict):
             config["partitioner"] = keras.saving.deserialize_keras_object(config["partitioner"])
+        if isinstance(config.get("restrict_policy"), str):
+            config["restrict_policy"] = registered_policy(config["restrict_policy"])
         return cls(**config)
 
     # Keras writes variables first and then assets, and reads them in the same order. Rows go to the
