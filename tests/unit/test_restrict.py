@@ -214,6 +214,24 @@ def test_a_checkpoint_brings_the_numbers_back(policy, shards, tmp_path):
     assert keys_of(other) == keys_of(table) == survivors(status_of(table), 6)
 
 
+def test_a_saved_model_writes_numbers_and_restricts(tmp_path):
+    module = tf.Module()
+    module.table = table = make(TIME)
+    vector, scalar = tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64)
+    module.put = function_of(lambda keys: table.upsert(keys, tf.zeros([tf.size(keys), 1])), vector)
+    module.restrict = function_of(table.restrict, scalar)
+    module.keys = tf.function(lambda: table.export()[0], input_signature=[])
+    for key in range(5):
+        module.put(int64([key]))
+    tf.saved_model.save(module, tmp_path / "m")
+    loaded = tf.saved_model.load(tmp_path / "m")
+    for key in (2, 9):
+        loaded.put(int64([key]))
+    loaded.restrict(int64(3))
+    assert sorted(loaded.keys().numpy()) == [2, 4, 9]
+    assert int(table.size()) == 5
+
+
 @pytest.mark.parametrize("policies", [(TIME, None), (None, TIME), (TIME, FREQUENCY)])
 def test_a_checkpoint_of_another_policy_is_refused(policies, tmp_path):
     table, other = (make(policy) for policy in policies)

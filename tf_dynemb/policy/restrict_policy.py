@@ -30,7 +30,7 @@ class RestrictPolicy(abc.ABC):
     To make a policy of your own, override `now`: what it returns is the number of the rows of one call.
     In a tf.function it is traced like other code, so let it read a tf.Variable, not a Python number.
     There is one number per call, not per key; to give keys different numbers, write them in several
-    calls.
+    calls. Numbers are saved with the rows; variables that `now` reads are yours to save.
 
     Args:
         var: the Variable whose rows are restricted.
