@@ -91,9 +91,7 @@ class RestrictPolicy(abc.ABC):
         keys, _, _, meta, _, _ = self.var.resource.export_rows()
         if self.var.key_dtype == tf.int32:
             keys = tf.cast(keys, tf.int32)
-        fields = self.var.resource.meta_fields
-        numbers = tf.bitcast(tf.reshape(meta, [-1, len(fields), 8]), tf.int64)
-        return keys, numbers[:, fields.index(self.meta_field)]
+        return keys, tf.bitcast(meta, tf.int64)  # there is no other number in it
 
     @classmethod
     def get_config(cls) -> dict:

@@ -49,13 +49,6 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         with tf.init_scope():
             self.resource_handle  # noqa: B018  makes the table now, outside of any function
 
-    @property
-    def meta_fields(self) -> list[str]:
-        """Names of the 8-byte integers in a row's meta, in the order in which they lie there."""
-        words = [line.split() for line in self._schema.splitlines()]
-        named = next((fields for word, *fields in words if word == "meta"), [])
-        return [field for field in ("version", "used", "count", "score") if field in named]
-
     def owners(self, keys: tf.Tensor) -> tf.Tensor:
         """The shard of each int64 key, flat int32; empty where there is one shard."""
         if self._shards == 1:

@@ -23,7 +23,7 @@ namespace dynemb {
 // Exact when nobody writes meanwhile. If others do, and their writes only raise the order of a row,
 // as times and counts are raised, then no fewer than `rows` rows are left over, and every row that
 // was written after the bound was found stays if that has put it above. With rows == 0 the shards
-// are cleared, whatever is written meanwhile.
+// are cleared (Table::Clear), with whatever is written meanwhile.
 //
 // Errors: rows < 0; kFailedPrecondition if the schema lacks `field`; tables that are not in host
 // memory, where the histograms are. Nothing has changed then.

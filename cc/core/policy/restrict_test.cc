@@ -25,7 +25,7 @@ TableSchema Schema(MetaField field) {
   TableSchema schema;
   schema.dim = 2;
   schema.rule = UsualRule("adagrad");
-  schema.meta.add(MetaField::kVersion);
+  schema.meta.add(MetaField::kCount);
   schema.meta.add(field);
   return schema;
 }
@@ -181,7 +181,7 @@ TEST(Restrict, UnderWritersWhatTheyWriteStays) {
   const auto add_old = [&] {
     for (int i = 0; i < 20; ++i) {
       const Key key = old.fetch_sub(1) - 1;
-      ASSERT_TRUE(callers[-key % 2].Upsert({key}, {0, 0}, {0, -key}).ok());
+      ASSERT_TRUE(callers[-key % 2].Upsert({key}, {0, 0}, {-key}).ok());
     }
   };
   for (int i = 0; i < 50; ++i) add_old();
@@ -194,7 +194,7 @@ TEST(Restrict, UnderWritersWhatTheyWriteStays) {
         const Key key = w * kLeft / kWriters + static_cast<Key>(random() % (kLeft / kWriters));
         const Caller& caller = callers[key % 2];
         const Floats row = {static_cast<float>(i), static_cast<float>(w)};
-        ASSERT_TRUE(caller.Upsert({key}, row, {0, NextMicrosecond()}).ok());
+        ASSERT_TRUE(caller.Upsert({key}, row, {NextMicrosecond()}).ok());
         add_old();
         Floats found;
         Outcomes outcomes;
