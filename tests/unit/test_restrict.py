@@ -214,6 +214,20 @@ def test_a_checkpoint_brings_the_numbers_back(policy, shards, tmp_path):
     assert keys_of(other) == keys_of(table) == survivors(status_of(table), 6)
 
 
+def test_a_delta_knows_what_a_restriction_removed(tmp_path):
+    table = make(FREQUENCY)
+    for keys in (range(10), range(5), range(3)):
+        put(table, keys)
+    base = tf_dynemb.snapshot.save(tmp_path / "full", table, follow=True)
+    table.restrict(4)
+    put(table, [20])
+    tf_dynemb.snapshot.save(tmp_path / "delta", table, base=base)
+    other = make(FREQUENCY, shards=3)
+    tf_dynemb.snapshot.restore([tmp_path / "full", tmp_path / "delta"], other)
+    assert status_of(other) == status_of(table)
+    assert status_of(table).keys() == survivors({0: 3, 1: 3, 2: 3, 3: 2, 4: 2}, 4) | {20}
+
+
 def test_a_saved_model_writes_numbers_and_restricts(tmp_path):
     module = tf.Module()
     module.table = table = make(TIME)
