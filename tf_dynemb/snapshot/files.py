@@ -382,12 +382,10 @@ class SnapshotWriter:
 
 
 def _as(array, dtype, what: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A contiguous array of the dtype, to which nothing but a safe cast may lead."""
-    given = np.asarray(array)
-    floats = np.issubdtype(given.dtype, np.floating) or given.dtype == dtype
-    if not floats and not np.issubdtype(given.dtype, np.integer) and given.size:
-        raise TypeError(f"{what}: got {given.dtype}, want {dtype}")
-    if np.issubdtype(dtype, np.integer) and floats and given.dtype != dtype and given.size:
+    """A contiguous array of the dtype. Numbers are converted, but floats never to integers."""
+    given, dtype = np.asarray(array), np.dtype(dtype)
+    numbers = given.dtype == dtype or given.dtype.kind in ("iu" if dtype.kind == "i" else "iuf")
+    if not numbers and given.size:
         raise TypeError(f"{what}: got {given.dtype}, want {dtype}")
     if given.ndim != len(shape) or any(
         want not in (-1, got) for got, want in zip(given.shape, shape, strict=True)

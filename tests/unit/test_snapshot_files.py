@@ -1,0 +1,334 @@
+"""Snapshots as NumPy arrays and as other files: reader, writer, conversion, the command line."""
+
+import os
+import re
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import saving_models as m
+import tensorflow as tf
+from absl import app, flags
+from absl.testing import flagsaver
+from table_rows import int64, rows_of, schema_of, values_of
+
+import tf_dynemb
+import tf_dynemb.snapshot.__main__ as cli
+from tf_dynemb import snapshot
+
+
+def written(path, rows=1000, dim=3, name="t"):
+    """A snapshot of random rows; returns its keys and values."""
+    draw = np.random.default_rng(rows)
+    keys = draw.choice(10 * rows, rows, replace=False) - 5 * rows
+    values = draw.normal(size=(rows, dim)).astype(np.float32)
+    with snapshot.SnapshotWriter(path) as writer:
+        writer.add_table(name, dim)
+        for part in np.array_split(np.arange(rows), 7):
+            writer.write(keys[part], values[part])
+    return keys, values
+
+
+def read(path):
+    with snapshot.open(path) as reader:
+        parts = list(reader)
+    keys = np.concatenate([keys for keys, _ in parts])
+    return dict(zip(keys.tolist(), np.concatenate([v for _, v in parts]).tolist(), strict=True))
+
+
+def test_the_reader_gives_what_the_table_holds(tmp_path):
+    model = m.trained(optimizer="adam")
+    snapshot.save(tmp_path, model)
+    with snapshot.open(tmp_path) as reader:
+        reader.verify()
+        for table in m.tables(model):
+            info = reader.tables[table.name]
+            assert info.schema.text == schema_of(table)
+            assert info.rows == int(table.size())
+            # The engine keeps a row's slots one after the other; here those of Adam with amsgrad.
+            names = [slot.name for slot in info.schema.slots]
+            assert names[:2] == ["momentum", "velocity"] and len(names) == 3
+            keys, _, slots, *_ = (part.numpy() for part in table.resource.export_rows())
+            moments = slots.view(np.float32).reshape(len(keys), 3, table.dim).tolist()
+            want = dict(zip(keys.tolist(), moments, strict=True))
+            values, got = {}, {}
+            for rows in reader.rows(table.name):
+                values |= dict(zip(rows.keys.tolist(), rows.values.tolist(), strict=True))
+                assert list(rows.slots) == names
+                stacked = np.stack(list(rows.slots.values()), 1).tolist()
+                got |= dict(zip(rows.keys.tolist(), stacked, strict=True))
+            assert values == values_of(table)
+            assert got == want
+
+
+def test_a_table_takes_what_the_writer_wrote(tmp_path):
+    keys, values = written(tmp_path)
+    table = tf_dynemb.Variable(dim=3, devices=["/CPU:0"] * 3, name="t")
+    snapshot.restore(tmp_path, table)
+    assert values_of(table) == dict(zip(keys.tolist(), values.tolist(), strict=True))
+
+
+def test_slots_and_meta_go_through_the_writer(tmp_path):
+    model = m.trained(optimizer="adam")
+    snapshot.save(tmp_path / "a", model)
+    with snapshot.open(tmp_path / "a") as reader, snapshot.SnapshotWriter(tmp_path / "b") as writer:
+        for name, info in reader.tables.items():
+            writer.add_table(name, schema=info.schema)
+        for rows in reader.rows():
+            writer.write(rows.keys, rows.values, rows.slots, rows.meta, table=rows.table)
+    other = m.ready(m.make(optimizer="adam"))
+    snapshot.restore(tmp_path / "b", other)
+    assert m.rows(other) == m.rows(model)
+
+
+def test_rows_without_slots_begin_with_the_initial_ones(tmp_path):
+    table = tf_dynemb.Variable(dim=2, name="t")
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(
+        keras.optimizers.Adagrad(0.1, initial_accumulator_value=0.25)
+    )
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, int64([1])))
+    optimizer.apply([tape.gradient(loss, table.handle)], [table.handle])
+    snapshot.save(tmp_path / "a", table)
+    with snapshot.open(tmp_path / "a") as reader, snapshot.SnapshotWriter(tmp_path / "b") as writer:
+        writer.add_table("t", schema=reader.tables["t"].schema)
+        writer.write([5], [[1.0, 2.0]])
+    with snapshot.open(tmp_path / "b") as reader:
+        (rows,) = reader.rows()
+    assert rows.slots["accumulator"].tolist() == [[0.25, 0.25]]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "int32", "int64"])
+@pytest.mark.parametrize("ending", [".npz", ".parquet"])
+def test_tables_go_to_files_and_back(ending, dtype, tmp_path):
+    table = tf_dynemb.Variable(tf.int32, dtype, dim=3, name="t")
+    keys = tf.range(-300, 300)
+    table.upsert(keys, tf.cast(tf.random.uniform((600, 3), -100, 100), dtype))
+    snapshot.save(tmp_path / "a", table)
+    file = tmp_path / f"rows{ending}"
+    assert snapshot.export_table(tmp_path / "a", "t", file) == 600
+    assert snapshot.import_table(tmp_path / "b", "t", [file]) == 600
+    other = tf_dynemb.Variable(tf.int32, dtype, dim=3, name="t")
+    snapshot.restore(tmp_path / "b", other)
+    assert rows_of(other) == rows_of(table)
+    assert [(d.changed, d.only_first, d.only_second, d.same) for d in
+            snapshot.diff(tmp_path / "a", tmp_path / "b")] == [(0, 0, 0, 600)]  # fmt: skip
+
+
+def test_slots_go_to_files_and_back(tmp_path):
+    model = m.trained(optimizer="adam")
+    name = m.tables(model)[0].name
+    snapshot.save(tmp_path / "a", model)
+    for ending in (".npz", ".parquet"):
+        snapshot.export_table(tmp_path / "a", name, tmp_path / f"x{ending}")
+        snapshot.import_table(tmp_path / "b", name, [tmp_path / f"x{ending}"])
+        other = m.ready(m.make(optimizer="adam"))
+        snapshot.restore(tmp_path / "b", {name: m.tables(other)[0]})
+        assert rows_of(m.tables(other)[0]) == rows_of(m.tables(model)[0])
+
+
+def test_files_of_others(tmp_path):
+    """What pandas and NumPy write, without a word of us."""
+    pandas = pytest.importorskip("pandas")
+    keys, values = np.array([5, -7, 9]), np.array([[1, 2], [3, 4], [5, 6]], np.float32)
+    np.savez(tmp_path / "a.npz", keys=keys, values=values)
+    pandas.DataFrame({"keys": keys, "values": list(values)}).to_parquet(tmp_path / "a.parquet")
+    keys.tofile(tmp_path / "user_mht_1of1_rank0_size1-keys")
+    values.tofile(tmp_path / "user_mht_1of1_rank0_size1-values")
+    for source in ("a.npz", "a.parquet", "user_mht_1of1_rank0_size1-keys"):
+        snapshot.import_table(tmp_path / "s", "t", [tmp_path / source], dim=2)
+        assert read(tmp_path / "s") == {5: [1, 2], -7: [3, 4], 9: [5, 6]}
+
+
+def test_tfra_files_of_two_shards_make_one_table(tmp_path):
+    for shard in range(2):
+        np.array([shard, 10 + shard]).tofile(tmp_path / f"v_{shard}-keys")
+        np.full((2, 3), shard, np.float64).tofile(tmp_path / f"v_{shard}-values")
+    sources = [tmp_path / f"v_{shard}-keys" for shard in range(2)]
+    snapshot.import_table(tmp_path / "s", "t", sources, dim=3, value_dtype="float64")
+    assert read(tmp_path / "s") == {0: [0] * 3, 10: [0] * 3, 1: [1] * 3, 11: [1] * 3}
+    for wrong, why in ((dict(), "do not say their dim"), (dict(dim=2), "are not rows of int64 and 2")):
+        with pytest.raises(ValueError, match=why):
+            snapshot.import_table(tmp_path / "x", "t", sources, **wrong)
+    assert not (tmp_path / "x" / "MANIFEST").exists()
+
+
+def test_diff_counts(tmp_path):
+    keys, values = written(tmp_path / "a", 100)
+    values[3] += 1
+    with snapshot.SnapshotWriter(tmp_path / "b") as writer:
+        writer.add_table("t", 3)
+        writer.write(keys[:90], values[:90])
+        writer.write([10**12], values[:1])
+        writer.add_table("more", 1)
+        writer.write([1], [[1.0]], table="more")
+    t, more = snapshot.diff(tmp_path / "a", tmp_path / "b")
+    assert (t.only_first, t.only_second, t.changed, t.same) == (10, 1, 1, 89)
+    assert (more.only_first, more.only_second, more.changed, more.same) == (0, 1, 0, 0)
+
+
+def test_deltas_of_the_writer(tmp_path):
+    written(tmp_path / "base", 10)
+    with snapshot.open(tmp_path / "base") as reader:
+        base, keys = reader.id, sorted(read(tmp_path / "base"))
+    with snapshot.SnapshotWriter(tmp_path / "delta", base=base) as writer:
+        writer.add_table("t", 3)
+        writer.erase(keys[:2])
+        writer.write([keys[2], 777], [[1, 2, 3], [4, 5, 6]])
+    table = tf_dynemb.Variable(dim=3, name="t")
+    snapshot.restore([tmp_path / "base", tmp_path / "delta"], table)
+    assert sorted(values_of(table)) == sorted([*keys[2:], 777])
+    assert values_of(table)[keys[2]] == [1, 2, 3]
+    with pytest.raises(ValueError, match="want a full snapshot first"):
+        snapshot.restore(tmp_path / "delta", table)
+
+
+def test_an_exception_leaves_the_earlier_snapshot(tmp_path):
+    written(tmp_path, 10)
+    before = read(tmp_path)
+    with pytest.raises(ZeroDivisionError), snapshot.SnapshotWriter(tmp_path) as writer:
+        writer.add_table("t", 3)
+        writer.write([1], [[1, 2, 3]])
+        raise ZeroDivisionError
+    assert read(tmp_path) == before
+    assert len(list(tmp_path.glob("rows-*"))) == 1
+
+
+def test_one_writer_at_a_time(tmp_path):
+    first = snapshot.SnapshotWriter(tmp_path)
+    with pytest.raises(snapshot.SnapshotError, match="is another snapshot being saved into"):
+        snapshot.SnapshotWriter(tmp_path)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="is another snapshot being saved into"):
+        snapshot.save(tmp_path, tf_dynemb.Variable(name="t"))
+    first.discard()
+    written(tmp_path, 10)
+
+
+def test_what_the_writer_refuses(tmp_path):
+    with snapshot.SnapshotWriter(tmp_path) as writer:
+        for arguments, error, match in (
+            (dict(name="t"), ValueError, "want exactly one of the two"),
+            (dict(name="", dim=3), ValueError, "table name: got ''"),
+            (dict(name="a\nb", dim=3), ValueError, "no control characters"),
+            (dict(name="t", dim=0), ValueError, "dim: want 1 to"),
+            (dict(name="t", dim=3, value_dtype="string"), ValueError, "want a value dtype"),
+            (dict(name="t", dim=3, key_dtype="float32"), ValueError, "float32"),
+        ):
+            with pytest.raises(error, match=match):
+                writer.add_table(**arguments)
+        writer.add_table("t", 2)
+        with pytest.raises(ValueError, match="got 't' twice"):
+            writer.add_table("t", 2)
+        for arguments, error, match in (
+            (([1, 1], [[1, 2], [3, 4]]), ValueError, "of which only 1 are distinct"),
+            (([1.5], [[1, 2]]), TypeError, "keys: got float64, want int64"),
+            ((["a"], [[1, 2]]), TypeError, "keys: got <U1"),
+            (([[1]], [[1, 2]]), ValueError, r"keys: got shape \(1, 1\)"),
+            (([1], [[1, 2, 3]]), ValueError, r"values: got shape \(1, 3\), want \(1, 2\)"),
+            (([1, 2], [[1, 2]]), ValueError, r"values: got shape \(1, 2\), want \(2, 2\)"),
+            (([1], [["x", "y"]]), TypeError, "values: got <U1"),
+            (([1], [[1, 2]], {"m": [[1, 2]]}), ValueError, "the schema has"),
+            (([1], [[1, 2]], None, None, "u"), ValueError, "table: got 'u', the snapshot has"),
+        ):
+            with pytest.raises(error, match=match):
+                writer.write(*arguments)
+        writer.write([1], [[1, 2]])
+    with pytest.raises(ValueError, match="the writer is closed"):
+        writer.write([2], [[1, 2]])
+    assert read(tmp_path) == {1: [1, 2]}
+
+
+def test_what_the_reader_refuses(tmp_path):
+    with pytest.raises(snapshot.SnapshotNotFoundError, match="there is no snapshot in"):
+        snapshot.open(tmp_path)
+    assert issubclass(snapshot.SnapshotNotFoundError, FileNotFoundError)
+    written(tmp_path)
+    reader = snapshot.open(tmp_path)
+    with pytest.raises(snapshot.SnapshotNotFoundError, match="got table 'x', it has"):
+        next(reader.rows("x"))
+    reader.close()
+    with pytest.raises(ValueError, match="the reader is closed"):
+        next(reader.rows())
+    (file,) = tmp_path.glob("rows-*")
+    data = bytearray(file.read_bytes())
+    data[100] ^= 1
+    file.write_bytes(data)
+    with snapshot.open(tmp_path) as reader:
+        with pytest.raises(snapshot.SnapshotDamagedError, match="its checksum differs"):
+            reader.verify()
+        with pytest.raises(snapshot.SnapshotDamagedError, match="its checksum differs"):
+            list(reader)
+    file.unlink()
+    with (
+        snapshot.open(tmp_path) as reader,
+        pytest.raises(snapshot.SnapshotDamagedError, match="No such"),
+    ):
+        list(reader)
+
+
+def test_a_key_with_two_rows_is_found_out(tmp_path):
+    with snapshot.SnapshotWriter(tmp_path) as writer:
+        writer.add_table("t", 1)
+        writer.write([4, 5], [[1], [2]])
+        writer.write([6, 5], [[1], [2]])
+    with snapshot.open(tmp_path) as reader, pytest.raises(
+        snapshot.SnapshotDamagedError, match="key 5 has more than one row"
+    ):  # fmt: skip
+        reader.verify()
+    table = tf_dynemb.Variable(dim=1, name="t")
+    table.upsert(int64([1]), [[7.0]])
+    with pytest.raises(snapshot.SnapshotDamagedError, match="4 rows of which only 3 have keys"):
+        snapshot.restore(tmp_path, table)
+    assert values_of(table) == {1: [7.0]}
+
+
+def test_command_line(tmp_path, capsys):
+    written(tmp_path / "a", 500)
+    written(tmp_path / "c", 400)
+
+    def command(*arguments, **settings):
+        """Runs a command; returns its exit status and what it printed."""
+        flags.FLAGS.mark_as_parsed()
+        with flagsaver.flagsaver(progress=False, **settings):
+            status = cli.main(["", *map(str, arguments)]) or 0
+        return status, capsys.readouterr().out
+
+    assert command("export", tmp_path / "a", tmp_path / "a.npz")[0] == 0
+    status, text = command("import", tmp_path / "b", tmp_path / "a.npz", table="t")
+    assert status == 0 and "500 rows" in text
+    assert command("diff", tmp_path / "a", tmp_path / "b")[0] == 0
+    assert read(tmp_path / "b") == read(tmp_path / "a")
+    assert command("verify", tmp_path / "b") == (0, f"{tmp_path / 'b'}: 500 rows, undamaged\n")
+    status, text = command("diff", tmp_path / "a", tmp_path / "c")
+    assert status == 1 and "only in the first" in text
+    status, text = command("compact", tmp_path / "e", tmp_path / "a")
+    assert status == 0 and read(tmp_path / "e") == read(tmp_path / "a")
+    (file,) = (tmp_path / "b").glob("rows-*")
+    file.write_bytes(file.read_bytes()[:-1])
+    status, text = command("verify", tmp_path / "b")
+    assert status == 2 and re.search("got [0-9]+ bytes, want [0-9]+", text)
+    status, text = command("compact", tmp_path / "d")
+    assert status == 2 and "empty list" in text
+    for arguments, why in (
+        (["explode"], "want a command: info"),
+        (["info"], "info: got 0 arguments"),
+        (["import", tmp_path / "x"], "got no files"),
+    ):
+        with pytest.raises(app.UsageError, match=why):
+            command(*arguments)
+
+
+def test_command_line_as_a_program(tmp_path):
+    written(tmp_path, 500)
+    done = subprocess.run(
+        [sys.executable, "-m", "tf_dynemb.snapshot", "info", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"[0-9a-f]{16}  full snapshot, of 20\d\d-", done.stdout)
+    assert "t: 500 rows, 0.0 MiB; int64 -> float32 x 3" in done.stdout
