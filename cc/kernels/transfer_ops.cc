@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cc/core/table/host_table.h"
+#include "cc/core/table/row_adapter.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -158,17 +159,6 @@ class ImportOp : public OpKernel {
                                                        static_cast<int>(table.shard_count()),
                                                        nullptr, &routing)));
 
-    // Rows that were never trained, into a table that is: they get the slots of a new row.
-    std::vector<char> initial;
-    if (from.rule.name.empty() && !table.schema.rule.name.empty()) {
-      const int64_t width = RowLayout(table.schema).slots_bytes;
-      initial.resize(inputs.keys.size * width);
-      rows.slots = ConstRows(initial.data(), inputs.keys.size, width);
-      for (int64_t i = 0; i < inputs.keys.size; ++i) {
-        FillInitialSlots(table.schema, initial.data() + i * width);
-      }
-    }
-
     const PoolContext core(context);
     Shards targets = table.shards;
     if (replace_) {
@@ -187,7 +177,8 @@ class ImportOp : public OpKernel {
         OP_REQUIRES_OK(context, ToTensorFlow(target->Attach(core, from.rule)));
       }
     }
-    OP_REQUIRES_OK(context, ToTensorFlow(Import(core, targets, routing, rows)));
+    RowAdapter adapter(from, targets[0]->schema());
+    OP_REQUIRES_OK(context, ToTensorFlow(Import(core, targets, routing, adapter.Adapt(rows))));
     if (!replace_) return;
     int64_t imported = 0;
     for (const auto& target : targets) imported += target->size();

@@ -247,19 +247,23 @@ def test_a_saved_model_writes_numbers_and_restricts(tmp_path):
 
 
 @pytest.mark.parametrize("policies", [(TIME, None), (None, TIME), (TIME, FREQUENCY)])
-def test_a_checkpoint_of_another_policy_is_refused(policies, tmp_path):
+@pytest.mark.parametrize("way", ["checkpoint", "snapshot"])
+def test_another_policy_begins_at_zero(way, policies, tmp_path):
+    """Rows come back; of their numbers those that the table keeps too, and 0 for those they lack."""
     table, other = (make(policy) for policy in policies)
     put(table, [1, 2])
     put(other, [3])
-    path = tf.train.Checkpoint(table=table).save(tmp_path / "c")
-    had, has = ("empty" if p is None else p.meta_field for p in policies)
-    message = (
-        f"their meta is {had}, the table's is {has}; make the table with the restrict policy that the "
-        "rows come from"
-    )
-    with pytest.raises(tf.errors.FailedPreconditionError, match=message):
-        tf.train.Checkpoint(table=other).restore(path)
-    assert keys_of(other) == {3}
+    if way == "checkpoint":
+        tf.train.Checkpoint(table=other).restore(tf.train.Checkpoint(table=table).save(tmp_path / "c"))
+    else:
+        tf_dynemb.snapshot.save(tmp_path, {"t": table})
+        tf_dynemb.snapshot.restore(tmp_path, {"t": other})
+    assert values_of(other) == values_of(table)
+    if other.restrict_policy is not None:
+        assert other.restrict_policy.status[1].numpy().tolist() == [0, 0]
+        put(other, [2, 9])
+        other.restrict(2)
+        assert keys_of(other) == {2, 9}
 
 
 def test_without_a_policy_it_warns_and_does_nothing():

@@ -225,19 +225,6 @@ Status CheckCompatible(const TableSchema& from, const TableSchema& to) {
     return mismatch("value dtype", Name(from.value_dtype), Name(to.value_dtype));
   }
   if (from.dim != to.dim) return mismatch("dim", from.dim, to.dim);
-  if (!(from.meta == to.meta)) {
-    const auto names = [](const MetaFields& meta) {
-      std::string text;
-      for (int f = 0; f < kMetaFields; ++f) {
-        if (meta.has(static_cast<MetaField>(f)))
-          text += std::string(text.empty() ? "" : ", ") + kMetaNames[f];
-      }
-      return text.empty() ? std::string("empty") : text;
-    };
-    return FailedPrecondition("rows do not fit the table: their meta is ", names(from.meta),
-                              ", the table's is ", names(to.meta),
-                              "; make the table with the restrict policy that the rows come from");
-  }
   if (!to.rule.name.empty() && !from.rule.name.empty() && !(from.rule == to.rule)) {
     return mismatch("optimizer rule", from.rule.DebugString(), to.rule.DebugString());
   }

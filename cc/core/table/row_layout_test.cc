@@ -235,8 +235,8 @@ TEST(CheckCompatible, NamesTheFirstDifference) {
   expect("", [](TableSchema* s) { s->rule = RuleSpec(); });
   expect("float64", [](TableSchema* s) { s->value_dtype = DType::kFloat64; });
   expect("dim is 9, the table's is 8", [](TableSchema* s) { s->dim = 9; });
-  expect("used, score", [](TableSchema* s) { s->meta.add(MetaField::kScore); });
-  expect("meta is empty", [](TableSchema* s) { s->meta = MetaFields(); });
+  expect("", [](TableSchema* s) { s->meta.add(MetaField::kScore); });
+  expect("", [](TableSchema* s) { s->meta = MetaFields(); });
   expect("adam(", [](TableSchema* s) { s->rule = Rule("adam"); });
   expect("accumulator=0.5", [](TableSchema* s) { s->rule = Rule("adagrad", 0.5); });
   TableSchema untrained = Example();
