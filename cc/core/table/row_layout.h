@@ -71,8 +71,8 @@ struct TableSchema {
   Status Validate() const;
 };
 
-// Can rows of `from` be put into a table of `to` (see RowAdapter)? Keys, value dtype and dim must be
-// equal; so must the rules, unless one has none. The error names the first difference.
+// Can rows of `from` be put into a table of `to` (see RowAdapter)? Keys, value dtype and dim must
+// be equal; so must the rules, unless one has none. The error names the first difference.
 Status CheckCompatible(const TableSchema& from, const TableSchema& to);
 
 struct RowLayout {
