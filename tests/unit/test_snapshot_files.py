@@ -222,7 +222,6 @@ def test_what_the_writer_refuses(tmp_path):
         with pytest.raises(ValueError, match="got 't' twice"):
             writer.add_table("t", 2)
         for arguments, error, match in (
-            (([1, 1], [[1, 2], [3, 4]]), ValueError, "of which only 1 are distinct"),
             (([1.5], [[1, 2]]), TypeError, "keys: got float64, want int64"),
             ((["a"], [[1, 2]]), TypeError, "keys: got <U1"),
             (([[1]], [[1, 2]]), ValueError, r"keys: got shape \(1, 1\)"),
@@ -238,6 +237,56 @@ def test_what_the_writer_refuses(tmp_path):
     with pytest.raises(ValueError, match="the writer is closed"):
         writer.write([2], [[1, 2]])
     assert read(tmp_path) == {1: [1, 2]}
+
+
+def test_a_key_that_is_written_twice_makes_no_snapshot(tmp_path):
+    with (
+        pytest.raises(ValueError, match="keys: got 5 twice for table 't', want each key once"),
+        snapshot.SnapshotWriter(tmp_path) as writer,
+    ):
+        writer.add_table("t", 1)
+        writer.write([4, 5], [[1], [2]])
+        writer.write([6, 5], [[1], [2]])
+    assert not list(tmp_path.glob("rows-*")) and not (tmp_path / "MANIFEST").exists()
+
+
+@pytest.mark.parametrize("folders", [1, 3])
+def test_persistent_table_reader_and_writer(folders, tmp_path):
+    """OneEmbedding's names: the rows of several folders, optimizer state beside the value."""
+    paths = [tmp_path / str(folder) for folder in range(folders)]
+    keys = np.arange(-50, 50)
+    rows = np.random.default_rng(1).normal(size=(100, 6)).astype(np.float32)
+    with snapshot.make_persistent_table_writer(paths, "day_1", np.int64, np.float32, 6) as writer:
+        writer.write(keys[:30], rows[:30])
+        writer.write(keys[30:], rows[30:])
+    with snapshot.make_persistent_table_reader(paths, "day_1", np.int64, np.float32, 6) as reader:
+        got = {key: row for keys, rows in reader for key, row in zip(keys, rows, strict=True)}
+    assert len(got) == 100
+    for key, row in zip(keys, rows, strict=True):
+        np.testing.assert_array_equal(got[key], row)
+    for folder, path in enumerate(paths):
+        assert sorted(read(path / "day_1")) == [key for key in keys if key % folders == folder]
+    with pytest.raises(snapshot.SnapshotNotFoundError):
+        snapshot.make_persistent_table_reader(paths, "day_2", np.int64, np.float32, 6)
+    for wrong, why in (
+        ((np.int32, np.float32, 6), "key_type: got int32, the table has int64"),
+        ((np.int64, np.float64, 6), "value_type: got float64, the table has float32"),
+        ((np.int64, np.float32, 5), "storage_dim: got 5, the table has rows of 6 numbers"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=why):
+            snapshot.make_persistent_table_reader(paths, "day_1", *wrong)
+
+
+def test_a_persistent_table_reader_gives_value_and_state(tmp_path):
+    model = m.trained(optimizer="adam")
+    table = m.tables(model)[0]
+    snapshot.save(tmp_path / "s", table)
+    width = 4 * table.dim
+    with snapshot.make_persistent_table_reader([tmp_path], "s", np.int64, np.float32, width) as reader:
+        got = {
+            int(key): row.tobytes() for keys, rows in reader for key, row in zip(keys, rows, strict=True)
+        }
+    assert got == {key: value + slots for key, (value, slots, _) in rows_of(table).items()}
 
 
 def test_what_the_reader_refuses(tmp_path):
@@ -273,6 +322,7 @@ def test_a_key_with_two_rows_is_found_out(tmp_path):
         writer.add_table("t", 1)
         writer.write([4, 5], [[1], [2]])
         writer.write([6, 5], [[1], [2]])
+        writer._written.clear()  # so that it does not notice
     with snapshot.open(tmp_path) as reader, pytest.raises(
         snapshot.SnapshotDamagedError, match="key 5 has more than one row"
     ):  # fmt: skip

@@ -14,6 +14,10 @@ from tf_dynemb.snapshot.files import (
     SnapshotWriter,
 )
 from tf_dynemb.snapshot.files import SnapshotReader as open
+from tf_dynemb.snapshot.persistent_table import (
+    make_persistent_table_reader,
+    make_persistent_table_writer,
+)
 from tf_dynemb.snapshot.tables import delta_function, load_delta, restore, save
 
 __all__ = [
@@ -28,6 +32,8 @@ __all__ = [
     "export_table",
     "import_table",
     "load_delta",
+    "make_persistent_table_reader",
+    "make_persistent_table_writer",
     "open",
     "restore",
     "save",

@@ -157,12 +157,10 @@ class SnapshotReader:
         """
         _check(_c.dynemb_reader_verify(self._open_handle()))
         for name in self.tables:
-            keys = [rows.keys for rows in self.rows(name)]
-            keys = np.sort(np.concatenate(keys)) if keys else np.zeros(0, np.int64)
-            twice = keys[1:][keys[1:] == keys[:-1]]
-            if twice.size:
+            twice = first_twice([rows.keys for rows in self.rows(name)])
+            if twice is not None:
                 raise SnapshotDamagedError(
-                    f"snapshot {self.path}, table {name!r}: key {twice[0]} has more than one row"
+                    f"snapshot {self.path}, table {name!r}: key {twice} has more than one row"
                 )
 
     def rows(self, table: str | None = None) -> Iterator[Rows]:
@@ -257,7 +255,8 @@ class SnapshotWriter:
     """Makes a snapshot of rows from anywhere, for tables to be restored from.
 
     A context manager: at its end the snapshot is put in place in one step; after an exception it is not,
-    and an earlier one in the folder stays. Memory: one block of about 1 MiB per table.
+    and an earlier one in the folder stays. Memory: one block of about 1 MiB per table, and the keys, to
+    find those that are written twice.
 
     Args:
         path: the snapshot's folder, made if need be.
@@ -274,6 +273,7 @@ class SnapshotWriter:
         self._base = base
         self.path = os.fspath(path)
         self._schemas: dict[str, Schema] = {}
+        self._written: dict[str, list[np.ndarray]] = {}  # keys of each table
         _check(_c.dynemb_writer_open(os.fsencode(path), ctypes.byref(self._handle)))
 
     def __enter__(self) -> SnapshotWriter:
@@ -311,9 +311,10 @@ class SnapshotWriter:
             text = schema.text
         _check(_c.dynemb_writer_add_table(self._open_handle(), name.encode(), text.encode()))
         self._schemas[name] = Schema.parse(text)
+        self._written[name] = []
 
     def write(self, keys, values, slots=None, meta=None, table: str | None = None) -> None:
-        """Adds rows. No key may be written twice in one snapshot; within one call that is checked.
+        """Adds rows. No key may be written twice in one snapshot, which `commit` checks.
 
         Args:
             keys: integers (n,).
@@ -323,11 +324,9 @@ class SnapshotWriter:
             meta: name -> integers (n,) of every meta field of the schema; without it zeros.
             table: the name of the table; may be left out where there is one.
         """
-        number, schema = self._table(table)
+        name, number, schema = self._table(table)
         keys = _as(keys, np.int64, "keys", (-1,))
         n = len(keys)
-        if len(np.unique(keys)) != n:
-            raise ValueError(f"keys: got {n}, of which only {len(np.unique(keys))} are distinct")
         values = _as(values, schema.value_dtype, "values", (n, schema.dim))
         block = _Block(table=number, rows=n, keys=keys.ctypes.data, values=values.ctypes.data)
         if slots is None:
@@ -341,17 +340,26 @@ class SnapshotWriter:
             packed_meta = _pack(meta, dict.fromkeys(schema.meta, 1), np.dtype(np.int64), n)
         block.slots, block.meta = packed_slots.ctypes.data, packed_meta.ctypes.data
         _check(_c.dynemb_writer_add(self._open_handle(), ctypes.byref(block)))
+        self._written[name].append(keys.copy())
 
     def erase(self, keys, table: str | None = None) -> None:
         """Adds keys (m,) that a delta erases."""
-        number, _ = self._table(table)
+        _, number, _ = self._table(table)
         keys = _as(keys, np.int64, "keys", (-1,))
         block = _Block(table=number, erased=len(keys), erased_keys=keys.ctypes.data)
         _check(_c.dynemb_writer_add(self._open_handle(), ctypes.byref(block)))
 
     def commit(self) -> None:
-        """Puts the snapshot in place. The writer is of no use afterwards."""
+        """Puts the snapshot in place. The writer is of no use afterwards.
+
+        Raises:
+            ValueError: a key was written twice; there is no new snapshot then.
+        """
         try:
+            for name, keys in self._written.items():
+                twice = first_twice(keys)
+                if twice is not None:
+                    raise ValueError(f"keys: got {twice} twice for table {name!r}, want each key once")
             _check(_c.dynemb_writer_commit(self._open_handle(), self._base.encode()))
         finally:
             self.discard()
@@ -367,18 +375,25 @@ class SnapshotWriter:
             raise ValueError(f"snapshot {self.path}: the writer is closed")
         return self._handle
 
-    def _table(self, name: str | None) -> tuple[int, Schema]:
+    def _table(self, name: str | None) -> tuple[str, int, Schema]:
         names = list(self._schemas)
         if name is None and len(names) == 1:
             name = names[0]
         if name not in self._schemas:
             raise ValueError(f"table: got {name!r}, the snapshot has {names}")
-        return names.index(name), self._schemas[name]
+        return name, names.index(name), self._schemas[name]
 
     def _initial_slots(self, schema: Schema, n: int) -> np.ndarray:
         row = np.zeros(sum(slot.width for slot in schema.slots), schema.slot_dtype)
         _check(_c.dynemb_initial_slots(schema.text.encode(), row.ctypes.data))
         return np.ascontiguousarray(np.broadcast_to(row, (n, len(row))))
+
+
+def first_twice(keys: list[np.ndarray]) -> int | None:
+    """A key that appears twice in arrays of keys, or None."""
+    keys = np.sort(np.concatenate([np.zeros(0, np.int64), *keys]))
+    twice = keys[1:][keys[1:] == keys[:-1]]
+    return int(twice[0]) if twice.size else None
 
 
 def _as(array, dtype, what: str, shape: tuple[int, ...]) -> np.ndarray:
