@@ -63,6 +63,15 @@ Status Open(const std::string& path, int flags, std::unique_ptr<Descriptor>* des
   return Status();
 }
 
+// Also a folder's. A signal only interrupts it.
+Status SyncDescriptor(const Descriptor& file) {
+  int result;
+  do {
+    result = ::fsync(file.get());
+  } while (result != 0 && errno == EINTR);
+  return result == 0 ? Status() : SystemError("sync", file.path());
+}
+
 class PosixWritableFile final : public WritableFile {
  public:
   explicit PosixWritableFile(std::unique_ptr<Descriptor> file) : file_(std::move(file)) {}
@@ -76,9 +85,7 @@ class PosixWritableFile final : public WritableFile {
     }
     return Status();
   }
-  Status Sync() override {
-    return ::fsync(file_->get()) == 0 ? Status() : SystemError("sync", file_->path());
-  }
+  Status Sync() override { return SyncDescriptor(*file_); }
   Status Close() override { return file_->Close(); }
 
  private:
@@ -117,6 +124,8 @@ class PosixReadableFile final : public ReadableFile {
 class PosixFileLock final : public FileLock {
  public:
   explicit PosixFileLock(std::unique_ptr<Descriptor> file) : file_(std::move(file)) {}
+  // Closing would leave it with the processes that were forked meanwhile and so have the file too.
+  ~PosixFileLock() override { ::flock(file_->get(), LOCK_UN); }
 
  private:
   const std::unique_ptr<Descriptor> file_;
@@ -133,7 +142,11 @@ class PosixFiles final : public FileSystem {
 
   Status NewReadableFile(const std::string& path, std::unique_ptr<ReadableFile>* file) override {
     std::unique_ptr<Descriptor> descriptor;
-    DYNEMB_RETURN_IF_ERROR(Open(path, O_RDONLY, &descriptor));
+    // Without O_NONBLOCK a pipe would wait for somebody to write to it.
+    DYNEMB_RETURN_IF_ERROR(Open(path, O_RDONLY | O_NONBLOCK, &descriptor));
+    struct stat info;
+    if (::fstat(descriptor->get(), &info) != 0) return SystemError("stat", path);
+    if (!S_ISREG(info.st_mode)) return FailedPrecondition("open ", path, ": it is not a file");
     *file = std::make_unique<PosixReadableFile>(std::move(descriptor));
     return Status();
   }
@@ -141,17 +154,21 @@ class PosixFiles final : public FileSystem {
   Status CreateFolder(const std::string& path) override {
     for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
       const std::string folder = path.substr(0, end);
+      const size_t last = folder.find_last_of('/');
+      const std::string above = last == std::string::npos ? "."
+                                : last == 0               ? "/"
+                                                          : folder.substr(0, last);
       struct stat info;
       if (::mkdir(folder.c_str(), 0777) == 0) {
-        const size_t above = folder.find_last_of('/');
-        DYNEMB_RETURN_IF_ERROR(SyncFolder(above == std::string::npos ? "."
-                                          : above == 0               ? "/"
-                                                                     : folder.substr(0, above)));
+        DYNEMB_RETURN_IF_ERROR(SyncFolder(above));
       } else if (errno != EEXIST || ::stat(folder.c_str(), &info) != 0) {
         return SystemError("make folder", folder);
       } else if (!S_ISDIR(info.st_mode)) {
         errno = ENOTDIR;
         return SystemError("make folder", folder);
+      } else {
+        // Whoever made it may have been killed before the sync. Not all may be ours to sync.
+        (void)SyncFolder(above);
       }
       if (end == std::string::npos) return Status();
     }
@@ -180,9 +197,9 @@ class PosixFiles final : public FileSystem {
   Status SyncFolder(const std::string& folder) override {
     std::unique_ptr<Descriptor> descriptor;
     DYNEMB_RETURN_IF_ERROR(Open(folder, O_RDONLY | O_DIRECTORY, &descriptor));
+    const Status synced = SyncDescriptor(*descriptor);
     // Some file systems cannot sync a folder and say EINVAL; their names need no sync.
-    if (::fsync(descriptor->get()) == 0 || errno == EINVAL) return Status();
-    return SystemError("sync folder", folder);
+    return !synced.ok() && errno == EINVAL ? Status() : synced;
   }
 
   Status Lock(const std::string& path, std::unique_ptr<FileLock>* lock) override {

@@ -52,7 +52,7 @@ class FileSystem {
 
   // Creates the file or empties the one that is there.
   virtual Status NewWritableFile(const std::string& path, std::unique_ptr<WritableFile>* file) = 0;
-  // kNotFound if there is none.
+  // kNotFound if there is none, kFailedPrecondition if it is a folder or a pipe.
   virtual Status NewReadableFile(const std::string& path, std::unique_ptr<ReadableFile>* file) = 0;
   // Makes the folder and those above it; one that is there already is fine. What it has made
   // survives a crash of the machine.
