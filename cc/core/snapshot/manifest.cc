@@ -1,11 +1,12 @@
 #include "cc/core/snapshot/manifest.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <limits>
+#include <set>
 
 #include "cc/core/base/crc32c.h"
 
@@ -13,17 +14,47 @@ namespace dynemb {
 namespace {
 
 constexpr std::string_view kFirstWord = "dynemb-snapshot";
+constexpr std::string_view kLastWord = "crc32c";
 constexpr int kFormat = 1;
 constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
 
-std::string ChecksumText(std::string_view data) {
-  char text[16];
-  std::snprintf(text, sizeof(text), "%08" PRIx32, Crc32c(data));
+// The last line, after `data`.
+std::string Seal(std::string_view data) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "crc32c %08" PRIx32 "\n", Crc32c(data));
   return text;
+}
+constexpr size_t kSealBytes = 16;
+
+// The beginning of what may be anything, for a message.
+std::string Printable(std::string_view text) {
+  std::string printable(text.substr(0, 80));
+  for (char& c : printable) c = c >= ' ' && c <= '~' ? c : '?';
+  return printable;
 }
 
 Status Damaged(std::string_view line, const char* want) {
-  return Status(Code::kDataLoss, StrCat("manifest: got line '", line, "', want ", want));
+  return Status(Code::kDataLoss, StrCat("manifest: got line '", Printable(line), "', want ", want));
+}
+
+// The words of lines, each with those that the line before may have.
+constexpr std::string_view kWords[][2] = {{"id", "dynemb-snapshot"},
+                                          {"created", "id"},
+                                          {"base", "created"},
+                                          {"table", "created base schema"},
+                                          {"schema", "table"},
+                                          {"file", "created base schema file"},
+                                          {kLastWord, "created base schema file"}};
+
+bool IsWord(std::string_view word) {
+  return std::any_of(std::begin(kWords), std::end(kWords),
+                     [&](const std::string_view* known) { return known[0] == word; });
+}
+
+bool MayFollow(std::string_view word, std::string_view before) {
+  return std::any_of(std::begin(kWords), std::end(kWords), [&](const std::string_view* known) {
+    return known[0] == word && known[1].find(before) != known[1].npos;
+  });
 }
 
 // Takes what comes before `separator` off the front of `text`; all of it if there is none.
@@ -34,8 +65,9 @@ std::string_view Take(std::string_view* text, char separator) {
   return taken;
 }
 
+// A number from 0 to `limit`, if there is one.
 bool ParseWhole(std::string_view text, int64_t limit, int64_t* number) {
-  if (text.empty() || text.size() > 19) return false;
+  if (text.empty() || text.size() > 19 || limit < 0) return false;
   uint64_t sum = 0;
   for (const char c : text) {
     if (c < '0' || c > '9') return false;
@@ -48,8 +80,49 @@ bool ParseWhole(std::string_view text, int64_t limit, int64_t* number) {
 // A name that stays in the snapshot's folder.
 bool IsFileName(std::string_view name) {
   return !name.empty() && name[0] != '.' && std::all_of(name.begin(), name.end(), [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == '.';
+    return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '-' ||
+           c == '_' || c == '.';
   });
+}
+
+// The Unicode Standard, table 3-7 (well-formed UTF-8 byte sequences).
+bool IsUtf8(std::string_view text) {
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = [&](size_t at) {
+      return at < text.size() ? static_cast<unsigned char>(text[at]) : 0;
+    };
+    const int first = byte(i), second = byte(i + 1);
+    const size_t size = first < 0x80 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+    if (size > 1) {
+      const int low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
+      const int high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+      if (first < 0xc2 || first > 0xf4 || second < low || second > high) return false;
+    }
+    for (size_t k = 2; k < size; ++k) {
+      if (byte(i + k) >> 6 != 2) return false;
+    }
+    i += size;
+  }
+  return true;
+}
+
+Status ParseFormat(std::string_view line) {
+  std::string_view number = line;
+  int64_t format;
+  if (Take(&number, ' ') != kFirstWord || !ParseWhole(number, kMax, &format)) {
+    return Damaged(line, "dynemb-snapshot <version>");
+  }
+  if (format == kFormat) return Status();
+  return Status(Code::kUnimplemented,
+                StrCat("manifest: got format version ", format, ", this reader knows ", kFormat,
+                       "; read it with the version of tf_dynemb that wrote it or a later one"));
+}
+
+Status ParseTable(std::string_view line, std::string_view name, Manifest* manifest) {
+  if (!CheckTableName(name).ok()) return Damaged(line, "the name of a table");
+  manifest->tables.emplace_back();
+  manifest->tables.back().name = name;
+  return Status();
 }
 
 Status ParseFile(std::string_view line, std::string_view rest, Manifest* manifest) {
@@ -69,13 +142,31 @@ Status ParseFile(std::string_view line, std::string_view rest, Manifest* manifes
 Status ParseSchema(std::string_view line, std::string_view rest, std::string_view* text,
                    Manifest* manifest) {
   int64_t lines;
-  if (manifest->tables.empty() || !ParseWhole(rest, 1 << 20, &lines)) {
-    return Damaged(line, "a table before its schema, and a number of lines");
-  }
+  if (!ParseWhole(rest, 1 << 20, &lines)) return Damaged(line, "schema <number of lines>");
   const std::string_view all = *text;
   for (int64_t i = 0; i < lines; ++i) Take(text, '\n');
-  return TableSchema::Parse(all.substr(0, all.size() - text->size()),
-                            &manifest->tables.back().schema);
+  const Status parsed =
+      TableSchema::Parse(all.substr(0, all.size() - text->size()), &manifest->tables.back().schema);
+  if (parsed.ok()) return parsed;
+  return Status(parsed.code() == Code::kInvalidArgument ? Code::kDataLoss : parsed.code(),
+                StrCat("manifest: ", parsed.message()));
+}
+
+// A line of a known word. Takes more lines from `text` if they belong to it.
+Status ParseLine(std::string_view line, std::string_view* text, Manifest* manifest) {
+  std::string_view rest = line;
+  const std::string_view word = Take(&rest, ' ');
+  if (word == "table") return ParseTable(line, rest, manifest);
+  if (word == "schema") return ParseSchema(line, rest, text, manifest);
+  if (word == "file") return ParseFile(line, rest, manifest);
+  if (word == "created") {
+    return ParseWhole(rest, kMax, &manifest->created_seconds) ? Status() : Damaged(line, "seconds");
+  }
+  if (word == "id" || word == "base") {
+    uint64_t* const id = word == "id" ? &manifest->id : &manifest->base;
+    return ParseId(rest, id).ok() ? Status() : Damaged(line, "16 hex digits, not all 0");
+  }
+  return Damaged(line, "it at the end only");
 }
 
 }  // namespace
@@ -95,11 +186,12 @@ Status ParseId(std::string_view text, uint64_t* id) {
 }
 
 Status CheckTableName(std::string_view name) {
-  const bool fits = std::none_of(
-      name.begin(), name.end(), [](char c) { return std::iscntrl(static_cast<unsigned char>(c)); });
-  if (!name.empty() && fits) return Status();
-  return InvalidArgument("table name: got '", name,
-                         "', want at least one character and no control characters");
+  const bool fits = std::none_of(name.begin(), name.end(), [](char c) {
+    return static_cast<unsigned char>(c) < ' ' || c == '\x7f';
+  });
+  if (!name.empty() && fits && IsUtf8(name)) return Status();
+  return InvalidArgument("table name: got '", Printable(name),
+                         "', want UTF-8, at least one character and no control characters");
 }
 
 std::string Manifest::ToText() const {
@@ -115,53 +207,39 @@ std::string Manifest::ToText() const {
     text += StrCat("file ", file.name, " ", file.table, " ", file.bytes, " ", file.rows, " ",
                    file.erased, "\n");
   }
-  return StrCat(text, "crc32c ", ChecksumText(text), "\n");
+  return text + Seal(text);
 }
 
 Status Manifest::Parse(std::string_view text, Manifest* manifest) {
   *manifest = Manifest();
   std::string_view rest = text;
-  std::string_view line = Take(&rest, '\n');
-  std::string_view words = line;
-  int64_t format;
-  if (Take(&words, ' ') != kFirstWord || !ParseWhole(words, kMax, &format)) {
-    return Damaged(line.substr(0, 80), "dynemb-snapshot <version>");
+  DYNEMB_RETURN_IF_ERROR(ParseFormat(Take(&rest, '\n')));
+  // Before anything else is believed.
+  if (rest.size() < kSealBytes ||
+      rest.substr(rest.size() - kSealBytes) != Seal(text.substr(0, text.size() - kSealBytes))) {
+    return Status(Code::kDataLoss,
+                  "manifest: its last line is not the checksum of those before it; the file is "
+                  "damaged or cut off");
   }
-  if (format != kFormat) {
-    return Status(Code::kUnimplemented,
-                  StrCat("manifest: got format version ", format, ", this reader knows ", kFormat,
-                         "; read it with the version of tf_dynemb that wrote it or a later one"));
-  }
+  rest.remove_suffix(kSealBytes);
+  std::string_view before = kFirstWord;
   while (!rest.empty()) {
-    const size_t start = text.size() - rest.size();
-    line = Take(&rest, '\n');
-    words = line;
-    const std::string_view word = Take(&words, ' ');
-    if (word == "id") {
-      if (!ParseId(words, &manifest->id).ok()) return Damaged(line, "the id of a snapshot");
-    } else if (word == "created") {
-      if (!ParseWhole(words, kMax, &manifest->created_seconds)) return Damaged(line, "seconds");
-    } else if (word == "base") {
-      if (!ParseId(words, &manifest->base).ok()) return Damaged(line, "the id of a snapshot");
-    } else if (word == "table") {
-      if (!CheckTableName(words).ok()) return Damaged(line, "the name of a table");
-      manifest->tables.emplace_back();
-      manifest->tables.back().name = words;
-    } else if (word == "schema") {
-      DYNEMB_RETURN_IF_ERROR(ParseSchema(line, words, &rest, manifest));
-    } else if (word == "file") {
-      DYNEMB_RETURN_IF_ERROR(ParseFile(line, words, manifest));
-    } else if (word == "crc32c") {
-      if (words != ChecksumText(text.substr(0, start)) || !rest.empty()) {
-        return Damaged(line, "the checksum of all lines before, and nothing after it");
-      }
-      return manifest->id != 0 ? Status() : Damaged(line, "a line with an id before it");
-    } else if (word.empty() || word[0] != '+') {
-      return Status(Code::kUnimplemented,
-                    StrCat("manifest: got line '", line, "', which this reader does not know"));
+    const std::string_view line = Take(&rest, '\n');
+    const std::string_view word = line.substr(0, line.find(' '));
+    if (!word.empty() && word[0] == '+') continue;
+    if (!IsWord(word)) {
+      return Status(Code::kUnimplemented, StrCat("manifest: got line '", Printable(line),
+                                                 "', which this reader does not know"));
     }
+    if (!MayFollow(word, before)) return Damaged(line, "the lines in the order of the format");
+    DYNEMB_RETURN_IF_ERROR(ParseLine(line, &rest, manifest));
+    before = word;
   }
-  return Damaged(line, "a last line crc32c; the file is cut off");
+  std::set<std::string_view> names;
+  for (const SnapshotTable& table : manifest->tables) {
+    if (!names.insert(table.name).second) return Damaged(table.name, "each table once");
+  }
+  return MayFollow(kLastWord, before) ? Status() : Damaged(before, "more lines");
 }
 
 }  // namespace dynemb

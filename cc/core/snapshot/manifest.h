@@ -13,6 +13,7 @@
 namespace dynemb {
 
 inline constexpr char kManifestName[] = "MANIFEST";
+inline constexpr int64_t kMaxManifestBytes = int64_t{256} << 20;
 
 struct SnapshotTable {
   std::string name;
@@ -43,7 +44,7 @@ struct Manifest {
 std::string IdText(uint64_t id);
 Status ParseId(std::string_view text, uint64_t* id);
 
-// A table's name must fit into a line: not empty, no control characters.
+// A table's name must fit into a line: UTF-8, not empty, no control characters.
 Status CheckTableName(std::string_view name);
 
 }  // namespace dynemb

@@ -7,7 +7,6 @@
 namespace dynemb {
 namespace {
 
-constexpr int64_t kMaxManifestBytes = int64_t{256} << 20;
 constexpr int64_t kHeader = BlockHeader::kBytes;
 
 Status Damaged(const std::string& what) { return Status(Code::kDataLoss, what); }

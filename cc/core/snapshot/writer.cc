@@ -60,6 +60,7 @@ RowsFile::RowsFile(SnapshotWriter* snapshot, uint32_t number, SnapshotFile entry
 RowsFile::~RowsFile() = default;
 
 Status RowsFile::WriteBlock(BlockKind kind, int64_t records, char* block, int64_t payload_bytes) {
+  DYNEMB_RETURN_IF_ERROR(status_);
   BlockHeader header;
   header.kind = kind;
   header.snapshot = snapshot_->manifest_.id;
@@ -70,7 +71,7 @@ Status RowsFile::WriteBlock(BlockKind kind, int64_t records, char* block, int64_
   header.payload_crc = Crc32c({block + kHeader, static_cast<size_t>(payload_bytes)});
   header.Write(block);
   entry_.bytes += kHeader + payload_bytes;
-  return file_->Append({block, static_cast<size_t>(kHeader + payload_bytes)});
+  return status_ = file_->Append({block, static_cast<size_t>(kHeader + payload_bytes)});
 }
 
 Status RowsFile::Write(int64_t rows) {
@@ -114,8 +115,9 @@ Status RowsFile::AddErased(Span<const Key> keys) {
 
 Status RowsFile::Finish() {
   DYNEMB_RETURN_IF_ERROR(WriteBlock(BlockKind::kEnd, sequence_, block_.data(), 0));
-  DYNEMB_RETURN_IF_ERROR(file_->Sync());
-  DYNEMB_RETURN_IF_ERROR(file_->Close());
+  if (status_ = file_->Sync(); status_.ok()) status_ = file_->Close();
+  DYNEMB_RETURN_IF_ERROR(status_);
+  status_ = FailedPrecondition(entry_.name, ": it is finished");
   std::lock_guard<std::mutex> lock(snapshot_->mutex_);
   auto& files = snapshot_->manifest_.files;
   if (files.size() <= number_) files.resize(number_ + 1);
@@ -171,6 +173,10 @@ Status SnapshotWriter::AddTable(const std::string& name, const TableSchema& sche
 }
 
 Status SnapshotWriter::NewFile(int64_t table, std::unique_ptr<RowsFile>* file) {
+  const int64_t tables = static_cast<int64_t>(manifest_.tables.size());
+  if (table < 0 || table >= tables) {
+    return InvalidArgument("table: got number ", table, ", the snapshot has ", tables);
+  }
   std::unique_lock<std::mutex> lock(mutex_);
   const int64_t number = begun_++;
   lock.unlock();
@@ -178,9 +184,25 @@ Status SnapshotWriter::NewFile(int64_t table, std::unique_ptr<RowsFile>* file) {
   entry.name = RowsName(number);
   entry.table = table;
   const std::string path = Path(entry.name);
-  file->reset(new RowsFile(this, static_cast<uint32_t>(number), std::move(entry),
-                           manifest_.tables[static_cast<size_t>(table)].schema));
-  return files_->NewWritableFile(path, &(*file)->file_);
+  std::unique_ptr<RowsFile> made(new RowsFile(this, static_cast<uint32_t>(number), std::move(entry),
+                                              manifest_.tables[static_cast<size_t>(table)].schema));
+  DYNEMB_RETURN_IF_ERROR(files_->NewWritableFile(path, &made->file_));
+  *file = std::move(made);
+  return Status();
+}
+
+Status SnapshotWriter::PutInPlace(const std::string& draft, const std::string& text) {
+  const Status renamed = files_->Rename(draft, Path(kManifestName));
+  if (renamed.ok()) return renamed;
+  // A file system over a network may have done it all the same. What counts is what is there.
+  std::string there;
+  const Status read = ReadFile(files_, Path(kManifestName), kMaxManifestBytes, &there);
+  if (read.ok() && there == text) return Status();
+  if (read.ok() || read.code() == Code::kNotFound) return renamed;
+  committed_ = true;  // perhaps, so that no file of it may be removed
+  return Status(renamed.code(),
+                StrCat(renamed.message(), "; the snapshot in ", folder_,
+                       " may be in place or not, for it cannot be read: ", read.message()));
 }
 
 Status SnapshotWriter::Commit(uint64_t base) {
@@ -193,13 +215,14 @@ Status SnapshotWriter::Commit(uint64_t base) {
   manifest_.base = base;
   DYNEMB_RETURN_IF_ERROR(files_->SyncFolder(folder_));
   const std::string draft = Path(StrCat(kManifestName, "-", IdText(manifest_.id)));
+  const std::string text = manifest_.ToText();
   const auto write = [&] {
     std::unique_ptr<WritableFile> file;
     DYNEMB_RETURN_IF_ERROR(files_->NewWritableFile(draft, &file));
-    DYNEMB_RETURN_IF_ERROR(file->Append(manifest_.ToText()));
+    DYNEMB_RETURN_IF_ERROR(file->Append(text));
     DYNEMB_RETURN_IF_ERROR(file->Sync());
     DYNEMB_RETURN_IF_ERROR(file->Close());
-    return files_->Rename(draft, Path(kManifestName));
+    return PutInPlace(draft, text);
   };
   if (Status written = write(); !written.ok()) {
     (void)files_->Remove(draft);
@@ -247,6 +270,7 @@ Status SaveTables(const Context& context, FileSystem* files, const std::string& 
   std::vector<Job> jobs;
   for (const TableToSave& table : tables) {
     int64_t number;
+    if (table.shards.empty()) return InvalidArgument("table ", table.name, ": got no shards");
     DYNEMB_RETURN_IF_ERROR(writer->AddTable(table.name, table.shards[0]->schema(), &number));
     for (const Table* shard : table.shards) {
       jobs.push_back({number, shard, table.since_version, Status()});

@@ -21,7 +21,7 @@ namespace dynemb {
 class SnapshotWriter;
 
 // One file of rows of one table, written as a stream of blocks by one thread. Holds one block in
-// memory: about 1 MiB, or one row where that is larger.
+// memory: about 1 MiB, or one row where that is larger. After an error it can only be given up.
 class RowsFile {
  public:
   ~RowsFile();
@@ -49,6 +49,7 @@ class RowsFile {
   const RowLayout layout_;
   SnapshotFile entry_;
   std::unique_ptr<WritableFile> file_;
+  Status status_;            // the first error, which all later calls return as well
   std::vector<char> block_;  // header and payload
   RowParts room_;
   uint32_t sequence_ = 0;
@@ -67,11 +68,12 @@ class SnapshotWriter {
 
   // Adds a table and returns its number. Errors: a name that does not fit or is there already.
   Status AddTable(const std::string& name, const TableSchema& schema, int64_t* number);
-  // Begins a file of rows of a table. Safe from any number of threads. The writer must outlive it.
+  // Begins a file of rows of a table, which has been added. Safe from any number of threads. The
+  // writer must outlive it.
   Status NewFile(int64_t table, std::unique_ptr<RowsFile>* file);
   // Makes the snapshot be: all files must have finished. `base`: the snapshot that this is a delta
   // of, or 0. After an error the earlier snapshot, if any, is still there, unless the error says
-  // that the new one is in place but may not survive a crash of the machine.
+  // that the new one is in place but may not survive a crash of the machine, or that it may be.
   Status Commit(uint64_t base);
 
   const Manifest& manifest() const { return manifest_; }
@@ -81,6 +83,8 @@ class SnapshotWriter {
   SnapshotWriter(FileSystem* files, std::string folder, std::unique_ptr<FileLock> lock);
   std::string Path(const std::string& name) const { return JoinPath(folder_, name); }
   std::string RowsName(int64_t number) const;
+  // Gives the manifest its name.
+  Status PutInPlace(const std::string& draft, const std::string& text);
   // Removes files of snapshots that the manifest does not name.
   void RemoveLeftovers();
 

@@ -1,0 +1,381 @@
+// Snapshots of tables: what is saved is what is read, bit for bit, whatever the tables are made of
+// and whoever writes to them meanwhile; and what the writer refuses and removes. FORMAT.md's bytes
+// are in format_test.cc, faults in fault_test.cc and damage_test.cc.
+#include <algorithm>
+#include <atomic>
+#include <random>
+#include <thread>
+
+#include "cc/core/snapshot/reader.h"
+#include "cc/core/snapshot/writer.h"
+#include "cc/core/table/host_table.h"
+#include "cc/core/testing/caller.h"
+#include "cc/core/testing/memory_file_system.h"
+#include "cc/core/testing/snapshots.h"
+#include "gtest/gtest.h"
+
+namespace dynemb {
+namespace {
+
+#define ASSERT_OK(expression)                                         \
+  do {                                                                \
+    const Status assert_ok_status = (expression);                     \
+    ASSERT_TRUE(assert_ok_status.ok()) << assert_ok_status.message(); \
+  } while (false)
+
+constexpr MetaField kVersion = MetaField::kVersion, kUsed = MetaField::kUsed,
+                    kCount = MetaField::kCount, kScore = MetaField::kScore;
+
+class SnapshotTest : public ::testing::Test {
+ protected:
+  // Saves the tables and expects to read the same.
+  void RoundTrip(const std::vector<TestTable>& tables) {
+    SnapshotContent got;
+    ASSERT_OK(Save(&files_, "/s", Shards(tables)));
+    ASSERT_OK(Load(&files_, "/s", &got));
+    EXPECT_EQ(Difference(ContentOf(tables), got), "");
+  }
+  std::unique_ptr<SnapshotReader> Open() {
+    std::unique_ptr<SnapshotReader> reader;
+    const Status opened = SnapshotReader::Open(&files_, "/s", &reader);
+    EXPECT_TRUE(opened.ok()) << opened.message();
+    return reader;
+  }
+
+  MemoryFileSystem files_;
+};
+
+std::vector<TableSchema> Schemas() {
+  return {MakeSchema(DType::kFloat32, 8, "adam", {kVersion, kUsed}),
+          MakeSchema(DType::kFloat32, 1),
+          MakeSchema(DType::kFloat64, 3, "adagrad", {kCount}),
+          MakeSchema(DType::kFloat16, 5, "rowwise_adagrad", {kScore}),
+          MakeSchema(DType::kBFloat16, 1, "ftrl"),
+          MakeSchema(DType::kInt8, 3, "", {kVersion, kUsed, kCount, kScore}),
+          MakeSchema(DType::kInt32, 7),
+          MakeSchema(DType::kInt64, 2, "", {kUsed})};
+}
+
+TEST_F(SnapshotTest, KeepsRowsOfEveryKind) {
+  uint64_t seed = 0;
+  for (const TableSchema& schema : Schemas()) {
+    SCOPED_TRACE(schema.ToText());
+    RoundTrip({{"table", schema, RandomRows(schema, 1000, ++seed)}});
+    EXPECT_EQ(Open()->manifest().tables[0].schema.ToText(), schema.ToText());
+  }
+}
+
+TEST_F(SnapshotTest, KeepsAnyNumberOfTablesAndShards) {
+  const std::vector<TableSchema> schemas = Schemas();
+  for (size_t seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE(seed);
+    std::vector<TestTable> tables;
+    for (size_t t = 0; t < seed % 4; ++t) {
+      const TableSchema& schema = schemas[(seed + t) % schemas.size()];
+      const int64_t rows = static_cast<int64_t>(seed * (t + 1) * 7 % 50);
+      tables.push_back({StrCat("a table/", t, " \xc3\xa4"), schema, RandomRows(schema, rows, seed),
+                        static_cast<int64_t>(1 + (seed + t) % 3)});
+    }
+    RoundTrip(tables);
+  }
+}
+
+// Each shard's rows read one by one, into a table with another number of shards.
+TEST_F(SnapshotTest, RestoresIntoTables) {
+  const TableSchema schema = MakeSchema(DType::kFloat32, 6, "adam", {kVersion});
+  const std::vector<TestTable> saved = {{"other", schema, RandomRows(schema, 50, 1)},
+                                        {"table", schema, RandomRows(schema, 3000, 2), 3}};
+  ASSERT_OK(Save(&files_, "/s", Shards(saved)));
+  const auto reader = Open();
+  int64_t number = -1;
+  ASSERT_OK(reader->FindTable("table", &number));
+  EXPECT_EQ(number, 1);
+  std::unique_ptr<Table> table;
+  ASSERT_OK(MakeHostTable(schema, &table));
+  SnapshotPlace place;
+  SnapshotBlock block;
+  for (bool done = false;;) {
+    ASSERT_OK(reader->Next(number, &place, &block, &done));
+    if (done) break;
+    EXPECT_EQ(block.table, number);
+    ASSERT_OK(table->Import(OneThread(), block.rows));
+  }
+  EXPECT_EQ(Difference(saved[1].rows, ExportAll(*table, HostTestMemory(), 100)), "");
+  const Status none = reader->FindTable("tabel", &number);
+  EXPECT_EQ(none.code(), Code::kNotFound);
+  EXPECT_EQ(none.message(), "snapshot /s: got table 'tabel', it has 'other', 'table'");
+}
+
+TEST_F(SnapshotTest, KeepsRowsLargerThanABlockAndManyBlocks) {
+  const TableSchema large = MakeSchema(DType::kFloat32, 1 << 18, "adam");
+  const TableSchema small = MakeSchema(DType::kFloat32, 16, "adagrad", {kUsed});
+  RoundTrip(
+      {{"large", large, RandomRows(large, 3, 1)}, {"small", small, RandomRows(small, 20'000, 2)}});
+  // 3 rows of 3 MiB are a block each; 20,000 of 144 bytes are 2.75 MiB.
+  const auto reader = Open();
+  SnapshotPlace place;
+  SnapshotBlock block;
+  std::vector<int64_t> sizes;
+  for (bool done = false;;) {
+    ASSERT_OK(reader->Next(-1, &place, &block, &done));
+    if (done) break;
+    sizes.push_back(block.rows.keys.size);
+  }
+  ASSERT_EQ(sizes.size(), 6u);
+  EXPECT_EQ(std::vector<int64_t>(sizes.begin(), sizes.begin() + 3),
+            (std::vector<int64_t>{1, 1, 1}));
+  EXPECT_EQ(sizes[3] + sizes[4] + sizes[5], 20'000);
+}
+
+// A manifest says how many rows and bytes there are.
+TEST_F(SnapshotTest, TheManifestCounts) {
+  const TableSchema schema = MakeSchema(DType::kFloat32, 2);
+  Manifest manifest;
+  const Shards shards({{"table", schema, RandomRows(schema, 100, 1), 2}});
+  ASSERT_OK(SaveTables(OneThread(), &files_, "/s", shards.named(), &manifest));
+  EXPECT_EQ(manifest.ToText(), files_.Get("/s/MANIFEST"));
+  EXPECT_EQ(manifest.base, 0u);
+  ASSERT_EQ(manifest.files.size(), 2u);
+  EXPECT_EQ(manifest.files[0].rows + manifest.files[1].rows, 100);
+  for (const SnapshotFile& file : manifest.files) {
+    EXPECT_EQ(file.bytes, static_cast<int64_t>(files_.Get("/s/" + file.name).size()));
+  }
+}
+
+// Rows from anywhere, in pieces of any size, from buffers with any stride.
+TEST_F(SnapshotTest, WritesArbitraryRows) {
+  const TableSchema schema = MakeSchema(DType::kFloat32, 1000, "adagrad", {kUsed});
+  const TableContent rows = RandomRows(schema, 500, 1);  // 4 MB, so several blocks
+  const int64_t value_bytes = 4000, stride = 4008;
+  std::unique_ptr<SnapshotWriter> writer;
+  ASSERT_OK(SnapshotWriter::Open(&files_, "/s", &writer));
+  int64_t number;
+  ASSERT_OK(writer->AddTable("table", schema, &number));
+  std::unique_ptr<RowsFile> file;
+  ASSERT_OK(writer->NewFile(number, &file));
+  auto next = rows.begin();
+  for (size_t piece = 0; next != rows.end(); piece = (piece * 7 + 3) % 300) {
+    std::vector<Key> keys;
+    std::string values, slots, meta;
+    for (; keys.size() < piece && next != rows.end(); ++next) {
+      keys.push_back(next->first);
+      values += next->second.value + std::string(stride - value_bytes, 'x');
+      slots += next->second.slots;
+      meta += next->second.meta;
+    }
+    const int64_t n = static_cast<int64_t>(keys.size());
+    ConstRowParts parts;
+    parts.keys = keys;
+    parts.values = {values.data(), n, stride};
+    parts.slots = {slots.data(), n, value_bytes};
+    parts.meta = {meta.data(), n, 8};
+    ASSERT_OK(file->Add(parts));
+  }
+  ASSERT_OK(file->Finish());
+  ASSERT_OK(writer->Commit(0));
+  writer.reset();
+  SnapshotContent got;
+  ASSERT_OK(Load(&files_, "/s", &got));
+  EXPECT_EQ(Difference({{"table", rows}}, got), "");
+}
+
+TEST_F(SnapshotTest, KeepsErasedKeysAndTheBase) {
+  const TableSchema schema = MakeSchema(DType::kInt8, 1);
+  std::vector<Key> erased(200'000);  // two blocks
+  for (size_t i = 0; i < erased.size(); ++i) erased[i] = static_cast<Key>(i * i) - 1000;
+  std::unique_ptr<SnapshotWriter> writer;
+  ASSERT_OK(SnapshotWriter::Open(&files_, "/s", &writer));
+  int64_t number;
+  ASSERT_OK(writer->AddTable("table", schema, &number));
+  std::unique_ptr<RowsFile> file;
+  ASSERT_OK(writer->NewFile(number, &file));
+  ASSERT_OK(file->AddErased(erased));
+  ASSERT_OK(file->AddErased({}));
+  file->room().keys[0] = 7;
+  file->room().values[0][0] = 42;
+  ASSERT_OK(file->Write(1));
+  ASSERT_OK(file->Finish());
+  ASSERT_OK(writer->Commit(0x123));
+  writer.reset();
+  SnapshotContent got;
+  std::map<std::string, std::vector<Key>> got_erased;
+  ASSERT_OK(Load(&files_, "/s", &got, &got_erased));
+  EXPECT_EQ(got_erased["table"], erased);
+  EXPECT_EQ(Difference({{"table", {{7, {"*", "", ""}}}}}, got), "");
+  const auto reader = Open();
+  EXPECT_EQ(reader->manifest().base, 0x123u);
+  EXPECT_EQ(reader->manifest().files[0].erased, 200'000);
+}
+
+TEST_F(SnapshotTest, RefusesNamesThatDoNotFit) {
+  const TableSchema schema = MakeSchema(DType::kFloat32, 1);
+  std::unique_ptr<SnapshotWriter> writer;
+  ASSERT_OK(SnapshotWriter::Open(&files_, "/s", &writer));
+  int64_t number;
+  for (const std::string& name :
+       {std::string(), std::string("a\nb"), std::string("\0", 1), std::string("a\x7f"),
+        std::string("\xff"), std::string("\xc3"), std::string("\xed\xa0\x80")}) {
+    EXPECT_EQ(writer->AddTable(name, schema, &number).code(), Code::kInvalidArgument) << name;
+  }
+  ASSERT_OK(writer->AddTable(" a ", schema, &number));
+  const Status twice = writer->AddTable(" a ", schema, &number);
+  EXPECT_EQ(twice.code(), Code::kInvalidArgument);
+  EXPECT_EQ(twice.message(), "table name: got ' a ' twice; give each table its own");
+  writer.reset();
+  const Shards same({{"a", schema, {}}, {"a", schema, {}}});
+  EXPECT_EQ(Save(&files_, "/s", same).code(), Code::kInvalidArgument);
+  Manifest manifest;
+  EXPECT_EQ(SaveTables(OneThread(), &files_, "/s", {{"a", {}}}, &manifest).code(),
+            Code::kInvalidArgument)
+      << "a table of no shards";
+  EXPECT_EQ(files_.Names("/s"), std::vector<std::string>{"LOCK"}) << "nothing is left of it";
+}
+
+TEST_F(SnapshotTest, RefusesWhatIsNotFinishedOrHasFailed) {
+  const TableSchema schema = MakeSchema(DType::kFloat32, 1);
+  std::unique_ptr<SnapshotWriter> writer;
+  ASSERT_OK(SnapshotWriter::Open(&files_, "/s", &writer));
+  int64_t number;
+  ASSERT_OK(writer->AddTable("a", schema, &number));
+  std::unique_ptr<RowsFile> file;
+  EXPECT_EQ(writer->NewFile(1, &file).code(), Code::kInvalidArgument);
+  EXPECT_EQ(writer->NewFile(-1, &file).code(), Code::kInvalidArgument);
+  ASSERT_OK(writer->NewFile(number, &file));
+  EXPECT_EQ(writer->Commit(0).code(), Code::kFailedPrecondition);
+  // Rows that were lost on the way must not be taken for a whole file, whoever looks away.
+  file->room().keys[0] = 1;
+  files_.Inject(0, {Fault::kHalfWay, Code::kResourceExhausted});
+  EXPECT_EQ(file->Write(1).code(), Code::kResourceExhausted);
+  EXPECT_EQ(file->Write(1).code(), Code::kResourceExhausted);
+  EXPECT_EQ(file->Finish().code(), Code::kResourceExhausted);
+  EXPECT_EQ(writer->Commit(0).code(), Code::kFailedPrecondition);
+  writer.reset();
+  EXPECT_EQ(files_.Names("/s"), std::vector<std::string>{"LOCK"});
+}
+
+TEST_F(SnapshotTest, OneSavesAtATime) {
+  const TableSchema schema = MakeSchema(DType::kFloat32, 1);
+  const Shards shards({{"a", schema, RandomRows(schema, 10, 1)}});
+  ASSERT_OK(Save(&files_, "/s", shards));
+  std::unique_ptr<SnapshotWriter> writer;
+  ASSERT_OK(SnapshotWriter::Open(&files_, "/s", &writer));
+  const Status second = Save(&files_, "/s", shards);
+  EXPECT_EQ(second.code(), Code::kFailedPrecondition);
+  EXPECT_NE(second.message().find("is another snapshot being saved into /s?"), std::string::npos);
+  ASSERT_OK(Save(&files_, "/t", shards));
+  writer.reset();
+  ASSERT_OK(Save(&files_, "/s", shards));
+}
+
+TEST_F(SnapshotTest, RemovesLeftoversAndNothingElse) {
+  const TableSchema schema = MakeSchema(DType::kFloat32, 1);
+  const Shards shards({{"a", schema, RandomRows(schema, 10, 1), 2}});
+  ASSERT_OK(Save(&files_, "/s", shards));
+  const std::vector<std::string> first = files_.Names("/s");
+  for (const char* name : {"MANIFEST-00000000000000aa", "rows-00000000000000aa-0.dynemb", "rows-",
+                           "notes.txt", "rows.dynemb"}) {
+    files_.Put(JoinPath("/s", name), "x");
+  }
+  ASSERT_OK(Save(&files_, "/s", shards));
+  const std::vector<std::string> names = files_.Names("/s");
+  EXPECT_EQ(names.size(), 7u);
+  for (const char* name : {"LOCK", "MANIFEST", "notes.txt", "rows-", "rows.dynemb"}) {
+    EXPECT_EQ(std::count(names.begin(), names.end(), name), 1) << name;
+  }
+  for (const std::string& name : first) {
+    const bool stays = name == "LOCK" || name == "MANIFEST";
+    EXPECT_EQ(std::count(names.begin(), names.end(), name), stays) << name;
+  }
+}
+
+TEST_F(SnapshotTest, AFolderWithoutASnapshotIsNotFound) {
+  SnapshotContent got;
+  for (const char* folder : {"/no", "/s"}) {
+    const Status none = Load(&files_, folder, &got);
+    EXPECT_EQ(none.code(), Code::kNotFound);
+    EXPECT_NE(none.message().find(StrCat("there is no snapshot in ", folder)), std::string::npos);
+    ASSERT_OK(files_.CreateFolder("/s"));
+  }
+}
+
+// Runs something when the given operation of a save comes.
+class InterruptedFiles : public MemoryFileSystem {
+ public:
+  std::function<void()> on_new_file;
+  Status NewWritableFile(const std::string& path, std::unique_ptr<WritableFile>* file) override {
+    if (on_new_file) on_new_file();
+    return MemoryFileSystem::NewWritableFile(path, file);
+  }
+};
+
+TEST_F(SnapshotTest, AnOptimizerAttachedMeanwhileIsAnError) {
+  const TableSchema schema = MakeSchema(DType::kFloat32, 4);
+  InterruptedFiles files;
+  const Shards shards({{"a", schema, RandomRows(schema, 10, 1), 2}});
+  ASSERT_OK(Save(&files, "/s", shards));
+  SnapshotContent before, after;
+  ASSERT_OK(Load(&files, "/s", &before));
+  files.on_new_file = [&] {
+    ASSERT_OK(shards.named()[0].shards[1]->Attach(OneThread(), UsualRule("adam")));
+  };
+  const Status saved = Save(&files, "/s", shards);
+  EXPECT_EQ(saved.code(), Code::kFailedPrecondition);
+  EXPECT_EQ(saved.message(),
+            "table a: an optimizer was attached to it while it was being saved; save it again");
+  ASSERT_OK(Load(&files, "/s", &after));
+  EXPECT_EQ(Difference(before, after), "");
+}
+
+// While rows are written, inserted and erased, each saved row is of one moment: its value, slot and
+// meta were written equal. Rows that nobody erases are all there.
+TEST_F(SnapshotTest, SavesRowsOfOneMomentWhileOthersWrite) {
+  const TableSchema schema = MakeSchema(DType::kFloat64, 32, "adagrad", {kVersion});
+  constexpr int64_t kKeys = 3000;
+  const auto rows_of = [](Key first, Key last, int64_t number) {
+    TableContent rows;
+    const std::string word(reinterpret_cast<const char*>(&number), 8);
+    std::string value;
+    for (int i = 0; i < 32; ++i) value += word;
+    for (Key key = first; key < last; ++key) rows[key] = {value, value, word};
+    return rows;
+  };
+  const Shards shards({{"a", schema, rows_of(0, kKeys, 0)}});
+  Table* const table = shards.named()[0].shards[0];
+  std::atomic<bool> stop{false};
+  struct Threads : std::vector<std::thread> {
+    std::atomic<bool>* stop;
+    ~Threads() {
+      *stop = true;
+      for (std::thread& thread : *this) thread.join();
+    }
+  } writers;
+  writers.stop = &stop;
+  for (int64_t w = 0; w < 2; ++w) {
+    writers.emplace_back([&, w] {
+      const Caller call(table, HostTestMemory());
+      std::vector<Key> guests;
+      for (Key key = kKeys; key < kKeys + 500; ++key) guests.push_back(key * 2 + w);
+      for (int64_t number = 1; !stop; ++number) {
+        EXPECT_TRUE(call.Import(rows_of(w * 500, w * 500 + 1000, number * 2 + w)).ok());
+        EXPECT_TRUE(call.Import(rows_of(kKeys * 2 + w, kKeys * 2 + w + 700, number)).ok());
+        EXPECT_TRUE(call.Erase(guests).ok());
+      }
+    });
+  }
+  for (int64_t save = 0; save < 8 * SoakFactor(); ++save) {
+    SnapshotContent got;
+    Manifest manifest;
+    ASSERT_OK(SaveTables(HostTestMemory()->context(), &files_, "/s", shards.named(), &manifest));
+    ASSERT_OK(Load(&files_, "/s", &got));
+    for (Key key = 0; key < kKeys; ++key) ASSERT_EQ(got["a"].count(key), 1u) << key;
+    for (const auto& [key, row] : got["a"]) {
+      std::string value;
+      for (int i = 0; i < 32; ++i) value += row.meta;
+      ASSERT_EQ(row.value, value) << key;
+      ASSERT_EQ(row.slots, value) << key;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dynemb
