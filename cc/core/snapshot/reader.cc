@@ -1,5 +1,6 @@
 #include "cc/core/snapshot/reader.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "cc/core/base/crc32c.h"
@@ -8,6 +9,7 @@ namespace dynemb {
 namespace {
 
 constexpr int64_t kHeader = BlockHeader::kBytes;
+constexpr int64_t kPieceBytes = int64_t{1} << 20;
 
 Status Damaged(const std::string& what) { return Status(Code::kDataLoss, what); }
 
@@ -61,9 +63,11 @@ Status SnapshotReader::OpenFile(int64_t number, std::unique_ptr<ReadableFile>* f
 Status SnapshotReader::ReadBlock(const ReadableFile& file, const SnapshotPlace& place,
                                  BlockHeader* header, SnapshotBlock* block) const {
   const SnapshotFile& entry = manifest_.files[static_cast<size_t>(place.file)];
-  const int64_t rest = entry.bytes - place.offset - kHeader;
   char bytes[kHeader];
-  if (rest < 0) return Damaged("the file ends without a block of kind end");
+  if (place.offset > entry.bytes - kHeader) {
+    return Damaged("the file ends without a block of kind end");
+  }
+  const int64_t rest = entry.bytes - place.offset - kHeader;
   DYNEMB_RETURN_IF_ERROR(file.Read(place.offset, kHeader, bytes));
   DYNEMB_RETURN_IF_ERROR(BlockHeader::Read(bytes, header));
   if (header->snapshot != manifest_.id || header->file != place.file ||
@@ -96,11 +100,17 @@ Status SnapshotReader::ReadBlock(const ReadableFile& file, const SnapshotPlace& 
     return Damaged(StrCat("got ", size, " bytes for ", n, " records of kind ",
                           static_cast<int>(header->kind), ", ", rest, " bytes before the end"));
   }
-  block->payload.resize(static_cast<size_t>(size));
-  DYNEMB_RETURN_IF_ERROR(file.Read(place.offset + kHeader, size, block->payload.data()));
-  if (header->payload_crc != Crc32c({block->payload.data(), block->payload.size()})) {
-    return Damaged("the block is damaged: its checksum differs");
+  // What is skipped may be of any size, and is read in pieces.
+  const bool kept = header->kind == BlockKind::kRows || header->kind == BlockKind::kErased;
+  const int64_t piece = kept ? size : std::min(size, kPieceBytes);
+  block->payload.resize(static_cast<size_t>(piece));
+  uint32_t crc = 0;
+  for (int64_t done = 0, count; done < size; done += count) {
+    count = std::min(piece, size - done);
+    DYNEMB_RETURN_IF_ERROR(file.Read(place.offset + kHeader + done, count, block->payload.data()));
+    crc = Crc32c({block->payload.data(), static_cast<size_t>(count)}, crc);
   }
+  if (header->payload_crc != crc) return Damaged("the block is damaged: its checksum differs");
   block->table = entry.table;
   block->rows = ConstRowParts();
   block->erased = Span<const Key>();
