@@ -148,7 +148,7 @@ SnapshotContent Decode(const MemoryFileSystem& files, const std::string& folder)
 
 TEST(FormatTest, TheWriterWritesWhatItSays) {
   const std::vector<TestTable> tables = {
-      {"a", MakeSchema(DType::kFloat32, 5, "adam", {MetaField::kVersion}), {}, 2},
+      {"a", MakeSchema(DType::kFloat32, 5, "adam", {MetaField::kUsed}), {}, 2},
       {"b b", MakeSchema(DType::kInt8, 3, "", {MetaField::kUsed, MetaField::kScore}), {}, 1},
       {"c", MakeSchema(DType::kBFloat16, 7, "rowwise_adagrad"), {}, 3},
       {"d", MakeSchema(DType::kFloat64, 100, "ftrl"), {}, 1},
@@ -529,7 +529,7 @@ TEST_F(GoldenTest, ReadsASnapshotOfVersion1) {
             "");
   EXPECT_EQ(manifest.tables[0].schema.ToText(),
             "dynemb-table 1\nvalue float32 3\ninitializer uniform -0.5 0.25\nseed 42\n"
-            "meta version used\nrule adam\nslot momentum column 0\nslot velocity column 0\n");
+            "meta used count\nrule adam\nslot momentum column 0\nslot velocity column 0\n");
   EXPECT_EQ(manifest.tables[1].schema.ToText(),
             "dynemb-table 1\nvalue int8 5\ninitializer constant 0\nseed 0\nkey string\n");
   EXPECT_EQ(manifest.base, 0u);

@@ -23,7 +23,7 @@ namespace {
     ASSERT_TRUE(assert_ok_status.ok()) << assert_ok_status.message(); \
   } while (false)
 
-constexpr MetaField kVersion = MetaField::kVersion, kUsed = MetaField::kUsed,
+constexpr MetaField kUsed = MetaField::kUsed,
                     kCount = MetaField::kCount, kScore = MetaField::kScore;
 
 class SnapshotTest : public ::testing::Test {
@@ -46,12 +46,12 @@ class SnapshotTest : public ::testing::Test {
 };
 
 std::vector<TableSchema> Schemas() {
-  return {MakeSchema(DType::kFloat32, 8, "adam", {kVersion, kUsed}),
+  return {MakeSchema(DType::kFloat32, 8, "adam", {kUsed, kCount}),
           MakeSchema(DType::kFloat32, 1),
           MakeSchema(DType::kFloat64, 3, "adagrad", {kCount}),
           MakeSchema(DType::kFloat16, 5, "rowwise_adagrad", {kScore}),
           MakeSchema(DType::kBFloat16, 1, "ftrl"),
-          MakeSchema(DType::kInt8, 3, "", {kVersion, kUsed, kCount, kScore}),
+          MakeSchema(DType::kInt8, 3, "", {kUsed, kCount, kScore}),
           MakeSchema(DType::kInt32, 7),
           MakeSchema(DType::kInt64, 2, "", {kUsed})};
 }
@@ -82,7 +82,7 @@ TEST_F(SnapshotTest, KeepsAnyNumberOfTablesAndShards) {
 
 // Each shard's rows read one by one, into a table with another number of shards.
 TEST_F(SnapshotTest, RestoresIntoTables) {
-  const TableSchema schema = MakeSchema(DType::kFloat32, 6, "adam", {kVersion});
+  const TableSchema schema = MakeSchema(DType::kFloat32, 6, "adam", {kUsed});
   const std::vector<TestTable> saved = {{"other", schema, RandomRows(schema, 50, 1)},
                                         {"table", schema, RandomRows(schema, 3000, 2), 3}};
   ASSERT_OK(Save(&files_, "/s", Shards(saved)));
@@ -132,7 +132,7 @@ TEST_F(SnapshotTest, TheManifestCounts) {
   const TableSchema schema = MakeSchema(DType::kFloat32, 2);
   Manifest manifest;
   const Shards shards({{"table", schema, RandomRows(schema, 100, 1), 2}});
-  ASSERT_OK(SaveTables(OneThread(), &files_, "/s", shards.named(), &manifest));
+  ASSERT_OK(SaveTables(OneThread(), &files_, "/s", shards.named(), 0, &manifest));
   EXPECT_EQ(manifest.ToText(), files_.Get("/s/MANIFEST"));
   EXPECT_EQ(manifest.base, 0u);
   ASSERT_EQ(manifest.files.size(), 2u);
@@ -225,7 +225,7 @@ TEST_F(SnapshotTest, RefusesNamesThatDoNotFit) {
   const Shards same({{"a", schema, {}}, {"a", schema, {}}});
   EXPECT_EQ(Save(&files_, "/s", same).code(), Code::kInvalidArgument);
   Manifest manifest;
-  EXPECT_EQ(SaveTables(OneThread(), &files_, "/s", {{"a", {}}}, &manifest).code(),
+  EXPECT_EQ(SaveTables(OneThread(), &files_, "/s", {{"a", {}}}, 0, &manifest).code(),
             Code::kInvalidArgument)
       << "a table of no shards";
   EXPECT_EQ(files_.Names("/s"), std::vector<std::string>{"LOCK"}) << "nothing is left of it";
@@ -329,7 +329,7 @@ TEST_F(SnapshotTest, AnOptimizerAttachedMeanwhileIsAnError) {
 // While rows are written, inserted and erased, each saved row is of one moment: its value, slot and
 // meta were written equal. Rows that nobody erases are all there.
 TEST_F(SnapshotTest, SavesRowsOfOneMomentWhileOthersWrite) {
-  const TableSchema schema = MakeSchema(DType::kFloat64, 32, "adagrad", {kVersion});
+  const TableSchema schema = MakeSchema(DType::kFloat64, 32, "adagrad", {kUsed});
   constexpr int64_t kKeys = 3000;
   const auto rows_of = [](Key first, Key last, int64_t number) {
     TableContent rows;
@@ -365,7 +365,7 @@ TEST_F(SnapshotTest, SavesRowsOfOneMomentWhileOthersWrite) {
   for (int64_t save = 0; save < 8 * SoakFactor(); ++save) {
     SnapshotContent got;
     Manifest manifest;
-    ASSERT_OK(SaveTables(HostTestMemory()->context(), &files_, "/s", shards.named(), &manifest));
+    ASSERT_OK(SaveTables(HostTestMemory()->context(), &files_, "/s", shards.named(), 0, &manifest));
     ASSERT_OK(Load(&files_, "/s", &got));
     for (Key key = 0; key < kKeys; ++key) ASSERT_EQ(got["a"].count(key), 1u) << key;
     for (const auto& [key, row] : got["a"]) {

@@ -102,7 +102,7 @@ Shards::Shards(const std::vector<TestTable>& tables) {
 
 Status Save(FileSystem* files, const std::string& folder, const Shards& shards) {
   Manifest manifest;
-  return SaveTables(OneThread(), files, folder, shards.named(), &manifest);
+  return SaveTables(OneThread(), files, folder, shards.named(), 0, &manifest);
 }
 
 Status Load(FileSystem* files, const std::string& folder, SnapshotContent* content,

@@ -42,11 +42,11 @@ std::string Difference(const SnapshotContent& want, const SnapshotContent& got);
 class Shards {
  public:
   explicit Shards(const std::vector<TestTable>& tables);
-  const std::vector<NamedShards>& named() const { return named_; }
+  const std::vector<TableToSave>& named() const { return named_; }
 
  private:
   std::vector<std::unique_ptr<Table>> owned_;
-  std::vector<NamedShards> named_;
+  std::vector<TableToSave> named_;
 };
 
 // SaveTables from such shards, on one thread.
