@@ -148,15 +148,13 @@ template <typename F>
 Status MemoryFileSystem::Operation(const char* name, const std::string& path, uint64_t life,
                                    const F& effect) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const int64_t number = static_cast<int64_t>(log_.size());
-  log_.push_back(StrCat(name, " ", path));
-  const Status failed(fault_.code, StrCat(log_.back(), ": injected fault"));
-  if (dead_ || life != life_) return Status(Code::kInternal, StrCat(log_.back(), ": dead"));
+  const int64_t number = operations_++;
+  if (dead_ || life != life_) return Status(Code::kInternal, StrCat(name, " ", path, ": dead"));
   if (number != fault_at_) return effect(false);
   dead_ = fault_.dies;
-  const bool half = fault_.when == Fault::kHalfWay && log_.back().rfind("Append", 0) == 0;
+  const bool half = fault_.when == Fault::kHalfWay && std::string_view(name) == "Append";
   if (half || fault_.when == Fault::kAfter) (void)effect(half);
-  return failed;
+  return Status(fault_.code, StrCat(name, " ", path, ": injected fault"));
 }
 
 template <typename F>
@@ -286,17 +284,12 @@ Status MemoryFileSystem::Lock(const std::string& path, std::unique_ptr<FileLock>
 
 int64_t MemoryFileSystem::operations() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return static_cast<int64_t>(log_.size());
-}
-
-std::vector<std::string> MemoryFileSystem::log() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return log_;
+  return operations_;
 }
 
 void MemoryFileSystem::Inject(int64_t nth, const Fault& fault) {
   std::lock_guard<std::mutex> lock(mutex_);
-  fault_at_ = static_cast<int64_t>(log_.size()) + nth;
+  fault_at_ = operations_ + nth;
   fault_ = fault;
 }
 

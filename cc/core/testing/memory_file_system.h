@@ -48,9 +48,8 @@ class MemoryFileSystem : public FileSystem {
   Status SyncFolder(const std::string& folder) override;
   Status Lock(const std::string& path, std::unique_ptr<FileLock>* lock) override;
 
-  // How many operations there were, and the names of them, as "Append folder/file".
+  // How many operations there were.
   int64_t operations() const;
-  std::vector<std::string> log() const;
   // The `nth` operation from now on, from 0, meets the fault. One at a time.
   void Inject(int64_t nth, const Fault& fault);
   // No fault any more, and not dead.
@@ -86,7 +85,7 @@ class MemoryFileSystem : public FileSystem {
   mutable std::mutex mutex_;
   std::map<std::string, Folder> folders_;
   std::map<std::string, const Held*> locks_;
-  std::vector<std::string> log_;
+  int64_t operations_ = 0;
   uint64_t life_ = 0;  // raised by Kill and CutPower
   int64_t fault_at_ = -1;
   Fault fault_;
