@@ -472,6 +472,9 @@ TEST_F(HandmadeTest, RefusesLinesThatAreWrong) {
         "schema 4\ndynemb-table 1\nvalue float32 1\nrule adam\nslot m column 0\n"}) {
     refused(lines(id, created, "table t\n" + schema, file));
   }
+  const std::string message =
+      ReadManifest(lines(id, created, "table t\nschema 2\ndynemb-table 1\n\xff\xff\n", file));
+  EXPECT_HAS(message, "got line '\?\?'") << "messages are text, whatever the bytes are";
   ReadManifest(lines(id, created, "table t\nschema 2\ndynemb-table 2\nvalue int8 1\n", file));
   EXPECT_EQ(code_, Code::kUnimplemented);
 }
