@@ -77,8 +77,16 @@ class Trainer {
       Check(reader->Next(-1, &place, &block, &done));
       if (done) return step;
       if (block.table == 1) std::copy_n(block.rows.values[0], 8, reinterpret_cast<char*>(&step));
-      // A file is a shard's, and there are as many as before.
-      Check(shards_[static_cast<size_t>(place.file)]->Import(OneThread(), block.rows));
+      for (int64_t i = 0; i < block.rows.keys.size; ++i) {
+        const auto row = [&](const ConstRows& part) {
+          return ConstRows(part[i], 1, part.stride_bytes);
+        };
+        const int64_t shard = block.table == 1 ? 2 : block.rows.keys[i] % 2;
+        Check(shards_[static_cast<size_t>(shard)]->Import(OneThread(), {{&block.rows.keys[i], 1},
+                                                                        row(block.rows.values),
+                                                                        row(block.rows.slots),
+                                                                        row(block.rows.meta)}));
+      }
     }
   }
 
