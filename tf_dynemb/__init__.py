@@ -13,7 +13,7 @@ from tf_dynemb.lookup import embedding_lookup
 from tf_dynemb.optimizer import DynamicEmbeddingOptimizer, LossScaleOptimizer, RowwiseAdagrad
 from tf_dynemb.policy import FrequencyRestrictPolicy, RestrictPolicy, TimestampRestrictPolicy
 from tf_dynemb.shard import default_partition_fn
-from tf_dynemb.table import TableHandle, Variable
+from tf_dynemb.table import TableHandle, Variable, for_serving
 from tf_dynemb.version import __version__
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "default_partition_fn",
     "embedding_lookup",
     "fingerprint",
+    "for_serving",
     "keras",
     "snapshot",
 ]

@@ -1,5 +1,6 @@
 // Kernels of the lookup and of what its gradient needs.
 #include "cc/core/lookup/dedup.h"
+#include "cc/core/lookup/widen.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -23,7 +24,7 @@ class LookupOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     TableInput table;
     KeyInputs inputs;
-    OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
+    OP_REQUIRES_OK(context, GetTableToRead(context, dtype_, &table));
     OP_REQUIRES_OK(context, GetKeys(context, &inputs));
     OP_REQUIRES(context, dim_ == table.schema.dim,
                 ToTensorFlow(InvalidArgument("dim: got ", dim_, ", the table's rows have ",
@@ -40,14 +41,17 @@ class LookupOp : public OpKernel {
     static_assert(sizeof(Outcome) == sizeof(bool));
     Report report;
     report.outcomes = {reinterpret_cast<Outcome*>(exists->flat<bool>().data()), n};
-    const Rows rows = MutableRowsOf(values, n, dim_ * SizeOf(table.schema.value_dtype));
+    const DType held = table.schema.value_dtype, wanted = ToCore(dtype_);
+    const Rows rows = MutableRowsOf(values, n, dim_ * SizeOf(wanted));
+    const Rows read = NarrowRows(rows, held, wanted, dim_);
     const PoolContext core(context);
     OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(
                                 table.shards, inputs.keys, inputs.owners, nullptr,
                                 [&](Table* shard, const Batch& batch) {
-                                  return shard->Find(core, batch, IfMissing::kInitialValue, rows,
+                                  return shard->Find(core, batch, IfMissing::kInitialValue, read,
                                                      report);
                                 })));
+    Widen(core, rows, held, wanted, dim_);
     bool* flags = exists->flat<bool>().data();
     for (int64_t i = 0; i < n; ++i) flags[i] = report.outcomes[i] == Outcome::kFound;
   }

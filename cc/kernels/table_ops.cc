@@ -1,5 +1,7 @@
 // Kernels of the ops about a table as a whole: make, clear, size.
+#include <mutex>
 #include <string>
+#include <utility>
 
 #include "cc/core/table/host_table.h"
 #include "cc/kernels/table_resource.h"
@@ -15,9 +17,14 @@ using tensorflow::OpKernelContext;
 using tensorflow::ResourceHandle;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
+using tensorflow::core::RefCountPtr;
 
 constexpr int64_t kMaxShards = 65536;
 
+// A table lives as long as one of its handles. One with a name lives as long as the kernels of that
+// name as well: a session runs the op again in every run and holds no handle in between. So it goes
+// with the session; and with a function that was called once to make it, as tf.saved_model.load
+// does, when function and handle are gone.
 class TableOp : public OpKernel {
  public:
   explicit TableOp(OpKernelConstruction* context) : OpKernel(context) {
@@ -34,25 +41,14 @@ class TableOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
+    TableResource* resource = nullptr;
+    OP_REQUIRES_OK(context, shared_name_.empty() ? Make(context, &resource)
+                                                 : FindOrMakeNamed(context, &resource));
     Tensor* output;
+    RefCountPtr<TableResource> reference(resource);
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
-    ResourceHandle& handle = output->scalar<ResourceHandle>()();
-    if (shared_name_.empty()) {
-      TableResource* resource = nullptr;
-      OP_REQUIRES_OK(context, Make(context, &resource));
-      handle = ResourceHandle::MakeRefCountingHandle(resource, context->device()->name());
-      return;
-    }
-    tensorflow::core::RefCountPtr<TableResource> resource;
-    OP_REQUIRES_OK(context, tensorflow::LookupOrCreateResource<TableResource>(
-                                context, NamedHandle(context), &resource,
-                                [&](TableResource** made) { return Make(context, made); }));
-    const Shards shards = resource->shards();
-    OP_REQUIRES(context, static_cast<int64_t>(shards.size()) == shards_,
-                ToTensorFlow(InvalidArgument("shared_name: the table ", shared_name_, " has ",
-                                             shards.size(), " shards, got ", shards_)));
-    OP_REQUIRES_OK(context, ToTensorFlow(CheckCompatible(schema_, shards[0]->schema())));
-    handle = NamedHandle(context);
+    output->scalar<ResourceHandle>()() =
+        ResourceHandle::MakeRefCountingHandle(reference.release(), context->device()->name());
   }
 
  private:
@@ -69,8 +65,41 @@ class TableOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  ResourceHandle NamedHandle(OpKernelContext* context) const {
-    return tensorflow::MakeResourceHandle<TableResource>(context, container_, shared_name_);
+  // The table of this name, with a reference for the caller and one for this kernel. The resource
+  // manager knows it without owning it.
+  absl::Status FindOrMakeNamed(OpKernelContext* context, TableResource** resource) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (named_ == nullptr) {
+      tensorflow::ResourceMgr* manager = context->resource_manager();
+      const std::string& container = container_.empty() ? manager->default_container() : container_;
+      TableResource* found = nullptr;
+      absl::Status status = manager->Lookup(container, shared_name_, &found);
+      if (absl::IsNotFound(status)) {
+        TF_RETURN_IF_ERROR(Make(context, &found));
+        status = manager->CreateUnowned(container, shared_name_, found);
+        if (absl::IsAlreadyExists(status)) {  // another kernel was faster
+          found->Unref();
+          status = manager->Lookup(container, shared_name_, &found);
+        }
+      }
+      TF_RETURN_IF_ERROR(status);
+      RefCountPtr<TableResource> reference(found);
+      TF_RETURN_IF_ERROR(CheckNamed(*found));
+      named_ = std::move(reference);
+    }
+    named_->Ref();
+    *resource = named_.get();
+    return absl::OkStatus();
+  }
+
+  // Is the table that another kernel made under this name the one that is wanted here?
+  absl::Status CheckNamed(const TableResource& resource) const {
+    const Shards shards = resource.shards();
+    if (static_cast<int64_t>(shards.size()) != shards_) {
+      return ToTensorFlow(InvalidArgument("shared_name: the table ", shared_name_, " has ",
+                                          shards.size(), " shards, got ", shards_));
+    }
+    return ToTensorFlow(CheckCompatible(schema_, shards[0]->schema()));
   }
 
   TableSchema schema_;
@@ -78,6 +107,8 @@ class TableOp : public OpKernel {
   int64_t init_rows_;
   std::string container_;
   std::string shared_name_;
+  std::mutex mutex_;  // guards named_
+  RefCountPtr<TableResource> named_;
 };
 
 class ClearOp : public OpKernel {

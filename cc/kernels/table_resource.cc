@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cc/core/lookup/widen.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/framework/types.h"
@@ -88,6 +89,16 @@ DType ToCore(tensorflow::DataType dtype) {
   }
 }
 
+namespace {
+
+absl::Status CheckDType(tensorflow::DataType dtype, const TableSchema& schema) {
+  if (ToCore(dtype) == schema.value_dtype) return absl::OkStatus();
+  return ToTensorFlow(InvalidArgument("value dtype: got ", Name(ToCore(dtype)),
+                                      ", the table holds ", Name(schema.value_dtype)));
+}
+
+}  // namespace
+
 absl::Status GetTableOf(OpKernelContext* context, const Tensor& handle, TableInput* table) {
   if (!tensorflow::TensorShapeUtils::IsScalar(handle.shape())) {
     return ToTensorFlow(InvalidArgument("table: got shape ", handle.shape().DebugString(),
@@ -104,11 +115,14 @@ absl::Status GetTable(OpKernelContext* context, tensorflow::DataType dtype, Tabl
   const Tensor* handle;
   TF_RETURN_IF_ERROR(context->input("table", &handle));
   TF_RETURN_IF_ERROR(GetTableOf(context, *handle, table));
-  if (dtype != tensorflow::DT_INVALID && ToCore(dtype) != table->schema.value_dtype) {
-    return ToTensorFlow(InvalidArgument("value dtype: got ", Name(ToCore(dtype)),
-                                        ", the table holds ", Name(table->schema.value_dtype)));
-  }
-  return absl::OkStatus();
+  return dtype == tensorflow::DT_INVALID ? absl::OkStatus() : CheckDType(dtype, table->schema);
+}
+
+absl::Status GetTableToRead(OpKernelContext* context, tensorflow::DataType dtype,
+                            TableInput* table) {
+  TF_RETURN_IF_ERROR(GetTable(context, tensorflow::DT_INVALID, table));
+  if (CanWiden(table->schema.value_dtype, ToCore(dtype))) return absl::OkStatus();
+  return CheckDType(dtype, table->schema);
 }
 
 absl::Status GetKeys(OpKernelContext* context, KeyInputs* inputs) {

@@ -104,6 +104,10 @@ absl::Status GetTable(tensorflow::OpKernelContext* context, tensorflow::DataType
 absl::Status GetTableOf(tensorflow::OpKernelContext* context, const tensorflow::Tensor& handle,
                         TableInput* table);
 
+// For ops that read values of `dtype`, the table's own or a wider one to which they Widen() them.
+absl::Status GetTableToRead(tensorflow::OpKernelContext* context, tensorflow::DataType dtype,
+                            TableInput* table);
+
 // keys and owners of an op as spans over its input tensors.
 struct KeyInputs {
   const tensorflow::Tensor* keys_tensor;

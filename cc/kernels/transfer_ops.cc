@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/lookup/widen.h"
 #include "cc/core/table/host_table.h"
 #include "cc/core/table/row_adapter.h"
 #include "cc/kernels/table_resource.h"
@@ -30,7 +31,7 @@ class ExportOp : public OpKernel {
     TableInput table;
     int64_t limit;
     const Tensor* cursor;
-    OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
+    OP_REQUIRES_OK(context, GetTableToRead(context, dtype_, &table));
     OP_REQUIRES_OK(context, GetScalar(context, "limit", &limit));
     OP_REQUIRES_OK(context, context->input("cursor", &cursor));
     OP_REQUIRES(context, cursor->dims() == 1 && cursor->NumElements() == 2,
@@ -67,6 +68,9 @@ class ExportOp : public OpKernel {
         place = Cursor();
       }
     }
+    const DType held = table.schema.value_dtype, wanted = ToCore(dtype_);
+    const int64_t dim = table.schema.dim;
+    Widen(core, MutableRowsOf(&buffers.part[1], rows, dim * SizeOf(wanted)), held, wanted, dim);
     for (int part = 0; part < 4; ++part)
       context->set_output(part, buffers.part[part].Slice(0, rows));
     Tensor *schema, *next;
@@ -102,7 +106,7 @@ class ExportOp : public OpKernel {
       return absl::OkStatus();
     }
 
-    // What is free from row `first` on.
+    // What is free from row `first` on. Values are written for Widen().
     RowParts From(int64_t first, const TableSchema& schema) {
       const RowLayout layout(schema);
       const int64_t room = part[0].NumElements() - first;
@@ -112,7 +116,9 @@ class ExportOp : public OpKernel {
       };
       RowParts out;
       out.keys = {part[0].flat<int64_t>().data() + first, room};
-      out.values = rows(1, layout.value_bytes);
+      const DType wanted = ToCore(part[1].dtype());
+      out.values =
+          NarrowRows(rows(1, layout.dim * SizeOf(wanted)), schema.value_dtype, wanted, layout.dim);
       out.slots = rows(2, layout.slots_bytes);
       out.meta = rows(3, layout.meta_bytes);
       return out;

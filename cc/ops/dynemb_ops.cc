@@ -82,9 +82,9 @@ REGISTER_OP("DynembTable")
     .Doc(R"doc(
 Makes the shards of a table.
 
-With an empty shared_name every execution makes a new table, which lives as long as the handle is held.
-With a name the table belongs to the resource manager and is made once: what a graph needs whose session
-executes this op in every run.
+A table lives as long as a handle of it is held. With an empty shared_name every execution makes a new one.
+With a name it is made once and lives as long as the kernels of that name as well: what a graph needs whose
+session executes this op in every run. It goes with the session.
 
 table: the handle.
 schema: what a row is made of, in the text form of TableSchema.
@@ -106,6 +106,7 @@ REGISTER_OP("DynembLookup")
     .Doc(R"doc(
 Reads the values of keys; a key without a row reads its initial value. Never inserts.
 
+dtype: what values are returned as: the table's dtype, or a wider floating one.
 weight: the value of the variable's handle weight, of shape (0, dim); not used. It is an input so that
   the gradient of the lookup belongs to the handle: its value and not its resource, which under
   tf.distribute and on GPUs lives on another device than the table.
@@ -238,6 +239,7 @@ REGISTER_OP("DynembExport")
     .Doc(R"doc(
 Copies rows out, shard after shard.
 
+dtype: as in DynembLookup. The schema says what the table holds.
 cursor: where to begin: (0, 0), or what the call before returned as next.
 limit: at most so many rows; -1 for all, 0 for the schema alone.
 keys: shape (n,).

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tf_dynemb.base.op_library import ops
+from tf_dynemb.table.serving import saved_rows, saved_schema
 
 
 class TableResource(tf.saved_model.experimental.TrackableResource):
@@ -103,18 +104,18 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         # session's or the function that a SavedModel keeps, has a name in it: a session executes the op
         # in every run and needs the same table each time, and tf.saved_model.load gives each name a
         # suffix of its own (and all that are empty the same one).
+        eager = tf.executing_eagerly()
         return ops.dynemb_table(
-            schema=self._schema,
+            schema=self._schema if eager else saved_schema(self._schema),
             shards=self._shards,
             init_rows=self._init_rows,
-            shared_name="" if tf.executing_eagerly() else self._graph_name,
+            shared_name="" if eager else self._graph_name,
         )
 
     def _serialize_to_tensors(self):
         if not self._checkpoint:
             return {}
-        keys, values, slots, meta, schema, _ = self.export_rows()
-        return {"keys": keys, "values": values, "slots": slots, "meta": meta, "schema": schema}
+        return saved_rows(*self.export_rows()[:5])
 
     def _copy_trackable_to_cpu(self, object_map):
         # For tf.train.CheckpointOptions(enable_async=True): the rows of the moment of save(), which are

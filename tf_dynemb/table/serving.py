@@ -1,0 +1,102 @@
+"""What a SavedModel holds of a table: everything, or values alone for servers that only look up."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import re
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+_DTYPES = (tf.float32, tf.float16, tf.bfloat16)
+# How wide values are stored where nothing else is wanted.
+_AS_THEY_ARE = tf.float64
+
+# The value dtype of the for_serving() that is open; None outside of any.
+_open: contextvars.ContextVar[tf.DType | None] = contextvars.ContextVar("for_serving", default=None)
+
+# Patterns over a schema's text, for Python's re and for TensorFlow's RE2.
+_TRAINING_LINES = r"(?m)^(rule|slot|meta) .*\n"
+_VALUE_DTYPE = r"^(dynemb-table \d+\nvalue )\w+"
+
+
+@contextlib.contextmanager
+def for_serving(value_dtype=None) -> Iterator[None]:
+    """Leaves out of SavedModels that are saved inside what only training needs.
+
+    Of each row goes the value, in `value_dtype` if that is narrower; slot variables and what policies
+    keep stay out. The graph is the same and returns the dtype that it was made with: a server holds the
+    narrow values in memory and widens those that are looked up, which rounds nothing more. Initial
+    values of ids without a row are rounded to `value_dtype` as well.
+
+    It covers `model.export`, `tf.saved_model.save` and `tf.train.Checkpoint.save`. Keras' own files
+    always hold everything.
+
+    Args:
+        value_dtype: tf.float16 or tf.bfloat16; tf.float32 for tables of float64. Tables whose values
+            are integers, or no wider than that, stay as they are. None: all do.
+
+    Raises:
+        TypeError: another dtype.
+        tf.errors.InvalidArgumentError: from the call that saves: a value that float16 cannot hold.
+
+    Example:
+
+    >>> import keras, os, tempfile, tensorflow as tf, tf_dynemb
+    >>> ids = keras.Input((), dtype="int64")
+    >>> model = keras.Model(ids, tf_dynemb.keras.Embedding(2, initializer="ones")(ids))
+    >>> path = os.path.join(tempfile.mkdtemp(), "1")
+    >>> with tf_dynemb.for_serving(tf.bfloat16):
+    ...     model.export(path, verbose=False)
+    >>> tf.saved_model.load(path).serve(tf.constant([7], tf.int64)).numpy().tolist()
+    [[1.0, 1.0]]
+    """
+    dtype = _AS_THEY_ARE if value_dtype is None else tf.as_dtype(value_dtype)
+    if value_dtype is not None and dtype not in _DTYPES:
+        names = ", ".join(choice.name for choice in _DTYPES)
+        raise TypeError(f"value_dtype: got {dtype.name}, want one of {names}, or None")
+    token = _open.set(dtype)
+    try:
+        yield
+    finally:
+        _open.reset(token)
+
+
+def saved_schema(schema: str) -> str:
+    """The schema of the table that a SavedModel makes, for one of `schema`."""
+    return schema if _open.get() is None else _rewrite(schema, tf.as_dtype(schema.split()[3]), re.sub)
+
+
+def saved_rows(keys, values, slots, meta, schema) -> dict[str, tf.Tensor]:
+    """What is saved of exported rows, by name."""
+    if _open.get() is not None:
+        schema = _rewrite(schema, values.dtype, _regex_replace)
+        values, slots, meta = _narrowed(values), slots[:, :0], meta[:, :0]
+    return {"keys": keys, "values": values, "slots": slots, "meta": meta, "schema": schema}
+
+
+def _stored_as(dtype: tf.DType) -> tf.DType:
+    return _open.get() if dtype.is_floating and _open.get().size < dtype.size else dtype
+
+
+def _rewrite(schema, dtype: tf.DType, substitute: Callable):
+    schema = substitute(_TRAINING_LINES, "", schema)
+    return substitute(_VALUE_DTYPE, rf"\1{_stored_as(dtype).name}", schema)
+
+
+def _regex_replace(pattern: str, new: str, text: tf.Tensor) -> tf.Tensor:
+    return tf.strings.regex_replace(text, pattern, new)
+
+
+def _narrowed(values: tf.Tensor) -> tf.Tensor:
+    """Rounded to what they are stored as. A value that overflows is an error, one that is NaN is not."""
+    stored = _stored_as(values.dtype)
+    if stored == values.dtype:
+        return values
+    narrow = tf.cast(values, stored)
+    fits = tf.reduce_all(tf.math.is_finite(narrow) == tf.math.is_finite(values))
+    message = f"value_dtype: the table has values beyond those of {stored.name}; want "
+    operation = tf.debugging.Assert(fits, [message + "a wider one, bfloat16 or None"])
+    with tf.control_dependencies([] if operation is None else [operation]):
+        return tf.identity(narrow)
