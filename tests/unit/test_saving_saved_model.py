@@ -1,10 +1,4 @@
-"""SavedModels: saved, exported, loaded; eagerly, in sessions, and through TensorFlow's C API."""
-
-import json
-import os
-import pathlib
-import subprocess
-import sys
+"""SavedModels: saved, exported, loaded; eagerly and in sessions. test_serving_c_api.py has the C API."""
 
 import keras
 import numpy as np
@@ -217,85 +211,6 @@ def test_a_loaded_and_saved_again_model_serves_in_sessions(exported, tmp_path):
         serve = in_session(path=again, session=session)
         for _ in range(2):
             np.testing.assert_array_equal(predicted(serve), want)
-
-
-# What a program without Python does: TF_LoadLibrary, TF_LoadSessionFromSavedModel, TF_SessionRun.
-C_API = """
-import ctypes, json, os, sys
-
-library, ops, path, feed, fetch, ids = sys.argv[1:7]
-ids = json.loads(ids)
-tf = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-for name in ("TF_NewStatus", "TF_LoadLibrary", "TF_NewGraph", "TF_NewSessionOptions",
-             "TF_LoadSessionFromSavedModel", "TF_GraphOperationByName", "TF_AllocateTensor",
-             "TF_TensorData", "TF_Message"):
-    getattr(tf, name).restype = ctypes.c_void_p
-tf.TF_TensorByteSize.restype = ctypes.c_size_t
-tf.TF_Message.restype = ctypes.c_char_p
-pointer = ctypes.c_void_p
-status = pointer(tf.TF_NewStatus())
-
-def check():
-    if tf.TF_GetCode(status):
-        raise SystemExit(tf.TF_Message(status).decode())
-
-tf.TF_LoadLibrary(ops.encode(), status); check()
-graph, options = pointer(tf.TF_NewGraph()), pointer(tf.TF_NewSessionOptions())
-tags = (ctypes.c_char_p * 1)(b"serve")
-session = pointer(tf.TF_LoadSessionFromSavedModel(
-    options, None, path.encode(), tags, 1, graph, None, status)); check()
-
-class Output(ctypes.Structure):
-    _fields_ = [("operation", ctypes.c_void_p), ("index", ctypes.c_int)]
-
-def output(name):
-    operation, _, index = name.partition(":")
-    return Output(tf.TF_GraphOperationByName(graph, operation.encode()), int(index))
-
-INT64 = 9
-results = []
-for _ in range(2):
-    dims = (ctypes.c_int64 * 1)(len(ids))
-    tensor = pointer(tf.TF_AllocateTensor(INT64, dims, 1, ctypes.c_size_t(8 * len(ids))))
-    data = (ctypes.c_int64 * len(ids))(*ids)
-    ctypes.memmove(tf.TF_TensorData(tensor), data, 8 * len(ids))
-    inputs, fetches = (Output * 1)(output(feed)), (Output * 1)(output(fetch))
-    values, results_ = (pointer * 1)(tensor), (pointer * 1)()
-    tf.TF_SessionRun(session, None, inputs, values, 1, fetches, results_, 1, None, 0, None, status)
-    check()
-    size = tf.TF_TensorByteSize(pointer(results_[0]))
-    floats = (ctypes.c_float * (size // 4)).from_address(tf.TF_TensorData(pointer(results_[0])))
-    results.append(list(floats))
-print(json.dumps(results))
-assert "tensorflow" not in sys.modules
-"""
-
-
-def test_the_c_api_serves_a_saved_model(tmp_path):
-    """The C++ loader, in a process that never imports TensorFlow's Python."""
-    module = Module(devices=["/CPU:0"] * 2, initializer=keras.initializers.RandomNormal())
-    module.upsert(int64(range(-50, 50)), module.lookup(int64(range(1000, 1100))))
-    path = str(tmp_path / "m")
-    tf.saved_model.save(module, path, signatures={"serving_default": module.lookup})
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        meta_graph = tf.compat.v1.saved_model.load(session, ["serve"], path)
-        signature = meta_graph.signature_def["serving_default"]
-        (feed,), (fetch,) = signature.inputs.values(), signature.outputs.values()
-    ids = [-50, 0, 49, 50, 2**62, -(2**63)]
-    folder = pathlib.Path(tf.sysconfig.get_lib())
-    (library,) = [*folder.glob("libtensorflow_cc.so.2"), *folder.glob("libtensorflow_cc.2.dylib")]
-    ops = pathlib.Path(tf_dynemb.__file__).parent / "_tf_dynemb_ops.so"
-    arguments = [str(library), str(ops), path, feed.name, fetch.name, json.dumps(ids)]
-    run = subprocess.run(
-        [sys.executable, "-c", C_API, *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    want = module.lookup(int64(ids)).numpy().ravel().tolist()
-    assert json.loads(run.stdout) == [want, want]
 
 
 def test_slots_travel_too(tmp_path):

@@ -49,7 +49,8 @@ def for_serving(value_dtype=None) -> Iterator[None]:
     >>> path = os.path.join(tempfile.mkdtemp(), "1")
     >>> with tf_dynemb.for_serving(tf.bfloat16):
     ...     model.export(path, verbose=False)
-    >>> tf.saved_model.load(path).serve(tf.constant([7], tf.int64)).numpy().tolist()
+    >>> served = tf.saved_model.load(path)
+    >>> served.serve(tf.constant([7], tf.int64)).numpy().tolist()
     [[1.0, 1.0]]
     """
     dtype = _AS_THEY_ARE if value_dtype is None else tf.as_dtype(value_dtype)

@@ -1,0 +1,151 @@
+"""Serving without Python: SavedModels through TensorFlow's C API, with nothing but the op library.
+
+That is the C++ loader, which TensorFlow Serving contains. tests/serving_process.py is the server.
+"""
+
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import saving_models as m
+import tensorflow as tf
+from conftest import SOAK_FACTOR
+from table_rows import int64
+
+import tf_dynemb
+
+SCRIPT = pathlib.Path(__file__).parent.parent / "serving_process.py"
+BATCHES = [m.batch(0), m.batch(1000)]  # of known ids, and of unseen ones
+
+
+def plan_of(path):
+    """Where a SavedModel lies and what its signature calls its inputs and its output."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        meta_graph = tf.compat.v1.saved_model.load(session, ["serve"], str(path))
+    signature = meta_graph.signature_def["serving_default"]
+    (fetch,) = signature.outputs.values()
+    feeds = {name: tensor.name for name, tensor in signature.inputs.items()}
+    return {"path": str(path), "feeds": feeds, "fetch": fetch.name}
+
+
+def run(command, paths, batches, **more):
+    folder = pathlib.Path(tf.sysconfig.get_lib())
+    (library,) = [*folder.glob("libtensorflow_cc.so.2"), *folder.glob("libtensorflow_cc.2.dylib")]
+    plan = {
+        "tensorflow": str(library),
+        "ops": str(pathlib.Path(tf_dynemb.__file__).parent / "_tf_dynemb_ops.so"),
+        "models": [plan_of(path) for path in paths],
+        "batches": batches,
+        **more,
+    }
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), command],
+        input=json.dumps(plan),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def lists(batch):
+    """A batch of tests/saving_models.py as JSON holds it, by the names that model.export gives."""
+    tags = [[text.decode() for text in row] for row in batch["tags"].numpy().tolist()]
+    return {"ids": batch["ids"].numpy().tolist(), "tags": tags}
+
+
+def predicted(model):
+    return [np.asarray(model(batch)).ravel().tolist() for batch in BATCHES]
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory):
+    """Two versions of a model, and another model whose tables have the same names: folders, predictions.
+
+    Exported by one process, the two versions' tables have the same names in their graphs, too.
+    """
+    folder = tmp_path_factory.mktemp("serving")
+    keras.utils.set_random_seed(5)
+    model, other = m.trained(shards=2), m.trained(steps=1, shards=1)
+    paths, predictions = [], []
+    for name, each in (("model/1", model), ("model/2", model), ("other/1", other)):
+        each.export(folder / name, verbose=False)
+        paths.append(folder / name)
+        predictions.append(predicted(each))
+        m.train(each, 3, 6)
+    for first, second in itertools.combinations(predictions, 2):
+        assert first != second
+    return paths, predictions
+
+
+def test_versions_and_models_side_by_side(versions):
+    """Integer and string ids, known and unseen: what Keras predicts, to the last bit."""
+    paths, want = versions
+    rounds = run("serve", paths, [lists(batch) for batch in BATCHES])
+    assert rounds == [want, want[1:], want[2:]]
+
+
+def test_one_version_loaded_twice(versions):
+    paths, want = versions
+    rounds = run("serve", [paths[0], paths[0]], [lists(batch) for batch in BATCHES])
+    assert rounds == [[want[0], want[0]], [want[0]]]
+
+
+def test_concurrent_sessions(versions):
+    paths, want = versions
+    batches = [lists(batch) for batch in BATCHES]
+    alone, wrong = run("concurrent", paths, batches, threads=4, runs=60)
+    assert alone == want
+    assert wrong == []
+
+
+class Module(tf.Module):
+    """One table alone."""
+
+    def __init__(self, rows, dim, **arguments):
+        super().__init__()
+        self.table = tf_dynemb.Variable(dim=dim, **arguments)
+        keys = np.arange(rows) - rows // 2
+        self.table.upsert(keys, np.random.default_rng(1).normal(size=(rows, dim)).astype(np.float32))
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def lookup(self, keys):
+        return self.table.lookup(keys)
+
+    def save(self, path):
+        tf.saved_model.save(self, path, signatures={"serving_default": self.lookup})
+
+
+@pytest.mark.parametrize("dtype", [None, tf.float16, tf.bfloat16])
+def test_values_alone(dtype, tmp_path):
+    """Saved for serving: float32 arrives, rounded once; the table in the server holds `dtype`."""
+    module = Module(100, 5, devices=["/CPU:0"] * 3, initializer=keras.initializers.RandomNormal())
+    with tf_dynemb.for_serving(dtype):
+        module.save(tmp_path / "m")
+    ids = [-50, 0, 49, 50, 2**62, -(2**63)]
+    want = module.lookup(int64(ids))
+    if dtype is not None:
+        want = tf.cast(tf.cast(want, dtype), tf.float32)
+    ((got,),) = run("serve", [tmp_path / "m"], [{"keys": ids}])
+    assert got == [want.numpy().ravel().tolist()]
+
+
+@pytest.mark.soak
+def test_closing_a_session_frees_its_tables(tmp_path):
+    """Each load has a table of 4 MiB and leaves nothing behind.
+
+    What TensorFlow makes once, and what malloc keeps, is there after the first tenth. From then on less
+    may come than four tables take; a table per load would be more than a hundred.
+    """
+    times = 150 * min(SOAK_FACTOR, 20)
+    Module(16_000, 64).save(tmp_path / "m")
+    held = run("reload", [tmp_path / "m"], [{"keys": [1, 2, 3]}], times=times)
+    assert max(held[times // 10 :]) - held[times // 10] < 16
