@@ -8,6 +8,7 @@ import tensorflow as tf
 from table_rows import int64, rows_of, values_of
 
 import tf_dynemb
+from tf_dynemb.base.op_library import ops
 
 BATCHES = [m.batch(0), m.batch(1000)]  # of known ids, and of unseen ones
 
@@ -200,6 +201,21 @@ def test_two_tables_in_one_session_share_nothing(tmp_path):
             ]
             got = session.run(names[1], {names[0]: [1, 2]})
             assert got.tolist() == [[float(number)] * 2, [0.0, 0.0]]
+
+
+def test_a_name_is_one_table_in_a_session_and_another_in_the_next():
+    """Two ops of one name, in runs of their own: the rows stay while nobody holds a handle."""
+    keys, owners, now = int64([1]).numpy(), np.zeros(0, np.int32), np.int64(0)
+    schema = "dynemb-table 1\nvalue float32 1\ninitializer constant 0\n"
+    with tf.Graph().as_default() as graph:
+        writer, reader = (ops.dynemb_table(schema=schema, shared_name="a name") for _ in range(2))
+        upsert = ops.dynemb_upsert(writer, keys, owners, np.ones([1, 1], np.float32), now)
+        sizes = [ops.dynemb_size(table)[0] for table in (writer, reader)]
+    with tf.compat.v1.Session(graph=graph) as first, tf.compat.v1.Session(graph=graph) as second:
+        assert first.run(sizes[1]).tolist() == [0]
+        first.run(upsert)
+        assert [first.run(size).tolist() for size in sizes] == [[1], [1]]
+        assert [second.run(size).tolist() for size in sizes] == [[0], [0]]
 
 
 def test_a_loaded_and_saved_again_model_serves_in_sessions(exported, tmp_path):
