@@ -128,6 +128,16 @@ def test_tables_of_other_dtypes(dtype, served, want, tmp_path):
     assert tf.cast(values, tf.float32).numpy().tolist() == [[3.0], [0.0]]
 
 
+@pytest.mark.parametrize("dtype", [None, tf.float16])
+def test_the_number_of_a_restrict_policy_stays_out(dtype, tmp_path):
+    module = Module(1, restrict_policy=tf_dynemb.TimestampRestrictPolicy)
+    module.table.upsert(int64([1, 2]), [[1.0], [2.0]])
+    assert all(len(meta) == 8 for (*_, meta) in rows_of(module.table).values())
+    loaded = saved_and_loaded(module, tmp_path / "m", dtype)
+    assert arrays_in(tmp_path / "m")["meta"].shape == (2, 0)
+    assert loaded.lookup(int64([2, 3])).numpy().tolist() == [[2.0], [0.0]]
+
+
 def test_a_value_that_float16_cannot_hold_is_refused(tmp_path):
     module = Module(1)
     module.table.upsert(int64([1, 2]), [[np.nan], [np.inf]])

@@ -1,7 +1,5 @@
 """Every way of saving, from N shards onto M: keys, values, slots, meta, and what training goes on to."""
 
-import types
-
 import keras
 import pytest
 import saving_models as m
@@ -9,7 +7,6 @@ import tensorflow as tf
 from table_rows import int64, rows_of, values_of
 
 import tf_dynemb
-from tf_dynemb.table.table_resource import TableResource
 
 
 def checkpoint_of(model):
@@ -135,26 +132,26 @@ def test_rows_of_an_export(before, after, sources, targets, tmp_path):
 
 
 @pytest.mark.parametrize("before, after", SHARDS)
-def test_meta(before, after, tmp_path):
-    """Of a table that keeps some for each row, which no argument of Variable asks for so far."""
+@pytest.mark.parametrize("way", [checkpoint, archive, weights, saved_model])
+def test_meta(way, before, after, tmp_path):
+    """Of a table whose policy counts how often each row was written."""
 
-    def table(shards):
-        schema = "dynemb-table 1\nvalue float32 2\ninitializer constant 0\nseed 1\nmeta used count\n"
-        partitioner, device = tf_dynemb.default_partition_fn, "/CPU:0"
-        resource = TableResource(schema, shards, partitioner, 0, True, True, device)
-        return types.SimpleNamespace(resource=resource)
+    def make(shards):
+        policy, devices = tf_dynemb.FrequencyRestrictPolicy, ["/CPU:0"] * shards
+        layer = tf_dynemb.keras.Embedding(2, restrict_policy=policy, devices=devices)
+        ids = keras.Input((), dtype="int64")
+        model = keras.Model(ids, layer(ids))
+        model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad()), "mse")
+        return m.ready(model), layer.table
 
-    saved, other = table(before), table(after)
-    keys = int64(range(-20, 20))
-    meta = tf.reshape(tf.range(40 * 16) % 251, [40, 16])
-    (_, _, slots, _, schema, _) = saved.resource.export_rows(limit=0)
-    slots = tf.zeros([40, slots.shape[1]], tf.uint8)
-    rows = (keys, tf.random.normal([40, 2]), slots, tf.cast(meta, tf.uint8), schema)
-    saved.resource.import_rows(*rows, replace=True)
-    path = tf.train.Checkpoint(r=saved.resource).save(tmp_path / "c")
-    tf.train.Checkpoint(r=other.resource).restore(path).assert_consumed()
-    assert rows_of(other) == rows_of(saved)
-    assert len({row[2] for row in rows_of(other).values()}) == 40
+    (model, saved), (other, restored) = make(before), make(after)
+    for times in range(1, 6):
+        keys = int64(range(-4 * times, 4 * times))
+        saved.upsert(keys, tf.random.normal([8 * times, 2]))
+    way(model, other, tmp_path)
+    assert rows_of(restored) == rows_of(saved)
+    counts = {key: int.from_bytes(meta, "little") for key, (*_, meta) in rows_of(restored).items()}
+    assert counts == {key: 5 - (key if key >= 0 else -key - 1) // 4 for key in range(-20, 20)}
 
 
 def test_training_that_was_interrupted_goes_on(tmp_path):
