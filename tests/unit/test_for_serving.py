@@ -187,6 +187,32 @@ def test_outside_of_it_everything_is_saved(tmp_path):
         assert m.rows(keras.models.load_model(tmp_path / name)) == m.rows(model)
 
 
+def test_deltas_are_pushed_into_values_alone_but_not_into_narrower_ones(tmp_path):
+    module = Module()
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+    handles, keys = [module.table.handle], int64([1, -2, 3])
+
+    def train():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf_dynemb.embedding_lookup(module.table, keys))
+        optimizer.apply_gradients(zip(tape.gradient(loss, handles), handles, strict=True))
+
+    train()
+    base = tf_dynemb.snapshot.save(tmp_path / "base", module.table, follow=True)
+    module.load_delta = tf_dynemb.snapshot.delta_function(module.table)
+    wide = saved_and_loaded(module, tmp_path / "wide")
+    narrow = saved_and_loaded(module, tmp_path / "narrow", tf.float16)
+    train()
+    tf_dynemb.snapshot.save(tmp_path / "delta", module.table, base=base)
+    path = tf.constant(str(tmp_path / "delta"))
+    wide.load_delta(path)
+    np.testing.assert_array_equal(wide.lookup(keys), module.lookup(keys))
+    before = narrow.lookup(keys).numpy()
+    with pytest.raises(tf.errors.OpError, match="float16"):
+        narrow.load_delta(path)
+    np.testing.assert_array_equal(narrow.lookup(keys), before)
+
+
 def test_training_goes_on_from_values_alone_with_new_slots(tmp_path):
     """And from values of another dtype it does not."""
     model = m.trained()
