@@ -23,8 +23,8 @@ namespace {
     ASSERT_TRUE(assert_ok_status.ok()) << assert_ok_status.message(); \
   } while (false)
 
-constexpr MetaField kUsed = MetaField::kUsed,
-                    kCount = MetaField::kCount, kScore = MetaField::kScore;
+constexpr MetaField kUsed = MetaField::kUsed, kCount = MetaField::kCount,
+                    kScore = MetaField::kScore;
 
 class SnapshotTest : public ::testing::Test {
  protected:
