@@ -9,7 +9,13 @@ from tf_dynemb.base.op_library import ops as _ops  # noqa: F401  first: it says 
 # isort: split
 from tf_dynemb import keras, snapshot
 from tf_dynemb.base.fingerprint import fingerprint
-from tf_dynemb.lookup import embedding_lookup
+from tf_dynemb.lookup import (
+    embedding_lookup,
+    embedding_lookup_sparse,
+    embedding_lookup_unique,
+    safe_embedding_lookup_sparse,
+    shadow_ops,
+)
 from tf_dynemb.optimizer import DynamicEmbeddingOptimizer, LossScaleOptimizer, RowwiseAdagrad
 from tf_dynemb.policy import FrequencyRestrictPolicy, RestrictPolicy, TimestampRestrictPolicy
 from tf_dynemb.shard import default_partition_fn
@@ -28,8 +34,12 @@ __all__ = [
     "__version__",
     "default_partition_fn",
     "embedding_lookup",
+    "embedding_lookup_sparse",
+    "embedding_lookup_unique",
     "fingerprint",
     "for_serving",
     "keras",
+    "safe_embedding_lookup_sparse",
+    "shadow_ops",
     "snapshot",
 ]

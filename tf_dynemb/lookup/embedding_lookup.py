@@ -1,11 +1,15 @@
-"""embedding_lookup, and the gradient of the lookup op."""
+"""embedding_lookup and embedding_lookup_unique, and the gradient of the lookup op."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from tf_dynemb import _compat
 from tf_dynemb.base.op_library import ops
+from tf_dynemb.base.wide import wide
+from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.variable import Variable
 
 
@@ -28,20 +32,22 @@ def embedding_lookup(
     up once before the loop and index the rows inside it.
 
     Args:
-        params: the table.
-        ids: the table's key_dtype, any shape (...).
+        params: the table or its handle, or a list of it alone.
+        ids: the table's key_dtype, any shape (...), dense or ragged.
         partition_strategy: ignored, as in TFRA.
         name: name of the operation.
         validate_indices: ignored, as in TFRA.
-        max_norm: clip every row read to this L2 norm.
+        max_norm: clip every row read to this L2 norm, as tf.nn.embedding_lookup does. The gradient is
+            that of the clipped row; what the table holds is not clipped.
         return_trainable: return (values, params.handle).
 
     Returns:
-        Values (..., dim) of the table's value_dtype.
+        Values (..., dim) of the table's value_dtype; ragged where the ids are.
 
     Raises:
         TypeError: params is not a Variable, or ids are of another dtype.
-        ValueError: while the gradient is built, if it would have to cross a loop.
+        ValueError: params is a list of several; while the gradient is built, if it would have to cross a
+            loop.
 
     Example:
 
@@ -55,20 +61,86 @@ def embedding_lookup(
     ([5, -9], [[2.0, 2.0], [1.0, 1.0]])
     """
     del partition_strategy, validate_indices
-    if isinstance(params, (list, tuple)) and len(params) == 1:
+    table = table_of(params)
+
+    def look_up(flat):
+        return lookup_keys(table, table._keys(flat), name, max_norm)
+
+    values = _with_flat_values(look_up, ids)
+    return (values, table.handle) if return_trainable else values
+
+
+def embedding_lookup_unique(
+    params: Variable,
+    ids,
+    partition_strategy=None,
+    name: str | None = None,
+    validate_indices=None,
+    max_norm: float | None = None,
+    return_trainable: bool = False,
+):
+    """As embedding_lookup, with each distinct id read once and its row copied to where the id stands.
+
+    Values and gradients are those of embedding_lookup, which sums the gradients of equal ids as well. It
+    is worth its search for equal ids where a batch repeats them often and rows are long.
+
+    Example:
+
+    >>> import tensorflow as tf, tf_dynemb
+    >>> table = tf_dynemb.Variable(dim=2, initializer=3.0, name="words")
+    >>> ids = tf.constant([[5, 5], [5, -9]], tf.int64)
+    >>> tf_dynemb.embedding_lookup_unique(table, ids, max_norm=1.0).shape.as_list()
+    [2, 2, 2]
+    """
+    del partition_strategy, validate_indices
+    table = table_of(params)
+
+    def look_up(flat):
+        keys = table._keys(flat)
+        distinct, places = tf.unique(tf.reshape(keys, [-1]))
+        places = tf.ensure_shape(tf.reshape(places, tf.shape(keys)), keys.shape)
+        return tf.gather(lookup_keys(table, distinct, name, max_norm), places)
+
+    values = _with_flat_values(look_up, ids)
+    return (values, table.handle) if return_trainable else values
+
+
+def table_of(params) -> Variable:
+    """The table that `params` of a lookup means: a Variable, its handle, or a list of one of them.
+
+    Raises:
+        TypeError: anything else.
+        ValueError: a list of several. In tf.nn a list holds the parts of one matrix; the parts of a
+            Variable are its shards, which it chooses itself.
+    """
+    if isinstance(params, (list, tuple)):
+        if len(params) != 1:
+            raise ValueError(
+                f"params: got a list of {len(params)}, want one table. A tf_dynemb.Variable is "
+                "partitioned by its devices and partitioner; look several tables up one by one"
+            )
         params = params[0]
+    if isinstance(params, TableHandle):
+        params = params.table
     if not isinstance(params, Variable):
         raise TypeError(f"params: got {type(params).__name__}, want a tf_dynemb.Variable")
-    values = lookup_keys(params, params._keys(ids), name)
-    if max_norm is not None:
-        values = tf.clip_by_norm(values, max_norm, axes=-1)
-    return (values, params.handle) if return_trainable else values
+    return params
 
 
-def lookup_keys(table: Variable, keys: tf.Tensor, name: str | None = None) -> tf.Tensor:
-    """Values (..., dim) of int64 keys, with their gradient."""
+def lookup_keys(
+    table: Variable, keys: tf.Tensor, name: str | None = None, max_norm: float | None = None
+) -> tf.Tensor:
+    """Values (..., dim) of int64 keys, with their gradient; every row clipped to max_norm."""
     values, _ = table._lookup(keys, name)
-    return values
+    if max_norm is None:
+        return values
+    return tf.cast(tf.clip_by_norm(wide(values), max_norm, axes=-1), values.dtype)
+
+
+def _with_flat_values(look_up: Callable, ids):
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.with_flat_values(look_up(ids.flat_values))
+    return look_up(ids)
 
 
 @tf.RegisterGradient("DynembLookup")

@@ -13,8 +13,8 @@ import tensorflow as tf
 from tf_dynemb import _compat
 from tf_dynemb.initializer.spec import resolve
 from tf_dynemb.keras import saving
-from tf_dynemb.keras.layers import bags
 from tf_dynemb.keras.layers.ids import IdMask, keys_of, masked_key
+from tf_dynemb.lookup.bags import check_combiner, combine
 from tf_dynemb.lookup.embedding_lookup import lookup_keys
 from tf_dynemb.policy.restrict_policy import registered_name, registered_policy
 from tf_dynemb.table.variable import Variable
@@ -94,7 +94,8 @@ class Embedding(keras.layers.Layer):
     ):
         # Keras would cast weights to the compute dtype of a mixed policy.
         super().__init__(autocast=False, **kwargs)
-        bags.check_combiner(combiner)
+        value_dtype = tf.as_dtype(value_dtype or self.variable_dtype)
+        check_combiner(combiner, value_dtype)
         self.combiner = combiner
         self.mask_zero = bool(mask_zero)
         self.mask_key = int(mask_key) if isinstance(mask_key, np.integer) else mask_key
@@ -103,7 +104,7 @@ class Embedding(keras.layers.Layer):
         self._partitioner = partitioner
         self.table = Variable(
             key_dtype=tf.as_dtype(key_dtype),
-            value_dtype=tf.as_dtype(value_dtype or self.variable_dtype),
+            value_dtype=value_dtype,
             dim=dim,
             devices=devices,
             name=self.name,
@@ -113,10 +114,6 @@ class Embedding(keras.layers.Layer):
             restrict_policy=restrict_policy,
             **arguments,
         )
-        if combiner in ("mean", "sqrtn") and not self.table.value_dtype.is_floating:
-            raise ValueError(
-                f"combiner: got {combiner!r} for rows of {self.table.value_dtype.name}, want 'sum'"
-            )
         self.dim = self.table.dim
         self.handle = self.table.handle
         self._masked = masked_key(mask_zero, mask_key, self.table.key_dtype)
@@ -133,7 +130,8 @@ class Embedding(keras.layers.Layer):
             ids = tf.convert_to_tensor(ids)
         keys = keys_of(ids, self.table.key_dtype)
         if self.combiner is not None:
-            return self._cast(bags.combine(self._look_up, self._is_kept, keys, weights, self.combiner))
+            pooled = combine(self._look_up, keys, weights, self.combiner, is_kept=self._is_kept)
+            return self._cast(pooled)
         if weights is not None:
             raise ValueError("weights: got some, but there is no combiner to use them")
         if isinstance(keys, tf.SparseTensor):
@@ -226,7 +224,7 @@ class Embedding(keras.layers.Layer):
         with h5py.File(path, "r") as store:
             saving.read_rows(self.table, store)
 
-    def _is_kept(self, keys: tf.Tensor) -> tf.Tensor | None:
+    def _is_kept(self, keys: tf.Tensor, weights=None) -> tf.Tensor | None:
         """Whether each key is not the masked one; None if there is none."""
         return None if self._masked is None else tf.not_equal(keys, tf.constant(self._masked, tf.int64))
 
