@@ -90,9 +90,7 @@ def assert_equal_results(ours, theirs, dtype, weighted):
         dense_gradient(gradient), tf.convert_to_tensor(want_gradient), **TOLERANCE[dtype]
     )
     if weighted:
-        np.testing.assert_allclose(
-            of_weights, tf.convert_to_tensor(want_of_weights), **TOLERANCE[dtype]
-        )
+        np.testing.assert_allclose(of_weights, tf.convert_to_tensor(want_of_weights), **TOLERANCE[dtype])
 
 
 dtypes = st.sampled_from(["float32", "float32", "float64"])
@@ -174,9 +172,7 @@ def flat_of(structured):
     shards=shards,
     graph=st.booleans(),
 )
-def test_embedding_lookup_sparse(
-    bags, combiner, weighted, structure, max_norm, dtype, shards, graph
-):
+def test_embedding_lookup_sparse(bags, combiner, weighted, structure, max_norm, dtype, shards, graph):
     places = tensor_of(bags, 0, tf.int64, structure)
     weights = tensor_of(bags, 1, dtype, structure)
     table, dense = table_of(dtype, shards), tf.Variable(PARAMETERS, dtype=dtype)
