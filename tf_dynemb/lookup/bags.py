@@ -64,8 +64,8 @@ def combine(
             pooled = combine(look_up, ids.flat_values, weights, combiner, -1, is_kept, default_id)
             return ids.with_flat_values(pooled)
     if weights is not None:
-        weights = _flat_weights(weights, ids)
-    flat, bags, number, restore = _flatten(ids, outer_rank)
+        weights = flat_weights(weights, ids)
+    flat, bags, number, restore = flatten(ids, outer_rank)
     kept = None if is_kept is None else is_kept(flat, weights)
     if kept is not None:
         flat, bags = tf.boolean_mask(flat, kept), tf.boolean_mask(bags, kept)
@@ -80,7 +80,7 @@ def combine(
     return restore(_pool(look_up(flat), bags, number, weights, combiner))
 
 
-def _flatten(ids, outer_rank: int):
+def flatten(ids, outer_rank: int):
     """Flat ids (n,), the bag of each (n,), the number of bags, and what gives (bags, dim) its shape."""
     if isinstance(ids, tf.RaggedTensor):
         rows = _innermost(ids)
@@ -140,7 +140,7 @@ def _pool(vectors, bags, number, weights, combiner: str) -> tf.Tensor:
     return pooled / tf.sqrt(tf.where(squares > 0, squares, tf.ones_like(squares)))[:, None]
 
 
-def _flat_weights(weights, ids) -> tf.Tensor:
+def flat_weights(weights, ids) -> tf.Tensor:
     """The weights (n,) of the flat ids (n,), whose structure they must have."""
     if isinstance(ids, tf.RaggedTensor):
         return _flat_of_ragged(weights, ids)

@@ -1,5 +1,9 @@
 """Keras layers over dynamic tables."""
 
 from tf_dynemb.keras.layers.embedding import Embedding
+from tf_dynemb.keras.layers.field_wise_embedding import FieldWiseEmbedding
+from tf_dynemb.keras.layers.squashed_embedding import SquashedEmbedding
 
-__all__ = ["Embedding"]
+BasicEmbedding = Embedding  # TFRA's other name of it
+
+__all__ = ["BasicEmbedding", "Embedding", "FieldWiseEmbedding", "SquashedEmbedding"]

@@ -14,6 +14,7 @@ from tf_dynemb import _compat
 from tf_dynemb.initializer.spec import resolve
 from tf_dynemb.keras import saving
 from tf_dynemb.keras.layers.ids import IdMask, keys_of, masked_key
+from tf_dynemb.keras.layers.tfra_arguments import as_ours
 from tf_dynemb.lookup.bags import check_combiner, combine
 from tf_dynemb.lookup.embedding_lookup import lookup_keys
 from tf_dynemb.policy.restrict_policy import registered_name, registered_policy
@@ -55,7 +56,11 @@ class Embedding(keras.layers.Layer):
         devices, partitioner, init_size, restrict_policy: see tf_dynemb.Variable. A model that is saved
             names its policy; one of your own has to be registered with Keras, or be among the
             custom_objects, when the model is loaded.
-        **kwargs: of keras.layers.Layer: name, trainable, dtype.
+        max_norm: clip every vector to this L2 norm when it is read, before it is pooled.
+        checkpoint: whether the rows are saved with the model, in every format.
+        bp_v2, kv_creator: see tf_dynemb.Variable.
+        **kwargs: of keras.layers.Layer: name, trainable, dtype; and TFRA's names, see
+            `tf_dynemb.keras.layers.tfra_arguments`: embedding_size for dim, for example.
 
     Call arguments:
         ids: see above.
@@ -77,9 +82,11 @@ class Embedding(keras.layers.Layer):
     [2, 4]
     """
 
+    _also_serialized = ()  # arguments of a subclass that get_config writes as Keras objects
+
     def __init__(
         self,
-        dim: int,
+        dim: int | None = None,
         combiner: str | None = None,
         initializer="uniform",
         key_dtype="int64",
@@ -90,8 +97,13 @@ class Embedding(keras.layers.Layer):
         partitioner=None,
         init_size: int = 0,
         restrict_policy=None,
+        max_norm: float | None = None,
+        checkpoint: bool = True,
+        bp_v2: bool = False,
+        kv_creator=None,
         **kwargs,
     ):
+        dim, init_size, kwargs = as_ours(dim, init_size, kwargs)
         # Keras would cast weights to the compute dtype of a mixed policy.
         super().__init__(autocast=False, **kwargs)
         value_dtype = tf.as_dtype(value_dtype or self.variable_dtype)
@@ -112,12 +124,17 @@ class Embedding(keras.layers.Layer):
             trainable=self.trainable,
             init_size=init_size,
             restrict_policy=restrict_policy,
+            checkpoint=checkpoint,
+            bp_v2=bp_v2,
+            kv_creator=kv_creator,
             **arguments,
         )
         self.dim = self.table.dim
+        self.max_norm = max_norm
         self.handle = self.table.handle
         self._masked = masked_key(mask_zero, mask_key, self.table.key_dtype)
         self._devices = devices
+        self._kv_creator = kv_creator
         self._rows_file = None
         self._store_of_rows = None
         self.supports_masking = True
@@ -130,8 +147,7 @@ class Embedding(keras.layers.Layer):
             ids = tf.convert_to_tensor(ids)
         keys = keys_of(ids, self.table.key_dtype)
         if self.combiner is not None:
-            pooled = combine(self._look_up, keys, weights, self.combiner, is_kept=self._is_kept)
-            return self._cast(pooled)
+            return self._combined(keys, weights, self._outer_rank(keys))
         if weights is not None:
             raise ValueError("weights: got some, but there is no combiner to use them")
         if isinstance(keys, tf.SparseTensor):
@@ -139,6 +155,11 @@ class Embedding(keras.layers.Layer):
         if isinstance(keys, tf.RaggedTensor):
             return keys.with_flat_values(self._cast(self._vectors(keys.flat_values)))
         return self._cast(self._vectors(keys))
+
+    @property
+    def params(self) -> Variable:
+        """The table, by TFRA's name."""
+        return self.table
 
     def compute_mask(self, ids, previous_mask=None):
         """False where an id of a dense tensor is masked; None without a mask or with a combiner."""
@@ -167,6 +188,10 @@ class Embedding(keras.layers.Layer):
             partitioner=keras.saving.serialize_keras_object(self._partitioner),
             init_size=self.table.init_size,
             restrict_policy=registered_name(self.table.restrict_policy),
+            max_norm=self.max_norm,
+            checkpoint=self.table.checkpoint,
+            bp_v2=self.table.bp_v2,
+            kv_creator=keras.saving.serialize_keras_object(self._kv_creator),
         )
         return config
 
@@ -174,8 +199,9 @@ class Embedding(keras.layers.Layer):
     def from_config(cls, config):
         """The inverse of get_config."""
         config = dict(config)
-        if isinstance(config.get("partitioner"), dict):
-            config["partitioner"] = keras.saving.deserialize_keras_object(config["partitioner"])
+        for argument in ("partitioner", "kv_creator", *cls._also_serialized):
+            if isinstance(config.get(argument), dict):
+                config[argument] = keras.saving.deserialize_keras_object(config[argument])
         if isinstance(config.get("restrict_policy"), str):
             config["restrict_policy"] = registered_policy(config["restrict_policy"])
         return cls(**config)
@@ -186,6 +212,8 @@ class Embedding(keras.layers.Layer):
 
     def save_own_variables(self, store):
         """Writes the rows into `.weights.h5`, or the name of the file among the assets with them."""
+        if not self.table.checkpoint:
+            return
         if _compat.writes_to_memory(store):
             self._rows_file, self._store_of_rows = f"rows-{uuid.uuid4().hex}.h5", None
             store[_IN_ASSETS] = np.frombuffer(self._rows_file.encode(), np.uint8)
@@ -195,6 +223,8 @@ class Embedding(keras.layers.Layer):
 
     def load_own_variables(self, store):
         """Reads them from there."""
+        if not self.table.checkpoint:
+            return
         self._rows_file = None
         if _IN_ASSETS not in store:
             saving.read_rows(self.table, store)
@@ -208,6 +238,8 @@ class Embedding(keras.layers.Layer):
 
     def save_assets(self, dir_path):
         """Writes the rows into `.keras`."""
+        if not self.table.checkpoint:
+            return
         if self._store_of_rows:  # a store is true while it is open: they have just been written to it
             self._store_of_rows = None
             return
@@ -216,6 +248,8 @@ class Embedding(keras.layers.Layer):
 
     def load_assets(self, dir_path):
         """Reads them from there; dir_path is None where Keras finds no folder."""
+        if not self.table.checkpoint:
+            return
         path = pathlib.Path(dir_path or "") / (self._rows_file or _ROWS_FILE)
         if dir_path is None or not path.exists():
             if self._rows_file is None:
@@ -229,7 +263,16 @@ class Embedding(keras.layers.Layer):
         return None if self._masked is None else tf.not_equal(keys, tf.constant(self._masked, tf.int64))
 
     def _look_up(self, keys: tf.Tensor) -> tf.Tensor:
-        return lookup_keys(self.table, keys)
+        return lookup_keys(self.table, keys, max_norm=self.max_norm)
+
+    def _outer_rank(self, ids) -> int:
+        """How many leading axes of the ids number the bags; -1: all but the last."""
+        return -1
+
+    def _combined(self, keys, weights, outer_rank: int):
+        return self._cast(
+            combine(self._look_up, keys, weights, self.combiner, outer_rank, is_kept=self._is_kept)
+        )
 
     def _vectors(self, keys: tf.Tensor) -> tf.Tensor:
         """Vectors (..., dim) of keys (...) of a dense tensor; zeros where masked."""

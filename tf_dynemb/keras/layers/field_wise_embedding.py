@@ -1,0 +1,119 @@
+"""The FieldWiseEmbedding layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb.base.checks import assert_same, assert_within
+from tf_dynemb.keras.layers.embedding import Embedding
+from tf_dynemb.keras.layers.ids import keys_of
+from tf_dynemb.lookup.bags import flat_weights, flatten
+
+
+@keras.saving.register_keras_serializable("tf_dynemb")
+class FieldWiseEmbedding(Embedding):
+    """One vector per example and field: the ids of an example are a bag for each field.
+
+    (b, k) -> (b, nslots, dim), of dense, ragged and sparse ids. Which field an id belongs to says
+    slot_map_fn; fields without ids are zeros. The layer is TFRA's.
+
+    Args:
+        dim: numbers per vector.
+        nslots: number of fields.
+        slot_map_fn: function of ids that returns the field of each, integers from 0 to nslots - 1. It is
+            given dense ids as they are, (b, k), and the values (n,) of ragged and sparse ones. To save
+            the model register it by keras.saving.register_keras_serializable.
+        combiner: "sum", "mean" or "sqrtn", also by TFRA's name "sqrt_n".
+        **kwargs: of tf_dynemb.keras.Embedding, TFRA's names included. Masked ids are left out.
+
+    Call arguments:
+        ids: see above.
+        weights: one number per id, of the same structure as ids.
+
+    Raises:
+        NotImplementedError: ids that are not of two axes.
+        TypeError: fields that are no integers.
+        ValueError: no combiner or function, nslots < 1, fields of another shape than the ids; and what
+            Embedding raises.
+        tf.errors.InvalidArgumentError: fields out of range, or another shape that shows at run time only.
+
+    Example:
+
+    >>> import tensorflow as tf, tf_dynemb
+    >>> layer = tf_dynemb.keras.layers.FieldWiseEmbedding(
+    ...     1, nslots=3, slot_map_fn=lambda ids: ids % 3, initializer=1.0)
+    >>> layer(tf.constant([[0, 3, 1], [5, 2, 8]], tf.int64)).numpy().tolist()
+    [[[2.0], [1.0], [0.0]], [[0.0], [0.0], [3.0]]]
+    """
+
+    _also_serialized = ("slot_map_fn",)
+
+    def __init__(
+        self,
+        dim: int | None = None,
+        nslots: int | None = None,
+        slot_map_fn: Callable | None = None,
+        combiner: str = "sum",
+        **kwargs,
+    ):
+        if not isinstance(nslots, (int, np.integer)) or isinstance(nslots, bool) or nslots < 1:
+            raise ValueError(f"nslots: got {nslots!r}, want a number of fields >= 1")
+        if not callable(slot_map_fn):
+            raise ValueError(f"slot_map_fn: got {slot_map_fn!r}, want a function of ids")
+        if combiner is None:
+            raise ValueError("combiner: got None, want 'sum', 'mean' or 'sqrtn'")
+        super().__init__(dim, "sqrtn" if combiner == "sqrt_n" else combiner, **kwargs)
+        self.nslots = int(nslots)
+        self.slot_map_fn = slot_map_fn
+
+    def call(self, ids, weights=None):
+        """Looks up and combines; see the class."""
+        if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+            ids = tf.convert_to_tensor(ids)
+        if ids.shape.rank != 2:
+            raise NotImplementedError(f"ids: got shape {ids.shape}, want (batch, ids)")
+        keys = keys_of(ids, self.table.key_dtype)
+        flat, examples, number, _ = flatten(keys, outer_rank=1)
+        # A matrix of fields, whose cells are the bags. An id in it stands where it belongs.
+        cells = tf.SparseTensor(
+            tf.stack([examples, self._fields(ids)], axis=1), flat, tf.stack([number, self.nslots])
+        )
+        if weights is not None:
+            weights = cells.with_values(flat_weights(weights, ids))
+        vectors = self._combined(cells, weights, outer_rank=2)
+        return tf.ensure_shape(vectors, [ids.shape[0], self.nslots, self.dim])
+
+    def get_config(self):
+        """What from_config needs."""
+        config = super().get_config()
+        config.update(
+            nslots=self.nslots, slot_map_fn=keras.saving.serialize_keras_object(self.slot_map_fn)
+        )
+        return config
+
+    def _fields(self, ids) -> tf.Tensor:
+        """The field (n,) of each id, int64."""
+        if isinstance(ids, tf.RaggedTensor):
+            ids = ids.flat_values
+        elif isinstance(ids, tf.SparseTensor):
+            ids = ids.values
+        fields = tf.convert_to_tensor(self.slot_map_fn(ids))
+        if not fields.dtype.is_integer:
+            raise TypeError(f"slot_map_fn: it returned {fields.dtype.name}, want integers")
+        if not fields.shape.is_compatible_with(ids.shape):
+            raise ValueError(f"slot_map_fn: it returned {fields.shape} fields for {ids.shape} ids")
+        same = assert_same(
+            tf.shape(fields),
+            tf.shape(ids),
+            "slot_map_fn: the shape of its fields is not that of the ids",
+        )
+        fields = tf.cast(tf.reshape(fields, [-1]), tf.int64)
+        within = assert_within(
+            fields[:, None], tf.constant([self.nslots], tf.int64), "slot_map_fn: fields"
+        )
+        with tf.control_dependencies([*same, *within]):
+            return tf.identity(fields)
