@@ -36,7 +36,7 @@ def embedding_lookup_sparse(
         sp_ids: the table's key_dtype, tf.SparseTensor (d0, ...) or tf.RaggedTensor (d0, None).
         sp_weights: numbers, of the same kind and structure; or None.
         partition_strategy: ignored, as in TFRA.
-        name: scope of the operations.
+        name: scope of the operations, and name of the lookup.
         combiner: "sum", "mean" or "sqrtn".
         max_norm: clip every vector to this L2 norm before it is pooled.
         return_trainable: return (values, params.handle).
@@ -95,7 +95,7 @@ def safe_embedding_lookup_sparse(
         combiner: "sum", "mean" or "sqrtn".
         default_id: the one id of rows that have none, with weight 1; it is looked up and trained. None:
             they are zeros, and no id is looked up in their place.
-        name: scope of the operations.
+        name: scope of the operations, and name of the lookup.
         partition_strategy: ignored, as in TFRA.
         max_norm: clip every vector to this L2 norm before it is pooled.
         return_trainable: return (values, embedding_weights.handle).
@@ -146,7 +146,7 @@ def _pooled(table: Variable, ids, weights, name, combiner, max_norm, outer_rank,
     """Combined vectors in the table's dtype; the arguments are those of bags.combine."""
 
     def look_up(flat):
-        return lookup_keys(table, table._keys(flat), max_norm=max_norm)
+        return lookup_keys(table, table._keys(flat), name, max_norm)
 
     with tf.name_scope(name or "embedding_lookup_sparse"):
         values = combine(look_up, ids, weights, combiner, outer_rank, **options)

@@ -39,7 +39,8 @@ class FieldWiseEmbedding(Embedding):
         TypeError: fields that are no integers.
         ValueError: no combiner or function, nslots < 1, fields of another shape than the ids; and what
             Embedding raises.
-        tf.errors.InvalidArgumentError: fields out of range, or another shape that shows at run time only.
+        tf.errors.InvalidArgumentError: fields out of range, or of another shape where only the run shows
+            that.
 
     Example:
 
