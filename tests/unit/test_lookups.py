@@ -235,6 +235,24 @@ def test_shadow_ops_train_the_table():
     assert got[1] == [-1.0, -1.0] and got[3] == [2.0, 2.0] and got[9] == [-2.0, -2.0]
 
 
+def test_shadow_ops_in_a_function_with_ragged_ids():
+    table = counting()
+    shadow = tf_dynemb.shadow_ops.ShadowVariable([table])
+    ids = tf.ragged.constant([[1, 5], [], [1]], dtype=tf.int64)
+
+    @tf.function
+    def gradient(ids):
+        with tf.GradientTape() as tape:
+            rows = tf_dynemb.shadow_ops.embedding_lookup_unique(shadow, ids, 2)
+            loss = tf.reduce_sum(tf.reduce_sum(rows, axis=1) ** 2)
+        return rows, tape.gradient(loss, shadow.value)
+
+    rows, got = gradient(ids)
+    assert rows.to_list() == [[[1.0, 1.0], [5.0, 5.0]], [], [[1.0, 1.0]]]
+    assert got.indices.numpy().tolist() == [1, 5]
+    assert got.values.numpy().tolist() == [[14.0, 14.0], [12.0, 12.0]]
+
+
 def test_shadow_ops_refuse_what_they_cannot_mean():
     table, shadow_ops = counting(), tf_dynemb.shadow_ops
     with pytest.raises(ValueError, match="max_norm: got 1.0, want None; give it to"):

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_dynemb import _compat
 from tf_dynemb.base.op_library import ops
+from tf_dynemb.base.wide import wide
 from tf_dynemb.optimizer.rules import rule_of
 from tf_dynemb.table.handle import TableHandle, handle_of
 
@@ -321,12 +322,8 @@ def _is_on(clip: float | None) -> bool:
 
 def _sum_by_key(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
     """One row per key, in 32 bits or more: norms of 16-bit numbers overflow."""
-    keys, rows, _ = ops.dynemb_sum_by_key(tf.cast(gradient.indices, tf.int64), _wide(gradient.values))
+    keys, rows, _ = ops.dynemb_sum_by_key(tf.cast(gradient.indices, tf.int64), wide(gradient.values))
     return tf.IndexedSlices(rows, keys)
-
-
-def _wide(numbers: tf.Tensor) -> tf.Tensor:
-    return tf.cast(numbers, tf.float32) if numbers.dtype.size < 4 else numbers
 
 
 def _times(gradient, factor):
@@ -334,8 +331,8 @@ def _times(gradient, factor):
     if isinstance(gradient, tf.IndexedSlices):
         rows = _times(gradient.values, factor)
         return tf.IndexedSlices(rows, gradient.indices, gradient.dense_shape)
-    wide = _wide(gradient)
-    return tf.cast(wide * tf.cast(factor, wide.dtype), gradient.dtype)
+    numbers = wide(gradient)
+    return tf.cast(numbers * tf.cast(factor, numbers.dtype), gradient.dtype)
 
 
 def _unscaled(gradient, scale: float | None):
@@ -344,7 +341,7 @@ def _unscaled(gradient, scale: float | None):
 
 def _norm(gradients: list) -> tf.Tensor:
     """The L2 norm of all numbers of dense gradients and slices, float64."""
-    numbers = [_wide(g.values if isinstance(g, tf.IndexedSlices) else g) for g in gradients]
+    numbers = [wide(g.values if isinstance(g, tf.IndexedSlices) else g) for g in gradients]
     squares = [tf.cast(tf.reduce_sum(tf.square(n)), tf.float64) for n in numbers]
     return tf.sqrt(tf.add_n(squares))
 
