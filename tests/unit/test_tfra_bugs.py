@@ -2,7 +2,8 @@
 
 Not tested: that a function of its own that saves models for Horovod drops the options it is given. There
 is no such function here: saving is tf.saved_model.save, model.export and model.save. That files are
-written over in place, so that a crash leaves a mixture, is for the tests of snapshots to disprove.
+written over in place, so that a crash leaves a mixture, is for the tests of tf_dynemb.snapshot to
+disprove.
 """
 
 import pathlib
