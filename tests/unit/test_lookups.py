@@ -296,37 +296,38 @@ OPTIMIZERS = [
 STEPS = 3
 
 
-def train_both(look_up, make, bp_v2, initial):
-    """A table and a dense variable with the same rows, after some steps of the same loss."""
-    table = tf_dynemb.Variable(dim=initial.shape[1], bp_v2=bp_v2, devices=["/CPU:0"] * 2)
-    table.upsert(tf.range(len(initial), dtype=tf.int64), initial)
-    dense = keras.Variable(initial)
-    ours, theirs = tf_dynemb.DynamicEmbeddingOptimizer(make(0.1), bp_v2=bp_v2), make(0.1)
-    ours.build([table.handle])
-    theirs.build([dense])
-
-    @tf.function
-    def step():
-        with tf.GradientTape(persistent=True) as tape:
-            loss = tf.reduce_sum(tf.sin(look_up(tf_dynemb, table)) ** 2)
-            dense_loss = tf.reduce_sum(tf.sin(look_up(tf.nn, dense.value)) ** 2)
-        ours.apply([tape.gradient(loss, table.handle.value)], [table.handle])
-        # Dense, since of slices Keras' Adagrad and Adam square each where the square of the sum belongs.
-        theirs.apply([tf.convert_to_tensor(tape.gradient(dense_loss, dense.value))], [dense])
-
-    for _ in range(STEPS):
-        step()
-    return table, dense
-
-
 @pytest.mark.parametrize(
     ("optimizer", "bp_v2"), [(name, False) for name in OPTIMIZERS] + [("Adam", True)]
 )
 def test_each_optimizer_through_each_lookup(optimizer, bp_v2):
-    """All rows are in every batch, so that lazy and dense updates are the same."""
+    """A table per lookup. All rows are in every batch, so that lazy and dense updates are the same."""
     initial = np.random.default_rng(1).normal(size=(5, 2)).astype(np.float32)
-    for name, look_up in TRAINED.items():
-        table, dense = train_both(look_up, getattr(keras.optimizers, optimizer), bp_v2, initial)
+    make, lookups = getattr(keras.optimizers, optimizer), TRAINED.values()
+    tables = [tf_dynemb.Variable(dim=2, bp_v2=bp_v2, devices=["/CPU:0"] * 2) for _ in lookups]
+    for table in tables:
+        table.upsert(tf.range(5, dtype=tf.int64), initial)
+    handles, denses = [table.handle for table in tables], [keras.Variable(initial) for _ in lookups]
+    ours, theirs = tf_dynemb.DynamicEmbeddingOptimizer(make(0.1), bp_v2=bp_v2), make(0.1)
+    ours.build(handles)
+    theirs.build(denses)
+
+    def loss_of(nn, params):
+        return tf.add_n(
+            [tf.reduce_sum(tf.sin(f(nn, p)) ** 2) for f, p in zip(lookups, params, strict=True)]
+        )
+
+    @tf.function
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            loss, dense_loss = loss_of(tf_dynemb, tables), loss_of(tf.nn, [d.value for d in denses])
+        ours.apply(tape.gradient(loss, handles), handles)
+        # Dense, since of slices Keras' Adagrad and Adam square each where the square of the sum belongs.
+        gradients = tape.gradient(dense_loss, [d.value for d in denses])
+        theirs.apply([tf.convert_to_tensor(gradient) for gradient in gradients], denses)
+
+    for _ in range(STEPS):
+        step()
+    for name, table, dense in zip(TRAINED, tables, denses, strict=True):
         got = table.lookup(tf.range(5, dtype=tf.int64))
         assert np.abs(got - initial).max() > 1e-4
         # A few roundings of 6e-8 per step; where a gradient is near 0, a rule that divides by its size
