@@ -1,12 +1,13 @@
 """What TFRA gets wrong, and this package does not: a test for each, here or where ELSEWHERE says.
 
 Not tested: that a function of its own that saves models for Horovod drops the options it is given. There
-is no such function here: saving is tf.saved_model.save, model.export and model.save. That files are
-written over in place, so that a crash leaves a mixture, is for the tests of tf_dynemb.snapshot to
-disprove.
+is no such function here: saving is tf.saved_model.save, model.export and model.save.
 """
 
 import pathlib
+import signal
+import subprocess
+import sys
 import threading
 
 import keras
@@ -200,3 +201,28 @@ def test_slots_go_with_their_row():
     train(table, optimizer, 5)
     table.remove(int64([9]))
     assert train(table, optimizer, 1) == train(fresh, other, 1)
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+import tf_dynemb
+
+with tf_dynemb.snapshot.SnapshotWriter(sys.argv[1]) as writer:
+    writer.add_table("t", dim=64)
+    for start in range(0, 50_000, 10_000):
+        writer.write(np.arange(start, start + 10_000), np.zeros([10_000, 64], np.float32))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_that_is_killed_while_it_saves_leaves_the_old_snapshot(tmp_path):
+    """In TFRA files are written over in place. Of 12 MB to save the most has been written by then."""
+    table = tf_dynemb.Variable(dim=64, initializer=0.0, name="t")
+    table.upsert(int64([1, 2]), tf.ones([2, 64]))
+    tf_dynemb.snapshot.save(tmp_path, table)
+    run = subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False, capture_output=True)
+    assert run.returncode == -signal.SIGKILL, run.stderr
+    table.clear()
+    tf_dynemb.snapshot.restore(tmp_path, table)
+    assert values_of(table) == {1: [1.0] * 64, 2: [1.0] * 64}
