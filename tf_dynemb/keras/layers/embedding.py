@@ -143,9 +143,7 @@ class Embedding(keras.layers.Layer):
 
     def call(self, ids, weights=None):
         """Looks up and combines; see the class."""
-        if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
-            ids = tf.convert_to_tensor(ids)
-        keys = keys_of(ids, self.table.key_dtype)
+        keys = self._keys_of(ids)
         if self.combiner is not None:
             return self._combined(keys, weights, self._outer_rank(keys))
         if weights is not None:
@@ -257,6 +255,11 @@ class Embedding(keras.layers.Layer):
             raise ValueError(f"{self.name}: the file is damaged: {self._rows_file} is missing")
         with h5py.File(path, "r") as store:
             saving.read_rows(self.table, store)
+
+    def _keys_of(self, ids):
+        if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+            ids = tf.convert_to_tensor(ids)
+        return keys_of(ids, self.table.key_dtype)
 
     def _is_kept(self, keys: tf.Tensor, weights=None) -> tf.Tensor | None:
         """Whether each key is not the masked one; None if there is none."""

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tf_dynemb.base.checks import assert_same, assert_within
 from tf_dynemb.keras.layers.embedding import Embedding
-from tf_dynemb.keras.layers.ids import keys_of
 from tf_dynemb.lookup.bags import flat_weights, flatten
 
 
@@ -77,8 +76,7 @@ class FieldWiseEmbedding(Embedding):
             ids = tf.convert_to_tensor(ids)
         if ids.shape.rank != 2:
             raise NotImplementedError(f"ids: got shape {ids.shape}, want (batch, ids)")
-        keys = keys_of(ids, self.table.key_dtype)
-        flat, examples, number, _ = flatten(keys, outer_rank=1)
+        flat, examples, number, _ = flatten(self._keys_of(ids), outer_rank=1)
         # A matrix of fields, whose cells are the bags. An id in it stands where it belongs.
         cells = tf.SparseTensor(
             tf.stack([examples, self._fields(ids)], axis=1), flat, tf.stack([number, self.nslots])
