@@ -19,13 +19,36 @@ from tf_dynemb.lookup import (
 from tf_dynemb.optimizer import DynamicEmbeddingOptimizer, LossScaleOptimizer, RowwiseAdagrad
 from tf_dynemb.policy import FrequencyRestrictPolicy, RestrictPolicy, TimestampRestrictPolicy
 from tf_dynemb.shard import default_partition_fn
-from tf_dynemb.table import TableHandle, Variable, for_serving
+from tf_dynemb.table import (
+    CuckooHashTableConfig,
+    CuckooHashTableCreator,
+    FileSystemSaver,
+    HkvEvictStrategy,
+    HkvHashTableConfig,
+    HkvHashTableCreator,
+    KVCreator,
+    RedisTableConfig,
+    RedisTableCreator,
+    TableHandle,
+    Variable,
+    for_serving,
+    get_variable,
+)
 from tf_dynemb.version import __version__
 
 __all__ = [
+    "CuckooHashTableConfig",
+    "CuckooHashTableCreator",
     "DynamicEmbeddingOptimizer",
+    "FileSystemSaver",
     "FrequencyRestrictPolicy",
+    "HkvEvictStrategy",
+    "HkvHashTableConfig",
+    "HkvHashTableCreator",
+    "KVCreator",
     "LossScaleOptimizer",
+    "RedisTableConfig",
+    "RedisTableCreator",
     "RestrictPolicy",
     "RowwiseAdagrad",
     "TableHandle",
@@ -38,6 +61,7 @@ __all__ = [
     "embedding_lookup_unique",
     "fingerprint",
     "for_serving",
+    "get_variable",
     "keras",
     "safe_embedding_lookup_sparse",
     "shadow_ops",

@@ -19,8 +19,15 @@ REFUSED = {
     "value_dtype": (
         dict(value_dtype=tf.string),
         TypeError,
-        "value_dtype: got string, want one of float32, float64, float16, bfloat16, int8, int32, int64",
+        "value_dtype: got string, want one of float32, float64, float16, bfloat16, int8, int32, int64; "
+        "keep strings in a list or a tf.lookup table and their numbers in an int64 table",
     ),
+    "value_dtype bool": (
+        dict(value_dtype=tf.bool),
+        TypeError,
+        "value_dtype: got bool, .*; keep truth values as 0 and 1 in an int8 table",
+    ),
+    "value_dtype no dtype": (dict(value_dtype="nope"), TypeError, "nope"),
     "dim 0": (dict(dim=0), ValueError, r"dim: got 0, want a whole number from 1 to 2\^20"),
     "dim too large": (dict(dim=2**20 + 1), ValueError, r"dim: got 1048577, want a whole number"),
     "dim bool": (dict(dim=True), ValueError, "dim: got True, want a whole number"),
@@ -36,15 +43,14 @@ REFUSED = {
     "no device string": (dict(devices="junk"), ValueError, "devices: got 'junk', want a device"),
     "device number": (dict(devices=[0]), ValueError, "devices: got 0, want a device"),
     "partitioner": (dict(partitioner=3), ValueError, "partitioner: got 3, want a function"),
-    "shared_name": (dict(shared_name="x"), ValueError, "shared_name: got 'x', want None"),
-    "name with slash": (dict(name="a/b"), ValueError, "name: got 'a/b', want a string without '/'"),
+    "name empty": (dict(name=""), ValueError, "name: got '', want a string"),
     "name None": (dict(name=None), ValueError, "name: got None, want a string"),
     "initializer object": (dict(initializer=object()), TypeError, "initializer: got <object object"),
     "initializer name": (dict(initializer="nope"), ValueError, "nope"),
     "initializer shape": (
         dict(initializer=[1.0, 2.0, 3.0], dim=2),
         ValueError,
-        r"initializer: got an array of shape \(3,\).*want numbers of shape \(\) or \(dim,\) = \(2,\)",
+        r"initializer: got an array of shape \(3,\).*want one number or a row of dim = 2",
     ),
     "Constant of another shape": (
         dict(initializer=keras.initializers.Constant([1.0, 2.0, 3.0]), dim=2),
@@ -91,7 +97,11 @@ REFUSED = {
     "init_size negative": (dict(init_size=-1), ValueError, "init_size: got -1, want a number of rows"),
     "init_size float": (dict(init_size=1.5), ValueError, "init_size: got 1.5, want a number of rows"),
     "init_size bool": (dict(init_size=True), ValueError, "init_size: got True, want a number of rows"),
-    "kv_creator": (dict(kv_creator=1), ValueError, "kv_creator: got 1, want None"),
+    "kv_creator": (
+        dict(kv_creator=1),
+        TypeError,
+        "kv_creator: got 1, want None, a CuckooHashTableCreator or an HkvHashTableCreator",
+    ),
     "restrict_policy": (
         dict(restrict_policy=1),
         TypeError,
@@ -113,7 +123,7 @@ def test_the_signature_is_tfras():
         list(parameters)
         == (
             "key_dtype value_dtype dim devices partitioner shared_name name initializer trainable "
-            "checkpoint init_size kv_creator restrict_policy bp_v2"
+            "checkpoint init_size kv_creator restrict_policy bp_v2 short_file_name"
         ).split()
     )
     defaults = {name: parameter.default for name, parameter in parameters.items()}
@@ -132,7 +142,19 @@ def test_the_signature_is_tfras():
         kv_creator=None,
         restrict_policy=None,
         bp_v2=False,
+        short_file_name=False,
     )
+
+
+def test_shared_name_and_short_file_name_are_without_effect():
+    first, second = (tf_dynemb.Variable(shared_name="x", short_file_name=True) for _ in range(2))
+    first.upsert(int64([1]), [[1.0]])
+    assert int(second.size()) == 0
+
+
+def test_a_name_may_have_slashes():
+    table = tf_dynemb.Variable(name="tower/users")
+    assert (table.name, table.handle.name) == ("tower/users", "tower.users")
 
 
 def test_attributes_are_the_arguments():

@@ -34,4 +34,5 @@ def assert_within(indices: tf.Tensor, shape: tf.Tensor, message: str) -> list:
 def _equal(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     """Whether two vectors are equal, which may be of different lengths."""
     common = tf.minimum(tf.size(a), tf.size(b))
-    return (tf.size(a) == tf.size(b)) & tf.reduce_all(a[:common] == b[:common])
+    # Not ==, which compares Python objects where a session's graph is built.
+    return tf.equal(tf.size(a), tf.size(b)) & tf.reduce_all(tf.equal(a[:common], b[:common]))

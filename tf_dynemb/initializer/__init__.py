@@ -1,6 +1,6 @@
 """Initial values: from what users write to what the engine computes."""
 
-from tf_dynemb.initializer.spec import InitializerSpec, to_spec
+from tf_dynemb.initializer.spec import InitializerSpec, distribution, to_spec
 from tf_dynemb.initializer.variance_scaling import VarianceScaling
 
-__all__ = ["InitializerSpec", "VarianceScaling", "to_spec"]
+__all__ = ["InitializerSpec", "VarianceScaling", "distribution", "to_spec"]

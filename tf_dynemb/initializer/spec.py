@@ -38,11 +38,11 @@ def to_spec(initializer, dim: int, value_dtype=tf.float32) -> InitializerSpec:
     """Translates an initializer for rows of `dim` numbers.
 
     Args:
-        initializer: None (zeros), a number, an array or tensor of shape () or (dim,), an initializer of
-            keras.initializers or tf.initializers, its class, its name or its config. Those that scale
-            with fans (GlorotUniform, HeNormal, VarianceScaling, ...) need the number of rows, which a
-            table does not have: give tf_dynemb.initializer.VarianceScaling with the fans, or a plain
-            distribution.
+        initializer: None (zeros); a number; an array, list or tensor of dim numbers, the row, or of one
+            number, of whatever shape; an initializer of keras.initializers, tf.initializers or
+            tf.compat.v1.initializers, its class, its name or its config. Those that scale with fans
+            (GlorotUniform, HeNormal, VarianceScaling, ...) need the number of rows, which a table does
+            not have: give tf_dynemb.initializer.VarianceScaling with the fans, or a plain distribution.
         dim: numbers per row.
         value_dtype: dtype of the rows. One of integers can start at a constant only.
 
@@ -53,12 +53,20 @@ def to_spec(initializer, dim: int, value_dtype=tf.float32) -> InitializerSpec:
 
     Raises:
         TypeError: an object that is none of these.
-        ValueError: numbers of the wrong shape or outside of value_dtype; a distribution that needs an
-            unknown fan, or that the engine does not have.
+        ValueError: not dim numbers, or numbers outside of value_dtype; a tensor whose numbers are not
+            known yet; a distribution that needs an unknown fan, or that the engine does not have.
     """
+    text, seed = distribution(initializer, dim, value_dtype)
+    if seed is None:
+        return InitializerSpec(text, _agreed(random.getrandbits(63)), False)
+    return InitializerSpec(text, seed, True)
+
+
+def distribution(initializer, dim: int, value_dtype=tf.float32) -> tuple[str, int | None]:
+    """The text and the given seed of to_spec; the seed is None where one is to be drawn."""
     initializer = resolve(initializer)
     if tf.is_tensor(initializer):
-        initializer = initializer.numpy()
+        initializer = _numbers_of(initializer)
     if isinstance(initializer, (int, float, np.number, np.ndarray, list, tuple)):
         return _constant(initializer, dim, value_dtype)
     if not isinstance(initializer, keras.initializers.Initializer):
@@ -91,9 +99,7 @@ def to_spec(initializer, dim: int, value_dtype=tf.float32) -> InitializerSpec:
             f"initializer: got {name} of {numbers[0]} and {numbers[1]}, want finite numbers, minval <= "
             "maxval, stddev >= 0"
         )
-    seed, seed_is_given = _seed(config.get("seed"))
-    text = " ".join([name, *(repr(float(number)) for number in numbers)])
-    return InitializerSpec(text, seed, seed_is_given)
+    return " ".join([name, *(repr(float(number)) for number in numbers)]), _seed(config.get("seed"))
 
 
 def resolve(initializer):
@@ -122,12 +128,28 @@ def resolve(initializer):
     return getattr(keras.initializers, kind)(**config)
 
 
-def _constant(numbers, dim: int, value_dtype) -> InitializerSpec:
-    numbers = np.asarray(numbers)
-    if numbers.shape not in ((), (1,), (dim,)) or numbers.dtype.kind not in "iuf":
+def _numbers_of(tensor) -> np.ndarray:
+    """The numbers of a tensor or tf.Variable; of a symbolic tensor only a constant has any."""
+    if isinstance(tensor, tf.Variable):
+        with tf.init_scope():
+            tensor = tensor.read_value()
+    numbers = tf.get_static_value(tensor)
+    if numbers is None:
         raise ValueError(
-            f"initializer: got an array of shape {numbers.shape} and dtype {numbers.dtype}, want "
-            f"numbers of shape () or (dim,) = ({dim},)"
+            f"initializer: got {tensor}, whose numbers are known only when the graph runs; want an "
+            "array, or make the table outside of the graph"
+        )
+    return numbers
+
+
+def _constant(numbers, dim: int, value_dtype) -> tuple[str, int]:
+    numbers = np.asarray(numbers)
+    if numbers.dtype.kind == "V" and numbers.dtype == tf.bfloat16.as_numpy_dtype:
+        numbers = numbers.astype(np.float32)
+    if numbers.size not in (1, dim) or numbers.dtype.kind not in "iuf":
+        raise ValueError(
+            f"initializer: got an array of shape {numbers.shape} and dtype {numbers.dtype}, want one "
+            f"number or a row of dim = {dim}, the same for all keys"
         )
     dtype = tf.as_dtype(value_dtype)
     as_python = int if dtype.is_integer else float
@@ -140,15 +162,15 @@ def _constant(numbers, dim: int, value_dtype) -> InitializerSpec:
             raise ValueError(f"initializer: got {number}, want whole numbers for {dtype.name}")
         if isinstance(number, int) and abs(number) > 2**53:
             raise ValueError(f"initializer: got {number}, want integers up to 2^53 in magnitude")
-    return InitializerSpec("constant " + " ".join(repr(n) for n in numbers), 0, True)
+    return "constant " + " ".join(repr(n) for n in numbers), 0
 
 
-def _seed(seed) -> tuple[int, bool]:
+def _seed(seed) -> int | None:
     if isinstance(seed, Mapping):  # a keras.random.SeedGenerator
         seed = seed["config"]["seed"]
     if isinstance(seed, (int, np.integer)):
-        return int(seed) % 2**64, True
-    return _agreed(random.getrandbits(63)), False
+        return int(seed) % 2**64
+    return None
 
 
 def _agreed(seed: int) -> int:

@@ -244,6 +244,11 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         return [_times(g, shrink) for g in gradients], dense
 
     @property
+    def rule_name(self) -> str:
+        """The engine's name of the rule that trains tables, such as "adam"."""
+        return rule_of(self.inner_optimizer).name
+
+    @property
     def variables(self):
         """The wrapper's variables and the inner optimizer's; what tables have is in their rows."""
         return super().variables + self.inner_optimizer.variables

@@ -90,7 +90,8 @@ def rule_of(optimizer: keras.optimizers.Optimizer) -> Rule:
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
-            f"inner_optimizer: got {type(optimizer).__name__}, want an optimizer of keras.optimizers"
+            f"inner_optimizer: got {type(optimizer).__name__}, want an optimizer of keras.optimizers "
+            "(Keras 3); those of tf.compat.v1.train and of tf_keras cannot train rows"
         )
     name = type(optimizer).__name__
     if type(optimizer) not in _RULES:

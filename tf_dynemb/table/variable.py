@@ -16,7 +16,9 @@ from tf_dynemb.initializer import to_spec
 from tf_dynemb.policy.restrict_policy import RestrictPolicy, policy_of, stamp_of
 from tf_dynemb.shard import default_partition_fn
 from tf_dynemb.table.handle import TableHandle
+from tf_dynemb.table.kv_creator import init_rows_of
 from tf_dynemb.table.table_resource import TableResource
+from tf_dynemb.table.views import SlotVariable, TableShard, slot_variables
 
 KEY_DTYPES = (tf.int64, tf.int32, tf.string)
 VALUE_DTYPES = (
@@ -50,21 +52,24 @@ class Variable(tf.Module):
             one shard in host memory. Only CPU devices of this process.
         partitioner: function (keys, shard_num) -> int32 of the keys' shape, the shard of each key. It is
             given int64 keys (n,), fingerprints for strings, and must always give a key the same shard.
-        shared_name: unused, as in TFRA; must be None.
-        name: name of the variable and of its handle; no "/" in it.
+        shared_name: unused, as in TFRA; tables are shared by get_variable or by passing them on.
+        name: name of the variable and of its handle, whose name has "." for each "/".
         initializer: see tf_dynemb.initializer.to_spec. None: zeros.
         trainable: whether the handle is a trainable weight.
         checkpoint: whether rows go into checkpoints and SavedModels.
-        init_size: rows to prepare the index for. 0: the environment's TF_HASHTABLE_INIT_SIZE per shard,
-            if set.
-        kv_creator: must be None; there is one kind of table, and it grows by itself.
+        init_size: rows to prepare the index for, over all shards. 0: what kv_creator says, else the
+            environment's TF_HASHTABLE_INIT_SIZE per shard, if set.
+        kv_creator: None, a CuckooHashTableCreator or an HkvHashTableCreator; see there. There is one
+            kind of table, and it grows by itself.
         restrict_policy: which rows stay in `restrict`: TimestampRestrictPolicy, FrequencyRestrictPolicy
             or another subclass of RestrictPolicy. The class, not an instance.
         bp_v2: without effect. In TFRA it makes optimizers add differences instead of overwriting rows;
             here rows are always updated in place.
+        short_file_name: without effect; in TFRA it shortens the names of files.
 
     Raises:
-        TypeError: a key or value dtype that is not in the lists; a restrict_policy of another kind.
+        TypeError: a key or value dtype that is not in the lists; a kv_creator or restrict_policy of
+            another kind.
         ValueError: another argument that is out of range or that has no meaning here.
 
     Example:
@@ -93,24 +98,20 @@ class Variable(tf.Module):
         kv_creator=None,
         restrict_policy=None,
         bp_v2: bool = False,
+        short_file_name: bool = False,
     ):
+        del shared_name
         super().__init__()
-        if not isinstance(name, str) or not name or "/" in name:
-            raise ValueError(f"name: got {name!r}, want a string without '/'")
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"name: got {name!r}, want a string")
         self._name = name
         self.key_dtype = _one_of("key_dtype", key_dtype, KEY_DTYPES)
-        self.value_dtype = _one_of("value_dtype", value_dtype, VALUE_DTYPES)
+        self.value_dtype = _one_of("value_dtype", value_dtype, VALUE_DTYPES, _INSTEAD)
         self.dim = _dim(dim)
-        self.devices = _devices(devices)
+        self.devices = device_list(devices)
         self.shard_num = len(self.devices)
         if not callable(partitioner):
             raise ValueError(f"partitioner: got {partitioner!r}, want a function (keys, shard_num)")
-        for argument, value, why in (
-            ("shared_name", shared_name, "tables are shared by passing the Variable on"),
-            ("kv_creator", kv_creator, "there is one kind of table and it needs no configuration"),
-        ):
-            if value is not None:
-                raise ValueError(f"{argument}: got {value!r}, want None: {why}")
         if not _is_whole(init_size) or init_size < 0:
             raise ValueError(f"init_size: got {init_size!r}, want a number of rows >= 0")
         self._restrict_policy = policy_of(restrict_policy, self)
@@ -118,12 +119,11 @@ class Variable(tf.Module):
         self.trainable = trainable
         self.checkpoint = checkpoint
         self.init_size = int(init_size)
+        self.kv_creator = kv_creator
         self.bp_v2 = bp_v2
+        self.short_file_name = short_file_name
         self.initializer = initializer
-        if init_size:
-            init_rows = -(-int(init_size) // self.shard_num)
-        else:
-            init_rows = _init_rows_of_environment()
+        init_rows = -(-self.init_size // self.shard_num) or init_rows_of(kv_creator)
         spec = to_spec(initializer, self.dim, self.value_dtype)
         self.resource = TableResource(
             schema=(
@@ -133,13 +133,14 @@ class Variable(tf.Module):
             ),
             shards=self.shard_num,
             partitioner=partitioner,
-            init_rows=init_rows,
+            init_rows=init_rows or _init_rows_of_environment(),
             adopt_seed=not spec.seed_is_given,
             checkpoint=checkpoint,
             device=self.devices[0],
         )
-        self._handle = TableHandle(self, trainable, name)
+        self._handle = TableHandle(self, trainable, name.replace("/", "."))
         self._weight = self._handle.value  # TensorFlow tracks it; Keras' variable it does not know
+        self._lookup_names: set[str] = set()
 
     @property
     def name(self) -> str:
@@ -156,6 +157,69 @@ class Variable(tf.Module):
         """The policy that was made of the class given at construction."""
         return self._restrict_policy
 
+    @property
+    def tables(self) -> list[TableShard]:
+        """A view of each shard, in the order of `devices`."""
+        return [TableShard(self, index) for index in range(self.shard_num)]
+
+    @property
+    def trainable_store(self) -> dict[str, TableHandle]:
+        """The name of every embedding lookup so far that was given one, and the handle.
+
+        In TFRA each such name has a variable of its own, the copy of a batch. Here all lookups of a
+        table have one variable, the handle, so it does not matter which name one asks for.
+        """
+        return dict.fromkeys(sorted(self._lookup_names), self.handle)
+
+    def get_trainable_by_name(self, name: str) -> TableHandle | None:
+        """The handle, if an embedding lookup of this name has been made; otherwise None.
+
+        Give it to tape.gradient, to minimize(var_list=...) and to clipping.
+
+        Raises:
+            TypeError: name is not a string.
+
+        Example:
+
+        >>> import tensorflow as tf, tf_dynemb
+        >>> table = tf_dynemb.Variable(dim=2, name="users")
+        >>> rows = tf_dynemb.embedding_lookup(table, tf.constant([5], tf.int64), name="friends")
+        >>> table.get_trainable_by_name("friends") is table.handle
+        True
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"name: got {name!r}, want a string")
+        return self.handle if name in self._lookup_names else None
+
+    get_eager_trainable_by_name = get_trainable_by_name
+
+    def get_slot_variables(self, optimizer) -> list[SlotVariable]:
+        """Read-only views of what an optimizer keeps in the rows, one for each slot of its rule.
+
+        Args:
+            optimizer: a DynamicEmbeddingOptimizer, or what is around it. Slots are found when their rows
+                have them, so not in a graph that a session runs.
+
+        Returns:
+            Views in the rule's order; none if the optimizer has not trained this table.
+
+        Raises:
+            TypeError: not an optimizer.
+
+        Example:
+
+        >>> import keras, tensorflow as tf, tf_dynemb
+        >>> table = tf_dynemb.Variable(dim=2, name="users")
+        >>> optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0, momentum=0.9))
+        >>> ids = tf.constant([7], tf.int64)
+        >>> steps = optimizer.minimize(
+        ...     lambda: tf.reduce_sum(tf_dynemb.embedding_lookup(table, ids)), [table.handle])
+        >>> momentum, = table.get_slot_variables(optimizer)
+        >>> momentum.name, momentum.lookup(ids).numpy().tolist()
+        ('users/sgd_momentum/momentum', [[-1.0, -1.0]])
+        """
+        return slot_variables(self, optimizer)
+
     def lookup(self, keys, return_exists: bool = False, name: str | None = None):
         """Reads values. A missing key reads its initial value and is not inserted. No gradient flows.
 
@@ -170,9 +234,38 @@ class Variable(tf.Module):
         Raises:
             TypeError: keys of another dtype.
         """
-        values, exists = self._lookup(self._keys(keys), name)
+        values, exists = self._read(self._keys(keys), name)
         values = tf.stop_gradient(values)
         return (values, exists) if return_exists else values
+
+    def embedding_lookup(
+        self, ids, name: str | None = None, max_norm: float | None = None, return_trainable: bool = False
+    ):
+        """As tf_dynemb.embedding_lookup(self, ids, ...)."""
+        from tf_dynemb.lookup import embedding_lookup  # which imports this module
+
+        return embedding_lookup(
+            self, ids, name=name, max_norm=max_norm, return_trainable=return_trainable
+        )
+
+    def verify_embedding_weights(self, sparse_ids, sparse_weights=None) -> None:
+        """Checks the dtypes of what a sparse lookup is given.
+
+        Args:
+            sparse_ids: want key_dtype.
+            sparse_weights: want value_dtype, or None.
+
+        Raises:
+            TypeError: one of another dtype.
+        """
+        for argument, got, want in (
+            ("sparse_ids", sparse_ids, ("key_dtype", self.key_dtype)),
+            ("sparse_weights", sparse_weights, ("value_dtype", self.value_dtype)),
+        ):
+            if got is not None and got.dtype != want[1]:
+                raise TypeError(
+                    f"{argument}: got {got.dtype.name}, the table's {want[0]} is {want[1].name}"
+                )
 
     def upsert(self, keys, values, name: str | None = None):
         """Sets the values of keys, inserting those that are missing. Of equal keys the last wins.
@@ -303,13 +396,17 @@ class Variable(tf.Module):
         A row that is there from beginning to end appears exactly once, also while others write.
         """
         keys, values, *_ = self.resource.export_rows(name=name)
-        if self.key_dtype == tf.int32:
-            keys = tf.cast(keys, tf.int32)
-        return keys, tf.ensure_shape(values, [None, self.dim])
+        return self._exported_keys(keys), tf.ensure_shape(values, [None, self.dim])
 
     # What lookups, optimizers and savers of this package use.
 
     def _lookup(self, keys: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """As _read, for lookups that train, whose names the table knows."""
+        if name is not None:
+            self._lookup_names.add(name)
+        return self._read(keys, name)
+
+    def _read(self, keys: tf.Tensor, name: str | None) -> tuple[tf.Tensor, tf.Tensor]:
         """values (..., dim) and exists (...) of int64 keys; the op that has the gradient."""
         return ops.dynemb_lookup(
             self.handle.value.read_value(),  # a tape watches a variable when it is read
@@ -349,6 +446,10 @@ class Variable(tf.Module):
             return fingerprint(keys)
         return tf.cast(keys, tf.int64)
 
+    def _exported_keys(self, keys: tf.Tensor) -> tf.Tensor:
+        """Keys of the engine as users see them; strings stay fingerprints."""
+        return tf.cast(keys, tf.int32) if self.key_dtype == tf.int32 else keys
+
     def _values(self, argument: str, values) -> tf.Tensor:
         values = tf.convert_to_tensor(values, dtype_hint=self.value_dtype)
         if values.dtype != self.value_dtype:
@@ -359,11 +460,19 @@ class Variable(tf.Module):
         return values
 
 
-def _one_of(argument: str, dtype, choices) -> tf.DType:
+# The value dtypes that TFRA has and rows of numbers cannot be, and what to use.
+_INSTEAD = {
+    tf.string: "; keep strings in a list or a tf.lookup table and their numbers in an int64 table",
+    tf.bool: "; keep truth values as 0 and 1 in an int8 table",
+}
+
+
+def _one_of(argument: str, dtype, choices, instead: dict | None = None) -> tf.DType:
     dtype = tf.as_dtype(dtype)
     if dtype not in choices:
         names = ", ".join(choice.name for choice in choices)
-        raise TypeError(f"{argument}: got {dtype.name}, want one of {names}")
+        remedy = (instead or {}).get(dtype, "")
+        raise TypeError(f"{argument}: got {dtype.name}, want one of {names}{remedy}")
     return dtype
 
 
@@ -386,7 +495,8 @@ def _init_rows_of_environment() -> int:
     return int(text.strip() or "0")
 
 
-def _devices(devices) -> list[str]:
+def device_list(devices) -> list[str]:
+    """The argument `devices` as a list, checked."""
     if devices is None:
         return ["/CPU:0"]
     devices = [devices] if isinstance(devices, str) else list(devices)
