@@ -52,3 +52,25 @@ def writes_to_memory(store) -> bool:
     where it is missing rows are written to the store, which is right and costs memory only.
     """
     return getattr(store, "archive", None) is not None
+
+
+def saveable_of_names(name: str, arrays: dict, restore):
+    """What tf.compat.v1.train.Saver takes to save arrays under name/array and to restore them.
+
+    Saver takes any Trackable as well, but calls all of them "", so that only one of them is saved. The
+    class is in the documentation of Saver and has no public name.
+
+    Args:
+        name: what begins the names.
+        arrays: tensors by name.
+        restore: function of such a dict that returns an operation.
+    """
+    from tensorflow.python.training.saving import saveable_object
+
+    class Saveable(saveable_object.SaveableObject):
+        def restore(self, restored_tensors, restored_shapes):
+            del restored_shapes
+            return restore(dict(zip(arrays, restored_tensors, strict=True)))
+
+    specs = [saveable_object.SaveSpec(tensor, "", f"{name}/{array}") for array, tensor in arrays.items()]
+    return Saveable(None, specs, f"{name}/rows")

@@ -20,6 +20,12 @@ CONSTANTS = {
     "array": (np.array([1, 2], np.int16), [1.0, 2.0]),
     "array of one": (np.array([7.0]), [7.0, 7.0]),
     "tensor": (tf.constant([1.5, -1.5]), [1.5, -1.5]),
+    "row of an array": (np.array([[1.0, 2.0]]), [1.0, 2.0]),
+    "column of an array": (np.array([[1.0], [2.0]]), [1.0, 2.0]),
+    "one number of any shape": ([[[7]]], [7.0, 7.0]),
+    "bfloat16 tensor": (tf.constant([0.5, 1.5], tf.bfloat16), [0.5, 1.5]),
+    "integer tensor": (tf.constant(4), [4.0, 4.0]),
+    "tf.Variable": (tf.Variable([1.5, -1.5]), [1.5, -1.5]),
     "Keras zeros": (keras.initializers.Zeros(), [0.0, 0.0]),
     "Keras ones": ("ones", [1.0, 1.0]),
     "Keras class": (keras.initializers.Ones, [1.0, 1.0]),
@@ -29,7 +35,10 @@ CONSTANTS = {
     "TF zeros": (tf.zeros_initializer(), [0.0, 0.0]),
     "TF ones": (tf.ones_initializer(), [1.0, 1.0]),
     "TF constant": (tf.constant_initializer([1.0, 2.0]), [1.0, 2.0]),
+    "TF 1 zeros": (v1.zeros(), [0.0, 0.0]),
+    "TF 1 ones": (v1.ones(), [1.0, 1.0]),
     "TF 1 constant": (v1.constant(2.0), [2.0, 2.0]),
+    "TF 1 class": (tf.compat.v1.ones_initializer, [1.0, 1.0]),
 }
 
 
@@ -95,6 +104,29 @@ def test_what_has_no_form_by_key_and_column_is_refused_with_a_remedy(case):
     initializer, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
         to_spec(initializer, 4)
+
+
+@pytest.mark.parametrize("numbers", [[1.0, 2.0, 3.0], np.zeros([2, 4]), tf.zeros([4, 4]), []])
+def test_numbers_that_are_neither_one_nor_a_row_are_refused(numbers):
+    with pytest.raises(ValueError, match="want one number or a row of dim = 4, the same for all keys"):
+        to_spec(numbers, 4)
+
+
+def test_tensors_while_a_function_is_traced():
+    """A constant or variable of outside is known; a number that the function computes is not."""
+    outside, variable = tf.constant([1.0, 2.0]), tf.Variable([3.0, 4.0])
+
+    @tf.function
+    def trace(computed):
+        assert to_spec(outside, 2).text == "constant 1.0 2.0"
+        assert to_spec(tf.constant([5.0, 6.0]), 2).text == "constant 5.0 6.0"
+        assert to_spec(variable, 2).text == "constant 3.0 4.0"
+        with pytest.raises(
+            ValueError, match="numbers are known only when the graph runs; want an array"
+        ):
+            to_spec(computed, 2)
+
+    trace(tf.zeros([2]))
 
 
 def test_a_subclass_that_draws_as_its_base_is_taken():

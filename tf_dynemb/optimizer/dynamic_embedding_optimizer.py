@@ -74,9 +74,19 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         super().__setattr__(name, value)
 
     def build(self, variables: Iterable) -> None:
-        """Makes the inner optimizer's variables for the dense ones; tables keep theirs in their rows."""
+        """Makes the inner optimizer's variables for the dense ones; tables keep theirs in their rows.
+
+        Raises:
+            RuntimeError: in the graph of a session, where Keras' optimizers return no operation to run.
+        """
         if self.built:
             return
+        with tf.init_scope():
+            if not tf.executing_eagerly():
+                raise RuntimeError(
+                    f"{self.name} trains eagerly and in tf.function, not in the graph of a "
+                    "tf.compat.v1.Session; in the latter change rows by upsert and accum"
+                )
         variables = [handle_of(variable) for variable in variables]
         self.inner_optimizer.build([v for v in variables if not isinstance(v, TableHandle)])
         super().build(variables)

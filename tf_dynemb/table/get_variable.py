@@ -14,7 +14,7 @@ from tf_dynemb.table.variable import Variable, device_list
 # holds them.
 _eager_tables: weakref.WeakValueDictionary[str, Variable] = weakref.WeakValueDictionary()
 _made_with: weakref.WeakKeyDictionary[Variable, dict] = weakref.WeakKeyDictionary()
-_COLLECTION = "tf_dynemb_tables"
+_COLLECTION = ("tf_dynemb", "tables")  # not a string, so that no meta graph tries to hold it
 
 _DEFAULTS = {
     name: parameter.default for name, parameter in inspect.signature(Variable).parameters.items()

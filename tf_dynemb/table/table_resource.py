@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Callable
 
 import tensorflow as tf
 
+from tf_dynemb import _compat
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.table.serving import saved_rows, saved_schema
 
@@ -49,6 +51,24 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         self._graph_name = f"tf_dynemb_{uuid.uuid4().hex}"
         with tf.init_scope():
             self.resource_handle  # noqa: B018  makes the table now, outside of any function
+
+    def join_savers(self, name: str) -> None:
+        """Lets tf.compat.v1.train.Saver carry the rows, where a session's graph is built.
+
+        Args:
+            name: the table's; where the graph has another table of it, a number is added.
+        """
+        with tf.init_scope():
+            if not self._checkpoint or tf.executing_eagerly():
+                return
+            collection = tf.compat.v1.GraphKeys.SAVEABLE_OBJECTS
+            taken = {saveable.name for saveable in tf.compat.v1.get_collection(collection)}
+            numbered = (f"{name}_{number}" if number else name for number in itertools.count())
+            name = next(unique for unique in numbered if f"{unique}/rows" not in taken)
+            saveable = _compat.saveable_of_names(
+                name, self._serialize_to_tensors(), self._restore_from_tensors
+            )
+            tf.compat.v1.add_to_collection(collection, saveable)
 
     def owners(self, keys: tf.Tensor) -> tf.Tensor:
         """The shard of each int64 key, flat int32; empty where there is one shard."""

@@ -140,6 +140,7 @@ class Variable(tf.Module):
         )
         self._handle = TableHandle(self, trainable, name.replace("/", "."))
         self._weight = self._handle.value  # TensorFlow tracks it; Keras' variable it does not know
+        self.resource.join_savers(name)
         self._lookup_names: set[str] = set()
 
     @property
