@@ -77,6 +77,11 @@ class SnapshotSaveOp : public OpKernel {
     for (size_t t = 0; t < inputs.size(); ++t) {
       OP_REQUIRES_OK(context, GetTableOf(context, handles[static_cast<int>(t)], &inputs[t]));
       tables[t].name = names->vec<tstring>()(static_cast<int64_t>(t));
+      OP_REQUIRES(context, inputs[t].strings == nullptr,
+                  ToTensorFlow(FailedPrecondition(
+                      "tables: ", tables[t].name,
+                      " keeps the strings of its keys, which snapshots do not hold; save it with "
+                      "tf.train.Checkpoint, or in Keras' files")));
       for (const auto& shard : inputs[t].shards) tables[t].shards.push_back(shard.get());
       if (base != 0) {
         OP_REQUIRES_OK(context,

@@ -61,7 +61,7 @@ class TableOp : public OpKernel {
       TF_RETURN_IF_ERROR(ToTensorFlow(made->Reserve(core, init_rows_)));
       shard = std::move(made);
     }
-    *resource = new TableResource(std::move(shards));
+    *resource = new TableResource(Contents::Of(std::move(shards)));
     return absl::OkStatus();
   }
 

@@ -15,6 +15,13 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
+Contents Contents::Of(Shards shards) {
+  Contents contents;
+  if (shards[0]->schema().strings) contents.strings = std::make_shared<KeyStrings>();
+  contents.shards = std::move(shards);
+  return contents;
+}
+
 std::string TableResource::DebugString() const {
   const Shards held = shards();
   int64_t rows = 0;
@@ -32,7 +39,7 @@ int64_t TableResource::MemoryUsed() const {
 void TableResource::Swap(TableResource* other) {
   if (other == this) return;
   std::scoped_lock lock(mutex_, other->mutex_);
-  std::swap(shards_, other->shards_);
+  std::swap(contents_, other->contents_);
   std::swap(versions_, other->versions_);
   std::swap(snapshot_, other->snapshot_);
 }
@@ -106,7 +113,9 @@ absl::Status GetTableOf(OpKernelContext* context, const Tensor& handle, TableInp
   }
   TF_RETURN_IF_ERROR(tensorflow::LookupResource(
       context, handle.scalar<tensorflow::ResourceHandle>()(), &table->resource));
-  table->shards = table->resource->shards();
+  Contents contents = table->resource->contents();
+  table->shards = std::move(contents.shards);
+  table->strings = std::move(contents.strings);
   table->schema = table->shards[0]->schema();
   return absl::OkStatus();
 }
@@ -131,6 +140,20 @@ absl::Status GetKeys(OpKernelContext* context, KeyInputs* inputs) {
   TF_RETURN_IF_ERROR(context->input("owners", &owners));
   inputs->keys = {inputs->keys_tensor->flat<int64_t>().data(), inputs->keys_tensor->NumElements()};
   inputs->owners = {owners->flat<int32_t>().data(), owners->NumElements()};
+  return absl::OkStatus();
+}
+
+absl::Status GetStrings(OpKernelContext* context, const char* name, const KeyInputs& inputs,
+                        std::vector<std::string_view>* strings) {
+  const Tensor* tensor;
+  TF_RETURN_IF_ERROR(context->input(name, &tensor));
+  if (tensor->NumElements() != inputs.keys.size) {
+    return ToTensorFlow(InvalidArgument(name, ": got ", tensor->NumElements(),
+                                        ", want one per key, ", inputs.keys.size));
+  }
+  const auto flat = tensor->flat<tensorflow::tstring>();
+  strings->clear();
+  for (int64_t i = 0; i < flat.size(); ++i) strings->emplace_back(flat(i).data(), flat(i).size());
   return absl::OkStatus();
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "cc/core/base/span.h"
 #include "cc/core/base/status.h"
 #include "cc/core/shard/routing.h"
+#include "cc/core/table/key_strings.h"
 #include "cc/core/table/table.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -24,18 +26,28 @@ namespace dynemb {
 // The shards of a table, all of one schema.
 using Shards = std::vector<std::shared_ptr<Table>>;
 
-// Holds the shards. A restore puts others in their place; calls under way finish on those they
+// What a table holds: its shards and, if it keeps them, the strings of its keys.
+struct Contents {
+  Shards shards;
+  std::shared_ptr<KeyStrings> strings;
+
+  // Empty strings beside shards whose schema says that they are kept.
+  static Contents Of(Shards shards);
+};
+
+// Holds the contents. A restore puts others in their place; calls under way finish on those they
 // began with.
 class TableResource : public tensorflow::ResourceBase {
  public:
-  explicit TableResource(Shards shards) : shards_(std::move(shards)) {}
-  Shards shards() const {
+  explicit TableResource(Contents contents) : contents_(std::move(contents)) {}
+  Contents contents() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    return shards_;
+    return contents_;
   }
-  void Replace(Shards shards) {
+  Shards shards() const { return contents().shards; }
+  void Replace(Contents contents) {
     std::lock_guard<std::mutex> lock(mutex_);
-    shards_ = std::move(shards);
+    contents_ = std::move(contents);
     versions_.clear();
     snapshot_ = 0;
   }
@@ -62,7 +74,7 @@ class TableResource : public tensorflow::ResourceBase {
 
  private:
   mutable std::mutex mutex_;
-  Shards shards_;
+  Contents contents_;
   std::map<uint64_t, int64_t> versions_;
   uint64_t snapshot_ = 0;
 };
@@ -93,6 +105,7 @@ DType ToCore(tensorflow::DataType dtype);
 struct TableInput {
   tensorflow::core::RefCountPtr<TableResource> resource;
   Shards shards;
+  std::shared_ptr<KeyStrings> strings;  // null if the table keeps none
   TableSchema schema;
   int64_t shard_count() const { return static_cast<int64_t>(shards.size()); }
 };
@@ -115,6 +128,10 @@ struct KeyInputs {
   Span<const int32_t> owners;
 };
 absl::Status GetKeys(tensorflow::OpKernelContext* context, KeyInputs* inputs);
+
+// Input `name`, one string per key, as views of it. Error: another number of them.
+absl::Status GetStrings(tensorflow::OpKernelContext* context, const char* name,
+                        const KeyInputs& inputs, std::vector<std::string_view>* strings);
 
 // Input `name` as rows, after checking that its shape is the keys' shape + (dim,).
 absl::Status GetRows(tensorflow::OpKernelContext* context, const char* name,

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -51,6 +52,9 @@ class ExportOp : public OpKernel {
     if (limit >= 0) capacity = std::min(capacity, limit);
     Buffers buffers;
     OP_REQUIRES_OK(context, buffers.Grow(context, dtype_, table.schema, capacity));
+    KeyStrings::Birth no_sweep;  // no row that is exported loses its string
+    OP_REQUIRES_OK(context,
+                   ToTensorFlow(KeyStrings::Birth::Begin(table.strings.get(), {}, &no_sweep)));
     const PoolContext core(context);
     int64_t rows = 0;
     while (shard < table.shard_count()) {
@@ -79,6 +83,14 @@ class ExportOp : public OpKernel {
     schema->scalar<tensorflow::tstring>()() = table.schema.ToText();
     next->vec<int64_t>()(0) = shard;
     next->vec<int64_t>()(1) = static_cast<int64_t>(place.position);
+    Tensor* strings;
+    const int64_t kept = table.strings == nullptr ? 0 : rows;
+    OP_REQUIRES_OK(context, context->allocate_output(6, TensorShape({kept}), &strings));
+    if (table.strings == nullptr) return;
+    auto out = strings->vec<tensorflow::tstring>();
+    const Span<const Key> keys(buffers.part[0].flat<int64_t>().data(), rows);
+    OP_REQUIRES_OK(context, ToTensorFlow(table.strings->Get(
+                                keys, [&](int64_t i, const std::string& s) { out(i) = s; })));
   }
 
  private:
@@ -160,6 +172,11 @@ class ImportOp : public OpKernel {
     rows.slots = RowsOf(*slots, inputs.keys.size, layout.slots_bytes);
     rows.meta = RowsOf(*meta, inputs.keys.size, layout.meta_bytes);
 
+    std::vector<std::string_view> strings;
+    if (table.strings != nullptr) {
+      OP_REQUIRES_OK(context, GetStrings(context, "strings", inputs, &strings));
+    }
+
     Routing routing;
     OP_REQUIRES_OK(context, ToTensorFlow(Routing::Make(inputs.keys, inputs.owners,
                                                        static_cast<int>(table.shard_count()),
@@ -167,6 +184,7 @@ class ImportOp : public OpKernel {
 
     const PoolContext core(context);
     Shards targets = table.shards;
+    std::shared_ptr<KeyStrings> target_strings = table.strings;
     if (replace_) {
       for (auto& target : targets) {
         TableSchema schema = target->schema();
@@ -177,6 +195,13 @@ class ImportOp : public OpKernel {
                        ToTensorFlow(made->Reserve(core, inputs.keys.size / table.shard_count())));
         target = std::move(made);
       }
+      target_strings = Contents::Of(targets).strings;
+    }
+    KeyStrings::Birth birth;
+    if (target_strings != nullptr) {
+      OP_REQUIRES_OK(context, ToTensorFlow(target_strings->Record(inputs.keys, strings)));
+      OP_REQUIRES_OK(context, ToTensorFlow(KeyStrings::Birth::Begin(target_strings.get(),
+                                                                    inputs.keys, &birth)));
     }
     if (!from.rule.name.empty()) {
       for (const auto& target : targets) {
@@ -193,7 +218,7 @@ class ImportOp : public OpKernel {
         ToTensorFlow(Status(Code::kDataLoss, StrCat("rows to restore: got ", inputs.keys.size,
                                                     " keys of which only ", imported,
                                                     " are distinct; the file is damaged"))));
-    table.resource->Replace(std::move(targets));
+    table.resource->Replace({std::move(targets), std::move(target_strings)});
   }
 
  private:

@@ -1,9 +1,10 @@
-// Kernels of the ops that change rows by key: apply, upsert, accum, remove.
+// Kernels of the ops that change rows by key: apply, upsert, accum, remove; and that keep strings.
 //
 // Tables want distinct keys; what becomes of repetitions is decided here, by the means of
 // core/lookup/dedup.h.
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cc/core/lookup/dedup.h"
@@ -53,6 +54,9 @@ class ApplyOp : public OpKernel {
     std::unique_ptr<RowUpdater> checked;
     OP_REQUIRES_OK(context, ToTensorFlow(MakeRowUpdater(rule_.name, table.schema.value_dtype,
                                                         update.hyper, &checked)));
+    KeyStrings::Birth birth;
+    OP_REQUIRES_OK(
+        context, ToTensorFlow(KeyStrings::Birth::Begin(table.strings.get(), inputs.keys, &birth)));
     const PoolContext core(context);
     for (const auto& shard : table.shards) {
       OP_REQUIRES_OK(context, ToTensorFlow(shard->Attach(core, rule_)));
@@ -104,6 +108,9 @@ class UpsertOp : public OpKernel {
     OP_REQUIRES_OK(context, GetKeys(context, &inputs));
     OP_REQUIRES_OK(context, GetRows(context, "values", inputs, table.schema, &values));
     OP_REQUIRES_OK(context, GetScalar(context, "now", &stamp.now));
+    KeyStrings::Birth birth;
+    OP_REQUIRES_OK(
+        context, ToTensorFlow(KeyStrings::Birth::Begin(table.strings.get(), inputs.keys, &birth)));
     const PoolContext core(context);
     const std::vector<int64_t> positions = LastOfEach(Dedup(inputs.keys));
     OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(
@@ -140,6 +147,9 @@ class AccumOp : public OpKernel {
                                              ", want the keys' shape ",
                                              inputs.keys_tensor->shape().DebugString())));
     const Span<const bool> flags(exists->flat<bool>().data(), exists->NumElements());
+    KeyStrings::Birth birth;
+    OP_REQUIRES_OK(
+        context, ToTensorFlow(KeyStrings::Birth::Begin(table.strings.get(), inputs.keys, &birth)));
     const PoolContext core(context);
     for (const std::vector<int64_t>& round : OccurrenceRounds(Dedup(inputs.keys))) {
       OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(
@@ -173,6 +183,49 @@ class RemoveOp : public OpKernel {
   }
 };
 
+// The table, keys and strings of the ops about strings.
+struct StringInputs {
+  TableInput table;
+  KeyInputs keys;
+  std::vector<std::string_view> strings;
+
+  absl::Status Get(OpKernelContext* context) {
+    TF_RETURN_IF_ERROR(GetTable(context, tensorflow::DT_INVALID, &table));
+    TF_RETURN_IF_ERROR(context->input("keys", &keys.keys_tensor));
+    keys.keys = {keys.keys_tensor->flat<int64_t>().data(), keys.keys_tensor->NumElements()};
+    TF_RETURN_IF_ERROR(GetStrings(context, "strings", keys, &strings));
+    if (table.strings != nullptr) return absl::OkStatus();
+    return ToTensorFlow(FailedPrecondition("table: got one that keeps no strings of its keys"));
+  }
+};
+
+class KeepStringsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    StringInputs inputs;
+    OP_REQUIRES_OK(context, inputs.Get(context));
+    KeyStrings* strings = inputs.table.strings.get();
+    const PoolContext core(context);
+    OP_REQUIRES_OK(context, ToTensorFlow(strings->Sweep(core, inputs.table.shards)));
+    OP_REQUIRES_OK(context, ToTensorFlow(strings->Record(inputs.keys.keys, inputs.strings)));
+  }
+};
+
+class WithStringsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    StringInputs inputs;
+    OP_REQUIRES_OK(context, inputs.Get(context));
+    OP_REQUIRES_OK(context,
+                   ToTensorFlow(inputs.table.strings->Check(inputs.keys.keys, inputs.strings)));
+    context->set_output(0, context->input(0));
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("DynembKeepStrings").Device(tensorflow::DEVICE_CPU), KeepStringsOp);
+REGISTER_KERNEL_BUILDER(Name("DynembWithStrings").Device(tensorflow::DEVICE_CPU), WithStringsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembApply").Device(tensorflow::DEVICE_CPU), ApplyOp);
 REGISTER_KERNEL_BUILDER(Name("DynembUpsert").Device(tensorflow::DEVICE_CPU), UpsertOp);
 REGISTER_KERNEL_BUILDER(Name("DynembAccum").Device(tensorflow::DEVICE_CPU), AccumOp);

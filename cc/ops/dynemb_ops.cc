@@ -38,6 +38,7 @@ absl::Status ExportShape(InferenceContext* c) {
   for (int part = 1; part < 4; ++part) c->set_output(part, c->Matrix(rows, c->UnknownDim()));
   c->set_output(4, c->Scalar());
   c->set_output(5, c->Vector(2));
+  c->set_output(6, c->Vector(c->UnknownDim()));
   return absl::OkStatus();
 }
 
@@ -169,6 +170,35 @@ there, and ignores the others. Equal keys count one after the other.
 exists: shape (...), what an earlier lookup said.
 )doc");
 
+REGISTER_OP("DynembKeepStrings")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("strings: string")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Keeps what keys are fingerprints of, for keys that may get rows. A table that keeps strings makes no row
+without this.
+
+Two strings of one key are refused; then none of the batch is kept.
+
+strings: one per key, of a shape of as many elements.
+)doc");
+
+REGISTER_OP("DynembWithStrings")
+    .Input("weight: dtype")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("strings: string")
+    .Output("same_weight: dtype")
+    .Attr("dtype: " DYNEMB_VALUE_TYPES)
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .Doc(R"doc(
+Passes on the weight that a DynembLookup takes, unless the table keeps another string of a key. Its gradient
+runs DynembKeepStrings: so strings are kept of what is trained, and not of what is only read.
+)doc");
+
 REGISTER_OP("DynembRemove")
     .Input("table: resource")
     .Input("keys: int64")
@@ -233,6 +263,7 @@ REGISTER_OP("DynembExport")
     .Output("meta: uint8")
     .Output("schema: string")
     .Output("next: int64")
+    .Output("strings: string")
     .Attr("dtype: " DYNEMB_VALUE_TYPES)
     .SetIsStateful()
     .SetShapeFn(ExportShape)
@@ -248,6 +279,7 @@ slots: shape (n, bytes): the optimizer's numbers of each row.
 meta: shape (n, bytes).
 schema: what the rows are made of.
 next: where to go on; its first number is the number of shards when there is no more.
+strings: shape (n,), what keys are fingerprints of, of a table that keeps them; otherwise (0,).
 )doc");
 
 REGISTER_OP("DynembImport")
@@ -258,6 +290,7 @@ REGISTER_OP("DynembImport")
     .Input("slots: uint8")
     .Input("meta: uint8")
     .Input("schema: string")
+    .Input("strings: string")
     .Attr("dtype: " DYNEMB_VALUE_TYPES)
     .Attr("replace: bool = false")
     .Attr("adopt_seed: bool = false")
@@ -269,6 +302,7 @@ Puts exported rows back: keys, values, slots and meta as DynembExport gave them,
 Refused, with the table as it was, if the schema does not fit it or the parts do not fit the
 schema.
 
+strings: shape (n,) for a table that keeps the strings of its keys; otherwise not looked at.
 replace: the rows take the place of all that is there, at once; otherwise they are added.
 adopt_seed: take over the seed of the initial values as well.
 )doc");

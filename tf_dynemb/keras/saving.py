@@ -11,6 +11,8 @@ the rows lie as
     values_<i>  uint8 (n, bytes)  its values, slot variables and meta, as bytes
     slots_<i>   uint8 (n, bytes)
     meta_<i>    uint8 (n, bytes)
+    string_lengths_<i>, string_bytes_<i>   int64 (n,), uint8 (bytes,): the strings of the keys, one after
+                the other, where the schema has a line "strings"
     crc32_<i>   int64 ()          checksum over the chunk's arrays in this order
 
 so that never more than a chunk is held in memory beside the table.
@@ -31,6 +33,7 @@ from tf_dynemb.table.variable import Variable
 
 CHUNK_BYTES = 8 << 20
 _PARTS = ("keys", "values", "slots", "meta")
+_STRINGS = ("string_lengths", "string_bytes")
 
 
 def write_rows(table: Variable, store) -> None:
@@ -41,7 +44,9 @@ def write_rows(table: Variable, store) -> None:
     row_bytes = 8 + sum(part.shape[1] * part.dtype.size for part in parts[1:])
     chunk_rows = max(1, CHUNK_BYTES // row_bytes)
     while cursor[0] < table.shard_num:
-        *parts, chunk_schema, cursor = table.resource.export_rows(cursor, chunk_rows)
+        *parts, chunk_schema, cursor, strings = table.resource.export_rows_with_strings(
+            cursor, chunk_rows
+        )
         cursor = tuple(cursor.numpy())
         if chunk_schema.numpy() != schema:
             raise RuntimeError("the table got another optimizer rule while it was being saved")
@@ -49,8 +54,10 @@ def write_rows(table: Variable, store) -> None:
             _bytes(part.numpy()) if name != "keys" else part.numpy()
             for name, part in zip(_PARTS, parts, strict=True)
         ]
+        if table.keep_keys:
+            arrays += _arrays_of_strings(strings.numpy())
         chunk = len(checksums)
-        for name, array in zip(_PARTS, arrays, strict=True):
+        for name, array in zip(_parts(schema), arrays, strict=True):
             store[f"{name}_{chunk}"] = array
         checksums.append(_checksum(arrays))
         store[f"crc32_{chunk}"] = np.array(checksums[-1], np.int64)
@@ -70,14 +77,15 @@ def read_rows(table: Variable, store) -> None:
     """
     if "chunks" not in store or "schema" not in store:
         raise ValueError(f"{table.name}: the file holds no rows for this table")
+    schema = np.asarray(store["schema"]).astype(np.uint8)
+    names = _parts(schema.tobytes())
     checksums, widths = [], [0, 0, 0]
-    for keys, *rest in _chunks(table, store):
+    for keys, *rest in _chunks(table, store, names):
         checksums.append(_checksum([keys, *rest]))
-        widths = [array.shape[1] for array in rest]
+        widths = [array.shape[1] for array in rest[:3]]
         _checked(
             table, lambda keys=keys: table._lookup(tf.constant(keys))
         )  # does the partitioner take them?
-    schema = np.asarray(store["schema"]).astype(np.uint8)
     whole = _checksum([schema, np.array(checksums, np.int64)])
     if "crc32" not in store or whole != int(np.asarray(store["crc32"])):
         raise ValueError(f"{table.name}: the file is damaged: its rows fail their checksum")
@@ -85,8 +93,10 @@ def read_rows(table: Variable, store) -> None:
     # No rows: finds out whether the schema fits. Replacing then empties the table.
     empty = _tensors(table, _empty(widths))
     _checked(table, lambda: table.resource.import_rows(*empty, schema, replace=True))
-    for arrays in _chunks(table, store):
-        table.resource.import_rows(*_tensors(table, arrays), schema, replace=False)
+    for arrays in _chunks(table, store, names):
+        strings = _strings_of(*arrays[4:]) if table.keep_keys else None
+        rows = _tensors(table, arrays[:4])
+        table.resource.import_rows(*rows, schema, replace=False, strings=strings)
 
 
 def _checked(table: Variable, call: Callable) -> None:
@@ -107,10 +117,15 @@ def read_rows_of_archive(table: Variable, archive: zipfile.ZipFile, name: str) -
             read_rows(table, store)
 
 
-def _chunks(table: Variable, store) -> Iterator[list[np.ndarray]]:
+def _parts(schema: bytes) -> tuple[str, ...]:
+    """The arrays of a chunk of such rows."""
+    return _PARTS + _STRINGS if b"strings" in schema.split(b"\n") else _PARTS
+
+
+def _chunks(table: Variable, store, names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
     for chunk in range(int(np.asarray(store["chunks"]))):
         arrays = []
-        for name in (*_PARTS, "crc32"):
+        for name in (*names, "crc32"):
             if f"{name}_{chunk}" not in store:
                 raise ValueError(f"{table.name}: the file is damaged: {name}_{chunk} is missing")
             arrays.append(np.asarray(store[f"{name}_{chunk}"]))
@@ -118,6 +133,18 @@ def _chunks(table: Variable, store) -> Iterator[list[np.ndarray]]:
         if _checksum(arrays) != int(checksum):
             raise ValueError(f"{table.name}: the file is damaged: chunk {chunk} fails its checksum")
         yield arrays
+
+
+def _arrays_of_strings(strings: np.ndarray) -> list[np.ndarray]:
+    """Lengths (n,) and all bytes of n bytes objects."""
+    lengths = np.array([len(string) for string in strings], np.int64)
+    return [lengths, np.frombuffer(b"".join(strings), np.uint8)]
+
+
+def _strings_of(lengths: np.ndarray, all_bytes: np.ndarray) -> tf.Tensor:
+    """The inverse of _arrays_of_strings."""
+    whole, ends = all_bytes.tobytes(), np.cumsum(lengths)
+    return tf.constant([whole[end - n : end] for end, n in zip(ends, lengths, strict=True)], tf.string)
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

@@ -166,6 +166,15 @@ def _lookup_gradient(op, values_gradient, exists_gradient):
     return [gradient, None, None, None]
 
 
+@tf.RegisterGradient("DynembWithStrings")
+def _with_strings_gradient(op, gradient):
+    """Passes the slices on once the strings are kept, which their keys need to get rows."""
+    _, table, keys, strings = op.inputs
+    operation = ops.dynemb_keep_strings(table, keys, strings)
+    with tf.control_dependencies([] if operation is None else [operation]):
+        return [tf.identity(gradient), None, None, None]
+
+
 @tf.RegisterGradient("DynembSumByKey")
 def _sum_by_key_gradient(op, keys_gradient, sums_gradient, inverse_gradient):
     """Of a sum to each of its terms: what second derivatives need."""
@@ -173,5 +182,5 @@ def _sum_by_key_gradient(op, keys_gradient, sums_gradient, inverse_gradient):
     return [None, tf.gather(sums_gradient, op.outputs[2])]
 
 
-for _op_type in ("DynembLookup", "DynembSize", "DynembExport"):
+for _op_type in ("DynembLookup", "DynembWithStrings", "DynembSize", "DynembExport"):
     _compat.register_read_only(_op_type)

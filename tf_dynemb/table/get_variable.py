@@ -37,6 +37,7 @@ def get_variable(
     restrict_policy=None,
     bp_v2: bool = False,
     short_file_name: bool = False,
+    keep_keys: bool = False,
 ) -> Variable:
     """The table of a name: a new one, or the one that was made under it with equal arguments.
 

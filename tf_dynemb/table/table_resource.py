@@ -9,6 +9,8 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.base.checks import assert_same
+from tf_dynemb.base.fingerprint import fingerprint
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.table.serving import saved_rows, saved_schema
 
@@ -46,6 +48,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         self._init_rows = init_rows
         self._adopt_seed = adopt_seed
         self._checkpoint = checkpoint
+        self.keeps_strings = "strings" in schema.splitlines()
         self.value_dtype = tf.as_dtype(schema.split()[3])
         # For graphs that a session runs; unique, so that no two models ever share rows by name.
         self._graph_name = f"tf_dynemb_{uuid.uuid4().hex}"
@@ -81,6 +84,10 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
 
     def export_rows(self, cursor=(0, 0), limit: int = -1, name: str | None = None):
         """keys, values, slots, meta, schema and next cursor; see the op DynembExport."""
+        return self.export_rows_with_strings(cursor, limit, name)[:6]
+
+    def export_rows_with_strings(self, cursor=(0, 0), limit: int = -1, name: str | None = None):
+        """As export_rows, and at the end the strings (n,) of a table that keeps them, else (0,)."""
         return ops.dynemb_export(
             self.resource_handle,
             tf.constant(cursor, tf.int64),
@@ -94,19 +101,37 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         keys, *parts = self.export_rows(limit=0)[:4]
         return keys.dtype.size + sum(part.shape[1] * part.dtype.size for part in parts)
 
-    def import_rows(self, keys, values, slots, meta, schema, replace: bool):
-        """Puts exported rows back; see the op DynembImport."""
-        return ops.dynemb_import(
-            self.resource_handle,
-            keys,
-            self.owners(keys),
-            values,
-            slots,
-            meta,
-            schema,
-            replace=replace,
-            adopt_seed=self._adopt_seed,
-        )
+    def import_rows(self, keys, values, slots, meta, schema, replace: bool, strings=None):
+        """Puts exported rows back; see the op DynembImport. A table that keeps strings needs them."""
+        same = []
+        if strings is None:
+            strings = tf.zeros([0], tf.string)
+        else:
+            same = assert_same(
+                fingerprint(strings), keys, "strings: their fingerprints are not the keys"
+            )
+        with tf.control_dependencies(same):
+            return ops.dynemb_import(
+                self.resource_handle,
+                keys,
+                self.owners(keys),
+                values,
+                slots,
+                meta,
+                schema,
+                strings,
+                replace=replace,
+                adopt_seed=self._adopt_seed,
+            )
+
+    def keep_strings(self, keys, strings):
+        """Keeps what keys are fingerprints of; see the op DynembKeepStrings.
+
+        Returns:
+            Operations to put into tf.control_dependencies; none eagerly, where it is done.
+        """
+        operation = ops.dynemb_keep_strings(self.resource_handle, keys, strings)
+        return [] if operation is None else [operation]
 
     def remove(self, keys, name: str | None = None):
         """Removes rows by int64 keys; see the op DynembRemove."""
@@ -135,7 +160,8 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
     def _serialize_to_tensors(self):
         if not self._checkpoint:
             return {}
-        return saved_rows(*self.export_rows()[:5])
+        *rows, _, strings = self.export_rows_with_strings()
+        return saved_rows(*rows) | ({"strings": strings} if self.keeps_strings else {})
 
     def _copy_trackable_to_cpu(self, object_map):
         # For tf.train.CheckpointOptions(enable_async=True): the rows of the moment of save(), which are
@@ -143,7 +169,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         if self not in object_map:
             object_map[self] = TableResource(*self._arguments)
         if self._checkpoint:
-            object_map[self].import_rows(*self.export_rows()[:5], replace=True)
+            object_map[self]._restore_from_tensors(self._serialize_to_tensors())
 
     def _restore_from_tensors(self, restored_tensors):
         if not restored_tensors:

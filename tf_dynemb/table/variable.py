@@ -66,6 +66,10 @@ class Variable(tf.Module):
         bp_v2: without effect. In TFRA it makes optimizers add differences instead of overwriting rows;
             here rows are always updated in place.
         short_file_name: without effect; in TFRA it shortens the names of files.
+        keep_keys: keep the strings of string keys beside their rows: `export` gives them, checkpoints
+            hold them, and a string whose fingerprint is that of another is refused where it would read
+            or make a row. Takes the strings' bytes and about 100 more per row, and more time per key. A
+            key must have been looked up in the process that trains it.
 
     Raises:
         TypeError: a key or value dtype that is not in the lists; a kv_creator or restrict_policy of
@@ -99,6 +103,7 @@ class Variable(tf.Module):
         restrict_policy=None,
         bp_v2: bool = False,
         short_file_name: bool = False,
+        keep_keys: bool = False,
     ):
         del shared_name
         super().__init__()
@@ -122,6 +127,9 @@ class Variable(tf.Module):
         self.kv_creator = kv_creator
         self.bp_v2 = bp_v2
         self.short_file_name = short_file_name
+        if keep_keys and self.key_dtype != tf.string:
+            raise ValueError(f"keep_keys: got True for keys of {self.key_dtype.name}, want string keys")
+        self.keep_keys = bool(keep_keys)
         self.initializer = initializer
         init_rows = -(-self.init_size // self.shard_num) or init_rows_of(kv_creator)
         spec = to_spec(initializer, self.dim, self.value_dtype)
@@ -130,6 +138,7 @@ class Variable(tf.Module):
                 f"dynemb-table 1\nvalue {self.value_dtype.name} {self.dim}\n"
                 f"initializer {spec.text}\nseed {spec.seed}\nkey {self.key_dtype.name}\n"
                 + ("" if restrict_policy is None else f"meta {restrict_policy.meta_field}\n")
+                + ("strings\n" if keep_keys else "")
             ),
             shards=self.shard_num,
             partitioner=partitioner,
@@ -281,9 +290,10 @@ class Variable(tf.Module):
 
         Raises:
             TypeError: keys or values of another dtype.
-            tf.errors.InvalidArgumentError: values of another shape.
+            tf.errors.InvalidArgumentError: values of another shape; with keep_keys, two strings of one
+                fingerprint.
         """
-        keys = self._keys(keys)
+        keys = self._keys_to_be_born(keys)
         return ops.dynemb_upsert(
             self.resource.resource_handle,
             keys,
@@ -312,9 +322,10 @@ class Variable(tf.Module):
 
         Raises:
             TypeError: an argument of another dtype.
-            tf.errors.InvalidArgumentError: an argument of another shape.
+            tf.errors.InvalidArgumentError: an argument of another shape; with keep_keys, two strings of
+                one fingerprint.
         """
-        keys = self._keys(keys)
+        keys = self._keys_to_be_born(keys)
         old_values = self._values("old_values", old_values)
         new_values = self._values("new_values", new_values)
         exists = tf.convert_to_tensor(exists)
@@ -340,8 +351,7 @@ class Variable(tf.Module):
 
     def remove(self, keys, name: str | None = None):
         """Removes the rows of keys (key_dtype, any shape); keys without a row are ignored."""
-        keys = self._keys(keys)
-        return self.resource.remove(keys, name)
+        return self.resource.remove(self._checked_keys(keys), name)
 
     def clear(self, name: str | None = None):
         """Removes all rows, slot variables with them."""
@@ -392,28 +402,29 @@ class Variable(tf.Module):
         return tf.reduce_sum(memory_bytes)
 
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """All keys (n,) and values (n, dim), in no promised order; string keys as fingerprints, int64.
+        """All keys (n,) and values (n, dim), in no promised order.
 
+        String keys come as their fingerprints, int64, and with keep_keys as the strings.
         A row that is there from beginning to end appears exactly once, also while others write.
         """
-        keys, values, *_ = self.resource.export_rows(name=name)
-        return self._exported_keys(keys), tf.ensure_shape(values, [None, self.dim])
+        keys, values, *_, strings = self.resource.export_rows_with_strings(name=name)
+        return self._exported_keys(keys, strings), tf.ensure_shape(values, [None, self.dim])
 
     # What lookups, optimizers and savers of this package use.
 
     def _lookup(self, keys: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """As _read, for lookups that train, whose names the table knows."""
+        """values (..., dim) and exists (...) of what _keys gives, with their gradient."""
         if name is not None:
             self._lookup_names.add(name)
         return self._read(keys, name)
 
     def _read(self, keys: tf.Tensor, name: str | None) -> tuple[tf.Tensor, tf.Tensor]:
-        """values (..., dim) and exists (...) of int64 keys; the op that has the gradient."""
+        engine_keys = self._engine_keys(keys)
         return ops.dynemb_lookup(
-            self.handle.value.read_value(),  # a tape watches a variable when it is read
+            self._weight_for(keys, engine_keys),
             self.resource.resource_handle,
-            keys,
-            self.resource.owners(keys),
+            engine_keys,
+            self.resource.owners(engine_keys),
             dim=self.dim,
             name=name,
         )
@@ -432,7 +443,7 @@ class Variable(tf.Module):
         )
 
     def _keys(self, keys) -> tf.Tensor:
-        """Checks keys and turns them into the int64 keys of the engine."""
+        """Checks keys. They come back as the engine's int64 keys, or as strings with keep_keys."""
         if isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
             raise TypeError(
                 f"keys: got {type(keys).__name__}, want a dense tensor; give its flat_values or values, "
@@ -443,12 +454,41 @@ class Variable(tf.Module):
             raise TypeError(
                 f"keys: got {keys.dtype.name}, the table's key_dtype is {self.key_dtype.name}"
             )
-        if self.key_dtype == tf.string:
-            return fingerprint(keys)
-        return tf.cast(keys, tf.int64)
+        return keys if self.keep_keys else self._engine_keys(keys)
 
-    def _exported_keys(self, keys: tf.Tensor) -> tf.Tensor:
-        """Keys of the engine as users see them; strings stay fingerprints."""
+    def _engine_keys(self, keys: tf.Tensor) -> tf.Tensor:
+        """The int64 keys of keys of any dtype."""
+        return fingerprint(keys) if keys.dtype == tf.string else tf.cast(keys, tf.int64)
+
+    def _weight_for(self, keys: tf.Tensor, engine_keys: tf.Tensor) -> tf.Tensor:
+        """The handle's weight for a lookup of what _keys gives; with keep_keys checks the strings."""
+        weight = self.handle.value.read_value()  # a tape watches a variable when it is read
+        if keys.dtype != tf.string or not self.keep_keys:
+            return weight
+        return ops.dynemb_with_strings(weight, self.resource.resource_handle, engine_keys, keys)
+
+    def _checked_keys(self, keys) -> tf.Tensor:
+        """The int64 keys of keys that get no rows; with keep_keys checks the strings."""
+        keys = self._keys(keys)
+        engine_keys = self._engine_keys(keys)
+        if not self.keep_keys:
+            return engine_keys
+        with tf.control_dependencies([self._weight_for(keys, engine_keys)]):
+            return tf.identity(engine_keys)
+
+    def _keys_to_be_born(self, keys) -> tf.Tensor:
+        """The int64 keys of keys that may get rows, whose strings are kept first with keep_keys."""
+        keys = self._keys(keys)
+        engine_keys = self._engine_keys(keys)
+        if not self.keep_keys:
+            return engine_keys
+        with tf.control_dependencies(self.resource.keep_strings(engine_keys, keys)):
+            return tf.identity(engine_keys)
+
+    def _exported_keys(self, keys: tf.Tensor, strings: tf.Tensor) -> tf.Tensor:
+        """Keys as users see them, of the engine's keys (n,) and their strings, if they are kept."""
+        if self.keep_keys:
+            return strings
         return tf.cast(keys, tf.int32) if self.key_dtype == tf.int32 else keys
 
     def _values(self, argument: str, values) -> tf.Tensor:

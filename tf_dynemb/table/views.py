@@ -36,11 +36,12 @@ class TableShard:
 
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Keys (n,) and values (n, dim) of this shard; goes through all rows of the table."""
-        keys, values, *_ = self.table.resource.export_rows(name=name)
+        keys, values, *_, strings = self.table.resource.export_rows_with_strings(name=name)
+        exported = self.table._exported_keys(keys, strings)
         if self.table.shard_num > 1:
             here = tf.equal(self.table.resource.owners(keys), self.index)
-            keys, values = tf.boolean_mask(keys, here), tf.boolean_mask(values, here)
-        return self.table._exported_keys(keys), tf.ensure_shape(values, [None, self.table.dim])
+            exported, values = tf.boolean_mask(exported, here), tf.boolean_mask(values, here)
+        return exported, tf.ensure_shape(values, [None, self.table.dim])
 
 
 class SlotVariable:
@@ -78,9 +79,9 @@ class SlotVariable:
         Returns:
             Numbers (..., dim), or (numbers, exists) with exists bool (...).
         """
-        keys = self._table._keys(keys)
+        keys = self._table._checked_keys(keys)
         flat = tf.reshape(keys, [-1])
-        rows, numbers = self._export(name)
+        rows, numbers, _ = self._export(name)
         order = tf.argsort(rows)
         # One row more, the initial one, takes the keys that are nowhere.
         at = tf.searchsorted(tf.gather(rows, order), flat)
@@ -98,15 +99,15 @@ class SlotVariable:
 
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """All keys (n,) and the slot's numbers (n, dim), in no promised order."""
-        keys, numbers = self._export(name)
-        return self._table._exported_keys(keys), numbers
+        keys, numbers, strings = self._export(name)
+        return self._table._exported_keys(keys, strings), numbers
 
-    def _export(self, name: str | None) -> tuple[tf.Tensor, tf.Tensor]:
-        keys, _, slots, *_ = self._table.resource.export_rows(name=name)
+    def _export(self, name: str | None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        keys, _, slots, *_, strings = self._table.resource.export_rows_with_strings(name=name)
         place = self._place
         own = slots[:, place.offset : place.offset + place.dim * place.dtype.size]
         own = tf.reshape(own, [-1, place.dim, place.dtype.size])
-        return keys, tf.ensure_shape(tf.bitcast(own, place.dtype), [None, place.dim])
+        return keys, tf.ensure_shape(tf.bitcast(own, place.dtype), [None, place.dim]), strings
 
 
 @dataclasses.dataclass(frozen=True)

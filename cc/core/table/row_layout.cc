@@ -81,6 +81,8 @@ Status ParseLine(const std::vector<std::string>& words, const std::string& line,
   } else if (word == "key" && words.size() == 2 &&
              (words[1] == "int64" || words[1] == "int32" || words[1] == "string")) {
     schema->key = words[1];
+  } else if (word == "strings" && words.size() == 1) {
+    schema->strings = true;
   } else if (word == "seed" && words.size() == 2) {
     char* end = nullptr;
     schema->initializer.seed = std::strtoull(words[1].c_str(), &end, 10);
@@ -102,7 +104,8 @@ Status ParseLine(const std::vector<std::string>& words, const std::string& line,
                                   words[2] == "row" ? SlotWidth::kRow : SlotWidth::kColumn,
                                   static_cast<float>(number)});
   } else {
-    return BadLine(line, "value, key, initializer, seed, meta, rule or slot with its arguments");
+    return BadLine(line,
+                   "value, key, strings, initializer, seed, meta, rule or slot with its arguments");
   }
   return Status();
 }
@@ -123,6 +126,7 @@ std::string TableSchema::ToText() const {
   }
   text += StrCat("\nseed ", initializer.seed, "\n");
   if (key != "int64") text += "key " + key + "\n";
+  if (strings) text += "strings\n";
   if (meta.bits != 0) {
     text += "meta";
     for (int field = 0; field < kMetaFields; ++field) {
@@ -171,6 +175,9 @@ Status TableSchema::Parse(std::string_view text, TableSchema* schema) {
 Status TableSchema::Validate() const {
   if (dim < 1 || dim > kMaxDim) {
     return InvalidArgument("dim: want 1 to ", kMaxDim, ", got a number outside of it");
+  }
+  if (strings && key != "string") {
+    return InvalidArgument("table schema: strings are kept of keys of ", key, ", want string");
   }
   const Distribution& distribution = initializer.distribution;
   if (distribution.kind == Distribution::Kind::kConstant) {
@@ -221,6 +228,11 @@ Status CheckCompatible(const TableSchema& from, const TableSchema& to) {
                               ", the table's is ", want);
   };
   if (from.key != to.key) return mismatch("key dtype", from.key, to.key);
+  if (to.strings && !from.strings) {
+    return FailedPrecondition(
+        "rows do not fit the table: they come without the strings of their keys, which the table "
+        "keeps");
+  }
   if (from.value_dtype != to.value_dtype) {
     return mismatch("value dtype", Name(from.value_dtype), Name(to.value_dtype));
   }

@@ -45,6 +45,8 @@ struct TableSchema {
   // What keys are made of: int64, int32, or string (fingerprints). The engine sees 64 bits in any
   // case; rows of one kind are not restored into a table of another.
   std::string key = "int64";
+  // Whether the table keeps the strings of its keys, see key_strings.h.
+  bool strings = false;
   DType value_dtype = DType::kFloat32;
   int64_t dim = 1;
   Initializer initializer;
@@ -56,14 +58,14 @@ struct TableSchema {
   //   dynemb-table 1
   //   value float32 8
   //   key string
+  //   strings
   //   initializer uniform -0.05 0.05
   //   seed 42
   //   meta used
   //   rule adagrad
   //   slot accumulator column 0.1
-  // Without a key line keys are int64. The word `strings` is reserved for tables that keep their
-  // string keys beside the rows. A reader refuses a higher number in the first line and words that
-  // it does not know.
+  // Without a key line keys are int64; without the line `strings` their strings are not kept. A
+  // reader refuses a higher number in the first line and words that it does not know.
   std::string ToText() const;
   static Status Parse(std::string_view text, TableSchema* schema);
 
@@ -72,7 +74,8 @@ struct TableSchema {
 };
 
 // Can rows of `from` be put into a table of `to` (see RowAdapter)? Keys, value dtype and dim must
-// be equal; so must the rules, unless one has none. The error names the first difference.
+// be equal; so must the rules, unless one has none; and a table that keeps strings wants rows with
+// them. The error names the first difference.
 Status CheckCompatible(const TableSchema& from, const TableSchema& to);
 
 struct RowLayout {

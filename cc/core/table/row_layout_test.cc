@@ -51,6 +51,8 @@ void ExpectEqual(const TableSchema& a, const TableSchema& b) {
     EXPECT_EQ(a.initializer.distribution.b, b.initializer.distribution.b);
   }
   EXPECT_EQ(a.initializer.seed, b.initializer.seed);
+  EXPECT_EQ(a.key, b.key);
+  EXPECT_EQ(a.strings, b.strings);
   EXPECT_EQ(a.meta, b.meta);
   EXPECT_EQ(a.rule, b.rule);
 }
@@ -93,6 +95,8 @@ TEST(TableSchema, TextReadsBackToTheSameSchema) {
     schema.dim = 1 + static_cast<int64_t>(random() % (i % 10 == 0 ? kMaxDim : 6));
     schema.initializer.seed = random() >> random() % 64;
     schema.meta.bits = static_cast<uint8_t>(random() % (1 << kMetaFields));
+    schema.key = i % 3 == 0 ? "string" : i % 3 == 1 ? "int32" : "int64";
+    schema.strings = i % 6 == 0;
     schema.initializer.constant.clear();
     const size_t constants = random() % 2 == 0 || schema.dim > 6 ? 1 : schema.dim;
     for (size_t c = 0; c < constants; ++c) {
@@ -330,6 +334,22 @@ TEST(TableSchema, KeepsWhatKeysAreMadeOf) {
   EXPECT_EQ(CheckCompatible(strings, integers).code(), Code::kFailedPrecondition);
   EXPECT_TRUE(CheckCompatible(strings, strings).ok());
   EXPECT_FALSE(TableSchema::Parse("dynemb-table 1\nkey float32\n", &parsed).ok());
+}
+
+TEST(TableSchema, KeepsWhetherStringsAreKept) {
+  TableSchema kept, dropped, parsed;
+  kept.key = dropped.key = "string";
+  kept.strings = true;
+  ASSERT_TRUE(TableSchema::Parse(kept.ToText(), &parsed).ok());
+  EXPECT_TRUE(parsed.strings);
+  EXPECT_TRUE(CheckCompatible(kept, kept).ok());
+  EXPECT_TRUE(CheckCompatible(kept, dropped).ok());
+  EXPECT_EQ(CheckCompatible(dropped, kept).code(), Code::kFailedPrecondition);
+  const std::string head = "dynemb-table 1\nvalue float32 8\n";
+  EXPECT_TRUE(TableSchema::Parse(head + "strings\nkey string\n", &parsed).ok());
+  EXPECT_FALSE(TableSchema::Parse(head + "strings\nkey int32\n", &parsed).ok());
+  EXPECT_FALSE(TableSchema::Parse(head + "strings\n", &parsed).ok());
+  EXPECT_FALSE(TableSchema::Parse(head + "key string\nstrings yes\n", &parsed).ok());
 }
 
 }  // namespace

@@ -53,8 +53,8 @@ class Embedding(keras.layers.Layer):
         value_dtype: dtype of the rows; by default the variable dtype of the layer's policy.
         mask_zero: mask the id 0, as in keras.layers.Embedding.
         mask_key: mask this id instead (an int or a string).
-        devices, partitioner, init_size, restrict_policy: see tf_dynemb.Variable. A model that is saved
-            names its policy; one of your own has to be registered with Keras, or be among the
+        devices, partitioner, init_size, restrict_policy, keep_keys: see tf_dynemb.Variable. A model that
+            is saved names its policy; one of your own has to be registered with Keras, or be among the
             custom_objects, when the model is loaded.
         max_norm: clip every vector to this L2 norm when it is read, before it is pooled.
         checkpoint: whether the rows are saved with the model, in every format.
@@ -101,6 +101,7 @@ class Embedding(keras.layers.Layer):
         checkpoint: bool = True,
         bp_v2: bool = False,
         kv_creator=None,
+        keep_keys: bool = False,
         **kwargs,
     ):
         dim, init_size, kwargs = as_ours(dim, init_size, kwargs)
@@ -127,6 +128,7 @@ class Embedding(keras.layers.Layer):
             checkpoint=checkpoint,
             bp_v2=bp_v2,
             kv_creator=kv_creator,
+            keep_keys=keep_keys,
             **arguments,
         )
         self.dim = self.table.dim
@@ -190,6 +192,7 @@ class Embedding(keras.layers.Layer):
             checkpoint=self.table.checkpoint,
             bp_v2=self.table.bp_v2,
             kv_creator=keras.saving.serialize_keras_object(self._kv_creator),
+            keep_keys=self.table.keep_keys,
         )
         return config
 
@@ -259,11 +262,13 @@ class Embedding(keras.layers.Layer):
     def _keys_of(self, ids):
         if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
             ids = tf.convert_to_tensor(ids)
-        return keys_of(ids, self.table.key_dtype)
+        return keys_of(ids, self.table.key_dtype, self.table.keep_keys)
 
     def _is_kept(self, keys: tf.Tensor, weights=None) -> tf.Tensor | None:
         """Whether each key is not the masked one; None if there is none."""
-        return None if self._masked is None else tf.not_equal(keys, tf.constant(self._masked, tf.int64))
+        if self._masked is None:
+            return None
+        return tf.not_equal(self.table._engine_keys(keys), tf.constant(self._masked, tf.int64))
 
     def _look_up(self, keys: tf.Tensor) -> tf.Tensor:
         return lookup_keys(self.table, keys, max_norm=self.max_norm)

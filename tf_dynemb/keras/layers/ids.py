@@ -9,12 +9,13 @@ import tensorflow as tf
 from tf_dynemb.base.fingerprint import fingerprint
 
 
-def keys_of(ids, key_dtype):
+def keys_of(ids, key_dtype, keep_strings: bool = False):
     """The int64 keys of ids, of the same structure.
 
     Args:
         ids: a dense tensor, tf.RaggedTensor or tf.SparseTensor of integers or strings.
         key_dtype: tf.int64, tf.int32 or tf.string.
+        keep_strings: whether strings stay strings, for a table that keeps them.
 
     Raises:
         TypeError: ids that are neither integers nor strings, or that key_dtype cannot hold.
@@ -39,7 +40,7 @@ def keys_of(ids, key_dtype):
 
     def flat_keys(flat):
         if dtype == tf.string:
-            return fingerprint(flat)
+            return flat if keep_strings else fingerprint(flat)
         return tf.bitcast(flat, tf.int64) if dtype == tf.uint64 else tf.cast(flat, tf.int64)
 
     if isinstance(ids, tf.RaggedTensor):
