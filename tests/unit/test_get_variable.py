@@ -62,6 +62,7 @@ DIFFERENCES = {
         tf_dynemb.CuckooHashTableCreator(),
         r"kv_creator=None, got kv_creator=CuckooHashTableCreator\(.*\)",
     ),
+    "restrict_policy": (tf_dynemb.FrequencyRestrictPolicy, "restrict_policy=None, got.*Frequency.*"),
     "bp_v2": (True, "bp_v2=False, got bp_v2=True"),
     "short_file_name": (True, "short_file_name=False, got short_file_name=True"),
 }
@@ -75,6 +76,24 @@ def test_the_first_other_argument_is_named(argument):
     with pytest.raises(ValueError, match=f"the table 'g_differs' is there with {message}; want"):
         tf_dynemb.get_variable("g_differs", **{"dim": 4, argument: value})
     assert tf_dynemb.get_variable("g_differs", dim=4) is table
+
+
+def test_keep_keys_differs():
+    table = tf_dynemb.get_variable("g_strings", tf.string)
+    with pytest.raises(ValueError, match="keep_keys=False, got keep_keys=True"):
+        tf_dynemb.get_variable("g_strings", tf.string, keep_keys=True)
+    assert not table.keep_keys
+
+
+def test_eagerly_a_table_is_reused_whatever_asked_for_scopes_first():
+    """TensorFlow's scope of a program has another reuse if a function is the first to ask for it."""
+    tf.function(lambda: tf.compat.v1.get_variable_scope().name)()
+    table = tf_dynemb.get_variable("g_first")
+    assert tf_dynemb.get_variable("g_first") is table
+    for reuse in (False, True):
+        with v1.variable_scope("g_scope", reuse=reuse):
+            inner = tf_dynemb.get_variable(f"g {reuse}")
+            assert tf_dynemb.get_variable(f"g {reuse}") is inner
 
 
 def test_of_two_differences_the_first_of_the_signature_is_named():
@@ -98,6 +117,7 @@ EQUAL = {
         dict(kv_creator=tf_dynemb.HkvHashTableCreator(tf_dynemb.HkvHashTableConfig(init_capacity=9)))
         for _ in range(2)
     ],
+    "policy": [dict(restrict_policy=tf_dynemb.TimestampRestrictPolicy) for _ in range(2)],
     "shared_name": (dict(shared_name="a"), dict(shared_name="b")),
 }
 

@@ -376,7 +376,7 @@ def test_replicas_in_one_process():
 
 def test_snapshots_are_refused(tmp_path):
     with pytest.raises(tf.errors.FailedPreconditionError, match="carried keeps the strings of its keys"):
-        tf_dynemb.snapshot.save(str(tmp_path / "s"), [trained(1)])
+        tf_dynemb.snapshot.save(str(tmp_path / "s"), trained(1))
 
 
 def test_restricted_rows_take_their_strings_along():

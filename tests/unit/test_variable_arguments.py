@@ -123,7 +123,7 @@ def test_the_signature_is_tfras():
         list(parameters)
         == (
             "key_dtype value_dtype dim devices partitioner shared_name name initializer trainable "
-            "checkpoint init_size kv_creator restrict_policy bp_v2 short_file_name"
+            "checkpoint init_size kv_creator restrict_policy bp_v2 short_file_name keep_keys"
         ).split()
     )
     defaults = {name: parameter.default for name, parameter in parameters.items()}
@@ -143,6 +143,7 @@ def test_the_signature_is_tfras():
         restrict_policy=None,
         bp_v2=False,
         short_file_name=False,
+        keep_keys=False,
     )
 
 

@@ -41,10 +41,10 @@ def get_variable(
 ) -> Variable:
     """The table of a name: a new one, or the one that was made under it with equal arguments.
 
-    The name is prefixed by those of the tf.compat.v1.variable_scope around the call, and the scope's
-    `reuse` decides, as for tf.compat.v1.get_variable: False wants a new name, True one that is there,
-    AUTO_REUSE takes either. Eagerly and in tf.function, where TensorFlow knows AUTO_REUSE only, so does
-    this function. Outside of any scope a session's graph has False.
+    The name is prefixed by those of the tf.compat.v1.variable_scope around the call. Eagerly and in
+    tf.function a table that is there is reused. In the graph of a session the scope's `reuse` decides,
+    as for tf.compat.v1.get_variable: False, which it is outside of any scope, wants a new name, True one
+    that is there, and AUTO_REUSE takes either.
 
     Eagerly a table is found as long as somebody holds it: your program, a model, or an optimizer that
     trains it. A session's graph holds its own.
@@ -73,10 +73,10 @@ arguments, or another name
     arguments = {argument: value for argument, value in locals().items() if argument in _DEFAULTS}
     scope = tf.compat.v1.get_variable_scope()
     arguments["name"] = f"{scope.name}/{name}" if scope.name else name
-    tables = _tables()
+    tables, reuse = _tables_and_reuse(scope)
     there = tables.get(arguments["name"])
     if there is None:
-        if scope.reuse is True:
+        if reuse is True:
             raise ValueError(
                 f"get_variable: there is no table {arguments['name']!r}, and the scope has reuse=True; "
                 "make it first, or use reuse=tf.compat.v1.AUTO_REUSE"
@@ -85,7 +85,7 @@ arguments, or another name
         _made_with[table] = _comparable(arguments)
         tables[table.name] = table
         return table
-    if not scope.reuse:
+    if not reuse:
         raise ValueError(
             f"get_variable: the table {arguments['name']!r} already exists, disallowed by the scope's "
             "reuse=False; want another name, or reuse=tf.compat.v1.AUTO_REUSE"
@@ -94,15 +94,16 @@ arguments, or another name
     return there
 
 
-def _tables():
-    """The tables by name, of the graph that a session runs or of this process."""
+def _tables_and_reuse(scope: tf.compat.v1.VariableScope):
+    """The tables by name, of a session's graph or of this process, and what reuse is there."""
     with tf.init_scope():
         if tf.executing_eagerly():
-            return _eager_tables
+            # The scope's own reuse would depend on whether TensorFlow first asked for it in a function.
+            return _eager_tables, tf.compat.v1.AUTO_REUSE
         kept = tf.compat.v1.get_default_graph().get_collection_ref(_COLLECTION)
     if not kept:
         kept.append({})
-    return kept[0]
+    return kept[0], scope.reuse
 
 
 def _comparable(arguments: dict) -> dict:
