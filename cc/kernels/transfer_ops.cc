@@ -218,7 +218,7 @@ class ImportOp : public OpKernel {
         ToTensorFlow(Status(Code::kDataLoss, StrCat("rows to restore: got ", inputs.keys.size,
                                                     " keys of which only ", imported,
                                                     " are distinct; the file is damaged"))));
-    table.resource->Replace({std::move(targets), std::move(target_strings)});
+    table.resource->Replace({std::move(targets), target_strings});
   }
 
  private:
