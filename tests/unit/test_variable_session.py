@@ -110,6 +110,21 @@ def test_a_savers_checkpoint_holds_the_rows(graph, tmp_path):
     assert got == [{i: [i, i], -i: [i, i]} for i in (1, 2, 3)]
 
 
+def test_strings_that_are_kept(graph, tmp_path):
+    """By upserts and gradients, in the session's table and in a saver's checkpoint."""
+    table = tf_dynemb.Variable(tf.string, keep_keys=True, devices=CPUS)
+    upsert, clear, export = table.upsert(["a", "b"], [[1.0], [2.0]]), table.clear(), table.export()
+    loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, ["c"]))
+    (gradient,) = tf.gradients(loss, table.handle.value)
+    saver = v1.train.Saver()
+    with started() as session:
+        session.run([upsert, gradient])
+        path = saver.save(session, str(tmp_path / "model"))
+        session.run(clear)
+        saver.restore(session, path)
+        assert rows(session.run(export)) == {b"a": [1.0], b"b": [2.0]}
+
+
 def test_an_object_based_checkpoint_holds_the_rows(graph, tmp_path):
     table = tf_dynemb.Variable(dim=1, devices=CPUS)
     upsert, clear, export = table.upsert(int64([5]), [[2.0]]), table.clear(), table.export()

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.table.schema import Schema
 
 if TYPE_CHECKING:
     from tf_dynemb.table.variable import Variable
@@ -132,17 +133,14 @@ def slot_variables(table: Variable, optimizer) -> list[SlotVariable]:
                 "get_slot_variables: the slots of a table are known when its rows have them, which a "
                 "graph does not tell that a session runs; call it eagerly"
             )
-        schema = table.resource.export_rows(limit=0)[4].numpy().decode()
-    lines = [line.split() for line in schema.splitlines()]
-    rules = [words[1] for words in lines if words[0] == "rule"]
-    if not rules or not _trains(optimizer, table, rules[0]):
+        schema = Schema.parse(table.resource.export_rows(limit=0)[4].numpy().decode())
+    if not schema.rule or not _trains(optimizer, table, schema.rule):
         return []
-    # The engine keeps the slots of 16-bit values in 32 bits.
-    dtype = tf.float64 if table.value_dtype == tf.float64 else tf.float32
+    dtype = tf.as_dtype(schema.slot_dtype)
     slots, offset = [], 0
-    for _, slot, width, initial in (words for words in lines if words[0] == "slot"):
-        place = _Place(offset, table.dim if width == "column" else 1, dtype, float(initial))
-        slots.append(SlotVariable(table, f"{table.name}/{rules[0]}/{slot}", place))
+    for slot in schema.slots:
+        place = _Place(offset, slot.width, dtype, slot.initial)
+        slots.append(SlotVariable(table, f"{table.name}/{schema.rule}/{slot.name}", place))
         offset += place.dim * dtype.size
     return slots
 
