@@ -387,3 +387,18 @@ def test_restricted_rows_take_their_strings_along():
     assert set(values_of(table)) == {"b", "c"}
     table.upsert(["a"], [[5.0]])
     assert values_of(table)["a"] == [5.0]
+
+
+@pytest.mark.parametrize("value_dtype", [None, tf.bfloat16])
+def test_what_is_exported_for_serving_keeps_strings(value_dtype, tmp_path):
+    """So that a served table, too, refuses to give one string's row to another."""
+    model = model_of()
+    table = model.get_layer("tags").table
+    table.upsert([TWIN, "a", "b"], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    with tf_dynemb.for_serving(value_dtype):
+        model.export(tmp_path / "served", verbose=False)
+    loaded = tf.saved_model.load(str(tmp_path / "served"))
+    batch = tf.constant([["a", "b", TWIN]])
+    np.testing.assert_allclose(loaded.serve(batch), model.predict(batch, verbose=0), rtol=1e-6)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"'{OTHER_TWIN}'.* that of '{TWIN}'"):
+        loaded.serve(tf.constant([["a", "b", OTHER_TWIN]]))
