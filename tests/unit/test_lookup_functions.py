@@ -117,6 +117,22 @@ def test_string_and_int32_ids():
     assert got.numpy().tolist() == [[1.5, 1.5], [5.0, 5.0], [1.0, 1.0], [5.0, 5.0]]
 
 
+def test_kept_strings_through_each_lookup():
+    """What is trained comes back by its string, a default id and ids of layers too."""
+    table = tf_dynemb.Variable(key_dtype=tf.string, dim=1, keep_keys=True, initializer=1.0)
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    bags = tf.ragged.constant([["a", "b", "a"], [], ["c"]])
+    for look_up in (
+        lambda: tf_dynemb.embedding_lookup_unique(table, ["a", "b", "a"]),
+        lambda: tf_dynemb.embedding_lookup_sparse(table, bags.to_sparse(), None, combiner="sum"),
+        lambda: tf_dynemb.safe_embedding_lookup_sparse(table, bags, default_id="z", combiner="sum"),
+    ):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(look_up())
+        optimizer.apply_gradients([(tape.gradient(loss, table.handle), table.handle)])
+    assert values_of(table) == {b"a": [-5.0], b"b": [-2.0], b"c": [-1.0], b"z": [0.0]}
+
+
 SPARSE_LOOKUPS = {
     "embedding_lookup_sparse": ("sp", tf_dynemb.embedding_lookup_sparse),
     "safe_embedding_lookup_sparse": ("sparse", tf_dynemb.safe_embedding_lookup_sparse),

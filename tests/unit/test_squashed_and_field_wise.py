@@ -173,6 +173,15 @@ def test_fields_by_place_and_of_strings():
     assert got.numpy().tolist() == [[[2.0], [1.0]]] * 2
 
 
+def test_layers_of_kept_strings():
+    ids = tf.ragged.constant([["a", "b", "a"], [], ["c"]])
+    arguments = dict(key_dtype="string", keep_keys=True, mask_key="b", initializer="ones")
+    squashed = SquashedEmbedding(1, **arguments)
+    assert squashed(ids).numpy().tolist() == [[2.0], [0.0], [1.0]]
+    fields = FieldWiseEmbedding(1, 2, lambda ids: tf.cast(tf.equal(ids, "a"), tf.int64), **arguments)
+    assert fields(ids).numpy().tolist() == [[[0.0], [2.0]], [[0.0], [0.0]], [[1.0], [0.0]]]
+
+
 def test_field_wise_leaves_masked_ids_out():
     layer = filled(FieldWiseEmbedding, nslots=4, slot_map_fn=by_field, mask_key=1, combiner="mean")
     np.testing.assert_allclose(layer(int64([[1, 5]]))[0, 1], VALUES[5], **TOLERANCE)
@@ -352,6 +361,15 @@ def test_a_strategy_has_to_be_that_of_the_scope():
         Embedding(2, distribute_strategy=strategy)
     with pytest.raises(ValueError, match="distribute_strategy: got MirroredStrategy.*scope"):
         Embedding(2, distribute_strategy=strategy)
+
+
+def test_a_creator_of_tables_is_part_of_the_config(tmp_path):
+    creator = tf_dynemb.HkvHashTableCreator(tf_dynemb.HkvHashTableConfig(init_capacity=100))
+    layer = Embedding(2, kv_creator=creator)
+    model = keras.Sequential([keras.Input((), dtype="int64"), layer])
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras").layers[0]
+    assert again.table.kv_creator == layer.table.kv_creator == creator
 
 
 def test_max_norm_of_the_layer():

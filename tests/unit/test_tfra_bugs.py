@@ -88,7 +88,7 @@ def test_a_lookup_needs_no_name_and_two_may_share_one():
     table = tf_dynemb.Variable(dim=1, initializer=1.0)
     for name in (None, "rows"):
         with tf.GradientTape() as tape:
-            first = tf_dynemb.embedding_lookup(table, int64([1, 2]), name=name)
+            first = table.embedding_lookup(int64([1, 2]), name=name)
             second = tf_dynemb.embedding_lookup(table, int64([2, 3, 4]), name=name)
             loss = tf.reduce_sum(first) + 10 * tf.reduce_sum(second)
         gradient = tape.gradient(loss, table.handle)
