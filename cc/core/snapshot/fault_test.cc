@@ -18,6 +18,10 @@ namespace {
 
 const char kFolder[] = "/folder/s";
 
+// AddressSanitizer makes each save some 30 times slower.
+constexpr int64_t kSeeds = kUnderAddressSanitizer ? 1 : 4;
+constexpr int64_t kHistory = kUnderAddressSanitizer ? 200 : 2000;
+
 // What comes after the fault.
 struct Aftermath {
   enum Kind { kGoOn, kKill, kPowerCut } kind = kGoOn;
@@ -171,7 +175,7 @@ TEST_P(SaveFaultTest, EveryFaultAtEveryOperation) {
     for (const Fault& fault : Faults()) {
       std::vector<Aftermath> aftermaths = {{Aftermath::kKill, 0}};
       if (!fault.dies) aftermaths.push_back({Aftermath::kGoOn, 0});
-      for (int64_t seed = 0; seed < 4 * SoakFactor(); ++seed) {
+      for (int64_t seed = 0; seed < kSeeds * SoakFactor(); ++seed) {
         aftermaths.push_back({Aftermath::kPowerCut, static_cast<uint64_t>(seed * 1000 + n)});
       }
       for (const Aftermath& aftermath : aftermaths) {
@@ -193,7 +197,7 @@ TEST_P(SaveFaultTest, EveryFaultAtEveryOperation) {
 
 // A save that was reported as done survives any power cut after it.
 TEST_P(SaveFaultTest, WhatIsSavedSurvivesAPowerCut) {
-  for (uint64_t seed = 0; seed < 300; ++seed) {
+  for (uint64_t seed = 0; seed < 75 * static_cast<uint64_t>(kSeeds); ++seed) {
     const auto folder = Begin();
     ASSERT_TRUE(folder->Save(2).ok());
     folder->files.CutPower(seed);
@@ -207,7 +211,7 @@ TEST(FaultHistoryTest, NeverAMixture) {
   const std::vector<Fault> faults = Faults();
   Folder folder;
   std::mt19937_64 random(20240607);
-  for (int64_t round = 0; round < 2000 * SoakFactor(); ++round) {
+  for (int64_t round = 0; round < kHistory * SoakFactor(); ++round) {
     const int next = 1 + static_cast<int>(random() % States::kCount);
     const Aftermath aftermath = {static_cast<Aftermath::Kind>(random() % 3), random()};
     Fault fault = faults[random() % faults.size()];
