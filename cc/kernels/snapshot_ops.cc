@@ -113,9 +113,10 @@ class SnapshotReadOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    std::string folder, name;
+    std::string folder, id, name;
     const Tensor* cursor;
     OP_REQUIRES_OK(context, GetFolder(context, &folder));
+    OP_REQUIRES_OK(context, GetString(context, "snapshot", &id));
     OP_REQUIRES_OK(context, GetString(context, "table_name", &name));
     OP_REQUIRES_OK(context, context->input("cursor", &cursor));
     OP_REQUIRES(context, cursor->dims() == 1 && cursor->NumElements() == 3,
@@ -127,6 +128,11 @@ class SnapshotReadOp : public OpKernel {
     std::unique_ptr<SnapshotReader> reader;
     int64_t table;
     OP_REQUIRES_OK(context, ToTensorFlow(SnapshotReader::Open(PosixFileSystem(), folder, &reader)));
+    const std::string there = IdText(reader->manifest().id);
+    OP_REQUIRES(
+        context, there == id,
+        ToTensorFlow(FailedPrecondition("snapshot ", folder, ": got ", there, ", want ", id,
+                                        "; it was replaced while it was being read: begin again")));
     OP_REQUIRES_OK(context, ToTensorFlow(reader->FindTable(name, &table)));
     const TableSchema& schema = reader->manifest().tables[static_cast<size_t>(table)].schema;
     OP_REQUIRES(context, ToCore(dtype_) == schema.value_dtype,

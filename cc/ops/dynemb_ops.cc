@@ -330,6 +330,7 @@ id: of the snapshot, 16 hex digits.
 
 REGISTER_OP("DynembSnapshotRead")
     .Input("path: string")
+    .Input("snapshot: string")
     .Input("table_name: string")
     .Input("cursor: int64")
     .Output("keys: int64")
@@ -347,6 +348,8 @@ REGISTER_OP("DynembSnapshotRead")
     .Doc(R"doc(
 Reads rows of one table of a snapshot.
 
+snapshot: its id. If another one has taken its place in the folder, that is an error, so that calls which
+  belong together read rows of one snapshot.
 cursor: where to begin: (0, 0, 0), or what the call before returned as next.
 limit_bytes: read no more blocks after so many bytes.
 erased: shape (m,), of a delta: keys to erase before the rows are put in.

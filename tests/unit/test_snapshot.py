@@ -395,3 +395,23 @@ def test_open_files_do_not_pile_up(tmp_path):
             snapshot.restore(tmp_path, {"other": table})
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_snapshot_that_is_replaced_while_it_is_read_is_an_error(tmp_path, monkeypatch):
+    table = tf_dynemb.Variable(dim=1, name="t")
+    table.upsert(tf.range(100, dtype=tf.int64), tf.zeros([100, 1]))
+    snapshot.save(tmp_path, table)
+    other = tf_dynemb.Variable(dim=1, name="t")
+    other.upsert(int64([7]), [[7.0]])
+    before = rows_of(other)
+    check_chain = snapshot.tables.check_chain
+
+    def replaced_after_it_was_opened(readers):
+        check_chain(readers)
+        table.upsert(tf.range(100, dtype=tf.int64), tf.ones([100, 1]))
+        snapshot.save(tmp_path, table)
+
+    monkeypatch.setattr(snapshot.tables, "check_chain", replaced_after_it_was_opened)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="it was replaced while it was being read"):
+        snapshot.restore(tmp_path, other)
+    assert rows_of(other) == before

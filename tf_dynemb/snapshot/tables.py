@@ -137,7 +137,7 @@ def load_delta(path, tables: Tables) -> None:
     for name, resource in resources.items():
         _, _, own_slots, _, own_schema, _ = resource.export_rows(limit=0)
         has_slots = tf.shape(own_slots)[1] > 0
-        with tf.control_dependencies([_apply(path, name, resource, has_slots, own_schema)]):
+        with tf.control_dependencies([_apply(path, identity, name, resource, has_slots, own_schema)]):
             done.append(ops.dynemb_set_snapshot(resource.resource_handle, identity))
     return None if tf.executing_eagerly() else tf.group(*done)
 
@@ -172,7 +172,7 @@ def delta_function(tables: Tables):
     return load
 
 
-def _apply(path, name: str, resource: TableResource, has_slots, own_schema):
+def _apply(path, identity, name: str, resource: TableResource, has_slots, own_schema):
     """All erasures and rows of one table of a delta; returns what runs when they are done."""
 
     def more(cursor, done):
@@ -180,7 +180,7 @@ def _apply(path, name: str, resource: TableResource, has_slots, own_schema):
 
     def step(cursor, done):
         keys, values, slots, meta, erased, schema, cursor, done = ops.dynemb_snapshot_read(
-            path, name, cursor, dtype=resource.value_dtype
+            path, identity, name, cursor, dtype=resource.value_dtype
         )
         slots = tf.cond(has_slots, lambda: slots, lambda: tf.zeros([tf.size(keys), 0], tf.uint8))
         schema = tf.where(has_slots, schema, own_schema)
@@ -203,7 +203,7 @@ def _load(resource: TableResource, readers: Sequence[SnapshotReader], name: str,
         beginning = reader is readers[0]
         while not done:
             keys, values, slots, meta, erased, schema, cursor, done = ops.dynemb_snapshot_read(
-                path, name, cursor, dtype=resource.value_dtype
+                path, reader.id, name, cursor, dtype=resource.value_dtype
             )
             if beginning:
                 staged.import_rows(keys[:0], values[:0], slots[:0], meta[:0], schema, replace=True)
