@@ -412,6 +412,6 @@ def test_a_snapshot_that_is_replaced_while_it_is_read_is_an_error(tmp_path, monk
         snapshot.save(tmp_path, table)
 
     monkeypatch.setattr(snapshot.tables, "check_chain", replaced_after_it_was_opened)
-    with pytest.raises(tf.errors.FailedPreconditionError, match="it was replaced while it was being read"):
+    with pytest.raises(tf.errors.FailedPreconditionError, match="replaced while it was being read"):
         snapshot.restore(tmp_path, other)
     assert rows_of(other) == before
