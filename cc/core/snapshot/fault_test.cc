@@ -6,9 +6,11 @@
 #include <cstdio>
 #include <random>
 #include <set>
+#include <utility>
 
 #include "cc/core/snapshot/reader.h"
 #include "cc/core/snapshot/writer.h"
+#include "cc/core/testing/caller.h"
 #include "cc/core/testing/memory_file_system.h"
 #include "cc/core/testing/snapshots.h"
 #include "gtest/gtest.h"
@@ -231,6 +233,46 @@ TEST(FailedSaveTest, LeavesNothing) {
     EXPECT_EQ(folder.Save(2).code(), Code::kResourceExhausted) << n;
     ExpectTidy(&folder.files);
   }
+}
+
+// A delta that could not be saved loses nothing: the next one of the same base has what has changed
+// in all. One fault at each operation of the first.
+TEST(DeltaFaultTest, AFailedDeltaLosesNothing) {
+  const TableSchema schema = MakeSchema(DType::kFloat32, 2, "adagrad");
+  int64_t failed = 0;
+  for (int64_t n = 0; n < 30; ++n) {
+    SCOPED_TRACE(n);
+    MemoryFileSystem files;
+    const Shards shards({{"t", schema, RandomRows(schema, 100, 1)}});
+    std::vector<TableToSave> tables = shards.named();
+    const Caller call(tables[0].shards[0], HostTestMemory());
+    Manifest full, delta;
+    ASSERT_TRUE(BeginVersion(OneThread(), tables[0].shards, &tables[0].since_version).ok());
+    const int64_t since = std::exchange(tables[0].since_version, -1);
+    ASSERT_TRUE(SaveTables(OneThread(), &files, "/full", tables, 0, &full).ok());
+    tables[0].since_version = since;
+    for (uint64_t round = 0; round < 2; ++round) {
+      TableContent all = call.Export();
+      ASSERT_TRUE(call.Erase({all.begin()->first, std::next(all.begin())->first}).ok());
+      ASSERT_TRUE(call.Import(RandomRows(schema, 5, 10 + round)).ok());
+      int64_t ended;
+      ASSERT_TRUE(BeginVersion(OneThread(), tables[0].shards, &ended).ok());
+      if (round == 0) files.Inject(n, {Fault::kHalfWay, Code::kResourceExhausted});
+      const Status saved = SaveTables(OneThread(), &files, "/delta", tables, full.id, &delta);
+      ASSERT_TRUE(saved.ok() || round == 0) << saved.message();
+      failed += !saved.ok();
+      files.Heal();
+    }
+    SnapshotContent rows, changed;
+    std::map<std::string, std::vector<Key>> erased;
+    ASSERT_TRUE(Load(&files, "/full", &rows).ok());
+    ASSERT_TRUE(Load(&files, "/delta", &changed, &erased).ok());
+    for (const Key key : erased["t"]) rows["t"].erase(key);
+    for (const auto& [key, row] : changed["t"]) rows["t"][key] = row;
+    EXPECT_EQ(Difference(call.Export(), rows["t"]), "");
+    EXPECT_LT(changed["t"].size(), 20u);
+  }
+  EXPECT_GT(failed, 10);
 }
 
 // A read that fails is an error that says so, and the next one works.
