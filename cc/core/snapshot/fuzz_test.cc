@@ -212,6 +212,7 @@ const std::vector<std::string>& Words() {
                                                                 " column ",
                                                                 " row ",
                                                                 "\nkey ",
+                                                                "\nstrings",
                                                                 "string",
                                                                 "float32 ",
                                                                 "float64 ",
