@@ -1,8 +1,8 @@
 #include "cc/core/table/row_layout.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <set>
 #include <sstream>
@@ -17,21 +17,25 @@ constexpr const char* kDistributionNames[] = {"constant", "uniform", "normal", "
 
 int64_t AlignUp8(int64_t bytes) { return (bytes + 7) / 8 * 8; }
 
-// Shortest text that reads back to the same float or double.
+// Shortest text that reads back to the same float or double, whatever the locale.
 template <typename T>
 std::string NumberText(T number) {
   char text[40];
-  for (int digits = 6; digits <= 17; ++digits) {
-    std::snprintf(text, sizeof(text), "%.*g", digits, static_cast<double>(number));
-    if (static_cast<T>(std::strtod(text, nullptr)) == number) break;
+  for (int digits = 6;; ++digits) {
+    const char* const end = std::to_chars(text, text + sizeof(text), static_cast<double>(number),
+                                          std::chars_format::general, digits)
+                                .ptr;
+    double read = 0;
+    std::from_chars(text, end, read);
+    if (static_cast<T>(read) == number || digits == 17)
+      return std::string(text, static_cast<size_t>(end - text));
   }
-  return text;
 }
 
 bool ParseNumber(const std::string& text, double* number) {
-  char* end = nullptr;
-  *number = std::strtod(text.c_str(), &end);
-  return !text.empty() && end == text.c_str() + text.size() && std::isfinite(*number);
+  const char* const end = text.data() + text.size();
+  const auto read = std::from_chars(text.data(), end, *number);
+  return read.ec == std::errc() && read.ptr == end && std::isfinite(*number);
 }
 
 // Is it one of the dtype's numbers, or for floating dtypes one that can be rounded to them?

@@ -1,6 +1,7 @@
 // Schemas as text, what is refused, and where the parts of a row lie.
 #include "cc/core/table/row_layout.h"
 
+#include <clocale>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -77,6 +78,19 @@ TEST(TableSchema, TextIsAsDocumented) {
             "initializer constant -3 4\n"
             "seed 18446744073709551615\n"
             "meta used count score\n");
+}
+
+// A program may set a locale whose decimal point is a comma, if the machine has one.
+TEST(TableSchema, TextIsTheSameInAllLocales) {
+  const std::string before = std::setlocale(LC_NUMERIC, nullptr);
+  for (const char* name : {"de_DE.UTF-8", "fr_FR.UTF-8", "C.UTF-8", "C"}) {
+    if (std::setlocale(LC_NUMERIC, name) == nullptr) continue;
+    EXPECT_EQ(Example().ToText(), kExample) << name;
+    TableSchema parsed;
+    EXPECT_TRUE(TableSchema::Parse(kExample, &parsed).ok()) << name;
+    ExpectEqual(parsed, Example());
+  }
+  std::setlocale(LC_NUMERIC, before.c_str());
 }
 
 TEST(TableSchema, TextReadsBackToTheSameSchema) {
