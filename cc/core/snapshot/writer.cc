@@ -252,7 +252,9 @@ Status BeginVersion(const Context& context, const std::vector<Table*>& shards, i
   *ended = 0;
   for (const Table* shard : shards) *ended = std::max(*ended, shard->version());
   for (Table* shard : shards) {
-    DYNEMB_RETURN_IF_ERROR(shard->BeginVersion(context, *ended + 1));
+    const Status begun = shard->BeginVersion(context, *ended + 1);
+    // Another save may have begun that version, or a later one, since it was asked for.
+    if (!begun.ok() && shard->version() <= *ended) return begun;
   }
   return Status();
 }

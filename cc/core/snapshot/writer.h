@@ -98,7 +98,8 @@ class SnapshotWriter {
 };
 
 // Begins a new version in all shards of a table, which follow changes from then on, and returns the
-// one that it ended: rows that have been written so far are of that version or an earlier one.
+// one that it ended: what is written after the call is of a later one, and so may be what was
+// written while others called it.
 Status BeginVersion(const Context& context, const std::vector<Table*>& shards, int64_t* ended);
 
 struct TableToSave {

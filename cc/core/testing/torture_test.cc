@@ -1,0 +1,404 @@
+// Sixteen threads do at once all that can be done to the shards of one table: train, read, upsert,
+// accumulate, erase, export, restrict, save, and save chains of deltas. To be run under
+// ThreadSanitizer and AddressSanitizer as well; all counts are bounded and nothing sleeps.
+//
+// What must hold, whatever the interleaving:
+// - every row that anybody sees is whole, its value, slots and count of one moment;
+// - of the keys that nobody removes no update is lost: the sums are exact, and every export and
+//   every snapshot has each of them once;
+// - a full snapshot and the deltas that continue it make up the table, to the byte.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "cc/core/policy/restrict.h"
+#include "cc/core/snapshot/reader.h"
+#include "cc/core/snapshot/writer.h"
+#include "cc/core/table/host_table.h"
+#include "cc/core/testing/caller.h"
+
+#define ASSERT_OK(expression)                       \
+  do {                                              \
+    const Status status_ = (expression);            \
+    ASSERT_TRUE(status_.ok()) << status_.message(); \
+  } while (false)
+
+namespace dynemb {
+namespace {
+
+using Random = std::mt19937_64;
+
+constexpr size_t kShards = 3;
+constexpr int kThreads = 16;
+constexpr int64_t kDim = 13;  // long enough to be seen half written
+// Keys below it are trained by all and removed by nobody; the next so many are trained, the next
+// are written, and all of these are removed as well. Keys of a thread's own, which only come, are
+// larger; the higher half of what comes is for restrictions to remove.
+constexpr Key kKeys = 60;
+constexpr Key kFresh = 1'000'000;
+constexpr int64_t kForEver = INT64_MAX;  // the stamp that keeps a row in every restriction
+constexpr int64_t kLeft = 400;           // rows that a restriction leaves
+
+constexpr int Calls(int calls) {
+  return kUnderThreadSanitizer ? calls / 5 : kUnderAddressSanitizer ? calls / 2 : calls;
+}
+
+// SGD with momentum 1 and learning rate 1: after k gradients of -1 the slot is k and the value
+// 1 + 2 + ... + k more than at birth.
+const RuleSpec& Momentum() {
+  static const RuleSpec* const rule = new RuleSpec(UsualRule("sgd_momentum"));
+  return *rule;
+}
+
+// Rows whose column c is column 0 plus c.
+TableSchema Schema() {
+  TableSchema schema;
+  schema.dim = kDim;
+  schema.rule = Momentum();
+  schema.meta.add(MetaField::kUsed);
+  schema.meta.add(MetaField::kCount);
+  schema.initializer.constant.clear();
+  for (int64_t c = 0; c < kDim; ++c) schema.initializer.constant.push_back(static_cast<double>(c));
+  return schema;
+}
+
+Floats RowsFrom(const std::vector<int64_t>& numbers) {
+  Floats rows;
+  for (const int64_t number : numbers) {
+    for (int64_t c = 0; c < kDim; ++c) rows.push_back(static_cast<float>(number + c));
+  }
+  return rows;
+}
+
+// Fails the test if a value is a mixture.
+void CheckValue(Key key, const float* value) {
+  for (int64_t c = 0; c < kDim; ++c) {
+    if (value[c] == value[0] + static_cast<float>(c)) continue;
+    ADD_FAILURE() << "key " << key << ": column 0 is " << value[0] << ", column " << c << " "
+                  << value[c];
+    return;
+  }
+}
+
+bool IsTrained(Key key) { return key < 2 * kKeys || key >= kFresh; }
+
+// The same for a whole row; of one that is only trained also that its parts agree.
+void CheckRow(Key key, const RowBytes& row) {
+  const Floats value = Numbers<float>(row.value), slots = Numbers<float>(row.slots);
+  const int64_t count = Numbers<int64_t>(row.meta)[1];
+  CheckValue(key, value.data());
+  if (!IsTrained(key)) return;
+  const float slot = static_cast<float>(count);
+  EXPECT_EQ(std::count(slots.begin(), slots.end(), slot), kDim) << "key " << key;
+  EXPECT_EQ(value[0], slot * (slot + 1) / 2) << "key " << key;
+}
+
+// Rows as an export or a snapshot has them: none twice, none mixed, and all that stay for ever.
+void CheckAll(const TableContent& content) {
+  for (const auto& [key, row] : content) CheckRow(key, row);
+  for (Key key = 0; key < kKeys; ++key) EXPECT_EQ(content.count(key), 1u) << "key " << key;
+}
+
+class Torture : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const TableHarness harness = HostHarness("HostTable", MakeHostTable);
+    shards_.clear();
+    callers_.clear();
+    trained_ = 0;
+    for (size_t s = 0; s < kShards; ++s) {
+      shards_.push_back(harness.Make(Schema()));
+      callers_.emplace_back(shards_.back().get(), HostTestMemory());
+    }
+    folder_ = StrCat(::testing::TempDir(), "/torture-", getpid());
+    Keys all;
+    for (Key key = 0; key < kKeys; ++key) all.push_back(key);
+    Train(all, kForEver);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  // Calls call(caller, keys) for each shard with its keys.
+  void ForEachShard(const Keys& keys, const std::function<void(const Caller&, const Keys&)>& call) {
+    Keys shares[kShards];
+    for (const Key key : keys) shares[static_cast<size_t>(key) % kShards].push_back(key);
+    for (size_t s = 0; s < kShards; ++s) call(callers_[s], shares[s]);
+  }
+
+  void Train(const Keys& keys, int64_t now) {
+    ForEachShard(keys, [&](const Caller& caller, const Keys& share) {
+      ASSERT_OK(
+          caller.Apply(share, Floats(share.size() * kDim, -1.0f), Momentum(), {1, 1, 0, 1}, {now}));
+    });
+  }
+
+  std::vector<Table*> Tables() const {
+    std::vector<Table*> tables;
+    for (const auto& shard : shards_) tables.push_back(shard.get());
+    return tables;
+  }
+
+  TableContent Export() const {
+    TableContent content;
+    for (const auto& shard : shards_) {
+      content.merge(ExportAll(*shard, HostTestMemory(), 50));
+    }
+    return content;
+  }
+
+  // Saves to a folder, all or what has changed since a version, and puts what the files say into
+  // `content`.
+  void Save(const std::string& name, int64_t since_version, uint64_t base, uint64_t* id,
+            TableContent* content) const {
+    const std::string folder = JoinPath(folder_, name);
+    Manifest manifest;
+    ASSERT_OK(SaveTables(HostTestMemory()->context(), PosixFileSystem(), folder,
+                         {{"table", Tables(), since_version}}, base, &manifest));
+    *id = manifest.id;
+    std::unique_ptr<SnapshotReader> reader;
+    ASSERT_OK(SnapshotReader::Open(PosixFileSystem(), folder, &reader));
+    EXPECT_EQ(reader->manifest().base, base);
+    const RowLayout layout(manifest.tables[0].schema);
+    SnapshotPlace place;
+    TableContent rows;
+    for (bool done = false;;) {
+      SnapshotBlock block;
+      ASSERT_OK(reader->Next(0, &place, &block, &done));
+      if (done) break;
+      for (int64_t i = 0; i < block.erased.size; ++i) content->erase(block.erased[i]);
+      for (int64_t i = 0; i < block.rows.keys.size; ++i) {
+        const auto bytes = [&](const ConstRows& part, int64_t size) {
+          return std::string(part[i], static_cast<size_t>(size));
+        };
+        const RowBytes row{bytes(block.rows.values, layout.value_bytes),
+                           bytes(block.rows.slots, layout.slots_bytes),
+                           bytes(block.rows.meta, layout.meta_bytes)};
+        // A key may come twice if it was removed and came again meanwhile; then the later counts.
+        rows[block.rows.keys[i]] = row;
+      }
+    }
+    for (const auto& [key, row] : rows) (*content)[key] = row;
+  }
+
+  // A full snapshot and deltas of it, and what they make up.
+  struct Chain {
+    uint64_t id = 0;
+    int64_t version = -1;
+    TableContent content;
+  };
+  void Continue(const std::string& name, Chain* chain) const {
+    int64_t ended;
+    ASSERT_OK(BeginVersion(HostTestMemory()->context(), Tables(), &ended));
+    Save(name, chain->version, chain->id, &chain->id, &chain->content);
+    chain->version = ended;
+    CheckAll(chain->content);
+  }
+
+  void Run();
+  // What one thread does in one call.
+  void TrainSome(Random* random, Key* fresh);
+  void WriteSome(Random* random);
+  void ReadSome(Random* random);
+
+  std::vector<std::shared_ptr<Table>> shards_;
+  std::vector<Caller> callers_;
+  std::string folder_;
+  std::atomic<int64_t> clock_{0};
+  std::atomic<int64_t> trained_{0};  // how often all keys that stay were trained
+};
+
+void Torture::TrainSome(Random* random, Key* fresh) {
+  Keys all, some;
+  for (Key key = 0; key < kKeys; ++key) all.push_back(key);
+  for (Key key = kKeys; key < 2 * kKeys; ++key) {
+    if ((*random)() % 4 == 0) some.push_back(key);
+  }
+  for (int n = 0; n < 10; ++n) some.push_back((*fresh)++);
+  Train(all, kForEver);
+  ++trained_;
+  Train(some, ++clock_);
+}
+
+void Torture::WriteSome(Random* random) {
+  Keys some;
+  for (Key key = 2 * kKeys; key < 3 * kKeys; ++key) {
+    if ((*random)() % 4 == 0) some.push_back(key);
+  }
+  const int64_t number = static_cast<int64_t>((*random)() % 1000);
+  const bool seen = (*random)() % 2 == 0;
+  const uint64_t dice = (*random)() % 3;
+  if (dice == 2) {  // of those that are trained, too
+    for (Key key = kKeys; key < 2 * kKeys; ++key) {
+      if ((*random)() % 8 == 0) some.push_back(key);
+    }
+  }
+  ForEachShard(some, [&](const Caller& caller, const Keys& share) {
+    const Floats rows = RowsFrom(std::vector<int64_t>(share.size(), number));
+    if (dice == 0) {
+      ASSERT_OK(caller.Upsert(share, rows, {++clock_}));
+    } else if (dice == 1) {
+      // A delta is the same in all columns; what is inserted is a row.
+      const Floats deltas = seen ? Floats(share.size() * kDim, 3.0f) : rows;
+      ASSERT_OK(
+          caller.Accumulate(share, deltas, std::vector<bool>(share.size(), seen), {++clock_}));
+    } else {
+      ASSERT_OK(caller.Erase(share));
+    }
+  });
+}
+
+void Torture::ReadSome(Random* random) {
+  Keys some;
+  for (int n = 0; n < 40; ++n) some.push_back(static_cast<Key>((*random)() % (4 * kKeys)));
+  ForEachShard(some, [&](const Caller& caller, const Keys& share) {
+    Floats values;
+    Outcomes outcomes;
+    ASSERT_OK(caller.Find(share, &values, &outcomes));
+    for (size_t i = 0; i < share.size(); ++i) {
+      CheckValue(share[i], &values[i * kDim]);
+      if (share[i] < kKeys) {
+        EXPECT_EQ(outcomes[i], Outcome::kFound);
+      }
+    }
+  });
+}
+
+void Torture::Run() {
+  constexpr int kCalls = Calls(400);
+  std::atomic<int64_t> restricted{0};
+  Chain chains[2];
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      Random random(static_cast<uint64_t>(t));
+      Key fresh = (t + 1) * kFresh;
+      for (int i = 0; i < kCalls && !HasFailure(); ++i) {
+        switch (t % 8) {
+          case 0:
+          case 1:
+            TrainSome(&random, &fresh);
+            break;
+          case 2:
+            WriteSome(&random);
+            break;
+          case 3:
+            ReadSome(&random);
+            break;
+          case 4:
+            CheckAll(Export());
+            break;
+          case 5: {
+            int64_t erased = 0;
+            ASSERT_OK(
+                RestrictTo(HostTestMemory()->context(), shards_, MetaField::kUsed, kLeft, &erased));
+            restricted += erased;
+            break;
+          }
+          case 6: {
+            if (i % 10 != 0) break;
+            TableContent content;
+            uint64_t id;
+            Save(StrCat("full-", t), -1, 0, &id, &content);
+            CheckAll(content);
+            break;
+          }
+          default:
+            if (i % 10 == 0) Continue(StrCat("chain-", t), &chains[t / 8]);
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ASSERT_FALSE(HasFailure());
+  EXPECT_GT(restricted, 0) << "nothing was restricted: this has shown little";
+
+  const TableContent content = Export();
+  CheckAll(content);
+  int64_t rows = 0;
+  for (const auto& shard : shards_) rows += shard->size();
+  EXPECT_EQ(static_cast<int64_t>(content.size()), rows);
+  EXPECT_EQ(trained_, 4 * kCalls);
+  for (Key key = 0; key < kKeys; ++key) {
+    EXPECT_EQ(Numbers<int64_t>(content.at(key).meta)[1], trained_ + 1) << "key " << key;
+  }
+  for (size_t c = 0; c < 2; ++c) {
+    Continue(StrCat("chain-", 8 * c + 7), &chains[c]);
+    EXPECT_EQ(Difference(content, chains[c].content), "") << "chain " << c;
+  }
+}
+
+TEST_F(Torture, SixteenThreadsAtOnce) {
+  for (int64_t round = 0; round < SoakFactor() && !HasFailure(); ++round) {
+    SetUp();
+    Run();
+  }
+}
+
+// Memory that is only taken where it is touched: a batch of 2^31 keys costs a few pages.
+template <typename T>
+class Sparse {
+ public:
+  explicit Sparse(int64_t size)
+      : size_(size),
+        data_(mmap(nullptr, static_cast<size_t>(size) * sizeof(T), PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
+  ~Sparse() { munmap(data_, static_cast<size_t>(size_) * sizeof(T)); }
+  Sparse(const Sparse&) = delete;
+  bool ok() const { return data_ != MAP_FAILED; }
+  T* data() const { return static_cast<T*>(data_); }
+
+ private:
+  const int64_t size_;
+  void* const data_;
+};
+
+// Positions, element counts and byte offsets beyond 2^31 and 2^32.
+TEST(Sizes, BatchesBeyondTwoToThe31) {
+  constexpr int64_t kTwo31 = int64_t{1} << 31, kSize = kTwo31 + 16;
+  TableSchema schema;
+  schema.dim = 2;
+  std::unique_ptr<Table> table;
+  ASSERT_OK(MakeHostTable(schema, &table));
+  const Sparse<Key> keys(kSize);
+  const Sparse<float> values(2 * kSize);
+  const Sparse<Outcome> outcomes(kSize);
+  ASSERT_TRUE(keys.ok() && values.ok() && outcomes.ok());
+  std::vector<int64_t> at = {0, kTwo31 / 2 - 1, kTwo31 / 2, kTwo31 - 1, kTwo31, kSize - 1};
+  int64_t count = static_cast<int64_t>(at.size());
+  const Positions select{{at.data(), count}, &count};
+  const Batch batch{{keys.data(), kSize}, &select};
+  const Rows rows(reinterpret_cast<char*>(values.data()), kSize, 2 * sizeof(float));
+  const Report report{{outcomes.data(), kSize}, nullptr};
+  const Context context = HostTestMemory()->context();
+  for (size_t i = 0; i < at.size(); ++i) {
+    keys.data()[at[i]] = static_cast<Key>(i) - 2;
+    values.data()[2 * at[i]] = values.data()[2 * at[i] + 1] = static_cast<float>(i);
+  }
+  ASSERT_OK(table->Upsert(context, batch, rows, {}, report));
+  for (const int64_t p : at) EXPECT_EQ(outcomes.data()[p], Outcome::kInserted) << p;
+  const Caller call(table.get(), HostTestMemory());
+  TableContent want;
+  for (size_t i = 0; i < at.size(); ++i) {
+    want[static_cast<Key>(i) - 2].value = Bytes(Floats(2, static_cast<float>(i)));
+    values.data()[2 * at[i]] = -1;
+  }
+  EXPECT_EQ(Difference(want, call.Export()), "");
+  ASSERT_OK(table->Find(context, batch, IfMissing::kInitialValue, rows, report));
+  for (size_t i = 0; i < at.size(); ++i) {
+    EXPECT_EQ(outcomes.data()[at[i]], Outcome::kFound) << at[i];
+    EXPECT_EQ(values.data()[2 * at[i]], static_cast<float>(i)) << at[i];
+  }
+  ASSERT_OK(table->Erase(context, batch, report));
+  EXPECT_EQ(table->size(), 0);
+}
+
+}  // namespace
+}  // namespace dynemb
