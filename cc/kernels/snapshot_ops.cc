@@ -84,8 +84,8 @@ class SnapshotSaveOp : public OpKernel {
                       "tf.train.Checkpoint, or in Keras' files")));
       for (const auto& shard : inputs[t].shards) tables[t].shards.push_back(shard.get());
       if (base != 0) {
-        OP_REQUIRES_OK(context,
-                       ToTensorFlow(inputs[t].resource->VersionOf(base, &tables[t].since_version)));
+        OP_REQUIRES_OK(context, ToTensorFlow(inputs[t].resource->VersionOf(
+                                    base, inputs[t].shards, &tables[t].since_version)));
       }
     }
     // Before any row is read: what is written from now on is of the next version.
@@ -96,7 +96,7 @@ class SnapshotSaveOp : public OpKernel {
     OP_REQUIRES_OK(context, ToTensorFlow(SaveTables(core, PosixFileSystem(), folder, tables, base,
                                                     &manifest)));
     for (size_t t = 0; (follow_ || base != 0) && t < inputs.size(); ++t) {
-      inputs[t].resource->SetVersionOf(manifest.id, ended[t]);
+      inputs[t].resource->SetVersionOf(manifest.id, inputs[t].shards, ended[t]);
     }
     OP_REQUIRES_OK(context, SetString(context, 0, IdText(manifest.id)));
   }
@@ -233,7 +233,7 @@ class SetSnapshotOp : public OpKernel {
     for (const auto& shard : table.shards) shards.push_back(shard.get());
     int64_t ended;
     OP_REQUIRES_OK(context, ToTensorFlow(BeginVersion(core, shards, &ended)));
-    table.resource->SetVersionOf(id, ended);
+    table.resource->SetVersionOf(id, table.shards, ended);
   }
 
  private:

@@ -44,19 +44,18 @@ void TableResource::Swap(TableResource* other) {
   std::swap(snapshot_, other->snapshot_);
 }
 
-void TableResource::SetVersionOf(uint64_t snapshot, int64_t version) {
+void TableResource::SetVersionOf(uint64_t snapshot, const Shards& shards, int64_t version) {
   std::lock_guard<std::mutex> lock(mutex_);
-  versions_[snapshot] = version;
+  if (contents_.shards == shards) versions_[snapshot] = version;
 }
 
-Status TableResource::VersionOf(uint64_t snapshot, int64_t* version) const {
+Status TableResource::VersionOf(uint64_t snapshot, const Shards& shards, int64_t* version) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = versions_.find(snapshot);
-  if (found == versions_.end()) {
+  if (found == versions_.end() || contents_.shards != shards) {
     return FailedPrecondition(
         "base: the table does not know what has changed since this snapshot; a delta needs one "
-        "that "
-        "was saved of the table, or that it was restored from, with follow=True");
+        "that was saved of the table, or that it was restored from, with follow=True");
   }
   *version = found->second;
   return Status();

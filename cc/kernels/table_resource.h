@@ -55,9 +55,10 @@ class TableResource : public tensorflow::ResourceBase {
   void Swap(TableResource* other);
 
   // The version that a snapshot ended, for the snapshots that this content can be a delta of: those
-  // saved of it, and the one that it was restored from.
-  void SetVersionOf(uint64_t snapshot, int64_t version);
-  Status VersionOf(uint64_t snapshot, int64_t* version) const;
+  // saved of it, and the one that it was restored from. `shards` are what the caller works on: if a
+  // restore has put others in their place meanwhile, nothing is noted, and nothing is known.
+  void SetVersionOf(uint64_t snapshot, const Shards& shards, int64_t version);
+  Status VersionOf(uint64_t snapshot, const Shards& shards, int64_t* version) const;
 
   // The snapshot that was loaded last, or 0.
   uint64_t snapshot() const {
