@@ -1,8 +1,30 @@
-"""Checks of numbers that are known only when a graph runs."""
+"""Checks of what callers give: dtypes at once, and numbers that are known only when a graph runs."""
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
+
+
+def as_tensor(argument: str, value, dtype: tf.DType) -> tf.Tensor:
+    """What a caller gave as a tensor; of another dtype where only another number would fit `dtype`.
+
+    Python numbers and strings become of the dtype if they can. NumPy arrays do where it holds whatever
+    their dtype holds, and floats are rounded to floats; tf.convert_to_tensor would cut floats down to
+    integers, and integers to fewer bits. Tensors stay as they are.
+
+    Raises:
+        TypeError, ValueError: what no tensor can hold.
+    """
+    hint = dtype
+    if isinstance(value, (np.ndarray, np.generic)) and dtype.is_integer:
+        fits = value.dtype.kind in "iu" and np.can_cast(value.dtype, dtype.as_numpy_dtype)
+        hint = dtype if fits else None
+    try:
+        return tf.convert_to_tensor(value, dtype_hint=hint)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{argument}: got {value!r:.80}, want a tensor of {dtype.name}: {error}") from error
 
 
 def assert_same(got: tf.Tensor, want: tf.Tensor, message: str) -> list:

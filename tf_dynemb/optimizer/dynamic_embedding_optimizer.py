@@ -100,7 +100,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             trainable_variables: the variables, table handles among them. None: those it was built on.
 
         Raises:
-            TypeError: a table of integers.
+            TypeError: a table of integers; a table's gradient whose indices are none.
             ValueError: gradients that are all None, or not as many as variables; a table's gradient that
                 is not tf.IndexedSlices; a table that the optimizer was not built on.
         """
@@ -178,6 +178,11 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
                 f"{handle.path}: got a dense gradient of shape {gradient.shape}, want the "
                 "tf.IndexedSlices that a lookup of the table gives"
             )
+        elif not gradient.indices.dtype.is_integer:
+            raise TypeError(
+                f"{handle.path}: got a gradient with indices of {gradient.indices.dtype.name}, want the "
+                "int64 keys that a lookup of the table gives"
+            )
         elif not handle.table.value_dtype.is_floating:
             raise TypeError(
                 f"{handle.path}: a table of {handle.table.value_dtype.name} cannot be trained; use a "
@@ -247,7 +252,9 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             # The inner optimizer sums over replicas again: the first brings the sum, the others zeros.
             share = tf.cast(tf.equal(replica.replica_id_in_sync_group, 0), tf.float64)
         unscaled = [_unscaled(g, inner.loss_scale_factor) for g in present]
-        shrink = _shrink(inner.global_clipnorm, _norm(gradients + unscaled))
+        norm = _norm(gradients + unscaled)
+        # As in Keras, a norm that is not finite makes all gradients NaN: norm - norm is 0 or NaN.
+        shrink = _shrink(inner.global_clipnorm, norm) + (norm - norm)
         # The inner optimizer clips by the same norm again, which then changes nothing.
         scaled = iter([_times(g, shrink * share) for g in present])
         dense = [(None if g is None else next(scaled), v) for g, v in dense]

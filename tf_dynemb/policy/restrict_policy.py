@@ -194,6 +194,8 @@ def _row_count(argument: str, rows) -> tf.Tensor:
     is_tensor = isinstance(rows, (tf.Tensor, tf.Variable)) and rows.dtype.is_integer
     if isinstance(rows, bool) or not (is_tensor or isinstance(rows, (int, np.integer))):
         raise TypeError(f"{argument}: got {rows!r}, want an integer")
+    if not is_tensor and not 0 <= rows < 2**63:
+        raise ValueError(f"{argument}: got {rows}, want a number of rows >= 0, less than 2^63")
     rows = tf.cast(rows, tf.int64)
     value = tf.get_static_value(rows)
     if value is not None and np.ndim(value) != 0:

@@ -64,7 +64,7 @@ def save(path: str | os.PathLike, tables: Tables, base: str = "", follow: bool =
     identity = ops.dynemb_snapshot_save(
         [table.resource.resource_handle for table in tables.values()],
         list(tables),
-        os.fspath(path),
+        _folder(path),
         base,
         follow=follow,
     )
@@ -121,7 +121,8 @@ def load_delta(path, tables: Tables) -> None:
             the second reading, some of its rows have taken effect; loading it again completes them.
         tf.errors.InvalidArgumentError: the delta does not continue what the table has loaded.
     """
-    path = tf.convert_to_tensor(path, tf.string)
+    if not isinstance(path, tf.Tensor):
+        path = tf.constant(_folder(path))
     tables = _by_name(tables)
     identity, base = ops.dynemb_snapshot_verify(path)
     resources = {name: table.resource for name, table in tables.items()}
@@ -223,9 +224,13 @@ def _load(resource: TableResource, readers: Sequence[SnapshotReader], name: str,
 
 
 def _paths(path) -> list[str]:
-    if isinstance(path, (str, os.PathLike)):
-        return [os.fspath(path)]
-    return [os.fspath(each) for each in path]
+    return [_folder(each) for each in (path if isinstance(path, (list, tuple)) else [path])]
+
+
+def _folder(path) -> str:
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path: got {path!r}, want the path of a folder")
+    return os.fspath(path)
 
 
 def _by_name(tables: Tables) -> dict[str, Variable]:
@@ -242,6 +247,8 @@ def _by_name(tables: Tables) -> dict[str, Variable]:
             "or layer"
         )
     for name, table in named:
+        if not isinstance(name, str):
+            raise TypeError(f"tables: got the name {name!r}, want a string")
         if not isinstance(table, Variable):
             raise TypeError(f"tables: got {type(table).__name__} for {name!r}, want a Variable")
     if not named:

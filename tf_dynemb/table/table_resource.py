@@ -9,7 +9,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tf_dynemb import _compat
-from tf_dynemb.base.checks import assert_same
+from tf_dynemb.base.checks import as_tensor, assert_same
 from tf_dynemb.base.fingerprint import fingerprint
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.table.serving import saved_rows, saved_schema
@@ -77,7 +77,8 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         """The shard of each int64 key, flat int32; empty where there is one shard."""
         if self._shards == 1:
             return tf.zeros([0], tf.int32)
-        owners = tf.convert_to_tensor(self._partitioner(tf.reshape(keys, [-1]), self._shards))
+        owners = self._partitioner(tf.reshape(keys, [-1]), self._shards)
+        owners = as_tensor("partitioner", owners, tf.int32)
         if owners.dtype != tf.int32:
             raise TypeError(f"partitioner: got {owners.dtype.name}, want int32; tf.cast what it returns")
         return owners

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb.base.checks import assert_same
+from tf_dynemb.base.checks import as_tensor, assert_same
 from tf_dynemb.base.fingerprint import fingerprint
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.initializer import to_spec
@@ -117,8 +117,8 @@ class Variable(tf.Module):
         self.shard_num = len(self.devices)
         if not callable(partitioner):
             raise ValueError(f"partitioner: got {partitioner!r}, want a function (keys, shard_num)")
-        if not _is_whole(init_size) or init_size < 0:
-            raise ValueError(f"init_size: got {init_size!r}, want a number of rows >= 0")
+        if not _is_whole(init_size) or not 0 <= init_size < 2**63:
+            raise ValueError(f"init_size: got {init_size!r}, want a number of rows from 0 to 2^63 - 1")
         self._restrict_policy = policy_of(restrict_policy, self)
         self.partition_fn = partitioner
         self.trainable = trainable
@@ -328,14 +328,16 @@ class Variable(tf.Module):
         keys = self._keys_to_be_born(keys)
         old_values = self._values("old_values", old_values)
         new_values = self._values("new_values", new_values)
-        exists = tf.convert_to_tensor(exists)
+        exists = as_tensor("exists", exists, tf.bool)
         if exists.dtype != tf.bool:
             raise TypeError(f"exists: got {exists.dtype.name}, want bool")
-        same = assert_same(
-            tf.shape(old_values),
-            tf.shape(new_values),
-            "old_values: their shape is not that of new_values",
-        )
+        # tf.where, below, would broadcast.
+        message = "{}: their shape is not that of the keys"
+        shape = tf.shape(keys)
+        same = assert_same(tf.shape(exists), shape, message.format("exists"))
+        for argument, values in (("old_values", old_values), ("new_values", new_values)):
+            want = tf.concat([shape, [self.dim]], axis=0)
+            same += assert_same(tf.shape(values), want, message.format(argument) + " + (dim,)")
         with tf.control_dependencies(same):
             deltas = new_values - old_values
         values_or_deltas = tf.where(exists[..., None], deltas, new_values)
@@ -392,8 +394,8 @@ class Variable(tf.Module):
         rows, _ = ops.dynemb_size(self.resource.resource_handle, name=name)
         if index is None:
             return tf.reduce_sum(rows)
-        if not 0 <= index < self.shard_num:
-            raise ValueError(f"index: got {index}, want 0 to {self.shard_num - 1}")
+        if not _is_whole(index) or not 0 <= index < self.shard_num:
+            raise ValueError(f"index: got {index!r}, want 0 to {self.shard_num - 1}")
         return rows[index]
 
     def memory_bytes(self) -> tf.Tensor:
@@ -449,7 +451,7 @@ class Variable(tf.Module):
                 f"keys: got {type(keys).__name__}, want a dense tensor; give its flat_values or values, "
                 "or use tf_dynemb.keras.Embedding"
             )
-        keys = tf.convert_to_tensor(keys, dtype_hint=self.key_dtype)
+        keys = as_tensor("keys", keys, self.key_dtype)
         if keys.dtype != self.key_dtype:
             raise TypeError(
                 f"keys: got {keys.dtype.name}, the table's key_dtype is {self.key_dtype.name}"
@@ -492,7 +494,7 @@ class Variable(tf.Module):
         return tf.cast(keys, tf.int32) if self.key_dtype == tf.int32 else keys
 
     def _values(self, argument: str, values) -> tf.Tensor:
-        values = tf.convert_to_tensor(values, dtype_hint=self.value_dtype)
+        values = as_tensor(argument, values, self.value_dtype)
         if values.dtype != self.value_dtype:
             raise TypeError(
                 f"{argument}: got {values.dtype.name}, the table's value_dtype is "
@@ -509,9 +511,12 @@ _INSTEAD = {
 
 
 def _one_of(argument: str, dtype, choices, instead: dict | None = None) -> tf.DType:
-    dtype = tf.as_dtype(dtype)
+    names = ", ".join(choice.name for choice in choices)
+    try:
+        dtype = tf.as_dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f"{argument}: got {dtype!r}, want one of {names}") from error
     if dtype not in choices:
-        names = ", ".join(choice.name for choice in choices)
         remedy = (instead or {}).get(dtype, "")
         raise TypeError(f"{argument}: got {dtype.name}, want one of {names}{remedy}")
     return dtype
@@ -540,6 +545,8 @@ def device_list(devices) -> list[str]:
     """The argument `devices` as a list, checked."""
     if devices is None:
         return ["/CPU:0"]
+    if not isinstance(devices, (str, Sequence)):
+        raise ValueError(f"devices: got {devices!r}, want a list of devices such as '/CPU:0'")
     devices = [devices] if isinstance(devices, str) else list(devices)
     if not devices:
         raise ValueError("devices: got an empty list, want at least one device")

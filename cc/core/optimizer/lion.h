@@ -26,7 +26,8 @@ struct Lion {
   template <typename T>
   DYNEMB_HOST_DEVICE static void Update(const Step<T>& step, T gradient, T* weight, T* slot) {
     const T direction = slot[0] * step.beta_1 + gradient * step.one_minus_beta_1;
-    const T sign = static_cast<T>((direction > 0) - (direction < 0));
+    T sign = static_cast<T>((direction > 0) - (direction < 0));
+    if (direction != direction) sign = direction;  // what is not a number shows, as everywhere
     *weight -= step.learning_rate * sign;
     slot[0] = slot[0] * step.beta_2 + gradient * step.one_minus_beta_2;
   }

@@ -7,7 +7,8 @@ Status Routing::Make(Span<const Key> keys, Span<const int32_t> owners, int shard
   routing->shares_.clear();
   if (shards == 1 && positions == nullptr) return Status();
   if (shards > 1 && owners.size != keys.size) {
-    return InvalidArgument("owners: got ", owners.size, ", want one per key, ", keys.size);
+    return InvalidArgument("owners: got ", owners.size, ", want one per key, ", keys.size,
+                           ", of the keys' shape, from the partitioner");
   }
   std::vector<Share> shares(shards);
   const int64_t n = positions == nullptr ? keys.size : static_cast<int64_t>(positions->size());
