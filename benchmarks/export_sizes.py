@@ -5,15 +5,17 @@
 prints the table of docs/serving.md: Adam's rows, saved whole and for serving.
 """
 
-import argparse
 import pathlib
 import tempfile
 
 import keras
 import tensorflow as tf
+from absl import app, flags
 
 import tf_dynemb
 
+ROWS = flags.DEFINE_integer("rows", 1_000_000, "Rows of the table.", lower_bound=1)
+DIM = flags.DEFINE_integer("dim", 32, "Numbers per row.", lower_bound=1)
 FORMS = ("everything", None, "float16", "bfloat16")
 BATCH = 50_000
 
@@ -50,12 +52,9 @@ def save(module, form, path):
             tf.saved_model.save(module, path)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--dim", type=int, default=32)
-    arguments = parser.parse_args()
-    module = Served(arguments.rows, arguments.dim)
+def main(argv):
+    del argv
+    module = Served(ROWS.value, DIM.value)
     print("| saved | MiB on disk | MiB in memory |\n|---|---|---|")
     for form in FORMS:
         with tempfile.TemporaryDirectory() as folder:
@@ -68,4 +67,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    app.run(main)

@@ -247,7 +247,7 @@ def save(model: keras.Model, ratings: movielens_data.Ratings, folder: pathlib.Pa
         features = ratings.features(users, movies)
         return {
             "features": {name: ids.tolist() for name, ids in features.items()},
-            "predictions": model.predict_on_batch(_tensors(features)).tolist(),
+            "predictions": model.predict_on_batch(_tensors(features)).tolist() if len(movies) else [],
             "titles": titles(movies),
         }
 

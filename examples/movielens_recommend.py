@@ -48,9 +48,13 @@ def main(argv):
 
     user, rated, likes = (questions[name] for name in ("user", "has_rated", "likes"))
     print(f"\nUser {user} has rated {rated} movies, and likes " + "; ".join(likes) + ".")
-    print("Ten that the user has not rated, with the stars to expect:")
     expected, titles = np.array(questions["unseen"]["predictions"]), questions["unseen"]["titles"]
-    for index in np.argsort(-expected, kind="stable")[:10]:
+    best = np.argsort(-expected, kind="stable")[:10]
+    if not len(best):
+        print("Too few ratings: no other movie has 20 of them.")
+        return
+    print(f"{len(best)} that the user has not rated, with the stars to expect:")
+    for index in best:
         print(f"  {np.clip(expected[index], *questions['scale']):.2f}  {titles[index]}")
 
 

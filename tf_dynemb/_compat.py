@@ -34,6 +34,19 @@ def crosses_loop() -> bool:
     return False
 
 
+def outermost_layer():
+    """The Keras layer or model whose call is going on, the outermost if they are nested; or None.
+
+    Keras keeps it beside the call and tells only layers, by arguments, what else is in it.
+    """
+    try:
+        from keras.src.backend.common import global_state
+
+        return global_state.get_global_attribute("current_call_ctx").entry_layer
+    except (ImportError, AttributeError):
+        return None
+
+
 def built_on(optimizer) -> list:
     """The variables that an optimizer was built on. Keras keeps them and has no public getter."""
     return optimizer._trainable_variables

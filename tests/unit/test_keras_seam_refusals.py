@@ -148,6 +148,76 @@ def test_a_loaded_model_compiled_without_the_wrapper(tmp_path):
     assert_refused(model)
 
 
+class Holder(keras.layers.Layer):
+    """A layer with a Variable in an attribute, which Keras does not see."""
+
+    def __init__(self, tracked=False, trainable=True):
+        super().__init__()
+        self.table = tf_dynemb.Variable(dim=2, name="users", trainable=trainable)
+        if tracked:
+            self.handle = self.table.handle
+
+    def call(self, ids):
+        return tf_dynemb.embedding_lookup(self.table, ids)
+
+    def compute_output_spec(self, ids):
+        return keras.KerasTensor((*ids.shape, 2))
+
+
+class Subclassed(keras.Model):
+    """A model that looks up in its own call."""
+
+    def __init__(self):
+        super().__init__()
+        self.holder = tf_dynemb.Variable(dim=2, name="users")
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, ids):
+        return self.dense(tf_dynemb.embedding_lookup(self.holder, ids))
+
+
+def sequential(holder):
+    return keras.Sequential([keras.Input((), dtype="int64"), holder, keras.layers.Dense(1)])
+
+
+@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("make", [Subclassed, lambda: sequential(Holder())], ids=["model", "layer"])
+def test_a_variable_that_keras_does_not_see_is_refused(make, wrapped, eager):
+    optimizer = keras.optimizers.Adam()
+    if wrapped:
+        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(optimizer)
+    model = make()
+    model.compile(optimizer, "mse", run_eagerly=eager)
+    with pytest.raises(
+        ValueError, match="'users' is looked up in the call of model .* does not have it"
+    ):
+        model.fit(np.arange(8), np.ones((8, 1)), verbose=0)
+
+
+def test_a_variable_whose_handle_the_layer_keeps_trains():
+    holder = Holder(tracked=True)
+    model = sequential(holder)
+    model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam()), "mse")
+    model.fit(np.arange(8), np.ones((8, 1)), verbose=0)
+    assert int(holder.table.size()) == 8
+
+
+def test_a_frozen_variable_need_not_be_seen():
+    model = sequential(Holder(trainable=False))
+    model.compile("adam", "mse")
+    model.fit(np.arange(8), np.ones((8, 1)), verbose=0)
+
+
+def test_a_layer_of_integers_that_should_train_is_refused():
+    rows = tf_dynemb.keras.Embedding(2, value_dtype="int32", initializer="zeros", name="counts")
+    cast = keras.layers.Lambda(lambda x: tf.cast(x, tf.float32), output_shape=(2,))
+    model = keras.Sequential([keras.Input((), dtype="int64"), rows, cast, keras.layers.Dense(1)])
+    model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam()), "mse")
+    with pytest.raises(TypeError, match="a table of int32 cannot be trained; .* trainable=False"):
+        model.fit(np.arange(8), np.ones((8, 1)), verbose=0)
+
+
 def test_behind_stop_gradient_an_optimizer_with_slots_is_refused():
     ids = keras.Input((2,), dtype="int64")
     stopped = keras.layers.Lambda(tf.stop_gradient)(tf_dynemb.keras.Embedding(4, combiner="sum")(ids))

@@ -189,6 +189,32 @@ def test_variables():
     assert names[2:] == [variable.path for variable in optimizer.inner_optimizer.variables]
 
 
+@pytest.mark.parametrize("option", ["clipnorm", "clipvalue", "global_clipnorm"])
+def test_clipping_set_on_the_wrapper_is_the_inner_optimizers(option):
+    wrapper = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    assert getattr(wrapper, option) is None
+    setattr(wrapper, option, 0.5)
+    assert getattr(wrapper.inner_optimizer, option) == 0.5
+    table, dense = tf_dynemb.Variable(dim=1, name="t"), keras.Variable([1.0])
+    gradient = tf.IndexedSlices(tf.constant([[5.0]]), tf.constant([3], tf.int64), [-1, 1])
+    wrapper.apply([gradient, tf.constant([0.0])], [table.handle, dense])
+    np.testing.assert_allclose(table.lookup(tf.constant([3], tf.int64)), [[-0.5]])
+
+
+def test_weight_decay_set_and_excluded_on_the_wrapper():
+    wrapper = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    wrapper.weight_decay = 0.25
+    tables = [tf_dynemb.Variable(dim=1, initializer=1.0, name=name) for name in "ab"]
+    dense = [keras.Variable([1.0], name=name) for name in "cd"]
+    wrapper.exclude_from_weight_decay(var_list=[tables[1].handle, dense[1]])
+    keys = tf.constant([3], tf.int64)
+    gradient = tf.IndexedSlices(tf.zeros((1, 1)), keys, [-1, 1])
+    variables = [table.handle for table in tables] + dense
+    wrapper.apply([gradient] * 2 + [tf.zeros(1)] * 2, variables)
+    assert [float(t.lookup(keys)[0, 0]) for t in tables] == [0.75, 1.0]
+    assert [float(d.numpy()[0]) for d in dense] == [0.75, 1.0]
+
+
 def test_learning_rate_is_the_inner_optimizers():
     optimizer = wrap(K.SGD(0.5))
     optimizer.learning_rate = 0.25

@@ -239,3 +239,17 @@ def test_model_checkpoint_and_backup_callbacks(tmp_path):
     third = m.make()
     third.fit(dataset, epochs=2, verbose=0, callbacks=callbacks[2:])  # finds both epochs done
     assert m.rows(third) == want[0]
+
+
+def test_rows_of_another_optimizer_leave_a_table_that_was_not_trained_as_it_was(tmp_path):
+    """Keras loads the rows before it finds that the optimizer's variables do not fit."""
+    m.trained(optimizer="adam").save_weights(tmp_path / "m.weights.h5")
+    other = m.ready(m.make(optimizer="ftrl"))
+    table = m.tables(other)[0]
+    table.upsert(int64([999]), [[1.0] * table.dim])
+    want = m.rows(other)
+    with pytest.raises(
+        ValueError, match="the rows were trained by adam.*, the optimizer .* of rule ftrl"
+    ):
+        other.load_weights(tmp_path / "m.weights.h5")
+    assert m.rows(other) == want

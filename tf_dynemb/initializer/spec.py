@@ -88,7 +88,9 @@ def distribution(initializer, dim: int, value_dtype=tf.float32) -> tuple[str, in
         plain = variance_scaling.plain(initializer, dim)
         kind, config = type(plain).__name__, plain.get_config()
     if kind == "RandomUniform":
-        name, numbers = "uniform", (config["minval"], config["maxval"])
+        # TensorFlow 1 leaves the upper end open, which for floats means 1.
+        high = 1.0 if config["maxval"] is None else config["maxval"]
+        name, numbers = "uniform", (config["minval"], high)
         fits = numbers[0] <= numbers[1]
     else:
         name = {"RandomNormal": "normal", "TruncatedNormal": "truncated_normal"}[kind]

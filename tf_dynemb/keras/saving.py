@@ -20,6 +20,7 @@ so that never more than a chunk is held in memory beside the table.
 
 from __future__ import annotations
 
+import re
 import tempfile
 import zipfile
 import zlib
@@ -90,6 +91,7 @@ def read_rows(table: Variable, store) -> None:
     if "crc32" not in store or whole != int(np.asarray(store["crc32"])):
         raise ValueError(f"{table.name}: the file is damaged: its rows fail their checksum")
     schema = schema.tobytes()
+    _check_rule(table, schema)
     # No rows: finds out whether the schema fits. Replacing then empties the table.
     empty = _tensors(table, _empty(widths))
     _checked(table, lambda: table.resource.import_rows(*empty, schema, replace=True))
@@ -97,6 +99,22 @@ def read_rows(table: Variable, store) -> None:
         strings = _strings_of(*arrays[4:]) if table.keep_keys else None
         rows = _tensors(table, arrays[:4])
         table.resource.import_rows(*rows, schema, replace=False, strings=strings)
+
+
+def _check_rule(table: Variable, schema: bytes) -> None:
+    """Raises ValueError if the optimizer that was built on the table is not the one of the rows.
+
+    A table that was not trained yet would take rows of any rule, and Keras loads the rows before it
+    finds that the optimizer's own state does not fit.
+    """
+    own = table.resource.export_rows(limit=0)[4].numpy()
+    got, trained_by = (re.search(rb"^rule (\S+)", text, re.MULTILINE) for text in (schema, own))
+    want = table.handle.rule_name
+    if got and want and not trained_by and got[1].decode() != want:
+        raise ValueError(
+            f"{table.name}: the rows were trained by {got[1].decode()}, the optimizer of the model is of "
+            f"rule {want}; compile the model with the optimizer that it was saved with"
+        )
 
 
 def _checked(table: Variable, call: Callable) -> None:

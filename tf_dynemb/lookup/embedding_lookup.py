@@ -131,10 +131,29 @@ def lookup_keys(
     table: Variable, keys: tf.Tensor, name: str | None = None, max_norm: float | None = None
 ) -> tf.Tensor:
     """Values (..., dim) of int64 keys, with their gradient; every row clipped to max_norm."""
+    _check_trained(table)
     values, _ = table._lookup(keys, name)
     if max_norm is None:
         return values
     return tf.cast(tf.clip_by_norm(wide(values), max_norm, axes=-1), values.dtype)
+
+
+def _check_trained(table: Variable) -> None:
+    """Raises ValueError in the call of a compiled model that does not have the table's handle.
+
+    Keras does not see a Variable in an attribute, as it sees layers and weights: its optimizers and its
+    files would leave the rows out without a word.
+    """
+    model = _compat.outermost_layer()
+    if not table.trainable or not getattr(model, "compiled", False):
+        return
+    if not any(variable is table.handle for variable in model.variables):
+        raise ValueError(
+            f"table {table.name!r} is looked up in the call of model {model.name!r}, which does not "
+            "have it among its weights, so that it would not be trained; use the layer "
+            "tf_dynemb.keras.Embedding, which has such a table and carries its rows into Keras' files; or "
+            "keep the handle in your layer, self.handle = table.handle, and save with tf.train.Checkpoint"
+        )
 
 
 def _with_flat_values(look_up: Callable, ids):

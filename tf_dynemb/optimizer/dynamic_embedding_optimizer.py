@@ -12,7 +12,18 @@ from tf_dynemb import _compat
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.base.wide import wide
 from tf_dynemb.optimizer.rules import rule_of
-from tf_dynemb.table.handle import TableHandle, handle_of
+from tf_dynemb.table.handle import TableHandle, handle_of, handles_in
+
+
+def _inner_optimizers(name: str) -> property:
+    """An option that the wrapper shows and sets where it is."""
+
+    def setter(self, value):
+        # Keras' constructor sets it too, before there is an inner optimizer.
+        if hasattr(self, "inner_optimizer"):
+            setattr(self.inner_optimizer, name, value)
+
+    return property(lambda self: getattr(self.inner_optimizer, name), setter)
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")
@@ -73,10 +84,15 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             )
         super().__setattr__(name, value)
 
+    def exclude_from_weight_decay(self, var_list=None, var_names=None) -> None:
+        """As in Keras, before the optimizer is built; table handles may be among the variables."""
+        self.inner_optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
+
     def build(self, variables: Iterable) -> None:
         """Makes the inner optimizer's variables for the dense ones; tables keep theirs in their rows.
 
         Raises:
+            TypeError: a table of integers among the variables.
             RuntimeError: in the graph of a session, where Keras' optimizers return no operation to run.
         """
         if self.built:
@@ -88,6 +104,14 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
                     "tf.compat.v1.Session; in the latter change rows by upsert and accum"
                 )
         variables = [handle_of(variable) for variable in variables]
+        for handle in handles_in(variables):
+            if not handle.table.value_dtype.is_floating:
+                raise TypeError(
+                    f"{handle.path}: a table of {handle.table.value_dtype.name} cannot be trained; use "
+                    "a floating value_dtype, or make it with trainable=False and change the rows by "
+                    "upsert and accum"
+                )
+            handle.rule_name = self.rule_name
         self.inner_optimizer.build([v for v in variables if not isinstance(v, TableHandle)])
         super().build(variables)
 
@@ -100,7 +124,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             trainable_variables: the variables, table handles among them. None: those it was built on.
 
         Raises:
-            TypeError: a table of integers; a table's gradient whose indices are none.
+            TypeError: what build raises; a table's gradient whose indices are none.
             ValueError: gradients that are all None, or not as many as variables; a table's gradient that
                 is not tf.IndexedSlices; a table that the optimizer was not built on.
         """
@@ -183,11 +207,6 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
                 f"{handle.path}: got a gradient with indices of {gradient.indices.dtype.name}, want the "
                 "int64 keys that a lookup of the table gives"
             )
-        elif not handle.table.value_dtype.is_floating:
-            raise TypeError(
-                f"{handle.path}: a table of {handle.table.value_dtype.name} cannot be trained; use a "
-                "floating value_dtype, or change the rows by upsert and accum"
-            )
 
     def _train_tables(self, tables: list, dense: list) -> list:
         """Runs the rule over the rows of tables, once for all replicas.
@@ -269,6 +288,11 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
     def variables(self):
         """The wrapper's variables and the inner optimizer's; what tables have is in their rows."""
         return super().variables + self.inner_optimizer.variables
+
+    clipnorm = _inner_optimizers("clipnorm")
+    clipvalue = _inner_optimizers("clipvalue")
+    global_clipnorm = _inner_optimizers("global_clipnorm")
+    weight_decay = _inner_optimizers("weight_decay")
 
     @property
     def learning_rate(self):

@@ -30,6 +30,7 @@ class TableHandle(keras.Variable):
         # The zeros initializer and autocast=False are needed: an array of shape (0, dim) as initial
         # value crashes MultiWorkerMirroredStrategy, and autocasting breaks mixed precision.
         self._optimizers_at_work = 0
+        self.rule_name = ""  # of the optimizer that was built on it
         self._warned = False
         self.table = table
         super().__init__(

@@ -121,6 +121,8 @@ class Variable(tf.Module):
             raise ValueError(f"init_size: got {init_size!r}, want a number of rows from 0 to 2^63 - 1")
         self._restrict_policy = policy_of(restrict_policy, self)
         self.partition_fn = partitioner
+        if not isinstance(trainable, bool):
+            raise TypeError(f"trainable: got {trainable!r}, want True or False")
         self.trainable = trainable
         self.checkpoint = checkpoint
         self.init_size = int(init_size)
@@ -449,7 +451,7 @@ class Variable(tf.Module):
         if isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
             raise TypeError(
                 f"keys: got {type(keys).__name__}, want a dense tensor; give its flat_values or values, "
-                "or use tf_dynemb.keras.Embedding"
+                "or use tf_dynemb.embedding_lookup_sparse or tf_dynemb.keras.Embedding"
             )
         keys = as_tensor("keys", keys, self.key_dtype)
         if keys.dtype != self.key_dtype:
