@@ -112,8 +112,8 @@ def _check_rule(table: Variable, schema: bytes) -> None:
     want = table.handle.rule_name
     if got and want and not trained_by and got[1].decode() != want:
         raise ValueError(
-            f"{table.name}: the rows were trained by {got[1].decode()}, the optimizer of the model is of "
-            f"rule {want}; compile the model with the optimizer that it was saved with"
+            f"{table.name}: the rows were trained by {got[1].decode()}, the optimizer of the model is "
+            f"of rule {want}; compile the model with the optimizer that it was saved with"
         )
 
 

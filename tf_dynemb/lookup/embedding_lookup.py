@@ -132,6 +132,8 @@ def lookup_keys(
 ) -> tf.Tensor:
     """Values (..., dim) of int64 keys, with their gradient; every row clipped to max_norm."""
     _check_trained(table)
+    if isinstance(max_norm, (int, float)) and not max_norm >= 0:  # nor NaN
+        raise ValueError(f"max_norm: got {max_norm}, want an L2 norm >= 0, or None")
     values, _ = table._lookup(keys, name)
     if max_norm is None:
         return values
@@ -151,8 +153,9 @@ def _check_trained(table: Variable) -> None:
         raise ValueError(
             f"table {table.name!r} is looked up in the call of model {model.name!r}, which does not "
             "have it among its weights, so that it would not be trained; use the layer "
-            "tf_dynemb.keras.Embedding, which has such a table and carries its rows into Keras' files; or "
-            "keep the handle in your layer, self.handle = table.handle, and save with tf.train.Checkpoint"
+            "tf_dynemb.keras.Embedding, which has a table and carries its rows into Keras' files; or keep "
+            "the handle in your own layer, self.handle = table.handle, and save with "
+            "tf.train.Checkpoint"
         )
 
 
