@@ -1,5 +1,6 @@
 """Snapshots as NumPy arrays and as other files: reader, writer, conversion, the command line."""
 
+import json
 import os
 import re
 import subprocess
@@ -10,12 +11,9 @@ import numpy as np
 import pytest
 import saving_models as m
 import tensorflow as tf
-from absl import app, flags
-from absl.testing import flagsaver
 from table_rows import int64, rows_of, schema_of, values_of
 
 import tf_dynemb
-import tf_dynemb.snapshot.__main__ as cli
 from tf_dynemb import snapshot
 
 
@@ -334,40 +332,59 @@ def test_a_key_with_two_rows_is_found_out(tmp_path):
     assert values_of(table) == {1: [7.0]}
 
 
-def test_command_line(tmp_path, capsys):
-    written(tmp_path / "a", 500)
-    written(tmp_path / "c", 400)
+# Runs commands one after the other in a process of its own, since absl's flags are the process'.
+_COMMANDS = """
+import contextlib, io, json, sys
 
-    def command(*arguments, **settings):
-        """Runs a command; returns its exit status and what it printed."""
-        flags.FLAGS.mark_as_parsed()
-        with flagsaver.flagsaver(progress=False, **settings):
-            status = cli.main(["", *map(str, arguments)]) or 0
-        return status, capsys.readouterr().out
+flags.FLAGS.mark_as_parsed()
+results = []
+for arguments, settings in json.loads(sys.argv[1]):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), flagsaver.flagsaver(progress=False, **settings):
+        try:
+            status = cli.main(["", *arguments]) or 0
+        except app.UsageError as error:
+            status = f"usage: {error}"
+    results.append((status, out.getvalue()))
+print(json.dumps(results))
+"""
 
-    assert command("export", tmp_path / "a", tmp_path / "a.npz")[0] == 0
-    status, text = command("import", tmp_path / "b", tmp_path / "a.npz", table="t")
-    assert status == 0 and "500 rows" in text
-    assert command("diff", tmp_path / "a", tmp_path / "b")[0] == 0
-    assert read(tmp_path / "b") == read(tmp_path / "a")
-    assert command("verify", tmp_path / "b") == (0, f"{tmp_path / 'b'}: 500 rows, undamaged\n")
-    status, text = command("diff", tmp_path / "a", tmp_path / "c")
-    assert status == 1 and "only in the first" in text
-    status, text = command("compact", tmp_path / "e", tmp_path / "a")
-    assert status == 0 and read(tmp_path / "e") == read(tmp_path / "a")
-    (file,) = (tmp_path / "b").glob("rows-*")
+
+def test_command_line(tmp_path):
+    for name, rows in (("a", 500), ("c", 400), ("damaged", 500)):
+        written(tmp_path / name, rows)
+    (file,) = (tmp_path / "damaged").glob("rows-*")
     file.write_bytes(file.read_bytes()[:-1])
-    status, text = command("verify", tmp_path / "b")
-    assert status == 2 and re.search("got [0-9]+ bytes, want [0-9]+", text)
-    status, text = command("compact", tmp_path / "d")
-    assert status == 2 and "empty list" in text
-    for arguments, why in (
-        (["explode"], "want a command: info"),
-        (["info"], "info: got 0 arguments"),
-        (["import", tmp_path / "x"], "got no files"),
+    commands = (
+        ("export a a.npz", {}, 0, "500 rows of t"),
+        ("import b a.npz", {"table": "t"}, 0, "500 rows"),
+        ("diff a b", {}, 0, "t: 500 rows the same, 0 changed"),
+        ("verify b", {}, 0, "500 rows, undamaged"),
+        ("diff a c", {}, 1, "only in the first"),
+        ("compact e a", {}, 0, "500 rows"),
+        ("verify damaged", {}, 2, "bytes, want"),
+        ("compact d", {}, 2, "empty list"),
+        ("info nothing", {}, 2, "there is no snapshot in nothing"),
+        ("explode", {}, "usage: want a command: info", ""),
+        ("info", {}, "usage: info: got 0 arguments", ""),
+        ("import x", {}, "usage: import: got no files", ""),
+    )
+    asked = json.dumps([(command.split(), settings) for command, settings, _, _ in commands])
+    done = subprocess.run(
+        [sys.executable, "-c", _COMMANDS, asked],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+    )
+    assert done.returncode == 0, done.stderr
+    for (command, _, want, says), (status, text) in zip(
+        commands, json.loads(done.stdout.splitlines()[-1]), strict=True
     ):
-        with pytest.raises(app.UsageError, match=why):
-            command(*arguments)
+        assert str(status).startswith(str(want)), (command, status, text)
+        assert says in text, (command, text)
+    assert read(tmp_path / "b") == read(tmp_path / "a") == read(tmp_path / "e")
 
 
 def test_command_line_as_a_program(tmp_path):
@@ -377,7 +394,7 @@ def test_command_line_as_a_program(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
     )
     assert done.returncode == 0, done.stderr
     assert re.match(r"[0-9a-f]{16}  full snapshot, of 20\d\d-", done.stdout)

@@ -153,8 +153,8 @@ def _check_trained(table: Variable) -> None:
         raise ValueError(
             f"table {table.name!r} is looked up in the call of model {model.name!r}, which does not "
             "have it among its weights, so that it would not be trained; use the layer "
-            "tf_dynemb.keras.Embedding, which has a table and carries its rows into Keras' files; or keep "
-            "the handle in your own layer, self.handle = table.handle, and save with "
+            "tf_dynemb.keras.Embedding, which has a table and carries its rows into Keras' files; or "
+            "keep the handle in your own layer, self.handle = table.handle, and save with "
             "tf.train.Checkpoint"
         )
 
