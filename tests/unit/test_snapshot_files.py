@@ -335,6 +335,8 @@ def test_a_key_with_two_rows_is_found_out(tmp_path):
 # Runs commands one after the other in a process of its own, since absl's flags are the process'.
 _COMMANDS = """
 import contextlib, io, json, sys
+from absl import app, flags
+from absl.testing import flagsaver
 
 flags.FLAGS.mark_as_parsed()
 results = []
