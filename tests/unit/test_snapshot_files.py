@@ -337,6 +337,7 @@ _COMMANDS = """
 import contextlib, io, json, sys
 from absl import app, flags
 from absl.testing import flagsaver
+import tf_dynemb.snapshot.__main__ as cli
 
 flags.FLAGS.mark_as_parsed()
 results = []
