@@ -23,17 +23,6 @@ constexpr int64_t kGroup = 16;           // keys whose memory is fetched ahead t
 constexpr int64_t kPrefetchBytes = 512;  // of a row; the hardware follows a longer one by itself
 constexpr int64_t kNanosecondsPerKey = 50;
 
-int64_t ReadInt64(const char* from) {
-  int64_t number;
-  std::memcpy(&number, from, sizeof(number));
-  return number;
-}
-void WriteInt64(int64_t number, char* to) { std::memcpy(to, &number, sizeof(number)); }
-
-bool Less(const RowOrder& a, const RowOrder& b) {
-  return a.score != b.score ? a.score < b.score : a.hash < b.hash;
-}
-
 class HostTable final : public Table {
  public:
   explicit HostTable(const TableSchema& schema)
@@ -362,7 +351,7 @@ class HostTable final : public Table {
       std::unique_lock<std::shared_mutex> lock(parts_[s].mutex);
       Segment& segment = parts_[s].segment;
       ForAllRows(segment, field, [&](Segment::Ref ref, const RowOrder& order) {
-        if (!Less(order, bound)) return;
+        if (!(order < bound)) return;
         EraseRow(&segment, segment.key(ref), order.hash);
         count.fetch_add(1, std::memory_order_relaxed);
       });

@@ -12,6 +12,7 @@
 #define TF_DYNEMB_CC_CORE_TABLE_ROW_LAYOUT_H_
 
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <string_view>
 
@@ -92,6 +93,14 @@ struct RowLayout {
   // Offset of a field inside the packed meta, or -1.
   int64_t meta_field[kMetaFields];
 };
+
+// A number of a row's meta, wherever it lies.
+inline int64_t ReadInt64(const char* from) {
+  int64_t number;
+  std::memcpy(&number, from, sizeof(number));
+  return number;
+}
+inline void WriteInt64(int64_t number, char* to) { std::memcpy(to, &number, sizeof(number)); }
 
 // Writes the initial slots of a new row (packed, slot dtype of the schema).
 void FillInitialSlots(const TableSchema& schema, char* slots);

@@ -111,6 +111,9 @@ using ConstRowParts = BasicRowParts<const Key, ConstRows>;
 struct RowOrder {
   int64_t score = 0;
   uint64_t hash = 0;
+  bool operator<(const RowOrder& o) const {
+    return score != o.score ? score < o.score : hash < o.hash;
+  }
 };
 
 class Table {
