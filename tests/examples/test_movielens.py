@@ -147,6 +147,23 @@ def test_static_and_dynamic_model_differ_in_nothing_but_initial_values():
         np.testing.assert_allclose(dynamic.step(*batch), static.step(*batch), rtol=0, atol=1e-5)
 
 
+def test_few_ratings_leave_nothing_to_recommend(tmp_path):
+    """No movie has 20 ratings: nothing is asked about unseen ones, and the other program says so."""
+    ratings = movielens_data.made_up(users=6, movies=60).first(50)
+    features = ratings.features(ratings.users, ratings.movies)
+    model = movielens.recommender(features, movielens.dynamic_embedding(2, "uniform"))
+    movielens.save(model, ratings, tmp_path)
+    run = subprocess.run(
+        [sys.executable, EXAMPLES / "movielens_recommend.py", f"--folder={tmp_path}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=ENVIRONMENT,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "Too few ratings: no other movie has 20 of them." in run.stdout
+
+
 def test_from_end_to_end(tmp_path):
     ratings = movielens_data.made_up(users=30, movies=60)
     lines = ["user\tmovie\trating\ttimestamp"]

@@ -229,7 +229,8 @@ Status TableSchema::Validate() const {
 Status CheckCompatible(const TableSchema& from, const TableSchema& to) {
   const auto mismatch = [](const char* what, const auto& got, const auto& want) {
     return FailedPrecondition("rows do not fit the table: their ", what, " is ", got,
-                              ", the table's is ", want);
+                              ", the table's is ", want,
+                              "; make the table as the one was that they were saved from");
   };
   if (from.key != to.key) return mismatch("key dtype", from.key, to.key);
   if (to.strings && !from.strings) {
