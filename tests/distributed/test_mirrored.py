@@ -1,11 +1,10 @@
 """Under MirroredStrategy N replicas on a global batch train exactly like one replica on it."""
 
-import functools
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from replicas import mirrored
 
 import tf_dynemb
 
@@ -19,11 +18,6 @@ IDS = (_NUMBERS.integers(0, 6, (BATCH * STEPS, 3)) + np.arange(BATCH * STEPS)[:,
 TARGETS = _NUMBERS.normal(size=(BATCH * STEPS, 1)).astype(np.float32)
 # Six steps of float32 sums that two replicas add up in another order than one.
 TOLERANCE = 6 * 4 * 2.0**-24
-
-
-@functools.cache  # one for all tests: two of a process use the same keys for different collectives
-def mirrored():
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
 def one():

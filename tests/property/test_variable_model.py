@@ -72,7 +72,8 @@ class VariableMachine(RuleBasedStateMachine):
         # Momentum that never fades: all numbers stay whole.
         sgd = keras.optimizers.SGD(1.0, momentum=1.0)
         self.optimizer = tf_dynemb.DynamicEmbeddingOptimizer(sgd)
-        self.optimizer.build([self.table.handle])
+        if value_dtype.is_floating:  # others are refused
+            self.optimizer.build([self.table.handle])
         self.folder = tempfile.TemporaryDirectory()
         self.names = map(str, itertools.count())
         self.checkpoint = None  # path, and the model of its moment

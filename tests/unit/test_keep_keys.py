@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from replicas import mirrored
 from table_rows import schema_of
 
 import tf_dynemb
@@ -355,7 +356,7 @@ def test_keras_files_between_tables_with_and_without(tmp_path):
 
 def test_replicas_in_one_process():
     """Each replica's gradient keeps the strings of its own ids; the update makes rows of all."""
-    strategy = tf.distribute.MirroredStrategy(["/CPU:0", "/CPU:1"])
+    strategy = mirrored()
     with strategy.scope():
         table = make()
         optimizer = sgd()

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from replicas import mirrored
 from restrict_model import keys_of, status_of, survivors
 from table_rows import int64, rows_of, values_of
 
@@ -232,7 +233,7 @@ def test_the_layers_config_names_the_policy(tmp_path):
 
 
 def test_two_replicas_write_a_row_once_in_a_step():
-    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    with mirrored().scope():
         model = make([FREQUENCY, TIME])
     restrict = tf_dynemb.keras.RestrictCallback(max_rows=3)
     fit(model, [1, 2, 1, 3, 1, 2, 4, 5], batch_size=4, callbacks=[restrict])

@@ -86,24 +86,33 @@ def versions(tmp_path_factory):
     return paths, predictions
 
 
+def assert_same(got, want):
+    """Rows are the same; the dense layer's float32 sums of eight terms may be made in another order."""
+    assert len(got) == len(want)
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=8 * 2.0**-23, atol=8 * 2.0**-24)
+
+
 def test_versions_and_models_side_by_side(versions):
-    """Integer and string ids, known and unseen: what Keras predicts, to the last bit."""
+    """Integer and string ids, known and unseen: what Keras predicts."""
     paths, want = versions
     rounds = run("serve", paths, [lists(batch) for batch in BATCHES])
-    assert rounds == [want, want[1:], want[2:]]
+    for got, models in zip(rounds, (want, want[1:], want[2:]), strict=True):
+        assert_same(got, models)
 
 
 def test_one_version_loaded_twice(versions):
     paths, want = versions
     rounds = run("serve", [paths[0], paths[0]], [lists(batch) for batch in BATCHES])
-    assert rounds == [[want[0], want[0]], [want[0]]]
+    for got, models in zip(rounds, ([want[0], want[0]], [want[0]]), strict=True):
+        assert_same(got, models)
 
 
 def test_concurrent_sessions(versions):
     paths, want = versions
     batches = [lists(batch) for batch in BATCHES]
     alone, wrong = run("concurrent", paths, batches, threads=4, runs=60)
-    assert alone == want
+    assert_same(alone, want)
     assert wrong == []
 
 
