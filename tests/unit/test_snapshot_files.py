@@ -8,6 +8,8 @@ import sys
 
 import keras
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import saving_models as m
 import tensorflow as tf
@@ -128,11 +130,10 @@ def test_slots_go_to_files_and_back(tmp_path):
 
 
 def test_files_of_others(tmp_path):
-    """What pandas and NumPy write, without a word of us."""
-    pandas = pytest.importorskip("pandas")
+    """What others write with PyArrow and NumPy, without a word of us."""
     keys, values = np.array([5, -7, 9]), np.array([[1, 2], [3, 4], [5, 6]], np.float32)
     np.savez(tmp_path / "a.npz", keys=keys, values=values)
-    pandas.DataFrame({"keys": keys, "values": list(values)}).to_parquet(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"keys": keys, "values": pa.array(list(values))}), tmp_path / "a.parquet")
     keys.tofile(tmp_path / "user_mht_1of1_rank0_size1-keys")
     values.tofile(tmp_path / "user_mht_1of1_rank0_size1-values")
     for source in ("a.npz", "a.parquet", "user_mht_1of1_rank0_size1-keys"):
