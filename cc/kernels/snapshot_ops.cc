@@ -21,20 +21,11 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::tstring;
 
-absl::Status GetString(OpKernelContext* context, const char* name, std::string* value) {
-  const Tensor* tensor;
-  TF_RETURN_IF_ERROR(context->input(name, &tensor));
-  if (!tensorflow::TensorShapeUtils::IsScalar(tensor->shape())) {
-    return ToTensorFlow(
-        InvalidArgument(name, ": got shape ", tensor->shape().DebugString(), ", want a scalar"));
-  }
-  *value = tensor->scalar<tstring>()();
-  return absl::OkStatus();
-}
-
 // The folder of a snapshot.
 absl::Status GetFolder(OpKernelContext* context, std::string* folder) {
-  TF_RETURN_IF_ERROR(GetString(context, "path", folder));
+  tstring path;
+  TF_RETURN_IF_ERROR(GetScalar(context, "path", &path));
+  *folder = path;
   if (folder->empty() || folder->find("://") != std::string::npos) {
     return ToTensorFlow(InvalidArgument("path: got '", *folder,
                                         "', want a folder of this machine's file systems; copy "
@@ -57,11 +48,12 @@ class SnapshotSaveOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    std::string folder, base_text;
+    std::string folder;
+    tstring base_text;
     const Tensor* names;
     tensorflow::OpInputList handles;
     OP_REQUIRES_OK(context, GetFolder(context, &folder));
-    OP_REQUIRES_OK(context, GetString(context, "base", &base_text));
+    OP_REQUIRES_OK(context, GetScalar(context, "base", &base_text));
     OP_REQUIRES_OK(context, context->input("names", &names));
     OP_REQUIRES_OK(context, context->input_list("tables", &handles));
     OP_REQUIRES(context, names->dims() == 1 && names->NumElements() == handles.size(),
@@ -113,11 +105,12 @@ class SnapshotReadOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    std::string folder, id, name;
+    std::string folder;
+    tstring id, name;
     const Tensor* cursor;
     OP_REQUIRES_OK(context, GetFolder(context, &folder));
-    OP_REQUIRES_OK(context, GetString(context, "snapshot", &id));
-    OP_REQUIRES_OK(context, GetString(context, "table_name", &name));
+    OP_REQUIRES_OK(context, GetScalar(context, "snapshot", &id));
+    OP_REQUIRES_OK(context, GetScalar(context, "table_name", &name));
     OP_REQUIRES_OK(context, context->input("cursor", &cursor));
     OP_REQUIRES(context, cursor->dims() == 1 && cursor->NumElements() == 3,
                 ToTensorFlow(InvalidArgument("cursor: got shape ", cursor->shape().DebugString(),
@@ -130,7 +123,7 @@ class SnapshotReadOp : public OpKernel {
     OP_REQUIRES_OK(context, ToTensorFlow(SnapshotReader::Open(PosixFileSystem(), folder, &reader)));
     const std::string there = IdText(reader->manifest().id);
     OP_REQUIRES(
-        context, there == id,
+        context, there == std::string(id),
         ToTensorFlow(FailedPrecondition("snapshot ", folder, ": got ", there, ", want ", id,
                                         "; it was replaced while it was being read: begin again")));
     OP_REQUIRES_OK(context, ToTensorFlow(reader->FindTable(name, &table)));
@@ -221,10 +214,10 @@ class SetSnapshotOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     TableInput table;
-    std::string id_text;
+    tstring id_text;
     uint64_t id = 0;
     OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
-    OP_REQUIRES_OK(context, GetString(context, "snapshot", &id_text));
+    OP_REQUIRES_OK(context, GetScalar(context, "snapshot", &id_text));
     OP_REQUIRES_OK(context, ToTensorFlow(ParseId(id_text, &id)));
     table.resource->set_snapshot(id);
     if (!follow_) return;

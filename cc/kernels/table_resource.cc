@@ -170,16 +170,19 @@ absl::Status GetRows(OpKernelContext* context, const char* name, const KeyInputs
   return absl::OkStatus();
 }
 
-absl::Status GetScalar(OpKernelContext* context, const char* name, int64_t* value) {
+template <typename T>
+absl::Status GetScalar(OpKernelContext* context, const char* name, T* value) {
   const Tensor* tensor;
   TF_RETURN_IF_ERROR(context->input(name, &tensor));
   if (!tensorflow::TensorShapeUtils::IsScalar(tensor->shape())) {
     return ToTensorFlow(
         InvalidArgument(name, ": got shape ", tensor->shape().DebugString(), ", want a scalar"));
   }
-  *value = tensor->scalar<int64_t>()();
+  *value = tensor->scalar<T>()();
   return absl::OkStatus();
 }
+template absl::Status GetScalar(OpKernelContext*, const char*, int64_t*);
+template absl::Status GetScalar(OpKernelContext*, const char*, tensorflow::tstring*);
 
 Status ForEachShard(const Shards& shards, Span<const Key> keys, Span<const int32_t> owners,
                     const std::vector<int64_t>* positions,

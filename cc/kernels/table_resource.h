@@ -138,8 +138,9 @@ absl::Status GetStrings(tensorflow::OpKernelContext* context, const char* name,
 absl::Status GetRows(tensorflow::OpKernelContext* context, const char* name,
                      const KeyInputs& inputs, const TableSchema& schema, ConstRows* rows);
 
-// Input `name`, a scalar int64.
-absl::Status GetScalar(tensorflow::OpKernelContext* context, const char* name, int64_t* value);
+// Input `name`, a scalar: int64 or a string.
+template <typename T>
+absl::Status GetScalar(tensorflow::OpKernelContext* context, const char* name, T* value);
 
 // Calls call(table, batch) for each shard with its share of `positions` (null: of all keys).
 Status ForEachShard(const Shards& shards, Span<const Key> keys, Span<const int32_t> owners,

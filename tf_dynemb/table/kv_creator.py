@@ -186,6 +186,7 @@ class _Refused:
 
     def __init__(self, *args, **kwargs):
         del args, kwargs
+        # For good: the message says what to use here. Python's class for what a program does not have.
         raise NotImplementedError(f"{type(self).__name__} is not there; {self._instead}")
 
 

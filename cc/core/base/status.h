@@ -20,7 +20,7 @@ enum class Code {
   kResourceExhausted = 8,
   kFailedPrecondition = 9,
   kOutOfRange = 11,
-  kUnimplemented = 12,
+  kUnimplemented = 12,  // a file of a later version of its format, which only later code can read
   kInternal = 13,
   kDataLoss = 15,
 };

@@ -17,12 +17,6 @@
 namespace dynemb {
 namespace {
 
-#define ASSERT_OK(expression)                                         \
-  do {                                                                \
-    const Status assert_ok_status = (expression);                     \
-    ASSERT_TRUE(assert_ok_status.ok()) << assert_ok_status.message(); \
-  } while (false)
-
 constexpr MetaField kUsed = MetaField::kUsed, kCount = MetaField::kCount,
                     kScore = MetaField::kScore;
 

@@ -8,12 +8,6 @@
 #include "cc/core/testing/conformance_checks.h"
 #include "gtest/gtest.h"
 
-#define ASSERT_OK(expression)                       \
-  do {                                              \
-    const Status status_ = (expression);            \
-    ASSERT_TRUE(status_.ok()) << status_.message(); \
-  } while (false)
-
 namespace dynemb {
 namespace {
 

@@ -34,6 +34,13 @@
 #endif
 #endif
 
+// Ends a test that gets an error here. For files that include gtest.
+#define ASSERT_OK(expression)                                         \
+  do {                                                                \
+    const Status assert_ok_status = (expression);                     \
+    ASSERT_TRUE(assert_ok_status.ok()) << assert_ok_status.message(); \
+  } while (false)
+
 namespace dynemb {
 
 // What the program was built with.

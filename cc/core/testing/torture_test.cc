@@ -26,12 +26,6 @@
 #include "cc/core/table/host_table.h"
 #include "cc/core/testing/caller.h"
 
-#define ASSERT_OK(expression)                       \
-  do {                                              \
-    const Status status_ = (expression);            \
-    ASSERT_TRUE(status_.ok()) << status_.message(); \
-  } while (false)
-
 namespace dynemb {
 namespace {
 

@@ -75,6 +75,7 @@ class FieldWiseEmbedding(Embedding):
         if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
             ids = tf.convert_to_tensor(ids)
         if ids.shape.rank != 2:
+            # The class that TFRA raises: fields of more axes have no meaning in either.
             raise NotImplementedError(f"ids: got shape {ids.shape}, want (batch, ids)")
         flat, examples, number, _ = flatten(self._keys_of(ids), outer_rank=1)
         # A matrix of fields, whose cells are the bags. An id in it stands where it belongs.
