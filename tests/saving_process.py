@@ -19,6 +19,7 @@ import keras
 import numpy as np
 import saving_models as m
 import tensorflow as tf
+from process_memory import peak_mib, resident_mib
 
 import tf_dynemb
 
@@ -89,12 +90,6 @@ def table_of(rows):
     return model
 
 
-def mib(name):
-    """VmRSS, what the process holds, or VmHWM, its peak; getrusage's peak includes the parent's."""
-    (line,) = (line for line in open("/proc/self/status") if line.startswith(name))
-    return int(line.split()[1]) / 1024
-
-
 def large(folder):
     """By how much each call raises the peak of the process. Loading replaces the rows that there are."""
     calls = {
@@ -113,9 +108,9 @@ def large(folder):
     for name, call in calls.items():
         if name == "load_model":  # makes a model of its own
             table.clear()
-        before = mib("VmHWM")
+        before = peak_mib()
         loaded = call(model, "large") or model
-        out[name] = mib("VmHWM") - before
+        out[name] = peak_mib() - before
         assert int(loaded.layers[1].table.size()) == ROWS
     return out
 
@@ -140,7 +135,7 @@ def reload(folder):
             np.testing.assert_array_equal(got, want)
             del loaded
             gc.collect()
-            out[name].append(mib("VmRSS"))
+            out[name].append(resident_mib())
     return out
 
 

@@ -13,9 +13,10 @@ import contextlib
 import ctypes
 import json
 import math
-import resource
 import sys
 import threading
+
+from process_memory import resident_mib
 
 INT64, STRING = 9, 7  # of TF_DataType
 POINTER = ctypes.c_void_p
@@ -161,8 +162,7 @@ def reload(models, batches, times, **_):
         for batch in batches:
             model(batch)
         model.close()
-        with open("/proc/self/statm") as file:
-            held.append(int(file.read().split()[1]) * resource.getpagesize() / 2**20)
+        held.append(resident_mib())
     return held
 
 

@@ -10,12 +10,14 @@ import sys
 
 import pytest
 from conftest import SOAK, SOAK_FACTOR
+from process_memory import measured_environment
 
 WARM_UP, STEPS = 200, 1000 * SOAK_FACTOR if SOAK else 500
 PROGRAM = """
 import gc, os, sys
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 import keras, numpy as np, tensorflow as tf, tf_dynemb
+from process_memory import resident_mib
 
 graph, warm_up, steps = sys.argv[1] == "graph", *map(int, sys.argv[2:])
 table = tf_dynemb.Variable(
@@ -36,10 +38,9 @@ def step(keys):
 step = tf.function(step, input_signature=[tf.TensorSpec([None], tf.int64)]) if graph else step
 
 
-def rss_bytes():
+def held():
     gc.collect()
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resident_mib()
 
 
 def run(first, last):
@@ -49,10 +50,10 @@ def run(first, last):
 
 
 run(0, warm_up)
-before, rows, table_bytes = rss_bytes(), int(table.size()), int(table.memory_bytes())
+before, rows, table_bytes = held(), int(table.size()), int(table.memory_bytes())
 run(warm_up, warm_up + steps)
 assert LEFT <= rows <= LEFT + 2 * KEYS and LEFT <= table.size() <= LEFT + 2 * KEYS
-print(before, rss_bytes(), table_bytes, int(table.memory_bytes()))
+print(before, held(), table_bytes, int(table.memory_bytes()))
 """
 
 
@@ -60,9 +61,11 @@ print(before, rss_bytes(), table_bytes, int(table.memory_bytes()))
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_inserting_and_restricting_takes_no_more_memory(mode):
     program = [sys.executable, "-c", PROGRAM, mode, str(WARM_UP), str(STEPS)]
-    output = subprocess.run(program, check=True, capture_output=True, text=True).stdout
-    before, after, table_before, table_after = map(int, output.split()[-4:])
-    print(f"{mode}: RSS {before / 2**20:.1f} -> {after / 2**20:.1f} MiB over {STEPS} steps")
+    output = subprocess.run(
+        program, env=measured_environment(), check=True, capture_output=True, text=True
+    ).stdout
+    before, after, table_before, table_after = map(float, output.split()[-4:])
+    print(f"{mode}: RSS {before:.1f} -> {after:.1f} MiB over {STEPS} steps")
     assert after < 1.05 * before
     # Of this the table is a small part, so it is looked at by itself.
     assert table_after <= 1.05 * table_before

@@ -1,26 +1,24 @@
 """Saving across processes: training goes on bit for bit; no second copy of the rows; no leaks."""
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
 from conftest import SOAK_FACTOR
+from process_memory import measured_environment
 
 SCRIPT = pathlib.Path(__file__).parent.parent / "saving_process.py"
-ROOT = SCRIPT.parent.parent
 
 
 def run(command, folder, **environment):
     """What tests/saving_process.py prints, in a process of its own."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, str(SCRIPT), command, str(folder)],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": path, **environment},
+        env=measured_environment() | environment,
         check=False,
     )
     assert done.returncode == 0, done.stderr

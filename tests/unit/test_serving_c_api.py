@@ -5,7 +5,6 @@ That is the C++ loader, which TensorFlow Serving contains. tests/serving_process
 
 import itertools
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 import saving_models as m
 import tensorflow as tf
 from conftest import SOAK_FACTOR
+from process_memory import measured_environment
 from table_rows import int64
 
 import tf_dynemb
@@ -49,7 +49,7 @@ def run(command, paths, batches, **more):
         input=json.dumps(plan),
         capture_output=True,
         text=True,
-        env={**os.environ, "LD_LIBRARY_PATH": str(folder)},
+        env=measured_environment() | {"LD_LIBRARY_PATH": str(folder)},
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import saving_models as m
 import tensorflow as tf
+from process_memory import measured_environment
 from table_rows import int64, rows_of, schema_of, values_of
 
 import tf_dynemb
@@ -344,10 +345,7 @@ def test_rows_are_whole_while_others_write(tmp_path):
 _MEMORY = """
 import sys
 import tensorflow as tf, tf_dynemb
-
-def peak():  # MiB; getrusage would begin with the peak of the parent process
-    (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
-    return int(line.split()[1]) / 1024
+from process_memory import peak_mib
 
 rows, dim, path = 500_000, 64, sys.argv[2]
 def make():
@@ -361,13 +359,13 @@ tf_dynemb.snapshot.restore(path + "/warm", small)
 if sys.argv[1] == "save":
     for first in range(0, rows, 10_000):
         table.upsert(tf.range(first, first + 10_000, dtype=tf.int64), tf.random.normal((10_000, dim)))
-    before = peak()
+    before = peak_mib()
     tf_dynemb.snapshot.save(path + "/s", table)
-    print(peak() - before)
+    print(peak_mib() - before)
 else:
-    before = peak()
+    before = peak_mib()
     tf_dynemb.snapshot.restore(path + "/s", table)
-    print(peak() - before - int(table.memory_bytes()) / 2**20)
+    print(peak_mib() - before - int(table.memory_bytes()) / 2**20)
 assert int(table.size()) == rows
 """
 
@@ -377,6 +375,7 @@ def test_saving_and_restoring_take_no_second_copy(tmp_path):
     for what in ("save", "restore"):
         done = subprocess.run(
             [sys.executable, "-c", _MEMORY, what, str(tmp_path)],
+            env=measured_environment(),
             capture_output=True,
             text=True,
             check=False,

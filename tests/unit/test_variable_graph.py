@@ -1,12 +1,11 @@
 """Variable: where it can be made and used: tf.function, tf.data, strategy scopes."""
 
 import gc
-import pathlib
-import resource
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from process_memory import resident_mib
 from table_rows import int64, values_of
 
 import tf_dynemb
@@ -137,11 +136,6 @@ def test_tables_of_one_name_share_nothing():
     assert int(second.size()) == 0
 
 
-def resident_mb() -> float:
-    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
-
-
 def test_a_table_that_nobody_holds_is_freed():
     """Eight tables of 32 MB in turn: held, they would take 256 MB; the bound leaves room for two.
 
@@ -154,7 +148,7 @@ def test_a_table_that_nobody_holds_is_freed():
         table.upsert(keys, values)
         del table
         gc.collect()
-        resident.append(resident_mb())
+        resident.append(resident_mib())
     assert resident[-1] - resident[1] < 64
 
 

@@ -1,0 +1,29 @@
+"""Memory of this process, as Linux tells it; also for child processes that measure themselves."""
+
+import os
+import sys
+
+
+def measured_environment() -> dict[str, str]:
+    """The environment for a Python process that is to be measured: this one's modules, and one heap.
+
+    Otherwise glibc gives each thread that allocates a heap of its own, and how much a process holds
+    depends on which of TensorFlow's threads happened to run.
+    """
+    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    return {**os.environ, "PYTHONPATH": path, "MALLOC_ARENA_MAX": "1"}
+
+
+def resident_mib() -> float:
+    return _mib("VmRSS")
+
+
+def peak_mib() -> float:
+    """The highest that resident_mib has been; getrusage's begins with that of the parent process."""
+    return _mib("VmHWM")
+
+
+def _mib(name: str) -> float:
+    with open("/proc/self/status") as status:
+        (line,) = (line for line in status if line.startswith(name))
+    return int(line.split()[1]) / 1024
