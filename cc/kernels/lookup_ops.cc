@@ -25,7 +25,7 @@ class LookupOp : public OpKernel {
     TableInput table;
     KeyInputs inputs;
     OP_REQUIRES_OK(context, GetTableToRead(context, dtype_, &table));
-    OP_REQUIRES_OK(context, GetKeys(context, &inputs));
+    OP_REQUIRES_OK(context, GetKeys(context, table, &inputs));
     OP_REQUIRES(context, dim_ == table.schema.dim,
                 ToTensorFlow(InvalidArgument("dim: got ", dim_, ", the table's rows have ",
                                              table.schema.dim)));
@@ -36,24 +36,20 @@ class LookupOp : public OpKernel {
     OP_REQUIRES_OK(context, context->allocate_output(0, shape, &values));
 
     const int64_t n = inputs.keys.size;
-    // An Outcome and a bool have a byte each: outcomes are written in place and then turned to
-    // bools.
-    static_assert(sizeof(Outcome) == sizeof(bool));
+    // Find's two outcomes are bools: they are written in place.
+    static_assert(sizeof(Outcome) == sizeof(bool) && static_cast<int>(Outcome::kMissing) == false &&
+                  static_cast<int>(Outcome::kFound) == true);
     Report report;
     report.outcomes = {reinterpret_cast<Outcome*>(exists->flat<bool>().data()), n};
     const DType held = table.schema.value_dtype, wanted = ToCore(dtype_);
     const Rows rows = MutableRowsOf(values, n, dim_ * SizeOf(wanted));
     const Rows read = NarrowRows(rows, held, wanted, dim_);
     const PoolContext core(context);
-    OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(
-                                table.shards, inputs.keys, inputs.owners, nullptr,
-                                [&](Table* shard, const Batch& batch) {
-                                  return shard->Find(core, batch, IfMissing::kInitialValue, read,
-                                                     report);
-                                })));
+    OP_REQUIRES_OK(context,
+                   ToTensorFlow(ForEachShard(table, inputs, [&](Table* shard, const Batch& batch) {
+                     return shard->Find(core, batch, IfMissing::kInitialValue, read, report);
+                   })));
     Widen(core, rows, held, wanted, dim_);
-    bool* flags = exists->flat<bool>().data();
-    for (int64_t i = 0; i < n; ++i) flags[i] = report.outcomes[i] == Outcome::kFound;
   }
 
  private:

@@ -133,13 +133,14 @@ absl::Status GetTableToRead(OpKernelContext* context, tensorflow::DataType dtype
   return CheckDType(dtype, table->schema);
 }
 
-absl::Status GetKeys(OpKernelContext* context, KeyInputs* inputs) {
+absl::Status GetKeys(OpKernelContext* context, const TableInput& table, KeyInputs* inputs) {
   const Tensor* owners;
   TF_RETURN_IF_ERROR(context->input("keys", &inputs->keys_tensor));
   TF_RETURN_IF_ERROR(context->input("owners", &owners));
   inputs->keys = {inputs->keys_tensor->flat<int64_t>().data(), inputs->keys_tensor->NumElements()};
-  inputs->owners = {owners->flat<int32_t>().data(), owners->NumElements()};
-  return absl::OkStatus();
+  return ToTensorFlow(Routing::Make(inputs->keys,
+                                    {owners->flat<int32_t>().data(), owners->NumElements()},
+                                    static_cast<int>(table.shard_count()), &inputs->routing));
 }
 
 absl::Status GetStrings(OpKernelContext* context, const char* name, const KeyInputs& inputs,
@@ -184,17 +185,13 @@ absl::Status GetScalar(OpKernelContext* context, const char* name, T* value) {
 template absl::Status GetScalar(OpKernelContext*, const char*, int64_t*);
 template absl::Status GetScalar(OpKernelContext*, const char*, tensorflow::tstring*);
 
-Status ForEachShard(const Shards& shards, Span<const Key> keys, Span<const int32_t> owners,
-                    const std::vector<int64_t>* positions,
+Status ForEachShard(const TableInput& table, const KeyInputs& inputs,
                     const std::function<Status(Table*, const Batch&)>& call) {
-  Routing routing;
-  DYNEMB_RETURN_IF_ERROR(
-      Routing::Make(keys, owners, static_cast<int>(shards.size()), positions, &routing));
-  for (size_t s = 0; s < shards.size(); ++s) {
+  for (size_t s = 0; s < table.shards.size(); ++s) {
     Batch batch;
-    batch.keys = keys;
-    batch.select = routing.share(static_cast<int>(s));
-    DYNEMB_RETURN_IF_ERROR(call(shards[s].get(), batch));
+    batch.keys = inputs.keys;
+    batch.select = inputs.routing.share(static_cast<int>(s));
+    DYNEMB_RETURN_IF_ERROR(call(table.shards[s].get(), batch));
   }
   return Status();
 }

@@ -122,13 +122,15 @@ absl::Status GetTableOf(tensorflow::OpKernelContext* context, const tensorflow::
 absl::Status GetTableToRead(tensorflow::OpKernelContext* context, tensorflow::DataType dtype,
                             TableInput* table);
 
-// keys and owners of an op as spans over its input tensors.
+// The inputs keys and owners of an op, and to which shards they go.
 struct KeyInputs {
   const tensorflow::Tensor* keys_tensor;
   Span<const Key> keys;
-  Span<const int32_t> owners;
+  Routing routing;
 };
-absl::Status GetKeys(tensorflow::OpKernelContext* context, KeyInputs* inputs);
+// Errors: owners that are not, one for each key, shards of the table.
+absl::Status GetKeys(tensorflow::OpKernelContext* context, const TableInput& table,
+                     KeyInputs* inputs);
 
 // Input `name`, one string per key, as views of it. Error: another number of them.
 absl::Status GetStrings(tensorflow::OpKernelContext* context, const char* name,
@@ -142,9 +144,8 @@ absl::Status GetRows(tensorflow::OpKernelContext* context, const char* name,
 template <typename T>
 absl::Status GetScalar(tensorflow::OpKernelContext* context, const char* name, T* value);
 
-// Calls call(table, batch) for each shard with its share of `positions` (null: of all keys).
-Status ForEachShard(const Shards& shards, Span<const Key> keys, Span<const int32_t> owners,
-                    const std::vector<int64_t>* positions,
+// Calls call(shard, batch) for each shard with its share of the keys.
+Status ForEachShard(const TableInput& table, const KeyInputs& inputs,
                     const std::function<Status(Table*, const Batch&)>& call);
 
 // A row-major matrix (or any tensor whose last axis is the row) as rows.

@@ -155,7 +155,7 @@ class ImportOp : public OpKernel {
     const Tensor *schema_text, *slots, *meta;
     TableSchema from;
     OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
-    OP_REQUIRES_OK(context, GetKeys(context, &inputs));
+    OP_REQUIRES_OK(context, GetKeys(context, table, &inputs));
     OP_REQUIRES_OK(context, context->input("schema", &schema_text));
     OP_REQUIRES(
         context, schema_text->NumElements() == 1,
@@ -176,11 +176,6 @@ class ImportOp : public OpKernel {
     if (table.strings != nullptr) {
       OP_REQUIRES_OK(context, GetStrings(context, "strings", inputs, &strings));
     }
-
-    Routing routing;
-    OP_REQUIRES_OK(context, ToTensorFlow(Routing::Make(inputs.keys, inputs.owners,
-                                                       static_cast<int>(table.shard_count()),
-                                                       nullptr, &routing)));
 
     const PoolContext core(context);
     Shards targets = table.shards;
@@ -209,7 +204,8 @@ class ImportOp : public OpKernel {
       }
     }
     RowAdapter adapter(from, targets[0]->schema());
-    OP_REQUIRES_OK(context, ToTensorFlow(Import(core, targets, routing, adapter.Adapt(rows))));
+    OP_REQUIRES_OK(context,
+                   ToTensorFlow(Import(core, targets, inputs.routing, adapter.Adapt(rows))));
     if (!replace_) return;
     int64_t imported = 0;
     for (const auto& target : targets) imported += target->size();

@@ -1,13 +1,9 @@
 // Kernels of the ops that change rows by key: apply, upsert, accum, remove; and that keep strings.
-//
-// Tables want distinct keys; what becomes of repetitions is decided here, by the means of
-// core/lookup/dedup.h.
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "cc/core/lookup/dedup.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -39,18 +35,14 @@ class ApplyOp : public OpKernel {
     Stamp stamp;
     const Tensor* hyper;
     OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
-    OP_REQUIRES_OK(context, GetKeys(context, &inputs));
+    OP_REQUIRES_OK(context, GetKeys(context, table, &inputs));
     OP_REQUIRES_OK(context, GetRows(context, "gradients", inputs, table.schema, &gradients));
     OP_REQUIRES_OK(context, GetScalar(context, "now", &stamp.now));
     OP_REQUIRES_OK(context, context->input("hyper", &hyper));
     Update update;
     update.rule = &rule_;
     update.hyper = {hyper->flat<double>().data(), hyper->NumElements()};
-    // Whatever is wrong with numbers and owners is found before any shard changes.
-    Routing routing;
-    OP_REQUIRES_OK(context, ToTensorFlow(Routing::Make(inputs.keys, inputs.owners,
-                                                       static_cast<int>(table.shard_count()),
-                                                       nullptr, &routing)));
+    // Whatever is wrong with the numbers is found before any shard changes.
     std::unique_ptr<RowUpdater> checked;
     OP_REQUIRES_OK(context, ToTensorFlow(MakeRowUpdater(rule_.name, table.schema.value_dtype,
                                                         update.hyper, &checked)));
@@ -62,30 +54,10 @@ class ApplyOp : public OpKernel {
       OP_REQUIRES_OK(context, ToTensorFlow(shard->Attach(core, rule_)));
     }
 
-    const Dedup dedup(inputs.keys);
-    Tensor sums;
-    std::vector<int32_t> owners;
-    if (dedup.size() < inputs.keys.size) {
-      OP_REQUIRES_OK(context, context->allocate_temp(
-                                  dtype_, TensorShape({dedup.size(), table.schema.dim}), &sums));
-      const Rows rows = MutableRowsOf(&sums, dedup.size(), gradients.stride_bytes);
-      SumByKey(core, dedup, table.schema.value_dtype, table.schema.dim, gradients, rows);
-      gradients = rows;
-      if (inputs.owners.size == inputs.keys.size) {
-        owners.resize(dedup.size());
-        for (int64_t i = 0; i < inputs.keys.size; ++i) {
-          owners[dedup.inverse()[i]] = inputs.owners[i];
-        }
-        inputs.owners = owners;
-      }
-      inputs.keys = dedup.unique();
-    }
     OP_REQUIRES_OK(context,
-                   ToTensorFlow(ForEachShard(table.shards, inputs.keys, inputs.owners, nullptr,
-                                             [&](Table* shard, const Batch& batch) {
-                                               return shard->Apply(core, batch, gradients, update,
-                                                                   stamp, Report());
-                                             })));
+                   ToTensorFlow(ForEachShard(table, inputs, [&](Table* shard, const Batch& batch) {
+                     return shard->Apply(core, batch, gradients, update, stamp, Report());
+                   })));
   }
 
  private:
@@ -105,19 +77,17 @@ class UpsertOp : public OpKernel {
     ConstRows values;
     Stamp stamp;
     OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
-    OP_REQUIRES_OK(context, GetKeys(context, &inputs));
+    OP_REQUIRES_OK(context, GetKeys(context, table, &inputs));
     OP_REQUIRES_OK(context, GetRows(context, "values", inputs, table.schema, &values));
     OP_REQUIRES_OK(context, GetScalar(context, "now", &stamp.now));
     KeyStrings::Birth birth;
     OP_REQUIRES_OK(
         context, ToTensorFlow(KeyStrings::Birth::Begin(table.strings.get(), inputs.keys, &birth)));
     const PoolContext core(context);
-    const std::vector<int64_t> positions = LastOfEach(Dedup(inputs.keys));
-    OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(
-                                table.shards, inputs.keys, inputs.owners, &positions,
-                                [&](Table* shard, const Batch& batch) {
-                                  return shard->Upsert(core, batch, values, stamp, Report());
-                                })));
+    OP_REQUIRES_OK(context,
+                   ToTensorFlow(ForEachShard(table, inputs, [&](Table* shard, const Batch& batch) {
+                     return shard->Upsert(core, batch, values, stamp, Report());
+                   })));
   }
 
  private:
@@ -137,7 +107,7 @@ class AccumOp : public OpKernel {
     Stamp stamp;
     const Tensor* exists;
     OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
-    OP_REQUIRES_OK(context, GetKeys(context, &inputs));
+    OP_REQUIRES_OK(context, GetKeys(context, table, &inputs));
     OP_REQUIRES_OK(context,
                    GetRows(context, "values_or_deltas", inputs, table.schema, &values_or_deltas));
     OP_REQUIRES_OK(context, GetScalar(context, "now", &stamp.now));
@@ -151,14 +121,10 @@ class AccumOp : public OpKernel {
     OP_REQUIRES_OK(
         context, ToTensorFlow(KeyStrings::Birth::Begin(table.strings.get(), inputs.keys, &birth)));
     const PoolContext core(context);
-    for (const std::vector<int64_t>& round : OccurrenceRounds(Dedup(inputs.keys))) {
-      OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(
-                                  table.shards, inputs.keys, inputs.owners, &round,
-                                  [&](Table* shard, const Batch& batch) {
-                                    return shard->Accumulate(core, batch, values_or_deltas, flags,
-                                                             stamp, Report());
-                                  })));
-    }
+    OP_REQUIRES_OK(
+        context, ToTensorFlow(ForEachShard(table, inputs, [&](Table* shard, const Batch& batch) {
+          return shard->Accumulate(core, batch, values_or_deltas, flags, stamp, Report());
+        })));
   }
 
  private:
@@ -172,14 +138,12 @@ class RemoveOp : public OpKernel {
     TableInput table;
     KeyInputs inputs;
     OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
-    OP_REQUIRES_OK(context, GetKeys(context, &inputs));
+    OP_REQUIRES_OK(context, GetKeys(context, table, &inputs));
     const PoolContext core(context);
-    const std::vector<int64_t> positions = LastOfEach(Dedup(inputs.keys));
     OP_REQUIRES_OK(context,
-                   ToTensorFlow(ForEachShard(table.shards, inputs.keys, inputs.owners, &positions,
-                                             [&](Table* shard, const Batch& batch) {
-                                               return shard->Erase(core, batch, Report());
-                                             })));
+                   ToTensorFlow(ForEachShard(table, inputs, [&](Table* shard, const Batch& batch) {
+                     return shard->Erase(core, batch, Report());
+                   })));
   }
 };
 

@@ -241,7 +241,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         step = tf.cast(inner.iterations, tf.float64) + 1
 
         def update():
-            for gradient, handle in zip(gradients, handles, strict=True):
+            for gradient, handle in zip(map(_unsummed, gradients), handles, strict=True):
                 weight_decay = inner.weight_decay or 0.0
                 if _compat.excluded_from_weight_decay(inner, handle):
                     weight_decay = 0.0
@@ -364,6 +364,19 @@ def _warn_of_none(variables: list) -> None:
 def _is_on(clip: float | None) -> bool:
     """Whether Keras clips: it takes 0 for no clipping."""
     return clip is not None and clip > 0
+
+
+def _unsummed(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    """What the gradient of a lookup was summed from, in a graph, where the sum is then left out.
+
+    Tables sum by key themselves, in the pass that updates the rows.
+    """
+    keys, rows = gradient.indices, gradient.values
+    if tf.is_symbolic_tensor(rows) and rows.op.type == "DynembSumByKey":
+        summed_keys, summed_rows, _ = rows.op.outputs
+        if keys is summed_keys and rows is summed_rows:
+            keys, rows = rows.op.inputs
+    return tf.IndexedSlices(rows, keys)
 
 
 def _sum_by_key(gradient: tf.IndexedSlices) -> tf.IndexedSlices:

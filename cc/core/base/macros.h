@@ -1,11 +1,14 @@
-// The one macro that makes a header's functions run on the device as well as on the host.
+// Macros: functions that run on the device as well as on the host, and functions that are inlined
+// whatever the optimiser thinks of it.
 #ifndef TF_DYNEMB_CC_CORE_BASE_MACROS_H_
 #define TF_DYNEMB_CC_CORE_BASE_MACROS_H_
 
 #ifdef __CUDACC__
 #define DYNEMB_HOST_DEVICE __host__ __device__
+#define DYNEMB_ALWAYS_INLINE __forceinline__
 #else
 #define DYNEMB_HOST_DEVICE
+#define DYNEMB_ALWAYS_INLINE inline __attribute__((always_inline))
 #endif
 
 #endif  // TF_DYNEMB_CC_CORE_BASE_MACROS_H_

@@ -2,29 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 
 #include "cc/core/base/hash.h"
+#include "cc/core/table/value_functions.h"
 
 namespace dynemb {
 namespace {
 
 constexpr int64_t kRowsPerTask = 512;
-
-template <typename V>
-void SumRows(int64_t dim, const int64_t* positions, int64_t count, const ConstRows& rows, V* sum) {
-  using T = ComputeType<V>;
-  if (count == 1) {
-    std::memcpy(sum, rows[positions[0]], dim * sizeof(V));
-    return;
-  }
-  std::vector<T> total(dim);
-  for (int64_t i = 0; i < count; ++i) {
-    const V* row = reinterpret_cast<const V*>(rows[positions[i]]);
-    for (int64_t c = 0; c < dim; ++c) total[c] = static_cast<T>(total[c] + static_cast<T>(row[c]));
-  }
-  for (int64_t c = 0; c < dim; ++c) sum[c] = static_cast<V>(total[c]);
-}
 
 }  // namespace
 
@@ -54,36 +39,16 @@ void SumByKey(const Context& context, const Dedup& dedup, DType dtype, int64_t d
   std::vector<int64_t> grouped(n);
   for (int64_t i = 0; i < n; ++i) grouped[begin[dedup.inverse()[i] + 1]++] = i;
 
+  const SumFunction sum = SumFor(dtype);
   const int64_t tasks = (dedup.size() + kRowsPerTask - 1) / kRowsPerTask;
   context.executor->Run(tasks, kRowsPerTask * (20 + dim), [&](int64_t task) {
     const int64_t end = std::min(dedup.size(), (task + 1) * kRowsPerTask);
-    VisitDType(dtype, [&](auto tag) {
-      using V = typename decltype(tag)::type;
-      for (int64_t u = task * kRowsPerTask; u < end; ++u) {
-        SumRows(dim, &grouped[begin[u]], begin[u + 1] - begin[u], rows,
-                reinterpret_cast<V*>(sums[u]));
-      }
-    });
+    for (int64_t u = task * kRowsPerTask; u < end; ++u) {
+      const Span<const int64_t> positions(&grouped[begin[u]], begin[u + 1] - begin[u]);
+      const char* made = sum(dim, rows, positions, sums[u]);
+      if (made != sums[u]) std::memcpy(sums[u], made, dim * SizeOf(dtype));
+    }
   });
-}
-
-std::vector<int64_t> LastOfEach(const Dedup& dedup) {
-  std::vector<int64_t> last(dedup.size());
-  const std::vector<int64_t>& inverse = dedup.inverse();
-  for (size_t i = 0; i < inverse.size(); ++i) last[inverse[i]] = static_cast<int64_t>(i);
-  return last;
-}
-
-std::vector<std::vector<int64_t>> OccurrenceRounds(const Dedup& dedup) {
-  std::vector<std::vector<int64_t>> rounds;
-  std::vector<size_t> seen(dedup.size());
-  const std::vector<int64_t>& inverse = dedup.inverse();
-  for (size_t i = 0; i < inverse.size(); ++i) {
-    const size_t round = seen[inverse[i]]++;
-    if (round == rounds.size()) rounds.emplace_back();
-    rounds[round].push_back(static_cast<int64_t>(i));
-  }
-  return rounds;
 }
 
 }  // namespace dynemb

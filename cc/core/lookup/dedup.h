@@ -1,11 +1,5 @@
-// Dedup: the distinct keys of a batch, and what belongs to each.
-//
-// Tables want distinct keys in calls that change rows. Three ways to get there from a batch with
-// repetitions, all deterministic and independent of the number of threads:
-//   SumByKey       gradients: equal keys' rows are added up, in batch order
-//   LastOfEach     upsert: the last row of a key wins
-//   OccurrenceRounds   accum: every row counts, one after the other, as so many calls of distinct
-//   keys
+// Dedup: the distinct keys of a batch, and the sums of the rows of equal keys, which a gradient is.
+// Deterministic and independent of the number of threads.
 #ifndef TF_DYNEMB_CC_CORE_LOOKUP_DEDUP_H_
 #define TF_DYNEMB_CC_CORE_LOOKUP_DEDUP_H_
 
@@ -39,12 +33,6 @@ class Dedup {
 // is fine.
 void SumByKey(const Context& context, const Dedup& dedup, DType dtype, int64_t dim, ConstRows rows,
               Rows sums);
-
-// For every distinct key the position of its last appearance.
-std::vector<int64_t> LastOfEach(const Dedup& dedup);
-
-// Round r holds the positions of every key's r-th appearance (r from 0), in batch order.
-std::vector<std::vector<int64_t>> OccurrenceRounds(const Dedup& dedup);
 
 }  // namespace dynemb
 

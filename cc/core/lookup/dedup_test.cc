@@ -1,4 +1,4 @@
-// Dedup and its three uses, against maps and plain loops.
+// Dedup and sums by key, against maps and plain loops.
 #include "cc/core/lookup/dedup.h"
 
 #include <gtest/gtest.h>
@@ -96,18 +96,6 @@ TEST(SumByKey, RoundsSixteenBitSumsOnce) {
            {reinterpret_cast<const char*>(rows.data()), 257, 2},
            {reinterpret_cast<char*>(&sum), 1, 2});
   EXPECT_EQ(static_cast<float>(sum), 512.0f);
-}
-
-TEST(LastOfEach, IsTheLastPosition) {
-  const std::vector<Key> keys = {4, -1, 4, 7, -1, 4};
-  EXPECT_EQ(LastOfEach(Dedup{Span<const Key>(keys)}), (std::vector<int64_t>{5, 4, 3}));
-}
-
-TEST(OccurrenceRounds, EachRoundIsDistinctAndTogetherTheyAreTheBatch) {
-  const std::vector<Key> keys = {4, -1, 4, 7, -1, 4};
-  const std::vector<std::vector<int64_t>> want = {{0, 1, 3}, {2, 4}, {5}};
-  EXPECT_EQ(OccurrenceRounds(Dedup{Span<const Key>(keys)}), want);
-  EXPECT_TRUE(OccurrenceRounds(Dedup{Span<const Key>()}).empty());
 }
 
 }  // namespace

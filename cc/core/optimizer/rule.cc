@@ -3,6 +3,8 @@
 #include <cmath>
 #include <type_traits>
 
+#include "cc/core/base/vector_variants.h"
+
 namespace dynemb {
 namespace {
 
@@ -18,6 +20,18 @@ Status UnknownRule(std::string_view name) {
 }
 
 template <typename Rule, typename V>
+struct UpdateRows {
+  using T = ComputeType<V>;
+  static DYNEMB_ALWAYS_INLINE void Run(const typename Rule::template Step<T>& step, T decay,
+                                       int64_t dim, Span<const RowUpdater::Row> rows) {
+    for (const RowUpdater::Row& row : rows) {
+      UpdateRow<Rule, V>(step, decay, dim, reinterpret_cast<V*>(row.value),
+                         reinterpret_cast<T*>(row.slots), reinterpret_cast<const V*>(row.gradient));
+    }
+  }
+};
+
+template <typename Rule, typename V>
 class RuleUpdater final : public RowUpdater {
   using T = ComputeType<V>;
 
@@ -26,14 +40,14 @@ class RuleUpdater final : public RowUpdater {
       : step_(hyper),
         decay_(static_cast<T>(hyper[Hyper::kWeightDecay] * hyper[Hyper::kLearningRate])) {}
 
-  void Update(int64_t dim, char* value, char* slots, const char* gradient) const override {
-    UpdateRow<Rule, V>(step_, decay_, dim, reinterpret_cast<V*>(value), reinterpret_cast<T*>(slots),
-                       reinterpret_cast<const V*>(gradient));
+  void Update(int64_t dim, Span<const Row> rows) const override {
+    update_rows_(step_, decay_, dim, rows);
   }
 
  private:
   const typename Rule::template Step<T> step_;
   const T decay_;
+  decltype(&UpdateRows<Rule, V>::Run) const update_rows_ = FastestVariant<UpdateRows<Rule, V>>();
 };
 
 }  // namespace

@@ -74,7 +74,15 @@ class RowUpdater {
  public:
   virtual ~RowUpdater() = default;
   // `value` and `gradient`: dim numbers of the value dtype. `slots`: the slots of the row, packed.
-  virtual void Update(int64_t dim, char* value, char* slots, const char* gradient) const = 0;
+  struct Row {
+    char* value;
+    char* slots;
+    const char* gradient;
+  };
+  // Several rows at a time: a call through a pointer for each would keep the processor from
+  // fetching the next row while it waits for one.
+  virtual void Update(int64_t dim, Span<const Row> rows) const = 0;
+  void Update(int64_t dim, const Row& row) const { Update(dim, {&row, 1}); }
 };
 
 // Errors: unknown rule, wrong number of hyper-parameters, a dtype that cannot be trained, a

@@ -255,9 +255,9 @@ void FollowFormula(const Expected& rule, double weight_decay, double tolerance) 
     const Status status =
         MakeUpdater(rule.name, dtype, HyperVector(rule, t, weight_decay), &updater);
     ASSERT_TRUE(status.ok()) << status.message();
-    updater->Update(kDim, reinterpret_cast<char*>(value.data()),
-                    reinterpret_cast<char*>(slots.data()),
-                    reinterpret_cast<const char*>(given.data()));
+    updater->Update(kDim,
+                    {reinterpret_cast<char*>(value.data()), reinterpret_cast<char*>(slots.data()),
+                     reinterpret_cast<const char*>(given.data())});
     for (int64_t c = 0; c < kDim; ++c) {
       want[c] *= 1 - weight_decay * kLearningRate;
       rule.formula(gradients[c], &want[c], want_slots[c].data(), hyper, t);
@@ -310,12 +310,12 @@ void TestRounding(DType dtype) {
       const Numbers hyper = HyperVector(rule, t, 0.01);
       ASSERT_TRUE(MakeUpdater(rule.name, dtype, hyper, &narrow_updater).ok());
       ASSERT_TRUE(MakeUpdater(rule.name, DType::kFloat32, hyper, &wide_updater).ok());
-      narrow_updater->Update(kDim, reinterpret_cast<char*>(value.data()),
-                             reinterpret_cast<char*>(slots.data()),
-                             reinterpret_cast<const char*>(gradient.data()));
-      wide_updater->Update(kDim, reinterpret_cast<char*>(wide.data()),
-                           reinterpret_cast<char*>(wide_slots.data()),
-                           reinterpret_cast<const char*>(wide_gradient.data()));
+      narrow_updater->Update(
+          kDim, {reinterpret_cast<char*>(value.data()), reinterpret_cast<char*>(slots.data()),
+                 reinterpret_cast<const char*>(gradient.data())});
+      wide_updater->Update(
+          kDim, {reinterpret_cast<char*>(wide.data()), reinterpret_cast<char*>(wide_slots.data()),
+                 reinterpret_cast<const char*>(wide_gradient.data())});
       for (int64_t c = 0; c < kDim; ++c) ASSERT_EQ(value[c].bits, V(wide[c]).bits) << t;
       ASSERT_EQ(slots, wide_slots) << t;
     }
@@ -343,8 +343,8 @@ TEST(Rules, RowwiseAdagradHasOneNumberPerRow) {
     ASSERT_TRUE(
         MakeUpdater("rowwise_adagrad", DType::kFloat64, {0.5, double(t), 0.01, 1e-3}, &updater)
             .ok());
-    updater->Update(kDim, reinterpret_cast<char*>(value), reinterpret_cast<char*>(slots),
-                    reinterpret_cast<const char*>(g.data()));
+    updater->Update(kDim, {reinterpret_cast<char*>(value), reinterpret_cast<char*>(slots),
+                           reinterpret_cast<const char*>(g.data())});
     for (const double x : g) accumulator += x * x / kDim;
     for (int64_t c = 0; c < kDim; ++c) {
       want[c] = want[c] * (1 - 0.01 * 0.5) - 0.5 * g[c] / std::sqrt(accumulator + 1e-3);

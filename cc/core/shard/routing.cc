@@ -3,23 +3,21 @@
 namespace dynemb {
 
 Status Routing::Make(Span<const Key> keys, Span<const int32_t> owners, int shards,
-                     const std::vector<int64_t>* positions, Routing* routing) {
+                     Routing* routing) {
   routing->shares_.clear();
-  if (shards == 1 && positions == nullptr) return Status();
-  if (shards > 1 && owners.size != keys.size) {
+  if (shards == 1) return Status();
+  if (owners.size != keys.size) {
     return InvalidArgument("owners: got ", owners.size, ", want one per key, ", keys.size,
                            ", of the keys' shape, from the partitioner");
   }
   std::vector<Share> shares(shards);
-  const int64_t n = positions == nullptr ? keys.size : static_cast<int64_t>(positions->size());
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t position = positions == nullptr ? i : (*positions)[i];
-    const int32_t owner = shards == 1 ? 0 : owners[position];
+  for (int64_t i = 0; i < keys.size; ++i) {
+    const int32_t owner = owners[i];
     if (owner < 0 || owner >= shards) {
-      return InvalidArgument("partitioner: got shard ", owner, " for key ", keys[position],
-                             ", want 0 to ", shards - 1);
+      return InvalidArgument("partitioner: got shard ", owner, " for key ", keys[i], ", want 0 to ",
+                             shards - 1);
     }
-    shares[owner].at.push_back(position);
+    shares[owner].at.push_back(i);
   }
   for (Share& share : shares) {
     share.count = static_cast<int64_t>(share.at.size());

@@ -17,10 +17,10 @@ namespace dynemb {
 
 class Routing {
  public:
-  // Routes `positions` of the batch, all of them if null. With one shard `owners` may be empty.
-  // Errors: not one owner per key; an owner outside [0, shards), naming the key.
+  // With one shard `owners` may be empty. Errors: not one owner per key; an owner outside
+  // [0, shards), naming the key.
   static Status Make(Span<const Key> keys, Span<const int32_t> owners, int shards,
-                     const std::vector<int64_t>* positions, Routing* routing);
+                     Routing* routing);
 
   // The share of a shard, as the select of a batch; the routing must outlive it. Null: all keys.
   const Positions* share(int shard) const {

@@ -16,7 +16,7 @@ std::vector<int64_t> At(const Positions* positions) {
 TEST(Routing, OneShardTakesTheBatchAsItIs) {
   const std::vector<Key> keys = {3, 4};
   Routing routing;
-  ASSERT_TRUE(Routing::Make(keys, {}, 1, nullptr, &routing).ok());
+  ASSERT_TRUE(Routing::Make(keys, {}, 1, &routing).ok());
   EXPECT_EQ(routing.share(0), nullptr);
 }
 
@@ -24,22 +24,10 @@ TEST(Routing, SplitsByOwnerInBatchOrder) {
   const std::vector<Key> keys = {10, 11, 12, 13, 14};
   const std::vector<int32_t> owners = {2, 0, 2, 0, 2};
   Routing routing;
-  ASSERT_TRUE(Routing::Make(keys, owners, 3, nullptr, &routing).ok());
+  ASSERT_TRUE(Routing::Make(keys, owners, 3, &routing).ok());
   EXPECT_EQ(At(routing.share(0)), (std::vector<int64_t>{1, 3}));
   EXPECT_EQ(At(routing.share(1)), (std::vector<int64_t>{}));
   EXPECT_EQ(At(routing.share(2)), (std::vector<int64_t>{0, 2, 4}));
-}
-
-TEST(Routing, SplitsGivenPositionsOnly) {
-  const std::vector<Key> keys = {10, 11, 12, 13};
-  const std::vector<int32_t> owners = {1, 0, 1, 0};
-  const std::vector<int64_t> positions = {3, 2};
-  Routing two, one;
-  ASSERT_TRUE(Routing::Make(keys, owners, 2, &positions, &two).ok());
-  EXPECT_EQ(At(two.share(0)), (std::vector<int64_t>{3}));
-  EXPECT_EQ(At(two.share(1)), (std::vector<int64_t>{2}));
-  ASSERT_TRUE(Routing::Make(keys, {}, 1, &positions, &one).ok());
-  EXPECT_EQ(At(one.share(0)), positions);
 }
 
 TEST(Routing, RefusesBadOwnersAndNamesTheKey) {
@@ -47,13 +35,13 @@ TEST(Routing, RefusesBadOwnersAndNamesTheKey) {
   for (const int32_t owner : {-1, 2}) {
     const std::vector<int32_t> owners = {0, owner};
     Routing routing;
-    const Status status = Routing::Make(keys, owners, 2, nullptr, &routing);
+    const Status status = Routing::Make(keys, owners, 2, &routing);
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
     EXPECT_NE(status.message().find("key -77"), std::string::npos) << status.message();
   }
   const std::vector<int32_t> short_owners = {0};
   Routing routing;
-  EXPECT_EQ(Routing::Make(keys, short_owners, 2, nullptr, &routing).code(), Code::kInvalidArgument);
+  EXPECT_EQ(Routing::Make(keys, short_owners, 2, &routing).code(), Code::kInvalidArgument);
 }
 
 }  // namespace

@@ -1,17 +1,20 @@
 #include "cc/core/table/host_table.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
-#include <deque>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <type_traits>
 #include <utility>
 
 #include "cc/core/table/batch_order.h"
 #include "cc/core/table/call_checks.h"
+#include "cc/core/table/call_report.h"
 #include "cc/core/table/erase_log.h"
+#include "cc/core/table/for_each_key.h"
 #include "cc/core/table/segment.h"
 #include "cc/core/table/value_functions.h"
 
@@ -19,8 +22,7 @@ namespace dynemb {
 namespace {
 
 constexpr int kSegments = BatchOrder::kSegments;
-constexpr int64_t kGroup = 16;           // keys whose memory is fetched ahead together
-constexpr int64_t kPrefetchBytes = 512;  // of a row; the hardware follows a longer one by itself
+constexpr int64_t kFindKeys = 2048;  // that a task looks up under one hold of the locks
 constexpr int64_t kNanosecondsPerKey = 50;
 
 class HostTable final : public Table {
@@ -29,9 +31,10 @@ class HostTable final : public Table {
       : schema_(schema),
         layout_(schema),
         fill_(FillFor(schema.value_dtype)),
-        add_(AddFor(schema.value_dtype)) {
+        add_(AddFor(schema.value_dtype)),
+        sum_(SumFor(schema.value_dtype)) {
     for (int s = 0; s < kSegments; ++s) {
-      parts_.emplace_back(&arena_, layout_, static_cast<double>(s) / kSegments);
+      parts_[s].emplace(&row_arena_, &index_arena_, layout_, static_cast<double>(s) / kSegments);
     }
   }
 
@@ -47,22 +50,34 @@ class HostTable final : public Table {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
     DYNEMB_RETURN_IF_ERROR(CheckValues("values", batch, values, schema_.value_dtype, schema_.dim));
     std::shared_lock<std::shared_mutex> schema_lock(schema_mutex_);
-    const BatchOrder order(context, batch);
-    return Work(context, order, report, [&](int s, int64_t begin, int64_t end, Outcomes* outcomes) {
-      std::shared_lock<std::shared_mutex> lock(parts_[s].mutex);
-      const Segment& segment = parts_[s].segment;
-      ForEach(segment, order, begin, end, layout_.value_bytes,
-              [&](int64_t position, Key key, uint64_t, Segment::Ref ref) {
-                char* out = values[position];
-                if (ref != Segment::kNone) {
-                  std::memcpy(out, segment.value(ref), layout_.value_bytes);
+    const int64_t n = batch.select == nullptr ? batch.keys.size : *batch.select->count;
+    const auto position = [&](int64_t i) {
+      return batch.select == nullptr ? i : batch.select->at[i];
+    };
+    CallReport whole(report);
+    context.executor->Run(
+        (n + kFindKeys - 1) / kFindKeys, kFindKeys * kNanosecondsPerKey, [&](int64_t task) {
+          const int64_t begin = task * kFindKeys, end = std::min(n, begin + kFindKeys);
+          const auto key = [&](int64_t i) { return batch.keys[position(i)]; };
+          const ReadLocks locks(*this, begin, end, key);
+          TaskReport reported(report);
+          const int64_t bytes = layout_.value_bytes;
+          ForEachKey(
+              begin, end, bytes, key,
+              [&](uint64_t hash) -> const Segment& { return SegmentOf(hash); }, [](int64_t) {},
+              [&, bytes, position](int64_t i, Key key, uint64_t, const char* row) {
+                char* out = values[position(i)];
+                if (row != nullptr) {
+                  std::memcpy(out, row, bytes);
                 } else if (if_missing == IfMissing::kInitialValue) {
                   fill_(schema_.initializer, key, layout_.dim, out);
                 }
-                outcomes->Set(position,
-                              ref == Segment::kNone ? Outcome::kMissing : Outcome::kFound);
-              });
-    });
+                reported.Set(position(i), row == nullptr ? Outcome::kMissing : Outcome::kFound);
+              },
+              [] {});
+          whole.Add(reported);
+        });
+    return Status();
   }
 
   Status Apply(const Context& context, const Batch& batch, ConstRows gradients,
@@ -74,24 +89,36 @@ class HostTable final : public Table {
     std::unique_ptr<RowUpdater> updater;
     DYNEMB_RETURN_IF_ERROR(
         MakeRowUpdater(update.rule->name, schema_.value_dtype, update.hyper, &updater));
-    return Write(context, batch, report, [&](const auto& writer) {
+    return Write(context, batch, gradients, report, [&](const auto& writer) {
       if (!(schema_.rule == *update.rule)) {
         return FailedPrecondition("the table is trained by ", schema_.rule.DebugString(), ", got ",
                                   update.rule->DebugString(), "; attach the rule first");
       }
-      return writer([&](Segment* segment, int64_t position, Key key, uint64_t hash,
-                        Segment::Ref ref) {
+      const auto update_rows = [&](Task* task) {
+        updater->Update(layout_.dim, Span<const RowUpdater::Row>(task->updates));
+        task->updates.clear();
+      };
+      const auto collect = [&](Entry entry, Task* task) {
         Outcome outcome = Outcome::kFound;
-        if (ref == Segment::kNone) {
-          ref = InsertInitial(segment, key, hash);
-          if (ref == Segment::kNone) return Outcome::kFull;
-          fill_(schema_.initializer, key, layout_.dim, segment->value(ref));
+        if (entry.row == nullptr) {
+          entry.row = InsertInitial(entry);
+          if (entry.row == nullptr) return task->SetAll(entry.positions, Outcome::kFull);
+          fill_(schema_.initializer, entry.key, layout_.dim, entry.row);
           outcome = Outcome::kInserted;
         }
-        updater->Update(layout_.dim, segment->value(ref), segment->slots(ref), gradients[position]);
-        StampRow(stamp, segment, ref);
-        return outcome;
-      });
+        StampRow(stamp, entry);
+        task->SetAll(entry.positions, outcome);
+        RowUpdater::Row row = {entry.row, entry.row + layout_.slots_offset,
+                               gradients[entry.positions[0]]};
+        if (entry.positions.size > 1) {
+          if (!task->updates.empty()) update_rows(task);  // the last of them may be a sum
+          task->sum.resize(layout_.value_bytes);
+          sum_(layout_.dim, gradients, entry.positions, task->sum.data());
+          row.gradient = task->sum.data();
+        }
+        task->updates.push_back(row);
+      };
+      return writer(collect, update_rows);
     });
   }
 
@@ -99,19 +126,18 @@ class HostTable final : public Table {
                 const Report& report) override {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
     DYNEMB_RETURN_IF_ERROR(CheckValues("values", batch, values, schema_.value_dtype, schema_.dim));
-    return Write(context, batch, report, [&](const auto& writer) {
-      return writer(
-          [&](Segment* segment, int64_t position, Key key, uint64_t hash, Segment::Ref ref) {
-            Outcome outcome = Outcome::kFound;
-            if (ref == Segment::kNone) {
-              ref = InsertInitial(segment, key, hash);
-              if (ref == Segment::kNone) return Outcome::kFull;
-              outcome = Outcome::kInserted;
-            }
-            std::memcpy(segment->value(ref), values[position], layout_.value_bytes);
-            StampRow(stamp, segment, ref);
-            return outcome;
-          });
+    return Write(context, batch, values, report, [&](const auto& writer) {
+      return writer([&](Entry entry, Task* task) {
+        Outcome outcome = Outcome::kFound;
+        if (entry.row == nullptr) {
+          entry.row = InsertInitial(entry);
+          if (entry.row == nullptr) return task->SetAll(entry.positions, Outcome::kFull);
+          outcome = Outcome::kInserted;
+        }
+        std::memcpy(entry.row, values[entry.last()], layout_.value_bytes);
+        StampRow(stamp, entry);
+        task->SetAll(entry.positions, outcome);
+      });
     });
   }
 
@@ -125,31 +151,33 @@ class HostTable final : public Table {
       return InvalidArgument("exists: got ", exists.size, " flags, want one per key, ",
                              batch.keys.size);
     }
-    return Write(context, batch, report, [&](const auto& writer) {
-      return writer(
-          [&](Segment* segment, int64_t position, Key key, uint64_t hash, Segment::Ref ref) {
-            const bool found = ref != Segment::kNone;
-            if (found != exists[position]) return found ? Outcome::kFound : Outcome::kMissing;
-            if (found) {
-              add_(layout_.dim, segment->value(ref), values_or_deltas[position]);
+    return Write(context, batch, values_or_deltas, report, [&](const auto& writer) {
+      return writer([&](Entry entry, Task* task) {
+        for (const int64_t position : entry.positions) {
+          Outcome outcome = entry.row != nullptr ? Outcome::kFound : Outcome::kMissing;
+          if ((entry.row != nullptr) == exists[position]) {
+            if (entry.row != nullptr) {
+              add_(layout_.dim, entry.row, values_or_deltas[position]);
+            } else if ((entry.row = InsertInitial(entry)) != nullptr) {
+              std::memcpy(entry.row, values_or_deltas[position], layout_.value_bytes);
+              outcome = Outcome::kInserted;
             } else {
-              ref = InsertInitial(segment, key, hash);
-              if (ref == Segment::kNone) return Outcome::kFull;
-              std::memcpy(segment->value(ref), values_or_deltas[position], layout_.value_bytes);
+              outcome = Outcome::kFull;
             }
-            StampRow(stamp, segment, ref);
-            return found ? Outcome::kFound : Outcome::kInserted;
-          });
+            if (entry.row != nullptr) StampRow(stamp, entry);
+          }
+          task->Set(position, outcome);
+        }
+      });
     });
   }
 
   Status Erase(const Context& context, const Batch& batch, const Report& report) override {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
-    return Write(context, batch, report, [&](const auto& writer) {
-      return writer([&](Segment* segment, int64_t, Key key, uint64_t hash, Segment::Ref) {
-        if (segment->Find(key, hash) == Segment::kNone) return Outcome::kMissing;
-        EraseRow(segment, key, hash);
-        return Outcome::kFound;
+    return Write(context, batch, ConstRows(), report, [&](const auto& writer) {
+      return writer([&](Entry entry, Task* task) {
+        if (entry.row != nullptr) EraseRow(entry.segment, entry.key, entry.hash);
+        task->SetAll(entry.positions, entry.row != nullptr ? Outcome::kFound : Outcome::kMissing);
       });
     });
   }
@@ -157,9 +185,9 @@ class HostTable final : public Table {
   Status Clear(const Context& context) override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     std::shared_lock<std::shared_mutex> schema_lock(schema_mutex_);
-    for (Part& part : parts_) {
-      std::unique_lock<std::shared_mutex> lock(part.mutex);
-      part.segment.Clear();
+    for (auto& part : parts_) {
+      std::unique_lock<std::shared_mutex> lock(part->mutex);
+      part->segment.Clear();
     }
     erase_log_.Lose(version_);
     return Status();
@@ -194,9 +222,12 @@ class HostTable final : public Table {
     // Hashing spreads n rows over segments with a standard deviation of about sqrt(n / segments).
     const double mean = static_cast<double>(rows) / kSegments;
     const int64_t share = rows == 0 ? 0 : static_cast<int64_t>(mean + 6 * std::sqrt(mean) + 1);
-    for (Part& part : parts_) {
-      std::unique_lock<std::shared_mutex> lock(part.mutex);
-      if (!part.segment.ReserveIndex(share)) {
+    const int64_t expected = std::min(rows, int64_t{1} << 26);  // more would make no difference
+    row_arena_.Expect(expected * layout_.row_bytes);
+    index_arena_.Expect(expected * Segment::kIndexBytesPerRow);
+    for (auto& part : parts_) {
+      std::unique_lock<std::shared_mutex> lock(part->mutex);
+      if (!part->segment.ReserveIndex(share)) {
         return ResourceExhausted("no memory for an index of ", rows, " rows");
       }
     }
@@ -219,15 +250,20 @@ class HostTable final : public Table {
     int64_t s = static_cast<int64_t>(cursor->position >> 32);
     Segment::Ref from = static_cast<Segment::Ref>(cursor->position);
     for (; s < kSegments && n < capacity; ++s, from = 0) {
-      std::shared_lock<std::shared_mutex> lock(parts_[s].mutex);
-      const Segment& segment = parts_[s].segment;
+      std::shared_lock<std::shared_mutex> lock(parts_[s]->mutex);
+      const Segment& segment = parts_[s]->segment;
       Segment::Ref ref = segment.NextLive(from);
       for (; ref != Segment::kNone && n < capacity; ref = segment.NextLive(ref + 1)) {
-        if (since >= 0 && Version(segment, ref) <= since) continue;
+        const char* row = segment.row(ref);
+        if (since >= 0 && ReadInt64(row + segment.layout().version_offset) <= since) continue;
         if (out.keys.data) out.keys[n] = segment.key(ref);
-        if (out.values.data) std::memcpy(out.values[n], segment.value(ref), layout_.value_bytes);
-        if (out.slots.data) std::memcpy(out.slots[n], segment.slots(ref), layout_.slots_bytes);
-        if (out.meta.data) std::memcpy(out.meta[n], segment.meta(ref), layout_.meta_bytes);
+        if (out.values.data) std::memcpy(out.values[n], row, layout_.value_bytes);
+        if (out.slots.data) {
+          std::memcpy(out.slots[n], row + layout_.slots_offset, layout_.slots_bytes);
+        }
+        if (out.meta.data) {
+          std::memcpy(out.meta[n], row + layout_.meta_offset, layout_.meta_bytes);
+        }
         ++n;
       }
       if (ref != Segment::kNone) {
@@ -245,7 +281,7 @@ class HostTable final : public Table {
     Batch batch;
     batch.keys = rows.keys;
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, Report()));
-    return Write(context, batch, Report(), [&](const auto& writer) {
+    return Write(context, batch, rows.values, Report(), [&](const auto& writer) {
       const int64_t n = rows.keys.size;
       DYNEMB_RETURN_IF_ERROR(CheckPart("values", n, layout_.value_bytes, rows.values));
       DYNEMB_RETURN_IF_ERROR(CheckPart("slots", n, layout_.slots_bytes, rows.slots));
@@ -254,21 +290,19 @@ class HostTable final : public Table {
           (!rows.meta.data && layout_.meta_bytes > 0 && n > 0)) {
         return InvalidArgument("rows to import: a part that the schema has is missing");
       }
-      return writer(
-          [&](Segment* segment, int64_t position, Key key, uint64_t hash, Segment::Ref ref) {
-            const bool found = ref != Segment::kNone;
-            if (!found) ref = segment->Insert(key, hash);
-            if (ref == Segment::kNone) return Outcome::kFull;
-            std::memcpy(segment->value(ref), rows.values[position], layout_.value_bytes);
-            if (layout_.slots_bytes > 0) {
-              std::memcpy(segment->slots(ref), rows.slots[position], layout_.slots_bytes);
-            }
-            if (layout_.meta_bytes > 0) {
-              std::memcpy(segment->meta(ref), rows.meta[position], layout_.meta_bytes);
-            }
-            StampVersion(segment, ref);
-            return found ? Outcome::kFound : Outcome::kInserted;
-          });
+      return writer([&](Entry entry, Task* task) {
+        if (entry.row == nullptr) entry.row = entry.segment->Insert(entry.key, entry.hash);
+        if (entry.row == nullptr) return task->SetAll(entry.positions, Outcome::kFull);
+        std::memcpy(entry.row, rows.values[entry.last()], layout_.value_bytes);
+        if (layout_.slots_bytes > 0) {
+          std::memcpy(entry.row + layout_.slots_offset, rows.slots[entry.last()],
+                      layout_.slots_bytes);
+        }
+        if (layout_.meta_bytes > 0) {
+          std::memcpy(entry.row + layout_.meta_offset, rows.meta[entry.last()], layout_.meta_bytes);
+        }
+        StampVersion(*entry.segment, entry.row);
+      });
     });
   }
 
@@ -297,7 +331,7 @@ class HostTable final : public Table {
     keys->clear();
     std::shared_lock<std::shared_mutex> schema_lock(schema_mutex_);
     for (int s = 0; s < kSegments; ++s) {
-      std::shared_lock<std::shared_mutex> lock(parts_[s].mutex);
+      std::shared_lock<std::shared_mutex> lock(parts_[s]->mutex);
       erase_log_.AppendSince(s, since, keys);
     }
     const Status known = version_ == 0 ? NotFollowing(since) : erase_log_.CheckKnown(since);
@@ -325,9 +359,9 @@ class HostTable final : public Table {
     };
     std::mutex counts_mutex;
     ForAllSegments(context, [&](int s) {
-      std::shared_lock<std::shared_mutex> lock(parts_[s].mutex);
+      std::shared_lock<std::shared_mutex> lock(parts_[s]->mutex);
       std::vector<int64_t> own(counts.size);
-      ForAllRows(parts_[s].segment, field, [&](Segment::Ref, const RowOrder& order) {
+      ForAllRows(parts_[s]->segment, field, [&](Segment::Ref, const RowOrder& order) {
         for (int w = 0; w * 64 < prefix_bits; ++w) {
           const int low = 64 - std::min(64, prefix_bits - w * 64);
           if (word(order, w) >> low != word(prefix, w) >> low) return;
@@ -348,8 +382,8 @@ class HostTable final : public Table {
     DYNEMB_RETURN_IF_ERROR(CheckMetaField(field));
     std::atomic<int64_t> count{0};
     ForAllSegments(context, [&](int s) {
-      std::unique_lock<std::shared_mutex> lock(parts_[s].mutex);
-      Segment& segment = parts_[s].segment;
+      std::unique_lock<std::shared_mutex> lock(parts_[s]->mutex);
+      Segment& segment = parts_[s]->segment;
       ForAllRows(segment, field, [&](Segment::Ref ref, const RowOrder& order) {
         if (!(order < bound)) return;
         EraseRow(&segment, segment.key(ref), order.hash);
@@ -362,96 +396,114 @@ class HostTable final : public Table {
 
   int64_t size() const override {
     int64_t rows = 0;
-    for (const Part& part : parts_) {
-      std::shared_lock<std::shared_mutex> lock(part.mutex);
-      rows += part.segment.size();
+    for (const auto& part : parts_) {
+      std::shared_lock<std::shared_mutex> lock(part->mutex);
+      rows += part->segment.size();
     }
     return rows;
   }
 
   int64_t memory_bytes() const override {
-    int64_t bytes = arena_.memory_bytes();
-    for (const Part& part : parts_) {
-      std::shared_lock<std::shared_mutex> lock(part.mutex);
-      bytes += part.segment.index_bytes();
-    }
-    return bytes;
+    return row_arena_.memory_bytes() + index_arena_.memory_bytes();
   }
 
  private:
   struct alignas(64) Part {
-    Part(SlabArena* arena, const RowLayout& layout, double phase) : segment(arena, layout, phase) {}
+    Part(SlabArena* row_arena, SlabArena* index_arena, const RowLayout& layout, double phase)
+        : segment(row_arena, index_arena, layout, phase) {}
     mutable std::shared_mutex mutex;
     Segment segment;
   };
 
-  // Where the outcomes of one segment's share go.
-  class Outcomes {
+  // One key of a call that changes rows.
+  struct Entry {
+    Segment* segment;
+    Key key;
+    uint64_t hash;
+    char* row;  // or nullptr
+    Span<const int64_t> positions;
+    int64_t last() const { return positions[positions.size - 1]; }
+  };
+
+  // What a task that changes rows keeps from one key to the next.
+  struct Task : TaskReport {
+    using TaskReport::TaskReport;
+    std::vector<RowUpdater::Row> updates;  // to be made at the end of the group of keys
+    std::vector<char> sum;                 // of the gradients of one key
+  };
+
+  // Holds the segments of keys [begin, end) for reading.
+  class ReadLocks {
    public:
-    explicit Outcomes(const Report& report) : report_(report) {}
-    void Set(int64_t position, Outcome outcome) {
-      if (!report_.outcomes.empty()) report_.outcomes[position] = outcome;
-      full_ |= outcome == Outcome::kFull;
-      if (report_.misses != nullptr && outcome != Outcome::kFound &&
-          outcome != Outcome::kInserted && outcome != Outcome::kEvicted) {
-        misses_.push_back(position);
+    template <typename KeyAt>
+    ReadLocks(const HostTable& table, int64_t begin, int64_t end, const KeyAt& key)
+        : table_(table) {
+      if (end - begin >= 4 * kSegments) {
+        held_ = ~uint64_t{0};
+      } else {
+        for (int64_t i = begin; i < end; ++i) {
+          held_ |= uint64_t{1} << BatchOrder::SegmentOf(Mix64(static_cast<uint64_t>(key(i))));
+        }
+      }
+      for (uint64_t rest = held_; rest != 0; rest &= rest - 1) {
+        table_.parts_[__builtin_ctzll(rest)]->mutex.lock_shared();
       }
     }
-    bool full() const { return full_; }
-    const std::vector<int64_t>& misses() const { return misses_; }
+    ~ReadLocks() {
+      for (uint64_t rest = held_; rest != 0; rest &= rest - 1) {
+        table_.parts_[__builtin_ctzll(rest)]->mutex.unlock_shared();
+      }
+    }
+    ReadLocks(const ReadLocks&) = delete;
+    ReadLocks& operator=(const ReadLocks&) = delete;
 
    private:
-    const Report& report_;
-    std::vector<int64_t> misses_;
-    bool full_ = false;
+    static_assert(kSegments == 64, "a bit for each segment");
+    const HostTable& table_;
+    uint64_t held_ = 0;
   };
+
+  const Segment& SegmentOf(uint64_t hash) const {
+    return parts_[BatchOrder::SegmentOf(hash)]->segment;
+  }
 
   Status CheckMetaField(MetaField field) const {
     if (layout_.meta_field[static_cast<int>(field)] >= 0) return Status();
     return FailedPrecondition("the table's rows have no meta field ", Name(field));
   }
 
-  // Calls work(segment number, begin, end, outcomes) for each segment's share of the order, in
-  // parallel, and completes the report.
-  template <typename F>
-  Status Work(const Context& context, const BatchOrder& order, const Report& report,
-              const F& work) const {
-    std::atomic<int64_t> misses{0};
-    std::atomic<bool> full{false};
-    ForAllSegments(context, order.size() / kSegments * kNanosecondsPerKey, [&](int s) {
-      const int64_t begin = order.begin(s), end = order.begin(s + 1);
-      if (begin == end) return;
-      Outcomes outcomes(report);
-      work(s, begin, end, &outcomes);
-      if (outcomes.full()) full = true;
-      if (!outcomes.misses().empty()) {
-        const int64_t count = static_cast<int64_t>(outcomes.misses().size());
-        std::copy(outcomes.misses().begin(), outcomes.misses().end(),
-                  report.misses->at.data + misses.fetch_add(count));
-      }
-    });
-    if (report.misses != nullptr) *report.misses->count = misses;
-    if (full) return ResourceExhausted("no memory for more rows; the table has ", size());
-    return Status();
-  }
-
   // The frame of all calls that change rows: `call(writer)` makes its last checks, with the schema
-  // held still, and passes writer the function (segment, position, key, hash, ref) -> Outcome for
-  // one key.
+  // held still, and passes writer the function (entry, task) for each distinct key and, if need be,
+  // the function (task) for the end of each group of them. `inputs` are the rows that they read, to
+  // be fetched ahead.
   template <typename F>
-  Status Write(const Context& context, const Batch& batch, const Report& report, const F& call) {
+  Status Write(const Context& context, const Batch& batch, const ConstRows& inputs,
+               const Report& report, const F& call) {
     std::shared_lock<std::shared_mutex> schema_lock(schema_mutex_);
-    return call([&](const auto& write_row) {
-      const BatchOrder order(context, batch);
-      return Work(context, order, report,
-                  [&](int s, int64_t begin, int64_t end, Outcomes* outcomes) {
-                    std::unique_lock<std::shared_mutex> lock(parts_[s].mutex);
-                    Segment* segment = &parts_[s].segment;
-                    ForEach(*segment, order, begin, end, layout_.row_bytes,
-                            [&](int64_t position, Key key, uint64_t hash, Segment::Ref ref) {
-                              outcomes->Set(position, write_row(segment, position, key, hash, ref));
-                            });
-                  });
+    return call([&](const auto& write_key, const auto&... end_group) {
+      BatchOrder order(context, batch);
+      CallReport whole(report);
+      ForAllSegments(context, order.size() / kSegments * kNanosecondsPerKey, [&](int s) {
+        if (order.size(s) == 0) return;
+        const int64_t distinct = order.Group(s);
+        Task task(report);
+        std::unique_lock<std::shared_mutex> lock(parts_[s]->mutex);
+        Segment* const segment = &parts_[s]->segment;
+        ForEachKey(
+            0, distinct, layout_.row_bytes, [&](int64_t i) { return order.key(s, i); },
+            [&](uint64_t) -> const Segment& { return *segment; },
+            [&](int64_t i) {
+              if (inputs.data == nullptr) return;
+              PrefetchRow(inputs[order.positions(s, i)[0]], layout_.value_bytes);
+            },
+            [&](int64_t i, Key key, uint64_t hash, char* row) {
+              write_key(Entry{segment, key, hash, row, order.positions(s, i)}, &task);
+            },
+            [&] { (end_group(&task), ...); });
+        whole.Add(task);
+      });
+      if (whole.full()) return ResourceExhausted("no memory for more rows; the table has ", size());
+      return Status();
     });
   }
 
@@ -464,59 +516,30 @@ class HostTable final : public Table {
     context.executor->Run(kSegments, nanoseconds_each, [&](int64_t s) { f(static_cast<int>(s)); });
   }
 
-  // Calls visit(position, key, hash, row or kNone) for entries [begin, end) of the order, in order,
-  // with the chunk and then the row of each fetched ahead. `visit` may insert. If it erases, `ref`
-  // may be a row that is free by now, whose bytes prove nothing: it must look the key up again.
-  template <typename F>
-  static void ForEach(const Segment& segment, const BatchOrder& order, int64_t begin, int64_t end,
-                      int64_t row_bytes, const F& visit) {
-    const int64_t prefetch_bytes = std::min(row_bytes, kPrefetchBytes);
-    const auto hash = [&](int64_t entry) { return Mix64(static_cast<uint64_t>(order.key(entry))); };
-    for (int64_t e = begin; e < std::min(end, begin + kGroup); ++e) segment.PrefetchChunk(hash(e));
-    for (int64_t group = begin; group < end; group += kGroup) {
-      const int64_t stop = std::min(end, group + kGroup);
-      Segment::Ref candidate[kGroup];
-      for (int64_t e = group; e < stop; ++e) {
-        candidate[e - group] = segment.FindCandidate(hash(e));
-        if (candidate[e - group] != Segment::kNone) {
-          segment.PrefetchRow(candidate[e - group], prefetch_bytes);
-        }
-      }
-      for (int64_t e = stop; e < std::min(end, stop + kGroup); ++e) segment.PrefetchChunk(hash(e));
-      for (int64_t e = group; e < stop; ++e) {
-        const Key key = order.key(e);
-        // The candidate may be another key's row, and the keys before may have inserted this one.
-        Segment::Ref ref = candidate[e - group];
-        if (ref == Segment::kNone || segment.key(ref) != key) ref = segment.Find(key, hash(e));
-        visit(order.position(e), key, hash(e), ref);
-      }
-    }
-  }
-
   template <typename F>
   void ForAllRows(const Segment& segment, MetaField field, const F& f) const {
-    const int64_t offset = layout_.meta_field[static_cast<int>(field)];
+    const int64_t offset = layout_.meta_offset + layout_.meta_field[static_cast<int>(field)];
     for (Segment::Ref ref = segment.NextLive(0); ref != Segment::kNone;
          ref = segment.NextLive(ref + 1)) {
-      f(ref, RowOrder{ReadInt64(segment.meta(ref) + offset),
+      f(ref, RowOrder{ReadInt64(segment.row(ref) + offset),
                       Mix64(static_cast<uint64_t>(segment.key(ref)))});
     }
   }
 
   // A new row with initial slots and meta of zeros; the value is the caller's.
-  Segment::Ref InsertInitial(Segment* segment, Key key, uint64_t hash) const {
-    const Segment::Ref ref = segment->Insert(key, hash);
-    if (ref != Segment::kNone) {
-      FillInitialSlots(schema_, segment->slots(ref));
-      std::memset(segment->meta(ref), 0, layout_.meta_bytes);
+  char* InsertInitial(const Entry& entry) const {
+    char* const row = entry.segment->Insert(entry.key, entry.hash);
+    if (row != nullptr) {
+      FillInitialSlots(schema_, row + layout_.slots_offset);
+      std::memset(row + layout_.meta_offset, 0, layout_.meta_bytes);
     }
-    return ref;
+    return row;
   }
 
-  void StampRow(const Stamp& stamp, Segment* segment, Segment::Ref ref) const {
-    StampVersion(segment, ref);
+  void StampRow(const Stamp& stamp, const Entry& entry) const {
+    StampVersion(*entry.segment, entry.row);
     if (layout_.meta_bytes == 0) return;
-    char* const meta = segment->meta(ref);
+    char* const meta = entry.row + layout_.meta_offset;
     const auto field = [&](MetaField f) { return layout_.meta_field[static_cast<int>(f)]; };
     if (const int64_t at = field(MetaField::kUsed); at >= 0) WriteInt64(stamp.now, meta + at);
     if (const int64_t at = field(MetaField::kCount); at >= 0) {
@@ -526,13 +549,8 @@ class HostTable final : public Table {
   }
 
   // The layout is the segment's own, which may be ahead of the table's: see Relayout.
-  void StampVersion(Segment* segment, Segment::Ref ref) const {
-    if (version_ > 0) {
-      WriteInt64(version_, segment->value(ref) + segment->layout().version_offset);
-    }
-  }
-  int64_t Version(const Segment& segment, Segment::Ref ref) const {
-    return ReadInt64(segment.value(ref) + segment.layout().version_offset);
+  void StampVersion(const Segment& segment, char* row) const {
+    if (version_ > 0) WriteInt64(version_, row + segment.layout().version_offset);
   }
   static Status NotFollowing(int64_t since) {
     return FailedPrecondition("what has changed since version ", since,
@@ -549,9 +567,9 @@ class HostTable final : public Table {
   // is 0. A segment that has the new layout already is left over from an attempt that ran out of
   // memory half way: its slots are as new, since nothing trains before all segments have them.
   Status Relayout(const TableSchema& schema, const RowLayout& layout) {
-    for (Part& part : parts_) {
-      const RowLayout from = part.segment.layout();
-      const bool done = part.segment.Relayout(layout, [&](const char* old_row, char* new_row) {
+    for (auto& part : parts_) {
+      const RowLayout from = part->segment.layout();
+      const bool done = part->segment.Relayout(layout, [&](const char* old_row, char* new_row) {
         std::memcpy(new_row, old_row, from.value_bytes);
         if (schema_.rule.name.empty()) {
           FillInitialSlots(schema, new_row + layout.slots_offset);
@@ -582,8 +600,10 @@ class HostTable final : public Table {
   int64_t version_ = 0;  // 0: changes are not followed
   const FillFunction fill_;
   const AddFunction add_;
-  SlabArena arena_;
-  std::deque<Part> parts_;
+  const SumFunction sum_;
+  SlabArena row_arena_;
+  SlabArena index_arena_;
+  std::array<std::optional<Part>, kSegments> parts_;
   EraseLog erase_log_{kSegments};  // its parts under the locks of ours
 };
 

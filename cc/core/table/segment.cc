@@ -3,113 +3,82 @@
 #include <algorithm>
 #include <cmath>
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
 namespace dynemb {
 namespace {
 
 constexpr double kMaxLoad = 0.8;
+constexpr double kGrowth = 1.5;  // of the index
 constexpr int64_t kMaxBlockBytes = int64_t{2} << 20;
 constexpr int64_t kMaxBlockRows = 1 << 16;
 constexpr int64_t kMinBlockRows = 8;
-constexpr int64_t kMaxBlocks = (1 << 16) - 1;  // the last number would make kNone a reference
+constexpr size_t kMaxBlocks = (1 << 16) - 1;  // the last number would make kNone a reference
 
 }  // namespace
 
-Segment::Segment(SlabArena* arena, const RowLayout& layout, double phase)
-    : arena_(arena), layout_(layout), stride_(kKeyBytes + layout.row_bytes), phase_(phase) {}
+Segment::Segment(SlabArena* row_arena, SlabArena* index_arena, const RowLayout& layout,
+                 double phase)
+    : row_arena_(row_arena), index_arena_(index_arena), layout_(layout), phase_(phase) {}
 
 Segment::~Segment() { Clear(); }
 
-uint32_t Segment::Match(const Chunk& chunk, uint8_t tag) {
-#if defined(__SSE2__)
-  const __m128i tags = _mm_load_si128(reinterpret_cast<const __m128i*>(&chunk));
-  const __m128i equal = _mm_cmpeq_epi8(tags, _mm_set1_epi8(static_cast<char>(tag)));
-  return static_cast<uint32_t>(_mm_movemask_epi8(equal)) & ((1u << kCells) - 1);
-#else
-  uint32_t mask = 0;
-  for (int c = 0; c < kCells; ++c) mask |= static_cast<uint32_t>(chunk.tags[c] == tag) << c;
-  return mask;
-#endif
-}
-
-Segment::Ref Segment::Find(int64_t wanted, uint64_t hash) const {
-  if (chunk_count_ == 0) return kNone;
-  uint32_t at = Home(hash);
-  for (uint32_t probes = 0; probes < chunk_count_; ++probes, at = Next(at)) {
-    const Chunk& chunk = chunks_[at];
-    for (uint32_t mask = Match(chunk, Tag(hash)); mask != 0; mask &= mask - 1) {
-      const Ref ref = chunk.refs[__builtin_ctz(mask)];
-      if (key(ref) == wanted) return ref;
+char* Segment::FindBeyond(const Chunk* home, int64_t key) const {
+  uint32_t at = static_cast<uint32_t>(home - chunks_);
+  for (uint32_t probes = 1; probes < chunk_count_; ++probes) {
+    at = Next(at);
+    if (const uint32_t mask = Match(chunks_[at], key)) {
+      return row(chunks_[at].refs[__builtin_ctz(mask)]);
     }
-    if (chunk.overflow == 0) break;
+    if (chunks_[at].overflow == 0) break;
   }
-  return kNone;
+  return nullptr;
 }
 
-Segment::Ref Segment::FindCandidate(uint64_t hash) const {
-  if (chunk_count_ == 0) return kNone;
-  uint32_t at = Home(hash);
-  for (uint32_t probes = 0; probes < chunk_count_; ++probes, at = Next(at)) {
-    const Chunk& chunk = chunks_[at];
-    if (const uint32_t mask = Match(chunk, Tag(hash))) return chunk.refs[__builtin_ctz(mask)];
-    if (chunk.overflow == 0) break;
-  }
-  return kNone;
-}
-
-Segment::Ref Segment::Insert(int64_t key, uint64_t hash) {
-  if (size_ + 1 > max_rows_ && !ReserveIndex(size_ + 1)) return kNone;
+char* Segment::Insert(int64_t key, uint64_t hash) {
+  if (size_ + 1 > max_rows_ && !ReserveIndex(size_ + 1)) return nullptr;
   const Ref ref = AllocateRow();
-  if (ref == kNone) return kNone;
-  std::memcpy(RowStart(ref), &key, sizeof(key));
-  Link(hash, ref);
+  if (ref == kNone) return nullptr;
+  std::memcpy(KeyAt(ref), &key, sizeof(key));
+  Link(key, hash, ref);
   ++size_;
-  return ref;
+  return row(ref);
 }
 
-void Segment::Link(uint64_t hash, Ref ref) {
+void Segment::Link(int64_t key, uint64_t hash, Ref ref) {
   uint32_t at = Home(hash);
-  for (;;) {
+  for (;; at = Next(at)) {
     Chunk& chunk = chunks_[at];
-    if (const uint32_t empty = Match(chunk, 0)) {
-      const int cell = __builtin_ctz(empty);
-      chunk.tags[cell] = Tag(hash);
+    const int cell = __builtin_ctz(~uint32_t{chunk.used});
+    if (cell < kCells) {
+      chunk.keys[cell] = key;
       chunk.refs[cell] = ref;
+      chunk.used |= static_cast<uint8_t>(1u << cell);
       return;
     }
     if (chunk.overflow != 255) ++chunk.overflow;
-    at = Next(at);
   }
 }
 
-void Segment::Erase(int64_t wanted, uint64_t hash) {
-  for (uint32_t at = Home(hash);; at = Next(at)) {
-    Chunk& chunk = chunks_[at];
-    for (uint32_t mask = Match(chunk, Tag(hash)); mask != 0; mask &= mask - 1) {
-      const int cell = __builtin_ctz(mask);
-      const Ref ref = chunk.refs[cell];
-      if (key(ref) != wanted) continue;
-      chunk.tags[cell] = 0;
-      for (uint32_t passed = Home(hash); passed != at; passed = Next(passed)) {
-        if (chunks_[passed].overflow != 255) --chunks_[passed].overflow;
-      }
-      blocks_[ref >> 16].live[(ref & 0xffffu) / 64] &= ~(uint64_t{1} << (ref & 63u));
-      std::memcpy(RowStart(ref), &free_, sizeof(free_));
-      free_ = ref;
-      --size_;
-      return;
-    }
+void Segment::Erase(int64_t key, uint64_t hash) {
+  uint32_t at = Home(hash);
+  uint32_t mask;
+  while ((mask = Match(chunks_[at], key)) == 0) at = Next(at);
+  const int cell = __builtin_ctz(mask);
+  const Ref ref = chunks_[at].refs[cell];
+  chunks_[at].used &= static_cast<uint8_t>(~(1u << cell));
+  for (uint32_t passed = Home(hash); passed != at; passed = Next(passed)) {
+    if (chunks_[passed].overflow != 255) --chunks_[passed].overflow;
   }
+  blocks_[ref >> 16].live[(ref & 0xffffu) / 64] &= ~(uint64_t{1} << (ref & 63u));
+  std::memcpy(KeyAt(ref), &free_, sizeof(free_));
+  free_ = ref;
+  --size_;
 }
 
 Segment::Ref Segment::AllocateRow() {
   Ref ref;
   if (free_ != kNone) {
     ref = free_;
-    std::memcpy(&free_, RowStart(ref), sizeof(free_));
+    std::memcpy(&free_, KeyAt(ref), sizeof(free_));
   } else {
     if ((blocks_.empty() || fresh_ == blocks_.back().rows) && !AddBlock()) return kNone;
     ref = static_cast<Ref>((blocks_.size() - 1) << 16 | fresh_++);
@@ -119,35 +88,44 @@ Segment::Ref Segment::AllocateRow() {
 }
 
 bool Segment::AddBlock() {
-  if (static_cast<int64_t>(blocks_.size()) == kMaxBlocks) return false;
-  const int64_t most = std::clamp<int64_t>(kMaxBlockBytes / stride_, 1, kMaxBlockRows);
-  const int64_t rows = std::min(most, std::max(kMinBlockRows, size_ / 8));
-  char* data = static_cast<char*>(arena_->Allocate(rows * stride_));
-  if (data == nullptr) return false;
-  blocks_.push_back({data, static_cast<uint32_t>(rows), std::vector<uint64_t>((rows + 63) / 64)});
+  if (blocks_.size() == kMaxBlocks) return false;
+  const int64_t most =
+      std::clamp<int64_t>(kMaxBlockBytes / (layout_.row_bytes + kKeyBytes), 1, kMaxBlockRows);
+  const uint32_t n = static_cast<uint32_t>(std::min(most, std::max(kMinBlockRows, size_ / 8)));
+  Block block = {n, std::vector<uint64_t>((n + 63) / 64)};
+  char* rows = static_cast<char*>(row_arena_->Allocate(BlockBytes(block, layout_.row_bytes)));
+  if (rows == nullptr) return false;
+  rows_.push_back(rows);
+  blocks_.push_back(std::move(block));
   fresh_ = 0;
   return true;
 }
 
 bool Segment::ReserveIndex(int64_t rows) {
   if (rows <= max_rows_) return true;
-  // Sizes are 2^(i + phase) chunks, the smallest of them that holds the rows.
+  // Sizes are kGrowth^(i + phase) chunks, the smallest of them that holds the rows.
   const double chunks = std::max(1.0, static_cast<double>(rows) / (kMaxLoad * kCells));
-  const double size = std::exp2(std::ceil(std::log2(chunks) - phase_) + phase_);
+  const double steps = std::log(chunks) / std::log(kGrowth);
+  const double size = std::ceil(std::pow(kGrowth, std::ceil(steps - phase_) + phase_));
   if (size > 4e9) return false;
-  return Rehash(static_cast<uint32_t>(std::ceil(size)));
+  return Rehash(static_cast<uint32_t>(size));
 }
 
 bool Segment::Rehash(uint32_t chunk_count) {
-  Chunk* chunks = static_cast<Chunk*>(AllocateZeroed(int64_t{chunk_count} * sizeof(Chunk)));
+  Chunk* chunks = static_cast<Chunk*>(index_arena_->Allocate(int64_t{chunk_count} * sizeof(Chunk)));
   if (chunks == nullptr) return false;
-  FreeZeroed(chunks_, index_bytes());
-  chunks_ = chunks;
-  chunk_count_ = chunk_count;
-  max_rows_ = static_cast<int64_t>(kMaxLoad * kCells * chunk_count);
-  for (Ref ref = NextLive(0); ref != kNone; ref = NextLive(ref + 1)) {
-    Link(Mix64(static_cast<uint64_t>(key(ref))), ref);
+  std::swap(chunks, chunks_);
+  std::swap(chunk_count, chunk_count_);
+  max_rows_ = static_cast<int64_t>(kMaxLoad * kCells * chunk_count_);
+  for (uint32_t at = 0; at < chunk_count; ++at) {
+    const Chunk& chunk = chunks[at];
+    for (uint32_t used = chunk.used; used != 0; used &= used - 1) {
+      const int cell = __builtin_ctz(used);
+      const int64_t key = chunk.keys[cell];
+      Link(key, Mix64(static_cast<uint64_t>(key)), chunk.refs[cell]);
+    }
   }
+  if (chunks != nullptr) index_arena_->Free(chunks, int64_t{chunk_count} * sizeof(Chunk));
   return true;
 }
 
@@ -163,14 +141,19 @@ Segment::Ref Segment::NextLive(Ref ref) const {
   return kNone;
 }
 
-void Segment::FreeBlocks(std::vector<Block>* blocks, int64_t stride) {
-  for (const Block& block : *blocks) arena_->Free(block.data, BlockBytes(block, stride));
-  blocks->clear();
+void Segment::FreeRows(std::vector<char*>* rows, int64_t row_bytes) {
+  for (size_t b = 0; b < rows->size(); ++b) {
+    row_arena_->Free((*rows)[b], BlockBytes(blocks_[b], row_bytes));
+  }
+  rows->clear();
 }
 
 void Segment::Clear() {
-  FreeBlocks(&blocks_, stride_);
-  FreeZeroed(chunks_, index_bytes());
+  FreeRows(&rows_, layout_.row_bytes);
+  blocks_.clear();
+  if (chunks_ != nullptr) {
+    index_arena_->Free(chunks_, int64_t{chunk_count_} * sizeof(Chunk));
+  }
   chunks_ = nullptr;
   chunk_count_ = 0;
   max_rows_ = 0;

@@ -3,31 +3,32 @@
 //
 // The index is an array of 64-byte chunks, one cache line each:
 //
-//   byte  0        12         13    16                                          64
-//        | 12 tags | overflow | pad | 12 references to rows, 4 bytes each        |
+//   byte  0                      40                         60     61         62    64
+//        | 5 keys, 8 bytes each | 5 references to rows, 4 B | used | overflow | pad |
 //
-// A tag is 0x80 | 7 bits of the hash, or 0 for an empty cell; all tags of a chunk are compared at
-// once. `overflow` counts the keys that wanted this chunk and went on to a later one because it was
-// full: a search for a key that is not there ends at the first chunk where it is 0, usually the
-// first. An erased key leaves an empty cell and lowers the counts on its way, so there are no
-// tombstones and erasing never degrades the index. (The layout is that of F14: Bronson and Shi,
-// "Open-sourcing F14 for faster, more memory-efficient hash tables", 2019.) A count that has
-// reached 255 stays there; it costs probes, never a wrong answer.
+// Bit c of `used` says that cell c holds a key. `overflow` counts the keys that wanted this chunk
+// and went on to a later one because it was full: a search for a key that is not there ends at the
+// first chunk where it is 0, usually the first. An erased key leaves an empty cell and lowers the
+// counts on its way, so there are no tombstones and erasing never degrades the index. (The counts
+// are those of F14: Bronson and Shi, "Open-sourcing F14 for faster, more memory-efficient hash
+// tables", 2019.) A count that has reached 255 stays there; it costs probes, never a wrong answer.
+// Keys lie in the index in the order of their hashes, so that it grows by reading and writing
+// memory from front to back.
 //
-// A row is `key (8 bytes) | value | slots | meta` and lies in a block; its reference is (block, row
-// in the block), 16 bits each. Rows never move, and references stay valid, when the index grows and
-// when the rows are laid out anew. A bitmap per block tells which rows live; the others are in a
-// list of free rows, linked through their key bytes, or lie at the end of the last block, never
-// used yet.
+// A row is `value | slots | meta` and lies in a block, which holds rows one after the other and
+// behind them their keys; its reference is (block, row in the block), 16 bits each. Rows never
+// move, and references stay valid, when the index grows. A bitmap per block tells which rows live;
+// the others are in a list of free rows, linked through their keys, or lie at the end of the last
+// block, never used yet.
 //
-// Costs: a find touches 1 line of index and the row; growing the index by a factor of 2 reads all
-// keys of the segment; memory is 6.7 to 13.3 bytes of index per row, 8 of key, and up to 1/8 of the
-// rows in the last block ahead of need.
+// Costs: a find touches 1 line of index and the row; memory is 16 to 24 bytes of index per row, 8
+// of key, and up to 1/8 of the rows in the last block ahead of need.
 #ifndef TF_DYNEMB_CC_CORE_TABLE_SEGMENT_H_
 #define TF_DYNEMB_CC_CORE_TABLE_SEGMENT_H_
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "cc/core/base/hash.h"
@@ -37,29 +38,33 @@
 namespace dynemb {
 
 // Bit positions of Mix64(key): the segment is in bits 58-63 (host_table), the chunk comes from bits
-// 20-51, the tag from bits 0-6.
+// 20-51.
 class Segment {
  public:
   using Ref = uint32_t;
   static constexpr Ref kNone = 0xffffffffu;
+  static constexpr int64_t kIndexBytesPerRow = 16;  // at least
 
   // `phase` in [0, 1) shifts the sizes at which the index grows, so that the segments of one table
-  // do not all grow in the same batch. The arena must outlive the segment.
-  Segment(SlabArena* arena, const RowLayout& layout, double phase);
+  // do not all grow in the same batch. The arenas, of rows and of indices, must outlive the
+  // segment.
+  Segment(SlabArena* row_arena, SlabArena* index_arena, const RowLayout& layout, double phase);
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
   int64_t size() const { return size_; }
-  int64_t index_bytes() const { return int64_t{chunk_count_} * sizeof(Chunk); }
   const RowLayout& layout() const { return layout_; }
 
-  // The row of a key, or kNone.
-  Ref Find(int64_t key, uint64_t hash) const;
-  // The same, guessed from the tags alone: kNone is sure, a row may turn out to be another key's.
-  Ref FindCandidate(uint64_t hash) const;
-  // Adds a key that is not there; the row's bytes after the key are undefined. kNone: no memory.
-  Ref Insert(int64_t key, uint64_t hash);
+  // The row of a key, or nullptr.
+  char* Find(int64_t key, uint64_t hash) const {
+    if (chunk_count_ == 0) return nullptr;
+    const Chunk& home = chunks_[Home(hash)];
+    if (const uint32_t mask = Match(home, key)) return row(home.refs[__builtin_ctz(mask)]);
+    return home.overflow == 0 ? nullptr : FindBeyond(&home, key);
+  }
+  // Adds a key that is not there; the row's bytes are undefined. nullptr: no memory.
+  char* Insert(int64_t key, uint64_t hash);
   // Removes a key that is there.
   void Erase(int64_t key, uint64_t hash);
   // Removes all rows and gives back all memory.
@@ -67,74 +72,77 @@ class Segment {
   // Makes the index large enough for `rows` rows. False: no memory, nothing changed.
   bool ReserveIndex(int64_t rows);
 
-  // Moves all rows to a new layout; `convert(old_row, new_row)` fills a live row's value, slots and
-  // meta (both after the key). References stay valid. False: no memory, nothing changed.
+  // Moves all rows to a new layout; `convert(old_row, new_row)` fills a live one. References stay
+  // valid. False: no memory, nothing changed.
   template <typename Convert>
   bool Relayout(const RowLayout& layout, Convert convert);
 
+  // Of a row by its reference.
   int64_t key(Ref ref) const {
     int64_t key;
-    std::memcpy(&key, RowStart(ref), sizeof(key));
+    std::memcpy(&key, KeyAt(ref), sizeof(key));
     return key;
   }
-  char* value(Ref ref) const { return RowStart(ref) + kKeyBytes; }
-  char* slots(Ref ref) const { return value(ref) + layout_.slots_offset; }
-  char* meta(Ref ref) const { return value(ref) + layout_.meta_offset; }
+  char* row(Ref ref) const { return rows_[ref >> 16] + (ref & 0xffffu) * layout_.row_bytes; }
+  // The first live row at or after `ref`, in the order of references, or kNone.
+  Ref NextLive(Ref ref) const;
 
   void PrefetchChunk(uint64_t hash) const {
     if (chunk_count_ != 0) __builtin_prefetch(&chunks_[Home(hash)]);
   }
-  // Fetches the row's key and first `bytes` after it.
-  void PrefetchRow(Ref ref, int64_t bytes) const {
-    const char* row = RowStart(ref);
-    for (int64_t at = 0; at < bytes + kKeyBytes; at += 64) __builtin_prefetch(row + at);
-  }
-
-  // The first live row at or after `ref`, in the order of references, or kNone.
-  Ref NextLive(Ref ref) const;
 
  private:
-  static constexpr int kCells = 12;
+  static constexpr int kCells = 5;
   static constexpr int kKeyBytes = 8;
 
   struct alignas(64) Chunk {
-    uint8_t tags[kCells];
-    uint8_t overflow;
-    uint8_t padding[3];
+    int64_t keys[kCells];
     Ref refs[kCells];
+    uint8_t used;
+    uint8_t overflow;
+    uint8_t padding[2];
   };
   static_assert(sizeof(Chunk) == 64, "a chunk is a cache line");
 
   struct Block {
-    char* data;
     uint32_t rows;
     std::vector<uint64_t> live;  // bit r: row r holds a key
   };
 
-  static uint8_t Tag(uint64_t hash) { return static_cast<uint8_t>(0x80u | (hash & 0x7fu)); }
-  // Bit c: cell c of the chunk has this tag.
-  static uint32_t Match(const Chunk& chunk, uint8_t tag);
+  // Bit c: cell c of the chunk holds this key.
+  static uint32_t Match(const Chunk& chunk, int64_t key) {
+    uint32_t mask = 0;
+    for (int c = 0; c < kCells; ++c) mask |= static_cast<uint32_t>(chunk.keys[c] == key) << c;
+    return mask & chunk.used;
+  }
+  // Finds a key that is not in its home chunk.
+  char* FindBeyond(const Chunk* home, int64_t key) const;
   uint32_t Home(uint64_t hash) const {
     return ReduceRange(static_cast<uint32_t>(hash >> 20), chunk_count_);
   }
   uint32_t Next(uint32_t chunk) const { return chunk + 1 == chunk_count_ ? 0 : chunk + 1; }
 
-  char* RowStart(Ref ref) const { return blocks_[ref >> 16].data + (ref & 0xffffu) * stride_; }
+  char* KeyAt(Ref ref) const {
+    const uint32_t b = ref >> 16;
+    return rows_[b] + blocks_[b].rows * layout_.row_bytes + (ref & 0xffffu) * kKeyBytes;
+  }
   bool IsLive(Ref ref) const {
     return blocks_[ref >> 16].live[(ref & 0xffffu) / 64] >> (ref & 63u) & 1;
   }
-  int64_t BlockBytes(const Block& block, int64_t stride) const { return block.rows * stride; }
+  static int64_t BlockBytes(const Block& block, int64_t row_bytes) {
+    return block.rows * (row_bytes + kKeyBytes);
+  }
 
   Ref AllocateRow();
   bool AddBlock();
   // Puts a row into the index, which has room.
-  void Link(uint64_t hash, Ref ref);
+  void Link(int64_t key, uint64_t hash, Ref ref);
   bool Rehash(uint32_t chunk_count);
-  void FreeBlocks(std::vector<Block>* blocks, int64_t stride);
+  void FreeRows(std::vector<char*>* rows, int64_t row_bytes);
 
-  SlabArena* const arena_;
+  SlabArena* const row_arena_;
+  SlabArena* const index_arena_;
   RowLayout layout_;
-  int64_t stride_;
   const double phase_;
 
   Chunk* chunks_ = nullptr;
@@ -142,6 +150,7 @@ class Segment {
   int64_t max_rows_ = 0;  // that the index holds before it grows
   int64_t size_ = 0;
 
+  std::vector<char*> rows_;  // the memory of each block
   std::vector<Block> blocks_;
   uint32_t fresh_ = 0;  // rows of the last block that have been handed out
   Ref free_ = kNone;    // head of the list of erased rows
@@ -149,28 +158,28 @@ class Segment {
 
 template <typename Convert>
 bool Segment::Relayout(const RowLayout& layout, Convert convert) {
-  const int64_t stride = kKeyBytes + layout.row_bytes;
-  std::vector<Block> blocks = blocks_;
-  for (size_t b = 0; b < blocks.size(); ++b) {
-    blocks[b].data = static_cast<char*>(arena_->Allocate(BlockBytes(blocks[b], stride)));
-    if (blocks[b].data == nullptr) {
-      blocks.resize(b);
-      FreeBlocks(&blocks, stride);
+  std::vector<char*> rows;
+  for (const Block& block : blocks_) {
+    rows.push_back(static_cast<char*>(row_arena_->Allocate(BlockBytes(block, layout.row_bytes))));
+    if (rows.back() == nullptr) {
+      rows.pop_back();
+      FreeRows(&rows, layout.row_bytes);
       return false;
     }
   }
-  for (size_t b = 0; b < blocks.size(); ++b) {
-    for (uint32_t r = 0; r < blocks[b].rows; ++r) {
-      const char* from = blocks_[b].data + r * stride_;
-      char* to = blocks[b].data + r * stride;
-      std::memcpy(to, from, kKeyBytes);  // the key, or the link of a free row
-      if (IsLive(static_cast<Ref>(b << 16 | r))) convert(from + kKeyBytes, to + kKeyBytes);
+  for (size_t b = 0; b < blocks_.size(); ++b) {
+    const uint32_t n = blocks_[b].rows;
+    for (uint32_t r = 0; r < n; ++r) {
+      if (!IsLive(static_cast<Ref>(b << 16 | r))) continue;
+      convert(rows_[b] + r * layout_.row_bytes, rows[b] + r * layout.row_bytes);
     }
+    // The keys, and the links of free rows.
+    std::memcpy(rows[b] + n * layout.row_bytes, rows_[b] + n * layout_.row_bytes,
+                size_t{n} * kKeyBytes);
   }
-  FreeBlocks(&blocks_, stride_);
-  blocks_ = std::move(blocks);
+  FreeRows(&rows_, layout_.row_bytes);
+  rows_ = std::move(rows);
   layout_ = layout;
-  stride_ = stride;
   return true;
 }
 

@@ -62,7 +62,9 @@ void* SlabArena::Allocate(int64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto it = regions_.find(current_);
   if (it == regions_.end() || it->second.bytes - it->second.used < bytes) {
-    int64_t size = std::clamp(live_ / 8, kMinRegion, kMaxRegion);
+    const int64_t live = std::max(live_, expected_);
+    int64_t size = std::clamp(live / 8, kMinRegion, kMaxRegion);
+    if (live >= 2 * kHugePage) size = std::max(size, kHugePage);
     size = RoundUp(std::max(size, bytes), size >= kHugePage ? kHugePage : kPage);
     char* start = static_cast<char*>(AllocateZeroed(size));
     if (start == nullptr) return nullptr;
@@ -93,6 +95,11 @@ void SlabArena::Free(void* block, int64_t bytes) {
   const uintptr_t first = (address + kPage - 1) / kPage * kPage;
   const uintptr_t last = (address + bytes) / kPage * kPage;
   if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+}
+
+void SlabArena::Expect(int64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  expected_ = std::max(expected_, bytes);
 }
 
 int64_t SlabArena::memory_bytes() const {

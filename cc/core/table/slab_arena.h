@@ -30,6 +30,9 @@ class SlabArena {
   // `bytes` as in Allocate.
   void Free(void* block, int64_t bytes);
 
+  // Makes regions as large from now on as if blocks of so many bytes were in use.
+  void Expect(int64_t bytes);
+
   // Address space of the blocks that are in use.
   int64_t memory_bytes() const;
 
@@ -44,6 +47,7 @@ class SlabArena {
   std::map<char*, Region> regions_;  // by first address
   char* current_ = nullptr;          // the region that is being carved
   int64_t live_ = 0;
+  int64_t expected_ = 0;
 };
 
 }  // namespace dynemb

@@ -11,8 +11,11 @@
 // the order of the context's stream and reads nothing back: whatever depends on the data (outcomes,
 // the number of misses) stays in device memory. A host table has finished when the call returns.
 //
-// Duplicates. `Find` may be given a key twice. All calls that change rows want distinct keys, which
-// the caller ensures (lookup/dedup.h): so a tier can hand its misses to the next tier as they are.
+// Repetitions. A batch may name a key more than once. A call that changes rows touches each key
+// once: Apply adds the gradients of a key up first, of the rows of an Upsert or Import the last
+// counts, Accumulate does one after the other; all in the order of the batch, so that the result
+// does not depend on threads. The outcome of a key is that of all its positions, but for
+// Accumulate, which has one for each.
 //
 // Errors. A call that returns an error has changed nothing, with one exception that is not an error
 // of the caller's: when memory runs out, the keys whose outcome is not kFull have been done, and

@@ -2,10 +2,12 @@
 #ifndef TF_DYNEMB_CC_CORE_TABLE_VALUE_FUNCTIONS_H_
 #define TF_DYNEMB_CC_CORE_TABLE_VALUE_FUNCTIONS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
 #include "cc/core/base/dtype.h"
+#include "cc/core/base/vector_variants.h"
 #include "cc/core/initializer/initializer.h"
 #include "cc/core/table/table.h"
 
@@ -39,6 +41,44 @@ inline AddFunction AddFor(DType dtype) {
         }
       }
     };
+  });
+}
+
+// The sum of the rows at `positions`, in their order: of several it is made in `sum`, one is
+// itself. Sums of 16-bit floats are made in float32 and rounded once.
+using SumFunction = const char* (*)(int64_t dim, const ConstRows& rows,
+                                    Span<const int64_t> positions, char* sum);
+template <typename V>
+struct SumRows {
+  static DYNEMB_ALWAYS_INLINE const char* Run(int64_t dim, const ConstRows& rows,
+                                              Span<const int64_t> positions, char* sum) {
+    using T = ComputeType<V>;
+    constexpr int64_t kColumns = 64;  // that are summed at once, in registers or the nearest cache
+    constexpr int64_t kAhead = 8;     // rows
+    if (positions.size == 1) return rows[positions[0]];
+    for (int64_t first = 0; first < dim; first += kColumns) {
+      const int64_t columns = std::min(kColumns, dim - first);
+      T total[kColumns];
+      for (int64_t c = 0; c < columns; ++c) total[c] = 0;
+      for (int64_t i = 0; i < positions.size; ++i) {
+        if (i + kAhead < positions.size) {
+          const V* next = reinterpret_cast<const V*>(rows[positions[i + kAhead]]) + first;
+          for (int64_t c = 0; c < columns; c += 64 / sizeof(V)) __builtin_prefetch(next + c);
+        }
+        const V* row = reinterpret_cast<const V*>(rows[positions[i]]) + first;
+        for (int64_t c = 0; c < columns; ++c) {
+          total[c] = static_cast<T>(total[c] + static_cast<T>(row[c]));
+        }
+      }
+      V* to = reinterpret_cast<V*>(sum) + first;
+      for (int64_t c = 0; c < columns; ++c) to[c] = static_cast<V>(total[c]);
+    }
+    return sum;
+  }
+};
+inline SumFunction SumFor(DType dtype) {
+  return VisitDType(dtype, [](auto tag) -> SumFunction {
+    return FastestVariant<SumRows<typename decltype(tag)::type>>();
   });
 }
 

@@ -18,6 +18,7 @@ std::string TableModel::CaseName(const ::testing::TestParamInfo<ParamType>& info
 
 TEST_P(TableConformance, MissingKeysReadAndBecomeInitialValues) { CheckInitialValues(GetParam()); }
 TEST_P(TableConformance, AccumulateHasFourCells) { CheckAccumulateCells(GetParam()); }
+TEST_P(TableConformance, TouchesRepeatedKeysOnce) { CheckRepetitions(GetParam()); }
 TEST_P(TableConformance, WritesStampMeta) { CheckMetaStamps(GetParam()); }
 TEST_P(TableConformance, SlotsBelongToRows) { CheckSlotsBelongToRows(GetParam()); }
 TEST_P(TableConformance, AttachKeepsRows) { CheckAttach(GetParam()); }

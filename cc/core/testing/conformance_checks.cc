@@ -88,6 +88,35 @@ void CheckAccumulateCells(const TableHarness& harness) {
   EXPECT_EQ(Numbers<float>(content.at(4).value), (Floats{7, 8}));
 }
 
+void CheckRepetitions(const TableHarness& harness) {
+  Tested t(harness, Schema(2, "adagrad", {MetaField::kCount}));
+  const RuleSpec rule = UsualRule("adagrad");
+  Tested one(harness, Schema(2, "adagrad", {MetaField::kCount}));
+  Outcomes outcomes;
+  // Gradients are summed and applied once, whether the row is there or born by it.
+  for (const double step : {1, 2}) {
+    ASSERT_OK(t.call.Apply({7, 8, 7, 7}, {1, 2, 5, 5, 10, 20, 100, 200}, rule, {0.5, step, 0, 1e-3},
+                           {}, &outcomes));
+    EXPECT_EQ(outcomes, Outcomes(4, step == 1 ? kInserted : kFound));
+    ASSERT_OK(one.call.Apply({7, 8}, {111, 222, 5, 5}, rule, {0.5, step, 0, 1e-3}));
+    EXPECT_EQ(t.call.Export(), one.call.Export());
+  }
+  // The last value counts, and the row is written once.
+  ASSERT_OK(t.call.Upsert({8, 9, 8, 9}, {1, 1, 2, 2, 3, 3, 4, 4}, {}, &outcomes));
+  EXPECT_EQ(outcomes, (Outcomes{kFound, kInserted, kFound, kInserted}));
+  EXPECT_EQ(Numbers<float>(t.call.Export().at(8).value), (Floats{3, 3}));
+  EXPECT_EQ(Numbers<float>(t.call.Export().at(9).value), (Floats{4, 4}));
+  EXPECT_EQ(Numbers<int64_t>(t.call.Export().at(8).meta), (std::vector<int64_t>{3}));
+  // One after the other: the first makes the row, which the second did not expect, the third did.
+  ASSERT_OK(
+      t.call.Accumulate({5, 5, 5}, {1, 1, 10, 10, 100, 100}, {false, false, true}, {}, &outcomes));
+  EXPECT_EQ(outcomes, (Outcomes{kInserted, kFound, kFound}));
+  EXPECT_EQ(Numbers<float>(t.call.Export().at(5).value), (Floats{101, 101}));
+  ASSERT_OK(t.call.Erase({5, 6, 5}, &outcomes));
+  EXPECT_EQ(outcomes, (Outcomes{kFound, kMissing, kFound}));
+  EXPECT_EQ(t.table->size(), 3);
+}
+
 void CheckMetaStamps(const TableHarness& harness) {
   Tested t(harness, Schema(1, "sgd", {MetaField::kUsed, MetaField::kCount, MetaField::kScore}));
   const auto meta = [&](Key key) { return Numbers<int64_t>(t.call.Export().at(key).meta); };

@@ -11,6 +11,7 @@ namespace dynemb {
 // them as well.
 void CheckInitialValues(const TableHarness& harness);
 void CheckAccumulateCells(const TableHarness& harness);
+void CheckRepetitions(const TableHarness& harness);
 void CheckMetaStamps(const TableHarness& harness);
 void CheckSlotsBelongToRows(const TableHarness& harness);
 void CheckAttach(const TableHarness& harness);

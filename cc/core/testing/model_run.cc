@@ -168,7 +168,7 @@ class ModelRun {
       if (!selected_ || Chance(60)) participants_.push_back(i);
     }
     if (selected_) std::shuffle(participants_.begin(), participants_.end(), random_);
-    if (changes) {
+    if (changes && Chance(50)) {
       // Distinct keys for those that take part; the others keep what they have.
       for (size_t j = 0; j < participants_.size(); ++j) {
         std::swap(pool_[j], pool_[j + Below(pool_.size() - j)]);

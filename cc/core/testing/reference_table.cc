@@ -89,13 +89,13 @@ class ReferenceTable final : public Table {
                                 schema_.rule.DebugString());
     }
     Reporter out(report);
-    for (const int64_t i : positions) {
+    for (const auto& [key, at] : ByKey(batch, positions)) {
       bool inserted;
-      Row& row = FindOrInsert(batch.keys[i], &inserted);
-      const std::vector<char> gradient(gradients[i], gradients[i] + value_bytes_);
-      updater->Update(schema_.dim, row.value.data(), row.slots.data(), gradient.data());
+      Row& row = FindOrInsert(key, &inserted);
+      const std::vector<char> gradient = Sum(gradients, at);
+      updater->Update(schema_.dim, {row.value.data(), row.slots.data(), gradient.data()});
       Touch(stamp, &row);
-      out.Set(i, inserted ? Outcome::kInserted : Outcome::kFound);
+      for (const int64_t i : at) out.Set(i, inserted ? Outcome::kInserted : Outcome::kFound);
     }
     return Status();
   }
@@ -107,12 +107,12 @@ class ReferenceTable final : public Table {
     DYNEMB_RETURN_IF_ERROR(CheckCall(context, batch, report, &positions));
     DYNEMB_RETURN_IF_ERROR(CheckRows("values", values, batch.keys.size, value_bytes_));
     Reporter out(report);
-    for (const int64_t i : positions) {
+    for (const auto& [key, at] : ByKey(batch, positions)) {
       bool inserted;
-      Row& row = FindOrInsert(batch.keys[i], &inserted);
-      row.value.assign(values[i], values[i] + value_bytes_);
+      Row& row = FindOrInsert(key, &inserted);
+      row.value.assign(values[at.back()], values[at.back()] + value_bytes_);
       Touch(stamp, &row);
-      out.Set(i, inserted ? Outcome::kInserted : Outcome::kFound);
+      for (const int64_t i : at) out.Set(i, inserted ? Outcome::kInserted : Outcome::kFound);
     }
     return Status();
   }
@@ -154,9 +154,11 @@ class ReferenceTable final : public Table {
     std::vector<int64_t> positions;
     DYNEMB_RETURN_IF_ERROR(CheckCall(context, batch, report, &positions));
     Reporter out(report);
-    for (const int64_t i : positions) {
-      const auto row = rows_.find(batch.keys[i]);
-      out.Set(i, row != rows_.end() ? Outcome::kFound : Outcome::kMissing);
+    for (const auto& [key, at] : ByKey(batch, positions)) {
+      const auto row = rows_.find(key);
+      for (const int64_t i : at) {
+        out.Set(i, row != rows_.end() ? Outcome::kFound : Outcome::kMissing);
+      }
       if (row != rows_.end()) EraseRow(row);
     }
     return Status();
@@ -396,6 +398,39 @@ class ReferenceTable final : public Table {
       }
     }
     return Status();
+  }
+
+  // The positions of each key, in the order given, by the order of the keys' first.
+  static std::vector<std::pair<Key, std::vector<int64_t>>> ByKey(
+      const Batch& batch, const std::vector<int64_t>& positions) {
+    std::vector<std::pair<Key, std::vector<int64_t>>> by_key;
+    std::map<Key, size_t> place;
+    for (const int64_t i : positions) {
+      const auto [found, is_new] = place.emplace(batch.keys[i], by_key.size());
+      if (is_new) by_key.push_back({batch.keys[i], {}});
+      by_key[found->second].second.push_back(i);
+    }
+    return by_key;
+  }
+
+  // The sum of rows, which for one is the row. 16-bit floats are summed in float32.
+  std::vector<char> Sum(const ConstRows& rows, const std::vector<int64_t>& positions) const {
+    std::vector<char> sum(rows[positions[0]], rows[positions[0]] + value_bytes_);
+    if (positions.size() == 1) return sum;
+    VisitDType(schema_.value_dtype, [&](auto tag) {
+      using V = typename decltype(tag)::type;
+      for (int64_t c = 0; c < schema_.dim; ++c) {
+        ComputeType<V> total = 0;
+        for (const int64_t i : positions) {
+          V number;
+          std::memcpy(&number, rows[i] + c * sizeof(V), sizeof(V));
+          total = static_cast<ComputeType<V>>(total + static_cast<ComputeType<V>>(number));
+        }
+        const V rounded = static_cast<V>(total);
+        std::memcpy(&sum[c * sizeof(V)], &rounded, sizeof(V));
+      }
+    });
+    return sum;
   }
 
   static Status CheckExportRows(const char* what, const Rows& rows, int64_t room, int64_t bytes) {

@@ -1,0 +1,87 @@
+#include "cc/core/table/batch_order.h"
+
+#include <algorithm>
+
+namespace dynemb {
+namespace {
+
+constexpr int64_t kSliceKeys = 4096;  // fewer are not worth another thread
+
+uint64_t Hash(Key key) { return Mix64(static_cast<uint64_t>(key)); }
+
+}  // namespace
+
+BatchOrder::BatchOrder(const Context& context, const Batch& batch)
+    : size_(batch.select == nullptr ? batch.keys.size : *batch.select->count),
+      keys_(new Key[size_]),
+      positions_(new int64_t[size_]),
+      ends_(new int64_t[size_]) {
+  const auto position = [&](int64_t i) {
+    return batch.select == nullptr ? i : batch.select->at[i];
+  };
+  const int64_t slices =
+      std::max<int64_t>(1, std::min<int64_t>(context.executor->concurrency(), size_ / kSliceKeys));
+  const auto slice_begin = [&](int64_t slice) { return size_ * slice / slices; };
+  std::vector<int64_t> next(slices * kSegments);
+  context.executor->Run(slices, 2 * size_ / slices, [&](int64_t slice) {
+    int64_t* count = &next[slice * kSegments];
+    for (int64_t i = slice_begin(slice); i < slice_begin(slice + 1); ++i) {
+      ++count[SegmentOf(Hash(batch.keys[position(i)]))];
+    }
+  });
+  int64_t begin = 0;
+  for (int segment = 0; segment < kSegments; ++segment) {
+    begin_[segment] = begin;
+    for (int64_t slice = 0; slice < slices; ++slice) {
+      const int64_t count = next[slice * kSegments + segment];
+      next[slice * kSegments + segment] = begin;
+      begin += count;
+    }
+  }
+  begin_[kSegments] = begin;
+  context.executor->Run(slices, 3 * size_ / slices, [&](int64_t slice) {
+    int64_t* to = &next[slice * kSegments];
+    for (int64_t i = slice_begin(slice); i < slice_begin(slice + 1); ++i) {
+      const Key key = batch.keys[position(i)];
+      const int64_t at = to[SegmentOf(Hash(key))]++;
+      keys_[at] = key;
+      positions_[at] = position(i);
+    }
+  });
+}
+
+int64_t BatchOrder::Group(int segment) {
+  const int64_t begin = begin_[segment], n = size(segment);
+  Key* const keys = &keys_[begin];
+  int64_t* const ends = &ends_[begin];
+  // Open addressing, at most half full: a cell holds 1 + the number of a distinct key.
+  int64_t cells = 2;
+  while (cells < 2 * n) cells *= 2;
+  std::vector<int64_t> table(cells);
+  std::vector<int64_t> number(n);  // of each entry's key
+  int64_t distinct = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const Key key = keys[i];
+    uint64_t at = Hash(key) & (cells - 1);
+    while (table[at] != 0 && keys[table[at] - 1] != key) at = (at + 1) & (cells - 1);
+    if (table[at] == 0) {
+      keys[distinct] = key;  // distinct <= i: what is overwritten has been read
+      ends[distinct] = 0;
+      table[at] = ++distinct;
+    }
+    number[i] = table[at] - 1;
+    ++ends[number[i]];
+  }
+  // From counts to ends.
+  int64_t end = begin;
+  for (int64_t i = 0; i < distinct; ++i) ends[i] = end += ends[i];
+  if (distinct < n) {
+    std::vector<int64_t> next(distinct, begin);
+    std::copy(ends, ends + distinct - 1, next.begin() + 1);
+    const std::vector<int64_t> positions(&positions_[begin], &positions_[begin] + n);
+    for (int64_t i = 0; i < n; ++i) positions_[next[number[i]]++] = positions[i];
+  }
+  return distinct;
+}
+
+}  // namespace dynemb

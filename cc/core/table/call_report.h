@@ -1,0 +1,69 @@
+// What the tasks of one call to a table in host memory report, put together.
+#ifndef TF_DYNEMB_CC_CORE_TABLE_CALL_REPORT_H_
+#define TF_DYNEMB_CC_CORE_TABLE_CALL_REPORT_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "cc/core/table/table.h"
+
+namespace dynemb {
+
+// Outcomes of one task.
+class TaskReport {
+ public:
+  explicit TaskReport(const Report& report)
+      : outcomes_(report.outcomes.data), wants_misses_(report.misses != nullptr) {}
+
+  void Set(int64_t position, Outcome outcome) {
+    if (outcomes_ != nullptr) outcomes_[position] = outcome;
+    if (outcome == Outcome::kFound || outcome == Outcome::kInserted) return;
+    full_ |= outcome == Outcome::kFull;
+    if (wants_misses_ && outcome != Outcome::kEvicted) misses_.push_back(position);
+  }
+  void SetAll(Span<const int64_t> positions, Outcome outcome) {
+    for (const int64_t position : positions) Set(position, outcome);
+  }
+
+  bool full() const { return full_; }
+  const std::vector<int64_t>& misses() const { return misses_; }
+
+ private:
+  Outcome* const outcomes_;
+  const bool wants_misses_;
+  std::vector<int64_t> misses_;
+  bool full_ = false;
+};
+
+// The whole call's: its end completes the report.
+class CallReport {
+ public:
+  explicit CallReport(const Report& report) : report_(report) {}
+  ~CallReport() {
+    if (report_.misses != nullptr) *report_.misses->count = misses_;
+  }
+  CallReport(const CallReport&) = delete;
+  CallReport& operator=(const CallReport&) = delete;
+
+  // From any thread.
+  void Add(const TaskReport& task) {
+    if (task.full()) full_ = true;
+    if (task.misses().empty()) return;
+    const int64_t n = static_cast<int64_t>(task.misses().size());
+    std::copy(task.misses().begin(), task.misses().end(),
+              report_.misses->at.data + misses_.fetch_add(n));
+  }
+
+  bool full() const { return full_; }
+
+ private:
+  const Report& report_;
+  std::atomic<int64_t> misses_{0};
+  std::atomic<bool> full_{false};
+};
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_TABLE_CALL_REPORT_H_
