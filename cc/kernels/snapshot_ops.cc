@@ -1,10 +1,12 @@
-// Kernels that save tables to snapshots and read snapshots.
+// Kernels that save tables to snapshots and load snapshots into tables.
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cc/core/base/file_system.h"
+#include "cc/core/snapshot/loader.h"
 #include "cc/core/snapshot/reader.h"
 #include "cc/core/snapshot/writer.h"
 #include "cc/kernels/table_resource.h"
@@ -74,7 +76,7 @@ class SnapshotSaveOp : public OpKernel {
                       "tables: ", tables[t].name,
                       " keeps the strings of its keys, which snapshots do not hold; save it with "
                       "tf.train.Checkpoint, or in Keras' files")));
-      for (const auto& shard : inputs[t].shards) tables[t].shards.push_back(shard.get());
+      tables[t].shards = Pointers(inputs[t].shards);
       if (base != 0) {
         OP_REQUIRES_OK(context, ToTensorFlow(inputs[t].resource->VersionOf(
                                     base, inputs[t].shards, &tables[t].since_version)));
@@ -97,97 +99,124 @@ class SnapshotSaveOp : public OpKernel {
   bool follow_;
 };
 
-class SnapshotReadOp : public OpKernel {
- public:
-  explicit SnapshotReadOp(OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
-    OP_REQUIRES_OK(context, context->GetAttr("limit_bytes", &limit_bytes_));
+// One table of a snapshot, from inputs path, snapshot, table_name and cursor.
+struct SnapshotInput {
+  std::unique_ptr<SnapshotReader> reader;
+  int64_t table;
+  SnapshotPlace place;
+
+  const TableSchema& schema() const {
+    return reader->manifest().tables[static_cast<size_t>(table)].schema;
   }
 
-  void Compute(OpKernelContext* context) override {
+  absl::Status Get(OpKernelContext* context) {
     std::string folder;
     tstring id, name;
     const Tensor* cursor;
-    OP_REQUIRES_OK(context, GetFolder(context, &folder));
-    OP_REQUIRES_OK(context, GetScalar(context, "snapshot", &id));
-    OP_REQUIRES_OK(context, GetScalar(context, "table_name", &name));
-    OP_REQUIRES_OK(context, context->input("cursor", &cursor));
-    OP_REQUIRES(context, cursor->dims() == 1 && cursor->NumElements() == 3,
-                ToTensorFlow(InvalidArgument("cursor: got shape ", cursor->shape().DebugString(),
-                                             ", want (3,)")));
-    const auto at = cursor->vec<int64_t>();
-    SnapshotPlace place{at(0), at(1), at(2)};
-
-    std::unique_ptr<SnapshotReader> reader;
-    int64_t table;
-    OP_REQUIRES_OK(context, ToTensorFlow(SnapshotReader::Open(PosixFileSystem(), folder, &reader)));
-    const std::string there = IdText(reader->manifest().id);
-    OP_REQUIRES(
-        context, there == std::string(id),
-        ToTensorFlow(FailedPrecondition("snapshot ", folder, ": got ", there, ", want ", id,
-                                        "; it was replaced while it was being read: begin again")));
-    OP_REQUIRES_OK(context, ToTensorFlow(reader->FindTable(name, &table)));
-    const TableSchema& schema = reader->manifest().tables[static_cast<size_t>(table)].schema;
-    OP_REQUIRES(context, ToCore(dtype_) == schema.value_dtype,
-                ToTensorFlow(FailedPrecondition("rows do not fit the table: their value dtype is ",
-                                                Name(schema.value_dtype), ", the table's is ",
-                                                Name(ToCore(dtype_)))));
-    std::vector<SnapshotBlock> blocks;
-    bool done = false;
-    for (int64_t bytes = 0; bytes < limit_bytes_;) {
-      SnapshotBlock block;
-      OP_REQUIRES_OK(context, ToTensorFlow(reader->Next(table, &place, &block, &done)));
-      if (done) break;
-      bytes += static_cast<int64_t>(block.payload.size());
-      blocks.push_back(std::move(block));
+    TF_RETURN_IF_ERROR(GetFolder(context, &folder));
+    TF_RETURN_IF_ERROR(GetScalar(context, "snapshot", &id));
+    TF_RETURN_IF_ERROR(GetScalar(context, "table_name", &name));
+    TF_RETURN_IF_ERROR(context->input("cursor", &cursor));
+    if (cursor->dims() != 1 || cursor->NumElements() != 3) {
+      return ToTensorFlow(
+          InvalidArgument("cursor: got shape ", cursor->shape().DebugString(), ", want (3,)"));
     }
-    OP_REQUIRES_OK(context, SetRows(context, schema, blocks));
-    Tensor *next, *end;
-    OP_REQUIRES_OK(context, SetString(context, 5, schema.ToText()));
-    OP_REQUIRES_OK(context, context->allocate_output(6, TensorShape({3}), &next));
-    OP_REQUIRES_OK(context, context->allocate_output(7, TensorShape({}), &end));
-    next->vec<int64_t>()(0) = place.file;
-    next->vec<int64_t>()(1) = place.offset;
-    next->vec<int64_t>()(2) = place.sequence;
-    end->scalar<bool>()() = done;
+    const auto at = cursor->vec<int64_t>();
+    place = {at(0), at(1), at(2)};
+    TF_RETURN_IF_ERROR(ToTensorFlow(SnapshotReader::Open(PosixFileSystem(), folder, &reader)));
+    const std::string there = IdText(reader->manifest().id);
+    if (there != std::string(id)) {
+      return ToTensorFlow(
+          FailedPrecondition("snapshot ", folder, ": got ", there, ", want ", std::string(id),
+                             "; it was replaced while it was being read: begin again"));
+    }
+    return ToTensorFlow(reader->FindTable(name, &table));
+  }
+};
+
+// How many rows the ops below take at a time where the partitioner is asked for their owners.
+constexpr int64_t kPieceRows = int64_t{1} << 18;
+
+class SnapshotKeysOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    SnapshotInput input;
+    std::vector<BlockEntry> blocks;
+    OP_REQUIRES_OK(context, input.Get(context));
+    OP_REQUIRES_OK(
+        context, ToTensorFlow(input.reader->List(input.table, kPieceRows, &input.place, &blocks)));
+    int64_t rows = 0;
+    for (const BlockEntry& block : blocks) rows += IsRows(block) ? block.records : 0;
+    Tensor* keys;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({rows}), &keys));
+    Key* to = keys->flat<int64_t>().data();
+    for (const BlockEntry& block : blocks) {
+      if (!IsRows(block)) continue;
+      OP_REQUIRES_OK(context, ToTensorFlow(input.reader->ReadKeys(block, to)));
+      to += block.records;
+    }
   }
 
  private:
-  // The blocks one after the other as outputs 0 to 4: keys, values, slots, meta, erased.
-  absl::Status SetRows(OpKernelContext* context, const TableSchema& schema,
-                       const std::vector<SnapshotBlock>& blocks) const {
-    const RowLayout layout(schema);
-    int64_t rows = 0, erased = 0;
-    for (const SnapshotBlock& block : blocks) {
-      rows += block.rows.keys.size;
-      erased += block.erased.size;
-    }
-    const TensorShape shapes[] = {TensorShape({rows}), TensorShape({rows, layout.dim}),
-                                  TensorShape({rows, layout.slots_bytes}),
-                                  TensorShape({rows, layout.meta_bytes}), TensorShape({erased})};
-    char* to[5];
-    for (int output = 0; output < 5; ++output) {
-      Tensor* tensor;
-      TF_RETURN_IF_ERROR(context->allocate_output(output, shapes[output], &tensor));
-      to[output] = const_cast<char*>(tensor->tensor_data().data());
-    }
-    const auto append = [](const void* from, int64_t bytes, char** out) {
-      if (bytes > 0) std::memcpy(*out, from, static_cast<size_t>(bytes));
-      *out += bytes;
-    };
-    for (const SnapshotBlock& block : blocks) {
-      const int64_t n = block.rows.keys.size;
-      append(block.rows.keys.data, n * int64_t{sizeof(Key)}, &to[0]);
-      append(block.rows.values.data, n * layout.value_bytes, &to[1]);
-      append(block.rows.slots.data, n * layout.slots_bytes, &to[2]);
-      append(block.rows.meta.data, n * layout.meta_bytes, &to[3]);
-      append(block.erased.data, block.erased.size * int64_t{sizeof(Key)}, &to[4]);
-    }
-    return absl::OkStatus();
+  static bool IsRows(const BlockEntry& block) { return block.kind == BlockKind::kRows; }
+};
+
+class SnapshotLoadOp : public OpKernel {
+ public:
+  explicit SnapshotLoadOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("key_mod", &key_mod_));
   }
 
-  tensorflow::DataType dtype_;
-  int64_t limit_bytes_;
+  void Compute(OpKernelContext* context) override {
+    TableInput table;
+    SnapshotInput input;
+    const Tensor* owners_tensor;
+    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
+    OP_REQUIRES_OK(context, input.Get(context));
+    OP_REQUIRES_OK(context, context->input("owners", &owners_tensor));
+    OP_REQUIRES_OK(context, ToTensorFlow(CheckCompatible(input.schema(), table.schema)));
+    const SnapshotReader& reader = *input.reader;
+    const std::vector<Table*> shards = Pointers(table.shards);
+    const Span<const int32_t> owners(owners_tensor->flat<int32_t>().data(),
+                                     owners_tensor->NumElements());
+    const PoolContext core(context);
+    if (input.place.file == 0 && input.place.offset == 0) {
+      OP_REQUIRES_OK(context, ToTensorFlow(LoadErased(core, reader, input.table, shards)));
+      OP_REQUIRES_OK(context, ToTensorFlow(Reserve(core, input, shards)));
+    }
+    std::vector<BlockEntry> blocks;
+    const int64_t limit = key_mod_ ? std::numeric_limits<int64_t>::max() : kPieceRows;
+    OP_REQUIRES_OK(context, ToTensorFlow(reader.List(input.table, limit, &input.place, &blocks)));
+    OP_REQUIRES_OK(context, ToTensorFlow(LoadRows(core, reader, blocks,
+                                                  key_mod_ ? nullptr : &owners, shards)));
+    Tensor *next, *done;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({3}), &next));
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &done));
+    const SnapshotPlace& place = input.place;
+    next->vec<int64_t>()(0) = place.file;
+    next->vec<int64_t>()(1) = place.offset;
+    next->vec<int64_t>()(2) = place.sequence;
+    done->scalar<bool>()() = place.file >= static_cast<int64_t>(reader.manifest().files.size());
+  }
+
+ private:
+  // The indexes for the rows of a full snapshot, whose keys are spread evenly over the shards. How
+  // many rows of a delta are new is not known.
+  static Status Reserve(const Context& core, const SnapshotInput& input,
+                        const std::vector<Table*>& shards) {
+    if (input.reader->manifest().base != 0) return Status();
+    int64_t rows = 0;
+    for (const SnapshotFile& file : input.reader->manifest().files) {
+      if (file.table == input.table) rows += file.rows;
+    }
+    for (Table* shard : shards) {
+      DYNEMB_RETURN_IF_ERROR(shard->Reserve(core, rows / static_cast<int64_t>(shards.size())));
+    }
+    return Status();
+  }
+
+  bool key_mod_;
 };
 
 class SnapshotVerifyOp : public OpKernel {
@@ -222,10 +251,8 @@ class SetSnapshotOp : public OpKernel {
     table.resource->set_snapshot(id);
     if (!follow_) return;
     const PoolContext core(context);
-    std::vector<Table*> shards;
-    for (const auto& shard : table.shards) shards.push_back(shard.get());
     int64_t ended;
-    OP_REQUIRES_OK(context, ToTensorFlow(BeginVersion(core, shards, &ended)));
+    OP_REQUIRES_OK(context, ToTensorFlow(BeginVersion(core, Pointers(table.shards), &ended)));
     table.resource->SetVersionOf(id, table.shards, ended);
   }
 
@@ -262,7 +289,8 @@ class SwapOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("DynembSnapshotSave").Device(tensorflow::DEVICE_CPU), SnapshotSaveOp);
-REGISTER_KERNEL_BUILDER(Name("DynembSnapshotRead").Device(tensorflow::DEVICE_CPU), SnapshotReadOp);
+REGISTER_KERNEL_BUILDER(Name("DynembSnapshotKeys").Device(tensorflow::DEVICE_CPU), SnapshotKeysOp);
+REGISTER_KERNEL_BUILDER(Name("DynembSnapshotLoad").Device(tensorflow::DEVICE_CPU), SnapshotLoadOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSnapshotVerify").Device(tensorflow::DEVICE_CPU),
                         SnapshotVerifyOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSetSnapshot").Device(tensorflow::DEVICE_CPU), SetSnapshotOp);

@@ -15,6 +15,12 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
+std::vector<Table*> Pointers(const Shards& shards) {
+  std::vector<Table*> pointers;
+  for (const auto& shard : shards) pointers.push_back(shard.get());
+  return pointers;
+}
+
 Contents Contents::Of(Shards shards) {
   Contents contents;
   if (shards[0]->schema().strings) contents.strings = std::make_shared<KeyStrings>();

@@ -25,6 +25,7 @@ namespace dynemb {
 
 // The shards of a table, all of one schema.
 using Shards = std::vector<std::shared_ptr<Table>>;
+std::vector<Table*> Pointers(const Shards& shards);
 
 // What a table holds: its shards and, if it keeps them, the strings of its keys.
 struct Contents {

@@ -205,7 +205,7 @@ class ImportOp : public OpKernel {
     }
     RowAdapter adapter(from, targets[0]->schema());
     OP_REQUIRES_OK(context,
-                   ToTensorFlow(Import(core, targets, inputs.routing, adapter.Adapt(rows))));
+                   ToTensorFlow(ImportRows(core, Pointers(targets), inputs.routing, adapter.Adapt(rows))));
     if (!replace_) return;
     int64_t imported = 0;
     for (const auto& target : targets) imported += target->size();
@@ -218,41 +218,6 @@ class ImportOp : public OpKernel {
   }
 
  private:
-  // Puts every row into its shard. With one shard as it stands; with several, a shard's rows are
-  // collected first, since an import takes whole buffers.
-  static Status Import(const Context& core, const Shards& targets, const Routing& routing,
-                       const ConstRowParts& rows) {
-    const int shards = static_cast<int>(targets.size());
-    if (shards == 1) return targets[0]->Import(core, rows);
-    constexpr int64_t kChunk = 4096;
-    for (int s = 0; s < shards; ++s) {
-      const Positions& share = *routing.share(s);
-      for (int64_t first = 0; first < *share.count; first += kChunk) {
-        const int64_t count = std::min(kChunk, *share.count - first);
-        std::vector<Key> keys(count);
-        std::vector<char> bytes[3];
-        ConstRowParts chunk;
-        const ConstRows* from[] = {&rows.values, &rows.slots, &rows.meta};
-        ConstRows* to[] = {&chunk.values, &chunk.slots, &chunk.meta};
-        const RowLayout layout(targets[s]->schema());
-        const int64_t widths[] = {layout.value_bytes, layout.slots_bytes, layout.meta_bytes};
-        for (int p = 0; p < 3; ++p) bytes[p].resize(count * widths[p]);
-        for (int64_t i = 0; i < count; ++i) {
-          const int64_t position = share.at[first + i];
-          keys[i] = rows.keys[position];
-          for (int p = 0; p < 3; ++p) {
-            if (widths[p] == 0) continue;
-            std::memcpy(&bytes[p][i * widths[p]], (*from[p])[position], widths[p]);
-          }
-        }
-        chunk.keys = keys;
-        for (int p = 0; p < 3; ++p) *to[p] = ConstRows(bytes[p].data(), count, widths[p]);
-        DYNEMB_RETURN_IF_ERROR(targets[s]->Import(core, chunk));
-      }
-    }
-    return Status();
-  }
-
   // Input `name`, which must be uint8 of shape (n, width).
   static absl::Status GetBytes(OpKernelContext* context, const char* name, const KeyInputs& inputs,
                                int64_t width, const Tensor** tensor) {

@@ -42,17 +42,6 @@ absl::Status ExportShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-absl::Status SnapshotReadShape(InferenceContext* c) {
-  const DimensionHandle rows = c->UnknownDim();
-  c->set_output(0, c->Vector(rows));
-  for (int part = 1; part < 4; ++part) c->set_output(part, c->Matrix(rows, c->UnknownDim()));
-  c->set_output(4, c->Vector(c->UnknownDim()));
-  c->set_output(5, c->Scalar());
-  c->set_output(6, c->Vector(3));
-  c->set_output(7, c->Scalar());
-  return absl::OkStatus();
-}
-
 absl::Status SumByKeyShape(InferenceContext* c) {
   ShapeHandle keys, rows;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &keys));
@@ -328,33 +317,55 @@ follow: from here on follow changes, so that this snapshot can be a base.
 id: of the snapshot, 16 hex digits.
 )doc");
 
-REGISTER_OP("DynembSnapshotRead")
+REGISTER_OP("DynembSnapshotKeys")
     .Input("path: string")
     .Input("snapshot: string")
     .Input("table_name: string")
     .Input("cursor: int64")
     .Output("keys: int64")
-    .Output("values: dtype")
-    .Output("slots: uint8")
-    .Output("meta: uint8")
-    .Output("erased: int64")
-    .Output("schema: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+The keys of the rows that DynembSnapshotLoad loads next, for a partitioner.
+
+They are not checked: the load does that before it uses what they led to.
+
+path, snapshot, table_name, cursor: as of DynembSnapshotLoad.
+keys: shape (n,), in order; empty if there are no more.
+)doc");
+
+REGISTER_OP("DynembSnapshotLoad")
+    .Input("table: resource")
+    .Input("path: string")
+    .Input("snapshot: string")
+    .Input("table_name: string")
+    .Input("cursor: int64")
+    .Input("owners: int32")
     .Output("next: int64")
     .Output("done: bool")
-    .Attr("dtype: " DYNEMB_VALUE_TYPES)
-    .Attr("limit_bytes: int >= 1 = 16777216")
+    .Attr("key_mod: bool = false")
     .SetIsStateful()
-    .SetShapeFn(SnapshotReadShape)
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(3));
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    })
     .Doc(R"doc(
-Reads rows of one table of a snapshot.
+Puts rows of one table of a snapshot into a table; first, at the beginning, removes the keys that it erases.
 
+Slots that the table does not have are left out.
+
+path: the folder of the snapshot.
 snapshot: its id. If another one has taken its place in the folder, that is an error, so that calls which
-  belong together read rows of one snapshot.
+  belong together load rows of one snapshot.
+table_name: the table's name in the snapshot.
 cursor: where to begin: (0, 0, 0), or what the call before returned as next.
-limit_bytes: read no more blocks after so many bytes.
-erased: shape (m,), of a delta: keys to erase before the rows are put in.
+owners: the shard of each key that DynembSnapshotKeys gives for this cursor.
+key_mod: load all rows that are left, each into shard key mod shards, rounded down; owners are not looked at.
 done: there is no more.
-The other outputs as of DynembExport.
 )doc");
 
 REGISTER_OP("DynembSnapshotVerify")

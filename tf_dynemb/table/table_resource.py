@@ -12,6 +12,8 @@ from tf_dynemb import _compat
 from tf_dynemb.base.checks import as_tensor, assert_same
 from tf_dynemb.base.fingerprint import fingerprint
 from tf_dynemb.base.op_library import ops
+from tf_dynemb.shard.partitioner import default_partition_fn
+from tf_dynemb.table.schema import Schema
 from tf_dynemb.table.serving import saved_rows, saved_schema
 
 
@@ -138,12 +140,55 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         """Removes rows by int64 keys; see the op DynembRemove."""
         return ops.dynemb_remove(self.resource_handle, keys, self.owners(keys), name=name)
 
-    def empty_copy(self, rows: int) -> TableResource:
-        """A table like this one, optimizer rule included, without rows, prepared for so many."""
+    def empty_copy(self) -> TableResource:
+        """A table like this one, optimizer rule included, without rows."""
         schema = self.export_rows(limit=0)[4].numpy().decode()
         _, shards, partitioner, _, adopt_seed, checkpoint, device = self._arguments
-        init_rows = -(-rows // shards)
-        return TableResource(schema, shards, partitioner, init_rows, adopt_seed, checkpoint, device)
+        return TableResource(schema, shards, partitioner, 0, adopt_seed, checkpoint, device)
+
+    def adopt(self, schema: Schema, replace: bool) -> None:
+        """Takes over the optimizer rule of rows to come; with `replace` their seed, and drops all rows.
+
+        Raises:
+            tf.errors.FailedPreconditionError: the rows would not fit the table.
+        """
+        dim = self.export_rows(limit=0)[1].shape[1]
+        slots_bytes = schema.slot_dtype.itemsize * sum(slot.width for slot in schema.slots)
+        self.import_rows(
+            tf.zeros([0], tf.int64),
+            tf.zeros([0, dim], self.value_dtype),
+            tf.zeros([0, slots_bytes], tf.uint8),
+            tf.zeros([0, 8 * len(schema.meta)], tf.uint8),
+            schema.text,
+            replace=replace,
+        )
+
+    def load_snapshot(self, path, identity, name: str) -> tf.Tensor:
+        """Puts the rows of one table of a snapshot into this one; see the op DynembSnapshotLoad.
+
+        Args:
+            path: the snapshot's folder, a string or scalar string tensor.
+            identity: the snapshot's id, likewise.
+            name: of the table in the snapshot.
+
+        Returns:
+            A tensor, which a graph has when the rows are there.
+        """
+        beginning = tf.zeros([3], tf.int64)
+
+        def load(cursor, owners, key_mod):
+            return ops.dynemb_snapshot_load(
+                self.resource_handle, path, identity, name, cursor, owners, key_mod=key_mod
+            )
+
+        if self._shards == 1 or self._partitioner is default_partition_fn:
+            return load(beginning, tf.zeros([0], tf.int32), key_mod=True)[1]
+
+        def step(cursor, done):
+            keys = ops.dynemb_snapshot_keys(path, identity, name, cursor)
+            return load(cursor, self.owners(keys), key_mod=False)
+
+        return tf.while_loop(lambda _, done: ~done, step, (beginning, tf.constant(False)))[1]
 
     def _create_resource(self):
         # Eagerly each call makes a table of its own, which lives as long as its handle. A graph, be it a

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cc/core/base/context.h"
 #include "cc/core/base/span.h"
 #include "cc/core/base/status.h"
 #include "cc/core/table/table.h"
@@ -35,6 +36,11 @@ class Routing {
   };
   std::vector<Share> shares_;
 };
+
+// Imports rows into the shards that own them. Those of one shard alone go as they lie; of several,
+// each shard's are collected first, a few thousand at a time, since an import takes whole buffers.
+Status ImportRows(const Context& context, const std::vector<Table*>& shards, const Routing& routing,
+                  const ConstRowParts& rows);
 
 }  // namespace dynemb
 

@@ -1,6 +1,8 @@
 #include "cc/core/snapshot/reader.h"
 
 #include <algorithm>
+#include <atomic>
+#include <limits>
 #include <utility>
 
 #include "cc/core/base/crc32c.h"
@@ -12,6 +14,17 @@ constexpr int64_t kHeader = BlockHeader::kBytes;
 constexpr int64_t kPieceBytes = int64_t{1} << 20;
 
 Status Damaged(const std::string& what) { return Status(Code::kDataLoss, what); }
+
+Status CheckPlace(const SnapshotPlace& place) {
+  if (place.file >= 0 && place.offset >= 0 && place.sequence >= 0) return Status();
+  return InvalidArgument("place: got (", place.file, ", ", place.offset, ", ", place.sequence,
+                         "), want what an earlier read gave");
+}
+
+// The place behind a block.
+SnapshotPlace Behind(const SnapshotPlace& place, const BlockHeader& header) {
+  return {place.file, place.offset + kHeader + header.payload_bytes, place.sequence + 1};
+}
 
 }  // namespace
 
@@ -60,8 +73,15 @@ Status SnapshotReader::OpenFile(int64_t number, std::unique_ptr<ReadableFile>* f
                 StrCat("snapshot ", folder_, ", ", entry.name, ": ", opened.message()));
 }
 
-Status SnapshotReader::ReadBlock(const ReadableFile& file, const SnapshotPlace& place,
-                                 BlockHeader* header, SnapshotBlock* block) const {
+Status SnapshotReader::At(const SnapshotPlace& place, const Status& status) const {
+  if (status.ok()) return status;
+  return Status(status.code(), StrCat("snapshot ", folder_, ", ",
+                                      manifest_.files[static_cast<size_t>(place.file)].name,
+                                      ", byte ", place.offset, ": ", status.message()));
+}
+
+Status SnapshotReader::ReadHeader(const ReadableFile& file, const SnapshotPlace& place,
+                                  BlockHeader* header) const {
   const SnapshotFile& entry = manifest_.files[static_cast<size_t>(place.file)];
   char bytes[kHeader];
   if (place.offset > entry.bytes - kHeader) {
@@ -96,10 +116,15 @@ Status SnapshotReader::ReadBlock(const ReadableFile& file, const SnapshotPlace& 
                   StrCat("got a block of kind ", static_cast<int>(header->kind),
                          ", which this reader does not know and must not skip"));
   }
-  if (!fits) {
-    return Damaged(StrCat("got ", size, " bytes for ", n, " records of kind ",
-                          static_cast<int>(header->kind), ", ", rest, " bytes before the end"));
-  }
+  if (fits) return Status();
+  return Damaged(StrCat("got ", size, " bytes for ", n, " records of kind ",
+                        static_cast<int>(header->kind), ", ", rest, " bytes before the end"));
+}
+
+Status SnapshotReader::ReadBlock(const ReadableFile& file, const SnapshotPlace& place,
+                                 BlockHeader* header, SnapshotBlock* block) const {
+  DYNEMB_RETURN_IF_ERROR(ReadHeader(file, place, header));
+  const int64_t n = header->records, size = header->payload_bytes;
   // What is skipped may be of any size, and is read in pieces.
   const bool kept = header->kind == BlockKind::kRows || header->kind == BlockKind::kErased;
   const int64_t piece = kept ? size : std::min(size, kPieceBytes);
@@ -111,11 +136,11 @@ Status SnapshotReader::ReadBlock(const ReadableFile& file, const SnapshotPlace& 
     crc = Crc32c({block->payload.data(), static_cast<size_t>(count)}, crc);
   }
   if (header->payload_crc != crc) return Damaged("the block is damaged: its checksum differs");
-  block->table = entry.table;
+  block->table = manifest_.files[static_cast<size_t>(place.file)].table;
   block->rows = ConstRowParts();
   block->erased = Span<const Key>();
   if (header->kind == BlockKind::kRows) {
-    block->rows = ConstParts(layout, n, block->payload.data());
+    block->rows = ConstParts(layouts_[static_cast<size_t>(block->table)], n, block->payload.data());
   } else if (header->kind == BlockKind::kErased) {
     block->erased = {reinterpret_cast<const Key*>(block->payload.data()), n};
   }
@@ -127,13 +152,8 @@ Status SnapshotReader::NextInFile(const ReadableFile& file, SnapshotPlace* place
   SnapshotPlace at = *place;
   BlockHeader header;
   do {
-    if (Status read = ReadBlock(file, at, &header, block); !read.ok()) {
-      return Status(read.code(), StrCat("snapshot ", folder_, ", ",
-                                        manifest_.files[static_cast<size_t>(at.file)].name,
-                                        ", byte ", at.offset, ": ", read.message()));
-    }
-    at.offset += kHeader + header.payload_bytes;
-    ++at.sequence;
+    DYNEMB_RETURN_IF_ERROR(At(at, ReadBlock(file, at, &header, block)));
+    at = Behind(at, header);
     *end = header.kind == BlockKind::kEnd;
   } while (!*end && header.kind != BlockKind::kRows && header.kind != BlockKind::kErased);
   *place = at;
@@ -144,10 +164,7 @@ Status SnapshotReader::Next(int64_t table, SnapshotPlace* place, SnapshotBlock* 
                             bool* done) const {
   const int64_t files = static_cast<int64_t>(manifest_.files.size());
   SnapshotPlace at = *place;
-  if (at.file < 0 || at.offset < 0 || at.sequence < 0) {
-    return InvalidArgument("place: got (", at.file, ", ", at.offset, ", ", at.sequence,
-                           "), want what an earlier read gave");
-  }
+  DYNEMB_RETURN_IF_ERROR(CheckPlace(at));
   for (; at.file < files; at = {at.file + 1, 0, 0}) {
     if (table >= 0 && manifest_.files[static_cast<size_t>(at.file)].table != table) continue;
     std::unique_ptr<ReadableFile> file;
@@ -164,29 +181,85 @@ Status SnapshotReader::Next(int64_t table, SnapshotPlace* place, SnapshotBlock* 
   return Status();
 }
 
-Status SnapshotReader::VerifyFile(int64_t number) const {
-  const SnapshotFile& entry = manifest_.files[static_cast<size_t>(number)];
-  std::unique_ptr<ReadableFile> file;
-  SnapshotPlace place{number, 0, 0};
-  SnapshotBlock block;
-  int64_t rows = 0, erased = 0;
-  DYNEMB_RETURN_IF_ERROR(OpenFile(number, &file));
-  for (bool end = false; !end;) {
-    DYNEMB_RETURN_IF_ERROR(NextInFile(*file, &place, &block, &end));
-    rows += block.rows.keys.size;
-    erased += block.erased.size;
+Status SnapshotReader::List(int64_t table, int64_t rows, SnapshotPlace* place,
+                            std::vector<BlockEntry>* blocks) const {
+  DYNEMB_RETURN_IF_ERROR(CheckPlace(*place));
+  blocks->clear();
+  int64_t listed = 0;
+  const int64_t files = static_cast<int64_t>(manifest_.files.size());
+  for (; place->file < files && listed < rows; *place = {place->file + 1, 0, 0}) {
+    const SnapshotFile& entry = manifest_.files[static_cast<size_t>(place->file)];
+    if (entry.table != table) continue;
+    const bool whole = place->sequence == 0;
+    int64_t held[2] = {0, 0};  // rows and erased keys of the file
+    std::unique_ptr<ReadableFile> file;
+    DYNEMB_RETURN_IF_ERROR(OpenFile(place->file, &file));
+    for (;;) {
+      BlockHeader header;
+      DYNEMB_RETURN_IF_ERROR(At(*place, ReadHeader(*file, *place, &header)));
+      if (header.kind == BlockKind::kEnd) break;
+      if (listed >= rows) return Status();
+      blocks->push_back({*place, header.kind, header.records});
+      *place = Behind(*place, header);
+      if (header.kind == BlockKind::kErased) held[1] += header.records;
+      if (header.kind != BlockKind::kRows) continue;
+      held[0] += header.records;
+      listed += header.records;
+    }
+    if (whole && (held[0] != entry.rows || held[1] != entry.erased)) {
+      return Damaged(StrCat("snapshot ", folder_, ", ", entry.name, ": got ", held[0], " rows and ",
+                            held[1], " erased keys, want ", entry.rows, " and ", entry.erased));
+    }
   }
-  if (rows == entry.rows && erased == entry.erased) return Status();
-  return Damaged(StrCat("snapshot ", folder_, ", ", entry.name, ": got ", rows, " rows and ",
-                        erased, " erased keys, want ", entry.rows, " and ", entry.erased));
+  return Status();
+}
+
+Status SnapshotReader::ForEachBlock(
+    const Context& context, Span<const BlockEntry> blocks,
+    const std::function<Status(int64_t number, const SnapshotBlock& block)>& visit) const {
+  std::atomic<bool> failed{false};
+  const auto read = [&](int64_t begin, int64_t end) {
+    std::unique_ptr<ReadableFile> file;
+    int64_t open = -1;
+    SnapshotBlock block;
+    BlockHeader header;
+    for (int64_t b = begin; b < end && !failed; ++b) {
+      const SnapshotPlace& place = blocks[b].place;
+      if (place.file != open) DYNEMB_RETURN_IF_ERROR(OpenFile(place.file, &file));
+      open = place.file;
+      DYNEMB_RETURN_IF_ERROR(At(place, ReadBlock(*file, place, &header, &block)));
+      DYNEMB_RETURN_IF_ERROR(visit(b, block));
+    }
+    return Status();
+  };
+  const int64_t shares = std::min<int64_t>(context.executor->concurrency(), blocks.size);
+  std::vector<Status> statuses(static_cast<size_t>(shares));
+  context.executor->Run(shares, 1'000'000'000, [&](int64_t share) {
+    Status& status = statuses[static_cast<size_t>(share)];
+    status = read(blocks.size * share / shares, blocks.size * (share + 1) / shares);
+    if (!status.ok()) failed = true;
+  });
+  for (const Status& status : statuses) DYNEMB_RETURN_IF_ERROR(status);
+  return Status();
+}
+
+Status SnapshotReader::ReadKeys(const BlockEntry& block, Key* keys) const {
+  std::unique_ptr<ReadableFile> file;
+  DYNEMB_RETURN_IF_ERROR(OpenFile(block.place.file, &file));
+  return At(block.place,
+            file->Read(block.place.offset + kHeader, block.records * int64_t{sizeof(Key)},
+                       reinterpret_cast<char*>(keys)));
 }
 
 Status SnapshotReader::Verify(const Context& context) const {
-  std::vector<Status> statuses(manifest_.files.size());
-  context.executor->Run(static_cast<int64_t>(statuses.size()), 1'000'000'000, [&](int64_t file) {
-    statuses[static_cast<size_t>(file)] = VerifyFile(file);
-  });
-  for (const Status& status : statuses) DYNEMB_RETURN_IF_ERROR(status);
+  for (size_t table = 0; table < manifest_.tables.size(); ++table) {
+    SnapshotPlace place;
+    std::vector<BlockEntry> blocks;
+    DYNEMB_RETURN_IF_ERROR(
+        List(static_cast<int64_t>(table), std::numeric_limits<int64_t>::max(), &place, &blocks));
+    DYNEMB_RETURN_IF_ERROR(
+        ForEachBlock(context, blocks, [](int64_t, const SnapshotBlock&) { return Status(); }));
+  }
   return Status();
 }
 

@@ -4,6 +4,7 @@
 #define TF_DYNEMB_CC_CORE_SNAPSHOT_READER_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +23,13 @@ struct SnapshotPlace {
   int64_t file = 0;
   int64_t offset = 0;
   int64_t sequence = 0;
+};
+
+// What a block's header says of it.
+struct BlockEntry {
+  SnapshotPlace place;
+  BlockKind kind = BlockKind::kEnd;
+  int64_t records = 0;
 };
 
 // One block of a snapshot; its spans point into `payload`.
@@ -48,20 +56,39 @@ class SnapshotReader {
   // file and byte. Safe from any number of threads.
   Status Next(int64_t table, SnapshotPlace* place, SnapshotBlock* block, bool* done) const;
 
-  // Reads everything once, files in parallel.
+  // For reading a table out of order: the blocks from `place` on, ends left out, until they have
+  // `rows` rows or there are no more, and moves `place` behind them. Reads and checks headers only.
+  Status List(int64_t table, int64_t rows, SnapshotPlace* place,
+              std::vector<BlockEntry>* blocks) const;
+
+  // Reads blocks that List gave, on all threads of the context: each thread reads consecutive ones,
+  // and holds one block. Calls visit(number, block), number being that of the block in `blocks`,
+  // from several threads. Goes on until an error, its own or of `visit`.
+  Status ForEachBlock(
+      const Context& context, Span<const BlockEntry> blocks,
+      const std::function<Status(int64_t number, const SnapshotBlock& block)>& visit) const;
+
+  // The keys of a rows block that List gave, unchecked. `keys` has room for them.
+  Status ReadKeys(const BlockEntry& block, Key* keys) const;
+
+  // Reads everything once, in parallel.
   Status Verify(const Context& context) const;
 
  private:
   SnapshotReader(FileSystem* files, std::string folder)
       : files_(files), folder_(std::move(folder)) {}
   Status OpenFile(int64_t number, std::unique_ptr<ReadableFile>* file) const;
+  // Reads the header of the block at `place` and checks it against everything around it.
+  Status ReadHeader(const ReadableFile& file, const SnapshotPlace& place,
+                    BlockHeader* header) const;
   // Reads whatever block is at `place`.
   Status ReadBlock(const ReadableFile& file, const SnapshotPlace& place, BlockHeader* header,
                    SnapshotBlock* block) const;
   // Next within one file; `end`: there was no more.
   Status NextInFile(const ReadableFile& file, SnapshotPlace* place, SnapshotBlock* block,
                     bool* end) const;
-  Status VerifyFile(int64_t number) const;
+  // An error with file and byte.
+  Status At(const SnapshotPlace& place, const Status& status) const;
 
   FileSystem* const files_;
   const std::string folder_;

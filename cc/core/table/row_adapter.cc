@@ -21,6 +21,8 @@ ConstRowParts RowAdapter::Adapt(const ConstRowParts& rows) {
       std::copy(initial_slots_.begin(), initial_slots_.end(), &slots_[i * to_.slots_bytes]);
     }
     adapted.slots = ConstRows(slots_.data(), n, to_.slots_bytes);
+  } else if (to_.slots_bytes == 0) {
+    adapted.slots = ConstRows();
   }
   if (!std::equal(from_.meta_field, from_.meta_field + kMetaFields, to_.meta_field)) {
     meta_.assign(static_cast<size_t>(n * to_.meta_bytes), 0);

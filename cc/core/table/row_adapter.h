@@ -11,9 +11,8 @@
 namespace dynemb {
 
 // What a row lacks it gets as a new row would have it: slots of the table's rule at their initial
-// values, meta fields at 0. Meta fields that the table does not have are left out. The schemas must
-// be compatible, and a rule that the rows have and the table lacks must be attached to it first.
-// Host memory.
+// values, meta fields at 0. Meta fields that the table does not have are left out, and so are the
+// slots of a rule if the table has none. The schemas must be compatible. Host memory.
 class RowAdapter {
  public:
   RowAdapter(const TableSchema& from, const TableSchema& to);

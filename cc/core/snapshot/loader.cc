@@ -1,0 +1,86 @@
+#include "cc/core/snapshot/loader.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "cc/core/shard/routing.h"
+#include "cc/core/table/row_adapter.h"
+
+namespace dynemb {
+namespace {
+
+// The calling thread alone, for the blocks that it reads.
+struct OneThread : Context {
+  OneThread() { executor = &inline_executor; }
+  OneThread(const OneThread&) = delete;
+  InlineExecutor inline_executor;
+};
+
+std::vector<int32_t> KeyMod(Span<const Key> keys, int64_t shards) {
+  std::vector<int32_t> owners(static_cast<size_t>(keys.size));
+  for (size_t i = 0; i < owners.size(); ++i) {
+    const int64_t rest = keys[static_cast<int64_t>(i)] % shards;
+    owners[i] = static_cast<int32_t>(rest < 0 ? rest + shards : rest);
+  }
+  return owners;
+}
+
+}  // namespace
+
+Status LoadErased(const Context& context, const SnapshotReader& reader, int64_t table,
+                  const std::vector<Table*>& shards) {
+  SnapshotPlace place;
+  std::vector<BlockEntry> blocks;
+  DYNEMB_RETURN_IF_ERROR(reader.List(table, std::numeric_limits<int64_t>::max(), &place, &blocks));
+  blocks.erase(
+      std::remove_if(blocks.begin(), blocks.end(),
+                     [](const BlockEntry& block) { return block.kind != BlockKind::kErased; }),
+      blocks.end());
+  return reader.ForEachBlock(context, blocks, [&](int64_t, const SnapshotBlock& block) {
+    const OneThread here;
+    std::vector<Key> keys(block.erased.begin(), block.erased.end());
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    Batch batch;
+    batch.keys = keys;
+    for (Table* shard : shards) {
+      DYNEMB_RETURN_IF_ERROR(shard->Erase(here, batch, Report()));
+    }
+    return Status();
+  });
+}
+
+Status LoadRows(const Context& context, const SnapshotReader& reader, Span<const BlockEntry> blocks,
+                const Span<const int32_t>* owners, const std::vector<Table*>& shards) {
+  const auto rows_of = [](const BlockEntry& block) {
+    return block.kind == BlockKind::kRows ? block.records : 0;
+  };
+  std::vector<int64_t> first_row = {0};  // of each block
+  for (const BlockEntry& block : blocks) first_row.push_back(first_row.back() + rows_of(block));
+  if (owners != nullptr && owners->size != first_row.back()) {
+    return InvalidArgument("owners: got ", owners->size, ", want one per row, ", first_row.back(),
+                           ", from the partitioner");
+  }
+  return reader.ForEachBlock(context, blocks, [&](int64_t number, const SnapshotBlock& block) {
+    if (block.rows.keys.size == 0) return Status();
+    const OneThread here;
+    const int64_t count = static_cast<int64_t>(shards.size());
+    const TableSchema& from = reader.manifest().tables[static_cast<size_t>(block.table)].schema;
+    const TableSchema to = shards[0]->schema();
+    DYNEMB_RETURN_IF_ERROR(CheckCompatible(from, to));
+    RowAdapter adapter(from, to);
+    std::vector<int32_t> own;
+    Span<const int32_t> of_block;
+    if (owners != nullptr) {
+      of_block = {owners->data + first_row[static_cast<size_t>(number)], block.rows.keys.size};
+    } else if (count > 1) {
+      of_block = own = KeyMod(block.rows.keys, count);
+    }
+    Routing routing;
+    DYNEMB_RETURN_IF_ERROR(
+        Routing::Make(block.rows.keys, of_block, static_cast<int>(count), nullptr, &routing));
+    return ImportRows(here, shards, routing, adapter.Adapt(block.rows));
+  });
+}
+
+}  // namespace dynemb
