@@ -71,11 +71,7 @@ class SnapshotSaveOp : public OpKernel {
     for (size_t t = 0; t < inputs.size(); ++t) {
       OP_REQUIRES_OK(context, GetTableOf(context, handles[static_cast<int>(t)], &inputs[t]));
       tables[t].name = names->vec<tstring>()(static_cast<int64_t>(t));
-      OP_REQUIRES(context, inputs[t].strings == nullptr,
-                  ToTensorFlow(FailedPrecondition(
-                      "tables: ", tables[t].name,
-                      " keeps the strings of its keys, which snapshots do not hold; save it with "
-                      "tf.train.Checkpoint, or in Keras' files")));
+      tables[t].strings = inputs[t].strings.get();
       tables[t].shards = Pointers(inputs[t].shards);
       if (base != 0) {
         OP_REQUIRES_OK(context, ToTensorFlow(inputs[t].resource->VersionOf(
@@ -188,8 +184,9 @@ class SnapshotLoadOp : public OpKernel {
     std::vector<BlockEntry> blocks;
     const int64_t limit = key_mod_ ? std::numeric_limits<int64_t>::max() : kPieceRows;
     OP_REQUIRES_OK(context, ToTensorFlow(reader.List(input.table, limit, &input.place, &blocks)));
-    OP_REQUIRES_OK(context, ToTensorFlow(LoadRows(core, reader, blocks,
-                                                  key_mod_ ? nullptr : &owners, shards)));
+    OP_REQUIRES_OK(context,
+                   ToTensorFlow(LoadRows(core, reader, blocks, key_mod_ ? nullptr : &owners, shards,
+                                         table.strings.get())));
     Tensor *next, *done;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({3}), &next));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &done));

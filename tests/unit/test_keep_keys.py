@@ -375,11 +375,6 @@ def test_replicas_in_one_process():
     assert set(values_of(table)) == {"both", "replica 0", "replica 1"}
 
 
-def test_snapshots_are_refused(tmp_path):
-    with pytest.raises(tf.errors.FailedPreconditionError, match="carried keeps the strings of its keys"):
-        tf_dynemb.snapshot.save(str(tmp_path / "s"), trained(1))
-
-
 def test_restricted_rows_take_their_strings_along():
     table = make(dim=1, restrict_policy=tf_dynemb.FrequencyRestrictPolicy)
     for ids in (["a", "b", "c"], ["b", "c"], ["c"]):

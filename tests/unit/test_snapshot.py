@@ -400,7 +400,7 @@ import sys
 import tensorflow as tf, tf_dynemb
 from process_memory import peak_mib
 
-rows, dim, path = 500_000, 64, sys.argv[2]
+rows, dim, path = 250_000, 64, sys.argv[2]
 tf.config.threading.set_intra_op_parallelism_threads(4)
 shards = ["/CPU:0"] * (2 if sys.argv[1] == "save" else 3)  # rows of a block go to several
 table = tf_dynemb.Variable(dim=dim, devices=shards, init_size=rows, name="t")
@@ -423,7 +423,7 @@ assert int(table.size()) == rows
 
 
 def test_saving_and_restoring_take_no_second_copy(tmp_path):
-    """120 MiB of rows, by the peak of the process, and beside them 16 MiB.
+    """60 MiB of rows, by the peak of the process, and beside them 16 MiB.
 
     4 threads with 3 MiB each: a block of 1 MiB, its rows by shard, the order of its keys; 4 to spare.
     """

@@ -62,6 +62,7 @@ def info(path: str) -> None:
                 f"{schema.key_dtype} -> {schema.value_dtype} x {schema.dim}"
                 + (f"; {schema.rule} ({slots})" if schema.rule else "")
                 + (f"; meta {', '.join(schema.meta)}" if schema.meta else "")
+                + ("; strings of keys kept" if schema.strings else "")
             )
 
 

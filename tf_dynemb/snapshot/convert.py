@@ -3,9 +3,11 @@
 Files, by their endings:
 
     .npz       NumPy arrays `keys` (n,), `values` (n, dim), `slots/<name>`, `meta/<field>`, and
-               `schema`, the table's text; all in memory at once
-    .parquet   columns `key`, `value` (lists of dim), `slots/<name>`, `meta/<field>`, the schema in the
-               file's metadata; read and written in blocks (needs pyarrow)
+               `schema`, the table's text; all in memory at once. Where the table keeps the strings of
+               its keys, they are `strings`, uint8, one after the other, and `string_lengths` (n,)
+    .parquet   columns `keys`, `values` (lists of dim), `slots/<name>`, `meta/<field>`, `strings` where
+               they are kept; the schema in the file's metadata; read and written in blocks (needs
+               pyarrow)
     -keys      TFRA's pair of raw files `<anything>-keys` and `<anything>-values`, without a header: dim
                and dtypes must be said; read only
 
@@ -17,12 +19,19 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb.snapshot.files import Rows, SnapshotReader, SnapshotWriter
+from tf_dynemb.snapshot.files import (
+    Rows,
+    SnapshotReader,
+    SnapshotWriter,
+    join_strings,
+    split_strings,
+)
 from tf_dynemb.table.schema import Schema
 
 _BATCH_ROWS = 65536
@@ -86,7 +95,7 @@ def import_table(
                     else:
                         writer.add_table(table, schema=schema)
                 slots, meta = (rows.slots, rows.meta) if schema else (None, None)
-                writer.write(rows.keys, rows.values, slots, meta)
+                writer.write(_names(rows), rows.values, slots, meta)
                 total += len(rows.keys)
                 progress(len(rows.keys))
         if not total:
@@ -151,7 +160,7 @@ class Difference:
 def diff(first: str | os.PathLike, second: str | os.PathLike) -> list[Difference]:
     """Compares two full snapshots, table by table. Holds 16 bytes per row of a table in memory.
 
-    Rows are compared by a 64-bit digest of value, slots and meta.
+    Rows are compared by a 64-bit digest of value, slots, meta and the string of the key.
     """
     differences = []
     with SnapshotReader(first) as a, SnapshotReader(second) as b:
@@ -189,7 +198,12 @@ def check_chain(readers: list[SnapshotReader]) -> None:
 def _write(writer: SnapshotWriter, table: str, rows: Rows, schema: Schema, target: Schema) -> None:
     """Rows from before the optimizer came get its initial slots."""
     slots = rows.slots if len(schema.slots) == len(target.slots) else None
-    writer.write(rows.keys, rows.values, slots, rows.meta, table=table)
+    writer.write(_names(rows), rows.values, slots, rows.meta, table=table)
+
+
+def _names(rows: Rows) -> np.ndarray:
+    """What a writer is given as the keys of rows."""
+    return rows.keys if rows.strings is None else rows.strings
 
 
 def _take(rows: Rows, kept: np.ndarray) -> Rows:
@@ -199,6 +213,7 @@ def _take(rows: Rows, kept: np.ndarray) -> Rows:
         values=rows.values[kept],
         slots={name: part[kept] for name, part in rows.slots.items()},
         meta={field: part[kept] for field, part in rows.meta.items()},
+        strings=None if rows.strings is None else rows.strings[kept],
     )
 
 
@@ -207,6 +222,8 @@ def _digests(reader: SnapshotReader, table: str) -> tuple[np.ndarray, np.ndarray
     keys, digests = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
     for rows in reader.rows(table) if table in reader.tables else ():
         parts = [rows.values, *rows.slots.values(), *(m[:, None] for m in rows.meta.values())]
+        if rows.strings is not None:
+            parts.append(np.fromiter(map(zlib.crc32, rows.strings), np.uint32, len(rows.keys)))
         data = [np.ascontiguousarray(part).view(np.uint8).reshape(len(rows.keys), -1) for part in parts]
         data = np.concatenate(data, axis=1).astype(np.uint64) + 1
         factors = np.random.default_rng(7).integers(0, 2**63, data.shape[1], np.uint64) * 2 + 1
@@ -244,12 +261,15 @@ def _batches(parts: dict[str, np.ndarray]) -> Iterator[Rows]:
             slots=group("slots/"),
             meta=group("meta/"),
             erased=np.zeros(0, np.int64),
+            strings=parts["strings"][here] if "strings" in parts else None,
         )
 
 
 def _parts(rows: Rows) -> dict[str, np.ndarray]:
     """The names by which the parts of rows go in files."""
     parts = {"keys": rows.keys, "values": rows.values}
+    if rows.strings is not None:
+        parts["strings"] = rows.strings
     parts |= {f"slots/{name}": part for name, part in rows.slots.items()}
     return parts | {f"meta/{field}": part for field, part in rows.meta.items()}
 
@@ -267,6 +287,9 @@ class _Npz:
         arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
         if arrays:
             arrays["values"] = arrays["values"].view(_storable(schema.value_dtype))
+        if "strings" in arrays:
+            joined, arrays["string_lengths"] = join_strings(arrays["strings"])
+            arrays["strings"] = np.frombuffer(joined, np.uint8)
         np.savez(target, schema=np.array(schema.text), **arrays)
         return len(arrays.get("keys", ()))
 
@@ -281,6 +304,9 @@ class _Npz:
             raise ValueError(f"{source}: got arrays {sorted(parts)}, {sorted(missing)} are missing")
         if schema is not None:
             parts["values"] = parts["values"].view(schema.value_dtype)
+        if "strings" in parts:
+            lengths = parts.pop("string_lengths")
+            parts["strings"] = split_strings(parts["strings"].tobytes(), lengths)
         return schema, _batches(parts)
 
 

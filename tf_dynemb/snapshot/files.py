@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -27,6 +27,8 @@ class _Block(ctypes.Structure):
         ("values", ctypes.c_void_p),
         ("slots", ctypes.c_void_p),
         ("meta", ctypes.c_void_p),
+        ("string_lengths", ctypes.c_void_p),
+        ("strings", ctypes.c_void_p),
         ("erased", ctypes.c_int64),
         ("erased_keys", ctypes.c_void_p),
         ("done", ctypes.c_int32),
@@ -40,6 +42,7 @@ for _name in ("reader_manifest", "reader_verify", "reader_close", "writer_close"
     getattr(_c, f"dynemb_{_name}").argtypes = (ctypes.c_void_p,)
 _c.dynemb_row_bytes.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64))
 _c.dynemb_initial_slots.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
+_c.dynemb_fingerprints.argtypes = (ctypes.c_int64, *[ctypes.c_void_p] * 3)
 _c.dynemb_reader_open.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p))
 _c.dynemb_reader_rewind.argtypes = (ctypes.c_void_p, ctypes.c_int64)
 _c.dynemb_reader_next.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Block))
@@ -91,6 +94,8 @@ class Rows:
         slots: name of a slot variable -> its numbers, (n, dim) or (n, 1).
         meta: name of a meta field -> int64 (n,).
         erased: int64 (m,), of a delta: keys to erase before the rows are put in.
+        strings: of a table that keeps them, what keys are fingerprints of: an array (n,) of bytes
+            objects; else None.
     """
 
     table: str
@@ -99,10 +104,13 @@ class Rows:
     slots: Mapping[str, np.ndarray]
     meta: Mapping[str, np.ndarray]
     erased: np.ndarray
+    strings: np.ndarray | None = None
 
 
 class SnapshotReader:
     """Reads a snapshot; an iterator over (keys, values) of the only table it has.
+
+    Keys are int64, or bytes objects where the table keeps the strings of its keys.
 
     A context manager. Memory: one block, about 1 MiB. Whoever saves another snapshot into the folder
     removes the files that this one reads.
@@ -182,7 +190,11 @@ class SnapshotReader:
                 f"snapshot {self.path}: got tables {self._names}, want one to iterate over; "
                 "use rows(table)"
             )
-        return ((rows.keys, rows.values) for rows in self.rows(self._names[0]) if rows.keys.size)
+        return (
+            (rows.keys if rows.strings is None else rows.strings, rows.values)
+            for rows in self.rows(self._names[0])
+            if rows.keys.size
+        )
 
     def _open_handle(self):
         if self._handle is None:
@@ -240,7 +252,26 @@ class SnapshotReader:
             slots=slots,
             meta={field: meta[:, column] for column, field in enumerate(schema.meta)},
             erased=_array(block.erased_keys, (block.erased,), np.int64),
+            strings=_strings_of(block) if schema.strings else None,
         )
+
+
+def _strings_of(block: _Block) -> np.ndarray:
+    lengths = _array(block.string_lengths, (block.rows,), np.int64)
+    return split_strings(ctypes.string_at(block.strings, int(lengths.sum())), lengths)
+
+
+def split_strings(joined: bytes, lengths: np.ndarray) -> np.ndarray:
+    """An array of bytes objects, given one after the other."""
+    ends = np.cumsum(lengths)
+    strings = np.empty(len(lengths), object)
+    strings[:] = [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    return strings
+
+
+def join_strings(strings: Sequence[bytes]) -> tuple[bytes, np.ndarray]:
+    """Bytes objects one after the other, and their lengths, int64 (n,)."""
+    return b"".join(strings), np.fromiter(map(len, strings), np.int64, len(strings))
 
 
 def _array(address: int | None, shape: tuple[int, ...], dtype) -> np.ndarray:
@@ -290,7 +321,13 @@ class SnapshotWriter:
             self.discard()
 
     def add_table(
-        self, name: str, dim: int | None = None, value_dtype="float32", key_dtype="int64", schema=None
+        self,
+        name: str,
+        dim: int | None = None,
+        value_dtype="float32",
+        key_dtype="int64",
+        schema=None,
+        keep_keys: bool = False,
     ) -> None:
         """Adds a table, before its rows.
 
@@ -298,15 +335,16 @@ class SnapshotWriter:
             name: by which a restore finds it.
             dim: numbers per value.
             value_dtype: a value dtype of tf_dynemb.Variable.
-            key_dtype: "int64", "int32" or "string" (rows are then written by fingerprint).
-            schema: in place of the three: the Schema of another table, such as a reader's
+            key_dtype: "int64", "int32" or "string".
+            schema: in place of the others: the Schema of another table, such as a reader's
                 `tables[name].schema`, with slots and meta.
+            keep_keys: keep the strings of string keys, as tf_dynemb.Variable with keep_keys.
         """
         if (dim is None) == (schema is None):
             raise ValueError(f"dim, schema: got {dim!r} and {schema!r}, want exactly one of the two")
         if schema is None:
             text = f"dynemb-table 1\nvalue {tf.as_dtype(value_dtype).name} {dim}\nkey {key_dtype}\n"
-            text += "initializer constant 0\n"
+            text += "strings\n" * keep_keys + "initializer constant 0\n"
         else:
             text = schema.text
         _check(_c.dynemb_writer_add_table(self._open_handle(), name.encode(), text.encode()))
@@ -317,7 +355,8 @@ class SnapshotWriter:
         """Adds rows. No key may be written twice in one snapshot, which `commit` checks.
 
         Args:
-            keys: integers (n,).
+            keys: integers (n,); or, of a table with string keys, strings (n,), str or bytes, which one
+                that keeps strings needs. Others may be given their fingerprints.
             values: numbers (n, dim).
             slots: name -> numbers (n, width) of every slot of the schema; without it rows begin with the
                 rule's initial slots.
@@ -325,7 +364,7 @@ class SnapshotWriter:
             table: the name of the table; may be left out where there is one.
         """
         name, number, schema = self._table(table)
-        keys = _as(keys, np.int64, "keys", (-1,))
+        keys, strings = _keys_and_strings(keys, schema)
         n = len(keys)
         values = _as(values, schema.value_dtype, "values", (n, schema.dim))
         block = _Block(table=number, rows=n, keys=keys.ctypes.data, values=values.ctypes.data)
@@ -339,13 +378,19 @@ class SnapshotWriter:
             meta = {field: np.reshape(column, (-1, 1)) for field, column in meta.items()}
             packed_meta = _pack(meta, dict.fromkeys(schema.meta, 1), np.dtype(np.int64), n)
         block.slots, block.meta = packed_slots.ctypes.data, packed_meta.ctypes.data
+        if schema.strings and n:
+            if strings is None:
+                raise TypeError(f"keys: got integers, want the strings, which table {name!r} keeps")
+            joined, lengths = strings
+            block.string_lengths = lengths.ctypes.data
+            block.strings = ctypes.cast(joined, ctypes.c_void_p)
         _check(_c.dynemb_writer_add(self._open_handle(), ctypes.byref(block)))
         self._written[name].append(keys.copy())
 
     def erase(self, keys, table: str | None = None) -> None:
-        """Adds keys (m,) that a delta erases."""
-        _, number, _ = self._table(table)
-        keys = _as(keys, np.int64, "keys", (-1,))
+        """Adds keys (m,) that a delta erases, of either kind that `write` takes."""
+        _, number, schema = self._table(table)
+        keys, _ = _keys_and_strings(keys, schema)
         block = _Block(table=number, erased=len(keys), erased_keys=keys.ctypes.data)
         _check(_c.dynemb_writer_add(self._open_handle(), ctypes.byref(block)))
 
@@ -407,6 +452,21 @@ def _as(array, dtype, what: str, shape: tuple[int, ...]) -> np.ndarray:
     ):
         raise ValueError(f"{what}: got shape {given.shape}, want {shape}")
     return np.ascontiguousarray(given, dtype)
+
+
+def _keys_and_strings(keys, schema: Schema):
+    """int64 keys (n,), and what join_strings gives if they were given as strings, else None."""
+    array = np.asarray(keys)
+    if schema.key_dtype != "string" or array.dtype.kind not in "OSU" or array.ndim != 1:
+        return _as(keys, np.int64, "keys", (-1,)), None
+    # NumPy's own strings end before zeros.
+    given = list(keys if isinstance(keys, (list, tuple)) else array)
+    if not all(isinstance(key, (str, bytes)) for key in given):
+        raise TypeError("keys: got other objects than str and bytes, want strings, shape (n,)")
+    joined, lengths = join_strings([key.encode() if isinstance(key, str) else key for key in given])
+    fingerprints = np.empty(len(given), np.int64)
+    _check(_c.dynemb_fingerprints(len(given), lengths.ctypes.data, joined, fingerprints.ctypes.data))
+    return fingerprints, (joined, lengths)
 
 
 def _pack(parts: Mapping, widths: dict[str, int], dtype: np.dtype, n: int) -> np.ndarray:

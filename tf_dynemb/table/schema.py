@@ -23,6 +23,7 @@ class Schema:
 
     text: str
     key_dtype: str
+    strings: bool  # whether the strings of the keys are kept
     value_dtype: np.dtype
     dim: int
     rule: str
@@ -43,6 +44,7 @@ class Schema:
         return cls(
             text=text,
             key_dtype=words.get("key", ["int64"])[0],
+            strings="strings" in words,
             value_dtype=np.dtype(tf.as_dtype(dtype).as_numpy_dtype),
             dim=int(dim),
             rule=words.get("rule", [""])[0],

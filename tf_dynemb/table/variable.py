@@ -67,9 +67,10 @@ class Variable(tf.Module):
             here rows are always updated in place.
         short_file_name: without effect; in TFRA it shortens the names of files.
         keep_keys: keep the strings of string keys beside their rows: `export` gives them, checkpoints
-            hold them, and a string whose fingerprint is that of another is refused where it would read
-            or make a row. Takes about 90 bytes per row more, beside strings longer than 15 bytes, and
-            more time per key. A key must have been looked up in the process that trains it.
+            and snapshots hold them, and a string whose fingerprint is that of another is refused where
+            it would read or make a row. Takes about 90 bytes per row more, beside strings longer than
+            15 bytes, and more time per key. A key must have been looked up in the process that trains
+            it.
 
     Raises:
         TypeError: a key or value dtype that is not in the lists; a kv_creator or restrict_policy of

@@ -1,8 +1,10 @@
 #include "cc/core/snapshot/block.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "cc/core/base/crc32c.h"
+#include "cc/core/base/fingerprint.h"
 
 namespace dynemb {
 namespace {
@@ -65,5 +67,51 @@ RowsPayload::RowsPayload(const RowLayout& layout, int64_t rows)
       slots(values + AlignUp8(rows * layout.value_bytes)),
       meta(slots + AlignUp8(rows * layout.slots_bytes)),
       bytes(meta + AlignUp8(rows * layout.meta_bytes)) {}
+
+std::vector<char> StringsPayload(Span<const std::string_view> strings, int64_t room) {
+  int64_t size = strings.size * int64_t{sizeof(int64_t)};
+  for (const std::string_view string : strings) size += static_cast<int64_t>(string.size());
+  std::vector<char> bytes(static_cast<size_t>(room + AlignUp8(size)));
+  char* length = bytes.data() + room;
+  char* text = length + strings.size * int64_t{sizeof(int64_t)};
+  for (const std::string_view string : strings) {
+    Put(static_cast<int64_t>(string.size()), length);
+    length += sizeof(int64_t);
+    text = std::copy(string.begin(), string.end(), text);
+  }
+  return bytes;
+}
+
+Status ParseStrings(Span<const Key> keys, const std::vector<char>& payload,
+                    std::vector<std::string_view>* strings) {
+  strings->clear();
+  const int64_t lengths_bytes = keys.size * int64_t{sizeof(int64_t)};
+  const int64_t text_bytes = static_cast<int64_t>(payload.size()) - lengths_bytes;
+  int64_t at = 0;
+  for (int64_t i = 0; i < keys.size && text_bytes >= 0; ++i) {
+    const int64_t length = Get<int64_t>(payload.data() + i * int64_t{sizeof(int64_t)});
+    if (length < 0 || length > text_bytes - at) break;
+    strings->emplace_back(payload.data() + lengths_bytes + at, static_cast<size_t>(length));
+    at += length;
+  }
+  if (static_cast<int64_t>(strings->size()) < keys.size || AlignUp8(at) != text_bytes) {
+    return Status(Code::kDataLoss,
+                  StrCat("the lengths of ", keys.size, " strings are not those of a block of ",
+                         payload.size(), " bytes"));
+  }
+  return CheckFingerprints(keys, *strings, Code::kDataLoss);
+}
+
+Status CheckFingerprints(Span<const Key> keys, Span<const std::string_view> strings, Code code) {
+  if (strings.size != keys.size) {
+    return Status(code, StrCat("strings: got ", strings.size, ", want one per key, ", keys.size));
+  }
+  for (int64_t i = 0; i < keys.size; ++i) {
+    if (static_cast<Key>(Fingerprint(strings[i])) == keys[i]) continue;
+    return Status(code, StrCat("key ", keys[i], ": its string is one whose fingerprint is ",
+                               static_cast<Key>(Fingerprint(strings[i]))));
+  }
+  return Status();
+}
 
 }  // namespace dynemb

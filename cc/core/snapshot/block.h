@@ -4,7 +4,9 @@
 #define TF_DYNEMB_CC_CORE_SNAPSHOT_BLOCK_H_
 
 #include <cstdint>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "cc/core/base/status.h"
 #include "cc/core/table/row_layout.h"
@@ -59,6 +61,16 @@ inline RowParts MutableParts(const RowLayout& layout, int64_t rows, char* payloa
 inline ConstRowParts ConstParts(const RowLayout& layout, int64_t rows, const char* payload) {
   return PartsOf<ConstRowParts, const Key>(layout, rows, payload);
 }
+
+// The payload of a strings block, behind `room` bytes for a header.
+std::vector<char> StringsPayload(Span<const std::string_view> strings, int64_t room);
+// And back; the strings point into the payload. kDataLoss if the lengths do not fit, or a string is
+// not that of its key.
+Status ParseStrings(Span<const Key> keys, const std::vector<char>& payload,
+                    std::vector<std::string_view>* strings);
+// kInvalidArgument, or `code`, unless each key is the fingerprint of its string.
+Status CheckFingerprints(Span<const Key> keys, Span<const std::string_view> strings,
+                         Code code = Code::kInvalidArgument);
 
 }  // namespace dynemb
 

@@ -3,10 +3,12 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "cc/core/base/file_system.h"
+#include "cc/core/base/fingerprint.h"
 #include "cc/core/snapshot/reader.h"
 #include "cc/core/snapshot/writer.h"
 
@@ -41,6 +43,14 @@ int Answer(const F& call) {
   return static_cast<int>(status.code());
 }
 
+std::vector<std::string_view> Views(int64_t n, const int64_t* lengths, const char* strings) {
+  std::vector<std::string_view> views;
+  for (int64_t i = 0; i < n; strings += lengths[i++]) {
+    views.emplace_back(strings, static_cast<size_t>(lengths[i]));
+  }
+  return views;
+}
+
 }  // namespace
 }  // namespace dynemb
 
@@ -71,6 +81,16 @@ int dynemb_initial_slots(const char* schema, char* slots) {
     dynemb::TableSchema parsed;
     DYNEMB_RETURN_IF_ERROR(dynemb::TableSchema::Parse(schema, &parsed));
     dynemb::FillInitialSlots(parsed, slots);
+    return Status();
+  });
+}
+
+int dynemb_fingerprints(int64_t n, const int64_t* lengths, const char* strings, int64_t* keys) {
+  return Answer([&] {
+    const std::vector<std::string_view> views = dynemb::Views(n, lengths, strings);
+    for (int64_t i = 0; i < n; ++i) {
+      keys[i] = static_cast<int64_t>(dynemb::Fingerprint(views[static_cast<size_t>(i)]));
+    }
     return Status();
   });
 }
@@ -117,6 +137,10 @@ int dynemb_reader_next(dynemb_reader* reader, dynemb_block* block) {
     block->values = read.rows.values.data;
     block->slots = read.rows.slots.data;
     block->meta = read.rows.meta.data;
+    if (!read.strings.empty()) {
+      block->string_lengths = reinterpret_cast<const int64_t*>(read.strings_payload.data());
+      block->strings = read.strings[0].data();
+    }
     block->erased = read.erased.size;
     block->erased_keys = read.erased.data;
     return Status();
@@ -163,7 +187,8 @@ int dynemb_writer_add(dynemb_writer* writer, const dynemb_block* block) {
     rows.slots = ConstRows(block->slots, block->rows, layout.slots_bytes);
     rows.meta = ConstRows(block->meta, block->rows, layout.meta_bytes);
     DYNEMB_RETURN_IF_ERROR(file->AddErased({block->erased_keys, block->erased}));
-    return file->Add(rows);
+    if (block->string_lengths == nullptr) return file->Add(rows);
+    return file->Add(rows, dynemb::Views(block->rows, block->string_lengths, block->strings));
   });
 }
 

@@ -17,7 +17,8 @@ typedef struct dynemb_reader dynemb_reader;
 typedef struct dynemb_writer dynemb_writer;
 
 /* Packed rows: keys (rows,), values (rows, value_bytes), slots (rows, slots_bytes), meta (rows,
-   meta_bytes); and the keys that a delta erases. */
+   meta_bytes); of a table that keeps them the strings of the keys, one after the other, and the
+   length of each, otherwise null; and the keys that a delta erases. */
 typedef struct {
   int64_t table;
   int64_t rows;
@@ -25,6 +26,8 @@ typedef struct {
   const char* values;
   const char* slots;
   const char* meta;
+  const int64_t* string_lengths;
+  const char* strings;
   int64_t erased;
   const int64_t* erased_keys;
   int32_t done; /* there was no more */
@@ -36,6 +39,9 @@ const char* dynemb_error(void);
 int dynemb_row_bytes(const char* schema, int64_t bytes[3]);
 /* Writes the slots of a new row. */
 int dynemb_initial_slots(const char* schema, char* slots);
+
+/* The keys of strings, given as in a block. */
+int dynemb_fingerprints(int64_t n, const int64_t* lengths, const char* strings, int64_t* keys);
 
 int dynemb_reader_open(const char* folder, dynemb_reader** reader);
 /* The manifest's text (FORMAT.md), as long as the reader lives. */

@@ -3,9 +3,11 @@
 // an error, and the rows that come before it are right.
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <random>
 #include <utility>
 
+#include "cc/core/base/fingerprint.h"
 #include "cc/core/snapshot/reader.h"
 #include "cc/core/snapshot/writer.h"
 #include "cc/core/testing/memory_file_system.h"
@@ -15,12 +17,30 @@
 namespace dynemb {
 namespace {
 
-// Tables of 2 + 1 files with 3 blocks of rows each, one row in each: small blocks, many bounds.
+// The keys of the table that keeps their strings.
+const std::map<Key, std::string>& Tags() {
+  static const auto* const tags = [] {
+    auto* made = new std::map<Key, std::string>;
+    for (const char* tag : {"", "tag", "a longer tag"}) {
+      (*made)[static_cast<Key>(Fingerprint(tag))] = tag;
+    }
+    return made;
+  }();
+  return *tags;
+}
+
+// Tables of 2 + 1 + 1 files with 3 blocks of rows each, one row in each: small blocks, many bounds.
 std::vector<TestTable> SmallTables() {
   const TableSchema users = MakeSchema(DType::kFloat32, 3, "adagrad", {MetaField::kUsed});
   const TableSchema items = MakeSchema(DType::kInt8, 5);
+  TableSchema tags = items;
+  tags.key = "string";
+  tags.strings = true;
+  TableContent rows;
+  for (const auto& [key, tag] : Tags()) rows[key] = {"value", "", ""};
   return {{"users", users, RandomRows(users, 6, 1), 2},
-          {"items", items, RandomRows(items, 3, 2), 1}};
+          {"items", items, RandomRows(items, 3, 2), 1},
+          {"tags", tags, rows, 1}};
 }
 
 void WriteSmallBlocks(FileSystem* files, const std::string& folder,
@@ -36,6 +56,14 @@ void WriteSmallBlocks(FileSystem* files, const std::string& folder,
       ASSERT_TRUE(writer->NewFile(number, &file).ok());
       for (int block = 0; block < 3; ++block, ++row) {
         const RowBytes& bytes = row->second;
+        if (table.schema.strings) {
+          const std::vector<std::string_view> strings = {Tags().at(row->first)};
+          ConstRowParts rows;
+          rows.keys = {&row->first, 1};
+          rows.values = ConstRows(bytes.value.data(), 1, table.schema.dim);
+          ASSERT_TRUE(file->Add(rows, strings).ok());
+          continue;
+        }
         file->room().keys[0] = row->first;
         bytes.value.copy(file->room().values[0], bytes.value.size());
         bytes.slots.copy(file->room().slots[0], bytes.slots.size());
@@ -73,7 +101,7 @@ class DamageTest : public ::testing::Test {
     std::unique_ptr<SnapshotReader> reader;
     EXPECT_TRUE(SnapshotReader::Open(&files_, "/s", &reader).ok());
     for (const SnapshotFile& file : reader->manifest().files) rows_files_.push_back(file.name);
-    EXPECT_EQ(rows_files_.size(), 3u);
+    EXPECT_EQ(rows_files_.size(), 4u);
   }
 
   // Reads it in the way that a restore does, without Verify: block by block, to the first error.
@@ -91,7 +119,7 @@ class DamageTest : public ::testing::Test {
       for (int64_t i = 0; i < block.rows.keys.size; ++i, ++rows) CheckRow(*reader, block, i);
     }
     if (status.ok()) {
-      EXPECT_EQ(rows, 9);
+      EXPECT_EQ(rows, 12);
     }
     return status.code();
   }
@@ -106,6 +134,9 @@ class DamageTest : public ::testing::Test {
     EXPECT_TRUE(equal(row->second.value, block.rows.values));
     EXPECT_TRUE(equal(row->second.slots, block.rows.slots));
     EXPECT_TRUE(equal(row->second.meta, block.rows.meta));
+    if (name != "tags") return;
+    ASSERT_EQ(block.rows.keys.size, static_cast<int64_t>(block.strings.size()));
+    EXPECT_EQ(block.strings[static_cast<size_t>(i)], Tags().at(row->first));
   }
   // With these bytes in the file, reading and verifying are errors; then the file is as it was.
   void ExpectError(const std::string& name, const std::string& bytes, const std::string& what) {
@@ -172,7 +203,7 @@ TEST_F(DamageTest, BlocksMovedDoubledAndLeftOut) {
     const std::string& name = rows_files_[f];
     const std::vector<std::string> blocks = BlocksOf(files_.Get("/s/" + name));
     const size_t n = blocks.size();
-    ASSERT_EQ(n, 4u);
+    ASSERT_EQ(n, f == 3 ? 7u : 4u);
     for (size_t a = 0; a < n; ++a) {
       std::vector<std::string> bad = blocks;
       bad.erase(bad.begin() + static_cast<std::ptrdiff_t>(a));
@@ -192,7 +223,8 @@ TEST_F(DamageTest, BlocksMovedDoubledAndLeftOut) {
       for (const std::string& other : rows_files_) {
         if (other == name) continue;
         bad = blocks;
-        bad[a] = BlocksOf(files_.Get("/s/" + other))[a];
+        const std::vector<std::string> from = BlocksOf(files_.Get("/s/" + other));
+        bad[a] = from[a % from.size()];
         ExpectError(name, Joined(bad), StrCat("block ", a, " of ", other));
       }
       bad = blocks;

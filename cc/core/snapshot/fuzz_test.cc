@@ -17,6 +17,7 @@
 #include <set>
 
 #include "cc/core/base/crc32c.h"
+#include "cc/core/base/fingerprint.h"
 #include "cc/core/snapshot/reader.h"
 #include "cc/core/snapshot/writer.h"
 #include "cc/core/table/host_table.h"
@@ -374,9 +375,25 @@ std::string RepairSizes(const std::string& manifest, const std::vector<std::stri
   return text;
 }
 
+const char kStringsSchema[] =
+    "dynemb-table 1\nvalue int8 1\ninitializer constant 0\nseed 0\nkey string\nstrings\n";
+
+// Keys of two strings, and the strings.
+std::pair<std::string, std::string> TwoStrings() {
+  std::string keys(16, '\0'), strings(16, '\0');
+  const std::string texts[] = {"tag", "another tag"};
+  for (size_t i = 0; i < 2; ++i) {
+    PutNumber(Fingerprint(texts[i]), 8 * i, &keys);
+    PutNumber(uint64_t{texts[i].size()}, 8 * i, &strings);
+    strings += texts[i];
+  }
+  return {keys + std::string(8, 'v'), strings + std::string(2, '\0')};
+}
+
 std::string SeedSnapshot() {
   std::string text =
-      ManifestOf({kAdamSchema, kInt8Schema}, "file f0 0 0 3 0\nfile f1 1 0 2 2\nfile f2 0 0 0 0\n");
+      ManifestOf({kAdamSchema, kInt8Schema, kStringsSchema},
+                 "file f0 0 0 3 0\nfile f1 1 0 2 2\nfile f2 0 0 0 0\nfile f3 2 0 2 0\n");
   const auto block = [](uint16_t kind, uint16_t flags, int64_t records, size_t size) {
     return Encode({kind, flags, 0, 0, 0, records, std::string(size, 'k')});
   };
@@ -384,7 +401,10 @@ std::string SeedSnapshot() {
   text += Separator() + block(1, 1, 2, 16 + 24 + 48 + 32) + block(77, 0, 5, 9) +
           block(1, 1, 1, 8 + 16 + 24 + 16) + block(255, 1, 3, 0);
   text += Separator() + block(2, 1, 2, 16) + block(1, 1, 2, 16 + 8) + block(255, 1, 2, 0);
-  return text + Separator() + block(255, 1, 0, 0);
+  const auto [keys, strings] = TwoStrings();
+  text += Separator() + block(255, 1, 0, 0);
+  return text + Separator() + Encode({1, 1, 0, 0, 0, 2, keys}) +
+         Encode({3, 1, 0, 0, 0, 2, strings}) + block(255, 1, 2, 0);
 }
 
 // Reads it as a restore does, into tables.
@@ -401,6 +421,10 @@ Status Restore(FileSystem* files) {
     // The erased keys' last byte is read, and the rows' all.
     if (block.erased.size > 0 && block.erased[block.erased.size - 1] == 42) continue;
     if (block.rows.keys.size == 0) continue;
+    if (reader->manifest().tables[table].schema.strings) {
+      // Whatever a reader gives, a writer takes.
+      EXPECT_TRUE(CheckFingerprints(block.rows.keys, block.strings).ok());
+    }
     if (tables[table] == nullptr) {
       DYNEMB_RETURN_IF_ERROR(
           MakeHostTable(reader->manifest().tables[table].schema, &tables[table]));

@@ -51,7 +51,8 @@ Status LoadErased(const Context& context, const SnapshotReader& reader, int64_t 
 }
 
 Status LoadRows(const Context& context, const SnapshotReader& reader, Span<const BlockEntry> blocks,
-                const Span<const int32_t>* owners, const std::vector<Table*>& shards) {
+                const Span<const int32_t>* owners, const std::vector<Table*>& shards,
+                KeyStrings* strings) {
   const auto rows_of = [](const BlockEntry& block) {
     return block.kind == BlockKind::kRows ? block.records : 0;
   };
@@ -79,6 +80,11 @@ Status LoadRows(const Context& context, const SnapshotReader& reader, Span<const
     Routing routing;
     DYNEMB_RETURN_IF_ERROR(
         Routing::Make(block.rows.keys, of_block, static_cast<int>(count), nullptr, &routing));
+    KeyStrings::Birth birth;
+    if (strings != nullptr) {
+      DYNEMB_RETURN_IF_ERROR(strings->Record(block.rows.keys, block.strings));
+      DYNEMB_RETURN_IF_ERROR(KeyStrings::Birth::Begin(strings, block.rows.keys, &birth));
+    }
     return ImportRows(here, shards, routing, adapter.Adapt(block.rows));
   });
 }

@@ -10,6 +10,7 @@
 #include "cc/core/base/span.h"
 #include "cc/core/base/status.h"
 #include "cc/core/snapshot/reader.h"
+#include "cc/core/table/key_strings.h"
 #include "cc/core/table/table.h"
 
 namespace dynemb {
@@ -20,12 +21,15 @@ Status LoadErased(const Context& context, const SnapshotReader& reader, int64_t 
                   const std::vector<Table*>& shards);
 
 // Puts the rows of blocks, which List gave, into the shards. Slots that the shards do not have are
-// left out, those that the rows do not have are as new.
+// left out, those that the rows do not have are as new. `strings`: the table's, null if it keeps
+// none; those of the rows are recorded there.
 //
 // `owners`: the shard of each row of the blocks, in order; null: key mod number of shards, rounded
-// down. Errors: the schemas are not compatible, damage, no memory; rows may have been put in then.
+// down. Errors: the schemas are not compatible, damage, two strings of one fingerprint, no memory;
+// rows may have been put in then.
 Status LoadRows(const Context& context, const SnapshotReader& reader, Span<const BlockEntry> blocks,
-                const Span<const int32_t>* owners, const std::vector<Table*>& shards);
+                const Span<const int32_t>* owners, const std::vector<Table*>& shards,
+                KeyStrings* strings);
 
 }  // namespace dynemb
 

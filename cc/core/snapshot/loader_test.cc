@@ -36,7 +36,7 @@ class LoaderTest : public ::testing::Test {
     if (context.executor->concurrency() == 1) context = HostTestMemory()->context();
     DYNEMB_RETURN_IF_ERROR(LoadErased(context, *reader, 0, to));
     DYNEMB_RETURN_IF_ERROR(reader->List(0, kAll, &place, &blocks));
-    return LoadRows(context, *reader, blocks, owners, to);
+    return LoadRows(context, *reader, blocks, owners, to, nullptr);
   }
   // A writer of one table with one file, and what to call to make a snapshot of it.
   std::unique_ptr<RowsFile> NewFile(const TableSchema& schema) {
@@ -97,7 +97,7 @@ TEST_F(LoaderTest, RowsGoToTheOwnersThatACallerSays) {
         for (const Key key : keys) owners.push_back(owner(key));
       }
       const Span<const int32_t> span = owners;
-      ASSERT_OK(LoadRows(OneThread(), *reader, blocks, &span, loaded.named()[0].shards));
+      ASSERT_OK(LoadRows(OneThread(), *reader, blocks, &span, loaded.named()[0].shards, nullptr));
     }
     EXPECT_EQ(pieces, limit == 1 ? 4 : limit == kAll ? 1 : 2);
     for (int32_t s = 0; s < 2; ++s) {

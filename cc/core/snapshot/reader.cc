@@ -80,6 +80,11 @@ Status SnapshotReader::At(const SnapshotPlace& place, const Status& status) cons
                                       ", byte ", place.offset, ": ", status.message()));
 }
 
+bool SnapshotReader::KeepsStrings(const SnapshotPlace& place) const {
+  const SnapshotFile& entry = manifest_.files[static_cast<size_t>(place.file)];
+  return manifest_.tables[static_cast<size_t>(entry.table)].schema.strings;
+}
+
 Status SnapshotReader::ReadHeader(const ReadableFile& file, const SnapshotPlace& place,
                                   BlockHeader* header) const {
   const SnapshotFile& entry = manifest_.files[static_cast<size_t>(place.file)];
@@ -109,6 +114,8 @@ Status SnapshotReader::ReadHeader(const ReadableFile& file, const SnapshotPlace&
     fits = n <= size / int64_t{sizeof(Key)} &&
            size == (header->kind == BlockKind::kRows ? RowsPayload(layout, n).bytes
                                                      : n * int64_t{sizeof(Key)});
+  } else if (header->kind == BlockKind::kStrings && KeepsStrings(place)) {
+    fits = n <= size / int64_t{sizeof(int64_t)};
   } else if (header->kind == BlockKind::kEnd) {
     fits = n == place.sequence && size == 0 && rest == 0;
   } else if (header->required) {
@@ -121,41 +128,74 @@ Status SnapshotReader::ReadHeader(const ReadableFile& file, const SnapshotPlace&
                         static_cast<int>(header->kind), ", ", rest, " bytes before the end"));
 }
 
-Status SnapshotReader::ReadBlock(const ReadableFile& file, const SnapshotPlace& place,
-                                 BlockHeader* header, SnapshotBlock* block) const {
-  DYNEMB_RETURN_IF_ERROR(ReadHeader(file, place, header));
-  const int64_t n = header->records, size = header->payload_bytes;
-  // What is skipped may be of any size, and is read in pieces.
-  const bool kept = header->kind == BlockKind::kRows || header->kind == BlockKind::kErased;
-  const int64_t piece = kept ? size : std::min(size, kPieceBytes);
-  block->payload.resize(static_cast<size_t>(piece));
+Status SnapshotReader::ReadHeaders(const ReadableFile& file, const SnapshotPlace& place,
+                                   Headers* headers) const {
+  BlockHeader& block = headers->block;
+  BlockHeader& strings = headers->strings;
+  strings = BlockHeader();
+  DYNEMB_RETURN_IF_ERROR(At(place, ReadHeader(file, place, &block)));
+  const SnapshotPlace next = headers->behind = headers->strings_place = Behind(place, block);
+  if (!KeepsStrings(place)) return Status();
+  if (block.kind == BlockKind::kStrings) return At(place, Damaged("got strings without rows"));
+  if (block.kind != BlockKind::kRows) return Status();
+  DYNEMB_RETURN_IF_ERROR(At(next, ReadHeader(file, next, &strings)));
+  if (strings.kind != BlockKind::kStrings || strings.records != block.records) {
+    return At(next, Damaged(StrCat("got a block of kind ", static_cast<int>(strings.kind), " of ",
+                                   strings.records, " records, want the strings of ", block.records,
+                                   " rows")));
+  }
+  headers->behind = Behind(next, strings);
+  return Status();
+}
+
+Status SnapshotReader::ReadPayload(const ReadableFile& file, const SnapshotPlace& place,
+                                   const BlockHeader& header, bool keep,
+                                   std::vector<char>* payload) const {
+  const int64_t size = header.payload_bytes;
+  const int64_t piece = keep ? size : std::min(size, kPieceBytes);
+  payload->resize(static_cast<size_t>(piece));
   uint32_t crc = 0;
   for (int64_t done = 0, count; done < size; done += count) {
     count = std::min(piece, size - done);
-    DYNEMB_RETURN_IF_ERROR(file.Read(place.offset + kHeader + done, count, block->payload.data()));
-    crc = Crc32c({block->payload.data(), static_cast<size_t>(count)}, crc);
+    DYNEMB_RETURN_IF_ERROR(
+        At(place, file.Read(place.offset + kHeader + done, count, payload->data())));
+    crc = Crc32c({payload->data(), static_cast<size_t>(count)}, crc);
   }
-  if (header->payload_crc != crc) return Damaged("the block is damaged: its checksum differs");
+  if (header.payload_crc == crc) return Status();
+  return At(place, Damaged("the block is damaged: its checksum differs"));
+}
+
+Status SnapshotReader::ReadBlock(const ReadableFile& file, const SnapshotPlace& place,
+                                 Headers* headers, SnapshotBlock* block) const {
+  DYNEMB_RETURN_IF_ERROR(ReadHeaders(file, place, headers));
+  const BlockHeader& header = headers->block;
+  const bool rows = header.kind == BlockKind::kRows, erased = header.kind == BlockKind::kErased;
+  // What is skipped may be of any size.
+  DYNEMB_RETURN_IF_ERROR(ReadPayload(file, place, header, rows || erased, &block->payload));
+  const char* const payload = block->payload.data();
   block->table = manifest_.files[static_cast<size_t>(place.file)].table;
   block->rows = ConstRowParts();
   block->erased = Span<const Key>();
-  if (header->kind == BlockKind::kRows) {
-    block->rows = ConstParts(layouts_[static_cast<size_t>(block->table)], n, block->payload.data());
-  } else if (header->kind == BlockKind::kErased) {
-    block->erased = {reinterpret_cast<const Key*>(block->payload.data()), n};
-  }
-  return Status();
+  block->strings.clear();
+  if (erased) block->erased = {reinterpret_cast<const Key*>(payload), header.records};
+  if (!rows) return Status();
+  block->rows = ConstParts(layouts_[static_cast<size_t>(block->table)], header.records, payload);
+  if (!KeepsStrings(place)) return Status();
+  const SnapshotPlace& strings = headers->strings_place;
+  DYNEMB_RETURN_IF_ERROR(
+      ReadPayload(file, strings, headers->strings, true, &block->strings_payload));
+  return At(strings, ParseStrings(block->rows.keys, block->strings_payload, &block->strings));
 }
 
 Status SnapshotReader::NextInFile(const ReadableFile& file, SnapshotPlace* place,
                                   SnapshotBlock* block, bool* end) const {
   SnapshotPlace at = *place;
-  BlockHeader header;
+  Headers headers;
   do {
-    DYNEMB_RETURN_IF_ERROR(At(at, ReadBlock(file, at, &header, block)));
-    at = Behind(at, header);
-    *end = header.kind == BlockKind::kEnd;
-  } while (!*end && header.kind != BlockKind::kRows && header.kind != BlockKind::kErased);
+    DYNEMB_RETURN_IF_ERROR(ReadBlock(file, at, &headers, block));
+    at = headers.behind;
+    *end = headers.block.kind == BlockKind::kEnd;
+  } while (!*end && block->rows.keys.data == nullptr && block->erased.data == nullptr);
   *place = at;
   return Status();
 }
@@ -195,12 +235,13 @@ Status SnapshotReader::List(int64_t table, int64_t rows, SnapshotPlace* place,
     std::unique_ptr<ReadableFile> file;
     DYNEMB_RETURN_IF_ERROR(OpenFile(place->file, &file));
     for (;;) {
-      BlockHeader header;
-      DYNEMB_RETURN_IF_ERROR(At(*place, ReadHeader(*file, *place, &header)));
+      Headers headers;
+      DYNEMB_RETURN_IF_ERROR(ReadHeaders(*file, *place, &headers));
+      const BlockHeader& header = headers.block;
       if (header.kind == BlockKind::kEnd) break;
       if (listed >= rows) return Status();
       blocks->push_back({*place, header.kind, header.records});
-      *place = Behind(*place, header);
+      *place = headers.behind;
       if (header.kind == BlockKind::kErased) held[1] += header.records;
       if (header.kind != BlockKind::kRows) continue;
       held[0] += header.records;
@@ -222,12 +263,12 @@ Status SnapshotReader::ForEachBlock(
     std::unique_ptr<ReadableFile> file;
     int64_t open = -1;
     SnapshotBlock block;
-    BlockHeader header;
+    Headers headers;
     for (int64_t b = begin; b < end && !failed; ++b) {
       const SnapshotPlace& place = blocks[b].place;
       if (place.file != open) DYNEMB_RETURN_IF_ERROR(OpenFile(place.file, &file));
       open = place.file;
-      DYNEMB_RETURN_IF_ERROR(At(place, ReadBlock(*file, place, &header, &block)));
+      DYNEMB_RETURN_IF_ERROR(ReadBlock(*file, place, &headers, &block));
       DYNEMB_RETURN_IF_ERROR(visit(b, block));
     }
     return Status();

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cc/core/base/context.h"
@@ -32,12 +33,13 @@ struct BlockEntry {
   int64_t records = 0;
 };
 
-// One block of a snapshot; its spans point into `payload`.
+// One block of a snapshot; its spans point into the payloads.
 struct SnapshotBlock {
   int64_t table = 0;
-  ConstRowParts rows;      // of a rows block
-  Span<const Key> erased;  // of an erased block
-  std::vector<char> payload;
+  ConstRowParts rows;                     // of a rows block
+  std::vector<std::string_view> strings;  // of its keys, if the table keeps them
+  Span<const Key> erased;                 // of an erased block
+  std::vector<char> payload, strings_payload;
 };
 
 class SnapshotReader {
@@ -50,10 +52,10 @@ class SnapshotReader {
   // The number of the table of that name; kNotFound naming those that there are.
   Status FindTable(const std::string& name, int64_t* table) const;
 
-  // Reads the block at `place` and moves there behind it; skips blocks that hold neither rows nor
-  // erased keys. `table`: blocks of this table only; -1: of all. `done`: there was no more block.
-  // Memory: one block. Errors, which leave `place` as it was: kDataLoss for what is damaged, with
-  // file and byte. Safe from any number of threads.
+  // Reads the block at `place`, of rows with the strings that belong to them, and moves behind it;
+  // skips blocks that hold neither rows nor erased keys. `table`: blocks of this table only; -1: of
+  // all. `done`: there was no more block. Memory: one block. Errors, which leave `place` as it was:
+  // kDataLoss for what is damaged, with file and byte. Safe from any number of threads.
   Status Next(int64_t table, SnapshotPlace* place, SnapshotBlock* block, bool* done) const;
 
   // For reading a table out of order: the blocks from `place` on, ends left out, until they have
@@ -78,17 +80,27 @@ class SnapshotReader {
   SnapshotReader(FileSystem* files, std::string folder)
       : files_(files), folder_(std::move(folder)) {}
   Status OpenFile(int64_t number, std::unique_ptr<ReadableFile>* file) const;
-  // Reads the header of the block at `place` and checks it against everything around it.
+  // The headers at one place: of a block, and of the strings that belong to it.
+  struct Headers {
+    BlockHeader block, strings;
+    SnapshotPlace strings_place, behind;
+  };
+  // Reads a header and checks it against everything around it.
   Status ReadHeader(const ReadableFile& file, const SnapshotPlace& place,
                     BlockHeader* header) const;
+  Status ReadHeaders(const ReadableFile& file, const SnapshotPlace& place, Headers* headers) const;
+  // Reads a payload, or if `keep` is false all of its pieces one after the other, and checks it.
+  Status ReadPayload(const ReadableFile& file, const SnapshotPlace& place,
+                     const BlockHeader& header, bool keep, std::vector<char>* payload) const;
   // Reads whatever block is at `place`.
-  Status ReadBlock(const ReadableFile& file, const SnapshotPlace& place, BlockHeader* header,
+  Status ReadBlock(const ReadableFile& file, const SnapshotPlace& place, Headers* headers,
                    SnapshotBlock* block) const;
   // Next within one file; `end`: there was no more.
   Status NextInFile(const ReadableFile& file, SnapshotPlace* place, SnapshotBlock* block,
                     bool* end) const;
   // An error with file and byte.
   Status At(const SnapshotPlace& place, const Status& status) const;
+  bool KeepsStrings(const SnapshotPlace& place) const;
 
   FileSystem* const files_;
   const std::string folder_;

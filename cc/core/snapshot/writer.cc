@@ -51,7 +51,11 @@ void Compact(const Rows& from, const Rows& to) {
 
 RowsFile::RowsFile(SnapshotWriter* snapshot, uint32_t number, SnapshotFile entry,
                    const TableSchema& schema)
-    : snapshot_(snapshot), number_(number), layout_(schema), entry_(std::move(entry)) {
+    : snapshot_(snapshot),
+      number_(number),
+      layout_(schema),
+      keeps_strings_(schema.strings),
+      entry_(std::move(entry)) {
   const int64_t rows = RowsOfABlock(layout_);
   block_.resize(static_cast<size_t>(kHeader + RowsPayload(layout_, rows).bytes));
   room_ = MutableParts(layout_, rows, block_.data() + kHeader);
@@ -74,7 +78,7 @@ Status RowsFile::WriteBlock(BlockKind kind, int64_t records, char* block, int64_
   return status_ = file_->Append({block, static_cast<size_t>(kHeader + payload_bytes)});
 }
 
-Status RowsFile::Write(int64_t rows) {
+Status RowsFile::WriteRows(int64_t rows) {
   if (rows == 0) return Status();
   const RowParts block = MutableParts(layout_, rows, block_.data() + kHeader);
   Compact(room_.values, block.values);
@@ -84,9 +88,21 @@ Status RowsFile::Write(int64_t rows) {
   return WriteBlock(BlockKind::kRows, rows, block_.data(), RowsPayload(layout_, rows).bytes);
 }
 
-Status RowsFile::Add(const ConstRowParts& rows) {
-  for (int64_t first = 0; first < rows.keys.size; first += room_.keys.size) {
-    const int64_t count = std::min(room_.keys.size, rows.keys.size - first);
+Status RowsFile::Write(int64_t rows) {
+  if (keeps_strings_) return InvalidArgument("strings: got none, want one per key");
+  return WriteRows(rows);
+}
+
+Status RowsFile::Add(const ConstRowParts& rows, Span<const std::string_view> strings) {
+  if (keeps_strings_) DYNEMB_RETURN_IF_ERROR(CheckFingerprints(rows.keys, strings));
+  for (int64_t first = 0, count; first < rows.keys.size; first += count) {
+    count = std::min(room_.keys.size, rows.keys.size - first);
+    // No more than a block of strings has room for as well, but at least one.
+    int64_t strings_bytes = 0;
+    for (int64_t i = 0; keeps_strings_ && i < count; ++i) {
+      strings_bytes += int64_t{sizeof(int64_t)} + static_cast<int64_t>(strings[first + i].size());
+      if (strings_bytes > kBlockBytes) count = std::max<int64_t>(1, i);
+    }
     std::copy_n(rows.keys.data + first, count, room_.keys.data);
     const std::pair<const ConstRows*, const Rows*> parts[] = {
         {&rows.values, &room_.values}, {&rows.slots, &room_.slots}, {&rows.meta, &room_.meta}};
@@ -96,7 +112,11 @@ Status RowsFile::Add(const ConstRowParts& rows) {
         std::memcpy((*to)[i], (*from)[first + i], static_cast<size_t>(to->stride_bytes));
       }
     }
-    DYNEMB_RETURN_IF_ERROR(Write(count));
+    DYNEMB_RETURN_IF_ERROR(WriteRows(count));
+    if (!keeps_strings_) continue;
+    std::vector<char> block = StringsPayload({strings.data + first, count}, kHeader);
+    DYNEMB_RETURN_IF_ERROR(WriteBlock(BlockKind::kStrings, count, block.data(),
+                                      static_cast<int64_t>(block.size()) - kHeader));
   }
   return Status();
 }
@@ -267,15 +287,19 @@ Status SaveTables(const Context& context, FileSystem* files, const std::string& 
     int64_t table;
     const Table* shard;
     int64_t since_version;
+    KeyStrings* strings;
     Status status;
   };
   std::vector<Job> jobs;
+  std::vector<KeyStrings::Birth> no_sweep(tables.size());  // no row that is saved loses its string
   for (const TableToSave& table : tables) {
     int64_t number;
     if (table.shards.empty()) return InvalidArgument("table ", table.name, ": got no shards");
     DYNEMB_RETURN_IF_ERROR(writer->AddTable(table.name, table.shards[0]->schema(), &number));
+    DYNEMB_RETURN_IF_ERROR(
+        KeyStrings::Birth::Begin(table.strings, {}, &no_sweep[static_cast<size_t>(number)]));
     for (const Table* shard : table.shards) {
-      jobs.push_back({number, shard, table.since_version, Status()});
+      jobs.push_back({number, shard, table.since_version, table.strings, Status()});
     }
   }
   // An optimizer that is attached meanwhile would make rows of two kinds.
@@ -286,6 +310,18 @@ Status SaveTables(const Context& context, FileSystem* files, const std::string& 
                               ": an optimizer was attached to it while it was being saved; save "
                               "it again");
   };
+  // The first rows of `room` with their strings.
+  const auto add = [&](const Job& job, const RowParts& room, int64_t rows, RowsFile* file) {
+    ConstRowParts parts;
+    parts.keys = {room.keys.data, rows};
+    parts.values = {room.values.data, rows, room.values.stride_bytes};
+    parts.slots = {room.slots.data, rows, room.slots.stride_bytes};
+    parts.meta = {room.meta.data, rows, room.meta.stride_bytes};
+    std::vector<std::string_view> strings;
+    DYNEMB_RETURN_IF_ERROR(job.strings->Get(
+        parts.keys, [&](int64_t, const std::string& string) { strings.emplace_back(string); }));
+    return file->Add(parts, strings);
+  };
   const auto save = [&](const Job& job) {
     std::unique_ptr<RowsFile> file;
     DYNEMB_RETURN_IF_ERROR(check_schema(job));
@@ -295,14 +331,23 @@ Status SaveTables(const Context& context, FileSystem* files, const std::string& 
       DYNEMB_RETURN_IF_ERROR(job.shard->Erased(context, job.since_version, &erased));
       DYNEMB_RETURN_IF_ERROR(file->AddErased(erased));
     }
+    // Rows go into the file's own block, those with strings into one beside it.
+    const RowLayout layout(job.shard->schema());
+    std::vector<char> beside;
+    RowParts room = file->room();
+    if (job.strings != nullptr) {
+      beside.resize(static_cast<size_t>(RowsPayload(layout, room.keys.size).bytes));
+      room = MutableParts(layout, room.keys.size, beside.data());
+    }
     Cursor cursor;
     cursor.since_version = job.since_version;
     while (!cursor.done) {
       int64_t rows = 0;
-      const Status exported = job.shard->Export(context, &cursor, file->room(), &rows);
+      const Status exported = job.shard->Export(context, &cursor, room, &rows);
       DYNEMB_RETURN_IF_ERROR(check_schema(job));
       DYNEMB_RETURN_IF_ERROR(exported);
-      DYNEMB_RETURN_IF_ERROR(file->Write(rows));
+      DYNEMB_RETURN_IF_ERROR(job.strings == nullptr ? file->Write(rows)
+                                                    : add(job, room, rows, file.get()));
     }
     return file->Finish();
   };

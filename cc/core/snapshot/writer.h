@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cc/core/base/context.h"
@@ -14,6 +15,7 @@
 #include "cc/core/base/status.h"
 #include "cc/core/snapshot/block.h"
 #include "cc/core/snapshot/manifest.h"
+#include "cc/core/table/key_strings.h"
 #include "cc/core/table/table.h"
 
 namespace dynemb {
@@ -29,10 +31,12 @@ class RowsFile {
   RowsFile& operator=(const RowsFile&) = delete;
 
   // An empty block to fill: its keys, values, slots and meta. Then Write the first `rows` of it.
+  // For tables that keep no strings.
   const RowParts& room() const { return room_; }
   Status Write(int64_t rows);
-  // Copies rows into blocks and writes them.
-  Status Add(const ConstRowParts& rows);
+  // Copies rows into blocks and writes them. `strings`: of the keys, if the table keeps them.
+  // kInvalidArgument: not one per key, or one whose fingerprint is not the key.
+  Status Add(const ConstRowParts& rows, Span<const std::string_view> strings = {});
   // Keys that a delta erases.
   Status AddErased(Span<const Key> keys);
   // Ends the file, syncs it and gives it to the snapshot, which it is no part of before.
@@ -43,10 +47,12 @@ class RowsFile {
   RowsFile(SnapshotWriter* snapshot, uint32_t number, SnapshotFile entry,
            const TableSchema& schema);
   Status WriteBlock(BlockKind kind, int64_t records, char* block, int64_t payload_bytes);
+  Status WriteRows(int64_t rows);
 
   SnapshotWriter* const snapshot_;
   const uint32_t number_;
   const RowLayout layout_;
+  const bool keeps_strings_;
   SnapshotFile entry_;
   std::unique_ptr<WritableFile> file_;
   Status status_;            // the first error, which all later calls return as well
@@ -107,12 +113,14 @@ struct TableToSave {
   std::vector<Table*> shards;
   // Of a delta: save what has changed since this version; -1: all rows.
   int64_t since_version = -1;
+  // Of a table that keeps them.
+  KeyStrings* strings = nullptr;
 };
 
 // Saves tables while others may write to them: of each row, its value, slots and meta of one moment
 // between the call's beginning and its end; a row that is there throughout appears exactly once.
 // Shards are written in parallel, each to a file of its own. `base`: the snapshot that this is a
-// delta of, or 0.
+// delta of, or 0. kInternal: a row of a table that keeps strings has none, which cannot be.
 Status SaveTables(const Context& context, FileSystem* files, const std::string& folder,
                   const std::vector<TableToSave>& tables, uint64_t base, Manifest* manifest);
 

@@ -58,7 +58,8 @@ class KeyStrings {
   };
 
   // Gives `found` the string of each key, in order. The caller holds a Birth since before it knew
-  // that the keys have rows. kInternal if a key has none.
+  // that the keys have rows, and the strings stay where they are as long as it does. kInternal if a
+  // key has none.
   Status Get(Span<const Key> keys, const std::function<void(int64_t i, const std::string&)>& found);
 
   // If there are more than twice as many strings as rows, drops those of keys without rows, but
