@@ -354,7 +354,8 @@ REGISTER_OP("DynembSnapshotLoad")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Puts rows of one table of a snapshot into a table; first, at the beginning, removes the keys that it erases.
+Puts rows of one table of a snapshot into a table; first, at the beginning, removes the keys that it erases and
+has no rows of.
 
 Slots that the table does not have are left out.
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <mutex>
 
 #include "cc/core/shard/routing.h"
 #include "cc/core/table/row_adapter.h"
@@ -30,24 +31,43 @@ std::vector<int32_t> KeyMod(Span<const Key> keys, int64_t shards) {
 Status LoadErased(const Context& context, const SnapshotReader& reader, int64_t table,
                   const std::vector<Table*>& shards) {
   SnapshotPlace place;
-  std::vector<BlockEntry> blocks;
-  DYNEMB_RETURN_IF_ERROR(reader.List(table, std::numeric_limits<int64_t>::max(), &place, &blocks));
-  blocks.erase(
-      std::remove_if(blocks.begin(), blocks.end(),
-                     [](const BlockEntry& block) { return block.kind != BlockKind::kErased; }),
-      blocks.end());
-  return reader.ForEachBlock(context, blocks, [&](int64_t, const SnapshotBlock& block) {
-    const OneThread here;
-    std::vector<Key> keys(block.erased.begin(), block.erased.end());
-    std::sort(keys.begin(), keys.end());
-    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
-    Batch batch;
-    batch.keys = keys;
-    for (Table* shard : shards) {
-      DYNEMB_RETURN_IF_ERROR(shard->Erase(here, batch, Report()));
+  std::vector<BlockEntry> all, erased, rows;
+  DYNEMB_RETURN_IF_ERROR(reader.List(table, std::numeric_limits<int64_t>::max(), &place, &all));
+  for (const BlockEntry& block : all) {
+    if (block.kind == BlockKind::kErased) erased.push_back(block);
+    if (block.kind == BlockKind::kRows) rows.push_back(block);
+  }
+  std::mutex mutex;
+  std::vector<Key> keys;
+  DYNEMB_RETURN_IF_ERROR(
+      reader.ForEachBlock(context, erased, [&](int64_t, const SnapshotBlock& block) {
+        std::lock_guard<std::mutex> lock(mutex);
+        keys.insert(keys.end(), block.erased.begin(), block.erased.end());
+        return Status();
+      }));
+  if (keys.empty()) return Status();
+  std::sort(keys.begin(), keys.end());
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+  std::vector<bool> comes_again(keys.size());
+  std::vector<Key> coming;
+  for (const BlockEntry& block : rows) {
+    coming.resize(static_cast<size_t>(block.records));
+    DYNEMB_RETURN_IF_ERROR(reader.ReadKeys(block, coming.data()));
+    for (const Key key : coming) {
+      const auto at = std::lower_bound(keys.begin(), keys.end(), key);
+      if (at != keys.end() && *at == key)
+        comes_again[static_cast<size_t>(at - keys.begin())] = true;
     }
-    return Status();
-  });
+  }
+  size_t left = 0;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (!comes_again[i]) keys[left++] = keys[i];
+  }
+  keys.resize(left);
+  Batch batch;
+  batch.keys = keys;
+  for (Table* shard : shards) DYNEMB_RETURN_IF_ERROR(shard->Erase(context, batch, Report()));
+  return Status();
 }
 
 Status LoadRows(const Context& context, const SnapshotReader& reader, Span<const BlockEntry> blocks,

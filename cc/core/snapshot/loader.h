@@ -15,8 +15,9 @@
 
 namespace dynemb {
 
-// Erases the keys that a table of a snapshot erases, in whatever shard they are. Before its rows
-// are loaded.
+// Erases the keys that a table of a snapshot erases, in whatever shard they are; before its rows
+// are loaded. Keys whose rows come again stay, to be overwritten, so that nobody who reads
+// meanwhile misses them. Memory: 8 bytes per erased key.
 Status LoadErased(const Context& context, const SnapshotReader& reader, int64_t table,
                   const std::vector<Table*>& shards);
 

@@ -134,6 +134,11 @@ TEST_F(LoaderTest, KeysAreErasedBeforeRowsCome) {
   ASSERT_OK(file->AddErased(erased));
   ASSERT_OK(file->Finish());
   ASSERT_OK(writer_->Commit(7));
+  const auto reader = Open();
+  ASSERT_OK(LoadErased(OneThread(), *reader, 0, table.named()[0].shards));
+  EXPECT_EQ(Difference({{2, {"b", "", ""}}}, ContentOf(*table.named()[0].shards[0])), "")
+      << "one that comes again is never missing";
+  EXPECT_EQ(Difference({{1, {"a", "", ""}}}, ContentOf(*table.named()[0].shards[1])), "");
   ASSERT_OK(LoadAll(table));
   EXPECT_EQ(Difference({{2, {"B", "", ""}}}, ContentOf(*table.named()[0].shards[0])), "");
   EXPECT_EQ(Difference({{1, {"a", "", ""}}}, ContentOf(*table.named()[0].shards[1])), "");
