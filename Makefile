@@ -5,9 +5,10 @@
 #   make demo    the MovieLens demo            make format  puts right what lint says of layout
 #   make test    C++ and Python tests          make wheel   dist/*.whl
 #   make soak    long counts                   make clean   removes what was built; distclean also .venv
+#   make bench   speed beside other libraries
 #
 # Settings: TENSORFLOW=tensorflow==2.16.2 (remembered in .venv), PYTHON=python3.12 (of which .venv is made),
-# DEMO_FLAGS, PYTEST_FLAGS, BAZEL_FLAGS, SOAK_SHARE=0.1 (the part of the long counts to run).
+# DEMO_FLAGS, BENCH_FLAGS, PYTEST_FLAGS, BAZEL_FLAGS, SOAK_SHARE=0.1 (the part of the long counts to run).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -29,7 +30,7 @@ GOOGLETEST := $(or $(TF_DYNEMB_GOOGLETEST),/usr/src/googletest)
 
 CPP_FILES = $(shell find cc benchmarks -name '*.h' -o -name '*.cc' -o -name '*.inc')
 
-.PHONY: help build machine native demo test cc_test cc_asan cc_tsan py_test soak lint format wheel clean distclean
+.PHONY: help build machine native demo bench test cc_test cc_asan cc_tsan py_test soak lint format wheel clean distclean
 
 help:
 	@sed -n '1,/^$$/s/^# \?//p' Makefile
@@ -65,6 +66,10 @@ native: machine $(CONFIG)
 
 demo: build
 	$(PY) examples/movielens.py $(DEMO_FLAGS)
+
+# benchmarks/environments.sh makes the environments of the other libraries; docs/performance.md says more.
+bench: build
+	$(PY) benchmarks/run.py $(BENCH_FLAGS)
 
 test: cc_test py_test
 

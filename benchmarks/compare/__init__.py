@@ -1,0 +1,1 @@
+"""Embedding libraries side by side; `benchmarks/run.py` is the command."""

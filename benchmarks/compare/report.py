@@ -1,0 +1,172 @@
+"""Tables and plots of what was measured.
+
+A record is {"case", "setup", "point", "peer"} with "samples", a list of {metric: number}, or with
+"unsupported" or "error". Samples of one round were taken one after the other: a ratio is the median
+of the ratios of the rounds.
+"""
+
+import statistics
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from compare.cases import CASES
+
+OURS = "tf_dynemb"
+
+
+def series(record, metric) -> list[float]:
+    return [sample[metric] for sample in record.get("samples", [])]
+
+
+def spread(numbers) -> float:
+    """Half of the interquartile range, in percent of the median."""
+    if len(numbers) < 2 or not statistics.median(numbers):
+        return 0.0
+    low, _, high = statistics.quantiles(numbers, n=4, method="inclusive")
+    return 50 * (high - low) / abs(statistics.median(numbers))
+
+
+def ratio(ours, theirs, better="more") -> float | None:
+    """How many times as good ours is; None where one of them was not measured."""
+    rounds = [(a, b) for a, b in zip(ours, theirs, strict=False) if a > 0 and b > 0]
+    if not rounds:
+        return None
+    return statistics.median(a / b if better == "more" else b / a for a, b in rounds)
+
+
+def by_point(records) -> dict[tuple, dict[str, dict]]:
+    """What was asked, as sorted (name, value) pairs -> peer -> record."""
+    points = {}
+    for record in records:
+        key = tuple({**record["setup"], **record["point"]}.items())
+        points.setdefault(key, {})[record["peer"]] = record
+    return points
+
+
+def _number(x) -> str:
+    return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}"
+
+
+def _cell(record, ours, metric, better) -> str:
+    if record is None or "samples" not in record:
+        return "" if record is None else "n/a" if "unsupported" in record else "error"
+    numbers = series(record, metric)
+    text = f"{_number(statistics.median(numbers))} ±{spread(numbers):.0f}%"
+    if ours is not None and record["peer"] != OURS:
+        times = ratio(series(ours, metric), numbers, better)
+        text += "" if times is None else f" ({times:.2g}x)"
+    return text
+
+
+def _varying(points) -> tuple[list[str], dict]:
+    """Names whose value is not the same in all points, and the others with their value."""
+    values = {}
+    for point in points:
+        for name, value in point:
+            values.setdefault(name, set()).add(value)
+    every = {name for name in values if all(name in dict(point) for point in points)}
+    same = {name: v for name, (v, *more) in values.items() if not more and name in every}
+    return [name for name in values if name not in same], same
+
+
+def show(records, console=None):
+    """Prints a Markdown table per metric for the records of one case."""
+    if not records:
+        return
+    console = console or Console(width=200)
+    case = CASES[records[0]["case"]]
+    points = by_point(records)
+    names, same = _varying(points)
+    peers = list(dict.fromkeys(record["peer"] for record in records))
+    constant = ", ".join(f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}"
+                         for name, value in same.items())  # fmt: skip
+    console.print(f"\n### {case.name}: {case.title}\n\n{constant}\n", markup=False)
+    for metric, better in case.metrics.items():
+        title = f"{metric}, {better} is better; in brackets how many times as good {OURS} is"
+        console.print(title + "\n", markup=False)
+        table = Table(*names, *peers, box=box.MARKDOWN)
+        for point, row in points.items():
+            cells = [_cell(row.get(peer), row.get(OURS), metric, better) for peer in peers]
+            table.add_row(*(str(dict(point).get(name, "")) for name in names), *map(escape, cells))
+        console.print(table)
+    for kind in ("unsupported", "error"):
+        said = {(r["peer"], r[kind]) for r in records if kind in r}
+        for peer, reason in sorted(said):
+            console.print(
+                f"- {peer}: {'n/a' if kind == 'unsupported' else kind}, {reason}", markup=False
+            )
+
+
+def show_facts(result):
+    console = Console(width=200)
+    console.print()
+    for title in ("machine", "versions"):
+        for name, value in result[title].items():
+            console.print(f"- {name}: {value}", markup=False, highlight=False)
+
+
+def plot(records, path):
+    """A panel per case: bars of what the peers do, or lines where the case has an axis."""
+    from matplotlib.figure import Figure
+
+    cases = [name for name in CASES if any(r["case"] == name and "samples" in r for r in records)]
+    if not cases:
+        return
+    panels = []  # (case, part of the title, records)
+    for name in cases:
+        of_case = [r for r in records if r["case"] == name]
+        for optimizer in dict.fromkeys(r["setup"].get("optimizer", "none") for r in of_case):
+            part = [r for r in of_case if r["setup"].get("optimizer", "none") == optimizer]
+            panels.append((CASES[name], "" if optimizer == "none" else optimizer, part))
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(6 * columns, 4.2 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flat
+    for axis, (case, what, part) in zip(axes, panels, strict=False):
+        metric = next(iter(case.metrics))
+        (_lines if case.axis else _bars)(axis, case, part, metric)
+        axis.set_title(f"{case.name} {what}".strip())
+        axis.set_ylabel(f"{metric} ({case.metrics[metric]} is better)", fontsize=8)
+    for axis in list(axes)[len(panels) :]:
+        axis.remove()
+    figure.savefig(path, dpi=110)
+
+
+def _peers(records):
+    return [p for p in dict.fromkeys(r["peer"] for r in records if "samples" in r)]
+
+
+def _lines(axis, case, records, metric):
+    for peer in _peers(records):
+        points = sorted(
+            ({**r["setup"], **r["point"]}[case.axis], statistics.median(series(r, metric)))
+            for r in records
+            if r["peer"] == peer and "samples" in r
+        )
+        axis.plot(*zip(*points, strict=True), marker="o", label=peer)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel(case.axis)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=7)
+
+
+def _bars(axis, case, records, metric):
+    points, peers = by_point(records), _peers(records)
+    names, _ = _varying(points)
+    width = 0.8 / max(1, len(peers))
+    for i, peer in enumerate(peers):
+        at, heights, errors = [], [], []
+        for place, row in enumerate(points.values()):
+            if numbers := series(row.get(peer, {}), metric):
+                at.append(place + i * width)
+                heights.append(statistics.median(numbers))
+                errors.append(heights[-1] * spread(numbers) / 100)
+        axis.bar(at, heights, width, yerr=errors, label=peer)
+    labels = ["\n".join(f"{n} {dict(p)[n]}" for n in names if n in dict(p)) for p in points]
+    axis.set_xticks(range(len(points)), labels, fontsize=5)
+    axis.set_yscale("log")
+    axis.legend(fontsize=7)
