@@ -1,27 +1,38 @@
-// What a host table's calls cost per key, without TensorFlow: one million rows, dim 32, one thread,
-// batches of 65,536 uniform keys.
+// What a host table's calls cost per key without TensorFlow, and what the machine allows.
 //
-//   bazel run -c opt //benchmarks:table_benchmark
+//   bazel run -c opt //benchmarks:table_benchmark -- --benchmark_filter='Find.*dim:32'
+//
+// Names say the operation, the rule of the rows or the kind of keys, then dim, rows and threads. A
+// batch is 65,536 keys that lie all over the 64-bit integers. Rows at 1.0 to 1.75 million show what
+// the fill of the index does, as all of them lie between two of its doublings. Limit/... are what a
+// call without keys would cost: a flat array gathered by row number with prefetch, a chain of
+// dependent reads of a cache line each, a copy, and memory that is touched for the first time.
 #include <benchmark/benchmark.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
+#include <numeric>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "benchmarks/threads_executor.h"
 #include "cc/core/base/hash.h"
+#include "cc/core/lookup/dedup.h"
 #include "cc/core/table/host_table.h"
 
 namespace dynemb {
 namespace {
 
-constexpr int64_t kRows = 1'000'000, kDim = 32, kBatch = 65536, kBatches = 16;
-constexpr int64_t kValueBytes = kDim * sizeof(float);
+constexpr int64_t kBatch = 65536, kBatches = 16, kRows = 1'000'000;
 
-// Keys are Mix64 of row numbers: distinct without a search, and like fingerprints.
-Key KeyOf(uint64_t row) { return static_cast<Key>(Mix64(row)); }
+using benchmark::State;
 
 void Check(const Status& status) {
   if (status.ok()) return;
@@ -29,92 +40,376 @@ void Check(const Status& status) {
   std::exit(1);
 }
 
-class TableBenchmark : public benchmark::Fixture {
+// Keys are Mix64 of row numbers: distinct without a search, and like fingerprints.
+Key KeyOf(int64_t row) { return static_cast<Key>(Mix64(static_cast<uint64_t>(row))); }
+
+std::vector<Key> Consecutive(int64_t first, int64_t n = kBatch) {
+  std::vector<Key> keys(n);
+  for (int64_t i = 0; i < n; ++i) keys[i] = KeyOf(first + i);
+  return keys;
+}
+
+// Batches of numbers below `rows` in no order, distinct within a batch where rows >= kBatch.
+std::vector<std::vector<int64_t>> Shuffled(int64_t rows) {
+  std::vector<int64_t> numbers(rows);
+  std::iota(numbers.begin(), numbers.end(), 0);
+  std::shuffle(numbers.begin(), numbers.end(), std::mt19937_64(1));
+  std::vector<std::vector<int64_t>> batches(kBatches, std::vector<int64_t>(kBatch));
+  for (int64_t i = 0; i < kBatches * kBatch; ++i) {
+    batches[i / kBatch][i % kBatch] = numbers[i % rows];
+  }
+  return batches;
+}
+
+// Hyper-parameters of a rule at the values that Keras gives them; weight decay and penalties are 0.
+std::vector<double> HyperOf(const std::string& rule) {
+  const std::vector<std::pair<std::string, double>> values = {
+      {"learning_rate", 1e-3}, {"step", 1},   {"beta_1", 0.9},   {"beta_2", 0.999},
+      {"epsilon", 1e-7},       {"rho", 0.95}, {"momentum", 0.9}, {"learning_rate_power", -0.5}};
+  std::vector<double> hyper;
+  for (const std::string& name : HyperNames(rule)) {
+    hyper.push_back(0);
+    for (const auto& [known, value] : values) {
+      if (name == known) hyper.back() = value;
+    }
+  }
+  return hyper;
+}
+
+struct Shape {
+  std::string rule;  // empty: the rows have no slots
+  int64_t dim;
+  int64_t rows;
+  bool operator==(const Shape& o) const { return rule == o.rule && dim == o.dim && rows == o.rows; }
+};
+
+// A table with rows, and the calls of it that are measured.
+class Subject {
  public:
-  void SetUp(const benchmark::State&) override {
-    context_.executor = &executor_;
-    Check(MakeRuleSpec("adam", 0, &rule_));
-    update_.rule = &rule_;
-    update_.hyper = hyper_;
+  // The one of this shape, which lives until another shape is asked for.
+  static Subject& Of(const Shape& shape, int threads) {
+    static std::unique_ptr<Subject> last;
+    if (!last || !(last->shape_ == shape)) {
+      last.reset();
+      last = std::make_unique<Subject>(shape);
+    }
+    last->executor_ = std::make_unique<ThreadsExecutor>(threads);
+    last->context_.executor = last->executor_.get();
+    return *last;
+  }
+
+  explicit Subject(const Shape& shape)
+      : shape_(shape), hyper_(HyperOf(shape.rule)), values_(kBatch * shape.dim, 0.01f) {
+    context_.executor = &inline_executor_;
     table_ = Make();
-    for (int64_t row = 0; row < kRows; row += kBatch) Apply(table_.get(), Consecutive(row));
-    // Distinct keys of one batch: a stride that has no factor in common with the number of rows.
-    for (int64_t b = 0; b < kBatches; ++b) {
-      present_.emplace_back(kBatch);
-      for (int64_t i = 0; i < kBatch; ++i) {
-        present_[b][i] = KeyOf(static_cast<uint64_t>((b * kBatch + i) * 7919 % kRows));
-      }
+    for (int64_t row = 0; row < shape.rows; row += kBatch) {
+      Write(table_.get(), Consecutive(row, std::min(kBatch, shape.rows - row)));
     }
   }
 
-  void TearDown(const benchmark::State&) override {
-    table_.reset();
-    present_.clear();
-  }
-
- protected:
-  static std::unique_ptr<Table> Make() {
+  std::unique_ptr<Table> Make() {
     TableSchema schema;
-    schema.dim = kDim;
+    schema.dim = shape_.dim;
     schema.initializer.distribution = {Distribution::Kind::kUniform, -0.05f, 0.05f};
     std::unique_ptr<Table> table;
     Check(MakeHostTable(schema, &table));
+    if (shape_.rule.empty()) return table;
+    Check(MakeRuleSpec(shape_.rule, 0.1, &rule_));
+    Check(table->Attach(context_, rule_));
     return table;
   }
-  static std::vector<Key> Consecutive(int64_t first) {
-    std::vector<Key> keys(kBatch);
-    for (int64_t i = 0; i < kBatch; ++i) keys[i] = KeyOf(static_cast<uint64_t>(first + i));
-    return keys;
-  }
-  Rows Buffer() { return {reinterpret_cast<char*>(values_.data()), kBatch, kValueBytes}; }
+
   void Find(const std::vector<Key>& keys) {
     Batch batch;
     batch.keys = keys;
-    Check(table_->Find(context_, batch, IfMissing::kInitialValue, Buffer(), Report()));
+    Check(
+        table_->Find(context_, batch, IfMissing::kInitialValue, Values(batch.keys.size), Report()));
   }
-  void Apply(Table* table, const std::vector<Key>& keys) {
-    Check(table->Attach(context_, rule_));
+  // An update by the rule; without one an upsert.
+  void Write(Table* table, const std::vector<Key>& keys) {
     Batch batch;
     batch.keys = keys;
-    Check(table->Apply(context_, batch, Buffer(), update_, Stamp(), Report()));
+    if (shape_.rule.empty()) {
+      Check(table->Upsert(context_, batch, Values(batch.keys.size), Stamp(), Report()));
+    } else {
+      Update update;
+      update.rule = &rule_;
+      update.hyper = hyper_;
+      Check(table->Apply(context_, batch, Values(batch.keys.size), update, Stamp(), Report()));
+    }
+  }
+  void Erase(const std::vector<Key>& keys) {
+    Batch batch;
+    batch.keys = keys;
+    Check(table_->Erase(context_, batch, Report()));
+  }
+  // All rows with their slots; how many there were.
+  int64_t Export() {
+    const RowLayout layout(table_->schema());
+    std::vector<Key> keys(kBatch);
+    std::vector<char> slots(kBatch * layout.slots_bytes);
+    RowParts parts{keys, Values(kBatch), {slots.data(), kBatch, layout.slots_bytes}, {}};
+    int64_t all = 0, rows = 0;
+    for (Cursor cursor; !cursor.done; all += rows) {
+      Check(table_->Export(context_, &cursor, parts, &rows));
+    }
+    return all;
   }
 
-  InlineExecutor executor_;
+  Table* table() { return table_.get(); }
+
+ private:
+  Rows Values(int64_t n) {
+    const int64_t bytes = shape_.dim * static_cast<int64_t>(sizeof(float));
+    return {reinterpret_cast<char*>(values_.data()), n, bytes};
+  }
+
+  const Shape shape_;
+  InlineExecutor inline_executor_;
+  std::unique_ptr<ThreadsExecutor> executor_;
   Context context_;
   RuleSpec rule_;
-  std::vector<double> hyper_ = {1e-3, 1, 0, 0.9, 0.999, 1e-7};
-  Update update_;
+  std::vector<double> hyper_;
+  std::vector<float> values_;
   std::unique_ptr<Table> table_;
-  std::vector<std::vector<Key>> present_;
-  std::vector<float> values_ = std::vector<float>(kBatch * kDim, 0.01f);
 };
 
-BENCHMARK_F(TableBenchmark, FindPresent)(benchmark::State& state) {
-  int64_t b = 0;
-  for (auto _ : state) Find(present_[b++ % kBatches]);
-  state.SetItemsProcessed(state.iterations() * kBatch);
+void PerKey(State& state, int64_t keys_per_iteration = kBatch) {
+  state.SetItemsProcessed(state.iterations() * keys_per_iteration);
 }
 
-BENCHMARK_F(TableBenchmark, FindMissing)(benchmark::State& state) {
-  int64_t b = 0;
-  for (auto _ : state) Find(Consecutive((1 << 30) + kBatch * b++));
-  state.SetItemsProcessed(state.iterations() * kBatch);
+std::vector<std::vector<Key>> Present(int64_t rows) {
+  std::vector<std::vector<Key>> batches = Shuffled(rows);
+  for (auto& batch : batches) {
+    for (Key& key : batch) key = KeyOf(key);
+  }
+  return batches;
 }
 
-BENCHMARK_F(TableBenchmark, ApplyAdam)(benchmark::State& state) {
+void Find(State& state, const Shape& shape, int threads, bool half_absent) {
+  Subject& subject = Subject::Of(shape, threads);
+  auto batches = Present(shape.rows);
+  for (int64_t i = 1; half_absent && i < kBatches * kBatch; i += 2) {
+    batches[i / kBatch][i % kBatch] = KeyOf((int64_t{1} << 40) + i);
+  }
   int64_t b = 0;
-  for (auto _ : state) Apply(table_.get(), present_[b++ % kBatches]);
-  state.SetItemsProcessed(state.iterations() * kBatch);
+  for (auto _ : state) subject.Find(batches[b++ % kBatches]);
+  PerKey(state);
 }
 
-BENCHMARK_F(TableBenchmark, ApplyAdamToNewKeys)(benchmark::State& state) {
-  std::unique_ptr<Table> table = Make();
+void Write(State& state, const Shape& shape, int threads) {
+  Subject& subject = Subject::Of(shape, threads);
+  const auto batches = Present(shape.rows);
   int64_t b = 0;
-  for (auto _ : state) Apply(table.get(), Consecutive(kBatch * b++));
-  state.SetItemsProcessed(state.iterations() * kBatch);
+  for (auto _ : state) subject.Write(subject.table(), batches[b++ % kBatches]);
+  PerKey(state);
+}
+
+// New rows, in a table that starts empty again after five million.
+void WriteNew(State& state, const Shape& shape, int threads) {
+  Subject& subject = Subject::Of(shape, threads);
+  std::unique_ptr<Table> table = subject.Make();
+  int64_t row = 0;
+  for (auto _ : state) {
+    state.PauseTiming();
+    if (row >= 5'000'000) {
+      table = subject.Make();
+      row = 0;
+    }
+    const auto keys = Consecutive(row);
+    row += kBatch;
+    state.ResumeTiming();
+    subject.Write(table.get(), keys);
+  }
+  PerKey(state);
   state.counters["bytes_per_row"] =
       static_cast<double>(table->memory_bytes()) / static_cast<double>(table->size());
 }
+
+void Erase(State& state, const Shape& shape, int threads) {
+  Subject& subject = Subject::Of(shape, threads);
+  const auto batches = Present(shape.rows);
+  int64_t b = 0;
+  for (auto _ : state) {
+    const auto& keys = batches[b++ % kBatches];
+    subject.Erase(keys);
+    state.PauseTiming();
+    subject.Write(subject.table(), keys);
+    state.ResumeTiming();
+  }
+  PerKey(state);
+}
+
+void Export(State& state, const Shape& shape, int threads) {
+  Subject& subject = Subject::Of(shape, threads);
+  for (auto _ : state) subject.Export();
+  PerKey(state, shape.rows);
+}
+
+// The sum of the gradients of equal keys, where a batch has kBatch * percent / 100 distinct ones.
+void SumByKey(State& state, int64_t dim, int64_t percent) {
+  InlineExecutor executor;
+  Context context;
+  context.executor = &executor;
+  const int64_t distinct = kBatch * percent / 100;
+  auto batches = Present(kRows);
+  for (auto& batch : batches) {
+    for (int64_t i = distinct; i < kBatch; ++i) batch[i] = batch[i * 7919 % distinct];
+  }
+  std::vector<float> rows(kBatch * dim, 0.01f), sums(kBatch * dim);
+  const auto view = [dim](std::vector<float>& numbers) {
+    return Rows(reinterpret_cast<char*>(numbers.data()), kBatch, dim * sizeof(float));
+  };
+  int64_t b = 0;
+  for (auto _ : state) {
+    const Dedup dedup(batches[b++ % kBatches]);
+    dynemb::SumByKey(context, dedup, DType::kFloat32, dim, view(rows), view(sums));
+    benchmark::DoNotOptimize(sums.data());
+  }
+  PerKey(state);
+}
+
+// --- the machine
+
+// Memory of huge pages, where they are given on request, which has been touched.
+class Pages {
+ public:
+  explicit Pages(int64_t bytes) : bytes_(bytes) {
+    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) std::abort();
+    madvise(data, bytes, MADV_HUGEPAGE);
+    data_ = static_cast<char*>(data);
+    std::memset(data_, 1, bytes);
+  }
+  ~Pages() { munmap(data_, bytes_); }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+  char* data() const { return data_; }
+
+ private:
+  char* data_;
+  int64_t bytes_;
+};
+
+// Rows of a flat array into one buffer, by row number.
+void Gather(State& state, int64_t dim) {
+  const int64_t bytes = dim * static_cast<int64_t>(sizeof(float));
+  const Pages rows(kRows * bytes);
+  std::vector<char> out(kBatch * bytes);
+  const auto batches = Shuffled(kRows);
+  constexpr int64_t kAhead = 16;
+  int64_t b = 0;
+  for (auto _ : state) {
+    const auto& numbers = batches[b++ % kBatches];
+    for (int64_t i = 0; i < kBatch; ++i) {
+      const char* ahead = rows.data() + numbers[std::min(i + kAhead, kBatch - 1)] * bytes;
+      for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(ahead + line);
+      std::memcpy(out.data() + i * bytes, rows.data() + numbers[i] * bytes, bytes);
+    }
+    benchmark::DoNotOptimize(out.data());
+  }
+  PerKey(state);
+}
+
+// Each read tells where the next one is: items are cache misses, one after the other.
+void Chain(State& state, int64_t bytes) {
+  const Pages pages(bytes);
+  const int64_t lines = bytes / 64;  // a power of two
+  const auto line = [&](int64_t i) { return reinterpret_cast<int64_t*>(pages.data() + i * 64); };
+  // A full cycle (Hull and Dobell 1962: odd increment, multiplier 1 modulo 4).
+  for (int64_t i = 0; i < lines; ++i) *line(i) = (i * 1'664'525 + 1'013'904'223) % lines;
+  int64_t at = 0;
+  for (auto _ : state) benchmark::DoNotOptimize(at = *line(at));
+  PerKey(state, 1);
+}
+
+void Copy(State& state) {
+  constexpr int64_t kBytes = 256 << 20;
+  const Pages from(kBytes), to(kBytes);
+  for (auto _ : state) {
+    std::memcpy(to.data(), from.data(), kBytes);
+    benchmark::ClobberMemory();
+  }
+  state.SetBytesProcessed(state.iterations() * kBytes);
+}
+
+void FreshPages(State& state) {
+  constexpr int64_t kBytes = 256 << 20;
+  for (auto _ : state) benchmark::DoNotOptimize(Pages(kBytes).data());
+  state.SetBytesProcessed(state.iterations() * kBytes);
+}
+
+// --- what there is to run
+
+template <typename F>
+void Add(const std::string& name, const Shape& shape, int threads, F&& f) {
+  const std::string full = name + "/dim:" + std::to_string(shape.dim) +
+                           "/rows:" + std::to_string(shape.rows) +
+                           "/threads:" + std::to_string(threads);
+  // Threads other than the one that calls work too, so the clock on the wall is what counts.
+  benchmark::RegisterBenchmark(full.c_str(), f)->UseRealTime()->Unit(benchmark::kMillisecond);
+}
+
+void AddFind(const Shape& shape, int threads) {
+  for (const bool half_absent : {false, true}) {
+    Add(half_absent ? "Find/half_absent" : "Find/present", shape, threads,
+        [=](State& state) { Find(state, shape, threads, half_absent); });
+  }
+}
+
+void AddWrites(const Shape& shape, int threads) {
+  const std::string name = shape.rule.empty() ? "Upsert" : "Apply/" + shape.rule;
+  Add(name, shape, threads, [=](State& state) { Write(state, shape, threads); });
+}
+
+template <typename... Rules>
+std::vector<std::string> Names(RuleList<Rules...>) {
+  return {Rules::kName...};
+}
+
+bool AddAll() {
+  // Shapes that follow each other share their table.
+  for (const int64_t dim : {8, 32, 128}) {
+    const Shape plain{"", dim, kRows};
+    for (const int threads : {1, 2}) AddFind(plain, threads);
+    for (const int threads : {1, 2}) AddWrites(plain, threads);
+  }
+  const Shape plain{"", 32, kRows}, adam{"adam", 32, kRows};
+  for (const int threads : {1, 2}) {
+    Add("Upsert_new", plain, threads, [=](State& s) { WriteNew(s, plain, threads); });
+    Add("Erase", plain, threads, [=](State& s) { Erase(s, plain, threads); });
+  }
+  Add("Export", adam, 1, [=](State& s) { Export(s, adam, 1); });
+  for (const std::string& rule : Names(AllRules())) {
+    const bool common = rule == "sgd" || rule == "adagrad" || rule == "adam";
+    for (const int64_t dim : common ? std::vector<int64_t>{8, 32, 128} : std::vector<int64_t>{32}) {
+      for (const int threads : {1, 2}) AddWrites({rule, dim, kRows}, threads);
+    }
+  }
+  for (const int threads : {1, 2}) {
+    Add("Apply_new/adam", adam, threads, [=](State& s) { WriteNew(s, adam, threads); });
+  }
+  for (const int64_t rows : {10'000, 100'000, 1'250'000, 1'500'000, 1'750'000, 10'000'000}) {
+    AddFind({"", 32, rows}, 1);
+  }
+  for (const int percent : {100, 50, 10, 1}) {
+    const std::string name = "SumByKey/distinct_percent:" + std::to_string(percent) + "/dim:32";
+    benchmark::RegisterBenchmark(name.c_str(), [=](State& s) { SumByKey(s, 32, percent); });
+  }
+  for (const int64_t dim : {8, 32, 128}) {
+    const std::string name = "Limit/gather/dim:" + std::to_string(dim);
+    benchmark::RegisterBenchmark(name.c_str(), [=](State& s) { Gather(s, dim); });
+  }
+  for (const int64_t mebibytes : {1, 16, 256, 1024}) {
+    const std::string name = "Limit/dependent_read/MiB:" + std::to_string(mebibytes);
+    benchmark::RegisterBenchmark(name.c_str(), [=](State& s) { Chain(s, mebibytes << 20); });
+  }
+  benchmark::RegisterBenchmark("Limit/copy", Copy);
+  benchmark::RegisterBenchmark("Limit/fresh_pages", FreshPages);
+  return true;
+}
+
+[[maybe_unused]] const bool added = AddAll();
 
 }  // namespace
 }  // namespace dynemb
