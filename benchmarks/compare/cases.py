@@ -226,9 +226,9 @@ class Growth(Case):
     title = "Five million new rows, 65536 at a time, in a table that starts small"
     metrics = {
         "Mkeys/s": "more",
-        "slowest/median": "less",
+        "slowest/median batch": "less",
         "bytes/minimum": "less",
-        "peak/final": "less",
+        "peak/final RSS": "less",
     }
     rounds = 5
     alone = True
@@ -262,9 +262,9 @@ class Growth(Case):
             final, peak, rows = measure.resident() - before, measure.peak() - before, n * len(took)
             return {
                 "Mkeys/s": rows / sum(took) / 1e6,
-                "slowest/median": max(took) / float(np.median(took)),
+                "slowest/median batch": max(took) / float(np.median(took)),
                 "bytes/minimum": final * 2**20 / rows / spec.row_bytes,
-                "peak/final": peak / final if final else 1.0,
+                "peak/final RSS": peak / final if final else 1.0,
             }
 
         return sample
@@ -304,7 +304,7 @@ class Dlrm(Case):
 class Checkpoint(Case):
     name = "checkpoint"
     title = "Save rows with Adam's slot variables and restore them in another process (--tmp: where)"
-    metrics = {"MB/s": "more", "extra MiB": "less", "file MB": "less"}
+    metrics = {"MB/s": "more", "extra RSS MB": "less", "file MB": "less"}
     rounds = 3
     alone = True
 
@@ -346,7 +346,7 @@ class Checkpoint(Case):
             took, extra = save() if point["do"] == "save" else restore()
             return {
                 "MB/s": spec.rows * spec.row_bytes / took / 1e6,
-                "extra MiB": extra,
+                "extra RSS MB": extra,
                 "file MB": measure.folder_bytes(folder) / 1e6,
             }
 

@@ -109,64 +109,63 @@ def show_facts(result):
 
 
 def plot(records, path):
-    """A panel per case: bars of what the peers do, or lines where the case has an axis."""
+    """A panel per case and optimizer: dots of what the peers do, or lines where the case has an axis."""
     from matplotlib.figure import Figure
 
-    cases = [name for name in CASES if any(r["case"] == name and "samples" in r for r in records)]
-    if not cases:
+    panels = {}
+    for record in records:
+        if "samples" in record:
+            panel = record["case"], record["setup"].get("optimizer", "none")
+            panels.setdefault(panel, []).append(record)
+    if not panels:
         return
-    panels = []  # (case, part of the title, records)
-    for name in cases:
-        of_case = [r for r in records if r["case"] == name]
-        for optimizer in dict.fromkeys(r["setup"].get("optimizer", "none") for r in of_case):
-            part = [r for r in of_case if r["setup"].get("optimizer", "none") == optimizer]
-            panels.append((CASES[name], "" if optimizer == "none" else optimizer, part))
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(6 * columns, 4.2 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).flat
-    for axis, (case, what, part) in zip(axes, panels, strict=False):
-        metric = next(iter(case.metrics))
-        (_lines if case.axis else _bars)(axis, case, part, metric)
-        axis.set_title(f"{case.name} {what}".strip())
-        axis.set_ylabel(f"{metric} ({case.metrics[metric]} is better)", fontsize=8)
-    for axis in list(axes)[len(panels) :]:
+    tallest = max(len(by_point(part)) for part in panels.values())
+    height = max(4.0, 0.3 * tallest)
+    figure = Figure(figsize=(7 * columns, height * rows), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis, ((name, optimizer), part) in zip(axes, panels.items(), strict=False):
+        case = CASES[name]
+        metric, better = next(iter(case.metrics.items()))
+        draw = _lines if case.axis else _dots
+        draw(axis, case, part, metric, f"{metric} ({better} is better)")
+        axis.set_title(name if optimizer == "none" else f"{name}, {optimizer}")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
+    for axis in axes[len(panels) :]:
         axis.remove()
     figure.savefig(path, dpi=110)
 
 
 def _peers(records):
-    return [p for p in dict.fromkeys(r["peer"] for r in records if "samples" in r)]
+    return list(dict.fromkeys(record["peer"] for record in records))
 
 
-def _lines(axis, case, records, metric):
+def _lines(axis, case, records, metric, label):
     for peer in _peers(records):
         points = sorted(
-            ({**r["setup"], **r["point"]}[case.axis], statistics.median(series(r, metric)))
-            for r in records
-            if r["peer"] == peer and "samples" in r
+            (
+                {**record["setup"], **record["point"]}[case.axis],
+                statistics.median(series(record, metric)),
+            )
+            for record in records
+            if record["peer"] == peer
         )
         axis.plot(*zip(*points, strict=True), marker="o", label=peer)
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_xlabel(case.axis)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=7)
+    axis.set(xscale="log", yscale="log", xlabel=case.axis, ylabel=label)
 
 
-def _bars(axis, case, records, metric):
-    points, peers = by_point(records), _peers(records)
+def _dots(axis, case, records, metric, label):
+    points = by_point(records)
     names, _ = _varying(points)
-    width = 0.8 / max(1, len(peers))
-    for i, peer in enumerate(peers):
-        at, heights, errors = [], [], []
-        for place, row in enumerate(points.values()):
-            if numbers := series(row.get(peer, {}), metric):
-                at.append(place + i * width)
-                heights.append(statistics.median(numbers))
-                errors.append(heights[-1] * spread(numbers) / 100)
-        axis.bar(at, heights, width, yerr=errors, label=peer)
-    labels = ["\n".join(f"{n} {dict(p)[n]}" for n in names if n in dict(p)) for p in points]
-    axis.set_xticks(range(len(points)), labels, fontsize=5)
-    axis.set_yscale("log")
-    axis.legend(fontsize=7)
+    for peer in _peers(records):
+        at = [i for i, row in enumerate(points.values()) if peer in row]
+        numbers = [series(row[peer], metric) for row in points.values() if peer in row]
+        medians = [statistics.median(n) for n in numbers]
+        spreads = [spread(n) * median / 100 for n, median in zip(numbers, medians, strict=True)]
+        axis.errorbar(medians, at, xerr=spreads, fmt="o", markersize=5, label=peer)
+    labels = [", ".join(f"{n} {dict(p)[n]}" for n in names if n in dict(p)) for p in points]
+    axis.set_yticks(range(len(points)), labels, fontsize=7)
+    axis.invert_yaxis()
+    axis.set(xscale="log", xlabel=label)

@@ -1,0 +1,36 @@
+"""Prints how far the goals of compare/goals.py are reached: the worst point of each that was measured.
+
+.venv/bin/python benchmarks/goals.py FILE...
+
+takes files of benchmarks/run.py (--json) and of ../shared/anchors/run.py (--out).
+"""
+
+import sys
+
+from compare.goals import GOALS, load, measured
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+
+def main(paths):
+    if not paths:
+        sys.exit(__doc__)
+    records = [record for path in paths for record in load(path)]
+    table = Table("work", "against", "goal", "measured", "at", "met", box=box.MARKDOWN)
+    for goal in GOALS:
+        at_most = goal.at_most is not None
+        wanted = f"<= {goal.at_most:g}" if at_most else f"{goal.at_least:.3g}x"
+        cells = [goal.work, ", ".join(goal.peers), wanted]
+        reached = measured(goal, records)
+        if not reached:
+            table.add_row(*cells, "", "", "not measured")
+            continue
+        worst, place = max(reached) if at_most else min(reached)
+        met = worst <= goal.at_most if at_most else worst >= goal.at_least
+        table.add_row(*cells, f"{worst:.3g}" + ("" if at_most else "x"), place, "yes" if met else "no")
+    Console(width=160).print(table)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
