@@ -8,8 +8,8 @@ takes files of benchmarks/run.py (--json) and of ../shared/anchors/run.py (--out
 import sys
 
 from compare.goals import GOALS, load, measured
+from compare.report import markdown
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 
@@ -29,7 +29,7 @@ def main(paths):
         worst, place = max(reached) if at_most else min(reached)
         met = worst <= goal.at_most if at_most else worst >= goal.at_least
         table.add_row(*cells, f"{worst:.3g}" + ("" if at_most else "x"), place, "yes" if met else "no")
-    Console(width=160).print(table)
+    print(markdown(table))
 
 
 if __name__ == "__main__":

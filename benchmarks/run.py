@@ -81,13 +81,10 @@ class Run:
         self.records, self.versions = [], {}
 
     def case(self, case):
-        setups = case.setups()
+        setups = wanted(case.setups(), self._options.where)
         if self._options.quick:
-            setup, points = setups[0]
-            setups = [(quick(setup), [quick(point) for point in points[:2]])]
+            setups = [(quick(setup), [quick(p) for p in points[:2]]) for setup, points in setups[:1]]
         for setup, points in tqdm(setups, case.name, unit="setup", leave=False):
-            if self._options.threads and setup["threads"] not in self._options.threads:
-                continue
             for peers in self._that_fit(setup):
                 self._setup(case, setup, points, peers)
 
@@ -99,7 +96,7 @@ class Run:
         # Half as much again is what a table of a peer may take beyond the minimum.
         table = 1.5 * spec.rows * spec.row_bytes * spec.tables
         room = 0.8 * available_bytes()
-        if table * len(self._peers) < room:
+        if table * sum(peer.is_table for peer in self._peers) < room:
             return [self._peers]
         if table < room:
             return [[peer] for peer in self._peers]
@@ -165,6 +162,17 @@ class Run:
         return True
 
 
+def wanted(setups, where):
+    """The setups and points that agree with texts NAME=VALUE, as far as they have that name."""
+    pairs = [text.partition("=")[::2] for text in where]
+
+    def agrees(parameters):
+        return all(str(parameters.get(name, value)) == value for name, value in pairs)
+
+    found = [(setup, list(filter(agrees, points))) for setup, points in setups if agrees(setup)]
+    return [(setup, points) for setup, points in found if points]
+
+
 def quick(parameters):
     return {
         name: min(value, QUICK[name]) if name in QUICK else value for name, value in parameters.items()
@@ -196,7 +204,8 @@ def parse(arguments):
     default = pathlib.Path(os.environ.get("BENCHMARK_ENVIRONMENTS", HERE.parent / "build/benchmarks"))
     text = "what environments.sh made [BENCHMARK_ENVIRONMENTS, build/benchmarks]"
     add("--environments", type=pathlib.Path, default=default, help=text)
-    add("--threads", type=int, nargs="+", help="only setups of so many threads")
+    text = "only such setups and points, where they have that name: --where threads=1 dim=32 ids=zipf"
+    add("--where", nargs="+", default=[], metavar="NAME=VALUE", help=text)
     add("--rounds", type=int, help="samples per point; default: the case's own")
     add("--json", type=pathlib.Path, metavar="PATH", help="write what was measured")
     add("--png", type=pathlib.Path, metavar="PATH", help="write plots")

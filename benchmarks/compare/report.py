@@ -9,7 +9,6 @@ import statistics
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from compare.cases import CASES
@@ -72,40 +71,41 @@ def _varying(points) -> tuple[list[str], dict]:
     return [name for name in values if name not in same], same
 
 
-def show(records, console=None):
+def markdown(table: Table) -> str:
+    """A table of rich's with box.MARKDOWN as text, without the blank lines that rich puts around it."""
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(table)
+    return "\n".join(line for line in captured.get().splitlines() if line.strip())
+
+
+def show(records):
     """Prints a Markdown table per metric for the records of one case."""
     if not records:
         return
-    console = console or Console(width=200)
     case = CASES[records[0]["case"]]
     points = by_point(records)
     names, same = _varying(points)
-    peers = list(dict.fromkeys(record["peer"] for record in records))
-    constant = ", ".join(f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}"
-                         for name, value in same.items())  # fmt: skip
-    console.print(f"\n### {case.name}: {case.title}\n\n{constant}\n", markup=False)
+    peers = _peers(records)
+    print(f"\n### {case.name}: {case.title}\n")
+    print(", ".join(f"{n} {v:,}" if isinstance(v, int) else f"{n} {v}" for n, v in same.items()))
     for metric, better in case.metrics.items():
-        title = f"{metric}, {better} is better; in brackets how many times as good {OURS} is"
-        console.print(title + "\n", markup=False)
+        print(f"\n{metric}, {better} is better; in brackets how many times as good {OURS} is\n")
         table = Table(*names, *peers, box=box.MARKDOWN)
         for point, row in points.items():
             cells = [_cell(row.get(peer), row.get(OURS), metric, better) for peer in peers]
-            table.add_row(*(str(dict(point).get(name, "")) for name in names), *map(escape, cells))
-        console.print(table)
-    for kind in ("unsupported", "error"):
-        said = {(r["peer"], r[kind]) for r in records if kind in r}
-        for peer, reason in sorted(said):
-            console.print(
-                f"- {peer}: {'n/a' if kind == 'unsupported' else kind}, {reason}", markup=False
-            )
+            table.add_row(*(str(dict(point).get(name, "")) for name in names), *cells)
+        print(markdown(table))
+    for kind, word in (("unsupported", "n/a"), ("error", "error")):
+        for peer, reason in sorted({(r["peer"], r[kind]) for r in records if kind in r}):
+            print(f"\n- {peer}: {word}, {reason}")
 
 
 def show_facts(result):
-    console = Console(width=200)
-    console.print()
     for title in ("machine", "versions"):
+        print()
         for name, value in result[title].items():
-            console.print(f"- {name}: {value}", markup=False, highlight=False)
+            print(f"- {name}: {value}")
 
 
 def plot(records, path):

@@ -17,6 +17,7 @@ from compare import goals  # noqa: E402
 from compare.cases import CASES, check, spec_of  # noqa: E402
 from compare.peers import LEARNING_RATE, PEERS, Peer  # noqa: E402
 from compare.streams import Numbers, keys_of  # noqa: E402
+from run import wanted  # noqa: E402
 
 
 def test_quick_run(tmp_path):
@@ -87,6 +88,21 @@ def test_every_setup_of_every_case_is_one_that_peers_take():
             assert setup["threads"] >= 1 and points
             if "rows" in setup:
                 assert spec_of(setup).rows == setup["rows"]
+
+
+def test_where_chooses_setups_and_points_by_the_names_that_they_have():
+    points = [{"batch": 1, "ids": "zipf"}, {"batch": 2, "ids": "zipf"}]
+    setups = [
+        ({"threads": 1, "dim": 8}, points),
+        ({"threads": 2, "dim": 8}, points),
+        ({"threads": 1}, [{}]),
+    ]
+    assert wanted(setups, []) == setups
+    assert wanted(setups, ["threads=1", "dim=8", "batch=2"]) == [
+        ({"threads": 1, "dim": 8}, points[1:]),
+        ({"threads": 1}, [{}]),
+    ]
+    assert wanted(setups, ["ids=uniform", "threads=2"]) == []
 
 
 def test_keys_are_distinct_and_batches_are_what_was_asked_for():
