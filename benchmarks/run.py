@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -39,7 +40,8 @@ class Process:
             "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}",
             "COMPARE_TMP": str(options.tmp),
         }
-        with open(options.tmp / f"{peer.name}.log", "ab") as log:
+        self._log = options.tmp / f"{peer.name}.log"
+        with open(self._log, "ab") as log:
             self._process = subprocess.Popen(
                 [python, "-m", "compare.worker", peer.name],
                 stdin=subprocess.PIPE,
@@ -59,7 +61,7 @@ class Process:
             return {"error": f"no answer in {self._patience} s"}
         line = self._process.stdout.readline()
         if not line:
-            return {"error": f"the process ended with status {self._process.wait()}"}
+            return {"error": f"ended with status {self._process.wait()}; see {self._log}"}
         return json.loads(line)
 
     def ask(self, command):
@@ -229,6 +231,8 @@ def main(arguments=None):
             run.case(CASES[name])
             report.show([r for r in run.records if r["case"] == name])
     finally:  # what there is so far, of a run that was stopped as well
+        for folder in options.tmp.glob("checkpoint_*/"):  # they may be in memory
+            shutil.rmtree(folder)
         result = {
             "command": " ".join(sys.argv),
             "machine": {**machine, "load after": os.getloadavg()[0]},

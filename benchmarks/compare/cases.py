@@ -166,10 +166,8 @@ class Missing(Lookup):
 class Train(Lookup):
     name = "train"
     title = "Training step: look up, gradient, update"
-    new_steps = {
-        65536: 8,
-        4096: 64,
-    }  # steps of a sample with new ids: as many for all, so that tables grow alike
+    # Steps of a sample with new ids: as many for all peers, so that tables grow alike.
+    new_steps = {65536: 8, 4096: 64}
 
     def setups(self):
         points = [
@@ -185,9 +183,9 @@ class Train(Lookup):
         if point.get("new"):
             return self._growing(peer, spec, point)
         batches = self._batches(peer, spec, point)
-        steps = [(batches + batches)[i : i + spec.tables] for i in range(len(batches))]
-        step = lambda i: peer.train(steps[i % len(steps)])  # noqa: E731
-        return rate(step, point["batch"] * spec.tables, seconds)
+        n = len(batches)
+        steps = [[batches[(i + t) % n] for t in range(spec.tables)] for i in range(n)]
+        return rate(lambda i: peer.train(steps[i % n]), point["batch"] * spec.tables, seconds)
 
     def _growing(self, peer, spec, point):
         needs_new_rows(peer)
