@@ -116,8 +116,9 @@ class Run:
             if not case.alone:
                 for peer in peers:
                     processes[peer.name] = stack.enter_context(contextlib.closing(self._start(peer)))
-                    answer = processes[peer.name].ask(command)
-                    self._note(peer.name, answer, failed)
+                    processes[peer.name].send(command)
+                for name, process in processes.items():
+                    self._note(name, process.receive(), failed)
             for point in points:
                 self._point(case, setup, point, peers, command, processes, dict(failed))
 
