@@ -99,7 +99,7 @@ Status LoadRows(const Context& context, const SnapshotReader& reader, Span<const
     }
     Routing routing;
     DYNEMB_RETURN_IF_ERROR(
-        Routing::Make(block.rows.keys, of_block, static_cast<int>(count), nullptr, &routing));
+        Routing::Make(block.rows.keys, of_block, static_cast<int>(count), &routing));
     KeyStrings::Birth birth;
     if (strings != nullptr) {
       DYNEMB_RETURN_IF_ERROR(strings->Record(block.rows.keys, block.strings));
