@@ -7,6 +7,7 @@ of the op library, the models (path, names of feeds and of the fetch) and the ba
 serve       loads all models side by side, runs them in turn, then closes one after the other.
 concurrent  runs every batch on every model from many threads at once.
 reload      loads and closes the first model many times, and says how much memory is held after each.
+drop        makes tensors and forgets them: leaks, for whoever looks for such.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ def load(plan):
     tf.TF_Message.restype = ctypes.c_char_p
     tf.TF_Dim.restype = ctypes.c_int64
     with checked() as status:
-        tf.TF_LoadLibrary(plan["ops"].encode(), status)
+        tf.TF_DeleteLibraryHandle(POINTER(tf.TF_LoadLibrary(plan["ops"].encode(), status)))
 
 
 @contextlib.contextmanager
@@ -164,6 +165,10 @@ def reload(models, batches, times, **_):
         model.close()
         held.append(resident_mib())
     return held
+
+
+def drop(batches, **_):
+    return len([tensor_of(values) for batch in batches for values in batch.values()])
 
 
 if __name__ == "__main__":
