@@ -95,6 +95,60 @@ def test_checkpoints_of_every_pair(key, value, tmp_path):
     assert values_of(copy) == values_of(table) and int(copy.size()) == 3
 
 
+@pytest.mark.parametrize("dtype", [tf.int8, tf.int32, tf.int64], ids=lambda dtype: dtype.name)
+def test_integers_are_what_they_were_or_refused(dtype):
+    """However they come; tf.convert_to_tensor would wrap most of these around, or cut floats down."""
+    table = tf_dynemb.Variable(value_dtype=dtype, dim=1, initializer=5)
+    held = np.iinfo(dtype.as_numpy_dtype)
+    for number in (held.min, held.max):
+        for values in ([[number]], ((number,),), [range(number, number + 1)]):
+            table.upsert([1], values)
+            assert table.lookup([1]).numpy().tolist() == [[number]]
+    before = values_of(table)
+    for number in (held.min - 1, held.max + 1, 10**30):
+        for values in ([[number]], ((number,),), number, [[tf.constant(1, dtype)], [number]]):
+            with pytest.raises(ValueError, match=f"values: got .*: {number} is beyond {dtype.name}"):
+                table.upsert([1], values)
+    for other in (tf.constant(1.5), tf.constant(1, tf.int16), np.array(1.5)):
+        with pytest.raises(TypeError, match=f"values: got .*, the table's value_dtype is {dtype.name}"):
+            table.upsert([1], [[other]])
+    assert values_of(table) == before
+
+
+class Series:
+    """What other libraries have in place of arrays."""
+
+    def __init__(self, numbers, dtype=None):
+        self.numbers = np.array(numbers, dtype)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.numbers
+
+
+def test_keys_are_what_they_were_or_refused():
+    """Another number would be another row."""
+    for dtype in (tf.int32, tf.int64):
+        table = tf_dynemb.Variable(dtype, dim=1, initializer=5)
+        table.upsert(Series([1, 2], dtype.as_numpy_dtype), [[1], [2]])
+        for key in (2**63, [2**63], [[-(2**63) - 1]], [np.uint64(2**63)]):
+            with pytest.raises(ValueError, match=rf"keys: got .*: -?\d{{19}} is beyond {dtype.name}"):
+                table.lookup(key)
+        for key in (Series([1.0]), [tf.constant(1.0)], [tf.constant(1, tf.uint32)], [np.bool_(True)]):
+            with pytest.raises(TypeError, match=f"keys: got .*, the table's key_dtype is {dtype.name}"):
+                table.lookup(key)
+    table = tf_dynemb.Variable(tf.int32, dim=1)
+    table.upsert([0], [[1]])
+    ids = tf.sparse.from_dense(tf.constant([[3]]))
+    for call in (
+        table.lookup,
+        tf.function(lambda key: table.lookup(key), autograph=False),
+        lambda key: tf_dynemb.embedding_lookup(table, key),
+        lambda key: tf_dynemb.safe_embedding_lookup_sparse(table, ids, default_id=key[0]),
+    ):
+        with pytest.raises(ValueError, match=": 4294967296 is beyond int32"):
+            call((2**32,))
+
+
 REFUSED_KEYS = [tf.int8, tf.int16, tf.uint32, tf.uint64, tf.float32, tf.bool]
 REFUSED_VALUES = [tf.string, tf.bool, tf.uint8, tf.int16, tf.uint64, tf.complex64]
 

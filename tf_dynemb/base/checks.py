@@ -9,22 +9,43 @@ import tensorflow as tf
 def as_tensor(argument: str, value, dtype: tf.DType) -> tf.Tensor:
     """What a caller gave as a tensor; of another dtype where only another number would fit `dtype`.
 
-    Python numbers and strings become of the dtype if they can. NumPy arrays do where it holds whatever
-    their dtype holds, and floats are rounded to floats; tf.convert_to_tensor would cut floats down to
-    integers, and integers to fewer bits. Tensors stay as they are.
+    Python numbers and strings become of the dtype if they can. Arrays of NumPy, and what becomes one,
+    do where it holds whatever their dtype holds, and floats are rounded to floats; tf.convert_to_tensor
+    would cut floats down to integers, and integers to fewer bits. Tensors stay as they are.
 
     Raises:
-        TypeError, ValueError: what no tensor can hold.
+        TypeError, ValueError: what no tensor can hold; an integer that `dtype` cannot hold.
     """
     hint = dtype
-    if isinstance(value, (np.ndarray, np.generic)) and dtype.is_integer:
-        fits = value.dtype.kind in "iu" and np.can_cast(value.dtype, dtype.as_numpy_dtype)
-        hint = dtype if fits else None
     try:
+        if dtype.is_integer and not tf.is_tensor(value):
+            if hasattr(value, "__array__") and not hasattr(value, "__tf_tensor__"):
+                value = np.asarray(value)
+            hint = dtype if _stay(tf.nest.flatten(value), dtype) else None
         return tf.convert_to_tensor(value, dtype_hint=hint)
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"{argument}: got {value!r:.80}, want a tensor of {dtype.name}: {error}") from error
+
+
+def _stay(parts: list, dtype: tf.DType) -> bool:
+    """Whether numbers, arrays and tensors stay what they are in a tensor of an integer dtype.
+
+    Raises:
+        ValueError: an integer that the dtype cannot hold.
+    """
+    integers = [part for part in parts if isinstance(part, (int, np.integer))]
+    for integer in (min(integers, default=0), max(integers, default=0)):
+        if not dtype.min <= integer <= dtype.max:
+            raise ValueError(f"{integer} is beyond {dtype.name}")
+    for part in parts if len(parts) > len(integers) else []:
+        if isinstance(part, np.ndarray):
+            stays = part.dtype.kind in "iu" and np.can_cast(part.dtype, dtype.as_numpy_dtype)
+        else:
+            stays = not tf.is_tensor(part) or part.dtype == dtype
+        if not stays:
+            return False
+    return True
 
 
 def assert_same(got: tf.Tensor, want: tf.Tensor, message: str) -> list:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tf_dynemb.base.checks import as_tensor
 from tf_dynemb.lookup.bags import check_combiner, combine
 from tf_dynemb.lookup.embedding_lookup import lookup_keys, table_of
 from tf_dynemb.table.variable import Variable
@@ -178,7 +179,7 @@ def _check(table: Variable, ids, weights, combiner, prefix: str) -> None:
 
 
 def _default(table: Variable, default_id) -> tf.Tensor:
-    default_id = tf.convert_to_tensor(default_id, dtype_hint=table.key_dtype)
+    default_id = as_tensor("default_id", default_id, table.key_dtype)
     if default_id.dtype != table.key_dtype:
         raise TypeError(
             f"default_id: got {default_id.dtype.name}, the table's key_dtype is {table.key_dtype.name}"
