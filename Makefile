@@ -91,15 +91,19 @@ cc_asan: build
 cc_tsan: build
 	@$(call run_cc_tests,--config=tsan --test_timeout=2400)
 
+# A process for each core, with TensorFlow in each: PYTEST_FLAGS='-n 0' has one alone. What the tests of
+# a file share is made once. The files come in order of names, in which those with the longest tests are not last.
+PYTEST = $(PY) -m pytest tests --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
 py_test: build
-	$(PY) -m pytest tests $(PYTEST_FLAGS)
+	$(PYTEST) $(PYTEST_FLAGS)
 
 # The tests marked soak, with long counts. pytest says 5 where there are none.
 soak: export TF_DYNEMB_SOAK := 1
 soak: export SOAK_SHARE := $(SOAK_SHARE)
 soak: build
 	@$(call run_cc_tests,--test_tag_filters=soak --build_tests_only --test_timeout=36000 --test_env=TF_DYNEMB_SOAK --test_env=SOAK_SHARE)
-	$(PY) -m pytest tests -m soak --timeout 36000 $(PYTEST_FLAGS) || [ $$? = 5 ]
+	$(PYTEST) -m soak --timeout 36000 $(PYTEST_FLAGS) || [ $$? = 5 ]
 
 lint: $(VENV_STAMP)
 	$(VENV)/bin/ruff check

@@ -4,6 +4,8 @@ import os
 
 # Read when TensorFlow is loaded.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# Processes that run tests side by side share a GPU where there is one.
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 import hypothesis
 import keras
