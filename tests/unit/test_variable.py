@@ -1,5 +1,8 @@
 """Variable: shapes and dtypes of keys and values, duplicates, calls that are refused."""
 
+import copy
+import pickle
+
 import keras
 import numpy as np
 import pytest
@@ -278,3 +281,23 @@ def test_memory_grows_with_rows():
     table.upsert(np.arange(100_000), np.zeros([100_000, 16], np.float32))
     # 64 bytes of values per row, and some for the index.
     assert 64 * 100_000 < int(table.memory_bytes()) - before < 3 * 64 * 100_000
+
+
+def test_a_table_is_not_copied_by_python():
+    """A copy that shared its rows with the original would change with it."""
+    module = tf.Module()
+    module.table = tf_dynemb.Variable()
+    for thing in (module, module.table):
+        with pytest.raises(TypeError, match="cannot be copied .* restore a checkpoint"):
+            copy.deepcopy(thing)
+
+
+def test_a_copied_model_has_rows_of_its_own():
+    """Keras copies and pickles by its own file format."""
+    ids = keras.Input((), dtype="int64")
+    model = keras.Model(ids, tf_dynemb.keras.Embedding(1)(ids))
+    model.layers[1].table.upsert([1], [[2.0]])
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert values_of(other.layers[1].table) == {1: [2.0]}
+        other.layers[1].table.upsert([1], [[3.0]])
+    assert values_of(model.layers[1].table) == {1: [2.0]}

@@ -57,6 +57,13 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         with tf.init_scope():
             self.resource_handle  # noqa: B018  makes the table now, outside of any function
 
+    def __deepcopy__(self, memo):
+        """Refuses: a copy would have the rows of the original."""
+        raise TypeError(
+            "a table cannot be copied by copy.deepcopy; make another Variable and restore a checkpoint "
+            "of this one into it, or a tf_dynemb.snapshot"
+        )
+
     def join_savers(self, name: str) -> None:
         """Lets tf.compat.v1.train.Saver carry the rows, where a session's graph is built.
 
