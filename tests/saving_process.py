@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import saving_models as m
 import tensorflow as tf
-from process_memory import peak_mib, resident_mib
+from process_memory import peak_mib, resident_mib, without_huge_pages
 
 import tf_dynemb
 
@@ -92,6 +92,7 @@ def table_of(rows):
 
 def large(folder):
     """By how much each call raises the peak of the process. Loading replaces the rows that there are."""
+    without_huge_pages()
     calls = {
         "save_weights": lambda model, name: model.save_weights(folder / f"{name}.weights.h5"),
         "save": lambda model, name: model.save(folder / f"{name}.keras"),

@@ -398,8 +398,9 @@ def test_rows_are_whole_while_others_write(tmp_path):
 _MEMORY = """
 import sys
 import tensorflow as tf, tf_dynemb
-from process_memory import peak_mib
+from process_memory import peak_mib, without_huge_pages
 
+without_huge_pages()
 rows, dim, path = 250_000, 64, sys.argv[2]
 tf.config.threading.set_intra_op_parallelism_threads(4)
 shards = ["/CPU:0"] * (2 if sys.argv[1] == "save" else 3)  # rows of a block go to several
