@@ -204,8 +204,8 @@ class ImportOp : public OpKernel {
       }
     }
     RowAdapter adapter(from, targets[0]->schema());
-    OP_REQUIRES_OK(context,
-                   ToTensorFlow(ImportRows(core, Pointers(targets), inputs.routing, adapter.Adapt(rows))));
+    OP_REQUIRES_OK(context, ToTensorFlow(ImportRows(core, Pointers(targets), inputs.routing,
+                                                    adapter.Adapt(rows))));
     if (!replace_) return;
     int64_t imported = 0;
     for (const auto& target : targets) imported += target->size();

@@ -65,10 +65,9 @@ struct HasRowUpdate<Rule, std::void_t<decltype(Rule::kHasRowUpdate)>> : std::tru
 // Keras does for all optimizers (Loshchilov and Hutter, "Decoupled Weight Decay Regularization",
 // 2019).
 template <typename Rule, typename V>
-DYNEMB_HOST_DEVICE DYNEMB_ALWAYS_INLINE void UpdateRow(const typename Rule::template Step<ComputeType<V>>& step,
-                                  ComputeType<V> decay, int64_t dim, V* __restrict__ value,
-                                  ComputeType<V>* __restrict__ slots,
-                                  const V* __restrict__ gradient) {
+DYNEMB_HOST_DEVICE DYNEMB_ALWAYS_INLINE void UpdateRow(
+    const typename Rule::template Step<ComputeType<V>>& step, ComputeType<V> decay, int64_t dim,
+    V* __restrict__ value, ComputeType<V>* __restrict__ slots, const V* __restrict__ gradient) {
   using T = ComputeType<V>;
   constexpr int kSlots = Rule::kSlotCount;
   if constexpr (optimizer_internal::HasRowUpdate<Rule>::value) {

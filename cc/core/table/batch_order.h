@@ -30,7 +30,7 @@ class BatchOrder {
   int64_t size() const { return size_; }
   // Number of entries of a segment's share.
   int64_t size(int segment) const { return begin_[segment + 1] - begin_[segment]; }
-  // After Group: a distinct key and where it stands in the batch, in ascending order of places.
+  // After Group: a distinct key and where it stands in the batch, in the order of the batch.
   Key key(int segment, int64_t i) const { return keys_[begin_[segment] + i]; }
   Span<const int64_t> positions(int segment, int64_t i) const {
     const int64_t at = begin_[segment] + i;

@@ -15,6 +15,7 @@
 #include "cc/core/table/call_report.h"
 #include "cc/core/table/erase_log.h"
 #include "cc/core/table/for_each_key.h"
+#include "cc/core/table/read_locks.h"
 #include "cc/core/table/segment.h"
 #include "cc/core/table/value_functions.h"
 
@@ -59,7 +60,12 @@ class HostTable final : public Table {
         (n + kFindKeys - 1) / kFindKeys, kFindKeys * kNanosecondsPerKey, [&](int64_t task) {
           const int64_t begin = task * kFindKeys, end = std::min(n, begin + kFindKeys);
           const auto key = [&](int64_t i) { return batch.keys[position(i)]; };
-          const ReadLocks locks(*this, begin, end, key);
+          const ReadLocks<kSegments> locks(
+              begin, end,
+              [&](int64_t i) {
+                return BatchOrder::SegmentOf(Mix64(static_cast<uint64_t>(key(i))));
+              },
+              [&](int s) { return &parts_[s]->mutex; });
           TaskReport reported(report);
           const int64_t bytes = layout_.value_bytes;
           ForEachKey(
@@ -430,37 +436,6 @@ class HostTable final : public Table {
     using TaskReport::TaskReport;
     std::vector<RowUpdater::Row> updates;  // to be made at the end of the group of keys
     std::vector<char> sum;                 // of the gradients of one key
-  };
-
-  // Holds the segments of keys [begin, end) for reading.
-  class ReadLocks {
-   public:
-    template <typename KeyAt>
-    ReadLocks(const HostTable& table, int64_t begin, int64_t end, const KeyAt& key)
-        : table_(table) {
-      if (end - begin >= 4 * kSegments) {
-        held_ = ~uint64_t{0};
-      } else {
-        for (int64_t i = begin; i < end; ++i) {
-          held_ |= uint64_t{1} << BatchOrder::SegmentOf(Mix64(static_cast<uint64_t>(key(i))));
-        }
-      }
-      for (uint64_t rest = held_; rest != 0; rest &= rest - 1) {
-        table_.parts_[__builtin_ctzll(rest)]->mutex.lock_shared();
-      }
-    }
-    ~ReadLocks() {
-      for (uint64_t rest = held_; rest != 0; rest &= rest - 1) {
-        table_.parts_[__builtin_ctzll(rest)]->mutex.unlock_shared();
-      }
-    }
-    ReadLocks(const ReadLocks&) = delete;
-    ReadLocks& operator=(const ReadLocks&) = delete;
-
-   private:
-    static_assert(kSegments == 64, "a bit for each segment");
-    const HostTable& table_;
-    uint64_t held_ = 0;
   };
 
   const Segment& SegmentOf(uint64_t hash) const {
