@@ -27,6 +27,10 @@ struct Variants<Body, Result (*)(Args...)> {
   static Result Base(Args... args) { return Body::Run(args...); }
 #if defined(__x86_64__)
   __attribute__((target("avx2"))) static Result Avx2(Args... args) { return Body::Run(args...); }
+  __attribute__((target("avx512f,avx512vl,avx512dq,prefer-vector-width=512"))) static Result Avx512(
+      Args... args) {
+    return Body::Run(args...);
+  }
 #endif
 };
 
@@ -37,6 +41,10 @@ template <typename Body>
 auto FastestVariant() {
   using Made = vector_variants_internal::Variants<Body, decltype(&Body::Run)>;
 #if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512dq")) {
+    return &Made::Avx512;
+  }
   if (__builtin_cpu_supports("avx2")) return &Made::Avx2;
 #endif
   return &Made::Base;

@@ -9,6 +9,7 @@
 #ifndef TF_DYNEMB_CC_CORE_INITIALIZER_INITIALIZER_H_
 #define TF_DYNEMB_CC_CORE_INITIALIZER_INITIALIZER_H_
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -17,6 +18,7 @@
 #include "cc/core/base/dtype.h"
 #include "cc/core/base/macros.h"
 #include "cc/core/base/rng.h"
+#include "cc/core/base/vector_variants.h"
 
 namespace dynemb {
 
@@ -85,11 +87,14 @@ DYNEMB_HOST_DEVICE inline float NormalQuantile(float p) {
 // One number of the distribution from 32 random bits.
 //   uniform: a + (b - a) * u, u in [0, 1) on a grid of 2^-24.
 //   normal, truncated normal: by inversion; the top bit is the sign, the others the magnitude.
+DYNEMB_HOST_DEVICE DYNEMB_ALWAYS_INLINE float DrawUniform(const Distribution& distribution,
+                                                          uint32_t bits) {
+  // Signed, which vector units convert at once. 2^-24.
+  const float u = static_cast<float>(static_cast<int32_t>(bits >> 8)) * 5.9604644775390625e-8f;
+  return distribution.a + (distribution.b - distribution.a) * u;
+}
 DYNEMB_HOST_DEVICE inline float Draw(const Distribution& distribution, uint32_t bits) {
-  if (distribution.kind == Distribution::Kind::kUniform) {
-    const float u = static_cast<float>(bits >> 8) * 5.9604644775390625e-8f;  // 2^-24
-    return distribution.a + (distribution.b - distribution.a) * u;
-  }
+  if (distribution.kind == Distribution::Kind::kUniform) return DrawUniform(distribution, bits);
   // Both constants are powers of two or exact products of them with a float: no rounding surprises.
   const float magnitude = (static_cast<float>(bits & 0x7fffffffu) + 0.5f) * 4.656612873077393e-10f;
   float p = 0.5f * magnitude;
@@ -115,11 +120,38 @@ DYNEMB_HOST_DEVICE void FillRandom(const Distribution& distribution, uint64_t se
   }
 }
 
+// The same bits as FillRandom, 32 columns at a time, for the vector units of the host.
+template <typename V>
+struct FillRandomColumns {
+  static DYNEMB_ALWAYS_INLINE void Run(const Distribution& distribution, uint64_t seed, int64_t key,
+                                       int64_t dim, V* value) {
+    constexpr int64_t kBlocks = 8, kColumns = 4 * kBlocks;
+    const Distribution drawn = distribution;  // a copy that no store to `value` can change
+    for (int64_t first = 0; first < dim; first += kColumns) {
+      uint32_t words[4][kBlocks], bits[kColumns];
+      for (int64_t block = 0; block < kBlocks; ++block) {
+        const Random128 random =
+            Philox4x32(seed, static_cast<uint64_t>(key), static_cast<uint64_t>(first / 4 + block));
+        for (int64_t word = 0; word < 4; ++word) words[word][block] = random.word[word];
+      }
+      for (int64_t c = 0; c < kColumns; ++c) bits[c] = words[c % 4][c / 4];
+      const int64_t columns = std::min(kColumns, dim - first);
+      V* const to = value + first;
+      if (drawn.kind == Distribution::Kind::kUniform) {
+        for (int64_t c = 0; c < columns; ++c) to[c] = static_cast<V>(DrawUniform(drawn, bits[c]));
+      } else {
+        for (int64_t c = 0; c < columns; ++c) to[c] = static_cast<V>(Draw(drawn, bits[c]));
+      }
+    }
+  }
+};
+
 // The initial value of `key` for any initializer; host only.
 template <typename V>
 void FillInitialValue(const Initializer& initializer, int64_t key, int64_t dim, V* value) {
   if (initializer.distribution.kind != Distribution::Kind::kConstant) {
-    FillRandom(initializer.distribution, initializer.seed, key, dim, value);
+    static const auto fill = FastestVariant<FillRandomColumns<V>>();
+    fill(initializer.distribution, initializer.seed, key, dim, value);
     return;
   }
   const bool repeat = initializer.constant.size() == 1;

@@ -210,6 +210,24 @@ TEST(Initializer, DependsOnSeedKeyAndColumnAlone) {
   }
 }
 
+// The host's own way gives the bits of the way that host and device share.
+TEST(Initializer, ColumnsTogetherAreColumnsOneByOne) {
+  for (const Distribution::Kind kind : {Distribution::Kind::kUniform, Distribution::Kind::kNormal,
+                                        Distribution::Kind::kTruncatedNormal}) {
+    Initializer initializer;
+    initializer.distribution = {kind, -0.5f, 2.0f};
+    initializer.seed = 0xfedcba9876543210;
+    for (const int64_t dim : {1, 3, 4, 5, 31, 32, 33, 200}) {
+      for (const int64_t key : {int64_t{0}, int64_t{-1}, int64_t{1} << 62}) {
+        std::vector<float> want(dim), got(dim);
+        FillRandom(initializer.distribution, initializer.seed, key, dim, want.data());
+        FillInitialValue(initializer, key, dim, got.data());
+        EXPECT_EQ(got, want) << dim;
+      }
+    }
+  }
+}
+
 TEST(Initializer, IsDrawnInFloatAndConverted) {
   const Initializer initializer = {{Kind::kTruncatedNormal, 0.3f, 2}, {0.0}, 5};
   constexpr int64_t kDim = 101;

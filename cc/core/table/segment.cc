@@ -7,7 +7,7 @@ namespace dynemb {
 namespace {
 
 constexpr double kMaxLoad = 0.8;
-constexpr double kGrowth = 1.5;  // of the index
+constexpr double kGrowth = 1.25;  // of the index
 constexpr int64_t kMaxBlockBytes = int64_t{2} << 20;
 constexpr int64_t kMaxBlockRows = 1 << 16;
 constexpr int64_t kMinBlockRows = 8;
@@ -91,7 +91,7 @@ bool Segment::AddBlock() {
   if (blocks_.size() == kMaxBlocks) return false;
   const int64_t most =
       std::clamp<int64_t>(kMaxBlockBytes / (layout_.row_bytes + kKeyBytes), 1, kMaxBlockRows);
-  const uint32_t n = static_cast<uint32_t>(std::min(most, std::max(kMinBlockRows, size_ / 8)));
+  const uint32_t n = static_cast<uint32_t>(std::min(most, std::max(kMinBlockRows, size_ / 32)));
   Block block = {n, std::vector<uint64_t>((n + 63) / 64)};
   char* rows = static_cast<char*>(row_arena_->Allocate(BlockBytes(block, layout_.row_bytes)));
   if (rows == nullptr) return false;

@@ -21,8 +21,8 @@
 // the others are in a list of free rows, linked through their keys, or lie at the end of the last
 // block, never used yet.
 //
-// Costs: a find touches 1 line of index and the row; memory is 16 to 24 bytes of index per row, 8
-// of key, and up to 1/8 of the rows in the last block ahead of need.
+// Costs: a find touches 1 line of index and the row; memory is 16 to 20 bytes of index per row, 8
+// of key, and up to 1/32 of the rows in the last block ahead of need.
 #ifndef TF_DYNEMB_CC_CORE_TABLE_SEGMENT_H_
 #define TF_DYNEMB_CC_CORE_TABLE_SEGMENT_H_
 
