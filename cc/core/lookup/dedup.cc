@@ -45,8 +45,11 @@ void SumByKey(const Context& context, const Dedup& dedup, DType dtype, int64_t d
     const int64_t end = std::min(dedup.size(), (task + 1) * kRowsPerTask);
     for (int64_t u = task * kRowsPerTask; u < end; ++u) {
       const Span<const int64_t> positions(&grouped[begin[u]], begin[u + 1] - begin[u]);
-      const char* made = sum(dim, rows, positions, sums[u]);
-      if (made != sums[u]) std::memcpy(sums[u], made, dim * SizeOf(dtype));
+      if (positions.size == 1) {
+        std::memcpy(sums[u], rows[positions[0]], dim * SizeOf(dtype));
+      } else {
+        sum(dim, rows, positions, sums[u]);
+      }
     }
   });
 }

@@ -44,18 +44,17 @@ inline AddFunction AddFor(DType dtype) {
   });
 }
 
-// The sum of the rows at `positions`, in their order: of several it is made in `sum`, one is
-// itself. Sums of 16-bit floats are made in float32 and rounded once.
-using SumFunction = const char* (*)(int64_t dim, const ConstRows& rows,
-                                    Span<const int64_t> positions, char* sum);
+// Makes the sum of the rows at `positions`, in their order. Sums of 16-bit floats are made in
+// float32 and rounded once.
+using SumFunction = void (*)(int64_t dim, const ConstRows& rows, Span<const int64_t> positions,
+                             char* sum);
 template <typename V>
 struct SumRows {
-  static DYNEMB_ALWAYS_INLINE const char* Run(int64_t dim, const ConstRows& rows,
-                                              Span<const int64_t> positions, char* sum) {
+  static DYNEMB_ALWAYS_INLINE void Run(int64_t dim, const ConstRows& rows,
+                                       Span<const int64_t> positions, char* sum) {
     using T = ComputeType<V>;
     constexpr int64_t kColumns = 64;  // that are summed at once, in registers or the nearest cache
     constexpr int64_t kAhead = 8;     // rows
-    if (positions.size == 1) return rows[positions[0]];
     for (int64_t first = 0; first < dim; first += kColumns) {
       const int64_t columns = std::min(kColumns, dim - first);
       T total[kColumns];
@@ -73,7 +72,6 @@ struct SumRows {
       V* to = reinterpret_cast<V*>(sum) + first;
       for (int64_t c = 0; c < columns; ++c) to[c] = static_cast<V>(total[c]);
     }
-    return sum;
   }
 };
 inline SumFunction SumFor(DType dtype) {
