@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tf_dynemb
 from tf_dynemb import snapshot
-from tf_dynemb.snapshot.__main__ import info
+from tf_dynemb.snapshot.__main__ import main
 
 ODD = ["", "a", "\x00", "ä", "x" * 1000, " a", "tail\x00\x00", "line\nend"]
 
@@ -165,7 +165,7 @@ def test_strings_go_to_files_and_back(ending, tmp_path, capsys):
     table = trained(2)
     file = str(tmp_path / f"rows.{ending}")
     snapshot.save(tmp_path / "s", table)
-    info(str(tmp_path / "s"))
+    assert main(["info", str(tmp_path / "s")]) == 0
     assert snapshot.export_table(tmp_path / "s", "tags", file) == int(table.size())
     assert snapshot.import_table(tmp_path / "t", "tags", [file]) == int(table.size())
     assert "strings of keys kept" in capsys.readouterr().out

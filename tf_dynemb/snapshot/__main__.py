@@ -6,40 +6,35 @@ python -m tf_dynemb.snapshot export   SNAPSHOT FILE           one table to .npz 
 python -m tf_dynemb.snapshot import   SNAPSHOT FILE [FILE..]  from .npz, .parquet, or TFRA's -keys files
 python -m tf_dynemb.snapshot compact  SNAPSHOT BASE DELTA..   merges a chain into a new snapshot
 python -m tf_dynemb.snapshot diff     SNAPSHOT SNAPSHOT       exit status 1 if they differ
+
+The exit status is 2 after an error, of which one line says what it is. `COMMAND --help` has the flags.
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime
-
-from absl import app, flags
+import sys
+from collections.abc import Sequence
 
 from tf_dynemb.snapshot import convert
 from tf_dynemb.snapshot.files import SnapshotError, SnapshotReader
 
-_TABLE = flags.DEFINE_string("table", None, "The table; may be left out where a snapshot has one.")
-_DIM = flags.DEFINE_integer("dim", None, "import: numbers per row, of files that do not say it.")
-_VALUE_DTYPE = flags.DEFINE_string("value_dtype", "float32", "import: of raw files, their value dtype.")
-_KEY_DTYPE = flags.DEFINE_enum(
-    "key_dtype", "int64", ["int64", "int32", "string"], "import: the table's key dtype."
-)
-_PROGRESS = flags.DEFINE_boolean("progress", True, "Whether to show a progress bar.")
 
-
-def _bar(total: int | None, what: str):
+def _bar(total: int | None, what: str, asked: argparse.Namespace):
     from tqdm import tqdm
 
-    return tqdm(total=total, desc=what, unit=" rows", unit_scale=True, disable=not _PROGRESS.value)
+    return tqdm(total=total, desc=what, unit=" rows", unit_scale=True, disable=asked.noprogress)
 
 
-def _one_table(path: str) -> str:
+def _one_table(path: str, table: str | None) -> str:
     with SnapshotReader(path) as reader:
         names = list(reader.tables)
-        if _TABLE.value is None and len(names) == 1:
+        if table is None and len(names) == 1:
             return names[0]
-        if _TABLE.value is None:
-            raise app.UsageError(f"--table: {path} has the tables {names}; say which")
-        return reader.known(_TABLE.value)
+        if table is None:
+            raise ValueError(f"--table: {path} has the tables {names}; say which")
+        return reader.known(table)
 
 
 def _rows_of(path: str, table: str | None = None) -> int:
@@ -47,9 +42,9 @@ def _rows_of(path: str, table: str | None = None) -> int:
         return sum(info.rows for info in reader.tables.values() if table in (None, info.name))
 
 
-def info(path: str) -> None:
+def info(asked: argparse.Namespace) -> None:
     """Prints what the manifest says."""
-    with SnapshotReader(path) as reader:
+    with SnapshotReader(asked.snapshot) as reader:
         created = datetime.datetime.fromtimestamp(reader.created_seconds, datetime.timezone.utc)
         kind = f"delta of {reader.base}" if reader.base else "full snapshot"
         print(f"{reader.id}  {kind}, of {created:%Y-%m-%d %H:%M:%S} UTC")
@@ -66,48 +61,46 @@ def info(path: str) -> None:
             )
 
 
-def verify(path: str) -> None:
+def verify(asked: argparse.Namespace) -> None:
     """Reads everything; an error says what is damaged."""
-    with SnapshotReader(path) as reader:
+    with SnapshotReader(asked.snapshot) as reader:
         reader.verify()
-    print(f"{path}: {_rows_of(path)} rows, undamaged")
+    print(f"{asked.snapshot}: {_rows_of(asked.snapshot)} rows, undamaged")
 
 
-def export(path: str, target: str) -> None:
+def export(asked: argparse.Namespace) -> None:
     """One table to a file."""
-    table = _one_table(path)
-    with _bar(_rows_of(path, table), "export") as bar:
-        rows = convert.export_table(path, table, target, bar.update)
-    print(f"{target}: {rows} rows of {table}")
+    table = _one_table(asked.snapshot, asked.table)
+    with _bar(_rows_of(asked.snapshot, table), "export", asked) as bar:
+        rows = convert.export_table(asked.snapshot, table, asked.file, bar.update)
+    print(f"{asked.file}: {rows} rows of {table}")
 
 
-def import_(path: str, *sources: str) -> None:
+def import_(asked: argparse.Namespace) -> None:
     """A snapshot of one table from files."""
-    if not sources:
-        raise app.UsageError("import: got no files")
-    with _bar(None, "import") as bar:
+    with _bar(None, "import", asked) as bar:
         rows = convert.import_table(
-            path,
-            _TABLE.value or "table",
-            sources,
-            _DIM.value,
-            _VALUE_DTYPE.value,
-            _KEY_DTYPE.value,
+            asked.snapshot,
+            asked.table,
+            asked.files,
+            asked.dim,
+            asked.value_dtype,
+            asked.key_dtype,
             bar.update,
         )
-    print(f"{path}: {rows} rows")
+    print(f"{asked.snapshot}: {rows} rows")
 
 
-def compact(path: str, *chain: str) -> None:
+def compact(asked: argparse.Namespace) -> None:
     """A chain to one snapshot."""
-    with _bar(sum(map(_rows_of, chain)), "compact") as bar:
-        identity = convert.compact(path, chain, bar.update)
-    print(f"{path}: {identity}, {_rows_of(path)} rows")
+    with _bar(sum(map(_rows_of, asked.chain)), "compact", asked) as bar:
+        identity = convert.compact(asked.snapshot, asked.chain, bar.update)
+    print(f"{asked.snapshot}: {identity}, {_rows_of(asked.snapshot)} rows")
 
 
-def diff(first: str, second: str) -> int:
+def diff(asked: argparse.Namespace) -> int:
     """Prints how two snapshots differ."""
-    differences = convert.diff(first, second)
+    differences = convert.diff(asked.snapshot, asked.other)
     for d in differences:
         print(
             f"{d.table}: {d.same} rows the same, {d.changed} changed, {d.only_first} only in the first, "
@@ -116,30 +109,51 @@ def diff(first: str, second: str) -> int:
     return int(any(d.changed or d.only_first or d.only_second for d in differences))
 
 
-_COMMANDS = {
-    "info": info,
-    "verify": verify,
-    "export": export,
-    "import": import_,
-    "compact": compact,
-    "diff": diff,
-}
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m tf_dynemb.snapshot",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name, run):
+        added = commands.add_parser(name, description=run.__doc__, allow_abbrev=False)
+        added.set_defaults(run=run, command=name)
+        added.add_argument("snapshot", metavar="SNAPSHOT", help="the snapshot's folder")
+        added.add_argument("--noprogress", action="store_true", help="show no progress bar")
+        return added
+
+    command("info", info)
+    command("verify", verify)
+    added = command("export", export)
+    added.add_argument("file", metavar="FILE", help="to write; .npz or .parquet")
+    added.add_argument("--table", help="may be left out where the snapshot has one")
+    added = command("import", import_)
+    added.add_argument("files", metavar="FILE", nargs="+", help="to read; .npz, .parquet or -keys")
+    added.add_argument("--table", default="table", help="the table's name in the snapshot")
+    added.add_argument("--dim", type=int, help="numbers per row, of files that do not say it")
+    added.add_argument("--value_dtype", default="float32", help="of raw files")
+    added.add_argument(
+        "--key_dtype", default="int64", choices=["int64", "int32", "string"], help="the table's"
+    )
+    added = command("compact", compact)
+    added.add_argument("chain", metavar="BASE DELTA..", nargs="+", help="in order")
+    added = command("diff", diff)
+    added.add_argument("other", metavar="SNAPSHOT", help="to compare with")
+    return parser
 
 
-def main(argv: list[str]) -> int | None:
-    """Runs one command."""
-    if len(argv) < 2 or argv[1] not in _COMMANDS:
-        raise app.UsageError(f"want a command: {', '.join(_COMMANDS)}")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status."""
+    asked = _parser().parse_args(arguments)
     try:
-        return _COMMANDS[argv[1]](*argv[2:])
-    except TypeError as error:
-        if "positional argument" not in str(error):
-            raise
-        raise app.UsageError(f"{argv[1]}: got {len(argv) - 2} arguments") from error
-    except (SnapshotError, OSError, ValueError) as error:
-        print(f"tf_dynemb.snapshot {argv[1]}: {error}")
+        return asked.run(asked) or 0
+    except (SnapshotError, OSError, ValueError, TypeError) as error:
+        print(f"tf_dynemb.snapshot {asked.command}: {error}", file=sys.stderr)
         return 2
 
 
 if __name__ == "__main__":
-    app.run(main)
+    sys.exit(main())
