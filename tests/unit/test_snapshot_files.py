@@ -239,6 +239,42 @@ def test_what_the_writer_refuses(tmp_path):
     assert read(tmp_path) == {1: [1, 2]}
 
 
+@pytest.mark.parametrize(
+    ("value_dtype", "fits", "wrong"),
+    [
+        ("int8", [-128, 127], 300),
+        ("int32", [-(2**31), 2**31 - 1], -(2**31) - 1),
+        ("int64", [-(2**63), 2**63 - 1], np.uint64(2**63)),
+        ("float16", [-65504, 65504], 65536),
+        ("bfloat16", [-1e38, np.inf], 3.4e38 * 1.1),
+        ("float32", [-np.inf, 3e38], 1e300),
+        ("float64", [np.nan, 1e300], None),
+    ],
+)
+def test_the_writer_takes_what_the_dtypes_can_hold_alone(value_dtype, fits, wrong, tmp_path):
+    fits = np.array(fits)
+    with snapshot.SnapshotWriter(tmp_path) as writer:
+        writer.add_table("t", 2, value_dtype, "int32")
+        writer.write(np.array([2**31 - 1], np.uint64), fits[None])
+        for key in (2**31, -(2**31) - 1, 2**40 + 5, np.uint64(2**63)):
+            with pytest.raises(ValueError, match=f"keys: got {key} in row 1, which int32 cannot hold"):
+                writer.write([7, key] if key < 2**63 else np.array([7, key], np.uint64), [fits, fits])
+        with pytest.raises(ValueError, match="in row 0, which int32 cannot hold"):
+            writer.erase([2**31])
+        if wrong is not None:
+            with pytest.raises(ValueError, match=f"values: got .* in row 0, which {value_dtype}"):
+                writer.write([8], np.array([[wrong, wrong]]))
+    want = tf.cast(fits, value_dtype).numpy()
+    with snapshot.open(tmp_path) as reader:
+        ((keys, values),) = reader
+    assert keys.tolist() == [2**31 - 1]
+    np.testing.assert_array_equal(values, want[None])
+    with snapshot.SnapshotWriter(tmp_path) as writer:
+        writer.add_table("t", 1)
+        with pytest.raises(ValueError, match=f"keys: got {2**63} in row 0, which int64 cannot hold"):
+            writer.write([2**63], [[0.0]])
+
+
 def test_a_key_that_is_written_twice_makes_no_snapshot(tmp_path):
     with (
         pytest.raises(ValueError, match="keys: got 5 twice for table 't', want each key once"),

@@ -362,6 +362,11 @@ class SnapshotWriter:
                 rule's initial slots.
             meta: name -> integers (n,) of every meta field of the schema; without it zeros.
             table: the name of the table; may be left out where there is one.
+
+        Raises:
+            TypeError: keys or values that are no numbers; floats for integers.
+            ValueError: shapes that do not fit; a key or a value that the table's dtype cannot hold.
+                Nothing of the call is written then.
         """
         name, number, schema = self._table(table)
         keys, strings = _keys_and_strings(keys, schema)
@@ -442,7 +447,7 @@ def first_twice(keys: list[np.ndarray]) -> int | None:
 
 
 def _as(array, dtype, what: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A contiguous array of the dtype. Numbers are converted, but floats never to integers."""
+    """A contiguous array of the dtype. Numbers that fit are converted, but floats never to integers."""
     given, dtype = np.asarray(array), np.dtype(dtype)
     numbers = given.dtype == dtype or given.dtype.kind in ("iu" if dtype.kind == "i" else "iuf")
     if not numbers and given.size:
@@ -451,14 +456,30 @@ def _as(array, dtype, what: str, shape: tuple[int, ...]) -> np.ndarray:
         want not in (-1, got) for got, want in zip(given.shape, shape, strict=True)
     ):
         raise ValueError(f"{what}: got shape {given.shape}, want {shape}")
-    return np.ascontiguousarray(given, dtype)
+    if given.dtype == dtype or not given.size:
+        return np.ascontiguousarray(given, dtype)
+    if dtype.kind == "i":
+        limits = np.iinfo(dtype)
+        converted, wrong = given, (given < limits.min) | (given > limits.max)
+    else:
+        with np.errstate(over="ignore"):
+            converted = given.astype(dtype)
+        wrong = np.isinf(converted) & np.isfinite(given)
+    if wrong.any():
+        row = int(np.nonzero(wrong)[0][0])
+        raise ValueError(
+            f"{what}: got {given[wrong][0]} in row {row}, which {dtype} cannot hold; "
+            "take a table of a wider dtype, or leave the row out"
+        )
+    return np.ascontiguousarray(converted, dtype)
 
 
 def _keys_and_strings(keys, schema: Schema):
     """int64 keys (n,), and what join_strings gives if they were given as strings, else None."""
     array = np.asarray(keys)
     if schema.key_dtype != "string" or array.dtype.kind not in "OSU" or array.ndim != 1:
-        return _as(keys, np.int64, "keys", (-1,)), None
+        dtype = np.int32 if schema.key_dtype == "int32" else np.int64
+        return _as(keys, dtype, "keys", (-1,)).astype(np.int64, copy=False), None
     # NumPy's own strings end before zeros.
     given = list(keys if isinstance(keys, (list, tuple)) else array)
     if not all(isinstance(key, (str, bytes)) for key in given):
