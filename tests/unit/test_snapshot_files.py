@@ -185,6 +185,57 @@ def test_deltas_of_the_writer(tmp_path):
         snapshot.restore(tmp_path / "delta", table)
 
 
+def test_a_chain_is_compacted_with_all_its_tables_or_not_at_all(tmp_path):
+    """As restoring: of a table that a delta does not have, nobody knows what has changed."""
+    a, b = (tf_dynemb.Variable(dim=1, name=name) for name in "ab")
+    for table in (a, b):
+        table.upsert(int64([1, 2]), [[1.0], [2.0]])
+    base = snapshot.save(tmp_path / "base", {"a": a, "b": b}, follow=True)
+    a.upsert(int64([3]), [[3.0]])
+    snapshot.save(tmp_path / "delta", a, base=base)
+    chain = [tmp_path / "base", tmp_path / "delta"]
+    with pytest.raises(snapshot.SnapshotNotFoundError, match="got table 'b', it has"):
+        snapshot.restore(chain, b)
+    with pytest.raises(ValueError, match=r"has the tables \['a'\], .* save deltas of all tables"):
+        snapshot.compact(tmp_path / "all", chain)
+    assert not (tmp_path / "all" / "MANIFEST").exists()
+
+
+@pytest.mark.parametrize("removals_only", [False, True])
+def test_a_delta_is_not_exported_or_compared_as_if_it_were_full(removals_only, tmp_path):
+    table = tf_dynemb.Variable(dim=1, name="t")
+    table.upsert(int64([1, 2]), [[1.0], [2.0]])
+    base = snapshot.save(tmp_path / "base", table, follow=True)
+    table.remove(int64([1]))
+    if not removals_only:
+        table.upsert(int64([3]), [[3.0]])
+    snapshot.save(tmp_path / "delta", table, base=base)
+    for ending in ("npz", "parquet"):
+        with pytest.raises(ValueError, match="is a delta of .*; compact it with those"):
+            snapshot.export_table(tmp_path / "delta", "t", tmp_path / f"x.{ending}")
+        assert not (tmp_path / f"x.{ending}").exists()
+    for pair in (("base", "delta"), ("delta", "base")):
+        with pytest.raises(ValueError, match="is a delta of .*, want a full snapshot"):
+            snapshot.diff(*(tmp_path / each for each in pair))
+
+
+@pytest.mark.parametrize("ending", ["npz", "parquet"])
+def test_a_damaged_snapshot_leaves_the_exported_file(ending, tmp_path):
+    written(tmp_path / "s", 200_000)
+    target = tmp_path / "out" / f"rows.{ending}"
+    target.parent.mkdir()
+    snapshot.export_table(tmp_path / "s", "t", target)
+    before = target.read_bytes()
+    (file,) = (tmp_path / "s").glob("rows-*")
+    data = bytearray(file.read_bytes())
+    data[-1000] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(snapshot.SnapshotDamagedError, match="its checksum differs"):
+        snapshot.export_table(tmp_path / "s", "t", target)
+    assert target.read_bytes() == before
+    assert list(target.parent.iterdir()) == [target]
+
+
 def test_an_exception_leaves_the_earlier_snapshot(tmp_path):
     written(tmp_path, 10)
     before = read(tmp_path)

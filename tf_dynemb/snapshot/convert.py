@@ -21,6 +21,7 @@ import os
 import pathlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from typing import BinaryIO
 
 import numpy as np
 import tensorflow as tf
@@ -47,16 +48,29 @@ def _silent(rows: int) -> None:
 def export_table(
     path: str | os.PathLike, table: str, target: str | os.PathLike, progress: Progress = _silent
 ) -> int:
-    """Writes one table of a snapshot to a .npz or .parquet file; returns the number of rows.
+    """Writes one table of a full snapshot to a .npz or .parquet file; returns the number of rows.
+
+    The file is put in place at the end, in one step: an error leaves the one that was there.
 
     Raises:
-        ValueError: a target of another ending.
+        ValueError: a target of another ending; a delta, whose erased keys files cannot carry.
         SnapshotError: what reading the snapshot raises.
     """
+    target = pathlib.Path(target)
+    write = _format(target).write
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
     with SnapshotReader(path) as reader:
+        _want_full(reader)
         schema = reader.tables[reader.known(table)].schema
-        blocks = (rows for rows in reader.rows(table) if rows.keys.size)
-        return _format(target).write(pathlib.Path(target), schema, blocks, progress)
+        try:
+            with beside.open("wb") as file:
+                total = write(file, schema, reader.rows(table), progress)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(target)
+        finally:
+            beside.unlink(missing_ok=True)
+    return total
 
 
 def import_table(
@@ -118,6 +132,9 @@ def compact(
     Returns:
         The id of the new snapshot. It is not that of the last delta, so later deltas of the chain
         continue the old snapshots only; make the next one of a new base.
+
+    Raises:
+        ValueError: snapshots that do not continue each other, or not with the same tables.
     """
     chain = [os.fspath(each) for each in chain]
     if any(os.path.realpath(each) == os.path.realpath(path) for each in chain):
@@ -126,14 +143,19 @@ def compact(
         )
     readers = [SnapshotReader(each) for each in chain]
     check_chain(readers)
+    for reader in readers:
+        if set(reader.tables) != set(readers[0].tables):
+            raise ValueError(
+                f"chain: {reader.path} has the tables {sorted(reader.tables)}, {readers[0].path} has "
+                f"{sorted(readers[0].tables)}, and what changed in the others is not known; "
+                "save deltas of all tables, or one chain per table"
+            )
     with SnapshotWriter(path) as writer:
         for name, info in readers[-1].tables.items():
             writer.add_table(name, schema=info.schema)
             # From the last to the first: a key's row is the latest, unless it was erased after it.
             gone = np.zeros(0, np.int64)
             for reader in reversed(readers):
-                if name not in reader.tables:
-                    continue
                 seen = [gone]
                 for rows in reader.rows(name):
                     kept = ~np.isin(rows.keys, gone)
@@ -161,9 +183,14 @@ def diff(first: str | os.PathLike, second: str | os.PathLike) -> list[Difference
     """Compares two full snapshots, table by table. Holds 16 bytes per row of a table in memory.
 
     Rows are compared by a 64-bit digest of value, slots, meta and the string of the key.
+
+    Raises:
+        ValueError: a delta.
     """
     differences = []
     with SnapshotReader(first) as a, SnapshotReader(second) as b:
+        _want_full(a)
+        _want_full(b)
         for name in dict.fromkeys([*a.tables, *b.tables]):
             keys_a, digests_a = _digests(a, name)
             keys_b, digests_b = _digests(b, name)
@@ -179,6 +206,14 @@ def diff(first: str | os.PathLike, second: str | os.PathLike) -> list[Difference
                 )
             )
     return differences
+
+
+def _want_full(reader: SnapshotReader) -> None:
+    if reader.base:
+        raise ValueError(
+            f"path: {reader.path} is a delta of {reader.base}, want a full snapshot; "
+            "compact it with those that it continues"
+        )
 
 
 def check_chain(readers: list[SnapshotReader]) -> None:
@@ -265,6 +300,19 @@ def _batches(parts: dict[str, np.ndarray]) -> Iterator[Rows]:
         )
 
 
+def _no_rows(schema: Schema) -> Rows:
+    """Rows of the schema's shapes and dtypes, none of them."""
+    return Rows(
+        table="",
+        keys=np.zeros(0, np.int64),
+        values=np.zeros((0, schema.dim), schema.value_dtype),
+        slots={slot.name: np.zeros((0, slot.width), schema.slot_dtype) for slot in schema.slots},
+        meta={field: np.zeros(0, np.int64) for field in schema.meta},
+        erased=np.zeros(0, np.int64),
+        strings=np.zeros(0, object) if schema.strings else None,
+    )
+
+
 def _parts(rows: Rows) -> dict[str, np.ndarray]:
     """The names by which the parts of rows go in files."""
     parts = {"keys": rows.keys, "values": rows.values}
@@ -278,20 +326,19 @@ class _Npz:
     """NumPy's archive of arrays. 16-bit floats without a NumPy type travel as the schema says."""
 
     @staticmethod
-    def write(target: pathlib.Path, schema: Schema, blocks: Iterable[Rows], progress: Progress) -> int:
-        columns: dict[str, list] = {}
+    def write(file: BinaryIO, schema: Schema, blocks: Iterable[Rows], progress: Progress) -> int:
+        columns = {name: [part] for name, part in _parts(_no_rows(schema)).items()}
         for rows in blocks:
             for name, part in _parts(rows).items():
-                columns.setdefault(name, []).append(part)
+                columns[name].append(part)
             progress(len(rows.keys))
         arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
-        if arrays:
-            arrays["values"] = arrays["values"].view(_storable(schema.value_dtype))
+        arrays["values"] = arrays["values"].view(_storable(schema.value_dtype))
         if "strings" in arrays:
             joined, arrays["string_lengths"] = join_strings(arrays["strings"])
             arrays["strings"] = np.frombuffer(joined, np.uint8)
-        np.savez(target, schema=np.array(schema.text), **arrays)
-        return len(arrays.get("keys", ()))
+        np.savez(file, schema=np.array(schema.text), **arrays)
+        return len(arrays["keys"])
 
     @staticmethod
     def read(source: pathlib.Path, stated: _Stated) -> tuple[Schema | None, Iterator[Rows]]:
@@ -314,29 +361,26 @@ class _Parquet:
     """Apache Parquet, in blocks."""
 
     @staticmethod
-    def write(target: pathlib.Path, schema: Schema, blocks: Iterable[Rows], progress: Progress) -> int:
+    def write(file: BinaryIO, schema: Schema, blocks: Iterable[Rows], progress: Progress) -> int:
         pa, pq = _pyarrow()
-        writer, total = None, 0
-        try:
+
+        def column(part):
+            if part.ndim == 1:
+                return pa.array(part, pa.binary() if part.dtype == object else None)
+            return pa.FixedSizeListArray.from_arrays(pa.array(part.reshape(-1)), part.shape[1])
+
+        def block(rows):
+            parts = _parts(rows)
+            parts["values"] = parts["values"].view(_storable(schema.value_dtype))
+            columns = {name: column(part) for name, part in parts.items()}
+            return pa.table(columns).replace_schema_metadata({"schema": schema.text})
+
+        total = 0
+        with pq.ParquetWriter(file, block(_no_rows(schema)).schema) as writer:
             for rows in blocks:
-                parts = _parts(rows)
-                parts["values"] = parts["values"].view(_storable(schema.value_dtype))
-                columns = {
-                    name: pa.array(part)
-                    if part.ndim == 1
-                    else pa.FixedSizeListArray.from_arrays(pa.array(part.reshape(-1)), part.shape[1])
-                    for name, part in parts.items()
-                }
-                block = pa.table(columns).replace_schema_metadata({"schema": schema.text})
-                writer = writer or pq.ParquetWriter(target, block.schema)
-                writer.write_table(block)
+                writer.write_table(block(rows))
                 total += len(rows.keys)
                 progress(len(rows.keys))
-        finally:
-            if writer is not None:
-                writer.close()
-        if writer is None:
-            raise ValueError(f"{target}: the table has no rows, of which to make a file")
         return total
 
     @staticmethod
@@ -372,8 +416,8 @@ class _TfraPair:
     """TFRA's raw files; key k of one belongs to row k of the other."""
 
     @staticmethod
-    def write(target: pathlib.Path, schema: Schema, blocks: Iterable[Rows], progress: Progress) -> int:
-        raise ValueError(f"{target}: raw files carry no dim, dtype or checksum; write .npz or .parquet")
+    def write(file: BinaryIO, schema: Schema, blocks: Iterable[Rows], progress: Progress) -> int:
+        raise ValueError("raw files carry no dim, dtype or checksum; write .npz or .parquet")
 
     @staticmethod
     def read(source: pathlib.Path, stated: _Stated) -> tuple[Schema | None, Iterator[Rows]]:
