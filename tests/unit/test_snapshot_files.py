@@ -142,6 +142,94 @@ def test_files_of_others(tmp_path):
         assert read(tmp_path / "s") == {5: [1, 2], -7: [3, 4], 9: [5, 6]}
 
 
+NPZ = {
+    "floats for keys": (dict(keys=[1.5, 2.0]), TypeError, "keys: got float64, want int64"),
+    "truth values": (dict(keys=[True, False]), TypeError, "keys: got bool, want int64"),
+    "too large": (dict(keys=np.array([1, 2**63], np.uint64)), ValueError, f"{2**63} in row 1"),
+    "1-D values": (dict(values=[1.0, 2.0]), ValueError, r"values: got shape \(2,\), want \(2, numbers"),
+    "0-D keys": (dict(keys=1), ValueError, r"keys: got shape \(\), want \(1,\)"),
+    "more values": (dict(values=np.zeros((3, 2))), ValueError, r"values: got shape \(3, 2\), want \(2,"),
+    "strings": (dict(keys=["a", "b"]), TypeError, "got strings, want int64; key_dtype='string'"),
+    "no schema": (dict(schema=np.array("garbage")), ValueError, "schema"),
+    "pickled": (dict(keys=np.array([1, None])), ValueError, "Object arrays cannot be loaded"),
+}
+PARQUET = {
+    "lengths": (dict(values=[[1.0, 2.0, 3.0], [4.0]]), ValueError, "other than 3 numbers in row 1"),
+    "no list": (dict(values=[[1.0, 2.0], None]), ValueError, r"values: got nothing \(null\) in row 1"),
+    "a hole": (dict(values=[[1.0, 2.0], [None, 1.0]]), ValueError, r"nothing \(null\) in it in row 1"),
+    "no key": (dict(keys=[2**60 + 1, None]), ValueError, r"keys: got nothing \(null\) in row 1"),
+    "floats for keys": (dict(keys=[1.5, 2.0]), TypeError, "keys: got float64, want int64"),
+    "truth values": (dict(keys=[True, False]), TypeError, "keys: got"),
+    "1-D values": (dict(values=[1.0, 2.0]), ValueError, r"values: got shape \(2,\), want \(2, numbers"),
+    "strings": (dict(keys=["a", "b"]), TypeError, "got strings, want int64; key_dtype='string'"),
+}
+GOOD = dict(keys=[1, 2], values=[[1.0, 2.0], [3.0, 4.0]])
+
+
+@pytest.mark.parametrize("ending", ["npz", "parquet"])
+def test_files_that_are_no_rows_are_refused(ending, tmp_path):
+    file = tmp_path / f"x.{ending}"
+    for parts, error, match in (NPZ if ending == "npz" else PARQUET).values():
+        if ending == "npz":
+            np.savez(file, **GOOD | parts)
+        else:
+            pq.write_table(pa.table(GOOD | parts), file)
+        with pytest.raises(error, match=match) as raised:
+            snapshot.import_table(tmp_path / "s", "t", [file])
+        assert str(raised.value).startswith(str(file))
+        assert not (tmp_path / "s" / "MANIFEST").exists()
+    if ending == "parquet":
+        pq.write_table(pa.table(GOOD).replace_schema_metadata({"schema": "garbage"}), file)
+        with pytest.raises(ValueError, match="x.parquet: .*schema"):
+            snapshot.import_table(tmp_path / "s", "t", [file])
+    rows = dict(keys=np.arange(70_000), values=np.ones((70_000, 2)))  # more than a block
+    if ending == "npz":
+        np.savez(file, keys=rows["keys"], values=rows["values"][:-1])
+    else:
+        lists = rows["values"].tolist()
+        lists[65_540] = [1.0]
+        pq.write_table(pa.table(dict(keys=rows["keys"], values=lists)), file)
+    with pytest.raises(ValueError, match=r"shape \(69999, 2\)|from row 65536: .* in row 4,"):
+        snapshot.import_table(tmp_path / "s", "t", [file])
+
+
+def test_columns_of_others_are_left_alone(tmp_path):
+    pq.write_table(pa.table(GOOD | dict(name=["x", None])), tmp_path / "x.parquet")
+    np.savez(tmp_path / "x.npz", **GOOD, name=np.zeros(7))
+    for ending in ("npz", "parquet"):
+        snapshot.import_table(tmp_path / "s", "t", [tmp_path / f"x.{ending}"])
+        assert read(tmp_path / "s") == {1: [1, 2], 2: [3, 4]}
+
+
+@pytest.mark.parametrize("ending", ["npz", "parquet"])
+def test_an_empty_table_goes_to_a_file_and_back(ending, tmp_path):
+    model = m.trained(optimizer="adam")
+    with_slots = m.tables(model)[0]
+    with_slots.clear()
+    strings = tf_dynemb.Variable(tf.string, "bfloat16", dim=2, keep_keys=True, name="strings")
+    for table in (with_slots, strings):
+        snapshot.save(tmp_path / "a", table)
+        assert snapshot.export_table(tmp_path / "a", table.name, tmp_path / f"x.{ending}") == 0
+        assert snapshot.import_table(tmp_path / "b", table.name, [tmp_path / f"x.{ending}"]) == 0
+        with snapshot.open(tmp_path / "a") as a, snapshot.open(tmp_path / "b") as b:
+            assert a.tables[table.name].schema == b.tables[table.name].schema
+        snapshot.restore(tmp_path / "b", table)
+        assert int(table.size()) == 0
+
+
+def test_a_flipped_byte_in_a_npz_is_found_out(tmp_path):
+    file = tmp_path / "x.npz"
+    np.savez(file, keys=np.arange(3), values=np.ones((3, 1)))
+    good = file.read_bytes()
+    for at in range(0, len(good), 7):
+        file.write_bytes(good[:at] + bytes([good[at] ^ 0x55]) + good[at + 1 :])
+        try:
+            snapshot.import_table(tmp_path / "s", "t", [file])
+        except ValueError:
+            continue
+        assert read(tmp_path / "s") == {0: [1], 1: [1], 2: [1]}  # e.g. of a time stamp
+
+
 def test_tfra_files_of_two_shards_make_one_table(tmp_path):
     for shard in range(2):
         np.array([shard, 10 + shard]).tofile(tmp_path / f"v_{shard}-keys")
@@ -427,6 +515,7 @@ def test_command_line(tmp_path, monkeypatch, capsys):
         written(tmp_path / name, rows)
     (file,) = (tmp_path / "damaged").glob("rows-*")
     file.write_bytes(file.read_bytes()[:-1])
+    (tmp_path / "flipped.npz").write_bytes(b"PK flipped")
     for command, want, says in (
         ("export a a.npz", 0, "500 rows of t"),
         ("import b a.npz --table=t --noprogress", 0, "500 rows"),
@@ -436,6 +525,8 @@ def test_command_line(tmp_path, monkeypatch, capsys):
         ("compact e a", 0, "500 rows"),
         ("verify damaged", 2, "bytes, want"),
         ("info nothing", 2, "there is no snapshot in nothing"),
+        ("import x flipped.npz", 2, "import: flipped.npz: the file is damaged"),
+        ("import x a-keys --dim=1 --value_dtype=foo", 2, "value_dtype: got 'foo', want"),
         ("explode", 2, "invalid choice: 'explode'"),
         ("info", 2, "required: SNAPSHOT"),
         ("import x", 2, "required: FILE"),

@@ -5,6 +5,8 @@ import struct
 
 import keras
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
@@ -170,6 +172,31 @@ def test_strings_go_to_files_and_back(ending, tmp_path, capsys):
     assert snapshot.import_table(tmp_path / "t", "tags", [file]) == int(table.size())
     assert "strings of keys kept" in capsys.readouterr().out
     assert read(tmp_path / "t") == values_of(table)
+
+
+@pytest.mark.parametrize("keep_keys", [False, True])
+def test_strings_of_others_are_keys(keep_keys, tmp_path):
+    keys, values = ["a", "", "ä", "x" * 100], np.arange(8, dtype=np.float32).reshape(4, 2)
+    np.savez(tmp_path / "text.npz", keys=keys, values=values)
+    np.savez(tmp_path / "bytes.npz", keys=[key.encode() for key in keys], values=values)
+    lists = pa.array(list(values))
+    for name, column in (
+        ("text", pa.array(keys)),
+        ("bytes", pa.array([key.encode() for key in keys])),
+        ("large", pa.array(keys, pa.large_string())),
+        ("categories", pa.array(keys).dictionary_encode()),
+    ):
+        pq.write_table(pa.table({"keys": column, "values": lists}), tmp_path / f"{name}.parquet")
+    files = [*tmp_path.glob("*.npz"), *tmp_path.glob("*.parquet")]
+    assert len(files) == 6
+    for file in files:
+        arguments = ["import", str(tmp_path / "s"), str(file), "--table=tags", "--key_dtype=string"]
+        assert main(arguments + ["--keep_keys"] * keep_keys) == 0
+        table = tf_dynemb.Variable(tf.string, dim=2, keep_keys=keep_keys, name="tags")
+        snapshot.restore(tmp_path / "s", table)
+        np.testing.assert_array_equal(table.lookup(tf.constant(keys)), values)
+        if keep_keys:
+            assert set(values_of(table)) == {key.encode() for key in keys}
 
 
 def decoded(path) -> dict:

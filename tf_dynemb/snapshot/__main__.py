@@ -87,6 +87,7 @@ def import_(asked: argparse.Namespace) -> None:
             asked.value_dtype,
             asked.key_dtype,
             bar.update,
+            asked.keep_keys,
         )
     print(f"{asked.snapshot}: {rows} rows")
 
@@ -138,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument(
         "--key_dtype", default="int64", choices=["int64", "int32", "string"], help="the table's"
     )
+    added.add_argument("--keep_keys", action="store_true", help="keep the strings of string keys")
     added = command("compact", compact)
     added.add_argument("chain", metavar="BASE DELTA..", nargs="+", help="in order")
     added = command("diff", diff)

@@ -11,7 +11,8 @@ Files, by their endings:
     -keys      TFRA's pair of raw files `<anything>-keys` and `<anything>-values`, without a header: dim
                and dtypes must be said; read only
 
-A file without a schema makes a table of keys and values alone.
+A file without a schema makes a table of keys and values alone; its keys may be strings. No value may be
+missing (null), and numbers must be of the table's kind and range.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import struct
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
@@ -30,6 +33,7 @@ from tf_dynemb.snapshot.files import (
     Rows,
     SnapshotReader,
     SnapshotWriter,
+    checked_schema,
     join_strings,
     split_strings,
 )
@@ -81,6 +85,7 @@ def import_table(
     value_dtype: str = "float32",
     key_dtype: str = "int64",
     progress: Progress = _silent,
+    keep_keys: bool = False,
 ) -> int:
     """Makes a snapshot of one table from files; returns the number of rows.
 
@@ -90,29 +95,44 @@ def import_table(
         sources: .npz, .parquet or TFRA's -keys files; no key may be in them twice.
         dim: numbers per row, of files that do not say it themselves.
         value_dtype: of raw files.
-        key_dtype: the table's; of raw files also that of their keys.
+        key_dtype: the table's, of files without a schema; of raw files also that of their keys. Keys
+            that are strings need "string".
         progress: is told of rows.
+        keep_keys: keep the strings of keys, of files without a schema, as tf_dynemb.Variable does.
 
     Raises:
-        ValueError: files that do not fit each other, or of which something must be said.
+        TypeError: floats, truth values or strings for integers.
+        ValueError: files that are damaged, do not fit each other, have missing values or rows of
+            different lengths, or of which something must be said. There is no new snapshot then.
     """
-    total = 0
+    total, added = 0, False
+    numbers = _value_dtype(value_dtype)
+    stated = _Stated(dim, numbers, np.dtype("int32" if key_dtype == "int32" else "int64"))
     with SnapshotWriter(path) as writer:
-        for source in sources:
-            numbers = np.dtype(tf.as_dtype(value_dtype).as_numpy_dtype)
-            stated = _Stated(dim, numbers, np.dtype("int32" if key_dtype == "int32" else "int64"))
-            schema, blocks = _format(source).read(pathlib.Path(source), stated)
-            for rows in blocks:
-                if not total:
-                    if schema is None:
-                        writer.add_table(table, rows.values.shape[1], rows.values.dtype, key_dtype)
-                    else:
-                        writer.add_table(table, schema=schema)
-                slots, meta = (rows.slots, rows.meta) if schema else (None, None)
-                writer.write(_names(rows), rows.values, slots, meta)
-                total += len(rows.keys)
-                progress(len(rows.keys))
-        if not total:
+        for source in map(pathlib.Path, sources):
+            at = 0
+            try:
+                schema, blocks = _format(source).read(source, stated)
+                if schema is not None and not added:
+                    writer.add_table(table, schema=schema)
+                    added = True
+                for rows in blocks:
+                    if not added:
+                        if rows.keys.size and rows.keys.dtype.kind in "OSU" and key_dtype != "string":
+                            raise TypeError(f"keys: got strings, want {key_dtype}; key_dtype='string'?")
+                        width, dtype = rows.values.shape[1], rows.values.dtype
+                        writer.add_table(table, width, dtype, key_dtype, keep_keys=keep_keys)
+                        added = True
+                    slots, meta = (rows.slots, rows.meta) if schema else (None, None)
+                    writer.write(_names(rows), rows.values, slots, meta)
+                    at += len(rows.keys)
+                    progress(len(rows.keys))
+            except (TypeError, ValueError) as error:
+                kind = TypeError if isinstance(error, TypeError) else ValueError
+                where = f"{source}, counted from row {at}" if at else source
+                raise kind(f"{where}: {error}") from error
+            total += at
+        if not added:
             raise ValueError(f"sources: got {list(map(str, sources))}, which have no rows")
     return total
 
@@ -276,10 +296,31 @@ class _Stated:
     key_dtype: np.dtype
 
 
-def _batches(parts: dict[str, np.ndarray]) -> Iterator[Rows]:
-    """Arrays by name, as a .npz has them, in blocks of rows."""
-    n = len(parts["keys"])
-    for first in range(0, n, _BATCH_ROWS):
+def _value_dtype(name) -> np.dtype:
+    try:
+        dtype = tf.as_dtype(name)
+    except TypeError:
+        dtype = None
+    if dtype is None or not (dtype.is_floating or dtype.is_integer):
+        raise ValueError(f"value_dtype: got {name!r}, want that of a table, such as 'float32'")
+    return np.dtype(dtype.as_numpy_dtype)
+
+
+def _batches(parts: dict[str, np.ndarray], schema: Schema | None = None) -> Iterator[Rows]:
+    """Arrays by name, as a .npz has them, in blocks of rows; one empty block if there are none.
+
+    Keys may be strings, for the writer to fingerprint.
+    """
+    n = parts["keys"].size
+    parts = {name: part for name, part in parts.items() if _is_part(name)}
+    for name, part in parts.items():
+        want = 1 if name in ("keys", "strings") or name.startswith("meta/") else 2
+        if part.ndim != want or len(part) != n:
+            shape = f"({n},)" if want == 1 else f"({n}, numbers per row)"
+            raise ValueError(f"{name}: got shape {part.shape}, want {shape}, as there are {n} keys")
+    if schema is not None and parts["values"].dtype == _storable(schema.value_dtype):
+        parts["values"] = parts["values"].view(schema.value_dtype)
+    for first in range(0, max(n, 1), _BATCH_ROWS):
         here = slice(first, first + _BATCH_ROWS)
 
         def group(prefix, here=here):
@@ -291,7 +332,7 @@ def _batches(parts: dict[str, np.ndarray]) -> Iterator[Rows]:
 
         yield Rows(
             table="",
-            keys=parts["keys"][here].astype(np.int64),
+            keys=parts["keys"][here],
             values=parts["values"][here],
             slots=group("slots/"),
             meta=group("meta/"),
@@ -311,6 +352,21 @@ def _no_rows(schema: Schema) -> Rows:
         erased=np.zeros(0, np.int64),
         strings=np.zeros(0, object) if schema.strings else None,
     )
+
+
+def _is_part(name: str) -> bool:
+    """Whether a file's array or column is of the rows; others have columns of their own besides."""
+    return name in ("keys", "values", "strings") or name.startswith(("slots/", "meta/"))
+
+
+def _refuse_rows(column: str, wrong, got: str) -> None:
+    """ValueError if wrong, booleans (n,), has a true one."""
+    wrong = np.asarray(wrong)
+    if wrong.any():
+        raise ValueError(
+            f"{column}: got {got} in row {wrong.argmax()}, want numbers, and as many, in each row; "
+            "fill it or leave such rows out"
+        )
 
 
 def _parts(rows: Rows) -> dict[str, np.ndarray]:
@@ -342,19 +398,23 @@ class _Npz:
 
     @staticmethod
     def read(source: pathlib.Path, stated: _Stated) -> tuple[Schema | None, Iterator[Rows]]:
-        with np.load(source, allow_pickle=False) as archive:
-            parts = dict(archive)
-        schema = Schema.parse(str(parts.pop("schema"))) if "schema" in parts else None
-        if schema is not None and "keys" not in parts:
-            return schema, iter(())
+        try:
+            with zipfile.ZipFile(source) as archive:
+                if damaged := archive.testzip():
+                    raise zipfile.BadZipFile(f"the checksum of {damaged} differs")
+                parts = {
+                    name.removesuffix(".npy"): np.lib.format.read_array(archive.open(name))
+                    for name in archive.namelist()
+                }
+        except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError) as error:
+            raise ValueError(f"the file is damaged or not an .npz: {error}") from error
+        schema = checked_schema(str(parts.pop("schema"))) if "schema" in parts else None
         if missing := {"keys", "values"} - set(parts):
-            raise ValueError(f"{source}: got arrays {sorted(parts)}, {sorted(missing)} are missing")
-        if schema is not None:
-            parts["values"] = parts["values"].view(schema.value_dtype)
-        if "strings" in parts:
+            raise ValueError(f"got arrays {sorted(parts)}, {sorted(missing)} are missing")
+        if "string_lengths" in parts:
             lengths = parts.pop("string_lengths")
             parts["strings"] = split_strings(parts["strings"].tobytes(), lengths)
-        return schema, _batches(parts)
+        return schema, _batches(parts, schema)
 
 
 class _Parquet:
@@ -388,26 +448,32 @@ class _Parquet:
         pa, pq = _pyarrow()
         file = pq.ParquetFile(source)
         text = (file.schema_arrow.metadata or {}).get(b"schema")
-        schema = Schema.parse(text.decode()) if text else None
+        schema = checked_schema(text.decode()) if text else None
         if missing := {"keys", "values"} - set(file.schema_arrow.names):
-            raise ValueError(
-                f"{source}: got columns {file.schema_arrow.names}, {sorted(missing)} are missing"
-            )
+            raise ValueError(f"got columns {file.schema_arrow.names}, {sorted(missing)} are missing")
 
-        def column(array):
-            if pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type):
-                flat = array.flatten().to_numpy(zero_copy_only=False)
-                if len(array) and len(flat) % len(array):
-                    raise ValueError(f"{source}: got values of different lengths")
-                return flat.reshape(len(array), -1)
-            return array.to_numpy(zero_copy_only=False)
+        def column(name, array):
+            """A column's numbers (n,), or those of its lists (n, numbers per row)."""
+            if pa.types.is_dictionary(array.type):
+                array = array.dictionary_decode()
+            _refuse_rows(name, array.is_null(), "nothing (null)")
+            if "list" not in str(array.type).partition("<")[0]:
+                return array.to_numpy(zero_copy_only=False)
+            lengths = np.asarray(pa.compute.list_value_length(array))
+            width = int(lengths[0]) if lengths.size else 0
+            _refuse_rows(name, lengths != width, f"a list of other than {width} numbers")
+            flat = array.flatten()
+            _refuse_rows(
+                name,
+                np.asarray(flat.is_null()).reshape(len(array), width).any(axis=1),
+                "a list with nothing (null) in it",
+            )
+            return flat.to_numpy(zero_copy_only=False).reshape(len(array), width)
 
         def blocks():
-            for batch in file.iter_batches(_BATCH_ROWS):
-                parts = dict(zip(batch.schema.names, map(column, batch.columns), strict=True))
-                if schema is not None:
-                    parts["values"] = parts["values"].view(schema.value_dtype)
-                yield from _batches(parts)
+            columns = [name for name in file.schema_arrow.names if _is_part(name)]
+            for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
+                yield from _batches({name: column(name, batch[name]) for name in columns}, schema)
 
         return schema, blocks()
 
@@ -423,19 +489,21 @@ class _TfraPair:
     def read(source: pathlib.Path, stated: _Stated) -> tuple[Schema | None, Iterator[Rows]]:
         values_path = source.with_name(source.name.removesuffix("-keys") + "-values")
         if stated.dim is None:
-            raise ValueError(f"{source}: raw files do not say their dim; give it")
+            raise ValueError("raw files do not say their dim; give it")
         row_bytes = stated.dim * stated.value_dtype.itemsize
         key_bytes, value_bytes = source.stat().st_size, values_path.stat().st_size
         n, rest = divmod(key_bytes, stated.key_dtype.itemsize)
         if rest or value_bytes != n * row_bytes:
             raise ValueError(
-                f"{source}: got {key_bytes} bytes of keys and {value_bytes} of values, which are not "
+                f"got {key_bytes} bytes of keys and {value_bytes} of values, which are not "
                 f"rows of {stated.key_dtype} and {stated.dim} {stated.value_dtype}"
             )
-        if not n:
-            return None, iter(())
-        keys = np.memmap(source, stated.key_dtype, "r")
-        values = np.memmap(values_path, stated.value_dtype, "r", shape=(n, stated.dim))
+        if n:
+            keys = np.memmap(source, stated.key_dtype, "r")
+            values = np.memmap(values_path, stated.value_dtype, "r", shape=(n, stated.dim))
+        else:  # which cannot be mapped
+            keys = np.zeros(0, stated.key_dtype)
+            values = np.zeros((0, stated.dim), stated.value_dtype)
         return None, _batches({"keys": keys, "values": values})
 
 
@@ -455,6 +523,7 @@ def _storable(dtype: np.dtype) -> np.dtype:
 def _pyarrow():
     try:
         import pyarrow
+        import pyarrow.compute
         import pyarrow.parquet
     except ImportError as error:
         raise ImportError("Parquet files need pyarrow; `pip install pyarrow`, or use .npz") from error

@@ -261,9 +261,17 @@ def _strings_of(block: _Block) -> np.ndarray:
     return split_strings(ctypes.string_at(block.strings, int(lengths.sum())), lengths)
 
 
+def checked_schema(text: str) -> Schema:
+    """The schema of a text from anywhere; ValueError if it is none."""
+    _check(_c.dynemb_row_bytes(text.encode(), (ctypes.c_int64 * 3)()))
+    return Schema.parse(text)
+
+
 def split_strings(joined: bytes, lengths: np.ndarray) -> np.ndarray:
     """An array of bytes objects, given one after the other."""
     ends = np.cumsum(lengths)
+    if np.any(lengths < 0) or (ends[-1] if ends.size else 0) != len(joined):
+        raise ValueError(f"strings: got {len(joined)} bytes, which are not of the lengths given")
     strings = np.empty(len(lengths), object)
     strings[:] = [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
     return strings
