@@ -43,6 +43,23 @@ absl::Status SetString(OpKernelContext* context, int output, const std::string& 
   return absl::OkStatus();
 }
 
+// The inputs tables and names of an op, one name for each table.
+absl::Status GetTables(OpKernelContext* context, const Tensor** names,
+                       std::vector<TableInput>* tables) {
+  tensorflow::OpInputList handles;
+  TF_RETURN_IF_ERROR(context->input("names", names));
+  TF_RETURN_IF_ERROR(context->input_list("tables", &handles));
+  if ((*names)->dims() != 1 || (*names)->NumElements() != handles.size()) {
+    return ToTensorFlow(InvalidArgument("names: got shape ", (*names)->shape().DebugString(),
+                                        ", want one per table, (", handles.size(), ",)"));
+  }
+  *tables = std::vector<TableInput>(static_cast<size_t>(handles.size()));
+  for (size_t t = 0; t < tables->size(); ++t) {
+    TF_RETURN_IF_ERROR(GetTableOf(context, handles[static_cast<int>(t)], &(*tables)[t]));
+  }
+  return absl::OkStatus();
+}
+
 class SnapshotSaveOp : public OpKernel {
  public:
   explicit SnapshotSaveOp(OpKernelConstruction* context) : OpKernel(context) {
@@ -53,23 +70,17 @@ class SnapshotSaveOp : public OpKernel {
     std::string folder;
     tstring base_text;
     const Tensor* names;
-    tensorflow::OpInputList handles;
+    std::vector<TableInput> inputs;
     OP_REQUIRES_OK(context, GetFolder(context, &folder));
     OP_REQUIRES_OK(context, GetScalar(context, "base", &base_text));
-    OP_REQUIRES_OK(context, context->input("names", &names));
-    OP_REQUIRES_OK(context, context->input_list("tables", &handles));
-    OP_REQUIRES(context, names->dims() == 1 && names->NumElements() == handles.size(),
-                ToTensorFlow(InvalidArgument("names: got shape ", names->shape().DebugString(),
-                                             ", want one per table, (", handles.size(), ",)")));
+    OP_REQUIRES_OK(context, GetTables(context, &names, &inputs));
     uint64_t base = 0;
     if (!base_text.empty()) OP_REQUIRES_OK(context, ToTensorFlow(ParseId(base_text, &base)));
 
     const PoolContext core(context);
-    std::vector<TableInput> inputs(static_cast<size_t>(handles.size()));
     std::vector<int64_t> ended(inputs.size());
     std::vector<TableToSave> tables(inputs.size());
     for (size_t t = 0; t < inputs.size(); ++t) {
-      OP_REQUIRES_OK(context, GetTableOf(context, handles[static_cast<int>(t)], &inputs[t]));
       tables[t].name = names->vec<tstring>()(static_cast<int64_t>(t));
       tables[t].strings = inputs[t].strings.get();
       tables[t].shards = Pointers(inputs[t].shards);
@@ -221,14 +232,40 @@ class SnapshotVerifyOp : public OpKernel {
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* context) override {
     std::string folder;
+    const Tensor* names;
+    std::vector<TableInput> tables;
     OP_REQUIRES_OK(context, GetFolder(context, &folder));
+    OP_REQUIRES_OK(context, GetTables(context, &names, &tables));
     std::unique_ptr<SnapshotReader> reader;
     const PoolContext core(context);
     OP_REQUIRES_OK(context, ToTensorFlow(SnapshotReader::Open(PosixFileSystem(), folder, &reader)));
+    for (size_t t = 0; t < tables.size(); ++t) {
+      const std::string name = names->vec<tstring>()(static_cast<int64_t>(t));
+      OP_REQUIRES_OK(context, ToTensorFlow(CheckFits(*reader, name, tables[t])));
+    }
     OP_REQUIRES_OK(context, ToTensorFlow(reader->Verify(core)));
-    const Manifest& manifest = reader->manifest();
-    OP_REQUIRES_OK(context, SetString(context, 0, IdText(manifest.id)));
-    OP_REQUIRES_OK(context, SetString(context, 1, manifest.base == 0 ? "" : IdText(manifest.base)));
+    OP_REQUIRES_OK(context, SetString(context, 0, IdText(reader->manifest().id)));
+  }
+
+ private:
+  static Status CheckFits(const SnapshotReader& reader, const std::string& name,
+                          const TableInput& table) {
+    const Manifest& manifest = reader.manifest();
+    const uint64_t holds = table.resource->snapshot();
+    if (manifest.base == 0) {
+      return InvalidArgument("path: got the full snapshot ", IdText(manifest.id),
+                             ", want a delta; load it by restore");
+    }
+    if (holds != 0 && holds != manifest.base && holds != manifest.id) {
+      return InvalidArgument("table '", name, "': the base of the delta is ", IdText(manifest.base),
+                             ", not the snapshot that the table holds, ", IdText(holds));
+    }
+    int64_t number = 0;
+    DYNEMB_RETURN_IF_ERROR(reader.FindTable(name, &number));
+    const Status fits =
+        CheckCompatible(manifest.tables[static_cast<size_t>(number)].schema, table.schema);
+    if (fits.ok()) return fits;
+    return Status(fits.code(), StrCat("table '", name, "': ", fits.message()));
   }
 };
 
@@ -257,17 +294,6 @@ class SetSnapshotOp : public OpKernel {
   bool follow_;
 };
 
-class GetSnapshotOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
-    TableInput table;
-    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
-    const uint64_t id = table.resource->snapshot();
-    OP_REQUIRES_OK(context, SetString(context, 0, id == 0 ? "" : IdText(id)));
-  }
-};
-
 class SwapOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -291,7 +317,6 @@ REGISTER_KERNEL_BUILDER(Name("DynembSnapshotLoad").Device(tensorflow::DEVICE_CPU
 REGISTER_KERNEL_BUILDER(Name("DynembSnapshotVerify").Device(tensorflow::DEVICE_CPU),
                         SnapshotVerifyOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSetSnapshot").Device(tensorflow::DEVICE_CPU), SetSnapshotOp);
-REGISTER_KERNEL_BUILDER(Name("DynembGetSnapshot").Device(tensorflow::DEVICE_CPU), GetSnapshotOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSwap").Device(tensorflow::DEVICE_CPU), SwapOp);
 
 }  // namespace

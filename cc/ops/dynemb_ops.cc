@@ -370,20 +370,20 @@ done: there is no more.
 )doc");
 
 REGISTER_OP("DynembSnapshotVerify")
+    .Input("tables: N * resource")
+    .Input("names: string")
     .Input("path: string")
     .Output("id: string")
-    .Output("base: string")
+    .Attr("N: int >= 1")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      c->set_output(1, c->Scalar());
-      return absl::OkStatus();
-    })
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
-Reads a snapshot from end to end and fails if anything in it is damaged.
+Finds out, before anything changes, whether a delta can be loaded into tables: it must be undamaged from end to
+end, have each table, with rows that fit it, and continue what it holds, where that is known.
 
-id: of the snapshot.
-base: of a delta, the id of the snapshot that it continues; else empty.
+names: shape (N,), the tables' names in the delta.
+path: the folder of the delta.
+id: of the delta.
 )doc");
 
 REGISTER_OP("DynembSetSnapshot")
@@ -397,15 +397,6 @@ Says that the table holds what a snapshot holds.
 
 snapshot: the id of the snapshot.
 follow: from here on follow changes, so that the snapshot can be the base of a delta.
-)doc");
-
-REGISTER_OP("DynembGetSnapshot")
-    .Input("table: resource")
-    .Output("snapshot: string")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc(R"doc(
-The id that DynembSetSnapshot was given last, or empty.
 )doc");
 
 REGISTER_OP("DynembSwap")

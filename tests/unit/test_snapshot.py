@@ -263,7 +263,7 @@ def test_a_model_that_serves_takes_deltas(tmp_path):
     before = served.serve([users, tags])
     with pytest.raises(tf.errors.InvalidArgumentError, match="not the snapshot that the table holds"):
         served.signatures["load_delta"](path=tf.constant(str(tmp_path / "delta4")))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="base of the delta is not"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="got the full snapshot .*, want a delta"):
         served.signatures["load_delta"](path=tf.constant(str(tmp_path / "base")))
     damage(tmp_path / "delta5")
     with pytest.raises(tf.errors.DataLossError, match="checksum"):
@@ -333,6 +333,82 @@ def test_what_cannot_be_restored_leaves_all_tables_as_they_were(tmp_path):
     refused(tf.errors.DataLossError, "the block is damaged: its checksum differs")
     (tmp_path / "s" / "MANIFEST").write_text("dynemb-snapshot 2\n")
     refused(snapshot.SnapshotError, "got format version 2, this reader knows 1")
+
+
+def test_a_delta_that_does_not_fit_one_table_changes_none(tmp_path):
+    """Whichever table it is, and however the call is made."""
+    a, b = (tf_dynemb.Variable(dim=2, name=name) for name in "ab")
+    base = snapshot.save(tmp_path / "base", {"a": a, "b": b}, follow=True)
+    for table in (a, b):
+        table.upsert(int64([1]), [[5.0, 6.0]])
+    snapshot.save(tmp_path / "delta", {"a": a, "b": b}, base=base)
+    served = tf_dynemb.Variable(dim=2, name="served")
+    served.upsert(int64([1, 2]), [[1.0, 2.0], [3.0, 4.0]])
+    before = rows_of(served)
+    elsewhere = tf_dynemb.Variable(dim=2)
+    snapshot.save(tmp_path / "other", {"b": elsewhere})
+    snapshot.restore(tmp_path / "other", {"b": elsewhere})
+    failed, invalid = tf.errors.FailedPreconditionError, tf.errors.InvalidArgumentError
+    path = str(tmp_path / "delta")
+    for first, second in ("ab", "ba"):
+        for misfit, error, match in (
+            (tf_dynemb.Variable(dim=3), failed, f"table '{second}': .*dim is 2, the table's is 3"),
+            (tf_dynemb.Variable(value_dtype="float64", dim=2), failed, "the table's is float64"),
+            (tf_dynemb.Variable(tf.int32, dim=2), failed, "the table's is int32"),
+            (elsewhere, invalid, f"table '{second}': .*not the snapshot that the table holds"),
+        ):
+            for load in (
+                lambda tables: snapshot.load_delta(path, tables),
+                lambda tables: snapshot.delta_function(tables)(tf.constant(path)),
+            ):
+                with pytest.raises(error, match=match):
+                    load({first: served, second: misfit})
+                assert rows_of(served) == before
+        with pytest.raises(tf.errors.NotFoundError, match="got table 'c', it has 'a', 'b'"):
+            snapshot.load_delta(path, {first: served, "c": tf_dynemb.Variable(dim=2)})
+        assert rows_of(served) == before
+    snapshot.load_delta(path, {"a": served})
+    assert values_of(served) == {1: [5.0, 6.0], 2: [3.0, 4.0]}
+
+
+def crc32c(data):
+    """Of bytes: the polynomial 0x1EDC6F41, reflected, bit by bit."""
+    register = 0xFFFFFFFF
+    for byte in data:
+        register ^= byte
+        for _ in range(8):
+            register = register >> 1 ^ (0x82F63B78 if register & 1 else 0)
+    return register ^ 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_keys_that_an_int32_table_cannot_have_are_damage(devices, tmp_path):
+    """The table would hold rows that nobody could look up, and export them under other keys."""
+
+    def as_int32(folder):
+        text = (folder / "MANIFEST").read_bytes().rpartition(b"crc32c ")[0]
+        text = text.replace(b"\nschema 4\n", b"\nschema 5\n")
+        text = text.replace(b"\ninitializer ", b"\nkey int32\ninitializer ")
+        (folder / "MANIFEST").write_bytes(text + b"crc32c %08x\n" % crc32c(text))
+
+    table = tf_dynemb.Variable(tf.int32, dim=1, devices=["/CPU:0"] * devices, name="t")
+    table.upsert(tf.constant([5, 6]), [[5.0], [6.0]])
+    before = rows_of(table)
+    for key, named in ((2**40 + 5, "1099511627781"), (-(2**31) - 1, "-2147483649")):
+        wide = tf_dynemb.Variable(dim=1, name="t")
+        base = snapshot.save(tmp_path / "base", wide, follow=True)
+        wide.upsert(int64([7, key]), [[1.0], [2.0]])
+        snapshot.save(tmp_path / "delta", wide, base=base)
+        snapshot.save(tmp_path / "full", wide)
+        for load, folder in ((snapshot.restore, "full"), (snapshot.load_delta, "delta")):
+            as_int32(tmp_path / folder)
+            with pytest.raises(tf.errors.DataLossError, match=f"key {named}: it is beyond int32"):
+                load(tmp_path / folder, table)
+            assert rows_of(table) == before
+        with pytest.raises(ValueError, match=f"key {named}: it is beyond int32"):
+            with snapshot.SnapshotWriter(tmp_path / "written") as writer:
+                writer.add_table("t", 1, key_dtype="int32")
+                writer.write([7, key], [[1.0], [2.0]])
 
 
 def test_paths_that_cannot_be(tmp_path):

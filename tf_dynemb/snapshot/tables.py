@@ -104,9 +104,10 @@ def restore(path, tables: Tables, follow: bool = False) -> None:
 def load_delta(path, tables: Tables) -> None:
     """Puts the changes of a delta into tables that serve, eagerly or in a graph.
 
-    The delta is read through once before anything changes. Then its rows take effect one after the
-    other, while lookups go on: a lookup sees each row as it was or as it will be. For a table without
-    slot variables, such as one exported for serving, the delta's slots are left out.
+    The delta is checked against all tables and read through once before anything changes. Then its rows
+    take effect one after the other, while lookups go on: a lookup sees each row as it was or as it will
+    be. For a table without slot variables, such as one exported for serving, the delta's slots are left
+    out.
 
     Applying a delta to a table that is already further on, up to the moment that the delta was made,
     changes nothing of the result; so a model that was exported at any time between the base and the
@@ -119,21 +120,18 @@ def load_delta(path, tables: Tables) -> None:
     Raises:
         tf.errors.DataLossError: the delta is damaged; the tables are as they were. If a file fails in
             the second reading, some of its rows have taken effect; loading it again completes them.
-        tf.errors.InvalidArgumentError: the delta does not continue what the table has loaded.
+        tf.errors.InvalidArgumentError: the delta does not continue what a table has loaded; or it is a
+            full snapshot. The tables are as they were, also in what follows.
+        tf.errors.NotFoundError: there is no delta, or it does not have all of the tables.
+        tf.errors.FailedPreconditionError: its rows do not fit a table, as of `restore`.
     """
     if not isinstance(path, tf.Tensor):
         path = tf.constant(_folder(path))
     tables = _by_name(tables)
-    identity, base = ops.dynemb_snapshot_verify(path)
     resources = {name: table.resource for name, table in tables.items()}
-    checks = []
-    for name, resource in resources.items():
-        holds = ops.dynemb_get_snapshot(resource.resource_handle)
-        fits = (holds == "") | (holds == base) | (holds == identity)
-        message = f"table {name}: the base of the delta is not the snapshot that the table holds"
-        checks.append(tf.debugging.Assert(fits & (base != ""), [message, base, holds]))
-    with tf.control_dependencies([check for check in checks if check is not None]):
-        path = tf.identity(path)
+    identity = ops.dynemb_snapshot_verify(
+        [resource.resource_handle for resource in resources.values()], list(resources), path
+    )
     done = []
     for name, resource in resources.items():
         with tf.control_dependencies([resource.load_snapshot(path, identity, name)]):

@@ -114,4 +114,13 @@ Status CheckFingerprints(Span<const Key> keys, Span<const std::string_view> stri
   return Status();
 }
 
+Status CheckKeys(const TableSchema& schema, Span<const Key> keys, Code code) {
+  if (schema.key != "int32") return Status();
+  for (const Key key : keys) {
+    if (key == static_cast<int32_t>(key)) continue;
+    return Status(code, StrCat("key ", key, ": it is beyond int32, the table's key dtype"));
+  }
+  return Status();
+}
+
 }  // namespace dynemb

@@ -71,6 +71,9 @@ Status ParseStrings(Span<const Key> keys, const std::vector<char>& payload,
 // kInvalidArgument, or `code`, unless each key is the fingerprint of its string.
 Status CheckFingerprints(Span<const Key> keys, Span<const std::string_view> strings,
                          Code code = Code::kInvalidArgument);
+// kInvalidArgument, or `code`, unless the key dtype of the schema has each of the keys.
+Status CheckKeys(const TableSchema& schema, Span<const Key> keys,
+                 Code code = Code::kInvalidArgument);
 
 }  // namespace dynemb
 

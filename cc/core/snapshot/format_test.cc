@@ -368,6 +368,37 @@ TEST_F(HandmadeTest, SkipsWordsWithAPlusAndRefusesOthers) {
              "got line '" + std::string(80, '?') + "', which");
 }
 
+// The engine would take any 64 bits, and TensorFlow cast them to a key that is another one.
+TEST_F(HandmadeTest, RefusesKeysThatTheKeyDtypeDoesNotHave) {
+  const std::string table =
+      "table t\nschema 5\ndynemb-table 1\nvalue int8 8\nkey int32\ninitializer constant 0\n"
+      "seed 0\n";
+  const std::string ones(8, '\xff');
+  for (const bool erased : {false, true}) {
+    const auto read = [&](const std::string& key) {  // its 8 bytes
+      const RawBlock block = {static_cast<uint16_t>(erased ? 2 : 1),      1, kId, 0, 0, 1,
+                              erased ? key : key + std::string(8, key[0])};
+      const std::string bytes = Encode(block) + Encode(EndBlock(1));
+      files_.Put("/s/f", bytes);
+      return ReadManifest(StrCat(kFirstLines, erased ? "base 0000000000000001\n" : "", table,
+                                 "file f 0 ", bytes.size(), erased ? " 0 1\n" : " 1 0\n"));
+    };
+    const auto good = [&](const std::string& key) {
+      EXPECT_EQ(read(key), erased ? "" : key.substr(0, 1));
+      EXPECT_EQ(code_, Code::kOk);
+    };
+    const auto bad = [&](const std::string& key, const std::string& number) {
+      EXPECT_HAS(read(key), "key " + number + ": it is beyond int32");
+      EXPECT_EQ(code_, Code::kDataLoss);
+    };
+    good("\xff\xff\xff\x7f" + std::string(4, '\0'));      // the largest
+    good(std::string("\0\0\0\x80", 4) + ones.substr(4));  // the smallest
+    bad(std::string("\0\0\0\x80\0\0\0\0", 8), "2147483648");
+    bad("\xff\xff\xff\x7f" + ones.substr(4), "-2147483649");
+    bad(std::string("\5\0\0\0\0\1\0\0", 8), "1099511627781");
+  }
+}
+
 TEST_F(HandmadeTest, RefusesOtherVersions) {
   for (const std::string version : {"0", "2", "10", "999999999999999999"}) {
     // What comes after the first line is that version's own matter.

@@ -177,9 +177,11 @@ Status SnapshotReader::ReadBlock(const ReadableFile& file, const SnapshotPlace& 
   block->rows = ConstRowParts();
   block->erased = Span<const Key>();
   block->strings.clear();
+  const TableSchema& schema = manifest_.tables[static_cast<size_t>(block->table)].schema;
   if (erased) block->erased = {reinterpret_cast<const Key*>(payload), header.records};
-  if (!rows) return Status();
+  if (!rows) return At(place, CheckKeys(schema, block->erased, Code::kDataLoss));
   block->rows = ConstParts(layouts_[static_cast<size_t>(block->table)], header.records, payload);
+  DYNEMB_RETURN_IF_ERROR(At(place, CheckKeys(schema, block->rows.keys, Code::kDataLoss)));
   if (!KeepsStrings(place)) return Status();
   const SnapshotPlace& strings = headers->strings_place;
   DYNEMB_RETURN_IF_ERROR(

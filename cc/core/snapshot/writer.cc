@@ -54,7 +54,7 @@ RowsFile::RowsFile(SnapshotWriter* snapshot, uint32_t number, SnapshotFile entry
     : snapshot_(snapshot),
       number_(number),
       layout_(schema),
-      keeps_strings_(schema.strings),
+      schema_(schema),
       entry_(std::move(entry)) {
   const int64_t rows = RowsOfABlock(layout_);
   block_.resize(static_cast<size_t>(kHeader + RowsPayload(layout_, rows).bytes));
@@ -89,17 +89,18 @@ Status RowsFile::WriteRows(int64_t rows) {
 }
 
 Status RowsFile::Write(int64_t rows) {
-  if (keeps_strings_) return InvalidArgument("strings: got none, want one per key");
+  if (schema_.strings) return InvalidArgument("strings: got none, want one per key");
   return WriteRows(rows);
 }
 
 Status RowsFile::Add(const ConstRowParts& rows, Span<const std::string_view> strings) {
-  if (keeps_strings_) DYNEMB_RETURN_IF_ERROR(CheckFingerprints(rows.keys, strings));
+  DYNEMB_RETURN_IF_ERROR(CheckKeys(schema_, rows.keys));
+  if (schema_.strings) DYNEMB_RETURN_IF_ERROR(CheckFingerprints(rows.keys, strings));
   for (int64_t first = 0, count; first < rows.keys.size; first += count) {
     count = std::min(room_.keys.size, rows.keys.size - first);
     // No more than a block of strings has room for as well, but at least one.
     int64_t strings_bytes = 0;
-    for (int64_t i = 0; keeps_strings_ && i < count; ++i) {
+    for (int64_t i = 0; schema_.strings && i < count; ++i) {
       strings_bytes += int64_t{sizeof(int64_t)} + static_cast<int64_t>(strings[first + i].size());
       if (strings_bytes > kBlockBytes) count = std::max<int64_t>(1, i);
     }
@@ -113,7 +114,7 @@ Status RowsFile::Add(const ConstRowParts& rows, Span<const std::string_view> str
       }
     }
     DYNEMB_RETURN_IF_ERROR(WriteRows(count));
-    if (!keeps_strings_) continue;
+    if (!schema_.strings) continue;
     std::vector<char> block = StringsPayload({strings.data + first, count}, kHeader);
     DYNEMB_RETURN_IF_ERROR(WriteBlock(BlockKind::kStrings, count, block.data(),
                                       static_cast<int64_t>(block.size()) - kHeader));
@@ -122,6 +123,7 @@ Status RowsFile::Add(const ConstRowParts& rows, Span<const std::string_view> str
 }
 
 Status RowsFile::AddErased(Span<const Key> keys) {
+  DYNEMB_RETURN_IF_ERROR(CheckKeys(schema_, keys));
   const int64_t room = (static_cast<int64_t>(block_.size()) - kHeader) / int64_t{sizeof(Key)};
   for (int64_t first = 0; first < keys.size; first += room) {
     const int64_t count = std::min(room, keys.size - first);

@@ -35,9 +35,10 @@ class RowsFile {
   const RowParts& room() const { return room_; }
   Status Write(int64_t rows);
   // Copies rows into blocks and writes them. `strings`: of the keys, if the table keeps them.
-  // kInvalidArgument: not one per key, or one whose fingerprint is not the key.
+  // kInvalidArgument: not one per key, or one whose fingerprint is not the key; a key that the
+  // schema's key dtype does not have.
   Status Add(const ConstRowParts& rows, Span<const std::string_view> strings = {});
-  // Keys that a delta erases.
+  // Keys that a delta erases. kInvalidArgument: as of Add.
   Status AddErased(Span<const Key> keys);
   // Ends the file, syncs it and gives it to the snapshot, which it is no part of before.
   Status Finish();
@@ -52,7 +53,7 @@ class RowsFile {
   SnapshotWriter* const snapshot_;
   const uint32_t number_;
   const RowLayout layout_;
-  const bool keeps_strings_;
+  const TableSchema schema_;
   SnapshotFile entry_;
   std::unique_ptr<WritableFile> file_;
   Status status_;            // the first error, which all later calls return as well
