@@ -30,11 +30,18 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
+from tf_dynemb.base.op_library import ops
 from tf_dynemb.table.variable import Variable
 
 CHUNK_BYTES = 8 << 20
 _PARTS = ("keys", "values", "slots", "meta")
 _STRINGS = ("string_lengths", "string_bytes")
+# dtype and rank of each.
+_KINDS = {
+    **dict.fromkeys(("keys", "string_lengths"), (np.int64, 1)),
+    **dict.fromkeys(("values", "slots", "meta"), (np.uint8, 2)),
+    "string_bytes": (np.uint8, 1),
+}
 
 
 def write_rows(table: Variable, store) -> None:
@@ -71,34 +78,42 @@ def write_rows(table: Variable, store) -> None:
 def read_rows(table: Variable, store) -> None:
     """Replaces the rows of a table by those of a store.
 
-    Everything is checked, all checksums included, before the table changes.
+    They are read beside those that the table has, which are replaced at the end, in one step, after
+    everything was found to be right. All checksums are looked at before the first row is.
 
     Raises:
-        ValueError: rows that do not fit the table, or damaged ones.
+        ValueError: rows that do not fit the table, or damaged ones. The table is as it was.
     """
     if "chunks" not in store or "schema" not in store:
         raise ValueError(f"{table.name}: the file holds no rows for this table")
     schema = np.asarray(store["schema"]).astype(np.uint8)
     names = _parts(schema.tobytes())
-    checksums, widths = [], [0, 0, 0]
-    for keys, *rest in _chunks(table, store, names):
-        checksums.append(_checksum([keys, *rest]))
-        widths = [array.shape[1] for array in rest[:3]]
-        _checked(
-            table, lambda keys=keys: table._lookup(tf.constant(keys))
-        )  # does the partitioner take them?
+    checksums, widths, rows = [], [0, 0, 0], 0
+    for arrays in _chunks(table, store, names):
+        checksums.append(_checksum(arrays))
+        widths = [array.shape[1] for array in arrays[1:4]]
+        rows += len(arrays[0])
     whole = _checksum([schema, np.array(checksums, np.int64)])
     if "crc32" not in store or whole != int(np.asarray(store["crc32"])):
         raise ValueError(f"{table.name}: the file is damaged: its rows fail their checksum")
     schema = schema.tobytes()
     _check_rule(table, schema)
-    # No rows: finds out whether the schema fits. Replacing then empties the table.
-    empty = _tensors(table, _empty(widths))
-    _checked(table, lambda: table.resource.import_rows(*empty, schema, replace=True))
+    staged = table.resource.empty_copy()
+
+    def put(arrays, replace: bool) -> None:
+        strings = _strings_of(*arrays[4:]) if table.keep_keys and not replace else None
+        staged.import_rows(*_tensors(table, arrays[:4]), schema, replace=replace, strings=strings)
+
+    _checked(table, lambda: put(_empty(widths), replace=True))  # takes over rule and seed
     for arrays in _chunks(table, store, names):
-        strings = _strings_of(*arrays[4:]) if table.keep_keys else None
-        rows = _tensors(table, arrays[:4])
-        table.resource.import_rows(*rows, schema, replace=False, strings=strings)
+        _checked(table, lambda arrays=arrays: put(arrays, replace=False))
+    distinct = int(tf.reduce_sum(ops.dynemb_size(staged.resource_handle)[0]))
+    if distinct != rows:
+        raise ValueError(
+            f"{table.name}: the file is damaged: got {rows} rows of which only {distinct} have keys of "
+            "their own"
+        )
+    ops.dynemb_swap(table.resource.resource_handle, staged.resource_handle)
 
 
 def _check_rule(table: Variable, schema: bytes) -> None:
@@ -150,6 +165,13 @@ def _chunks(table: Variable, store, names: tuple[str, ...]) -> Iterator[list[np.
         *arrays, checksum = arrays
         if _checksum(arrays) != int(checksum):
             raise ValueError(f"{table.name}: the file is damaged: chunk {chunk} fails its checksum")
+        for name, array in zip(names, arrays, strict=True):
+            dtype, rank = _KINDS[name]
+            if array.dtype != dtype or array.ndim != rank:
+                raise ValueError(
+                    f"{table.name}: the file is damaged: {name}_{chunk}: got {array.dtype} of shape "
+                    f"{array.shape}, want {np.dtype(dtype)} of rank {rank}"
+                )
         yield arrays
 
 
@@ -160,7 +182,11 @@ def _arrays_of_strings(strings: np.ndarray) -> list[np.ndarray]:
 
 
 def _strings_of(lengths: np.ndarray, all_bytes: np.ndarray) -> tf.Tensor:
-    """The inverse of _arrays_of_strings."""
+    """The inverse of _arrays_of_strings. ValueError: lengths that are not those of the bytes."""
+    if min(lengths, default=0) < 0 or sum(lengths.tolist()) != len(all_bytes):
+        raise ValueError(
+            f"the file is damaged: {len(all_bytes)} bytes of strings are not of their lengths"
+        )
     whole, ends = all_bytes.tobytes(), np.cumsum(lengths)
     return tf.constant([whole[end - n : end] for end, n in zip(ends, lengths, strict=True)], tf.string)
 
