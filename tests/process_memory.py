@@ -9,10 +9,13 @@ def measured_environment() -> dict[str, str]:
     """The environment for a Python process that is to be measured: this one's modules, and one heap.
 
     Otherwise glibc gives each thread that allocates a heap of its own, and how much a process holds
-    depends on which of TensorFlow's threads happened to run.
+    depends on which of TensorFlow's threads happened to run. Arrays of 1 MiB and more get mappings of
+    their own, which go when they do: glibc raises that size as arrays are freed, up to 32 MiB, and then
+    a small allocation that another thread puts into a hole keeps the next array out of it.
     """
     path = os.pathsep.join(map(os.path.abspath, sys.path))
-    return {**os.environ, "PYTHONPATH": path, "MALLOC_ARENA_MAX": "1"}
+    malloc = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+    return {**os.environ, "PYTHONPATH": path, **malloc}
 
 
 def without_huge_pages() -> None:

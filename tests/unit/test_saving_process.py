@@ -36,7 +36,10 @@ def test_ten_steps_a_new_process_and_ten_more_equal_twenty(tmp_path):
 
 
 def test_peak_memory_of_saves_and_loads(tmp_path):
-    """Rows go through chunks of 8 MiB, of which the op, NumPy and HDF5 hold some each: far from a copy.
+    """Rows go through chunks of 8 MiB: far from a copy.
+
+    At the peak there are four: the rows that the op gathers, its outputs, the chunk before, and what
+    HDF5 or a checksum is at. Twice that is the bound; freed chunks go at once, see measured_environment.
 
     The table has 147 MiB at least, so that a second copy of it would raise the peak by more, whatever
     the calls before have left free.

@@ -199,7 +199,7 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 def _checksum(arrays: list[np.ndarray]) -> int:
     checksum = 0
     for array in arrays:
-        checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), checksum)
+        checksum = zlib.crc32(np.ascontiguousarray(array), checksum)
     return checksum
 
 
