@@ -205,6 +205,7 @@ CONFIGS = {
         trainable=False,
         initializer=keras.initializers.RandomNormal(0.0, 2.0, seed=7),
     ),
+    "default partitioner": dict(devices=["/CPU:0"] * 2, partitioner=tf_dynemb.default_partition_fn),
     "strings": dict(key_dtype="string", mask_key="<pad>", devices="/CPU:0"),
     "mask_zero": dict(mask_zero=True, combiner="sum"),
     "number": dict(initializer=0.5),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import keras
 import tensorflow as tf
 
 
+@keras.saving.register_keras_serializable("tf_dynemb")
 def default_partition_fn(keys: tf.Tensor, shard_num: int) -> tf.Tensor:
     """The shard of each key: key mod shard_num, rounded down, so that negative keys have one too.
 
