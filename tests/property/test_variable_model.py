@@ -63,11 +63,13 @@ class VariableMachine(RuleBasedStateMachine):
         dim=st.integers(1, 5),
         shards=st.integers(1, 3),
         graph=st.booleans(),
+        keep_keys=st.booleans(),
     )
-    def make(self, key_dtype, value_dtype, dim, shards, graph):
+    def make(self, key_dtype, value_dtype, dim, shards, graph, keep_keys):
         self.key_dtype, self.value_dtype = key_dtype, value_dtype
         self.numpy_dtype = VALUE_DTYPES[value_dtype]
         self.dim, self.shards = dim, shards
+        self.keep_keys = keep_keys and key_dtype == tf.string  # others are refused
         self.table = self.new_table(shards)
         # Momentum that never fades: all numbers stay whole.
         sgd = keras.optimizers.SGD(1.0, momentum=1.0)
@@ -116,6 +118,7 @@ class VariableMachine(RuleBasedStateMachine):
             devices=["/CPU:0"] * shards,
             initializer=INITIAL,
             restrict_policy=tf_dynemb.FrequencyRestrictPolicy,
+            keep_keys=self.keep_keys,
             name="table",
         )
 
@@ -279,14 +282,27 @@ class VariableMachine(RuleBasedStateMachine):
 
     def check_rows(self, table, model):
         keys, values = table.export()
-        assert keys.dtype == (tf.int32 if self.key_dtype == tf.int32 else tf.int64)
+        if self.keep_keys:
+            assert keys.dtype == tf.string
+        else:
+            assert keys.dtype == (tf.int32 if self.key_dtype == tf.int32 else tf.int64)
         assert values.dtype == self.value_dtype
-        rows = dict(zip(keys.numpy().tolist(), values.numpy().astype(np.float64), strict=True))
+        keys = self.as_model_keys(keys.numpy().tolist())
+        rows = dict(zip(keys, values.numpy().astype(np.float64), strict=True))
         assert len(rows) == len(keys)
         assert rows.keys() == model.keys()
         for key, value in rows.items():
             np.testing.assert_array_equal(value, model[key].value.astype(np.float64))
-        assert status_of(table) == {key: row.writes for key, row in model.items()}
+        numbers = status_of(table)
+        numbers = dict(zip(self.as_model_keys(numbers), numbers.values(), strict=True))
+        assert numbers == {key: row.writes for key, row in model.items()}
+
+    def as_model_keys(self, keys):
+        """The model's keys of those that a table gives."""
+        if not self.keep_keys:
+            return list(keys)
+        by_string = {key.encode(): i for key, i in zip(self.all_keys, self.int64_keys, strict=True)}
+        return [by_string[key] for key in keys]
 
 
 TestVariableModel = VariableMachine.TestCase

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from replicas import mirrored
+from restrict_model import status_of
 from table_rows import schema_of
 
 import tf_dynemb
@@ -72,6 +73,13 @@ def test_strings_come_back(shards, graph):
     assert values_of(table) == {}
     table.upsert(["a"], [[3.0]])
     assert values_of(table) == {"a": [3.0]}
+
+
+def test_the_numbers_of_a_policy_come_by_string():
+    table = make(shards=2, restrict_policy=tf_dynemb.FrequencyRestrictPolicy)
+    for strings in (["a", "b"], ["b", "ä"], ["b"]):
+        table.upsert(strings, tf.zeros([len(strings), 2]))
+    assert status_of(table) == {b"a": 1, b"b": 3, "ä".encode(): 1}
 
 
 def test_reads_keep_nothing_and_a_gradient_keeps_what_it_trains():

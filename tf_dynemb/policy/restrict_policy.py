@@ -88,10 +88,9 @@ class RestrictPolicy(abc.ABC):
     @property
     def status(self) -> tuple[tf.Tensor, tf.Tensor]:
         """All keys (n,), as Variable.export has them, and their numbers, int64 (n,)."""
-        keys, _, _, meta, _, _ = self.var.resource.export_rows()
-        if self.var.key_dtype == tf.int32:
-            keys = tf.cast(keys, tf.int32)
-        return keys, tf.bitcast(meta, tf.int64)  # there is no other number in it
+        keys, _, _, meta, *_, strings = self.var.resource.export_rows_with_strings()
+        # There is no other number in the meta.
+        return self.var._exported_keys(keys, strings), tf.bitcast(meta, tf.int64)
 
     @classmethod
     def get_config(cls) -> dict:
