@@ -58,6 +58,14 @@ class TableHandle(keras.Variable):
     def overwrite_with_gradient(self, value):
         """Keras sets it while it makes a variable; the answer is ours."""
 
+    def __getattr__(self, name):
+        """For what is not there. Optimizers of TensorFlow 1 ask for what only tf.Variables have."""
+        raise AttributeError(
+            f"TableHandle has no attribute {name!r}: it is the handle of a dynamic table, which is no "
+            "tf.Variable; optimizers of tf.compat.v1.train cannot train it, "
+            "tf_dynemb.DynamicEmbeddingOptimizer(a Keras optimizer) can"
+        )
+
     def assign(self, value):
         """Takes what Keras' set_weights gives and says that rows do not come with it."""
         if not self._warned:
