@@ -182,6 +182,12 @@ def test_files_that_are_no_rows_are_refused(ending, tmp_path):
         pq.write_table(pa.table(GOOD).replace_schema_metadata({"schema": "garbage"}), file)
         with pytest.raises(ValueError, match="x.parquet: .*schema"):
             snapshot.import_table(tmp_path / "s", "t", [file])
+        pq.write_table(pa.table(GOOD), file)
+        data = bytearray(file.read_bytes())
+        data[4:40] = bytes(36)
+        file.write_bytes(data)
+        with pytest.raises(OSError, match="x.parquet: "):
+            snapshot.import_table(tmp_path / "s", "t", [file])
     rows = dict(keys=np.arange(70_000), values=np.ones((70_000, 2)))  # more than a block
     if ending == "npz":
         np.savez(file, keys=rows["keys"], values=rows["values"][:-1])

@@ -101,6 +101,7 @@ def import_table(
         keep_keys: keep the strings of keys, of files without a schema, as tf_dynemb.Variable does.
 
     Raises:
+        OSError: files that cannot be read.
         TypeError: floats, truth values or strings for integers.
         ValueError: files that are damaged, do not fit each other, have missing values or rows of
             different lengths, or of which something must be said. There is no new snapshot then.
@@ -127,8 +128,8 @@ def import_table(
                     writer.write(_names(rows), rows.values, slots, meta)
                     at += len(rows.keys)
                     progress(len(rows.keys))
-            except (TypeError, ValueError) as error:
-                kind = TypeError if isinstance(error, TypeError) else ValueError
+            except (TypeError, ValueError, OSError) as error:
+                kind = ValueError if isinstance(error, ValueError) else type(error)
                 where = f"{source}, counted from row {at}" if at else source
                 raise kind(f"{where}: {error}") from error
             total += at
@@ -276,6 +277,8 @@ def _digests(reader: SnapshotReader, table: str) -> tuple[np.ndarray, np.ndarray
     """Keys and a digest of each row: a sum of its bytes, each times a random odd number of its place."""
     keys, digests = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
     for rows in reader.rows(table) if table in reader.tables else ():
+        if not rows.keys.size:
+            continue
         parts = [rows.values, *rows.slots.values(), *(m[:, None] for m in rows.meta.values())]
         if rows.strings is not None:
             parts.append(np.fromiter(map(zlib.crc32, rows.strings), np.uint32, len(rows.keys)))
