@@ -271,6 +271,56 @@ def test_a_model_that_serves_takes_deltas(tmp_path):
     np.testing.assert_array_equal(served.serve([users, tags]), before)
 
 
+@pytest.mark.parametrize("keys", ["int64", "string"])
+def test_lookups_while_a_delta_loads_see_whole_rows(keys, tmp_path):
+    """They find each row as it was or as it will be, never a part of it, and miss none."""
+    n, dim = 20_000, 32
+    ids = int64(range(n)) if keys == "int64" else tf.strings.as_string(tf.range(n))
+    table = tf_dynemb.Variable(keys, dim=dim, keep_keys=keys == "string", name="t")
+    table.upsert(ids, tf.fill((n, dim), 1.0))
+    base = snapshot.save(tmp_path / "base", table, follow=True)
+    module = tf.Module()
+    module.table = table
+    signature = [tf.TensorSpec([None], table.key_dtype)]
+    module.lookup = tf.function(lambda k: table.lookup(k, return_exists=True), input_signature=signature)
+    module.load_delta = snapshot.delta_function(table)
+    tf.saved_model.save(module, tmp_path / "model")
+    served = tf.saved_model.load(tmp_path / "model")
+    deltas, last = [], 6
+    for step in range(2, last + 1):
+        table.remove(ids[::2])  # they come again in the same delta: nobody may miss them
+        table.upsert(ids, tf.fill((n, dim), float(step)))
+        deltas.append(str(tmp_path / str(step)))
+        base = snapshot.save(deltas[-1], table, base=base)
+    failures, ready, stop = [], threading.Barrier(3), threading.Event()
+
+    def look():
+        ready.wait()
+        before = 1.0
+        while not stop.is_set():
+            values, exists = (part.numpy() for part in served.lookup(ids))
+            low, high = values.min(), values.max()
+            if not (exists.all() and (values == values[:, :1]).all()):
+                failures.append("a row that is missing or not whole")
+            if low < before or high > last or (values[:, 0] != np.round(values[:, 0])).any():
+                failures.append(f"rows from {low} to {high} after {before}")
+            before = low
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        ready.wait()
+        for delta in deltas:
+            served.load_delta(tf.constant(delta))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not failures
+    np.testing.assert_array_equal(served.lookup(ids)[0], np.full((n, dim), last))
+
+
 def test_a_delta_for_a_table_without_slots_leaves_them_out(tmp_path):
     model = m.trained(optimizer="adam")
     base = snapshot.save(tmp_path / "base", model, follow=True)

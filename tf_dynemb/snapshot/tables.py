@@ -112,6 +112,8 @@ def load_delta(path, tables: Tables) -> None:
     Applying a delta to a table that is already further on, up to the moment that the delta was made,
     changes nothing of the result; so a model that was exported at any time between the base and the
     delta can take it. Afterwards only the delta that continues this one is taken.
+    A table of an export does not know which snapshot it continues, and takes any first delta: push those
+    of its training run, in order.
 
     Args:
         path: the delta's folder, a string or a scalar string tensor.
