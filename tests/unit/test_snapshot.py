@@ -455,7 +455,7 @@ def test_keys_that_an_int32_table_cannot_have_are_damage(devices, tmp_path):
             with pytest.raises(tf.errors.DataLossError, match=f"key {named}: it is beyond int32"):
                 load(tmp_path / folder, table)
             assert rows_of(table) == before
-        with pytest.raises(ValueError, match=f"key {named}: it is beyond int32"):
+        with pytest.raises(ValueError, match=f"{named}.*int32"):
             with snapshot.SnapshotWriter(tmp_path / "written") as writer:
                 writer.add_table("t", 1, key_dtype="int32")
                 writer.write([7, key], [[1.0], [2.0]])
