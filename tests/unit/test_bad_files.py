@@ -58,14 +58,19 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_snapshots_that_were_moved_or_damaged(damage, table, tmp_path):
-    path = saved(tmp_path, table)
-    DAMAGE[damage](path)
+    path, delta = saved(tmp_path, table), tmp_path / "delta"
+    base = snapshot.save(tmp_path / "base", table, follow=True)
     table.upsert(int64([1]), np.full([1, 4], 7.0, np.float32))
+    snapshot.save(delta, table, base=base)
     before = rows_of(table)
+    DAMAGE[damage](path)
     with pytest.raises((snapshot.SnapshotError, tf.errors.DataLossError), match=str(path)):
         snapshot.restore(path, table)
-    with pytest.raises((tf.errors.DataLossError, tf.errors.NotFoundError), match=str(path)):
-        snapshot.load_delta(path, table)
+    if damage == "moved":
+        path.with_name("elsewhere").rename(tmp_path / "first")
+    DAMAGE[damage](delta)
+    with pytest.raises((tf.errors.DataLossError, tf.errors.NotFoundError), match=str(delta)):
+        snapshot.load_delta(delta, table)
     assert rows_of(table) == before
 
 
