@@ -35,15 +35,17 @@ class ExportOp : public OpKernel {
     OP_REQUIRES_OK(context, GetTableToRead(context, dtype_, &table));
     OP_REQUIRES_OK(context, GetScalar(context, "limit", &limit));
     OP_REQUIRES_OK(context, context->input("cursor", &cursor));
-    OP_REQUIRES(context, cursor->dims() == 1 && cursor->NumElements() == 2,
+    OP_REQUIRES(context, cursor->dims() == 1 && cursor->NumElements() == 3,
                 ToTensorFlow(InvalidArgument("cursor: got shape ", cursor->shape().DebugString(),
-                                             ", want (2,)")));
+                                             ", want (3,)")));
     int64_t shard = cursor->vec<int64_t>()(0);
     OP_REQUIRES(context, shard >= 0 && shard <= table.shard_count(),
                 ToTensorFlow(InvalidArgument("cursor: got shard ", shard, ", want 0 to ",
                                              table.shard_count())));
     Cursor place;
-    place.position = static_cast<uint64_t>(cursor->vec<int64_t>()(1));
+    for (int i = 0; i < 2; ++i) {
+      place.position[i] = static_cast<uint64_t>(cursor->vec<int64_t>()(1 + i));
+    }
 
     // Room for the rows that there are, and some more for those that arrive meanwhile; if that is
     // not enough it grows.
@@ -79,10 +81,12 @@ class ExportOp : public OpKernel {
       context->set_output(part, buffers.part[part].Slice(0, rows));
     Tensor *schema, *next;
     OP_REQUIRES_OK(context, context->allocate_output(4, TensorShape({}), &schema));
-    OP_REQUIRES_OK(context, context->allocate_output(5, TensorShape({2}), &next));
+    OP_REQUIRES_OK(context, context->allocate_output(5, TensorShape({3}), &next));
     schema->scalar<tensorflow::tstring>()() = table.schema.ToText();
     next->vec<int64_t>()(0) = shard;
-    next->vec<int64_t>()(1) = static_cast<int64_t>(place.position);
+    for (int i = 0; i < 2; ++i) {
+      next->vec<int64_t>()(1 + i) = static_cast<int64_t>(place.position[i]);
+    }
     Tensor* strings;
     const int64_t kept = table.strings == nullptr ? 0 : rows;
     OP_REQUIRES_OK(context, context->allocate_output(6, TensorShape({kept}), &strings));

@@ -37,7 +37,7 @@ absl::Status ExportShape(InferenceContext* c) {
   c->set_output(0, c->Vector(rows));
   for (int part = 1; part < 4; ++part) c->set_output(part, c->Matrix(rows, c->UnknownDim()));
   c->set_output(4, c->Scalar());
-  c->set_output(5, c->Vector(2));
+  c->set_output(5, c->Vector(3));
   c->set_output(6, c->Vector(c->UnknownDim()));
   return absl::OkStatus();
 }
@@ -260,7 +260,7 @@ REGISTER_OP("DynembExport")
 Copies rows out, shard after shard.
 
 dtype: as in DynembLookup. The schema says what the table holds.
-cursor: where to begin: (0, 0), or what the call before returned as next.
+cursor: where to begin: (0, 0, 0), or what the call before returned as next.
 limit: at most so many rows; -1 for all, 0 for the schema alone.
 keys: shape (n,).
 values: shape (n, dim).

@@ -434,13 +434,13 @@ CASES = {
         Invalid,
         r"now: got shape \[2\], want a scalar",
     ),
-    "a cursor of 3": (
-        lambda t: t.resource.export_rows((0, 0, 0)),
+    "a cursor of 2": (
+        lambda t: t.resource.export_rows((0, 0)),
         Invalid,
-        r"cursor: got shape \[3\], want",
+        r"cursor: got shape \[2\], want",
     ),
     "a cursor of another table": (
-        lambda t: t.resource.export_rows((9, 0)),
+        lambda t: t.resource.export_rows((9, 0, 0)),
         Invalid,
         "got shard 9, want 0 to",
     ),
@@ -518,8 +518,13 @@ def test_empty_batches_are_no_error(table):
 
 
 @pytest.mark.parametrize("place", [-1, -(2**63), 2**63 - 1, 2**40])
-def test_a_cursor_that_nobody_gave_ends_the_export(table, place):
-    keys, *_, after = table.resource.export_rows((1, place))
+@pytest.mark.parametrize("stripes", [0, 1, 27, 28, -1])
+def test_a_cursor_that_nobody_gave_ends_the_export_or_is_refused(table, place, stripes):
+    if not 0 <= stripes <= 27:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="no export has given"):
+            table.resource.export_rows((1, place, stripes))
+        return
+    keys, *_, after = table.resource.export_rows((1, place, stripes))
     assert len(keys) <= 1
     assert after.numpy()[0] == 2
 

@@ -46,7 +46,7 @@ _KINDS = {
 
 def write_rows(table: Variable, store) -> None:
     """Writes all rows of a table to a store."""
-    cursor, checksums = (0, 0), []
+    cursor, checksums = (0, 0, 0), []
     *parts, schema, _ = table.resource.export_rows(limit=0)
     schema = schema.numpy()
     row_bytes = 8 + sum(part.shape[1] * part.dtype.size for part in parts[1:])

@@ -92,11 +92,11 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
             raise TypeError(f"partitioner: got {owners.dtype.name}, want int32; tf.cast what it returns")
         return owners
 
-    def export_rows(self, cursor=(0, 0), limit: int = -1, name: str | None = None):
+    def export_rows(self, cursor=(0, 0, 0), limit: int = -1, name: str | None = None):
         """keys, values, slots, meta, schema and next cursor; see the op DynembExport."""
         return self.export_rows_with_strings(cursor, limit, name)[:6]
 
-    def export_rows_with_strings(self, cursor=(0, 0), limit: int = -1, name: str | None = None):
+    def export_rows_with_strings(self, cursor=(0, 0, 0), limit: int = -1, name: str | None = None):
         """As export_rows, and at the end the strings (n,) of a table that keeps them, else (0,)."""
         return ops.dynemb_export(
             self.resource_handle,

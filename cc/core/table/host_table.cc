@@ -252,33 +252,11 @@ class HostTable final : public Table {
     DYNEMB_RETURN_IF_ERROR(CheckPart("out.meta", capacity, layout_.meta_bytes, out.meta));
     const int64_t since = cursor->since_version;
     if (since >= 0 && version_ == 0) return NotFollowing(since);
-    int64_t n = 0;
-    int64_t s = static_cast<int64_t>(cursor->position >> 32);
-    Segment::Ref from = static_cast<Segment::Ref>(cursor->position);
-    for (; s < kSegments && n < capacity; ++s, from = 0) {
-      std::shared_lock<std::shared_mutex> lock(parts_[s]->mutex);
-      const Segment& segment = parts_[s]->segment;
-      Segment::Ref ref = segment.NextLive(from);
-      for (; ref != Segment::kNone && n < capacity; ref = segment.NextLive(ref + 1)) {
-        const char* row = segment.row(ref);
-        if (since >= 0 && ReadInt64(row + segment.layout().version_offset) <= since) continue;
-        if (out.keys.data) out.keys[n] = segment.key(ref);
-        if (out.values.data) std::memcpy(out.values[n], row, layout_.value_bytes);
-        if (out.slots.data) {
-          std::memcpy(out.slots[n], row + layout_.slots_offset, layout_.slots_bytes);
-        }
-        if (out.meta.data) {
-          std::memcpy(out.meta[n], row + layout_.meta_offset, layout_.meta_bytes);
-        }
-        ++n;
-      }
-      if (ref != Segment::kNone) {
-        from = ref;
-        break;
-      }
+    if (cursor->position[1] > 1 + Stripes::kMaxBits) {
+      return InvalidArgument("cursor: got a position that no export has given");
     }
-    cursor->position = static_cast<uint64_t>(s) << 32 | from;
-    cursor->done = s >= kSegments;
+    int64_t n = 0;
+    while (!cursor->done && n < capacity) ExportSegment(cursor, out, &n);
     *rows = n;
     return Status();
   }
@@ -489,6 +467,60 @@ class HostTable final : public Table {
   template <typename F>
   static void ForAllSegments(const Context& context, int64_t nanoseconds_each, const F& f) {
     context.executor->Run(kSegments, nanoseconds_each, [&](int64_t s) { f(static_cast<int>(s)); });
+  }
+
+  // Copies rows of the segment that the cursor is in to `out` from row *n on, as many as there are
+  // or fit, and moves both. The cursor's position is the hash from which to go on and the number of
+  // bits of the stripes plus 1, which is 0 where a segment begins.
+  void ExportSegment(Cursor* cursor, const RowParts& out, int64_t* n) const {
+    constexpr int64_t kGroup = 4;  // stripes whose rows are fetched together
+    const int s = BatchOrder::SegmentOf(cursor->position[0]);
+    std::shared_lock<std::shared_mutex> lock(parts_[s]->mutex);
+    const Segment& segment = parts_[s]->segment;
+    if (cursor->position[1] == 0) {
+      cursor->position[1] = 1 + static_cast<uint64_t>(segment.StripeBits());
+    }
+    const Stripes stripes(s, static_cast<int>(cursor->position[1]) - 1);
+    const bool whole_rows = out.values.data || out.slots.data || out.meta.data;
+    std::vector<Segment::Entry> entries;
+    const int64_t from = stripes.NumberOf(cursor->position[0]);
+    for (int64_t t = from; t < stripes.count(); t += kGroup) {
+      entries.clear();
+      for (int64_t i = t; i < std::min(t + kGroup, stripes.count()); ++i) {
+        HashRange stripe = stripes[i];
+        if (i == from) stripe.first = cursor->position[0];
+        const size_t begin = entries.size();
+        segment.AppendRange(stripe, &entries);
+        for (size_t e = begin; whole_rows && e < entries.size(); ++e) {
+          PrefetchRow(segment.row(entries[e].ref), layout_.row_bytes);
+        }
+        if (i + 2 * kGroup < stripes.count()) segment.PrefetchRange(stripes[i + 2 * kGroup]);
+      }
+      for (const Segment::Entry& entry : entries) {
+        if (*n == out.keys.size) {
+          cursor->position[0] = entry.hash;
+          return;
+        }
+        if (ExportRow(segment, entry, cursor->since_version, out, *n)) ++*n;
+      }
+    }
+    cursor->position[0] = static_cast<uint64_t>(s + 1) << (64 - BatchOrder::kSegmentBits);
+    cursor->position[1] = 0;
+    cursor->done = s + 1 == kSegments;
+  }
+
+  // Copies a row to row n of `out`, unless it was not written since a version.
+  bool ExportRow(const Segment& segment, const Segment::Entry& entry, int64_t since,
+                 const RowParts& out, int64_t n) const {
+    const char* const row = segment.row(entry.ref);
+    if (since >= 0 && ReadInt64(row + segment.layout().version_offset) <= since) return false;
+    if (out.keys.data) out.keys[n] = entry.key;
+    if (out.values.data) std::memcpy(out.values[n], row, layout_.value_bytes);
+    if (out.slots.data) {
+      std::memcpy(out.slots[n], row + layout_.slots_offset, layout_.slots_bytes);
+    }
+    if (out.meta.data) std::memcpy(out.meta[n], row + layout_.meta_offset, layout_.meta_bytes);
+    return true;
   }
 
   template <typename F>

@@ -141,6 +141,38 @@ Segment::Ref Segment::NextLive(Ref ref) const {
   return kNone;
 }
 
+void Segment::AppendRange(HashRange hashes, std::vector<Entry>* entries) const {
+  if (chunk_count_ == 0) return;
+  const size_t begin = entries->size();
+  const uint32_t homes = Home(hashes.last) - Home(hashes.first) + 1;
+  uint32_t at = Home(hashes.first);
+  for (uint32_t probes = 1; probes <= chunk_count_; ++probes, at = Next(at)) {
+    const Chunk& chunk = chunks_[at];
+    for (uint32_t used = chunk.used; used != 0; used &= used - 1) {
+      const int cell = __builtin_ctz(used);
+      const uint64_t hash = Mix64(static_cast<uint64_t>(chunk.keys[cell]));
+      if (hashes.first <= hash && hash <= hashes.last) {
+        entries->push_back({hash, chunk.keys[cell], chunk.refs[cell]});
+      }
+    }
+    if (probes >= homes && chunk.overflow == 0) break;
+  }
+  std::sort(entries->begin() + static_cast<std::ptrdiff_t>(begin), entries->end(),
+            [](const Entry& a, const Entry& b) { return a.hash < b.hash; });
+}
+
+void Segment::PrefetchRange(HashRange hashes) const {
+  if (chunk_count_ == 0) return;
+  const uint32_t last = Home(hashes.last);
+  for (uint32_t at = Home(hashes.first); at <= last; ++at) __builtin_prefetch(&chunks_[at]);
+}
+
+int Segment::StripeBits() const {
+  int bits = 0;
+  while (bits < Stripes::kMaxBits && chunk_count_ >> (bits + 2) != 0) ++bits;
+  return bits;
+}
+
 void Segment::FreeRows(std::vector<char*>* rows, int64_t row_bytes) {
   for (size_t b = 0; b < rows->size(); ++b) {
     row_arena_->Free((*rows)[b], BlockBytes(blocks_[b], row_bytes));

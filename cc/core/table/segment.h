@@ -34,11 +34,12 @@
 #include "cc/core/base/hash.h"
 #include "cc/core/table/row_layout.h"
 #include "cc/core/table/slab_arena.h"
+#include "cc/core/table/stripes.h"
 
 namespace dynemb {
 
 // Bit positions of Mix64(key): the segment is in bits 58-63 (host_table), the chunk comes from bits
-// 20-51.
+// 26-57, so that the keys of a segment want chunks in the order of their hashes.
 class Segment {
  public:
   using Ref = uint32_t;
@@ -87,6 +88,17 @@ class Segment {
   // The first live row at or after `ref`, in the order of references, or kNone.
   Ref NextLive(Ref ref) const;
 
+  struct Entry {
+    uint64_t hash;
+    int64_t key;
+    Ref ref;
+  };
+  // Appends the rows with hashes of this range, ascending.
+  void AppendRange(HashRange hashes, std::vector<Entry>* entries) const;
+  void PrefetchRange(HashRange hashes) const;
+  // Number of bits of stripes that are two to four chunks each, or more if those were too many.
+  int StripeBits() const;
+
   void PrefetchChunk(uint64_t hash) const {
     if (chunk_count_ != 0) __builtin_prefetch(&chunks_[Home(hash)]);
   }
@@ -118,7 +130,7 @@ class Segment {
   // Finds a key that is not in its home chunk.
   char* FindBeyond(const Chunk* home, int64_t key) const;
   uint32_t Home(uint64_t hash) const {
-    return ReduceRange(static_cast<uint32_t>(hash >> 20), chunk_count_);
+    return ReduceRange(static_cast<uint32_t>(hash >> 26), chunk_count_);
   }
   uint32_t Next(uint32_t chunk) const { return chunk + 1 == chunk_count_ ? 0 : chunk + 1; }
 

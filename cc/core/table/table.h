@@ -86,11 +86,11 @@ struct Update {
   Span<const double> hyper;  // host memory, also for device tables
 };
 
-// A place in an export. Begin with a fresh one; `done` says that there is no more. Only meaningful
-// for the table that made it. With since_version >= 0 the export is of the rows that were written
-// in later versions (see BeginVersion).
+// A place in an export. Begin with a fresh one; `done` says that there is no more. The position is
+// for the table that made it to read. With since_version >= 0 the export is of the rows that were
+// written in later versions (see BeginVersion).
 struct Cursor {
-  uint64_t position = 0;
+  uint64_t position[2] = {0, 0};
   bool done = false;
   int64_t since_version = -1;
 };
@@ -167,10 +167,10 @@ class Table {
 
   // Copies the next rows, at most out.keys.size, and moves the cursor. A key that is present from
   // the first call to the last appears exactly once, its parts of one moment, whatever others write
-  // in the meantime; one that comes or goes appears at most once per life. Attach between two calls
-  // is fine for the caller that asks for keys and values only; after a Clear the export goes on
-  // with what has been inserted since. kFailedPrecondition: the cursor asks for a version and the
-  // table does not follow changes.
+  // in the meantime; one that comes or goes, even several times, at most once. Attach between two
+  // calls is fine for the caller that asks for keys and values only; after a Clear the export goes
+  // on with what has been inserted since. kFailedPrecondition: the cursor asks for a version and
+  // the table does not follow changes.
   virtual Status Export(const Context& context, Cursor* cursor, const RowParts& out,
                         int64_t* rows) const = 0;
 

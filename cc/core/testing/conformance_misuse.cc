@@ -85,7 +85,8 @@ class Bench {
     EXPECT_TRUE(outcomes_.SameBits(outcomes_.size())) << "outcomes were written";
     EXPECT_TRUE(misses_.SameBits(misses_.size())) << "misses were written";
     EXPECT_TRUE(misses_count_.SameBits(1)) << "the number of misses was written";
-    EXPECT_EQ(cursor.position, 0u);
+    EXPECT_EQ(cursor.position[0], 0u);
+    EXPECT_EQ(cursor.position[1], 0u);
     EXPECT_FALSE(cursor.done);
   }
 

@@ -168,7 +168,6 @@ class ReferenceTable final : public Table {
     std::lock_guard<std::mutex> lock(mutex_);
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     rows_.clear();
-    by_serial_.clear();
     erased_known_since_ = version_;
     return Status();
   }
@@ -194,8 +193,8 @@ class ReferenceTable final : public Table {
     return rows < 0 ? InvalidArgument("rows: got ", rows) : Status();
   }
 
-  // Rows are exported in the order of their births; a cursor's position is the serial number from
-  // which to go on.
+  // Rows are exported in the order of their keys; a cursor's position is the last of them, and
+  // whether there was one.
   Status Export(const Context& context, Cursor* cursor, const RowParts& out,
                 int64_t* rows) const override {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -212,19 +211,21 @@ class ReferenceTable final : public Table {
     const int64_t since = cursor->since_version;
     if (since >= 0 && version_ == 0) return FailedPrecondition("since: got version ", since);
     if (cursor->done) return Status();
-    auto next = by_serial_.lower_bound(cursor->position);
-    for (; next != by_serial_.end() && *rows < room; ++next) {
-      const Row& row = rows_.at(next->second);
-      cursor->position = next->first + 1;
+    auto next = cursor->position[1] == 0 ? rows_.begin()
+                                         : rows_.upper_bound(static_cast<Key>(cursor->position[0]));
+    for (; next != rows_.end() && *rows < room; ++next) {
+      const auto& [key, row] = *next;
+      cursor->position[0] = static_cast<uint64_t>(key);
+      cursor->position[1] = 1;
       if (since >= 0 && row.version <= since) continue;
       const std::vector<int64_t> meta = PackedMeta(row);
-      if (out.keys.data != nullptr) out.keys[*rows] = next->second;
+      if (out.keys.data != nullptr) out.keys[*rows] = key;
       CopyPart(row.value.data(), row.value.size(), out.values, *rows);
       CopyPart(row.slots.data(), row.slots.size(), out.slots, *rows);
       CopyPart(meta.data(), meta.size() * sizeof(int64_t), out.meta, *rows);
       ++*rows;
     }
-    cursor->done = next == by_serial_.end();
+    cursor->done = next == rows_.end();
     return Status();
   }
 
@@ -333,14 +334,13 @@ class ReferenceTable final : public Table {
 
   int64_t memory_bytes() const override {
     std::lock_guard<std::mutex> lock(mutex_);
-    constexpr int64_t kMapNodes = 160;  // about what the nodes of both maps take
-    const int64_t row_bytes = kMapNodes + value_bytes_ + SlotsBytes();
+    constexpr int64_t kMapNode = 100;  // about what the node of the map takes
+    const int64_t row_bytes = kMapNode + value_bytes_ + SlotsBytes();
     return static_cast<int64_t>(sizeof(*this)) + static_cast<int64_t>(rows_.size()) * row_bytes;
   }
 
  private:
   struct Row {
-    uint64_t serial = 0;
     std::vector<char> value;
     std::vector<char> slots;
     int64_t version = 0;
@@ -491,16 +491,13 @@ class ReferenceTable final : public Table {
     *inserted = found == rows_.end();
     if (!*inserted) return found->second;
     Row& row = rows_[key];
-    row.serial = next_serial_++;
     row.value = InitialValue(key);
     row.slots = InitialSlots();
-    by_serial_[row.serial] = key;
     return row;
   }
 
   void EraseRow(std::map<Key, Row>::iterator row) {
     if (version_ > 0) erased_.emplace_back(row->first, version_);
-    by_serial_.erase(row->second.serial);
     rows_.erase(row);
   }
 
@@ -536,8 +533,6 @@ class ReferenceTable final : public Table {
   TableSchema schema_;
   const int64_t value_bytes_;
   std::map<Key, Row> rows_;
-  std::map<uint64_t, Key> by_serial_;
-  uint64_t next_serial_ = 1;
   int64_t version_ = 0;
   std::vector<std::pair<Key, int64_t>> erased_;  // with the version
   int64_t erased_known_since_ = 0;

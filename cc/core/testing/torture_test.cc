@@ -5,7 +5,7 @@
 // What must hold, whatever the interleaving:
 // - every row that anybody sees is whole, its value, slots and count of one moment;
 // - of the keys that nobody removes no update is lost: the sums are exact, and every export and
-//   every snapshot has each of them once;
+//   every snapshot has each of them once; of the others none twice;
 // - a full snapshot and the deltas that continue it make up the table, to the byte.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -175,8 +175,8 @@ class Torture : public ::testing::Test {
         const RowBytes row{bytes(block.rows.values, layout.value_bytes),
                            bytes(block.rows.slots, layout.slots_bytes),
                            bytes(block.rows.meta, layout.meta_bytes)};
-        // A key may come twice if it was removed and came again meanwhile; then the later counts.
-        rows[block.rows.keys[i]] = row;
+        EXPECT_TRUE(rows.emplace(block.rows.keys[i], row).second)
+            << "key " << block.rows.keys[i] << " was saved twice";
       }
     }
     for (const auto& [key, row] : rows) (*content)[key] = row;
