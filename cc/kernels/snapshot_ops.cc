@@ -1,4 +1,5 @@
 // Kernels that save tables to snapshots and load snapshots into tables.
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <string>
@@ -251,21 +252,41 @@ class SnapshotVerifyOp : public OpKernel {
   static Status CheckFits(const SnapshotReader& reader, const std::string& name,
                           const TableInput& table) {
     const Manifest& manifest = reader.manifest();
-    const uint64_t holds = table.resource->snapshot();
     if (manifest.base == 0) {
       return InvalidArgument("path: got the full snapshot ", IdText(manifest.id),
                              ", want a delta; load it by restore");
-    }
-    if (holds != 0 && holds != manifest.base && holds != manifest.id) {
-      return InvalidArgument("table '", name, "': the base of the delta is ", IdText(manifest.base),
-                             ", not the snapshot that the table holds, ", IdText(holds));
     }
     int64_t number = 0;
     DYNEMB_RETURN_IF_ERROR(reader.FindTable(name, &number));
     const Status fits =
         CheckCompatible(manifest.tables[static_cast<size_t>(number)].schema, table.schema);
-    if (fits.ok()) return fits;
-    return Status(fits.code(), StrCat("table '", name, "': ", fits.message()));
+    if (!fits.ok()) return Status(fits.code(), StrCat("table '", name, "': ", fits.message()));
+    const std::vector<uint64_t> has = table.resource->snapshots();
+    const bool continues = std::any_of(has.begin(), has.end(), [&](uint64_t snapshot) {
+      return snapshot == manifest.base || snapshot == manifest.id;
+    });
+    if (!continues) {
+      return InvalidArgument("table '", name, "': got a delta of snapshot ", IdText(manifest.base),
+                             has.empty() ? ", and the table has rows of no snapshot; a model for "
+                                           "deltas is exported after their base was saved"
+                                         : StrCat(", want one of ", IdText(has.back()),
+                                                  ", which the table has rows of"));
+    }
+    return Status();
+  }
+};
+
+class SnapshotsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    TableInput table;
+    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
+    const std::vector<uint64_t> snapshots = table.resource->snapshots();
+    const int64_t n = static_cast<int64_t>(snapshots.size());
+    Tensor* ids;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({n}), &ids));
+    for (int64_t i = 0; i < n; ++i) ids->vec<tstring>()(i) = IdText(snapshots[i]);
   }
 };
 
@@ -316,6 +337,7 @@ REGISTER_KERNEL_BUILDER(Name("DynembSnapshotKeys").Device(tensorflow::DEVICE_CPU
 REGISTER_KERNEL_BUILDER(Name("DynembSnapshotLoad").Device(tensorflow::DEVICE_CPU), SnapshotLoadOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSnapshotVerify").Device(tensorflow::DEVICE_CPU),
                         SnapshotVerifyOp);
+REGISTER_KERNEL_BUILDER(Name("DynembSnapshots").Device(tensorflow::DEVICE_CPU), SnapshotsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSetSnapshot").Device(tensorflow::DEVICE_CPU), SetSnapshotOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSwap").Device(tensorflow::DEVICE_CPU), SwapOp);
 

@@ -47,12 +47,14 @@ void TableResource::Swap(TableResource* other) {
   std::scoped_lock lock(mutex_, other->mutex_);
   std::swap(contents_, other->contents_);
   std::swap(versions_, other->versions_);
-  std::swap(snapshot_, other->snapshot_);
+  std::swap(snapshots_, other->snapshots_);
 }
 
 void TableResource::SetVersionOf(uint64_t snapshot, const Shards& shards, int64_t version) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (contents_.shards == shards) versions_[snapshot] = version;
+  if (contents_.shards != shards) return;
+  versions_[snapshot] = version;
+  if (snapshots_.empty() || snapshots_.back() != snapshot) snapshots_.push_back(snapshot);
 }
 
 Status TableResource::VersionOf(uint64_t snapshot, const Shards& shards, int64_t* version) const {

@@ -46,11 +46,11 @@ class TableResource : public tensorflow::ResourceBase {
     return contents_;
   }
   Shards shards() const { return contents().shards; }
-  void Replace(Contents contents) {
+  void Replace(Contents contents, std::vector<uint64_t> snapshots) {
     std::lock_guard<std::mutex> lock(mutex_);
     contents_ = std::move(contents);
     versions_.clear();
-    snapshot_ = 0;
+    snapshots_ = std::move(snapshots);
   }
   // Exchanges the content of two tables.
   void Swap(TableResource* other);
@@ -61,14 +61,15 @@ class TableResource : public tensorflow::ResourceBase {
   void SetVersionOf(uint64_t snapshot, const Shards& shards, int64_t version);
   Status VersionOf(uint64_t snapshot, const Shards& shards, int64_t* version) const;
 
-  // The snapshot that was loaded last, or 0.
-  uint64_t snapshot() const {
+  // The snapshots of which the rows have everything, so that deltas of them can be loaded: the one
+  // that was loaded last, and those that were saved since.
+  std::vector<uint64_t> snapshots() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    return snapshot_;
+    return snapshots_;
   }
   void set_snapshot(uint64_t snapshot) {
     std::lock_guard<std::mutex> lock(mutex_);
-    snapshot_ = snapshot;
+    snapshots_ = {snapshot};
   }
 
   std::string DebugString() const override;
@@ -78,7 +79,7 @@ class TableResource : public tensorflow::ResourceBase {
   mutable std::mutex mutex_;
   Contents contents_;
   std::map<uint64_t, int64_t> versions_;
-  uint64_t snapshot_ = 0;
+  std::vector<uint64_t> snapshots_;
 };
 
 // TensorFlow's intra-op threads.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cc/core/lookup/widen.h"
+#include "cc/core/snapshot/manifest.h"
 #include "cc/core/table/host_table.h"
 #include "cc/core/table/row_adapter.h"
 #include "cc/kernels/table_resource.h"
@@ -157,6 +158,7 @@ class ImportOp : public OpKernel {
     KeyInputs inputs;
     ConstRowParts rows;
     const Tensor *schema_text, *slots, *meta;
+    std::vector<uint64_t> snapshots;
     TableSchema from;
     OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
     OP_REQUIRES_OK(context, GetKeys(context, table, &inputs));
@@ -175,6 +177,8 @@ class ImportOp : public OpKernel {
     rows.keys = inputs.keys;
     rows.slots = RowsOf(*slots, inputs.keys.size, layout.slots_bytes);
     rows.meta = RowsOf(*meta, inputs.keys.size, layout.meta_bytes);
+
+    OP_REQUIRES_OK(context, GetIds(context, "snapshots", &snapshots));
 
     std::vector<std::string_view> strings;
     if (table.strings != nullptr) {
@@ -218,10 +222,26 @@ class ImportOp : public OpKernel {
         ToTensorFlow(Status(Code::kDataLoss, StrCat("rows to restore: got ", inputs.keys.size,
                                                     " keys of which only ", imported,
                                                     " are distinct; the file is damaged"))));
-    table.resource->Replace({std::move(targets), target_strings});
+    table.resource->Replace({std::move(targets), target_strings}, std::move(snapshots));
   }
 
  private:
+  // Input `name`, ids of snapshots.
+  static absl::Status GetIds(OpKernelContext* context, const char* name,
+                             std::vector<uint64_t>* ids) {
+    const Tensor* texts;
+    TF_RETURN_IF_ERROR(context->input(name, &texts));
+    if (texts->dims() != 1) {
+      return ToTensorFlow(
+          InvalidArgument(name, ": got shape ", texts->shape().DebugString(), ", want (n,)"));
+    }
+    for (int64_t i = 0; i < texts->NumElements(); ++i) {
+      ids->emplace_back();
+      TF_RETURN_IF_ERROR(ToTensorFlow(ParseId(texts->vec<tensorflow::tstring>()(i), &ids->back())));
+    }
+    return absl::OkStatus();
+  }
+
   // Input `name`, which must be uint8 of shape (n, width).
   static absl::Status GetBytes(OpKernelContext* context, const char* name, const KeyInputs& inputs,
                                int64_t width, const Tensor** tensor) {

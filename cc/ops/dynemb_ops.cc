@@ -280,6 +280,7 @@ REGISTER_OP("DynembImport")
     .Input("meta: uint8")
     .Input("schema: string")
     .Input("strings: string")
+    .Input("snapshots: string")
     .Attr("dtype: " DYNEMB_VALUE_TYPES)
     .Attr("replace: bool = false")
     .Attr("adopt_seed: bool = false")
@@ -292,6 +293,7 @@ Refused, with the table as it was, if the schema does not fit it or the parts do
 schema.
 
 strings: shape (n,) for a table that keeps the strings of its keys; otherwise not looked at.
+snapshots: shape (m,), as DynembSnapshots gave them before the rows were exported; only with replace.
 replace: the rows take the place of all that is there, at once; otherwise they are added.
 adopt_seed: take over the seed of the initial values as well.
 )doc");
@@ -384,6 +386,21 @@ end, have each table, with rows that fit it, and continue what it holds, where t
 names: shape (N,), the tables' names in the delta.
 path: the folder of the delta.
 id: of the delta.
+)doc");
+
+REGISTER_OP("DynembSnapshots")
+    .Input("table: resource")
+    .Output("snapshots: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+The snapshots of which the table has all rows, so that deltas of them can be loaded.
+
+snapshots: shape (n,), their ids: of the one that was loaded last and those that were saved since, with
+  follow or as deltas.
 )doc");
 
 REGISTER_OP("DynembSetSnapshot")

@@ -57,7 +57,8 @@ def gone(h5, name):
 
 
 DAMAGE = {"flipped": flipped, "shortened": shortened, "gone": gone}
-ROW_ARRAYS = ["schema", "chunks", "crc32", "keys_0", "values_0", "slots_0", "meta_0", "crc32_0"]
+PARTS = ["keys_0", "values_0", "slots_0", "meta_0"]
+ROW_ARRAYS = ["schema", "snapshots", "chunks", "crc32", *PARTS, "crc32_0"]
 
 
 def damage_array(h5, name, damage):
@@ -143,7 +144,7 @@ FORGERIES = {
 
 def forge(h5, name, change):
     """Changes an array of a table's only chunk and makes all checksums right; returns old and new."""
-    names = [n for n in (*ROW_ARRAYS[3:7], "string_lengths_0", "string_bytes_0") if n in h5]
+    names = [n for n in (*PARTS, "string_lengths_0", "string_bytes_0") if n in h5]
     old = np.array(h5[name])
     new = change(old)
     del h5[name]
@@ -151,7 +152,8 @@ def forge(h5, name, change):
     chunk = b"".join(np.array(h5[n]).tobytes() for n in names)
     h5["crc32_0"][...] = zlib.crc32(chunk)
     sums = np.array([zlib.crc32(chunk)], np.int64).tobytes()
-    h5["crc32"][...] = zlib.crc32(np.array(h5["schema"]).tobytes() + sums)
+    head = b"".join(np.array(h5[n]).tobytes() for n in ("schema", "snapshots"))
+    h5["crc32"][...] = zlib.crc32(head + sums)
     return old, new
 
 
@@ -171,7 +173,7 @@ def test_made_up_arrays_with_right_checksums(keys, forgery, tmp_path):
     before = rows_of(layer.table)
     numbers = ("values_0", "slots_0", "meta_0") + (("keys_0",) if keys == "int64" else ())
     strings = ("string_lengths_0", "string_bytes_0") if keys == "string" else ()
-    for name in (*ROW_ARRAYS[3:7], *strings):
+    for name in (*PARTS, *strings):
         path.write_bytes(saved.read_bytes())
         with h5py.File(path, "r+") as h5:
             group = h5.visit(lambda item: item[:-7] if item.endswith("/schema") else None)

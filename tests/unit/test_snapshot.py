@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+import types
 
 import keras
 import numpy as np
@@ -17,6 +18,7 @@ from table_rows import int64, rows_of, schema_of, values_of
 
 import tf_dynemb
 from tf_dynemb import snapshot
+from tf_dynemb.keras.saving import read_rows, write_rows
 
 
 @pytest.mark.parametrize("optimizer", m.OPTIMIZERS)
@@ -261,7 +263,7 @@ def test_a_model_that_serves_takes_deltas(tmp_path):
         np.testing.assert_array_equal(served.serve([users, tags]), model([users, tags]))
     # The first delta again: it does not continue the second.
     before = served.serve([users, tags])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="not the snapshot that the table holds"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"got a delta of .*, want one of {base}"):
         served.signatures["load_delta"](path=tf.constant(str(tmp_path / "delta4")))
     with pytest.raises(tf.errors.InvalidArgumentError, match="got the full snapshot .*, want a delta"):
         served.signatures["load_delta"](path=tf.constant(str(tmp_path / "base")))
@@ -269,6 +271,57 @@ def test_a_model_that_serves_takes_deltas(tmp_path):
     with pytest.raises(tf.errors.DataLossError, match="checksum"):
         served.signatures["load_delta"](path=tf.constant(str(tmp_path / "delta5")))
     np.testing.assert_array_equal(served.serve([users, tags]), before)
+
+
+def save_and_load(way, table, path):
+    """The table as a server has it: another one with its rows, and the function that loads deltas."""
+    module = tf.Module()
+    module.table = table
+    module.lookup = tf.function(table.lookup, input_signature=[tf.TensorSpec([None], tf.int64)])
+    module.load_delta = snapshot.delta_function(table)
+    if way == "SavedModel":
+        tf.saved_model.save(module, path)
+        return tf.saved_model.load(path)
+    other = tf_dynemb.Variable(dim=2, name="t")
+    if way == "checkpoint":
+        written = tf.train.Checkpoint(table=table).write(str(path))
+        tf.train.Checkpoint(table=other).read(written).assert_consumed()
+    else:
+        store = {}
+        write_rows(table, store)
+        read_rows(other, store)
+    return types.SimpleNamespace(lookup=other.lookup, load_delta=snapshot.delta_function(other))
+
+
+@pytest.mark.parametrize("way", ["SavedModel", "checkpoint", "Keras"])
+def test_what_is_saved_takes_the_deltas_of_bases_that_it_contains(way, tmp_path):
+    """Of all snapshots before it, of none after it, nor of another table."""
+    table = tf_dynemb.Variable(dim=2, name="t")
+    before = save_and_load(way, table, tmp_path / "before")
+    saved = []
+    for number in range(5):
+        table.upsert(int64([number]), [[number, number]])
+        if number == 3:
+            after = save_and_load(way, table, tmp_path / "after")
+        folder = str(tmp_path / str(number))
+        base = saved[-1][1] if saved else ""
+        saved.append((folder, snapshot.save(folder, table, base=base, follow=True)))
+    other = tf_dynemb.Variable(dim=2, name="t")
+    stranger = snapshot.save(tmp_path / "other", other, follow=True)
+    snapshot.save(tmp_path / "other delta", other, base=stranger)
+    refused = pytest.raises(tf.errors.InvalidArgumentError, match="got a delta of snapshot")
+    for served in before, after:
+        with refused:
+            served.load_delta(tf.constant(str(tmp_path / "other delta")))
+        with refused:  # of what came last, without what came before
+            served.load_delta(tf.constant(saved[4][0]))
+        assert served.lookup(int64([4])).numpy().tolist() != [[4, 4]]
+    with refused:
+        before.load_delta(tf.constant(saved[1][0]))
+    after.load_delta(tf.constant(saved[3][0]))
+    after.load_delta(tf.constant(saved[4][0]))
+    got = after.lookup(tf.range(5, dtype=tf.int64)).numpy()
+    assert got.tolist() == [[number, number] for number in range(5)]
 
 
 @pytest.mark.parametrize("keys", ["int64", "string"])
@@ -334,6 +387,7 @@ def test_a_delta_for_a_table_without_slots_leaves_them_out(tmp_path):
             ),
             schema_of(serving[table.name]),
             replace=True,
+            snapshots=[base],
         )
     m.train(model, 3, 6)
     snapshot.save(tmp_path / "delta", model, base=base)
@@ -393,6 +447,7 @@ def test_a_delta_that_does_not_fit_one_table_changes_none(tmp_path):
         table.upsert(int64([1]), [[5.0, 6.0]])
     snapshot.save(tmp_path / "delta", {"a": a, "b": b}, base=base)
     served = tf_dynemb.Variable(dim=2, name="served")
+    snapshot.restore(tmp_path / "base", {"a": served})
     served.upsert(int64([1, 2]), [[1.0, 2.0], [3.0, 4.0]])
     before = rows_of(served)
     elsewhere = tf_dynemb.Variable(dim=2)
@@ -405,7 +460,8 @@ def test_a_delta_that_does_not_fit_one_table_changes_none(tmp_path):
             (tf_dynemb.Variable(dim=3), failed, f"table '{second}': .*dim is 2, the table's is 3"),
             (tf_dynemb.Variable(value_dtype="float64", dim=2), failed, "the table's is float64"),
             (tf_dynemb.Variable(tf.int32, dim=2), failed, "the table's is int32"),
-            (elsewhere, invalid, f"table '{second}': .*not the snapshot that the table holds"),
+            (elsewhere, invalid, f"table '{second}': .*want one of"),
+            (tf_dynemb.Variable(dim=2), invalid, f"table '{second}': .*rows of no snapshot"),
         ):
             for load in (
                 lambda tables: snapshot.load_delta(path, tables),
@@ -442,14 +498,16 @@ def test_keys_that_an_int32_table_cannot_have_are_damage(devices, tmp_path):
         (folder / "MANIFEST").write_bytes(text + b"crc32c %08x\n" % crc32c(text))
 
     table = tf_dynemb.Variable(tf.int32, dim=1, devices=["/CPU:0"] * devices, name="t")
-    table.upsert(tf.constant([5, 6]), [[5.0], [6.0]])
-    before = rows_of(table)
     for key, named in ((2**40 + 5, "1099511627781"), (-(2**31) - 1, "-2147483649")):
         wide = tf_dynemb.Variable(dim=1, name="t")
         base = snapshot.save(tmp_path / "base", wide, follow=True)
         wide.upsert(int64([7, key]), [[1.0], [2.0]])
         snapshot.save(tmp_path / "delta", wide, base=base)
         snapshot.save(tmp_path / "full", wide)
+        as_int32(tmp_path / "base")
+        snapshot.restore(tmp_path / "base", table)
+        table.upsert(tf.constant([5, 6]), [[5.0], [6.0]])
+        before = rows_of(table)
         for load, folder in ((snapshot.restore, "full"), (snapshot.load_delta, "delta")):
             as_int32(tmp_path / folder)
             with pytest.raises(tf.errors.DataLossError, match=f"key {named}: it is beyond int32"):

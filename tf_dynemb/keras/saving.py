@@ -5,8 +5,9 @@ of our own among the assets of a `.keras` archive, whose variables Keras would h
 the rows lie as
 
     schema      uint8 (n,)        the text of the schema
+    snapshots   uint8 (n,)        16 hex digits for each snapshot whose deltas the rows can take
     chunks      int64 ()          number of chunks
-    crc32       int64 ()          checksum over both and over the checksums of all chunks
+    crc32       int64 ()          checksum over these and over the checksums of all chunks
     keys_<i>    int64 (n,)        chunk i, rows of about CHUNK_BYTES
     values_<i>  uint8 (n, bytes)  its values, slot variables and meta, as bytes
     slots_<i>   uint8 (n, bytes)
@@ -24,7 +25,7 @@ import re
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import h5py
 import numpy as np
@@ -49,6 +50,7 @@ def write_rows(table: Variable, store) -> None:
     cursor, checksums = (0, 0, 0), []
     *parts, schema, _ = table.resource.export_rows(limit=0)
     schema = schema.numpy()
+    snapshots = b"".join(ops.dynemb_snapshots(table.resource.resource_handle).numpy())
     row_bytes = 8 + sum(part.shape[1] * part.dtype.size for part in parts[1:])
     chunk_rows = max(1, CHUNK_BYTES // row_bytes)
     while cursor[0] < table.shard_num:
@@ -69,10 +71,10 @@ def write_rows(table: Variable, store) -> None:
             store[f"{name}_{chunk}"] = array
         checksums.append(_checksum(arrays))
         store[f"crc32_{chunk}"] = np.array(checksums[-1], np.int64)
-    schema = np.frombuffer(schema, np.uint8)
-    store["schema"] = schema
+    head = [np.frombuffer(schema, np.uint8), np.frombuffer(snapshots, np.uint8)]
+    store["schema"], store["snapshots"] = head
     store["chunks"] = np.array(len(checksums), np.int64)
-    store["crc32"] = np.array(_checksum([schema, np.array(checksums, np.int64)]), np.int64)
+    store["crc32"] = np.array(_checksum([*head, np.array(checksums, np.int64)]), np.int64)
 
 
 def read_rows(table: Variable, store) -> None:
@@ -84,29 +86,33 @@ def read_rows(table: Variable, store) -> None:
     Raises:
         ValueError: rows that do not fit the table, or damaged ones. The table is as it was.
     """
-    if "chunks" not in store or "schema" not in store:
+    if any(name not in store for name in ("schema", "snapshots", "chunks")):
         raise ValueError(f"{table.name}: the file holds no rows for this table")
-    schema = np.asarray(store["schema"]).astype(np.uint8)
-    names = _parts(schema.tobytes())
+    head = [np.asarray(store[name]).astype(np.uint8) for name in ("schema", "snapshots")]
+    schema, snapshots = (array.tobytes() for array in head)
+    names = _parts(schema)
     checksums, widths, rows = [], [0, 0, 0], 0
     for arrays in _chunks(table, store, names):
         checksums.append(_checksum(arrays))
         widths = [array.shape[1] for array in arrays[1:4]]
         rows += len(arrays[0])
-    whole = _checksum([schema, np.array(checksums, np.int64)])
+    whole = _checksum([*head, np.array(checksums, np.int64)])
     if "crc32" not in store or whole != int(np.asarray(store["crc32"])):
         raise ValueError(f"{table.name}: the file is damaged: its rows fail their checksum")
-    schema = schema.tobytes()
     _check_rule(table, schema)
     staged = table.resource.empty_copy()
 
-    def put(arrays, replace: bool) -> None:
-        strings = _strings_of(*arrays[4:]) if table.keep_keys and not replace else None
-        staged.import_rows(*_tensors(table, arrays[:4]), schema, replace=replace, strings=strings)
+    def put(arrays, **more) -> None:
+        try:
+            staged.import_rows(*_tensors(table, arrays[:4]), schema, **more)
+        except tf.errors.OpError as error:
+            raise ValueError(f"{table.name}: {error.message}") from error
 
-    _checked(table, lambda: put(_empty(widths), replace=True))  # takes over rule and seed
+    ids = [snapshots[at : at + 16] for at in range(0, len(snapshots), 16)]
+    put(_empty(widths), replace=True, snapshots=ids)  # takes over rule and seed as well
     for arrays in _chunks(table, store, names):
-        _checked(table, lambda arrays=arrays: put(arrays, replace=False))
+        strings = _strings_of(*arrays[4:]) if table.keep_keys else None
+        put(arrays, replace=False, strings=strings)
     distinct = int(tf.reduce_sum(ops.dynemb_size(staged.resource_handle)[0]))
     if distinct != rows:
         raise ValueError(
@@ -130,14 +136,6 @@ def _check_rule(table: Variable, schema: bytes) -> None:
             f"{table.name}: the rows were trained by {got[1].decode()}, the optimizer of the model is "
             f"of rule {want}; compile the model with the optimizer that it was saved with"
         )
-
-
-def _checked(table: Variable, call: Callable) -> None:
-    """Calls an op, whose refusal becomes a ValueError that names the table."""
-    try:
-        call()
-    except tf.errors.OpError as error:
-        raise ValueError(f"{table.name}: {error.message}") from error
 
 
 def read_rows_of_archive(table: Variable, archive: zipfile.ZipFile, name: str) -> None:

@@ -110,10 +110,9 @@ def load_delta(path, tables: Tables) -> None:
     out.
 
     Applying a delta to a table that is already further on, up to the moment that the delta was made,
-    changes nothing of the result; so a model that was exported at any time between the base and the
-    delta can take it. Afterwards only the delta that continues this one is taken.
-    A table of an export does not know which snapshot it continues, and takes any first delta: push those
-    of its training run, in order.
+    changes nothing of the result; so a model that was exported at any time after the base was saved can
+    take it. Afterwards only the delta that continues this one is taken. SavedModels and checkpoints
+    carry the ids of the snapshots of which they have all rows.
 
     Args:
         path: the delta's folder, a string or a scalar string tensor.
@@ -122,7 +121,7 @@ def load_delta(path, tables: Tables) -> None:
     Raises:
         tf.errors.DataLossError: the delta is damaged; the tables are as they were. If a file fails in
             the second reading, some of its rows have taken effect; loading it again completes them.
-        tf.errors.InvalidArgumentError: the delta does not continue what a table has loaded; or it is a
+        tf.errors.InvalidArgumentError: the delta is of a base that a table does not have; or it is a
             full snapshot. The tables are as they were, also in what follows.
         tf.errors.NotFoundError: there is no delta, or it does not have all of the tables.
         tf.errors.FailedPreconditionError: its rows do not fit a table, as of `restore`.

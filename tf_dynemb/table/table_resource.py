@@ -111,7 +111,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         keys, *parts = self.export_rows(limit=0)[:4]
         return keys.dtype.size + sum(part.shape[1] * part.dtype.size for part in parts)
 
-    def import_rows(self, keys, values, slots, meta, schema, replace: bool, strings=None):
+    def import_rows(self, keys, values, slots, meta, schema, replace: bool, strings=None, snapshots=()):
         """Puts exported rows back; see the op DynembImport. A table that keeps strings needs them."""
         same = []
         if strings is None:
@@ -130,6 +130,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
                 meta,
                 schema,
                 strings,
+                tf.reshape(tf.convert_to_tensor(snapshots, tf.string), [-1]),
                 replace=replace,
                 adopt_seed=self._adopt_seed,
             )
@@ -213,8 +214,11 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
     def _serialize_to_tensors(self):
         if not self._checkpoint:
             return {}
-        *rows, _, strings = self.export_rows_with_strings()
-        return saved_rows(*rows) | ({"strings": strings} if self.keeps_strings else {})
+        snapshots = ops.dynemb_snapshots(self.resource_handle)
+        with tf.control_dependencies([snapshots]):  # the rows have all of these
+            *rows, _, strings = self.export_rows_with_strings()
+        saved = saved_rows(*rows) | {"snapshots": snapshots}
+        return saved | ({"strings": strings} if self.keeps_strings else {})
 
     def _copy_trackable_to_cpu(self, object_map):
         # For tf.train.CheckpointOptions(enable_async=True): the rows of the moment of save(), which are
