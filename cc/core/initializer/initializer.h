@@ -19,6 +19,7 @@
 #include "cc/core/base/macros.h"
 #include "cc/core/base/rng.h"
 #include "cc/core/base/vector_variants.h"
+#include "cc/core/initializer/philox_blocks.h"
 
 namespace dynemb {
 
@@ -125,16 +126,12 @@ template <typename V>
 struct FillRandomColumns {
   static DYNEMB_ALWAYS_INLINE void Run(const Distribution& distribution, uint64_t seed, int64_t key,
                                        int64_t dim, V* value) {
-    constexpr int64_t kBlocks = 8, kColumns = 4 * kBlocks;
+    static const PhiloxBlocksFunction random = FastestPhiloxBlocks();
+    constexpr int64_t kColumns = 4 * kPhiloxBlocks;
     const Distribution drawn = distribution;  // a copy that no store to `value` can change
     for (int64_t first = 0; first < dim; first += kColumns) {
-      uint32_t words[4][kBlocks], bits[kColumns];
-      for (int64_t block = 0; block < kBlocks; ++block) {
-        const Random128 random =
-            Philox4x32(seed, static_cast<uint64_t>(key), static_cast<uint64_t>(first / 4 + block));
-        for (int64_t word = 0; word < 4; ++word) words[word][block] = random.word[word];
-      }
-      for (int64_t c = 0; c < kColumns; ++c) bits[c] = words[c % 4][c / 4];
+      uint32_t bits[kColumns];
+      random(seed, static_cast<uint64_t>(key), static_cast<uint64_t>(first / 4), bits);
       const int64_t columns = std::min(kColumns, dim - first);
       V* const to = value + first;
       if (drawn.kind == Distribution::Kind::kUniform) {

@@ -228,6 +228,23 @@ TEST(Initializer, ColumnsTogetherAreColumnsOneByOne) {
   }
 }
 
+// Of the processor that runs the tests, and of any.
+TEST(Initializer, BlocksTogetherAreBlocksOneByOne) {
+  std::mt19937_64 random(5);
+  for (int i = 0; i < 2000; ++i) {
+    const uint64_t seed = random(), key = random();
+    const uint64_t first = i % 2 == 0 ? 8 * static_cast<uint64_t>(i) : (random() >> 32) / 2;
+    for (const PhiloxBlocksFunction blocks : {FastestPhiloxBlocks(), &PhiloxBlocksAnywhere}) {
+      uint32_t words[4 * kPhiloxBlocks];
+      blocks(seed, key, first, words);
+      for (uint64_t b = 0; b < kPhiloxBlocks; ++b) {
+        const Random128 want = Philox4x32(seed, key, first + b);
+        EXPECT_TRUE(std::equal(want.word, want.word + 4, words + 4 * b)) << seed << " " << key;
+      }
+    }
+  }
+}
+
 TEST(Initializer, IsDrawnInFloatAndConverted) {
   const Initializer initializer = {{Kind::kTruncatedNormal, 0.3f, 2}, {0.0}, 5};
   constexpr int64_t kDim = 101;
