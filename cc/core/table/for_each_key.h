@@ -20,8 +20,9 @@ inline void PrefetchRow(const char* row, int64_t bytes) {
 
 // Calls visit(i, key, hash, row or nullptr) for i in [begin, end), in order, with the chunk and
 // then the row of each key(i) in segment_of(hash), and what fetch(i) asks for, fetched ahead for a
-// group of keys; and end_group() after each group. `visit` may change the row of its key, insert
-// and erase it.
+// group of keys; and end_group() after each group. While a group is visited the rows of the next
+// one and the chunks of the one after that are on their way. If keys are distinct `visit` may
+// change the row of its key, insert and erase it.
 template <typename KeyAt, typename SegmentOf, typename Fetch, typename Visit, typename EndGroup>
 void ForEachKey(int64_t begin, int64_t end, int64_t row_bytes, const KeyAt& key,
                 const SegmentOf& segment_of, const Fetch& fetch, const Visit& visit,
@@ -31,26 +32,35 @@ void ForEachKey(int64_t begin, int64_t end, int64_t row_bytes, const KeyAt& key,
     Key key;
     uint64_t hash;
     char* row;
-  } ahead[2][kGroup];
-  const auto prefetch_chunks = [&](int64_t group, Ahead* to) {
-    for (int64_t i = group; i < std::min(end, group + kGroup); ++i, ++to) {
-      to->key = key(i);
-      to->hash = Mix64(static_cast<uint64_t>(to->key));
-      segment_of(to->hash).PrefetchChunk(to->hash);
+  } ahead[3][kGroup];  // the keys of three groups, one in each stage
+  const auto in_group = [&](int64_t group) { return std::clamp<int64_t>(end - group, 0, kGroup); };
+  const auto fetch_chunks = [&](int64_t group, Ahead* to) {
+    for (int64_t i = 0; i < in_group(group); ++i) {
+      to[i].key = key(group + i);
+      to[i].hash = Mix64(static_cast<uint64_t>(to[i].key));
+      segment_of(to[i].hash).PrefetchChunk(to[i].hash);
     }
   };
-  prefetch_chunks(begin, ahead[0]);
-  for (int64_t group = begin, turn = 0; group < end; group += kGroup, turn ^= 1) {
-    const int64_t count = std::min(kGroup, end - group);
-    Ahead* const now = ahead[turn];
-    for (int64_t i = 0; i < count; ++i) {
-      now[i].row = segment_of(now[i].hash).Find(now[i].key, now[i].hash);
-      if (now[i].row != nullptr) PrefetchRow(now[i].row, row_bytes);
+  const auto find = [&](int64_t group, Ahead* of) {
+    for (int64_t i = 0; i < in_group(group); ++i) {
+      of[i].row = segment_of(of[i].hash).Find(of[i].key, of[i].hash);
+      if (of[i].row != nullptr) PrefetchRow(of[i].row, row_bytes);
       fetch(group + i);
     }
-    prefetch_chunks(group + count, ahead[turn ^ 1]);
-    for (int64_t i = 0; i < count; ++i) visit(group + i, now[i].key, now[i].hash, now[i].row);
+  };
+  fetch_chunks(begin, ahead[0]);
+  fetch_chunks(begin + kGroup, ahead[1]);
+  find(begin, ahead[0]);
+  Ahead *now = ahead[0], *next = ahead[1], *after = ahead[2];
+  for (int64_t group = begin; group < end; group += kGroup) {
+    fetch_chunks(group + 2 * kGroup, after);
+    find(group + kGroup, next);
+    for (int64_t i = 0; i < in_group(group); ++i) {
+      visit(group + i, now[i].key, now[i].hash, now[i].row);
+    }
     end_group();
+    Ahead* const done = now;
+    now = next, next = after, after = done;
   }
 }
 
