@@ -345,7 +345,7 @@ class HostTable final : public Table {
     ForAllSegments(context, [&](int s) {
       std::shared_lock<std::shared_mutex> lock(parts_[s]->mutex);
       std::vector<int64_t> own(counts.size);
-      ForAllRows(parts_[s]->segment, field, [&](Segment::Ref, const RowOrder& order) {
+      ForAllRows(parts_[s]->segment, field, [&](Key, const RowOrder& order) {
         for (int w = 0; w * 64 < prefix_bits; ++w) {
           const int low = 64 - std::min(64, prefix_bits - w * 64);
           if (word(order, w) >> low != word(prefix, w) >> low) return;
@@ -368,9 +368,9 @@ class HostTable final : public Table {
     ForAllSegments(context, [&](int s) {
       std::unique_lock<std::shared_mutex> lock(parts_[s]->mutex);
       Segment& segment = parts_[s]->segment;
-      ForAllRows(segment, field, [&](Segment::Ref ref, const RowOrder& order) {
+      ForAllRows(segment, field, [&](Key key, const RowOrder& order) {
         if (!(order < bound)) return;
-        EraseRow(&segment, segment.key(ref), order.hash);
+        EraseRow(&segment, key, order.hash);
         count.fetch_add(1, std::memory_order_relaxed);
       });
     });
@@ -526,11 +526,9 @@ class HostTable final : public Table {
   template <typename F>
   void ForAllRows(const Segment& segment, MetaField field, const F& f) const {
     const int64_t offset = layout_.meta_offset + layout_.meta_field[static_cast<int>(field)];
-    for (Segment::Ref ref = segment.NextLive(0); ref != Segment::kNone;
-         ref = segment.NextLive(ref + 1)) {
-      f(ref, RowOrder{ReadInt64(segment.row(ref) + offset),
-                      Mix64(static_cast<uint64_t>(segment.key(ref)))});
-    }
+    segment.ForEachRow(offset, [&](Key key, const char* row) {
+      f(key, RowOrder{ReadInt64(row + offset), Mix64(static_cast<uint64_t>(key))});
+    });
   }
 
   // A new row with initial slots and meta of zeros; the value is the caller's.

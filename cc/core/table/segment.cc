@@ -37,7 +37,6 @@ char* Segment::Insert(int64_t key, uint64_t hash) {
   if (size_ + 1 > max_rows_ && !ReserveIndex(size_ + 1)) return nullptr;
   const Ref ref = AllocateRow();
   if (ref == kNone) return nullptr;
-  std::memcpy(KeyAt(ref), &key, sizeof(key));
   Link(key, hash, ref);
   ++size_;
   return row(ref);
@@ -68,35 +67,29 @@ void Segment::Erase(int64_t key, uint64_t hash) {
   for (uint32_t passed = Home(hash); passed != at; passed = Next(passed)) {
     if (chunks_[passed].overflow != 255) --chunks_[passed].overflow;
   }
-  blocks_[ref >> 16].live[(ref & 0xffffu) / 64] &= ~(uint64_t{1} << (ref & 63u));
-  std::memcpy(KeyAt(ref), &free_, sizeof(free_));
+  std::memcpy(row(ref), &free_, sizeof(free_));
   free_ = ref;
   --size_;
 }
 
 Segment::Ref Segment::AllocateRow() {
-  Ref ref;
   if (free_ != kNone) {
-    ref = free_;
-    std::memcpy(&free_, KeyAt(ref), sizeof(free_));
-  } else {
-    if ((blocks_.empty() || fresh_ == blocks_.back().rows) && !AddBlock()) return kNone;
-    ref = static_cast<Ref>((blocks_.size() - 1) << 16 | fresh_++);
+    const Ref ref = free_;
+    free_ = NextFree(ref);
+    return ref;
   }
-  blocks_[ref >> 16].live[(ref & 0xffffu) / 64] |= uint64_t{1} << (ref & 63u);
-  return ref;
+  if ((rows_.empty() || fresh_ == block_rows_.back()) && !AddBlock()) return kNone;
+  return static_cast<Ref>((rows_.size() - 1) << 16 | fresh_++);
 }
 
 bool Segment::AddBlock() {
-  if (blocks_.size() == kMaxBlocks) return false;
-  const int64_t most =
-      std::clamp<int64_t>(kMaxBlockBytes / (layout_.row_bytes + kKeyBytes), 1, kMaxBlockRows);
+  if (rows_.size() == kMaxBlocks) return false;
+  const int64_t most = std::clamp<int64_t>(kMaxBlockBytes / layout_.row_bytes, 1, kMaxBlockRows);
   const uint32_t n = static_cast<uint32_t>(std::min(most, std::max(kMinBlockRows, size_ / 32)));
-  Block block = {n, std::vector<uint64_t>((n + 63) / 64)};
-  char* rows = static_cast<char*>(row_arena_->Allocate(BlockBytes(block, layout_.row_bytes)));
+  char* rows = static_cast<char*>(row_arena_->Allocate(n * layout_.row_bytes));
   if (rows == nullptr) return false;
   rows_.push_back(rows);
-  blocks_.push_back(std::move(block));
+  block_rows_.push_back(n);
   fresh_ = 0;
   return true;
 }
@@ -127,18 +120,6 @@ bool Segment::Rehash(uint32_t chunk_count) {
   }
   if (chunks != nullptr) index_arena_->Free(chunks, int64_t{chunk_count} * sizeof(Chunk));
   return true;
-}
-
-Segment::Ref Segment::NextLive(Ref ref) const {
-  uint32_t row = ref & 0xffffu;
-  for (size_t b = ref >> 16; b < blocks_.size(); ++b, row = 0) {
-    const std::vector<uint64_t>& live = blocks_[b].live;
-    for (size_t word = row / 64; word < live.size(); ++word, row = 0) {
-      const uint64_t bits = live[word] >> (row % 64) << (row % 64);
-      if (bits != 0) return static_cast<Ref>(b << 16 | (word * 64 + __builtin_ctzll(bits)));
-    }
-  }
-  return kNone;
 }
 
 void Segment::AppendRange(HashRange hashes, std::vector<Entry>* entries) const {
@@ -175,14 +156,14 @@ int Segment::StripeBits() const {
 
 void Segment::FreeRows(std::vector<char*>* rows, int64_t row_bytes) {
   for (size_t b = 0; b < rows->size(); ++b) {
-    row_arena_->Free((*rows)[b], BlockBytes(blocks_[b], row_bytes));
+    row_arena_->Free((*rows)[b], block_rows_[b] * row_bytes);
   }
   rows->clear();
 }
 
 void Segment::Clear() {
   FreeRows(&rows_, layout_.row_bytes);
-  blocks_.clear();
+  block_rows_.clear();
   if (chunks_ != nullptr) {
     index_arena_->Free(chunks_, int64_t{chunk_count_} * sizeof(Chunk));
   }

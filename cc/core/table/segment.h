@@ -15,14 +15,14 @@
 // Keys lie in the index in the order of their hashes, so that it grows by reading and writing
 // memory from front to back.
 //
-// A row is `value | slots | meta` and lies in a block, which holds rows one after the other and
-// behind them their keys; its reference is (block, row in the block), 16 bits each. Rows never
-// move, and references stay valid, when the index grows. A bitmap per block tells which rows live;
-// the others are in a list of free rows, linked through their keys, or lie at the end of the last
-// block, never used yet.
+// A row is `value | slots | meta` and lies in a block of rows, one after the other; its reference
+// is (block, row in the block), 16 bits each. Rows never move, and references stay valid, when the
+// index grows. Nothing in a row says whose it is, or whether it is used: the index alone knows.
+// Erased rows are in a list, each with the reference of the next in its first bytes; the others
+// that are not used lie at the end of the last block.
 //
-// Costs: a find touches 1 line of index and the row; memory is 16 to 20 bytes of index per row, 8
-// of key, and up to 1/32 of the rows in the last block ahead of need.
+// Costs: a find touches 1 line of index and the row; memory is 16 to 20 bytes of index per row, key
+// included, and up to 1/32 of the rows in the last block ahead of need.
 #ifndef TF_DYNEMB_CC_CORE_TABLE_SEGMENT_H_
 #define TF_DYNEMB_CC_CORE_TABLE_SEGMENT_H_
 
@@ -73,20 +73,16 @@ class Segment {
   // Makes the index large enough for `rows` rows. False: no memory, nothing changed.
   bool ReserveIndex(int64_t rows);
 
-  // Moves all rows to a new layout; `convert(old_row, new_row)` fills a live one. References stay
-  // valid. False: no memory, nothing changed.
+  // Moves all rows to a new layout; `convert(old_row, new_row)` fills one, also those that are
+  // erased, with whatever bytes. References stay valid. False: no memory, nothing changed.
   template <typename Convert>
   bool Relayout(const RowLayout& layout, Convert convert);
 
-  // Of a row by its reference.
-  int64_t key(Ref ref) const {
-    int64_t key;
-    std::memcpy(&key, KeyAt(ref), sizeof(key));
-    return key;
-  }
   char* row(Ref ref) const { return rows_[ref >> 16] + (ref & 0xffffu) * layout_.row_bytes; }
-  // The first live row at or after `ref`, in the order of references, or kNone.
-  Ref NextLive(Ref ref) const;
+  // Calls visit(key, row) for all rows, in no order, with the line at `offset` of the row fetched
+  // ahead. `visit` may erase its row.
+  template <typename Visit>
+  void ForEachRow(int64_t offset, const Visit& visit) const;
 
   struct Entry {
     uint64_t hash;
@@ -105,7 +101,6 @@ class Segment {
 
  private:
   static constexpr int kCells = 5;
-  static constexpr int kKeyBytes = 8;
 
   struct alignas(64) Chunk {
     int64_t keys[kCells];
@@ -115,11 +110,6 @@ class Segment {
     uint8_t padding[2];
   };
   static_assert(sizeof(Chunk) == 64, "a chunk is a cache line");
-
-  struct Block {
-    uint32_t rows;
-    std::vector<uint64_t> live;  // bit r: row r holds a key
-  };
 
   // Bit c: cell c of the chunk holds this key.
   static uint32_t Match(const Chunk& chunk, int64_t key) {
@@ -134,15 +124,11 @@ class Segment {
   }
   uint32_t Next(uint32_t chunk) const { return chunk + 1 == chunk_count_ ? 0 : chunk + 1; }
 
-  char* KeyAt(Ref ref) const {
-    const uint32_t b = ref >> 16;
-    return rows_[b] + blocks_[b].rows * layout_.row_bytes + (ref & 0xffffu) * kKeyBytes;
-  }
-  bool IsLive(Ref ref) const {
-    return blocks_[ref >> 16].live[(ref & 0xffffu) / 64] >> (ref & 63u) & 1;
-  }
-  static int64_t BlockBytes(const Block& block, int64_t row_bytes) {
-    return block.rows * (row_bytes + kKeyBytes);
+  // The next in the list of erased rows.
+  Ref NextFree(Ref ref) const {
+    Ref next;
+    std::memcpy(&next, row(ref), sizeof(next));
+    return next;
   }
 
   Ref AllocateRow();
@@ -162,32 +148,50 @@ class Segment {
   int64_t max_rows_ = 0;  // that the index holds before it grows
   int64_t size_ = 0;
 
-  std::vector<char*> rows_;  // the memory of each block
-  std::vector<Block> blocks_;
-  uint32_t fresh_ = 0;  // rows of the last block that have been handed out
-  Ref free_ = kNone;    // head of the list of erased rows
+  std::vector<char*> rows_;           // the memory of each block
+  std::vector<uint32_t> block_rows_;  // how many rows it has
+  uint32_t fresh_ = 0;                // rows of the last block that have been handed out
+  Ref free_ = kNone;                  // head of the list of erased rows
 };
+
+template <typename Visit>
+void Segment::ForEachRow(int64_t offset, const Visit& visit) const {
+  constexpr uint32_t kAhead = 4;  // chunks
+  for (uint32_t at = 0; at < chunk_count_; ++at) {
+    if (at + kAhead < chunk_count_) {
+      const Chunk& ahead = chunks_[at + kAhead];
+      for (uint32_t used = ahead.used; used != 0; used &= used - 1) {
+        __builtin_prefetch(row(ahead.refs[__builtin_ctz(used)]) + offset);
+      }
+    }
+    const Chunk& chunk = chunks_[at];
+    for (uint32_t used = chunk.used; used != 0; used &= used - 1) {
+      const int cell = __builtin_ctz(used);
+      visit(chunk.keys[cell], row(chunk.refs[cell]));
+    }
+  }
+}
 
 template <typename Convert>
 bool Segment::Relayout(const RowLayout& layout, Convert convert) {
   std::vector<char*> rows;
-  for (const Block& block : blocks_) {
-    rows.push_back(static_cast<char*>(row_arena_->Allocate(BlockBytes(block, layout.row_bytes))));
+  for (const uint32_t n : block_rows_) {
+    rows.push_back(static_cast<char*>(row_arena_->Allocate(n * layout.row_bytes)));
     if (rows.back() == nullptr) {
       rows.pop_back();
       FreeRows(&rows, layout.row_bytes);
       return false;
     }
   }
-  for (size_t b = 0; b < blocks_.size(); ++b) {
-    const uint32_t n = blocks_[b].rows;
+  for (size_t b = 0; b < rows.size(); ++b) {
+    const uint32_t n = b + 1 < rows.size() ? block_rows_[b] : fresh_;
     for (uint32_t r = 0; r < n; ++r) {
-      if (!IsLive(static_cast<Ref>(b << 16 | r))) continue;
       convert(rows_[b] + r * layout_.row_bytes, rows[b] + r * layout.row_bytes);
     }
-    // The keys, and the links of free rows.
-    std::memcpy(rows[b] + n * layout.row_bytes, rows_[b] + n * layout_.row_bytes,
-                size_t{n} * kKeyBytes);
+  }
+  for (Ref ref = free_; ref != kNone; ref = NextFree(ref)) {
+    const Ref next = NextFree(ref);
+    std::memcpy(rows[ref >> 16] + (ref & 0xffffu) * layout.row_bytes, &next, sizeof(next));
   }
   FreeRows(&rows_, layout_.row_bytes);
   rows_ = std::move(rows);
