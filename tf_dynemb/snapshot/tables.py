@@ -120,7 +120,8 @@ def load_delta(path, tables: Tables) -> None:
 
     Raises:
         tf.errors.DataLossError: the delta is damaged; the tables are as they were. If a file fails in
-            the second reading, some of its rows have taken effect; loading it again completes them.
+            the second reading, or a partitioner of yours fails, some of its rows have taken effect;
+            loading it again completes them.
         tf.errors.InvalidArgumentError: the delta is of a base that a table does not have; or it is a
             full snapshot. The tables are as they were, also in what follows.
         tf.errors.NotFoundError: there is no delta, or it does not have all of the tables.
