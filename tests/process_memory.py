@@ -39,3 +39,8 @@ def _mib(name: str) -> float:
     with open("/proc/self/status") as status:
         (line,) = (line for line in status if line.startswith(name))
     return int(line.split()[1]) / 1024
+
+
+def address_space_bytes() -> int:
+    """All that is mapped, which RLIMIT_AS limits."""
+    return int(_mib("VmSize") * 2**20)

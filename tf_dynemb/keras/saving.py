@@ -21,6 +21,8 @@ so that never more than a chunk is held in memory beside the table.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import tempfile
 import zipfile
@@ -39,9 +41,10 @@ _PARTS = ("keys", "values", "slots", "meta")
 _STRINGS = ("string_lengths", "string_bytes")
 # dtype and rank of each.
 _KINDS = {
+    **dict.fromkeys(("chunks", "crc32"), (np.int64, 0)),
     **dict.fromkeys(("keys", "string_lengths"), (np.int64, 1)),
     **dict.fromkeys(("values", "slots", "meta"), (np.uint8, 2)),
-    "string_bytes": (np.uint8, 1),
+    **dict.fromkeys(("schema", "snapshots", "string_bytes"), (np.uint8, 1)),
 }
 
 
@@ -86,9 +89,11 @@ def read_rows(table: Variable, store) -> None:
     Raises:
         ValueError: rows that do not fit the table, or damaged ones. The table is as it was.
     """
-    if any(name not in store for name in ("schema", "snapshots", "chunks")):
+    with _parsing(table):
+        has_rows = all(name in store for name in ("schema", "snapshots", "chunks"))
+    if not has_rows:
         raise ValueError(f"{table.name}: the file holds no rows for this table")
-    head = [np.asarray(store[name]).astype(np.uint8) for name in ("schema", "snapshots")]
+    head = [_array(table, store, name) for name in ("schema", "snapshots")]
     schema, snapshots = (array.tobytes() for array in head)
     names = _parts(schema)
     checksums, widths, rows = [], [0, 0, 0], 0
@@ -97,28 +102,30 @@ def read_rows(table: Variable, store) -> None:
         widths = [array.shape[1] for array in arrays[1:4]]
         rows += len(arrays[0])
     whole = _checksum([*head, np.array(checksums, np.int64)])
-    if "crc32" not in store or whole != int(np.asarray(store["crc32"])):
-        raise ValueError(f"{table.name}: the file is damaged: its rows fail their checksum")
+    if whole != _array(table, store, "crc32"):
+        raise _damaged(table, "its rows fail their checksum")
+    if not (schema + snapshots).isascii():  # which an op could not put into a message
+        raise _damaged(table, f"it has the schema {schema} and the snapshots {snapshots}")
     _check_rule(table, schema)
     staged = table.resource.empty_copy()
 
     def put(arrays, **more) -> None:
+        with _parsing(table):
+            tensors = _tensors(table, arrays[:4])
         try:
-            staged.import_rows(*_tensors(table, arrays[:4]), schema, **more)
+            staged.import_rows(*tensors, schema, **more)
         except tf.errors.OpError as error:
             raise ValueError(f"{table.name}: {error.message}") from error
 
     ids = [snapshots[at : at + 16] for at in range(0, len(snapshots), 16)]
     put(_empty(widths), replace=True, snapshots=ids)  # takes over rule and seed as well
     for arrays in _chunks(table, store, names):
-        strings = _strings_of(*arrays[4:]) if table.keep_keys else None
+        with _parsing(table):
+            strings = _strings_of(*arrays[4:]) if table.keep_keys else None
         put(arrays, replace=False, strings=strings)
     distinct = int(tf.reduce_sum(ops.dynemb_size(staged.resource_handle)[0]))
     if distinct != rows:
-        raise ValueError(
-            f"{table.name}: the file is damaged: got {rows} rows of which only {distinct} have keys of "
-            "their own"
-        )
+        raise _damaged(table, f"got {rows} rows of which only {distinct} have keys of their own")
     ops.dynemb_swap(table.resource.resource_handle, staged.resource_handle)
 
 
@@ -142,10 +149,33 @@ def read_rows_of_archive(table: Variable, archive: zipfile.ZipFile, name: str) -
     """Replaces the rows of a table by those in the file `name`, in whatever folder of an archive."""
     members = [member for member in archive.namelist() if member.endswith(f"/{name}")]
     if not members:
-        raise ValueError(f"{table.name}: the archive is damaged: {name} is missing")
+        raise _damaged(table, f"{name} is missing")
     with tempfile.TemporaryDirectory() as folder:
-        with h5py.File(archive.extract(members[0], folder), "r") as store:
-            read_rows(table, store)
+        with _parsing(table):
+            path = archive.extract(members[0], folder)
+        read_rows_of_file(table, path)
+
+
+def read_rows_of_file(table: Variable, path: str | os.PathLike) -> None:
+    """Replaces the rows of a table by those in an HDF5 file."""
+    with _parsing(table):
+        store = h5py.File(path, "r")
+    with store:
+        read_rows(table, store)
+
+
+def name_of_file(table: Variable, store, name: str) -> str | None:
+    """The name of the file with the rows, of an array of its letters, if there is one.
+
+    It leads to no other folder.
+    """
+    with _parsing(table):
+        if name not in store:
+            return None
+        got = np.asarray(store[name]).astype(np.uint8).tobytes()
+    if not re.fullmatch(rb"rows-[0-9a-f]{32}\.h5", got):
+        raise _damaged(table, f"its rows are in {got}, want rows-<32 hex digits>.h5")
+    return got.decode()
 
 
 def _parts(schema: bytes) -> tuple[str, ...]:
@@ -154,23 +184,37 @@ def _parts(schema: bytes) -> tuple[str, ...]:
 
 
 def _chunks(table: Variable, store, names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
-    for chunk in range(int(np.asarray(store["chunks"]))):
-        arrays = []
-        for name in (*names, "crc32"):
-            if f"{name}_{chunk}" not in store:
-                raise ValueError(f"{table.name}: the file is damaged: {name}_{chunk} is missing")
-            arrays.append(np.asarray(store[f"{name}_{chunk}"]))
-        *arrays, checksum = arrays
-        if _checksum(arrays) != int(checksum):
-            raise ValueError(f"{table.name}: the file is damaged: chunk {chunk} fails its checksum")
-        for name, array in zip(names, arrays, strict=True):
-            dtype, rank = _KINDS[name]
-            if array.dtype != dtype or array.ndim != rank:
-                raise ValueError(
-                    f"{table.name}: the file is damaged: {name}_{chunk}: got {array.dtype} of shape "
-                    f"{array.shape}, want {np.dtype(dtype)} of rank {rank}"
-                )
+    for chunk in range(int(_array(table, store, "chunks"))):
+        arrays = [_array(table, store, name, f"_{chunk}") for name in names]
+        if _checksum(arrays) != _array(table, store, "crc32", f"_{chunk}"):
+            raise _damaged(table, f"chunk {chunk} fails its checksum")
         yield arrays
+
+
+def _array(table: Variable, store, name: str, chunk: str = "") -> np.ndarray:
+    """An array of a chunk, `_<i>`, or of the whole store, with the dtype and rank that it must have."""
+    with _parsing(table):
+        array = np.asarray(store[name + chunk]) if name + chunk in store else None
+    if array is None:
+        raise _damaged(table, f"{name}{chunk} is missing")
+    dtype, rank = _KINDS[name]
+    if array.dtype != dtype or array.ndim != rank:
+        got, want = f"{array.dtype} of shape {array.shape}", f"{np.dtype(dtype)} of rank {rank}"
+        raise _damaged(table, f"{name}{chunk}: got {got}, want {want}")
+    return array
+
+
+def _damaged(table: Variable, what) -> ValueError:
+    return ValueError(f"{table.name}: the file is damaged: {what}")
+
+
+@contextlib.contextmanager
+def _parsing(table: Variable):
+    """Where others parse a file: h5py and zipfile say in many classes that they cannot."""
+    try:
+        yield
+    except Exception as error:
+        raise _damaged(table, f"{type(error).__name__}: {error}") from error
 
 
 def _arrays_of_strings(strings: np.ndarray) -> list[np.ndarray]:
@@ -182,9 +226,7 @@ def _arrays_of_strings(strings: np.ndarray) -> list[np.ndarray]:
 def _strings_of(lengths: np.ndarray, all_bytes: np.ndarray) -> tf.Tensor:
     """The inverse of _arrays_of_strings. ValueError: lengths that are not those of the bytes."""
     if min(lengths, default=0) < 0 or sum(lengths.tolist()) != len(all_bytes):
-        raise ValueError(
-            f"the file is damaged: {len(all_bytes)} bytes of strings are not of their lengths"
-        )
+        raise ValueError(f"{len(all_bytes)} bytes of strings are not of their lengths")
     whole, ends = all_bytes.tobytes(), np.cumsum(lengths)
     return tf.constant([whole[end - n : end] for end, n in zip(ends, lengths, strict=True)], tf.string)
 

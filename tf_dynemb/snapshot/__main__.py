@@ -152,8 +152,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     try:
         return asked.run(asked) or 0
-    except (SnapshotError, OSError, ValueError, TypeError) as error:
-        print(f"tf_dynemb.snapshot {asked.command}: {error}", file=sys.stderr)
+    except (SnapshotError, OSError, ValueError, TypeError, MemoryError, ImportError) as error:
+        # In one line, also what parsers of others say in several.
+        print(f"tf_dynemb.snapshot {asked.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
 
 

@@ -1,48 +1,24 @@
-"""Snapshots from and to other files, compared, and merged with their deltas. No model is needed.
+"""Snapshots from and to other files (formats.py), compared, and merged with their deltas.
 
-Files, by their endings:
-
-    .npz       NumPy arrays `keys` (n,), `values` (n, dim), `slots/<name>`, `meta/<field>`, and
-               `schema`, the table's text; all in memory at once. Where the table keeps the strings of
-               its keys, they are `strings`, uint8, one after the other, and `string_lengths` (n,)
-    .parquet   columns `keys`, `values` (lists of dim), `slots/<name>`, `meta/<field>`, `strings` where
-               they are kept; the schema in the file's metadata; read and written in blocks (needs
-               pyarrow)
-    -keys      TFRA's pair of raw files `<anything>-keys` and `<anything>-values`, without a header: dim
-               and dtypes must be said; read only
-
-A file without a schema makes a table of keys and values alone; its keys may be strings. No value may be
-missing (null), and numbers must be of the table's kind and range.
+No model is needed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import os
 import pathlib
-import struct
-import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 import numpy as np
-import tensorflow as tf
 
-from tf_dynemb.snapshot.files import (
-    Rows,
-    SnapshotReader,
-    SnapshotWriter,
-    checked_schema,
-    join_strings,
-    split_strings,
-)
+from tf_dynemb.snapshot.files import Rows, SnapshotReader, SnapshotWriter
+from tf_dynemb.snapshot.formats import Progress, Stated, format_of, value_dtype_of
 from tf_dynemb.table.schema import Schema
-
-_BATCH_ROWS = 65536
-
-# Called with the number of rows that have been done since the last call.
-Progress = Callable[[int], object]
 
 
 def _silent(rows: int) -> None:
@@ -54,27 +30,48 @@ def export_table(
 ) -> int:
     """Writes one table of a full snapshot to a .npz or .parquet file; returns the number of rows.
 
-    The file is put in place at the end, in one step: an error leaves the one that was there.
+    The file is put in place at the end, in one step: an error leaves the one that was there, a kill also
+    what was written of the new one, `.<name>.new`, which the next export into the target overwrites.
 
     Raises:
+        BlockingIOError: another process is exporting into the target.
         ValueError: a target of another ending; a delta, whose erased keys files cannot carry.
         SnapshotError: what reading the snapshot raises.
     """
     target = pathlib.Path(target)
-    write = _format(target).write
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    write = format_of(target).write
     with SnapshotReader(path) as reader:
         _want_full(reader)
         schema = reader.tables[reader.known(table)].schema
+        with _replacing(target) as file:
+            return write(file, schema, reader.rows(table), progress)
+
+
+@contextlib.contextmanager
+def _replacing(target: pathlib.Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the target's place at the end unless there was an error.
+
+    It is locked until then, by its one name: who gets the lock of a file that has the name no more came
+    too late and leaves it alone, since it may be the target by now.
+    """
+    beside = target.with_name(f".{target.name}.new")
+    with open(beside, "r+b", opener=lambda path, mode: os.open(path, mode | os.O_CREAT, 0o666)) as file:
         try:
-            with beside.open("wb") as file:
-                total = write(file, schema, reader.rows(table), progress)
-                file.flush()
-                os.fsync(file.fileno())
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ours = os.path.samestat(os.fstat(file.fileno()), beside.stat())
+        except (BlockingIOError, FileNotFoundError):
+            ours = False
+        if not ours:
+            raise BlockingIOError(f"{target}: another process is exporting into it")
+        try:
+            file.truncate()
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
             beside.replace(target)
-        finally:
+        except BaseException:
             beside.unlink(missing_ok=True)
-    return total
+            raise
 
 
 def import_table(
@@ -107,29 +104,31 @@ def import_table(
             different lengths, or of which something must be said. There is no new snapshot then.
     """
     total, added = 0, False
-    numbers = _value_dtype(value_dtype)
-    stated = _Stated(dim, numbers, np.dtype("int32" if key_dtype == "int32" else "int64"))
+    numbers = value_dtype_of(value_dtype)
+    stated = Stated(dim, numbers, np.dtype("int32" if key_dtype == "int32" else "int64"))
     with SnapshotWriter(path) as writer:
         for source in map(pathlib.Path, sources):
             at = 0
             try:
-                schema, blocks = _format(source).read(source, stated)
+                schema, blocks = format_of(source).read(source, stated)
                 if schema is not None and not added:
                     writer.add_table(table, schema=schema)
                     added = True
                 for rows in blocks:
+                    names = _names(rows)
                     if not added:
-                        if rows.keys.size and rows.keys.dtype.kind in "OSU" and key_dtype != "string":
+                        if names.size and names.dtype.kind in "OSU" and key_dtype != "string":
                             raise TypeError(f"keys: got strings, want {key_dtype}; key_dtype='string'?")
                         width, dtype = rows.values.shape[1], rows.values.dtype
                         writer.add_table(table, width, dtype, key_dtype, keep_keys=keep_keys)
                         added = True
                     slots, meta = (rows.slots, rows.meta) if schema else (None, None)
-                    writer.write(_names(rows), rows.values, slots, meta)
+                    writer.write(names, rows.values, slots, meta)
                     at += len(rows.keys)
                     progress(len(rows.keys))
-            except (TypeError, ValueError, OSError) as error:
-                kind = ValueError if isinstance(error, ValueError) else type(error)
+            except (TypeError, ValueError, OSError, MemoryError) as error:
+                kinds = (TypeError, ValueError, MemoryError)
+                kind = next((kind for kind in kinds if isinstance(error, kind)), type(error))
                 where = f"{source}, counted from row {at}" if at else source
                 raise kind(f"{where}: {error}") from error
             total += at
@@ -288,246 +287,3 @@ def _digests(reader: SnapshotReader, table: str) -> tuple[np.ndarray, np.ndarray
         keys.append(rows.keys)
         digests.append(np.sum(data * factors, axis=1, dtype=np.uint64))
     return np.concatenate(keys), np.concatenate(digests)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Stated:
-    """What the caller says of a file that does not say it itself."""
-
-    dim: int | None
-    value_dtype: np.dtype
-    key_dtype: np.dtype
-
-
-def _value_dtype(name) -> np.dtype:
-    try:
-        dtype = tf.as_dtype(name)
-    except TypeError:
-        dtype = None
-    if dtype is None or not (dtype.is_floating or dtype.is_integer):
-        raise ValueError(f"value_dtype: got {name!r}, want that of a table, such as 'float32'")
-    return np.dtype(dtype.as_numpy_dtype)
-
-
-def _batches(parts: dict[str, np.ndarray], schema: Schema | None = None) -> Iterator[Rows]:
-    """Arrays by name, as a .npz has them, in blocks of rows; one empty block if there are none.
-
-    Keys may be strings, for the writer to fingerprint.
-    """
-    n = parts["keys"].size
-    parts = {name: part for name, part in parts.items() if _is_part(name)}
-    for name, part in parts.items():
-        want = 1 if name in ("keys", "strings") or name.startswith("meta/") else 2
-        if part.ndim != want or len(part) != n:
-            shape = f"({n},)" if want == 1 else f"({n}, numbers per row)"
-            raise ValueError(f"{name}: got shape {part.shape}, want {shape}, as there are {n} keys")
-    if schema is not None and parts["values"].dtype == _storable(schema.value_dtype):
-        parts["values"] = parts["values"].view(schema.value_dtype)
-    for first in range(0, max(n, 1), _BATCH_ROWS):
-        here = slice(first, first + _BATCH_ROWS)
-
-        def group(prefix, here=here):
-            return {
-                name.removeprefix(prefix): part[here]
-                for name, part in parts.items()
-                if name.startswith(prefix)
-            }
-
-        yield Rows(
-            table="",
-            keys=parts["keys"][here],
-            values=parts["values"][here],
-            slots=group("slots/"),
-            meta=group("meta/"),
-            erased=np.zeros(0, np.int64),
-            strings=parts["strings"][here] if "strings" in parts else None,
-        )
-
-
-def _no_rows(schema: Schema) -> Rows:
-    """Rows of the schema's shapes and dtypes, none of them."""
-    return Rows(
-        table="",
-        keys=np.zeros(0, np.int64),
-        values=np.zeros((0, schema.dim), schema.value_dtype),
-        slots={slot.name: np.zeros((0, slot.width), schema.slot_dtype) for slot in schema.slots},
-        meta={field: np.zeros(0, np.int64) for field in schema.meta},
-        erased=np.zeros(0, np.int64),
-        strings=np.zeros(0, object) if schema.strings else None,
-    )
-
-
-def _is_part(name: str) -> bool:
-    """Whether a file's array or column is of the rows; others have columns of their own besides."""
-    return name in ("keys", "values", "strings") or name.startswith(("slots/", "meta/"))
-
-
-def _refuse_rows(column: str, wrong, got: str) -> None:
-    """ValueError if wrong, booleans (n,), has a true one."""
-    wrong = np.asarray(wrong)
-    if wrong.any():
-        raise ValueError(
-            f"{column}: got {got} in row {wrong.argmax()}, want numbers, and as many, in each row; "
-            "fill it or leave such rows out"
-        )
-
-
-def _parts(rows: Rows) -> dict[str, np.ndarray]:
-    """The names by which the parts of rows go in files."""
-    parts = {"keys": rows.keys, "values": rows.values}
-    if rows.strings is not None:
-        parts["strings"] = rows.strings
-    parts |= {f"slots/{name}": part for name, part in rows.slots.items()}
-    return parts | {f"meta/{field}": part for field, part in rows.meta.items()}
-
-
-class _Npz:
-    """NumPy's archive of arrays. 16-bit floats without a NumPy type travel as the schema says."""
-
-    @staticmethod
-    def write(file: BinaryIO, schema: Schema, blocks: Iterable[Rows], progress: Progress) -> int:
-        columns = {name: [part] for name, part in _parts(_no_rows(schema)).items()}
-        for rows in blocks:
-            for name, part in _parts(rows).items():
-                columns[name].append(part)
-            progress(len(rows.keys))
-        arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
-        arrays["values"] = arrays["values"].view(_storable(schema.value_dtype))
-        if "strings" in arrays:
-            joined, arrays["string_lengths"] = join_strings(arrays["strings"])
-            arrays["strings"] = np.frombuffer(joined, np.uint8)
-        np.savez(file, schema=np.array(schema.text), **arrays)
-        return len(arrays["keys"])
-
-    @staticmethod
-    def read(source: pathlib.Path, stated: _Stated) -> tuple[Schema | None, Iterator[Rows]]:
-        try:
-            with zipfile.ZipFile(source) as archive:
-                if damaged := archive.testzip():
-                    raise zipfile.BadZipFile(f"the checksum of {damaged} differs")
-                parts = {
-                    name.removesuffix(".npy"): np.lib.format.read_array(archive.open(name))
-                    for name in archive.namelist()
-                }
-        except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError) as error:
-            raise ValueError(f"the file is damaged or not an .npz: {error}") from error
-        schema = checked_schema(str(parts.pop("schema"))) if "schema" in parts else None
-        if missing := {"keys", "values"} - set(parts):
-            raise ValueError(f"got arrays {sorted(parts)}, {sorted(missing)} are missing")
-        if "string_lengths" in parts:
-            lengths = parts.pop("string_lengths")
-            parts["strings"] = split_strings(parts["strings"].tobytes(), lengths)
-        return schema, _batches(parts, schema)
-
-
-class _Parquet:
-    """Apache Parquet, in blocks."""
-
-    @staticmethod
-    def write(file: BinaryIO, schema: Schema, blocks: Iterable[Rows], progress: Progress) -> int:
-        pa, pq = _pyarrow()
-
-        def column(part):
-            if part.ndim == 1:
-                return pa.array(part, pa.binary() if part.dtype == object else None)
-            return pa.FixedSizeListArray.from_arrays(pa.array(part.reshape(-1)), part.shape[1])
-
-        def block(rows):
-            parts = _parts(rows)
-            parts["values"] = parts["values"].view(_storable(schema.value_dtype))
-            columns = {name: column(part) for name, part in parts.items()}
-            return pa.table(columns).replace_schema_metadata({"schema": schema.text})
-
-        total = 0
-        with pq.ParquetWriter(file, block(_no_rows(schema)).schema) as writer:
-            for rows in blocks:
-                writer.write_table(block(rows))
-                total += len(rows.keys)
-                progress(len(rows.keys))
-        return total
-
-    @staticmethod
-    def read(source: pathlib.Path, stated: _Stated) -> tuple[Schema | None, Iterator[Rows]]:
-        pa, pq = _pyarrow()
-        file = pq.ParquetFile(source)
-        text = (file.schema_arrow.metadata or {}).get(b"schema")
-        schema = checked_schema(text.decode()) if text else None
-        if missing := {"keys", "values"} - set(file.schema_arrow.names):
-            raise ValueError(f"got columns {file.schema_arrow.names}, {sorted(missing)} are missing")
-
-        def column(name, array):
-            """A column's numbers (n,), or those of its lists (n, numbers per row)."""
-            if pa.types.is_dictionary(array.type):
-                array = array.dictionary_decode()
-            _refuse_rows(name, array.is_null(), "nothing (null)")
-            if "list" not in str(array.type).partition("<")[0]:
-                return array.to_numpy(zero_copy_only=False)
-            lengths = np.asarray(pa.compute.list_value_length(array))
-            width = int(lengths[0]) if lengths.size else 0
-            _refuse_rows(name, lengths != width, f"a list of other than {width} numbers")
-            flat = array.flatten()
-            _refuse_rows(
-                name,
-                np.asarray(flat.is_null()).reshape(len(array), width).any(axis=1),
-                "a list with nothing (null) in it",
-            )
-            return flat.to_numpy(zero_copy_only=False).reshape(len(array), width)
-
-        def blocks():
-            columns = [name for name in file.schema_arrow.names if _is_part(name)]
-            for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
-                yield from _batches({name: column(name, batch[name]) for name in columns}, schema)
-
-        return schema, blocks()
-
-
-class _TfraPair:
-    """TFRA's raw files; key k of one belongs to row k of the other."""
-
-    @staticmethod
-    def write(file: BinaryIO, schema: Schema, blocks: Iterable[Rows], progress: Progress) -> int:
-        raise ValueError("raw files carry no dim, dtype or checksum; write .npz or .parquet")
-
-    @staticmethod
-    def read(source: pathlib.Path, stated: _Stated) -> tuple[Schema | None, Iterator[Rows]]:
-        values_path = source.with_name(source.name.removesuffix("-keys") + "-values")
-        if stated.dim is None:
-            raise ValueError("raw files do not say their dim; give it")
-        row_bytes = stated.dim * stated.value_dtype.itemsize
-        key_bytes, value_bytes = source.stat().st_size, values_path.stat().st_size
-        n, rest = divmod(key_bytes, stated.key_dtype.itemsize)
-        if rest or value_bytes != n * row_bytes:
-            raise ValueError(
-                f"got {key_bytes} bytes of keys and {value_bytes} of values, which are not "
-                f"rows of {stated.key_dtype} and {stated.dim} {stated.value_dtype}"
-            )
-        if n:
-            keys = np.memmap(source, stated.key_dtype, "r")
-            values = np.memmap(values_path, stated.value_dtype, "r", shape=(n, stated.dim))
-        else:  # which cannot be mapped
-            keys = np.zeros(0, stated.key_dtype)
-            values = np.zeros((0, stated.dim), stated.value_dtype)
-        return None, _batches({"keys": keys, "values": values})
-
-
-def _format(path: str | os.PathLike):
-    path = os.fspath(path)
-    for ending, kind in ((".npz", _Npz), (".parquet", _Parquet), ("-keys", _TfraPair)):
-        if path.endswith(ending):
-            return kind
-    raise ValueError(f"{path}: want a name that ends in .npz, .parquet or (to read) -keys")
-
-
-def _storable(dtype: np.dtype) -> np.dtype:
-    """The dtype, or for those that files do not know (bfloat16) integers of its size."""
-    return dtype if dtype.kind in "fi" else np.dtype(f"u{dtype.itemsize}")
-
-
-def _pyarrow():
-    try:
-        import pyarrow
-        import pyarrow.compute
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError("Parquet files need pyarrow; `pip install pyarrow`, or use .npz") from error
-    return pyarrow, pyarrow.parquet

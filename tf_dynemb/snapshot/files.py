@@ -263,12 +263,18 @@ def _strings_of(block: _Block) -> np.ndarray:
 
 def checked_schema(text: str) -> Schema:
     """The schema of a text from anywhere; ValueError if it is none."""
-    _check(_c.dynemb_row_bytes(text.encode(), (ctypes.c_int64 * 3)()))
+    if "\0" in text:  # where C would end it
+        raise ValueError(f"schema: got {text!r}, want a text without a zero byte")
+    try:
+        _check(_c.dynemb_row_bytes(text.encode(), (ctypes.c_int64 * 3)()))
+    except SnapshotError as error:  # as of a format that is too new
+        raise ValueError(str(error)) from error
     return Schema.parse(text)
 
 
 def split_strings(joined: bytes, lengths: np.ndarray) -> np.ndarray:
     """An array of bytes objects, given one after the other."""
+    lengths = _as(lengths, np.int64, "string_lengths", (-1,))
     ends = np.cumsum(lengths)
     if np.any(lengths < 0) or (ends[-1] if ends.size else 0) != len(joined):
         raise ValueError(f"strings: got {len(joined)} bytes, which are not of the lengths given")
@@ -377,7 +383,7 @@ class SnapshotWriter:
                 Nothing of the call is written then.
         """
         name, number, schema = self._table(table)
-        keys, strings = _keys_and_strings(keys, schema)
+        keys, strings = keys_and_strings(keys, schema.key_dtype)
         n = len(keys)
         values = _as(values, schema.value_dtype, "values", (n, schema.dim))
         block = _Block(table=number, rows=n, keys=keys.ctypes.data, values=values.ctypes.data)
@@ -403,7 +409,7 @@ class SnapshotWriter:
     def erase(self, keys, table: str | None = None) -> None:
         """Adds keys (m,) that a delta erases, of either kind that `write` takes."""
         _, number, schema = self._table(table)
-        keys, _ = _keys_and_strings(keys, schema)
+        keys, _ = keys_and_strings(keys, schema.key_dtype)
         block = _Block(table=number, erased=len(keys), erased_keys=keys.ctypes.data)
         _check(_c.dynemb_writer_add(self._open_handle(), ctypes.byref(block)))
 
@@ -482,11 +488,11 @@ def _as(array, dtype, what: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.ascontiguousarray(converted, dtype)
 
 
-def _keys_and_strings(keys, schema: Schema):
+def keys_and_strings(keys, key_dtype: str):
     """int64 keys (n,), and what join_strings gives if they were given as strings, else None."""
     array = np.asarray(keys)
-    if schema.key_dtype != "string" or array.dtype.kind not in "OSU" or array.ndim != 1:
-        dtype = np.int32 if schema.key_dtype == "int32" else np.int64
+    if key_dtype != "string" or array.dtype.kind not in "OSU" or array.ndim != 1:
+        dtype = np.int32 if key_dtype == "int32" else np.int64
         return _as(keys, dtype, "keys", (-1,)).astype(np.int64, copy=False), None
     # NumPy's own strings end before zeros.
     given = list(keys if isinstance(keys, (list, tuple)) else array)

@@ -227,12 +227,11 @@ class Embedding(keras.layers.Layer):
         if not self.table.checkpoint:
             return
         self._rows_file = None
-        if _IN_ASSETS not in store:
-            saving.read_rows(self.table, store)
-            return
-        rows_file = np.asarray(store[_IN_ASSETS]).astype(np.uint8).tobytes().decode()
+        rows_file = saving.name_of_file(self.table, store, _IN_ASSETS)
         archive = getattr(store, "archive", None)
-        if archive is None:
+        if rows_file is None:
+            saving.read_rows(self.table, store)
+        elif archive is None:
             self._rows_file = rows_file
         else:  # load_weights of a `.keras` reads no assets
             saving.read_rows_of_archive(self.table, archive, rows_file)
@@ -256,8 +255,7 @@ class Embedding(keras.layers.Layer):
             if self._rows_file is None:
                 return  # they were in the variables
             raise ValueError(f"{self.name}: the file is damaged: {self._rows_file} is missing")
-        with h5py.File(path, "r") as store:
-            saving.read_rows(self.table, store)
+        saving.read_rows_of_file(self.table, path)
 
     def _keys_of(self, ids):
         if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
