@@ -19,7 +19,7 @@ Tables = Variable | Mapping[str, Variable] | keras.Layer
 
 
 def save(path: str | os.PathLike, tables: Tables, base: str = "", follow: bool = False) -> str:
-    """Saves tables to a snapshot, shards in parallel, with about 1 MiB of extra memory per shard.
+    """Saves tables to a snapshot, on all threads, with about 1 MiB of extra memory for each.
 
     The new snapshot takes the place of one that is in the folder in a single step, at the end: whatever
     happens before leaves the old one. Others may train, upsert and remove meanwhile: of each row the

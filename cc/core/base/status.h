@@ -8,6 +8,7 @@
 
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace dynemb {
@@ -45,6 +46,13 @@ std::string StrCat(const Args&... args) {
   std::ostringstream out;
   (out << ... << args);
   return out.str();
+}
+
+// The beginning of what may be anything, such as words of a file, for a message.
+inline std::string Printable(std::string_view text, size_t limit = 80) {
+  std::string printable(text.substr(0, limit));
+  for (char& c : printable) c = c >= ' ' && c <= '~' ? c : '?';
+  return printable;
 }
 
 template <typename... Args>

@@ -26,13 +26,6 @@ std::string Seal(std::string_view data) {
 }
 constexpr size_t kSealBytes = 16;
 
-// The beginning of what may be anything, for a message.
-std::string Printable(std::string_view text, size_t limit = 80) {
-  std::string printable(text.substr(0, limit));
-  for (char& c : printable) c = c >= ' ' && c <= '~' ? c : '?';
-  return printable;
-}
-
 Status Damaged(std::string_view line, const char* want) {
   return Status(Code::kDataLoss, StrCat("manifest: got line '", Printable(line), "', want ", want));
 }
@@ -149,7 +142,7 @@ Status ParseSchema(std::string_view line, std::string_view rest, std::string_vie
       TableSchema::Parse(all.substr(0, all.size() - text->size()), &manifest->tables.back().schema);
   if (parsed.ok()) return parsed;
   return Status(parsed.code() == Code::kInvalidArgument ? Code::kDataLoss : parsed.code(),
-                StrCat("manifest: ", Printable(parsed.message(), 400)));
+                StrCat("manifest: ", parsed.message()));
 }
 
 // A line of a known word. Takes more lines from `text` if they belong to it.

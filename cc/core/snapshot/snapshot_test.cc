@@ -3,6 +3,7 @@
 // are in format_test.cc, faults in fault_test.cc and damage_test.cc.
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <random>
 #include <thread>
 
@@ -134,6 +135,43 @@ TEST_F(SnapshotTest, TheManifestCounts) {
   for (const SnapshotFile& file : manifest.files) {
     EXPECT_EQ(file.bytes, static_cast<int64_t>(files_.Get("/s/" + file.name).size()));
   }
+}
+
+// A large shard is saved by all threads, each to a file of its own; what was erased is in one.
+TEST_F(SnapshotTest, LargeShardsAreSavedInParts) {
+  const TableSchema schema = MakeSchema(DType::kInt32, 1);
+  TableContent rows;
+  for (Key key = 0; key < 200'000; ++key) rows[key * 7919].value = std::string(4, 'a');
+  const Shards shards({{"table", schema, rows}});
+  std::vector<TableToSave> tables = shards.named();
+  const Caller table(tables[0].shards[0], HostTestMemory());
+  const Context threads = HostTestMemory()->context();
+  ASSERT_GE(threads.executor->concurrency(), 2);
+  ASSERT_OK(BeginVersion(threads, tables[0].shards, &tables[0].since_version));
+  Manifest full, delta;
+  tables[0].since_version = -1;
+  ASSERT_OK(SaveTables(threads, &files_, "/s", tables, 0, &full));
+  EXPECT_EQ(static_cast<int64_t>(full.files.size()),
+            std::min<int64_t>(3, threads.executor->concurrency()));
+  SnapshotContent got;
+  ASSERT_OK(Load(&files_, "/s", &got));
+  EXPECT_EQ(Difference({{"table", rows}}, got), "");
+
+  ASSERT_OK(BeginVersion(threads, tables[0].shards, &tables[0].since_version));
+  TableContent written;
+  Keys gone;
+  for (auto row = rows.begin(); row != rows.end(); std::advance(row, 2)) {
+    (row->first % 4 == 0 ? gone.push_back(row->first)
+                         : void(written[row->first].value = std::string(4, 'b')));
+  }
+  ASSERT_OK(table.Import(written));
+  ASSERT_OK(table.Erase(gone));
+  ASSERT_OK(SaveTables(threads, &files_, "/d", tables, full.id, &delta));
+  std::map<std::string, std::vector<Key>> erased;
+  ASSERT_OK(Load(&files_, "/d", &got, &erased));
+  EXPECT_EQ(Difference({{"table", written}}, got), "");
+  std::sort(erased["table"].begin(), erased["table"].end());
+  EXPECT_EQ(erased["table"], gone);
 }
 
 // Rows from anywhere, in pieces of any size, from buffers with any stride.

@@ -13,6 +13,7 @@ namespace dynemb {
 namespace {
 
 constexpr int64_t kBlockBytes = int64_t{1} << 20;
+constexpr int64_t kPartRows = 1 << 16;  // of a shard at least, to have a file of their own
 constexpr int64_t kHeader = BlockHeader::kBytes;
 constexpr std::string_view kRowsPrefix = "rows-";
 constexpr std::string_view kRowsSuffix = ".dynemb";
@@ -288,11 +289,14 @@ Status SaveTables(const Context& context, FileSystem* files, const std::string& 
   struct Job {
     int64_t table;
     const Table* shard;
+    int64_t part, parts;  // of the shard
     int64_t since_version;
     KeyStrings* strings;
     Status status;
   };
   std::vector<Job> jobs;
+  int64_t shards = 0;
+  for (const TableToSave& table : tables) shards += static_cast<int64_t>(table.shards.size());
   std::vector<KeyStrings::Birth> no_sweep(tables.size());  // no row that is saved loses its string
   for (const TableToSave& table : tables) {
     int64_t number;
@@ -301,7 +305,12 @@ Status SaveTables(const Context& context, FileSystem* files, const std::string& 
     DYNEMB_RETURN_IF_ERROR(
         KeyStrings::Birth::Begin(table.strings, {}, &no_sweep[static_cast<size_t>(number)]));
     for (const Table* shard : table.shards) {
-      jobs.push_back({number, shard, table.since_version, table.strings, Status()});
+      // As many files as keep all threads busy, none for a few rows.
+      const int64_t wanted = (context.executor->concurrency() + shards - 1) / shards;
+      const int64_t parts = std::clamp<int64_t>(shard->size() / kPartRows, 1, wanted);
+      for (int64_t part = 0; part < parts; ++part) {
+        jobs.push_back({number, shard, part, parts, table.since_version, table.strings, Status()});
+      }
     }
   }
   // An optimizer that is attached meanwhile would make rows of two kinds.
@@ -328,7 +337,7 @@ Status SaveTables(const Context& context, FileSystem* files, const std::string& 
     std::unique_ptr<RowsFile> file;
     DYNEMB_RETURN_IF_ERROR(check_schema(job));
     DYNEMB_RETURN_IF_ERROR(writer->NewFile(job.table, &file));
-    if (job.since_version >= 0) {
+    if (job.since_version >= 0 && job.part == 0) {
       std::vector<Key> erased;
       DYNEMB_RETURN_IF_ERROR(job.shard->Erased(context, job.since_version, &erased));
       DYNEMB_RETURN_IF_ERROR(file->AddErased(erased));
@@ -343,6 +352,8 @@ Status SaveTables(const Context& context, FileSystem* files, const std::string& 
     }
     Cursor cursor;
     cursor.since_version = job.since_version;
+    cursor.part = job.part;
+    cursor.parts = job.parts;
     while (!cursor.done) {
       int64_t rows = 0;
       const Status exported = job.shard->Export(context, &cursor, room, &rows);

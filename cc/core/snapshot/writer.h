@@ -120,8 +120,9 @@ struct TableToSave {
 
 // Saves tables while others may write to them: of each row, its value, slots and meta of one moment
 // between the call's beginning and its end; a row that is there throughout appears exactly once.
-// Shards are written in parallel, each to a file of its own. `base`: the snapshot that this is a
-// delta of, or 0. kInternal: a row of a table that keeps strings has none, which cannot be.
+// All threads write, each a shard or a part of a large one, to a file of its own. `base`: the
+// snapshot that this is a delta of, or 0. kInternal: a row of a table that keeps strings has none,
+// which cannot be.
 Status SaveTables(const Context& context, FileSystem* files, const std::string& folder,
                   const std::vector<TableToSave>& tables, uint64_t base, Manifest* manifest);
 

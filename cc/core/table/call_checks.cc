@@ -67,4 +67,14 @@ Status CheckPart(const char* what, int64_t n, int64_t bytes, ConstRows rows) {
   return Status();
 }
 
+Status CheckParts(const Cursor& cursor) {
+  constexpr int64_t kMost = 1 << 20;
+  if (cursor.parts >= 1 && cursor.parts <= kMost && cursor.part >= 0 &&
+      cursor.part < cursor.parts) {
+    return Status();
+  }
+  return InvalidArgument("cursor: got part ", cursor.part, " of ", cursor.parts, ", want 0 to ",
+                         "parts - 1 of 1 to ", kMost);
+}
+
 }  // namespace dynemb

@@ -32,6 +32,9 @@ Status CheckValues(const char* what, const Batch& batch, ConstRows rows, DType d
 // n packed parts of rows of `bytes` each; data == nullptr says that the part is left out.
 Status CheckPart(const char* what, int64_t n, int64_t bytes, ConstRows rows);
 
+// A cursor's part and parts.
+Status CheckParts(const Cursor& cursor);
+
 }  // namespace dynemb
 
 #endif  // TF_DYNEMB_CC_CORE_TABLE_CALL_CHECKS_H_

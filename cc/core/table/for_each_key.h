@@ -14,7 +14,7 @@ namespace dynemb {
 
 // Fetches the first `bytes` of a row ahead.
 inline void PrefetchRow(const char* row, int64_t bytes) {
-  constexpr int64_t kMost = 512;  // the hardware follows a longer row by itself
+  constexpr int64_t kMost = 256;  // the hardware follows a longer row by itself
   for (int64_t at = 0; at < std::min(bytes, kMost); at += 64) __builtin_prefetch(row + at);
 }
 

@@ -255,8 +255,15 @@ class HostTable final : public Table {
     if (cursor->position[1] > 1 + Stripes::kMaxBits) {
       return InvalidArgument("cursor: got a position that no export has given");
     }
+    DYNEMB_RETURN_IF_ERROR(CheckParts(*cursor));
+    const int64_t end = kSegments * (cursor->part + 1) / cursor->parts;
+    if (cursor->position[0] == 0 && cursor->position[1] == 0) {
+      const int64_t first = kSegments * cursor->part / cursor->parts;
+      cursor->position[0] = static_cast<uint64_t>(first) << (64 - BatchOrder::kSegmentBits);
+      cursor->done = cursor->done || first == end;
+    }
     int64_t n = 0;
-    while (!cursor->done && n < capacity) ExportSegment(cursor, out, &n);
+    while (!cursor->done && n < capacity) ExportSegment(cursor, end, out, &n);
     *rows = n;
     return Status();
   }
@@ -471,8 +478,8 @@ class HostTable final : public Table {
 
   // Copies rows of the segment that the cursor is in to `out` from row *n on, as many as there are
   // or fit, and moves both. The cursor's position is the hash from which to go on and the number of
-  // bits of the stripes plus 1, which is 0 where a segment begins.
-  void ExportSegment(Cursor* cursor, const RowParts& out, int64_t* n) const {
+  // bits of the stripes plus 1, which is 0 where a segment begins. `end`: the segment to end at.
+  void ExportSegment(Cursor* cursor, int64_t end, const RowParts& out, int64_t* n) const {
     constexpr int64_t kGroup = 4;  // stripes whose rows are fetched together
     const int s = BatchOrder::SegmentOf(cursor->position[0]);
     std::shared_lock<std::shared_mutex> lock(parts_[s]->mutex);
@@ -506,7 +513,7 @@ class HostTable final : public Table {
     }
     cursor->position[0] = static_cast<uint64_t>(s + 1) << (64 - BatchOrder::kSegmentBits);
     cursor->position[1] = 0;
-    cursor->done = s + 1 == kSegments;
+    cursor->done = s + 1 >= end;
   }
 
   // Copies a row to row n of `out`, unless it was not written since a version.

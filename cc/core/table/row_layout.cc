@@ -114,6 +114,36 @@ Status ParseLine(const std::vector<std::string>& words, const std::string& line,
   return Status();
 }
 
+Status ParseText(std::string_view text, TableSchema* schema) {
+  TableSchema parsed;
+  std::istringstream lines{std::string(text)};
+  std::string line;
+  if (!std::getline(lines, line) || line.rfind("dynemb-table ", 0) != 0) {
+    return InvalidArgument("table schema: got '", std::string(text).substr(0, 60),
+                           "', want a text that begins with 'dynemb-table ", kFormat, "'");
+  }
+  if (line != StrCat("dynemb-table ", kFormat)) {
+    return Status(Code::kUnimplemented,
+                  StrCat("table schema: got format '", line, "', this build reads format ", kFormat,
+                         "; upgrade tf_dynemb"));
+  }
+  std::set<std::string> seen;
+  while (std::getline(lines, line)) {
+    std::istringstream stream(line);
+    std::vector<std::string> words;
+    for (std::string word; stream >> word;) words.push_back(word);
+    if (words.empty()) continue;
+    if (!seen.insert(words[0]).second && words[0] != "slot") {
+      return BadLine(line, "each line but slot once");
+    }
+    DYNEMB_RETURN_IF_ERROR(ParseLine(words, line, &parsed));
+  }
+  if (seen.count("value") == 0) return InvalidArgument("table schema: got no line 'value'");
+  DYNEMB_RETURN_IF_ERROR(parsed.Validate());
+  *schema = std::move(parsed);
+  return Status();
+}
+
 }  // namespace
 
 const char* Name(MetaField field) { return kMetaNames[static_cast<int>(field)]; }
@@ -147,33 +177,8 @@ std::string TableSchema::ToText() const {
 }
 
 Status TableSchema::Parse(std::string_view text, TableSchema* schema) {
-  TableSchema parsed;
-  std::istringstream lines{std::string(text)};
-  std::string line;
-  if (!std::getline(lines, line) || line.rfind("dynemb-table ", 0) != 0) {
-    return InvalidArgument("table schema: got '", std::string(text).substr(0, 60),
-                           "', want a text that begins with 'dynemb-table ", kFormat, "'");
-  }
-  if (line != StrCat("dynemb-table ", kFormat)) {
-    return Status(Code::kUnimplemented,
-                  StrCat("table schema: got format '", line, "', this build reads format ", kFormat,
-                         "; upgrade tf_dynemb"));
-  }
-  std::set<std::string> seen;
-  while (std::getline(lines, line)) {
-    std::istringstream stream(line);
-    std::vector<std::string> words;
-    for (std::string word; stream >> word;) words.push_back(word);
-    if (words.empty()) continue;
-    if (!seen.insert(words[0]).second && words[0] != "slot") {
-      return BadLine(line, "each line but slot once");
-    }
-    DYNEMB_RETURN_IF_ERROR(ParseLine(words, line, &parsed));
-  }
-  if (seen.count("value") == 0) return InvalidArgument("table schema: got no line 'value'");
-  DYNEMB_RETURN_IF_ERROR(parsed.Validate());
-  *schema = std::move(parsed);
-  return Status();
+  const Status status = ParseText(text, schema);
+  return status.ok() ? status : Status(status.code(), Printable(status.message(), 400));
 }
 
 Status TableSchema::Validate() const {

@@ -88,11 +88,13 @@ struct Update {
 
 // A place in an export. Begin with a fresh one; `done` says that there is no more. The position is
 // for the table that made it to read. With since_version >= 0 the export is of the rows that were
-// written in later versions (see BeginVersion).
+// written in later versions (see BeginVersion). It is of share number `part` of `parts`, about
+// equal ones, by key, which together are the table: so several threads can export one.
 struct Cursor {
   uint64_t position[2] = {0, 0};
   bool done = false;
   int64_t since_version = -1;
+  int64_t part = 0, parts = 1;
 };
 
 // Buffers for `keys.size` whole rows: values (n, dim), slots (n, slots_bytes), meta (n,

@@ -26,6 +26,7 @@ TEST_P(TableConformance, StoresEveryBitPattern) { CheckEveryBitPattern(GetParam(
 TEST_P(TableConformance, RestrictsByScore) { CheckRestrictByScore(GetParam()); }
 TEST_P(TableConformance, MissesGoToTheNextTier) { CheckMissesGoToNextTier(GetParam()); }
 TEST_P(TableConformance, ExportLeavesOutWhatIsNotAskedFor) { CheckExportLeavesOut(GetParam()); }
+TEST_P(TableConformance, PartsOfAnExportAreTheWhole) { CheckExportParts(GetParam()); }
 TEST_P(TableConformance, MemoryComesAndGoes) { CheckMemoryComesAndGoes(GetParam()); }
 TEST_P(TableConformance, HoldsManyRows) { CheckManyRows(GetParam()); }
 TEST_P(TableConformance, FollowsChanges) { CheckChanges(GetParam()); }

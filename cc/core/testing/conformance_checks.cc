@@ -325,6 +325,44 @@ void CheckExportLeavesOut(const TableHarness& harness) {
   }
 }
 
+void CheckExportParts(const TableHarness& harness) {
+  Tested t(harness, Schema(1, "", {}));
+  Keys keys;
+  for (Key key = 0; key < 1000; ++key) keys.push_back(key * key * key - 500'000);
+  ASSERT_OK(t.call.Upsert(keys, Floats(keys.size())));
+  std::sort(keys.begin(), keys.end());
+  for (const int64_t parts : {1, 2, 3, 64, 100}) {
+    Keys got;
+    size_t largest = 0;
+    for (int64_t part = 0; part < parts; ++part) {
+      const size_t before = got.size();
+      Cursor cursor;
+      cursor.part = part;
+      cursor.parts = parts;
+      while (!cursor.done) {
+        for (const auto& row : ExportSome(*t.table, harness.memory, 7, true, &cursor)) {
+          got.push_back(row.first);
+        }
+      }
+      largest = std::max(largest, got.size() - before);
+    }
+    std::sort(got.begin(), got.end());
+    EXPECT_EQ(got, keys) << parts << " parts";
+    EXPECT_LE(largest, 2 * keys.size() / static_cast<size_t>(parts) + 20) << parts << " parts";
+  }
+  for (const auto& [part, parts] : {std::pair(-1, 1), {0, 0}, {2, 2}, {0, -1}}) {
+    Cursor cursor;
+    cursor.part = part;
+    cursor.parts = parts;
+    Mirror<Key> out(harness.memory, 1);
+    int64_t rows;
+    RowParts only_keys;
+    only_keys.keys = out.span();
+    EXPECT_EQ(t.table->Export(harness.memory->context(), &cursor, only_keys, &rows).code(),
+              Code::kInvalidArgument);
+  }
+}
+
 void CheckMemoryComesAndGoes(const TableHarness& harness) {
   constexpr int64_t kRows = 20'000, kDim = 16;
   Tested t(harness, Schema(kDim, "", {}));

@@ -19,6 +19,7 @@ void CheckEveryBitPattern(const TableHarness& harness);
 void CheckRestrictByScore(const TableHarness& harness);
 void CheckMissesGoToNextTier(const TableHarness& harness);
 void CheckExportLeavesOut(const TableHarness& harness);
+void CheckExportParts(const TableHarness& harness);
 void CheckMemoryComesAndGoes(const TableHarness& harness);
 void CheckManyRows(const TableHarness& harness);
 void CheckChanges(const TableHarness& harness);

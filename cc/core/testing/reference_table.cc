@@ -210,6 +210,9 @@ class ReferenceTable final : public Table {
     *rows = 0;
     const int64_t since = cursor->since_version;
     if (since >= 0 && version_ == 0) return FailedPrecondition("since: got version ", since);
+    if (cursor->parts < 1 || cursor->part < 0 || cursor->part >= cursor->parts) {
+      return InvalidArgument("cursor: got part ", cursor->part, " of ", cursor->parts);
+    }
     if (cursor->done) return Status();
     auto next = cursor->position[1] == 0 ? rows_.begin()
                                          : rows_.upper_bound(static_cast<Key>(cursor->position[0]));
@@ -218,6 +221,10 @@ class ReferenceTable final : public Table {
       cursor->position[0] = static_cast<uint64_t>(key);
       cursor->position[1] = 1;
       if (since >= 0 && row.version <= since) continue;
+      if (static_cast<int64_t>(Mix64(static_cast<uint64_t>(key)) %
+                               static_cast<uint64_t>(cursor->parts)) != cursor->part) {
+        continue;
+      }
       const std::vector<int64_t> meta = PackedMeta(row);
       if (out.keys.data != nullptr) out.keys[*rows] = key;
       CopyPart(row.value.data(), row.value.size(), out.values, *rows);
