@@ -14,6 +14,7 @@
 #include "cc/core/table/call_checks.h"
 #include "cc/core/table/call_report.h"
 #include "cc/core/table/erase_log.h"
+#include "cc/core/table/export_segment.h"
 #include "cc/core/table/for_each_key.h"
 #include "cc/core/table/read_locks.h"
 #include "cc/core/table/segment.h"
@@ -259,11 +260,17 @@ class HostTable final : public Table {
     const int64_t end = kSegments * (cursor->part + 1) / cursor->parts;
     if (cursor->position[0] == 0 && cursor->position[1] == 0) {
       const int64_t first = kSegments * cursor->part / cursor->parts;
-      cursor->position[0] = static_cast<uint64_t>(first) << (64 - BatchOrder::kSegmentBits);
+      *cursor = AtSegment(*cursor, first);
       cursor->done = cursor->done || first == end;
     }
     int64_t n = 0;
-    while (!cursor->done && n < capacity) ExportSegment(cursor, end, out, &n);
+    while (!cursor->done && n < capacity) {
+      const int segment = BatchOrder::SegmentOf(cursor->position[0]);
+      std::shared_lock<std::shared_mutex> lock(parts_[segment]->mutex);
+      if (!ExportSegment(parts_[segment]->segment, layout_, out, cursor, &n)) break;
+      *cursor = AtSegment(*cursor, segment + 1);
+      cursor->done = segment + 1 >= end;
+    }
     *rows = n;
     return Status();
   }
@@ -476,58 +483,11 @@ class HostTable final : public Table {
     context.executor->Run(kSegments, nanoseconds_each, [&](int64_t s) { f(static_cast<int>(s)); });
   }
 
-  // Copies rows of the segment that the cursor is in to `out` from row *n on, as many as there are
-  // or fit, and moves both. The cursor's position is the hash from which to go on and the number of
-  // bits of the stripes plus 1, which is 0 where a segment begins. `end`: the segment to end at.
-  void ExportSegment(Cursor* cursor, int64_t end, const RowParts& out, int64_t* n) const {
-    constexpr int64_t kGroup = 4;  // stripes whose rows are fetched together
-    const int s = BatchOrder::SegmentOf(cursor->position[0]);
-    std::shared_lock<std::shared_mutex> lock(parts_[s]->mutex);
-    const Segment& segment = parts_[s]->segment;
-    if (cursor->position[1] == 0) {
-      cursor->position[1] = 1 + static_cast<uint64_t>(segment.StripeBits());
-    }
-    const Stripes stripes(s, static_cast<int>(cursor->position[1]) - 1);
-    const bool whole_rows = out.values.data || out.slots.data || out.meta.data;
-    std::vector<Segment::Entry> entries;
-    const int64_t from = stripes.NumberOf(cursor->position[0]);
-    for (int64_t t = from; t < stripes.count(); t += kGroup) {
-      entries.clear();
-      for (int64_t i = t; i < std::min(t + kGroup, stripes.count()); ++i) {
-        HashRange stripe = stripes[i];
-        if (i == from) stripe.first = cursor->position[0];
-        const size_t begin = entries.size();
-        segment.AppendRange(stripe, &entries);
-        for (size_t e = begin; whole_rows && e < entries.size(); ++e) {
-          PrefetchRow(segment.row(entries[e].ref), layout_.row_bytes);
-        }
-        if (i + 2 * kGroup < stripes.count()) segment.PrefetchRange(stripes[i + 2 * kGroup]);
-      }
-      for (const Segment::Entry& entry : entries) {
-        if (*n == out.keys.size) {
-          cursor->position[0] = entry.hash;
-          return;
-        }
-        if (ExportRow(segment, entry, cursor->since_version, out, *n)) ++*n;
-      }
-    }
-    cursor->position[0] = static_cast<uint64_t>(s + 1) << (64 - BatchOrder::kSegmentBits);
-    cursor->position[1] = 0;
-    cursor->done = s + 1 >= end;
-  }
-
-  // Copies a row to row n of `out`, unless it was not written since a version.
-  bool ExportRow(const Segment& segment, const Segment::Entry& entry, int64_t since,
-                 const RowParts& out, int64_t n) const {
-    const char* const row = segment.row(entry.ref);
-    if (since >= 0 && ReadInt64(row + segment.layout().version_offset) <= since) return false;
-    if (out.keys.data) out.keys[n] = entry.key;
-    if (out.values.data) std::memcpy(out.values[n], row, layout_.value_bytes);
-    if (out.slots.data) {
-      std::memcpy(out.slots[n], row + layout_.slots_offset, layout_.slots_bytes);
-    }
-    if (out.meta.data) std::memcpy(out.meta[n], row + layout_.meta_offset, layout_.meta_bytes);
-    return true;
+  // The cursor where a segment begins.
+  static Cursor AtSegment(Cursor cursor, int64_t segment) {
+    cursor.position[0] = static_cast<uint64_t>(segment) << (64 - BatchOrder::kSegmentBits);
+    cursor.position[1] = 0;
+    return cursor;
   }
 
   template <typename F>
