@@ -333,11 +333,31 @@ TEST_F(SnapshotTest, AFolderWithoutASnapshotIsNotFound) {
 // Runs something when the given operation of a save comes.
 class InterruptedFiles : public MemoryFileSystem {
  public:
-  std::function<void()> on_new_file;
+  std::function<void()> on_new_file, on_append;
   Status NewWritableFile(const std::string& path, std::unique_ptr<WritableFile>* file) override {
     if (on_new_file) on_new_file();
-    return MemoryFileSystem::NewWritableFile(path, file);
+    std::unique_ptr<WritableFile> made;
+    DYNEMB_RETURN_IF_ERROR(MemoryFileSystem::NewWritableFile(path, &made));
+    *file = std::make_unique<File>(this, std::move(made));
+    return Status();
   }
+
+ private:
+  class File : public WritableFile {
+   public:
+    File(InterruptedFiles* files, std::unique_ptr<WritableFile> file)
+        : files_(files), file_(std::move(file)) {}
+    Status Append(std::string_view data) override {
+      if (files_->on_append) files_->on_append();
+      return file_->Append(data);
+    }
+    Status Sync() override { return file_->Sync(); }
+    Status Close() override { return file_->Close(); }
+
+   private:
+    InterruptedFiles* const files_;
+    const std::unique_ptr<WritableFile> file_;
+  };
 };
 
 TEST_F(SnapshotTest, AnOptimizerAttachedMeanwhileIsAnError) {
@@ -356,6 +376,42 @@ TEST_F(SnapshotTest, AnOptimizerAttachedMeanwhileIsAnError) {
             "table a: an optimizer was attached to it while it was being saved; save it again");
   ASSERT_OK(Load(&files, "/s", &after));
   EXPECT_EQ(Difference(before, after), "");
+}
+
+// What is erased while a delta is saved is saved as it was during the call, or as erased; not as it
+// was in the base.
+TEST_F(SnapshotTest, WhatIsErasedDuringADeltaIsNotOfBefore) {
+  const TableSchema schema = MakeSchema(DType::kInt32, 64);
+  TableContent ones, twos;
+  for (Key key = 0; key < 20'000; ++key) {  // 5 blocks
+    ones[key].value = std::string(256, '1');
+    twos[key].value = std::string(256, '2');
+  }
+  const Shards shards({{"a", schema, ones}});
+  std::vector<TableToSave> tables = shards.named();
+  const Caller table(tables[0].shards[0], HostTestMemory());
+  InterruptedFiles files;
+  Manifest base, delta;
+  int64_t ended;
+  ASSERT_OK(BeginVersion(OneThread(), tables[0].shards, &ended));
+  ASSERT_OK(SaveTables(OneThread(), &files, "/base", tables, 0, &base));
+  ASSERT_OK(table.Import(twos));
+  Keys gone;
+  for (Key key = 0; key < 20'000; key += 2) gone.push_back(key);
+  files.on_append = [&] { ASSERT_OK(table.Erase(gone)); };
+  tables[0].since_version = ended;
+  ASSERT_OK(BeginVersion(OneThread(), tables[0].shards, &ended));
+  ASSERT_OK(SaveTables(OneThread(), &files, "/delta", tables, base.id, &delta));
+  files.on_append = nullptr;
+  SnapshotContent content, changes;
+  std::map<std::string, std::vector<Key>> erased;
+  ASSERT_OK(Load(&files, "/base", &content));
+  ASSERT_OK(Load(&files, "/delta", &changes, &erased));
+  for (const Key key : erased["a"]) content["a"].erase(key);
+  for (const auto& [key, row] : changes["a"]) content["a"][key] = row;
+  EXPECT_GE(content["a"].size(), 10'000u);
+  EXPECT_LT(content["a"].size(), 20'000u) << "nothing was erased in time";
+  for (const auto& [key, row] : content["a"]) EXPECT_EQ(row.value[0], '2') << key;
 }
 
 // While rows are written, inserted and erased, each saved row is of one moment: its value, slot and

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <utility>
 
@@ -337,11 +338,6 @@ Status SaveTables(const Context& context, FileSystem* files, const std::string& 
     std::unique_ptr<RowsFile> file;
     DYNEMB_RETURN_IF_ERROR(check_schema(job));
     DYNEMB_RETURN_IF_ERROR(writer->NewFile(job.table, &file));
-    if (job.since_version >= 0 && job.part == 0) {
-      std::vector<Key> erased;
-      DYNEMB_RETURN_IF_ERROR(job.shard->Erased(context, job.since_version, &erased));
-      DYNEMB_RETURN_IF_ERROR(file->AddErased(erased));
-    }
     // Rows go into the file's own block, those with strings into one beside it.
     const RowLayout layout(job.shard->schema());
     std::vector<char> beside;
@@ -364,11 +360,28 @@ Status SaveTables(const Context& context, FileSystem* files, const std::string& 
     }
     return file->Finish();
   };
-  context.executor->Run(static_cast<int64_t>(jobs.size()), 1'000'000'000, [&](int64_t j) {
-    Job& job = jobs[static_cast<size_t>(j)];
-    job.status = save(job);
-  });
-  for (const Job& job : jobs) DYNEMB_RETURN_IF_ERROR(job.status);
+  const auto save_erased = [&](const Job& job) {
+    std::unique_ptr<RowsFile> file;
+    std::vector<Key> erased;
+    if (job.since_version < 0 || job.part > 0) return Status();
+    DYNEMB_RETURN_IF_ERROR(job.shard->Erased(context, job.since_version, &erased));
+    if (erased.empty()) return Status();
+    DYNEMB_RETURN_IF_ERROR(writer->NewFile(job.table, &file));
+    DYNEMB_RETURN_IF_ERROR(file->AddErased(erased));
+    return file->Finish();
+  };
+  const auto for_all_jobs = [&](const std::function<Status(const Job&)>& work) {
+    context.executor->Run(static_cast<int64_t>(jobs.size()), 1'000'000'000, [&](int64_t j) {
+      Job& job = jobs[static_cast<size_t>(j)];
+      job.status = work(job);
+    });
+    for (const Job& job : jobs) DYNEMB_RETURN_IF_ERROR(job.status);
+    return Status();
+  };
+  // What was erased is asked for when all rows have been read. A key that is erased meanwhile is in
+  // one of both, or in both: then its row counts, as of the moment before.
+  DYNEMB_RETURN_IF_ERROR(for_all_jobs(save));
+  DYNEMB_RETURN_IF_ERROR(for_all_jobs(save_erased));
   DYNEMB_RETURN_IF_ERROR(writer->Commit(base));
   *manifest = writer->manifest();
   return Status();
