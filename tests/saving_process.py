@@ -116,6 +116,16 @@ def large(folder):
     return out
 
 
+def checkpoint(folder):
+    """By how much tf.train.Checkpoint raises the peak when it saves, and what the rows take, in MiB."""
+    without_huge_pages()
+    tf.train.Checkpoint(model=table_of(10_000)).write(str(folder / "small"))
+    model = table_of(2 * ROWS)
+    before = peak_mib()
+    tf.train.Checkpoint(model=model).write(str(folder / "large"))
+    return {"rows": 2 * ROWS * (8 + 4 * DIM) / 2**20, "grown": peak_mib() - before}
+
+
 def reload(folder):
     """MiB held after each load, of a table of 16,000 rows of 64 float32 (4 MiB) in two formats."""
     model = table_of(16_000)

@@ -68,6 +68,16 @@ def archive(model, make_other, folder):
     return keras.models.load_model(folder / "m.keras")
 
 
+def rows_in_a_snapshot(model, make_other, folder):
+    """The optimizer's own variables are dense, and go beside it."""
+    other = make_other()
+    tf_dynemb.snapshot.save(folder / "s", {"t": table_of(model)})
+    tf_dynemb.snapshot.restore(folder / "s", {"t": table_of(other)})
+    for variable, value in zip(other.optimizer.variables, model.optimizer.variables, strict=True):
+        variable.assign(value.numpy())
+    return other
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_one_step_more(name, tmp_path):
     # With one column the mean of a row's squares is the column's square: plain Adagrad.
@@ -81,7 +91,7 @@ def test_one_step_more(name, tmp_path):
         step(straight, gradient)
     restored = {
         way.__name__: way(straight, lambda: make(case, dim, shards=3), tmp_path)
-        for way in (checkpoint, saved_model, weights, archive)
+        for way in (checkpoint, saved_model, weights, archive, rows_in_a_snapshot)
     }
     before = rows_of(table_of(straight))
     step(straight, gradients[-1])

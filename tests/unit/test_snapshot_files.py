@@ -174,6 +174,19 @@ def test_diff_counts(tmp_path):
     t, more = snapshot.diff(tmp_path / "a", tmp_path / "b")
     assert (t.only_first, t.only_second, t.changed, t.same) == (10, 1, 1, 89)
     assert (more.only_first, more.only_second, more.changed, more.same) == (0, 1, 0, 0)
+    assert t and t.same_schema and more and not more.same_schema
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_tables_that_are_made_of_other_things_differ(rows, tmp_path, capsys):
+    for name, dim, dtype in (("a", 2, "float32"), ("b", 1, "int64")):  # as many bytes, all of them zero
+        with snapshot.SnapshotWriter(tmp_path / name) as writer:
+            writer.add_table("t", dim, dtype)
+            writer.write(range(rows), np.zeros((rows, dim), dtype))
+    (t,) = snapshot.diff(tmp_path / "a", tmp_path / "b")
+    assert t and not t.same_schema and t.same == rows
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--noprogress"]) == 1
+    assert "made of other things" in capsys.readouterr().out
 
 
 def test_deltas_of_the_writer(tmp_path):
@@ -337,6 +350,8 @@ def test_persistent_table_reader_and_writer(folders, tmp_path):
         writer.write(keys[:30], rows[:30])
         writer.write(keys[30:], rows[30:])
     with snapshot.make_persistent_table_reader(paths, "day_1", np.int64, np.float32, 6) as reader:
+        first = next(reader)
+        np.testing.assert_array_equal(next(iter(reader))[0], first[0])  # iter() begins anew
         got = {key: row for keys, rows in reader for key, row in zip(keys, rows, strict=True)}
     assert len(got) == 100
     for key, row in zip(keys, rows, strict=True):

@@ -63,9 +63,10 @@ def info(asked: argparse.Namespace) -> None:
 
 def verify(asked: argparse.Namespace) -> None:
     """Reads everything; an error says what is damaged."""
-    with SnapshotReader(asked.snapshot) as reader:
-        reader.verify()
-    print(f"{asked.snapshot}: {_rows_of(asked.snapshot)} rows, undamaged")
+    rows = _rows_of(asked.snapshot)
+    with SnapshotReader(asked.snapshot) as reader, _bar(rows, "verify", asked) as bar:
+        reader.verify(bar.update)
+    print(f"{asked.snapshot}: {rows} rows, undamaged")
 
 
 def export(asked: argparse.Namespace) -> None:
@@ -101,13 +102,14 @@ def compact(asked: argparse.Namespace) -> None:
 
 def diff(asked: argparse.Namespace) -> int:
     """Prints how two snapshots differ."""
-    differences = convert.diff(asked.snapshot, asked.other)
+    with _bar(_rows_of(asked.snapshot) + _rows_of(asked.other), "diff", asked) as bar:
+        differences = convert.diff(asked.snapshot, asked.other, bar.update)
     for d in differences:
         print(
             f"{d.table}: {d.same} rows the same, {d.changed} changed, {d.only_first} only in the first, "
-            f"{d.only_second} only in the second"
+            f"{d.only_second} only in the second" + ("" if d.same_schema else "; made of other things")
         )
-    return int(any(d.changed or d.only_first or d.only_second for d in differences))
+    return int(any(differences))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -190,16 +190,26 @@ def compact(
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How two tables differ: numbers of keys in one of them only, with other rows, and with the same."""
+    """How two tables differ: numbers of keys in one of them only, with other rows, and with the same.
+
+    same_schema: whether both are there and are made of the same: dtypes, dim, initial values, rule, ...
+    """
 
     table: str
     only_first: int
     only_second: int
     changed: int
     same: int
+    same_schema: bool
+
+    def __bool__(self) -> bool:
+        """Whether there is a difference."""
+        return bool(self.only_first or self.only_second or self.changed or not self.same_schema)
 
 
-def diff(first: str | os.PathLike, second: str | os.PathLike) -> list[Difference]:
+def diff(
+    first: str | os.PathLike, second: str | os.PathLike, progress: Progress = _silent
+) -> list[Difference]:
     """Compares two full snapshots, table by table. Holds 16 bytes per row of a table in memory.
 
     Rows are compared by a 64-bit digest of value, slots, meta and the string of the key.
@@ -212,8 +222,11 @@ def diff(first: str | os.PathLike, second: str | os.PathLike) -> list[Difference
         _want_full(a)
         _want_full(b)
         for name in dict.fromkeys([*a.tables, *b.tables]):
-            keys_a, digests_a = _digests(a, name)
-            keys_b, digests_b = _digests(b, name)
+            schema_a, schema_b = (
+                each.tables[name].schema.text if name in each.tables else None for each in (a, b)
+            )
+            keys_a, digests_a = _digests(a, name, progress)
+            keys_b, digests_b = _digests(b, name, progress)
             common, at_a, at_b = np.intersect1d(keys_a, keys_b, assume_unique=True, return_indices=True)
             same = int(np.sum(digests_a[at_a] == digests_b[at_b]))
             differences.append(
@@ -223,6 +236,7 @@ def diff(first: str | os.PathLike, second: str | os.PathLike) -> list[Difference
                     only_second=len(keys_b) - len(common),
                     changed=len(common) - same,
                     same=same,
+                    same_schema=schema_a == schema_b,
                 )
             )
     return differences
@@ -272,7 +286,7 @@ def _take(rows: Rows, kept: np.ndarray) -> Rows:
     )
 
 
-def _digests(reader: SnapshotReader, table: str) -> tuple[np.ndarray, np.ndarray]:
+def _digests(reader: SnapshotReader, table: str, progress: Progress) -> tuple[np.ndarray, np.ndarray]:
     """Keys and a digest of each row: a sum of its bytes, each times a random odd number of its place."""
     keys, digests = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
     for rows in reader.rows(table) if table in reader.tables else ():
@@ -286,4 +300,5 @@ def _digests(reader: SnapshotReader, table: str) -> tuple[np.ndarray, np.ndarray
         factors = np.random.default_rng(7).integers(0, 2**63, data.shape[1], np.uint64) * 2 + 1
         keys.append(rows.keys)
         digests.append(np.sum(data * factors, axis=1, dtype=np.uint64))
+        progress(len(rows.keys))
     return np.concatenate(keys), np.concatenate(digests)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -158,14 +158,21 @@ class SnapshotReader:
         _c.dynemb_reader_close(self._handle)
         self._handle = None
 
-    def verify(self) -> None:
-        """Reads everything once; raises SnapshotDamagedError at the first thing that is not right.
+    def verify(self, progress: Callable[[int], object] = lambda rows: None) -> None:
+        """Reads everything; raises SnapshotDamagedError at the first thing that is not right.
 
         Also that no key has two rows, for which it holds the keys of one table in memory.
+
+        Args:
+            progress: is told of rows, once the files have been found undamaged.
         """
         _check(_c.dynemb_reader_verify(self._open_handle()))
         for name in self.tables:
-            twice = first_twice([rows.keys for rows in self.rows(name)])
+            keys = []
+            for rows in self.rows(name):
+                keys.append(rows.keys)
+                progress(len(rows.keys))
+            twice = first_twice(keys)
             if twice is not None:
                 raise SnapshotDamagedError(
                     f"snapshot {self.path}, table {name!r}: key {twice} has more than one row"

@@ -18,9 +18,18 @@ class PersistentTableReader(contextlib.ExitStack):
     def __init__(self, readers: Sequence[SnapshotReader]):
         super().__init__()
         self._readers = [self.enter_context(contextlib.closing(reader)) for reader in readers]
+        self._rest = self._blocks()
 
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Folder after folder, block after block; begins anew each time."""
+    def __iter__(self) -> PersistentTableReader:
+        """Begins anew."""
+        self._rest = self._blocks()
+        return self
+
+    def __next__(self) -> tuple[np.ndarray, np.ndarray]:
+        return next(self._rest)
+
+    def _blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Folder after folder, block after block."""
         for reader in self._readers:
             for rows in reader.rows():
                 if rows.keys.size:

@@ -18,9 +18,11 @@
 
 #include "cc/core/base/crc32c.h"
 #include "cc/core/base/fingerprint.h"
+#include "cc/core/snapshot/loader.h"
 #include "cc/core/snapshot/reader.h"
 #include "cc/core/snapshot/writer.h"
 #include "cc/core/table/host_table.h"
+#include "cc/core/table/key_strings.h"
 #include "cc/core/testing/memory_file_system.h"
 #include "cc/core/testing/snapshots.h"
 #include "gtest/gtest.h"
@@ -407,16 +409,36 @@ std::string SeedSnapshot() {
          Encode({3, 1, 0, 0, 0, 2, strings}) + block(255, 1, 2, 0);
 }
 
-// Reads it as a restore does, into tables.
-Status Restore(FileSystem* files) {
+// Loads it as a restore does, into tables.
+Status Restore(const SnapshotReader& reader) {
+  const Manifest& manifest = reader.manifest();
+  for (size_t t = 0; t < manifest.tables.size(); ++t) {
+    const TableSchema& schema = manifest.tables[t].schema;
+    const int64_t number = static_cast<int64_t>(t);
+    std::unique_ptr<Table> made;
+    DYNEMB_RETURN_IF_ERROR(MakeHostTable(schema, &made));
+    const std::vector<Table*> shards = {made.get()};
+    KeyStrings strings;
+    DYNEMB_RETURN_IF_ERROR(LoadErased(OneThread(), reader, number, shards));
+    SnapshotPlace place;
+    std::vector<BlockEntry> blocks;
+    DYNEMB_RETURN_IF_ERROR(reader.List(number, int64_t{1} << 40, &place, &blocks));
+    DYNEMB_RETURN_IF_ERROR(LoadRows(OneThread(), reader, blocks, nullptr, shards,
+                                    schema.strings ? &strings : nullptr));
+  }
+  return Status();
+}
+
+// Reads it block by block, then restores it.
+Status ReadAll(FileSystem* files) {
   std::unique_ptr<SnapshotReader> reader;
   DYNEMB_RETURN_IF_ERROR(SnapshotReader::Open(files, "/s", &reader));
-  std::vector<std::unique_ptr<Table>> tables(reader->manifest().tables.size());
+  const Status restored = Restore(*reader);
   SnapshotPlace place;
   SnapshotBlock block;
   for (bool done = false;;) {
     DYNEMB_RETURN_IF_ERROR(reader->Next(-1, &place, &block, &done));
-    if (done) return reader->Verify(OneThread());
+    if (done) break;
     const size_t table = static_cast<size_t>(block.table);
     // The erased keys' last byte is read, and the rows' all.
     if (block.erased.size > 0 && block.erased[block.erased.size - 1] == 42) continue;
@@ -425,12 +447,9 @@ Status Restore(FileSystem* files) {
       // Whatever a reader gives, a writer takes.
       EXPECT_TRUE(CheckFingerprints(block.rows.keys, block.strings).ok());
     }
-    if (tables[table] == nullptr) {
-      DYNEMB_RETURN_IF_ERROR(
-          MakeHostTable(reader->manifest().tables[table].schema, &tables[table]));
-    }
-    DYNEMB_RETURN_IF_ERROR(tables[table]->Import(OneThread(), block.rows));
   }
+  DYNEMB_RETURN_IF_ERROR(reader->Verify(OneThread()));
+  return restored;
 }
 
 TEST(FuzzTest, Snapshots) {
@@ -447,7 +466,7 @@ TEST(FuzzTest, Snapshots) {
       memory.Put(StrCat("/s/f", f - 1), files[f]);
     }
     memory.Put("/s/MANIFEST", Sealed(repair ? RepairSizes(files[0], files) : files[0]));
-    return Restore(&memory);
+    return ReadAll(&memory);
   });
 }
 
