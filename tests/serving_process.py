@@ -6,6 +6,7 @@ of the op library, the models (path, names of feeds and of the fetch) and the ba
 
 serve       loads all models side by side, runs them in turn, then closes one after the other.
 concurrent  runs every batch on every model from many threads at once.
+update      loads deltas into a model that serves, by its signature, and runs all batches after each.
 reload      loads and closes the first model many times, and says how much memory is held after each.
 drop        makes tensors and forgets them: leaks, for whoever looks for such.
 """
@@ -65,12 +66,12 @@ def flat(values):
 
 
 def tensor_of(values):
-    """Nested lists of int or str, as an int64 or a string tensor."""
+    """Nested lists of int or str, or a str alone, as an int64 or a string tensor."""
     shape, inner = [], values
     while isinstance(inner, list):
         shape.append(len(inner))
         inner = inner[0]
-    values = flat(values)
+    values = flat(values) if shape else [values]
     strings = isinstance(inner, str)
     width = 24 if strings else 8  # of TF_TString
     dims = (ctypes.c_int64 * len(shape))(*shape)
@@ -99,11 +100,15 @@ class Model:
         tf.TF_DeleteSessionOptions(options)
         self.feeds, self.fetch = feeds, fetch
 
-    def __call__(self, batch):
-        """A batch, by the names of the feeds, to the fetched floats as a flat list."""
-        inputs = (Output * len(batch))(*[self.output(self.feeds[name]) for name in batch])
+    def __call__(self, batch, feeds=None, fetch=None):
+        """A batch, by the names of the feeds, to the fetched floats as a flat list.
+
+        feeds, fetch: of another signature than the one that serves.
+        """
+        feeds = feeds or self.feeds
+        inputs = (Output * len(batch))(*[self.output(feeds[name]) for name in batch])
         tensors = (POINTER * len(batch))(*[tensor_of(values).value for values in batch.values()])
-        fetches, results = (Output * 1)(self.output(self.fetch)), (POINTER * 1)()
+        fetches, results = (Output * 1)(self.output(fetch or self.fetch)), (POINTER * 1)()
         fed, fetched = (inputs, tensors, len(batch)), (fetches, results, 1)
         with checked() as status:
             tf.TF_SessionRun(self.session, None, *fed, *fetched, None, 0, None, status)
@@ -153,6 +158,17 @@ def concurrent(models, batches, threads, runs, **_):
     for worker in workers:
         worker.join()
     return [want, wrong]
+
+
+def update(models, batches, signature, deltas, **_):
+    """What the model says of each batch, as it is and after each delta."""
+    model = Model(**models[0])
+    said = [[model(batch) for batch in batches]]
+    for delta in deltas:
+        model({"path": delta}, signature["feeds"], signature["fetch"])
+        said.append([model(batch) for batch in batches])
+    model.close()
+    return said
 
 
 def reload(models, batches, times, **_):

@@ -21,16 +21,17 @@ from process_memory import measured_environment
 from table_rows import int64
 
 import tf_dynemb
+from tf_dynemb import snapshot
 
 SCRIPT = pathlib.Path(__file__).parent.parent / "serving_process.py"
 BATCHES = [m.batch(0), m.batch(1000)]  # of known ids, and of unseen ones
 
 
-def plan_of(path):
-    """Where a SavedModel lies and what its signature calls its inputs and its output."""
+def plan_of(path, name="serving_default"):
+    """Where a SavedModel lies and what a signature of it calls its inputs and its output."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         meta_graph = tf.compat.v1.saved_model.load(session, ["serve"], str(path))
-    signature = meta_graph.signature_def["serving_default"]
+    signature = meta_graph.signature_def[name]
     (fetch,) = signature.outputs.values()
     feeds = {name: tensor.name for name, tensor in signature.inputs.items()}
     return {"path": str(path), "feeds": feeds, "fetch": fetch.name}
@@ -107,6 +108,33 @@ def test_versions_and_models_side_by_side(versions):
     rounds = run("serve", paths, [lists(batch) for batch in BATCHES])
     for got, models in zip(rounds, (want, want[1:], want[2:]), strict=True):
         assert_same(got, models)
+
+
+def test_deltas_are_loaded_while_it_serves(tmp_path):
+    """By the signature of the SavedModel: after each the server predicts as the trainer."""
+    model = m.trained(shards=2)
+    base = snapshot.save(tmp_path / "base", model, follow=True)
+    specs = {name: tf.TensorSpec.from_tensor(part, name) for name, part in BATCHES[0].items()}
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", model.call, [specs])
+    archive.add_endpoint("load_delta", snapshot.delta_function(model))
+    archive.write_out(tmp_path / "m", verbose=False)
+    dense = [(weight, weight.numpy()) for weight in model.weights if weight.shape[:1] != (0,)]
+    deltas, want = [], [predicted(model)]
+    for number in range(2):
+        m.train(model, 3, 6)
+        for weight, value in dense:  # a delta carries rows, not dense weights
+            weight.assign(value)
+        deltas.append(str(tmp_path / f"delta_{number}"))
+        base = snapshot.save(deltas[-1], model, base=base)
+        want.append(predicted(model))
+    assert want[0] != want[1] != want[2]
+    signature = plan_of(tmp_path / "m", "load_delta")
+    batches = [lists(batch) for batch in BATCHES]
+    said = run("update", [tmp_path / "m"], batches, signature=signature, deltas=deltas)
+    for got, predictions in zip(said, want, strict=True):
+        assert_same(got, predictions)
 
 
 def test_one_version_loaded_twice(versions):
