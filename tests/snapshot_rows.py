@@ -1,4 +1,4 @@
-"""What tests of snapshots share: one of random rows, and what a reader finds in one."""
+"""What tests of snapshots share: one of random rows, what a reader finds in one, and damage."""
 
 import numpy as np
 
@@ -22,3 +22,11 @@ def read(path):
         parts = list(reader)
     keys = np.concatenate([keys for keys, _ in parts])
     return dict(zip(keys.tolist(), np.concatenate([v for _, v in parts]).tolist(), strict=True))
+
+
+def damage(folder):
+    """Flips one bit in the middle of the largest file."""
+    path = max(folder.glob("rows-*"), key=lambda path: path.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)

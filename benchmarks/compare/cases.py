@@ -4,6 +4,7 @@ A setup is a process with threads and tables; its points are measured in it one 
 peers take turns sample by sample. A sample is {metric: number}; a case's first metric is its main one.
 """
 
+import abc
 import dataclasses
 import importlib
 import itertools
@@ -25,7 +26,7 @@ def product(**axes):
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-class Case:
+class Case(abc.ABC):
     """One thing to measure.
 
     points: of each setup. alone: a process for each sample, where memory or a first time is measured.
@@ -38,9 +39,9 @@ class Case:
     alone = False
     axis = None  # what the plot has as its x axis, where the case is about how cost grows
 
+    @abc.abstractmethod
     def setups(self):
         """[(setup, points)]: a setup is {"threads": ..., and what Spec has}."""
-        raise NotImplementedError
 
     def prepare(self, peer, setup):
         """Starts the library, shows that it is right, and makes and fills tables."""
@@ -52,9 +53,9 @@ class Case:
             fill(peer, spec, table)
         return spec
 
+    @abc.abstractmethod
     def sampler(self, peer, spec, point, seconds):
         """A function that takes one sample, of at least so many seconds where that can be chosen."""
-        raise NotImplementedError
 
 
 def spec_of(setup) -> Spec:

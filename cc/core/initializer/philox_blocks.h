@@ -13,7 +13,7 @@ constexpr int64_t kPhiloxBlocks = 8;
 using PhiloxBlocksFunction = void (*)(uint64_t seed, uint64_t key, uint64_t first,
                                       uint32_t words[4 * kPhiloxBlocks]);
 
-// The function for this processor. With AVX-512 it takes a quarter of the time of the others: they
+// The function for this processor. With AVX-512 it takes a third of the time of the others: they
 // are what the compiler makes of a loop, and it does not find that the halves of 64-bit products
 // need not be taken apart between rounds.
 PhiloxBlocksFunction FastestPhiloxBlocks();
