@@ -265,7 +265,7 @@ void SumByKey(State& state, int64_t dim, int64_t percent) {
   int64_t b = 0;
   for (auto _ : state) {
     const Dedup dedup(batches[b++ % kBatches]);
-    dynemb::SumByKey(context, dedup, DType::kFloat32, dim, view(rows), view(sums));
+    dynemb::SumByKey(context, dedup, DType::kFloat32, dim, view(rows), {}, view(sums));
     benchmark::DoNotOptimize(sums.data());
   }
   PerKey(state);

@@ -34,6 +34,17 @@ def crosses_loop() -> bool:
     return False
 
 
+def resource_of(variable) -> tf.Tensor:
+    """The resource of a variable, which tapes and graphs are told is read.
+
+    What reads a variable publicly adds an operation for each; an op of ours takes the resources of many.
+    """
+    from tensorflow.python.ops import resource_variable_ops
+
+    resource_variable_ops.variable_accessed(variable)
+    return variable.handle
+
+
 def outermost_layer():
     """The Keras layer or model whose call is going on, the outermost if they are nested; or None.
 

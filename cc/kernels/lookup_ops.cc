@@ -82,7 +82,7 @@ class SumByKeyOp : public OpKernel {
     const DType dtype = ToCore(dtype_);
     const int64_t row_bytes = dim * SizeOf(dtype);
     const PoolContext core(context);
-    SumByKey(core, dedup, dtype, dim, RowsOf(rows, keys.NumElements(), row_bytes),
+    SumByKey(core, dedup, dtype, dim, RowsOf(rows, keys.NumElements(), row_bytes), {},
              MutableRowsOf(sums, dedup.size(), row_bytes));
   }
 

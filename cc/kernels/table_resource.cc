@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cc/core/lookup/dedup.h"
 #include "cc/core/lookup/widen.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
@@ -142,12 +143,18 @@ absl::Status GetTableToRead(OpKernelContext* context, tensorflow::DataType dtype
 }
 
 absl::Status GetKeys(OpKernelContext* context, const TableInput& table, KeyInputs* inputs) {
-  const Tensor* owners;
-  TF_RETURN_IF_ERROR(context->input("keys", &inputs->keys_tensor));
+  const Tensor *keys, *owners;
+  TF_RETURN_IF_ERROR(context->input("keys", &keys));
   TF_RETURN_IF_ERROR(context->input("owners", &owners));
-  inputs->keys = {inputs->keys_tensor->flat<int64_t>().data(), inputs->keys_tensor->NumElements()};
+  return RouteKeys(*keys, *owners, table, inputs);
+}
+
+absl::Status RouteKeys(const Tensor& keys, const Tensor& owners, const TableInput& table,
+                       KeyInputs* inputs) {
+  inputs->keys_tensor = &keys;
+  inputs->keys = {keys.flat<int64_t>().data(), keys.NumElements()};
   return ToTensorFlow(Routing::Make(inputs->keys,
-                                    {owners->flat<int32_t>().data(), owners->NumElements()},
+                                    {owners.flat<int32_t>().data(), owners.NumElements()},
                                     static_cast<int>(table.shard_count()), &inputs->routing));
 }
 
@@ -169,13 +176,18 @@ absl::Status GetRows(OpKernelContext* context, const char* name, const KeyInputs
                      const TableSchema& schema, ConstRows* rows) {
   const Tensor* tensor;
   TF_RETURN_IF_ERROR(context->input(name, &tensor));
+  return RowsOfKeys(name, *tensor, inputs, schema.dim, rows);
+}
+
+absl::Status RowsOfKeys(const char* name, const Tensor& tensor, const KeyInputs& inputs,
+                        int64_t dim, ConstRows* rows) {
   TensorShape want = inputs.keys_tensor->shape();
-  TF_RETURN_IF_ERROR(want.AddDimWithStatus(schema.dim));
-  if (tensor->shape() != want) {
-    return ToTensorFlow(InvalidArgument(name, ": got shape ", tensor->shape().DebugString(),
+  TF_RETURN_IF_ERROR(want.AddDimWithStatus(dim));
+  if (tensor.shape() != want) {
+    return ToTensorFlow(InvalidArgument(name, ": got shape ", tensor.shape().DebugString(),
                                         ", want the keys' shape + (dim,) = ", want.DebugString()));
   }
-  *rows = RowsOf(*tensor, inputs.keys.size, schema.dim * SizeOf(schema.value_dtype));
+  *rows = RowsOf(tensor, inputs.keys.size, dim * tensorflow::DataTypeSize(tensor.dtype()));
   return absl::OkStatus();
 }
 
@@ -193,13 +205,35 @@ absl::Status GetScalar(OpKernelContext* context, const char* name, T* value) {
 template absl::Status GetScalar(OpKernelContext*, const char*, int64_t*);
 template absl::Status GetScalar(OpKernelContext*, const char*, tensorflow::tstring*);
 
-Status ForEachShard(const TableInput& table, const KeyInputs& inputs,
+Status ForEachShard(const TableInput& table, Span<const Key> keys, const Routing& routing,
                     const std::function<Status(Table*, const Batch&)>& call) {
   for (size_t s = 0; s < table.shards.size(); ++s) {
     Batch batch;
-    batch.keys = inputs.keys;
-    batch.select = inputs.routing.share(static_cast<int>(s));
+    batch.keys = keys;
+    batch.select = routing.share(static_cast<int>(s));
     DYNEMB_RETURN_IF_ERROR(call(table.shards[s].get(), batch));
+  }
+  return Status();
+}
+
+Status MissingKeys(const TableInput& table, Span<const Key> keys, const Routing& routing,
+                   std::vector<Key>* missing) {
+  const Dedup dedup(keys);
+  // Where the values go that nobody asked for: all to one place, by this one thread.
+  std::vector<char> value(table.schema.dim * SizeOf(table.schema.value_dtype));
+  const std::vector<int64_t> place(keys.size);
+  std::vector<Outcome> outcomes(keys.size);
+  Report report;
+  report.outcomes = outcomes;
+  DYNEMB_RETURN_IF_ERROR(ForEachShard(table, keys, routing, [&](Table* shard, const Batch& batch) {
+    return shard->Find(OneThread(), batch, IfMissing::kLeave, Rows(value.data(), place), report);
+  }));
+  std::vector<bool> is_missing(dedup.size());
+  for (int64_t i = 0; i < keys.size; ++i) {
+    if (outcomes[i] == Outcome::kMissing) is_missing[dedup.inverse()[i]] = true;
+  }
+  for (int64_t u = 0; u < dedup.size(); ++u) {
+    if (is_missing[u]) missing->push_back(dedup.unique()[u]);
   }
   return Status();
 }

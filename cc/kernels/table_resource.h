@@ -133,6 +133,9 @@ struct KeyInputs {
 // Errors: owners that are not, one for each key, shards of the table.
 absl::Status GetKeys(tensorflow::OpKernelContext* context, const TableInput& table,
                      KeyInputs* inputs);
+// The same for given tensors.
+absl::Status RouteKeys(const tensorflow::Tensor& keys, const tensorflow::Tensor& owners,
+                       const TableInput& table, KeyInputs* inputs);
 
 // Input `name`, one string per key, as views of it. Error: another number of them.
 absl::Status GetStrings(tensorflow::OpKernelContext* context, const char* name,
@@ -141,14 +144,25 @@ absl::Status GetStrings(tensorflow::OpKernelContext* context, const char* name,
 // Input `name` as rows, after checking that its shape is the keys' shape + (dim,).
 absl::Status GetRows(tensorflow::OpKernelContext* context, const char* name,
                      const KeyInputs& inputs, const TableSchema& schema, ConstRows* rows);
+// The same for a given tensor, of any dtype.
+absl::Status RowsOfKeys(const char* name, const tensorflow::Tensor& tensor, const KeyInputs& inputs,
+                        int64_t dim, ConstRows* rows);
 
 // Input `name`, a scalar: int64 or a string.
 template <typename T>
 absl::Status GetScalar(tensorflow::OpKernelContext* context, const char* name, T* value);
 
 // Calls call(shard, batch) for each shard with its share of the keys.
-Status ForEachShard(const TableInput& table, const KeyInputs& inputs,
+Status ForEachShard(const TableInput& table, Span<const Key> keys, const Routing& routing,
                     const std::function<Status(Table*, const Batch&)>& call);
+inline Status ForEachShard(const TableInput& table, const KeyInputs& inputs,
+                           const std::function<Status(Table*, const Batch&)>& call) {
+  return ForEachShard(table, inputs.keys, inputs.routing, call);
+}
+
+// The distinct keys that have no row, in the order of their first appearance.
+Status MissingKeys(const TableInput& table, Span<const Key> keys, const Routing& routing,
+                   std::vector<Key>* missing);
 
 // A row-major matrix (or any tensor whose last axis is the row) as rows.
 ConstRows RowsOf(const tensorflow::Tensor& tensor, int64_t rows, int64_t row_bytes);

@@ -1,4 +1,5 @@
-// Kernels of the ops that change rows by key: apply, upsert, accum, remove; and that keep strings.
+// Kernels of the ops that change rows by key: upsert, accum, remove; and that keep strings. Apply
+// is in apply_ops.cc.
 #include <memory>
 #include <string>
 #include <string_view>
@@ -16,54 +17,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-
-class ApplyOp : public OpKernel {
- public:
-  explicit ApplyOp(OpKernelConstruction* context) : OpKernel(context) {
-    std::string rule;
-    float slot_initial;
-    OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
-    OP_REQUIRES_OK(context, context->GetAttr("rule", &rule));
-    OP_REQUIRES_OK(context, context->GetAttr("slot_initial", &slot_initial));
-    OP_REQUIRES_OK(context, ToTensorFlow(MakeRuleSpec(rule, slot_initial, &rule_)));
-  }
-
-  void Compute(OpKernelContext* context) override {
-    TableInput table;
-    KeyInputs inputs;
-    ConstRows gradients;
-    Stamp stamp;
-    const Tensor* hyper;
-    OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
-    OP_REQUIRES_OK(context, GetKeys(context, table, &inputs));
-    OP_REQUIRES_OK(context, GetRows(context, "gradients", inputs, table.schema, &gradients));
-    OP_REQUIRES_OK(context, GetScalar(context, "now", &stamp.now));
-    OP_REQUIRES_OK(context, context->input("hyper", &hyper));
-    Update update;
-    update.rule = &rule_;
-    update.hyper = {hyper->flat<double>().data(), hyper->NumElements()};
-    // Whatever is wrong with the numbers is found before any shard changes.
-    std::unique_ptr<RowUpdater> checked;
-    OP_REQUIRES_OK(context, ToTensorFlow(MakeRowUpdater(rule_.name, table.schema.value_dtype,
-                                                        update.hyper, &checked)));
-    KeyStrings::Birth birth;
-    OP_REQUIRES_OK(
-        context, ToTensorFlow(KeyStrings::Birth::Begin(table.strings.get(), inputs.keys, &birth)));
-    const PoolContext core(context);
-    for (const auto& shard : table.shards) {
-      OP_REQUIRES_OK(context, ToTensorFlow(shard->Attach(core, rule_)));
-    }
-
-    OP_REQUIRES_OK(context,
-                   ToTensorFlow(ForEachShard(table, inputs, [&](Table* shard, const Batch& batch) {
-                     return shard->Apply(core, batch, gradients, update, stamp, Report());
-                   })));
-  }
-
- private:
-  tensorflow::DataType dtype_;
-  RuleSpec rule_;
-};
 
 class UpsertOp : public OpKernel {
  public:
@@ -190,7 +143,6 @@ class WithStringsOp : public OpKernel {
 
 REGISTER_KERNEL_BUILDER(Name("DynembKeepStrings").Device(tensorflow::DEVICE_CPU), KeepStringsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembWithStrings").Device(tensorflow::DEVICE_CPU), WithStringsOp);
-REGISTER_KERNEL_BUILDER(Name("DynembApply").Device(tensorflow::DEVICE_CPU), ApplyOp);
 REGISTER_KERNEL_BUILDER(Name("DynembUpsert").Device(tensorflow::DEVICE_CPU), UpsertOp);
 REGISTER_KERNEL_BUILDER(Name("DynembAccum").Device(tensorflow::DEVICE_CPU), AccumOp);
 REGISTER_KERNEL_BUILDER(Name("DynembRemove").Device(tensorflow::DEVICE_CPU), RemoveOp);

@@ -75,12 +75,12 @@ def partitioned(partitioner):
 
 def apply(rule="sgd", hyper=(0.1, 1.0, 0.0), gradients=ROWS, owners=OWNERS, **attributes):
     return lambda table: ops.dynemb_apply(
-        table.resource.resource_handle,
-        KEYS,
-        owners,
-        gradients,
+        [table.resource.resource_handle],
+        [KEYS],
+        [owners],
+        [gradients],
         np.array(hyper, np.float64),
-        np.int64(0),
+        np.zeros(1, np.int64),
         rule=rule,
         **attributes,
     )
@@ -565,12 +565,12 @@ def test_owners_are_counted_before_equal_keys_are_summed():
     table = tf_dynemb.Variable(dim=1, devices=["/CPU:0"] * 3, name="table")
     with pytest.raises(tf.errors.InvalidArgumentError, match="owners: got 2, want one per key, 3"):
         ops.dynemb_apply(
-            table.resource.resource_handle,
-            np.array([1, 1, 2], np.int64),
-            np.zeros(2, np.int32),
-            np.ones((3, 1), np.float32),
+            [table.resource.resource_handle],
+            [np.array([1, 1, 2], np.int64)],
+            [np.zeros(2, np.int32)],
+            [np.ones((3, 1), np.float32)],
             np.array([0.1, 1.0, 0.0]),
-            np.int64(0),
+            np.zeros(1, np.int64),
             rule="sgd",
         )
     assert table.size() == 0

@@ -95,7 +95,8 @@ def test_reads_keep_nothing_and_a_gradient_keeps_what_it_trains():
         with pytest.raises(
             tf.errors.FailedPreconditionError, match=f"has none for {int(keys[0])}; look"
         ):
-            table._apply(keys, tf.ones([1, 2]), "sgd", 0.0, tf.constant([1.0, 1.0, 0.0], tf.float64))
+            optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+            optimizer.apply([tf.IndexedSlices(tf.ones([1, 2]), keys)], [table.handle])
     assert int(table.size()) == 0
     train(table, ["trained"])
     assert list(values_of(table)) == ["trained"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -131,7 +131,7 @@ def lookup_keys(
     table: Variable, keys: tf.Tensor, name: str | None = None, max_norm: float | None = None
 ) -> tf.Tensor:
     """Values (..., dim) of int64 keys, with their gradient; every row clipped to max_norm."""
-    _check_trained(table)
+    check_trained(table)
     if isinstance(max_norm, (int, float)) and not max_norm >= 0:  # nor NaN
         raise ValueError(f"max_norm: got {max_norm}, want an L2 norm >= 0, or None")
     values, _ = table._lookup(keys, name)
@@ -140,7 +140,7 @@ def lookup_keys(
     return tf.cast(tf.clip_by_norm(wide(values), max_norm, axes=-1), values.dtype)
 
 
-def _check_trained(table: Variable) -> None:
+def check_trained(table: Variable) -> None:
     """Raises ValueError in the call of a compiled model that does not have the table's handle.
 
     Keras does not see a Variable in an attribute, as it sees layers and weights: its optimizers and its
@@ -169,23 +169,36 @@ def _with_flat_values(look_up: Callable, ids):
 def _lookup_gradient(op, values_gradient, exists_gradient):
     """One summed row per key, so that norms and clipping see what the dense gradient would show."""
     del exists_gradient
+    check_crosses_no_loop()
+    dim = op.get_attr("dim")
+    keys = tf.reshape(op.inputs[2], [-1])
+    rows = tf.reshape(tf.convert_to_tensor(values_gradient), [-1, dim])
+    distinct_keys, sums, _ = ops.dynemb_sum_by_key(keys, rows)
+    return [*table_slices([distinct_keys], [sums], [dim]), None, None, None]
+
+
+def check_crosses_no_loop() -> None:
+    """Raises ValueError while a gradient is built that a loop would have to sum over its turns."""
     if _compat.crosses_loop():
         raise ValueError(
             "a lookup of a dynamic table inside tf.while_loop, tf.scan, tf.map_fn or an RNN cell has no "
             "gradient; look the ids up once before the loop and index the rows inside it"
         )
-    dim = op.get_attr("dim")
-    keys = tf.reshape(op.inputs[2], [-1])
-    rows = tf.reshape(tf.convert_to_tensor(values_gradient), [-1, dim])
-    distinct_keys, sums, _ = ops.dynemb_sum_by_key(keys, rows)
-    # A first dimension of -1 makes whatever would turn the slices into a dense tensor fail loudly; with
-    # 0, the handle's own, it would drop them. int32, as the zeros are that tf.cond makes for a branch
-    # not taken.
-    shape = tf.constant(
-        [-1, dim], tf.int32, name="table_gradient_is_sparse.use_DynamicEmbeddingOptimizer"
-    )
-    gradient = tf.IndexedSlices(sums, distinct_keys, dense_shape=shape)
-    return [gradient, None, None, None]
+
+
+def table_slices(keys: Sequence, rows: Sequence, dims: Sequence[int]) -> list[tf.IndexedSlices]:
+    """The gradients of tables: for each of the dims, keys (m,) and rows (m, dim).
+
+    A first dimension of -1 makes whatever would turn the slices into a dense tensor fail loudly; with 0,
+    the handle's own, it would drop them. int32, as the zeros are that tf.cond makes for a branch not
+    taken.
+    """
+    name = "table_gradient_is_sparse.use_DynamicEmbeddingOptimizer"
+    shapes = {dim: tf.constant([-1, dim], tf.int32, name=name) for dim in set(dims)}
+    return [
+        tf.IndexedSlices(r, k, dense_shape=shapes[dim])
+        for k, r, dim in zip(keys, rows, dims, strict=True)
+    ]
 
 
 @tf.RegisterGradient("DynembWithStrings")

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_dynemb import _compat
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.base.wide import wide
+from tf_dynemb.optimizer.apply_rules import apply_rules, rule_of_table
 from tf_dynemb.optimizer.rules import rule_of
 from tf_dynemb.table.handle import TableHandle, handle_of, handles_in
 
@@ -111,7 +112,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
                     "a floating value_dtype, or make it with trainable=False and change the rows by "
                     "upsert and accum"
                 )
-            handle.rule_name = self.rule_name
+            handle.rule_name = rule_of_table(handle, self.inner_optimizer).name
         self.inner_optimizer.build([v for v in variables if not isinstance(v, TableHandle)])
         super().build(variables)
 
@@ -235,24 +236,8 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             gradients = [_sum_by_key(gradient) for gradient in gradients]
             gradients = [tf.clip_by_value(g, -inner.clipvalue, inner.clipvalue) for g in gradients]
 
-        rule = rule_of(inner)
-        # Of this step, before the inner optimizer counts it.
-        learning_rate = tf.cast(inner.learning_rate, tf.float64)
-        step = tf.cast(inner.iterations, tf.float64) + 1
-
         def update():
-            for gradient, handle in zip(map(_unsummed, gradients), handles, strict=True):
-                weight_decay = inner.weight_decay or 0.0
-                if _compat.excluded_from_weight_decay(inner, handle):
-                    weight_decay = 0.0
-                own = [tf.constant(number, tf.float64) for number in (weight_decay, *rule.hyper)]
-                handle.table._apply(
-                    tf.cast(gradient.indices, tf.int64),
-                    tf.cast(gradient.values, handle.table.value_dtype),
-                    rule.name,
-                    rule.slot_initial,
-                    tf.stack([learning_rate, step, *own]),
-                )
+            apply_rules(gradients, handles, inner)
 
         if several:
             replica.merge_call(lambda strategy: update())
@@ -364,19 +349,6 @@ def _warn_of_none(variables: list) -> None:
 def _is_on(clip: float | None) -> bool:
     """Whether Keras clips: it takes 0 for no clipping."""
     return clip is not None and clip > 0
-
-
-def _unsummed(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-    """What the gradient of a lookup was summed from, in a graph, where the sum is then left out.
-
-    Tables sum by key themselves, in the pass that updates the rows.
-    """
-    keys, rows = gradient.indices, gradient.values
-    if tf.is_symbolic_tensor(rows) and rows.op.type == "DynembSumByKey":
-        summed_keys, summed_rows, _ = rows.op.outputs
-        if keys is summed_keys and rows is summed_rows:
-            keys, rows = rows.op.inputs
-    return tf.IndexedSlices(rows, keys)
 
 
 def _sum_by_key(gradient: tf.IndexedSlices) -> tf.IndexedSlices:

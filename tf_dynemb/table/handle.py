@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import keras
 
 if TYPE_CHECKING:
+    from tf_dynemb.optimizer.apply_rules import OwnTraining
     from tf_dynemb.table.variable import Variable
 
 
@@ -31,6 +32,8 @@ class TableHandle(keras.Variable):
         # value crashes MultiWorkerMirroredStrategy, and autocasting breaks mixed precision.
         self._optimizers_at_work = 0
         self.rule_name = ""  # of the optimizer that was built on it
+        self.own_training: OwnTraining | None = None
+        self.max_rows: int | None = None  # that training may make it have
         self._warned = False
         self.table = table
         super().__init__(

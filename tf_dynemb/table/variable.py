@@ -434,19 +434,6 @@ class Variable(tf.Module):
             name=name,
         )
 
-    def _apply(self, keys, gradients, rule: str, slot_initial: float, hyper):
-        """Runs an optimizer rule; keys int64 (n,), gradients value_dtype (n, dim)."""
-        return ops.dynemb_apply(
-            self.resource.resource_handle,
-            keys,
-            self.resource.owners(keys),
-            gradients,
-            hyper,
-            stamp_of(self._restrict_policy),
-            rule=rule,
-            slot_initial=slot_initial,
-        )
-
     def _keys(self, keys) -> tf.Tensor:
         """Checks keys. They come back as the engine's int64 keys, or as strings with keep_keys."""
         if isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):

@@ -42,6 +42,14 @@ struct Context {
   void* stream = nullptr;
 };
 
+// Host calls on the calling thread.
+struct OneThread : Context {
+  OneThread() { executor = &inline_executor; }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+  InlineExecutor inline_executor;
+};
+
 }  // namespace dynemb
 
 #endif  // TF_DYNEMB_CC_CORE_BASE_CONTEXT_H_

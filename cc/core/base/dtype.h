@@ -141,6 +141,9 @@ inline DType SlotDType(DType value) {
   return value == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
 }
 
+// The dtype of gradients, in which they are also added up: that of the slots.
+inline DType GradientDType(DType value) { return SlotDType(value); }
+
 // "float32", ... as NumPy and TensorFlow spell them.
 inline const char* Name(DType dtype) {
   constexpr const char* kNames[] = {"float32", "float64", "float16", "bfloat16",

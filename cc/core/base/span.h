@@ -40,23 +40,35 @@ struct Span {
   T* end() const { return data + size; }
 };
 
-// `count` records; record i starts at data + i * stride_bytes. A column offset is folded into
-// `data`, so that N tables can fill one (batch, sum of dims) tensor. `Byte` is char or const char.
+// `count` records; record i starts at data + i * stride_bytes, or, with offsets, which lie in the
+// same memory space, at data + offsets[i]: so rows of a call may repeat, or be columns of several
+// features of one matrix. A column offset is folded into `data`, so that N tables can fill one
+// (batch, sum of dims) tensor. `Byte` is char or const char.
 template <typename Byte>
 struct BasicRows {
   Byte* data = nullptr;
   int64_t count = 0;
   int64_t stride_bytes = 0;
   MemorySpace space = MemorySpace::kHost;
+  const int64_t* offsets = nullptr;
 
   BasicRows() = default;
   BasicRows(Byte* data, int64_t count, int64_t stride_bytes, MemorySpace space = MemorySpace::kHost)
       : data(data), count(count), stride_bytes(stride_bytes), space(space) {}
+  // As many records as offsets, which are multiples of the numbers' size.
+  BasicRows(Byte* data, const Span<const int64_t>& offsets)
+      : data(data), count(offsets.size), space(offsets.space), offsets(offsets.data) {}
   template <typename U, typename = std::enable_if_t<std::is_convertible_v<U (*)[], Byte (*)[]>>>
   BasicRows(const BasicRows<U>& o)  // NOLINT
-      : data(o.data), count(o.count), stride_bytes(o.stride_bytes), space(o.space) {}
+      : data(o.data),
+        count(o.count),
+        stride_bytes(o.stride_bytes),
+        space(o.space),
+        offsets(o.offsets) {}
 
-  Byte* operator[](int64_t i) const { return data + i * stride_bytes; }
+  Byte* operator[](int64_t i) const {
+    return data + (offsets == nullptr ? i * stride_bytes : offsets[i]);
+  }
 };
 
 using Rows = BasicRows<char>;

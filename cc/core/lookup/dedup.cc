@@ -30,7 +30,7 @@ Dedup::Dedup(Span<const Key> keys) : inverse_(keys.size) {
 }
 
 void SumByKey(const Context& context, const Dedup& dedup, DType dtype, int64_t dim, ConstRows rows,
-              Rows sums) {
+              Span<const double> scales, Rows sums) {
   // Positions grouped by key: those of key u are grouped[begin[u]] .. grouped[begin[u + 1] - 1].
   const int64_t n = static_cast<int64_t>(dedup.inverse().size());
   std::vector<int64_t> begin(dedup.size() + 2);
@@ -45,10 +45,10 @@ void SumByKey(const Context& context, const Dedup& dedup, DType dtype, int64_t d
     const int64_t end = std::min(dedup.size(), (task + 1) * kRowsPerTask);
     for (int64_t u = task * kRowsPerTask; u < end; ++u) {
       const Span<const int64_t> positions(&grouped[begin[u]], begin[u + 1] - begin[u]);
-      if (positions.size == 1) {
+      if (positions.size == 1 && scales.empty()) {
         std::memcpy(sums[u], rows[positions[0]], dim * SizeOf(dtype));
       } else {
-        sum(dim, rows, positions, sums[u]);
+        sum(dim, rows, positions, scales.data, sums[u]);
       }
     }
   });

@@ -28,11 +28,11 @@ class Dedup {
   std::vector<int64_t> inverse_;
 };
 
-// sums row u = the sum of the rows i with inverse[i] == u, for all u in [0, dedup.size()). Rows are
-// `dim` numbers of `dtype`; sums of 16-bit floats are kept in float32 and rounded once. 0 for dim
-// is fine.
+// sums row u = the sum of the rows i with inverse[i] == u, each times scales[i] unless `scales` is
+// empty, for all u in [0, dedup.size()). Rows are `dim` numbers of `dtype`; sums of 16-bit floats
+// are kept in float32 and rounded once. 0 for dim is fine.
 void SumByKey(const Context& context, const Dedup& dedup, DType dtype, int64_t dim, ConstRows rows,
-              Rows sums);
+              Span<const double> scales, Rows sums);
 
 }  // namespace dynemb
 

@@ -76,7 +76,7 @@ TEST(SumByKey, AddsInBatchOrderForAnyNumberOfThreads) {
     context.executor = executor;
     std::vector<float> sums(want.size(), -1.0f);
     SumByKey(context, dedup, DType::kFloat32, kDim,
-             {reinterpret_cast<const char*>(rows.data()), kRows, kDim * 4},
+             {reinterpret_cast<const char*>(rows.data()), kRows, kDim * 4}, {},
              {reinterpret_cast<char*>(sums.data()), dedup.size(), kDim * 4});
     EXPECT_EQ(sums, want);  // bit for bit: the same additions in the same order
   }
@@ -93,7 +93,7 @@ TEST(SumByKey, RoundsSixteenBitSumsOnce) {
   context.executor = &executor;
   BFloat16 sum;
   SumByKey(context, dedup, DType::kBFloat16, 1,
-           {reinterpret_cast<const char*>(rows.data()), 257, 2},
+           {reinterpret_cast<const char*>(rows.data()), 257, 2}, {},
            {reinterpret_cast<char*>(&sum), 1, 2});
   EXPECT_EQ(static_cast<float>(sum), 512.0f);
 }

@@ -26,7 +26,7 @@ struct UpdateRows {
                                        int64_t dim, Span<const RowUpdater::Row> rows) {
     for (const RowUpdater::Row& row : rows) {
       UpdateRow<Rule, V>(step, decay, dim, reinterpret_cast<V*>(row.value),
-                         reinterpret_cast<T*>(row.slots), reinterpret_cast<const V*>(row.gradient));
+                         reinterpret_cast<T*>(row.slots), reinterpret_cast<const T*>(row.gradient));
     }
   }
 };

@@ -73,7 +73,8 @@ std::vector<std::string> HyperNames(std::string_view rule);
 class RowUpdater {
  public:
   virtual ~RowUpdater() = default;
-  // `value` and `gradient`: dim numbers of the value dtype. `slots`: the slots of the row, packed.
+  // `value`: dim numbers of the value dtype. `slots`: the slots of the row, packed. `gradient`: dim
+  // numbers of GradientDType(value dtype).
   struct Row {
     char* value;
     char* slots;

@@ -284,14 +284,14 @@ TEST(Rules, FollowTheirFormulas) {
   }
 }
 
-// 16-bit rows: computed in float from the widened numbers, rounded once at the end; slots stay
-// float.
+// 16-bit rows: computed in float from the widened numbers, rounded once at the end; gradients and
+// slots stay float.
 template <typename V>
 void TestRounding(DType dtype) {
   constexpr int64_t kDim = 7;
   for (const Expected& rule : AllExpected()) {
     SCOPED_TRACE(rule.name);
-    std::vector<V> value(kDim), gradient(kDim);
+    std::vector<V> value(kDim);
     std::vector<float> slots, wide_slots;
     for (int64_t c = 0; c < kDim; ++c) value[c] = V(0.1f * static_cast<float>(c) - 0.3f);
     for (const auto& slot : rule.slots) {
@@ -300,10 +300,9 @@ void TestRounding(DType dtype) {
     wide_slots = slots;
     for (int t = 1; t <= 20; ++t) {
       const Numbers gradients = Gradients(t, kDim);
-      std::vector<float> wide, wide_gradient;
+      const std::vector<float> gradient(gradients.begin(), gradients.end());
+      std::vector<float> wide;
       for (int64_t c = 0; c < kDim; ++c) {
-        gradient[c] = V(static_cast<float>(gradients[c]));
-        wide_gradient.push_back(static_cast<float>(gradient[c]));
         wide.push_back(static_cast<float>(value[c]));
       }
       std::unique_ptr<RowUpdater> narrow_updater, wide_updater;
@@ -315,7 +314,7 @@ void TestRounding(DType dtype) {
                  reinterpret_cast<const char*>(gradient.data())});
       wide_updater->Update(
           kDim, {reinterpret_cast<char*>(wide.data()), reinterpret_cast<char*>(wide_slots.data()),
-                 reinterpret_cast<const char*>(wide_gradient.data())});
+                 reinterpret_cast<const char*>(gradient.data())});
       for (int64_t c = 0; c < kDim; ++c) ASSERT_EQ(value[c].bits, V(wide[c]).bits) << t;
       ASSERT_EQ(slots, wide_slots) << t;
     }

@@ -60,21 +60,21 @@ struct HasRowUpdate<Rule, std::void_t<decltype(Rule::kHasRowUpdate)>> : std::tru
 
 }  // namespace optimizer_internal
 
-// Updates one row. `value` and `gradient` are `dim` numbers of type V, `slots` the slot variables
-// one after the other. First the decoupled weight decay w -= w * weight_decay * learning_rate, as
-// Keras does for all optimizers (Loshchilov and Hutter, "Decoupled Weight Decay Regularization",
-// 2019).
+// Updates one row. `value` is `dim` numbers of type V, `gradient` as many of its compute type,
+// `slots` the slot variables one after the other. First the decoupled weight decay w -= w *
+// weight_decay * learning_rate, as Keras does for all optimizers (Loshchilov and Hutter, "Decoupled
+// Weight Decay Regularization", 2019).
 template <typename Rule, typename V>
 DYNEMB_HOST_DEVICE DYNEMB_ALWAYS_INLINE void UpdateRow(
     const typename Rule::template Step<ComputeType<V>>& step, ComputeType<V> decay, int64_t dim,
-    V* __restrict__ value, ComputeType<V>* __restrict__ slots, const V* __restrict__ gradient) {
+    V* __restrict__ value, ComputeType<V>* __restrict__ slots,
+    const ComputeType<V>* __restrict__ gradient) {
   using T = ComputeType<V>;
   constexpr int kSlots = Rule::kSlotCount;
   if constexpr (optimizer_internal::HasRowUpdate<Rule>::value) {
     T sum = 0;
     for (int64_t c = 0; c < dim; ++c) {
-      const T g = static_cast<T>(gradient[c]);
-      sum += g * g;
+      sum += gradient[c] * gradient[c];
     }
     Rule::RowUpdate(step, sum / static_cast<T>(dim), slots);
   }
@@ -83,11 +83,11 @@ DYNEMB_HOST_DEVICE DYNEMB_ALWAYS_INLINE void UpdateRow(
     T weight = static_cast<T>(value[c]);
     weight -= weight * decay;
     if constexpr (optimizer_internal::HasRowUpdate<Rule>::value || kSlots == 0) {
-      Rule::Update(step, static_cast<T>(gradient[c]), &weight, slots);
+      Rule::Update(step, gradient[c], &weight, slots);
     } else {
       T slot[kSlots];
       for (int k = 0; k < kSlots; ++k) slot[k] = slots[k * dim + c];
-      Rule::Update(step, static_cast<T>(gradient[c]), &weight, slot);
+      Rule::Update(step, gradient[c], &weight, slot);
       for (int k = 0; k < kSlots; ++k) slots[k * dim + c] = slot[k];
     }
     value[c] = static_cast<V>(weight);

@@ -36,6 +36,12 @@ struct CollectedRows {
 
 }  // namespace
 
+std::vector<int32_t> KeyMod(Span<const Key> keys, int64_t shards) {
+  std::vector<int32_t> owners(static_cast<size_t>(keys.size));
+  for (int64_t i = 0; i < keys.size; ++i) owners[static_cast<size_t>(i)] = KeyMod(keys[i], shards);
+  return owners;
+}
+
 Status Routing::Make(Span<const Key> keys, Span<const int32_t> owners, int shards,
                      Routing* routing) {
   routing->shares_.clear();

@@ -16,6 +16,13 @@
 
 namespace dynemb {
 
+// The shard of a key by default: the remainder, from 0 up also for negative keys.
+inline int32_t KeyMod(Key key, int64_t shards) {
+  const int64_t rest = key % shards;
+  return static_cast<int32_t>(rest < 0 ? rest + shards : rest);
+}
+std::vector<int32_t> KeyMod(Span<const Key> keys, int64_t shards);
+
 class Routing {
  public:
   // With one shard `owners` may be empty. Errors: not one owner per key; an owner outside

@@ -8,25 +8,6 @@
 #include "cc/core/table/row_adapter.h"
 
 namespace dynemb {
-namespace {
-
-// The calling thread alone, for the blocks that it reads.
-struct OneThread : Context {
-  OneThread() { executor = &inline_executor; }
-  OneThread(const OneThread&) = delete;
-  InlineExecutor inline_executor;
-};
-
-std::vector<int32_t> KeyMod(Span<const Key> keys, int64_t shards) {
-  std::vector<int32_t> owners(static_cast<size_t>(keys.size));
-  for (size_t i = 0; i < owners.size(); ++i) {
-    const int64_t rest = keys[static_cast<int64_t>(i)] % shards;
-    owners[i] = static_cast<int32_t>(rest < 0 ? rest + shards : rest);
-  }
-  return owners;
-}
-
-}  // namespace
 
 Status LoadErased(const Context& context, const SnapshotReader& reader, int64_t table,
                   const std::vector<Table*>& shards) {

@@ -46,6 +46,8 @@ Status CheckValues(const char* what, const Batch& batch, ConstRows rows, DType d
   if (rows.space != MemorySpace::kHost) return WrongSpace(what);
   const int64_t element = SizeOf(dtype);
   const int64_t value_bytes = dim * element;
+  if (rows.data == nullptr && rows.count > 0) return InvalidArgument(what, ": got null");
+  if (rows.offsets != nullptr && rows.count == batch.keys.size) return Status();
   if (rows.count != batch.keys.size || rows.stride_bytes < value_bytes ||
       rows.stride_bytes % element != 0 || reinterpret_cast<uintptr_t>(rows.data) % element != 0) {
     return InvalidArgument(what, ": got ", rows.count, " rows ", rows.stride_bytes,
@@ -53,8 +55,14 @@ Status CheckValues(const char* what, const Batch& batch, ConstRows rows, DType d
                            Name(dtype), ", at least ", value_bytes, " bytes apart and aligned to ",
                            element);
   }
-  if (rows.data == nullptr && rows.count > 0) return InvalidArgument(what, ": got null");
   return Status();
+}
+
+Status CheckScales(const Batch& batch, const Update& update) {
+  DYNEMB_RETURN_IF_ERROR(CheckSpan("scales", update.scales));
+  if (update.scales.empty() || update.scales.size == batch.keys.size) return Status();
+  return InvalidArgument("scales: got ", update.scales.size, ", want one per key, ",
+                         batch.keys.size, ", or none");
 }
 
 Status CheckPart(const char* what, int64_t n, int64_t bytes, ConstRows rows) {

@@ -26,8 +26,12 @@ Status CheckContext(const Context& context);
 // Context, keys, selection and report.
 Status CheckBatch(const Context& context, const Batch& batch, const Report& report);
 
-// Rows of `dim` numbers of `dtype`, one per key of the batch.
+// Rows of `dim` numbers of `dtype`, one per key of the batch. Where they have offsets, what these
+// say is the caller's word.
 Status CheckValues(const char* what, const Batch& batch, ConstRows rows, DType dtype, int64_t dim);
+
+// One scale per key of the batch, or none.
+Status CheckScales(const Batch& batch, const Update& update);
 
 // n packed parts of rows of `bytes` each; data == nullptr says that the part is left out.
 Status CheckPart(const char* what, int64_t n, int64_t bytes, ConstRows rows);

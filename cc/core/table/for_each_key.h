@@ -12,6 +12,9 @@
 
 namespace dynemb {
 
+// How many keys ForEachKey takes at a time.
+inline constexpr int64_t kKeysPerGroup = 16;
+
 // Fetches the first `bytes` of a row ahead.
 inline void PrefetchRow(const char* row, int64_t bytes) {
   constexpr int64_t kMost = 256;  // the hardware follows a longer row by itself
@@ -27,7 +30,7 @@ template <typename KeyAt, typename SegmentOf, typename Fetch, typename Visit, ty
 void ForEachKey(int64_t begin, int64_t end, int64_t row_bytes, const KeyAt& key,
                 const SegmentOf& segment_of, const Fetch& fetch, const Visit& visit,
                 const EndGroup& end_group) {
-  constexpr int64_t kGroup = 16;
+  constexpr int64_t kGroup = kKeysPerGroup;
   struct Ahead {
     Key key;
     uint64_t hash;

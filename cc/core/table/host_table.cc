@@ -34,7 +34,8 @@ class HostTable final : public Table {
         layout_(schema),
         fill_(FillFor(schema.value_dtype)),
         add_(AddFor(schema.value_dtype)),
-        sum_(SumFor(schema.value_dtype)) {
+        gradient_dtype_(GradientDType(schema.value_dtype)),
+        sum_(SumFor(gradient_dtype_)) {
     for (int s = 0; s < kSegments; ++s) {
       parts_[s].emplace(&row_arena_, &index_arena_, layout_, static_cast<double>(s) / kSegments);
     }
@@ -91,11 +92,13 @@ class HostTable final : public Table {
                const Update& update, const Stamp& stamp, const Report& report) override {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
     DYNEMB_RETURN_IF_ERROR(
-        CheckValues("gradients", batch, gradients, schema_.value_dtype, schema_.dim));
+        CheckValues("gradients", batch, gradients, gradient_dtype_, schema_.dim));
+    DYNEMB_RETURN_IF_ERROR(CheckScales(batch, update));
     if (update.rule == nullptr) return InvalidArgument("update.rule: got none");
     std::unique_ptr<RowUpdater> updater;
     DYNEMB_RETURN_IF_ERROR(
         MakeRowUpdater(update.rule->name, schema_.value_dtype, update.hyper, &updater));
+    const int64_t gradient_bytes = schema_.dim * SizeOf(gradient_dtype_);
     return Write(context, batch, gradients, report, [&](const auto& writer) {
       if (!(schema_.rule == *update.rule)) {
         return FailedPrecondition("the table is trained by ", schema_.rule.DebugString(), ", got ",
@@ -106,6 +109,7 @@ class HostTable final : public Table {
         task->updates.clear();
       };
       const auto collect = [&](Entry entry, Task* task) {
+        if (task->sums.empty()) task->sums.resize(kKeysPerGroup * gradient_bytes);
         Outcome outcome = Outcome::kFound;
         if (entry.row == nullptr) {
           entry.row = InsertInitial(entry);
@@ -117,11 +121,10 @@ class HostTable final : public Table {
         task->SetAll(entry.positions, outcome);
         RowUpdater::Row row = {entry.row, entry.row + layout_.slots_offset,
                                gradients[entry.positions[0]]};
-        if (entry.positions.size > 1) {
-          if (!task->updates.empty()) update_rows(task);  // the last of them may be a sum
-          task->sum.resize(layout_.value_bytes);
-          sum_(layout_.dim, gradients, entry.positions, task->sum.data());
-          row.gradient = task->sum.data();
+        if (entry.positions.size > 1 || !update.scales.empty()) {
+          char* const sum = task->sums.data() + task->updates.size() * gradient_bytes;
+          sum_(layout_.dim, gradients, entry.positions, update.scales.data, sum);
+          row.gradient = sum;
         }
         task->updates.push_back(row);
       };
@@ -427,7 +430,7 @@ class HostTable final : public Table {
   struct Task : TaskReport {
     using TaskReport::TaskReport;
     std::vector<RowUpdater::Row> updates;  // to be made at the end of the group of keys
-    std::vector<char> sum;                 // of the gradients of one key
+    std::vector<char> sums;                // of the gradients of each key of the group
   };
 
   const Segment& SegmentOf(uint64_t hash) const {
@@ -572,7 +575,8 @@ class HostTable final : public Table {
   int64_t version_ = 0;  // 0: changes are not followed
   const FillFunction fill_;
   const AddFunction add_;
-  const SumFunction sum_;
+  const DType gradient_dtype_;
+  const SumFunction sum_;  // of gradients
   SlabArena row_arena_;
   SlabArena index_arena_;
   std::array<std::optional<Part>, kSegments> parts_;

@@ -109,7 +109,7 @@ TEST_F(HostTableTest, IsTheSameForAnyExecutor) {
       }
       const ConstRows rows(reinterpret_cast<const char*>(gradients.data()), 40'000, 12);
       const std::vector<double> hyper = UsualHyper("adam", static_cast<double>(step));
-      ASSERT_TRUE(table->Apply(context, {keys}, rows, {&schema.rule, hyper}, {}, {}).ok());
+      ASSERT_TRUE(table->Apply(context, {keys}, rows, {&schema.rule, hyper, {}}, {}, {}).ok());
       keys.resize(5000);
       ASSERT_TRUE(table->Erase(context, {keys}, {}).ok());
     }

@@ -84,6 +84,8 @@ struct Stamp {
 struct Update {
   const RuleSpec* rule = nullptr;
   Span<const double> hyper;  // host memory, also for device tables
+  // What the gradient of each key of the batch is multiplied by; empty: by nothing.
+  Span<const double> scales;
 };
 
 // A place in an export. Begin with a fresh one; `done` says that there is no more. The position is
@@ -136,8 +138,8 @@ class Table {
 
   // Runs the rule over the rows of the batch, in place. A key without a row is inserted with
   // exactly its initial value and initial slots and then updated; also when its gradient is zero.
-  // `gradients` are numbers of the value dtype, one row per key. The rule must be the attached one
-  // (see Attach).
+  // `gradients` are numbers of GradientDType(value dtype), one row per key. The rule must be the
+  // attached one (see Attach).
   virtual Status Apply(const Context& context, const Batch& batch, ConstRows gradients,
                        const Update& update, const Stamp& stamp, const Report& report) = 0;
 

@@ -44,14 +44,15 @@ inline AddFunction AddFor(DType dtype) {
   });
 }
 
-// Makes the sum of the rows at `positions`, in their order. Sums of 16-bit floats are made in
-// float32 and rounded once.
+// Makes the sum of the rows at `positions`, in their order, each times the scale of its position
+// unless `scales` is null. Sums of 16-bit floats are made in float32 and rounded once.
 using SumFunction = void (*)(int64_t dim, const ConstRows& rows, Span<const int64_t> positions,
-                             char* sum);
+                             const double* scales, char* sum);
 template <typename V>
 struct SumRows {
   static DYNEMB_ALWAYS_INLINE void Run(int64_t dim, const ConstRows& rows,
-                                       Span<const int64_t> positions, char* sum) {
+                                       Span<const int64_t> positions, const double* scales,
+                                       char* sum) {
     using T = ComputeType<V>;
     constexpr int64_t kColumns = 64;  // that are summed at once, in registers or the nearest cache
     constexpr int64_t kAhead = 8;     // rows
@@ -65,8 +66,9 @@ struct SumRows {
           for (int64_t c = 0; c < columns; c += 64 / sizeof(V)) __builtin_prefetch(next + c);
         }
         const V* row = reinterpret_cast<const V*>(rows[positions[i]]) + first;
+        const T scale = scales == nullptr ? T(1) : static_cast<T>(scales[positions[i]]);
         for (int64_t c = 0; c < columns; ++c) {
-          total[c] = static_cast<T>(total[c] + static_cast<T>(row[c]));
+          total[c] = static_cast<T>(total[c] + scale * static_cast<T>(row[c]));
         }
       }
       V* to = reinterpret_cast<V*>(sum) + first;

@@ -45,7 +45,7 @@ Status Caller::Apply(const Keys& keys, const Floats& gradients, const RuleSpec& 
   const Mirror<float> in(memory_, gradients);
   return WithReport(memory_, keys.size(), outcomes, [&](const Report& report) {
     return table_->Apply(memory_->context(), {there.span()}, in.rows(there.size(), dim_),
-                         {&rule, hyper}, stamp, report);
+                         {&rule, hyper, {}}, stamp, report);
   });
 }
 

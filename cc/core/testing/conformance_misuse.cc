@@ -32,6 +32,7 @@ class Bench {
         values_(memory_, Floats(kKeys * kDim, 0.5f)),
         slots_(memory_, Floats(kKeys * kDim, 0.25f)),
         meta_(memory_, kKeys * 2),
+        scales_(memory_, std::vector<double>(kKeys, 1.0)),
         exists_(memory_, std::vector<bool>{true, false, true, false}),
         outcomes_(memory_, kKeys),
         misses_(memory_, kKeys),
@@ -63,6 +64,7 @@ class Bench {
     exists = exists_.span();
     rule = UsualRule("adagrad");
     hyper = UsualHyper("adagrad", 1);
+    scales = scales_.span();
     parts = {keys_.span(), values_.rows(kKeys, kDim), slots_.rows(kKeys, kDim),
              meta_.rows(kKeys, 2)};
     cursor = Cursor();
@@ -92,7 +94,9 @@ class Bench {
 
   // The calls, with the arguments as they are.
   Status Find() { return table->Find(context, batch, IfMissing::kInitialValue, values, report); }
-  Status Apply() { return table->Apply(context, batch, values, {&rule, hyper}, {}, report); }
+  Status Apply() {
+    return table->Apply(context, batch, values, {&rule, hyper, scales}, {}, report);
+  }
   Status Upsert() { return table->Upsert(context, batch, values, {}, report); }
   Status Accumulate() { return table->Accumulate(context, batch, values, exists, {}, report); }
   Status Erase() { return table->Erase(context, batch, report); }
@@ -122,6 +126,7 @@ class Bench {
   Span<const bool> exists;
   RuleSpec rule;
   std::vector<double> hyper;
+  Span<const double> scales;
   RowParts parts;
   Cursor cursor;
 
@@ -130,6 +135,7 @@ class Bench {
   Mirror<int64_t> select_, select_count_;
   Mirror<float> values_, slots_;
   Mirror<int64_t> meta_;
+  Mirror<double> scales_;
   Mirror<bool> exists_;
   Mirror<Outcome> outcomes_;
   Mirror<int64_t> misses_, misses_count_;
@@ -230,8 +236,11 @@ void CheckBadUpdates(const TableHarness& harness) {
   b.Expect(
       Code::kInvalidArgument, "no rule", [] {},
       [&] {
-        return b.table->Apply(b.context, b.batch, b.values, {nullptr, b.hyper}, {}, b.report);
+        return b.table->Apply(b.context, b.batch, b.values, {nullptr, b.hyper, {}}, {}, b.report);
       });
+  b.Expect(Code::kInvalidArgument, "a scale too few", [&] { b.scales.size = kKeys - 1; }, apply);
+  b.Expect(
+      Code::kInvalidArgument, "scales elsewhere", [&] { b.scales.space = b.other_space; }, apply);
   b.Expect(Code::kInvalidArgument, "a number too few", [&] { b.hyper.pop_back(); }, apply);
   b.Expect(Code::kInvalidArgument, "a number too many", [&] { b.hyper.push_back(0); }, apply);
   b.Expect(Code::kInvalidArgument, "no numbers", [&] { b.hyper.clear(); }, apply);

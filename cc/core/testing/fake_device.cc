@@ -104,9 +104,11 @@ class FakeDeviceTable final : public Table {
     OnHost call(device_, context);
     const Batch host_batch = call.Of(batch);
     const ConstRows host_gradients = call.Of(gradients);
+    Update host_update = update;
+    host_update.scales = call.Of(update.scales);
     const Report host_report = call.Of(report);
     return call.Run([&] {
-      return table_->Apply(host_, host_batch, host_gradients, update, stamp, host_report);
+      return table_->Apply(host_, host_batch, host_gradients, host_update, stamp, host_report);
     });
   }
 
@@ -215,6 +217,10 @@ class FakeDeviceTable final : public Table {
     template <typename Byte>
     BasicRows<Byte> Of(const BasicRows<Byte>& rows) {
       if (rows.data == nullptr && rows.count == 0) return BasicRows<Byte>();
+      if (rows.offsets != nullptr) {
+        const Span<const int64_t> offsets(rows.offsets, rows.count, rows.space);
+        return BasicRows<Byte>(Of(rows.data, 0, rows.space), Of(offsets));
+      }
       const int64_t bytes = rows.count > 0 ? (rows.count - 1) * rows.stride_bytes : 0;
       return BasicRows<Byte>(Of(rows.data, bytes, rows.space), rows.count, rows.stride_bytes);
     }

@@ -50,7 +50,6 @@ class ModelRun {
                                                     : 6),
         pool_(DifficultKeys(usual_batch_ == 24 ? 3000 : 20 * usual_batch_, seed)),
         max_batch_(usual_batch_ == 24 ? 1000 : 10 * usual_batch_),
-        element_(SizeOf(model_case.schema.value_dtype)),
         keys_(memory_, max_batch_),
         select_(memory_, max_batch_ + kSpare),
         select_count_(memory_, 1),
@@ -58,7 +57,9 @@ class ModelRun {
         misses_(memory_, max_batch_ + kSpare),
         misses_count_(memory_, 1),
         exists_(memory_, max_batch_),
-        values_(memory_, max_batch_ * (model_case.schema.dim + kSpare) * element_ + kSpare * 8) {
+        offsets_(memory_, max_batch_),
+        scales_(memory_, max_batch_),
+        values_(memory_, max_batch_ * (model_case.schema.dim + kSpare) * kWidest + kSpare * 8) {
     table_ = harness.Make(model_case.schema);
     const Status made = MakeReferenceTable(model_case.schema, &reference_);
     EXPECT_TRUE(made.ok()) << made.message();
@@ -78,6 +79,7 @@ class ModelRun {
 
  private:
   static constexpr int64_t kSpare = 16;
+  static constexpr int64_t kWidest = 8;  // bytes of a number
 
   uint64_t Below(uint64_t n) { return n == 0 ? 0 : random_() % n; }
   bool Chance(int percent) { return static_cast<int>(Below(100)) < percent; }
@@ -156,8 +158,12 @@ class ModelRun {
     CompareOutputs();
   }
 
-  // Chooses the keys, the selection, the layout and the reports of the next call.
-  void NewBatch(bool changes) {
+  // Chooses the keys, the selection, the layout and the reports of the next call, whose rows are
+  // numbers of the values' dtype.
+  void NewBatch(bool changes) { NewBatch(changes, case_.schema.value_dtype); }
+  void NewBatch(bool changes, DType numbers) {
+    numbers_ = numbers;
+    element_ = SizeOf(numbers);
     const uint64_t dice = Below(100);
     n_ = dice < 3 ? 0 : dice < 15 ? 1 : 1 + Below(usual_batch_ * (dice < 75 ? 1 : 4));
     if (dice >= 98) n_ = 1 + Below(max_batch_);
@@ -203,7 +209,7 @@ class ModelRun {
   // Fills the rows, and what lies between them, with numbers.
   void FillValues() {
     for (int64_t at = 0; at + element_ <= values_used_; at += element_) {
-      RandomNumber(case_.schema.value_dtype, &random_, values_.host() + at);
+      RandomNumber(numbers_, &random_, values_.host() + at);
     }
     if (n_ > 0 && Chance(30)) {  // a gradient of nothing
       const int64_t row = Below(n_) * stride_ + offset_;
@@ -253,14 +259,28 @@ class ModelRun {
 
   void Apply() {
     SCOPED_TRACE("Apply");
-    NewBatch(true);
+    NewBatch(true, GradientDType(case_.schema.value_dtype));
     FillValues();
+    // Sometimes rows are where offsets say, and several keys have one; sometimes they are scaled.
+    const bool has_offsets = n_ > 0 && Chance(40), scaled = Chance(40);
+    for (int64_t i = 0; i < n_; ++i) {
+      offsets_[i] = Below(n_) * stride_ * element_;
+      scales_[i] = static_cast<double>(Below(9)) / 4 - 1;
+    }
+    offsets_.Push(n_);
+    scales_.Push(n_);
     const RuleSpec rule = reference_->schema().rule;
     const std::vector<double> hyper = UsualHyper(rule.name, static_cast<double>(++step_));
     const Stamp stamp = NewStamp();
     OnBoth([&](const Side& side) {
-      return side.table->Apply(side.context, side.batch, side.values, {&rule, hyper}, stamp,
-                               side.report);
+      const bool tested = side.table == table_.get();
+      ConstRows gradients = side.values;
+      if (has_offsets) {
+        gradients = ConstRows(side.values.data, Span<const int64_t>(View(offsets_, n_, tested)));
+      }
+      Update update = {&rule, hyper, {}};
+      if (scaled) update.scales = View(scales_, n_, tested);
+      return side.table->Apply(side.context, side.batch, gradients, update, stamp, side.report);
     });
     for (const int64_t i : participants_) Inserted(keys_[i]);
   }
@@ -348,7 +368,7 @@ class ModelRun {
     // The values of the reference for the same keys; they must be there.
     std::vector<Key> keys;
     for (const auto& key_and_row : rows) keys.push_back(key_and_row.first);
-    const int64_t value_bytes = case_.schema.dim * element_;
+    const int64_t value_bytes = ValueBytes();
     std::vector<char> values(keys.size() * value_bytes);
     std::vector<Outcome> outcomes(keys.size());
     Batch batch;
@@ -524,12 +544,14 @@ class ModelRun {
   void CompareAll() {
     EXPECT_EQ(table_->schema().ToText(), reference_->schema().ToText());
     EXPECT_EQ(reference_->size(), static_cast<int64_t>(present_.size()));
-    EXPECT_GE(table_->memory_bytes(), table_->size() * case_.schema.dim * element_);
+    EXPECT_GE(table_->memory_bytes(), table_->size() * ValueBytes());
     const std::string difference =
         Difference(ExportAll(*reference_, HostTestMemory(), 1000),
                    ExportAll(*table_, memory_, 1 + table_->size() / 20 + Below(700)));
     EXPECT_EQ(difference, "");
   }
+
+  int64_t ValueBytes() const { return case_.schema.dim * SizeOf(case_.schema.value_dtype); }
 
   const TableHarness& harness_;
   TestMemory* const memory_;
@@ -538,7 +560,6 @@ class ModelRun {
   const int64_t usual_batch_;
   std::vector<Key> pool_;
   const int64_t max_batch_;
-  const int64_t element_;  // bytes
   std::unique_ptr<Table> table_;
   std::unique_ptr<Table> reference_;
   InlineExecutor executor_;
@@ -552,7 +573,9 @@ class ModelRun {
   bool want_misses_ = false;
   int64_t select_size_ = 0;
   int64_t misses_size_ = 0;
-  int64_t offset_ = 0;  // of the first value, in numbers
+  DType numbers_ = DType::kFloat32;  // of the rows
+  int64_t element_ = 4;              // bytes of one
+  int64_t offset_ = 0;               // of the first value, in numbers
   int64_t stride_ = 0;
   int64_t values_used_ = 0;  // bytes of values_
   Mirror<Key> keys_;
@@ -562,6 +585,8 @@ class ModelRun {
   Mirror<int64_t> misses_;
   Mirror<int64_t> misses_count_;
   Mirror<bool> exists_;
+  Mirror<int64_t> offsets_;
+  Mirror<double> scales_;
   Mirror<char> values_;
 
   int64_t step_ = 0;

@@ -30,7 +30,7 @@ template <typename Byte>
 Status CheckRows(const char* what, const BasicRows<Byte>& rows, int64_t count, int64_t bytes) {
   DYNEMB_RETURN_IF_ERROR(CheckSpan(what, rows.data, rows.count, rows.space));
   if (rows.count != count) return InvalidArgument(what, ": got ", rows.count, ", want ", count);
-  if (count > 0 && rows.stride_bytes < bytes) {
+  if (count > 0 && rows.offsets == nullptr && rows.stride_bytes < bytes) {
     return InvalidArgument(what, ": got a stride of ", rows.stride_bytes, ", want ", bytes);
   }
   return Status();
@@ -79,7 +79,14 @@ class ReferenceTable final : public Table {
     std::lock_guard<std::mutex> lock(mutex_);
     std::vector<int64_t> positions;
     DYNEMB_RETURN_IF_ERROR(CheckCall(context, batch, report, &positions));
-    DYNEMB_RETURN_IF_ERROR(CheckRows("gradients", gradients, batch.keys.size, value_bytes_));
+    const DType gradient_dtype = GradientDType(schema_.value_dtype);
+    DYNEMB_RETURN_IF_ERROR(
+        CheckRows("gradients", gradients, batch.keys.size, schema_.dim * SizeOf(gradient_dtype)));
+    DYNEMB_RETURN_IF_ERROR(
+        CheckSpan("scales", update.scales.data, update.scales.size, update.scales.space));
+    if (!update.scales.empty() && update.scales.size != batch.keys.size) {
+      return InvalidArgument("scales: got ", update.scales.size, ", want ", batch.keys.size);
+    }
     if (update.rule == nullptr) return InvalidArgument("rule: got null");
     std::unique_ptr<RowUpdater> updater;
     DYNEMB_RETURN_IF_ERROR(
@@ -92,7 +99,7 @@ class ReferenceTable final : public Table {
     for (const auto& [key, at] : ByKey(batch, positions)) {
       bool inserted;
       Row& row = FindOrInsert(key, &inserted);
-      const std::vector<char> gradient = Sum(gradients, at);
+      const std::vector<char> gradient = Sum(gradients, at, gradient_dtype, update.scales.data);
       updater->Update(schema_.dim, {row.value.data(), row.slots.data(), gradient.data()});
       Touch(stamp, &row);
       for (const int64_t i : at) out.Set(i, inserted ? Outcome::kInserted : Outcome::kFound);
@@ -421,20 +428,23 @@ class ReferenceTable final : public Table {
   }
 
   // The sum of rows, which for one is the row. 16-bit floats are summed in float32.
-  std::vector<char> Sum(const ConstRows& rows, const std::vector<int64_t>& positions) const {
-    std::vector<char> sum(rows[positions[0]], rows[positions[0]] + value_bytes_);
-    if (positions.size() == 1) return sum;
-    VisitDType(schema_.value_dtype, [&](auto tag) {
-      using V = typename decltype(tag)::type;
+  std::vector<char> Sum(const ConstRows& rows, const std::vector<int64_t>& positions, DType dtype,
+                        const double* scales) const {
+    std::vector<char> sum(schema_.dim * SizeOf(dtype));
+    VisitDType(dtype, [&](auto tag) {
+      using T = typename decltype(tag)::type;
       for (int64_t c = 0; c < schema_.dim; ++c) {
-        ComputeType<V> total = 0;
-        for (const int64_t i : positions) {
-          V number;
-          std::memcpy(&number, rows[i] + c * sizeof(V), sizeof(V));
-          total = static_cast<ComputeType<V>>(total + static_cast<ComputeType<V>>(number));
+        T total = T();
+        for (size_t p = 0; p < positions.size(); ++p) {
+          T number;
+          std::memcpy(&number, rows[positions[p]] + c * sizeof(T), sizeof(T));
+          if constexpr (std::is_floating_point_v<T>) {
+            const bool alone = positions.size() == 1 && scales == nullptr;
+            if (scales != nullptr) number *= static_cast<T>(scales[positions[p]]);
+            total = alone ? number : total + number;
+          }
         }
-        const V rounded = static_cast<V>(total);
-        std::memcpy(&sum[c * sizeof(V)], &rounded, sizeof(V));
+        std::memcpy(&sum[c * sizeof(T)], &total, sizeof(T));
       }
     });
     return sum;

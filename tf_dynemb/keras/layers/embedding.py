@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import pathlib
-import uuid
-
-import h5py
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb import _compat
 from tf_dynemb.initializer.spec import resolve
-from tf_dynemb.keras import saving
 from tf_dynemb.keras.layers.ids import IdMask, keys_of, masked_key
+from tf_dynemb.keras.layers.table_layer import TableLayer
 from tf_dynemb.keras.layers.tfra_arguments import as_ours
 from tf_dynemb.lookup.bags import check_combiner, combine
 from tf_dynemb.lookup.embedding_lookup import lookup_keys
 from tf_dynemb.policy.restrict_policy import registered_name, registered_policy
 from tf_dynemb.table.variable import Variable
 
-_ROWS_FILE = "rows.h5"
-_IN_ASSETS = "rows_file_in_assets"
-
 
 @keras.saving.register_keras_serializable("tf_dynemb")
-class Embedding(keras.layers.Layer):
+class Embedding(TableLayer):
     """Turns ids into trained vectors; the ids need not be known in advance.
 
     Ids are integers (any 64-bit number) or strings, in a dense tensor of any shape, a tf.RaggedTensor or
@@ -115,7 +107,7 @@ class Embedding(keras.layers.Layer):
         self.initializer = resolve(initializer)
         arguments = {} if partitioner is None else {"partitioner": partitioner}
         self._partitioner = partitioner
-        self.table = Variable(
+        table = Variable(
             key_dtype=tf.as_dtype(key_dtype),
             value_dtype=value_dtype,
             dim=dim,
@@ -131,14 +123,12 @@ class Embedding(keras.layers.Layer):
             keep_keys=keep_keys,
             **arguments,
         )
+        self.hold(table)
         self.dim = self.table.dim
         self.max_norm = max_norm
-        self.handle = self.table.handle
         self._masked = masked_key(mask_zero, mask_key, self.table.key_dtype)
         self._devices = devices
         self._kv_creator = kv_creator
-        self._rows_file = None
-        self._store_of_rows = None
         self.supports_masking = True
         self.supports_jit = False
         self.built = True
@@ -168,10 +158,6 @@ class Embedding(keras.layers.Layer):
         if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)) or getattr(ids, "ragged", False):
             return None
         return IdMask(self.table.key_dtype.name, self._masked)(ids)
-
-    def count_params(self) -> int:
-        """Rows times dim: what there is now, not what there was when the layer was made."""
-        return int(self.table.size()) * self.dim
 
     def get_config(self):
         """What from_config needs. A partitioner must be a registered Keras serializable."""
@@ -206,56 +192,6 @@ class Embedding(keras.layers.Layer):
         if isinstance(config.get("restrict_policy"), str):
             config["restrict_policy"] = registered_policy(config["restrict_policy"])
         return cls(**config)
-
-    # Keras writes variables first and then assets, and reads them in the same order. Rows go to the
-    # variables where those are a file, and to the assets where Keras holds the variables in memory (in
-    # `.keras`), or asks for assets alone. In the variables is then the name of the file.
-
-    def save_own_variables(self, store):
-        """Writes the rows into `.weights.h5`, or the name of the file among the assets with them."""
-        if not self.table.checkpoint:
-            return
-        if _compat.writes_to_memory(store):
-            self._rows_file, self._store_of_rows = f"rows-{uuid.uuid4().hex}.h5", None
-            store[_IN_ASSETS] = np.frombuffer(self._rows_file.encode(), np.uint8)
-        else:
-            self._rows_file, self._store_of_rows = None, store
-            saving.write_rows(self.table, store)
-
-    def load_own_variables(self, store):
-        """Reads them from there."""
-        if not self.table.checkpoint:
-            return
-        self._rows_file = None
-        rows_file = saving.name_of_file(self.table, store, _IN_ASSETS)
-        archive = getattr(store, "archive", None)
-        if rows_file is None:
-            saving.read_rows(self.table, store)
-        elif archive is None:
-            self._rows_file = rows_file
-        else:  # load_weights of a `.keras` reads no assets
-            saving.read_rows_of_archive(self.table, archive, rows_file)
-
-    def save_assets(self, dir_path):
-        """Writes the rows into `.keras`."""
-        if not self.table.checkpoint:
-            return
-        if self._store_of_rows:  # a store is true while it is open: they have just been written to it
-            self._store_of_rows = None
-            return
-        with h5py.File(pathlib.Path(dir_path) / (self._rows_file or _ROWS_FILE), "w") as store:
-            saving.write_rows(self.table, store)
-
-    def load_assets(self, dir_path):
-        """Reads them from there; dir_path is None where Keras finds no folder."""
-        if not self.table.checkpoint:
-            return
-        path = pathlib.Path(dir_path or "") / (self._rows_file or _ROWS_FILE)
-        if dir_path is None or not path.exists():
-            if self._rows_file is None:
-                return  # they were in the variables
-            raise ValueError(f"{self.name}: the file is damaged: {self._rows_file} is missing")
-        saving.read_rows_of_file(self.table, path)
 
     def _keys_of(self, ids):
         if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):

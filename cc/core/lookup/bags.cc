@@ -1,0 +1,522 @@
+#include "cc/core/lookup/bags.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <utility>
+
+#include "cc/core/base/vector_variants.h"
+#include "cc/core/lookup/widen.h"
+#include "cc/core/shard/routing.h"
+
+namespace dynemb {
+namespace {
+
+constexpr int64_t kIdsPerTask = 2048;
+constexpr int64_t kNanosecondsPerId = 50;
+
+// out = the sum of n rows, each times its weight if there are weights, and divided; or, if this is
+// not the first or last part of a bag, the part of it.
+template <typename V, typename O>
+struct PoolRows {
+  struct Part {
+    const char* rows;
+    const O* weights;
+    int64_t n;
+    O divisor;
+    bool first, last;
+  };
+  static DYNEMB_ALWAYS_INLINE void Run(int64_t dim, const Part& part, O* out) {
+    constexpr int64_t kColumns = 64;  // that are summed at once, in registers or the nearest cache
+    for (int64_t begin = 0; begin < dim; begin += kColumns) {
+      const int64_t columns = std::min(kColumns, dim - begin);
+      O total[kColumns];
+      for (int64_t c = 0; c < columns; ++c) total[c] = part.first ? O(0) : out[begin + c];
+      for (int64_t i = 0; i < part.n; ++i) {
+        const V* row = reinterpret_cast<const V*>(part.rows) + i * dim + begin;
+        const O weight = part.weights == nullptr ? O(1) : part.weights[i];
+        for (int64_t c = 0; c < columns; ++c) {
+          total[c] += weight * static_cast<O>(static_cast<ComputeType<V>>(row[c]));
+        }
+      }
+      if (part.last && part.divisor != O(1)) {
+        for (int64_t c = 0; c < columns; ++c) total[c] /= part.divisor;
+      }
+      std::memcpy(out + begin, total, columns * sizeof(O));
+    }
+  }
+};
+
+// Calls f(TypeTag<V>(), TypeTag<O>()) for the floating types of values and output.
+template <typename F>
+void VisitFloats(DType value, DType out, const F& f) {
+  VisitDType(value, [&](auto value_tag) {
+    using V = typename decltype(value_tag)::type;
+    if constexpr (!std::is_integral_v<V>) {
+      if (out == DType::kFloat64) {
+        f(value_tag, TypeTag<double>());
+      } else if constexpr (sizeof(V) <= sizeof(float)) {
+        f(value_tag, TypeTag<float>());
+      }
+    }
+  });
+}
+
+// Part of the rows of a feature, which a task reads.
+struct Share {
+  int64_t feature, begin, end;
+};
+
+std::vector<Share> SharesOf(const Bags& bags) {
+  std::vector<Share> shares;
+  for (int64_t f = 0; f < bags.feature_count(); ++f) {
+    const int64_t rows = bags.rows(f);
+    int64_t ids = rows;
+    if (bags.feature(f).pooling != Pooling::kNone && rows > 0) {
+      ids = std::max(rows, bags.bag(f, rows - 1).end - bags.bag(f, 0).begin);
+    }
+    const int64_t step = std::max<int64_t>(1, kIdsPerTask * rows / std::max<int64_t>(1, ids));
+    for (int64_t begin = 0; begin < rows; begin += step) {
+      shares.push_back({f, begin, std::min(rows, begin + step)});
+    }
+  }
+  return shares;
+}
+
+// Reads rows for one task, on the thread that calls it.
+class Reader {
+ public:
+  explicit Reader(const Bags& bags) : bags_(bags) {}
+
+  // The rows of ids, one after the other or where `rows` says.
+  Status Read(int64_t f, Span<const int64_t> ids, const Rows& rows) {
+    keys_.clear();
+    const BagTable& table = bags_.table(bags_.feature(f).table);
+    if (bags_.input().owners.empty() && table.shards.size() == 1) {
+      for (const int64_t id : ids) keys_.push_back(table.key_of(bags_.input().ids[id]));
+      return Find(table.shards[0], nullptr, rows);
+    }
+    // The shards of all tables, numbered through.
+    owners_.clear();
+    for (const int64_t id : ids) {
+      const int64_t owner = bags_.owner(f, id);
+      const BagTable& of_id = bags_.table(owner);
+      keys_.push_back(of_id.key_of(bags_.input().ids[id]));
+      owners_.push_back(FirstShard(owner) +
+                        KeyMod(keys_.back(), static_cast<int64_t>(of_id.shards.size())));
+    }
+    Routing routing;
+    const int32_t shards = FirstShard(bags_.table_count());
+    DYNEMB_RETURN_IF_ERROR(Routing::Make(keys_, owners_, shards, &routing));
+    int32_t shard = 0;
+    for (int64_t t = 0; t < bags_.table_count(); ++t) {
+      for (Table* const part : bags_.table(t).shards) {
+        const Positions* share = routing.share(shard++);
+        if (share == nullptr || *share->count > 0) {
+          DYNEMB_RETURN_IF_ERROR(Find(part, share, rows));
+        }
+      }
+    }
+    return Status();
+  }
+
+ private:
+  int32_t FirstShard(int64_t table) {
+    if (first_shard_.empty()) {
+      first_shard_.push_back(0);
+      for (int64_t t = 0; t < bags_.table_count(); ++t) {
+        first_shard_.push_back(first_shard_.back() +
+                               static_cast<int32_t>(bags_.table(t).shards.size()));
+      }
+    }
+    return first_shard_[table];
+  }
+  Status Find(const Table* table, const Positions* select, const Rows& rows) {
+    const Batch batch = {keys_, select};
+    return table->Find(context_, batch, IfMissing::kInitialValue, rows, Report());
+  }
+
+  const Bags& bags_;
+  const OneThread context_;
+  std::vector<Key> keys_;
+  std::vector<int32_t> owners_;
+  std::vector<int32_t> first_shard_;
+};
+
+// The rows of the bags of a share, read kIdsPerTask at a time. Calls
+// part(row, bag, first id, number of ids, their rows), for a bag of many ids several times; for one
+// without ids once.
+template <typename F>
+Status ReadShare(const Bags& bags, const Share& share, const F& part) {
+  const BagTable& table = bags.table(bags.feature(share.feature).table);
+  const int64_t row_bytes = table.dim * SizeOf(table.value_dtype);
+  const std::unique_ptr<char[]> scratch(new char[kIdsPerTask * row_bytes]);
+  Reader reader(bags);
+  struct Piece {
+    int64_t row, begin, end;
+    Bags::Bag bag;
+  };
+  std::vector<Piece> pieces;
+  std::vector<int64_t> ids;
+  const auto flush = [&]() -> Status {
+    DYNEMB_RETURN_IF_ERROR(reader.Read(
+        share.feature, ids, Rows(scratch.get(), static_cast<int64_t>(ids.size()), row_bytes)));
+    const char* rows = scratch.get();
+    for (const Piece& piece : pieces) {
+      part(piece.row, piece.bag, piece.begin, piece.end - piece.begin, rows);
+      rows += (piece.end - piece.begin) * row_bytes;
+    }
+    ids.clear();
+    pieces.clear();
+    return Status();
+  };
+  for (int64_t row = share.begin; row < share.end; ++row) {
+    const Bags::Bag bag = bags.bag(share.feature, row);
+    int64_t begin = bag.begin;
+    do {
+      const int64_t room = kIdsPerTask - static_cast<int64_t>(ids.size());
+      const int64_t end = std::min(bag.end, begin + room);
+      for (int64_t id = begin; id < end; ++id) ids.push_back(id);
+      pieces.push_back({row, begin, end, bag});
+      begin = end;
+      if (static_cast<int64_t>(ids.size()) == kIdsPerTask) DYNEMB_RETURN_IF_ERROR(flush());
+    } while (begin < bag.end);
+  }
+  return flush();
+}
+
+// Whether each row of a share is a single id's, as its table has it: then the table can write it.
+bool IsPlain(const Bags& bags, const Share& share, std::vector<int64_t>* ids) {
+  const BagTable& table = bags.table(bags.feature(share.feature).table);
+  if (table.value_dtype != bags.dtype() || bags.input().weights != nullptr) return false;
+  for (int64_t row = share.begin; row < share.end; ++row) {
+    const Bags::Bag bag = bags.bag(share.feature, row);
+    if (bag.end - bag.begin != 1) return false;
+    ids->push_back(bag.begin);
+  }
+  return true;
+}
+
+Status FindShare(const Bags& bags, const Share& share, char* out) {
+  std::vector<int64_t> ids;
+  if (IsPlain(bags, share, &ids)) {
+    const int64_t stride = bags.columns() * SizeOf(bags.dtype());
+    return Reader(bags).Read(share.feature, ids,
+                             Rows(out + bags.offset(share.feature, share.begin),
+                                  static_cast<int64_t>(ids.size()), stride));
+  }
+  const BagTable& table = bags.table(bags.feature(share.feature).table);
+  Status status;
+  VisitFloats(table.value_dtype, bags.dtype(), [&](auto value_tag, auto out_tag) {
+    using V = typename decltype(value_tag)::type;
+    using O = typename decltype(out_tag)::type;
+    const auto pool = FastestVariant<PoolRows<V, O>>();
+    const O* weights = reinterpret_cast<const O*>(bags.input().weights);
+    status = ReadShare(
+        bags, share,
+        [&](int64_t row, const Bags::Bag& bag, int64_t begin, int64_t n, const char* rows) {
+          pool(table.dim,
+               {rows, weights == nullptr ? nullptr : weights + begin, n,
+                static_cast<O>(bag.divisor), begin == bag.begin, begin + n == bag.end},
+               reinterpret_cast<O*>(out + bags.offset(share.feature, row)));
+        });
+  });
+  return status;
+}
+
+// Runs the tasks, and returns the first error.
+Status RunAll(const Context& context, int64_t tasks, const std::function<Status(int64_t)>& task) {
+  std::mutex mutex;
+  Status first;
+  context.executor->Run(tasks, kIdsPerTask * kNanosecondsPerId, [&](int64_t i) {
+    const Status status = task(i);
+    if (status.ok()) return;
+    std::lock_guard<std::mutex> lock(mutex);
+    if (first.ok()) first = status;
+  });
+  return first;
+}
+
+}  // namespace
+
+template <typename Length>
+Status Bags::Make(const BagInput& input, Span<const Length> lengths,
+                  std::vector<BagFeature> features, std::vector<BagTable> tables, DType dtype,
+                  Bags* bags) {
+  bags->input_ = input;
+  bags->features_ = std::move(features);
+  bags->tables_ = std::move(tables);
+  bags->dtype_ = dtype;
+  DYNEMB_RETURN_IF_ERROR(bags->CheckInput(lengths.size));
+  std::vector<int64_t>& begins = bags->begins_;
+  begins.resize(lengths.size + 1);
+  int64_t ids = 0;
+  for (int64_t b = 0; b < lengths.size; ++b) {
+    begins[b] = ids;
+    const int64_t length = lengths[b];
+    if (length < 0 || length > input.ids.size - ids) {
+      return InvalidArgument("lengths: got ", length, " for bag ", b, " after bags of ", ids,
+                             " ids, want lengths >= 0 that add up to the number of ids, ",
+                             input.ids.size);
+    }
+    ids += length;
+  }
+  begins.back() = ids;
+  if (ids != input.ids.size) {
+    return InvalidArgument("lengths: got lengths that add up to ", ids,
+                           ", want the number of ids, ", input.ids.size);
+  }
+  DYNEMB_RETURN_IF_ERROR(bags->CheckFeatures());
+  return bags->Lay();
+}
+template Status Bags::Make(const BagInput&, Span<const int32_t>, std::vector<BagFeature>,
+                           std::vector<BagTable>, DType, Bags*);
+template Status Bags::Make(const BagInput&, Span<const int64_t>, std::vector<BagFeature>,
+                           std::vector<BagTable>, DType, Bags*);
+
+// Checks what does not depend on where ids begin, and finds where each feature's bags do.
+Status Bags::CheckInput(int64_t bags) {
+  const int64_t features = input_.features;
+  if (features < 1) return InvalidArgument("inputs: got ", features, " features, want 1 or more");
+  if (input_.strides.empty()) {
+    if (bags % features != 0) {
+      return InvalidArgument("lengths: got ", bags, " for ", features,
+                             " features, want as many for each");
+    }
+    for (int64_t f = 0; f <= features; ++f) first_bag_.push_back(bags / features * f);
+    return Status();
+  }
+  if (input_.strides.size != features) {
+    return InvalidArgument("strides: got ", input_.strides.size, ", want one per feature, ",
+                           features);
+  }
+  first_bag_.push_back(0);
+  for (const int64_t stride : input_.strides) {
+    if (stride < 0 || stride > bags - first_bag_.back()) {
+      return InvalidArgument("strides: got ", stride, ", want numbers >= 0 that add up to the ",
+                             "number of lengths, ", bags);
+    }
+    first_bag_.push_back(first_bag_.back() + stride);
+  }
+  if (first_bag_.back() != bags) {
+    return InvalidArgument("strides: got strides that add up to ", first_bag_.back(),
+                           ", want the number of lengths, ", bags);
+  }
+  return Status();
+}
+
+Status Bags::CheckFeatures() {
+  for (const BagFeature& feature : features_) {
+    if (feature.input < 0 || feature.input >= input_.features || feature.table < 0 ||
+        feature.table >= table_count()) {
+      return InvalidArgument("features: got feature ", feature.input, " in table ", feature.table,
+                             ", want 0 to ", input_.features - 1, " and 0 to ", table_count() - 1);
+    }
+    if (feature.pooling == Pooling::kNone && input_.weights != nullptr) {
+      return InvalidArgument("id_weights: got some, want none where nothing is pooled");
+    }
+  }
+  for (const BagTable& table : tables_) {
+    if (!CanWiden(table.value_dtype, dtype_)) {
+      return InvalidArgument("dtype: got ", Name(dtype_), " for a table of ",
+                             Name(table.value_dtype), ", want a floating dtype at least as wide");
+    }
+  }
+  if (!input_.inverse.empty() && input_.inverse.size % input_.features != 0) {
+    return InvalidArgument("inverse: got ", input_.inverse.size, " numbers for ", input_.features,
+                           " features, want as many for each");
+  }
+  if (input_.owners.empty()) return Status();
+  first_owner_.push_back(0);
+  for (int64_t f = 0; f < feature_count(); ++f) {
+    first_owner_.push_back(first_owner_.back() + ids(f).second - ids(f).first);
+  }
+  if (input_.owners.size != first_owner_.back()) {
+    return InvalidArgument("owners: got ", input_.owners.size,
+                           ", want one per id of each feature, ", first_owner_.back());
+  }
+  for (int64_t f = 0; f < feature_count(); ++f) {
+    const BagTable& like = tables_[features_[f].table];
+    for (int64_t id = ids(f).first; id < ids(f).second; ++id) {
+      const int64_t owner = this->owner(f, id);
+      if (owner < 0 || owner >= table_count()) {
+        return InvalidArgument("owners: got table ", owner, " for id ", input_.ids[id],
+                               ", want 0 to ", table_count() - 1);
+      }
+      if (tables_[owner].dim != like.dim || tables_[owner].value_dtype != like.value_dtype) {
+        return InvalidArgument("owners: got table ", owner, " for id ", input_.ids[id],
+                               ", whose rows are not like those of table ", features_[f].table);
+      }
+    }
+  }
+  return Status();
+}
+
+// Where everything is in the output.
+Status Bags::Lay() {
+  bool first = true, pooled = true;
+  for (int64_t f = 0; f < feature_count(); ++f) {
+    const BagFeature& feature = features_[f];
+    const int64_t dim = tables_[feature.table].dim;
+    const int64_t rows = this->rows(f);
+    if (first) {
+      first = false;
+      pooled = feature.pooling != Pooling::kNone;
+      if (pooled)
+        rows_ = rows;
+      else
+        columns_ = dim;
+    }
+    if (pooled != (feature.pooling != Pooling::kNone)) {
+      return InvalidArgument("poolings: got 'none' beside others");
+    }
+    if (pooled ? rows != rows_ : dim != columns_) {
+      return pooled ? InvalidArgument("features: got one of ", rows, " bags and one of ", rows_,
+                                      ", want as many of each, or an inverse")
+                    : InvalidArgument("features: got tables of dim ", dim, " and ", columns_,
+                                      ", want one dim where nothing is pooled");
+    }
+    starts_.push_back((pooled ? columns_ : rows_ * columns_) * SizeOf(dtype_));
+    (pooled ? columns_ : rows_) += pooled ? dim : rows;
+    if (!pooled || input_.inverse.empty()) continue;
+    const int64_t bags = first_bag_[feature.input + 1] - first_bag_[feature.input];
+    for (int64_t e = 0; e < rows; ++e) {
+      const int64_t bag = input_.inverse[feature.input * rows + e];
+      if (bag < 0 || bag >= bags) {
+        return InvalidArgument("inverse: got bag ", bag, " of feature ", feature.input,
+                               ", want 0 to ", bags - 1);
+      }
+    }
+  }
+  return Status();
+}
+
+int64_t Bags::rows(int64_t f) const {
+  const BagFeature& feature = features_[f];
+  const int64_t begin = first_bag_[feature.input], end = first_bag_[feature.input + 1];
+  if (feature.pooling == Pooling::kNone) return ids(f).second - ids(f).first;
+  return input_.inverse.empty() ? end - begin : input_.inverse.size / input_.features;
+}
+
+Bags::Bag Bags::bag(int64_t f, int64_t row) const {
+  const BagFeature& feature = features_[f];
+  const int64_t first = first_bag_[feature.input];
+  if (feature.pooling == Pooling::kNone) {
+    const int64_t id = begins_[first] + row;
+    return {id, id + 1, 1};
+  }
+  const int64_t b =
+      first + (input_.inverse.empty() ? row : input_.inverse[feature.input * rows_ + row]);
+  Bag bag = {begins_[b], begins_[b + 1], 1};
+  if (feature.pooling == Pooling::kMean && bag.end > bag.begin) {
+    bag.divisor = static_cast<double>(bag.end - bag.begin);
+    if (input_.weights != nullptr) {
+      bag.divisor = 0;
+      for (int64_t id = bag.begin; id < bag.end; ++id) bag.divisor += weight(id);
+      if (bag.divisor == 0) bag.divisor = std::numeric_limits<double>::infinity();
+    }
+  }
+  return bag;
+}
+
+double Bags::weight(int64_t id) const {
+  if (input_.weights == nullptr) return 1;
+  return dtype_ == DType::kFloat64 ? reinterpret_cast<const double*>(input_.weights)[id]
+                                   : reinterpret_cast<const float*>(input_.weights)[id];
+}
+
+Status FindBags(const Context& context, const Bags& bags, char* out) {
+  const std::vector<Share> shares = SharesOf(bags);
+  return RunAll(context, static_cast<int64_t>(shares.size()),
+                [&](int64_t i) { return FindShare(bags, shares[i], out); });
+}
+
+BagGradient GradientOfTable(const Bags& bags, int64_t table) {
+  BagGradient gradient;
+  const bool owned = !bags.input().owners.empty();
+  const BagTable& of = bags.table(table);
+  for (int64_t f = 0; f < bags.feature_count(); ++f) {
+    if (!owned && bags.feature(f).table != table) continue;
+    for (int64_t row = 0; row < bags.rows(f); ++row) {
+      const Bags::Bag bag = bags.bag(f, row);
+      const int64_t offset = bags.offset(f, row);
+      for (int64_t id = bag.begin; id < bag.end; ++id) {
+        if (owned && bags.owner(f, id) != table) continue;
+        gradient.keys.push_back(of.key_of(bags.input().ids[id]));
+        gradient.offsets.push_back(offset);
+        const double scale = bags.weight(id) / bag.divisor;
+        if (scale != 1 || !gradient.scales.empty()) {
+          gradient.scales.resize(gradient.keys.size() - 1, 1);
+          gradient.scales.push_back(scale);
+        }
+      }
+    }
+  }
+  return gradient;
+}
+
+Status GradientOfWeights(const Context& context, const Bags& bags, const char* gradient,
+                         const char* out, char* weights) {
+  std::memset(weights, 0, bags.input().ids.size * SizeOf(bags.dtype()));
+  // Several rows may have to do with one id; those of an input feature are added up one after the
+  // other.
+  std::vector<std::vector<Share>> of_input(bags.input().features);
+  for (const Share& share : SharesOf(bags)) {
+    of_input[bags.feature(share.feature).input].push_back(share);
+  }
+  return RunAll(context, static_cast<int64_t>(of_input.size()), [&](int64_t input) {
+    for (const Share& share : of_input[input]) {
+      const BagTable& table = bags.table(bags.feature(share.feature).table);
+      Status status;
+      VisitFloats(table.value_dtype, bags.dtype(), [&](auto value_tag, auto out_tag) {
+        using V = typename decltype(value_tag)::type;
+        using O = typename decltype(out_tag)::type;
+        status = ReadShare(
+            bags, share,
+            [&](int64_t row, const Bags::Bag& bag, int64_t begin, int64_t n, const char* rows) {
+              const int64_t offset = bags.offset(share.feature, row);
+              const O* g = reinterpret_cast<const O*>(gradient + offset);
+              const O* pooled = reinterpret_cast<const O*>(out + offset);
+              const bool mean = bags.feature(share.feature).pooling == Pooling::kMean;
+              for (int64_t i = 0; i < n; ++i) {
+                const V* value = reinterpret_cast<const V*>(rows) + i * table.dim;
+                double sum = 0;
+                for (int64_t c = 0; c < table.dim; ++c) {
+                  const double v = static_cast<double>(static_cast<ComputeType<V>>(value[c]));
+                  sum += g[c] * (mean ? v - pooled[c] : v);
+                }
+                reinterpret_cast<O*>(weights)[begin + i] += static_cast<O>(sum / bag.divisor);
+              }
+            });
+      });
+      DYNEMB_RETURN_IF_ERROR(status);
+    }
+    return Status();
+  });
+}
+
+void ForEachTable(const Context& context, const std::vector<int64_t>& sizes,
+                  const std::function<void(int64_t, const Context&)>& call) {
+  const int64_t total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  const int64_t threads = context.executor->concurrency();
+  std::vector<int64_t> small;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const int64_t at = static_cast<int64_t>(i);
+    if (threads == 1 || sizes[i] * 2 * threads > total) {
+      call(at, context);
+    } else {
+      small.push_back(at);
+    }
+  }
+  // The largest first, so that none begins when the others are done.
+  std::stable_sort(small.begin(), small.end(),
+                   [&](int64_t a, int64_t b) { return sizes[a] > sizes[b]; });
+  const int64_t mean = small.empty() ? 0 : total / static_cast<int64_t>(small.size());
+  context.executor->Run(static_cast<int64_t>(small.size()), mean * 4 * kNanosecondsPerId,
+                        [&](int64_t i) { call(small[i], OneThread()); });
+}
+
+}  // namespace dynemb

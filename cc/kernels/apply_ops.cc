@@ -1,0 +1,107 @@
+// Kernels of the ops that train: an optimizer rule over the rows of keys.
+#include <vector>
+
+#include "cc/core/lookup/bags.h"
+#include "cc/kernels/bag_inputs.h"
+#include "cc/kernels/table_resource.h"
+#include "cc/kernels/table_updates.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace dynemb {
+namespace {
+
+using tensorflow::OpInputList;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+class ApplyOp : public OpKernel {
+ public:
+  explicit ApplyOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, updates_.Init(context));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    std::vector<TableUpdates::Update> updates;
+    OP_REQUIRES_OK(context, updates_.Get(context, &updates));
+    OpInputList keys, owners, gradients;
+    OP_REQUIRES_OK(context, context->input_list("keys", &keys));
+    OP_REQUIRES_OK(context, context->input_list("owners", &owners));
+    OP_REQUIRES_OK(context, context->input_list("gradients", &gradients));
+    for (int i = 0; i < keys.size(); ++i) {
+      TableUpdates::Update& update = updates[i];
+      KeyInputs inputs;
+      OP_REQUIRES_OK(context, RouteKeys(keys[i], owners[i], update.table, &inputs));
+      OP_REQUIRES_OK(context, RowsOfKeys("gradients", gradients[i], inputs, update.table.schema.dim,
+                                         &update.gradients));
+      update.keys = inputs.keys;
+      update.routing = std::move(inputs.routing);
+    }
+    OP_REQUIRES_OK(context, updates_.Run(context, &updates));
+  }
+
+ private:
+  TableUpdates updates_;
+};
+
+class ApplyBagsOp : public OpKernel {
+ public:
+  explicit ApplyBagsOp(OpKernelConstruction* context) : OpKernel(context) {
+    int tables;
+    OP_REQUIRES_OK(context, context->GetAttr("N", &tables));
+    OP_REQUIRES_OK(context, context->GetAttr("trained", &trained_));
+    OP_REQUIRES_OK(context, context->GetAttr("dims", &dims_));
+    OP_REQUIRES_OK(context, inputs_.Init(context));
+    OP_REQUIRES_OK(context, updates_.Init(context));
+    const int64_t count = static_cast<int64_t>(dims_.size());
+    bool exist = trained_.size() == static_cast<size_t>(tables);
+    for (const int64_t t : trained_) exist = exist && t >= 0 && t < count;
+    OP_REQUIRES(context, exist,
+                ToTensorFlow(InvalidArgument("trained: want one number below ", count,
+                                             " for each of ", tables, " tables")));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    std::vector<TableUpdates::Update> updates;
+    Bags bags;
+    const char* gradient;
+    OP_REQUIRES_OK(context, updates_.Get(context, &updates));
+    OP_REQUIRES_OK(context, inputs_.Get(context, dims_, &bags));
+    OP_REQUIRES_OK(context, GetLikeOutput(context, "gradient", bags, &gradient));
+    for (size_t i = 0; i < updates.size(); ++i) {
+      const int64_t dim = updates[i].table.schema.dim;
+      OP_REQUIRES(context, dim == dims_[trained_[i]],
+                  ToTensorFlow(InvalidArgument("dims: got ", dims_[trained_[i]], " for table ",
+                                               trained_[i], ", whose rows have ", dim)));
+    }
+    std::vector<BagGradient> gradients(updates.size());
+    PoolContext(context).executor->Run(
+        static_cast<int64_t>(updates.size()), 1'000'000,
+        [&](int64_t i) { gradients[i] = GradientOfTable(bags, trained_[i]); });
+    for (size_t i = 0; i < updates.size(); ++i) {
+      TableUpdates::Update& update = updates[i];
+      update.keys = gradients[i].keys;
+      update.gradients = gradients[i].rows(gradient);
+      update.scales = gradients[i].scales;
+      const int64_t shards = update.table.shard_count();
+      if (shards == 1) continue;
+      OP_REQUIRES_OK(context,
+                     ToTensorFlow(Routing::Make(update.keys, KeyMod(update.keys, shards),
+                                                static_cast<int>(shards), &update.routing)));
+    }
+    OP_REQUIRES_OK(context, updates_.Run(context, &updates));
+  }
+
+ private:
+  BagInputs inputs_;
+  TableUpdates updates_;
+  std::vector<int64_t> trained_, dims_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("DynembApply").Device(tensorflow::DEVICE_CPU), ApplyOp);
+REGISTER_KERNEL_BUILDER(Name("DynembApplyBags").Device(tensorflow::DEVICE_CPU), ApplyBagsOp);
+
+}  // namespace
+}  // namespace dynemb

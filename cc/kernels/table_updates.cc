@@ -1,0 +1,116 @@
+#include "cc/kernels/table_updates.h"
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "cc/core/lookup/bags.h"
+
+namespace dynemb {
+
+using tensorflow::OpInputList;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+absl::Status TableUpdates::Init(OpKernelConstruction* context) {
+  std::string rule;
+  float slot_initial;
+  TF_RETURN_IF_ERROR(context->GetAttr("dtype", &dtype_));
+  TF_RETURN_IF_ERROR(context->GetAttr("rule", &rule));
+  TF_RETURN_IF_ERROR(context->GetAttr("slot_initial", &slot_initial));
+  TF_RETURN_IF_ERROR(context->GetAttr("limits", &limits_));
+  return ToTensorFlow(MakeRuleSpec(rule, slot_initial, &rule_));
+}
+
+absl::Status TableUpdates::Get(OpKernelContext* context, std::vector<Update>* updates) const {
+  OpInputList tables;
+  const Tensor* now;
+  TF_RETURN_IF_ERROR(context->input_list("tables", &tables));
+  TF_RETURN_IF_ERROR(context->input("now", &now));
+  updates->resize(tables.size());
+  if (!limits_.empty() && limits_.size() != updates->size()) {
+    return ToTensorFlow(InvalidArgument("limits: got ", limits_.size(), ", want one per table, ",
+                                        updates->size(), ", or none"));
+  }
+  if (now->NumElements() != tables.size()) {
+    return ToTensorFlow(InvalidArgument("now: got ", now->NumElements(),
+                                        " numbers, want one per table, ", tables.size()));
+  }
+  for (int i = 0; i < tables.size(); ++i) {
+    Update& update = (*updates)[i];
+    TF_RETURN_IF_ERROR(GetTableOf(context, tables[i], &update.table));
+    const DType held = update.table.schema.value_dtype;
+    if (IsFloating(held) && GradientDType(held) != ToCore(dtype_)) {
+      return ToTensorFlow(InvalidArgument("gradients: got ", Name(ToCore(dtype_)),
+                                          " for a table of ", Name(held), ", want ",
+                                          Name(GradientDType(held))));
+    }
+    update.stamp.now = now->flat<int64_t>()(i);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TableUpdates::Run(OpKernelContext* context, std::vector<Update>* updates) const {
+  const Tensor* hyper;
+  TF_RETURN_IF_ERROR(context->input("hyper", &hyper));
+  dynemb::Update how;
+  how.rule = &rule_;
+  how.hyper = {hyper->flat<double>().data(), hyper->NumElements()};
+  std::vector<KeyStrings::Birth> births(updates->size());
+  for (size_t i = 0; i < updates->size(); ++i) {
+    const Update& update = (*updates)[i];
+    std::unique_ptr<RowUpdater> checked;
+    TF_RETURN_IF_ERROR(ToTensorFlow(
+        MakeRowUpdater(rule_.name, update.table.schema.value_dtype, how.hyper, &checked)));
+    TF_RETURN_IF_ERROR(ToTensorFlow(
+        KeyStrings::Birth::Begin(update.table.strings.get(), update.keys, &births[i])));
+    const RuleSpec& attached = update.table.schema.rule;
+    if (!attached.name.empty() && !(attached == rule_)) {
+      return ToTensorFlow(update.table.shards[0]->Attach(PoolContext(context), rule_));
+    }
+    if (!limits_.empty() && limits_[i] >= 0) {
+      TF_RETURN_IF_ERROR(CheckLimit(update, limits_[i]));
+    }
+  }
+  const PoolContext core(context);
+  std::vector<int64_t> sizes;
+  for (const Update& update : *updates) {
+    sizes.push_back(update.keys.size);
+    for (const auto& shard : update.table.shards) {
+      TF_RETURN_IF_ERROR(ToTensorFlow(shard->Attach(core, rule_)));
+    }
+  }
+  std::mutex mutex;
+  Status first;
+  ForEachTable(core, sizes, [&](int64_t i, const Context& of_table) {
+    const Update& update = (*updates)[i];
+    dynemb::Update scaled = how;
+    scaled.scales = update.scales;
+    const Status status = ForEachShard(
+        update.table, update.keys, update.routing, [&](Table* shard, const Batch& batch) {
+          return shard->Apply(of_table, batch, update.gradients, scaled, update.stamp, Report());
+        });
+    if (status.ok()) return;
+    std::lock_guard<std::mutex> lock(mutex);
+    if (first.ok()) first = status;
+  });
+  return ToTensorFlow(first);
+}
+
+absl::Status TableUpdates::CheckLimit(const Update& update, int64_t limit) {
+  int64_t size = 0;
+  for (const auto& shard : update.table.shards) size += shard->size();
+  if (size + update.keys.size <= limit) return absl::OkStatus();
+  std::vector<Key> missing;
+  TF_RETURN_IF_ERROR(
+      ToTensorFlow(MissingKeys(update.table, update.keys, update.routing, &missing)));
+  const int64_t more = static_cast<int64_t>(missing.size());
+  if (more == 0 || size + more <= limit) return absl::OkStatus();
+  return ToTensorFlow(
+      ResourceExhausted("num_embeddings: got ", more, " ids without a row, such as ", missing[0],
+                        ", for a table of ", size, " rows that may have ", limit,
+                        "; give a larger num_embeddings or None, an eviction, or a hash_size"));
+}
+
+}  // namespace dynemb

@@ -1,0 +1,225 @@
+"""lookup_bags: bags of ids of many features in many tables, looked up and pooled by one op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb import _compat
+from tf_dynemb.base.checks import as_tensor
+from tf_dynemb.base.fingerprint import fingerprint
+from tf_dynemb.base.op_library import ops
+from tf_dynemb.lookup.embedding_lookup import (
+    check_crosses_no_loop,
+    check_trained,
+    table_slices,
+)
+from tf_dynemb.table.variable import Variable
+
+COMBINERS = ("sum", "mean", None)
+
+
+class BagFeature(NamedTuple):
+    """A feature of what lookup_bags returns.
+
+    Attributes:
+        key: which feature of the ids: its number.
+        table: in which of the tables: its number.
+        combiner: "sum", "mean", or None for one vector per id.
+    """
+
+    key: int
+    table: int
+    combiner: str | None
+
+
+def lookup_bags(
+    tables: Sequence[Variable],
+    features: Sequence[BagFeature],
+    ids,
+    lengths,
+    *,
+    inputs: int | None = None,
+    weights=None,
+    strides=None,
+    inverse=None,
+    owners=None,
+    overflow: Sequence[tuple[int, int, int] | None] = (),
+) -> tf.Tensor:
+    """Looks up bags of ids of many features, and pools each bag to one vector.
+
+    However many tables and features there are, it is one op, as is its gradient, and what a
+    DynamicEmbeddingOptimizer makes of that for the tables of one rule. Nothing of (ids, dim) is held.
+    Of the ids v of a bag with weights w (1 if not given) a vector is
+
+        sum    sum(w v)
+        mean   sum(w v) / sum(w), zeros where sum(w) is 0
+
+    and a bag without ids is zeros.
+
+    Args:
+        tables: tables of floats, of any dims.
+        features: what to return, side by side. Several may be of one feature, or in one table.
+        ids: integers or strings (n,): those of each feature together, and in it those of each bag.
+        lengths: int32 or int64, how many ids each bag has, feature by feature: (inputs * B,), or the
+            sum of strides.
+        inputs: how many features the ids are of. None: as many as `features` name.
+        weights: floats (n,), or None. Gradients flow to them too.
+        strides: int64 (inputs,), how many bags each feature has, if not all have as many.
+        inverse: int64 (inputs, B), which of its feature's bags each example has. None: its own.
+        owners: int32, for each of `features` in turn in which of the tables each of its ids is, in place
+            of the feature's table. Its rows must have that one's dim and dtype.
+        overflow: for each table None, or (limit, other, rows): once it has `limit` rows, ids without one
+            share `rows` rows of table number `other`, by their hash. No owners then.
+
+    Returns:
+        (B, sum of the features' dims), in float32, or in float64 if a table has float64. Without
+        combiners one vector for each id of each feature, (ids, dim), feature by feature.
+
+    Raises:
+        TypeError: tables of integers; ids that are neither integers nor strings.
+        ValueError: features that do not exist, or that mix combiners with None.
+        tf.errors.InvalidArgumentError: numbers that do not fit each other.
+
+    Example:
+
+    >>> import tensorflow as tf, tf_dynemb
+    >>> from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
+    >>> table = tf_dynemb.Variable(dim=2, initializer=1.0, name="tags")
+    >>> features = [BagFeature(0, 0, "sum"), BagFeature(1, 0, "mean")]
+    >>> lookup_bags([table], features, [7, 8, 9], [2, 0, 1, 0]).numpy().tolist()
+    [[2.0, 2.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]]
+    """
+    tables, features = list(tables), [BagFeature(*feature) for feature in features]
+    inputs = _check(tables, features, inputs)
+    wide = any(table.value_dtype == tf.float64 for table in tables)
+    dtype = tf.float64 if wide else tf.float32
+    lengths = tf.convert_to_tensor(lengths)
+    if lengths.dtype not in (tf.int32, tf.int64):
+        raise TypeError(f"lengths: got {lengths.dtype.name}, want int32 or int64")
+    resources = [table.resource.resource_handle for table in tables]
+    bags = {
+        "ids": _keys_of(ids),
+        "lengths": tf.reshape(lengths, [-1]),
+        "id_weights": _or_none(weights, dtype),
+        "owners": _or_none(owners, tf.int32),
+        "strides": _or_none(strides, tf.int64),
+        "inverse": _or_none(inverse, tf.int64),
+        "inputs": inputs,
+        "features": [feature.key for feature in features],
+        "feature_tables": [feature.table for feature in features],
+        "poolings": [feature.combiner or "none" for feature in features],
+    }
+    if any(overflow):
+        limits, others, rows = zip(*(o or (-1, 0, 0) for o in overflow), strict=True)
+        bags["owners"] = ops.dynemb_owners(tables=resources, limits=limits, instead=others, **bags)
+        bags["hash_sizes"] = _hash_sizes(len(tables), others, rows)
+    weights_of_tables = ops.dynemb_handles(
+        [_compat.resource_of(table.handle.value) for table in tables],
+        dims=[table.dim for table in tables],
+        dtype=dtype,
+    )
+    return ops.dynemb_lookup_bags(weights=weights_of_tables, tables=resources, **bags)
+
+
+def _hash_sizes(tables: int, others: Sequence[int], rows: Sequence[int]) -> list[int]:
+    """Of each table how many rows its ids are hashed to; 0 where each has its own."""
+    sizes = [0] * tables
+    for other, number in zip(others, rows, strict=True):
+        if number:
+            sizes[other] = number
+    return sizes
+
+
+def _check(tables: list, features: list, inputs: int | None) -> int:
+    """Raises what is documented. Returns the number of features of the ids."""
+    if not tables or not features:
+        raise ValueError(f"tables, features: got {len(tables)} and {len(features)}, want one or more")
+    for table in tables:
+        if not isinstance(table, Variable):
+            raise TypeError(f"tables: got {type(table).__name__}, want tf_dynemb.Variable")
+        if not table.value_dtype.is_floating:
+            raise TypeError(f"tables: got {table.name} of {table.value_dtype.name}, want floats")
+        check_trained(table)
+    if inputs is None:
+        inputs = 1 + max(feature.key for feature in features)
+    for feature in features:
+        if not 0 <= feature.key < inputs or not 0 <= feature.table < len(tables):
+            raise ValueError(
+                f"features: got {feature}, want a key below {inputs} and a table below {len(tables)}"
+            )
+        if feature.combiner not in COMBINERS:
+            raise ValueError(f"features: got combiner {feature.combiner!r}, want one of {COMBINERS}")
+    pooled = {feature.combiner is not None for feature in features}
+    if len(pooled) > 1:
+        raise ValueError("features: got combiner None beside others, want it for all or for none")
+    return inputs
+
+
+def _keys_of(ids) -> tf.Tensor:
+    ids = tf.reshape(as_tensor("ids", ids, tf.int64), [-1])
+    if ids.dtype == tf.string:
+        return fingerprint(ids)
+    if not ids.dtype.is_integer:
+        raise TypeError(f"ids: got {ids.dtype.name}, want integers or strings")
+    return tf.bitcast(ids, tf.int64) if ids.dtype == tf.uint64 else tf.cast(ids, tf.int64)
+
+
+def _or_none(numbers, dtype: tf.DType) -> tf.Tensor:
+    """A tensor of the dtype; of no numbers for None."""
+    if numbers is None:
+        return tf.constant(np.zeros([0], dtype.as_numpy_dtype))
+    return tf.cast(tf.convert_to_tensor(numbers), dtype)
+
+
+# The inputs that the ops about bags have in common, in their order.
+_BAG_INPUTS = ("ids", "lengths", "id_weights", "owners", "strides", "inverse")
+_BAG_ATTRS = ("inputs", "features", "feature_tables", "poolings", "hash_sizes")
+
+
+def bag_arguments(op) -> dict:
+    """The inputs and attrs that an op about bags shares with others on the same bags."""
+    inputs = dict(zip(_BAG_INPUTS, op.inputs[-len(_BAG_INPUTS) :], strict=True))
+    return inputs | {name: _as_text(op.get_attr(name)) for name in _BAG_ATTRS}
+
+
+def _as_text(attr):
+    return [tf.compat.as_str(a) for a in attr] if isinstance(attr, list) and _has_bytes(attr) else attr
+
+
+def _has_bytes(values: list) -> bool:
+    return any(isinstance(value, bytes) for value in values)
+
+
+@tf.RegisterGradient("DynembHandles")
+def _handles_gradient(op, *gradients):
+    """The handle weights' gradients are those of the handles, as with reading a variable."""
+    del op
+    return list(gradients)
+
+
+@tf.RegisterGradient("DynembLookupBags")
+def _lookup_bags_gradient(op, gradient):
+    """One summed row per key and table; with a row for each id's weight, if there are weights."""
+    check_crosses_no_loop()
+    number = op.get_attr("T")
+    weights, tables = op.inputs[:number], op.inputs[number : 2 * number]
+    bags = bag_arguments(op)
+    gradient = tf.convert_to_tensor(gradient)
+    dims = [int(weight.shape[1]) for weight in weights]
+    keys, sums = ops.dynemb_sum_bags(gradient=gradient, dims=dims, T=number, **bags)
+    slices = table_slices(keys, sums, dims)
+    of_weights = None
+    if bags["id_weights"].shape != [0]:
+        of_weights = ops.dynemb_bag_weights_gradient(
+            tables=tables, gradient=gradient, values=op.outputs[0], **bags
+        )
+    others = {"id_weights": of_weights}
+    return [*slices, *([None] * number), *(others.get(name) for name in _BAG_INPUTS)]
+
+
+for _op_type in ("DynembLookupBags", "DynembBagWeightsGradient", "DynembOwners"):
+    _compat.register_read_only(_op_type)

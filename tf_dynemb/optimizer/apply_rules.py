@@ -1,0 +1,176 @@
+"""Which rule, learning rate and weight decay a table is trained with; and the ops that do it.
+
+Tables of one rule and one set of numbers are trained by one op, however many they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tf_dynemb import _compat
+from tf_dynemb.base.op_library import ops
+from tf_dynemb.lookup.lookup_bags import bag_arguments
+from tf_dynemb.optimizer.rules import Rule, rule_of
+from tf_dynemb.policy.restrict_policy import stamp_of
+from tf_dynemb.table.handle import TableHandle
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnTraining:
+    """What a table is trained with that is not as the wrapper's inner optimizer has it.
+
+    Attributes:
+        optimizer: gives the rule; None: the inner optimizer.
+        learning_rate: a number, a variable or a schedule of the inner optimizer's steps; None: the inner
+            optimizer's.
+        weight_decay: None: of the optimizer that gives the rule.
+    """
+
+    optimizer: keras.optimizers.Optimizer | None = None
+    learning_rate: object = None
+    weight_decay: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Training:
+    """What tables have in common that one op trains."""
+
+    rule: Rule
+    learning_rate: object  # as in OwnTraining; compared by what it is, not by its value
+    weight_decay: float
+    dtype: tf.DType
+
+    def key(self) -> tuple:
+        rate = self.learning_rate
+        rate = rate if isinstance(rate, (int, float)) else id(rate)
+        return self.rule, rate, self.weight_decay, self.dtype
+
+
+def rule_of_table(handle: TableHandle, inner: keras.optimizers.Optimizer) -> Rule:
+    """The rule that trains a table under an inner optimizer."""
+    own = handle.own_training
+    return rule_of(inner if own is None or own.optimizer is None else own.optimizer)
+
+
+def apply_rules(
+    gradients: Sequence[tf.IndexedSlices],
+    handles: Sequence[TableHandle],
+    inner: keras.optimizers.Optimizer,
+) -> None:
+    """Updates the rows of tables in place.
+
+    Args:
+        gradients: for each handle its slices, whose keys may repeat.
+        handles: of different tables.
+        inner: gives rule, learning rate and weight decay where tables have none of their own, and counts
+            the steps. Before it counts this one.
+    """
+    groups: dict[tuple, tuple[_Training, list]] = {}
+    rate = inner.learning_rate  # of this step: of a schedule, a new tensor each time
+    for gradient, handle in zip(gradients, handles, strict=True):
+        training = _training_of(handle, inner, rate)
+        groups.setdefault(training.key(), (training, []))[1].append((gradient, handle))
+    step = tf.cast(inner.iterations, tf.float64) + 1
+    for training, pairs in groups.values():
+        rate = training.learning_rate
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            rate = rate(inner.iterations)
+        numbers = (training.weight_decay, *training.rule.hyper)
+        own = [tf.constant(number, tf.float64) for number in numbers]
+        hyper = tf.stack([tf.cast(rate, tf.float64), step, *own])
+        for op, of_op in _by_lookup(pairs).values():
+            (_apply if op is None else _apply_bags)(training, hyper, of_op, op)
+    for handle in handles:
+        _evict(handle)
+
+
+def _training_of(handle: TableHandle, inner: keras.optimizers.Optimizer, rate) -> _Training:
+    own = handle.own_training or OwnTraining()
+    optimizer = own.optimizer or inner
+    weight_decay = own.weight_decay
+    if weight_decay is None:
+        excluded = _compat.excluded_from_weight_decay(inner, handle)
+        weight_decay = 0.0 if excluded else optimizer.weight_decay
+    rate = rate if own.learning_rate is None else own.learning_rate
+    wide = handle.table.value_dtype == tf.float64
+    dtype = tf.float64 if wide else tf.float32
+    return _Training(rule_of(optimizer), rate, float(weight_decay or 0.0), dtype)
+
+
+def _by_lookup(pairs: list) -> dict:
+    """Pairs by the op that summed their gradients, if that can be left out: tables sum themselves."""
+    groups: dict = {}
+    for gradient, handle in pairs:
+        rows, op = gradient.values, None
+        if tf.is_symbolic_tensor(rows) and rows.op.type == "DynembSumBags":
+            table = rows.value_index - rows.op.get_attr("T")
+            if table >= 0 and gradient.indices is rows.op.outputs[table]:
+                op = rows.op
+        groups.setdefault(None if op is None else op.name, (op, []))[1].append((gradient, handle))
+    return groups
+
+
+def _apply_bags(training: _Training, hyper: tf.Tensor, pairs: list, op) -> None:
+    """Trains tables on what the op that would sum their gradients is given."""
+    ops.dynemb_apply_bags(
+        gradient=op.inputs[0],
+        trained=[g.values.value_index - op.get_attr("T") for g, _ in pairs],
+        dims=op.get_attr("dims"),
+        **_common(training, hyper, pairs),
+        **bag_arguments(op),
+    )
+
+
+def _apply(training: _Training, hyper: tf.Tensor, pairs: list, op=None) -> None:
+    del op
+    slices = [_unsummed(gradient) for gradient, _ in pairs]
+    keys = [tf.cast(s.indices, tf.int64) for s in slices]
+    ops.dynemb_apply(
+        keys=keys,
+        owners=[h.table.resource.owners(k) for k, (_, h) in zip(keys, pairs, strict=True)],
+        gradients=[tf.cast(s.values, training.dtype) for s in slices],
+        **_common(training, hyper, pairs),
+    )
+
+
+def _common(training: _Training, hyper: tf.Tensor, pairs: list) -> dict:
+    tables = [handle.table for _, handle in pairs]
+    limits = [h.max_rows if h.max_rows and not h.table.restrict_policy else -1 for _, h in pairs]
+    return {
+        "tables": [table.resource.resource_handle for table in tables],
+        "hyper": hyper,
+        "now": _stamps(tables),
+        "rule": training.rule.name,
+        "slot_initial": training.rule.slot_initial,
+        "limits": limits if any(limit >= 0 for limit in limits) else [],
+    }
+
+
+def _stamps(tables: list) -> tf.Tensor:
+    stamps = [stamp_of(table.restrict_policy) for table in tables]
+    if any(tf.is_tensor(stamp) for stamp in stamps):
+        return tf.stack([tf.convert_to_tensor(stamp, tf.int64) for stamp in stamps])
+    return tf.constant(stamps, tf.int64)
+
+
+def _evict(handle: TableHandle) -> None:
+    """Cuts a table down to less than it may have, by a sixteenth, since it costs a pass over it."""
+    if handle.max_rows and handle.table.restrict_policy:
+        handle.table.restrict(handle.max_rows - handle.max_rows // 16, trigger=handle.max_rows)
+
+
+def _unsummed(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    """What the gradient of a lookup was summed from, in a graph, where the sum is then left out.
+
+    Tables sum by key themselves, in the pass that updates the rows.
+    """
+    keys, rows = gradient.indices, gradient.values
+    if tf.is_symbolic_tensor(rows) and rows.op.type == "DynembSumByKey":
+        summed_keys, summed_rows, _ = rows.op.outputs
+        if keys is summed_keys and rows is summed_rows:
+            keys, rows = rows.op.inputs
+    return tf.IndexedSlices(rows, keys)
