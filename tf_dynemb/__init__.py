@@ -1,7 +1,7 @@
 """Dynamic embeddings for TensorFlow: tables whose vocabulary nobody lists in advance.
 
-Names directly in this package are those of TFRA's `dynamic_embedding`; Keras layers are in
-`tf_dynemb.keras.layers`.
+Names directly in this package are those of TFRA's `dynamic_embedding` and of TorchRec; Keras layers are
+in `tf_dynemb.keras.layers`.
 """
 
 from tf_dynemb.base.op_library import ops as _ops  # noqa: F401  first: it says what is missing
@@ -9,6 +9,15 @@ from tf_dynemb.base.op_library import ops as _ops  # noqa: F401  first: it says 
 # isort: split
 from tf_dynemb import keras, snapshot
 from tf_dynemb.base.fingerprint import fingerprint
+from tf_dynemb.jagged import (
+    ComputeJTDictToKJT,
+    ComputeKJTToJTDict,
+    JaggedTensor,
+    KeyedJaggedTensor,
+    KeyedTensor,
+    jt_is_equal,
+    kjt_is_equal,
+)
 from tf_dynemb.lookup import (
     embedding_lookup,
     embedding_lookup_sparse,
@@ -37,6 +46,8 @@ from tf_dynemb.table import (
 from tf_dynemb.version import __version__
 
 __all__ = [
+    "ComputeJTDictToKJT",
+    "ComputeKJTToJTDict",
     "CuckooHashTableConfig",
     "CuckooHashTableCreator",
     "DynamicEmbeddingOptimizer",
@@ -45,7 +56,10 @@ __all__ = [
     "HkvEvictStrategy",
     "HkvHashTableConfig",
     "HkvHashTableCreator",
+    "JaggedTensor",
     "KVCreator",
+    "KeyedJaggedTensor",
+    "KeyedTensor",
     "LossScaleOptimizer",
     "RedisTableConfig",
     "RedisTableCreator",
@@ -62,7 +76,9 @@ __all__ = [
     "fingerprint",
     "for_serving",
     "get_variable",
+    "jt_is_equal",
     "keras",
+    "kjt_is_equal",
     "safe_embedding_lookup_sparse",
     "shadow_ops",
     "snapshot",

@@ -78,6 +78,64 @@ def writes_to_memory(store) -> bool:
     return getattr(store, "archive", None) is not None
 
 
+def register_keras_structure(cls, flatten, unflatten) -> None:
+    """Makes a class a structure of tensors for Keras, as lists and dicts are.
+
+    Layers take such a structure as an input, cast and trace its tensors, and return it. Keras has no
+    public way to say so: it keeps its structures in optree, whose interface is public, under a name that
+    Keras chose. Where Keras uses something else a layer refuses the class as positional argument and
+    takes it by keyword.
+
+    Args:
+        cls: the class.
+        flatten: function of an instance that returns (children, metadata, names of the children).
+        unflatten: function of (metadata, children) that returns an instance.
+    """
+    try:
+        import optree
+    except ImportError:
+        return
+    optree.register_pytree_node(cls, flatten, unflatten, namespace="keras")
+
+
+def check_values_of_type(cls, check) -> None:
+    """Has the type of a tf.experimental.ExtensionType check a value before its tensors are taken.
+
+    tf.function casts what it is given to its input_signature, tensor by tensor: it never compares the
+    fields that are no tensors. The methods of tf.TypeSpec that it calls for this are for subclasses to
+    write, but an ExtensionType may not name them in its Spec.
+
+    Args:
+        cls: the class of the values.
+        check: function of a type and a value that raises what a value of another type is to raise.
+    """
+    take_apart = cls.Spec._to_components
+
+    def to_components(self, value):
+        check(self, value)
+        return take_apart(self, value)
+
+    cls.Spec._to_components = to_components
+
+
+def with_empty_value(make):
+    """Decorates a type of values, so that tf.distribute can give one to a replica that gets no data.
+
+    At the end of a dataset some replicas may get none. TensorFlow makes zeros of spec.shape for them,
+    which is no value of a type of several tensors, unless the type has a method of a name that its
+    sources ask for and its documentation does not have.
+
+    Args:
+        make: function of a type that returns a value of it, without rows as far as the type allows.
+    """
+
+    def decorate(cls):
+        cls._create_empty_value = make
+        return cls
+
+    return decorate
+
+
 def saveable_of_names(name: str, arrays: dict, restore):
     """What tf.compat.v1.train.Saver takes to save arrays under name/array and to restore them.
 
