@@ -9,6 +9,15 @@ from tf_dynemb.base.op_library import ops as _ops  # noqa: F401  first: it says 
 # isort: split
 from tf_dynemb import keras, snapshot
 from tf_dynemb.base.fingerprint import fingerprint
+from tf_dynemb.collections import (
+    DataType,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    OptimizerType,
+    PoolingType,
+)
 from tf_dynemb.jagged import (
     ComputeJTDictToKJT,
     ComputeKJTToJTDict,
@@ -46,6 +55,13 @@ from tf_dynemb.table import (
 from tf_dynemb.version import __version__
 
 __all__ = [
+    "PoolingType",
+    "OptimizerType",
+    "EmbeddingConfig",
+    "EmbeddingCollection",
+    "EmbeddingBagConfig",
+    "EmbeddingBagCollection",
+    "DataType",
     "ComputeJTDictToKJT",
     "ComputeKJTToJTDict",
     "CuckooHashTableConfig",

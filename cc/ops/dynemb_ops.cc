@@ -7,6 +7,7 @@
 // scalar that goes to the meta field `used` of the rows that are written, where the schema has one.
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -57,8 +58,29 @@ absl::Status SumByKeyShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-absl::Status MatrixShape(InferenceContext* c) {
-  c->set_output(0, c->Matrix(c->UnknownDim(), c->UnknownDim()));
+// The dims of the tables are those of the weights, which come first.
+absl::Status LookupBagsShape(InferenceContext* c) {
+  std::vector<int64_t> tables;
+  std::vector<std::string> poolings;
+  TF_RETURN_IF_ERROR(c->GetAttr("feature_tables", &tables));
+  TF_RETURN_IF_ERROR(c->GetAttr("poolings", &poolings));
+  // Pooled features stand side by side; others have all one dim.
+  const bool pooled = !poolings.empty() && poolings[0] != "none";
+  DimensionHandle columns = c->MakeDim(0);
+  for (const int64_t table : tables) {
+    if (table < 0 || table >= c->num_inputs()) {
+      return absl::InvalidArgumentError("feature_tables: got a table that there is not");
+    }
+    ShapeHandle weight;
+    TF_RETURN_IF_ERROR(c->WithRank(c->input(static_cast<int>(table)), 2, &weight));
+    const DimensionHandle dim = c->Dim(weight, 1);
+    if (pooled) {
+      TF_RETURN_IF_ERROR(c->Add(columns, dim, &columns));
+    } else {
+      columns = dim;
+    }
+  }
+  c->set_output(0, c->Matrix(c->UnknownDim(), columns));
   return absl::OkStatus();
 }
 
@@ -496,7 +518,7 @@ DYNEMB_BAGS(
     .Output("values: dtype")
     .Attr("T: int >= 1")
     .SetIsStateful()
-    .SetShapeFn(MatrixShape)
+    .SetShapeFn(LookupBagsShape)
     .Doc(R"doc(
 Reads the rows of bags of ids, of many features in many tables, and pools each to one vector. Never inserts.
 

@@ -262,7 +262,7 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
 
     def __str__(self) -> str:
         """Rows as TorchRec prints them, with a newline at the end; in a graph what repr gives."""
-        if any(tf.is_symbolic_tensor(field) for field in self._fields().values()):
+        if not self._has_numbers():
             return repr(self)
         lengths = self.lengths().numpy().tolist()
         text = rows.printed(self._values, lengths)

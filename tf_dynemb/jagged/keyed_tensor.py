@@ -221,7 +221,7 @@ class KeyedTensor(Value, tf.experimental.BatchableExtensionType):
 
     def __str__(self) -> str:
         """Columns as TorchRec prints them, with a newline at the end; in a graph what repr gives."""
-        if not isinstance(self._values, tf.Tensor) or tf.is_symbolic_tensor(self._values):
+        if not self._has_numbers():
             return repr(self)
         if not self._keys:
             return "KeyedTensor()\n"

@@ -37,6 +37,11 @@ class Value:
     def _fields(self) -> dict:
         return {name: vars(self)[name] for name in type(self).__annotations__}
 
+    def _has_numbers(self) -> bool:
+        """Whether it can be printed. Keras makes text of the fields for what its errors say."""
+        fields = self._fields().values()
+        return isinstance(self._values, tf.Tensor) and not any(map(tf.is_symbolic_tensor, fields))
+
     def _once(self, name: str, compute: Callable):
         """What compute() returns, kept if it is made eagerly.
 
