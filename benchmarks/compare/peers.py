@@ -240,10 +240,22 @@ class Dynemb(TensorFlowPeer):
 
     def _train(self, ids_per_table):
         with self.tf.GradientTape() as tape:
-            lookups = zip(self.tables, ids_per_table, strict=True)
-            loss = self._loss([self.dynemb.embedding_lookup(table, ids) for table, ids in lookups])
+            loss = self._loss(self._rows(ids_per_table))
         gradients = tape.gradient(loss, self.handles)
         self.optimizer.apply_gradients(zip(gradients, self.handles, strict=True))
+
+    def _rows(self, ids_per_table):
+        """Rows of each table; of several as a collection has them, side by side, by one op."""
+        tf = self.tf
+        if len(self.tables) == 1:
+            return [self.dynemb.embedding_lookup(self.tables[0], ids_per_table[0])]
+        rows = self.dynemb.lookup.lookup_bags(
+            self.tables,
+            [(i, i, "sum") for i in range(len(self.tables))],
+            tf.concat(ids_per_table, 0),
+            tf.fill([tf.add_n([tf.size(ids) for ids in ids_per_table])], 1),
+        )
+        return [rows]
 
     def _upsert(self, ids, values):
         self.tables[0].upsert(ids, values)

@@ -6,11 +6,14 @@ from tf_dynemb.lookup.embedding_lookup_sparse import (
     embedding_lookup_sparse,
     safe_embedding_lookup_sparse,
 )
+from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
 
 __all__ = [
+    "BagFeature",
     "embedding_lookup",
     "embedding_lookup_sparse",
     "embedding_lookup_unique",
+    "lookup_bags",
     "safe_embedding_lookup_sparse",
     "shadow_ops",
 ]

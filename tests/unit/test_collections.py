@@ -1,0 +1,301 @@
+"""What collections do beyond TorchRec's: options per table, limits, files, nodes of a step."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dynemb
+from tf_dynemb import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+    OptimizerType,
+    PoolingType,
+)
+
+
+def bags(name, **arguments):
+    arguments = {"embedding_dim": 2, "init_fn": 0.0, "feature_names": ["f"], **arguments}
+    return EmbeddingBagConfig(name=name, **arguments)
+
+
+def ids_of(*ids, feature="f"):
+    """One feature, an example for each id."""
+    return KeyedJaggedTensor([feature], tf.constant(ids, tf.int64), lengths=tf.ones(len(ids), tf.int32))
+
+
+def rows_of(table):
+    keys, values = (part.numpy().tolist() for part in table.export())
+    return dict(zip(keys, values, strict=True))
+
+
+def step(collection, features, optimizer, loss_of=tf.reduce_sum):
+    with tf.GradientTape() as tape:
+        loss = loss_of(collection(features).values())
+    weights = collection.trainable_weights
+    optimizer.apply(tape.gradient(loss, weights), weights)
+
+
+def wrapped(inner=None):
+    return tf_dynemb.DynamicEmbeddingOptimizer(inner or keras.optimizers.SGD(1.0))
+
+
+class TestPerTable:
+    """Gradients are 1 in each column, so that a step of SGD moves by its learning rate."""
+
+    def trained(self, inner=None, steps=1, **arguments):
+        collection = EmbeddingBagCollection([bags("own", **arguments), bags("others")])
+        optimizer = wrapped(inner)
+        for _ in range(steps):
+            step(collection, ids_of(7), optimizer)
+        own, others = (rows_of(collection.embedding_bags[name].weight) for name in ("own", "others"))
+        return own.get(7), others[7]
+
+    def test_learning_rate(self):
+        assert self.trained(optimizer=OptimizerType.SGD, lr=0.25) == ([-0.25] * 2, [-1.0] * 2)
+        assert self.trained(lr=0.25) == ([-0.25] * 2, [-1.0] * 2)
+
+    def test_no_learning_rate_is_the_wrappers(self):
+        assert self.trained(optimizer=OptimizerType.SGD) == ([-1.0] * 2, [-1.0] * 2)
+
+    def test_the_learning_rate_of_a_keras_optimizer(self):
+        assert self.trained(optimizer=keras.optimizers.SGD(0.5)) == ([-0.5] * 2, [-1.0] * 2)
+
+    def test_schedules_count_the_wrappers_steps(self):
+        halves = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
+        assert self.trained(lr=halves, steps=3)[0] == [-1.75] * 2
+        assert self.trained(optimizer=keras.optimizers.SGD(halves), steps=3)[0] == [-1.75] * 2
+
+    def test_weight_decay(self):
+        """w -= w * decay * rate, then the step."""
+        own, others = self.trained(init_fn=1.0, weight_decay=0.5)
+        assert own == [1.0 - 0.5 - 1.0] * 2 and others == [-1.0] * 2
+
+    def test_another_rule_is_kerass(self):
+        own, _ = self.trained(
+            optimizer=keras.optimizers.Adam(0.1, epsilon=1e-3),
+            inner=keras.optimizers.Adagrad(9.0),
+            steps=4,
+        )
+        want = keras.Variable([0.0, 0.0])
+        adam = keras.optimizers.Adam(0.1, epsilon=1e-3)
+        for _ in range(4):
+            adam.apply([tf.ones(2)], [want])
+        np.testing.assert_allclose(own, want, rtol=1e-5)  # float32, in another order
+
+    def test_a_frozen_table(self):
+        own, others = self.trained(enable_grad=False)
+        assert own is None and others == [-1.0] * 2
+
+    def test_sparse_changes_nothing(self):
+        assert self.trained(sparse=True) == ([-1.0] * 2, [-1.0] * 2)
+
+    def test_shards(self):
+        collection = EmbeddingBagCollection([bags("t", table_size=3)])
+        step(collection, ids_of(*range(-9, 9)), wrapped())
+        assert rows_of(collection.embedding_bags["t"].weight) == {
+            key: [-1.0] * 2 for key in range(-9, 9)
+        }
+        assert collection.embedding_bags["t"].weight.shard_num == 3
+
+    @pytest.mark.parametrize(
+        "field", [dict(dtype="float16"), dict(data_type="BF16"), dict(dtype="float64")]
+    )
+    def test_dtypes(self, field):
+        collection = EmbeddingBagCollection([bags("t", **field), bags("u", embedding_dim=3)])
+        step(collection, ids_of(1, 2), wrapped())
+        table = collection.embedding_bags["t"].weight
+        assert table.value_dtype != tf.float32
+        assert (
+            tf.cast(table.lookup(tf.constant([1, 2], tf.int64)), tf.float32).numpy().tolist()
+            == [[-1.0] * 2] * 2
+        )
+        assert collection(ids_of(1)).values().dtype == (
+            tf.float64 if table.value_dtype == tf.float64 else tf.float32
+        )
+
+
+def test_more_rows_than_a_limit_are_refused():
+    collection = EmbeddingBagCollection([bags("t", num_embeddings=3), bags("u")])
+    optimizer = wrapped()
+    step(collection, ids_of(1, 2), optimizer)
+    before = [rows_of(table.weight) for table in collection.embedding_bags.values()]
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="2 ids without a row, such as 3"):
+        step(collection, ids_of(3, 4, 3), optimizer)
+    assert [rows_of(table.weight) for table in collection.embedding_bags.values()] == before
+    step(collection, ids_of(3, 1, 3), optimizer)
+    assert collection(ids_of(99)).values().numpy().tolist() == [[0.0] * 4]
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_a_limit_with_an_eviction(in_graph):
+    config = bags("t", num_embeddings=32, eviction=tf_dynemb.TimestampRestrictPolicy)
+    collection = EmbeddingBagCollection([config])
+    optimizer = wrapped()
+    optimizer.build(collection.trainable_weights)
+
+    def train(ids):
+        step(collection, ids, optimizer)
+
+    run = tf.function(train) if in_graph else train
+    table = collection.embedding_bags["t"].weight
+    for first in range(0, 200, 10):
+        run(ids_of(*range(first, first + 10)))
+        assert int(table.size()) <= 32
+        assert set(range(first, first + 10)) <= set(rows_of(table)), "the newest stay"
+    assert int(table.size()) >= 30
+
+
+def test_rows_that_ids_share():
+    collection = EmbeddingBagCollection([bags("t", num_embeddings=2, hash_size=1)])
+    optimizer = wrapped()
+    step(collection, ids_of(1, 2, 3, 4, 3), optimizer)
+    table = collection.embedding_bags["t"]
+    assert rows_of(table.weight) == {1: [-1.0] * 2, 2: [-1.0] * 2}
+    assert rows_of(table.shared.table) == {0: [-3.0] * 2}
+    assert collection(ids_of(2, 77)).values().numpy().tolist() == [[-1.0] * 2, [-3.0] * 2]
+
+
+@pytest.mark.parametrize("features", [1, 26, 104])
+def test_nodes_of_a_step(features):
+    """As many for any number of features of different tables, beside the resources of the tables."""
+    assert nodes_of_a_step(features) == nodes_of_a_step(2)
+
+
+def nodes_of_a_step(features):
+    names = [f"f{i}" for i in range(features)]
+    collection = EmbeddingBagCollection([bags(f"t_{name}", feature_names=[name]) for name in names])
+    optimizer = wrapped(keras.optimizers.Adam())
+    optimizer.build(collection.trainable_weights)
+
+    @tf.function
+    def run(ids, lengths):
+        step(collection, KeyedJaggedTensor(names, ids, lengths=lengths), optimizer)
+
+    graph = run.get_concrete_function(
+        tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.int32)
+    ).graph
+    return sorted(op.type for op in graph.get_operations() if op.type != "Placeholder")
+
+
+@keras.saving.register_keras_serializable("test_collections")
+class Bags(keras.layers.Layer):
+    """A collection in a functional model, whose inputs are tensors."""
+
+    def __init__(self, collection, **kwargs):
+        super().__init__(**kwargs)
+        if isinstance(collection, dict):
+            collection = keras.saving.deserialize_keras_object(collection)
+        self.collection = collection
+
+    def call(self, features):
+        return self.collection(KeyedJaggedTensor.from_tensors(features)).values()
+
+    def get_config(self):
+        collection = keras.saving.serialize_keras_object(self.collection)
+        return {**super().get_config(), "collection": collection}
+
+
+FEATURES = {
+    "user": tf.ragged.constant([[1, 2], [], [3]], dtype=tf.int64),
+    "item": tf.ragged.constant([[-5], [6, 7], [6]], dtype=tf.int64),
+}
+
+
+def make_model():
+    tables = [
+        bags("users", feature_names=["user"], init_fn="uniform", optimizer=OptimizerType.ADAGRAD),
+        bags("items", feature_names=["item"], pooling=PoolingType.MEAN, num_embeddings=2, hash_size=3),
+    ]
+    inputs = {name: keras.Input([None], dtype="int64", ragged=True, name=name) for name in FEATURES}
+    model = keras.Model(inputs, keras.layers.Dense(1)(Bags(EmbeddingBagCollection(tables))(inputs)))
+    model.compile(wrapped(keras.optimizers.Adam(0.1)), "mse")
+    return model
+
+
+DATASET = tf.data.Dataset.from_tensors((FEATURES, tf.ones([3, 1]))).repeat(3)
+
+
+@pytest.mark.parametrize("form", ["keras", "weights", "checkpoint", "config", "saved_model", "snapshot"])
+def test_files(form, tmp_path):
+    """What is restored predicts the same, and trains on to the same."""
+    model = make_model()
+    model.fit(DATASET, verbose=0)
+    want = model(FEATURES).numpy()
+    path = str(tmp_path / "file")
+    if form == "saved_model":
+        module = tf.Module()
+        module.model = model
+        module.serve = tf.function(lambda features: model(features), autograph=False)
+        specs = {name: tf.RaggedTensorSpec([None, None], tf.int64) for name in FEATURES}
+        module.serve.get_concrete_function(specs)
+        tf.saved_model.save(module, path)
+        loaded = tf.saved_model.load(path)
+        np.testing.assert_array_equal(loaded.serve(FEATURES), want)
+        return
+    if form == "keras":
+        model.save(path + ".keras")
+        restored = keras.models.load_model(path + ".keras")
+    else:
+        restored = make_model()
+        restored.fit(DATASET.take(1), verbose=0)
+        if form == "weights":
+            model.save_weights(path + ".weights.h5")
+            restored.load_weights(path + ".weights.h5")
+            restored.optimizer = model.optimizer
+        elif form == "checkpoint":
+            tf.train.Checkpoint(model=restored).restore(tf.train.Checkpoint(model=model).save(path))
+        elif form == "config":
+            rebuilt = type(model).from_config(model.get_config())
+            assert rebuilt.get_config() == model.get_config()
+            return
+        else:
+            tf_dynemb.snapshot.save(path, model)
+            tf_dynemb.snapshot.restore(path, restored)
+            restored.layers[-1].set_weights(model.layers[-1].get_weights())
+            np.testing.assert_array_equal(restored(FEATURES), want)
+            return
+    np.testing.assert_array_equal(restored(FEATURES), want)
+    if form == "weights":
+        return
+    for either in (model, restored):
+        either.fit(DATASET, verbose=0)
+    np.testing.assert_array_equal(restored(FEATURES), model(FEATURES))
+
+
+def test_more_tables_and_features_keep_the_rows_of_the_others(tmp_path):
+    small = EmbeddingBagCollection([bags("t"), bags("u", feature_names=["g"])])
+    features = KeyedJaggedTensor(["f", "g"], tf.constant([1, 2], tf.int64), lengths=tf.ones(2, tf.int32))
+    step(small, features, wrapped())
+    path = tf.train.Checkpoint(collection=small).save(str(tmp_path / "small"))
+    large = EmbeddingBagCollection([bags("new"), bags("u", feature_names=["g", "f"]), bags("t")])
+    tf.train.Checkpoint(collection=large).restore(path).expect_partial()
+    for name in ("t", "u"):
+        assert rows_of(large.embedding_bags[name].weight) == rows_of(small.embedding_bags[name].weight)
+    assert rows_of(large.embedding_bags["new"].weight) == {}
+
+
+def test_renaming_by_a_mapping(tmp_path):
+    old, new = (EmbeddingBagCollection([bags(name)]).embedding_bags[name].weight for name in ("a", "b"))
+    old.upsert(tf.constant([5], tf.int64), [[1.0, 2.0]])
+    tf_dynemb.snapshot.save(tmp_path / "s", {"a": old})
+    tf_dynemb.snapshot.restore(tmp_path / "s", {"a": new})
+    assert rows_of(new) == {5: [1.0, 2.0]}
+
+
+def test_a_collection_that_is_not_pooled_trains():
+    collection = EmbeddingCollection(
+        [EmbeddingConfig(name="t", embedding_dim=2, init_fn=0.0, feature_names=["f", "g"])]
+    )
+    features = KeyedJaggedTensor(
+        ["g", "f"], tf.constant([4, 4, 9], tf.int64), lengths=tf.constant([2, 1])
+    )
+    with tf.GradientTape() as tape:
+        vectors = collection(features)
+        loss = tf.reduce_sum(vectors["f"].values()) + 2.0 * tf.reduce_sum(vectors["g"].values())
+    weights = collection.trainable_weights
+    wrapped().apply(tape.gradient(loss, weights), weights)
+    assert rows_of(collection.embeddings["t"].weight) == {4: [-4.0] * 2, 9: [-1.0] * 2}
