@@ -34,7 +34,12 @@ from tf_dynemb.lookup import (
     safe_embedding_lookup_sparse,
     shadow_ops,
 )
-from tf_dynemb.optimizer import DynamicEmbeddingOptimizer, LossScaleOptimizer, RowwiseAdagrad
+from tf_dynemb.optimizer import (
+    DynamicEmbeddingOptimizer,
+    LossScaleOptimizer,
+    RowwiseAdagrad,
+    SmartDecayAdam,
+)
 from tf_dynemb.policy import FrequencyRestrictPolicy, RestrictPolicy, TimestampRestrictPolicy
 from tf_dynemb.shard import default_partition_fn
 from tf_dynemb.table import (
@@ -81,6 +86,7 @@ __all__ = [
     "RedisTableCreator",
     "RestrictPolicy",
     "RowwiseAdagrad",
+    "SmartDecayAdam",
     "TableHandle",
     "TimestampRestrictPolicy",
     "Variable",

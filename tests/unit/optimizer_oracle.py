@@ -64,6 +64,17 @@ def adam(w, g, s, lr, t, beta_1=0.9, beta_2=0.999, epsilon=1e-7, amsgrad=False):
     return w - lr * s["m"] / (1 - beta_1**t) / rms
 
 
+def smart_decay_adam(w, g, s, lr, t, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
+    """Lives through the steps since the row's last one, and goes their way at once."""
+    m, v, way = s.get("m", 0.0), s.get("v", 0.0), 0.0
+    for _ in range(s.get("t", t) + 1, t):
+        m, v = beta_1 * m, beta_2 * v
+        way = way + m
+    s["m"], s["v"], s["t"] = beta_1 * m + (1 - beta_1) * g, beta_2 * v + (1 - beta_2) * g**2, t
+    correction = np.sqrt(1 - beta_2**t) / (1 - beta_1**t)
+    return w - lr * correction * (way + s["m"]) / (np.sqrt(s["v"]) + epsilon)
+
+
 def adamax(w, g, s, lr, t, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
     s["m"] = beta_1 * s.get("m", 0.0) + (1 - beta_1) * g
     s["u"] = np.maximum(beta_2 * s.get("u", 0.0), np.abs(g))
@@ -170,6 +181,10 @@ CASES: dict[str, Case] = {
     "adam_numbers": _case(_K.Adam, adam, 0.02, beta_1=0.8, beta_2=0.95, epsilon=1e-2),
     "adam_amsgrad": _case(_K.Adam, adam, 0.01, amsgrad=True, beta_2=0.9),
     "adamw": _case(_K.AdamW, adam, 0.01, _NO_DECAY),
+    "smart_decay_adam": _case(tf_dynemb.SmartDecayAdam, smart_decay_adam, 0.01),
+    "smart_decay_adam_numbers": _case(
+        tf_dynemb.SmartDecayAdam, smart_decay_adam, 0.02, beta_1=0.8, beta_2=0.95, epsilon=1e-2
+    ),
     "adamax": _case(_K.Adamax, adamax, 0.02, beta_1=0.8, beta_2=0.9, epsilon=1e-2),
     "nadam": _case(_K.Nadam, nadam, 0.01),
     "nadam_numbers": _case(_K.Nadam, nadam, 0.01, beta_1=0.8, beta_2=0.95, epsilon=1e-2),

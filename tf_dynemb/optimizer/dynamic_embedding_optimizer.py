@@ -39,8 +39,8 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
 
     Args:
         inner_optimizer: SGD, RMSprop, Adam, AdamW, Adamax, Nadam, Adadelta, Adagrad, Ftrl or Lion of
-            keras.optimizers, or tf_dynemb.RowwiseAdagrad. Others are refused with the reason, as are
-            use_ema and gradient_accumulation_steps.
+            keras.optimizers, tf_dynemb.RowwiseAdagrad or tf_dynemb.SmartDecayAdam. Others are refused
+            with the reason, as are use_ema and gradient_accumulation_steps.
         bp_v2: without effect, as in tf_dynemb.Variable.
         synchronous: must be False; in TFRA it is Horovod's.
         name: name of the optimizer.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import keras
 
 from tf_dynemb.optimizer.rowwise_adagrad import RowwiseAdagrad
+from tf_dynemb.optimizer.smart_decay_adam import SmartDecayAdam
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +60,7 @@ _RULES: dict[type, Callable[..., Rule]] = {
     keras.optimizers.RMSprop: _rmsprop,
     keras.optimizers.Adam: _adam,
     keras.optimizers.AdamW: _adam,
+    SmartDecayAdam: lambda o: Rule("smart_decay_adam", (o.beta_1, o.beta_2, o.epsilon)),
     keras.optimizers.Adamax: lambda o: Rule("adamax", (o.beta_1, o.beta_2, o.epsilon)),
     keras.optimizers.Nadam: lambda o: Rule("nadam", (o.beta_1, o.beta_2, o.epsilon)),
     keras.optimizers.Adadelta: lambda o: Rule("adadelta", (o.rho, o.epsilon)),

@@ -36,16 +36,21 @@ struct RowwiseAdagrad {
   static constexpr SlotDecl kSlots[] = {{"accumulator", SlotWidth::kRow, true}};
   static constexpr int kHyperCount = 1;
   static constexpr const char* kHyper[] = {"epsilon"};
-  static constexpr bool kHasRowUpdate = true;
+  static constexpr int kRowSlotCount = 1;
   template <typename T>
   using Step = Adagrad::Step<T>;
   template <typename T>
-  DYNEMB_HOST_DEVICE static void RowUpdate(const Step<T>&, T mean_square, T* slot) {
+  struct OfRow {
+    T learning_rate, root;
+  };
+  template <typename T>
+  DYNEMB_HOST_DEVICE static OfRow<T> RowUpdate(const Step<T>& step, T mean_square, T* slot) {
     slot[0] += mean_square;
+    return {step.learning_rate, std::sqrt(slot[0] + step.epsilon)};
   }
   template <typename T>
-  DYNEMB_HOST_DEVICE static void Update(const Step<T>& step, T gradient, T* weight, const T* slot) {
-    *weight -= step.learning_rate * gradient / std::sqrt(slot[0] + step.epsilon);
+  DYNEMB_HOST_DEVICE static void Update(const OfRow<T>& row, T gradient, T* weight, const T*) {
+    *weight -= row.learning_rate * gradient / row.root;
   }
 };
 

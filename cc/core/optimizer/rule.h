@@ -21,16 +21,17 @@
 #include "cc/core/optimizer/nadam.h"
 #include "cc/core/optimizer/rmsprop.h"
 #include "cc/core/optimizer/sgd.h"
+#include "cc/core/optimizer/smart_decay_adam.h"
 
 namespace dynemb {
 
 template <typename... Rules>
 struct RuleList {};
 
-using AllRules =
-    RuleList<Sgd, SgdMomentum<false>, SgdMomentum<true>, RmsProp<false, false>,
-             RmsProp<false, true>, RmsProp<true, false>, RmsProp<true, true>, Adam<false>,
-             Adam<true>, Adamax, Nadam, Adadelta, Adagrad, RowwiseAdagrad, Ftrl, Lion>;
+using AllRules = RuleList<Sgd, SgdMomentum<false>, SgdMomentum<true>, RmsProp<false, false>,
+                          RmsProp<false, true>, RmsProp<true, false>, RmsProp<true, true>,
+                          Adam<false>, Adam<true>, SmartDecayAdam, Adamax, Nadam, Adadelta, Adagrad,
+                          RowwiseAdagrad, Ftrl, Lion>;
 
 // Calls f(TypeTag<Rule>()) for the rule of this name; false if there is none.
 template <typename F, typename... Rules>

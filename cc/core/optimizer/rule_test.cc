@@ -354,6 +354,86 @@ TEST(Rules, RowwiseAdagradHasOneNumberPerRow) {
   }
 }
 
+// Beside a row that lives through every step, of which those without it have a gradient of zero: it
+// notes how far momentum would have taken it, and goes there when it is back.
+template <typename T>
+void FollowSkippedSteps(double first_step, double tolerance) {
+  constexpr int64_t kDim = 5;
+  constexpr double b1 = 0.9, b2 = 0.95, kEpsilon = 1e-3, kDecay = 0.01;
+  const DType dtype = sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64;
+  std::vector<T> value(kDim), slots(2 * kDim + 2);
+  Numbers want(kDim), m(kDim), v(kDim), skipped(kDim);
+  for (int64_t c = 0; c < kDim; ++c) {
+    value[c] = static_cast<T>(want[c] = static_cast<double>(c - 2) / 4);
+  }
+  std::mt19937 random(3);
+  for (int i = 0; i < 200; ++i) {
+    const double t = first_step + i;
+    // Steps in a row, a few here and there, and none for a long time.
+    const bool here = i < 20 || (i >= 100 && i < 110) || (random() % 4 == 0 && (i < 60 || i > 100));
+    const Numbers gradients = Gradients(i, kDim);
+    for (int64_t c = 0; c < kDim; ++c) {
+      const double g = here ? gradients[c] : 0;
+      m[c] = b1 * m[c] + (1 - b1) * g;
+      v[c] = b2 * v[c] + (1 - b2) * g * g;
+      skipped[c] += m[c];
+      if (!here) continue;
+      const double rate = 0.1 * std::sqrt(1 - std::pow(b2, t)) / (1 - std::pow(b1, t));
+      want[c] *= 1 - 0.1 * kDecay;
+      want[c] -= rate * skipped[c] / (std::sqrt(v[c]) + kEpsilon);
+      skipped[c] = 0;
+    }
+    if (!here) continue;
+    std::vector<T> given(gradients.begin(), gradients.end());
+    std::unique_ptr<RowUpdater> updater;
+    ASSERT_TRUE(
+        MakeUpdater("smart_decay_adam", dtype, {0.1, t, kDecay, b1, b2, kEpsilon}, &updater).ok());
+    updater->Update(kDim,
+                    {reinterpret_cast<char*>(value.data()), reinterpret_cast<char*>(slots.data()),
+                     reinterpret_cast<const char*>(given.data())});
+    for (int64_t c = 0; c < kDim; ++c) {
+      ASSERT_NEAR(value[c], want[c], tolerance * std::max(1.0, std::fabs(want[c]))) << t;
+      ASSERT_NEAR(slots[c], m[c], tolerance) << t;
+      ASSERT_NEAR(slots[kDim + c], v[c], tolerance) << t;
+    }
+    ASSERT_EQ(slots[2 * kDim] * 16777216.0 + slots[2 * kDim + 1], t);
+  }
+}
+
+TEST(Rules, SmartDecayAdamCatchesUp) {
+  RuleSpec spec;
+  ASSERT_TRUE(MakeRuleSpec("smart_decay_adam", 0, &spec).ok());
+  EXPECT_EQ(spec.slots, (std::vector<SlotSpec>{{"momentum", SlotWidth::kColumn, 0},
+                                               {"velocity", SlotWidth::kColumn, 0},
+                                               {"last_step_high", SlotWidth::kRow, 0},
+                                               {"last_step_low", SlotWidth::kRow, 0}}));
+  EXPECT_EQ(HyperNames("smart_decay_adam"), HyperNames("adam"));
+  // The first step of a row is the first of all, one that floats still count, or one beyond those.
+  for (const double first_step : {1.0, 1000.0, 16777116.0, 5e9}) {
+    SCOPED_TRACE(first_step);
+    FollowSkippedSteps<double>(first_step, 1e-12);
+    FollowSkippedSteps<float>(first_step, 1e-4);
+  }
+}
+
+// An optimizer that was made anew counts from 1, and the rows are older.
+TEST(Rules, SmartDecayAdamWithOlderRowsIsAdam) {
+  for (const double last : {7.0, 8.0, 1000.0}) {
+    double value[2] = {1, -1}, slots[6] = {0.5, -0.25, 0.5, 0.125, 0, last};
+    double adam_value[2] = {1, -1}, adam_slots[4] = {0.5, -0.25, 0.5, 0.125};
+    const double gradient[2] = {0.5, 0.75};
+    std::unique_ptr<RowUpdater> updater, adam;
+    const Numbers hyper = {0.1, 7, 0, 0.9, 0.95, 1e-3};
+    ASSERT_TRUE(MakeUpdater("smart_decay_adam", DType::kFloat64, hyper, &updater).ok());
+    ASSERT_TRUE(MakeUpdater("adam", DType::kFloat64, hyper, &adam).ok());
+    const char* const g = reinterpret_cast<const char*>(gradient);
+    updater->Update(2, {reinterpret_cast<char*>(value), reinterpret_cast<char*>(slots), g});
+    adam->Update(2, {reinterpret_cast<char*>(adam_value), reinterpret_cast<char*>(adam_slots), g});
+    for (int c = 0; c < 2; ++c) EXPECT_NEAR(value[c], adam_value[c], 1e-15);
+    EXPECT_EQ(slots[5], 7);
+  }
+}
+
 // Nadam's product of momenta is cut short after 1,000 factors, without anyone noticing.
 TEST(Rules, NadamAtLateSteps) {
   for (const double t : {999.0, 1000.0, 1001.0, 5000.0}) {
@@ -382,7 +462,7 @@ TEST(Rules, NamesAndSlotsAreWhatOtherFloorsExpect) {
     EXPECT_EQ(spec.slots, slots) << spec.DebugString();
   }
   // There is no rule that this test does not know.
-  names.push_back("rowwise_adagrad");
+  names.insert(names.end(), {"rowwise_adagrad", "smart_decay_adam"});
   RuleSpec spec;
   const std::string all = MakeRuleSpec("?", 0, &spec).message();
   const size_t rules =

@@ -3,12 +3,13 @@
 // A rule is a struct of pure functions, one file per rule:
 //
 //   struct Adagrad {
-//     static constexpr const char* kName = "adagrad";            // its name in every floor and
-//     file static constexpr SlotDecl kSlots[] = {{"accumulator", SlotWidth::kColumn, true}}; static
-//     constexpr const char* kHyper[] = {"epsilon"};       // after the common ones template
-//     <typename T> struct Step {                        // numbers of one call, derived once
-//       explicit Step(const double* h);                          // h[0] learning_rate, ... see
-//       Hyper
+//     // Its name on every floor and in files.
+//     static constexpr const char* kName = "adagrad";
+//     static constexpr SlotDecl kSlots[] = {{"accumulator", SlotWidth::kColumn, true}};
+//     // After the common ones.
+//     static constexpr const char* kHyper[] = {"epsilon"};
+//     template <typename T> struct Step {                 // numbers of one call, derived once
+//       explicit Step(const double* h);                   // h[0] learning_rate, ... see Hyper
 //     };
 //     template <typename T>
 //     static void Update(const Step<T>& step, T gradient, T* weight, T* slot);
@@ -16,18 +17,21 @@
 //
 // Update is given one column: the summed gradient, the weight and its slots, and changes weight and
 // slots in place. T is double for float64 tables and float for all others; 16-bit values are
-// widened before and rounded after. A rule with state that is one number per row declares
-// SlotWidth::kRow and a function RowUpdate(step, mean_of_squared_gradients, slot) that runs once
-// before the columns.
+// widened before and rounded after. A rule with state that is one number per row declares slots of
+// SlotWidth::kRow, behind those of columns, kRowSlotCount of them, and a function
+// RowUpdate(step, mean_of_squared_gradients, row_slots), which runs once before the columns; Update
+// is then given what it returns instead of the step.
 //
 // The formulas are those of Keras 3 (keras.optimizers), whose constants and epsilons differ from
 // some papers; where one differs from its paper the rule says so. Rows that are not in the batch
-// are not touched: momentum does not move them and moments do not decay ("lazy").
+// are not touched: momentum does not move them and moments do not decay ("lazy"); SmartDecayAdam
+// makes up for it when they are back.
 #ifndef TF_DYNEMB_CC_CORE_OPTIMIZER_STEP_H_
 #define TF_DYNEMB_CC_CORE_OPTIMIZER_STEP_H_
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "cc/core/base/dtype.h"
 #include "cc/core/base/macros.h"
@@ -54,9 +58,29 @@ inline constexpr const char* kCommonHyper[] = {"learning_rate", "step", "weight_
 namespace optimizer_internal {
 
 template <typename Rule, typename = void>
-struct HasRowUpdate : std::false_type {};
+struct RowSlotCount : std::integral_constant<int, 0> {};
 template <typename Rule>
-struct HasRowUpdate<Rule, std::void_t<decltype(Rule::kHasRowUpdate)>> : std::true_type {};
+struct RowSlotCount<Rule, std::void_t<decltype(Rule::kRowSlotCount)>>
+    : std::integral_constant<int, Rule::kRowSlotCount> {};
+
+// The weights and their slots of a row, by what Update takes first: `step`, of the call or the row.
+template <typename Rule, typename V, typename Step>
+DYNEMB_HOST_DEVICE DYNEMB_ALWAYS_INLINE void UpdateColumns(
+    const Step& step, ComputeType<V> decay, int64_t dim, V* __restrict__ value,
+    ComputeType<V>* __restrict__ slots, const ComputeType<V>* __restrict__ gradient) {
+  using T = ComputeType<V>;
+  constexpr int kSlots = Rule::kSlotCount - RowSlotCount<Rule>::value;
+#pragma GCC ivdep
+  for (int64_t c = 0; c < dim; ++c) {
+    T weight = static_cast<T>(value[c]);
+    weight -= weight * decay;
+    T slot[kSlots + 1];  // no array is empty
+    for (int k = 0; k < kSlots; ++k) slot[k] = slots[k * dim + c];
+    Rule::Update(step, gradient[c], &weight, slot);
+    for (int k = 0; k < kSlots; ++k) slots[k * dim + c] = slot[k];
+    value[c] = static_cast<V>(weight);
+  }
+}
 
 }  // namespace optimizer_internal
 
@@ -70,27 +94,17 @@ DYNEMB_HOST_DEVICE DYNEMB_ALWAYS_INLINE void UpdateRow(
     V* __restrict__ value, ComputeType<V>* __restrict__ slots,
     const ComputeType<V>* __restrict__ gradient) {
   using T = ComputeType<V>;
-  constexpr int kSlots = Rule::kSlotCount;
-  if constexpr (optimizer_internal::HasRowUpdate<Rule>::value) {
+  constexpr int kRowSlots = optimizer_internal::RowSlotCount<Rule>::value;
+  if constexpr (kRowSlots == 0) {
+    optimizer_internal::UpdateColumns<Rule, V>(step, decay, dim, value, slots, gradient);
+  } else {
     T sum = 0;
     for (int64_t c = 0; c < dim; ++c) {
       sum += gradient[c] * gradient[c];
     }
-    Rule::RowUpdate(step, sum / static_cast<T>(dim), slots);
-  }
-#pragma GCC ivdep
-  for (int64_t c = 0; c < dim; ++c) {
-    T weight = static_cast<T>(value[c]);
-    weight -= weight * decay;
-    if constexpr (optimizer_internal::HasRowUpdate<Rule>::value || kSlots == 0) {
-      Rule::Update(step, gradient[c], &weight, slots);
-    } else {
-      T slot[kSlots];
-      for (int k = 0; k < kSlots; ++k) slot[k] = slots[k * dim + c];
-      Rule::Update(step, gradient[c], &weight, slot);
-      for (int k = 0; k < kSlots; ++k) slots[k * dim + c] = slot[k];
-    }
-    value[c] = static_cast<V>(weight);
+    const auto of_row = Rule::RowUpdate(step, sum / static_cast<T>(dim),
+                                        slots + (Rule::kSlotCount - kRowSlots) * dim);
+    optimizer_internal::UpdateColumns<Rule, V>(of_row, decay, dim, value, slots, gradient);
   }
 }
 

@@ -43,6 +43,7 @@ std::vector<ModelCase> ModelCases() {
       {DType::kFloat32, 64, "rowwise_adagrad", Meta({F::kScore}), uniform},
       {DType::kFloat32, 200, "ftrl", none, truncated},
       {DType::kFloat32, 1024, "lion", Meta({F::kCount}), uniform},
+      {DType::kFloat32, 3, "smart_decay_adam", none, normal},
       {DType::kFloat64, 1, "rowwise_adagrad", all, normal},
       {DType::kFloat64, 3, "sgd_momentum", Meta({F::kCount}), uniform},
       {DType::kFloat64, 64, "adam_amsgrad", none, truncated},
