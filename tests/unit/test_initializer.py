@@ -7,7 +7,7 @@ import tensorflow as tf
 from table_rows import INT64_MAX, INT64_MIN, int64, values_of
 
 import tf_dynemb
-from tf_dynemb.initializer import VarianceScaling, to_spec
+from tf_dynemb.initializer import BoundedNormal, Columns, VarianceScaling, to_spec
 
 v1 = tf.compat.v1.initializers
 
@@ -65,6 +65,19 @@ DISTRIBUTIONS = {
     "TF uniform": (tf.random_uniform_initializer(-2.0, 3.0), "uniform -2.0 3.0"),
     "TF normal": (tf.random_normal_initializer(1.0, 2.0), "normal 1.0 2.0"),
     "TF 1 truncated": (v1.truncated_normal(1.0, 2.0), "truncated_normal 1.0 2.0"),
+    "bounded": (BoundedNormal(1, 2, low=-3, high=0.5), "bounded_normal 1.0 2.0 -3.0 0.5"),
+    "columns": (
+        Columns([(2, "uniform"), (1, 3), (1, BoundedNormal())]),
+        "columns 2 uniform -0.05 0.05 | 1 constant 3 | 1 bounded_normal 0.0 1.0 -2.0 2.0",
+    ),
+    "columns of constants": (
+        Columns([(3, [1.0, 2.0, 3.0]), (1, None)]),
+        "columns 1 constant 1.0 | 1 constant 2.0 | 1 constant 3.0 | 1 constant 0.0",
+    ),
+    "columns, serialized": (
+        keras.saving.serialize_keras_object(Columns([(1, 0.5), (3, np.float32([1, 2, 3]))])),
+        "columns 1 constant 0.5 | 1 constant 1.0 | 1 constant 2.0 | 1 constant 3.0",
+    ),
     "TF 1 uniform": (v1.random_uniform(0.0, 4.0), "uniform 0.0 4.0"),
 }
 
@@ -73,6 +86,41 @@ DISTRIBUTIONS = {
 def test_distributions_by_object_class_name_and_config(case):
     initializer, want = DISTRIBUTIONS[case]
     assert to_spec(initializer, 4).text == want
+
+
+def test_columns_have_one_seed():
+    assert to_spec(Columns([(4, keras.initializers.RandomNormal(seed=3))], seed=7), 4).seed == 7
+    assert not to_spec(Columns([(4, keras.initializers.RandomNormal(seed=3))]), 4).seed_is_given
+
+
+BAD_NUMBERS = {
+    "no parts": (lambda: Columns([]), "parts: got none"),
+    "no pair": (lambda: Columns([3]), "parts: got 3, want a pair"),
+    "no columns": (lambda: Columns([(0, "zeros")]), "parts: got 0 columns"),
+    "half a column": (lambda: Columns([(0.5, "zeros")]), "parts: got 0.5 columns"),
+    "no deviation": (lambda: BoundedNormal(stddev=0), "want a stddev above 0"),
+    "no bound": (lambda: BoundedNormal(high=np.inf), "want finite numbers"),
+    "no range": (lambda: BoundedNormal(low=1, high=1), "less than 1e-06 of that normal"),
+    "far away": (lambda: BoundedNormal(low=5, high=9), "less than 1e-06 of that normal"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_NUMBERS)
+def test_initializers_that_cannot_be(case):
+    make, message = BAD_NUMBERS[case]
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_initializers_of_ours_draw_for_dense_variables():
+    """Between the bounds, on either side of the mean; columns beside each other."""
+    for low, high in ((-3.0, -1.0), (-1.0, 2.0), (4.0, 5.0)):
+        drawn = BoundedNormal(low=low, high=high, seed=1)((1000,)).numpy()
+        assert low <= drawn.min() < drawn.max() <= high and len(np.unique(drawn)) > 990
+    columns = Columns([(2, BoundedNormal(seed=1)), (1, 0.5), (2, [1.0, 2.0]), (1, "ones")])
+    drawn = columns((10, 6), "float64").numpy()
+    assert drawn.dtype == np.float64 and len(np.unique(drawn[:, :2])) == 20
+    assert drawn[:, 2:].tolist() == [[0.5, 1.0, 2.0, 1.0]] * 10
 
 
 class Shifted(keras.initializers.RandomUniform):
@@ -92,6 +140,9 @@ REFUSED = {
     "HeNormal": (keras.initializers.HeNormal(), ValueError, r"scale=2.0, mode='fan_in'"),
     "LecunNormal": (keras.initializers.LecunNormal(), ValueError, "fan_in"),
     "TF 1 Glorot": (v1.glorot_uniform(), ValueError, "fan_avg"),
+    "columns of another dim": (Columns([(3, 0.5)]), ValueError, "Columns of 3 columns .* want dim = 4"),
+    "columns in columns": (Columns([(4, Columns([(4, 0.5)]))]), ValueError, "Columns in Columns"),
+    "columns of what has no form": (Columns([(4, "orthogonal")]), ValueError, "Orthogonal has no form"),
     "Orthogonal": (keras.initializers.Orthogonal(), ValueError, "Orthogonal has no form that depends"),
     "Identity": (keras.initializers.Identity(), ValueError, "has no form that depends"),
     "subclass of its own way": (Shifted(), ValueError, "Shifted has no form that depends on the key"),

@@ -1,6 +1,15 @@
 """Initial values: from what users write to what the engine computes."""
 
+from tf_dynemb.initializer.bounded_normal import BoundedNormal
+from tf_dynemb.initializer.columns import Columns
 from tf_dynemb.initializer.spec import InitializerSpec, distribution, to_spec
 from tf_dynemb.initializer.variance_scaling import VarianceScaling
 
-__all__ = ["InitializerSpec", "VarianceScaling", "distribution", "to_spec"]
+__all__ = [
+    "BoundedNormal",
+    "Columns",
+    "InitializerSpec",
+    "VarianceScaling",
+    "distribution",
+    "to_spec",
+]

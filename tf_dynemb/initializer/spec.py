@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb.initializer import variance_scaling
+from tf_dynemb.initializer.columns import Columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,8 @@ def to_spec(initializer, dim: int, value_dtype=tf.float32) -> InitializerSpec:
     Args:
         initializer: None (zeros); a number; an array, list or tensor of dim numbers, the row, or of one
             number, of whatever shape; an initializer of keras.initializers, tf.initializers or
-            tf.compat.v1.initializers, its class, its name or its config. Those that scale with fans
+            tf.compat.v1.initializers, its class, its name or its config; BoundedNormal or Columns of
+            tf_dynemb.initializer. Those that scale with fans
             (GlorotUniform, HeNormal, VarianceScaling, ...) need the number of rows, which a table does
             not have: give tf_dynemb.initializer.VarianceScaling with the fans, or a plain distribution.
         dim: numbers per row.
@@ -74,6 +76,8 @@ def distribution(initializer, dim: int, value_dtype=tf.float32) -> tuple[str, in
             f"initializer: got {initializer!r}, want None, a number, an array of shape (dim,), or an "
             "initializer of keras.initializers or tf.initializers"
         )
+    if isinstance(initializer, Columns):
+        return _columns(initializer, dim, value_dtype), _seed(initializer.seed)
     config = initializer.get_config()
     kind = _kind(initializer)
     if kind in ("Zeros", "Ones", "Constant"):
@@ -87,6 +91,9 @@ def distribution(initializer, dim: int, value_dtype=tf.float32) -> tuple[str, in
     if kind == "VarianceScaling":
         plain = variance_scaling.plain(initializer, dim)
         kind, config = type(plain).__name__, plain.get_config()
+    if kind == "BoundedNormal":
+        numbers = [config[name] for name in ("mean", "stddev", "low", "high")]  # which it has checked
+        return " ".join(["bounded_normal", *map(repr, numbers)]), _seed(config["seed"])
     if kind == "RandomUniform":
         # TensorFlow 1 leaves the upper end open, which for floats means 1.
         high = 1.0 if config["maxval"] is None else config["maxval"]
@@ -167,6 +174,24 @@ def _constant(numbers, dim: int, value_dtype) -> tuple[str, int]:
     return "constant " + " ".join(repr(n) for n in numbers), 0
 
 
+def _columns(initializer: Columns, dim: int, value_dtype) -> str:
+    """The text of parts; one of several constants is a part per column."""
+    columns = sum(width for width, _ in initializer.parts)
+    if columns != dim:
+        raise ValueError(f"initializer: got Columns of {columns} columns together, want dim = {dim}")
+    texts = []
+    for width, part in initializer.parts:
+        if isinstance(part, Columns):
+            raise ValueError("initializer: got Columns in Columns, want one list of parts")
+        text, _ = distribution(part, width, value_dtype)
+        name, *numbers = text.split()
+        if name == "constant" and len(numbers) > 1:
+            texts += [f"1 constant {number}" for number in numbers]
+        else:
+            texts.append(f"{width} {text}")
+    return "columns " + " | ".join(texts)
+
+
 def _seed(seed) -> int | None:
     if isinstance(seed, Mapping):  # a keras.random.SeedGenerator
         seed = seed["config"]["seed"]
@@ -190,6 +215,7 @@ _KINDS = (
     "RandomUniform",
     "RandomNormal",
     "TruncatedNormal",
+    "BoundedNormal",
     "VarianceScaling",
 )
 
@@ -209,6 +235,6 @@ def _kind(initializer) -> str:
             break
     raise ValueError(
         f"initializer: {type(initializer).__name__} has no form that depends on the key and column "
-        "alone; use Zeros, Ones, Constant, RandomUniform, RandomNormal, TruncatedNormal or "
-        "tf_dynemb.initializer.VarianceScaling"
+        "alone; use Zeros, Ones, Constant, RandomUniform, RandomNormal, TruncatedNormal, or "
+        "VarianceScaling, BoundedNormal or Columns of tf_dynemb.initializer"
     )

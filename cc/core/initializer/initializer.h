@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "cc/core/base/dtype.h"
@@ -23,13 +24,43 @@
 
 namespace dynemb {
 
+// The normal distribution between two bounds: of 2^32 words the first `left_words` draw numbers
+// left of the mean, from the outermost inwards, and the others those right of it. Made by
+// BoundedNormal.
+struct NormalBounds {
+  struct Side {
+    float tail = 0;   // the normal distribution's mass outside of the side
+    float mass = 0;   // and in it
+    float scale = 0;  // 1 / number of its words
+  };
+  float low = 0;
+  float high = 0;
+  Side left, right;
+  uint64_t left_words = 0;
+};
+
 // The distribution of one random number. a and b are low and high (uniform), or mean and standard
-// deviation (normal, truncated normal: cut at two standard deviations, as Keras' TruncatedNormal).
+// deviation (normal; truncated normal, cut at two standard deviations, as Keras' TruncatedNormal;
+// bounded normal, cut at any bounds).
 struct Distribution {
-  enum class Kind : uint8_t { kConstant, kUniform, kNormal, kTruncatedNormal };
+  enum class Kind : uint8_t { kConstant, kUniform, kNormal, kTruncatedNormal, kBoundedNormal };
   Kind kind = Kind::kConstant;
   float a = 0;
   float b = 0;
+  NormalBounds bounds = {};
+};
+
+// The normal distribution between `low` and `high`. It makes sense if both are finite, b > 0 and
+// the masses of its sides add up to kLeastMass. Numbers beyond 6.6 standard deviations, 4e-11 of
+// the normal distribution, are not drawn.
+Distribution BoundedNormal(float mean, float stddev, float low, float high);
+constexpr double kLeastMass = 1e-6;
+
+// The initial value of some columns of a row.
+struct InitialColumns {
+  int64_t width = 1;
+  Distribution distribution = {};
+  double constant = 0;
 };
 
 struct Initializer {
@@ -37,6 +68,8 @@ struct Initializer {
   // kConstant: one number, repeated, or one per column. Doubles hold every float and int32 exactly.
   std::vector<double> constant = {0.0};
   uint64_t seed = 0;
+  // If there are any, they make up the row, and distribution and constant are not looked at.
+  std::vector<InitialColumns> columns = {};
 };
 
 // log(x) for normal x > 0, within 1 ulp or so. Coefficients of Cephes' logf (Moshier, 1989).
@@ -88,14 +121,29 @@ DYNEMB_HOST_DEVICE inline float NormalQuantile(float p) {
 // One number of the distribution from 32 random bits.
 //   uniform: a + (b - a) * u, u in [0, 1) on a grid of 2^-24.
 //   normal, truncated normal: by inversion; the top bit is the sign, the others the magnitude.
+//   bounded normal: by inversion, see NormalBounds.
 DYNEMB_HOST_DEVICE DYNEMB_ALWAYS_INLINE float DrawUniform(const Distribution& distribution,
                                                           uint32_t bits) {
   // Signed, which vector units convert at once. 2^-24.
   const float u = static_cast<float>(static_cast<int32_t>(bits >> 8)) * 5.9604644775390625e-8f;
   return distribution.a + (distribution.b - distribution.a) * u;
 }
+DYNEMB_HOST_DEVICE inline float DrawBounded(const Distribution& distribution, uint32_t bits) {
+  const NormalBounds& bounds = distribution.bounds;
+  const bool is_left = bits < bounds.left_words;
+  const NormalBounds::Side& side = is_left ? bounds.left : bounds.right;
+  const uint32_t rank = is_left ? bits : ~bits;  // 0 is the outermost
+  const float p = side.tail + side.mass * ((static_cast<float>(rank) + 0.5f) * side.scale);
+  const float z = NormalQuantile(p < 0.5f ? p : 0.5f);
+  const float x = distribution.a + distribution.b * (is_left ? -z : z);
+  const float above = x < bounds.low ? bounds.low : x;
+  return above > bounds.high ? bounds.high : above;
+}
 DYNEMB_HOST_DEVICE inline float Draw(const Distribution& distribution, uint32_t bits) {
   if (distribution.kind == Distribution::Kind::kUniform) return DrawUniform(distribution, bits);
+  if (distribution.kind == Distribution::Kind::kBoundedNormal) {
+    return DrawBounded(distribution, bits);
+  }
   // Both constants are powers of two or exact products of them with a float: no rounding surprises.
   const float magnitude = (static_cast<float>(bits & 0x7fffffffu) + 0.5f) * 4.656612873077393e-10f;
   float p = 0.5f * magnitude;
@@ -121,41 +169,60 @@ DYNEMB_HOST_DEVICE void FillRandom(const Distribution& distribution, uint64_t se
   }
 }
 
-// The same bits as FillRandom, 32 columns at a time, for the vector units of the host.
+// The same bits as FillRandom, in columns [begin, end) of the row `value`; 32 columns at a time,
+// for the vector units of the host.
 template <typename V>
 struct FillRandomColumns {
   static DYNEMB_ALWAYS_INLINE void Run(const Distribution& distribution, uint64_t seed, int64_t key,
-                                       int64_t dim, V* value) {
+                                       int64_t begin, int64_t end, V* value) {
     static const PhiloxBlocksFunction random = FastestPhiloxBlocks();
     constexpr int64_t kColumns = 4 * kPhiloxBlocks;
     const Distribution drawn = distribution;  // a copy that no store to `value` can change
-    for (int64_t first = 0; first < dim; first += kColumns) {
+    for (int64_t first = begin / 4 * 4; first < end; first += kColumns) {
       uint32_t bits[kColumns];
       random(seed, static_cast<uint64_t>(key), static_cast<uint64_t>(first / 4), bits);
-      const int64_t columns = std::min(kColumns, dim - first);
+      const int64_t from = std::max(begin - first, int64_t{0});
+      const int64_t columns = std::min(kColumns, end - first);
       V* const to = value + first;
       if (drawn.kind == Distribution::Kind::kUniform) {
-        for (int64_t c = 0; c < columns; ++c) to[c] = static_cast<V>(DrawUniform(drawn, bits[c]));
+        for (int64_t c = from; c < columns; ++c) {
+          to[c] = static_cast<V>(DrawUniform(drawn, bits[c]));
+        }
       } else {
-        for (int64_t c = 0; c < columns; ++c) to[c] = static_cast<V>(Draw(drawn, bits[c]));
+        for (int64_t c = from; c < columns; ++c) to[c] = static_cast<V>(Draw(drawn, bits[c]));
       }
     }
   }
 };
 
+template <typename V>
+V FromConstant(double constant) {
+  return static_cast<V>(
+      static_cast<std::conditional_t<std::is_arithmetic_v<V>, double, float>>(constant));
+}
+
 // The initial value of `key` for any initializer; host only.
 template <typename V>
 void FillInitialValue(const Initializer& initializer, int64_t key, int64_t dim, V* value) {
+  static const auto fill = FastestVariant<FillRandomColumns<V>>();
+  int64_t begin = 0;
+  for (const InitialColumns& part : initializer.columns) {
+    const int64_t end = begin + part.width;
+    if (part.distribution.kind == Distribution::Kind::kConstant) {
+      std::fill(value + begin, value + end, FromConstant<V>(part.constant));
+    } else {
+      fill(part.distribution, initializer.seed, key, begin, end, value);
+    }
+    begin = end;
+  }
+  if (begin != 0) return;
   if (initializer.distribution.kind != Distribution::Kind::kConstant) {
-    static const auto fill = FastestVariant<FillRandomColumns<V>>();
-    fill(initializer.distribution, initializer.seed, key, dim, value);
+    fill(initializer.distribution, initializer.seed, key, 0, dim, value);
     return;
   }
   const bool repeat = initializer.constant.size() == 1;
   for (int64_t c = 0; c < dim; ++c) {
-    const double constant = initializer.constant[repeat ? 0 : static_cast<size_t>(c)];
-    value[c] = static_cast<V>(
-        static_cast<std::conditional_t<std::is_arithmetic_v<V>, double, float>>(constant));
+    value[c] = FromConstant<V>(initializer.constant[repeat ? 0 : static_cast<size_t>(c)]);
   }
 }
 

@@ -6,9 +6,11 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <random>
 #include <vector>
 
+#include "cc/core/base/status.h"
 #include "gtest/gtest.h"
 
 namespace dynemb {
@@ -115,6 +117,56 @@ TEST(Initializer, TruncatedNormalIsCutAtTwoDeviations) {
     EXPECT_GE(*std::min_element(draws.begin(), draws.end()), -2.000001f);
     EXPECT_LE(*std::max_element(draws.begin(), draws.end()), 0.000001f);
   }
+}
+
+TEST(Initializer, BoundedNormalIsCutAtItsBounds) {
+  struct Line {
+    float mean, stddev, low, high;
+  };
+  // Around the mean, on one side of it, in a tail, without a bound on a side, and very narrow.
+  for (const auto& [mean, stddev, low, high] :
+       {Line{0, 1, -2, 2}, Line{1, 0.5f, 0.9f, 3}, Line{0, 2, 1, 3}, Line{-1, 1, -9, -2},
+        Line{0, 1, 4, 5}, Line{0, 1, -5, -4.5f}, Line{5, 3, -1e30f, 1e30f}, Line{0, 10, 0, 1},
+        Line{0, 1, -0.01f, 0.02f}}) {
+    SCOPED_TRACE(StrCat(mean, " ", stddev, " ", low, " ", high));
+    // From the side where it is small: in the tails the mass below 4 is a 1 that has lost its
+    // digits.
+    const auto between = [&, mean = mean, stddev = stddev](double x, double y) {
+      const double a = (x - mean) / stddev, b = (y - mean) / stddev;
+      return a > 0 ? Phi(-a) - Phi(-b) : Phi(b) - Phi(a);
+    };
+    const Distribution distribution = BoundedNormal(mean, stddev, low, high);
+    const double mass = between(low, high);
+    const NormalBounds& bounds = distribution.bounds;
+    EXPECT_NEAR((bounds.left.mass + bounds.right.mass) / mass, 1, 1e-6);
+    const std::vector<float> draws = Draws(distribution, 5, 50'000, 4);
+    EXPECT_LT(KolmogorovSmirnov(draws, [&, low = low](double x) { return between(low, x) / mass; }),
+              2.7);
+    EXPECT_GE(*std::min_element(draws.begin(), draws.end()), low);
+    EXPECT_LE(*std::max_element(draws.begin(), draws.end()), high);
+  }
+  // Numbers rise with the word, to the left of the mean and from the other end to the right of it.
+  const Distribution distribution = BoundedNormal(0, 1, -1, 2);
+  const uint32_t middle = static_cast<uint32_t>(distribution.bounds.left_words);
+  EXPECT_NEAR(Draw(distribution, 0), -1, 1e-6);
+  EXPECT_NEAR(Draw(distribution, middle - 1), 0, 1e-6);
+  EXPECT_NEAR(Draw(distribution, middle), 0, 1e-6);
+  EXPECT_NEAR(Draw(distribution, ~0u), 2, 1e-6);
+}
+
+TEST(Initializer, BoundsThatNothingLiesBetweenHaveNoMass) {
+  const float nan = std::nanf(""), infinity = std::numeric_limits<float>::infinity();
+  const auto mass = [](float mean, float stddev, float low, float high) {
+    const NormalBounds bounds = BoundedNormal(mean, stddev, low, high).bounds;
+    return bounds.left.mass + bounds.right.mass;
+  };
+  EXPECT_EQ(mass(0, 1, 1, 1), 0);
+  EXPECT_EQ(mass(0, 1, 2, 1), 0);
+  EXPECT_EQ(mass(0, 1, 7, 8), 0);
+  EXPECT_LT(mass(0, 1, 5.5f, 8), kLeastMass);
+  EXPECT_EQ(mass(0, -1, -1, 1), 0);
+  EXPECT_NEAR(mass(0, 1, -infinity, infinity), 1, 1e-6);
+  mass(nan, nan, nan, nan);  // no more than that it comes to an end
 }
 
 // Neighbouring keys, columns and seeds have nothing to do with each other.
@@ -245,6 +297,36 @@ TEST(Initializer, BlocksTogetherAreBlocksOneByOne) {
   }
 }
 
+// A part of a row has the numbers that its columns have in a row of its distribution alone.
+TEST(Initializer, PartsHaveTheNumbersOfTheirColumns) {
+  const Distribution distributions[] = {{Kind::kUniform, -1, 1},
+                                        {Kind::kConstant},
+                                        {Kind::kNormal, 5, 1},
+                                        BoundedNormal(0, 1, -0.5f, 3)};
+  std::mt19937 random(7);
+  for (int i = 0; i < 200; ++i) {
+    Initializer parts;
+    parts.seed = 0xfedcba9876543210 + static_cast<uint64_t>(i);
+    std::vector<float> want;
+    const int64_t key = static_cast<int64_t>(random()) - (int64_t{1} << 31);
+    for (size_t part = 1 + random() % 5; part-- > 0;) {
+      const Distribution& distribution = distributions[random() % 4];
+      const int64_t width = 1 + random() % (i % 2 == 0 ? 3 : 90);
+      parts.columns.push_back({width, distribution, 0.25 * static_cast<double>(part)});
+      const size_t begin = want.size();
+      std::vector<float> row(begin + static_cast<size_t>(width), parts.columns.back().constant);
+      if (distribution.kind != Kind::kConstant) {
+        FillRandom(distribution, parts.seed, key, static_cast<int64_t>(row.size()), row.data());
+      }
+      want.insert(want.end(), row.begin() + static_cast<int64_t>(begin), row.end());
+    }
+    std::vector<float> got(want.size() + 1, 77.0f);
+    FillInitialValue(parts, key, static_cast<int64_t>(want.size()), got.data());
+    want.push_back(77.0f);
+    ASSERT_EQ(got, want) << i;
+  }
+}
+
 TEST(Initializer, IsDrawnInFloatAndConverted) {
   const Initializer initializer = {{Kind::kTruncatedNormal, 0.3f, 2}, {0.0}, 5};
   constexpr int64_t kDim = 101;
@@ -361,6 +443,36 @@ TEST(Initializer, GoldenBits) {
       EXPECT_EQ(Bits(got[c]), line.bits[c])
           << "kind " << static_cast<int>(line.kind) << ", key " << line.key << ", column " << c;
     }
+  }
+}
+
+TEST(Initializer, GoldenBitsBetweenBounds) {
+  struct Line {
+    float mean, stddev, low, high;
+    int64_t key;
+    uint32_t bits[6];
+  };
+  const Line lines[] = {
+      {0, 1, -1, 3, 0, {0x3f37a5e2, 0x3f5dcb7a, 0xbf402b52, 0x3e1c5507, 0x4004c620, 0x3d07f599}},
+      {0, 1, -1, 3, -1, {0x3d4fc450, 0xbed5f61c, 0x3ee7440e, 0xbf3a093d, 0x3f5c98c9, 0xbe99224e}},
+      {1,
+       0.5f,
+       1.5f,
+       2.5f,
+       0,
+       {0x3fec3c8e, 0x3ff2221a, 0x3fc3732a, 0x3fd87f0a, 0x4013356c, 0x3fd4edc2}},
+      {1,
+       0.5f,
+       1.5f,
+       2.5f,
+       -1,
+       {0x3fd57012, 0x3fc999fc, 0x3fe2648b, 0x3fc3d4fa, 0x3ff1f1bf, 0x3fcc3fec}},
+  };
+  for (const Line& line : lines) {
+    float got[6];
+    FillRandom(BoundedNormal(line.mean, line.stddev, line.low, line.high), 0x0123456789abcdef,
+               line.key, 6, got);
+    for (int c = 0; c < 6; ++c) EXPECT_EQ(Bits(got[c]), line.bits[c]) << line.key << ", " << c;
   }
 }
 

@@ -1,73 +1,25 @@
 #include "cc/core/table/row_layout.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <set>
 #include <sstream>
 #include <vector>
 
+#include "cc/core/base/number_text.h"
+#include "cc/core/initializer/initializer_text.h"
+
 namespace dynemb {
 namespace {
 
 constexpr int kFormat = 1;
 constexpr const char* kMetaNames[kMetaFields] = {"used", "count", "score"};
-constexpr const char* kDistributionNames[] = {"constant", "uniform", "normal", "truncated_normal"};
 
 int64_t AlignUp8(int64_t bytes) { return (bytes + 7) / 8 * 8; }
 
-// Shortest text that reads back to the same float or double, whatever the locale.
-template <typename T>
-std::string NumberText(T number) {
-  char text[40];
-  for (int digits = 6;; ++digits) {
-    const char* const end = std::to_chars(text, text + sizeof(text), static_cast<double>(number),
-                                          std::chars_format::general, digits)
-                                .ptr;
-    double read = 0;
-    std::from_chars(text, end, read);
-    if (static_cast<T>(read) == number || digits == 17)
-      return std::string(text, static_cast<size_t>(end - text));
-  }
-}
-
-bool ParseNumber(const std::string& text, double* number) {
-  const char* const end = text.data() + text.size();
-  const auto read = std::from_chars(text.data(), end, *number);
-  return read.ec == std::errc() && read.ptr == end && std::isfinite(*number);
-}
-
-// Is it one of the dtype's numbers, or for floating dtypes one that can be rounded to them?
-bool Fits(double number, DType dtype) {
-  if (IsFloating(dtype)) return std::isfinite(number);
-  const double bound = std::ldexp(1.0, static_cast<int>(SizeOf(dtype)) * 8 - 1);
-  return number == std::floor(number) && number >= -bound && number < bound;
-}
-
 Status BadLine(const std::string& line, const char* want) {
   return InvalidArgument("table schema: got line '", line, "', want ", want);
-}
-
-Status ParseInitializer(const std::vector<std::string>& words, const std::string& line,
-                        Initializer* initializer) {
-  std::vector<double> numbers(words.size() - 2);
-  for (size_t i = 2; i < words.size(); ++i) {
-    if (!ParseNumber(words[i], &numbers[i - 2])) return BadLine(line, "finite numbers");
-  }
-  if (words[1] == kDistributionNames[0]) {
-    initializer->distribution = Distribution();
-    initializer->constant = numbers;
-    return numbers.empty() ? BadLine(line, "at least one number") : Status();
-  }
-  for (int kind = 1; kind < 4; ++kind) {
-    if (words[1] != kDistributionNames[kind]) continue;
-    if (numbers.size() != 2) return BadLine(line, "two numbers");
-    initializer->distribution = {static_cast<Distribution::Kind>(kind),
-                                 static_cast<float>(numbers[0]), static_cast<float>(numbers[1])};
-    return Status();
-  }
-  return BadLine(line, "initializer constant, uniform, normal or truncated_normal");
 }
 
 Status ParseLine(const std::vector<std::string>& words, const std::string& line,
@@ -81,7 +33,8 @@ Status ParseLine(const std::vector<std::string>& words, const std::string& line,
     }
     schema->dim = number >= 1 && number <= kMaxDim ? static_cast<int64_t>(number) : 0;
   } else if (word == "initializer" && words.size() >= 2) {
-    DYNEMB_RETURN_IF_ERROR(ParseInitializer(words, line, &schema->initializer));
+    DYNEMB_RETURN_IF_ERROR(
+        ParseInitializer({words.begin() + 1, words.end()}, &schema->initializer));
   } else if (word == "key" && words.size() == 2 &&
              (words[1] == "int64" || words[1] == "int32" || words[1] == "string")) {
     schema->key = words[1];
@@ -149,15 +102,8 @@ Status ParseText(std::string_view text, TableSchema* schema) {
 const char* Name(MetaField field) { return kMetaNames[static_cast<int>(field)]; }
 
 std::string TableSchema::ToText() const {
-  std::string text =
-      StrCat("dynemb-table ", kFormat, "\nvalue ", Name(value_dtype), " ", dim, "\ninitializer ",
-             kDistributionNames[static_cast<int>(initializer.distribution.kind)]);
-  if (initializer.distribution.kind == Distribution::Kind::kConstant) {
-    for (const double constant : initializer.constant) text += " " + NumberText(constant);
-  } else {
-    text +=
-        " " + NumberText(initializer.distribution.a) + " " + NumberText(initializer.distribution.b);
-  }
+  std::string text = StrCat("dynemb-table ", kFormat, "\nvalue ", Name(value_dtype), " ", dim,
+                            "\ninitializer ", InitializerText(initializer));
   text += StrCat("\nseed ", initializer.seed, "\n");
   if (key != "int64") text += "key " + key + "\n";
   if (strings) text += "strings\n";
@@ -188,30 +134,7 @@ Status TableSchema::Validate() const {
   if (strings && key != "string") {
     return InvalidArgument("table schema: strings are kept of keys of ", key, ", want string");
   }
-  const Distribution& distribution = initializer.distribution;
-  if (distribution.kind == Distribution::Kind::kConstant) {
-    const int64_t n = static_cast<int64_t>(initializer.constant.size());
-    if (n != 1 && n != dim) {
-      return InvalidArgument("constant initializer: got ", n, " numbers, want 1 or dim = ", dim);
-    }
-    for (const double constant : initializer.constant) {
-      if (!Fits(constant, value_dtype)) {
-        return InvalidArgument("constant initializer: got ", constant, ", want a number of ",
-                               Name(value_dtype));
-      }
-    }
-  } else if (!IsFloating(value_dtype)) {
-    return InvalidArgument("initializer: a table of ", Name(value_dtype),
-                           " can start at a constant only, got ",
-                           kDistributionNames[static_cast<int>(distribution.kind)]);
-  } else if (!std::isfinite(distribution.a) || !std::isfinite(distribution.b) ||
-             (distribution.kind == Distribution::Kind::kUniform ? distribution.a > distribution.b
-                                                                : distribution.b < 0)) {
-    return InvalidArgument("initializer: got ",
-                           kDistributionNames[static_cast<int>(distribution.kind)], " ",
-                           distribution.a, " ", distribution.b,
-                           ", want finite numbers, low <= high or a standard deviation >= 0");
-  }
+  DYNEMB_RETURN_IF_ERROR(ValidateInitializer(initializer, value_dtype, dim));
   if (rule.name.empty()) {
     return rule.slots.empty() ? Status() : InvalidArgument("table schema: slots without a rule");
   }

@@ -65,8 +65,9 @@ struct TableSchema {
   //   meta used
   //   rule adagrad
   //   slot accumulator column 0.1
-  // Without a key line keys are int64; without the line `strings` their strings are not kept. A
-  // reader refuses a higher number in the first line and words that it does not know.
+  // (initializer_text.h has the other initializers.) Without a key line keys are int64; without the
+  // line `strings` their strings are not kept. A reader refuses a higher number in the first line
+  // and words that it does not know.
   std::string ToText() const;
   static Status Parse(std::string_view text, TableSchema* schema);
 
