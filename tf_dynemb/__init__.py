@@ -7,7 +7,7 @@ in `tf_dynemb.keras.layers`.
 from tf_dynemb.base.op_library import ops as _ops  # noqa: F401  first: it says what is missing
 
 # isort: split
-from tf_dynemb import keras, lookup, snapshot
+from tf_dynemb import keras, lookup, one_embedding, snapshot
 from tf_dynemb.base.fingerprint import fingerprint
 from tf_dynemb.collections import (
     DataType,
@@ -102,6 +102,7 @@ __all__ = [
     "keras",
     "lookup",
     "kjt_is_equal",
+    "one_embedding",
     "safe_embedding_lookup_sparse",
     "shadow_ops",
     "snapshot",

@@ -94,6 +94,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
 
         Raises:
             TypeError: a table of integers among the variables.
+            ValueError: a table of tf_dynemb.one_embedding whose store options are for another optimizer.
             RuntimeError: in the graph of a session, where Keras' optimizers return no operation to run.
         """
         if self.built:
@@ -112,7 +113,9 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
                     "a floating value_dtype, or make it with trainable=False and change the rows by "
                     "upsert and accum"
                 )
-            handle.rule_name = rule_of_table(handle, self.inner_optimizer).name
+            rule = rule_of_table(handle, self.inner_optimizer)
+            handle.check_rule(rule)
+            handle.rule_name = rule.name
         self.inner_optimizer.build([v for v in variables if not isinstance(v, TableHandle)])
         super().build(variables)
 

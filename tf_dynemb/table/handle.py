@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import keras
 
 if TYPE_CHECKING:
     from tf_dynemb.optimizer.apply_rules import OwnTraining
+    from tf_dynemb.optimizer.rules import Rule
     from tf_dynemb.table.variable import Variable
 
 
@@ -34,6 +35,8 @@ class TableHandle(keras.Variable):
         self.rule_name = ""  # of the optimizer that was built on it
         self.own_training: OwnTraining | None = None
         self.max_rows: int | None = None  # that training may make it have
+        # Raises ValueError for a rule that whoever made the table does not want.
+        self.check_rule: Callable[[Rule], None] = lambda rule: None
         self._warned = False
         self.table = table
         super().__init__(
