@@ -47,7 +47,9 @@ Status CheckValues(const char* what, const Batch& batch, ConstRows rows, DType d
   const int64_t element = SizeOf(dtype);
   const int64_t value_bytes = dim * element;
   if (rows.data == nullptr && rows.count > 0) return InvalidArgument(what, ": got null");
-  if (rows.offsets != nullptr && rows.count == batch.keys.size) return Status();
+  // No rows have no stride, and what would be their offsets may be null.
+  const bool any_place = rows.offsets != nullptr || rows.count == 0;
+  if (any_place && rows.count == batch.keys.size) return Status();
   if (rows.count != batch.keys.size || rows.stride_bytes < value_bytes ||
       rows.stride_bytes % element != 0 || reinterpret_cast<uintptr_t>(rows.data) % element != 0) {
     return InvalidArgument(what, ": got ", rows.count, " rows ", rows.stride_bytes,
