@@ -22,7 +22,14 @@ from tf_dynemb.table.variable import Variable
 
 
 class PoolingType(enum.Enum):
-    """How the rows of a bag become one vector: their sum, their mean, or not at all."""
+    """How the rows of a bag become one vector: their sum, their mean, or not at all.
+
+    Example:
+
+    >>> import tf_dynemb
+    >>> tf_dynemb.EmbeddingBagConfig(name="t", embedding_dim=2, pooling="MEAN").pooling
+    <PoolingType.MEAN: 'MEAN'>
+    """
 
     SUM = "SUM"
     MEAN = "MEAN"
@@ -30,7 +37,15 @@ class PoolingType(enum.Enum):
 
 
 class OptimizerType(enum.Enum):
-    """Optimizers by name, with the defaults of keras.optimizers' (epsilon 1e-7 for Adam and Adagrad)."""
+    """Optimizers by name, with the defaults of keras.optimizers' (epsilon 1e-7 for Adam and Adagrad).
+
+    Example:
+
+    >>> import tf_dynemb
+    >>> config = tf_dynemb.EmbeddingBagConfig(name="t", embedding_dim=2, optimizer="ADAM", lr=0.01)
+    >>> config.optimizer
+    <OptimizerType.ADAM: 'ADAM'>
+    """
 
     SGD = "SGD"
     ADAM = "ADAM"
@@ -39,7 +54,14 @@ class OptimizerType(enum.Enum):
 
 
 class DataType(enum.Enum):
-    """What the values of rows are; gradients and slot variables are float32 for all of them."""
+    """What the values of rows are; gradients and slot variables are float32 for all of them.
+
+    Example:
+
+    >>> import tf_dynemb
+    >>> tf_dynemb.EmbeddingConfig(name="t", embedding_dim=2, data_type="BF16").value_dtype
+    tf.bfloat16
+    """
 
     FP32 = "FP32"
     FP16 = "FP16"

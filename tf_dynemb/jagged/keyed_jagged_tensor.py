@@ -298,7 +298,7 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
         """
         keys = as_keys(tensors)
         if weights is not None:
-            all_or_none("weights", keys, set(weights))
+            all_or_none("weights", keys, list(weights))
         jts = {}
         for key in keys:
             try:
