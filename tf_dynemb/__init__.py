@@ -11,6 +11,7 @@ from tf_dynemb import keras, lookup, one_embedding, snapshot
 from tf_dynemb.base.fingerprint import fingerprint
 from tf_dynemb.collections import (
     DataType,
+    DistributedEmbedding,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
     EmbeddingCollection,
@@ -67,6 +68,7 @@ __all__ = [
     "EmbeddingBagConfig",
     "EmbeddingBagCollection",
     "DataType",
+    "DistributedEmbedding",
     "ComputeJTDictToKJT",
     "ComputeKJTToJTDict",
     "CuckooHashTableConfig",

@@ -9,9 +9,11 @@ from tf_dynemb.collections.configs import (
 )
 from tf_dynemb.collections.embedding_bag_collection import EmbeddingBagCollection
 from tf_dynemb.collections.embedding_collection import EmbeddingCollection
+from tf_dynemb.collections.keras_rs import DistributedEmbedding
 
 __all__ = [
     "DataType",
+    "DistributedEmbedding",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
     "EmbeddingCollection",
