@@ -129,6 +129,29 @@ def test_trained_rows_are_those_of_single_lookups(inner, in_graph):
             np.testing.assert_allclose(got[key], want[key], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_table_may_have_no_ids_in_a_batch(shards, in_graph):
+    tables = make_tables(2, devices=["/CPU:0"] * shards)
+    handles = [table.handle for table in tables]
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build(handles)
+    features = [BagFeature(0, 0, "sum"), BagFeature(1, 1, "mean")]
+    before = tables[0].lookup(IDS[:2]).numpy()
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(
+                lookup_bags(tables, features, IDS[:2], np.array([1, 1, 0, 0], np.int32))
+            )
+        optimizer.apply(tape.gradient(loss, handles), handles)
+
+    (tf.function(step) if in_graph else step)()
+    # Twice the same id.
+    np.testing.assert_allclose(tables[0].lookup(IDS[:2]), before - 2.0, rtol=1e-6)
+    assert int(tables[1].size()) == 0
+
+
 def test_nodes_of_a_step_do_not_grow_with_tables():
     """Beside the arguments of the graph, which are two resources for each table."""
     want = nodes_of_a_step(1)
