@@ -128,7 +128,7 @@ def test_weights_in_a_graph_must_have_the_rows_of_the_ids():
 
     ids = tf.ragged.constant(ROWS, dtype=tf.int64)
     assert lengths(ids, ids).numpy().tolist() == [2, 0, 1]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="other lengths than those of the values"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the lengths of their rows are other ones"):
         lengths(ids, tf.ragged.constant([[1], [2], [3]], dtype=tf.int64))
 
 
@@ -148,7 +148,14 @@ BAD = {
     "weights of other rows": (
         lambda: JaggedTensor.from_tensor(ROWS, [[1.0], [2.0], [3.0]]),
         ValueError,
-        r"other lengths .* got \[1, 1, 1\], want \[2, 0, 1\]",
+        r"the lengths of .* got \[1, 1, 1\], want \[2, 0, 1\]",
+    ),
+    "weights of other columns": (
+        lambda: JaggedTensor.from_tensor(
+            tf.SparseTensor([[0, 0]], [1], [1, 2]), tf.SparseTensor([[0, 1]], [1.0], [1, 2])
+        ),
+        ValueError,
+        "the indices of their rows are other ones",
     ),
     "numbers and strings": (
         lambda: JaggedTensor.from_tensor([[1], ["a"]]),

@@ -419,6 +419,7 @@ def test_mixed_precision_casts_weights_and_no_ids():
 
 def test_len_is_of_keys_and_rows():
     """Keras asks for it."""
+    assert list(kjt_of()) == ["a", "b"] and "b" in kjt_of() and "c" not in kjt_of()
     assert len(kjt_of()) == 2 and len(kjt_of()["a"]) == 3 and len(KeyedTensor(["x"], [1], [[1.0]])) == 1
     unknown = tf.function(len, input_signature=[JaggedTensor.Spec()], autograph=False)
     with pytest.raises(TypeError, match="number of rows"):

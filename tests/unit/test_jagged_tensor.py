@@ -313,7 +313,7 @@ def test_bad_calls():
         JaggedTensor.from_dense([[1], 2])
     with pytest.raises(ValueError, match="0: 'int64', 1: 'float32'|0: int64, 1: float32"):
         JaggedTensor.from_dense([[1], [2.0]])
-    with pytest.raises(ValueError, match="their rows have other lengths"):
+    with pytest.raises(ValueError, match="the lengths of their rows are other ones"):
         JaggedTensor.from_dense([[1], [2]], [[1.0, 2.0], []])
     for lengths in ([3, 0], [-1, 0]):
         with pytest.raises(ValueError, match="lengths: got"):

@@ -206,7 +206,9 @@ def test_empty():
     assert kjt.keys() == [] and kjt.stride() == 0 and kjt.to_dict() == {}
     assert (kjt.values().dtype, kjt.lengths().dtype) == (tf.float32, tf.int32)
     assert kjt.offsets().numpy().tolist() == kjt.offset_per_key() == [0]
-    assert kjt.length_per_key() == kjt.stride_per_key() == []
+    assert (
+        kjt.length_per_key() == kjt.stride_per_key() == [] and bool(kjt) and bool(JaggedTensor.empty())
+    )
     kjt = KeyedJaggedTensor.empty(True, None, tf.int64, tf.float16, tf.int64)
     assert [t.dtype for t in (kjt.values(), kjt.weights(), kjt.lengths())] == [
         tf.int64,

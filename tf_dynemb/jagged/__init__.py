@@ -10,8 +10,8 @@ They go where TensorFlow's own values go:
   take a dataset of them. In a functional model inputs are tensors, of which a layer makes the value;
   other layers take it, and from a KeyedTensor one gets the tensors for Keras' own layers. Not taken is a
   value as x of fit: make it Dataset.from_tensor_slices((value, labels)).batch(n).
-- tf.distribute: datasets are distributed, and replicas may get no examples. In a custom loop that is
-  all; Keras' fit over several replicas averages a first batch to learn its shapes, which it can do with
+- tf.distribute: datasets are distributed, and replicas may get no examples. Custom loops are fine;
+  Keras' fit over several replicas averages a first batch to learn its shapes, which it can do with
   dense tensors alone, not with a tf.RaggedTensor either.
 
 Example: features of a dataset, in a model.

@@ -198,6 +198,10 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
         >>> jt.weights().numpy().tolist(), jt.to_ragged().to_list()
         ([0.5, 1.0, 2.0], [[1, 2], [], [3]])
         """
+        if isinstance(tensor, tf.SparseTensor) and isinstance(weights, tf.SparseTensor):
+            tensor, weights = tf.sparse.reorder(tensor), tf.sparse.reorder(weights)
+            same = _with_same(tensor.indices, weights.indices, "indices")
+            tensor = tf.SparseTensor(same, tensor.values, tensor.dense_shape)
         jt = _from_tensor("tensor", tensor, tf.int64)
         if weights is None:
             return jt
@@ -307,17 +311,17 @@ def _joined(argument: str, parts: list, dtype: tf.DType) -> tuple[tf.Tensor, tf.
     return rows.concat(argument, dict(enumerate(tensors))), rows.sizes(tensors)
 
 
-def _with_same(lengths: tf.Tensor, of_weights: tf.Tensor) -> tf.Tensor:
-    """Lengths of values, once they are known to be those of the weights."""
-    message = "weights: their rows have other lengths than those of the values"
+def _with_same(of_values: tf.Tensor, of_weights: tf.Tensor, what: str = "lengths") -> tf.Tensor:
+    """Lengths or indices of values, once they are known to be those of the weights."""
+    message = f"weights: the {what} of their rows are other ones than those of the values"
     try:
-        same = assert_same(of_weights, lengths, message)
+        same = assert_same(of_weights, of_values, message)
     except tf.errors.InvalidArgumentError as error:  # eagerly
         raise ValueError(
-            f"{message}: got {of_weights.numpy().tolist()}, want {lengths.numpy().tolist()}"
+            f"{message}: got {of_weights.numpy().tolist()}, want {of_values.numpy().tolist()}"
         ) from error
     with tf.control_dependencies(same):
-        return tf.identity(lengths) if same else lengths
+        return tf.identity(of_values) if same else of_values
 
 
 def _from_tensor(argument: str, tensor, dtype: tf.DType) -> JaggedTensor:

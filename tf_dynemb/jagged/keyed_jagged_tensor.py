@@ -262,7 +262,7 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
         all_or_none("examples", keys, {key for key in keys if jt_dict[key]._is_example})
         values = rows.of_one_dtype("values", {key: jt._values for key, jt in jt_dict.items()})
         lengths, strides = joined_lengths(jt_dict, values)
-        return KeyedJaggedTensor._of(
+        result = KeyedJaggedTensor._of(
             _keys=keys,
             _values=rows.concat("values", values),
             _weights=rows.concat("weights", weights) if weights else None,
@@ -273,7 +273,11 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
             _inverse_keys=(),
             _inverse=None,
             _is_example=jt_dict[keys[0]]._is_example,
-        ).sync()
+        )
+        sizes = [tensor.shape[0] for tensor in values.values()]
+        if tf.executing_eagerly():
+            result._once("offset_per_key", lambda: [0, *itertools.accumulate(sizes)])
+        return result.sync()
 
     @staticmethod
     def from_tensors(tensors: Mapping, weights: Mapping | None = None) -> KeyedJaggedTensor:
@@ -362,10 +366,6 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
         """One without keys, with the dtypes, weights and stride of another. `device` is ignored."""
         del device
         return kjt._part(0, 0, kjt._values[:0], None if kjt._weights is None else kjt._weights[:0])
-
-    def keys(self) -> list[str]:
-        """The keys in the order of their rows."""
-        return list(self._keys)
 
     def flatten_lengths(self) -> KeyedJaggedTensor:
         """The value itself, whose lengths are flat."""

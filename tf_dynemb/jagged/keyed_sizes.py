@@ -7,20 +7,16 @@ import itertools
 import tensorflow as tf
 
 from tf_dynemb.jagged import rows
-from tf_dynemb.jagged.value import RowsValue
+from tf_dynemb.jagged.value import Keyed, RowsValue
 
 
-class KeyedSizes(RowsValue):
+class KeyedSizes(Keyed, RowsValue):
     """Base of KeyedJaggedTensor: what its fields say of the sizes of keys.
 
     Python's numbers eagerly; in a graph int64 tensors, unless they are known while it is traced.
     """
 
     __slots__ = ()
-
-    def __len__(self) -> int:
-        """The number of keys, as of a dict. Keras asks for it; TorchRec has no len."""
-        return len(self._keys)
 
     def sync(self):
         """Derives length_per_key and offset_per_key, eagerly, and returns the value itself."""
@@ -123,10 +119,6 @@ class KeyedSizes(RowsValue):
     def length_per_key_or_none(self) -> list[int] | None:
         """What length_per_key returned before, eagerly; else None."""
         return self._known("length_per_key")
-
-    def index_per_key(self) -> dict[str, int]:
-        """The number of each key."""
-        return {key: index for index, key in enumerate(self._keys)}
 
 
 def _dimension(tensor: tf.Tensor, axis: int):

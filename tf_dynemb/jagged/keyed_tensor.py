@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_dynemb.base.checks import as_tensor
 from tf_dynemb.jagged import rows
 from tf_dynemb.jagged.keyed_rows import as_keys
-from tf_dynemb.jagged.value import Value, registered
+from tf_dynemb.jagged.value import Keyed, Value, registered
 
 
 class _Encoder(tf.experimental.ExtensionTypeBatchEncoder):
@@ -27,7 +27,7 @@ class _Encoder(tf.experimental.ExtensionTypeBatchEncoder):
 
 
 @registered
-class KeyedTensor(Value, tf.experimental.BatchableExtensionType):
+class KeyedTensor(Keyed, Value, tf.experimental.BatchableExtensionType):
     """Dense tensors of several keys, concatenated along one axis.
 
     The constructor, methods, orders and printed form are those of torchrec.KeyedTensor 1.8, on
@@ -168,14 +168,6 @@ class KeyedTensor(Value, tf.experimental.BatchableExtensionType):
             raise ValueError(f"keys: got {len(keys)} for {len(groups)} groups, want one for each")
         return dict(zip(keys, KeyedTensor.regroup(keyed_tensors, groups), strict=True))
 
-    def __len__(self) -> int:
-        """The number of keys, as of a dict. Keras asks for it; TorchRec has no len."""
-        return len(self._keys)
-
-    def keys(self) -> list[str]:
-        """The keys in the order of their columns."""
-        return list(self._keys)
-
     def values(self) -> tf.Tensor:
         """All columns, (..., sum of the widths, ...)."""
         return self._values
@@ -191,10 +183,6 @@ class KeyedTensor(Value, tf.experimental.BatchableExtensionType):
     def offset_per_key(self) -> list[int]:
         """Where the columns of each key begin, and those of the last end: keys + 1 numbers."""
         return [0, *itertools.accumulate(self._length_per_key)]
-
-    def index_per_key(self) -> dict[str, int]:
-        """The number of each key."""
-        return {key: index for index, key in enumerate(self._keys)}
 
     def __getitem__(self, key: str) -> tf.Tensor:
         """The columns of one key; to_dict() takes all of them apart at once.

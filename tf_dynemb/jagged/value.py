@@ -64,6 +64,10 @@ class Value:
         memo = getattr(self, "_memo", {})
         object.__setattr__(self, "_memo", {name: memo[name] for name in memo if name not in names})
 
+    def __bool__(self) -> bool:
+        """True: a value without keys or rows is one, too."""
+        return True
+
     def __reduce__(self):
         return _of_fields, (type(self), self._fields())
 
@@ -156,6 +160,28 @@ class RowsValue(Value):
         weights = rows.as_weights(weights, values)
         rows.check(self._lengths, self._offsets, values, weights)
         return type(self)._of(**{**self._fields(), "_values": values, "_weights": weights})
+
+
+class Keyed:
+    """Base of the values that have keys: a field _keys."""
+
+    __slots__ = ()
+
+    def keys(self) -> list[str]:
+        """The keys, in the order of what they stand for."""
+        return list(self._keys)
+
+    def index_per_key(self) -> dict[str, int]:
+        """The number of each key."""
+        return {key: index for index, key in enumerate(self._keys)}
+
+    def __len__(self) -> int:
+        """The number of keys, as of a dict. Keras asks for it; TorchRec has no len."""
+        return len(self._keys)
+
+    def __iter__(self):
+        """The keys, as of a dict."""
+        return iter(self._keys)
 
 
 def empty_value(spec):
