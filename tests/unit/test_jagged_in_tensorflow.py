@@ -355,9 +355,12 @@ class Pad(keras.layers.Layer):
 class Model(keras.Model):
     """A dense layer over a KeyedJaggedTensor, or over one among other inputs."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
         self.pad, self.dense = Pad(), keras.layers.Dense(1, kernel_initializer="ones")
+
+    def build(self, input_shape):
+        self.dense.build([None, 4])  # Keras cannot find it out when it loads a file
 
     def call(self, inputs):
         kjt = inputs["ids"] if isinstance(inputs, dict) else inputs
@@ -391,20 +394,53 @@ def test_a_value_among_other_inputs():
     assert Model()({"ids": kjt_of(), "dense": tf.zeros([3, 2])}).shape == [3, 1]
 
 
-def test_a_functional_model_has_the_values_between_its_layers():
-    class Join(keras.layers.Layer):
-        def call(self, inputs):
-            return KeyedJaggedTensor.from_tensors(inputs)
+class Join(keras.layers.Layer):
+    """A dict of tensors to a KeyedJaggedTensor."""
 
+    def call(self, inputs):
+        return KeyedJaggedTensor.from_tensors(inputs)
+
+
+RAGGED = {key: tf.ragged.constant(rows, dtype=tf.int64) for key, rows in ROWS.items()}
+
+
+def functional():
     inputs = {key: keras.Input([None], dtype="int64", ragged=True, name=key) for key in ROWS}
-    kt = Pad()(Join()(inputs))
+    return inputs, Pad()(Join()(inputs))
+
+
+def test_a_functional_model_has_the_values_between_its_layers():
+    inputs, kt = functional()
     assert isinstance(kt, KeyedTensor) and kt.keys() == ["a", "b"]
     (group,) = KeyedTensor.regroup([kt], [["b", "a"]])
     total = keras.ops.concatenate([kt.values(), kt["b"], kt.to_dict()["a"], group], axis=1)
     model = keras.Model(inputs, total)
-    got = model({key: tf.ragged.constant(rows, dtype=tf.int64) for key, rows in ROWS.items()})
+    got = model(RAGGED)
     a, b = padded(ROWS)[:, :2], padded(ROWS)[:, 2:]
     np.testing.assert_array_equal(got, np.concatenate([a, b, b, a, b, a], 1))
+
+
+def test_models_in_files_of_keras(tmp_path):
+    objects = {"Join": Join, "Pad": Pad, "Model": Model}
+    inputs, kt = functional()
+    model = keras.Model(inputs, keras.layers.Dense(1)(kt.values()))
+    model.save(tmp_path / "functional.keras")
+    loaded = keras.models.load_model(tmp_path / "functional.keras", objects)
+    np.testing.assert_array_equal(loaded(RAGGED), model(RAGGED))
+    model = Model()
+    model(kjt_of())
+    model.dense.set_weights([np.arange(4.0)[:, None], np.array([7.0])])
+    model.save(tmp_path / "subclassed.keras")
+    loaded = keras.models.load_model(tmp_path / "subclassed.keras", objects)
+    np.testing.assert_array_equal(loaded(kjt_of()), model(kjt_of()))
+    # Keras traces a subclassed model with floats for all inputs, but not its layers, which have weights.
+    module = tf.Module()
+    module.layers = model.layers
+    spec = KeyedJaggedTensor.Spec(list(ROWS))
+    module.serve = tf.function(lambda kjt: model(kjt), input_signature=[spec])
+    tf.saved_model.save(module, tmp_path / "saved")
+    loaded = tf.saved_model.load(tmp_path / "saved")
+    np.testing.assert_array_equal(loaded.serve(kjt_of()), model(kjt_of()))
 
 
 def test_mixed_precision_casts_weights_and_no_ids():

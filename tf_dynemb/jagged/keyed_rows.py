@@ -103,7 +103,9 @@ def check_rows(kjt, stride) -> None:
             )
     else:
         want = None
-        if isinstance(stride, int) or (tf.is_tensor(stride) and not tf.is_symbolic_tensor(stride)):
+        if isinstance(stride, (int, np.integer)) or (
+            tf.is_tensor(stride) and not tf.is_symbolic_tensor(stride)
+        ):
             want = len(keys) * int(stride)
         if number is not None and (number % max(len(keys), 1) or want not in (None, number)):
             raise ValueError(
@@ -115,14 +117,18 @@ def check_rows(kjt, stride) -> None:
         raise ValueError(f"keys: got none for values of shape {kjt._values.shape}")
 
     def name_of(row):
+        if not isinstance(strides, list):
+            return f"row {row}"
         ends = list(itertools.accumulate(strides))
         index = int(np.searchsorted(ends, row, side="right"))
         return f"row {row - ends[index] + strides[index]} of key {keys[index]!r}"
 
     def totals(lengths):
+        if not isinstance(strides, list):
+            return ""
         begins = [0, *itertools.accumulate(strides)]
         sums = [int(lengths[begin:end].sum()) for begin, end in itertools.pairwise(begins)]
-        return f" ({_by_key(keys, sums)})" if keys else ""
+        return f" ({_by_key(keys, sums)})"
 
     rows.check(kjt._lengths, kjt._offsets, kjt._values, kjt._weights, name_of, totals)
     if kjt._inverse is None or tf.is_symbolic_tensor(kjt._inverse):

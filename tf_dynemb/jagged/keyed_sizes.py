@@ -38,7 +38,7 @@ class KeyedSizes(Keyed, RowsValue):
             if self._inverse is not None:
                 return _dimension(self._inverse, 1)
             strides = self.stride_per_key()
-            return max(strides) if isinstance(strides, list) else tf.reduce_max(strides)
+            return max(strides, default=0) if isinstance(strides, list) else tf.reduce_max(strides)
         if not self._keys:
             return 0 if self._stride is None else rows.as_numbers(self._stride)
         if self._lengths is not None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Optional
 
+import keras
 import tensorflow as tf
 
 from tf_dynemb import _compat
-from tf_dynemb.jagged import rows
+from tf_dynemb.jagged import in_keras, rows
 
 # tf.experimental.ExtensionType reads the types of fields, and takes X | None for none of them.
 OptionalTensor = Optional[tf.Tensor]  # noqa: UP045
@@ -36,11 +37,6 @@ class Value:
 
     def _fields(self) -> dict:
         return {name: vars(self)[name] for name in type(self).__annotations__}
-
-    def _has_numbers(self) -> bool:
-        """Whether it can be printed. Keras makes text of the fields for what its errors say."""
-        fields = self._fields().values()
-        return isinstance(self._values, tf.Tensor) and not any(map(tf.is_symbolic_tensor, fields))
 
     def _once(self, name: str, compute: Callable):
         """What compute() returns, kept if it is made eagerly.
@@ -68,8 +64,22 @@ class Value:
         """True: a value without keys or rows is one, too."""
         return True
 
+    def get_config(self) -> dict:
+        """Fields as Keras saves them with a functional model, between whose layers the value lies."""
+        return in_keras.config_of(self)
+
+    @classmethod
+    def from_config(cls, config: dict):
+        """The value of a get_config()."""
+        return in_keras.value_of(cls, config)
+
     def __reduce__(self):
         return _of_fields, (type(self), self._fields())
+
+    def _has_numbers(self) -> bool:
+        """Whether all tensors have numbers, and are neither a graph's nor what Keras has for them."""
+        tensors, *_ = in_keras.flatten(self)
+        return all(isinstance(x, tf.Tensor) and not tf.is_symbolic_tensor(x) for x in tensors)
 
     def device(self) -> str:
         """The device of the values, as TensorFlow names it."""
@@ -94,12 +104,11 @@ class Value:
         Raises:
             ValueError: in a graph, where sizes are not known.
         """
-        tensors = [field for field in self._fields().values() if tf.is_tensor(field)]
-        if any(tf.is_symbolic_tensor(tensor) for tensor in tensors):
+        if not self._has_numbers():
             raise ValueError("size_in_bytes: sizes are not known in a graph; call it eagerly")
         return sum(
             int(tf.size(tensor)) * (16 if tensor.dtype == tf.string else tensor.dtype.size)
-            for tensor in tensors
+            for tensor in in_keras.flatten(self)[0]
         )
 
 
@@ -201,29 +210,11 @@ def _of_fields(cls, fields: dict):
     return cls._of(**fields)
 
 
-def _flatten(value: Value):
-    """Tensors, or what Keras puts in their place, and what else a value is made of."""
-    tensors, static = {}, {}
-    for name, field in value._fields().items():
-        is_tensor = field is not None and "Tensor" in type(value).__annotations__[name]
-        (tensors if is_tensor else static)[name] = field
-    return tuple(tensors.values()), (tuple(tensors), tuple(static.items())), tuple(tensors)
-
-
 def registered(cls):
-    """Decorates a value: its type takes no value of another, and Keras takes it for a structure.
-
-    Between the layers of a functional model its fields are keras.KerasTensor, and elsewhere shapes:
-    hence no constructor, which would want tensors.
-    """
-
-    def unflatten(metadata, children):
-        names, static = metadata
-        return cls._of(**dict(zip(names, children, strict=True)), **dict(static))
-
+    """Decorates a value: its type takes no value of another, and Keras takes it for a structure."""
     _compat.check_values_of_type(cls, _check_type)
-    _compat.register_keras_structure(cls, _flatten, unflatten)
-    return cls
+    _compat.register_keras_structure(cls, in_keras.flatten, in_keras.unflatten_of(cls))
+    return keras.saving.register_keras_serializable("tf_dynemb")(cls)
 
 
 def _check_type(spec, value: Value) -> None:

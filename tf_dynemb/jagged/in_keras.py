@@ -1,0 +1,48 @@
+"""The values as structures of tensors in Keras, as lists and dicts are.
+
+Keras flattens the arguments of a layer, and what it returns, makes something of each tensor and puts
+that in its place: the tensor of another precision; a keras.KerasTensor between the layers of a
+functional model; what describes one, in a file. So a value may hold these for its tensors, and then is
+good for being flattened again alone. No constructor runs, which would want tensors.
+
+Shapes, which build() gets and files have of each layer, become a dict by the names of fields: a value of
+them Keras could write but not read.
+"""
+
+from __future__ import annotations
+
+import keras
+
+
+def flatten(value):
+    """What stands for tensors, what else makes the value (names, other fields), and names."""
+    children, others = {}, {}
+    for name, field in value._fields().items():
+        is_tensor = field is not None and "Tensor" in type(value).__annotations__[name]
+        (children if is_tensor else others)[name] = field
+    return tuple(children.values()), (tuple(children), tuple(others.items())), tuple(children)
+
+
+def unflatten_of(cls):
+    """The function of (metadata, children) that flatten returned for a value of a class."""
+
+    def unflatten(metadata, children):
+        names, others = metadata
+        fields = dict(zip(names, children, strict=True))
+        if all(isinstance(child, tuple) for child in fields.values()):
+            return {name.strip("_"): shape for name, shape in fields.items()}
+        return cls._of(**fields, **dict(others))
+
+    return unflatten
+
+
+def config_of(value) -> dict:
+    """A value as Keras saves it, whatever it holds."""
+    return {name: keras.saving.serialize_keras_object(x) for name, x in value._fields().items()}
+
+
+def value_of(cls, config: dict):
+    """The value of a config_of."""
+    fields = {name: keras.saving.deserialize_keras_object(x) for name, x in config.items()}
+    # A file has lists for tuples.
+    return cls._of(**{name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()})
