@@ -27,14 +27,14 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
 
     Args:
         values: (n,) or (n, dim), of any dtype; Python integers become int64.
-        weights: numbers (n,), or None.
+        weights: (n,), or None. Numbers; or ids, as an EmbeddingCollection returns them beside vectors.
         lengths: (rows,) int32 or int64, which add up to n; a scalar for one example. Python integers
             become int32.
         offsets: (rows + 1,) int32 or int64, from 0 to n, none below the one before. Of lengths and
             offsets one is enough; the other is derived when it is asked for.
 
     Raises:
-        TypeError: what no tensor can hold; weights that are no numbers.
+        TypeError: what no tensor can hold.
         ValueError: neither lengths nor offsets; ones that are no integers, are below 0, fall, disagree,
             or do not fit the values; weights of another size.
 

@@ -46,7 +46,7 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
     Args:
         keys: strings, each once.
         values: (n,) or (n, dim), of any dtype; Python integers become int64.
-        weights: numbers (n,), or None.
+        weights: (n,), or None; numbers, for a lookup that weighs.
         lengths: int32 or int64 (keys * rows,), or (keys, rows), which is flattened.
         offsets: int32 or int64 (keys * rows + 1,). Of lengths and offsets one is enough; the other is
             derived when it is asked for.
@@ -63,7 +63,7 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
         inverse_indices: a tuple of keys and of integers (keys, examples), or None.
 
     Raises:
-        TypeError: keys that are no strings; what no tensor can hold; weights that are no numbers.
+        TypeError: keys that are no strings; what no tensor can hold.
         ValueError: a key twice; neither lengths nor offsets; ones that are no integers, are below 0,
             fall, disagree, do not fit the values or the keys; weights of another size; inverse indices
             beyond the rows of a key.
@@ -259,7 +259,7 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
                 )
         weights = {key: jt._weights for key, jt in jt_dict.items() if jt._weights is not None}
         all_or_none("weights", keys, weights)
-        all_or_none("examples", keys, {key for key in keys if jt_dict[key]._is_example})
+        all_or_none("examples", keys, [key for key in keys if jt_dict[key]._is_example])
         values = rows.of_one_dtype("values", {key: jt._values for key, jt in jt_dict.items()})
         lengths, strides = joined_lengths(jt_dict, values)
         result = KeyedJaggedTensor._of(

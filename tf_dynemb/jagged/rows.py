@@ -45,8 +45,6 @@ def as_weights(weights, values: tf.Tensor) -> tf.Tensor | None:
     if weights is None:
         return None
     weights = as_tensor("weights", weights, tf.float32)
-    if not (weights.dtype.is_floating or weights.dtype.is_integer):
-        raise TypeError(f"weights: got {weights.dtype.name}, want numbers")
     if weights.shape.rank == 0 or not weights.shape[:1].is_compatible_with(values.shape[:1]):
         raise ValueError(
             f"weights: got shape {weights.shape} for values of shape {values.shape}, want one for each"
