@@ -73,7 +73,7 @@ def test_the_state_of_each_rule_is_what_the_engine_keeps(name):
     optimizer.apply_gradients([(slices, table.handle)])
     slots = [line.split() for line in schema_of(table).splitlines() if line.startswith("slot ")]
     widths = [width for _, _, width, _ in slots]
-    assert STATE[optimizer.rule_name] == (widths.count("column"), widths.count("row"))
+    assert STATE[optimizer.rule_name_of(table.handle)] == (widths.count("column"), widths.count("row"))
 
 
 K = keras.optimizers

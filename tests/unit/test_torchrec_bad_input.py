@@ -21,18 +21,29 @@ CONFIGS = {
     "no rows": (dict(num_embeddings=0), ValueError, "num_embeddings: got 0"),
     "rows below 0": (dict(num_embeddings=-5), ValueError, "num_embeddings: got -5"),
     "rows and a half": (dict(num_embeddings=1.5), ValueError, "num_embeddings: got 1.5"),
-    "a pooling of words": (dict(pooling="max"), ValueError, "'max'"),
-    "a data type of words": (dict(data_type="FP99"), ValueError, "'FP99'"),
+    "a pooling of words": (
+        dict(pooling="max"),
+        ValueError,
+        "pooling: got 'max', want a PoolingType: SUM",
+    ),
+    "a data type of words": (
+        dict(data_type="FP99"),
+        ValueError,
+        "data_type: got 'FP99', want a DataType",
+    ),
     "bounds that cross": (
         dict(weight_init_min=1.0, weight_init_max=-1.0),
         ValueError,
         "weight_init_m",
     ),
-    "bounds that are none": (dict(weight_init_max=np.nan), ValueError, "got uniform of -0.05 and nan"),
+    "bounds that are none": (dict(weight_init_max=np.nan), ValueError, "weight_init_max: got nan"),
     "a rate below 0": (dict(lr=-0.1), ValueError, "lr: got -0.1"),
     "a rate that is none": (dict(lr="fast"), (TypeError, ValueError), "lr: got 'fast'"),
     "a decay below 0": (dict(weight_decay=-0.1), ValueError, "weight_decay: got -0.1"),
-    "an optimizer that is none": (dict(optimizer=3), TypeError, "optimizer: got int"),
+    "a data type that cannot be trained": (dict(data_type="INT8"), ValueError, "FP32, FP16, BF16"),
+    "a feature that is no list": (dict(feature_names="product"), ValueError, "feature_names: got"),
+    "features that are no strings": (dict(feature_names=[3]), ValueError, "feature_names: got"),
+    "an optimizer that is none": (dict(optimizer=3), TypeError, "optimizer: got 3"),
     "an optimizer of whole tables": (
         dict(optimizer=keras.optimizers.Adafactor()),
         ValueError,
@@ -142,3 +153,17 @@ def test_views_of_what_is_not_there(name):
     views = collection_of("bags", config_of("bags", "v")).embedding_bags
     with pytest.raises(KeyError, match=name):
         views[name]
+
+
+@both
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda: tf.constant([1]),
+        lambda: {"f": tf.constant([1])},
+        lambda: tf_dynemb.JaggedTensor(tf.constant([1]), lengths=tf.constant([1])),
+    ],
+)
+def test_a_call_of_what_is_no_keyed_jagged_tensor(kind, given):
+    with pytest.raises(TypeError, match="features: got .*, want a KeyedJaggedTensor"):
+        collection_of(kind, config_of(kind))(given())

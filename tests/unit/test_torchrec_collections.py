@@ -497,3 +497,26 @@ def test_in_a_model(kind):
     history = model.fit(ids, labels, batch_size=16, epochs=4, verbose=0).history["loss"]
     assert history[-1] < history[0]
     assert int(tables_of(collection)["t"].size()) == len(np.unique(ids))
+
+
+def test_slots_of_a_table_with_its_own_optimizer():
+    config = config_of("bags", optimizer=keras.optimizers.Adagrad(0.1, 256.0))
+    collection = collection_of("bags", config)
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    variables = collection.trainable_variables
+    optimizer.build(variables)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(collection(jagged(f=[[1]])).values())
+    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    (accumulator,) = tables_of(collection)["t"].get_slot_variables(optimizer)
+    assert accumulator.lookup(tf.constant([1], tf.int64)).numpy().tolist() == [[257.0, 257.0]]
+
+
+def test_weights_of_no_ids_have_a_gradient():
+    """Eagerly, where a batch has no ids."""
+    collection = collection_of("bags", config_of("bags"), is_weighted=True)
+    kjt = jagged(weights=[], f=[[]])
+    with tf.GradientTape() as tape:
+        tape.watch(kjt.weights())
+        loss = tf.reduce_sum(collection(kjt).values())
+    assert tape.gradient(loss, kjt.weights()) is not None

@@ -66,6 +66,14 @@ class DataType(enum.Enum):
     FP32 = "FP32"
     FP16 = "FP16"
     BF16 = "BF16"
+    # TorchRec's others, which are refused: a gradient moves a row by less than they can hold.
+    INT64 = "INT64"
+    INT32 = "INT32"
+    INT8 = "INT8"
+    UINT8 = "UINT8"
+    INT4 = "INT4"
+    INT2 = "INT2"
+    NFP8 = "NFP8"
 
 
 _OPTIMIZERS = {
@@ -141,10 +149,16 @@ class EmbeddingConfig:
     eviction: type[RestrictPolicy] | None = None
 
     def __post_init__(self):
-        self.feature_names = list(self.feature_names)
-        self.data_type = DataType(self.data_type)
+        names = self.feature_names
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise self._error("feature_names", names, "a list of strings")
+        self.feature_names = list(names)
+        self._to_enum("data_type", DataType)
+        if self.data_type not in _DTYPES:
+            want = ", ".join(data_type.name for data_type in _DTYPES)
+            raise self._error("data_type", self.data_type, f"one that can be trained: {want}")
         if isinstance(self.optimizer, str):
-            self.optimizer = OptimizerType(self.optimizer)
+            self._to_enum("optimizer", OptimizerType)
         for field in ("num_embeddings", "hash_size"):
             if getattr(self, field) is not None:
                 _check_whole(self.name, field, getattr(self, field))
@@ -156,9 +170,21 @@ class EmbeddingConfig:
             raise self._error("hash_size", self.hash_size, "None where num_embeddings is None")
         if self.eviction is not None and (self.num_embeddings is None or self.hash_size is not None):
             raise self._error("eviction", self.eviction, "num_embeddings with it, and no hash_size")
+        for field in ("weight_init_max", "weight_init_min"):
+            bound = getattr(self, field)
+            if bound is not None and not math.isfinite(bound):
+                raise self._error(field, bound, "a finite number")
         if self.get_weight_init_min() > self.get_weight_init_max():
             raise self._error("weight_init_min", self.weight_init_min, "not more than weight_init_max")
         self._check_training()
+
+    def _to_enum(self, field: str, kind: type[enum.Enum]) -> None:
+        """Makes a field of what has the value of a member that member."""
+        try:
+            setattr(self, field, kind(getattr(self, field)))
+        except ValueError as error:
+            want = ", ".join(member.name for member in kind)
+            raise self._error(field, getattr(self, field), f"a {kind.__name__}: {want}") from error
 
     def _check_dtype(self) -> None:
         try:
@@ -174,6 +200,9 @@ class EmbeddingConfig:
     def _check_training(self) -> None:
         optimizer = self.optimizer
         if optimizer is not None and not isinstance(optimizer, OptimizerType):
+            if not isinstance(optimizer, keras.optimizers.Optimizer):
+                want = "an OptimizerType or a Keras 3 optimizer"
+                raise TypeError(str(self._error("optimizer", optimizer, want)))
             rule_of(optimizer)
             for clip in ("clipnorm", "clipvalue", "global_clipnorm"):
                 if getattr(optimizer, clip):
@@ -289,7 +318,7 @@ class EmbeddingBagConfig(EmbeddingConfig):
     pooling: PoolingType = PoolingType.SUM
 
     def __post_init__(self):
-        self.pooling = PoolingType(self.pooling)
+        self._to_enum("pooling", PoolingType)
         super().__post_init__()
 
 

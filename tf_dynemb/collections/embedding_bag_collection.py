@@ -87,8 +87,7 @@ class EmbeddingBagCollection(Collection):
     def call(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Looks up and pools; see the class."""
         poolings = [combiner_of(self._configs[number].pooling) for _, number in self._outputs]
-        weights = features.weights() if self._is_weighted else None
-        values = self._look_up(features, poolings, weights)
+        values = self._look_up(features, poolings, weighted=self._is_weighted)
         dims = [self._configs[number].embedding_dim for _, number in self._outputs]
         return KeyedTensor(self._output_names(), dims, values)
 

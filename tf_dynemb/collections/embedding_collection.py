@@ -90,8 +90,9 @@ class EmbeddingCollection(Collection):
 
     def call(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Looks up; see the class."""
-        values = self._look_up(features, [None] * len(self._outputs), None)
-        of_keys = [features[feature] for feature, _ in self._outputs]
+        values = self._look_up(features, [None] * len(self._outputs))
+        by_key = features.to_dict()
+        of_keys = [by_key[feature] for feature, _ in self._outputs]
         parts = tf.split(values, [tf.size(ids.values()) for ids in of_keys], num=len(of_keys))
         return {
             name: JaggedTensor(

@@ -142,7 +142,8 @@ class DistributedEmbedding(Collection):
         kjt = KeyedJaggedTensor.from_jt_dict(jagged)
         poolings = [_POOLING[combiners[path]] for path, _ in self._outputs]
         dims = [configs[path].table.embedding_dim for path, _ in self._outputs]
-        columns = tf.cast(self._look_up(kjt, poolings, kjt.weights_or_none()), self.compute_dtype)
+        columns = self._look_up(kjt, poolings, weighted=kjt.weights_or_none() is not None)
+        columns = tf.cast(columns, self.compute_dtype)
         parts = dict(zip([path for path, _ in self._outputs], tf.split(columns, dims, 1), strict=True))
         return features.nested([parts[path] for path in configs])
 

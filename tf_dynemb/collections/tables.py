@@ -31,7 +31,7 @@ class CollectionTable(TableLayer):
         self.hold(config.make_table())
         self.shared = None
         if config.hash_size is not None:
-            self.shared = _SharedRows(config, name=f"{config.name}_shared")
+            self.shared = _SharedRows(config, name=_shared_name(config))
         elif config.num_embeddings is not None:
             self.handle.max_rows = config.num_embeddings
         self.built = True
@@ -49,6 +49,11 @@ class CollectionTable(TableLayer):
         return f"EmbeddingBag({shape}, mode={pooling.value.lower()!r})"
 
     __str__ = __repr__
+
+
+def _shared_name(config: EmbeddingConfig) -> str:
+    """The name of the table whose rows ids share."""
+    return f"{config.name}_shared"
 
 
 class _SharedRows(TableLayer):
@@ -95,6 +100,7 @@ class Collection(keras.layers.Layer):
         super().__init__(autocast=False, **kwargs)
         self._configs = [self._checked(config) for config in tables]
         names = [config.name for config in self._configs]
+        names += [_shared_name(config) for config in self._configs if config.hash_size is not None]
         if len(set(names)) < len(names):
             raise ValueError(f"tables: got names {names}, want each once")
         self.table_layers = [CollectionTable(config) for config in self._configs]
@@ -136,8 +142,13 @@ class Collection(keras.layers.Layer):
             for feature, number in self._outputs
         ]
 
-    def _look_up(self, features: KeyedJaggedTensor, poolings: list, weights) -> tf.Tensor:
+    def _look_up(self, features: KeyedJaggedTensor, poolings: list, weighted=False) -> tf.Tensor:
         """What lookup_bags gives for all outputs."""
+        if not isinstance(features, KeyedJaggedTensor):
+            raise TypeError(
+                f"features: got {type(features).__name__}, want a KeyedJaggedTensor; "
+                "KeyedJaggedTensor.from_tensors makes one of a dict of tensors"
+            )
         if not self._configs:
             raise ValueError(f"{self.name}: got no tables to look up in")
         keys = list(features.keys())
@@ -161,7 +172,7 @@ class Collection(keras.layers.Layer):
             features.values(),
             features.lengths(),
             inputs=len(keys),
-            weights=weights,
+            weights=features.weights() if weighted else None,
             strides=strides,
             inverse=inverse,
             overflow=self._overflow,

@@ -212,8 +212,8 @@ def _lookup_bags_gradient(op, gradient):
     dims = [int(weight.shape[1]) for weight in weights]
     keys, sums = ops.dynemb_sum_bags(gradient=gradient, dims=dims, T=number, **bags)
     slices = table_slices(keys, sums, dims)
-    of_weights = None
-    if bags["id_weights"].shape != [0]:
+    of_weights = bags["id_weights"]  # of no numbers: there are none, or no ids
+    if of_weights.shape != [0]:
         of_weights = ops.dynemb_bag_weights_gradient(
             tables=tables, gradient=gradient, values=op.outputs[0], **bags
         )

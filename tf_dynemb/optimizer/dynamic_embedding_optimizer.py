@@ -267,10 +267,9 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         dense = [(None if g is None else next(scaled), v) for g, v in dense]
         return [_times(g, shrink) for g in gradients], dense
 
-    @property
-    def rule_name(self) -> str:
-        """The engine's name of the rule that trains tables, such as "adam"."""
-        return rule_of(self.inner_optimizer).name
+    def rule_name_of(self, handle: TableHandle) -> str:
+        """The engine's name of the rule that trains a table, such as "adam"."""
+        return rule_of_table(handle, self.inner_optimizer).name
 
     @property
     def variables(self):

@@ -148,7 +148,8 @@ def slot_variables(table: Variable, optimizer) -> list[SlotVariable]:
 def _trains(optimizer, table: Variable, rule: str) -> bool:
     """Whether an optimizer, or one that it wraps, was built on the table and trains by this rule."""
     while optimizer is not None:
-        if getattr(optimizer, "rule_name", None) == rule:
+        rule_name_of = getattr(optimizer, "rule_name_of", None)
+        if rule_name_of is not None and rule_name_of(table.handle) == rule:
             return any(variable is table.handle for variable in _compat.built_on(optimizer))
         optimizer = getattr(optimizer, "inner_optimizer", None)
     return False
