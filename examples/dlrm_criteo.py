@@ -196,7 +196,7 @@ class Progress(keras.callbacks.Callback):
 
 
 def train(model, source, progress: Progress, args: argparse.Namespace) -> dict[str, float]:
-    """Trains from where `progress` is. Returns log loss ("loss") and "auc" of what is held out."""
+    """Trains on from `progress`. Returns log loss ("loss") and "auc" of what is held out, if any is."""
     callbacks = [progress]
     if args.logdir:
         callbacks.append(keras.callbacks.TensorBoard(args.logdir, write_graph=False))
@@ -223,8 +223,11 @@ def report(model: ClickModel, progress: Progress, scores: dict[str, float]) -> s
     rows = {name: int(table.size()) for name, table in model.tables().items()}
     mib = sum(int(table.memory_bytes()) for table in model.tables().values()) / 2**20
     most = sorted(rows, key=rows.get, reverse=True)[:3]
+    held_out = f"nothing of fewer than {criteo_data.HOLDOUT} lines"
+    if scores:
+        held_out = f"AUC {scores['auc']:.4f}, log loss {scores['loss']:.4f}"
     return (
-        f"held out: AUC {scores['auc']:.4f}, log loss {scores['loss']:.4f}\n"
+        f"held out: {held_out}\n"
         f"trained {progress.step:,} steps, {progress.examples_per_second():,.0f} examples per second\n"
         f"{sum(rows.values()):,} rows in {len(rows)} tables, {mib:,.1f} MiB; most of "
         + ", ".join(f"{name} {rows[name]:,}" for name in most)
@@ -245,15 +248,33 @@ def parser() -> argparse.ArgumentParser:
         return [natural(number) for number in text.split(",") if number]
 
     parser = argparse.ArgumentParser(
-        description="Click prediction on Criteo's logs with DLRM or DCN, without vocabularies."
+        usage="%(prog)s (FILE... | --synthetic LINES) [options]",
+        description="Click prediction on Criteo's logs with DLRM or DCN, without vocabularies.",
     )
     held_out = f"Every {criteo_data.HOLDOUT}th line is held out from training, and evaluated on."
     add = parser.add_argument_group("data", held_out).add_argument
-    add("files", nargs="*", help="Criteo's train.txt or day_*, or DeepCTR's .csv; .gz or not")
+    add(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="Criteo's train.txt or day_*, or DeepCTR's .csv; .gz or not",
+    )
     add("--synthetic", type=natural, metavar="LINES", help="make up so many lines instead")
-    add("--batch", type=natural, default=2048, help="examples per step (%(default)s)")
-    add("--valid-steps", type=natural, default=100, help="batches to evaluate on, at most (%(default)s)")
-    add("--seed", type=int, default=0, help="of weights, order and made-up lines (%(default)s)")
+    add("--batch", type=natural, metavar="N", default=2048, help="examples per step (%(default)s)")
+    add(
+        "--valid-steps",
+        type=natural,
+        metavar="N",
+        default=100,
+        help="batches to evaluate on, at most (%(default)s)",
+    )
+    add(
+        "--seed",
+        type=int,
+        metavar="N",
+        default=0,
+        help="of weights, order and made-up lines (%(default)s)",
+    )
     add = parser.add_argument_group("model").add_argument
     add(
         "--interaction",
@@ -261,10 +282,22 @@ def parser() -> argparse.ArgumentParser:
         default="dot",
         help="dot: DLRM; cross: DCN-V2 (%(default)s)",
     )
-    add("--dim", type=natural, default=16, help="numbers per id (%(default)s)")
-    add("--bottom", type=widths, default="512,256,64", help="widths of the bottom MLP (%(default)s)")
-    add("--top", type=widths, default="512,256", help="widths of the top MLP (%(default)s)")
-    add("--shards", type=natural, default=1, help="of each table (%(default)s)")
+    add("--dim", type=natural, metavar="N", default=16, help="numbers per id (%(default)s)")
+    add(
+        "--bottom",
+        type=widths,
+        metavar="N,N",
+        default="512,256,64",
+        help="widths of the bottom MLP (%(default)s)",
+    )
+    add(
+        "--top",
+        type=widths,
+        metavar="N,N",
+        default="512,256",
+        help="widths of the top MLP (%(default)s)",
+    )
+    add("--shards", type=natural, metavar="N", default=1, help="of each table (%(default)s)")
     add = parser.add_argument_group("training").add_argument
     add(
         "--optimizer",
@@ -273,10 +306,16 @@ def parser() -> argparse.ArgumentParser:
         help="of rows and dense weights (%(default)s)",
     )
     add("--lr", type=float, help="learning rate (adagrad: 0.05, adam: 0.001)")
-    add("--epochs", type=natural, default=1, help="times that all lines are trained on (%(default)s)")
-    add("--steps", type=natural, help="end after so many steps in all, wherever that is")
+    add(
+        "--epochs",
+        type=natural,
+        metavar="N",
+        default=1,
+        help="times that all lines are trained on (%(default)s)",
+    )
+    add("--steps", type=natural, metavar="N", help="end after so many steps in all, wherever that is")
     add("--checkpoints", metavar="FOLDER", help="save there after each epoch")
-    add("--save-every", type=natural, metavar="STEPS", help="and after so many steps")
+    add("--save-every", type=natural, metavar="N", help="and after so many steps")
     add("--resume", action="store_true", help="go on from the latest of --checkpoints")
     add("--logdir", metavar="FOLDER", help="write there what TensorBoard shows")
     add("--quiet", action="store_true", help="a line per epoch instead of a progress bar")

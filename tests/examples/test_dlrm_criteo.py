@@ -244,7 +244,7 @@ def test_clicks_that_are_made_up_can_be_learned():
     held_out = criteo_data.batches(source, 500, held_out=True)
     auc = [model.evaluate(held_out, verbose=0, return_dict=True)["auc"]]
     for epoch in range(2):
-        model.fit(criteo_data.batches(source, 500, shuffle=epoch), verbose=0)
+        model.fit(criteo_data.batches(source, 500, shuffle=epoch), shuffle=False, verbose=0)
         auc.append(model.evaluate(held_out, verbose=0, return_dict=True)["auc"])
     assert auc[0] < 0.55 < 0.62 < auc[2]
 
@@ -285,7 +285,7 @@ def test_a_model_learns_the_sample_by_heart_and_is_what_the_papers_say(interacti
     model = dlrm_criteo.make_model(
         "adam", 0.01, dim=4, interaction=interaction, shards=2, bottom=[16], top=[16]
     )
-    losses = model.fit(data.cache(), epochs=40, verbose=0).history["loss"]
+    losses = model.fit(data.cache(), epochs=40, shuffle=False, verbose=0).history["loss"]
     assert losses[-1] < 0.2 * losses[0]
     inputs, clicks = next(data.unbatch().batch(200).as_numpy_iterator())
     scores = in_numpy(model, interaction, inputs["numbers"], inputs["ids"])
@@ -378,6 +378,14 @@ def test_bad_command_lines(sample, tmp_path, monkeypatch, capsys):
         said = str(error.value) if isinstance(error.value.code, str) else capsys.readouterr().err
         assert re.search(message, said), said
     assert not empty.exists()
+
+
+def test_of_few_lines_nothing_is_held_out(tmp_path, capsys):
+    path = write(tmp_path / "few.tsv", [GOOD] * (criteo_data.HOLDOUT - 1))
+    dlrm_criteo.main([path, *SMALL])
+    said = capsys.readouterr().out
+    assert "held out: nothing of fewer than 10 lines\ntrained 1 steps, " in said
+    assert "\n26 rows in 26 tables, " in said
 
 
 def test_from_end_to_end(sample, rows, tmp_path):
