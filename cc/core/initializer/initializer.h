@@ -139,11 +139,8 @@ DYNEMB_HOST_DEVICE inline float DrawBounded(const Distribution& distribution, ui
   const float above = x < bounds.low ? bounds.low : x;
   return above > bounds.high ? bounds.high : above;
 }
-DYNEMB_HOST_DEVICE inline float Draw(const Distribution& distribution, uint32_t bits) {
-  if (distribution.kind == Distribution::Kind::kUniform) return DrawUniform(distribution, bits);
-  if (distribution.kind == Distribution::Kind::kBoundedNormal) {
-    return DrawBounded(distribution, bits);
-  }
+DYNEMB_HOST_DEVICE DYNEMB_ALWAYS_INLINE float DrawNormal(const Distribution& distribution,
+                                                         uint32_t bits) {
   // Both constants are powers of two or exact products of them with a float: no rounding surprises.
   const float magnitude = (static_cast<float>(bits & 0x7fffffffu) + 0.5f) * 4.656612873077393e-10f;
   float p = 0.5f * magnitude;
@@ -153,6 +150,12 @@ DYNEMB_HOST_DEVICE inline float Draw(const Distribution& distribution, uint32_t 
   }
   const float z = NormalQuantile(p < 0.5f ? p : 0.5f);
   return distribution.a + distribution.b * ((bits >> 31) ? z : -z);
+}
+DYNEMB_HOST_DEVICE inline float Draw(const Distribution& distribution, uint32_t bits) {
+  using Kind = Distribution::Kind;
+  if (distribution.kind == Kind::kUniform) return DrawUniform(distribution, bits);
+  if (distribution.kind == Kind::kBoundedNormal) return DrawBounded(distribution, bits);
+  return DrawNormal(distribution, bits);
 }
 
 // Writes the initial value of columns [0, dim) of `key`: column c takes word c mod 4 of the Philox
@@ -184,12 +187,19 @@ struct FillRandomColumns {
       const int64_t from = std::max(begin - first, int64_t{0});
       const int64_t columns = std::min(kColumns, end - first);
       V* const to = value + first;
+      // A loop for each, that it can be run by vector units.
       if (drawn.kind == Distribution::Kind::kUniform) {
         for (int64_t c = from; c < columns; ++c) {
           to[c] = static_cast<V>(DrawUniform(drawn, bits[c]));
         }
+      } else if (drawn.kind == Distribution::Kind::kBoundedNormal) {
+        for (int64_t c = from; c < columns; ++c) {
+          to[c] = static_cast<V>(DrawBounded(drawn, bits[c]));
+        }
       } else {
-        for (int64_t c = from; c < columns; ++c) to[c] = static_cast<V>(Draw(drawn, bits[c]));
+        for (int64_t c = from; c < columns; ++c) {
+          to[c] = static_cast<V>(DrawNormal(drawn, bits[c]));
+        }
       }
     }
   }
