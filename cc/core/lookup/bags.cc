@@ -438,6 +438,12 @@ BagGradient GradientOfTable(const Bags& bags, int64_t table) {
   BagGradient gradient;
   const bool owned = !bags.input().owners.empty();
   const BagTable& of = bags.table(table);
+  int64_t room = 0;
+  for (int64_t f = 0; f < bags.feature_count(); ++f) {
+    if (bags.feature(f).table == table) room += bags.ids(f).second - bags.ids(f).first;
+  }
+  gradient.keys.reserve(room);
+  gradient.offsets.reserve(room);
   for (int64_t f = 0; f < bags.feature_count(); ++f) {
     if (!owned && bags.feature(f).table != table) continue;
     for (int64_t row = 0; row < bags.rows(f); ++row) {

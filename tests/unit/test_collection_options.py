@@ -181,7 +181,7 @@ def nodes_of_a_step(features):
     return sorted(op.type for op in graph.get_operations() if op.type != "Placeholder")
 
 
-@keras.saving.register_keras_serializable("test_collections")
+@keras.saving.register_keras_serializable("test_collection_options")
 class Bags(keras.layers.Layer):
     """A collection in a functional model, whose inputs are tensors."""
 
