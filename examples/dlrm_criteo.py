@@ -164,9 +164,11 @@ class Progress(keras.callbacks.Callback):
         self.epoch, self.skip = self._position.numpy().tolist()
         self.step = int(self._iterations)
 
-    def examples_per_second(self) -> float:
+    def speed(self) -> str:
         """Without the first step of an epoch, which may trace, and the last, which may be smaller."""
-        return self._timed_steps * self.batch / (self._timed_seconds or float("nan"))
+        if not self._timed_seconds:
+            return "too few to tell a speed"
+        return f"{self._timed_steps * self.batch / self._timed_seconds:,.0f} examples per second"
 
     def on_epoch_begin(self, epoch, logs=None):
         self._ends = []
@@ -228,7 +230,7 @@ def report(model: ClickModel, progress: Progress, scores: dict[str, float]) -> s
         held_out = f"AUC {scores['auc']:.4f}, log loss {scores['loss']:.4f}"
     return (
         f"held out: {held_out}\n"
-        f"trained {progress.step:,} steps, {progress.examples_per_second():,.0f} examples per second\n"
+        f"trained {progress.step:,} steps, {progress.speed()}\n"
         f"{sum(rows.values()):,} rows in {len(rows)} tables, {mib:,.1f} MiB; most of "
         + ", ".join(f"{name} {rows[name]:,}" for name in most)
     )

@@ -42,6 +42,8 @@ def resource_of(variable) -> tf.Tensor:
     from tensorflow.python.ops import resource_variable_ops
 
     resource_variable_ops.variable_accessed(variable)
+    if hasattr(variable, "values") and tf.distribute.in_cross_replica_context():
+        variable = variable.values[0]  # nothing trains here: a model is being built, or predicts
     return variable.handle
 
 

@@ -245,17 +245,17 @@ class Dynemb(TensorFlowPeer):
         self.optimizer.apply_gradients(zip(gradients, self.handles, strict=True))
 
     def _rows(self, ids_per_table):
-        """Rows of each table; of several as a collection has them, side by side, by one op."""
+        """Rows of each table; of several, which have as many ids each, by one op."""
         tf = self.tf
         if len(self.tables) == 1:
             return [self.dynemb.embedding_lookup(self.tables[0], ids_per_table[0])]
         rows = self.dynemb.lookup.lookup_bags(
             self.tables,
-            [(i, i, "sum") for i in range(len(self.tables))],
+            [(i, i, None) for i in range(len(self.tables))],
             tf.concat(ids_per_table, 0),
-            tf.fill([tf.add_n([tf.size(ids) for ids in ids_per_table])], 1),
+            tf.fill([len(self.tables)], tf.size(ids_per_table[0])),
         )
-        return [rows]
+        return [tf.reshape(rows, [tf.size(ids_per_table[0]), len(self.tables) * self.spec.dim])]
 
     def _upsert(self, ids, values):
         self.tables[0].upsert(ids, values)

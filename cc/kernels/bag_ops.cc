@@ -32,8 +32,10 @@ class HandlesOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     for (size_t i = 0; i < dims_.size(); ++i) {
+      TensorShape shape({0});
       Tensor* weight;
-      OP_REQUIRES_OK(context, context->allocate_output(i, TensorShape({0, dims_[i]}), &weight));
+      OP_REQUIRES_OK(context, shape.AddDimWithStatus(dims_[i]));
+      OP_REQUIRES_OK(context, context->allocate_output(i, shape, &weight));
     }
   }
 

@@ -84,6 +84,11 @@ absl::Status LookupBagsShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
+// A dim that an attr gives; the kernels refuse those that cannot be.
+DimensionHandle DimOf(InferenceContext* c, int64_t dim) {
+  return dim >= 0 ? c->MakeDim(dim) : c->UnknownDim();
+}
+
 absl::Status SumBagsShape(InferenceContext* c) {
   std::vector<int64_t> dims;
   TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
@@ -91,7 +96,7 @@ absl::Status SumBagsShape(InferenceContext* c) {
   for (int t = 0; t < std::min<int>(tables, dims.size()); ++t) {
     const DimensionHandle distinct = c->UnknownDim();
     c->set_output(t, c->Vector(distinct));
-    c->set_output(tables + t, c->Matrix(distinct, dims[t]));
+    c->set_output(tables + t, c->Matrix(distinct, DimOf(c, dims[t])));
   }
   return absl::OkStatus();
 }
@@ -485,7 +490,7 @@ REGISTER_OP("DynembHandles")
       std::vector<int64_t> dims;
       TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
       for (int i = 0; i < std::min<int>(c->num_outputs(), dims.size()); ++i) {
-        c->set_output(i, c->Matrix(0, dims[i]));
+        c->set_output(i, c->Matrix(0, DimOf(c, dims[i])));
       }
       return absl::OkStatus();
     })

@@ -179,3 +179,44 @@ def test_evaluation_and_prediction():
         model.evaluate(IDS, TARGETS, verbose=0), plain.evaluate(IDS, TARGETS, verbose=0), rtol=1e-6
     )
     assert rows_of(model) == {}
+
+
+def bags(strategy):
+    """A model of a collection, built in the strategy's scope, and its one step on a global batch."""
+    with strategy.scope():
+        collection = tf_dynemb.EmbeddingBagCollection(
+            [
+                tf_dynemb.EmbeddingBagConfig(name=name, embedding_dim=2, init_fn=0.5, feature_names=[f])
+                for name, f in (("t", "f"), ("u", "g"))
+            ]
+        )
+        collection(keyed(IDS[:2]))  # outside of a replica, as where a functional model is built
+        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(K.SGD(0.05))
+        optimizer.build(collection.trainable_variables)
+
+    @tf.function
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(collection(keyed(ids)).values() - 1.0))
+        weights = collection.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    batches = tf.data.Dataset.from_tensor_slices(IDS).batch(BATCH)
+    for ids in strategy.experimental_distribute_dataset(batches):
+        strategy.run(step, args=(ids,))
+    tables = [collection.embedding_bags[name].weight for name in ("t", "u")]
+    return [dict(zip(*(part.numpy().tolist() for part in t.export()), strict=True)) for t in tables]
+
+
+def keyed(ids):
+    """Two features of ids (n, 3): the first id, and the other two."""
+    parts = {"f": tf.RaggedTensor.from_tensor(ids[:, :1]), "g": tf.RaggedTensor.from_tensor(ids[:, 1:])}
+    return tf_dynemb.KeyedJaggedTensor.from_tensors(parts)
+
+
+def test_a_collection_trains_as_with_one_replica():
+    got, want = bags(mirrored()), bags(one())
+    for rows, wanted in zip(got, want, strict=True):
+        assert rows.keys() == wanted.keys()
+        for key in wanted:
+            np.testing.assert_allclose(rows[key], wanted[key], rtol=1e-5)

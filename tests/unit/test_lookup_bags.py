@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dynemb
+from tf_dynemb.base.op_library import ops
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
 
 DIMS = (3, 5, 2)
@@ -315,3 +316,36 @@ def test_bad_input(in_graph, case):
 
     with pytest.raises(error, match=message):
         (tf.function(call) if in_graph else call)()
+
+
+@pytest.mark.parametrize("dims", [[-1], [2**62], [-(2**62)], [0]])
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_dims_of_raw_ops_that_cannot_be(in_graph, dims):
+    table = tf_dynemb.Variable(dim=1, name="t")
+    bags = dict(
+        ids=IDS[:1], lengths=[1], id_weights=tf.zeros(0), owners=tf.zeros(0, tf.int32),
+        strides=tf.zeros(0, tf.int64), inverse=tf.zeros(0, tf.int64), inputs=1, features=[0],
+        feature_tables=[0], poolings=["sum"],
+    )  # fmt: skip
+
+    def sum_bags():
+        return ops.dynemb_sum_bags(gradient=tf.zeros([1, 1]), T=1, dims=dims, **bags)
+
+    def apply_bags():
+        ops.dynemb_apply_bags(
+            tables=[table.resource.resource_handle], hyper=tf.constant([1.0, 1, 0], tf.float64),
+            now=tf.zeros(1, tf.int64), gradient=tf.zeros([1, 1]), trained=[0], dims=dims, rule="sgd",
+            **bags,
+        )  # fmt: skip
+
+    for call in (sum_bags, apply_bags):
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="dims"):
+            (tf.function(call) if in_graph else call)()
+
+    def handles():
+        return ops.dynemb_handles([table.handle.value.handle], dtype=tf.float32, dims=dims)
+
+    if dims[0] < 0:
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+            (tf.function(handles) if in_graph else handles)()
+    assert table.size() == 0

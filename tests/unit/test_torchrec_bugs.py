@@ -352,3 +352,36 @@ def test_weights_that_are_needed_and_missing_are_said(pooling):
     collection = collection_of("bags", config_of("bags", pooling=pooling), is_weighted=True)
     with pytest.raises((ValueError, AssertionError), match="weights"):
         collection(jagged(f=[[1]]))
+
+
+LARGEST = 2**63 - 1
+
+
+def test_lengths_whose_sum_wraps_around():
+    """They add up to 2 in 64 bits."""
+    lengths = tf.constant([LARGEST, LARGEST, 4], tf.int64)
+    with pytest.raises(ValueError, match="lengths: got ones that add up"):
+        tf_dynemb.JaggedTensor(tf.constant([1.0, 2.0]), lengths=lengths)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def padded(lengths):
+        return tf_dynemb.JaggedTensor(tf.constant([1.0, 2.0]), lengths=lengths).to_padded_dense(3)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="offsets"):
+        padded(lengths)
+
+
+@pytest.mark.parametrize("given", [{}, {"stride_per_key_per_rank": [[2], [2]]}])
+def test_inverse_indices_count_with_equal_strides_too(given):
+    """Rows of an example are those that its indices name, however many rows a feature has."""
+    collection = collection_of("bags", config_of("bags"))
+    table = tables_of(collection)["t"]
+    table.upsert(tf.constant([1, 2], tf.int64), [[1.0, 1.0], [2.0, 2.0]])
+    kjt = tf_dynemb.KeyedJaggedTensor(
+        ["f", "unused"],
+        tf.constant([1, 2, 3, 4], tf.int64),
+        lengths=tf.ones(4, tf.int32),
+        inverse_indices=(["unused", "f"], tf.constant([[0, 0, 0], [0, 1, 1]], tf.int64)),
+        **given,
+    )
+    assert collection(kjt).values().numpy().tolist() == [[1.0, 1.0], [2.0, 2.0], [2.0, 2.0]]

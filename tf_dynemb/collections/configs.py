@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import numbers
 
 import keras
 import tensorflow as tf
@@ -150,8 +151,10 @@ class EmbeddingConfig:
 
     def __post_init__(self):
         names = self.feature_names
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
             raise self._error("feature_names", names, "a list of strings")
+        if len(set(names)) < len(names):
+            raise self._error("feature_names", names, "each name once")
         self.feature_names = list(names)
         self._to_enum("data_type", DataType)
         if self.data_type not in _DTYPES:
@@ -159,11 +162,14 @@ class EmbeddingConfig:
             raise self._error("data_type", self.data_type, f"one that can be trained: {want}")
         if isinstance(self.optimizer, str):
             self._to_enum("optimizer", OptimizerType)
-        for field in ("num_embeddings", "hash_size"):
-            if getattr(self, field) is not None:
-                _check_whole(self.name, field, getattr(self, field))
-        for field in ("embedding_dim", "table_size"):
-            _check_whole(self.name, field, getattr(self, field))
+        for field in ("num_embeddings", "hash_size", "embedding_dim", "table_size"):
+            number = getattr(self, field)
+            if number is None and field in ("num_embeddings", "hash_size"):
+                continue
+            is_whole = isinstance(number, numbers.Integral) and not isinstance(number, bool)
+            if not is_whole or not 1 <= number < 2**62:
+                raise self._error(field, number, "a whole number >= 1")
+            setattr(self, field, int(number))
         if self.dtype is not None:
             self._check_dtype()
         if self.hash_size is not None and self.num_embeddings is None:
@@ -213,10 +219,16 @@ class EmbeddingConfig:
                     )
         schedule = keras.optimizers.schedules.LearningRateSchedule
         if self.lr is not None and not isinstance(self.lr, schedule):
-            if isinstance(self.lr, bool) or not isinstance(self.lr, (int, float)) or not self.lr >= 0:
-                raise self._error("lr", self.lr, "a number >= 0 or a LearningRateSchedule")
-        if self.weight_decay is not None and not self.weight_decay >= 0:
-            raise self._error("weight_decay", self.weight_decay, "a number >= 0")
+            self.lr = self._checked_number("lr", "a number >= 0 or a LearningRateSchedule")
+        if self.weight_decay is not None:
+            self.weight_decay = self._checked_number("weight_decay", "a number >= 0")
+
+    def _checked_number(self, field: str, want: str) -> float:
+        number = getattr(self, field)
+        is_number = isinstance(number, numbers.Real) and not isinstance(number, bool)
+        if not is_number or not 0 <= number < math.inf:
+            raise self._error(field, number, want)
+        return float(number)
 
     def _error(self, field: str, got, want: str) -> ValueError:
         return ValueError(f"{type(self).__name__} {self.name!r}: {field}: got {got!r}, want {want}")
@@ -333,8 +345,3 @@ def _learning_rate_of(optimizer: keras.optimizers.Optimizer):
     if isinstance(rate, dict):
         return keras.optimizers.schedules.deserialize(rate)
     return optimizer.learning_rate
-
-
-def _check_whole(table: str, field: str, number) -> None:
-    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number < 2**62:
-        raise ValueError(f"table {table!r}: {field}: got {number!r}, want a whole number >= 1")

@@ -165,6 +165,7 @@ class Collection(keras.layers.Layer):
         strides = inverse = None
         if features.variable_stride_per_key():
             strides = features.stride_per_key_tensor()
+        if poolings[0] is not None:
             inverse = _inverse_in_order(features, keys)
         return lookup_bags(
             self._variables_in_order,
@@ -202,8 +203,7 @@ def _inverse_in_order(features: KeyedJaggedTensor, keys: list[str]):
     indices = features.inverse_indices_or_none()
     if indices is None:
         return None
-    names, inverse = indices
-    names = list(names)
+    names, inverse = list(indices[0]), indices[1]
     if names == keys:
         return inverse
     return tf.gather(inverse, [names.index(key) for key in keys])

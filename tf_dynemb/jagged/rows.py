@@ -138,7 +138,9 @@ def check(
     if lengths is not None:
         numbers = lengths.numpy()
         _check_steps("lengths", numbers, numbers, name_of)
-        total = int(numbers.sum(dtype=np.int64))
+        # No length is more than all values, so that the sum does not wrap around.
+        most = int(numbers.max(initial=0))
+        total = most if most > number else int(numbers.sum(dtype=np.int64))
         if total != number:
             raise ValueError(
                 f"lengths: got ones that add up to {total}{totals(numbers)} for {number} values, want "
@@ -169,7 +171,15 @@ def _check_steps(argument: str, steps, numbers, name_of) -> None:
 
 def to_ragged(values: tf.Tensor, offsets: tf.Tensor) -> tf.RaggedTensor:
     """Rows (rows, None, ...), checked in graphs; eagerly they have been."""
-    return tf.RaggedTensor.from_row_splits(values, offsets, validate=not tf.executing_eagerly())
+    if not tf.executing_eagerly():
+        # Not from_row_splits' own checks: what is made of the rows does not always wait for them.
+        number = tf.shape(values, offsets.dtype)[0]
+        right = tf.reduce_all(offsets[1:] >= offsets[:-1]) & tf.equal(offsets[0], 0)
+        right &= tf.equal(offsets[-1], number)
+        message = "offsets: want them to rise from 0 to the number of values; got"
+        with tf.control_dependencies([tf.debugging.Assert(right, [message, offsets, number])]):
+            offsets = tf.identity(offsets)
+    return tf.RaggedTensor.from_row_splits(values, offsets, validate=False)
 
 
 def sizes(tensors: list[tf.Tensor]) -> tf.Tensor:

@@ -320,6 +320,9 @@ Status Bags::CheckFeatures() {
     }
   }
   for (const BagTable& table : tables_) {
+    if (table.dim < 1 || table.dim > kMaxDim) {
+      return InvalidArgument("dims: got ", table.dim, ", want 1 to ", kMaxDim);
+    }
     if (!CanWiden(table.value_dtype, dtype_)) {
       return InvalidArgument("dtype: got ", Name(dtype_), " for a table of ",
                              Name(table.value_dtype), ", want a floating dtype at least as wide");
