@@ -1,5 +1,6 @@
 // What the model is run on: schemas and keys.
 #include <algorithm>
+#include <cstring>
 #include <initializer_list>
 #include <random>
 
@@ -96,6 +97,24 @@ std::vector<Key> DifficultKeys(int64_t count, uint64_t seed) {
   keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
   std::shuffle(keys.begin(), keys.end(), random);
   return keys;
+}
+
+void RandomNumber(DType dtype, std::mt19937_64* random, char* at) {
+  VisitDType(dtype, [&](auto tag) {
+    using V = typename decltype(tag)::type;
+    const uint64_t bits = (*random)();
+    V number;
+    if constexpr (std::is_integral_v<V>) {
+      number = static_cast<V>(bits);
+    } else {
+      const ComputeType<V> special[] = {0, -0.0f, 1e-41f, 65504.0f, -1e30f, 1.0f / 0.0f};
+      number = static_cast<V>(
+          bits % 512 == 0
+              ? special[bits / 512 % 6]
+              : static_cast<ComputeType<V>>(static_cast<int64_t>(bits / 512 % 4001) - 2000) / 1000);
+    }
+    std::memcpy(at, &number, sizeof(number));
+  });
 }
 
 }  // namespace dynemb

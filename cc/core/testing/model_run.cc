@@ -19,25 +19,6 @@ constexpr MetaField kFields[kMetaFields] = {MetaField::kUsed, MetaField::kCount,
 
 using Random = std::mt19937_64;
 
-// Writes a random number of the dtype: for floats small ones, now and then a special one.
-void RandomNumber(DType dtype, Random* random, char* at) {
-  VisitDType(dtype, [&](auto tag) {
-    using V = typename decltype(tag)::type;
-    const uint64_t bits = (*random)();
-    V number;
-    if constexpr (std::is_integral_v<V>) {
-      number = static_cast<V>(bits);
-    } else {
-      const ComputeType<V> special[] = {0, -0.0f, 1e-41f, 65504.0f, -1e30f, 1.0f / 0.0f};
-      number = static_cast<V>(
-          bits % 512 == 0
-              ? special[bits / 512 % 6]
-              : static_cast<ComputeType<V>>(static_cast<int64_t>(bits / 512 % 4001) - 2000) / 1000);
-    }
-    std::memcpy(at, &number, sizeof(number));
-  });
-}
-
 class ModelRun {
  public:
   ModelRun(const TableHarness& harness, const ModelCase& model_case, uint64_t seed)

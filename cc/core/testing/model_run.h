@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <ostream>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,9 @@ std::vector<ModelCase> ModelCases();
 // Keys that are hard on a hash table: the ends of the range, runs, strides by powers of two, hashes
 // that agree in many high or many low bits; and random ones. Distinct.
 std::vector<Key> DifficultKeys(int64_t count, uint64_t seed);
+
+// Writes a random number of the dtype: for floats small ones, now and then a special one.
+void RandomNumber(DType dtype, std::mt19937_64* random, char* at);
 
 // Reports the first disagreement as a failure of the running test, with the seed and the number of
 // the operation, and stops there.
