@@ -349,3 +349,26 @@ def test_dims_of_raw_ops_that_cannot_be(in_graph, dims):
         with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
             (tf.function(handles) if in_graph else handles)()
     assert table.size() == 0
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_tables_on_two_devices_train_in_one_step(in_graph):
+    """By an op for each device; one lookup cannot take both."""
+    tables = [
+        tf_dynemb.Variable(dim=1, name=f"on_{device[-1]}", devices=[device])
+        for device in ("/CPU:0", "/CPU:1")
+    ]
+    handles = [table.handle for table in tables]
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build(handles)
+
+    def step():
+        ids = tf.constant([1, 2], tf.int64)
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(tf_dynemb.embedding_lookup(t, ids)) for t in tables])
+        optimizer.apply(tape.gradient(loss, handles), handles)
+
+    (tf.function(step) if in_graph else step)()
+    assert [exported(table) for table in tables] == [{1: [-1.0], 2: [-1.0]}] * 2
+    with pytest.raises(ValueError, match="one device"):
+        lookup_bags(tables, [BagFeature(0, 0, "sum"), BagFeature(0, 1, "sum")], [1], [1])

@@ -61,7 +61,7 @@ def lookup_bags(
     and a bag without ids is zeros.
 
     Args:
-        tables: tables of floats, of any dims.
+        tables: tables of floats, of any dims, on one device.
         features: what to return, side by side. Several may be of one feature, or in one table.
         ids: integers or strings (n,): those of each feature together, and in it those of each bag.
         lengths: int32 or int64, how many ids each bag has, feature by feature: (inputs * B,), or the
@@ -81,7 +81,8 @@ def lookup_bags(
 
     Raises:
         TypeError: tables of integers; ids that are neither integers nor strings.
-        ValueError: features that do not exist, or that mix combiners with None.
+        ValueError: features that do not exist, or that mix combiners with None; tables on several
+            devices.
         tf.errors.InvalidArgumentError: numbers that do not fit each other.
 
     Example:
@@ -144,6 +145,9 @@ def _check(tables: list, features: list, inputs: int | None) -> int:
         if not table.value_dtype.is_floating:
             raise TypeError(f"tables: got {table.name} of {table.value_dtype.name}, want floats")
         check_trained(table)
+    hosts = sorted({table.host for table in tables})
+    if len(hosts) > 1:
+        raise ValueError(f"tables: got tables on {hosts}, want one device for all; see their `devices`")
     if inputs is None:
         inputs = 1 + max(feature.key for feature in features)
     for feature in features:

@@ -43,11 +43,12 @@ class _Training:
     learning_rate: object  # as in OwnTraining; compared by what it is, not by its value
     weight_decay: float
     dtype: tf.DType
+    host: tuple[str, int]
 
     def key(self) -> tuple:
         rate = self.learning_rate
         rate = rate if isinstance(rate, (int, float)) else id(rate)
-        return self.rule, rate, self.weight_decay, self.dtype
+        return self.rule, rate, self.weight_decay, self.dtype, self.host
 
 
 def rule_of_table(handle: TableHandle, inner: keras.optimizers.Optimizer) -> Rule:
@@ -98,7 +99,7 @@ def _training_of(handle: TableHandle, inner: keras.optimizers.Optimizer, rate) -
     rate = rate if own.learning_rate is None else own.learning_rate
     wide = handle.table.value_dtype == tf.float64
     dtype = tf.float64 if wide else tf.float32
-    return _Training(rule_of(optimizer), rate, float(weight_decay or 0.0), dtype)
+    return _Training(rule_of(optimizer), rate, float(weight_decay or 0.0), dtype, handle.table.host)
 
 
 def _by_lookup(pairs: list) -> dict:

@@ -161,6 +161,12 @@ class Variable(tf.Module):
         return self._name
 
     @property
+    def host(self) -> tuple[str, int]:
+        """Type and number of the device that holds the rows. One op takes tables of one device."""
+        spec = tf.DeviceSpec.from_string(tf.compat.as_str(self.devices[0]))
+        return spec.device_type or "CPU", spec.device_index or 0
+
+    @property
     def handle(self) -> TableHandle:
         """The weight of shape (0, dim) that stands for this table in gradients and optimizers."""
         return self._handle
