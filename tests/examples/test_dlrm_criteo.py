@@ -20,6 +20,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
+pytest.importorskip("keras_rs", reason="keras-rs is for Python 3.11 and later")
+
 import criteo_data  # noqa: E402
 import dlrm_criteo  # noqa: E402
 

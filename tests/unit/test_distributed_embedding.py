@@ -4,12 +4,13 @@ import json
 import sys
 
 import keras
-import keras_rs
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_dynemb
+
+keras_rs = pytest.importorskip("keras_rs", reason="keras-rs is for Python 3.11 and later")
 
 Ours, Theirs = tf_dynemb.DistributedEmbedding, keras_rs.layers.DistributedEmbedding
 ROWS, DIM, BATCH = 9, 3, 4
