@@ -23,8 +23,6 @@ class BagInputs {
   absl::Status Get(tensorflow::OpKernelContext* context, std::vector<TableInput>* held,
                    Bags* bags) const;
 
-  tensorflow::DataType dtype() const { return dtype_; }
-
  private:
   absl::Status Get(tensorflow::OpKernelContext* context, std::vector<BagTable> tables,
                    Bags* bags) const;

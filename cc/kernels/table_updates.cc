@@ -67,6 +67,7 @@ absl::Status TableUpdates::Run(OpKernelContext* context, std::vector<Update>* up
         KeyStrings::Birth::Begin(update.table.strings.get(), update.keys, &births[i])));
     const RuleSpec& attached = update.table.schema.rule;
     if (!attached.name.empty() && !(attached == rule_)) {
+      // Refused, in the table's words; before another table gets slots.
       return ToTensorFlow(update.table.shards[0]->Attach(PoolContext(context), rule_));
     }
     if (!limits_.empty() && limits_[i] >= 0) {

@@ -296,7 +296,8 @@ class EmbeddingConfig:
             config["optimizer"] = self.optimizer.value
         for field in ("optimizer", "lr"):
             config[field] = keras.saving.serialize_keras_object(config[field])
-        config["init_fn"] = keras.saving.serialize_keras_object(resolve_or_none(self.init_fn))
+        init_fn = None if self.init_fn is None else resolve(self.init_fn)
+        config["init_fn"] = keras.saving.serialize_keras_object(init_fn)
         if self.eviction is not None:
             config["eviction"] = keras.saving.get_registered_name(self.eviction)
         return config
@@ -332,11 +333,6 @@ class EmbeddingBagConfig(EmbeddingConfig):
     def __post_init__(self):
         self._to_enum("pooling", PoolingType)
         super().__post_init__()
-
-
-def resolve_or_none(initializer):
-    """A Keras initializer or numbers that a config can hold; None for None."""
-    return None if initializer is None else resolve(initializer)
 
 
 def _learning_rate_of(optimizer: keras.optimizers.Optimizer):

@@ -19,7 +19,7 @@ from tf_dynemb.lookup.embedding_lookup import (
 )
 from tf_dynemb.table.variable import Variable
 
-COMBINERS = ("sum", "mean", None)
+_COMBINERS = ("sum", "mean", None)
 
 
 class BagFeature(NamedTuple):
@@ -155,8 +155,8 @@ def _check(tables: list, features: list, inputs: int | None) -> int:
             raise ValueError(
                 f"features: got {feature}, want a key below {inputs} and a table below {len(tables)}"
             )
-        if feature.combiner not in COMBINERS:
-            raise ValueError(f"features: got combiner {feature.combiner!r}, want one of {COMBINERS}")
+        if feature.combiner not in _COMBINERS:
+            raise ValueError(f"features: got combiner {feature.combiner!r}, want one of {_COMBINERS}")
     pooled = {feature.combiner is not None for feature in features}
     if len(pooled) > 1:
         raise ValueError("features: got combiner None beside others, want it for all or for none")
@@ -187,15 +187,9 @@ _BAG_ATTRS = ("inputs", "features", "feature_tables", "poolings", "hash_sizes")
 def bag_arguments(op) -> dict:
     """The inputs and attrs that an op about bags shares with others on the same bags."""
     inputs = dict(zip(_BAG_INPUTS, op.inputs[-len(_BAG_INPUTS) :], strict=True))
-    return inputs | {name: _as_text(op.get_attr(name)) for name in _BAG_ATTRS}
-
-
-def _as_text(attr):
-    return [tf.compat.as_str(a) for a in attr] if isinstance(attr, list) and _has_bytes(attr) else attr
-
-
-def _has_bytes(values: list) -> bool:
-    return any(isinstance(value, bytes) for value in values)
+    attrs = {name: op.get_attr(name) for name in _BAG_ATTRS}
+    attrs["poolings"] = [pooling.decode() for pooling in attrs["poolings"]]
+    return inputs | attrs
 
 
 @tf.RegisterGradient("DynembHandles")
