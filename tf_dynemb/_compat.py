@@ -47,6 +47,15 @@ def resource_of(variable) -> tf.Tensor:
     return variable.handle
 
 
+def timeout_of(strategy) -> float | None:
+    """The timeout_seconds of the CommunicationOptions that a strategy was made with.
+
+    The strategy has no public getter; where it keeps them elsewhere, that is as if none were given.
+    """
+    options = getattr(strategy.extended, "_communication_options", None)
+    return getattr(options, "timeout_seconds", None)
+
+
 def outermost_layer():
     """The Keras layer or model whose call is going on, the outermost if they are nested; or None.
 

@@ -50,17 +50,22 @@ _KINDS = {
 
 def write_rows(table: Variable, store) -> None:
     """Writes all rows of a table to a store."""
-    cursor, checksums = (0, 0, 0), []
+    cursor, checksums, exchange = (0, 0, 0), [], table.exchange
     *parts, schema, _ = table.resource.export_rows(limit=0)
     schema = schema.numpy()
     snapshots = b"".join(ops.dynemb_snapshots(table.resource.resource_handle).numpy())
     row_bytes = 8 + sum(part.shape[1] * part.dtype.size for part in parts[1:])
-    chunk_rows = max(1, CHUNK_BYTES // row_bytes)
-    while cursor[0] < table.shard_num:
+    chunk_rows = max(1, CHUNK_BYTES // row_bytes // (exchange.processes if exchange else 1))
+    more = True
+    while more:
         *parts, chunk_schema, cursor, strings = table.resource.export_rows_with_strings(
             cursor, chunk_rows
         )
         cursor = tuple(cursor.numpy())
+        more = cursor[0] < table.shard_num
+        if exchange is not None:  # each process writes the rows of all
+            parts = exchange.gather(parts)
+            more = bool(exchange.total(tf.constant([more], tf.float64)).numpy()[0])
         if chunk_schema.numpy() != schema:
             raise RuntimeError("the table got another optimizer rule while it was being saved")
         arrays = [
@@ -100,7 +105,7 @@ def read_rows(table: Variable, store) -> None:
     for arrays in _chunks(table, store, names):
         checksums.append(_checksum(arrays))
         widths = [array.shape[1] for array in arrays[1:4]]
-        rows += len(arrays[0])
+        rows += int(tf.math.count_nonzero(table.resource.owned(arrays[0])))
     whole = _checksum([*head, np.array(checksums, np.int64)])
     if whole != _array(table, store, "crc32"):
         raise _damaged(table, "its rows fail their checksum")

@@ -17,6 +17,7 @@ from tf_dynemb.lookup.embedding_lookup import (
     check_trained,
     table_slices,
 )
+from tf_dynemb.shard.step_tables import exchange_of, step_resources
 from tf_dynemb.table.variable import Variable
 
 _COMBINERS = ("sum", "mean", None)
@@ -101,13 +102,23 @@ def lookup_bags(
     lengths = tf.convert_to_tensor(lengths)
     if lengths.dtype not in (tf.int32, tf.int64):
         raise TypeError(f"lengths: got {lengths.dtype.name}, want int32 or int64")
-    resources = [table.resource.resource_handle for table in tables]
+    if any(overflow) and exchange_of(tables) is not None:
+        raise ValueError(
+            "overflow: got limits for tables that are spread over processes, none of which knows how "
+            "many rows all have; want none (a collection's config without hash_size)"
+        )
+    ids = _keys_of(ids)
+    owners = _or_none(owners, tf.int32)
+    strides = _or_none(strides, tf.int64)
+    resources = step_resources(
+        tables, lambda: _keys_of_tables(len(tables), features, ids, lengths, inputs, strides, owners)
+    )
     bags = {
-        "ids": _keys_of(ids),
+        "ids": ids,
         "lengths": tf.reshape(lengths, [-1]),
         "id_weights": _or_none(weights, dtype),
-        "owners": _or_none(owners, tf.int32),
-        "strides": _or_none(strides, tf.int64),
+        "owners": owners,
+        "strides": strides,
         "inverse": _or_none(inverse, tf.int64),
         "inputs": inputs,
         "features": [feature.key for feature in features],
@@ -170,6 +181,29 @@ def _keys_of(ids) -> tf.Tensor:
     if not ids.dtype.is_integer:
         raise TypeError(f"ids: got {ids.dtype.name}, want integers or strings")
     return tf.bitcast(ids, tf.int64) if ids.dtype == tf.uint64 else tf.cast(ids, tf.int64)
+
+
+def _keys_of_tables(
+    tables: int, features: list[BagFeature], ids, lengths, inputs: int, strides, owners
+) -> list[tf.Tensor]:
+    """The ids that are looked up in each table."""
+    lengths = tf.reshape(lengths, [-1])
+    if strides.shape == [0]:
+        sizes = tf.reduce_sum(tf.reshape(lengths, [inputs, -1]), axis=1)
+    else:
+        sizes = tf.math.segment_sum(lengths, tf.repeat(tf.range(inputs), strides))
+    of_inputs = tf.split(ids, sizes, num=inputs)
+    of_features = [of_inputs[feature.key] for feature in features]
+    if owners.shape != [0]:
+        joined = tf.concat(of_features, axis=0)
+        return [tf.boolean_mask(joined, tf.equal(owners, table)) for table in range(tables)]
+    nothing = tf.zeros([0], tf.int64)
+    return [
+        tf.concat(
+            [nothing, *(k for k, f in zip(of_features, features, strict=True) if f.table == t)], axis=0
+        )
+        for t in range(tables)
+    ]
 
 
 def _or_none(numbers, dtype: tf.DType) -> tf.Tensor:

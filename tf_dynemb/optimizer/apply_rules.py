@@ -140,7 +140,7 @@ def _apply(training: _Training, hyper: tf.Tensor, pairs: list, op=None) -> None:
 
 def _common(training: _Training, hyper: tf.Tensor, pairs: list) -> dict:
     tables = [handle.table for _, handle in pairs]
-    limits = [h.max_rows if h.max_rows and not h.table.restrict_policy else -1 for _, h in pairs]
+    limits = [_limit(handle) for _, handle in pairs]
     return {
         "tables": [table.resource.resource_handle for table in tables],
         "hyper": hyper,
@@ -149,6 +149,14 @@ def _common(training: _Training, hyper: tf.Tensor, pairs: list) -> dict:
         "slot_initial": training.rule.slot_initial,
         "limits": limits if any(limit >= 0 for limit in limits) else [],
     }
+
+
+def _limit(handle: TableHandle) -> int:
+    """How many rows an update may make a table of this process have; -1: any number."""
+    table = handle.table
+    if not handle.max_rows or table.restrict_policy:
+        return -1
+    return handle.max_rows if table.exchange is None else table.exchange.share(handle.max_rows)
 
 
 def _stamps(tables: list) -> tf.Tensor:

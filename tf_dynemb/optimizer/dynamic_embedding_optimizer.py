@@ -226,15 +226,19 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         gradients, handles = [g for g, _ in tables], [h for _, h in tables]
         replica = tf.distribute.get_replica_context()
         several = replica is not None and replica.num_replicas_in_sync > 1
-        if several:
-            # Every replica gets the gradients of all. From here on all compute the same.
-            gradients = replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+        gradients = _summed_over_replicas(gradients, handles, replica if several else None)
         gradients = [_unscaled(gradient, inner.loss_scale_factor) for gradient in gradients]
         if _is_on(inner.global_clipnorm):
-            gradients, dense = self._clipped_together(gradients, dense, replica if several else None)
+            gradients, dense = self._clipped_together(
+                gradients, handles, dense, replica if several else None
+            )
         elif _is_on(inner.clipnorm):
             gradients = [_sum_by_key(gradient) for gradient in gradients]
-            gradients = [_times(g, _shrink(inner.clipnorm, _norm([g]))) for g in gradients]
+            norms = _norms(gradients, handles)
+            gradients = [
+                _times(g, _shrink(inner.clipnorm, norm))
+                for g, norm in zip(gradients, norms, strict=True)
+            ]
         elif _is_on(inner.clipvalue):
             gradients = [_sum_by_key(gradient) for gradient in gradients]
             gradients = [tf.clip_by_value(g, -inner.clipvalue, inner.clipvalue) for g in gradients]
@@ -248,7 +252,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             update()
         return dense
 
-    def _clipped_together(self, gradients: list, dense: list, replica) -> tuple[list, list]:
+    def _clipped_together(self, gradients: list, handles: list, dense: list, replica) -> tuple:
         """Clips by the norm over all tables and dense variables, of the sum over replicas."""
         inner = self.inner_optimizer
         gradients = [_sum_by_key(gradient) for gradient in gradients]
@@ -258,8 +262,9 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             present = replica.all_reduce(tf.distribute.ReduceOp.SUM, present)
             # The inner optimizer sums over replicas again: the first brings the sum, the others zeros.
             share = tf.cast(tf.equal(replica.replica_id_in_sync_group, 0), tf.float64)
-        unscaled = [_unscaled(g, inner.loss_scale_factor) for g in present]
-        norm = _norm(gradients + unscaled)
+        norms = _norms(gradients, handles)
+        norms += [_norm(_unscaled(g, inner.loss_scale_factor)) for g in present]
+        norm = tf.norm(tf.stack(norms))
         # As in Keras, a norm that is not finite makes all gradients NaN: norm - norm is 0 or NaN.
         shrink = _shrink(inner.global_clipnorm, norm) + (norm - norm)
         # The inner optimizer clips by the same norm again, which then changes nothing.
@@ -372,11 +377,43 @@ def _unscaled(gradient, scale: float | None):
     return gradient if scale is None else _times(gradient, 1.0 / scale)
 
 
-def _norm(gradients: list) -> tf.Tensor:
-    """The L2 norm of all numbers of dense gradients and slices, float64."""
-    numbers = [wide(g.values if isinstance(g, tf.IndexedSlices) else g) for g in gradients]
-    squares = [tf.cast(tf.reduce_sum(tf.square(n)), tf.float64) for n in numbers]
-    return tf.sqrt(tf.add_n(squares))
+def _norm(gradient) -> tf.Tensor:
+    """The L2 norm of all numbers of a dense gradient or slices, float64."""
+    numbers = wide(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient)
+    return tf.sqrt(tf.cast(tf.reduce_sum(tf.square(numbers)), tf.float64))
+
+
+def _norms(gradients: list, handles: list) -> list[tf.Tensor]:
+    """The norm of each table's gradient: over all processes that have rows of it."""
+    norms = [_norm(gradient) for gradient in gradients]
+    spread = [number for number, handle in enumerate(handles) if handle.table.exchange is not None]
+    if spread:
+        exchange = handles[spread[0]].table.exchange
+        squares = exchange.total(tf.square(tf.stack([norms[number] for number in spread])))
+        for number, square in zip(spread, tf.unstack(squares, num=len(spread)), strict=True):
+            norms[number] = tf.sqrt(square)
+    return norms
+
+
+def _summed_over_replicas(gradients: list, handles: list, replica) -> list[tf.IndexedSlices]:
+    """What this process trains its rows on: of tables that are spread over processes those it owns.
+
+    Tables of one process get the slices of all replicas, so that all replicas compute the same.
+    """
+    gradients = list(gradients)
+    spread = [number for number, handle in enumerate(handles) if handle.table.exchange is not None]
+    other = [number for number in range(len(handles)) if number not in spread]
+    if other and replica is not None:
+        summed = replica.all_reduce(tf.distribute.ReduceOp.SUM, [gradients[number] for number in other])
+        for number, gradient in zip(other, summed, strict=True):
+            gradients[number] = gradient
+    if spread:
+        tables = [handles[number].table for number in spread]
+        sums = [_sum_by_key(gradients[number]) for number in spread]
+        owned = tables[0].exchange.deliver(tables, [s.indices for s in sums], [s.values for s in sums])
+        for number, keys, rows in zip(spread, *owned, strict=True):
+            gradients[number] = tf.IndexedSlices(rows, keys)
+    return gradients
 
 
 def _shrink(clip: float, norm: tf.Tensor) -> tf.Tensor:

@@ -80,6 +80,8 @@ class RestrictPolicy(abc.ABC):
         """Removes all rows but the num_reserved with the highest numbers; see Variable.restrict."""
         num_reserved = _row_count("num_reserved", num_reserved)
         trigger = num_reserved if trigger is None else _row_count("trigger", trigger)
+        if self.var.exchange is not None:
+            num_reserved, trigger = map(self.var.exchange.share, (num_reserved, trigger))
         removed = ops.dynemb_restrict(
             self.var.resource.resource_handle, num_reserved, trigger, field=self.meta_field, name=name
         )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import keras
+import tensorflow as tf
 
 if TYPE_CHECKING:
     from tf_dynemb.optimizer.apply_rules import OwnTraining
@@ -42,7 +43,7 @@ class TableHandle(keras.Variable):
         super().__init__(
             "zeros",
             shape=(0, table.dim),
-            dtype=table.value_dtype.name,
+            dtype=_dtype_of_weight(table).name,
             trainable=trainable,
             autocast=False,
             name=name,
@@ -83,6 +84,17 @@ class TableHandle(keras.Variable):
                 stacklevel=3,
             )
         return super().assign(value)
+
+    def _restore_from_tensors(self, restored_tensors):
+        # Of a checkpoint. Keras' own assigns what several replicas have, but there are no numbers.
+        del restored_tensors
+        return self.value
+
+
+def _dtype_of_weight(table: Variable) -> tf.DType:
+    """That of the rows, unless processes cannot send it each other: a variable's beginning is sent."""
+    cannot = table.exchange is not None and table.value_dtype in (tf.bfloat16, tf.int8)
+    return tf.float32 if cannot else table.value_dtype
 
 
 def handle_of(variable):

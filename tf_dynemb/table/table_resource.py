@@ -12,6 +12,7 @@ from tf_dynemb import _compat
 from tf_dynemb.base.checks import as_tensor, assert_same
 from tf_dynemb.base.fingerprint import fingerprint
 from tf_dynemb.base.op_library import ops
+from tf_dynemb.shard.exchange import Exchange
 from tf_dynemb.shard.partitioner import default_partition_fn
 from tf_dynemb.table.schema import Schema
 from tf_dynemb.table.serving import saved_rows, saved_schema
@@ -30,6 +31,8 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         adopt_seed: whether a restore takes over the seed of the initial values.
         checkpoint: whether rows are saved and restored.
         device: where the resource is made.
+        exchange: of the processes that the table is spread over, or None. It saves the rows of all, and
+            restores those that this process owns.
     """
 
     def __init__(
@@ -41,15 +44,26 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         adopt_seed: bool,
         checkpoint: bool,
         device: str,
+        exchange: Exchange | None = None,
     ):
         super().__init__(device=device)
-        self._arguments = (schema, shards, partitioner, init_rows, adopt_seed, checkpoint, device)
+        self._arguments = (
+            schema,
+            shards,
+            partitioner,
+            init_rows,
+            adopt_seed,
+            checkpoint,
+            device,
+            exchange,
+        )
         self._schema = schema
         self._shards = shards
         self._partitioner = partitioner
         self._init_rows = init_rows
         self._adopt_seed = adopt_seed
         self._checkpoint = checkpoint
+        self.exchange = exchange
         self.keeps_strings = "strings" in schema.splitlines()
         self.value_dtype = tf.as_dtype(schema.split()[3])
         # For graphs that a session runs; unique, so that no two models ever share rows by name.
@@ -112,7 +126,15 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         return keys.dtype.size + sum(part.shape[1] * part.dtype.size for part in parts)
 
     def import_rows(self, keys, values, slots, meta, schema, replace: bool, strings=None, snapshots=()):
-        """Puts exported rows back; see the op DynembImport. A table that keeps strings needs them."""
+        """Puts exported rows back; see the op DynembImport. A table that keeps strings needs them.
+
+        Of a table that is spread over processes, those that this one owns.
+        """
+        if self.exchange is not None:
+            mine = self.owned(keys)
+            keys, values, slots, meta = (
+                tf.boolean_mask(part, mine) for part in (keys, values, slots, meta)
+            )
         same = []
         if strings is None:
             strings = tf.zeros([0], tf.string)
@@ -135,6 +157,12 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
                 adopt_seed=self._adopt_seed,
             )
 
+    def owned(self, keys) -> tf.Tensor:
+        """Whether the rows of int64 keys (n,) belong to this process."""
+        if self.exchange is None:
+            return tf.ones_like(keys, tf.bool)
+        return self.exchange.owned(tf.convert_to_tensor(keys))
+
     def keep_strings(self, keys, strings):
         """Keeps what keys are fingerprints of; see the op DynembKeepStrings.
 
@@ -151,8 +179,8 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
     def empty_copy(self) -> TableResource:
         """A table like this one, optimizer rule included, without rows."""
         schema = self.export_rows(limit=0)[4].numpy().decode()
-        _, shards, partitioner, _, adopt_seed, checkpoint, device = self._arguments
-        return TableResource(schema, shards, partitioner, 0, adopt_seed, checkpoint, device)
+        _, shards, partitioner, _, *others = self._arguments
+        return TableResource(schema, shards, partitioner, 0, *others)
 
     def adopt(self, schema: Schema, replace: bool) -> None:
         """Takes over the optimizer rule of rows to come; with `replace` their seed, and drops all rows.
@@ -204,6 +232,12 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         # in every run and needs the same table each time, and tf.saved_model.load gives each name a
         # suffix of its own (and all that are empty the same one).
         eager = tf.executing_eagerly()
+        if self.exchange is not None and not eager:
+            raise ValueError(
+                "a table that is spread over processes cannot be exported, since its lookups ask the "
+                "others; save a checkpoint or the weights, load them into the model made outside of "
+                "the strategy's scope, and export that"
+            )
         return ops.dynemb_table(
             schema=self._schema if eager else saved_schema(self._schema),
             shards=self._shards,
@@ -216,8 +250,13 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
             return {}
         snapshots = ops.dynemb_snapshots(self.resource_handle)
         with tf.control_dependencies([snapshots]):  # the rows have all of these
-            *rows, _, strings = self.export_rows_with_strings()
-        saved = saved_rows(*rows) | {"snapshots": snapshots}
+            *rows, schema, _, strings = self.export_rows_with_strings()
+        if self.exchange is not None:
+            with tf.init_scope():  # which knows how wide they are
+                like = self.export_rows(limit=0)[: len(rows)]
+            rows = [tf.ensure_shape(r, [None, *t.shape[1:]]) for r, t in zip(rows, like, strict=True)]
+            rows = self.exchange.gather(rows)
+        saved = saved_rows(*rows, schema) | {"snapshots": snapshots}
         return saved | ({"strings": strings} if self.keeps_strings else {})
 
     def _copy_trackable_to_cpu(self, object_map):

@@ -15,6 +15,8 @@ from tf_dynemb.base.op_library import ops
 from tf_dynemb.initializer import to_spec
 from tf_dynemb.policy.restrict_policy import RestrictPolicy, policy_of, stamp_of
 from tf_dynemb.shard import default_partition_fn
+from tf_dynemb.shard.exchange import Exchange
+from tf_dynemb.shard.step_tables import step_table
 from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.kv_creator import init_rows_of
 from tf_dynemb.table.table_resource import TableResource
@@ -42,6 +44,11 @@ class Variable(tf.Module):
 
     Keys of any shape (...) go with values of shape (..., dim). All methods work eagerly and in
     tf.function.
+
+    Made in the scope of a strategy of several processes, a table is spread over them: process key mod
+    processes, rounded down, has the row. Then lookup, upsert, accum and remove are collective, as a step
+    of training is: every process calls them, each with keys of its own. size, memory_bytes, export,
+    clear and restrict are about the rows of this process. See docs/distribution.md.
 
     Args:
         key_dtype: tf.int64, tf.int32 or tf.string.
@@ -133,6 +140,12 @@ class Variable(tf.Module):
         if keep_keys and self.key_dtype != tf.string:
             raise ValueError(f"keep_keys: got True for keys of {self.key_dtype.name}, want string keys")
         self.keep_keys = bool(keep_keys)
+        self.exchange = Exchange.of_scope()
+        if keep_keys and self.exchange is not None:
+            raise ValueError(
+                "keep_keys: got True in the scope of a strategy of several processes, which send each "
+                "other fingerprints; want False"
+            )
         self.initializer = initializer
         init_rows = -(-self.init_size // self.shard_num) or init_rows_of(kv_creator)
         spec = to_spec(initializer, self.dim, self.value_dtype)
@@ -149,6 +162,7 @@ class Variable(tf.Module):
             adopt_seed=not spec.seed_is_given,
             checkpoint=checkpoint,
             device=self.devices[0],
+            exchange=self.exchange,
         )
         self._handle = TableHandle(self, trainable, name.replace("/", "."))
         self._weight = self._handle.value  # TensorFlow tracks it; Keras' variable it does not know
@@ -302,12 +316,12 @@ class Variable(tf.Module):
             tf.errors.InvalidArgumentError: values of another shape; with keep_keys, two strings of one
                 fingerprint.
         """
-        keys = self._keys_to_be_born(keys)
+        keys, values = self._delivered(self._keys_to_be_born(keys), self._values("values", values))
         return ops.dynemb_upsert(
             self.resource.resource_handle,
             keys,
             self.resource.owners(keys),
-            self._values("values", values),
+            values,
             stamp_of(self._restrict_policy),
             name=name,
         )
@@ -350,6 +364,7 @@ class Variable(tf.Module):
         with tf.control_dependencies(same):
             deltas = new_values - old_values
         values_or_deltas = tf.where(exists[..., None], deltas, new_values)
+        keys, values_or_deltas, exists = self._delivered(keys, values_or_deltas, exists)
         return ops.dynemb_accum(
             self.resource.resource_handle,
             keys,
@@ -362,7 +377,7 @@ class Variable(tf.Module):
 
     def remove(self, keys, name: str | None = None):
         """Removes the rows of keys (key_dtype, any shape); keys without a row are ignored."""
-        return self.resource.remove(self._checked_keys(keys), name)
+        return self.resource.remove(*self._delivered(self._checked_keys(keys)), name)
 
     def clear(self, name: str | None = None):
         """Removes all rows, slot variables with them."""
@@ -370,6 +385,8 @@ class Variable(tf.Module):
 
     def restrict(self, num_reserved, trigger=None, name: str | None = None, **kwargs):
         """Removes all rows but the num_reserved that the policy ranks highest, over all shards.
+
+        Of a table that is spread over processes each removes all but its share of num_reserved.
 
         Slot variables go with their rows. Exact unless others write at the same time; what they write
         meanwhile may come on top. Without a restrict_policy it warns and does nothing, as in TFRA.
@@ -431,14 +448,26 @@ class Variable(tf.Module):
 
     def _read(self, keys: tf.Tensor, name: str | None) -> tuple[tf.Tensor, tf.Tensor]:
         engine_keys = self._engine_keys(keys)
-        return ops.dynemb_lookup(
+        there = step_table(self, engine_keys)
+        values, exists = ops.dynemb_lookup(
             self._weight_for(keys, engine_keys),
-            self.resource.resource_handle,
+            there.resource,
             engine_keys,
-            self.resource.owners(engine_keys),
+            there.owners,
             dim=self.dim,
             name=name,
         )
+        return values, exists if there.exists is None else there.exists
+
+    def _delivered(self, keys: tf.Tensor, *columns: tf.Tensor) -> list[tf.Tensor]:
+        """int64 keys and what belongs to them, as this process is to write them."""
+        if self.exchange is None:
+            return [keys, *columns]
+        flat = [tf.reshape(keys, [-1])]
+        for column in columns:
+            ends = column.shape[keys.shape.rank :]
+            flat.append(tf.ensure_shape(tf.reshape(column, [-1, *ends]), [None, *ends]))
+        return [one for (one,) in self.exchange.deliver([self], [flat[0]], *([c] for c in flat[1:]))]
 
     def _keys(self, keys) -> tf.Tensor:
         """Checks keys. They come back as the engine's int64 keys, or as strings with keep_keys."""
@@ -461,6 +490,8 @@ class Variable(tf.Module):
     def _weight_for(self, keys: tf.Tensor, engine_keys: tf.Tensor) -> tf.Tensor:
         """The handle's weight for a lookup of what _keys gives; with keep_keys checks the strings."""
         weight = self.handle.value.read_value()  # a tape watches a variable when it is read
+        if weight.dtype != self.value_dtype:
+            weight = tf.cast(weight, self.value_dtype)
         if keys.dtype != tf.string or not self.keep_keys:
             return weight
         return ops.dynemb_with_strings(weight, self.resource.resource_handle, engine_keys, keys)

@@ -1,0 +1,307 @@
+"""Exchange: how processes that share a table send each other keys and rows.
+
+Under MultiWorkerMirroredStrategy each process owns the keys that are its number, modulo the number of
+processes. What a step needs of the others goes over TensorFlow's own all-to-all: to each process one
+parcel, all of one size, on which they agree first. Sizes are rounded up to one of eight per power of
+two, since a collective cannot change its shape: each size is another instance of it.
+
+What is sent is in cc/core/shard/parcels.h; tables know of it only that there is an exchange.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb import _compat
+from tf_dynemb.base.op_library import ops
+
+if TYPE_CHECKING:
+    from tf_dynemb.table.variable import Variable
+
+DEFAULT_TIMEOUT_SECONDS = 600
+
+# Words of a parcel: what is needed, rounded up to one of these; 2^40 words are more than fit anywhere.
+_SIZES = np.unique([(8 + eighth) << power for power in range(37) for eighth in range(8)])
+# Numbers of collectives, by what they carry; an all-to-all adds the number of its size.
+_AGREE, _SUM, _TEXTS, _GATHER, _TO_OWNERS, _FROM_OWNERS = (n * len(_SIZES) for n in range(1, 7))
+_GROUP_KEYS = itertools.count(0x64790000)  # far from those that strategies count from 1
+_TEXT_LETTERS = 2000  # of what a program wants, in the message that programs differ
+
+_of_strategy: weakref.WeakKeyDictionary[tf.distribute.Strategy, Exchange] = weakref.WeakKeyDictionary()
+
+
+class Exchange:
+    """The processes of a strategy, as the tables made in its scope see them.
+
+    All methods but the constructor are collective: every process calls them, in one order. Where the
+    programs of two processes differ, that is an error in both, with the names of what each wanted.
+
+    Attributes:
+        processes: how many there are.
+        index: which of them this one is.
+        timeout_seconds: how long a collective waits for the others: the timeout of the strategy's
+            tf.distribute.experimental.CommunicationOptions, else 600. A process that has died is noticed
+            sooner, by TensorFlow's heartbeats.
+    """
+
+    def __init__(self, strategy: tf.distribute.MultiWorkerMirroredStrategy):
+        resolver = strategy.cluster_resolver
+        tasks = resolver.cluster_spec().as_dict()
+        chiefs = len(tasks.get("chief", ()))
+        self.processes = chiefs + len(tasks.get("worker", ()))
+        self.index = resolver.task_id + (chiefs if resolver.task_type == "worker" else 0)
+        if strategy.num_replicas_in_sync != self.processes:
+            raise ValueError(
+                f"strategy: got {strategy.num_replicas_in_sync} replicas in {self.processes} processes, "
+                "want one in each: tables are in host memory, which the devices of a process share; "
+                "give each device a process of its own, with CUDA_VISIBLE_DEVICES"
+            )
+        self.timeout_seconds = _compat.timeout_of(strategy) or DEFAULT_TIMEOUT_SECONDS
+        self._group_key = next(_GROUP_KEYS)
+        # Collectives that take the same token run one after the other, as the program has them.
+        with tf.init_scope():
+            self._token = tf.raw_ops.VarHandleOp(
+                dtype=tf.float32, shape=[], shared_name=f"tf_dynemb_exchange_{self._group_key}"
+            )
+
+    @staticmethod
+    def of_scope() -> Exchange | None:
+        """That of the strategy in whose scope we are; None where there is one process."""
+        strategy = tf.distribute.get_strategy()
+        resolver = getattr(strategy, "cluster_resolver", None)
+        if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) or resolver is None:
+            return None
+        tasks = resolver.cluster_spec().as_dict()
+        if len(tasks.get("chief", ())) + len(tasks.get("worker", ())) < 2:
+            return None
+        if strategy not in _of_strategy:
+            _of_strategy[strategy] = Exchange(strategy)
+        return _of_strategy[strategy]
+
+    def fetch(
+        self, tables: Sequence[Variable], keys: Sequence[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
+        """Rows of keys from their owners; each distinct key is sent once.
+
+        Args:
+            tables: whose rows.
+            keys: for each table int64 (n,).
+
+        Returns:
+            For each table: the distinct keys (m,), their values (m, dim), whether they have a row (m,),
+            and the place of each of the n keys among them (n,).
+        """
+        number = len(tables)
+        distinct, places, counts = self._grouped(keys, distinct=True)
+        value_bytes = [table.dim * table.value_dtype.size for table in tables]
+        there, back = self._agreed(
+            [_words(counts, [8] * number), _words(counts, [*value_bytes, *[1] * number])],
+            _program("lookup", tables),
+        )
+        asked_counts, asked = self._swap(_TO_OWNERS, there, counts, [distinct], [-1] * number)
+        found = [
+            ops.dynemb_lookup(
+                tf.zeros([0, table.dim], table.value_dtype),
+                table.resource.resource_handle,
+                k,
+                table.resource.owners(k),
+                dim=table.dim,
+            )
+            for table, k in zip(tables, asked, strict=True)
+        ]
+        reply = [[values for values, _ in found], [exists for _, exists in found]]
+        dims = [*(table.dim for table in tables), *[-1] * number]
+        _, got = self._swap(_FROM_OWNERS, back, asked_counts, reply, dims)
+        return distinct, got[:number], got[number:], places
+
+    def deliver(
+        self, tables: Sequence[Variable], keys: Sequence[tf.Tensor], *columns: Sequence[tf.Tensor]
+    ) -> list[list[tf.Tensor]]:
+        """Sends keys, with what belongs to each, to their owners.
+
+        Args:
+            tables: whose keys.
+            keys: for each table int64 (n,); a key may repeat.
+            *columns: what belongs to them, for each table numbers (n,) or (n, d).
+
+        Returns:
+            The keys for each table (m,), and each column likewise, of those that this process owns: what
+            the first process sent first, and of each in its order.
+        """
+        number = len(tables)
+        grouped, places, counts = self._grouped(keys, distinct=False)
+        order = [tf.math.invert_permutation(place) for place in places]
+        groups = [grouped]
+        groups += [[tf.gather(*pair) for pair in zip(c, order, strict=True)] for c in columns]
+        parts = [part for group in groups for part in group]
+        kinds = ", ".join(sorted({part.dtype.name for part in parts}))
+        (size,) = self._agreed(
+            [_words(counts, [_item_bytes(part) for part in parts])],
+            _program(f"sending {kinds}", tables),
+        )
+        _, got = self._swap(_TO_OWNERS, size, counts, groups, [_dim(part) for part in parts])
+        return [got[first : first + number] for first in range(0, len(got), number)]
+
+    def total(self, numbers: tf.Tensor) -> tf.Tensor:
+        """The sum over processes of float64 (n,), where n is the same in all."""
+        return self._reduce(numbers, _SUM + tf.size(numbers), "Add")
+
+    def gather(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Tensors of all processes, joined along the first axis in the order of the processes.
+
+        Args:
+            parts: numbers of shape (items,) or (items, dim), where `dim` is the same in all processes.
+        """
+        dims = [_dim(part) for part in parts]
+        kept = [number for number, dim in enumerate(dims) if dim != 0]  # others have nothing to send
+        if len(kept) < len(parts):
+            gathered = dict(zip(kept, self.gather([parts[number] for number in kept]), strict=True))
+            items = tf.shape(gathered[0])[0]  # of the first part, which has keys
+            return [
+                gathered[n] if n in gathered else tf.zeros([items, 0], part.dtype)
+                for n, part in enumerate(parts)
+            ]
+        counts = tf.stack([tf.shape(part, tf.int64)[0] for part in parts])[tf.newaxis]
+        words = _words(counts, [_item_bytes(part) for part in parts])
+        (size,) = self._agreed([words], f"gathering rows of {dims} numbers")
+        parcel = ops.dynemb_pack(parts, counts, tf.gather(_SIZES, size) - len(parts))
+        everything = tf.raw_ops.CollectiveGatherV2(
+            input=tf.concat([counts, parcel], axis=1), **self._collective(_GATHER + size)
+        )
+        return ops.dynemb_unpack(
+            everything[:, len(parts) :],
+            everything[:, : len(parts)],
+            P=[part.dtype for part in parts],
+            dims=dims,
+        )
+
+    def gather_texts(self, text: str) -> list[str]:
+        """What each process gave; eagerly."""
+        encoded = tf.constant(np.frombuffer(text.encode(), np.uint8))
+        size = tf.constant([len(encoded)], tf.int64)
+        sizes, joined = self.gather([size])[0].numpy(), self.gather([encoded])[0].numpy()
+        ends = np.cumsum(sizes)
+        return [joined[end - n : end].tobytes().decode() for n, end in zip(sizes, ends, strict=True)]
+
+    def barrier(self) -> None:
+        """Returns when all processes have come here; eagerly."""
+        self.total(tf.zeros([1], tf.float64)).numpy()
+
+    def owned(self, keys: tf.Tensor) -> tf.Tensor:
+        """Whether this process owns each of the keys int64 (n,)."""
+        return tf.equal(tf.math.floormod(keys, self.processes), self.index)
+
+    def share(self, number):
+        """This process' part of a number, or tensor, that all have together, such as a limit of rows."""
+        return (number + self.processes - 1 - self.index) // self.processes
+
+    def _swap(self, kind: int, size, counts, groups, dims) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Sends each process its parcel.
+
+        Args:
+            kind: where the instances of this collective begin.
+            size: the agreed size, its number in _SIZES.
+            counts: (processes, tables), how many items of each table go to each process.
+            groups: lists of tensors, one per table; all are as many as counts says.
+            dims: of all tensors of the groups.
+
+        Returns:
+            The counts (processes, tables) and tensors that the others sent.
+        """
+        parts = [part for group in groups for part in group]
+        tables = counts.shape[1]
+        words = tf.gather(_SIZES, size) - tables
+        parcels = ops.dynemb_pack(parts, tf.tile(counts, [1, len(groups)]), words)
+        received = tf.raw_ops.CollectiveAllToAllV2(
+            input=tf.concat([counts, parcels], axis=1), **self._collective(kind + size)
+        )
+        sent = tf.ensure_shape(received[:, :tables], [self.processes, tables])
+        return sent, ops.dynemb_unpack(
+            received[:, tables:],
+            tf.tile(sent, [1, len(groups)]),
+            P=[part.dtype for part in parts],
+            dims=dims,
+        )
+
+    def _agreed(self, words: list[tf.Tensor], program: str) -> list[tf.Tensor]:
+        """For each of the numbers of words the size, its number in _SIZES, that fits all processes.
+
+        Raises:
+            tf.errors.InvalidArgumentError: another process runs another program here; names both.
+        """
+        digest = int.from_bytes(hashlib.sha256(program.encode()).digest()[:7], "little")
+        numbers = tf.stack([*words, digest, -digest])
+        most = self._reduce(numbers, _AGREE + len(words), "Max")
+        same = tf.equal(most[-2], -most[-1])
+        text = program[:_TEXT_LETTERS].ljust(_TEXT_LETTERS)
+
+        def programs():
+            letters = tf.raw_ops.CollectiveGatherV2(
+                input=[[ord(letter) for letter in text]], **self._collective(_TEXTS)
+            )
+            letters = tf.ensure_shape(letters, [self.processes, _TEXT_LETTERS])
+            texts = tf.unstack(tf.strings.strip(tf.strings.unicode_encode(letters, "UTF-8")))
+            numbered = [tf.strings.join([f"process {n}: ", text]) for n, text in enumerate(texts)]
+            return tf.strings.join(numbered, separator="; ")
+
+        differing = tf.cond(same, lambda: tf.constant(""), programs)
+        check = tf.debugging.Assert(
+            same,
+            [
+                "the programs of the processes differ: they must make the same tables, in the same "
+                "order, and look them up and train them in the same order. Got",
+                differing,
+            ],
+            summarize=1,
+        )
+        with tf.control_dependencies([] if check is None else [check]):
+            most = tf.identity(most)
+        sizes = tf.searchsorted(tf.constant(_SIZES), most[: len(words)])
+        return tf.unstack(sizes, num=len(words))
+
+    def _reduce(self, numbers: tf.Tensor, instance, how: str) -> tf.Tensor:
+        return tf.raw_ops.CollectiveReduceV2(
+            input=numbers, merge_op=how, final_op="Id", **self._collective(instance)
+        )
+
+    def _collective(self, instance) -> dict:
+        return {
+            "group_size": self.processes,
+            "group_key": self._group_key,
+            "instance_key": instance,
+            "ordering_token": [self._token],  # which also tells tf.function not to leave it out
+            "timeout_seconds": float(self.timeout_seconds),
+        }
+
+    def _grouped(self, keys: Sequence[tf.Tensor], distinct: bool):
+        owners = [tf.zeros([0], tf.int32)] * len(keys)  # key mod processes
+        return ops.dynemb_group_by_owner(keys, owners, receivers=self.processes, distinct=distinct)
+
+
+def _dim(part: tf.Tensor) -> int:
+    """Numbers of an item; -1 for items that are numbers."""
+    return -1 if part.shape.rank == 1 else int(part.shape[1])
+
+
+def _item_bytes(part: tf.Tensor) -> int:
+    return abs(_dim(part)) * part.dtype.size
+
+
+def _words(counts: tf.Tensor, item_bytes: list[int]) -> tf.Tensor:
+    """Words of the largest parcel, of counts (processes, tables) of items of so many bytes each."""
+    tables = counts.shape[1]
+    bytes_of_parts = tf.tile(counts, [1, len(item_bytes) // tables]) * tf.constant(item_bytes, tf.int64)
+    return tables + tf.reduce_max(tf.reduce_sum((bytes_of_parts + 7) // 8, axis=1))
+
+
+def _program(what: str, tables: Sequence[Variable]) -> str:
+    """What processes must agree on."""
+    of_each = ", ".join(f"{t.name} ({t.dim} x {t.value_dtype.name})" for t in tables)
+    return f"{what} of {of_each}"

@@ -1,0 +1,83 @@
+"""Where a step reads the rows of its ids: in the tables, or in small ones made for the step.
+
+Rows of a table that is spread over processes come from their owners into a table of this process, from
+which every lookup op then reads as from any other. So nothing else knows of the exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import tensorflow as tf
+
+from tf_dynemb.base.op_library import ops
+
+if TYPE_CHECKING:
+    from tf_dynemb.table.variable import Variable
+
+
+class StepTable(NamedTuple):
+    """Where the rows of a table's keys are.
+
+    Attributes:
+        resource: the table that has them.
+        owners: the shard of each key in it.
+        exists: whether each key has a row, bool (n,); None: ask the resource.
+    """
+
+    resource: tf.Tensor
+    owners: tf.Tensor | None
+    exists: tf.Tensor | None
+
+
+def step_table(table: Variable, keys: tf.Tensor) -> StepTable:
+    """Where int64 keys (...) of one table are, eagerly or in a step."""
+    if table.exchange is None:
+        return StepTable(table.resource.resource_handle, table.resource.owners(keys), None)
+    distinct, values, exists, places = table.exchange.fetch([table], [tf.reshape(keys, [-1])])
+    exists = tf.reshape(tf.gather(exists[0], places[0]), tf.shape(keys))
+    return StepTable(_filled(table, distinct[0], values[0]), tf.zeros([0], tf.int32), exists)
+
+
+def step_resources(tables: Sequence[Variable], keys: Callable[[], Sequence]) -> list[tf.Tensor]:
+    """Resources that have the rows of keys, for ops that ask for the shards themselves.
+
+    Args:
+        tables: all of one exchange, or all of this process.
+        keys: gives the keys int64 (n,) of each table; called only where they are to be exchanged.
+
+    Raises:
+        ValueError: some tables are spread over processes, and others are not.
+    """
+    exchange = exchange_of(tables)
+    if exchange is None:
+        return [table.resource.resource_handle for table in tables]
+    distinct, values, _, _ = exchange.fetch(tables, keys())
+    return [_filled(*of_table) for of_table in zip(tables, distinct, values, strict=True)]
+
+
+def exchange_of(tables: Sequence[Variable]):
+    """The exchange of tables that are looked up together; None where there is none.
+
+    Raises:
+        ValueError: as of step_resources.
+    """
+    exchanges = {table.exchange for table in tables}
+    if len(exchanges) > 1:
+        spread = [table.name for table in tables if table.exchange is not None]
+        raise ValueError(
+            f"tables: got {spread}, made in the scope of a strategy of several processes, beside others "
+            "that were not; make all in the scope"
+        )
+    return exchanges.pop()
+
+
+def _filled(table: Variable, keys: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    resource = ops.dynemb_table(
+        schema=f"dynemb-table 1\nvalue {table.value_dtype.name} {table.dim}\n"
+        "initializer constant 0.0\nseed 0\nkey int64\n"
+    )
+    owners = tf.zeros([0], tf.int32)
+    ops.dynemb_upsert(resource, keys, owners, values, tf.zeros([], tf.int64))
+    return resource
