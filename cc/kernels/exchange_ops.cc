@@ -38,8 +38,8 @@ class GroupByOwnerOp : public OpKernel {
     OP_REQUIRES_OK(context, context->output_list("places", &places));
     const int tables = keys.size();
     Tensor* counts;
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(2 * tables, TensorShape({receivers_, tables}), &counts));
+    OP_REQUIRES_OK(
+        context, context->allocate_output(2 * tables, TensorShape({receivers_, tables}), &counts));
     auto count = counts->matrix<int64_t>();
     for (int t = 0; t < tables; ++t) {
       OP_REQUIRES(context, keys[t].dims() == 1 && owners[t].dims() == 1,
@@ -70,7 +70,8 @@ class GroupByOwnerOp : public OpKernel {
     const std::vector<int64_t>& inverse = dedup.inverse();
     std::vector<int32_t> owners_of_distinct;
     if (owners.size > 0) {
-      if (owners.size != keys.size) return GroupByOwner(keys, owners, receivers_, groups);  // says why
+      if (owners.size != keys.size)
+        return GroupByOwner(keys, owners, receivers_, groups);  // says why
       owners_of_distinct.resize(static_cast<size_t>(dedup.size()));
       for (int64_t i = 0; i < keys.size; ++i) owners_of_distinct[inverse[i]] = owners[i];
     }

@@ -1,6 +1,6 @@
-// The ops with which processes exchange keys and rows of tables that are spread over them. The exchange
-// itself is TensorFlow's all-to-all; these make what it carries and take it apart. No logic; the kernels
-// are in cc/kernels.
+// The ops with which processes exchange keys and rows of tables that are spread over them. The
+// exchange itself is TensorFlow's all-to-all; these make what it carries and take it apart. No
+// logic; the kernels are in cc/kernels.
 #include <algorithm>
 #include <cstdint>
 #include <vector>

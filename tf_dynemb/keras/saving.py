@@ -65,7 +65,7 @@ def write_rows(table: Variable, store) -> None:
         more = cursor[0] < table.shard_num
         if exchange is not None:  # each process writes the rows of all
             parts = exchange.gather(parts)
-            more = bool(exchange.total(tf.constant([more], tf.float64)).numpy()[0])
+            more = bool(exchange.total(tf.constant([float(more)], tf.float64)).numpy()[0])
         if chunk_schema.numpy() != schema:
             raise RuntimeError("the table got another optimizer rule while it was being saved")
         arrays = [

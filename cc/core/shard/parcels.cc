@@ -9,6 +9,7 @@ namespace dynemb {
 namespace {
 
 constexpr int64_t kWordBytes = sizeof(int64_t);
+constexpr int64_t kMostWords = int64_t{1} << 40;
 
 int64_t WordsOf(int64_t bytes) { return (bytes + kWordBytes - 1) / kWordBytes; }
 
@@ -68,13 +69,16 @@ Status ParcelLayout::Check() const {
     return InvalidArgument("counts: got ", counts.size, " numbers, want one for each of ", parts(),
                            " parts of ", receivers, " parcels");
   }
+  if (words < 0 || words > kMostWords) {
+    return InvalidArgument("words: got parcels of ", words, ", want 0 to ", kMostWords);
+  }
   for (int64_t receiver = 0; receiver < receivers; ++receiver) {
     int64_t left = words;
     for (int64_t part = 0; part < parts(); ++part) {
       const int64_t items = count(receiver, part);
       // Each division is by what an item takes, so that nothing overflows.
-      const bool fits = items >= 0 && item_bytes[part] > 0 &&
-                        items <= left * kWordBytes / item_bytes[part];
+      const bool fits =
+          items >= 0 && item_bytes[part] > 0 && items <= left * kWordBytes / item_bytes[part];
       if (fits) left -= WordsOf(items * item_bytes[part]);
       if (!fits || left < 0) {
         return InvalidArgument("counts: got ", items, " items of ", item_bytes[part],

@@ -1,10 +1,10 @@
 // Parcels: what one process sends to each of several, as blocks of one size.
 //
-// A collective moves a tensor (receivers, words) of 8-byte words, of which each receiver gets a row, its parcel.
-// A parcel holds parts one after the other: of part p so many items of `item_bytes` as `counts` says for
-// the receiver, then zeros to a whole word; after the last part there is padding. What parts mean (keys,
-// rows, whether they exist) is the caller's: items are bytes. Counts come from another process, so they
-// are checked before anything is read by them.
+// A collective moves a tensor (receivers, words) of 8-byte words, of which each receiver gets a
+// row, its parcel. A parcel holds parts one after the other: of part p so many items of
+// `item_bytes` as `counts` says for the receiver, then zeros to a whole word; after the last part
+// there is padding. What parts mean (keys, rows, whether they exist) is the caller's: items are
+// bytes. Counts come from another process, so they are checked before anything is read by them.
 #ifndef TF_DYNEMB_CC_CORE_SHARD_PARCELS_H_
 #define TF_DYNEMB_CC_CORE_SHARD_PARCELS_H_
 
@@ -30,8 +30,8 @@ struct GroupedKeys {
 Status GroupByOwner(Span<const Key> keys, Span<const int32_t> owners, int64_t count,
                     GroupedKeys* grouped);
 
-// How the parts of all parcels lie. Items of one part are of one size, those of all receivers lie one
-// after the other: receiver 0's first.
+// How the parts of all parcels lie. Items of one part are of one size, those of all receivers lie
+// one after the other: receiver 0's first.
 struct ParcelLayout {
   int64_t receivers = 0;
   int64_t words = 0;                // of a parcel
@@ -47,7 +47,8 @@ struct ParcelLayout {
   Status Check() const;
 };
 
-// Both want a layout that is checked. `parcels`: receivers * words words; `parts`: of each part its items.
+// Both want a layout that is checked. `parcels`: receivers * words words; `parts`: of each part its
+// items.
 void PackParcels(const Context& context, const ParcelLayout& layout,
                  const std::vector<const char*>& parts, int64_t* parcels);
 void UnpackParcels(const Context& context, const ParcelLayout& layout, const int64_t* parcels,

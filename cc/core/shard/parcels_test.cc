@@ -1,4 +1,5 @@
-// Parcels: keys are grouped by owner, parts come out as they went in, and counts that cannot be are refused.
+// Parcels: keys are grouped by owner, parts come out as they went in, and counts that cannot be are
+// refused.
 #include "cc/core/shard/parcels.h"
 
 #include <gtest/gtest.h>

@@ -1,0 +1,351 @@
+"""What each process of test_spread_tables runs; TF_CONFIG says which one it is. Pickles what it saw.
+
+Without TF_CONFIG it is the single replica that the others are compared with.
+"""
+
+import os
+import pickle
+import sys
+import time
+from unittest import mock
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+K = keras.optimizers
+BATCH, STEPS, INTEGER_STEPS, BAG_STEPS = 12, 200, 30, 10
+_NUMBERS = np.random.default_rng(13)
+# Few ids, so that processes share keys of a batch; negative ones and new ones to the end.
+IDS = (_NUMBERS.integers(0, 9, (STEPS, BATCH, 2)) + np.arange(STEPS)[:, None, None] // 4 - 25) * (
+    2**40 + 1
+)
+IDS[7] = 24 * (2**40 + 1)  # one key in all places: one owner has all the work
+TARGETS = _NUMBERS.normal(size=(STEPS, BATCH, 1)).astype(np.float32)
+FACTORS = _NUMBERS.integers(-4, 5, (STEPS, BATCH, 2, 3)).astype(np.float32)
+# More ids than a padded parcel rounds up, for the bytes on the wire: per process, uniform and Zipf.
+WIRE_IDS, WIRE_DIM = 20_000, 32
+OPTIMIZERS = {
+    "sgd": lambda: K.SGD(0.05),
+    "adagrad": lambda: K.Adagrad(0.1),
+    # Of a gradient near zero Adam makes a step as large as of any: what it adds up in another order
+    # shows times the learning rate, so that this is Keras' own.
+    "adam": lambda: K.Adam(),
+    "global_clipnorm": lambda: K.SGD(0.05, global_clipnorm=0.3),
+}
+
+
+class Program:
+    """One process of `count`; the strategy of all, or the default one."""
+
+    def __init__(self):
+        several = "TF_CONFIG" in os.environ
+        # Before tf_dynemb: the strategy must be made before any op runs.
+        self.strategy = (
+            tf.distribute.MultiWorkerMirroredStrategy() if several else tf.distribute.get_strategy()
+        )
+        import tf_dynemb
+
+        self.lib = tf_dynemb
+        self.count = self.strategy.num_replicas_in_sync
+        self.index = self.strategy.cluster_resolver.task_id if several else 0
+
+    def mine(self, step, batch):
+        """This process' share of a global batch: even, or all for the last one, or for the first."""
+        share = len(batch) // self.count
+        shares = [share * process for process in range(self.count)] + [len(batch)]
+        if step % 5 == 3:
+            shares = [0] * self.count + [len(batch)]
+        if step % 5 == 4:
+            shares = [0] + [len(batch)] * self.count
+        return tf.constant(batch[shares[self.index] : shares[self.index + 1]])
+
+    def rows(self, table):
+        return dict(zip(*(part.numpy().tolist() for part in table.export()), strict=True))
+
+    def optimizer(self, inner, variables):
+        optimizer = self.lib.DynamicEmbeddingOptimizer(inner)
+        optimizer.build(variables)
+        return optimizer
+
+    def trained(self, make):
+        """A layer and a dense one, on a loss that rows, weights and targets all enter."""
+        with self.strategy.scope():
+            layer = self.lib.keras.Embedding(
+                3, combiner="sum", initializer=keras.initializers.RandomUniform(seed=5), name="users"
+            )
+            dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=6))
+            dense.build((None, 3))
+            variables = layer.trainable_variables + dense.trainable_variables
+            optimizer = self.optimizer(make(), variables)
+
+        def train(ids, targets):
+            with tf.GradientTape() as tape:
+                # The layer is looked up twice.
+                vectors = layer(ids) + 0.5 * layer(ids[:, :1])
+                loss = tf.reduce_sum((dense(vectors) - targets) ** 2) / BATCH
+            gradients = tape.gradient(loss, variables)
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            return loss
+
+        shapes = [tf.TensorSpec([None, 2], tf.int64), tf.TensorSpec([None, 1], tf.float32)]
+
+        @tf.function(input_signature=shapes)
+        def run(ids, targets):
+            return self.strategy.run(train, (ids, targets))
+
+        losses = [float(run(self.mine(s, IDS[s]), self.mine(s, TARGETS[s]))) for s in range(STEPS)]
+        self.layer = layer
+        return {
+            "rows": self.rows(layer.table),
+            "kernel": dense.kernel.numpy(),
+            "losses": losses,
+            "steps": int(optimizer.iterations.numpy()),
+        }
+
+    def integers(self):
+        """Gradients that are whole numbers add up to the same in any order."""
+        with self.strategy.scope():
+            layer = self.lib.keras.Embedding(3, initializer="ones", name="whole")
+            optimizer = self.optimizer(K.SGD(1.0), layer.trainable_variables)
+
+        def train(ids, factors):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(ids) * factors)
+            gradients = tape.gradient(loss, layer.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+
+        shapes = [tf.TensorSpec([None, 2], tf.int64), tf.TensorSpec([None, 2, 3], tf.float32)]
+
+        @tf.function(input_signature=shapes)
+        def run(ids, factors):
+            self.strategy.run(train, (ids, factors))
+
+        for step in range(INTEGER_STEPS):
+            run(self.mine(step, IDS[step]), self.mine(step, FACTORS[step]))
+        return self.rows(layer.table)
+
+    def bags(self):
+        """A collection: two tables, one of them of two features, with weights."""
+        lib = self.lib
+        with self.strategy.scope():
+            collection = lib.EmbeddingBagCollection(
+                [
+                    lib.EmbeddingBagConfig(
+                        name="t", embedding_dim=2, init_fn=0.5, feature_names=["f", "g"]
+                    ),
+                    lib.EmbeddingBagConfig(
+                        name="u", embedding_dim=5, init_fn=0.25, feature_names=["g"], pooling="MEAN"
+                    ),
+                ],
+                is_weighted=True,
+            )
+            optimizer = self.optimizer(K.Adagrad(0.1), collection.trainable_variables)
+        weights = collection.trainable_variables
+
+        def train(ids):
+            n = tf.shape(ids)[0]
+            values = tf.concat([ids[:, 0], tf.reshape(ids, [-1])], axis=0)
+            features = lib.KeyedJaggedTensor(
+                ["f", "g"],
+                values,
+                weights=tf.cast(values % 3 + 1, tf.float32),
+                lengths=tf.concat([tf.ones([n], tf.int32), tf.fill([n], 2)], axis=0),
+            )
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.square(collection(features).values() - 1.0)) / BATCH
+            optimizer.apply(tape.gradient(loss, weights), weights)
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.int64)])
+        def run(ids):
+            self.strategy.run(train, (ids,))
+
+        for step in range(BAG_STEPS):
+            run(self.mine(step, IDS[step]))
+        graph = run.get_concrete_function().graph
+        return {
+            "rows": [self.rows(collection.embedding_bags[name].weight) for name in "tu"],
+            "exchanges": [op.type for op in _ops(graph) if op.type == "CollectiveAllToAllV2"],
+        }
+
+    def methods(self):
+        """Writes by key, each process with keys of its own, of which some belong to others."""
+        with self.strategy.scope():
+            table = self.lib.Variable(dim=1, initializer=-1.0, name="methods")
+        keys = tf.constant(np.array([[10, -3, 7]] + [[20 + i, -30 - i, 7] for i in range(4)]))
+        own = keys[1 + self.index] if self.count > 1 else tf.reshape(keys[1:], [-1])
+        table.upsert(own, tf.cast(own, tf.float32)[:, None])
+        seen = table.lookup(keys[1], return_exists=True)
+        table.accum(
+            keys[1, :1],
+            tf.zeros([1, 1]),
+            tf.ones([1, 1]) / self.count,  # in all processes: each adds its part
+            tf.constant([True]),
+        )
+        table.remove(tf.constant([7], tf.int64) if self.index == 0 else tf.zeros([0], tf.int64))
+        gone = table.lookup(keys[0], return_exists=True)
+        return {"seen": seen, "gone": gone, "rows": self.rows(table), "size": int(table.size())}
+
+    def unseeded(self):
+        with self.strategy.scope():
+            table = self.lib.Variable(dim=4, initializer="uniform", name="unseeded")
+        values = table.lookup(IDS[0]).numpy()
+        return {"values": values, "size": int(table.size())}
+
+    def limits(self):
+        """A table of 6 rows in all, to which 12 ids come."""
+        lib = self.lib
+        with self.strategy.scope():
+            collection = lib.EmbeddingCollection(
+                [lib.EmbeddingConfig(name="few", embedding_dim=1, num_embeddings=6, feature_names=["f"])]
+            )
+            table = collection.embeddings["few"].weight
+            optimizer = self.optimizer(K.SGD(1.0), [table.handle])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(self.lib.embedding_lookup(table, tf.range(12, dtype=tf.int64)))
+        try:
+            optimizer.apply(tape.gradient(loss, [table.handle]), [table.handle])
+        except tf.errors.ResourceExhaustedError as error:
+            return {"error": str(error), "size": int(table.size())}
+        return {"size": int(table.size())}
+
+    def refusals(self):
+        """What a table of several processes cannot do says so."""
+        messages = []
+        with self.strategy.scope():
+            for make in (
+                lambda: self.lib.Variable(dim=1, key_dtype=tf.string, keep_keys=True, name="kept"),
+                lambda: tf.saved_model.save(self.layer, f"/nonexistent/{self.index}"),
+            ):
+                try:
+                    make()
+                    messages.append("")
+                except ValueError as error:
+                    messages.append(str(error))
+        return messages
+
+    def wire(self):
+        """Words that one lookup and one update put on the wire, and the least that could be."""
+        with self.strategy.scope():
+            table = self.lib.Variable(dim=WIRE_DIM, name="wire")
+            optimizer = self.optimizer(K.SGD(1.0), [table.handle])
+        sent = []
+        swap = tf.raw_ops.CollectiveAllToAllV2
+
+        def counted(input, **arguments):  # noqa: A002  the op's own name of it
+            sent.append(int(tf.size(input)) * 8 * (self.count - 1) / self.count)
+            return swap(input=input, **arguments)
+
+        results = {}
+        numbers = np.random.default_rng(100 + self.index)
+        for name, ids in (
+            ("uniform", numbers.integers(-(2**62), 2**62, WIRE_IDS)),
+            ("zipf", numbers.zipf(1.2, WIRE_IDS)),
+            ("one owner", numbers.integers(0, 2**40, WIRE_IDS) * self.count),
+        ):
+            sent.clear()
+            with mock.patch.object(tf.raw_ops, "CollectiveAllToAllV2", counted):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(self.lib.embedding_lookup(table, tf.constant(ids, tf.int64)))
+                optimizer.apply(tape.gradient(loss, [table.handle]), [table.handle])
+            least = len(np.unique(ids)) * (8 + 4 * WIRE_DIM) * (self.count - 1) / self.count
+            results[name] = {"sent": sum(sent), "least": 2 * least, "collectives": len(sent)}
+        return results
+
+    def milliseconds(self):
+        """Of an exchange of the smallest size: what the latency of the collectives makes of a step."""
+        with self.strategy.scope():
+            table = self.lib.Variable(dim=1, name="latency")
+
+        @tf.function
+        def look_up():
+            return self.strategy.run(lambda: self.lib.embedding_lookup(table, tf.zeros([1], tf.int64)))
+
+        times = []
+        for _ in range(30):
+            start = time.perf_counter()
+            look_up()
+            times.append(1e3 * (time.perf_counter() - start))
+        return sorted(times)[len(times) // 2]
+
+    def checkpoint(self, path):
+        """Every process writes a whole checkpoint and whole Keras weights, and reads them back."""
+        table = self.layer.table
+        before = self.rows(table)
+        name = tf.train.Checkpoint(table=table).write(f"{path}.checkpoint")
+        model = keras.Sequential([keras.Input((2,), dtype="int64"), self.layer])
+        model.save_weights(f"{path}.weights.h5")
+        same = []
+        for restore in (
+            lambda: tf.train.Checkpoint(table=table).read(name).assert_consumed(),
+            lambda: model.load_weights(f"{path}.weights.h5"),
+        ):
+            table.clear()
+            restore()
+            same.append(self.rows(table) == before)
+        return same
+
+    def differing(self):
+        """Processes that look up other tables."""
+        with self.strategy.scope():
+            tables = [self.lib.Variable(dim=dim, name=f"dim{dim}") for dim in (2, 3)]
+        try:
+            tables[self.index % 2].lookup(tf.constant([1], tf.int64))
+        except tf.errors.InvalidArgumentError as error:
+            return str(error)
+        return ""
+
+    def survivor(self):
+        """The last process dies before a step; the others learn of it."""
+        with self.strategy.scope():
+            table = self.lib.Variable(dim=1, name="orphan")
+        table.lookup(tf.constant([1], tf.int64))
+        if self.index == self.count - 1:
+            os._exit(9)
+        start = time.monotonic()
+        try:
+            table.lookup(tf.constant([1], tf.int64))
+        except tf.errors.OpError as error:
+            return {"error": type(error).__name__, "seconds": time.monotonic() - start}
+        return {}
+
+
+def _ops(graph):
+    yield from graph.get_operations()
+    for function in graph.as_graph_def().library.function:
+        yield from (_Node(node.op) for node in function.node_def)
+
+
+class _Node:
+    def __init__(self, kind):
+        self.type = kind
+
+
+def main(path):
+    program = Program()
+    result = {"replicas": program.count}
+
+    def save():
+        with open(f"{path}.part", "wb") as file:
+            pickle.dump(result, file)
+        os.replace(f"{path}.part", path)
+
+    for name, make in OPTIMIZERS.items():
+        result[name] = program.trained(make)
+    for scene in ("integers", "bags", "methods", "unseeded", "limits"):
+        result[scene] = getattr(program, scene)()
+    result["checkpoint"] = program.checkpoint(path)
+    if program.count > 1:
+        for scene in ("refusals", "wire", "milliseconds", "differing"):
+            result[scene] = getattr(program, scene)()
+        save()  # what the process that dies has seen
+        result["survivor"] = program.survivor()
+    save()
+    sys.stdout.flush()
+    os._exit(0)  # with a process gone TensorFlow's own end would be an abort
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,210 @@
+"""Under MultiWorkerMirroredStrategy processes train tables like one process on the global batch."""
+
+import json
+import os
+import pathlib
+import pickle
+import socket
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from spread_program import IDS, INTEGER_STEPS, OPTIMIZERS, STEPS
+
+import tf_dynemb
+
+PROGRAM = pathlib.Path(__file__).with_name("spread_program.py")
+ROOT = pathlib.Path(__file__).parents[2]
+TIMEOUT_SECONDS = 300
+COUNTS = (2, 3, 4)
+# 200 steps of float32 sums that processes add up in another order than one does.
+TOLERANCE = 1e-5
+
+
+def free_ports(number):
+    """Ports of the loopback that nobody listens on; held together, so that they differ."""
+    sockets = [socket.socket() for _ in range(number)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def start(path, config=None):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    environment.pop("TF_CONFIG", None)
+    if config is not None:
+        environment["TF_CONFIG"] = json.dumps(config)
+    command = [sys.executable, str(PROGRAM), str(path)]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def run(folder, count):
+    """What each of `count` processes saw; of one alone without a strategy, a list of one."""
+    folder.mkdir()
+    workers = [f"127.0.0.1:{port}" for port in free_ports(count)]
+    paths = [folder / str(index) for index in range(count)]
+    configs = [
+        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+        for index in range(count)
+    ]
+    if count == 1:
+        configs = [None]
+    processes = [start(path, config) for path, config in zip(paths, configs, strict=True)]
+    try:
+        outputs = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    dies = [count > 1 and index == count - 1 for index in range(count)]
+    for process, output, died in zip(processes, outputs, dies, strict=True):
+        assert process.returncode == (9 if died else 0), output
+    return [pickle.loads(path.read_bytes()) for path in paths]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("spread")
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    return run(folder / "1", 1)[0]
+
+
+@pytest.fixture(scope="module", params=COUNTS)
+def processes(request, folder):
+    return run(folder / str(request.param), request.param)
+
+
+def union(rows_of_processes):
+    """The rows of all processes, of which no two have the same key, and each is with its owner."""
+    rows = {}
+    for index, own in enumerate(rows_of_processes):
+        assert all(key % len(rows_of_processes) == index for key in own)
+        assert not rows.keys() & own.keys()
+        rows.update(own)
+    return rows
+
+
+def rows_of(table):
+    return dict(zip(*(part.numpy().tolist() for part in table.export()), strict=True))
+
+
+def assert_rows(got, want, tolerance):
+    assert got.keys() == want.keys()
+    for key, row in want.items():
+        np.testing.assert_allclose(got[key], row, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_processes_train_like_one_on_the_global_batch(processes, alone, name):
+    got, want = [process[name] for process in processes], alone[name]
+    assert len(want["rows"]) == len(np.unique(IDS))
+    assert_rows(union([one["rows"] for one in got]), want["rows"], TOLERANCE)
+    # The loss of a process is its share's part of the global mean.
+    losses = np.sum([one["losses"] for one in got], axis=0)
+    np.testing.assert_allclose(losses, want["losses"], rtol=1e-4)  # a square: twice the error of a row
+    for one in got:
+        np.testing.assert_allclose(one["kernel"], want["kernel"], rtol=TOLERANCE, atol=TOLERANCE)
+        np.testing.assert_array_equal(one["kernel"], got[0]["kernel"])
+        assert one["steps"] == STEPS
+
+
+def test_sums_of_whole_numbers_are_those_of_one_process_to_the_bit(processes, alone):
+    rows = union([process["integers"] for process in processes])
+    assert rows == alone["integers"] and len(rows) == len(np.unique(IDS[:INTEGER_STEPS]))
+
+
+def test_a_collection_trains_as_with_one_process(processes, alone):
+    for table, want in enumerate(alone["bags"]["rows"]):
+        rows = union([process["bags"]["rows"][table] for process in processes])
+        assert_rows(rows, want, TOLERANCE)
+
+
+def test_a_collection_exchanges_once(processes):
+    """Ids out, rows back, gradients out: three for two tables and three features."""
+    for process in processes:
+        assert len(process["bags"]["exchanges"]) == 3
+
+
+def test_writes_by_key_reach_the_owner(processes):
+    count = len(processes)
+    keys = [20, -30, 7]
+    for process in processes:
+        values, exists = process["methods"]["seen"]
+        assert values.numpy().tolist() == [[float(key)] for key in keys]
+        assert exists.numpy().all()
+        values, exists = process["methods"]["gone"]
+        assert values.numpy().tolist() == [[-1.0]] * 3 and not exists.numpy().any()
+    rows = union([process["methods"]["rows"] for process in processes])
+    want = {key: [float(key)] for index in range(count) for key in (20 + index, -30 - index)}
+    assert rows == {**want, 20: [pytest.approx(21.0, rel=1e-6)]}
+    assert sum(process["methods"]["size"] for process in processes) == len(rows)
+
+
+def test_a_seed_that_nobody_gave_is_the_same_in_all_processes(processes, alone):
+    values = [process["unseeded"]["values"] for process in processes]
+    for other in values[1:]:
+        np.testing.assert_array_equal(other, values[0])
+    assert not np.array_equal(values[0], alone["unseeded"]["values"])
+    assert all(process["unseeded"]["size"] == 0 for process in processes)  # looking up makes no rows
+
+
+def test_a_limit_of_rows_is_divided_among_the_owners(processes):
+    assert all(
+        "num_embeddings" in p["limits"]["error"] or "limit" in p["limits"]["error"] for p in processes
+    )
+    assert all(process["limits"]["size"] == 0 for process in processes)
+
+
+def test_what_is_not_possible_says_so(processes):
+    for process in processes:
+        kept, exported = process["refusals"]
+        assert "keep_keys" in kept and "outside of the strategy's scope" in exported
+
+
+def test_bytes_on_the_wire(processes):
+    """Beside the ids and rows that must travel there are counts, whether rows exist, and padding."""
+    for process in processes:
+        for name in ("uniform", "zipf"):
+            wire = process["wire"][name]
+            assert wire["collectives"] == 3
+            assert wire["least"] <= wire["sent"] <= 1.3 * wire["least"], name
+        # All parcels are as large as the largest: at worst all go to one owner.
+        wire = process["wire"]["one owner"]
+        assert wire["sent"] <= 1.3 * len(processes) * wire["least"]
+
+
+def test_processes_that_run_other_programs_learn_what_the_others_run(processes):
+    for process in processes:
+        assert "process 0: lookup of dim2 (2 x float32)" in process["differing"]
+        assert "process 1: lookup of dim3 (3 x float32)" in process["differing"]
+
+
+def test_a_process_that_dies_is_an_error_in_the_others(processes):
+    for process in processes[:-1]:
+        assert process["survivor"]["error"] in ("UnavailableError", "InternalError", "AbortedError")
+        assert process["survivor"]["seconds"] < 60  # TensorFlow's heartbeats notice after 10
+
+
+def test_checkpoints_of_each_process_have_all_rows(processes, folder):
+    last = list(OPTIMIZERS)[-1]
+    rows = union([process[last]["rows"] for process in processes])
+    for index, process in enumerate(processes):
+        assert process["checkpoint"] == [True, True]
+        path = folder / str(len(processes)) / str(index)
+        layer = tf_dynemb.keras.Embedding(3, combiner="sum", name="users")
+        tf.train.Checkpoint(table=layer.table).read(f"{path}.checkpoint").assert_consumed()
+        model = keras.Sequential([keras.Input((2,), dtype="int64"), layer])
+        assert rows_of(layer.table) == rows
+        layer.table.clear()
+        model.load_weights(f"{path}.weights.h5")
+        assert rows_of(layer.table) == rows
