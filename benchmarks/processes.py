@@ -1,0 +1,144 @@
+"""How a training step scales over processes of one machine; docs/scaling.md has what it printed.
+
+.venv/bin/python benchmarks/processes.py --processes 1 2 4 --json out.json
+
+For each number of processes it starts that many, which take turns at nothing: all work at once, as in a
+real job, and share the machine's cores. Of each case it prints the median over rounds of the slowest
+process, and the spread between the fastest and the slowest round.
+
+    weak      each process has --batch ids of its own
+    strong    all together have --batch ids
+    exchange  the collectives alone: agreement (an all-reduce of four numbers), the smallest
+              all-to-all, and one of 4 MiB for each process
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROWS, DIM, WARM_UP = 1_000_000, 32, 3
+
+
+def worker(options) -> None:
+    """One process: writes {case: seconds of each round} to the path that it is given."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    threads = max(1, len(os.sched_getaffinity(0)) // options.count)
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    several = "TF_CONFIG" in os.environ
+    strategy = tf.distribute.MultiWorkerMirroredStrategy() if several else tf.distribute.get_strategy()
+    import tf_dynemb
+
+    index = strategy.cluster_resolver.task_id if several else 0
+    with strategy.scope():
+        table = tf_dynemb.Variable(dim=DIM, initializer="uniform", init_size=ROWS, name="users")
+        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(1e-3))
+        optimizer.build([table.handle])
+
+    def train(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, ids) ** 2)
+        optimizer.apply([tape.gradient(loss, table.handle)], [table.handle])
+        return loss
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def step(ids):
+        return strategy.run(train, (ids,))
+
+    numbers = np.random.default_rng(index)
+    for first in range(0, ROWS, 1 << 16):  # every row is there, and has its slots
+        ids = np.arange(first, min(first + (1 << 16), ROWS))
+        step(tf.constant(ids[index :: options.count], tf.int64))
+    cases = {"weak": options.batch, "strong": options.batch // options.count}
+    seconds = {}
+    for case, batch in cases.items():
+        batches = [tf.constant(numbers.integers(0, ROWS, batch), tf.int64) for _ in range(8)]
+        seconds[case] = _rounds(options.rounds, lambda n: step(batches[n % 8]).numpy())  # noqa: B023
+    if several:
+        seconds |= _exchange(options, table.exchange, tf)
+    pathlib.Path(f"{options.worker}.{index}").write_text(json.dumps(seconds))
+
+
+def _exchange(options, exchange, tf) -> dict:
+    """The collectives alone, by the ops that an exchange is made of."""
+    group = {"group_size": options.count, "group_key": 77, "ordering_token": []}
+
+    @tf.function
+    def agree():
+        numbers = tf.zeros([4], tf.int64)
+        return tf.raw_ops.CollectiveReduceV2(
+            input=numbers, merge_op="Max", final_op="Id", instance_key=1, **group
+        )
+
+    @tf.function
+    def swap(words):
+        parcels = tf.zeros([options.count, words], tf.int64)
+        return tf.raw_ops.CollectiveAllToAllV2(input=parcels, instance_key=1 + words, **group)
+
+    large = (4 << 20) // 8 // options.count
+    return {
+        "agreement": _rounds(options.rounds, lambda _: agree().numpy()),
+        "smallest all-to-all": _rounds(options.rounds, lambda _: swap(tf.constant(8)).numpy()),
+        "all-to-all of 4 MiB": _rounds(options.rounds, lambda _: swap(tf.constant(large)).numpy()),
+    }
+
+
+def _rounds(rounds: int, call) -> list[float]:
+    seconds = []
+    for number in range(WARM_UP + rounds):
+        start = time.perf_counter()
+        call(number)
+        seconds.append(time.perf_counter() - start)
+    return seconds[WARM_UP:]
+
+
+def measure(options, count: int) -> dict:
+    """{case: seconds of each round, of the slowest process} of so many processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "seconds")
+        program = [str(HERE / "processes.py"), "--worker", path, "--count", str(count)]
+        program += ["--batch", str(options.batch), "--rounds", str(options.rounds)]
+        launch = ["-m", "tf_dynemb.launch", "-n", str(count)] if count > 1 else []
+        environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+        subprocess.run([sys.executable, *launch, *program], env=environment, check=True)
+        of_each = [json.loads(pathlib.Path(f"{path}.{n}").read_text()) for n in range(count)]
+    return {case: [max(r) for r in zip(*(o[case] for o in of_each), strict=True)] for case in of_each[0]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 3, 4])
+    parser.add_argument("--batch", type=int, default=1 << 14, help="ids; default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--json", type=pathlib.Path, help="where to write all seconds")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options)
+        return
+    results = {}
+    for count in options.processes:
+        results[count] = measure(options, count)
+        for case, seconds in results[count].items():
+            middle = 1e3 * statistics.median(seconds)
+            low, high = (1e3 * end(seconds) for end in (min, max))
+            print(
+                f"{count} processes  {case:20} {middle:8.2f} ms  ({low:.2f} to {high:.2f})", flush=True
+            )
+    if options.json:
+        options.json.write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
