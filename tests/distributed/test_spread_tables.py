@@ -1,68 +1,31 @@
 """Under MultiWorkerMirroredStrategy processes train tables like one process on the global batch."""
 
-import json
-import os
 import pathlib
 import pickle
-import socket
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from processes import configs_of_workers, ended, start
 from spread_program import IDS, INTEGER_STEPS, OPTIMIZERS, STEPS
 
 import tf_dynemb
 
 PROGRAM = pathlib.Path(__file__).with_name("spread_program.py")
-ROOT = pathlib.Path(__file__).parents[2]
 TIMEOUT_SECONDS = 300
 COUNTS = (2, 3, 4)
 # 200 steps of float32 sums that processes add up in another order than one does.
 TOLERANCE = 1e-5
 
 
-def free_ports(number):
-    """Ports of the loopback that nobody listens on; held together, so that they differ."""
-    sockets = [socket.socket() for _ in range(number)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-def start(path, config=None):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    environment.pop("TF_CONFIG", None)
-    if config is not None:
-        environment["TF_CONFIG"] = json.dumps(config)
-    command = [sys.executable, str(PROGRAM), str(path)]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
 def run(folder, count):
     """What each of `count` processes saw; of one alone without a strategy, a list of one."""
     folder.mkdir()
-    workers = [f"127.0.0.1:{port}" for port in free_ports(count)]
     paths = [folder / str(index) for index in range(count)]
-    configs = [
-        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
-        for index in range(count)
-    ]
-    if count == 1:
-        configs = [None]
-    processes = [start(path, config) for path, config in zip(paths, configs, strict=True)]
-    try:
+    pairs = zip(paths, configs_of_workers(count), strict=True)
+    with ended([start(PROGRAM, path, config=config) for path, config in pairs]) as processes:
         outputs = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
     dies = [count > 1 and index == count - 1 for index in range(count)]
     for process, output, died in zip(processes, outputs, dies, strict=True):
         assert process.returncode == (9 if died else 0), output
@@ -130,9 +93,9 @@ def test_a_collection_trains_as_with_one_process(processes, alone):
 
 
 def test_a_collection_exchanges_once(processes):
-    """Ids out, rows back, gradients out: three for two tables and three features."""
+    """Sizes, ids, rows; sizes, gradients: five all-to-alls for two tables and three features."""
     for process in processes:
-        assert len(process["bags"]["exchanges"]) == 3
+        assert len(process["bags"]["exchanges"]) == 5
 
 
 def test_writes_by_key_reach_the_owner(processes):
@@ -176,7 +139,7 @@ def test_bytes_on_the_wire(processes):
     for process in processes:
         for name in ("uniform", "zipf"):
             wire = process["wire"][name]
-            assert wire["collectives"] == 3
+            assert wire["collectives"] == 5
             assert wire["least"] <= wire["sent"] <= 1.3 * wire["least"], name
         # All parcels are as large as the largest: at worst all go to one owner.
         wire = process["wire"]["one owner"]

@@ -360,6 +360,9 @@ def _is_on(clip: float | None) -> bool:
 
 def _sum_by_key(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
     """One row per key, in 32 bits or more: norms of 16-bit numbers overflow."""
+    rows = gradient.values
+    if tf.is_symbolic_tensor(rows) and rows.op.type in ("DynembSumByKey", "DynembSumBags"):
+        return tf.IndexedSlices(wide(rows), gradient.indices)  # as the gradient of one lookup is
     keys, rows, _ = ops.dynemb_sum_by_key(tf.cast(gradient.indices, tf.int64), wide(gradient.values))
     return tf.IndexedSlices(rows, keys)
 

@@ -151,7 +151,12 @@ class Exchange:
 
     def total(self, numbers: tf.Tensor) -> tf.Tensor:
         """The sum over processes of float64 (n,), where n is the same in all."""
-        return self._reduce(numbers, _SUM + tf.size(numbers), "Add")
+        return tf.raw_ops.CollectiveReduceV2(
+            input=numbers,
+            merge_op="Add",
+            final_op="Id",
+            **self._collective(_SUM + tf.size(numbers)),
+        )
 
     def gather(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Tensors of all processes, joined along the first axis in the order of the processes.
@@ -238,7 +243,13 @@ class Exchange:
         """
         digest = int.from_bytes(hashlib.sha256(program.encode()).digest()[:7], "little")
         numbers = tf.stack([*words, digest, -digest])
-        most = self._reduce(numbers, _AGREE + len(words), "Max")
+        # Every process tells every other, at once. A ring of TensorFlow's all-reduce passes numbers on
+        # from one to the next, twice around.
+        told = tf.raw_ops.CollectiveAllToAllV2(
+            input=tf.tile(numbers[tf.newaxis], [self.processes, 1]),
+            **self._collective(_AGREE + len(words)),
+        )
+        most = tf.ensure_shape(tf.reduce_max(told, axis=0), [len(words) + 2])
         same = tf.equal(most[-2], -most[-1])
         text = program[:_TEXT_LETTERS].ljust(_TEXT_LETTERS)
 
@@ -265,11 +276,6 @@ class Exchange:
             most = tf.identity(most)
         sizes = tf.searchsorted(tf.constant(_SIZES), most[: len(words)])
         return tf.unstack(sizes, num=len(words))
-
-    def _reduce(self, numbers: tf.Tensor, instance, how: str) -> tf.Tensor:
-        return tf.raw_ops.CollectiveReduceV2(
-            input=numbers, merge_op=how, final_op="Id", **self._collective(instance)
-        )
 
     def _collective(self, instance) -> dict:
         return {
