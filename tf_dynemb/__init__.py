@@ -7,7 +7,7 @@ in `tf_dynemb.keras.layers`.
 from tf_dynemb.base.op_library import ops as _ops  # noqa: F401  first: it says what is missing
 
 # isort: split
-from tf_dynemb import keras, lookup, one_embedding, snapshot
+from tf_dynemb import keras, lookup, one_embedding, snapshot, sok
 from tf_dynemb.base.fingerprint import fingerprint
 from tf_dynemb.collections import (
     DataType,
@@ -43,6 +43,7 @@ from tf_dynemb.optimizer import (
 )
 from tf_dynemb.policy import FrequencyRestrictPolicy, RestrictPolicy, TimestampRestrictPolicy
 from tf_dynemb.shard import default_partition_fn
+from tf_dynemb.sok import All2AllDenseEmbedding
 from tf_dynemb.table import (
     CuckooHashTableConfig,
     CuckooHashTableCreator,
@@ -61,6 +62,7 @@ from tf_dynemb.table import (
 from tf_dynemb.version import __version__
 
 __all__ = [
+    "All2AllDenseEmbedding",
     "PoolingType",
     "OptimizerType",
     "EmbeddingConfig",
@@ -108,4 +110,5 @@ __all__ = [
     "safe_embedding_lookup_sparse",
     "shadow_ops",
     "snapshot",
+    "sok",
 ]

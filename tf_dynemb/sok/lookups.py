@@ -1,0 +1,124 @@
+"""SOK's lookup functions of the second generation, and bags as both generations have them."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_dynemb.base.checks import as_tensor, assert_within
+from tf_dynemb.keras.layers.ids import keys_of
+from tf_dynemb.lookup.bags import flat_weights
+from tf_dynemb.lookup.embedding_lookup import lookup_keys
+from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
+from tf_dynemb.sok.checks import paired
+from tf_dynemb.sok.tables import in_range, tables_of
+
+
+def lookup_sparse(
+    params, sp_ids, sp_weights=None, combiners=None, use_low_frequency_filter: bool = False
+):
+    """Looks bags of ids up in several tables, by one op, and pools each bag.
+
+    Args:
+        params: embedding variables, or one.
+        sp_ids: for each a tf.SparseTensor or tf.RaggedTensor of integers, (batch, ids).
+        sp_weights: for each one of floats of the same structure; None: 1.
+        combiners: for each "sum" or "mean"; None: "mean". A mean with weights is sum(w v) / sum(w).
+        use_low_frequency_filter: must be False.
+
+    Returns:
+        For each (batch, dim); not a list if params is none. An empty bag gives zeros.
+
+    Raises:
+        TypeError: ids that are no sparse or ragged tensor of integers.
+        ValueError: not as many of one as of the other; a combiner that is not in the list; ids of
+            another rank; use_low_frequency_filter.
+        tf.errors.InvalidArgumentError: batches that differ; a key out of range, of a static variable.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from tf_dynemb import sok
+    >>> v = sok.DynamicVariable(dimension=2, initializer="ones")
+    >>> ids = tf.ragged.constant([[7, 8], []], dtype=tf.int64)
+    >>> sok.lookup_sparse(v, ids, combiners="sum").numpy().tolist()
+    [[2.0, 2.0], [0.0, 0.0]]
+    """
+    if use_low_frequency_filter:
+        raise ValueError(
+            "use_low_frequency_filter: got True, want False; docs/migrating-from-sok.md shows how to "
+            "admit ids by chance, or by how often they came"
+        )
+    tables = tables_of(params)
+    sp_ids = paired("sp_ids", sp_ids, tables)
+    weighted = sp_weights is not None
+    sp_weights = paired("sp_weights", sp_weights if weighted else [None] * len(tables), tables)
+    combiners = paired("combiners", combiners or ["mean"] * len(tables), tables)
+    for combiner in combiners:
+        if combiner not in ("sum", "mean"):
+            raise ValueError(f"combiners: got {combiner!r}, want 'sum' or 'mean'")
+    bags = [bags_of("sp_ids", *both) for both in zip(sp_ids, sp_weights, strict=True)]
+    keys = [in_range(table, each[0]) for table, each in zip(tables, bags, strict=True)]
+    pooled = lookup_bags(
+        tables,
+        [BagFeature(i, i, combiner) for i, combiner in enumerate(combiners)],
+        tf.concat(keys, 0),
+        tf.concat([lengths for _, lengths, _ in bags], 0),
+        weights=tf.concat([weights for *_, weights in bags], 0) if weighted else None,
+    )
+    parts = tf.split(pooled, [table.dim for table in tables], axis=1)
+    parts = [tf.cast(part, table.value_dtype) for part, table in zip(parts, tables, strict=True)]
+    return parts if isinstance(params, (list, tuple)) else parts[0]
+
+
+def all2all_dense_embedding(param, indices) -> tf.Tensor:
+    """Looks keys up in a table.
+
+    Args:
+        param: an embedding variable.
+        indices: integers (n,).
+
+    Returns:
+        Rows (n, dim).
+
+    Raises:
+        TypeError: indices that are no integers.
+        ValueError: indices of another rank.
+        tf.errors.InvalidArgumentError: a key out of range, of a static variable.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from tf_dynemb import sok
+    >>> v = sok.DynamicVariable(dimension=2, initializer="3")
+    >>> sok.all2all_dense_embedding(v, tf.constant([5, -9, 5], tf.int64)).shape.as_list()
+    [3, 2]
+    """
+    (table,) = tables_of(param)
+    keys = keys_of(as_tensor("indices", indices, tf.int64), table.key_dtype)
+    if keys.shape.rank != 1:
+        raise ValueError(f"indices: got shape {keys.shape}, want (n,)")
+    return lookup_keys(table, in_range(table, keys))
+
+
+def bags_of(argument: str, ids, weights=None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The keys (n,) of ids (bags, ids), the length of each bag (bags,), and weights (n,) of 1 if none."""
+    if not isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
+        raise TypeError(
+            f"{argument}: got {type(ids).__name__}, want a tf.SparseTensor or a tf.RaggedTensor; "
+            "tf.RaggedTensor.from_tensor makes one of a dense tensor"
+        )
+    if ids.shape.rank != 2:
+        raise ValueError(f"{argument}: got shape {ids.shape}, want two axes, bags and ids")
+    ids = keys_of(ids, tf.int64)
+    if isinstance(ids, tf.RaggedTensor):
+        keys, lengths = ids.flat_values, ids.row_lengths()
+    else:
+        message = f"{argument}: sparse indices"
+        with tf.control_dependencies(assert_within(ids.indices, ids.dense_shape, message)):
+            ids = tf.sparse.reorder(ids)
+        keys, bags = ids.values, ids.indices[:, 0]
+        lengths = tf.math.unsorted_segment_sum(tf.ones_like(bags), bags, ids.dense_shape[0])
+        if isinstance(weights, tf.SparseTensor):
+            weights = tf.sparse.reorder(weights)
+    weights = tf.ones_like(keys, tf.float32) if weights is None else flat_weights(weights, ids)
+    return keys, lengths, weights

@@ -1,0 +1,69 @@
+"""Init of both generations: nothing needs it, and a seed may be given."""
+
+from __future__ import annotations
+
+import random
+
+import keras
+
+from tf_dynemb.initializer.spec import resolve
+from tf_dynemb.sok.checks import whole
+
+# Of the seeds of tables to come, once Init was given one.
+_seeds: random.Random | None = None
+
+
+def Init(global_batch_size: int | None = None, seed: int | None = None) -> str:  # noqa: N802  SOK's name
+    """SOK's Init. Not needed: no buffer has a size, and any batch may come, a partial or empty one too.
+
+    Args:
+        global_batch_size: without effect.
+        seed: layers and variables of tf_dynemb.sok that are made from now on, and whose initializer has
+            no seed, have seeds that follow from it. Give all processes the same. None: from now on they
+            are drawn, as for other tables.
+
+    Returns:
+        "OK".
+
+    Raises:
+        ValueError: global_batch_size or seed is no such number.
+
+    Example:
+
+    >>> from tf_dynemb import sok
+    >>> sok.Init(global_batch_size=1000, seed=7)
+    'OK'
+    """
+    global _seeds
+    if global_batch_size is not None:
+        whole("global_batch_size", global_batch_size)
+    if seed is not None:
+        whole("seed", seed, 0)
+    _seeds = None if seed is None else random.Random(seed)
+    return "OK"
+
+
+def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
+    """The second generation's init. Not needed: what communicates is the tf.distribute strategy.
+
+    Args:
+        comm_tool: without effect.
+        use_legacy_optimizer: without effect; SOK replaces tf.keras.optimizers by it.
+
+    Example:
+
+    >>> from tf_dynemb import sok
+    >>> sok.init()
+    """
+    del comm_tool, use_legacy_optimizer
+
+
+def seeded(initializer):
+    """An initializer with a seed that follows from Init's, if that was given one and it has none."""
+    initializer = resolve(initializer)
+    if _seeds is None or not isinstance(initializer, keras.initializers.Initializer):
+        return initializer
+    config = initializer.get_config()
+    if config.get("seed", 0) is not None:
+        return initializer
+    return type(initializer).from_config(config | {"seed": _seeds.getrandbits(31)})

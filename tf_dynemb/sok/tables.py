@@ -1,0 +1,90 @@
+"""What is behind SOK's layers and variables: tables, some of whose keys are the indices of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb.lookup.embedding_lookup import table_of
+from tf_dynemb.table.variable import Variable
+
+BLOCK_BYTES = 1 << 20  # of rows that are in memory at once while they are written to files, or read
+
+
+class IndexedTable(Variable):
+    """A table whose keys are 0 to rows - 1: SOK's use_hashtable=False, and its static variables.
+
+    A row is made when it is first trained or set, like any; before it reads its initial value.
+
+    Args:
+        rows: how many there may be.
+        limit: what `rows` is, in the words of whom messages are for.
+        **kwargs: of tf_dynemb.Variable.
+    """
+
+    def __init__(self, rows: int, limit: str, **kwargs):
+        super().__init__(**kwargs)
+        self.rows = rows
+        self.limit = limit
+
+    def within(self, keys: tf.Tensor) -> tf.Tensor:
+        """The keys, once they were found to be in range.
+
+        Raises:
+            tf.errors.InvalidArgumentError: one is not.
+        """
+        lowest, highest = tf.reduce_min(keys), tf.reduce_max(keys)
+        some = tf.where(lowest < 0, lowest, highest)
+        inside = tf.reduce_all((keys >= 0) & (keys < self.rows))
+        message = [
+            f"{self.name}: got the key",
+            some,
+            f"want 0 <= key < {self.rows} = {self.limit}; map ids to that range, make the table larger, "
+            "or use one that takes any key (use_hashtable=True, DynamicVariable)",
+        ]
+        operation = tf.debugging.Assert(inside, message)
+        with tf.control_dependencies([] if operation is None else [operation]):
+            return tf.identity(keys)
+
+
+def in_range(table: Variable, keys: tf.Tensor) -> tf.Tensor:
+    """Keys of a table; those of an IndexedTable are checked."""
+    return table.within(keys) if isinstance(table, IndexedTable) else keys
+
+
+def replicas_here() -> int:
+    """How many replicas of the strategy in scope are in this process."""
+    if not tf.distribute.has_strategy():
+        return 1
+    return len(tf.distribute.get_strategy().extended.worker_devices)
+
+
+def tables_of(variables) -> list[Variable]:
+    """The tables of one or several of what SOK's functions take: a handle, a table, or a layer."""
+    variables = variables if isinstance(variables, (list, tuple)) else [variables]
+    return [table_of(getattr(variable, "embedding_variable", variable)) for variable in variables]
+
+
+def blocks_of(table: Variable) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """All rows, block by block: keys (n,), values (n, dim), and what the restrict policy has of each.
+
+    Of a table that is spread over processes all of them call it, and get the rows of all.
+    """
+    exchange = getattr(table, "exchange", None)
+    limit = max(1, BLOCK_BYTES // table.resource.row_bytes())
+    cursor, more = (0, 0, 0), True
+    while more:
+        more = cursor[0] < table.shard_num
+        here = limit if more else 0  # others may have rows yet
+        keys, values, _, meta, _, next_cursor = table.resource.export_rows(cursor, here)
+        parts = [keys, values, meta]
+        if more:
+            cursor = tuple(next_cursor.numpy())
+        if exchange is not None:
+            *parts, all_more = exchange.gather([*parts, tf.constant([more])])
+            more = bool(tf.reduce_any(all_more))
+        keys, values, meta = (part.numpy() for part in parts)
+        if keys.size:
+            yield keys, values, np.ascontiguousarray(meta).view(np.int64)
