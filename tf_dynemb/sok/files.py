@@ -1,4 +1,4 @@
-"""SOK's files: the raw ones of Saver; dump and load, which are snapshots; and what changed since a time."""
+"""SOK's files: the raw ones of Saver; dump and load, which are snapshots; what changed since a time."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def incremental_model_dump(sok_vars, time_threshold, sess=None) -> tuple[list, l
     tf_dynemb.snapshot's deltas have those too.
 
     Args:
-        sok_vars: variables of tf_dynemb.TimestampRestrictPolicy, as those of sok.DynamicVariable, or one.
+        sok_vars: variables of TimestampRestrictPolicy, as those of sok.DynamicVariable are, or one.
         time_threshold: a datetime.datetime, of UTC if it has no time zone; or one for each variable.
         sess: must be None.
 
@@ -277,8 +277,8 @@ def _shape_of(table: Variable, keys: pathlib.Path, values: pathlib.Path) -> tupl
         if not path.exists():
             there = sorted(p.name.removesuffix("_keys.file") for p in path.parent.glob("*_keys.file"))
             raise FileNotFoundError(
-                f"{path}: there is no such file; the folder has the tables {there}, want {table.handle.name!r}, "
-                "the name of this one"
+                f"{path}: there is no such file; the folder has the tables {there}, this one is "
+                f"{table.handle.name!r}"
             )
     sizes = keys.stat().st_size, values.stat().st_size
     row_bytes = 4 * table.dim
@@ -287,8 +287,8 @@ def _shape_of(table: Variable, keys: pathlib.Path, values: pathlib.Path) -> tupl
         if rows and sizes == (rows * np.dtype(dtype).itemsize, rows * row_bytes):
             return np.dtype(dtype), rows
     raise ValueError(
-        f"{keys}: got {sizes[0]} bytes, and {sizes[1]} of values, want 8 bytes (int64) or 4 (uint32) per "
-        f"key and {row_bytes} per row of dim {table.dim}, and one or more"
+        f"{keys}: got {sizes[0]} bytes, and {sizes[1]} of values, want 8 (int64) or 4 (uint32) per key "
+        f"and {row_bytes} per row of dim {table.dim}, and one or more"
     )
 
 

@@ -101,7 +101,7 @@ def all2all_dense_embedding(param, indices) -> tf.Tensor:
 
 
 def bags_of(argument: str, ids, weights=None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The keys (n,) of ids (bags, ids), the length of each bag (bags,), and weights (n,) of 1 if none."""
+    """The keys (n,) of ids (bags, ids), the length of each bag (bags,), weights (n,) of 1 if none."""
     if not isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
         raise TypeError(
             f"{argument}: got {type(ids).__name__}, want a tf.SparseTensor or a tf.RaggedTensor; "

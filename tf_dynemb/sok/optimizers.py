@@ -22,7 +22,9 @@ def Adam(  # noqa: N802  SOK's name, of a class there
 
     Args:
         learning_rate: a number, or a schedule of Keras.
-        beta_1, beta_2, epsilon: of keras.optimizers.Adam.
+        beta_1: of keras.optimizers.Adam.
+        beta_2: of the same.
+        epsilon: of the same.
         name: of the optimizer.
 
     Example:
