@@ -17,9 +17,9 @@ import tensorflow as tf
 SOAK = os.environ.get("TF_DYNEMB_SOAK", "0") not in ("", "0")
 SOAK_FACTOR = max(1, round(100 * float(os.environ.get("SOAK_SHARE", "1")))) if SOAK else 1
 
-# Two CPUs, so that MirroredStrategy has its replicas; a test that does not ask for them uses the first.
+# Four CPUs, so that MirroredStrategy has its replicas; a test that does not ask for them uses the first.
 _CPU = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(_CPU, [tf.config.LogicalDeviceConfiguration()] * 2)
+tf.config.set_logical_device_configuration(_CPU, [tf.config.LogicalDeviceConfiguration()] * 4)
 
 # The first example of a test traces and compiles, so that a deadline would fail on a busy machine;
 # derandomized, so that what fails once fails again. A soak draws anew each time.

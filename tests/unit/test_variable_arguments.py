@@ -38,7 +38,7 @@ REFUSED = {
     "a CPU that is not there": (
         dict(devices=["/CPU:0", "/CPU:9"]),
         ValueError,
-        "devices: got '/CPU:9', want '/CPU:0' to '/CPU:1'",
+        "devices: got '/CPU:9', want '/CPU:0' to '/CPU:3'",
     ),
     "no device string": (dict(devices="junk"), ValueError, "devices: got 'junk', want a device"),
     "device number": (dict(devices=[0]), ValueError, "devices: got 0, want a device"),
