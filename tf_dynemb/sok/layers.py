@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 
 import keras
@@ -307,6 +306,13 @@ class DistributedEmbedding(_SokLayer):
         config.update(combiner=self.combiner, max_nnz=self.max_nnz, max_feature_num=self.max_feature_num)
         return config
 
+    def compute_output_spec(self, inputs, training=True):
+        """What call returns of symbolic inputs. Keras would try it on dense ones for ragged ones."""
+        rows = inputs.shape[0]
+        batch = None if rows is None else rows // self.slot_num
+        shape = (batch, self.slot_num, self.embedding_vec_size)
+        return keras.KerasTensor(shape, dtype=self.compute_dtype)
+
     def _check_lengths(self, lengths: tf.Tensor) -> list:
         """Operations that fail unless the lengths of bags (bags,) are as they were said to be."""
         rows = tf.size(lengths)
@@ -339,11 +345,11 @@ def _at_most(limit: int, numbers: tf.Tensor, argument: str, of_what: str):
     )
 
 
-_embeddings: weakref.WeakValueDictionary[str, keras.Layer] = weakref.WeakValueDictionary()
+_embeddings: dict[str, keras.Layer] = {}
 
 
 def get_embedding(name: str, constructor: Callable | None = None, **kwargs) -> keras.Layer:
-    """The layer of a name, made at the first call; it is kept as long as somebody else has it.
+    """The layer of a name, made at the first call and kept as long as the process lives.
 
     Args:
         name: of the layer.
