@@ -242,9 +242,10 @@ class DistributedEmbedding(_SokLayer):
 
     Raises:
         TypeError: inputs that are no sparse or ragged tensor of integers, or that key_dtype cannot hold.
-        ValueError: an argument that is out of range; inputs of another rank.
-        tf.errors.InvalidArgumentError: rows that are not slot_num for each example; more keys than
-            max_nnz or max_feature_num; without a hash table, a key out of range.
+        ValueError: an argument that is out of range; inputs of another rank; rows that are not slot_num
+            for each example (tf.errors.InvalidArgumentError where only the run shows that).
+        tf.errors.InvalidArgumentError: more keys than max_nnz or max_feature_num; without a hash table,
+            a key out of range.
 
     Example:
 
@@ -315,14 +316,12 @@ class DistributedEmbedding(_SokLayer):
 
     def _check_lengths(self, lengths: tf.Tensor) -> list:
         """Operations that fail unless the lengths of bags (bags,) are as they were said to be."""
+        want = f"want batch * slot_num, slot_num = {self.slot_num}"
+        if lengths.shape[0] is not None and lengths.shape[0] % self.slot_num:
+            raise ValueError(f"inputs: got {lengths.shape[0]} rows, {want}")
         rows = tf.size(lengths)
         whole_examples = tf.debugging.Assert(
-            tf.equal(rows % self.slot_num, 0),
-            [
-                "inputs: got rows",
-                rows,
-                f"want a multiple of slot_num = {self.slot_num}: batch * slot_num",
-            ],
+            tf.equal(rows % self.slot_num, 0), ["inputs: got rows", rows, want]
         )
         with tf.control_dependencies([] if whole_examples is None else [whole_examples]):
             per_example = tf.reduce_sum(tf.reshape(lengths, [-1, self.slot_num]), axis=1)
