@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import pathlib
@@ -14,7 +13,15 @@ import tensorflow as tf
 from tf_dynemb import snapshot
 from tf_dynemb.policy.restrict_policy import TimestampRestrictPolicy
 from tf_dynemb.sok.checks import paired
-from tf_dynemb.sok.tables import BLOCK_BYTES, IndexedTable, blocks_of, in_range, tables_of
+from tf_dynemb.sok.tables import (
+    BLOCK_BYTES,
+    IndexedTable,
+    blocks_of,
+    in_range,
+    set_rows,
+    tables_of,
+    together,
+)
 from tf_dynemb.table.variable import Variable
 
 
@@ -61,23 +68,14 @@ class Saver:
         (table,) = tables_of(embedding_variable)
         if not table.value_dtype.is_floating:
             raise TypeError(f"embedding_variable: got values of {table.value_dtype.name}, want floats")
-        exchange = getattr(table, "exchange", None)
-        paths = _paths(table, filepath)
-        if exchange is None or exchange.index == 0:
-            paths[0].parent.mkdir(parents=True, exist_ok=True)
-            parts = [path.with_name(path.name + ".new") for path in paths]
-            with contextlib.ExitStack() as stack:
-                files = [stack.enter_context(open(part, "wb")) for part in parts]
-                for keys, values, _ in blocks_of(table):
-                    keys.tofile(files[0])
-                    values.astype(np.float32).tofile(files[1])
-            for part, path in zip(parts, paths, strict=True):
-                os.replace(part, path)
-        else:
-            for _ in blocks_of(table):  # which sends this process' rows
-                pass
-        if exchange is not None:
-            exchange.barrier()
+        blocks = blocks_of(table)
+        with together(table):
+            try:
+                if table.exchange is None or table.exchange.index == 0:
+                    _write(_paths(table, filepath), blocks)
+            finally:
+                for _ in blocks:  # to which every process brings its rows
+                    pass
         return "OK"
 
     def restore_from_file(self, embedding_variable, filepath: str | os.PathLike) -> str:
@@ -98,16 +96,17 @@ class Saver:
         """
         (table,) = tables_of(embedding_variable)
         paths = _paths(table, filepath)
-        key_dtype, rows = _shape_of(table, *paths)
-        limit = table.handle.max_rows
-        if limit is not None and table.restrict_policy is None and rows > limit:
-            raise ValueError(f"{paths[0]}: got {rows} keys, want {limit} at most for {table.name}")
-        if isinstance(table, IndexedTable):
-            for keys, _ in _read(table, paths, key_dtype):
-                _check_range(table, paths[0], keys)
+        with together(table):
+            key_dtype, rows = _shape_of(table, *paths)
+            limit = table.handle.max_rows
+            if limit is not None and table.restrict_policy is None and rows > limit:
+                raise ValueError(f"{paths[0]}: got {rows} keys, want {limit} at most for {table.name}")
+            if isinstance(table, IndexedTable):
+                for keys, _ in _read(table, paths, key_dtype):
+                    _check_range(table, paths[0], keys)
         table.clear()
         for keys, values in _read(table, paths, key_dtype):
-            table.upsert(tf.cast(keys, table.key_dtype), tf.cast(values, table.value_dtype))
+            set_rows(table, keys, values)
         return "OK"
 
     def load_embedding_values(self, embedding_variable, tensors) -> str:
@@ -136,8 +135,7 @@ class Saver:
             raise ValueError("tensors: got no rows; Empty embedding values.")
         in_range(table, tf.constant([ends[-1] - 1], tf.int64))
         for tensor, end in zip(tensors, ends, strict=True):
-            keys = tf.range(end - len(tensor), end, dtype=table.key_dtype)
-            table.upsert(keys, tf.cast(tensor, table.value_dtype))
+            set_rows(table, tf.range(end - len(tensor), end, dtype=tf.int64), tensor)
         return "OK"
 
 
@@ -265,6 +263,18 @@ def _paths(table: Variable, filepath) -> tuple[pathlib.Path, pathlib.Path]:
     """The files of keys and values."""
     name = table.handle.name
     return tuple(pathlib.Path(filepath) / f"{name}_{part}.file" for part in ("keys", "values"))
+
+
+def _write(paths, blocks: Iterator) -> None:
+    """Writes blocks of rows to two files, which are there when both are complete."""
+    paths[0].parent.mkdir(parents=True, exist_ok=True)
+    parts = [path.with_name(path.name + ".new") for path in paths]
+    with open(parts[0], "wb") as keys_file, open(parts[1], "wb") as values_file:
+        for keys, values, _ in blocks:
+            keys.tofile(keys_file)
+            values.astype(np.float32).tofile(values_file)
+    for part, path in zip(parts, paths, strict=True):
+        os.replace(part, path)
 
 
 def _shape_of(table: Variable, keys: pathlib.Path, values: pathlib.Path) -> tuple[np.dtype, int]:

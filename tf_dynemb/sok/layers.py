@@ -16,7 +16,7 @@ from tf_dynemb.policy.restrict_policy import registered_name, registered_policy
 from tf_dynemb.sok.checks import whole
 from tf_dynemb.sok.lookups import bags_of
 from tf_dynemb.sok.setup import seeded
-from tf_dynemb.sok.tables import IndexedTable, in_range, replicas_here
+from tf_dynemb.sok.tables import IndexedTable, in_range, replicas, replicas_here
 from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.variable import Variable
 
@@ -66,11 +66,10 @@ class _SokLayer(TableLayer):
         )
         if self.use_hashtable:
             self.hold(Variable(**arguments))
-            self.handle.max_rows = per_replica * replicas_here()
+            self.handle.max_rows = per_replica * replicas()
         else:
-            replicas = tf.distribute.get_strategy().num_replicas_in_sync
-            limit = f"max_vocabulary_size_per_gpu {per_replica} * {replicas} replicas"
-            self.hold(IndexedTable(per_replica * replicas, limit, **arguments))
+            limit = f"max_vocabulary_size_per_gpu {per_replica} * {replicas()} replicas"
+            self.hold(IndexedTable(per_replica * replicas(), limit, **arguments))
         self.supports_jit = False
         self.built = True
 

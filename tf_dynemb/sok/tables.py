@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -61,6 +62,38 @@ def replicas_here() -> int:
     return len(tf.distribute.get_strategy().extended.worker_devices)
 
 
+def replicas() -> int:
+    """How many replicas the strategy in scope has, in all processes together."""
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def set_rows(table: Variable, keys: tf.Tensor, values: tf.Tensor) -> None:
+    """Sets rows that all processes have alike: each sets those that it owns."""
+    keys, values = tf.cast(keys, table.key_dtype), tf.cast(values, table.value_dtype)
+    mine = table.resource.owned(tf.cast(keys, tf.int64))
+    table.upsert(tf.boolean_mask(keys, mine), tf.boolean_mask(values, mine))
+
+
+@contextlib.contextmanager
+def together(table: Variable) -> Iterator[None]:
+    """What is done in it and fails in one of the processes of a table is an error in all of them.
+
+    For what is not collective itself: the others would wait for the one that failed.
+    """
+    error = None
+    try:
+        yield
+    except Exception as raised:
+        error = raised
+    text = "" if error is None else repr(error)
+    texts = [text] if table.exchange is None else table.exchange.gather_texts(text)
+    if error is not None:
+        raise error
+    for process, text in enumerate(texts):
+        if text:
+            raise RuntimeError(f"{table.name}: process {process} failed: {text}")
+
+
 def tables_of(variables) -> list[Variable]:
     """The tables of one or several of what SOK's functions take: a handle, a table, or a layer."""
     variables = variables if isinstance(variables, (list, tuple)) else [variables]
@@ -72,7 +105,7 @@ def blocks_of(table: Variable) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndar
 
     Of a table that is spread over processes all of them call it, and get the rows of all.
     """
-    exchange = getattr(table, "exchange", None)
+    exchange = table.exchange
     limit = max(1, BLOCK_BYTES // table.resource.row_bytes())
     cursor, more = (0, 0, 0), True
     while more:

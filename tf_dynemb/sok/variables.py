@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_dynemb.policy.restrict_policy import RestrictPolicy, TimestampRestrictPolicy
 from tf_dynemb.sok.checks import whole
 from tf_dynemb.sok.setup import seeded
-from tf_dynemb.sok.tables import IndexedTable, in_range, replicas_here, tables_of
+from tf_dynemb.sok.tables import IndexedTable, in_range, replicas, replicas_here, set_rows, tables_of
 from tf_dynemb.table import variable as table_variable
 from tf_dynemb.table.handle import TableHandle, handle_of
 
@@ -94,7 +94,7 @@ def Variable(  # noqa: N802  SOK's name
         trainable=trainable,
     )
     if initial_value is not None:
-        table.upsert(tf.range(rows, dtype=tf.int64), tf.cast(initial_value, table.value_dtype))
+        set_rows(table, tf.range(rows, dtype=tf.int64), initial_value)
     return table.handle
 
 
@@ -130,7 +130,8 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
         mode: None, "distributed" or "localized:<number of a replica>": without effect. Which process
             has a row says its key, and where there is one process all rows are in it.
         init_capacity: rows to prepare for.
-        max_capacity: so many rows for each replica; when training has made more, a sixteenth goes.
+        max_capacity: so many rows for each replica; when training has made more than all may have, a
+            sixteenth goes.
         evict_strategy: "kLru": those that were trained longest ago; or a RestrictPolicy.
         **kwargs: options of SOK's stores, without effect: max_hbm_for_vectors, max_load_factor,
             max_bucket_size, block_size, device_id, io_by_cpu, filter_ratio.
@@ -183,7 +184,7 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
         restrict_policy=evict_strategy,
     )
     if max_capacity is not None:
-        table.handle.max_rows = whole("max_capacity", max_capacity) * replicas_here()
+        table.handle.max_rows = whole("max_capacity", max_capacity) * replicas()
     return table.handle
 
 
@@ -220,7 +221,7 @@ filter_variables = split_embedding_variable_from_others
 
 
 def export(variable) -> tuple[tf.Tensor, tf.Tensor]:
-    """All keys (n,) and values (n, dim) in this process, in no promised order; see Variable.export.
+    """All keys (n,) and values (n, dim) of this process, in no promised order; see Variable.export.
 
     Args:
         variable: an embedding variable.
@@ -286,6 +287,5 @@ def _check_mode(mode: str | None) -> None:
     kind, _, number = mode.partition(":") if isinstance(mode, str) else ("", "", "")
     if kind != "localized" or not number.isdecimal():
         raise ValueError(f"mode: got {mode!r}, want None, 'distributed' or 'localized:<number>'")
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if int(number) >= replicas:
-        raise ValueError(f"mode: got {mode!r}, want a number < {replicas}, that of the replicas")
+    if int(number) >= replicas():
+        raise ValueError(f"mode: got {mode!r}, want a number < {replicas()}, that of the replicas")
