@@ -277,20 +277,35 @@ class Dynemb(TensorFlowPeer):
             return super().served(folder)
 
     def dlrm(self, clicks):
-        layer = self.dynemb.keras.Embedding
-        if clicks.tables == 1:
-            table, features = layer(clicks.dim), distinct_features()
+        if clicks.tables > 1:
+            return self._fit(clicks, self._collection(clicks), self._optimizer("adam"))
+        table, features = self.dynemb.keras.Embedding(clicks.dim), distinct_features()
 
-            def rows_of(ids):
-                return table(self.keras.ops.bitwise_xor(ids, features))
-        else:
-            tables = [layer(clicks.dim) for _ in range(clicks.tables)]
-
-            def rows_of(ids):
-                rows = [table(ids[:, i]) for i, table in enumerate(tables)]
-                return self.keras.ops.stack(rows, axis=1)
+        def rows_of(ids):
+            return table(self.keras.ops.bitwise_xor(ids, features))
 
         return self._fit(clicks, rows_of, self._optimizer("adam"))
+
+    def _collection(self, clicks):
+        """A layer of a table for each feature: ids (batch, tables) to rows (batch, tables, dim)."""
+        tf, dynemb, names = self.tf, self.dynemb, [f"C{i}" for i in range(clicks.tables)]
+
+        class Rows(self.keras.layers.Layer):
+            def __init__(self):
+                super().__init__()
+                configs = [
+                    dynemb.EmbeddingBagConfig(name=name, embedding_dim=clicks.dim, feature_names=[name])
+                    for name in names
+                ]
+                self.bags = dynemb.EmbeddingBagCollection(configs)
+
+            def call(self, ids):
+                values = tf.reshape(tf.transpose(ids), [-1])
+                lengths = tf.ones(tf.shape(values), tf.int32)
+                rows = self.bags(dynemb.KeyedJaggedTensor(names, values, lengths=lengths)).values()
+                return tf.reshape(rows, [-1, clicks.tables, clicks.dim])
+
+        return Rows()
 
     def small_model(self, rows, dim):
         return self._small_model(self.dynemb.keras.Embedding(dim), self._optimizer("adam"))
