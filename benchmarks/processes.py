@@ -8,12 +8,14 @@ process, and the spread between the fastest and the slowest round.
 
     weak      each process has --batch ids of its own
     strong    all together have --batch ids
-    exchange  the collectives alone: agreement (an all-reduce of four numbers), the smallest
-              all-to-all, and one of 4 MiB for each process
+    exchange  the collectives alone: the smallest all-to-all, and one of 4 MiB for each process
+
+--extrapolate out.json prints what the cost model makes of that for more processes.
 """
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -24,6 +26,8 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROWS, DIM, WARM_UP = 1_000_000, 32, 3
+SMALL, LARGE, LARGE_BYTES = "smallest all-to-all", "all-to-all of 4 MiB", 4 << 20
+COLLECTIVES = 5  # of a step: sizes, ids, rows; sizes, gradients
 
 
 def worker(options) -> None:
@@ -74,22 +78,14 @@ def _exchange(options, exchange, tf) -> dict:
     group = {"group_size": options.count, "group_key": 77, "ordering_token": []}
 
     @tf.function
-    def agree():
-        numbers = tf.zeros([4], tf.int64)
-        return tf.raw_ops.CollectiveReduceV2(
-            input=numbers, merge_op="Max", final_op="Id", instance_key=1, **group
-        )
-
-    @tf.function
     def swap(words):
         parcels = tf.zeros([options.count, words], tf.int64)
         return tf.raw_ops.CollectiveAllToAllV2(input=parcels, instance_key=1 + words, **group)
 
-    large = (4 << 20) // 8 // options.count
+    large = LARGE_BYTES // 8 // options.count
     return {
-        "agreement": _rounds(options.rounds, lambda _: agree().numpy()),
-        "smallest all-to-all": _rounds(options.rounds, lambda _: swap(tf.constant(8)).numpy()),
-        "all-to-all of 4 MiB": _rounds(options.rounds, lambda _: swap(tf.constant(large)).numpy()),
+        SMALL: _rounds(options.rounds, lambda _: swap(tf.constant(8)).numpy()),
+        LARGE: _rounds(options.rounds, lambda _: swap(tf.constant(large)).numpy()),
     }
 
 
@@ -115,17 +111,53 @@ def measure(options, count: int) -> dict:
     return {case: [max(r) for r in zip(*(o[case] for o in of_each), strict=True)] for case in of_each[0]}
 
 
+def extrapolate(results: dict, batch: int) -> None:
+    """Prints the cost model of docs/scaling.md for more processes than were measured."""
+    middle = {
+        int(count): {case: statistics.median(seconds) for case, seconds in cases.items()}
+        for count, cases in results.items()
+    }
+    counts = [count for count in middle if count > 1]
+    # latency(N) = first + more (N - 2), by least squares
+    more, first = statistics.linear_regression(
+        [count - 2 for count in counts], [middle[count][SMALL] for count in counts]
+    )
+    seconds_per_id = middle[1]["weak"] / batch
+    of_two = middle[2]
+    bytes_per_second = LARGE_BYTES / 2 / (of_two[LARGE] - of_two[SMALL])
+    print(f"work per id      {1e9 * seconds_per_id:10.0f} ns")
+    print(f"all-to-all of 2  {1e6 * first:10.0f} us, {1e6 * more:.0f} us for each further process")
+    print(f"to one other     {1e-6 * bytes_per_second:10.0f} MB/s")
+    print(
+        f"{'processes':>9} {'ids':>7} {'padding':>8} {'work':>8} {'latency':>8} {'wire':>8} {'total':>9}"
+    )
+    for count in (*counts, 8, 64, 1024):
+        for ids in (4096, 16384, 65536):
+            of_pair = ids / count
+            # The most of N^2 Poisson numbers, and half of an eighth for the rounding.
+            padding = 1 + math.sqrt(4 * math.log(count) / of_pair) + 1 / 16
+            wire = padding * 2 * ids * (8 + 4 * DIM) * (count - 1) / count / bytes_per_second
+            latency = COLLECTIVES * (first + more * (count - 2))
+            work = seconds_per_id * ids
+            times = " ".join(f"{1e3 * t:8.1f}" for t in (work, latency, wire, work + latency + wire))
+            print(f"{count:9} {ids:7} {padding:8.2f} {times} ms")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--batch", type=int, default=1 << 14, help="ids; default: %(default)s")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--json", type=pathlib.Path, help="where to write all seconds")
+    parser.add_argument("--extrapolate", type=pathlib.Path, help="what --json wrote")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker(options)
+        return
+    if options.extrapolate:
+        extrapolate(json.loads(options.extrapolate.read_text()), options.batch)
         return
     results = {}
     for count in options.processes:
