@@ -43,21 +43,21 @@ std::vector<int32_t> KeyMod(Span<const Key> keys, int64_t shards) {
 }
 
 Status Routing::Make(Span<const Key> keys, Span<const int32_t> owners, int shards,
-                     Routing* routing) {
+                     Routing* routing, const KeyPart& part) {
   routing->shares_.clear();
-  if (shards == 1) return Status();
-  if (owners.size != keys.size) {
+  if (shards == 1 && part.of == 1) return Status();
+  if (shards > 1 && owners.size != keys.size) {
     return InvalidArgument("owners: got ", owners.size, ", want one per key, ", keys.size,
                            ", of the keys' shape, from the partitioner");
   }
   std::vector<Share> shares(shards);
   for (int64_t i = 0; i < keys.size; ++i) {
-    const int32_t owner = owners[i];
+    const int32_t owner = shards > 1 ? owners[i] : 0;
     if (owner < 0 || owner >= shards) {
       return InvalidArgument("partitioner: got shard ", owner, " for key ", keys[i], ", want 0 to ",
                              shards - 1);
     }
-    shares[owner].at.push_back(i);
+    if (part.has(keys[i])) shares[owner].at.push_back(i);
   }
   for (Share& share : shares) {
     share.count = static_cast<int64_t>(share.at.size());

@@ -23,12 +23,19 @@ inline int32_t KeyMod(Key key, int64_t shards) {
 }
 std::vector<int32_t> KeyMod(Span<const Key> keys, int64_t shards);
 
+// What one process of several holds of a table: the keys whose remainder is its index.
+struct KeyPart {
+  int64_t index = 0;
+  int64_t of = 1;
+  bool has(Key key) const { return of == 1 || KeyMod(key, of) == index; }
+};
+
 class Routing {
  public:
-  // With one shard `owners` may be empty. Errors: not one owner per key; an owner outside
-  // [0, shards), naming the key.
-  static Status Make(Span<const Key> keys, Span<const int32_t> owners, int shards,
-                     Routing* routing);
+  // With one shard `owners` may be empty. Keys that are not in `part` go to no shard. Errors: not one
+  // owner per key; an owner outside [0, shards), naming the key.
+  static Status Make(Span<const Key> keys, Span<const int32_t> owners, int shards, Routing* routing,
+                     const KeyPart& part = KeyPart());
 
   // The share of a shard, as the select of a batch; the routing must outlive it. Null: all keys.
   const Positions* share(int shard) const {

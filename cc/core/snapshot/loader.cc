@@ -4,7 +4,6 @@
 #include <limits>
 #include <mutex>
 
-#include "cc/core/shard/routing.h"
 #include "cc/core/table/row_adapter.h"
 
 namespace dynemb {
@@ -53,7 +52,7 @@ Status LoadErased(const Context& context, const SnapshotReader& reader, int64_t 
 
 Status LoadRows(const Context& context, const SnapshotReader& reader, Span<const BlockEntry> blocks,
                 const Span<const int32_t>* owners, const std::vector<Table*>& shards,
-                KeyStrings* strings) {
+                KeyStrings* strings, const KeyPart& part) {
   const auto rows_of = [](const BlockEntry& block) {
     return block.kind == BlockKind::kRows ? block.records : 0;
   };
@@ -80,7 +79,7 @@ Status LoadRows(const Context& context, const SnapshotReader& reader, Span<const
     }
     Routing routing;
     DYNEMB_RETURN_IF_ERROR(
-        Routing::Make(block.rows.keys, of_block, static_cast<int>(count), &routing));
+        Routing::Make(block.rows.keys, of_block, static_cast<int>(count), &routing, part));
     KeyStrings::Birth birth;
     if (strings != nullptr) {
       DYNEMB_RETURN_IF_ERROR(strings->Record(block.rows.keys, block.strings));

@@ -9,6 +9,7 @@
 #include "cc/core/base/context.h"
 #include "cc/core/base/span.h"
 #include "cc/core/base/status.h"
+#include "cc/core/shard/routing.h"
 #include "cc/core/snapshot/reader.h"
 #include "cc/core/table/key_strings.h"
 #include "cc/core/table/table.h"
@@ -26,11 +27,11 @@ Status LoadErased(const Context& context, const SnapshotReader& reader, int64_t 
 // none; those of the rows are recorded there.
 //
 // `owners`: the shard of each row of the blocks, in order; null: key mod number of shards, rounded
-// down. Errors: the schemas are not compatible, damage, two strings of one fingerprint, no memory;
+// down. Rows whose keys are not in `part` are left out. Errors: the schemas are not compatible, damage, two strings of one fingerprint, no memory;
 // rows may have been put in then.
 Status LoadRows(const Context& context, const SnapshotReader& reader, Span<const BlockEntry> blocks,
                 const Span<const int32_t>* owners, const std::vector<Table*>& shards,
-                KeyStrings* strings);
+                KeyStrings* strings, const KeyPart& part = KeyPart());
 
 }  // namespace dynemb
 

@@ -1,14 +1,11 @@
 #include "cc/core/snapshot/writer.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <functional>
-#include <random>
 #include <utility>
 
 #include "cc/core/base/crc32c.h"
-#include "cc/core/base/hash.h"
 
 namespace dynemb {
 namespace {
@@ -16,27 +13,10 @@ namespace {
 constexpr int64_t kBlockBytes = int64_t{1} << 20;
 constexpr int64_t kPartRows = 1 << 16;  // of a shard at least, to have a file of their own
 constexpr int64_t kHeader = BlockHeader::kBytes;
-constexpr std::string_view kRowsPrefix = "rows-";
-constexpr std::string_view kRowsSuffix = ".dynemb";
-
-uint64_t NewId() {
-  // The clock as well, for a random device that repeats itself after a start.
-  std::random_device random;
-  const uint64_t clock =
-      static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
-  const uint64_t id = (static_cast<uint64_t>(random()) << 32 | random()) ^ Mix64(clock);
-  return id != 0 ? id : 1;
-}
 
 int64_t RowsOfABlock(const RowLayout& layout) {
   const int64_t row_bytes = RowsPayload(layout, 1).bytes;
   return std::max<int64_t>(1, kBlockBytes / row_bytes);
-}
-
-bool IsRowsFile(std::string_view name) {
-  return name.size() > kRowsPrefix.size() + kRowsSuffix.size() &&
-         name.substr(0, kRowsPrefix.size()) == kRowsPrefix &&
-         name.substr(name.size() - kRowsSuffix.size()) == kRowsSuffix;
 }
 
 // Moves the first `rows` rows of a part of a block to where a block of so many has them.
@@ -51,10 +31,10 @@ void Compact(const Rows& from, const Rows& to) {
 
 }  // namespace
 
-RowsFile::RowsFile(SnapshotWriter* snapshot, uint32_t number, SnapshotFile entry,
+RowsFile::RowsFile(SnapshotWriter* snapshot, int64_t at, SnapshotFile entry,
                    const TableSchema& schema)
     : snapshot_(snapshot),
-      number_(number),
+      at_(at),
       layout_(schema),
       schema_(schema),
       entry_(std::move(entry)) {
@@ -70,7 +50,7 @@ Status RowsFile::WriteBlock(BlockKind kind, int64_t records, char* block, int64_
   BlockHeader header;
   header.kind = kind;
   header.snapshot = snapshot_->manifest_.id;
-  header.file = number_;
+  header.file = static_cast<uint32_t>(snapshot_->place_.number(at_));
   header.sequence = sequence_++;
   header.records = records;
   header.payload_bytes = payload_bytes;
@@ -144,42 +124,24 @@ Status RowsFile::Finish() {
   status_ = FailedPrecondition(entry_.name, ": it is finished");
   std::lock_guard<std::mutex> lock(snapshot_->mutex_);
   auto& files = snapshot_->manifest_.files;
-  if (files.size() <= number_) files.resize(number_ + 1);
-  files[number_] = entry_;
+  const size_t at = static_cast<size_t>(at_);
+  if (files.size() <= at) files.resize(at + 1);
+  files[at] = entry_;
   return Status();
 }
 
-SnapshotWriter::SnapshotWriter(FileSystem* files, std::string folder,
-                               std::unique_ptr<FileLock> lock)
-    : files_(files), folder_(std::move(folder)), lock_(std::move(lock)) {
-  manifest_.id = NewId();
-  manifest_.created_seconds = std::chrono::duration_cast<std::chrono::seconds>(
-                                  std::chrono::system_clock::now().time_since_epoch())
-                                  .count();
+SnapshotWriter::SnapshotWriter(FileSystem* files, std::string folder, const WriterPlace& place)
+    : files_(files), folder_(std::move(folder)), place_(place) {
+  manifest_.id = place.snapshot;
 }
 
 Status SnapshotWriter::Open(FileSystem* files, const std::string& folder,
                             std::unique_ptr<SnapshotWriter>* writer) {
-  DYNEMB_RETURN_IF_ERROR(files->CreateFolder(folder));
-  std::unique_ptr<FileLock> lock;
-  if (Status locked = files->Lock(JoinPath(folder, "LOCK"), &lock); !locked.ok()) {
-    return Status(locked.code(),
-                  StrCat(locked.message(), "; is another snapshot being saved into ", folder, "?"));
-  }
-  writer->reset(new SnapshotWriter(files, folder, std::move(lock)));
+  std::unique_ptr<SnapshotSave> save;
+  DYNEMB_RETURN_IF_ERROR(SnapshotSave::Begin(files, folder, &save));
+  *writer = std::make_unique<SnapshotWriter>(files, folder, WriterPlace{save->id()});
+  (*writer)->save_ = std::move(save);
   return Status();
-}
-
-SnapshotWriter::~SnapshotWriter() {
-  if (committed_) return;
-  // What it wrote and could not make a snapshot of; best effort, for a later save removes it too.
-  for (int64_t number = 0; number < begun_; ++number) {
-    (void)files_->Remove(Path(RowsName(number)));
-  }
-}
-
-std::string SnapshotWriter::RowsName(int64_t number) const {
-  return StrCat(kRowsPrefix, IdText(manifest_.id), "-", number, kRowsSuffix);
 }
 
 Status SnapshotWriter::AddTable(const std::string& name, const TableSchema& schema,
@@ -202,34 +164,20 @@ Status SnapshotWriter::NewFile(int64_t table, std::unique_ptr<RowsFile>* file) {
     return InvalidArgument("table: got number ", table, ", the snapshot has ", tables);
   }
   std::unique_lock<std::mutex> lock(mutex_);
-  const int64_t number = begun_++;
+  const int64_t at = begun_++;
   lock.unlock();
   SnapshotFile entry;
-  entry.name = RowsName(number);
+  entry.name = RowsFileName(place_.snapshot, place_.number(at));
   entry.table = table;
-  const std::string path = Path(entry.name);
-  std::unique_ptr<RowsFile> made(new RowsFile(this, static_cast<uint32_t>(number), std::move(entry),
-                                              manifest_.tables[static_cast<size_t>(table)].schema));
+  const std::string path = JoinPath(folder_, entry.name);
+  std::unique_ptr<RowsFile> made(new RowsFile(
+      this, at, std::move(entry), manifest_.tables[static_cast<size_t>(table)].schema));
   DYNEMB_RETURN_IF_ERROR(files_->NewWritableFile(path, &made->file_));
   *file = std::move(made);
   return Status();
 }
 
-Status SnapshotWriter::PutInPlace(const std::string& draft, const std::string& text) {
-  const Status renamed = files_->Rename(draft, Path(kManifestName));
-  if (renamed.ok()) return renamed;
-  // A file system over a network may have done it all the same. What counts is what is there.
-  std::string there;
-  const Status read = ReadFile(files_, Path(kManifestName), kMaxManifestBytes, &there);
-  if (read.ok() && there == text) return Status();
-  if (read.ok() || read.code() == Code::kNotFound) return renamed;
-  committed_ = true;  // perhaps, so that no file of it may be removed
-  return Status(renamed.code(),
-                StrCat(renamed.message(), "; the snapshot in ", folder_,
-                       " may be in place or not, for it cannot be read: ", read.message()));
-}
-
-Status SnapshotWriter::Commit(uint64_t base) {
+Status SnapshotWriter::Finish(uint64_t base, Manifest* part) {
   int64_t finished = 0;
   for (const SnapshotFile& file : manifest_.files) finished += !file.name.empty();
   if (finished != begun_) {
@@ -237,39 +185,15 @@ Status SnapshotWriter::Commit(uint64_t base) {
                               " files are not finished");
   }
   manifest_.base = base;
-  DYNEMB_RETURN_IF_ERROR(files_->SyncFolder(folder_));
-  const std::string draft = Path(StrCat(kManifestName, "-", IdText(manifest_.id)));
-  const std::string text = manifest_.ToText();
-  const auto write = [&] {
-    std::unique_ptr<WritableFile> file;
-    DYNEMB_RETURN_IF_ERROR(files_->NewWritableFile(draft, &file));
-    DYNEMB_RETURN_IF_ERROR(file->Append(text));
-    DYNEMB_RETURN_IF_ERROR(file->Sync());
-    DYNEMB_RETURN_IF_ERROR(file->Close());
-    return PutInPlace(draft, text);
-  };
-  if (Status written = write(); !written.ok()) {
-    (void)files_->Remove(draft);
-    return written;
-  }
-  committed_ = true;
-  if (Status synced = files_->SyncFolder(folder_); !synced.ok()) {
-    return Status(synced.code(), StrCat(synced.message(), "; the snapshot in ", folder_,
-                                        " is in place but may not survive a crash of the machine"));
-  }
-  RemoveLeftovers();
+  *part = manifest_;
   return Status();
 }
 
-void SnapshotWriter::RemoveLeftovers() {
-  std::vector<std::string> names;
-  if (!files_->List(folder_, &names).ok()) return;
-  for (const std::string& name : names) {
-    const bool draft = name.rfind(StrCat(kManifestName, "-"), 0) == 0;
-    const bool ours = std::any_of(manifest_.files.begin(), manifest_.files.end(),
-                                  [&](const SnapshotFile& file) { return file.name == name; });
-    if (draft || (IsRowsFile(name) && !ours)) (void)files_->Remove(Path(name));
-  }
+Status SnapshotWriter::Commit(uint64_t base) {
+  Manifest part;
+  if (save_ == nullptr) return FailedPrecondition("snapshot: who began it commits it");
+  DYNEMB_RETURN_IF_ERROR(Finish(base, &part));
+  return save_->Commit({part}, &manifest_);
 }
 
 Status BeginVersion(const Context& context, const std::vector<Table*>& shards, int64_t* ended) {
@@ -283,10 +207,10 @@ Status BeginVersion(const Context& context, const std::vector<Table*>& shards, i
   return Status();
 }
 
-Status SaveTables(const Context& context, FileSystem* files, const std::string& folder,
-                  const std::vector<TableToSave>& tables, uint64_t base, Manifest* manifest) {
-  std::unique_ptr<SnapshotWriter> writer;
-  DYNEMB_RETURN_IF_ERROR(SnapshotWriter::Open(files, folder, &writer));
+Status WriteTables(const Context& context, FileSystem* files, const std::string& folder,
+                   const WriterPlace& place, const std::vector<TableToSave>& tables, uint64_t base,
+                   Manifest* part) {
+  SnapshotWriter writer(files, folder, place);
   struct Job {
     int64_t table;
     const Table* shard;
@@ -302,7 +226,7 @@ Status SaveTables(const Context& context, FileSystem* files, const std::string& 
   for (const TableToSave& table : tables) {
     int64_t number;
     if (table.shards.empty()) return InvalidArgument("table ", table.name, ": got no shards");
-    DYNEMB_RETURN_IF_ERROR(writer->AddTable(table.name, table.shards[0]->schema(), &number));
+    DYNEMB_RETURN_IF_ERROR(writer.AddTable(table.name, table.shards[0]->schema(), &number));
     DYNEMB_RETURN_IF_ERROR(
         KeyStrings::Birth::Begin(table.strings, {}, &no_sweep[static_cast<size_t>(number)]));
     for (const Table* shard : table.shards) {
@@ -316,7 +240,7 @@ Status SaveTables(const Context& context, FileSystem* files, const std::string& 
   }
   // An optimizer that is attached meanwhile would make rows of two kinds.
   const auto check_schema = [&](const Job& job) {
-    const SnapshotTable& table = writer->manifest().tables[static_cast<size_t>(job.table)];
+    const SnapshotTable& table = writer.manifest().tables[static_cast<size_t>(job.table)];
     if (job.shard->schema().ToText() == table.schema.ToText()) return Status();
     return FailedPrecondition("table ", table.name,
                               ": an optimizer was attached to it while it was being saved; save "
@@ -337,7 +261,7 @@ Status SaveTables(const Context& context, FileSystem* files, const std::string& 
   const auto save = [&](const Job& job) {
     std::unique_ptr<RowsFile> file;
     DYNEMB_RETURN_IF_ERROR(check_schema(job));
-    DYNEMB_RETURN_IF_ERROR(writer->NewFile(job.table, &file));
+    DYNEMB_RETURN_IF_ERROR(writer.NewFile(job.table, &file));
     // Rows go into the file's own block, those with strings into one beside it.
     const RowLayout layout(job.shard->schema());
     std::vector<char> beside;
@@ -366,7 +290,7 @@ Status SaveTables(const Context& context, FileSystem* files, const std::string& 
     if (job.since_version < 0 || job.part > 0) return Status();
     DYNEMB_RETURN_IF_ERROR(job.shard->Erased(context, job.since_version, &erased));
     if (erased.empty()) return Status();
-    DYNEMB_RETURN_IF_ERROR(writer->NewFile(job.table, &file));
+    DYNEMB_RETURN_IF_ERROR(writer.NewFile(job.table, &file));
     DYNEMB_RETURN_IF_ERROR(file->AddErased(erased));
     return file->Finish();
   };
@@ -382,9 +306,16 @@ Status SaveTables(const Context& context, FileSystem* files, const std::string& 
   // one of both, or in both: then its row counts, as of the moment before.
   DYNEMB_RETURN_IF_ERROR(for_all_jobs(save));
   DYNEMB_RETURN_IF_ERROR(for_all_jobs(save_erased));
-  DYNEMB_RETURN_IF_ERROR(writer->Commit(base));
-  *manifest = writer->manifest();
-  return Status();
+  return writer.Finish(base, part);
+}
+
+Status SaveTables(const Context& context, FileSystem* files, const std::string& folder,
+                  const std::vector<TableToSave>& tables, uint64_t base, Manifest* manifest) {
+  std::unique_ptr<SnapshotSave> save;
+  Manifest part;
+  DYNEMB_RETURN_IF_ERROR(SnapshotSave::Begin(files, folder, &save));
+  DYNEMB_RETURN_IF_ERROR(WriteTables(context, files, folder, {save->id()}, tables, base, &part));
+  return save->Commit({part}, manifest);
 }
 
 }  // namespace dynemb

@@ -1,4 +1,5 @@
-// SnapshotWriter: makes a snapshot of rows that come from anywhere; SaveTables: of tables.
+// SnapshotWriter: writes rows that come from anywhere to files of a snapshot; WriteTables: those of
+// tables.
 #ifndef TF_DYNEMB_CC_CORE_SNAPSHOT_WRITER_H_
 #define TF_DYNEMB_CC_CORE_SNAPSHOT_WRITER_H_
 
@@ -15,6 +16,7 @@
 #include "cc/core/base/status.h"
 #include "cc/core/snapshot/block.h"
 #include "cc/core/snapshot/manifest.h"
+#include "cc/core/snapshot/save.h"
 #include "cc/core/table/key_strings.h"
 #include "cc/core/table/table.h"
 
@@ -45,13 +47,12 @@ class RowsFile {
 
  private:
   friend class SnapshotWriter;
-  RowsFile(SnapshotWriter* snapshot, uint32_t number, SnapshotFile entry,
-           const TableSchema& schema);
+  RowsFile(SnapshotWriter* snapshot, int64_t at, SnapshotFile entry, const TableSchema& schema);
   Status WriteBlock(BlockKind kind, int64_t records, char* block, int64_t payload_bytes);
   Status WriteRows(int64_t rows);
 
   SnapshotWriter* const snapshot_;
-  const uint32_t number_;
+  const int64_t at_;  // which of the writer's files
   const RowLayout layout_;
   const TableSchema schema_;
   SnapshotFile entry_;
@@ -64,12 +65,12 @@ class RowsFile {
 
 class SnapshotWriter {
  public:
-  // Begins a snapshot in a folder, which is made if need be. What is there stays as it is until
-  // Commit. kFailedPrecondition if another snapshot is being saved there.
+  // The only writer of a snapshot, which it begins, as SnapshotSave::Begin, and commits.
   static Status Open(FileSystem* files, const std::string& folder,
                      std::unique_ptr<SnapshotWriter>* writer);
-  // Without a Commit, removes what was written.
-  ~SnapshotWriter();
+  // One of several writers of a snapshot that has begun in the folder. Whoever began it removes
+  // what is written if it comes to nothing.
+  SnapshotWriter(FileSystem* files, std::string folder, const WriterPlace& place);
   SnapshotWriter(const SnapshotWriter&) = delete;
   SnapshotWriter& operator=(const SnapshotWriter&) = delete;
 
@@ -78,30 +79,24 @@ class SnapshotWriter {
   // Begins a file of rows of a table, which has been added. Safe from any number of threads. The
   // writer must outlive it.
   Status NewFile(int64_t table, std::unique_ptr<RowsFile>* file);
-  // Makes the snapshot be: all files must have finished. `base`: the snapshot that this is a delta
-  // of, or 0. After an error the earlier snapshot, if any, is still there, unless the error says
-  // that the new one is in place but may not survive a crash of the machine, or that it may be.
+  // What has been written, for SnapshotSave::Commit: all files must have finished. `base`: the
+  // snapshot that this is a delta of, or 0.
+  Status Finish(uint64_t base, Manifest* part);
+  // Of the only writer: finishes and commits, as SnapshotSave::Commit.
   Status Commit(uint64_t base);
 
   const Manifest& manifest() const { return manifest_; }
 
  private:
   friend class RowsFile;
-  SnapshotWriter(FileSystem* files, std::string folder, std::unique_ptr<FileLock> lock);
-  std::string Path(const std::string& name) const { return JoinPath(folder_, name); }
-  std::string RowsName(int64_t number) const;
-  // Gives the manifest its name.
-  Status PutInPlace(const std::string& draft, const std::string& text);
-  // Removes files of snapshots that the manifest does not name.
-  void RemoveLeftovers();
 
   FileSystem* const files_;
   const std::string folder_;
-  const std::unique_ptr<FileLock> lock_;
+  const WriterPlace place_;
+  std::unique_ptr<SnapshotSave> save_;  // of the only writer
   std::mutex mutex_;
   Manifest manifest_;  // its files under the mutex
   int64_t begun_ = 0;
-  bool committed_ = false;
 };
 
 // Begins a new version in all shards of a table, which follow changes from then on, and returns the
@@ -118,11 +113,16 @@ struct TableToSave {
   KeyStrings* strings = nullptr;
 };
 
-// Saves tables while others may write to them: of each row, its value, slots and meta of one moment
-// between the call's beginning and its end; a row that is there throughout appears exactly once.
-// All threads write, each a shard or a part of a large one, to a file of its own. `base`: the
-// snapshot that this is a delta of, or 0. kInternal: a row of a table that keeps strings has none,
-// which cannot be.
+// Writes the rows of tables, as one writer of a snapshot that has begun, while others may write to
+// the tables: of each row, its value, slots and meta of one moment between the call's beginning and
+// its end; a row that is there throughout appears exactly once. All threads write, each a shard or
+// a part of a large one, to a file of its own. `base`: the snapshot that this is a delta of, or 0.
+// kInternal: a row of a table that keeps strings has none, which cannot be.
+Status WriteTables(const Context& context, FileSystem* files, const std::string& folder,
+                   const WriterPlace& place, const std::vector<TableToSave>& tables, uint64_t base,
+                   Manifest* part);
+
+// Begins a snapshot, writes all of it and commits it.
 Status SaveTables(const Context& context, FileSystem* files, const std::string& folder,
                   const std::vector<TableToSave>& tables, uint64_t base, Manifest* manifest);
 
