@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,9 +21,11 @@ namespace {
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
+using tensorflow::ResourceHandle;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::tstring;
+using tensorflow::core::RefCountPtr;
 
 // The folder of a snapshot.
 absl::Status GetFolder(OpKernelContext* context, std::string* folder) {
@@ -61,21 +64,73 @@ absl::Status GetTables(OpKernelContext* context, const Tensor** names,
   return absl::OkStatus();
 }
 
-class SnapshotSaveOp : public OpKernel {
+// A save that has begun, until it is ended or its handle goes.
+class SnapshotSaveResource : public tensorflow::ResourceBase {
  public:
-  explicit SnapshotSaveOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit SnapshotSaveResource(std::unique_ptr<SnapshotSave> save) : save_(std::move(save)) {}
+  std::string DebugString() const override { return "a save of a snapshot"; }
+
+  Status Commit(const std::vector<Manifest>& parts) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Manifest manifest;
+    if (save_ == nullptr) return FailedPrecondition("save: it has ended; begin another");
+    return save_->Commit(parts, &manifest);
+  }
+  void End() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    save_ = nullptr;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unique_ptr<SnapshotSave> save_;
+};
+
+absl::Status GetSave(OpKernelContext* context, RefCountPtr<SnapshotSaveResource>* save) {
+  return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), save);
+}
+
+class SnapshotBeginOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    std::string folder;
+    std::unique_ptr<SnapshotSave> save;
+    Tensor* handle;
+    OP_REQUIRES_OK(context, GetFolder(context, &folder));
+    OP_REQUIRES_OK(context, ToTensorFlow(SnapshotSave::Begin(PosixFileSystem(), folder, &save)));
+    const std::string id = IdText(save->id());
+    RefCountPtr<SnapshotSaveResource> resource(new SnapshotSaveResource(std::move(save)));
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &handle));
+    handle->scalar<ResourceHandle>()() =
+        ResourceHandle::MakeRefCountingHandle(resource.release(), context->device()->name());
+    OP_REQUIRES_OK(context, SetString(context, 1, id));
+  }
+};
+
+class SnapshotWriteOp : public OpKernel {
+ public:
+  explicit SnapshotWriteOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("follow", &follow_));
+    OP_REQUIRES_OK(context, context->GetAttr("writer", &place_.index));
+    OP_REQUIRES_OK(context, context->GetAttr("writers", &place_.of));
+    OP_REQUIRES(context, place_.index < place_.of,
+                ToTensorFlow(InvalidArgument("writer: got ", place_.index, ", want less than the ",
+                                             place_.of, " writers")));
   }
 
   void Compute(OpKernelContext* context) override {
     std::string folder;
-    tstring base_text;
+    tstring id, base_text;
     const Tensor* names;
     std::vector<TableInput> inputs;
     OP_REQUIRES_OK(context, GetFolder(context, &folder));
+    OP_REQUIRES_OK(context, GetScalar(context, "snapshot", &id));
     OP_REQUIRES_OK(context, GetScalar(context, "base", &base_text));
     OP_REQUIRES_OK(context, GetTables(context, &names, &inputs));
     uint64_t base = 0;
+    WriterPlace place = place_;
+    OP_REQUIRES_OK(context, ToTensorFlow(ParseId(id, &place.snapshot)));
     if (!base_text.empty()) OP_REQUIRES_OK(context, ToTensorFlow(ParseId(base_text, &base)));
 
     const PoolContext core(context);
@@ -94,17 +149,46 @@ class SnapshotSaveOp : public OpKernel {
     for (size_t t = 0; (follow_ || base != 0) && t < inputs.size(); ++t) {
       OP_REQUIRES_OK(context, ToTensorFlow(BeginVersion(core, tables[t].shards, &ended[t])));
     }
-    Manifest manifest;
-    OP_REQUIRES_OK(context, ToTensorFlow(SaveTables(core, PosixFileSystem(), folder, tables, base,
-                                                    &manifest)));
+    Manifest part;
+    OP_REQUIRES_OK(context, ToTensorFlow(WriteTables(core, PosixFileSystem(), folder, place, tables,
+                                                     base, &part)));
+    // If the snapshot comes to nothing after all, nobody ever asks for its id.
     for (size_t t = 0; (follow_ || base != 0) && t < inputs.size(); ++t) {
-      inputs[t].resource->SetVersionOf(manifest.id, inputs[t].shards, ended[t]);
+      inputs[t].resource->SetVersionOf(place.snapshot, inputs[t].shards, ended[t]);
     }
-    OP_REQUIRES_OK(context, SetString(context, 0, IdText(manifest.id)));
+    OP_REQUIRES_OK(context, SetString(context, 0, part.ToText()));
   }
 
  private:
   bool follow_;
+  WriterPlace place_;
+};
+
+class SnapshotCommitOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    const Tensor* texts;
+    RefCountPtr<SnapshotSaveResource> save;
+    OP_REQUIRES_OK(context, GetSave(context, &save));
+    OP_REQUIRES_OK(context, context->input("parts", &texts));
+    std::vector<Manifest> parts(static_cast<size_t>(texts->NumElements()));
+    for (size_t p = 0; p < parts.size(); ++p) {
+      const std::string text = texts->flat<tstring>()(static_cast<int64_t>(p));
+      OP_REQUIRES_OK(context, ToTensorFlow(Manifest::Parse(text, &parts[p])));
+    }
+    OP_REQUIRES_OK(context, ToTensorFlow(save->Commit(parts)));
+  }
+};
+
+class SnapshotEndOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    RefCountPtr<SnapshotSaveResource> save;
+    OP_REQUIRES_OK(context, GetSave(context, &save));
+    save->End();
+  }
 };
 
 // One table of a snapshot, from inputs path, snapshot, table_name and cursor.
@@ -174,6 +258,11 @@ class SnapshotLoadOp : public OpKernel {
  public:
   explicit SnapshotLoadOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("key_mod", &key_mod_));
+    OP_REQUIRES_OK(context, context->GetAttr("part", &part_.index));
+    OP_REQUIRES_OK(context, context->GetAttr("parts", &part_.of));
+    OP_REQUIRES(context, part_.index < part_.of,
+                ToTensorFlow(InvalidArgument("part: got ", part_.index, ", want less than the ",
+                                             part_.of, " parts")));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -198,7 +287,7 @@ class SnapshotLoadOp : public OpKernel {
     OP_REQUIRES_OK(context, ToTensorFlow(reader.List(input.table, limit, &input.place, &blocks)));
     OP_REQUIRES_OK(context,
                    ToTensorFlow(LoadRows(core, reader, blocks, key_mod_ ? nullptr : &owners, shards,
-                                         table.strings.get())));
+                                         table.strings.get(), part_)));
     Tensor *next, *done;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({3}), &next));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &done));
@@ -210,22 +299,22 @@ class SnapshotLoadOp : public OpKernel {
   }
 
  private:
-  // The indexes for the rows of a full snapshot, whose keys are spread evenly over the shards. How
-  // many rows of a delta are new is not known.
-  static Status Reserve(const Context& core, const SnapshotInput& input,
-                        const std::vector<Table*>& shards) {
+  // The indexes for the rows of a full snapshot, whose keys are spread evenly over parts and shards.
+  // How many rows of a delta are new is not known.
+  Status Reserve(const Context& core, const SnapshotInput& input,
+                 const std::vector<Table*>& shards) const {
     if (input.reader->manifest().base != 0) return Status();
     int64_t rows = 0;
     for (const SnapshotFile& file : input.reader->manifest().files) {
       if (file.table == input.table) rows += file.rows;
     }
-    for (Table* shard : shards) {
-      DYNEMB_RETURN_IF_ERROR(shard->Reserve(core, rows / static_cast<int64_t>(shards.size())));
-    }
+    rows /= part_.of * static_cast<int64_t>(shards.size());
+    for (Table* shard : shards) DYNEMB_RETURN_IF_ERROR(shard->Reserve(core, rows));
     return Status();
   }
 
   bool key_mod_;
+  KeyPart part_;
 };
 
 class SnapshotVerifyOp : public OpKernel {
@@ -332,7 +421,13 @@ class SwapOp : public OpKernel {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("DynembSnapshotSave").Device(tensorflow::DEVICE_CPU), SnapshotSaveOp);
+REGISTER_KERNEL_BUILDER(Name("DynembSnapshotBegin").Device(tensorflow::DEVICE_CPU),
+                        SnapshotBeginOp);
+REGISTER_KERNEL_BUILDER(Name("DynembSnapshotWrite").Device(tensorflow::DEVICE_CPU),
+                        SnapshotWriteOp);
+REGISTER_KERNEL_BUILDER(Name("DynembSnapshotCommit").Device(tensorflow::DEVICE_CPU),
+                        SnapshotCommitOp);
+REGISTER_KERNEL_BUILDER(Name("DynembSnapshotEnd").Device(tensorflow::DEVICE_CPU), SnapshotEndOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSnapshotKeys").Device(tensorflow::DEVICE_CPU), SnapshotKeysOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSnapshotLoad").Device(tensorflow::DEVICE_CPU), SnapshotLoadOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSnapshotVerify").Device(tensorflow::DEVICE_CPU),

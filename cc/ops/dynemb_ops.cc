@@ -304,25 +304,73 @@ replace: the rows take the place of all that is there, at once; otherwise they a
 adopt_seed: take over the seed of the initial values as well.
 )doc");
 
-REGISTER_OP("DynembSnapshotSave")
+REGISTER_OP("DynembSnapshotBegin")
+    .Input("path: string")
+    .Output("save: resource")
+    .Output("id: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Begins a snapshot (cc/core/snapshot/FORMAT.md) in a folder, of which what is there stays until
+DynembSnapshotCommit.
+
+path: a folder; made if need be.
+save: until it is ended, nobody else can save into the folder.
+id: of the snapshot, 16 hex digits.
+)doc");
+
+REGISTER_OP("DynembSnapshotWrite")
     .Input("tables: N * resource")
     .Input("names: string")
     .Input("path: string")
+    .Input("snapshot: string")
     .Input("base: string")
-    .Output("id: string")
+    .Output("part: string")
     .Attr("N: int >= 1")
+    .Attr("writer: int >= 0 = 0")
+    .Attr("writers: int >= 1 = 1")
     .Attr("follow: bool = false")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
-Saves tables to a snapshot (cc/core/snapshot/FORMAT.md), which takes the place of an earlier one in the
-folder in one step. Others may write meanwhile: of each row, what it was at one moment.
+Writes the rows of tables to files of a snapshot that has begun. Others may write to the tables meanwhile: of
+each row, what it was at one moment.
 
 names: shape (N,), the tables' names in the snapshot.
-path: a folder; made if need be.
-base: empty, or the id of an earlier snapshot: save what has changed since.
+path: the folder of the snapshot.
+snapshot: the id that DynembSnapshotBegin gave.
+base: empty, or the id of an earlier snapshot: write what has changed since.
+writer: which of several writers this is, each of which writes rows of its own.
+writers: how many write the snapshot, in any processes.
 follow: from here on follow changes, so that this snapshot can be a base.
-id: of the snapshot, 16 hex digits.
+part: what has been written, for DynembSnapshotCommit.
+)doc");
+
+REGISTER_OP("DynembSnapshotCommit")
+    .Input("save: resource")
+    .Input("parts: string")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Makes the snapshot be, in one step, in which it takes the place of an earlier one.
+
+save: as DynembSnapshotBegin gave it.
+parts: shape (writers,), what each writer has written, in their order.
+)doc");
+
+REGISTER_OP("DynembSnapshotEnd")
+    .Input("save: resource")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Ends a save, as does the end of its handle: the folder is free for the next one, and what has been written and not
+committed is removed.
+
+save: as DynembSnapshotBegin gave it.
 )doc");
 
 REGISTER_OP("DynembSnapshotKeys")
@@ -355,6 +403,8 @@ REGISTER_OP("DynembSnapshotLoad")
     .Output("next: int64")
     .Output("done: bool")
     .Attr("key_mod: bool = false")
+    .Attr("part: int >= 0 = 0")
+    .Attr("parts: int >= 1 = 1")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(3));
@@ -374,6 +424,7 @@ table_name: the table's name in the snapshot.
 cursor: where to begin: (0, 0, 0), or what the call before returned as next.
 owners: the shard of each key that DynembSnapshotKeys gives for this cursor.
 key_mod: load all rows that are left, each into shard key mod shards, rounded down; owners are not looked at.
+part, parts: leave out the rows whose key mod parts, rounded down, is not part.
 done: there is no more.
 )doc");
 

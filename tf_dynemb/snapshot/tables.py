@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 
@@ -9,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb.base.op_library import ops
+from tf_dynemb.shard.group import Group
 from tf_dynemb.snapshot.convert import check_chain
 from tf_dynemb.snapshot.files import SnapshotDamagedError, SnapshotReader
 from tf_dynemb.table.handle import handles_in
@@ -26,6 +28,11 @@ def save(path: str | os.PathLike, tables: Tables, base: str = "", follow: bool =
     snapshot has value, slots and meta as they were at one moment between the call and its return; a row
     that is there throughout is in it exactly once, one that comes or goes may be. The format is in
     cc/core/snapshot/FORMAT.md.
+
+    Tables that are spread over processes are saved by all of them together, into one folder that they
+    share: every process calls this, as a step of the training. Each writes the rows that it owns; the
+    first one puts the new snapshot in place when all have written theirs. If one is missing, fails or
+    dies, there is no new snapshot.
 
     Args:
         path: a folder of this machine's file systems; made if need be.
@@ -45,6 +52,9 @@ def save(path: str | os.PathLike, tables: Tables, base: str = "", follow: bool =
             not a snapshot that the tables can tell the changes since: save a full one.
         tf.errors.InvalidArgumentError: a path or name that cannot be.
         tf.errors.ResourceExhaustedError: no space. The earlier snapshot is still there.
+        tf.errors.AbortedError: it failed in another process, which the message names with the reason.
+        tf.errors.UnavailableError: another process has died.
+        ValueError: some of the tables are spread over processes and some are not.
 
     Example:
 
@@ -60,15 +70,43 @@ def save(path: str | os.PathLike, tables: Tables, base: str = "", follow: bool =
     >>> other.lookup(tf.constant([1, 2, 3], tf.int64)).numpy().tolist()
     [[10.0], [21.0], [30.0]]
     """
-    tables = _by_name(tables)
-    identity = ops.dynemb_snapshot_save(
-        [table.resource.resource_handle for table in tables.values()],
-        list(tables),
-        _folder(path),
-        base,
-        follow=follow,
-    )
-    return identity.numpy().decode()
+    tables, folder = _by_name(tables), _folder(path)
+    group = Group(tables.values())
+    begun = []
+
+    def begin():
+        if group.index > 0:
+            return ""
+        handle, identity = ops.dynemb_snapshot_begin(folder)
+        begun.append(handle)
+        return identity.numpy().decode()
+
+    def write():
+        part = ops.dynemb_snapshot_write(
+            [table.resource.resource_handle for table in tables.values()],
+            list(tables),
+            folder,
+            identity,
+            base,
+            writer=group.index,
+            writers=group.processes,
+            follow=follow,
+        )
+        return part.numpy().decode()
+
+    def commit():
+        for handle in begun:
+            ops.dynemb_snapshot_commit(handle, parts)
+        return ""
+
+    try:
+        identity = group.run(begin)[0]
+        parts = group.run(write)
+        group.run(commit)
+    finally:
+        for handle in begun:
+            ops.dynemb_snapshot_end(handle)
+    return identity
 
 
 def restore(path, tables: Tables, follow: bool = False) -> None:
@@ -76,6 +114,9 @@ def restore(path, tables: Tables, follow: bool = False) -> None:
 
     The rows are read beside those that the tables have, which are replaced at the end, all tables at
     once, unless something failed before. All threads of TensorFlow read, with about 3 MiB each.
+
+    Tables that are spread over processes are restored by all of them together, as they are saved. Each
+    keeps the rows that it owns, however many processes have saved them.
 
     Args:
         path: a snapshot's folder; or a list: of a full snapshot and of the deltas that continue it.
@@ -87,16 +128,43 @@ def restore(path, tables: Tables, follow: bool = False) -> None:
         SnapshotDamagedError, tf.errors.DataLossError: it is damaged. The tables are as they were.
         ValueError: the list is not a full snapshot and deltas that continue each other.
         tf.errors.FailedPreconditionError: the rows do not fit the table: other key or value dtype, dim,
-            meta or optimizer rule. The tables are as they were.
+            meta or optimizer rule; or the processes have read other snapshots. The tables are as they
+            were.
+        tf.errors.AbortedError, tf.errors.UnavailableError, ValueError: as of `save`.
     """
     if not tf.executing_eagerly():
         raise RuntimeError("snapshot.restore works eagerly; call it outside of tf.function")
-    tables = _by_name(tables)
-    readers = [SnapshotReader(each) for each in _paths(path)]
-    check_chain(readers)
-    staged = [
-        (table.resource, _load(table.resource, readers, name, follow)) for name, table in tables.items()
-    ]
+    tables, paths = _by_name(tables), _paths(path)
+    group = Group(tables.values())
+    staged = []
+
+    def load():
+        readers = [SnapshotReader(each) for each in paths]
+        check_chain(readers)
+        # What the processes must find alike, and how many rows each has of the full snapshot.
+        found = {"ids": [reader.id for reader in readers], "rows": {}, "want": {}}
+        for name, table in tables.items():
+            found["want"][name] = readers[0].tables[readers[0].known(name)].rows
+            loaded, found["rows"][name] = _load(table.resource, readers, name, follow)
+            staged.append((table.resource, loaded))
+        return json.dumps(found)
+
+    found = [json.loads(text) for text in group.run(load)]
+    for process, each in enumerate(found):
+        if each["ids"] != found[0]["ids"]:
+            raise tf.errors.FailedPreconditionError(
+                None,
+                None,
+                f"path: got snapshots {each['ids']} in process {process}, want {found[0]['ids']}, as "
+                "process 0; all must read one folder, into which nobody saves meanwhile",
+            )
+    for name, want in found[0]["want"].items():
+        rows = sum(each["rows"][name] for each in found)
+        if rows != want:
+            raise SnapshotDamagedError(
+                f"snapshot {paths[0]}, table {name!r}: got {want} rows of which only {rows} have keys of "
+                "their own"
+            )
     for resource, loaded in staged:
         ops.dynemb_swap(resource.resource_handle, loaded.resource_handle)
 
@@ -172,25 +240,25 @@ def delta_function(tables: Tables):
 
 
 def _load(resource: TableResource, readers: Sequence[SnapshotReader], name: str, follow: bool):
-    """A table with the rows of a chain of snapshots, like `resource` and beside it."""
-    want = readers[0].tables[readers[0].known(name)].rows
+    """A table with the rows of a chain of snapshots, like `resource` and beside it.
+
+    Returns:
+        It, and how many rows of the first snapshot there are, in this process.
+    """
     staged = resource.empty_copy()
     handle = staged.resource_handle
+    rows = None
     for reader in readers:
-        beginning = reader is readers[0]
+        beginning = rows is None
         staged.adopt(reader.tables[reader.known(name)].schema, replace=beginning)
         if beginning:
             ops.dynemb_set_snapshot(handle, reader.id, follow=follow)
         staged.load_snapshot(reader.path, reader.id, name)
-        rows = int(tf.reduce_sum(ops.dynemb_size(handle)[0]))
-        if beginning and rows != want:
-            raise SnapshotDamagedError(
-                f"snapshot {reader.path}, table {name!r}: got {want} rows of which only {rows} have "
-                "keys of their own"
-            )
+        if beginning:
+            rows = int(tf.reduce_sum(ops.dynemb_size(handle)[0]))
         # What has been read so far is of the version that ends here.
         ops.dynemb_set_snapshot(handle, reader.id, follow=follow)
-    return staged
+    return staged, rows
 
 
 def _paths(path) -> list[str]:

@@ -202,6 +202,8 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
     def load_snapshot(self, path, identity, name: str) -> tf.Tensor:
         """Puts the rows of one table of a snapshot into this one; see the op DynembSnapshotLoad.
 
+        Of a table that is spread over processes, those that this one owns.
+
         Args:
             path: the snapshot's folder, a string or scalar string tensor.
             identity: the snapshot's id, likewise.
@@ -211,10 +213,19 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
             A tensor, which a graph has when the rows are there.
         """
         beginning = tf.zeros([3], tf.int64)
+        part, parts = (0, 1) if self.exchange is None else (self.exchange.index, self.exchange.processes)
 
         def load(cursor, owners, key_mod):
             return ops.dynemb_snapshot_load(
-                self.resource_handle, path, identity, name, cursor, owners, key_mod=key_mod
+                self.resource_handle,
+                path,
+                identity,
+                name,
+                cursor,
+                owners,
+                key_mod=key_mod,
+                part=part,
+                parts=parts,
             )
 
         if self._shards == 1 or self._partitioner is default_partition_fn:
