@@ -299,8 +299,8 @@ class SnapshotLoadOp : public OpKernel {
   }
 
  private:
-  // The indexes for the rows of a full snapshot, whose keys are spread evenly over parts and shards.
-  // How many rows of a delta are new is not known.
+  // The indexes for the rows of a full snapshot, whose keys are spread evenly over parts and
+  // shards. How many rows of a delta are new is not known.
   Status Reserve(const Context& core, const SnapshotInput& input,
                  const std::vector<Table*>& shards) const {
     if (input.reader->manifest().base != 0) return Status();

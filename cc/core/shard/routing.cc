@@ -42,8 +42,8 @@ std::vector<int32_t> KeyMod(Span<const Key> keys, int64_t shards) {
   return owners;
 }
 
-Status Routing::Make(Span<const Key> keys, Span<const int32_t> owners, int shards,
-                     Routing* routing, const KeyPart& part) {
+Status Routing::Make(Span<const Key> keys, Span<const int32_t> owners, int shards, Routing* routing,
+                     const KeyPart& part) {
   routing->shares_.clear();
   if (shards == 1 && part.of == 1) return Status();
   if (shards > 1 && owners.size != keys.size) {

@@ -32,8 +32,8 @@ struct KeyPart {
 
 class Routing {
  public:
-  // With one shard `owners` may be empty. Keys that are not in `part` go to no shard. Errors: not one
-  // owner per key; an owner outside [0, shards), naming the key.
+  // With one shard `owners` may be empty. Keys that are not in `part` go to no shard. Errors: not
+  // one owner per key; an owner outside [0, shards), naming the key.
   static Status Make(Span<const Key> keys, Span<const int32_t> owners, int shards, Routing* routing,
                      const KeyPart& part = KeyPart());
 

@@ -27,8 +27,8 @@ Status LoadErased(const Context& context, const SnapshotReader& reader, int64_t 
 // none; those of the rows are recorded there.
 //
 // `owners`: the shard of each row of the blocks, in order; null: key mod number of shards, rounded
-// down. Rows whose keys are not in `part` are left out. Errors: the schemas are not compatible, damage, two strings of one fingerprint, no memory;
-// rows may have been put in then.
+// down. Rows whose keys are not in `part` are left out. Errors: the schemas are not compatible,
+// damage, two strings of one fingerprint, no memory; rows may have been put in then.
 Status LoadRows(const Context& context, const SnapshotReader& reader, Span<const BlockEntry> blocks,
                 const Span<const int32_t>* owners, const std::vector<Table*>& shards,
                 KeyStrings* strings, const KeyPart& part = KeyPart());

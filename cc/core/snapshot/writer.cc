@@ -33,11 +33,7 @@ void Compact(const Rows& from, const Rows& to) {
 
 RowsFile::RowsFile(SnapshotWriter* snapshot, int64_t at, SnapshotFile entry,
                    const TableSchema& schema)
-    : snapshot_(snapshot),
-      at_(at),
-      layout_(schema),
-      schema_(schema),
-      entry_(std::move(entry)) {
+    : snapshot_(snapshot), at_(at), layout_(schema), schema_(schema), entry_(std::move(entry)) {
   const int64_t rows = RowsOfABlock(layout_);
   block_.resize(static_cast<size_t>(kHeader + RowsPayload(layout_, rows).bytes));
   room_ = MutableParts(layout_, rows, block_.data() + kHeader);
@@ -170,9 +166,15 @@ Status SnapshotWriter::NewFile(int64_t table, std::unique_ptr<RowsFile>* file) {
   entry.name = RowsFileName(place_.snapshot, place_.number(at));
   entry.table = table;
   const std::string path = JoinPath(folder_, entry.name);
-  std::unique_ptr<RowsFile> made(new RowsFile(
-      this, at, std::move(entry), manifest_.tables[static_cast<size_t>(table)].schema));
-  DYNEMB_RETURN_IF_ERROR(files_->NewWritableFile(path, &made->file_));
+  std::unique_ptr<RowsFile> made(new RowsFile(this, at, std::move(entry),
+                                              manifest_.tables[static_cast<size_t>(table)].schema));
+  const Status begun = files_->NewWritableFile(path, &made->file_);
+  if (begun.code() == Code::kNotFound) {
+    return Status(begun.code(), StrCat(begun.message(),
+                                       "; the snapshot was begun in this folder: do "
+                                       "all writers have the same one?"));
+  }
+  DYNEMB_RETURN_IF_ERROR(begun);
   *file = std::move(made);
   return Status();
 }

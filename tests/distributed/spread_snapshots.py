@@ -1,0 +1,142 @@
+"""What the processes of test_spread_snapshots.py run.
+
+python spread_snapshots.py FOLDER SCENE
+
+A scene is a function below; each process leaves what it saw in FOLDER/SCENE-<index>.json.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+SEVERAL = "TF_CONFIG" in os.environ
+# Before any op runs.
+STRATEGY = tf.distribute.MultiWorkerMirroredStrategy() if SEVERAL else tf.distribute.get_strategy()
+INDEX = STRATEGY.cluster_resolver.task_id if SEVERAL else 0
+
+import tf_dynemb
+from tf_dynemb import snapshot
+
+KEYS = np.random.default_rng(3).integers(-(2**62), 2**62, 300)
+STEPS = 4
+
+
+def make():
+    """Tables of one and of two shards in a process, with slots of Adam."""
+    with STRATEGY.scope():
+        tables = {
+            "users": tf_dynemb.Variable(
+                dim=3, initializer=keras.initializers.RandomUniform(seed=5), name="users"
+            ),
+            "items": tf_dynemb.Variable(
+                dim=2, devices=["/CPU:0"] * 2, initializer="zeros", name="items"
+            ),
+        }
+        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+        optimizer.build([table.handle for table in tables.values()])
+    return tables, optimizer
+
+
+def train(tables, optimizer, steps):
+    """Each step trains some of the keys, half of them in each of two processes."""
+    handles = [table.handle for table in tables.values()]
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            rows = [tf_dynemb.embedding_lookup(table, ids) for table in tables.values()]
+            loss = sum(tf.reduce_sum((row - 1) ** 2) for row in rows)
+        optimizer.apply_gradients(zip(tape.gradient(loss, handles), handles, strict=True))
+
+    run = tf.function(lambda ids: STRATEGY.run(step, (ids,)))
+    for number in steps:
+        ids = KEYS[number * 50 : number * 50 + 100]
+        run(tf.constant(np.array_split(ids, STRATEGY.num_replicas_in_sync)[INDEX]))
+
+
+def says(call, *arguments, **options):
+    """The error of a call, in words."""
+    try:
+        call(*arguments, **options)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def write_checkpoint(path, tables):
+    """Each process writes one, as TensorFlow wants it, to a path of its own."""
+    tf.train.Checkpoint(**tables).write(f"{path}-{INDEX}")
+
+
+def save(folder):
+    """Trains, saves what can be a base, and goes on to a delta."""
+    tables, optimizer = make()
+    train(tables, optimizer, range(STEPS))
+    base = snapshot.save(folder / "full", tables, follow=True)
+    train(tables, optimizer, [STEPS])
+    if SEVERAL:
+        tables["users"].remove(KEYS[:20][INDEX::2])  # each process names keys of both
+    delta = snapshot.save(folder / "delta", tables, base=base)
+    snapshot.save(folder / "all", tables)
+    write_checkpoint(folder / "checkpoint", tables)
+    return {"ids": [base, delta], "sizes": [int(table.size()) for table in tables.values()]}
+
+
+def restore_and_save(folder):
+    """Restores what other processes saved, and saves it again."""
+    tables, _ = make()
+    snapshot.restore(folder / "all", tables)
+    sizes = [int(table.size()) for table in tables.values()]
+    snapshot.save(folder / "all_again", tables)
+    snapshot.restore([folder / "full", folder / "delta"], tables)
+    snapshot.save(folder / "chain", tables)
+    others, _ = make()
+    tf.train.Checkpoint(**others).read(f"{folder / 'checkpoint'}-1").assert_consumed()
+    snapshot.save(folder / "of_checkpoint", others)
+    write_checkpoint(folder / "checkpoint_again", others)
+    keys = tables["users"].export()[0].numpy()
+    return {"sizes": sizes, "owned": bool(np.all(keys % STRATEGY.num_replicas_in_sync == INDEX))}
+
+
+def back(folder):
+    """Restores once more, and meets what can go wrong on the way."""
+    tables, optimizer = make()
+    snapshot.restore(folder / "all_again", tables, follow=True)
+    snapshot.save(folder / "all_back", tables)
+    others, _ = make()
+    tf.train.Checkpoint(**others).read(f"{folder / 'checkpoint_again'}-2").assert_consumed()
+    snapshot.save(folder / "of_checkpoint_back", others)
+    (folder / "elsewhere").mkdir(exist_ok=True)
+    users = {"users": tables["users"]}
+    here = tf_dynemb.Variable(dim=3, name="here")
+    target = folder / "all_back"
+    said = {
+        "mixed": says(snapshot.save, target, users | {"here": here}),
+        "names": says(snapshot.save, target, users if INDEX == 0 else {"others": tables["users"]}),
+        "arguments": says(snapshot.save, target, users, base="" if INDEX == 0 else "x"),
+        "folders": says(snapshot.save, target if INDEX == 0 else folder / "elsewhere", users),
+        "no folder": says(snapshot.save, target if INDEX == 0 else "/dev/null/x", users),
+        "first": says(snapshot.save, target if INDEX == 1 else "/dev/null/x", users),
+        "base": says(snapshot.save, target, users, base="0123456789abcdef"),
+        "missing": says(snapshot.restore, target if INDEX == 0 else folder / "none", users),
+        "others": says(snapshot.restore, target if INDEX == 0 else folder / "all", users),
+    }
+    # After all of that everything is as it was, and works.
+    snapshot.save(folder / "all_after", tables)
+    return {"said": said, "sizes": [int(table.size()) for table in tables.values()]}
+
+
+def main():
+    folder, scene = pathlib.Path(sys.argv[1]), sys.argv[2]
+    result = globals()[scene](folder)
+    (folder / f"{scene}-{INDEX}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
