@@ -16,13 +16,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import tf_dynemb
+from tf_dynemb import snapshot
+
 SEVERAL = "TF_CONFIG" in os.environ
 # Before any op runs.
 STRATEGY = tf.distribute.MultiWorkerMirroredStrategy() if SEVERAL else tf.distribute.get_strategy()
 INDEX = STRATEGY.cluster_resolver.task_id if SEVERAL else 0
-
-import tf_dynemb
-from tf_dynemb import snapshot
 
 KEYS = np.random.default_rng(3).integers(-(2**62), 2**62, 300)
 STEPS = 4

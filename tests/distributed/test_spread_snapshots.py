@@ -1,4 +1,4 @@
-"""Snapshots and checkpoints of tables that are spread over processes: two save, three restore, two again."""
+"""Snapshots and checkpoints of spread tables: two processes save, three restore and save, two again."""
 
 import json
 

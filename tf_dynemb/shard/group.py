@@ -19,6 +19,7 @@ class OneProcess:
 
     @staticmethod
     def gather_texts(text: str) -> list[str]:
+        """As Exchange.gather_texts."""
         return [text]
 
 
@@ -37,8 +38,9 @@ class Group:
         if len(set(of.values())) > 1:
             alone = [name for name, exchange in of.items() if exchange is None]
             raise ValueError(
-                f"tables: got {alone} of this process alone beside others that are spread over processes; "
-                "make all in the strategy's scope, or name those of each kind in a call of their own"
+                f"tables: got {alone} of this process alone beside others that are spread over "
+                "processes; make all in the strategy's scope, or name those of each kind in a call of "
+                "their own"
             )
         self._exchange = next(iter(of.values())) or OneProcess()
         self.processes = self._exchange.processes

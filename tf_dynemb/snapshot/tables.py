@@ -162,8 +162,8 @@ def restore(path, tables: Tables, follow: bool = False) -> None:
         rows = sum(each["rows"][name] for each in found)
         if rows != want:
             raise SnapshotDamagedError(
-                f"snapshot {paths[0]}, table {name!r}: got {want} rows of which only {rows} have keys of "
-                "their own"
+                f"snapshot {paths[0]}, table {name!r}: got {want} rows of which only {rows} have keys "
+                "of their own"
             )
     for resource, loaded in staged:
         ops.dynemb_swap(resource.resource_handle, loaded.resource_handle)
