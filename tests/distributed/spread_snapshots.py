@@ -129,6 +129,12 @@ def back(folder):
     }
     # After all of that everything is as it was, and works.
     snapshot.save(folder / "all_after", tables)
+    # And the chain goes on that three processes had begun.
+    with snapshot.open(folder / "all_again") as reader:
+        base = reader.id
+    train(tables, optimizer, [1])
+    snapshot.save(folder / "delta_again", tables, base=base)
+    snapshot.save(folder / "all_trained", tables)
     return {"said": said, "sizes": [int(table.size()) for table in tables.values()]}
 
 

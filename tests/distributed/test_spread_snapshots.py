@@ -99,6 +99,14 @@ def test_a_delta_has_what_changed_in_any_of_the_processes(folder):
     assert {key: row for key, row in full.items() if key not in gone} | delta == after
 
 
+def test_other_processes_continue_a_chain(folder):
+    before, delta, after = (
+        content(folder / name) for name in ("all_again", "delta_again", "all_trained")
+    )
+    assert len(delta) == 200  # 100 keys of each table
+    assert before | delta == after != before
+
+
 # What the first process says and what the second one says.
 SAID = {
     "mixed": ["ValueError: tables: got ['here'] of this process alone beside others that are spread"]

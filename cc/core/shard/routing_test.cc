@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,25 @@ TEST(Routing, SplitsByOwnerInBatchOrder) {
   EXPECT_EQ(At(routing.share(0)), (std::vector<int64_t>{1, 3}));
   EXPECT_EQ(At(routing.share(1)), (std::vector<int64_t>{}));
   EXPECT_EQ(At(routing.share(2)), (std::vector<int64_t>{0, 2, 4}));
+}
+
+TEST(Routing, LeavesOutWhatIsOfOtherProcesses) {
+  const std::vector<Key> keys = {10, 11, -1, -2, 14, 13};
+  const std::vector<int32_t> owners = {1, 1, 0, 1, 0, 1};
+  const std::vector<std::vector<int64_t>> of_three = {{}, {0, 3, 5}, {1, 2, 4}};
+  for (int64_t index = 0; index < 3; ++index) {
+    Routing one, two;
+    ASSERT_TRUE(Routing::Make(keys, {}, 1, &one, {index, 3}).ok());
+    ASSERT_TRUE(Routing::Make(keys, owners, 2, &two, {index, 3}).ok());
+    EXPECT_EQ(At(one.share(0)), of_three[static_cast<size_t>(index)]);
+    std::vector<int64_t> both = At(two.share(0)), other = At(two.share(1));
+    for (const int64_t at : both) EXPECT_EQ(owners[static_cast<size_t>(at)], 0);
+    both.insert(both.end(), other.begin(), other.end());
+    std::sort(both.begin(), both.end());
+    EXPECT_EQ(both, of_three[static_cast<size_t>(index)]);
+  }
+  Routing routing;
+  EXPECT_EQ(Routing::Make(keys, {}, 2, &routing, {0, 3}).code(), Code::kInvalidArgument);
 }
 
 TEST(Routing, RefusesBadOwnersAndNamesTheKey) {
