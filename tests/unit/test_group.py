@@ -12,33 +12,28 @@ from tf_dynemb.shard.group import Group
 
 
 class Threads:
-    """Threads as processes, with what Group needs of an Exchange."""
+    """A thread of several as a process, with what Group needs of an Exchange."""
 
-    def __init__(self, processes):
-        self._barrier = threading.Barrier(processes, timeout=60)
-        self._texts = [""] * processes
+    def __init__(self, processes, index, texts, barrier):
+        self.processes, self.index = processes, index
+        self._texts, self._barrier = texts, barrier
 
-    def of(self, index):
-        """What the thread of this number has as its exchange."""
-
-        def gather_texts(text):
-            self._texts[index] = text
-            self._barrier.wait()
-            texts = list(self._texts)
-            self._barrier.wait()
-            return texts
-
-        return types.SimpleNamespace(
-            processes=len(self._texts), index=index, gather_texts=gather_texts, timeout_seconds=60
-        )
+    def gather_texts(self, text):
+        self._texts[self.index] = text
+        self._barrier.wait()
+        texts = list(self._texts)
+        self._barrier.wait()
+        return texts
 
 
 def together(processes, work):
     """What work(index) gave or raised in each of the threads, as the group says it to them."""
-    threads, outcomes = Threads(processes), [None] * processes
+    outcomes, texts = [None] * processes, [None] * processes
+    barrier = threading.Barrier(processes, timeout=60)
 
     def run(index):
-        table = types.SimpleNamespace(name="t", exchange=threads.of(index))
+        exchange = Threads(processes, index, texts, barrier)
+        table = types.SimpleNamespace(name="t", exchange=exchange)
         try:
             outcomes[index] = Group([table]).run(lambda: work(index))
         except Exception as error:
@@ -75,7 +70,7 @@ def test_tables_of_one_process_are_a_group_of_it_alone():
     group = Group(tables)
     assert (group.processes, group.index) == (1, 0)
     assert group.run(lambda: "text") == ["text"]
-    spread = types.SimpleNamespace(name="c", exchange=Threads(1).of(0))
+    spread = types.SimpleNamespace(name="c", exchange=Threads(2, 0, [], None))
     with pytest.raises(
         ValueError, match=r"tables: got \['a', 'b'\] of this process alone beside others"
     ):
