@@ -1,7 +1,7 @@
 """Dynamic embeddings for TensorFlow: tables whose vocabulary nobody lists in advance.
 
 Names directly in this package are those of TFRA's `dynamic_embedding` and of TorchRec; Keras layers are
-in `tf_dynemb.keras.layers`, OneFlow's names in `tf_dynemb.one_embedding`, those of SOK in `tf_dynemb.sok`.
+in `tf_dynemb.keras.layers`, OneFlow's names in `tf_dynemb.one_embedding`, SOK's in `tf_dynemb.sok`.
 """
 
 from tf_dynemb.base.op_library import ops as _ops  # noqa: F401  first: it says what is missing

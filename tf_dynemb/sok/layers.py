@@ -16,7 +16,7 @@ from tf_dynemb.policy.restrict_policy import registered_name, registered_policy
 from tf_dynemb.sok.checks import whole
 from tf_dynemb.sok.lookups import bags_of
 from tf_dynemb.sok.setup import seeded
-from tf_dynemb.sok.tables import IndexedTable, in_range, replicas, replicas_here
+from tf_dynemb.sok.tables import IndexedTable, devices_here, in_range, replicas
 from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.variable import Variable
 
@@ -56,9 +56,7 @@ class _SokLayer(TableLayer):
         arguments = dict(
             dim=self.embedding_vec_size,
             value_dtype=tf.as_dtype(self.variable_dtype),
-            # Key mod shards is the default partitioner's, and key mod processes is what tables of
-            # several processes go by.
-            devices=["/CPU:0"] * replicas_here(),
+            devices=devices_here(),
             name=self.name,
             initializer=self.embedding_initializer,
             trainable=self.trainable,

@@ -55,11 +55,16 @@ def in_range(table: Variable, keys: tf.Tensor) -> tf.Tensor:
     return table.within(keys) if isinstance(table, IndexedTable) else keys
 
 
-def replicas_here() -> int:
-    """How many replicas of the strategy in scope are in this process."""
-    if not tf.distribute.has_strategy():
-        return 1
-    return len(tf.distribute.get_strategy().extended.worker_devices)
+def devices_here() -> list[str] | None:
+    """The `devices` of a table: a shard for each replica of this process; else the table's default.
+
+    Key mod shards is the default partitioner's rule, and key mod processes that of tables which are
+    spread over processes.
+    """
+    strategy = tf.distribute.get_strategy()
+    if isinstance(strategy, tf.distribute.MirroredStrategy):
+        return ["/CPU:0"] * strategy.num_replicas_in_sync
+    return None
 
 
 def replicas() -> int:

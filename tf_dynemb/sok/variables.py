@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_dynemb.policy.restrict_policy import RestrictPolicy, TimestampRestrictPolicy
 from tf_dynemb.sok.checks import whole
 from tf_dynemb.sok.setup import seeded
-from tf_dynemb.sok.tables import IndexedTable, in_range, replicas, replicas_here, set_rows, tables_of
+from tf_dynemb.sok.tables import IndexedTable, devices_here, in_range, replicas, set_rows, tables_of
 from tf_dynemb.table import variable as table_variable
 from tf_dynemb.table.handle import TableHandle, handle_of
 
@@ -88,7 +88,7 @@ def Variable(  # noqa: N802  SOK's name
         "the variable's rows",
         dim=shape[1],
         value_dtype=dtype,
-        devices=["/CPU:0"] * replicas_here(),
+        devices=devices_here(),
         name=_name(name, "Variable"),
         initializer=seeded(initializer),
         trainable=trainable,
@@ -129,7 +129,7 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
         dtype: of the rows. None: float32.
         mode: None, "distributed" or "localized:<number of a replica>": without effect. Which process
             has a row says its key, and where there is one process all rows are in it.
-        init_capacity: rows to prepare for.
+        init_capacity: rows to prepare for, in each process.
         max_capacity: so many rows for each replica; when training has made more than all may have, a
             sixteenth goes.
         evict_strategy: "kLru": those that were trained longest ago; or a RestrictPolicy.
@@ -176,11 +176,11 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
         key_dtype=key_type,
         value_dtype=dtype or tf.float32,
         dim=dimension,
-        devices=["/CPU:0"] * replicas_here(),
+        devices=devices_here(),
         name=_name(name, "DynamicVariable"),
         initializer=seeded(_initializer(initializer)),
         trainable=trainable,
-        init_size=whole("init_capacity", init_capacity, 0) * replicas_here(),
+        init_size=whole("init_capacity", init_capacity, 0),
         restrict_policy=evict_strategy,
     )
     if max_capacity is not None:
