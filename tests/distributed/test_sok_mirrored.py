@@ -278,3 +278,17 @@ def test_saved_by_so_many_and_restored_by_others(replicas, tmp_path):
             restored = dense_layer(other, name="e")
         saver.restore_from_file(restored.embedding_variable, tmp_path)
         assert values_of(restored.table) == values_of(layer.table)
+
+
+def test_a_model_loaded_by_fewer_replicas_has_the_room_that_it_had(tmp_path):
+    with mirrored(3).scope():
+        layer = dense_layer(3, use_hashtable=False, name="e")
+        model = keras.Sequential([keras.Input((SLOTS, NNZ), dtype="int64"), layer])
+    layer.table.upsert(keys_for(False)[:5], UPSTREAM[:5])
+    model.save(tmp_path / "m.keras")
+    keys = np.full([1, SLOTS, NNZ], 17)  # the last one
+    for strategy in (one(), mirrored()):
+        with strategy.scope():
+            loaded = keras.models.load_model(tmp_path / "m.keras")
+        np.testing.assert_array_equal(loaded(keys), model(keys))
+        assert values_of(loaded.layers[0].table) == values_of(layer.table)

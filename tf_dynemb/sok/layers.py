@@ -39,6 +39,7 @@ class _SokLayer(TableLayer):
         super().__init__(autocast=False, **kwargs)
         per_replica = whole("max_vocabulary_size_per_gpu", max_vocabulary_size_per_gpu)
         self.max_vocabulary_size_per_gpu = per_replica
+        self._replicas = replicas()
         self.embedding_vec_size = whole("embedding_vec_size", embedding_vec_size)
         self.slot_num = whole("slot_num", slot_num)
         self.use_hashtable = bool(use_hashtable)
@@ -64,10 +65,10 @@ class _SokLayer(TableLayer):
         )
         if self.use_hashtable:
             self.hold(Variable(**arguments))
-            self.handle.max_rows = per_replica * replicas()
+            self.handle.max_rows = per_replica * self._replicas
         else:
-            limit = f"max_vocabulary_size_per_gpu {per_replica} * {replicas()} replicas"
-            self.hold(IndexedTable(per_replica * replicas(), limit, **arguments))
+            limit = f"max_vocabulary_size_per_gpu {per_replica} * {self._replicas} replicas"
+            self.hold(IndexedTable(per_replica * self._replicas, limit, **arguments))
         self.supports_jit = False
         self.built = True
 
@@ -81,6 +82,7 @@ class _SokLayer(TableLayer):
         config = super().get_config()
         config.update(
             max_vocabulary_size_per_gpu=self.max_vocabulary_size_per_gpu,
+            replicas=self._replicas,
             embedding_vec_size=self.embedding_vec_size,
             slot_num=self.slot_num,
             use_hashtable=self.use_hashtable,
@@ -92,8 +94,10 @@ class _SokLayer(TableLayer):
 
     @classmethod
     def from_config(cls, config):
-        """The inverse of get_config."""
+        """The inverse of get_config; all replicas together may have as many rows as they had there."""
         config = dict(config)
+        rows = config["max_vocabulary_size_per_gpu"] * config.pop("replicas", replicas())
+        config["max_vocabulary_size_per_gpu"] = -(-rows // replicas())
         if isinstance(config.get("eviction"), str):
             config["eviction"] = registered_policy(config["eviction"])
         return cls(**config)
@@ -125,7 +129,8 @@ class All2AllDenseEmbedding(_SokLayer):
     Args:
         max_vocabulary_size_per_gpu: rows for each replica. Training that would make more is refused
             (tf.errors.ResourceExhaustedError, with the table as it was), unless there is `eviction`. The
-            rows of a process are counted together: there may be as many as its replicas may have.
+            rows of a process are counted together: there may be as many as its replicas may have. A
+            model that is loaded under another number of replicas may have as many rows as before.
         embedding_vec_size: numbers per row, any.
         slot_num: slots, all of one key space.
         nnz_per_slot: keys per slot.
