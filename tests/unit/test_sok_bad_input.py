@@ -121,6 +121,13 @@ INPUTS = {
         TypeError,
         "inputs: got int64, the layer's key_dtype is uint32; tf.cast",
     ),
+    "uint64 for uint32": (
+        "dense",
+        dict(key_dtype=tf.uint32),
+        np.zeros([1, 2, 3], np.uint64),
+        TypeError,
+        "inputs: got uint64, the layer's key_dtype is uint32",
+    ),
     "ragged ones": ("dense", {}, ragged([1], [2, 3]), TypeError, "RaggedTensor, want a dense tensor"),
     "sparse ones": (
         "dense",

@@ -7,6 +7,7 @@ HugeCTR's repository.
 import datetime
 import inspect
 import math
+import unittest.mock
 
 import keras
 import numpy as np
@@ -16,6 +17,7 @@ from table_rows import int64, rows_of, values_of
 
 import tf_dynemb
 from tf_dynemb import sok
+from tf_dynemb.shard.exchange import Exchange
 
 
 def dense(rows=100, dim=2, slots=2, nnz=3, **more):
@@ -29,6 +31,22 @@ def train(variable, look_up, inner=None):
         loss = tf.reduce_sum(look_up())
     optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
     return optimizer
+
+
+def test_a_process_has_a_number_among_all_of_all_machines():
+    """There it is the number on its machine: two machines have two of each."""
+    tasks = {"chief": ["a:1"], "worker": ["a:2", "b:1", "b:2"]}  # two processes on each of a and b
+    spec, numbers = tf.train.ClusterSpec(tasks), []
+    for job in tasks:
+        for task in range(len(tasks[job])):
+            strategy = unittest.mock.create_autospec(tf.distribute.MultiWorkerMirroredStrategy)
+            strategy.num_replicas_in_sync = 4
+            strategy.cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+                spec, task_type=job, task_id=task
+            )
+            with unittest.mock.patch("tf_dynemb._compat.timeout_of", return_value=None):
+                numbers.append(Exchange(strategy).index)
+    assert numbers == [0, 1, 2, 3]
 
 
 def test_a_partial_batch_has_its_own_shape():

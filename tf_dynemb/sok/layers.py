@@ -104,7 +104,9 @@ class _SokLayer(TableLayer):
 
     def _check_dtype(self, ids) -> None:
         """Refuses what uint32 does not hold; other dtypes keys_of looks at."""
-        if self.key_dtype == tf.uint32 and ids.dtype.is_integer and ids.dtype.min < 0:
+        if self.key_dtype != tf.uint32 or not ids.dtype.is_integer:
+            return
+        if ids.dtype.min < 0 or ids.dtype.max > tf.uint32.max:
             raise TypeError(
                 f"inputs: got {ids.dtype.name}, the layer's key_dtype is uint32; tf.cast(inputs, "
                 "tf.uint32), or make the layer with key_dtype=tf.int64"

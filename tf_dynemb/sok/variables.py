@@ -57,7 +57,8 @@ def Variable(  # noqa: N802  SOK's name
         mode: None, "distributed" or "localized:<number of a replica>"; see DynamicVariable.
 
     Returns:
-        The handle of the table; `handle.table` is the table itself.
+        The handle of the table, which tapes and optimizers take; `handle.table` is the table itself,
+        which tf.train.Checkpoint takes.
 
     Raises:
         ValueError: an argument that is out of range, or both or none of initial_value and shape.
@@ -137,7 +138,8 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
             max_bucket_size, block_size, device_id, io_by_cpu, filter_ratio.
 
     Returns:
-        The handle of the table; `handle.table` is the table itself.
+        The handle of the table, which tapes and optimizers take; `handle.table` is the table itself,
+        which tf.train.Checkpoint takes.
 
     Raises:
         TypeError: an argument that is not in the list.
