@@ -323,8 +323,9 @@ class _Node:
         self.type = kind
 
 
-def main(path):
+def main(folder):
     program = Program()
+    path = os.path.join(folder, str(program.index))
     result = {"replicas": program.count}
 
     def save():

@@ -1,18 +1,16 @@
 """Under MultiWorkerMirroredStrategy processes train tables like one process on the global batch."""
 
-import pathlib
 import pickle
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from processes import configs_of_workers, ended, start
 from spread_program import IDS, INTEGER_STEPS, OPTIMIZERS, STEPS
+from workers import end_job, start_job
 
 import tf_dynemb
 
-PROGRAM = pathlib.Path(__file__).with_name("spread_program.py")
 TIMEOUT_SECONDS = 300
 COUNTS = (2, 3, 4)
 # 200 steps of float32 sums that processes add up in another order than one does.
@@ -22,14 +20,15 @@ TOLERANCE = 1e-5
 def run(folder, count):
     """What each of `count` processes saw; of one alone without a strategy, a list of one."""
     folder.mkdir()
-    paths = [folder / str(index) for index in range(count)]
-    pairs = zip(paths, configs_of_workers(count), strict=True)
-    with ended([start(PROGRAM, path, config=config) for path, config in pairs]) as processes:
+    processes = start_job(count, "spread_program.py", folder)
+    try:
         outputs = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
+    finally:
+        end_job(processes)
     dies = [count > 1 and index == count - 1 for index in range(count)]
     for process, output, died in zip(processes, outputs, dies, strict=True):
         assert process.returncode == (9 if died else 0), output
-    return [pickle.loads(path.read_bytes()) for path in paths]
+    return [pickle.loads((folder / str(index)).read_bytes()) for index in range(count)]
 
 
 @pytest.fixture(scope="module")
