@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tf_dynemb import snapshot
 from tf_dynemb.policy.restrict_policy import TimestampRestrictPolicy
+from tf_dynemb.shard.group import Group
 from tf_dynemb.sok.checks import paired
 from tf_dynemb.sok.tables import (
     BLOCK_BYTES,
@@ -20,7 +21,6 @@ from tf_dynemb.sok.tables import (
     in_range,
     set_rows,
     tables_of,
-    together,
 )
 from tf_dynemb.table.variable import Variable
 
@@ -64,18 +64,24 @@ class Saver:
 
         Raises:
             TypeError: values that are no floats.
+            OSError: the files cannot be written; the earlier ones are there. In the other processes
+                tf.errors.AbortedError.
         """
         (table,) = tables_of(embedding_variable)
         if not table.value_dtype.is_floating:
             raise TypeError(f"embedding_variable: got values of {table.value_dtype.name}, want floats")
-        blocks = blocks_of(table)
-        with together(table):
+        group, blocks = Group([table]), blocks_of(table)
+
+        def write():
             try:
-                if table.exchange is None or table.exchange.index == 0:
+                if group.index == 0:
                     _write(_paths(table, filepath), blocks)
             finally:
                 for _ in blocks:  # to which every process brings its rows
                     pass
+            return ""
+
+        group.run(write)
         return "OK"
 
     def restore_from_file(self, embedding_variable, filepath: str | os.PathLike) -> str:
@@ -92,18 +98,12 @@ class Saver:
             FileNotFoundError: a file is missing; the message says which tables the folder has.
             ValueError: files that are empty, or whose sizes do not fit each other and dim; more keys
                 than the table may have rows; a key out of range, where keys are the numbers of rows.
-                The table is as it was.
+            tf.errors.AbortedError: one of these in another process. In all cases the table is as it was.
         """
         (table,) = tables_of(embedding_variable)
         paths = _paths(table, filepath)
-        with together(table):
-            key_dtype, rows = _shape_of(table, *paths)
-            limit = table.handle.max_rows
-            if limit is not None and table.restrict_policy is None and rows > limit:
-                raise ValueError(f"{paths[0]}: got {rows} keys, want {limit} at most for {table.name}")
-            if isinstance(table, IndexedTable):
-                for keys, _ in _read(table, paths, key_dtype):
-                    _check_range(table, paths[0], keys)
+        group = Group([table])
+        key_dtype = np.dtype(group.run(lambda: _check(table, paths))[group.index])
         table.clear()
         for keys, values in _read(table, paths, key_dtype):
             set_rows(table, keys, values)
@@ -275,6 +275,18 @@ def _write(paths, blocks: Iterator) -> None:
             values.astype(np.float32).tofile(values_file)
     for part, path in zip(parts, paths, strict=True):
         os.replace(part, path)
+
+
+def _check(table: Variable, paths) -> str:
+    """Raises what is documented of restore_from_file. Returns the name of the dtype of the keys."""
+    key_dtype, rows = _shape_of(table, *paths)
+    limit = table.handle.max_rows
+    if limit is not None and table.restrict_policy is None and rows > limit:
+        raise ValueError(f"{paths[0]}: got {rows} keys, want {limit} at most for {table.name}")
+    if isinstance(table, IndexedTable):
+        for keys, _ in _read(table, paths, key_dtype):
+            _check_range(table, paths[0], keys)
+    return key_dtype.name
 
 
 def _shape_of(table: Variable, keys: pathlib.Path, values: pathlib.Path) -> tuple[np.dtype, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -77,26 +76,6 @@ def set_rows(table: Variable, keys: tf.Tensor, values: tf.Tensor) -> None:
     keys, values = tf.cast(keys, table.key_dtype), tf.cast(values, table.value_dtype)
     mine = table.resource.owned(tf.cast(keys, tf.int64))
     table.upsert(tf.boolean_mask(keys, mine), tf.boolean_mask(values, mine))
-
-
-@contextlib.contextmanager
-def together(table: Variable) -> Iterator[None]:
-    """What is done in it and fails in one of the processes of a table is an error in all of them.
-
-    For what is not collective itself: the others would wait for the one that failed.
-    """
-    error = None
-    try:
-        yield
-    except Exception as raised:
-        error = raised
-    text = "" if error is None else repr(error)
-    texts = [text] if table.exchange is None else table.exchange.gather_texts(text)
-    if error is not None:
-        raise error
-    for process, text in enumerate(texts):
-        if text:
-            raise RuntimeError(f"{table.name}: process {process} failed: {text}")
 
 
 def tables_of(variables) -> list[Variable]:
