@@ -26,3 +26,8 @@ def fingerprint(strings: tf.Tensor) -> tf.Tensor:
     flat = tf.reshape(strings, [-1])
     keys = tf.bitcast(tf.fingerprint(flat, method="farmhash64"), tf.int64)
     return tf.reshape(keys, tf.shape(strings))
+
+
+def engine_keys_of(keys: tf.Tensor) -> tf.Tensor:
+    """The int64 keys of keys of any dtype."""
+    return fingerprint(keys) if keys.dtype == tf.string else tf.cast(keys, tf.int64)

@@ -33,7 +33,6 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb.base.op_library import ops
 from tf_dynemb.table.variable import Variable
 
 CHUNK_BYTES = 8 << 20
@@ -53,7 +52,7 @@ def write_rows(table: Variable, store) -> None:
     cursor, checksums, exchange = (0, 0, 0), [], table.exchange
     *parts, schema, _ = table.resource.export_rows(limit=0)
     schema = schema.numpy()
-    snapshots = b"".join(ops.dynemb_snapshots(table.resource.resource_handle).numpy())
+    snapshots = b"".join(table.resource.snapshots().numpy())
     row_bytes = 8 + sum(part.shape[1] * part.dtype.size for part in parts[1:])
     chunk_rows = max(1, CHUNK_BYTES // row_bytes // (exchange.processes if exchange else 1))
     more = True
@@ -62,7 +61,7 @@ def write_rows(table: Variable, store) -> None:
             cursor, chunk_rows
         )
         cursor = tuple(cursor.numpy())
-        more = cursor[0] < table.shard_num
+        more = cursor[0] < table.resource.shards
         if exchange is not None:  # each process writes the rows of all
             parts = exchange.gather(parts)
             more = bool(exchange.total(tf.constant([float(more)], tf.float64)).numpy()[0])
@@ -128,10 +127,10 @@ def read_rows(table: Variable, store) -> None:
         with _parsing(table):
             strings = _strings_of(*arrays[4:]) if table.keep_keys else None
         put(arrays, replace=False, strings=strings)
-    distinct = int(tf.reduce_sum(ops.dynemb_size(staged.resource_handle)[0]))
+    distinct = int(tf.reduce_sum(staged.sizes()[0]))
     if distinct != rows:
         raise _damaged(table, f"got {rows} rows of which only {distinct} have keys of their own")
-    ops.dynemb_swap(table.resource.resource_handle, staged.resource_handle)
+    table.resource.swap(staged)
 
 
 def _check_rule(table: Variable, schema: bytes) -> None:

@@ -102,10 +102,11 @@ def lookup_bags(
     lengths = tf.convert_to_tensor(lengths)
     if lengths.dtype not in (tf.int32, tf.int64):
         raise TypeError(f"lengths: got {lengths.dtype.name}, want int32 or int64")
-    if any(overflow) and exchange_of(tables) is not None:
+    elsewhere = exchange_of(tables) is not None or any(table.on_servers for table in tables)
+    if any(overflow) and elsewhere:
         raise ValueError(
-            "overflow: got limits for tables that are spread over processes, none of which knows how "
-            "many rows all have; want none (a collection's config without hash_size)"
+            "overflow: got limits for tables spread over processes or on servers, none of which "
+            "knows how many rows all have; want none (a collection's config without hash_size)"
         )
     ids = _keys_of(ids)
     owners = _or_none(owners, tf.int32)

@@ -17,6 +17,7 @@ from tf_dynemb.lookup.lookup_bags import bag_arguments
 from tf_dynemb.optimizer.rules import Rule, rule_of
 from tf_dynemb.policy.restrict_policy import stamp_of
 from tf_dynemb.table.handle import TableHandle
+from tf_dynemb.table.table_resource import TableResource
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +44,22 @@ class _Training:
     learning_rate: object  # as in OwnTraining; compared by what it is, not by its value
     weight_decay: float
     dtype: tf.DType
-    host: tuple[str, int]
+    host: str
 
     def key(self) -> tuple:
         rate = self.learning_rate
         rate = rate if isinstance(rate, (int, float)) else id(rate)
         return self.rule, rate, self.weight_decay, self.dtype, self.host
+
+
+@dataclasses.dataclass(frozen=True)
+class _Share:
+    """What one resource is trained on: the whole gradient of a table, or that of one of its parts."""
+
+    handle: TableHandle
+    resource: TableResource
+    gradient: tf.IndexedSlices
+    stamp: object  # of the rows' restrict policy, the same for all parts
 
 
 def rule_of_table(handle: TableHandle, inner: keras.optimizers.Optimizer) -> Rule:
@@ -73,23 +84,28 @@ def apply_rules(
     groups: dict[tuple, tuple[_Training, list]] = {}
     rate = inner.learning_rate  # of this step: of a schedule, a new tensor each time
     for gradient, handle in zip(gradients, handles, strict=True):
-        training = _training_of(handle, inner, rate)
-        groups.setdefault(training.key(), (training, []))[1].append((gradient, handle))
+        stamp = stamp_of(handle.table.restrict_policy)
+        keys = tf.cast(gradient.indices, tf.int64)
+        for resource, own_keys, rows in handle.table.resource.split(keys, gradient.values):
+            share = _Share(handle, resource, tf.IndexedSlices(rows, own_keys), stamp)
+            training = _training_of(share, inner, rate)
+            groups.setdefault(training.key(), (training, []))[1].append(share)
     step = tf.cast(inner.iterations, tf.float64) + 1
-    for training, pairs in groups.values():
+    for training, shares in groups.values():
         rate = training.learning_rate
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             rate = rate(inner.iterations)
         numbers = (training.weight_decay, *training.rule.hyper)
         own = [tf.constant(number, tf.float64) for number in numbers]
         hyper = tf.stack([tf.cast(rate, tf.float64), step, *own])
-        for op, of_op in _by_lookup(pairs).values():
+        for op, of_op in _by_lookup(shares).values():
             (_apply if op is None else _apply_bags)(training, hyper, of_op, op)
     for handle in handles:
         _evict(handle)
 
 
-def _training_of(handle: TableHandle, inner: keras.optimizers.Optimizer, rate) -> _Training:
+def _training_of(share: _Share, inner: keras.optimizers.Optimizer, rate) -> _Training:
+    handle = share.handle
     own = handle.own_training or OwnTraining()
     optimizer = own.optimizer or inner
     weight_decay = own.weight_decay
@@ -99,68 +115,66 @@ def _training_of(handle: TableHandle, inner: keras.optimizers.Optimizer, rate) -
     rate = rate if own.learning_rate is None else own.learning_rate
     wide = handle.table.value_dtype == tf.float64
     dtype = tf.float64 if wide else tf.float32
-    return _Training(rule_of(optimizer), rate, float(weight_decay or 0.0), dtype, handle.table.host)
+    return _Training(rule_of(optimizer), rate, float(weight_decay or 0.0), dtype, share.resource.host)
 
 
-def _by_lookup(pairs: list) -> dict:
-    """Pairs by the op that summed their gradients, if that can be left out: tables sum themselves."""
+def _by_lookup(shares: list[_Share]) -> dict:
+    """Shares by the op that summed their gradients, if that can be left out: tables sum themselves."""
     groups: dict = {}
-    for gradient, handle in pairs:
-        rows, op = gradient.values, None
+    for share in shares:
+        rows, op = share.gradient.values, None
         if tf.is_symbolic_tensor(rows) and rows.op.type == "DynembSumBags":
             table = rows.value_index - rows.op.get_attr("T")
-            if table >= 0 and gradient.indices is rows.op.outputs[table]:
+            if table >= 0 and share.gradient.indices is rows.op.outputs[table]:
                 op = rows.op
-        groups.setdefault(None if op is None else op.name, (op, []))[1].append((gradient, handle))
+        groups.setdefault(None if op is None else op.name, (op, []))[1].append(share)
     return groups
 
 
-def _apply_bags(training: _Training, hyper: tf.Tensor, pairs: list, op) -> None:
+def _apply_bags(training: _Training, hyper: tf.Tensor, shares: list[_Share], op) -> None:
     """Trains tables on what the op that would sum their gradients is given."""
     ops.dynemb_apply_bags(
         gradient=op.inputs[0],
-        trained=[g.values.value_index - op.get_attr("T") for g, _ in pairs],
+        trained=[s.gradient.values.value_index - op.get_attr("T") for s in shares],
         dims=op.get_attr("dims"),
-        **_common(training, hyper, pairs),
+        **_common(training, hyper, shares),
         **bag_arguments(op),
     )
 
 
-def _apply(training: _Training, hyper: tf.Tensor, pairs: list, op=None) -> None:
+def _apply(training: _Training, hyper: tf.Tensor, shares: list[_Share], op=None) -> None:
     del op
-    slices = [_unsummed(gradient) for gradient, _ in pairs]
-    keys = [tf.cast(s.indices, tf.int64) for s in slices]
+    slices = [_unsummed(share.gradient) for share in shares]
     ops.dynemb_apply(
-        keys=keys,
-        owners=[h.table.resource.owners(k) for k, (_, h) in zip(keys, pairs, strict=True)],
+        keys=[s.indices for s in slices],
+        owners=[t.resource.owners(s.indices) for t, s in zip(shares, slices, strict=True)],
         gradients=[tf.cast(s.values, training.dtype) for s in slices],
-        **_common(training, hyper, pairs),
+        **_common(training, hyper, shares),
     )
 
 
-def _common(training: _Training, hyper: tf.Tensor, pairs: list) -> dict:
-    tables = [handle.table for _, handle in pairs]
-    limits = [_limit(handle) for _, handle in pairs]
+def _common(training: _Training, hyper: tf.Tensor, shares: list[_Share]) -> dict:
+    limits = [_limit(share) for share in shares]
     return {
-        "tables": [table.resource.resource_handle for table in tables],
+        "tables": [share.resource.resource_handle for share in shares],
         "hyper": hyper,
-        "now": _stamps(tables),
+        "now": _stamps(shares),
         "rule": training.rule.name,
         "slot_initial": training.rule.slot_initial,
         "limits": limits if any(limit >= 0 for limit in limits) else [],
     }
 
 
-def _limit(handle: TableHandle) -> int:
-    """How many rows an update may make a table of this process have; -1: any number."""
-    table = handle.table
-    if not handle.max_rows or table.restrict_policy:
+def _limit(share: _Share) -> int:
+    """How many rows an update may make a resource of this process have; -1: any number."""
+    table, max_rows = share.handle.table, share.handle.max_rows
+    if not max_rows or table.restrict_policy:
         return -1
-    return handle.max_rows if table.exchange is None else table.exchange.share(handle.max_rows)
+    return share.resource.share(max_rows) if table.exchange is None else table.exchange.share(max_rows)
 
 
-def _stamps(tables: list) -> tf.Tensor:
-    stamps = [stamp_of(table.restrict_policy) for table in tables]
+def _stamps(shares: list[_Share]) -> tf.Tensor:
+    stamps = [share.stamp for share in shares]
     if any(tf.is_tensor(stamp) for stamp in stamps):
         return tf.stack([tf.convert_to_tensor(stamp, tf.int64) for stamp in stamps])
     return tf.constant(stamps, tf.int64)

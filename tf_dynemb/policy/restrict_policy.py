@@ -13,8 +13,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb.base.op_library import ops
-
 if TYPE_CHECKING:
     from tf_dynemb.table.variable import Variable
 
@@ -82,10 +80,7 @@ class RestrictPolicy(abc.ABC):
         trigger = num_reserved if trigger is None else _row_count("trigger", trigger)
         if self.var.exchange is not None:
             num_reserved, trigger = map(self.var.exchange.share, (num_reserved, trigger))
-        removed = ops.dynemb_restrict(
-            self.var.resource.resource_handle, num_reserved, trigger, field=self.meta_field, name=name
-        )
-        return None if tf.executing_eagerly() else removed.op
+        return self.var.resource.restrict(num_reserved, trigger, self.meta_field, name)
 
     @property
     def status(self) -> tuple[tf.Tensor, tf.Tensor]:
@@ -123,7 +118,7 @@ class TimestampRestrictPolicy(RestrictPolicy):
 
     def now(self) -> tf.Tensor:
         """Microseconds since 1970."""
-        return ops.dynemb_now(self.var.resource.resource_handle)
+        return self.var.resource.now()
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")

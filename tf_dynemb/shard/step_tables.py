@@ -1,13 +1,14 @@
 """Where a step reads the rows of its ids: in the tables, or in small ones made for the step.
 
 Rows of a table that is spread over processes come from their owners into a table of this process, from
-which every lookup op then reads as from any other. So nothing else knows of the exchange.
+which every lookup op then reads as from any other. So nothing else knows of the exchange. Likewise the
+rows of a table on servers, for ops that cannot run there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -17,44 +18,34 @@ if TYPE_CHECKING:
     from tf_dynemb.table.variable import Variable
 
 
-class StepTable(NamedTuple):
-    """Where the rows of a table's keys are.
+def step_table(table: Variable, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """A table of the step with the rows of int64 keys (...) of one that is spread over processes.
 
-    Attributes:
-        resource: the table that has them.
-        owners: the shard of each key in it.
-        exists: whether each key has a row, bool (n,); None: ask the resource.
+    Returns:
+        Its resource, and whether each key has a row, bool (...).
     """
-
-    resource: tf.Tensor
-    owners: tf.Tensor | None
-    exists: tf.Tensor | None
-
-
-def step_table(table: Variable, keys: tf.Tensor) -> StepTable:
-    """Where int64 keys (...) of one table are, eagerly or in a step."""
-    if table.exchange is None:
-        return StepTable(table.resource.resource_handle, table.resource.owners(keys), None)
     distinct, values, exists, places = table.exchange.fetch([table], [tf.reshape(keys, [-1])])
     exists = tf.reshape(tf.gather(exists[0], places[0]), tf.shape(keys))
-    return StepTable(_filled(table, distinct[0], values[0]), tf.zeros([0], tf.int32), exists)
+    return _filled(table, distinct[0], values[0]), exists
 
 
 def step_resources(tables: Sequence[Variable], keys: Callable[[], Sequence]) -> list[tf.Tensor]:
-    """Resources that have the rows of keys, for ops that ask for the shards themselves.
+    """Resources of this process that have the rows of keys, for ops that ask for the shards themselves.
 
     Args:
-        tables: all of one exchange, or all of this process.
-        keys: gives the keys int64 (n,) of each table; called only where they are to be exchanged.
+        tables: all of one exchange, or all of this process or of servers.
+        keys: gives the keys int64 (n,) of each table; called only where rows are to be fetched.
 
     Raises:
         ValueError: some tables are spread over processes, and others are not.
     """
     exchange = exchange_of(tables)
-    if exchange is None:
+    if exchange is not None:
+        distinct, values, _, _ = exchange.fetch(tables, keys())
+        return [_filled(*of_table) for of_table in zip(tables, distinct, values, strict=True)]
+    if not any(table.on_servers for table in tables):
         return [table.resource.resource_handle for table in tables]
-    distinct, values, _, _ = exchange.fetch(tables, keys())
-    return [_filled(*of_table) for of_table in zip(tables, distinct, values, strict=True)]
+    return [_from_servers(*of_table) for of_table in zip(tables, keys(), strict=True)]
 
 
 def exchange_of(tables: Sequence[Variable]):
@@ -71,6 +62,14 @@ def exchange_of(tables: Sequence[Variable]):
             "that were not; make all in the scope"
         )
     return exchanges.pop()
+
+
+def _from_servers(table: Variable, keys: tf.Tensor) -> tf.Tensor:
+    if not table.on_servers:
+        return table.resource.resource_handle
+    distinct, _ = tf.unique(keys)
+    values, _ = table.resource.lookup(tf.zeros([0, table.dim], table.value_dtype), distinct)
+    return _filled(table, distinct, values)
 
 
 def _filled(table: Variable, keys: tf.Tensor, values: tf.Tensor) -> tf.Tensor:

@@ -8,7 +8,8 @@ import weakref
 import tensorflow as tf
 
 from tf_dynemb.initializer import distribution
-from tf_dynemb.table.variable import Variable, device_list
+from tf_dynemb.table.devices import device_list
+from tf_dynemb.table.variable import Variable
 
 # A graph that a session runs keeps its tables; the others, all of one process, live as long as somebody
 # holds them.

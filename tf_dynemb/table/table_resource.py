@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_dynemb import _compat
 from tf_dynemb.base.checks import as_tensor, assert_same
-from tf_dynemb.base.fingerprint import fingerprint
+from tf_dynemb.base.fingerprint import engine_keys_of, fingerprint
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.shard.exchange import Exchange
 from tf_dynemb.shard.partitioner import default_partition_fn
@@ -21,7 +21,8 @@ from tf_dynemb.table.serving import saved_rows, saved_schema
 class TableResource(tf.saved_model.experimental.TrackableResource):
     """The shards of a table and the function that tells which shard owns a key.
 
-    It saves its rows without a word of shards, and restores them onto whatever shards it has.
+    It saves its rows without a word of shards, and restores them onto whatever shards it has. A table
+    on servers is several of these: PartedTable, which has the same methods.
 
     Args:
         schema: what a row is made of, in the engine's text form.
@@ -30,7 +31,8 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         init_rows: rows to prepare the index of each shard for.
         adopt_seed: whether a restore takes over the seed of the initial values.
         checkpoint: whether rows are saved and restored.
-        device: where the resource is made.
+        device: where the resource is made, also by whoever loads a SavedModel of it; "" for where it is
+            made.
         exchange: of the processes that the table is spread over, or None. It saves the rows of all, and
             restores those that this process owns.
     """
@@ -58,7 +60,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
             exchange,
         )
         self._schema = schema
-        self._shards = shards
+        self.shards = shards
         self._partitioner = partitioner
         self._init_rows = init_rows
         self._adopt_seed = adopt_seed
@@ -66,6 +68,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         self.exchange = exchange
         self.keeps_strings = "strings" in schema.splitlines()
         self.value_dtype = tf.as_dtype(schema.split()[3])
+        self.dim = int(schema.split()[4])
         # For graphs that a session runs; unique, so that no two models ever share rows by name.
         self._graph_name = f"tf_dynemb_{uuid.uuid4().hex}"
         with tf.init_scope():
@@ -98,13 +101,83 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
 
     def owners(self, keys: tf.Tensor) -> tf.Tensor:
         """The shard of each int64 key, flat int32; empty where there is one shard."""
-        if self._shards == 1:
+        if self.shards == 1:
             return tf.zeros([0], tf.int32)
-        owners = self._partitioner(tf.reshape(keys, [-1]), self._shards)
-        owners = as_tensor("partitioner", owners, tf.int32)
-        if owners.dtype != tf.int32:
-            raise TypeError(f"partitioner: got {owners.dtype.name}, want int32; tf.cast what it returns")
-        return owners
+        return partitioned(self._partitioner, keys, self.shards)
+
+    @property
+    def host(self) -> str:
+        """The device that holds the rows. One op takes tables of one device."""
+        return self.resource_handle.device
+
+    def share(self, number: int) -> int:
+        """How much of a number that the table has, such as a limit of rows, each part has: all of it."""
+        return number
+
+    def split(self, keys: tf.Tensor, *columns: tf.Tensor) -> list[tuple]:
+        """The resources that have rows of int64 keys, each with its keys and their share of columns."""
+        return [(self, keys, *columns)]
+
+    def lookup(self, weight: tf.Tensor, keys: tf.Tensor, name: str | None = None):
+        """values (..., dim) and exists (...) of keys (...); see the op DynembLookup.
+
+        Args:
+            weight: that of the table's handle, of shape (0, dim), to which the gradient goes.
+            keys: int64; strings of a table that keeps them, which it then checks.
+            name: name of the operation.
+        """
+        engine_keys = engine_keys_of(keys)
+        if self.keeps_strings:
+            weight = ops.dynemb_with_strings(weight, self.resource_handle, engine_keys, keys)
+        return ops.dynemb_lookup(
+            weight,
+            self.resource_handle,
+            engine_keys,
+            self.owners(engine_keys),
+            dim=self.dim,
+            name=name,
+        )
+
+    def upsert(self, keys, values, now, name: str | None = None):
+        """Sets values (..., dim) of int64 keys (...); see the op DynembUpsert."""
+        handle = self.resource_handle
+        return ops.dynemb_upsert(handle, keys, self.owners(keys), values, now, name=name)
+
+    def accum(self, keys, values_or_deltas, exists, now, name: str | None = None):
+        """Adds to values of int64 keys or sets them; see the op DynembAccum."""
+        return ops.dynemb_accum(
+            self.resource_handle, keys, self.owners(keys), values_or_deltas, exists, now, name=name
+        )
+
+    def clear(self, name: str | None = None):
+        """Removes all rows; see the op DynembClear."""
+        return ops.dynemb_clear(self.resource_handle, name=name)
+
+    def restrict(self, num_reserved, trigger, field: str, name: str | None = None):
+        """Removes the rows with the lowest numbers; see the op DynembRestrict."""
+        handle = self.resource_handle
+        removed = ops.dynemb_restrict(handle, num_reserved, trigger, field=field, name=name)
+        return None if tf.executing_eagerly() else removed.op
+
+    def now(self) -> tf.Tensor:
+        """The time by the clock of the machine with the rows; see the op DynembNow."""
+        return ops.dynemb_now(self.resource_handle)
+
+    def sizes(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Rows and bytes of memory of each shard, int64 (shards,)."""
+        return ops.dynemb_size(self.resource_handle, name=name)
+
+    def size_of(self, shard: int, name: str | None = None) -> tf.Tensor:
+        """Rows of one shard, int64 scalar."""
+        return self.sizes(name)[0][shard]
+
+    def snapshots(self) -> tf.Tensor:
+        """The snapshots whose deltas can be loaded, strings (n,); see the op DynembSnapshots."""
+        return ops.dynemb_snapshots(self.resource_handle)
+
+    def swap(self, other: TableResource) -> None:
+        """Exchanges the rows with those of a table like this one, in one step."""
+        ops.dynemb_swap(self.resource_handle, other.resource_handle)
 
     def export_rows(self, cursor=(0, 0, 0), limit: int = -1, name: str | None = None):
         """keys, values, slots, meta, schema and next cursor; see the op DynembExport."""
@@ -162,6 +235,12 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         if self.exchange is None:
             return tf.ones_like(keys, tf.bool)
         return self.exchange.owned(tf.convert_to_tensor(keys))
+
+    def check_strings(self, keys, strings) -> list:
+        """Fails where the table keeps another string of a key; returns what keep_strings does."""
+        nothing = tf.zeros([0, 1])
+        checked = ops.dynemb_with_strings(nothing, self.resource_handle, keys, strings)
+        return [] if tf.executing_eagerly() else [checked]
 
     def keep_strings(self, keys, strings):
         """Keeps what keys are fingerprints of; see the op DynembKeepStrings.
@@ -228,7 +307,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
                 parts=parts,
             )
 
-        if self._shards == 1 or self._partitioner is default_partition_fn:
+        if self.shards == 1 or self._partitioner is default_partition_fn:
             return load(beginning, tf.zeros([0], tf.int32), key_mod=True)[1]
 
         def step(cursor, done):
@@ -236,6 +315,10 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
             return load(cursor, self.owners(keys), key_mod=False)
 
         return tf.while_loop(lambda _, done: ~done, step, (beginning, tf.constant(False)))[1]
+
+    def in_saved_model(self) -> TableResource:
+        """What a SavedModel holds of the table: this."""
+        return self
 
     def _create_resource(self):
         # Eagerly each call makes a table of its own, which lives as long as its handle. A graph, be it a
@@ -251,7 +334,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
             )
         return ops.dynemb_table(
             schema=self._schema if eager else saved_schema(self._schema),
-            shards=self._shards,
+            shards=self.shards,
             init_rows=self._init_rows,
             shared_name="" if eager else self._graph_name,
         )
@@ -259,7 +342,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
     def _serialize_to_tensors(self):
         if not self._checkpoint:
             return {}
-        snapshots = ops.dynemb_snapshots(self.resource_handle)
+        snapshots = self.snapshots()
         with tf.control_dependencies([snapshots]):  # the rows have all of these
             *rows, schema, _, strings = self.export_rows_with_strings()
         if self.exchange is not None:
@@ -282,3 +365,11 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         if not restored_tensors:
             return tf.no_op()
         return self.import_rows(**restored_tensors, replace=True)
+
+
+def partitioned(partitioner: Callable, keys: tf.Tensor, shards: int) -> tf.Tensor:
+    """The shard of each key by a partitioner, flat; checks its dtype."""
+    owners = as_tensor("partitioner", partitioner(tf.reshape(keys, [-1]), shards), tf.int32)
+    if owners.dtype != tf.int32:
+        raise TypeError(f"partitioner: got {owners.dtype.name}, want int32; tf.cast what it returns")
+    return owners

@@ -10,15 +10,17 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb.base.checks import as_tensor, assert_same
-from tf_dynemb.base.fingerprint import fingerprint
+from tf_dynemb.base.fingerprint import engine_keys_of
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.initializer import to_spec
 from tf_dynemb.policy.restrict_policy import RestrictPolicy, policy_of, stamp_of
 from tf_dynemb.shard import default_partition_fn
 from tf_dynemb.shard.exchange import Exchange
 from tf_dynemb.shard.step_tables import step_table
+from tf_dynemb.table.devices import device_list, server_of
 from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.kv_creator import init_rows_of
+from tf_dynemb.table.parted_table import PartedTable
 from tf_dynemb.table.table_resource import TableResource
 from tf_dynemb.table.views import SlotVariable, TableShard, slot_variables
 
@@ -55,8 +57,10 @@ class Variable(tf.Module):
         value_dtype: tf.float32, float64, float16, bfloat16; or int8, int32, int64, which can be set and
             read but not trained.
         dim: numbers per row, 1 to 2^20.
-        devices: one shard is made for each device string; a single string is a list of one. None means
-            one shard in host memory. Only CPU devices of this process.
+        devices: one shard is made for each device string; a single string is a list of one. CPU devices
+            of this process, or of servers that it is connected to, such as "/job:ps/task:0"; see
+            docs/parameter-servers.md. None means one shard in host memory; in the scope of a
+            tf.distribute.ParameterServerStrategy one on each of its parameter servers.
         partitioner: function (keys, shard_num) -> int32 of the keys' shape, the shard of each key. It is
             given int64 keys (n,), fingerprints for strings, and must always give a key the same shard.
         shared_name: unused, as in TFRA; tables are shared by get_variable or by passing them on.
@@ -139,8 +143,14 @@ class Variable(tf.Module):
         self.short_file_name = short_file_name
         if keep_keys and self.key_dtype != tf.string:
             raise ValueError(f"keep_keys: got True for keys of {self.key_dtype.name}, want string keys")
+        if keep_keys and server_of(self.devices[0]) is not None:
+            raise ValueError("keep_keys: got True, want False for a table on servers, for now")
         self.keep_keys = bool(keep_keys)
         self.exchange = Exchange.of_scope()
+        if self.exchange is not None and server_of(self.devices[0]) is not None:
+            raise ValueError(
+                f"devices: got {self.devices} in the scope of a strategy of several processes, want None"
+            )
         if keep_keys and self.exchange is not None:
             raise ValueError(
                 "keep_keys: got True in the scope of a strategy of several processes, which send each "
@@ -149,21 +159,27 @@ class Variable(tf.Module):
         self.initializer = initializer
         init_rows = -(-self.init_size // self.shard_num) or init_rows_of(kv_creator)
         spec = to_spec(initializer, self.dim, self.value_dtype)
-        self.resource = TableResource(
-            schema=(
-                f"dynemb-table 1\nvalue {self.value_dtype.name} {self.dim}\n"
-                f"initializer {spec.text}\nseed {spec.seed}\nkey {self.key_dtype.name}\n"
-                + ("" if restrict_policy is None else f"meta {restrict_policy.meta_field}\n")
-                + ("strings\n" if keep_keys else "")
-            ),
-            shards=self.shard_num,
-            partitioner=partitioner,
-            init_rows=init_rows or _init_rows_of_environment(),
-            adopt_seed=not spec.seed_is_given,
-            checkpoint=checkpoint,
-            device=self.devices[0],
-            exchange=self.exchange,
+        schema = (
+            f"dynemb-table 1\nvalue {self.value_dtype.name} {self.dim}\n"
+            f"initializer {spec.text}\nseed {spec.seed}\nkey {self.key_dtype.name}\n"
+            + ("" if restrict_policy is None else f"meta {restrict_policy.meta_field}\n")
+            + ("strings\n" if keep_keys else "")
         )
+        init_rows = init_rows or _init_rows_of_environment()
+        options = {"adopt_seed": not spec.seed_is_given, "checkpoint": checkpoint}
+        if server_of(self.devices[0]) is None:
+            device = self.devices[0]
+            self.resource = TableResource(
+                schema,
+                self.shard_num,
+                partitioner,
+                init_rows,
+                **options,
+                device=device,
+                exchange=self.exchange,
+            )
+        else:
+            self.resource = PartedTable(schema, self.devices, partitioner, init_rows, **options)
         self._handle = TableHandle(self, trainable, name.replace("/", "."))
         self._weight = self._handle.value  # TensorFlow tracks it; Keras' variable it does not know
         self.resource.join_savers(name)
@@ -175,10 +191,14 @@ class Variable(tf.Module):
         return self._name
 
     @property
-    def host(self) -> tuple[str, int]:
-        """Type and number of the device that holds the rows. One op takes tables of one device."""
-        spec = tf.DeviceSpec.from_string(tf.compat.as_str(self.devices[0]))
-        return spec.device_type or "CPU", spec.device_index or 0
+    def host(self) -> str:
+        """The device that holds the rows, or the first of several servers."""
+        return self.resource.host
+
+    @property
+    def on_servers(self) -> bool:
+        """Whether the rows are on servers, and not in this process."""
+        return isinstance(self.resource, PartedTable)
 
     @property
     def handle(self) -> TableHandle:
@@ -317,14 +337,7 @@ class Variable(tf.Module):
                 fingerprint.
         """
         keys, values = self._delivered(self._keys_to_be_born(keys), self._values("values", values))
-        return ops.dynemb_upsert(
-            self.resource.resource_handle,
-            keys,
-            self.resource.owners(keys),
-            values,
-            stamp_of(self._restrict_policy),
-            name=name,
-        )
+        return self.resource.upsert(keys, values, stamp_of(self._restrict_policy), name)
 
     def accum(self, keys, old_values, new_values, exists, name: str | None = None):
         """Adds new_values - old_values to rows that were seen, inserts new_values where none was.
@@ -365,15 +378,8 @@ class Variable(tf.Module):
             deltas = new_values - old_values
         values_or_deltas = tf.where(exists[..., None], deltas, new_values)
         keys, values_or_deltas, exists = self._delivered(keys, values_or_deltas, exists)
-        return ops.dynemb_accum(
-            self.resource.resource_handle,
-            keys,
-            self.resource.owners(keys),
-            values_or_deltas,
-            exists,
-            stamp_of(self._restrict_policy),
-            name=name,
-        )
+        stamp = stamp_of(self._restrict_policy)
+        return self.resource.accum(keys, values_or_deltas, exists, stamp, name)
 
     def remove(self, keys, name: str | None = None):
         """Removes the rows of keys (key_dtype, any shape); keys without a row are ignored."""
@@ -381,7 +387,7 @@ class Variable(tf.Module):
 
     def clear(self, name: str | None = None):
         """Removes all rows, slot variables with them."""
-        return ops.dynemb_clear(self.resource.resource_handle, name=name)
+        return self.resource.clear(name)
 
     def restrict(self, num_reserved, trigger=None, name: str | None = None, **kwargs):
         """Removes all rows but the num_reserved that the policy ranks highest, over all shards.
@@ -417,17 +423,15 @@ class Variable(tf.Module):
 
     def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
         """Number of rows, int64 scalar: of shard `index`, or of all."""
-        rows, _ = ops.dynemb_size(self.resource.resource_handle, name=name)
         if index is None:
-            return tf.reduce_sum(rows)
+            return tf.reduce_sum(self.resource.sizes(name)[0])
         if not _is_whole(index) or not 0 <= index < self.shard_num:
             raise ValueError(f"index: got {index!r}, want 0 to {self.shard_num - 1}")
-        return rows[index]
+        return self.resource.size_of(index, name)
 
     def memory_bytes(self) -> tf.Tensor:
         """Bytes of memory that rows and index take, int64 scalar."""
-        _, memory_bytes = ops.dynemb_size(self.resource.resource_handle)
-        return tf.reduce_sum(memory_bytes)
+        return tf.reduce_sum(self.resource.sizes()[1])
 
     def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """All keys (n,) and values (n, dim), in no promised order.
@@ -438,6 +442,12 @@ class Variable(tf.Module):
         keys, values, *_, strings = self.resource.export_rows_with_strings(name=name)
         return self._exported_keys(keys, strings), tf.ensure_shape(values, [None, self.dim])
 
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "savedmodel":
+            children["resource"] = self.resource.in_saved_model()
+        return children
+
     # What lookups, optimizers and savers of this package use.
 
     def _lookup(self, keys: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
@@ -447,17 +457,14 @@ class Variable(tf.Module):
         return self._read(keys, name)
 
     def _read(self, keys: tf.Tensor, name: str | None) -> tuple[tf.Tensor, tf.Tensor]:
-        engine_keys = self._engine_keys(keys)
-        there = step_table(self, engine_keys)
-        values, exists = ops.dynemb_lookup(
-            self._weight_for(keys, engine_keys),
-            there.resource,
-            engine_keys,
-            there.owners,
-            dim=self.dim,
-            name=name,
-        )
-        return values, exists if there.exists is None else there.exists
+        weight = self.handle.value.read_value()  # a tape watches a variable when it is read
+        if self.exchange is None:
+            return self.resource.lookup(weight, keys, name)
+        weight = tf.cast(weight, self.value_dtype)
+        resource, exists = step_table(self, keys)
+        none = tf.zeros([0], tf.int32)
+        values, _ = ops.dynemb_lookup(weight, resource, keys, none, dim=self.dim, name=name)
+        return values, exists
 
     def _delivered(self, keys: tf.Tensor, *columns: tf.Tensor) -> list[tf.Tensor]:
         """int64 keys and what belongs to them, as this process is to write them."""
@@ -481,34 +488,21 @@ class Variable(tf.Module):
             raise TypeError(
                 f"keys: got {keys.dtype.name}, the table's key_dtype is {self.key_dtype.name}"
             )
-        return keys if self.keep_keys else self._engine_keys(keys)
-
-    def _engine_keys(self, keys: tf.Tensor) -> tf.Tensor:
-        """The int64 keys of keys of any dtype."""
-        return fingerprint(keys) if keys.dtype == tf.string else tf.cast(keys, tf.int64)
-
-    def _weight_for(self, keys: tf.Tensor, engine_keys: tf.Tensor) -> tf.Tensor:
-        """The handle's weight for a lookup of what _keys gives; with keep_keys checks the strings."""
-        weight = self.handle.value.read_value()  # a tape watches a variable when it is read
-        if weight.dtype != self.value_dtype:
-            weight = tf.cast(weight, self.value_dtype)
-        if keys.dtype != tf.string or not self.keep_keys:
-            return weight
-        return ops.dynemb_with_strings(weight, self.resource.resource_handle, engine_keys, keys)
+        return keys if self.keep_keys else engine_keys_of(keys)
 
     def _checked_keys(self, keys) -> tf.Tensor:
         """The int64 keys of keys that get no rows; with keep_keys checks the strings."""
         keys = self._keys(keys)
-        engine_keys = self._engine_keys(keys)
+        engine_keys = engine_keys_of(keys)
         if not self.keep_keys:
             return engine_keys
-        with tf.control_dependencies([self._weight_for(keys, engine_keys)]):
+        with tf.control_dependencies(self.resource.check_strings(engine_keys, keys)):
             return tf.identity(engine_keys)
 
     def _keys_to_be_born(self, keys) -> tf.Tensor:
         """The int64 keys of keys that may get rows, whose strings are kept first with keep_keys."""
         keys = self._keys(keys)
-        engine_keys = self._engine_keys(keys)
+        engine_keys = engine_keys_of(keys)
         if not self.keep_keys:
             return engine_keys
         with tf.control_dependencies(self.resource.keep_strings(engine_keys, keys)):
@@ -566,28 +560,3 @@ def _init_rows_of_environment() -> int:
             f"environment variable TF_HASHTABLE_INIT_SIZE: got {text!r}, want a number of rows >= 0"
         )
     return int(text.strip() or "0")
-
-
-def device_list(devices) -> list[str]:
-    """The argument `devices` as a list, checked."""
-    if devices is None:
-        return ["/CPU:0"]
-    if not isinstance(devices, (str, Sequence)):
-        raise ValueError(f"devices: got {devices!r}, want a list of devices such as '/CPU:0'")
-    devices = [devices] if isinstance(devices, str) else list(devices)
-    if not devices:
-        raise ValueError("devices: got an empty list, want at least one device")
-    number = len(tf.config.list_logical_devices("CPU"))
-    for device in devices:
-        try:
-            spec = tf.DeviceSpec.from_string(tf.compat.as_str(device))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"devices: got {device!r}, want a device such as '/CPU:0'") from error
-        if (spec.device_type or "CPU") != "CPU" or spec.job not in (None, "localhost"):
-            raise ValueError(
-                f"devices: got {device!r}; tables live in the host memory of this process so far, "
-                "want '/CPU:0'"
-            )
-        if (spec.device_index or 0) >= number:
-            raise ValueError(f"devices: got {device!r}, want '/CPU:0' to '/CPU:{number - 1}'")
-    return devices

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dynemb.base.fingerprint import engine_keys_of
 from tf_dynemb.initializer.spec import resolve
 from tf_dynemb.keras.layers.ids import IdMask, keys_of, masked_key
 from tf_dynemb.keras.layers.table_layer import TableLayer
@@ -13,6 +14,7 @@ from tf_dynemb.keras.layers.tfra_arguments import as_ours
 from tf_dynemb.lookup.bags import check_combiner, combine
 from tf_dynemb.lookup.embedding_lookup import lookup_keys
 from tf_dynemb.policy.restrict_policy import registered_name, registered_policy
+from tf_dynemb.table.devices import server_of
 from tf_dynemb.table.variable import Variable
 
 
@@ -46,7 +48,8 @@ class Embedding(TableLayer):
         mask_zero: mask the id 0, as in keras.layers.Embedding.
         mask_key: mask this id instead (an int or a string).
         devices, partitioner, init_size, restrict_policy, keep_keys: see tf_dynemb.Variable. A model that
-            is saved names its policy; one of your own has to be registered with Keras, or be among the
+            is saved does not name servers: a table on them is loaded to where devices=None puts it. It
+            names its policy; one of your own has to be registered with Keras, or be among the
             custom_objects, when the model is loaded.
         max_norm: clip every vector to this L2 norm when it is read, before it is pooled.
         checkpoint: whether the rows are saved with the model, in every format.
@@ -127,7 +130,8 @@ class Embedding(TableLayer):
         self.dim = self.table.dim
         self.max_norm = max_norm
         self._masked = masked_key(mask_zero, mask_key, self.table.key_dtype)
-        self._devices = devices
+        # Servers are those of a job, not of a model: whoever loads it has others, or none.
+        self._devices = None if server_of(table.devices[0]) else devices
         self._kv_creator = kv_creator
         self.supports_masking = True
         self.supports_jit = False
@@ -202,7 +206,7 @@ class Embedding(TableLayer):
         """Whether each key is not the masked one; None if there is none."""
         if self._masked is None:
             return None
-        return tf.not_equal(self.table._engine_keys(keys), tf.constant(self._masked, tf.int64))
+        return tf.not_equal(engine_keys_of(keys), tf.constant(self._masked, tf.int64))
 
     def _look_up(self, keys: tf.Tensor) -> tf.Tensor:
         return lookup_keys(self.table, keys, max_norm=self.max_norm)

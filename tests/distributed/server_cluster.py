@@ -1,0 +1,139 @@
+"""Starts and ends servers, `python -m tf_dynemb.server`, and the programs that are their clients."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+
+FOLDER = pathlib.Path(__file__).parent
+ROOT = FOLDER.parents[1]
+TIMEOUT_SECONDS = 240
+
+
+def free_ports(number):
+    """Ports of the loopback that nobody listens on; held together, so that they differ."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def environment(**more):
+    """That of a process of the cluster: this one's, with the package in its path."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(FOLDER), *sys.path])
+    inherited = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    return {**inherited, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2", **more}
+
+
+class Cluster:
+    """Servers on ports that are free; ended by their ids when the context ends."""
+
+    def __init__(self, **jobs):
+        ports = iter(free_ports(sum(jobs.values()) + 1))
+        self.addresses = {
+            job: [f"127.0.0.1:{next(ports)}" for _ in range(tasks)] for job, tasks in jobs.items()
+        }
+        self.addresses["chief"] = [f"127.0.0.1:{next(ports)}"]
+        self.servers = {}
+
+    def __enter__(self):
+        for job in self.addresses.keys() - {"chief"}:
+            for task in range(len(self.addresses[job])):
+                self.start(job, task)
+        self.wait()
+        return self
+
+    def __exit__(self, *error):
+        for server in self.servers.values():
+            server.kill()
+            server.communicate()
+
+    def start(self, job, task):
+        """Starts a server, anew if there was one."""
+        if (job, task) in self.servers:
+            self.servers[job, task].communicate(timeout=TIMEOUT_SECONDS)
+        config = {"cluster": self.addresses, "task": {"type": job, "index": task}}
+        self.servers[job, task] = subprocess.Popen(
+            [sys.executable, "-m", "tf_dynemb.server"],
+            env=environment(TF_CONFIG=json.dumps(config)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def wait(self):
+        """Until all servers that were started listen."""
+        for (job, task), server in self.servers.items():
+            if server.poll() is None and not hasattr(server, "address"):
+                server.address = server.stdout.readline()
+                assert f"/job:{job}/task:{task} at grpc://127.0.0.1:" in server.address
+
+    def stop(self, job, task, number=signal.SIGTERM):
+        """Ends a server by a signal; returns its exit status and what it said."""
+        server = self.servers[job, task]
+        server.send_signal(number)
+        said, _ = server.communicate(timeout=TIMEOUT_SECONDS)
+        return server.returncode, said
+
+    def run(self, program, *arguments):
+        """Runs a program as the cluster's chief to its end; it finds the addresses in CLUSTER.
+
+        Returns:
+            What it has written, as JSON, to the path that is its last argument; and what it has printed.
+        """
+        *arguments, path = map(str, arguments)
+        process = subprocess.run(
+            [sys.executable, str(FOLDER / program), *arguments, path],
+            env=environment(CLUSTER=json.dumps(self.addresses)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+        )
+        assert process.returncode == 0, process.stdout
+        return json.loads(pathlib.Path(path).read_text()), process.stdout
+
+
+def connected_strategy():
+    """In a client: a strategy and its coordinator on the cluster."""
+    import tensorflow as tf
+
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(json.loads(os.environ["CLUSTER"])),
+        task_type="chief",
+        task_id=0,
+        rpc_layer="grpc",
+    )
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy)
+
+
+def connect():
+    """In a client without a strategy: connects this process to the cluster."""
+    import tensorflow as tf
+
+    cluster = tf.train.ClusterSpec(json.loads(os.environ["CLUSTER"]))
+    tf.config.experimental_connect_to_cluster(cluster, job_name="chief", task_index=0)
+
+
+def run_checks(module, path):
+    """In a client: runs the functions check_* of a module, and writes what went wrong in each."""
+    import traceback
+
+    outcomes = {}
+    for name in names_of_checks(module):
+        try:
+            getattr(module, name)()
+            outcomes[name] = ""
+        except BaseException:
+            outcomes[name] = traceback.format_exc()
+    pathlib.Path(path).write_text(json.dumps(outcomes))
+
+
+def names_of_checks(module):
+    return [name for name in vars(module) if name.startswith("check_")]
