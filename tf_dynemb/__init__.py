@@ -4,6 +4,15 @@ Names directly in this package are those of TFRA's `dynamic_embedding` and of To
 in `tf_dynemb.keras.layers`, OneFlow's names in `tf_dynemb.one_embedding`, SOK's in `tf_dynemb.sok`.
 """
 
+import sys as _sys
+
+# `python -m tf_dynemb.launch` imports this package first, of which the launcher needs nothing: it starts
+# here, without TensorFlow. While Python looks for a module, argv has -m in place of its name.
+if _sys.argv[:1] == ["-m"] and _sys.orig_argv[-len(_sys.argv)] == "tf_dynemb.launch":
+    from tf_dynemb.launch import main as _main
+
+    _sys.exit(_main())
+
 from tf_dynemb.base.op_library import ops as _ops  # noqa: F401  first: it says what is missing
 
 # isort: split
