@@ -153,7 +153,7 @@ class Output:
     def copy(self, pipe, prefix: bytes) -> None:
         """Writes all lines of a pipe, each after the prefix, until it ends."""
         rest = b""
-        while chunk := pipe.read(65536):
+        while chunk := pipe.read1(65536):
             # "\r" at the end waits for what comes: it may be that of "\r\n".
             *lines, rest = re.split(rb"(?<=\n)|(?<=\r)(?=[^\n])", rest + chunk)
             for line in lines:
