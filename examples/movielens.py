@@ -14,6 +14,7 @@ movies.
     python examples/movielens.py                          # downloads ml-100k
     python examples/movielens.py --ratings ml-1m/ratings.dat --limit 200000
     python examples/movielens.py --short                  # a look, in less than a minute
+    python examples/movielens.py --replicas 2             # the dynamic model is trained by two replicas
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ flags.DEFINE_bool("short", False, "Only 20,000 ratings and one seed.")
 flags.DEFINE_integer("limit", None, "Only this many ratings, the earliest.", lower_bound=1)
 flags.DEFINE_integer("seeds", None, "Runs with different initial values; by default 3.", lower_bound=1)
 flags.DEFINE_integer("dim", 8, "Numbers per vector.", lower_bound=1)
+flags.DEFINE_integer("replicas", 1, "Replicas that share each block in training.", lower_bound=1)
 
 START = 3.5  # stars: what MovieLens' users give on average, known before the stream begins
 BLOCK = 25  # ratings that are predicted, then trained on; a user's first sitting is about a hundred
@@ -98,11 +100,15 @@ def recommender(features: dict[str, np.ndarray], embed) -> keras.Model:
 
 
 class Learner:
-    """A compiled Keras model that predicts a block of ratings, then learns from it."""
+    """A compiled Keras model that predicts a block of ratings, then learns from it.
+
+    The replicas of the strategy in whose scope the model was made share a block in training.
+    """
 
     def __init__(self, model: keras.Model):
         self.model = model
-        model.optimizer.build(model.trainable_variables)
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
 
     def step(self, features: dict[str, np.ndarray], stars: np.ndarray) -> np.ndarray:
         """Predictions (n,) from before this block was learned."""
@@ -111,14 +117,20 @@ class Learner:
     @tf.function(reduce_retracing=True)
     def _step(self, features, stars):
         predictions = self.model(features)
-        variables = self.model.trainable_variables
         for _ in range(PASSES):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(self.model(features, training=True) - stars))
-            self.model.optimizer.apply_gradients(
-                zip(tape.gradient(loss, variables), variables, strict=True)
-            )
+            self.model.distribute_strategy.run(self._train, args=(features, stars))
         return predictions
+
+    def _train(self, features, stars):
+        """What a replica does: of N it has every Nth rating. Gradients are summed over replicas."""
+        replica = tf.distribute.get_replica_context()
+        mine = slice(replica.replica_id_in_sync_group, None, replica.num_replicas_in_sync)
+        variables = self.model.trainable_variables
+        with tf.GradientTape() as tape:
+            predictions = self.model({name: ids[mine] for name, ids in features.items()}, training=True)
+            errors = predictions - stars[mine]
+            loss = tf.reduce_sum(tf.square(errors)) / tf.cast(tf.size(stars), errors.dtype)
+        self.model.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
     def size(self) -> tuple[int, int]:
         """Rows of all embeddings, and the bytes of memory they take with the optimizer's state."""
@@ -182,8 +194,22 @@ def race(name: str, make_learner, ratings: movielens_data.Ratings, seeds: int, b
     return Result(name, ratings.stars, runs, rows, size_bytes, growth), learner
 
 
-def race_all(ratings: movielens_data.Ratings, dim: int, seeds: int) -> tuple[list[Result], keras.Model]:
-    """Results of all contenders, the dynamic model first, and that model as trained."""
+def replicas_of_cpu(number: int) -> tf.distribute.Strategy:
+    """A strategy of so many replicas, logical devices of the CPU; to be called before anything else."""
+    if number == 1:
+        return tf.distribute.get_strategy()
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * number)
+    return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(number)])
+
+
+def race_all(
+    ratings: movielens_data.Ratings, dim: int, seeds: int, strategy: tf.distribute.Strategy
+) -> tuple[list[Result], keras.Model]:
+    """Results of all contenders, the dynamic model first, and that model as trained.
+
+    The dynamic model is trained under the strategy. All of its replicas share the rows.
+    """
     width = 1 + dim
     features = ratings.features(ratings.users, ratings.movies)
     every_id = {name: sorted(set(ids.ravel().tolist()) - {""}) for name, ids in features.items()}
@@ -197,8 +223,9 @@ def race_all(ratings: movielens_data.Ratings, dim: int, seeds: int) -> tuple[lis
         return Learner(model)
 
     def dynamic(seed):
-        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad(LEARNING_RATE))
-        return learner(dynamic_embedding(width, initializer()), optimizer)
+        with strategy.scope():
+            optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad(LEARNING_RATE))
+            return learner(dynamic_embedding(width, initializer()), optimizer)
 
     def static(seed, optimizer_class=movielens_rivals.LazyAdagrad):
         embed = movielens_rivals.static_embedding(width, initializer(), every_id)
@@ -243,11 +270,13 @@ def save(model: keras.Model, ratings: movielens_data.Ratings, folder: pathlib.Pa
     def titles(movies: np.ndarray) -> list[str]:
         return [ratings.titles.get(movie, f"movie {movie}") for movie in movies.tolist()]
 
+    predict = tf.function(model)  # Keras' predict_on_batch gives the answers of each replica
+
     def ask(users: np.ndarray, movies: np.ndarray) -> dict:
         features = ratings.features(users, movies)
         return {
             "features": {name: ids.tolist() for name, ids in features.items()},
-            "predictions": model.predict_on_batch(_tensors(features)).tolist() if len(movies) else [],
+            "predictions": predict(_tensors(features)).numpy().tolist() if len(movies) else [],
             "titles": titles(movies),
         }
 
@@ -265,6 +294,7 @@ def save(model: keras.Model, ratings: movielens_data.Ratings, folder: pathlib.Pa
 def main(argv):
     if len(argv) > 1:
         raise app.UsageError(f"got {argv[1:]}, want flags only")
+    strategy = replicas_of_cpu(FLAGS.replicas)
     seeds = FLAGS.seeds or (1 if FLAGS.short else 3)
     limit = FLAGS.limit or (20_000 if FLAGS.short else None)
     folder = pathlib.Path(FLAGS.output or tempfile.mkdtemp(prefix="movielens_"))
@@ -279,7 +309,7 @@ def main(argv):
     users, movies = len(np.unique(ratings.users)), len(np.unique(ratings.movies))
     logging.info("%s: %d ratings by %d users of %d movies", ratings.source, len(ratings), users, movies)
 
-    results, model = race_all(ratings, FLAGS.dim, seeds)
+    results, model = race_all(ratings, FLAGS.dim, seeds, strategy)
     print(movielens_report.table(results))
     print(movielens_report.verdict(results))
     movielens_report.write_json(results, ratings.source, table)
