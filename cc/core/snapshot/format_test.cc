@@ -162,14 +162,13 @@ TEST(FormatTest, TheWriterWritesWhatItSays) {
   EXPECT_EQ(Difference(ContentOf(filled), Decode(files, "/s")), "");
   std::vector<TestTable> empty = tables;  // for a second writer, who has no rows and one file more
   empty[1].shards = 2;
-  const Shards of[] = {Shards(filled), Shards(empty)};
   std::unique_ptr<SnapshotSave> save;
   std::vector<Manifest> parts(2);
   ASSERT_OK(SnapshotSave::Begin(&files, "/t", &save));
-  for (int w = 0; w < 2; ++w) {
-    ASSERT_OK(
-        WriteTables(OneThread(), &files, "/t", {save->id(), w, 2}, of[w].named(), 0, &parts[w]));
-  }
+  ASSERT_OK(WriteTables(OneThread(), &files, "/t", {save->id(), 0, 2}, Shards(filled).named(), 0,
+                        &parts[0]));
+  ASSERT_OK(WriteTables(OneThread(), &files, "/t", {save->id(), 1, 2}, Shards(empty).named(), 0,
+                        &parts[1]));
   Manifest all;  // 8 files, 9, and one that is empty
   ASSERT_OK(save->Commit(parts, &all));
   EXPECT_EQ(all.files.size(), 18u);
