@@ -34,15 +34,16 @@ class Group:
     """
 
     def __init__(self, tables: Iterable[Variable]):
-        of = {table.name: table.exchange for table in tables}
-        if len(set(of.values())) > 1:
-            alone = [name for name, exchange in of.items() if exchange is None]
+        tables = list(tables)
+        exchanges = {table.exchange for table in tables}
+        if len(exchanges) > 1:
+            alone = [table.name for table in tables if table.exchange is None]
             raise ValueError(
                 f"tables: got {alone} of this process alone beside others that are spread over "
                 "processes; make all in the strategy's scope, or name those of each kind in a call of "
                 "their own"
             )
-        self._exchange = next(iter(of.values())) or OneProcess()
+        self._exchange = exchanges.pop() or OneProcess()
         self.processes = self._exchange.processes
         self.index = self._exchange.index
 
