@@ -16,7 +16,7 @@ if _sys.argv[:1] == ["-m"] and _sys.orig_argv[-len(_sys.argv)] == "tf_dynemb.lau
 from tf_dynemb.base.op_library import ops as _ops  # noqa: F401  first: it says what is missing
 
 # isort: split
-from tf_dynemb import keras, lookup, one_embedding, snapshot, sok
+from tf_dynemb import distribute, keras, lookup, one_embedding, snapshot, sok
 from tf_dynemb.base.fingerprint import fingerprint
 from tf_dynemb.collections import (
     DataType,
@@ -105,6 +105,7 @@ __all__ = [
     "Variable",
     "__version__",
     "default_partition_fn",
+    "distribute",
     "embedding_lookup",
     "embedding_lookup_sparse",
     "embedding_lookup_unique",

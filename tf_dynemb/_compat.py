@@ -167,3 +167,11 @@ def saveable_of_names(name: str, arrays: dict, restore):
 
     specs = [saveable_object.SaveSpec(tensor, "", f"{name}/{array}") for array, tensor in arrays.items()]
     return Saveable(None, specs, f"{name}/rows")
+
+
+def restored_epoch(model) -> int | None:
+    """The epoch that keras.callbacks.BackupAndRestore has found in its files, or None.
+
+    The callback leaves it on the model, for Keras' own fit, and has no public name for it.
+    """
+    return getattr(model, "_initial_epoch", None)

@@ -1,0 +1,168 @@
+"""The batches of an epoch, from arrays or datasets."""
+
+from __future__ import annotations
+
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb.distribute.shares import size_of, take
+
+_DISTRIBUTED = "strategy.experimental_distribute_dataset or distribute_datasets_from_function"
+
+
+class Batches:
+    """A source of batches, epoch after epoch.
+
+    Args:
+        dataset: a tf.data.Dataset of global batches, the same in all processes, or a
+            tf.distribute.DistributedDataset.
+        steps: batches per epoch, which then go on where the last epoch ended; None: all.
+
+    Attributes:
+        is_global: whether a batch is the global one, not what the replicas of this process have of it.
+        element_spec: the type of a batch.
+    """
+
+    def __init__(self, dataset, steps: int | None = None):
+        self.is_global = isinstance(dataset, tf.data.Dataset)
+        self._dataset = dataset.prefetch(tf.data.AUTOTUNE) if self.is_global else dataset
+        self.element_spec = dataset.element_spec
+        self._steps = steps
+        self._iterator = None
+
+    def __len__(self) -> int:
+        raise TypeError("the number of batches may not be known; ask number()")
+
+    def number(self) -> int | None:
+        """Batches of an epoch, None where only the end shows it."""
+        if self._steps is not None:
+            return self._steps
+        cardinality = self._dataset.cardinality
+        number = int(cardinality() if callable(cardinality) else cardinality)
+        return number if number >= 0 else None
+
+    def epoch(self):
+        """The batches of the next epoch."""
+        if self._steps is None:
+            yield from self._dataset
+            return
+        for step in range(self._steps):
+            if self._iterator is None:
+                self._iterator = iter(self._dataset)
+            batch = next(self._iterator, None)
+            if batch is None and step == 0:  # the last epoch has ended with the data
+                self._iterator = iter(self._dataset)
+                batch = next(self._iterator, None)
+            if batch is None:
+                self._iterator = None
+                warnings.warn(
+                    f"The data ended after {step} of {self._steps} steps; the epoch ends here. Repeat "
+                    "the dataset with .repeat()",
+                    stacklevel=3,
+                )
+                return
+            yield batch
+
+
+def batches_of(
+    x,
+    y=None,
+    sample_weight=None,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    class_weight: dict | None = None,
+    shuffle_seed: int | None = None,
+) -> Batches:
+    """Batches of what fit, evaluate and predict take.
+
+    Args:
+        x: arrays, a tf.data.Dataset, or a tf.distribute.DistributedDataset.
+        y: targets of arrays.
+        sample_weight: weights of the examples of arrays.
+        batch_size: examples of a global batch of arrays; None: 32.
+        steps: batches per epoch; None: all.
+        class_weight: a weight for each integer target.
+        shuffle_seed: arrays are shuffled anew each epoch by it; None: not.
+
+    Raises:
+        TypeError: x is something else.
+        ValueError: arguments that do not go together.
+    """
+    if steps is not None and steps < 1:
+        raise ValueError(f"steps: got {steps}, want None or a number >= 1")
+    is_dataset = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset))
+    if is_dataset:
+        for argument, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
+            if value is not None:
+                raise ValueError(f"{argument}: got one beside a dataset, want it as part of the dataset")
+        dataset = x
+    elif callable(x) or hasattr(x, "__next__") or isinstance(x, keras.utils.PyDataset):
+        raise TypeError(
+            f"x: got a {type(x).__name__}, want arrays, a tf.data.Dataset (from_generator makes one) or "
+            f"what {_DISTRIBUTED} returns"
+        )
+    else:
+        dataset = _dataset_of_arrays((x, y, sample_weight), batch_size or 32, shuffle_seed)
+    if class_weight is not None:
+        if not isinstance(dataset, tf.data.Dataset):
+            raise ValueError("class_weight: got one beside a distributed dataset, want sample weights")
+        dataset = dataset.map(_with_class_weight(class_weight))
+    return Batches(dataset, steps)
+
+
+def _dataset_of_arrays(arrays: tuple, batch_size: int, shuffle_seed: int | None) -> tf.data.Dataset:
+    while arrays[-1] is None and len(arrays) > 1:
+        arrays = arrays[:-1]
+    arrays = _as_tensors(arrays)
+    sizes = [int(size_of(leaf)) for leaf in tf.nest.flatten(arrays) if leaf is not None]
+    if len(set(sizes)) != 1:
+        raise ValueError(f"x, y, sample_weight: got {sizes} examples, want as many in each")
+    numbers = tf.data.Dataset.range(sizes[0])
+    if shuffle_seed is not None and sizes[0]:
+        numbers = numbers.shuffle(sizes[0], seed=shuffle_seed)
+
+    def examples(numbers):
+        return tf.nest.map_structure(lambda value: take(value, numbers), arrays)
+
+    return numbers.batch(batch_size).map(examples, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def _as_tensors(value):
+    """Arrays as tensors, and lists of arrays as tuples, for tf.data would stack lists."""
+    if isinstance(value, dict):
+        return {key: _as_tensors(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(_as_tensors(one) for one in value)
+    if value is None or isinstance(value, (tf.Tensor, tf.experimental.ExtensionType)):
+        return value
+    if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+        return value
+    if isinstance(value, (bool, int, float, str, bytes)):
+        raise TypeError(f"x, y, sample_weight: got {value!r}, want arrays; np.array makes one of a list")
+    array = np.asarray(value)
+    tensor = tf.convert_to_tensor(array.tolist() if array.dtype.kind in "OU" else array)
+    return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor
+
+
+def _with_class_weight(class_weight: dict):
+    """A function that adds the weights of integer or one-hot targets to batches."""
+    numbers = range(max(int(c) for c in class_weight) + 1)
+    weights = tf.constant([float(class_weight.get(c, 1.0)) for c in numbers], keras.config.floatx())
+
+    def add(*batch):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        if sample_weight is not None:
+            raise ValueError("class_weight and sample_weight: got both, want one of them")
+        if not isinstance(y, tf.Tensor):
+            raise ValueError("class_weight: got several targets, want a single tensor")
+        if y.shape.rank and y.shape.rank > 1:
+            y_classes = tf.squeeze(y, -1) if y.shape[-1] == 1 else tf.argmax(y, -1)
+        else:
+            y_classes = y
+        classes = tf.cast(tf.round(tf.cast(y_classes, keras.config.floatx())), tf.int64)
+        return x, y, tf.gather(weights, classes)
+
+    return add

@@ -1,0 +1,320 @@
+"""fit, evaluate and predict: Keras' loops, over any number of replicas and processes."""
+
+from __future__ import annotations
+
+import tempfile
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb import _compat
+from tf_dynemb.distribute import callbacks as callbacks_of
+from tf_dynemb.distribute.batches import batches_of
+from tf_dynemb.distribute.processes import Processes
+from tf_dynemb.distribute.steps import steps_of
+
+
+def fit(
+    model: keras.Model,
+    x,
+    y=None,
+    batch_size: int | None = None,
+    epochs: int = 1,
+    verbose="auto",
+    callbacks=None,
+    validation_data=None,
+    shuffle: bool = True,
+    class_weight: dict | None = None,
+    sample_weight=None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq=1,
+) -> keras.callbacks.History:
+    """Trains a model as model.fit does, under the strategy in whose scope it was made.
+
+    N replicas train on a global batch exactly like one replica on that batch: losses, weights, rows and
+    metrics are the same, up to the order in which floats are added. That holds for batches that the
+    replicas cannot share evenly, and for replicas that get no examples. Keras' own fit cannot train
+    under MultiWorkerMirroredStrategy, nor, under MirroredStrategy, on strings, ragged ids,
+    KeyedJaggedTensors or a first batch that the replicas cannot share evenly.
+
+    Each process calls this with the same arguments. All iterate over the same data, each replica takes
+    its share of each batch, and all have the same History in the end. A dataset that is shuffled must
+    have a seed, or keras.utils.set_random_seed be called before, so that all see one order.
+
+    Args:
+        model: a compiled model. Make and compile it in `with strategy.scope():`.
+        x: arrays, tensors (dense, ragged, sparse, of strings), KeyedJaggedTensors, or tuples or dicts of
+            them; a tf.data.Dataset of global batches; or what strategy.experimental_distribute_dataset
+            or distribute_datasets_from_function returns, where each process has data of its own.
+        y: targets; with a dataset they are part of it, as are sample weights.
+        batch_size: examples of a global batch of arrays; None: 32.
+        epochs: number of the epoch to stop before.
+        verbose: "auto", 0, 1 or 2; only the chief process prints.
+        callbacks: Keras' callbacks and others. Every process calls its own with the same logs. What
+            ModelCheckpoint, BackupAndRestore, TensorBoard and CSVLogger write is the chief's.
+        validation_data: a dataset, or a tuple of arrays (x, y) or (x, y, sample_weight).
+        shuffle: whether arrays are shuffled, anew each epoch. The chief draws the seed.
+        class_weight: weights of integer targets.
+        sample_weight: weights of the examples.
+        initial_epoch: number of the first epoch.
+        steps_per_epoch: batches of an epoch; the next one goes on with the data. None: all.
+        validation_steps: batches of a validation. None: all.
+        validation_batch_size: examples of a global batch of validation; None: batch_size.
+        validation_freq: every how many epochs to validate, or a list of the epochs' numbers from 1.
+
+    Returns:
+        The History, as model.fit does.
+
+    Raises:
+        ValueError: a model that is not compiled; what N replicas cannot train as one does, with the
+            reason: docs/distribution-fit.md has the list.
+        TypeError: an x that is none of the above.
+
+    Example:
+
+    >>> import keras, tensorflow as tf, tf_dynemb
+    >>> strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    >>> with strategy.scope():
+    ...     model = keras.Sequential([keras.Input((), dtype="string"),
+    ...         tf_dynemb.keras.Embedding(4, key_dtype="string"), keras.layers.Dense(1)])
+    ...     model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam()), "mse")
+    >>> words = tf.data.Dataset.from_tensor_slices((["a", "b", "c"], [1.0, 2.0, 3.0])).batch(2)
+    >>> history = tf_dynemb.distribute.fit(model, words, epochs=2, verbose=0)
+    >>> len(history.history["loss"]), int(model.layers[0].table.size())
+    (2, 3)
+    """
+    _check_compiled(model, "fit")
+    steps = steps_of(model)
+    processes = steps.processes
+    seed = processes.of_chief(np.random.randint(2**31)) if shuffle else None
+    data = batches_of(x, y, sample_weight, batch_size, steps_per_epoch, class_weight, seed)
+    validation = None
+    if validation_data is not None:
+        validation = _validation(validation_data, validation_batch_size or batch_size, validation_steps)
+
+    with tempfile.TemporaryDirectory() as folder:
+        if not isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks = callbacks_of.of_process(callbacks, processes.is_chief, folder)
+            callbacks = keras.callbacks.CallbackList(
+                callbacks,
+                add_history=True,
+                add_progbar=verbose != 0 and processes.is_chief,
+                verbose=verbose,
+                epochs=epochs,
+                steps=data.number(),
+                model=model,
+            )
+        train = steps.function("train", data)
+        ask_each_step = processes.number > 1 and callbacks_of.may_stop_within_epoch(callbacks.callbacks)
+        model.stop_training = False
+        callbacks.on_train_begin()
+        initial_epoch = _initial_epoch(model, callbacks.callbacks, initial_epoch, processes)
+        epoch_logs = None
+        for epoch in range(initial_epoch, epochs):
+            steps.reset_metrics()
+            callbacks.on_epoch_begin(epoch)
+            logs = {}
+            for step, batch in enumerate(data.epoch()):
+                callbacks.on_train_batch_begin(step)
+                logs = train(batch)
+                callbacks.on_train_batch_end(step, logs)
+                if ask_each_step:
+                    model.stop_training = processes.any(model.stop_training)
+                if model.stop_training:
+                    break
+            epoch_logs = dict(logs)
+            if validation is not None and _validates(epoch, validation_freq):
+                values = _evaluate(model, steps, validation, callbacks)
+                epoch_logs.update({f"val_{name}": value for name, value in values.items()})
+            callbacks.on_epoch_end(epoch, epoch_logs)
+            model.stop_training = processes.any(model.stop_training)
+            if model.stop_training:
+                break
+        if epochs > 0:
+            model.optimizer.finalize_variable_values(model.trainable_weights)
+        callbacks.on_train_end(epoch_logs)
+    return model.history
+
+
+def evaluate(
+    model: keras.Model,
+    x,
+    y=None,
+    batch_size: int | None = None,
+    verbose="auto",
+    sample_weight=None,
+    steps: int | None = None,
+    callbacks=None,
+    return_dict: bool = False,
+):
+    """The loss and the metrics of a model as model.evaluate computes them, under its strategy.
+
+    They are those of the examples of all replicas, exactly, and the same in all processes. No row is
+    born.
+
+    Args:
+        model: a compiled model.
+        x: as in fit.
+        y: as in fit.
+        batch_size: examples of a global batch of arrays; None: 32.
+        verbose: "auto", 0, 1 or 2; only the chief process prints.
+        sample_weight: weights of the examples.
+        steps: number of batches; None: all.
+        callbacks: as in fit.
+        return_dict: whether to return the numbers by their names.
+
+    Returns:
+        Numbers in the order of model.metrics, a single one without a list; or a dict.
+
+    Raises:
+        ValueError: as in fit.
+        TypeError: as in fit.
+
+    Example:
+
+    >>> import keras, numpy as np, tf_dynemb
+    >>> model = keras.Sequential([
+    ...     keras.Input((), dtype="int64"), tf_dynemb.keras.Embedding(1, initializer="ones")])
+    >>> model.compile(loss="mse", metrics=["mae"])
+    >>> tf_dynemb.distribute.evaluate(
+    ...     model, np.arange(3), np.zeros([3, 1]), verbose=0, return_dict=True)
+    {'loss': 1.0, 'mae': 1.0}
+    """
+    _check_compiled(model, "evaluate")
+    functions = steps_of(model)
+    data = batches_of(x, y, sample_weight, batch_size, steps)
+    callbacks = _callback_list(model, functions, data, callbacks, verbose)
+    logs = _evaluate(model, functions, data, callbacks)
+    if return_dict:
+        return logs
+    names = []
+    for metric in model.metrics:
+        names += [inner.name for inner in getattr(metric, "metrics", ())] or [metric.name]
+    names = [name for name in names if name in logs]
+    numbers = [logs[name] for name in names + sorted(set(logs) - set(names))]
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def predict(
+    model: keras.Model,
+    x,
+    batch_size: int | None = None,
+    verbose="auto",
+    steps: int | None = None,
+    callbacks=None,
+):
+    """What a model gives for all examples, in their order, under its strategy.
+
+    Args:
+        model: a model, which need not be compiled.
+        x: as in fit. With a distributed dataset the order is that of its replicas in each step.
+        batch_size: examples of a global batch of arrays; None: 32.
+        verbose: "auto", 0, 1 or 2; only the chief process prints.
+        steps: number of batches; None: all.
+        callbacks: as in fit.
+
+    Returns:
+        Arrays (ragged and sparse tensors where the model gives such) of the structure that the model
+        returns, of all examples, in every process.
+
+    Raises:
+        ValueError: as in fit; data without any batch.
+        TypeError: as in fit; outputs that cannot be brought together, such as strings of several
+            replicas.
+
+    Example:
+
+    >>> import keras, tensorflow as tf, tf_dynemb
+    >>> model = keras.Sequential([
+    ...     keras.Input((), dtype="int64"), tf_dynemb.keras.Embedding(2, initializer="ones")])
+    >>> tf_dynemb.distribute.predict(model, tf.range(5), batch_size=2, verbose=0).shape
+    (5, 2)
+    """
+    functions = steps_of(model)
+    data = batches_of(x, batch_size=batch_size, steps=steps)
+    callbacks = _callback_list(model, functions, data, callbacks, verbose)
+    function = functions.function("predict", data)
+    callbacks.on_predict_begin()
+    outputs = []
+    for step, batch in enumerate(data.epoch()):
+        callbacks.on_predict_batch_begin(step)
+        outputs.append(function(batch))
+        callbacks.on_predict_batch_end(step, {"outputs": outputs[-1]})
+    callbacks.on_predict_end()
+    if not outputs:
+        raise ValueError("x: got no batch, want one at least")
+    return keras.tree.map_structure(_concatenated, *outputs)
+
+
+def _check_compiled(model, what: str) -> None:
+    if not model.compiled:
+        raise ValueError(f"model: got one that is not compiled; call model.compile() before {what}")
+
+
+def _validation(data, batch_size, steps):
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    is_dataset = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset))
+    return batches_of(x, y, sample_weight, None if is_dataset else batch_size, steps)
+
+
+def _validates(epoch: int, validation_freq) -> bool:
+    if isinstance(validation_freq, int):
+        return (epoch + 1) % validation_freq == 0
+    return epoch + 1 in validation_freq
+
+
+def _initial_epoch(model, callbacks: list, initial_epoch: int, processes: Processes) -> int:
+    """The first epoch, which BackupAndRestore may have found in a file."""
+    if not any(isinstance(one, keras.callbacks.BackupAndRestore) for one in callbacks):
+        return initial_epoch
+    restored = _compat.restored_epoch(model)
+    if processes.of_chief(restored or 0) != (restored or 0):
+        raise ValueError(
+            f"BackupAndRestore: found epoch {restored} in this process and another one in the chief, "
+            "want a backup_dir that all processes see"
+        )
+    return restored or initial_epoch
+
+
+def _callback_list(model, functions, data, callbacks, verbose):
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
+    return keras.callbacks.CallbackList(
+        callbacks,
+        add_progbar=verbose != 0 and functions.processes.is_chief,
+        verbose=verbose,
+        epochs=1,
+        steps=data.number(),
+        model=model,
+    )
+
+
+def _evaluate(model, functions, data, callbacks) -> dict:
+    test = functions.function("test", data)
+    callbacks.on_test_begin()
+    functions.reset_metrics()
+    logs = {}
+    for step, batch in enumerate(data.epoch()):
+        callbacks.on_test_batch_begin(step)
+        logs = test(batch)
+        callbacks.on_test_batch_end(step, logs)
+    logs = {name: _as_number(value) for name, value in logs.items()}
+    callbacks.on_test_end(logs)
+    return logs
+
+
+def _as_number(value):
+    value = np.asarray(value)
+    return value.item() if value.ndim == 0 else value
+
+
+def _concatenated(*parts):
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(0, list(parts), expand_nonconcat_dims=True)
+    if isinstance(parts[0], tf.RaggedTensor):
+        return tf.concat(list(parts), 0)
+    return np.concatenate([part.numpy() for part in parts])

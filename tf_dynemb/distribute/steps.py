@@ -1,0 +1,226 @@
+"""What is done with a batch: one step of training, of evaluation, of prediction, in all replicas."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+import weakref
+
+import keras
+import tensorflow as tf
+
+from tf_dynemb.distribute.losses import check_model, compute_loss, is_overridden
+from tf_dynemb.distribute.masks import whole_with_masks
+from tf_dynemb.distribute.processes import Processes
+from tf_dynemb.distribute.shares import Share
+
+_KNOWN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def steps_of(model) -> Steps:
+    """The steps of a model, traced once until it is compiled anew."""
+    steps = _KNOWN.get(model)
+    if steps is None or not steps.is_of(model):
+        steps = _KNOWN[model] = Steps(model)
+    return steps
+
+
+class Steps:
+    """The steps of a model as it is compiled."""
+
+    def __init__(self, model):
+        self._model = weakref.ref(model)
+        self._compiled = _compiled(model)
+        self.strategy = model.distribute_strategy
+        self.processes = Processes(self.strategy)
+        self._functions = {}
+        self._built = set()
+
+    def is_of(self, model) -> bool:
+        """Whether the model has not been compiled since."""
+        compiled = _compiled(model)
+        return len(compiled) == len(self._compiled) and all(
+            old is new for old, new in zip(self._compiled, compiled, strict=True)
+        )
+
+    def function(self, kind: str, data):
+        """The function of a batch of such data that does one step.
+
+        Args:
+            kind: "train" and "test" return logs, "predict" the outputs.
+            data: Batches.
+        """
+        model = self._model()
+        if kind != "predict":
+            check_model(model, self.strategy.num_replicas_in_sync)
+        self._build(kind, data)
+        key = (kind, data.is_global, model.run_eagerly)
+        if key not in self._functions:
+            step = {"train": self._train, "test": self._test, "predict": self._predict}[kind]
+            self._functions[key] = self._over_replicas(step, data.is_global)
+            if not model.run_eagerly:
+                self._functions[key] = tf.function(self._functions[key], reduce_retracing=True)
+        function = self._functions[key]
+        if not model.run_eagerly:
+            # Traced for batches of any number of examples, so that the last one is not traced anew.
+            function.get_concrete_function(data.element_spec)
+        return function
+
+    def reset_metrics(self) -> None:
+        """Sets metrics to their start in each replica."""
+        # In a replica, as the updates: elsewhere numbers would be divided among the replicas.
+        if self.strategy.num_replicas_in_sync == 1:
+            self.strategy.run(self._model().reset_metrics)
+            return
+        if "reset" not in self._functions:
+
+            def reset():
+                self.strategy.run(self._model().reset_metrics)
+
+            self._functions["reset"] = tf.function(tf.autograph.experimental.do_not_convert(reset))
+        self._functions["reset"]()
+
+    def _over_replicas(self, step, is_global: bool):
+        def run(batch):
+            results = {}
+
+            def in_replica(batch):
+                share = Share(batch, is_global)
+                result = step(share)
+                if share.is_first:
+                    results["first"] = result
+
+            self.strategy.run(in_replica, args=(batch,))
+            return results["first"]
+
+        return tf.autograph.experimental.do_not_convert(run)
+
+    def _train(self, share: Share):
+        model = self._model()
+        if is_overridden(model, "train_step"):
+            return model.train_step(share.part)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(share.part)
+        with tf.GradientTape() as tape:
+            y_pred = _call(model, x, training=True)
+            loss, update_metrics = self._loss(share, x, y, y_pred, sample_weight, training=True)
+            loss = model.optimizer.scale_loss(loss)
+        variables = model.trainable_weights
+        if variables:
+            gradients = tape.gradient(loss, variables)
+            model.optimizer.apply(_clipped_once(gradients, model.optimizer, share), variables)
+        else:
+            warnings.warn("The model does not have any trainable weights.", stacklevel=2)
+        return update_metrics()
+
+    def _test(self, share: Share):
+        model = self._model()
+        if is_overridden(model, "test_step"):
+            return model.test_step(share.part)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(share.part)
+        y_pred = _call(model, x, training=False)
+        _, update_metrics = self._loss(share, x, y, y_pred, sample_weight, training=False)
+        return update_metrics()
+
+    def _predict(self, share: Share):
+        return share.whole(self._model().predict_step(share.part))
+
+    def _loss(self, share: Share, x, y, y_pred, sample_weight, training: bool):
+        """What the replica is to minimize, and a function that updates metrics and returns logs."""
+        model = self._model()
+        if share.replicas > 1:
+            y_pred = whole_with_masks(share, y_pred)
+            if share.batch is None:
+                x, (y, sample_weight) = None, share.whole((y, sample_weight))
+            else:
+                x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(share.batch)
+        loss, own = compute_loss(model, x, y, y_pred, sample_weight, training, share.replicas)
+
+        def update_metrics():
+            if not share.is_first:  # all have the same numbers
+                return {}
+            tracker = next(metric for metric in model.metrics if metric.name == "loss")
+            tracker.update_state(loss, sample_weight=share.size)
+            return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+        return own, update_metrics
+
+    def _build(self, kind: str, data) -> None:
+        """Makes the variables of model, metrics and optimizer where the strategy can distribute them."""
+        model = self._model()
+        with self.strategy.scope():
+            if tf.distribute.has_strategy() and kind not in self._built:
+                # Keras makes missing variables when a StatelessScope ends, outside of the graph.
+                with keras.StatelessScope():
+                    self._trace(data, lambda x, y, y_pred, sample_weight: None)
+                if kind != "predict":
+                    self._build_metrics(data)
+                self._built.add(kind)
+            if kind == "train" and not model.optimizer.built:
+                model.optimizer.build(model.trainable_variables)
+        if kind == "train" and self.strategy.num_replicas_in_sync > 1:
+            iterations = model.optimizer.iterations.value
+            if not isinstance(iterations, tf.distribute.DistributedValues):
+                raise ValueError(
+                    f"optimizer: {model.optimizer.name} was made outside of the strategy's scope; make "
+                    "and compile the model in `with strategy.scope():`"
+                )
+
+    def _build_metrics(self, data) -> None:
+        model = self._model()
+
+        def compute(x, y, y_pred, sample_weight):
+            compute_loss(model, x, y, y_pred, sample_weight, training=False)
+            model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+        # Regularizers ask the scope for their variables.
+        known = [(v, v.value) for v in model.trainable_weights if v.regularizer is not None]
+        with keras.StatelessScope(known):
+            self._trace(data, compute)
+
+    def _trace(self, data, function) -> None:
+        """Calls the model and a function of (x, y, y_pred, sample_weight) in a graph that never runs."""
+
+        def trace(batch):
+            def local(value):
+                return self.strategy.experimental_local_results(value)[0]
+
+            batch = batch if data.is_global else tf.nest.map_structure(local, batch)
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+            function(x, y, _call(self._model(), x, training=False), sample_weight)
+
+        trace = tf.function(tf.autograph.experimental.do_not_convert(trace))
+        trace.get_concrete_function(data.element_spec)
+
+
+def _compiled(model) -> list:
+    """What a call of compile() makes anew."""
+    return [model.optimizer, *model.metrics[:1]] if model.compiled else []
+
+
+def _call(model, x, training: bool):
+    if "training" in inspect.signature(model.call).parameters:
+        return model(x, training=training)
+    return model(x)
+
+
+def _clipped_once(gradients: list, optimizer, share: Share) -> list:
+    """Gradients that an optimizer that clips, and then sums over replicas, clips as with one.
+
+    Keras clips what each replica has. So the first brings the sum of all, and the others zeros. Those
+    of tables are summed before they are clipped.
+    """
+    clips = False
+    while optimizer is not None:
+        clips = clips or any(
+            getattr(optimizer, name, None) for name in ("clipnorm", "clipvalue", "global_clipnorm")
+        )
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    dense = [i for i, gradient in enumerate(gradients) if isinstance(gradient, tf.Tensor)]
+    if share.replicas == 1 or not clips or not dense:
+        return gradients
+    context = tf.distribute.get_replica_context()
+    sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [gradients[i] for i in dense])
+    is_first = tf.equal(context.replica_id_in_sync_group, 0)
+    for i, gradient in zip(dense, sums, strict=True):
+        gradients[i] = tf.where(is_first, gradient, tf.zeros_like(gradient))
+    return gradients
