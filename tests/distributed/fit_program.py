@@ -1,4 +1,4 @@
-"""What the processes of test_fit_processes run: trains by tf_dynemb.distribute.fit, writes what came of it.
+"""What the processes of test_fit_processes run: trains by tf_dynemb.distribute.fit, writes the outcome.
 
 fit_program.py FOLDER REPLICAS makes a strategy of so many replicas in this process; without REPLICAS
 TF_CONFIG says which of several processes it is.
@@ -72,7 +72,7 @@ def main(folder: pathlib.Path, replicas) -> None:
             )
             inputs = keras.Input((3,), dtype="string" if strings else "int64")
             model = keras.Model(inputs, head(table(inputs)))
-            optimizer = tf_dynemb.DynamicEmbeddingOptimizer(optimizer)
+            optimizer = tf_dynemb.DynamicEmbeddingOptimizer(optimizer())
             optimizer = tf_dynemb.LossScaleOptimizer(optimizer) if scaled else optimizer
             model.compile(
                 optimizer, loss, metrics=["mae", keras.metrics.AUC(from_logits=True, name="auc")]
@@ -94,12 +94,12 @@ def main(folder: pathlib.Path, replicas) -> None:
         return (y > 0).astype(np.float32)
 
     # SGD on integers: no sum is rounded. One step of a whole batch and one of an uneven one.
-    model = made(K.SGD(2.0**-4), integers=True)
+    model = made(lambda: K.SGD(2.0**-4), integers=True)
     some = (IDS[:13], TARGETS[:13])
     history = fit(model, *some, batch_size=BATCH, shuffle=False, verbose=0)
     record("integers", model, history)
 
-    model = made(K.Adam(0.02, clipnorm=0.5), regularizer="l2")
+    model = made(lambda: K.Adam(0.02, clipnorm=0.5), regularizer="l2")
     history = fit(
         model,
         IDS,
@@ -120,12 +120,12 @@ def main(folder: pathlib.Path, replicas) -> None:
         data = tf.data.Dataset.from_tensor_slices((IDS.astype(str).tolist(), targets(TARGETS)))
         return data.shuffle(64, seed=4).batch(BATCH)
 
-    model = made(K.Adagrad(0.1), loss="binary_crossentropy", strings=True)
+    model = made(lambda: K.Adagrad(0.1), loss="binary_crossentropy", strings=True)
     history = fit(model, words(), epochs=2, steps_per_epoch=4, verbose=0)
     record("strings", model, history)
 
     if replicas is None or replicas < 3:
-        model = made(K.SGD(0.1), scaled=True)
+        model = made(lambda: K.SGD(0.1), scaled=True)
         history = fit(model, IDS, TARGETS, batch_size=BATCH, shuffle=False, verbose=0)
         record("scaled", model, history)
 
@@ -138,12 +138,12 @@ def main(folder: pathlib.Path, replicas) -> None:
         keras.callbacks.EarlyStopping("loss", min_delta=1e9, patience=2),
         keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1)),
     ]
-    model = made(K.SGD(0.1))
+    model = made(lambda: K.SGD(0.1))
     history = fit(
         model, IDS, TARGETS, batch_size=BATCH, epochs=9, callbacks=saved, shuffle=True, verbose=2
     )
     record("saved", model, history)
-    model = made(K.SGD(0.1))
+    model = made(lambda: K.SGD(0.1))
     history = fit(
         model, IDS, TARGETS, batch_size=BATCH, epochs=4, callbacks=saved[2:3], shuffle=False, verbose=0
     )
@@ -174,7 +174,7 @@ def main(folder: pathlib.Path, replicas) -> None:
 
         spec = (tf.TensorSpec([None, 3], tf.int64), tf.TensorSpec([None, 1]))
         data = tf.data.Dataset.from_generator(batches, output_signature=spec)
-    model = made(K.Adam(0.05))
+    model = made(lambda: K.Adam(0.05))
     record("own data", model, fit(model, data, epochs=2, verbose=0))
 
     (folder / f"{worker}.json").write_text(json.dumps(results))

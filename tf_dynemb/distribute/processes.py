@@ -45,6 +45,7 @@ class Processes:
     def _sum_over_replicas(self, number: tf.Tensor):
         def in_replica(number):
             context = tf.distribute.get_replica_context()
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, number)
+            # A tensor that the replica has made: an argument is on no device.
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(number))
 
         return self._strategy.run(in_replica, args=(number,))
