@@ -1,7 +1,7 @@
-"""What the processes of test_fit_processes run: trains by tf_dynemb.distribute.fit, writes the outcome.
+"""Trainings by fit, in one process or several; test_fit_processes compares what comes of them.
 
 fit_program.py FOLDER REPLICAS makes a strategy of so many replicas in this process; without REPLICAS
-TF_CONFIG says which of several processes it is.
+TF_CONFIG says which of several processes it is. Each process writes FOLDER/NUMBER.json.
 """
 
 import json
@@ -18,18 +18,20 @@ import tensorflow as tf
 BATCH, EXAMPLES = 8, 37  # the last batch has 5: two replicas, and three, cannot share it evenly
 _NUMBERS = np.random.default_rng(13)
 IDS = _NUMBERS.integers(-9, 9, (EXAMPLES, 3)) * (2**40 + 1)
-TARGETS = _NUMBERS.integers(-3, 4, (EXAMPLES, 1)).astype(np.float32)
+STARS = _NUMBERS.integers(-3, 4, (EXAMPLES, 1)).astype(np.float32)
+CLICKS = (STARS > 0).astype(np.float32)
 WEIGHTS = _NUMBERS.integers(0, 3, EXAMPLES).astype(np.float32)
+OWN = [slice(0, 24), slice(24, EXAMPLES)]  # examples of each of two processes with own data
 K = keras.optimizers
+C = keras.callbacks
 
 
-class Steps(keras.callbacks.Callback):
-    """Counts; ends an epoch early in one process, which all must follow."""
+class Stopper(C.Callback):
+    """Counts steps, and ends the training after some."""
 
-    def __init__(self, stops_at=None):
+    def __init__(self, steps=None):
         super().__init__()
-        self.stops_at = stops_at
-        self.steps = 0
+        self.stops_at, self.steps = steps, 0
 
     def on_train_batch_end(self, batch, logs=None):
         self.steps += 1
@@ -37,147 +39,162 @@ class Steps(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def strategy_of(replicas):
-    if replicas is None:
-        return tf.distribute.MultiWorkerMirroredStrategy()
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
-    if replicas == 1:
-        return tf.distribute.get_strategy()
-    return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+class Scenes:
+    """The trainings. Keras' own functions do them as well, with one replica.
 
+    Args:
+        strategy: the strategy.
+        functions: has fit, evaluate and predict of a model and more arguments.
+        folder: for files.
+        process: number of the process.
+    """
 
-def main(folder: pathlib.Path, replicas) -> None:
-    strategy = strategy_of(replicas)
-    # After the strategy, which must be made before any op runs.
-    import tf_dynemb
+    def __init__(self, strategy, functions, folder: pathlib.Path, process: int = 0):
+        self.strategy, self.functions, self.folder, self.process = strategy, functions, folder, process
+        self.results = {}
 
-    fit, evaluate = tf_dynemb.distribute.fit, tf_dynemb.distribute.evaluate
-    worker = strategy.cluster_resolver.task_id if replicas is None else 0
-    results = {}
+    def all(self) -> dict:
+        for scene in (self.integers, self.adam, self.strings, self.files, self.own_data):
+            scene()
+        return self.results
 
-    def made(optimizer, loss="mse", strings=False, regularizer=None, scaled=False, integers=False):
+    def made(self, optimizer, loss="mse", key_dtype="int64", draw=None, regularizer=None, scaled=False):
+        import tf_dynemb
+
         keras.utils.set_random_seed(3)
-        draw = keras.initializers.RandomUniform(-1, 1, seed=5)
-        with strategy.scope():
+        draw = draw or keras.initializers.RandomUniform(-1, 1, seed=5)
+        with self.strategy.scope():
+            inputs = keras.Input((3,), dtype=key_dtype)
             table = tf_dynemb.keras.Embedding(
-                4,
-                combiner="sum",
-                initializer="ones" if integers else draw,
-                key_dtype="string" if strings else "int64",
-                name="users",
+                4, combiner="sum", initializer=draw, key_dtype=key_dtype, name="users"
             )
-            head = keras.layers.Dense(
-                1, kernel_initializer="ones" if integers else draw, kernel_regularizer=regularizer
-            )
-            inputs = keras.Input((3,), dtype="string" if strings else "int64")
+            head = keras.layers.Dense(1, kernel_initializer=draw, kernel_regularizer=regularizer)
             model = keras.Model(inputs, head(table(inputs)))
             optimizer = tf_dynemb.DynamicEmbeddingOptimizer(optimizer())
             optimizer = tf_dynemb.LossScaleOptimizer(optimizer) if scaled else optimizer
-            model.compile(
-                optimizer, loss, metrics=["mae", keras.metrics.AUC(from_logits=True, name="auc")]
-            )
+            metrics = ["mae", keras.metrics.AUC(from_logits=True, name="auc")]
+            model.compile(optimizer, loss, metrics=metrics)
         return model
 
-    def record(name, model, history, **more):
-        keys, values = model.layers[1].table.export()
-        rows = zip(keys.numpy().tolist(), values.numpy().tolist(), strict=True)
-        results[name] = {
-            "rows": {str(key): row for key, row in rows},
+    def record(self, name, model, history, **more):
+        keys, values = (part.numpy().tolist() for part in model.layers[1].table.export())
+        self.results[name] = {
+            "rows": {str(key): row for key, row in zip(keys, values, strict=True)},
             "dense": [weight.numpy().tolist() for weight in model.layers[2].weights],
             "history": history.history,
+            "epochs": history.epoch,
             "steps": int(model.optimizer.iterations.numpy()),
             **more,
         }
 
-    def targets(y):
-        return (y > 0).astype(np.float32)
+    def integers(self):
+        """No sum is rounded. The second batch is of one example: all replicas but one have none."""
+        model = self.made(lambda: K.SGD(2.0**-6), draw="ones")
+        history = self.functions.fit(
+            model, IDS[:9], STARS[:9], batch_size=BATCH, shuffle=False, verbose=0
+        )
+        self.record("integers", model, history)
 
-    # SGD on integers: no sum is rounded. One step of a whole batch and one of an uneven one.
-    model = made(lambda: K.SGD(2.0**-4), integers=True)
-    some = (IDS[:13], TARGETS[:13])
-    history = fit(model, *some, batch_size=BATCH, shuffle=False, verbose=0)
-    record("integers", model, history)
+    def adam(self):
+        """50 steps with sample weights, a regularizer, clipping and validation."""
+        model = self.made(lambda: K.Adam(0.02, clipnorm=0.5), regularizer="l2")
+        history = self.functions.fit(
+            model,
+            IDS,
+            CLICKS,
+            sample_weight=WEIGHTS,
+            batch_size=BATCH,
+            epochs=10,
+            shuffle=False,
+            validation_data=(IDS[:7], CLICKS[:7]),
+            validation_freq=5,
+            verbose=0,
+        )
+        numbers = self.functions.evaluate(model, IDS, CLICKS, batch_size=3, verbose=0)
+        outputs = self.functions.predict(model, IDS, batch_size=BATCH, verbose=0)
+        self.record("adam", model, history, numbers=numbers, outputs=outputs.tolist())
 
-    model = made(lambda: K.Adam(0.02, clipnorm=0.5), regularizer="l2")
-    history = fit(
-        model,
-        IDS,
-        targets(TARGETS),
-        sample_weight=WEIGHTS,
-        batch_size=BATCH,
-        epochs=10,
-        shuffle=False,
-        validation_data=(IDS[:7], targets(TARGETS[:7])),
-        validation_freq=5,
-        verbose=0,
-    )
-    numbers = evaluate(model, IDS, targets(TARGETS), batch_size=3, verbose=0)
-    outputs = tf_dynemb.distribute.predict(model, IDS, batch_size=8, verbose=0)
-    record("adam", model, history, numbers=numbers, outputs=outputs.tolist())
+    def strings(self):
+        """A dataset of strings, whose epochs go on where the last one ended; loss scaling."""
+        data = tf.data.Dataset.from_tensor_slices((IDS.astype(str).tolist(), CLICKS))
+        data = data.batch(BATCH).repeat()
+        loss = keras.losses.BinaryCrossentropy(from_logits=True)
+        model = self.made(lambda: K.Adagrad(0.1), loss, key_dtype="string", scaled=True)
+        history = self.functions.fit(model, data, epochs=2, steps_per_epoch=4, verbose=0)
+        self.record("strings", model, history)
 
-    def words():
-        data = tf.data.Dataset.from_tensor_slices((IDS.astype(str).tolist(), targets(TARGETS)))
-        return data.shuffle(64, seed=4).batch(BATCH)
+    def files(self):
+        """Callbacks that write, that end a training and that go on with one."""
+        backup = C.BackupAndRestore(self.folder / "backup", delete_checkpoint=False)
+        callbacks = [
+            C.ModelCheckpoint(self.folder / "checkpoints" / "{epoch}.keras"),
+            C.CSVLogger(self.folder / "log.csv"),
+            backup,
+            C.EarlyStopping("loss", min_delta=1e9, patience=2),
+            C.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1)),
+        ]
+        data = {"batch_size": BATCH, "shuffle": False}
+        model = self.made(lambda: K.SGD(0.1))
+        history = self.functions.fit(model, IDS, STARS, epochs=9, callbacks=callbacks, verbose=2, **data)
+        self.record("files", model, history)
+        model = self.made(lambda: K.SGD(0.1))
+        history = self.functions.fit(model, IDS, STARS, epochs=4, callbacks=[backup], verbose=0, **data)
+        self.record("restored", model, history)
 
-    model = made(lambda: K.Adagrad(0.1), loss="binary_crossentropy", strings=True)
-    history = fit(model, words(), epochs=2, steps_per_epoch=4, verbose=0)
-    record("strings", model, history)
+    def own_data(self):
+        """Each of two processes has batches of its own, one of them fewer than the other."""
+        if self.strategy.num_replicas_in_sync == 2:
 
-    if replicas is None or replicas < 3:
-        model = made(lambda: K.SGD(0.1), scaled=True)
-        history = fit(model, IDS, TARGETS, batch_size=BATCH, shuffle=False, verbose=0)
-        record("scaled", model, history)
+            def mine(context):
+                part = OWN[context.input_pipeline_id]
+                data = tf.data.Dataset.from_tensor_slices((IDS[part], CLICKS[part]))
+                return data.batch(context.get_per_replica_batch_size(BATCH))
 
-    # Files, and what ends a training.
-    checkpoints, log = folder / "checkpoints", folder / "log.csv"
-    saved = [
-        keras.callbacks.ModelCheckpoint(checkpoints / "{epoch}.keras"),
-        keras.callbacks.CSVLogger(log),
-        keras.callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False),
-        keras.callbacks.EarlyStopping("loss", min_delta=1e9, patience=2),
-        keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1)),
-    ]
-    model = made(lambda: K.SGD(0.1))
-    history = fit(
-        model, IDS, TARGETS, batch_size=BATCH, epochs=9, callbacks=saved, shuffle=True, verbose=2
-    )
-    record("saved", model, history)
-    model = made(lambda: K.SGD(0.1))
-    history = fit(
-        model, IDS, TARGETS, batch_size=BATCH, epochs=4, callbacks=saved[2:3], shuffle=False, verbose=0
-    )
-    record("restored", model, history, epochs=history.epoch)
+            data = self.strategy.distribute_datasets_from_function(mine)
+        else:
 
-    # One process alone ends the training, in the middle of an epoch.
-    counter = Steps(stops_at=3 if worker == 0 else None)
-    fit(model, IDS, TARGETS, batch_size=BATCH, epochs=3, callbacks=[counter], verbose=0)
-    results["stopped"] = counter.steps
+            def batches():
+                for i in range(0, 24, BATCH // 2):
+                    parts = [range(part.start, part.stop)[i : i + BATCH // 2] for part in OWN]
+                    numbers = np.concatenate(parts).astype(int)
+                    yield IDS[numbers], CLICKS[numbers]
 
-    # Each process has data of its own, and one has less.
+            spec = (tf.TensorSpec([None, 3], tf.int64), tf.TensorSpec([None, 1]))
+            data = tf.data.Dataset.from_generator(batches, output_signature=spec)
+            # Keras counts one step too many where it does not know the number of batches.
+            data = data.apply(tf.data.experimental.assert_cardinality(24 // (BATCH // 2)))
+        model = self.made(lambda: K.Adam(0.05))
+        self.record("own_data", model, self.functions.fit(model, data, epochs=2, verbose=0))
+
+    def shuffled(self):
+        """Arrays that fit shuffles, and a training that the chief alone ends in an epoch."""
+        model = self.made(lambda: K.SGD(0.1))
+        if self.process:
+            np.random.seed(99)  # the chief draws for all
+        stopper = Stopper(7 if self.process == 0 else None)
+        history = self.functions.fit(
+            model, IDS, STARS, batch_size=BATCH, epochs=3, callbacks=[stopper], verbose=0
+        )
+        self.record("shuffled", model, history, stopped=stopper.steps)
+
+
+def main(folder: pathlib.Path, replicas) -> None:
     if replicas is None:
-        parts = [slice(0, 24), slice(24, EXAMPLES)]
-
-        def mine(context):
-            part = parts[context.input_pipeline_id]
-            data = tf.data.Dataset.from_tensor_slices((IDS[part], targets(TARGETS[part])))
-            return data.batch(context.get_per_replica_batch_size(BATCH))
-
-        data = strategy.distribute_datasets_from_function(mine)
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        process = strategy.cluster_resolver.task_id
     else:
-        order = [np.arange(24), np.arange(24, EXAMPLES)]
-        order = [np.concatenate([part[i : i + 4] for part in order]) for i in range(0, 24, 4)]
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        logical = [tf.config.LogicalDeviceConfiguration()] * replicas
+        tf.config.set_logical_device_configuration(cpu, logical)
+        strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+        process = 0
+    # After the strategy, which must be made before any op runs.
+    import tf_dynemb
 
-        def batches():
-            for numbers in order:
-                yield IDS[numbers], targets(TARGETS[numbers])
-
-        spec = (tf.TensorSpec([None, 3], tf.int64), tf.TensorSpec([None, 1]))
-        data = tf.data.Dataset.from_generator(batches, output_signature=spec)
-    model = made(lambda: K.Adam(0.05))
-    record("own data", model, fit(model, data, epochs=2, verbose=0))
-
-    (folder / f"{worker}.json").write_text(json.dumps(results))
+    scenes = Scenes(strategy, tf_dynemb.distribute, folder, process)
+    scenes.all()
+    scenes.shuffled()
+    (folder / f"{process}.json").write_text(json.dumps(scenes.results))
 
 
 if __name__ == "__main__":

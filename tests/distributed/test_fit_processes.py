@@ -1,0 +1,162 @@
+"""tf_dynemb.distribute.fit over three replicas of a process, and over two processes, beside Keras' fit."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from fit_program import STARS, Scenes
+
+PROGRAM = pathlib.Path(__file__).with_name("fit_program.py")
+ROOT = pathlib.Path(__file__).parents[2]
+TIMEOUT_SECONDS = 300
+# Sums of float32 that replicas add up in another order than one, over 50 steps.
+TOLERANCE = 1e-5
+SCENES = ("integers", "adam", "strings", "files", "restored", "own_data")
+
+
+def free_ports(number):
+    """Ports of the loopback that nobody listens on; held together, so that they differ."""
+    sockets = [socket.socket() for _ in range(number)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def start(folder, *arguments, config=None):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    environment.pop("TF_CONFIG", None)
+    if config is not None:
+        environment["TF_CONFIG"] = json.dumps(config)
+    command = [sys.executable, str(PROGRAM), str(folder), *arguments]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory):
+    """Folders, printed lines and results: of Keras, of three replicas, and of two processes."""
+    folder = tmp_path_factory.mktemp("fit")
+    folders = [folder / name for name in ("keras", "replicas", "processes")]
+    for one in folders:
+        one.mkdir()
+    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    processes = [start(folders[1], "3")] + [
+        start(
+            folders[2],
+            config={"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}},
+        )
+        for index in range(2)
+    ]
+    try:
+        # Meanwhile, with one replica.
+        functions = types.SimpleNamespace(
+            fit=keras.Model.fit, evaluate=keras.Model.evaluate, predict=keras.Model.predict
+        )
+        alone = Scenes(tf.distribute.get_strategy(), functions, folders[0]).all()
+        printed = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, output in zip(processes, printed, strict=True):
+        assert process.returncode == 0, output
+    replicas = json.loads((folders[1] / "0.json").read_text())
+    chief, other = (json.loads((folders[2] / f"{i}.json").read_text()) for i in range(2))
+    return types.SimpleNamespace(
+        alone=alone, replicas=replicas, chief=chief, other=other, folders=folders, printed=printed
+    )
+
+
+def rows_of_all(*results):
+    """The rows of all processes. What two of them have is the same."""
+    rows = {}
+    for result in results:
+        for key, row in result["rows"].items():
+            assert rows.setdefault(key, row) == row
+    return rows
+
+
+def assert_same(rows, result, wanted, tolerance):
+    def close(got, want):
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+
+    assert rows.keys() == wanted["rows"].keys()
+    for key, row in rows.items():
+        close(row, wanted["rows"][key])
+    for got, want in zip(result["dense"], wanted["dense"], strict=True):
+        close(got, want)
+    assert result["steps"] == wanted["steps"] and result["epochs"] == wanted["epochs"]
+    assert result["history"].keys() == wanted["history"].keys()
+    for name, numbers in wanted["history"].items():
+        close(result["history"][name], numbers)
+    for name in ("numbers", "outputs"):
+        if name in wanted:
+            close(result[name], wanted[name])
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_as_keras_with_one_replica(outcome, scene):
+    # What is rounded nowhere is the same to the bit.
+    tolerance = 0.0 if scene == "integers" else TOLERANCE
+    wanted = outcome.alone[scene]
+    assert len(wanted["rows"]) > 10
+    result = outcome.replicas[scene]
+    assert_same(result["rows"], result, wanted, tolerance)
+    results = outcome.chief[scene], outcome.other[scene]
+    for result in results:
+        assert_same(rows_of_all(*results), result, wanted, tolerance)
+
+
+@pytest.mark.parametrize("scene", [*SCENES, "shuffled"])
+def test_all_processes_have_the_same_numbers(outcome, scene):
+    for part in ("dense", "history", "steps", "epochs"):
+        assert outcome.chief[scene][part] == outcome.other[scene][part]
+
+
+def test_arrays_are_shuffled_alike(outcome):
+    chief, other = outcome.chief["shuffled"], outcome.other["shuffled"]
+    assert_same(rows_of_all(chief, other), chief, outcome.replicas["shuffled"], TOLERANCE)
+    assert outcome.replicas["shuffled"]["history"]["loss"][0] != pytest.approx(np.mean(STARS**2))
+
+
+def test_one_process_ends_the_training_of_all(outcome):
+    for result in (outcome.replicas, outcome.chief, outcome.other):
+        assert result["shuffled"]["stopped"] == 7
+
+
+def test_files_are_the_chiefs(outcome):
+    for folder in outcome.folders:
+        names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        assert {name for name in names if not name.endswith(".json")} == {
+            "log.csv",
+            "checkpoints/1.keras",
+            "checkpoints/2.keras",
+            "checkpoints/3.keras",
+            "backup/latest.weights.h5",
+        }
+        assert len((folder / "log.csv").read_text().splitlines()) == 4
+    alone, _, several = outcome.folders
+    wanted, model = (
+        keras.saving.load_model(folder / "checkpoints/3.keras") for folder in (alone, several)
+    )
+    assert model.layers[1].table.size() == wanted.layers[1].table.size() > 10
+    ids = np.arange(-9, 9).reshape(6, 3) * (2**40 + 1)
+    np.testing.assert_allclose(
+        model.predict(ids, verbose=0), wanted.predict(ids, verbose=0), rtol=TOLERANCE
+    )
+
+
+def test_the_chief_alone_prints(outcome):
+    replicas, chief, other = outcome.printed
+    assert "Epoch 3/9" in replicas and "Epoch 3/9" in chief and "Epoch" not in other
