@@ -1,4 +1,4 @@
-"""tf_dynemb.distribute.fit over three replicas of a process, and over two processes, beside Keras' fit."""
+"""tf_dynemb.distribute.fit over three replicas of a process, and over two processes, beside Keras'."""
 
 import json
 import os
