@@ -115,7 +115,7 @@ class Share:
     def __init__(self, batch, is_global: bool):
         self._context = context = tf.distribute.get_replica_context()
         self.replicas = context.num_replicas_in_sync
-        replica = tf.get_static_value(context.replica_id_in_sync_group)
+        self._replica = replica = tf.get_static_value(context.replica_id_in_sync_group)
         if self.replicas == 1:
             self.is_first = True
             self.part = self.batch = batch
@@ -140,8 +140,7 @@ class Share:
     def whole(self, parts):
         """What all replicas have, one after the other, of a structure of tensors (examples, ...).
 
-        The gradient of the whole is that of the replica's own part. Of ragged and sparse tensors there
-        is no gradient.
+        The gradient of the whole is that of the replica's own part.
         """
         if self.replicas == 1 or parts is None:
             return parts
@@ -153,54 +152,63 @@ class Share:
                 )
         flat = keras.tree.flatten(parts)
         dense = [leaf for leaf in flat if isinstance(leaf, tf.Tensor)]
-        dense = iter(self._whole_tensors(dense))
+        dense = iter(self._joined(dense, [self._begin] * len(dense), [self.size] * len(dense)))
         wholes = [
             next(dense) if isinstance(leaf, tf.Tensor) else self._whole_composite(leaf) for leaf in flat
         ]
         return keras.tree.pack_sequence_as(parts, wholes)
 
-    def _whole_tensors(self, parts: list) -> list:
-        placed = [self._placed(part) for part in parts]
+    def _joined(self, parts: list, begins: list, sizes: list) -> list:
+        """Tensors of so many rows, of which this replica has those from `begin` on."""
+        placed = []
+        for part, begin, size in zip(parts, begins, sizes, strict=True):
+            wire = _WIRE.get(part.dtype, part.dtype)
+            if wire not in _ADDED:
+                raise TypeError(
+                    f"got {part.dtype.name} from the model or as targets, which cannot be brought "
+                    "together from several replicas; want numbers or bool"
+                )
+            if not part.shape.rank:
+                raise ValueError(
+                    f"got shape {part.shape} from the model or as targets, want a first axis of "
+                    "examples under several replicas"
+                )
+            # One row more, for collectives crash where there are none.
+            after = size + 1 - begin - tf.shape(part, out_type=tf.int64)[0]
+            around = [[begin, after]] + [[0, 0]] * (part.shape.rank - 1)
+            part = tf.cast(tf.stop_gradient(part), wire)
+            placed.append(tf.pad(part, tf.cast(around, tf.int64)))
         if placed:
             placed = self._context.all_reduce(tf.distribute.ReduceOp.SUM, placed)
         wholes = []
-        for part, sums in zip(parts, placed, strict=True):
+        for part, sums, begin in zip(parts, placed, begins, strict=True):
             sums = tf.cast(sums, part.dtype)
-            whole = tf.concat([sums[: self._begin], part, sums[self._end :]], 0)
+            end = begin + tf.shape(part, out_type=tf.int64)[0]
+            whole = tf.concat([sums[:begin], part, sums[end:-1]], 0)
             wholes.append(tf.ensure_shape(whole, [None, *part.shape[1:]]))
         return wholes
 
-    def _placed(self, part: tf.Tensor) -> tf.Tensor:
-        wire = _WIRE.get(part.dtype, part.dtype)
-        if wire not in _ADDED:
-            raise TypeError(
-                f"got {part.dtype.name} from the model or as targets, which cannot be brought together "
-                "from several replicas; want numbers or bool"
-            )
-        if not part.shape.rank:
-            raise ValueError(
-                f"got shape {part.shape} from the model or as targets, want a first axis of examples "
-                "under several replicas"
-            )
-        around = [[self._begin, self.size - self._end]] + [[0, 0]] * (part.shape.rank - 1)
-        return tf.pad(tf.cast(tf.stop_gradient(part), wire), tf.cast(around, tf.int64))
+    def _joined_of_any_size(self, parts: list) -> list:
+        """Tensors, one replica's rows after the other's."""
+        numbers = tf.stack([tf.shape(part, out_type=tf.int64)[0] for part in parts])
+        numbers = tf.one_hot(self._replica, self.replicas, dtype=tf.int64)[:, None] * numbers
+        numbers = self._context.all_reduce(tf.distribute.ReduceOp.SUM, numbers)
+        begins = tf.unstack(tf.reduce_sum(numbers[: self._replica], 0))
+        return self._joined(parts, begins, tf.unstack(tf.reduce_sum(numbers, 0)))
 
     def _whole_composite(self, part):
         if part is None:
             return None
         if isinstance(part, tf.RaggedTensor):
-            return tf.RaggedTensor.from_nested_row_lengths(
-                self._context.all_gather(part.flat_values, axis=0),
-                [self._context.all_gather(n, axis=0) for n in part.nested_row_lengths()],
-            )
+            flat, *lengths = self._joined_of_any_size([part.flat_values, *part.nested_row_lengths()])
+            return tf.RaggedTensor.from_nested_row_lengths(flat, lengths)
         if isinstance(part, tf.SparseTensor):
             first = tf.concat([self._begin[None], tf.zeros_like(part.dense_shape[1:])], 0)
-            shapes = self._context.all_gather(part.dense_shape[None], axis=0)
-            return tf.SparseTensor(
-                self._context.all_gather(part.indices + first, axis=0),
-                self._context.all_gather(part.values, axis=0),
-                tf.concat([self.size[None], tf.reduce_max(shapes, 0)[1:]], 0),
+            indices, values, shapes = self._joined_of_any_size(
+                [part.indices + first, part.values, part.dense_shape[None]]
             )
+            shape = tf.concat([self.size[None], tf.reduce_max(shapes, 0)[1:]], 0)
+            return tf.SparseTensor(indices, values, shape)
         raise TypeError(
             f"got a {type(part).__name__} from the model or as targets, want tensors, ragged or sparse "
             "tensors under several replicas"

@@ -148,7 +148,9 @@ class Steps:
         """Makes the variables of model, metrics and optimizer where the strategy can distribute them."""
         model = self._model()
         with self.strategy.scope():
-            if tf.distribute.has_strategy() and kind not in self._built:
+            if not tf.distribute.has_strategy():
+                return  # they are made when a step is traced, as Keras does
+            if kind not in self._built:
                 # Keras makes missing variables when a StatelessScope ends, outside of the graph.
                 with keras.StatelessScope():
                     self._trace(data, lambda x, y, y_pred, sample_weight: None)

@@ -346,6 +346,25 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         return cls(**config)
 
 
+def _of_all_replicas(replica, gradients: list) -> list:
+    """The slices of all replicas together, in each of them."""
+    if len(replica.strategy.extended.worker_devices) < replica.num_replicas_in_sync:
+        return replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+
+    # Replicas of one process need no collective, and that of TensorFlow crashes where none has a slice.
+    def joined(strategy, gradients):
+        results = []
+        for gradient in gradients:
+            parts = strategy.experimental_local_results(gradient)
+            rows, keys = (
+                tf.concat([getattr(part, name) for part in parts], 0) for name in ("values", "indices")
+            )
+            results.append(tf.IndexedSlices(rows, keys, parts[0].dense_shape))
+        return results
+
+    return replica.merge_call(joined, args=(gradients,))
+
+
 def _warn_of_none(variables: list) -> None:
     names = [getattr(variable, "path", variable.name) for variable in variables]
     warnings.warn(
@@ -407,7 +426,7 @@ def _summed_over_replicas(gradients: list, handles: list, replica) -> list[tf.In
     spread = [number for number, handle in enumerate(handles) if handle.table.exchange is not None]
     other = [number for number in range(len(handles)) if number not in spread]
     if other and replica is not None:
-        summed = replica.all_reduce(tf.distribute.ReduceOp.SUM, [gradients[number] for number in other])
+        summed = _of_all_replicas(replica, [gradients[number] for number in other])
         for number, gradient in zip(other, summed, strict=True):
             gradients[number] = gradient
     if spread:
