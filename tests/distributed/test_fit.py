@@ -38,7 +38,7 @@ def batches(*arrays, make=lambda *arrays: arrays):
     return data.map(make).apply(tf.data.experimental.assert_cardinality(len(SIZES)))
 
 
-def lookup_model(strategy, key_dtype="int64", optimizer=lambda: K.SGD(0.1), **compiled):
+def lookup_model(strategy, key_dtype="int64", optimizer=lambda: K.SGD(0.1), scaled=False, **compiled):
     """A subclassed model, unbuilt, of any kind of ids."""
 
     class Model(keras.Model):
@@ -56,6 +56,8 @@ def lookup_model(strategy, key_dtype="int64", optimizer=lambda: K.SGD(0.1), **co
     with strategy.scope():
         model = Model()
         optimizer = tf_dynemb.DynamicEmbeddingOptimizer(optimizer())
+        if scaled:
+            optimizer = tf_dynemb.LossScaleOptimizer(optimizer, initial_scale=64.0)
         model.compile(optimizer, **{"loss": "mse", "metrics": ["mae"], **compiled})
     return model
 
@@ -263,14 +265,7 @@ def test_clipping_of_dense_weights_is_of_the_sum_over_replicas(options):
 def test_mixed_precision():
     keras.config.set_dtype_policy("mixed_float16")
 
-    def make(strategy):
-        model = lookup_model(strategy)
-        with strategy.scope():
-            optimizer = tf_dynemb.DynamicEmbeddingOptimizer(K.SGD(2.0**-3))
-            model.compile(tf_dynemb.LossScaleOptimizer(optimizer, initial_scale=64.0), "mse")
-        return model
-
-    model, wanted = make(mirrored()), make(one())
+    model, wanted = (lookup_model(strategy, scaled=True) for strategy in (mirrored(), one()))
     fit(model, batches(IDS, TARGETS), verbose=0)
     wanted.fit(batches(IDS, TARGETS), verbose=0)
     # Gradients are rounded to float16 before they are summed over the replicas.

@@ -13,18 +13,11 @@ import tensorflow as tf
 
 from tf_dynemb.jagged import JaggedTensor, KeyedJaggedTensor
 
-# What is summed over replicas, for dtypes of which there is no sum. All are exact.
-_WIRE = {
-    tf.bool: tf.int32,
-    tf.int8: tf.int32,
-    tf.uint8: tf.int32,
-    tf.int16: tf.int32,
-    tf.uint16: tf.int32,
-    tf.uint32: tf.int64,
-    tf.float16: tf.float32,
-    tf.bfloat16: tf.float32,
-}
-_ADDED = (tf.float32, tf.float64, tf.int32, tf.int64)
+# What is summed over replicas for other dtypes, exactly. Not int32, which TensorFlow sums elsewhere than
+# the others, and not together with them.
+_SMALL_INTEGERS = (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.uint32)
+_WIRE = dict.fromkeys(_SMALL_INTEGERS, tf.int64) | dict.fromkeys((tf.float16, tf.bfloat16), tf.float32)
+_ADDED = (tf.float32, tf.float64, tf.int64)
 
 
 def size_of(value) -> tf.Tensor:
