@@ -130,6 +130,12 @@ class Steps:
         if share.replicas > 1:
             y_pred = whole_with_masks(share, y_pred)
             if share.batch is None:
+                if is_overridden(model, "compute_metrics"):
+                    raise ValueError(
+                        f"compute_metrics: {type(model).__name__} has its own, which takes the examples "
+                        "of all replicas, but each process has data of its own; give compile() the "
+                        "metrics, or fit a tf.data.Dataset of global batches"
+                    )
                 x, (y, sample_weight) = None, share.whole((y, sample_weight))
             else:
                 x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(share.batch)
