@@ -126,6 +126,21 @@ def test_arrays_of_strings():
     assert_same(model, wanted)
 
 
+def test_without_a_strategy_it_is_keras_to_the_bit():
+    data = batches(IDS, TARGETS, WEIGHTS)
+    model, wanted = (lookup_model(one(), optimizer=lambda: K.Adam(0.1)) for _ in range(2))
+    history = fit(model, data, epochs=3, validation_data=(IDS, TARGETS, WEIGHTS), verbose=0)
+    wanted_history = wanted.fit(
+        data, epochs=3, validation_data=(tf.constant(IDS), TARGETS, WEIGHTS), verbose=0
+    )
+    assert history.history == wanted_history.history
+    np.testing.assert_array_equal(model.head.kernel, wanted.head.kernel)
+    (rows,), (wanted_rows,) = table_rows(model), table_rows(wanted)
+    assert {key: row.tolist() for key, row in rows.items()} == {
+        key: row.tolist() for key, row in wanted_rows.items()
+    }
+
+
 def collection_model(strategy):
     class Model(keras.Model):
         def __init__(self):
@@ -335,6 +350,15 @@ def test_callbacks_are_called_as_by_keras():
         seen.append((recorder.seen, float(model.optimizer.learning_rate.numpy())))
     assert seen[0] == seen[1]
     assert ("epoch", 5) in seen[0][0] and ("epoch", 6) not in seen[0][0]
+
+
+def test_tensorboard(tmp_path):
+    model = lookup_model(mirrored())
+    board = keras.callbacks.TensorBoard(tmp_path, histogram_freq=1, update_freq=1)
+    data = batches(IDS, TARGETS)
+    fit(model, data, epochs=2, validation_data=data, callbacks=[board], verbose=0)
+    files = [path for path in tmp_path.rglob("events*") if path.stat().st_size > 100]
+    assert {path.parent.name for path in files} == {"train", "validation"}
 
 
 def test_nothing_is_traced_anew():

@@ -1,11 +1,6 @@
 """tf_dynemb.distribute.fit over three replicas of a process, and over two processes, beside Keras'."""
 
 import json
-import os
-import pathlib
-import socket
-import subprocess
-import sys
 import types
 
 import keras
@@ -13,35 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fit_program import STARS, Scenes
+from workers import end_job, start_job
 
-PROGRAM = pathlib.Path(__file__).with_name("fit_program.py")
-ROOT = pathlib.Path(__file__).parents[2]
 TIMEOUT_SECONDS = 300
 # Sums of float32 that replicas add up in another order than one, over 50 steps.
 TOLERANCE = 1e-5
 SCENES = ("integers", "adam", "strings", "files", "restored", "own_data")
-
-
-def free_ports(number):
-    """Ports of the loopback that nobody listens on; held together, so that they differ."""
-    sockets = [socket.socket() for _ in range(number)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-def start(folder, *arguments, config=None):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    environment.pop("TF_CONFIG", None)
-    if config is not None:
-        environment["TF_CONFIG"] = json.dumps(config)
-    command = [sys.executable, str(PROGRAM), str(folder), *arguments]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +23,9 @@ def outcome(tmp_path_factory):
     folders = [folder / name for name in ("keras", "replicas", "processes")]
     for one in folders:
         one.mkdir()
-    workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    processes = [start(folders[1], "3")] + [
-        start(
-            folders[2],
-            config={"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}},
-        )
-        for index in range(2)
-    ]
+    processes = start_job(1, "fit_program.py", folders[1], 3) + start_job(
+        2, "fit_program.py", folders[2]
+    )
     try:
         # Meanwhile, with one replica.
         functions = types.SimpleNamespace(
@@ -67,8 +34,7 @@ def outcome(tmp_path_factory):
         alone = Scenes(tf.distribute.get_strategy(), functions, folders[0]).all()
         printed = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
     finally:
-        for process in processes:
-            process.kill()
+        end_job(processes)
     for process, output in zip(processes, printed, strict=True):
         assert process.returncode == 0, output
     replicas = json.loads((folders[1] / "0.json").read_text())

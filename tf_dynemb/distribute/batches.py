@@ -33,9 +33,6 @@ class Batches:
         self._steps = steps
         self._iterator = None
 
-    def __len__(self) -> int:
-        raise TypeError("the number of batches may not be known; ask number()")
-
     def number(self) -> int | None:
         """Batches of an epoch, None where only the end shows it."""
         if self._steps is not None:
