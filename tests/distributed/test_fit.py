@@ -7,6 +7,7 @@ import tensorflow as tf
 from replicas import mirrored
 
 import tf_dynemb
+from tf_dynemb.distribute.callbacks import of_process
 
 fit, evaluate = tf_dynemb.distribute.fit, tf_dynemb.distribute.evaluate
 predict = tf_dynemb.distribute.predict
@@ -352,13 +353,18 @@ def test_callbacks_are_called_as_by_keras():
     assert ("epoch", 5) in seen[0][0] and ("epoch", 6) not in seen[0][0]
 
 
-def test_tensorboard(tmp_path):
-    model = lookup_model(mirrored())
-    board = keras.callbacks.TensorBoard(tmp_path, histogram_freq=1, update_freq=1)
-    data = batches(IDS, TARGETS)
-    fit(model, data, epochs=2, validation_data=data, callbacks=[board], verbose=0)
-    files = [path for path in tmp_path.rglob("events*") if path.stat().st_size > 100]
-    assert {path.parent.name for path in files} == {"train", "validation"}
+def test_what_writes_in_a_process_that_is_not_the_chief(tmp_path):
+    C = keras.callbacks
+    kept = [Recorder(), C.EarlyStopping()]
+    backup, best = C.BackupAndRestore(tmp_path / "backup"), C.ModelCheckpoint(tmp_path / "{epoch}.keras")
+    writers = [C.TensorBoard(tmp_path / "board"), C.CSVLogger(tmp_path / "log.csv")]
+    callbacks = [kept[0], *writers, backup, best, kept[1]]
+    assert of_process(callbacks, True, str(tmp_path / "mine")) == callbacks
+    own = of_process(callbacks, False, str(tmp_path / "mine"))
+    assert own[0] is kept[0] and own[-1] is kept[1] and len(own) == 4
+    assert str(own[1].backup_dir).startswith(str(tmp_path / "mine")) and type(own[1]) is type(backup)
+    assert str(own[2].filepath).startswith(str(tmp_path / "mine")) and type(own[2]) is type(best)
+    assert best.filepath == str(tmp_path / "{epoch}.keras")
 
 
 def test_nothing_is_traced_anew():
