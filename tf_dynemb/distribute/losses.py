@@ -38,7 +38,8 @@ def check_model(model, replicas: int) -> None:
         if isinstance(loss, keras.losses.Loss) and loss.reduction in (None, "none"):
             raise ValueError(f"loss: {loss.name} has reduction None, want a number per batch; {_REMEDY}")
     for layer in _layers_in(model, set()):
-        if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized:
+        is_normalization = isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+        if is_normalization and not layer.synchronized:
             raise ValueError(
                 f"{layer.name}: its statistics would be those of one replica's examples, of which there "
                 "may be none; give BatchNormalization synchronized=True"
