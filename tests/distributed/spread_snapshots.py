@@ -29,14 +29,18 @@ STEPS = 4
 
 
 def make():
-    """Tables of one and of two shards in a process, with slots of Adam."""
+    """Tables of one shard and of two, by a partitioner, in each process; with slots of Adam."""
     with STRATEGY.scope():
         tables = {
             "users": tf_dynemb.Variable(
                 dim=3, initializer=keras.initializers.RandomUniform(seed=5), name="users"
             ),
             "items": tf_dynemb.Variable(
-                dim=2, devices=["/CPU:0"] * 2, initializer="zeros", name="items"
+                dim=2,
+                devices=["/CPU:0"] * 2,
+                partitioner=lambda keys, shards: tf.cast(keys // 7 % shards, tf.int32),
+                initializer="zeros",
+                name="items",
             ),
         }
         optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
