@@ -27,6 +27,7 @@ PS = ["/job:ps/task:0", "/job:ps/task:1"]
 # One server; one shard on each; several shards on a server, in any order.
 PLACES = (PS[1:], PS, [PS[1], PS[0], PS[1], PS[1]])
 FAR = 2**62
+END_OF_PLACEMENT = "what follows is of other checks"
 
 
 def table(devices=None, **arguments):
@@ -78,7 +79,10 @@ def batches_of(dtype):
 
 
 def check_placement():
-    """Has TensorFlow print where it places each operation of a step; test_parameter_servers reads it."""
+    """TensorFlow prints where it places each operation of a step; test_parameter_servers reads it.
+
+    It comes first, and asks for it before: TensorFlow keeps what the first function was run with.
+    """
     variable = table(PS, restrict_policy=tf_dynemb.TimestampRestrictPolicy)
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
     optimizer.build([variable.handle])
@@ -92,10 +96,9 @@ def check_placement():
         variable.remove(ids)
         return variable.size()
 
-    tf.debugging.set_log_device_placement(True)
-    assert int(step(int64([1, 2, 3]))) == 0  # waits for it
-    tf.debugging.set_log_device_placement(False)
-    ctypes.CDLL(None).fflush(None)  # what TensorFlow prints, which gets lost where a process just ends
+    assert int(step(int64([1, 2, 3]))) == 0
+    ctypes.CDLL(None).fflush(None)
+    print(END_OF_PLACEMENT, flush=True)
 
 
 def check_training_is_that_of_one_process():
@@ -524,4 +527,5 @@ def _snapshot():
 
 if __name__ == "__main__":
     server_cluster.connect()
+    tf.debugging.set_log_device_placement(True)
     server_cluster.run_checks(sys.modules[__name__], sys.argv[2])
