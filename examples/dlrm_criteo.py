@@ -10,8 +10,11 @@ Keras model, `fit`, a progress bar, AUC on examples that are held out, checkpoin
     $P examples/dlrm_criteo.py day_*.gz --interaction cross --optimizer adam --steps 100000 \
         --checkpoints run1 --save-every 5000 --logdir run1/log
     $P examples/dlrm_criteo.py day_*.gz ... --checkpoints run1 --resume
+    $P examples/dlrm_criteo.py --synthetic 1000000 --workers 2
 
-The data is criteo_data.py's business.
+The last one is trained by two processes, each with half of the rows and of each batch; the result is
+that of one. So it is wherever TF_CONFIG says that there are several, as on many machines: see
+docs/distribution.md, and dlrm_criteo_ray.py. The data is criteo_data.py's business.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import json
 import os
 import pathlib
 import sys
+import tempfile
 import time
 import warnings
 
@@ -31,6 +35,7 @@ os.environ["TF_ENABLE_ONEDNN_OPTS"] = os.environ.get("TF_ENABLE_ONEDNN_OPTS", "0
 import criteo_data
 import keras
 import keras_rs
+import numpy as np
 import tensorflow as tf
 
 import tf_dynemb
@@ -110,7 +115,7 @@ def jagged(ids: tf.Tensor) -> tf_dynemb.KeyedJaggedTensor:
 
 
 def make_model(optimizer: str = "adagrad", lr: float | None = None, **arguments) -> ClickModel:
-    """A ClickModel that is built and compiled; it has no rows yet.
+    """A ClickModel that is built and compiled, in the scope of a strategy or none; it has no rows yet.
 
     Args:
         optimizer: a key of OPTIMIZERS.
@@ -137,7 +142,8 @@ class Progress(keras.callbacks.Callback):
         model: what is trained, built and compiled.
         batch: examples per step.
         folder: for checkpoints; None makes none.
-        save_every: steps between checkpoints; there is one after each epoch as well.
+        save_every: steps between checkpoints; there is one after each epoch as well. Of several
+            processes all save, for each has rows; what is not the chief's is thrown away.
         last_step: where training ends, maybe within an epoch; None: after the last epoch.
 
     Attributes:
@@ -155,14 +161,18 @@ class Progress(keras.callbacks.Callback):
         self._checkpoint = tf.train.Checkpoint(
             model=model, optimizer=model.optimizer, position=self._position
         )
+        self.folder = folder
+        if folder and not is_chief():
+            self._others = tempfile.TemporaryDirectory()
+            folder = self._others.name
         self.manager = folder and tf.train.CheckpointManager(self._checkpoint, folder, max_to_keep=2)
         self._ends, self._timed_steps, self._timed_seconds = [], 0, 0.0
 
     def resume(self) -> None:
         """Takes rows, weights, the optimizer's state and the position from the latest checkpoint."""
-        self._checkpoint.restore(self.manager.latest_checkpoint).assert_consumed()
+        self._checkpoint.restore(tf.train.latest_checkpoint(self.folder)).assert_consumed()
         self.epoch, self.skip = self._position.numpy().tolist()
-        self.step = int(self._iterations)
+        self.step = int(self._iterations.numpy())
 
     def speed(self) -> str:
         """Without the first step of an epoch, which may trace, and the last, which may be smaller."""
@@ -204,11 +214,15 @@ def train(model, source, progress: Progress, args: argparse.Namespace) -> dict[s
         callbacks.append(keras.callbacks.TensorBoard(args.logdir, write_graph=False))
     held_out = criteo_data.batches(source, args.batch, held_out=True).take(args.valid_steps)
     verbose = 2 if args.quiet else "auto"
+    fit, evaluate = keras.Model.fit, keras.Model.evaluate
+    if tf.distribute.has_strategy():  # Keras' own cannot train in several processes
+        fit, evaluate = tf_dynemb.distribute.fit, tf_dynemb.distribute.evaluate
     while progress.epoch < args.epochs and (args.steps is None or progress.step < args.steps):
         # The order of an epoch depends on its number, so that it can be resumed anywhere.
         data = criteo_data.batches(source, args.batch, shuffle=args.seed + progress.epoch)
         data = data.skip(progress.skip).take(-1 if args.steps is None else args.steps - progress.step)
-        model.fit(
+        fit(
+            model,
             data,
             initial_epoch=progress.epoch,
             epochs=args.epochs,
@@ -217,13 +231,16 @@ def train(model, source, progress: Progress, args: argparse.Namespace) -> dict[s
             callbacks=callbacks,
             verbose=verbose,
         )
-    return model.evaluate(held_out, verbose=0, return_dict=True)
+    return evaluate(model, held_out, verbose=0, return_dict=True)
 
 
 def report(model: ClickModel, progress: Progress, scores: dict[str, float]) -> str:
-    """What came of it, in three lines."""
-    rows = {name: int(table.size()) for name, table in model.tables().items()}
-    mib = sum(int(table.memory_bytes()) for table in model.tables().values()) / 2**20
+    """What came of it, in three lines. All processes must call it."""
+    tables = model.tables()
+    sizes = [[int(table.size()), int(table.memory_bytes())] for table in tables.values()]
+    sizes = over_processes(sizes)
+    rows = dict(zip(tables, sizes[:, 0].tolist(), strict=True))
+    mib = int(sizes[:, 1].sum()) / 2**20
     most = sorted(rows, key=rows.get, reverse=True)[:3]
     held_out = f"nothing of fewer than {criteo_data.HOLDOUT} lines"
     if scores:
@@ -234,6 +251,31 @@ def report(model: ClickModel, progress: Progress, scores: dict[str, float]) -> s
         f"{sum(rows.values()):,} rows in {len(rows)} tables, {mib:,.1f} MiB; most of "
         + ", ".join(f"{name} {rows[name]:,}" for name in most)
     )
+
+
+# --- several processes -------------------------------------------------------------------------------
+
+
+def make_strategy() -> tf.distribute.Strategy:
+    """That of the processes of TF_CONFIG; to be called before TensorFlow does anything."""
+    if "TF_CONFIG" in os.environ:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    return tf.distribute.get_strategy()
+
+
+def is_chief() -> bool:
+    """Whether this process, in the strategy's scope, is the one that prints and whose files stay."""
+    if not tf.distribute.has_strategy():
+        return True
+    me = tf.distribute.get_strategy().cluster_resolver
+    return me.task_id == 0 and (me.task_type == "chief" or "chief" not in me.cluster_spec().jobs)
+
+
+def over_processes(numbers) -> np.ndarray:
+    """Sums of numbers over the processes of the strategy in whose scope we are."""
+    strategy = tf.distribute.get_strategy()
+    numbers = tf.function(strategy.run)(lambda: tf.constant(numbers, tf.int64))
+    return strategy.reduce(tf.distribute.ReduceOp.SUM, numbers, axis=None).numpy()
 
 
 # --- the command line --------------------------------------------------------------------------------
@@ -321,7 +363,17 @@ def parser() -> argparse.ArgumentParser:
     add("--resume", action="store_true", help="go on from the latest of --checkpoints")
     add("--logdir", metavar="FOLDER", help="write there what TensorBoard shows")
     add("--quiet", action="store_true", help="a line per epoch instead of a progress bar")
+    add("--workers", type=natural, metavar="N", help="so many processes of this machine train it")
     return parser
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """What a command line says; exits if that makes no sense."""
+    flags = parser()
+    args = flags.parse_args(argv)
+    if bool(args.files) == (args.synthetic is not None):
+        flags.error("give files, or --synthetic LINES")
+    return args
 
 
 def check_folders(args: argparse.Namespace) -> None:
@@ -337,7 +389,7 @@ def check_folders(args: argparse.Namespace) -> None:
         if args.resume or args.save_every:
             raise ValueError("--resume and --save-every need --checkpoints FOLDER")
         return
-    free = "steps epochs valid_steps shards checkpoints save_every resume logdir quiet".split()
+    free = "steps epochs valid_steps shards checkpoints save_every resume logdir quiet workers".split()
     settings = {name: value for name, value in vars(args).items() if name not in free}
     file = pathlib.Path(args.checkpoints, "settings.json")
     found = tf.train.latest_checkpoint(args.checkpoints)
@@ -351,16 +403,25 @@ def check_folders(args: argparse.Namespace) -> None:
         if changed:
             name = changed[0]
             raise ValueError(f"--resume: got {name} {settings[name]}, but it was {before[name]} before")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(settings))
+    if is_chief():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(settings))
 
 
 def main(argv: list[str] | None = None) -> ClickModel:
     """Runs a training as the command line says. Returns the model."""
-    flags = parser()
-    args = flags.parse_args(argv)
-    if bool(args.files) == (args.synthetic is not None):
-        flags.error("give files, or --synthetic LINES")
+    args = parse(argv)
+    if args.workers and "TF_CONFIG" not in os.environ:
+        # In place of this process. Those that it starts come here as well, with a TF_CONFIG.
+        launcher = [sys.executable, "-m", "tf_dynemb.launch", "-n", str(args.workers), __file__]
+        os.execv(sys.executable, launcher + (sys.argv[1:] if argv is None else argv))
+    with make_strategy().scope():
+        model, _ = run(args)
+    return model
+
+
+def run(args: argparse.Namespace) -> tuple[ClickModel, str]:
+    """Runs a training, in the scope of its strategy. Returns the model and the report."""
     try:
         if args.files:
             source = criteo_data.Files(args.files)
@@ -384,7 +445,7 @@ def main(argv: list[str] | None = None) -> ClickModel:
         progress.resume()
     # Keras says so at the end of every file, whose length nobody knows before.
     warnings.filterwarnings("ignore", "Your input ran out of data")
-    print(f"{model.name} on {source}, from step {progress.step}")
+    say(f"{model.name} on {source}, from step {progress.step}")
     try:
         scores = train(model, source, progress, args)
     except tf.errors.InvalidArgumentError as error:
@@ -392,8 +453,14 @@ def main(argv: list[str] | None = None) -> ClickModel:
         if complaint is None:
             raise
         sys.exit(complaint)
-    print(report(model, progress, scores))
-    return model
+    text = report(model, progress, scores)
+    say(text)
+    return model, text
+
+
+def say(text: str) -> None:
+    if is_chief():
+        print(text)
 
 
 if __name__ == "__main__":
