@@ -161,16 +161,12 @@ class Progress(keras.callbacks.Callback):
         self._checkpoint = tf.train.Checkpoint(
             model=model, optimizer=model.optimizer, position=self._position
         )
-        self.folder = folder
-        if folder and not is_chief():
-            self._others = tempfile.TemporaryDirectory()
-            folder = self._others.name
         self.manager = folder and tf.train.CheckpointManager(self._checkpoint, folder, max_to_keep=2)
         self._ends, self._timed_steps, self._timed_seconds = [], 0, 0.0
 
     def resume(self) -> None:
         """Takes rows, weights, the optimizer's state and the position from the latest checkpoint."""
-        self._checkpoint.restore(tf.train.latest_checkpoint(self.folder)).assert_consumed()
+        self._checkpoint.restore(self.manager.latest_checkpoint).assert_consumed()
         self.epoch, self.skip = self._position.numpy().tolist()
         self.step = int(self._iterations.numpy())
 
@@ -202,9 +198,14 @@ class Progress(keras.callbacks.Callback):
         self.model.stop_training = True  # the next epoch has a dataset of its own
 
     def _save(self):
-        if self.manager:
-            self._position.assign([self.epoch, self.skip])
+        if not self.manager:
+            return
+        self._position.assign([self.epoch, self.skip])
+        if is_chief():
             self.manager.save()
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                self._checkpoint.save(os.path.join(folder, "ckpt"))
 
 
 def train(model, source, progress: Progress, args: argparse.Namespace) -> dict[str, float]:
@@ -403,7 +404,7 @@ def check_folders(args: argparse.Namespace) -> None:
         if changed:
             name = changed[0]
             raise ValueError(f"--resume: got {name} {settings[name]}, but it was {before[name]} before")
-    if is_chief():
+    elif is_chief():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(settings))
 
