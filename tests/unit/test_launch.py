@@ -37,12 +37,19 @@ while True:
 """
 
 
+def default_signals():
+    """As at a terminal, also where the tests run in the background or under nohup."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Launched:
     """The launcher, with a program of these lines."""
 
     def __init__(self, folder, lines, *flags, arguments=(), environment=ENVIRONMENT, **options):
         script = folder / "script.py"
         script.write_text(HEAD + lines)
+        options = {"preexec_fn": default_signals, **options}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tf_dynemb.launch", *flags, str(script), *arguments],
             stdout=subprocess.PIPE,
