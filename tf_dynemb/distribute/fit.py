@@ -71,7 +71,7 @@ def fit(
 
     Raises:
         ValueError: a model that is not compiled; what N replicas cannot train as one does, with the
-            reason: docs/distribution-fit.md has the list.
+            reason: docs/distribution.md has the list.
         TypeError: an x that is none of the above.
 
     Example:
