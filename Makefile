@@ -4,6 +4,7 @@
 #   make build   the set-up alone              make lint    ruff and clang-format
 #   make demo    the MovieLens demo            make format  puts right what lint says of layout
 #   make test    C++ and Python tests          make wheel   dist/*.whl
+#   make test_distributed   those that start several processes
 #   make soak    long counts                   make clean   removes what was built; distclean also .venv
 #   make bench   speed beside other libraries
 #
@@ -30,7 +31,7 @@ GOOGLETEST := $(or $(TF_DYNEMB_GOOGLETEST),/usr/src/googletest)
 
 CPP_FILES = $(shell find cc benchmarks -name '*.h' -o -name '*.cc' -o -name '*.inc')
 
-.PHONY: help build machine native demo bench test cc_test cc_asan cc_tsan py_test soak lint format wheel clean distclean
+.PHONY: help build machine native demo bench test test_distributed cc_test cc_asan cc_tsan py_test soak lint format wheel clean distclean
 
 help:
 	@sed -n '1,/^$$/s/^# \?//p' Makefile
@@ -93,19 +94,23 @@ cc_tsan: build
 
 # A process for each core, with TensorFlow in each: PYTEST_FLAGS='-n 0' has one alone. What the tests of
 # a file share is made once. The files come in order of names, in which those with the longest tests are not last.
-PYTEST = $(PY) -m pytest tests --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 py_test: build
-	$(PYTEST) $(PYTEST_FLAGS)
+	$(PYTEST) tests --ignore tests/distributed $(PYTEST_FLAGS)
+
+# Those of several replicas and processes take a third as long as all others. The longest file first.
+test_distributed: build
+	$(PYTEST) tests/distributed/test_spread_tables.py tests/distributed $(PYTEST_FLAGS)
 
 # The tests marked soak, with long counts. pytest says 5 where there are none.
 soak: export TF_DYNEMB_SOAK := 1
 soak: export SOAK_SHARE := $(SOAK_SHARE)
 soak: build
 	@$(call run_cc_tests,--test_tag_filters=soak --build_tests_only --test_timeout=36000 --test_env=TF_DYNEMB_SOAK --test_env=SOAK_SHARE)
-	$(PYTEST) -m soak --timeout 36000 $(PYTEST_FLAGS) || [ $$? = 5 ]
+	$(PYTEST) tests -m soak --timeout 36000 $(PYTEST_FLAGS) || [ $$? = 5 ]
 	@# What several processes do together may depend on which of them is first: 20 times.
-	for round in $$(seq "$$(awk 'BEGIN { print int(20 * $(SOAK_SHARE)) }')"); do $(PYTEST) tests/distributed $(PYTEST_FLAGS); done
+	for round in $$(seq "$$(awk 'BEGIN { print int(20 * $(SOAK_SHARE)) }')"); do env -u TF_DYNEMB_SOAK $(PYTEST) tests/distributed tests/unit/test_launch.py $(PYTEST_FLAGS); done
 
 lint: $(VENV_STAMP)
 	$(VENV)/bin/ruff check

@@ -104,7 +104,7 @@ def _of_tf_config(text: str) -> tuple:
 
 
 def _serve(cluster: Mapping, job: str, task: int, protocol: str) -> int:
-    # Blocked in all threads that TensorFlow is about to start, so that this one can wait for them.
+    # Blocked in all threads that the server is about to start, so that this one can wait for them.
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     import tensorflow as tf

@@ -1,10 +1,12 @@
 """What each process of test_spread_tables runs; TF_CONFIG says which one it is. Pickles what it saw.
 
-Without TF_CONFIG it is the single replica that the others are compared with.
+Without TF_CONFIG it is the single replica that the others are compared with, or so many replicas of this
+process as REPLICAS says.
 """
 
 import os
 import pickle
+import signal
 import sys
 import time
 from unittest import mock
@@ -16,7 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 K = keras.optimizers
-BATCH, STEPS, INTEGER_STEPS, BAG_STEPS = 12, 200, 30, 10
+BATCH, STEPS, INTEGER_STEPS, BAG_STEPS, SOK_STEPS = 12, 200, 30, 10, 20
+TIMEOUT_SECONDS = 5
 _NUMBERS = np.random.default_rng(13)
 # Few ids, so that processes share keys of a batch; negative ones and new ones to the end.
 IDS = (_NUMBERS.integers(0, 9, (STEPS, BATCH, 2)) + np.arange(STEPS)[:, None, None] // 4 - 25) * (
@@ -37,15 +40,24 @@ OPTIMIZERS = {
 }
 
 
-class Program:
-    """One process of `count`; the strategy of all, or the default one."""
+def strategy_of(several, options=None):
+    """That of all processes, of the replicas of this one, or the default one."""
+    if several:
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    replicas = int(os.environ.get("REPLICAS", "0"))
+    if not replicas:
+        return tf.distribute.get_strategy()
+    cpus = [tf.config.LogicalDeviceConfiguration()] * replicas
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], cpus)
+    return tf.distribute.MirroredStrategy([f"CPU:{replica}" for replica in range(replicas)])
 
-    def __init__(self):
+
+class Program:
+    """One process, of `count` replicas in all."""
+
+    def __init__(self, options=None):
         several = "TF_CONFIG" in os.environ
-        # Before tf_dynemb: the strategy must be made before any op runs.
-        self.strategy = (
-            tf.distribute.MultiWorkerMirroredStrategy() if several else tf.distribute.get_strategy()
-        )
+        self.strategy = strategy_of(several, options)
         import tf_dynemb
 
         self.lib = tf_dynemb
@@ -53,14 +65,22 @@ class Program:
         self.index = self.strategy.cluster_resolver.task_id if several else 0
 
     def mine(self, step, batch):
-        """This process' share of a global batch: even, or all for the last one, or for the first."""
+        """What the replicas of this process have of a global batch."""
+        if "REPLICAS" not in os.environ:
+            return tf.constant(self.share(step, batch, self.index))
+        return self.strategy.experimental_distribute_values_from_function(
+            lambda context: tf.constant(self.share(step, batch, context.replica_id_in_sync_group))
+        )
+
+    def share(self, step, batch, replica):
+        """A replica's share of a global batch: even, or all for the last one, or for the first."""
         share = len(batch) // self.count
         shares = [share * process for process in range(self.count)] + [len(batch)]
         if step % 5 == 3:
             shares = [0] * self.count + [len(batch)]
         if step % 5 == 4:
             shares = [0] + [len(batch)] * self.count
-        return tf.constant(batch[shares[self.index] : shares[self.index + 1]])
+        return batch[shares[replica] : shares[replica + 1]]
 
     def rows(self, table):
         return dict(zip(*(part.numpy().tolist() for part in table.export()), strict=True))
@@ -90,13 +110,14 @@ class Program:
             optimizer.apply_gradients(zip(gradients, variables, strict=True))
             return loss
 
-        shapes = [tf.TensorSpec([None, 2], tf.int64), tf.TensorSpec([None, 1], tf.float32)]
-
-        @tf.function(input_signature=shapes)
+        @tf.function(reduce_retracing=True)
         def run(ids, targets):
             return self.strategy.run(train, (ids, targets))
 
-        losses = [float(run(self.mine(s, IDS[s]), self.mine(s, TARGETS[s]))) for s in range(STEPS)]
+        losses = []
+        for step in range(STEPS):
+            loss = run(self.mine(step, IDS[step]), self.mine(step, TARGETS[step]))
+            losses.append(sum(map(float, self.strategy.experimental_local_results(loss))))
         self.layer = layer
         return {
             "rows": self.rows(layer.table),
@@ -117,9 +138,7 @@ class Program:
             gradients = tape.gradient(loss, layer.trainable_variables)
             optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
 
-        shapes = [tf.TensorSpec([None, 2], tf.int64), tf.TensorSpec([None, 2, 3], tf.float32)]
-
-        @tf.function(input_signature=shapes)
+        @tf.function(reduce_retracing=True)
         def run(ids, factors):
             self.strategy.run(train, (ids, factors))
 
@@ -158,17 +177,60 @@ class Program:
                 loss = tf.reduce_sum(tf.square(collection(features).values() - 1.0)) / BATCH
             optimizer.apply(tape.gradient(loss, weights), weights)
 
-        @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.int64)])
+        @tf.function(reduce_retracing=True)
         def run(ids):
             self.strategy.run(train, (ids,))
 
         for step in range(BAG_STEPS):
             run(self.mine(step, IDS[step]))
-        graph = run.get_concrete_function().graph
+        graph = run.get_concrete_function(self.mine(0, IDS[0])).graph
         return {
             "rows": [self.rows(collection.embedding_bags[name].weight) for name in "tu"],
             "exchanges": [op.type for op in _ops(graph) if op.type == "CollectiveAllToAllV2"],
         }
+
+    def sok(self, folder):
+        """SOK's layers: of any keys, of row numbers, pooled; and its files, which all write together."""
+        from tf_dynemb import sok
+
+        rows = 40 // self.count * self.count  # what the row numbers go up to
+        begin = {"embedding_initializer": keras.initializers.RandomUniform(seed=8)}
+        with self.strategy.scope():
+            hashed = sok.All2AllDenseEmbedding(600 // self.count, 3, slot_num=2, nnz_per_slot=1, **begin)
+            indexed = sok.All2AllDenseEmbedding(
+                40 // self.count, 2, 1, 1, dynamic_input=True, use_hashtable=False, **begin
+            )
+            pooled = sok.DistributedEmbedding("mean", 600 // self.count, 4, 1, max_nnz=2, **begin)
+            layers = [hashed, indexed, pooled]
+            weights = [layer.embedding_variable for layer in layers]
+            optimizer = self.optimizer(K.Adagrad(0.1), weights)
+
+        def train(ids):
+            with tf.GradientTape() as tape:
+                vectors = [
+                    hashed(ids[:, :, None]),
+                    indexed(tf.reshape(ids, [-1]) % 36),
+                    pooled(tf.sparse.from_dense(ids)),
+                ]
+                loss = tf.add_n([tf.reduce_sum(tf.square(v - 1.0)) for v in vectors]) / BATCH
+            optimizer.apply(tape.gradient(loss, weights), weights)
+
+        @tf.function(reduce_retracing=True)
+        def run(ids):
+            self.strategy.run(train, (ids,))
+
+        for step in range(SOK_STEPS):
+            run(self.mine(step, IDS[step]))
+        result = {"rows": [self.rows(layer.table) for layer in layers], "outside": ""}
+        sok.Saver().dump_to_file(hashed.embedding_variable, os.path.join(folder, "sok"))
+        hashed.table.clear()
+        sok.Saver().restore_from_file(hashed.embedding_variable, os.path.join(folder, "sok"))
+        result["restored"] = self.rows(hashed.table)
+        try:
+            indexed(tf.constant([5, rows], tf.int64))  # by all processes
+        except tf.errors.InvalidArgumentError as error:
+            result["outside"] = error.message
+        return result
 
     def methods(self):
         """Writes by key, each process with keys of its own, of which some belong to others."""
@@ -288,14 +350,36 @@ class Program:
         return same
 
     def differing(self):
-        """Processes that look up other tables."""
+        """Processes that call other things, and that look up tables of another dim or name."""
+        messages = []
         with self.strategy.scope():
-            tables = [self.lib.Variable(dim=dim, name=f"dim{dim}") for dim in (2, 3)]
+            table = self.lib.Variable(dim=1, name="both")
+        one = tf.constant([1], tf.int64)
+        calls = (
+            lambda: table.lookup(one),
+            lambda: table.upsert(one, tf.ones([1, 1])),
+            lambda: table.remove(one),
+            lambda: table.exchange.barrier(),
+        )
+        for number, call in enumerate(calls):
+            try:
+                (call if self.index % 2 else calls[number - 1])()
+                messages.append("")
+            except tf.errors.InvalidArgumentError as error:
+                messages.append(str(error))
         try:
-            tables[self.index % 2].lookup(tf.constant([1], tf.int64))
+            table.upsert(one, tf.ones([2, 1]))
         except tf.errors.InvalidArgumentError as error:
-            return str(error)
-        return ""
+            messages.append(str(error))
+        for dims in ((2, 3), (4, 4)):
+            with self.strategy.scope():
+                tables = [self.lib.Variable(dim=dim, name=f"{n}_of_{dim}") for n, dim in enumerate(dims)]
+            try:
+                tables[self.index % 2].lookup(tf.constant([1], tf.int64))
+                messages.append("")
+            except tf.errors.InvalidArgumentError as error:
+                messages.append(str(error))
+        return messages
 
     def survivor(self):
         """The last process dies before a step; the others learn of it."""
@@ -310,6 +394,26 @@ class Program:
         except tf.errors.OpError as error:
             return {"error": type(error).__name__, "seconds": time.monotonic() - start}
         return {}
+
+
+def wait(path):
+    """The first process calls the others, which live and never answer."""
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=TIMEOUT_SECONDS)
+    program = Program(options)
+    with program.strategy.scope():
+        table = program.lib.Variable(dim=1, name="waiting")
+    table.lookup(tf.constant([1], tf.int64))
+    result = {"timeout_seconds": table.exchange.timeout_seconds}
+    if program.index:
+        signal.pause()
+    start = time.monotonic()
+    try:
+        table.lookup(tf.constant([1], tf.int64))
+    except tf.errors.OpError as error:
+        result |= {"error": str(error), "seconds": time.monotonic() - start}
+    with open(path, "wb") as file:
+        pickle.dump(result, file)
+    os._exit(0)  # the others are still there
 
 
 def _ops(graph):
@@ -335,10 +439,13 @@ def main(folder):
 
     for name, make in OPTIMIZERS.items():
         result[name] = program.trained(make)
-    for scene in ("integers", "bags", "methods", "unseeded", "limits"):
+    scenes = ("integers", "bags", "methods", "unseeded", "limits")
+    for scene in scenes[:2] if "REPLICAS" in os.environ else scenes:
         result[scene] = getattr(program, scene)()
-    result["checkpoint"] = program.checkpoint(path)
-    if program.count > 1:
+    result["sok"] = program.sok(folder)
+    if "REPLICAS" not in os.environ:
+        result["checkpoint"] = program.checkpoint(path)
+    if "TF_CONFIG" in os.environ:
         for scene in ("refusals", "wire", "milliseconds", "differing"):
             result[scene] = getattr(program, scene)()
         save()  # what the process that dies has seen
@@ -349,4 +456,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    {"wait": wait, "all": main}[sys.argv[2]](sys.argv[1])

@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from spread_program import IDS, INTEGER_STEPS, OPTIMIZERS, STEPS
+from spread_program import IDS, INTEGER_STEPS, OPTIMIZERS, SOK_STEPS, STEPS
+from spread_program import TIMEOUT_SECONDS as TIMEOUT_OF_WAITING
 from workers import end_job, start_job
 
 import tf_dynemb
@@ -20,7 +21,7 @@ TOLERANCE = 1e-5
 def run(folder, count):
     """What each of `count` processes saw; of one alone without a strategy, a list of one."""
     folder.mkdir()
-    processes = start_job(count, "spread_program.py", folder)
+    processes = start_job(count, "spread_program.py", folder, "all")
     try:
         outputs = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
     finally:
@@ -46,6 +47,14 @@ def processes(request, folder):
     return run(folder / str(request.param), request.param)
 
 
+@pytest.fixture(scope="module", params=(1, 2, 3, 4))
+def replicas(request, folder):
+    """What so many replicas of one process saw, as a list of one process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REPLICAS", str(request.param))
+        return run(folder / f"{request.param} replicas", 1)
+
+
 def union(rows_of_processes):
     """The rows of all processes, of which no two have the same key, and each is with its owner."""
     rows = {}
@@ -66,8 +75,7 @@ def assert_rows(got, want, tolerance):
         np.testing.assert_allclose(got[key], row, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_processes_train_like_one_on_the_global_batch(processes, alone, name):
+def check_training(processes, alone, name):
     got, want = [process[name] for process in processes], alone[name]
     assert len(want["rows"]) == len(np.unique(IDS))
     assert_rows(union([one["rows"] for one in got]), want["rows"], TOLERANCE)
@@ -78,6 +86,42 @@ def test_processes_train_like_one_on_the_global_batch(processes, alone, name):
         np.testing.assert_allclose(one["kernel"], want["kernel"], rtol=TOLERANCE, atol=TOLERANCE)
         np.testing.assert_array_equal(one["kernel"], got[0]["kernel"])
         assert one["steps"] == STEPS
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_processes_train_like_one_on_the_global_batch(processes, alone, name):
+    check_training(processes, alone, name)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_replicas_of_one_process_train_like_one_on_the_global_batch(replicas, alone, name):
+    check_training(replicas, alone, name)
+
+
+def check_sok(processes, alone):
+    for number, want in enumerate(alone["sok"]["rows"]):
+        rows = union([process["sok"]["rows"][number] for process in processes])
+        assert_rows(rows, want, TOLERANCE)
+    restored = union([process["sok"]["restored"] for process in processes])
+    assert restored == union([process["sok"]["rows"][0] for process in processes])
+    for process in processes:
+        # Row numbers go up to what all replicas together may have.
+        assert str(40 // process["replicas"] * process["replicas"]) in process["sok"]["outside"]
+
+
+def test_layers_of_sok_in_processes(processes, alone):
+    check_sok(processes, alone)
+    assert len(alone["sok"]["rows"][0]) == len(np.unique(IDS[:SOK_STEPS]))
+
+
+def test_layers_of_sok_in_replicas_of_one_process(replicas, alone):
+    check_sok(replicas, alone)
+
+
+def test_whole_numbers_and_collections_in_replicas_of_one_process(replicas, alone):
+    assert replicas[0]["integers"] == alone["integers"]
+    for rows, want in zip(replicas[0]["bags"]["rows"], alone["bags"]["rows"], strict=True):
+        assert_rows(rows, want, TOLERANCE)
 
 
 def test_sums_of_whole_numbers_are_those_of_one_process_to_the_bit(processes, alone):
@@ -147,14 +191,36 @@ def test_bytes_on_the_wire(processes):
 
 def test_processes_that_run_other_programs_learn_what_the_others_run(processes):
     for process in processes:
-        assert "process 0: lookup of dim2 (2 x float32)" in process["differing"]
-        assert "process 1: lookup of dim3 (3 x float32)" in process["differing"]
+        *of_other_calls, of_wrong_shape, of_other_dim, of_other_place = process["differing"]
+        calls = ("lookup of both", "upsert of both", "remove of both", "a sum of")
+        for number, message in enumerate(of_other_calls):
+            assert f"process 0: {calls[number - 1]}" in message
+            assert f"process 1: {calls[number]}" in message
+        assert "values: their shape is not that of the keys" in of_wrong_shape
+        assert "process 0: lookup of 0_of_2 (2 x float32)" in of_other_dim
+        assert "process 1: lookup of 1_of_3 (3 x float32)" in of_other_dim
+        assert "process 0: lookup of 0_of_4" in of_other_place
+        assert "process 1: lookup of 1_of_4" in of_other_place
 
 
 def test_a_process_that_dies_is_an_error_in_the_others(processes):
     for process in processes[:-1]:
         assert process["survivor"]["error"] in ("UnavailableError", "InternalError", "AbortedError")
         assert process["survivor"]["seconds"] < 60  # TensorFlow's heartbeats notice after 10
+
+
+def test_a_process_that_never_answers_is_an_error_after_the_timeout(folder):
+    (folder / "waiting").mkdir()
+    processes = start_job(2, "spread_program.py", folder / "waiting" / "0", "wait")
+    try:
+        output = processes[0].communicate(timeout=TIMEOUT_SECONDS)[0]
+    finally:
+        end_job(processes)
+    assert processes[0].returncode == 0, output
+    result = pickle.loads((folder / "waiting" / "0").read_bytes())
+    assert result["timeout_seconds"] == TIMEOUT_OF_WAITING
+    # Beside the timeout there is the time that TensorFlow needs to look at it, and a busy machine.
+    assert TIMEOUT_OF_WAITING - 1 <= result["seconds"] < 60, result
 
 
 def test_checkpoints_of_each_process_have_all_rows(processes, folder):

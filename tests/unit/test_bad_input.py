@@ -145,9 +145,9 @@ CASES = {
         r"initializer: got an array of shape \(2,\)",
     ),
     # Devices.
-    "a GPU": (variable(devices="/GPU:0"), ValueError, "devices: got '/GPU:0'; tables live in the host"),
+    "a GPU": (variable(devices="/GPU:0"), ValueError, "devices: got '/GPU:0'; tables live in host"),
     "a CPU that is not there": (variable(devices=["/CPU:7"]), ValueError, "devices: got '/CPU:7', want"),
-    "a parameter server": (variable(devices=["/job:ps"]), ValueError, "devices: got '/job:ps'; tables"),
+    "a parameter server": (variable(devices=["/job:ps"]), ValueError, "devices: got '/job:ps', want"),
     "no devices": (variable(devices=[]), ValueError, "devices: got an empty list, want at least one"),
     "a number of devices": (variable(devices=3), ValueError, "devices: got 3, want a list of devices"),
     "a device of words": (variable(devices="my PC"), ValueError, "devices: got 'my PC', want a device"),

@@ -33,6 +33,7 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
+from tf_dynemb.table.blocks import blocks_of
 from tf_dynemb.table.variable import Variable
 
 CHUNK_BYTES = 8 << 20
@@ -49,30 +50,18 @@ _KINDS = {
 
 def write_rows(table: Variable, store) -> None:
     """Writes all rows of a table to a store."""
-    cursor, checksums, exchange = (0, 0, 0), [], table.exchange
-    *parts, schema, _ = table.resource.export_rows(limit=0)
-    schema = schema.numpy()
+    checksums = []
+    schema = table.resource.export_rows(limit=0)[4].numpy()
     snapshots = b"".join(table.resource.snapshots().numpy())
-    row_bytes = 8 + sum(part.shape[1] * part.dtype.size for part in parts[1:])
-    chunk_rows = max(1, CHUNK_BYTES // row_bytes // (exchange.processes if exchange else 1))
-    more = True
-    while more:
-        *parts, chunk_schema, cursor, strings = table.resource.export_rows_with_strings(
-            cursor, chunk_rows
-        )
-        cursor = tuple(cursor.numpy())
-        more = cursor[0] < table.resource.shards
-        if exchange is not None:  # each process writes the rows of all
-            parts = exchange.gather(parts)
-            more = bool(exchange.total(tf.constant([float(more)], tf.float64)).numpy()[0])
-        if chunk_schema.numpy() != schema:
+    for block in blocks_of(table, CHUNK_BYTES):
+        if block.schema.numpy() != schema:
             raise RuntimeError("the table got another optimizer rule while it was being saved")
         arrays = [
             _bytes(part.numpy()) if name != "keys" else part.numpy()
-            for name, part in zip(_PARTS, parts, strict=True)
+            for name, part in zip(_PARTS, block, strict=False)
         ]
         if table.keep_keys:
-            arrays += _arrays_of_strings(strings.numpy())
+            arrays += _arrays_of_strings(block.strings.numpy())
         chunk = len(checksums)
         for name, array in zip(_parts(schema), arrays, strict=True):
             store[f"{name}_{chunk}"] = array

@@ -192,7 +192,7 @@ def _keys_of_tables(
     if strides.shape == [0]:
         sizes = tf.reduce_sum(tf.reshape(lengths, [inputs, -1]), axis=1)
     else:
-        sizes = tf.math.segment_sum(lengths, tf.repeat(tf.range(inputs), strides))
+        sizes = tf.math.unsorted_segment_sum(lengths, tf.repeat(tf.range(inputs), strides), inputs)
     of_inputs = tf.split(ids, sizes, num=inputs)
     of_features = [of_inputs[feature.key] for feature in features]
     if owners.shape != [0]:

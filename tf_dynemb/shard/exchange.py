@@ -25,8 +25,6 @@ from tf_dynemb.base.op_library import ops
 if TYPE_CHECKING:
     from tf_dynemb.table.variable import Variable
 
-DEFAULT_TIMEOUT_SECONDS = 600
-
 # Words of a parcel: what is needed, rounded up to one of these; 2^40 words are more than fit anywhere.
 _SIZES = np.unique([(8 + eighth) << power for power in range(37) for eighth in range(8)])
 # Numbers of collectives, by what they carry; an all-to-all adds the number of its size.
@@ -46,9 +44,9 @@ class Exchange:
     Attributes:
         processes: how many there are.
         index: which of them this one is.
-        timeout_seconds: how long a collective waits for the others: the timeout of the strategy's
-            tf.distribute.experimental.CommunicationOptions, else 600. A process that has died is noticed
-            sooner, by TensorFlow's heartbeats.
+        timeout_seconds: how long this process waits for the others to call the same: the timeout of the
+            strategy's tf.distribute.experimental.CommunicationOptions; 0: for ever, as TensorFlow's own
+            collectives. A process that has died is noticed by TensorFlow's heartbeats, without it.
     """
 
     def __init__(self, strategy: tf.distribute.MultiWorkerMirroredStrategy):
@@ -63,7 +61,7 @@ class Exchange:
                 "want one in each: tables are in host memory, which the devices of a process share; "
                 "give each device a process of its own, with CUDA_VISIBLE_DEVICES"
             )
-        self.timeout_seconds = _compat.timeout_of(strategy) or DEFAULT_TIMEOUT_SECONDS
+        self.timeout_seconds = float(_compat.timeout_of(strategy) or 0)
         self._group_key = next(_GROUP_KEYS)
         # Collectives that take the same token run one after the other, as the program has them.
         with tf.init_scope():
@@ -80,6 +78,8 @@ class Exchange:
             return None
         tasks = resolver.cluster_spec().as_dict()
         if len(tasks.get("chief", ())) + len(tasks.get("worker", ())) < 2:
+            return None
+        if resolver.task_type not in ("chief", "worker"):  # an evaluator is no replica
             return None
         if strategy not in _of_strategy:
             _of_strategy[strategy] = Exchange(strategy)
@@ -122,11 +122,16 @@ class Exchange:
         return distinct, got[:number], got[number:], places
 
     def deliver(
-        self, tables: Sequence[Variable], keys: Sequence[tf.Tensor], *columns: Sequence[tf.Tensor]
+        self,
+        what: str,
+        tables: Sequence[Variable],
+        keys: Sequence[tf.Tensor],
+        *columns: Sequence[tf.Tensor],
     ) -> list[list[tf.Tensor]]:
         """Sends keys, with what belongs to each, to their owners.
 
         Args:
+            what: is done with them, which must be the same in all processes.
             tables: whose keys.
             keys: for each table int64 (n,); a key may repeat.
             *columns: what belongs to them, for each table numbers (n,) or (n, d).
@@ -141,16 +146,16 @@ class Exchange:
         groups = [grouped]
         groups += [[tf.gather(*pair) for pair in zip(c, order, strict=True)] for c in columns]
         parts = [part for group in groups for part in group]
-        kinds = ", ".join(sorted({part.dtype.name for part in parts}))
         (size,) = self._agreed(
             [_words(counts, [_item_bytes(part) for part in parts])],
-            _program(f"sending {kinds}", tables),
+            _program(what, tables) + _kinds(parts),
         )
         _, got = self._swap(_TO_OWNERS, size, counts, groups, [_dim(part) for part in parts])
         return [got[first : first + number] for first in range(0, len(got), number)]
 
     def total(self, numbers: tf.Tensor) -> tf.Tensor:
         """The sum over processes of float64 (n,), where n is the same in all."""
+        self._agreed([], f"a sum of {numbers.shape} numbers")
         return tf.raw_ops.CollectiveReduceV2(
             input=numbers,
             merge_op="Add",
@@ -158,16 +163,19 @@ class Exchange:
             **self._collective(_SUM + tf.size(numbers)),
         )
 
-    def gather(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def gather(self, parts: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
         """Tensors of all processes, joined along the first axis in the order of the processes.
 
         Args:
             parts: numbers of shape (items,) or (items, dim), where `dim` is the same in all processes.
+            what: they are, which must be the same in all processes.
         """
         dims = [_dim(part) for part in parts]
         kept = [number for number, dim in enumerate(dims) if dim != 0]  # others have nothing to send
         if len(kept) < len(parts):
-            gathered = dict(zip(kept, self.gather([parts[number] for number in kept]), strict=True))
+            gathered = dict(
+                zip(kept, self.gather([parts[number] for number in kept], what), strict=True)
+            )
             items = tf.shape(gathered[0])[0]  # of the first part, which has keys
             return [
                 gathered[n] if n in gathered else tf.zeros([items, 0], part.dtype)
@@ -175,7 +183,7 @@ class Exchange:
             ]
         counts = tf.stack([tf.shape(part, tf.int64)[0] for part in parts])[tf.newaxis]
         words = _words(counts, [_item_bytes(part) for part in parts])
-        (size,) = self._agreed([words], f"gathering rows of {dims} numbers")
+        (size,) = self._agreed([words], what + _kinds(parts))
         parcel = ops.dynemb_pack(parts, counts, tf.gather(_SIZES, size) - len(parts))
         everything = tf.raw_ops.CollectiveGatherV2(
             input=tf.concat([counts, parcel], axis=1), **self._collective(_GATHER + size)
@@ -191,7 +199,7 @@ class Exchange:
         """What each process gave; eagerly."""
         encoded = tf.constant(np.frombuffer(text.encode(), np.uint8))
         size = tf.constant([len(encoded)], tf.int64)
-        sizes, joined = self.gather([size])[0].numpy(), self.gather([encoded])[0].numpy()
+        sizes, joined = (self.gather([part], "texts")[0].numpy() for part in (size, encoded))
         ends = np.cumsum(sizes)
         return [joined[end - n : end].tobytes().decode() for n, end in zip(sizes, ends, strict=True)]
 
@@ -242,14 +250,18 @@ class Exchange:
             tf.errors.InvalidArgumentError: another process runs another program here; names both.
         """
         digest = int.from_bytes(hashlib.sha256(program.encode()).digest()[:7], "little")
-        numbers = tf.stack([*words, digest, -digest])
+        none = [tf.zeros([], tf.int64)] * (2 - len(words))  # so that whatever is called meets any other
+        numbers = tf.stack([*words, *none, digest, -digest])
         # Every process tells every other, at once. A ring of TensorFlow's all-reduce passes numbers on
         # from one to the next, twice around.
         told = tf.raw_ops.CollectiveAllToAllV2(
             input=tf.tile(numbers[tf.newaxis], [self.processes, 1]),
-            **self._collective(_AGREE + len(words)),
+            **self._collective(_AGREE),
+            # Here alone, since who has come so far goes on: TensorFlow holds a thread or two for each
+            # collective with a timeout until that is over, however soon the collective is.
+            timeout_seconds=self.timeout_seconds,
         )
-        most = tf.ensure_shape(tf.reduce_max(told, axis=0), [len(words) + 2])
+        most = tf.ensure_shape(tf.reduce_max(told, axis=0), [4])
         same = tf.equal(most[-2], -most[-1])
         text = program[:_TEXT_LETTERS].ljust(_TEXT_LETTERS)
 
@@ -283,12 +295,16 @@ class Exchange:
             "group_key": self._group_key,
             "instance_key": instance,
             "ordering_token": [self._token],  # which also tells tf.function not to leave it out
-            "timeout_seconds": float(self.timeout_seconds),
         }
 
     def _grouped(self, keys: Sequence[tf.Tensor], distinct: bool):
         owners = [tf.zeros([0], tf.int32)] * len(keys)  # key mod processes
         return ops.dynemb_group_by_owner(keys, owners, receivers=self.processes, distinct=distinct)
+
+
+def _kinds(parts: Sequence[tf.Tensor]) -> str:
+    """What the parts of a parcel are."""
+    return ", sending " + ", ".join(f"{abs(_dim(part))} x {part.dtype.name}" for part in parts)
 
 
 def _dim(part: tf.Tensor) -> int:

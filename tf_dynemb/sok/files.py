@@ -17,8 +17,8 @@ from tf_dynemb.sok.checks import paired
 from tf_dynemb.sok.tables import (
     BLOCK_BYTES,
     IndexedTable,
-    blocks_of,
     in_range,
+    rows_of,
     set_rows,
     tables_of,
 )
@@ -70,7 +70,7 @@ class Saver:
         (table,) = tables_of(embedding_variable)
         if not table.value_dtype.is_floating:
             raise TypeError(f"embedding_variable: got values of {table.value_dtype.name}, want floats")
-        group, blocks = Group([table]), blocks_of(table)
+        group, blocks = Group([table]), rows_of(table)
 
         def write():
             try:
@@ -232,7 +232,7 @@ def _written_after(table: Variable, microseconds: int) -> tuple[np.ndarray, np.n
         [np.zeros([0], np.int64)],
         [np.zeros([0, table.dim], table.value_dtype.as_numpy_dtype)],
     )
-    for block_keys, block_values, written in blocks_of(table):
+    for block_keys, block_values, written in rows_of(table):
         new = written[:, 0] > microseconds
         keys.append(block_keys[new])
         values.append(block_values[new])

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb.lookup.embedding_lookup import table_of
+from tf_dynemb.table.blocks import blocks_of
 from tf_dynemb.table.variable import Variable
 
 BLOCK_BYTES = 1 << 20  # of rows that are in memory at once while they are written to files, or read
@@ -84,24 +85,12 @@ def tables_of(variables) -> list[Variable]:
     return [table_of(getattr(variable, "embedding_variable", variable)) for variable in variables]
 
 
-def blocks_of(table: Variable) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def rows_of(table: Variable) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """All rows, block by block: keys (n,), values (n, dim), and what the restrict policy has of each.
 
     Of a table that is spread over processes all of them call it, and get the rows of all.
     """
-    exchange = table.exchange
-    limit = max(1, BLOCK_BYTES // table.resource.row_bytes())
-    cursor, more = (0, 0, 0), True
-    while more:
-        more = cursor[0] < table.shard_num
-        here = limit if more else 0  # others may have rows yet
-        keys, values, _, meta, _, next_cursor = table.resource.export_rows(cursor, here)
-        parts = [keys, values, meta]
-        if more:
-            cursor = tuple(next_cursor.numpy())
-        if exchange is not None:
-            *parts, all_more = exchange.gather([*parts, tf.constant([more])])
-            more = bool(tf.reduce_any(all_more))
-        keys, values, meta = (part.numpy() for part in parts)
+    for block in blocks_of(table, BLOCK_BYTES):
+        keys, values, meta = (part.numpy() for part in (block.keys, block.values, block.meta))
         if keys.size:
             yield keys, values, np.ascontiguousarray(meta).view(np.int64)

@@ -349,7 +349,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
             with tf.init_scope():  # which knows how wide they are
                 like = self.export_rows(limit=0)[: len(rows)]
             rows = [tf.ensure_shape(r, [None, *t.shape[1:]]) for r, t in zip(rows, like, strict=True)]
-            rows = self.exchange.gather(rows)
+            rows = self.exchange.gather(rows, f"saving the table of {self._schema!r}")
         saved = saved_rows(*rows, schema) | {"snapshots": snapshots}
         return saved | ({"strings": strings} if self.keeps_strings else {})
 
@@ -357,7 +357,8 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         # For tf.train.CheckpointOptions(enable_async=True): the rows of the moment of save(), which are
         # written while training goes on; so it holds a second copy of them.
         if self not in object_map:
-            object_map[self] = TableResource(*self._arguments)
+            # Has the rows of all processes, so that the thread that saves it need not ask for them.
+            object_map[self] = TableResource(*self._arguments[:-1])
         if self._checkpoint:
             object_map[self]._restore_from_tensors(self._serialize_to_tensors())
 

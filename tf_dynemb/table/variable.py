@@ -336,7 +336,8 @@ class Variable(tf.Module):
             tf.errors.InvalidArgumentError: values of another shape; with keep_keys, two strings of one
                 fingerprint.
         """
-        keys, values = self._delivered(self._keys_to_be_born(keys), self._values("values", values))
+        keys, values = self._keys_to_be_born(keys), self._values("values", values)
+        keys, values = self._delivered("upsert", keys, values)
         return self.resource.upsert(keys, values, stamp_of(self._restrict_policy), name)
 
     def accum(self, keys, old_values, new_values, exists, name: str | None = None):
@@ -377,13 +378,13 @@ class Variable(tf.Module):
         with tf.control_dependencies(same):
             deltas = new_values - old_values
         values_or_deltas = tf.where(exists[..., None], deltas, new_values)
-        keys, values_or_deltas, exists = self._delivered(keys, values_or_deltas, exists)
+        keys, values_or_deltas, exists = self._delivered("accum", keys, values_or_deltas, exists)
         stamp = stamp_of(self._restrict_policy)
         return self.resource.accum(keys, values_or_deltas, exists, stamp, name)
 
     def remove(self, keys, name: str | None = None):
         """Removes the rows of keys (key_dtype, any shape); keys without a row are ignored."""
-        return self.resource.remove(*self._delivered(self._checked_keys(keys)), name)
+        return self.resource.remove(*self._delivered("remove", self._checked_keys(keys)), name)
 
     def clear(self, name: str | None = None):
         """Removes all rows, slot variables with them."""
@@ -466,15 +467,21 @@ class Variable(tf.Module):
         values, _ = ops.dynemb_lookup(weight, resource, keys, none, dim=self.dim, name=name)
         return values, exists
 
-    def _delivered(self, keys: tf.Tensor, *columns: tf.Tensor) -> list[tf.Tensor]:
-        """int64 keys and what belongs to them, as this process is to write them."""
+    def _delivered(self, what: str, keys: tf.Tensor, rows=None, exists=None) -> list[tf.Tensor]:
+        """int64 keys, and rows and exists if they are given, as this process is to write them."""
+        columns = [column for column in (rows, exists) if column is not None]
         if self.exchange is None:
             return [keys, *columns]
-        flat = [tf.reshape(keys, [-1])]
-        for column in columns:
-            ends = column.shape[keys.shape.rank :]
-            flat.append(tf.ensure_shape(tf.reshape(column, [-1, *ends]), [None, *ends]))
-        return [one for (one,) in self.exchange.deliver([self], [flat[0]], *([c] for c in flat[1:]))]
+        same = []
+        if rows is not None:
+            want = tf.concat([tf.shape(keys), [self.dim]], axis=0)
+            same = assert_same(
+                tf.shape(rows), want, "values: their shape is not that of the keys + (dim,)"
+            )
+            columns[0] = tf.reshape(rows, [-1, self.dim])
+        with tf.control_dependencies(same):
+            flat = [tf.reshape(keys, [-1]), *columns[:1], *(tf.reshape(c, [-1]) for c in columns[1:])]
+        return [one for (one,) in self.exchange.deliver(what, [self], *([part] for part in flat))]
 
     def _keys(self, keys) -> tf.Tensor:
         """Checks keys. They come back as the engine's int64 keys, or as strings with keep_keys."""
