@@ -111,34 +111,44 @@ def measure(options, count: int) -> dict:
     return {case: [max(r) for r in zip(*(o[case] for o in of_each), strict=True)] for case in of_each[0]}
 
 
-def extrapolate(results: dict, batch: int) -> None:
-    """Prints the cost model of docs/scaling.md for more processes than were measured."""
+def _most(mean: float, pairs: int) -> float:
+    """The median of the largest of so many Poisson numbers."""
+    chance, number = math.exp(-mean), 0
+    below = chance
+    while below < 0.5 ** (1 / pairs) and number < mean + 12 * math.sqrt(mean) + 40:
+        number += 1
+        chance *= mean / number
+        below += chance
+    return number if chance > 0 else mean + math.sqrt(2 * mean * math.log(pairs))
+
+
+def extrapolate(results: dict, batch: int, cores: int) -> None:
+    """Prints the cost model of docs/scaling.md for more processes, each with so many cores."""
     middle = {
         int(count): {case: statistics.median(seconds) for case, seconds in cases.items()}
         for count, cases in results.items()
     }
     counts = [count for count in middle if count > 1]
-    # latency(N) = first + more (N - 2), by least squares
-    more, first = statistics.linear_regression(
-        [count - 2 for count in counts], [middle[count][SMALL] for count in counts]
-    )
+    # What a message costs in work, at both its ends: N (N - 1) of them on the cores of this machine.
+    here = len(os.sched_getaffinity(0))
+    message = min(middle[count][SMALL] * here / (count * (count - 1)) for count in counts)
     seconds_per_id = middle[1]["weak"] / batch
     of_two = middle[2]
     bytes_per_second = LARGE_BYTES / 2 / (of_two[LARGE] - of_two[SMALL])
     print(f"work per id      {1e9 * seconds_per_id:10.0f} ns")
-    print(f"all-to-all of 2  {1e6 * first:10.0f} us, {1e6 * more:.0f} us for each further process")
+    print(f"all-to-all of 2  {1e6 * of_two[SMALL]:10.0f} us")
+    print(f"work per message {1e6 * message:10.0f} us")
     print(f"to one other     {1e-6 * bytes_per_second:10.0f} MB/s")
     print(
         f"{'processes':>9} {'ids':>7} {'padding':>8} {'work':>8} {'latency':>8} {'wire':>8} {'total':>9}"
     )
-    for count in (*counts, 8, 64, 1024):
+    for count in (8, 64, 1024):
         for ids in (4096, 16384, 65536):
             of_pair = ids / count
-            # The most of N^2 Poisson numbers, and half of an eighth for the rounding.
-            padding = 1 + math.sqrt(4 * math.log(count) / of_pair) + 1 / 16
+            padding = _most(of_pair, count * count) / of_pair + 1 / 16  # half an eighth for the rounding
             wire = padding * 2 * ids * (8 + 4 * DIM) * (count - 1) / count / bytes_per_second
-            latency = COLLECTIVES * (first + more * (count - 2))
-            work = seconds_per_id * ids
+            latency = COLLECTIVES * (of_two[SMALL] + message * (count - 2) / cores)
+            work = seconds_per_id * ids * here / cores
             times = " ".join(f"{1e3 * t:8.1f}" for t in (work, latency, wire, work + latency + wire))
             print(f"{count:9} {ids:7} {padding:8.2f} {times} ms")
 
@@ -150,6 +160,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--json", type=pathlib.Path, help="where to write all seconds")
     parser.add_argument("--extrapolate", type=pathlib.Path, help="what --json wrote")
+    parser.add_argument("--cores", type=int, default=16, help="of a process, to extrapolate for")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -157,7 +168,7 @@ def main() -> None:
         worker(options)
         return
     if options.extrapolate:
-        extrapolate(json.loads(options.extrapolate.read_text()), options.batch)
+        extrapolate(json.loads(options.extrapolate.read_text()), options.batch, options.cores)
         return
     results = {}
     for count in options.processes:
