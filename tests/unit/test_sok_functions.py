@@ -248,7 +248,7 @@ def test_dumping_is_all_or_nothing(tmp_path, monkeypatch):
         yield np.zeros(1, np.int64), np.zeros([1, 1], np.float32), None
         raise OSError("no space")
 
-    monkeypatch.setattr("tf_dynemb.sok.files.blocks_of", broken)
+    monkeypatch.setattr("tf_dynemb.sok.files.rows_of", broken)
     with pytest.raises(OSError, match="no space"):
         sok.Saver().dump_to_file(variable, tmp_path)
     sok.Saver().restore_from_file(variable, tmp_path)
