@@ -270,13 +270,14 @@ def save(model: keras.Model, ratings: movielens_data.Ratings, folder: pathlib.Pa
     def titles(movies: np.ndarray) -> list[str]:
         return [ratings.titles.get(movie, f"movie {movie}") for movie in movies.tolist()]
 
-    predict = tf.function(model)  # Keras' predict_on_batch gives the answers of each replica
-
     def ask(users: np.ndarray, movies: np.ndarray) -> dict:
         features = ratings.features(users, movies)
+        # As in the process that loads the model, so that bits are the same. Keras gives the answers of
+        # each replica, one after the other.
+        predictions = model.predict_on_batch(_tensors(features))[: len(movies)] if len(movies) else []
         return {
             "features": {name: ids.tolist() for name, ids in features.items()},
-            "predictions": predict(_tensors(features)).numpy().tolist() if len(movies) else [],
+            "predictions": np.asarray(predictions).tolist(),
             "titles": titles(movies),
         }
 
