@@ -38,8 +38,9 @@ _of_strategy: weakref.WeakKeyDictionary[tf.distribute.Strategy, Exchange] = weak
 class Exchange:
     """The processes of a strategy, as the tables made in its scope see them.
 
-    All methods but the constructor are collective: every process calls them, in one order. Where the
-    programs of two processes differ, that is an error in both, with the names of what each wanted.
+    fetch, deliver, total, gather and gather_texts are collective: every process calls them, in one
+    order. Where the programs of two processes differ, that is an error in both, with the names of what
+    each wanted.
 
     Attributes:
         processes: how many there are.
@@ -155,13 +156,14 @@ class Exchange:
 
     def total(self, numbers: tf.Tensor) -> tf.Tensor:
         """The sum over processes of float64 (n,), where n is the same in all."""
-        self._agreed([], f"a sum of {numbers.shape} numbers")
-        return tf.raw_ops.CollectiveReduceV2(
-            input=numbers,
-            merge_op="Add",
-            final_op="Id",
-            **self._collective(_SUM + tf.size(numbers)),
-        )
+        (size,) = self._agreed([tf.size(numbers, tf.int64)], f"a sum of {numbers.shape} numbers")
+        with tf.control_dependencies([size]):  # who waits for a sum that others do not want, waits long
+            return tf.raw_ops.CollectiveReduceV2(
+                input=numbers,
+                merge_op="Add",
+                final_op="Id",
+                **self._collective(_SUM + tf.size(numbers)),
+            )
 
     def gather(self, parts: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
         """Tensors of all processes, joined along the first axis in the order of the processes.
@@ -202,10 +204,6 @@ class Exchange:
         sizes, joined = (self.gather([part], "texts")[0].numpy() for part in (size, encoded))
         ends = np.cumsum(sizes)
         return [joined[end - n : end].tobytes().decode() for n, end in zip(sizes, ends, strict=True)]
-
-    def barrier(self) -> None:
-        """Returns when all processes have come here; eagerly."""
-        self.total(tf.zeros([1], tf.float64)).numpy()
 
     def owned(self, keys: tf.Tensor) -> tf.Tensor:
         """Whether this process owns each of the keys int64 (n,)."""
