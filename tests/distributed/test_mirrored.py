@@ -112,10 +112,11 @@ def test_fit_of_tables_alone(scaled):
 
 
 @pytest.mark.parametrize("options", [{"clipnorm": 0.1}, {"clipvalue": 0.02}], ids=str)
-def test_clipping_of_rows_is_of_the_sum_over_replicas(options):
-    """Keras clips what each replica has of a dense variable; there are none here."""
+@pytest.mark.parametrize("train", [trained_by_fit, trained_by_loop])
+def test_clipping_is_of_the_sum_over_replicas(options, train):
+    """Of rows and of dense weights; Keras by itself clips what each replica has."""
     make = lambda: K.SGD(0.5, **options)  # noqa: E731
-    assert_same(trained_by_fit(mirrored(), make, head=False), trained_by_fit(one(), make, head=False))
+    assert_same(train(mirrored(), make), train(one(), make))
 
 
 @pytest.mark.parametrize("name", ["adam", "global_clipnorm"])

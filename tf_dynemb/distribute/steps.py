@@ -106,8 +106,7 @@ class Steps:
             loss = model.optimizer.scale_loss(loss)
         variables = model.trainable_weights
         if variables:
-            gradients = tape.gradient(loss, variables)
-            model.optimizer.apply(_clipped_once(gradients, model.optimizer, share), variables)
+            model.optimizer.apply(tape.gradient(loss, variables), variables)
         else:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
         return update_metrics()
@@ -209,26 +208,3 @@ def _call(model, x, training: bool):
     if "training" in inspect.signature(model.call).parameters:
         return model(x, training=training)
     return model(x)
-
-
-def _clipped_once(gradients: list, optimizer, share: Share) -> list:
-    """Gradients that an optimizer that clips, and then sums over replicas, clips as with one.
-
-    Keras clips what each replica has. So the first brings the sum of all, and the others zeros. Those
-    of tables are summed before they are clipped.
-    """
-    clips = False
-    while optimizer is not None:
-        clips = clips or any(
-            getattr(optimizer, name, None) for name in ("clipnorm", "clipvalue", "global_clipnorm")
-        )
-        optimizer = getattr(optimizer, "inner_optimizer", None)
-    dense = [i for i, gradient in enumerate(gradients) if isinstance(gradient, tf.Tensor)]
-    if share.replicas == 1 or not clips or not dense:
-        return gradients
-    context = tf.distribute.get_replica_context()
-    sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [gradients[i] for i in dense])
-    is_first = tf.equal(context.replica_id_in_sync_group, 0)
-    for i, gradient in zip(dense, sums, strict=True):
-        gradients[i] = tf.where(is_first, gradient, tf.zeros_like(gradient))
-    return gradients

@@ -156,8 +156,18 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         for gradient, handle in tables:
             self._check_table(gradient, handle)
         tables = [(g, v) for g, v in tables if g is not None]
+        replica = tf.distribute.get_replica_context()
+        if replica is None or replica.num_replicas_in_sync == 1:
+            replica = None
+        # Keras clips what each replica has, and then sums. So all clip the sum, which the first brings.
+        clips = any(map(_is_on, (self.clipnorm, self.clipvalue, self.global_clipnorm)))
+        if replica is not None and clips:
+            dense = _with(dense, lambda gradients: _of_all_replicas(replica, gradients))
         if tables:
-            dense = self._train_tables(tables, dense)
+            dense = self._train_tables(tables, dense, replica)
+        if replica is not None and clips:
+            is_first = tf.equal(replica.replica_id_in_sync_group, 0)
+            dense = _with(dense, lambda gradients: [_or_zeros(is_first, g) for g in gradients])
         if any(gradient is not None for gradient, _ in dense):
             self.inner_optimizer.apply([g for g, _ in dense], [v for _, v in dense])
             return
@@ -212,26 +222,23 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
                 "int64 keys that a lookup of the table gives"
             )
 
-    def _train_tables(self, tables: list, dense: list) -> list:
+    def _train_tables(self, tables: list, dense: list, replica) -> list:
         """Runs the rule over the rows of tables, once for all replicas.
 
         Args:
             tables: (gradient, handle) pairs.
             dense: (gradient, variable) pairs; global_clipnorm scales them too.
+            replica: the context of this one of several; None where there is one.
 
         Returns:
             The dense pairs for the inner optimizer.
         """
         inner = self.inner_optimizer
         gradients, handles = [g for g, _ in tables], [h for _, h in tables]
-        replica = tf.distribute.get_replica_context()
-        several = replica is not None and replica.num_replicas_in_sync > 1
-        gradients = _summed_over_replicas(gradients, handles, replica if several else None)
+        gradients = _summed_over_replicas(gradients, handles, replica)
         gradients = [_unscaled(gradient, inner.loss_scale_factor) for gradient in gradients]
         if _is_on(inner.global_clipnorm):
-            gradients, dense = self._clipped_together(
-                gradients, handles, dense, replica if several else None
-            )
+            gradients, dense = self._clipped_together(gradients, handles, dense)
         elif _is_on(inner.clipnorm):
             gradients = [_sum_by_key(gradient) for gradient in gradients]
             norms = _norms(gradients, handles)
@@ -246,30 +253,23 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         def update():
             apply_rules(gradients, handles, inner)
 
-        if several:
+        if replica is not None:
             replica.merge_call(lambda strategy: update())
         else:
             update()
         return dense
 
-    def _clipped_together(self, gradients: list, handles: list, dense: list, replica) -> tuple:
-        """Clips by the norm over all tables and dense variables, of the sum over replicas."""
+    def _clipped_together(self, gradients: list, handles: list, dense: list) -> tuple:
+        """Clips by the norm over all tables and dense variables."""
         inner = self.inner_optimizer
         gradients = [_sum_by_key(gradient) for gradient in gradients]
-        present = [g for g, _ in dense if g is not None]
-        share = 1.0
-        if replica is not None and present:
-            present = replica.all_reduce(tf.distribute.ReduceOp.SUM, present)
-            # The inner optimizer sums over replicas again: the first brings the sum, the others zeros.
-            share = tf.cast(tf.equal(replica.replica_id_in_sync_group, 0), tf.float64)
         norms = _norms(gradients, handles)
-        norms += [_norm(_unscaled(g, inner.loss_scale_factor)) for g in present]
+        norms += [_norm(_unscaled(g, inner.loss_scale_factor)) for g, _ in dense if g is not None]
         norm = tf.norm(tf.stack(norms))
         # As in Keras, a norm that is not finite makes all gradients NaN: norm - norm is 0 or NaN.
         shrink = _shrink(inner.global_clipnorm, norm) + (norm - norm)
         # The inner optimizer clips by the same norm again, which then changes nothing.
-        scaled = iter([_times(g, shrink * share) for g in present])
-        dense = [(None if g is None else next(scaled), v) for g, v in dense]
+        dense = _with(dense, lambda present: [_times(g, shrink) for g in present])
         return [_times(g, shrink) for g in gradients], dense
 
     def rule_name_of(self, handle: TableHandle) -> str:
@@ -346,8 +346,14 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         return cls(**config)
 
 
+def _with(pairs: list, change: Callable[[list], list]) -> list:
+    """(gradient, variable) pairs with what a function makes of the gradients that there are."""
+    changed = iter(change([g for g, _ in pairs if g is not None]))
+    return [(None if g is None else next(changed), v) for g, v in pairs]
+
+
 def _of_all_replicas(replica, gradients: list) -> list:
-    """The slices of all replicas together, in each of them."""
+    """The gradients of all replicas together, in each of them."""
     if len(replica.strategy.extended.worker_devices) < replica.num_replicas_in_sync:
         return replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
 
@@ -356,6 +362,9 @@ def _of_all_replicas(replica, gradients: list) -> list:
         results = []
         for gradient in gradients:
             parts = strategy.experimental_local_results(gradient)
+            if isinstance(parts[0], tf.Tensor):
+                results.append(tf.add_n(parts))
+                continue
             rows, keys = (
                 tf.concat([getattr(part, name) for part in parts], 0) for name in ("values", "indices")
             )
@@ -393,6 +402,14 @@ def _times(gradient, factor):
         return tf.IndexedSlices(rows, gradient.indices, gradient.dense_shape)
     numbers = wide(gradient)
     return tf.cast(numbers * tf.cast(factor, numbers.dtype), gradient.dtype)
+
+
+def _or_zeros(condition: tf.Tensor, gradient):
+    """A dense gradient or slices, or zeros in place of its numbers."""
+    if isinstance(gradient, tf.IndexedSlices):
+        rows = _or_zeros(condition, gradient.values)
+        return tf.IndexedSlices(rows, gradient.indices, gradient.dense_shape)
+    return tf.where(condition, gradient, tf.zeros_like(gradient))
 
 
 def _unscaled(gradient, scale: float | None):
