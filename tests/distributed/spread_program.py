@@ -360,6 +360,7 @@ class Program:
             lambda: table.upsert(one, tf.ones([1, 1])),
             lambda: table.remove(one),
             lambda: table.exchange.total(tf.zeros([1], tf.float64)),
+            lambda: table.exchange.gather([one], "a" * 4000 + " long program"),
         )
         for number, call in enumerate(calls):
             try:

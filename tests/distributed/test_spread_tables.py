@@ -192,7 +192,8 @@ def test_bytes_on_the_wire(processes):
 def test_processes_that_run_other_programs_learn_what_the_others_run(processes):
     for process in processes:
         *of_other_calls, of_wrong_shape, of_other_dim, of_other_place = process["differing"]
-        calls = ("lookup of both", "upsert of both", "remove of both", "a sum of")
+        calls = ["lookup of both", "upsert of both", "remove of both", "a sum of"]
+        calls.append("a" * 4000 + " long program")
         for number, message in enumerate(of_other_calls):
             assert f"process 0: {calls[number - 1]}" in message
             assert f"process 1: {calls[number]}" in message

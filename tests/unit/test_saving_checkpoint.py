@@ -30,6 +30,14 @@ def test_everything_that_training_changes_is_restored(optimizer, tmp_path):
     np.testing.assert_array_equal(m.probe(other), probed)  # of unseen ids too: the seed came along
 
 
+def test_a_checkpoint_of_weights_alone_has_their_rows(tmp_path):
+    model = m.trained()
+    path = tf.train.Checkpoint(weights=model.trainable_variables).save(tmp_path / "c")
+    other = m.ready(m.make())
+    tf.train.Checkpoint(weights=other.trainable_variables).restore(path).assert_consumed()
+    assert m.rows(model) and m.rows(other) == m.rows(model)
+
+
 @pytest.mark.parametrize("before, after", [(1, 3), (3, 1), (2, 5), (4, 4), (5, 2)])
 def test_rows_are_the_same_on_any_number_of_shards(before, after, tmp_path):
     model = m.trained(shards=before)

@@ -30,7 +30,6 @@ _SIZES = np.unique([(8 + eighth) << power for power in range(37) for eighth in r
 # Numbers of collectives, by what they carry; an all-to-all adds the number of its size.
 _AGREE, _SUM, _TEXTS, _GATHER, _TO_OWNERS, _FROM_OWNERS = (n * len(_SIZES) for n in range(1, 7))
 _GROUP_KEYS = itertools.count(0x64790000)  # far from those that strategies count from 1
-_TEXT_LETTERS = 2000  # of what a program wants, in the message that programs differ
 
 _of_strategy: weakref.WeakKeyDictionary[tf.distribute.Strategy, Exchange] = weakref.WeakKeyDictionary()
 
@@ -249,7 +248,8 @@ class Exchange:
         """
         digest = int.from_bytes(hashlib.sha256(program.encode()).digest()[:7], "little")
         none = [tf.zeros([], tf.int64)] * (2 - len(words))  # so that whatever is called meets any other
-        numbers = tf.stack([*words, *none, digest, -digest])
+        letters = [ord(letter) for letter in program]
+        numbers = tf.stack([*words, *none, len(letters), digest, -digest])
         # Every process tells every other, at once. A ring of TensorFlow's all-reduce passes numbers on
         # from one to the next, twice around.
         told = tf.raw_ops.CollectiveAllToAllV2(
@@ -259,16 +259,18 @@ class Exchange:
             # collective with a timeout until that is over, however soon the collective is.
             timeout_seconds=self.timeout_seconds,
         )
-        most = tf.ensure_shape(tf.reduce_max(told, axis=0), [4])
+        most = tf.ensure_shape(tf.reduce_max(told, axis=0), [5])
         same = tf.equal(most[-2], -most[-1])
-        text = program[:_TEXT_LETTERS].ljust(_TEXT_LETTERS)
+        sizes = tf.searchsorted(tf.constant(_SIZES), most[:3])
 
         def programs():
-            letters = tf.raw_ops.CollectiveGatherV2(
-                input=[[ord(letter) for letter in text]], **self._collective(_TEXTS)
+            padding = tf.gather(_SIZES, sizes[2]) - len(letters)
+            gathered = tf.raw_ops.CollectiveGatherV2(
+                input=tf.pad([letters], [[0, 0], [0, padding]], constant_values=ord(" ")),
+                **self._collective(_TEXTS + sizes[2]),
             )
-            letters = tf.ensure_shape(letters, [self.processes, _TEXT_LETTERS])
-            texts = tf.unstack(tf.strings.strip(tf.strings.unicode_encode(letters, "UTF-8")))
+            texts = tf.strings.strip(tf.strings.unicode_encode(gathered, "UTF-8"))
+            texts = tf.unstack(texts, num=self.processes)
             numbered = [tf.strings.join([f"process {n}: ", text]) for n, text in enumerate(texts)]
             return tf.strings.join(numbered, separator="; ")
 
@@ -283,9 +285,7 @@ class Exchange:
             summarize=1,
         )
         with tf.control_dependencies([] if check is None else [check]):
-            most = tf.identity(most)
-        sizes = tf.searchsorted(tf.constant(_SIZES), most[: len(words)])
-        return tf.unstack(sizes, num=len(words))
+            return tf.unstack(tf.identity(sizes[: len(words)]), num=len(words))
 
     def _collective(self, instance) -> dict:
         return {

@@ -85,6 +85,12 @@ class TableHandle(keras.Variable):
             )
         return super().assign(value)
 
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "checkpoint":  # one of weights alone, tf.train.Checkpoint(w=weight), has the rows
+            children["table"] = self.table
+        return children
+
     def _restore_from_tensors(self, restored_tensors):
         # Of a checkpoint. Keras' own assigns what several replicas have, but there are no numbers.
         del restored_tensors
