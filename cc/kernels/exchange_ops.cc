@@ -1,8 +1,11 @@
 // Kernels of the ops that make and read what processes send each other.
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "cc/core/lookup/dedup.h"
+#include "cc/core/lookup/step_table.h"
 #include "cc/core/shard/parcels.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -177,6 +180,37 @@ class UnpackOp : public OpKernel {
   std::vector<int64_t> dims_, item_bytes_;
 };
 
+class StepTableOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    const auto held = std::make_shared<const std::pair<Tensor, Tensor>>(Tensor(context->input(0)),
+                                                                        Tensor(context->input(1)));
+    const auto& [keys, values] = *held;
+    OP_REQUIRES(
+        context, keys.dims() == 1 && values.dims() == 2 && keys.dim_size(0) == values.dim_size(0),
+        ToTensorFlow(InvalidArgument("keys and values: got shapes ", keys.shape().DebugString(),
+                                     " and ", values.shape().DebugString(),
+                                     ", want (n,) and (n, dim)")));
+    const int64_t dim = values.dim_size(1);
+    const DType dtype = ToCore(values.dtype());
+    std::unique_ptr<Table> table;
+    OP_REQUIRES_OK(
+        context, ToTensorFlow(MakeStepTable({keys.flat<int64_t>().data(), keys.NumElements()},
+                                            RowsOf(values, keys.NumElements(), dim * SizeOf(dtype)),
+                                            dtype, dim, held, &table)));
+    Shards shards;
+    shards.push_back(std::move(table));
+    Tensor* output;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
+    output->scalar<tensorflow::ResourceHandle>()() =
+        tensorflow::ResourceHandle::MakeRefCountingHandle(
+            new TableResource(Contents::Of(std::move(shards))), context->device()->name());
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("DynembStepTable").Device(tensorflow::DEVICE_CPU), StepTableOp);
 REGISTER_KERNEL_BUILDER(Name("DynembGroupByOwner").Device(tensorflow::DEVICE_CPU), GroupByOwnerOp);
 REGISTER_KERNEL_BUILDER(Name("DynembPack").Device(tensorflow::DEVICE_CPU), PackOp);
 REGISTER_KERNEL_BUILDER(Name("DynembUnpack").Device(tensorflow::DEVICE_CPU), UnpackOp);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -92,6 +93,21 @@ What DynembPack was given, of the parcels that one process got: those from the f
 
 counts: shape (senders, parts), how many items of each part each sent. Refused if they do not fit the parcels.
 dims: of each part, -1 for items that are numbers.
+)doc");
+
+REGISTER_OP("DynembStepTable")
+    .Input("keys: int64")
+    .Input("values: dtype")
+    .Output("table: resource")
+    .Attr("dtype: {float, double, half, bfloat16, int8, int32, int64}")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+A table of rows that were fetched for a step, which can only be looked up.
+
+table: the handle. The rows live as long as it is held.
+keys: shape (n,), distinct; any other reads as zeros.
+values: shape (n, dim).
 )doc");
 
 }  // namespace

@@ -133,7 +133,7 @@ def test_killed_workers_cost_nothing_but_time(tmp_path):
             in_save += printed[victim][-1].split()[0] == "save"
         print(f"{processes} processes, {victim} killed after '{fatal}', {latest} steps saved")
     assert latest == STEPS
-    assert in_save >= 1
+    assert in_save or not SOAK  # of few kills, none may come in time
     print(f"{KILLS} kills, {in_save} of them within a save; largest difference of a loss {worst:.1e}")
 
     # What the dead have left is gone, and the rows are those of the run in peace.

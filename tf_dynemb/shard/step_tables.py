@@ -1,8 +1,9 @@
 """Where a step reads the rows of its ids: in the tables, or in small ones made for the step.
 
-Rows of a table that is spread over processes come from their owners into a table of this process, from
-which every lookup op then reads as from any other. So nothing else knows of the exchange. Likewise the
-rows of a table on servers, for ops that cannot run there.
+Rows of a table that is spread over processes come from their owners, and an index over them makes them
+a table of this process (cc/core/lookup/step_table.h), from which every lookup op then reads as from any
+other. So nothing else knows of the exchange. Likewise the rows of a table on servers, for ops that
+cannot run there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def step_table(table: Variable, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """
     distinct, values, exists, places = table.exchange.fetch([table], [tf.reshape(keys, [-1])])
     exists = tf.reshape(tf.gather(exists[0], places[0]), tf.shape(keys))
-    return _filled(table, distinct[0], values[0]), exists
+    return ops.dynemb_step_table(distinct[0], values[0]), exists
 
 
 def step_resources(tables: Sequence[Variable], keys: Callable[[], Sequence]) -> list[tf.Tensor]:
@@ -42,7 +43,7 @@ def step_resources(tables: Sequence[Variable], keys: Callable[[], Sequence]) -> 
     exchange = exchange_of(tables)
     if exchange is not None:
         distinct, values, _, _ = exchange.fetch(tables, keys())
-        return [_filled(*of_table) for of_table in zip(tables, distinct, values, strict=True)]
+        return [ops.dynemb_step_table(*pair) for pair in zip(distinct, values, strict=True)]
     if not any(table.on_servers for table in tables):
         return [table.resource.resource_handle for table in tables]
     return [_from_servers(*of_table) for of_table in zip(tables, keys(), strict=True)]
@@ -69,14 +70,4 @@ def _from_servers(table: Variable, keys: tf.Tensor) -> tf.Tensor:
         return table.resource.resource_handle
     distinct, _ = tf.unique(keys)
     values, _ = table.resource.lookup(tf.zeros([0, table.dim], table.value_dtype), distinct)
-    return _filled(table, distinct, values)
-
-
-def _filled(table: Variable, keys: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    resource = ops.dynemb_table(
-        schema=f"dynemb-table 1\nvalue {table.value_dtype.name} {table.dim}\n"
-        "initializer constant 0.0\nseed 0\nkey int64\n"
-    )
-    owners = tf.zeros([0], tf.int32)
-    ops.dynemb_upsert(resource, keys, owners, values, tf.zeros([], tf.int64))
-    return resource
+    return ops.dynemb_step_table(distinct, values)

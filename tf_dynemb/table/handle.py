@@ -87,7 +87,7 @@ class TableHandle(keras.Variable):
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
         children = super()._trackable_children(save_type, **kwargs)
-        if save_type == "checkpoint":  # one of weights alone, tf.train.Checkpoint(w=weight), has the rows
+        if save_type == "checkpoint":  # one of weights alone has the rows too
             children["table"] = self.table
         return children
 
