@@ -20,6 +20,7 @@ absl::Status TableUpdates::Init(OpKernelConstruction* context) {
   TF_RETURN_IF_ERROR(context->GetAttr("rule", &rule));
   TF_RETURN_IF_ERROR(context->GetAttr("slot_initial", &slot_initial));
   TF_RETURN_IF_ERROR(context->GetAttr("limits", &limits_));
+  TF_RETURN_IF_ERROR(context->GetAttr("limit_names", &limit_names_));
   return ToTensorFlow(MakeRuleSpec(rule, slot_initial, &rule_));
 }
 
@@ -29,9 +30,10 @@ absl::Status TableUpdates::Get(OpKernelContext* context, std::vector<Update>* up
   TF_RETURN_IF_ERROR(context->input_list("tables", &tables));
   TF_RETURN_IF_ERROR(context->input("now", &now));
   updates->resize(tables.size());
-  if (!limits_.empty() && limits_.size() != updates->size()) {
-    return ToTensorFlow(InvalidArgument("limits: got ", limits_.size(), ", want one per table, ",
-                                        updates->size(), ", or none"));
+  if (limits_.size() != updates->size() || limit_names_.size() != updates->size()) {
+    return ToTensorFlow(InvalidArgument("limits and limit_names: got ", limits_.size(), " and ",
+                                        limit_names_.size(), ", want one per table, ",
+                                        updates->size()));
   }
   if (now->NumElements() != tables.size()) {
     return ToTensorFlow(InvalidArgument("now: got ", now->NumElements(),
@@ -70,9 +72,7 @@ absl::Status TableUpdates::Run(OpKernelContext* context, std::vector<Update>* up
       // Refused, in the table's words; before another table gets slots.
       return ToTensorFlow(update.table.shards[0]->Attach(PoolContext(context), rule_));
     }
-    if (!limits_.empty() && limits_[i] >= 0) {
-      TF_RETURN_IF_ERROR(CheckLimit(update, limits_[i]));
-    }
+    if (limits_[i] >= 0) TF_RETURN_IF_ERROR(CheckLimit(update, limits_[i], limit_names_[i]));
   }
   const PoolContext core(context);
   std::vector<int64_t> sizes;
@@ -99,7 +99,8 @@ absl::Status TableUpdates::Run(OpKernelContext* context, std::vector<Update>* up
   return ToTensorFlow(first);
 }
 
-absl::Status TableUpdates::CheckLimit(const Update& update, int64_t limit) {
+absl::Status TableUpdates::CheckLimit(const Update& update, int64_t limit,
+                                      const std::string& name) {
   int64_t size = 0;
   for (const auto& shard : update.table.shards) size += shard->size();
   if (size + update.keys.size <= limit) return absl::OkStatus();
@@ -109,9 +110,9 @@ absl::Status TableUpdates::CheckLimit(const Update& update, int64_t limit) {
   const int64_t more = static_cast<int64_t>(missing.size());
   if (more == 0 || size + more <= limit) return absl::OkStatus();
   return ToTensorFlow(
-      ResourceExhausted("num_embeddings: got ", more, " ids without a row, such as ", missing[0],
-                        ", for a table of ", size, " rows that may have ", limit,
-                        "; give a larger num_embeddings or None, an eviction, or a hash_size"));
+      ResourceExhausted(name, ": got ", more, " ids without a row, such as ", missing[0],
+                        ", for ", size, " rows here that may be ", limit,
+                        "; give a larger limit or an eviction (in a collection also a hash_size)"));
 }
 
 }  // namespace dynemb

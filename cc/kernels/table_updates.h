@@ -2,6 +2,7 @@
 #ifndef TF_DYNEMB_CC_KERNELS_TABLE_UPDATES_H_
 #define TF_DYNEMB_CC_KERNELS_TABLE_UPDATES_H_
 
+#include <string>
 #include <vector>
 
 #include "cc/core/base/span.h"
@@ -39,11 +40,12 @@ class TableUpdates {
 
  private:
   // Errors: keys without a row that are more than a limit leaves room for.
-  static absl::Status CheckLimit(const Update& update, int64_t limit);
+  static absl::Status CheckLimit(const Update& update, int64_t limit, const std::string& name);
 
   tensorflow::DataType dtype_;
   RuleSpec rule_;
   std::vector<int64_t> limits_;
+  std::vector<std::string> limit_names_;
 };
 
 }  // namespace dynemb

@@ -115,7 +115,8 @@ REGISTER_OP("DynembApply")
     .Attr("dtype: {float, double}")
     .Attr("rule: string")
     .Attr("slot_initial: float = 0.0")
-    .Attr("limits: list(int) = []")
+    .Attr("limits: list(int)")
+    .Attr("limit_names: list(string)")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc(R"doc(
@@ -131,8 +132,9 @@ hyper: the rule's hyper-parameters in the order of cc/core/optimizer/rule.h.
 now: shape (N,).
 rule: name of the rule.
 slot_initial: start of the slots that take it from the user.
-limits: of each table how many rows it may have, -1 for any number; empty: no limits. What would go beyond is
-  refused, with all tables as they were.
+limits: of each table how many rows it may have, -1 for any number. What would go beyond is refused, with all
+  tables as they were.
+limit_names: of each table what the error calls its limit.
 )doc");
 
 REGISTER_OP("DynembUpsert")

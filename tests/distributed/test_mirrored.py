@@ -168,6 +168,55 @@ def test_a_step_that_overflows_in_one_replica_is_skipped_by_all(bad):
     assert layer.table.lookup(tf.constant([-7, 8], tf.int64)).numpy().tolist() == [[0.25], [0.25]]
 
 
+@pytest.mark.parametrize("where", [one, mirrored])
+@pytest.mark.parametrize("function", [True, False])
+def test_a_step_that_a_full_table_refuses_changes_nothing(where, function):
+    strategy = where()
+    with strategy.scope():
+        layer = tf_dynemb.All2AllDenseEmbedding(4, 2, 1, 1, dynamic_input=True, name="full")
+        dense = keras.layers.Dense(1, kernel_initializer="ones")
+        dense.build((None, 2))
+        variables = layer.trainable_variables + dense.trainable_variables
+        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(K.SGD(1.0))
+        optimizer.build(variables)
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(dense(layer(ids)))
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    run = lambda ids: strategy.run(step, (ids,))  # noqa: E731
+    run = tf.function(run) if function else run
+    limit = 4 * strategy.num_replicas_in_sync
+    match = f"max_vocabulary_size_per_gpu of full: got {limit + 1} ids .* that may be {limit}"
+    with pytest.raises(tf.errors.ResourceExhaustedError, match=match):
+        run(tf.range(limit + 1, dtype=tf.int64))
+    assert int(layer.table.size()) == 0 and int(optimizer.iterations.numpy()) == 0
+    assert dense.kernel.numpy().tolist() == [[1.0], [1.0]]
+    run(tf.range(limit, dtype=tf.int64))
+    assert int(layer.table.size()) == limit and int(optimizer.iterations.numpy()) == 1
+
+
+def test_an_optimizer_that_was_made_outside_of_the_scope_is_refused():
+    """Each replica would count its steps."""
+    strategy = mirrored()
+    with strategy.scope():
+        layer = tf_dynemb.keras.Embedding(1)
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(K.Adam())
+    optimizer.build(layer.trainable_variables)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.constant([1], tf.int64)))
+        gradients = tape.gradient(loss, layer.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+
+    with pytest.raises(ValueError, match="made outside of the strategy's scope"):
+        strategy.run(step)
+    assert int(layer.table.size()) == 0
+
+
 def test_evaluation_and_prediction():
     strategy = mirrored()
     with strategy.scope():

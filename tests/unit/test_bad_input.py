@@ -81,8 +81,7 @@ def apply(rule="sgd", hyper=(0.1, 1.0, 0.0), gradients=ROWS, owners=OWNERS, **at
         [gradients],
         np.array(hyper, np.float64),
         np.zeros(1, np.int64),
-        rule=rule,
-        **attributes,
+        **{"rule": rule, "limits": [-1], "limit_names": [""], **attributes},
     )
 
 
@@ -571,7 +570,7 @@ def test_owners_are_counted_before_equal_keys_are_summed():
             [np.ones((3, 1), np.float32)],
             np.array([0.1, 1.0, 0.0]),
             np.zeros(1, np.int64),
-            rule="sgd",
+            **{"rule": "sgd", "limits": [-1], "limit_names": [""]},
         )
     assert table.size() == 0
 

@@ -33,7 +33,7 @@ class CollectionTable(TableLayer):
         if config.hash_size is not None:
             self.shared = _SharedRows(config, name=_shared_name(config))
         elif config.num_embeddings is not None:
-            self.handle.max_rows = config.num_embeddings
+            self.handle.limit_rows(config.num_embeddings, "num_embeddings")
         self.built = True
 
     @property

@@ -13,6 +13,7 @@ from tf_dynemb.distribute.losses import check_model, compute_loss, is_overridden
 from tf_dynemb.distribute.masks import whole_with_masks
 from tf_dynemb.distribute.processes import Processes
 from tf_dynemb.distribute.shares import Share
+from tf_dynemb.optimizer.dynamic_embedding_optimizer import check_made_in_scope
 
 _KNOWN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -165,12 +166,7 @@ class Steps:
             if kind == "train" and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
         if kind == "train" and self.strategy.num_replicas_in_sync > 1:
-            iterations = model.optimizer.iterations.value
-            if not isinstance(iterations, tf.distribute.DistributedValues):
-                raise ValueError(
-                    f"optimizer: {model.optimizer.name} was made outside of the strategy's scope; make "
-                    "and compile the model in `with strategy.scope():`"
-                )
+            check_made_in_scope(model.optimizer)
 
     def _build_metrics(self, data) -> None:
         model = self._model()

@@ -72,7 +72,7 @@ def apply_rules(
     gradients: Sequence[tf.IndexedSlices],
     handles: Sequence[TableHandle],
     inner: keras.optimizers.Optimizer,
-) -> None:
+) -> list[tf.Operation | None]:
     """Updates the rows of tables in place.
 
     Args:
@@ -80,6 +80,9 @@ def apply_rules(
         handles: of different tables.
         inner: gives rule, learning rate and weight decay where tables have none of their own, and counts
             the steps. Before it counts this one.
+
+    Returns:
+        In a graph, the operations that do it; a table that is full makes them fail.
     """
     groups: dict[tuple, tuple[_Training, list]] = {}
     rate = inner.learning_rate  # of this step: of a schedule, a new tensor each time
@@ -91,6 +94,7 @@ def apply_rules(
             training = _training_of(share, inner, rate)
             groups.setdefault(training.key(), (training, []))[1].append(share)
     step = tf.cast(inner.iterations, tf.float64) + 1
+    done = []
     for training, shares in groups.values():
         rate = training.learning_rate
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
@@ -99,9 +103,10 @@ def apply_rules(
         own = [tf.constant(number, tf.float64) for number in numbers]
         hyper = tf.stack([tf.cast(rate, tf.float64), step, *own])
         for op, of_op in _by_lookup(shares).values():
-            (_apply if op is None else _apply_bags)(training, hyper, of_op, op)
+            done.append((_apply if op is None else _apply_bags)(training, hyper, of_op, op))
     for handle in handles:
         _evict(handle)
+    return done
 
 
 def _training_of(share: _Share, inner: keras.optimizers.Optimizer, rate) -> _Training:
@@ -131,9 +136,9 @@ def _by_lookup(shares: list[_Share]) -> dict:
     return groups
 
 
-def _apply_bags(training: _Training, hyper: tf.Tensor, shares: list[_Share], op) -> None:
+def _apply_bags(training: _Training, hyper: tf.Tensor, shares: list[_Share], op):
     """Trains tables on what the op that would sum their gradients is given."""
-    ops.dynemb_apply_bags(
+    return ops.dynemb_apply_bags(
         gradient=op.inputs[0],
         trained=[s.gradient.values.value_index - op.get_attr("T") for s in shares],
         dims=op.get_attr("dims"),
@@ -142,10 +147,10 @@ def _apply_bags(training: _Training, hyper: tf.Tensor, shares: list[_Share], op)
     )
 
 
-def _apply(training: _Training, hyper: tf.Tensor, shares: list[_Share], op=None) -> None:
+def _apply(training: _Training, hyper: tf.Tensor, shares: list[_Share], op=None):
     del op
     slices = [_unsummed(share.gradient) for share in shares]
-    ops.dynemb_apply(
+    return ops.dynemb_apply(
         keys=[s.indices for s in slices],
         owners=[t.resource.owners(s.indices) for t, s in zip(shares, slices, strict=True)],
         gradients=[tf.cast(s.values, training.dtype) for s in slices],
@@ -161,7 +166,8 @@ def _common(training: _Training, hyper: tf.Tensor, shares: list[_Share]) -> dict
         "now": _stamps(shares),
         "rule": training.rule.name,
         "slot_initial": training.rule.slot_initial,
-        "limits": limits if any(limit >= 0 for limit in limits) else [],
+        "limits": limits,
+        "limit_names": [f"{s.handle.max_rows_argument} of {s.handle.table.name}" for s in shares],
     }
 
 

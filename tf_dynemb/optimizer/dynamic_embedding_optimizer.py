@@ -130,7 +130,8 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         Raises:
             TypeError: what build raises; a table's gradient whose indices are none.
             ValueError: gradients that are all None, or not as many as variables; a table's gradient that
-                is not tf.IndexedSlices; a table that the optimizer was not built on.
+                is not tf.IndexedSlices; a table that the optimizer was not built on; in a replica, an
+                optimizer that was made outside of the strategy's scope.
         """
         grads = list(grads)
         if not grads:
@@ -159,22 +160,26 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         replica = tf.distribute.get_replica_context()
         if replica is None or replica.num_replicas_in_sync == 1:
             replica = None
+        else:
+            check_made_in_scope(self)
         # Keras clips what each replica has, and then sums. So all clip the sum, which the first brings.
         clips = any(map(_is_on, (self.clipnorm, self.clipvalue, self.global_clipnorm)))
         if replica is not None and clips:
             dense = _with(dense, lambda gradients: _of_all_replicas(replica, gradients))
+        trained = []
         if tables:
-            dense = self._train_tables(tables, dense, replica)
+            dense, trained = self._train_tables(tables, dense, replica)
         if replica is not None and clips:
             is_first = tf.equal(replica.replica_id_in_sync_group, 0)
             dense = _with(dense, lambda gradients: [_or_zeros(is_first, g) for g in gradients])
-        if any(gradient is not None for gradient, _ in dense):
-            self.inner_optimizer.apply([g for g, _ in dense], [v for _, v in dense])
-            return
-        if dense:
-            _warn_of_none([v for _, v in dense])
-        # The inner optimizer counts no step in which it has nothing to do.
-        self.inner_optimizer.iterations.assign_add(1)
+        with tf.control_dependencies(trained):  # a table that refuses a step refuses all of it
+            if any(gradient is not None for gradient, _ in dense):
+                self.inner_optimizer.apply([g for g, _ in dense], [v for _, v in dense])
+                return
+            if dense:
+                _warn_of_none([v for _, v in dense])
+            # The inner optimizer counts no step in which it has nothing to do.
+            self.inner_optimizer.iterations.assign_add(1)
 
     def apply_gradients(self, grads_and_vars: Iterable):
         """As apply, of pairs (gradient, variable). Returns the count of steps."""
@@ -222,7 +227,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
                 "int64 keys that a lookup of the table gives"
             )
 
-    def _train_tables(self, tables: list, dense: list, replica) -> list:
+    def _train_tables(self, tables: list, dense: list, replica) -> tuple[list, list]:
         """Runs the rule over the rows of tables, once for all replicas.
 
         Args:
@@ -231,7 +236,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             replica: the context of this one of several; None where there is one.
 
         Returns:
-            The dense pairs for the inner optimizer.
+            The dense pairs for the inner optimizer, and the operations that train tables.
         """
         inner = self.inner_optimizer
         gradients, handles = [g for g, _ in tables], [h for _, h in tables]
@@ -250,14 +255,11 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             gradients = [_sum_by_key(gradient) for gradient in gradients]
             gradients = [tf.clip_by_value(g, -inner.clipvalue, inner.clipvalue) for g in gradients]
 
-        def update():
-            apply_rules(gradients, handles, inner)
+        def update(strategy=None):
+            del strategy
+            return apply_rules(gradients, handles, inner)
 
-        if replica is not None:
-            replica.merge_call(lambda strategy: update())
-        else:
-            update()
-        return dense
+        return dense, update() if replica is None else replica.merge_call(update)
 
     def _clipped_together(self, gradients: list, handles: list, dense: list) -> tuple:
         """Clips by the norm over all tables and dense variables."""
@@ -344,6 +346,15 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             config["inner_optimizer"], custom_objects=custom_objects
         )
         return cls(**config)
+
+
+def check_made_in_scope(optimizer: keras.optimizers.Optimizer) -> None:
+    """Raises ValueError for an optimizer whose steps each of several replicas would count."""
+    if not isinstance(optimizer.iterations.value, tf.distribute.DistributedValues):
+        raise ValueError(
+            f"optimizer: {optimizer.name} was made outside of the strategy's scope; make it, and compile "
+            "the model, in `with strategy.scope():`"
+        )
 
 
 def _with(pairs: list, change: Callable[[list], list]) -> list:

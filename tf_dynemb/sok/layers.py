@@ -65,7 +65,7 @@ class _SokLayer(TableLayer):
         )
         if self.use_hashtable:
             self.hold(Variable(**arguments))
-            self.handle.max_rows = per_replica * self._replicas
+            self.handle.limit_rows(per_replica * self._replicas, "max_vocabulary_size_per_gpu")
         else:
             limit = f"max_vocabulary_size_per_gpu {per_replica} * {self._replicas} replicas"
             self.hold(IndexedTable(per_replica * self._replicas, limit, **arguments))

@@ -186,7 +186,7 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
         restrict_policy=evict_strategy,
     )
     if max_capacity is not None:
-        table.handle.max_rows = whole("max_capacity", max_capacity) * replicas()
+        table.handle.limit_rows(whole("max_capacity", max_capacity) * replicas(), "max_capacity")
     return table.handle
 
 

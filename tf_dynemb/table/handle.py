@@ -36,6 +36,7 @@ class TableHandle(keras.Variable):
         self.rule_name = ""  # of the optimizer that was built on it
         self.own_training: OwnTraining | None = None
         self.max_rows: int | None = None  # that training may make it have
+        self.max_rows_argument = ""  # of whoever made the table, for the error
         # Raises ValueError for a rule that whoever made the table does not want.
         self.check_rule: Callable[[Rule], None] = lambda rule: None
         self._warned = False
@@ -72,6 +73,10 @@ class TableHandle(keras.Variable):
             "tf.Variable; optimizers of tf.compat.v1.train cannot train it, "
             "tf_dynemb.DynamicEmbeddingOptimizer(a Keras optimizer) can"
         )
+
+    def limit_rows(self, max_rows: int, argument: str) -> None:
+        """Lets training make so many rows and no more; by which argument, for the error."""
+        self.max_rows, self.max_rows_argument = max_rows, argument
 
     def assign(self, value):
         """Takes what Keras' set_weights gives and says that rows do not come with it."""
