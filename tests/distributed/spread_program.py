@@ -380,6 +380,18 @@ class Program:
                 messages.append("")
             except tf.errors.InvalidArgumentError as error:
                 messages.append(str(error))
+        with self.strategy.scope():
+            begun = self.lib.Variable(dim=1, initializer=float(self.index % 2), name="begun")
+            optimizer = self.optimizer((K.SGD, K.Adam)[self.index % 2](), [table.handle])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(self.lib.embedding_lookup(table, one))
+        gradients = tape.gradient(loss, [table.handle])
+        for call in (lambda: begun.lookup(one), lambda: optimizer.apply(gradients, [table.handle])):
+            try:
+                call()
+                messages.append("")
+            except tf.errors.InvalidArgumentError as error:
+                messages.append(str(error))
         return messages
 
     def survivor(self):

@@ -191,17 +191,22 @@ def test_bytes_on_the_wire(processes):
 
 def test_processes_that_run_other_programs_learn_what_the_others_run(processes):
     for process in processes:
-        *of_other_calls, of_wrong_shape, of_other_dim, of_other_place = process["differing"]
+        *of_other_calls, of_wrong_shape, of_other_dim, of_other_place = process["differing"][:-2]
+        of_other_start, of_other_rule = process["differing"][-2:]
         calls = ["lookup of both", "upsert of both", "remove of both", "a sum of"]
         calls.append("a" * 4000 + " long program")
         for number, message in enumerate(of_other_calls):
             assert f"process 0: {calls[number - 1]}" in message
             assert f"process 1: {calls[number]}" in message
         assert "values: their shape is not that of the keys" in of_wrong_shape
-        assert "process 0: lookup of 0_of_2 (2 x float32)" in of_other_dim
-        assert "process 1: lookup of 1_of_3 (3 x float32)" in of_other_dim
+        assert "process 0: lookup of 0_of_2 (value float32 2, initializer" in of_other_dim
+        assert "process 1: lookup of 1_of_3 (value float32 3, initializer" in of_other_dim
         assert "process 0: lookup of 0_of_4" in of_other_place
         assert "process 1: lookup of 1_of_4" in of_other_place
+        assert "process 0: lookup of begun (value float32 1, initializer constant 0" in of_other_start
+        assert "process 1: lookup of begun (value float32 1, initializer constant 1" in of_other_start
+        assert "process 0: training by sgd of both (" in of_other_rule
+        assert "process 1: training by adam of both (" in of_other_rule
 
 
 def test_a_process_that_dies_is_an_error_in_the_others(processes):

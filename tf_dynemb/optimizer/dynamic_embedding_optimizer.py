@@ -461,7 +461,8 @@ def _summed_over_replicas(gradients: list, handles: list, replica) -> list[tf.In
         tables = [handles[number].table for number in spread]
         sums = [_sum_by_key(gradients[number]) for number in spread]
         keys, rows = [s.indices for s in sums], [s.values for s in sums]
-        owned = tables[0].exchange.deliver("training", tables, keys, rows)
+        what = f"training by {', '.join(handles[number].rule_name for number in spread)}"
+        owned = tables[0].exchange.deliver(what, tables, keys, rows)
         for number, keys, rows in zip(spread, *owned, strict=True):
             gradients[number] = tf.IndexedSlices(rows, keys)
     return gradients

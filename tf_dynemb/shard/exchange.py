@@ -323,5 +323,4 @@ def _words(counts: tf.Tensor, item_bytes: list[int]) -> tf.Tensor:
 
 def _program(what: str, tables: Sequence[Variable]) -> str:
     """What processes must agree on."""
-    of_each = ", ".join(f"{t.name} ({t.dim} x {t.value_dtype.name})" for t in tables)
-    return f"{what} of {of_each}"
+    return f"{what} of {', '.join(f'{table.name} ({table.resource.declared})' for table in tables)}"

@@ -99,6 +99,12 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
             )
             tf.compat.v1.add_to_collection(collection, saveable)
 
+    @property
+    def declared(self) -> str:
+        """What rows are made of and begin with, where processes must agree: "value float32 8, ..."."""
+        lines = self._schema.splitlines()[1:]
+        return ", ".join(line for line in lines if not (self._adopt_seed and line.startswith("seed ")))
+
     def owners(self, keys: tf.Tensor) -> tf.Tensor:
         """The shard of each int64 key, flat int32; empty where there is one shard."""
         if self.shards == 1:
