@@ -110,8 +110,8 @@ absl::Status TableUpdates::CheckLimit(const Update& update, int64_t limit,
   const int64_t more = static_cast<int64_t>(missing.size());
   if (more == 0 || size + more <= limit) return absl::OkStatus();
   return ToTensorFlow(
-      ResourceExhausted(name, ": got ", more, " ids without a row, such as ", missing[0],
-                        ", for ", size, " rows here that may be ", limit,
+      ResourceExhausted(name, ": got ", more, " ids without a row, such as ", missing[0], ", for ",
+                        size, " rows here that may be ", limit,
                         "; give a larger limit or an eviction (in a collection also a hash_size)"));
 }
 

@@ -352,8 +352,8 @@ def check_made_in_scope(optimizer: keras.optimizers.Optimizer) -> None:
     """Raises ValueError for an optimizer whose steps each of several replicas would count."""
     if not isinstance(optimizer.iterations.value, tf.distribute.DistributedValues):
         raise ValueError(
-            f"optimizer: {optimizer.name} was made outside of the strategy's scope; make it, and compile "
-            "the model, in `with strategy.scope():`"
+            f"optimizer: {optimizer.name} was made outside of the strategy's scope; make it, and "
+            "compile the model, in `with strategy.scope():`"
         )
 
 
