@@ -32,7 +32,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 HOST = "127.0.0.1"
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -173,9 +173,10 @@ class Process:
     Args:
         task: what to run.
         config: its TF_CONFIG.
+        mask: the signals that are blocked in it.
     """
 
-    def __init__(self, task: Task, config: str):
+    def __init__(self, task: Task, config: str, mask: Iterable[int]):
         self.task = task
         self._popen = subprocess.Popen(
             task.command,
@@ -184,7 +185,7 @@ class Process:
             stderr=subprocess.PIPE,
             env={**os.environ, "TF_CONFIG": config},
             start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),
+            preexec_fn=_before_program(os.getpid(), mask),
         )
         self._copiers = []
 
@@ -216,15 +217,16 @@ class Process:
             copier.join(max(0.0, until - time.monotonic()))
 
 
-def _die_with(parent: int) -> Callable[[], None]:
+def _before_program(parent: int, mask: Iterable[int]) -> Callable[[], None]:
     """What a child does before its program starts: asks Linux to kill it when its parent ends."""
 
-    def ask():
+    def prepare():
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it has ended already
             os.kill(os.getpid(), signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    return ask
+    return prepare
 
 
 def _how_it_failed(status: int) -> str:
@@ -252,30 +254,32 @@ class Training:
 
     def __init__(self, tasks: Sequence[Task], grace_seconds: float):
         self._tasks, self._grace_seconds = tasks, grace_seconds
-        self._events = queue.SimpleQueue()  # its put may be called by a signal handler
+        self._events = queue.SimpleQueue()
         self._out = Output(sys.stdout.fileno(), self._on_closed)
         self._err = Output(sys.stderr.fileno(), self._on_closed)
         self._running = []
         self._failure = None  # the first: a text and an exit status
         self._deadline = None  # when processes that were asked to end are killed
 
-    def pass_on(self, number: int) -> None:
-        """Sends a signal, which asks them to end, to all processes. For any thread or signal handler."""
-        name = signal.Signals(number).name
-        self._events.put(lambda: self._end(number, f"got {name}, which goes to"))
-
     def run(self) -> int:
         """Starts the processes, waits until all have ended, and returns the exit status."""
+        signals = [n for n in _PASSED_ON if signal.getsignal(n) != signal.SIG_IGN]  # as under nohup
+        # Blocked, and waited for by a thread. Python's handlers run when the main thread comes to it: if
+        # a signal is there just before that thread begins to wait, not until something else happens.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        for number in signals:
+            signal.signal(number, signal.SIG_DFL)  # for a child before its program starts
         sockets = reserve_ports(len(self._tasks))  # and keeps them open
         configs = tf_configs(self._tasks, [socket.getsockname()[1] for socket in sockets])
         processes = []
         try:
             # All before the first thread, which would not go well with preexec_fn.
             for task, config in zip(self._tasks, configs, strict=True):
-                processes.append(Process(task, config))
+                processes.append(Process(task, config, mask))
                 self._running.append(processes[-1])
             for process in processes:
                 process.watch(self._out, self._err, self._on_end)
+            _thread(self._wait_for, signals)
             while self._running:
                 self._next_event()()
         finally:
@@ -299,6 +303,14 @@ class Training:
             return self._events.get(timeout=max(0.0, self._deadline - time.monotonic()))
         except queue.Empty:
             return self._kill
+
+    def _wait_for(self, signals: Sequence[int]) -> None:
+        """Passes signals, which ask them to end, on to all processes."""
+        while signals:
+            number = signal.Signals(signal.sigwait(signals))
+            self._events.put(
+                lambda number=number: self._end(number, f"got {number.name}, which goes to")
+            )
 
     def _on_end(self, process: Process) -> None:
         self._events.put(lambda: self._ended(process))
@@ -411,11 +423,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ["TF_NUM_INTRAOP_THREADS"] = str(args.threads)
     else:
         os.environ.pop("TF_NUM_INTRAOP_THREADS", None)
-    training = Training(processes, args.grace)
-    for number in _PASSED_ON:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as it is under nohup
-            signal.signal(number, lambda number, frame: training.pass_on(number))
-    return training.run()
+    return Training(processes, args.grace).run()
 
 
 if __name__ == "__main__":

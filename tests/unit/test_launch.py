@@ -29,9 +29,13 @@ import json, os, signal, subprocess, sys, time
 config = json.loads(os.environ["TF_CONFIG"])
 me = config["task"]["index"]
 """
-# The process says that it is there, and sleeps until it is ended.
-SLEEP = """
-os.write(1, b"ready %d\\n" % os.getpid())  # at once, for processes may share the pipe
+# The process says that it is there; at once, for processes may share the pipe.
+READY = """
+os.write(1, b"ready %d\\n" % os.getpid())
+"""
+# And sleeps until it is ended.
+SLEEP = f"""
+{READY}
 while True:
     time.sleep(3600)
 """
@@ -356,16 +360,16 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_signals_are_passed_on(start, name):
     """To processes that take their time, and end well; and to those that die of it."""
-    lines = (
-        """
-def on_signal(number, frame):
-    print("got", signal.Signals(number).name)
-    sys.exit()
+    # No handlers of Python's: one does not run if its signal comes just before the program sleeps.
+    lines = f"""
+number = getattr(signal, sys.argv[2])
+signal.signal(number, signal.SIG_DFL)
 if sys.argv[1] == "well":
-    signal.signal(getattr(signal, sys.argv[2]), on_signal)
-"""
-        + SLEEP
-    )
+    signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    {READY.strip()}
+    print("got", signal.Signals(signal.sigwait([number])).name)
+    sys.exit()
+{SLEEP}"""
     for end in "well", "badly":
         launched = start(lines, "-n", "2", arguments=[end, name])
         processes = launched.ready(2)
@@ -378,6 +382,26 @@ if sys.argv[1] == "well":
             assert status == 128 + signal.Signals[name]
         assert f"[launch] got {name}, which goes to 0, 1\n" in err
         assert_gone(processes)
+
+
+def test_no_signal_is_missed(start):
+    """Each comes when the launcher has just dealt with the one before, and is about to wait."""
+    lines = f"""
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP, signal.SIGTERM])
+{READY}
+while signal.sigwait([signal.SIGHUP, signal.SIGTERM]) == signal.SIGHUP:
+    os.write(1, b"got it\\n")
+"""
+    launched = start(lines, "-n", "1", "--grace", str(2 * TIMEOUT_SECONDS))
+    processes = launched.ready(1)
+    for number in range(10_000):
+        launched.process.send_signal(signal.SIGHUP)
+        came, _, _ = select.select([launched.process.stdout], [], [], TIMEOUT_SECONDS)
+        assert came, f"signal {number} was missed"
+        assert launched.process.stdout.readline() == b"[0] got it\n"
+    launched.process.terminate()
+    assert launched.end()[0] == 0
+    assert_gone(processes)
 
 
 def test_a_signal_that_is_ignored_stays_so(start):
