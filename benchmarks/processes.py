@@ -11,6 +11,10 @@ process, and the spread between the fastest and the slowest round.
     exchange  the collectives alone: the smallest all-to-all, and one of 4 MiB for each process
 
 --extrapolate out.json prints what the cost model makes of that for more processes.
+
+--wire prints how many of the ids of a step are distinct, and how many times the least possible bytes a
+step sends: it counts, and takes no time and no process. tests/distributed/test_spread_tables.py compares
+the count with what processes sent.
 """
 
 import argparse
@@ -24,6 +28,9 @@ import sys
 import tempfile
 import time
 
+import numpy as np
+from compare.streams import Numbers, keys_of
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROWS, DIM, WARM_UP = 1_000_000, 32, 3
 SMALL, LARGE, LARGE_BYTES = "smallest all-to-all", "all-to-all of 4 MiB", 4 << 20
@@ -34,7 +41,6 @@ def worker(options) -> None:
     """One process: writes {case: seconds of each round} to the path that it is given."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import keras
-    import numpy as np
     import tensorflow as tf
 
     threads = max(1, len(os.sched_getaffinity(0)) // options.count)
@@ -153,6 +159,57 @@ def extrapolate(results: dict, batch: int, cores: int) -> None:
             print(f"{count:9} {ids:7} {padding:8.2f} {times} ms")
 
 
+def sent_words(distinct: list[np.ndarray], dim: int) -> int:
+    """8-byte words that a process has for all, itself too, in a step: the parcels of five all-to-alls.
+
+    Args:
+        distinct: the distinct ids of each process.
+        dim: of rows of float32.
+    """
+    count = len(distinct)
+    most = max(int(np.bincount(ids % count, minlength=count).max()) for ids in distinct)
+
+    def parcel(*item_bytes):
+        words = 1 + sum(-(-most * size // 8) for size in item_bytes)  # begins with the number of items
+        step = 1 << max(0, words.bit_length() - 4)
+        return max(8, -(-words // step) * step)  # one of eight sizes per power of two
+
+    sizes = 4
+    lookup = parcel(8) + parcel(4 * dim, 1)  # ids; rows, and whether they exist
+    update = parcel(8, 4 * dim)
+    return count * (sizes + lookup + sizes + update)
+
+
+def padding(distinct: list[np.ndarray], dim: int = DIM) -> float:
+    """Bytes that processes send in a step, over those of ids, rows and gradients that must travel."""
+    count = len(distinct)
+    sent = 8 * sent_words(distinct, dim) * (count - 1)
+    travel = sum(int(np.sum(ids % count != index)) for index, ids in enumerate(distinct))
+    return sent / (2 * (8 + 4 * dim) * travel)
+
+
+def wire() -> None:
+    """Prints the table of docs/scaling.md: medians of five steps; ids all over the 64-bit integers."""
+    counts = (2, 4, 8, 64)
+    print(f"{'ids':9} {'a process':>9} {'distinct':>8}", *(f"{f'N = {count}':>7}" for count in counts))
+    for name in ("uniform", "zipf", "one owner"):
+        numbers = Numbers(ROWS, "zipf" if name == "zipf" else "uniform")
+        for batch in (64, 1024, 16384, 65536):
+            factors, rates = [], []
+            for count in counts:
+                steps = []
+                for _ in range(5):
+                    ids = [keys_of(numbers.draw(batch)) for _ in range(count)]
+                    if name == "one owner":
+                        ids = [each // count * count for each in ids]
+                    distinct = [np.unique(each) for each in ids]
+                    rates += [len(each) / batch for each in distinct]
+                    steps.append(padding(distinct))
+                factors.append(statistics.median(steps))
+            share = statistics.mean(rates)
+            print(f"{name:9} {batch:9} {share:8.2f}", *(f"{each:7.2f}" for each in factors))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 3, 4])
@@ -160,12 +217,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--json", type=pathlib.Path, help="where to write all seconds")
     parser.add_argument("--extrapolate", type=pathlib.Path, help="what --json wrote")
+    parser.add_argument("--wire", action="store_true", help="count bytes, measure nothing")
     parser.add_argument("--cores", type=int, default=16, help="of a process, to extrapolate for")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker(options)
+        return
+    if options.wire:
+        wire()
         return
     if options.extrapolate:
         extrapolate(json.loads(options.extrapolate.read_text()), options.batch, options.cores)

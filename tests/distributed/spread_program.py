@@ -4,6 +4,7 @@ Without TF_CONFIG it is the single replica that the others are compared with, or
 process as REPLICAS says.
 """
 
+import itertools
 import os
 import pickle
 import signal
@@ -28,8 +29,8 @@ IDS = (_NUMBERS.integers(0, 9, (STEPS, BATCH, 2)) + np.arange(STEPS)[:, None, No
 IDS[7] = 24 * (2**40 + 1)  # one key in all places: one owner has all the work
 TARGETS = _NUMBERS.normal(size=(STEPS, BATCH, 1)).astype(np.float32)
 FACTORS = _NUMBERS.integers(-4, 5, (STEPS, BATCH, 2, 3)).astype(np.float32)
-# More ids than a padded parcel rounds up, for the bytes on the wire: per process, uniform and Zipf.
-WIRE_IDS, WIRE_DIM = 20_000, 32
+# For the bytes on the wire: few ids, and more than a padded parcel rounds up, per process.
+WIRE_IDS, WIRE_DIM = (64, 1024, 20_000), 32
 OPTIMIZERS = {
     "sgd": lambda: K.SGD(0.05),
     "adagrad": lambda: K.Adagrad(0.1),
@@ -302,18 +303,26 @@ class Program:
 
         results = {}
         numbers = np.random.default_rng(100 + self.index)
-        for name, ids in (
-            ("uniform", numbers.integers(-(2**62), 2**62, WIRE_IDS)),
-            ("zipf", numbers.zipf(1.2, WIRE_IDS)),
-            ("one owner", numbers.integers(0, 2**40, WIRE_IDS) * self.count),
-        ):
+        draws = {
+            "uniform": lambda n: numbers.integers(-(2**62), 2**62, n),
+            "zipf": lambda n: numbers.zipf(1.2, n),
+            "one owner": lambda n: numbers.integers(0, 2**40, n) * self.count,
+        }
+        for name, n in itertools.product(draws, WIRE_IDS):
+            ids = draws[name](n)
             sent.clear()
             with mock.patch.object(tf.raw_ops, "CollectiveAllToAllV2", counted):
                 with tf.GradientTape() as tape:
                     loss = tf.reduce_sum(self.lib.embedding_lookup(table, tf.constant(ids, tf.int64)))
                 optimizer.apply(tape.gradient(loss, [table.handle]), [table.handle])
-            least = len(np.unique(ids)) * (8 + 4 * WIRE_DIM) * (self.count - 1) / self.count
-            results[name] = {"sent": sum(sent), "least": 2 * least, "collectives": len(sent)}
+            distinct = np.unique(ids)
+            least = len(distinct) * (8 + 4 * WIRE_DIM) * (self.count - 1) / self.count
+            results[name, n] = {
+                "sent": sum(sent),
+                "least": 2 * least,
+                "collectives": len(sent),
+                "distinct": distinct,
+            }
         return results
 
     def milliseconds(self):
