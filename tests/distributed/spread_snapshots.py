@@ -8,7 +8,12 @@ A scene is a function below; each process leaves what it saw in FOLDER/SCENE-<in
 import json
 import os
 import pathlib
+import resource
+import shutil
+import signal
 import sys
+import time
+from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -18,6 +23,7 @@ import tensorflow as tf
 
 import tf_dynemb
 from tf_dynemb import snapshot
+from tf_dynemb.base.op_library import ops
 
 SEVERAL = "TF_CONFIG" in os.environ
 # Before any op runs.
@@ -140,6 +146,54 @@ def back(folder):
     snapshot.save(folder / "delta_again", tables, base=base)
     snapshot.save(folder / "all_trained", tables)
     return {"said": said, "sizes": [int(table.size()) for table in tables.values()]}
+
+
+def die_in_a_file():
+    """Linux kills this process when a file that it writes has 100 bytes."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+
+def die_in_the_manifest():
+    """When all have written their rows, in the file that is to be renamed."""
+    commit = ops.dynemb_snapshot_commit
+
+    def dying(*arguments):
+        die_in_a_file()
+        return commit(*arguments)
+
+    mock.patch.object(ops, "dynemb_snapshot_commit", dying).start()
+
+
+def saves_twice(folder, victim, die):
+    """The second save, of other rows into the same folder, is one in which a process dies."""
+    tables, optimizer = make()
+    train(tables, optimizer, range(STEPS))
+    rows = {
+        name: dict(zip(*(part.numpy().tolist() for part in table.export()), strict=True))
+        for name, table in tables.items()
+    }
+    snapshot.save(folder / "kept", tables)
+    if INDEX == 0:
+        shutil.copytree(folder / "kept", folder / "copy")
+    (folder / f"rows-{INDEX}.json").write_text(json.dumps(rows))
+    train(tables, optimizer, [STEPS])
+    if INDEX == victim:
+        die()
+    start = time.monotonic()
+    said = says(snapshot.save, folder / "kept", tables)
+    result = {"said": said, "seconds": time.monotonic() - start}
+    (folder / f"survivor-{INDEX}.json").write_text(json.dumps(result))
+    os._exit(0)  # with a process gone TensorFlow's own end would be an abort
+
+
+def last_dies_in_a_file(folder):
+    saves_twice(folder, STRATEGY.num_replicas_in_sync - 1, die_in_a_file)
+
+
+def first_dies_in_the_manifest(folder):
+    saves_twice(folder, 0, die_in_the_manifest)
 
 
 def main():

@@ -1,11 +1,12 @@
 """Snapshots and checkpoints of spread tables: two processes save, three restore and save, two again."""
 
 import json
+import signal
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from workers import run_job
+from workers import end_job, run_job, start_job
 
 import tf_dynemb
 from tf_dynemb import snapshot
@@ -126,3 +127,68 @@ SAID = {
 def test_what_fails_in_one_process_fails_in_all(saw, what):
     for process, want in zip(saw["back"], SAID[what], strict=True):
         assert want in process["said"][what]
+
+
+# --- a process is killed in the middle of a save -----------------------------------------------------
+
+KILLED = {"last_dies_in_a_file": 3, "first_dies_in_the_manifest": 2}  # scenes, and how many processes
+VICTIMS = {"last_dies_in_a_file": 2, "first_dies_in_the_manifest": 0}
+# TensorFlow's heartbeats notice after 10 seconds, and then there is a busy machine.
+NOTICED_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """The folder of each scene, and how its processes ended; both at once, for most of it is waiting."""
+    folders = {scene: tmp_path_factory.mktemp(scene) for scene in KILLED}
+    jobs = {scene: start_job(n, PROGRAM, folders[scene], scene) for scene, n in KILLED.items()}
+    try:
+        for job in jobs.values():
+            for process in job:
+                process.communicate(timeout=300)
+    finally:
+        for job in jobs.values():
+            end_job(job)
+    return {scene: (folders[scene], [process.returncode for process in jobs[scene]]) for scene in jobs}
+
+
+@pytest.mark.parametrize("scene", KILLED)
+def test_a_save_in_which_a_process_is_killed_leaves_the_one_before(killed, scene):
+    folder, ended = killed[scene]
+    assert ended[VICTIMS[scene]] == -signal.SIGXFSZ
+    names = {path.name for path in (folder / "kept").iterdir()}
+    before = {path.name for path in (folder / "copy").iterdir()}
+    if scene == "last_dies_in_a_file":  # the first process has tidied up
+        assert names == before
+    else:
+        (draft,) = (name for name in names - before if name.startswith("MANIFEST-"))
+        assert (folder / "kept" / draft).stat().st_size == 100
+    # All that was there is as it was, to the bit, with the manifest.
+    assert "MANIFEST" in before <= names
+    for name in before:
+        assert (folder / "kept" / name).read_bytes() == (folder / "copy" / name).read_bytes()
+    tables = {name: tf_dynemb.Variable(dim=dim, name=name) for name, dim in DIMS.items()}
+    snapshot.restore(folder / "kept", tables)
+    of_each = [json.loads((folder / f"rows-{index}.json").read_text()) for index in range(KILLED[scene])]
+    for name, table in tables.items():
+        want = {int(key): row for rows in of_each for key, row in rows[name].items()}
+        assert dict(zip(*(part.numpy().tolist() for part in table.export()), strict=True)) == want
+    # The next save takes its place, and away what the dead one has left.
+    identity = snapshot.save(folder / "kept", tables)
+    names = sorted(path.name for path in (folder / "kept").iterdir())
+    assert names[:2] == ["LOCK", "MANIFEST"]
+    assert all(name.startswith(f"rows-{identity}-") for name in names[2:])
+
+
+@pytest.mark.parametrize("scene", KILLED)
+def test_the_others_have_an_error_when_a_process_is_killed_in_a_save(killed, scene):
+    folder, ended = killed[scene]
+    for index in set(range(KILLED[scene])) - {VICTIMS[scene]}:
+        path = folder / f"survivor-{index}.json"
+        if not path.exists():
+            # The first one had the cluster's service, without which TensorFlow may end the others.
+            assert VICTIMS[scene] == 0 and ended[index] != 0
+            continue
+        survivor = json.loads(path.read_text())
+        assert survivor["said"].split(":")[0] in ("UnavailableError", "AbortedError", "InternalError")
+        assert survivor["seconds"] < NOTICED_SECONDS
