@@ -9,11 +9,13 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 
 import coordinator_checks
 import numpy as np
 import parameter_server_checks as checks
 import pytest
+import replaced_worker
 import server_cluster
 import tensorflow as tf
 from table_rows import int64
@@ -103,7 +105,41 @@ def test_coordinator(coordinator_outcomes, name):
 
 
 @pytest.fixture(scope="module")
-def results(cluster, coordinator_outcomes, folder):
+def replaced(cluster, coordinator_outcomes, folder):
+    """Of a job of which a worker is killed, and started anew at the same address when it is gone."""
+
+    def start_anew():
+        cluster.start("worker", 0)  # waits for the end of the one that there is
+        cluster.wait()
+
+    worker = cluster.servers["worker", 0]
+    thread = threading.Thread(target=start_anew)
+    thread.start()
+    try:
+        return cluster.run("replaced_worker.py", worker.pid, folder / "replaced")[0]
+    finally:
+        worker.kill()  # if that has failed before it did
+        thread.join()
+
+
+def test_a_worker_that_comes_back_takes_part(replaced):
+    # Steps have read the datasets of two workers, made before one was killed, and one made after it.
+    first, second, third = replaced["workers"]
+    assert first < second < 0 < third
+
+
+def test_no_update_is_lost_when_a_worker_is_replaced(replaced):
+    """All count once, but for the step that was cut off when it had trained its rows."""
+    rows = dict(replaced["rows"])
+    assert rows.pop(replaced_worker.SHARED) == replaced["steps"] + 1
+    assert rows.keys() == set(range(replaced["steps"]))
+    twice = {step for step, times in rows.items() if times != 1.0}
+    assert len(twice) == 1 and twice < set(replaced["held"])
+    assert [rows[step] for step in twice] == [2.0]
+
+
+@pytest.fixture(scope="module")
+def results(cluster, replaced, folder):
     """Of a job whose worker and server die, and of the one that is started after it."""
     pids = {f"{job}/{task}": server.pid for (job, task), server in cluster.servers.items()}
     program = "failing_cluster.py"
