@@ -26,6 +26,7 @@ import os
 import pathlib
 import queue
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -144,7 +145,10 @@ class Output:
             rest = memoryview(line)
             try:
                 while rest:
-                    rest = rest[os.write(self._descriptor, rest) :]
+                    try:
+                        rest = rest[os.write(self._descriptor, rest) :]
+                    except BlockingIOError:  # others have set O_NONBLOCK, and the reader is slow
+                        select.select([], [self._descriptor], [])
             except OSError:
                 self._is_good = False
         if not self._is_good:
@@ -152,14 +156,19 @@ class Output:
 
     def copy(self, pipe, prefix: bytes) -> None:
         """Writes all lines of a pipe, each after the prefix, until it ends."""
-        rest = b""
+        begun = []  # the parts of a line that has not ended
         while chunk := pipe.read1(65536):
             # "\r" at the end waits for what comes: it may be that of "\r\n".
-            *lines, rest = re.split(rb"(?<=\n)|(?<=\r)(?=[^\n])", rest + chunk)
-            for line in lines:
-                self.write(prefix + line)
-        if rest:
-            self.write(prefix + rest.rstrip(b"\r") + b"\n")
+            if begun and begun[-1].endswith(b"\r"):
+                chunk = begun.pop() + chunk
+            *ends, rest = re.split(rb"(?<=\n)|(?<=\r)(?=[^\n])", chunk)
+            for end in ends:
+                self.write(b"".join([prefix, *begun, end]))
+                begun.clear()
+            if rest:
+                begun.append(rest)
+        if begun:
+            self.write(prefix + b"".join(begun).rstrip(b"\r") + b"\n")
 
 
 # --- processes ---------------------------------------------------------------------------------------
@@ -229,6 +238,10 @@ def _before_program(parent: int, mask: Iterable[int]) -> Callable[[], None]:
     return prepare
 
 
+def _descriptor_of(stream) -> int:
+    return os.open(os.devnull, os.O_WRONLY) if stream is None else stream.fileno()
+
+
 def _how_it_failed(status: int) -> str:
     try:
         return f"was killed by {signal.Signals(status - 128).name}"
@@ -255,8 +268,8 @@ class Training:
     def __init__(self, tasks: Sequence[Task], grace_seconds: float):
         self._tasks, self._grace_seconds = tasks, grace_seconds
         self._events = queue.SimpleQueue()
-        self._out = Output(sys.stdout.fileno(), self._on_closed)
-        self._err = Output(sys.stderr.fileno(), self._on_closed)
+        self._out = Output(_descriptor_of(sys.stdout), self._on_closed)
+        self._err = Output(_descriptor_of(sys.stderr), self._on_closed)
         self._running = []
         self._failure = None  # the first: a text and an exit status
         self._deadline = None  # when processes that were asked to end are killed
@@ -411,7 +424,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if "TF_CONFIG" in os.environ:
         parser.error("TF_CONFIG is set: this is a process of a cluster already; unset it to start one")
-    if not args.is_module and not pathlib.Path(args.script).is_file():
+    if not args.is_module and not pathlib.Path(args.script).exists():
         parser.error(f"{args.script}: there is no such file")
     # -u: lines come when they are printed, although not to a terminal.
     program = [sys.executable, "-u", *["-m"] * args.is_module, args.script, *args.arguments]

@@ -264,7 +264,8 @@ for i in range(2000):
         (b"from Windows\r\n", b"[0] from Windows\r\n"),
         (b"\xff\xfe\x00\n", b"[0] \xff\xfe\x00\n"),
         (b"", b""),
-        (b"y" * 1_000_000 + b"\n", b"[0] " + b"y" * 1_000_000 + b"\n"),
+        (b"\r" * 70_000 + b"\n" * 2, b"[0] \r\n[0] \n"),
+        (b"y" * 10_000_000 + b"\n", b"[0] " + b"y" * 10_000_000 + b"\n"),
     ],
     ids=lambda value: repr(value[:20]),
 )
@@ -475,6 +476,29 @@ def test_when_nobody_reads_all_is_ended(start):
     assert status == 128 + signal.SIGPIPE
     assert err.endswith("[launch] nobody reads the output, exit status 141\n")
     assert_gone(processes)
+
+
+def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_everything(tmp_path):
+    """Programs with which a terminal or a pipe is shared may set that."""
+    script = tmp_path / "script.py"
+    script.write_text("for i in range(20_000): print(i)")
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    command = [sys.executable, "-m", "tf_dynemb.launch", "-n", "1", str(script)]
+    process = subprocess.Popen(command, stdout=writing, stderr=subprocess.PIPE, env=ENVIRONMENT)
+    while select.select([], [writing], [], 0)[1]:  # until it is full
+        os.sched_yield()
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        assert pipe.read().splitlines() == [f"[0] {i}".encode() for i in range(20_000)]
+    assert process.communicate(timeout=TIMEOUT_SECONDS)[1] == b"" and process.returncode == 0
+
+
+def test_an_output_that_is_closed_from_the_beginning_is_none(tmp_path):
+    (tmp_path / "script.py").write_text("print(1)")
+    command = f"{sys.executable} -m tf_dynemb.launch -n 1 {tmp_path / 'script.py'} >&-"
+    ended = subprocess.run(command, shell=True, env=ENVIRONMENT, stderr=subprocess.PIPE)
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 # --- the command line --------------------------------------------------------------------------------
