@@ -1,7 +1,8 @@
 """Trainings by fit, in one process or several; test_fit_processes compares what comes of them.
 
 fit_program.py FOLDER REPLICAS makes a strategy of so many replicas in this process; without REPLICAS
-TF_CONFIG says which of several processes it is. Each process writes FOLDER/NUMBER.json.
+TF_CONFIG says which of several processes it is, or that it is one alone. Each process writes
+FOLDER/NUMBER.json.
 """
 
 import json
@@ -39,6 +40,39 @@ class Stopper(C.Callback):
             self.model.stop_training = True
 
 
+class Jagged(keras.Model):
+    """Sums what a table of ragged ids, a collection of bags and one of sequences give."""
+
+    def __init__(self, lib):
+        super().__init__()
+        begin = keras.initializers.RandomUniform(-1, 1, seed=5)
+
+        def configs(kind):
+            return [
+                kind(
+                    name=f"{kind.__name__}_{name}", embedding_dim=4, init_fn=begin, feature_names=list(f)
+                )
+                for name, f in (("t", "fg"), ("u", "g"))
+            ]
+
+        self.users = lib.keras.Embedding(4, combiner="mean", initializer=begin)
+        self.bags = lib.EmbeddingBagCollection(configs(lib.EmbeddingBagConfig))
+        self.sequences = lib.EmbeddingCollection(configs(lib.EmbeddingConfig))
+        self.head = keras.layers.Dense(1, kernel_initializer=begin)
+
+    def call(self, inputs):
+        ids, features = inputs
+        last = [
+            tf.reduce_sum(part.to_padded_dense(3) * [[[1.0], [0.5], [0.25]]], axis=1)
+            for part in self.sequences(features).values()
+        ]
+        return self.head(tf.concat([self.users(ids), self.bags(features).values(), *last], axis=1))
+
+    def tables(self):
+        bags, sequences = self.bags.embedding_bags.values(), self.sequences.embeddings.values()
+        return [self.users.table, *(config.weight for config in (*bags, *sequences))]
+
+
 class Scenes:
     """The trainings. Keras' own functions do them as well, with one replica.
 
@@ -54,7 +88,7 @@ class Scenes:
         self.results = {}
 
     def all(self) -> dict:
-        for scene in (self.integers, self.adam, self.strings, self.files, self.own_data):
+        for scene in (self.integers, self.adam, self.strings, self.files, self.own_data, self.jagged):
             scene()
         return self.results
 
@@ -76,11 +110,14 @@ class Scenes:
             model.compile(optimizer, loss, metrics=metrics)
         return model
 
-    def record(self, name, model, history, **more):
-        keys, values = (part.numpy().tolist() for part in model.layers[1].table.export())
+    def record(self, name, model, history, tables=None, **more):
+        rows = {}
+        for number, table in enumerate(tables or [model.layers[1].table]):
+            keys, values = (part.numpy().tolist() for part in table.export())
+            rows |= {f"{number} {key}": row for key, row in zip(keys, values, strict=True)}
         self.results[name] = {
-            "rows": {str(key): row for key, row in zip(keys, values, strict=True)},
-            "dense": [weight.numpy().tolist() for weight in model.layers[2].weights],
+            "rows": rows,
+            "dense": [weight.numpy().tolist() for weight in model.layers[-1].weights],
             "history": history.history,
             "epochs": history.epoch,
             "steps": int(model.optimizer.iterations.numpy()),
@@ -166,6 +203,74 @@ class Scenes:
         model = self.made(lambda: K.Adam(0.05))
         self.record("own_data", model, self.functions.fit(model, data, epochs=2, verbose=0))
 
+    def jagged(self):
+        """Ragged ids, and both kinds of collections of one model. Then ids that were never seen."""
+        import tf_dynemb
+
+        def inputs_of(ids):
+            # Some examples have no ids, and the second batch's second replica has none at all.
+            numbers = tf.range(tf.size(ids)) % 5 * tf.cast(tf.reshape(ids, [-1]) > 0, tf.int32)
+            ragged = tf.ragged.boolean_mask(ids, tf.reshape(numbers > 0, tf.shape(ids)))
+            parts = {"f": ragged, "g": tf.RaggedTensor.from_tensor(-ids[:, :2])}
+            return ragged, tf_dynemb.KeyedJaggedTensor.from_tensors(parts)
+
+        def data_of(ids):
+            numbers = tf.data.Dataset.from_tensor_slices((ids, STARS[: len(ids)]))
+            data = numbers.batch(BATCH).map(lambda ids, stars: (inputs_of(ids), stars))
+            return data.apply(tf.data.experimental.assert_cardinality(-(-len(ids) // BATCH)))
+
+        with self.strategy.scope():
+            model = Jagged(tf_dynemb)
+            model.compile(tf_dynemb.DynamicEmbeddingOptimizer(K.Adagrad(0.1)), "mse", metrics=["mae"])
+        ids = np.array(IDS)
+        ids[12:16] = -np.abs(ids[12:16])
+        # The last batches are of five examples, and of one: all replicas but one have none.
+        history = self.functions.fit(
+            model, data_of(ids), epochs=3, validation_data=data_of(ids[:9]), verbose=0
+        )
+        tables = model.tables()
+        sizes = [int(table.size()) for table in tables]
+        unseen = data_of(np.abs(ids[:9]) + 2**50)
+        numbers = self.functions.evaluate(model, unseen, verbose=0)
+        outputs = self.functions.predict(model, unseen, verbose=0).tolist()
+        grown = [int(table.size()) for table in tables] != sizes
+        self.record(
+            "jagged", model, history, tables, numbers=numbers, outputs=outputs, grown=grown, sizes=sizes
+        )
+
+    def kept(self):
+        """Writes by key, and all that keeps tables: to files, and back."""
+        from tf_dynemb import snapshot
+
+        model = self.made(lambda: K.Adagrad(0.25))
+        history = self.functions.fit(
+            model, IDS[:9], STARS[:9], batch_size=BATCH, shuffle=False, verbose=0
+        )
+        table = model.layers[1].table
+        table.upsert([5, -6], [[1.0] * 4, [2.0] * 4])
+        table.remove([-6])
+        checkpoint = tf.train.Checkpoint(model=model).write(str(self.folder / "checkpoint"))
+        model.save_weights(self.folder / "model.weights.h5")
+        model.save(self.folder / "model.keras")
+        snapshot.save(self.folder / "snapshot", {"users": table})
+
+        def rows_of(table):
+            return sorted(zip(*(part.numpy().tolist() for part in table.export()), strict=True))
+
+        rows, same = rows_of(table), []
+        for restore in (
+            lambda: tf.train.Checkpoint(model=model).read(checkpoint).assert_consumed(),
+            lambda: model.load_weights(self.folder / "model.weights.h5"),
+            lambda: snapshot.restore(self.folder / "snapshot", {"users": table}),
+        ):
+            table.clear()
+            restore()
+            same.append(rows_of(table) == rows)
+        with self.strategy.scope():
+            loaded = keras.saving.load_model(self.folder / "model.keras")
+        same.append(rows_of(loaded.layers[1].table) == rows)
+        self.record("kept", model, history, same=same)
+
     def shuffled(self):
         """Arrays that fit shuffles, and a training that the chief alone ends in an epoch."""
         model = self.made(lambda: K.SGD(0.1))
@@ -181,7 +286,7 @@ class Scenes:
 def main(folder: pathlib.Path, replicas) -> None:
     if replicas is None:
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        process = strategy.cluster_resolver.task_id
+        process = strategy.cluster_resolver.task_id or 0
     else:
         cpu = tf.config.list_physical_devices("CPU")[0]
         logical = [tf.config.LogicalDeviceConfiguration()] * replicas
@@ -192,8 +297,12 @@ def main(folder: pathlib.Path, replicas) -> None:
     import tf_dynemb
 
     scenes = Scenes(strategy, tf_dynemb.distribute, folder, process)
-    scenes.all()
-    scenes.shuffled()
+    if replicas is None and strategy.num_replicas_in_sync == 1:
+        scenes.integers()
+        scenes.kept()
+    else:
+        scenes.all()
+        scenes.shuffled()
     (folder / f"{process}.json").write_text(json.dumps(scenes.results))
 
 

@@ -190,6 +190,43 @@ class Program:
             "exchanges": [op.type for op in graph.get_operations() if op.type == "CollectiveAllToAllV2"],
         }
 
+    def sequences(self):
+        """A collection of a vector for each id: two tables, one of them of two features."""
+        lib = self.lib
+        begin = keras.initializers.RandomUniform(seed=9)
+        with self.strategy.scope():
+            collection = lib.EmbeddingCollection(
+                [
+                    lib.EmbeddingConfig(
+                        name=name, embedding_dim=3, init_fn=begin, feature_names=features
+                    )
+                    for name, features in (("t", ["f", "g"]), ("u", ["g"]))
+                ]
+            )
+            optimizer = self.optimizer(K.Adam(), collection.trainable_variables)
+        weights = collection.trainable_variables
+
+        def train(ids, factors):
+            positive = tf.ragged.boolean_mask(ids, ids % 3 > 0)  # of some examples none
+            features = lib.KeyedJaggedTensor.from_tensors(
+                {"f": tf.RaggedTensor.from_tensor(ids[:, :1]), "g": positive}
+            )
+            with tf.GradientTape() as tape:
+                vectors = {name: part.values() for name, part in collection(features).items()}
+                # In the order of the ids, whose vectors the factors so tell apart.
+                parts = [vectors["f"] * factors[:, 0]]
+                parts += [tf.square(vectors[name] - 1.0) for name in ("g@t", "g@u")]
+                loss = tf.add_n([tf.reduce_sum(part) for part in parts]) / BATCH
+            optimizer.apply(tape.gradient(loss, weights), weights)
+
+        @tf.function(reduce_retracing=True)
+        def run(ids, factors):
+            self.strategy.run(train, (ids, factors))
+
+        for step in range(BAG_STEPS):
+            run(self.mine(step, IDS[step]), self.mine(step, FACTORS[step]))
+        return [self.rows(collection.embeddings[name].weight) for name in "tu"]
+
     def sok(self, folder):
         """SOK's layers: of any keys, of row numbers, pooled; and its files, which all write together."""
         from tf_dynemb import sok
@@ -273,6 +310,54 @@ class Program:
         except tf.errors.ResourceExhaustedError as error:
             return {"error": str(error), "size": int(table.size())}
         return {"size": int(table.size())}
+
+    def trainer(self, layer):
+        """Steps that take 1 off the rows of ids for each time that they come, and off a dense weight."""
+        with self.strategy.scope():
+            weight = tf.Variable(0.0)
+            variables = [layer.embedding_variable, weight]
+            optimizer = self.optimizer(K.SGD(1.0), variables)
+
+        def train(ids):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(ids)) + weight / self.count
+            optimizer.apply(tape.gradient(loss, variables), variables)
+
+        run = tf.function(lambda ids: self.strategy.run(train, (ids,)), reduce_retracing=True)
+
+        def step(ids, of=0):
+            """All ids come from one process. Returns the state after it, and the error, and its time."""
+            ids = tf.constant(ids if self.index == of else [], tf.int64)
+            start, error = time.monotonic(), None
+            try:
+                run(ids)
+            except tf.errors.OpError as caught:
+                error = (type(caught).__name__, caught.message, time.monotonic() - start)
+            state = self.rows(layer.table), weight.numpy().item(), optimizer.iterations.numpy().item()
+            return {"state": state, "error": error}
+
+        return step
+
+    def one_refuses(self):
+        """Steps for which one owner has no room, and one process a key that no owner has."""
+        last, options = self.count - 1, {"embedding_initializer": "ones", "dynamic_input": True}
+        of_last = [number * self.count + last for number in range(8)]  # the last process owns them
+        dense = self.lib.All2AllDenseEmbedding
+        with self.strategy.scope():
+            full = dense(3, 1, 1, 1, name="full", **options)
+            cut = dense(3, 1, 1, 1, name="cut", eviction=self.lib.TimestampRestrictPolicy, **options)
+            numbered = dense(3, 1, 1, 1, name="numbered", use_hashtable=False, **options)
+        full, cut, numbered = (self.trainer(layer) for layer in (full, cut, numbered))
+        return {
+            # Two rows of each; then two more for one with room for one; then what there is room for.
+            "full": [full(range(2 * self.count)), full([0, *of_last[2:4]]), full([0, *of_last[:3]])],
+            "cut": [cut(range(2 * self.count)), cut(of_last[2:]), cut(of_last[:1])],
+            "numbered": [
+                numbered([0, last], of=last),
+                numbered([0, 3 * self.count], of=last),
+                numbered([0, last], of=last),
+            ],
+        }
 
     def refusals(self):
         """What a table of several processes cannot do says so."""
@@ -450,14 +535,14 @@ def main(folder):
 
     for name, make in OPTIMIZERS.items():
         result[name] = program.trained(make)
-    scenes = ("integers", "bags", "methods", "unseeded", "limits")
+    scenes = ("integers", "bags", "methods", "unseeded", "limits", "sequences")
     for scene in scenes[:2] if "REPLICAS" in os.environ else scenes:
         result[scene] = getattr(program, scene)()
     result["sok"] = program.sok(folder)
     if "REPLICAS" not in os.environ:
         result["checkpoint"] = program.checkpoint(path)
     if "TF_CONFIG" in os.environ:
-        for scene in ("refusals", "wire", "milliseconds", "differing"):
+        for scene in ("refusals", "one_refuses", "wire", "milliseconds", "differing"):
             result[scene] = getattr(program, scene)()
         save()  # what the process that dies has seen
         result["survivor"] = program.survivor()

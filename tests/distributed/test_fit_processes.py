@@ -13,25 +13,31 @@ from workers import end_job, start_job
 TIMEOUT_SECONDS = 300
 # Sums of float32 that replicas add up in another order than one, over 50 steps.
 TOLERANCE = 1e-5
-SCENES = ("integers", "adam", "strings", "files", "restored", "own_data")
+SCENES = ("integers", "adam", "strings", "files", "restored", "own_data", "jagged")
 
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
-    """Folders, printed lines and results: of Keras, of three replicas, and of two processes."""
+    """Folders, printed lines and results: of Keras, three replicas, two processes, and one of them."""
     folder = tmp_path_factory.mktemp("fit")
     folders = [folder / name for name in ("keras", "replicas", "processes")]
-    for one in folders:
+    single = [folder / name for name in ("no config", "config of one")]
+    for one in folders + single:
         one.mkdir()
     processes = start_job(1, "fit_program.py", folders[1], 3) + start_job(
         2, "fit_program.py", folders[2]
     )
+    for config, path in enumerate(single):
+        processes += start_job(1, "fit_program.py", path, config=bool(config))
     try:
         # Meanwhile, with one replica.
         functions = types.SimpleNamespace(
             fit=keras.Model.fit, evaluate=keras.Model.evaluate, predict=keras.Model.predict
         )
-        alone = Scenes(tf.distribute.get_strategy(), functions, folders[0]).all()
+        scenes = Scenes(tf.distribute.get_strategy(), functions, folders[0])
+        alone = scenes.all()
+        scenes.folder = folder
+        scenes.kept()
         printed = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
     finally:
         end_job(processes)
@@ -39,8 +45,15 @@ def outcome(tmp_path_factory):
         assert process.returncode == 0, output
     replicas = json.loads((folders[1] / "0.json").read_text())
     chief, other = (json.loads((folders[2] / f"{i}.json").read_text()) for i in range(2))
+    single = [json.loads((path / "0.json").read_text()) for path in single]
     return types.SimpleNamespace(
-        alone=alone, replicas=replicas, chief=chief, other=other, folders=folders, printed=printed
+        alone=alone,
+        replicas=replicas,
+        chief=chief,
+        other=other,
+        single=single,
+        folders=folders,
+        printed=printed[:3],
     )
 
 
@@ -88,6 +101,24 @@ def test_as_keras_with_one_replica(outcome, scene):
 def test_all_processes_have_the_same_numbers(outcome, scene):
     for part in ("dense", "history", "steps", "epochs"):
         assert outcome.chief[scene][part] == outcome.other[scene][part]
+
+
+def test_one_worker_alone_is_as_no_strategy_to_the_bit(outcome):
+    """With a TF_CONFIG of one worker, and without TF_CONFIG."""
+    for result in outcome.single:
+        for scene in ("integers", "kept"):
+            assert_same(result[scene]["rows"], result[scene], outcome.alone[scene], 0.0)
+        assert result["kept"]["same"] == outcome.alone["kept"]["same"] == [True] * 4
+        assert "0 5" in result["kept"]["rows"] and "0 -6" not in result["kept"]["rows"]
+
+
+def test_ids_never_seen_make_no_rows(outcome):
+    """What evaluate and predict gave of them is compared with Keras' beside all else."""
+    alone, *others = (result["jagged"] for result in (outcome.alone, outcome.chief, outcome.other))
+    assert not any(result["grown"] for result in (alone, *others))
+    sizes = [result["sizes"] for result in others]
+    assert [sum(of_processes) for of_processes in zip(*sizes, strict=True)] == alone["sizes"]
+    assert min(alone["sizes"]) > 5
 
 
 def test_arrays_are_shuffled_alike(outcome):

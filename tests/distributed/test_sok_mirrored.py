@@ -202,7 +202,7 @@ def test_a_key_out_of_range_in_one_replica(replicas):
     (keys,) = strategy.experimental_distribute_dataset(batches.batch(replicas))
     run = tf.function(lambda keys: strategy.run(layer, (keys,)))
     run(keys)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[18\] \[want 0 <= key < 18 = max_voc"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="18, want 0 <= key < 18 = max_voc"):
         tf.function(lambda: strategy.run(lambda: layer(tf.fill([1, SLOTS, NNZ], 18))))()
 
 

@@ -147,6 +147,13 @@ def test_a_collection_exchanges_once(processes):
         assert len(process["bags"]["exchanges"]) == 5
 
 
+def test_a_collection_of_sequences_trains_as_with_one_process(processes, alone):
+    for table, want in enumerate(alone["sequences"]):
+        rows = union([process["sequences"][table] for process in processes])
+        assert_rows(rows, want, TOLERANCE)
+        assert len(want) > 5
+
+
 def test_writes_by_key_reach_the_owner(processes):
     count = len(processes)
     keys = [20, -30, 7]
@@ -175,6 +182,54 @@ def test_a_limit_of_rows_is_divided_among_the_owners(processes):
         "num_embeddings" in p["limits"]["error"] or "limit" in p["limits"]["error"] for p in processes
     )
     assert all(process["limits"]["size"] == 0 for process in processes)
+
+
+def check_refused(processes, name, error, *words):
+    """The second of three steps is an error in all processes, which train what the others train."""
+    before, refused, after = zip(*(process["one_refuses"][name] for process in processes), strict=True)
+    for process in refused:
+        got, message, seconds = process["error"]
+        assert got == error and seconds < 60  # at once; a busy machine traces for some seconds
+        assert all(word in message for word in words), message
+    assert [process["state"] for process in refused] == [process["state"] for process in before]
+    states = [process["state"] for process in after]
+    assert all((weight, steps) == (-2.0, 2) for _, weight, steps in states)
+    return union([rows for rows, *_ in states])
+
+
+def test_an_owner_without_room_is_an_error_in_all_processes(processes):
+    count, last = len(processes), len(processes) - 1
+    words = (
+        f"process {last}: max_vocabulary_size_per_gpu",
+        " of full: got 2 ids",
+        "2 rows here that may be 3",
+    )
+    rows = check_refused(processes, "full", "ResourceExhaustedError", *words)
+    again = (0, last, count + last)  # these come in two steps
+    want = {id: [-1.0 if id in again else 0.0] for id in (*range(2 * count), 2 * count + last)}
+    assert rows == want
+
+
+def test_an_owner_without_room_evicts(processes):
+    count, last = len(processes), len(processes) - 1
+    steps = zip(*(process["one_refuses"]["cut"] for process in processes), strict=True)
+    for number, step in enumerate(steps):
+        assert all(process["error"] is None for process in step)
+        rows = union([process["state"][0] for process in step])
+        # The other owners keep theirs; the full one keeps what it trained last.
+        assert {id for id in rows if id % count != last} == {
+            id for id in range(2 * count) if id % count != last
+        }
+        assert len([id for id in rows if id % count == last]) == (2 if number == 0 else 3)
+        assert set(map(tuple, rows.values())) == {(0.0,)}
+    assert last in rows
+
+
+def test_a_key_out_of_range_is_an_error_in_all_processes(processes):
+    count, last = len(processes), len(processes) - 1
+    words = f"process {last}: numbered: got the key {3 * count}, want 0 <= key < {3 * count}"
+    rows = check_refused(processes, "numbered", "InvalidArgumentError", words)
+    assert rows == {0: [-1.0], last: [-1.0]}
 
 
 def test_what_is_not_possible_says_so(processes):

@@ -21,15 +21,22 @@ def free_ports(number):
     return ports
 
 
-def start_job(number, program, *arguments):
-    """Processes that run a program of this folder together; one alone has no TF_CONFIG."""
+def start_job(number, program, *arguments, config=None):
+    """Processes that run a program of this folder together.
+
+    Args:
+        number: how many.
+        program: its file's name.
+        *arguments: of the program.
+        config: whether they have a TF_CONFIG; None: all but one alone have.
+    """
     workers = [f"127.0.0.1:{port}" for port in free_ports(number)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     environment.pop("TF_CONFIG", None)
     started = []
     for index in range(number):
-        config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
-        mine = {"TF_CONFIG": json.dumps(config)} if number > 1 else {}
+        task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+        mine = {"TF_CONFIG": json.dumps(task)} if (number > 1 if config is None else config) else {}
         command = [sys.executable, str(pathlib.Path(__file__).with_name(program)), *map(str, arguments)]
         started.append(
             subprocess.Popen(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import tensorflow as tf
 
@@ -79,3 +81,9 @@ def _equal(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     common = tf.minimum(tf.size(a), tf.size(b))
     # Not ==, which compares Python objects where a session's graph is built.
     return tf.equal(tf.size(a), tf.size(b)) & tf.reduce_all(tf.equal(a[:common], b[:common]))
+
+
+def text_if(condition: tf.Tensor, parts: Sequence) -> tf.Tensor:
+    """Strings and numbers, one after the other, if a condition holds; else an empty string."""
+    texts = [part if isinstance(part, str) else tf.strings.as_string(part) for part in parts]
+    return tf.where(condition, tf.strings.join(texts), "")

@@ -171,12 +171,18 @@ def _common(training: _Training, hyper: tf.Tensor, shares: list[_Share]) -> dict
     }
 
 
-def _limit(share: _Share) -> int:
-    """How many rows an update may make a resource of this process have; -1: any number."""
-    table, max_rows = share.handle.table, share.handle.max_rows
-    if not max_rows or table.restrict_policy:
+def limit_of(handle: TableHandle) -> int:
+    """How many rows an update may make a table have in this process; -1: any number."""
+    table = handle.table
+    if not handle.max_rows or table.restrict_policy:
         return -1
-    return share.resource.share(max_rows) if table.exchange is None else table.exchange.share(max_rows)
+    return handle.max_rows if table.exchange is None else table.exchange.share(handle.max_rows)
+
+
+def _limit(share: _Share) -> int:
+    """As limit_of, of a resource."""
+    limit = limit_of(share.handle)
+    return limit if limit < 0 else share.resource.share(limit)
 
 
 def _stamps(shares: list[_Share]) -> tf.Tensor:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_dynemb import _compat
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.base.wide import wide
-from tf_dynemb.optimizer.apply_rules import apply_rules, rule_of_table
+from tf_dynemb.optimizer.apply_rules import apply_rules, limit_of, rule_of_table
 from tf_dynemb.optimizer.rules import rule_of
 from tf_dynemb.table.handle import TableHandle, handle_of, handles_in
 
@@ -462,7 +462,8 @@ def _summed_over_replicas(gradients: list, handles: list, replica) -> list[tf.In
         sums = [_sum_by_key(gradients[number]) for number in spread]
         keys, rows = [s.indices for s in sums], [s.values for s in sums]
         what = f"training by {', '.join(handles[number].rule_name for number in spread)}"
-        owned = tables[0].exchange.deliver(what, tables, keys, rows)
+        limits = [limit_of(handles[number]) for number in spread]
+        owned = tables[0].exchange.deliver(what, tables, keys, rows, limits=limits)
         for number, keys, rows in zip(spread, *owned, strict=True):
             gradients[number] = tf.IndexedSlices(rows, keys)
     return gradients

@@ -13,13 +13,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.base.checks import text_if
 from tf_dynemb.base.op_library import ops
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ _SIZES = np.unique([(8 + eighth) << power for power in range(37) for eighth in r
 # Numbers of collectives, by what they carry; an all-to-all adds the number of its size.
 _AGREE, _SUM, _TEXTS, _GATHER, _TO_OWNERS, _FROM_OWNERS = (n * len(_SIZES) for n in range(1, 7))
 _GROUP_KEYS = itertools.count(0x64790000)  # far from those that strategies count from 1
+_PROBLEM = 1 << 56  # and the process' number: stands for what is no program; their digests are less
+_DIFFER = (
+    "the programs of the processes differ: they must make the same tables, in the same order, and look "
+    "them up and train them in the same order. Got "
+)
 
 _of_strategy: weakref.WeakKeyDictionary[tf.distribute.Strategy, Exchange] = weakref.WeakKeyDictionary()
 
@@ -39,7 +45,7 @@ class Exchange:
 
     fetch, deliver, total, gather and gather_texts are collective: every process calls them, in one
     order. Where the programs of two processes differ, that is an error in both, with the names of what
-    each wanted.
+    each wanted. What one of them has to refuse, such as a key that its table cannot have, all refuse.
 
     Attributes:
         processes: how many there are.
@@ -101,11 +107,12 @@ class Exchange:
         number = len(tables)
         distinct, places, counts = self._grouped(keys, distinct=True)
         value_bytes = [table.dim * table.value_dtype.size for table in tables]
-        there, back = self._agreed(
+        there, back, _ = self._agreed(
             [_words(counts, [8] * number), _words(counts, [*value_bytes, *[1] * number])],
             _program("lookup", tables),
+            _problem(tables, keys),
         )
-        asked_counts, asked = self._swap(_TO_OWNERS, there, counts, [distinct], [-1] * number)
+        asked_counts, asked = self._swap(_TO_OWNERS, _size(there), counts, [distinct], [-1] * number)
         found = [
             ops.dynemb_lookup(
                 tf.zeros([0, table.dim], table.value_dtype),
@@ -118,7 +125,7 @@ class Exchange:
         ]
         reply = [[values for values, _ in found], [exists for _, exists in found]]
         dims = [*(table.dim for table in tables), *[-1] * number]
-        _, got = self._swap(_FROM_OWNERS, back, asked_counts, reply, dims)
+        _, got = self._swap(_FROM_OWNERS, _size(back), asked_counts, reply, dims)
         return distinct, got[:number], got[number:], places
 
     def deliver(
@@ -127,6 +134,7 @@ class Exchange:
         tables: Sequence[Variable],
         keys: Sequence[tf.Tensor],
         *columns: Sequence[tf.Tensor],
+        limits: Sequence[int] = (),
     ) -> list[list[tf.Tensor]]:
         """Sends keys, with what belongs to each, to their owners.
 
@@ -135,10 +143,14 @@ class Exchange:
             tables: whose keys.
             keys: for each table int64 (n,); a key may repeat.
             *columns: what belongs to them, for each table numbers (n,) or (n, d).
+            limits: for each table how many rows it may have in this process, or -1; none: any number.
 
         Returns:
             The keys for each table (m,), and each column likewise, of those that this process owns: what
             the first process sent first, and of each in its order.
+
+        Raises:
+            tf.errors.ResourceExhaustedError: in some process a table would get more rows than it may.
         """
         number = len(tables)
         grouped, places, counts = self._grouped(keys, distinct=False)
@@ -146,16 +158,30 @@ class Exchange:
         groups = [grouped]
         groups += [[tf.gather(*pair) for pair in zip(c, order, strict=True)] for c in columns]
         parts = [part for group in groups for part in group]
-        (size,) = self._agreed(
-            [_words(counts, [_item_bytes(part) for part in parts])],
+        limited = [(n, limit) for n, limit in enumerate(limits) if limit >= 0]
+        sent = room = tf.zeros([], tf.int64)
+        if limited:
+            sent = tf.reduce_max(tf.gather(counts, [n for n, _ in limited], axis=1))
+            sizes = [tf.reduce_sum(tables[n].resource.sizes()[0]) for n, _ in limited]
+            room = tf.reduce_min([limit - size for (_, limit), size in zip(limited, sizes, strict=True)])
+        words, sent, full = self._agreed(
+            [_words(counts, [_item_bytes(part) for part in parts]), sent, -room],
             _program(what, tables) + _kinds(parts),
+            _problem(tables, keys) if columns else None,
         )
-        _, got = self._swap(_TO_OWNERS, size, counts, groups, [_dim(part) for part in parts])
+        _, got = self._swap(_TO_OWNERS, _size(words), counts, groups, [_dim(part) for part in parts])
+        if limited:
+            # No owner gets more keys than that, so that few steps need to ask again.
+            enough = sent * self.processes + full <= 0
+            asked = [(tables[n], limit, got[n]) for n, limit in limited]
+            checked = tf.cond(enough, lambda: tf.constant(True), lambda: self._have_room(asked))
+            with tf.control_dependencies([checked]):
+                got = [tf.identity(part) for part in got]
         return [got[first : first + number] for first in range(0, len(got), number)]
 
     def total(self, numbers: tf.Tensor) -> tf.Tensor:
         """The sum over processes of float64 (n,), where n is the same in all."""
-        (size,) = self._agreed([tf.size(numbers, tf.int64)], f"a sum of {numbers.shape} numbers")
+        size, *_ = self._agreed([tf.size(numbers, tf.int64)], f"a sum of {numbers.shape} numbers")
         with tf.control_dependencies([size]):  # who waits for a sum that others do not want, waits long
             return tf.raw_ops.CollectiveReduceV2(
                 input=numbers,
@@ -184,7 +210,8 @@ class Exchange:
             ]
         counts = tf.stack([tf.shape(part, tf.int64)[0] for part in parts])[tf.newaxis]
         words = _words(counts, [_item_bytes(part) for part in parts])
-        (size,) = self._agreed([words], what + _kinds(parts))
+        words, *_ = self._agreed([words], what + _kinds(parts))
+        size = _size(words)
         parcel = ops.dynemb_pack(parts, counts, tf.gather(_SIZES, size) - len(parts))
         everything = tf.raw_ops.CollectiveGatherV2(
             input=tf.concat([counts, parcel], axis=1), **self._collective(_GATHER + size)
@@ -240,16 +267,66 @@ class Exchange:
             dims=dims,
         )
 
-    def _agreed(self, words: list[tf.Tensor], program: str) -> list[tf.Tensor]:
-        """For each of the numbers of words the size, its number in _SIZES, that fits all processes.
+    def _have_room(self, asked: list[tuple]) -> tf.Tensor:
+        """Fails in all processes if one of them has no room for the rows of keys that it got.
+
+        Args:
+            asked: (table, limit, keys) of each table that has a limit.
+
+        Returns:
+            True.
+        """
+        problems = []
+        for table, limit, keys in asked:
+            size = tf.reduce_sum(table.resource.sizes()[0])
+            distinct, _ = tf.unique(keys)
+            _, exists = table.resource.lookup(tf.zeros([0, table.dim], table.value_dtype), distinct)
+            new = tf.boolean_mask(distinct, ~exists)
+            text = (
+                f"{table.handle.max_rows_argument} of {table.name}: got ",
+                tf.size(new),
+                " ids without a row, such as ",
+                tf.reduce_max(new),
+                ", for ",
+                size,
+                f" rows here that may be {limit}; give a larger limit or an eviction",
+            )
+            fits = (tf.size(new, tf.int64) + size <= limit) | tf.equal(tf.size(new), 0)
+            problems.append(text_if(~fits, text))
+        names = ", ".join(table.name for table, *_ in asked)
+        self._agreed([], f"room in {names}", _joined(problems), _exhausted)
+        return tf.constant(True)
+
+    def _agreed(
+        self,
+        numbers: list[tf.Tensor],
+        program: str,
+        problem: tf.Tensor | None = None,
+        failed: Callable[[tf.Tensor, tf.Tensor], object] | None = None,
+    ) -> list[tf.Tensor]:
+        """The largest of each of the numbers over all processes.
+
+        Args:
+            numbers: up to three int64 scalars; there are as many of any program.
+            program: what the process does, which must be the same in all.
+            problem: why it cannot, a string scalar; empty or None: it can.
+            failed: makes the operation that fails, of whether all is well and what to say if not. None:
+                tf.debugging.Assert.
 
         Raises:
-            tf.errors.InvalidArgumentError: another process runs another program here; names both.
+            tf.errors.InvalidArgumentError: another process runs another program here; names both. Or one
+                has a problem; says which and what.
         """
         digest = int.from_bytes(hashlib.sha256(program.encode()).digest()[:7], "little")
-        none = [tf.zeros([], tf.int64)] * (2 - len(words))  # so that whatever is called meets any other
-        letters = [ord(letter) for letter in program]
-        numbers = tf.stack([*words, *none, len(letters), digest, -digest])
+        letters = len(program)
+        if problem is not None:
+            well = tf.equal(problem, "")
+            # No two have the same.
+            digest = tf.where(well, tf.constant(digest, tf.int64), _PROBLEM + self.index)
+            letters = tf.where(well, letters, tf.strings.length(problem, unit="UTF8_CHAR"))
+        # As many in all, so that whatever is called meets any other.
+        none = [tf.zeros([], tf.int64)] * (3 - len(numbers))
+        numbers = tf.stack([*numbers, *none, tf.cast(letters, tf.int64), digest, -digest])
         # Every process tells every other, at once. A ring of TensorFlow's all-reduce passes numbers on
         # from one to the next, twice around.
         told = tf.raw_ops.CollectiveAllToAllV2(
@@ -259,33 +336,30 @@ class Exchange:
             # collective with a timeout until that is over, however soon the collective is.
             timeout_seconds=self.timeout_seconds,
         )
-        most = tf.ensure_shape(tf.reduce_max(told, axis=0), [5])
+        most = tf.ensure_shape(tf.reduce_max(told, axis=0), [6])
         same = tf.equal(most[-2], -most[-1])
-        sizes = tf.searchsorted(tf.constant(_SIZES), most[:3])
+        refused = most[-2] >= _PROBLEM
 
         def programs():
-            padding = tf.gather(_SIZES, sizes[2]) - len(letters)
+            said = tf.where(refused, "" if problem is None else problem, program)
+            said = tf.strings.unicode_decode(said, "UTF-8")
+            size = _size(most[-3])
+            padding = tf.gather(_SIZES, size) - tf.size(said, tf.int64)
             gathered = tf.raw_ops.CollectiveGatherV2(
-                input=tf.pad([letters], [[0, 0], [0, padding]], constant_values=ord(" ")),
-                **self._collective(_TEXTS + sizes[2]),
+                input=tf.pad([said], [[0, 0], [0, padding]], constant_values=ord(" ")),
+                **self._collective(_TEXTS + size),
             )
             texts = tf.strings.strip(tf.strings.unicode_encode(gathered, "UTF-8"))
-            texts = tf.unstack(texts, num=self.processes)
-            numbered = [tf.strings.join([f"process {n}: ", text]) for n, text in enumerate(texts)]
-            return tf.strings.join(numbered, separator="; ")
+            texts = tf.ensure_shape(texts, [self.processes])
+            names = [f"process {number}: " for number in range(self.processes)]
+            numbered = tf.boolean_mask(tf.strings.join([names, texts]), tf.not_equal(texts, ""))
+            head = tf.where(refused, "processes refuse what they were to do: ", _DIFFER)
+            return head + tf.strings.reduce_join(numbered, separator="; ")
 
-        differing = tf.cond(same, lambda: tf.constant(""), programs)
-        check = tf.debugging.Assert(
-            same,
-            [
-                "the programs of the processes differ: they must make the same tables, in the same "
-                "order, and look them up and train them in the same order. Got",
-                differing,
-            ],
-            summarize=1,
-        )
+        message = tf.cond(same, lambda: tf.constant(""), programs)
+        check = (failed or _failed)(same, message)
         with tf.control_dependencies([] if check is None else [check]):
-            return tf.unstack(tf.identity(sizes[: len(words)]), num=len(words))
+            return tf.unstack(tf.identity(most[:3]), num=3)
 
     def _collective(self, instance) -> dict:
         return {
@@ -298,6 +372,46 @@ class Exchange:
     def _grouped(self, keys: Sequence[tf.Tensor], distinct: bool):
         owners = [tf.zeros([0], tf.int32)] * len(keys)  # key mod processes
         return ops.dynemb_group_by_owner(keys, owners, receivers=self.processes, distinct=distinct)
+
+
+def _problem(tables: Sequence[Variable], keys: Sequence[tf.Tensor]) -> tf.Tensor | None:
+    """What is wrong with keys of tables."""
+    problems = [table._problem_of(k) for table, k in zip(tables, keys, strict=True)]
+    return _joined([problem for problem in problems if problem is not None])
+
+
+def _joined(problems: list[tf.Tensor]) -> tf.Tensor | None:
+    """Those that are not empty, in one text."""
+    if not problems:
+        return None
+    problems = tf.stack(problems)
+    return tf.strings.reduce_join(tf.boolean_mask(problems, tf.not_equal(problems, "")), separator="; ")
+
+
+def _failed(well: tf.Tensor, message: tf.Tensor):
+    return tf.debugging.Assert(well, [message], summarize=1)
+
+
+def _exhausted(well: tf.Tensor, message: tf.Tensor):
+    """As _failed, with the error that a table without room raises in one process."""
+
+    def failing():
+        if tf.executing_eagerly():
+            raise tf.errors.ResourceExhaustedError(None, None, message.numpy().decode())
+        with tf.control_dependencies([tf.numpy_function(_raise_exhausted, [message], tf.bool)]):
+            return tf.constant(False)
+
+    return tf.cond(well, lambda: tf.constant(True), failing)
+
+
+@tf.autograph.experimental.do_not_convert
+def _raise_exhausted(message: bytes):
+    raise MemoryError(message.decode())  # of which TensorFlow makes a ResourceExhaustedError
+
+
+def _size(words: tf.Tensor) -> tf.Tensor:
+    """The number in _SIZES of a size that so many words fit."""
+    return tf.searchsorted(tf.constant(_SIZES), words[tf.newaxis])[0]
 
 
 def _kinds(parts: Sequence[tf.Tensor]) -> str:

@@ -17,7 +17,6 @@ from tf_dynemb.sok.checks import paired
 from tf_dynemb.sok.tables import (
     BLOCK_BYTES,
     IndexedTable,
-    in_range,
     rows_of,
     set_rows,
     tables_of,
@@ -133,7 +132,8 @@ class Saver:
         ends = np.cumsum([int(tf.shape(tensor)[0]) for tensor in tensors])
         if not tensors or not ends[-1]:
             raise ValueError("tensors: got no rows; Empty embedding values.")
-        in_range(table, tf.constant([ends[-1] - 1], tf.int64))
+        if isinstance(table, IndexedTable):
+            table.within(tf.constant([ends[-1] - 1], tf.int64))
         for tensor, end in zip(tensors, ends, strict=True):
             set_rows(table, tf.range(end - len(tensor), end, dtype=tf.int64), tensor)
         return "OK"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
+from tf_dynemb.base.checks import text_if
 from tf_dynemb.lookup.embedding_lookup import table_of
 from tf_dynemb.table.blocks import blocks_of
 from tf_dynemb.table.variable import Variable
@@ -30,29 +31,37 @@ class IndexedTable(Variable):
         self.rows = rows
         self.limit = limit
 
+    def _problem_of(self, keys: tf.Tensor) -> tf.Tensor:
+        """As of Variable: names a key that is out of range."""
+        lowest, highest = tf.reduce_min(keys), tf.reduce_max(keys)
+        text = (
+            f"{self.name}: got the key ",
+            tf.where(lowest < 0, lowest, highest),
+            f", want 0 <= key < {self.rows} = {self.limit}; map ids to that range, make the table "
+            "larger, or use one that takes any key (use_hashtable=True, DynamicVariable)",
+        )
+        return text_if(tf.reduce_any((keys < 0) | (keys >= self.rows)), text)
+
     def within(self, keys: tf.Tensor) -> tf.Tensor:
         """The keys, once they were found to be in range.
 
         Raises:
             tf.errors.InvalidArgumentError: one is not.
         """
-        lowest, highest = tf.reduce_min(keys), tf.reduce_max(keys)
-        some = tf.where(lowest < 0, lowest, highest)
-        inside = tf.reduce_all((keys >= 0) & (keys < self.rows))
-        message = [
-            f"{self.name}: got the key",
-            some,
-            f"want 0 <= key < {self.rows} = {self.limit}; map ids to that range, make the table larger, "
-            "or use one that takes any key (use_hashtable=True, DynamicVariable)",
-        ]
-        operation = tf.debugging.Assert(inside, message)
+        problem = self._problem_of(keys)
+        operation = tf.debugging.Assert(tf.equal(problem, ""), [problem])
         with tf.control_dependencies([] if operation is None else [operation]):
             return tf.identity(keys)
 
 
 def in_range(table: Variable, keys: tf.Tensor) -> tf.Tensor:
-    """Keys of a table; those of an IndexedTable are checked."""
-    return table.within(keys) if isinstance(table, IndexedTable) else keys
+    """Keys of a table; those of an IndexedTable are checked.
+
+    If it is spread over processes, then where they meet next, so that all of them learn of a key.
+    """
+    if isinstance(table, IndexedTable) and table.exchange is None:
+        return table.within(keys)
+    return keys
 
 
 def devices_here() -> list[str] | None:

@@ -451,6 +451,10 @@ class Variable(tf.Module):
 
     # What lookups, optimizers and savers of this package use.
 
+    def _problem_of(self, keys: tf.Tensor) -> tf.Tensor | None:
+        """Why int64 keys cannot have rows, a string scalar, empty if they can; None: any key can."""
+        del keys
+
     def _lookup(self, keys: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """values (..., dim) and exists (...) of what _keys gives, with their gradient."""
         if name is not None:
