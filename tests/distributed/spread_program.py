@@ -219,7 +219,10 @@ class Program:
                 loss = tf.add_n([tf.reduce_sum(part) for part in parts]) / BATCH
             optimizer.apply(tape.gradient(loss, weights), weights)
 
-        @tf.function(reduce_retracing=True)
+        # Traced once: shares differ.
+        @tf.function(
+            input_signature=[tf.TensorSpec([None, 2], tf.int64), tf.TensorSpec([None, 2, 3], tf.float32)]
+        )
         def run(ids, factors):
             self.strategy.run(train, (ids, factors))
 
@@ -323,7 +326,9 @@ class Program:
                 loss = tf.reduce_sum(layer(ids)) + weight / self.count
             optimizer.apply(tape.gradient(loss, variables), variables)
 
-        run = tf.function(lambda ids: self.strategy.run(train, (ids,)), reduce_retracing=True)
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+        def run(ids):
+            self.strategy.run(train, (ids,))
 
         def step(ids, of=0):
             """All ids come from one process. Returns the state after it, and the error, and its time."""
