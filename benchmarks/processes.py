@@ -174,7 +174,7 @@ def sent_words(distinct: list[np.ndarray], dim: int) -> int:
         step = 1 << max(0, words.bit_length() - 4)
         return max(8, -(-words // step) * step)  # one of eight sizes per power of two
 
-    sizes = 5
+    sizes = 6
     lookup = parcel(8) + parcel(4 * dim, 1)  # ids; rows, and whether they exist
     update = parcel(8, 4 * dim)
     return count * (sizes + lookup + sizes + update)
