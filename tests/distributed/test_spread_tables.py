@@ -265,6 +265,11 @@ def test_padding_is_what_the_scaling_page_says(processes, ids, number):
         assert 1 <= padding(distinct, WIRE_DIM) <= most
 
 
+def test_collectives_are_on_the_host(processes):
+    for process in processes:
+        assert {device[-6:] for device in process["collectives_under_a_gpu"]} == {":CPU:0"}
+
+
 def test_processes_that_run_other_programs_learn_what_the_others_run(processes):
     for process in processes:
         *of_other_calls, of_wrong_shape, of_other_dim, of_other_place = process["differing"][:-2]

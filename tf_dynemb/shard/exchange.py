@@ -70,7 +70,7 @@ class Exchange:
         self.timeout_seconds = float(_compat.timeout_of(strategy) or 0)
         self._group_key = next(_GROUP_KEYS)
         # Collectives that take the same token run one after the other, as the program has them.
-        with tf.init_scope():
+        with tf.init_scope(), tf.device("CPU:0"):
             self._token = tf.raw_ops.VarHandleOp(
                 dtype=tf.float32, shape=[], shared_name=f"tf_dynemb_exchange_{self._group_key}"
             )
@@ -183,12 +183,8 @@ class Exchange:
         """The sum over processes of float64 (n,), where n is the same in all."""
         size, *_ = self._agreed([tf.size(numbers, tf.int64)], f"a sum of {numbers.shape} numbers")
         with tf.control_dependencies([size]):  # who waits for a sum that others do not want, waits long
-            return tf.raw_ops.CollectiveReduceV2(
-                input=numbers,
-                merge_op="Add",
-                final_op="Id",
-                **self._collective(_SUM + tf.size(numbers)),
-            )
+            instance = _SUM + tf.size(numbers)
+            return self._collective("Reduce", instance, numbers, merge_op="Add", final_op="Id")
 
     def gather(self, parts: Sequence[tf.Tensor], what: str) -> list[tf.Tensor]:
         """Tensors of all processes, joined along the first axis in the order of the processes.
@@ -213,9 +209,8 @@ class Exchange:
         words, *_ = self._agreed([words], what + _kinds(parts))
         size = _size(words)
         parcel = ops.dynemb_pack(parts, counts, tf.gather(_SIZES, size) - len(parts))
-        everything = tf.raw_ops.CollectiveGatherV2(
-            input=tf.concat([counts, parcel], axis=1), **self._collective(_GATHER + size)
-        )
+        mine = tf.concat([counts, parcel], axis=1)
+        everything = self._collective("Gather", _GATHER + size, mine)
         return ops.dynemb_unpack(
             everything[:, len(parts) :],
             everything[:, : len(parts)],
@@ -256,9 +251,8 @@ class Exchange:
         tables = counts.shape[1]
         words = tf.gather(_SIZES, size) - tables
         parcels = ops.dynemb_pack(parts, tf.tile(counts, [1, len(groups)]), words)
-        received = tf.raw_ops.CollectiveAllToAllV2(
-            input=tf.concat([counts, parcels], axis=1), **self._collective(kind + size)
-        )
+        parcels = tf.concat([counts, parcels], axis=1)
+        received = self._collective("AllToAll", kind + size, parcels)
         sent = tf.ensure_shape(received[:, :tables], [self.processes, tables])
         return sent, ops.dynemb_unpack(
             received[:, tables:],
@@ -329,9 +323,10 @@ class Exchange:
         numbers = tf.stack([*numbers, *none, tf.cast(letters, tf.int64), digest, -digest])
         # Every process tells every other, at once. A ring of TensorFlow's all-reduce passes numbers on
         # from one to the next, twice around.
-        told = tf.raw_ops.CollectiveAllToAllV2(
-            input=tf.tile(numbers[tf.newaxis], [self.processes, 1]),
-            **self._collective(_AGREE),
+        told = self._collective(
+            "AllToAll",
+            _AGREE,
+            tf.tile(numbers[tf.newaxis], [self.processes, 1]),
             # Here alone, since who has come so far goes on: TensorFlow holds a thread or two for each
             # collective with a timeout until that is over, however soon the collective is.
             timeout_seconds=self.timeout_seconds,
@@ -345,10 +340,8 @@ class Exchange:
             said = tf.strings.unicode_decode(said, "UTF-8")
             size = _size(most[-3])
             padding = tf.gather(_SIZES, size) - tf.size(said, tf.int64)
-            gathered = tf.raw_ops.CollectiveGatherV2(
-                input=tf.pad([said], [[0, 0], [0, padding]], constant_values=ord(" ")),
-                **self._collective(_TEXTS + size),
-            )
+            padded = tf.pad([said], [[0, 0], [0, padding]], constant_values=ord(" "))
+            gathered = self._collective("Gather", _TEXTS + size, padded)
             texts = tf.strings.strip(tf.strings.unicode_encode(gathered, "UTF-8"))
             texts = tf.ensure_shape(texts, [self.processes])
             names = [f"process {number}: " for number in range(self.processes)]
@@ -361,13 +354,17 @@ class Exchange:
         with tf.control_dependencies([] if check is None else [check]):
             return tf.unstack(tf.identity(most[:3]), num=3)
 
-    def _collective(self, instance) -> dict:
-        return {
-            "group_size": self.processes,
-            "group_key": self._group_key,
-            "instance_key": instance,
-            "ordering_token": [self._token],  # which also tells tf.function not to leave it out
-        }
+    def _collective(self, name: str, instance, mine: tf.Tensor, **options) -> tf.Tensor:
+        """TensorFlow's collective of a name, on the host, where the tables are."""
+        with tf.device("CPU:0"):
+            return getattr(tf.raw_ops, f"Collective{name}V2")(
+                input=mine,
+                group_size=self.processes,
+                group_key=self._group_key,
+                instance_key=instance,
+                ordering_token=[self._token],  # which also tells tf.function not to leave it out
+                **options,
+            )
 
     def _grouped(self, keys: Sequence[tf.Tensor], distinct: bool):
         owners = [tf.zeros([0], tf.int32)] * len(keys)  # key mod processes
