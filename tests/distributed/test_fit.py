@@ -1,5 +1,7 @@
 """tf_dynemb.distribute.fit with two replicas of a process, beside Keras' own fit with one."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
@@ -140,6 +142,20 @@ def test_without_a_strategy_it_is_keras_to_the_bit():
     assert {key: row.tolist() for key, row in rows.items()} == {
         key: row.tolist() for key, row in wanted_rows.items()
     }
+
+
+@pytest.mark.parametrize("part", [0.25, 0.5])
+def test_arguments_by_position_and_a_part_to_validate_by(part):
+    """Those of Keras, in its order."""
+    histories = []
+    for model, function in ((lookup_model(mirrored()), fit), (lookup_model(one()), keras.Model.fit)):
+        data = (model, IDS, TARGETS, 8, 2, 0, [], part, None, False, None, WEIGHTS)
+        histories.append(function(*data).history)
+    assert histories[0].keys() == histories[1].keys() >= {"val_loss", "val_mae"}
+    for name, numbers in histories[1].items():
+        np.testing.assert_allclose(histories[0][name], numbers, rtol=TOLERANCE, err_msg=name)
+    names = [list(inspect.signature(f).parameters)[1:] for f in (fit, keras.Model.fit)]
+    assert names[0] == names[1]
 
 
 def collection_model(strategy):

@@ -138,3 +138,52 @@ def test_strings_of_several_replicas():
         model = Model()
     with pytest.raises(TypeError, match="got string from the model"):
         tf_dynemb.distribute.predict(model, X, verbose=0)
+
+
+class PairsOfRows(keras.Model):
+    """Adds up two rows of its input for an example, as SOK's DistributedEmbedding does with slots."""
+
+    def call(self, x):
+        return tf.reduce_sum(tf.reshape(x, [-1, 2]), 1, keepdims=True)
+
+
+def test_rows_that_are_not_examples():
+    """With one replica they are what Keras makes of them."""
+    x = np.arange(8, dtype=np.float32)[:, None]
+    data = tf.data.Dataset.from_tensors((x, Y))
+    inputs = data.map(lambda x, y: x)
+    predict = tf_dynemb.distribute.predict
+    model = PairsOfRows()
+    np.testing.assert_array_equal(predict(model, inputs, verbose=0), model.predict(inputs, verbose=0))
+    with mirrored().scope():
+        model = PairsOfRows()
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="output: got rows.*reshape inside"):
+        predict(model, inputs, verbose=0)
+    named = data.map(lambda x, y: ({"rows": x}, y))
+    for of, names in ((data, "x, y"), (named, "x/rows, y")):
+        want = f"in {names}; want as many in each"
+        with pytest.raises(ValueError, match=rf"got examples \[\[8, 4\]\] {want}"):
+            evaluate(model, of, verbose=0)
+
+
+def test_data_without_any_batch_is_as_in_keras():
+    model = made(tf.distribute.get_strategy())
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(2).take(0)
+    for arguments in ({}, {"return_dict": True}):
+        got, want = (
+            f(data, verbose=0, **arguments)
+            for f in (lambda *a, **k: evaluate(model, *a, **k), model.evaluate)
+        )
+        assert got == want and type(got) is type(want)
+    assert fit(model, data, verbose=0).history == model.fit(data, verbose=0).history == {}
+
+
+def test_what_cannot_be_split():
+    model = made(tf.distribute.get_strategy())
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(2)
+    with pytest.raises(ValueError, match="validation_split: got 0.5 with a .*Dataset as x, want arrays"):
+        fit(model, data, validation_split=0.5)
+    for part in (0.9, 1.5, -0.5):
+        with pytest.raises(ValueError, match=f"got {part} of 4 examples, want a part between 0 and 1"):
+            fit(model, X, Y, validation_split=part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import keras
@@ -58,7 +59,7 @@ class Batches:
                 warnings.warn(
                     f"The data ended after {step} of {self._steps} steps; the epoch ends here. Repeat "
                     "the dataset with .repeat()",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
                 return
             yield batch
@@ -96,7 +97,7 @@ def batches_of(
             if value is not None:
                 raise ValueError(f"{argument}: got one beside a dataset, want it as part of the dataset")
         dataset = x
-    elif callable(x) or hasattr(x, "__next__") or isinstance(x, keras.utils.PyDataset):
+    elif _is_no_array(x):
         raise TypeError(
             f"x: got a {type(x).__name__}, want arrays, a tf.data.Dataset (from_generator makes one) or "
             f"what {_DISTRIBUTED} returns"
@@ -110,16 +111,53 @@ def batches_of(
     return Batches(dataset, steps)
 
 
+def split_arrays(arrays: tuple, validation_split: float) -> tuple:
+    """Arrays (x, y, sample_weight) without their last examples, and these, as Keras splits them.
+
+    Raises:
+        ValueError: no arrays; a part that is not between 0 and 1, or that leaves no examples.
+        TypeError: elements that are no arrays.
+    """
+    if _is_no_array(arrays[0]):
+        raise ValueError(
+            f"validation_split: got {validation_split} with a {type(arrays[0]).__name__} as x, want "
+            "arrays; give validation_data"
+        )
+    arrays = _as_tensors(arrays)
+    size = _size_of_arrays(arrays)
+    first = math.floor(size * (1 - validation_split))
+    if not 0 < first < size:
+        raise ValueError(
+            f"validation_split: got {validation_split} of {size} examples, want a part between 0 and 1 "
+            "that leaves examples to train on and to validate by"
+        )
+    trained, validated = tf.range(first, dtype=tf.int64), tf.range(first, size, dtype=tf.int64)
+    return tuple(
+        tf.nest.map_structure(lambda value, part=part: take(value, part), arrays)
+        for part in (trained, validated)
+    )
+
+
+def _is_no_array(x) -> bool:
+    kinds = (tf.data.Dataset, tf.distribute.DistributedDataset, keras.utils.PyDataset)
+    return isinstance(x, kinds) or callable(x) or hasattr(x, "__next__")
+
+
+def _size_of_arrays(arrays: tuple) -> int:
+    sizes = [int(size_of(leaf)) for leaf in tf.nest.flatten(arrays) if leaf is not None]
+    if len(set(sizes)) != 1:
+        raise ValueError(f"x, y, sample_weight: got {sizes} examples, want as many in each")
+    return sizes[0]
+
+
 def _dataset_of_arrays(arrays: tuple, batch_size: int, shuffle_seed: int | None) -> tf.data.Dataset:
     while arrays[-1] is None and len(arrays) > 1:
         arrays = arrays[:-1]
     arrays = _as_tensors(arrays)
-    sizes = [int(size_of(leaf)) for leaf in tf.nest.flatten(arrays) if leaf is not None]
-    if len(set(sizes)) != 1:
-        raise ValueError(f"x, y, sample_weight: got {sizes} examples, want as many in each")
-    numbers = tf.data.Dataset.range(sizes[0])
-    if shuffle_seed is not None and sizes[0]:
-        numbers = numbers.shuffle(sizes[0], seed=shuffle_seed)
+    size = _size_of_arrays(arrays)
+    numbers = tf.data.Dataset.range(size)
+    if shuffle_seed is not None and size:
+        numbers = numbers.shuffle(size, seed=shuffle_seed)
 
     def examples(numbers):
         return tf.nest.map_structure(lambda value: take(value, numbers), arrays)

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tf_dynemb import _compat
 from tf_dynemb.distribute import callbacks as callbacks_of
-from tf_dynemb.distribute.batches import batches_of
+from tf_dynemb.distribute.agreement import batches_in_step
+from tf_dynemb.distribute.batches import batches_of, split_arrays
 from tf_dynemb.distribute.processes import Processes
 from tf_dynemb.distribute.steps import steps_of
 
@@ -23,6 +24,7 @@ def fit(
     epochs: int = 1,
     verbose="auto",
     callbacks=None,
+    validation_split: float = 0.0,
     validation_data=None,
     shuffle: bool = True,
     class_weight: dict | None = None,
@@ -56,6 +58,7 @@ def fit(
         verbose: "auto", 0, 1 or 2; only the chief process prints.
         callbacks: Keras' callbacks and others. Every process calls its own with the same logs. What
             ModelCheckpoint, BackupAndRestore, TensorBoard and CSVLogger write is the chief's.
+        validation_split: the part of arrays, from their end, to validate by instead of training on it.
         validation_data: a dataset, or a tuple of arrays (x, y) or (x, y, sample_weight).
         shuffle: whether arrays are shuffled, anew each epoch. The chief draws the seed.
         class_weight: weights of integer targets.
@@ -71,7 +74,10 @@ def fit(
 
     Raises:
         ValueError: a model that is not compiled; what N replicas cannot train as one does, with the
-            reason: docs/distribution.md has the list.
+            reason: docs/distribution.md has the list; in all processes, batches that differ between
+            them.
+        tf.errors.InvalidArgumentError: under several replicas, inputs, targets or outputs that do not
+            have one row for each example.
         TypeError: an x that is none of the above.
 
     Example:
@@ -91,6 +97,8 @@ def fit(
     steps = steps_of(model)
     processes = steps.processes
     seed = processes.of_chief(np.random.randint(2**31)) if shuffle else None
+    if validation_split and validation_data is None:
+        (x, y, sample_weight), validation_data = split_arrays((x, y, sample_weight), validation_split)
     data = batches_of(x, y, sample_weight, batch_size, steps_per_epoch, class_weight, seed)
     validation = None
     if validation_data is not None:
@@ -118,7 +126,7 @@ def fit(
             steps.reset_metrics()
             callbacks.on_epoch_begin(epoch)
             logs = {}
-            for step, batch in enumerate(data.epoch()):
+            for step, batch in enumerate(batches_in_step(data, processes)):
                 callbacks.on_train_batch_begin(step)
                 logs = train(batch)
                 callbacks.on_train_batch_end(step, logs)
@@ -154,7 +162,7 @@ def evaluate(
     """The loss and the metrics of a model as model.evaluate computes them, under its strategy.
 
     They are those of the examples of all replicas, exactly, and the same in all processes. No row is
-    born.
+    born. Of data without any batch there are none, as in Keras.
 
     Args:
         model: a compiled model.
@@ -172,6 +180,7 @@ def evaluate(
 
     Raises:
         ValueError: as in fit.
+        tf.errors.InvalidArgumentError: as in fit.
         TypeError: as in fit.
 
     Example:
@@ -223,6 +232,7 @@ def predict(
 
     Raises:
         ValueError: as in fit; data without any batch.
+        tf.errors.InvalidArgumentError: as in fit.
         TypeError: as in fit; outputs that cannot be brought together, such as strings of several
             replicas.
 
@@ -240,7 +250,7 @@ def predict(
     function = functions.function("predict", data)
     callbacks.on_predict_begin()
     outputs = []
-    for step, batch in enumerate(data.epoch()):
+    for step, batch in enumerate(batches_in_step(data, functions.processes)):
         callbacks.on_predict_batch_begin(step)
         outputs.append(function(batch))
         callbacks.on_predict_batch_end(step, {"outputs": outputs[-1]})
@@ -298,7 +308,7 @@ def _evaluate(model, functions, data, callbacks) -> dict:
     callbacks.on_test_begin()
     functions.reset_metrics()
     logs = {}
-    for step, batch in enumerate(data.epoch()):
+    for step, batch in enumerate(batches_in_step(data, functions.processes)):
         callbacks.on_test_batch_begin(step)
         logs = test(batch)
         callbacks.on_test_batch_end(step, logs)

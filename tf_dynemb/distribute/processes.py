@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -15,37 +16,38 @@ class Processes:
 
     def __init__(self, strategy: tf.distribute.Strategy):
         self._strategy = strategy
-        replicas = strategy.num_replicas_in_sync
-        local = 1 if replicas == 1 else len(strategy.extended.worker_devices)
-        self.number = replicas // local
+        self._replicas = strategy.num_replicas_in_sync
+        self._local = 1 if self._replicas == 1 else len(strategy.extended.worker_devices)
+        self.number = self._replicas // self._local
         self.is_chief = True
         if self.number > 1:
             context = tf.distribute.get_replica_context
             first = tf.function(strategy.run)(lambda: context().replica_id_in_sync_group)
             self.is_chief = int(strategy.experimental_local_results(first)[0]) == 0
 
-        self._sum = tf.function(self._sum_over_replicas)
+        self._gather = tf.function(self._gather_over_replicas)
 
-    def sum(self, number: int) -> int:
-        """The sum of a number over the processes. All must call it."""
+    def gather(self, numbers) -> np.ndarray:
+        """What each process has, int64 (processes, n), of n numbers. All must call it."""
+        numbers = tf.convert_to_tensor(numbers, tf.int64)  # a tensor, so that it is traced once
         if self.number == 1:
-            return number
-        total = self._sum(tf.constant(number, tf.int64))  # a tensor, so that it is traced once
-        local = len(self._strategy.extended.worker_devices)
-        return int(self._strategy.experimental_local_results(total)[0]) // local
+            return numbers.numpy()[None]
+        gathered = self._gather(numbers)
+        return self._strategy.experimental_local_results(gathered)[0].numpy()[:: self._local]
 
     def any(self, flag: bool) -> bool:
-        """Whether a flag is up in some process."""
-        return self.sum(int(flag)) > 0
+        """Whether a flag is up in some process. All must call it."""
+        return bool(self.gather([int(flag)]).any())
 
     def of_chief(self, number: int) -> int:
-        """The chief's number."""
-        return self.sum(number if self.is_chief else 0)
+        """The chief's number. All must call it."""
+        return int(self.gather([number])[0, 0])
 
-    def _sum_over_replicas(self, number: tf.Tensor):
-        def in_replica(number):
+    def _gather_over_replicas(self, numbers: tf.Tensor):
+        def in_replica(numbers):
             context = tf.distribute.get_replica_context()
             # A tensor that the replica has made: an argument is on no device.
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(number))
+            mine = tf.one_hot(context.replica_id_in_sync_group, self._replicas, dtype=tf.int64)
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, mine[:, None] * numbers)
 
-        return self._strategy.run(in_replica, args=(number,))
+        return self._strategy.run(in_replica, args=(numbers,))

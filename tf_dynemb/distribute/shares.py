@@ -18,6 +18,10 @@ from tf_dynemb.jagged import JaggedTensor, KeyedJaggedTensor
 _SMALL_INTEGERS = (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.uint32)
 _WIRE = dict.fromkeys(_SMALL_INTEGERS, tf.int64) | dict.fromkeys((tf.float16, tf.bfloat16), tf.float32)
 _ADDED = (tf.float32, tf.float64, tf.int64)
+_REMEDY = (
+    "under several replicas each input, target and output has one row for each example: reshape inside "
+    "the model"
+)
 
 
 def size_of(value) -> tf.Tensor:
@@ -41,6 +45,8 @@ def size_of(value) -> tf.Tensor:
         )
     if value.shape.rank == 0:
         raise ValueError("batch: got a scalar, want tensors whose first axis is that of the examples")
+    if value.shape[0] is not None:
+        return tf.constant(value.shape[0], tf.int64)
     return tf.shape(value, out_type=tf.int64)[0]
 
 
@@ -50,6 +56,41 @@ def size_of_batch(batch) -> tf.Tensor:
     if not leaves:
         raise ValueError("batch: got nothing, want tensors")
     return size_of(leaves[0])
+
+
+def _assert_alike(names: list, examples: tf.Tensor):
+    """Fails unless leaves have as many examples; of each replica (1 or all of them, leaves)."""
+    alike = tf.reduce_all(examples == examples[:, :1])
+    got, want = "batch: got examples", f"in {', '.join(names)}; want as many in each; {_REMEDY}"
+    static = tf.get_static_value(examples)
+    if static is not None and (static != static[:, :1]).any():
+        raise ValueError(f"{got} {static.tolist()} {want}")
+    return tf.debugging.Assert(alike, [got, examples, want], summarize=-1)
+
+
+def _assert_rows(name: str, right: tf.Tensor, rows: tf.Tensor, examples: tf.Tensor):
+    """Fails unless all replicas have as many rows as examples; says what this one has."""
+    return tf.debugging.Assert(
+        right,
+        [
+            f"output {name}: got rows" if name else "output: got rows",
+            rows,
+            "for examples",
+            examples,
+            f"in this replica, want a row for each example in all replicas; {_REMEDY}",
+        ],
+    )
+
+
+def _named(name: str, value) -> list:
+    """Names and values of the leaves of a structure."""
+    if isinstance(value, dict):
+        inner = sorted(value.items())
+    elif isinstance(value, (list, tuple)):
+        inner = enumerate(value)
+    else:
+        return [(name, leaf) for leaf in tf.nest.flatten(value) if leaf is not None]
+    return [pair for key, one in inner for pair in _named(f"{name}/{key}", one)]
 
 
 def take(value, examples: tf.Tensor):
@@ -115,20 +156,29 @@ class Share:
             self.size = size_of_batch(batch)
             return
         self.is_first = replica % len(context.strategy.extended.worker_devices) == 0
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        names, leaves = zip(
+            *_named("x", x), *_named("y", y), *_named("sample_weight", sample_weight), strict=True
+        )
+        leaves = tf.stack([size_of(leaf) for leaf in leaves])
         if is_global:
-            self.size = size_of_batch(batch)
-            self._begin, self._end = (self.size * (replica + more) // self.replicas for more in range(2))
+            bounds = leaves[0] * tf.range(self.replicas + 1, dtype=tf.int64) // self.replicas
+            sizes, leaves = bounds[1:] - bounds[:-1], tf.stack([leaves])
+        else:
+            leaves = tf.one_hot(replica, self.replicas, dtype=tf.int64)[:, None] * leaves
+            leaves = context.all_reduce(tf.distribute.ReduceOp.SUM, leaves)  # (replicas, leaves)
+            sizes = leaves[:, 0]
+        with tf.control_dependencies([_assert_alike(names, leaves)]):
+            self._sizes = tf.identity(sizes)
+        self.size = tf.reduce_sum(self._sizes)
+        self._begin, self._own = tf.reduce_sum(self._sizes[:replica]), self._sizes[replica]
+        if is_global:
             self.batch = batch
             with tf.device("CPU:0"):  # so that only its share goes to the replica's device
-                examples = tf.range(self._begin, self._end)
+                examples = self._begin + tf.range(self._own)
                 self.part = tf.nest.map_structure(lambda value: take(value, examples), batch)
         else:
             self.batch, self.part = None, batch
-            sizes = tf.one_hot(replica, self.replicas, dtype=tf.int64) * size_of_batch(batch)
-            sizes = context.all_reduce(tf.distribute.ReduceOp.SUM, sizes)
-            self.size = tf.reduce_sum(sizes)
-            self._begin = tf.reduce_sum(sizes[:replica])
-            self._end = self._begin + sizes[replica]
 
     def whole(self, parts):
         """What all replicas have, one after the other, of a structure of tensors (examples, ...).
@@ -143,18 +193,21 @@ class Share:
                     f"got a {type(leaf).__name__} from the model, which cannot be brought together from "
                     "several replicas; return to_ragged() of it"
                 )
-        flat = keras.tree.flatten(parts)
-        dense = [leaf for leaf in flat if isinstance(leaf, tf.Tensor)]
-        dense = iter(self._joined(dense, [self._begin] * len(dense), [self.size] * len(dense)))
+        flat = [("/".join(map(str, path)), leaf) for path, leaf in keras.tree.flatten_with_path(parts)]
+        dense = [leaf for _, leaf in flat if isinstance(leaf, tf.Tensor)]
+        names = [name for name, leaf in flat if isinstance(leaf, tf.Tensor)]
+        places = [(self._begin, self._own, self.size)] * len(dense)
+        dense = iter(self._joined(dense, places, names))
         wholes = [
-            next(dense) if isinstance(leaf, tf.Tensor) else self._whole_composite(leaf) for leaf in flat
+            next(dense) if isinstance(leaf, tf.Tensor) else self._whole_composite(leaf, name)
+            for name, leaf in flat
         ]
         return keras.tree.pack_sequence_as(parts, wholes)
 
-    def _joined(self, parts: list, begins: list, sizes: list) -> list:
-        """Tensors of so many rows, of which this replica has those from `begin` on."""
+    def _joined(self, parts: list, places: list, names: list) -> list:
+        """Tensors of `size` rows, of which this replica has `own` ones from `begin` on."""
         placed = []
-        for part, begin, size in zip(parts, begins, sizes, strict=True):
+        for part, (begin, own, size) in zip(parts, places, strict=True):
             wire = _WIRE.get(part.dtype, part.dtype)
             if wire not in _ADDED:
                 raise TypeError(
@@ -166,43 +219,67 @@ class Share:
                     f"got shape {part.shape} from the model or as targets, want a first axis of "
                     "examples under several replicas"
                 )
-            # One row more, for collectives crash where there are none.
-            after = size + 1 - begin - tf.shape(part, out_type=tf.int64)[0]
-            around = [[begin, after]] + [[0, 0]] * (part.shape.rank - 1)
-            part = tf.cast(tf.stop_gradient(part), wire)
-            placed.append(tf.pad(part, tf.cast(around, tf.int64)))
-        if placed:
-            placed = self._context.all_reduce(tf.distribute.ReduceOp.SUM, placed)
+            wire_part = tf.cast(tf.stop_gradient(part[:own]), wire)
+            inner = tf.shape(part, out_type=tf.int64)[1:]
+            rows = tf.shape(wire_part, out_type=tf.int64)[0]
+
+            def filled(rows, value, inner=inner, wire=wire):
+                return tf.fill(tf.concat([[rows], inner], 0), tf.cast(value, wire))
+
+            # One row more, in which all learn whether one has other rows than it should. Collectives
+            # crash where there are none, too.
+            wrong = tf.shape(part, out_type=tf.int64)[0] != own
+            before, after = filled(begin, 0), filled(size - begin - rows, 0)
+            placed.append(tf.concat([before, wire_part, after, filled(1, wrong)], 0))
         wholes = []
-        for part, sums, begin in zip(parts, placed, begins, strict=True):
-            sums = tf.cast(sums, part.dtype)
-            end = begin + tf.shape(part, out_type=tf.int64)[0]
-            whole = tf.concat([sums[:begin], part, sums[end:-1]], 0)
+        placed = self._summed(placed)
+        for name, part, sums, (begin, own, _) in zip(names, parts, placed, places, strict=True):
+            right, rows = tf.reduce_all(sums[-1] == 0), tf.shape(part)[0]
+            with tf.control_dependencies([_assert_rows(name, right, rows, own)]):
+                sums = tf.cast(sums, part.dtype)
+            whole = tf.concat([sums[:begin], part, sums[begin + own : -1]], 0)
             wholes.append(tf.ensure_shape(whole, [None, *part.shape[1:]]))
         return wholes
 
-    def _joined_of_any_size(self, parts: list) -> list:
+    def _summed(self, tensors: list) -> list:
+        """Sums over the replicas; those of a dtype together, for a collective takes only one."""
+        sums = {}
+        for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
+            numbers = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+            group = [tensors[i] for i in numbers]
+            group = self._context.all_reduce(tf.distribute.ReduceOp.SUM, group)
+            sums.update(zip(numbers, group, strict=True))
+        return [sums[i] for i in range(len(tensors))]
+
+    def _joined_of_any_size(self, parts: list, name: str) -> list:
         """Tensors, one replica's rows after the other's."""
         numbers = tf.stack([tf.shape(part, out_type=tf.int64)[0] for part in parts])
-        numbers = tf.one_hot(self._replica, self.replicas, dtype=tf.int64)[:, None] * numbers
-        numbers = self._context.all_reduce(tf.distribute.ReduceOp.SUM, numbers)
-        begins = tf.unstack(tf.reduce_sum(numbers[: self._replica], 0))
-        return self._joined(parts, begins, tf.unstack(tf.reduce_sum(numbers, 0)))
+        mine = tf.one_hot(self._replica, self.replicas, dtype=tf.int64)[:, None] * numbers
+        all_numbers = self._context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
+        begins, sizes = tf.reduce_sum(all_numbers[: self._replica], 0), tf.reduce_sum(all_numbers, 0)
+        places = zip(*map(tf.unstack, (begins, numbers, sizes)), strict=True)
+        return self._joined(parts, list(places), [name] * len(parts))
 
-    def _whole_composite(self, part):
+    def _whole_composite(self, part, name: str):
         if part is None:
             return None
         if isinstance(part, tf.RaggedTensor):
-            flat, *lengths = self._joined_of_any_size([part.flat_values, *part.nested_row_lengths()])
-            return tf.RaggedTensor.from_nested_row_lengths(flat, lengths)
-        if isinstance(part, tf.SparseTensor):
+            shape = tf.cast(part.nrows()[None, None], tf.int64)
+            parts = [part.flat_values, *part.nested_row_lengths()]
+        elif isinstance(part, tf.SparseTensor):
+            shape = part.dense_shape[None]
             first = tf.concat([self._begin[None], tf.zeros_like(part.dense_shape[1:])], 0)
-            indices, values, shapes = self._joined_of_any_size(
-                [part.indices + first, part.values, part.dense_shape[None]]
+            parts = [part.values, part.indices + first]
+        else:
+            raise TypeError(
+                f"got a {type(part).__name__} from the model or as targets, want tensors, ragged or "
+                "sparse tensors under several replicas"
             )
-            shape = tf.concat([self.size[None], tf.reduce_max(shapes, 0)[1:]], 0)
-            return tf.SparseTensor(indices, values, shape)
-        raise TypeError(
-            f"got a {type(part).__name__} from the model or as targets, want tensors, ragged or sparse "
-            "tensors under several replicas"
-        )
+        values, *others, shapes = self._joined_of_any_size([*parts, shape], name)
+        right = tf.reduce_all(shapes[:, 0] == self._sizes)
+        with tf.control_dependencies([_assert_rows(name, right, shape[0, 0], self._own)]):
+            values = tf.identity(values)
+        if isinstance(part, tf.RaggedTensor):
+            return tf.RaggedTensor.from_nested_row_lengths(values, others)
+        shape = tf.concat([self.size[None], tf.reduce_max(shapes, 0)[1:]], 0)
+        return tf.SparseTensor(*others, values, shape)
