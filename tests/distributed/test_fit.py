@@ -202,6 +202,33 @@ def test_keyed_jagged_tensors():
     np.testing.assert_allclose(outputs, wanted(whole), rtol=TOLERANCE, atol=1e-6)
 
 
+def slots_model(strategy):
+    """SOK's layer, which takes a row for each slot; the model makes them of a row for each example."""
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.pooled = tf_dynemb.sok.DistributedEmbedding(
+                "mean", 1000, 2, slot_num=3, max_nnz=2, embedding_initializer=ROWS
+            )
+            self.head = keras.layers.Dense(1, kernel_initializer=ROWS)
+
+        def call(self, keys):
+            return self.head(tf.reshape(self.pooled(tf.sparse.reshape(keys, [-1, 2])), [-1, 6]))
+
+    with strategy.scope():
+        model = Model()
+        model.compile(tf_dynemb.DynamicEmbeddingOptimizer(K.SGD(0.1)), "mse")
+    return model
+
+
+def test_slots_of_sok():
+    def keys(ids, targets):
+        return tf.sparse.from_dense(tf.stack([ids, tf.reverse(ids, [1]) // 7], 2)), targets
+
+    assert_trains_as_one(slots_model, batches(IDS, TARGETS, make=keys))
+
+
 def sequence_model(strategy):
     """Scores of each of three ids, of which zeros are masked."""
     with strategy.scope():

@@ -45,7 +45,8 @@ def fit(
 
     Each process calls this with the same arguments. All iterate over the same data, each replica takes
     its share of each batch, and all have the same History in the end. A dataset that is shuffled must
-    have a seed, or keras.utils.set_random_seed be called before, so that all see one order.
+    have a seed, or keras.utils.set_random_seed be called before, so that all see one order. Processes
+    compare their batches, up to 8 of them at a time, which are read ahead.
 
     Args:
         model: a compiled model. Make and compile it in `with strategy.scope():`.
