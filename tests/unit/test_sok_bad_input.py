@@ -219,6 +219,8 @@ def dynamic(**more):
 
 
 IDS = ragged([1], [2, 3])
+SPARSE_OF_FOUR = tf.sparse.from_dense(int64([[1], [2], [3], [4]]))
+TWO = [dynamic(), dynamic()]
 NOW = datetime.datetime.now(datetime.timezone.utc)
 
 # A call: (it, class of the error, its message).
@@ -316,7 +318,17 @@ CALLS = {
     "batches that differ": (
         lambda: sok.lookup_sparse([dynamic(), dynamic()], [IDS, ragged([1])]),
         Invalid,
-        "lengths",
+        "(?s)sp_ids: the batches differ.*2,? 1.*want.*2,? 2",
+    ),
+    "batches that differ and could be halved": (
+        lambda: sok.lookup_sparse([dynamic(), dynamic()], [ragged([1]), ragged([2], [3], [4])]),
+        Invalid,
+        "(?s)sp_ids: the batches differ.*1,? 3.*want.*1,? 1",
+    ),
+    "batches that differ in a graph": (
+        lambda: tf.function(lambda a, b: sok.lookup_sparse(TWO, [a, b]))(IDS, SPARSE_OF_FOUR),
+        Invalid,
+        "(?s)sp_ids: the batches differ.*2,? 4.*want.*2,? 2",
     ),
     "a filter": (
         lambda: sok.lookup_sparse(dynamic(), IDS, use_low_frequency_filter=True),

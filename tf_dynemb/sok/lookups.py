@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tf_dynemb.base.checks import as_tensor, assert_within
+from tf_dynemb.base.checks import as_tensor, assert_same, assert_within
 from tf_dynemb.keras.layers.ids import keys_of
 from tf_dynemb.lookup.bags import flat_weights
 from tf_dynemb.lookup.embedding_lookup import lookup_keys
@@ -58,16 +58,25 @@ def lookup_sparse(
             raise ValueError(f"combiners: got {combiner!r}, want 'sum' or 'mean'")
     bags = [bags_of("sp_ids", *both) for both in zip(sp_ids, sp_weights, strict=True)]
     keys = [in_range(table, each[0]) for table, each in zip(tables, bags, strict=True)]
+    with tf.control_dependencies(_same_batches([lengths for _, lengths, _ in bags])):
+        lengths = tf.concat([lengths for _, lengths, _ in bags], 0)
     pooled = lookup_bags(
         tables,
         [BagFeature(i, i, combiner) for i, combiner in enumerate(combiners)],
         tf.concat(keys, 0),
-        tf.concat([lengths for _, lengths, _ in bags], 0),
+        lengths,
         weights=tf.concat([weights for *_, weights in bags], 0) if weighted else None,
     )
     parts = tf.split(pooled, [table.dim for table in tables], axis=1)
     parts = [tf.cast(part, table.value_dtype) for part, table in zip(parts, tables, strict=True)]
     return parts if isinstance(params, (list, tuple)) else parts[0]
+
+
+def _same_batches(lengths: list[tf.Tensor]) -> list:
+    """Operations that fail unless all have as many bags: their sum alone could be divided otherwise."""
+    batches = tf.stack([tf.size(each) for each in lengths])
+    message = "sp_ids: the batches differ; make those of all variables as large as that of the first"
+    return assert_same(batches, tf.fill([len(lengths)], batches[0]), message)
 
 
 def all2all_dense_embedding(param, indices) -> tf.Tensor:
