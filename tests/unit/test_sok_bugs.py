@@ -329,6 +329,15 @@ def test_init_may_be_left_out_or_called_again():
     assert sok.Init(global_batch_size=7) == sok.Init() == "OK"
 
 
+def test_a_seed_of_numpy():
+    rows = []
+    for seed in (3, np.int32(3), np.int64(4)):
+        sok.Init(global_batch_size=np.int64(8), seed=seed)
+        rows.append(sok.all2all_dense_embedding(sok.DynamicVariable(2), [1, 2]).numpy().tolist())
+    sok.Init()
+    assert rows[0] == rows[1] != rows[2]
+
+
 def test_nobody_s_optimizers_are_replaced():
     """There init assigns tf.keras.optimizers."""
     before = tf.keras.optimizers.Adam

@@ -37,9 +37,7 @@ def Init(global_batch_size: int | None = None, seed: int | None = None) -> str: 
     global _seeds
     if global_batch_size is not None:
         whole("global_batch_size", global_batch_size)
-    if seed is not None:
-        whole("seed", seed, 0)
-    _seeds = None if seed is None else random.Random(seed)
+    _seeds = None if seed is None else random.Random(whole("seed", seed, 0))
     return "OK"
 
 
