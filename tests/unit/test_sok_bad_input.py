@@ -113,7 +113,13 @@ INPUTS = {
     ),
     "a number": ("dense", dict(dynamic_input=True), np.int64(3), ValueError, r"want \(n,\)"),
     "floats": ("dense", {}, np.zeros([1, 2, 3]), TypeError, "want integers"),
-    "words": ("dense", {}, np.full([1, 2, 3], "a"), TypeError, "want integers"),
+    "words": (
+        "dense",
+        {},
+        np.full([1, 2, 3], "a"),
+        TypeError,
+        "inputs: got string, want integers; tf_dynemb.fingerprint makes keys of strings",
+    ),
     "int64 for uint32": (
         "dense",
         dict(key_dtype=tf.uint32),
@@ -349,6 +355,26 @@ CALLS = {
         lambda: sok.all2all_dense_embedding(dynamic(), [1.5]),
         TypeError,
         "want integers",
+    ),
+    "strings": (
+        lambda: sok.lookup_sparse(dynamic(), ragged(["a"], dtype=tf.string)),
+        TypeError,
+        "sp_ids: got string, want integers; tf_dynemb.fingerprint",
+    ),
+    "int64 for int32": (
+        lambda: sok.all2all_dense_embedding(dynamic(key_type=tf.int32), int64([2**40])),
+        TypeError,
+        "indices: got int64, the variable's key_type is int32; make the variable with key_type=tf.int64",
+    ),
+    "bags of int64 for int32": (
+        lambda: sok.lookup_sparse(TWO + [dynamic(key_type=tf.int32)], [IDS] * 3),
+        TypeError,
+        "sp_ids: got int64, the variable's key_type is int32",
+    ),
+    "the size of a handle": (
+        lambda: dynamic().size,
+        AttributeError,
+        "no attribute 'size': it is the handle of a dynamic table, the table itself is its attribute `t",
     ),
     "a key beyond": (
         lambda: sok.all2all_dense_embedding(sok.Variable([[1.0]]), [1]),

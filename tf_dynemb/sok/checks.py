@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import tensorflow as tf
+
+from tf_dynemb.keras.layers.ids import keys_of
 
 
 def whole(argument: str, number, least: int = 1, most: int = 2**62) -> int:
@@ -30,3 +33,26 @@ def paired(argument: str, values, like: list) -> list:
             f"{argument}: got {len(values)}, want one for each of the {len(like)} variables"
         )
     return values
+
+
+def int64_keys(argument: str, ids, key_dtype: tf.DType = tf.int64):
+    """The int64 keys of ids, dense, ragged or sparse, of the same structure.
+
+    Raises:
+        TypeError: ids that are no integers, or that a table of key_dtype cannot hold.
+    """
+    dtype = ids.dtype
+    if not dtype.is_integer:
+        hint = (
+            "tf_dynemb.fingerprint makes keys of strings"
+            if dtype == tf.string
+            else "Keras makes floats of ids where an Input has no dtype; give "
+            "keras.Input(shape, dtype='int64')"
+        )
+        raise TypeError(f"{argument}: got {dtype.name}, want integers; {hint}")
+    if key_dtype == tf.int32 and dtype.max > tf.int32.max:
+        raise TypeError(
+            f"{argument}: got {dtype.name}, the variable's key_type is int32; make the variable with "
+            f"key_type=tf.int64, or tf.cast({argument}, tf.int32)"
+        )
+    return keys_of(ids, tf.int64)

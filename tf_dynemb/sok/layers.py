@@ -8,12 +8,11 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb.base.checks import assert_same
-from tf_dynemb.keras.layers.ids import keys_of
 from tf_dynemb.keras.layers.table_layer import TableLayer
 from tf_dynemb.lookup.embedding_lookup import lookup_keys
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
 from tf_dynemb.policy.restrict_policy import registered_name, registered_policy
-from tf_dynemb.sok.checks import whole
+from tf_dynemb.sok.checks import int64_keys, whole
 from tf_dynemb.sok.lookups import bags_of
 from tf_dynemb.sok.setup import seeded
 from tf_dynemb.sok.tables import IndexedTable, devices_here, in_range, replicas
@@ -200,7 +199,7 @@ class All2AllDenseEmbedding(_SokLayer):
             raise TypeError(f"inputs: got {type(inputs).__name__}, want a dense tensor")
         inputs = tf.convert_to_tensor(inputs)
         self._check_dtype(inputs)
-        keys = keys_of(inputs, tf.int64)
+        keys = int64_keys("inputs", inputs)
         if self.dynamic_input:
             want, words = [None], "(n,), as dynamic_input=True"
         else:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tf_dynemb.base.checks import as_tensor, assert_same, assert_within
-from tf_dynemb.keras.layers.ids import keys_of
 from tf_dynemb.lookup.bags import flat_weights
 from tf_dynemb.lookup.embedding_lookup import lookup_keys
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
-from tf_dynemb.sok.checks import paired
+from tf_dynemb.sok.checks import int64_keys, paired
 from tf_dynemb.sok.tables import in_range, tables_of
 
 
@@ -29,7 +28,8 @@ def lookup_sparse(
         For each (batch, dim); not a list if params is none. An empty bag gives zeros.
 
     Raises:
-        TypeError: ids that are no sparse or ragged tensor of integers.
+        TypeError: ids that are no sparse or ragged tensor of integers, or that a table's key_type cannot
+            hold.
         ValueError: not as many of one as of the other; a combiner that is not in the list; ids of
             another rank; use_low_frequency_filter.
         tf.errors.InvalidArgumentError: batches that differ; a key out of range, of a static variable.
@@ -56,7 +56,10 @@ def lookup_sparse(
     for combiner in combiners:
         if combiner not in ("sum", "mean"):
             raise ValueError(f"combiners: got {combiner!r}, want 'sum' or 'mean'")
-    bags = [bags_of("sp_ids", *both) for both in zip(sp_ids, sp_weights, strict=True)]
+    bags = [
+        bags_of("sp_ids", ids, weights, table.key_dtype)
+        for ids, weights, table in zip(sp_ids, sp_weights, tables, strict=True)
+    ]
     keys = [in_range(table, each[0]) for table, each in zip(tables, bags, strict=True)]
     with tf.control_dependencies(_same_batches([lengths for _, lengths, _ in bags])):
         lengths = tf.concat([lengths for _, lengths, _ in bags], 0)
@@ -90,7 +93,7 @@ def all2all_dense_embedding(param, indices) -> tf.Tensor:
         Rows (n, dim).
 
     Raises:
-        TypeError: indices that are no integers.
+        TypeError: indices that are no integers, or that the table's key_type cannot hold.
         ValueError: indices of another rank.
         tf.errors.InvalidArgumentError: a key out of range, of a static variable.
 
@@ -103,13 +106,15 @@ def all2all_dense_embedding(param, indices) -> tf.Tensor:
     [3, 2]
     """
     (table,) = tables_of(param)
-    keys = keys_of(as_tensor("indices", indices, tf.int64), table.key_dtype)
+    keys = int64_keys("indices", as_tensor("indices", indices, tf.int64), table.key_dtype)
     if keys.shape.rank != 1:
         raise ValueError(f"indices: got shape {keys.shape}, want (n,)")
     return lookup_keys(table, in_range(table, keys))
 
 
-def bags_of(argument: str, ids, weights=None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def bags_of(
+    argument: str, ids, weights=None, key_dtype: tf.DType = tf.int64
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """The keys (n,) of ids (bags, ids), the length of each bag (bags,), weights (n,) of 1 if none."""
     if not isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
         raise TypeError(
@@ -118,7 +123,7 @@ def bags_of(argument: str, ids, weights=None) -> tuple[tf.Tensor, tf.Tensor, tf.
         )
     if ids.shape.rank != 2:
         raise ValueError(f"{argument}: got shape {ids.shape}, want two axes, bags and ids")
-    ids = keys_of(ids, tf.int64)
+    ids = int64_keys(argument, ids, key_dtype)
     if isinstance(ids, tf.RaggedTensor):
         keys, lengths = ids.flat_values, ids.row_lengths()
     else:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 # Handles by the id of the tf.Variable below them, which they keep alive.
 _by_variable: weakref.WeakValueDictionary[int, TableHandle] = weakref.WeakValueDictionary()
 
+# What only tf.Variables have.
+_ASKED_BY_OPTIMIZERS_OF_TF_1 = ("_in_graph_mode", "_unique_id", "op")
+
 
 class TableHandle(keras.Variable):
     """The trainable weight of a table. Made by the table; pass it where a variable is asked for."""
@@ -67,11 +70,15 @@ class TableHandle(keras.Variable):
         """Keras sets it while it makes a variable; the answer is ours."""
 
     def __getattr__(self, name):
-        """For what is not there. Optimizers of TensorFlow 1 ask for what only tf.Variables have."""
+        """For what is not there."""
+        hint = "the table itself is its attribute `table`, with size(), lookup() and export()"
+        if name in _ASKED_BY_OPTIMIZERS_OF_TF_1:
+            hint = (
+                "which is no tf.Variable; optimizers of tf.compat.v1.train cannot train it, "
+                "tf_dynemb.DynamicEmbeddingOptimizer(a Keras optimizer) can"
+            )
         raise AttributeError(
-            f"TableHandle has no attribute {name!r}: it is the handle of a dynamic table, which is no "
-            "tf.Variable; optimizers of tf.compat.v1.train cannot train it, "
-            "tf_dynemb.DynamicEmbeddingOptimizer(a Keras optimizer) can"
+            f"TableHandle has no attribute {name!r}: it is the handle of a dynamic table, {hint}"
         )
 
     def limit_rows(self, max_rows: int, argument: str) -> None:
