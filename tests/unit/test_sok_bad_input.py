@@ -461,7 +461,19 @@ FILES = {
         [1, 2, 3],
         [[1, 2]],
         ValueError,
-        "8 .int64. or 4 .uint32. per key and 8 per row of dim 2",
+        "8 per key of int64, 8 per row of dim 2, and one or more; .*or give key_dtype=tf.uint32 if SOK",
+    ),
+    "rows of twice the dim": (
+        range(4),
+        np.zeros([4, 4]),
+        ValueError,
+        "e_keys.file: got 32 bytes, and 64 of values, want 8 per key of int64, 8 per row of dim 2",
+    ),
+    "a key twice": (
+        [5, 3, 5],
+        np.zeros([3, 2]),
+        ValueError,
+        "e_keys.file: got the key 5 more than once",
     ),
     "more than there may be": (range(11), np.zeros([11, 2]), ValueError, "got 11 keys, want 10 at most"),
 }
@@ -481,6 +493,36 @@ def test_restore_from_file(what, tmp_path):
     with pytest.raises(error, match=message):
         sok.Saver().restore_from_file(layer.embedding_variable, tmp_path)
     assert rows_of(layer.table) == before
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("keys", "e_keys.file: got other bytes than dump_to_file wrote.*or delete e_check.file if SOK"),
+        ("values", "e_values.file: got other bytes than dump_to_file wrote"),
+        ("check", "e_check.file: got .* want two checksums; the file is damaged"),
+    ],
+)
+def test_restoring_what_was_changed(part, message, tmp_path):
+    """Of as many bytes; and then a dump puts it right."""
+    layer = make("dense", name="e")
+    layer.table.upsert(int64([5]), [[1.0, 2.0]])
+    sok.Saver().dump_to_file(layer.embedding_variable, tmp_path)
+    file = tmp_path / f"e_{part}.file"
+    file.write_bytes(bytes([file.read_bytes()[0] ^ 64]) + file.read_bytes()[1:])
+    layer.table.upsert(int64([6]), [[3.0, 4.0]])
+    before = rows_of(layer.table)
+    with pytest.raises(ValueError, match=message):
+        sok.Saver().restore_from_file(layer.embedding_variable, tmp_path)
+    assert rows_of(layer.table) == before
+    sok.Saver().dump_to_file(layer.embedding_variable, tmp_path)
+    sok.Saver().restore_from_file(layer.embedding_variable, tmp_path)
+    assert rows_of(layer.table) == before
+
+
+def test_restoring_keys_of_no_such_dtype(tmp_path):
+    with pytest.raises(ValueError, match="key_dtype: got int32, want int64 or uint32"):
+        sok.Saver().restore_from_file(dynamic(), tmp_path, tf.int32)
 
 
 def test_restoring_a_key_that_is_no_row_s_number(tmp_path):

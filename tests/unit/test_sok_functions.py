@@ -1,6 +1,8 @@
 """tf_dynemb.sok's variables, lookups, optimizers and files, without a strategy."""
 
+import contextlib
 import datetime
+import os
 import tracemalloc
 
 import keras
@@ -202,7 +204,7 @@ def test_the_files_of_saver(tmp_path):
         layer.table.upsert(int64(keys), rows)
         assert saver.dump_to_file(layer.embedding_variable, tmp_path / "folder") == "OK"
         there = sorted(path.name for path in (tmp_path / "folder").iterdir())
-        assert there == ["e_keys.file", "e_values.file"]
+        assert there == ["e_check.file", "e_keys.file", "e_values.file"]
         got = np.fromfile(tmp_path / "folder/e_keys.file", np.int64)
         values = np.fromfile(tmp_path / "folder/e_values.file", np.float32).reshape(-1, 2)
         assert dict(zip(got.tolist(), values.tolist(), strict=True)) == dict(
@@ -210,16 +212,42 @@ def test_the_files_of_saver(tmp_path):
         )
 
 
+@pytest.mark.parametrize("given", ["by the layer", "by an argument"])
 @pytest.mark.parametrize("key_dtype", [np.int64, np.uint32])
-def test_files_of_sok_are_restored(key_dtype, tmp_path):
+def test_files_of_sok_are_restored(key_dtype, given, tmp_path):
     keys = np.array([7, 3, 2**32 - 1], key_dtype)
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
     keys.tofile(tmp_path / "e_keys.file")
     rows.tofile(tmp_path / "e_values.file")
-    layer = sok.All2AllDenseEmbedding(9, 2, 1, 1, name="e")
+    other = np.int64 if key_dtype == np.uint32 else np.uint32
+    of_layer = key_dtype if given == "by the layer" else other
+    layer = sok.All2AllDenseEmbedding(9, 2, 1, 1, name="e", key_dtype=of_layer)
     layer.table.upsert(int64([99]), [[1.0, 1.0]])  # which goes
-    assert sok.Saver().restore_from_file(layer.embedding_variable, tmp_path) == "OK"
+    argument = () if given == "by the layer" else (key_dtype,)
+    assert sok.Saver().restore_from_file(layer.embedding_variable, tmp_path, *argument) == "OK"
     assert values_of(layer.table) == dict(zip(keys.tolist(), rows.tolist(), strict=True))
+
+
+def test_what_a_layer_of_uint32_dumps_is_restored(tmp_path):
+    layer = sok.All2AllDenseEmbedding(9, 2, 1, 1, name="e", key_dtype=tf.uint32)
+    layer.table.upsert(int64([7, 2**32 - 1]), [[1.0, 2.0], [3.0, 4.0]])
+    before = values_of(layer.table)
+    sok.Saver().dump_to_file(layer.embedding_variable, tmp_path)
+    sok.Saver().restore_from_file(layer.embedding_variable, tmp_path)
+    assert values_of(layer.table) == before
+    (tmp_path / "e_check.file").unlink()  # SOK has none
+    with pytest.raises(ValueError, match="4 per key of uint32.*or give key_dtype=tf.int64"):
+        sok.Saver().restore_from_file(layer.embedding_variable, tmp_path)
+    sok.Saver().restore_from_file(layer.embedding_variable, tmp_path, tf.int64)
+    assert values_of(layer.table) == before
+
+
+def test_an_empty_dump_is_restored(tmp_path):
+    variable = sok.DynamicVariable(dimension=2, name="v")
+    sok.Saver().dump_to_file(variable, tmp_path)
+    sok.assign(variable, int64([1]), [[1.0, 2.0]])
+    sok.Saver().restore_from_file(variable, tmp_path)
+    assert values_of(variable.table) == {}
 
 
 def test_files_are_streamed(tmp_path):
@@ -238,21 +266,65 @@ def test_files_are_streamed(tmp_path):
     assert int(other.table.size()) == rows
 
 
+def no_space(*_):
+    """In place of rows_of: it breaks off."""
+    yield np.zeros(1, np.int64), np.zeros([1, 1], np.float32), None
+    raise OSError("no space")
+
+
 def test_dumping_is_all_or_nothing(tmp_path, monkeypatch):
     variable = sok.DynamicVariable(dimension=1, name="v")
     sok.assign(variable, int64([1]), [[1.0]])
     sok.Saver().dump_to_file(variable, tmp_path)
     sok.assign(variable, int64([2]), [[2.0]])
 
-    def broken(*_):
-        yield np.zeros(1, np.int64), np.zeros([1, 1], np.float32), None
-        raise OSError("no space")
-
-    monkeypatch.setattr("tf_dynemb.sok.files.rows_of", broken)
+    monkeypatch.setattr("tf_dynemb.sok.files.rows_of", no_space)
     with pytest.raises(OSError, match="no space"):
         sok.Saver().dump_to_file(variable, tmp_path)
     sok.Saver().restore_from_file(variable, tmp_path)
     assert values_of(variable.table) == {1: [1.0]}
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "over another"])
+def test_a_dump_that_is_killed_is_all_or_nothing(first, tmp_path, monkeypatch):
+    """At each of the moments at which files take their places; both dumps have as many rows."""
+    variable, other = (sok.DynamicVariable(dimension=1, name="v") for _ in range(2))
+    old, new = {1: [1.0], 2: [2.0]}, {7: [7.0], 9: [9.0]}
+    saver, replace, seen = sok.Saver(), os.replace, []
+
+    def dump(rows, folder):
+        variable.table.clear()
+        sok.assign(variable, int64(list(rows)), list(rows.values()))
+        saver.dump_to_file(variable, folder)
+
+    for done in range(4):  # of three
+        folder = tmp_path / str(done)
+        if not first:
+            dump(old, folder)
+        left = [done]
+
+        def killed(*paths, left=left):
+            if not left[0]:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            replace(*paths)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("tf_dynemb.sok.files.os.replace", killed)
+            with contextlib.suppress(KeyboardInterrupt):
+                dump(new, folder)
+        if first and not done:
+            with pytest.raises(FileNotFoundError, match="v_keys.file"):
+                saver.restore_from_file(other, folder)
+            continue
+        saver.restore_from_file(other, folder)
+        seen.append(values_of(other.table))
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+            patch.setattr("tf_dynemb.sok.files.rows_of", no_space)
+            saver.dump_to_file(variable, folder)
+        saver.restore_from_file(other, folder)
+        assert values_of(other.table) == seen[-1]
+    assert seen == ([] if first else [old]) + [new] * 3
 
 
 def test_loading_values():

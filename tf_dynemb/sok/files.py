@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import pathlib
+import re
+import zlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +21,7 @@ from tf_dynemb.sok.checks import paired
 from tf_dynemb.sok.tables import (
     BLOCK_BYTES,
     IndexedTable,
+    id_dtype_of,
     rows_of,
     set_rows,
     tables_of,
@@ -27,9 +32,9 @@ from tf_dynemb.table.variable import Variable
 class Saver:
     """Saves values in SOK's raw files, and restores those of SOK or ours onto any number of replicas.
 
-    The files have no checksums, nor what optimizers keep: they are for exchange with SOK. For all else
-    there are tf.train.Checkpoint, Keras' files and tf_dynemb.snapshot. In a job of several processes all
-    of them call each method.
+    The files have nothing of what optimizers keep: they are for exchange with SOK. For all else there
+    are tf.train.Checkpoint, Keras' files and tf_dynemb.snapshot. In a job of several processes all of
+    them call each method.
 
     Example:
 
@@ -51,8 +56,9 @@ class Saver:
     def dump_to_file(self, embedding_variable, filepath: str | os.PathLike) -> str:
         """Writes `<name>_keys.file`, int64, and `<name>_values.file`, float32 (n, dim), block by block.
 
-        The name is the table's, with "." for each "/". Both files take the place of earlier ones when
-        they are complete, one after the other.
+        The name is the table's, with "." for each "/". A third small file, `<name>_check.file`, which
+        SOK does not look at, has their checksums. What is restored is the earlier dump until this one is
+        complete, and then this one, wherever the process ends.
 
         Args:
             embedding_variable: of a layer, or what sok.Variable and sok.DynamicVariable return.
@@ -83,28 +89,40 @@ class Saver:
         group.run(write)
         return "OK"
 
-    def restore_from_file(self, embedding_variable, filepath: str | os.PathLike) -> str:
+    def restore_from_file(self, embedding_variable, filepath: str | os.PathLike, key_dtype=None) -> str:
         """Makes a table hold what was dumped; slot variables start anew. Read block by block.
 
         Args:
             embedding_variable: as of dump_to_file; the files are those of its name.
-            filepath: the folder. Keys may be int64 or uint32, as the sizes of the files tell.
+            filepath: the folder.
+            key_dtype: tf.int64 or tf.uint32, in which SOK wrote the keys. None: that of the layer; int64
+                where it has none. Of files of dump_to_file the third one says it.
 
         Returns:
             "OK".
 
         Raises:
             FileNotFoundError: a file is missing; the message says which tables the folder has.
-            ValueError: files that are empty, or whose sizes do not fit each other and dim; more keys
+            ValueError: files of SOK that are empty, or whose sizes do not fit each other and dim; files
+                that are not as they were dumped, or of another dim; a key that is there twice; more keys
                 than the table may have rows; a key out of range, where keys are the numbers of rows.
             tf.errors.AbortedError: one of these in another process. In all cases the table is as it was.
         """
         (table,) = tables_of(embedding_variable)
-        paths = _paths(table, filepath)
-        group = Group([table])
-        key_dtype = np.dtype(group.run(lambda: _check(table, paths))[group.index])
+        key_dtype = tf.as_dtype(key_dtype or id_dtype_of(table))
+        if key_dtype not in (tf.int64, tf.uint32):
+            raise ValueError(f"key_dtype: got {key_dtype.name}, want int64 or uint32")
+        files = None
+
+        def check():
+            nonlocal files
+            files = _files_of(table, filepath, key_dtype)
+            _check(table, files)
+            return ""
+
+        Group([table]).run(check)
         table.clear()
-        for keys, values in _read(table, paths, key_dtype):
+        for keys, values in _read(table, files):
             set_rows(table, keys, values)
         return "OK"
 
@@ -259,68 +277,152 @@ def _by_name(variables) -> dict[str, Variable]:
     return dict(zip(names, tables, strict=True))
 
 
-def _paths(table: Variable, filepath) -> tuple[pathlib.Path, pathlib.Path]:
-    """The files of keys and values."""
+class _Files(NamedTuple):
+    """Where keys and values are, in which dtype the keys, and how many."""
+
+    keys: pathlib.Path
+    values: pathlib.Path
+    key_dtype: np.dtype
+    rows: int
+
+
+def _paths(table: Variable, filepath) -> list[pathlib.Path]:
+    """The files of keys and values, and of their checksums."""
     name = table.handle.name
-    return tuple(pathlib.Path(filepath) / f"{name}_{part}.file" for part in ("keys", "values"))
+    return [pathlib.Path(filepath) / f"{name}_{part}.file" for part in ("keys", "values", "check")]
+
+
+# Keys and values are those of which the check file has the checksums, be they in their place or still
+# beside it: a dump is done at the moment when its check file takes its place. Files of SOK have none.
+
+
+def _beside(path: pathlib.Path) -> pathlib.Path:
+    """Where a file is written before it takes its place."""
+    return path.with_name(path.name + ".new")
 
 
 def _write(paths, blocks: Iterator) -> None:
-    """Writes blocks of rows to two files, which are there when both are complete."""
-    paths[0].parent.mkdir(parents=True, exist_ok=True)
-    parts = [path.with_name(path.name + ".new") for path in paths]
-    with open(parts[0], "wb") as keys_file, open(parts[1], "wb") as values_file:
+    """Writes blocks of rows to files, which take the place of earlier ones when they are complete."""
+    *both, check = paths
+    check.parent.mkdir(parents=True, exist_ok=True)
+    _settle(both, check)
+    checksums = [0, 0]
+    with open(_beside(both[0]), "wb") as keys_file, open(_beside(both[1]), "wb") as values_file:
         for keys, values, _ in blocks:
-            keys.tofile(keys_file)
-            values.astype(np.float32).tofile(values_file)
-    for part, path in zip(parts, paths, strict=True):
-        os.replace(part, path)
+            for n, (file, part) in enumerate([(keys_file, keys), (values_file, values)]):
+                part = np.ascontiguousarray(part, (np.int64, np.float32)[n])
+                checksums[n] = zlib.crc32(part, checksums[n])
+                part.tofile(file)
+    _beside(check).write_text("{:08x} {:08x}\n".format(*checksums))
+    for path in (check, *both):
+        os.replace(_beside(path), path)
 
 
-def _check(table: Variable, paths) -> str:
-    """Raises what is documented of restore_from_file. Returns the name of the dtype of the keys."""
-    key_dtype, rows = _shape_of(table, *paths)
-    limit = table.handle.max_rows
-    if limit is not None and table.restrict_policy is None and rows > limit:
-        raise ValueError(f"{paths[0]}: got {rows} keys, want {limit} at most for {table.name}")
-    if isinstance(table, IndexedTable):
-        for keys, _ in _read(table, paths, key_dtype):
-            _check_range(table, paths[0], keys)
-    return key_dtype.name
+def _settle(both, check: pathlib.Path) -> None:
+    """Puts in place what is still beside it, of a dump that was done when its process ended."""
+    if not check.exists() or not any(_beside(path).exists() for path in both):
+        return
+    with contextlib.suppress(ValueError):  # files that nothing can be restored of
+        for path, found in zip(both, _find(both, check), strict=True):
+            os.replace(found, path)
 
 
-def _shape_of(table: Variable, keys: pathlib.Path, values: pathlib.Path) -> tuple[np.dtype, int]:
-    """The dtype and the number of keys, of the sizes of two files.
+def _find(both, check: pathlib.Path) -> list[pathlib.Path]:
+    """Where the keys and the values are that a check file tells of.
 
     Raises:
-        FileNotFoundError, ValueError: what is documented of restore_from_file.
+        ValueError: they are nowhere.
     """
-    for path in (keys, values):
-        if not path.exists():
+    text = check.read_text(errors="replace")
+    if not re.fullmatch("[0-9a-f]{8} [0-9a-f]{8}\n", text):
+        raise ValueError(f"{check}: got {text!r:.80}, want two checksums; the file is damaged")
+    found = []
+    for path, checksum in zip(both, text.split(), strict=True):
+        places = [place for place in (path, _beside(path)) if place.exists()]
+        right = [place for place in places if _checksum(place) == int(checksum, 16)]
+        if not right:
+            raise ValueError(
+                f"{path}: got other bytes than dump_to_file wrote, want those whose checksum is "
+                f"{checksum}; dump anew, or delete {check.name} if SOK has written the files since"
+            )
+        found.append(right[0])
+    return found
+
+
+def _checksum(path: pathlib.Path) -> int:
+    checksum = 0
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+def _files_of(table: Variable, filepath, key_dtype: tf.DType) -> _Files:
+    """The files of a table in a folder; key_dtype: of the keys, where SOK wrote them.
+
+    Raises:
+        FileNotFoundError, ValueError: what is documented of restore_from_file, of what sizes tell.
+    """
+    *both, check = _paths(table, filepath)
+    dumped_here = check.exists()
+    for path in both:
+        if not path.exists() and not (dumped_here and _beside(path).exists()):
             there = sorted(p.name.removesuffix("_keys.file") for p in path.parent.glob("*_keys.file"))
             raise FileNotFoundError(
                 f"{path}: there is no such file; the folder has the tables {there}, this one is "
                 f"{table.handle.name!r}"
             )
-    sizes = keys.stat().st_size, values.stat().st_size
+    if dumped_here:
+        both, key_dtype = _find(both, check), tf.int64
+    sizes = [path.stat().st_size for path in both]
     row_bytes = 4 * table.dim
     rows = sizes[1] // row_bytes
-    for dtype in (np.int64, np.uint32):
-        if rows and sizes == (rows * np.dtype(dtype).itemsize, rows * row_bytes):
-            return np.dtype(dtype), rows
-    raise ValueError(
-        f"{keys}: got {sizes[0]} bytes, and {sizes[1]} of values, want 8 (int64) or 4 (uint32) per key "
-        f"and {row_bytes} per row of dim {table.dim}, and one or more"
-    )
+    if sizes != [rows * key_dtype.size, rows * row_bytes] or not (rows or dumped_here):
+        other = tf.int64 if key_dtype == tf.uint32 else tf.uint32
+        raise ValueError(
+            f"{both[0]}: got {sizes[0]} bytes, and {sizes[1]} of values, want {key_dtype.size} per key "
+            f"of {key_dtype.name}, {row_bytes} per row of dim {table.dim}, and one or more; restore a "
+            f"table of the dim of the files, or give key_dtype=tf.{other.name} if SOK wrote such keys"
+        )
+    return _Files(*both, np.dtype(key_dtype.as_numpy_dtype), rows)
 
 
-def _read(table: Variable, paths, key_dtype: np.dtype) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _check(table: Variable, files: _Files) -> None:
+    """Raises what is documented of restore_from_file, of what the keys tell."""
+    limit = table.handle.max_rows
+    if limit is not None and table.restrict_policy is None and files.rows > limit:
+        raise ValueError(f"{files.keys}: got {files.rows} keys, want {limit} at most for {table.name}")
+    own = [np.zeros(0, np.int64)]  # of this process: no more than its part of the table will have
+    for keys in _read_keys(table, files):
+        if isinstance(table, IndexedTable):
+            _check_range(table, files.keys, keys)
+        own.append(keys[table.resource.owned(tf.constant(keys)).numpy()])
+    own = np.sort(np.concatenate(own))
+    twice = own[1:][own[1:] == own[:-1]]
+    if twice.size:
+        raise ValueError(
+            f"{files.keys}: got the key {twice[0]} more than once, want each once; are the files of "
+            "keys of another dtype, or of rows of another dim?"
+        )
+
+
+def _read_keys(table: Variable, files: _Files) -> Iterator[np.ndarray]:
+    """Keys (n,), int64, as many at once as _read has."""
+    with open(files.keys, "rb") as file:
+        while (keys := np.fromfile(file, files.key_dtype, _rows_at_once(table))).size:
+            yield keys.astype(np.int64)
+
+
+def _read(table: Variable, files: _Files) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Keys (n,), int64, and values (n, dim), block by block."""
-    rows = max(1, BLOCK_BYTES // (8 + 4 * table.dim))
-    with open(paths[0], "rb") as keys_file, open(paths[1], "rb") as values_file:
-        while (keys := np.fromfile(keys_file, key_dtype, rows)).size:
-            values = np.fromfile(values_file, np.float32, keys.size * table.dim)
-            yield keys.astype(np.int64), values.reshape(keys.size, table.dim)
+    with open(files.values, "rb") as file:
+        for keys in _read_keys(table, files):
+            values = np.fromfile(file, np.float32, keys.size * table.dim)
+            yield keys, values.reshape(keys.size, table.dim)
+
+
+def _rows_at_once(table: Variable) -> int:
+    return max(1, BLOCK_BYTES // (8 + 4 * table.dim))
 
 
 def _check_range(table: IndexedTable, path: pathlib.Path, keys: np.ndarray) -> None:

@@ -15,9 +15,8 @@ from tf_dynemb.policy.restrict_policy import registered_name, registered_policy
 from tf_dynemb.sok.checks import int64_keys, whole
 from tf_dynemb.sok.lookups import bags_of
 from tf_dynemb.sok.setup import seeded
-from tf_dynemb.sok.tables import IndexedTable, devices_here, in_range, replicas
+from tf_dynemb.sok.tables import IndexedTable, LayerTable, devices_here, in_range, replicas
 from tf_dynemb.table.handle import TableHandle
-from tf_dynemb.table.variable import Variable
 
 
 class _SokLayer(TableLayer):
@@ -54,6 +53,7 @@ class _SokLayer(TableLayer):
             embedding_initializer = keras.initializers.RandomUniform(-0.05, 0.05)
         self.embedding_initializer = seeded(embedding_initializer)
         arguments = dict(
+            id_dtype=self.key_dtype,
             dim=self.embedding_vec_size,
             value_dtype=tf.as_dtype(self.variable_dtype),
             devices=devices_here(),
@@ -63,7 +63,7 @@ class _SokLayer(TableLayer):
             restrict_policy=eviction,
         )
         if self.use_hashtable:
-            self.hold(Variable(**arguments))
+            self.hold(LayerTable(**arguments))
             self.handle.limit_rows(per_replica * self._replicas, "max_vocabulary_size_per_gpu")
         else:
             limit = f"max_vocabulary_size_per_gpu {per_replica} * {self._replicas} replicas"

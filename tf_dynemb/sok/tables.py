@@ -15,7 +15,20 @@ from tf_dynemb.table.variable import Variable
 BLOCK_BYTES = 1 << 20  # of rows that are in memory at once while they are written to files, or read
 
 
-class IndexedTable(Variable):
+class LayerTable(Variable):
+    """The table of a layer.
+
+    Args:
+        id_dtype: the layer's key_dtype, int64 or uint32: in which SOK writes the keys of such a layer.
+        **kwargs: of tf_dynemb.Variable.
+    """
+
+    def __init__(self, id_dtype: tf.DType = tf.int64, **kwargs):
+        super().__init__(**kwargs)
+        self.id_dtype = id_dtype
+
+
+class IndexedTable(LayerTable):
     """A table whose keys are 0 to rows - 1: SOK's use_hashtable=False, and its static variables.
 
     A row is made when it is first trained or set, like any; before it reads its initial value.
@@ -23,7 +36,7 @@ class IndexedTable(Variable):
     Args:
         rows: how many there may be.
         limit: what `rows` is, in the words of whom messages are for.
-        **kwargs: of tf_dynemb.Variable.
+        **kwargs: of LayerTable.
     """
 
     def __init__(self, rows: int, limit: str, **kwargs):
@@ -52,6 +65,11 @@ class IndexedTable(Variable):
         operation = tf.debugging.Assert(tf.equal(problem, ""), [problem])
         with tf.control_dependencies([] if operation is None else [operation]):
             return tf.identity(keys)
+
+
+def id_dtype_of(table: Variable) -> tf.DType:
+    """In which dtype SOK writes the keys of such a table."""
+    return table.id_dtype if isinstance(table, LayerTable) else tf.int64
 
 
 def in_range(table: Variable, keys: tf.Tensor) -> tf.Tensor:
