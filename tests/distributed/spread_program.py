@@ -266,6 +266,10 @@ class Program:
         sok.Saver().dump_to_file(hashed.embedding_variable, os.path.join(folder, "sok"))
         hashed.table.clear()
         sok.Saver().restore_from_file(hashed.embedding_variable, os.path.join(folder, "sok"))
+        try:
+            sok.Saver().load_embedding_values(hashed.embedding_variable, np.zeros([595, 3]))
+        except ValueError as error:
+            result["full"] = str(error)
         result["restored"] = self.rows(hashed.table)
         try:
             indexed(tf.constant([5, rows], tf.int64))  # by all processes

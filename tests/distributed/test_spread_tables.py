@@ -111,6 +111,7 @@ def check_sok(processes, alone):
     restored = union([process["sok"]["restored"] for process in processes])
     assert restored == union([process["sok"]["rows"][0] for process in processes])
     for process in processes:
+        assert process["sok"]["full"] == alone["sok"]["full"]  # rows of all processes count
         # Row numbers go up to what all replicas together may have.
         assert str(40 // process["replicas"] * process["replicas"]) in process["sok"]["outside"]
 

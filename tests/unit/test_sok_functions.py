@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import functools
 import os
 import tracemalloc
 
@@ -335,6 +336,28 @@ def test_loading_values():
     np.testing.assert_array_equal(layer(np.arange(9).reshape(9, 1, 1))[:, 0, 0], rows)
     sok.Saver().load_embedding_values(layer.embedding_variable, rows[:1] + 1)
     np.testing.assert_array_equal(layer(np.zeros([1, 1, 1], np.int64))[0, 0, 0], rows[0] + 1)
+
+
+def test_loading_more_values_than_there_may_be():
+    """Rows of keys that have one count once. A table that evicts takes all, and training cuts it."""
+    layer = sok.All2AllDenseEmbedding(10, 2, 1, 1, name="e")
+    load = functools.partial(sok.Saver().load_embedding_values, layer.embedding_variable)
+    for rows in (11, 50):
+        with pytest.raises(ValueError, match=f"got {rows} rows, and e has 0 of other keys, want 10 at"):
+            load(np.zeros([rows, 2]))
+    load(np.zeros([8, 2]))
+    layer.table.upsert(int64([7, 100]), np.ones([2, 2], np.float32))
+    load([np.full([5, 2], 2.0), np.full([4, 2], 3.0)])
+    want = {key: [2.0 if key < 5 else 3.0] * 2 for key in range(9)} | {100: [1.0, 1.0]}
+    assert values_of(layer.table) == want
+    with pytest.raises(
+        ValueError, match="got 10 rows, and e has 1 of other keys, want 10 at most in all"
+    ):
+        load(np.zeros([10, 2]))
+    assert values_of(layer.table) == want
+    evicts = sok.All2AllDenseEmbedding(10, 2, 1, 1, eviction=tf_dynemb.TimestampRestrictPolicy)
+    sok.Saver().load_embedding_values(evicts.embedding_variable, np.zeros([50, 2]))
+    assert int(evicts.table.size()) == 50
 
 
 def test_dump_and_load(tmp_path):

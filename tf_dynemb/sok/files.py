@@ -137,7 +137,8 @@ class Saver:
             "OK".
 
         Raises:
-            ValueError: no rows; a tensor of another shape.
+            ValueError: no rows; a tensor of another shape; more rows than the table may have, with those
+                of other keys that it has.
             tf.errors.InvalidArgumentError: more rows than the table has, where keys are their numbers.
                 The table is as it was.
         """
@@ -152,6 +153,7 @@ class Saver:
             raise ValueError("tensors: got no rows; Empty embedding values.")
         if isinstance(table, IndexedTable):
             table.within(tf.constant([ends[-1] - 1], tf.int64))
+        _check_room(table, int(ends[-1]))
         for tensor, end in zip(tensors, ends, strict=True):
             set_rows(table, tf.range(end - len(tensor), end, dtype=tf.int64), tensor)
         return "OK"
@@ -389,9 +391,12 @@ def _files_of(table: Variable, filepath, key_dtype: tf.DType) -> _Files:
 
 def _check(table: Variable, files: _Files) -> None:
     """Raises what is documented of restore_from_file, of what the keys tell."""
-    limit = table.handle.max_rows
-    if limit is not None and table.restrict_policy is None and files.rows > limit:
-        raise ValueError(f"{files.keys}: got {files.rows} keys, want {limit} at most for {table.name}")
+    limit = _limit_of(table)
+    if limit is not None and files.rows > limit:
+        raise ValueError(
+            f"{files.keys}: got {files.rows} keys, want {limit} at most for {table.name}; make its "
+            "layer larger, or with an eviction"
+        )
     own = [np.zeros(0, np.int64)]  # of this process: no more than its part of the table will have
     for keys in _read_keys(table, files):
         if isinstance(table, IndexedTable):
@@ -403,6 +408,30 @@ def _check(table: Variable, files: _Files) -> None:
         raise ValueError(
             f"{files.keys}: got the key {twice[0]} more than once, want each once; are the files of "
             "keys of another dtype, or of rows of another dim?"
+        )
+
+
+def _limit_of(table: Variable) -> int | None:
+    """How many rows a table may have, if that is a limit and not where old rows begin to go."""
+    return table.handle.max_rows if table.restrict_policy is None else None
+
+
+def _check_room(table: Variable, rows: int) -> None:
+    """Raises ValueError unless a table has room for rows of the keys 0 to rows - 1."""
+    limit = _limit_of(table)
+    if limit is None:
+        return
+    there = sum(map(int, Group([table]).run(lambda: str(int(table.size())))))
+    if there + rows > limit:  # some of these keys may have rows
+        at_once = _rows_at_once(table)
+        for first in range(0, rows, at_once):
+            keys = tf.range(first, min(first + at_once, rows), dtype=tf.int64)
+            _, known = table.lookup(keys, return_exists=True)
+            there -= int(tf.math.count_nonzero(known))
+    if there + rows > limit:
+        raise ValueError(
+            f"tensors: got {rows} rows, and {table.name} has {there} of other keys, want {limit} at "
+            "most in all; make its layer larger, or with an eviction, or clear the table"
         )
 
 

@@ -323,6 +323,8 @@ class Variable(tf.Module):
     def upsert(self, keys, values, name: str | None = None):
         """Sets the values of keys, inserting those that are missing. Of equal keys the last wins.
 
+        How many rows a layer or collection lets training make is no limit here.
+
         Args:
             keys: key_dtype, any shape (...).
             values: value_dtype, (..., dim).
