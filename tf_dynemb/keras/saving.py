@@ -16,12 +16,14 @@ the rows lie as
                 the other, where the schema has a line "strings"
     crc32_<i>   int64 ()          checksum over the chunk's arrays in this order
 
-so that never more than a chunk is held in memory beside the table.
+so that never more than a chunk is held in memory beside the table. The handle of a table that a layer or
+model of others has as a weight gives Keras the bytes of such a file, in memory, in place of numbers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import tempfile
@@ -153,6 +155,22 @@ def read_rows_of_file(table: Variable, path: str | os.PathLike) -> None:
     """Replaces the rows of a table by those in an HDF5 file."""
     with _parsing(table):
         store = h5py.File(path, "r")
+    with store:
+        read_rows(table, store)
+
+
+def bytes_of_rows(table: Variable) -> np.ndarray:
+    """All rows as the bytes (n,), uint8, of an HDF5 file, in memory."""
+    file = io.BytesIO()
+    with h5py.File(file, "w") as store:
+        write_rows(table, store)
+    return np.frombuffer(file.getbuffer(), np.uint8)
+
+
+def read_rows_of_bytes(table: Variable, array: np.ndarray) -> None:
+    """Replaces the rows of a table by those of bytes_of_rows."""
+    with _parsing(table):
+        store = h5py.File(io.BytesIO(array.tobytes()), "r")
     with store:
         read_rows(table, store)
 

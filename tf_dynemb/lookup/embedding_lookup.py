@@ -154,8 +154,8 @@ def check_trained(table: Variable) -> None:
             f"table {table.name!r} is looked up in the call of model {model.name!r}, which does not "
             "have it among its weights, so that it would not be trained; use the layer "
             "tf_dynemb.keras.Embedding, which has a table and carries its rows into Keras' files; or "
-            "keep the handle in your own layer, self.handle = table.handle, and save with "
-            "tf.train.Checkpoint"
+            "keep the handle in your own layer, self.handle = table.handle, for which Keras' files and "
+            "tf.train.Checkpoint then hold the rows"
         )
 
 

@@ -2,7 +2,7 @@
 
 Gradients of lookups belong to it, as IndexedSlices whose indices are the raw 64-bit keys; so
 tape.gradient, model.trainable_variables, clipping and tf.distribute see a table as they see any
-variable. It holds no numbers.
+variable. It holds no numbers. For checkpoints and Keras' files it stands for the rows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 if TYPE_CHECKING:
@@ -85,8 +86,25 @@ class TableHandle(keras.Variable):
         """Lets training make so many rows and no more; by which argument, for the error."""
         self.max_rows, self.max_rows_argument = max_rows, argument
 
+    def __array__(self, dtype=None, copy=None):
+        """What Keras writes into its files for a weight of a layer or model that is none of ours.
+
+        The rows, as the bytes of a file (n,), uint8; `assign` takes them. get_weights asks for numpy().
+        """
+        del copy
+        if not self.table.checkpoint:
+            return super().__array__(dtype)
+        from tf_dynemb.keras import saving  # which imports this module
+
+        return saving.bytes_of_rows(self.table)
+
     def assign(self, value):
-        """Takes what Keras' set_weights gives and says that rows do not come with it."""
+        """Takes the rows of a file of Keras; or what set_weights gives, and says that it has none."""
+        if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1:
+            from tf_dynemb.keras import saving
+
+            saving.read_rows_of_bytes(self.table, value)
+            return self.value
         if not self._warned:
             self._warned = True
             warnings.warn(
