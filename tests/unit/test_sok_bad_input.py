@@ -247,6 +247,27 @@ CALLS = {
     ),
     "a shape of three": (lambda: sok.Variable(shape=[1, 2, 3]), ValueError, r"want \(V, dim\)"),
     "no rows": (lambda: sok.Variable(shape=[0, 2]), ValueError, r"shape\[0\]: got 0"),
+    "a function of a vector": (lambda: sok.Variable(lambda: [1.0]), ValueError, r"want \(V, dim\)"),
+    "another variable's definition": (
+        lambda: sok.Variable([[1.0]], variable_def=3),
+        ValueError,
+        "variable_def: got one",
+    ),
+    "a constraint of a static one": (
+        lambda: sok.Variable([[1.0]], constraint=max),
+        ValueError,
+        "constraint: got",
+    ),
+    "an argument that tf.Variable has not": (
+        lambda: sok.Variable([[1.0]], colour=3),
+        TypeError,
+        "colour",
+    ),
+    "a step of words": (
+        lambda: sok.SGD(1.0).apply_gradients([], "x"),
+        TypeError,
+        "global_step: got 'x', want a variable, or None",
+    ),
     "a mode of words": (
         lambda: dynamic(mode="somewhere"),
         ValueError,

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import functools
+import inspect
 import os
 import tracemalloc
 
@@ -112,6 +113,33 @@ def test_static_variables():
     shaped = sok.Variable(shape=[3, 2], initializer=keras.initializers.RandomNormal(seed=1))
     rows = sok.all2all_dense_embedding(shaped, [0, 1, 2]).numpy()
     assert len(np.unique(rows)) == 6 and int(shaped.table.size()) == 0
+
+
+def test_static_variables_take_what_those_of_tensorflow_take():
+    """In the same order."""
+    ours = list(inspect.signature(sok.Variable).parameters)
+    theirs = list(inspect.signature(tf.Variable.__init__).parameters)[1:]
+    assert ours[: len(theirs)] == theirs
+    variable = sok.Variable(lambda: tf.ones([3, 2]), False, False, None, "m", dtype=tf.float32)
+    assert (variable.table.name, variable.trainable) == ("m", False)
+    np.testing.assert_array_equal(sok.all2all_dense_embedding(variable, [2]), [[1, 1]])
+    more = dict(aggregation=tf.VariableAggregation.MEAN, synchronization=None, import_scope="s")
+    assert sok.Variable([[1.0]], None, validate_shape=True, **more).trainable
+
+
+def test_the_global_step_of_apply_gradients():
+    """As SOK's wrapper has it, by its place and by its name."""
+    variable, step = sok.DynamicVariable(dimension=1, initializer="zeros"), tf.Variable(5)
+    optimizer = sok.SGD(lr=1.0)
+    for arguments, more in (
+        ((None, "x"), {}),
+        ((step, "x"), {}),
+        ((), dict(global_step=step, name="x")),
+    ):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(sok.all2all_dense_embedding(variable, [7]))
+        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)], *arguments, **more)
+    assert int(step) == 7 and keys_and_rows(variable.table) == {7: [-3]}
 
 
 def test_dynamic_variables():

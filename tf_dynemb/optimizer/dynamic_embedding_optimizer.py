@@ -181,10 +181,27 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             # The inner optimizer counts no step in which it has nothing to do.
             self.inner_optimizer.iterations.assign_add(1)
 
-    def apply_gradients(self, grads_and_vars: Iterable):
-        """As apply, of pairs (gradient, variable). Returns the count of steps."""
+    def apply_gradients(self, grads_and_vars: Iterable, global_step=None, name: str | None = None):
+        """As apply, of pairs (gradient, variable).
+
+        Args:
+            grads_and_vars: the pairs.
+            global_step: a variable to raise by one, as optimizers of TensorFlow 1 and SOK's have it.
+            name: without effect.
+
+        Returns:
+            The count of steps.
+
+        Raises:
+            TypeError: a global_step that is no variable.
+        """
+        del name
+        if global_step is not None and not hasattr(global_step, "assign_add"):
+            raise TypeError(f"global_step: got {global_step!r}, want a variable, or None")
         pairs = list(grads_and_vars)
         self.apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+        if global_step is not None:
+            global_step.assign_add(1)
         return self.iterations
 
     def minimize(self, loss: Callable | tf.Tensor, var_list, tape: tf.GradientTape | None = None):

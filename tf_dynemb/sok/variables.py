@@ -37,28 +37,47 @@ _numbers = itertools.count()
 
 def Variable(  # noqa: N802  SOK's name
     initial_value=None,
-    *,
-    shape: Sequence[int] | None = None,
-    initializer=None,
-    dtype=None,
+    trainable: bool | None = None,
+    validate_shape: bool = True,
+    caching_device=None,
     name: str | None = None,
-    trainable: bool = True,
+    variable_def=None,
+    dtype=None,
+    import_scope=None,
+    constraint=None,
+    synchronization=None,
+    aggregation=None,
+    shape: Sequence[int] | None = None,
+    experimental_enable_variable_lifting: bool = True,
+    *,
+    initializer=None,
     mode: str | None = None,
 ) -> TableHandle:
     """A matrix of rows 0 to V - 1, as a table: a key out of that range is an error of the lookup.
 
+    Arguments in the order of tf.Variable, and SOK's `mode`.
+
     Args:
-        initial_value: numbers (V, dim), of the whole matrix.
-        shape: in its place (V, dim).
-        initializer: with a shape: see tf_dynemb.initializer.to_spec. Rows start by seed and key.
-        dtype: of the rows. None: that of initial_value, else float32.
+        initial_value: numbers (V, dim), of the whole matrix; or a function that returns them.
+        trainable: whether optimizers train it. None: they do.
+        validate_shape: without effect.
+        caching_device: without effect.
         name: of the table. None: a number is in it, in the order in which variables are made.
-        trainable: whether optimizers train it.
+        variable_def: must be None.
+        dtype: of the rows. None: that of initial_value, else float32.
+        import_scope: without effect.
+        constraint: must be None.
+        synchronization: without effect.
+        aggregation: without effect: gradients are summed over replicas.
+        shape: in place of initial_value (V, dim).
+        experimental_enable_variable_lifting: without effect.
+        initializer: with a shape: see tf_dynemb.initializer.to_spec. Rows start by seed and key.
         mode: None, "distributed" or "localized:<number of a replica>"; see DynamicVariable.
 
     Returns:
-        The handle of the table, which tapes and optimizers take; `handle.table` is the table itself,
-        which tf.train.Checkpoint takes.
+        The handle of the table, which tapes and optimizers take; `handle.table` is the table itself.
+        tf.train.Checkpoint takes both. A Keras layer or model that has the handle as an attribute
+        trains it, and its `.keras` and `.weights.h5` have the rows; they pass through memory.
 
     Raises:
         ValueError: an argument that is out of range, or both or none of initial_value and shape.
@@ -71,13 +90,20 @@ def Variable(  # noqa: N802  SOK's name
     >>> sok.all2all_dense_embedding(v, tf.constant([1, 0, 1])).numpy().tolist()
     [[3.0, 4.0], [1.0, 2.0], [3.0, 4.0]]
     """
+    del validate_shape, caching_device, import_scope, synchronization, aggregation
+    del experimental_enable_variable_lifting
     _check_mode(mode)
+    _check_constraint(constraint)
+    if variable_def is not None:
+        raise ValueError("variable_def: got one, want None; a table is no graph's variable")
     if (initial_value is None) == (shape is None):
         raise ValueError("initial_value and shape: want one of them")
     if initial_value is not None:
         if initializer is not None:
             raise ValueError("initializer: got one beside initial_value, want it with shape=(V, dim)")
-        initial_value = tf.convert_to_tensor(initial_value)
+        initial_value = tf.convert_to_tensor(
+            initial_value() if callable(initial_value) else initial_value
+        )
         shape = initial_value.shape
     if len(shape) != 2:
         raise ValueError(f"initial_value, shape: got the shape {tuple(shape)}, want (V, dim)")
@@ -92,7 +118,7 @@ def Variable(  # noqa: N802  SOK's name
         devices=devices_here(),
         name=_name(name, "Variable"),
         initializer=seeded(initializer),
-        trainable=trainable,
+        trainable=trainable is None or trainable,
     )
     if initial_value is not None:
         set_rows(table, tf.range(rows, dtype=tf.int64), initial_value)
@@ -138,8 +164,9 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
             max_bucket_size, block_size, device_id, io_by_cpu, filter_ratio.
 
     Returns:
-        The handle of the table, which tapes and optimizers take; `handle.table` is the table itself,
-        which tf.train.Checkpoint takes.
+        The handle of the table, which tapes and optimizers take; `handle.table` is the table itself.
+        tf.train.Checkpoint takes both. A Keras layer or model that has the handle as an attribute
+        trains it, and its `.keras` and `.weights.h5` have the rows; they pass through memory.
 
     Raises:
         TypeError: an argument that is not in the list.
@@ -157,10 +184,7 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
     unknown = sorted(set(kwargs) - set(_OF_STORES))
     if unknown:
         raise TypeError(f"DynamicVariable: got {unknown}, which are no arguments of it")
-    if constraint is not None:
-        raise ValueError(
-            f"constraint: got {constraint!r}, want None; clip rows in the lookup by max_norm"
-        )
+    _check_constraint(constraint)
     if var_type not in (None, "hbm", "hybrid"):
         raise ValueError(f"var_type: got {var_type!r}, want None, 'hbm' or 'hybrid'")
     key_type = tf.as_dtype(key_type or tf.int64)
@@ -281,6 +305,13 @@ def _initializer(initializer):
 
 def _name(name: str | None, kind: str) -> str:
     return f"{kind}_{next(_numbers)}" if name is None else name
+
+
+def _check_constraint(constraint) -> None:
+    if constraint is not None:
+        raise ValueError(
+            f"constraint: got {constraint!r}, want None; clip rows in the lookup by max_norm"
+        )
 
 
 def _check_mode(mode: str | None) -> None:
