@@ -11,7 +11,7 @@ from tf_dynemb.sok.files import Saver, dump, incremental_model_dump, load
 from tf_dynemb.sok.layers import All2AllDenseEmbedding, DistributedEmbedding, get_embedding
 from tf_dynemb.sok.lookups import all2all_dense_embedding, lookup_sparse
 from tf_dynemb.sok.optimizers import SGD, OptimizerScope, OptimizerWrapper
-from tf_dynemb.sok.setup import Init, init
+from tf_dynemb.sok.setup import Init, init, set_comm_tool
 from tf_dynemb.sok.variables import (
     DynamicVariable,
     Variable,
@@ -42,5 +42,6 @@ __all__ = [
     "load",
     "lookup_sparse",
     "optimizers",
+    "set_comm_tool",
     "split_embedding_variable_from_others",
 ]

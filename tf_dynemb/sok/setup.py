@@ -56,6 +56,20 @@ def init(comm_tool: str = "horovod", use_legacy_optimizer: bool = True) -> None:
     del comm_tool, use_legacy_optimizer
 
 
+def set_comm_tool(comm_tool: str) -> None:
+    """The second generation's choice of a communication tool, without effect as in init.
+
+    Args:
+        comm_tool: without effect.
+
+    Example:
+
+    >>> from tf_dynemb import sok
+    >>> sok.set_comm_tool("horovod")
+    """
+    del comm_tool
+
+
 def seeded(initializer):
     """An initializer with a seed that follows from Init's, if that was given one and it has none."""
     initializer = resolve(initializer)
