@@ -18,6 +18,7 @@ from tf_dynemb.jagged import JaggedTensor, KeyedJaggedTensor
 _SMALL_INTEGERS = (tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16, tf.int32, tf.uint32)
 _WIRE = dict.fromkeys(_SMALL_INTEGERS, tf.int64) | dict.fromkeys((tf.float16, tf.bfloat16), tf.float32)
 _ADDED = (tf.float32, tf.float64, tf.int64)
+_NOTHING = "batch: got nothing, want tensors"
 _REMEDY = (
     "under several replicas each input, target and output has one row for each example: reshape inside "
     "the model"
@@ -54,7 +55,7 @@ def size_of_batch(batch) -> tf.Tensor:
     """The number of examples of a structure of what size_of takes."""
     leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     if not leaves:
-        raise ValueError("batch: got nothing, want tensors")
+        raise ValueError(_NOTHING)
     return size_of(leaves[0])
 
 
@@ -157,10 +158,10 @@ class Share:
             return
         self.is_first = replica % len(context.strategy.extended.worker_devices) == 0
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        names, leaves = zip(
-            *_named("x", x), *_named("y", y), *_named("sample_weight", sample_weight), strict=True
-        )
-        leaves = tf.stack([size_of(leaf) for leaf in leaves])
+        named = [*_named("x", x), *_named("y", y), *_named("sample_weight", sample_weight)]
+        if not named:
+            raise ValueError(_NOTHING)
+        leaves = tf.stack([size_of(leaf) for _, leaf in named])
         if is_global:
             bounds = leaves[0] * tf.range(self.replicas + 1, dtype=tf.int64) // self.replicas
             sizes, leaves = bounds[1:] - bounds[:-1], tf.stack([leaves])
@@ -168,7 +169,7 @@ class Share:
             leaves = tf.one_hot(replica, self.replicas, dtype=tf.int64)[:, None] * leaves
             leaves = context.all_reduce(tf.distribute.ReduceOp.SUM, leaves)  # (replicas, leaves)
             sizes = leaves[:, 0]
-        with tf.control_dependencies([_assert_alike(names, leaves)]):
+        with tf.control_dependencies([_assert_alike([name for name, _ in named], leaves)]):
             self._sizes = tf.identity(sizes)
         self.size = tf.reduce_sum(self._sizes)
         self._begin, self._own = tf.reduce_sum(self._sizes[:replica]), self._sizes[replica]
@@ -236,7 +237,7 @@ class Share:
         for name, part, sums, (begin, own, _) in zip(names, parts, placed, places, strict=True):
             right, rows = tf.reduce_all(sums[-1] == 0), tf.shape(part)[0]
             with tf.control_dependencies([_assert_rows(name, right, rows, own)]):
-                sums = tf.cast(sums, part.dtype)
+                sums = tf.cast(tf.identity(sums), part.dtype)  # a cast to its own dtype is no op
             whole = tf.concat([sums[:begin], part, sums[begin + own : -1]], 0)
             wholes.append(tf.ensure_shape(whole, [None, *part.shape[1:]]))
         return wholes
