@@ -103,11 +103,12 @@ def test_all_processes_have_the_same_numbers(outcome, scene):
         assert outcome.chief[scene][part] == outcome.other[scene][part]
 
 
-def test_one_worker_alone_is_as_no_strategy_to_the_bit(outcome):
+def test_one_worker_alone_is_as_no_strategy(outcome):
     """With a TF_CONFIG of one worker, and without TF_CONFIG."""
     for result in outcome.single:
-        for scene in ("integers", "kept"):
-            assert_same(result[scene]["rows"], result[scene], outcome.alone[scene], 0.0)
+        # TensorFlow's sums of floats differ in their last bit once in many runs on a busy machine.
+        for scene, tolerance in (("integers", 0.0), ("kept", TOLERANCE)):
+            assert_same(result[scene]["rows"], result[scene], outcome.alone[scene], tolerance)
         assert result["kept"]["same"] == outcome.alone["kept"]["same"] == [True] * 4
         assert "0 5" in result["kept"]["rows"] and "0 -6" not in result["kept"]["rows"]
 
