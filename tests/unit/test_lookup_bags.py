@@ -335,7 +335,7 @@ def test_dims_of_raw_ops_that_cannot_be(in_graph, dims):
         ops.dynemb_apply_bags(
             tables=[table.resource.resource_handle], hyper=tf.constant([1.0, 1, 0], tf.float64),
             now=tf.zeros(1, tf.int64), gradient=tf.zeros([1, 1]), trained=[0], dims=dims, rule="sgd",
-            **bags,
+            limits=[-1], limit_names=[""], **bags,
         )  # fmt: skip
 
     for call in (sum_bags, apply_bags):
