@@ -115,6 +115,7 @@ KINDS = {
         tf.sparse.from_dense(rows) for rows in ([[0, 1]], [[1, 0]], [[0, 1, 0]], [[0, 1], [0, 0]])
     ],
     "jagged": [jagged([1, 2], [1, 1]), jagged([1, 2], [2, 0]), jagged([1, 3], [1, 1])],
+    "none": [(tf.constant([1]), None, tf.constant([2])), (tf.constant([1]), tf.constant([2]), None)],
     "tuples": [(tf.constant([1]), tf.constant([2])), (tf.constant([2]), tf.constant([1]))],
 }
 

@@ -110,6 +110,8 @@ def check_sok(processes, alone):
         assert_rows(rows, want, TOLERANCE)
     restored = union([process["sok"]["restored"] for process in processes])
     assert restored == union([process["sok"]["rows"][0] for process in processes])
+    for process in processes if len(processes) > 1 else []:
+        assert "want the same in all processes" in process["sok"]["mixed"]
     for process in processes:
         assert process["sok"]["full"] == alone["sok"]["full"]  # rows of all processes count
         # Row numbers go up to what all replicas together may have.
@@ -164,6 +166,7 @@ def test_writes_by_key_reach_the_owner(processes):
         assert exists.numpy().all()
         values, exists = process["methods"]["gone"]
         assert values.numpy().tolist() == [[-1.0]] * 3 and not exists.numpy().any()
+        assert process["methods"]["totals"].tolist() == [count * number for number in range(2000)]
     rows = union([process["methods"]["rows"] for process in processes])
     want = {key: [float(key)] for index in range(count) for key in (20 + index, -30 - index)}
     assert rows == {**want, 20: [pytest.approx(21.0, rel=1e-6)]}

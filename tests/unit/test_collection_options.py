@@ -132,6 +132,35 @@ def test_more_rows_than_a_limit_are_refused():
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
+def test_a_full_table_refuses_a_step_for_tables_of_another_dtype_and_the_count_too(in_graph):
+    tables = [
+        tf_dynemb.Variable(dim=1, value_dtype=dtype, name=dtype.name)
+        for dtype in (tf.float32, tf.float64)
+    ]
+    handles = [table.handle for table in tables]
+    tables[1].handle.limit_rows(1, "rows")
+    optimizer = wrapped()
+    optimizer.build(handles)
+    steps = tf.Variable(0)
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            sums = [tf.reduce_sum(tf_dynemb.embedding_lookup(table, ids)) for table in tables]
+            loss = sums[0] + tf.cast(sums[1], tf.float32)
+        gradients = tape.gradient(loss, handles)
+        optimizer.apply_gradients(zip(gradients, handles, strict=True), global_step=steps)
+
+    step = tf.function(step) if in_graph else step
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="rows of float64: got 2 ids"):
+        step(tf.constant([1, 2], tf.int64))
+    assert [int(table.size()) for table in tables] == [0, 0]
+    assert int(steps) == int(optimizer.iterations.numpy()) == 0
+    step(tf.constant([1, 1], tf.int64))
+    assert [int(table.size()) for table in tables] == [1, 1]
+    assert int(steps) == int(optimizer.iterations.numpy()) == 1
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
 def test_a_limit_with_an_eviction(in_graph):
     config = bags("t", num_embeddings=32, eviction=tf_dynemb.TimestampRestrictPolicy)
     collection = EmbeddingBagCollection([config])

@@ -139,3 +139,9 @@ def test_the_older_format_of_keras_is_refused(tmp_path):
     model.save(tmp_path / "model.h5")
     with pytest.raises(ValueError, match="Shape mismatch"):
         keras.saving.load_model(tmp_path / "model.h5", compile=False)
+
+
+def test_a_handle_is_no_array_of_numbers():
+    handle = sok.DynamicVariable(dimension=2, initializer="ones")
+    with pytest.raises(TypeError, match="got dtype float32, want none: .* no array of numbers"):
+        np.asarray(handle, np.float32)

@@ -57,8 +57,11 @@ def describe(batch) -> tf.Tensor:
     with tf.device("CPU:0"):
         size = size_of_batch(batch)
         leaves = tf.nest.flatten(batch, expand_composites=True)
-        prints = [tf.constant([list(" ".join(leaf.dtype.name for leaf in leaves).encode())], tf.uint8)]
+        dtypes = " ".join("none" if leaf is None else leaf.dtype.name for leaf in leaves)
+        prints = [tf.constant([list(dtypes.encode())], tf.uint8)]
         for leaf in leaves:
+            if leaf is None:
+                continue
             if leaf.dtype == tf.string:
                 leaf = tf.strings.to_hash_bucket_fast(leaf, 2**63 - 1)
             for part in (tf.shape(leaf, out_type=tf.int64), leaf):

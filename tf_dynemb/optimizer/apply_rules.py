@@ -82,7 +82,8 @@ def apply_rules(
             the steps. Before it counts this one.
 
     Returns:
-        In a graph, the operations that do it; a table that is full makes them fail.
+        In a graph, the operations that do it. A table that is full makes them fail, with all tables as
+        they were, unless tables of several rules or dtypes have limits: those before it are trained.
     """
     groups: dict[tuple, tuple[_Training, list]] = {}
     rate = inner.learning_rate  # of this step: of a schedule, a new tensor each time
@@ -95,7 +96,10 @@ def apply_rules(
             groups.setdefault(training.key(), (training, []))[1].append(share)
     step = tf.cast(inner.iterations, tf.float64) + 1
     done = []
-    for training, shares in groups.values():
+    # First those that may refuse, and the others if they do not.
+    limited = {key: any(_limit(share) >= 0 for share in shares) for key, (_, shares) in groups.items()}
+    for key in sorted(groups, key=lambda key: not limited[key]):
+        training, shares = groups[key]
         rate = training.learning_rate
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             rate = rate(inner.iterations)
@@ -103,7 +107,8 @@ def apply_rules(
         own = [tf.constant(number, tf.float64) for number in numbers]
         hyper = tf.stack([tf.cast(rate, tf.float64), step, *own])
         for op, of_op in _by_lookup(shares).values():
-            done.append((_apply if op is None else _apply_bags)(training, hyper, of_op, op))
+            with tf.control_dependencies(done if any(limited.values()) else []):
+                done.append((_apply if op is None else _apply_bags)(training, hyper, of_op, op))
     for handle in handles:
         _evict(handle)
     return done

@@ -133,8 +133,14 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
                 is not tf.IndexedSlices; a table that the optimizer was not built on; in a replica, an
                 optimizer that was made outside of the strategy's scope.
         """
+        self._apply(grads, trainable_variables)
+
+    def _apply(self, grads: Sequence, trainable_variables: Sequence | None, global_step=None) -> None:
+        """As apply; raises a global_step by one, if there is one."""
         grads = list(grads)
         if not grads:
+            if global_step is not None:
+                global_step.assign_add(1)
             return
         if trainable_variables is None:
             if not self.built:
@@ -172,7 +178,10 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         if replica is not None and clips:
             is_first = tf.equal(replica.replica_id_in_sync_group, 0)
             dense = _with(dense, lambda gradients: [_or_zeros(is_first, g) for g in gradients])
-        with tf.control_dependencies(trained):  # a table that refuses a step refuses all of it
+        # A table that refuses a step refuses it for the dense variables and the count too.
+        with tf.control_dependencies(trained):
+            if global_step is not None:
+                global_step.assign_add(1)
             if any(gradient is not None for gradient, _ in dense):
                 self.inner_optimizer.apply([g for g, _ in dense], [v for _, v in dense])
                 return
@@ -199,9 +208,8 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         if global_step is not None and not hasattr(global_step, "assign_add"):
             raise TypeError(f"global_step: got {global_step!r}, want a variable, or None")
         pairs = list(grads_and_vars)
-        self.apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
-        if global_step is not None:
-            global_step.assign_add(1)
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        self._apply(gradients, variables, global_step)
         return self.iterations
 
     def minimize(self, loss: Callable | tf.Tensor, var_list, tape: tf.GradientTape | None = None):
@@ -382,6 +390,8 @@ def _with(pairs: list, change: Callable[[list], list]) -> list:
 
 def _of_all_replicas(replica, gradients: list) -> list:
     """The gradients of all replicas together, in each of them."""
+    if not gradients:  # of which TensorFlow's collectives can make nothing
+        return []
     if len(replica.strategy.extended.worker_devices) < replica.num_replicas_in_sync:
         return replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
 
@@ -478,12 +488,17 @@ def _summed_over_replicas(gradients: list, handles: list, replica) -> list[tf.In
         tables = [handles[number].table for number in spread]
         sums = [_sum_by_key(gradients[number]) for number in spread]
         keys, rows = [s.indices for s in sums], [s.values for s in sums]
-        what = f"training by {', '.join(handles[number].rule_name for number in spread)}"
+        what = f"training by {', '.join(_described(handles[number]) for number in spread)}"
         limits = [limit_of(handles[number]) for number in spread]
         owned = tables[0].exchange.deliver(what, tables, keys, rows, limits=limits)
         for number, keys, rows in zip(spread, *owned, strict=True):
             gradients[number] = tf.IndexedSlices(rows, keys)
     return gradients
+
+
+def _described(handle: TableHandle) -> str:
+    """What trains a table, where processes must agree."""
+    return handle.rule_name + (f" up to {handle.max_rows} rows" if handle.max_rows else "")
 
 
 def _shrink(clip: float, norm: tf.Tensor) -> tf.Tensor:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 # Words of a parcel: what is needed, rounded up to one of these; 2^40 words are more than fit anywhere.
 _SIZES = np.unique([(8 + eighth) << power for power in range(37) for eighth in range(8)])
 # Numbers of collectives, by what they carry; an all-to-all adds the number of its size.
-_AGREE, _SUM, _TEXTS, _GATHER, _TO_OWNERS, _FROM_OWNERS = (n * len(_SIZES) for n in range(1, 7))
+# Sums are the last, since they add how many numbers there are.
+_AGREE, _TEXTS, _GATHER, _TO_OWNERS, _FROM_OWNERS, _SUM = (n * len(_SIZES) for n in range(1, 7))
 _GROUP_KEYS = itertools.count(0x64790000)  # far from those that strategies count from 1
 _PROBLEM = 1 << 56  # and the process' number: stands for what is no program; their digests are less
 _DIFFER = (
@@ -386,6 +387,8 @@ def _joined(problems: list[tf.Tensor]) -> tf.Tensor | None:
 
 
 def _failed(well: tf.Tensor, message: tf.Tensor):
+    if tf.executing_eagerly() and not well:
+        raise tf.errors.InvalidArgumentError(None, None, message.numpy().decode())
     return tf.debugging.Assert(well, [message], summarize=1)
 
 

@@ -118,9 +118,11 @@ class Saver:
             nonlocal files
             files = _files_of(table, filepath, key_dtype)
             _check(table, files)
-            return ""
+            if table.exchange is None:
+                return ""
+            return f"{files.rows} rows, {_checksum(files.keys):08x} {_checksum(files.values):08x}"
 
-        Group([table]).run(check)
+        _assert_alike(f"{filepath}: the files of {table.name}", Group([table]).run(check))
         table.clear()
         for keys, values in _read(table, files):
             set_rows(table, keys, values)
@@ -153,6 +155,7 @@ class Saver:
             raise ValueError("tensors: got no rows; Empty embedding values.")
         if isinstance(table, IndexedTable):
             table.within(tf.constant([ends[-1] - 1], tf.int64))
+        _assert_alike("tensors", Group([table]).run(lambda: f"{ends[-1]} rows"))
         _check_room(table, int(ends[-1]))
         for tensor, end in zip(tensors, ends, strict=True):
             set_rows(table, tf.range(end - len(tensor), end, dtype=tf.int64), tensor)
@@ -409,6 +412,13 @@ def _check(table: Variable, files: _Files) -> None:
             f"{files.keys}: got the key {twice[0]} more than once, want each once; are the files of "
             "keys of another dtype, or of rows of another dim?"
         )
+
+
+def _assert_alike(what: str, of_processes: list[str]) -> None:
+    """Raises ValueError unless all processes, which each write the rows they own, have the same."""
+    if len(set(of_processes)) > 1:
+        got = ", ".join(f"process {n}: {have}" for n, have in enumerate(of_processes))
+        raise ValueError(f"{what}: got {got}; want the same in all processes, of one shared folder")
 
 
 def _limit_of(table: Variable) -> int | None:

@@ -89,11 +89,17 @@ class TableHandle(keras.Variable):
     def __array__(self, dtype=None, copy=None):
         """What Keras writes into its files for a weight of a layer or model that is none of ours.
 
-        The rows, as the bytes of a file (n,), uint8; `assign` takes them. get_weights asks for numpy().
+        The rows, as the bytes of a file (n,), uint8; `assign` takes them. So np.asarray(handle) is of no
+        use for computing; get_weights asks for numpy(), the rows themselves are in table.export().
         """
         del copy
         if not self.table.checkpoint:
             return super().__array__(dtype)
+        if dtype not in (None, np.uint8):
+            raise TypeError(
+                f"{self.path}: got dtype {np.dtype(dtype).name}, want none: it is the handle of a "
+                "dynamic table, and no array of numbers; table.export() gives the rows"
+            )
         from tf_dynemb.keras import saving  # which imports this module
 
         return saving.bytes_of_rows(self.table)
