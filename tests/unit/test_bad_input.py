@@ -470,7 +470,7 @@ CASES = {
     ),
     "rows of another version": (
         imported(schema=SCHEMA.replace("1", "9", 1)),
-        tf.errors.UnimplementedError,
+        tf.errors.UnimplementedError,  # of a later version of the format, which only later code can read
         "got format 'dynemb-table 9', this build reads format 1",
     ),
     "rows of one key": (

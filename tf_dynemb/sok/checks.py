@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb.keras.layers.ids import keys_of
+from tf_dynemb.keras.layers.ids import FLOATS_OF_INPUTS, keys_of
 
 
 def whole(argument: str, number, least: int = 1, most: int = 2**62) -> int:
@@ -43,12 +43,7 @@ def int64_keys(argument: str, ids, key_dtype: tf.DType = tf.int64):
     """
     dtype = ids.dtype
     if not dtype.is_integer:
-        hint = (
-            "tf_dynemb.fingerprint makes keys of strings"
-            if dtype == tf.string
-            else "Keras makes floats of ids where an Input has no dtype; give "
-            "keras.Input(shape, dtype='int64')"
-        )
+        hint = "tf_dynemb.fingerprint makes keys of strings" if dtype == tf.string else FLOATS_OF_INPUTS
         raise TypeError(f"{argument}: got {dtype.name}, want integers; {hint}")
     if key_dtype == tf.int32 and dtype.max > tf.int32.max:
         raise TypeError(

@@ -8,6 +8,11 @@ import tensorflow as tf
 
 from tf_dynemb.base.fingerprint import fingerprint
 
+# Why ids may come as floats, and what to do.
+FLOATS_OF_INPUTS = (
+    "Keras makes floats of ids where an Input has no dtype; give keras.Input(shape, dtype='int64')"
+)
+
 
 def keys_of(ids, key_dtype, keep_strings: bool = False):
     """The int64 keys of ids, of the same structure.
@@ -25,12 +30,7 @@ def keys_of(ids, key_dtype, keep_strings: bool = False):
         if dtype != tf.string:
             raise TypeError(f"ids: got {dtype.name}, the layer's key_dtype is string")
     elif not dtype.is_integer:
-        hint = (
-            "give the layer key_dtype='string'"
-            if dtype == tf.string
-            else "Keras makes floats of ids where an Input has no dtype; give "
-            "keras.Input(shape, dtype='int64')"
-        )
+        hint = "give the layer key_dtype='string'" if dtype == tf.string else FLOATS_OF_INPUTS
         raise TypeError(f"ids: got {dtype.name}, want integers; {hint}")
     elif key_dtype == tf.int32 and dtype.max > tf.int32.max:
         raise TypeError(
