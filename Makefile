@@ -29,7 +29,7 @@ VENV_STAMP := $(VENV)/made-$(firstword $(shell (echo '$(TENSORFLOW)'; cat requir
 TENSORFLOW_FOUND := $(wildcard $(VENV)/lib/python3.*/site-packages/tensorflow*.dist-info)
 GOOGLETEST := $(or $(TF_DYNEMB_GOOGLETEST),/usr/src/googletest)
 
-CPP_FILES = $(shell find cc benchmarks -name '*.h' -o -name '*.cc' -o -name '*.inc')
+CPP_FILES = $(shell find cc benchmarks -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.inc')
 
 .PHONY: help build machine native demo bench test test_distributed cc_test cc_asan cc_tsan py_test soak lint format wheel clean distclean
 
@@ -74,17 +74,18 @@ bench: build
 
 test: cc_test py_test
 
-# What the C++ tests are run with: configuration and tags.
+# What the C++ tests are run with: configuration and tags, and of which rooms. Those of cc/gpu that need a GPU skip
+# themselves where there is none.
 define run_cc_tests
 	if [ -d '$(GOOGLETEST)' ]; then \
-	  $(BAZEL) test $(BAZEL_FLAGS) $(1) //cc/core/... || { rc=$$?; [ $$rc = 4 ] && echo "no C++ test of this kind"; [ $$rc = 4 ]; }; \
+	  $(BAZEL) test $(BAZEL_FLAGS) $(1) $(or $(2),//cc/core/...) || { rc=$$?; [ $$rc = 4 ] && echo "no C++ test of this kind"; [ $$rc = 4 ]; }; \
 	else \
-	  echo "NOT RUN: the C++ tests of cc/core. GoogleTest is not in $(GOOGLETEST): apt-get install googletest"; \
+	  echo "NOT RUN: the C++ tests. GoogleTest is not in $(GOOGLETEST): apt-get install googletest"; \
 	fi
 endef
 
 cc_test: build
-	@$(call run_cc_tests)
+	@$(call run_cc_tests,,//cc/core/... //cc/gpu/...)
 
 cc_asan: build
 	@$(call run_cc_tests,--config=asan --test_timeout=2400)

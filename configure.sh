@@ -12,7 +12,8 @@ usage: ./configure.sh [--python=PATH] [--cc=PATH] [--cuda=PATH] [--output=FILE] 
   --python=PATH   a Python in which TensorFlow is installed
                   (default: $TF_DYNEMB_PYTHON, or .venv/bin/python, or python3)
   --cc=PATH       the C and C++ compiler, gcc or clang (default: $CC, or gcc, or clang)
-  --cuda=PATH     CUDA's folder; recorded, not needed (default: $CUDA_HOME, or nvcc's, or /usr/local/cuda)
+  --cuda=PATH     a CUDA toolkit from 12 on, for the code for GPUs; `none` for none
+                  (default: $CUDA_HOME, or nvcc's, or /usr/local/cuda, or none)
   --output=FILE   where to write (default: .tf_dynemb.bazelrc, which .bazelrc imports)
   --interactive   ask for each of these, offering what was found
 EOF
@@ -62,17 +63,49 @@ settle cc "C++ compiler" "$(first_of ${CC:+"$CC"} gcc clang)"
 cc=$(command -v "$cc") || die "no such compiler: $cc"
 compiler=$("$cc" --version | head -n 1)
 
-# Only a folder that has the headers counts.
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+look_at_cuda() {  # look_at_cuda FOLDER: sets cuda_version and cuda_lib, or cuda_problem: why that toolkit cannot be used
+  local nvcc=$1/bin/nvcc lib
+  cuda_version= cuda_lib= cuda_problem=
+  if [[ ! -x $nvcc || ! -e $1/include/cuda_runtime.h ]]; then
+    cuda_problem="bin/nvcc or include/cuda_runtime.h is not there"
+    return
+  fi
+  cuda_version=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+  for lib in lib64 lib targets/x86_64-linux/lib; do
+    [[ ! -e $1/$lib/libcudart_static.a ]] || cuda_lib=$1/$lib
+  done
+  echo '__global__ void kernel() {}' >"$scratch/try.cu"
+  if ((${cuda_version%%.*} < 12)); then
+    cuda_problem="it is CUDA $cuda_version, and 12 is the oldest that will do"
+  elif [[ -z $cuda_lib ]]; then
+    cuda_problem="libcudart_static.a is not there"
+  elif ! "$nvcc" -ccbin="$cc" -c "$scratch/try.cu" -o "$scratch/try.o" >"$scratch/err" 2>&1; then
+    cuda_problem="nvcc $cuda_version does not work with $compiler: $(grep -m 1 -i error "$scratch/err" || tail -n 1 "$scratch/err")"
+  fi
+}
+
 for folder in ${CUDA_HOME:-} "$(first_of nvcc | xargs -r readlink -f | sed 's#/bin/nvcc$##')" /usr/local/cuda; do
-  [[ -e $folder/include/cuda_runtime.h ]] && break || folder=
+  [[ -x $folder/bin/nvcc && -e $folder/include/cuda_runtime.h ]] && break || folder=none
 done
-settle cuda "CUDA (recorded, not needed)" "$folder"
+found=$folder
+settle cuda "CUDA" "$found"
+cuda_version= cuda_lib=
+if [[ $cuda != none ]]; then
+  look_at_cuda "$cuda"
+  if [[ $cuda_problem ]]; then
+    [[ $cuda == "$found" ]] || die "--cuda=$cuda: $cuda_problem"
+    echo "configure.sh: warning: building for the CPU alone: $cuda cannot be used: $cuda_problem" >&2
+    cuda=none
+  fi
+fi
 
 bazel=$(bazel/bazel.sh --major)
 
 # TensorFlow says itself where it is and what it was compiled with. One value a line.
-facts=$(mktemp)
-trap 'rm -f "$facts" "$facts.err"' EXIT
+facts=$scratch/facts
 TF_CPP_MIN_LOG_LEVEL=3 "$python" - >"$facts" 2>"$facts.err" <<'EOF' || {
 import importlib.util
 import os
@@ -86,19 +119,26 @@ print(tf.version.VERSION)
 print(tf.sysconfig.get_include())
 print(os.path.join(tf.sysconfig.get_lib(), tf.sysconfig.get_link_flags()[-1].split(":")[-1]))
 print(*[flag[2:] for flag in tf.sysconfig.get_compile_flags() if flag.startswith("-D")])
+print(tf.sysconfig.get_build_info().get("cuda_version", "none"))
 EOF
   [[ $? != 3 ]] || die "TensorFlow is not installed for $python. tf_dynemb is built against the TensorFlow that is \
 there and installs none: $python -m pip install tensorflow-cpu (or tensorflow), and try again"
   tail -n 5 "$facts.err" >&2
   die "$python cannot import its TensorFlow (see above)"
 }
-{ read -r tf_version && read -r tf_include && read -r tf_framework && read -r tf_defines; } <"$facts"
+{ read -r tf_version && read -r tf_include && read -r tf_framework && read -r tf_defines && read -r tf_cuda; } <"$facts"
 
 case $tf_version in
   2.1[6-9].* | 2.2[01].*) ;;
   *) echo "configure.sh: warning: TensorFlow $tf_version has not been tried; 2.16 to 2.21 have" >&2 ;;
 esac
 
+if [[ $cuda != none && $tf_cuda != none && ${tf_cuda%%.*} != "${cuda_version%%.*}" ]]; then
+  echo "configure.sh: warning: TensorFlow $tf_version is of CUDA $tf_cuda, and the code for GPUs will be of CUDA $cuda_version," \
+    "which needs a driver for that (docs/building.md, GPUs)" >&2
+fi
+
+[[ $cuda != none ]] || cuda=
 {
   echo "# What configure.sh found on this machine. Written by it: run it again rather than edit."
   echo "common --repo_env=TF_DYNEMB_PYTHON=\"$python\""
@@ -108,6 +148,9 @@ esac
   echo "common --repo_env=TF_DYNEMB_TF_DEFINES=\"$tf_defines\""
   echo "common --repo_env=TF_DYNEMB_COMPILER=\"$compiler\""
   echo "common --repo_env=TF_DYNEMB_CUDA=\"$cuda\""
+  echo "common --repo_env=TF_DYNEMB_CUDA_CXX=\"$cc\""
+  echo "common --repo_env=TF_DYNEMB_CUDA_LIB=\"$cuda_lib\""
+  echo "common --repo_env=TF_DYNEMB_CUDA_VERSION=\"$cuda_version\""
   echo "common --repo_env=CC=\"$cc\""
   ((bazel < 7)) || echo "common --noenable_bzlmod"
   ((bazel < 8)) || echo "common --enable_workspace"
@@ -119,4 +162,4 @@ esac
   fi
 } >"$output"
 
-echo "configured: TensorFlow $tf_version of $python; $compiler; Bazel $bazel; CUDA ${cuda:-none}"
+echo "configured: TensorFlow $tf_version of $python; $compiler; Bazel $bazel; CUDA ${cuda_version:-none}${cuda:+ in $cuda}"

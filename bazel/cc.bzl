@@ -1,7 +1,10 @@
-"""The C++ targets of the project: flags, warnings, visibility.
+"""The C++ and CUDA targets of the project: flags, warnings, visibility.
 
 No other file names a compiler flag. Includes are written from the repository root: #include "cc/core/base/status.h".
 """
+
+load("//bazel:cuda.bzl", "nvcc_outputs")
+load("@local_cuda//:config.bzl", "HOST_CXX", "NVCC")
 
 _WARNINGS = [
     "-Wall",
@@ -38,6 +41,23 @@ _COPTS = [
     "//bazel:opt": ["-O3", "-Werror"],
     "//conditions:default": [],
 })
+
+# For what nvcc compiles. cubins for the data-centre GPUs of two generations, and PTX, of which the driver makes code for
+# those that come later.
+_NVCC_OPTS = [
+    "-std=c++17",
+    "-O3",
+    "-ccbin=" + HOST_CXX,
+    # Initial values are those of the host to the bit: see -ffp-contract above.
+    "--fmad=false",
+    "--Werror=all-warnings",
+    "--diag-suppress=2810",  # it takes an assignment to a [[nodiscard]] class for a value that is dropped
+    "-Xcompiler=-fPIC,-fvisibility=hidden,-ffp-contract=off,-Wall,-Wextra",
+]
+_GPU_CODE = [
+    "-gencode=arch=compute_80,code=sm_80",
+    "-gencode=arch=compute_90,code=[sm_90,compute_90]",
+]
 
 # Who may depend on a room. Dependencies point one way: kernels -> gpu -> core; ops are schemas only.
 _VISIBLE_TO = {
@@ -94,6 +114,47 @@ def dynemb_cc_library(
         deps = deps,
         **kwargs
     )
+
+def if_cuda(with_cuda, without = []):
+    """The one list where configure.sh has found CUDA, the other where it has not."""
+    return with_cuda if NVCC else without
+
+def dynemb_cuda_library(name, srcs, hdrs = [], deps = [], **kwargs):
+    """A library of .cu sources; it is not made where there is no CUDA. //cc/gpu only.
+
+    Args:
+      name: as in cc_library; so are hdrs and deps.
+      srcs: .cu files, of different names.
+      **kwargs: as in dynemb_cc_library.
+    """
+    if not NVCC:
+        return
+    objects = name + "_objects"
+    nvcc_outputs(
+        name = objects,
+        srcs = srcs,
+        hdrs = hdrs,
+        flags = _NVCC_OPTS + _GPU_CODE + ["-c"],
+        nvcc = NVCC,
+        suffix = ".pic.o",
+        testonly = kwargs.get("testonly", False),
+        deps = deps,
+    )
+    dynemb_cc_library(name = name, srcs = [objects], hdrs = hdrs, deps = deps + ["@local_cuda//:cudart"], **kwargs)
+
+def dynemb_ptx(name, srcs, hdrs = [], deps = []):
+    """The PTX of .cu sources, for tests that read it; it is not made where there is no CUDA."""
+    if NVCC:
+        nvcc_outputs(
+            name = name,
+            srcs = srcs,
+            hdrs = hdrs,
+            flags = _NVCC_OPTS + ["-arch=compute_90", "--ptx"],
+            nvcc = NVCC,
+            suffix = ".ptx",
+            testonly = True,
+            deps = deps,
+        )
 
 def dynemb_cc_test(name, srcs, deps, concurrent = False, soak = False, size = "small", **kwargs):
     """A GoogleTest test with its main().

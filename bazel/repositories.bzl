@@ -1,5 +1,6 @@
 """Every external repository of the project, none of them downloaded."""
 
+load("//bazel:cuda.bzl", "local_cuda")
 load("//bazel:googletest.bzl", "local_googletest")
 load("//bazel:tensorflow.bzl", "local_tensorflow")
 
@@ -7,8 +8,9 @@ load("//bazel:tensorflow.bzl", "local_tensorflow")
 _BAZEL_4_STUBS = ["rules_cc", "rules_java", "rules_proto", "remote_coverage_tools"]
 
 def tf_dynemb_repositories():
-    """Declares TensorFlow, GoogleTest and, for Bazel 4, the stubs in third_party."""
+    """Declares TensorFlow, CUDA, GoogleTest and, for Bazel 4, the stubs in third_party."""
     local_tensorflow(name = "local_tensorflow")
+    local_cuda(name = "local_cuda")
     local_googletest(name = "googletest")
 
     # Debian's Bazel, the one that must work without a network, gives its version as "". Later Bazels load more

@@ -7,7 +7,7 @@ Only cc/ops, cc/kernels and cc may depend on it: the engine in cc/core knows no 
 
 _ENVIRON = [
     "TF_DYNEMB_COMPILER",
-    "TF_DYNEMB_CUDA",
+    "TF_DYNEMB_CUDA_VERSION",
     "TF_DYNEMB_PYTHON",
     "TF_DYNEMB_TF_DEFINES",
     "TF_DYNEMB_TF_FRAMEWORK",
@@ -35,6 +35,7 @@ _BUILD_INFO = '''\
 TENSORFLOW_VERSION = "{version}"
 COMPILER = "{compiler}"
 CXX11_ABI = {abi}
+CUDA_VERSION = "{cuda_version}"
 '''
 
 def _local_tensorflow_impl(ctx):
@@ -54,11 +55,9 @@ def _local_tensorflow_impl(ctx):
         version = env["TF_DYNEMB_TF_VERSION"],
         compiler = env["TF_DYNEMB_COMPILER"],
         abi = 1 if "_GLIBCXX_USE_CXX11_ABI=1" in defines else 0,
+        cuda_version = env["TF_DYNEMB_CUDA_VERSION"],
     ))
-    ctx.file("config.bzl", 'PYTHON = "{python}"\nCUDA = "{cuda}"\n'.format(
-        python = env["TF_DYNEMB_PYTHON"],
-        cuda = env["TF_DYNEMB_CUDA"],
-    ))
+    ctx.file("config.bzl", 'PYTHON = "{python}"\n'.format(python = env["TF_DYNEMB_PYTHON"]))
 
 local_tensorflow = repository_rule(
     implementation = _local_tensorflow_impl,

@@ -16,7 +16,7 @@ if _sys.argv[:1] == ["-m"] and _sys.orig_argv[-len(_sys.argv)] == "tf_dynemb.lau
 from tf_dynemb.base.op_library import ops as _ops  # noqa: F401  first: it says what is missing
 
 # isort: split
-from tf_dynemb import distribute, keras, lookup, one_embedding, snapshot, sok
+from tf_dynemb import distribute, gpu, keras, lookup, one_embedding, snapshot, sok
 from tf_dynemb.base.fingerprint import fingerprint
 from tf_dynemb.collections import (
     DataType,
@@ -112,6 +112,7 @@ __all__ = [
     "fingerprint",
     "for_serving",
     "get_variable",
+    "gpu",
     "jt_is_equal",
     "keras",
     "lookup",

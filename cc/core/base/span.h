@@ -11,6 +11,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "cc/core/base/macros.h"
+
 namespace dynemb {
 
 // Where memory lies. kFakeDevice belongs to the tests: host memory that the host may not touch.
@@ -35,7 +37,7 @@ struct Span {
   Span(const Span<U>& other) : data(other.data), size(other.size), space(other.space) {}  // NOLINT
 
   bool empty() const { return size == 0; }
-  T& operator[](int64_t i) const { return data[i]; }
+  DYNEMB_HOST_DEVICE T& operator[](int64_t i) const { return data[i]; }
   T* begin() const { return data; }
   T* end() const { return data + size; }
 };
@@ -66,7 +68,7 @@ struct BasicRows {
         space(o.space),
         offsets(o.offsets) {}
 
-  Byte* operator[](int64_t i) const {
+  DYNEMB_HOST_DEVICE Byte* operator[](int64_t i) const {
     return data + (offsets == nullptr ? i * stride_bytes : offsets[i]);
   }
 };

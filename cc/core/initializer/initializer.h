@@ -158,17 +158,25 @@ DYNEMB_HOST_DEVICE inline float Draw(const Distribution& distribution, uint32_t 
   return DrawNormal(distribution, bits);
 }
 
-// Writes the initial value of columns [0, dim) of `key`: column c takes word c mod 4 of the Philox
-// block whose key is the seed and whose counter is (key, c / 4).
+// Writes the initial value of columns [block * 4, block * 4 + 4) of the row `value` of `key`, those
+// of them that are less than dim: column c takes word c mod 4 of the Philox block whose key is the
+// seed and whose counter is (key, c / 4).
+template <typename V>
+DYNEMB_HOST_DEVICE void FillRandomBlock(const Distribution& distribution, uint64_t seed,
+                                        int64_t key, int64_t block, int64_t dim, V* value) {
+  const Random128 random =
+      Philox4x32(seed, static_cast<uint64_t>(key), static_cast<uint64_t>(block));
+  for (int64_t c = block * 4; c < dim && c < block * 4 + 4; ++c) {
+    value[c] = static_cast<V>(Draw(distribution, random.word[c & 3]));
+  }
+}
+
+// Writes the initial value of columns [0, dim) of `key`.
 template <typename V>
 DYNEMB_HOST_DEVICE void FillRandom(const Distribution& distribution, uint64_t seed, int64_t key,
                                    int64_t dim, V* value) {
   for (int64_t block = 0; block * 4 < dim; ++block) {
-    const Random128 random =
-        Philox4x32(seed, static_cast<uint64_t>(key), static_cast<uint64_t>(block));
-    for (int64_t c = block * 4; c < dim && c < block * 4 + 4; ++c) {
-      value[c] = static_cast<V>(Draw(distribution, random.word[c & 3]));
-    }
+    FillRandomBlock(distribution, seed, key, block, dim, value);
   }
 }
 

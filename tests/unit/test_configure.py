@@ -1,0 +1,100 @@
+"""What configure.sh makes of the CUDA toolkits that it may find."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def configure(output, *arguments, **environment):
+    """Runs configure.sh for this Python. Returns the process, and the settings that it has written."""
+    run = subprocess.run(
+        [ROOT / "configure.sh", f"--python={sys.executable}", f"--output={output}", *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    settings = output.read_text() if output.exists() else ""
+    pairs = [line.partition("=")[2].split("=", 1) for line in settings.splitlines() if "_env=" in line]
+    return run, {name: value.strip('"') for name, value in pairs}
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "bazelrc"
+
+
+@pytest.fixture
+def toolkit(tmp_path):
+    """Makes a folder that looks like CUDA of a version, with a compiler that ends with a status."""
+
+    def make(version, status=0, library="lib64"):
+        root = tmp_path / "cuda"
+        for folder in ("bin", "include", "lib64"):
+            (root / folder).mkdir(parents=True)
+        (root / "include/cuda_runtime.h").touch()
+        if library:
+            (root / library / "libcudart_static.a").touch()
+        nvcc = root / "bin/nvcc"
+        said = f"Cuda compilation tools, release {version}, V{version}.99"
+        nvcc.write_text(
+            f'#!/bin/sh\n[ "$1" = --version ] && echo "{said}" && exit\n'
+            f'[ {status} = 0 ] || echo "t.cu: error: unsupported GNU version" >&2\nexit {status}\n'
+        )
+        nvcc.chmod(0o755)
+        return root
+
+    return make
+
+
+def test_none_is_none(output):
+    run, settings = configure(output, "--cuda=none")
+    assert run.returncode == 0, run.stderr
+    assert settings["TF_DYNEMB_CUDA"] == settings["TF_DYNEMB_CUDA_VERSION"] == ""
+    assert run.stdout.strip().endswith("CUDA none")
+
+
+def test_a_toolkit_that_works(output, toolkit):
+    root = toolkit("12.4")
+    run, settings = configure(output, f"--cuda={root}")
+    assert run.returncode == 0, run.stderr
+    assert settings["TF_DYNEMB_CUDA"] == str(root)
+    assert settings["TF_DYNEMB_CUDA_LIB"] == str(root / "lib64")
+    assert settings["TF_DYNEMB_CUDA_VERSION"] == "12.4"
+    assert run.stdout.strip().endswith(f"CUDA 12.4 in {root}")
+
+
+PROBLEMS = [
+    ({"version": "11.8"}, "it is CUDA 11.8, and 12 is the oldest that will do"),
+    ({"version": "12.4", "library": ""}, "libcudart_static.a is not there"),
+    ({"version": "12.4", "status": 1}, "error: unsupported GNU version"),
+]
+
+
+@pytest.mark.parametrize("kind, problem", PROBLEMS, ids=["old", "no library", "another compiler"])
+def test_one_that_does_not_work_is_an_error_where_it_was_named(output, toolkit, kind, problem):
+    root = toolkit(**kind)
+    run, settings = configure(output, f"--cuda={root}")
+    assert run.returncode == 1 and not settings
+    assert f"configure.sh: --cuda={root}: " in run.stderr and problem in run.stderr
+
+
+@pytest.mark.parametrize("kind, problem", PROBLEMS, ids=["old", "no library", "another compiler"])
+def test_and_a_build_for_the_cpu_where_it_was_found(output, toolkit, kind, problem):
+    root = toolkit(**kind)
+    run, settings = configure(output, CUDA_HOME=str(root))
+    assert run.returncode == 0
+    assert settings["TF_DYNEMB_CUDA"] == ""
+    assert f"building for the CPU alone: {root} cannot be used: " in run.stderr
+    assert problem in run.stderr
+
+
+def test_no_toolkit_in_the_folder_that_was_named(output, tmp_path):
+    run, settings = configure(output, f"--cuda={tmp_path}")
+    assert run.returncode == 1 and not settings
+    assert "bin/nvcc or include/cuda_runtime.h is not there" in run.stderr
