@@ -48,7 +48,7 @@ first_of() {  # first_of COMMAND...: the path of the first that exists, or nothi
 settle() {  # settle VARIABLE QUESTION FOUND: keeps an argument that was given; else asks for it, or takes what was found
   local -n variable=$1
   [[ -z $variable ]] || return 0
-  [[ -z $interactive ]] || read -rp "$2 [$3]: " variable
+  [[ -z $interactive ]] || read -rp "$2 [$3]: " variable || die "no answer to: $2"
   variable=${variable:-$3}
 }
 
@@ -73,12 +73,14 @@ look_at_cuda() {  # look_at_cuda FOLDER: sets cuda_version and cuda_lib, or cuda
     cuda_problem="bin/nvcc or include/cuda_runtime.h is not there"
     return
   fi
-  cuda_version=$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+  cuda_version=$("$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\.[0-9]*\),.*/\1/p') || true
   for lib in lib64 lib targets/x86_64-linux/lib; do
     [[ ! -e $1/$lib/libcudart_static.a ]] || cuda_lib=$1/$lib
   done
   echo '__global__ void kernel() {}' >"$scratch/try.cu"
-  if ((${cuda_version%%.*} < 12)); then
+  if [[ -z $cuda_version ]]; then
+    cuda_problem="its nvcc does not say its version"
+  elif ((${cuda_version%.*} < 12)); then
     cuda_problem="it is CUDA $cuda_version, and 12 is the oldest that will do"
   elif [[ -z $cuda_lib ]]; then
     cuda_problem="libcudart_static.a is not there"
@@ -87,18 +89,23 @@ look_at_cuda() {  # look_at_cuda FOLDER: sets cuda_version and cuda_lib, or cuda
   fi
 }
 
-for folder in ${CUDA_HOME:-} "$(first_of nvcc | xargs -r readlink -f | sed 's#/bin/nvcc$##')" /usr/local/cuda; do
-  [[ -x $folder/bin/nvcc && -e $folder/include/cuda_runtime.h ]] && break || folder=none
-done
-found=$folder
-settle cuda "CUDA" "$found"
+# One that was named is used or is an error; one that was found is used or is not.
+cuda_given=$cuda
+found=${CUDA_HOME:-none}
+if [[ $found == none && -z ${CUDA_HOME:-} ]]; then
+  for folder in "$(first_of nvcc | xargs -r readlink -f | sed 's#/bin/nvcc$##')" /usr/local/cuda; do
+    [[ ! -x $folder/bin/nvcc || ! -e $folder/include/cuda_runtime.h ]] || { found=$folder && break; }
+  done
+fi
+settle cuda "CUDA, or none" "$found"
 cuda_version= cuda_lib=
 if [[ $cuda != none ]]; then
+  [[ $cuda == /* ]] || cuda=$PWD/$cuda
   look_at_cuda "$cuda"
   if [[ $cuda_problem ]]; then
-    [[ $cuda == "$found" ]] || die "--cuda=$cuda: $cuda_problem"
+    [[ -z $cuda_given ]] || die "--cuda=$cuda: $cuda_problem"
     echo "configure.sh: warning: building for the CPU alone: $cuda cannot be used: $cuda_problem" >&2
-    cuda=none
+    cuda=none cuda_version= cuda_lib=
   fi
 fi
 
@@ -119,7 +126,7 @@ print(tf.version.VERSION)
 print(tf.sysconfig.get_include())
 print(os.path.join(tf.sysconfig.get_lib(), tf.sysconfig.get_link_flags()[-1].split(":")[-1]))
 print(*[flag[2:] for flag in tf.sysconfig.get_compile_flags() if flag.startswith("-D")])
-print(tf.sysconfig.get_build_info().get("cuda_version", "none"))
+print(tf.sysconfig.get_build_info().get("cuda_version") or "none")
 EOF
   [[ $? != 3 ]] || die "TensorFlow is not installed for $python. tf_dynemb is built against the TensorFlow that is \
 there and installs none: $python -m pip install tensorflow-cpu (or tensorflow), and try again"

@@ -4,7 +4,7 @@ No other file names a compiler flag. Includes are written from the repository ro
 """
 
 load("//bazel:cuda.bzl", "nvcc_outputs")
-load("@local_cuda//:config.bzl", "HOST_CXX", "NVCC")
+load("@local_cuda//:config.bzl", "HOST_CXX", "NVCC", "NVCC_VERSION")
 
 _WARNINGS = [
     "-Wall",
@@ -50,10 +50,12 @@ _NVCC_OPTS = [
     "-ccbin=" + HOST_CXX,
     # Initial values are those of the host to the bit: see -ffp-contract above.
     "--fmad=false",
-    "--Werror=all-warnings",
     "--diag-suppress=2810",  # it takes an assignment to a [[nodiscard]] class for a value that is dropped
-    "-Xcompiler=-fPIC,-fvisibility=hidden,-ffp-contract=off,-Wall,-Wextra",
-]
+    "-Xcompiler=" + ",".join(["-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra"] + _NO_WARNINGS),
+] + select({
+    "//bazel:opt": ["--Werror=all-warnings"],
+    "//conditions:default": [],
+})
 _GPU_CODE = [
     "-gencode=arch=compute_80,code=sm_80",
     "-gencode=arch=compute_90,code=[sm_90,compute_90]",
@@ -136,6 +138,7 @@ def dynemb_cuda_library(name, srcs, hdrs = [], deps = [], **kwargs):
         hdrs = hdrs,
         flags = _NVCC_OPTS + _GPU_CODE + ["-c"],
         nvcc = NVCC,
+        nvcc_version = NVCC_VERSION,
         suffix = ".pic.o",
         testonly = kwargs.get("testonly", False),
         deps = deps,
@@ -151,6 +154,7 @@ def dynemb_ptx(name, srcs, hdrs = [], deps = []):
             hdrs = hdrs,
             flags = _NVCC_OPTS + ["-arch=compute_90", "--ptx"],
             nvcc = NVCC,
+            nvcc_version = NVCC_VERSION,
             suffix = ".ptx",
             testonly = True,
             deps = deps,

@@ -6,7 +6,13 @@ What is linked is CUDA's static runtime, which finds the driver when it is first
 there is no driver.
 """
 
-_ENVIRON = ["TF_DYNEMB_CUDA", "TF_DYNEMB_CUDA_CXX", "TF_DYNEMB_CUDA_LIB"]
+_ENVIRON = [
+    "TF_DYNEMB_COMPILER",
+    "TF_DYNEMB_CUDA",
+    "TF_DYNEMB_CUDA_CXX",
+    "TF_DYNEMB_CUDA_LIB",
+    "TF_DYNEMB_CUDA_VERSION",
+]
 
 _BUILD = """\
 cc_library(
@@ -26,8 +32,10 @@ def _local_cuda_impl(ctx):
     if root:
         ctx.symlink(root + "/include", "include")
         ctx.symlink(ctx.os.environ["TF_DYNEMB_CUDA_LIB"] + "/libcudart_static.a", "libcudart_static.a")
-    ctx.file("config.bzl", 'NVCC = "{nvcc}"\nHOST_CXX = "{cxx}"\n'.format(
+    ctx.file("config.bzl", 'NVCC = "{nvcc}"\nNVCC_VERSION = "{version}, {compiler}"\nHOST_CXX = "{cxx}"\n'.format(
         nvcc = root + "/bin/nvcc" if root else "",
+        version = ctx.os.environ.get("TF_DYNEMB_CUDA_VERSION", ""),
+        compiler = ctx.os.environ.get("TF_DYNEMB_COMPILER", ""),
         cxx = ctx.os.environ.get("TF_DYNEMB_CUDA_CXX", ""),
     ))
 
@@ -52,7 +60,8 @@ def _nvcc_outputs_impl(ctx):
             outputs = [output],
             mnemonic = "Nvcc",
             progress_message = "Compiling {} by nvcc".format(source.short_path),
-            use_default_shell_env = True,
+            # Another compiler at the same path is another action.
+            env = {"NVCC_VERSION": ctx.attr.nvcc_version, "PATH": "/usr/bin:/bin"},
         )
     # PTX is data of a test, which finds it among its runfiles.
     return [DefaultInfo(files = depset(outputs), runfiles = ctx.runfiles(outputs))]
@@ -66,6 +75,7 @@ nvcc_outputs = rule(
         "deps": attr.label_list(doc = "Libraries whose headers are included.", providers = [CcInfo]),
         "flags": attr.string_list(),
         "nvcc": attr.string(doc = "Its path."),
+        "nvcc_version": attr.string(doc = "Its version and the host compiler's."),
         "suffix": attr.string(doc = "Of the files that it makes."),
     },
 )

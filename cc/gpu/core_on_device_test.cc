@@ -153,6 +153,13 @@ TEST_P(CoreTest, BadCallsAreErrors) {
   };
   EXPECT_EQ(message(other, {Kind::kUniform, 0, 1}),
             "keys, values: want both in the memory space of the context");
+  EXPECT_EQ(message(context_, {Kind::kConstant, 0, 1}),
+            "distribution: got a constant, want one of random numbers");
+  const Span<const int64_t> no_keys(nullptr, 0, other.space);
+  EXPECT_EQ(FillRandomRows(other, {Kind::kUniform, 0, 1}, 1, no_keys, DType::kFloat32, 1,
+                           Rows(nullptr, 0, 0, other.space))
+                .message(),
+            "context: want one of the device or of the host");
   EXPECT_EQ(message(context_, {Kind::kUniform, 0, 1}), "values: got 7 rows, want 8");
 }
 
@@ -236,6 +243,13 @@ TEST_P(CoreTest, RulesTrainLikeTheHost) {
     CheckRule<Float16>(context_, rule, DType::kFloat16, on_host() ? 0 : 2e-3);
     CheckRule<BFloat16>(context_, rule, DType::kBFloat16, on_host() ? 0 : 2e-2);
   }
+}
+
+TEST_P(CoreTest, AnErrorIsReportedOnce) {
+  if (on_host()) return;  // without a driver CUDA forgets nothing
+  void* memory = nullptr;
+  EXPECT_FALSE(FromCuda(cudaMalloc(&memory, size_t{1} << 60), "taking too much").ok());
+  EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
 }
 
 TEST(DevicesTest, TheListSaysWhyThereIsNoDevice) {

@@ -8,9 +8,12 @@
 
 namespace dynemb {
 
-// `what` was being done. Memory that ran out is kResourceExhausted, and all else kInternal.
+// `what` was being done. Memory that ran out is kResourceExhausted, and all else kInternal. CUDA
+// keeps the thread's last error until somebody asks for it; it is forgotten here, so that what is
+// done next is not blamed for it.
 inline Status FromCuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
+  cudaGetLastError();
   const Code code = error == cudaErrorMemoryAllocation ? Code::kResourceExhausted : Code::kInternal;
   return Status(code,
                 StrCat(what, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));

@@ -5,7 +5,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "cc/core/base/span.h"
@@ -14,20 +13,20 @@
 
 namespace dynemb {
 
-// Numbers of type T on the device that was current when they were allocated. Freeing them waits for
-// the device, so that no kernel still uses them; so do the copies.
+// Numbers of type T on the device that was current when they were allocated, and has to be when
+// they are copied. Freeing them waits for the device, so that no kernel still uses them; so do the
+// copies.
 template <typename T>
 class DeviceArray {
  public:
   DeviceArray() = default;
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
-  ~DeviceArray() { cudaFree(data_); }
+  ~DeviceArray() { Free(); }
 
   // Replaces what there was; the content is undefined.
   Status Allocate(int64_t size) {
-    cudaFree(std::exchange(data_, nullptr));
-    size_ = 0;
+    Free();
     DYNEMB_RETURN_IF_ERROR(FromCuda(cudaMalloc(reinterpret_cast<void**>(&data_), size * sizeof(T)),
                                     "allocating GPU memory"));
     size_ = size;
@@ -50,6 +49,12 @@ class DeviceArray {
   }
 
  private:
+  // After an error of a kernel freeing reports it again; it has been reported.
+  void Free() {
+    if (data_ != nullptr && cudaFree(data_) != cudaSuccess) cudaGetLastError();
+    data_ = nullptr;
+    size_ = 0;
+  }
   Status Copy(T* to, const T* from, cudaMemcpyKind kind) const {
     DYNEMB_RETURN_IF_ERROR(FromCuda(cudaDeviceSynchronize(), "waiting for the GPU"));
     return FromCuda(cudaMemcpy(to, from, size_ * sizeof(T), kind), "copying GPU memory");

@@ -5,6 +5,9 @@
 #include <cuda_runtime_api.h>
 
 #include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "cc/core/base/dtype.h"
 #include "cc/core/initializer/initializer.h"
@@ -49,36 +52,59 @@ Status CheckKernels() {
   return {};
 }
 
+Status Describe(int index, GpuDevice* device) {
+  cudaDeviceProp properties;
+  DYNEMB_RETURN_IF_ERROR(
+      FromCuda(cudaGetDeviceProperties(&properties, index), "asking for its properties"));
+  device->name = properties.name;
+  device->compute_capability_major = properties.major;
+  device->compute_capability_minor = properties.minor;
+  device->memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  return {};
+}
+
+// Makes the device that is current now so again when it goes out of scope.
+class CurrentDevice {
+ public:
+  CurrentDevice() : known_(cudaGetDevice(&index_) == cudaSuccess) {}
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+  ~CurrentDevice() {
+    if (known_) cudaSetDevice(index_);
+    cudaGetLastError();
+  }
+
+ private:
+  int index_ = 0;
+  const bool known_;
+};
+
 }  // namespace
 
 Status ListGpuDevices(std::vector<GpuDevice>* devices) {
   devices->clear();
-  int before, count = 0, driver = 0;
+  int count = 0, driver = 0;
   cudaError_t error = cudaGetDeviceCount(&count);
-  if (error != cudaSuccess || count == 0) {
+  if (error == cudaSuccess && count == 0) error = cudaErrorNoDevice;
+  if (error != cudaSuccess) {
+    cudaGetLastError();
     cudaDriverGetVersion(&driver);
-    const std::string why =
-        driver == 0 ? "there is no NVIDIA driver"
-                    : StrCat(cudaGetErrorString(error == cudaSuccess ? cudaErrorNoDevice : error),
-                             ", with a driver for CUDA up to ", VersionText(driver));
+    const std::string why = driver == 0
+                                ? "there is no NVIDIA driver"
+                                : StrCat(cudaGetErrorString(error),
+                                         ", with a driver for CUDA up to ", VersionText(driver));
     return FailedPrecondition("no GPU can be used: ", why, "; tf_dynemb was built with CUDA ",
                               VersionText(CUDART_VERSION));
   }
-  DYNEMB_RETURN_IF_ERROR(FromCuda(cudaGetDevice(&before), "asking for the current GPU"));
+  const CurrentDevice before;
   for (int index = 0; index < count; ++index) {
-    cudaDeviceProp properties;
-    DYNEMB_RETURN_IF_ERROR(
-        FromCuda(cudaGetDeviceProperties(&properties, index), "asking for a GPU's properties"));
     GpuDevice device;
-    device.name = properties.name;
-    device.compute_capability_major = properties.major;
-    device.compute_capability_minor = properties.minor;
-    device.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
-    device.usable = FromCuda(cudaSetDevice(index), "making the GPU current");
+    device.usable = Describe(index, &device);
+    if (device.usable.ok()) device.usable = FromCuda(cudaSetDevice(index), "making it current");
     if (device.usable.ok()) device.usable = CheckKernels();
-    devices->push_back(device);
+    devices->push_back(std::move(device));
   }
-  return FromCuda(cudaSetDevice(before), "making the GPU current again");
+  return {};
 }
 
 }  // namespace dynemb

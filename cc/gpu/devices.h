@@ -15,12 +15,12 @@
 namespace dynemb {
 
 struct GpuDevice {
-  std::string name;
+  std::string name;  // empty if CUDA does not even tell that
   int compute_capability_major = 0;
   int compute_capability_minor = 0;
   int64_t memory_bytes = 0;
-  // Why tables cannot be there: the device refuses a kernel of this build, or draws other initial
-  // values than the host.
+  // Why the device code of this build cannot be used there: the device is taken or broken, refuses
+  // a kernel, or draws other initial values than the host.
   Status usable;
 };
 

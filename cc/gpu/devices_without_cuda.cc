@@ -6,9 +6,8 @@ namespace dynemb {
 Status ListGpuDevices(std::vector<GpuDevice>* devices) {
   devices->clear();
   return FailedPrecondition(
-      "no GPU can be used: configure.sh found no CUDA toolkit when tf_dynemb was built; install "
-      "one "
-      "of version 12 or later, with nvcc, and build again");
+      "no GPU can be used: tf_dynemb was built without CUDA; ./configure.sh finds a toolkit of "
+      "version 12 or later, or says why it does not use one; then build again");
 }
 
 }  // namespace dynemb

@@ -34,6 +34,9 @@ Status ForEach(const Context& context, int64_t n, const Body& body) {
     for (int64_t i = 0; i < n; ++i) body(i);
     return {};
   }
+  if (context.space != MemorySpace::kDevice) {
+    return InvalidArgument("context: want one of the device or of the host");
+  }
   if (n == 0) return {};  // a grid of no blocks is an error
   constexpr int64_t kThreads = 256;
   constexpr int64_t kMostBlocks =

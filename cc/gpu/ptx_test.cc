@@ -17,6 +17,7 @@ int Count(const std::string& text, const std::string& pattern) {
 
 TEST(PtxTest, InitializersRoundLikeTheHost) {
   std::ifstream file("cc/gpu/random_rows_ptx/random_rows.ptx");
+  ASSERT_TRUE(file) << "want to be run by Bazel, which puts the PTX there";
   const std::string ptx((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   EXPECT_EQ(Count(ptx, R"(\.entry )"), 7);  // a kernel for each dtype
   // Multiplications, divisions and roots, each rounded to nearest.

@@ -29,11 +29,11 @@ Status FillRandomRows(const Context& context, const Distribution& distribution, 
   if (keys.space != context.space || values.space != context.space) {
     return InvalidArgument("keys, values: want both in the memory space of the context");
   }
-  if (values.count < keys.size) {
-    return InvalidArgument("values: got ", values.count, " rows, want ", keys.size);
-  }
   if (distribution.kind == Distribution::Kind::kConstant) {
     return InvalidArgument("distribution: got a constant, want one of random numbers");
+  }
+  if (values.count < keys.size) {
+    return InvalidArgument("values: got ", values.count, " rows, want ", keys.size);
   }
   const int64_t blocks_per_row = (dim + 3) / 4;
   return VisitDType(dtype, [&](auto tag) {

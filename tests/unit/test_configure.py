@@ -73,25 +73,54 @@ PROBLEMS = [
     ({"version": "11.8"}, "it is CUDA 11.8, and 12 is the oldest that will do"),
     ({"version": "12.4", "library": ""}, "libcudart_static.a is not there"),
     ({"version": "12.4", "status": 1}, "error: unsupported GNU version"),
+    ({"version": "", "status": 0}, "its nvcc does not say its version"),
 ]
+KINDS = ["old", "no library", "another compiler", "no version"]
 
 
-@pytest.mark.parametrize("kind, problem", PROBLEMS, ids=["old", "no library", "another compiler"])
+@pytest.mark.parametrize("kind, problem", PROBLEMS, ids=KINDS)
 def test_one_that_does_not_work_is_an_error_where_it_was_named(output, toolkit, kind, problem):
     root = toolkit(**kind)
-    run, settings = configure(output, f"--cuda={root}")
+    run, settings = configure(output, f"--cuda={root}", CUDA_HOME=str(root))
     assert run.returncode == 1 and not settings
     assert f"configure.sh: --cuda={root}: " in run.stderr and problem in run.stderr
 
 
-@pytest.mark.parametrize("kind, problem", PROBLEMS, ids=["old", "no library", "another compiler"])
+@pytest.mark.parametrize("kind, problem", PROBLEMS, ids=KINDS)
 def test_and_a_build_for_the_cpu_where_it_was_found(output, toolkit, kind, problem):
     root = toolkit(**kind)
     run, settings = configure(output, CUDA_HOME=str(root))
     assert run.returncode == 0
-    assert settings["TF_DYNEMB_CUDA"] == ""
+    assert settings["TF_DYNEMB_CUDA"] == settings["TF_DYNEMB_CUDA_VERSION"] == ""
+    assert run.stdout.strip().endswith("CUDA none")
     assert f"building for the CPU alone: {root} cannot be used: " in run.stderr
     assert problem in run.stderr
+
+
+def test_an_nvcc_that_fails(output, toolkit):
+    root = toolkit("12.4")
+    (root / "bin/nvcc").write_text("#!/bin/sh\nexit 1\n")
+    run, settings = configure(output, CUDA_HOME=str(root))
+    assert run.returncode == 0 and settings["TF_DYNEMB_CUDA"] == ""
+    assert "its nvcc does not say its version" in run.stderr
+
+
+@pytest.mark.parametrize("home", ["/nowhere", "/no where"])
+def test_a_home_of_cuda_that_is_not_there_is_said(output, home):
+    run, settings = configure(output, CUDA_HOME=home)
+    assert run.returncode == 0 and settings["TF_DYNEMB_CUDA"] == ""
+    assert f"{home} cannot be used: bin/nvcc or include/cuda_runtime.h is not there" in run.stderr
+
+
+def test_a_home_of_cuda_may_be_none(output):
+    run, settings = configure(output, CUDA_HOME="none")
+    assert run.returncode == 0 and settings["TF_DYNEMB_CUDA"] == "" and not run.stderr
+
+
+def test_a_relative_path_is_one_from_the_root_of_the_checkout(output, toolkit):
+    relative = os.path.relpath(toolkit("12.4"), ROOT)
+    _, settings = configure(output, f"--cuda={relative}")
+    assert settings["TF_DYNEMB_CUDA"] == f"{ROOT}/{relative}"
 
 
 def test_no_toolkit_in_the_folder_that_was_named(output, tmp_path):

@@ -13,7 +13,7 @@ class GpuDevice(NamedTuple):
     """A GPU that CUDA shows to this process.
 
     Attributes:
-        name: CUDA's name of it.
+        name: CUDA's name of it; empty if it does not even tell that.
         compute_capability: major and minor; (9, 0) is an H100.
         memory_bytes: all of its memory.
         problem: why the device code of this build does not run there; empty if it does. It has been
@@ -42,6 +42,7 @@ def devices() -> list[GpuDevice]:
         A list of GpuDevice, never empty.
 
     Raises:
+        RuntimeError: in a `tf.Graph` of one's own, which computes nothing yet.
         tf.errors.FailedPreconditionError: no GPU can be used, and why: the op library was built
             without CUDA, there is no driver or an older one than its CUDA needs, all are hidden.
 
@@ -55,6 +56,8 @@ def devices() -> list[GpuDevice]:
     ...     usable = []  # error.message says why
     """
     with tf.init_scope():  # an eager op, also when a graph is being traced
+        if not tf.executing_eagerly():
+            raise RuntimeError("gpu.devices() within a tf.Graph: call it outside of it")
         names, capabilities, memory_bytes, problems = (
             output.numpy() for output in ops.dynemb_gpu_devices()
         )
