@@ -1,8 +1,8 @@
 #include "cc/core/lookup/dedup.h"
 
 #include <algorithm>
-#include <cstring>
 
+#include "cc/core/base/copy_bytes.h"
 #include "cc/core/base/hash.h"
 #include "cc/core/table/value_functions.h"
 
@@ -46,7 +46,7 @@ void SumByKey(const Context& context, const Dedup& dedup, DType dtype, int64_t d
     for (int64_t u = task * kRowsPerTask; u < end; ++u) {
       const Span<const int64_t> positions(&grouped[begin[u]], begin[u + 1] - begin[u]);
       if (positions.size == 1 && scales.empty()) {
-        std::memcpy(sums[u], rows[positions[0]], dim * SizeOf(dtype));
+        CopyBytes(sums[u], rows[positions[0]], dim * SizeOf(dtype));
       } else {
         sum(dim, rows, positions, scales.data, sums[u]);
       }

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/base/copy_bytes.h"
 #include "cc/core/base/hash.h"
 #include "cc/core/table/call_checks.h"
 #include "cc/core/table/call_report.h"
@@ -55,7 +56,7 @@ class StepTable final : public Table {
                               const int64_t i = batch.select == nullptr ? j : batch.select->at[j];
                               const uint32_t place = places_[CellOf(batch.keys[i])];
                               if (place != kNone) {
-                                std::memcpy(values[i], values_[place], bytes);
+                                CopyBytes(values[i], values_[place], bytes);
                               } else if (if_missing == IfMissing::kInitialValue) {
                                 std::memset(values[i], 0, bytes);
                               }

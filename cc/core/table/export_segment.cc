@@ -1,9 +1,9 @@
 #include "cc/core/table/export_segment.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
+#include "cc/core/base/copy_bytes.h"
 #include "cc/core/table/for_each_key.h"
 #include "cc/core/table/stripes.h"
 
@@ -19,9 +19,9 @@ bool ExportRow(const Segment& segment, const RowLayout& layout, const Segment::E
   // The version's place is the segment's, whose layout may be ahead of the table's.
   if (since >= 0 && ReadInt64(row + segment.layout().version_offset) <= since) return false;
   if (out.keys.data) out.keys[n] = entry.key;
-  if (out.values.data) std::memcpy(out.values[n], row, layout.value_bytes);
-  if (out.slots.data) std::memcpy(out.slots[n], row + layout.slots_offset, layout.slots_bytes);
-  if (out.meta.data) std::memcpy(out.meta[n], row + layout.meta_offset, layout.meta_bytes);
+  if (out.values.data) CopyBytes(out.values[n], row, layout.value_bytes);
+  if (out.slots.data) CopyBytes(out.slots[n], row + layout.slots_offset, layout.slots_bytes);
+  if (out.meta.data) CopyBytes(out.meta[n], row + layout.meta_offset, layout.meta_bytes);
   return true;
 }
 

@@ -13,11 +13,12 @@
 namespace dynemb {
 
 // How many keys ForEachKey takes at a time.
-inline constexpr int64_t kKeysPerGroup = 16;
+inline constexpr int64_t kKeysPerGroup = 32;
+static_assert(kKeysPerGroup <= 32, "a bit for each");
 
 // Fetches the first `bytes` of a row ahead.
 inline void PrefetchRow(const char* row, int64_t bytes) {
-  constexpr int64_t kMost = 256;  // the hardware follows a longer row by itself
+  constexpr int64_t kMost = 512;  // the hardware follows a longer row by itself
   for (int64_t at = 0; at < std::min(bytes, kMost); at += 64) __builtin_prefetch(row + at);
 }
 
@@ -38,17 +39,27 @@ void ForEachKey(int64_t begin, int64_t end, int64_t row_bytes, const KeyAt& key,
   } ahead[3][kGroup];  // the keys of three groups, one in each stage
   const auto in_group = [&](int64_t group) { return std::clamp<int64_t>(end - group, 0, kGroup); };
   const auto fetch_chunks = [&](int64_t group, Ahead* to) {
-    for (int64_t i = 0; i < in_group(group); ++i) {
+    const int64_t n = in_group(group);
+    for (int64_t i = 0; i < n; ++i) {
       to[i].key = key(group + i);
       to[i].hash = Mix64(static_cast<uint64_t>(to[i].key));
       segment_of(to[i].hash).PrefetchChunk(to[i].hash);
     }
   };
   const auto find = [&](int64_t group, Ahead* of) {
-    for (int64_t i = 0; i < in_group(group); ++i) {
-      of[i].row = segment_of(of[i].hash).Find(of[i].key, of[i].hash);
+    const int64_t n = in_group(group);
+    uint32_t later = 0;  // bit i: key i may be beyond its chunk, in one that is on its way too
+    for (int64_t i = 0; i < n; ++i) {
+      bool beyond;
+      of[i].row = segment_of(of[i].hash).FindAtHome(of[i].key, of[i].hash, &beyond);
+      later |= static_cast<uint32_t>(beyond) << i;
       if (of[i].row != nullptr) PrefetchRow(of[i].row, row_bytes);
       fetch(group + i);
+    }
+    for (; later != 0; later &= later - 1) {
+      Ahead& one = of[__builtin_ctz(later)];
+      one.row = segment_of(one.hash).FindBeyond(one.key, one.hash);
+      if (one.row != nullptr) PrefetchRow(one.row, row_bytes);
     }
   };
   fetch_chunks(begin, ahead[0]);
@@ -58,7 +69,8 @@ void ForEachKey(int64_t begin, int64_t end, int64_t row_bytes, const KeyAt& key,
   for (int64_t group = begin; group < end; group += kGroup) {
     fetch_chunks(group + 2 * kGroup, after);
     find(group + kGroup, next);
-    for (int64_t i = 0; i < in_group(group); ++i) {
+    const int64_t n = in_group(group);
+    for (int64_t i = 0; i < n; ++i) {
       visit(group + i, now[i].key, now[i].hash, now[i].row);
     }
     end_group();

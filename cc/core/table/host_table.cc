@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "cc/core/base/copy_bytes.h"
 #include "cc/core/table/batch_order.h"
 #include "cc/core/table/call_checks.h"
 #include "cc/core/table/call_report.h"
@@ -54,14 +55,18 @@ class HostTable final : public Table {
     DYNEMB_RETURN_IF_ERROR(CheckValues("values", batch, values, schema_.value_dtype, schema_.dim));
     std::shared_lock<std::shared_mutex> schema_lock(schema_mutex_);
     const int64_t n = batch.select == nullptr ? batch.keys.size : *batch.select->count;
-    const auto position = [&](int64_t i) {
-      return batch.select == nullptr ? i : batch.select->at[i];
-    };
     CallReport whole(report);
     context.executor->Run(
         (n + kFindKeys - 1) / kFindKeys, kFindKeys * kNanosecondsPerKey, [&](int64_t task) {
           const int64_t begin = task * kFindKeys, end = std::min(n, begin + kFindKeys);
-          const auto key = [&](int64_t i) { return batch.keys[position(i)]; };
+          // Copies, which no store to a row can change.
+          const int64_t* const selected = batch.select == nullptr ? nullptr : batch.select->at.data;
+          const auto position = [selected](int64_t i) {
+            return selected == nullptr ? i : selected[i];
+          };
+          const auto key = [keys = batch.keys.data, position](int64_t i) {
+            return keys[position(i)];
+          };
           const ReadLocks<kSegments> locks(
               begin, end,
               [&](int64_t i) {
@@ -73,10 +78,10 @@ class HostTable final : public Table {
           ForEachKey(
               begin, end, bytes, key,
               [&](uint64_t hash) -> const Segment& { return SegmentOf(hash); }, [](int64_t) {},
-              [&, bytes, position](int64_t i, Key key, uint64_t, const char* row) {
+              [&, bytes, position, values](int64_t i, Key key, uint64_t, const char* row) {
                 char* out = values[position(i)];
                 if (row != nullptr) {
-                  std::memcpy(out, row, bytes);
+                  CopyBytes(out, row, bytes);
                 } else if (if_missing == IfMissing::kInitialValue) {
                   fill_(schema_.initializer, key, layout_.dim, out);
                 }
@@ -144,7 +149,7 @@ class HostTable final : public Table {
           if (entry.row == nullptr) return task->SetAll(entry.positions, Outcome::kFull);
           outcome = Outcome::kInserted;
         }
-        std::memcpy(entry.row, values[entry.last()], layout_.value_bytes);
+        CopyBytes(entry.row, values[entry.last()], layout_.value_bytes);
         StampRow(stamp, entry);
         task->SetAll(entry.positions, outcome);
       });
@@ -169,7 +174,7 @@ class HostTable final : public Table {
             if (entry.row != nullptr) {
               add_(layout_.dim, entry.row, values_or_deltas[position]);
             } else if ((entry.row = InsertInitial(entry)) != nullptr) {
-              std::memcpy(entry.row, values_or_deltas[position], layout_.value_bytes);
+              CopyBytes(entry.row, values_or_deltas[position], layout_.value_bytes);
               outcome = Outcome::kInserted;
             } else {
               outcome = Outcome::kFull;
@@ -294,13 +299,13 @@ class HostTable final : public Table {
       return writer([&](Entry entry, Task* task) {
         if (entry.row == nullptr) entry.row = entry.segment->Insert(entry.key, entry.hash);
         if (entry.row == nullptr) return task->SetAll(entry.positions, Outcome::kFull);
-        std::memcpy(entry.row, rows.values[entry.last()], layout_.value_bytes);
+        CopyBytes(entry.row, rows.values[entry.last()], layout_.value_bytes);
         if (layout_.slots_bytes > 0) {
-          std::memcpy(entry.row + layout_.slots_offset, rows.slots[entry.last()],
-                      layout_.slots_bytes);
+          CopyBytes(entry.row + layout_.slots_offset, rows.slots[entry.last()],
+                    layout_.slots_bytes);
         }
         if (layout_.meta_bytes > 0) {
-          std::memcpy(entry.row + layout_.meta_offset, rows.meta[entry.last()], layout_.meta_bytes);
+          CopyBytes(entry.row + layout_.meta_offset, rows.meta[entry.last()], layout_.meta_bytes);
         }
         StampVersion(*entry.segment, entry.row);
       });
@@ -545,13 +550,13 @@ class HostTable final : public Table {
     for (auto& part : parts_) {
       const RowLayout from = part->segment.layout();
       const bool done = part->segment.Relayout(layout, [&](const char* old_row, char* new_row) {
-        std::memcpy(new_row, old_row, from.value_bytes);
+        CopyBytes(new_row, old_row, from.value_bytes);
         if (schema_.rule.name.empty()) {
           FillInitialSlots(schema, new_row + layout.slots_offset);
         } else {
-          std::memcpy(new_row + layout.slots_offset, old_row + from.slots_offset, from.slots_bytes);
+          CopyBytes(new_row + layout.slots_offset, old_row + from.slots_offset, from.slots_bytes);
         }
-        std::memcpy(new_row + layout.meta_offset, old_row + from.meta_offset, from.meta_bytes);
+        CopyBytes(new_row + layout.meta_offset, old_row + from.meta_offset, from.meta_bytes);
         if (layout.version_offset >= 0) {
           WriteInt64(version_ > 0 ? ReadInt64(old_row + from.version_offset) : 0,
                      new_row + layout.version_offset);

@@ -21,8 +21,8 @@ Segment::Segment(SlabArena* row_arena, SlabArena* index_arena, const RowLayout& 
 
 Segment::~Segment() { Clear(); }
 
-char* Segment::FindBeyond(const Chunk* home, int64_t key) const {
-  uint32_t at = static_cast<uint32_t>(home - chunks_);
+char* Segment::FindBeyond(int64_t key, uint64_t hash) const {
+  uint32_t at = Home(hash);
   for (uint32_t probes = 1; probes < chunk_count_; ++probes) {
     at = Next(at);
     if (const uint32_t mask = Match(chunks_[at], key)) {

@@ -57,13 +57,22 @@ class Segment {
   int64_t size() const { return size_; }
   const RowLayout& layout() const { return layout_; }
 
-  // The row of a key, or nullptr.
-  char* Find(int64_t key, uint64_t hash) const {
+  // The row of a key that is in the chunk it wants. Otherwise nullptr; whether the key may then be
+  // in a later chunk is in *beyond, and the first of these is fetched ahead.
+  char* FindAtHome(int64_t key, uint64_t hash, bool* beyond) const {
+    *beyond = false;
     if (chunk_count_ == 0) return nullptr;
-    const Chunk& home = chunks_[Home(hash)];
-    if (const uint32_t mask = Match(home, key)) return row(home.refs[__builtin_ctz(mask)]);
-    return home.overflow == 0 ? nullptr : FindBeyond(&home, key);
+    const uint32_t home = Home(hash);
+    const Chunk& chunk = chunks_[home];
+    if (const uint32_t mask = Match(chunk, key)) return row(chunk.refs[__builtin_ctz(mask)]);
+    if (chunk.overflow != 0) {
+      *beyond = true;
+      __builtin_prefetch(&chunks_[Next(home)]);
+    }
+    return nullptr;
   }
+  // The row of a key that is in a later chunk, or nullptr.
+  char* FindBeyond(int64_t key, uint64_t hash) const;
   // Adds a key that is not there; the row's bytes are undefined. nullptr: no memory.
   char* Insert(int64_t key, uint64_t hash);
   // Removes a key that is there.
@@ -117,8 +126,6 @@ class Segment {
     for (int c = 0; c < kCells; ++c) mask |= static_cast<uint32_t>(chunk.keys[c] == key) << c;
     return mask & chunk.used;
   }
-  // Finds a key that is not in its home chunk.
-  char* FindBeyond(const Chunk* home, int64_t key) const;
   uint32_t Home(uint64_t hash) const {
     return ReduceRange(static_cast<uint32_t>(hash >> 26), chunk_count_);
   }
