@@ -555,20 +555,34 @@ class Torch(Peer):
 
 
 class Empty(TensorFlowPeer):
-    """What a call costs: an empty tf.function of the same signature; a model without embeddings."""
+    """What is not the table's: a tf.function's call; loss and gradient; a model without embeddings."""
 
     name = "empty"
     is_table = False
     modules = ()
 
     def _make_tables(self):
-        self.tables = []
+        tf, dim = self.tf, self.spec.dim
+        self.n = 0
+        self.rows = tf.Variable(tf.zeros([0, dim]), shape=[None, dim])
 
     def _look_up(self, ids):
         return ids
 
+    def train(self, ids_per_table):
+        if len(ids_per_table[0]) > self.n:
+            self.n = len(ids_per_table[0])
+            self.rows.assign(self.tf.zeros([self.n, self.spec.dim]))
+        super().train(ids_per_table)
+
     def _train(self, ids_per_table):
-        pass
+        """Returns the gradients, which nothing would compute otherwise."""
+        tf = self.tf
+        rows_per_table = [self.rows[: tf.size(ids)] for ids in ids_per_table]  # no copy
+        with tf.GradientTape() as tape:
+            tape.watch(rows_per_table)
+            loss = self._loss(rows_per_table)
+        return tape.gradient(loss, rows_per_table)
 
     def _upsert(self, ids, values):
         pass
