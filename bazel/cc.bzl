@@ -121,44 +121,35 @@ def if_cuda(with_cuda, without = []):
     """The one list where configure.sh has found CUDA, the other where it has not."""
     return with_cuda if NVCC else without
 
-def dynemb_cuda_library(name, srcs, hdrs = [], deps = [], **kwargs):
+def dynemb_cuda_library(name, srcs, hdrs = [], deps = [], ptx = False, **kwargs):
     """A library of .cu sources; it is not made where there is no CUDA. //cc/gpu only.
 
     Args:
       name: as in cc_library; so are hdrs and deps.
       srcs: .cu files, of different names.
+      ptx: make <name>_ptx too, their PTX, for tests that read it.
       **kwargs: as in dynemb_cc_library.
     """
     if not NVCC:
         return
     objects = name + "_objects"
-    nvcc_outputs(
-        name = objects,
-        srcs = srcs,
-        hdrs = hdrs,
-        flags = _NVCC_OPTS + _GPU_CODE + ["-c"],
-        nvcc = NVCC,
-        nvcc_version = NVCC_VERSION,
-        suffix = ".pic.o",
-        testonly = kwargs.get("testonly", False),
-        deps = deps,
-    )
-    dynemb_cc_library(name = name, srcs = [objects], hdrs = hdrs, deps = deps + ["@local_cuda//:cudart"], **kwargs)
-
-def dynemb_ptx(name, srcs, hdrs = [], deps = []):
-    """The PTX of .cu sources, for tests that read it; it is not made where there is no CUDA."""
-    if NVCC:
+    testonly = kwargs.get("testonly", False)
+    outputs = [(objects, ".pic.o", _GPU_CODE + ["-c"], testonly)]
+    if ptx:
+        outputs.append((name + "_ptx", ".ptx", ["-arch=compute_90", "--ptx"], True))
+    for output, suffix, flags, for_tests in outputs:
         nvcc_outputs(
-            name = name,
+            name = output,
             srcs = srcs,
             hdrs = hdrs,
-            flags = _NVCC_OPTS + ["-arch=compute_90", "--ptx"],
+            flags = _NVCC_OPTS + flags,
             nvcc = NVCC,
             nvcc_version = NVCC_VERSION,
-            suffix = ".ptx",
-            testonly = True,
+            suffix = suffix,
+            testonly = for_tests,
             deps = deps,
         )
+    dynemb_cc_library(name = name, srcs = [objects], hdrs = hdrs, deps = deps + ["@local_cuda//:cudart"], **kwargs)
 
 def dynemb_cc_test(name, srcs, deps, concurrent = False, soak = False, size = "small", **kwargs):
     """A GoogleTest test with its main().

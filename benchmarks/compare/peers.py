@@ -584,16 +584,8 @@ class Empty(TensorFlowPeer):
             loss = self._loss(rows_per_table)
         return tape.gradient(loss, rows_per_table)
 
-    def _upsert(self, ids, values):
-        pass
-
     def fill(self, table, keys, values):
         pass
-
-    def save(self, folder):
-        raise Unsupported("nothing to save")
-
-    restore = save
 
     def dlrm(self, clicks):
         tf = self.tf

@@ -70,6 +70,7 @@ class CoreTest : public testing::TestWithParam<MemorySpace> {
     if (GetParam() == MemorySpace::kHost) return;
     std::vector<GpuDevice> devices;
     const Status status = ListGpuDevices(&devices);
+    // For want of a GPU; the message says why there is none.
     if (!status.ok()) GTEST_SKIP() << status.message();
     ASSERT_TRUE(devices[0].usable.ok()) << devices[0].usable.message();
   }
