@@ -33,6 +33,7 @@ namespace {
 
 constexpr int64_t kBatch = 65536, kBatches = 16, kRows = 1'000'000;
 constexpr int64_t kAhead = 16;  // rows that the limits prefetch
+constexpr int64_t kLine = 64;   // bytes of the cache
 
 using benchmark::State;
 
@@ -101,7 +102,7 @@ class Subject {
   }
 
   explicit Subject(const Shape& shape)
-      : shape_(shape), hyper_(HyperOf(shape.rule)), values_(kBatch * shape.dim, 0.01f) {
+      : shape_(shape), hyper_(HyperOf(shape.rule)), values_(kBatch * shape.dim + kLine, 0.01f) {
     context_.executor = &inline_executor_;
     table_ = Make();
     for (int64_t row = 0; row < shape.rows; row += kBatch) {
@@ -163,7 +164,10 @@ class Subject {
  private:
   Rows Values(int64_t n) {
     const int64_t bytes = shape_.dim * static_cast<int64_t>(sizeof(float));
-    return {reinterpret_cast<char*>(values_.data()), n, bytes};
+    // Aligned as TensorFlow's tensors are.
+    auto begin = reinterpret_cast<uintptr_t>(values_.data());
+    begin = (begin + kLine - 1) / kLine * kLine;
+    return {reinterpret_cast<char*>(begin), n, bytes};
   }
 
   const Shape shape_;
@@ -293,19 +297,32 @@ class Pages {
   int64_t bytes_;
 };
 
-// Rows of a flat array into one buffer, by row number.
-void Gather(State& state, int64_t dim) {
+// Rows of a flat array into one buffer, by row number; with `index_bytes` each number, in truth 0
+// more, is read from some line of as much memory first.
+void Gather(State& state, int64_t dim, int64_t index_bytes) {
   const int64_t bytes = dim * static_cast<int64_t>(sizeof(float));
-  const Pages rows(kRows * bytes);
+  const Pages rows(kRows * bytes), index(std::max<int64_t>(64, index_bytes));
+  std::memset(index.data(), 0, std::max<int64_t>(64, index_bytes));
   std::vector<char> out(kBatch * bytes);
   const auto batches = Shuffled(kRows);
   int64_t b = 0;
   for (auto _ : state) {
     const auto& numbers = batches[b++ % kBatches];
+    const auto number = [&](int64_t i) { return numbers[std::min(i, kBatch - 1)]; };
+    const auto line = [&](int64_t i) {
+      const uint64_t hash = Mix64(static_cast<uint64_t>(number(i))) >> 32;
+      return index.data() + (hash * (index_bytes / 64) >> 32) * 64;
+    };
+    const auto row = [&](int64_t i) {
+      int64_t more = 0;
+      if (index_bytes > 0) std::memcpy(&more, line(i), sizeof(more));
+      return rows.data() + (number(i) + more) * bytes;
+    };
     for (int64_t i = 0; i < kBatch; ++i) {
-      const char* ahead = rows.data() + numbers[std::min(i + kAhead, kBatch - 1)] * bytes;
-      for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(ahead + line);
-      std::memcpy(out.data() + i * bytes, rows.data() + numbers[i] * bytes, bytes);
+      if (index_bytes > 0) __builtin_prefetch(line(i + 2 * kAhead));
+      const char* ahead = row(i + kAhead);
+      for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(ahead + at);
+      std::memcpy(out.data() + i * bytes, row(i), bytes);
     }
     benchmark::DoNotOptimize(out.data());
   }
@@ -425,8 +442,11 @@ bool AddAll() {
     benchmark::RegisterBenchmark(name.c_str(), [=](State& s) { SumByKey(s, 32, percent); });
   }
   for (const int64_t dim : {8, 32, 128}) {
-    const std::string name = "Limit/gather/dim:" + std::to_string(dim);
-    benchmark::RegisterBenchmark(name.c_str(), [=](State& s) { Gather(s, dim); });
+    const std::string name = "gather/dim:" + std::to_string(dim);
+    benchmark::RegisterBenchmark(("Limit/" + name).c_str(), [=](State& s) { Gather(s, dim, 0); });
+    // Of the size of a table's index.
+    benchmark::RegisterBenchmark(("Limit/index_and_" + name).c_str(),
+                                 [=](State& s) { Gather(s, dim, kRows * 20); });
   }
   for (const int64_t slots : {0, 1, 2}) {
     const std::string name = "Limit/update/dim:32/slots:" + std::to_string(slots);

@@ -82,9 +82,9 @@ class ApplyBagsOp : public OpKernel {
         [&](int64_t i) { gradients[i] = GradientOfTable(bags, trained_[i]); });
     for (size_t i = 0; i < updates.size(); ++i) {
       TableUpdates::Update& update = updates[i];
-      update.keys = gradients[i].keys;
+      update.keys = gradients[i].keys();
       update.gradients = gradients[i].rows(gradient);
-      update.scales = gradients[i].scales;
+      update.scales = gradients[i].scales();
       const int64_t shards = update.table.shard_count();
       if (shards == 1) continue;
       OP_REQUIRES_OK(context,

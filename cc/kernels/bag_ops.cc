@@ -105,9 +105,9 @@ class OwnersOp : public OpKernel {
     const int shards = static_cast<int>(table.shard_count());
     Routing routing;
     DYNEMB_RETURN_IF_ERROR(
-        Routing::Make(of_table.keys, KeyMod(of_table.keys, shards), shards, &routing));
+        Routing::Make(of_table.keys(), KeyMod(of_table.keys(), shards), shards, &routing));
     std::vector<Key> missing;
-    DYNEMB_RETURN_IF_ERROR(MissingKeys(table, of_table.keys, routing, &missing));
+    DYNEMB_RETURN_IF_ERROR(MissingKeys(table, of_table.keys(), routing, &missing));
     int64_t room = limits_[number];
     for (const auto& shard : table.shards) room -= shard->size();
     room = std::max<int64_t>(0, room);
@@ -152,12 +152,12 @@ class SumBagsOp : public OpKernel {
     const PoolContext core(context);
     for (size_t t = 0; t < dims_.size(); ++t) {
       const BagGradient of_table = GradientOfTable(bags, static_cast<int64_t>(t));
-      const Dedup dedup(of_table.keys);
+      const Dedup dedup(of_table.keys());
       Tensor *distinct, *summed;
       OP_REQUIRES_OK(context, keys.allocate(t, TensorShape({dedup.size()}), &distinct));
       OP_REQUIRES_OK(context, sums.allocate(t, TensorShape({dedup.size(), dims_[t]}), &summed));
       std::copy(dedup.unique().begin(), dedup.unique().end(), distinct->flat<int64_t>().data());
-      SumByKey(core, dedup, dtype, dims_[t], of_table.rows(gradient), of_table.scales,
+      SumByKey(core, dedup, dtype, dims_[t], of_table.rows(gradient), of_table.scales(),
                MutableRowsOf(summed, dedup.size(), dims_[t] * SizeOf(dtype)));
     }
   }

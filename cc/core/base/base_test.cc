@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cc/core/base/context.h"
+#include "cc/core/base/copy_bytes.h"
 #include "cc/core/base/dtype.h"
 #include "cc/core/base/hash.h"
 #include "cc/core/base/rng.h"
@@ -267,6 +268,22 @@ TEST(Rows, AreAStrideApart) {
   EXPECT_EQ(view.space, MemorySpace::kDevice);
   for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(view[i], bytes + 3 + 9 * i);
   static_assert(!std::is_convertible_v<ConstRows, Rows>);
+}
+
+TEST(CopyRows, CopiesAllBytesAndNoOthers) {
+  constexpr int64_t kMost = 300, kCopies = 3;
+  const CopyRowsFunction copy_rows = FastestCopyRows();
+  for (int64_t bytes = 0; bytes <= kMost; ++bytes) {
+    std::vector<char> from(kCopies * kMost), to(kCopies * (kMost + 2), 'x'), want = to;
+    for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 37);
+    RowCopy copies[kCopies];
+    for (int64_t c = 0; c < kCopies; ++c) {
+      copies[c] = {to.data() + c * (kMost + 2) + 1, from.data() + c * kMost};
+      std::copy_n(copies[c].from, bytes, want.begin() + c * (kMost + 2) + 1);
+    }
+    copy_rows(bytes, copies, kCopies);
+    ASSERT_EQ(to, want) << bytes;
+  }
 }
 
 TEST(Context, InlineExecutorRunsEachTaskOnce) {

@@ -11,6 +11,16 @@ namespace dynemb {
 // processor has, and is up to 1.8 times as fast for rows of 512 bytes.
 void CopyBytes(char* to, const char* from, int64_t bytes);
 
+struct RowCopy {
+  char* to;
+  const char* from;
+};
+
+// Makes `n` copies of `bytes` each, by the widest moves that the processor has and without a call
+// for each: lookups are 1.1 to 1.2 times as fast as by CopyBytes.
+using CopyRowsFunction = void (*)(int64_t bytes, const RowCopy* copies, int64_t n);
+CopyRowsFunction FastestCopyRows();
+
 }  // namespace dynemb
 
 #endif  // TF_DYNEMB_CC_CORE_BASE_COPY_BYTES_H_

@@ -91,13 +91,24 @@ class Reader {
  public:
   explicit Reader(const Bags& bags) : bags_(bags) {}
 
+  // The rows of the ids [begin, end).
+  Status ReadRange(int64_t f, int64_t begin, int64_t end, const Rows& rows) {
+    const BagTable& table = bags_.table(bags_.feature(f).table);
+    const BagInput& input = bags_.input();
+    if (input.owners.empty() && table.shards.size() == 1 && table.hash_size == 0) {
+      return Find(table.shards[0], {{input.ids.data + begin, end - begin}}, rows);
+    }
+    std::vector<int64_t> ids(end - begin);
+    std::iota(ids.begin(), ids.end(), begin);
+    return Read(f, ids, rows);
+  }
   // The rows of ids, one after the other or where `rows` says.
   Status Read(int64_t f, Span<const int64_t> ids, const Rows& rows) {
     keys_.clear();
     const BagTable& table = bags_.table(bags_.feature(f).table);
     if (bags_.input().owners.empty() && table.shards.size() == 1) {
       for (const int64_t id : ids) keys_.push_back(table.key_of(bags_.input().ids[id]));
-      return Find(table.shards[0], nullptr, rows);
+      return Find(table.shards[0], {keys_}, rows);
     }
     // The shards of all tables, numbered through.
     owners_.clear();
@@ -116,7 +127,7 @@ class Reader {
       for (Table* const part : bags_.table(t).shards) {
         const Positions* share = routing.share(shard++);
         if (share == nullptr || *share->count > 0) {
-          DYNEMB_RETURN_IF_ERROR(Find(part, share, rows));
+          DYNEMB_RETURN_IF_ERROR(Find(part, {keys_, share}, rows));
         }
       }
     }
@@ -134,8 +145,7 @@ class Reader {
     }
     return first_shard_[table];
   }
-  Status Find(const Table* table, const Positions* select, const Rows& rows) {
-    const Batch batch = {keys_, select};
+  Status Find(const Table* table, const Batch& batch, const Rows& rows) {
     return table->Find(context_, batch, IfMissing::kInitialValue, rows, Report());
   }
 
@@ -188,27 +198,15 @@ Status ReadShare(const Bags& bags, const Share& share, const F& part) {
   return flush();
 }
 
-// Whether each row of a share is a single id's, as its table has it: then the table can write it.
-bool IsPlain(const Bags& bags, const Share& share, std::vector<int64_t>* ids) {
-  const BagTable& table = bags.table(bags.feature(share.feature).table);
-  if (table.value_dtype != bags.dtype() || bags.input().weights != nullptr) return false;
-  for (int64_t row = share.begin; row < share.end; ++row) {
-    const Bags::Bag bag = bags.bag(share.feature, row);
-    if (bag.end - bag.begin != 1) return false;
-    ids->push_back(bag.begin);
-  }
-  return true;
-}
-
 Status FindShare(const Bags& bags, const Share& share, char* out) {
-  std::vector<int64_t> ids;
-  if (IsPlain(bags, share, &ids)) {
-    const int64_t stride = bags.columns() * SizeOf(bags.dtype());
-    return Reader(bags).Read(share.feature, ids,
-                             Rows(out + bags.offset(share.feature, share.begin),
-                                  static_cast<int64_t>(ids.size()), stride));
-  }
   const BagTable& table = bags.table(bags.feature(share.feature).table);
+  if (bags.plain(share.feature) && table.value_dtype == bags.dtype()) {
+    const int64_t first = bags.ids(share.feature).first;
+    return Reader(bags).ReadRange(
+        share.feature, first + share.begin, first + share.end,
+        Rows(out + bags.offset(share.feature, share.begin), share.end - share.begin,
+             bags.columns() * SizeOf(bags.dtype())));
+  }
   Status status;
   VisitFloats(table.value_dtype, bags.dtype(), [&](auto value_tag, auto out_tag) {
     using V = typename decltype(value_tag)::type;
@@ -251,24 +249,7 @@ Status Bags::Make(const BagInput& input, Span<const Length> lengths,
   bags->tables_ = std::move(tables);
   bags->dtype_ = dtype;
   DYNEMB_RETURN_IF_ERROR(bags->CheckInput(lengths.size));
-  std::vector<int64_t>& begins = bags->begins_;
-  begins.resize(lengths.size + 1);
-  int64_t ids = 0;
-  for (int64_t b = 0; b < lengths.size; ++b) {
-    begins[b] = ids;
-    const int64_t length = lengths[b];
-    if (length < 0 || length > input.ids.size - ids) {
-      return InvalidArgument("lengths: got ", length, " for bag ", b, " after bags of ", ids,
-                             " ids, want lengths >= 0 that add up to the number of ids, ",
-                             input.ids.size);
-    }
-    ids += length;
-  }
-  begins.back() = ids;
-  if (ids != input.ids.size) {
-    return InvalidArgument("lengths: got lengths that add up to ", ids,
-                           ", want the number of ids, ", input.ids.size);
-  }
+  DYNEMB_RETURN_IF_ERROR(bags->FindIds(lengths));
   DYNEMB_RETURN_IF_ERROR(bags->CheckFeatures());
   return bags->Lay();
 }
@@ -276,6 +257,35 @@ template Status Bags::Make(const BagInput&, Span<const int32_t>, std::vector<Bag
                            std::vector<BagTable>, DType, Bags*);
 template Status Bags::Make(const BagInput&, Span<const int64_t>, std::vector<BagFeature>,
                            std::vector<BagTable>, DType, Bags*);
+
+// Finds the ids of each bag.
+template <typename Length>
+Status Bags::FindIds(Span<const Length> lengths) {
+  bool all_single = lengths.size == input_.ids.size;
+  for (int64_t f = 0; f < input_.features; ++f) {
+    const Length* const first = lengths.begin() + first_bag_[f];
+    const int64_t bags = first_bag_[f + 1] - first_bag_[f];
+    single_.push_back(std::count(first, first + bags, Length{1}) == bags);
+    all_single = all_single && single_.back();
+  }
+  if (all_single) return Status();
+  begins_.resize(lengths.size + 1);
+  int64_t ids = 0;
+  for (int64_t b = 0; b < lengths.size; ++b) {
+    begins_[b] = ids;
+    const int64_t length = lengths[b];
+    if (length < 0 || length > input_.ids.size - ids) {
+      return InvalidArgument("lengths: got ", length, " for bag ", b, " after bags of ", ids,
+                             " ids, want lengths >= 0 that add up to the number of ids, ",
+                             input_.ids.size);
+    }
+    ids += length;
+  }
+  begins_.back() = ids;
+  if (ids == input_.ids.size) return Status();
+  return InvalidArgument("lengths: got lengths that add up to ", ids, ", want the number of ids, ",
+                         input_.ids.size);
+}
 
 // Checks what does not depend on where ids begin, and finds where each feature's bags do.
 Status Bags::CheckInput(int64_t bags) {
@@ -408,12 +418,12 @@ Bags::Bag Bags::bag(int64_t f, int64_t row) const {
   const BagFeature& feature = features_[f];
   const int64_t first = first_bag_[feature.input];
   if (feature.pooling == Pooling::kNone) {
-    const int64_t id = begins_[first] + row;
+    const int64_t id = begin(first) + row;
     return {id, id + 1, 1};
   }
   const int64_t b =
       first + (input_.inverse.empty() ? row : input_.inverse[feature.input * rows_ + row]);
-  Bag bag = {begins_[b], begins_[b + 1], 1};
+  Bag bag = {begin(b), begin(b + 1), 1};
   if (feature.pooling == Pooling::kMean && bag.end > bag.begin) {
     bag.divisor = static_cast<double>(bag.end - bag.begin);
     if (input_.weights != nullptr) {
@@ -437,30 +447,39 @@ Status FindBags(const Context& context, const Bags& bags, char* out) {
                 [&](int64_t i) { return FindShare(bags, shares[i], out); });
 }
 
+void BagGradient::Add(Key key, int64_t offset, double scale) {
+  keys_.push_back(key);
+  offsets_.push_back(offset);
+  if (scale == 1 && scales_.empty()) return;
+  scales_.resize(keys_.size() - 1, 1);
+  scales_.push_back(scale);
+}
+
 BagGradient GradientOfTable(const Bags& bags, int64_t table) {
-  BagGradient gradient;
   const bool owned = !bags.input().owners.empty();
   const BagTable& of = bags.table(table);
-  int64_t room = 0;
-  for (int64_t f = 0; f < bags.feature_count(); ++f) {
-    if (bags.feature(f).table == table) room += bags.ids(f).second - bags.ids(f).first;
-  }
-  gradient.keys.reserve(room);
-  gradient.offsets.reserve(room);
+  std::vector<int64_t> features;
+  int64_t ids = 0;
   for (int64_t f = 0; f < bags.feature_count(); ++f) {
     if (!owned && bags.feature(f).table != table) continue;
+    features.push_back(f);
+    ids += bags.ids(f).second - bags.ids(f).first;
+  }
+  if (!owned && features.size() == 1 && bags.plain(features[0]) && of.hash_size == 0) {
+    const int64_t f = features[0];
+    return {{bags.input().ids.data + bags.ids(f).first, ids},
+            bags.offset(f, 0),
+            bags.columns() * SizeOf(bags.dtype())};
+  }
+  BagGradient gradient;
+  if (!owned) gradient.Reserve(ids);
+  for (const int64_t f : features) {
     for (int64_t row = 0; row < bags.rows(f); ++row) {
       const Bags::Bag bag = bags.bag(f, row);
       const int64_t offset = bags.offset(f, row);
       for (int64_t id = bag.begin; id < bag.end; ++id) {
         if (owned && bags.owner(f, id) != table) continue;
-        gradient.keys.push_back(of.key_of(bags.input().ids[id]));
-        gradient.offsets.push_back(offset);
-        const double scale = bags.weight(id) / bag.divisor;
-        if (scale != 1 || !gradient.scales.empty()) {
-          gradient.scales.resize(gradient.keys.size() - 1, 1);
-          gradient.scales.push_back(scale);
-        }
+        gradient.Add(of.key_of(bags.input().ids[id]), offset, bags.weight(id) / bag.divisor);
       }
     }
   }

@@ -101,7 +101,12 @@ class Bags {
   // All ids of a feature: [first, second).
   std::pair<int64_t, int64_t> ids(int64_t f) const {
     const int64_t input = features_[f].input;
-    return {begins_[first_bag_[input]], begins_[first_bag_[input + 1]]};
+    return {begin(first_bag_[input]), begin(first_bag_[input + 1])};
+  }
+  // Whether the rows of a feature are those of its ids, one after the other, as its table has them.
+  bool plain(int64_t f) const {
+    return features_[f].pooling == Pooling::kNone ||
+           (single_[features_[f].input] && input_.weights == nullptr && input_.inverse.empty());
   }
   // The table of an id of a feature.
   int64_t owner(int64_t f, int64_t id) const {
@@ -113,14 +118,20 @@ class Bags {
 
  private:
   Status CheckInput(int64_t bags);
+  template <typename Length>
+  Status FindIds(Span<const Length> lengths);
   Status CheckFeatures();
   Status Lay();
+  // Of the ids of a bag.
+  int64_t begin(int64_t bag) const { return begins_.empty() ? bag : begins_[bag]; }
 
   BagInput input_;
   std::vector<BagFeature> features_;
   std::vector<BagTable> tables_;
   DType dtype_ = DType::kFloat32;
-  std::vector<int64_t> begins_;       // of the ids of each bag; at its end, the number of ids
+  std::vector<bool> single_;          // of each input feature: whether all its bags have one id
+  std::vector<int64_t> begins_;       // of the ids of each bag, and their number; or, if all are
+                                      // single, empty: bag b begins at id b
   std::vector<int64_t> first_bag_;    // of each input feature; at its end, the number of bags
   std::vector<int64_t> first_owner_;  // of each feature; at its end, the number of owners
   std::vector<int64_t> starts_;  // of the columns or rows of each feature in the output, in bytes
@@ -133,15 +144,33 @@ Status FindBags(const Context& context, const Bags& bags, char* out);
 
 // The gradient of the output to what one table gave: for each key where its gradient is, in bytes
 // from the begin of the output's gradient, and what to multiply it by (empty: nothing). Keys may
-// repeat.
-struct BagGradient {
-  std::vector<Key> keys;
-  std::vector<int64_t> offsets;
-  std::vector<double> scales;
+// repeat. May refer to the ids of the input.
+class BagGradient {
+ public:
+  BagGradient() = default;
+  // Of ids of which each has its gradient after that of the one before.
+  BagGradient(Span<const Key> ids, int64_t first_offset, int64_t stride)
+      : ids_(ids), offset_(first_offset), stride_(stride) {}
 
-  ConstRows rows(const char* gradient) const {
-    return {gradient, Span<const int64_t>(offsets.data(), static_cast<int64_t>(offsets.size()))};
+  void Reserve(int64_t n) {
+    keys_.reserve(n);
+    offsets_.reserve(n);
   }
+  void Add(Key key, int64_t offset, double scale);
+
+  Span<const Key> keys() const { return stride_ > 0 ? ids_ : Span<const Key>(keys_); }
+  ConstRows rows(const char* gradient) const {
+    if (stride_ > 0) return {gradient + offset_, ids_.size, stride_};
+    return {gradient, Span<const int64_t>(offsets_)};
+  }
+  Span<const double> scales() const { return scales_; }
+
+ private:
+  Span<const Key> ids_;
+  int64_t offset_ = 0, stride_ = 0;
+  std::vector<Key> keys_;
+  std::vector<int64_t> offsets_;
+  std::vector<double> scales_;
 };
 BagGradient GradientOfTable(const Bags& bags, int64_t table);
 

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <map>
 #include <memory>
 #include <random>
@@ -82,6 +83,7 @@ class Backwards : public Executor {
 struct Case {
   Pooling pooling;
   bool weighted, varying, owned, hashed;
+  int64_t single;  // so many input features have one id in each bag
   int64_t shards;
   DType dtype;
   DType out;
@@ -104,8 +106,8 @@ void RunCase(const Case& c, uint64_t seed) {
     if (c.varying) strides.push_back(bags);
     for (int64_t e = 0; c.varying && e < examples; ++e) inverse.push_back(random() % bags);
     for (int64_t b = 0; b < bags; ++b) {
-      lengths.push_back(random() % 10 == 0 ? 5000
-                                           : random() % 4);  // more than a task reads at once
+      // 5000 are more than a task reads at once.
+      lengths.push_back(f < c.single ? 1 : random() % 10 == 0 ? 5000 : random() % 4);
     }
     first_bag.push_back(first_bag.back() + bags);
   }
@@ -207,10 +209,10 @@ void RunCase(const Case& c, uint64_t seed) {
     const BagGradient of_table = GradientOfTable(bags, t);
     const ConstRows rows = of_table.rows(reinterpret_cast<const char*>(g.data()));
     std::map<Key, std::vector<double>> sums;
-    for (size_t i = 0; i < of_table.keys.size(); ++i) {
-      std::vector<double>& sum = sums[of_table.keys[i]];
+    for (int64_t i = 0; i < of_table.keys().size; ++i) {
+      std::vector<double>& sum = sums[of_table.keys()[i]];
       sum.resize(dims[t]);
-      const double scale = of_table.scales.empty() ? 1 : of_table.scales[i];
+      const double scale = of_table.scales().empty() ? 1 : of_table.scales()[i];
       for (int64_t k = 0; k < dims[t]; ++k) {
         sum[k] += scale * reinterpret_cast<const O*>(rows[i])[k];
       }
@@ -233,9 +235,16 @@ void RunCase(const Case& c, uint64_t seed) {
 TEST(Bags, AgreeWithLoopsOverMaps) {
   uint64_t seed = 0;
   for (const Pooling pooling : {Pooling::kSum, Pooling::kMean, Pooling::kNone}) {
-    for (int bits = 0; bits < 32; ++bits) {
-      Case c = {pooling,         (bits & 1) != 0,          (bits & 2) != 0, (bits & 4) != 0,
-                (bits & 8) != 0, (bits & 16) != 0 ? 3 : 1, DType::kFloat32, DType::kFloat32};
+    for (int bits = 0; bits < 96; ++bits) {
+      Case c = {pooling,
+                (bits & 1) != 0,
+                (bits & 2) != 0,
+                (bits & 4) != 0,
+                (bits & 8) != 0,
+                std::array{0, 2, 3}[bits / 32],
+                (bits & 16) != 0 ? 3 : 1,
+                DType::kFloat32,
+                DType::kFloat32};
       if (pooling == Pooling::kNone && (c.weighted || c.varying)) continue;
       SCOPED_TRACE(testing::Message()
                    << "pooling " << static_cast<int>(pooling) << " bits " << bits);

@@ -1,6 +1,7 @@
 #include "cc/core/table/batch_order.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace dynemb {
 namespace {
@@ -50,15 +51,18 @@ BatchOrder::BatchOrder(const Context& context, const Batch& batch)
   });
 }
 
-int64_t BatchOrder::Group(int segment) {
+int64_t BatchOrder::Group(int64_t segment, Scratch* scratch) {
   const int64_t begin = begin_[segment], n = size(segment);
   Key* const keys = &keys_[begin];
+  int64_t* const positions = &positions_[begin];
   int64_t* const ends = &ends_[begin];
+  std::vector<int64_t>& number = scratch->number;  // of each entry's key
+  number.resize(n);
   // Open addressing, at most half full: a cell holds 1 + the number of a distinct key.
   int64_t cells = 2;
   while (cells < 2 * n) cells *= 2;
-  std::vector<int64_t> table(cells);
-  std::vector<int64_t> number(n);  // of each entry's key
+  std::vector<int64_t>& table = scratch->table;
+  table.assign(cells, 0);
   int64_t distinct = 0;
   for (int64_t i = 0; i < n; ++i) {
     const Key key = keys[i];
@@ -72,14 +76,14 @@ int64_t BatchOrder::Group(int segment) {
     number[i] = table[at] - 1;
     ++ends[number[i]];
   }
-  // From counts to ends.
-  int64_t end = begin;
-  for (int64_t i = 0; i < distinct; ++i) ends[i] = end += ends[i];
-  if (distinct < n) {
-    std::vector<int64_t> next(distinct, begin);
-    std::copy(ends, ends + distinct - 1, next.begin() + 1);
-    const std::vector<int64_t> positions(&positions_[begin], &positions_[begin] + n);
-    for (int64_t i = 0; i < n; ++i) positions_[next[number[i]]++] = positions[i];
+  // From counts to begins, which become the ends as positions are put there.
+  int64_t at = begin;
+  for (int64_t i = 0; i < distinct; ++i) at += std::exchange(ends[i], at);
+  if (distinct == n) {
+    for (int64_t i = 0; i < n; ++i) ++ends[i];
+  } else {
+    scratch->positions.assign(positions, positions + n);
+    for (int64_t i = 0; i < n; ++i) positions_[ends[number[i]]++] = scratch->positions[i];
   }
   return distinct;
 }

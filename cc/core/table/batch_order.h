@@ -19,20 +19,25 @@ class BatchOrder {
   static constexpr int kSegments = 1 << kSegmentBits;
   static int SegmentOf(uint64_t hash) { return static_cast<int>(hash >> (64 - kSegmentBits)); }
 
+  // Memory of Group, which has the same one for segment after segment.
+  struct Scratch {
+    std::vector<int64_t> table, number, positions;
+  };
+
   // Sorts by segment: a counting sort on all threads. Keys and positions are copied.
   BatchOrder(const Context& context, const Batch& batch);
 
   // Brings the equal keys of a segment's share together and returns how many distinct ones there
   // are: key(segment, 0), ... in the order of their first appearance. Once per segment; different
   // segments at the same time.
-  int64_t Group(int segment);
+  int64_t Group(int64_t segment, Scratch* scratch);
 
   int64_t size() const { return size_; }
   // Number of entries of a segment's share.
-  int64_t size(int segment) const { return begin_[segment + 1] - begin_[segment]; }
+  int64_t size(int64_t segment) const { return begin_[segment + 1] - begin_[segment]; }
   // After Group: a distinct key and where it stands in the batch, in the order of the batch.
-  Key key(int segment, int64_t i) const { return keys_[begin_[segment] + i]; }
-  Span<const int64_t> positions(int segment, int64_t i) const {
+  Key key(int64_t segment, int64_t i) const { return keys_[begin_[segment] + i]; }
+  Span<const int64_t> positions(int64_t segment, int64_t i) const {
     const int64_t at = begin_[segment] + i;
     const int64_t begin = i == 0 ? begin_[segment] : ends_[at - 1];
     return {&positions_[begin], ends_[at] - begin};

@@ -77,6 +77,19 @@ Status CheckPart(const char* what, int64_t n, int64_t bytes, ConstRows rows) {
   return Status();
 }
 
+Status CheckCounts(const Span<int64_t>& counts, int prefix_bits, int* bits) {
+  DYNEMB_RETURN_IF_ERROR(CheckSpan("counts", counts));
+  *bits = 0;
+  while (*bits < 16 && (int64_t{1} << *bits) < counts.size) ++*bits;
+  if (*bits > 0 && counts.size == int64_t{1} << *bits && prefix_bits >= 0 &&
+      prefix_bits + *bits <= 128 && prefix_bits % *bits == 0 && 64 % *bits == 0) {
+    return Status();
+  }
+  return InvalidArgument("histogram: got ", counts.size, " counts after ", prefix_bits,
+                         " bits, want a power of two up to 65536 whose logarithm divides 64 "
+                         "and prefix_bits");
+}
+
 Status CheckParts(const Cursor& cursor) {
   constexpr int64_t kMost = 1 << 20;
   if (cursor.parts >= 1 && cursor.parts <= kMost && cursor.part >= 0 &&

@@ -36,6 +36,9 @@ Status CheckScales(const Batch& batch, const Update& update);
 // n packed parts of rows of `bytes` each; data == nullptr says that the part is left out.
 Status CheckPart(const char* what, int64_t n, int64_t bytes, ConstRows rows);
 
+// The counts of a histogram, one for each value of the `bits` bits after prefix_bits.
+Status CheckCounts(const Span<int64_t>& counts, int prefix_bits, int* bits);
+
 // A cursor's part and parts.
 Status CheckParts(const Cursor& cursor);
 

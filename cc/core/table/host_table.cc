@@ -75,19 +75,24 @@ class HostTable final : public Table {
               [&](int s) { return &parts_[s]->mutex; });
           TaskReport reported(report);
           const int64_t bytes = layout_.value_bytes;
+          RowCopy copies[kKeysPerGroup];
+          int64_t count = 0;  // of the group's copies
           ForEachKey(
               begin, end, bytes, key,
               [&](uint64_t hash) -> const Segment& { return SegmentOf(hash); }, [](int64_t) {},
               [&, bytes, position, values](int64_t i, Key key, uint64_t, const char* row) {
                 char* out = values[position(i)];
                 if (row != nullptr) {
-                  CopyBytes(out, row, bytes);
+                  copies[count++] = {out, row};
                 } else if (if_missing == IfMissing::kInitialValue) {
                   fill_(schema_.initializer, key, layout_.dim, out);
                 }
                 reported.Set(position(i), row == nullptr ? Outcome::kMissing : Outcome::kFound);
               },
-              [] {});
+              [&] {
+                copy_rows_(bytes, copies, count);
+                count = 0;
+              });
           whole.Add(reported);
         });
     return Status();
@@ -350,15 +355,8 @@ class HostTable final : public Table {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     std::shared_lock<std::shared_mutex> schema_lock(schema_mutex_);
     DYNEMB_RETURN_IF_ERROR(CheckMetaField(field));
-    DYNEMB_RETURN_IF_ERROR(CheckSpan("counts", counts));
-    int bits = 0;
-    while (bits < 16 && (int64_t{1} << bits) < counts.size) ++bits;
-    if (bits == 0 || counts.size != int64_t{1} << bits || prefix_bits < 0 ||
-        prefix_bits + bits > 128 || prefix_bits % bits != 0 || 64 % bits != 0) {
-      return InvalidArgument("histogram: got ", counts.size, " counts after ", prefix_bits,
-                             " bits, want a power of two up to 65536 whose logarithm divides 64 "
-                             "and prefix_bits");
-    }
+    int bits;
+    DYNEMB_RETURN_IF_ERROR(CheckCounts(counts, prefix_bits, &bits));
     // Number `word` of the order, most significant first.
     const auto word = [](const RowOrder& order, int index) {
       return index == 0 ? static_cast<uint64_t>(order.score) ^ (uint64_t{1} << 63) : order.hash;
@@ -458,23 +456,28 @@ class HostTable final : public Table {
     return call([&](const auto& write_key, const auto&... end_group) {
       BatchOrder order(context, batch);
       CallReport whole(report);
-      ForAllSegments(context, order.size() / kSegments * kNanosecondsPerKey, [&](int s) {
-        if (order.size(s) == 0) return;
-        const int64_t distinct = order.Group(s);
+      // Several segments to a task, which use its memory in turn.
+      const int64_t tasks = std::min<int64_t>(kSegments, 4 * context.executor->concurrency());
+      context.executor->Run(tasks, order.size() / tasks * kNanosecondsPerKey, [&](int64_t number) {
         Task task(report);
-        std::unique_lock<std::shared_mutex> lock(parts_[s]->mutex);
-        Segment* const segment = &parts_[s]->segment;
-        ForEachKey(
-            0, distinct, layout_.row_bytes, [&](int64_t i) { return order.key(s, i); },
-            [&](uint64_t) -> const Segment& { return *segment; },
-            [&](int64_t i) {
-              if (inputs.data == nullptr) return;
-              PrefetchRow(inputs[order.positions(s, i)[0]], layout_.value_bytes);
-            },
-            [&](int64_t i, Key key, uint64_t hash, char* row) {
-              write_key(Entry{segment, key, hash, row, order.positions(s, i)}, &task);
-            },
-            [&] { (end_group(&task), ...); });
+        BatchOrder::Scratch scratch;
+        for (int64_t s = kSegments * number / tasks; s < kSegments * (number + 1) / tasks; ++s) {
+          const int64_t distinct = order.Group(s, &scratch);
+          if (distinct == 0) continue;
+          std::unique_lock<std::shared_mutex> lock(parts_[s]->mutex);
+          Segment* const segment = &parts_[s]->segment;
+          ForEachKey(
+              0, distinct, layout_.row_bytes, [&](int64_t i) { return order.key(s, i); },
+              [&](uint64_t) -> const Segment& { return *segment; },
+              [&](int64_t i) {
+                if (inputs.data == nullptr) return;
+                PrefetchRow(inputs[order.positions(s, i)[0]], layout_.value_bytes);
+              },
+              [&](int64_t i, Key key, uint64_t hash, char* row) {
+                write_key(Entry{segment, key, hash, row, order.positions(s, i)}, &task);
+              },
+              [&] { (end_group(&task), ...); });
+        }
         whole.Add(task);
       });
       if (whole.full()) return ResourceExhausted("no memory for more rows; the table has ", size());
@@ -484,11 +487,7 @@ class HostTable final : public Table {
 
   template <typename F>
   static void ForAllSegments(const Context& context, const F& f) {
-    ForAllSegments(context, 1'000'000, f);
-  }
-  template <typename F>
-  static void ForAllSegments(const Context& context, int64_t nanoseconds_each, const F& f) {
-    context.executor->Run(kSegments, nanoseconds_each, [&](int64_t s) { f(static_cast<int>(s)); });
+    context.executor->Run(kSegments, 1'000'000, [&](int64_t s) { f(static_cast<int>(s)); });
   }
 
   // The cursor where a segment begins.
@@ -582,6 +581,7 @@ class HostTable final : public Table {
   const AddFunction add_;
   const DType gradient_dtype_;
   const SumFunction sum_;  // of gradients
+  const CopyRowsFunction copy_rows_ = FastestCopyRows();
   SlabArena row_arena_;
   SlabArena index_arena_;
   std::array<std::optional<Part>, kSegments> parts_;

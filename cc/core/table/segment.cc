@@ -7,7 +7,7 @@ namespace dynemb {
 namespace {
 
 constexpr double kMaxLoad = 0.8;
-constexpr double kGrowth = 1.25;  // of the index
+constexpr double kGrowth = 1.5;  // of the index
 constexpr int64_t kMaxBlockBytes = int64_t{2} << 20;
 constexpr int64_t kMaxBlockRows = 1 << 16;
 constexpr int64_t kMinBlockRows = 8;
@@ -34,7 +34,7 @@ char* Segment::FindBeyond(int64_t key, uint64_t hash) const {
 }
 
 char* Segment::Insert(int64_t key, uint64_t hash) {
-  if (size_ + 1 > max_rows_ && !ReserveIndex(size_ + 1)) return nullptr;
+  if (size_ + 1 > max_rows_ && !GrowIndex()) return nullptr;
   const Ref ref = AllocateRow();
   if (ref == kNone) return nullptr;
   Link(key, hash, ref);
@@ -94,17 +94,25 @@ bool Segment::AddBlock() {
   return true;
 }
 
-bool Segment::ReserveIndex(int64_t rows) {
-  if (rows <= max_rows_) return true;
-  // Sizes are kGrowth^(i + phase) chunks, the smallest of them that holds the rows.
-  const double chunks = std::max(1.0, static_cast<double>(rows) / (kMaxLoad * kCells));
-  const double steps = std::log(chunks) / std::log(kGrowth);
-  const double size = std::ceil(std::pow(kGrowth, std::ceil(steps - phase_) + phase_));
-  if (size > 4e9) return false;
-  return Rehash(static_cast<uint32_t>(size));
+// The fewest chunks, a whole number or not, that hold so many rows.
+double Segment::ChunksFor(int64_t rows) {
+  return std::max(1.0, static_cast<double>(rows) / (kMaxLoad * kCells));
 }
 
-bool Segment::Rehash(uint32_t chunk_count) {
+bool Segment::ReserveIndex(int64_t rows) {
+  // Some segments have more room than others: when it ends they do not all grow at once.
+  return rows <= max_rows_ || Rehash(std::ceil(ChunksFor(rows) * (1 + phase_ / 4)));
+}
+
+bool Segment::GrowIndex() {
+  // Sizes are kGrowth^(i + phase) chunks; the smallest of them that holds another row.
+  const double steps = std::log(ChunksFor(size_ + 1)) / std::log(kGrowth);
+  return Rehash(std::ceil(std::pow(kGrowth, std::ceil(steps - phase_) + phase_)));
+}
+
+bool Segment::Rehash(double size) {
+  if (size > 4e9) return false;
+  uint32_t chunk_count = static_cast<uint32_t>(size);
   Chunk* chunks = static_cast<Chunk*>(index_arena_->Allocate(int64_t{chunk_count} * sizeof(Chunk)));
   if (chunks == nullptr) return false;
   std::swap(chunks, chunks_);

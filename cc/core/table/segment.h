@@ -21,7 +21,7 @@
 // Erased rows are in a list, each with the reference of the next in its first bytes; the others
 // that are not used lie at the end of the last block.
 //
-// Costs: a find touches 1 line of index and the row; memory is 16 to 20 bytes of index per row, key
+// Costs: a find touches 1 line of index and the row; memory is 16 to 24 bytes of index per row, key
 // included, and up to 1/32 of the rows in the last block ahead of need.
 #ifndef TF_DYNEMB_CC_CORE_TABLE_SEGMENT_H_
 #define TF_DYNEMB_CC_CORE_TABLE_SEGMENT_H_
@@ -142,7 +142,9 @@ class Segment {
   bool AddBlock();
   // Puts a row into the index, which has room.
   void Link(int64_t key, uint64_t hash, Ref ref);
-  bool Rehash(uint32_t chunk_count);
+  bool GrowIndex();
+  bool Rehash(double chunk_count);
+  static double ChunksFor(int64_t rows);
   void FreeRows(std::vector<char*>* rows, int64_t row_bytes);
 
   SlabArena* const row_arena_;

@@ -3,8 +3,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 #include <iterator>
 
 namespace dynemb {
@@ -12,49 +10,32 @@ namespace {
 
 constexpr int64_t kPage = 4096;
 constexpr int64_t kHugePage = int64_t{2} << 20;
-constexpr int64_t kMinRegion = int64_t{64} << 10;  // and least mapping: smaller ones use the heap
 constexpr int64_t kMaxRegion = int64_t{64} << 20;
 constexpr int64_t kAlignment = 64;
 
+// What is only advice to the system costs speed, not correctness, where it is refused. Known to
+// Linux from 6.1 on, to the headers of the C library later.
+constexpr int kAdviseCollapse = 25;
+
 int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Zeroed memory aligned to huge pages, or nullptr.
+char* Map(int64_t bytes) {
+  // One huge page more than wanted, whose ends are given back, for the alignment.
+  void* mapped =
+      mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  char* const pages = static_cast<char*>(mapped);
+  const int64_t before = -reinterpret_cast<intptr_t>(pages) & (kHugePage - 1);
+  if (before > 0) munmap(pages, before);
+  if (before < kHugePage) munmap(pages + before + bytes, kHugePage - before);
+  return pages + before;
+}
 
 }  // namespace
 
-void* AllocateZeroed(int64_t bytes) {
-  if (bytes < kMinRegion) {
-    void* memory = std::aligned_alloc(kAlignment, RoundUp(bytes, kAlignment));
-    if (memory != nullptr) std::memset(memory, 0, bytes);
-    return memory;
-  }
-  bytes = RoundUp(bytes, kPage);
-  if (bytes < kHugePage) {
-    void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return pages == MAP_FAILED ? nullptr : pages;
-  }
-  // Map one huge page more than wanted and give the ends back, for the alignment.
-  char* pages = static_cast<char*>(
-      mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  if (pages == MAP_FAILED) return nullptr;
-  char* aligned = reinterpret_cast<char*>(
-      RoundUp(static_cast<int64_t>(reinterpret_cast<uintptr_t>(pages)), kHugePage));
-  if (aligned > pages) munmap(pages, aligned - pages);
-  if (aligned - pages < kHugePage) munmap(aligned + bytes, kHugePage - (aligned - pages));
-#ifdef MADV_HUGEPAGE
-  madvise(aligned, bytes, MADV_HUGEPAGE);  // advice: a refusal costs speed only
-#endif
-  return aligned;
-}
-
-void FreeZeroed(void* memory, int64_t bytes) {
-  if (bytes < kMinRegion) {
-    std::free(memory);
-  } else {
-    munmap(memory, RoundUp(bytes, kPage));
-  }
-}
-
 SlabArena::~SlabArena() {
-  for (const auto& [start, region] : regions_) FreeZeroed(start, region.bytes);
+  for (const auto& [start, region] : regions_) munmap(start, region.bytes);
 }
 
 void* SlabArena::Allocate(int64_t bytes) {
@@ -62,13 +43,15 @@ void* SlabArena::Allocate(int64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto it = regions_.find(current_);
   if (it == regions_.end() || it->second.bytes - it->second.used < bytes) {
+    if (it != regions_.end()) Close(it->first, it->second);
     const int64_t live = std::max(live_, expected_);
-    int64_t size = std::clamp(live / 8, kMinRegion, kMaxRegion);
-    if (live >= 2 * kHugePage) size = std::max(size, kHugePage);
-    size = RoundUp(std::max(size, bytes), size >= kHugePage ? kHugePage : kPage);
-    char* start = static_cast<char*>(AllocateZeroed(size));
+    const int64_t size =
+        RoundUp(std::max(std::clamp(live / 8, kHugePage, kMaxRegion), bytes), kHugePage);
+    char* start = Map(size);
     if (start == nullptr) return nullptr;
-    it = regions_.emplace(start, Region{size, 0, 0}).first;
+    const bool huge = size > kHugePage || live >= 2 * kHugePage;
+    madvise(start, size, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    it = regions_.emplace(start, Region{size, 0, 0, huge}).first;
     current_ = start;
   }
   char* block = it->first + it->second.used;
@@ -76,6 +59,12 @@ void* SlabArena::Allocate(int64_t bytes) {
   it->second.live += bytes;
   live_ += bytes;
   return block;
+}
+
+void SlabArena::Close(char* start, const Region& region) {
+  if (region.huge || region.live < region.bytes / 4 * 3) return;
+  madvise(start, region.bytes, MADV_HUGEPAGE);
+  madvise(start, region.bytes, kAdviseCollapse);
 }
 
 void SlabArena::Free(void* block, int64_t bytes) {
@@ -87,7 +76,7 @@ void SlabArena::Free(void* block, int64_t bytes) {
   live_ -= bytes;
   if (region.live == 0) {
     if (it->first == current_) current_ = nullptr;
-    FreeZeroed(it->first, region.bytes);
+    munmap(it->first, region.bytes);
     regions_.erase(it);
     return;
   }

@@ -1,9 +1,11 @@
 // SlabArena: memory for blocks of rows.
 //
-// Blocks are carved one after the other from regions taken from the system. Regions grow with the
-// arena; those of 2 MiB and more are aligned to it and ask for huge pages, with which this kind of
-// random access is two to three times as fast. A freed block's whole pages go back to the system at
-// once, a region when its last block is freed. Blocks are zeroed and never move. Thread-safe.
+// Blocks are carved one after the other from regions of 2 MiB and more, which grow with the arena.
+// What has not been carved yet is address space alone. Large arenas ask for huge pages, with which
+// this kind of random access is two to three times as fast; in a small one, where that would take
+// memory that it may never need, a region becomes one when it is full. A freed block's whole pages
+// go back to the system at once, a region when its last block is freed. Blocks are zeroed and never
+// move. Thread-safe.
 #ifndef TF_DYNEMB_CC_CORE_TABLE_SLAB_ARENA_H_
 #define TF_DYNEMB_CC_CORE_TABLE_SLAB_ARENA_H_
 
@@ -12,11 +14,6 @@
 #include <mutex>
 
 namespace dynemb {
-
-// Zeroed memory aligned to a cache line: from the heap below 64 KiB, from the system from there on,
-// in huge pages from 2 MiB on. nullptr when there is none. Free wants the same `bytes`.
-void* AllocateZeroed(int64_t bytes);
-void FreeZeroed(void* memory, int64_t bytes);
 
 class SlabArena {
  public:
@@ -41,7 +38,11 @@ class SlabArena {
     int64_t bytes;
     int64_t used;  // carved so far
     int64_t live;  // not yet freed
+    bool huge;     // has asked for huge pages
   };
+
+  // Makes a region that nothing more is carved from one huge page, if most of it is in use.
+  static void Close(char* start, const Region& region);
 
   mutable std::mutex mutex_;
   std::map<char*, Region> regions_;  // by first address
