@@ -3,11 +3,11 @@
 //   bazel run -c opt //benchmarks:table_benchmark -- --benchmark_filter='Find.*dim:32'
 //
 // Names say the operation, the rule of the rows or the kind of keys, then dim, rows and threads. A
-// batch is 65,536 keys that lie all over the 64-bit integers. Rows at 1.0 to 1.75 million show what
-// the fill of the index does, as all of them lie between two of its doublings. Limit/... are what a
-// call without keys would cost on one thread: a flat array gathered or updated by row number with
-// prefetch, a chain of dependent reads of a cache line each, a copy, and memory that is touched for
-// the first time.
+// batch is 65,536 keys that lie all over the 64-bit integers. Limit/... are what a call without
+// keys would cost on one thread: a flat array gathered or updated by row number with prefetch, the
+// same where each number is read from an index first, a chain of dependent reads of a cache line
+// each, near each other or on pages of their own, a copy, and memory that is touched for the first
+// time.
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
 
@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "benchmarks/threads_executor.h"
+#include "cc/core/base/copy_bytes.h"
 #include "cc/core/base/hash.h"
 #include "cc/core/lookup/dedup.h"
 #include "cc/core/table/host_table.h"
@@ -42,6 +43,9 @@ void Check(const Status& status) {
   std::fprintf(stderr, "%s\n", status.message().c_str());
   std::exit(1);
 }
+
+// The first place from there on that is aligned as TensorFlow's tensors are.
+char* Aligned(char* memory) { return memory + (-reinterpret_cast<intptr_t>(memory) & (kLine - 1)); }
 
 // Keys are Mix64 of row numbers: distinct without a search, and like fingerprints.
 Key KeyOf(int64_t row) { return static_cast<Key>(Mix64(static_cast<uint64_t>(row))); }
@@ -164,10 +168,7 @@ class Subject {
  private:
   Rows Values(int64_t n) {
     const int64_t bytes = shape_.dim * static_cast<int64_t>(sizeof(float));
-    // Aligned as TensorFlow's tensors are.
-    auto begin = reinterpret_cast<uintptr_t>(values_.data());
-    begin = (begin + kLine - 1) / kLine * kLine;
-    return {reinterpret_cast<char*>(begin), n, bytes};
+    return {Aligned(reinterpret_cast<char*>(values_.data())), n, bytes};
   }
 
   const Shape shape_;
@@ -280,10 +281,10 @@ void SumByKey(State& state, int64_t dim, int64_t percent) {
 // Memory of huge pages, where they are given on request, which has been touched.
 class Pages {
  public:
-  explicit Pages(int64_t bytes) : bytes_(bytes) {
+  explicit Pages(int64_t bytes, bool huge = true) : bytes_(bytes) {
     void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) std::abort();
-    madvise(data, bytes, MADV_HUGEPAGE);
+    madvise(data, bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     data_ = static_cast<char*>(data);
     std::memset(data_, 1, bytes);
   }
@@ -303,7 +304,8 @@ void Gather(State& state, int64_t dim, int64_t index_bytes) {
   const int64_t bytes = dim * static_cast<int64_t>(sizeof(float));
   const Pages rows(kRows * bytes), index(std::max<int64_t>(64, index_bytes));
   std::memset(index.data(), 0, std::max<int64_t>(64, index_bytes));
-  std::vector<char> out(kBatch * bytes);
+  std::vector<char> memory(kBatch * bytes + kLine);
+  char* const out = Aligned(memory.data());
   const auto batches = Shuffled(kRows);
   int64_t b = 0;
   for (auto _ : state) {
@@ -322,9 +324,9 @@ void Gather(State& state, int64_t dim, int64_t index_bytes) {
       if (index_bytes > 0) __builtin_prefetch(line(i + 2 * kAhead));
       const char* ahead = row(i + kAhead);
       for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(ahead + at);
-      std::memcpy(out.data() + i * bytes, row(i), bytes);
+      CopyBytes(out + i * bytes, row(i), bytes);
     }
-    benchmark::DoNotOptimize(out.data());
+    benchmark::DoNotOptimize(out);
   }
   PerKey(state);
 }
@@ -354,11 +356,11 @@ void UpdateInPlace(State& state, int64_t dim, int64_t slots) {
   PerKey(state);
 }
 
-// Each read tells where the next one is: items are cache misses, one after the other.
-void Chain(State& state, int64_t bytes) {
-  const Pages pages(bytes);
-  const int64_t lines = bytes / 64;  // a power of two
-  const auto line = [&](int64_t i) { return reinterpret_cast<int64_t*>(pages.data() + i * 64); };
+// Each read tells where the next one is: items are cache misses, one after the other. `lines`, a
+// power of two, lie so many bytes apart.
+void Chain(State& state, int64_t lines, int64_t apart, bool huge) {
+  const Pages pages(lines * apart, huge);
+  const auto line = [&](int64_t i) { return reinterpret_cast<int64_t*>(pages.data() + i * apart); };
   // A full cycle (Hull and Dobell 1962: odd increment, multiplier 1 modulo 4).
   for (int64_t i = 0; i < lines; ++i) *line(i) = (i * 1'664'525 + 1'013'904'223) % lines;
   int64_t at = 0;
@@ -454,7 +456,13 @@ bool AddAll() {
   }
   for (const int64_t mebibytes : {1, 16, 256, 1024}) {
     const std::string name = "Limit/dependent_read/MiB:" + std::to_string(mebibytes);
-    benchmark::RegisterBenchmark(name.c_str(), [=](State& s) { Chain(s, mebibytes << 20); });
+    const int64_t lines = (mebibytes << 20) / kLine;
+    benchmark::RegisterBenchmark(name.c_str(), [=](State& s) { Chain(s, lines, kLine, true); });
+  }
+  for (const bool huge : {false, true}) {  // a MiB of lines, each in another 4 KiB
+    const std::string name = "Limit/dependent_read/pages:16384/huge:" + std::to_string(huge);
+    benchmark::RegisterBenchmark(name.c_str(),
+                                 [=](State& s) { Chain(s, 16384, 4096 + kLine, huge); });
   }
   benchmark::RegisterBenchmark("Limit/copy", Copy);
   benchmark::RegisterBenchmark("Limit/fresh_pages", FreshPages);

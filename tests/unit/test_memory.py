@@ -69,5 +69,5 @@ def test_inserting_and_restricting_takes_no_more_memory(mode):
     assert after < 1.05 * before
     # Of this the table is a small part, so it is looked at by itself. Each of its 2 x 64 segments keeps
     # room for the most rows that it ever had, some 160 give or take 13: in the long run a fifth more
-    # than in the warm-up, and up to a quarter of index ahead of need. A leak would be many times that.
+    # than in the warm-up, and up to a half of index ahead of need. A leak would be many times that.
     assert table_after <= 1.5 * table_before

@@ -16,8 +16,9 @@ struct RowCopy {
   const char* from;
 };
 
-// Makes `n` copies of `bytes` each, by the widest moves that the processor has and without a call
-// for each: lookups are 1.1 to 1.2 times as fast as by CopyBytes.
+// Makes `n` copies of `bytes` each, in their order, of memory that does not overlap; by the widest
+// moves that the processor has and, from 16 bytes on, without a call for each. Lookups, which have
+// many to make at a time, are 1.1 to 1.2 times as fast as by CopyBytes.
 using CopyRowsFunction = void (*)(int64_t bytes, const RowCopy* copies, int64_t n);
 CopyRowsFunction FastestCopyRows();
 

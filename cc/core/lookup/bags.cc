@@ -91,16 +91,20 @@ class Reader {
  public:
   explicit Reader(const Bags& bags) : bags_(bags) {}
 
-  // The rows of the ids [begin, end).
-  Status ReadRange(int64_t f, int64_t begin, int64_t end, const Rows& rows) {
-    const BagTable& table = bags_.table(bags_.feature(f).table);
+  // The rows of a share, each of which is a single id's.
+  Status ReadSingle(const Share& share, const Rows& rows) {
+    const BagTable& table = bags_.table(bags_.feature(share.feature).table);
     const BagInput& input = bags_.input();
-    if (input.owners.empty() && table.shards.size() == 1 && table.hash_size == 0) {
-      return Find(table.shards[0], {{input.ids.data + begin, end - begin}}, rows);
+    if (bags_.in_order(share.feature) && input.owners.empty() && table.shards.size() == 1 &&
+        table.hash_size == 0) {
+      const Key* const ids = input.ids.data + bags_.ids(share.feature).first;
+      return Find(table.shards[0], {{ids + share.begin, share.end - share.begin}}, rows);
     }
-    std::vector<int64_t> ids(end - begin);
-    std::iota(ids.begin(), ids.end(), begin);
-    return Read(f, ids, rows);
+    std::vector<int64_t> ids;
+    for (int64_t row = share.begin; row < share.end; ++row) {
+      ids.push_back(bags_.bag(share.feature, row).begin);
+    }
+    return Read(share.feature, ids, rows);
   }
   // The rows of ids, one after the other or where `rows` says.
   Status Read(int64_t f, Span<const int64_t> ids, const Rows& rows) {
@@ -200,12 +204,10 @@ Status ReadShare(const Bags& bags, const Share& share, const F& part) {
 
 Status FindShare(const Bags& bags, const Share& share, char* out) {
   const BagTable& table = bags.table(bags.feature(share.feature).table);
-  if (bags.plain(share.feature) && table.value_dtype == bags.dtype()) {
-    const int64_t first = bags.ids(share.feature).first;
-    return Reader(bags).ReadRange(
-        share.feature, first + share.begin, first + share.end,
-        Rows(out + bags.offset(share.feature, share.begin), share.end - share.begin,
-             bags.columns() * SizeOf(bags.dtype())));
+  if (bags.single(share.feature) && table.value_dtype == bags.dtype()) {
+    return Reader(bags).ReadSingle(
+        share, Rows(out + bags.offset(share.feature, share.begin), share.end - share.begin,
+                    bags.columns() * SizeOf(bags.dtype())));
   }
   Status status;
   VisitFloats(table.value_dtype, bags.dtype(), [&](auto value_tag, auto out_tag) {
@@ -459,20 +461,21 @@ BagGradient GradientOfTable(const Bags& bags, int64_t table) {
   const bool owned = !bags.input().owners.empty();
   const BagTable& of = bags.table(table);
   std::vector<int64_t> features;
-  int64_t ids = 0;
+  int64_t ids = 0;  // of the features of this table
   for (int64_t f = 0; f < bags.feature_count(); ++f) {
-    if (!owned && bags.feature(f).table != table) continue;
-    features.push_back(f);
-    ids += bags.ids(f).second - bags.ids(f).first;
+    const bool own = bags.feature(f).table == table;
+    if (own || owned) features.push_back(f);
+    if (own) ids += bags.ids(f).second - bags.ids(f).first;
   }
-  if (!owned && features.size() == 1 && bags.plain(features[0]) && of.hash_size == 0) {
+  if (!owned && ids > 0 && features.size() == 1 && bags.in_order(features[0]) &&
+      of.hash_size == 0) {
     const int64_t f = features[0];
     return {{bags.input().ids.data + bags.ids(f).first, ids},
             bags.offset(f, 0),
             bags.columns() * SizeOf(bags.dtype())};
   }
   BagGradient gradient;
-  if (!owned) gradient.Reserve(ids);
+  gradient.Reserve(ids);
   for (const int64_t f : features) {
     for (int64_t row = 0; row < bags.rows(f); ++row) {
       const Bags::Bag bag = bags.bag(f, row);

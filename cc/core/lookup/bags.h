@@ -103,11 +103,14 @@ class Bags {
     const int64_t input = features_[f].input;
     return {begin(first_bag_[input]), begin(first_bag_[input + 1])};
   }
-  // Whether the rows of a feature are those of its ids, one after the other, as its table has them.
-  bool plain(int64_t f) const {
+  // Whether each row of a feature is that of one id, its bag's first, with nothing to be done to
+  // it.
+  bool single(int64_t f) const {
     return features_[f].pooling == Pooling::kNone ||
-           (single_[features_[f].input] && input_.weights == nullptr && input_.inverse.empty());
+           (single_[features_[f].input] && input_.weights == nullptr);
   }
+  // Whether these are all of its ids, in their order.
+  bool in_order(int64_t f) const { return single(f) && input_.inverse.empty(); }
   // The table of an id of a feature.
   int64_t owner(int64_t f, int64_t id) const {
     return input_.owners.empty() ? features_[f].table
@@ -144,7 +147,7 @@ Status FindBags(const Context& context, const Bags& bags, char* out);
 
 // The gradient of the output to what one table gave: for each key where its gradient is, in bytes
 // from the begin of the output's gradient, and what to multiply it by (empty: nothing). Keys may
-// repeat. May refer to the ids of the input.
+// repeat. Either Add made it, or it is a view of the ids of the input, which it must not outlive.
 class BagGradient {
  public:
   BagGradient() = default;

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <random>
@@ -254,6 +255,36 @@ TEST(Bags, AgreeWithLoopsOverMaps) {
       c.dtype = DType::kFloat64, c.out = DType::kFloat64;
       RunCase<double>(c, ++seed);
       if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// Where a bag is one id its row is not computed with: to the bit it is what was stored.
+TEST(Bags, OfOneIdAreTheRowAsItIs) {
+  TableSchema schema;
+  schema.dim = 2;
+  std::unique_ptr<Table> table;
+  ASSERT_TRUE(MakeHostTable(schema, &table).ok());
+  const std::vector<Key> ids = {5, 7};
+  const std::vector<float> stored = {-0.0f, 1.0f, 2.0f, -0.0f};
+  const ConstRows rows(reinterpret_cast<const char*>(stored.data()), 2, 2 * sizeof(float));
+  ASSERT_TRUE(table->Upsert(OneThread(), {ids}, rows, {}, {}).ok());
+  const std::vector<int64_t> lengths = {1, 1}, strides = {2}, inverse = {1, 0, 1};
+  for (const bool varying : {false, true}) {
+    BagInput input;
+    input.features = 1;
+    input.ids = ids;
+    if (varying) input.strides = strides, input.inverse = inverse;
+    Bags bags;
+    ASSERT_TRUE(Bags::Make(input, Span<const int64_t>(lengths), {{0, 0, Pooling::kSum}},
+                           {{{table.get()}, DType::kFloat32, 2}}, DType::kFloat32, &bags)
+                    .ok());
+    std::vector<float> out(bags.rows() * 2, 9.0f);
+    ASSERT_TRUE(FindBags(OneThread(), bags, reinterpret_cast<char*>(out.data())).ok());
+    for (size_t i = 0; i < out.size(); ++i) {
+      const int64_t row = varying ? inverse[i / 2] : static_cast<int64_t>(i / 2);
+      EXPECT_EQ(out[i], stored[row * 2 + i % 2]);
+      EXPECT_EQ(std::signbit(out[i]), std::signbit(stored[row * 2 + i % 2])) << varying << i;
     }
   }
 }

@@ -19,7 +19,7 @@ class BatchOrder {
   static constexpr int kSegments = 1 << kSegmentBits;
   static int SegmentOf(uint64_t hash) { return static_cast<int>(hash >> (64 - kSegmentBits)); }
 
-  // Memory of Group, which has the same one for segment after segment.
+  // Memory that Group works in: of several calls in turn, not of two at once.
   struct Scratch {
     std::vector<int64_t> table, number, positions;
   };

@@ -59,7 +59,7 @@ class HostTable final : public Table {
     context.executor->Run(
         (n + kFindKeys - 1) / kFindKeys, kFindKeys * kNanosecondsPerKey, [&](int64_t task) {
           const int64_t begin = task * kFindKeys, end = std::min(n, begin + kFindKeys);
-          // Copies, which no store to a row can change.
+          // On the stack, where no store to a row can change them.
           const int64_t* const selected = batch.select == nullptr ? nullptr : batch.select->at.data;
           const auto position = [selected](int64_t i) {
             return selected == nullptr ? i : selected[i];

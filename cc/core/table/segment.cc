@@ -7,7 +7,8 @@ namespace dynemb {
 namespace {
 
 constexpr double kMaxLoad = 0.8;
-constexpr double kGrowth = 1.5;  // of the index
+constexpr double kGrowth = 1.5;       // of the index
+constexpr double kLeastGrowth = 1.2;  // where its size was reserved
 constexpr int64_t kMaxBlockBytes = int64_t{2} << 20;
 constexpr int64_t kMaxBlockRows = 1 << 16;
 constexpr int64_t kMinBlockRows = 8;
@@ -105,14 +106,15 @@ bool Segment::ReserveIndex(int64_t rows) {
 }
 
 bool Segment::GrowIndex() {
-  // Sizes are kGrowth^(i + phase) chunks; the smallest of them that holds another row.
-  const double steps = std::log(ChunksFor(size_ + 1)) / std::log(kGrowth);
+  // Sizes are kGrowth^(i + phase) chunks.
+  const double least = std::max(ChunksFor(size_ + 1), kLeastGrowth * chunk_count_);
+  const double steps = std::log(least) / std::log(kGrowth);
   return Rehash(std::ceil(std::pow(kGrowth, std::ceil(steps - phase_) + phase_)));
 }
 
-bool Segment::Rehash(double size) {
-  if (size > 4e9) return false;
-  uint32_t chunk_count = static_cast<uint32_t>(size);
+bool Segment::Rehash(double chunks_wanted) {
+  if (chunks_wanted > 4e9) return false;
+  uint32_t chunk_count = static_cast<uint32_t>(chunks_wanted);
   Chunk* chunks = static_cast<Chunk*>(index_arena_->Allocate(int64_t{chunk_count} * sizeof(Chunk)));
   if (chunks == nullptr) return false;
   std::swap(chunks, chunks_);

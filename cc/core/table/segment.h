@@ -22,7 +22,8 @@
 // that are not used lie at the end of the last block.
 //
 // Costs: a find touches 1 line of index and the row; memory is 16 to 24 bytes of index per row, key
-// included, and up to 1/32 of the rows in the last block ahead of need.
+// included, if all were inserted without a size being reserved, and up to 1/32 of the rows in the
+// last block ahead of need.
 #ifndef TF_DYNEMB_CC_CORE_TABLE_SEGMENT_H_
 #define TF_DYNEMB_CC_CORE_TABLE_SEGMENT_H_
 
@@ -46,9 +47,9 @@ class Segment {
   static constexpr Ref kNone = 0xffffffffu;
   static constexpr int64_t kIndexBytesPerRow = 16;  // at least
 
-  // `phase` in [0, 1) shifts the sizes at which the index grows, so that the segments of one table
-  // do not all grow in the same batch. The arenas, of rows and of indices, must outlive the
-  // segment.
+  // `phase` in [0, 1) shifts the sizes at which the index grows, and how much more than what is
+  // reserved it takes, so that the segments of one table do not all grow in the same batch. The
+  // arenas, of rows and of indices, must outlive the segment.
   Segment(SlabArena* row_arena, SlabArena* index_arena, const RowLayout& layout, double phase);
   ~Segment();
   Segment(const Segment&) = delete;
@@ -143,7 +144,8 @@ class Segment {
   // Puts a row into the index, which has room.
   void Link(int64_t key, uint64_t hash, Ref ref);
   bool GrowIndex();
-  bool Rehash(double chunk_count);
+  // To a whole number of chunks. False: too many or no memory, nothing changed.
+  bool Rehash(double chunks_wanted);
   static double ChunksFor(int64_t rows);
   void FreeRows(std::vector<char*>* rows, int64_t row_bytes);
 

@@ -3,7 +3,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <fstream>
 #include <iterator>
+#include <string>
 
 namespace dynemb {
 namespace {
@@ -13,23 +15,35 @@ constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr int64_t kMaxRegion = int64_t{64} << 20;
 constexpr int64_t kAlignment = 64;
 
-// What is only advice to the system costs speed, not correctness, where it is refused. Known to
-// Linux from 6.1 on, to the headers of the C library later.
+// MADV_COLLAPSE: Linux knows it from 6.1 on, the headers of the C library later. All that this file
+// advises costs speed alone where it is refused.
 constexpr int kAdviseCollapse = 25;
+
+// Whether who runs the machine lets programs have huge pages, which MADV_COLLAPSE does not ask.
+bool MayHaveHugePages() {
+  static const bool may = [] {
+    std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
+    const std::string modes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    return modes.find("[never]") == std::string::npos;
+  }();
+  return may;
+}
 
 int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // Zeroed memory aligned to huge pages, or nullptr.
 char* Map(int64_t bytes) {
-  // One huge page more than wanted, whose ends are given back, for the alignment.
-  void* mapped =
+  // One huge page more than wanted, for the alignment. What is kept ends as high as can be: the
+  // next mapping, below it, then touches it, and the system counts both as one.
+  void* const mapped =
       mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
   char* const pages = static_cast<char*>(mapped);
-  const int64_t before = -reinterpret_cast<intptr_t>(pages) & (kHugePage - 1);
-  if (before > 0) munmap(pages, before);
-  if (before < kHugePage) munmap(pages + before + bytes, kHugePage - before);
-  return pages + before;
+  char* const end = pages + bytes + kHugePage;
+  const int64_t above = reinterpret_cast<intptr_t>(end) & (kHugePage - 1);
+  if (above > 0) munmap(end - above, above);
+  munmap(pages, kHugePage - above);
+  return pages + kHugePage - above;
 }
 
 }  // namespace
@@ -43,12 +57,12 @@ void* SlabArena::Allocate(int64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto it = regions_.find(current_);
   if (it == regions_.end() || it->second.bytes - it->second.used < bytes) {
-    if (it != regions_.end()) Close(it->first, it->second);
     const int64_t live = std::max(live_, expected_);
     const int64_t size =
         RoundUp(std::max(std::clamp(live / 8, kHugePage, kMaxRegion), bytes), kHugePage);
     char* start = Map(size);
     if (start == nullptr) return nullptr;
+    if (it != regions_.end()) Close(it->first, &it->second);
     const bool huge = size > kHugePage || live >= 2 * kHugePage;
     madvise(start, size, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     it = regions_.emplace(start, Region{size, 0, 0, huge}).first;
@@ -61,10 +75,11 @@ void* SlabArena::Allocate(int64_t bytes) {
   return block;
 }
 
-void SlabArena::Close(char* start, const Region& region) {
-  if (region.huge || region.live < region.bytes / 4 * 3) return;
-  madvise(start, region.bytes, MADV_HUGEPAGE);
-  madvise(start, region.bytes, kAdviseCollapse);
+void SlabArena::Close(char* start, Region* region) {
+  if (region->huge || region->live < region->bytes / 4 * 3 || !MayHaveHugePages()) return;
+  madvise(start, region->bytes, MADV_HUGEPAGE);
+  madvise(start, region->bytes, kAdviseCollapse);
+  region->huge = true;
 }
 
 void SlabArena::Free(void* block, int64_t bytes) {

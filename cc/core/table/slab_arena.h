@@ -1,11 +1,12 @@
 // SlabArena: memory for blocks of rows.
 //
-// Blocks are carved one after the other from regions of 2 MiB and more, which grow with the arena.
-// What has not been carved yet is address space alone. Large arenas ask for huge pages, with which
-// this kind of random access is two to three times as fast; in a small one, where that would take
-// memory that it may never need, a region becomes one when it is full. A freed block's whole pages
-// go back to the system at once, a region when its last block is freed. Blocks are zeroed and never
-// move. Thread-safe.
+// Blocks are carved one after the other from regions of 2 MiB and more of address space, which grow
+// with the arena; memory is taken when it is touched. Large arenas ask for huge pages, with which
+// this kind of random access is two to three times as fast. In a small one that would take memory
+// that it may never need: there a region becomes a huge page when it has been carved up, if three
+// quarters of it are in use then. A freed block's whole pages are given back at once, those that
+// are part of a huge page when the system wants them, a region when its last block is freed. Blocks
+// are zeroed and never move. Thread-safe.
 #ifndef TF_DYNEMB_CC_CORE_TABLE_SLAB_ARENA_H_
 #define TF_DYNEMB_CC_CORE_TABLE_SLAB_ARENA_H_
 
@@ -41,8 +42,8 @@ class SlabArena {
     bool huge;     // has asked for huge pages
   };
 
-  // Makes a region that nothing more is carved from one huge page, if most of it is in use.
-  static void Close(char* start, const Region& region);
+  // Makes a region that nothing more is carved from a huge page, if most of it is in use.
+  static void Close(char* start, Region* region);
 
   mutable std::mutex mutex_;
   std::map<char*, Region> regions_;  // by first address
