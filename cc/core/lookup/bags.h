@@ -103,8 +103,7 @@ class Bags {
     const int64_t input = features_[f].input;
     return {begin(first_bag_[input]), begin(first_bag_[input + 1])};
   }
-  // Whether each row of a feature is that of one id, its bag's first, with nothing to be done to
-  // it.
+  // Whether each row of a feature is that of its bag's only id, with nothing to be done to it.
   bool single(int64_t f) const {
     return features_[f].pooling == Pooling::kNone ||
            (single_[features_[f].input] && input_.weights == nullptr);
