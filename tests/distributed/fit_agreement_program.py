@@ -1,4 +1,4 @@
-"""What two processes do with batches that differ between them; test_fit_agreement looks at it.
+"""What two processes do that differ in their batches, or one of which dies; see test_fit_agreement.
 
 fit_agreement_program.py FOLDER; TF_CONFIG says which process it is. Each writes FOLDER/NUMBER.json: of
 each scene what came of it, or the error.
@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import sys
+import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -135,6 +136,20 @@ class Scenes:
     def sparse_rows(self):
         return self.predict(lambda x: tf.sparse.from_dense(self.more(x)), X[:4])
 
+    def survivor(self):
+        """The second process dies in the middle of an epoch; the first learns of it."""
+
+        class Dies(keras.callbacks.Callback):
+            def on_train_batch_end(callback, batch, logs=None):
+                if self.process and batch == 2:
+                    os._exit(9)
+
+        start = time.monotonic()
+        try:
+            self.fit(self.batches().repeat(), steps_per_epoch=10**9, callbacks=[Dies()])
+        except tf.errors.OpError as error:
+            return {"error": type(error).__name__, "seconds": time.monotonic() - start}
+
 
 SCENES = """alike shuffled_alike shuffled sharded one_target late fewer_batches smaller_batch fewer_steps
 validation evaluated predicted own own_dtypes own_leaves dense_rows ragged_rows sparse_rows""".split()
@@ -151,7 +166,10 @@ def main(folder: pathlib.Path) -> None:
             results[name] = getattr(scenes, name)()
         except (ValueError, tf.errors.InvalidArgumentError) as error:
             results[name] = str(error)
-    (folder / f"{scenes.process}.json").write_text(json.dumps(results))
+    path = folder / f"{scenes.process}.json"
+    path.write_text(json.dumps(results))  # what the process that dies has seen
+    path.write_text(json.dumps(results | {"survivor": scenes.survivor()}))
+    os._exit(0)  # with a process gone TensorFlow's own end would be an abort
 
 
 if __name__ == "__main__":

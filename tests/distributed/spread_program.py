@@ -463,48 +463,54 @@ class Program:
         return same
 
     def differing(self):
-        """Processes that call other things, and that look up tables of another dim or name."""
-        messages = []
-        with self.strategy.scope():
-            table = self.lib.Variable(dim=1, name="both")
+        """What processes are told that call other things, of every other of them by what they do."""
+        odd = self.index % 2
+        messages = {}
+
+        def told(what, call):
+            try:
+                call()
+                messages[what] = ""
+            except tf.errors.InvalidArgumentError as error:
+                messages[what] = str(error)
+
+        def make(**arguments):
+            with self.strategy.scope():
+                return self.lib.Variable(**arguments)
+
+        table = make(dim=1, name="both")
         one = tf.constant([1], tf.int64)
         calls = (
             lambda: table.lookup(one),
             lambda: table.upsert(one, tf.ones([1, 1])),
             lambda: table.remove(one),
+            lambda: make(dim=1, name="more"),
             lambda: table.exchange.total(tf.zeros([1], tf.float64)),
             lambda: table.exchange.gather([one], "a" * 4000 + " long program"),
         )
         for number, call in enumerate(calls):
-            try:
-                (call if self.index % 2 else calls[number - 1])()
-                messages.append("")
-            except tf.errors.InvalidArgumentError as error:
-                messages.append(str(error))
-        try:
-            table.upsert(one, tf.ones([2, 1]))
-        except tf.errors.InvalidArgumentError as error:
-            messages.append(str(error))
-        for dims in ((2, 3), (4, 4)):
+            told(number, call if odd else calls[number - 1])
+        told("shape", lambda: table.upsert(one, tf.ones([2, 1])))
+
+        told("dim", lambda: make(dim=2 + odd, name="made"))
+        told("dtype", lambda: make(dim=2, value_dtype=(tf.float32, tf.float16)[odd], name="made"))
+        told("start", lambda: make(dim=1, initializer=float(odd), name="made"))
+        told("order", lambda: make(dim=2 + odd, name=("a", "b")[odd]))
+        tables = [make(dim=4, name=name) for name in ("first", "second")]
+        told("place", lambda: tables[odd].lookup(one))
+        for what, arguments in (("rows", {}), ("keys", {"use_hashtable": False})):
             with self.strategy.scope():
-                tables = [self.lib.Variable(dim=dim, name=f"{n}_of_{dim}") for n, dim in enumerate(dims)]
-            try:
-                tables[self.index % 2].lookup(tf.constant([1], tf.int64))
-                messages.append("")
-            except tf.errors.InvalidArgumentError as error:
-                messages.append(str(error))
+                layer = self.lib.All2AllDenseEmbedding(
+                    2 + odd, 2, 1, 1, dynamic_input=True, name="limited", **arguments
+                )
+            told(what, lambda layer=layer: layer(one))
+
         with self.strategy.scope():
-            begun = self.lib.Variable(dim=1, initializer=float(self.index % 2), name="begun")
-            optimizer = self.optimizer((K.SGD, K.Adam)[self.index % 2](), [table.handle])
+            optimizer = self.optimizer((K.SGD, K.Adam)[odd](), [table.handle])
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(self.lib.embedding_lookup(table, one))
         gradients = tape.gradient(loss, [table.handle])
-        for call in (lambda: begun.lookup(one), lambda: optimizer.apply(gradients, [table.handle])):
-            try:
-                call()
-                messages.append("")
-            except tf.errors.InvalidArgumentError as error:
-                messages.append(str(error))
+        told("rule", lambda: optimizer.apply(gradients, [table.handle]))
         return messages
 
     def survivor(self):
@@ -522,8 +528,13 @@ class Program:
         return {}
 
 
-def wait(path):
-    """The first process calls the others, which live and never answer."""
+def wait(path, what):
+    """The first process calls the others, which live and never answer.
+
+    Args:
+        path: of the file to write.
+        what: "lookup" or "making", of a table.
+    """
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=TIMEOUT_SECONDS)
     program = Program(options)
     with program.strategy.scope():
@@ -534,7 +545,11 @@ def wait(path):
         signal.pause()
     start = time.monotonic()
     try:
-        table.lookup(tf.constant([1], tf.int64))
+        if what == "lookup":
+            table.lookup(tf.constant([1], tf.int64))
+        else:
+            with program.strategy.scope():
+                program.lib.Variable(dim=1, name="another")
     except tf.errors.OpError as error:
         result |= {"error": str(error), "seconds": time.monotonic() - start}
     with open(path, "wb") as file:
@@ -571,4 +586,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    {"wait": wait, "all": main}[sys.argv[2]](sys.argv[1])
+    {"wait": wait, "all": main}[sys.argv[2]](sys.argv[1], *sys.argv[3:])

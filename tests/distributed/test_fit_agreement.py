@@ -1,4 +1,4 @@
-"""Processes whose batches, or the rows that their models give, are not what they share: all are told."""
+"""Processes whose batches, or rows that models give, are not what they share, or that die."""
 
 import json
 import re
@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fit_agreement_program import INTEGERS, SCENES, WEIGHTS, X
-from workers import run_job
+from workers import end_job, start_job
 
 import tf_dynemb
 from tf_dynemb.distribute.agreement import describe
 
+TIMEOUT_SECONDS = 180  # for a busy machine; alone it is a fraction
 EIGHT, MORE = r"8 examples of fingerprint \w{16}", "no more batch"
 # Of each scene the batch that differs, and what the processes have.
 DIFFER = {
@@ -32,7 +33,12 @@ DIFFER = {
 def outcome(tmp_path_factory):
     """What each of two processes has seen."""
     folder = tmp_path_factory.mktemp("agreement")
-    run_job(2, "fit_agreement_program.py", folder)
+    processes = start_job(2, "fit_agreement_program.py", folder)
+    try:
+        outputs = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
+    finally:
+        end_job(processes)
+    assert [process.returncode for process in processes] == [0, 9], outputs
     return [json.loads((folder / f"{process}.json").read_text()) for process in range(2)]
 
 
@@ -74,6 +80,12 @@ def test_rows_that_are_not_examples_in_one_process(outcome):
         errors = error_of_both(outcome, f"{kind}_rows")
         for error, rows in zip(errors, (2, 3), strict=True):
             assert f"output rows: got rows] [{rows}] [for examples] [2] [in this replica" in error
+
+
+def test_a_process_that_dies_in_an_epoch_is_an_error_in_the_other(outcome):
+    survivor = outcome[0]["survivor"]
+    assert survivor["error"] in ("UnavailableError", "InternalError", "AbortedError")
+    assert survivor["seconds"] < 60  # TensorFlow's heartbeats notice after 10
 
 
 def test_all_scenes_are_looked_at():

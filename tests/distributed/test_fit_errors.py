@@ -107,6 +107,14 @@ def test_an_optimizer_of_no_strategy():
         fit(model, X, Y, verbose=0)
 
 
+def test_a_strategy_whose_replicas_share_variables():
+    strategy = tf.distribute.experimental.CentralStorageStrategy(["/CPU:0"])
+    model = made(strategy)
+    for function in (fit, evaluate, tf_dynemb.distribute.predict):
+        with pytest.raises(ValueError, match="scope of a CentralStorage.*want a MirroredStrategy"):
+            function(model, X, verbose=0)
+
+
 def test_data():
     model = made(tf.distribute.get_strategy())
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(2)

@@ -276,22 +276,27 @@ def test_collectives_are_on_the_host(processes):
 
 def test_processes_that_run_other_programs_learn_what_the_others_run(processes):
     for process in processes:
-        *of_other_calls, of_wrong_shape, of_other_dim, of_other_place = process["differing"][:-2]
-        of_other_start, of_other_rule = process["differing"][-2:]
-        calls = ["lookup of both", "upsert of both", "remove of both", "a sum of"]
+        told = process["differing"]
+        calls = ["lookup of both", "upsert of both", "remove of both", "the making of more", "a sum of"]
         calls.append("a" * 4000 + " long program")
-        for number, message in enumerate(of_other_calls):
-            assert f"process 0: {calls[number - 1]}" in message
-            assert f"process 1: {calls[number]}" in message
-        assert "values: their shape is not that of the keys" in of_wrong_shape
-        assert "process 0: lookup of 0_of_2 (value float32 2, initializer" in of_other_dim
-        assert "process 1: lookup of 1_of_3 (value float32 3, initializer" in of_other_dim
-        assert "process 0: lookup of 0_of_4" in of_other_place
-        assert "process 1: lookup of 1_of_4" in of_other_place
-        assert "process 0: lookup of begun (value float32 1, initializer constant 0" in of_other_start
-        assert "process 1: lookup of begun (value float32 1, initializer constant 1" in of_other_start
-        assert "process 0: training by sgd of both (" in of_other_rule
-        assert "process 1: training by adam of both (" in of_other_rule
+        for number, call in enumerate(calls):
+            assert f"process 0: {calls[number - 1]}" in told[number]
+            assert f"process 1: {call}" in told[number]
+        assert "values: their shape is not that of the keys" in told["shape"]
+        for what, of_even, of_odd in (
+            ("dim", "the making of made (value float32 2", "the making of made (value float32 3"),
+            ("dtype", "the making of made (value float32 2", "the making of made (value float16 2"),
+            ("start", "float32 1, initializer constant 0", "float32 1, initializer constant 1"),
+            ("order", "the making of a (value float32 2", "the making of b (value float32 3"),
+            ("place", "lookup of first (", "lookup of second ("),
+            ("rows", f"up to {2 * len(processes)} rows)", f"up to {3 * len(processes)} rows)"),
+            ("keys", f"keys below {2 * len(processes)})", f"keys below {3 * len(processes)})"),
+            ("rule", "training by sgd of both (", "training by adam of both ("),
+        ):
+            head, even, odd, *_ = told[what].split("process ")
+            assert "the programs of the processes differ" in head
+            assert even.startswith("0: ") and of_even in even, told[what]
+            assert odd.startswith("1: ") and of_odd in odd, told[what]
 
 
 def test_a_process_that_dies_is_an_error_in_the_others(processes):
@@ -300,15 +305,16 @@ def test_a_process_that_dies_is_an_error_in_the_others(processes):
         assert process["survivor"]["seconds"] < 60  # TensorFlow's heartbeats notice after 10
 
 
-def test_a_process_that_never_answers_is_an_error_after_the_timeout(folder):
-    (folder / "waiting").mkdir()
-    processes = start_job(2, "spread_program.py", folder / "waiting" / "0", "wait")
+@pytest.mark.parametrize("what", ["lookup", "making"])
+def test_a_process_that_never_answers_is_an_error_after_the_timeout(folder, what):
+    path = folder / f"waiting in a {what}"
+    processes = start_job(2, "spread_program.py", path, "wait", what)
     try:
         output = processes[0].communicate(timeout=TIMEOUT_SECONDS)[0]
     finally:
         end_job(processes)
     assert processes[0].returncode == 0, output
-    result = pickle.loads((folder / "waiting" / "0").read_bytes())
+    result = pickle.loads(path.read_bytes())
     assert result["timeout_seconds"] == TIMEOUT_OF_WAITING
     # Beside the timeout there is the time that TensorFlow needs to look at it, and a busy machine.
     assert TIMEOUT_OF_WAITING - 1 <= result["seconds"] < 60, result

@@ -15,6 +15,12 @@ from tf_dynemb.distribute.processes import Processes
 from tf_dynemb.distribute.shares import Share
 from tf_dynemb.optimizer.dynamic_embedding_optimizer import check_made_in_scope
 
+# Where a step is not the same in all replicas, or not one step.
+_OTHER_STRATEGIES = (
+    tf.distribute.ParameterServerStrategy,
+    tf.distribute.experimental.CentralStorageStrategy,
+    tf.distribute.TPUStrategy,
+)
 _KNOWN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
@@ -33,6 +39,12 @@ class Steps:
         self._model = weakref.ref(model)
         self._compiled = _compiled(model)
         self.strategy = model.distribute_strategy
+        if isinstance(self.strategy, _OTHER_STRATEGIES):
+            raise ValueError(
+                f"model: it was made in the scope of a {type(self.strategy).__name__}, want a "
+                "MirroredStrategy, MultiWorkerMirroredStrategy or OneDeviceStrategy, or none; on "
+                "parameter servers train in a loop of your own: docs/parameter-servers.md"
+            )
         self.processes = Processes(self.strategy)
         self._functions = {}
         self._built = set()

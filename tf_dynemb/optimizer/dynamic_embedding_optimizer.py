@@ -488,17 +488,12 @@ def _summed_over_replicas(gradients: list, handles: list, replica) -> list[tf.In
         tables = [handles[number].table for number in spread]
         sums = [_sum_by_key(gradients[number]) for number in spread]
         keys, rows = [s.indices for s in sums], [s.values for s in sums]
-        what = f"training by {', '.join(_described(handles[number]) for number in spread)}"
+        what = f"training by {', '.join(handles[number].rule_name for number in spread)}"
         limits = [limit_of(handles[number]) for number in spread]
         owned = tables[0].exchange.deliver(what, tables, keys, rows, limits=limits)
         for number, keys, rows in zip(spread, *owned, strict=True):
             gradients[number] = tf.IndexedSlices(rows, keys)
     return gradients
-
-
-def _described(handle: TableHandle) -> str:
-    """What trains a table, where processes must agree."""
-    return handle.rule_name + (f" up to {handle.max_rows} rows" if handle.max_rows else "")
 
 
 def _shrink(clip: float, norm: tf.Tensor) -> tf.Tensor:

@@ -44,9 +44,10 @@ _of_strategy: weakref.WeakKeyDictionary[tf.distribute.Strategy, Exchange] = weak
 class Exchange:
     """The processes of a strategy, as the tables made in its scope see them.
 
-    fetch, deliver, total, gather and gather_texts are collective: every process calls them, in one
-    order. Where the programs of two processes differ, that is an error in both, with the names of what
-    each wanted. What one of them has to refuse, such as a key that its table cannot have, all refuse.
+    agree, fetch, deliver, total, gather and gather_texts are collective: every process calls them, in
+    one order. Where the programs of two processes differ, that is an error in both, with the names of
+    what each wanted. What one of them has to refuse, such as a key that its table cannot have, all
+    refuse.
 
     Attributes:
         processes: how many there are.
@@ -91,6 +92,11 @@ class Exchange:
         if strategy not in _of_strategy:
             _of_strategy[strategy] = Exchange(strategy)
         return _of_strategy[strategy]
+
+    def agree(self, program: str) -> None:
+        """Fails in all processes unless each is about to do the same; eagerly."""
+        with tf.init_scope():
+            self._agreed([], program)
 
     def fetch(
         self, tables: Sequence[Variable], keys: Sequence[tf.Tensor]
@@ -437,4 +443,4 @@ def _words(counts: tf.Tensor, item_bytes: list[int]) -> tf.Tensor:
 
 def _program(what: str, tables: Sequence[Variable]) -> str:
     """What processes must agree on."""
-    return f"{what} of {', '.join(f'{table.name} ({table.resource.declared})' for table in tables)}"
+    return f"{what} of {', '.join(f'{table.name} ({table._declared})' for table in tables)}"

@@ -44,6 +44,11 @@ class IndexedTable(LayerTable):
         self.rows = rows
         self.limit = limit
 
+    @property
+    def _declared(self) -> str:
+        """As of Variable."""
+        return f"{super()._declared}, keys below {self.rows}"
+
     def _problem_of(self, keys: tf.Tensor) -> tf.Tensor:
         """As of Variable: names a key that is out of range."""
         lowest, highest = tf.reduce_min(keys), tf.reduce_max(keys)

@@ -180,6 +180,9 @@ class Variable(tf.Module):
             )
         else:
             self.resource = PartedTable(schema, self.devices, partitioner, init_rows, **options)
+        if self.exchange is not None:
+            # A new variable is sent from process to process, which names none that are not the same.
+            self.exchange.agree(f"the making of {name} ({self.resource.declared})")
         self._handle = TableHandle(self, trainable, name.replace("/", "."))
         self._weight = self._handle.value  # TensorFlow tracks it; Keras' variable it does not know
         self.resource.join_savers(name)
@@ -452,6 +455,12 @@ class Variable(tf.Module):
         return children
 
     # What lookups, optimizers and savers of this package use.
+
+    @property
+    def _declared(self) -> str:
+        """What rows are made of, and how many there may be, where processes must agree."""
+        limit = self.handle.max_rows
+        return self.resource.declared + (f", up to {limit} rows" if limit else "")
 
     def _problem_of(self, keys: tf.Tensor) -> tf.Tensor | None:
         """Why int64 keys cannot have rows, a string scalar, empty if they can; None: any key can."""
