@@ -197,7 +197,7 @@ def test_nodes_of_a_step(features):
 
 def nodes_of_a_step(features):
     names = [f"f{i}" for i in range(features)]
-    collection = EmbeddingBagCollection([bags(f"t_{name}", feature_names=[name]) for name in names])
+    collection = collection_of("bags", *names)
     optimizer = wrapped(keras.optimizers.Adam())
     optimizer.build(collection.trainable_weights)
 
@@ -209,6 +209,41 @@ def nodes_of_a_step(features):
         tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.int32)
     ).graph
     return sorted(op.type for op in graph.get_operations() if op.type != "Placeholder")
+
+
+@pytest.mark.parametrize("features", [1, 26, 104])
+def test_nodes_of_a_lookup_without_pooling(features):
+    assert nodes_without_pooling(features) == nodes_without_pooling(2)
+
+
+def nodes_without_pooling(features):
+    names = [f"f{i}" for i in range(features)]
+    collection = collection_of("sequences", *names)
+
+    @tf.function
+    def run(ids, lengths):
+        vectors = collection(KeyedJaggedTensor(names, ids, lengths=lengths))
+        return [(jt.values(), jt.lengths()) for jt in vectors.values()]
+
+    graph = run.get_concrete_function(
+        tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.int32)
+    ).graph
+    kinds = {"Placeholder", "Identity"}  # of the arguments, and of what the function returns
+    return sorted(op.type for op in graph.get_operations() if op.type not in kinds)
+
+
+COLLECTIONS_OF = {
+    "bags": (EmbeddingBagCollection, EmbeddingBagConfig),
+    "sequences": (EmbeddingCollection, EmbeddingConfig),
+}
+
+
+def collection_of(kind, *names):
+    """A collection of a table for each feature."""
+    collection, config = COLLECTIONS_OF[kind]
+    return collection(
+        [config(name=f"t_{n}", embedding_dim=2, init_fn=0.0, feature_names=[n]) for n in names]
+    )
 
 
 @keras.saving.register_keras_serializable("test_collection_options")
@@ -308,12 +343,83 @@ def test_more_tables_and_features_keep_the_rows_of_the_others(tmp_path):
     assert rows_of(large.embedding_bags["new"].weight) == {}
 
 
+@keras.saving.register_keras_serializable("test_collection_options")
+class Holder(keras.Model):
+    """A model of others that has a collection."""
+
+    def __init__(self, collection):
+        super().__init__()
+        self.collection = collection
+        self.built = True
+
+
+@pytest.mark.parametrize("kind", ["bags", "sequences"])
+def test_weights_know_tables_by_their_names(kind, tmp_path):
+    """Tables of equal rows, in another order, and beside one that the file has not."""
+
+    def tables_of(model):
+        collection = model.collection
+        views = collection.embedding_bags if kind == "bags" else collection.embeddings
+        return {name: table.weight for name, table in views.items()}
+
+    saved = Holder(collection_of(kind, "a", "b"))
+    for number, table in enumerate(tables_of(saved).values()):
+        table.upsert(tf.constant([5], tf.int64), [[number, number]])
+    want = {"t_a": {5: [0.0, 0.0]}, "t_b": {5: [1.0, 1.0]}}
+    path = str(tmp_path / "saved.weights.h5")
+    saved.save_weights(path)
+    turned = Holder(collection_of(kind, "b", "a"))
+    turned.load_weights(path)
+    assert {name: rows_of(table) for name, table in tables_of(turned).items()} == want
+    grown = Holder(collection_of(kind, "c", "b", "a"))
+    with pytest.raises(ValueError, match="t_c: the file holds no rows for this table"):
+        grown.load_weights(path)
+    with pytest.warns(UserWarning, match="t_c: the file holds no rows"):
+        grown.load_weights(path, skip_mismatch=True)
+    assert {name: rows_of(table) for name, table in tables_of(grown).items()} == want | {"t_c": {}}
+
+
+def test_weights_know_shared_rows_by_their_tables(tmp_path):
+    def model(*names):
+        return Holder(
+            EmbeddingBagCollection(
+                [bags(n, num_embeddings=1, hash_size=1, feature_names=[n]) for n in names]
+            )
+        )
+
+    def shared(model):
+        return {name: rows_of(t.shared.table) for name, t in model.collection.embedding_bags.items()}
+
+    saved = model("a", "b")
+    for number, table in enumerate(saved.collection.embedding_bags.values()):
+        table.shared.table.upsert(tf.constant([0], tf.int64), [[number, number]])
+    saved.save_weights(tmp_path / "saved.weights.h5")
+    turned = model("b", "a")
+    turned.load_weights(tmp_path / "saved.weights.h5")
+    assert shared(turned) == shared(saved) == {"a": {0: [0.0, 0.0]}, "b": {0: [1.0, 1.0]}}
+
+
 def test_renaming_by_a_mapping(tmp_path):
     old, new = (EmbeddingBagCollection([bags(name)]).embedding_bags[name].weight for name in ("a", "b"))
     old.upsert(tf.constant([5], tf.int64), [[1.0, 2.0]])
     tf_dynemb.snapshot.save(tmp_path / "s", {"a": old})
     tf_dynemb.snapshot.restore(tmp_path / "s", {"a": new})
     assert rows_of(new) == {5: [1.0, 2.0]}
+
+
+def test_renaming_a_table_with_shared_rows(tmp_path):
+    def table_of(name):
+        collection = EmbeddingBagCollection([bags(name, num_embeddings=1, hash_size=1)])
+        return collection, collection.embedding_bags[name]
+
+    saved, old = table_of("a")
+    step(saved, ids_of(1, 2), wrapped())
+    assert rows_of(old.weight) and rows_of(old.shared.table)
+    tf_dynemb.snapshot.save(tmp_path / "s", saved)
+    _, new = table_of("b")
+    tf_dynemb.snapshot.restore(tmp_path / "s", {"a": new.weight, "a_shared": new.shared.table})
+    assert rows_of(new.weight) == rows_of(old.weight)
+    assert rows_of(new.shared.table) == rows_of(old.shared.table)
 
 
 def test_a_collection_that_is_not_pooled_trains():

@@ -186,7 +186,38 @@ def batch():
     return ids, NUMBERS.normal(size=(32, 1)).astype(np.float32)
 
 
-def test_training_in_a_model_changes_one_line():
+@pytest.mark.parametrize("weighted", [False, True])
+def test_preprocessed_inputs_are_as_the_inputs(weighted):
+    configs = {"seen": feature_of("seen", table_of(combiner="mean"))}
+    inputs = {"seen": IDS["dense"]()}
+    weights = {"seen": weights_of(inputs["seen"])} if weighted else None
+    ours, theirs = both(configs, inputs, weights)
+    got = ours(ours.preprocess(inputs, weights, training=True))
+    np.testing.assert_array_equal(got["seen"], ours(inputs, weights)["seen"])
+    want = theirs(theirs.preprocess(inputs, weights, training=True))
+    np.testing.assert_allclose(got["seen"], want["seen"], **TOLERANCE)
+    with pytest.raises(ValueError, match="inputs"):
+        ours.preprocess({"other": inputs["seen"]})
+
+
+def test_tables_of_one_named_optimizer_are_trained_by_one_op():
+    names = [f"f{number}" for number in range(5)]
+    layer = Ours({n: feature_of(n, table_of(f"t_{n}", optimizer="adam")) for n in names})
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD())
+    optimizer.build(layer.trainable_weights)
+
+    @tf.function
+    def step(inputs):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(column) for column in layer(inputs).values()])
+        weights = layer.trainable_weights
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    graph = step.get_concrete_function(dict.fromkeys(names, tf.TensorSpec([None, 2], tf.int64))).graph
+    assert [op.type for op in graph.get_operations()].count("DynembApplyBags") == 1
+
+
+def test_training_in_a_model_changes_layer_and_optimizer():
     """The same losses and rows; SGD is in every table of ours and in the model of theirs."""
     configs, data = two_features(), batch()
     wrapped = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.5))

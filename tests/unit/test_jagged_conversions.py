@@ -5,7 +5,7 @@ import pandas
 import pytest
 import tensorflow as tf
 
-from tf_dynemb import JaggedTensor, KeyedJaggedTensor, kjt_is_equal
+from tf_dynemb import JaggedTensor, KeyedJaggedTensor, KeyedTensor, kjt_is_equal
 
 ROWS = [[1, 2], [], [3]]
 WEIGHTS = [[0.5, 1.0], [], [2.0]]
@@ -76,6 +76,21 @@ def test_to_each_form():
     assert sparse.values.numpy().tolist() == [1, 2, 3] and sparse.dense_shape.numpy().tolist() == [3, 2]
     assert [row.tolist() for row in jt.to_numpy()] == ROWS
     assert JaggedTensor.empty().to_numpy() == []
+    assert jt.to_pandas().tolist() == ROWS
+    assert JaggedTensor.from_tensor(jt.to_pandas()).to_ragged().to_list() == ROWS
+
+
+def test_columns_of_keys():
+    kt = KeyedTensor(["a", "b"], [1, 2], tf.constant([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
+    assert {key: part.tolist() for key, part in kt.to_numpy().items()} == {
+        "a": [[1.0], [4.0]],
+        "b": [[2.0, 3.0], [5.0, 6.0]],
+    }
+    frame = kt.to_pandas()
+    assert frame["b"].to_numpy().tolist() == [[2.0, 3.0], [5.0, 6.0]]
+    assert frame[("a", 0)].tolist() == [1.0, 4.0]
+    with pytest.raises(ValueError, match="values: got shape .* and key_dim 0, want"):
+        KeyedTensor(["a", "b"], [1, 1], tf.ones([2, 3]), key_dim=0).to_pandas()
 
 
 FRAME = {"tags": [[1, 2], [], [3]], "user": [7, 8, 9]}

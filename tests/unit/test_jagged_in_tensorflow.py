@@ -181,6 +181,28 @@ def test_lengths_that_do_not_fit_in_a_graph():
         parts(tf.constant([1, 2], tf.int64), tf.constant([2, 1]))
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda kjt: kjt["b"].values(),
+        lambda kjt: kjt.permute([1, 0]).values(),
+        lambda kjt: kjt.split([1, 1])[1].values(),
+        lambda kjt: kjt.to_dict()["a"].values(),
+        lambda kjt: kjt.length_per_key(),
+    ],
+    ids=["key", "permute", "split", "dict", "lengths"],
+)
+@pytest.mark.parametrize("lengths", [[1, 1], [2, 2]], ids=["fewer", "more"])
+def test_lengths_that_do_not_add_up_in_a_graph(use, lengths):
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.int32)])
+    def used(values, lengths):
+        return use(KeyedJaggedTensor(["a", "b"], values, lengths=lengths))
+
+    used(tf.constant([1, 2, 3], tf.int64), tf.constant([1, 2]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="do not add up to the values"):
+        used(tf.constant([1, 2, 3], tf.int64), tf.constant(lengths))
+
+
 # tf.cond, tf.while_loop
 
 
@@ -404,8 +426,8 @@ class Join(keras.layers.Layer):
 RAGGED = {key: tf.ragged.constant(rows, dtype=tf.int64) for key, rows in ROWS.items()}
 
 
-def functional():
-    inputs = {key: keras.Input([None], dtype="int64", ragged=True, name=key) for key in ROWS}
+def functional(keys=tuple(ROWS)):
+    inputs = {key: keras.Input([None], dtype="int64", ragged=True, name=key) for key in keys}
     return inputs, Pad()(Join()(inputs))
 
 
@@ -427,6 +449,19 @@ def test_models_in_files_of_keras(tmp_path):
     model.save(tmp_path / "functional.keras")
     loaded = keras.models.load_model(tmp_path / "functional.keras", objects)
     np.testing.assert_array_equal(loaded(RAGGED), model(RAGGED))
+    # Outputs by key; a value Keras writes, but could not read.
+    for keys in (["a", "b"], ["b"]):
+        inputs, kt = functional(keys)
+        model = keras.Model(inputs, kt.to_dict())
+        model.save(tmp_path / "outputs.keras")
+        loaded = keras.models.load_model(tmp_path / "outputs.keras", objects)
+        features = {key: RAGGED[key] for key in keys}
+        got, want = loaded(features), model(features)
+        assert list(got) == list(want) == keys
+        for key in keys:
+            np.testing.assert_array_equal(got[key], want[key])
+    with pytest.raises(ValueError, match="outputs: got a KeyedTensor from a functional model"):
+        keras.Model(inputs, kt).save(tmp_path / "value.keras")
     model = Model()
     model(kjt_of())
     model.dense.set_weights([np.arange(4.0)[:, None], np.array([7.0])])

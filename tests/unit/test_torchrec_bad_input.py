@@ -52,6 +52,12 @@ CONFIGS = {
     "no shards": (dict(table_size=0), ValueError, "table_size: got 0"),
     "no hashed rows": (dict(num_embeddings=5, hash_size=0), ValueError, "hash_size: got 0"),
     "hashed rows without a limit": (dict(hash_size=5), ValueError, "hash_size: got 5"),
+    "a flag of words": (dict(enable_grad="no"), ValueError, "enable_grad: got 'no', want True or False"),
+    "no flag": (dict(sparse=None), ValueError, "sparse: got None, want True or False"),
+    "a name of a path": (dict(name="a/b"), ValueError, "name: got 'a/b', want a string without '/'"),
+    "no name": (dict(name=None), ValueError, "name: got None, want a string"),
+    "a bound of words": (dict(weight_init_min="a"), ValueError, "weight_init_min: got 'a', want a fin"),
+    "an initializer that is none": (dict(init_fn=object()), TypeError, "Config 't': initializer: got"),
     "a dtype of strings": (dict(dtype=tf.string), (TypeError, ValueError), "dtype: got"),
 }
 
@@ -87,6 +93,12 @@ COLLECTIONS = {
         TypeError,
         "tables: got dict",
     ),
+    "no list": (
+        lambda kind: type(collection_of(kind))(config_of(kind)),
+        TypeError,
+        "tables: got Embedding.*, want a list of Embedding",
+    ),
+    "nothing": (lambda kind: type(collection_of(kind))(None), TypeError, "tables: got NoneType, want"),
     "a config of the other kind": (
         lambda kind: collection_of(kind, config_of({"bags": "sequences"}.get(kind, "bags"))),
         TypeError,
@@ -101,6 +113,11 @@ def test_collections(kind, what):
     make, error, message = COLLECTIONS[what]
     with pytest.raises(error, match=message):
         make(kind)
+
+
+def test_weights_that_are_no_flag():
+    with pytest.raises(TypeError, match="is_weighted: got 'no', want True or False"):
+        tf_dynemb.EmbeddingBagCollection([], is_weighted="no")
 
 
 def test_bags_without_pooling():

@@ -150,6 +150,11 @@ class EmbeddingConfig:
     eviction: type[RestrictPolicy] | None = None
 
     def __post_init__(self):
+        if not isinstance(self.name, str) or "/" in self.name:
+            raise self._error("name", self.name, "a string without '/'")
+        for field in ("enable_grad", "sparse"):
+            if not isinstance(getattr(self, field), bool):
+                raise self._error(field, getattr(self, field), "True or False")
         names = self.feature_names
         if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
             raise self._error("feature_names", names, "a list of strings")
@@ -178,7 +183,7 @@ class EmbeddingConfig:
             raise self._error("eviction", self.eviction, "num_embeddings with it, and no hash_size")
         for field in ("weight_init_max", "weight_init_min"):
             bound = getattr(self, field)
-            if bound is not None and not math.isfinite(bound):
+            if bound is not None and not (isinstance(bound, numbers.Real) and math.isfinite(bound)):
                 raise self._error(field, bound, "a finite number")
         if self.get_weight_init_min() > self.get_weight_init_max():
             raise self._error("weight_init_min", self.weight_init_min, "not more than weight_init_max")
@@ -273,15 +278,19 @@ class EmbeddingConfig:
         if initializer is None:
             bounds = self.get_weight_init_min(), self.get_weight_init_max()
             initializer = keras.initializers.RandomUniform(*bounds)
-        table = Variable(
-            dim=self.embedding_dim,
-            value_dtype=self.value_dtype,
-            devices=["/CPU:0"] * self.table_size,
-            name=name or self.name,
-            initializer=initializer,
-            trainable=self.enable_grad,
-            restrict_policy=self.eviction,
-        )
+        try:
+            table = Variable(
+                dim=self.embedding_dim,
+                value_dtype=self.value_dtype,
+                devices=["/CPU:0"] * self.table_size,
+                name=name or self.name,
+                initializer=initializer,
+                trainable=self.enable_grad,
+                restrict_policy=self.eviction,
+            )
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{type(self).__name__} {self.name!r}: {error}") from error
         table.handle.own_training = self.own_training()
         return table
 

@@ -69,12 +69,14 @@ class EmbeddingBagCollection(Collection):
                     f"table {config.name!r}: pooling: got NONE, want SUM or MEAN; an "
                     "EmbeddingCollection pools nothing"
                 )
-        self._is_weighted = bool(is_weighted)
+        if not isinstance(is_weighted, bool):
+            raise TypeError(f"is_weighted: got {is_weighted!r}, want True or False")
+        self._is_weighted = is_weighted
 
     @property
     def embedding_bags(self) -> CollectionTables:
         """The tables by name."""
-        return self._by_name()
+        return self._tables
 
     def is_weighted(self) -> bool:
         """Whether the ids' weights count."""

@@ -67,7 +67,7 @@ class EmbeddingCollection(Collection):
     @property
     def embeddings(self) -> CollectionTables:
         """The tables by name."""
-        return self._by_name()
+        return self._tables
 
     def need_indices(self) -> bool:
         """Whether the results carry the ids."""
@@ -93,7 +93,8 @@ class EmbeddingCollection(Collection):
         values = self._look_up(features, [None] * len(self._outputs))
         by_key = features.to_dict()
         of_keys = [by_key[feature] for feature, _ in self._outputs]
-        parts = tf.split(values, [tf.size(ids.values()) for ids in of_keys], num=len(of_keys))
+        keys = [features.index_per_key()[feature] for feature, _ in self._outputs]
+        parts = tf.split(values, tf.gather(features.length_per_key(), keys), num=len(keys))
         return {
             name: JaggedTensor(
                 part,

@@ -19,6 +19,7 @@ from tf_dynemb.keras.layers.ids import keys_of
 from tf_dynemb.lookup.bags import flat_weights
 
 # A bag by "sqrtn" is a sum whose weights are divided by the root of the sum of their squares.
+_PREPROCESSED = "preprocessed_inputs_per_placement"  # keras_rs' name
 _POOLING = {"sum": "sum", "mean": "mean", "sqrtn": "sum"}
 
 
@@ -120,15 +121,31 @@ class DistributedEmbedding(Collection):
         if update_stats:
             raise ValueError("update_stats: got True, want False; keras_rs has it on JAX only")
         features = _Features.of(feature_configs, _keras_rs().layers.FeatureConfig)
-        paths_of = {}  # of each TableConfig object
+        paths_of, named = {}, {}  # of each TableConfig object; the optimizers given as names
         for path, feature in features.by_path.items():
             paths_of.setdefault(id(feature.table), (feature.table, []))[1].append(path)
-        super().__init__([_config(table, paths) for table, paths in paths_of.values()], **kwargs)
+        super().__init__([_config(table, paths, named) for table, paths in paths_of.values()], **kwargs)
         self.table_stacking = table_stacking
         self._features = features
 
+    def preprocess(self, inputs, weights=None, training: bool = False) -> dict:
+        """Inputs and weights in one, which call takes as `inputs`; as in keras_rs, optional.
+
+        Args:
+            inputs: as of a call.
+            weights: as of a call.
+            training: without effect, as in keras_rs on TensorFlow.
+
+        Raises:
+            ValueError: inputs or weights of another structure.
+        """
+        del training
+        parts = {"inputs": inputs} if weights is None else {"inputs": inputs, "weights": weights}
+        return {_PREPROCESSED: {name: self._features.flat(part, name) for name, part in parts.items()}}
+
     def call(self, inputs, weights=None):
         """Looks up and combines; see the class."""
+        inputs, weights = self._unpacked(inputs, weights)
         features, configs = self._features, self._features.by_path
         ids = features.flat(inputs, "inputs")
         given = [None] * len(ids) if weights is None else features.flat(weights, "weights")
@@ -149,6 +166,7 @@ class DistributedEmbedding(Collection):
 
     def compute_output_spec(self, inputs, weights=None, training=None):
         """What call returns for symbolic inputs."""
+        inputs, _ = self._unpacked(inputs, weights)
         batches = [ids.shape[0] for ids in self._features.flat(inputs, "inputs")]
         return self._features.nested(
             [
@@ -157,10 +175,17 @@ class DistributedEmbedding(Collection):
             ]
         )
 
+    def _unpacked(self, inputs, weights) -> tuple:
+        """Inputs and weights of a call, whose inputs may be what preprocess returned."""
+        if not isinstance(inputs, dict) or _PREPROCESSED not in inputs:
+            return inputs, weights
+        parts = {name: self._features.nested(part) for name, part in inputs[_PREPROCESSED].items()}
+        return parts["inputs"], parts.get("weights", weights)
+
     @property
     def tables(self) -> dict:
         """Name to tf_dynemb.Variable."""
-        return {name: layer.table for name, layer in self._by_name().items()}
+        return {name: layer.table for name, layer in self._tables.items()}
 
     def get_embedding_tables(self) -> dict[str, tf.Tensor]:
         """By table the rows of ids 0 to vocabulary_size - 1, (vocabulary_size, dim).
@@ -216,8 +241,14 @@ def _keras_rs():
     return keras_rs
 
 
-def _config(table, paths: list[str]) -> EmbeddingBagConfig:
-    """The config of a table that features at these paths look up."""
+def _config(table, paths: list[str], named: dict) -> EmbeddingBagConfig:
+    """The config of a table that features at these paths look up.
+
+    Args:
+        table: keras_rs' TableConfig.
+        paths: of the features.
+        named: optimizers by name, which tables share, and so one op trains them. More are added.
+    """
     if table.combiner not in _POOLING:
         raise ValueError(f"{table.name}: combiner: got {table.combiner!r}, want one of {list(_POOLING)}")
     if table.placement not in ("auto", "default_device"):
@@ -225,12 +256,15 @@ def _config(table, paths: list[str]) -> EmbeddingBagConfig:
             f"{table.name}: placement: got {table.placement!r}, want 'auto' or 'default_device'; tables "
             "live in the host's memory"
         )
+    optimizer = table.optimizer
+    if isinstance(optimizer, str):
+        optimizer = named.setdefault(optimizer, keras.optimizers.get(optimizer))
     return EmbeddingBagConfig(
         name=table.name,
         embedding_dim=table.embedding_dim,
         feature_names=paths,
         init_fn=table.initializer,
-        optimizer=keras.optimizers.get(table.optimizer),
+        optimizer=keras.optimizers.get(optimizer),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -12,7 +12,6 @@ from tf_dynemb.collections.configs import EmbeddingConfig, PoolingType
 from tf_dynemb.jagged import KeyedJaggedTensor
 from tf_dynemb.keras.layers.table_layer import TableLayer
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
-from tf_dynemb.table.variable import Variable
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")
@@ -65,19 +64,23 @@ class _SharedRows(TableLayer):
         self.built = True
 
 
-class _TablesByName(tf.Module):
-    """The tables as checkpoints and SavedModels see them, which do not look into a Keras layer's lists.
+class CollectionTables(Mapping):
+    """Tables by name; prints as the torch.nn.ModuleDict that TorchRec has in its place.
 
-    By name, so that rows stay those of their table when a collection gets others.
+    No dict: Keras would find its layers in it, and know them in files by their numbers.
     """
 
-    def __init__(self, tables: Sequence[Variable]):
-        super().__init__()
-        self.tables = {table.name: table for table in tables}
+    def __init__(self, layers: Sequence[CollectionTable]):
+        self._layers = {layer.name: layer for layer in layers}
 
+    def __getitem__(self, name: str) -> CollectionTable:
+        return self._layers[name]
 
-class CollectionTables(dict):
-    """Tables by name; prints as the torch.nn.ModuleDict that TorchRec has in its place."""
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
 
     def __repr__(self) -> str:
         lines = "".join(f"  ({name}): {table}\n" for name, table in self.items())
@@ -98,22 +101,30 @@ class Collection(keras.layers.Layer):
 
     def __init__(self, tables: Sequence[EmbeddingConfig], **kwargs):
         super().__init__(autocast=False, **kwargs)
+        if not isinstance(tables, (list, tuple)):
+            raise TypeError(
+                f"tables: got {type(tables).__name__}, want a list of {self.config_class.__name__}"
+            )
         self._configs = [self._checked(config) for config in tables]
         names = [config.name for config in self._configs]
         names += [_shared_name(config) for config in self._configs if config.hash_size is not None]
         if len(set(names)) < len(names):
             raise ValueError(f"tables: got names {names}, want each once")
-        self.table_layers = [CollectionTable(config) for config in self._configs]
+        self._tables = CollectionTables([CollectionTable(config) for config in self._configs])
+        # Files and checkpoints know a layer by its attribute: rows stay those of their table when a
+        # collection gets others, or another order.
+        for name, layer in self._tables.items():
+            setattr(self, f"table {name}", layer)
+        layers = list(self._tables.values())
         # The shared rows come after all others, so that a table's number is that of its config.
-        self._shared_layers = [t.shared for t in self.table_layers if t.shared is not None]
-        self._overflow = [None] * (len(self._configs) + len(self._shared_layers))
+        layers += [layer.shared for layer in layers if layer.shared is not None]
+        self._overflow = [None] * len(layers)
         shared = len(self._configs)
         for number, config in enumerate(self._configs):
             if config.hash_size is not None:
                 self._overflow[number] = (config.num_embeddings, shared, config.hash_size)
                 shared += 1
-        self._variables_in_order = [t.table for t in [*self.table_layers, *self._shared_layers]]
-        self.tables_by_name = _TablesByName(self._variables_in_order)
+        self._variables_in_order = [layer.table for layer in layers]
         self._outputs = [
             (feature, number)
             for number, config in enumerate(self._configs)
@@ -121,9 +132,6 @@ class Collection(keras.layers.Layer):
         ]
         self.supports_jit = False
         self.built = True
-
-    def _by_name(self) -> CollectionTables:
-        return CollectionTables((table.name, table) for table in self.table_layers)
 
     def _checked(self, config: EmbeddingConfig) -> EmbeddingConfig:
         if type(config) is not self.config_class:

@@ -10,10 +10,12 @@ They go where TensorFlow's own values go:
   take a dataset of them. In a functional model inputs are tensors, of which a layer makes the value;
   other layers take it, and from a KeyedTensor one gets the tensors for Keras' own layers. Not taken is a
   value as x of fit: make it Dataset.from_tensor_slices((value, labels)).batch(n).
-- Keras' files: a `.keras` has functional models as they are; a subclassed model has to build its layers
-  in build(input_shape), where the shape of a value is a dict, for Keras loads it without a batch. As
-  SavedModel export a functional model; a subclassed one Keras traces with floats for all inputs, so give
-  a tf.Module its layers, and a tf.function with a Spec that calls the model.
+- Keras' files: a `.keras` has functional models as they are, if their outputs are tensors (to_dict() of
+  a KeyedTensor has them); one that returns a value is refused, for Keras could not load it. A subclassed
+  model has to build its layers in build(input_shape), where the shape of a value is a dict, for Keras
+  loads it without a batch. As SavedModel export a functional model; a subclassed one Keras traces with
+  floats for all inputs, so give a tf.Module its layers, and a tf.function with a Spec that calls the
+  model.
 - tf.distribute: datasets are distributed, and replicas may get no examples. Custom loops are fine;
   Keras' fit over several replicas averages a first batch to learn its shapes, which it can do with
   dense tensors alone, not with a tf.RaggedTensor either.

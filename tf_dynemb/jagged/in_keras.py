@@ -37,8 +37,23 @@ def unflatten_of(cls):
 
 
 def config_of(value) -> dict:
-    """A value as Keras saves it, whatever it holds."""
+    """A value as Keras saves it, whatever it holds.
+
+    Raises:
+        ValueError: an output of a functional model, of which a file would have what Keras cannot read.
+    """
+    if any(_is_place_in_model(field) for field in value._fields().values()):
+        raise ValueError(
+            f"outputs: got a {type(value).__name__} from a functional model, which Keras could not load "
+            "again; want tensors: keras.Model(inputs, value.to_dict()) of a KeyedTensor, a layer that "
+            "returns tensors of another value; export() and save_weights() take the model as it is"
+        )
     return {name: keras.saving.serialize_keras_object(x) for name, x in value._fields().items()}
+
+
+def _is_place_in_model(field) -> bool:
+    """Whether it is how Keras names an output of a layer: name, call and number."""
+    return isinstance(field, list) and [type(part) for part in field] == [str, int, int]
 
 
 def value_of(cls, config: dict):

@@ -264,6 +264,12 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
             np.split(self._values.numpy(), self.offsets().numpy()[1:-1]) if len(self.lengths()) else []
         )
 
+    def to_pandas(self):
+        """A pandas.Series whose rows are lists. Eagerly only. from_tensor takes it back."""
+        import pandas
+
+        return pandas.Series([row.tolist() for row in self.to_numpy()], dtype=object)
+
     def __str__(self) -> str:
         """Rows as TorchRec prints them, with a newline at the end; in a graph what repr gives."""
         if not self._has_numbers():

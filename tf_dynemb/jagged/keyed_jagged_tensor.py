@@ -520,16 +520,12 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
     def to_pandas(self):
         """A pandas.DataFrame: a column for each key, whose rows are lists. Eagerly only.
 
-        from_tensors takes it back. Not in TorchRec.
+        Weights are left out; those of with_values(kjt.weights()) are a frame of their own. from_tensors
+        takes both back. Not in TorchRec.
         """
         import pandas
 
-        return pandas.DataFrame(
-            {
-                key: pandas.Series([row.tolist() for row in of_key], dtype=object)
-                for key, of_key in self.to_numpy().items()
-            }
-        )
+        return pandas.DataFrame({key: jt.to_pandas() for key, jt in self.to_dict().items()})
 
     def __str__(self) -> str:
         """Rows as TorchRec prints them, with a newline at the end; in a graph what repr gives."""

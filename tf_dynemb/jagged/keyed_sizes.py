@@ -93,11 +93,21 @@ class KeyedSizes(Keyed, RowsValue):
         return rows.offsets_of(strides)
 
     def offset_per_key(self):
-        """Where the values of each key begin, and those of the last end: keys + 1 numbers."""
+        """Where the values of each key begin, and those of the last end: keys + 1 numbers.
+
+        Raises:
+            tf.errors.InvalidArgumentError: in a graph, lengths that do not add up to the values.
+        """
 
         def compute():
-            ends = tf.gather(self.offsets(), self.lengths_offset_per_key())
-            return rows.as_numbers(tf.cast(ends, tf.int64))
+            ends = tf.cast(tf.gather(self.offsets(), self.lengths_offset_per_key()), tf.int64)
+            if tf.is_symbolic_tensor(ends):  # else the constructor has looked
+                number = tf.shape(self._values, tf.int64)[0]
+                text = f"lengths of the keys {list(self._keys)} do not add up to the values; got"
+                fit = tf.debugging.Assert(tf.equal(ends[-1], number), [text, ends[-1], "want", number])
+                with tf.control_dependencies([fit]):
+                    ends = tf.identity(ends)
+            return rows.as_numbers(ends)
 
         return self._once("offset_per_key", compute)
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_dynemb.base.checks import as_tensor
@@ -202,10 +203,34 @@ class KeyedTensor(Keyed, Value, tf.experimental.BatchableExtensionType):
         if not self._keys:
             return {}
         if isinstance(self._values, keras.KerasTensor):  # between the layers of a functional model
-            parts = keras.ops.split(self._values, self.offset_per_key()[1:-1], self._key_dim)
+            within = self.offset_per_key()[1:-1]  # none of one key, which split does not take
+            parts = keras.ops.split(self._values, within, self._key_dim) if within else [self._values]
         else:
             parts = tf.split(self._values, self._length_per_key, self._key_dim)
         return dict(zip(self._keys, parts, strict=True))
+
+    def to_numpy(self) -> dict[str, np.ndarray]:
+        """The columns of each key as an array. Eagerly only. Not in TorchRec."""
+        return {key: part.numpy() for key, part in self.to_dict().items()}
+
+    def to_pandas(self):
+        """A pandas.DataFrame of values (rows, columns), by (key, number in the key). Not in TorchRec.
+
+        Eagerly only.
+
+        Raises:
+            ValueError: values that are not (rows, columns), or whose keys are not beside each other.
+        """
+        import pandas
+
+        if self._values.shape.rank != 2 or self._key_dim != 1:
+            raise ValueError(
+                f"values: got shape {self._values.shape} and key_dim {self._key_dim}, want "
+                "(rows, columns) and 1; to_numpy() takes any"
+            )
+        widths = zip(self._keys, self._length_per_key, strict=True)
+        columns = [(key, number) for key, width in widths for number in range(width)]
+        return pandas.DataFrame(self._values.numpy(), columns=pandas.MultiIndex.from_tuples(columns))
 
     def __str__(self) -> str:
         """Columns as TorchRec prints them, with a newline at the end; in a graph what repr gives."""
