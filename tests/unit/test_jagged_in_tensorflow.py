@@ -478,6 +478,39 @@ def test_models_in_files_of_keras(tmp_path):
     np.testing.assert_array_equal(loaded.serve(kjt_of()), model(kjt_of()))
 
 
+class Of(keras.Model):
+    """What a function makes of a batch."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+
+def test_predict_joins_values_of_batches():
+    x = np.arange(10).reshape(5, 2)
+    jt = Of(JaggedTensor.from_tensor).predict(x, batch_size=2, verbose=0)
+    assert [row.tolist() for row in jt.to_numpy()] == x.tolist()
+    kt = Of(lambda x: KeyedTensor(["a", "b"], [1, 1], x)).predict(x, batch_size=2, verbose=0)
+    assert kt["b"].numpy().tolist() == x[:, 1:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x: KeyedJaggedTensor.from_tensors({"a": x}), "all rows of a key together"),
+        (lambda x: JaggedTensor(x[:, 0], offsets=tf.range(tf.shape(x)[0] + 1)), "begin anew in each"),
+        (lambda x: KeyedTensor(["a"], [2], tf.transpose(x), key_dim=0), "along axis 0"),
+    ],
+    ids=["keyed", "offsets", "axis 0"],
+)
+def test_what_predict_cannot_join(make, message):
+    with pytest.raises(ValueError, match=f"outputs: Keras' predict cannot join .*{message}"):
+        Of(make).predict(np.arange(10).reshape(5, 2), batch_size=2, verbose=0)
+
+
 def test_mixed_precision_casts_weights_and_no_ids():
     class Echo(keras.layers.Layer):
         def call(self, kjt):

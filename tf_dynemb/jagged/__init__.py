@@ -9,7 +9,8 @@ They go where TensorFlow's own values go:
 - Keras: a subclassed model or layer takes one as an input, alone or in a dict; fit, evaluate and predict
   take a dataset of them. In a functional model inputs are tensors, of which a layer makes the value;
   other layers take it, and from a KeyedTensor one gets the tensors for Keras' own layers. Not taken is a
-  value as x of fit: make it Dataset.from_tensor_slices((value, labels)).batch(n).
+  value as x of fit: make it Dataset.from_tensor_slices((value, labels)).batch(n). predict joins a
+  KeyedTensor and a JaggedTensor of all batches; of a KeyedJaggedTensor it cannot, and says so.
 - Keras' files: a `.keras` has functional models as they are, if their outputs are tensors (to_dict() of
   a KeyedTensor has them); one that returns a value is refused, for Keras could not load it. A subclassed
   model has to build its layers in build(input_shape), where the shape of a value is a dict, for Keras

@@ -3,7 +3,8 @@
 Keras flattens the arguments of a layer, and what it returns, makes something of each tensor and puts
 that in its place: the tensor of another precision; a keras.KerasTensor between the layers of a
 functional model; what describes one, in a file. So a value may hold these for its tensors, and then is
-good for being flattened again alone. No constructor runs, which would want tensors.
+good for being flattened again alone. No constructor runs, which would want tensors. What predict
+returns are values again, where tensors of several batches behind each other are those of all.
 
 Shapes, which build() gets and files have of each layer, become a dict by the names of fields: a value of
 them Keras could write but not read.
@@ -12,6 +13,8 @@ them Keras could write but not read.
 from __future__ import annotations
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 
 def flatten(value):
@@ -31,6 +34,12 @@ def unflatten_of(cls):
         fields = dict(zip(names, children, strict=True))
         if all(isinstance(child, tuple) for child in fields.values()):
             return {name.strip("_"): shape for name, shape in fields.items()}
+        if all(isinstance(child, (np.ndarray, tf.RaggedTensor)) for child in fields.values()):
+            # Of predict, which has joined the tensors of all batches along their first axis.
+            problem = cls._of(**fields, **dict(others))._problem_of_joining()
+            if problem:
+                raise ValueError(f"outputs: Keras' predict cannot join those of batches: {problem}")
+            fields = {name: tf.convert_to_tensor(array) for name, array in fields.items()}
         return cls._of(**fields, **dict(others))
 
     return unflatten

@@ -264,6 +264,11 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
             np.split(self._values.numpy(), self.offsets().numpy()[1:-1]) if len(self.lengths()) else []
         )
 
+    def _problem_of_joining(self) -> str:
+        if self._offsets is None:
+            return ""
+        return "offsets of a JaggedTensor begin anew in each; make it of lengths"
+
     def to_pandas(self):
         """A pandas.Series whose rows are lists. Eagerly only. from_tensor takes it back."""
         import pandas

@@ -505,6 +505,12 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
         """The value itself: TensorFlow pins what it copies."""
         return self
 
+    def _problem_of_joining(self) -> str:
+        return (
+            "a KeyedJaggedTensor has all rows of a key together; return its to_dict(), or call the "
+            "model on each batch"
+        )
+
     def to_ragged(self) -> dict[str, tf.RaggedTensor]:
         """The values of each key as (rows, None). Not in TorchRec."""
         return {key: jt.to_ragged() for key, jt in self.to_dict().items()}

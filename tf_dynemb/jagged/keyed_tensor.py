@@ -209,6 +209,13 @@ class KeyedTensor(Keyed, Value, tf.experimental.BatchableExtensionType):
             parts = tf.split(self._values, self._length_per_key, self._key_dim)
         return dict(zip(self._keys, parts, strict=True))
 
+    def _problem_of_joining(self) -> str:
+        return (
+            "keys of a KeyedTensor are along axis 0; give it another key_dim"
+            if not self._key_dim
+            else ""
+        )
+
     def to_numpy(self) -> dict[str, np.ndarray]:
         """The columns of each key as an array. Eagerly only. Not in TorchRec."""
         return {key: part.numpy() for key, part in self.to_dict().items()}

@@ -81,6 +81,10 @@ class Value:
         tensors, *_ = in_keras.flatten(self)
         return all(isinstance(x, tf.Tensor) and not tf.is_symbolic_tensor(x) for x in tensors)
 
+    def _problem_of_joining(self) -> str:
+        """Why tensors of several values, one behind the other, are no value of all; empty: they are."""
+        return ""
+
     def device(self) -> str:
         """The device of the values, as TensorFlow names it."""
         return self._values.device
