@@ -18,8 +18,8 @@ from tf_dynemb.jagged import JaggedTensor, KeyedJaggedTensor
 from tf_dynemb.keras.layers.ids import keys_of
 from tf_dynemb.lookup.bags import flat_weights
 
-# A bag by "sqrtn" is a sum whose weights are divided by the root of the sum of their squares.
 _PREPROCESSED = "preprocessed_inputs_per_placement"  # keras_rs' name
+# A bag by "sqrtn" is a sum whose weights are divided by the root of the sum of their squares.
 _POOLING = {"sum": "sum", "mean": "mean", "sqrtn": "sum"}
 
 
@@ -258,7 +258,9 @@ def _config(table, paths: list[str], named: dict) -> EmbeddingBagConfig:
         )
     optimizer = table.optimizer
     if isinstance(optimizer, str):
-        optimizer = named.setdefault(optimizer, keras.optimizers.get(optimizer))
+        if optimizer not in named:
+            named[optimizer] = keras.optimizers.get(optimizer)
+        optimizer = named[optimizer]
     return EmbeddingBagConfig(
         name=table.name,
         embedding_dim=table.embedding_dim,

@@ -210,11 +210,7 @@ class KeyedTensor(Keyed, Value, tf.experimental.BatchableExtensionType):
         return dict(zip(self._keys, parts, strict=True))
 
     def _problem_of_joining(self) -> str:
-        return (
-            "keys of a KeyedTensor are along axis 0; give it another key_dim"
-            if not self._key_dim
-            else ""
-        )
+        return "" if self._key_dim else "keys of a KeyedTensor are along axis 0; give it another key_dim"
 
     def to_numpy(self) -> dict[str, np.ndarray]:
         """The columns of each key as an array. Eagerly only. Not in TorchRec."""
