@@ -18,7 +18,7 @@ pytest.importorskip("keras_rs", reason="keras-rs is for Python 3.11 and later")
 
 import dlrm_criteo  # noqa: E402
 
-TIMEOUT_SECONDS = 300
+TIMEOUT_SECONDS = 450  # for a busy machine; alone it is a fraction
 # Eight steps an epoch, the last of 4 examples.
 RUN = "--synthetic 300 --batch 38 --epochs 2 --seed 5 --bottom=16 --top=16 --dim=4 --quiet".split()
 STEPS = 16
