@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from collection_scenes import KINDS, collection_of, config_of, fill, tables_of
 
 import tf_dynemb
 from tf_dynemb import (
@@ -190,60 +191,47 @@ def test_rows_that_ids_share():
 
 
 @pytest.mark.parametrize("features", [1, 26, 104])
-def test_nodes_of_a_step(features):
-    """As many for any number of features of different tables, beside the resources of the tables."""
-    assert nodes_of_a_step(features) == nodes_of_a_step(2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nodes(kind, features):
+    """No more for any number of features of different tables, beside the resources of the tables.
+
+    Of one feature nothing is put together, which can be a node less.
+    """
+    nodes = {"bags": nodes_of_a_step, "sequences": nodes_of_a_lookup}[kind]
+    assert len(nodes(features)) <= len(nodes(2))
 
 
 def nodes_of_a_step(features):
-    names = [f"f{i}" for i in range(features)]
-    collection = collection_of("bags", *names)
+    names, collection = of_features("bags", features)
     optimizer = wrapped(keras.optimizers.Adam())
     optimizer.build(collection.trainable_weights)
+    return nodes_of(lambda kjt: step(collection, kjt, optimizer), names)
+
+
+def nodes_of_a_lookup(features):
+    """Of vectors for each id; a step beyond it has nodes of the model's for each feature."""
+    names, collection = of_features("sequences", features)
+    return nodes_of(lambda kjt: [(jt.values(), jt.lengths()) for jt in collection(kjt).values()], names)
+
+
+def of_features(kind, number):
+    """So many names of features, and a collection of a table for each."""
+    names = [f"f{i}" for i in range(number)]
+    return names, collection_of(kind, *(config_of(kind, f"t_{name}", [name]) for name in names))
+
+
+def nodes_of(function, names):
+    """The ops of a function of such features, but for arguments and results."""
 
     @tf.function
     def run(ids, lengths):
-        step(collection, KeyedJaggedTensor(names, ids, lengths=lengths), optimizer)
+        return function(KeyedJaggedTensor(names, ids, lengths=lengths))
 
     graph = run.get_concrete_function(
         tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.int32)
     ).graph
-    return sorted(op.type for op in graph.get_operations() if op.type != "Placeholder")
-
-
-@pytest.mark.parametrize("features", [1, 26, 104])
-def test_nodes_of_a_lookup_without_pooling(features):
-    assert nodes_without_pooling(features) == nodes_without_pooling(2)
-
-
-def nodes_without_pooling(features):
-    names = [f"f{i}" for i in range(features)]
-    collection = collection_of("sequences", *names)
-
-    @tf.function
-    def run(ids, lengths):
-        vectors = collection(KeyedJaggedTensor(names, ids, lengths=lengths))
-        return [(jt.values(), jt.lengths()) for jt in vectors.values()]
-
-    graph = run.get_concrete_function(
-        tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.int32)
-    ).graph
-    kinds = {"Placeholder", "Identity"}  # of the arguments, and of what the function returns
+    kinds = {"Placeholder", "Identity"}
     return sorted(op.type for op in graph.get_operations() if op.type not in kinds)
-
-
-COLLECTIONS_OF = {
-    "bags": (EmbeddingBagCollection, EmbeddingBagConfig),
-    "sequences": (EmbeddingCollection, EmbeddingConfig),
-}
-
-
-def collection_of(kind, *names):
-    """A collection of a table for each feature."""
-    collection, config = COLLECTIONS_OF[kind]
-    return collection(
-        [config(name=f"t_{n}", embedding_dim=2, init_fn=0.0, feature_names=[n]) for n in names]
-    )
 
 
 @keras.saving.register_keras_serializable("test_collection_options")
@@ -352,31 +340,34 @@ class Holder(keras.Model):
         self.collection = collection
         self.built = True
 
+    def get_config(self):
+        return {"collection": keras.saving.serialize_keras_object(self.collection)}
 
-@pytest.mark.parametrize("kind", ["bags", "sequences"])
-def test_weights_know_tables_by_their_names(kind, tmp_path):
+
+@pytest.mark.parametrize("form", [".weights.h5", ".keras"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_know_tables_by_their_names(kind, form, tmp_path):
     """Tables of equal rows, in another order, and beside one that the file has not."""
 
-    def tables_of(model):
-        collection = model.collection
-        views = collection.embedding_bags if kind == "bags" else collection.embeddings
-        return {name: table.weight for name, table in views.items()}
+    def model(*names):
+        return Holder(collection_of(kind, *(config_of(kind, name, [name]) for name in names)))
 
-    saved = Holder(collection_of(kind, "a", "b"))
-    for number, table in enumerate(tables_of(saved).values()):
-        table.upsert(tf.constant([5], tf.int64), [[number, number]])
-    want = {"t_a": {5: [0.0, 0.0]}, "t_b": {5: [1.0, 1.0]}}
-    path = str(tmp_path / "saved.weights.h5")
-    saved.save_weights(path)
-    turned = Holder(collection_of(kind, "b", "a"))
+    def rows(model):
+        return {name: rows_of(table) for name, table in tables_of(model.collection).items()}
+
+    saved, path = model("a", "b"), tmp_path / f"saved{form}"
+    for number, table in enumerate(tables_of(saved.collection).values()):
+        fill(table, {5: number})
+    (saved.save if form == ".keras" else saved.save_weights)(path)
+    turned = model("b", "a")
     turned.load_weights(path)
-    assert {name: rows_of(table) for name, table in tables_of(turned).items()} == want
-    grown = Holder(collection_of(kind, "c", "b", "a"))
-    with pytest.raises(ValueError, match="t_c: the file holds no rows for this table"):
+    assert rows(turned) == rows(saved) == {"a": {5: [0.0, 0.0]}, "b": {5: [1.0, 1.0]}}
+    grown = model("c", "b", "a")
+    with pytest.raises(ValueError, match="c: the file holds no rows for this table"):
         grown.load_weights(path)
-    with pytest.warns(UserWarning, match="t_c: the file holds no rows"):
+    with pytest.warns(UserWarning, match="c: the file holds no rows"):
         grown.load_weights(path, skip_mismatch=True)
-    assert {name: rows_of(table) for name, table in tables_of(grown).items()} == want | {"t_c": {}}
+    assert rows(grown) == rows(saved) | {"c": {}}
 
 
 def test_weights_know_shared_rows_by_their_tables(tmp_path):
@@ -392,7 +383,7 @@ def test_weights_know_shared_rows_by_their_tables(tmp_path):
 
     saved = model("a", "b")
     for number, table in enumerate(saved.collection.embedding_bags.values()):
-        table.shared.table.upsert(tf.constant([0], tf.int64), [[number, number]])
+        fill(table.shared.table, {0: number})
     saved.save_weights(tmp_path / "saved.weights.h5")
     turned = model("b", "a")
     turned.load_weights(tmp_path / "saved.weights.h5")

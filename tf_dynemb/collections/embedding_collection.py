@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_dynemb.collections.configs import EmbeddingConfig
 from tf_dynemb.collections.tables import Collection, CollectionTables
-from tf_dynemb.jagged import JaggedTensor, KeyedJaggedTensor
+from tf_dynemb.jagged import JaggedTensor, KeyedJaggedTensor, rows
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")
@@ -93,8 +93,8 @@ class EmbeddingCollection(Collection):
         values = self._look_up(features, [None] * len(self._outputs))
         by_key = features.to_dict()
         of_keys = [by_key[feature] for feature, _ in self._outputs]
-        keys = [features.index_per_key()[feature] for feature, _ in self._outputs]
-        parts = tf.split(values, tf.gather(features.length_per_key(), keys), num=len(keys))
+        sizes = rows.sizes([ids.values() for ids in of_keys])
+        parts = tf.split(values, sizes, num=len(of_keys))
         return {
             name: JaggedTensor(
                 part,
