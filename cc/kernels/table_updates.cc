@@ -26,8 +26,9 @@ absl::Status TableUpdates::Init(OpKernelConstruction* context) {
 
 absl::Status TableUpdates::Get(OpKernelContext* context, std::vector<Update>* updates) const {
   OpInputList tables;
-  const Tensor* now;
+  const Tensor *hyper, *now;
   TF_RETURN_IF_ERROR(context->input_list("tables", &tables));
+  TF_RETURN_IF_ERROR(context->input("hyper", &hyper));
   TF_RETURN_IF_ERROR(context->input("now", &now));
   updates->resize(tables.size());
   if (limits_.size() != updates->size() || limit_names_.size() != updates->size()) {
@@ -39,8 +40,14 @@ absl::Status TableUpdates::Get(OpKernelContext* context, std::vector<Update>* up
     return ToTensorFlow(InvalidArgument("now: got ", now->NumElements(),
                                         " numbers, want one per table, ", tables.size()));
   }
+  if (hyper->dims() != 2 || hyper->dim_size(0) != tables.size()) {
+    return ToTensorFlow(InvalidArgument("hyper: got shape ", hyper->shape().DebugString(),
+                                        ", want a row per table, ", tables.size()));
+  }
+  const int64_t numbers = hyper->dim_size(1);
   for (int i = 0; i < tables.size(); ++i) {
     Update& update = (*updates)[i];
+    update.hyper = {hyper->flat<double>().data() + i * numbers, numbers};
     TF_RETURN_IF_ERROR(GetTableOf(context, tables[i], &update.table));
     const DType held = update.table.schema.value_dtype;
     if (IsFloating(held) && GradientDType(held) != ToCore(dtype_)) {
@@ -54,17 +61,12 @@ absl::Status TableUpdates::Get(OpKernelContext* context, std::vector<Update>* up
 }
 
 absl::Status TableUpdates::Run(OpKernelContext* context, std::vector<Update>* updates) const {
-  const Tensor* hyper;
-  TF_RETURN_IF_ERROR(context->input("hyper", &hyper));
-  dynemb::Update how;
-  how.rule = &rule_;
-  how.hyper = {hyper->flat<double>().data(), hyper->NumElements()};
   std::vector<KeyStrings::Birth> births(updates->size());
   for (size_t i = 0; i < updates->size(); ++i) {
     const Update& update = (*updates)[i];
     std::unique_ptr<RowUpdater> checked;
     TF_RETURN_IF_ERROR(ToTensorFlow(
-        MakeRowUpdater(rule_.name, update.table.schema.value_dtype, how.hyper, &checked)));
+        MakeRowUpdater(rule_.name, update.table.schema.value_dtype, update.hyper, &checked)));
     TF_RETURN_IF_ERROR(ToTensorFlow(
         KeyStrings::Birth::Begin(update.table.strings.get(), update.keys, &births[i])));
     const RuleSpec& attached = update.table.schema.rule;
@@ -86,11 +88,10 @@ absl::Status TableUpdates::Run(OpKernelContext* context, std::vector<Update>* up
   Status first;
   ForEachTable(core, sizes, [&](int64_t i, const Context& of_table) {
     const Update& update = (*updates)[i];
-    dynemb::Update scaled = how;
-    scaled.scales = update.scales;
+    const dynemb::Update how = {&rule_, update.hyper, update.scales};
     const Status status = ForEachShard(
         update.table, update.keys, update.routing, [&](Table* shard, const Batch& batch) {
-          return shard->Apply(of_table, batch, update.gradients, scaled, update.stamp, Report());
+          return shard->Apply(of_table, batch, update.gradients, how, update.stamp, Report());
         });
     if (status.ok()) return;
     std::lock_guard<std::mutex> lock(mutex);

@@ -25,6 +25,7 @@ class TableUpdates {
     Span<const Key> keys;
     ConstRows gradients;
     Span<const double> scales;
+    Span<const double> hyper;
     Routing routing;
     Stamp stamp;
   };

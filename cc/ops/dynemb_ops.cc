@@ -128,7 +128,7 @@ a table that another rule trains is refused. What is wrong with one table is fou
 keys: shape (n,) for each table.
 owners: of the keys of each table.
 gradients: shape (n, dim), in float32 or, for tables of float64, in float64.
-hyper: the rule's hyper-parameters in the order of cc/core/optimizer/rule.h.
+hyper: shape (N, h), of each table the rule's hyper-parameters in the order of cc/core/optimizer/rule.h.
 now: shape (N,).
 rule: name of the rule.
 slot_initial: start of the slots that take it from the user.

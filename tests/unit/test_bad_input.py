@@ -79,7 +79,7 @@ def apply(rule="sgd", hyper=(0.1, 1.0, 0.0), gradients=ROWS, owners=OWNERS, **at
         [KEYS],
         [owners],
         [gradients],
-        np.array(hyper, np.float64),
+        np.array(hyper, np.float64, ndmin=2),
         np.zeros(1, np.int64),
         **{"rule": rule, "limits": [-1], "limit_names": [""], **attributes},
     )
@@ -418,6 +418,11 @@ CASES = {
         Invalid,
         "hyper-parameters of rule sgd: got 1 number",
     ),
+    "numbers of two tables for one": (
+        apply(hyper=[[0.1, 1, 0]] * 2),
+        Invalid,
+        "hyper: got shape .2,3., want a row per table, 1",
+    ),
     "numbers that are NaN": (
         apply(hyper=[np.nan, 1, 0]),
         Invalid,
@@ -568,7 +573,7 @@ def test_owners_are_counted_before_equal_keys_are_summed():
             [np.array([1, 1, 2], np.int64)],
             [np.zeros(2, np.int32)],
             [np.ones((3, 1), np.float32)],
-            np.array([0.1, 1.0, 0.0]),
+            np.array([[0.1, 1.0, 0.0]]),
             np.zeros(1, np.int64),
             **{"rule": "sgd", "limits": [-1], "limit_names": [""]},
         )

@@ -70,6 +70,45 @@ class TestPerTable:
         assert self.trained(lr=halves, steps=3)[0] == [-1.75] * 2
         assert self.trained(optimizer=keras.optimizers.SGD(halves), steps=3)[0] == [-1.75] * 2
 
+    @pytest.mark.parametrize("in_graph", [False, True])
+    def test_numbers_of_their_own_beside_each_other(self, in_graph):
+        """Tables of one rule whose rates, betas and decay differ, each beside Keras."""
+        changed = keras.optimizers.Adam(0.25)
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5)
+        own = [
+            {"lr": 0.125},
+            {"optimizer": changed},
+            {"optimizer": keras.optimizers.Adam(schedule, beta_1=0.5)},
+            {"optimizer": keras.optimizers.Adam(0.5, beta_2=0.75, epsilon=0.25)},
+            {"weight_decay": 0.5},
+            {},
+        ]
+        inner = keras.optimizers.Adam(1.0)
+        alone = [
+            keras.optimizers.Adam(0.125),
+            keras.optimizers.Adam(0.25),
+            keras.optimizers.Adam(schedule, beta_1=0.5),
+            keras.optimizers.Adam(0.5, beta_2=0.75, epsilon=0.25),
+            keras.optimizers.Adam(1.0, weight_decay=0.5),
+            keras.optimizers.Adam(1.0),
+        ]
+        collection = EmbeddingBagCollection(
+            [bags(f"t{i}", init_fn=1.0, **arguments) for i, arguments in enumerate(own)]
+        )
+        optimizer = wrapped(inner)
+        optimizer.build(collection.trainable_weights)
+        run = tf.function(step) if in_graph else step
+        want = [keras.Variable([1.0, 1.0]) for _ in own]
+        for number in range(4):
+            if number == 2:
+                changed.learning_rate = alone[1].learning_rate = 0.75
+            run(collection, ids_of(7), optimizer)
+            for keras_optimizer, variable in zip(alone, want, strict=True):
+                keras_optimizer.apply([tf.ones(2)], [variable])
+        got = [rows_of(collection.embedding_bags[f"t{i}"].weight)[7] for i in range(len(own))]
+        # Keras computes 1 - beta_2 ** step in float32: 0.001 to four digits.
+        np.testing.assert_allclose(got, [v.numpy() for v in want], rtol=1e-4)
+
     def test_weight_decay(self):
         """w -= w * decay * rate, then the step."""
         own, others = self.trained(init_fn=1.0, weight_decay=0.5)
@@ -201,8 +240,18 @@ def test_nodes(kind, features):
     assert len(nodes(features)) <= len(nodes(2))
 
 
-def nodes_of_a_step(features):
-    names, collection = of_features("bags", features)
+def test_nodes_of_tables_with_numbers_of_their_own():
+    """The rule alone makes an op: rates, decay and what else it has may differ."""
+
+    def nodes(tables):
+        return nodes_of_a_step(tables, lambda i: {"lr": 0.1 + i, "weight_decay": 0.01 * i})
+
+    assert nodes(26) == nodes(2)
+    assert nodes(26).count("DynembApplyBags") == 1
+
+
+def nodes_of_a_step(features, options=lambda i: {}):
+    names, collection = of_features("bags", features, options)
     optimizer = wrapped(keras.optimizers.Adam())
     optimizer.build(collection.trainable_weights)
     return nodes_of(lambda kjt: step(collection, kjt, optimizer), names)
@@ -214,10 +263,11 @@ def nodes_of_a_lookup(features):
     return nodes_of(lambda kjt: [(jt.values(), jt.lengths()) for jt in collection(kjt).values()], names)
 
 
-def of_features(kind, number):
-    """So many names of features, and a collection of a table for each."""
+def of_features(kind, number, options=lambda i: {}):
+    """So many names of features, and a collection of a table for each, with these options."""
     names = [f"f{i}" for i in range(number)]
-    return names, collection_of(kind, *(config_of(kind, f"t_{name}", [name]) for name in names))
+    configs = [config_of(kind, f"t_{name}", [name], **options(i)) for i, name in enumerate(names)]
+    return names, collection_of(kind, *configs)
 
 
 def nodes_of(function, names):

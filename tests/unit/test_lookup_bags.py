@@ -333,7 +333,7 @@ def test_dims_of_raw_ops_that_cannot_be(in_graph, dims):
 
     def apply_bags():
         ops.dynemb_apply_bags(
-            tables=[table.resource.resource_handle], hyper=tf.constant([1.0, 1, 0], tf.float64),
+            tables=[table.resource.resource_handle], hyper=tf.constant([[1.0, 1, 0]], tf.float64),
             now=tf.zeros(1, tf.int64), gradient=tf.zeros([1, 1]), trained=[0], dims=dims, rule="sgd",
             limits=[-1], limit_names=[""], **bags,
         )  # fmt: skip

@@ -1,14 +1,16 @@
 """Which rule, learning rate and weight decay a table is trained with; and the ops that do it.
 
-Tables of one rule and one set of numbers are trained by one op, however many they are.
+Tables of one rule are trained by one op, however many they are and whatever their numbers.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _compat
@@ -37,22 +39,6 @@ class OwnTraining:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Training:
-    """What tables have in common that one op trains."""
-
-    rule: Rule
-    learning_rate: object  # as in OwnTraining; compared by what it is, not by its value
-    weight_decay: float
-    dtype: tf.DType
-    host: str
-
-    def key(self) -> tuple:
-        rate = self.learning_rate
-        rate = rate if isinstance(rate, (int, float)) else id(rate)
-        return self.rule, rate, self.weight_decay, self.dtype, self.host
-
-
-@dataclasses.dataclass(frozen=True)
 class _Share:
     """What one resource is trained on: the whole gradient of a table, or that of one of its parts."""
 
@@ -60,6 +46,18 @@ class _Share:
     resource: TableResource
     gradient: tf.IndexedSlices
     stamp: object  # of the rows' restrict policy, the same for all parts
+    rule: Rule
+    learning_rate: object  # a number or a scalar tensor of float64
+    weight_decay: float
+
+    @property
+    def dtype(self) -> tf.DType:
+        """Of the gradient."""
+        return tf.float64 if self.handle.table.value_dtype == tf.float64 else tf.float32
+
+    def key(self) -> tuple:
+        """Shares of equal keys are trained by one op."""
+        return self.rule.name, self.rule.slot_initial, self.dtype, self.resource.host
 
 
 def rule_of_table(handle: TableHandle, inner: keras.optimizers.Optimizer) -> Rule:
@@ -85,47 +83,58 @@ def apply_rules(
         In a graph, the operations that do it. A table that is full makes them fail, with all tables as
         they were, unless tables of several rules or dtypes have limits: those before it are trained.
     """
-    groups: dict[tuple, tuple[_Training, list]] = {}
-    rate = inner.learning_rate  # of this step: of a schedule, a new tensor each time
+    groups: dict[tuple, list[_Share]] = {}
+    rates = _Rates(inner)
     for gradient, handle in zip(gradients, handles, strict=True):
-        stamp = stamp_of(handle.table.restrict_policy)
+        own = handle.own_training or OwnTraining()
+        optimizer = own.optimizer or inner
+        common = {
+            "stamp": stamp_of(handle.table.restrict_policy),
+            "rule": rule_of(optimizer),
+            "learning_rate": rates.of(own),
+            "weight_decay": _weight_decay(handle, own, optimizer, inner),
+        }
         keys = tf.cast(gradient.indices, tf.int64)
         for resource, own_keys, rows in handle.table.resource.split(keys, gradient.values):
-            share = _Share(handle, resource, tf.IndexedSlices(rows, own_keys), stamp)
-            training = _training_of(share, inner, rate)
-            groups.setdefault(training.key(), (training, []))[1].append(share)
+            share = _Share(handle, resource, tf.IndexedSlices(rows, own_keys), **common)
+            groups.setdefault(share.key(), []).append(share)
     step = tf.cast(inner.iterations, tf.float64) + 1
     done = []
     # First those that may refuse, and the others if they do not.
-    limited = {key: any(_limit(share) >= 0 for share in shares) for key, (_, shares) in groups.items()}
+    limited = {key: any(_limit(share) >= 0 for share in shares) for key, shares in groups.items()}
     for key in sorted(groups, key=lambda key: not limited[key]):
-        training, shares = groups[key]
-        rate = training.learning_rate
-        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-            rate = rate(inner.iterations)
-        numbers = (training.weight_decay, *training.rule.hyper)
-        own = [tf.constant(number, tf.float64) for number in numbers]
-        hyper = tf.stack([tf.cast(rate, tf.float64), step, *own])
-        for op, of_op in _by_lookup(shares).values():
+        for op, of_op in _by_lookup(groups[key]).values():
             with tf.control_dependencies(done if any(limited.values()) else []):
-                done.append((_apply if op is None else _apply_bags)(training, hyper, of_op, op))
+                done.append((_apply if op is None else _apply_bags)(of_op, step, op))
     for handle in handles:
         _evict(handle)
     return done
 
 
-def _training_of(share: _Share, inner: keras.optimizers.Optimizer, rate) -> _Training:
-    handle = share.handle
-    own = handle.own_training or OwnTraining()
-    optimizer = own.optimizer or inner
-    weight_decay = own.weight_decay
-    if weight_decay is None:
-        excluded = _compat.excluded_from_weight_decay(inner, handle)
-        weight_decay = 0.0 if excluded else optimizer.weight_decay
-    rate = rate if own.learning_rate is None else own.learning_rate
-    wide = handle.table.value_dtype == tf.float64
-    dtype = tf.float64 if wide else tf.float32
-    return _Training(rule_of(optimizer), rate, float(weight_decay or 0.0), dtype, share.resource.host)
+class _Rates:
+    """Learning rates of a step, each evaluated once for all tables that have it."""
+
+    def __init__(self, inner: keras.optimizers.Optimizer):
+        self._inner = inner
+        self._known: dict[int, tf.Tensor] = {}  # by the id of what gives them
+
+    def of(self, own: OwnTraining) -> float | tf.Tensor:
+        rate = own.learning_rate
+        if isinstance(rate, (int, float)):
+            return float(rate)
+        if id(rate) not in self._known:
+            value = self._inner.learning_rate if rate is None else rate
+            if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
+                value = value(self._inner.iterations)
+            self._known[id(rate)] = tf.cast(value, tf.float64)
+        return self._known[id(rate)]
+
+
+def _weight_decay(handle, own: OwnTraining, optimizer, inner) -> float:
+    if own.weight_decay is not None:
+        return float(own.weight_decay)
+    excluded = _compat.excluded_from_weight_decay(inner, handle)
+    return 0.0 if excluded else float(optimizer.weight_decay or 0.0)
 
 
 def _by_lookup(shares: list[_Share]) -> dict:
@@ -141,39 +150,50 @@ def _by_lookup(shares: list[_Share]) -> dict:
     return groups
 
 
-def _apply_bags(training: _Training, hyper: tf.Tensor, shares: list[_Share], op):
+def _apply_bags(shares: list[_Share], step: tf.Tensor, op):
     """Trains tables on what the op that would sum their gradients is given."""
     return ops.dynemb_apply_bags(
         gradient=op.inputs[0],
         trained=[s.gradient.values.value_index - op.get_attr("T") for s in shares],
         dims=op.get_attr("dims"),
-        **_common(training, hyper, shares),
+        **_common(shares, step),
         **bag_arguments(op),
     )
 
 
-def _apply(training: _Training, hyper: tf.Tensor, shares: list[_Share], op=None):
+def _apply(shares: list[_Share], step: tf.Tensor, op=None):
     del op
     slices = [_unsummed(share.gradient) for share in shares]
     return ops.dynemb_apply(
         keys=[s.indices for s in slices],
         owners=[t.resource.owners(s.indices) for t, s in zip(shares, slices, strict=True)],
-        gradients=[tf.cast(s.values, training.dtype) for s in slices],
-        **_common(training, hyper, shares),
+        gradients=[tf.cast(s.values, t.dtype) for t, s in zip(shares, slices, strict=True)],
+        **_common(shares, step),
     )
 
 
-def _common(training: _Training, hyper: tf.Tensor, shares: list[_Share]) -> dict:
-    limits = [_limit(share) for share in shares]
+def _common(shares: list[_Share], step: tf.Tensor) -> dict:
+    rule = shares[0].rule
     return {
         "tables": [share.resource.resource_handle for share in shares],
-        "hyper": hyper,
+        "hyper": _matrix([(s.learning_rate, step, s.weight_decay, *s.rule.hyper) for s in shares]),
         "now": _stamps(shares),
-        "rule": training.rule.name,
-        "slot_initial": training.rule.slot_initial,
-        "limits": limits,
+        "rule": rule.name,
+        "slot_initial": rule.slot_initial,
+        "limits": [_limit(share) for share in shares],
         "limit_names": [f"{s.handle.max_rows_argument} of {s.handle.table.name}" for s in shares],
     }
+
+
+def _matrix(rows: list[tuple]) -> tf.Tensor:
+    """Numbers and scalar tensors as float64, by as many nodes for any number of rows."""
+    flat = [x for row in rows for x in row]
+    tensors = list({id(x): x for x in flat if tf.is_tensor(x)}.values())
+    numbers = tf.constant([x for x in flat if not tf.is_tensor(x)], tf.float64)
+    place = {id(tensor): i for i, tensor in enumerate(tensors)}
+    next_number = itertools.count(len(tensors))
+    places = [place[id(x)] if tf.is_tensor(x) else next(next_number) for x in flat]
+    return tf.gather(tf.concat([tf.stack(tensors), numbers], 0), np.reshape(places, (len(rows), -1)))
 
 
 def limit_of(handle: TableHandle) -> int:
