@@ -84,8 +84,18 @@ define run_cc_tests
 	fi
 endef
 
+# The C++ benchmarks, with flags of Google Benchmark.
+define run_cc_benchmarks
+	if [ -e /usr/include/benchmark/benchmark.h ]; then \
+	  $(BAZEL) build $(BAZEL_FLAGS) //benchmarks:table_benchmark && bazel-bin/benchmarks/table_benchmark $(1); \
+	else \
+	  echo "NOT RUN: the C++ benchmarks. Google Benchmark is not there: apt-get install libbenchmark-dev"; \
+	fi
+endef
+
 cc_test: build
 	@$(call run_cc_tests,,//cc/core/... //cc/gpu/...)
+	@$(call run_cc_benchmarks,--benchmark_min_time=0.001 --benchmark_filter='rows:10000/|Limit/gather')
 
 cc_asan: build
 	@$(call run_cc_tests,--config=asan --test_timeout=2400)

@@ -16,7 +16,10 @@ from rich.table import Table
 def main(paths):
     if not paths:
         sys.exit(__doc__)
-    records = [record for path in paths for record in load(path)]
+    try:
+        records = [record for path in paths for record in load(path)]
+    except (OSError, ValueError) as error:
+        sys.exit(f"{error}")
     table = Table("work", "against", "goal", "measured", "at", "met", box=box.MARKDOWN)
     for goal in GOALS:
         at_most = goal.at_most is not None
@@ -26,9 +29,10 @@ def main(paths):
         if not reached:
             table.add_row(*cells, "", "", "not measured")
             continue
-        worst, place = max(reached) if at_most else min(reached)
-        met = worst <= goal.at_most if at_most else worst >= goal.at_least
-        table.add_row(*cells, f"{worst:.3g}" + ("" if at_most else "x"), place, "yes" if met else "no")
+        worst = max(reached) if at_most else min(reached)
+        met = worst.value <= goal.at_most if at_most else worst.value >= goal.at_least
+        answer = ("yes" if met else "no") + "".join(f", without {peer}" for peer in worst.without)
+        table.add_row(*cells, f"{worst.value:.3g}" + ("" if at_most else "x"), worst.point, answer)
     print(markdown(table))
 
 

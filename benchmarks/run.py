@@ -22,8 +22,8 @@ from tqdm import tqdm
 
 HERE = pathlib.Path(__file__).resolve().parent
 SCALING = [name for name in CASES if name.startswith("scaling_")]
-# At --quick: nothing is larger than this, and there are the first setup and its first two points alone.
-QUICK = {"rows": 5000, "keys": 20_000, "batch": 512, "examples": 2048, "vocabulary": 100}
+# At --quick nothing is larger than this; setups and points that then are equal run once.
+QUICK = {"rows": 5000, "dim": 8, "keys": 20_000, "batch": 512, "examples": 2048, "vocabulary": 100}
 
 
 class Process:
@@ -39,6 +39,7 @@ class Process:
             **peer.process_env,
             "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}",
             "COMPARE_TMP": str(options.tmp),
+            "PYTHONDONTWRITEBYTECODE": "",  # modules are compiled once, as pip does
         }
         self._log = options.tmp / f"{peer.name}.log"
         with open(self._log, "ab") as log:
@@ -84,8 +85,7 @@ class Run:
 
     def case(self, case):
         setups = wanted(case.setups(), self._options.where)
-        if self._options.quick:
-            setups = [(quick(setup), [quick(p) for p in points[:2]]) for setup, points in setups[:1]]
+        setups = quick(setups) if self._options.quick else setups
         for setup, points in tqdm(setups, case.name, unit="setup", leave=False):
             for peers in self._that_fit(setup):
                 self._setup(case, setup, points, peers)
@@ -93,6 +93,7 @@ class Run:
     def _that_fit(self, setup):
         """Groups of peers that take turns: all, or one by one where memory is too small for all."""
         if setup["threads"] > len(os.sched_getaffinity(0)):
+            print(f"left out, more threads than this machine's cores: {setup}", file=sys.stderr)
             return []
         spec = spec_of({"rows": 0, "dim": 0, **setup})
         # Half as much again is what a table of a peer may take beyond the minimum.
@@ -166,17 +167,25 @@ class Run:
 
 
 def wanted(setups, where):
-    """The setups and points that agree with texts NAME=VALUE, as far as they have that name."""
-    pairs = [text.partition("=")[::2] for text in where]
+    """The setups and points that agree with pairs (name, value), as far as they have that name."""
 
     def agrees(parameters):
-        return all(str(parameters.get(name, value)) == value for name, value in pairs)
+        return all(str(parameters.get(name, value)) == value for name, value in where)
 
     found = [(setup, list(filter(agrees, points))) for setup, points in setups if agrees(setup)]
     return [(setup, points) for setup, points in found if points]
 
 
-def quick(parameters):
+def quick(setups):
+    """As QUICK says, and what is equal then together."""
+    points_of = {}
+    for setup, points in setups:
+        merged = points_of.setdefault(tuple(_small(setup).items()), {})
+        merged.update((tuple(point.items()), point) for point in map(_small, points))
+    return [(dict(setup), list(points.values())) for setup, points in points_of.items()]
+
+
+def _small(parameters):
     return {
         name: min(value, QUICK[name]) if name in QUICK else value for name, value in parameters.items()
     }
@@ -198,6 +207,33 @@ def found(names, options):
     return peers
 
 
+def pair(text):
+    """(name, value) of NAME=VALUE."""
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise argparse.ArgumentTypeError(f"got {text!r}, want NAME=VALUE")
+    return name, value
+
+
+def positive(kind):
+    """A number of this kind above 0."""
+
+    def number(text):
+        value = kind(text)
+        if value <= 0:
+            raise argparse.ArgumentTypeError(f"got {text}, want more than 0")
+        return value
+
+    return number
+
+
+def file_to_write(text):
+    path = pathlib.Path(text)
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"got {text}, want a file in a folder that can be written to")
+    return path
+
+
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
@@ -208,32 +244,46 @@ def parse(arguments):
     text = "what environments.sh made [BENCHMARK_ENVIRONMENTS, build/benchmarks]"
     add("--environments", type=pathlib.Path, default=default, help=text)
     text = "only such setups and points, where they have that name: --where threads=1 dim=32 ids=zipf"
-    add("--where", nargs="+", default=[], metavar="NAME=VALUE", help=text)
-    add("--rounds", type=int, help="samples per point; default: the case's own")
-    add("--json", type=pathlib.Path, metavar="PATH", help="write what was measured")
-    add("--png", type=pathlib.Path, metavar="PATH", help="write plots")
+    add("--where", nargs="+", type=pair, default=[], metavar="NAME=VALUE", help=text)
+    add("--rounds", type=positive(int), help="samples per point; default: the case's own")
+    add("--json", type=file_to_write, metavar="PATH", help="write what was measured")
+    add("--png", type=file_to_write, metavar="PATH", help="write plots")
     memory = pathlib.Path("/dev/shm")
     base = memory if memory.is_dir() else pathlib.Path(tempfile.gettempdir())
     text = "logs, checkpoints; default: a folder of the memory file system"
     add("--tmp", type=pathlib.Path, default=base / f"dynemb_benchmarks_{os.getuid()}", help=text)
-    add("--patience", type=float, default=900, metavar="SECONDS", help="for one answer of a peer")
-    add("--quick", action="store_true", help="little of everything: does it run? figures mean nothing")
-    return parser.parse_args(arguments)
+    text = "for one answer of a peer"
+    add("--patience", type=positive(float), default=900, metavar="SECONDS", help=text)
+    add("--quick", action="store_true", help="all of it, small: does it run? figures mean nothing")
+    options = parser.parse_args(arguments)
+    options.case = [n for name in options.case for n in (SCALING if name == "scaling" else [name])]
+    if options.png and options.png.suffix.lower() != ".png":
+        parser.error(f"argument --png: got {options.png}, want a name that ends in .png")
+    values = {}
+    for setup, points in (each for name in options.case for each in CASES[name].setups()):
+        for name, value in (item for part in (setup, *points) for item in part.items()):
+            values.setdefault(name, {})[str(value)] = None
+    for name, value in options.where:
+        if value not in values.get(name, ()):
+            want = f"{name}={'|'.join(values[name])}" if name in values else ", ".join(sorted(values))
+            parser.error(f"argument --where: got {name}={value}, want one of {want}")
+    return options
 
 
 def main(arguments=None):
     options = parse(arguments)
     options.tmp.mkdir(parents=True, exist_ok=True)
-    names = [n for name in options.case for n in (SCALING if name == "scaling" else [name])]
     run = Run(found(options.peers, options), options)
     machine = facts()
     try:
-        for name in names:
+        for name in options.case:
             run.case(CASES[name])
             report.show([r for r in run.records if r["case"] == name])
     finally:  # what there is so far, of a run that was stopped as well
-        for folder in options.tmp.glob("checkpoint_*/"):  # they may be in memory
-            shutil.rmtree(folder)
+        for peer in options.peers:  # they may be in memory
+            (options.tmp / f"checkpoint_{peer}.npy").unlink(missing_ok=True)
+            for kind in ("checkpoint", "served"):
+                shutil.rmtree(options.tmp / f"{kind}_{peer}", ignore_errors=True)
         result = {
             "command": " ".join(sys.argv),
             "machine": {**machine, "load after": os.getloadavg()[0]},

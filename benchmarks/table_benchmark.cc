@@ -193,6 +193,11 @@ std::vector<std::vector<Key>> Present(int64_t rows) {
   return batches;
 }
 
+void CountBytes(State& state, const Table& table) {
+  state.counters["bytes_per_row"] =
+      static_cast<double>(table.memory_bytes()) / static_cast<double>(table.size());
+}
+
 void Find(State& state, const Shape& shape, int threads, bool half_absent) {
   Subject& subject = Subject::Of(shape, threads);
   auto batches = Present(shape.rows);
@@ -202,6 +207,7 @@ void Find(State& state, const Shape& shape, int threads, bool half_absent) {
   int64_t b = 0;
   for (auto _ : state) subject.Find(batches[b++ % kBatches]);
   PerKey(state);
+  CountBytes(state, *subject.table());
 }
 
 void Write(State& state, const Shape& shape, int threads) {
@@ -229,8 +235,7 @@ void WriteNew(State& state, const Shape& shape, int threads) {
     subject.Write(table.get(), keys);
   }
   PerKey(state);
-  state.counters["bytes_per_row"] =
-      static_cast<double>(table->memory_bytes()) / static_cast<double>(table->size());
+  CountBytes(state, *table);
 }
 
 void Erase(State& state, const Shape& shape, int threads) {
@@ -426,7 +431,9 @@ bool AddAll() {
     Add("Upsert_new", plain, threads, [=](State& s) { WriteNew(s, plain, threads); });
     Add("Erase", plain, threads, [=](State& s) { Erase(s, plain, threads); });
   }
-  Add("Export", adam, 1, [=](State& s) { Export(s, adam, 1); });
+  for (const Shape& shape : {plain, adam}) {
+    Add("Export", shape, 1, [=](State& s) { Export(s, shape, 1); });
+  }
   for (const std::string& rule : Names(AllRules())) {
     const bool common = rule == "sgd" || rule == "adagrad" || rule == "adam";
     for (const int64_t dim : common ? std::vector<int64_t>{8, 32, 128} : std::vector<int64_t>{32}) {
@@ -436,6 +443,8 @@ bool AddAll() {
   for (const int threads : {1, 2}) {
     Add("Apply_new/adam", adam, threads, [=](State& s) { WriteNew(s, adam, threads); });
   }
+  // The indexes of a table's segments grow at different sizes: it has all load factors at once, and
+  // at any number of rows the same ones.
   for (const int64_t rows : {10'000, 100'000, 1'250'000, 1'500'000, 1'750'000, 10'000'000}) {
     AddFind({"", 32, rows}, 1);
   }

@@ -47,7 +47,7 @@ class Case(abc.ABC):
         """Starts the library, shows that it is right, and makes and fills tables."""
         peer.start(setup["threads"])
         spec = spec_of(setup)
-        check(peer, spec.optimizer)
+        check(peer, spec.optimizer, min(spec.tables, 2))
         peer.create(spec)
         for table in range(spec.tables):
             fill(peer, spec, table)
@@ -69,13 +69,17 @@ def fill(peer, spec, table):
         peer.fill(table, ids_of(peer, numbers), row_values(len(numbers), spec.dim))
 
 
-def check(peer, optimizer):
-    """Raises AssertionError unless rows are found, and one step with repeated ids moves them rightly."""
+def check(peer, optimizer, tables=1):
+    """Raises AssertionError unless rows are found, and one step with repeated ids moves them rightly.
+
+    Of several tables the first is looked at, the others are trained beside it on other ids.
+    """
     if not peer.is_table:
         return
-    spec = Spec(rows=50, dim=4, optimizer=optimizer)
+    spec = Spec(rows=50, dim=4, optimizer=optimizer, tables=tables)
     peer.create(spec)
-    fill(peer, spec, 0)
+    for table in range(tables):
+        fill(peer, spec, table)
     rows = row_values(spec.rows, spec.dim)
     batch = np.array([7, 49, 7, 0, 12, 49, 7])
 
@@ -85,7 +89,7 @@ def check(peer, optimizer):
     np.testing.assert_array_equal(look_up(batch), rows[batch])
     if optimizer == "none":
         return
-    peer.train([peer.ids(ids_of(peer, batch))])
+    peer.train([peer.ids(ids_of(peer, (batch + table) % spec.rows)) for table in range(tables)])
     gradient = np.zeros_like(rows)
     np.add.at(gradient, batch, (rows[batch] - 1) / len(batch))
     scale = {

@@ -5,6 +5,7 @@ benchmarks/run.py (--json) and from ../shared/anchors (--out): cases, peers and 
 names. Figures of different files are not compared.
 """
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -52,22 +53,22 @@ def _goals():
     present = {"absent": 0.0}
     yield Goal("lookup, half absent (of present)", "missing", half, (OURS,), 0.6, against_point=present)
 
-    static = ("tf_gather", "torch", "fbgemm")
-    for optimizer, tfra, best in (
-        ("adam", (10, 6), (3, 2)),
-        ("adagrad", (8, 5), (3, 2)),
-        ("sgd", (4, 2.7), (1.5, 1.3)),
+    static = ("tf_gather", "torch")
+    for optimizer, tfra, peers, best in (
+        ("adam", (10, 6), static, (3, 2)),
+        ("adagrad", (8, 5), (*static, "fbgemm"), (3, 2)),
+        ("sgd", (4, 2.7), (*static, "fbgemm"), (1.5, 1.3)),
     ):
         for i, ids in enumerate(("uniform", "zipf")):
             at = {"optimizer": optimizer, "batch": 65536, "ids": ids, "new": 0}
             work = f"{optimizer}, batch 65536, {ids}"
             yield Goal(work, "train", at, ("tfra",), tfra[i])
-            yield Goal(work, "train", at, static, best[i])
+            yield Goal(work, "train", at, peers, best[i])
             yield Goal(work, "train", at, ("native",), 0.65)
     for ids, times in (("uniform", 5), ("zipf", 3.5)):
         at = {"optimizer": "adam", "batch": 4096, "ids": ids, "new": 0}
         yield Goal(f"adam, batch 4096, {ids}", "train", at, ("tfra",), times)
-        yield Goal(f"adam, batch 4096, {ids}", "train", at, ("tf_gather", "torch"), 2)
+        yield Goal(f"adam, batch 4096, {ids}", "train", at, static, 2)
     new = {"optimizer": "adam", "new": 0.2}
     yield Goal("adam, 20 % new ids", "train", new, ("tfra",), 5)
     yield Goal("adam, 20 % new ids", "train", new, ("native",), 0.9)
@@ -115,22 +116,33 @@ LESS_IS_BETTER = ("first step s",)
 
 
 def load(path) -> list[dict]:
-    """Records of a file of run.py or of the anchors; those of the latter have medians for samples."""
+    """Records of a file of run.py or of the anchors; those of the latter have medians for samples.
+
+    Raises:
+        ValueError: a file of neither.
+        OSError: a file that cannot be read.
+    """
     text = pathlib.Path(path).read_text()
-    if text.startswith("{\n"):
-        records = json.loads(text)["records"]
-        return [{**record, "file": path} for record in records if "samples" in record]
-    records = [json.loads(line) for line in text.splitlines()]
-    return [
-        {
-            **{name: record[name] for name in ("case", "setup", "point")},
-            "peer": record["anchor"],
-            "file": path,
-            "samples": [{name: numbers["median"] for name, numbers in record["metrics"].items()}],
-        }
-        for record in records
-        if "metrics" in record
-    ]
+    try:
+        return _records(text, path)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        want = "the --json of benchmarks/run.py or the --out of anchors/run.py"
+        raise ValueError(f"{path}: want {want} ({type(error).__name__}: {error})") from error
+
+
+def _records(text, path):
+    with contextlib.suppress(json.JSONDecodeError):  # several objects, a line each
+        whole = json.loads(text)
+        if "records" in whole:
+            return [{**record, "file": path} for record in whole["records"] if "samples" in record]
+    found = []
+    for record in map(json.loads, text.splitlines()):
+        common = {name: record[name] for name in ("case", "setup", "point")}
+        common |= {"peer": record["anchor"], "file": path}
+        medians = {name: numbers["median"] for name, numbers in record.get("metrics", {}).items()}
+        if medians:
+            found.append({**common, "samples": [medians]})
+    return found
 
 
 def _parameters(record) -> dict:
@@ -153,15 +165,30 @@ def _samples(record, metric):
 
 
 def _less_empty(numbers, keys, row):
-    """Mkeys/s on the time less that of an empty call; none where that was not measured."""
+    """Mkeys/s on the time less that of an empty call; none where that is not known or not less."""
     if "empty" not in row:
         return []
     off = statistics.median(_samples(row["empty"], "us/step"))
-    return [keys / max(keys / rate - off, 1e-9) for rate in numbers]
+    return [keys / (keys / rate - off) for rate in numbers if keys / rate > off]
 
 
-def measured(goal, records) -> list[tuple[float, str]]:
-    """What was reached at each point that was measured, and the point."""
+@dataclasses.dataclass(frozen=True, order=True)
+class Reached:
+    """How far a goal is reached at a point.
+
+    Attributes:
+        value: how many times as good as the best peer, or the figure itself.
+        point: in words.
+        without: peers of the goal that were not measured there.
+    """
+
+    value: float
+    point: str
+    without: tuple = ()
+
+
+def measured(goal, records) -> list[Reached]:
+    """What was reached at each point that was measured."""
     points = _chosen(records, goal.case, goal.where)
     against = _chosen(records, goal.case, {**goal.where, **goal.against_point})
     empties = {others: row for (_, others), row in points.items() if "empty" in row}
@@ -175,10 +202,17 @@ def measured(goal, records) -> list[tuple[float, str]]:
         if goal.less_empty:
             numbers = _less_empty(numbers, goal.where["batch"], empties.get(others, {}))
         if goal.at_most is not None:
-            reached += [(statistics.median(numbers), place)] if numbers else []
+            reached += [Reached(statistics.median(numbers), place)] if numbers else []
             continue
         better = "less" if goal.metric in LESS_IS_BETTER else "more"
-        theirs = [r for peer, r in against.get((file, others), {}).items() if peer in goal.peers]
-        ratios = [ratio(numbers, _samples(record, goal.metric), better) for record in theirs]
-        reached += [(times, place) for times in [min(filter(None, ratios), default=None)] if times]
+        theirs = against.get((file, others), {})
+        ratios = {
+            peer: ratio(numbers, _samples(theirs[peer], goal.metric), better)
+            for peer in goal.peers
+            if peer in theirs
+        }
+        found = {peer: times for peer, times in ratios.items() if times}
+        if found:
+            without = tuple(peer for peer in goal.peers if peer not in found)
+            reached.append(Reached(min(found.values()), place, without))
     return reached

@@ -17,12 +17,21 @@ from compare import goals  # noqa: E402
 from compare.cases import CASES, check, spec_of  # noqa: E402
 from compare.peers import LEARNING_RATE, PEERS, Peer  # noqa: E402
 from compare.streams import Numbers, keys_of  # noqa: E402
-from run import wanted  # noqa: E402
+from run import parse, quick, wanted  # noqa: E402
 
 
 def test_quick_run(tmp_path):
     command = [sys.executable, BENCHMARKS / "run.py", "--quick", "--rounds", "2"]
-    command += ["--case", "train", "--peers", "tf_dynemb", "tf_gather", "torch"]
+    command += [
+        "--case",
+        "train",
+        "--where",
+        "optimizer=sgd",
+        "--peers",
+        "tf_dynemb",
+        "tf_gather",
+        "torch",
+    ]
     command += ["--tmp", tmp_path / "tmp", "--environments", tmp_path]
     command += ["--json", tmp_path / "out.json", "--png", tmp_path / "out.png"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
@@ -31,9 +40,13 @@ def test_quick_run(tmp_path):
     assert f"left out: torch; no environment {tmp_path}/torch" in done.stderr
 
     result = json.loads((tmp_path / "out.json").read_text())
-    found = [(r["point"]["ids"], r["peer"]) for r in result["records"]]
-    assert found == [(i, p) for i in ("uniform", "zipf") for p in ("tf_dynemb", "tf_gather")]
+    points = [("uniform", 0), ("zipf", 0), ("uniform", 0.2)]
+    found = [(r["point"]["ids"], r["point"].get("new", 0), r["peer"]) for r in result["records"]]
+    assert found == [(*point, peer) for point in points for peer in ("tf_dynemb", "tf_gather")]
     for record in result["records"]:
+        if record["point"].get("new") and record["peer"] == "tf_gather":
+            assert record["unsupported"] == "a fixed number of rows"
+            continue
         assert "samples" in record, record
         assert [sorted(sample) for sample in record["samples"]] == [["Mkeys/s", "us/step"]] * 2
         for sample in record["samples"]:
@@ -97,11 +110,40 @@ def test_where_chooses_setups_and_points_by_the_names_that_they_have():
         ({"threads": 1}, [{}]),
     ]
     assert wanted(setups, []) == setups
-    assert wanted(setups, ["threads=1", "dim=8", "batch=2"]) == [
+    assert wanted(setups, [("threads", "1"), ("dim", "8"), ("batch", "2")]) == [
         ({"threads": 1, "dim": 8}, points[1:]),
         ({"threads": 1}, [{}]),
     ]
-    assert wanted(setups, ["ids=uniform", "threads=2"]) == []
+    assert wanted(setups, [("ids", "uniform"), ("threads", "2")]) == []
+
+
+def test_quick_has_every_kind_of_setup_once():
+    points = [{"batch": batch, "ids": "zipf"} for batch in (4096, 65536, 1)]
+    setups = [({"rows": 10**6, "dim": dim, "threads": 1}, points) for dim in (4, 32, 128)]
+    small = [{"batch": 512, "ids": "zipf"}, {"batch": 1, "ids": "zipf"}]
+    assert quick(setups) == [({"rows": 5000, "dim": dim, "threads": 1}, small) for dim in (4, 8)]
+    for case in CASES.values():
+        rules = [{setup.get("optimizer") for setup, _ in of(case.setups())} for of in (list, quick)]
+        assert rules[0] == rules[1]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--case", "nothing"], "argument --case: invalid choice: 'nothing'"),
+        (["--where", "dim"], "argument --where: got 'dim', want NAME=VALUE"),
+        (["--where", "dims=32"], "argument --where: got dims=32, want one of absent, batch, dim"),
+        (["--where", "ids=any"], "argument --where: got ids=any, want one of ids=uniform|zipf"),
+        (["--rounds", "0"], "argument --rounds: got 0, want more than 0"),
+        (["--patience", "-1"], "argument --patience: got -1, want more than 0"),
+        (["--json", "/nowhere/x.json"], "argument --json: got /nowhere/x.json, want a file in a folder"),
+        (["--png", "x.txt"], "argument --png: got x.txt, want a name that ends in .png"),
+    ],
+)
+def test_arguments_that_cannot_be(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        parse(arguments)
+    assert message in capsys.readouterr().err
 
 
 def test_keys_are_distinct_and_batches_are_what_was_asked_for():
@@ -134,4 +176,41 @@ def test_goals_compare_samples_of_one_round_in_one_file(tmp_path):
         if g.case == "lookup" and g.peers == ("tfra",) and g.where == {**point, "dim": 32}
     ]
     records = goals.load(file) + goals.load(other)
-    assert goals.measured(goal, records) == [(4.0, "threads 2")]
+    assert goals.measured(goal, records) == [goals.Reached(4.0, "threads 2")]
+
+
+def test_goals_say_which_peers_were_not_measured():
+    setup = {"threads": 2, "rows": 1_000_000, "dim": 32, "optimizer": "sgd"}
+    common = {"case": "train", "setup": setup, "point": {"batch": 65536, "ids": "zipf"}, "file": "f"}
+    rates = {"tf_dynemb": 6.0, "torch": 2.0}
+    records = [{**common, "peer": p, "samples": [{"Mkeys/s": r}]} for p, r in rates.items()]
+    best = [g for g in goals.GOALS if g.case == "train" and "fbgemm" in g.peers]
+    reached = [found for goal in best for found in goals.measured(goal, records)]
+    assert [(r.value, r.without) for r in reached] == [(3.0, ("tf_gather", "fbgemm"))]
+
+
+def test_an_empty_call_that_took_as_long_says_nothing():
+    setup = {"threads": 1, "rows": 1_000_000, "dim": 32}
+    common = {"case": "lookup", "setup": setup, "point": {"batch": 65536, "ids": "zipf"}, "file": "f"}
+    (goal,) = [g for g in goals.GOALS if g.less_empty]
+
+    def reached(empty_us):
+        took = {"tf_dynemb": 4096.0, "native": 3000.0, "empty": empty_us}
+        records = [
+            {**common, "peer": p, "samples": [{"Mkeys/s": 65536 / us, "us/step": us}]}
+            for p, us in took.items()
+        ]
+        return [found.value for found in goals.measured(goal, records)]
+
+    assert reached(1096.0) == [pytest.approx(1.0)]
+    assert reached(4096.0) == reached(5000.0) == []
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "no", '{"records": [{"sample": 1}, 3]}', "{}\n{}"])
+def test_files_that_goals_are_not_read_from(text, tmp_path):
+    file = tmp_path / "f"
+    file.write_text(text)
+    command = [sys.executable, BENCHMARKS / "goals.py", file]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert f"{file}: want the --json of benchmarks/run.py or the --out of anchors/run.py" in done.stderr
