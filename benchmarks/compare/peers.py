@@ -563,7 +563,7 @@ class Empty(TensorFlowPeer):
 
     def _make_tables(self):
         tf, dim = self.tf, self.spec.dim
-        self.n = 0
+        self.n, self.tables = 0, []
         self.rows = tf.Variable(tf.zeros([0, dim]), shape=[None, dim])
 
     def _look_up(self, ids):

@@ -20,26 +20,20 @@ from compare.streams import Numbers, keys_of  # noqa: E402
 from run import parse, quick, wanted  # noqa: E402
 
 
-def test_quick_run(tmp_path):
-    command = [sys.executable, BENCHMARKS / "run.py", "--quick", "--rounds", "2"]
-    command += [
-        "--case",
-        "train",
-        "--where",
-        "optimizer=sgd",
-        "--peers",
-        "tf_dynemb",
-        "tf_gather",
-        "torch",
-    ]
-    command += ["--tmp", tmp_path / "tmp", "--environments", tmp_path]
-    command += ["--json", tmp_path / "out.json", "--png", tmp_path / "out.png"]
+def run_quickly(folder, *arguments):
+    """What run.py wrote, and what it printed."""
+    command = [sys.executable, BENCHMARKS / "run.py", "--quick", *arguments, "--tmp", folder / "tmp"]
+    command += ["--environments", folder, "--json", folder / "out.json", "--png", folder / "out.png"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert f"left out: torch; no environment {tmp_path}/torch" in done.stderr
+    return json.loads((folder / "out.json").read_text()), done
 
-    result = json.loads((tmp_path / "out.json").read_text())
+
+def test_quick_run(tmp_path):
+    which = "--rounds 2 --case train --where optimizer=sgd --peers tf_dynemb tf_gather torch"
+    result, done = run_quickly(tmp_path, *which.split())
+    assert f"left out: torch; no environment {tmp_path}/torch" in done.stderr
     points = [("uniform", 0), ("zipf", 0), ("uniform", 0.2)]
     found = [(r["point"]["ids"], r["point"].get("new", 0), r["peer"]) for r in result["records"]]
     assert found == [(*point, peer) for point in points for peer in ("tf_dynemb", "tf_gather")]
@@ -55,6 +49,15 @@ def test_quick_run(tmp_path):
     assert result["machine"]["cores"] >= 1 and "tensorflow" in result["versions"]["tf_dynemb"]
     assert "### train" in done.stdout
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_serving_has_all_that_it_is_compared_with(tmp_path):
+    which = "--rounds 1 --case serving --where threads=1 batch=32 --peers tf_dynemb tf_gather empty"
+    result, _ = run_quickly(tmp_path, *which.split())
+    assert [record["peer"] for record in result["records"]] == ["tf_dynemb", "tf_gather", "empty"]
+    for record in result["records"]:
+        assert all(sample["p50 us"] > 0 for sample in record["samples"])
+    assert not list((tmp_path / "tmp").glob("served_*"))
 
 
 class Rows(Peer):
