@@ -5,9 +5,10 @@
 takes files of benchmarks/run.py (--json) and of ../shared/anchors/run.py (--out).
 """
 
+import operator
 import sys
 
-from compare.goals import GOALS, load, measured
+from compare.goals import GOALS, load, measured, not_measured
 from compare.report import markdown
 from rich import box
 from rich.table import Table
@@ -29,9 +30,11 @@ def main(paths):
         if not reached:
             table.add_row(*cells, "", "", "not measured")
             continue
-        worst = max(reached) if at_most else min(reached)
+        by_value = operator.attrgetter("value")
+        worst = max(reached, key=by_value) if at_most else min(reached, key=by_value)
         met = worst.value <= goal.at_most if at_most else worst.value >= goal.at_least
-        answer = ("yes" if met else "no") + "".join(f", without {peer}" for peer in worst.without)
+        unknown = "".join(f", without {what}" for what in not_measured(goal, reached))
+        answer = ("yes" if met else "no") + unknown
         table.add_row(*cells, f"{worst.value:.3g}" + ("" if at_most else "x"), worst.point, answer)
     print(markdown(table))
 

@@ -6,6 +6,7 @@
 import argparse
 import contextlib
 import json
+import math
 import os
 import pathlib
 import select
@@ -77,11 +78,14 @@ class Process:
 
 
 class Run:
-    """Measures cases; `records` has what was measured, `versions` those of each peer."""
+    """Measures cases; `records` has what was measured, `versions` those of each peer.
+
+    `left_out` has the setups that this machine is too small for, and why.
+    """
 
     def __init__(self, peers, options):
         self._peers, self._options = peers, options
-        self.records, self.versions = [], {}
+        self.records, self.versions, self.left_out = [], {}, []
 
     def case(self, case):
         setups = wanted(case.setups(), self._options.where)
@@ -93,8 +97,7 @@ class Run:
     def _that_fit(self, setup):
         """Groups of peers that take turns: all, or one by one where memory is too small for all."""
         if setup["threads"] > len(os.sched_getaffinity(0)):
-            print(f"left out, more threads than this machine's cores: {setup}", file=sys.stderr)
-            return []
+            return self._leave_out("more threads than this machine's cores", setup)
         spec = spec_of({"rows": 0, "dim": 0, **setup})
         # Half as much again is what a table of a peer may take beyond the minimum.
         table = 1.5 * spec.rows * spec.row_bytes * spec.tables
@@ -103,7 +106,11 @@ class Run:
             return [self._peers]
         if table < room:
             return [[peer] for peer in self._peers]
-        print(f"left out, too large for this machine's memory: {setup}", file=sys.stderr)
+        return self._leave_out("too large for this machine's memory", setup)
+
+    def _leave_out(self, why, setup):
+        print(f"left out, {why}: {setup}", file=sys.stderr)
+        self.left_out.append({"setup": setup, "why": why})
         return []
 
     def _setup(self, case, setup, points, peers):
@@ -220,7 +227,7 @@ def positive(kind):
 
     def number(text):
         value = kind(text)
-        if value <= 0:
+        if not 0 < value < math.inf:
             raise argparse.ArgumentTypeError(f"got {text}, want more than 0")
         return value
 
@@ -254,7 +261,7 @@ def parse(arguments):
     add("--tmp", type=pathlib.Path, default=base / f"dynemb_benchmarks_{os.getuid()}", help=text)
     text = "for one answer of a peer"
     add("--patience", type=positive(float), default=900, metavar="SECONDS", help=text)
-    add("--quick", action="store_true", help="all of it, small: does it run? figures mean nothing")
+    add("--quick", action="store_true", help="these cases, small: do they run? figures mean nothing")
     options = parser.parse_args(arguments)
     options.case = [n for name in options.case for n in (SCALING if name == "scaling" else [name])]
     if options.png and options.png.suffix.lower() != ".png":
@@ -267,13 +274,23 @@ def parse(arguments):
         if value not in values.get(name, ()):
             want = f"{name}={'|'.join(values[name])}" if name in values else ", ".join(sorted(values))
             parser.error(f"argument --where: got {name}={value}, want one of {want}")
+    for name in options.case:
+        if not wanted(CASES[name].setups(), options.where):
+            parser.error(f"argument --where: nothing of case {name} has these values")
+    options.peers = found(options.peers, options)
+    if not options.peers:
+        parser.error("argument --peers: none of them is there")
+    try:
+        options.tmp.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        want = f"want a folder that can be written to ({error.strerror})"
+        parser.error(f"argument --tmp: got {options.tmp}, {want}")
     return options
 
 
 def main(arguments=None):
     options = parse(arguments)
-    options.tmp.mkdir(parents=True, exist_ok=True)
-    run = Run(found(options.peers, options), options)
+    run = Run(options.peers, options)
     machine = facts()
     try:
         for name in options.case:
@@ -281,13 +298,14 @@ def main(arguments=None):
             report.show([r for r in run.records if r["case"] == name])
     finally:  # what there is so far, of a run that was stopped as well
         for peer in options.peers:  # they may be in memory
-            (options.tmp / f"checkpoint_{peer}.npy").unlink(missing_ok=True)
+            (options.tmp / f"checkpoint_{peer.name}.npy").unlink(missing_ok=True)
             for kind in ("checkpoint", "served"):
-                shutil.rmtree(options.tmp / f"{kind}_{peer}", ignore_errors=True)
+                shutil.rmtree(options.tmp / f"{kind}_{peer.name}", ignore_errors=True)
         result = {
             "command": " ".join(sys.argv),
             "machine": {**machine, "load after": os.getloadavg()[0]},
             "versions": run.versions,
+            "left out": run.left_out,
             "records": run.records,
         }
         if options.json:

@@ -27,6 +27,7 @@
 #include "cc/core/base/copy_bytes.h"
 #include "cc/core/base/hash.h"
 #include "cc/core/lookup/dedup.h"
+#include "cc/core/table/batch_order.h"
 #include "cc/core/table/host_table.h"
 
 namespace dynemb {
@@ -258,6 +259,24 @@ void Export(State& state, const Shape& shape, int threads) {
   PerKey(state, shape.rows);
 }
 
+// What every call that changes rows does first: keys by segment, and equal ones together.
+void SortAndGroup(State& state) {
+  InlineExecutor executor;
+  Context context;
+  context.executor = &executor;
+  const auto batches = Present(kRows);
+  BatchOrder::Scratch scratch;
+  int64_t b = 0, distinct = 0;
+  for (auto _ : state) {
+    Batch batch;
+    batch.keys = batches[b++ % kBatches];
+    BatchOrder order(context, batch);
+    for (int s = 0; s < BatchOrder::kSegments; ++s) distinct += order.Group(s, &scratch);
+  }
+  benchmark::DoNotOptimize(distinct);
+  PerKey(state);
+}
+
 // The sum of the gradients of equal keys, where a batch has kBatch * percent / 100 distinct ones.
 void SumByKey(State& state, int64_t dim, int64_t percent) {
   InlineExecutor executor;
@@ -431,9 +450,8 @@ bool AddAll() {
     Add("Upsert_new", plain, threads, [=](State& s) { WriteNew(s, plain, threads); });
     Add("Erase", plain, threads, [=](State& s) { Erase(s, plain, threads); });
   }
-  for (const Shape& shape : {plain, adam}) {
-    Add("Export", shape, 1, [=](State& s) { Export(s, shape, 1); });
-  }
+  Add("Export", plain, 1, [=](State& s) { Export(s, plain, 1); });
+  Add("Export/adam", adam, 1, [=](State& s) { Export(s, adam, 1); });
   for (const std::string& rule : Names(AllRules())) {
     const bool common = rule == "sgd" || rule == "adagrad" || rule == "adam";
     for (const int64_t dim : common ? std::vector<int64_t>{8, 32, 128} : std::vector<int64_t>{32}) {
@@ -448,6 +466,7 @@ bool AddAll() {
   for (const int64_t rows : {10'000, 100'000, 1'250'000, 1'500'000, 1'750'000, 10'000'000}) {
     AddFind({"", 32, rows}, 1);
   }
+  benchmark::RegisterBenchmark("SortAndGroup", SortAndGroup);
   for (const int percent : {100, 50, 10, 1}) {
     const std::string name = "SumByKey/distinct_percent:" + std::to_string(percent) + "/dim:32";
     benchmark::RegisterBenchmark(name.c_str(), [=](State& s) { SumByKey(s, 32, percent); });

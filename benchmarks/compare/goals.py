@@ -22,7 +22,8 @@ class Goal:
     """To be `at_least` times as good as the best peer, at every point of a case that `where` chooses.
 
     Without peers: our figure is `at_most`. against_point: the peers are at another point. less_empty:
-    the time of an empty tf.function, of any file, is taken off ours.
+    the time of an empty tf.function, of any file, is taken off ours. everywhere: values of a parameter
+    that all have to be measured.
     """
 
     work: str
@@ -34,22 +35,33 @@ class Goal:
     metric: str = "Mkeys/s"
     against_point: dict = dataclasses.field(default_factory=dict)
     less_empty: bool = False
+    everywhere: dict = dataclasses.field(default_factory=dict)
 
 
 def _goals():
+    million, both_ids = {"rows": 1_000_000}, {"ids": ("uniform", "zipf")}
+    threads = {"threads": (1, 2)}
     for batch, tfra, gather in ((65536, (8, 6), None), (4096, (3, 3), 1.0)):
         work = f"lookup, batch {batch}"
-        at = {"batch": batch, "dim": 32}
+        at = {**million, "batch": batch, "dim": 32}
         for ids, times in zip(("uniform", "zipf"), tfra, strict=True):
-            yield Goal(f"{work}, {ids}", "lookup", {**at, "ids": ids}, ("tfra",), times)
+            where = {**at, "ids": ids}
+            yield Goal(f"{work}, {ids}", "lookup", where, ("tfra",), times, everywhere=threads)
         for dim in (8, 32, 128) if gather is None else (32,):
             least = 0.9 if dim == 128 else 1.0
-            yield Goal(f"{work}, dim {dim}", "lookup", {**at, "dim": dim}, ("tf_gather",), least)
-    big = {"batch": 65536, "dim": 32}
+            points = {**both_ids, **(threads if dim == 32 else {})}
+            where = {**at, "dim": dim}
+            yield Goal(f"{work}, dim {dim}", "lookup", where, ("tf_gather",), least, everywhere=points)
     yield Goal(
-        "lookup, batch 65536, less an empty call", "lookup", big, ("native",), 0.8, less_empty=True
+        "lookup, batch 65536, less an empty call",
+        "lookup",
+        {**million, "batch": 65536, "dim": 32},
+        ("native",),
+        0.8,
+        less_empty=True,
+        everywhere={**both_ids, **threads},
     )
-    half = {"absent": 0.5, "initializer": "uniform"}
+    half = {**million, "absent": 0.5, "initializer": "uniform"}
     present = {"absent": 0.0}
     yield Goal("lookup, half absent (of present)", "missing", half, (OURS,), 0.6, against_point=present)
 
@@ -60,23 +72,24 @@ def _goals():
         ("sgd", (4, 2.7), (*static, "fbgemm"), (1.5, 1.3)),
     ):
         for i, ids in enumerate(("uniform", "zipf")):
-            at = {"optimizer": optimizer, "batch": 65536, "ids": ids, "new": 0}
+            at = {**million, "optimizer": optimizer, "batch": 65536, "ids": ids, "new": 0}
             work = f"{optimizer}, batch 65536, {ids}"
             yield Goal(work, "train", at, ("tfra",), tfra[i])
             yield Goal(work, "train", at, peers, best[i])
             yield Goal(work, "train", at, ("native",), 0.65)
     for ids, times in (("uniform", 5), ("zipf", 3.5)):
-        at = {"optimizer": "adam", "batch": 4096, "ids": ids, "new": 0}
+        at = {**million, "optimizer": "adam", "batch": 4096, "ids": ids, "new": 0}
         yield Goal(f"adam, batch 4096, {ids}", "train", at, ("tfra",), times)
         yield Goal(f"adam, batch 4096, {ids}", "train", at, static, 2)
-    new = {"optimizer": "adam", "new": 0.2}
-    yield Goal("adam, 20 % new ids", "train", new, ("tfra",), 5)
-    yield Goal("adam, 20 % new ids", "train", new, ("native",), 0.9)
-    yield Goal("lookup, 10M rows", "lookup10m", {}, ("native",), 0.8)
-    yield Goal("lookup, 10M rows", "lookup10m", {}, ("tf_gather",), 1.0)
+    new, batches = {**million, "optimizer": "adam", "new": 0.2}, {"batch": (65536, 4096)}
+    yield Goal("adam, 20 % new ids", "train", new, ("tfra",), 5, everywhere=batches)
+    yield Goal("adam, 20 % new ids", "train", new, ("native",), 0.9, everywhere=batches)
+    many = {"rows": 10_000_000}
+    yield Goal("lookup, 10M rows", "lookup10m", many, ("native",), 0.8, everywhere=both_ids)
+    yield Goal("lookup, 10M rows", "lookup10m", many, ("tf_gather",), 1.0, everywhere=both_ids)
 
     for optimizer, times in (("none", 2.5), ("adam", 8)):
-        at = {"optimizer": optimizer}
+        at = {"optimizer": optimizer, "keys": 5_000_000}
         work = "growth by upsert" if optimizer == "none" else "growth by training"
         yield Goal(work, "growth", at, ("tfra",), times)
         for metric, most in (
@@ -87,28 +100,33 @@ def _goals():
             yield Goal(f"{work}: {metric}", "growth", at, at_most=most, metric=metric)
 
     of_case = {"metric": "examples/s"}
-    yield Goal("DLRM", "dlrm", {"tables": 1}, ("tfra",), 1.5, **of_case)
-    yield Goal("DLRM", "dlrm", {"tables": 1}, ("torch",), 1.1, **of_case)
+    dlrm = {"batch": 4096}
+    one_table = {**dlrm, "tables": 1}
+    yield Goal("DLRM", "dlrm", one_table, ("tfra",), 1.5, **of_case)
+    yield Goal("DLRM", "dlrm", one_table, ("torch",), 1.1, **of_case)
     per_feature = {"tables": 26}
     yield Goal(
         "DLRM (torch: 26 tables)",
         "dlrm",
-        {"tables": 1},
+        one_table,
         ("torch",),
         1.1,
         against_point=per_feature,
         **of_case,
     )
-    yield Goal("DLRM (of one without embeddings)", "dlrm", {}, ("empty",), 0.8, **of_case)
+    work, tables = "DLRM (of one without embeddings)", {"tables": (1, 26)}
+    yield Goal(work, "dlrm", dlrm, ("empty",), 0.8, everywhere=tables, **of_case)
+    two_million = {"rows": 2_000_000}
     for do in ("save", "restore"):
-        yield Goal(do, "checkpoint", {"do": do}, ("native",), 0.8, metric="MB/s")
-        yield Goal(do, "checkpoint", {"do": do}, ("torch",), 1.0, metric="MB/s")
-    extra = "extra RSS MB"
-    yield Goal(f"save: {extra}", "checkpoint", {"do": "save"}, at_most=64, metric=extra)
+        yield Goal(do, "checkpoint", {**two_million, "do": do}, ("native",), 0.8, metric="MB/s")
+        yield Goal(do, "checkpoint", {**two_million, "do": do}, ("torch",), 1.0, metric="MB/s")
+    extra, save = "extra RSS MB", {**two_million, "do": "save"}
+    yield Goal(f"save: {extra}", "checkpoint", save, at_most=64, metric=extra)
     yield Goal("import: s", "import", {}, at_most=0.3, metric="library s")
     yield Goal("import: .so MB", "import", {}, at_most=10, metric=".so MB")
     # As a rate the first step is at least 1 / 1.2 of the static model's.
-    yield Goal("first step", "first_step", {}, ("tf_gather",), 1 / 1.2, metric="first step s")
+    first = {"batch": 4096}
+    yield Goal("first step", "first_step", first, ("tf_gather",), 1 / 1.2, metric="first step s")
 
 
 GOALS = tuple(_goals())
@@ -122,9 +140,8 @@ def load(path) -> list[dict]:
         ValueError: a file of neither.
         OSError: a file that cannot be read.
     """
-    text = pathlib.Path(path).read_text()
     try:
-        return _records(text, path)
+        return _records(pathlib.Path(path).read_text(), path)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         want = "the --json of benchmarks/run.py or the --out of anchors/run.py"
         raise ValueError(f"{path}: want {want} ({type(error).__name__}: {error})") from error
@@ -134,7 +151,9 @@ def _records(text, path):
     with contextlib.suppress(json.JSONDecodeError):  # several objects, a line each
         whole = json.loads(text)
         if "records" in whole:
-            return [{**record, "file": path} for record in whole["records"] if "samples" in record]
+            return [{**record, "file": path} for record in whole["records"] if record.get("samples")]
+    if not text.strip():
+        raise ValueError("it is empty")
     found = []
     for record in map(json.loads, text.splitlines()):
         common = {name: record[name] for name in ("case", "setup", "point")}
@@ -172,19 +191,25 @@ def _less_empty(numbers, keys, row):
     return [keys / (keys / rate - off) for rate in numbers if keys / rate > off]
 
 
-@dataclasses.dataclass(frozen=True, order=True)
+@dataclasses.dataclass(frozen=True)
 class Reached:
     """How far a goal is reached at a point.
 
     Attributes:
         value: how many times as good as the best peer, or the figure itself.
-        point: in words.
+        parameters: what else than the goal's `where` makes the point, values as text.
         without: peers of the goal that were not measured there.
     """
 
     value: float
-    point: str
+    parameters: dict
     without: tuple = ()
+
+    @property
+    def point(self) -> str:
+        shown = ("tables", "threads", "dim", "batch", "ids")
+        named = {n: v for n, v in self.parameters.items() if n in shown and (n, v) != ("tables", "1")}
+        return ", ".join(f"{name} {value}" for name, value in named.items())
 
 
 def measured(goal, records) -> list[Reached]:
@@ -196,13 +221,11 @@ def measured(goal, records) -> list[Reached]:
     for (file, others), row in points.items():
         if OURS not in row:
             continue
-        shown = ("threads", "dim", "batch", "ids")
-        place = ", ".join(f"{name} {value}" for name, value in others if name in shown)
         numbers = _samples(row[OURS], goal.metric)
         if goal.less_empty:
             numbers = _less_empty(numbers, goal.where["batch"], empties.get(others, {}))
         if goal.at_most is not None:
-            reached += [Reached(statistics.median(numbers), place)] if numbers else []
+            reached += [Reached(statistics.median(numbers), dict(others))] if numbers else []
             continue
         better = "less" if goal.metric in LESS_IS_BETTER else "more"
         theirs = against.get((file, others), {})
@@ -214,5 +237,16 @@ def measured(goal, records) -> list[Reached]:
         found = {peer: times for peer, times in ratios.items() if times}
         if found:
             without = tuple(peer for peer in goal.peers if peer not in found)
-            reached.append(Reached(min(found.values()), place, without))
+            reached.append(Reached(min(found.values()), dict(others), without))
     return reached
+
+
+def not_measured(goal, reached) -> list[str]:
+    """What of a goal is not known: values of parameters, and peers."""
+    missing = [
+        f"{name} {value}"
+        for name, values in goal.everywhere.items()
+        for value in values
+        if all(found.parameters.get(name) != str(value) for found in reached)
+    ]
+    return missing + sorted({peer for found in reached for peer in found.without})

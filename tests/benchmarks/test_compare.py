@@ -137,7 +137,14 @@ def test_quick_has_every_kind_of_setup_once():
         (["--where", "dim"], "argument --where: got 'dim', want NAME=VALUE"),
         (["--where", "dims=32"], "argument --where: got dims=32, want one of absent, batch, dim"),
         (["--where", "ids=any"], "argument --where: got ids=any, want one of ids=uniform|zipf"),
+        (
+            ["--case", "lookup", "serving", "--where", "dim=8", "batch=32"],
+            "argument --where: nothing of case lookup has these values",
+        ),
+        (["--peers", "torch", "--environments", "/nowhere"], "argument --peers: none of them is there"),
+        (["--tmp", "/proc/x"], "argument --tmp: got /proc/x, want a folder that can be written to"),
         (["--rounds", "0"], "argument --rounds: got 0, want more than 0"),
+        (["--patience", "nan"], "argument --patience: got nan, want more than 0"),
         (["--patience", "-1"], "argument --patience: got -1, want more than 0"),
         (["--json", "/nowhere/x.json"], "argument --json: got /nowhere/x.json, want a file in a folder"),
         (["--png", "x.txt"], "argument --png: got x.txt, want a name that ends in .png"),
@@ -176,10 +183,14 @@ def test_goals_compare_samples_of_one_round_in_one_file(tmp_path):
     (goal,) = [
         g
         for g in goals.GOALS
-        if g.case == "lookup" and g.peers == ("tfra",) and g.where == {**point, "dim": 32}
+        if g.case == "lookup"
+        and g.peers == ("tfra",)
+        and g.where == {**point, "dim": 32, "rows": 1_000_000}
     ]
     records = goals.load(file) + goals.load(other)
-    assert goals.measured(goal, records) == [goals.Reached(4.0, "threads 2")]
+    (reached,) = goals.measured(goal, records)
+    assert (reached.value, reached.point) == (4.0, "threads 2")
+    assert goals.not_measured(goal, [reached]) == ["threads 1"]
 
 
 def test_goals_say_which_peers_were_not_measured():
@@ -190,6 +201,15 @@ def test_goals_say_which_peers_were_not_measured():
     best = [g for g in goals.GOALS if g.case == "train" and "fbgemm" in g.peers]
     reached = [found for goal in best for found in goals.measured(goal, records)]
     assert [(r.value, r.without) for r in reached] == [(3.0, ("tf_gather", "fbgemm"))]
+    assert goals.not_measured(best[0], reached) == ["fbgemm", "tf_gather"]
+
+
+def test_goals_are_of_tables_of_their_size():
+    setup = {"threads": 1, "rows": 5000, "dim": 8}
+    common = {"case": "lookup10m", "setup": setup, "point": {"batch": 512, "ids": "zipf"}, "file": "f"}
+    peers = ("tf_dynemb", "native", "tf_gather")
+    records = [{**common, "peer": peer, "samples": [{"Mkeys/s": 1.0}]} for peer in peers]
+    assert not [found for goal in goals.GOALS for found in goals.measured(goal, records)]
 
 
 def test_an_empty_call_that_took_as_long_says_nothing():
@@ -209,10 +229,12 @@ def test_an_empty_call_that_took_as_long_says_nothing():
     assert reached(4096.0) == reached(5000.0) == []
 
 
-@pytest.mark.parametrize("text", ["{}", "[1]", "no", '{"records": [{"sample": 1}, 3]}', "{}\n{}"])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", "no", "\udc89PNG", '{"records": [{"sample": 1}, 3]}', "{}\n{}"]
+)
 def test_files_that_goals_are_not_read_from(text, tmp_path):
     file = tmp_path / "f"
-    file.write_text(text)
+    file.write_text(text, errors="surrogateescape")
     command = [sys.executable, BENCHMARKS / "goals.py", file]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == ""
