@@ -324,13 +324,13 @@ class Pages {
 
 // Rows of a flat array into one buffer, by row number; with `index_bytes` each number, in truth 0
 // more, is read from some line of as much memory first.
-void Gather(State& state, int64_t dim, int64_t index_bytes) {
+void Gather(State& state, int64_t dim, int64_t row_count, int64_t index_bytes) {
   const int64_t bytes = dim * static_cast<int64_t>(sizeof(float));
-  const Pages rows(kRows * bytes), index(std::max<int64_t>(64, index_bytes));
+  const Pages rows(row_count * bytes), index(std::max<int64_t>(64, index_bytes));
   std::memset(index.data(), 0, std::max<int64_t>(64, index_bytes));
   std::vector<char> memory(kBatch * bytes + kLine);
   char* const out = Aligned(memory.data());
-  const auto batches = Shuffled(kRows);
+  const auto batches = Shuffled(row_count);
   int64_t b = 0;
   for (auto _ : state) {
     const auto& numbers = batches[b++ % kBatches];
@@ -471,12 +471,17 @@ bool AddAll() {
     const std::string name = "SumByKey/distinct_percent:" + std::to_string(percent) + "/dim:32";
     benchmark::RegisterBenchmark(name.c_str(), [=](State& s) { SumByKey(s, 32, percent); });
   }
-  for (const int64_t dim : {8, 32, 128}) {
-    const std::string name = "gather/dim:" + std::to_string(dim);
-    benchmark::RegisterBenchmark(("Limit/" + name).c_str(), [=](State& s) { Gather(s, dim, 0); });
-    // Of the size of a table's index.
-    benchmark::RegisterBenchmark(("Limit/index_and_" + name).c_str(),
-                                 [=](State& s) { Gather(s, dim, kRows * 20); });
+  const std::pair<int64_t, int64_t> dims_and_rows[] = {
+      {8, kRows}, {32, kRows}, {128, kRows}, {32, 10 * kRows}};
+  for (const auto& [dim, rows] : dims_and_rows) {
+    std::string name = "gather/dim:" + std::to_string(dim);
+    if (rows != kRows) name += "/rows:" + std::to_string(rows);
+    const auto add = [](const std::string& full, int64_t dim, int64_t rows, int64_t index_bytes) {
+      benchmark::RegisterBenchmark(full.c_str(),
+                                   [=](State& s) { Gather(s, dim, rows, index_bytes); });
+    };
+    add("Limit/" + name, dim, rows, 0);
+    add("Limit/index_and_" + name, dim, rows, rows * 20);  // of the size of a table's index
   }
   for (const int64_t slots : {0, 1, 2}) {
     const std::string name = "Limit/update/dim:32/slots:" + std::to_string(slots);
