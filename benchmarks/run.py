@@ -276,7 +276,7 @@ def parse(arguments):
             parser.error(f"argument --where: got {name}={value}, want one of {want}")
     for name in options.case:
         if not wanted(CASES[name].setups(), options.where):
-            parser.error(f"argument --where: nothing of case {name} has these values")
+            parser.error(f"argument --where: nothing of case {name} has these values; see --case")
     options.peers = found(options.peers, options)
     if not options.peers:
         parser.error("argument --peers: none of them is there")

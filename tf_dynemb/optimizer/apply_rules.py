@@ -105,7 +105,7 @@ def apply_rules(
     for key in sorted(groups, key=lambda key: not limited[key]):
         for op, of_op in _by_lookup(groups[key]).values():
             with tf.control_dependencies(done if any(limited.values()) else []):
-                done.append((_apply if op is None else _apply_bags)(of_op, step, op))
+                done.append(_apply(of_op, step) if op is None else _apply_bags(of_op, step, op))
     for handle in handles:
         _evict(handle)
     return done
@@ -161,8 +161,7 @@ def _apply_bags(shares: list[_Share], step: tf.Tensor, op):
     )
 
 
-def _apply(shares: list[_Share], step: tf.Tensor, op=None):
-    del op
+def _apply(shares: list[_Share], step: tf.Tensor):
     slices = [_unsummed(share.gradient) for share in shares]
     return ops.dynemb_apply(
         keys=[s.indices for s in slices],
