@@ -21,6 +21,17 @@ DYNEMB_HOST_DEVICE inline uint64_t Mix64(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+// The number whose Mix64 is `hash`.
+DYNEMB_HOST_DEVICE inline uint64_t Unmix64(uint64_t hash) {
+  // The inverse of each line, from the last to the first.
+  uint64_t x = hash ^ (hash >> 31) ^ (hash >> 62);
+  x *= 0x319642b2d24d8ec3ull;
+  x = x ^ (x >> 27) ^ (x >> 54);
+  x *= 0x96de1b173f119089ull;
+  x = x ^ (x >> 30) ^ (x >> 60);
+  return x - 0x9e3779b97f4a7c15ull;
+}
+
 // Maps the 32 bits of `hash` evenly to [0, n) without a division (Lemire, "Fast Random Integer
 // Generation in an Interval", 2019).
 DYNEMB_HOST_DEVICE inline uint32_t ReduceRange(uint32_t hash, uint32_t n) {

@@ -214,7 +214,7 @@ struct FillRandomColumns {
 };
 
 template <typename V>
-V FromConstant(double constant) {
+DYNEMB_HOST_DEVICE V FromConstant(double constant) {
   return static_cast<V>(
       static_cast<std::conditional_t<std::is_arithmetic_v<V>, double, float>>(constant));
 }

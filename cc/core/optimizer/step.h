@@ -55,13 +55,52 @@ struct Hyper {
 };
 inline constexpr const char* kCommonHyper[] = {"learning_rate", "step", "weight_decay"};
 
-namespace optimizer_internal {
-
+// How many slots of a rule are one number per row.
 template <typename Rule, typename = void>
 struct RowSlotCount : std::integral_constant<int, 0> {};
 template <typename Rule>
 struct RowSlotCount<Rule, std::void_t<decltype(Rule::kRowSlotCount)>>
     : std::integral_constant<int, Rule::kRowSlotCount> {};
+
+// One weight and its slots.
+template <typename Rule, typename T, typename Step>
+DYNEMB_HOST_DEVICE DYNEMB_ALWAYS_INLINE void UpdateColumn(const Step& step, T decay, T gradient,
+                                                          T* weight, T* slot) {
+  *weight -= *weight * decay;
+  Rule::Update(step, gradient, weight, slot);
+}
+
+// The sum of the squares of a row's numbers is made in parts, so that vector units, and lanes of a
+// GPU with four columns each, make the same one to the last bit: column c is added to part c mod
+// kSquareParts, and then
+//
+//   lane l = (part 4l + part 4l+1) + (part 4l+2 + part 4l+3)
+//   lane l += lane l+w, for l < w, with w = 16, 8, 4, 2, 1
+//
+// of which lanes beyond the row's columns, with sums of 0, can be left out.
+inline constexpr int64_t kSquareLanes = 32, kSquareParts = 4 * kSquareLanes;
+template <typename T>
+DYNEMB_HOST_DEVICE inline T LaneOfSquares(const T* parts) {
+  return (parts[0] + parts[1]) + (parts[2] + parts[3]);
+}
+template <typename T>
+DYNEMB_HOST_DEVICE DYNEMB_ALWAYS_INLINE T SumOfSquares(int64_t dim, const T* __restrict__ numbers) {
+  T parts[kSquareParts] = {};
+  for (int64_t first = 0; first < dim; first += kSquareParts) {
+    const int64_t columns = dim - first < kSquareParts ? dim - first : kSquareParts;
+    for (int64_t c = 0; c < columns; ++c) parts[c] += numbers[first + c] * numbers[first + c];
+  }
+  int64_t lanes = 1;
+  while (lanes < kSquareLanes && 4 * lanes < dim) lanes *= 2;
+  T lane[kSquareLanes];
+  for (int64_t l = 0; l < lanes; ++l) lane[l] = LaneOfSquares(parts + 4 * l);
+  for (int64_t width = lanes / 2; width > 0; width /= 2) {
+    for (int64_t l = 0; l < width; ++l) lane[l] += lane[l + width];
+  }
+  return lane[0];
+}
+
+namespace optimizer_internal {
 
 // The weights and their slots of a row, by what Update takes first: `step`, of the call or the row.
 template <typename Rule, typename V, typename Step>
@@ -73,10 +112,9 @@ DYNEMB_HOST_DEVICE DYNEMB_ALWAYS_INLINE void UpdateColumns(
 #pragma GCC ivdep
   for (int64_t c = 0; c < dim; ++c) {
     T weight = static_cast<T>(value[c]);
-    weight -= weight * decay;
     T slot[kSlots + 1];  // no array is empty
     for (int k = 0; k < kSlots; ++k) slot[k] = slots[k * dim + c];
-    Rule::Update(step, gradient[c], &weight, slot);
+    UpdateColumn<Rule>(step, decay, gradient[c], &weight, slot);
     for (int k = 0; k < kSlots; ++k) slots[k * dim + c] = slot[k];
     value[c] = static_cast<V>(weight);
   }
@@ -94,15 +132,11 @@ DYNEMB_HOST_DEVICE DYNEMB_ALWAYS_INLINE void UpdateRow(
     V* __restrict__ value, ComputeType<V>* __restrict__ slots,
     const ComputeType<V>* __restrict__ gradient) {
   using T = ComputeType<V>;
-  constexpr int kRowSlots = optimizer_internal::RowSlotCount<Rule>::value;
+  constexpr int kRowSlots = RowSlotCount<Rule>::value;
   if constexpr (kRowSlots == 0) {
     optimizer_internal::UpdateColumns<Rule, V>(step, decay, dim, value, slots, gradient);
   } else {
-    T sum = 0;
-    for (int64_t c = 0; c < dim; ++c) {
-      sum += gradient[c] * gradient[c];
-    }
-    const auto of_row = Rule::RowUpdate(step, sum / static_cast<T>(dim),
+    const auto of_row = Rule::RowUpdate(step, SumOfSquares(dim, gradient) / static_cast<T>(dim),
                                         slots + (Rule::kSlotCount - kRowSlots) * dim);
     optimizer_internal::UpdateColumns<Rule, V>(of_row, decay, dim, value, slots, gradient);
   }

@@ -2,48 +2,61 @@
 
 namespace dynemb {
 
-Status CheckContext(const Context& context) {
-  if (context.space != MemorySpace::kHost) return WrongSpace("context");
-  if (context.executor == nullptr) return InvalidArgument("context.executor: got null");
+Status CheckContext(const Context& context, MemorySpace space) {
+  if (context.space != space) return WrongSpace("context", space);
+  if (space == MemorySpace::kHost && context.executor == nullptr)
+    return InvalidArgument("context.executor: got null");
   return Status();
 }
 
-Status CheckBatch(const Context& context, const Batch& batch, const Report& report) {
-  DYNEMB_RETURN_IF_ERROR(CheckContext(context));
-  const int64_t n = batch.keys.size;
-  DYNEMB_RETURN_IF_ERROR(CheckSpan("keys", batch.keys));
-  int64_t taking_part = n;
-  if (const Positions* select = batch.select) {
-    DYNEMB_RETURN_IF_ERROR(CheckSpan("select", select->at));
-    if (select->count == nullptr) return InvalidArgument("select.count: got null");
-    taking_part = *select->count;
-    if (taking_part < 0 || taking_part > select->at.size) {
-      return InvalidArgument("select.count: got ", taking_part, ", want 0 to ", select->at.size);
-    }
-    for (int64_t j = 0; j < taking_part; ++j) {
-      if (select->at[j] < 0 || select->at[j] >= n) {
-        return InvalidArgument("select: got position ", select->at[j], ", want 0 to ", n - 1);
-      }
+namespace {
+
+// Positions in host memory.
+Status CheckPositions(const Positions& select, int64_t n) {
+  const int64_t taking_part = *select.count;
+  if (taking_part < 0 || taking_part > select.at.size) {
+    return InvalidArgument("select.count: got ", taking_part, ", want 0 to ", select.at.size);
+  }
+  for (int64_t j = 0; j < taking_part; ++j) {
+    if (select.at[j] < 0 || select.at[j] >= n) {
+      return InvalidArgument("select: got position ", select.at[j], ", want 0 to ", n - 1);
     }
   }
+  return Status();
+}
+
+}  // namespace
+
+Status CheckBatch(const Context& context, const Batch& batch, const Report& report,
+                  MemorySpace space) {
+  DYNEMB_RETURN_IF_ERROR(CheckContext(context, space));
+  const int64_t n = batch.keys.size;
+  DYNEMB_RETURN_IF_ERROR(CheckSpan("keys", batch.keys, space));
+  int64_t most = n;  // that may take part
+  if (const Positions* select = batch.select) {
+    DYNEMB_RETURN_IF_ERROR(CheckSpan("select", select->at, space));
+    if (select->count == nullptr) return InvalidArgument("select.count: got null");
+    if (space == MemorySpace::kHost) DYNEMB_RETURN_IF_ERROR(CheckPositions(*select, n));
+    most = select->at.size;
+  }
   if (!report.outcomes.empty()) {
-    DYNEMB_RETURN_IF_ERROR(CheckSpan("outcomes", report.outcomes));
+    DYNEMB_RETURN_IF_ERROR(CheckSpan("outcomes", report.outcomes, space));
     if (report.outcomes.size != n) {
       return InvalidArgument("outcomes: got room for ", report.outcomes.size, ", want ", n);
     }
   }
   if (report.misses != nullptr) {
-    DYNEMB_RETURN_IF_ERROR(CheckSpan("misses", report.misses->at));
-    if (report.misses->count == nullptr || report.misses->at.size < taking_part) {
-      return InvalidArgument("misses: got room for ", report.misses->at.size, ", want ",
-                             taking_part, " and a count");
+    DYNEMB_RETURN_IF_ERROR(CheckSpan("misses", report.misses->at, space));
+    if (report.misses->count == nullptr || report.misses->at.size < most) {
+      return InvalidArgument("misses: got room for ", report.misses->at.size, ", want ", most,
+                             " and a count");
     }
   }
   return Status();
 }
-
-Status CheckValues(const char* what, const Batch& batch, ConstRows rows, DType dtype, int64_t dim) {
-  if (rows.space != MemorySpace::kHost) return WrongSpace(what);
+Status CheckValues(const char* what, const Batch& batch, ConstRows rows, DType dtype, int64_t dim,
+                   MemorySpace space) {
+  if (rows.space != space) return WrongSpace(what, space);
   const int64_t element = SizeOf(dtype);
   const int64_t value_bytes = dim * element;
   if (rows.data == nullptr && rows.count > 0) return InvalidArgument(what, ": got null");
@@ -60,16 +73,24 @@ Status CheckValues(const char* what, const Batch& batch, ConstRows rows, DType d
   return Status();
 }
 
-Status CheckScales(const Batch& batch, const Update& update) {
-  DYNEMB_RETURN_IF_ERROR(CheckSpan("scales", update.scales));
-  if (update.scales.empty() || update.scales.size == batch.keys.size) return Status();
+Status CheckScales(const Batch& batch, const Update& update, MemorySpace space) {
+  if (update.scales.empty()) return Status();
+  DYNEMB_RETURN_IF_ERROR(CheckSpan("scales", update.scales, space));
+  if (update.scales.size == batch.keys.size) return Status();
   return InvalidArgument("scales: got ", update.scales.size, ", want one per key, ",
                          batch.keys.size, ", or none");
 }
 
-Status CheckPart(const char* what, int64_t n, int64_t bytes, ConstRows rows) {
+Status CheckExists(const Batch& batch, const Span<const bool>& exists, MemorySpace space) {
+  DYNEMB_RETURN_IF_ERROR(CheckSpan("exists", exists, space));
+  if (exists.size == batch.keys.size) return Status();
+  return InvalidArgument("exists: got ", exists.size, " flags, want one per key, ",
+                         batch.keys.size);
+}
+
+Status CheckPart(const char* what, int64_t n, int64_t bytes, ConstRows rows, MemorySpace space) {
   if (rows.data == nullptr) return Status();
-  if (rows.space != MemorySpace::kHost) return WrongSpace(what);
+  if (rows.space != space) return WrongSpace(what, space);
   if (rows.count != n || rows.stride_bytes < bytes) {
     return InvalidArgument(what, ": got ", rows.count, " rows ", rows.stride_bytes,
                            " bytes apart, want ", n, " rows at least ", bytes, " bytes apart");
@@ -77,8 +98,29 @@ Status CheckPart(const char* what, int64_t n, int64_t bytes, ConstRows rows) {
   return Status();
 }
 
-Status CheckCounts(const Span<int64_t>& counts, int prefix_bits, int* bits) {
-  DYNEMB_RETURN_IF_ERROR(CheckSpan("counts", counts));
+Status CheckExport(const RowLayout& layout, const RowParts& out, MemorySpace space) {
+  const int64_t capacity = out.keys.size;
+  if (out.keys.data != nullptr) DYNEMB_RETURN_IF_ERROR(CheckSpan("out.keys", out.keys, space));
+  if (capacity < 1) return InvalidArgument("out.keys: got room for ", capacity, " rows, want 1");
+  DYNEMB_RETURN_IF_ERROR(CheckPart("out.values", capacity, layout.value_bytes, out.values, space));
+  DYNEMB_RETURN_IF_ERROR(CheckPart("out.slots", capacity, layout.slots_bytes, out.slots, space));
+  return CheckPart("out.meta", capacity, layout.meta_bytes, out.meta, space);
+}
+
+Status CheckImport(const RowLayout& layout, const ConstRowParts& rows, MemorySpace space) {
+  const int64_t n = rows.keys.size;
+  DYNEMB_RETURN_IF_ERROR(CheckPart("values", n, layout.value_bytes, rows.values, space));
+  DYNEMB_RETURN_IF_ERROR(CheckPart("slots", n, layout.slots_bytes, rows.slots, space));
+  DYNEMB_RETURN_IF_ERROR(CheckPart("meta", n, layout.meta_bytes, rows.meta, space));
+  if (n == 0 || (rows.values.data && (rows.slots.data || layout.slots_bytes == 0) &&
+                 (rows.meta.data || layout.meta_bytes == 0))) {
+    return Status();
+  }
+  return InvalidArgument("rows to import: a part that the schema has is missing");
+}
+
+Status CheckCounts(const Span<int64_t>& counts, int prefix_bits, int* bits, MemorySpace space) {
+  DYNEMB_RETURN_IF_ERROR(CheckSpan("counts", counts, space));
   *bits = 0;
   while (*bits < 16 && (int64_t{1} << *bits) < counts.size) ++*bits;
   if (*bits > 0 && counts.size == int64_t{1} << *bits && prefix_bits >= 0 &&
@@ -98,6 +140,28 @@ Status CheckParts(const Cursor& cursor) {
   }
   return InvalidArgument("cursor: got part ", cursor.part, " of ", cursor.parts, ", want 0 to ",
                          "parts - 1 of 1 to ", kMost);
+}
+
+Status CheckMetaField(const RowLayout& layout, MetaField field) {
+  if (layout.meta_field[static_cast<int>(field)] >= 0) return Status();
+  return FailedPrecondition("the table's rows have no meta field ", Name(field));
+}
+
+Status CheckAttached(const TableSchema& schema, const RuleSpec& rule) {
+  if (schema.rule == rule) return Status();
+  return FailedPrecondition("the table is trained by ", schema.rule.DebugString(), ", got ",
+                            rule.DebugString(), "; attach the rule first");
+}
+
+Status OtherRule(const RuleSpec& attached, const RuleSpec& got) {
+  return FailedPrecondition(
+      "the table is trained by ", attached.DebugString(), ", got ", got.DebugString(),
+      "; a table has one optimizer rule for its life: use the same one, or a new table");
+}
+
+Status NotFollowing(int64_t since) {
+  return FailedPrecondition("what has changed since version ", since,
+                            ": the table does not follow changes; begin a version first");
 }
 
 }  // namespace dynemb

@@ -1,4 +1,5 @@
-// What can be checked about a call to a table in host memory without looking at its rows.
+// What can be checked about a call to a table without looking at its rows: `space` is where the
+// table is. What lies in the memory of a device is not looked at.
 #ifndef TF_DYNEMB_CC_CORE_TABLE_CALL_CHECKS_H_
 #define TF_DYNEMB_CC_CORE_TABLE_CALL_CHECKS_H_
 
@@ -9,38 +10,65 @@
 
 namespace dynemb {
 
-inline Status WrongSpace(const char* what) {
-  return InvalidArgument(what, ": the memory is not in host memory, where the table is");
+inline Status WrongSpace(const char* what, MemorySpace space) {
+  return InvalidArgument(what, ": the memory is not in ",
+                         space == MemorySpace::kHost ? "host" : "device",
+                         " memory, where the table is");
 }
 
 template <typename T>
-Status CheckSpan(const char* what, const Span<T>& span) {
-  if (span.space != MemorySpace::kHost) return WrongSpace(what);
+Status CheckSpan(const char* what, const Span<T>& span, MemorySpace space = MemorySpace::kHost) {
+  if (span.space != space) return WrongSpace(what, space);
   if (span.size < 0) return InvalidArgument(what, ": got size ", span.size);
   if (span.size > 0 && span.data == nullptr) return InvalidArgument(what, ": got null");
   return Status();
 }
 
-Status CheckContext(const Context& context);
+Status CheckContext(const Context& context, MemorySpace space = MemorySpace::kHost);
 
 // Context, keys, selection and report.
-Status CheckBatch(const Context& context, const Batch& batch, const Report& report);
+Status CheckBatch(const Context& context, const Batch& batch, const Report& report,
+                  MemorySpace space = MemorySpace::kHost);
 
 // Rows of `dim` numbers of `dtype`, one per key of the batch. Where they have offsets, what these
 // say is the caller's word.
-Status CheckValues(const char* what, const Batch& batch, ConstRows rows, DType dtype, int64_t dim);
+Status CheckValues(const char* what, const Batch& batch, ConstRows rows, DType dtype, int64_t dim,
+                   MemorySpace space = MemorySpace::kHost);
 
 // One scale per key of the batch, or none.
-Status CheckScales(const Batch& batch, const Update& update);
+Status CheckScales(const Batch& batch, const Update& update,
+                   MemorySpace space = MemorySpace::kHost);
+
+// One flag per key of the batch.
+Status CheckExists(const Batch& batch, const Span<const bool>& exists,
+                   MemorySpace space = MemorySpace::kHost);
 
 // n packed parts of rows of `bytes` each; data == nullptr says that the part is left out.
-Status CheckPart(const char* what, int64_t n, int64_t bytes, ConstRows rows);
+Status CheckPart(const char* what, int64_t n, int64_t bytes, ConstRows rows,
+                 MemorySpace space = MemorySpace::kHost);
+
+// The buffers of an export, and those of an import, which has all parts.
+Status CheckExport(const RowLayout& layout, const RowParts& out,
+                   MemorySpace space = MemorySpace::kHost);
+Status CheckImport(const RowLayout& layout, const ConstRowParts& rows,
+                   MemorySpace space = MemorySpace::kHost);
 
 // The counts of a histogram, one for each value of the `bits` bits after prefix_bits.
-Status CheckCounts(const Span<int64_t>& counts, int prefix_bits, int* bits);
+Status CheckCounts(const Span<int64_t>& counts, int prefix_bits, int* bits,
+                   MemorySpace space = MemorySpace::kHost);
 
 // A cursor's part and parts.
 Status CheckParts(const Cursor& cursor);
+
+// That rows have such a field.
+Status CheckMetaField(const RowLayout& layout, MetaField field);
+
+// That the table is trained by this rule.
+Status CheckAttached(const TableSchema& schema, const RuleSpec& rule);
+
+// The errors of attaching another rule than the table's, and of asking for what has changed.
+Status OtherRule(const RuleSpec& attached, const RuleSpec& got);
+Status NotFollowing(int64_t since);
 
 }  // namespace dynemb
 

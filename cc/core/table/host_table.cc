@@ -110,10 +110,7 @@ class HostTable final : public Table {
         MakeRowUpdater(update.rule->name, schema_.value_dtype, update.hyper, &updater));
     const int64_t gradient_bytes = schema_.dim * SizeOf(gradient_dtype_);
     return Write(context, batch, gradients, report, [&](const auto& writer) {
-      if (!(schema_.rule == *update.rule)) {
-        return FailedPrecondition("the table is trained by ", schema_.rule.DebugString(), ", got ",
-                                  update.rule->DebugString(), "; attach the rule first");
-      }
+      DYNEMB_RETURN_IF_ERROR(CheckAttached(schema_, *update.rule));
       const auto update_rows = [&](Task* task) {
         updater->Update(layout_.dim, Span<const RowUpdater::Row>(task->updates));
         task->updates.clear();
@@ -166,11 +163,7 @@ class HostTable final : public Table {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
     DYNEMB_RETURN_IF_ERROR(
         CheckValues("values_or_deltas", batch, values_or_deltas, schema_.value_dtype, schema_.dim));
-    DYNEMB_RETURN_IF_ERROR(CheckSpan("exists", exists));
-    if (exists.size != batch.keys.size) {
-      return InvalidArgument("exists: got ", exists.size, " flags, want one per key, ",
-                             batch.keys.size);
-    }
+    DYNEMB_RETURN_IF_ERROR(CheckExists(batch, exists));
     return Write(context, batch, values_or_deltas, report, [&](const auto& writer) {
       return writer([&](Entry entry, Task* task) {
         for (const int64_t position : entry.positions) {
@@ -222,10 +215,7 @@ class HostTable final : public Table {
     std::unique_lock<std::shared_mutex> schema_lock(schema_mutex_);
     if (schema_.rule == rule) return Status();
     if (!schema_.rule.name.empty()) {
-      return FailedPrecondition("the table is trained by ", schema_.rule.DebugString(), ", got ",
-                                rule.DebugString(),
-                                "; a table has one optimizer rule for its life: use the same one, "
-                                "or a new table");
+      return OtherRule(schema_.rule, rule);
     }
     TableSchema schema = schema_;
     schema.rule = rule;
@@ -258,12 +248,8 @@ class HostTable final : public Table {
                 int64_t* rows) const override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     const int64_t capacity = out.keys.size;
-    if (out.keys.data != nullptr) DYNEMB_RETURN_IF_ERROR(CheckSpan("out.keys", out.keys));
-    if (capacity < 1) return InvalidArgument("out.keys: got room for ", capacity, " rows, want 1");
     std::shared_lock<std::shared_mutex> schema_lock(schema_mutex_);
-    DYNEMB_RETURN_IF_ERROR(CheckPart("out.values", capacity, layout_.value_bytes, out.values));
-    DYNEMB_RETURN_IF_ERROR(CheckPart("out.slots", capacity, layout_.slots_bytes, out.slots));
-    DYNEMB_RETURN_IF_ERROR(CheckPart("out.meta", capacity, layout_.meta_bytes, out.meta));
+    DYNEMB_RETURN_IF_ERROR(CheckExport(layout_, out));
     const int64_t since = cursor->since_version;
     if (since >= 0 && version_ == 0) return NotFollowing(since);
     if (cursor->position[1] > 1 + Stripes::kMaxBits) {
@@ -293,14 +279,7 @@ class HostTable final : public Table {
     batch.keys = rows.keys;
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, Report()));
     return Write(context, batch, rows.values, Report(), [&](const auto& writer) {
-      const int64_t n = rows.keys.size;
-      DYNEMB_RETURN_IF_ERROR(CheckPart("values", n, layout_.value_bytes, rows.values));
-      DYNEMB_RETURN_IF_ERROR(CheckPart("slots", n, layout_.slots_bytes, rows.slots));
-      DYNEMB_RETURN_IF_ERROR(CheckPart("meta", n, layout_.meta_bytes, rows.meta));
-      if ((!rows.values.data && n > 0) || (!rows.slots.data && layout_.slots_bytes > 0 && n > 0) ||
-          (!rows.meta.data && layout_.meta_bytes > 0 && n > 0)) {
-        return InvalidArgument("rows to import: a part that the schema has is missing");
-      }
+      DYNEMB_RETURN_IF_ERROR(CheckImport(layout_, rows));
       return writer([&](Entry entry, Task* task) {
         if (entry.row == nullptr) entry.row = entry.segment->Insert(entry.key, entry.hash);
         if (entry.row == nullptr) return task->SetAll(entry.positions, Outcome::kFull);
@@ -354,24 +333,16 @@ class HostTable final : public Table {
                    Span<int64_t> counts) const override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     std::shared_lock<std::shared_mutex> schema_lock(schema_mutex_);
-    DYNEMB_RETURN_IF_ERROR(CheckMetaField(field));
+    DYNEMB_RETURN_IF_ERROR(CheckMetaField(layout_, field));
     int bits;
     DYNEMB_RETURN_IF_ERROR(CheckCounts(counts, prefix_bits, &bits));
-    // Number `word` of the order, most significant first.
-    const auto word = [](const RowOrder& order, int index) {
-      return index == 0 ? static_cast<uint64_t>(order.score) ^ (uint64_t{1} << 63) : order.hash;
-    };
     std::mutex counts_mutex;
     ForAllSegments(context, [&](int s) {
       std::shared_lock<std::shared_mutex> lock(parts_[s]->mutex);
       std::vector<int64_t> own(counts.size);
       ForAllRows(parts_[s]->segment, field, [&](Key, const RowOrder& order) {
-        for (int w = 0; w * 64 < prefix_bits; ++w) {
-          const int low = 64 - std::min(64, prefix_bits - w * 64);
-          if (word(order, w) >> low != word(prefix, w) >> low) return;
-        }
-        const int shift = 64 - prefix_bits % 64 - bits;
-        ++own[word(order, prefix_bits / 64) >> shift & (counts.size - 1)];
+        const int64_t digit = DigitOf(order, prefix, prefix_bits, bits);
+        if (digit >= 0) ++own[digit];
       });
       std::lock_guard<std::mutex> counts_lock(counts_mutex);
       for (int64_t b = 0; b < counts.size; ++b) counts[b] += own[b];
@@ -383,7 +354,7 @@ class HostTable final : public Table {
                     int64_t* erased) override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     std::shared_lock<std::shared_mutex> schema_lock(schema_mutex_);
-    DYNEMB_RETURN_IF_ERROR(CheckMetaField(field));
+    DYNEMB_RETURN_IF_ERROR(CheckMetaField(layout_, field));
     std::atomic<int64_t> count{0};
     ForAllSegments(context, [&](int s) {
       std::unique_lock<std::shared_mutex> lock(parts_[s]->mutex);
@@ -438,11 +409,6 @@ class HostTable final : public Table {
 
   const Segment& SegmentOf(uint64_t hash) const {
     return parts_[BatchOrder::SegmentOf(hash)]->segment;
-  }
-
-  Status CheckMetaField(MetaField field) const {
-    if (layout_.meta_field[static_cast<int>(field)] >= 0) return Status();
-    return FailedPrecondition("the table's rows have no meta field ", Name(field));
   }
 
   // The frame of all calls that change rows: `call(writer)` makes its last checks, with the schema
@@ -530,10 +496,6 @@ class HostTable final : public Table {
   // The layout is the segment's own, which may be ahead of the table's: see Relayout.
   void StampVersion(const Segment& segment, char* row) const {
     if (version_ > 0) WriteInt64(version_, row + segment.layout().version_offset);
-  }
-  static Status NotFollowing(int64_t since) {
-    return FailedPrecondition("what has changed since version ", since,
-                              ": the table does not follow changes; begin a version first");
   }
 
   // Erases a row that is there.

@@ -17,6 +17,7 @@
 #include <string_view>
 
 #include "cc/core/base/dtype.h"
+#include "cc/core/base/macros.h"
 #include "cc/core/base/status.h"
 #include "cc/core/initializer/initializer.h"
 #include "cc/core/optimizer/rule.h"
@@ -96,7 +97,7 @@ struct RowLayout {
 };
 
 // A number of a row's meta, wherever it lies.
-inline int64_t ReadInt64(const char* from) {
+DYNEMB_HOST_DEVICE inline int64_t ReadInt64(const char* from) {
   int64_t number;
   std::memcpy(&number, from, sizeof(number));
   return number;

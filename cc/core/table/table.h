@@ -62,8 +62,8 @@ struct Batch {
 };
 
 // What a call reports per key. Both may be left empty. `misses` receives the positions whose
-// outcome is kMissing, kDeclined or kFull, in no promised order; it needs room for as many as take
-// part.
+// outcome is kMissing, kDeclined or kFull, in no promised order; it needs room for as many as may
+// take part: all keys, or all of `select`.
 struct Report {
   Span<Outcome> outcomes;
   Positions* misses = nullptr;
@@ -118,10 +118,26 @@ using ConstRowParts = BasicRowParts<const Key, ConstRows>;
 struct RowOrder {
   int64_t score = 0;
   uint64_t hash = 0;
-  bool operator<(const RowOrder& o) const {
+  DYNEMB_HOST_DEVICE bool operator<(const RowOrder& o) const {
     return score != o.score ? score < o.score : hash < o.hash;
   }
 };
+
+// Reads orders as 128-bit numbers: the score with its sign bit flipped, the hash. The `bits` bits
+// after the first prefix_bits, both as Table::Histogram takes them, or -1 where those are not the
+// prefix's.
+DYNEMB_HOST_DEVICE inline int64_t DigitOf(const RowOrder& order, const RowOrder& prefix,
+                                          int prefix_bits, int bits) {
+  const uint64_t words[2] = {static_cast<uint64_t>(order.score) ^ uint64_t{1} << 63, order.hash};
+  const uint64_t wanted[2] = {static_cast<uint64_t>(prefix.score) ^ uint64_t{1} << 63, prefix.hash};
+  for (int w = 0; w * 64 < prefix_bits; ++w) {
+    const int left = prefix_bits - w * 64;
+    const int low = left < 64 ? 64 - left : 0;
+    if (words[w] >> low != wanted[w] >> low) return -1;
+  }
+  const int shift = 64 - prefix_bits % 64 - bits;
+  return static_cast<int64_t>(words[prefix_bits / 64] >> shift & ((uint64_t{1} << bits) - 1));
+}
 
 class Table {
  public:

@@ -8,7 +8,10 @@
 #include <deque>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <utility>
+
+#include "cc/core/base/hash.h"
 
 namespace dynemb {
 namespace {
@@ -206,6 +209,29 @@ TableContent ExportAll(const Table& table, TestMemory* memory, int64_t chunk) {
   return content;
 }
 
+void UnifyNans(DType dtype, char* numbers, int64_t bytes) {
+  VisitDType(dtype, [&](auto tag) {
+    using V = typename decltype(tag)::type;
+    if constexpr (!std::is_integral_v<V>) {
+      for (int64_t at = 0; at + static_cast<int64_t>(sizeof(V)) <= bytes; at += sizeof(V)) {
+        V number;
+        std::memcpy(&number, numbers + at, sizeof(V));
+        if (static_cast<ComputeType<V>>(number) == static_cast<ComputeType<V>>(number)) continue;
+        std::memset(numbers + at, 0xff, sizeof(V));
+      }
+    }
+  });
+}
+
+void UnifyNans(const TableSchema& schema, TableContent* content) {
+  for (auto& [key, row] : *content) {
+    UnifyNans(schema.value_dtype, row.value.data(), static_cast<int64_t>(row.value.size()));
+    if (!IsFloating(schema.value_dtype)) continue;
+    UnifyNans(SlotDType(schema.value_dtype), row.slots.data(),
+              static_cast<int64_t>(row.slots.size()));
+  }
+}
+
 std::string Difference(const TableContent& want, const TableContent& got) {
   const auto hex = [](const std::string& bytes) {
     std::string text;
@@ -248,17 +274,7 @@ int64_t SoakFactor() {
   return std::max<int64_t>(1, static_cast<int64_t>(20 * (share == nullptr ? 1 : std::atof(share))));
 }
 
-Key KeyOfHash(uint64_t x) {
-  // The inverse of each line of Mix64, from the last to the first.
-  const auto unshift = [](uint64_t y, int shift) {
-    uint64_t z = y;
-    for (int known = shift; known < 64; known += shift) z = y ^ (z >> shift);
-    return z;
-  };
-  x = unshift(x, 31) * 0x319642b2d24d8ec3ull;
-  x = unshift(x, 27) * 0x96de1b173f119089ull;
-  return static_cast<Key>(unshift(x, 30) - 0x9e3779b97f4a7c15ull);
-}
+Key KeyOfHash(uint64_t hash) { return static_cast<Key>(Unmix64(hash)); }
 
 std::vector<double> UsualHyper(const std::string& rule, double step) {
   const std::map<std::string, double> usual = {{"learning_rate", 0.05},

@@ -81,6 +81,8 @@ struct TableHarness {
   std::string name;
   MakeTable make;
   TestMemory* memory = nullptr;
+  // Whether its NaNs have the bits of the reference's: processors and GPUs make different ones.
+  bool same_nans = true;
 
   // Makes a table or stops the test.
   std::unique_ptr<Table> Make(const TableSchema& schema) const;
@@ -173,6 +175,11 @@ TableContent ExportAll(const Table& table, TestMemory* memory, int64_t chunk);
 // One call of Export: the rows, in order. With `parts` == false only keys and values.
 std::vector<std::pair<Key, RowBytes>> ExportSome(const Table& table, TestMemory* memory,
                                                  int64_t chunk, bool parts, Cursor* cursor);
+// Gives all NaNs among the numbers of a floating dtype the same bits.
+void UnifyNans(DType dtype, char* numbers, int64_t bytes);
+// The same in the values and slots of a table of the schema.
+void UnifyNans(const TableSchema& schema, TableContent* content);
+
 // The contents' difference in words, or "".
 std::string Difference(const TableContent& want, const TableContent& got);
 

@@ -407,8 +407,9 @@ class ReferenceTable final : public Table {
       const int64_t room = misses->at.size;
       DYNEMB_RETURN_IF_ERROR(CheckSpan("misses", misses->at.data, room, misses->at.space));
       if (misses->count == nullptr) return InvalidArgument("misses: got no count");
-      if (room < static_cast<int64_t>(positions->size())) {
-        return InvalidArgument("misses: got room for ", room, ", want ", positions->size());
+      const int64_t most = batch.select == nullptr ? n : batch.select->at.size;
+      if (room < most) {
+        return InvalidArgument("misses: got room for ", room, ", want ", most);
       }
     }
     return Status();
