@@ -4,7 +4,7 @@ No other file names a compiler flag. Includes are written from the repository ro
 """
 
 load("//bazel:cuda.bzl", "nvcc_outputs")
-load("@local_cuda//:config.bzl", "HOST_CXX", "NVCC", "NVCC_VERSION")
+load("@local_cuda//:config.bzl", "HOST_CXX", "NVCC", "NVCC_COMPRESS", "NVCC_VERSION")
 
 _WARNINGS = [
     "-Wall",
@@ -51,8 +51,12 @@ _NVCC_OPTS = [
     # Initial values are those of the host to the bit: see -ffp-contract above.
     "--fmad=false",
     "--diag-suppress=2810",  # it takes an assignment to a [[nodiscard]] class for a value that is dropped
-    "-Xcompiler=" + ",".join(["-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra"] + _NO_WARNINGS),
-] + select({
+    # "#pragma unroll" is for the device's compiler, and the host's does not know it.
+    "-Xcompiler=" + ",".join(
+        ["-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas"] +
+        _NO_WARNINGS,
+    ),
+] + NVCC_COMPRESS + select({
     "//bazel:opt": ["--Werror=all-warnings"],
     "//conditions:default": [],
 })
@@ -63,6 +67,7 @@ _GPU_CODE = [
 
 # Who may depend on a room. Dependencies point one way: kernels -> gpu -> core; ops are schemas only.
 _VISIBLE_TO = {
+    "benchmarks": ["//benchmarks:__subpackages__"],
     "cc/core": [
         "//benchmarks:__subpackages__",
         "//cc/core:__subpackages__",
@@ -122,7 +127,7 @@ def if_cuda(with_cuda, without = []):
     return with_cuda if NVCC else without
 
 def dynemb_cuda_library(name, srcs, hdrs = [], deps = [], ptx = False, **kwargs):
-    """A library of .cu sources; it is not made where there is no CUDA. //cc/gpu only.
+    """A library of .cu sources; it is not made where there is no CUDA. //cc/gpu and //benchmarks only.
 
     Args:
       name: as in cc_library; so are hdrs and deps.
@@ -186,6 +191,21 @@ def dynemb_cc_benchmark(name, srcs, deps, **kwargs):
         testonly = True,
         deps = deps,
         **kwargs
+    )
+
+def dynemb_cuda_benchmark(name, srcs, hdrs, deps):
+    """A program of .cu sources with its main(), built only when it is asked for by name; not made without CUDA."""
+    if not NVCC:
+        return
+    kernels = name + "_kernels"
+    dynemb_cuda_library(name = kernels, srcs = srcs, hdrs = hdrs, deps = deps, testonly = True, tags = ["manual"])
+    native.cc_binary(
+        name = name,
+        linkstatic = True,
+        linkopts = ["-pthread"],
+        tags = ["manual"],
+        testonly = True,
+        deps = [kernels],
     )
 
 def dynemb_op_library(name, srcs, deps):

@@ -22,7 +22,7 @@ cc_library(
     # As system headers: their warnings are not ours to fix.
     includes = ["include"],
     linkopts = ["-ldl", "-lrt", "-pthread"],
-    visibility = ["@//cc/gpu:__subpackages__"],
+    visibility = ["@//benchmarks:__subpackages__", "@//cc/gpu:__subpackages__"],
 )
 """
 
@@ -32,9 +32,20 @@ def _local_cuda_impl(ctx):
     if root:
         ctx.symlink(root + "/include", "include")
         ctx.symlink(ctx.os.environ["TF_DYNEMB_CUDA_LIB"] + "/libcudart_static.a", "libcudart_static.a")
-    ctx.file("config.bzl", 'NVCC = "{nvcc}"\nNVCC_VERSION = "{version}, {compiler}"\nHOST_CXX = "{cxx}"\n'.format(
+    version = ctx.os.environ.get("TF_DYNEMB_CUDA_VERSION", "")
+
+    # From 12.8 on nvcc can make device code a fifth of its size.
+    compresses = root and [int(number) for number in version.split(".")] >= [12, 8]
+    config = """\
+NVCC = "{nvcc}"
+NVCC_VERSION = "{version}, {compiler}"
+NVCC_COMPRESS = {compress}
+HOST_CXX = "{cxx}"
+"""
+    ctx.file("config.bzl", config.format(
         nvcc = root + "/bin/nvcc" if root else "",
-        version = ctx.os.environ.get("TF_DYNEMB_CUDA_VERSION", ""),
+        version = version,
+        compress = ["--compress-mode=size"] if compresses else [],
         compiler = ctx.os.environ.get("TF_DYNEMB_COMPILER", ""),
         cxx = ctx.os.environ.get("TF_DYNEMB_CUDA_CXX", ""),
     ))

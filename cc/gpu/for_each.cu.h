@@ -14,8 +14,10 @@
 namespace dynemb {
 namespace for_each_internal {
 
+// The body stays where arguments are: one whose address is taken would otherwise be copied to each
+// thread's memory.
 template <typename Body>
-__global__ void Kernel(int64_t n, Body body) {
+__global__ void Kernel(int64_t n, const __grid_constant__ Body body) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += step) {
     body(i);

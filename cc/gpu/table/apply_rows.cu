@@ -1,0 +1,276 @@
+#include <type_traits>
+
+#include "cc/core/optimizer/rule.h"
+#include "cc/gpu/table/apply_rows.h"
+
+namespace dynemb {
+namespace {
+
+// Long groups are added up in pieces, and these in larger ones: a piece of level k is 32^k places
+// from a multiple of that, all of one group. Level 0 are the gradients themselves.
+constexpr int kRadixBits = 5, kLevels = 4;
+DYNEMB_HOST_DEVICE constexpr int64_t PlacesOf(int level) {
+  return int64_t{1} << (kRadixBits * level);
+}
+
+// The gradients of a batch, and the sums of its pieces, which are made before: that of the piece of
+// level k that begins at a place is in row place / PlacesOf(k) of pieces[k]; other rows of it hold
+// anything.
+template <typename T>
+struct Gradients {
+  static constexpr int kAtOnce = 2;
+
+  ConstRows rows;
+  const double* scales;  // or null
+  int64_t dim;
+  T* pieces[kLevels];
+
+  DYNEMB_HOST_DEVICE static bool IsPiece(const GroupedBatch& batch, int64_t place, int level) {
+    return (place & (PlacesOf(level) - 1)) == 0 &&
+           batch.IsSameGroup(place, place + PlacesOf(level) - 1);
+  }
+  // Adds the pieces of a level from `place` to `end`, as far as they are of the group of `place`;
+  // at most kAtOnce, which are waited for together. Returns how many.
+  template <bool kOfGradients>
+  DYNEMB_HOST_DEVICE int AddSome(const GroupedBatch& batch, int level, int64_t place, int64_t end,
+                                 int64_t block, Block<T>* sum) const {
+    Block<T> numbers[kAtOnce];
+    T scale[kAtOnce];
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t at = place + i * PlacesOf(level);
+      if (at >= end || !batch.IsSameGroup(place, at + PlacesOf(level) - 1)) continue;
+      const int64_t position = kOfGradients ? batch.position(at) : 0;
+      const T* const row = kOfGradients ? reinterpret_cast<const T*>(rows[position])
+                                        : pieces[level] + (at >> (kRadixBits * level)) * dim;
+      LoadBlock(row, block, dim, IsAligned(row), &numbers[i]);
+      scale[i] = kOfGradients && scales != nullptr ? static_cast<T>(scales[position]) : T(1);
+      ++count;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (i >= count) continue;
+      for (int c = 0; c < kBlock; ++c) {
+        sum->number[c] = sum->number[c] + scale[i] * numbers[i].number[c];
+      }
+    }
+    return count;
+  }
+  // The sum of a group, which for one gradient is the gradient.
+  DYNEMB_HOST_DEVICE Block<T> Sum(const GroupedBatch& batch, const Head& head,
+                                  int64_t block) const {
+    Block<T> sum = {};
+    if (head.alone && scales == nullptr) {
+      const T* const row = reinterpret_cast<const T*>(rows[head.position]);
+      LoadBlock(row, block, dim, IsAligned(row), &sum);
+      return sum;
+    }
+    const int64_t after = head.place + kAtOnce;
+    AddSome<true>(batch, 0, head.place, after, block, &sum);
+    return batch.IsSameGroup(head.place, after) ? AddRest(batch, after, block, sum) : sum;
+  }
+  // Adds the rest of a group from `place` on. Apart, so that it is not in every rule's kernel.
+  DYNEMB_NOINLINE DYNEMB_HOST_DEVICE Block<T> AddRest(const GroupedBatch& batch, int64_t place,
+                                                      int64_t block, Block<T> sum) const {
+    const int64_t begin = place;
+    do {
+      // The largest piece that begins here; those that follow it up to where a larger one may
+      // begin.
+      int level = 0;
+      while (level + 1 < kLevels && IsPiece(batch, place, level + 1)) ++level;
+      const int64_t end = (place | (PlacesOf(level + 1) - 1)) + 1;
+      place += level == 0 ? AddSome<true>(batch, 0, place, end, block, &sum)
+                          : AddSome<false>(batch, level, place, end, block, &sum) * PlacesOf(level);
+    } while (batch.IsSameGroup(begin, place));
+    return sum;
+  }
+};
+
+// Makes the sums of the pieces of a level, of those of the level below.
+template <typename T>
+struct SumPieces {
+  GroupedBatch batch;
+  Gradients<T> gradients;
+  int level;
+
+  DYNEMB_HOST_DEVICE void operator()(const Tile& tile, int64_t piece) const {
+    const int64_t place = piece * PlacesOf(level), end = place + PlacesOf(level);
+    if (!batch.IsEntry(place) || !gradients.IsPiece(batch, place, level)) return;
+    T* const to = gradients.pieces[level] + piece * gradients.dim;
+    for (int64_t block = tile.lane; block * kBlock < gradients.dim; block += tile.width) {
+      Block<T> sum = {};
+      for (int64_t at = place; at < end;) {
+        at += level == 1
+                  ? gradients.template AddSome<true>(batch, 0, at, end, block, &sum)
+                  : gradients.template AddSome<false>(batch, level - 1, at, end, block, &sum) *
+                        PlacesOf(level - 1);
+      }
+      StoreBlock(sum, block, gradients.dim, IsAligned(to), to);
+    }
+  }
+};
+
+template <typename Rule, typename V>
+struct UpdateHead {
+  using T = ComputeType<V>;
+  static constexpr int kRowSlots = RowSlotCount<Rule>::value;
+  static constexpr int kColumnSlots = Rule::kSlotCount - kRowSlots;
+
+  GroupedBatch batch;
+  Gradients<T> gradients;
+  int64_t dim, slots_offset;
+  RowStamp stamp;
+  InitialValues initial;
+  T initial_slots[Rule::kSlotCount + 1];  // no array is empty
+  typename Rule::template Step<T> step;
+  T decay;
+
+  DYNEMB_HOST_DEVICE void operator()(const Tile& tile, const Head& head) const {
+    if constexpr (kRowSlots == 0) {
+      UpdateColumns(tile, head, step, nullptr);
+    } else {
+      Block<T> first = {};  // of the lane's blocks of the gradient
+      if (tile.lane * kBlock < dim) first = gradients.Sum(batch, head, tile.lane);
+      T* const slots = reinterpret_cast<T*>(head.row + slots_offset) + kColumnSlots * dim;
+      T row_slots[kRowSlots];
+      for (int k = 0; k < kRowSlots; ++k) {
+        row_slots[k] = head.is_new ? initial_slots[kColumnSlots + k] : slots[k];
+      }
+      const T mean_square = SumOfSquares(tile, head, first) / static_cast<T>(dim);
+      tile.Sync();  // all have read
+      const auto of_row = Rule::RowUpdate(step, mean_square, row_slots);
+      for (int k = 0; tile.lane == 0 && k < kRowSlots; ++k) slots[k] = row_slots[k];
+      UpdateColumns(tile, head, of_row, &first);
+    }
+    if (tile.lane == 0) stamp.Write(head.row, head.is_new, 1);
+  }
+
+  // `first`: the gradient of the lane's first block, if it is known.
+  template <typename StepOrRow>
+  DYNEMB_HOST_DEVICE void UpdateColumns(const Tile& tile, const Head& head, const StepOrRow& of,
+                                        const Block<T>* first) const {
+    V* const value = reinterpret_cast<V*>(head.row);
+    T* const slots = reinterpret_cast<T*>(head.row + slots_offset);
+    const bool aligned = dim % kBlock == 0 && IsAligned(slots);
+    for (int64_t block = tile.lane; block * kBlock < dim; block += tile.width) {
+      Block<V> values;
+      Block<T> slot[kColumnSlots + 1];
+      if (head.is_new) {
+        values = initial.template Values<V>(batch.entries.keys[head.position], block);
+        for (int k = 0; k < kColumnSlots; ++k) {
+          for (T& number : slot[k].number) number = initial_slots[k];
+        }
+      } else {
+        LoadBlock(value, block, dim, aligned, &values);
+        for (int k = 0; k < kColumnSlots; ++k) {
+          LoadBlock(slots + k * dim, block, dim, aligned, &slot[k]);
+        }
+      }
+      const Block<T> gradient =
+          first != nullptr && block == tile.lane ? *first : gradients.Sum(batch, head, block);
+      for (int i = 0; i < kBlock; ++i) {
+        T weight = static_cast<T>(values.number[i]);
+        T of_column[kColumnSlots + 1];
+        for (int k = 0; k < kColumnSlots; ++k) of_column[k] = slot[k].number[i];
+        UpdateColumn<Rule>(of, decay, gradient.number[i], &weight, of_column);
+        for (int k = 0; k < kColumnSlots; ++k) slot[k].number[i] = of_column[k];
+        values.number[i] = static_cast<V>(weight);
+      }
+      StoreBlock(values, block, dim, aligned, value);
+      for (int k = 0; k < kColumnSlots; ++k) {
+        StoreBlock(slot[k], block, dim, aligned, slots + k * dim);
+      }
+    }
+  }
+
+  // As the host's, of the gradient's columns. `gradient`: the lane's first block.
+  DYNEMB_HOST_DEVICE T SumOfSquares(const Tile& tile, const Head& head, Block<T> gradient) const {
+    static_assert(kSquareParts == 32 * kBlock, "a part for each number of a block of each lane");
+    if (tile.width == 1) return SumOfSquaresAlone(head);
+    T parts[kBlock] = {};
+    for (int64_t block = tile.lane; block * kBlock < dim; block += tile.width) {
+      if (block != tile.lane) gradient = gradients.Sum(batch, head, block);
+      for (int64_t i = 0; i < kBlock && block * kBlock + i < dim; ++i) {
+        parts[i] += gradient.number[i] * gradient.number[i];
+      }
+    }
+    T sum = LaneOfSquares(parts);
+    for (int width = tile.width / 2; width > 0; width /= 2) sum += tile.FromXor(sum, width);
+    return sum;
+  }
+  // By one lane, which has all columns.
+  DYNEMB_NOINLINE DYNEMB_HOST_DEVICE T SumOfSquaresAlone(const Head& head) const {
+    T parts[kSquareParts] = {};
+    for (int64_t block = 0; block * kBlock < dim; ++block) {
+      const Block<T> gradient = gradients.Sum(batch, head, block);
+      for (int64_t i = 0; i < kBlock && block * kBlock + i < dim; ++i) {
+        parts[(block * kBlock + i) % kSquareParts] += gradient.number[i] * gradient.number[i];
+      }
+    }
+    for (int64_t lane = 0; lane < kSquareLanes; ++lane) {
+      parts[lane] = LaneOfSquares(parts + 4 * lane);
+    }
+    for (int64_t width = kSquareLanes / 2; width > 0; width /= 2) {
+      for (int64_t lane = 0; lane < width; ++lane) parts[lane] += parts[lane + width];
+    }
+    return parts[0];
+  }
+};
+
+template <typename Rule, typename V>
+Status Apply(const Context& context, const TableSchema& schema, const ApplyCall& call,
+             Scratch* scratch) {
+  using T = ComputeType<V>;
+  const int64_t n = call.batch.size, dim = schema.dim;
+  const int width = TileWidth((dim + kBlock - 1) / kBlock);
+  Gradients<T> gradients = {call.gradients, call.update.scales.data, dim, {}};
+  for (int level = 1; level < kLevels; ++level) {
+    gradients.pieces[level] = scratch->Take<T>(n / PlacesOf(level) * dim);
+    DYNEMB_RETURN_IF_ERROR(ForEachTile<0>(context, n / PlacesOf(level),
+                                          SumPieces<T>{call.batch, gradients, level}, width));
+  }
+  const double* const hyper = call.update.hyper.data;
+  UpdateHead<Rule, V> update = {
+      call.batch,
+      gradients,
+      dim,
+      call.layout.slots_offset,
+      call.stamp,
+      call.initial,
+      {},
+      typename Rule::template Step<T>(hyper),
+      static_cast<T>(hyper[Hyper::kWeightDecay] * hyper[Hyper::kLearningRate])};
+  for (int k = 0; k < Rule::kSlotCount; ++k) {
+    update.initial_slots[k] = static_cast<T>(schema.rule.slots[k].initial);
+  }
+  return ForEachHead(context, call.batch, call.rows, width, update);
+}
+
+}  // namespace
+
+int64_t ApplyScratchBytes(const TableSchema& schema, int64_t n) {
+  const int64_t row_bytes = schema.dim * SizeOf(GradientDType(schema.value_dtype));
+  int64_t bytes = 0;
+  for (int level = 1; level < kLevels; ++level) {
+    bytes += Scratch::Bytes<char>(n / PlacesOf(level) * row_bytes);
+  }
+  return bytes;
+}
+
+Status ApplyRows(const Context& context, const TableSchema& schema, const ApplyCall& call,
+                 Scratch* scratch) {
+  Status status = InvalidArgument("no rule ", schema.rule.name);
+  VisitRule(AllRules(), schema.rule.name, [&](auto rule_tag) {
+    using Rule = typename decltype(rule_tag)::type;
+    VisitDType(schema.value_dtype, [&](auto value_tag) {
+      using V = typename decltype(value_tag)::type;
+      if constexpr (!std::is_integral_v<V>) {
+        status = Apply<Rule, V>(context, schema, call, scratch);
+      }
+    });
+  });
+  return status;
+}
+
+}  // namespace dynemb

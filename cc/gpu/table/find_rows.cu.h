@@ -1,0 +1,193 @@
+// Kernels that search: which rows the keys of a batch have, and what they hold.
+#ifndef TF_DYNEMB_CC_GPU_TABLE_FIND_ROWS_CU_H_
+#define TF_DYNEMB_CC_GPU_TABLE_FIND_ROWS_CU_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cc/core/lookup/bags.h"
+#include "cc/core/table/table.h"
+#include "cc/gpu/table/grouped_batch.cu.h"
+#include "cc/gpu/table/index.cu.h"
+#include "cc/gpu/table/rows.cu.h"
+#include "cc/gpu/table/tile.cu.h"
+
+namespace dynemb {
+
+// Where a call reports.
+struct Reports {
+  Outcome* outcomes = nullptr;
+  int64_t* misses = nullptr;
+  int64_t* miss_count = nullptr;
+
+  Reports() = default;
+  explicit Reports(const Report& report)
+      : outcomes(report.outcomes.data),
+        misses(report.misses == nullptr ? nullptr : report.misses->at.data),
+        miss_count(report.misses == nullptr ? nullptr : report.misses->count) {}
+
+  DYNEMB_HOST_DEVICE void Set(int64_t position, Outcome outcome) const {
+    if (outcomes != nullptr) outcomes[position] = outcome;
+    if (misses == nullptr || outcome == Outcome::kFound || outcome == Outcome::kInserted) return;
+    misses[AtomicAdd(miss_count, int64_t{1})] = position;
+  }
+};
+
+// Table::Find, by warps: each lane searches a key; then their rows are copied one after the other,
+// each by as many lanes as it has pieces. Piece: what rows are copied in, which divides a value's
+// size and all addresses.
+template <typename Piece>
+struct FindValues {
+  static constexpr int kRowsAtOnce = 2;  // that a lane waits for
+
+  Entries entries;
+  Index index;
+  RowSlabs rows;
+  InitialValues initial;
+  bool fill_missing;
+  int64_t value_bytes;
+  int copy_width;  // lanes to a row, up to a tile's
+  Rows values;
+  Reports reports;
+
+  DYNEMB_HOST_DEVICE void operator()(const Tile& tile, int64_t group) const {
+    const int64_t i = group * tile.width + tile.lane;
+    const int64_t position = i < entries.most ? entries.position(i) : -1;
+    const Key key = position < 0 ? 0 : entries.keys[position];
+    const RowRef found = position < 0 ? kNoRow : FindRow(index, key);
+    const char* const row = found == kNoRow ? nullptr : rows[found];
+    char* const to = position < 0 ? nullptr : values[position];
+    Copy(tile, row, to);
+    if (position >= 0) {
+      reports.Set(position, row == nullptr ? Outcome::kMissing : Outcome::kFound);
+    }
+    if (!fill_missing) return;
+    unsigned missing = tile.Vote(row == nullptr && to != nullptr);
+    for (int lane = 0; missing != 0; ++lane, missing >>= 1) {
+      if ((missing & 1) == 0) continue;
+      initial.FillValue(tile, tile.Broadcast(key, lane), tile.Broadcast(to, lane));
+    }
+  }
+
+  DYNEMB_HOST_DEVICE void Copy(const Tile& tile, const char* row, char* to) const {
+    const int width = copy_width < tile.width ? copy_width : tile.width;
+    const int at_once = tile.width / width, of_these = tile.lane / width;
+    const int64_t pieces = value_bytes / static_cast<int64_t>(sizeof(Piece));
+    for (int first = 0; first < tile.width; first += kRowsAtOnce * at_once) {
+      const Piece* from[kRowsAtOnce];
+      Piece* target[kRowsAtOnce];
+#pragma unroll
+      for (int r = 0; r < kRowsAtOnce; ++r) {
+        const int lane = first + r * at_once + of_these;
+        const bool is_row = lane < tile.width;
+        from[r] = reinterpret_cast<const Piece*>(tile.Broadcast(row, is_row ? lane : 0));
+        target[r] = reinterpret_cast<Piece*>(tile.Broadcast(to, is_row ? lane : 0));
+        if (!is_row) from[r] = nullptr;
+      }
+      for (int64_t p = tile.lane % width; p < pieces; p += width) {
+        Piece piece[kRowsAtOnce];
+#pragma unroll
+        for (int r = 0; r < kRowsAtOnce; ++r) {
+          if (from[r] != nullptr) piece[r] = from[r][p];
+        }
+#pragma unroll
+        for (int r = 0; r < kRowsAtOnce; ++r) {
+          if (from[r] != nullptr) target[r][p] = piece[r];
+        }
+      }
+    }
+  }
+};
+
+// GpuTable::FindBags, a tile for each bag: each lane searches an id, and then all add up the rows
+// in their order, a few columns each, in registers.
+template <typename V>
+struct PoolBags {
+  using T = ComputeType<V>;
+  static constexpr int kBlocks = 1;  // of a lane's columns that are summed at once
+  static constexpr int kRows = 4;    // that are waited for together
+  // Lanes to a bag, so that they go through its ids once, if its columns are not too many.
+  static int Width(int64_t dim) {
+    return std::max(8, TileWidth((dim + kBlock * kBlocks - 1) / (kBlock * kBlocks)));
+  }
+
+  Index index;
+  RowSlabs rows;
+  InitialValues initial;
+  int64_t dim;
+  Span<const Key> ids;
+  Span<const int64_t> begins;
+  bool mean;
+  const T* weights;  // or null
+  Rows out;
+
+  DYNEMB_HOST_DEVICE void operator()(const Tile& tile, int64_t bag) const {
+    const int64_t begin = begins[bag] < 0 ? 0 : begins[bag];
+    const int64_t end = begins[bag + 1] < ids.size ? begins[bag + 1] : ids.size;
+    T* const to = reinterpret_cast<T*>(out[bag]);
+    const int64_t step = int64_t{kBlocks} * tile.width;
+    for (int64_t first = tile.lane; (first - tile.lane) * kBlock < dim; first += step) {
+      Block<T> sum[kBlocks] = {};
+      double weight_sum = 0;
+      for (int64_t id = begin; id < end; id += tile.width) {
+        const int64_t own = id + tile.lane;
+        const Key key = own < end ? ids[own] : 0;
+        const RowRef found = own < end ? FindRow(index, key) : kNoRow;
+        const char* const row = found == kNoRow ? nullptr : rows[found];
+        const T weight = own < end && weights != nullptr ? weights[own] : T(1);
+        const auto count = static_cast<int>(end - id < tile.width ? end - id : tile.width);
+        for (int lane = 0; lane < count; lane += kRows) {
+          AddRows(tile, first, key, row, weight, lane, count, sum, &weight_sum);
+        }
+      }
+      const bool zeros = mean && weight_sum == 0;
+      const T divisor = !mean || zeros ? T(1) : static_cast<T>(weight_sum);
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        const int64_t block = first + int64_t{b} * tile.width;
+        for (T& number : sum[b].number) number = zeros ? T(0) : number / divisor;
+        if (block * kBlock < dim) StoreBlock(sum[b], block, dim, IsAligned(to), to);
+      }
+    }
+  }
+
+  // Adds the rows of lanes [lane, lane + kRows) below `count`, each with what it has looked up.
+  DYNEMB_HOST_DEVICE void AddRows(const Tile& tile, int64_t first, Key own_key, const char* own_row,
+                                  T own_weight, int lane, int count, Block<T>* sum,
+                                  double* weight_sum) const {
+    Block<V> values[kRows][kBlocks] = {};
+    T weight[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int from = lane + r < count ? lane + r : lane;
+      const Key key = tile.Broadcast(own_key, from);
+      const char* const row = tile.Broadcast(own_row, from);
+      weight[r] = lane + r < count ? tile.Broadcast(own_weight, from) : T(0);
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        const int64_t block = first + int64_t{b} * tile.width;
+        if (lane + r >= count || block * kBlock >= dim) continue;
+        if (row == nullptr) {
+          values[r][b] = initial.template Values<V>(key, block);
+        } else {
+          LoadBlock(reinterpret_cast<const V*>(row), block, dim, dim % kBlock == 0, &values[r][b]);
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (lane + r >= count) continue;
+      *weight_sum += static_cast<double>(weight[r]);
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        for (int i = 0; i < kBlock; ++i) {
+          sum[b].number[i] += weight[r] * static_cast<T>(values[r][b].number[i]);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_GPU_TABLE_FIND_ROWS_CU_H_

@@ -1,0 +1,60 @@
+// GpuTable: the table in the memory of a GPU.
+//
+// The same contract as the table in host memory, in the order of streams: a call puts kernels into
+// its context's stream and returns. Whatever depends on the data stays on the device. Calls of
+// several streams are put in order by events, as by a lock for readers and writers.
+//
+// The host waits for the device in these calls alone: Export, EraseBelow, BeginVersion, Attach,
+// Erased, size, and, of the calls that insert, those that take memory: before the table takes some
+// it asks how many rows there really are.
+//
+// Where it differs from the table in host memory:
+// - Gradients of a key that is more than 32 times in a batch are added up in pieces. The sum is the
+//   same in every run, and may be rounded otherwise than the host's.
+// - Positions of a selection that lie outside of the batch are left out; they are no error, for the
+//   host does not see them.
+// - Attach and the first BeginVersion need room for the rows as they were and as they become.
+#ifndef TF_DYNEMB_CC_GPU_TABLE_GPU_TABLE_H_
+#define TF_DYNEMB_CC_GPU_TABLE_GPU_TABLE_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "cc/core/base/context.h"
+#include "cc/core/base/span.h"
+#include "cc/core/base/status.h"
+#include "cc/core/lookup/bags.h"
+#include "cc/core/table/table.h"
+#include "cc/gpu/table/device_memory.h"
+
+namespace dynemb {
+
+// The ids of bags in device memory: bag b has ids [begins[b], begins[b + 1]).
+struct DeviceBags {
+  Span<const Key> ids;
+  Span<const int64_t> begins;  // one more than bags, ascending, from 0 to the number of ids
+  Pooling pooling = Pooling::kSum;
+  const char* weights = nullptr;  // one per id, numbers of the output's dtype; or none
+};
+
+class GpuTable : public Table {
+ public:
+  // Writes one vector per bag to `out`: numbers of GradientDType(value dtype). Ids without a row
+  // count with their initial value; a bag without ids is zeros. Rows are pooled as they are read.
+  // kInvalidArgument: Pooling::kNone, memory of another space, a number of rows that is not that of
+  // the bags. Ends that lie outside of the ids are cut off.
+  virtual Status FindBags(const Context& context, const DeviceBags& bags, Rows out) const = 0;
+
+  // How many keys the index has room for. Where keys are is found in about one cache line up to
+  // nine tenths of that, beyond which it grows.
+  virtual int64_t index_cells() const = 0;
+};
+
+// An empty table in the given memory, which must outlive it. Its rows are those of
+// `device_memory`'s device. Errors: a schema that is not valid.
+Status MakeGpuTable(const TableSchema& schema, DeviceMemory* memory,
+                    std::unique_ptr<GpuTable>* table);
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_GPU_TABLE_GPU_TABLE_H_

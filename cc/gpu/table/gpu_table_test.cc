@@ -1,0 +1,483 @@
+// What tables on a GPU have to show beside the suites that every table passes: each test on the
+// GPU, if there is one, and on the host.
+#include "cc/gpu/table/gpu_table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cc/core/lookup/bags.h"
+#include "cc/core/table/host_table.h"
+#include "cc/core/testing/caller.h"
+#include "cc/core/testing/harness.h"
+#include "cc/gpu/table/testing/gpu_harness.h"
+#include "gtest/gtest.h"
+
+namespace dynemb {
+namespace {
+
+// Memory of another one, as long as there is some left.
+class LimitedMemory final : public DeviceMemory {
+ public:
+  LimitedMemory(DeviceMemory* memory, int64_t bytes) : memory_(memory), left_(bytes) {}
+  MemorySpace space() const override { return memory_->space(); }
+  void* Allocate(int64_t bytes) override {
+    if (bytes > left_) return nullptr;
+    void* const block = memory_->Allocate(bytes);
+    if (block == nullptr) return nullptr;
+    left_ -= bytes;
+    sizes_[block] = bytes;
+    return block;
+  }
+  void Free(void* block) override {
+    left_ += sizes_[block];
+    sizes_.erase(block);
+    memory_->Free(block);
+  }
+  int64_t left() const { return left_; }
+  void Add(int64_t bytes) { left_ += bytes; }
+
+ private:
+  DeviceMemory* const memory_;
+  int64_t left_;
+  std::map<void*, int64_t> sizes_;
+};
+
+class GpuTableTest : public testing::TestWithParam<MemorySpace> {
+ protected:
+  void SetUp() override {
+    if (on_host()) return;
+    // For want of a GPU; the message says why there is none.
+    if (const Status status = GpuForTests(); !status.ok()) GTEST_SKIP() << status.message();
+  }
+  bool on_host() const { return GetParam() == MemorySpace::kHost; }
+  TestMemory* memory() const { return on_host() ? HostTestMemory() : GpuTestMemory(); }
+  DeviceMemory* device_memory() const { return on_host() ? HostDeviceMemory() : CudaMemory(); }
+  std::unique_ptr<GpuTable> Make(const TableSchema& schema, DeviceMemory* from = nullptr) const {
+    std::unique_ptr<GpuTable> table;
+    const Status status = MakeGpuTable(schema, from == nullptr ? device_memory() : from, &table);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return table;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Spaces, GpuTableTest,
+                         testing::Values(MemorySpace::kHost, MemorySpace::kDevice),
+                         [](const auto& info) {
+                           return info.param == MemorySpace::kHost ? "host" : "device";
+                         });
+
+TableSchema Schema(int64_t dim, const std::string& rule = "", DType dtype = DType::kFloat32) {
+  TableSchema schema;
+  schema.dim = dim;
+  schema.value_dtype = dtype;
+  schema.rule = UsualRule(rule);
+  schema.initializer.distribution = {Distribution::Kind::kUniform, -0.05f, 0.05f};
+  schema.initializer.seed = 11;
+  return schema;
+}
+
+Keys Numbers(int64_t first, int64_t n) {
+  Keys keys;
+  for (int64_t i = 0; i < n; ++i) keys.push_back((first + i) * 0x9e3779b97f4a7c15);
+  return keys;
+}
+
+// Keys that are often, some of them far more often than a piece of a long group.
+TEST_P(GpuTableTest, LongGroupsAreSummedInPieces) {
+  constexpr int64_t kDim = 6, kBatch = 20'000;
+  const TableSchema schema = Schema(kDim, "sgd");
+  const auto table = Make(schema);
+  std::unique_ptr<Table> host;
+  ASSERT_OK(MakeHostTable(schema, &host));
+  const Caller call(table.get(), memory()), on_host(host.get(), HostTestMemory());
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 6; ++round) {
+    Keys keys;
+    Floats gradients;
+    for (int64_t i = 0; i < kBatch; ++i) {
+      // Of the rounds one has one key alone, others a few that make up most of the batch.
+      const uint64_t dice = random();
+      keys.push_back(round == 0      ? 7
+                     : dice % 4 != 0 ? static_cast<Key>(dice / 4 % (5 * round))
+                                     : static_cast<Key>(dice / 4 % 1000));
+      // Numbers whose sums are exact in any order.
+      for (int64_t c = 0; c < kDim; ++c) gradients.push_back(static_cast<float>(random() % 16) / 8);
+    }
+    Outcomes outcomes, want_outcomes;
+    ASSERT_OK(call.Apply(keys, gradients, schema.rule, {0.25, 1, 0}, {}, &outcomes));
+    ASSERT_OK(on_host.Apply(keys, gradients, schema.rule, {0.25, 1, 0}, {}, &want_outcomes));
+    EXPECT_EQ(outcomes, want_outcomes);
+    EXPECT_EQ(Difference(on_host.Export(1000), call.Export(1000)), "");
+  }
+}
+
+// The same calls give the same bits, however the device orders its threads.
+TEST_P(GpuTableTest, SumsAreTheSameInEveryRun) {
+  constexpr int64_t kDim = 5, kBatch = 30'000;
+  const TableSchema schema = Schema(kDim, "adam");
+  std::mt19937_64 random(6);
+  std::normal_distribution<float> normal;
+  Keys keys;
+  Floats gradients;
+  for (int64_t i = 0; i < kBatch; ++i) {
+    keys.push_back(static_cast<Key>(random() % (1 + random() % 3000)));
+    for (int64_t c = 0; c < kDim; ++c) gradients.push_back(normal(random));
+  }
+  TableContent first;
+  for (int run = 0; run < 3; ++run) {
+    const auto table = Make(schema);
+    const Caller call(table.get(), memory());
+    for (int step = 1; step <= 3; ++step) {
+      ASSERT_OK(call.Apply(keys, gradients, schema.rule, UsualHyper("adam", step)));
+    }
+    TableContent content = call.Export(5000);
+    if (run == 0) first = content;
+    EXPECT_EQ(Difference(first, content), "");
+  }
+}
+
+// 100 steps of every rule from the same rows, beside the table in host memory: bit for bit, but for
+// rules that call pow() of the device.
+TEST_P(GpuTableTest, RulesTrainAsOnTheHost) {
+  constexpr int64_t kKeys = 40, kSteps = 100;
+  for (const std::string& rule : AllRuleNames()) {
+    for (const DType dtype :
+         {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
+      for (const int64_t dim : {3, 64}) {
+        SCOPED_TRACE(StrCat(rule, " ", Name(dtype), " ", dim));
+        const TableSchema schema = Schema(dim, rule, dtype);
+        const auto table = Make(schema);
+        std::unique_ptr<Table> host;
+        ASSERT_OK(MakeHostTable(schema, &host));
+        const int64_t width = SizeOf(GradientDType(dtype));
+        std::mt19937_64 random(dim);
+        std::normal_distribution<double> normal;
+        const Mirror<Key> keys(memory(), Numbers(0, kKeys));
+        Mirror<char> gradients(memory(), kKeys * dim * width);
+        for (int step = 1; step <= kSteps; ++step) {
+          for (int64_t i = 0; i < kKeys * dim; ++i) {
+            const double number = normal(random);
+            const auto narrow = static_cast<float>(number);
+            std::memcpy(gradients.host() + i * width,
+                        width == 8 ? static_cast<const void*>(&number) : &narrow, width);
+          }
+          gradients.Push();
+          const std::vector<double> hyper = UsualHyper(rule, step);
+          const Update update = {&schema.rule, hyper, {}};
+          ASSERT_OK(table->Apply(memory()->context(), {keys.span()},
+                                 gradients.rows(kKeys, dim * width), update, {}, {}));
+          OneThread one;
+          ASSERT_OK(host->Apply(one, {Span<const Key>(keys.host(), kKeys)},
+                                Rows(gradients.host(), kKeys, dim * width), update, {}, {}));
+        }
+        EXPECT_EQ(
+            Difference(ExportAll(*host, HostTestMemory(), 100), ExportAll(*table, memory(), 100)),
+            "");
+      }
+    }
+  }
+}
+
+// Bags, beside those of tables in host memory.
+TEST_P(GpuTableTest, PoolsBags) {
+  constexpr int64_t kBags = 300;
+  std::mt19937_64 random(8);
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64}) {
+    for (const int64_t dim : {1, 6, 32, 200, 1000}) {
+      SCOPED_TRACE(StrCat(Name(dtype), " ", dim));
+      const TableSchema schema = Schema(dim, "", dtype);
+      const auto table = Make(schema);
+      std::unique_ptr<Table> host;
+      ASSERT_OK(MakeHostTable(schema, &host));
+      const DType out_dtype = GradientDType(dtype);
+      const int64_t width = SizeOf(out_dtype);
+      // Some ids have rows, others initial values.
+      const Mirror<Key> present(memory(), Numbers(0, 100));
+      Mirror<char> values(memory(), 100 * dim * SizeOf(dtype));
+      for (int64_t at = 0; at < values.size(); at += SizeOf(dtype)) {
+        VisitDType(dtype, [&](auto tag) {
+          using V = typename decltype(tag)::type;
+          const V number = static_cast<V>(static_cast<ComputeType<V>>(random() % 64) / 16);
+          std::memcpy(values.host() + at, &number, sizeof(V));
+        });
+      }
+      values.Push();
+      ASSERT_OK(table->Upsert(memory()->context(), {present.span()},
+                              values.rows(100, dim * SizeOf(dtype)), {}, {}));
+      OneThread one;
+      ASSERT_OK(host->Upsert(one, {Span<const Key>(present.host(), 100)},
+                             Rows(values.host(), 100, dim * SizeOf(dtype)), {}, {}));
+      std::vector<Key> ids;
+      std::vector<int64_t> begins = {0}, lengths;
+      for (int64_t b = 0; b < kBags; ++b) {
+        lengths.push_back(static_cast<int64_t>(random() % (b % 7 == 0 ? 1 : 30)));
+        for (int64_t i = 0; i < lengths.back(); ++i) {
+          ids.push_back(static_cast<Key>(random() % 150 * 0x9e3779b97f4a7c15));
+        }
+        begins.push_back(static_cast<int64_t>(ids.size()));
+      }
+      const Mirror<Key> ids_there(memory(), ids);
+      const Mirror<int64_t> begins_there(memory(), begins);
+      Mirror<char> weights(memory(), static_cast<int64_t>(ids.size()) * width);
+      for (size_t i = 0; i < ids.size(); ++i) {
+        const double number = static_cast<double>(random() % 5) / 4;
+        const auto narrow = static_cast<float>(number);
+        std::memcpy(weights.host() + i * width,
+                    width == 8 ? static_cast<const void*>(&number) : &narrow, width);
+      }
+      weights.Push();
+      for (const Pooling pooling : {Pooling::kSum, Pooling::kMean}) {
+        for (const bool weighted : {false, true}) {
+          Mirror<char> out(memory(), kBags * dim * width);
+          ASSERT_OK(table->FindBags(memory()->context(),
+                                    {ids_there.span(), begins_there.span(), pooling,
+                                     weighted ? weights.there() : nullptr},
+                                    out.rows(kBags, dim * width)));
+          out.Pull();
+          BagInput input;
+          input.features = 1;
+          input.ids = ids;
+          input.weights = weighted ? weights.host() : nullptr;
+          Bags bags;
+          ASSERT_OK(Bags::Make<int64_t>(input, lengths, {{0, 0, pooling}},
+                                        {{{host.get()}, dtype, dim}}, out_dtype, &bags));
+          std::vector<char> want(kBags * dim * width);
+          ASSERT_OK(FindBags(one, bags, want.data()));
+          for (int64_t i = 0; i < kBags * dim; ++i) {
+            const auto number = [&](const char* from) {
+              float narrow;
+              double wide;
+              std::memcpy(&narrow, from + i * width, sizeof(narrow));
+              if (width == 4) return static_cast<double>(narrow);
+              std::memcpy(&wide, from + i * width, sizeof(wide));
+              return wide;
+            };
+            // The sums are of the same numbers in the same order; a mean may be rounded once more.
+            ASSERT_NEAR(number(out.host()), number(want.data()), 1e-6 * 30) << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(GpuTableTest, BadBagsAreErrors) {
+  const auto table = Make(Schema(2));
+  const Mirror<Key> ids(memory(), Keys{1, 2, 3});
+  const Mirror<int64_t> begins(memory(), std::vector<int64_t>{0, 1, 99});
+  Mirror<float> out(memory(), 4);
+  const auto code = [&](const DeviceBags& bags, const Rows& rows) {
+    return table->FindBags(memory()->context(), bags, rows).code();
+  };
+  const DeviceBags good = {ids.span(), begins.span()};
+  EXPECT_EQ(code(good, out.rows(2, 2)), Code::kOk) << "an end outside of the ids is cut off";
+  EXPECT_EQ(code(good, out.rows(1, 2)), Code::kInvalidArgument);
+  EXPECT_EQ(code(good, out.rows(2, 1)), Code::kInvalidArgument);
+  DeviceBags bad = good;
+  bad.pooling = Pooling::kNone;
+  EXPECT_EQ(code(bad, out.rows(2, 2)), Code::kInvalidArgument);
+  bad = good;
+  bad.begins = begins.span(0);
+  EXPECT_EQ(code(bad, out.rows(2, 2)), Code::kInvalidArgument);
+  bad = good;
+  bad.ids.space = MemorySpace::kFakeDevice;
+  EXPECT_EQ(code(bad, out.rows(2, 2)), Code::kInvalidArgument);
+  const auto integers = Make([] {
+    TableSchema schema;
+    schema.value_dtype = DType::kInt32;
+    return schema;
+  }());
+  EXPECT_EQ(integers->FindBags(memory()->context(), good, out.rows(2, 2)).code(),
+            Code::kInvalidArgument);
+}
+
+// The index grows while keys come and go; each call moves a part of it.
+TEST_P(GpuTableTest, GrowsByAndBy) {
+  constexpr int64_t kDim = 2, kBatch = 1000, kBatches = 150;
+  const auto table = Make(Schema(kDim));
+  const Caller call(table.get(), memory());
+  std::map<Key, float> model;
+  std::mt19937_64 random(9);
+  std::vector<Key> known;
+  int64_t growths = 0, cells = table->index_cells();
+  for (int64_t b = 0; b < kBatches; ++b) {
+    Keys keys = Numbers(b * kBatch, kBatch), gone;
+    Floats values;
+    for (const Key key : keys) {
+      values.insert(values.end(), kDim, static_cast<float>(random() % 1000));
+      model[key] = values.back();
+      known.push_back(key);
+    }
+    ASSERT_OK(call.Upsert(keys, values));
+    for (int64_t i = 0; i < kBatch / 3; ++i) gone.push_back(known[random() % known.size()]);
+    ASSERT_OK(call.Erase(gone));
+    for (const Key key : gone) model.erase(key);
+    growths += table->index_cells() != cells;
+    cells = table->index_cells();
+    if (b % 10 != 9) continue;
+    ASSERT_EQ(table->size(), static_cast<int64_t>(model.size()));
+    Floats got;
+    Outcomes outcomes;
+    ASSERT_OK(call.Find(known, &got, &outcomes, IfMissing::kLeave));
+    for (size_t i = 0; i < known.size(); ++i) {
+      const auto row = model.find(known[i]);
+      ASSERT_EQ(outcomes[i], row == model.end() ? Outcome::kMissing : Outcome::kFound);
+      if (row == model.end()) continue;
+      ASSERT_EQ(got[i * kDim + 1], row->second);
+    }
+    ASSERT_EQ(call.Export(3000).size(), model.size());
+  }
+  EXPECT_GE(growths, 8);
+  EXPECT_LT(cells, 4 * table->size());
+}
+
+// What is reserved is filled to nine tenths, and beyond it the index grows.
+TEST_P(GpuTableTest, ReservedIndexIsFilled) {
+  const auto table = Make(Schema(1));
+  const Caller call(table.get(), memory());
+  constexpr int64_t kRows = 50'000;
+  ASSERT_OK(call.Reserve(kRows));
+  const int64_t cells = table->index_cells();
+  EXPECT_LT(cells, kRows * 1.2);
+  for (int64_t i = 0; i < 10; ++i) {
+    ASSERT_OK(call.Upsert(Numbers(i * kRows / 10, kRows / 10), Floats(kRows / 10, 1.5f)));
+    EXPECT_EQ(table->index_cells(), cells);
+  }
+  Floats values;
+  ASSERT_OK(call.Find(Numbers(0, kRows), &values));
+  EXPECT_EQ(values, Floats(kRows, 1.5f));
+  for (int64_t i = 10; i < 15; ++i) {
+    ASSERT_OK(call.Upsert(Numbers(i * kRows / 10, kRows / 10), Floats(kRows / 10, 1.5f)));
+  }
+  EXPECT_GT(table->index_cells(), cells);
+  ASSERT_OK(call.Find(Numbers(0, kRows * 3 / 2), &values));
+  EXPECT_EQ(values, Floats(kRows * 3 / 2, 1.5f));
+}
+
+// Memory that runs out is an error that says which keys were done, and leaves a table that works.
+TEST_P(GpuTableTest, MemoryRunsOut) {
+  constexpr int64_t kDim = 64, kBatch = 3000;
+  LimitedMemory limited(device_memory(), 8 << 20);
+  const auto table = Make(Schema(kDim, "sgd"), &limited);
+  const Caller call(table.get(), memory());
+  std::map<Key, float> model;
+  int64_t fulls = 0;
+  for (int64_t b = 0; b < 20; ++b) {
+    const Keys keys = Numbers(b * kBatch, kBatch);
+    Outcomes outcomes;
+    const Status status =
+        call.Upsert(keys, Floats(kBatch * kDim, static_cast<float>(b)), {}, &outcomes);
+    int64_t full = 0;
+    for (int64_t i = 0; i < kBatch; ++i) {
+      ASSERT_TRUE(outcomes[i] == Outcome::kInserted || outcomes[i] == Outcome::kFull);
+      full += outcomes[i] == Outcome::kFull;
+      if (outcomes[i] == Outcome::kInserted) model[keys[i]] = static_cast<float>(b);
+    }
+    EXPECT_EQ(status.code(), full > 0 ? Code::kResourceExhausted : Code::kOk) << status.message();
+    EXPECT_EQ(table->size(), static_cast<int64_t>(model.size()));
+    fulls += full;
+  }
+  ASSERT_GT(fulls, 0);
+  ASSERT_GT(model.size(), 8000u);
+  const auto check = [&] {
+    const TableContent content = call.Export(10'000);
+    ASSERT_EQ(content.size(), model.size());
+    for (const auto& [key, row] : content) {
+      float number;
+      std::memcpy(&number, row.value.data() + 4 * (kDim - 1), sizeof(number));
+      ASSERT_EQ(number, model.at(key));
+    }
+  };
+  check();
+  // Keys that are there are updated; missing ones in the same call are not.
+  Keys keys;
+  for (const auto& [key, number] : model) keys.push_back(key);
+  keys.resize(500);
+  for (Key& key : keys) model[key] -= 1;
+  const Keys missing = Numbers(1'000'000, 3000);
+  Keys both = keys;
+  both.insert(both.end(), missing.begin(), missing.end());
+  Outcomes outcomes;
+  EXPECT_EQ(
+      call.Apply(both, Floats(both.size() * kDim, 1.0f), UsualRule("sgd"), {1, 1, 0}, {}, &outcomes)
+          .code(),
+      Code::kResourceExhausted);
+  EXPECT_EQ(std::count(outcomes.begin(), outcomes.end(), Outcome::kFound), 500);
+  for (size_t i = 500; i < both.size(); ++i) {
+    if (outcomes[i] == Outcome::kInserted) {
+      Floats value;
+      ASSERT_OK(call.Find({both[i]}, &value));
+      model[both[i]] = value[kDim - 1];
+    }
+  }
+  check();
+  // What is erased makes room.
+  ASSERT_OK(call.Erase(keys));
+  for (const Key key : keys) model.erase(key);
+  ASSERT_OK(call.Upsert(keys, Floats(keys.size() * kDim, 5.0f)));
+  for (const Key key : keys) model[key] = 5;
+  check();
+  EXPECT_EQ(call.Attach(UsualRule("adam")).code(), Code::kFailedPrecondition);
+  // And so does more memory.
+  limited.Add(64 << 20);
+  ASSERT_OK(call.Upsert(missing, Floats(missing.size() * kDim, 6.0f)));
+  for (const Key key : missing) model[key] = 6;
+  check();
+}
+
+// Attaching needs room for the rows twice; without it the table is as it was.
+TEST_P(GpuTableTest, AttachWithoutMemoryChangesNothing) {
+  LimitedMemory limited(device_memory(), 6 << 20);
+  const auto table = Make(Schema(32), &limited);
+  const Caller call(table.get(), memory());
+  ASSERT_OK(call.Upsert(Numbers(0, 20'000), Floats(20'000 * 32, 0.5f)));
+  const TableContent before = call.Export(5000);
+  const int64_t bytes = table->memory_bytes();
+  EXPECT_EQ(call.Attach(UsualRule("adam")).code(), Code::kResourceExhausted);
+  EXPECT_EQ(table->schema().rule, RuleSpec());
+  EXPECT_EQ(table->memory_bytes(), bytes);
+  EXPECT_EQ(Difference(before, call.Export(5000)), "");
+  limited.Add(64 << 20);
+  ASSERT_OK(call.Attach(UsualRule("adam")));
+  EXPECT_EQ(call.Export(5000).size(), before.size());
+}
+
+TEST_P(GpuTableTest, GivesAllMemoryBack) {
+  LimitedMemory limited(device_memory(), int64_t{1} << 30);
+  const int64_t before = limited.left();
+  {
+    const auto table = Make(Schema(8, "adam"), &limited);
+    const Caller call(table.get(), memory());
+    for (int round = 0; round < 3; ++round) {
+      ASSERT_OK(call.Upsert(Numbers(0, 30'000), Floats(30'000 * 8, 0.5f)));
+      ASSERT_OK(call.Erase(Numbers(0, 10'000)));
+      ASSERT_OK(table->BeginVersion(memory()->context(), round + 1));
+      ASSERT_OK(call.Clear());
+    }
+  }
+  EXPECT_EQ(limited.left(), before);
+}
+
+// Positions outside of the batch: left out on the device, an error where the host sees them.
+TEST_P(GpuTableTest, WrongPositionsAreLeftOut) {
+  if (on_host()) GTEST_SKIP() << "the host refuses them: RefusesBadBatches";
+  const auto table = Make(Schema(1));
+  const Mirror<Key> keys(memory(), Keys{1, 2, 3});
+  const Mirror<float> values(memory(), Floats{1, 2, 3});
+  const Mirror<int64_t> at(memory(), std::vector<int64_t>{-1, 1, 3, int64_t{1} << 60, 0});
+  const Mirror<int64_t> count(memory(), std::vector<int64_t>{4});
+  Positions select = {at.span(), count.there()};
+  ASSERT_OK(table->Upsert(memory()->context(), {keys.span(), &select}, values.rows(3, 1), {}, {}));
+  const TableContent content = ExportAll(*table, memory(), 10);
+  ASSERT_EQ(content.size(), 1u);
+  EXPECT_EQ(content.begin()->first, 2);
+}
+
+}  // namespace
+}  // namespace dynemb

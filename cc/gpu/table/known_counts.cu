@@ -1,0 +1,75 @@
+#include "cc/gpu/for_each.cu.h"
+#include "cc/gpu/table/known_counts.h"
+
+namespace dynemb {
+
+KnownCounts::~KnownCounts() {
+  if (sent_ != nullptr) cudaFreeHost(sent_);
+  if (came_ != nullptr) cudaEventDestroy(came_);
+}
+
+Status KnownCounts::Init(const Context& context, DeviceMemory* memory) {
+  if (!buffer_.Allocate(memory, sizeof(RowCounts))) {
+    return ResourceExhausted("no GPU memory for a table");
+  }
+  if (context.space == MemorySpace::kDevice) {
+    DYNEMB_RETURN_IF_ERROR(
+        FromCuda(cudaMallocHost(reinterpret_cast<void**>(&sent_), sizeof(RowCounts)),
+                 "allocating pinned memory"));
+    DYNEMB_RETURN_IF_ERROR(
+        FromCuda(cudaEventCreateWithFlags(&came_, cudaEventDisableTiming), "making an event"));
+  }
+  return Clear(context);
+}
+
+Status KnownCounts::Clear(const Context& context) {
+  under_way_ = false;
+  most_rows_ = 0;
+  return FillBytes(context, there(), 0, sizeof(RowCounts));
+}
+
+void KnownCounts::Poll() {
+  if (!under_way_) return;
+  if (cudaEventQuery(came_) != cudaSuccess) {
+    cudaGetLastError();  // they are still under way
+    return;
+  }
+  under_way_ = false;
+  most_rows_ = sent_->rows() + inserted_since_;
+}
+
+Status KnownCounts::Read(const Context& context, RowCounts* counts) {
+  DYNEMB_RETURN_IF_ERROR(CopyAny(context, counts, there(), sizeof(*counts)));
+  DYNEMB_RETURN_IF_ERROR(Wait(context));
+  under_way_ = false;
+  most_rows_ = counts->rows();
+  return {};
+}
+
+Status KnownCounts::ReadAndForgetFull(const Context& context, RowCounts* counts) {
+  DYNEMB_RETURN_IF_ERROR(Read(context, counts));
+  return FillBytes(context, &there()->full, 0, sizeof(there()->full));
+}
+
+Status KnownCounts::ReadAndForgetLogged(const Context& context, RowCounts* counts) {
+  DYNEMB_RETURN_IF_ERROR(Read(context, counts));
+  return FillBytes(context, &there()->logged, 0, sizeof(there()->logged));
+}
+
+Status KnownCounts::EndCall(const Context& context, int64_t limit, int64_t inserted) {
+  DYNEMB_RETURN_IF_ERROR(ForEach(context, 1, CountRows{there(), limit}));
+  most_rows_ += inserted;
+  if (context.space == MemorySpace::kHost) {
+    most_rows_ = there()->rows();
+    return {};
+  }
+  inserted_since_ += inserted;
+  if (under_way_ || inserted == 0) return {};
+  DYNEMB_RETURN_IF_ERROR(CopyAny(context, sent_, there(), sizeof(RowCounts)));
+  DYNEMB_RETURN_IF_ERROR(FromCuda(cudaEventRecord(came_, StreamOf(context)), "sending counts"));
+  under_way_ = true;
+  inserted_since_ = 0;
+  return {};
+}
+
+}  // namespace dynemb

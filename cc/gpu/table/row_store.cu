@@ -1,0 +1,76 @@
+#include <algorithm>
+
+#include "cc/gpu/table/row_store.h"
+
+namespace dynemb {
+namespace {
+
+constexpr int64_t kFirstSlabBytes = int64_t{64} << 10;
+constexpr int64_t kMostSlabBytes = int64_t{128} << 20;
+
+// The largest power of two of rows, at least one, that are not larger than so many bytes.
+int RowBits(int64_t bytes, int64_t stride_bytes) {
+  int bits = 0;
+  while ((stride_bytes << (bits + 1)) <= bytes) ++bits;
+  return bits;
+}
+
+}  // namespace
+
+RowStore::RowStore(DeviceMemory* memory, const RowLayout& layout)
+    : memory_(memory), stride_bytes_((layout.row_bytes + 15) / 16 * 16) {
+  sizes_.first_bits = RowBits(kFirstSlabBytes, stride_bytes_);
+  sizes_.most_bits = RowBits(kMostSlabBytes, stride_bytes_);
+}
+
+Status RowStore::Grow(const Context& context, int64_t rows) {
+  constexpr int64_t kAddressBytes = kMostSlabs * sizeof(char*);
+  if (rows > 0 && addresses_.bytes() == 0 && !addresses_.Allocate(memory_, kAddressBytes))
+    return {};
+  while (capacity_ < rows) {
+    const auto slab = static_cast<int64_t>(slabs_.size());
+    const int64_t more = sizes_.rows(slab);
+    DeviceBuffer buffer;
+    if (slab == kMostSlabs || capacity_ + more > int64_t{kNoRow} ||
+        !buffer.Allocate(memory_, more * stride_bytes_)) {
+      return {};
+    }
+    char* const address = buffer.as<char>();
+    DYNEMB_RETURN_IF_ERROR(
+        CopyAny(context, addresses_.as<char*>() + slab, &address, sizeof(address)));
+    slab_bytes_ += buffer.bytes();
+    capacity_ += more;
+    slabs_.push_back(std::move(buffer));
+  }
+  return {};
+}
+
+Status RowStore::FreeRows(const Context& context, RowRef** free_rows) {
+  const int64_t bytes = std::max<int64_t>(capacity_, 1) * sizeof(RowRef);
+  if (free_rows_.bytes() < bytes) {
+    DeviceBuffer buffer;
+    if (!buffer.Allocate(memory_, bytes)) {
+      return ResourceExhausted("no GPU memory for the list of ", capacity_, " rows");
+    }
+    DYNEMB_RETURN_IF_ERROR(FillBytes(context, buffer.as<char>(), 0, bytes));
+    DYNEMB_RETURN_IF_ERROR(
+        CopyAny(context, buffer.as<char>(), free_rows_.as<char>(), free_rows_.bytes()));
+    DYNEMB_RETURN_IF_ERROR(Wait(context));
+    free_rows_ = std::move(buffer);
+  }
+  *free_rows = free_rows_.as<RowRef>();
+  return {};
+}
+
+Status RowStore::MakeLike(const Context& context, const RowLayout& layout, RowStore* like) const {
+  *like = RowStore(memory_, layout);
+  if (capacity_ == 0) return {};
+  like->sizes_ = sizes_;
+  DYNEMB_RETURN_IF_ERROR(like->Grow(context, capacity_));
+  if (like->capacity_ == capacity_) return {};
+  *like = RowStore(memory_, layout);
+  return ResourceExhausted("no GPU memory for rows of ", layout.row_bytes,
+                           " bytes beside the present ones");
+}
+
+}  // namespace dynemb

@@ -1,0 +1,212 @@
+// Rows of a GPU table as kernels see them: where a row lies, how its parts are read, written and
+// begun.
+#ifndef TF_DYNEMB_CC_GPU_TABLE_ROWS_CU_H_
+#define TF_DYNEMB_CC_GPU_TABLE_ROWS_CU_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cc/core/base/dtype.h"
+#include "cc/core/base/macros.h"
+#include "cc/core/initializer/initializer.h"
+#include "cc/core/table/row_layout.h"
+#include "cc/gpu/table/index.cu.h"
+#include "cc/gpu/table/tile.cu.h"
+
+namespace dynemb {
+
+// Rows lie in slabs, one after the other. The first slab has 2^first_bits rows, each further one as
+// many as all before it together and 2^first_bits more, until they have 2^most_bits; from then on
+// all have so many. So a reference tells its slab without a search, and little is taken ahead of
+// need.
+struct SlabSizes {
+  int first_bits = 0, most_bits = 0;
+
+  DYNEMB_HOST_DEVICE int64_t rows(int64_t slab) const {
+    const int64_t bits = first_bits + slab;
+    return int64_t{1} << (bits < most_bits ? bits : most_bits);
+  }
+  // Slab and row of it, by the number of a row.
+  DYNEMB_HOST_DEVICE void Locate(uint64_t row, int64_t* slab, int64_t* row_of_slab) const {
+    const uint64_t shifted = row + (uint64_t{1} << first_bits);
+    if (shifted >> most_bits != 0) {
+      *slab = most_bits - first_bits - 1 + static_cast<int64_t>(shifted >> most_bits);
+      *row_of_slab = static_cast<int64_t>(shifted & ((uint64_t{1} << most_bits) - 1));
+      return;
+    }
+#ifdef __CUDA_ARCH__
+    const int bits = 63 - __clzll(static_cast<long long>(shifted));  // NOLINT
+#else
+    const int bits = 63 - __builtin_clzll(shifted);
+#endif
+    *slab = bits - first_bits;
+    *row_of_slab = static_cast<int64_t>(shifted - (uint64_t{1} << bits));
+  }
+};
+
+struct RowSlabs {
+  char* const* slabs = nullptr;  // in the table's memory
+  SlabSizes sizes;
+  int64_t stride_bytes = 0;  // of rows, a multiple of 16
+
+  DYNEMB_HOST_DEVICE char* operator[](RowRef row) const {
+    int64_t slab, row_of_slab;
+    sizes.Locate(row, &slab, &row_of_slab);
+    return slabs[slab] + row_of_slab * stride_bytes;
+  }
+};
+
+// Numbers are read and written four at a time, where they are aligned so.
+inline constexpr int64_t kBlock = 4;
+template <typename T>
+struct alignas(sizeof(T) * kBlock < 16 ? sizeof(T) * kBlock : 16) Block {
+  T number[kBlock];
+};
+
+// Numbers [4 block, 4 block + 4) of the `dim` at `from`. `aligned`: as Block is.
+template <typename T>
+DYNEMB_HOST_DEVICE void LoadBlock(const T* from, int64_t block, int64_t dim, bool aligned,
+                                  Block<T>* to) {
+  if (aligned && block * kBlock + kBlock <= dim) {
+    *to = reinterpret_cast<const Block<T>*>(from)[block];
+    return;
+  }
+  for (int64_t i = 0; i < kBlock && block * kBlock + i < dim; ++i) {
+    to->number[i] = from[block * kBlock + i];
+  }
+}
+template <typename T>
+DYNEMB_HOST_DEVICE void StoreBlock(const Block<T>& from, int64_t block, int64_t dim, bool aligned,
+                                   T* to) {
+  if (aligned && block * kBlock + kBlock <= dim) {
+    reinterpret_cast<Block<T>*>(to)[block] = from;
+    return;
+  }
+  for (int64_t i = 0; i < kBlock && block * kBlock + i < dim; ++i) {
+    to[block * kBlock + i] = from.number[i];
+  }
+}
+template <typename T>
+DYNEMB_HOST_DEVICE bool IsAligned(const T* at) {
+  return reinterpret_cast<uintptr_t>(at) % alignof(Block<T>) == 0;
+}
+
+// Copies bytes, in the largest pieces that both ends and the number allow.
+template <typename Piece>
+DYNEMB_HOST_DEVICE void CopyPieces(const Tile& tile, char* to, const char* from, int64_t bytes) {
+  for (int64_t i = tile.lane; i < bytes / static_cast<int64_t>(sizeof(Piece)); i += tile.width) {
+    reinterpret_cast<Piece*>(to)[i] = reinterpret_cast<const Piece*>(from)[i];
+  }
+}
+DYNEMB_HOST_DEVICE inline void CopyByTile(const Tile& tile, char* to, const char* from,
+                                          int64_t bytes) {
+  const uint64_t all = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) |
+                       static_cast<uint64_t>(bytes);
+  if (all % 16 == 0) return CopyPieces<uint4>(tile, to, from, bytes);
+  if (all % 4 == 0) return CopyPieces<uint32_t>(tile, to, from, bytes);
+  return CopyPieces<char>(tile, to, from, bytes);
+}
+
+// The initial values of a table's rows: cc/core/initializer, in a form that kernels can read.
+struct InitialPart {
+  int64_t end = 0;  // of its columns
+  Distribution distribution;
+  double constant = 0;
+};
+struct InitialValues {
+  InitialPart only;                    // of all columns, where
+  const InitialPart* parts = nullptr;  // there are no parts
+  const double* constants = nullptr;   // one per column, in place of all these; or none
+  uint64_t seed = 0;
+  int64_t dim = 0;
+  DType dtype = DType::kFloat32;
+
+  // Numbers [4 block, 4 block + 4) of the value of a key. Apart from the code around it: where
+  // values are rarely needed they take no registers, and kernels for many rules share it.
+  template <typename V>
+  DYNEMB_NOINLINE DYNEMB_HOST_DEVICE Block<V> Values(Key key, int64_t block) const {
+    Block<V> values = {};
+    const Random128 random =
+        Philox4x32(seed, static_cast<uint64_t>(key), static_cast<uint64_t>(block));
+    const InitialPart* part = parts == nullptr ? &only : parts;
+#pragma unroll
+    for (int64_t i = 0; i < kBlock; ++i) {
+      const int64_t column = block * kBlock + i;
+      if (column >= dim) break;
+      while (column >= part->end) ++part;
+      if (constants != nullptr) {
+        values.number[i] = FromConstant<V>(constants[column]);
+      } else if (part->distribution.kind == Distribution::Kind::kConstant) {
+        values.number[i] = FromConstant<V>(part->constant);
+      } else {
+        values.number[i] = static_cast<V>(Draw(part->distribution, random.word[i]));
+      }
+    }
+    return values;
+  }
+  // A whole value, by a tile.
+  template <typename V>
+  DYNEMB_HOST_DEVICE void FillValueOf(const Tile& tile, Key key, V* value) const {
+    for (int64_t block = tile.lane; block * kBlock < dim; block += tile.width) {
+      StoreBlock(Values<V>(key, block), block, dim, false, value);
+    }
+  }
+  DYNEMB_HOST_DEVICE void FillValue(const Tile& tile, Key key, char* value) const {
+    switch (dtype) {
+      case DType::kFloat64:
+        return FillValueOf(tile, key, reinterpret_cast<double*>(value));
+      case DType::kFloat16:
+        return FillValueOf(tile, key, reinterpret_cast<Float16*>(value));
+      case DType::kBFloat16:
+        return FillValueOf(tile, key, reinterpret_cast<BFloat16*>(value));
+      case DType::kInt8:
+        return FillValueOf(tile, key, reinterpret_cast<int8_t*>(value));
+      case DType::kInt32:
+        return FillValueOf(tile, key, reinterpret_cast<int32_t*>(value));
+      case DType::kInt64:
+        return FillValueOf(tile, key, reinterpret_cast<int64_t*>(value));
+      case DType::kFloat32:
+        return FillValueOf(tile, key, reinterpret_cast<float*>(value));
+    }
+  }
+};
+
+// What a call writes to the meta of the rows that it writes.
+struct RowStamp {
+  int64_t now = 0;
+  int64_t version = 0;  // 0: the table does not follow changes
+  int64_t meta_offset = 0, meta_bytes = 0, version_offset = -1;
+  int64_t used = -1, count = -1;  // places in the meta
+
+  RowStamp() = default;
+  RowStamp(const RowLayout& layout, const Stamp& stamp, int64_t version)
+      : now(stamp.now),
+        version(version),
+        meta_offset(layout.meta_offset),
+        meta_bytes(layout.meta_bytes),
+        version_offset(layout.version_offset),
+        used(layout.meta_field[static_cast<int>(MetaField::kUsed)]),
+        count(layout.meta_field[static_cast<int>(MetaField::kCount)]) {}
+
+  DYNEMB_HOST_DEVICE static int64_t* Number(char* at) { return reinterpret_cast<int64_t*>(at); }
+  DYNEMB_HOST_DEVICE void Version(char* row) const {
+    if (version > 0) *Number(row + version_offset) = version;
+  }
+  // Of a row that the call has written so many times, which may be new. By one lane.
+  DYNEMB_HOST_DEVICE void Write(char* row, bool is_new, int64_t writes) const {
+    if (writes > 0) Version(row);
+    char* const meta = row + meta_offset;
+    for (int64_t at = 0; is_new && at < meta_bytes; at += 8) *Number(meta + at) = 0;
+    if (used >= 0 && writes > 0) *Number(meta + used) = now;
+    if (count >= 0) {
+      // Unsigned, since an imported count may be anything.
+      *Number(meta + count) = static_cast<int64_t>(static_cast<uint64_t>(*Number(meta + count)) +
+                                                   static_cast<uint64_t>(writes));
+    }
+  }
+};
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_GPU_TABLE_ROWS_CU_H_

@@ -1,0 +1,129 @@
+#include "cc/gpu/table/testing/gpu_harness.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "cc/gpu/cuda_status.h"
+#include "cc/gpu/devices.h"
+#include "cc/gpu/table/gpu_table.h"
+#include "cc/gpu/table/host_access.h"
+
+namespace dynemb {
+namespace {
+
+void CheckCuda(cudaError_t error) {
+  if (error == cudaSuccess) return;
+  std::fprintf(stderr, "GPU of the tests: %s\n", cudaGetErrorString(error));
+  std::abort();
+}
+
+class CudaTestMemory final : public TestMemory {
+ public:
+  MemorySpace space() const override { return MemorySpace::kDevice; }
+  Context context() override {
+    thread_local Stream stream;
+    Context context;
+    context.space = MemorySpace::kDevice;
+    context.stream = stream.stream;
+    return context;
+  }
+  // Keeps what is freed: taking memory costs more than most tests' calls.
+  char* Allocate(int64_t bytes) override {
+    int64_t size = 256;
+    while (size < bytes) size *= 2;
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<char*>& free = free_[size];
+    char* data = nullptr;
+    if (free.empty()) {
+      CheckCuda(cudaMalloc(reinterpret_cast<void**>(&data), static_cast<size_t>(size)));
+    } else {
+      data = free.back();
+      free.pop_back();
+    }
+    sizes_[data] = size;
+    return data;
+  }
+  void Free(char* data) override {
+    CheckCuda(cudaStreamSynchronize(static_cast<cudaStream_t>(context().stream)));
+    std::lock_guard<std::mutex> lock(mutex_);
+    free_[sizes_[data]].push_back(data);
+  }
+  void CopyIn(char* to, const char* from, int64_t bytes) override { Copy(to, from, bytes); }
+  void CopyOut(char* to, const char* from, int64_t bytes) override { Copy(to, from, bytes); }
+
+ private:
+  struct Stream {
+    Stream() { CheckCuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
+    // Not destroyed: when a thread ends CUDA may have ended before.
+    cudaStream_t stream = nullptr;
+  };
+  void Copy(char* to, const char* from, int64_t bytes) {
+    const auto stream = static_cast<cudaStream_t>(context().stream);
+    CheckCuda(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, stream));
+    CheckCuda(cudaStreamSynchronize(stream));
+  }
+
+  std::mutex mutex_;
+  std::map<int64_t, std::vector<char*>> free_;  // by size
+  std::map<char*, int64_t> sizes_;
+};
+
+MakeTable Maker(DeviceMemory* memory) {
+  return [memory](const TableSchema& schema, std::unique_ptr<Table>* table) {
+    std::unique_ptr<GpuTable> made;
+    DYNEMB_RETURN_IF_ERROR(MakeGpuTable(schema, memory, &made));
+    *table = std::move(made);
+    return Status();
+  };
+}
+
+MakeTable MakerThroughHost(DeviceMemory* memory) {
+  return [memory](const TableSchema& schema, std::unique_ptr<Table>* table) {
+    std::unique_ptr<GpuTable> made;
+    DYNEMB_RETURN_IF_ERROR(MakeGpuTable(schema, memory, &made));
+    return MakeHostAccess(std::move(made), memory, table);
+  };
+}
+
+}  // namespace
+
+TestMemory* GpuTestMemory() {
+  static CudaTestMemory* const memory = new CudaTestMemory;
+  return memory;
+}
+
+TableHarness GpuHarness() {
+  TableHarness harness = {"GpuTable", Maker(CudaMemory()), GpuTestMemory()};
+  harness.same_nans = false;
+  return harness;
+}
+
+TableHarness GpuOnHostHarness() { return HostHarness("GpuTableOnHost", Maker(HostDeviceMemory())); }
+
+TableHarness GpuThroughHostHarness() {
+  TableHarness harness = HostHarness("GpuTableThroughHost", MakerThroughHost(CudaMemory()));
+  harness.same_nans = false;
+  return harness;
+}
+
+TableHarness GpuOnHostThroughHostHarness() {
+  return HostHarness("GpuTableOnHostThroughHost", MakerThroughHost(HostDeviceMemory()));
+}
+
+Status GpuForTests() {
+  static const Status status = [] {
+    std::vector<GpuDevice> devices;
+    DYNEMB_RETURN_IF_ERROR(ListGpuDevices(&devices));
+    return devices[0].usable;
+  }();
+  return status;
+}
+
+}  // namespace dynemb

@@ -1,0 +1,277 @@
+// Kernels that change what a table has, but for the optimizer's (apply_rows.cu).
+#ifndef TF_DYNEMB_CC_GPU_TABLE_WRITE_ROWS_CU_H_
+#define TF_DYNEMB_CC_GPU_TABLE_WRITE_ROWS_CU_H_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cc/core/table/table.h"
+#include "cc/gpu/table/find_rows.cu.h"
+#include "cc/gpu/table/grouped_batch.cu.h"
+#include "cc/gpu/table/index.cu.h"
+#include "cc/gpu/table/rows.cu.h"
+#include "cc/gpu/table/tile.cu.h"
+
+namespace dynemb {
+
+// Which rows there are: in the table's memory. Rows [0, fresh) have been used; those of them that
+// are free now are in a list. What a call takes and frees counts when it ends.
+struct RowCounts {
+  uint32_t fresh = 0, free = 0;
+  uint32_t taken = 0, freed = 0;
+  uint32_t full = 0;   // whether a key found no room
+  int64_t logged = 0;  // erased keys, more of them maybe than the log has room for
+
+  DYNEMB_HOST_DEVICE int64_t rows() const { return int64_t{fresh} - free; }
+};
+
+// The end of a call, on a thread: what it took and freed.
+struct CountRows {
+  RowCounts* counts;
+  int64_t limit;
+
+  DYNEMB_HOST_DEVICE void operator()(int64_t) const {
+    const int64_t room = limit > counts->rows() ? limit - counts->rows() : 0;
+    const auto taken = static_cast<uint32_t>(counts->taken < room ? counts->taken : room);
+    const uint32_t again = taken < counts->free ? taken : counts->free;
+    counts->free += counts->freed - again;
+    counts->fresh += taken - again;
+    counts->taken = counts->freed = 0;
+  }
+};
+
+// Which of the missing keys a call inserts.
+struct NoHead {};
+struct AnyHead {
+  DYNEMB_HOST_DEVICE bool operator()(const GroupedBatch&, int64_t) const { return true; }
+};
+// Accumulate inserts a key if some entry of it has not seen it.
+struct UnseenHead {
+  const bool* exists;
+  DYNEMB_HOST_DEVICE bool operator()(const GroupedBatch& batch, int64_t head) const {
+    int64_t place = head;
+    do {
+      if (!exists[batch.position(place)]) return true;
+      ++place;
+    } while (batch.IsSameGroup(head, place));
+    return false;
+  }
+};
+
+// Finds the rows of the heads of a batch.
+struct FindHeads {
+  GroupedBatch batch;
+  Index index;
+
+  DYNEMB_HOST_DEVICE void operator()(int64_t place) const {
+    if (!batch.IsHead(place)) return;
+    const RowRef row = FindRow(index, batch.key(place));
+    batch.row[place] = row;
+    batch.outcome[place] = row == kNoRow ? Outcome::kMissing : Outcome::kFound;
+    if (batch.in_order()) batch.head[batch.group[place]] = static_cast<uint32_t>(place);
+  }
+};
+
+// Gives rows to those of the missing keys that are `wanted`, as long as there are less than `limit`
+// rows. What is in the rows is others' business. By warps, which take rows for all their lanes at
+// once.
+template <typename Wanted>
+struct InsertHeads {
+  GroupedBatch batch;
+  Index index;
+  RowCounts* counts;
+  const RowRef* free_rows;
+  int64_t limit;
+  Wanted wanted;
+
+  DYNEMB_HOST_DEVICE void operator()(const Tile& warp, int64_t i) const {
+    const int64_t place = i * warp.width + warp.lane;
+    const bool inserts = place < batch.size && batch.IsHead(place) &&
+                         batch.outcome[place] == Outcome::kMissing && wanted(batch, place);
+    const uint32_t taken = Take(warp, inserts);
+    if (!inserts) return;
+    if (counts->rows() + taken >= limit) {
+      batch.outcome[place] = Outcome::kFull;
+      counts->full = 1;
+      return;
+    }
+    const RowRef row = taken < counts->free ? free_rows[counts->free - 1 - taken]
+                                            : counts->fresh + (taken - counts->free);
+    const Key key = batch.key(place);
+    const uint64_t hash = Mix64(static_cast<uint64_t>(key));
+    InsertKey(index.PartOf(hash), key, hash, row);
+    batch.row[place] = row;
+    batch.outcome[place] = Outcome::kInserted;
+  }
+
+  // The number of the lane's row among those that the call takes, if it takes one.
+  DYNEMB_HOST_DEVICE uint32_t Take(const Tile& warp, bool takes) const {
+    const unsigned all = warp.Vote(takes);
+    if (all == 0) return 0;
+    const unsigned before = all & ((1u << warp.lane) - 1);
+    const uint32_t first = warp.lane == 0 ? AtomicAdd(&counts->taken, CountBits(all)) : 0;
+    return warp.Broadcast(first, 0) + CountBits(before);
+  }
+};
+
+// Where the rows go that are erased, and their keys.
+struct FreedRows {
+  RowCounts* counts;
+  RowRef* free_rows;
+  Key* log;  // null: the table does not follow changes
+  int64_t log_size;
+
+  DYNEMB_HOST_DEVICE void Add(Key key, RowRef row) const {
+    free_rows[counts->free + AtomicAdd(&counts->freed, 1u)] = row;
+    if (log == nullptr) return;
+    const int64_t at = AtomicAdd(&counts->logged, int64_t{1});
+    if (at < log_size) log[at] = key;
+  }
+};
+
+struct EraseHeads {
+  GroupedBatch batch;
+  Index index;
+  FreedRows freed;
+
+  DYNEMB_HOST_DEVICE void operator()(int64_t place) const {
+    if (!batch.IsHead(place) || batch.outcome[place] != Outcome::kFound) return;
+    const Key key = batch.key(place);
+    const uint64_t hash = Mix64(static_cast<uint64_t>(key));
+    freed.Add(key, EraseKey(index.PartOf(hash), key, hash));
+  }
+};
+
+// A new row but for its value and meta.
+struct BornSlots {
+  const char* initial_slots;
+  int64_t slots_offset, slots_bytes;
+  DYNEMB_HOST_DEVICE void operator()(const Tile& tile, char* row) const {
+    CopyByTile(tile, row + slots_offset, initial_slots, slots_bytes);
+  }
+};
+
+struct UpsertHead {
+  BornSlots born;
+  RowStamp stamp;
+  int64_t value_bytes;
+  ConstRows values;
+
+  DYNEMB_HOST_DEVICE void operator()(const Tile& tile, const Head& head) const {
+    CopyByTile(tile, head.row, values[head.position], value_bytes);
+    if (head.is_new) born(tile, head.row);
+    if (tile.lane == 0) stamp.Write(head.row, head.is_new, 1);
+  }
+};
+
+struct ImportHead {
+  RowStamp stamp;
+  int64_t value_bytes, slots_offset, slots_bytes;
+  ConstRows values, slots, meta;
+
+  DYNEMB_HOST_DEVICE void operator()(const Tile& tile, const Head& head) const {
+    CopyByTile(tile, head.row, values[head.position], value_bytes);
+    if (slots_bytes > 0) {
+      CopyByTile(tile, head.row + slots_offset, slots[head.position], slots_bytes);
+    }
+    if (stamp.meta_bytes > 0) {
+      CopyByTile(tile, head.row + stamp.meta_offset, meta[head.position], stamp.meta_bytes);
+    }
+    if (tile.lane == 0) stamp.Version(head.row);
+  }
+};
+
+// value += delta. Integers wrap around.
+template <typename V>
+DYNEMB_HOST_DEVICE V Plus(V value, V delta) {
+  if constexpr (std::is_integral_v<V>) {
+    return static_cast<V>(static_cast<uint64_t>(value) + static_cast<uint64_t>(delta));
+  } else {
+    using T = ComputeType<V>;
+    return static_cast<V>(static_cast<T>(value) + static_cast<T>(delta));
+  }
+}
+
+// Entries one after the other; each has an outcome of its own.
+template <typename V>
+struct AccumulateHeads {
+  GroupedBatch batch;
+  RowSlabs rows;
+  BornSlots born;
+  RowStamp stamp;
+  int64_t dim;
+  ConstRows values;
+  const bool* exists;
+
+  DYNEMB_HOST_DEVICE void operator()(const Tile& tile, int64_t head) const {
+    if (!batch.IsHead(head)) return;
+    const Outcome outcome = batch.outcome[head];
+    tile.Sync();  // all have read it before lane 0 writes
+    const bool has_row = outcome == Outcome::kFound || outcome == Outcome::kInserted;
+    char* const row = has_row ? rows[batch.row[head]] : nullptr;
+    V* const value = reinterpret_cast<V*>(row);
+    for (int64_t block = tile.lane; has_row && block * kBlock < dim; block += tile.width) {
+      Block<V> sum;
+      if (outcome == Outcome::kFound) LoadBlock(value, block, dim, false, &sum);
+      Walk(
+          head, outcome,
+          [&](int64_t place, bool present) {
+            Block<V> numbers;
+            LoadBlock(reinterpret_cast<const V*>(values[batch.position(place)]), block, dim, false,
+                      &numbers);
+            for (int i = 0; i < kBlock; ++i) {
+              sum.number[i] = present ? Plus(sum.number[i], numbers.number[i]) : numbers.number[i];
+            }
+          },
+          [](int64_t, Outcome) {});
+      StoreBlock(sum, block, dim, false, value);
+    }
+    if (outcome == Outcome::kInserted) born(tile, row);
+    if (tile.lane != 0) return;
+    int64_t writes = 0;
+    Walk(
+        head, outcome, [&](int64_t, bool) { ++writes; },
+        [&](int64_t place, Outcome of) { batch.outcome[place] = of; });
+    if (has_row) stamp.Write(row, outcome == Outcome::kInserted, writes);
+  }
+
+  // Calls change(place, whether there is a row) for each entry that changes the row, and
+  // report(place, its outcome) for all.
+  template <typename Change, typename Report>
+  DYNEMB_HOST_DEVICE void Walk(int64_t head, Outcome outcome, const Change& change,
+                               const Report& report) const {
+    bool present = outcome == Outcome::kFound;
+    int64_t place = head;
+    do {
+      Outcome of = present ? Outcome::kFound : Outcome::kMissing;
+      if (present == exists[batch.position(place)]) {
+        if (present || outcome == Outcome::kInserted) {
+          change(place, present);
+          if (!present) of = Outcome::kInserted;
+          present = true;
+        } else {
+          of = Outcome::kFull;
+        }
+      }
+      report(place, of);
+      ++place;
+    } while (batch.IsSameGroup(head, place));
+  }
+};
+
+// What a call reports, by place.
+struct ReportEntries {
+  GroupedBatch batch;
+  bool each_reports;  // for itself; otherwise its head does
+  Reports reports;
+
+  DYNEMB_HOST_DEVICE void operator()(int64_t place) const {
+    if (!batch.IsEntry(place)) return;
+    const int64_t of = each_reports ? place : batch.HeadOf(place);
+    reports.Set(batch.position(place), batch.outcome[of]);
+  }
+};
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_GPU_TABLE_WRITE_ROWS_CU_H_
