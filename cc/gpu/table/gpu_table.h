@@ -5,8 +5,8 @@
 // several streams are put in order by events, as by a lock for readers and writers.
 //
 // The host waits for the device in these calls alone: Export, EraseBelow, BeginVersion, Attach,
-// Erased, size, and, of the calls that insert, those that take memory: before the table takes some
-// it asks how many rows there really are.
+// Clear, Erased, size, and, of the calls that change rows, those that take memory or find none
+// left: before the table takes some for rows it asks how many there really are.
 //
 // Where it differs from the table in host memory:
 // - Gradients of a key that is more than 32 times in a batch are added up in pieces. The sum is the
