@@ -48,8 +48,9 @@ Status GpuIndex::Clear(const Context& context) {
 Status GpuIndex::Begin(const Context& context, int64_t chunks, int64_t start, int64_t limit,
                        bool* begun) {
   *begun = false;
+  if (chunks > kMostChunks) return {};
   const int64_t bytes = chunks * static_cast<int64_t>(sizeof(IndexChunk));
-  if (chunks > kMostChunks || !next_.Allocate(memory_, bytes)) return {};
+  if (!next_.Allocate(memory_, bytes)) return {};
   *begun = true;
   DYNEMB_RETURN_IF_ERROR(FillBytes(context, next_.as<char>(), 0, bytes));
   view_.next = {next_.as<IndexChunk>(), static_cast<uint32_t>(chunks)};

@@ -556,7 +556,7 @@ class GpuTableOfMemory final : public GpuTable {
   }
 
   DeviceMemory* const memory_;
-  int device_ = 0;
+  int device_ = -1;  // where the memory is; -1: on the host
   // Held while a call is put into its stream. Value dtype, dim and initializer never change and are
   // read without it.
   mutable std::mutex mutex_;

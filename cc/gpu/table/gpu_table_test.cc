@@ -337,6 +337,19 @@ TEST_P(GpuTableTest, GrowsByAndBy) {
   EXPECT_LT(cells, 4 * table->size());
 }
 
+TEST_P(GpuTableTest, ReservingTooMuchIsAnError) {
+  LimitedMemory limited(device_memory(), 1 << 20);
+  const auto table = Make(Schema(1), &limited);
+  const Caller call(table.get(), memory());
+  ASSERT_OK(call.Upsert({1, 2}, {1, 2}));
+  for (const int64_t rows : {int64_t{1} << 20, int64_t{1} << 40, INT64_MAX}) {
+    EXPECT_EQ(call.Reserve(rows).code(), Code::kResourceExhausted) << rows;
+  }
+  Floats values;
+  ASSERT_OK(call.Find({1, 2}, &values));
+  EXPECT_EQ(values, (Floats{1, 2}));
+}
+
 // What is reserved is filled to nine tenths, and beyond it the index grows.
 TEST_P(GpuTableTest, ReservedIndexIsFilled) {
   const auto table = Make(Schema(1));
