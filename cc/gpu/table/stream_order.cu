@@ -25,10 +25,9 @@ Status StreamOrder::Record(const Context& context, Mark* mark) {
 
 Status StreamOrder::Begin(const Context& context, bool writes) {
   if (context.space == MemorySpace::kHost) return {};
-  if (writer_stream_ != StreamOf(context)) DYNEMB_RETURN_IF_ERROR(WaitFor(context, writer_));
-  if (!writes) return {};
+  DYNEMB_RETURN_IF_ERROR(WaitFor(context, writer_));
   for (const auto& [stream, mark] : readers_) {
-    if (stream != StreamOf(context)) DYNEMB_RETURN_IF_ERROR(WaitFor(context, mark));
+    if (writes || stream == StreamOf(context)) DYNEMB_RETURN_IF_ERROR(WaitFor(context, mark));
   }
   return {};
 }
@@ -37,7 +36,6 @@ Status StreamOrder::End(const Context& context, bool writes) {
   if (context.space == MemorySpace::kHost) return {};
   if (!writes) return Record(context, &readers_[StreamOf(context)]);
   for (auto& [stream, mark] : readers_) mark.set = false;
-  writer_stream_ = StreamOf(context);
   return Record(context, &writer_);
 }
 

@@ -16,6 +16,9 @@ namespace dynemb {
 // Work that is put into a stream between Begin and End runs after the work of the calls before that
 // it must not run beside: a reader's after the last writer's, a writer's after that of all. Between
 // the two nobody else may call: the caller holds a mutex. Contexts of the host need no order.
+//
+// A stream waits for its own marks too, which costs next to nothing: a new stream may have the
+// address of one that was destroyed while it still had work.
 class StreamOrder {
  public:
   StreamOrder() = default;
@@ -38,7 +41,6 @@ class StreamOrder {
   static Status WaitFor(const Context& context, const Mark& mark);
 
   Mark writer_;
-  cudaStream_t writer_stream_ = nullptr;
   std::map<cudaStream_t, Mark> readers_;  // by stream; `set` since the last writer
 };
 
