@@ -103,8 +103,13 @@ Status GpuIndex::MakeRoom(const Context& context, int64_t rows, int64_t insertin
 Status GpuIndex::Reserve(const Context& context, int64_t rows) {
   if (growing()) DYNEMB_RETURN_IF_ERROR(Move(context, view_.current.count));
   if (rows <= start_) return {};
+  // Without memory to grow an index may have more keys than were to be reserved.
+  rows = std::max(rows, limit_);
   const auto chunks = static_cast<int64_t>(static_cast<double>(rows) / kReservedStart / kCells) + 1;
-  bool begun;
+  bool begun = false;
+  if (chunks > kMostChunks) {
+    return ResourceExhausted("rows: got ", rows, ", more than an index can have");
+  }
   DYNEMB_RETURN_IF_ERROR(Begin(context, chunks,
                                std::max(rows, Share(chunks * kCells, kReservedStart)),
                                Share(chunks * kCells, kReservedLimit), &begun));

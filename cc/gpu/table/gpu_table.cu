@@ -309,7 +309,7 @@ class GpuTableOfMemory final : public GpuTable {
       RowCounts counts;
       DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
       *erased = counts.freed;
-      return counts_.EndCall(context, 0, 0);
+      return counts_.EndCall(context, rows_.capacity(), 0);
     });
   }
 
@@ -381,7 +381,7 @@ class GpuTableOfMemory final : public GpuTable {
     DYNEMB_RETURN_IF_ERROR(
         GroupBatch(context, batch, how.in_order, how.scratch_bytes, &scratch_, &grouped));
     const int64_t inserting = kInserts ? grouped.size : 0;
-    int64_t limit = 0;
+    int64_t limit = rows_.capacity();
     if constexpr (kInserts) DYNEMB_RETURN_IF_ERROR(MakeRoom(context, inserting, &limit));
     const bool may_be_full = counts_.most_rows() + inserting > limit && kInserts;
     const Reports reports(report);
@@ -393,12 +393,13 @@ class GpuTableOfMemory final : public GpuTable {
                              InsertHeads<Wanted>{grouped, index_.view(), counts_.there(),
                                                  rows_.free_rows(), limit, wanted}));
     }
-    DYNEMB_RETURN_IF_ERROR(work(grouped));
-    if (reports.outcomes != nullptr || reports.misses != nullptr) {
-      DYNEMB_RETURN_IF_ERROR(
-          ForEach(context, grouped.size, ReportEntries{grouped, how.each_reports, reports}));
+    // Whatever happens, what has been taken and freed is counted.
+    Status status = work(grouped);
+    if (status.ok() && (reports.outcomes != nullptr || reports.misses != nullptr)) {
+      status = ForEach(context, grouped.size, ReportEntries{grouped, how.each_reports, reports});
     }
     DYNEMB_RETURN_IF_ERROR(counts_.EndCall(context, limit, inserting));
+    DYNEMB_RETURN_IF_ERROR(status);
     if (!may_be_full) return {};
     RowCounts counts;
     DYNEMB_RETURN_IF_ERROR(counts_.ReadAndForgetFull(context, &counts));

@@ -18,7 +18,7 @@ namespace dynemb {
 // number of the group, three passes for a million keys. The result does not depend on the order of
 // threads.
 //
-// kResourceExhausted: no memory; kInvalidArgument: 2^30 keys and more.
+// kResourceExhausted: no memory; kInvalidArgument: 2^29 keys and more.
 Status GroupBatch(const Context& context, const Batch& batch, bool in_order, int64_t more_bytes,
                   Scratch* scratch, GroupedBatch* grouped);
 

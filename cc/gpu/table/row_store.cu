@@ -38,6 +38,7 @@ Status RowStore::Grow(const Context& context, int64_t rows) {
     char* const address = buffer.as<char>();
     DYNEMB_RETURN_IF_ERROR(
         CopyAny(context, addresses_.as<char*>() + slab, &address, sizeof(address)));
+    DYNEMB_RETURN_IF_ERROR(Wait(context));  // `address` ends here
     slab_bytes_ += buffer.bytes();
     capacity_ += more;
     slabs_.push_back(std::move(buffer));
