@@ -4,7 +4,7 @@
 #   make build   the set-up alone              make lint    ruff and clang-format
 #   make demo    the MovieLens demo            make format  puts right what lint says of layout
 #   make test    C++ and Python tests          make wheel   dist/*.whl
-#   make test_distributed   those that start several processes
+#   make test_distributed   those that start several processes; make test_gpu   those of GPUs
 #   make soak    long counts                   make clean   removes what was built; distclean also .venv
 #   make bench   speed beside other libraries
 #
@@ -31,7 +31,7 @@ GOOGLETEST := $(or $(TF_DYNEMB_GOOGLETEST),/usr/src/googletest)
 
 CPP_FILES = $(shell find cc benchmarks -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.inc')
 
-.PHONY: help build machine native demo bench test test_distributed cc_test cc_asan cc_tsan py_test soak lint format wheel clean distclean
+.PHONY: help build machine native demo bench test test_distributed test_gpu cc_test cc_asan cc_tsan py_test soak lint format wheel clean distclean
 
 help:
 	@sed -n '1,/^$$/s/^# \?//p' Makefile
@@ -116,6 +116,19 @@ py_test: build
 # Those of several replicas and processes take a third as long as all others. The longest file first.
 test_distributed: build
 	$(PYTEST) tests/distributed/test_spread_tables.py tests/distributed $(PYTEST_FLAGS)
+
+# Tables on GPUs, and those in host memory beside GPUs. Without a GPU these play in host memory: tests/host_gpus.py.
+# Left out: strings of keys, which GPUs do not have, and a table that is made within a step, which XLA would compile.
+GPU_TESTS := $(addprefix tests/unit/test_,optimizer_twins.py variable.py variable_dtypes.py variable_graph.py \
+  variable_session.py lookup_bags.py embedding_layer.py gradients.py restrict.py snapshot.py snapshot_deltas.py \
+  saving_checkpoint.py)
+NOT_ON_GPUS := --deselect 'tests/unit/test_snapshot_deltas.py::test_lookups_while_a_delta_loads_see_whole_rows[string]' \
+  --deselect tests/unit/test_saving_checkpoint.py::test_a_table_and_an_optimizer_made_after_the_restore
+BESIDE_GPUS := $(addprefix tests/unit/test_,torchrec_collections.py collection_options.py lookup_bags.py restrict.py)
+test_gpu: build
+	@$(BAZEL) build $(BAZEL_FLAGS) //cc/kernels/testing:host_gpu
+	TF_DYNEMB_HOST_GPUS=2 $(PYTEST) tests/gpu $(BESIDE_GPUS) $(PYTEST_FLAGS)
+	TF_DYNEMB_HOST_GPUS=1 TF_DYNEMB_TABLES=gpu $(PYTEST) $(GPU_TESTS) $(NOT_ON_GPUS) $(PYTEST_FLAGS)
 
 # The tests marked soak, with long counts. pytest says 5 where there are none.
 soak: export TF_DYNEMB_SOAK := 1

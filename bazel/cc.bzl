@@ -209,7 +209,7 @@ def dynemb_cuda_benchmark(name, srcs, hdrs, deps):
     )
 
 def dynemb_op_library(name, srcs, deps):
-    """The shared object that tf.load_op_library loads, and nothing but: _<name>.so; `name` is an alias of it."""
+    """A shared object that TensorFlow loads, and nothing but: _<name>.so; `name` is an alias of it."""
     so = "_" + name + ".so"
     native.cc_binary(
         name = so,

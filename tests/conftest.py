@@ -1,5 +1,6 @@
 """What all tests share: settings that must be made before TensorFlow starts, and how much to try."""
 
+import contextlib
 import os
 
 # Read when TensorFlow is loaded.
@@ -7,10 +8,16 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Processes that run tests side by side share a GPU where there is one.
 os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
+import host_gpus
 import hypothesis
 import keras
 import pytest
 import tensorflow as tf
+
+# TF_DYNEMB_HOST_GPUS=2 gives TensorFlow GPUs that play in host memory, for tests/gpu and whatever else is
+# run in a process with GPUs; TF_DYNEMB_TABLES=gpu puts tables there for which a test names no device.
+host_gpus.start()
+collect_ignore = [] if tf.config.list_physical_devices("GPU") else ["gpu"]
 
 # TF_DYNEMB_SOAK=1 makes the tests that try random things try a hundred times as many, or the share of
 # that which SOAK_SHARE says; `make soak` runs these tests alone.
@@ -42,3 +49,12 @@ def _fresh_keras():
     policy = keras.config.dtype_policy()
     yield
     keras.config.set_dtype_policy(policy)
+
+
+@pytest.fixture(autouse=True)
+def _dense_variables_on_the_cpu():
+    """Where GPUs play: TensorFlow's own kernels for GPUs are CUDA's, and variables would miss them."""
+    with contextlib.ExitStack() as stack:
+        if host_gpus.tables_are_there():
+            stack.enter_context(tf.device("/CPU:0"))
+        yield

@@ -156,11 +156,6 @@ TEST_P(CoreTest, BadCallsAreErrors) {
             "keys, values: want both in the memory space of the context");
   EXPECT_EQ(message(context_, {Kind::kConstant, 0, 1}),
             "distribution: got a constant, want one of random numbers");
-  const Span<const int64_t> no_keys(nullptr, 0, other.space);
-  EXPECT_EQ(FillRandomRows(other, {Kind::kUniform, 0, 1}, 1, no_keys, DType::kFloat32, 1,
-                           Rows(nullptr, 0, 0, other.space))
-                .message(),
-            "context: want one of the device or of the host");
   EXPECT_EQ(message(context_, {Kind::kUniform, 0, 1}), "values: got 7 rows, want 8");
 }
 

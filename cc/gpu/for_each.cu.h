@@ -27,17 +27,14 @@ __global__ void Kernel(int64_t n, const __grid_constant__ Body body) {
 }  // namespace for_each_internal
 
 // Calls body(0) .. body(n - 1), in any order: on the device, in the order of the context's stream;
-// or here and now for a context of the host, by which tests see what a body does where there is no
-// device. `body` is copied: it holds numbers and pointers, and its operator() is
+// or here and now for a context that runs on the host, by which tests see what a body does where
+// there is no device. `body` is copied: it holds numbers and pointers, and its operator() is
 // DYNEMB_HOST_DEVICE.
 template <typename Body>
 Status ForEach(const Context& context, int64_t n, const Body& body) {
-  if (context.space == MemorySpace::kHost) {
+  if (RunsOnHost(context.space)) {
     for (int64_t i = 0; i < n; ++i) body(i);
     return {};
-  }
-  if (context.space != MemorySpace::kDevice) {
-    return InvalidArgument("context: want one of the device or of the host");
   }
   if (n == 0) return {};  // a grid of no blocks is an error
   constexpr int64_t kThreads = 256;

@@ -3,6 +3,7 @@
 
 #include "cc/core/lookup/bags.h"
 #include "cc/kernels/bag_inputs.h"
+#include "cc/kernels/gpu_bags.h"
 #include "cc/kernels/table_resource.h"
 #include "cc/kernels/table_updates.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -25,6 +26,7 @@ class ApplyOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     std::vector<TableUpdates::Update> updates;
+    const DeviceContext core(context);
     OP_REQUIRES_OK(context, updates_.Get(context, &updates));
     OpInputList keys, owners, gradients;
     OP_REQUIRES_OK(context, context->input_list("keys", &keys));
@@ -33,13 +35,13 @@ class ApplyOp : public OpKernel {
     for (int i = 0; i < keys.size(); ++i) {
       TableUpdates::Update& update = updates[i];
       KeyInputs inputs;
-      OP_REQUIRES_OK(context, RouteKeys(keys[i], owners[i], update.table, &inputs));
+      OP_REQUIRES_OK(context, RouteKeys(keys[i], owners[i], update.table, &inputs, core.space));
       OP_REQUIRES_OK(context, RowsOfKeys("gradients", gradients[i], inputs, update.table.schema.dim,
                                          &update.gradients));
       update.keys = inputs.keys;
       update.routing = std::move(inputs.routing);
     }
-    OP_REQUIRES_OK(context, updates_.Run(context, &updates));
+    OP_REQUIRES_OK(context, updates_.Run(context, core, &updates));
   }
 
  private:
@@ -67,6 +69,7 @@ class ApplyBagsOp : public OpKernel {
     std::vector<TableUpdates::Update> updates;
     Bags bags;
     const char* gradient;
+    const DeviceContext core(context);
     OP_REQUIRES_OK(context, updates_.Get(context, &updates));
     OP_REQUIRES_OK(context, inputs_.Get(context, dims_, &bags));
     OP_REQUIRES_OK(context, GetLikeOutput(context, "gradient", bags, &gradient));
@@ -77,11 +80,18 @@ class ApplyBagsOp : public OpKernel {
                                                trained_[i], ", whose rows have ", dim)));
     }
     std::vector<BagGradient> gradients(updates.size());
-    PoolContext(context).executor->Run(
-        static_cast<int64_t>(updates.size()), 1'000'000,
-        [&](int64_t i) { gradients[i] = GradientOfTable(bags, trained_[i]); });
+    core.executor->Run(static_cast<int64_t>(updates.size()), 1'000'000,
+                       [&](int64_t i) { gradients[i] = GradientOfTable(bags, trained_[i]); });
+    std::vector<GpuBagGradient> on_gpu(updates.size());
     for (size_t i = 0; i < updates.size(); ++i) {
       TableUpdates::Update& update = updates[i];
+      if (core.space != MemorySpace::kHost) {
+        OP_REQUIRES_OK(context, on_gpu[i].Copy(context, core, gradients[i], gradient));
+        update.keys = on_gpu[i].keys();
+        update.gradients = on_gpu[i].rows();
+        update.scales = on_gpu[i].scales();
+        continue;
+      }
       update.keys = gradients[i].keys();
       update.gradients = gradients[i].rows(gradient);
       update.scales = gradients[i].scales();
@@ -91,7 +101,7 @@ class ApplyBagsOp : public OpKernel {
                      ToTensorFlow(Routing::Make(update.keys, KeyMod(update.keys, shards),
                                                 static_cast<int>(shards), &update.routing)));
     }
-    OP_REQUIRES_OK(context, updates_.Run(context, &updates));
+    OP_REQUIRES_OK(context, updates_.Run(context, core, &updates));
   }
 
  private:
@@ -101,7 +111,26 @@ class ApplyBagsOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("DynembApply").Device(tensorflow::DEVICE_CPU), ApplyOp);
+REGISTER_KERNEL_BUILDER(Name("DynembApply")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("tables")
+                            .HostMemory("owners")
+                            .HostMemory("hyper")
+                            .HostMemory("now"),
+                        ApplyOp);
 REGISTER_KERNEL_BUILDER(Name("DynembApplyBags").Device(tensorflow::DEVICE_CPU), ApplyBagsOp);
+REGISTER_KERNEL_BUILDER(Name("DynembApplyBags")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("tables")
+                            .HostMemory("hyper")
+                            .HostMemory("now")
+                            .HostMemory("ids")
+                            .HostMemory("lengths")
+                            .HostMemory("id_weights")
+                            .HostMemory("owners")
+                            .HostMemory("strides")
+                            .HostMemory("inverse"),
+                        ApplyBagsOp);
 
 }  // namespace
 }  // namespace dynemb

@@ -7,6 +7,7 @@
 #include "cc/core/lookup/bags.h"
 #include "cc/core/lookup/dedup.h"
 #include "cc/kernels/bag_inputs.h"
+#include "cc/kernels/gpu_bags.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -56,8 +57,11 @@ class LookupBagsOp : public OpKernel {
     OP_REQUIRES_OK(context, inputs_.Get(context, &tables, &bags));
     OP_REQUIRES_OK(
         context, context->allocate_output(0, TensorShape({bags.rows(), bags.columns()}), &values));
-    OP_REQUIRES_OK(context, ToTensorFlow(FindBags(PoolContext(context), bags,
-                                                  MutableRowsOf(values, 0, 0).data)));
+    const DeviceContext core(context);
+    char* const out = MutableRowsOf(values, 0, 0).data;
+    OP_REQUIRES_OK(context, core.space == MemorySpace::kHost
+                                ? ToTensorFlow(FindBags(core, bags, out))
+                                : FindBagsOnGpu(context, core, tables, bags, out));
   }
 
  private:
@@ -193,10 +197,58 @@ class BagWeightsGradientOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("DynembHandles").Device(tensorflow::DEVICE_CPU), HandlesOp);
+REGISTER_KERNEL_BUILDER(Name("DynembHandles").Device(tensorflow::DEVICE_GPU).HostMemory("handles"),
+                        HandlesOp);
 REGISTER_KERNEL_BUILDER(Name("DynembOwners").Device(tensorflow::DEVICE_CPU), OwnersOp);
+REGISTER_KERNEL_BUILDER(Name("DynembOwners")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("tables")
+                            .HostMemory("ids")
+                            .HostMemory("lengths")
+                            .HostMemory("id_weights")
+                            .HostMemory("owners")
+                            .HostMemory("strides")
+                            .HostMemory("inverse")
+                            .HostMemory("new_owners"),
+                        OwnersOp);
 REGISTER_KERNEL_BUILDER(Name("DynembLookupBags").Device(tensorflow::DEVICE_CPU), LookupBagsOp);
+REGISTER_KERNEL_BUILDER(Name("DynembLookupBags")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("tables")
+                            .HostMemory("ids")
+                            .HostMemory("lengths")
+                            .HostMemory("id_weights")
+                            .HostMemory("owners")
+                            .HostMemory("strides")
+                            .HostMemory("inverse"),
+                        LookupBagsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSumBags").Device(tensorflow::DEVICE_CPU), SumBagsOp);
+REGISTER_KERNEL_BUILDER(Name("DynembSumBags")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("gradient")
+                            .HostMemory("ids")
+                            .HostMemory("lengths")
+                            .HostMemory("id_weights")
+                            .HostMemory("owners")
+                            .HostMemory("strides")
+                            .HostMemory("inverse")
+                            .HostMemory("keys")
+                            .HostMemory("sums"),
+                        SumBagsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembBagWeightsGradient").Device(tensorflow::DEVICE_CPU),
+                        BagWeightsGradientOp);
+REGISTER_KERNEL_BUILDER(Name("DynembBagWeightsGradient")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("tables")
+                            .HostMemory("ids")
+                            .HostMemory("lengths")
+                            .HostMemory("id_weights")
+                            .HostMemory("owners")
+                            .HostMemory("strides")
+                            .HostMemory("inverse")
+                            .HostMemory("gradient")
+                            .HostMemory("values")
+                            .HostMemory("id_weights_gradient"),
                         BagWeightsGradientOp);
 
 }  // namespace

@@ -25,7 +25,8 @@ class LookupOp : public OpKernel {
     TableInput table;
     KeyInputs inputs;
     OP_REQUIRES_OK(context, GetTableToRead(context, dtype_, &table));
-    OP_REQUIRES_OK(context, GetKeys(context, table, &inputs));
+    const DeviceContext core(context);
+    OP_REQUIRES_OK(context, GetKeys(context, table, &inputs, core.space));
     OP_REQUIRES(context, dim_ == table.schema.dim,
                 ToTensorFlow(InvalidArgument("dim: got ", dim_, ", the table's rows have ",
                                              table.schema.dim)));
@@ -40,16 +41,15 @@ class LookupOp : public OpKernel {
     static_assert(sizeof(Outcome) == sizeof(bool) && static_cast<int>(Outcome::kMissing) == false &&
                   static_cast<int>(Outcome::kFound) == true);
     Report report;
-    report.outcomes = {reinterpret_cast<Outcome*>(exists->flat<bool>().data()), n};
+    report.outcomes = {reinterpret_cast<Outcome*>(exists->flat<bool>().data()), n, core.space};
     const DType held = table.schema.value_dtype, wanted = ToCore(dtype_);
-    const Rows rows = MutableRowsOf(values, n, dim_ * SizeOf(wanted));
+    const Rows rows = MutableRowsOf(values, n, dim_ * SizeOf(wanted), core.space);
     const Rows read = NarrowRows(rows, held, wanted, dim_);
-    const PoolContext core(context);
     OP_REQUIRES_OK(context,
                    ToTensorFlow(ForEachShard(table, inputs, [&](Table* shard, const Batch& batch) {
                      return shard->Find(core, batch, IfMissing::kInitialValue, read, report);
                    })));
-    Widen(core, rows, held, wanted, dim_);
+    OP_REQUIRES_OK(context, ToTensorFlow(WidenInPlace(core, rows, held, wanted, dim_)));
   }
 
  private:
@@ -91,7 +91,19 @@ class SumByKeyOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("DynembLookup").Device(tensorflow::DEVICE_CPU), LookupOp);
+REGISTER_KERNEL_BUILDER(
+    Name("DynembLookup").Device(tensorflow::DEVICE_GPU).HostMemory("table").HostMemory("owners"),
+    LookupOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSumByKey").Device(tensorflow::DEVICE_CPU), SumByKeyOp);
+// Gradients are placed with their lookups.
+REGISTER_KERNEL_BUILDER(Name("DynembSumByKey")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("keys")
+                            .HostMemory("rows")
+                            .HostMemory("distinct_keys")
+                            .HostMemory("sums")
+                            .HostMemory("inverse"),
+                        SumByKeyOp);
 
 }  // namespace
 }  // namespace dynemb

@@ -69,7 +69,16 @@ class NowOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("DynembRestrict").Device(tensorflow::DEVICE_CPU), RestrictOp);
+REGISTER_KERNEL_BUILDER(Name("DynembRestrict")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("table")
+                            .HostMemory("num_reserved")
+                            .HostMemory("trigger")
+                            .HostMemory("removed"),
+                        RestrictOp);
 REGISTER_KERNEL_BUILDER(Name("DynembNow").Device(tensorflow::DEVICE_CPU), NowOp);
+REGISTER_KERNEL_BUILDER(
+    Name("DynembNow").Device(tensorflow::DEVICE_GPU).HostMemory("table").HostMemory("now"), NowOp);
 
 }  // namespace
 }  // namespace dynemb

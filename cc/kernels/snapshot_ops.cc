@@ -425,16 +425,56 @@ REGISTER_KERNEL_BUILDER(Name("DynembSnapshotBegin").Device(tensorflow::DEVICE_CP
                         SnapshotBeginOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSnapshotWrite").Device(tensorflow::DEVICE_CPU),
                         SnapshotWriteOp);
+REGISTER_KERNEL_BUILDER(Name("DynembSnapshotWrite")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("tables")
+                            .HostMemory("names")
+                            .HostMemory("path")
+                            .HostMemory("snapshot")
+                            .HostMemory("base")
+                            .HostMemory("part"),
+                        SnapshotWriteOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSnapshotCommit").Device(tensorflow::DEVICE_CPU),
                         SnapshotCommitOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSnapshotEnd").Device(tensorflow::DEVICE_CPU), SnapshotEndOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSnapshotKeys").Device(tensorflow::DEVICE_CPU), SnapshotKeysOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSnapshotLoad").Device(tensorflow::DEVICE_CPU), SnapshotLoadOp);
+REGISTER_KERNEL_BUILDER(Name("DynembSnapshotLoad")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("table")
+                            .HostMemory("path")
+                            .HostMemory("snapshot")
+                            .HostMemory("table_name")
+                            .HostMemory("cursor")
+                            .HostMemory("owners")
+                            .HostMemory("next")
+                            .HostMemory("done"),
+                        SnapshotLoadOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSnapshotVerify").Device(tensorflow::DEVICE_CPU),
                         SnapshotVerifyOp);
+REGISTER_KERNEL_BUILDER(Name("DynembSnapshotVerify")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("tables")
+                            .HostMemory("names")
+                            .HostMemory("path")
+                            .HostMemory("id"),
+                        SnapshotVerifyOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSnapshots").Device(tensorflow::DEVICE_CPU), SnapshotsOp);
+REGISTER_KERNEL_BUILDER(Name("DynembSnapshots")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("table")
+                            .HostMemory("snapshots"),
+                        SnapshotsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSetSnapshot").Device(tensorflow::DEVICE_CPU), SetSnapshotOp);
+REGISTER_KERNEL_BUILDER(Name("DynembSetSnapshot")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("table")
+                            .HostMemory("snapshot"),
+                        SetSnapshotOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSwap").Device(tensorflow::DEVICE_CPU), SwapOp);
+REGISTER_KERNEL_BUILDER(
+    Name("DynembSwap").Device(tensorflow::DEVICE_GPU).HostMemory("table").HostMemory("other"),
+    SwapOp);
 
 }  // namespace
 }  // namespace dynemb

@@ -3,7 +3,6 @@
 #include <string>
 #include <utility>
 
-#include "cc/core/table/host_table.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -51,15 +50,17 @@ class TableOp : public OpKernel {
         ResourceHandle::MakeRefCountingHandle(reference.release(), context->device()->name());
   }
 
+ protected:
+  const TableSchema& schema() const { return schema_; }
+  int64_t shards() const { return shards_; }
+
  private:
   absl::Status Make(OpKernelContext* context, TableResource** resource) const {
     const PoolContext core(context);
     Shards shards(shards_);
     for (auto& shard : shards) {
-      std::unique_ptr<Table> made;
-      TF_RETURN_IF_ERROR(ToTensorFlow(MakeHostTable(schema_, &made)));
-      TF_RETURN_IF_ERROR(ToTensorFlow(made->Reserve(core, init_rows_)));
-      shard = std::move(made);
+      TF_RETURN_IF_ERROR(MakeShard(context, schema_, &shard));
+      TF_RETURN_IF_ERROR(ToTensorFlow(shard->Reserve(core, init_rows_)));
     }
     *resource = new TableResource(Contents::Of(std::move(shards)));
     return absl::OkStatus();
@@ -141,9 +142,30 @@ class SizeOp : public OpKernel {
   }
 };
 
+// Of one shard, without strings.
+class GpuTableOp : public TableOp {
+ public:
+  explicit GpuTableOp(OpKernelConstruction* context) : TableOp(context) {
+    OP_REQUIRES(context, shards() == 1 && !schema().strings,
+                ToTensorFlow(InvalidArgument("schema and shards: got ", shards(),
+                                             " shards for one GPU, or strings of keys, want 1 "
+                                             "without")));
+  }
+};
+
 REGISTER_KERNEL_BUILDER(Name("DynembTable").Device(tensorflow::DEVICE_CPU), TableOp);
+REGISTER_KERNEL_BUILDER(Name("DynembGpuTable").Device(tensorflow::DEVICE_GPU).HostMemory("table"),
+                        GpuTableOp);
 REGISTER_KERNEL_BUILDER(Name("DynembClear").Device(tensorflow::DEVICE_CPU), ClearOp);
+REGISTER_KERNEL_BUILDER(Name("DynembClear").Device(tensorflow::DEVICE_GPU).HostMemory("table"),
+                        ClearOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSize").Device(tensorflow::DEVICE_CPU), SizeOp);
+REGISTER_KERNEL_BUILDER(Name("DynembSize")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("table")
+                            .HostMemory("rows")
+                            .HostMemory("memory_bytes"),
+                        SizeOp);
 
 }  // namespace
 }  // namespace dynemb

@@ -4,6 +4,7 @@
 
 #include "cc/core/lookup/dedup.h"
 #include "cc/core/lookup/widen.h"
+#include "cc/core/table/host_table.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/framework/types.h"
@@ -20,6 +21,15 @@ std::vector<Table*> Pointers(const Shards& shards) {
   std::vector<Table*> pointers;
   for (const auto& shard : shards) pointers.push_back(shard.get());
   return pointers;
+}
+
+absl::Status MakeShard(OpKernelContext* context, const TableSchema& schema,
+                       std::shared_ptr<Table>* shard) {
+  if (OnGpu(context)) return ToTensorFlow(MakeGpuShard(context, schema, shard));
+  std::unique_ptr<Table> made;
+  TF_RETURN_IF_ERROR(ToTensorFlow(MakeHostTable(schema, &made)));
+  *shard = std::move(made);
+  return absl::OkStatus();
 }
 
 Contents Contents::Of(Shards shards) {
@@ -123,6 +133,7 @@ absl::Status GetTableOf(OpKernelContext* context, const Tensor& handle, TableInp
       context, handle.scalar<tensorflow::ResourceHandle>()(), &table->resource));
   Contents contents = table->resource->contents();
   table->shards = std::move(contents.shards);
+  for (const auto& shard : table->shards) table->in_place.push_back(InPlace(shard));
   table->strings = std::move(contents.strings);
   table->schema = table->shards[0]->schema();
   return absl::OkStatus();
@@ -142,17 +153,18 @@ absl::Status GetTableToRead(OpKernelContext* context, tensorflow::DataType dtype
   return CheckDType(dtype, table->schema);
 }
 
-absl::Status GetKeys(OpKernelContext* context, const TableInput& table, KeyInputs* inputs) {
+absl::Status GetKeys(OpKernelContext* context, const TableInput& table, KeyInputs* inputs,
+                     MemorySpace space) {
   const Tensor *keys, *owners;
   TF_RETURN_IF_ERROR(context->input("keys", &keys));
   TF_RETURN_IF_ERROR(context->input("owners", &owners));
-  return RouteKeys(*keys, *owners, table, inputs);
+  return RouteKeys(*keys, *owners, table, inputs, space);
 }
 
 absl::Status RouteKeys(const Tensor& keys, const Tensor& owners, const TableInput& table,
-                       KeyInputs* inputs) {
+                       KeyInputs* inputs, MemorySpace space) {
   inputs->keys_tensor = &keys;
-  inputs->keys = {keys.flat<int64_t>().data(), keys.NumElements()};
+  inputs->keys = {keys.flat<int64_t>().data(), keys.NumElements(), space};
   return ToTensorFlow(Routing::Make(inputs->keys,
                                     {owners.flat<int32_t>().data(), owners.NumElements()},
                                     static_cast<int>(table.shard_count()), &inputs->routing));
@@ -187,7 +199,8 @@ absl::Status RowsOfKeys(const char* name, const Tensor& tensor, const KeyInputs&
     return ToTensorFlow(InvalidArgument(name, ": got shape ", tensor.shape().DebugString(),
                                         ", want the keys' shape + (dim,) = ", want.DebugString()));
   }
-  *rows = RowsOf(tensor, inputs.keys.size, dim * tensorflow::DataTypeSize(tensor.dtype()));
+  *rows = RowsOf(tensor, inputs.keys.size, dim * tensorflow::DataTypeSize(tensor.dtype()),
+                 inputs.keys.space);
   return absl::OkStatus();
 }
 
@@ -207,11 +220,12 @@ template absl::Status GetScalar(OpKernelContext*, const char*, tensorflow::tstri
 
 Status ForEachShard(const TableInput& table, Span<const Key> keys, const Routing& routing,
                     const std::function<Status(Table*, const Batch&)>& call) {
-  for (size_t s = 0; s < table.shards.size(); ++s) {
+  const Shards& shards = keys.space == MemorySpace::kHost ? table.shards : table.in_place;
+  for (size_t s = 0; s < shards.size(); ++s) {
     Batch batch;
     batch.keys = keys;
     batch.select = routing.share(static_cast<int>(s));
-    DYNEMB_RETURN_IF_ERROR(call(table.shards[s].get(), batch));
+    DYNEMB_RETURN_IF_ERROR(call(shards[s].get(), batch));
   }
   return Status();
 }
@@ -238,12 +252,12 @@ Status MissingKeys(const TableInput& table, Span<const Key> keys, const Routing&
   return Status();
 }
 
-ConstRows RowsOf(const Tensor& tensor, int64_t rows, int64_t row_bytes) {
-  return {tensor.tensor_data().data(), rows, row_bytes};
+ConstRows RowsOf(const Tensor& tensor, int64_t rows, int64_t row_bytes, MemorySpace space) {
+  return {tensor.tensor_data().data(), rows, row_bytes, space};
 }
 
-Rows MutableRowsOf(Tensor* tensor, int64_t rows, int64_t row_bytes) {
-  return {const_cast<char*>(tensor->tensor_data().data()), rows, row_bytes};
+Rows MutableRowsOf(Tensor* tensor, int64_t rows, int64_t row_bytes, MemorySpace space) {
+  return {const_cast<char*>(tensor->tensor_data().data()), rows, row_bytes, space};
 }
 
 }  // namespace dynemb

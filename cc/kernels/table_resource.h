@@ -18,6 +18,7 @@
 #include "cc/core/shard/routing.h"
 #include "cc/core/table/key_strings.h"
 #include "cc/core/table/table.h"
+#include "cc/kernels/gpu_place.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
@@ -26,6 +27,10 @@ namespace dynemb {
 // The shards of a table, all of one schema.
 using Shards = std::vector<std::shared_ptr<Table>>;
 std::vector<Table*> Pointers(const Shards& shards);
+
+// An empty one where the op is placed.
+absl::Status MakeShard(tensorflow::OpKernelContext* context, const TableSchema& schema,
+                       std::shared_ptr<Table>* shard);
 
 // What a table holds: its shards and, if it keeps them, the strings of its keys.
 struct Contents {
@@ -101,13 +106,22 @@ struct PoolContext : Context {
   PoolExecutor pool;
 };
 
+// The context of calls in the memory of the op's device: on a GPU that and TensorFlow's stream,
+// otherwise as above.
+struct DeviceContext : PoolContext {
+  explicit DeviceContext(tensorflow::OpKernelContext* context) : PoolContext(context) {
+    UseGpu(context, this);
+  }
+};
+
 absl::Status ToTensorFlow(const Status& status);
 DType ToCore(tensorflow::DataType dtype);
 
 // The table of an op's input "table", held for the length of a kernel's Compute.
 struct TableInput {
   tensorflow::core::RefCountPtr<TableResource> resource;
-  Shards shards;
+  Shards shards;    // called with what is in the host's memory
+  Shards in_place;  // with what is in the memory of the op's device: on a CPU the same ones
   std::shared_ptr<KeyStrings> strings;  // null if the table keeps none
   TableSchema schema;
   int64_t shard_count() const { return static_cast<int64_t>(shards.size()); }
@@ -130,12 +144,14 @@ struct KeyInputs {
   Span<const Key> keys;
   Routing routing;
 };
+// Of keys, and whatever goes with them, in the memory `space`; owners are always the host's.
 // Errors: owners that are not, one for each key, shards of the table.
 absl::Status GetKeys(tensorflow::OpKernelContext* context, const TableInput& table,
-                     KeyInputs* inputs);
+                     KeyInputs* inputs, MemorySpace space = MemorySpace::kHost);
 // The same for given tensors.
 absl::Status RouteKeys(const tensorflow::Tensor& keys, const tensorflow::Tensor& owners,
-                       const TableInput& table, KeyInputs* inputs);
+                       const TableInput& table, KeyInputs* inputs,
+                       MemorySpace space = MemorySpace::kHost);
 
 // Input `name`, one string per key, as views of it. Error: another number of them.
 absl::Status GetStrings(tensorflow::OpKernelContext* context, const char* name,
@@ -152,7 +168,7 @@ absl::Status RowsOfKeys(const char* name, const tensorflow::Tensor& tensor, cons
 template <typename T>
 absl::Status GetScalar(tensorflow::OpKernelContext* context, const char* name, T* value);
 
-// Calls call(shard, batch) for each shard with its share of the keys.
+// Calls call(shard, batch) for each shard with its share of the keys, in the keys' memory.
 Status ForEachShard(const TableInput& table, Span<const Key> keys, const Routing& routing,
                     const std::function<Status(Table*, const Batch&)>& call);
 inline Status ForEachShard(const TableInput& table, const KeyInputs& inputs,
@@ -165,8 +181,10 @@ Status MissingKeys(const TableInput& table, Span<const Key> keys, const Routing&
                    std::vector<Key>* missing);
 
 // A row-major matrix (or any tensor whose last axis is the row) as rows.
-ConstRows RowsOf(const tensorflow::Tensor& tensor, int64_t rows, int64_t row_bytes);
-Rows MutableRowsOf(tensorflow::Tensor* tensor, int64_t rows, int64_t row_bytes);
+ConstRows RowsOf(const tensorflow::Tensor& tensor, int64_t rows, int64_t row_bytes,
+                 MemorySpace space = MemorySpace::kHost);
+Rows MutableRowsOf(tensorflow::Tensor* tensor, int64_t rows, int64_t row_bytes,
+                   MemorySpace space = MemorySpace::kHost);
 
 }  // namespace dynemb
 

@@ -60,7 +60,8 @@ absl::Status TableUpdates::Get(OpKernelContext* context, std::vector<Update>* up
   return absl::OkStatus();
 }
 
-absl::Status TableUpdates::Run(OpKernelContext* context, std::vector<Update>* updates) const {
+absl::Status TableUpdates::Run(OpKernelContext* context, const DeviceContext& core,
+                               std::vector<Update>* updates) const {
   std::vector<KeyStrings::Birth> births(updates->size());
   for (size_t i = 0; i < updates->size(); ++i) {
     const Update& update = (*updates)[i];
@@ -74,14 +75,16 @@ absl::Status TableUpdates::Run(OpKernelContext* context, std::vector<Update>* up
       // Refused, in the table's words; before another table gets slots.
       return ToTensorFlow(update.table.shards[0]->Attach(PoolContext(context), rule_));
     }
-    if (limits_[i] >= 0) TF_RETURN_IF_ERROR(CheckLimit(update, limits_[i], limit_names_[i]));
+    if (limits_[i] >= 0) {
+      TF_RETURN_IF_ERROR(CheckLimit(core, update, limits_[i], limit_names_[i]));
+    }
   }
-  const PoolContext core(context);
+  const PoolContext on_host(context);
   std::vector<int64_t> sizes;
   for (const Update& update : *updates) {
     sizes.push_back(update.keys.size);
     for (const auto& shard : update.table.shards) {
-      TF_RETURN_IF_ERROR(ToTensorFlow(shard->Attach(core, rule_)));
+      TF_RETURN_IF_ERROR(ToTensorFlow(shard->Attach(on_host, rule_)));
     }
   }
   std::mutex mutex;
@@ -100,14 +103,20 @@ absl::Status TableUpdates::Run(OpKernelContext* context, std::vector<Update>* up
   return ToTensorFlow(first);
 }
 
-absl::Status TableUpdates::CheckLimit(const Update& update, int64_t limit,
-                                      const std::string& name) {
+absl::Status TableUpdates::CheckLimit(const DeviceContext& core, const Update& update,
+                                      int64_t limit, const std::string& name) {
   int64_t size = 0;
   for (const auto& shard : update.table.shards) size += shard->size();
   if (size + update.keys.size <= limit) return absl::OkStatus();
-  std::vector<Key> missing;
-  TF_RETURN_IF_ERROR(
-      ToTensorFlow(MissingKeys(update.table, update.keys, update.routing, &missing)));
+  std::vector<Key> copied, missing;
+  Span<const Key> keys = update.keys;
+  if (keys.space != MemorySpace::kHost) {
+    copied.resize(static_cast<size_t>(keys.size));
+    TF_RETURN_IF_ERROR(ToTensorFlow(CopyFromGpu(core, copied.data(), keys.data,
+                                                keys.size * static_cast<int64_t>(sizeof(Key)))));
+    keys = copied;
+  }
+  TF_RETURN_IF_ERROR(ToTensorFlow(MissingKeys(update.table, keys, update.routing, &missing)));
   const int64_t more = static_cast<int64_t>(missing.size());
   if (more == 0 || size + more <= limit) return absl::OkStatus();
   return ToTensorFlow(

@@ -19,7 +19,7 @@ namespace dynemb {
 // and limits, and what the op adds for each table.
 class TableUpdates {
  public:
-  // One table's. Whoever makes it keeps what it views.
+  // One table's, in the memory of the op's device. Whoever makes it keeps what it views.
   struct Update {
     TableInput table;
     Span<const Key> keys;
@@ -37,11 +37,13 @@ class TableUpdates {
   absl::Status Get(tensorflow::OpKernelContext* context, std::vector<Update>* updates) const;
 
   // Whatever is wrong with one of them is found before any changes.
-  absl::Status Run(tensorflow::OpKernelContext* context, std::vector<Update>* updates) const;
+  absl::Status Run(tensorflow::OpKernelContext* context, const DeviceContext& core,
+                   std::vector<Update>* updates) const;
 
  private:
   // Errors: keys without a row that are more than a limit leaves room for.
-  static absl::Status CheckLimit(const Update& update, int64_t limit, const std::string& name);
+  static absl::Status CheckLimit(const DeviceContext& core, const Update& update, int64_t limit,
+                                 const std::string& name);
 
   tensorflow::DataType dtype_;
   RuleSpec rule_;

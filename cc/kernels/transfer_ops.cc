@@ -8,7 +8,6 @@
 
 #include "cc/core/lookup/widen.h"
 #include "cc/core/snapshot/manifest.h"
-#include "cc/core/table/host_table.h"
 #include "cc/core/table/row_adapter.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -106,6 +105,8 @@ class ExportOp : public OpKernel {
     absl::Status Grow(OpKernelContext* context, tensorflow::DataType dtype,
                       const TableSchema& schema, int64_t capacity) {
       const RowLayout layout(schema);
+      tensorflow::AllocatorAttributes in_host_memory;
+      in_host_memory.set_on_host(true);
       const std::pair<tensorflow::DataType, TensorShape> want[] = {
           {tensorflow::DT_INT64, TensorShape({capacity})},
           {dtype, TensorShape({capacity, layout.dim})},
@@ -113,7 +114,8 @@ class ExportOp : public OpKernel {
           {tensorflow::DT_UINT8, TensorShape({capacity, layout.meta_bytes})}};
       for (int p = 0; p < 4; ++p) {
         Tensor larger;
-        TF_RETURN_IF_ERROR(context->allocate_temp(want[p].first, want[p].second, &larger));
+        TF_RETURN_IF_ERROR(
+            context->allocate_temp(want[p].first, want[p].second, &larger, in_host_memory));
         if (part[p].TotalBytes() > 0) {
           std::memcpy(const_cast<char*>(larger.tensor_data().data()), part[p].tensor_data().data(),
                       part[p].TotalBytes());
@@ -192,11 +194,9 @@ class ImportOp : public OpKernel {
       for (auto& target : targets) {
         TableSchema schema = target->schema();
         if (adopt_seed_) schema.initializer.seed = from.initializer.seed;
-        std::unique_ptr<Table> made;
-        OP_REQUIRES_OK(context, ToTensorFlow(MakeHostTable(schema, &made)));
+        OP_REQUIRES_OK(context, MakeShard(context, schema, &target));
         OP_REQUIRES_OK(context,
-                       ToTensorFlow(made->Reserve(core, inputs.keys.size / table.shard_count())));
-        target = std::move(made);
+                       ToTensorFlow(target->Reserve(core, inputs.keys.size / table.shard_count())));
       }
       target_strings = Contents::Of(targets).strings;
     }
@@ -258,7 +258,32 @@ class ImportOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("DynembExport").Device(tensorflow::DEVICE_CPU), ExportOp);
+REGISTER_KERNEL_BUILDER(Name("DynembExport")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("table")
+                            .HostMemory("cursor")
+                            .HostMemory("limit")
+                            .HostMemory("keys")
+                            .HostMemory("values")
+                            .HostMemory("slots")
+                            .HostMemory("meta")
+                            .HostMemory("schema")
+                            .HostMemory("next")
+                            .HostMemory("strings"),
+                        ExportOp);
 REGISTER_KERNEL_BUILDER(Name("DynembImport").Device(tensorflow::DEVICE_CPU), ImportOp);
+REGISTER_KERNEL_BUILDER(Name("DynembImport")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("table")
+                            .HostMemory("keys")
+                            .HostMemory("owners")
+                            .HostMemory("values")
+                            .HostMemory("slots")
+                            .HostMemory("meta")
+                            .HostMemory("schema")
+                            .HostMemory("strings")
+                            .HostMemory("snapshots"),
+                        ImportOp);
 
 }  // namespace
 }  // namespace dynemb

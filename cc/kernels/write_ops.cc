@@ -29,14 +29,14 @@ class UpsertOp : public OpKernel {
     KeyInputs inputs;
     ConstRows values;
     Stamp stamp;
+    const DeviceContext core(context);
     OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
-    OP_REQUIRES_OK(context, GetKeys(context, table, &inputs));
+    OP_REQUIRES_OK(context, GetKeys(context, table, &inputs, core.space));
     OP_REQUIRES_OK(context, GetRows(context, "values", inputs, table.schema, &values));
     OP_REQUIRES_OK(context, GetScalar(context, "now", &stamp.now));
     KeyStrings::Birth birth;
     OP_REQUIRES_OK(
         context, ToTensorFlow(KeyStrings::Birth::Begin(table.strings.get(), inputs.keys, &birth)));
-    const PoolContext core(context);
     OP_REQUIRES_OK(context,
                    ToTensorFlow(ForEachShard(table, inputs, [&](Table* shard, const Batch& batch) {
                      return shard->Upsert(core, batch, values, stamp, Report());
@@ -59,8 +59,9 @@ class AccumOp : public OpKernel {
     ConstRows values_or_deltas;
     Stamp stamp;
     const Tensor* exists;
+    const DeviceContext core(context);
     OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
-    OP_REQUIRES_OK(context, GetKeys(context, table, &inputs));
+    OP_REQUIRES_OK(context, GetKeys(context, table, &inputs, core.space));
     OP_REQUIRES_OK(context,
                    GetRows(context, "values_or_deltas", inputs, table.schema, &values_or_deltas));
     OP_REQUIRES_OK(context, GetScalar(context, "now", &stamp.now));
@@ -69,11 +70,10 @@ class AccumOp : public OpKernel {
                 ToTensorFlow(InvalidArgument("exists: got shape ", exists->shape().DebugString(),
                                              ", want the keys' shape ",
                                              inputs.keys_tensor->shape().DebugString())));
-    const Span<const bool> flags(exists->flat<bool>().data(), exists->NumElements());
+    const Span<const bool> flags(exists->flat<bool>().data(), exists->NumElements(), core.space);
     KeyStrings::Birth birth;
     OP_REQUIRES_OK(
         context, ToTensorFlow(KeyStrings::Birth::Begin(table.strings.get(), inputs.keys, &birth)));
-    const PoolContext core(context);
     OP_REQUIRES_OK(
         context, ToTensorFlow(ForEachShard(table, inputs, [&](Table* shard, const Batch& batch) {
           return shard->Accumulate(core, batch, values_or_deltas, flags, stamp, Report());
@@ -90,9 +90,9 @@ class RemoveOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     TableInput table;
     KeyInputs inputs;
+    const DeviceContext core(context);
     OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
-    OP_REQUIRES_OK(context, GetKeys(context, table, &inputs));
-    const PoolContext core(context);
+    OP_REQUIRES_OK(context, GetKeys(context, table, &inputs, core.space));
     OP_REQUIRES_OK(context,
                    ToTensorFlow(ForEachShard(table, inputs, [&](Table* shard, const Batch& batch) {
                      return shard->Erase(core, batch, Report());
@@ -144,8 +144,23 @@ class WithStringsOp : public OpKernel {
 REGISTER_KERNEL_BUILDER(Name("DynembKeepStrings").Device(tensorflow::DEVICE_CPU), KeepStringsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembWithStrings").Device(tensorflow::DEVICE_CPU), WithStringsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembUpsert").Device(tensorflow::DEVICE_CPU), UpsertOp);
+REGISTER_KERNEL_BUILDER(Name("DynembUpsert")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("table")
+                            .HostMemory("owners")
+                            .HostMemory("now"),
+                        UpsertOp);
 REGISTER_KERNEL_BUILDER(Name("DynembAccum").Device(tensorflow::DEVICE_CPU), AccumOp);
+REGISTER_KERNEL_BUILDER(Name("DynembAccum")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("table")
+                            .HostMemory("owners")
+                            .HostMemory("now"),
+                        AccumOp);
 REGISTER_KERNEL_BUILDER(Name("DynembRemove").Device(tensorflow::DEVICE_CPU), RemoveOp);
+REGISTER_KERNEL_BUILDER(
+    Name("DynembRemove").Device(tensorflow::DEVICE_GPU).HostMemory("table").HostMemory("owners"),
+    RemoveOp);
 
 }  // namespace
 }  // namespace dynemb

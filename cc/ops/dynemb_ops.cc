@@ -82,6 +82,19 @@ shards: how many.
 init_rows: rows for which the index of each shard is made large enough at once.
 )doc");
 
+REGISTER_OP("DynembGpuTable")
+    .Output("table: resource")
+    .Attr("schema: string")
+    .Attr("shards: int >= 1 = 1")
+    .Attr("init_rows: int >= 0 = 0")
+    .Attr("container: string = ''")
+    .Attr("shared_name: string = ''")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+DynembTable in the memory of a GPU: of one shard, without strings. The ops that take it follow it there.
+)doc");
+
 REGISTER_OP("DynembLookup")
     .Input("weight: dtype")
     .Input("table: resource")

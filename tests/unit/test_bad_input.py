@@ -144,7 +144,7 @@ CASES = {
         r"initializer: got an array of shape \(2,\)",
     ),
     # Devices.
-    "a GPU": (variable(devices="/GPU:0"), ValueError, "devices: got '/GPU:0'; tables live in host"),
+    "a GPU": (variable(devices="/GPU:0"), ValueError, "devices: got '/GPU:0', want a CPU: Tensor"),
     "a CPU that is not there": (variable(devices=["/CPU:7"]), ValueError, "devices: got '/CPU:7', want"),
     "a parameter server": (variable(devices=["/job:ps"]), ValueError, "devices: got '/job:ps', want"),
     "no devices": (variable(devices=[]), ValueError, "devices: got an empty list, want at least one"),

@@ -1,6 +1,6 @@
 """GPUs: which there are, and whether the code of this build runs on them.
 
-Tables are in host memory; nothing here puts them elsewhere.
+A table is on one when its `devices` say so: docs/gpu.md.
 """
 
 from tf_dynemb.gpu.devices import GpuDevice, devices

@@ -102,7 +102,7 @@ def lookup_bags(
     lengths = tf.convert_to_tensor(lengths)
     if lengths.dtype not in (tf.int32, tf.int64):
         raise TypeError(f"lengths: got {lengths.dtype.name}, want int32 or int64")
-    elsewhere = exchange_of(tables) is not None or any(table.on_servers for table in tables)
+    elsewhere = exchange_of(tables) is not None or any(table.in_parts for table in tables)
     if any(overflow) and elsewhere:
         raise ValueError(
             "overflow: got limits for tables spread over processes or on servers, none of which "

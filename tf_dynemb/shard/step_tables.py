@@ -44,7 +44,7 @@ def step_resources(tables: Sequence[Variable], keys: Callable[[], Sequence]) -> 
     if exchange is not None:
         distinct, values, _, _ = exchange.fetch(tables, keys())
         return [ops.dynemb_step_table(*pair) for pair in zip(distinct, values, strict=True)]
-    if not any(table.on_servers for table in tables):
+    if not any(table.in_parts for table in tables):
         return [table.resource.resource_handle for table in tables]
     return [_from_servers(*of_table) for of_table in zip(tables, keys(), strict=True)]
 
@@ -66,7 +66,7 @@ def exchange_of(tables: Sequence[Variable]):
 
 
 def _from_servers(table: Variable, keys: tf.Tensor) -> tf.Tensor:
-    if not table.on_servers:
+    if not table.in_parts:
         return table.resource.resource_handle
     distinct, _ = tf.unique(keys)
     values, _ = table.resource.lookup(tf.zeros([0, table.dim], table.value_dtype), distinct)

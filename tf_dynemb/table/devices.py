@@ -1,4 +1,4 @@
-"""Where the shards of a table are: devices of this process, or of servers that it is connected to."""
+"""Where the shards of a table are: CPUs or GPUs of this process, or servers that it is connected to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ def device_list(devices) -> list[str]:
     """The argument `devices` of a Variable as a list, checked; what None means where it is made.
 
     Raises:
-        ValueError: a device that is not there, or is no CPU; devices of this process beside servers'.
+        ValueError: a device that is not there, or is neither a CPU nor a GPU; CPUs beside GPUs; a GPU
+            twice, or a server's; devices of this process beside servers'.
     """
     if devices is None:
         return _default_devices()
@@ -27,8 +28,26 @@ def device_list(devices) -> list[str]:
             f"devices: got {devices}, want all of this process, such as '/CPU:0', or all of servers, "
             "such as '/job:ps/task:0'"
         )
-    (_check_own if None in jobs else _check_of_servers)(devices, specs, _cpus())
+    types = {spec.device_type or "CPU" for spec in specs}
+    if len(types) > 1:
+        raise ValueError(f"devices: got {devices}, want all CPUs or all GPUs")
+    if types == {"GPU"}:
+        _check_gpus(devices, specs)
+    else:
+        (_check_own if None in jobs else _check_of_servers)(devices, specs, _devices("CPU"))
     return devices
+
+
+def is_gpu(device: str) -> bool:
+    """Whether a device is a GPU."""
+    return _spec(device).device_type == "GPU"
+
+
+def place_of(device: str) -> str | None:
+    """The name of a server's device or a GPU, which has tables of its own; None for host memory here."""
+    if is_gpu(device):
+        return f"/device:GPU:{_spec(device).device_index or 0}"
+    return server_of(device)
 
 
 def server_of(device: str) -> str | None:
@@ -43,13 +62,13 @@ def _default_devices() -> list[str]:
     if not isinstance(tf.distribute.get_strategy(), tf.distribute.ParameterServerStrategy):
         return ["/CPU:0"]
     # The strategy has connected this process to its cluster, in which it wants them to be called "ps".
-    tasks = {spec.task for spec in _cpus() if spec.job == "ps"}
+    tasks = {spec.task for spec in _devices("CPU") if spec.job == "ps"}
     return [f"/job:ps/task:{task}" for task in sorted(tasks)]
 
 
-def _cpus() -> list[tf.DeviceSpec]:
-    """Those of this process and of all that it is connected to."""
-    return [tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices("CPU")]
+def _devices(kind: str) -> list[tf.DeviceSpec]:
+    """CPUs or GPUs of this process and of all that it is connected to."""
+    return [tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices(kind)]
 
 
 def _spec(device) -> tf.DeviceSpec:
@@ -58,19 +77,37 @@ def _spec(device) -> tf.DeviceSpec:
         spec = tf.DeviceSpec.from_string(tf.compat.as_str(device))
     except (TypeError, ValueError) as error:
         raise ValueError(f"devices: got {device!r}, want a device such as '/CPU:0'") from error
-    if (spec.device_type or "CPU") != "CPU":
+    if (spec.device_type or "CPU") not in ("CPU", "GPU"):
         raise ValueError(
-            f"devices: got {device!r}; tables live in host memory so far, want '/CPU:0' or "
-            "'/job:ps/task:0'"
+            f"devices: got {device!r}, want a CPU such as '/CPU:0', a GPU such as '/GPU:0', or a server "
+            "such as '/job:ps/task:0'"
         )
     return spec.replace(job=None) if spec.job == "localhost" else spec
 
 
+def _of_this_process(there: list[tf.DeviceSpec]) -> list[tf.DeviceSpec]:
+    if all(spec.job is None for spec in there):
+        return there
+    with tf.init_scope(), tf.device("/CPU:0"):
+        own = tf.DeviceSpec.from_string(tf.constant(0).device)
+    return [spec for spec in there if (spec.job, spec.task) == (own.job, own.task)]
+
+
+def _check_gpus(devices: list, specs: list[tf.DeviceSpec]) -> None:
+    if any(spec.job is not None for spec in specs):
+        raise ValueError(f"devices: got {devices}; servers have tables in host memory, want their CPUs")
+    there = _of_this_process(_devices("GPU"))
+    numbers = [spec.device_index or 0 for spec in specs]
+    for device, number in zip(devices, numbers, strict=True):
+        if number >= len(there):
+            seen = f"up to '/GPU:{len(there) - 1}'" if there else "a CPU: TensorFlow sees no GPU here"
+            raise ValueError(f"devices: got {device!r}, want {seen}")
+        if numbers.count(number) > 1:
+            raise ValueError(f"devices: got {device!r} twice, want each GPU once")
+
+
 def _check_own(devices: list, specs: list[tf.DeviceSpec], there: list[tf.DeviceSpec]) -> None:
-    if any(spec.job is not None for spec in there):
-        with tf.init_scope(), tf.device("/CPU:0"):
-            own = tf.DeviceSpec.from_string(tf.constant(0).device)
-        there = [spec for spec in there if (spec.job, spec.task) == (own.job, own.task)]
+    there = _of_this_process(there)
     for device, spec in zip(devices, specs, strict=True):
         if (spec.device_index or 0) >= len(there):
             raise ValueError(f"devices: got {device!r}, want '/CPU:0' to '/CPU:{len(there) - 1}'")

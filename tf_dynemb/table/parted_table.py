@@ -1,7 +1,7 @@
-"""A table on servers: a TableResource on each of them, and what sends each key to its own.
+"""A table on servers or several GPUs: a TableResource on each, and what sends each key to its own.
 
 Ops on a resource run where it is, so that ids, rows and gradients travel and nothing else. A part is
-one engine table, however many of the table's shards its server has: shards are a matter of the
+one engine table, however many of the table's shards its place has: shards are a matter of the
 partitioner alone.
 """
 
@@ -15,7 +15,7 @@ from tf_dynemb.base.checks import assert_same
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.base.wide import wide
 from tf_dynemb.shard.partitioner import default_partition_fn
-from tf_dynemb.table.devices import server_of
+from tf_dynemb.table.devices import is_gpu, place_of
 from tf_dynemb.table.table_resource import TableResource, partitioned
 
 
@@ -46,14 +46,14 @@ class PartedTable(tf.Module):
         self._partitioner = partitioner
         self._checkpoint = checkpoint
         self._shards_in_all = len(devices)
-        servers = [server_of(device) for device in devices]
-        distinct = list(dict.fromkeys(servers))
-        self._part_of_shard = [distinct.index(server) for server in servers]
+        places = [place_of(device) for device in devices]
+        distinct = list(dict.fromkeys(places))
+        self._part_of_shard = [distinct.index(place) for place in places]
         parts = []
-        for server in distinct:
-            init = init_rows * servers.count(server)
-            with tf.device(server):
-                options = (init, adopt_seed, checkpoint, "")
+        for place in distinct:
+            init = init_rows * places.count(place)
+            with tf.device(place):
+                options = (init, adopt_seed, checkpoint, place if is_gpu(place) else "")
                 parts.append(_Part(len(distinct), schema, 1, default_partition_fn, *options))
         self._parts: tuple[_Part, ...] = tuple(parts)
         self.shards = len(parts)  # as export_rows counts them
@@ -72,13 +72,13 @@ class PartedTable(tf.Module):
     def resource_handle(self):
         """Refuses: who asks for it needs all rows in one place."""
         raise ValueError(
-            f"a table on servers, here of {self.shards} parts from {self.host} on, cannot be part of "
-            "this. Lookups, optimizers, checkpoints, SavedModels and Keras' files work; for snapshots "
-            "restore a tf.train.Checkpoint of it into a table of one process"
+            f"a table on servers or several GPUs, here of {self.shards} parts from {self.host} on, "
+            "cannot be part of this. Lookups, optimizers, checkpoints, SavedModels and Keras' files "
+            "work; for snapshots restore a tf.train.Checkpoint of it into a table of one process"
         )
 
     def join_savers(self, name: str) -> None:
-        """Nothing: there are no sessions with tables on servers."""
+        """Nothing: there are no sessions with tables in parts."""
 
     def owners(self, keys: tf.Tensor) -> tf.Tensor:
         """The shard of each int64 key, flat int32."""
@@ -207,7 +207,7 @@ class PartedTable(tf.Module):
     def import_rows(self, keys, values, slots, meta, schema, replace: bool, strings=None, snapshots=()):
         """As TableResource.import_rows."""
         if strings is not None:
-            raise ValueError("strings: got some, but tables on servers keep no strings of their keys")
+            raise ValueError("strings: got some, but tables in parts keep no strings of their keys")
         columns = [tf.convert_to_tensor(column) for column in (values, slots, meta)]
         return _group(
             [
@@ -221,7 +221,7 @@ class PartedTable(tf.Module):
         return self._parts[0].snapshots()
 
     def empty_copy(self) -> PartedTable:
-        """As TableResource.empty_copy, on the same servers."""
+        """As TableResource.empty_copy, on the same devices."""
         with tf.init_scope():
             schema = self.export_rows(limit=0)[4].numpy().decode()
         _, devices, partitioner, _, adopt_seed, checkpoint = self._arguments

@@ -14,6 +14,7 @@ from tf_dynemb.base.fingerprint import engine_keys_of, fingerprint
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.shard.exchange import Exchange
 from tf_dynemb.shard.partitioner import default_partition_fn
+from tf_dynemb.table.devices import is_gpu
 from tf_dynemb.table.schema import Schema
 from tf_dynemb.table.serving import saved_rows, saved_schema
 
@@ -22,7 +23,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
     """The shards of a table and the function that tells which shard owns a key.
 
     It saves its rows without a word of shards, and restores them onto whatever shards it has. A table
-    on servers is several of these: PartedTable, which has the same methods.
+    on servers or several GPUs is several of these: PartedTable, which has the same methods.
 
     Args:
         schema: what a row is made of, in the engine's text form.
@@ -32,7 +33,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         adopt_seed: whether a restore takes over the seed of the initial values.
         checkpoint: whether rows are saved and restored.
         device: where the resource is made, also by whoever loads a SavedModel of it; "" for where it is
-            made.
+            made. A GPU has all shards as one, and SavedModels have them in host memory.
         exchange: of the processes that the table is spread over, or None. It saves the rows of all, and
             restores those that this process owns.
     """
@@ -48,7 +49,8 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         device: str,
         exchange: Exchange | None = None,
     ):
-        super().__init__(device=device)
+        self._gpu = device if is_gpu(device) else None
+        super().__init__(device="/CPU:0" if self._gpu else device)
         self._arguments = (
             schema,
             shards,
@@ -60,7 +62,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
             exchange,
         )
         self._schema = schema
-        self.shards = shards
+        self.shards = 1 if self._gpu else shards
         self._partitioner = partitioner
         self._init_rows = init_rows
         self._adopt_seed = adopt_seed
@@ -72,6 +74,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         # For graphs that a session runs; unique, so that no two models ever share rows by name.
         self._graph_name = f"tf_dynemb_{uuid.uuid4().hex}"
         with tf.init_scope():
+            self._of_session = not tf.executing_eagerly()
             self.resource_handle  # noqa: B018  makes the table now, outside of any function
 
     def __deepcopy__(self, memo):
@@ -191,13 +194,21 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
 
     def export_rows_with_strings(self, cursor=(0, 0, 0), limit: int = -1, name: str | None = None):
         """As export_rows, and at the end the strings (n,) of a table that keeps them, else (0,)."""
-        return ops.dynemb_export(
-            self.resource_handle,
-            tf.constant(cursor, tf.int64),
-            tf.constant(limit, tf.int64),
-            dtype=self.value_dtype,
-            name=name,
-        )
+
+        def export():
+            return ops.dynemb_export(
+                self.resource_handle,
+                tf.constant(cursor, tf.int64),
+                tf.constant(limit, tf.int64),
+                dtype=self.value_dtype,
+                name=name,
+            )
+
+        if self._gpu is None or not tf.executing_eagerly():
+            return export()
+        # Eagerly TensorFlow would copy what an op on a GPU gives, here all rows, to the GPU.
+        with tf.device("/CPU:0"):
+            return tf.function(lambda: [tf.identity(output) for output in export()])()
 
     def row_bytes(self) -> int:
         """Bytes of a row as it is now: key, value, slot variables, meta. Eagerly only."""
@@ -338,12 +349,16 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
                 "others; save a checkpoint or the weights, load them into the model made outside of "
                 "the strategy's scope, and export that"
             )
-        return ops.dynemb_table(
-            schema=self._schema if eager else saved_schema(self._schema),
-            shards=self.shards,
-            init_rows=self._init_rows,
-            shared_name="" if eager else self._graph_name,
-        )
+        arguments = {
+            "schema": self._schema if eager else saved_schema(self._schema),
+            "shards": self.shards,
+            "init_rows": self._init_rows,
+            "shared_name": "" if eager else self._graph_name,
+        }
+        if self._gpu is None or eager == self._of_session:  # a SavedModel's, of a table made eagerly
+            return ops.dynemb_table(**arguments)
+        with tf.device(self._gpu):
+            return ops.dynemb_gpu_table(**arguments)
 
     def _serialize_to_tensors(self):
         if not self._checkpoint:
@@ -364,7 +379,8 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         # written while training goes on; so it holds a second copy of them.
         if self not in object_map:
             # Has the rows of all processes, so that the thread that saves it need not ask for them.
-            object_map[self] = TableResource(*self._arguments[:-1])
+            *arguments, _, _ = self._arguments
+            object_map[self] = TableResource(*arguments, device="/CPU:0")
         if self._checkpoint:
             object_map[self]._restore_from_tensors(self._serialize_to_tensors())
 

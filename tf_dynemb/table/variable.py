@@ -17,7 +17,7 @@ from tf_dynemb.policy.restrict_policy import RestrictPolicy, policy_of, stamp_of
 from tf_dynemb.shard import default_partition_fn
 from tf_dynemb.shard.exchange import Exchange
 from tf_dynemb.shard.step_tables import step_table
-from tf_dynemb.table.devices import device_list, server_of
+from tf_dynemb.table.devices import device_list, is_gpu, place_of
 from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.kv_creator import init_rows_of
 from tf_dynemb.table.parted_table import PartedTable
@@ -59,7 +59,8 @@ class Variable(tf.Module):
         dim: numbers per row, 1 to 2^20.
         devices: one shard is made for each device string; a single string is a list of one. CPU devices
             of this process, or of servers that it is connected to, such as "/job:ps/task:0"; see
-            docs/parameter-servers.md. None means one shard in host memory; in the scope of a
+            docs/parameter-servers.md. Or GPUs of this process, each once: rows are in their memory, see
+            docs/gpu.md. None means one shard in host memory; in the scope of a
             tf.distribute.ParameterServerStrategy one on each of its parameter servers.
         partitioner: function (keys, shard_num) -> int32 of the keys' shape, the shard of each key. It is
             given int64 keys (n,), fingerprints for strings, and must always give a key the same shard.
@@ -143,11 +144,12 @@ class Variable(tf.Module):
         self.short_file_name = short_file_name
         if keep_keys and self.key_dtype != tf.string:
             raise ValueError(f"keep_keys: got True for keys of {self.key_dtype.name}, want string keys")
-        if keep_keys and server_of(self.devices[0]) is not None:
-            raise ValueError("keep_keys: got True, want False for a table on servers, for now")
+        places = {place_of(device) for device in self.devices}
+        if keep_keys and places != {None}:
+            raise ValueError("keep_keys: got True, want False for a table on servers or GPUs, for now")
         self.keep_keys = bool(keep_keys)
         self.exchange = Exchange.of_scope()
-        if self.exchange is not None and server_of(self.devices[0]) is not None:
+        if self.exchange is not None and places != {None}:
             raise ValueError(
                 f"devices: got {self.devices} in the scope of a strategy of several processes, want None"
             )
@@ -167,15 +169,14 @@ class Variable(tf.Module):
         )
         init_rows = init_rows or _init_rows_of_environment()
         options = {"adopt_seed": not spec.seed_is_given, "checkpoint": checkpoint}
-        if server_of(self.devices[0]) is None:
-            device = self.devices[0]
+        if len(places) == 1 and (None in places or is_gpu(self.devices[0])):
             self.resource = TableResource(
                 schema,
                 self.shard_num,
                 partitioner,
                 init_rows,
                 **options,
-                device=device,
+                device=self.devices[0],
                 exchange=self.exchange,
             )
         else:
@@ -195,12 +196,12 @@ class Variable(tf.Module):
 
     @property
     def host(self) -> str:
-        """The device that holds the rows, or the first of several servers."""
+        """The device that holds the rows, or the first of several."""
         return self.resource.host
 
     @property
-    def on_servers(self) -> bool:
-        """Whether the rows are on servers, and not in this process."""
+    def in_parts(self) -> bool:
+        """Whether the rows are on servers, or on several GPUs."""
         return isinstance(self.resource, PartedTable)
 
     @property

@@ -15,8 +15,12 @@
 
 namespace dynemb {
 
-// Where memory lies. kFakeDevice belongs to the tests: host memory that the host may not touch.
+// Where memory lies. kFakeDevice belongs to the tests: host memory that the host may not touch, but
+// for what plays the device.
 enum class MemorySpace : uint8_t { kHost, kDevice, kFakeDevice };
+
+// Whether what works on memory runs on the host: there, and where the host plays the device.
+inline bool RunsOnHost(MemorySpace space) { return space != MemorySpace::kDevice; }
 
 template <typename T>
 struct Span {

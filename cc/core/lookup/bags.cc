@@ -50,21 +50,6 @@ struct PoolRows {
   }
 };
 
-// Calls f(TypeTag<V>(), TypeTag<O>()) for the floating types of values and output.
-template <typename F>
-void VisitFloats(DType value, DType out, const F& f) {
-  VisitDType(value, [&](auto value_tag) {
-    using V = typename decltype(value_tag)::type;
-    if constexpr (!std::is_integral_v<V>) {
-      if (out == DType::kFloat64) {
-        f(value_tag, TypeTag<double>());
-      } else if constexpr (sizeof(V) <= sizeof(float)) {
-        f(value_tag, TypeTag<float>());
-      }
-    }
-  });
-}
-
 // Part of the rows of a feature, which a task reads.
 struct Share {
   int64_t feature, begin, end;
@@ -531,6 +516,10 @@ Status GradientOfWeights(const Context& context, const Bags& bags, const char* g
 
 void ForEachTable(const Context& context, const std::vector<int64_t>& sizes,
                   const std::function<void(int64_t, const Context&)>& call) {
+  if (context.space != MemorySpace::kHost) {  // one stream, whose calls do not wait
+    for (size_t i = 0; i < sizes.size(); ++i) call(static_cast<int64_t>(i), context);
+    return;
+  }
   const int64_t total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   const int64_t threads = context.executor->concurrency();
   std::vector<int64_t> small;

@@ -182,7 +182,7 @@ Status GradientOfWeights(const Context& context, const Bags& bags, const char* g
                          const char* out, char* weights);
 
 // Runs call(i, context) for i in [0, sizes.size()), each once. Large ones, by their sizes, have the
-// whole context; small ones run side by side, each on one thread.
+// whole context; small ones run side by side, each on one thread. Of a device, one after the other.
 void ForEachTable(const Context& context, const std::vector<int64_t>& sizes,
                   const std::function<void(int64_t, const Context&)>& call);
 

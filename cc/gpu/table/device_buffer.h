@@ -62,13 +62,13 @@ inline cudaStream_t StreamOf(const Context& context) {
 
 // Waits until the stream has done what it was given.
 inline Status Wait(const Context& context) {
-  if (context.space == MemorySpace::kHost) return {};
+  if (RunsOnHost(context.space)) return {};
   return FromCuda(cudaStreamSynchronize(StreamOf(context)), "waiting for the GPU");
 }
 
 // Sets all bytes.
 inline Status FillBytes(const Context& context, void* at, int byte, int64_t bytes) {
-  if (context.space == MemorySpace::kHost) {
+  if (RunsOnHost(context.space)) {
     std::memset(at, byte, static_cast<size_t>(bytes));
     return {};
   }
@@ -80,7 +80,7 @@ inline Status FillBytes(const Context& context, void* at, int byte, int64_t byte
 // changed when the call returns; what goes there is there after Wait.
 inline Status CopyAny(const Context& context, void* to, const void* from, int64_t bytes) {
   if (bytes == 0) return {};
-  if (context.space == MemorySpace::kHost) {
+  if (RunsOnHost(context.space)) {
     std::memcpy(to, from, static_cast<size_t>(bytes));
     return {};
   }

@@ -13,8 +13,11 @@ namespace dynemb {
 class DeviceMemory {
  public:
   virtual ~DeviceMemory() = default;
-  // kDevice. Tests have one of kHost, on which a table runs its kernels on the host.
+  // kDevice. Tests have others, on which a table runs its kernels on the host.
   virtual MemorySpace space() const = 0;
+  // What used a block before may still be under way in this stream (cudaStream_t), which is the one
+  // that tables with this memory are called in; or null, the default stream: nothing uses it.
+  virtual void* stream() const { return nullptr; }
   // A block aligned to 256 bytes with any content, or nullptr when there is no memory.
   virtual void* Allocate(int64_t bytes) = 0;
   // Nothing that runs on the device uses the block any more.

@@ -33,6 +33,15 @@ struct Reports {
   }
 };
 
+// What values can be copied in, between rows and there.
+inline int64_t PieceBytes(int64_t value_bytes, DType dtype, const Rows& values) {
+  const uint64_t all = static_cast<uint64_t>(value_bytes) |
+                       (values.offsets != nullptr ? static_cast<uint64_t>(SizeOf(dtype))
+                                                  : reinterpret_cast<uintptr_t>(values.data) |
+                                                        static_cast<uint64_t>(values.stride_bytes));
+  return all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : all % 2 == 0 ? 2 : 1;
+}
+
 // Table::Find, by warps: each lane searches a key; then their rows are copied one after the other,
 // each by as many lanes as it has pieces. Piece: what rows are copied in, which divides a value's
 // size and all addresses.

@@ -8,6 +8,7 @@
 #include "cc/core/table/erase_log.h"
 #include "cc/gpu/for_each.cu.h"
 #include "cc/gpu/table/apply_rows.h"
+#include "cc/gpu/table/device_guard.h"
 #include "cc/gpu/table/find_rows.cu.h"
 #include "cc/gpu/table/gpu_index.h"
 #include "cc/gpu/table/gpu_table.h"
@@ -40,7 +41,7 @@ class GpuTableOfMemory final : public GpuTable {
   }
 
   Status Init() {
-    if (space() == MemorySpace::kDevice) {
+    if (!RunsOnHost(space())) {
       DYNEMB_RETURN_IF_ERROR(FromCuda(cudaGetDevice(&device_), "asking for the device"));
     }
     const Context context = OwnContext();
@@ -74,7 +75,7 @@ class GpuTableOfMemory final : public GpuTable {
                               TileWidth(layout_.value_bytes / static_cast<int64_t>(sizeof(Piece))),
                               values, reports});
       };
-      switch (PieceBytes(values)) {
+      switch (PieceBytes(layout_.value_bytes, schema_.value_dtype, values)) {
         case 16:
           return find(uint4());
         case 4:
@@ -329,6 +330,7 @@ class GpuTableOfMemory final : public GpuTable {
     std::lock_guard<std::mutex> lock(mutex_);
     return index_.bytes() + rows_.bytes();
   }
+  int device() const override { return device_; }
   int64_t index_cells() const override {
     std::lock_guard<std::mutex> lock(mutex_);
     return index_.cells();
@@ -342,10 +344,11 @@ class GpuTableOfMemory final : public GpuTable {
     bool each_reports = false;  // entries have outcomes of their own
   };
 
-  // For the table's own waits: the default stream.
+  // For the table's own waits.
   Context OwnContext() const {
     Context context;
     context.space = space();
+    context.stream = memory_->stream();
     return context;
   }
 
@@ -377,15 +380,20 @@ class GpuTableOfMemory final : public GpuTable {
   Status Write(const Context& context, const Batch& batch, const Report& report, const How& how,
                const Wanted& wanted, const Work& work) {
     constexpr bool kInserts = !std::is_same_v<Wanted, NoHead>;
+    const Reports reports(report);
+    DYNEMB_RETURN_IF_ERROR(BeginReport(context, reports));
     GroupedBatch grouped;
-    DYNEMB_RETURN_IF_ERROR(
-        GroupBatch(context, batch, how.in_order, how.scratch_bytes, &scratch_, &grouped));
+    const Status begun =
+        GroupBatch(context, batch, how.in_order, how.scratch_bytes, &scratch_, &grouped);
+    if (begun.code() == Code::kResourceExhausted) {
+      const Entries entries(batch);
+      DYNEMB_RETURN_IF_ERROR(ForEach(context, entries.most, ReportFull{entries, reports}));
+    }
+    DYNEMB_RETURN_IF_ERROR(begun);
     const int64_t inserting = kInserts ? grouped.size : 0;
     int64_t limit = rows_.capacity();
     if constexpr (kInserts) DYNEMB_RETURN_IF_ERROR(MakeRoom(context, inserting, &limit));
     const bool may_be_full = counts_.most_rows() + inserting > limit && kInserts;
-    const Reports reports(report);
-    DYNEMB_RETURN_IF_ERROR(BeginReport(context, reports));
     DYNEMB_RETURN_IF_ERROR(ForEach(context, grouped.size, FindHeads{grouped, index_.view()}));
     if constexpr (kInserts) {
       DYNEMB_RETURN_IF_ERROR(
@@ -432,30 +440,23 @@ class GpuTableOfMemory final : public GpuTable {
     return layout_.meta_offset + layout_.meta_field[static_cast<int>(field)];
   }
 
-  // What values can be copied in, between rows and there.
-  int64_t PieceBytes(const Rows& values) const {
-    const int64_t element = SizeOf(schema_.value_dtype);
-    const uint64_t all =
-        static_cast<uint64_t>(layout_.value_bytes) |
-        (values.offsets != nullptr ? static_cast<uint64_t>(element)
-                                   : reinterpret_cast<uintptr_t>(values.data) |
-                                         static_cast<uint64_t>(values.stride_bytes));
-    return all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : all % 2 == 0 ? 2 : 1;
-  }
-
   // Lays all rows out anew, beside the old ones.
   Status Relayout(const Context& context, const TableSchema& schema, const RowLayout& layout) {
     RowCounts counts;
     DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
     RowStore rows(memory_, layout);
-    DYNEMB_RETURN_IF_ERROR(rows_.MakeLike(context, layout, &rows));
     InitialRows initial(memory_);
-    DYNEMB_RETURN_IF_ERROR(initial.SetSchema(context, schema));
-    const bool new_slots = layout.slots_bytes != layout_.slots_bytes;
-    DYNEMB_RETURN_IF_ERROR(ForEachRow(context, counts.fresh,
-                                      ConvertRows{rows_.view(), rows.view(), layout_, layout,
-                                                  new_slots ? initial.slots() : nullptr}));
-    DYNEMB_RETURN_IF_ERROR(Wait(context));
+    const auto convert = [&]() -> Status {
+      DYNEMB_RETURN_IF_ERROR(rows_.MakeLike(context, layout, &rows));
+      DYNEMB_RETURN_IF_ERROR(initial.SetSchema(context, schema));
+      const bool new_slots = layout.slots_bytes != layout_.slots_bytes;
+      return ForEachRow(context, counts.fresh,
+                        ConvertRows{rows_.view(), rows.view(), layout_, layout,
+                                    new_slots ? initial.slots() : nullptr});
+    };
+    const Status converted = convert();
+    DYNEMB_RETURN_IF_ERROR(Wait(context));  // also where what has begun is of no use
+    DYNEMB_RETURN_IF_ERROR(converted);
     rows.Replace(&rows_);
     initial_ = std::move(initial);
     layout_ = layout;

@@ -45,6 +45,9 @@ class GpuTable : public Table {
   // the bags. Ends that lie outside of the ids are cut off.
   virtual Status FindBags(const Context& context, const DeviceBags& bags, Rows out) const = 0;
 
+  // CUDA's number of the device that the table is on; -1: it runs on the host.
+  virtual int device() const = 0;
+
   // How many keys the index has room for. Where keys are is found in about one cache line up to
   // nine tenths of that, beyond which it grows.
   virtual int64_t index_cells() const = 0;

@@ -15,6 +15,7 @@
 #include "cc/core/table/host_table.h"
 #include "cc/core/testing/caller.h"
 #include "cc/core/testing/harness.h"
+#include "cc/gpu/table/host_access.h"
 #include "cc/gpu/table/testing/gpu_harness.h"
 #include "gtest/gtest.h"
 
@@ -445,6 +446,34 @@ TEST_P(GpuTableTest, MemoryRunsOut) {
 }
 
 // Attaching needs room for the rows twice; without it the table is as it was.
+TEST_P(GpuTableTest, CallsWithoutMemoryToWorkInSayFull) {
+  constexpr int64_t kDim = 4, kKeys = 200'000;
+  LimitedMemory limited(device_memory(), 3 << 20);
+  const std::shared_ptr<GpuTable> table = Make(Schema(kDim, "sgd"), &limited);
+  const std::unique_ptr<Table> through_host = MakeHostAccess(table, &limited);
+  const Caller calls[] = {Caller(table.get(), memory()),
+                          Caller(through_host.get(), HostTestMemory())};
+  for (const Caller& call : calls) {
+    const Keys keys = Numbers(0, kKeys);
+    const Floats rows(kKeys * kDim, 1.0f);
+    Outcomes outcomes(kKeys, Outcome::kFound);
+    EXPECT_EQ(call.Upsert(keys, rows, {}, &outcomes).code(), Code::kResourceExhausted);
+    EXPECT_EQ(std::count(outcomes.begin(), outcomes.end(), Outcome::kFull), kKeys);
+    outcomes.assign(kKeys, Outcome::kFound);
+    EXPECT_EQ(call.Apply(keys, rows, UsualRule("sgd"), {1, 1, 0}, {}, &outcomes).code(),
+              Code::kResourceExhausted);
+    EXPECT_EQ(std::count(outcomes.begin(), outcomes.end(), Outcome::kFull), kKeys);
+    EXPECT_EQ(table->size(), 0);
+  }
+  // It is as usable as before.
+  for (const Caller& call : calls) {
+    ASSERT_OK(call.Upsert({1, 2}, Floats(2 * kDim, 3.0f)));
+    Floats values;
+    ASSERT_OK(call.Find({2}, &values));
+    EXPECT_EQ(values, Floats(kDim, 3.0f));
+  }
+}
+
 TEST_P(GpuTableTest, AttachWithoutMemoryChangesNothing) {
   LimitedMemory limited(device_memory(), 6 << 20);
   const auto table = Make(Schema(32), &limited);

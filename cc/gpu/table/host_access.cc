@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "cc/core/table/call_checks.h"
 #include "cc/core/table/call_report.h"
 #include "cc/gpu/table/device_buffer.h"
+#include "cc/gpu/table/device_guard.h"
 
 namespace dynemb {
 namespace {
@@ -36,11 +38,12 @@ class Staging {
     taken_ = 0;
     bytes += pieces * kAlignment;
     if (bytes <= there_.bytes()) return {};
+    DYNEMB_RETURN_IF_ERROR(Wait(context_));  // a call that failed may have left copies under way
     FreeHost();
     if (!there_.Allocate(memory_, bytes)) {
       return ResourceExhausted("no GPU memory for the ", bytes, " bytes of a call from the host");
     }
-    if (context_.space == MemorySpace::kHost) {
+    if (RunsOnHost(context_.space)) {
       host_ = new char[bytes];
       return {};
     }
@@ -78,7 +81,7 @@ class Staging {
   static constexpr int64_t kAlignment = 256;
   void FreeHost() {
     if (host_ == nullptr) return;
-    if (context_.space == MemorySpace::kHost) {
+    if (RunsOnHost(context_.space)) {
       delete[] host_;
     } else {
       cudaFreeHost(host_);
@@ -93,16 +96,12 @@ class Staging {
   int64_t taken_ = 0;
 };
 
-class HostAccess final : public Table {
+class HostAccessOfTable final : public HostAccess {
  public:
-  HostAccess(std::shared_ptr<GpuTable> table, DeviceMemory* memory, const Context& context)
+  HostAccessOfTable(std::shared_ptr<GpuTable> table, DeviceMemory* memory, const Context& context)
       : table_(std::move(table)), there_(context), staging_(memory, context) {}
-  ~HostAccess() override {
-    if (there_.stream == nullptr) return;
-    cudaStreamSynchronize(StreamOf(there_));
-    cudaStreamDestroy(StreamOf(there_));
-  }
 
+  const std::shared_ptr<GpuTable>& table() const override { return table_; }
   MemorySpace space() const override { return MemorySpace::kHost; }
   TableSchema schema() const override { return table_->schema(); }
 
@@ -112,9 +111,9 @@ class HostAccess final : public Table {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
     DYNEMB_RETURN_IF_ERROR(CheckValues("values", batch, values, schema.value_dtype, schema.dim));
     const int64_t bytes = schema.dim * SizeOf(schema.value_dtype);
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Turn turn(this);
     Call call(batch);
-    DYNEMB_RETURN_IF_ERROR(Begin(&call, bytes, 1));
+    DYNEMB_RETURN_IF_ERROR(Begin(&call, report, bytes, 1));
     DYNEMB_RETURN_IF_ERROR(staging_.Send());
     const Staged<char> rows = staging_.Take<char>(call.size() * bytes);
     // Rows that are left out come back too.
@@ -139,9 +138,9 @@ class HostAccess final : public Table {
     DYNEMB_RETURN_IF_ERROR(CheckScales(batch, update));
     const int64_t bytes = schema.dim * SizeOf(dtype);
     const int64_t scale_bytes = update.scales.empty() ? 0 : sizeof(double);
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Turn turn(this);
     Call call(batch);
-    DYNEMB_RETURN_IF_ERROR(Begin(&call, bytes + scale_bytes, 2));
+    DYNEMB_RETURN_IF_ERROR(Begin(&call, report, bytes + scale_bytes, 2));
     const Staged<char> rows = Gather(call, gradients, bytes);
     Update update_there = update;
     if (scale_bytes > 0) {
@@ -163,9 +162,9 @@ class HostAccess final : public Table {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
     DYNEMB_RETURN_IF_ERROR(CheckValues("values", batch, values, schema.value_dtype, schema.dim));
     const int64_t bytes = schema.dim * SizeOf(schema.value_dtype);
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Turn turn(this);
     Call call(batch);
-    DYNEMB_RETURN_IF_ERROR(Begin(&call, bytes, 1));
+    DYNEMB_RETURN_IF_ERROR(Begin(&call, report, bytes, 1));
     const Staged<char> rows = Gather(call, values, bytes);
     return call.Finish(&staging_, report, [&] {
       return table_->Upsert(there_, call.batch(there_), RowsOf(rows, call.size(), bytes), stamp,
@@ -181,9 +180,9 @@ class HostAccess final : public Table {
         CheckValues("values_or_deltas", batch, values_or_deltas, schema.value_dtype, schema.dim));
     DYNEMB_RETURN_IF_ERROR(CheckExists(batch, exists));
     const int64_t bytes = schema.dim * SizeOf(schema.value_dtype);
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Turn turn(this);
     Call call(batch);
-    DYNEMB_RETURN_IF_ERROR(Begin(&call, bytes + 1, 2));
+    DYNEMB_RETURN_IF_ERROR(Begin(&call, report, bytes + 1, 2));
     const Staged<char> rows = Gather(call, values_or_deltas, bytes);
     const Staged<bool> seen = staging_.Take<bool>(call.size());
     for (int64_t i = 0; i < call.size(); ++i) seen.host[i] = exists[call.positions[i]];
@@ -196,9 +195,9 @@ class HostAccess final : public Table {
 
   Status Erase(const Context& context, const Batch& batch, const Report& report) override {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Turn turn(this);
     Call call(batch);
-    DYNEMB_RETURN_IF_ERROR(Begin(&call, 0, 0));
+    DYNEMB_RETURN_IF_ERROR(Begin(&call, report, 0, 0));
     return call.Finish(&staging_, report, [&] {
       return table_->Erase(there_, call.batch(there_), call.report(there_));
     });
@@ -220,64 +219,28 @@ class HostAccess final : public Table {
   Status Export(const Context& context, Cursor* cursor, const RowParts& out,
                 int64_t* rows) const override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Turn turn(this);
     const RowLayout layout(table_->schema());
     DYNEMB_RETURN_IF_ERROR(CheckExport(layout, out));
-    const int64_t n = out.keys.size;
-    DYNEMB_RETURN_IF_ERROR(staging_.Begin(n * (8 + RowBytes(layout)), 4));
-    const Staged<Key> keys = staging_.Take<Key>(n);
-    const Staged<char> values = staging_.Take<char>(n * layout.value_bytes);
-    const Staged<char> slots = staging_.Take<char>(n * layout.slots_bytes);
-    const Staged<char> meta = staging_.Take<char>(n * layout.meta_bytes);
-    const auto part = [&](const Rows& wanted, const Staged<char>& staged, int64_t bytes) {
-      return wanted.data == nullptr ? Rows() : RowsOf(staged, n, bytes);
-    };
-    const RowParts parts = {{out.keys.data == nullptr ? nullptr : keys.there, n, there_.space},
-                            part(out.values, values, layout.value_bytes),
-                            part(out.slots, slots, layout.slots_bytes),
-                            part(out.meta, meta, layout.meta_bytes)};
-    DYNEMB_RETURN_IF_ERROR(table_->Export(there_, cursor, parts, rows));
-    const auto written = [&](auto piece, int64_t width) {
-      piece.size = *rows * width;
-      return piece;
-    };
-    DYNEMB_RETURN_IF_ERROR(
-        staging_.Fetch(written(keys, out.keys.data == nullptr ? 0 : 1),
-                       written(values, out.values.data == nullptr ? 0 : layout.value_bytes),
-                       written(slots, out.slots.data == nullptr ? 0 : layout.slots_bytes),
-                       written(meta, out.meta.data == nullptr ? 0 : layout.meta_bytes)));
-    const auto copy = [&](const Rows& to, const Staged<char>& from, int64_t bytes) {
-      for (int64_t i = 0; to.data != nullptr && bytes > 0 && i < *rows; ++i) {
-        std::memcpy(to[i], from.host + i * bytes, bytes);
-      }
-    };
-    if (out.keys.data != nullptr) std::memcpy(out.keys.data, keys.host, *rows * sizeof(Key));
-    copy(out.values, values, layout.value_bytes);
-    copy(out.slots, slots, layout.slots_bytes);
-    copy(out.meta, meta, layout.meta_bytes);
-    return {};
+    return InPieces(layout, [&](int64_t most) {
+      return ExportPiece(layout, cursor, out, std::min(out.keys.size, most), rows);
+    });
   }
 
   Status Import(const Context& context, const ConstRowParts& rows) override {
     Batch batch;
     batch.keys = rows.keys;
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, {}));
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Turn turn(this);
     const RowLayout layout(table_->schema());
     DYNEMB_RETURN_IF_ERROR(CheckImport(layout, rows));
-    Call call(batch);
-    DYNEMB_RETURN_IF_ERROR(Begin(&call, RowBytes(layout), 3));
-    const auto gather = [&](const ConstRows& part, int64_t bytes) -> ConstRows {
-      if (bytes == 0) return {};
-      return RowsOf(Gather(call, part, bytes), call.size(), bytes);
-    };
-    const ConstRowParts there = {call.batch(there_).keys, gather(rows.values, layout.value_bytes),
-                                 gather(rows.slots, layout.slots_bytes),
-                                 gather(rows.meta, layout.meta_bytes)};
-    DYNEMB_RETURN_IF_ERROR(staging_.Send());
-    const Status status = table_->Import(there_, there);
-    DYNEMB_RETURN_IF_ERROR(Wait(there_));
-    return status;
+    for (int64_t first = 0, size = 0; first < rows.keys.size; first += size) {
+      DYNEMB_RETURN_IF_ERROR(InPieces(layout, [&](int64_t most) {
+        size = std::min(rows.keys.size - first, most);
+        return ImportPiece(layout, rows, first, size);
+      }));
+    }
+    return {};
   }
 
   Status BeginVersion(const Context& context, int64_t version) override {
@@ -296,7 +259,7 @@ class HostAccess final : public Table {
     int bits;
     DYNEMB_RETURN_IF_ERROR(CheckMetaField(RowLayout(table_->schema()), field));
     DYNEMB_RETURN_IF_ERROR(CheckCounts(counts, prefix_bits, &bits));
-    std::lock_guard<std::mutex> lock(mutex_);
+    const Turn turn(this);
     DYNEMB_RETURN_IF_ERROR(staging_.Begin(counts.size * sizeof(int64_t), 1));
     const Staged<int64_t> staged = staging_.Take<int64_t>(counts.size);
     std::memcpy(staged.host, counts.data, counts.size * sizeof(int64_t));
@@ -317,6 +280,14 @@ class HostAccess final : public Table {
   int64_t memory_bytes() const override { return table_->memory_bytes(); }
 
  private:
+  // One call at a time, on the table's device.
+  struct Turn {
+    explicit Turn(const HostAccessOfTable* access)
+        : lock(access->mutex_), guard(access->table_->device()) {}
+    const std::lock_guard<std::mutex> lock;
+    const DeviceGuard guard;
+  };
+
   // The keys that take part in a call, one after the other, and what becomes of them.
   struct Call {
     explicit Call(const Batch& of) : keys_of(of.keys) {
@@ -340,9 +311,13 @@ class HostAccess final : public Table {
       return status;
     }
     void Report(const dynemb::Report& report) const {
+      Report(report, [&](int64_t i) { return outcomes.host[i]; });
+    }
+    template <typename F>
+    void Report(const dynemb::Report& report, const F& outcome) const {
       CallReport whole(report);
       TaskReport reported(report);
-      for (int64_t i = 0; i < size(); ++i) reported.Set(positions[i], outcomes.host[i]);
+      for (int64_t i = 0; i < size(); ++i) reported.Set(positions[i], outcome(i));
       whole.Add(reported);
     }
 
@@ -352,15 +327,18 @@ class HostAccess final : public Table {
     Staged<Outcome> outcomes;
   };
 
-  // Room for a call with so many bytes per key in so many pieces; its keys are staged.
-  Status Begin(Call* call, int64_t bytes_per_key, int pieces) const {
+  // Room for a call with so many bytes per key in so many pieces; its keys are staged. Without room
+  // nothing is done to any key, which is reported.
+  Status Begin(Call* call, const Report& report, int64_t bytes_per_key, int pieces) const {
     const int64_t n = call->size();
-    DYNEMB_RETURN_IF_ERROR(staging_.Begin(n * (8 + 1 + bytes_per_key), pieces + 2));
+    const Status begun = staging_.Begin(n * (8 + 1 + bytes_per_key), pieces + 2);
+    if (begun.code() == Code::kResourceExhausted) {
+      call->Report(report, [](int64_t) { return Outcome::kFull; });
+    }
+    DYNEMB_RETURN_IF_ERROR(begun);
     call->keys = staging_.Take<Key>(n);
     for (int64_t i = 0; i < n; ++i) call->keys.host[i] = call->keys_of[call->positions[i]];
     call->outcomes = staging_.Take<Outcome>(n);
-    // What a call that finds no memory to work in does not write.
-    std::memset(call->outcomes.host, static_cast<int>(Outcome::kFull), n);
     return {};
   }
   Staged<char> Gather(const Call& call, const ConstRows& rows, int64_t bytes) const {
@@ -373,6 +351,72 @@ class HostAccess final : public Table {
   Rows RowsOf(const Staged<char>& staged, int64_t n, int64_t bytes) const {
     return {staged.there, n, bytes, there_.space};
   }
+  // Exports and imports may be of the whole table, and of one that leaves no memory. So they go in
+  // pieces, as large as there is room for: runs piece(most rows).
+  template <typename F>
+  static Status InPieces(const RowLayout& layout, const F& piece) {
+    constexpr int64_t kMostBytes = int64_t{16} << 20, kLeastBytes = int64_t{1} << 14;
+    for (int64_t bytes = kMostBytes;; bytes /= 2) {
+      const Status status = piece(std::max<int64_t>(1, bytes / (8 + RowBytes(layout))));
+      if (status.code() != Code::kResourceExhausted || bytes == kLeastBytes) return status;
+    }
+  }
+
+  Status ExportPiece(const RowLayout& layout, Cursor* cursor, const RowParts& out, int64_t n,
+                     int64_t* rows) const {
+    // Of the parts that are asked for.
+    const Rows* const wanted[] = {&out.values, &out.slots, &out.meta};
+    const int64_t bytes_of_part[] = {layout.value_bytes, layout.slots_bytes, layout.meta_bytes};
+    int64_t bytes[3] = {};
+    for (int p = 0; p < 3; ++p) bytes[p] = wanted[p]->data == nullptr ? 0 : bytes_of_part[p];
+    DYNEMB_RETURN_IF_ERROR(staging_.Begin(n * (8 + bytes[0] + bytes[1] + bytes[2]), 4));
+    const auto keys = staging_.Take<Key>(out.keys.data == nullptr ? 0 : n);
+    Staged<char> staged[3];
+    Rows there[3];
+    for (int p = 0; p < 3; ++p) {
+      staged[p] = staging_.Take<char>(n * bytes[p]);
+      if (bytes[p] > 0) there[p] = RowsOf(staged[p], n, bytes[p]);
+    }
+    DYNEMB_RETURN_IF_ERROR(table_->Export(
+        there_, cursor,
+        {{keys.size == 0 ? nullptr : keys.there, n, there_.space}, there[0], there[1], there[2]},
+        rows));
+    const auto written = [&](auto piece) {
+      piece.size = piece.size / n * *rows;
+      return piece;
+    };
+    DYNEMB_RETURN_IF_ERROR(
+        staging_.Fetch(written(keys), written(staged[0]), written(staged[1]), written(staged[2])));
+    if (keys.size > 0) std::memcpy(out.keys.data, keys.host, *rows * sizeof(Key));
+    for (int p = 0; p < 3; ++p) {
+      for (int64_t i = 0; bytes[p] > 0 && i < *rows; ++i) {
+        std::memcpy((*wanted[p])[i], staged[p].host + i * bytes[p], bytes[p]);
+      }
+    }
+    return {};
+  }
+
+  Status ImportPiece(const RowLayout& layout, const ConstRowParts& rows, int64_t first,
+                     int64_t size) {
+    Batch piece;
+    piece.keys = {rows.keys.data + first, size};
+    Call call(piece);
+    DYNEMB_RETURN_IF_ERROR(Begin(&call, {}, RowBytes(layout), 3));
+    const auto gather = [&](ConstRows part, int64_t bytes) -> ConstRows {
+      if (bytes == 0) return {};
+      if (part.offsets != nullptr) part.offsets += first;
+      if (part.offsets == nullptr) part.data += first * part.stride_bytes;
+      return RowsOf(Gather(call, part, bytes), size, bytes);
+    };
+    const ConstRowParts there = {call.batch(there_).keys, gather(rows.values, layout.value_bytes),
+                                 gather(rows.slots, layout.slots_bytes),
+                                 gather(rows.meta, layout.meta_bytes)};
+    DYNEMB_RETURN_IF_ERROR(staging_.Send());
+    const Status status = table_->Import(there_, there);
+    DYNEMB_RETURN_IF_ERROR(Wait(there_));
+    return status;
+  }
+
   static int64_t RowBytes(const RowLayout& layout) {
     return layout.value_bytes + layout.slots_bytes + layout.meta_bytes;
   }
@@ -385,20 +429,13 @@ class HostAccess final : public Table {
 
 }  // namespace
 
-Status MakeHostAccess(std::shared_ptr<GpuTable> table, DeviceMemory* memory,
-                      std::unique_ptr<Table>* access) {
+std::unique_ptr<HostAccess> MakeHostAccess(std::shared_ptr<GpuTable> table, DeviceMemory* memory) {
   static InlineExecutor executor;  // of tables whose memory is the host's
   Context context;
   context.space = memory->space();
   context.executor = &executor;
-  if (context.space == MemorySpace::kDevice) {
-    cudaStream_t stream = nullptr;
-    DYNEMB_RETURN_IF_ERROR(
-        FromCuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream"));
-    context.stream = stream;
-  }
-  *access = std::make_unique<HostAccess>(std::move(table), memory, context);
-  return {};
+  context.stream = memory->stream();
+  return std::make_unique<HostAccessOfTable>(std::move(table), memory, context);
 }
 
 }  // namespace dynemb

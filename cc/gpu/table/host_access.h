@@ -5,7 +5,6 @@
 
 #include <memory>
 
-#include "cc/core/base/status.h"
 #include "cc/core/table/table.h"
 #include "cc/gpu/table/device_memory.h"
 #include "cc/gpu/table/gpu_table.h"
@@ -13,11 +12,15 @@
 namespace dynemb {
 
 // The table that everything is passed on to, through pinned memory that is as large as the largest
-// call: in one copy to the GPU before, and one back after. Calls run one at a time, and have
-// finished when they return. `memory` is where the table is and must outlive it. Errors: no stream
-// or no memory.
-Status MakeHostAccess(std::shared_ptr<GpuTable> table, DeviceMemory* memory,
-                      std::unique_ptr<Table>* access);
+// call, or 16 MiB for exports and imports: in one copy to the GPU before, and one back after. Calls
+// run one at a time, in the stream of the memory, and have finished when they return.
+class HostAccess : public Table {
+ public:
+  virtual const std::shared_ptr<GpuTable>& table() const = 0;
+};
+
+// `memory` is where the table is and must outlive it. Never null.
+std::unique_ptr<HostAccess> MakeHostAccess(std::shared_ptr<GpuTable> table, DeviceMemory* memory);
 
 }  // namespace dynemb
 

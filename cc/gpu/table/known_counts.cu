@@ -12,7 +12,7 @@ Status KnownCounts::Init(const Context& context, DeviceMemory* memory) {
   if (!buffer_.Allocate(memory, sizeof(RowCounts))) {
     return ResourceExhausted("no GPU memory for a table");
   }
-  if (context.space == MemorySpace::kDevice) {
+  if (!RunsOnHost(context.space)) {
     DYNEMB_RETURN_IF_ERROR(
         FromCuda(cudaMallocHost(reinterpret_cast<void**>(&sent_), sizeof(RowCounts)),
                  "allocating pinned memory"));
@@ -59,7 +59,7 @@ Status KnownCounts::ReadAndForgetLogged(const Context& context, RowCounts* count
 Status KnownCounts::EndCall(const Context& context, int64_t limit, int64_t inserted) {
   DYNEMB_RETURN_IF_ERROR(ForEach(context, 1, CountRows{there(), limit}));
   most_rows_ += inserted;
-  if (context.space == MemorySpace::kHost) {
+  if (RunsOnHost(context.space)) {
     most_rows_ = there()->rows();
     return {};
   }

@@ -29,7 +29,7 @@ Status SortOnHost(int64_t n, int bits, const Pairs& pairs) {
 template <typename Pairs>
 Status Sort(const Context& context, int64_t n, int bits, const Pairs& pairs, void* temp,
             int64_t temp_bytes) {
-  if (context.space == MemorySpace::kHost) return SortOnHost(n, bits, pairs);
+  if (RunsOnHost(context.space)) return SortOnHost(n, bits, pairs);
   auto bytes = static_cast<size_t>(temp_bytes);
   return FromCuda(cub::DeviceRadixSort::SortPairs(temp, bytes, pairs.by, pairs.by_out, pairs.with,
                                                   pairs.with_out, n, 0, bits, StreamOf(context)),
@@ -50,7 +50,7 @@ Status SortPairs(const Context& context, int64_t n, int bits, const Pairs64& pai
 
 Status SortTempBytes(const Context& context, int64_t n, int64_t* bytes) {
   *bytes = 0;
-  if (context.space == MemorySpace::kHost) return {};
+  if (RunsOnHost(context.space)) return {};
   size_t narrow = 0, wide = 0;
   const Pairs32 pairs32 = {};
   const Pairs64 pairs64 = {};

@@ -24,7 +24,7 @@ Status StreamOrder::Record(const Context& context, Mark* mark) {
 }
 
 Status StreamOrder::Begin(const Context& context, bool writes) {
-  if (context.space == MemorySpace::kHost) return {};
+  if (RunsOnHost(context.space)) return {};
   DYNEMB_RETURN_IF_ERROR(WaitFor(context, writer_));
   for (const auto& [stream, mark] : readers_) {
     if (writes || stream == StreamOf(context)) DYNEMB_RETURN_IF_ERROR(WaitFor(context, mark));
@@ -33,7 +33,7 @@ Status StreamOrder::Begin(const Context& context, bool writes) {
 }
 
 Status StreamOrder::End(const Context& context, bool writes) {
-  if (context.space == MemorySpace::kHost) return {};
+  if (RunsOnHost(context.space)) return {};
   if (!writes) return Record(context, &readers_[StreamOf(context)]);
   for (auto& [stream, mark] : readers_) mark.set = false;
   return Record(context, &writer_);

@@ -84,7 +84,7 @@ DYNEMB_HOST_DEVICE inline uint32_t CountBits(unsigned bits) {
 
 // How many warps have a lane for each of n things; on the host a warp is one lane.
 inline int64_t WarpsFor(const Context& context, int64_t n) {
-  const int lanes = context.space == MemorySpace::kHost ? 1 : kWarp;
+  const int lanes = RunsOnHost(context.space) ? 1 : kWarp;
   return (n + lanes - 1) / lanes;
 }
 
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kThreads)
 // ForEach of for_each.cu.h. kWidth is the tile's width, or 0: `width` is.
 template <int kWidth, typename Body>
 Status ForEachTile(const Context& context, int64_t n, const Body& body, int width = kWidth) {
-  if (context.space == MemorySpace::kHost) {
+  if (RunsOnHost(context.space)) {
     for (int64_t i = 0; i < n; ++i) body(Tile{0, 1}, i);
     return {};
   }

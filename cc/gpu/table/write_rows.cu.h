@@ -272,6 +272,17 @@ struct ReportEntries {
   }
 };
 
+// The outcomes of a call that finds no memory to work in.
+struct ReportFull {
+  Entries entries;
+  Reports reports;
+
+  DYNEMB_HOST_DEVICE void operator()(int64_t entry) const {
+    const int64_t position = entries.position(entry);
+    if (position >= 0) reports.Set(position, Outcome::kFull);
+  }
+};
+
 }  // namespace dynemb
 
 #endif  // TF_DYNEMB_CC_GPU_TABLE_WRITE_ROWS_CU_H_

@@ -14,7 +14,7 @@ from tf_dynemb.keras.layers.tfra_arguments import as_ours
 from tf_dynemb.lookup.bags import check_combiner, combine
 from tf_dynemb.lookup.embedding_lookup import lookup_keys
 from tf_dynemb.policy.restrict_policy import registered_name, registered_policy
-from tf_dynemb.table.devices import server_of
+from tf_dynemb.table.devices import place_of
 from tf_dynemb.table.variable import Variable
 
 
@@ -48,7 +48,7 @@ class Embedding(TableLayer):
         mask_zero: mask the id 0, as in keras.layers.Embedding.
         mask_key: mask this id instead (an int or a string).
         devices, partitioner, init_size, restrict_policy, keep_keys: see tf_dynemb.Variable. A model that
-            is saved does not name servers: a table on them is loaded to where devices=None puts it. It
+            is saved names no servers or GPUs: a table there is loaded to where devices=None puts it. It
             names its policy; one of your own has to be registered with Keras, or be among the
             custom_objects, when the model is loaded.
         max_norm: clip every vector to this L2 norm when it is read, before it is pooled.
@@ -130,8 +130,8 @@ class Embedding(TableLayer):
         self.dim = self.table.dim
         self.max_norm = max_norm
         self._masked = masked_key(mask_zero, mask_key, self.table.key_dtype)
-        # Servers are those of a job, not of a model: whoever loads it has others, or none.
-        self._devices = None if server_of(table.devices[0]) else devices
+        # Servers and GPUs are those of a job, not of a model: whoever loads it has others, or none.
+        self._devices = None if place_of(table.devices[0]) else devices
         self._kv_creator = kv_creator
         self.supports_masking = True
         self.supports_jit = False

@@ -88,7 +88,8 @@ MakeTable MakerThroughHost(DeviceMemory* memory) {
   return [memory](const TableSchema& schema, std::unique_ptr<Table>* table) {
     std::unique_ptr<GpuTable> made;
     DYNEMB_RETURN_IF_ERROR(MakeGpuTable(schema, memory, &made));
-    return MakeHostAccess(std::move(made), memory, table);
+    *table = MakeHostAccess(std::move(made), memory);
+    return Status();
   };
 }
 

@@ -1,0 +1,110 @@
+#include "cc/kernels/gpu_place.h"
+
+#include <string>
+#include <utility>
+
+#include "cc/core/lookup/widen.h"
+#include "cc/gpu/table/device_buffer.h"
+#include "cc/gpu/table/device_memory.h"
+#include "cc/gpu/table/gpu_table.h"
+#include "cc/gpu/table/host_access.h"
+#include "cc/gpu/table/widen_rows.h"
+#include "tensorflow/core/framework/allocator.h"
+#include "tensorflow/core/framework/device_base.h"
+#include "xla/stream_executor/platform.h"
+#include "xla/stream_executor/stream.h"
+#include "xla/stream_executor/stream_executor.h"
+
+namespace dynemb {
+
+using tensorflow::OpKernelContext;
+
+namespace {
+
+// The one of tests, whose memory is the host's: cc/kernels/testing/host_gpu.cc.
+constexpr char kHostGpu[] = "HOST_GPU";
+
+stream_executor::Stream* StreamOf(OpKernelContext* context) {
+  return context->op_device_context()->stream();
+}
+
+const std::string& Platform(OpKernelContext* context) {
+  return StreamOf(context)->parent()->GetPlatform()->Name();
+}
+
+// What TensorFlow allocates a GPU's tensors from. It gives a block away that its stream may still
+// work on; so tables work in that stream alone.
+class TensorFlowMemory final : public DeviceMemory {
+ public:
+  TensorFlowMemory(tensorflow::Allocator* allocator, const Context& core)
+      : allocator_(allocator), core_(core) {}
+  MemorySpace space() const override { return core_.space; }
+  void* stream() const override { return core_.stream; }
+  void* Allocate(int64_t bytes) override {
+    tensorflow::AllocationAttributes attributes;
+    attributes.retry_on_failure = false;  // a table without memory says so
+    return allocator_->AllocateRaw(tensorflow::Allocator::kAllocatorAlignment,
+                                   static_cast<size_t>(bytes), attributes);
+  }
+  void Free(void* block) override { allocator_->DeallocateRaw(block); }
+
+ private:
+  tensorflow::Allocator* const allocator_;  // lives as long as the process
+  const Context core_;
+};
+
+}  // namespace
+
+bool OnGpu(OpKernelContext* context) {
+  return context->device()->parsed_name().type == tensorflow::DEVICE_GPU;
+}
+
+void UseGpu(OpKernelContext* context, Context* core) {
+  if (!OnGpu(context)) return;
+  const bool plays = Platform(context) == kHostGpu;
+  core->space = plays ? MemorySpace::kFakeDevice : MemorySpace::kDevice;
+  core->stream = plays ? nullptr : StreamOf(context)->platform_specific_handle().stream;
+}
+
+Status MakeGpuShard(OpKernelContext* context, const TableSchema& schema,
+                    std::shared_ptr<Table>* shard) {
+  const std::string& platform = Platform(context);
+  if (platform != "CUDA" && platform != kHostGpu) {
+    return FailedPrecondition("devices: got a GPU of ", platform, ", want one of CUDA");
+  }
+  Context core;
+  UseGpu(context, &core);
+  const auto memory = std::make_shared<TensorFlowMemory>(
+      context->device()->GetAllocator(tensorflow::AllocatorAttributes()), core);
+  std::unique_ptr<GpuTable> made;
+  DYNEMB_RETURN_IF_ERROR(MakeGpuTable(schema, memory.get(), &made));
+  std::shared_ptr<GpuTable> table(made.release(), [memory](GpuTable* held) { delete held; });
+  *shard = MakeHostAccess(std::move(table), memory.get());
+  return {};
+}
+
+std::shared_ptr<Table> InPlace(const std::shared_ptr<Table>& shard) {
+  const auto* access = dynamic_cast<const HostAccess*>(shard.get());
+  return access == nullptr ? shard : access->table();
+}
+
+Status FindBagsInPlace(Table* table, const Context& core, const DeviceBags& bags, const Rows& out) {
+  return static_cast<GpuTable*>(table)->FindBags(core, bags, out);
+}
+
+Status CopyFromGpu(const Context& core, void* to, const void* from, int64_t bytes) {
+  DYNEMB_RETURN_IF_ERROR(CopyAny(core, to, from, bytes));
+  return Wait(core);
+}
+
+Status CopyToGpu(const Context& core, void* to, const void* from, int64_t bytes) {
+  return CopyAny(core, to, from, bytes);
+}
+
+Status WidenInPlace(const Context& core, const Rows& rows, DType from, DType to, int64_t dim) {
+  if (core.space != MemorySpace::kHost) return WidenOnGpu(core, rows, from, to, dim);
+  Widen(core, rows, from, to, dim);
+  return {};
+}
+
+}  // namespace dynemb

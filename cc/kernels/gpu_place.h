@@ -1,0 +1,47 @@
+// What kernels do on the GPU that their op is placed on. Where the library is built without CUDA,
+// no op is placed on one but with an error.
+#ifndef TF_DYNEMB_CC_KERNELS_GPU_PLACE_H_
+#define TF_DYNEMB_CC_KERNELS_GPU_PLACE_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "cc/core/base/context.h"
+#include "cc/core/base/dtype.h"
+#include "cc/core/base/span.h"
+#include "cc/core/base/status.h"
+#include "cc/core/table/table.h"
+#include "cc/gpu/table/gpu_table.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace dynemb {
+
+// Whether the op is placed on a GPU.
+bool OnGpu(tensorflow::OpKernelContext* context);
+
+// Where the op is placed on a GPU: that one's memory and TensorFlow's stream. Otherwise nothing.
+void UseGpu(tensorflow::OpKernelContext* context, Context* core);
+
+// An empty table in TensorFlow's memory of the GPU that the op is placed on. It is called as one of
+// the host's memory. kFailedPrecondition: built without CUDA; a GPU that is not CUDA's.
+Status MakeGpuShard(tensorflow::OpKernelContext* context, const TableSchema& schema,
+                    std::shared_ptr<Table>* shard);
+
+// The table as one of the memory where it is, to be called in the GPU's stream; one that is in the
+// host's memory itself.
+std::shared_ptr<Table> InPlace(const std::shared_ptr<Table>& shard);
+
+// GpuTable::FindBags of a table that is InPlace.
+Status FindBagsInPlace(Table* table, const Context& core, const DeviceBags& bags, const Rows& out);
+
+// Copies to the host, and waits for it; and the other way, for which the host need not wait and
+// after which `from` may go.
+Status CopyFromGpu(const Context& core, void* to, const void* from, int64_t bytes);
+Status CopyToGpu(const Context& core, void* to, const void* from, int64_t bytes);
+
+// Widen (cc/core/lookup/widen.h) in the memory of the context.
+Status WidenInPlace(const Context& core, const Rows& rows, DType from, DType to, int64_t dim);
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_KERNELS_GPU_PLACE_H_

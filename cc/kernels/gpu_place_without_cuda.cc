@@ -1,0 +1,40 @@
+#include "cc/core/lookup/widen.h"
+#include "cc/kernels/gpu_place.h"
+
+namespace dynemb {
+
+using tensorflow::OpKernelContext;
+
+namespace {
+
+Status NoCuda() {
+  return FailedPrecondition(
+      "devices: the op library was built without CUDA, want CPUs; with a CUDA toolkit, "
+      "./configure.sh and `make build` make one for GPUs");
+}
+
+}  // namespace
+
+bool OnGpu(OpKernelContext* context) {
+  return context->device()->parsed_name().type == tensorflow::DEVICE_GPU;
+}
+
+// There are no tables on GPUs, so that no op comes further than to look for its own.
+void UseGpu(OpKernelContext*, Context*) {}
+
+Status MakeGpuShard(OpKernelContext*, const TableSchema&, std::shared_ptr<Table>*) {
+  return NoCuda();
+}
+
+std::shared_ptr<Table> InPlace(const std::shared_ptr<Table>& shard) { return shard; }
+
+Status FindBagsInPlace(Table*, const Context&, const DeviceBags&, const Rows&) { return NoCuda(); }
+Status CopyFromGpu(const Context&, void*, const void*, int64_t) { return NoCuda(); }
+Status CopyToGpu(const Context&, void*, const void*, int64_t) { return NoCuda(); }
+
+Status WidenInPlace(const Context& core, const Rows& rows, DType from, DType to, int64_t dim) {
+  Widen(core, rows, from, to, dim);
+  return {};
+}
+
+}  // namespace dynemb

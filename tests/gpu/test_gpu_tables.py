@@ -1,0 +1,324 @@
+"""Tables in the memory of GPUs: where things are, several GPUs, strategies, files, what is refused.
+
+What a table does by itself is tested with the tests of tables in host memory, which `make test_gpu` puts on
+a GPU. Here GPUs are those of the machine, or such as play in host memory: host_gpus.py.
+"""
+
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import kernels, op_def_registry
+
+import tf_dynemb
+from tf_dynemb import snapshot
+from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
+
+GPUS = [device.name for device in tf.config.list_logical_devices("GPU")]
+several = pytest.mark.skipif(len(GPUS) < 2, reason="needs two GPUs; TF_DYNEMB_HOST_GPUS=2 makes them")
+DIM = 3
+PLACES = {"one GPU": ["/GPU:0"], "two GPUs": ["/GPU:0", "/GPU:1"], "host": None}
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.1),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+}
+# Of the ops that run on GPUs, what is in their memory; everything else is in the host's.
+IN_GPU_MEMORY = {
+    "DynembLookup": {"weight", "keys", "values", "exists"},
+    "DynembUpsert": {"keys", "values"},
+    "DynembAccum": {"keys", "values_or_deltas", "exists"},
+    "DynembRemove": {"keys"},
+    "DynembApply": {"keys", "gradients"},
+    "DynembHandles": {"weights"},
+    "DynembLookupBags": {"weights", "values"},
+    "DynembApplyBags": {"gradient"},
+}
+# Those of tables in host memory: strings of keys, rows fetched for a step.
+ONLY_ON_CPUS = {"DynembTable", "DynembStepTable", "DynembKeepStrings", "DynembWithStrings"}
+
+
+def ids(*numbers):
+    return tf.constant(numbers, tf.int64)
+
+
+def make(places="one GPU", **arguments):
+    arguments = {"dim": DIM, "initializer": keras.initializers.RandomUniform(-1, 1, seed=3)} | arguments
+    return tf_dynemb.Variable(devices=PLACES[places], **arguments)
+
+
+def rows_of(table):
+    keys, values = table.export()
+    return dict(zip(keys.numpy().tolist(), values.numpy().tolist(), strict=True))
+
+
+@pytest.fixture(params=["one GPU", pytest.param("two GPUs", marks=several)])
+def places(request):
+    return request.param
+
+
+def test_ops_that_take_tables_run_on_gpus_with_arguments_in_the_memory_that_kernels_expect():
+    every = [kernel for kernel in kernels.get_all_registered_kernels().kernel if "Dynemb" in kernel.op]
+    on_gpu = {kernel.op: kernel for kernel in every if kernel.device_type == "GPU"}
+    for op in sorted({kernel.op for kernel in every}):
+        definition = op_def_registry.get(op)
+        arguments = {argument.name for argument in [*definition.input_arg, *definition.output_arg]}
+        if op in on_gpu:
+            in_gpu_memory = arguments - set(on_gpu[op].host_memory_arg)
+            assert in_gpu_memory == IN_GPU_MEMORY.get(op, set()), op
+        else:
+            assert op in ONLY_ON_CPUS or not arguments & {"table", "tables"}, op
+
+
+def test_rows_keys_and_results_are_on_the_gpu():
+    table = make()
+    assert table.host.endswith(GPUS[0])
+    table.upsert(ids(1, -2), tf.ones([2, DIM]))
+    values, exists = table.lookup(ids(1, 5), return_exists=True)
+    assert values.device == exists.device == table.host
+    assert int(table.size()) == 2
+    assert int(table.memory_bytes()) > 0
+    found = tf.function(table.lookup)(ids(1))
+    assert found.device == table.host
+
+
+@pytest.mark.parametrize("rule", OPTIMIZERS)
+def test_it_trains_as_in_host_memory(places, rule):
+    tables = [make(where) for where in (places, "host")]
+    numbers = np.random.default_rng(1)
+    batches = [numbers.integers(-20, 20, [4, 6]) for _ in range(30)]
+    for table in tables:
+        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(OPTIMIZERS[rule]())
+        optimizer.build([table.handle])
+
+        @tf.function
+        def step(batch, table=table, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                rows = tf_dynemb.embedding_lookup(table, batch)
+                loss = tf.reduce_sum(tf.square(tf.reduce_sum(rows, 1) - 1))
+            optimizer.apply(tape.gradient(loss, [table.handle]), [table.handle])
+            return loss
+
+        for batch in batches:
+            step(tf.constant(batch, tf.int64))
+    got, want = map(rows_of, tables)
+    assert got.keys() == want.keys()
+    for key, row in want.items():
+        np.testing.assert_allclose(got[key], row, rtol=1e-5, atol=1e-6)  # sums in another order
+
+
+@pytest.mark.parametrize("value_dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("combiner", ["sum", "mean", None])
+def test_bags_are_those_of_host_memory(value_dtype, weighted, combiner):
+    weighted = weighted and combiner is not None  # else there is nothing to weigh
+    dtype = tf.as_dtype(value_dtype)
+    tables = {
+        place: [make(place, dim=d, value_dtype=dtype) for d in (DIM, DIM)]
+        for place in ("one GPU", "host")
+    }
+    numbers = np.random.default_rng(2)
+    lengths = tf.constant([2, 0, 1, 3, 1, 1], tf.int64)
+    keys = tf.constant(numbers.integers(-5, 5, [8]), tf.int64)
+    weights = tf.constant(
+        numbers.normal(size=[8]), tf.float32 if value_dtype != "float64" else tf.float64
+    )
+    features = [BagFeature(0, 0, combiner), BagFeature(1, 1, combiner)]
+    results = {}
+    for place, of_place in tables.items():
+        for table in of_place:
+            table.upsert(
+                tf.range(-3, 3, dtype=tf.int64),
+                tf.cast(tf.reshape(tf.range(6.0 * DIM), [6, DIM]), dtype),
+            )
+        handles = [table.handle for table in of_place]
+        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad(0.1))
+        optimizer.build(handles)
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(weights)
+            values = lookup_bags(
+                of_place, features, keys, lengths=lengths, weights=weights if weighted else None
+            )
+            loss = tf.reduce_sum(values * values)
+        gradient_of_weights = tape.gradient(loss, weights) if weighted else tf.zeros([8])
+        optimizer.apply(tape.gradient(loss, handles), handles)
+        results[place] = values.numpy(), gradient_of_weights.numpy(), *map(rows_of, of_place)
+    on_gpu, on_host = results["one GPU"], results["host"]
+    tolerance = 2e-3 if value_dtype == "float16" else 1e-5
+    for got, want in zip(on_gpu[:2], on_host[:2], strict=True):
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=1e-5)
+    for got, want in zip(on_gpu[2:], on_host[2:], strict=True):
+        assert got.keys() == want.keys()
+        for key, row in want.items():
+            np.testing.assert_allclose(got[key], row, rtol=tolerance, atol=1e-5)
+
+
+def model_of(places, combiner=None):
+    inputs = keras.Input((2,), dtype="int64")
+    layer = tf_dynemb.keras.Embedding(
+        DIM,
+        combiner=combiner,
+        initializer=keras.initializers.RandomUniform(-1, 1, seed=3),
+        devices=PLACES[places],
+    )
+    rows = layer(inputs)
+    if combiner is None:
+        rows = keras.layers.Flatten()(rows)
+    outputs = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=1))(rows)
+    model = keras.Model(inputs, outputs)
+    model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.05)), "mse")
+    return model, layer.table
+
+
+@pytest.mark.parametrize("combiner", [None, "mean"])
+@pytest.mark.parametrize("strategy", [None, "one device", pytest.param("mirrored", marks=several)])
+def test_keras_layers_train_under_gpu_strategies(places, strategy, combiner):
+    numbers = np.random.default_rng(4)
+    x, y = numbers.integers(0, 50, [64, 2]), numbers.normal(size=[64, 1]).astype("float32")
+    made = {
+        None: tf.distribute.get_strategy,
+        "one device": lambda: tf.distribute.OneDeviceStrategy("/GPU:0"),
+        # Sums on the CPU, for TensorFlow's own kernels for GPUs are CUDA's.
+        "mirrored": lambda: tf.distribute.MirroredStrategy(
+            ["/GPU:0", "/GPU:1"], tf.distribute.ReductionToOneDevice("/CPU:0")
+        ),
+    }[strategy]()
+    with made.scope():
+        model, table = model_of(places, combiner)
+    alone, of_alone = model_of("host", combiner)
+    alone.set_weights(model.get_weights())
+    for each in (model, alone):
+        each.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
+    np.testing.assert_allclose(
+        model.predict(x, verbose=0), alone.predict(x, verbose=0), rtol=1e-4, atol=1e-5
+    )  # float32 sums over replicas, 12 steps
+    assert rows_of(table).keys() == rows_of(of_alone).keys()
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "keras weights", "snapshot", "deltas"])
+def test_files_are_those_of_host_memory(tmp_path, places, way):
+    if way in ("snapshot", "deltas") and places != "one GPU":
+        with pytest.raises(ValueError, match="several GPUs.*cannot be part of"):
+            snapshot.save(tmp_path / "no", {"t": make(places)})
+        return
+    models = {where: model_of(where) for where in (places, "host")}
+    numbers = np.random.default_rng(5)
+    for start, end in ((places, "host"), ("host", places)):
+        (model, table), (other, loaded) = models[start], models[end]
+        x, y = numbers.integers(0, 99, [32, 2]), np.ones([32, 1], "float32")
+        model.fit(x, y, verbose=0)
+        path = str(tmp_path / start / "saved")
+        pathlib.Path(path).parent.mkdir(exist_ok=True)
+        if way == "checkpoint":
+            tf.train.Checkpoint(model=other).read(tf.train.Checkpoint(model=model).write(path))
+        elif way == "keras weights":
+            model.save_weights(path + ".weights.h5")
+            other.optimizer.build(other.trainable_variables)
+            other.load_weights(path + ".weights.h5")
+        else:
+            base = snapshot.save(path, {"t": table}, follow=True)
+            snapshot.restore(path, {"t": loaded})
+            if way == "deltas":
+                table.remove(ids(*list(rows_of(table))[:5]))
+                table.upsert(ids(7, 1000), tf.ones([2, DIM]))
+                snapshot.save(path + ".delta", {"t": table}, base=base)
+                snapshot.load_delta(path + ".delta", {"t": loaded})
+        assert rows_of(loaded) == rows_of(table)
+        assert len(rows_of(table)) > 10
+
+
+def test_saved_models_have_tables_in_host_memory(tmp_path, places):
+    model, table = model_of(places)
+    x = np.arange(20).reshape(10, 2)
+    model.fit(x, np.ones([10, 1]), verbose=0)
+    model.export(tmp_path / "1", verbose=False)
+    want = model.predict(x, verbose=0)
+    loaded = tf.saved_model.load(tmp_path / "1")
+    np.testing.assert_allclose(loaded.serve(tf.constant(x)), want, rtol=1e-5)
+    # Also where there is no GPU, and TensorFlow puts nothing elsewhere than it was told to.
+    program = f"""
+import tensorflow as tf, tf_dynemb
+tf.config.set_visible_devices([], "GPU")
+tf.config.set_soft_device_placement(False)
+loaded = tf.saved_model.load({str(tmp_path / "1")!r})
+print(loaded.serve(tf.reshape(tf.range(20, dtype=tf.int64), [10, 2])).numpy().ravel().tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(eval(done.stdout), want.ravel(), rtol=1e-5)
+
+
+def test_limits_and_policies(places):
+    table = make(places, restrict_policy=tf_dynemb.FrequencyRestrictPolicy)
+    for number in range(3):
+        table.upsert(tf.range(number, 10, dtype=tf.int64), tf.ones([10 - number, DIM]))
+    table.restrict(8, trigger=8)
+    assert set(rows_of(table)) == set(range(2, 10))
+    table.clear()
+    assert int(table.size()) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ({"devices": ["/GPU:0", "/GPU:0"]}, "devices: got '/GPU:0' twice, want each GPU once"),
+        ({"devices": ["/GPU:9"]}, f"devices: got '/GPU:9', want up to '/GPU:{len(GPUS) - 1}'"),
+        ({"devices": ["/GPU:0", "/CPU:0"]}, "want all CPUs or all GPUs"),
+        ({"devices": ["/job:ps/task:0/device:GPU:0"]}, "servers have tables in host memory"),
+        ({"devices": "/TPU:0"}, "devices: got '/TPU:0', want a CPU such as '/CPU:0', a GPU such as"),
+        (
+            {"devices": ["/GPU:0"], "keep_keys": True, "key_dtype": tf.string},
+            "keep_keys: got True, want False for a table on servers or GPUs",
+        ),
+    ],
+)
+def test_what_there_is_not(arguments, said):
+    with pytest.raises(ValueError, match="^" + said if said.startswith("devices") else said):
+        tf_dynemb.Variable(dim=1, **arguments)
+
+
+def test_no_memory_is_an_error_and_the_table_stays_usable():
+    program = """
+import host_gpus
+host_gpus.load(gpu_bytes=64 * 2**20)
+import tensorflow as tf, tf_dynemb
+with tf.device("/CPU:0"):  # there will be no room for anything else
+    table = tf_dynemb.Variable(dim=64, devices=["/GPU:0"])
+    step, full = 20_000, 0
+    for number in range(20):
+        keys = tf.range(number * step, (number + 1) * step, dtype=tf.int64)
+        try:
+            table.upsert(keys, tf.fill([step, 64], float(number)))
+        except tf.errors.ResourceExhaustedError as error:
+            full += "GPU memory" in str(error)
+    assert 0 < full < 20, full
+    there = int(table.size())
+    keys, values = table.export()
+    assert len(keys) == there > step
+    assert bool(tf.reduce_all(values[:, 5] == tf.cast(keys // step, tf.float32)))
+    table.clear()
+    table.upsert(keys[:10], tf.ones([10, 64]))
+    assert int(table.size()) == 10
+"""
+    tests = str(pathlib.Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tests
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_session_has_its_table_on_the_gpu():
+    with tf.Graph().as_default():
+        table = make()
+        put = table.upsert(ids(1, 2), tf.ones([2, DIM]))
+        found = table.lookup(ids(2, 1))
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(put)
+            assert session.run(found).tolist() == [[1.0] * DIM] * 2
+            assert session.run(table.size()) == 2
+    assert table.host.endswith("GPU:0")
