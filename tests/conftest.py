@@ -14,8 +14,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-# TF_DYNEMB_HOST_GPUS=2 gives TensorFlow GPUs that play in host memory, for tests/gpu and whatever else is
-# run in a process with GPUs; TF_DYNEMB_TABLES=gpu puts tables there for which a test names no device.
+# TF_DYNEMB_HOST_GPUS=2 gives TensorFlow GPUs that play in host memory, for tests/gpu and what else is
+# run beside GPUs; TF_DYNEMB_TABLES=gpu puts tables there for which a test names no device.
 host_gpus.start()
 collect_ignore = [] if tf.config.list_physical_devices("GPU") else ["gpu"]
 

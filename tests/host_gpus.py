@@ -2,7 +2,7 @@
 
 They are a pluggable device, cc/kernels/testing/host_gpu.cc. The op library's kernels for GPUs run on it
 as on a GPU, with tables that run CUDA's kernels on the host, one thread after the other. What TensorFlow
-has for CUDA alone, such as tf.matmul, runs on the CPU beside it, as does any op without a kernel for GPUs.
+has for CUDA alone, such as tf.matmul, runs on the CPU beside it, as does any op with no kernel for GPUs.
 """
 
 import os
