@@ -33,7 +33,7 @@ REFUSED = {
     "dim bool": (dict(dim=True), ValueError, "dim: got True, want a whole number"),
     "dim float": (dict(dim=2.0), ValueError, "dim: got 2.0, want a whole number"),
     "no devices": (dict(devices=[]), ValueError, "devices: got an empty list"),
-    "a GPU": (dict(devices=["/CPU:0", "/GPU:0"]), ValueError, "devices: got .*want all CPUs or all GPUs"),
+    "a GPU": (dict(devices=["/CPU:0", "/GPU:0"]), ValueError, "devices: got .*want all CPUs or all"),
     "another job": (dict(devices="/job:ps/task:0"), ValueError, "devices: got '/job:ps/task:0'"),
     "a CPU that is not there": (
         dict(devices=["/CPU:0", "/CPU:9"]),
