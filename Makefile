@@ -128,7 +128,11 @@ BESIDE_GPUS := $(addprefix tests/unit/test_,torchrec_collections.py collection_o
 test_gpu: build
 	@$(BAZEL) build $(BAZEL_FLAGS) //cc/kernels/testing:host_gpu
 	TF_DYNEMB_HOST_GPUS=2 $(PYTEST) tests/gpu $(BESIDE_GPUS) $(PYTEST_FLAGS)
-	TF_DYNEMB_HOST_GPUS=1 TF_DYNEMB_TABLES=gpu $(PYTEST) $(GPU_TESTS) $(NOT_ON_GPUS) $(PYTEST_FLAGS)
+	@if grep -q 'CUDA_VERSION = ""' tf_dynemb/_build_info.py; then \
+	  echo "NOT RUN: the tests of tables on a GPU. The op library was built without CUDA: docs/building.md"; \
+	else \
+	  TF_DYNEMB_HOST_GPUS=1 TF_DYNEMB_TABLES=gpu $(PYTEST) $(GPU_TESTS) $(NOT_ON_GPUS) $(PYTEST_FLAGS); \
+	fi
 
 # The tests marked soak, with long counts. pytest says 5 where there are none.
 soak: export TF_DYNEMB_SOAK := 1

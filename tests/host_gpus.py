@@ -8,14 +8,17 @@ has for CUDA alone, such as tf.matmul, runs on the CPU beside it, as does any op
 import os
 import pathlib
 
+import tensorflow as tf
+from tensorflow.python.framework import load_library
+
 LIBRARY = pathlib.Path(__file__).parents[1] / "bazel-bin/cc/kernels/testing/_host_gpu.so"
 
 
 def start():
-    """Adds as many as TF_DYNEMB_HOST_GPUS says; before TensorFlow looks for its devices."""
-    count = os.environ.get("TF_DYNEMB_HOST_GPUS", "0")
-    if int(count):
-        load(int(count))
+    """Adds as many as TF_DYNEMB_HOST_GPUS says, where TensorFlow has no GPU of its own."""
+    count = int(os.environ.get("TF_DYNEMB_HOST_GPUS", "0"))
+    if count and not tf.config.list_physical_devices("GPU"):
+        load(count)
     if tables_are_there():
         from tf_dynemb.table import devices
 
@@ -29,8 +32,6 @@ def tables_are_there():
 
 def load(count=1, gpu_bytes=2**31):
     """Adds `count` of them, of so much memory each."""
-    from tensorflow.python.framework import load_library
-
     assert LIBRARY.exists(), f"{LIBRARY} is missing; `make test_gpu` builds it"
     os.environ["HOST_GPU_COUNT"] = str(count)
     os.environ["HOST_GPU_BYTES"] = str(gpu_bytes)

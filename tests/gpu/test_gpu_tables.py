@@ -15,9 +15,13 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels, op_def_registry
 
 import tf_dynemb
-from tf_dynemb import snapshot
+from tf_dynemb import _build_info, snapshot
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
 
+pytestmark = pytest.mark.skipif(
+    not _build_info.CUDA_VERSION,
+    reason="the op library was built without CUDA: test_without_cuda.py",
+)
 GPUS = [device.name for device in tf.config.list_logical_devices("GPU")]
 several = pytest.mark.skipif(len(GPUS) < 2, reason="needs two GPUs; TF_DYNEMB_HOST_GPUS=2 makes them")
 DIM = 3
