@@ -1,7 +1,7 @@
 #include "cc/kernels/gpu_bags.h"
 
 #include <cstring>
-#include <string>
+#include <utility>
 
 #include "cc/core/lookup/widen.h"
 
@@ -27,10 +27,11 @@ class Parcel {
     return place;
   }
 
-  absl::Status Send(OpKernelContext* context, const DeviceContext& core, Tensor* there) const {
+  // Once.
+  absl::Status Send(OpKernelContext* context, const DeviceContext& core, Tensor* there) {
     const auto size = static_cast<int64_t>(bytes_.size());
     TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_UINT8, TensorShape({size}), there));
-    return ToTensorFlow(CopyToGpu(core, there->data(), bytes_.data(), size));
+    return ToTensorFlow(CopyToGpu(core, there->data(), std::move(bytes_)));
   }
 
  private:
@@ -70,7 +71,7 @@ absl::Status FindBagsOnHost(OpKernelContext* context, const DeviceContext& core,
                             char* out) {
   std::vector<char> values(bags.rows() * bags.columns() * SizeOf(bags.dtype()));
   TF_RETURN_IF_ERROR(ToTensorFlow(FindBags(PoolContext(context), bags, values.data())));
-  return ToTensorFlow(CopyToGpu(core, out, values.data(), static_cast<int64_t>(values.size())));
+  return ToTensorFlow(CopyToGpu(core, out, std::move(values)));
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "cc/kernels/gpu_place.h"
 
+#include <cuda_runtime_api.h>
+
 #include <string>
 #include <utility>
 
@@ -28,8 +30,18 @@ stream_executor::Stream* StreamOf(OpKernelContext* context) {
   return context->op_device_context()->stream();
 }
 
+// Up to TensorFlow 2.16 an executor calls it otherwise.
+template <typename Executor>
+auto PlatformOf(const Executor& executor, int) -> decltype(executor.GetPlatform()) {
+  return executor.GetPlatform();
+}
+template <typename Executor>
+auto PlatformOf(const Executor& executor, int64_t) -> decltype(executor.platform()) {
+  return executor.platform();
+}
+
 const std::string& Platform(OpKernelContext* context) {
-  return StreamOf(context)->parent()->GetPlatform()->Name();
+  return PlatformOf(*StreamOf(context)->parent(), 0)->Name();
 }
 
 // What TensorFlow allocates a GPU's tensors from. It gives a block away that its stream may still
@@ -97,8 +109,16 @@ Status CopyFromGpu(const Context& core, void* to, const void* from, int64_t byte
   return Wait(core);
 }
 
-Status CopyToGpu(const Context& core, void* to, const void* from, int64_t bytes) {
-  return CopyAny(core, to, from, bytes);
+Status CopyToGpu(const Context& core, void* to, std::vector<char> from) {
+  auto held = std::make_unique<std::vector<char>>(std::move(from));
+  DYNEMB_RETURN_IF_ERROR(CopyAny(core, to, held->data(), static_cast<int64_t>(held->size())));
+  if (RunsOnHost(core.space)) return {};
+  const auto release = [](void* copied) { delete static_cast<std::vector<char>*>(copied); };
+  const Status status =
+      FromCuda(cudaLaunchHostFunc(static_cast<cudaStream_t>(core.stream), release, held.get()),
+               "holding what is copied to the GPU");
+  held.release();  // if there was an error nobody can say whether it has been copied
+  return status;
 }
 
 Status WidenInPlace(const Context& core, const Rows& rows, DType from, DType to, int64_t dim) {

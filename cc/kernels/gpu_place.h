@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "cc/core/base/context.h"
 #include "cc/core/base/dtype.h"
@@ -34,10 +35,10 @@ std::shared_ptr<Table> InPlace(const std::shared_ptr<Table>& shard);
 // GpuTable::FindBags of a table that is InPlace.
 Status FindBagsInPlace(Table* table, const Context& core, const DeviceBags& bags, const Rows& out);
 
-// Copies to the host, and waits for it; and the other way, for which the host need not wait and
-// after which `from` may go.
+// Copies to the host, and waits for it; and the other way, for which the host does not wait: what
+// is copied is kept until it has been.
 Status CopyFromGpu(const Context& core, void* to, const void* from, int64_t bytes);
-Status CopyToGpu(const Context& core, void* to, const void* from, int64_t bytes);
+Status CopyToGpu(const Context& core, void* to, std::vector<char> from);
 
 // Widen (cc/core/lookup/widen.h) in the memory of the context.
 Status WidenInPlace(const Context& core, const Rows& rows, DType from, DType to, int64_t dim);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -57,6 +58,11 @@ absl::Status SumBagsShape(InferenceContext* c) {
   }
   return absl::OkStatus();
 }
+
+// Weights that are never looked at may be on any devices.
+namespace input_colocation_exemption_registration =
+    tensorflow::input_colocation_exemption_registration;
+REGISTER_INPUT_COLOCATION_EXEMPTION("DynembHandles");
 
 REGISTER_OP("DynembHandles")
     .Input("handles: N * resource")

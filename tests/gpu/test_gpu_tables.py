@@ -161,6 +161,34 @@ def test_bags_are_those_of_host_memory(value_dtype, weighted, combiner):
             np.testing.assert_allclose(got[key], row, rtol=tolerance, atol=1e-5)
 
 
+@pytest.mark.parametrize("in_function", [False, True])
+def test_handles_of_bags_may_be_on_several_devices(in_function):
+    with tf.device("/CPU:0"):
+        tables = [make("host")]
+    with tf.device("/GPU:0"):
+        tables.append(make("host"))
+    features = [BagFeature(0, 0, "sum"), BagFeature(1, 1, "sum")]
+    handles = [table.handle for table in tables]
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build(handles)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(lookup_bags(tables, features, ids(1, 2), lengths=[1, 1]))
+        optimizer.apply(tape.gradient(loss, handles), handles)
+
+    (tf.function(step) if in_function else step)()
+    assert [set(rows_of(table)) for table in tables] == [{1}, {2}]
+
+
+@several
+def test_bags_want_tables_of_the_same_gpus():
+    tables = [make("two GPUs"), make("one GPU")]
+    features = [BagFeature(0, 0, "sum"), BagFeature(1, 1, "sum")]
+    with pytest.raises(ValueError, match="tables: got tables on .* and others.*want one device for all"):
+        lookup_bags(tables, features, ids(1, 2), lengths=[1, 1])
+
+
 def model_of(places, combiner=None):
     inputs = keras.Input((2,), dtype="int64")
     layer = tf_dynemb.keras.Embedding(
@@ -178,6 +206,7 @@ def model_of(places, combiner=None):
     return model, layer.table
 
 
+@pytest.mark.parametrize("places", ["one GPU", pytest.param("two GPUs", marks=several), "host"])
 @pytest.mark.parametrize("combiner", [None, "mean"])
 @pytest.mark.parametrize("strategy", [None, "one device", pytest.param("mirrored", marks=several)])
 def test_keras_layers_train_under_gpu_strategies(places, strategy, combiner):

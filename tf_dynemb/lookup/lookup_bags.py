@@ -157,9 +157,10 @@ def _check(tables: list, features: list, inputs: int | None) -> int:
         if not table.value_dtype.is_floating:
             raise TypeError(f"tables: got {table.name} of {table.value_dtype.name}, want floats")
         check_trained(table)
-    hosts = sorted({table.host for table in tables})
+    hosts = {(table.in_parts, table.host) for table in tables}
     if len(hosts) > 1:
-        raise ValueError(f"tables: got tables on {hosts}, want one device for all; see their `devices`")
+        names = sorted(f"{host} and others" if in_parts else host for in_parts, host in hosts)
+        raise ValueError(f"tables: got tables on {names}, want one device for all; see their `devices`")
     if inputs is None:
         inputs = 1 + max(feature.key for feature in features)
     for feature in features:

@@ -208,11 +208,13 @@ class PartedTable(tf.Module):
         """As TableResource.import_rows."""
         if strings is not None:
             raise ValueError("strings: got some, but tables in parts keep no strings of their keys")
-        columns = [tf.convert_to_tensor(column) for column in (values, slots, meta)]
+        with _here():  # which of these rows is for a GPU has room for all of them
+            columns = [tf.convert_to_tensor(column) for column in (values, slots, meta)]
+            shares = self.split(tf.convert_to_tensor(keys), *columns)
         return _group(
             [
                 part.import_rows(k, v, s, m, schema, replace, snapshots=snapshots)
-                for part, k, v, s, m in self.split(tf.convert_to_tensor(keys), *columns)
+                for part, k, v, s, m in shares
             ]
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import uuid
 from collections.abc import Callable
@@ -194,21 +195,23 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
 
     def export_rows_with_strings(self, cursor=(0, 0, 0), limit: int = -1, name: str | None = None):
         """As export_rows, and at the end the strings (n,) of a table that keeps them, else (0,)."""
+        arguments = tf.constant(cursor, tf.int64), tf.constant(limit, tf.int64)
+        if self._gpu is not None and tf.executing_eagerly():
+            with tf.device("/CPU:0"):
+                return self._export_to_host(*arguments)
+        return ops.dynemb_export(self.resource_handle, *arguments, dtype=self.value_dtype, name=name)
 
-        def export():
-            return ops.dynemb_export(
-                self.resource_handle,
-                tf.constant(cursor, tf.int64),
-                tf.constant(limit, tf.int64),
-                dtype=self.value_dtype,
-                name=name,
-            )
-
-        if self._gpu is None or not tf.executing_eagerly():
-            return export()
-        # Eagerly TensorFlow would copy what an op on a GPU gives, here all rows, to the GPU.
-        with tf.device("/CPU:0"):
-            return tf.function(lambda: [tf.identity(output) for output in export()])()
+    @functools.cached_property
+    def _export_to_host(self) -> Callable:
+        """DynembExport, eagerly: TensorFlow would copy to the GPU what an op there gives, all rows."""
+        handle, dtype = self.resource_handle, self.value_dtype  # and not self, which would hold itself
+        function = tf.function(
+            lambda *place: [
+                tf.identity(part) for part in ops.dynemb_export(handle, *place, dtype=dtype)
+            ],
+            input_signature=(tf.TensorSpec([3], tf.int64), tf.TensorSpec([], tf.int64)),
+        )
+        return lambda *place: function(*place)  # a function that SavedModels do not take for theirs
 
     def row_bytes(self) -> int:
         """Bytes of a row as it is now: key, value, slot variables, meta. Eagerly only."""
