@@ -498,7 +498,7 @@ def check_what_is_refused():
         (["/job:ps/task:2"], "want one of the servers that this process is connected to"),
         (["/job:none/task:0"], "want one of the servers"),
         (["/job:ps"], "want one of the servers"),
-        (["/job:ps/task:0/device:GPU:0"], "tables live in host memory"),
+        (["/job:ps/task:0/device:GPU:0"], "servers have tables in host memory"),
         (["/CPU:7"], "want '/CPU:0' to '/CPU:0'"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
