@@ -124,12 +124,7 @@ REGISTER_KERNEL_BUILDER(Name("DynembApplyBags")
                             .HostMemory("tables")
                             .HostMemory("hyper")
                             .HostMemory("now")
-                            .HostMemory("ids")
-                            .HostMemory("lengths")
-                            .HostMemory("id_weights")
-                            .HostMemory("owners")
-                            .HostMemory("strides")
-                            .HostMemory("inverse"),
+                            .DYNEMB_BAGS_IN_HOST_MEMORY,
                         ApplyBagsOp);
 
 }  // namespace

@@ -9,6 +9,15 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 
+// For registrations on GPUs: what all ops about bags have in common is in the host's memory.
+#define DYNEMB_BAGS_IN_HOST_MEMORY \
+  HostMemory("ids")                \
+      .HostMemory("lengths")       \
+      .HostMemory("id_weights")    \
+      .HostMemory("owners")        \
+      .HostMemory("strides")       \
+      .HostMemory("inverse")
+
 namespace dynemb {
 
 class BagInputs {

@@ -203,36 +203,19 @@ REGISTER_KERNEL_BUILDER(Name("DynembOwners").Device(tensorflow::DEVICE_CPU), Own
 REGISTER_KERNEL_BUILDER(Name("DynembOwners")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("tables")
-                            .HostMemory("ids")
-                            .HostMemory("lengths")
-                            .HostMemory("id_weights")
-                            .HostMemory("owners")
-                            .HostMemory("strides")
-                            .HostMemory("inverse")
-                            .HostMemory("new_owners"),
+                            .DYNEMB_BAGS_IN_HOST_MEMORY.HostMemory("new_owners"),
                         OwnersOp);
 REGISTER_KERNEL_BUILDER(Name("DynembLookupBags").Device(tensorflow::DEVICE_CPU), LookupBagsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembLookupBags")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("tables")
-                            .HostMemory("ids")
-                            .HostMemory("lengths")
-                            .HostMemory("id_weights")
-                            .HostMemory("owners")
-                            .HostMemory("strides")
-                            .HostMemory("inverse"),
+                            .DYNEMB_BAGS_IN_HOST_MEMORY,
                         LookupBagsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSumBags").Device(tensorflow::DEVICE_CPU), SumBagsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSumBags")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("gradient")
-                            .HostMemory("ids")
-                            .HostMemory("lengths")
-                            .HostMemory("id_weights")
-                            .HostMemory("owners")
-                            .HostMemory("strides")
-                            .HostMemory("inverse")
-                            .HostMemory("keys")
+                            .DYNEMB_BAGS_IN_HOST_MEMORY.HostMemory("keys")
                             .HostMemory("sums"),
                         SumBagsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembBagWeightsGradient").Device(tensorflow::DEVICE_CPU),
@@ -240,13 +223,7 @@ REGISTER_KERNEL_BUILDER(Name("DynembBagWeightsGradient").Device(tensorflow::DEVI
 REGISTER_KERNEL_BUILDER(Name("DynembBagWeightsGradient")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("tables")
-                            .HostMemory("ids")
-                            .HostMemory("lengths")
-                            .HostMemory("id_weights")
-                            .HostMemory("owners")
-                            .HostMemory("strides")
-                            .HostMemory("inverse")
-                            .HostMemory("gradient")
+                            .DYNEMB_BAGS_IN_HOST_MEMORY.HostMemory("gradient")
                             .HostMemory("values")
                             .HostMemory("id_weights_gradient"),
                         BagWeightsGradientOp);

@@ -60,16 +60,18 @@ absl::Status SizeShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-REGISTER_OP("DynembTable")
-    .Output("table: resource")
-    .Attr("schema: string")
-    .Attr("shards: int >= 1 = 1")
-    .Attr("init_rows: int >= 0 = 0")
-    .Attr("container: string = ''")
-    .Attr("shared_name: string = ''")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc(R"doc(
+// What makes a table, in host memory or on a GPU.
+#define DYNEMB_TABLE(op)                \
+  op.Output("table: resource")          \
+      .Attr("schema: string")           \
+      .Attr("shards: int >= 1 = 1")     \
+      .Attr("init_rows: int >= 0 = 0")  \
+      .Attr("container: string = ''")   \
+      .Attr("shared_name: string = ''") \
+      .SetIsStateful()                  \
+      .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+
+DYNEMB_TABLE(REGISTER_OP("DynembTable")).Doc(R"doc(
 Makes the shards of a table.
 
 A table lives as long as a handle of it is held. With an empty shared_name every execution makes a new one.
@@ -82,16 +84,7 @@ shards: how many.
 init_rows: rows for which the index of each shard is made large enough at once.
 )doc");
 
-REGISTER_OP("DynembGpuTable")
-    .Output("table: resource")
-    .Attr("schema: string")
-    .Attr("shards: int >= 1 = 1")
-    .Attr("init_rows: int >= 0 = 0")
-    .Attr("container: string = ''")
-    .Attr("shared_name: string = ''")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
-    .Doc(R"doc(
+DYNEMB_TABLE(REGISTER_OP("DynembGpuTable")).Doc(R"doc(
 DynembTable in the memory of a GPU: of one shard, without strings. The ops that take it follow it there.
 )doc");
 
