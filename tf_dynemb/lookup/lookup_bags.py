@@ -105,7 +105,7 @@ def lookup_bags(
     elsewhere = exchange_of(tables) is not None or any(table.in_parts for table in tables)
     if any(overflow) and elsewhere:
         raise ValueError(
-            "overflow: got limits for tables spread over processes or on servers, none of which "
+            "overflow: got limits for tables spread over processes, servers or GPUs, none of which "
             "knows how many rows all have; want none (a collection's config without hash_size)"
         )
     ids = _keys_of(ids)

@@ -2,8 +2,8 @@
 
 Rows of a table that is spread over processes come from their owners, and an index over them makes them
 a table of this process (cc/core/lookup/step_table.h), from which every lookup op then reads as from any
-other. So nothing else knows of the exchange. Likewise the rows of a table on servers, for ops that
-cannot run there.
+other. So nothing else knows of the exchange. Likewise the rows of a table on servers or several GPUs,
+for ops that cannot run there.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def step_resources(tables: Sequence[Variable], keys: Callable[[], Sequence]) -> 
         return [ops.dynemb_step_table(*pair) for pair in zip(distinct, values, strict=True)]
     if not any(table.in_parts for table in tables):
         return [table.resource.resource_handle for table in tables]
-    return [_from_servers(*of_table) for of_table in zip(tables, keys(), strict=True)]
+    return [_from_parts(*of_table) for of_table in zip(tables, keys(), strict=True)]
 
 
 def exchange_of(tables: Sequence[Variable]):
@@ -65,7 +65,7 @@ def exchange_of(tables: Sequence[Variable]):
     return exchanges.pop()
 
 
-def _from_servers(table: Variable, keys: tf.Tensor) -> tf.Tensor:
+def _from_parts(table: Variable, keys: tf.Tensor) -> tf.Tensor:
     if not table.in_parts:
         return table.resource.resource_handle
     distinct, _ = tf.unique(keys)

@@ -24,6 +24,7 @@ std::string CaseName(const ::testing::TestParamInfo<std::tuple<TableHarness, Mod
 }
 
 TEST(GpuTableDevice, IsThere) {
+  // For want of a GPU; the message says why there is none. The host runs the same suites.
   if (const Status status = GpuForTests(); !status.ok()) GTEST_SKIP() << status.message();
 }
 
