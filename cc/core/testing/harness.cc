@@ -209,27 +209,29 @@ TableContent ExportAll(const Table& table, TestMemory* memory, int64_t chunk) {
   return content;
 }
 
-void UnifyNans(DType dtype, char* numbers, int64_t bytes) {
+std::string TableHarness::Comparable(DType dtype, std::string numbers) const {
+  if (same_nans) return numbers;
   VisitDType(dtype, [&](auto tag) {
     using V = typename decltype(tag)::type;
     if constexpr (!std::is_integral_v<V>) {
-      for (int64_t at = 0; at + static_cast<int64_t>(sizeof(V)) <= bytes; at += sizeof(V)) {
+      for (size_t at = 0; at + sizeof(V) <= numbers.size(); at += sizeof(V)) {
         V number;
-        std::memcpy(&number, numbers + at, sizeof(V));
-        if (static_cast<ComputeType<V>>(number) == static_cast<ComputeType<V>>(number)) continue;
-        std::memset(numbers + at, 0xff, sizeof(V));
+        std::memcpy(&number, &numbers[at], sizeof(V));
+        const auto wide = static_cast<ComputeType<V>>(number);
+        if (wide != wide) std::memset(&numbers[at], 0xff, sizeof(V));
       }
     }
   });
+  return numbers;
 }
 
-void UnifyNans(const TableSchema& schema, TableContent* content) {
-  for (auto& [key, row] : *content) {
-    UnifyNans(schema.value_dtype, row.value.data(), static_cast<int64_t>(row.value.size()));
+TableContent TableHarness::Comparable(const TableSchema& schema, TableContent content) const {
+  for (auto& [key, row] : content) {
+    row.value = Comparable(schema.value_dtype, std::move(row.value));
     if (!IsFloating(schema.value_dtype)) continue;
-    UnifyNans(SlotDType(schema.value_dtype), row.slots.data(),
-              static_cast<int64_t>(row.slots.size()));
+    row.slots = Comparable(SlotDType(schema.value_dtype), std::move(row.slots));
   }
+  return content;
 }
 
 std::string Difference(const TableContent& want, const TableContent& got) {

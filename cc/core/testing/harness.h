@@ -76,6 +76,18 @@ TestMemory* FakeDeviceTestMemory();
 
 using MakeTable = std::function<Status(const TableSchema&, std::unique_ptr<Table>*)>;
 
+// A row as its packed bytes; `value` and the others as in RowParts.
+struct RowBytes {
+  std::string value;
+  std::string slots;
+  std::string meta;
+  bool operator==(const RowBytes& o) const {
+    return value == o.value && slots == o.slots && meta == o.meta;
+  }
+  bool operator!=(const RowBytes& o) const { return !(*this == o); }
+};
+using TableContent = std::map<Key, RowBytes>;
+
 // A kind of table, to be tested.
 struct TableHarness {
   std::string name;
@@ -86,6 +98,10 @@ struct TableHarness {
 
   // Makes a table or stops the test.
   std::unique_ptr<Table> Make(const TableSchema& schema) const;
+  // Numbers of a dtype, and a table's content, as they are to be compared: unless same_nans holds,
+  // with the same bits for every NaN.
+  std::string Comparable(DType dtype, std::string numbers) const;
+  TableContent Comparable(const TableSchema& schema, TableContent content) const;
 };
 
 TableHarness HostHarness(const std::string& name, MakeTable make);
@@ -157,29 +173,12 @@ class Mirror {
   T* const there_;
 };
 
-// A row as its packed bytes; `value` and the others as in RowParts.
-struct RowBytes {
-  std::string value;
-  std::string slots;
-  std::string meta;
-  bool operator==(const RowBytes& o) const {
-    return value == o.value && slots == o.slots && meta == o.meta;
-  }
-  bool operator!=(const RowBytes& o) const { return !(*this == o); }
-};
-using TableContent = std::map<Key, RowBytes>;
-
 // Everything in a table, through a cursor with room for `chunk` rows. A key that appears twice, an
 // error, or an export without end stops the test.
 TableContent ExportAll(const Table& table, TestMemory* memory, int64_t chunk);
 // One call of Export: the rows, in order. With `parts` == false only keys and values.
 std::vector<std::pair<Key, RowBytes>> ExportSome(const Table& table, TestMemory* memory,
                                                  int64_t chunk, bool parts, Cursor* cursor);
-// Gives all NaNs among the numbers of a floating dtype the same bits.
-void UnifyNans(DType dtype, char* numbers, int64_t bytes);
-// The same in the values and slots of a table of the schema.
-void UnifyNans(const TableSchema& schema, TableContent* content);
-
 // The contents' difference in words, or "".
 std::string Difference(const TableContent& want, const TableContent& got);
 

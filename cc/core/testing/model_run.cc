@@ -204,8 +204,9 @@ class ModelRun {
   }
 
   void CompareOutputs() {
-    EXPECT_EQ(Numbers(values_.Fetch(values_used_)),
-              Numbers({values_.host(), values_.host() + values_used_}))
+    const std::vector<char> values = values_.Fetch(values_used_);
+    EXPECT_EQ(harness_.Comparable(numbers_, {values.data(), values.size()}),
+              harness_.Comparable(numbers_, {values_.host(), values.size()}))
         << "values";
     EXPECT_TRUE(outcomes_.SameBits(n_ + kSpare)) << "outcomes";
     EXPECT_TRUE(keys_.SameBits(n_)) << "keys";
@@ -352,7 +353,8 @@ class ModelRun {
     std::vector<Key> keys;
     for (const auto& key_and_row : rows) keys.push_back(key_and_row.first);
     const int64_t value_bytes = ValueBytes();
-    std::vector<char> values(keys.size() * value_bytes);
+    const DType dtype = case_.schema.value_dtype;
+    std::string values(keys.size() * value_bytes, '\0');
     std::vector<Outcome> outcomes(keys.size());
     Batch batch;
     batch.keys = keys;
@@ -364,10 +366,8 @@ class ModelRun {
     ASSERT_TRUE(found.ok()) << found.message();
     for (size_t i = 0; i < keys.size(); ++i) {
       EXPECT_EQ(outcomes[i], Outcome::kFound) << "exported key " << keys[i];
-      const std::string& value = rows[i].second.value;
-      EXPECT_EQ(Numbers({value.begin(), value.end()}, case_.schema.value_dtype),
-                Numbers({&values[i * value_bytes], &values[(i + 1) * value_bytes]},
-                        case_.schema.value_dtype));
+      EXPECT_EQ(harness_.Comparable(dtype, rows[i].second.value),
+                harness_.Comparable(dtype, values.substr(i * value_bytes, value_bytes)));
       EXPECT_TRUE(exported_.insert(keys[i]).second) << "key " << keys[i] << " exported twice";
       owed_.erase(keys[i]);
     }
@@ -531,18 +531,11 @@ class ModelRun {
     EXPECT_EQ(table_->schema().ToText(), reference_->schema().ToText());
     EXPECT_EQ(reference_->size(), static_cast<int64_t>(present_.size()));
     EXPECT_GE(table_->memory_bytes(), table_->size() * ValueBytes());
-    TableContent want = ExportAll(*reference_, HostTestMemory(), 1000);
-    TableContent got = ExportAll(*table_, memory_, 1 + table_->size() / 20 + Below(700));
-    if (!harness_.same_nans) UnifyNans(case_.schema, &want);
-    if (!harness_.same_nans) UnifyNans(case_.schema, &got);
-    EXPECT_EQ(Difference(want, got), "");
-  }
-
-  // As they are to be compared.
-  std::vector<char> Numbers(std::vector<char> bytes) const { return Numbers(bytes, numbers_); }
-  std::vector<char> Numbers(std::vector<char> bytes, DType dtype) const {
-    if (!harness_.same_nans) UnifyNans(dtype, bytes.data(), static_cast<int64_t>(bytes.size()));
-    return bytes;
+    const TableContent want = ExportAll(*reference_, HostTestMemory(), 1000);
+    const TableContent got = ExportAll(*table_, memory_, 1 + table_->size() / 20 + Below(700));
+    EXPECT_EQ(
+        Difference(harness_.Comparable(case_.schema, want), harness_.Comparable(case_.schema, got)),
+        "");
   }
 
   int64_t ValueBytes() const { return case_.schema.dim * SizeOf(case_.schema.value_dtype); }
