@@ -41,6 +41,8 @@ struct Span {
   Span(const Span<U>& other) : data(other.data), size(other.size), space(other.space) {}  // NOLINT
 
   bool empty() const { return size == 0; }
+  // null if it is empty, wherever it lies.
+  T* data_or_null() const { return empty() ? nullptr : data; }
   DYNEMB_HOST_DEVICE T& operator[](int64_t i) const { return data[i]; }
   T* begin() const { return data; }
   T* end() const { return data + size; }

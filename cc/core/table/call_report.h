@@ -15,7 +15,7 @@ namespace dynemb {
 class TaskReport {
  public:
   explicit TaskReport(const Report& report)
-      : outcomes_(report.outcomes.data), wants_misses_(report.misses != nullptr) {}
+      : outcomes_(report.outcomes.data_or_null()), wants_misses_(report.misses != nullptr) {}
 
   void Set(int64_t position, Outcome outcome) {
     if (outcomes_ != nullptr) outcomes_[position] = outcome;

@@ -130,7 +130,7 @@ class HostTable final : public Table {
                                gradients[entry.positions[0]]};
         if (entry.positions.size > 1 || !update.scales.empty()) {
           char* const sum = task->sums.data() + task->updates.size() * gradient_bytes;
-          sum_(layout_.dim, gradients, entry.positions, update.scales.data, sum);
+          sum_(layout_.dim, gradients, entry.positions, update.scales.data_or_null(), sum);
           row.gradient = sum;
         }
         task->updates.push_back(row);

@@ -129,7 +129,7 @@ class ModelRun {
       side.misses = {View(misses_, misses_size_, tested),
                      tested ? misses_count_.there() : misses_count_.host()};
       if (want_misses_) side.report.misses = &side.misses;
-      if (want_outcomes_) side.report.outcomes = View(outcomes_, n_, tested);
+      side.report.outcomes = View(outcomes_, want_outcomes_ ? n_ : 0, tested);
       side.values = Rows((tested ? values_.there() : values_.host()) + offset_ * element_, n_,
                          stride_ * element_, tested ? memory_->space() : MemorySpace::kHost);
       status[tested] = call(side);
@@ -263,7 +263,7 @@ class ModelRun {
         gradients = ConstRows(side.values.data, Span<const int64_t>(View(offsets_, n_, tested)));
       }
       Update update = {&rule, hyper, {}};
-      if (scaled) update.scales = View(scales_, n_, tested);
+      update.scales = View(scales_, scaled ? n_ : 0, tested);
       return side.table->Apply(side.context, side.batch, gradients, update, stamp, side.report);
     });
     for (const int64_t i : participants_) Inserted(keys_[i]);

@@ -99,7 +99,8 @@ class ReferenceTable final : public Table {
     for (const auto& [key, at] : ByKey(batch, positions)) {
       bool inserted;
       Row& row = FindOrInsert(key, &inserted);
-      const std::vector<char> gradient = Sum(gradients, at, gradient_dtype, update.scales.data);
+      const std::vector<char> gradient =
+          Sum(gradients, at, gradient_dtype, update.scales.data_or_null());
       updater->Update(schema_.dim, {row.value.data(), row.slots.data(), gradient.data()});
       Touch(stamp, &row);
       for (const int64_t i : at) out.Set(i, inserted ? Outcome::kInserted : Outcome::kFound);

@@ -224,7 +224,7 @@ Status Apply(const Context& context, const TableSchema& schema, const ApplyCall&
   using T = ComputeType<V>;
   const int64_t n = call.batch.size, dim = schema.dim;
   const int width = TileWidth((dim + kBlock - 1) / kBlock);
-  Gradients<T> gradients = {call.gradients, call.update.scales.data, dim, {}};
+  Gradients<T> gradients = {call.gradients, call.update.scales.data_or_null(), dim, {}};
   for (int level = 1; level < kLevels; ++level) {
     gradients.pieces[level] = scratch->Take<T>(n / PlacesOf(level) * dim);
     DYNEMB_RETURN_IF_ERROR(ForEachTile<0>(context, n / PlacesOf(level),

@@ -22,7 +22,7 @@ struct Reports {
 
   Reports() = default;
   explicit Reports(const Report& report)
-      : outcomes(report.outcomes.data),
+      : outcomes(report.outcomes.data_or_null()),
         misses(report.misses == nullptr ? nullptr : report.misses->at.data),
         miss_count(report.misses == nullptr ? nullptr : report.misses->count) {}
 
