@@ -19,6 +19,7 @@ from tf_dynemb.optimizer.apply_rules import OwnTraining
 from tf_dynemb.optimizer.rowwise_adagrad import RowwiseAdagrad
 from tf_dynemb.optimizer.rules import rule_of
 from tf_dynemb.policy.restrict_policy import RestrictPolicy, registered_policy
+from tf_dynemb.table.devices import is_gpu
 from tf_dynemb.table.variable import Variable
 
 
@@ -110,7 +111,7 @@ class EmbeddingConfig:
         weight_decay: decoupled, on the rows of the batch. None: the optimizer's.
         enable_grad: False freezes the table: nothing is updated, and no row is made.
         sparse: accepted, and without effect: rows that are not in the batch are never touched.
-        table_size: number of shards.
+        table_size: number of shards, in host memory.
         hash_size: ids without a row of their own, once there are num_embeddings rows, share so many rows
             of a second table, by their hash. What an id shares has been trained by others; it keeps it
             until rows are removed.
@@ -272,8 +273,10 @@ class EmbeddingConfig:
             lr = _learning_rate_of(optimizer)
         return OwnTraining(optimizer, lr, self.weight_decay)
 
-    def make_table(self, name: str | None = None) -> Variable:
-        """A new table as this config says; of another name, if one is given."""
+    def make_table(self, name: str | None = None, device: str = "/CPU:0") -> Variable:
+        """A new table on a device, as this config says; of another name, if one is given."""
+        if self.table_size > 1 and is_gpu(device):
+            raise self._error("table_size", self.table_size, f"1 on the device {device!r}")
         initializer = self.init_fn
         if initializer is None:
             bounds = self.get_weight_init_min(), self.get_weight_init_max()
@@ -282,7 +285,7 @@ class EmbeddingConfig:
             table = Variable(
                 dim=self.embedding_dim,
                 value_dtype=self.value_dtype,
-                devices=["/CPU:0"] * self.table_size,
+                devices=[device] * self.table_size,
                 name=name or self.name,
                 initializer=initializer,
                 trainable=self.enable_grad,

@@ -26,7 +26,8 @@ class EmbeddingBagCollection(Collection):
     Args:
         tables: EmbeddingBagConfig for each table; names must differ.
         is_weighted: whether the ids' weights count.
-        device: accepted, and without effect: tables lie where their config says.
+        device: where all tables are: None, "cpu" or "meta": host memory; "cuda:1" or "/GPU:1": a GPU; a
+            torch.device means the same. What is loaded or cloned is in host memory (docs/gpu.md).
         **kwargs: of keras.layers.Layer.
 
     Call arguments:
@@ -38,7 +39,7 @@ class EmbeddingBagCollection(Collection):
         several tables is named feature@table.
 
     Raises:
-        ValueError: tables of one name, or with PoolingType.NONE.
+        ValueError: tables of one name, or with PoolingType.NONE; a device that is not there.
         KeyError: a table without a name; in a call, a feature that is not there.
         tf.errors.InvalidArgumentError: lengths that are negative or do not add up to the ids.
 
@@ -61,8 +62,7 @@ class EmbeddingBagCollection(Collection):
         device=None,
         **kwargs,
     ):
-        del device
-        super().__init__(tables, **kwargs)
+        super().__init__(tables, device, **kwargs)
         for config in self._configs:
             if config.pooling is PoolingType.NONE:
                 raise ValueError(

@@ -20,7 +20,7 @@ class EmbeddingCollection(Collection):
 
     Args:
         tables: EmbeddingConfig for each table; names must differ.
-        device: accepted, and without effect.
+        device: where all tables are; see EmbeddingBagCollection.
         need_indices: whether the results carry the ids, as their weights.
         **kwargs: of keras.layers.Layer.
 
@@ -33,7 +33,7 @@ class EmbeddingCollection(Collection):
         feature@table. Where batches vary from feature to feature each keeps its own.
 
     Raises:
-        ValueError: tables of one name, or of several dims.
+        ValueError: tables of one name, or of several dims; a device that is not there.
         KeyError: a table without a name; in a call, a feature that is not there.
         tf.errors.InvalidArgumentError: lengths that are negative or do not add up to the ids.
 
@@ -56,8 +56,7 @@ class EmbeddingCollection(Collection):
         need_indices: bool = False,
         **kwargs,
     ):
-        del device
-        super().__init__(tables, **kwargs)
+        super().__init__(tables, device, **kwargs)
         dims = sorted({config.embedding_dim for config in self._configs})
         if len(dims) > 1:
             raise ValueError(f"tables: got embedding_dims {dims}, want one dim for all")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import keras
@@ -12,6 +13,7 @@ from tf_dynemb.collections.configs import EmbeddingConfig, PoolingType
 from tf_dynemb.jagged import KeyedJaggedTensor
 from tf_dynemb.keras.layers.table_layer import TableLayer
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
+from tf_dynemb.table.devices import device_list
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")
@@ -19,18 +21,18 @@ class CollectionTable(TableLayer):
     """One table of a collection: what `embedding_bags` and `embeddings` hold.
 
     Attributes:
-        config: what it was made from.
+        config: what it was made from, on the layer's device.
         table, weight: the tf_dynemb.Variable.
         handle: its trainable weight.
     """
 
-    def __init__(self, config: EmbeddingConfig, **kwargs):
-        super().__init__(name=config.name, trainable=config.enable_grad, autocast=False, **kwargs)
+    def __init__(self, config: EmbeddingConfig, device: str):
+        super().__init__(name=config.name, trainable=config.enable_grad, autocast=False)
         self.config = config
-        self.hold(config.make_table())
+        self.hold(config.make_table(device=device))
         self.shared = None
         if config.hash_size is not None:
-            self.shared = _SharedRows(config, name=_shared_name(config))
+            self.shared = _SharedRows(config, _shared_name(config), device)
         elif config.num_embeddings is not None:
             self.handle.limit_rows(config.num_embeddings, "num_embeddings")
         self.built = True
@@ -58,9 +60,9 @@ def _shared_name(config: EmbeddingConfig) -> str:
 class _SharedRows(TableLayer):
     """The rows that ids share, beside a table of limited rows."""
 
-    def __init__(self, config: EmbeddingConfig, name: str):
+    def __init__(self, config: EmbeddingConfig, name: str, device: str):
         super().__init__(name=name, trainable=config.enable_grad, autocast=False)
-        self.hold(config.make_table(name))
+        self.hold(config.make_table(name, device))
         self.built = True
 
 
@@ -94,13 +96,16 @@ class Collection(keras.layers.Layer):
 
     Args:
         tables: configs; they are copied.
+        device: where all tables are: None, "cpu" or "meta" for host memory, "cuda:1" or "/GPU:1" for a
+            GPU; or a torch.device. from_config makes them in host memory, as other layers do.
         **kwargs: of keras.layers.Layer.
     """
 
     config_class: type[EmbeddingConfig]
 
-    def __init__(self, tables: Sequence[EmbeddingConfig], **kwargs):
+    def __init__(self, tables: Sequence[EmbeddingConfig], device, **kwargs):
         super().__init__(autocast=False, **kwargs)
+        device = _in_tensorflow(device)
         if not isinstance(tables, (list, tuple)):
             raise TypeError(
                 f"tables: got {type(tables).__name__}, want a list of {self.config_class.__name__}"
@@ -110,7 +115,7 @@ class Collection(keras.layers.Layer):
         names += [_shared_name(config) for config in self._configs if config.hash_size is not None]
         if len(set(names)) < len(names):
             raise ValueError(f"tables: got names {names}, want each once")
-        self._tables = CollectionTables([CollectionTable(config) for config in self._configs])
+        self._tables = CollectionTables([CollectionTable(config, device) for config in self._configs])
         # Files and checkpoints know a layer by its attribute: rows stay those of their table when a
         # collection gets others, or another order.
         for name, layer in self._tables.items():
@@ -199,6 +204,15 @@ class Collection(keras.layers.Layer):
         config = dict(config)
         config["tables"] = [cls.config_class.from_config(table) for table in config["tables"]]
         return cls(**config)
+
+
+def _in_tensorflow(device) -> str:
+    """A device's name for TensorFlow, of TorchRec's argument."""
+    name = "cpu" if device is None else str(device)
+    named = re.fullmatch(r"(cpu|meta|cuda)(?::(\d+))?", name)
+    if named is None:
+        return device_list(name)[0]
+    return device_list(f"/GPU:{named[2] or 0}" if named[1] == "cuda" else "/CPU:0")[0]
 
 
 def combiner_of(pooling: PoolingType) -> str | None:
