@@ -47,21 +47,32 @@ absl::Status SetString(OpKernelContext* context, int output, const std::string& 
   return absl::OkStatus();
 }
 
-// The inputs tables and names of an op, one name for each table.
-absl::Status GetTables(OpKernelContext* context, const Tensor** names,
+// The inputs tables and names of an op, one name for each table; and of one that has it the input
+// elsewhere, which says of which names there is only a schema here.
+absl::Status GetTables(OpKernelContext* context, const Tensor* elsewhere, const Tensor** names,
                        std::vector<TableInput>* tables) {
   tensorflow::OpInputList handles;
   TF_RETURN_IF_ERROR(context->input("names", names));
   TF_RETURN_IF_ERROR(context->input_list("tables", &handles));
-  if ((*names)->dims() != 1 || (*names)->NumElements() != handles.size()) {
+  if ((*names)->dims() != 1 || (elsewhere != nullptr && elsewhere->shape() != (*names)->shape())) {
     return ToTensorFlow(InvalidArgument("names: got shape ", (*names)->shape().DebugString(),
-                                        ", want one per table, (", handles.size(), ",)"));
+                                        ", want (tables,), and elsewhere alike"));
   }
-  *tables = std::vector<TableInput>(static_cast<size_t>(handles.size()));
+  *tables = std::vector<TableInput>(static_cast<size_t>((*names)->NumElements()));
+  int here = 0;
   for (size_t t = 0; t < tables->size(); ++t) {
-    TF_RETURN_IF_ERROR(GetTableOf(context, handles[static_cast<int>(t)], &(*tables)[t]));
+    TableInput* const table = &(*tables)[t];
+    const auto number = static_cast<int64_t>(t);
+    if (elsewhere != nullptr && !elsewhere->vec<tstring>()(number).empty()) {
+      const std::string schema = elsewhere->vec<tstring>()(number);
+      TF_RETURN_IF_ERROR(ToTensorFlow(TableSchema::Parse(schema, &table->schema)));
+    } else if (here++ < handles.size()) {
+      TF_RETURN_IF_ERROR(GetTableOf(context, handles[here - 1], table));
+    }
   }
-  return absl::OkStatus();
+  if (here == handles.size()) return absl::OkStatus();
+  return ToTensorFlow(InvalidArgument("names: got ", here, " of tables here, want one per table, ",
+                                      handles.size()));
 }
 
 // A save that has begun, until it is ended or its handle goes.
@@ -122,12 +133,13 @@ class SnapshotWriteOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     std::string folder;
     tstring id, base_text;
-    const Tensor* names;
+    const Tensor *names, *elsewhere;
     std::vector<TableInput> inputs;
     OP_REQUIRES_OK(context, GetFolder(context, &folder));
     OP_REQUIRES_OK(context, GetScalar(context, "snapshot", &id));
     OP_REQUIRES_OK(context, GetScalar(context, "base", &base_text));
-    OP_REQUIRES_OK(context, GetTables(context, &names, &inputs));
+    OP_REQUIRES_OK(context, context->input("elsewhere", &elsewhere));
+    OP_REQUIRES_OK(context, GetTables(context, elsewhere, &names, &inputs));
     uint64_t base = 0;
     WriterPlace place = place_;
     OP_REQUIRES_OK(context, ToTensorFlow(ParseId(id, &place.snapshot)));
@@ -136,24 +148,30 @@ class SnapshotWriteOp : public OpKernel {
     const PoolContext core(context);
     std::vector<int64_t> ended(inputs.size());
     std::vector<TableToSave> tables(inputs.size());
+    std::vector<size_t> followed;
     for (size_t t = 0; t < inputs.size(); ++t) {
       tables[t].name = names->vec<tstring>()(static_cast<int64_t>(t));
       tables[t].strings = inputs[t].strings.get();
       tables[t].shards = Pointers(inputs[t].shards);
+      if (inputs[t].shards.empty()) {
+        tables[t].elsewhere = &inputs[t].schema;
+        continue;
+      }
+      if (follow_ || base != 0) followed.push_back(t);
       if (base != 0) {
         OP_REQUIRES_OK(context, ToTensorFlow(inputs[t].resource->VersionOf(
                                     base, inputs[t].shards, &tables[t].since_version)));
       }
     }
     // Before any row is read: what is written from now on is of the next version.
-    for (size_t t = 0; (follow_ || base != 0) && t < inputs.size(); ++t) {
+    for (const size_t t : followed) {
       OP_REQUIRES_OK(context, ToTensorFlow(BeginVersion(core, tables[t].shards, &ended[t])));
     }
     Manifest part;
     OP_REQUIRES_OK(context, ToTensorFlow(WriteTables(core, PosixFileSystem(), folder, place, tables,
                                                      base, &part)));
     // If the snapshot comes to nothing after all, nobody ever asks for its id.
-    for (size_t t = 0; (follow_ || base != 0) && t < inputs.size(); ++t) {
+    for (const size_t t : followed) {
       inputs[t].resource->SetVersionOf(place.snapshot, inputs[t].shards, ended[t]);
     }
     OP_REQUIRES_OK(context, SetString(context, 0, part.ToText()));
@@ -325,7 +343,7 @@ class SnapshotVerifyOp : public OpKernel {
     const Tensor* names;
     std::vector<TableInput> tables;
     OP_REQUIRES_OK(context, GetFolder(context, &folder));
-    OP_REQUIRES_OK(context, GetTables(context, &names, &tables));
+    OP_REQUIRES_OK(context, GetTables(context, nullptr, &names, &tables));
     std::unique_ptr<SnapshotReader> reader;
     const PoolContext core(context);
     OP_REQUIRES_OK(context, ToTensorFlow(SnapshotReader::Open(PosixFileSystem(), folder, &reader)));
@@ -429,6 +447,7 @@ REGISTER_KERNEL_BUILDER(Name("DynembSnapshotWrite")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("tables")
                             .HostMemory("names")
+                            .HostMemory("elsewhere")
                             .HostMemory("path")
                             .HostMemory("snapshot")
                             .HostMemory("base")

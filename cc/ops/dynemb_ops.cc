@@ -85,7 +85,7 @@ init_rows: rows for which the index of each shard is made large enough at once.
 )doc");
 
 DYNEMB_TABLE(REGISTER_OP("DynembGpuTable")).Doc(R"doc(
-DynembTable in the memory of a GPU: of one shard, without strings. The ops that take it follow it there.
+DynembTable in the memory of a GPU: of one shard. The ops that take it follow it there.
 )doc");
 
 REGISTER_OP("DynembLookup")
@@ -334,6 +334,7 @@ id: of the snapshot, 16 hex digits.
 REGISTER_OP("DynembSnapshotWrite")
     .Input("tables: N * resource")
     .Input("names: string")
+    .Input("elsewhere: string")
     .Input("path: string")
     .Input("snapshot: string")
     .Input("base: string")
@@ -348,7 +349,8 @@ REGISTER_OP("DynembSnapshotWrite")
 Writes the rows of tables to files of a snapshot that has begun. Others may write to the tables meanwhile: of
 each row, what it was at one moment.
 
-names: shape (N,), the tables' names in the snapshot.
+names: shape (T,), the names in the snapshot of all tables that any writer writes.
+elsewhere: shape (T,), the schema of each table whose rows are not here; empty for `tables`, which come in order.
 path: the folder of the snapshot.
 snapshot: the id that DynembSnapshotBegin gave.
 base: empty, or the id of an earlier snapshot: write what has changed since.

@@ -72,6 +72,7 @@ def save(path: str | os.PathLike, tables: Tables, base: str = "", follow: bool =
     """
     tables, folder = _by_name(tables), _folder(path)
     group = Group(tables.values())
+    devices = _by_device(tables)
     begun = []
 
     def begin():
@@ -82,17 +83,23 @@ def save(path: str | os.PathLike, tables: Tables, base: str = "", follow: bool =
         return identity.numpy().decode()
 
     def write():
-        part = ops.dynemb_snapshot_write(
-            [table.resource.resource_handle for table in tables.values()],
-            list(tables),
-            folder,
-            identity,
-            base,
-            writer=group.index,
-            writers=group.processes,
-            follow=follow,
-        )
-        return part.numpy().decode()
+        # Each device is a writer, which knows the other tables by their schemas.
+        schemas = {} if len(devices) == 1 else {name: _schema(table) for name, table in tables.items()}
+        parts = [
+            ops.dynemb_snapshot_write(
+                [table.resource.resource_handle for table in here.values()],
+                list(tables),
+                ["" if name in here else schemas[name] for name in tables],
+                folder,
+                identity,
+                base,
+                writer=group.index * len(devices) + number,
+                writers=group.processes * len(devices),
+                follow=follow,
+            )
+            for number, here in enumerate(devices)
+        ]
+        return json.dumps([part.numpy().decode() for part in parts])
 
     def commit():
         for handle in begun:
@@ -101,7 +108,7 @@ def save(path: str | os.PathLike, tables: Tables, base: str = "", follow: bool =
 
     try:
         identity = group.run(begin)[0]
-        parts = group.run(write)
+        parts = [part for text in group.run(write) for part in json.loads(text)]
         group.run(commit)
     finally:
         for handle in begun:
@@ -198,14 +205,19 @@ def load_delta(path, tables: Tables) -> None:
     if not isinstance(path, tf.Tensor):
         path = tf.constant(_folder(path))
     tables = _by_name(tables)
-    resources = {name: table.resource for name, table in tables.items()}
-    identity = ops.dynemb_snapshot_verify(
-        [resource.resource_handle for resource in resources.values()], list(resources), path
-    )
+    verified = [
+        ops.dynemb_snapshot_verify(
+            [table.resource.resource_handle for table in here.values()], list(here), path
+        )
+        for here in _by_device(tables)
+    ]
     done = []
-    for name, resource in resources.items():
-        with tf.control_dependencies([resource.load_snapshot(path, identity, name)]):
-            done.append(ops.dynemb_set_snapshot(resource.resource_handle, identity))
+    for name, table in tables.items():
+        resource = table.resource
+        with tf.control_dependencies(verified):
+            loaded = resource.load_snapshot(path, verified[0], name)
+        with tf.control_dependencies([loaded]):
+            done.append(ops.dynemb_set_snapshot(resource.resource_handle, verified[0]))
     return None if tf.executing_eagerly() else tf.group(*done)
 
 
@@ -259,6 +271,18 @@ def _load(resource: TableResource, readers: Sequence[SnapshotReader], name: str,
         # What has been read so far is of the version that ends here.
         ops.dynemb_set_snapshot(handle, reader.id, follow=follow)
     return staged, rows
+
+
+def _schema(table: Variable) -> str:
+    return table.resource.export_rows(limit=0)[4].numpy().decode()
+
+
+def _by_device(tables: Mapping[str, Variable]) -> list[dict[str, Variable]]:
+    """The tables of each device, since one op takes those of one."""
+    devices = {}
+    for name, table in tables.items():
+        devices.setdefault(table.resource.host, {})[name] = table
+    return list(devices.values())
 
 
 def _paths(path) -> list[str]:

@@ -227,8 +227,11 @@ Status WriteTables(const Context& context, FileSystem* files, const std::string&
   std::vector<KeyStrings::Birth> no_sweep(tables.size());  // no row that is saved loses its string
   for (const TableToSave& table : tables) {
     int64_t number;
-    if (table.shards.empty()) return InvalidArgument("table ", table.name, ": got no shards");
-    DYNEMB_RETURN_IF_ERROR(writer.AddTable(table.name, table.shards[0]->schema(), &number));
+    if (table.shards.empty() && table.elsewhere == nullptr) {
+      return InvalidArgument("table ", table.name, ": got no shards");
+    }
+    DYNEMB_RETURN_IF_ERROR(writer.AddTable(
+        table.name, table.shards.empty() ? *table.elsewhere : table.shards[0]->schema(), &number));
     DYNEMB_RETURN_IF_ERROR(
         KeyStrings::Birth::Begin(table.strings, {}, &no_sweep[static_cast<size_t>(number)]));
     for (const Table* shard : table.shards) {

@@ -111,6 +111,8 @@ struct TableToSave {
   int64_t since_version = -1;
   // Of a table that keeps them.
   KeyStrings* strings = nullptr;
+  // Of a table without shards here, whose rows other writers have.
+  const TableSchema* elsewhere = nullptr;
 };
 
 // Writes the rows of tables, as one writer of a snapshot that has begun, while others may write to
