@@ -51,7 +51,6 @@ class TableOp : public OpKernel {
   }
 
  protected:
-  const TableSchema& schema() const { return schema_; }
   int64_t shards() const { return shards_; }
 
  private:
@@ -142,14 +141,11 @@ class SizeOp : public OpKernel {
   }
 };
 
-// Of one shard, without strings.
 class GpuTableOp : public TableOp {
  public:
   explicit GpuTableOp(OpKernelConstruction* context) : TableOp(context) {
-    OP_REQUIRES(context, shards() == 1 && !schema().strings,
-                ToTensorFlow(InvalidArgument("schema and shards: got ", shards(),
-                                             " shards for one GPU, or strings of keys, want 1 "
-                                             "without")));
+    OP_REQUIRES(context, shards() == 1,
+                ToTensorFlow(InvalidArgument("shards: got ", shards(), " for one GPU, want 1")));
   }
 };
 

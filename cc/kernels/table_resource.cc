@@ -170,6 +170,23 @@ absl::Status RouteKeys(const Tensor& keys, const Tensor& owners, const TableInpu
                                     static_cast<int>(table.shard_count()), &inputs->routing));
 }
 
+absl::Status KeysToHost(const Context& core, Span<const Key>* keys, std::vector<Key>* copy) {
+  if (keys->space == MemorySpace::kHost) return absl::OkStatus();
+  copy->resize(static_cast<size_t>(keys->size));
+  TF_RETURN_IF_ERROR(ToTensorFlow(
+      CopyFromGpu(core, copy->data(), keys->data, keys->size * static_cast<int64_t>(sizeof(Key)))));
+  *keys = *copy;
+  return absl::OkStatus();
+}
+
+absl::Status BeginBirth(const Context& core, const TableInput& table, Span<const Key> keys,
+                        KeyStrings::Birth* birth) {
+  if (table.strings == nullptr) return absl::OkStatus();
+  std::vector<Key> copy;
+  TF_RETURN_IF_ERROR(KeysToHost(core, &keys, &copy));
+  return ToTensorFlow(KeyStrings::Birth::Begin(table.strings.get(), keys, birth));
+}
+
 absl::Status GetStrings(OpKernelContext* context, const char* name, const KeyInputs& inputs,
                         std::vector<std::string_view>* strings) {
   const Tensor* tensor;

@@ -153,6 +153,13 @@ absl::Status RouteKeys(const tensorflow::Tensor& keys, const tensorflow::Tensor&
                        const TableInput& table, KeyInputs* inputs,
                        MemorySpace space = MemorySpace::kHost);
 
+// Puts keys that are on the op's GPU into `copy`, and waits for it; others stay where they are.
+absl::Status KeysToHost(const Context& core, Span<const Key>* keys, std::vector<Key>* copy);
+
+// KeyStrings::Birth of a call that may give keys rows, wherever they are.
+absl::Status BeginBirth(const Context& core, const TableInput& table, Span<const Key> keys,
+                        KeyStrings::Birth* birth);
+
 // Input `name`, one string per key, as views of it. Error: another number of them.
 absl::Status GetStrings(tensorflow::OpKernelContext* context, const char* name,
                         const KeyInputs& inputs, std::vector<std::string_view>* strings);

@@ -68,8 +68,7 @@ absl::Status TableUpdates::Run(OpKernelContext* context, const DeviceContext& co
     std::unique_ptr<RowUpdater> checked;
     TF_RETURN_IF_ERROR(ToTensorFlow(
         MakeRowUpdater(rule_.name, update.table.schema.value_dtype, update.hyper, &checked)));
-    TF_RETURN_IF_ERROR(ToTensorFlow(
-        KeyStrings::Birth::Begin(update.table.strings.get(), update.keys, &births[i])));
+    TF_RETURN_IF_ERROR(BeginBirth(core, update.table, update.keys, &births[i]));
     const RuleSpec& attached = update.table.schema.rule;
     if (!attached.name.empty() && !(attached == rule_)) {
       // Refused, in the table's words; before another table gets slots.
@@ -110,12 +109,7 @@ absl::Status TableUpdates::CheckLimit(const DeviceContext& core, const Update& u
   if (size + update.keys.size <= limit) return absl::OkStatus();
   std::vector<Key> copied, missing;
   Span<const Key> keys = update.keys;
-  if (keys.space != MemorySpace::kHost) {
-    copied.resize(static_cast<size_t>(keys.size));
-    TF_RETURN_IF_ERROR(ToTensorFlow(CopyFromGpu(core, copied.data(), keys.data,
-                                                keys.size * static_cast<int64_t>(sizeof(Key)))));
-    keys = copied;
-  }
+  TF_RETURN_IF_ERROR(KeysToHost(core, &keys, &copied));
   TF_RETURN_IF_ERROR(ToTensorFlow(MissingKeys(update.table, keys, update.routing, &missing)));
   const int64_t more = static_cast<int64_t>(missing.size());
   if (more == 0 || size + more <= limit) return absl::OkStatus();

@@ -35,8 +35,7 @@ class UpsertOp : public OpKernel {
     OP_REQUIRES_OK(context, GetRows(context, "values", inputs, table.schema, &values));
     OP_REQUIRES_OK(context, GetScalar(context, "now", &stamp.now));
     KeyStrings::Birth birth;
-    OP_REQUIRES_OK(
-        context, ToTensorFlow(KeyStrings::Birth::Begin(table.strings.get(), inputs.keys, &birth)));
+    OP_REQUIRES_OK(context, BeginBirth(core, table, inputs.keys, &birth));
     OP_REQUIRES_OK(context,
                    ToTensorFlow(ForEachShard(table, inputs, [&](Table* shard, const Batch& batch) {
                      return shard->Upsert(core, batch, values, stamp, Report());
@@ -72,8 +71,7 @@ class AccumOp : public OpKernel {
                                              inputs.keys_tensor->shape().DebugString())));
     const Span<const bool> flags(exists->flat<bool>().data(), exists->NumElements(), core.space);
     KeyStrings::Birth birth;
-    OP_REQUIRES_OK(
-        context, ToTensorFlow(KeyStrings::Birth::Begin(table.strings.get(), inputs.keys, &birth)));
+    OP_REQUIRES_OK(context, BeginBirth(core, table, inputs.keys, &birth));
     OP_REQUIRES_OK(
         context, ToTensorFlow(ForEachShard(table, inputs, [&](Table* shard, const Batch& batch) {
           return shard->Accumulate(core, batch, values_or_deltas, flags, stamp, Report());
@@ -142,7 +140,19 @@ class WithStringsOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("DynembKeepStrings").Device(tensorflow::DEVICE_CPU), KeepStringsOp);
+REGISTER_KERNEL_BUILDER(Name("DynembKeepStrings")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("table")
+                            .HostMemory("keys")
+                            .HostMemory("strings"),
+                        KeepStringsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembWithStrings").Device(tensorflow::DEVICE_CPU), WithStringsOp);
+REGISTER_KERNEL_BUILDER(Name("DynembWithStrings")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("table")
+                            .HostMemory("keys")
+                            .HostMemory("strings"),
+                        WithStringsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembUpsert").Device(tensorflow::DEVICE_CPU), UpsertOp);
 REGISTER_KERNEL_BUILDER(Name("DynembUpsert")
                             .Device(tensorflow::DEVICE_GPU)

@@ -16,9 +16,8 @@ ODD = ["", "a", "\x00", "ä", "x" * 1000, " a"]
 
 
 def make(dim=2, shards=1, **arguments):
-    return tf_dynemb.Variable(
-        tf.string, dim=dim, devices=["/CPU:0"] * shards, keep_keys=True, **arguments
-    )
+    devices = None if shards == 1 else ["/CPU:0"] * shards
+    return tf_dynemb.Variable(tf.string, dim=dim, devices=devices, keep_keys=True, **arguments)
 
 
 def values_of(table) -> dict:

@@ -145,8 +145,11 @@ class Variable(tf.Module):
         if keep_keys and self.key_dtype != tf.string:
             raise ValueError(f"keep_keys: got True for keys of {self.key_dtype.name}, want string keys")
         places = {place_of(device) for device in self.devices}
-        if keep_keys and places != {None}:
-            raise ValueError("keep_keys: got True, want False for a table on servers or GPUs, for now")
+        in_one_place = len(places) == 1 and (None in places or is_gpu(self.devices[0]))
+        if keep_keys and not in_one_place:
+            raise ValueError(
+                "keep_keys: got True, want False for a table on servers or several GPUs, for now"
+            )
         self.keep_keys = bool(keep_keys)
         self.exchange = Exchange.of_scope()
         if self.exchange is not None and places != {None}:
@@ -169,7 +172,7 @@ class Variable(tf.Module):
         )
         init_rows = init_rows or _init_rows_of_environment()
         options = {"adopt_seed": not spec.seed_is_given, "checkpoint": checkpoint}
-        if len(places) == 1 and (None in places or is_gpu(self.devices[0])):
+        if in_one_place:
             self.resource = TableResource(
                 schema,
                 self.shard_num,
