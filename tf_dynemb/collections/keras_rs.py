@@ -93,7 +93,7 @@ class DistributedEmbedding(Collection):
             Features that share a TableConfig object share the table.
         table_stacking: without effect: all tables are looked up in one op.
         update_stats: must be False, as in keras_rs on TensorFlow.
-        **kwargs: of keras.layers.Layer.
+        **kwargs: `device`, as of EmbeddingBagCollection, and what keras.layers.Layer takes.
 
     Call arguments:
         inputs: integers, nested as feature_configs.
@@ -253,8 +253,8 @@ def _config(table, paths: list[str], named: dict) -> EmbeddingBagConfig:
         raise ValueError(f"{table.name}: combiner: got {table.combiner!r}, want one of {list(_POOLING)}")
     if table.placement not in ("auto", "default_device"):
         raise ValueError(
-            f"{table.name}: placement: got {table.placement!r}, want 'auto' or 'default_device'; tables "
-            "live in the host's memory"
+            f"{table.name}: placement: got {table.placement!r}, want 'auto' or 'default_device'; the "
+            "layer's device says where all tables are"
         )
     optimizer = table.optimizer
     if isinstance(optimizer, str):

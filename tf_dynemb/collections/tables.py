@@ -103,7 +103,7 @@ class Collection(keras.layers.Layer):
 
     config_class: type[EmbeddingConfig]
 
-    def __init__(self, tables: Sequence[EmbeddingConfig], device, **kwargs):
+    def __init__(self, tables: Sequence[EmbeddingConfig], device=None, **kwargs):
         super().__init__(autocast=False, **kwargs)
         device = _in_tensorflow(device)
         if not isinstance(tables, (list, tuple)):
