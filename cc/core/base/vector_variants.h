@@ -14,6 +14,9 @@
 #ifndef TF_DYNEMB_CC_CORE_BASE_VECTOR_VARIANTS_H_
 #define TF_DYNEMB_CC_CORE_BASE_VECTOR_VARIANTS_H_
 
+#include <cstdint>
+#include <type_traits>
+
 #include "cc/core/base/macros.h"
 
 namespace dynemb {
@@ -48,6 +51,19 @@ auto FastestVariant() {
   if (__builtin_cpu_supports("avx2")) return &Made::Avx2;
 #endif
   return &Made::Base;
+}
+
+// Calls work(first, columns) for all of [0, n): blocks of 64 columns, then of 16, of which the
+// compiler knows the number, so that totals of so many columns are kept in registers; and the rest.
+// `work` is a lambda that is DYNEMB_INLINE_LAMBDA: compiled as what calls this.
+#define DYNEMB_INLINE_LAMBDA __attribute__((always_inline))
+constexpr int64_t kColumnsOfBlock = 64;  // at most
+template <typename Work>
+DYNEMB_ALWAYS_INLINE void ForColumnBlocks(int64_t n, const Work& work) {
+  int64_t first = 0;
+  for (; n - first >= 64; first += 64) work(first, std::integral_constant<int64_t, 64>());
+  for (; n - first >= 16; first += 16) work(first, std::integral_constant<int64_t, 16>());
+  if (first < n) work(first, n - first);
 }
 
 }  // namespace dynemb

@@ -30,10 +30,8 @@ struct PoolRows {
     bool first, last;
   };
   static DYNEMB_ALWAYS_INLINE void Run(int64_t dim, const Part& part, O* out) {
-    constexpr int64_t kColumns = 64;  // that are summed at once, in registers or the nearest cache
-    for (int64_t begin = 0; begin < dim; begin += kColumns) {
-      const int64_t columns = std::min(kColumns, dim - begin);
-      O total[kColumns];
+    ForColumnBlocks(dim, [&](int64_t begin, auto columns) DYNEMB_INLINE_LAMBDA {
+      O total[kColumnsOfBlock];
       for (int64_t c = 0; c < columns; ++c) total[c] = part.first ? O(0) : out[begin + c];
       for (int64_t i = 0; i < part.n; ++i) {
         const V* row = reinterpret_cast<const V*>(part.rows) + i * dim + begin;
@@ -46,7 +44,7 @@ struct PoolRows {
         for (int64_t c = 0; c < columns; ++c) total[c] /= part.divisor;
       }
       std::memcpy(out + begin, total, columns * sizeof(O));
-    }
+    });
   }
 };
 

@@ -544,8 +544,10 @@ class HostTable final : public Table {
   const DType gradient_dtype_;
   const SumFunction sum_;  // of gradients
   const CopyRowsFunction copy_rows_ = FastestCopyRows();
-  SlabArena row_arena_;
-  SlabArena index_arena_;
+  SlabArena row_arena_{int64_t{4} << 20};
+  // An index is read twice for each key, and is a small part of a table: a quarter of a huge page
+  // is enough to take one.
+  SlabArena index_arena_{int64_t{512} << 10};
   std::array<std::optional<Part>, kSegments> parts_;
   EraseLog erase_log_{kSegments};  // its parts under the locks of ours
 };

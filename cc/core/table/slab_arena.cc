@@ -63,7 +63,7 @@ void* SlabArena::Allocate(int64_t bytes) {
     char* start = Map(size);
     if (start == nullptr) return nullptr;
     if (it != regions_.end()) Close(it->first, &it->second);
-    const bool huge = size > kHugePage || live >= 2 * kHugePage;
+    const bool huge = size > kHugePage || live >= huge_from_;
     madvise(start, size, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     it = regions_.emplace(start, Region{size, 0, 0, huge}).first;
     current_ = start;

@@ -1,4 +1,4 @@
-// SlabArena: memory for blocks of rows.
+// SlabArena: memory for blocks of rows or of an index.
 //
 // Blocks are carved one after the other from regions of 2 MiB and more of address space, which grow
 // with the arena; memory is taken when it is touched. Large arenas ask for huge pages, with which
@@ -18,7 +18,8 @@ namespace dynemb {
 
 class SlabArena {
  public:
-  SlabArena() = default;
+  // `huge_from`: how many bytes of blocks make the arena a large one.
+  explicit SlabArena(int64_t huge_from) : huge_from_(huge_from) {}
   SlabArena(const SlabArena&) = delete;
   SlabArena& operator=(const SlabArena&) = delete;
   ~SlabArena();
@@ -45,6 +46,7 @@ class SlabArena {
   // Makes a region that nothing more is carved from a huge page, if most of it is in use.
   static void Close(char* start, Region* region);
 
+  const int64_t huge_from_;
   mutable std::mutex mutex_;
   std::map<char*, Region> regions_;  // by first address
   char* current_ = nullptr;          // the region that is being carved

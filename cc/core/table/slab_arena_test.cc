@@ -14,7 +14,7 @@ namespace {
 // Blocks as a table takes them, of all sizes, through regions that are closed and become huge
 // pages: aligned, zeroed, each with what was written there, until it is freed.
 TEST(SlabArena, KeepsWhatBlocksHold) {
-  SlabArena arena;
+  SlabArena arena(int64_t{4} << 20);
   std::vector<std::pair<char*, int64_t>> blocks;
   int64_t total = 0;
   const auto allocate = [&](int64_t bytes) {

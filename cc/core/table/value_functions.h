@@ -54,11 +54,9 @@ struct SumRows {
                                        Span<const int64_t> positions, const double* scales,
                                        char* sum) {
     using T = ComputeType<V>;
-    constexpr int64_t kColumns = 64;  // that are summed at once, in registers or the nearest cache
-    constexpr int64_t kAhead = 8;     // rows
-    for (int64_t first = 0; first < dim; first += kColumns) {
-      const int64_t columns = std::min(kColumns, dim - first);
-      T total[kColumns];
+    constexpr int64_t kAhead = 8;  // rows
+    ForColumnBlocks(dim, [&](int64_t first, auto columns) DYNEMB_INLINE_LAMBDA {
+      T total[kColumnsOfBlock];
       for (int64_t c = 0; c < columns; ++c) total[c] = 0;
       for (int64_t i = 0; i < positions.size; ++i) {
         if (i + kAhead < positions.size) {
@@ -73,7 +71,7 @@ struct SumRows {
       }
       V* to = reinterpret_cast<V*>(sum) + first;
       for (int64_t c = 0; c < columns; ++c) to[c] = static_cast<V>(total[c]);
-    }
+    });
   }
 };
 inline SumFunction SumFor(DType dtype) {
