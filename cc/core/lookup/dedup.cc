@@ -48,7 +48,7 @@ void SumByKey(const Context& context, const Dedup& dedup, DType dtype, int64_t d
       if (positions.size == 1 && scales.empty()) {
         CopyBytes(sums[u], rows[positions[0]], dim * SizeOf(dtype));
       } else {
-        sum(dim, rows, positions, scales.data, sums[u]);
+        sum(dim, rows, positions, scales.data_or_null(), sums[u]);
       }
     }
   });

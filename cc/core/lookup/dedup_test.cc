@@ -75,8 +75,9 @@ TEST(SumByKey, AddsInBatchOrderForAnyNumberOfThreads) {
     Context context;
     context.executor = executor;
     std::vector<float> sums(want.size(), -1.0f);
+    const std::vector<double> others(kRows, 2.0);  // where an empty span of scales may lie
     SumByKey(context, dedup, DType::kFloat32, kDim,
-             {reinterpret_cast<const char*>(rows.data()), kRows, kDim * 4}, {},
+             {reinterpret_cast<const char*>(rows.data()), kRows, kDim * 4}, {others.data(), 0},
              {reinterpret_cast<char*>(sums.data()), dedup.size(), kDim * 4});
     EXPECT_EQ(sums, want);  // bit for bit: the same additions in the same order
   }

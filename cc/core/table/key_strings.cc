@@ -106,9 +106,11 @@ Status KeyStrings::Get(Span<const Key> keys,
 
 Status KeyStrings::Sweep(const Context& context,
                          const std::vector<std::shared_ptr<Table>>& shards) {
+  const int64_t strings = size();
+  if (strings < sweep_at_.load()) return Status();
   int64_t rows = 0;
-  for (const auto& shard : shards) rows += shard->size();
-  if (size() < std::max(sweep_at_.load(), 2 * rows)) return Status();
+  for (const auto& shard : shards) rows += shard->size();  // for which one on a GPU waits
+  if (strings < 2 * rows) return Status();
   std::unique_lock<std::shared_mutex> births(birth_mutex_, std::try_to_lock);
   if (!births.owns_lock()) return Status();  // the next call will do it
   // No row is born while the lock is held: a key that is not exported has none.
