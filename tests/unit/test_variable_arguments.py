@@ -1,6 +1,8 @@
 """Variable: each argument of the constructor, refused with the reason or doing what it says."""
 
 import inspect
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -285,3 +287,18 @@ def test_default_partitioner_is_floor_mod():
         got = tf_dynemb.default_partition_fn(int64(keys), shards)
         assert got.dtype == tf.int32
         assert got.numpy().tolist() == [int(key) % shards for key in keys.tolist()]
+
+
+def test_devices_beside_a_cluster_that_was_connected_without_a_name_for_this_process():
+    program = """
+import tensorflow as tf, tf_dynemb
+server = tf.distribute.Server.create_local_server()
+address = server.target.removeprefix("grpc://")
+tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec({"local": [address]}))
+for devices in (None, "/CPU:0", "/job:local/task:0"):
+    table = tf_dynemb.Variable(dim=1, devices=devices)
+    table.upsert(tf.constant([7], tf.int64), [[2.0]])
+    print(table.lookup(tf.constant([7], tf.int64)).numpy().tolist())
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.stdout.split() == ["[[2.0]]"] * 3, run.stderr

@@ -90,7 +90,8 @@ def _of_this_process(there: list[tf.DeviceSpec]) -> list[tf.DeviceSpec]:
         return there
     with tf.init_scope(), tf.device("/CPU:0"):
         own = tf.DeviceSpec.from_string(tf.constant(0).device)
-    return [spec for spec in there if (spec.job, spec.task) == (own.job, own.task)]
+    # A job that was connected without a name for this process leaves its devices without one.
+    return [spec for spec in there if spec.job is None or (spec.job, spec.task) == (own.job, own.task)]
 
 
 def _check_gpus(devices: list, specs: list[tf.DeviceSpec]) -> None:
