@@ -283,6 +283,11 @@ BAD = {
         TypeError,
         "floats",
     ),
+    "kept strings": (
+        dict(tables=[tf_dynemb.Variable(tf.string, name="s", keep_keys=True)] * 3),
+        ValueError,
+        "tables: got s, which keeps the strings of its keys, want keep_keys=False",
+    ),
     "no table": (dict(tables=[3, 4, 5]), TypeError, "tf_dynemb.Variable"),
     "feature": (dict(features=[BagFeature(0, 3, "sum")]), ValueError, "table below 3"),
     "key": (dict(features=[BagFeature(3, 0, "sum")], inputs=3), ValueError, "key below 3"),

@@ -83,7 +83,7 @@ def lookup_bags(
     Raises:
         TypeError: tables of integers; ids that are neither integers nor strings.
         ValueError: features that do not exist, or that mix combiners with None; tables on several
-            devices.
+            devices, or that keep the strings of their keys.
         tf.errors.InvalidArgumentError: numbers that do not fit each other.
 
     Example:
@@ -156,6 +156,11 @@ def _check(tables: list, features: list, inputs: int | None) -> int:
             raise TypeError(f"tables: got {type(table).__name__}, want tf_dynemb.Variable")
         if not table.value_dtype.is_floating:
             raise TypeError(f"tables: got {table.name} of {table.value_dtype.name}, want floats")
+        if table.keep_keys:
+            raise ValueError(
+                f"tables: got {table.name}, which keeps the strings of its keys, want keep_keys=False; "
+                "embedding_lookup and layers look it up"
+            )
         check_trained(table)
     hosts = {(table.in_parts, table.host) for table in tables}
     if len(hosts) > 1:
