@@ -55,8 +55,9 @@ absl::Status GetTables(OpKernelContext* context, const Tensor* elsewhere, const 
   TF_RETURN_IF_ERROR(context->input("names", names));
   TF_RETURN_IF_ERROR(context->input_list("tables", &handles));
   if ((*names)->dims() != 1 || (elsewhere != nullptr && elsewhere->shape() != (*names)->shape())) {
-    return ToTensorFlow(InvalidArgument("names: got shape ", (*names)->shape().DebugString(),
-                                        ", want (tables,), and elsewhere alike"));
+    return ToTensorFlow(
+        InvalidArgument("names: got shape ", (*names)->shape().DebugString(),
+                        ", want one axis, and that shape of other inputs of tables"));
   }
   *tables = std::vector<TableInput>(static_cast<size_t>((*names)->NumElements()));
   int here = 0;
@@ -71,8 +72,8 @@ absl::Status GetTables(OpKernelContext* context, const Tensor* elsewhere, const 
     }
   }
   if (here == handles.size()) return absl::OkStatus();
-  return ToTensorFlow(InvalidArgument("names: got ", here, " of tables here, want one per table, ",
-                                      handles.size()));
+  return ToTensorFlow(
+      InvalidArgument("names: got those of ", here, " tables of this op, want ", handles.size()));
 }
 
 // A save that has begun, until it is ended or its handle goes.
@@ -159,8 +160,11 @@ class SnapshotWriteOp : public OpKernel {
       }
       if (follow_ || base != 0) followed.push_back(t);
       if (base != 0) {
-        OP_REQUIRES_OK(context, ToTensorFlow(inputs[t].resource->VersionOf(
-                                    base, inputs[t].shards, &tables[t].since_version)));
+        const Status known =
+            inputs[t].resource->VersionOf(base, inputs[t].shards, &tables[t].since_version);
+        OP_REQUIRES(context, known.ok(),
+                    ToTensorFlow(Status(
+                        known.code(), StrCat("table '", tables[t].name, "': ", known.message()))));
       }
     }
     // Before any row is read: what is written from now on is of the next version.
@@ -337,7 +341,10 @@ class SnapshotLoadOp : public OpKernel {
 
 class SnapshotVerifyOp : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit SnapshotVerifyOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("read", &read_));
+  }
+
   void Compute(OpKernelContext* context) override {
     std::string folder;
     const Tensor* names;
@@ -351,7 +358,7 @@ class SnapshotVerifyOp : public OpKernel {
       const std::string name = names->vec<tstring>()(static_cast<int64_t>(t));
       OP_REQUIRES_OK(context, ToTensorFlow(CheckFits(*reader, name, tables[t])));
     }
-    OP_REQUIRES_OK(context, ToTensorFlow(reader->Verify(core)));
+    if (read_) OP_REQUIRES_OK(context, ToTensorFlow(reader->Verify(core)));
     OP_REQUIRES_OK(context, SetString(context, 0, IdText(reader->manifest().id)));
   }
 
@@ -381,6 +388,8 @@ class SnapshotVerifyOp : public OpKernel {
     }
     return Status();
   }
+
+  bool read_;  // from end to end
 };
 
 class SnapshotsOp : public OpKernel {

@@ -444,6 +444,7 @@ REGISTER_OP("DynembSnapshotVerify")
     .Input("path: string")
     .Output("id: string")
     .Attr("N: int >= 1")
+    .Attr("read: bool = true")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
@@ -452,6 +453,7 @@ end, have each table, with rows that fit it, and continue what it holds, where t
 
 names: shape (N,), the tables' names in the delta.
 path: the folder of the delta.
+read: whether it is read from end to end; otherwise only whether the tables can have it is found out.
 id: of the delta.
 )doc");
 

@@ -27,7 +27,8 @@ def save(path: str | os.PathLike, tables: Tables, base: str = "", follow: bool =
     happens before leaves the old one. Others may train, upsert and remove meanwhile: of each row the
     snapshot has value, slots and meta as they were at one moment between the call and its return; a row
     that is there throughout is in it exactly once, one that comes or goes may be. The format is in
-    cc/core/snapshot/FORMAT.md.
+    cc/core/snapshot/FORMAT.md. Tables in host memory and on GPUs may be in one snapshot; devices write
+    their tables one after the other.
 
     Tables that are spread over processes are saved by all of them together, into one folder that they
     share: every process calls this, as a step of the training. Each writes the rows that it owns; the
@@ -85,21 +86,29 @@ def save(path: str | os.PathLike, tables: Tables, base: str = "", follow: bool =
     def write():
         # Each device is a writer, which knows the other tables by their schemas.
         schemas = {} if len(devices) == 1 else {name: _schema(table) for name, table in tables.items()}
-        parts = [
-            ops.dynemb_snapshot_write(
+        parts = []
+        for here in devices:
+            for name in schemas.keys() & here.keys():
+                if _schema(tables[name]) != schemas[name]:
+                    raise tf.errors.FailedPreconditionError(
+                        None,
+                        None,
+                        f"table {name}: an optimizer was attached to it while others were being saved; "
+                        "save it again",
+                    )
+            part = ops.dynemb_snapshot_write(
                 [table.resource.resource_handle for table in here.values()],
                 list(tables),
                 ["" if name in here else schemas[name] for name in tables],
                 folder,
                 identity,
                 base,
-                writer=group.index * len(devices) + number,
+                writer=group.index * len(devices) + len(parts),
                 writers=group.processes * len(devices),
                 follow=follow,
             )
-            for number, here in enumerate(devices)
-        ]
-        return json.dumps([part.numpy().decode() for part in parts])
+            parts.append(part.numpy().decode())
+        return json.dumps(parts)
 
     def commit():
         for handle in begun:
@@ -207,9 +216,12 @@ def load_delta(path, tables: Tables) -> None:
     tables = _by_name(tables)
     verified = [
         ops.dynemb_snapshot_verify(
-            [table.resource.resource_handle for table in here.values()], list(here), path
+            [table.resource.resource_handle for table in here.values()],
+            list(here),
+            path,
+            read=not number,
         )
-        for here in _by_device(tables)
+        for number, here in enumerate(_by_device(tables))
     ]
     done = []
     for name, table in tables.items():
