@@ -20,11 +20,9 @@ def start():
     if count and not tf.config.list_physical_devices("GPU"):
         load(count)
     if tables_are_there():
-        from tf_dynemb.collections import tables
         from tf_dynemb.table import devices
 
         devices._default_devices = lambda: ["/GPU:0"]
-        tables._in_tensorflow = lambda device: "/GPU:0"
 
 
 def tables_are_there():

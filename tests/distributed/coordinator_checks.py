@@ -215,6 +215,43 @@ def check_no_update_of_many_is_lost():
     assert rows_of(variable) == want
 
 
+def check_collections():
+    """Made in the scope, they are on all servers; every update of every worker counts once."""
+    names = ["f", "g"]
+    with strategy.scope():
+        configs = [
+            tf_dynemb.EmbeddingBagConfig(
+                name=f"table of {name}", embedding_dim=2, feature_names=[name], init_fn="zeros"
+            )
+            for name in names
+        ]
+        collection = tf_dynemb.EmbeddingBagCollection(configs)
+        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+        optimizer.build(collection.trainable_variables)
+
+    @tf.function
+    def step(ids, lengths):
+        def train(ids, lengths):
+            with tf.GradientTape() as tape:
+                features = tf_dynemb.KeyedJaggedTensor(names, ids, lengths=lengths)
+                loss = -tf.reduce_sum(collection(features).values())
+            weights = collection.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
+
+        strategy.run(train, (ids, lengths))
+
+    rng = np.random.default_rng(2)
+    batches = rng.integers(-9, 9, [20, 2, 6])
+    for batch in batches:
+        coordinator.schedule(step, (int64(batch.ravel()), tf.constant([4, 2, 1, 5])))
+    coordinator.join()
+    for number, layer in enumerate(collection.embedding_bags.values()):
+        assert layer.table.devices == ["/job:ps/task:0", "/job:ps/task:1"]
+        keys, counts = np.unique(batches[:, number], return_counts=True)
+        want = {int(key): [float(count)] * 2 for key, count in zip(keys, counts, strict=True)}
+        assert rows_of(layer.table) == want
+
+
 if __name__ == "__main__":
     strategy, coordinator = server_cluster.connected_strategy()
     server_cluster.run_checks(sys.modules[__name__], sys.argv[1])

@@ -94,7 +94,9 @@ def test_it_trains_as_in_host_memory(kind, in_function):
             np.testing.assert_allclose(of_got[key], row, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:0", "/GPU:0", "GPU:0"])
+@pytest.mark.parametrize(
+    "device", ["cuda", "cuda:0", "/GPU:0", "GPU:0", tf.DeviceSpec(device_type="GPU")]
+)
 def test_names_of_a_gpu(device):
     collection = collection_of("bags", config_of("bags"), device=device)
     assert tables_of(collection)["t"].host.endswith("device:GPU:0")
@@ -106,8 +108,10 @@ def test_names_of_a_gpu(device):
 @pytest.mark.parametrize(
     "device, table_size, said",
     [
-        ("cuda:9", 1, f"devices: got '/GPU:9', want up to '/GPU:{len(GPUS) - 1}'"),
-        ("mps", 1, "devices: got 'mps', want a device such as '/CPU:0'"),
+        ("cuda:9", 1, f"device: got 'cuda:9', want .*up to '/GPU:{len(GPUS) - 1}'"),
+        ("mps", 1, "device: got 'mps', want None, or one that is there, such as 'cpu', 'cuda:0'"),
+        (0, 1, "device: got 0, want"),
+        (["/GPU:0"], 1, r"device: got \['/GPU:0'\], want"),
         ("cuda", 3, "EmbeddingBagConfig 't': table_size: got 3, want 1 on the device '/GPU:0'"),
     ],
 )

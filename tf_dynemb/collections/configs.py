@@ -10,6 +10,7 @@ import dataclasses
 import enum
 import math
 import numbers
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -111,7 +112,7 @@ class EmbeddingConfig:
         weight_decay: decoupled, on the rows of the batch. None: the optimizer's.
         enable_grad: False freezes the table: nothing is updated, and no row is made.
         sparse: accepted, and without effect: rows that are not in the batch are never touched.
-        table_size: number of shards, in host memory.
+        table_size: number of shards: in host memory, or on each server.
         hash_size: ids without a row of their own, once there are num_embeddings rows, share so many rows
             of a second table, by their hash. What an id shares has been trained by others; it keeps it
             until rows are removed.
@@ -273,10 +274,10 @@ class EmbeddingConfig:
             lr = _learning_rate_of(optimizer)
         return OwnTraining(optimizer, lr, self.weight_decay)
 
-    def make_table(self, name: str | None = None, device: str = "/CPU:0") -> Variable:
-        """A new table on a device, as this config says; of another name, if one is given."""
-        if self.table_size > 1 and is_gpu(device):
-            raise self._error("table_size", self.table_size, f"1 on the device {device!r}")
+    def make_table(self, name: str | None = None, devices: Sequence[str] = ("/CPU:0",)) -> Variable:
+        """A new table as this config says, with its shards on each device; of another name, if given."""
+        if self.table_size > 1 and is_gpu(devices[0]):
+            raise self._error("table_size", self.table_size, f"1 on the device {devices[0]!r}")
         initializer = self.init_fn
         if initializer is None:
             bounds = self.get_weight_init_min(), self.get_weight_init_max()
@@ -285,7 +286,7 @@ class EmbeddingConfig:
             table = Variable(
                 dim=self.embedding_dim,
                 value_dtype=self.value_dtype,
-                devices=[device] * self.table_size,
+                devices=list(devices) * self.table_size,
                 name=name or self.name,
                 initializer=initializer,
                 trainable=self.enable_grad,

@@ -26,8 +26,9 @@ class EmbeddingBagCollection(Collection):
     Args:
         tables: EmbeddingBagConfig for each table; names must differ.
         is_weighted: whether the ids' weights count.
-        device: where all tables are: None, "cpu" or "meta": host memory; "cuda:1" or "/GPU:1": a GPU; a
-            torch.device means the same. What is loaded or cloned is in host memory (docs/gpu.md).
+        device: where all tables are: "cpu" or "meta": host memory; "cuda:1" or "/GPU:1": a GPU
+            (docs/gpu.md); a torch.device means the same. None: host memory, or all servers in the scope
+            of a tf.distribute.ParameterServerStrategy. What is loaded or cloned is where None says.
         **kwargs: of keras.layers.Layer.
 
     Call arguments:

@@ -21,18 +21,18 @@ class CollectionTable(TableLayer):
     """One table of a collection: what `embedding_bags` and `embeddings` hold.
 
     Attributes:
-        config: what it was made from, on the layer's device.
+        config: what it was made from.
         table, weight: the tf_dynemb.Variable.
         handle: its trainable weight.
     """
 
-    def __init__(self, config: EmbeddingConfig, device: str):
+    def __init__(self, config: EmbeddingConfig, devices: Sequence[str]):
         super().__init__(name=config.name, trainable=config.enable_grad, autocast=False)
         self.config = config
-        self.hold(config.make_table(device=device))
+        self.hold(config.make_table(devices=devices))
         self.shared = None
         if config.hash_size is not None:
-            self.shared = _SharedRows(config, _shared_name(config), device)
+            self.shared = _SharedRows(config, _shared_name(config), devices)
         elif config.num_embeddings is not None:
             self.handle.limit_rows(config.num_embeddings, "num_embeddings")
         self.built = True
@@ -60,9 +60,9 @@ def _shared_name(config: EmbeddingConfig) -> str:
 class _SharedRows(TableLayer):
     """The rows that ids share, beside a table of limited rows."""
 
-    def __init__(self, config: EmbeddingConfig, name: str, device: str):
+    def __init__(self, config: EmbeddingConfig, name: str, devices: Sequence[str]):
         super().__init__(name=name, trainable=config.enable_grad, autocast=False)
-        self.hold(config.make_table(name, device))
+        self.hold(config.make_table(name, devices))
         self.built = True
 
 
@@ -96,8 +96,10 @@ class Collection(keras.layers.Layer):
 
     Args:
         tables: configs; they are copied.
-        device: where all tables are: None, "cpu" or "meta" for host memory, "cuda:1" or "/GPU:1" for a
-            GPU; or a torch.device. from_config makes them in host memory, as other layers do.
+        device: where all tables are: "cpu" or "meta" for host memory, "cuda:1" or "/GPU:1" for a GPU;
+            or a torch.device or tf.DeviceSpec. None: where a tf_dynemb.Variable is by default, which is
+            host memory, or all servers in the scope of a ParameterServerStrategy. from_config makes
+            them there, as other layers do.
         **kwargs: of keras.layers.Layer.
     """
 
@@ -105,7 +107,7 @@ class Collection(keras.layers.Layer):
 
     def __init__(self, tables: Sequence[EmbeddingConfig], device=None, **kwargs):
         super().__init__(autocast=False, **kwargs)
-        device = _in_tensorflow(device)
+        devices = _devices_of(device)
         if not isinstance(tables, (list, tuple)):
             raise TypeError(
                 f"tables: got {type(tables).__name__}, want a list of {self.config_class.__name__}"
@@ -115,7 +117,7 @@ class Collection(keras.layers.Layer):
         names += [_shared_name(config) for config in self._configs if config.hash_size is not None]
         if len(set(names)) < len(names):
             raise ValueError(f"tables: got names {names}, want each once")
-        self._tables = CollectionTables([CollectionTable(config, device) for config in self._configs])
+        self._tables = CollectionTables([CollectionTable(config, devices) for config in self._configs])
         # Files and checkpoints know a layer by its attribute: rows stay those of their table when a
         # collection gets others, or another order.
         for name, layer in self._tables.items():
@@ -206,13 +208,21 @@ class Collection(keras.layers.Layer):
         return cls(**config)
 
 
-def _in_tensorflow(device) -> str:
-    """A device's name for TensorFlow, of TorchRec's argument."""
-    name = "cpu" if device is None else str(device)
+def _devices_of(device) -> list[str]:
+    """What a Variable takes as devices, of TorchRec's argument."""
+    if device is None:
+        return device_list(None)
+    name = device.to_string() if isinstance(device, tf.DeviceSpec) else str(device)
     named = re.fullmatch(r"(cpu|meta|cuda)(?::(\d+))?", name)
-    if named is None:
-        return device_list(name)[0]
-    return device_list(f"/GPU:{named[2] or 0}" if named[1] == "cuda" else "/CPU:0")[0]
+    if named is not None:
+        name = f"/GPU:{int(named[2] or 0)}" if named[1] == "cuda" else "/CPU:0"
+    try:
+        return device_list(name)
+    except ValueError as error:
+        raise ValueError(
+            f"device: got {device!r}, want None, or one that is there, such as 'cpu', 'cuda:0' or "
+            f"'/GPU:0' ({error})"
+        ) from error
 
 
 def combiner_of(pooling: PoolingType) -> str | None:
