@@ -4,22 +4,17 @@ Tables, features, who shares what, batches, weights, dtypes and the form of the 
 """
 
 import dataclasses
-import sys
-from pathlib import Path
 
+import bag_oracle as oracle
 import hypothesis
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from optimizer_oracle import CASES, TOLERANCE, TOLERANCE_16
 
 import tf_dynemb
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-
-import bag_oracle as oracle  # noqa: E402
-from optimizer_oracle import CASES, TOLERANCE, TOLERANCE_16  # noqa: E402
 
 DTYPES = {
     "float32": tf_dynemb.DataType.FP32,
