@@ -85,11 +85,15 @@ def save(path: str | os.PathLike, tables: Tables, base: str = "", follow: bool =
 
     def write():
         # Each device is a writer, which knows the other tables by their schemas.
-        schemas = {} if len(devices) == 1 else {name: _schema(table) for name, table in tables.items()}
+        schemas = (
+            {}
+            if len(devices) == 1
+            else {name: table.resource.schema_now() for name, table in tables.items()}
+        )
         parts = []
         for here in devices:
             for name in schemas.keys() & here.keys():
-                if _schema(tables[name]) != schemas[name]:
+                if tables[name].resource.schema_now() != schemas[name]:
                     raise tf.errors.FailedPreconditionError(
                         None,
                         None,
@@ -283,10 +287,6 @@ def _load(resource: TableResource, readers: Sequence[SnapshotReader], name: str,
         # What has been read so far is of the version that ends here.
         ops.dynemb_set_snapshot(handle, reader.id, follow=follow)
     return staged, rows
-
-
-def _schema(table: Variable) -> str:
-    return table.resource.export_rows(limit=0)[4].numpy().decode()
 
 
 def _by_device(tables: Mapping[str, Variable]) -> list[dict[str, Variable]]:

@@ -200,6 +200,10 @@ class PartedTable(tf.Module):
         *rows, then, strings = self._parts[number].export_rows_with_strings(cursor, limit, name)
         return (*rows, tf.where(then[0] > 0, (number + 1, 0, 0), (number, then[1], then[2])), strings)
 
+    def schema_now(self) -> str:
+        """As TableResource.schema_now, of all parts."""
+        return self._parts[0].schema_now()
+
     def row_bytes(self) -> int:
         """As TableResource.row_bytes."""
         return self._parts[0].row_bytes()
@@ -225,7 +229,7 @@ class PartedTable(tf.Module):
     def empty_copy(self) -> PartedTable:
         """As TableResource.empty_copy, on the same devices."""
         with tf.init_scope():
-            schema = self.export_rows(limit=0)[4].numpy().decode()
+            schema = self.schema_now()
         _, devices, partitioner, _, adopt_seed, checkpoint = self._arguments
         return PartedTable(schema, devices, partitioner, 0, adopt_seed, checkpoint)
 

@@ -213,6 +213,10 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         )
         return lambda *place: function(*place)  # a function that SavedModels do not take for theirs
 
+    def schema_now(self) -> str:
+        """What rows are made of now, an optimizer's rule included; eagerly only."""
+        return self.export_rows(limit=0)[4].numpy().decode()
+
     def row_bytes(self) -> int:
         """Bytes of a row as it is now: key, value, slot variables, meta. Eagerly only."""
         keys, *parts = self.export_rows(limit=0)[:4]
@@ -277,7 +281,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
 
     def empty_copy(self) -> TableResource:
         """A table like this one, optimizer rule included, without rows."""
-        schema = self.export_rows(limit=0)[4].numpy().decode()
+        schema = self.schema_now()
         _, shards, partitioner, _, *others = self._arguments
         return TableResource(schema, shards, partitioner, 0, *others)
 

@@ -133,7 +133,7 @@ def slot_variables(table: Variable, optimizer) -> list[SlotVariable]:
                 "get_slot_variables: the slots of a table are known when its rows have them, which a "
                 "graph does not tell that a session runs; call it eagerly"
             )
-        schema = Schema.parse(table.resource.export_rows(limit=0)[4].numpy().decode())
+        schema = Schema.parse(table.resource.schema_now())
     if not schema.rule or not _trains(optimizer, table, schema.rule):
         return []
     dtype = tf.as_dtype(schema.slot_dtype)
