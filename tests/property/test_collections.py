@@ -90,7 +90,7 @@ def scenes(draw, pooled=True, weights=quarters):
     keys = draw(st.permutations(used + draw(st.sampled_from([[], ["nobody's"]]))))
     id_dtype = draw(st.sampled_from([tf.int32, tf.int64]))
     weighted = pooled and draw(st.booleans())
-    vary = pooled and draw(st.booleans())
+    vary = draw(st.booleans())
     weights = weights if weighted else st.just(1.0)
     batch, inverse = draw(batches(keys, IDS[id_dtype], weights, vary))
     numbers = np.random.default_rng(draw(st.integers(0, 1000)))
@@ -239,7 +239,7 @@ def test_sequences_and_their_gradients(scene):
         parts = {name: (jt.values(), jt.lengths(), jt.weights()) for name, jt in out.items()}
         return parts, tape.gradient(loss, handles)
 
-    kjt = jagged(scene, scene.batch, None)
+    kjt = jagged(scene, scene.batch, scene.inverse)  # whose examples share bags, which come as they are
     parts, slices = (tf.function(run) if scene.graph else run)(kjt)
     for column, matrix in zip(columns, want, strict=True):
         values, lengths, indices = parts[column.name]
