@@ -124,7 +124,8 @@ GPU_TESTS := $(addprefix tests/unit/test_,optimizer_twins.py variable.py variabl
   snapshot_strings.py keep_keys.py saving_checkpoint.py torchrec_collections.py collection_options.py \
   distributed_embedding.py)
 NOT_ON_GPUS := --deselect tests/unit/test_saving_checkpoint.py::test_a_table_and_an_optimizer_made_after_the_restore \
-  --deselect tests/unit/test_collection_options.py::TestPerTable::test_shards
+  --deselect tests/unit/test_collection_options.py::TestPerTable::test_shards \
+  --deselect tests/unit/test_torchrec_collections.py::test_options_of_a_table
 BESIDE_GPUS := $(addprefix tests/unit/test_,torchrec_collections.py collection_options.py lookup_bags.py restrict.py)
 test_gpu: build
 	@$(BAZEL) build $(BAZEL_FLAGS) //cc/kernels/testing:host_gpu
