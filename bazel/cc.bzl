@@ -178,20 +178,24 @@ def dynemb_cc_test(name, srcs, deps, concurrent = False, soak = False, size = "s
         **kwargs
     )
 
-def dynemb_cc_benchmark(name, srcs, deps, **kwargs):
-    """A Google Benchmark program; built only when it is asked for by name, for it needs libbenchmark-dev."""
+def dynemb_cc_program(name, srcs, deps, linkopts = []):
+    """A program that measures; built only when it is asked for by name."""
     native.cc_binary(
         name = name,
         srcs = srcs,
         copts = _COPTS,
         linkstatic = True,
-        # Debian installs the library where the compiler looks by itself; benchmark_main is its main().
-        linkopts = ["-lbenchmark_main", "-lbenchmark", "-pthread"],
+        linkopts = linkopts + ["-pthread"],
         tags = ["manual"],
         testonly = True,
         deps = deps,
-        **kwargs
     )
+
+def dynemb_cc_benchmark(name, srcs, deps):
+    """A Google Benchmark program, which needs libbenchmark-dev."""
+
+    # Debian installs the library where the compiler looks by itself; benchmark_main is its main().
+    dynemb_cc_program(name, srcs, deps, linkopts = ["-lbenchmark_main", "-lbenchmark"])
 
 def dynemb_cuda_benchmark(name, srcs, hdrs, deps):
     """A program of .cu sources with its main(), built only when it is asked for by name; not made without CUDA."""

@@ -188,13 +188,13 @@ class Batches {
   Batches(int64_t n, int64_t rows, const std::function<int64_t(int64_t, int64_t)>& row)
       : n_(n), host_keys_(n * kBatches) {
     std::vector<int64_t> index(n * kBatches);
-    ThreadsExecutor(kBatches).Run(kBatches, 0, [&](int64_t batch) {
+    Check(ThreadsExecutor(kBatches).Run(kBatches, 0, [&](int64_t batch) {
       for (int64_t i = 0; i < n; ++i) {
         const int64_t number = row(batch, i);
         host_keys_[batch * n + i] = KeyOf(number);
         index[batch * n + i] = number % rows;  // limits have a row also for keys without one
       }
-    });
+    }));
     keys_ = Upload(host_keys_);
     index_ = Upload(index);
   }
@@ -260,7 +260,7 @@ Report NoReport() { return Into(nullptr, 0); }
 // A rule and its hyper-parameters.
 struct Training {
   explicit Training(const std::string& rule) {
-    Check(MakeRuleSpec(rule, 0.1, &spec));
+    Check(MakeOptimizerSpec(rule, 0.1, &spec));
     const std::pair<const char*, double> values[] = {{"learning_rate", 0.01}, {"step", 1},
                                                      {"beta_1", 0.9},         {"beta_2", 0.999},
                                                      {"epsilon", 1e-7},       {"momentum", 0.9}};
@@ -273,7 +273,7 @@ struct Training {
   }
   Update update(MemorySpace space) const { return {&spec, hyper, {nullptr, 0, space}}; }
 
-  RuleSpec spec;
+  OptimizerSpec spec;
   std::vector<double> hyper;
 };
 
@@ -324,11 +324,16 @@ class Subject {
   // The values of a call, or the room for them.
   Rows Values(int64_t n) { return OnDevice(buffers_.Next(), n, 4 * dim); }
 
-  Timed Find(const Batches& batches, IfMissing if_missing, Outcome* outcomes) {
+  // With `fill_missing` missing keys read their initial values, otherwise nothing.
+  Timed Find(const Batches& batches, bool fill_missing, Outcome* outcomes) {
     return {"find", [=, &batches](int round) {
               const int64_t n = batches.size();
-              Check(table->Find(bench.context, batches.device(round), if_missing, Values(n),
-                                Into(outcomes, outcomes == nullptr ? 0 : n)));
+              const Report report = Into(outcomes, outcomes == nullptr ? 0 : n);
+              RowParts rows;
+              rows.values = Values(n);
+              Check(fill_missing
+                        ? table->Find(bench.context, batches.device(round), rows.values, report)
+                        : table->ReadRows(bench.context, batches.device(round), rows, report));
             }};
   }
   void Upsert(const Batch& batch) {

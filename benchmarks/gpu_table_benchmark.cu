@@ -68,9 +68,10 @@ void Verify(const Subject& subject) {
   const auto on_device = Upload(keys);
   const auto values = Upload(std::vector<float>(n * dim, -1));
   const auto outcomes = Upload(std::vector<Outcome>(n, Outcome::kMissing));
-  Check(subject.table->Find(subject.bench.context, {{on_device.get(), n, kDevice}},
-                            IfMissing::kLeave, OnDevice(values.get(), n, 4 * dim),
-                            Into(outcomes.get(), n)));
+  RowParts rows_read;
+  rows_read.values = OnDevice(values.get(), n, 4 * dim);
+  Check(subject.table->ReadRows(subject.bench.context, {{on_device.get(), n, kDevice}}, rows_read,
+                                Into(outcomes.get(), n)));
   subject.bench.Sync();
   const std::vector<float> got = Download(values, n * dim);
   const std::vector<Outcome> became = Download(outcomes, n);
@@ -83,7 +84,7 @@ void Verify(const Subject& subject) {
   }
 }
 
-void FindPoint(const char* name, int64_t n, bool some_absent, IfMissing if_missing, bool report,
+void FindPoint(const char* name, int64_t n, bool some_absent, bool fill_missing, bool report,
                Subject* subject) {
   const int64_t rows = subject->table->size(), dim = subject->dim;
   const double load =
@@ -94,12 +95,12 @@ void FindPoint(const char* name, int64_t n, bool some_absent, IfMissing if_missi
       std::string("find/") + name,
       {{"dim", dim}, {"load", std::round(load * 1000) / 1000}, {"rows", rows}, {"batch", n}}, n,
       n * (8 + 2 * 4 * dim + report),
-      subject->Find(batches, if_missing, report ? outcomes.get() : nullptr),
+      subject->Find(batches, fill_missing, report ? outcomes.get() : nullptr),
       {subject->Limit(Access::kGather, batches)});
 }
 
 void FindCase(const Bench& bench) {
-  constexpr auto kInitial = IfMissing::kInitialValue, kLeave = IfMissing::kLeave;
+  constexpr bool kInitial = true, kLeave = false;  // what missing keys read
   const int64_t n = bench.Scaled(kMillion), large = bench.Scaled(4 * kMillion);
   for (const int64_t dim : {8, 32, 64, 128}) {
     const int64_t rows = bench.Fit(RowsOfFind(dim), 8 * dim + kIndexBytes);
@@ -242,7 +243,7 @@ void BagsCase(const Bench& bench) {
     bench.Measure(pooling == Pooling::kSum ? "bags/sum" : "bags/mean",
                   {{"dim", dim}, {"rows", rows}, {"bags", bags}, {"ids", n}}, n,
                   (n + bags) * (8 + dim * 4), {"", find_bags},
-                  {limit, subject.Find(ids, IfMissing::kInitialValue, nullptr)});
+                  {limit, subject.Find(ids, true, nullptr)});
   }
 }
 
@@ -324,13 +325,13 @@ void BesideHost(const Bench& bench, int64_t dim, bool train) {
     const Batch batch = batches.host(round);
     const Update update = adam.update(MemorySpace::kHost);
     Check(train ? table->Apply(context, batch, values, update, Stamp(), Report())
-                : table->Find(context, batch, IfMissing::kInitialValue, values, Report()));
+                : table->Find(context, batch, values, Report()));
   };
   const auto step = [&](int round) { subject.Apply(batches.device(round), adam); };
   bench.Measure(train ? "cpu/step/adam/pairs" : "cpu/find",
                 {{"dim", dim}, {"rows", rows}, {"batch", n}, {"threads", executor.concurrency()}},
                 n, n * (8 + 4 * dim + row_bytes),
-                train ? Timed{"", step} : subject.Find(batches, IfMissing::kInitialValue, nullptr),
+                train ? Timed{"", step} : subject.Find(batches, true, nullptr),
                 {{"host_table", on_host}});
 }
 

@@ -85,8 +85,8 @@ def _exchange(options, exchange, tf) -> dict:
 
     @tf.function
     def swap(words):
-        parcels = tf.zeros([options.count, words], tf.int64)
-        return tf.raw_ops.CollectiveAllToAllV2(input=parcels, instance_key=1 + words, **group)
+        buffers = tf.zeros([options.count, words], tf.int64)
+        return tf.raw_ops.CollectiveAllToAllV2(input=buffers, instance_key=1 + words, **group)
 
     large = LARGE_BYTES // 8 // options.count
     return {
@@ -110,7 +110,7 @@ def measure(options, count: int) -> dict:
         path = os.path.join(folder, "seconds")
         program = [str(HERE / "processes.py"), "--worker", path, "--count", str(count)]
         program += ["--batch", str(options.batch), "--rounds", str(options.rounds)]
-        launch = ["-m", "tf_dynemb.launch", "-n", str(count)] if count > 1 else []
+        launch = ["-m", "tf_dynemb_launch", "-n", str(count)] if count > 1 else []
         environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
         subprocess.run([sys.executable, *launch, *program], env=environment, check=True)
         of_each = [json.loads(pathlib.Path(f"{path}.{n}").read_text()) for n in range(count)]
@@ -160,7 +160,7 @@ def extrapolate(results: dict, batch: int, cores: int) -> None:
 
 
 def sent_words(distinct: list[np.ndarray], dim: int) -> int:
-    """8-byte words that a process has for all, itself too, in a step: the parcels of five all-to-alls.
+    """8-byte words that a process has for all, itself too, in a step: the buffers of five all-to-alls.
 
     Args:
         distinct: the distinct ids of each process.
@@ -169,14 +169,14 @@ def sent_words(distinct: list[np.ndarray], dim: int) -> int:
     count = len(distinct)
     most = max(int(np.bincount(ids % count, minlength=count).max()) for ids in distinct)
 
-    def parcel(*item_bytes):
+    def buffer(*item_bytes):
         words = 1 + sum(-(-most * size // 8) for size in item_bytes)  # begins with the number of items
         step = 1 << max(0, words.bit_length() - 4)
         return max(8, -(-words // step) * step)  # one of eight sizes per power of two
 
     sizes = 6
-    lookup = parcel(8) + parcel(4 * dim, 1)  # ids; rows, and whether they exist
-    update = parcel(8, 4 * dim)
+    lookup = buffer(8) + buffer(4 * dim, 1)  # ids; rows, and whether they exist
+    update = buffer(8, 4 * dim)
     return count * (sizes + lookup + sizes + update)
 
 
@@ -192,7 +192,7 @@ def wire() -> None:
     """Prints the table of docs/scaling.md: medians of five steps; ids all over the 64-bit integers."""
     counts = (2, 4, 8, 64)
     print(f"{'ids':9} {'a process':>9} {'distinct':>8}", *(f"{f'N = {count}':>7}" for count in counts))
-    for name in ("uniform", "zipf", "one owner"):
+    for name in ("uniform", "zipf", "one shard"):
         numbers = Numbers(ROWS, "zipf" if name == "zipf" else "uniform")
         for batch in (64, 1024, 16384, 65536):
             factors, rates = [], []
@@ -200,7 +200,7 @@ def wire() -> None:
                 steps = []
                 for _ in range(5):
                     ids = [keys_of(numbers.draw(batch)) for _ in range(count)]
-                    if name == "one owner":
+                    if name == "one shard":
                         ids = [each // count * count for each in ids]
                     distinct = [np.unique(each) for each in ids]
                     rates += [len(each) / batch for each in distinct]

@@ -7,7 +7,9 @@
 // keys would cost on one thread: a flat array gathered or updated by row number with prefetch, the
 // same where each number is read from an index first, a chain of dependent reads of a cache line
 // each, near each other or on pages of their own, a copy, and memory that is touched for the first
-// time.
+// time. Strings/... are what a table that keeps the strings of its keys does beside that: it
+// records the strings of a batch, checks them for a lookup, and pins them for an update; Step/...
+// are all calls of a training step, of integer keys and of strings.
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
 
@@ -20,6 +22,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -27,8 +30,10 @@
 #include "cc/core/base/copy_bytes.h"
 #include "cc/core/base/hash.h"
 #include "cc/core/lookup/dedup.h"
+#include "cc/core/optimizer/rule.h"
 #include "cc/core/table/batch_order.h"
 #include "cc/core/table/host_table.h"
+#include "cc/core/table/key_strings.h"
 
 namespace dynemb {
 namespace {
@@ -88,7 +93,10 @@ struct Shape {
   std::string rule;  // empty: the rows have no slots
   int64_t dim;
   int64_t rows;
-  bool operator==(const Shape& o) const { return rule == o.rule && dim == o.dim && rows == o.rows; }
+  bool tracked = false;  // whether changes are tracked
+  bool operator==(const Shape& o) const {
+    return rule == o.rule && dim == o.dim && rows == o.rows && tracked == o.tracked;
+  }
 };
 
 // A table with rows, and the calls of it that are measured.
@@ -119,19 +127,21 @@ class Subject {
     TableSchema schema;
     schema.dim = shape_.dim;
     schema.initializer.distribution = {Distribution::Kind::kUniform, -0.05f, 0.05f};
+    if (!shape_.rule.empty()) {
+      Check(MakeOptimizerSpec(shape_.rule, 0.1, &rule_));
+      schema.rule = rule_;
+    }
     std::unique_ptr<Table> table;
-    Check(MakeHostTable(schema, &table));
-    if (shape_.rule.empty()) return table;
-    Check(MakeRuleSpec(shape_.rule, 0.1, &rule_));
-    Check(table->Attach(context_, rule_));
+    TableOptions options;
+    options.track_changes = shape_.tracked;
+    Check(MakeHostTable(schema, options, &table));
     return table;
   }
 
   void Find(const std::vector<Key>& keys) {
     Batch batch;
     batch.keys = keys;
-    Check(
-        table_->Find(context_, batch, IfMissing::kInitialValue, Values(batch.keys.size), Report()));
+    Check(table_->Find(context_, batch, Values(batch.keys.size), Report()));
   }
   // An update by the rule; without one an upsert.
   void Write(Table* table, const std::vector<Key>& keys) {
@@ -165,6 +175,7 @@ class Subject {
   }
 
   Table* table() { return table_.get(); }
+  const Context& context() const { return context_; }
 
  private:
   Rows Values(int64_t n) {
@@ -176,7 +187,7 @@ class Subject {
   InlineExecutor inline_executor_;
   std::unique_ptr<ThreadsExecutor> executor_;
   Context context_;
-  RuleSpec rule_;
+  OptimizerSpec rule_;
   std::vector<double> hyper_;
   std::vector<float> values_;
   std::unique_ptr<Table> table_;
@@ -294,8 +305,113 @@ void SumByKey(State& state, int64_t dim, int64_t percent) {
   int64_t b = 0;
   for (auto _ : state) {
     const Dedup dedup(batches[b++ % kBatches]);
-    dynemb::SumByKey(context, dedup, DType::kFloat32, dim, view(rows), {}, view(sums));
+    Check(SumByKey(context, dedup, DType::kFloat32, dim, view(rows), {}, view(sums)));
     benchmark::DoNotOptimize(sums.data());
+  }
+  PerKey(state);
+}
+
+// --- the strings of keys
+
+// Like the values of a categorical feature: 12 to 18 bytes.
+std::string StringOf(int64_t row) { return "feature=" + std::to_string(1000 + row * 7919); }
+
+// The strings of batches of rows, in an order of their own, as those of a batch that was just read.
+struct StringBatches {
+  explicit StringBatches(const std::vector<std::vector<int64_t>>& rows) {
+    for (const auto& batch : rows) {
+      keys.emplace_back();
+      texts.emplace_back();
+      views.emplace_back();
+      for (const int64_t row : batch) {
+        keys.back().push_back(KeyOf(row));
+        texts.back().push_back(StringOf(row));
+      }
+      views.back().assign(texts.back().begin(), texts.back().end());
+    }
+  }
+  std::vector<std::vector<Key>> keys;
+  std::vector<std::vector<std::string>> texts;
+  std::vector<std::vector<std::string_view>> views;
+};
+
+// The rows of a whole table in a random order, whose strings are kept.
+struct KeptStrings {
+  KeptStrings() : batches(Shuffled(kRows)) {
+    for (int64_t first = 0; first < kRows; first += kBatch) {
+      std::vector<int64_t> rows(std::min(kBatch, kRows - first));
+      std::iota(rows.begin(), rows.end(), first);
+      const StringBatches more({rows});
+      Check(kept.Record(more.keys[0], more.views[0]));
+    }
+  }
+  static KeptStrings& Get() {
+    static KeptStrings one;
+    return one;
+  }
+  StringBatches batches;
+  KeyStrings kept;
+};
+
+void Pin(KeyStrings* strings, const std::vector<Key>& keys, const Context& context = OneThread()) {
+  KeyStrings::PinGuard guard;
+  Check(KeyStrings::PinGuard::Begin(strings, keys, &guard, context));
+}
+
+enum class StringsCall { kRecord, kCheck, kPin };
+
+// Each of `threads` threads makes the call, for batches of its own.
+void CallStrings(State& state, StringsCall call) {
+  KeptStrings& subject = KeptStrings::Get();
+  int64_t b = state.thread_index() * (kBatches / state.threads());
+  for (auto _ : state) {
+    const int64_t at = b++ % kBatches;
+    const auto& keys = subject.batches.keys[at];
+    if (call == StringsCall::kRecord) Check(subject.kept.Record(keys, subject.batches.views[at]));
+    if (call == StringsCall::kCheck) Check(subject.kept.Check(keys, subject.batches.views[at]));
+    if (call == StringsCall::kPin) Pin(&subject.kept, keys);
+  }
+  PerKey(state);
+}
+
+// New strings, beside at most five million.
+void RecordNew(State& state) {
+  auto kept = std::make_unique<KeyStrings>();
+  int64_t first = 0;
+  for (auto _ : state) {
+    state.PauseTiming();
+    if (first >= 5'000'000) {
+      kept = std::make_unique<KeyStrings>();
+      first = 0;
+    }
+    std::vector<int64_t> rows(kBatch);
+    std::iota(rows.begin(), rows.end(), first);
+    auto batch = std::make_unique<StringBatches>(std::vector<std::vector<int64_t>>{rows});
+    first += kBatch;
+    state.ResumeTiming();
+    Check(kept->Record(batch->keys[0], batch->views[0]));
+    state.PauseTiming();
+    batch.reset();
+    state.ResumeTiming();
+  }
+  PerKey(state);
+}
+
+// What a training step does in the table: a lookup, and an update; of strings also what keeps them.
+void Step(State& state, const Shape& shape, int threads, bool strings) {
+  Subject& subject = Subject::Of(shape, threads);
+  KeptStrings& kept = KeptStrings::Get();
+  int64_t b = 0;
+  for (auto _ : state) {
+    const int64_t at = b++ % kBatches;
+    const auto& keys = kept.batches.keys[at];
+    if (strings) Check(kept.kept.Check(keys, kept.batches.views[at], subject.context()));
+    subject.Find(keys);
+    if (strings) {
+      Check(kept.kept.Record(keys, kept.batches.views[at], subject.context()));
+      Pin(&kept.kept, keys, subject.context());
+    }
+    subject.Write(subject.table(), keys);
   }
   PerKey(state);
 }
@@ -429,7 +545,8 @@ void AddFind(const Shape& shape, int threads) {
 }
 
 void AddWrites(const Shape& shape, int threads) {
-  const std::string name = shape.rule.empty() ? "Upsert" : "Apply/" + shape.rule;
+  std::string name = shape.rule.empty() ? "Upsert" : "Apply/" + shape.rule;
+  if (shape.tracked) name += "/tracked";
   Add(name, shape, threads, [=](State& state) { Write(state, shape, threads); });
 }
 
@@ -461,10 +578,30 @@ bool AddAll() {
   for (const int threads : {1, 2}) {
     Add("Apply_new/adam", adam, threads, [=](State& s) { WriteNew(s, adam, threads); });
   }
+  for (const int threads : {1, 2}) AddWrites({"adam", 32, kRows, true}, threads);
   // The indexes of a table's segments grow at different sizes: it has all load factors at once, and
   // at any number of rows the same ones.
   for (const int64_t rows : {10'000, 100'000, 1'250'000, 1'500'000, 1'750'000, 10'000'000}) {
     AddFind({"", 32, rows}, 1);
+  }
+  const std::pair<const char*, StringsCall> calls[] = {
+      {"Strings/record_present", StringsCall::kRecord},
+      {"Strings/check", StringsCall::kCheck},
+      {"Strings/pin", StringsCall::kPin}};
+  for (const auto& [name, call] : calls) {
+    for (const int threads : {1, 2}) {
+      auto* const added =
+          benchmark::RegisterBenchmark(name, [call = call](State& s) { CallStrings(s, call); });
+      added->Unit(benchmark::kMillisecond)->Threads(threads);
+      if (threads > 1) added->UseRealTime();
+    }
+  }
+  benchmark::RegisterBenchmark("Strings/record_new", RecordNew)->Unit(benchmark::kMillisecond);
+  for (const int threads : {1, 2}) {
+    for (const bool strings : {false, true}) {
+      Add(strings ? "Step/adam/strings" : "Step/adam/integers", adam, threads,
+          [=](State& s) { Step(s, adam, threads, strings); });
+    }
   }
   benchmark::RegisterBenchmark("SortAndGroup", SortAndGroup);
   for (const int percent : {100, 50, 10, 1}) {

@@ -27,7 +27,7 @@ class ThreadsExecutor : public Executor {
 
   int concurrency() const override { return static_cast<int>(helpers_.size()) + 1; }
 
-  void Run(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
+  void RunEach(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
     Begin(tasks, &task);
     Work();
     std::unique_lock<std::mutex> lock(mutex_);

@@ -39,6 +39,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dynemb
+from tf_dynemb.compat import torchrec
 
 OPTIMIZERS = {"adagrad": (keras.optimizers.Adagrad, 0.05), "adam": (keras.optimizers.Adam, 0.001)}
 
@@ -61,9 +62,9 @@ class ClickModel(keras.Model):
 
     def __init__(self, dim=16, interaction="dot", shards=1, bottom=(512, 256, 64), top=(512, 256)):
         super().__init__(name="dlrm" if interaction == "dot" else "dcn")
-        self.bags = tf_dynemb.EmbeddingBagCollection(
+        self.bags = torchrec.EmbeddingBagCollection(
             [
-                tf_dynemb.EmbeddingBagConfig(
+                torchrec.EmbeddingBagConfig(
                     name=name,
                     feature_names=[name],
                     embedding_dim=dim,
@@ -414,7 +415,7 @@ def main(argv: list[str] | None = None) -> ClickModel:
     args = parse(argv)
     if args.workers and "TF_CONFIG" not in os.environ:
         # In place of this process. Those that it starts come here as well, with a TF_CONFIG.
-        launcher = [sys.executable, "-m", "tf_dynemb.launch", "-n", str(args.workers), __file__]
+        launcher = [sys.executable, "-m", "tf_dynemb_launch", "-n", str(args.workers), __file__]
         os.execv(sys.executable, launcher + (sys.argv[1:] if argv is None else argv))
     with make_strategy().scope():
         model, _ = run(args)

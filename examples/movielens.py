@@ -8,7 +8,7 @@ genres go straight into dynamic embeddings, whose rows are born as they are need
 The same stream is given to rivals (movielens_rivals.py): the mean; user and movie biases; the same model
 with hashed ids at equal memory; and with static embeddings that were told every id in advance. Prints a
 table, draws the learning curves, saves the dynamic model, and has a fresh process load it and recommend
-movies.
+movies. A second table is of dynamic embeddings that may have half, or a quarter, of the rows.
 
     make demo                                             # set-up, and then as the next line
     python examples/movielens.py                          # downloads ml-100k
@@ -41,6 +41,7 @@ from movielens_report import Result
 from tqdm import tqdm
 
 import tf_dynemb
+from tf_dynemb.policies import LFU, LRU
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string(
@@ -51,7 +52,10 @@ flags.DEFINE_string(
 )
 flags.DEFINE_string("json", None, "Where to write the table; by default table.json in --output.")
 flags.DEFINE_string("png", None, "Where to draw the curves; by default curves.png in --output.")
-flags.DEFINE_bool("short", False, "Only 20,000 ratings and one seed.")
+flags.DEFINE_bool("short", False, "Only 20,000 ratings, one seed and no bounded tables.")
+flags.DEFINE_bool(
+    "bounded", None, "Also with a half and a quarter of the rows; by default not if short."
+)
 flags.DEFINE_integer("limit", None, "Only this many ratings, the earliest.", lower_bound=1)
 flags.DEFINE_integer("seeds", None, "Runs with different initial values; by default 3.", lower_bound=1)
 flags.DEFINE_integer("dim", 8, "Numbers per vector.", lower_bound=1)
@@ -70,13 +74,23 @@ FEATURES = {
     "genres": {"key_dtype": "string", "combiner": "mean", "mask_key": ""},
 }
 
+# Tables with a share of the rows that the dynamic model has in the end, and which rows they keep. Genres
+# are few, and none is rare.
+SHARES = {"half": 2, "a quarter": 4}
+POLICIES = {"LRU": {"eviction": LRU()}, "LFU": {"eviction": LFU()}}
+BOUNDED = ("user", "movie", "zip")
 
-def dynamic_embedding(width: int, initializer):
-    """An embedding that is told nothing of the ids to come: no vocabulary, no size."""
+
+def dynamic_embedding(width: int, initializer, options: dict | None = None):
+    """An embedding that is told nothing of the ids to come: no vocabulary, no size.
+
+    `options` are arguments of the features' tables, by the name of the feature.
+    """
 
     def embed(name: str, ids):
+        arguments = FEATURES[name] | (options or {}).get(name, {})
         return tf_dynemb.keras.Embedding(
-            width, initializer=initializer, name=f"{name}_embedding", **FEATURES[name]
+            width, initializer=initializer, name=f"{name}_embedding", **arguments
         )(ids)
 
     return embed
@@ -204,11 +218,16 @@ def replicas_of_cpu(number: int) -> tf.distribute.Strategy:
 
 
 def race_all(
-    ratings: movielens_data.Ratings, dim: int, seeds: int, strategy: tf.distribute.Strategy
-) -> tuple[list[Result], keras.Model]:
-    """Results of all contenders, the dynamic model first, and that model as trained.
+    ratings: movielens_data.Ratings,
+    dim: int,
+    seeds: int,
+    strategy: tf.distribute.Strategy,
+    with_bounds: bool,
+) -> tuple[list[Result], list[Result], keras.Model]:
+    """Results of all contenders, the dynamic model first, of bounded ones, and that model as trained.
 
-    The dynamic model is trained under the strategy. All of its replicas share the rows.
+    The dynamic model is trained under the strategy. All of its replicas share the rows. Bounded tables
+    have a share of the rows that it has in the end, and are hashed beside it into as much memory.
     """
     width = 1 + dim
     features = ratings.features(ratings.users, ratings.movies)
@@ -222,24 +241,26 @@ def race_all(
         model.compile(optimizer, loss="mse")
         return Learner(model)
 
-    def dynamic(seed):
+    def dynamic(seed, options=None, strategy=strategy):
         with strategy.scope():
             optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad(LEARNING_RATE))
-            return learner(dynamic_embedding(width, initializer()), optimizer)
+            return learner(dynamic_embedding(width, initializer(), options), optimizer)
 
     def static(seed, optimizer_class=movielens_rivals.LazyAdagrad):
         embed = movielens_rivals.static_embedding(width, initializer(), every_id)
         return learner(embed, optimizer_class(LEARNING_RATE))
 
-    def hashed(seed):
+    def hashed(seed, sizes=None):
+        # What the dynamic tables took in the end, index, keys and slack included, hashing gets in rows.
+        sizes = sizes or trained.sizes()
+        equal_rows = {name: size // row_bytes(width) for name, (_, size) in sizes.items()}
         embed = movielens_rivals.hashed_embedding(width, initializer(), equal_rows, salt=seed)
         return learner(embed, movielens_rivals.LazyAdagrad(LEARNING_RATE))
 
-    with tqdm(total=len(ratings) * (4 * seeds + 2), unit=" ratings", unit_scale=True) as bar:
+    runs = (4 + (len(SHARES) * (len(POLICIES) + 1) if with_bounds else 0)) * seeds + 2
+    with tqdm(total=len(ratings) * runs, unit=" ratings", unit_scale=True) as bar:
         result, trained = race("dynamic", dynamic, ratings, seeds, bar)
         results = [result]
-        # What the dynamic tables took in the end, index, keys and slack included, hashing gets in rows.
-        equal_rows = {name: size // row_bytes(width) for name, (_, size) in trained.sizes().items()}
         for name, make, runs in (
             ("static, told every id", static, seeds),
             ("static, Keras' own Adagrad", lambda seed: static(seed, keras.optimizers.Adagrad), seeds),
@@ -249,8 +270,29 @@ def race_all(
         ):
             result, _ = race(name, make, ratings, runs, bar)
             results.append(result)
+        bounded = []
+        for share, parts in SHARES.items() if with_bounds else ():
+            rows = {name: rows // parts for name, (rows, _) in trained.sizes().items()}
+            for name, policy in POLICIES.items():
+                options = {
+                    feature: {"max_rows": rows[feature], **policy}
+                    for feature in rows
+                    if feature in BOUNDED
+                }
+
+                def make(seed, options=options):
+                    return dynamic(seed, options, tf.distribute.get_strategy())
+
+                result, last = race(f"{share} of the rows, {name}", make, ratings, seeds, bar)
+                bounded.append(result)
+
+            def make(seed, sizes=last.sizes()):  # noqa: B008  those of this share
+                return hashed(seed, sizes)
+
+            result, _ = race(f"hashed, memory of {share}", make, ratings, seeds, bar)
+            bounded.append(result)
         bar.set_description("done")
-    return results, trained.model
+    return results, bounded, trained.model
 
 
 def save(model: keras.Model, ratings: movielens_data.Ratings, folder: pathlib.Path) -> None:
@@ -310,11 +352,14 @@ def main(argv):
     users, movies = len(np.unique(ratings.users)), len(np.unique(ratings.movies))
     logging.info("%s: %d ratings by %d users of %d movies", ratings.source, len(ratings), users, movies)
 
-    results, model = race_all(ratings, FLAGS.dim, seeds, strategy)
+    with_bounds = not FLAGS.short if FLAGS.bounded is None else FLAGS.bounded
+    results, bounded, model = race_all(ratings, FLAGS.dim, seeds, strategy, with_bounds)
     print(movielens_report.table(results))
     print(movielens_report.verdict(results))
-    movielens_report.write_json(results, ratings.source, table)
-    movielens_report.draw(results, curves)
+    if bounded:
+        print(movielens_report.table([results[0], *bounded]))
+    movielens_report.write_json([*results, *bounded], ratings.source, table)
+    movielens_report.draw(results, bounded, curves)
     save(model, ratings, folder)
     logging.info("Model: %s, table: %s, curves: %s", folder / "model.keras", table, curves)
     recommend = pathlib.Path(__file__).with_name("movielens_recommend.py")

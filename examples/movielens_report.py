@@ -129,10 +129,14 @@ def write_json(results: list[Result], source: str, path: pathlib.Path) -> None:
 _COLOURS = ["#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#009E73", "#56B4E9"]
 
 
-def draw(results: list[Result], path: pathlib.Path) -> None:
-    """Draws the RMSE so far as the stream goes on, and how the tables of the dynamic model grow."""
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(12, 5), width_ratios=(3, 2), layout="constrained"
+def draw(results: list[Result], bounded: list[Result], path: pathlib.Path) -> None:
+    """Draws the RMSE so far as the stream goes on, and how the tables of the dynamic model grow.
+
+    Beside them, if there are any, the RMSE of bounded tables by their rows.
+    """
+    widths = (3, 2, 2) if bounded else (3, 2)
+    figure, (left, right, *more) = plt.subplots(
+        1, len(widths), figsize=(2.4 * sum(widths), 5), width_ratios=widths, layout="constrained"
     )
     number = len(results[0].stars)
     # From 1/20 on, before which the curves jump about; 500 points.
@@ -173,8 +177,26 @@ def draw(results: list[Result], path: pathlib.Path) -> None:
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     right.yaxis.set_major_formatter("{x:,.0f}")
+    if bounded:
+        _draw_bounded(results[0], bounded, more[0])
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _draw_bounded(unbounded: Result, bounded: list[Result], axes) -> None:
+    """A bar for each, and a line where the RMSE without a bound is."""
+    means = [float(np.mean(result.rmse())) for result in bounded]
+    spreads = [float(np.std(result.rmse())) for result in bounded]
+    names = [result.name for result in bounded]
+    colours = [_COLOURS[3 if name.startswith("hashed") else 0] for name in names]
+    axes.barh(names, means, xerr=spreads, color=colours)
+    axes.axvline(float(np.mean(unbounded.rmse())), color="black", linestyle="--", label="no bound")
+    axes.invert_yaxis()
+    least, most = min(means + unbounded.rmse()), max(means)
+    margin = 0.2 * (most - least) or 0.01
+    axes.set(title="RMSE of bounded tables", xlabel="RMSE (stars)", xlim=(least - margin, most + margin))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(framealpha=1, edgecolor="white")
 
 
 def _rmse_so_far(result: Result) -> np.ndarray:

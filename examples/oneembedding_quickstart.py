@@ -20,7 +20,7 @@ import tensorflow as tf
 from absl import app, flags
 
 import tf_dynemb
-from tf_dynemb import one_embedding
+from tf_dynemb.compat import one_embedding
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("path", None, "Folder for snapshots; by default one that is removed afterwards.")

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dynemb
+from tf_dynemb.compat import torchrec
 
 WEIGHTS = [  # torch.rand(num_embeddings, embedding_dim)
     [0.3446, 0.3614, 0.8938, 0.8157],
@@ -66,15 +67,15 @@ def plain_tables() -> None:
     show("Mean:", tf.reduce_mean(embedding_collection(ids), axis=1))
 
 
-def collection() -> tf_dynemb.EmbeddingBagCollection:
+def collection() -> torchrec.EmbeddingBagCollection:
     """1.3: a config with all its fields, and a collection of two tables."""
-    config = tf_dynemb.EmbeddingBagConfig(
+    config = torchrec.EmbeddingBagConfig(
         name="user_behavior",
         embedding_dim=128,
         num_embeddings=10_000_000,  # rows are made as ids come; None is as many as come
         feature_names=["user_id", "behavior_sequence"],
-        pooling=tf_dynemb.PoolingType.SUM,
-        optimizer=tf_dynemb.OptimizerType.ADAM,
+        pooling=torchrec.PoolingType.SUM,
+        optimizer=torchrec.OptimizerType.ADAM,
         enable_grad=True,
         lr=0.001,
         weight_decay=0.01,
@@ -85,22 +86,22 @@ def collection() -> tf_dynemb.EmbeddingBagCollection:
     )
     print("Config:", config.name, config.embedding_dim, config.dtype)
 
-    ebc = tf_dynemb.EmbeddingBagCollection(
+    ebc = torchrec.EmbeddingBagCollection(
         device="cpu",
         tables=[
-            tf_dynemb.EmbeddingBagConfig(
+            torchrec.EmbeddingBagConfig(
                 name="product_table",
                 embedding_dim=64,
                 num_embeddings=4096,
                 feature_names=["product"],
-                pooling=tf_dynemb.PoolingType.SUM,
+                pooling=torchrec.PoolingType.SUM,
             ),
-            tf_dynemb.EmbeddingBagConfig(
+            torchrec.EmbeddingBagConfig(
                 name="user_table",
                 embedding_dim=64,
                 num_embeddings=4096,
                 feature_names=["user"],
-                pooling=tf_dynemb.PoolingType.SUM,
+                pooling=torchrec.PoolingType.SUM,
             ),
         ],
     )
@@ -136,7 +137,7 @@ def jagged() -> tf_dynemb.KeyedJaggedTensor:
     return kjt
 
 
-def run(ebc: tf_dynemb.EmbeddingBagCollection, kjt: tf_dynemb.KeyedJaggedTensor) -> None:
+def run(ebc: torchrec.EmbeddingBagCollection, kjt: tf_dynemb.KeyedJaggedTensor) -> None:
     """2.4: the collection on the input."""
     result = ebc(kjt)
     print(result)

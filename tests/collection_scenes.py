@@ -4,14 +4,15 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dynemb
+from tf_dynemb.compat import torchrec
 
-SUM, MEAN, NONE = (tf_dynemb.PoolingType[name] for name in ("SUM", "MEAN", "NONE"))
+SUM, MEAN, NONE = (torchrec.PoolingType[name] for name in ("SUM", "MEAN", "NONE"))
 KINDS = ["bags", "sequences"]  # the two collections
 
 
 def config_of(kind, name="t", features=("f",), dim=2, num_embeddings=None, **more):
     """A config of an EmbeddingBagCollection ("bags") or an EmbeddingCollection ("sequences")."""
-    make = tf_dynemb.EmbeddingBagConfig if kind == "bags" else tf_dynemb.EmbeddingConfig
+    make = torchrec.EmbeddingBagConfig if kind == "bags" else torchrec.EmbeddingConfig
     return make(
         name=name,
         embedding_dim=dim,
@@ -22,13 +23,13 @@ def config_of(kind, name="t", features=("f",), dim=2, num_embeddings=None, **mor
 
 
 def collection_of(kind, *configs, **more):
-    make = tf_dynemb.EmbeddingBagCollection if kind == "bags" else tf_dynemb.EmbeddingCollection
+    make = torchrec.EmbeddingBagCollection if kind == "bags" else torchrec.EmbeddingCollection
     return make(tables=list(configs), **more)
 
 
 def tables_of(collection) -> dict:
     """Name to tf_dynemb.Variable."""
-    bags = isinstance(collection, tf_dynemb.EmbeddingBagCollection)
+    bags = isinstance(collection, torchrec.EmbeddingBagCollection)
     views = collection.embedding_bags if bags else collection.embeddings
     return {name: views[name].weight for name in views}
 

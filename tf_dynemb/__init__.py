@@ -1,110 +1,61 @@
-"""Dynamic embeddings for TensorFlow: tables whose vocabulary nobody lists in advance.
+"""Embeddings with an open vocabulary, for TensorFlow and Keras.
 
-Names directly in this package are those of TFRA's `dynamic_embedding` and of TorchRec; Keras layers are
-in `tf_dynemb.keras.layers`, OneFlow's names in `tf_dynemb.one_embedding`, SOK's in `tf_dynemb.sok`.
+    Variable, get_variable      a table of rows by key
+    Embedding, EmbeddingBag     Keras layers over one table; EmbeddingBagCollection over many
+    DynamicEmbeddingOptimizer   trains tables by the rule of a Keras optimizer
+
+The names of TFRA, TorchRec, SOK, OneEmbedding and keras-rs are in `tf_dynemb.compat`.
 """
-
-import sys as _sys
-
-# `python -m tf_dynemb.launch` imports this package first, of which the launcher needs nothing: it starts
-# here, without TensorFlow. While Python looks for a module, argv has -m in place of its name.
-if _sys.argv[:1] == ["-m"] and _sys.orig_argv[-len(_sys.argv)] == "tf_dynemb.launch":
-    from tf_dynemb.launch import main as _main
-
-    _sys.exit(_main())
 
 from tf_dynemb.base.op_library import ops as _ops  # noqa: F401  first: it says what is missing
 
 # isort: split
-from tf_dynemb import distribute, gpu, keras, lookup, one_embedding, snapshot, sok
+from tf_dynemb import compat, distribute, initializers, keras, policies, serving, snapshot, storage
 from tf_dynemb.base.fingerprint import fingerprint
-from tf_dynemb.collections import (
-    DataType,
-    DistributedEmbedding,
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    OptimizerType,
-    PoolingType,
-)
-from tf_dynemb.jagged import (
-    ComputeJTDictToKJT,
-    ComputeKJTToJTDict,
-    JaggedTensor,
-    KeyedJaggedTensor,
-    KeyedTensor,
-    jt_is_equal,
-    kjt_is_equal,
-)
-from tf_dynemb.lookup import (
-    embedding_lookup,
+from tf_dynemb.collections.configs import EmbeddingBagConfig, EmbeddingConfig
+from tf_dynemb.collections.embedding_bag_collection import EmbeddingBagCollection
+from tf_dynemb.collections.embedding_collection import EmbeddingCollection
+from tf_dynemb.jagged import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from tf_dynemb.keras.layers import All2AllDenseEmbedding, Embedding, EmbeddingBag
+from tf_dynemb.lookup.embedding_lookup import embedding_lookup, embedding_lookup_unique
+from tf_dynemb.lookup.embedding_lookup_sparse import (
     embedding_lookup_sparse,
-    embedding_lookup_unique,
     safe_embedding_lookup_sparse,
-    shadow_ops,
 )
-from tf_dynemb.optimizer import (
-    DynamicEmbeddingOptimizer,
-    LossScaleOptimizer,
-    RowwiseAdagrad,
-    SmartDecayAdam,
-)
-from tf_dynemb.policy import FrequencyRestrictPolicy, RestrictPolicy, TimestampRestrictPolicy
-from tf_dynemb.shard import default_partition_fn
-from tf_dynemb.sok import All2AllDenseEmbedding
-from tf_dynemb.table import (
-    CuckooHashTableConfig,
-    CuckooHashTableCreator,
-    FileSystemSaver,
-    HkvEvictStrategy,
-    HkvHashTableConfig,
-    HkvHashTableCreator,
-    KVCreator,
-    RedisTableConfig,
-    RedisTableCreator,
-    TableHandle,
-    Variable,
-    for_serving,
-    get_variable,
-)
-from tf_dynemb.version import __version__
+from tf_dynemb.optimizer.dynamic_embedding_optimizer import DynamicEmbeddingOptimizer
+from tf_dynemb.optimizer.loss_scale_optimizer import LossScaleOptimizer
+from tf_dynemb.optimizer.rowwise_adagrad import RowwiseAdagrad
+from tf_dynemb.optimizer.smart_decay_adam import SmartDecayAdam
+from tf_dynemb.optimizer.table_optimizer_config import TableOptimizerConfig
+from tf_dynemb.policies import FrequencyRestrictPolicy, RestrictPolicy, TimestampRestrictPolicy
+from tf_dynemb.table.get_variable import get_variable
+from tf_dynemb.table.serving import for_serving
+from tf_dynemb.table.table_config import TableConfig
+from tf_dynemb.table.variable import Variable
+from tf_dynemb.version import __version__ as __version__
 
 __all__ = [
     "All2AllDenseEmbedding",
-    "PoolingType",
-    "OptimizerType",
-    "EmbeddingConfig",
-    "EmbeddingCollection",
-    "EmbeddingBagConfig",
-    "EmbeddingBagCollection",
-    "DataType",
-    "DistributedEmbedding",
-    "ComputeJTDictToKJT",
-    "ComputeKJTToJTDict",
-    "CuckooHashTableConfig",
-    "CuckooHashTableCreator",
     "DynamicEmbeddingOptimizer",
-    "FileSystemSaver",
+    "Embedding",
+    "EmbeddingBag",
+    "EmbeddingBagCollection",
+    "EmbeddingBagConfig",
+    "EmbeddingCollection",
+    "EmbeddingConfig",
     "FrequencyRestrictPolicy",
-    "HkvEvictStrategy",
-    "HkvHashTableConfig",
-    "HkvHashTableCreator",
     "JaggedTensor",
-    "KVCreator",
     "KeyedJaggedTensor",
     "KeyedTensor",
     "LossScaleOptimizer",
-    "RedisTableConfig",
-    "RedisTableCreator",
     "RestrictPolicy",
     "RowwiseAdagrad",
     "SmartDecayAdam",
-    "TableHandle",
+    "TableConfig",
+    "TableOptimizerConfig",
     "TimestampRestrictPolicy",
     "Variable",
-    "__version__",
-    "default_partition_fn",
+    "compat",
     "distribute",
     "embedding_lookup",
     "embedding_lookup_sparse",
@@ -112,14 +63,16 @@ __all__ = [
     "fingerprint",
     "for_serving",
     "get_variable",
-    "gpu",
-    "jt_is_equal",
+    "initializers",
     "keras",
-    "lookup",
-    "kjt_is_equal",
-    "one_embedding",
+    "policies",
     "safe_embedding_lookup_sparse",
-    "shadow_ops",
+    "serving",
     "snapshot",
-    "sok",
+    "storage",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names; the other modules are how it is made."""
+    return __all__

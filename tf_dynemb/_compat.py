@@ -1,8 +1,142 @@
-"""The only place that touches what TensorFlow and Keras do not promise to keep, each with its reason."""
+"""The only place that touches what TensorFlow and Keras do not promise to keep, each with its reason.
+
+What rows or gradients depend on is looked for when this module is imported, and its absence is an
+ImportError. What only costs speed or comfort warns, with what is lost.
+"""
 
 from __future__ import annotations
 
+import importlib
+import sys
+import warnings
+
+import keras
 import tensorflow as tf
+
+# Keras versions from the first to below the second; TensorFlow must be the one of the build.
+KERAS_VERSIONS = ("3.12", "4")
+
+
+def check_keras_version(version: str) -> None:
+    """Raises ImportError for a version of Keras that is not supported."""
+    first, end = (_numbers(bound) for bound in KERAS_VERSIONS)
+    if not first <= _numbers(version) < end:
+        raise ImportError(
+            f"tf_dynemb works with Keras from {KERAS_VERSIONS[0]} to below {KERAS_VERSIONS[1]}, found "
+            f"Keras {version}; `pip install 'keras>={KERAS_VERSIONS[0]},<{KERAS_VERSIONS[1]}'`"
+        )
+
+
+def check_keras_backend(backend: str) -> None:
+    """Raises ImportError for a Keras that computes with another library than TensorFlow."""
+    if backend != "tensorflow":
+        raise ImportError(
+            f"tf_dynemb works with Keras on TensorFlow, found Keras on {backend}; set the environment "
+            'variable KERAS_BACKEND=tensorflow before keras is imported, or "backend" in '
+            "~/.keras/keras.json"
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.split(".")[:2]
+    return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in parts)
+
+
+def required(owner, name: str, purpose: str):
+    """An attribute of a module, given by its name, or of another object.
+
+    Raises:
+        ImportError: it does not exist; says what cannot work without it.
+    """
+    where = owner if isinstance(owner, str) else getattr(owner, "__name__", owner)
+    try:
+        return getattr(importlib.import_module(owner) if isinstance(owner, str) else owner, name)
+    except (ImportError, AttributeError) as error:
+        raise ImportError(
+            f"tf_dynemb needs {where}.{name}, which is missing in TensorFlow {tf.__version__} with "
+            f"Keras {keras.__version__}: {purpose}. Install another Keras, from {KERAS_VERSIONS[0]} to "
+            f"below {KERAS_VERSIONS[1]}"
+        ) from error
+
+
+check_keras_version(keras.__version__)
+check_keras_backend(keras.backend.backend())
+_WHILE_BODY_GRADIENT = required(
+    "tensorflow.python.ops.while_v2",
+    "_WhileBodyGradFuncGraph",
+    "gradients of lookups in loops could not be told from others, and would be wrong",
+)
+_VARIABLE_ACCESSED = required(
+    "tensorflow.python.ops.resource_variable_ops",
+    "variable_accessed",
+    "tapes would not see that tables are looked up",
+)
+_UNTRAINED = "tables that a compiled model does not have would silently stay untrained"
+_GLOBAL_ATTRIBUTE = required("keras.src.backend.common.global_state", "get_global_attribute", _UNTRAINED)
+required(required("keras.src.layers.layer", "CallContext", _UNTRAINED)(None), "entry_layer", _UNTRAINED)
+required(
+    keras.optimizers.Optimizer,
+    "_use_weight_decay",
+    "exclude_from_weight_decay would have no effect on tables",
+)
+for _name in (
+    "_trackable_children",
+    "_serialize_to_tensors",
+    "_restore_from_tensors",
+    "_copy_trackable_to_cpu",
+    "_gather_saveables_for_checkpoint",
+):
+    required(tf.Module, _name, "checkpoints and SavedModels would not hold the rows")
+
+
+# Mixins that give public names to the methods by which TensorFlow saves objects. It asks which of them a
+# class has, so that each has its own mixin.
+
+
+class SavesChildren:
+    """Says what is saved with an object."""
+
+    def children_to_save(self, children: dict, save_type: str) -> dict:
+        """Of the children that TensorFlow has found; save_type is "checkpoint" or "savedmodel"."""
+
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        return self.children_to_save(super()._trackable_children(save_type, **kwargs), save_type)
+
+
+class RestoresTensors:
+    """Says what is done with the tensors of a checkpoint."""
+
+    def restore_tensors(self, tensors: dict[str, tf.Tensor]):
+        """Takes them; returns an operation in a graph."""
+
+    def _restore_from_tensors(self, restored_tensors):
+        return self.restore_tensors(restored_tensors)
+
+
+class SavesTensors(RestoresTensors):
+    """Says which tensors of its own an object has in a checkpoint."""
+
+    def tensors_to_save(self) -> dict[str, tf.Tensor]:
+        """The tensors by name."""
+
+    def copy_to_cpu(self, copies: dict) -> None:
+        """Puts a copy of this object as it is now into `copies`, for a thread that writes it."""
+
+    def _serialize_to_tensors(self):
+        return self.tensors_to_save()
+
+    def _copy_trackable_to_cpu(self, object_map):
+        self.copy_to_cpu(object_map)
+
+
+class SavedBySaver:
+    """Says what tf.compat.v1.train.Saver saves of an object in its var_list."""
+
+    def saveables(self) -> dict:
+        """Functions of a name that give a saveable, by what they add to the name."""
+
+    def _gather_saveables_for_checkpoint(self):
+        return self.saveables()
 
 
 def register_read_only(op_type: str) -> None:
@@ -16,8 +150,12 @@ def register_read_only(op_type: str) -> None:
         from tensorflow.python.framework import auto_control_deps_utils as utils
 
         utils.register_read_only_resource_op(op_type)
-    except (ImportError, AttributeError):
-        pass
+    except (ImportError, AttributeError) as error:
+        warnings.warn(
+            f"lookups of one table in a tf.function run one after the other, since this TensorFlow does "
+            f"not let {op_type} be registered as reading only: {error}",
+            stacklevel=2,
+        )
 
 
 def crosses_loop() -> bool:
@@ -28,7 +166,7 @@ def crosses_loop() -> bool:
     """
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
-        if type(graph).__name__ == "_WhileBodyGradFuncGraph":
+        if isinstance(graph, _WHILE_BODY_GRADIENT):
             return True
         graph = getattr(graph, "outer_graph", None)
     return False
@@ -39,9 +177,7 @@ def resource_of(variable) -> tf.Tensor:
 
     What reads a variable publicly adds an operation for each; an op of ours takes the resources of many.
     """
-    from tensorflow.python.ops import resource_variable_ops
-
-    resource_variable_ops.variable_accessed(variable)
+    _VARIABLE_ACCESSED(variable)
     if hasattr(variable, "values") and tf.distribute.in_cross_replica_context():
         variable = variable.values[0]  # nothing trains here: a model is being built, or predicts
     return variable.handle
@@ -50,10 +186,18 @@ def resource_of(variable) -> tf.Tensor:
 def timeout_of(strategy) -> float | None:
     """The timeout_seconds of the CommunicationOptions that a strategy was made with.
 
-    The strategy has no public getter; where it keeps them elsewhere, that is as if none were given.
+    The strategy has no public getter. Where it keeps them elsewhere, that is as if none were given, and
+    a warning says so.
     """
-    options = getattr(strategy.extended, "_communication_options", None)
-    return getattr(options, "timeout_seconds", None)
+    try:
+        return strategy.extended._communication_options.timeout_seconds
+    except AttributeError as error:
+        warnings.warn(
+            "a process that never comes is waited for without end: this TensorFlow does not say which "
+            f"timeout_seconds the strategy was made with ({error})",
+            stacklevel=2,
+        )
+        return None
 
 
 def outermost_layer():
@@ -61,12 +205,76 @@ def outermost_layer():
 
     Keras keeps it beside the call and tells only layers, by arguments, what else is in it.
     """
-    try:
-        from keras.src.backend.common import global_state
+    context = _GLOBAL_ATTRIBUTE("current_call_ctx")
+    return None if context is None else context.entry_layer
 
-        return global_state.get_global_attribute("current_call_ctx").entry_layer
-    except (ImportError, AttributeError):
-        return None
+
+def traces_default_signature() -> bool:
+    """Whether a function is traced that Keras makes up for a SavedModel, of inputs that it guesses.
+
+    For a model without keras.Inputs it takes floats, and dense tensors for all. tf.saved_model.save and
+    model.export trace it for every model, also where other signatures are given. There is no way to
+    tell it from a function of the user's but by who calls; where Keras has it elsewhere, its inputs are
+    treated as the user's.
+    """
+    names = ("serving_default", "tf__serving_default")  # as autograph calls it
+    return any(
+        frame.f_code.co_name in names and isinstance(frame.f_locals.get("self"), keras.Model)
+        for frame in _callers()
+    )
+
+
+def keras_exports() -> bool:
+    """Whether a model is called by model.export or keras.export.ExportArchive. As above."""
+    return any(
+        frame.f_globals.get("__name__", "").startswith("keras.src.export.") for frame in _callers()
+    )
+
+
+def writes_legacy_h5() -> bool:
+    """Whether a model is being written to a plain `.h5`. As above."""
+    return any(
+        frame.f_globals.get("__name__", "").endswith(".legacy_h5_format")
+        and frame.f_code.co_name.startswith("save_")
+        for frame in _callers()
+    )
+
+
+def wrap_exported_functions(wrap) -> None:
+    """Has Keras wrap the functions that it makes of a model for a SavedModel; once for all.
+
+    Of model.export and keras.export.ExportArchive, and the signature that tf.saved_model.save takes
+    where none is given. Users see neither before it is saved. Where a Keras has them elsewhere this is
+    an error: a request would see rows and weights of two generations.
+
+    Args:
+        wrap: function of a tf.function that returns what takes its place, or itself.
+    """
+    purpose = "a SavedModel could not be made to follow a feed"
+    archive = required("keras.src.backend.tensorflow.export", "TFExportArchive", purpose)
+    layer = required("keras.src.backend.tensorflow.layer", "TFLayer", purpose)
+    add_endpoint = required(archive, "_backend_add_endpoint", purpose)
+    signature = required(layer, "_default_save_signature", purpose)
+    if hasattr(add_endpoint, "wrapped_by_tf_dynemb"):
+        return
+
+    def wrapped_add_endpoint(self, name, fn, input_signature, **options):
+        return wrap(add_endpoint(self, name, fn, input_signature, **options))
+
+    def wrapped_signature(self):
+        function = signature.fget(self)
+        return None if function is None else wrap(function)
+
+    wrapped_add_endpoint.wrapped_by_tf_dynemb = True
+    archive._backend_add_endpoint = wrapped_add_endpoint
+    layer._default_save_signature = property(wrapped_signature)
+
+
+def _callers():
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def built_on(optimizer) -> list:
@@ -76,8 +284,20 @@ def built_on(optimizer) -> list:
 
 def excluded_from_weight_decay(optimizer, variable) -> bool:
     """What optimizer.exclude_from_weight_decay was told. Keras has the setter but no public getter."""
-    use = getattr(optimizer, "_use_weight_decay", None)
-    return use is not None and not use(variable)
+    return not optimizer._use_weight_decay(variable)
+
+
+def count_of_calls(optimizer) -> keras.Variable:
+    """The variable in which a Keras optimizer counts the calls of its apply.
+
+    `iterations` counts updates, which are fewer if gradients are accumulated, and is no variable then.
+    """
+    return optimizer._iterations if optimizer.gradient_accumulation_steps else optimizer.iterations
+
+
+def archive_of(store):
+    """The `.keras` archive that a store of Keras lies in; None if it is a file of its own."""
+    return getattr(store, "archive", None)
 
 
 def writes_to_memory(store) -> bool:
@@ -86,7 +306,7 @@ def writes_to_memory(store) -> bool:
     In a `.keras` archive it is, in `.weights.h5` it is not. The attribute is that of Keras' H5IOStore;
     where it is missing rows are written to the store, which is right and costs memory only.
     """
-    return getattr(store, "archive", None) is not None
+    return archive_of(store) is not None
 
 
 def register_keras_structure(cls, flatten, unflatten) -> None:
@@ -104,7 +324,11 @@ def register_keras_structure(cls, flatten, unflatten) -> None:
     """
     try:
         import optree
-    except ImportError:
+    except ImportError as error:
+        warnings.warn(
+            f"layers take a {cls.__name__} by keyword only, since Keras' optree is missing: {error}",
+            stacklevel=2,
+        )
         return
     optree.register_pytree_node(cls, flatten, unflatten, namespace="keras")
 
@@ -173,5 +397,14 @@ def restored_epoch(model) -> int | None:
     """The epoch that keras.callbacks.BackupAndRestore has found in its files, or None.
 
     The callback leaves it on the model, for Keras' own fit, and has no public name for it.
+
+    Raises:
+        RuntimeError: the model has no such attribute; training would begin anew.
     """
-    return getattr(model, "_initial_epoch", None)
+    try:
+        return model._initial_epoch
+    except AttributeError as error:
+        raise RuntimeError(
+            f"{model.name}: keras.callbacks.BackupAndRestore cannot say to tf_dynemb.distribute.fit at "
+            f"which epoch it goes on, since Keras {keras.__version__} keeps it elsewhere ({error})"
+        ) from error

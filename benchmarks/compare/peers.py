@@ -249,7 +249,7 @@ class Dynemb(TensorFlowPeer):
         tf = self.tf
         if len(self.tables) == 1:
             return [self.dynemb.embedding_lookup(self.tables[0], ids_per_table[0])]
-        rows = self.dynemb.lookup.lookup_bags(
+        rows = self.dynemb.lookup.lookup_bags.lookup_bags(
             self.tables,
             [(i, i, None) for i in range(len(self.tables))],
             tf.concat(ids_per_table, 0),
@@ -294,7 +294,7 @@ class Dynemb(TensorFlowPeer):
             def __init__(self):
                 super().__init__()
                 configs = [
-                    dynemb.EmbeddingBagConfig(name=name, embedding_dim=clicks.dim, feature_names=[name])
+                    dynemb.EmbeddingBagConfig(name=name, dim=clicks.dim, features=[name])
                     for name in names
                 ]
                 self.bags = dynemb.EmbeddingBagCollection(configs)

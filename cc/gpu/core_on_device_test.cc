@@ -177,8 +177,8 @@ template <typename V>
 void CheckRule(const Context& context, const std::string& rule, DType dtype, double tolerance) {
   using T = ComputeType<V>;
   constexpr int64_t kRows = 5, kDim = 7, kSteps = 100;
-  RuleSpec spec;
-  ASSERT_TRUE(MakeRuleSpec(rule, 0.1, &spec).ok());
+  OptimizerSpec spec;
+  ASSERT_TRUE(MakeOptimizerSpec(rule, 0.1, &spec).ok());
   std::vector<T> slots_of_row;
   for (const SlotSpec& slot : spec.slots) {
     slots_of_row.insert(slots_of_row.end(), slot.width == SlotWidth::kRow ? 1 : kDim, slot.initial);

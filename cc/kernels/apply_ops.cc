@@ -3,6 +3,7 @@
 
 #include "cc/core/lookup/bags.h"
 #include "cc/kernels/bag_inputs.h"
+#include "cc/kernels/catching_kernel.h"
 #include "cc/kernels/gpu_bags.h"
 #include "cc/kernels/table_resource.h"
 #include "cc/kernels/table_updates.h"
@@ -13,32 +14,34 @@ namespace dynemb {
 namespace {
 
 using tensorflow::OpInputList;
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-class ApplyOp : public OpKernel {
+class ApplyOp : public CatchingKernel {
  public:
-  explicit ApplyOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit ApplyOp(OpKernelConstruction* context) : CatchingKernel(context) {
     OP_REQUIRES_OK(context, updates_.Init(context));
   }
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     std::vector<TableUpdates::Update> updates;
     const DeviceContext core(context);
     OP_REQUIRES_OK(context, updates_.Get(context, &updates));
-    OpInputList keys, owners, gradients;
+    OpInputList keys, shard_ids, gradients;
     OP_REQUIRES_OK(context, context->input_list("keys", &keys));
-    OP_REQUIRES_OK(context, context->input_list("owners", &owners));
+    OP_REQUIRES_OK(context, context->input_list("shard_ids", &shard_ids));
     OP_REQUIRES_OK(context, context->input_list("gradients", &gradients));
+    OpInputList admitted;
+    OP_REQUIRES_OK(context, context->input_list("admitted", &admitted));
     for (int i = 0; i < keys.size(); ++i) {
       TableUpdates::Update& update = updates[i];
       KeyInputs inputs;
-      OP_REQUIRES_OK(context, RouteKeys(keys[i], owners[i], update.table, &inputs, core.space));
+      OP_REQUIRES_OK(context, RouteKeys(keys[i], shard_ids[i], update.table, &inputs, core.space));
       OP_REQUIRES_OK(context, RowsOfKeys("gradients", gradients[i], inputs, update.table.schema.dim,
                                          &update.gradients));
       update.keys = inputs.keys;
+      OP_REQUIRES_OK(context, TableUpdates::SetAdmitted(admitted[i], &update));
       update.routing = std::move(inputs.routing);
     }
     OP_REQUIRES_OK(context, updates_.Run(context, core, &updates));
@@ -48,9 +51,9 @@ class ApplyOp : public OpKernel {
   TableUpdates updates_;
 };
 
-class ApplyBagsOp : public OpKernel {
+class ApplyBagsOp : public CatchingKernel {
  public:
-  explicit ApplyBagsOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit ApplyBagsOp(OpKernelConstruction* context) : CatchingKernel(context) {
     int tables;
     OP_REQUIRES_OK(context, context->GetAttr("N", &tables));
     OP_REQUIRES_OK(context, context->GetAttr("trained", &trained_));
@@ -65,7 +68,7 @@ class ApplyBagsOp : public OpKernel {
                                              " for each of ", tables, " tables")));
   }
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     std::vector<TableUpdates::Update> updates;
     Bags bags;
     const char* gradient;
@@ -80,8 +83,10 @@ class ApplyBagsOp : public OpKernel {
                                                trained_[i], ", whose rows have ", dim)));
     }
     std::vector<BagGradient> gradients(updates.size());
-    core.executor->Run(static_cast<int64_t>(updates.size()), 1'000'000,
-                       [&](int64_t i) { gradients[i] = GradientOfTable(bags, trained_[i]); });
+    OP_REQUIRES_OK(context, ToTensorFlow(core.executor->Run(
+                                static_cast<int64_t>(updates.size()), 1'000'000, [&](int64_t i) {
+                                  gradients[i] = GradientOfTable(bags, trained_[i]);
+                                })));
     std::vector<GpuBagGradient> on_gpu(updates.size());
     for (size_t i = 0; i < updates.size(); ++i) {
       TableUpdates::Update& update = updates[i];
@@ -114,9 +119,11 @@ REGISTER_KERNEL_BUILDER(Name("DynembApply").Device(tensorflow::DEVICE_CPU), Appl
 REGISTER_KERNEL_BUILDER(Name("DynembApply")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("tables")
-                            .HostMemory("owners")
+                            .HostMemory("shard_ids")
                             .HostMemory("hyper")
-                            .HostMemory("now"),
+                            .HostMemory("now")
+                            .HostMemory("candidates")
+                            .HostMemory("admitted"),
                         ApplyOp);
 REGISTER_KERNEL_BUILDER(Name("DynembApplyBags").Device(tensorflow::DEVICE_CPU), ApplyBagsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembApplyBags")
@@ -124,6 +131,7 @@ REGISTER_KERNEL_BUILDER(Name("DynembApplyBags")
                             .HostMemory("tables")
                             .HostMemory("hyper")
                             .HostMemory("now")
+                            .HostMemory("candidates")
                             .DYNEMB_BAGS_IN_HOST_MEMORY,
                         ApplyBagsOp);
 

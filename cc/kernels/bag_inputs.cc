@@ -49,23 +49,22 @@ absl::Status BagInputs::Get(OpKernelContext* context, std::vector<TableInput>* h
                             Bags* bags) const {
   OpInputList handles;
   TF_RETURN_IF_ERROR(context->input_list("tables", &handles));
-  held->resize(handles.size());
+  TF_RETURN_IF_ERROR(GetTablesOf(context, TensorsOf(handles), true, held));
   std::vector<BagTable> tables;
-  for (int t = 0; t < handles.size(); ++t) {
-    TableInput& table = (*held)[t];
-    TF_RETURN_IF_ERROR(GetTableOf(context, handles[t], &table));
-    tables.push_back({Pointers(table.shards), table.schema.value_dtype, table.schema.dim});
+  for (const TableInput& table : *held) {
+    tables.push_back(
+        {table.readers(MemorySpace::kHost), table.schema.value_dtype, table.schema.dim});
   }
   return Get(context, std::move(tables), bags);
 }
 
 absl::Status BagInputs::Get(OpKernelContext* context, std::vector<BagTable> tables,
                             Bags* bags) const {
-  const Tensor *ids, *lengths, *weights, *owners, *strides, *inverse;
+  const Tensor *ids, *lengths, *weights, *table_ids, *strides, *inverse;
   TF_RETURN_IF_ERROR(context->input("ids", &ids));
   TF_RETURN_IF_ERROR(context->input("lengths", &lengths));
   TF_RETURN_IF_ERROR(context->input("id_weights", &weights));
-  TF_RETURN_IF_ERROR(context->input("owners", &owners));
+  TF_RETURN_IF_ERROR(context->input("table_ids", &table_ids));
   TF_RETURN_IF_ERROR(context->input("strides", &strides));
   TF_RETURN_IF_ERROR(context->input("inverse", &inverse));
   const int64_t n = ids->NumElements();
@@ -86,7 +85,7 @@ absl::Status BagInputs::Get(OpKernelContext* context, std::vector<BagTable> tabl
   input.features = inputs_;
   input.ids = {ids->flat<int64_t>().data(), n};
   if (weights->NumElements() > 0) input.weights = weights->tensor_data().data();
-  input.owners = {owners->flat<int32_t>().data(), owners->NumElements()};
+  input.table_ids = {table_ids->flat<int32_t>().data(), table_ids->NumElements()};
   input.strides = {strides->flat<int64_t>().data(), strides->NumElements()};
   input.inverse = {inverse->flat<int64_t>().data(), inverse->NumElements()};
   const auto make = [&](auto number) {

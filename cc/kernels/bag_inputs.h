@@ -14,7 +14,7 @@
   HostMemory("ids")                \
       .HostMemory("lengths")       \
       .HostMemory("id_weights")    \
-      .HostMemory("owners")        \
+      .HostMemory("table_ids")     \
       .HostMemory("strides")       \
       .HostMemory("inverse")
 

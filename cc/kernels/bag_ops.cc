@@ -7,7 +7,9 @@
 #include "cc/core/lookup/bags.h"
 #include "cc/core/lookup/dedup.h"
 #include "cc/kernels/bag_inputs.h"
+#include "cc/kernels/catching_kernel.h"
 #include "cc/kernels/gpu_bags.h"
+#include "cc/kernels/repetitions.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -15,23 +17,22 @@
 namespace dynemb {
 namespace {
 
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::OpOutputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-class HandlesOp : public OpKernel {
+class HandlesOp : public CatchingKernel {
  public:
-  explicit HandlesOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit HandlesOp(OpKernelConstruction* context) : CatchingKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("dims", &dims_));
     OP_REQUIRES(context, static_cast<int>(dims_.size()) == context->num_outputs(),
                 ToTensorFlow(InvalidArgument("dims: got ", dims_.size(), ", want one per handle, ",
                                              context->num_outputs())));
   }
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     for (size_t i = 0; i < dims_.size(); ++i) {
       TensorShape shape({0});
       Tensor* weight;
@@ -44,13 +45,13 @@ class HandlesOp : public OpKernel {
   std::vector<int64_t> dims_;
 };
 
-class LookupBagsOp : public OpKernel {
+class LookupBagsOp : public CatchingKernel {
  public:
-  explicit LookupBagsOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit LookupBagsOp(OpKernelConstruction* context) : CatchingKernel(context) {
     OP_REQUIRES_OK(context, inputs_.Init(context));
   }
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     std::vector<TableInput> tables;
     Bags bags;
     Tensor* values;
@@ -68,9 +69,9 @@ class LookupBagsOp : public OpKernel {
   BagInputs inputs_;
 };
 
-class OwnersOp : public OpKernel {
+class RouteOverflowOp : public CatchingKernel {
  public:
-  explicit OwnersOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit RouteOverflowOp(OpKernelConstruction* context) : CatchingKernel(context) {
     OP_REQUIRES_OK(context, inputs_.Init(context));
     OP_REQUIRES_OK(context, context->GetAttr("limits", &limits_));
     OP_REQUIRES_OK(context, context->GetAttr("instead", &instead_));
@@ -82,48 +83,49 @@ class OwnersOp : public OpKernel {
                                              instead_.size(), ", want one per table, ", tables)));
   }
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     std::vector<TableInput> tables;
     Bags bags;
     OP_REQUIRES_OK(context, inputs_.Get(context, &tables, &bags));
-    std::vector<int32_t> owners;
+    std::vector<int32_t> table_ids;
     for (int64_t f = 0; f < bags.feature_count(); ++f) {
-      owners.resize(owners.size() + bags.ids(f).second - bags.ids(f).first,
-                    static_cast<int32_t>(bags.feature(f).table));
+      table_ids.resize(table_ids.size() + bags.ids(f).second - bags.ids(f).first,
+                       static_cast<int32_t>(bags.feature(f).table));
     }
     for (size_t t = 0; t < tables.size(); ++t) {
       if (limits_[t] < 0) continue;
-      OP_REQUIRES_OK(context, ToTensorFlow(SendElsewhere(tables[t], bags, t, &owners)));
+      OP_REQUIRES_OK(context, ToTensorFlow(RouteOverflow(tables[t], bags, t, &table_ids)));
     }
     Tensor* output;
-    const int64_t n = static_cast<int64_t>(owners.size());
+    const int64_t n = static_cast<int64_t>(table_ids.size());
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({n}), &output));
-    std::copy(owners.begin(), owners.end(), output->flat<int32_t>().data());
+    std::copy(table_ids.begin(), table_ids.end(), output->flat<int32_t>().data());
   }
 
  private:
   // Gives the ids of a table for which it has no room to the one instead.
-  Status SendElsewhere(const TableInput& table, const Bags& bags, size_t number,
-                       std::vector<int32_t>* owners) {
+  Status RouteOverflow(const TableInput& table, const Bags& bags, size_t number,
+                       std::vector<int32_t>* table_ids) {
     const BagGradient of_table = GradientOfTable(bags, static_cast<int64_t>(number));
     const int shards = static_cast<int>(table.shard_count());
     Routing routing;
     DYNEMB_RETURN_IF_ERROR(
         Routing::Make(of_table.keys(), KeyMod(of_table.keys(), shards), shards, &routing));
-    std::vector<Key> missing;
+    std::vector<KeyOfShard> missing;
     DYNEMB_RETURN_IF_ERROR(MissingKeys(table, of_table.keys(), routing, &missing));
     int64_t room = limits_[number];
     for (const auto& shard : table.shards) room -= shard->size();
     room = std::max<int64_t>(0, room);
     if (static_cast<int64_t>(missing.size()) <= room) return Status();
-    const std::set<Key> elsewhere(missing.begin() + room, missing.end());
+    std::set<Key> overflow;
+    for (auto it = missing.begin() + room; it != missing.end(); ++it) overflow.insert(it->key);
     int64_t at = 0;
     for (int64_t f = 0; f < bags.feature_count(); ++f) {
       const auto [begin, end] = bags.ids(f);
       for (int64_t id = begin; id < end; ++id, ++at) {
         if (bags.feature(f).table == static_cast<int64_t>(number) &&
-            elsewhere.count(bags.input().ids[id]) > 0) {
-          (*owners)[at] = static_cast<int32_t>(instead_[number]);
+            overflow.count(bags.input().ids[id]) > 0) {
+          (*table_ids)[at] = static_cast<int32_t>(instead_[number]);
         }
       }
     }
@@ -134,17 +136,21 @@ class OwnersOp : public OpKernel {
   std::vector<int64_t> limits_, instead_;
 };
 
-class SumBagsOp : public OpKernel {
+class SumBagsOp : public CatchingKernel {
  public:
-  explicit SumBagsOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit SumBagsOp(OpKernelConstruction* context) : CatchingKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("dims", &dims_));
     OP_REQUIRES_OK(context, inputs_.Init(context));
     OP_REQUIRES(context, 2 * static_cast<int>(dims_.size()) == context->num_outputs(),
                 ToTensorFlow(InvalidArgument("dims: got ", dims_.size(), ", want one per table, ",
                                              context->num_outputs() / 2)));
+    OP_REQUIRES_OK(context, context->GetAttr("repeats", &repeats_));
+    OP_REQUIRES(context, repeats_.empty() || repeats_.size() == dims_.size(),
+                ToTensorFlow(InvalidArgument("repeats: got ", repeats_.size(),
+                                             ", want one per table, ", dims_.size(), ", or none")));
   }
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     Bags bags;
     const char* gradient;
     OpOutputList keys, sums;
@@ -157,27 +163,32 @@ class SumBagsOp : public OpKernel {
     for (size_t t = 0; t < dims_.size(); ++t) {
       const BagGradient of_table = GradientOfTable(bags, static_cast<int64_t>(t));
       const Dedup dedup(of_table.keys());
+      const std::vector<Key> repeated = Repetitions(dedup, repeats_.empty() ? 1 : repeats_[t]);
+      const int64_t size = dedup.size() + static_cast<int64_t>(repeated.size());
       Tensor *distinct, *summed;
-      OP_REQUIRES_OK(context, keys.allocate(t, TensorShape({dedup.size()}), &distinct));
-      OP_REQUIRES_OK(context, sums.allocate(t, TensorShape({dedup.size(), dims_[t]}), &summed));
-      std::copy(dedup.unique().begin(), dedup.unique().end(), distinct->flat<int64_t>().data());
-      SumByKey(core, dedup, dtype, dims_[t], of_table.rows(gradient), of_table.scales(),
-               MutableRowsOf(summed, dedup.size(), dims_[t] * SizeOf(dtype)));
+      OP_REQUIRES_OK(context, keys.allocate(t, TensorShape({size}), &distinct));
+      OP_REQUIRES_OK(context, sums.allocate(t, TensorShape({size, dims_[t]}), &summed));
+      CopyKeys(dedup, repeated, distinct->flat<int64_t>().data());
+      const Rows rows = MutableRowsOf(summed, dedup.size(), dims_[t] * SizeOf(dtype));
+      OP_REQUIRES_OK(context,
+                     ToTensorFlow(SumByKey(core, dedup, dtype, dims_[t], of_table.rows(gradient),
+                                           of_table.scales(), rows)));
+      ClearRows(dedup.size(), dims_[t] * SizeOf(dtype), summed);
     }
   }
 
  private:
   BagInputs inputs_;
-  std::vector<int64_t> dims_;
+  std::vector<int64_t> dims_, repeats_;
 };
 
-class BagWeightsGradientOp : public OpKernel {
+class BagWeightsGradientOp : public CatchingKernel {
  public:
-  explicit BagWeightsGradientOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit BagWeightsGradientOp(OpKernelConstruction* context) : CatchingKernel(context) {
     OP_REQUIRES_OK(context, inputs_.Init(context));
   }
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     std::vector<TableInput> tables;
     Bags bags;
     const char *gradient, *values;
@@ -199,12 +210,13 @@ class BagWeightsGradientOp : public OpKernel {
 REGISTER_KERNEL_BUILDER(Name("DynembHandles").Device(tensorflow::DEVICE_CPU), HandlesOp);
 REGISTER_KERNEL_BUILDER(Name("DynembHandles").Device(tensorflow::DEVICE_GPU).HostMemory("handles"),
                         HandlesOp);
-REGISTER_KERNEL_BUILDER(Name("DynembOwners").Device(tensorflow::DEVICE_CPU), OwnersOp);
-REGISTER_KERNEL_BUILDER(Name("DynembOwners")
+REGISTER_KERNEL_BUILDER(Name("DynembRouteOverflow").Device(tensorflow::DEVICE_CPU),
+                        RouteOverflowOp);
+REGISTER_KERNEL_BUILDER(Name("DynembRouteOverflow")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("tables")
-                            .DYNEMB_BAGS_IN_HOST_MEMORY.HostMemory("new_owners"),
-                        OwnersOp);
+                            .DYNEMB_BAGS_IN_HOST_MEMORY.HostMemory("new_table_ids"),
+                        RouteOverflowOp);
 REGISTER_KERNEL_BUILDER(Name("DynembLookupBags").Device(tensorflow::DEVICE_CPU), LookupBagsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembLookupBags")
                             .Device(tensorflow::DEVICE_GPU)

@@ -5,8 +5,10 @@
 #include <vector>
 
 #include "cc/core/lookup/dedup.h"
-#include "cc/core/lookup/step_table.h"
-#include "cc/core/shard/parcels.h"
+#include "cc/core/lookup/fetched_rows_view.h"
+#include "cc/core/shard/all_to_all_buffer.h"
+#include "cc/kernels/catching_kernel.h"
+#include "cc/kernels/monitoring.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -15,16 +17,15 @@ namespace dynemb {
 namespace {
 
 using tensorflow::OpInputList;
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::OpOutputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-class GroupByOwnerOp : public OpKernel {
+class GroupByShardOp : public CatchingKernel {
  public:
-  explicit GroupByOwnerOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit GroupByShardOp(OpKernelConstruction* context) : CatchingKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("receivers", &receivers_));
     OP_REQUIRES_OK(context, context->GetAttr("distinct", &distinct_));
     OP_REQUIRES(context, receivers_ <= kMostReceivers,
@@ -32,11 +33,11 @@ class GroupByOwnerOp : public OpKernel {
                                              kMostReceivers)));
   }
 
-  void Compute(OpKernelContext* context) override {
-    OpInputList keys, owners;
+  void TryCompute(OpKernelContext* context) override {
+    OpInputList keys, shard_ids;
     OpOutputList grouped, places;
     OP_REQUIRES_OK(context, context->input_list("keys", &keys));
-    OP_REQUIRES_OK(context, context->input_list("owners", &owners));
+    OP_REQUIRES_OK(context, context->input_list("shard_ids", &shard_ids));
     OP_REQUIRES_OK(context, context->output_list("grouped", &grouped));
     OP_REQUIRES_OK(context, context->output_list("places", &places));
     const int tables = keys.size();
@@ -45,15 +46,15 @@ class GroupByOwnerOp : public OpKernel {
         context, context->allocate_output(2 * tables, TensorShape({receivers_, tables}), &counts));
     auto count = counts->matrix<int64_t>();
     for (int t = 0; t < tables; ++t) {
-      OP_REQUIRES(context, keys[t].dims() == 1 && owners[t].dims() == 1,
-                  ToTensorFlow(InvalidArgument("keys and owners: got shapes ",
-                                               keys[t].shape().DebugString(), " and ",
-                                               owners[t].shape().DebugString(), ", want vectors")));
+      OP_REQUIRES(context, keys[t].dims() == 1 && shard_ids[t].dims() == 1,
+                  ToTensorFlow(InvalidArgument(
+                      "keys and shard_ids: got shapes ", keys[t].shape().DebugString(), " and ",
+                      shard_ids[t].shape().DebugString(), ", want vectors")));
       const Span<const Key> all(keys[t].flat<int64_t>().data(), keys[t].NumElements());
-      const Span<const int32_t> all_owners(owners[t].flat<int32_t>().data(),
-                                           owners[t].NumElements());
+      const Span<const int32_t> all_shard_ids(shard_ids[t].flat<int32_t>().data(),
+                                              shard_ids[t].NumElements());
       GroupedKeys groups;
-      OP_REQUIRES_OK(context, ToTensorFlow(Group(all, all_owners, &groups)));
+      OP_REQUIRES_OK(context, ToTensorFlow(Group(all, all_shard_ids, &groups)));
       Tensor *out, *place;
       const int64_t size = static_cast<int64_t>(groups.keys.size());
       OP_REQUIRES_OK(context, grouped.allocate(t, TensorShape({size}), &out));
@@ -67,18 +68,18 @@ class GroupByOwnerOp : public OpKernel {
  private:
   static constexpr int64_t kMostReceivers = 1 << 20;
 
-  Status Group(Span<const Key> keys, Span<const int32_t> owners, GroupedKeys* groups) const {
-    if (!distinct_) return GroupByOwner(keys, owners, receivers_, groups);
+  Status Group(Span<const Key> keys, Span<const int32_t> shard_ids, GroupedKeys* groups) const {
+    if (!distinct_) return GroupByShard(keys, shard_ids, receivers_, groups);
     const Dedup dedup(keys);
     const std::vector<int64_t>& inverse = dedup.inverse();
-    std::vector<int32_t> owners_of_distinct;
-    if (owners.size > 0) {
-      if (owners.size != keys.size)
-        return GroupByOwner(keys, owners, receivers_, groups);  // says why
-      owners_of_distinct.resize(static_cast<size_t>(dedup.size()));
-      for (int64_t i = 0; i < keys.size; ++i) owners_of_distinct[inverse[i]] = owners[i];
+    std::vector<int32_t> ids_of_distinct;
+    if (shard_ids.size > 0) {
+      if (shard_ids.size != keys.size)
+        return GroupByShard(keys, shard_ids, receivers_, groups);  // says why
+      ids_of_distinct.resize(static_cast<size_t>(dedup.size()));
+      for (int64_t i = 0; i < keys.size; ++i) ids_of_distinct[inverse[i]] = shard_ids[i];
     }
-    DYNEMB_RETURN_IF_ERROR(GroupByOwner(dedup.unique(), owners_of_distinct, receivers_, groups));
+    DYNEMB_RETURN_IF_ERROR(GroupByShard(dedup.unique(), ids_of_distinct, receivers_, groups));
     std::vector<int64_t> places(inverse.size());
     for (size_t i = 0; i < inverse.size(); ++i) places[i] = groups->places[inverse[i]];
     groups->places = std::move(places);
@@ -89,8 +90,8 @@ class GroupByOwnerOp : public OpKernel {
   bool distinct_;
 };
 
-// The counts of an op's input, and of parcels of `words`; item_bytes is set by the caller.
-absl::Status GetCounts(OpKernelContext* context, int parts, ParcelLayout* layout) {
+// The counts of an op's input, and of buffers of `words`; item_bytes is set by the caller.
+absl::Status GetCounts(OpKernelContext* context, int parts, AllToAllLayout* layout) {
   const Tensor* counts;
   TF_RETURN_IF_ERROR(context->input("counts", &counts));
   if (counts->dims() != 2 || counts->dim_size(1) != parts) {
@@ -102,13 +103,13 @@ absl::Status GetCounts(OpKernelContext* context, int parts, ParcelLayout* layout
   return absl::OkStatus();
 }
 
-class PackOp : public OpKernel {
+class PackOp : public CatchingKernel {
  public:
-  using OpKernel::OpKernel;
+  using CatchingKernel::CatchingKernel;
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     OpInputList parts;
-    ParcelLayout layout;
+    AllToAllLayout layout;
     OP_REQUIRES_OK(context, context->input_list("parts", &parts));
     OP_REQUIRES_OK(context, GetCounts(context, parts.size(), &layout));
     OP_REQUIRES_OK(context, GetScalar(context, "words", &layout.words));
@@ -131,15 +132,17 @@ class PackOp : public OpKernel {
     TensorShape shape;
     OP_REQUIRES_OK(context,
                    TensorShape::BuildTensorShape({layout.receivers, layout.words}, &shape));
-    Tensor* parcels;
-    OP_REQUIRES_OK(context, context->allocate_output(0, shape, &parcels));
-    PackParcels(PoolContext(context), layout, from, parcels->flat<int64_t>().data());
+    Tensor* buffers;
+    OP_REQUIRES_OK(context, context->allocate_output(0, shape, &buffers));
+    AddAllToAllBytes(static_cast<int64_t>(buffers->TotalBytes()));
+    OP_REQUIRES_OK(context, ToTensorFlow(PackAllToAll(PoolContext(context), layout, from,
+                                                      buffers->flat<int64_t>().data())));
   }
 };
 
-class UnpackOp : public OpKernel {
+class UnpackOp : public CatchingKernel {
  public:
-  explicit UnpackOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit UnpackOp(OpKernelConstruction* context) : CatchingKernel(context) {
     std::vector<tensorflow::DataType> dtypes;
     OP_REQUIRES_OK(context, context->GetAttr("P", &dtypes));
     OP_REQUIRES_OK(context, context->GetAttr("dims", &dims_));
@@ -154,14 +157,14 @@ class UnpackOp : public OpKernel {
     }
   }
 
-  void Compute(OpKernelContext* context) override {
-    const Tensor& parcels = context->input(0);
-    ParcelLayout layout;
+  void TryCompute(OpKernelContext* context) override {
+    const Tensor& buffers = context->input(0);
+    AllToAllLayout layout;
     OP_REQUIRES_OK(context, GetCounts(context, static_cast<int>(dims_.size()), &layout));
-    OP_REQUIRES(context, parcels.dims() == 2 && parcels.dim_size(0) == layout.receivers,
-                ToTensorFlow(InvalidArgument("parcels: got shape ", parcels.shape().DebugString(),
+    OP_REQUIRES(context, buffers.dims() == 2 && buffers.dim_size(0) == layout.receivers,
+                ToTensorFlow(InvalidArgument("buffers: got shape ", buffers.shape().DebugString(),
                                              ", want (", layout.receivers, ", words)")));
-    layout.words = parcels.dim_size(1);
+    layout.words = buffers.dim_size(1);
     layout.item_bytes = item_bytes_;
     OP_REQUIRES_OK(context, ToTensorFlow(layout.Check()));
     std::vector<char*> to;
@@ -172,7 +175,8 @@ class UnpackOp : public OpKernel {
       OP_REQUIRES_OK(context, context->allocate_output(static_cast<int>(p), shape, &part));
       to.push_back(const_cast<char*>(part->tensor_data().data()));
     }
-    UnpackParcels(PoolContext(context), layout, parcels.flat<int64_t>().data(), to);
+    OP_REQUIRES_OK(context, ToTensorFlow(UnpackAllToAll(PoolContext(context), layout,
+                                                        buffers.flat<int64_t>().data(), to)));
   }
 
  private:
@@ -180,11 +184,11 @@ class UnpackOp : public OpKernel {
   std::vector<int64_t> dims_, item_bytes_;
 };
 
-class StepTableOp : public OpKernel {
+class FetchedRowsViewOp : public CatchingKernel {
  public:
-  using OpKernel::OpKernel;
+  using CatchingKernel::CatchingKernel;
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     const auto held = std::make_shared<const std::pair<Tensor, Tensor>>(Tensor(context->input(0)),
                                                                         Tensor(context->input(1)));
     const auto& [keys, values] = *held;
@@ -195,23 +199,22 @@ class StepTableOp : public OpKernel {
                                      ", want (n,) and (n, dim)")));
     const int64_t dim = values.dim_size(1);
     const DType dtype = ToCore(values.dtype());
-    std::unique_ptr<Table> table;
-    OP_REQUIRES_OK(
-        context, ToTensorFlow(MakeStepTable({keys.flat<int64_t>().data(), keys.NumElements()},
-                                            RowsOf(values, keys.NumElements(), dim * SizeOf(dtype)),
-                                            dtype, dim, held, &table)));
-    Shards shards;
-    shards.push_back(std::move(table));
+    std::unique_ptr<RowReader> view;
+    OP_REQUIRES_OK(context, ToTensorFlow(MakeFetchedRowsView(
+                                {keys.flat<int64_t>().data(), keys.NumElements()},
+                                RowsOf(values, keys.NumElements(), dim * SizeOf(dtype)), dtype, dim,
+                                held, &view)));
     Tensor* output;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
     output->scalar<tensorflow::ResourceHandle>()() =
-        tensorflow::ResourceHandle::MakeRefCountingHandle(
-            new TableResource(Contents::Of(std::move(shards))), context->device()->name());
+        tensorflow::ResourceHandle::MakeRefCountingHandle(new TableResource(std::move(view)),
+                                                          context->device()->name());
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("DynembStepTable").Device(tensorflow::DEVICE_CPU), StepTableOp);
-REGISTER_KERNEL_BUILDER(Name("DynembGroupByOwner").Device(tensorflow::DEVICE_CPU), GroupByOwnerOp);
+REGISTER_KERNEL_BUILDER(Name("DynembFetchedRowsView").Device(tensorflow::DEVICE_CPU),
+                        FetchedRowsViewOp);
+REGISTER_KERNEL_BUILDER(Name("DynembGroupByShard").Device(tensorflow::DEVICE_CPU), GroupByShardOp);
 REGISTER_KERNEL_BUILDER(Name("DynembPack").Device(tensorflow::DEVICE_CPU), PackOp);
 REGISTER_KERNEL_BUILDER(Name("DynembUnpack").Device(tensorflow::DEVICE_CPU), UnpackOp);
 

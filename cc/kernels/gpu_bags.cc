@@ -14,7 +14,7 @@ using tensorflow::TensorShape;
 namespace {
 
 // Arrays of the host, laid out one after the other to go to the GPU in one copy.
-class Parcel {
+class StagingBuffer {
  public:
   // The place of the array; what is there now.
   template <typename T>
@@ -78,23 +78,23 @@ absl::Status FindBagsOnHost(OpKernelContext* context, const DeviceContext& core,
 
 absl::Status FindBagsOnGpu(OpKernelContext* context, const DeviceContext& core,
                            const std::vector<TableInput>& tables, const Bags& bags, char* out) {
-  if (!bags.input().owners.empty()) return FindBagsOnHost(context, core, bags, out);
+  if (!bags.input().table_ids.empty()) return FindBagsOnHost(context, core, bags, out);
   struct Places {
     int64_t keys, begins, weights;
     int64_t key_count, begin_count, weight_count;
   };
-  Parcel parcel;
+  StagingBuffer staging;
   std::vector<Places> places;
   for (int64_t f = 0; f < bags.feature_count(); ++f) {
     const FeatureIds ids(bags, f);
     const DType dtype = GradientDType(bags.table(bags.feature(f).table).value_dtype);
     Places of;
-    of.keys = parcel.Add<Key>(ids.keys);
-    of.begins = parcel.Add<int64_t>(ids.begins);
+    of.keys = staging.Add<Key>(ids.keys);
+    of.begins = staging.Add<int64_t>(ids.begins);
     if (dtype == DType::kFloat64) {
-      of.weights = parcel.Add<double>(ids.weights);
+      of.weights = staging.Add<double>(ids.weights);
     } else {
-      of.weights = parcel.Add<float>(std::vector<float>(ids.weights.begin(), ids.weights.end()));
+      of.weights = staging.Add<float>(std::vector<float>(ids.weights.begin(), ids.weights.end()));
     }
     of.key_count = static_cast<int64_t>(ids.keys.size());
     of.begin_count = static_cast<int64_t>(ids.begins.size());
@@ -102,7 +102,7 @@ absl::Status FindBagsOnGpu(OpKernelContext* context, const DeviceContext& core,
     places.push_back(of);
   }
   Tensor there;
-  TF_RETURN_IF_ERROR(parcel.Send(context, core, &there));
+  TF_RETURN_IF_ERROR(staging.Send(context, core, &there));
   for (int64_t f = 0; f < bags.feature_count(); ++f) {
     const Places& of = places[f];
     const BagFeature& feature = bags.feature(f);
@@ -130,11 +130,11 @@ absl::Status GpuBagGradient::Copy(OpKernelContext* context, const DeviceContext&
                                   const BagGradient& from, const char* gradient) {
   const ConstRows rows = from.rows(gradient);
   const int64_t n = from.keys().size;
-  Parcel parcel;
-  const int64_t keys = parcel.Add<Key>(from.keys());
-  const int64_t scales = parcel.Add<double>(from.scales());
-  const int64_t offsets = parcel.Add<int64_t>({rows.offsets, rows.offsets == nullptr ? 0 : n});
-  TF_RETURN_IF_ERROR(parcel.Send(context, core, &held_));
+  StagingBuffer staging;
+  const int64_t keys = staging.Add<Key>(from.keys());
+  const int64_t scales = staging.Add<double>(from.scales());
+  const int64_t offsets = staging.Add<int64_t>({rows.offsets, rows.offsets == nullptr ? 0 : n});
+  TF_RETURN_IF_ERROR(staging.Send(context, core, &held_));
   keys_ = At<Key>(core, held_, keys, n);
   scales_ = At<double>(core, held_, scales, from.scales().size);
   rows_ = rows;

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "cc/gpu/devices.h"
+#include "cc/kernels/catching_kernel.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -9,16 +10,15 @@
 namespace dynemb {
 namespace {
 
-using tensorflow::OpKernel;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::tstring;
 
-class GpuDevicesOp : public OpKernel {
+class GpuDevicesOp : public CatchingKernel {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
     std::vector<GpuDevice> devices;
     OP_REQUIRES_OK(context, ToTensorFlow(ListGpuDevices(&devices)));
     const auto n = static_cast<int64_t>(devices.size());

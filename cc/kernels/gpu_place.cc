@@ -79,7 +79,7 @@ void UseGpu(OpKernelContext* context, Context* core) {
 }
 
 Status MakeGpuShard(OpKernelContext* context, const TableSchema& schema,
-                    std::shared_ptr<Table>* shard) {
+                    const TableOptions& options, std::shared_ptr<Table>* shard) {
   const std::string& platform = Platform(context);
   if (platform != "CUDA" && platform != kHostGpu) {
     return FailedPrecondition("devices: got a GPU of ", platform, ", want one of CUDA");
@@ -89,7 +89,7 @@ Status MakeGpuShard(OpKernelContext* context, const TableSchema& schema,
   const auto memory = std::make_shared<TensorFlowMemory>(
       context->device()->GetAllocator(tensorflow::AllocatorAttributes()), core);
   std::unique_ptr<GpuTable> made;
-  DYNEMB_RETURN_IF_ERROR(MakeGpuTable(schema, memory.get(), &made));
+  DYNEMB_RETURN_IF_ERROR(MakeGpuTable(schema, options, memory.get(), &made));
   std::shared_ptr<GpuTable> table(made.release(), [memory](GpuTable* held) { delete held; });
   *shard = MakeHostAccess(std::move(table), memory.get());
   return {};
@@ -123,8 +123,7 @@ Status CopyToGpu(const Context& core, void* to, std::vector<char> from) {
 
 Status WidenInPlace(const Context& core, const Rows& rows, DType from, DType to, int64_t dim) {
   if (core.space != MemorySpace::kHost) return WidenOnGpu(core, rows, from, to, dim);
-  Widen(core, rows, from, to, dim);
-  return {};
+  return Widen(core, rows, from, to, dim);
 }
 
 }  // namespace dynemb

@@ -12,6 +12,7 @@
 #include "cc/core/base/span.h"
 #include "cc/core/base/status.h"
 #include "cc/core/table/table.h"
+#include "cc/core/table/table_options.h"
 #include "cc/gpu/table/gpu_table.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -26,7 +27,7 @@ void UseGpu(tensorflow::OpKernelContext* context, Context* core);
 // An empty table in TensorFlow's memory of the GPU that the op is placed on. It is called as one of
 // the host's memory. kFailedPrecondition: built without CUDA; a GPU that is not CUDA's.
 Status MakeGpuShard(tensorflow::OpKernelContext* context, const TableSchema& schema,
-                    std::shared_ptr<Table>* shard);
+                    const TableOptions& options, std::shared_ptr<Table>* shard);
 
 // The table as one of the memory where it is, to be called in the GPU's stream; one that is in the
 // host's memory itself.

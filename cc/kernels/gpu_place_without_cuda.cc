@@ -22,7 +22,8 @@ bool OnGpu(OpKernelContext* context) {
 // There are no tables on GPUs, so that no op comes further than to look for its own.
 void UseGpu(OpKernelContext*, Context*) {}
 
-Status MakeGpuShard(OpKernelContext*, const TableSchema&, std::shared_ptr<Table>*) {
+Status MakeGpuShard(OpKernelContext*, const TableSchema&, const TableOptions&,
+                    std::shared_ptr<Table>*) {
   return NoCuda();
 }
 
@@ -33,8 +34,7 @@ Status CopyFromGpu(const Context&, void*, const void*, int64_t) { return NoCuda(
 Status CopyToGpu(const Context&, void*, std::vector<char>) { return NoCuda(); }
 
 Status WidenInPlace(const Context& core, const Rows& rows, DType from, DType to, int64_t dim) {
-  Widen(core, rows, from, to, dim);
-  return {};
+  return Widen(core, rows, from, to, dim);
 }
 
 }  // namespace dynemb

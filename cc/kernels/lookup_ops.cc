@@ -1,6 +1,8 @@
 // Kernels of the lookup and of what its gradient needs.
 #include "cc/core/lookup/dedup.h"
 #include "cc/core/lookup/widen.h"
+#include "cc/kernels/catching_kernel.h"
+#include "cc/kernels/repetitions.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -8,23 +10,22 @@
 namespace dynemb {
 namespace {
 
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-class LookupOp : public OpKernel {
+class LookupOp : public CatchingKernel {
  public:
-  explicit LookupOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit LookupOp(OpKernelConstruction* context) : CatchingKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("dim", &dim_));
     OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
   }
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     TableInput table;
     KeyInputs inputs;
-    OP_REQUIRES_OK(context, GetTableToRead(context, dtype_, &table));
+    OP_REQUIRES_OK(context, GetTableToRead(context, dtype_, true, &table));
     const DeviceContext core(context);
     OP_REQUIRES_OK(context, GetKeys(context, table, &inputs, core.space));
     OP_REQUIRES(context, dim_ == table.schema.dim,
@@ -45,10 +46,10 @@ class LookupOp : public OpKernel {
     const DType held = table.schema.value_dtype, wanted = ToCore(dtype_);
     const Rows rows = MutableRowsOf(values, n, dim_ * SizeOf(wanted), core.space);
     const Rows read = NarrowRows(rows, held, wanted, dim_);
-    OP_REQUIRES_OK(context,
-                   ToTensorFlow(ForEachShard(table, inputs, [&](Table* shard, const Batch& batch) {
-                     return shard->Find(core, batch, IfMissing::kInitialValue, read, report);
-                   })));
+    OP_REQUIRES_OK(context, ToTensorFlow(ForEachReader(
+                                table, inputs, [&](const RowReader* shard, const Batch& batch) {
+                                  return shard->Find(core, batch, read, report);
+                                })));
     OP_REQUIRES_OK(context, ToTensorFlow(WidenInPlace(core, rows, held, wanted, dim_)));
   }
 
@@ -57,13 +58,14 @@ class LookupOp : public OpKernel {
   tensorflow::DataType dtype_;
 };
 
-class SumByKeyOp : public OpKernel {
+class SumByKeyOp : public CatchingKernel {
  public:
-  explicit SumByKeyOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit SumByKeyOp(OpKernelConstruction* context) : CatchingKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
+    OP_REQUIRES_OK(context, context->GetAttr("repeats", &repeats_));
   }
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     const Tensor& keys = context->input(0);
     const Tensor& rows = context->input(1);
     OP_REQUIRES(
@@ -73,26 +75,31 @@ class SumByKeyOp : public OpKernel {
                                      ", want (n,) and (n, dim)")));
     const Dedup dedup(Span<const Key>(keys.flat<int64_t>().data(), keys.NumElements()));
     const int64_t dim = rows.dim_size(1);
+    const std::vector<Key> repeated = Repetitions(dedup, repeats_);
+    const int64_t size = dedup.size() + static_cast<int64_t>(repeated.size());
     Tensor *distinct, *sums, *inverse;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({dedup.size()}), &distinct));
-    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({dedup.size(), dim}), &sums));
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({size}), &distinct));
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({size, dim}), &sums));
     OP_REQUIRES_OK(context, context->allocate_output(2, keys.shape(), &inverse));
-    std::copy(dedup.unique().begin(), dedup.unique().end(), distinct->flat<int64_t>().data());
+    CopyKeys(dedup, repeated, distinct->flat<int64_t>().data());
     std::copy(dedup.inverse().begin(), dedup.inverse().end(), inverse->flat<int64_t>().data());
     const DType dtype = ToCore(dtype_);
     const int64_t row_bytes = dim * SizeOf(dtype);
     const PoolContext core(context);
-    SumByKey(core, dedup, dtype, dim, RowsOf(rows, keys.NumElements(), row_bytes), {},
-             MutableRowsOf(sums, dedup.size(), row_bytes));
+    OP_REQUIRES_OK(context, ToTensorFlow(SumByKey(core, dedup, dtype, dim,
+                                                  RowsOf(rows, keys.NumElements(), row_bytes), {},
+                                                  MutableRowsOf(sums, dedup.size(), row_bytes))));
+    ClearRows(dedup.size(), row_bytes, sums);
   }
 
  private:
   tensorflow::DataType dtype_;
+  int64_t repeats_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("DynembLookup").Device(tensorflow::DEVICE_CPU), LookupOp);
 REGISTER_KERNEL_BUILDER(
-    Name("DynembLookup").Device(tensorflow::DEVICE_GPU).HostMemory("table").HostMemory("owners"),
+    Name("DynembLookup").Device(tensorflow::DEVICE_GPU).HostMemory("table").HostMemory("shard_ids"),
     LookupOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSumByKey").Device(tensorflow::DEVICE_CPU), SumByKeyOp);
 // Gradients are placed with their lookups.

@@ -3,6 +3,7 @@
 
 #include "cc/core/policy/clock.h"
 #include "cc/core/policy/restrict.h"
+#include "cc/kernels/catching_kernel.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -10,15 +11,14 @@
 namespace dynemb {
 namespace {
 
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-class RestrictOp : public OpKernel {
+class RestrictOp : public CatchingKernel {
  public:
-  explicit RestrictOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit RestrictOp(OpKernelConstruction* context) : CatchingKernel(context) {
     std::string name;
     OP_REQUIRES_OK(context, context->GetAttr("field", &name));
     // The op admits no other names.
@@ -27,7 +27,7 @@ class RestrictOp : public OpKernel {
     }
   }
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     TableInput table;
     int64_t num_reserved, trigger;
     Tensor* removed;
@@ -55,13 +55,13 @@ class RestrictOp : public OpKernel {
     return ToTensorFlow(InvalidArgument(name, ": got ", *rows, ", want a number of rows >= 0"));
   }
 
-  MetaField field_ = MetaField::kUsed;
+  MetaField field_ = MetaField::kLastWriteTime;
 };
 
-class NowOp : public OpKernel {
+class NowOp : public CatchingKernel {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
     Tensor* now;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &now));
     now->scalar<int64_t>()() = NextMicrosecond();

@@ -1,5 +1,7 @@
 // Kernels that save tables to snapshots and load snapshots into tables.
 #include <algorithm>
+#include <chrono>
+#include <cstdint>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -11,6 +13,7 @@
 #include "cc/core/snapshot/loader.h"
 #include "cc/core/snapshot/reader.h"
 #include "cc/core/snapshot/writer.h"
+#include "cc/kernels/catching_kernel.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -18,7 +21,6 @@
 namespace dynemb {
 namespace {
 
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::ResourceHandle;
@@ -48,27 +50,29 @@ absl::Status SetString(OpKernelContext* context, int output, const std::string& 
 }
 
 // The inputs tables and names of an op, one name for each table; and of one that has it the input
-// elsewhere, which says of which names there is only a schema here.
-absl::Status GetTables(OpKernelContext* context, const Tensor* elsewhere, const Tensor** names,
+// `remote`, which says of which names there is only a schema here.
+absl::Status GetTables(OpKernelContext* context, const Tensor* remote, const Tensor** names,
                        std::vector<TableInput>* tables) {
   tensorflow::OpInputList handles;
   TF_RETURN_IF_ERROR(context->input("names", names));
   TF_RETURN_IF_ERROR(context->input_list("tables", &handles));
-  if ((*names)->dims() != 1 || (elsewhere != nullptr && elsewhere->shape() != (*names)->shape())) {
+  if ((*names)->dims() != 1 || (remote != nullptr && remote->shape() != (*names)->shape())) {
     return ToTensorFlow(
         InvalidArgument("names: got shape ", (*names)->shape().DebugString(),
                         ", want one axis, and that shape of other inputs of tables"));
   }
+  std::vector<TableInput> held;
+  TF_RETURN_IF_ERROR(GetTablesOf(context, TensorsOf(handles), false, &held));
   *tables = std::vector<TableInput>(static_cast<size_t>((*names)->NumElements()));
   int here = 0;
   for (size_t t = 0; t < tables->size(); ++t) {
     TableInput* const table = &(*tables)[t];
     const auto number = static_cast<int64_t>(t);
-    if (elsewhere != nullptr && !elsewhere->vec<tstring>()(number).empty()) {
-      const std::string schema = elsewhere->vec<tstring>()(number);
+    if (remote != nullptr && !remote->vec<tstring>()(number).empty()) {
+      const std::string schema = remote->vec<tstring>()(number);
       TF_RETURN_IF_ERROR(ToTensorFlow(TableSchema::Parse(schema, &table->schema)));
     } else if (here++ < handles.size()) {
-      TF_RETURN_IF_ERROR(GetTableOf(context, handles[here - 1], table));
+      *table = std::move(held[static_cast<size_t>(here - 1)]);
     }
   }
   if (here == handles.size()) return absl::OkStatus();
@@ -102,15 +106,26 @@ absl::Status GetSave(OpKernelContext* context, RefCountPtr<SnapshotSaveResource>
   return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), save);
 }
 
-class SnapshotBeginOp : public OpKernel {
+// Of an op with the attr `durable`.
+absl::Status GetFileSystem(OpKernelConstruction* context, FileSystem** files) {
+  bool durable;
+  TF_RETURN_IF_ERROR(context->GetAttr("durable", &durable));
+  *files = durable ? PosixFileSystem() : UnsyncedFileSystem();
+  return absl::OkStatus();
+}
+
+class SnapshotBeginOp : public CatchingKernel {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
+  explicit SnapshotBeginOp(OpKernelConstruction* context) : CatchingKernel(context) {
+    OP_REQUIRES_OK(context, GetFileSystem(context, &files_));
+  }
+
+  void TryCompute(OpKernelContext* context) override {
     std::string folder;
     std::unique_ptr<SnapshotSave> save;
     Tensor* handle;
     OP_REQUIRES_OK(context, GetFolder(context, &folder));
-    OP_REQUIRES_OK(context, ToTensorFlow(SnapshotSave::Begin(PosixFileSystem(), folder, &save)));
+    OP_REQUIRES_OK(context, ToTensorFlow(SnapshotSave::Begin(files_, folder, &save)));
     const std::string id = IdText(save->id());
     RefCountPtr<SnapshotSaveResource> resource(new SnapshotSaveResource(std::move(save)));
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &handle));
@@ -118,12 +133,20 @@ class SnapshotBeginOp : public OpKernel {
         ResourceHandle::MakeRefCountingHandle(resource.release(), context->device()->name());
     OP_REQUIRES_OK(context, SetString(context, 1, id));
   }
+
+ private:
+  FileSystem* files_;
 };
 
-class SnapshotWriteOp : public OpKernel {
+class SnapshotWriteOp : public CatchingKernel {
  public:
-  explicit SnapshotWriteOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit SnapshotWriteOp(OpKernelConstruction* context) : CatchingKernel(context) {
+    tensorflow::DataType value_dtype;
+    OP_REQUIRES_OK(context, GetFileSystem(context, &files_));
     OP_REQUIRES_OK(context, context->GetAttr("follow", &follow_));
+    OP_REQUIRES_OK(context, context->GetAttr("values_alone", &values_alone_));
+    OP_REQUIRES_OK(context, context->GetAttr("value_dtype", &value_dtype));
+    value_dtype_ = ToCore(value_dtype);
     OP_REQUIRES_OK(context, context->GetAttr("writer", &place_.index));
     OP_REQUIRES_OK(context, context->GetAttr("writers", &place_.of));
     OP_REQUIRES(context, place_.index < place_.of,
@@ -131,65 +154,78 @@ class SnapshotWriteOp : public OpKernel {
                                              place_.of, " writers")));
   }
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     std::string folder;
     tstring id, base_text;
-    const Tensor *names, *elsewhere;
+    const Tensor *names, *remote;
     std::vector<TableInput> inputs;
     OP_REQUIRES_OK(context, GetFolder(context, &folder));
     OP_REQUIRES_OK(context, GetScalar(context, "snapshot", &id));
     OP_REQUIRES_OK(context, GetScalar(context, "base", &base_text));
-    OP_REQUIRES_OK(context, context->input("elsewhere", &elsewhere));
-    OP_REQUIRES_OK(context, GetTables(context, elsewhere, &names, &inputs));
+    OP_REQUIRES_OK(context, context->input("remote", &remote));
+    OP_REQUIRES_OK(context, GetTables(context, remote, &names, &inputs));
     uint64_t base = 0;
     WriterPlace place = place_;
     OP_REQUIRES_OK(context, ToTensorFlow(ParseId(id, &place.snapshot)));
     if (!base_text.empty()) OP_REQUIRES_OK(context, ToTensorFlow(ParseId(base_text, &base)));
 
-    const PoolContext core(context);
-    std::vector<int64_t> ended(inputs.size());
+    const auto began = std::chrono::steady_clock::now();
+    const FileContext core;
+    std::vector<TableResource::EndedEpoch> ended(inputs.size());
     std::vector<TableToSave> tables(inputs.size());
     std::vector<size_t> followed;
     for (size_t t = 0; t < inputs.size(); ++t) {
       tables[t].name = names->vec<tstring>()(static_cast<int64_t>(t));
       tables[t].strings = inputs[t].strings.get();
+      if (values_alone_) tables[t].values_as = value_dtype_;
       tables[t].shards = Pointers(inputs[t].shards);
       if (inputs[t].shards.empty()) {
-        tables[t].elsewhere = &inputs[t].schema;
+        tables[t].remote_schema = &inputs[t].schema;
         continue;
       }
-      if (follow_ || base != 0) followed.push_back(t);
+      const bool tracks = inputs[t].resource->options().track_changes;
+      if (follow_ || base != 0 || tracks) followed.push_back(t);
       if (base != 0) {
         const Status known =
-            inputs[t].resource->VersionOf(base, inputs[t].shards, &tables[t].since_version);
+            inputs[t].resource->EpochOf(base, inputs[t].shards, &tables[t].since_epoch);
         OP_REQUIRES(context, known.ok(),
                     ToTensorFlow(Status(
                         known.code(), StrCat("table '", tables[t].name, "': ", known.message()))));
       }
     }
-    // Before any row is read: what is written from now on is of the next version.
+    // Before any row is read: what is written from now on is of the next epoch.
     for (const size_t t : followed) {
-      OP_REQUIRES_OK(context, ToTensorFlow(BeginVersion(core, tables[t].shards, &ended[t])));
+      OP_REQUIRES_OK(
+          context, ToTensorFlow(inputs[t].resource->BeginEpoch(core, inputs[t].shards, &ended[t])));
     }
     Manifest part;
-    OP_REQUIRES_OK(context, ToTensorFlow(WriteTables(core, PosixFileSystem(), folder, place, tables,
-                                                     base, &part)));
+    OP_REQUIRES_OK(context,
+                   ToTensorFlow(WriteTables(core, files_, folder, place, tables, base, &part)));
     // If the snapshot comes to nothing after all, nobody ever asks for its id.
     for (const size_t t : followed) {
-      inputs[t].resource->SetVersionOf(place.snapshot, inputs[t].shards, ended[t]);
+      inputs[t].resource->SetEpochOf(place.snapshot, base, inputs[t].shards, ended[t]);
+    }
+    const auto took = std::chrono::steady_clock::now() - began;
+    const int64_t microseconds =
+        std::chrono::duration_cast<std::chrono::microseconds>(took).count();
+    for (const TableInput& input : inputs) {
+      if (!input.shards.empty()) input.resource->AddSave(base != 0, microseconds);
     }
     OP_REQUIRES_OK(context, SetString(context, 0, part.ToText()));
   }
 
  private:
+  FileSystem* files_;
   bool follow_;
+  bool values_alone_;
+  DType value_dtype_;
   WriterPlace place_;
 };
 
-class SnapshotCommitOp : public OpKernel {
+class SnapshotCommitOp : public CatchingKernel {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
     const Tensor* texts;
     RefCountPtr<SnapshotSaveResource> save;
     OP_REQUIRES_OK(context, GetSave(context, &save));
@@ -203,10 +239,10 @@ class SnapshotCommitOp : public OpKernel {
   }
 };
 
-class SnapshotEndOp : public OpKernel {
+class SnapshotEndOp : public CatchingKernel {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
     RefCountPtr<SnapshotSaveResource> save;
     OP_REQUIRES_OK(context, GetSave(context, &save));
     save->End();
@@ -248,13 +284,13 @@ struct SnapshotInput {
   }
 };
 
-// How many rows the ops below take at a time where the partitioner is asked for their owners.
+// How many rows the ops below take at a time where the partitioner is asked for their shards.
 constexpr int64_t kPieceRows = int64_t{1} << 18;
 
-class SnapshotKeysOp : public OpKernel {
+class SnapshotKeysOp : public CatchingKernel {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
     SnapshotInput input;
     std::vector<BlockEntry> blocks;
     OP_REQUIRES_OK(context, input.Get(context));
@@ -276,9 +312,9 @@ class SnapshotKeysOp : public OpKernel {
   static bool IsRows(const BlockEntry& block) { return block.kind == BlockKind::kRows; }
 };
 
-class SnapshotLoadOp : public OpKernel {
+class SnapshotLoadOp : public CatchingKernel {
  public:
-  explicit SnapshotLoadOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit SnapshotLoadOp(OpKernelConstruction* context) : CatchingKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("key_mod", &key_mod_));
     OP_REQUIRES_OK(context, context->GetAttr("part", &part_.index));
     OP_REQUIRES_OK(context, context->GetAttr("parts", &part_.of));
@@ -287,19 +323,19 @@ class SnapshotLoadOp : public OpKernel {
                                              part_.of, " parts")));
   }
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     TableInput table;
     SnapshotInput input;
-    const Tensor* owners_tensor;
+    const Tensor* shard_ids_tensor;
     OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
     OP_REQUIRES_OK(context, input.Get(context));
-    OP_REQUIRES_OK(context, context->input("owners", &owners_tensor));
+    OP_REQUIRES_OK(context, context->input("shard_ids", &shard_ids_tensor));
     OP_REQUIRES_OK(context, ToTensorFlow(CheckCompatible(input.schema(), table.schema)));
     const SnapshotReader& reader = *input.reader;
     const std::vector<Table*> shards = Pointers(table.shards);
-    const Span<const int32_t> owners(owners_tensor->flat<int32_t>().data(),
-                                     owners_tensor->NumElements());
-    const PoolContext core(context);
+    const Span<const int32_t> shard_ids(shard_ids_tensor->flat<int32_t>().data(),
+                                        shard_ids_tensor->NumElements());
+    const FileContext core;
     if (input.place.file == 0 && input.place.offset == 0) {
       OP_REQUIRES_OK(context, ToTensorFlow(LoadErased(core, reader, input.table, shards)));
       OP_REQUIRES_OK(context, ToTensorFlow(Reserve(core, input, shards)));
@@ -308,8 +344,8 @@ class SnapshotLoadOp : public OpKernel {
     const int64_t limit = key_mod_ ? std::numeric_limits<int64_t>::max() : kPieceRows;
     OP_REQUIRES_OK(context, ToTensorFlow(reader.List(input.table, limit, &input.place, &blocks)));
     OP_REQUIRES_OK(context,
-                   ToTensorFlow(LoadRows(core, reader, blocks, key_mod_ ? nullptr : &owners, shards,
-                                         table.strings.get(), part_)));
+                   ToTensorFlow(LoadRows(core, reader, blocks, key_mod_ ? nullptr : &shard_ids,
+                                         shards, table.strings.get(), part_)));
     Tensor *next, *done;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({3}), &next));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &done));
@@ -339,20 +375,20 @@ class SnapshotLoadOp : public OpKernel {
   KeyPart part_;
 };
 
-class SnapshotVerifyOp : public OpKernel {
+class SnapshotVerifyOp : public CatchingKernel {
  public:
-  explicit SnapshotVerifyOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit SnapshotVerifyOp(OpKernelConstruction* context) : CatchingKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("read", &read_));
   }
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     std::string folder;
     const Tensor* names;
     std::vector<TableInput> tables;
     OP_REQUIRES_OK(context, GetFolder(context, &folder));
     OP_REQUIRES_OK(context, GetTables(context, nullptr, &names, &tables));
     std::unique_ptr<SnapshotReader> reader;
-    const PoolContext core(context);
+    const FileContext core;
     OP_REQUIRES_OK(context, ToTensorFlow(SnapshotReader::Open(PosixFileSystem(), folder, &reader)));
     for (size_t t = 0; t < tables.size(); ++t) {
       const std::string name = names->vec<tstring>()(static_cast<int64_t>(t));
@@ -392,10 +428,10 @@ class SnapshotVerifyOp : public OpKernel {
   bool read_;  // from end to end
 };
 
-class SnapshotsOp : public OpKernel {
+class SnapshotsOp : public CatchingKernel {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
     TableInput table;
     OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
     const std::vector<uint64_t> snapshots = table.resource->snapshots();
@@ -406,13 +442,13 @@ class SnapshotsOp : public OpKernel {
   }
 };
 
-class SetSnapshotOp : public OpKernel {
+class SetSnapshotOp : public CatchingKernel {
  public:
-  explicit SetSnapshotOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit SetSnapshotOp(OpKernelConstruction* context) : CatchingKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("follow", &follow_));
   }
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     TableInput table;
     tstring id_text;
     uint64_t id = 0;
@@ -420,26 +456,27 @@ class SetSnapshotOp : public OpKernel {
     OP_REQUIRES_OK(context, GetScalar(context, "snapshot", &id_text));
     OP_REQUIRES_OK(context, ToTensorFlow(ParseId(id_text, &id)));
     table.resource->set_snapshot(id);
-    if (!follow_) return;
-    const PoolContext core(context);
-    int64_t ended;
-    OP_REQUIRES_OK(context, ToTensorFlow(BeginVersion(core, Pointers(table.shards), &ended)));
-    table.resource->SetVersionOf(id, table.shards, ended);
+    if (!follow_ && !table.resource->options().track_changes) return;
+    const OneThread core;
+    TableResource::EndedEpoch ended;
+    OP_REQUIRES_OK(context, ToTensorFlow(table.resource->BeginEpoch(core, table.shards, &ended)));
+    table.resource->SetEpochOf(id, 0, table.shards, ended);
   }
 
  private:
   bool follow_;
 };
 
-class SwapOp : public OpKernel {
+class SwapOp : public CatchingKernel {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
-    TableInput table, other;
-    const Tensor* handle;
-    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
-    OP_REQUIRES_OK(context, context->input("other", &handle));
-    OP_REQUIRES_OK(context, GetTableOf(context, *handle, &other));
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
+    const Tensor *handle, *other_handle;
+    std::vector<TableInput> both;
+    OP_REQUIRES_OK(context, context->input("table", &handle));
+    OP_REQUIRES_OK(context, context->input("other", &other_handle));
+    OP_REQUIRES_OK(context, GetTablesOf(context, {handle, other_handle}, false, &both));
+    const TableInput &table = both[0], &other = both[1];
     OP_REQUIRES(context, table.shard_count() == other.shard_count(),
                 ToTensorFlow(InvalidArgument("other: got ", other.shard_count(), " shards, want ",
                                              table.shard_count())));
@@ -456,7 +493,7 @@ REGISTER_KERNEL_BUILDER(Name("DynembSnapshotWrite")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("tables")
                             .HostMemory("names")
-                            .HostMemory("elsewhere")
+                            .HostMemory("remote")
                             .HostMemory("path")
                             .HostMemory("snapshot")
                             .HostMemory("base")
@@ -474,7 +511,7 @@ REGISTER_KERNEL_BUILDER(Name("DynembSnapshotLoad")
                             .HostMemory("snapshot")
                             .HostMemory("table_name")
                             .HostMemory("cursor")
-                            .HostMemory("owners")
+                            .HostMemory("shard_ids")
                             .HostMemory("next")
                             .HostMemory("done"),
                         SnapshotLoadOp);

@@ -1,8 +1,14 @@
 // Kernels of the ops about a table as a whole: make, clear, size.
+#include <algorithm>
+#include <cstdint>
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "cc/core/storage/tiered_table.h"
+#include "cc/kernels/catching_kernel.h"
+#include "cc/kernels/named_resource.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -10,7 +16,6 @@
 namespace dynemb {
 namespace {
 
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::ResourceHandle;
@@ -20,13 +25,10 @@ using tensorflow::core::RefCountPtr;
 
 constexpr int64_t kMaxShards = 65536;
 
-// A table lives as long as one of its handles. One with a name lives as long as the kernels of that
-// name as well: a session runs the op again in every run and holds no handle in between. So it goes
-// with the session; and with a function that was called once to make it, as tf.saved_model.load
-// does, when function and handle are gone.
-class TableOp : public OpKernel {
+// See NamedResource.
+class TableOp : public CatchingKernel {
  public:
-  explicit TableOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit TableOp(OpKernelConstruction* context) : CatchingKernel(context) {
     std::string text;
     OP_REQUIRES_OK(context, context->GetAttr("schema", &text));
     OP_REQUIRES_OK(context, ToTensorFlow(TableSchema::Parse(text, &schema_)));
@@ -35,19 +37,26 @@ class TableOp : public OpKernel {
         context, shards_ <= kMaxShards,
         ToTensorFlow(InvalidArgument("shards: got ", shards_, ", want up to ", kMaxShards)));
     OP_REQUIRES_OK(context, context->GetAttr("init_rows", &init_rows_));
-    OP_REQUIRES_OK(context, context->GetAttr("container", &container_));
-    OP_REQUIRES_OK(context, context->GetAttr("shared_name", &shared_name_));
+    OP_REQUIRES_OK(context, context->GetAttr("track_changes", &options_.track_changes));
+    OP_REQUIRES_OK(context, context->GetAttr("max_rows", &options_.max_rows));
+    OP_REQUIRES_OK(context, context->GetAttr("max_bytes", &options_.max_bytes));
+    std::string on_full, eviction;
+    OP_REQUIRES_OK(context, context->GetAttr("on_full", &on_full));
+    options_.on_full = on_full == "error" ? OnFull::kError : OnFull::kDecline;
+    OP_REQUIRES_OK(context, context->GetAttr("eviction", &eviction));
+    OP_REQUIRES_OK(context, ToTensorFlow(EvictionPolicy::Parse(eviction, &options_.eviction)));
+    std::vector<float> missing_value;
+    OP_REQUIRES_OK(context, context->GetAttr("missing_value", &missing_value));
+    if (!missing_value.empty()) options_.missing_value = missing_value[0];
+    OP_REQUIRES_OK(context, context->GetAttr("storage", &storage_));
+    OP_REQUIRES_OK(context, context->GetAttr("table_name", &table_name_));
+    OP_REQUIRES_OK(context, named_.Init(context));
   }
 
-  void Compute(OpKernelContext* context) override {
-    TableResource* resource = nullptr;
-    OP_REQUIRES_OK(context, shared_name_.empty() ? Make(context, &resource)
-                                                 : FindOrMakeNamed(context, &resource));
-    Tensor* output;
-    RefCountPtr<TableResource> reference(resource);
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
-    output->scalar<ResourceHandle>()() =
-        ResourceHandle::MakeRefCountingHandle(reference.release(), context->device()->name());
+  void TryCompute(OpKernelContext* context) override {
+    OP_REQUIRES_OK(context, named_.SetHandle(
+                                context, [&](TableResource** made) { return Make(context, made); },
+                                [&](TableResource* found) { return CheckNamed(found); }));
   }
 
  protected:
@@ -55,48 +64,27 @@ class TableOp : public OpKernel {
 
  private:
   absl::Status Make(OpKernelContext* context, TableResource** resource) const {
-    const PoolContext core(context);
-    Shards shards(shards_);
-    for (auto& shard : shards) {
-      TF_RETURN_IF_ERROR(MakeShard(context, schema_, &shard));
-      TF_RETURN_IF_ERROR(ToTensorFlow(shard->Reserve(core, init_rows_)));
+    Storage storage;
+    if (!storage_.empty()) {
+      const auto parsed = std::make_shared<StorageOptions>();
+      TF_RETURN_IF_ERROR(
+          ToTensorFlow(StorageOptions::Parse(storage_, UnsyncedFileSystem(), parsed.get())));
+      storage = parsed;
     }
-    *resource = new TableResource(Contents::Of(std::move(shards)));
-    return absl::OkStatus();
-  }
-
-  // The table of this name, with a reference for the caller and one for this kernel. The resource
-  // manager knows it without owning it.
-  absl::Status FindOrMakeNamed(OpKernelContext* context, TableResource** resource) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (named_ == nullptr) {
-      tensorflow::ResourceMgr* manager = context->resource_manager();
-      const std::string& container = container_.empty() ? manager->default_container() : container_;
-      TableResource* found = nullptr;
-      absl::Status status = manager->Lookup(container, shared_name_, &found);
-      if (absl::IsNotFound(status)) {
-        TF_RETURN_IF_ERROR(Make(context, &found));
-        status = manager->CreateUnowned(container, shared_name_, found);
-        if (absl::IsAlreadyExists(status)) {  // another kernel was faster
-          found->Unref();
-          status = manager->Lookup(container, shared_name_, &found);
-        }
-      }
-      TF_RETURN_IF_ERROR(status);
-      RefCountPtr<TableResource> reference(found);
-      TF_RETURN_IF_ERROR(CheckNamed(*found));
-      named_ = std::move(reference);
-    }
-    named_->Ref();
-    *resource = named_.get();
+    Shards shards;
+    TF_RETURN_IF_ERROR(
+        MakeShards(context, schema_, options_, storage, shards_, init_rows_, &shards));
+    *resource =
+        new TableResource(ContentsOf(std::move(shards)), options_, std::move(storage), table_name_);
     return absl::OkStatus();
   }
 
   // Is the table that another kernel made under this name the one that is wanted here?
-  absl::Status CheckNamed(const TableResource& resource) const {
-    const Shards shards = resource.shards();
+  absl::Status CheckNamed(TableResource* resource) const {
+    const ShardSet::Lease lease = resource->shards()->Acquire();
+    const Shards& shards = lease->shards;
     if (static_cast<int64_t>(shards.size()) != shards_) {
-      return ToTensorFlow(InvalidArgument("shared_name: the table ", shared_name_, " has ",
+      return ToTensorFlow(InvalidArgument("shared_name: the table ", named_.name(), " has ",
                                           shards.size(), " shards, got ", shards_));
     }
     return ToTensorFlow(CheckCompatible(schema_, shards[0]->schema()));
@@ -105,16 +93,16 @@ class TableOp : public OpKernel {
   TableSchema schema_;
   int64_t shards_;
   int64_t init_rows_;
-  std::string container_;
-  std::string shared_name_;
-  std::mutex mutex_;  // guards named_
-  RefCountPtr<TableResource> named_;
+  TableOptions options_;
+  std::string storage_;  // as StorageOptions reads it; "": in memory alone
+  std::string table_name_;
+  NamedResource<TableResource> named_;
 };
 
-class ClearOp : public OpKernel {
+class ClearOp : public CatchingKernel {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
     TableInput table;
     OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
     const PoolContext core(context);
@@ -124,10 +112,25 @@ class ClearOp : public OpKernel {
   }
 };
 
-class SizeOp : public OpKernel {
+class ResetOptimizerOp : public CatchingKernel {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
+    RefCountPtr<TableResource> resource;
+    {
+      TableInput table;
+      OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
+      resource = table.resource.GetNewRef();
+    }  // a change of schema waits for all who hold the table
+    OP_REQUIRES_OK(context, ToTensorFlow(resource->shards()->ResetOptimizer(PoolContext(context))));
+    resource->forget_snapshots();
+  }
+};
+
+class SizeOp : public CatchingKernel {
+ public:
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
     TableInput table;
     OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
     Tensor *rows, *bytes;
@@ -138,6 +141,72 @@ class SizeOp : public OpKernel {
       rows->vec<int64_t>()(s) = table.shards[s]->size();
       bytes->vec<int64_t>()(s) = table.shards[s]->memory_bytes();
     }
+  }
+};
+
+// Gives names (n,) and numbers (n,) as the outputs of an op.
+void OutputNumbers(OpKernelContext* context,
+                   const std::vector<std::pair<const char*, int64_t>>& all) {
+  const TensorShape shape({static_cast<int64_t>(all.size())});
+  Tensor *names, *numbers;
+  OP_REQUIRES_OK(context, context->allocate_output(0, shape, &names));
+  OP_REQUIRES_OK(context, context->allocate_output(1, shape, &numbers));
+  for (size_t i = 0; i < all.size(); ++i) {
+    names->vec<tensorflow::tstring>()(static_cast<int64_t>(i)) = all[i].first;
+    numbers->vec<int64_t>()(static_cast<int64_t>(i)) = all[i].second;
+  }
+}
+
+class CountersOp : public CatchingKernel {
+ public:
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
+    TableInput table;
+    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
+    const TableCounters counters = table.resource->counters();
+    std::vector<std::pair<const char*, int64_t>> all;
+    TableCounters::ForEach([&](const char* name, int64_t TableCounters::* what) {
+      all.emplace_back(name, counters.*what);
+    });
+    OutputNumbers(context, all);
+  }
+};
+
+class TierStatsOp : public CatchingKernel {
+ public:
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
+    TableInput table;
+    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
+    TierStats sum;
+    bool has_tiers = false;
+    for (const auto& shard : table.shards) {
+      const auto* const tiered = dynamic_cast<const TieredTable*>(shard.get());
+      if (tiered == nullptr) continue;
+      has_tiers = true;
+      const TierStats stats = tiered->tier_stats();
+      TierStats::ForEach([&](const char*, int64_t TierStats::* what) { sum.*what += stats.*what; });
+    }
+    std::vector<std::pair<const char*, int64_t>> all;
+    if (has_tiers) {
+      TierStats::ForEach(
+          [&](const char* name, int64_t TierStats::* what) { all.emplace_back(name, sum.*what); });
+    }
+    OutputNumbers(context, all);
+  }
+};
+
+class DescribeOp : public CatchingKernel {
+ public:
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
+    TableInput table;
+    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
+    Tensor *name, *schema;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &name));
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &schema));
+    name->scalar<tensorflow::tstring>()() = table.resource->name();
+    schema->scalar<tensorflow::tstring>()() = table.schema.ToText();
   }
 };
 
@@ -155,6 +224,26 @@ REGISTER_KERNEL_BUILDER(Name("DynembGpuTable").Device(tensorflow::DEVICE_GPU).Ho
 REGISTER_KERNEL_BUILDER(Name("DynembClear").Device(tensorflow::DEVICE_CPU), ClearOp);
 REGISTER_KERNEL_BUILDER(Name("DynembClear").Device(tensorflow::DEVICE_GPU).HostMemory("table"),
                         ClearOp);
+REGISTER_KERNEL_BUILDER(Name("DynembResetOptimizer").Device(tensorflow::DEVICE_CPU),
+                        ResetOptimizerOp);
+REGISTER_KERNEL_BUILDER(
+    Name("DynembResetOptimizer").Device(tensorflow::DEVICE_GPU).HostMemory("table"),
+    ResetOptimizerOp);
+REGISTER_KERNEL_BUILDER(Name("DynembCounters").Device(tensorflow::DEVICE_CPU), CountersOp);
+REGISTER_KERNEL_BUILDER(Name("DynembCounters")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("table")
+                            .HostMemory("names")
+                            .HostMemory("counters"),
+                        CountersOp);
+REGISTER_KERNEL_BUILDER(Name("DynembTierStats").Device(tensorflow::DEVICE_CPU), TierStatsOp);
+REGISTER_KERNEL_BUILDER(Name("DynembDescribe").Device(tensorflow::DEVICE_CPU), DescribeOp);
+REGISTER_KERNEL_BUILDER(Name("DynembDescribe")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("table")
+                            .HostMemory("name")
+                            .HostMemory("schema"),
+                        DescribeOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSize").Device(tensorflow::DEVICE_CPU), SizeOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSize")
                             .Device(tensorflow::DEVICE_GPU)

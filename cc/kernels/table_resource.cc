@@ -1,9 +1,12 @@
 #include "cc/kernels/table_resource.h"
 
 #include <algorithm>
+#include <set>
 
 #include "cc/core/lookup/dedup.h"
 #include "cc/core/lookup/widen.h"
+#include "cc/core/snapshot/writer.h"
+#include "cc/core/storage/tiered_table.h"
 #include "cc/core/table/host_table.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
@@ -23,61 +26,156 @@ std::vector<Table*> Pointers(const Shards& shards) {
   return pointers;
 }
 
-absl::Status MakeShard(OpKernelContext* context, const TableSchema& schema,
-                       std::shared_ptr<Table>* shard) {
-  if (OnGpu(context)) return ToTensorFlow(MakeGpuShard(context, schema, shard));
-  std::unique_ptr<Table> made;
-  TF_RETURN_IF_ERROR(ToTensorFlow(MakeHostTable(schema, &made)));
-  *shard = std::move(made);
-  return absl::OkStatus();
+namespace {
+
+using MakeShard = std::function<Status(const TableOptions&, std::shared_ptr<Table>*)>;
+
+Status MakeEach(const Context& context, const TableOptions& options, int64_t number,
+                int64_t rows_of_shard, const MakeShard& make, Shards* shards) {
+  shards->resize(static_cast<size_t>(number));
+  const std::vector<TableOptions> of_shards = OptionsOfShards(options, static_cast<int>(number));
+  for (size_t s = 0; s < shards->size(); ++s) {
+    std::shared_ptr<Table>& shard = (*shards)[s];
+    DYNEMB_RETURN_IF_ERROR(make(of_shards[s], &shard));
+    DYNEMB_RETURN_IF_ERROR(shard->Reserve(context, std::min(rows_of_shard, shard->max_rows())));
+  }
+  return Status();
 }
 
-Contents Contents::Of(Shards shards) {
-  Contents contents;
+}  // namespace
+
+Status MakeHostShards(const Context& context, const TableSchema& schema,
+                      const TableOptions& options, const Storage& storage, int64_t number,
+                      int64_t rows_of_shard, Shards* shards) {
+  const auto make = [&](const TableOptions& of_shard, std::shared_ptr<Table>* shard) {
+    std::unique_ptr<Table> made;
+    if (storage == nullptr) {
+      DYNEMB_RETURN_IF_ERROR(MakeHostTable(schema, of_shard, &made));
+    } else {
+      DYNEMB_RETURN_IF_ERROR(MakeTieredTable(schema, of_shard, storage->OfShard(number), &made));
+    }
+    *shard = std::move(made);
+    return Status();
+  };
+  return MakeEach(context, options, number, rows_of_shard, make, shards);
+}
+
+absl::Status MakeShards(OpKernelContext* context, const TableSchema& schema,
+                        const TableOptions& options, const Storage& storage, int64_t number,
+                        int64_t rows_of_shard, Shards* shards) {
+  const PoolContext core(context);
+  if (!OnGpu(context)) {
+    return ToTensorFlow(
+        MakeHostShards(core, schema, options, storage, number, rows_of_shard, shards));
+  }
+  if (storage != nullptr) {
+    return ToTensorFlow(InvalidArgument("storage: got some for a table on a GPU, want none"));
+  }
+  const auto make = [&](const TableOptions& of_shard, std::shared_ptr<Table>* shard) {
+    return MakeGpuShard(context, schema, of_shard, shard);
+  };
+  return ToTensorFlow(MakeEach(core, options, number, rows_of_shard, make, shards));
+}
+
+ShardSet::Contents ContentsOf(Shards shards) {
+  ShardSet::Contents contents;
   if (shards[0]->schema().strings) contents.strings = std::make_shared<KeyStrings>();
   contents.shards = std::move(shards);
   return contents;
 }
 
-std::string TableResource::DebugString() const {
-  const Shards held = shards();
+namespace {
+
+int64_t RowsOf(const ShardSet::Lease& held) {
   int64_t rows = 0;
-  for (const auto& shard : held) rows += shard->size();
-  return StrCat("tf_dynemb table of ", rows, " rows in ", held.size(), " shards\n",
-                held[0]->schema().ToText());
+  for (const auto& shard : held->shards) rows += shard->size();
+  return rows;
+}
+
+}  // namespace
+
+int64_t TableResource::rows() const { return RowsOf(shards_.Acquire()); }
+
+std::string TableResource::DebugString() const {
+  if (view_ != nullptr) return "tf_dynemb view of rows that a step has fetched";
+  const ShardSet::Lease held = shards_.Acquire();
+  return StrCat("tf_dynemb table of ", RowsOf(held), " rows in ", held->shards.size(), " shards\n",
+                held->schema().ToText());
 }
 
 int64_t TableResource::MemoryUsed() const {
+  const ShardSet::Lease held = shards_.Acquire();
   int64_t bytes = 0;
-  for (const auto& shard : shards()) bytes += shard->memory_bytes();
+  for (const auto& shard : held->shards) bytes += shard->memory_bytes();
   return bytes;
+}
+
+void TableResource::Replace(ShardSet::Contents contents, const std::vector<uint64_t>& snapshots) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  earlier_.Add(CountersOfShards());
+  shards_.Replace(std::move(contents));
+  earlier_.Add(CountersOfShards(), -1);
+  lineage_.Loaded(snapshots);
+}
+
+TableCounters TableResource::CountersOfShards() const {
+  TableCounters counters;
+  for (const auto& shard : shards_.shards()) counters.Add(shard->counters());
+  return counters;
+}
+
+TableCounters TableResource::counters() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  TableCounters counters = earlier_;
+  counters.Add(CountersOfShards());
+  return counters;
+}
+
+void TableResource::AddNotAdmitted(int64_t keys) {
+  if (keys == 0) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  earlier_.not_admitted += keys;
+}
+
+void TableResource::AddSave(bool is_delta, int64_t microseconds) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++(is_delta ? earlier_.deltas : earlier_.saves);
+  (is_delta ? earlier_.delta_microseconds : earlier_.save_microseconds) += microseconds;
 }
 
 void TableResource::Swap(TableResource* other) {
   if (other == this) return;
   std::scoped_lock lock(mutex_, other->mutex_);
-  std::swap(contents_, other->contents_);
-  std::swap(versions_, other->versions_);
-  std::swap(snapshots_, other->snapshots_);
+  for (TableResource* table : {this, other}) table->earlier_.Add(table->CountersOfShards());
+  ShardSet::Swap(&shards_, &other->shards_);
+  for (TableResource* table : {this, other}) table->earlier_.Add(table->CountersOfShards(), -1);
+  std::swap(lineage_, other->lineage_);
 }
 
-void TableResource::SetVersionOf(uint64_t snapshot, const Shards& shards, int64_t version) {
+Status TableResource::EpochOf(uint64_t snapshot, const Shards& shards, int64_t* epoch) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (contents_.shards != shards) return;
-  versions_[snapshot] = version;
-  if (snapshots_.empty() || snapshots_.back() != snapshot) snapshots_.push_back(snapshot);
+  if (shards_.Has(shards) && lineage_.EpochOf(snapshot, epoch)) return Status();
+  return FailedPrecondition(
+      "base: the table does not know what has changed since this snapshot; a delta needs one that "
+      "was saved of the table, or that it was restored from, with follow=True, and none of a later "
+      "one may have been saved");
 }
 
-Status TableResource::VersionOf(uint64_t snapshot, const Shards& shards, int64_t* version) const {
+Status TableResource::BeginEpoch(const Context& context, const Shards& shards, EndedEpoch* ended) {
+  // One at a time, so that no save forgets the changes since an epoch that is not held yet.
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = versions_.find(snapshot);
-  if (found == versions_.end() || contents_.shards != shards) {
-    return FailedPrecondition(
-        "base: the table does not know what has changed since this snapshot; a delta needs one "
-        "that was saved of the table, or that it was restored from, with follow=True");
-  }
-  *version = found->second;
+  int64_t epoch;
+  DYNEMB_RETURN_IF_ERROR(dynemb::BeginEpoch(context, Pointers(shards), &epoch));
+  *ended = lineage_.Hold(epoch);
   return Status();
+}
+
+void TableResource::SetEpochOf(uint64_t snapshot, uint64_t base, const Shards& shards,
+                               const EndedEpoch& ended) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!shards_.Has(shards)) return;
+  lineage_.Tracked(snapshot, base, *ended);
+  for (const auto& shard : shards) shard->TrimChanges(lineage_.oldest_epoch());
 }
 
 PoolExecutor::PoolExecutor(OpKernelContext* context)
@@ -85,8 +183,8 @@ PoolExecutor::PoolExecutor(OpKernelContext* context)
 
 int PoolExecutor::concurrency() const { return std::max(1, pool_->NumThreads()); }
 
-void PoolExecutor::Run(int64_t tasks, int64_t nanoseconds_per_task,
-                       const std::function<void(int64_t)>& task) {
+void PoolExecutor::RunEach(int64_t tasks, int64_t nanoseconds_per_task,
+                           const std::function<void(int64_t)>& task) {
   tensorflow::Shard(concurrency(), pool_, tasks, std::max<int64_t>(1, nanoseconds_per_task),
                     [&](int64_t begin, int64_t end) {
                       for (int64_t i = begin; i < end; ++i) task(i);
@@ -124,49 +222,90 @@ absl::Status CheckDType(tensorflow::DataType dtype, const TableSchema& schema) {
 
 }  // namespace
 
-absl::Status GetTableOf(OpKernelContext* context, const Tensor& handle, TableInput* table) {
-  if (!tensorflow::TensorShapeUtils::IsScalar(handle.shape())) {
-    return ToTensorFlow(InvalidArgument("table: got shape ", handle.shape().DebugString(),
-                                        ", want the scalar that DynembTable gives"));
+std::vector<const RowReader*> TableInput::readers(MemorySpace space) const {
+  if (resource->view() != nullptr) return {resource->view()};
+  std::vector<const RowReader*> readers;
+  for (const auto& shard : space == MemorySpace::kHost ? shards : in_place) {
+    readers.push_back(shard.get());
   }
-  TF_RETURN_IF_ERROR(tensorflow::LookupResource(
-      context, handle.scalar<tensorflow::ResourceHandle>()(), &table->resource));
-  Contents contents = table->resource->contents();
-  table->shards = std::move(contents.shards);
-  for (const auto& shard : table->shards) table->in_place.push_back(InPlace(shard));
-  table->strings = std::move(contents.strings);
-  table->schema = table->shards[0]->schema();
+  return readers;
+}
+
+std::vector<const Tensor*> TensorsOf(const tensorflow::OpInputList& list) {
+  std::vector<const Tensor*> tensors;
+  for (int i = 0; i < list.size(); ++i) tensors.push_back(&list[i]);
+  return tensors;
+}
+
+absl::Status GetTablesOf(OpKernelContext* context, const std::vector<const Tensor*>& handles,
+                         bool may_be_views, std::vector<TableInput>* tables) {
+  *tables = std::vector<TableInput>(handles.size());
+  std::vector<const ShardSet*> sets;
+  for (size_t t = 0; t < handles.size(); ++t) {
+    if (!tensorflow::TensorShapeUtils::IsScalar(handles[t]->shape())) {
+      return ToTensorFlow(InvalidArgument("table: got shape ", handles[t]->shape().DebugString(),
+                                          ", want the scalar that DynembTable gives"));
+    }
+    TableInput& table = (*tables)[t];
+    TF_RETURN_IF_ERROR(tensorflow::LookupResource(
+        context, handles[t]->scalar<tensorflow::ResourceHandle>()(), &table.resource));
+    if (table.resource->view() != nullptr && !may_be_views) {
+      return ToTensorFlow(
+          FailedPrecondition("table: the rows that a step has fetched can only be looked up"));
+    }
+    sets.push_back(table.resource->shards());
+  }
+  std::vector<ShardSet::Lease> leases = ShardSet::Acquire(sets);
+  for (size_t t = 0; t < handles.size(); ++t) {
+    TableInput& table = (*tables)[t];
+    table.lease = std::move(leases[t]);
+    table.shards = table.lease->shards;
+    table.strings = table.lease->strings;
+    for (const auto& shard : table.shards) table.in_place.push_back(InPlace(shard));
+    table.schema = table.readers(MemorySpace::kHost)[0]->schema();
+  }
   return absl::OkStatus();
 }
 
-absl::Status GetTable(OpKernelContext* context, tensorflow::DataType dtype, TableInput* table) {
+namespace {
+
+absl::Status GetInput(OpKernelContext* context, bool may_be_view, TableInput* table) {
   const Tensor* handle;
+  std::vector<TableInput> tables;
   TF_RETURN_IF_ERROR(context->input("table", &handle));
-  TF_RETURN_IF_ERROR(GetTableOf(context, *handle, table));
+  TF_RETURN_IF_ERROR(GetTablesOf(context, {handle}, may_be_view, &tables));
+  *table = std::move(tables[0]);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status GetTable(OpKernelContext* context, tensorflow::DataType dtype, TableInput* table) {
+  TF_RETURN_IF_ERROR(GetInput(context, false, table));
   return dtype == tensorflow::DT_INVALID ? absl::OkStatus() : CheckDType(dtype, table->schema);
 }
 
-absl::Status GetTableToRead(OpKernelContext* context, tensorflow::DataType dtype,
+absl::Status GetTableToRead(OpKernelContext* context, tensorflow::DataType dtype, bool may_be_view,
                             TableInput* table) {
-  TF_RETURN_IF_ERROR(GetTable(context, tensorflow::DT_INVALID, table));
+  TF_RETURN_IF_ERROR(GetInput(context, may_be_view, table));
   if (CanWiden(table->schema.value_dtype, ToCore(dtype))) return absl::OkStatus();
   return CheckDType(dtype, table->schema);
 }
 
 absl::Status GetKeys(OpKernelContext* context, const TableInput& table, KeyInputs* inputs,
                      MemorySpace space) {
-  const Tensor *keys, *owners;
+  const Tensor *keys, *shard_ids;
   TF_RETURN_IF_ERROR(context->input("keys", &keys));
-  TF_RETURN_IF_ERROR(context->input("owners", &owners));
-  return RouteKeys(*keys, *owners, table, inputs, space);
+  TF_RETURN_IF_ERROR(context->input("shard_ids", &shard_ids));
+  return RouteKeys(*keys, *shard_ids, table, inputs, space);
 }
 
-absl::Status RouteKeys(const Tensor& keys, const Tensor& owners, const TableInput& table,
+absl::Status RouteKeys(const Tensor& keys, const Tensor& shard_ids, const TableInput& table,
                        KeyInputs* inputs, MemorySpace space) {
   inputs->keys_tensor = &keys;
   inputs->keys = {keys.flat<int64_t>().data(), keys.NumElements(), space};
   return ToTensorFlow(Routing::Make(inputs->keys,
-                                    {owners.flat<int32_t>().data(), owners.NumElements()},
+                                    {shard_ids.flat<int32_t>().data(), shard_ids.NumElements()},
                                     static_cast<int>(table.shard_count()), &inputs->routing));
 }
 
@@ -179,12 +318,12 @@ absl::Status KeysToHost(const Context& core, Span<const Key>* keys, std::vector<
   return absl::OkStatus();
 }
 
-absl::Status BeginBirth(const Context& core, const TableInput& table, Span<const Key> keys,
-                        KeyStrings::Birth* birth) {
+absl::Status PinStrings(const Context& core, const TableInput& table, Span<const Key> keys,
+                        KeyStrings::PinGuard* pin) {
   if (table.strings == nullptr) return absl::OkStatus();
   std::vector<Key> copy;
   TF_RETURN_IF_ERROR(KeysToHost(core, &keys, &copy));
-  return ToTensorFlow(KeyStrings::Birth::Begin(table.strings.get(), keys, birth));
+  return ToTensorFlow(KeyStrings::PinGuard::Begin(table.strings.get(), keys, pin, core));
 }
 
 absl::Status GetStrings(OpKernelContext* context, const char* name, const KeyInputs& inputs,
@@ -247,24 +386,84 @@ Status ForEachShard(const TableInput& table, Span<const Key> keys, const Routing
   return Status();
 }
 
-Status MissingKeys(const TableInput& table, Span<const Key> keys, const Routing& routing,
-                   std::vector<Key>* missing) {
-  const Dedup dedup(keys);
-  // Where the values go that nobody asked for: all to one place, by this one thread.
-  std::vector<char> value(table.schema.dim * SizeOf(table.schema.value_dtype));
-  const std::vector<int64_t> place(keys.size);
-  std::vector<Outcome> outcomes(keys.size);
-  Report report;
-  report.outcomes = outcomes;
-  DYNEMB_RETURN_IF_ERROR(ForEachShard(table, keys, routing, [&](Table* shard, const Batch& batch) {
-    return shard->Find(OneThread(), batch, IfMissing::kLeave, Rows(value.data(), place), report);
-  }));
-  std::vector<bool> is_missing(dedup.size());
-  for (int64_t i = 0; i < keys.size; ++i) {
-    if (outcomes[i] == Outcome::kMissing) is_missing[dedup.inverse()[i]] = true;
+Status ForEachReader(const TableInput& table, const KeyInputs& inputs,
+                     const std::function<Status(const RowReader*, const Batch&)>& call) {
+  const std::vector<const RowReader*> readers = table.readers(inputs.keys.space);
+  for (size_t s = 0; s < readers.size(); ++s) {
+    Batch batch;
+    batch.keys = inputs.keys;
+    batch.select = inputs.routing.share(static_cast<int>(s));
+    DYNEMB_RETURN_IF_ERROR(call(readers[s], batch));
   }
+  return Status();
+}
+
+bool HasRoomFor(const TableInput& table, int64_t keys) {
+  return std::all_of(table.shards.begin(), table.shards.end(),
+                     [keys](const auto& shard) { return keys <= shard->room(); });
+}
+
+absl::Status CheckRoom(const Context& core, const TableInput& table, Span<const Key> keys,
+                       const Routing& routing, const bool* exists) {
+  if (!table.resource->refuses_when_full() || HasRoomFor(table, keys.size)) return absl::OkStatus();
+  std::vector<Key> copied;
+  std::vector<KeyOfShard> missing;
+  TF_RETURN_IF_ERROR(KeysToHost(core, &keys, &copied));
+  TF_RETURN_IF_ERROR(ToTensorFlow(MissingKeys(table, keys, routing, &missing)));
+  if (exists != nullptr) {
+    std::set<Key> inserted;
+    for (int64_t i = 0; i < keys.size; ++i) {
+      if (!exists[i]) inserted.insert(keys[i]);
+    }
+    missing.erase(
+        std::remove_if(missing.begin(), missing.end(),
+                       [&](const KeyOfShard& one) { return inserted.count(one.key) == 0; }),
+        missing.end());
+  }
+  return CheckRoomFor(table, missing);
+}
+
+absl::Status CheckRoomFor(const TableInput& table, const std::vector<KeyOfShard>& inserted) {
+  const TableOptions& options = table.resource->options();
+  const size_t budgets = options.have_one_budget() ? 1 : table.shards.size();
+  std::vector<std::vector<Key>> more(budgets);
+  for (const auto& [key, shard] : inserted) more[budgets == 1 ? 0 : shard].push_back(key);
+  for (size_t b = 0; b < budgets; ++b) {
+    const int64_t count = static_cast<int64_t>(more[b].size());
+    const int64_t room = table.shards[b]->room(), most = table.shards[b]->max_rows();
+    if (count <= std::max<int64_t>(0, room)) continue;
+    const char* const limit = options.max_bytes >= 0 ? "max_bytes" : "max_rows";
+    return ToTensorFlow(ResourceExhausted(
+        limit, " of ", table.resource->name(), ": got ", count, " ids without a row, such as ",
+        more[b][0], ", for ", most - room, " rows ", budgets == 1 ? "here" : "in their shard",
+        " that may be ", most, "; give a larger ", limit, ", or an eviction policy"));
+  }
+  return absl::OkStatus();
+}
+
+Status MissingKeys(const TableInput& table, Span<const Key> keys, const Routing& routing,
+                   std::vector<KeyOfShard>* missing) {
+  const Dedup dedup(keys);
+  std::vector<int> shard_of(static_cast<size_t>(dedup.size()), -1);  // of those that are missing
+  std::vector<int64_t> at(static_cast<size_t>(keys.size));
+  int64_t count = 0;
+  Positions misses;
+  misses.at = at;
+  misses.count = &count;
+  Report report;
+  report.misses = &misses;
+  int s = 0;
+  DYNEMB_RETURN_IF_ERROR(ForEachShard(table, keys, routing, [&](Table* shard, const Batch& batch) {
+    DYNEMB_RETURN_IF_ERROR(shard->ReadRows(OneThread(), batch, RowParts(), report));
+    for (int64_t m = 0; m < count; ++m) {
+      shard_of[static_cast<size_t>(dedup.inverse()[misses.at[m]])] = s;
+    }
+    ++s;
+    return Status();
+  }));
   for (int64_t u = 0; u < dedup.size(); ++u) {
-    if (is_missing[u]) missing->push_back(dedup.unique()[u]);
+    const int shard = shard_of[static_cast<size_t>(u)];
+    if (shard >= 0) missing->push_back({dedup.unique()[u], shard});
   }
   return Status();
 }

@@ -3,7 +3,6 @@
 #define TF_DYNEMB_CC_KERNELS_TABLE_RESOURCE_H_
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -13,78 +12,128 @@
 
 #include "cc/core/base/context.h"
 #include "cc/core/base/dtype.h"
+#include "cc/core/base/io_threads.h"
 #include "cc/core/base/span.h"
 #include "cc/core/base/status.h"
 #include "cc/core/shard/routing.h"
+#include "cc/core/snapshot/lineage.h"
+#include "cc/core/storage/storage_options.h"
 #include "cc/core/table/key_strings.h"
+#include "cc/core/table/shard_set.h"
 #include "cc/core/table/table.h"
+#include "cc/core/table/table_options.h"
 #include "cc/kernels/gpu_place.h"
+#include "cc/kernels/monitoring.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
 namespace dynemb {
 
-// The shards of a table, all of one schema.
-using Shards = std::vector<std::shared_ptr<Table>>;
 std::vector<Table*> Pointers(const Shards& shards);
 
-// An empty one where the op is placed.
-absl::Status MakeShard(tensorflow::OpKernelContext* context, const TableSchema& schema,
-                       std::shared_ptr<Table>* shard);
+// How the rows of a table are stored; null: in memory alone.
+using Storage = std::shared_ptr<const StorageOptions>;
 
-// What a table holds: its shards and, if it keeps them, the strings of its keys.
-struct Contents {
-  Shards shards;
-  std::shared_ptr<KeyStrings> strings;
+// Empty ones where the op is placed, so many rows to be expected in each.
+absl::Status MakeShards(tensorflow::OpKernelContext* context, const TableSchema& schema,
+                        const TableOptions& options, const Storage& storage, int64_t number,
+                        int64_t rows_of_shard, Shards* shards);
 
-  // Empty strings beside shards whose schema says that they are kept.
-  static Contents Of(Shards shards);
-};
+// The same in the host's memory, or on disk, outside of an op.
+Status MakeHostShards(const Context& context, const TableSchema& schema,
+                      const TableOptions& options, const Storage& storage, int64_t number,
+                      int64_t rows_of_shard, Shards* shards);
 
-// Holds the contents. A restore puts others in their place; calls under way finish on those they
-// began with.
+// The contents of a new table: empty strings beside shards whose schema says that they are kept.
+ShardSet::Contents ContentsOf(Shards shards);
+
+// A table as a resource: its shards, and the snapshots that its rows contain. Or a view of rows
+// that a step has fetched, which can only be looked up.
 class TableResource : public tensorflow::ResourceBase {
  public:
-  explicit TableResource(Contents contents) : contents_(std::move(contents)) {}
-  Contents contents() const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return contents_;
+  // `name`: of the table, for errors; it may be empty.
+  TableResource(ShardSet::Contents contents, const TableOptions& options, Storage storage,
+                std::string name)
+      : options_(options),
+        storage_(std::move(storage)),
+        name_(std::move(name)),
+        shards_(std::move(contents)) {
+    AddToMonitoring(this);
   }
-  Shards shards() const { return contents().shards; }
-  void Replace(Contents contents, std::vector<uint64_t> snapshots) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    contents_ = std::move(contents);
-    versions_.clear();
-    snapshots_ = std::move(snapshots);
+  explicit TableResource(std::shared_ptr<const RowReader> view)
+      : shards_(ShardSet::Contents()), view_(std::move(view)) {}
+
+  ~TableResource() override {
+    if (view_ == nullptr) RemoveFromMonitoring(this);
   }
+
+  ShardSet* shards() { return &shards_; }
+  // Of the shards together, and of those that are put in their place.
+  const TableOptions& options() const { return options_; }
+  const Storage& storage() const { return storage_; }
+  const std::string& name() const { return name_; }
+  // Whether it is an error if it is full.
+  bool refuses_when_full() const {
+    return options_.is_bounded() && !options_.eviction.evicts() &&
+           options_.on_full == OnFull::kError;
+  }
+  // Of all shards that it had.
+  TableCounters counters() const;
+  int64_t rows() const;
+  // Counts keys that an admission policy gave no row.
+  void AddNotAdmitted(int64_t keys);
+  // Counts a snapshot that has the table, and the time that it took.
+  void AddSave(bool is_delta, int64_t microseconds);
+  const RowReader* view() const { return view_.get(); }
+
+  // Puts other rows in place, which contain these snapshots.
+  void Replace(ShardSet::Contents contents, const std::vector<uint64_t>& snapshots);
   // Exchanges the content of two tables.
   void Swap(TableResource* other);
 
-  // The version that a snapshot ended, for the snapshots that this content can be a delta of: those
-  // saved of it, and the one that it was restored from. `shards` are what the caller works on: if a
-  // restore has put others in their place meanwhile, nothing is noted, and nothing is known.
-  void SetVersionOf(uint64_t snapshot, const Shards& shards, int64_t version);
-  Status VersionOf(uint64_t snapshot, const Shards& shards, int64_t* version) const;
+  // The epoch that a snapshot ended, if `shards`, on which the caller works, know the changes
+  // since.
+  Status EpochOf(uint64_t snapshot, const Shards& shards, int64_t* epoch) const;
+  // An epoch that a save or a load has ended. Changes since then are kept while it lives.
+  using EndedEpoch = std::shared_ptr<const int64_t>;
+  // Begins a new epoch in `shards`, on which the caller works.
+  Status BeginEpoch(const Context& context, const Shards& shards, EndedEpoch* ended);
+  // Notes that a snapshot, a delta of `base` or full, has been saved or loaded as of the end of an
+  // epoch, and forgets changes that nobody can ask for any more. If a restore has put other shards
+  // in place meanwhile, nothing is noted.
+  void SetEpochOf(uint64_t snapshot, uint64_t base, const Shards& shards, const EndedEpoch& ended);
 
-  // The snapshots of which the rows have everything, so that deltas of them can be loaded: the one
-  // that was loaded last, and those that were saved since.
+  // The snapshots of which the rows have everything, so that deltas of them can be loaded; the
+  // latest is the last.
   std::vector<uint64_t> snapshots() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    return snapshots_;
+    return lineage_.snapshots();
   }
   void set_snapshot(uint64_t snapshot) {
     std::lock_guard<std::mutex> lock(mutex_);
-    snapshots_ = {snapshot};
+    lineage_.Loaded({snapshot});
+  }
+  // No delta continues what the rows are now.
+  void forget_snapshots() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    lineage_.Loaded({});
   }
 
   std::string DebugString() const override;
   int64_t MemoryUsed() const override;
 
  private:
-  mutable std::mutex mutex_;
-  Contents contents_;
-  std::map<uint64_t, int64_t> versions_;
-  std::vector<uint64_t> snapshots_;
+  // Those of the shards of now.
+  TableCounters CountersOfShards() const;
+
+  const TableOptions options_;
+  const Storage storage_;
+  const std::string name_;
+  ShardSet shards_;
+  const std::shared_ptr<const RowReader> view_;
+  mutable std::mutex mutex_;  // of what follows, and of the contents being those that it is of
+  Lineage lineage_;
+  TableCounters earlier_;  // of shards that it had before, less what those of now began with
 };
 
 // TensorFlow's intra-op threads.
@@ -92,10 +141,11 @@ class PoolExecutor : public Executor {
  public:
   explicit PoolExecutor(tensorflow::OpKernelContext* context);
   int concurrency() const override;
-  void Run(int64_t tasks, int64_t nanoseconds_per_task,
-           const std::function<void(int64_t)>& task) override;
 
  private:
+  void RunEach(int64_t tasks, int64_t nanoseconds_per_task,
+               const std::function<void(int64_t)>& task) override;
+
   tensorflow::thread::ThreadPool* const pool_;
 };
 
@@ -117,48 +167,65 @@ struct DeviceContext : PoolContext {
 absl::Status ToTensorFlow(const Status& status);
 DType ToCore(tensorflow::DataType dtype);
 
+// The context of calls that read and write files.
+struct FileContext : IoContext {
+  FileContext() = default;
+  FileContext(const FileContext&) = delete;
+  FileContext& operator=(const FileContext&) = delete;
+};
+
 // The table of an op's input "table", held for the length of a kernel's Compute.
 struct TableInput {
   tensorflow::core::RefCountPtr<TableResource> resource;
-  Shards shards;    // called with what is in the host's memory
+  ShardSet::Lease lease;
+  Shards shards;    // called with what is in the host's memory; none: a view
   Shards in_place;  // with what is in the memory of the op's device: on a CPU the same ones
   std::shared_ptr<KeyStrings> strings;  // null if the table keeps none
   TableSchema schema;
-  int64_t shard_count() const { return static_cast<int64_t>(shards.size()); }
+
+  int64_t shard_count() const {
+    return resource->view() != nullptr ? 1 : static_cast<int64_t>(shards.size());
+  }
+  // What is looked up with what is in this memory: the shards, or the view.
+  std::vector<const RowReader*> readers(MemorySpace space) const;
 };
 
-// Errors: not a table; a value dtype other than `dtype` (DT_INVALID where the op has none).
+// Errors: not a table; a view; a value dtype other than `dtype` (DT_INVALID where the op has none).
 absl::Status GetTable(tensorflow::OpKernelContext* context, tensorflow::DataType dtype,
                       TableInput* table);
-// The same for a handle that is not the input "table".
-absl::Status GetTableOf(tensorflow::OpKernelContext* context, const tensorflow::Tensor& handle,
-                        TableInput* table);
+// The tables of handles that are not the input "table", all that the op works on: see
+// ShardSet::Acquire. Views only if `may_be_views`.
+std::vector<const tensorflow::Tensor*> TensorsOf(const tensorflow::OpInputList& list);
+absl::Status GetTablesOf(tensorflow::OpKernelContext* context,
+                         const std::vector<const tensorflow::Tensor*>& handles, bool may_be_views,
+                         std::vector<TableInput>* tables);
 
-// For ops that read values of `dtype`, the table's own or a wider one to which they Widen() them.
+// For ops that look up or export values of `dtype`, the table's own or a wider one to which they
+// Widen() them. `may_be_view`: only lookups.
 absl::Status GetTableToRead(tensorflow::OpKernelContext* context, tensorflow::DataType dtype,
-                            TableInput* table);
+                            bool may_be_view, TableInput* table);
 
-// The inputs keys and owners of an op, and to which shards they go.
+// The inputs keys and shard_ids of an op, and to which shards they go.
 struct KeyInputs {
   const tensorflow::Tensor* keys_tensor;
   Span<const Key> keys;
   Routing routing;
 };
-// Of keys, and whatever goes with them, in the memory `space`; owners are always the host's.
-// Errors: owners that are not, one for each key, shards of the table.
+// Of keys, and whatever goes with them, in the memory `space`; shard ids are always the host's.
+// Errors: shard_ids that are not, one for each key, shards of the table.
 absl::Status GetKeys(tensorflow::OpKernelContext* context, const TableInput& table,
                      KeyInputs* inputs, MemorySpace space = MemorySpace::kHost);
 // The same for given tensors.
-absl::Status RouteKeys(const tensorflow::Tensor& keys, const tensorflow::Tensor& owners,
+absl::Status RouteKeys(const tensorflow::Tensor& keys, const tensorflow::Tensor& shard_ids,
                        const TableInput& table, KeyInputs* inputs,
                        MemorySpace space = MemorySpace::kHost);
 
 // Puts keys that are on the op's GPU into `copy`, and waits for it; others stay where they are.
 absl::Status KeysToHost(const Context& core, Span<const Key>* keys, std::vector<Key>* copy);
 
-// KeyStrings::Birth of a call that may give keys rows, wherever they are.
-absl::Status BeginBirth(const Context& core, const TableInput& table, Span<const Key> keys,
-                        KeyStrings::Birth* birth);
+// KeyStrings::PinGuard of a call that may give keys rows, wherever they are.
+absl::Status PinStrings(const Context& core, const TableInput& table, Span<const Key> keys,
+                        KeyStrings::PinGuard* pin);
 
 // Input `name`, one string per key, as views of it. Error: another number of them.
 absl::Status GetStrings(tensorflow::OpKernelContext* context, const char* name,
@@ -175,7 +242,8 @@ absl::Status RowsOfKeys(const char* name, const tensorflow::Tensor& tensor, cons
 template <typename T>
 absl::Status GetScalar(tensorflow::OpKernelContext* context, const char* name, T* value);
 
-// Calls call(shard, batch) for each shard with its share of the keys, in the keys' memory.
+// Calls call(shard, batch) for each shard with its share of the keys, in the keys' memory; of a
+// table that may be a view, to look keys up.
 Status ForEachShard(const TableInput& table, Span<const Key> keys, const Routing& routing,
                     const std::function<Status(Table*, const Batch&)>& call);
 inline Status ForEachShard(const TableInput& table, const KeyInputs& inputs,
@@ -183,9 +251,29 @@ inline Status ForEachShard(const TableInput& table, const KeyInputs& inputs,
   return ForEachShard(table, inputs.keys, inputs.routing, call);
 }
 
+Status ForEachReader(const TableInput& table, const KeyInputs& inputs,
+                     const std::function<Status(const RowReader*, const Batch&)>& call);
+
+// Whether a table has room for keys that have no row, if it refuses calls when it is full. Of
+// shards that fill up together, and of one table of several that a call writes, this is found here,
+// before anything changes; that no table exceeds its limit is the table's own business.
+// kResourceExhausted: it has not.
+// `exists`: of DynembAccum, which inserts no key of which it is true; null: all are inserted.
+absl::Status CheckRoom(const Context& core, const TableInput& table, Span<const Key> keys,
+                       const Routing& routing, const bool* exists = nullptr);
+
+// The same for distinct keys that are known to have no row.
+struct KeyOfShard {
+  Key key;
+  int shard;
+};
+absl::Status CheckRoomFor(const TableInput& table, const std::vector<KeyOfShard>& inserted);
+// Whether there is room for so many keys, whatever they are.
+bool HasRoomFor(const TableInput& table, int64_t keys);
+
 // The distinct keys that have no row, in the order of their first appearance.
 Status MissingKeys(const TableInput& table, Span<const Key> keys, const Routing& routing,
-                   std::vector<Key>* missing);
+                   std::vector<KeyOfShard>* missing);
 
 // A row-major matrix (or any tensor whose last axis is the row) as rows.
 ConstRows RowsOf(const tensorflow::Tensor& tensor, int64_t rows, int64_t row_bytes,

@@ -1,10 +1,13 @@
 #include "cc/kernels/table_updates.h"
 
+#include <algorithm>
+#include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
+#include <utility>
 
 #include "cc/core/lookup/bags.h"
+#include "cc/core/table/schema_change.h"
 
 namespace dynemb {
 
@@ -13,15 +16,39 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
+namespace {
+
+// As ForEachShard, with what decides about the keys of each shard.
+Status ForEachShardOf(const TableUpdates::Update& update,
+                      const std::function<Status(Table*, const Batch&, const Admission&)>& call) {
+  for (size_t s = 0; s < update.table.shards.size(); ++s) {
+    Batch batch;
+    batch.keys = update.keys;
+    batch.select = update.routing.share(static_cast<int>(s));
+    Admission admission = update.admission;
+    if (update.candidates.resource != nullptr) {
+      admission.candidates = update.candidates.shards[s].get();
+    }
+    DYNEMB_RETURN_IF_ERROR(call(update.table.shards[s].get(), batch, admission));
+  }
+  return Status();
+}
+
+}  // namespace
+
 absl::Status TableUpdates::Init(OpKernelConstruction* context) {
   std::string rule;
   float slot_initial;
   TF_RETURN_IF_ERROR(context->GetAttr("dtype", &dtype_));
   TF_RETURN_IF_ERROR(context->GetAttr("rule", &rule));
   TF_RETURN_IF_ERROR(context->GetAttr("slot_initial", &slot_initial));
-  TF_RETURN_IF_ERROR(context->GetAttr("limits", &limits_));
-  TF_RETURN_IF_ERROR(context->GetAttr("limit_names", &limit_names_));
-  return ToTensorFlow(MakeRuleSpec(rule, slot_initial, &rule_));
+  std::vector<std::string> admission;
+  TF_RETURN_IF_ERROR(context->GetAttr("admission", &admission));
+  for (const std::string& text : admission) {
+    admission_.emplace_back();
+    TF_RETURN_IF_ERROR(ToTensorFlow(AdmissionPolicy::Parse(text, &admission_.back())));
+  }
+  return ToTensorFlow(MakeOptimizerSpec(rule, slot_initial, &rule_));
 }
 
 absl::Status TableUpdates::Get(OpKernelContext* context, std::vector<Update>* updates) const {
@@ -31,10 +58,9 @@ absl::Status TableUpdates::Get(OpKernelContext* context, std::vector<Update>* up
   TF_RETURN_IF_ERROR(context->input("hyper", &hyper));
   TF_RETURN_IF_ERROR(context->input("now", &now));
   updates->resize(tables.size());
-  if (limits_.size() != updates->size() || limit_names_.size() != updates->size()) {
-    return ToTensorFlow(InvalidArgument("limits and limit_names: got ", limits_.size(), " and ",
-                                        limit_names_.size(), ", want one per table, ",
-                                        updates->size()));
+  if (admission_.size() != updates->size()) {
+    return ToTensorFlow(InvalidArgument("admission: got ", admission_.size(),
+                                        ", want one per table, ", updates->size()));
   }
   if (now->NumElements() != tables.size()) {
     return ToTensorFlow(InvalidArgument("now: got ", now->NumElements(),
@@ -45,10 +71,15 @@ absl::Status TableUpdates::Get(OpKernelContext* context, std::vector<Update>* up
                                         ", want a row per table, ", tables.size()));
   }
   const int64_t numbers = hyper->dim_size(1);
+  TF_RETURN_IF_ERROR(Hold(context, updates));
   for (int i = 0; i < tables.size(); ++i) {
     Update& update = (*updates)[i];
     update.hyper = {hyper->flat<double>().data() + i * numbers, numbers};
-    TF_RETURN_IF_ERROR(GetTableOf(context, tables[i], &update.table));
+    update.admission.policy = admission_[i];
+    // The number of the step is a hyper-parameter of all rules.
+    if (numbers > Hyper::kStep) {
+      update.admission.step = static_cast<int64_t>(update.hyper[Hyper::kStep]);
+    }
     const DType held = update.table.schema.value_dtype;
     if (IsFloating(held) && GradientDType(held) != ToCore(dtype_)) {
       return ToTensorFlow(InvalidArgument("gradients: got ", Name(ToCore(dtype_)),
@@ -60,63 +91,137 @@ absl::Status TableUpdates::Get(OpKernelContext* context, std::vector<Update>* up
   return absl::OkStatus();
 }
 
-absl::Status TableUpdates::Run(OpKernelContext* context, const DeviceContext& core,
-                               std::vector<Update>* updates) const {
-  std::vector<KeyStrings::Birth> births(updates->size());
+absl::Status TableUpdates::Hold(OpKernelContext* context, std::vector<Update>* updates) const {
+  OpInputList tables, candidates;
+  TF_RETURN_IF_ERROR(context->input_list("tables", &tables));
+  TF_RETURN_IF_ERROR(context->input_list("candidates", &candidates));
+  std::vector<const Tensor*> handles = TensorsOf(tables);
+  for (const Tensor* handle : TensorsOf(candidates)) handles.push_back(handle);
+  std::vector<TableInput> held;
+  TF_RETURN_IF_ERROR(GetTablesOf(context, handles, false, &held));
+  size_t next = updates->size();
   for (size_t i = 0; i < updates->size(); ++i) {
-    const Update& update = (*updates)[i];
+    Update& update = (*updates)[i];
+    update.table = std::move(held[i]);
+    if (admission_[i].kind != AdmissionPolicy::Kind::kMinCount) continue;
+    if (next == held.size()) return ToTensorFlow(InvalidArgument("candidates: got too few"));
+    update.candidates = std::move(held[next++]);
+    const TableInput& counts = update.candidates;
+    if (counts.shards.size() != update.table.shards.size() || counts.schema.dim != 1 ||
+        counts.schema.value_dtype != DType::kFloat32) {
+      return ToTensorFlow(InvalidArgument(
+          "candidates: want a table of float32, dim 1, with the shards of its table, ",
+          update.table.shards.size()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TableUpdates::SetAdmitted(const Tensor& admitted, Update* update) {
+  update->admission.given = {admitted.flat<bool>().data(), admitted.NumElements()};
+  const bool is_given = update->admission.policy.kind == AdmissionPolicy::Kind::kGiven;
+  if (admitted.NumElements() == (is_given ? update->keys.size : 0)) return absl::OkStatus();
+  return ToTensorFlow(InvalidArgument("admitted: got ", admitted.NumElements(), " for ",
+                                      update->keys.size, " keys, want one for each"));
+}
+
+absl::Status TableUpdates::CheckRoomOf(const DeviceContext& core, const Update& update) {
+  if (update.admission.policy.admits_all()) {
+    return CheckRoom(core, update.table, update.keys, update.routing);
+  }
+  if (core.space != MemorySpace::kHost) {
+    return ToTensorFlow(InvalidArgument("admission: got one for a table on a GPU, want none"));
+  }
+  const TableInput& table = update.table;
+  if (!table.resource->refuses_when_full() || HasRoomFor(table, update.keys.size)) {
+    return absl::OkStatus();
+  }
+  std::vector<KeyOfShard> inserted;
+  int s = 0;
+  TF_RETURN_IF_ERROR(ToTensorFlow(
+      ForEachShardOf(update, [&](Table* shard, const Batch& batch, const Admission& admission) {
+        std::vector<Key> keys;
+        DYNEMB_RETURN_IF_ERROR(AppendAdmitted(core, *shard, batch, admission, &keys));
+        for (const Key key : keys) inserted.push_back({key, s});
+        ++s;
+        return Status();
+      })));
+  return CheckRoomFor(table, inserted);
+}
+
+absl::Status TableUpdates::Check(const DeviceContext& core, const std::vector<Update>& updates,
+                                 std::vector<KeyStrings::PinGuard>* pins) const {
+  for (size_t i = 0; i < updates.size(); ++i) {
+    const Update& update = updates[i];
     std::unique_ptr<RowUpdater> checked;
     TF_RETURN_IF_ERROR(ToTensorFlow(
         MakeRowUpdater(rule_.name, update.table.schema.value_dtype, update.hyper, &checked)));
-    TF_RETURN_IF_ERROR(BeginBirth(core, update.table, update.keys, &births[i]));
-    const RuleSpec& attached = update.table.schema.rule;
-    if (!attached.name.empty() && !(attached == rule_)) {
-      // Refused, in the table's words; before another table gets slots.
-      return ToTensorFlow(update.table.shards[0]->Attach(PoolContext(context), rule_));
-    }
-    if (limits_[i] >= 0) {
-      TF_RETURN_IF_ERROR(CheckLimit(core, update, limits_[i], limit_names_[i]));
-    }
+    TF_RETURN_IF_ERROR(PinStrings(core, update.table, update.keys, &(*pins)[i]));
+    TableSchema schema = update.table.schema;
+    TF_RETURN_IF_ERROR(ToTensorFlow(SetOptimizer(rule_, &schema)));
+    TF_RETURN_IF_ERROR(CheckRoomOf(core, update));
   }
-  const PoolContext on_host(context);
-  std::vector<int64_t> sizes;
-  for (const Update& update : *updates) {
-    sizes.push_back(update.keys.size);
-    for (const auto& shard : update.table.shards) {
-      TF_RETURN_IF_ERROR(ToTensorFlow(shard->Attach(on_host, rule_)));
-    }
-  }
-  std::mutex mutex;
-  Status first;
-  ForEachTable(core, sizes, [&](int64_t i, const Context& of_table) {
-    const Update& update = (*updates)[i];
-    const dynemb::Update how = {&rule_, update.hyper, update.scales};
-    const Status status = ForEachShard(
-        update.table, update.keys, update.routing, [&](Table* shard, const Batch& batch) {
-          return shard->Apply(of_table, batch, update.gradients, how, update.stamp, Report());
-        });
-    if (status.ok()) return;
-    std::lock_guard<std::mutex> lock(mutex);
-    if (first.ok()) first = status;
-  });
-  return ToTensorFlow(first);
+  return absl::OkStatus();
 }
 
-absl::Status TableUpdates::CheckLimit(const DeviceContext& core, const Update& update,
-                                      int64_t limit, const std::string& name) {
-  int64_t size = 0;
-  for (const auto& shard : update.table.shards) size += shard->size();
-  if (size + update.keys.size <= limit) return absl::OkStatus();
-  std::vector<Key> copied, missing;
-  Span<const Key> keys = update.keys;
-  TF_RETURN_IF_ERROR(KeysToHost(core, &keys, &copied));
-  TF_RETURN_IF_ERROR(ToTensorFlow(MissingKeys(update.table, keys, update.routing, &missing)));
-  const int64_t more = static_cast<int64_t>(missing.size());
-  if (more == 0 || size + more <= limit) return absl::OkStatus();
-  return ToTensorFlow(
-      ResourceExhausted(name, ": got ", more, " ids without a row, such as ", missing[0], ", for ",
-                        size, " rows here that may be ", limit,
-                        "; give a larger limit or an eviction (in a collection also a hash_size)"));
+absl::Status TableUpdates::SetOptimizers(OpKernelContext* context,
+                                         std::vector<Update>* updates) const {
+  const OptimizerSpec of_candidates = CandidateOptimizer();
+  std::vector<std::pair<tensorflow::core::RefCountPtr<TableResource>, const OptimizerSpec*>> wanted;
+  for (Update& update : *updates) {
+    wanted.emplace_back(std::move(update.table.resource), &rule_);
+    if (update.candidates.resource != nullptr) {
+      wanted.emplace_back(std::move(update.candidates.resource), &of_candidates);
+    }
+    // A change of schema waits for all who hold the table.
+    update.table = TableInput();
+    update.candidates = TableInput();
+  }
+  for (const auto& [resource, optimizer] : wanted) {
+    TF_RETURN_IF_ERROR(
+        ToTensorFlow(resource->shards()->SetOptimizer(PoolContext(context), *optimizer)));
+  }
+  return Hold(context, updates);
+}
+
+absl::Status TableUpdates::Run(OpKernelContext* context, const DeviceContext& core,
+                               std::vector<Update>* updates) const {
+  std::vector<KeyStrings::PinGuard> pins(updates->size());
+  TF_RETURN_IF_ERROR(Check(core, *updates, &pins));
+  // Once for each table; and again, if a restore has put other rows in place meanwhile.
+  const auto untrained = [](const Update& update) {
+    const TableInput& counts = update.candidates;
+    return update.table.schema.rule.name.empty() ||
+           (counts.resource != nullptr && counts.schema.rule.name.empty());
+  };
+  while (std::any_of(updates->begin(), updates->end(), untrained)) {
+    pins = std::vector<KeyStrings::PinGuard>(updates->size());
+    TF_RETURN_IF_ERROR(SetOptimizers(context, updates));
+    TF_RETURN_IF_ERROR(Check(core, *updates, &pins));
+  }
+  std::vector<int64_t> sizes;
+  for (const Update& update : *updates) sizes.push_back(update.keys.size);
+  return ToTensorFlow(ForEachTable(core, sizes, [&](int64_t i, const Context& of_table) {
+    return UpdateTable(of_table, rule_, (*updates)[i]);
+  }));
+}
+
+Status TableUpdates::UpdateTable(const Context& context, const OptimizerSpec& rule,
+                                 const Update& update) {
+  const dynemb::Update how = {&rule, update.hyper, update.scales};
+  if (update.admission.policy.admits_all()) {
+    return ForEachShard(
+        update.table, update.keys, update.routing, [&](Table* shard, const Batch& batch) {
+          return shard->Apply(context, batch, update.gradients, how, update.stamp, Report());
+        });
+  }
+  return ForEachShardOf(update, [&](Table* shard, const Batch& batch, const Admission& admission) {
+    int64_t declined;
+    const Status status = ApplyAdmitted(context, shard, batch, update.gradients, how, update.stamp,
+                                        admission, &declined);
+    update.table.resource->AddNotAdmitted(declined);
+    return status;
+  });
 }
 
 }  // namespace dynemb

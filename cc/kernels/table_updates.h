@@ -7,6 +7,7 @@
 
 #include "cc/core/base/span.h"
 #include "cc/core/optimizer/rule.h"
+#include "cc/core/policy/admission.h"
 #include "cc/core/shard/routing.h"
 #include "cc/core/table/key_strings.h"
 #include "cc/kernels/table_resource.h"
@@ -15,8 +16,8 @@
 
 namespace dynemb {
 
-// The updates of one op: its inputs tables, hyper and now, its attrs dtype, rule, slot_initial
-// and limits, and what the op adds for each table.
+// The updates of one op: its inputs tables, hyper, now and candidates, its attrs dtype, rule,
+// slot_initial and admission, and what the op adds for each table.
 class TableUpdates {
  public:
   // One table's, in the memory of the op's device. Whoever makes it keeps what it views.
@@ -28,27 +29,41 @@ class TableUpdates {
     Span<const double> hyper;
     Routing routing;
     Stamp stamp;
+    TableInput candidates;  // of a table whose admission counts occurrences
+    Admission admission;    // but for its candidates, which are those of a shard
   };
 
   // Errors: an attr that is wrong.
   absl::Status Init(tensorflow::OpKernelConstruction* context);
 
-  // The tables, to be completed; errors: inputs that are wrong.
+  // The tables, to be completed; errors: inputs that are wrong. They are held until Run has ended.
   absl::Status Get(tensorflow::OpKernelContext* context, std::vector<Update>* updates) const;
+
+  // What an op is given about admission by its caller; errors: not one for each key.
+  static absl::Status SetAdmitted(const tensorflow::Tensor& admitted, Update* update);
 
   // Whatever is wrong with one of them is found before any changes.
   absl::Status Run(tensorflow::OpKernelContext* context, const DeviceContext& core,
                    std::vector<Update>* updates) const;
 
  private:
-  // Errors: keys without a row that are more than a limit leaves room for.
-  static absl::Status CheckLimit(const DeviceContext& core, const Update& update, int64_t limit,
-                                 const std::string& name);
+  // Whatever can be found wrong before anything changes. The strings of the keys are held then.
+  absl::Status Check(const DeviceContext& core, const std::vector<Update>& updates,
+                     std::vector<KeyStrings::PinGuard>* pins) const;
+  // The tables of the op, and their candidates, held together.
+  absl::Status Hold(tensorflow::OpKernelContext* context, std::vector<Update>* updates) const;
+  // Gives tables that have no optimizer yet this one; holds all of them anew then.
+  absl::Status SetOptimizers(tensorflow::OpKernelContext* context,
+                             std::vector<Update>* updates) const;
+  // Whether the table has room for the rows that an update will insert.
+  static absl::Status CheckRoomOf(const DeviceContext& core, const Update& update);
+  // Updates one table.
+  static Status UpdateTable(const Context& context, const OptimizerSpec& rule,
+                            const Update& update);
 
   tensorflow::DataType dtype_;
-  RuleSpec rule_;
-  std::vector<int64_t> limits_;
-  std::vector<std::string> limit_names_;
+  OptimizerSpec rule_;
+  std::vector<AdmissionPolicy> admission_;
 };
 
 }  // namespace dynemb

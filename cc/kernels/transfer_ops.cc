@@ -9,6 +9,7 @@
 #include "cc/core/lookup/widen.h"
 #include "cc/core/snapshot/manifest.h"
 #include "cc/core/table/row_adapter.h"
+#include "cc/kernels/catching_kernel.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -16,23 +17,24 @@
 namespace dynemb {
 namespace {
 
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
+using tensorflow::core::RefCountPtr;
 
-class ExportOp : public OpKernel {
+class ExportOp : public CatchingKernel {
  public:
-  explicit ExportOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit ExportOp(OpKernelConstruction* context) : CatchingKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
+    OP_REQUIRES_OK(context, context->GetAttr("whole_rows", &whole_rows_));
   }
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     TableInput table;
     int64_t limit;
     const Tensor* cursor;
-    OP_REQUIRES_OK(context, GetTableToRead(context, dtype_, &table));
+    OP_REQUIRES_OK(context, GetTableToRead(context, dtype_, false, &table));
     OP_REQUIRES_OK(context, GetScalar(context, "limit", &limit));
     OP_REQUIRES_OK(context, context->input("cursor", &cursor));
     OP_REQUIRES(context, cursor->dims() == 1 && cursor->NumElements() == 3,
@@ -52,22 +54,26 @@ class ExportOp : public OpKernel {
     int64_t capacity = 1024;
     for (const auto& held : table.shards) capacity += held->size();
     if (limit >= 0) capacity = std::min(capacity, limit);
+    RowLayout layout(table.schema);
+    if (!whole_rows_) layout.dim = layout.value_bytes = layout.slots_bytes = 0;
     Buffers buffers;
-    OP_REQUIRES_OK(context, buffers.Grow(context, dtype_, table.schema, capacity));
-    KeyStrings::Birth no_sweep;  // no row that is exported loses its string
+    OP_REQUIRES_OK(context, buffers.Grow(context, dtype_, layout, capacity));
+    KeyStrings::PinGuard no_sweep;  // no row that is exported loses its string
     OP_REQUIRES_OK(context,
-                   ToTensorFlow(KeyStrings::Birth::Begin(table.strings.get(), {}, &no_sweep)));
+                   ToTensorFlow(KeyStrings::PinGuard::Begin(table.strings.get(), {}, &no_sweep)));
     const PoolContext core(context);
     int64_t rows = 0;
     while (shard < table.shard_count()) {
       if (rows == capacity) {
         if (limit >= 0) break;
         capacity += capacity / 4;
-        OP_REQUIRES_OK(context, buffers.Grow(context, dtype_, table.schema, capacity));
+        OP_REQUIRES_OK(context, buffers.Grow(context, dtype_, layout, capacity));
       }
       int64_t exported = 0;
-      OP_REQUIRES_OK(context, ToTensorFlow(table.shards[shard]->Export(
-                                  core, &place, buffers.From(rows, table.schema), &exported)));
+      OP_REQUIRES_OK(
+          context,
+          ToTensorFlow(table.shards[shard]->Export(
+              core, &place, buffers.From(rows, table.schema.value_dtype, layout), &exported)));
       rows += exported;
       if (place.done) {
         ++shard;
@@ -76,7 +82,10 @@ class ExportOp : public OpKernel {
     }
     const DType held = table.schema.value_dtype, wanted = ToCore(dtype_);
     const int64_t dim = table.schema.dim;
-    Widen(core, MutableRowsOf(&buffers.part[1], rows, dim * SizeOf(wanted)), held, wanted, dim);
+    if (whole_rows_) {
+      const Rows values = MutableRowsOf(&buffers.part[1], rows, dim * SizeOf(wanted));
+      OP_REQUIRES_OK(context, ToTensorFlow(Widen(core, values, held, wanted, dim)));
+    }
     for (int part = 0; part < 4; ++part)
       context->set_output(part, buffers.part[part].Slice(0, rows));
     Tensor *schema, *next;
@@ -93,8 +102,10 @@ class ExportOp : public OpKernel {
     if (table.strings == nullptr) return;
     auto out = strings->vec<tensorflow::tstring>();
     const Span<const Key> keys(buffers.part[0].flat<int64_t>().data(), rows);
-    OP_REQUIRES_OK(context, ToTensorFlow(table.strings->Get(
-                                keys, [&](int64_t i, const std::string& s) { out(i) = s; })));
+    OP_REQUIRES_OK(context,
+                   ToTensorFlow(table.strings->Get(keys, [&](int64_t i, std::string_view s) {
+                     out(i).assign(s.data(), s.size());
+                   })));
   }
 
  private:
@@ -102,9 +113,8 @@ class ExportOp : public OpKernel {
   struct Buffers {
     Tensor part[4];
 
-    absl::Status Grow(OpKernelContext* context, tensorflow::DataType dtype,
-                      const TableSchema& schema, int64_t capacity) {
-      const RowLayout layout(schema);
+    absl::Status Grow(OpKernelContext* context, tensorflow::DataType dtype, const RowLayout& layout,
+                      int64_t capacity) {
       tensorflow::AllocatorAttributes in_host_memory;
       in_host_memory.set_on_host(true);
       const std::pair<tensorflow::DataType, TensorShape> want[] = {
@@ -126,8 +136,7 @@ class ExportOp : public OpKernel {
     }
 
     // What is free from row `first` on. Values are written for Widen().
-    RowParts From(int64_t first, const TableSchema& schema) {
-      const RowLayout layout(schema);
+    RowParts From(int64_t first, DType held, const RowLayout& layout) {
       const int64_t room = part[0].NumElements() - first;
       const auto rows = [&](int p, int64_t bytes) {
         char* data = const_cast<char*>(part[p].tensor_data().data());
@@ -136,8 +145,7 @@ class ExportOp : public OpKernel {
       RowParts out;
       out.keys = {part[0].flat<int64_t>().data() + first, room};
       const DType wanted = ToCore(part[1].dtype());
-      out.values =
-          NarrowRows(rows(1, layout.dim * SizeOf(wanted)), schema.value_dtype, wanted, layout.dim);
+      out.values = NarrowRows(rows(1, layout.dim * SizeOf(wanted)), held, wanted, layout.dim);
       out.slots = rows(2, layout.slots_bytes);
       out.meta = rows(3, layout.meta_bytes);
       return out;
@@ -145,17 +153,18 @@ class ExportOp : public OpKernel {
   };
 
   tensorflow::DataType dtype_;
+  bool whole_rows_;
 };
 
-class ImportOp : public OpKernel {
+class ImportOp : public CatchingKernel {
  public:
-  explicit ImportOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit ImportOp(OpKernelConstruction* context) : CatchingKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
     OP_REQUIRES_OK(context, context->GetAttr("replace", &replace_));
     OP_REQUIRES_OK(context, context->GetAttr("adopt_seed", &adopt_seed_));
   }
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     TableInput table;
     KeyInputs inputs;
     ConstRowParts rows;
@@ -188,41 +197,45 @@ class ImportOp : public OpKernel {
     }
 
     const PoolContext core(context);
+    // Rows come with their slots: a table that has no optimizer takes theirs.
+    if (!replace_ && table.schema.rule.name.empty() && !from.rule.name.empty()) {
+      const RefCountPtr<TableResource> resource = table.resource.GetNewRef();
+      table = TableInput();  // a change of schema waits for all who hold the table
+      OP_REQUIRES_OK(context, ToTensorFlow(resource->shards()->SetOptimizer(core, from.rule)));
+      OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
+    }
     Shards targets = table.shards;
     std::shared_ptr<KeyStrings> target_strings = table.strings;
     if (replace_) {
-      for (auto& target : targets) {
-        TableSchema schema = target->schema();
-        if (adopt_seed_) schema.initializer.seed = from.initializer.seed;
-        OP_REQUIRES_OK(context, MakeShard(context, schema, &target));
-        OP_REQUIRES_OK(context,
-                       ToTensorFlow(target->Reserve(core, inputs.keys.size / table.shard_count())));
-      }
-      target_strings = Contents::Of(targets).strings;
+      TableSchema schema = table.schema;
+      if (schema.rule.name.empty()) schema.rule = from.rule;
+      if (adopt_seed_) schema.initializer.seed = from.initializer.seed;
+      OP_REQUIRES_OK(context, MakeShards(context, schema, table.resource->options(),
+                                         table.resource->storage(), table.shard_count(),
+                                         inputs.keys.size / table.shard_count(), &targets));
+      target_strings = ContentsOf(targets).strings;
     }
-    KeyStrings::Birth birth;
+    KeyStrings::PinGuard pin;
     if (target_strings != nullptr) {
       OP_REQUIRES_OK(context, ToTensorFlow(target_strings->Record(inputs.keys, strings)));
-      OP_REQUIRES_OK(context, ToTensorFlow(KeyStrings::Birth::Begin(target_strings.get(),
-                                                                    inputs.keys, &birth)));
-    }
-    if (!from.rule.name.empty()) {
-      for (const auto& target : targets) {
-        OP_REQUIRES_OK(context, ToTensorFlow(target->Attach(core, from.rule)));
-      }
+      OP_REQUIRES_OK(context, ToTensorFlow(KeyStrings::PinGuard::Begin(target_strings.get(),
+                                                                       inputs.keys, &pin)));
     }
     RowAdapter adapter(from, targets[0]->schema());
-    OP_REQUIRES_OK(context, ToTensorFlow(ImportRows(core, Pointers(targets), inputs.routing,
+    OP_REQUIRES_OK(context, ToTensorFlow(InsertRows(core, Pointers(targets), inputs.routing,
                                                     adapter.Adapt(rows))));
     if (!replace_) return;
+    const bool evicts = table.resource->options().eviction.evicts();
     int64_t imported = 0;
-    for (const auto& target : targets) imported += target->size();
+    for (const auto& target : targets) {
+      imported += evicts ? target->counters().inserted : target->size();
+    }
     OP_REQUIRES(
         context, imported == inputs.keys.size,
         ToTensorFlow(Status(Code::kDataLoss, StrCat("rows to restore: got ", inputs.keys.size,
                                                     " keys of which only ", imported,
                                                     " are distinct; the file is damaged"))));
-    table.resource->Replace({std::move(targets), target_strings}, std::move(snapshots));
+    table.resource->Replace({std::move(targets), target_strings}, snapshots);
   }
 
  private:
@@ -276,7 +289,7 @@ REGISTER_KERNEL_BUILDER(Name("DynembImport")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("table")
                             .HostMemory("keys")
-                            .HostMemory("owners")
+                            .HostMemory("shard_ids")
                             .HostMemory("values")
                             .HostMemory("slots")
                             .HostMemory("meta")

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cc/kernels/catching_kernel.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -12,19 +13,18 @@
 namespace dynemb {
 namespace {
 
-using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-class UpsertOp : public OpKernel {
+class UpsertOp : public CatchingKernel {
  public:
-  explicit UpsertOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit UpsertOp(OpKernelConstruction* context) : CatchingKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
   }
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     TableInput table;
     KeyInputs inputs;
     ConstRows values;
@@ -34,8 +34,9 @@ class UpsertOp : public OpKernel {
     OP_REQUIRES_OK(context, GetKeys(context, table, &inputs, core.space));
     OP_REQUIRES_OK(context, GetRows(context, "values", inputs, table.schema, &values));
     OP_REQUIRES_OK(context, GetScalar(context, "now", &stamp.now));
-    KeyStrings::Birth birth;
-    OP_REQUIRES_OK(context, BeginBirth(core, table, inputs.keys, &birth));
+    KeyStrings::PinGuard pin;
+    OP_REQUIRES_OK(context, PinStrings(core, table, inputs.keys, &pin));
+    OP_REQUIRES_OK(context, CheckRoom(core, table, inputs.keys, inputs.routing));
     OP_REQUIRES_OK(context,
                    ToTensorFlow(ForEachShard(table, inputs, [&](Table* shard, const Batch& batch) {
                      return shard->Upsert(core, batch, values, stamp, Report());
@@ -46,13 +47,13 @@ class UpsertOp : public OpKernel {
   tensorflow::DataType dtype_;
 };
 
-class AccumOp : public OpKernel {
+class AccumOp : public CatchingKernel {
  public:
-  explicit AccumOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit AccumOp(OpKernelConstruction* context) : CatchingKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
   }
 
-  void Compute(OpKernelContext* context) override {
+  void TryCompute(OpKernelContext* context) override {
     TableInput table;
     KeyInputs inputs;
     ConstRows values_or_deltas;
@@ -70,8 +71,12 @@ class AccumOp : public OpKernel {
                                              ", want the keys' shape ",
                                              inputs.keys_tensor->shape().DebugString())));
     const Span<const bool> flags(exists->flat<bool>().data(), exists->NumElements(), core.space);
-    KeyStrings::Birth birth;
-    OP_REQUIRES_OK(context, BeginBirth(core, table, inputs.keys, &birth));
+    KeyStrings::PinGuard pin;
+    OP_REQUIRES_OK(context, PinStrings(core, table, inputs.keys, &pin));
+    if (core.space == MemorySpace::kHost) {
+      OP_REQUIRES_OK(context,
+                     CheckRoom(core, table, inputs.keys, inputs.routing, flags.data_or_null()));
+    }
     OP_REQUIRES_OK(
         context, ToTensorFlow(ForEachShard(table, inputs, [&](Table* shard, const Batch& batch) {
           return shard->Accumulate(core, batch, values_or_deltas, flags, stamp, Report());
@@ -82,10 +87,10 @@ class AccumOp : public OpKernel {
   tensorflow::DataType dtype_;
 };
 
-class RemoveOp : public OpKernel {
+class RemoveOp : public CatchingKernel {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
     TableInput table;
     KeyInputs inputs;
     const DeviceContext core(context);
@@ -114,38 +119,39 @@ struct StringInputs {
   }
 };
 
-class KeepStringsOp : public OpKernel {
+class RecordKeyStringsOp : public CatchingKernel {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
     StringInputs inputs;
     OP_REQUIRES_OK(context, inputs.Get(context));
     KeyStrings* strings = inputs.table.strings.get();
     const PoolContext core(context);
     OP_REQUIRES_OK(context, ToTensorFlow(strings->Sweep(core, inputs.table.shards)));
-    OP_REQUIRES_OK(context, ToTensorFlow(strings->Record(inputs.keys.keys, inputs.strings)));
+    OP_REQUIRES_OK(context, ToTensorFlow(strings->Record(inputs.keys.keys, inputs.strings, core)));
   }
 };
 
-class WithStringsOp : public OpKernel {
+class WithStringsOp : public CatchingKernel {
  public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
     StringInputs inputs;
     OP_REQUIRES_OK(context, inputs.Get(context));
-    OP_REQUIRES_OK(context,
-                   ToTensorFlow(inputs.table.strings->Check(inputs.keys.keys, inputs.strings)));
+    OP_REQUIRES_OK(context, ToTensorFlow(inputs.table.strings->Check(
+                                inputs.keys.keys, inputs.strings, PoolContext(context))));
     context->set_output(0, context->input(0));
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("DynembKeepStrings").Device(tensorflow::DEVICE_CPU), KeepStringsOp);
-REGISTER_KERNEL_BUILDER(Name("DynembKeepStrings")
+REGISTER_KERNEL_BUILDER(Name("DynembRecordKeyStrings").Device(tensorflow::DEVICE_CPU),
+                        RecordKeyStringsOp);
+REGISTER_KERNEL_BUILDER(Name("DynembRecordKeyStrings")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("table")
                             .HostMemory("keys")
                             .HostMemory("strings"),
-                        KeepStringsOp);
+                        RecordKeyStringsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembWithStrings").Device(tensorflow::DEVICE_CPU), WithStringsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembWithStrings")
                             .Device(tensorflow::DEVICE_GPU)
@@ -157,19 +163,19 @@ REGISTER_KERNEL_BUILDER(Name("DynembUpsert").Device(tensorflow::DEVICE_CPU), Ups
 REGISTER_KERNEL_BUILDER(Name("DynembUpsert")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("table")
-                            .HostMemory("owners")
+                            .HostMemory("shard_ids")
                             .HostMemory("now"),
                         UpsertOp);
 REGISTER_KERNEL_BUILDER(Name("DynembAccum").Device(tensorflow::DEVICE_CPU), AccumOp);
 REGISTER_KERNEL_BUILDER(Name("DynembAccum")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("table")
-                            .HostMemory("owners")
+                            .HostMemory("shard_ids")
                             .HostMemory("now"),
                         AccumOp);
 REGISTER_KERNEL_BUILDER(Name("DynembRemove").Device(tensorflow::DEVICE_CPU), RemoveOp);
 REGISTER_KERNEL_BUILDER(
-    Name("DynembRemove").Device(tensorflow::DEVICE_GPU).HostMemory("table").HostMemory("owners"),
+    Name("DynembRemove").Device(tensorflow::DEVICE_GPU).HostMemory("table").HostMemory("shard_ids"),
     RemoveOp);
 
 }  // namespace

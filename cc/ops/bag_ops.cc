@@ -91,7 +91,7 @@ dims: of each table.
   op.Input("ids: int64")                               \
       .Input("lengths: length_type")                   \
       .Input("id_weights: dtype")                      \
-      .Input("owners: int32")                          \
+      .Input("table_ids: int32")                       \
       .Input("strides: int64")                         \
       .Input("inverse: int64")                         \
       .Attr("dtype: {float, double}")                  \
@@ -106,6 +106,7 @@ DYNEMB_BAGS(
     REGISTER_OP("DynembLookupBags").Input("weights: T * dtype").Input("tables: T * resource"))
     .Output("values: dtype")
     .Attr("T: int >= 1")
+    .Attr("repeats: list(int) = []")
     .SetIsStateful()
     .SetShapeFn(LookupBagsShape)
     .Doc(R"doc(
@@ -115,7 +116,7 @@ weights: of the tables, from DynembHandles; not used, as in DynembLookup.
 ids: shape (n,), those of each input feature together, and in it those of each bag.
 lengths: how many ids each bag has, shape (features * bags,) or (sum of strides,).
 id_weights: shape (n,), or (0,) for none.
-owners: for each output feature in turn the table of each of its ids, in place of the feature's; or (0,).
+table_ids: for each output feature in turn the table of each of its ids, in place of the feature's; or (0,).
 strides: how many bags each input feature has, shape (inputs,), or (0,) if all have as many.
 inverse: which bag of a feature each example has, shape (inputs, examples), or (0,): each has its own.
 values: (examples, sum of the features' dims); if nothing is pooled, (ids of the features, dim).
@@ -124,10 +125,11 @@ features: of each output feature, its number in the input.
 feature_tables: its table.
 hash_sizes: of each table into how many rows ids are hashed, 0 for a row for each id; empty: of all tables 0.
 poolings: sum: sum(w v); mean: sum(w v) / sum(w), zeros where the sum is 0; none: of all features or of no feature.
+repeats: for the gradient, a DynembSumBags.
 )doc");
 
-DYNEMB_BAGS(REGISTER_OP("DynembOwners").Input("tables: T * resource"))
-    .Output("new_owners: int32")
+DYNEMB_BAGS(REGISTER_OP("DynembRouteOverflow").Input("tables: T * resource"))
+    .Output("new_table_ids: int32")
     .Attr("T: int >= 1")
     .Attr("limits: list(int)")
     .Attr("instead: list(int)")
@@ -137,12 +139,12 @@ DYNEMB_BAGS(REGISTER_OP("DynembOwners").Input("tables: T * resource"))
       return absl::OkStatus();
     })
     .Doc(R"doc(
-The owners of a lookup whose tables have limits: ids without a row are in another table once a table is full.
+The table_ids of a lookup whose tables have limits: ids without a row are in another table once a table is full.
 Of those that a batch has, the first get what room there is.
 
 limits: how many rows each table may have; -1 for any number.
 instead: the table of the others, of each table that has a limit.
-new_owners: the input owners of the ops about bags.
+new_table_ids: the input table_ids of the ops about bags.
 )doc");
 
 DYNEMB_BAGS(REGISTER_OP("DynembSumBags").Input("gradient: dtype"))
@@ -150,6 +152,7 @@ DYNEMB_BAGS(REGISTER_OP("DynembSumBags").Input("gradient: dtype"))
     .Output("sums: T * dtype")
     .Attr("T: int >= 1")
     .Attr("dims: list(int)")
+    .Attr("repeats: list(int) = []")
     .SetShapeFn(SumBagsShape)
     .Doc(R"doc(
 The gradient of DynembLookupBags to its tables: for each the distinct keys, and the sum of what each key's
@@ -159,20 +162,22 @@ gradient: of the values.
 keys: shape (m,), in the order of first appearance.
 sums: shape (m, dim).
 dims: of each table.
+repeats: of each table, as of DynembSumByKey; empty: of all 1.
 )doc");
 
 DYNEMB_BAGS(REGISTER_OP("DynembApplyBags")
                 .Input("tables: N * resource")
                 .Input("hyper: double")
                 .Input("now: int64")
+                .Input("candidates: C * resource")
                 .Input("gradient: dtype"))
     .Attr("N: int >= 1")
+    .Attr("C: int >= 0")
     .Attr("trained: list(int)")
     .Attr("dims: list(int)")
     .Attr("rule: string")
     .Attr("slot_initial: float = 0.0")
-    .Attr("limits: list(int)")
-    .Attr("limit_names: list(string)")
+    .Attr("admission: list(string)")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); })
     .Doc(R"doc(
@@ -181,6 +186,7 @@ DynembApply on what DynembSumBags would give, without it: tables add up the grad
 tables: those to be trained.
 trained: which of the tables of the lookup they are.
 dims: of all tables of the lookup.
+admission: as of DynembApply, but 'given'.
 )doc");
 
 DYNEMB_BAGS(REGISTER_OP("DynembBagWeightsGradient")

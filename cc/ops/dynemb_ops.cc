@@ -2,9 +2,10 @@
 // in cc/kernels. Those about bags are in bag_ops.cc.
 //
 // Conventions. `tables` are the shards of one variable, all of one schema. `keys` are int64 of any
-// shape (...); rows that go with them have shape (..., dim). `owners`, int32, has one shard number
-// per key in the order of the flattened keys, or is empty where there is one table. `now` is a
-// scalar that goes to the meta field `used` of the rows that are written, where the schema has one.
+// shape (...); rows that go with them have shape (..., dim). `shard_ids`, int32, has one shard
+// number per key in the order of the flattened keys, or is empty where there is one table. `now` is
+// a scalar that goes to the meta field `used` of the rows that are written, where the schema has
+// one.
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -61,14 +62,22 @@ absl::Status SizeShape(InferenceContext* c) {
 }
 
 // What makes a table, in host memory or on a GPU.
-#define DYNEMB_TABLE(op)                \
-  op.Output("table: resource")          \
-      .Attr("schema: string")           \
-      .Attr("shards: int >= 1 = 1")     \
-      .Attr("init_rows: int >= 0 = 0")  \
-      .Attr("container: string = ''")   \
-      .Attr("shared_name: string = ''") \
-      .SetIsStateful()                  \
+#define DYNEMB_TABLE(op)                               \
+  op.Output("table: resource")                         \
+      .Attr("schema: string")                          \
+      .Attr("shards: int >= 1 = 1")                    \
+      .Attr("init_rows: int >= 0 = 0")                 \
+      .Attr("track_changes: bool = false")             \
+      .Attr("max_rows: int = -1")                      \
+      .Attr("max_bytes: int = -1")                     \
+      .Attr("on_full: {'error', 'decline'} = 'error'") \
+      .Attr("eviction: string = ''")                   \
+      .Attr("missing_value: list(float) = []")         \
+      .Attr("storage: string = ''")                    \
+      .Attr("table_name: string = 'table'")            \
+      .Attr("container: string = ''")                  \
+      .Attr("shared_name: string = ''")                \
+      .SetIsStateful()                                 \
       .SetShapeFn(tensorflow::shape_inference::ScalarShape)
 
 DYNEMB_TABLE(REGISTER_OP("DynembTable")).Doc(R"doc(
@@ -82,6 +91,18 @@ table: the handle.
 schema: what a row is made of, in the text form of TableSchema.
 shards: how many.
 init_rows: rows for which the index of each shard is made large enough at once.
+track_changes: whether the keys that change are noted from the start, and each snapshot can be a base.
+max_rows: how many rows the shards may have together; -1 for any number.
+max_bytes: how many bytes of memory their rows and indices may take together; -1 for any number. Each shard has
+  an equal share.
+on_full: what a full table does with the keys that it has no room for, unless it evicts: the call is an error,
+  or the last keys of the batch are not inserted and their gradients dropped.
+eviction: which rows leave to make room, and when they expire: '', 'lru', 'lfu', 'lfu half_life 100' or 'norm',
+  and after it ' ttl 1000', in units of `now`. Shards that evict have equal shares of max_rows.
+missing_value: what each number of a key without a row reads as; none: its initial value.
+storage: where rows are: '', in memory; or 'host 1000000 owner a disk /path', in so many bytes of memory, and
+  those for which there is no room in files in that folder. Tables of one owner may share it.
+table_name: for errors.
 )doc");
 
 DYNEMB_TABLE(REGISTER_OP("DynembGpuTable")).Doc(R"doc(
@@ -92,11 +113,12 @@ REGISTER_OP("DynembLookup")
     .Input("weight: dtype")
     .Input("table: resource")
     .Input("keys: int64")
-    .Input("owners: int32")
+    .Input("shard_ids: int32")
     .Output("values: dtype")
     .Output("exists: bool")
     .Attr("dtype: " DYNEMB_VALUE_TYPES)
     .Attr("dim: int >= 1")
+    .Attr("repeats: int >= 1 = 1")
     .SetIsStateful()
     .SetShapeFn(LookupShape)
     .Doc(R"doc(
@@ -108,21 +130,24 @@ weight: the value of the variable's handle weight, of shape (0, dim); not used. 
   tf.distribute and on GPUs lives on another device than the table.
 values: shape (..., dim).
 exists: shape (...), whether the key has a row.
+repeats: for the gradient, which is a DynembSumByKey.
 )doc");
 
 REGISTER_OP("DynembApply")
     .Input("tables: N * resource")
     .Input("keys: N * int64")
-    .Input("owners: N * int32")
+    .Input("shard_ids: N * int32")
     .Input("gradients: N * dtype")
     .Input("hyper: double")
     .Input("now: int64")
+    .Input("candidates: C * resource")
+    .Input("admitted: N * bool")
     .Attr("N: int >= 1")
+    .Attr("C: int >= 0")
     .Attr("dtype: {float, double}")
     .Attr("rule: string")
     .Attr("slot_initial: float = 0.0")
-    .Attr("limits: list(int)")
-    .Attr("limit_names: list(string)")
+    .Attr("admission: list(string)")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc(R"doc(
@@ -132,21 +157,23 @@ Gradients of equal keys are added up first, in batch order. The first call gives
 a table that another rule trains is refused. What is wrong with one table is found before any changes.
 
 keys: shape (n,) for each table.
-owners: of the keys of each table.
+shard_ids: of the keys of each table.
 gradients: shape (n, dim), in float32 or, for tables of float64, in float64.
 hyper: shape (N, h), of each table the rule's hyper-parameters in the order of cc/core/optimizer/rule.h.
 now: shape (N,).
 rule: name of the rule.
 slot_initial: start of the slots that take it from the user.
-limits: of each table how many rows it may have, -1 for any number. What would go beyond is refused, with all
-  tables as they were.
-limit_names: of each table what the error calls its limit.
+admission: of each table which of its keys without a row get one: '' for all, 'min_count 3', 'probability 0.25 seed 7'
+  or 'given'. The gradients of others are dropped.
+candidates: of each table with 'min_count', in their order, the table that counts occurrences of keys without a row;
+  of float, dim 1, with as many shards.
+admitted: of each table with 'given' whether each key is admitted, shape (n,); of the others shape (0,).
 )doc");
 
 REGISTER_OP("DynembUpsert")
     .Input("table: resource")
     .Input("keys: int64")
-    .Input("owners: int32")
+    .Input("shard_ids: int32")
     .Input("values: dtype")
     .Input("now: int64")
     .Attr("dtype: " DYNEMB_VALUE_TYPES)
@@ -159,7 +186,7 @@ Sets the values of keys. Of equal keys the last wins. Slots of rows that exist s
 REGISTER_OP("DynembAccum")
     .Input("table: resource")
     .Input("keys: int64")
-    .Input("owners: int32")
+    .Input("shard_ids: int32")
     .Input("values_or_deltas: dtype")
     .Input("exists: bool")
     .Input("now: int64")
@@ -173,7 +200,7 @@ there, and ignores the others. Equal keys count one after the other.
 exists: shape (...), what an earlier lookup said.
 )doc");
 
-REGISTER_OP("DynembKeepStrings")
+REGISTER_OP("DynembRecordKeyStrings")
     .Input("table: resource")
     .Input("keys: int64")
     .Input("strings: string")
@@ -199,13 +226,13 @@ REGISTER_OP("DynembWithStrings")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
     .Doc(R"doc(
 Passes on the weight that a DynembLookup takes, unless the table keeps another string of a key. Its gradient
-runs DynembKeepStrings: so strings are kept of what is trained, and not of what is only read.
+runs DynembRecordKeyStrings: so strings are kept of what is trained, and not of what is only read.
 )doc");
 
 REGISTER_OP("DynembRemove")
     .Input("table: resource")
     .Input("keys: int64")
-    .Input("owners: int32")
+    .Input("shard_ids: int32")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc("Removes the rows of keys; keys without a row are ignored.");
@@ -216,6 +243,14 @@ REGISTER_OP("DynembClear")
     .SetShapeFn(NoOutputs)
     .Doc("Removes all rows.");
 
+REGISTER_OP("DynembResetOptimizer")
+    .Input("table: resource")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Removes the slots of all rows, so that another optimizer can train them. Deltas of earlier snapshots are refused.
+)doc");
+
 REGISTER_OP("DynembSize")
     .Input("table: resource")
     .Output("rows: int64")
@@ -224,6 +259,56 @@ REGISTER_OP("DynembSize")
     .SetShapeFn(SizeShape)
     .Doc(R"doc(
 Number of rows and bytes of memory of each shard.
+)doc");
+
+REGISTER_OP("DynembCounters")
+    .Input("table: resource")
+    .Output("names: string")
+    .Output("counters: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->output(0));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+What has happened to a table since it was made, over all shards. Numbers only grow, also over restores.
+
+names: of the counters; TableCounters of cc/core/table/table.h says what each is.
+)doc");
+
+REGISTER_OP("DynembTierStats")
+    .Input("table: resource")
+    .Output("names: string")
+    .Output("numbers: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->output(0));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+What there is in the tiers of a table, and what has moved between them since its shards were made.
+
+names: of the numbers; TierStats of cc/core/storage/tiered_table.h says what each is. None for a table without
+  storage.
+)doc");
+
+REGISTER_OP("DynembDescribe")
+    .Input("table: resource")
+    .Output("name: string")
+    .Output("schema: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+What a table is called and what its rows are made of, for who has nothing but its handle.
+
+name: the attribute table_name of the op that made the table.
+schema: in the text form of TableSchema.
 )doc");
 
 REGISTER_OP("DynembRestrict")
@@ -268,6 +353,7 @@ REGISTER_OP("DynembExport")
     .Output("next: int64")
     .Output("strings: string")
     .Attr("dtype: " DYNEMB_VALUE_TYPES)
+    .Attr("whole_rows: bool = true")
     .SetIsStateful()
     .SetShapeFn(ExportShape)
     .Doc(R"doc(
@@ -276,6 +362,7 @@ Copies rows out, shard after shard.
 dtype: as in DynembLookup. The schema says what the table holds.
 cursor: where to begin: (0, 0, 0), or what the call before returned as next.
 limit: at most so many rows; -1 for all, 0 for the schema alone.
+whole_rows: if false, values and slots have no columns: for callers that want keys and meta alone.
 keys: shape (n,).
 values: shape (n, dim).
 slots: shape (n, bytes): the optimizer's numbers of each row.
@@ -288,7 +375,7 @@ strings: shape (n,), what keys are fingerprints of, of a table that keeps them; 
 REGISTER_OP("DynembImport")
     .Input("table: resource")
     .Input("keys: int64")
-    .Input("owners: int32")
+    .Input("shard_ids: int32")
     .Input("values: dtype")
     .Input("slots: uint8")
     .Input("meta: uint8")
@@ -316,6 +403,7 @@ REGISTER_OP("DynembSnapshotBegin")
     .Input("path: string")
     .Output("save: resource")
     .Output("id: string")
+    .Attr("durable: bool = true")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Scalar());
@@ -327,6 +415,8 @@ Begins a snapshot (cc/core/snapshot/FORMAT.md) in a folder, of which what is the
 DynembSnapshotCommit.
 
 path: a folder; made if need be.
+durable: whether the snapshot survives a crash of the machine, once it is committed; if not, damage is found when it
+  is read. A kill of the process it survives either way.
 save: until it is ended, nobody else can save into the folder.
 id: of the snapshot, 16 hex digits.
 )doc");
@@ -334,7 +424,7 @@ id: of the snapshot, 16 hex digits.
 REGISTER_OP("DynembSnapshotWrite")
     .Input("tables: N * resource")
     .Input("names: string")
-    .Input("elsewhere: string")
+    .Input("remote: string")
     .Input("path: string")
     .Input("snapshot: string")
     .Input("base: string")
@@ -343,6 +433,9 @@ REGISTER_OP("DynembSnapshotWrite")
     .Attr("writer: int >= 0 = 0")
     .Attr("writers: int >= 1 = 1")
     .Attr("follow: bool = false")
+    .Attr("values_alone: bool = false")
+    .Attr("durable: bool = true")
+    .Attr("value_dtype: {float, double, half, bfloat16} = DT_DOUBLE")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
@@ -350,13 +443,16 @@ Writes the rows of tables to files of a snapshot that has begun. Others may writ
 each row, what it was at one moment.
 
 names: shape (T,), the names in the snapshot of all tables that any writer writes.
-elsewhere: shape (T,), the schema of each table whose rows are not here; empty for `tables`, which come in order.
+remote: shape (T,), the schema of each table whose rows are not here; empty for `tables`, which come in order.
 path: the folder of the snapshot.
 snapshot: the id that DynembSnapshotBegin gave.
 base: empty, or the id of an earlier snapshot: write what has changed since.
 writer: which of several writers this is, each of which writes rows of its own.
 writers: how many write the snapshot, in any processes.
 follow: from here on follow changes, so that this snapshot can be a base.
+values_alone: leave out slots and meta, which a server does not need.
+durable: whether it survives a crash of the machine, as DynembSnapshotBegin says.
+value_dtype: with values_alone, what wider floating values are rounded to.
 part: what has been written, for DynembSnapshotCommit.
 )doc");
 
@@ -409,7 +505,7 @@ REGISTER_OP("DynembSnapshotLoad")
     .Input("snapshot: string")
     .Input("table_name: string")
     .Input("cursor: int64")
-    .Input("owners: int32")
+    .Input("shard_ids: int32")
     .Output("next: int64")
     .Output("done: bool")
     .Attr("key_mod: bool = false")
@@ -432,8 +528,8 @@ snapshot: its id. If another one has taken its place in the folder, that is an e
   belong together load rows of one snapshot.
 table_name: the table's name in the snapshot.
 cursor: where to begin: (0, 0, 0), or what the call before returned as next.
-owners: the shard of each key that DynembSnapshotKeys gives for this cursor.
-key_mod: load all rows that are left, each into shard key mod shards, rounded down; owners are not looked at.
+shard_ids: the shard of each key that DynembSnapshotKeys gives for this cursor.
+key_mod: load all rows that are left, each into shard key mod shards, rounded down; shard_ids are not looked at.
 part, parts: leave out the rows whose key mod parts, rounded down, is not part.
 done: there is no more.
 )doc");
@@ -502,6 +598,7 @@ REGISTER_OP("DynembSumByKey")
     .Output("sums: dtype")
     .Output("inverse: int64")
     .Attr("dtype: " DYNEMB_TRAINED_TYPES)
+    .Attr("repeats: int >= 1 = 1")
     .SetShapeFn(SumByKeyShape)
     .Doc(R"doc(
 Adds up the rows of equal keys.
@@ -511,6 +608,8 @@ rows: shape (n, dim).
 distinct_keys: shape (m,), in the order of first appearance.
 sums: shape (m, dim).
 inverse: shape (n,), the place of each key in distinct_keys.
+repeats: for a table whose admission counts occurrences. After the distinct keys come more copies of those that
+  occur more than once, up to so many in all, with rows of zeros.
 )doc");
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace {
 using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 
-absl::Status GroupByOwnerShape(InferenceContext* c) {
+absl::Status GroupByShardShape(InferenceContext* c) {
   int tables;
   int64_t receivers;
   bool distinct;
@@ -42,60 +42,60 @@ absl::Status UnpackShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-REGISTER_OP("DynembGroupByOwner")
+REGISTER_OP("DynembGroupByShard")
     .Input("keys: T * int64")
-    .Input("owners: T * int32")
+    .Input("shard_ids: T * int32")
     .Output("grouped: T * int64")
     .Output("places: T * int64")
     .Output("counts: int64")
     .Attr("T: int >= 1")
     .Attr("receivers: int >= 1")
     .Attr("distinct: bool = true")
-    .SetShapeFn(GroupByOwnerShape)
+    .SetShapeFn(GroupByShardShape)
     .Doc(R"doc(
-The keys of tables with those of one owner together, the first owner's first.
+The keys of tables with those of one shard together, the first shard's first.
 
 keys: shape (n,) for each table.
-owners: of the keys of each table, or empty for key mod receivers, rounded down.
-grouped: shape (m,), in batch order within an owner; each key once if `distinct`.
+shard_ids: of the keys of each table, or empty for key mod receivers, rounded down.
+grouped: shape (m,), in batch order within a shard; each key once if `distinct`.
 places: shape (n,), the place of each key in `grouped`.
-counts: shape (receivers, T), how many of `grouped` are of each owner.
+counts: shape (receivers, T), how many of `grouped` are of each shard.
 )doc");
 
 REGISTER_OP("DynembPack")
     .Input("parts: P")
     .Input("counts: int64")
     .Input("words: int64")
-    .Output("parcels: int64")
+    .Output("buffers: int64")
     .Attr("P: list({int64, int32, float, double, half, bfloat16, int8, uint8, bool})")
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Matrix(c->UnknownDim(), c->UnknownDim()));
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Lays tensors out as parcels of one size, one for each receiver.
+Lays tensors out as buffers of one size, one for each receiver.
 
 parts: each of shape (items,) or (items, dim), the items for the first receiver first.
 counts: shape (receivers, parts), how many items of each part each receiver gets.
-words: of a parcel. What it needs: sum over parts of items * bytes of an item / 8, rounded up.
-parcels: shape (receivers, words).
+words: of a buffer. What it needs: sum over parts of items * bytes of an item / 8, rounded up.
+buffers: shape (receivers, words).
 )doc");
 
 REGISTER_OP("DynembUnpack")
-    .Input("parcels: int64")
+    .Input("buffers: int64")
     .Input("counts: int64")
     .Output("parts: P")
     .Attr("P: list({int64, int32, float, double, half, bfloat16, int8, uint8, bool})")
     .Attr("dims: list(int)")
     .SetShapeFn(UnpackShape)
     .Doc(R"doc(
-What DynembPack was given, of the parcels that one process got: those from the first sender first.
+What DynembPack was given, of the buffers that one process got: those from the first sender first.
 
-counts: shape (senders, parts), how many items of each part each sent. Refused if they do not fit the parcels.
+counts: shape (senders, parts), how many items of each part each sent. Refused if they do not fit the buffers.
 dims: of each part, -1 for items that are numbers.
 )doc");
 
-REGISTER_OP("DynembStepTable")
+REGISTER_OP("DynembFetchedRowsView")
     .Input("keys: int64")
     .Input("values: dtype")
     .Output("table: resource")

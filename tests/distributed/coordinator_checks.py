@@ -17,6 +17,7 @@ import server_cluster
 import tensorflow as tf
 
 import tf_dynemb
+from tf_dynemb.compat import torchrec
 
 strategy = coordinator = None  # set where this is run
 KEYS = [3, -4, 2**62]  # on both servers
@@ -93,7 +94,7 @@ def check_an_upsert_of_what_was_read_loses_an_update():
 
 
 def check_an_accum_loses_none():
-    variable = table(bp_v2=True)
+    variable = table()
     variable.upsert(int64(KEYS), tf.zeros([3, 2]))
     both_add_one(variable, lambda keys, old, exists: variable.accum(keys, old, old + 1.0, exists))
     assert rows_of(variable) == dict.fromkeys(KEYS, [2.0, 2.0])
@@ -220,12 +221,12 @@ def check_collections():
     names = ["f", "g"]
     with strategy.scope():
         configs = [
-            tf_dynemb.EmbeddingBagConfig(
+            torchrec.EmbeddingBagConfig(
                 name=f"table of {name}", embedding_dim=2, feature_names=[name], init_fn="zeros"
             )
             for name in names
         ]
-        collection = tf_dynemb.EmbeddingBagCollection(configs)
+        collection = torchrec.EmbeddingBagCollection(configs)
         optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
         optimizer.build(collection.trainable_variables)
 

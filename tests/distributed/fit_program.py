@@ -44,6 +44,8 @@ class Jagged(keras.Model):
     """Sums what a table of ragged ids, a collection of bags and one of sequences give."""
 
     def __init__(self, lib):
+        from tf_dynemb.compat import torchrec  # once the strategy exists
+
         super().__init__()
         begin = keras.initializers.RandomUniform(-1, 1, seed=5)
 
@@ -56,8 +58,8 @@ class Jagged(keras.Model):
             ]
 
         self.users = lib.keras.Embedding(4, combiner="mean", initializer=begin)
-        self.bags = lib.EmbeddingBagCollection(configs(lib.EmbeddingBagConfig))
-        self.sequences = lib.EmbeddingCollection(configs(lib.EmbeddingConfig))
+        self.bags = torchrec.EmbeddingBagCollection(configs(torchrec.EmbeddingBagConfig))
+        self.sequences = torchrec.EmbeddingCollection(configs(torchrec.EmbeddingConfig))
         self.head = keras.layers.Dense(1, kernel_initializer=begin)
 
     def call(self, inputs):

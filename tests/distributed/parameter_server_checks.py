@@ -21,6 +21,7 @@ import server_cluster
 import tensorflow as tf
 
 import tf_dynemb
+from tf_dynemb.compat import tfra
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
 
 PS = ["/job:ps/task:0", "/job:ps/task:1"]
@@ -198,10 +199,10 @@ def check_methods_are_those_of_a_dict():
             for key in gone.tolist():
                 model.pop(key, None)
             assert rows_of(variable) == model
-        owners = tf_dynemb.default_partition_fn(int64(list(model)), len(devices)).numpy().tolist()
+        shard_ids = tfra.default_partition_fn(int64(list(model)), len(devices)).numpy().tolist()
         for index, view in enumerate(variable.tables):
-            assert int(variable.size(index)) == owners.count(index) == int(view.size())
-            mine = {key for key, owner in zip(model, owners, strict=True) if owner == index}
+            assert int(variable.size(index)) == shard_ids.count(index) == int(view.size())
+            mine = {key for key, shard_id in zip(model, shard_ids, strict=True) if shard_id == index}
             assert set(view.export()[0].numpy().tolist()) == mine
         assert int(variable.memory_bytes()) > 0
         variable.clear()
@@ -428,10 +429,9 @@ def _of_bags(devices):
 
 def check_limits_of_rows():
     """A limit is divided among the servers; one more row than its share of it is an error."""
-    with pytest.raises(ValueError, match="overflow: got limits for tables spread over"):
+    with pytest.raises(ValueError, match="overflow: got limits for tables sharded across"):
         lookup_bags([table(PS)], [BagFeature(0, 0, "sum")], [1], [1], overflow=[(1, 0, 1)])
-    variable = table(PS)
-    variable.handle.max_rows = 6
+    variable = table(PS, max_rows=6)
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build([variable.handle])
 

@@ -22,16 +22,18 @@ class Layers(Program):
 
     def make(self, folder):
         """name -> (weights, a function of ids (b, 2) to vectors), in the scope."""
-        lib, sok = self.lib, self.lib.sok
-        squashed = lib.keras.layers.SquashedEmbedding(2, initializer="ones", name="squashed")
-        field_wise = lib.keras.layers.FieldWiseEmbedding(
+        from tf_dynemb.compat import one_embedding as one
+        from tf_dynemb.compat import sok, tfra
+
+        self.sok = sok
+        squashed = tfra.keras.layers.SquashedEmbedding(2, initializer="ones", name="squashed")
+        field_wise = tfra.keras.layers.FieldWiseEmbedding(
             2,
             nslots=2,
             slot_map_fn=lambda ids: tf.cast(tf.math.floormod(ids, 2), tf.int32),
             initializer="ones",
             name="field_wise",
         )
-        one = lib.one_embedding
         several = one.MultiTableEmbedding(
             "several",
             embedding_dim=2,
@@ -51,11 +53,11 @@ class Layers(Program):
             ),
         }
         if importlib.util.find_spec("keras_rs"):  # which is for Python 3.11 and later
-            from keras_rs.layers import FeatureConfig, TableConfig
+            from tf_dynemb.compat import keras_rs
 
-            table = TableConfig("rs", 1000, 2, initializer="ones", combiner="sum")
-            distributed = lib.DistributedEmbedding(
-                {"f": FeatureConfig("f", table, (BATCH, 2), (BATCH, 2))}
+            table = keras_rs.TableConfig("rs", 1000, 2, initializer="ones", combiner="sum")
+            distributed = keras_rs.DistributedEmbedding(
+                {"f": keras_rs.FeatureConfig("f", table, (BATCH, 2), (BATCH, 2))}
             )
             distributed({"f": tf.zeros([BATCH, 2], tf.int64)})
             made["distributed"] = (
@@ -89,13 +91,13 @@ class Layers(Program):
             run(self.mine(step, IDS[step]), self.mine(step, factors))
         rows = {}
         for name, (of_layer, _) in made.items():
-            tables = [self.lib.sok.tables.tables_of([weight])[0] for weight in of_layer]
+            tables = [self.sok.tables.tables_of([weight])[0] for weight in of_layer]
             rows[name] = [self.rows(table) for table in tables]
         result = {"rows": rows}
         (dynamic,) = made["dynamic"][0]
-        self.lib.sok.dump(os.path.join(folder, "dumped"), dynamic)
+        self.sok.dump(os.path.join(folder, "dumped"), dynamic)
         dynamic.table.clear()
-        self.lib.sok.load(os.path.join(folder, "dumped"), dynamic)
+        self.sok.load(os.path.join(folder, "dumped"), dynamic)
         result["loaded"] = self.rows(dynamic.table)
         return result
 

@@ -26,10 +26,10 @@ _NUMBERS = np.random.default_rng(13)
 IDS = (_NUMBERS.integers(0, 9, (STEPS, BATCH, 2)) + np.arange(STEPS)[:, None, None] // 4 - 25) * (
     2**40 + 1
 )
-IDS[7] = 24 * (2**40 + 1)  # one key in all places: one owner has all the work
+IDS[7] = 24 * (2**40 + 1)  # one key in all places: one shard has all the work
 TARGETS = _NUMBERS.normal(size=(STEPS, BATCH, 1)).astype(np.float32)
 FACTORS = _NUMBERS.integers(-4, 5, (STEPS, BATCH, 2, 3)).astype(np.float32)
-# For the bytes on the wire: few ids, and more than a padded parcel rounds up, per process.
+# For the bytes on the wire: few ids, and more than a padded buffer rounds up, per process.
 WIRE_IDS, WIRE_DIM = (64, 1024, 20_000), 32
 OPTIMIZERS = {
     "sgd": lambda: K.SGD(0.05),
@@ -60,8 +60,9 @@ class Program:
         several = "TF_CONFIG" in os.environ
         self.strategy = strategy_of(several, options)
         import tf_dynemb
+        from tf_dynemb.compat import torchrec
 
-        self.lib = tf_dynemb
+        self.lib, self.torchrec = tf_dynemb, torchrec
         self.count = self.strategy.num_replicas_in_sync
         self.index = self.strategy.cluster_resolver.task_id if several else 0
 
@@ -129,8 +130,16 @@ class Program:
 
     def integers(self):
         """Gradients that are whole numbers add up to the same in any order."""
+        return self.rows(self.trained_on_integers(None))
+
+    def admission(self):
+        """The same for ids that have occurred 30 times, wherever that was; and the counts of others."""
+        table = self.trained_on_integers(self.lib.policies.MinCount(30))
+        return {"rows": self.rows(table), "candidates": self.rows(table.candidates)}
+
+    def trained_on_integers(self, admission):
         with self.strategy.scope():
-            layer = self.lib.keras.Embedding(3, initializer="ones", name="whole")
+            layer = self.lib.keras.Embedding(3, initializer="ones", admission=admission, name="whole")
             # Tables alone, and an option to clip, which does nothing here.
             optimizer = self.optimizer(K.SGD(1.0, clipvalue=2.0**20), layer.trainable_variables)
 
@@ -146,18 +155,18 @@ class Program:
 
         for step in range(INTEGER_STEPS):
             run(self.mine(step, IDS[step]), self.mine(step, FACTORS[step]))
-        return self.rows(layer.table)
+        return layer.table
 
     def bags(self):
         """A collection: two tables, one of them of two features, with weights."""
         lib = self.lib
         with self.strategy.scope():
-            collection = lib.EmbeddingBagCollection(
+            collection = self.torchrec.EmbeddingBagCollection(
                 [
-                    lib.EmbeddingBagConfig(
+                    self.torchrec.EmbeddingBagConfig(
                         name="t", embedding_dim=2, init_fn=0.5, feature_names=["f", "g"]
                     ),
-                    lib.EmbeddingBagConfig(
+                    self.torchrec.EmbeddingBagConfig(
                         name="u", embedding_dim=5, init_fn=0.25, feature_names=["g"], pooling="MEAN"
                     ),
                 ],
@@ -196,9 +205,9 @@ class Program:
         lib = self.lib
         begin = keras.initializers.RandomUniform(seed=9)
         with self.strategy.scope():
-            collection = lib.EmbeddingCollection(
+            collection = self.torchrec.EmbeddingCollection(
                 [
-                    lib.EmbeddingConfig(
+                    self.torchrec.EmbeddingConfig(
                         name=name, embedding_dim=3, init_fn=begin, feature_names=features
                     )
                     for name, features in (("t", ["f", "g"]), ("u", ["g"]))
@@ -233,7 +242,7 @@ class Program:
 
     def sok(self, folder):
         """SOK's layers: of any keys, of row numbers, pooled; and its files, which all write together."""
-        from tf_dynemb import sok
+        from tf_dynemb.compat import sok
 
         rows = 40 // self.count * self.count  # what the row numbers go up to
         begin = {"embedding_initializer": keras.initializers.RandomUniform(seed=8)}
@@ -303,7 +312,7 @@ class Program:
         table.remove(tf.constant([7], tf.int64) if self.index == 0 else tf.zeros([0], tf.int64))
         gone = table.lookup(keys[0], return_exists=True)
         result = {"seen": seen, "gone": gone, "rows": self.rows(table), "size": int(table.size())}
-        if table.exchange is not None:  # more numbers than there are sizes of parcels
+        if table.exchange is not None:  # more numbers than there are sizes of buffers
             result["totals"] = table.exchange.total(tf.range(2000, dtype=tf.float64)).numpy()
         return result
 
@@ -315,10 +324,13 @@ class Program:
 
     def limits(self):
         """A table of 6 rows in all, to which 12 ids come."""
-        lib = self.lib
         with self.strategy.scope():
-            collection = lib.EmbeddingCollection(
-                [lib.EmbeddingConfig(name="few", embedding_dim=1, num_embeddings=6, feature_names=["f"])]
+            collection = self.torchrec.EmbeddingCollection(
+                [
+                    self.torchrec.EmbeddingConfig(
+                        name="few", embedding_dim=1, num_embeddings=6, feature_names=["f"]
+                    )
+                ]
             )
             table = collection.embeddings["few"].weight
             optimizer = self.optimizer(K.SGD(1.0), [table.handle])
@@ -334,7 +346,7 @@ class Program:
         """Steps that take 1 off the rows of ids for each time that they come, and off a dense weight."""
         with self.strategy.scope():
             weight = tf.Variable(0.0)
-            variables = [layer.embedding_variable, weight]
+            variables = [layer.handle, weight]
             optimizer = self.optimizer(K.SGD(1.0), variables)
 
         def train(ids):
@@ -360,14 +372,15 @@ class Program:
         return step
 
     def one_refuses(self):
-        """Steps for which one owner has no room, and one process a key that no owner has."""
-        last, options = self.count - 1, {"embedding_initializer": "ones", "dynamic_input": True}
+        """Steps for which one shard has no room, and one process a key that no shard has."""
+        last, options = self.count - 1, {"initializer": "ones", "dynamic_input": True}
         of_last = [number * self.count + last for number in range(8)]  # the last process owns them
         dense = self.lib.All2AllDenseEmbedding
         with self.strategy.scope():
-            full = dense(3, 1, 1, 1, name="full", **options)
-            cut = dense(3, 1, 1, 1, name="cut", eviction=self.lib.TimestampRestrictPolicy, **options)
-            numbered = dense(3, 1, 1, 1, name="numbered", use_hashtable=False, **options)
+            rows, policy = 3 * self.count, self.lib.policies.TimestampRestrictPolicy
+            full = dense(rows, 1, 1, 1, name="full", **options)
+            cut = dense(rows, 1, 1, 1, name="cut", restrict_policy=policy, **options)
+            numbered = dense(rows, 1, 1, 1, name="numbered", use_hashtable=False, **options)
         full, cut, numbered = (self.trainer(layer) for layer in (full, cut, numbered))
         return {
             # Two rows of each; then two more for one with room for one; then what there is room for.
@@ -412,7 +425,7 @@ class Program:
         draws = {
             "uniform": lambda n: numbers.integers(-(2**62), 2**62, n),
             "zipf": lambda n: numbers.zipf(1.2, n),
-            "one owner": lambda n: numbers.integers(0, 2**40, n) * self.count,
+            "one shard": lambda n: numbers.integers(0, 2**40, n) * self.count,
         }
         for name, n in itertools.product(draws, WIRE_IDS):
             ids = draws[name](n)
@@ -501,7 +514,7 @@ class Program:
         for what, arguments in (("rows", {}), ("keys", {"use_hashtable": False})):
             with self.strategy.scope():
                 layer = self.lib.All2AllDenseEmbedding(
-                    2 + odd, 2, 1, 1, dynamic_input=True, name="limited", **arguments
+                    (2 + odd) * self.count, 2, 1, 1, dynamic_input=True, name="limited", **arguments
                 )
             told(what, lambda layer=layer: layer(one))
 
@@ -569,8 +582,8 @@ def main(folder):
 
     for name, make in OPTIMIZERS.items():
         result[name] = program.trained(make)
-    scenes = ("integers", "bags", "methods", "unseeded", "limits", "sequences")
-    for scene in scenes[:2] if "REPLICAS" in os.environ else scenes:
+    scenes = ("integers", "admission", "bags", "methods", "unseeded", "limits", "sequences")
+    for scene in scenes[:3] if "REPLICAS" in os.environ else scenes:
         result[scene] = getattr(program, scene)()
     result["sok"] = program.sok(folder)
     if "REPLICAS" not in os.environ:

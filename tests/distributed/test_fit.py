@@ -9,6 +9,7 @@ import tensorflow as tf
 from replicas import mirrored
 
 import tf_dynemb
+from tf_dynemb.compat import sok, torchrec
 from tf_dynemb.distribute.callbacks import of_process
 
 fit, evaluate = tf_dynemb.distribute.fit, tf_dynemb.distribute.evaluate
@@ -68,7 +69,7 @@ def lookup_model(strategy, key_dtype="int64", optimizer=lambda: K.SGD(0.1), scal
 def table_rows(model):
     tables = [layer.table for layer in model.layers if hasattr(layer, "table")]
     for layer in model.layers:
-        if isinstance(layer, tf_dynemb.EmbeddingBagCollection):
+        if isinstance(layer, torchrec.EmbeddingBagCollection):
             tables += [config.weight for config in layer.embedding_bags.values()]
     exported = [[part.numpy() for part in table.export()] for table in tables]
     return [dict(zip(keys.tolist(), rows, strict=True)) for keys, rows in exported]
@@ -162,9 +163,9 @@ def collection_model(strategy):
     class Model(keras.Model):
         def __init__(self):
             super().__init__()
-            self.collection = tf_dynemb.EmbeddingBagCollection(
+            self.collection = torchrec.EmbeddingBagCollection(
                 [
-                    tf_dynemb.EmbeddingBagConfig(
+                    torchrec.EmbeddingBagConfig(
                         name=name, embedding_dim=2, init_fn=ROWS, feature_names=[feature]
                     )
                     for name, feature in (("t", "f"), ("u", "g"))
@@ -208,7 +209,7 @@ def slots_model(strategy):
     class Model(keras.Model):
         def __init__(self):
             super().__init__()
-            self.pooled = tf_dynemb.sok.DistributedEmbedding(
+            self.pooled = sok.DistributedEmbedding(
                 "mean", 1000, 2, slot_num=3, max_nnz=2, embedding_initializer=ROWS
             )
             self.head = keras.layers.Dense(1, kernel_initializer=ROWS)
@@ -401,6 +402,7 @@ def test_what_writes_in_a_process_that_is_not_the_chief(tmp_path):
     kept = [Recorder(), C.EarlyStopping()]
     backup, best = C.BackupAndRestore(tmp_path / "backup"), C.ModelCheckpoint(tmp_path / "{epoch}.keras")
     writers = [C.TensorBoard(tmp_path / "board"), C.CSVLogger(tmp_path / "log.csv")]
+    writers.append(tf_dynemb.keras.TableMetrics(tmp_path / "board"))
     callbacks = [kept[0], *writers, backup, best, kept[1]]
     assert of_process(callbacks, True, str(tmp_path / "mine")) == callbacks
     own = of_process(callbacks, False, str(tmp_path / "mine"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fit_agreement_program import INTEGERS, SCENES, WEIGHTS, X
-from workers import end_job, start_job
+from workers import end_job, start_job, wait_for_job
 
 import tf_dynemb
 from tf_dynemb.distribute.agreement import describe
@@ -35,7 +35,7 @@ def outcome(tmp_path_factory):
     folder = tmp_path_factory.mktemp("agreement")
     processes = start_job(2, "fit_agreement_program.py", folder)
     try:
-        outputs = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
+        outputs = wait_for_job(processes, TIMEOUT_SECONDS)
     finally:
         end_job(processes)
     assert [process.returncode for process in processes] == [0, 9], outputs

@@ -98,6 +98,13 @@ def test_a_model_that_is_not_compiled():
             function(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), X, Y)
 
 
+def test_steps_per_execution_is_refused():
+    model = made(steps_per_execution=4)
+    for function in (fit, evaluate):
+        with pytest.raises(ValueError, match="compiled with steps_per_execution=4, want 1"):
+            function(model, X, Y, verbose=0)
+
+
 def test_an_optimizer_of_no_strategy():
     optimizer = keras.optimizers.SGD(0.1)
     model = made()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fit_program import STARS, Scenes
-from workers import end_job, start_job
+from workers import end_job, start_job, wait_for_job
 
 TIMEOUT_SECONDS = 450  # for a busy machine; alone it is a fraction
 # Sums of float32 that replicas add up in another order than one, over 50 steps.
@@ -38,7 +38,7 @@ def outcome(tmp_path_factory):
         alone = scenes.all()
         scenes.folder = folder
         scenes.kept()
-        printed = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
+        printed = wait_for_job(processes, TIMEOUT_SECONDS)
     finally:
         end_job(processes)
     for process, output in zip(processes, printed, strict=True):

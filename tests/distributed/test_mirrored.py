@@ -7,6 +7,7 @@ import tensorflow as tf
 from replicas import mirrored
 
 import tf_dynemb
+from tf_dynemb.compat import torchrec
 
 K = keras.optimizers
 BATCH, STEPS = 8, 6
@@ -60,6 +61,7 @@ OPTIMIZERS = {
     "adam": lambda: K.Adam(0.1, beta_2=0.9, epsilon=1e-2),
     "schedule": lambda: K.Adagrad(K.schedules.ExponentialDecay(0.5, 2, 0.5), weight_decay=0.1),
     "global_clipnorm": lambda: K.SGD(0.3, global_clipnorm=0.3),
+    "averages": lambda: K.SGD(0.3, use_ema=True, ema_momentum=0.5),
     "global_clipnorm_factor": lambda: K.SGD(0.3, global_clipnorm=0.3, loss_scale_factor=8.0),
 }
 
@@ -119,10 +121,16 @@ def test_clipping_is_of_the_sum_over_replicas(options, train):
     assert_same(train(mirrored(), make), train(one(), make))
 
 
-@pytest.mark.parametrize("name", ["adam", "global_clipnorm"])
+@pytest.mark.parametrize("name", ["adam", "averages", "global_clipnorm"])
 def test_custom_loop(name):
     make = OPTIMIZERS[name]
     assert_same(trained_by_loop(mirrored(), make), trained_by_loop(one(), make))
+
+
+@pytest.mark.parametrize("option", ["gradient_accumulation_steps", "ema_overwrite_frequency"])
+def test_what_keras_cannot_do_in_replicas_is_refused_by_name(option):
+    with pytest.raises(ValueError, match=f"{option}: got 2 with 2 replicas, want None"):
+        trained_by_loop(mirrored(), lambda: K.SGD(0.3, use_ema=option[0] == "e", **{option: 2}))
 
 
 def test_eager_custom_loop():
@@ -173,7 +181,8 @@ def test_a_step_that_overflows_in_one_replica_is_skipped_by_all(bad):
 def test_a_step_that_a_full_table_refuses_changes_nothing(where, function):
     strategy = where()
     with strategy.scope():
-        layer = tf_dynemb.All2AllDenseEmbedding(4, 2, 1, 1, dynamic_input=True, name="full")
+        limit = 4 * strategy.num_replicas_in_sync
+        layer = tf_dynemb.All2AllDenseEmbedding(limit, 2, 1, 1, dynamic_input=True, name="full")
         dense = keras.layers.Dense(1, kernel_initializer="ones")
         dense.build((None, 2))
         variables = layer.trainable_variables + dense.trainable_variables
@@ -187,8 +196,7 @@ def test_a_step_that_a_full_table_refuses_changes_nothing(where, function):
 
     run = lambda ids: strategy.run(step, (ids,))  # noqa: E731
     run = tf.function(run) if function else run
-    limit = 4 * strategy.num_replicas_in_sync
-    match = f"max_vocabulary_size_per_gpu of full: got {limit + 1} ids .* that may be {limit}"
+    match = f"max_rows of full: got {limit + 1} ids .* that may be {limit}"
     with pytest.raises(tf.errors.ResourceExhaustedError, match=match):
         run(tf.range(limit + 1, dtype=tf.int64))
     assert int(layer.table.size()) == 0 and int(optimizer.iterations.numpy()) == 0
@@ -234,9 +242,9 @@ def test_evaluation_and_prediction():
 def bags(strategy):
     """A model of a collection, built in the strategy's scope, and its one step on a global batch."""
     with strategy.scope():
-        collection = tf_dynemb.EmbeddingBagCollection(
+        collection = torchrec.EmbeddingBagCollection(
             [
-                tf_dynemb.EmbeddingBagConfig(name=name, embedding_dim=2, init_fn=0.5, feature_names=[f])
+                torchrec.EmbeddingBagConfig(name=name, embedding_dim=2, init_fn=0.5, feature_names=[f])
                 for name, f in (("t", "f"), ("u", "g"))
             ]
         )

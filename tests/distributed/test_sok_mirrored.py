@@ -8,7 +8,7 @@ from replicas import mirrored
 from table_rows import values_of
 
 import tf_dynemb
-from tf_dynemb import sok
+from tf_dynemb.compat import sok
 
 K = keras.optimizers
 SLOTS, NNZ, DIM, BATCH, STEPS = 2, 3, 4, 12, 5
@@ -120,11 +120,11 @@ def test_uneven_and_empty_batches(replicas):
 
 
 @several
-@pytest.mark.parametrize("what", ["all keys on one owner", "one key", "all keys differ"])
+@pytest.mark.parametrize("what", ["all keys on one shard", "one key", "all keys differ"])
 def test_skewed_keys(replicas, what):
     count = np.arange(BATCH * SLOTS * NNZ).reshape(BATCH, SLOTS, NNZ)
     keys = {
-        "all keys on one owner": count % 5 * 6,
+        "all keys on one shard": count % 5 * 6,
         "one key": np.full_like(count, -7),
         "all keys differ": count % 18 - 100,
     }[what]
@@ -180,9 +180,9 @@ def test_the_owner_is_the_key_modulo_replicas(replicas):
         layer = dense_layer(replicas)
     keys = np.array([-(2**63), -7, -1, 0, 1, 5, 2**32 + 1, 2**63 - 1])
     layer.table.upsert(keys, tf.zeros([len(keys), DIM]))
-    for owner in range(replicas):
-        there = layer.table.tables[owner].export()[0].numpy().tolist()
-        assert sorted(there) == [key for key in keys.tolist() if key % replicas == owner]
+    for shard_id in range(replicas):
+        there = layer.table.tables[shard_id].export()[0].numpy().tolist()
+        assert sorted(there) == [key for key in keys.tolist() if key % replicas == shard_id]
 
 
 @several

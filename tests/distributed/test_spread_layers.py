@@ -22,7 +22,7 @@ def seen(tmp_path_factory):
 
 
 def union(rows_of_processes):
-    """The rows of all processes, each with its owner."""
+    """The rows of all processes, each with its shard."""
     rows = {}
     for index, own in enumerate(rows_of_processes):
         assert all(key % COUNT == index for key in own)

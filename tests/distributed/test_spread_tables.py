@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from spread_program import IDS, INTEGER_STEPS, OPTIMIZERS, SOK_STEPS, STEPS, WIRE_DIM, WIRE_IDS
 from spread_program import TIMEOUT_SECONDS as TIMEOUT_OF_WAITING
-from workers import end_job, start_job
+from workers import end_job, start_job, wait_for_job
 
 import tf_dynemb
 
@@ -29,7 +29,7 @@ def run(folder, count):
     folder.mkdir()
     processes = start_job(count, "spread_program.py", folder, "all")
     try:
-        outputs = [process.communicate(timeout=TIMEOUT_SECONDS)[0] for process in processes]
+        outputs = wait_for_job(processes, TIMEOUT_SECONDS)
     finally:
         end_job(processes)
     dies = [count > 1 and index == count - 1 for index in range(count)]
@@ -62,7 +62,7 @@ def replicas(request, folder):
 
 
 def union(rows_of_processes):
-    """The rows of all processes, of which no two have the same key, and each is with its owner."""
+    """The rows of all processes, of which no two have the same key, and each is with its shard."""
     rows = {}
     for index, own in enumerate(rows_of_processes):
         assert all(key % len(rows_of_processes) == index for key in own)
@@ -157,6 +157,25 @@ def test_a_collection_of_sequences_trains_as_with_one_process(processes, alone):
         assert len(want) > 5
 
 
+def assert_admitted(processes, alone):
+    """A row for each id that has occurred 30 times in all, and counts of the others."""
+    times = dict(zip(*np.unique(IDS[:INTEGER_STEPS], return_counts=True), strict=True))
+    rows, counts = (
+        union([process["admission"][part] for process in processes]) for part in ("rows", "candidates")
+    )
+    assert rows.keys() == {key for key, number in times.items() if number >= 30}
+    assert counts == {key: [number] for key, number in times.items() if number < 30}
+    assert rows == alone["admission"]["rows"] and len(counts) > 5
+
+
+def test_ids_are_admitted_by_what_has_occurred_in_any_process(processes, alone):
+    assert_admitted(processes, alone)
+
+
+def test_ids_are_admitted_by_what_has_occurred_in_any_replica(replicas, alone):
+    assert_admitted(replicas, alone)
+
+
 def test_writes_by_key_reach_the_owner(processes):
     count = len(processes)
     keys = [20, -30, 7]
@@ -181,7 +200,7 @@ def test_a_seed_that_nobody_gave_is_the_same_in_all_processes(processes, alone):
     assert all(process["unseeded"]["size"] == 0 for process in processes)  # looking up makes no rows
 
 
-def test_a_limit_of_rows_is_divided_among_the_owners(processes):
+def test_a_limit_of_rows_is_divided_among_the_shards(processes):
     assert all(
         "num_embeddings" in p["limits"]["error"] or "limit" in p["limits"]["error"] for p in processes
     )
@@ -204,7 +223,7 @@ def check_refused(processes, name, error, *words):
 def test_an_owner_without_room_is_an_error_in_all_processes(processes):
     count, last = len(processes), len(processes) - 1
     words = (
-        f"process {last}: max_vocabulary_size_per_gpu",
+        f"process {last}: max_rows",
         " of full: got 2 ids",
         "2 rows here that may be 3",
     )
@@ -220,7 +239,7 @@ def test_an_owner_without_room_evicts(processes):
     for number, step in enumerate(steps):
         assert all(process["error"] is None for process in step)
         rows = union([process["state"][0] for process in step])
-        # The other owners keep theirs; the full one keeps what it trained last.
+        # The other shards keep theirs; the full one keeps what it trained last.
         assert {id for id in rows if id % count != last} == {
             id for id in range(2 * count) if id % count != last
         }
@@ -252,7 +271,7 @@ def test_bytes_on_the_wire(processes):
 
 
 @pytest.mark.parametrize("number", WIRE_IDS)
-@pytest.mark.parametrize("ids", ["uniform", "zipf", "one owner"])
+@pytest.mark.parametrize("ids", ["uniform", "zipf", "one shard"])
 def test_padding_is_what_the_scaling_page_says(processes, ids, number):
     """benchmarks/processes.py counts it from the ids alone, for that page; here it was sent."""
     count = len(processes)
@@ -260,10 +279,10 @@ def test_padding_is_what_the_scaling_page_says(processes, ids, number):
     distinct = [wire["distinct"] for wire in wires]
     for wire in wires:
         assert wire["sent"] == 8 * sent_words(distinct, WIRE_DIM) * (count - 1) / count
-    # Few ids are not spread evenly over the owners. Parcels are as large as the largest, so that at
-    # worst, where all ids have one owner, it is as many times as there are processes.
+    # Few ids are not spread evenly over the shards. Buffers are as large as the largest, so that at
+    # worst, where all ids have one shard, it is as many times as there are processes.
     most = {64: 2.6, 1024: 1.6, 20_000: 1.3}[number]
-    if ids == "one owner":
+    if ids == "one shard":
         assert count <= padding(distinct, WIRE_DIM) <= 1.4 * count
     else:
         assert 1 <= padding(distinct, WIRE_DIM) <= most
@@ -310,7 +329,7 @@ def test_a_process_that_never_answers_is_an_error_after_the_timeout(folder, what
     path = folder / f"waiting in a {what}"
     processes = start_job(2, "spread_program.py", path, "wait", what)
     try:
-        output = processes[0].communicate(timeout=TIMEOUT_SECONDS)[0]
+        output = wait_for_job(processes[:1], TIMEOUT_SECONDS)[0]
     finally:
         end_job(processes)
     assert processes[0].returncode == 0, output

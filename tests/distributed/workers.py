@@ -1,8 +1,11 @@
 """Starting the processes of a job that TensorFlow calls workers, on this machine."""
 
+import concurrent.futures
 import json
 import os
 import pathlib
+import random
+import signal
 import socket
 import subprocess
 import sys
@@ -11,13 +14,21 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def free_ports(number):
-    """Ports of the loopback that nobody listens on; held together, so that they differ."""
-    sockets = [socket.socket() for _ in range(number)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    """Ports of the loopback that nobody listens on.
+
+    Below those that Linux gives to whoever asks for any (from 32768), which a connection of another
+    job may take before the server has it.
+    """
+    ports = []
+    while len(ports) < number:
+        port = random.SystemRandom().randrange(10000, 32000)
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in ports:
+            ports.append(port)
     return ports
 
 
@@ -32,6 +43,7 @@ def start_job(number, program, *arguments, config=None):
     """
     workers = [f"127.0.0.1:{port}" for port in free_ports(number)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    environment |= {"PYTHONFAULTHANDLER": "1"}
     environment.pop("TF_CONFIG", None)
     started = []
     for index in range(number):
@@ -50,6 +62,31 @@ def start_job(number, program, *arguments, config=None):
     return started
 
 
+def wait_for_job(processes, timeout):
+    """What each process of a job printed, when all have ended.
+
+    Raises:
+        AssertionError: they have not after `timeout` seconds; with what they printed, and where their
+            threads of Python are.
+    """
+
+    def wait(process):
+        try:
+            return process.communicate(timeout=timeout)[0], False
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)
+            return process.communicate()[0], True
+
+    # All at once: whoever waits for one alone lets the others' pipes run full.
+    with concurrent.futures.ThreadPoolExecutor(len(processes)) as threads:
+        outputs, late = zip(*threads.map(wait, processes), strict=True)
+    assert not any(late), "\n".join(
+        f"process {index} {'has not ended' if late[index] else 'has ended'}:\n{output}"
+        for index, output in enumerate(outputs)
+    )
+    return list(outputs)
+
+
 def end_job(processes):
     """Ends what is left of a job."""
     for process in processes:
@@ -63,7 +100,7 @@ def run_job(number, program, *arguments, timeout=180):
     """Runs a job to its end, at which all of its processes must be well."""
     processes = start_job(number, program, *arguments)
     try:
-        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+        outputs = wait_for_job(processes, timeout)
     finally:
         end_job(processes)
     for process, output in zip(processes, outputs, strict=True):

@@ -199,6 +199,7 @@ def test_from_end_to_end(tmp_path):
             sys.executable,
             EXAMPLES / "movielens.py",
             "--short",
+            "--bounded",
             "--dim=3",
             "--replicas=2",
             f"--ratings={tmp_path / 'ratings.tsv'}",
@@ -215,12 +216,16 @@ def test_from_end_to_end(tmp_path):
     assert "same bit for bit" in run.stdout
     table = json.loads((tmp_path / "json" / "table.json").read_text())
     results = {result["name"]: result for result in table["results"]}
-    assert len(results) == 6
+    assert len(results) == 6 + 2 * 3
     # A row each for the users and the movies that came, no more.
     assert results["dynamic"]["rows"] == sum(
         len(set(ids.tolist())) for ids in (ratings.users, ratings.movies)
     )
     assert results["dynamic"]["rmse"][0] < results["mean so far"]["rmse"][0]
+    halves = [len(set(ids.tolist())) // 2 for ids in (ratings.users, ratings.movies)]
+    for policy in ("LRU", "LFU"):
+        assert results[f"half of the rows, {policy}"]["rows"] == sum(halves)
+    assert run.stdout.count("| hashed, memory of") == 2
     assert (tmp_path / "output" / "curves.png").stat().st_size > 10_000
 
 

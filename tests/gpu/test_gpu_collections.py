@@ -45,12 +45,7 @@ def batches():
 
 
 def exported(collection):
-    shared = [
-        layer.shared.table
-        for layer in collection._tables.values()  # noqa: SLF001  the shared rows have no public name
-        if layer.shared is not None
-    ]
-    for table in [*tables_of(collection).values(), *shared]:
+    for table in [*tables_of(collection).values(), *collection.shared_tables.values()]:
         keys, values = table.export()
         yield dict(zip(keys.numpy().tolist(), values.numpy().tolist(), strict=True))
 
@@ -109,7 +104,7 @@ def test_names_of_a_gpu(device):
     "device, table_size, said",
     [
         ("cuda:9", 1, f"device: got 'cuda:9', want .*up to '/GPU:{len(GPUS) - 1}'"),
-        ("mps", 1, "device: got 'mps', want None, or one that is there, such as 'cpu', 'cuda:0'"),
+        ("mps", 1, "device: got 'mps', want None, or one that exists, such as 'cpu', 'cuda:0'"),
         (0, 1, "device: got 0, want"),
         (["/GPU:0"], 1, r"device: got \['/GPU:0'\], want"),
         ("cuda", 3, "EmbeddingBagConfig 't': table_size: got 3, want 1 on the device '/GPU:0'"),

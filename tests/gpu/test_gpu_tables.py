@@ -43,8 +43,8 @@ IN_GPU_MEMORY = {
     "DynembApplyBags": {"gradient"},
     "DynembWithStrings": {"weight", "same_weight"},
 }
-# Those of tables in host memory: rows fetched for a step.
-ONLY_ON_CPUS = {"DynembTable", "DynembStepTable"}
+# Those of tables in host memory: rows fetched for a step, tables of servers that follow a feed, tiers.
+ONLY_ON_CPUS = {"DynembTable", "DynembFetchedRowsView", "DynembFollow", "DynembTierStats"}
 
 
 def ids(*numbers):

@@ -38,8 +38,8 @@ from table_rows import rows_of, values_of
 
 import tf_dynemb
 from tf_dynemb import snapshot
-from tf_dynemb.keras import saving
 from tf_dynemb.snapshot.__main__ import main
+from tf_dynemb.table import keras_files as saving
 
 NUMBERS = [0, 1, -1, 2, 3, 7, 255, 256, 65535, 2**20, 2**31 - 1, 2**31, 2**32, 2**60, 2**63 - 1]
 NUMBERS += [-(2**63)]
@@ -412,8 +412,8 @@ class TableFiles:
         self._good = []
         for key_dtype, dtype in ((tf.string, "float32"), (tf.int64, "bfloat16")):
             table = tf_dynemb.Variable(
-                key_dtype,
-                dtype,
+                key_dtype=key_dtype,
+                value_dtype=dtype,
                 dim=3,
                 keep_keys=key_dtype == tf.string,
                 restrict_policy=tf_dynemb.FrequencyRestrictPolicy,

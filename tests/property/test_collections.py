@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from optimizer_oracle import CASES, TOLERANCE, TOLERANCE_16
 
 import tf_dynemb
+from tf_dynemb.compat import torchrec
 
 DTYPES = {
-    "float32": tf_dynemb.DataType.FP32,
-    "float16": tf_dynemb.DataType.FP16,
-    "bfloat16": tf_dynemb.DataType.BF16,
+    "float32": torchrec.DataType.FP32,
+    "float16": torchrec.DataType.FP16,
+    "bfloat16": torchrec.DataType.BF16,
 }
-POOLING = {"sum": tf_dynemb.PoolingType.SUM, "mean": tf_dynemb.PoolingType.MEAN}
+POOLING = {"sum": torchrec.PoolingType.SUM, "mean": torchrec.PoolingType.MEAN}
 FEATURES = "abcd"
 
 # Ids that a table of 2^63 rows or a lost sign would not survive; those that int32 holds come first.
@@ -128,15 +129,15 @@ def make(scene, **options):
         for table in scene.tables
     ]
     if scene.tables[0].pooling == "none":
-        configs = [tf_dynemb.EmbeddingConfig(**each) for each in common]
-        collection = tf_dynemb.EmbeddingCollection(tables=configs, need_indices=True)
+        configs = [torchrec.EmbeddingConfig(**each) for each in common]
+        collection = torchrec.EmbeddingCollection(tables=configs, need_indices=True)
         views = collection.embeddings
     else:
         configs = [
-            tf_dynemb.EmbeddingBagConfig(**each, pooling=POOLING[table.pooling])
+            torchrec.EmbeddingBagConfig(**each, pooling=POOLING[table.pooling])
             for each, table in zip(common, scene.tables, strict=True)
         ]
-        collection = tf_dynemb.EmbeddingBagCollection(tables=configs, is_weighted=scene.weighted)
+        collection = torchrec.EmbeddingBagCollection(tables=configs, is_weighted=scene.weighted)
         views = collection.embedding_bags
     tables = {table.name: views[table.name].weight for table in scene.tables}
     for name, table in tables.items():
@@ -325,10 +326,10 @@ def test_gradients_of_weights_are_finite_differences(pooling, seed):
     """
     numbers, h = np.random.default_rng(seed), 2.0**-7
     bags = [numbers.integers(0, 5, size).tolist() for size in (3, 0, 1, 2)]
-    config = tf_dynemb.EmbeddingBagConfig(
+    config = torchrec.EmbeddingBagConfig(
         name="t", embedding_dim=2, num_embeddings=None, feature_names=["f"], pooling=POOLING[pooling]
     )
-    collection = tf_dynemb.EmbeddingBagCollection(tables=[config], is_weighted=True)
+    collection = torchrec.EmbeddingBagCollection(tables=[config], is_weighted=True)
     rows = numbers.integers(-8, 9, (5, 2)) / 8
     collection.embedding_bags["t"].weight.upsert(
         tf.range(5, dtype=tf.int64), tf.constant(rows, tf.float32)

@@ -107,7 +107,7 @@ def test_arrays_of_a_checkpoint(table, saved):
     restored["snapshots"] = tf.constant(arrays["snapshots"], tf.string, shape=[len(arrays["snapshots"])])
     before = rows_of(table)
     try:
-        table.resource._restore_from_tensors(restored)
+        table.resource.restore_tensors(restored)
     except (tf.errors.OpError, ValueError) as error:
         assert str(error)
         assert rows_of(table) == before

@@ -1,10 +1,10 @@
-"""Embeddings of tf_dynemb.one_embedding, for the tests of it."""
+"""Embeddings of tf_dynemb.compat.one_embedding, for the tests of it."""
 
 import warnings
 
 import tensorflow as tf
 
-from tf_dynemb import one_embedding as oe
+from tf_dynemb.compat import one_embedding as oe
 
 
 def store_at(path, **options) -> dict:

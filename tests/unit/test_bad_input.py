@@ -14,11 +14,12 @@ import tf_dynemb
 from tf_dynemb import snapshot
 from tf_dynemb.base.op_library import ops
 
-NO_OWNERS = np.zeros(0, np.int32)
+NO_SHARD_IDS = np.zeros(0, np.int32)
 KEYS = np.array([1, 2], np.int64)
-OWNERS = np.array([1, 0], np.int32)  # of KEYS on two shards
+SHARD_IDS = np.array([1, 0], np.int32)  # of KEYS on two shards
 ROWS = np.ones((2, 4), np.float32)
 SCHEMA = "dynemb-table 1\nvalue float32 4\n"
+NO_BOOLS = np.zeros(0, np.bool_)
 NO_BYTES = np.zeros((2, 0), np.uint8)
 MOST = 2**63 - 1
 HUGE = 10**30
@@ -73,21 +74,21 @@ def partitioned(partitioner):
     return call
 
 
-def apply(rule="sgd", hyper=(0.1, 1.0, 0.0), gradients=ROWS, owners=OWNERS, **attributes):
+def apply(rule="sgd", hyper=(0.1, 1.0, 0.0), gradients=ROWS, shard_ids=SHARD_IDS, **attributes):
     return lambda table: ops.dynemb_apply(
         [table.resource.resource_handle],
         [KEYS],
-        [owners],
+        [shard_ids],
         [gradients],
         np.array(hyper, np.float64, ndmin=2),
         np.zeros(1, np.int64),
-        **{"rule": rule, "limits": [-1], "limit_names": [""], **attributes},
+        **{"rule": rule, "candidates": [], "admitted": [NO_BOOLS], "admission": [""], **attributes},
     )
 
 
-def lookup(keys=KEYS, owners=OWNERS, dim=4, weight=tf.float32):
+def lookup(keys=KEYS, shard_ids=SHARD_IDS, dim=4, weight=tf.float32):
     return lambda table: ops.dynemb_lookup(
-        tf.zeros([0, 4], weight), table.resource.resource_handle, keys, owners, dim=dim
+        tf.zeros([0, 4], weight), table.resource.resource_handle, keys, shard_ids, dim=dim
     )
 
 
@@ -119,20 +120,15 @@ CASES = {
     "dim 0": (variable(dim=0), ValueError, "dim: got 0, want a whole number from 1 to"),
     "dim negative": (variable(dim=-4), ValueError, "dim: got -4, want a whole number from 1 to"),
     "dim of a float": (variable(dim=2.0), ValueError, "dim: got 2.0, want a whole number"),
-    "dim too large": (variable(dim=2**20 + 1), ValueError, r"dim: got 1048577, want .* to 2\^20"),
+    "dim too large": (variable(dim=2**20 + 1), ValueError, "dim: got 1048577, want .* to 1048576"),
     "dim beyond 64 bits": (variable(dim=HUGE), ValueError, f"dim: got {HUGE}, want a whole number"),
-    "init_size negative": (
-        variable(init_size=-1),
-        ValueError,
-        "init_size: got -1, want a number of rows",
-    ),
+    "init_size negative": (variable(init_size=-1), ValueError, "init_size: got -1, want .* >= 0"),
     "init_size beyond 64 bits": (variable(init_size=HUGE), ValueError, f"init_size: got {HUGE}, want"),
     "init_size of 2^63": (variable(init_size=MOST + 1), ValueError, f"init_size: got {MOST + 1}, want"),
     "init_size beyond memory": (variable(init_size=MOST), Exhausted, f"an index of {MOST} rows"),
     "init_size of terabytes": (variable(init_size=2**41), Exhausted, f"an index of {2**41} rows"),
     "a partitioner of 3": (variable(partitioner=3), ValueError, "partitioner: got 3, want a function"),
     "a policy of 3": (variable(restrict_policy=3), TypeError, "restrict_policy: got 3, want a subclass"),
-    "a kv_creator": (variable(kv_creator=1), TypeError, "kv_creator: got 1, want None, a Cuckoo"),
     "an initializer that is NaN": (
         variable(initializer=np.nan),
         ValueError,
@@ -155,12 +151,7 @@ CASES = {
     "keys of floats": (lambda t: t.lookup([1.0]), TypeError, "keys: got float32, .* key_dtype is int64"),
     "keys of NumPy's floats": (lambda t: t.lookup(np.array([1.5])), TypeError, "keys: got float64"),
     "keys of NumPy's bools": (lambda t: t.lookup(np.array([True])), TypeError, "keys: got bool"),
-    "keys that int64 wraps": (
-        lambda t: t.upsert(np.array([2**63], np.uint64), ROWS[:1]),
-        TypeError,
-        "keys: got uint64",
-    ),
-    "keys of 32 bits": (lambda t: t.lookup(tf.constant([1])), TypeError, "keys: got int32, the table's"),
+    "keys of truth": (lambda t: t.lookup(tf.constant([True])), TypeError, "keys: got bool, the table's"),
     "keys of strings": (lambda t: t.remove(["a"]), TypeError, "keys: got string, the table's key_dtype"),
     "keys beyond 64 bits": (
         lambda t: t.lookup([2**63]),
@@ -230,7 +221,7 @@ CASES = {
     "a partitioner of one number": (
         partitioned(lambda k, n: tf.zeros([], tf.int32)),
         Invalid,
-        "owners: got 1, want one per key, 2, of the keys' shape, from the partitioner",
+        "shard_ids: got 1, want one per key, 2, of the keys' shape, from the partitioner",
     ),
     "a partitioner beyond the shards": (
         partitioned(lambda k, n: tf.fill(tf.shape(k), n)),
@@ -243,9 +234,9 @@ CASES = {
         "partitioner: got shard -1 for key 1, want 0 to 1",
     ),
     # Whole tables.
-    "a shard that is not there": (lambda t: t.size(2), ValueError, "index: got 2, want 0 to 1"),
-    "a shard with a name": (lambda t: t.size("a"), ValueError, "index: got 'a', want 0 to 1"),
-    "a shard and a half": (lambda t: t.size(0.5), ValueError, "index: got 0.5, want 0 to 1"),
+    "a shard that is not there": (lambda t: t.size(2), ValueError, "index: got 2, want .* 0 to 1"),
+    "a shard with a name": (lambda t: t.size("a"), ValueError, "index: got 'a', want .* 0 to 1"),
+    "a shard and a half": (lambda t: t.size(0.5), ValueError, "index: got 0.5, want .* 0 to 1"),
     "restrict to -1": (
         lambda t: t.restrict(-1),
         ValueError,
@@ -315,10 +306,10 @@ CASES = {
         ValueError,
         "wrap the optimizer",
     ),
-    "an optimizer with a name only": (
-        lambda t: tf_dynemb.DynamicEmbeddingOptimizer("adam"),
+    "an optimizer with a number only": (
+        lambda t: tf_dynemb.DynamicEmbeddingOptimizer(0.1),
         TypeError,
-        "inner_optimizer: got str, want an optimizer",
+        "inner_optimizer: got float, want an optimizer",
     ),
     "an optimizer of whole tables": (
         lambda t: tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adafactor()),
@@ -326,12 +317,16 @@ CASES = {
         "inner_optimizer: Adafactor cannot train dynamic tables",
     ),
     # The layer.
-    "a layer's ids of floats": (layer(tf.constant([1.0])), TypeError, "ids: got float32, want integers"),
-    "a layer's ids of bools": (layer(tf.constant([True])), TypeError, "ids: got bool, want integers"),
+    "a layer's ids of floats": (
+        layer(tf.constant([1.0])),
+        TypeError,
+        "ids: got float32, .* integers",
+    ),
+    "a layer's ids of bools": (layer(tf.constant([True])), TypeError, "ids: got bool, .*want integers"),
     "a layer's ids too wide": (
         layer(int64([1]), key_dtype="int32"),
         TypeError,
-        "ids: got int64, which the",
+        "ids: got int64, the table's key_dtype is int32",
     ),
     "a layer's dim": (lambda t: tf_dynemb.keras.Embedding(-1), ValueError, "dim: got -1, want a whole"),
     "a layer's combiner": (
@@ -405,7 +400,11 @@ CASES = {
         Invalid,
         "shards: got 8589934592, want up to 65536",
     ),
-    "owners that are missing": (lookup(owners=NO_OWNERS), Invalid, "owners: got 0, want one per key, 2"),
+    "shard ids that are missing": (
+        lookup(shard_ids=NO_SHARD_IDS),
+        Invalid,
+        "shard_ids: got 0, want one per key, 2",
+    ),
     "a lookup of another dim": (lookup(dim=5), Invalid, "dim: got 5, the table's rows have 4"),
     "a lookup of another dtype": (
         lookup(weight=tf.int32),
@@ -428,13 +427,13 @@ CASES = {
         Invalid,
         "learning_rate: got nan, want a finite",
     ),
-    "owners of other keys": (
-        apply(owners=np.zeros(3, np.int32)),
+    "shard ids of other keys": (
+        apply(shard_ids=np.zeros(3, np.int32)),
         Invalid,
-        "owners: got 3, want one per",
+        "shard_ids: got 3, want one per",
     ),
     "a time for each key": (
-        lambda t: ops.dynemb_upsert(t.resource.resource_handle, KEYS, OWNERS, ROWS, KEYS),
+        lambda t: ops.dynemb_upsert(t.resource.resource_handle, KEYS, SHARD_IDS, ROWS, KEYS),
         Invalid,
         r"now: got shape \[2\], want a scalar",
     ),
@@ -567,7 +566,7 @@ def test_a_step_with_bad_owners_attaches_no_rule():
 
 def test_owners_are_counted_before_equal_keys_are_summed():
     table = tf_dynemb.Variable(dim=1, devices=["/CPU:0"] * 3, name="table")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="owners: got 2, want one per key, 3"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="shard_ids: got 2, want one per key, 3"):
         ops.dynemb_apply(
             [table.resource.resource_handle],
             [np.array([1, 1, 2], np.int64)],
@@ -575,7 +574,7 @@ def test_owners_are_counted_before_equal_keys_are_summed():
             [np.ones((3, 1), np.float32)],
             np.array([[0.1, 1.0, 0.0]]),
             np.zeros(1, np.int64),
-            **{"rule": "sgd", "limits": [-1], "limit_names": [""]},
+            **{"rule": "sgd", "candidates": [], "admitted": [NO_BOOLS], "admission": [""]},
         )
     assert table.size() == 0
 

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dynemb
+from tf_dynemb.compat import torchrec
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
 
 torch = pytest.importorskip("torch")  # which the tests do not ask for: it is some gigabytes
@@ -65,13 +66,13 @@ def test_training(combiner):
     bag = torch.nn.EmbeddingBag(ROWS, DIM, mode=combiner)
     bag.weight.data = torch.tensor(MATRIX)
     torch_optimizer = torch.optim.SGD(bag.parameters(), 0.1)
-    collection = tf_dynemb.EmbeddingBagCollection(
+    collection = torchrec.EmbeddingBagCollection(
         [
-            tf_dynemb.EmbeddingBagConfig(
+            torchrec.EmbeddingBagConfig(
                 name="t",
                 embedding_dim=DIM,
                 feature_names=["f"],
-                pooling=tf_dynemb.PoolingType[combiner.upper()],
+                pooling=torchrec.PoolingType[combiner.upper()],
             )
         ]
     )

@@ -7,12 +7,12 @@ import tensorflow as tf
 from collection_scenes import KINDS, collection_of, config_of, fill, tables_of
 
 import tf_dynemb
-from tf_dynemb import (
+from tf_dynemb import KeyedJaggedTensor
+from tf_dynemb.compat.torchrec import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
     EmbeddingCollection,
     EmbeddingConfig,
-    KeyedJaggedTensor,
     OptimizerType,
     PoolingType,
 )
@@ -163,7 +163,7 @@ def test_more_rows_than_a_limit_are_refused():
     optimizer = wrapped()
     step(collection, ids_of(1, 2), optimizer)
     before = [rows_of(table.weight) for table in collection.embedding_bags.values()]
-    match = "num_embeddings of t: got 2 ids without a row, such as 3, for 2 rows here that may be 3"
+    match = "max_rows of t: got 2 ids without a row, such as 3, for 2 rows here that may be 3"
     with pytest.raises(tf.errors.ResourceExhaustedError, match=match):
         step(collection, ids_of(3, 4, 3), optimizer)
     assert [rows_of(table.weight) for table in collection.embedding_bags.values()] == before
@@ -174,11 +174,10 @@ def test_more_rows_than_a_limit_are_refused():
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_a_full_table_refuses_a_step_for_tables_of_another_dtype_and_the_count_too(in_graph):
     tables = [
-        tf_dynemb.Variable(dim=1, value_dtype=dtype, name=dtype.name)
-        for dtype in (tf.float32, tf.float64)
+        tf_dynemb.Variable(dim=1, value_dtype=dtype, name=dtype.name, max_rows=most)
+        for dtype, most in ((tf.float32, None), (tf.float64, 1))
     ]
     handles = [table.handle for table in tables]
-    tables[1].handle.limit_rows(1, "rows")
     optimizer = wrapped()
     optimizer.build(handles)
     steps = tf.Variable(0)
@@ -191,7 +190,7 @@ def test_a_full_table_refuses_a_step_for_tables_of_another_dtype_and_the_count_t
         optimizer.apply_gradients(zip(gradients, handles, strict=True), global_step=steps)
 
     step = tf.function(step) if in_graph else step
-    with pytest.raises(tf.errors.ResourceExhaustedError, match="rows of float64: got 2 ids"):
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="max_rows of float64: got 2 ids"):
         step(tf.constant([1, 2], tf.int64))
     assert [int(table.size()) for table in tables] == [0, 0]
     assert int(steps) == int(optimizer.iterations.numpy()) == 0

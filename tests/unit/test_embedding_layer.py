@@ -53,7 +53,7 @@ def test_int32_layer():
     assert layer.table.key_dtype == tf.int32
     np.testing.assert_array_equal(layer(tf.constant([1, 2], tf.int16)), vectors([1, 2]))
     for dtype in (tf.int64, tf.uint32, tf.uint64):
-        with pytest.raises(TypeError, match=f"ids: got {dtype.name}, which the layer's key_dtype int32"):
+        with pytest.raises(TypeError, match=f"ids: got {dtype.name}, the table's key_dtype is int32"):
             layer(tf.constant([1], dtype))
 
 
@@ -215,14 +215,19 @@ def test_weights_of_shapes_known_only_at_run_time_are_refused():
 
 
 REFUSED = {
-    "float ids": (dict(), [[1.0, 2.0]], TypeError, r"ids: got float32, want integers; .*dtype='int64'"),
-    "bool ids": (dict(), [[True]], TypeError, "ids: got bool, want integers"),
+    "float ids": (
+        dict(),
+        [[1.0, 2.0]],
+        TypeError,
+        r"ids: got float32, .*integers; .*dtype='int64'",
+    ),
+    "bool ids": (dict(), [[True]], TypeError, "ids: got bool, .*want integers"),
     "string ids": (dict(), [["a"]], TypeError, "ids: got string.*key_dtype='string'"),
     "integers for strings": (
         dict(key_dtype="string"),
         [[1]],
         TypeError,
-        "ids: got int32, the layer's key_dtype is string",
+        "ids: got int32, the table's key_dtype is string",
     ),
     "a scalar bag": (dict(combiner="sum"), 3, ValueError, "ids: got a scalar, want an axis of ids"),
 }
@@ -268,7 +273,7 @@ ARGUMENTS = {
     "mask_key too large": (dict(mask_key=2**64), ValueError, "mask_key: got 18446744073709551616"),
     "key_dtype": (dict(key_dtype="float32"), TypeError, "key_dtype: got float32"),
     "initializer": (dict(initializer="he_normal"), ValueError, "needs the number of rows"),
-    "unknown": (dict(output_dim=5), ValueError, "output_dim"),
+    "unknown": (dict(outputs=5), ValueError, "outputs"),
 }
 
 
@@ -305,7 +310,8 @@ def test_dtype_policies(policy, way):
         keras.config.set_dtype_policy(policy)
     arguments = dict(dtype=policy) if way == "argument" else {}
     plain, bag = counting(**arguments), counting(combiner="mean", **arguments)
-    assert (plain.table.value_dtype.name, plain.handle.dtype) == (rows, rows)
+    assert plain.table.value_dtype.name == rows
+    assert plain.handle.dtype == ("float64" if rows == "float64" else "float32")
     # 1/3 as a weight would lose digits in 16 bits: the mean of 3 and 6 with weights 2/3 and 1/3 is 4.
     weights = tf.constant([[2 / 3, 1 / 3]])
     for got in (
@@ -339,3 +345,68 @@ def test_calls_never_insert():
     layer(int64([[100, 200]]), training=True)
     layer(int64([[100, 200]]), training=False)
     assert len(values_of(layer.table)) == 8
+
+
+# What a user of keras.layers.Embedding types.
+
+
+def test_keras_names_of_arguments():
+    layer = tf_dynemb.Embedding(
+        output_dim=3, embeddings_initializer="ones", mask_zero=True, embeddings_regularizer="l2"
+    )
+    assert (layer.dim, layer.mask_zero) == (3, True)
+    np.testing.assert_array_equal(layer(int64([5, 0])), [[1.0] * 3, [0.0] * 3])
+    again = tf_dynemb.Embedding.from_config(layer.get_config())
+    assert again.get_config() == layer.get_config()
+    assert again.embeddings_regularizer.get_config() == layer.embeddings_regularizer.get_config()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: tf_dynemb.Embedding(100, 8), "no number of rows.*Embedding\\(8\\)"),
+        (lambda: tf_dynemb.Embedding(input_dim=100, output_dim=8), "no number of rows"),
+        (lambda: tf_dynemb.Embedding(8, output_dim=8), "dim and output_dim: got both"),
+    ],
+)
+def test_a_number_of_rows_is_refused(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("combiner", [None, "sum"])
+def test_the_regularizer_counts_each_row_of_the_batch_once(combiner):
+    layer = tf_dynemb.Embedding(
+        2, combiner, initializer=3.0, mask_key=9, embeddings_regularizer=keras.regularizers.L2(0.5)
+    )
+    layer(int64([[1, 2, 1], [1, 9, 9]]))
+    (loss,) = layer.losses
+    assert float(loss) == 0.5 * 2 * 2 * 3.0**2  # two rows of two numbers
+
+
+@pytest.mark.parametrize("run_eagerly", [True, False])
+def test_the_regularizer_moves_rows_in_training(run_eagerly):
+    layer = tf_dynemb.Embedding(1, initializer=2.0, embeddings_regularizer=keras.regularizers.L2(0.25))
+    model = keras.Sequential([keras.Input((), dtype="int64"), layer])
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    model.compile(optimizer, lambda y, p: 0.0 * p, run_eagerly=run_eagerly)
+    model.fit(np.array([7, 7]), np.zeros(2), batch_size=2, verbose=0)
+    keys, values = layer.table.export()
+    assert keys.numpy().tolist() == [7] and values.numpy().tolist() == [[1.0]]  # 2 - 2 * 0.25 * 2
+
+
+def test_an_embedding_bag_has_a_combiner():
+    bag = tf_dynemb.EmbeddingBag(2, initializer=4.0)
+    assert bag.combiner == "mean" and isinstance(bag, tf_dynemb.Embedding)
+    np.testing.assert_array_equal(bag(int64([[1, 2, 3]])), [[4.0, 4.0]])
+    with pytest.raises(ValueError, match="combiner: got None"):
+        tf_dynemb.EmbeddingBag(2, combiner=None)
+
+
+def test_max_rows_bounds_what_training_makes():
+    layer = tf_dynemb.Embedding(1, max_rows=2)
+    model = keras.Sequential([keras.Input((), dtype="int64"), layer])
+    model.compile(tf_dynemb.DynamicEmbeddingOptimizer("sgd"), "mse")
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="max_rows of"):
+        model.fit(np.arange(3), np.zeros(3), verbose=0)
+    assert int(layer.table.size()) == 0

@@ -7,7 +7,8 @@ import tensorflow as tf
 from table_rows import int64, values_of
 
 import tf_dynemb
-from tf_dynemb.initializer import VarianceScaling, to_spec
+from tf_dynemb.compat import tfra
+from tf_dynemb.initializers import VarianceScaling, to_spec
 
 Embedding = tf_dynemb.keras.Embedding
 
@@ -87,7 +88,7 @@ def test_ids_keep_all_64_bits_through_fit():
     ],
 )
 def test_where_keras_makes_floats_of_ids_they_are_refused(make):
-    with pytest.raises(TypeError, match=r"ids: got float32, want integers; .*dtype='int64'"):
+    with pytest.raises(TypeError, match=r"ids: got float32, .*want integers; .*dtype='int64'"):
         make()
 
 
@@ -205,7 +206,7 @@ CONFIGS = {
         trainable=False,
         initializer=keras.initializers.RandomNormal(0.0, 2.0, seed=7),
     ),
-    "default partitioner": dict(devices=["/CPU:0"] * 2, partitioner=tf_dynemb.default_partition_fn),
+    "default partitioner": dict(devices=["/CPU:0"] * 2, partitioner=tfra.default_partition_fn),
     "strings": dict(key_dtype="string", mask_key="<pad>", devices="/CPU:0"),
     "mask_zero": dict(mask_zero=True, combiner="sum"),
     "number": dict(initializer=0.5),
@@ -287,3 +288,27 @@ def test_unknown_static_shapes_in_a_training_step():
 def test_namespaces():
     assert tf_dynemb.keras.Embedding is tf_dynemb.keras.layers.Embedding
     assert keras.saving.get_registered_name(Embedding) == "tf_dynemb>Embedding"
+
+
+@pytest.mark.parametrize("combiner", [None, "sum"])
+def test_symbolic_vectors_of_ragged_ids_are_ragged(combiner):
+    """As those of keras.layers.Embedding."""
+    ids = keras.Input((None,), dtype="int64", ragged=True)
+    ours, theirs = Embedding(2, combiner=combiner)(ids), keras.layers.Embedding(9, 2)(ids)
+    assert theirs.ragged and theirs.shape == (None, None, 2)
+    assert ours.ragged == (combiner is None) and ours.dtype == theirs.dtype
+    assert ours.shape == ((None, None, 2) if combiner is None else (None, 2))
+    assert not Embedding(2)(keras.Input((3,), dtype="int64")).ragged
+
+
+def test_two_numbers_as_of_keras_are_refused_with_what_to_write():
+    with pytest.raises(TypeError, match=r"combiner: got 8.*is tf_dynemb.keras.Embedding\(8\)"):
+        Embedding(100, 8)
+
+
+def test_strings_in_a_sequential_without_an_input():
+    model = keras.Sequential([Embedding(4, key_dtype="string")])
+    with pytest.raises(
+        TypeError, match=r"a float cannot hold a string.*keras.Input\(shape, dtype='string'\), first in"
+    ):
+        model(tf.constant(["a", "b"]))

@@ -9,6 +9,7 @@ import tensorflow as tf
 from table_rows import int64, values_of
 
 import tf_dynemb
+from tf_dynemb.compat import tfra
 
 v1 = tf.compat.v1
 
@@ -28,7 +29,7 @@ def test_one_name_is_one_table_and_another_is_another():
 
 def test_arguments_by_place_are_those_of_tfra():
     """In the order of its signature."""
-    table = tf_dynemb.get_variable(
+    table = tfra.get_variable(
         "g_places",
         tf.string,
         tf.float64,
@@ -53,18 +54,15 @@ DIFFERENCES = {
     "value_dtype": (tf.float64, "value_dtype='float32', got value_dtype='float64'"),
     "dim": (8, "dim=4, got dim=8"),
     "devices": (["/CPU:0"] * 2, r"devices=\['/CPU:0'\], got devices=\['/CPU:0', '/CPU:0'\]"),
-    "partitioner": (other_partitioner, "partitioner=<function default.*partitioner=<function other.*"),
+    "partitioner": (other_partitioner, "partitioner=None, got partitioner=<function other.*"),
     "initializer": (1.0, r"initializer=\('constant 0.0', 0\), got initializer=\('constant 1.0', 0\)"),
     "trainable": (False, "trainable=True, got trainable=False"),
     "checkpoint": (False, "checkpoint=True, got checkpoint=False"),
     "init_size": (100, "init_size=0, got init_size=100"),
-    "kv_creator": (
-        tf_dynemb.CuckooHashTableCreator(),
-        r"kv_creator=None, got kv_creator=CuckooHashTableCreator\(.*\)",
-    ),
     "restrict_policy": (tf_dynemb.FrequencyRestrictPolicy, "restrict_policy=None, got.*Frequency.*"),
-    "bp_v2": (True, "bp_v2=False, got bp_v2=True"),
-    "short_file_name": (True, "short_file_name=False, got short_file_name=True"),
+    "track_changes": (True, "track_changes=False, got track_changes=True"),
+    "max_rows": (5, "max_rows=None, got max_rows=5"),
+    "optimizer": ("sgd", "optimizer=None, got optimizer={.*SGD.*"),
 }
 
 
@@ -73,15 +71,15 @@ def test_the_first_other_argument_is_named(argument):
     """What TFRA returned was the table with the first arguments, without a word."""
     value, message = DIFFERENCES[argument]
     table = tf_dynemb.get_variable("g_differs", dim=4)
-    with pytest.raises(ValueError, match=f"the table 'g_differs' is there with {message}; want"):
+    with pytest.raises(ValueError, match=f"the table 'g_differs' exists with {message}; want"):
         tf_dynemb.get_variable("g_differs", **{"dim": 4, argument: value})
     assert tf_dynemb.get_variable("g_differs", dim=4) is table
 
 
 def test_keep_keys_differs():
-    table = tf_dynemb.get_variable("g_strings", tf.string)
+    table = tf_dynemb.get_variable("g_strings", key_dtype=tf.string)
     with pytest.raises(ValueError, match="keep_keys=False, got keep_keys=True"):
-        tf_dynemb.get_variable("g_strings", tf.string, keep_keys=True)
+        tf_dynemb.get_variable("g_strings", key_dtype=tf.string, keep_keys=True)
     assert not table.keep_keys
 
 
@@ -99,7 +97,7 @@ def test_eagerly_a_table_is_reused_whatever_asked_for_scopes_first():
 def test_of_two_differences_the_first_of_the_signature_is_named():
     table = tf_dynemb.get_variable("g_two_differences", dim=4)
     with pytest.raises(ValueError, match="with dim=4, got dim=5; want"):
-        tf_dynemb.get_variable("g_two_differences", bp_v2=True, dim=5)
+        tf_dynemb.get_variable("g_two_differences", init_size=3, dim=5)
     assert int(table.size()) == 0
 
 
@@ -113,12 +111,8 @@ EQUAL = {
     "unseeded": [dict(initializer=keras.initializers.RandomNormal(0.0, 0.1)) for _ in range(2)],
     "seeded": [dict(initializer=keras.initializers.RandomNormal(seed=3)) for _ in range(2)],
     "by name": (dict(initializer="ones"), dict(initializer=tf.ones_initializer())),
-    "creator": [
-        dict(kv_creator=tf_dynemb.HkvHashTableCreator(tf_dynemb.HkvHashTableConfig(init_capacity=9)))
-        for _ in range(2)
-    ],
     "policy": [dict(restrict_policy=tf_dynemb.TimestampRestrictPolicy) for _ in range(2)],
-    "shared_name": (dict(shared_name="a"), dict(shared_name="b")),
+    "default partitioner": (dict(), dict(partitioner=tfra.default_partition_fn)),
 }
 
 
@@ -127,6 +121,23 @@ def test_equal_arguments_in_other_words(case):
     first, second = EQUAL[case]
     table = tf_dynemb.get_variable(f"g_equal {case}", **first)
     assert tf_dynemb.get_variable(f"g_equal {case}", **second) is table
+
+
+# The same of TFRA's.
+EQUAL_IN_TFRA = {
+    "creator": [
+        dict(kv_creator=tfra.HkvHashTableCreator(tfra.HkvHashTableConfig(init_capacity=9)))
+        for _ in range(2)
+    ],
+    "shared_name": (dict(shared_name="a"), dict(shared_name="b")),
+}
+
+
+@pytest.mark.parametrize("case", EQUAL_IN_TFRA)
+def test_equal_arguments_of_tfra(case):
+    first, second = EQUAL_IN_TFRA[case]
+    table = tfra.get_variable(f"g_equal {case}", **first)
+    assert tfra.get_variable(f"g_equal {case}", **second) is table
 
 
 @pytest.mark.parametrize("seed", [4, None])
@@ -215,7 +226,7 @@ def test_reuse_of_a_graphs_scopes():
                 tf_dynemb.get_variable("t")
             scope.reuse_variables()
             assert tf_dynemb.get_variable("t") is table
-            with pytest.raises(ValueError, match="'s/t' is there with dim=1, got dim=2"):
+            with pytest.raises(ValueError, match="'s/t' exists with dim=1, got dim=2"):
                 tf_dynemb.get_variable("t", dim=2)
 
 

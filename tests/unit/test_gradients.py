@@ -6,11 +6,13 @@ positive ones is often loud, and what is wrong with the others silent.
 
 import functools
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_dynemb
+from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
 
 KEYS = np.array([4, -4, 0, 2**62 + 1, -(2**62) - 1, -1], np.int64)
 DIM = 3
@@ -125,15 +127,71 @@ def test_several_lookups_follow_each_other_in_program_order(pair):
 
 @pytest.mark.parametrize("dtype", [tf.float64, tf.float16, tf.bfloat16])
 def test_other_dtypes(dtype):
-    # Sums of six products of two numbers below 3.
+    # Upstream gradients are of the dtype: rounded to it, a few times on each side.
     rtol = {tf.float64: 1e-14, tf.float16: 2.0**-7, tf.bfloat16: 2.0**-4}[dtype]
     pair = Pair(dtype)
     with tf.GradientTape(persistent=True) as tape:
         ours, theirs = (tf.reduce_sum(f(PLACES) ** 2) for f in (pair.look_up, pair.gather))
     gradient = tape.gradient(ours, pair.table.handle)
-    assert gradient.values.dtype == dtype
+    assert gradient.values.dtype == pair.table.handle.dtype
+    assert gradient.values.dtype == (tf.float64 if dtype == tf.float64 else tf.float32)
     wanted = dense_of(tape.gradient(theirs, pair.matrix)).astype(np.float64)
     np.testing.assert_allclose(densify(gradient).astype(np.float64), wanted, rtol=rtol, atol=rtol)
+
+
+LOOKUPS = {
+    "embedding_lookup": tf_dynemb.embedding_lookup,
+    "embedding_lookup_unique": tf_dynemb.embedding_lookup_unique,
+    "embedding_lookup_sparse": lambda table, ids: tf_dynemb.embedding_lookup_sparse(
+        table, tf.RaggedTensor.from_row_lengths(ids, tf.ones_like(ids)), None, combiner="sum"
+    ),
+    "max_norm": lambda table, ids: tf_dynemb.embedding_lookup(table, ids, max_norm=8.0),
+    "cond": lambda table, ids: tf.cond(
+        ids[0] > 0,
+        lambda: tf_dynemb.embedding_lookup(table, ids),
+        lambda: tf.zeros([len(ids), 1], table.value_dtype),
+    ),
+    "lookup_bags": lambda table, ids: tf.concat(
+        [
+            tf_dynemb.embedding_lookup(table, ids[:1]),
+            tf.cast(
+                lookup_bags([table], [BagFeature(0, 0, "sum")], ids[1:], tf.ones_like(ids[1:])),
+                table.value_dtype,
+            ),
+        ],
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("name", LOOKUPS)
+@pytest.mark.parametrize(
+    "dtype, times, upstream",
+    [("bfloat16", 1000, 1.0), ("float16", 3000, 1.0), ("float16", 2, 40000.0)],
+)
+def test_rows_of_16_bits_sum_in_32(dtype, times, upstream, name, graph):
+    """A sum of ones stops growing at 2^8 in bfloat16 and 2^11 in float16, which ends at 65504."""
+    table = tf_dynemb.Variable(value_dtype=dtype, initializer=0.0)
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(2.0**-10))
+    optimizer.build([table.handle])
+    ids = tf.fill([times], tf.constant(7, tf.int64))
+
+    def step():
+        with tf.GradientTape() as tape:
+            rows = LOOKUPS[name](table, ids)
+            assert rows.dtype == table.value_dtype
+            loss = tf.reduce_sum(rows * tf.cast(upstream, rows.dtype))
+        gradient = tape.gradient(loss, table.handle)
+        total = tf.reduce_sum(gradient.values)
+        optimizer.apply([gradient], [table.handle])
+        return total
+
+    upstream = float(tf.cast(tf.cast(upstream, dtype), tf.float32))
+    total = float((tf.function(step) if graph else step)())
+    assert total == pytest.approx(times * upstream, rel=1e-6)  # of clipped rows float32 rounds
+    want = tf.cast(tf.constant([[-times * upstream * 2.0**-10]]), table.value_dtype)
+    np.testing.assert_array_equal(table.lookup(ids[:1]), want)
 
 
 def test_finite_differences():
@@ -198,6 +256,65 @@ def test_gradient_of_a_gradient(pair, function):
     ours, theirs = tf.function(both)() if function else both()
     assert np.abs(densify(ours)).max() > 1
     np.testing.assert_allclose(densify(ours), dense_of(theirs), rtol=2**3 * RTOL, atol=2**3 * RTOL)
+
+
+@pytest.mark.parametrize("function", [False, True])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradient_of_a_gradient_of_bags(pair, function, combiner, weighted):
+    """As of rows; the ids' weights are in it, and have a gradient of it themselves."""
+    splits = [0, 2, 2, 5, 6]
+    places = tf.RaggedTensor.from_row_splits(tf.constant([0, 1, 0, 4, 4, 2]), splits)
+    weights = tf.Variable([0.5, 1.5, 2.0, -0.25, 1.0, 0.75])
+    coefficients = tf.constant(np.random.default_rng(2).normal(size=(4, DIM)), tf.float32)
+
+    def ours():
+        ids = places.with_flat_values(tf.gather(tf.constant(KEYS), places.flat_values))
+        with_weights = ids.with_flat_values(tf.identity(weights)) if weighted else None
+        return tf_dynemb.embedding_lookup_sparse(pair.table, ids, with_weights, combiner)
+
+    def theirs():
+        each = tf.identity(weights) if weighted else tf.ones([6])
+        rows = tf.gather(pair.matrix, places.flat_values) * each[:, None]
+        bags = places.value_rowids()
+        divisors = {
+            "sum": tf.ones([4]),
+            "mean": tf.math.segment_sum(each, bags),
+            "sqrtn": tf.sqrt(tf.math.segment_sum(each**2, bags)),
+        }
+        return tf.math.divide_no_nan(tf.math.segment_sum(rows, bags), divisors[combiner][:, None])
+
+    def penalty(pooled, variable):
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                loss = tf.reduce_sum(pooled() ** 3 * coefficients)
+            gradient = inner.gradient(loss, variable)
+            if isinstance(gradient, tf.IndexedSlices):
+                gradient = gradient.values if pooled is ours else tf.convert_to_tensor(gradient)
+            square = tf.reduce_sum(gradient**2)
+        return outer.gradient(square, variable)
+
+    def both():
+        return penalty(ours, pair.table.handle), penalty(theirs, pair.matrix)
+
+    got, want = tf.function(both)() if function else both()
+    want = dense_of(want)
+    np.testing.assert_allclose(
+        densify(got), want, rtol=2**5 * RTOL, atol=2**5 * RTOL * np.abs(want).max()
+    )
+
+
+def test_a_third_derivative_of_bags_is_refused(pair):
+    ids = tf.RaggedTensor.from_row_splits(tf.constant(KEYS[:3]), [0, 2, 3])
+    handle = pair.table.handle
+    with tf.GradientTape() as third, tf.GradientTape() as second:
+        with tf.GradientTape() as first:
+            loss = tf.reduce_sum(tf_dynemb.embedding_lookup_sparse(pair.table, ids, combiner="sum") ** 4)
+        square = tf.reduce_sum(first.gradient(loss, handle).values ** 2)
+        again = second.gradient(square, handle)
+        total = tf.reduce_sum(again.values)
+    with pytest.raises(LookupError, match="third derivatives of pooled lookups"):
+        third.gradient(total, handle)
 
 
 def test_gradient_of_a_gradient_for_a_dense_variable(pair):
@@ -291,8 +408,6 @@ def test_arguments_of_embedding_lookup(pair):
     rows, handle = tf_dynemb.embedding_lookup(
         [pair.table],
         ids,
-        partition_strategy="div",
-        validate_indices=True,
         return_trainable=True,
         name="x",
     )
@@ -300,8 +415,8 @@ def test_arguments_of_embedding_lookup(pair):
     np.testing.assert_array_equal(rows, pair.matrix[:2])
     with pytest.raises(TypeError, match="params: got ResourceVariable, want a tf_dynemb.Variable"):
         tf_dynemb.embedding_lookup(pair.matrix, ids)
-    with pytest.raises(TypeError, match="keys: got int32, the table's key_dtype is int64"):
-        tf_dynemb.embedding_lookup(pair.table, tf.constant([1]))
+    with pytest.raises(TypeError, match="keys: got float32, the table's key_dtype is int64"):
+        tf_dynemb.embedding_lookup(pair.table, tf.constant([1.0]))
 
 
 def test_max_norm_clips_rows_and_their_gradient(pair):

@@ -12,7 +12,7 @@ from tf_dynemb.shard.group import Group
 
 
 class Threads:
-    """A thread of several as a process, with what Group needs of an Exchange."""
+    """A thread of several as a process, with what Group needs of an AllToAllExchange."""
 
     def __init__(self, processes, index, texts, barrier):
         self.processes, self.index = processes, index

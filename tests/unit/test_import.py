@@ -32,3 +32,16 @@ def test_not_built_it_says_how_to():
     error = import_after("sys.modules['tf_dynemb._build_info'] = None")
     assert "has not been built" in error
     assert "make build" in error
+
+
+def test_importing_draws_no_random_numbers():
+    """Of a program that has seeded them the numbers stay."""
+    script = (
+        "import random, keras, numpy as np, tensorflow\n"
+        "keras.utils.set_random_seed(3)\n"
+        "before = random.getstate(), np.random.get_state()[1].tolist()\n"
+        "import tf_dynemb\n"
+        "assert (random.getstate(), np.random.get_state()[1].tolist()) == before"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr

@@ -7,7 +7,7 @@ import tensorflow as tf
 from table_rows import INT64_MAX, INT64_MIN, int64, values_of
 
 import tf_dynemb
-from tf_dynemb.initializer import BoundedNormal, Columns, VarianceScaling, to_spec
+from tf_dynemb.initializers import BoundedNormal, Columns, VarianceScaling, to_spec
 
 v1 = tf.compat.v1.initializers
 
@@ -136,7 +136,7 @@ class Renamed(keras.initializers.RandomUniform):
 
 REFUSED = {
     "GlorotUniform": (keras.initializers.GlorotUniform(), ValueError, r"fan_avg.*fan_in=\.\.\."),
-    "name": ("glorot_uniform", ValueError, "needs the number of rows.*tf_dynemb.initializer"),
+    "name": ("glorot_uniform", ValueError, "needs the number of rows.*tf_dynemb.initializers"),
     "HeNormal": (keras.initializers.HeNormal(), ValueError, r"scale=2.0, mode='fan_in'"),
     "LecunNormal": (keras.initializers.LecunNormal(), ValueError, "fan_in"),
     "TF 1 Glorot": (v1.glorot_uniform(), ValueError, "fan_avg"),

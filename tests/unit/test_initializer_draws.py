@@ -47,8 +47,8 @@ INITIALIZERS = {
     "default uniform": lambda seed: keras.initializers.RandomUniform(seed=seed),
     "normal": lambda seed: keras.initializers.RandomNormal(0.5, 2.0, seed=seed),
     "truncated normal": lambda seed: keras.initializers.TruncatedNormal(-1.0, 0.1, seed=seed),
-    "bounded normal": lambda seed: tf_dynemb.initializer.BoundedNormal(0.5, 2.0, 1.0, 9.0, seed),
-    "columns": lambda seed: tf_dynemb.initializer.Columns(
+    "bounded normal": lambda seed: tf_dynemb.initializers.BoundedNormal(0.5, 2.0, 1.0, 9.0, seed),
+    "columns": lambda seed: tf_dynemb.initializers.Columns(
         [(width, keras.initializers.RandomUniform(-0.3, 0.7, seed + width)) for width in (3, 17)], seed
     ),
     "scaled truncated": lambda seed: keras.initializers.VarianceScaling(2.0, "fan_out", seed=seed),

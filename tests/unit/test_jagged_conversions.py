@@ -5,7 +5,8 @@ import pandas
 import pytest
 import tensorflow as tf
 
-from tf_dynemb import JaggedTensor, KeyedJaggedTensor, KeyedTensor, kjt_is_equal
+from tf_dynemb import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from tf_dynemb.compat.torchrec import kjt_is_equal
 
 ROWS = [[1, 2], [], [3]]
 WEIGHTS = [[0.5, 1.0], [], [2.0]]

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_dynemb import JaggedTensor, KeyedJaggedTensor, KeyedTensor, kjt_is_equal
+from tf_dynemb import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from tf_dynemb.compat.torchrec import kjt_is_equal
 
 ROWS = {"a": [[1], [], [2, 3]], "b": [[4, 5], [6], []]}
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_dynemb import JaggedTensor, jt_is_equal
+from tf_dynemb import JaggedTensor
+from tf_dynemb.compat.torchrec import jt_is_equal
 
 
 def weighted(**rows):

@@ -17,7 +17,7 @@ ODD = ["", "a", "\x00", "ä", "x" * 1000, " a"]
 
 def make(dim=2, shards=1, **arguments):
     devices = None if shards == 1 else ["/CPU:0"] * shards
-    return tf_dynemb.Variable(tf.string, dim=dim, devices=devices, keep_keys=True, **arguments)
+    return tf_dynemb.Variable(key_dtype=tf.string, dim=dim, devices=devices, keep_keys=True, **arguments)
 
 
 def values_of(table) -> dict:
@@ -126,7 +126,7 @@ def test_a_collision_is_an_error_that_names_both_and_changes_nothing(call, graph
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"'{OTHER_TWIN}'.* that of '{TWIN}'"):
         (tf.function(collide) if graph else collide)(tf.constant(["new", OTHER_TWIN]))
     assert values_of(table) == before
-    shared = tf_dynemb.Variable(tf.string, dim=2)
+    shared = tf_dynemb.Variable(key_dtype=tf.string, dim=2)
     shared.upsert([TWIN], [[1.0, 2.0]])
     assert shared.lookup([OTHER_TWIN]).numpy().tolist() == [[1.0, 2.0]]
 
@@ -189,7 +189,7 @@ def test_only_strings_can_be_kept(key_dtype):
     with pytest.raises(
         ValueError, match=f"keep_keys: got True for keys of {key_dtype.name}, want string"
     ):
-        tf_dynemb.Variable(key_dtype, keep_keys=True)
+        tf_dynemb.Variable(key_dtype=key_dtype, keep_keys=True)
 
 
 def test_slot_variables_by_string():
@@ -237,7 +237,7 @@ def test_checkpoints(before, after, options, tmp_path):
 def test_a_checkpoint_with_strings_goes_into_a_table_without_and_not_the_other_way(tmp_path):
     table = trained(2)
     path = tf.train.Checkpoint(table=table).write(str(tmp_path / "with"))
-    without = tf_dynemb.Variable(tf.string, dim=2)
+    without = tf_dynemb.Variable(key_dtype=tf.string, dim=2)
     tf.train.Checkpoint(table=without).read(path)
     np.testing.assert_array_equal(
         without.lookup([*ODD, "born in training"]), table.lookup([*ODD, "born in training"])
@@ -327,7 +327,7 @@ def test_layers_take_strings_of_any_structure(structure):
 
 @pytest.mark.parametrize("chunk_bytes", [8 << 20, 40])
 def test_keras_files(chunk_bytes, tmp_path, monkeypatch):
-    monkeypatch.setattr("tf_dynemb.keras.saving.CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("tf_dynemb.table.keras_files.CHUNK_BYTES", chunk_bytes)
     model = fitted()
     want = values_of(model.get_layer("tags").table)
     model.save(tmp_path / "m.keras")

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tf_dynemb
-from tf_dynemb import JaggedTensor, KeyedJaggedTensor, kjt_is_equal
+from tf_dynemb import JaggedTensor, KeyedJaggedTensor
+from tf_dynemb.compat import torchrec
+from tf_dynemb.compat.torchrec import kjt_is_equal
 
 KEYS = ["a", "b", "c"]
 ROWS = {"a": [[1], []], "b": [[2, 3], [4]], "c": [[], [5, 6, 7]]}
@@ -105,7 +106,7 @@ def test_one_key(make):
     assert parts["b"].offsets_or_none() is None
     assert parts["b"].offsets().numpy().tolist() == [0, 2, 3]  # from 0 for each key
     assert {key: [row.tolist() for row in part.to_numpy()] for key, part in parts.items()} == ROWS
-    assert tf_dynemb.ComputeKJTToJTDict()(kjt_of())["c"].lengths().numpy().tolist() == [0, 3]
+    assert torchrec.ComputeKJTToJTDict()(kjt_of())["c"].lengths().numpy().tolist() == [0, 3]
 
 
 def test_values_of_two_dimensions_and_strings():
@@ -118,7 +119,7 @@ def test_values_of_two_dimensions_and_strings():
 
 def test_from_jt_dict():
     parts = {key: JaggedTensor.from_dense(ROWS[key]) for key in ("b", "a")}
-    kjt = tf_dynemb.ComputeJTDictToKJT()(parts)
+    kjt = torchrec.ComputeJTDictToKJT()(parts)
     assert kjt.keys() == ["b", "a"] and kjt.length_per_key_or_none() == [3, 1]
     assert rows_of(kjt) == {"b": ROWS["b"], "a": ROWS["a"]} and kjt.lengths().dtype == tf.int32
     by_offsets = {key: JaggedTensor.from_tensor(tf.ragged.constant(ROWS[key])) for key in KEYS}

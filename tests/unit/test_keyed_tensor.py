@@ -148,3 +148,8 @@ def test_widths_must_be_known_in_a_graph():
 
     with pytest.raises(ValueError, match="want them known"):
         joined(tf.ones([2, 3]))
+
+
+def test_of_no_keys_and_no_values():
+    nothing = KeyedTensor([], [], tf.zeros((0,)))
+    assert nothing.keys() == [] and nothing.to_dict() == {}

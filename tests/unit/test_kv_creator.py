@@ -1,13 +1,21 @@
 """Back ends of TFRA: what carries over, what is refused and with what to use instead."""
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
+from table_rows import int64, values_of
 
-import tf_dynemb as de
+from tf_dynemb.compat import tfra as de
+from tf_dynemb.policies import LFU, LRU
 
 
 def memory_of(**arguments) -> int:
     return int(de.Variable(dim=1, devices=["/CPU:0"] * 2, **arguments).memory_bytes())
+
+
+def hkv(*arguments, **more) -> de.HkvHashTableCreator:
+    return de.HkvHashTableCreator(de.HkvHashTableConfig(*arguments, **more))
 
 
 ROWS = 1 << 16
@@ -15,7 +23,7 @@ ROWS = 1 << 16
 
 def test_init_capacity_is_the_rows_to_prepare_of_each_shard():
     """As if init_size had been given for both, which it may be, and then counts."""
-    creator = de.HkvHashTableCreator(config=de.HkvHashTableConfig(init_capacity=ROWS))
+    creator = de.HkvHashTableCreator(config=de.HkvHashTableConfig(ROWS, max_capacity=None))
     prepared = memory_of(kv_creator=creator)
     assert prepared == memory_of(init_size=2 * ROWS) > memory_of()
     assert memory_of(kv_creator=creator, init_size=4 * ROWS) == memory_of(init_size=4 * ROWS)
@@ -38,6 +46,8 @@ def test_the_environment_counts_where_a_creator_says_nothing(monkeypatch):
         de.HkvHashTableCreator(
             de.HkvHashTableConfig(5, max_hbm_for_values=1, reserved_key_start_bit=3), None
         ),
+        de.HkvHashTableCreator(de.HkvHashTableConfig(5, 9, 1, de.HkvEvictStrategy.EPOCHLRU, 7)),
+        de.HkvHashTableCreator(de.HkvHashTableConfig(5, None, evict_strategy=1)),
     ],
 )
 def test_creators_go_through_their_configs(creator):
@@ -63,35 +73,50 @@ def own_scores(keys):
 
 
 REFUSED = {
-    "max_capacity": (
-        lambda: de.HkvHashTableConfig(init_capacity=1 << 20, max_capacity=1 << 22),
+    "evict_strategy EPOCHLFU": (
+        lambda: de.HkvHashTableConfig(evict_strategy=de.HkvEvictStrategy.EPOCHLFU, step_per_epoch=10),
         ValueError,
-        "max_capacity: got 4194304, want None; .*restrict_policy",
+        "evict_strategy: got .*EPOCHLFU.*, want .*; .*half-life.*restrict_policy",
     ),
-    "evict_strategy": (
-        lambda: de.HkvHashTableConfig(evict_strategy=de.HkvEvictStrategy.LFU),
+    "evict_strategy CUSTOMIZED": (
+        lambda: de.HkvHashTableConfig(evict_strategy=4, gen_scores_fn=own_scores),
         ValueError,
-        "evict_strategy: got .*LFU.*, want None; .*FrequencyRestrictPolicy for LFU",
+        "evict_strategy: got .*CUSTOMIZED.*, want .*; .*half-life.*restrict_policy",
     ),
-    "gen_scores_fn": (
-        lambda: de.HkvHashTableConfig(gen_scores_fn=own_scores),
+    "evict_strategy of words": (
+        lambda: de.HkvHashTableConfig(evict_strategy="LRU"),
         ValueError,
-        "gen_scores_fn: got <function own_scores",
+        "evict_strategy: got 'LRU', want an HkvEvictStrategy: LRU, LFU, EPOCHLRU",
     ),
     "step_per_epoch": (
-        lambda: de.HkvHashTableConfig(step_per_epoch=10),
+        lambda: de.HkvHashTableConfig(step_per_epoch=-1),
         ValueError,
-        "step_per_epoch: got 10, want 0; .*restrict",
+        "step_per_epoch: got -1, want a whole number >= 0",
+    ),
+    "max_capacity": (
+        lambda: de.HkvHashTableConfig(max_capacity=-5),
+        ValueError,
+        "max_capacity: got -5, want a whole number >= 0",
+    ),
+    "max_capacity 0 and nothing in the environment": (
+        lambda: de.Variable(kv_creator=hkv(0, 0)),
+        ValueError,
+        "max_capacity: got 0 and TFRA_GPU_HASHTABLE_UPLIMIT_SIZE='' in the environment, want a number",
+    ),
+    "limits of creator and layer": (
+        lambda: de.keras.layers.Embedding(2, max_rows=5, kv_creator=hkv(5, 5)),
+        TypeError,
+        "max_rows: got one beside the kv_creator's, want one of them",
     ),
     "init_capacity": (
         lambda: de.HkvHashTableConfig(init_capacity=-1),
         ValueError,
-        "init_capacity: got -1, want a number of rows >= 0",
+        "init_capacity: got -1, want a whole number >= 0",
     ),
     "init_capacity bool": (
         lambda: de.HkvHashTableConfig(init_capacity=True),
         ValueError,
-        "init_capacity: got True, want a number of rows",
+        "init_capacity: got True, want a whole number",
     ),
     "config of another kind": (
         lambda: de.HkvHashTableCreator(de.CuckooHashTableConfig()),
@@ -100,23 +125,23 @@ REFUSED = {
     ),
     "saver": (
         lambda: de.CuckooHashTableCreator(saver="kv"),
-        RuntimeError,
+        ValueError,
         "saver: got 'kv', want None; .*tf.train.Checkpoint.*tf_dynemb.snapshot",
     ),
     "FileSystemSaver": (
         lambda: de.FileSystemSaver(proc_size=2, proc_rank=0, save_path="kv"),
-        NotImplementedError,
-        "FileSystemSaver is not there; .*tf_dynemb.snapshot",
+        ValueError,
+        "FileSystemSaver is not supported; .*tf_dynemb.snapshot",
     ),
     "RedisTableConfig": (
         lambda: de.RedisTableConfig(redis_config_abs_dir="/etc/redis.json"),
-        NotImplementedError,
-        "RedisTableConfig is not there; .*SavedModel.*tf_dynemb.snapshot",
+        ValueError,
+        "RedisTableConfig is not supported; .*SavedModel.*tf_dynemb.snapshot",
     ),
     "RedisTableCreator": (
         lambda: de.RedisTableCreator(config=None),
-        NotImplementedError,
-        "RedisTableCreator is not there; .*SavedModel",
+        ValueError,
+        "RedisTableCreator is not supported; .*SavedModel",
     ),
     "the base class": (
         lambda: de.Variable(kv_creator=de.KVCreator()),
@@ -147,3 +172,143 @@ def test_numbers_of_the_evict_strategies_are_tfras():
     assert {s.name: int(s) for s in de.HkvEvictStrategy} == dict(
         LRU=0, LFU=1, EPOCHLRU=2, EPOCHLFU=3, CUSTOMIZED=4
     )
+
+
+def test_the_default_is_tfras():
+    """A million rows in each table, of which the ones that were written longest ago leave."""
+    config = de.Variable(kv_creator=hkv(), devices=["/CPU:0"] * 2).config
+    assert (config.max_rows, config.eviction.policies) == (2 << 20, (LRU(),))
+    assert de.Variable(kv_creator=de.CuckooHashTableCreator()).config.max_rows is None
+    unbounded = de.Variable(kv_creator=hkv(8, None, evict_strategy=1)).config
+    assert (unbounded.max_rows, unbounded.eviction, unbounded.init_size) == (None, None, 8)
+
+
+def test_a_capacity_of_less_than_the_first_is_raised_and_said():
+    with pytest.warns(UserWarning, match="max_capacity: got 5, less than init_capacity"):
+        creator = hkv(8, 5)
+    assert de.Variable(kv_creator=creator).config.max_rows == 8
+
+
+def test_a_capacity_of_0_is_that_of_the_environment(monkeypatch):
+    monkeypatch.setenv("TFRA_GPU_HASHTABLE_UPLIMIT_SIZE", "9")
+    table = de.Variable(kv_creator=hkv(2, 0), devices=["/CPU:0"] * 2)
+    assert table.config.max_rows == 18
+
+
+def scores_in_tfra(strategy, step_per_epoch):
+    """A function of (old score, number of the insert), as HKV makes scores; greater ones stay."""
+
+    def score(old, insert):
+        if strategy == "LFU":
+            return (old or 0) + 1
+        return (insert // step_per_epoch if strategy == "EPOCHLRU" else 0, insert)
+
+    return score
+
+
+@pytest.mark.parametrize("strategy", ["LRU", "LFU", "EPOCHLRU"])
+@pytest.mark.parametrize("step_per_epoch", [1, 3, 1000])
+def test_rows_leave_in_the_order_of_tfras_scores(strategy, step_per_epoch):
+    """Against a dict of scores: keys that have rows are written, then the lowest leave for new ones."""
+    capacity, random = 12, np.random.default_rng(step_per_epoch)
+    creator = hkv(
+        4, capacity, evict_strategy=de.HkvEvictStrategy[strategy], step_per_epoch=step_per_epoch
+    )
+    table = de.Variable(dim=2, kv_creator=creator, initializer=-1.0)
+    score, scores = scores_in_tfra(strategy, step_per_epoch), {}
+    left = 0
+    for insert in range(80):
+        keys = np.unique(np.minimum(random.zipf(1.3, 5), 40)).tolist()
+        table.upsert(int64(keys), [[float(key)] * 2 for key in keys])
+        there = values_of(table)
+        assert all(there[key] == [key, key] for key in there)
+        new = set(keys) - set(scores)
+        scores.update({key: score(scores[key], insert) for key in keys if key in scores})
+        gone = set(scores) - set(there)
+        assert set(there) == set(scores) - gone | new
+        assert len(gone) == max(0, len(scores) + len(new) - capacity)
+        for key in gone:
+            assert scores[key] <= min(scores[stays] for stays in there if stays not in new)
+        left += len(gone)
+        scores = {key: scores.get(key) or score(None, insert) for key in there}
+    assert left > 20
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_scores_are_exported(devices):
+    """The number of writes, or their order; with and without values."""
+    writes = [[1, 2], [2, 3], [2, 1], [4]]
+    counts, last = {1: 2, 2: 3, 3: 1, 4: 1}, {3: 1, 1: 2, 2: 2, 4: 3}
+    for strategy, want in (("LFU", counts), ("LRU", last), ("EPOCHLRU", last)):
+        creator = hkv(4, 30, evict_strategy=de.HkvEvictStrategy[strategy])
+        table = de.Variable(dim=2, kv_creator=creator, devices=["/CPU:0"] * devices)
+        for keys in writes:
+            table.upsert(int64(keys), [[float(key), 0.0] for key in keys])
+        keys, scores = table.export_keys_and_scores(split_size=2)
+        same, values, again = table.export_with_scores(2)
+        assert (keys == same).numpy().all() and (scores == again).numpy().all()
+        assert scores.dtype == tf.int64 and values.numpy()[:, 0].tolist() == keys.numpy().tolist()
+        got = dict(zip(keys.numpy().tolist(), scores.numpy().tolist(), strict=True))
+        if strategy != "LFU":  # times: which write was which
+            place = {time: number for number, time in enumerate(sorted(set(got.values())))}
+            got = {key: place[time] + 1 for key, time in got.items()}
+        assert got == want
+
+
+def test_scores_of_a_restrict_policy_and_of_none():
+    table = de.Variable(restrict_policy=de.FrequencyRestrictPolicy)
+    for keys in ([1, 2], [2, 2]):
+        table.upsert(int64(keys), [[0.0], [0.0]])
+    keys, scores = table.export_keys_and_scores(1)
+    assert dict(zip(keys.numpy(), scores.numpy(), strict=True)) == {1: 1, 2: 2}
+    with pytest.raises(TypeError, match="its rows have no scores; make it with an HkvHash"):
+        de.Variable().export_keys_and_scores(1)
+    with pytest.raises(ValueError, match="split_size: got 0, want a whole number >= 1"):
+        table.export_with_scores(0)
+
+
+def test_scores_are_saved(tmp_path):
+    """In TFRA all rows are equally fresh after a reload."""
+    first, second = (
+        de.Variable(dim=1, name="t", kv_creator=hkv(3, 3), devices=["/CPU:0"]) for _ in range(2)
+    )
+    for key in (5, 6, 7, 5):
+        first.upsert(int64([key]), [[0.0]])
+    path = tf.train.Checkpoint(table=first).save(str(tmp_path / "c"))
+    tf.train.Checkpoint(table=second).restore(path).assert_consumed()
+    second.upsert(int64([8]), [[0.0]])
+    assert set(values_of(second)) == {7, 5, 8}
+
+
+@pytest.mark.parametrize("strategy", [LRU, LFU])
+def test_slots_leave_with_their_row(strategy):
+    """In TFRA they are tables of their own, which evict by themselves. What is back starts anew."""
+    creator = hkv(2, 2, evict_strategy=de.HkvEvictStrategy[strategy.__name__])
+    table = de.Variable(dim=1, kv_creator=creator, initializer=0.0)
+    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad(1.0, 0.5, epsilon=0.0))
+
+    def train(*keys):
+        def loss():
+            return tf.reduce_sum(de.embedding_lookup(table, int64(keys), name="l"))
+
+        optimizer.minimize(loss, [table.handle])
+
+    for keys in ([1, 2], [1, 2], [2, 3], [1, 2]):
+        train(*keys)
+    (accumulator,) = table.get_slot_variables(optimizer)
+    assert accumulator.lookup(int64([1, 2, 3])).numpy().ravel().tolist() == [1.5, 4.5, 0.5]
+    assert values_of(table)[1] == pytest.approx([-1 / 1.5**0.5])
+
+
+def test_a_layer_and_its_file_have_the_limit(tmp_path):
+    layer = de.keras.layers.Embedding(2, kv_creator=hkv(4, 6, evict_strategy=1), name="e")
+    model = keras.Sequential([keras.Input((), dtype="int64"), layer])
+    model.save(tmp_path / "model.keras")
+    config = keras.saving.load_model(tmp_path / "model.keras").layers[0].table.config
+    assert (config.max_rows, config.init_size, config.eviction.policies) == (6, 4, (LFU(),))
+
+
+def test_a_table_of_another_limit_is_another_table():
+    de.get_variable("hkv_of_a_name", kv_creator=hkv(4, 6))
+    with pytest.raises(ValueError, match="max_rows"):
+        de.get_variable("hkv_of_a_name", kv_creator=hkv(4, 7))

@@ -284,7 +284,7 @@ BAD = {
         "floats",
     ),
     "kept strings": (
-        dict(tables=[tf_dynemb.Variable(tf.string, name="s", keep_keys=True)] * 3),
+        dict(tables=[tf_dynemb.Variable(key_dtype=tf.string, name="s", keep_keys=True)] * 3),
         ValueError,
         "tables: got s, which keeps the strings of its keys, want keep_keys=False",
     ),
@@ -293,7 +293,26 @@ BAD = {
     "key": (dict(features=[BagFeature(3, 0, "sum")], inputs=3), ValueError, "key below 3"),
     "combiner": (dict(features=[BagFeature(0, 0, "max")]), ValueError, "combiner"),
     "mixed": (dict(features=[BagFeature(0, 0, "sum"), BagFeature(0, 0, None)]), ValueError, "for none"),
-    "float ids": (dict(ids=np.ones(12)), TypeError, "want integers or strings"),
+    "float ids": (
+        dict(ids=np.ones(12)),
+        TypeError,
+        "ids: got float64, the table's key_dtype is int64, want integers",
+    ),
+    "integers for strings": (
+        dict(tables=[tf_dynemb.Variable(key_dtype=tf.string, name="s")] * 3),
+        TypeError,
+        "ids: got int64, the table's key_dtype is string, want strings",
+    ),
+    "strings for integers": (
+        dict(ids=["a"] * 12),
+        TypeError,
+        "ids: got string, the table's key_dtype is int64.*tf_dynemb.fingerprint",
+    ),
+    "too wide": (
+        dict(tables=[*make_tables(2), tf_dynemb.Variable(key_dtype=tf.int32, dim=2, name="narrow")]),
+        TypeError,
+        "ids: got int64, the table's key_dtype is int32, .*key_dtype='int64'",
+    ),
     "float lengths": (dict(lengths=np.ones(9)), TypeError, "int32 or int64"),
     "sum": (dict(lengths=LENGTHS + 1), tf.errors.InvalidArgumentError, "lengths"),
     "negative": (dict(lengths=LENGTHS - 1), tf.errors.InvalidArgumentError, "lengths: got -1"),
@@ -306,7 +325,7 @@ BAD = {
     ),
     "inverse": (dict(inverse=[[0], [1], [3]]), tf.errors.InvalidArgumentError, "got bag 3"),
     "inverse shape": (dict(inverse=[[0, 1]]), tf.errors.InvalidArgumentError, "inverse"),
-    "owners": (dict(owners=[0]), tf.errors.InvalidArgumentError, "owners"),
+    "table_ids": (dict(table_ids=[0]), tf.errors.InvalidArgumentError, "table_ids"),
     "strides": (dict(strides=[9, 1, -1]), tf.errors.InvalidArgumentError, "strides"),
 }
 
@@ -328,7 +347,7 @@ def test_bad_input(in_graph, case):
 def test_dims_of_raw_ops_that_cannot_be(in_graph, dims):
     table = tf_dynemb.Variable(dim=1, name="t")
     bags = dict(
-        ids=IDS[:1], lengths=[1], id_weights=tf.zeros(0), owners=tf.zeros(0, tf.int32),
+        ids=IDS[:1], lengths=[1], id_weights=tf.zeros(0), table_ids=tf.zeros(0, tf.int32),
         strides=tf.zeros(0, tf.int64), inverse=tf.zeros(0, tf.int64), inputs=1, features=[0],
         feature_tables=[0], poolings=["sum"],
     )  # fmt: skip
@@ -340,7 +359,7 @@ def test_dims_of_raw_ops_that_cannot_be(in_graph, dims):
         ops.dynemb_apply_bags(
             tables=[table.resource.resource_handle], hyper=tf.constant([[1.0, 1, 0]], tf.float64),
             now=tf.zeros(1, tf.int64), gradient=tf.zeros([1, 1]), trained=[0], dims=dims, rule="sgd",
-            limits=[-1], limit_names=[""], **bags,
+            candidates=[], admission=[""], **bags,
         )  # fmt: skip
 
     for call in (sum_bags, apply_bags):

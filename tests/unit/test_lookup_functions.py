@@ -10,6 +10,8 @@ import tensorflow as tf
 from table_rows import int64, values_of
 
 import tf_dynemb
+from tf_dynemb.compat import tfra
+from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
 
 SPARSE = tf.SparseTensor([[0, 0], [0, 1], [2, 0]], int64([1, 2, 1]), [4, 3])
 RAGGED = tf.ragged.constant([[1, 2], [], [1], []], dtype=tf.int64)
@@ -53,11 +55,11 @@ LOOKUPS = {
 
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_one_table_in_each_form(name):
-    """A Variable, its handle, or a list of it alone; partition_strategy and name change nothing."""
+    """A Variable, its handle, or a list of it alone; the name changes nothing."""
     table, look_up = counting(), LOOKUPS[name]
     want = look_up(table)
     for params in ([table], (table,), table.handle, [table.handle]):
-        np.testing.assert_array_equal(look_up(params, partition_strategy="div", name="n"), want)
+        np.testing.assert_array_equal(look_up(params, name="n"), want)
     got, trainable = look_up(table, return_trainable=True)
     assert trainable is table.handle
     np.testing.assert_array_equal(got, want)
@@ -236,13 +238,13 @@ def test_max_norm_leaves_the_table_alone():
 
 def test_shadow_ops_train_the_table():
     table = counting()
-    shadow = tf_dynemb.shadow_ops.ShadowVariable(table, name="shadow")
+    shadow = tfra.shadow_ops.ShadowVariable(table, name="shadow")
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
     ids = int64([[1, 1], [3, 9]])
     with tf.GradientTape() as tape:
-        rows = tf_dynemb.shadow_ops.embedding_lookup(shadow, ids)
-        others = tf_dynemb.shadow_ops.embedding_lookup_unique(shadow, ids, 2)
-        same = tf_dynemb.shadow_ops.embedding_lookup_unique(shadow, ids, 2, with_unique=False)
+        rows = tfra.shadow_ops.embedding_lookup(shadow, ids)
+        others = tfra.shadow_ops.embedding_lookup_unique(shadow, ids, 2)
+        same = tfra.shadow_ops.embedding_lookup_unique(shadow, ids, 2, with_unique=False)
         loss = tf.reduce_sum(rows)
     np.testing.assert_array_equal(rows, others)
     np.testing.assert_array_equal(rows, same)
@@ -253,13 +255,13 @@ def test_shadow_ops_train_the_table():
 
 def test_shadow_ops_in_a_function_with_ragged_ids():
     table = counting()
-    shadow = tf_dynemb.shadow_ops.ShadowVariable([table])
+    shadow = tfra.shadow_ops.ShadowVariable([table])
     ids = tf.ragged.constant([[1, 5], [], [1]], dtype=tf.int64)
 
     @tf.function
     def gradient(ids):
         with tf.GradientTape() as tape:
-            rows = tf_dynemb.shadow_ops.embedding_lookup_unique(shadow, ids, 2)
+            rows = tfra.shadow_ops.embedding_lookup_unique(shadow, ids, 2)
             loss = tf.reduce_sum(tf.reduce_sum(rows, axis=1) ** 2)
         return rows, tape.gradient(loss, shadow.value)
 
@@ -270,7 +272,7 @@ def test_shadow_ops_in_a_function_with_ragged_ids():
 
 
 def test_shadow_ops_refuse_what_they_cannot_mean():
-    table, shadow_ops = counting(), tf_dynemb.shadow_ops
+    table, shadow_ops = counting(), tfra.shadow_ops
     with pytest.raises(ValueError, match="max_norm: got 1.0, want None; give it to"):
         shadow_ops.ShadowVariable(table, max_norm=1.0)
     with pytest.raises(ValueError, match="trainable: got False, the table was made with True"):
@@ -312,18 +314,16 @@ OPTIMIZERS = [
 STEPS = 3
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "bp_v2"), [(name, False) for name in OPTIMIZERS] + [("Adam", True)]
-)
-def test_each_optimizer_through_each_lookup(optimizer, bp_v2):
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_each_optimizer_through_each_lookup(optimizer):
     """A table per lookup. All rows are in every batch, so that lazy and dense updates are the same."""
     initial = np.random.default_rng(1).normal(size=(5, 2)).astype(np.float32)
     make, lookups = getattr(keras.optimizers, optimizer), TRAINED.values()
-    tables = [tf_dynemb.Variable(dim=2, bp_v2=bp_v2, devices=["/CPU:0"] * 2) for _ in lookups]
+    tables = [tf_dynemb.Variable(dim=2, devices=["/CPU:0"] * 2) for _ in lookups]
     for table in tables:
         table.upsert(tf.range(5, dtype=tf.int64), initial)
     handles, denses = [table.handle for table in tables], [keras.Variable(initial) for _ in lookups]
-    ours, theirs = tf_dynemb.DynamicEmbeddingOptimizer(make(0.1), bp_v2=bp_v2), make(0.1)
+    ours, theirs = tf_dynemb.DynamicEmbeddingOptimizer(make(0.1)), make(0.1)
     ours.build(handles)
     theirs.build(denses)
 
@@ -349,3 +349,43 @@ def test_each_optimizer_through_each_lookup(optimizer, bp_v2):
         # A few roundings of 6e-8 per step; where a gradient is near 0, a rule that divides by its size
         # makes more of them.
         np.testing.assert_allclose(got, dense, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+WAYS = {
+    "lookup": lambda table, ids: table.lookup(ids)[:, 0],
+    "embedding_lookup": lambda table, ids: tf_dynemb.embedding_lookup(table, ids)[:, 0],
+    "embedding_lookup_sparse": lambda table, ids: tf_dynemb.safe_embedding_lookup_sparse(
+        table, tf.RaggedTensor.from_row_lengths(ids, tf.ones_like(ids, tf.int64)), default_id=ids[0]
+    )[:, 0],
+    "lookup_bags": lambda table, ids: lookup_bags(
+        [table], [BagFeature(0, 0, "sum")], ids, tf.ones_like(ids, tf.int64)
+    )[:, 0],
+    "layer": lambda table, ids: LAYERS[table.key_dtype](ids)[:, 0],
+}
+LAYERS = {dtype: tf_dynemb.keras.Embedding(1, key_dtype=dtype.name) for dtype in (tf.int64, tf.int32)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("key_dtype", [tf.int64, tf.int32])
+def test_ids_become_keys_in_one_way(way, graph, key_dtype):
+    """Integers that the table's key_dtype holds are widened, uint64 keeps its bits; others refused."""
+    table = tf_dynemb.Variable(key_dtype=key_dtype, dim=1, initializer=0.0)
+    if way == "layer":
+        LAYERS[key_dtype].hold(table)
+    look_up = tf.function(WAYS[way]) if graph else WAYS[way]
+    table.upsert(tf.constant([-1, 3], key_dtype), [[1.0], [3.0]])
+    taken = [tf.int8, tf.int16, tf.int32, tf.uint8, tf.uint16]
+    refused = [tf.float32, tf.float64, tf.bfloat16, tf.bool]
+    (taken if key_dtype == tf.int64 else refused).extend([tf.uint32, tf.int64, tf.uint64])
+    for dtype in taken:
+        assert look_up(table, tf.constant([3, 4], dtype)).numpy().tolist() == [3.0, 0.0]
+    for dtype in refused:
+        with pytest.raises(
+            TypeError, match=f"got {dtype.name}, the table's key_dtype is {key_dtype.name}"
+        ):
+            look_up(table, tf.cast(tf.constant([3, 4]), dtype))
+    if key_dtype == tf.int64:
+        assert look_up(table, tf.constant([2**64 - 1], tf.uint64)).numpy().tolist() == [1.0]
+    with pytest.raises(TypeError, match="got string, the table's key_dtype is .*fingerprint"):
+        look_up(table, tf.constant(["a"]))

@@ -13,7 +13,7 @@ from optimizer_oracle import START, TOLERANCE, assert_close, ftrl, smart_decay_a
 from table_rows import int64, rows_of
 
 import tf_dynemb
-from tf_dynemb import one_embedding as oe
+from tf_dynemb.compat import one_embedding as oe
 
 
 def minimize(embedding, optimizer, loss):

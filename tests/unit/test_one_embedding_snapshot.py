@@ -8,7 +8,7 @@ from one_embeddings import embedding_of, sizes, store_at
 from table_rows import int64, rows_of
 
 import tf_dynemb
-from tf_dynemb import one_embedding as oe
+from tf_dynemb.compat import one_embedding as oe
 
 IDS = int64([[1, 1, 1], [2, -2, 5]])
 

@@ -9,8 +9,8 @@ from optimizer_oracle import CASES, TOLERANCE, LazyTable, assert_close
 from table_rows import int64, schema_of
 
 import tf_dynemb
-from tf_dynemb import one_embedding as oe
-from tf_dynemb.one_embedding.optimizers import STATE
+from tf_dynemb.compat import one_embedding as oe
+from tf_dynemb.compat.one_embedding.storage import STATE
 
 TABLES, DIM, PADDING = 3, 4, 2
 # The store options that OneEmbedding wants for each; of the oracle's cases.
@@ -186,7 +186,7 @@ BAD = {
         TypeError,
         "embeddings: got Embedding, want a list of MultiTableEmbedding",
     ),
-    "no optimizer": (lambda e: oe.Optimizer("adam", [e]), TypeError, "inner_optimizer: got str"),
+    "no optimizer": (lambda e: oe.Optimizer(3, [e]), TypeError, "inner_optimizer: got int"),
     "no rule": (lambda e: oe.Optimizer(K.Adafactor(), [e]), ValueError, "Adafactor cannot train"),
 }
 

@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from optimizer_oracle import TOLERANCE, assert_close
+from table_rows import int64, values_of
 
 import tf_dynemb
+from tf_dynemb.compat import tfra
 
 K = keras.optimizers
 KEYS = np.array([5, -5, 2**40, -(2**40), 0], np.int64)
@@ -84,6 +86,73 @@ def test_option(name):
         twins.step()
     twins.compare()
     assert int(twins.ours.iterations) == STEPS
+
+
+ACCUMULATING = {
+    "plain": lambda: K.SGD(0.1, gradient_accumulation_steps=3),
+    "momentum": lambda: K.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2),
+    "adam": lambda: adam(0.1, gradient_accumulation_steps=3),
+    "schedule": lambda: K.SGD(DECAY, gradient_accumulation_steps=3),
+    "clipnorm": lambda: K.SGD(0.1, clipnorm=0.3, gradient_accumulation_steps=3),
+    "clipvalue": lambda: K.Adagrad(0.1, clipvalue=0.2, gradient_accumulation_steps=5),
+    "weight_decay": lambda: adam(0.1, K.AdamW, weight_decay=0.3, gradient_accumulation_steps=3),
+}
+
+
+@pytest.mark.parametrize("name", ACCUMULATING)
+@pytest.mark.parametrize("function", [False, True])
+def test_gradients_of_several_steps_are_added_up(name, function):
+    twins = Twins(ACCUMULATING[name])
+    twins.ours.build([twins.dense, twins.table.handle])
+    apply = tf.function(twins.ours.apply) if function else twins.ours.apply
+    begins = twins.table.lookup(tf.constant(KEYS)).numpy()
+    twins.step(lambda grads, _: apply(grads))
+    assert twins.table.lookup(tf.constant(KEYS)).numpy().tolist() == begins.tolist()
+    assert int(twins.table.size()) == 0
+    for _ in range(STEPS):  # and one more than are due
+        twins.step(lambda grads, _: apply(grads))
+    twins.compare()
+    assert int(twins.ours.iterations) == (STEPS + 1) // twins.inner.gradient_accumulation_steps
+
+
+def test_rows_are_trained_on_the_steps_in_which_they_occur():
+    """As Keras trains the rows of a matrix by the sum of their gradients, and others not at all."""
+    table = tf_dynemb.Variable(dim=1)
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(K.SGD(1.0, gradient_accumulation_steps=2))
+    for keys in ([1, 2], [2, 3], [4, 4]):
+        slices = tf.IndexedSlices(tf.constant([[2.0], [4.0]]), int64(keys))
+        optimizer.apply([slices], [table.handle])
+    assert values_of(table) == {1: [-1.0], 2: [-3.0], 3: [-2.0]}
+    assert int(optimizer.iterations) == 1
+    optimizer.iterations = 7
+    assert int(optimizer.iterations) == 7
+
+
+def test_a_checkpoint_has_what_was_added_up(tmp_path):
+    twins = Twins(ACCUMULATING["adam"])
+    for _ in range(STEPS + 1):
+        twins.step()
+    saved = tf.train.Checkpoint(table=twins.table, dense=twins.dense, optimizer=twins.ours)
+    path = saved.write(str(tmp_path / "checkpoint"))
+    again = Twins(ACCUMULATING["adam"])
+    again.ours.build([again.dense, again.table.handle])
+    restored = tf.train.Checkpoint(table=again.table, dense=again.dense, optimizer=again.ours)
+    restored.read(path).assert_existing_objects_matched()
+    for each in (twins, again):
+        each.numbers = np.random.default_rng(9)
+        for _ in range(2):
+            each.step()
+    assert values_of(again.table) == values_of(twins.table)
+    assert again.dense.numpy().tolist() == twins.dense.numpy().tolist()
+
+
+def test_what_cannot_be_added_up_is_refused():
+    with pytest.raises(ValueError, match="gradient_accumulation_steps: got them with global_clipnorm"):
+        tf_dynemb.DynamicEmbeddingOptimizer(K.SGD(global_clipnorm=1.0, gradient_accumulation_steps=2))
+    table = tf_dynemb.Variable(admission=tf_dynemb.policies.MinCount(2), name="t")
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(K.SGD(gradient_accumulation_steps=2))
+    with pytest.raises(ValueError, match="gradient_accumulation_steps: got them for t, whose admission"):
+        optimizer.build([table.handle])
 
 
 @pytest.mark.parametrize("name", ["schedule", "all", "global_clipnorm_adam"])
@@ -172,13 +241,12 @@ def test_scale_loss_is_the_inner_optimizers():
     ("option", "value"),
     [("use_ema", True), ("gradient_accumulation_steps", 2)],
 )
-def test_refused_options(option, value):
-    with pytest.raises(ValueError, match=f"{option} is not possible with tables: "):
-        tf_dynemb.DynamicEmbeddingOptimizer(K.Adam(**{option: value}))
+def test_options_that_come_later_are_refused(option, value):
     inner = K.Adam()
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(inner)
-    setattr(inner, option, value)  # behind its back
     table = tf_dynemb.Variable(dim=1)
+    optimizer.build([table.handle])
+    setattr(inner, option, value)  # behind its back
     slices = tf.IndexedSlices(tf.constant([[1.0]]), tf.constant([1], tf.int64))
     with pytest.raises(ValueError, match=option):
         optimizer.apply([slices], [table.handle])
@@ -187,4 +255,50 @@ def test_refused_options(option, value):
 
 def test_synchronous_is_refused():
     with pytest.raises(ValueError, match="synchronous: got True, want False"):
-        tf_dynemb.DynamicEmbeddingOptimizer(K.Adam(), synchronous=True)
+        tfra.DynamicEmbeddingOptimizer(K.Adam(), synchronous=True)
+
+
+@keras.saving.register_keras_serializable("test_optimizer_options")
+def are_even(keys):
+    return keys % 2 == 0
+
+
+@pytest.mark.parametrize("function", [False, True])
+@pytest.mark.parametrize("clip", [{}, {"global_clipnorm": 1.0}])
+@pytest.mark.parametrize("rows", ["lookup", "bags"])
+def test_frozen_keys_stay_as_they_are(function, clip, rows):
+    """As if nobody had looked them up: no step, no row, no part in a norm that clips."""
+    ids = int64([1, 2, 3, 4])
+
+    def trained(ids, **options):
+        table = tf_dynemb.Variable(dim=2, initializer=1.0, **options)
+        table.upsert(int64([2]), [[5.0, 5.0]])
+        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.5, **clip))
+        optimizer.build([table.handle])
+
+        def step():
+            with tf.GradientTape() as tape:
+                if rows == "lookup":
+                    vectors = tf_dynemb.embedding_lookup(table, ids)
+                else:
+                    bags = tf.RaggedTensor.from_row_lengths(ids, tf.ones_like(ids))
+                    vectors = tf_dynemb.embedding_lookup_sparse(table, bags, combiner="sum")
+                loss = tf.reduce_sum(vectors * tf.cast(ids, tf.float32)[:, None])
+            optimizer.apply_gradients([(tape.gradient(loss, table.handle), table.handle)])
+
+        for _ in range(2):
+            (tf.function(step) if function else step)()
+        return values_of(table)
+
+    assert trained(ids, frozen_keys=are_even) == trained(int64([1, 3]))
+
+
+def test_what_frozen_keys_gives_is_checked():
+    table = tf_dynemb.Variable(dim=1, name="t", frozen_keys=lambda keys: keys)
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer("sgd")
+    with pytest.raises(TypeError, match="frozen_keys of t: its function gave int64"):
+        optimizer.apply([tf.IndexedSlices(tf.ones([2, 1]), int64([1, 2]))], [table.handle])
+    with pytest.raises(ValueError, match="frozen_keys: got 3, want a function"):
+        tf_dynemb.Variable(frozen_keys=3)
+    layer = tf_dynemb.Embedding(2, frozen_keys=are_even)
+    assert layer.from_config(layer.get_config()).table.config.frozen_keys is are_even

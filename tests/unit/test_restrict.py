@@ -163,6 +163,19 @@ def test_times_are_microseconds_of_the_system_clock_and_one_call_has_one():
     assert float(before) <= number / 1e6 <= float(tf.timestamp())
 
 
+def test_status_copies_neither_values_nor_slots():
+    table = make(FREQUENCY)
+    step = trainer(table, keras.optimizers.Adam(0.1))
+    step([3, 4])
+    step([4])
+    whole = table.resource.export_rows_with_strings()
+    keys, values, slots, meta, *_ = table.resource.export_rows_with_strings(whole_rows=False)
+    assert values.shape == (2, 0) and slots.shape == (2, 0) and whole[2].shape[1] > 0
+    np.testing.assert_array_equal(keys, whole[0])
+    np.testing.assert_array_equal(meta, whole[3])
+    assert status_of(table) == {3: 1, 4: 2}
+
+
 def test_status_has_the_keys_that_export_has():
     table = make(FREQUENCY, key_dtype=tf.string)
     table.upsert(tf.constant(["a", "b", "a"]), tf.zeros([3, 1]))
@@ -322,9 +335,20 @@ def test_the_policy_is_given_as_a_class():
     table = make()
     assert type(table.restrict_policy) is TIME
     assert table.restrict_policy.var is table
-    for wrong in (table.restrict_policy, "timestamp", tf.Variable, int):
-        with pytest.raises(TypeError, match="restrict_policy: got .*the class itself, not an instance"):
+    for wrong in (3, tf.Variable, int):
+        with pytest.raises(TypeError, match="restrict_policy: got .*want a subclass of"):
             make(wrong)
+
+
+def test_of_an_instance_of_a_policy_its_class_counts():
+    table = make(FREQUENCY)
+    other = make(table.restrict_policy)
+    assert type(other.restrict_policy) is FREQUENCY
+    assert other.restrict_policy.var is other
+    put(other, [1, 2, 1])
+    put(other, [2])
+    other.restrict(1)
+    assert other.export()[0].numpy().tolist() == [2]
     with pytest.raises(TypeError, match="abstract"):
         make(tf_dynemb.RestrictPolicy)
 
@@ -366,3 +390,10 @@ def test_a_policy_of_ones_own_that_cannot_work_is_refused():
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"now: got shape \[2\], want a scalar"):
         put(table, [1])
     assert values_of(table) == {}
+
+
+def test_status_of_a_table_without_the_policy_is_refused():
+    for table in (make(None), make(FREQUENCY)):
+        put(table, [1])
+        with pytest.raises(ValueError, match="TimestampRestrictPolicy.status: the rows of .* have no"):
+            _ = TIME(table).status

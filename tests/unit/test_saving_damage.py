@@ -1,5 +1,6 @@
 """Damaged files: a restore is refused and leaves the tables as they were, or gives what was saved."""
 
+import errno
 import os
 import pathlib
 import re
@@ -15,6 +16,7 @@ import tensorflow as tf
 from table_rows import int64, rows_of
 
 import tf_dynemb
+from tf_dynemb.table import keras_files as saving
 
 LAYERS = ("items", "tags_table")
 
@@ -375,3 +377,24 @@ def test_the_undamaged_files_load(saved, tmp_path):
     model = m.make()
     tf.train.Checkpoint(model=model).restore(str(folder / "c")).expect_partial()
     assert m.rows(model) == want
+
+
+@pytest.mark.parametrize(
+    "cause", [OSError(errno.ENOSPC, "No space left on device"), PermissionError(errno.EACCES, "no")]
+)
+def test_what_the_system_says_is_no_damage(cause, monkeypatch, tmp_path):
+    """Of a file that is as it was saved: a full disk where an archive is unpacked, for example."""
+    model = m.trained()
+    model.save(tmp_path / "m.keras")
+    before = m.rows(model)
+
+    def fails(*_):
+        raise cause
+
+    monkeypatch.setattr(zipfile.ZipFile, "extract", fails)
+    with zipfile.ZipFile(tmp_path / "m.keras") as archive:
+        (name, *_) = (n.split("/")[-1] for n in archive.namelist() if "rows-" in n)
+        with pytest.raises(type(cause)) as error:
+            saving.read_rows_of_archive(m.tables(model)[0], archive, name)
+    assert error.value is cause
+    assert m.rows(model) == before

@@ -113,9 +113,9 @@ def test_all_that_training_changes(way, before, after, sources, targets, tmp_pat
     assert m.state(model) == state  # saving changes nothing
     assert m.state(other) == state
     for table in m.tables(other):
-        owners = [key % after for key in rows_of(table)]
+        shard_ids = [key % after for key in rows_of(table)]
         sizes = [int(table.size(shard)) for shard in range(after)]
-        assert sizes == [owners.count(shard) for shard in range(after)]
+        assert sizes == [shard_ids.count(shard) for shard in range(after)]
     m.train(other, 3, 5)
     assert m.state(other) == state_later
 

@@ -1,5 +1,6 @@
 """Keras' own formats: `.keras`, its folder form, `.weights.h5` and its shards carry rows and slots."""
 
+import pickle
 import tempfile
 
 import keras
@@ -10,7 +11,7 @@ import tensorflow as tf
 from table_rows import int64, rows_of, schema_of, values_of
 
 import tf_dynemb
-from tf_dynemb.keras import saving
+from tf_dynemb.table import keras_files as saving
 
 
 def through_keras(model, folder):
@@ -145,7 +146,7 @@ def test_a_saved_model_of_an_unwrapped_kind_of_loop(tmp_path):
     other = keras.models.load_model(tmp_path / "m.keras", compile=False)
     assert m.rows(other) == m.rows(model)
     other.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Ftrl()), "mse", run_eagerly=True)
-    with pytest.raises(tf.errors.FailedPreconditionError, match="adam_amsgrad"):
+    with pytest.raises(ValueError, match="items: .* rows that adam_amsgrad has trained"):
         m.train(other, 0, 1)
     other.compile(
         tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(amsgrad=True)), "mse", run_eagerly=True
@@ -153,12 +154,31 @@ def test_a_saved_model_of_an_unwrapped_kind_of_loop(tmp_path):
     m.train(other, 0, 1)
 
 
-def test_weights_into_an_optimizer_that_is_not_built_are_refused(tmp_path):
+def test_a_legacy_h5_file_is_refused_when_it_is_saved(tmp_path):
     model = m.trained()
-    model.save_weights(tmp_path / "m.weights.h5")
-    other = m.make()
-    with pytest.raises(ValueError, match=r"build it first: model.optimizer.build"):
-        other.load_weights(tmp_path / "m.weights.h5")
+    with pytest.raises(ValueError, match=r"legacy format, \.h5.*items.*want model.save\('<name>.keras'"):
+        model.save(tmp_path / "m.h5")
+
+
+def test_set_weights_of_a_clone_copies_rows():
+    model = m.trained()
+    weights = model.get_weights()
+    clone = keras.models.clone_model(model)
+    clone.set_weights(weights)
+    assert m.rows(clone) == m.rows(model)
+    np.testing.assert_array_equal(m.probe(clone), m.probe(model))
+
+
+def test_set_weights_refuses_arrays_without_rows():
+    """Of weights that went through a file, or are a mean, nobody knows the rows."""
+    model = m.trained()
+    clone = keras.models.clone_model(model)
+    weights = model.get_weights()
+    for other in (pickle.loads(pickle.dumps(weights)), [0.5 * weight for weight in weights]):
+        with pytest.raises(ValueError, match=r"items.*holds no rows.*save_weights and load_weights"):
+            clone.set_weights(other)
+    del model
+    assert m.rows(clone) == [{}, {}]
 
 
 OTHER = {

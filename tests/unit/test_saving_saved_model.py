@@ -205,11 +205,11 @@ def test_two_tables_in_one_session_share_nothing(tmp_path):
 
 def test_a_name_is_one_table_in_a_session_and_another_in_the_next():
     """Two ops of one name, in runs of their own: the rows stay while nobody holds a handle."""
-    keys, owners, now = int64([1]).numpy(), np.zeros(0, np.int32), np.int64(0)
+    keys, shard_ids, now = int64([1]).numpy(), np.zeros(0, np.int32), np.int64(0)
     schema = "dynemb-table 1\nvalue float32 1\ninitializer constant 0\n"
     with tf.Graph().as_default() as graph:
         writer, reader = (ops.dynemb_table(schema=schema, shared_name="a name") for _ in range(2))
-        upsert = ops.dynemb_upsert(writer, keys, owners, np.ones([1, 1], np.float32), now)
+        upsert = ops.dynemb_upsert(writer, keys, shard_ids, np.ones([1, 1], np.float32), now)
         sizes = [ops.dynemb_size(table)[0] for table in (writer, reader)]
     with tf.compat.v1.Session(graph=graph) as first, tf.compat.v1.Session(graph=graph) as second:
         assert first.run(sizes[1]).tolist() == [0]
@@ -237,3 +237,119 @@ def test_slots_travel_too(tmp_path):
     tf.train.Checkpoint(other).restore(str(tmp_path / "m/variables/variables")).expect_partial()
     for table, again in zip(m.tables(model), m.tables(other), strict=True):
         assert rows_of(again) == rows_of(table)
+
+
+class TwoTowers(keras.Model):
+    """A model of its own class, whose inputs Keras does not know the dtypes of."""
+
+    def __init__(self):
+        super().__init__()
+        self.users = tf_dynemb.keras.Embedding(2, name="users")
+        self.tags = tf_dynemb.keras.Embedding(2, key_dtype="string", keep_keys=True, name="tags")
+        self.top = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.top(self.users(inputs["ids"]) * self.tags(inputs["tags"]))
+
+
+IDS_AND_TAGS = {"ids": int64([5, 2**60, 7]), "tags": tf.constant(["a", "b", "c"])}
+SPECS = {name: tf.TensorSpec([None], tensor.dtype, name) for name, tensor in IDS_AND_TAGS.items()}
+
+
+@pytest.fixture
+def two_towers():
+    model = TwoTowers()
+    model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0)), "mse")
+    batch = {name: tensor[:2] for name, tensor in IDS_AND_TAGS.items()}
+    model.fit(tf.data.Dataset.from_tensors((batch, tf.ones([2, 1]))), verbose=0)
+    return model
+
+
+@pytest.mark.parametrize(
+    "spec", [lambda s: s, lambda s: keras.InputSpec(shape=s.shape, dtype=s.dtype.name, name=s.name)]
+)
+def test_export_of_a_model_of_ones_own_class(two_towers, spec, tmp_path):
+    signature = {name: spec(each) for name, each in SPECS.items()}
+    two_towers.export(tmp_path, verbose=False, input_signature=[signature])
+    loaded = tf.saved_model.load(tmp_path)
+    np.testing.assert_array_equal(loaded.serve(IDS_AND_TAGS), two_towers(IDS_AND_TAGS))
+    served = loaded.signatures["serving_default"](**IDS_AND_TAGS)
+    np.testing.assert_array_equal(served["output_0"], two_towers(IDS_AND_TAGS))
+
+
+def test_saved_model_of_a_model_of_ones_own_class(two_towers, tmp_path):
+    """The signature that Keras makes up beside the given one takes floats, and fails when it runs."""
+    serve = tf.function(lambda ids, tags: {"out": two_towers({"ids": ids, "tags": tags})})
+    serve = serve.get_concrete_function(**SPECS)
+    with pytest.warns(UserWarning, match="the signature that Keras makes up .* ids: got float32"):
+        tf.saved_model.save(two_towers, tmp_path, signatures=serve)
+    served = tf.saved_model.load(tmp_path).signatures["serving_default"](**IDS_AND_TAGS)
+    np.testing.assert_array_equal(served["out"], two_towers(IDS_AND_TAGS))
+
+
+def test_without_a_signature_a_model_of_ones_own_class_serves_no_wrong_rows(tmp_path):
+    class OneTower(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.users = tf_dynemb.keras.Embedding(2, name="users")
+
+        def call(self, ids):
+            return self.users(ids)
+
+    model = OneTower()
+    model(int64([5]))
+    with pytest.raises(TypeError, match="ids: got float32, .*input_signature=.*keras.InputSpec"):
+        model.export(tmp_path / "a", verbose=False)
+    with pytest.warns(
+        UserWarning, match="will fail when it is run; give tf.saved_model.save signatures"
+    ):
+        tf.saved_model.save(model, tmp_path / "b")
+    serve = tf.saved_model.load(tmp_path / "b").signatures["serving_default"]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="ids: got float32"):
+        serve(tf.constant([5.0]))
+
+
+RAGGED = tf.ragged.constant([[1, 2], [], [2]], dtype=tf.int64)
+
+
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+@pytest.mark.parametrize("combiner", [None, "mean"])
+def test_ragged_models_serve_ragged_ids(kind, combiner, tmp_path):
+    """Keras' own signature is dense: it would count padding as ids."""
+    if kind == "sparse" and combiner is None:
+        return  # which the layer refuses
+    layer = tf_dynemb.keras.Embedding(2, combiner=combiner, name="tags")
+    ids = keras.Input((None,), dtype="int64", name="ids", **{kind: True})
+    model = keras.Model(ids, layer(ids))
+    layer.table.upsert(int64([0, 1, 2]), [[100.0, 100.0], [1.0, 2.0], [3.0, 4.0]])
+    with pytest.raises(ValueError, match="would count padding as ids; .*tf.RaggedTensorSpec"):
+        model.export(tmp_path / "a", verbose=False)
+    batch = RAGGED if kind == "ragged" else RAGGED.to_sparse()
+    spec = tf.RaggedTensorSpec([None, None], tf.int64, 1, tf.int64)
+    if kind == "sparse":
+        spec = tf.SparseTensorSpec([None, None], tf.int64)
+
+    def serve(ids):
+        return {"output": model(ids)}
+
+    with pytest.warns(UserWarning, match="the signature that Keras makes up"):
+        tf.saved_model.save(model, tmp_path / "b", tf.function(serve, input_signature=[spec]))
+    loaded = tf.saved_model.load(tmp_path / "b").signatures["serving_default"]
+    if kind == "ragged":
+        got = loaded(ids=RAGGED.flat_values, ids_1=RAGGED.row_splits)
+    else:
+        names = sorted(loaded.structured_input_signature[1])
+        got = loaded(**dict(zip(names, (batch.indices, batch.values, batch.dense_shape), strict=True)))
+    if combiner:
+        want = [[2.0, 3.0], [0.0, 0.0], [3.0, 4.0]]
+        assert got["output"].numpy().tolist() == want == model(batch).numpy().tolist()
+    else:
+        assert got["output"].to_list() == [[[1.0, 2.0], [3.0, 4.0]], [], [[3.0, 4.0]]]
+
+
+def test_ragged_models_take_dense_ids_elsewhere():
+    """A batch whose bags are equally long needs no padding."""
+    ids = keras.Input((None,), dtype="int64", ragged=True)
+    model = keras.Model(ids, tf_dynemb.keras.Embedding(2, combiner="sum", initializer="ones")(ids))
+    for batch in (np.array([[1, 2], [3, 4]]), tf.constant([[1, 2], [3, 4]], tf.int64)):
+        assert model.predict(batch, verbose=0).tolist() == [[2.0, 2.0], [2.0, 2.0]]

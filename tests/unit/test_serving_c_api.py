@@ -205,6 +205,17 @@ def test_loading_and_closing_leaks_nothing(versions, leak_sanitizer):
     run("reload", paths[:1], [lists(batch) for batch in BATCHES], leak_sanitizer, times=10)
 
 
+def test_a_model_that_follows_leaks_nothing(tmp_path, leak_sanitizer):
+    """The same with a thread for each load, which reads a feed while requests are pinned."""
+    model = m.trained(shards=2)
+    with tf_dynemb.for_serving(follow=tmp_path / "feed", poll_seconds=0.001):
+        model.export(tmp_path / "m", verbose=False)
+    tf_dynemb.serving.Publisher(model, tmp_path / "feed").publish()
+    batches = [lists(batch) for batch in BATCHES]
+    run("reload", [tmp_path / "m"], batches, leak_sanitizer, times=10)
+    assert not list((tmp_path / "feed" / "followers").iterdir())
+
+
 def test_a_leak_would_be_seen(leak_sanitizer):
     done = serve("drop", [], [{"keys": [1, 2, 3]}], leak_sanitizer)
     assert done.returncode != 0 and "TF_AllocateTensor" in done.stderr

@@ -89,7 +89,7 @@ def test_a_partitioner_places_rows_as_ever(partitioner, tmp_path):
     check(other, keys, values)
     for wrong, match in (
         (lambda keys, _: tf.fill(tf.shape(keys), 3), "got shard 3 for key .*, want 0 to 2"),
-        (lambda keys, _: tf.zeros([0], tf.int32), "owners: got 0, want one per row"),
+        (lambda keys, _: tf.zeros([0], tf.int32), "shard_ids: got 0, want one per row"),
     ):
         refusing = make(3, wrong)
         with pytest.raises(tf.errors.InvalidArgumentError, match=match):
@@ -172,7 +172,7 @@ def test_keys_that_an_int32_table_cannot_have_are_damage(devices, tmp_path):
         text = text.replace(b"\ninitializer ", b"\nkey int32\ninitializer ")
         (folder / "MANIFEST").write_bytes(text + b"crc32c %08x\n" % crc32c(text))
 
-    table = tf_dynemb.Variable(tf.int32, dim=1, devices=["/CPU:0"] * devices, name="t")
+    table = tf_dynemb.Variable(key_dtype=tf.int32, dim=1, devices=["/CPU:0"] * devices, name="t")
     for key, named in ((2**40 + 5, "1099511627781"), (-(2**31) - 1, "-2147483649")):
         wide = tf_dynemb.Variable(dim=1, name="t")
         base = snapshot.save(tmp_path / "base", wide, follow=True)
@@ -329,3 +329,24 @@ def test_a_snapshot_that_is_replaced_while_it_is_read_is_an_error(tmp_path, monk
     with pytest.raises(tf.errors.FailedPreconditionError, match="replaced while it was being read"):
         snapshot.restore(tmp_path, other)
     assert rows_of(other) == before
+
+
+def test_save_in_a_function_is_refused(tmp_path):
+    table = tf_dynemb.Variable(dim=2, name="users")
+    with pytest.raises(RuntimeError, match="snapshot.save works eagerly"):
+        tf.function(lambda: tf_dynemb.snapshot.save(tmp_path / "s", table), autograph=False)()
+
+
+def test_restore_closes_what_it_reads(tmp_path, monkeypatch):
+    table = tf_dynemb.Variable(dim=2, name="users")
+    tf_dynemb.snapshot.save(tmp_path / "s", table)
+    closed = []
+    close = tf_dynemb.snapshot.SnapshotReader.close
+    monkeypatch.setattr(
+        tf_dynemb.snapshot.SnapshotReader, "__del__", lambda self: closed.append(self._handle is None)
+    )
+    monkeypatch.setattr(
+        tf_dynemb.snapshot.SnapshotReader, "close", lambda self: (close(self), closed.append("close"))
+    )
+    tf_dynemb.snapshot.restore(tmp_path / "s", table)
+    assert closed == ["close", True]

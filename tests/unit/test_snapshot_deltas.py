@@ -14,7 +14,7 @@ from table_rows import int64, rows_of, schema_of, values_of
 
 import tf_dynemb
 from tf_dynemb import snapshot
-from tf_dynemb.keras.saving import read_rows, write_rows
+from tf_dynemb.table.keras_files import read_rows, write_rows
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -96,6 +96,68 @@ def test_a_delta_of_what_is_not_known_is_refused(tmp_path):
     with pytest.raises(tf.errors.FailedPreconditionError, match="was cleared"):
         snapshot.save(tmp_path / "delta", table, base=followed)
     assert not (tmp_path / "delta" / "MANIFEST").exists()
+
+
+def changes_of(path, name="t"):
+    """Of a delta: key -> value of what was written, and the keys that were removed."""
+    with snapshot.open(path) as delta:
+        written, erased = {}, set()
+        for rows in delta.rows(name):
+            written |= dict(zip(rows.keys.tolist(), rows.values[:, 0].tolist(), strict=True))
+            erased.update(rows.erased.tolist())
+        return written, erased
+
+
+@pytest.mark.parametrize("devices", [None, ["/CPU:0"] * 3])
+def test_a_table_made_to_track_changes_can_continue_any_snapshot(devices, tmp_path):
+    """Nobody asks for follow=True; each delta has exactly what a dict says has changed since."""
+    draw = random.Random(7)
+    table = tf_dynemb.Variable(dim=1, devices=devices, track_changes=True, name="t")
+    model = {}
+
+    def write():
+        """Returns the keys that it touched."""
+        put, gone = draw.sample(range(200), 30), draw.sample(range(200), 20)
+        values = [[draw.random()] for _ in put]
+        table.upsert(int64(put), tf.constant(values))
+        table.remove(int64(gone))
+        model.update(zip(put, np.float32(values).ravel().tolist(), strict=True))
+        removed = [key for key in gone if model.pop(key, None) is not None]
+        return {*put, *removed}
+
+    write()
+    chain, bases = [tmp_path / "full"], []
+    bases.append(snapshot.save(chain[0], table))
+    for step in range(3):
+        touched = write() | write()
+        chain.append(tmp_path / str(step))
+        bases.append(snapshot.save(chain[-1], table, base=bases[-1]))
+        written, erased = changes_of(chain[-1])
+        assert written == {key: model[key] for key in touched & model.keys()}
+        assert erased == touched - model.keys()
+    again = tf_dynemb.Variable(dim=1, track_changes=True, name="t")
+    snapshot.restore(chain, again)
+    again.upsert(int64([1000]), [[5.0]])
+    again.remove(int64([next(iter(model))]))
+    snapshot.save(tmp_path / "of again", again, base=bases[-1])
+    assert changes_of(tmp_path / "of again") == ({1000: 5.0}, {next(iter(model))})
+    snapshot.restore([*chain, tmp_path / "of again"], table)
+    assert rows_of(table) == rows_of(again)
+
+
+def test_a_layer_and_its_candidates_track_changes(tmp_path):
+    layer = tf_dynemb.Embedding(
+        1, track_changes=True, admission=tf_dynemb.policies.MinCount(2), name="users"
+    )
+    layer(int64([1]))
+    base = snapshot.save(tmp_path / "full", layer)
+    layer.table.upsert(int64([1]), [[3.0]])
+    layer.table.candidates.upsert(int64([7]), [[1.0]])
+    snapshot.save(tmp_path / "delta", layer, base=base)
+    assert changes_of(tmp_path / "delta", "users") == ({1: 3.0}, set())
+    assert changes_of(tmp_path / "delta", "users.candidates") == ({7: 1.0}, set())
+    # What loads the model elsewhere says so again.
+    assert tf_dynemb.Embedding.from_config(layer.get_config()).get_config()["track_changes"]
 
 
 def test_rows_that_a_restore_brings_are_changes(tmp_path):
@@ -225,7 +287,7 @@ def test_lookups_while_a_delta_loads_see_whole_rows(keys, tmp_path):
     """They find each row as it was or as it will be, never a part of it, and miss none."""
     n, dim = 20_000, 32
     ids = int64(range(n)) if keys == "int64" else tf.strings.as_string(tf.range(n))
-    table = tf_dynemb.Variable(keys, dim=dim, keep_keys=keys == "string", name="t")
+    table = tf_dynemb.Variable(key_dtype=keys, dim=dim, keep_keys=keys == "string", name="t")
     table.upsert(ids, tf.fill((n, dim), 1.0))
     base = snapshot.save(tmp_path / "base", table, follow=True)
     module = tf.Module()
@@ -313,7 +375,7 @@ def test_a_delta_that_does_not_fit_one_table_changes_none(tmp_path):
         for misfit, error, match in (
             (tf_dynemb.Variable(dim=3), failed, f"table '{second}': .*dim is 2, the table's is 3"),
             (tf_dynemb.Variable(value_dtype="float64", dim=2), failed, "the table's is float64"),
-            (tf_dynemb.Variable(tf.int32, dim=2), failed, "the table's is int32"),
+            (tf_dynemb.Variable(key_dtype=tf.int32, dim=2), failed, "the table's is int32"),
             (elsewhere, invalid, f"table '{second}': .*want one of"),
             (tf_dynemb.Variable(dim=2), invalid, f"table '{second}': .*rows of no snapshot"),
         ):

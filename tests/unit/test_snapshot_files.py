@@ -53,6 +53,37 @@ def test_a_table_takes_what_the_writer_wrote(tmp_path):
     assert values_of(table) == dict(zip(keys.tolist(), values.tolist(), strict=True))
 
 
+def test_iterators_side_by_side_have_places_of_their_own(tmp_path):
+    """Tables of several blocks each, of 1 MiB."""
+    want = {}
+    with snapshot.SnapshotWriter(tmp_path) as writer:
+        for name, first in (("a", 1), ("b", 10**6)):
+            keys = np.arange(first, first + 30_000)
+            want[name] = keys.tolist()
+            writer.add_table(name, dim=16)
+            writer.write(keys, np.repeat(keys[:, None], 16, 1).astype(np.float32), table=name)
+    with snapshot.open(tmp_path) as reader:
+        got, blocks = {name: [] for name in want}, 0
+        for of_a, of_b, again in zip(reader.rows("a"), reader.rows("b"), reader.rows("a"), strict=True):
+            assert (of_a.table, of_b.table) == ("a", "b")
+            np.testing.assert_array_equal(of_a.keys, again.keys)
+            got["a"] += of_a.keys.tolist()
+            got["b"] += of_b.keys.tolist()
+            blocks += 1
+            reader.verify()
+        assert got == want and blocks > 2
+
+
+def test_a_snapshot_that_took_the_place_is_not_read_by_an_old_reader(tmp_path):
+    written(tmp_path)
+    with snapshot.open(tmp_path) as reader:
+        written(tmp_path)
+        with pytest.raises(
+            snapshot.SnapshotNotFoundError, match="another one was saved into the folder"
+        ):
+            next(reader.rows())
+
+
 def test_slots_and_meta_go_through_the_writer(tmp_path):
     model = m.trained(optimizer="adam")
     snapshot.save(tmp_path / "a", model)
@@ -86,14 +117,14 @@ def test_rows_without_slots_begin_with_the_initial_ones(tmp_path):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "int32", "int64"])
 @pytest.mark.parametrize("ending", [".npz", ".parquet"])
 def test_tables_go_to_files_and_back(ending, dtype, tmp_path):
-    table = tf_dynemb.Variable(tf.int32, dtype, dim=3, name="t")
+    table = tf_dynemb.Variable(key_dtype=tf.int32, value_dtype=dtype, dim=3, name="t")
     keys = tf.range(-300, 300)
     table.upsert(keys, tf.cast(tf.random.uniform((600, 3), -100, 100), dtype))
     snapshot.save(tmp_path / "a", table)
     file = tmp_path / f"rows{ending}"
     assert snapshot.export_table(tmp_path / "a", "t", file) == 600
     assert snapshot.import_table(tmp_path / "b", "t", [file]) == 600
-    other = tf_dynemb.Variable(tf.int32, dtype, dim=3, name="t")
+    other = tf_dynemb.Variable(key_dtype=tf.int32, value_dtype=dtype, dim=3, name="t")
     snapshot.restore(tmp_path / "b", other)
     assert rows_of(other) == rows_of(table)
     assert [(d.changed, d.only_first, d.only_second, d.same) for d in
@@ -138,7 +169,9 @@ def test_an_empty_table_goes_to_a_file_and_back(ending, tmp_path):
     model = m.trained(optimizer="adam")
     with_slots = m.tables(model)[0]
     with_slots.clear()
-    strings = tf_dynemb.Variable(tf.string, "bfloat16", dim=2, keep_keys=True, name="strings")
+    strings = tf_dynemb.Variable(
+        key_dtype=tf.string, value_dtype="bfloat16", dim=2, keep_keys=True, name="strings"
+    )
     for table in (with_slots, strings):
         snapshot.save(tmp_path / "a", table)
         assert snapshot.export_table(tmp_path / "a", table.name, tmp_path / f"x.{ending}") == 0

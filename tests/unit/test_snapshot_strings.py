@@ -19,7 +19,7 @@ ODD = ["", "a", "\x00", "ä", "x" * 1000, " a", "tail\x00\x00", "line\nend"]
 
 def make(shards=1, **arguments):
     return tf_dynemb.Variable(
-        tf.string, dim=2, devices=["/CPU:0"] * shards, keep_keys=True, name="tags", **arguments
+        key_dtype=tf.string, dim=2, devices=["/CPU:0"] * shards, keep_keys=True, name="tags", **arguments
     )
 
 
@@ -125,7 +125,7 @@ def test_a_served_model_takes_strings_with_a_delta(tmp_path):
 
 
 def test_between_tables_that_keep_strings_and_tables_that_do_not(tmp_path):
-    with_strings, without = trained(2), tf_dynemb.Variable(tf.string, dim=2, name="tags")
+    with_strings, without = trained(2), tf_dynemb.Variable(key_dtype=tf.string, dim=2, name="tags")
     snapshot.save(tmp_path / "with", with_strings)
     snapshot.restore(tmp_path / "with", without)
     ids = tf.constant([*ODD, "born in training"])
@@ -154,7 +154,7 @@ def test_the_writer_takes_strings(tmp_path):
     with snapshot.SnapshotWriter(tmp_path) as writer:
         writer.add_table("tags", 2, key_dtype="string")
         writer.write(ODD, values)  # by fingerprint
-    without = tf_dynemb.Variable(tf.string, dim=2, name="tags")
+    without = tf_dynemb.Variable(key_dtype=tf.string, dim=2, name="tags")
     snapshot.restore(tmp_path, without)
     np.testing.assert_array_equal(without.lookup(tf.constant(ODD)), values)
     with snapshot.SnapshotWriter(tmp_path / "none") as writer:
@@ -192,7 +192,7 @@ def test_strings_of_others_are_keys(keep_keys, tmp_path):
     for file in files:
         arguments = ["import", str(tmp_path / "s"), str(file), "--table=tags", "--key_dtype=string"]
         assert main(arguments + ["--keep_keys"] * keep_keys) == 0
-        table = tf_dynemb.Variable(tf.string, dim=2, keep_keys=keep_keys, name="tags")
+        table = tf_dynemb.Variable(key_dtype=tf.string, dim=2, keep_keys=keep_keys, name="tags")
         snapshot.restore(tmp_path / "s", table)
         np.testing.assert_array_equal(table.lookup(tf.constant(keys)), values)
         if keep_keys:

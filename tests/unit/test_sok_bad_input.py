@@ -1,4 +1,4 @@
-"""The table of bad input to tf_dynemb.sok: the error and its message; and that nothing has changed."""
+"""The table of bad input to compat.sok: the error and its message; and that nothing has changed."""
 
 import datetime
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 from table_rows import int64, rows_of
 
 import tf_dynemb
-from tf_dynemb import sok
+from tf_dynemb.compat import sok
 
 Invalid = tf.errors.InvalidArgumentError
 # No layer, and then one of each kind: what may be given to both.
@@ -34,9 +34,9 @@ OF_BOTH = {
     "room for keys that have their row": (
         dict(use_hashtable=False, eviction=tf_dynemb.TimestampRestrictPolicy),
         ValueError,
-        "eviction: got one with use_hashtable=False",
+        "use_hashtable: got False with",
     ),
-    "room by no policy": (dict(eviction=max), TypeError, "restrict_policy: got"),
+    "room by no policy": (dict(eviction=max), TypeError, "eviction: got <built-in function max>, want"),
     "an argument that nobody has": (dict(colour="red"), ValueError, "colour"),
     "rows of integers": (dict(dtype="int32"), ValueError, "initializer"),
 }
@@ -62,8 +62,8 @@ def make(kind, **more):
         ("dense", dict(nnz_per_slot=0), "nnz_per_slot: got 0, want a whole number >= 1"),
         ("dense", dict(nnz_per_slot=True), "nnz_per_slot: got True"),
         ("pooled", dict(max_nnz=0), "max_nnz: got 0, want a whole number >= 1"),
-        ("pooled", dict(max_feature_num=0), "max_feature_num: got 0, want a whole number >= 1 and <= 6"),
-        ("pooled", dict(max_feature_num=7), "max_feature_num: got 7, want a whole number >= 1 and <= 6"),
+        ("pooled", dict(max_feature_num=0), "max_feature_num: got 0, want a whole number from 1 to 6"),
+        ("pooled", dict(max_feature_num=7), "max_feature_num: got 7, want a whole number from 1 to 6"),
         ("pooled", dict(combiner="sqrtn"), "combiner: got 'sqrtn', want 'sum' or 'mean'"),
         ("pooled", dict(combiner=None), "combiner: got None"),
     ],
@@ -118,21 +118,21 @@ INPUTS = {
         {},
         np.full([1, 2, 3], "a"),
         TypeError,
-        "inputs: got string, want integers; tf_dynemb.fingerprint makes keys of strings",
+        "inputs: got string, .*want integers; .*tf_dynemb.fingerprint",
     ),
     "int64 for uint32": (
         "dense",
         dict(key_dtype=tf.uint32),
         np.zeros([1, 2, 3], np.int64),
         TypeError,
-        "inputs: got int64, the layer's key_dtype is uint32; tf.cast",
+        "inputs: got int64, the table's key_dtype is uint32.*tf.cast",
     ),
     "uint64 for uint32": (
         "dense",
         dict(key_dtype=tf.uint32),
         np.zeros([1, 2, 3], np.uint64),
         TypeError,
-        "inputs: got uint64, the layer's key_dtype is uint32",
+        "inputs: got uint64, the table's key_dtype is uint32",
     ),
     "ragged ones": ("dense", {}, ragged([1], [2, 3]), TypeError, "RaggedTensor, want a dense tensor"),
     "sparse ones": (
@@ -251,7 +251,7 @@ CALLS = {
     "another variable's definition": (
         lambda: sok.Variable([[1.0]], variable_def=3),
         ValueError,
-        "variable_def: got one",
+        "variable_def: got 3, want None",
     ),
     "a constraint of a static one": (
         lambda: sok.Variable([[1.0]], constraint=max),
@@ -293,7 +293,7 @@ CALLS = {
     "another strategy": (
         lambda: dynamic(evict_strategy="kCustomized"),
         ValueError,
-        "want 'kLru' or a sub",
+        "got 'kCustomized', want 'kLru'; .*LFU",
     ),
     "variables that are no list": (
         lambda: sok.split_embedding_variable_from_others(tf.Variable(1.0)),
@@ -358,9 +358,24 @@ CALLS = {
         "(?s)sp_ids: the batches differ.*2,? 4.*want.*2,? 2",
     ),
     "a filter": (
-        lambda: sok.lookup_sparse(dynamic(), IDS, use_low_frequency_filter=True),
+        lambda: sok.lookup_sparse(dynamic(filter_ratio=0.5), IDS),
         ValueError,
-        "use_low_frequency_filter: got True",
+        "filter_ratio: got 0.5, want 1.0; leave it out .*use_low_frequency_filter=True",
+    ),
+    "a filter of another lookup": (
+        lambda: sok.all2all_dense_embedding(dynamic(filter_ratio=0.5), [1]),
+        ValueError,
+        "filter_ratio: got 0.5, want 1.0; leave it out .*sok.lookup_sparse",
+    ),
+    "a filter of more than all": (
+        lambda: dynamic(filter_ratio=1.5),
+        ValueError,
+        "filter_ratio: got 1.5, want a number from 0 to 1",
+    ),
+    "a lookup that evicts": (
+        lambda: sok.sparse_read_and_evict(dynamic(), [1]),
+        ValueError,
+        "sparse_read_and_evict is not supported; a lookup inserts nothing",
     ),
     "ids beyond": (
         lambda: sok.lookup_sparse(sok.Variable([[1.0]]), IDS),
@@ -380,17 +395,17 @@ CALLS = {
     "strings": (
         lambda: sok.lookup_sparse(dynamic(), ragged(["a"], dtype=tf.string)),
         TypeError,
-        "sp_ids: got string, want integers; tf_dynemb.fingerprint",
+        "sp_ids: got string, .*want integers; .*tf_dynemb.fingerprint",
     ),
     "int64 for int32": (
         lambda: sok.all2all_dense_embedding(dynamic(key_type=tf.int32), int64([2**40])),
         TypeError,
-        "indices: got int64, the variable's key_type is int32; make the variable with key_type=tf.int64",
+        "indices: got int64, the table's key_dtype is int32",
     ),
     "bags of int64 for int32": (
         lambda: sok.lookup_sparse(TWO + [dynamic(key_type=tf.int32)], [IDS] * 3),
         TypeError,
-        "sp_ids: got int64, the variable's key_type is int32",
+        "sp_ids: got int64, the table's key_dtype is int32",
     ),
     "the size of a handle": (
         lambda: dynamic().size,

@@ -16,8 +16,8 @@ import tensorflow as tf
 from table_rows import int64, rows_of, values_of
 
 import tf_dynemb
-from tf_dynemb import sok
-from tf_dynemb.shard.exchange import Exchange
+from tf_dynemb.compat import sok
+from tf_dynemb.shard.exchange import AllToAllExchange
 
 
 def dense(rows=100, dim=2, slots=2, nnz=3, **more):
@@ -45,7 +45,7 @@ def test_a_process_has_a_number_among_all_of_all_machines():
                 spec, task_type=job, task_id=task
             )
             with unittest.mock.patch("tf_dynemb._compat.timeout_of", return_value=None):
-                numbers.append(Exchange(strategy).index)
+                numbers.append(AllToAllExchange(strategy).index)
     assert numbers == [0, 1, 2, 3]
 
 
@@ -83,13 +83,13 @@ def test_combiners_as_the_documentation_writes_them():
 
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_the_owner_of_a_key_is_that_of_all_its_bits(replicas, tmp_path):
-    """There the layer cuts a key to 32 bits and files do not: other owners, and rows that are lost."""
+    """There the layer cuts a key to 32 bits and files do not: other shards, and rows that are lost."""
     keys = [-(2**63), -(2**32) - 1, -1, 0, 2**32, 2**32 + 1, 2**40 + 7, 2**63 - 1]
     assert any((key % 2**32) % replicas != key % replicas for key in keys) == (replicas == 3)
     table = tf_dynemb.Variable(dim=2, devices=["/CPU:0"] * replicas, name="e")
     table.upsert(int64(keys), np.arange(16, dtype=np.float32).reshape(8, 2))
-    for owner, shard in enumerate(table.tables):
-        want = sorted(key for key in keys if key % replicas == owner)
+    for shard_id, shard in enumerate(table.tables):
+        want = sorted(key for key in keys if key % replicas == shard_id)
         assert sorted(shard.export()[0].numpy().tolist()) == want
     sok.Saver().dump_to_file(table, tmp_path)
     layer = dense(name="e", dynamic_input=True)

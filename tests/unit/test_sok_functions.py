@@ -1,4 +1,4 @@
-"""tf_dynemb.sok's variables, lookups, optimizers and files, without a strategy."""
+"""tf_dynemb.compat.sok's variables, lookups, optimizers and files, without a strategy."""
 
 import contextlib
 import datetime
@@ -14,7 +14,7 @@ import tensorflow as tf
 from table_rows import int64, rows_of, values_of
 
 import tf_dynemb
-from tf_dynemb import sok
+from tf_dynemb.compat import sok
 
 UTC = datetime.timezone.utc
 
@@ -156,7 +156,6 @@ def test_dynamic_variables():
         block_size=1024,
         max_bucket_size=128,
         io_by_cpu=True,
-        filter_ratio=0.5,
         max_hbm_for_vectors=16,
     )
     table = variable.table
@@ -307,7 +306,7 @@ def test_dumping_is_all_or_nothing(tmp_path, monkeypatch):
     sok.Saver().dump_to_file(variable, tmp_path)
     sok.assign(variable, int64([2]), [[2.0]])
 
-    monkeypatch.setattr("tf_dynemb.sok.files.rows_of", no_space)
+    monkeypatch.setattr("tf_dynemb.compat.sok.files.rows_of", no_space)
     with pytest.raises(OSError, match="no space"):
         sok.Saver().dump_to_file(variable, tmp_path)
     sok.Saver().restore_from_file(variable, tmp_path)
@@ -339,7 +338,7 @@ def test_a_dump_that_is_killed_is_all_or_nothing(first, tmp_path, monkeypatch):
             replace(*paths)
 
         with monkeypatch.context() as patch:
-            patch.setattr("tf_dynemb.sok.files.os.replace", killed)
+            patch.setattr("tf_dynemb.compat.sok.files.os.replace", killed)
             with contextlib.suppress(KeyboardInterrupt):
                 dump(new, folder)
         if first and not done:
@@ -349,7 +348,7 @@ def test_a_dump_that_is_killed_is_all_or_nothing(first, tmp_path, monkeypatch):
         saver.restore_from_file(other, folder)
         seen.append(values_of(other.table))
         with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
-            patch.setattr("tf_dynemb.sok.files.rows_of", no_space)
+            patch.setattr("tf_dynemb.compat.sok.files.rows_of", no_space)
             saver.dump_to_file(variable, folder)
         saver.restore_from_file(other, folder)
         assert values_of(other.table) == seen[-1]

@@ -1,4 +1,4 @@
-"""tf_dynemb.sok's layers without a strategy: shapes, dtypes, capacity, models, files."""
+"""tf_dynemb.compat.sok's layers without a strategy: shapes, dtypes, capacity, models, files."""
 
 import keras
 import numpy as np
@@ -7,13 +7,13 @@ import tensorflow as tf
 from table_rows import int64, rows_of, values_of
 
 import tf_dynemb
-from tf_dynemb import sok
+from tf_dynemb.compat import sok
 
 KEYS = np.array([[[5, -9], [2**40, 5]], [[0, 7], [-(2**63), 2**63 - 1]]])
 
 
 def dense(rows=100, dim=3, slots=2, nnz=2, **more):
-    return tf_dynemb.All2AllDenseEmbedding(rows, dim, slots, nnz, **more)
+    return sok.All2AllDenseEmbedding(rows, dim, slots, nnz, **more)
 
 
 def pooled(combiner="sum", rows=100, dim=3, slots=2, nnz=3, **more):
@@ -64,9 +64,8 @@ def test_axes_that_only_the_run_knows():
         look_up(KEYS[:, :1])
 
 
-def test_the_names_are_in_both_rooms():
-    assert tf_dynemb.All2AllDenseEmbedding is sok.All2AllDenseEmbedding
-    assert tf_dynemb.DistributedEmbedding is not sok.DistributedEmbedding  # which is keras-rs'
+def test_soks_layer_is_that_of_the_package_with_the_seed_of_init():
+    assert issubclass(sok.All2AllDenseEmbedding, tf_dynemb.All2AllDenseEmbedding)
 
 
 def test_initial_values():
@@ -281,3 +280,9 @@ def test_get_embedding():
 def test_training_false_freezes_nothing_and_trainable_false_does():
     layer = dense(trainable=False)
     assert layer.trainable_variables == [] and not layer.embedding_variable.trainable
+
+
+def test_training_may_be_positional():
+    layer = sok.All2AllDenseEmbedding(9, 2, 1, 1)
+    ids = tf.constant([[[1]]], tf.int64)
+    np.testing.assert_array_equal(layer(ids, False), layer(ids, training=False))

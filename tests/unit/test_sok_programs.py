@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from replicas import mirrored
 
-import tf_dynemb.sok as sok
+import tf_dynemb.compat.sok as sok
 
 V = 1000
 # The rows that one lookup of each key trains by SGD(1.0) and a sum, of what starts at 1.

@@ -7,7 +7,7 @@ import tensorflow as tf
 from table_rows import int64, rows_of
 
 import tf_dynemb
-from tf_dynemb import sok
+from tf_dynemb.compat import sok
 
 
 @keras.saving.register_keras_serializable("test_sok_saving")
@@ -98,12 +98,11 @@ def test_rows_come_back(trained, through, tmp_path):
 
 
 def test_weights_are_as_they_were(trained):
-    """get_weights and set_weights have none of the rows, and say so."""
+    """get_weights has none of the rows; set_weights copies them."""
     weights, model = trained.get_weights(), compiled()
     assert sorted(weight.shape for weight in weights) == [(0, 2), (0, 2), (1,), (4, 1)]
-    with pytest.warns(UserWarning, match="not the rows of a dynamic table"):
-        model.set_weights(weights)
-    assert not rows_of(model.dynamic.table)
+    model.set_weights(weights)
+    assert rows_of(model.dynamic.table) == rows_of(trained.dynamic.table)
     np.testing.assert_array_equal(model.dense.kernel, trained.dense.kernel)
 
 
@@ -134,14 +133,23 @@ def test_a_table_that_is_not_saved():
 
 
 def test_the_older_format_of_keras_is_refused(tmp_path):
-    """It has no place for rows, and came back without them."""
+    """It has no place for rows."""
     model = keras.Sequential([keras.Input((1, 1), dtype="int64"), sok.All2AllDenseEmbedding(9, 2, 1, 1)])
-    model.save(tmp_path / "model.h5")
-    with pytest.raises(ValueError, match="Shape mismatch"):
-        keras.saving.load_model(tmp_path / "model.h5", compile=False)
+    with pytest.raises(ValueError, match="legacy format, .h5, which cannot give the rows"):
+        model.save(tmp_path / "model.h5")
 
 
 def test_a_handle_is_no_array_of_numbers():
     handle = sok.DynamicVariable(dimension=2, initializer="ones")
     with pytest.raises(TypeError, match="got dtype float32, want none: .* no array of numbers"):
         np.asarray(handle, np.float32)
+
+
+@pytest.mark.filterwarnings("error")
+def test_dump_and_load_say_that_the_count_of_steps_is_not_there(tmp_path):
+    variable = sok.DynamicVariable(dimension=2, name="counted")
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam())
+    for function in (sok.dump, sok.load):
+        with pytest.warns(UserWarning, match="count of steps.*not in these files.*tf.train.Checkpoint"):
+            function(tmp_path / "s", variable, optimizer)
+        function(tmp_path / "s", variable)

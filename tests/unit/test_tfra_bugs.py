@@ -14,6 +14,7 @@ import tensorflow as tf
 from table_rows import int64, values_of
 
 import tf_dynemb
+from tf_dynemb.compat import tfra
 
 # The bug, and the tests that show its absence.
 ELSEWHERE = {
@@ -85,7 +86,7 @@ def test_export_during_writes_has_no_garbage():
 
 def test_a_lookup_needs_no_name_and_two_may_share_one():
     """Also twice in a step: in TFRA the second lookup by a name takes the place of the first."""
-    table = tf_dynemb.Variable(dim=1, initializer=1.0)
+    table = tfra.Variable(dim=1, initializer=1.0)
     for name in (None, "rows"):
         with tf.GradientTape() as tape:
             first = table.embedding_lookup(int64([1, 2]), name=name)
@@ -115,12 +116,12 @@ def test_max_norm_has_its_effect_in_each_lookup():
     for rows in (
         tf_dynemb.embedding_lookup(table, ids, max_norm=1.0),
         tf_dynemb.embedding_lookup_unique(table, ids, max_norm=1.0),
-        tf_dynemb.embedding_lookup_unique(table, ids, validate_indices=True, max_norm=1.0),
+        tfra.embedding_lookup_unique(table, ids, validate_indices=True, max_norm=1.0),
         tf_dynemb.embedding_lookup_sparse(table, bag, None, max_norm=1.0),
         tf_dynemb.safe_embedding_lookup_sparse(table, bag, max_norm=1.0),
     ):
         np.testing.assert_allclose(rows, [[np.sqrt(0.5)] * 2], rtol=1e-6)
-    unclipped = tf_dynemb.embedding_lookup_unique(table, ids, validate_indices=False)
+    unclipped = tfra.embedding_lookup_unique(table, ids, validate_indices=False)
     assert unclipped.numpy().tolist() == [[3.0, 3.0]]
 
 

@@ -17,6 +17,7 @@ from collection_scenes import (
 )
 
 import tf_dynemb
+from tf_dynemb.compat import torchrec
 
 JaggedTensor, KeyedJaggedTensor, KeyedTensor = (
     tf_dynemb.JaggedTensor,
@@ -48,7 +49,7 @@ PATHS = {
     "features that share a table": {"features": "fg"},
     "tables that share a feature": {"tables": "tu"},
     "shards": {"table_size": 3},
-    "16 bits": {"data_type": tf_dynemb.DataType.BF16},
+    "16 bits": {"data_type": torchrec.DataType.BF16},
     "a limit": {"num_embeddings": 10},
 }
 
@@ -136,9 +137,9 @@ DIFFERENCES = {
     "features": dict(features="g"),
     "dim": dict(dim=3),
     "num_embeddings": dict(num_embeddings=5),
-    "data_type": dict(data_type=tf_dynemb.DataType.FP16),
+    "data_type": dict(data_type=torchrec.DataType.FP16),
     "weight_init_max": dict(weight_init_max=0.5),
-    "optimizer": dict(optimizer=tf_dynemb.OptimizerType.SGD),
+    "optimizer": dict(optimizer=torchrec.OptimizerType.SGD),
     "lr": dict(lr=0.5),
     "enable_grad": dict(enable_grad=False),
 }
@@ -162,7 +163,7 @@ def test_a_number_of_rows_that_is_none_is_a_value_error(kind, number):
 def test_data_type_means_what_it_says(kind):
     """In TorchRec all but FP32 are float16."""
     configs = [
-        config_of(kind, name, [name], data_type=tf_dynemb.DataType[name])
+        config_of(kind, name, [name], data_type=torchrec.DataType[name])
         for name in ("FP32", "FP16", "BF16")
     ]
     tables = tables_of(collection_of(kind, *configs))
@@ -172,7 +173,7 @@ def test_data_type_means_what_it_says(kind):
 
 def test_state_of_16_bits_is_float32():
     """100 steps whose squares a 16-bit accumulator would not notice: 256 + 1 = 256 in bfloat16."""
-    collection = collection_of("bags", config_of("bags", dim=1, data_type=tf_dynemb.DataType.BF16))
+    collection = collection_of("bags", config_of("bags", dim=1, data_type=torchrec.DataType.BF16))
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad(1e-3, 256.0))
     variables = collection.trainable_variables
     optimizer.build(variables)
@@ -218,7 +219,7 @@ def test_rows_outside_of_the_batch_stay(inner):
 @both
 def test_every_optimizer_trains_on_a_cpu(kind, name):
     """FBGEMM refuses Adam there, and fused collections without pooling altogether."""
-    collection = collection_of(kind, config_of(kind, optimizer=tf_dynemb.OptimizerType[name], lr=0.1))
+    collection = collection_of(kind, config_of(kind, optimizer=torchrec.OptimizerType[name], lr=0.1))
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
     variables = collection.trainable_variables
     optimizer.build(variables)

@@ -25,6 +25,7 @@ from collection_scenes import (
 from table_rows import values_of
 
 import tf_dynemb
+from tf_dynemb.compat import torchrec
 
 both = pytest.mark.parametrize("kind", KINDS)
 
@@ -92,14 +93,14 @@ def test_members_of_enums(name):
         "DataType": ["FP32", "FP16", "BF16"],
         "OptimizerType": ["SGD", "ADAM", "ADAGRAD", "ROWWISE_ADAGRAD"],
     }
-    members = getattr(tf_dynemb, name).__members__
+    members = getattr(torchrec, name).__members__
     assert set(want[name]) <= set(members)
     if name == "PoolingType":
         assert [member.value for member in members.values()] == want[name]
 
 
 DEFAULTS = {
-    "data_type": tf_dynemb.DataType.FP32,
+    "data_type": torchrec.DataType.FP32,
     "feature_names": [],
     "weight_init_max": None,
     "weight_init_min": None,
@@ -112,23 +113,23 @@ DEFAULTS = {
 @both
 @pytest.mark.parametrize("field", DEFAULTS)
 def test_defaults_of_fields(kind, field):
-    make = tf_dynemb.EmbeddingBagConfig if kind == "bags" else tf_dynemb.EmbeddingConfig
+    make = torchrec.EmbeddingBagConfig if kind == "bags" else torchrec.EmbeddingConfig
     assert getattr(make(10, 4, "t"), field) == DEFAULTS[field]
     assert getattr(make(num_embeddings=10, embedding_dim=4, name="t"), field) == DEFAULTS[field]
 
 
 @both
 def test_fields_in_order(kind):
-    make = tf_dynemb.EmbeddingBagConfig if kind == "bags" else tf_dynemb.EmbeddingConfig
-    config = make(10, 4, "t", tf_dynemb.DataType.FP16, ["f", "g"], 0.5, -0.25)
+    make = torchrec.EmbeddingBagConfig if kind == "bags" else torchrec.EmbeddingConfig
+    config = make(10, 4, "t", torchrec.DataType.FP16, ["f", "g"], 0.5, -0.25)
     assert (config.num_embeddings, config.embedding_dim, config.name) == (10, 4, "t")
-    assert config.data_type == tf_dynemb.DataType.FP16 and config.feature_names == ["f", "g"]
+    assert config.data_type == torchrec.DataType.FP16 and config.feature_names == ["f", "g"]
     assert (config.get_weight_init_max(), config.get_weight_init_min()) == (0.5, -0.25)
     assert config.num_features() == 2
 
 
 def test_sums_are_the_default_of_bags():
-    assert tf_dynemb.EmbeddingBagConfig(10, 4).pooling == SUM
+    assert torchrec.EmbeddingBagConfig(10, 4).pooling == SUM
 
 
 @both
@@ -157,11 +158,18 @@ def test_ids_of_either_width(kind, dtype):
 
 @both
 def test_ids_of_strings(kind):
-    """By their fingerprints, as everywhere in this package; TorchRec has none."""
-    collection = collection_of(kind, config_of(kind))
-    (table,) = tables_of(collection).values()
-    table.upsert(tf_dynemb.fingerprint(["drama"]), [[3.0, 3.0]])
-    assert rows_of(collection(jagged(dtype=tf.string, f=[["drama"]])), "f") == [[3, 3]]
+    """Of tables of strings, as everywhere in this package; TorchRec has none."""
+    collection, config = {
+        "bags": (tf_dynemb.EmbeddingBagCollection, tf_dynemb.EmbeddingBagConfig),
+        "sequences": (tf_dynemb.EmbeddingCollection, tf_dynemb.EmbeddingConfig),
+    }[kind]
+    words = collection([config(name="t", dim=2, features=["f"], key_dtype="string")])
+    words.tables["t"].upsert(["drama"], [[3.0, 3.0]])
+    assert rows_of(words(jagged(dtype=tf.string, f=[["drama"]])), "f") == [[3, 3]]
+    with pytest.raises(TypeError, match="ids: got string, the table's key_dtype is int64"):
+        collection_of(kind, config_of(kind))(jagged(dtype=tf.string, f=[["drama"]]))
+    with pytest.raises(TypeError, match="ids: got int64, the table's key_dtype is string"):
+        words(jagged(f=[[1]]))
 
 
 @both
@@ -310,12 +318,12 @@ def test_sequences_keep_their_own_batch():
 CONFIGS = {
     "plain": {},
     "a limit": dict(num_embeddings=100),
-    "16 bits": dict(data_type=tf_dynemb.DataType.BF16),
+    "16 bits": dict(data_type=torchrec.DataType.BF16),
     "bounds": dict(weight_init_min=-0.5, weight_init_max=0.25),
-    "an optimizer's type": dict(optimizer=tf_dynemb.OptimizerType.ADAGRAD, lr=0.05, weight_decay=0.01),
+    "an optimizer's type": dict(optimizer=torchrec.OptimizerType.ADAGRAD, lr=0.05, weight_decay=0.01),
     "a Keras optimizer": dict(optimizer=keras.optimizers.Ftrl(0.05, beta=0.5)),
     "a schedule": dict(
-        optimizer=tf_dynemb.OptimizerType.SGD, lr=keras.optimizers.schedules.CosineDecay(0.1, 10)
+        optimizer=torchrec.OptimizerType.SGD, lr=keras.optimizers.schedules.CosineDecay(0.1, 10)
     ),
     "frozen": dict(enable_grad=False),
     "shards": dict(table_size=3, sparse=True),
@@ -332,7 +340,7 @@ def test_configs_survive_json(kind, case):
     again = type(config).from_config(json.loads(written))
     assert json.dumps(again.get_config()) == written
     for field, value in CONFIGS[case].items():
-        if isinstance(value, (int, float, tf_dynemb.DataType, tf_dynemb.OptimizerType)):
+        if isinstance(value, (int, float, torchrec.DataType, torchrec.OptimizerType)):
             assert getattr(again, field) == value
         else:
             assert type(getattr(again, field)) is type(value)
@@ -359,7 +367,7 @@ DTYPES = {"FP32": tf.float32, "FP16": tf.float16, "BF16": tf.bfloat16}
 @both
 @pytest.mark.parametrize("name", DTYPES)
 def test_the_dtype_of_rows_by_either_field(kind, name):
-    by_type = config_of(kind, "t", data_type=tf_dynemb.DataType[name])
+    by_type = config_of(kind, "t", data_type=torchrec.DataType[name])
     by_dtype = config_of(kind, "u", dtype=DTYPES[name])
     collection = collection_of(kind, by_type, by_dtype)
     assert [table.value_dtype for table in tables_of(collection).values()] == [DTYPES[name]] * 2
@@ -388,10 +396,10 @@ def test_options_of_a_table(kind):
     """Rule and learning rate of the wrapper, of the table, of a Keras optimizer; frozen; shards."""
     configs = [
         config_of(kind, "wrapper"),
-        config_of(kind, "type", optimizer=tf_dynemb.OptimizerType.SGD, lr=2.0),
+        config_of(kind, "type", optimizer=torchrec.OptimizerType.SGD, lr=2.0),
         config_of(kind, "rate", lr=3.0),
         config_of(kind, "keras", optimizer=keras.optimizers.SGD(4.0)),
-        config_of(kind, "decay", optimizer=tf_dynemb.OptimizerType.SGD, lr=1.0, weight_decay=0.5),
+        config_of(kind, "decay", optimizer=torchrec.OptimizerType.SGD, lr=1.0, weight_decay=0.5),
         config_of(kind, "frozen", enable_grad=False),
         config_of(kind, "shards", table_size=3),
     ]
@@ -412,7 +420,7 @@ def test_options_of_a_table(kind):
 @pytest.mark.parametrize("name", ["SGD", "ADAM", "ADAGRAD", "ROWWISE_ADAGRAD"])
 def test_optimizers_by_type(name):
     """One step from a gradient of 1: all but SGD divide it by itself, or its like with what they add."""
-    config = config_of("bags", optimizer=tf_dynemb.OptimizerType[name], lr=0.5)
+    config = config_of("bags", optimizer=torchrec.OptimizerType[name], lr=0.5)
     collection = collection_of("bags", config)
     (table,) = tables_of(collection).values()
     fill(table, {1: 0.0})
@@ -520,3 +528,50 @@ def test_weights_of_no_ids_have_a_gradient():
         tape.watch(kjt.weights())
         loss = tf.reduce_sum(collection(kjt).values())
     assert tape.gradient(loss, kjt.weights()) is not None
+
+
+@pytest.mark.parametrize("given", ["dict", "from_tensors"])
+@pytest.mark.parametrize("saved", [False, True])
+def test_keras_inputs_in_a_functional_model(given, saved, tmp_path):
+    """A collection between keras.Inputs and dense layers, without a layer of the user's."""
+    collection = tf_dynemb.EmbeddingBagCollection(
+        [
+            tf_dynemb.EmbeddingBagConfig(name="tags", dim=3, features=["tags"]),
+            tf_dynemb.EmbeddingBagConfig(name="users", dim=2, features=["user"], combiner="mean"),
+        ]
+    )
+    inputs = {
+        "tags": keras.Input((None,), dtype="int64", ragged=True, name="tags"),
+        "user": keras.Input((), dtype="int64", name="user"),
+    }
+    features = inputs if given == "dict" else tf_dynemb.KeyedJaggedTensor.from_tensors(inputs)
+    vectors = collection(features)
+    assert vectors.values().shape == (None, 5)
+    model = keras.Model(inputs, keras.layers.Dense(1)(vectors.values()))
+    model.compile(tf_dynemb.DynamicEmbeddingOptimizer("adam"), "mse")
+    tags = tf.ragged.constant([[7, 8], [], [-9]], dtype=tf.int64)
+    batch = {"tags": tags, "user": tf.constant([1, 2, 1], tf.int64)}
+    model.fit(batch, np.ones((3, 1)), verbose=0)
+    assert {name: int(table.size()) for name, table in collection.tables.items()} == {
+        "tags": 3,
+        "users": 2,
+    }
+    own = collection(tf_dynemb.KeyedJaggedTensor.from_tensors(batch)).values()
+    want = model.layers[-1](own).numpy()
+    if saved:
+        model.save(tmp_path / "model.keras")
+        model = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(model.predict(batch, verbose=0), want, rtol=1e-6)
+
+
+def test_a_dict_is_looked_up_as_the_keyed_jagged_tensor_of_it():
+    collection = tf_dynemb.EmbeddingCollection(
+        [tf_dynemb.EmbeddingConfig(name="items", dim=2, features=["seen"])]
+    )
+    seen = tf.ragged.constant([[5, 6], [], [5]], dtype=tf.int64)
+    got = collection({"seen": seen, "price": tf.constant([0.5, 1.0, 2.0])})["seen"]
+    want = collection(tf_dynemb.KeyedJaggedTensor.from_tensors({"seen": seen}))["seen"]
+    assert got.values().numpy().tolist() == want.values().numpy().tolist()
+    assert got.lengths().numpy().tolist() == [2, 0, 1]
+    with pytest.raises(KeyError, match="'seen', a feature of table 'items'"):
+        collection({"other": seen, "price": seen})

@@ -7,6 +7,7 @@ import tensorflow as tf
 from table_rows import int64, values_of
 
 import tf_dynemb
+from tf_dynemb.compat import tfra as de
 
 IDS = int64([5, -9, 5])
 
@@ -16,44 +17,110 @@ def lookup(table, name="users"):
 
 
 def test_every_name_of_a_lookup_gives_the_handle():
-    table = tf_dynemb.Variable(dim=2)
+    table = de.Variable(dim=2)
     assert table.trainable_store == {}
-    assert table.get_trainable_by_name("users") is None
+    assert table.get_trainable_by_name("users") is table.handle  # as in the documented program
     lookup(table, "users"), lookup(table, "friends")
     table.lookup(IDS, name="plain")  # no gradient flows: it trains nothing
     tf_dynemb.embedding_lookup(table, IDS)
-    assert table.trainable_store == {"users": table.handle, "friends": table.handle}
+    assert sorted(table.trainable_store) == ["embedding_lookup", "friends", "users"]
+    assert all(trainable is table.handle for trainable in table.trainable_store.values())
     assert table.get_trainable_by_name("users") is table.handle
     assert table.get_eager_trainable_by_name("friends") is table.handle
-    assert table.get_trainable_by_name("plain") is None
-    assert tf_dynemb.Variable(dim=2).trainable_store == {}
+    assert de.Variable(dim=2).trainable_store == {}
+
+
+LOOKED_UP_TWICE = {
+    "return_trainable": lambda table, names: [
+        tf_dynemb.embedding_lookup(table, IDS, name=name, return_trainable=True)[1] for name in names
+    ],
+    "trainable_store": lambda table, names: list(table.trainable_store.values()),
+    "by name": lambda table, names: [table.get_trainable_by_name(name) for name in names],
+    "the weight too": lambda table, names: [table.handle, table.handle.value],
+}
+
+
+@pytest.mark.parametrize("loss_scaling", [False, True])
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("way", LOOKED_UP_TWICE)
+def test_a_table_with_two_trainables_is_trained_once(way, graph, loss_scaling):
+    """As a dense matrix whose gradient is taken once."""
+    table, matrix = de.Variable(dim=2, initializer=1.0), tf.Variable(tf.ones([16, 2]))
+    lookup(table, "users"), lookup(table, "friends")
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.25, global_clipnorm=1.5))
+    if loss_scaling:
+        optimizer = tf_dynemb.LossScaleOptimizer(optimizer, initial_scale=4.0)
+    optimizer.build([table.handle])
+
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            ours = tf.reduce_sum(lookup(table, "users")) + tf.reduce_sum(lookup(table, "friends"))
+            theirs = tf.reduce_sum(tf.gather(matrix, IDS + 9)) * 2.0
+            scaled = optimizer.scale_loss(ours)
+        trainables = LOOKED_UP_TWICE[way](table, ["users", "friends"])
+        assert len(trainables) >= 2
+        optimizer.apply(tape.gradient(scaled, trainables), trainables)
+        (clipped,), _ = tf.clip_by_global_norm(
+            [tf.convert_to_tensor(tape.gradient(theirs, matrix))], 1.5
+        )
+        matrix.assign_sub(0.25 * clipped)
+
+    (tf.function(step) if graph else step)()
+    np.testing.assert_allclose(table.lookup(IDS), tf.gather(matrix, IDS + 9), rtol=1e-6)
+
+
+def test_minimize_by_the_trainable_store():
+    table = de.Variable(dim=2, initializer=1.0)
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    lookup(table, "users")
+    optimizer.minimize(
+        lambda: tf.reduce_sum(lookup(table)[1]), lambda: list(table.trainable_store.values())
+    )
+    assert values_of(table) == {-9: [0.0, 0.0], 5: [1.0, 1.0]}
+    lookup(table, "friends")
+    optimizer.minimize(
+        lambda: tf.reduce_sum(lookup(table)[1]), lambda: list(table.trainable_store.values())
+    )
+    assert values_of(table) == {-9: [-1.0, -1.0], 5: [1.0, 1.0]}
+
+
+def test_two_gradients_of_one_table_are_refused():
+    """Which of them, or their sum, is meant nobody knows; tf.clip_by_global_norm has counted both."""
+    table = de.Variable(dim=2, initializer=1.0)
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(lookup(table))
+    gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, [table.handle] * 2), 1.0)
+    with pytest.raises(ValueError, match="got 2 gradients of one table, want one: .* give it once"):
+        optimizer.apply_gradients(zip(gradients, [table.handle] * 2, strict=True))
+    assert values_of(table) == {}
 
 
 def test_names_of_a_function_are_known_once_it_is_traced():
-    table = tf_dynemb.Variable(dim=2)
+    table = de.Variable(dim=2)
     function = tf.function(lambda: lookup(table, "traced"))
-    assert table.get_trainable_by_name("traced") is None
+    assert table.trainable_store == {}
     function()
-    assert table.get_trainable_by_name("traced") is table.handle
+    assert table.trainable_store == {"traced": table.handle}
 
 
 @pytest.mark.parametrize("name", [None, 3, b"users"])
 def test_a_name_that_is_no_string(name):
-    table = tf_dynemb.Variable(dim=2)
+    table = de.Variable(dim=2)
     for get in (table.get_trainable_by_name, table.get_eager_trainable_by_name):
         with pytest.raises(TypeError, match=f"name: got {name!r}, want a string"):
             get(name)
 
 
 def test_the_store_is_a_copy():
-    table = tf_dynemb.Variable(dim=2)
+    table = de.Variable(dim=2)
     lookup(table)
     table.trainable_store.clear()
     assert table.get_trainable_by_name("users") is table.handle
 
 
 def test_return_trainable_in_function_and_method():
-    table = tf_dynemb.Variable(dim=2, initializer=3.0)
+    table = de.Variable(dim=2, initializer=3.0)
     want, handle = tf_dynemb.embedding_lookup(table, IDS, name="a", return_trainable=True)
     got, same = table.embedding_lookup(IDS, "b", return_trainable=True)
     np.testing.assert_array_equal(got, want)
@@ -66,7 +133,7 @@ def test_return_trainable_in_function_and_method():
 @pytest.mark.parametrize("graph", [False, True])
 def test_tape_and_clipping_against_the_dense_gradient(graph):
     """Two tables' handles beside a dense variable, against the same with two dense tables."""
-    tables = [tf_dynemb.Variable(dim=2, initializer=1.0) for _ in range(2)]
+    tables = [de.Variable(dim=2, initializer=1.0) for _ in range(2)]
     rows = [tf.Variable(tf.ones([10, 2])) for _ in range(2)]
     dense = tf.Variable([3.0, -4.0])
     ids = tf.constant([5, 9, 5])
@@ -131,7 +198,7 @@ def by_clipped_gradients(optimizer, table):
 )
 def test_optimizers_take_a_view(train):
     """Three steps of x <- x - 0.25 * 2nx for a key n times in the batch, as the formula has it."""
-    table = tf_dynemb.Variable(dim=2, initializer=1.0)
+    table = de.Variable(dim=2, initializer=1.0)
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.25))
     lookup(table)
     for _ in range(3):
@@ -140,7 +207,7 @@ def test_optimizers_take_a_view(train):
 
 
 def test_shards_are_views_of_the_table():
-    table = tf_dynemb.Variable(dim=1, devices=["/CPU:0", "/CPU:1", "/CPU:0"], name="users")
+    table = de.Variable(dim=1, devices=["/CPU:0", "/CPU:1", "/CPU:0"], name="users")
     keys = np.arange(-20, 20)
     table.upsert(int64(keys), keys[:, None].astype(np.float32))
     assert [shard.device for shard in table.tables] == table.devices
@@ -152,13 +219,13 @@ def test_shards_are_views_of_the_table():
             assert sorted(got.numpy().tolist()) == want
             np.testing.assert_array_equal(values[:, 0], got)
         assert int(shard.size()) == len(want)
-    (only,) = tf_dynemb.Variable(tf.int32, dim=2).tables
+    (only,) = de.Variable(key_dtype=tf.int32, dim=2).tables
     assert [tensor.dtype for tensor in only.export()] == [tf.int32, tf.float32]
     assert [tensor.shape.as_list() for tensor in only.export()] == [[0], [0, 2]]
 
 
 def test_dtypes_of_what_a_sparse_lookup_is_given():
-    table = tf_dynemb.Variable(tf.int64, tf.float32)
+    table = de.Variable(tf.int64, tf.float32)
     ids = tf.SparseTensor([[0, 0]], int64([3]), [1, 1])
     weights = tf.SparseTensor([[0, 0]], [1.0], [1, 1])
     table.verify_embedding_weights(ids)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from table_rows import int64, values_of
 
 import tf_dynemb
+from tf_dynemb.compat import tfra
 
 REFUSED = {
     "key_dtype float": (
@@ -30,7 +31,7 @@ REFUSED = {
         "value_dtype: got bool, .*; keep truth values as 0 and 1 in an int8 table",
     ),
     "value_dtype no dtype": (dict(value_dtype="nope"), TypeError, "nope"),
-    "dim 0": (dict(dim=0), ValueError, r"dim: got 0, want a whole number from 1 to 2\^20"),
+    "dim 0": (dict(dim=0), ValueError, r"dim: got 0, want a whole number from 1 to 1048576"),
     "dim too large": (dict(dim=2**20 + 1), ValueError, r"dim: got 1048577, want a whole number"),
     "dim bool": (dict(dim=True), ValueError, "dim: got True, want a whole number"),
     "dim float": (dict(dim=2.0), ValueError, "dim: got 2.0, want a whole number"),
@@ -96,18 +97,20 @@ REFUSED = {
         ValueError,
         "initializer: got normal of 0.0 and -1.0",
     ),
-    "init_size negative": (dict(init_size=-1), ValueError, "init_size: got -1, want a number of rows"),
-    "init_size float": (dict(init_size=1.5), ValueError, "init_size: got 1.5, want a number of rows"),
-    "init_size bool": (dict(init_size=True), ValueError, "init_size: got True, want a number of rows"),
-    "kv_creator": (
-        dict(kv_creator=1),
-        TypeError,
-        "kv_creator: got 1, want None, a CuckooHashTableCreator or an HkvHashTableCreator",
+    "init_size negative": (
+        dict(init_size=-1),
+        ValueError,
+        "init_size: got -1, want .* number >= 0",
     ),
+    "init_size float": (dict(init_size=1.5), ValueError, "init_size: got 1.5, want a whole number"),
+    "init_size bool": (dict(init_size=True), ValueError, "init_size: got True, want a whole number"),
+    "max_rows": (dict(max_rows=0), ValueError, "max_rows: got 0, want a whole number >= 1"),
+    "optimizer": (dict(optimizer=1), TypeError, "optimizer: got 1, want a Keras 3 optimizer"),
+    "by place": (dict(config=8), TypeError, "config: got 8 .*want a TableConfig, or its fields"),
     "restrict_policy": (
         dict(restrict_policy=1),
         TypeError,
-        "restrict_policy: got 1, want a subclass of tf_dynemb.RestrictPolicy: the class itself",
+        "restrict_policy: got 1, want a subclass of tf_dynemb.RestrictPolicy, such as",
     ),
 }
 
@@ -120,7 +123,7 @@ def test_what_an_argument_cannot_mean_is_refused(case):
 
 
 def test_the_signature_is_tfras():
-    parameters = inspect.signature(tf_dynemb.Variable).parameters
+    parameters = inspect.signature(tfra.Variable).parameters
     assert (
         list(parameters)
         == (
@@ -134,7 +137,7 @@ def test_the_signature_is_tfras():
         value_dtype=tf.float32,
         dim=1,
         devices=None,
-        partitioner=tf_dynemb.default_partition_fn,
+        partitioner=tfra.default_partition_fn,
         shared_name=None,
         name="DynamicEmbedding_Variable",
         initializer=None,
@@ -150,7 +153,7 @@ def test_the_signature_is_tfras():
 
 
 def test_shared_name_and_short_file_name_are_without_effect():
-    first, second = (tf_dynemb.Variable(shared_name="x", short_file_name=True) for _ in range(2))
+    first, second = (tfra.Variable(shared_name="x", short_file_name=True) for _ in range(2))
     first.upsert(int64([1]), [[1.0]])
     assert int(second.size()) == 0
 
@@ -161,7 +164,7 @@ def test_a_name_may_have_slashes():
 
 
 def test_attributes_are_the_arguments():
-    table = tf_dynemb.Variable(
+    table = tfra.Variable(
         tf.int32, tf.float64, np.int64(3), "/CPU:1", name="users", trainable=False, bp_v2=True
     )
     assert (table.key_dtype, table.value_dtype, table.dim) == (tf.int32, tf.float64, 3)
@@ -170,7 +173,6 @@ def test_attributes_are_the_arguments():
     assert table.handle.shape == (0, 3)
     assert not table.handle.trainable
     assert table.trainable_variables == ()
-    assert table.bp_v2
 
 
 @pytest.mark.parametrize("value_dtype", ["float32", tf.float32, np.float32])
@@ -202,18 +204,18 @@ def test_init_size_prepares_the_index_of_all_shards_together(shards):
 def test_environment_gives_the_rows_of_each_shard(monkeypatch):
     devices = ["/CPU:0"] * 2
     monkeypatch.setenv("TF_HASHTABLE_INIT_SIZE", str(1 << 16))
-    by_environment = int(tf_dynemb.Variable(devices=devices).memory_bytes())
-    assert by_environment == int(tf_dynemb.Variable(devices=devices, init_size=1 << 17).memory_bytes())
+    by_environment = int(tfra.Variable(devices=devices).memory_bytes())
+    assert by_environment == int(tfra.Variable(devices=devices, init_size=1 << 17).memory_bytes())
     monkeypatch.setenv("TF_HASHTABLE_INIT_SIZE", "")
-    assert int(tf_dynemb.Variable(devices=devices).memory_bytes()) < by_environment
+    assert int(tfra.Variable(devices=devices).memory_bytes()) < by_environment
 
 
 @pytest.mark.parametrize("text", ["abc", "-3", "1e3", "1.5", "0x10"])
 def test_environment_that_is_no_number_is_named(monkeypatch, text):
     monkeypatch.setenv("TF_HASHTABLE_INIT_SIZE", text)
     with pytest.raises(ValueError, match=f"TF_HASHTABLE_INIT_SIZE: got '{text}', want a number of rows"):
-        tf_dynemb.Variable()
-    tf_dynemb.Variable(init_size=5)  # which does not ask for it
+        tfra.Variable()
+    tfra.Variable(init_size=5)  # which does not ask for it
 
 
 def by_magnitude(keys, shard_num):
@@ -245,7 +247,7 @@ def test_string_keys_reach_the_partitioner_as_fingerprints():
         seen.append((keys.numpy().tolist(), shard_num))
         return tf.zeros_like(keys, tf.int32)
 
-    table = tf_dynemb.Variable(tf.string, devices=["/CPU:0"] * 2, partitioner=partitioner)
+    table = tf_dynemb.Variable(key_dtype=tf.string, devices=["/CPU:0"] * 2, partitioner=partitioner)
     table.lookup([["a", "b"]])
     assert seen == [(tf_dynemb.fingerprint(tf.constant(["a", "b"])).numpy().tolist(), 2)]
 
@@ -284,7 +286,7 @@ def test_what_a_partitioner_returns_is_checked():
 def test_default_partitioner_is_floor_mod():
     keys = np.array([-(2**63), -7, -1, 0, 1, 2**63 - 1])
     for shards in (1, 2, 3, 8):
-        got = tf_dynemb.default_partition_fn(int64(keys), shards)
+        got = tfra.default_partition_fn(int64(keys), shards)
         assert got.dtype == tf.int32
         assert got.numpy().tolist() == [int(key) % shards for key in keys.tolist()]
 

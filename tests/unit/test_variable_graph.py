@@ -137,19 +137,20 @@ def test_tables_of_one_name_share_nothing():
 
 
 def test_a_table_that_nobody_holds_is_freed():
-    """Eight tables of 32 MB in turn: held, they would take 256 MB; the bound leaves room for two.
+    """Thirty tables of 32 MB in turn: held, they would take 960 MB; the bound leaves room for ten.
 
-    Counted from the second on, since allocators keep some of what the first needed.
+    An allocator keeps some of what was freed, up to a few tables' worth in a process that has run other
+    tests: an amount that does not grow with the number of tables, so that many are made.
     """
     keys, values = np.arange(500_000), np.ones([500_000, 16], np.float32)
     resident = []
-    for _ in range(10):
+    for _ in range(32):
         table = tf_dynemb.Variable(dim=16)
         table.upsert(keys, values)
         del table
         gc.collect()
         resident.append(resident_mib())
-    assert resident[-1] - resident[1] < 64
+    assert resident[-1] - resident[1] < 320
 
 
 def test_concurrent_writers_and_readers():

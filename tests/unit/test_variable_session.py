@@ -110,9 +110,41 @@ def test_a_savers_checkpoint_holds_the_rows(graph, tmp_path):
     assert got == [{i: [i, i], -i: [i, i]} for i in (1, 2, 3)]
 
 
+VAR_LISTS = {
+    "list": lambda dense, table: [dense, table],
+    "table alone": lambda dense, table: [table],
+    "dict": lambda dense, table: {"dense": dense, "alias": table},
+    "dict by its name": lambda dense, table: {"users": table},
+}
+
+
+@pytest.mark.parametrize("var_list", VAR_LISTS)
+def test_a_saver_of_chosen_variables_holds_the_rows(graph, var_list, tmp_path):
+    def made(devices):
+        dense = v1.get_variable("dense", initializer=[1.0])
+        table = tf_dynemb.Variable(dim=2, devices=devices, name="users")
+        return table, v1.train.Saver(VAR_LISTS[var_list](dense, table))
+
+    table, saver = made(None)
+    upsert = table.upsert(int64([5, -5]), [[1.0, 2.0], [3.0, 4.0]])
+    with started() as session:
+        session.run(upsert)
+        path = saver.save(session, str(tmp_path / "model"))
+    names = {name for name, _ in tf.train.list_variables(path)}
+    assert ("alias/keys" if var_list == "dict" else "users/keys") in names
+    assert ("dense" in names) == ("dense" in str(VAR_LISTS[var_list]("dense", "table")))
+
+    with tf.Graph().as_default():
+        table, saver = made(CPUS)
+        export = table.export()
+        with started() as session:
+            saver.restore(session, path)
+            assert rows(session.run(export)) == {5: [1.0, 2.0], -5: [3.0, 4.0]}
+
+
 def test_strings_that_are_kept(graph, tmp_path):
     """By upserts and gradients, in the session's table and in a saver's checkpoint."""
-    table = tf_dynemb.Variable(tf.string, keep_keys=True, devices=CPUS)
+    table = tf_dynemb.Variable(key_dtype=tf.string, keep_keys=True, devices=CPUS)
     upsert, clear, export = table.upsert(["a", "b"], [[1.0], [2.0]]), table.clear(), table.export()
     loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, ["c"]))
     (gradient,) = tf.gradients(loss, table.handle.value)

@@ -2,10 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
+
+
+def whole(argument: str, number, least: int = 1, most: int = 2**62) -> int:
+    """The number as an int.
+
+    Raises:
+        ValueError: it is no whole number from `least` to `most`.
+    """
+    is_whole = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+    if not is_whole or not least <= number <= most:
+        limits = f">= {least}" if most >= 2**62 else f"from {least} to {most}"
+        raise ValueError(f"{argument}: got {number!r}, want a whole number {limits}")
+    return int(number)
+
+
+def positive(argument: str, number) -> float:
+    """The number as a float.
+
+    Raises:
+        ValueError: it is no finite number > 0.
+    """
+    is_number = isinstance(number, (int, float, np.number)) and not isinstance(number, bool)
+    if not is_number or not 0 < number < float("inf"):
+        raise ValueError(f"{argument}: got {number!r}, want a number > 0")
+    return float(number)
+
+
+@contextlib.contextmanager
+def naming(name: str):
+    """Puts the name of a table before what an operation says of it, where it runs eagerly."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise type(error)(error.node_def, error.op, f"{name}: {error.message}") from None
 
 
 def as_tensor(argument: str, value, dtype: tf.DType) -> tf.Tensor:

@@ -8,10 +8,12 @@ import shutil
 
 import keras
 
+from tf_dynemb.keras.table_metrics import TableMetrics
+
 C = keras.callbacks
 
 # Write, and change nothing of the training.
-_WRITERS = (C.CSVLogger, C.RemoteMonitor, C.TensorBoard)
+_WRITERS = (C.CSVLogger, C.RemoteMonitor, C.TensorBoard, TableMetrics)
 
 
 def of_process(callbacks, is_chief: bool, folder: str) -> list:

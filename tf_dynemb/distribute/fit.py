@@ -74,9 +74,9 @@ def fit(
         The History, as model.fit does.
 
     Raises:
-        ValueError: a model that is not compiled, or of a strategy that is not mirrored; what N replicas
-            cannot train as one does, with the reason: docs/distribution.md has the list; in all
-            processes, batches that differ between them.
+        ValueError: a model that is not compiled, or with steps_per_execution; or of a strategy that is
+            not mirrored; what N replicas cannot train as one does, with the reason: docs/distribution.md
+            has the list; in all processes, batches that differ between them.
         tf.errors.InvalidArgumentError: under several replicas, inputs, targets or outputs that do not
             have one row for each example.
         TypeError: an x that is none of the above.
@@ -264,6 +264,13 @@ def predict(
 def _check_compiled(model, what: str) -> None:
     if not model.compiled:
         raise ValueError(f"model: got one that is not compiled; call model.compile() before {what}")
+    if model.steps_per_execution != 1:
+        raise ValueError(
+            f"model: got one that is compiled with steps_per_execution="
+            f"{model.steps_per_execution}, want 1: "
+            f"distribute.{what} runs one batch at a time; compile it without, or use model.{what} where "
+            "there is one replica"
+        )
 
 
 def _validation(data, batch_size, steps):

@@ -44,22 +44,12 @@ Example: features of a dataset, in a model.
 1
 """
 
-from tf_dynemb.jagged.equality import (
-    ComputeJTDictToKJT,
-    ComputeKJTToJTDict,
-    jt_is_equal,
-    kjt_is_equal,
-)
 from tf_dynemb.jagged.jagged_tensor import JaggedTensor
 from tf_dynemb.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from tf_dynemb.jagged.keyed_tensor import KeyedTensor
 
 __all__ = [
-    "ComputeJTDictToKJT",
-    "ComputeKJTToJTDict",
     "JaggedTensor",
     "KeyedJaggedTensor",
     "KeyedTensor",
-    "jt_is_equal",
-    "kjt_is_equal",
 ]

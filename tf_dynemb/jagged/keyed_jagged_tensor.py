@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -285,7 +286,8 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
 
         Args:
             tensors: by key, what JaggedTensor.from_tensor takes: ragged, sparse or dense tensors,
-                arrays, lists of rows. A pandas.DataFrame has its columns for keys.
+                arrays, lists of rows. A pandas.DataFrame has its columns for keys. Of keras.Inputs of a
+                Functional model they are integers or strings, and the result is a place in the model.
             weights: the same for weights, with the same keys; or None.
 
         Raises:
@@ -303,6 +305,9 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
         keys = as_keys(tensors)
         if weights is not None:
             all_or_none("weights", keys, list(weights))
+        if any(isinstance(tensors[key], keras.KerasTensor) for key in keys):
+            parts = {key: tensors[key] for key in keys}
+            return FromTensors()(parts, weights and {key: weights[key] for key in keys})
         jts = {}
         for key in keys:
             try:
@@ -551,6 +556,15 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
 
     def __repr__(self) -> str:
         return f"<tf_dynemb.KeyedJaggedTensor of {list(self._keys)}, {self._values!r}>"
+
+
+@keras.saving.register_keras_serializable("tf_dynemb")
+class FromTensors(keras.Operation):
+    """KeyedJaggedTensor.from_tensors as a step of a Functional model, of Inputs without numbers."""
+
+    def call(self, tensors: dict, weights: dict | None = None) -> KeyedJaggedTensor:
+        """As from_tensors."""
+        return KeyedJaggedTensor.from_tensors(tensors, weights)
 
 
 def _cut(tensor: tf.Tensor, begin, end) -> tf.Tensor:

@@ -75,6 +75,8 @@ class KeyedTensor(Keyed, Value, tf.experimental.BatchableExtensionType):
         self._length_per_key = tuple(int(length) for length in length_per_key)
         self._values = as_tensor("values", values, tf.float32)
         rank = self._values.shape.rank
+        if not self._keys and self._values.shape == (0,):  # as TorchRec has one of nothing
+            key_dim = 0
         if rank is not None and not -rank <= key_dim < rank:
             raise ValueError(f"key_dim: got {key_dim} for values of shape {self._values.shape}")
         if rank is None and key_dim < 0:

@@ -2,6 +2,7 @@
 
 from tf_dynemb.keras import callbacks, layers
 from tf_dynemb.keras.callbacks import RestrictCallback
-from tf_dynemb.keras.layers import Embedding
+from tf_dynemb.keras.layers import Embedding, EmbeddingBag
+from tf_dynemb.keras.table_metrics import TableMetrics
 
-__all__ = ["Embedding", "RestrictCallback", "callbacks", "layers"]
+__all__ = ["Embedding", "EmbeddingBag", "RestrictCallback", "TableMetrics", "callbacks", "layers"]

@@ -66,7 +66,7 @@ class RestrictCallback(keras.callbacks.Callback):
             whole = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
             if number is not None and not (whole and number >= least):
                 raise ValueError(f"{argument}: got {number!r}, want a whole number >= {least}")
-        self.tables = None if tables is None else [_table(table) for table in tables]
+        self.tables = None if tables is None else [table_of(table) for table in tables]
         self.max_rows = max_rows
         self.max_bytes = max_bytes
         self.every_steps = every_steps
@@ -111,7 +111,8 @@ class RestrictCallback(keras.callbacks.Callback):
             table.restrict(rows)
 
 
-def _table(table) -> Variable:
+def table_of(table) -> Variable:
+    """A table, or that of a layer; TypeError for anything else."""
     found = getattr(table, "table", table)
     if not isinstance(found, Variable):
         raise TypeError(f"tables: got {table!r}, want a tf_dynemb.Variable or a layer with a table")

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tf_dynemb import _compat
 from tf_dynemb.base.op_library import ops
-from tf_dynemb.base.wide import wide
 from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.variable import Variable
 
@@ -16,17 +15,16 @@ from tf_dynemb.table.variable import Variable
 def embedding_lookup(
     params: Variable,
     ids,
-    partition_strategy=None,
     name: str | None = None,
-    validate_indices=None,
     max_norm: float | None = None,
     return_trainable: bool = False,
 ):
-    """Reads the values of ids so that gradients flow to the table. The signature is TFRA's.
+    """Reads the values of ids so that gradients flow to the table.
 
     The gradient arrives at `params.handle` as tf.IndexedSlices: indices are the distinct keys of this
-    lookup, values their summed gradients. A table may be looked up any number of times in one step, by
-    any number of features.
+    lookup, values their summed gradients, in float32 for rows of 16 bits. (With admission=MinCount(...)
+    keys that occur more than once follow again, with rows of zeros, so that occurrences can be counted.)
+    A table may be looked up any number of times in one step, by any number of features.
 
     Inside tf.while_loop, tf.scan and tf.map_fn a lookup works but its gradient does not; look the ids
     up once before the loop and index the rows inside it.
@@ -34,9 +32,7 @@ def embedding_lookup(
     Args:
         params: the table or its handle, or a list of it alone.
         ids: the table's key_dtype, any shape (...), dense or ragged.
-        partition_strategy: ignored, as in TFRA.
         name: name of the operation.
-        validate_indices: ignored, as in TFRA.
         max_norm: clip every row read to this L2 norm, as tf.nn.embedding_lookup does. The gradient is
             that of the clipped row; what the table holds is not clipped.
         return_trainable: return (values, params.handle).
@@ -60,11 +56,11 @@ def embedding_lookup(
     >>> gradient.indices.numpy().tolist(), gradient.values.numpy().tolist()
     ([5, -9], [[2.0, 2.0], [1.0, 1.0]])
     """
-    del partition_strategy, validate_indices
     table = table_of(params)
 
     def look_up(flat):
-        return lookup_keys(table, table._keys(flat), name, max_norm)
+        values = lookup_keys(table, table._keys(flat), name, max_norm)
+        return tf.cast(values, table.value_dtype)
 
     values = _with_flat_values(look_up, ids)
     return (values, table.handle) if return_trainable else values
@@ -73,9 +69,7 @@ def embedding_lookup(
 def embedding_lookup_unique(
     params: Variable,
     ids,
-    partition_strategy=None,
     name: str | None = None,
-    validate_indices=None,
     max_norm: float | None = None,
     return_trainable: bool = False,
 ):
@@ -92,14 +86,18 @@ def embedding_lookup_unique(
     >>> tf_dynemb.embedding_lookup_unique(table, ids, max_norm=1.0).shape.as_list()
     [2, 2, 2]
     """
-    del partition_strategy, validate_indices
     table = table_of(params)
 
     def look_up(flat):
         keys = table._keys(flat)
+        if table.config.repeats > 1:
+            values = lookup_keys(table, keys, name, max_norm)  # whose gradient has all occurrences
+            return tf.cast(values, table.value_dtype)
         distinct, places = tf.unique(tf.reshape(keys, [-1]))
         places = tf.ensure_shape(tf.reshape(places, tf.shape(keys)), keys.shape)
-        return tf.gather(lookup_keys(table, distinct, name, max_norm), places)
+        # Gradients of equal ids are summed by the gather: rows are narrowed after it.
+        values = tf.gather(lookup_keys(table, distinct, name, max_norm), places)
+        return tf.cast(values, table.value_dtype)
 
     values = _with_flat_values(look_up, ids)
     return (values, table.handle) if return_trainable else values
@@ -130,14 +128,17 @@ def table_of(params) -> Variable:
 def lookup_keys(
     table: Variable, keys: tf.Tensor, name: str | None = None, max_norm: float | None = None
 ) -> tf.Tensor:
-    """Values (..., dim) of int64 keys, with their gradient; every row clipped to max_norm."""
+    """Values (..., dim) of int64 keys, with their gradient; every row clipped to max_norm.
+
+    Of rows of 16 bits in float32: whoever copies or pools them does so before casting them, so that the
+    gradients of equal keys are summed in float32.
+    """
     check_trained(table)
     if isinstance(max_norm, (int, float)) and not max_norm >= 0:  # nor NaN
         raise ValueError(f"max_norm: got {max_norm}, want an L2 norm >= 0, or None")
-    values, _ = table._lookup(keys, name)
-    if max_norm is None:
-        return values
-    return tf.cast(tf.clip_by_norm(wide(values), max_norm, axes=-1), values.dtype)
+    table._note_lookup(name)
+    values, _ = table._read(keys, name)
+    return values if max_norm is None else tf.clip_by_norm(values, max_norm, axes=-1)
 
 
 def check_trained(table: Variable) -> None:
@@ -167,13 +168,16 @@ def _with_flat_values(look_up: Callable, ids):
 
 @tf.RegisterGradient("DynembLookup")
 def _lookup_gradient(op, values_gradient, exists_gradient):
-    """One summed row per key, so that norms and clipping see what the dense gradient would show."""
+    """One summed row per key, so that norms and clipping see what the dense gradient would show.
+
+    And rows of zeros for keys whose occurrences are counted by the table's admission.
+    """
     del exists_gradient
     check_crosses_no_loop()
     dim = op.get_attr("dim")
     keys = tf.reshape(op.inputs[2], [-1])
     rows = tf.reshape(tf.convert_to_tensor(values_gradient), [-1, dim])
-    distinct_keys, sums, _ = ops.dynemb_sum_by_key(keys, rows)
+    distinct_keys, sums, _ = ops.dynemb_sum_by_key(keys, rows, repeats=op.get_attr("repeats"))
     return [*table_slices([distinct_keys], [sums], [dim]), None, None, None]
 
 
@@ -205,7 +209,7 @@ def table_slices(keys: Sequence, rows: Sequence, dims: Sequence[int]) -> list[tf
 def _with_strings_gradient(op, gradient):
     """Passes the slices on once the strings are kept, which their keys need to get rows."""
     _, table, keys, strings = op.inputs
-    operation = ops.dynemb_keep_strings(table, keys, strings)
+    operation = ops.dynemb_record_key_strings(table, keys, strings)
     with tf.control_dependencies([] if operation is None else [operation]):
         return [tf.identity(gradient), None, None, None]
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tf_dynemb.base.checks import as_tensor
-from tf_dynemb.lookup.bags import check_combiner, combine
-from tf_dynemb.lookup.embedding_lookup import lookup_keys, table_of
+from tf_dynemb.base.keys import keys_of
+from tf_dynemb.lookup.bags import bags_of, check_combiner, pool
+from tf_dynemb.lookup.embedding_lookup import table_of
 from tf_dynemb.table.variable import Variable
 
 
 def embedding_lookup_sparse(
     params: Variable,
     sp_ids,
-    sp_weights,
-    partition_strategy=None,
-    name: str | None = "embedding_lookup_sparse",
+    sp_weights=None,
     combiner: str = "mean",
     max_norm: float | None = None,
+    name: str | None = "embedding_lookup_sparse",
     return_trainable: bool = False,
 ):
-    """One vector per row of a sparse or ragged matrix of ids. The signature is TFRA's.
+    """One vector per row of a sparse or ragged matrix of ids.
 
     Of the ids v of a row with weights w (1 if not given) it is
 
@@ -36,10 +35,9 @@ def embedding_lookup_sparse(
         params: the table or its handle, or a list of it alone.
         sp_ids: the table's key_dtype, tf.SparseTensor (d0, ...) or tf.RaggedTensor (d0, None).
         sp_weights: numbers, of the same kind and structure; or None.
-        partition_strategy: ignored, as in TFRA.
-        name: scope of the operations, and name of the lookup.
         combiner: "sum", "mean" or "sqrtn".
         max_norm: clip every vector to this L2 norm before it is pooled.
+        name: scope of the operations, and name of the lookup.
         return_trainable: return (values, params.handle).
 
     Returns:
@@ -60,15 +58,14 @@ def embedding_lookup_sparse(
     >>> tf_dynemb.embedding_lookup_sparse(table, ids, None, combiner="mean").numpy().tolist()
     [[2.0], [0.0], [1.0], [0.0]]
     """
-    del partition_strategy
     table = table_of(params)
-    _check(table, sp_ids, sp_weights, combiner, "sp")
+    keys = _checked(table, sp_ids, sp_weights, combiner, "sp")
     if isinstance(sp_ids, tf.RaggedTensor) and sp_ids.shape.rank != 2:
         raise ValueError(
             f"sp_ids: got a tf.RaggedTensor of rank {sp_ids.shape.rank}, want 2; "
             "safe_embedding_lookup_sparse pools the last of any number of axes"
         )
-    values = _pooled(table, sp_ids, sp_weights, name, combiner, max_norm, outer_rank=1)
+    values = _pooled(table, keys, sp_weights, name, combiner, max_norm, outer_rank=1)
     return (values, table.handle) if return_trainable else values
 
 
@@ -78,9 +75,8 @@ def safe_embedding_lookup_sparse(
     sparse_weights=None,
     combiner: str = "mean",
     default_id=None,
-    name: str | None = "safe_embedding_lookup_sparse",
-    partition_strategy=None,
     max_norm: float | None = None,
+    name: str | None = "safe_embedding_lookup_sparse",
     return_trainable: bool = False,
 ):
     """As embedding_lookup_sparse, for ids of any rank, ids of no weight, and an id for empty rows.
@@ -96,9 +92,8 @@ def safe_embedding_lookup_sparse(
         combiner: "sum", "mean" or "sqrtn".
         default_id: the one id of rows that have none, with weight 1; it is looked up and trained. None:
             they are zeros, and no id is looked up in their place.
-        name: scope of the operations, and name of the lookup.
-        partition_strategy: ignored, as in TFRA.
         max_norm: clip every vector to this L2 norm before it is pooled.
+        name: scope of the operations, and name of the lookup.
         return_trainable: return (values, embedding_weights.handle).
 
     Returns:
@@ -120,9 +115,8 @@ def safe_embedding_lookup_sparse(
     >>> tf_dynemb.safe_embedding_lookup_sparse(table, ids, weights, default_id=-1).numpy().tolist()
     [[5.0], [5.0], [5.0]]
     """
-    del partition_strategy
     table = table_of(embedding_weights)
-    _check(table, sparse_ids, sparse_weights, combiner, "sparse")
+    keys = _checked(table, sparse_ids, sparse_weights, combiner, "sparse")
     if default_id is not None:
         default_id = _default(table, default_id)
 
@@ -131,7 +125,7 @@ def safe_embedding_lookup_sparse(
 
     values = _pooled(
         table,
-        sparse_ids,
+        keys,
         sparse_weights,
         name,
         combiner,
@@ -143,27 +137,20 @@ def safe_embedding_lookup_sparse(
     return (values, table.handle) if return_trainable else values
 
 
-def _pooled(table: Variable, ids, weights, name, combiner, max_norm, outer_rank, **options):
-    """Combined vectors in the table's dtype; the arguments are those of bags.combine."""
-
-    def look_up(flat):
-        return lookup_keys(table, table._keys(flat), name, max_norm)
-
+def _pooled(table: Variable, keys, weights, name, combiner, max_norm, outer_rank, **options):
+    """Pooled vectors in the table's dtype; the options are those of bags.bags_of."""
     with tf.name_scope(name or "embedding_lookup_sparse"):
-        values = combine(look_up, ids, weights, combiner, outer_rank, **options)
-        return tf.cast(values, table.value_dtype)
+        bags = bags_of(keys, weights, outer_rank, **options)
+        return tf.cast(pool(table, bags, combiner, max_norm, name), table.value_dtype)
 
 
-def _check(table: Variable, ids, weights, combiner, prefix: str) -> None:
-    """Raises what is documented; the arguments are called prefix_ids and prefix_weights."""
+def _checked(table: Variable, ids, weights, combiner, prefix: str):
+    """The keys of ids. Raises what is documented; arguments are called prefix_ids and prefix_weights."""
     if not isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
         raise TypeError(
             f"{prefix}_ids: got {type(ids).__name__}, want a tf.SparseTensor or tf.RaggedTensor"
         )
-    if ids.dtype != table.key_dtype:
-        raise TypeError(
-            f"{prefix}_ids: got {ids.dtype.name}, the table's key_dtype is {table.key_dtype.name}"
-        )
+    keys = keys_of(f"{prefix}_ids", ids, table.key_dtype, table.keep_keys)
     if weights is not None:
         kind = tf.SparseTensor if isinstance(ids, tf.SparseTensor) else tf.RaggedTensor
         if not isinstance(weights, kind):
@@ -176,14 +163,12 @@ def _check(table: Variable, ids, weights, combiner, prefix: str) -> None:
     if combiner is None:
         raise ValueError("combiner: got None, want 'sum', 'mean' or 'sqrtn'")
     check_combiner(combiner, table.value_dtype)
+    return keys
 
 
 def _default(table: Variable, default_id) -> tf.Tensor:
-    default_id = as_tensor("default_id", default_id, table.key_dtype)
-    if default_id.dtype != table.key_dtype:
-        raise TypeError(
-            f"default_id: got {default_id.dtype.name}, the table's key_dtype is {table.key_dtype.name}"
-        )
-    if default_id.shape.rank != 0:
-        raise ValueError(f"default_id: got shape {default_id.shape}, want a scalar")
-    return default_id
+    """The key of a default_id."""
+    key = keys_of("default_id", default_id, table.key_dtype, table.keep_keys)
+    if key.shape.rank != 0:
+        raise ValueError(f"default_id: got shape {key.shape}, want a scalar")
+    return key

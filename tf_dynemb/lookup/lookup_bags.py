@@ -9,18 +9,17 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _compat
-from tf_dynemb.base.checks import as_tensor
-from tf_dynemb.base.fingerprint import fingerprint
+from tf_dynemb.base.keys import keys_of
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.lookup.embedding_lookup import (
     check_crosses_no_loop,
     check_trained,
     table_slices,
 )
-from tf_dynemb.shard.step_tables import exchange_of, step_resources
+from tf_dynemb.shard.fetched_rows import exchange_of, step_resources
 from tf_dynemb.table.variable import Variable
 
-_COMBINERS = ("sum", "mean", None)
+COMBINERS = ("sum", "mean")
 
 
 class BagFeature(NamedTuple):
@@ -47,8 +46,9 @@ def lookup_bags(
     weights=None,
     strides=None,
     inverse=None,
-    owners=None,
+    table_ids=None,
     overflow: Sequence[tuple[int, int, int] | None] = (),
+    are_keys: bool = False,
 ) -> tf.Tensor:
     """Looks up bags of ids of many features, and pools each bag to one vector.
 
@@ -64,24 +64,27 @@ def lookup_bags(
     Args:
         tables: tables of floats, of any dims, on one device.
         features: what to return, side by side. Several may be of one feature, or in one table.
-        ids: integers or strings (n,): those of each feature together, and in it those of each bag.
+        ids: integers or strings (n,), as the tables' key_dtypes are: those of each feature together, and
+            in it those of each bag.
         lengths: int32 or int64, how many ids each bag has, feature by feature: (inputs * B,), or the
             sum of strides.
         inputs: how many features the ids are of. None: as many as `features` name.
         weights: floats (n,), or None. Gradients flow to them too.
         strides: int64 (inputs,), how many bags each feature has, if not all have as many.
         inverse: int64 (inputs, B), which of its feature's bags each example has. None: its own.
-        owners: int32, for each of `features` in turn in which of the tables each of its ids is, in place
-            of the feature's table. Its rows must have that one's dim and dtype.
+        table_ids: int32, for each of `features` in turn the number of the table of each of its ids, in
+            place of the feature's table. Its rows must have that one's dim and dtype.
         overflow: for each table None, or (limit, other, rows): once it has `limit` rows, ids without one
-            share `rows` rows of table number `other`, by their hash. No owners then.
+            share `rows` rows of table number `other`, by their hash. Without table_ids then.
+        are_keys: whether ids are int64 keys, which base.keys.keys_of has made of ids.
 
     Returns:
         (B, sum of the features' dims), in float32, or in float64 if a table has float64. Without
         combiners one vector for each id of each feature, (ids, dim), feature by feature.
 
     Raises:
-        TypeError: tables of integers; ids that are neither integers nor strings.
+        TypeError: tables of integers; ids that a table's key_dtype cannot hold, or that are neither
+            integers nor strings.
         ValueError: features that do not exist, or that mix combiners with None; tables on several
             devices, or that keep the strings of their keys.
         tf.errors.InvalidArgumentError: numbers that do not fit each other.
@@ -97,28 +100,28 @@ def lookup_bags(
     """
     tables, features = list(tables), [BagFeature(*feature) for feature in features]
     inputs = _check(tables, features, inputs)
-    wide = any(table.value_dtype == tf.float64 for table in tables)
-    dtype = tf.float64 if wide else tf.float32
+    is_float64 = any(table.value_dtype == tf.float64 for table in tables)
+    dtype = tf.float64 if is_float64 else tf.float32
     lengths = tf.convert_to_tensor(lengths)
     if lengths.dtype not in (tf.int32, tf.int64):
         raise TypeError(f"lengths: got {lengths.dtype.name}, want int32 or int64")
-    elsewhere = exchange_of(tables) is not None or any(table.in_parts for table in tables)
+    elsewhere = exchange_of(tables) is not None or any(table.is_sharded for table in tables)
     if any(overflow) and elsewhere:
         raise ValueError(
-            "overflow: got limits for tables spread over processes, servers or GPUs, none of which "
-            "knows how many rows all have; want none (a collection's config without hash_size)"
+            "overflow: got limits for tables sharded across processes, servers or GPUs, none of which "
+            "knows how many rows all have; want none (a config without num_oov_rows)"
         )
-    ids = _keys_of(ids)
-    owners = _or_none(owners, tf.int32)
+    keys = ids if are_keys else _keys_of(ids, tables)
+    table_ids = _or_none(table_ids, tf.int32)
     strides = _or_none(strides, tf.int64)
     resources = step_resources(
-        tables, lambda: _keys_of_tables(len(tables), features, ids, lengths, inputs, strides, owners)
+        tables, lambda: _keys_of_tables(len(tables), features, keys, lengths, inputs, strides, table_ids)
     )
     bags = {
-        "ids": ids,
+        "ids": keys,
         "lengths": tf.reshape(lengths, [-1]),
         "id_weights": _or_none(weights, dtype),
-        "owners": owners,
+        "table_ids": table_ids,
         "strides": strides,
         "inverse": _or_none(inverse, tf.int64),
         "inputs": inputs,
@@ -128,14 +131,17 @@ def lookup_bags(
     }
     if any(overflow):
         limits, others, rows = zip(*(o or (-1, 0, 0) for o in overflow), strict=True)
-        bags["owners"] = ops.dynemb_owners(tables=resources, limits=limits, instead=others, **bags)
+        bags["table_ids"] = ops.dynemb_route_overflow(
+            tables=resources, limits=limits, instead=others, **bags
+        )
         bags["hash_sizes"] = _hash_sizes(len(tables), others, rows)
     weights_of_tables = ops.dynemb_handles(
         [_compat.resource_of(table.handle.value) for table in tables],
         dims=[table.dim for table in tables],
         dtype=dtype,
     )
-    return ops.dynemb_lookup_bags(weights=weights_of_tables, tables=resources, **bags)
+    repeats = [table.config.repeats for table in tables]
+    return ops.dynemb_lookup_bags(weights=weights_of_tables, tables=resources, repeats=repeats, **bags)
 
 
 def _hash_sizes(tables: int, others: Sequence[int], rows: Sequence[int]) -> list[int]:
@@ -162,9 +168,9 @@ def _check(tables: list, features: list, inputs: int | None) -> int:
                 "embedding_lookup and layers look it up"
             )
         check_trained(table)
-    hosts = {(table.in_parts, table.host) for table in tables}
+    hosts = {(table.is_sharded, table.host) for table in tables}
     if len(hosts) > 1:
-        names = sorted(f"{host} and others" if in_parts else host for in_parts, host in hosts)
+        names = sorted(f"{host} and others" if is_sharded else host for is_sharded, host in hosts)
         raise ValueError(f"tables: got tables on {names}, want one device for all; see their `devices`")
     if inputs is None:
         inputs = 1 + max(feature.key for feature in features)
@@ -173,25 +179,24 @@ def _check(tables: list, features: list, inputs: int | None) -> int:
             raise ValueError(
                 f"features: got {feature}, want a key below {inputs} and a table below {len(tables)}"
             )
-        if feature.combiner not in _COMBINERS:
-            raise ValueError(f"features: got combiner {feature.combiner!r}, want one of {_COMBINERS}")
+        if feature.combiner is not None and feature.combiner not in COMBINERS:
+            raise ValueError(
+                f"features: got combiner {feature.combiner!r}, want None or one of {COMBINERS}"
+            )
     pooled = {feature.combiner is not None for feature in features}
     if len(pooled) > 1:
         raise ValueError("features: got combiner None beside others, want it for all or for none")
     return inputs
 
 
-def _keys_of(ids) -> tf.Tensor:
-    ids = tf.reshape(as_tensor("ids", ids, tf.int64), [-1])
-    if ids.dtype == tf.string:
-        return fingerprint(ids)
-    if not ids.dtype.is_integer:
-        raise TypeError(f"ids: got {ids.dtype.name}, want integers or strings")
-    return tf.bitcast(ids, tf.int64) if ids.dtype == tf.uint64 else tf.cast(ids, tf.int64)
+def _keys_of(ids, tables: list[Variable]) -> tf.Tensor:
+    """The int64 keys (n,) of ids, which the key_dtypes of all tables must be able to hold."""
+    key_dtypes = dict.fromkeys(table.key_dtype for table in tables)
+    return tf.reshape([keys_of("ids", ids, key_dtype) for key_dtype in key_dtypes][0], [-1])
 
 
 def _keys_of_tables(
-    tables: int, features: list[BagFeature], ids, lengths, inputs: int, strides, owners
+    tables: int, features: list[BagFeature], ids, lengths, inputs: int, strides, table_ids
 ) -> list[tf.Tensor]:
     """The ids that are looked up in each table."""
     lengths = tf.reshape(lengths, [-1])
@@ -201,9 +206,9 @@ def _keys_of_tables(
         sizes = tf.math.unsorted_segment_sum(lengths, tf.repeat(tf.range(inputs), strides), inputs)
     of_inputs = tf.split(ids, sizes, num=inputs)
     of_features = [of_inputs[feature.key] for feature in features]
-    if owners.shape != [0]:
+    if table_ids.shape != [0]:
         joined = tf.concat(of_features, axis=0)
-        return [tf.boolean_mask(joined, tf.equal(owners, table)) for table in range(tables)]
+        return [tf.boolean_mask(joined, tf.equal(table_ids, table)) for table in range(tables)]
     nothing = tf.zeros([0], tf.int64)
     return [
         tf.concat(
@@ -221,7 +226,7 @@ def _or_none(numbers, dtype: tf.DType) -> tf.Tensor:
 
 
 # The inputs that the ops about bags have in common, in their order.
-_BAG_INPUTS = ("ids", "lengths", "id_weights", "owners", "strides", "inverse")
+_BAG_INPUTS = ("ids", "lengths", "id_weights", "table_ids", "strides", "inverse")
 _BAG_ATTRS = ("inputs", "features", "feature_tables", "poolings", "hash_sizes")
 
 
@@ -242,14 +247,16 @@ def _handles_gradient(op, *gradients):
 
 @tf.RegisterGradient("DynembLookupBags")
 def _lookup_bags_gradient(op, gradient):
-    """One summed row per key and table; with a row for each id's weight, if there are weights."""
+    """One summed row per key and table, as of a lookup; with a number for each weight of an id."""
     check_crosses_no_loop()
     number = op.get_attr("T")
     weights, tables = op.inputs[:number], op.inputs[number : 2 * number]
     bags = bag_arguments(op)
     gradient = tf.convert_to_tensor(gradient)
     dims = [int(weight.shape[1]) for weight in weights]
-    keys, sums = ops.dynemb_sum_bags(gradient=gradient, dims=dims, T=number, **bags)
+    keys, sums = ops.dynemb_sum_bags(
+        gradient=gradient, dims=dims, T=number, repeats=op.get_attr("repeats"), **bags
+    )
     slices = table_slices(keys, sums, dims)
     of_weights = bags["id_weights"]  # of no numbers: there are none, or no ids
     if of_weights.shape != [0]:
@@ -260,5 +267,28 @@ def _lookup_bags_gradient(op, gradient):
     return [*slices, *([None] * number), *(others.get(name) for name in _BAG_INPUTS)]
 
 
-for _op_type in ("DynembLookupBags", "DynembBagWeightsGradient", "DynembOwners"):
+@tf.RegisterGradient("DynembSumBags")
+def _sum_bags_gradient(op, *gradients):
+    """Second derivatives: sums are linear in the gradient, so this is the lookup of their gradients."""
+    number = op.get_attr("T")
+    keys, of_sums = op.outputs[:number], gradients[number:]
+    bags = bag_arguments(op)
+    tables = [ops.dynemb_fetched_rows_view(*pair) for pair in zip(keys, of_sums, strict=True)]
+    weights = [tf.zeros([0, dim], op.inputs[0].dtype) for dim in op.get_attr("dims")]
+    values = ops.dynemb_lookup_bags(weights=weights, tables=tables, **bags)
+    of_weights = bags["id_weights"]
+    if of_weights.shape != [0]:
+        of_weights = ops.dynemb_bag_weights_gradient(
+            tables=tables, gradient=op.inputs[0], values=values, **bags
+        )
+    # The rows of the views are in no gradient: another derivative would lack them.
+    message = "third derivatives of pooled lookups of dynamic tables"
+    values, of_weights = (
+        tf.raw_ops.PreventGradient(input=each, message=message) for each in (values, of_weights)
+    )
+    others = {"id_weights": of_weights}
+    return [values, *(others.get(name) for name in _BAG_INPUTS)]
+
+
+for _op_type in ("DynembLookupBags", "DynembBagWeightsGradient", "DynembRouteOverflow"):
     _compat.register_read_only(_op_type)

@@ -17,25 +17,10 @@ from tf_dynemb import _compat
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.lookup.lookup_bags import bag_arguments
 from tf_dynemb.optimizer.rules import Rule, rule_of
-from tf_dynemb.policy.restrict_policy import stamp_of
+from tf_dynemb.optimizer.table_optimizer_config import TableOptimizerConfig
+from tf_dynemb.policies.admission import Custom
 from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.table_resource import TableResource
-
-
-@dataclasses.dataclass(frozen=True)
-class OwnTraining:
-    """What a table is trained with that is not as the wrapper's inner optimizer has it.
-
-    Attributes:
-        optimizer: gives the rule; None: the inner optimizer.
-        learning_rate: a number, a variable or a schedule of the inner optimizer's steps; None: the inner
-            optimizer's.
-        weight_decay: None: of the optimizer that gives the rule.
-    """
-
-    optimizer: keras.optimizers.Optimizer | None = None
-    learning_rate: object = None
-    weight_decay: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +29,7 @@ class _Share:
 
     handle: TableHandle
     resource: TableResource
+    candidates: TableResource | None  # the same part of the table's candidates
     gradient: tf.IndexedSlices
     stamp: object  # of the rows' restrict policy, the same for all parts
     rule: Rule
@@ -60,16 +46,17 @@ class _Share:
         return self.rule.name, self.rule.slot_initial, self.dtype, self.resource.host
 
 
-def rule_of_table(handle: TableHandle, inner: keras.optimizers.Optimizer) -> Rule:
+def rule_of_table(handle: TableHandle, inner: keras.optimizers.Optimizer, untouched_rows: str) -> Rule:
     """The rule that trains a table under an inner optimizer."""
-    own = handle.own_training
-    return rule_of(inner if own is None or own.optimizer is None else own.optimizer)
+    own = handle.optimizer_config
+    return rule_of(inner if own is None or own.optimizer is None else own.optimizer, untouched_rows)
 
 
 def apply_rules(
     gradients: Sequence[tf.IndexedSlices],
     handles: Sequence[TableHandle],
     inner: keras.optimizers.Optimizer,
+    untouched_rows: str,
 ) -> list[tf.Operation | None]:
     """Updates the rows of tables in place.
 
@@ -78,6 +65,7 @@ def apply_rules(
         handles: of different tables.
         inner: gives rule, learning rate and weight decay where tables have none of their own, and counts
             the steps. Before it counts this one.
+        untouched_rows: "lazy" or "catch_up".
 
     Returns:
         In a graph, the operations that do it. A table that is full makes them fail, with all tables as
@@ -86,22 +74,29 @@ def apply_rules(
     groups: dict[tuple, list[_Share]] = {}
     rates = _Rates(inner)
     for gradient, handle in zip(gradients, handles, strict=True):
-        own = handle.own_training or OwnTraining()
+        own = handle.optimizer_config or TableOptimizerConfig()
         optimizer = own.optimizer or inner
         common = {
-            "stamp": stamp_of(handle.table.restrict_policy),
-            "rule": rule_of(optimizer),
+            "stamp": handle.table._stamp(lambda: tf.cast(inner.iterations, tf.int64) + 1),
+            "rule": rule_of(optimizer, untouched_rows),
             "learning_rate": rates.of(own),
             "weight_decay": _weight_decay(handle, own, optimizer, inner),
         }
         keys = tf.cast(gradient.indices, tf.int64)
-        for resource, own_keys, rows in handle.table.resource.split(keys, gradient.values):
-            share = _Share(handle, resource, tf.IndexedSlices(rows, own_keys), **common)
+        parts = handle.table.resource.split(keys, gradient.values)
+        counts = handle.table.candidates
+        counts = [None] * len(parts) if counts is None else counts.resource.parts
+        for (resource, own_keys, rows), candidates in zip(parts, counts, strict=True):
+            slices = tf.IndexedSlices(rows, own_keys)
+            share = _Share(handle, resource, candidates, slices, **common)
             groups.setdefault(share.key(), []).append(share)
     step = tf.cast(inner.iterations, tf.float64) + 1
     done = []
     # First those that may refuse, and the others if they do not.
-    limited = {key: any(_limit(share) >= 0 for share in shares) for key, shares in groups.items()}
+    limited = {
+        key: any(share.handle.table.config.refuses_when_full for share in shares)
+        for key, shares in groups.items()
+    }
     for key in sorted(groups, key=lambda key: not limited[key]):
         for op, of_op in _by_lookup(groups[key]).values():
             with tf.control_dependencies(done if any(limited.values()) else []):
@@ -118,19 +113,19 @@ class _Rates:
         self._inner = inner
         self._known: dict[int, tf.Tensor] = {}  # by the id of what gives them
 
-    def of(self, own: OwnTraining) -> float | tf.Tensor:
-        rate = own.learning_rate
+    def of(self, own: TableOptimizerConfig) -> float | tf.Tensor:
+        rate = own.rate
         if isinstance(rate, (int, float)):
             return float(rate)
         if id(rate) not in self._known:
             value = self._inner.learning_rate if rate is None else rate
             if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
-                value = value(self._inner.iterations)
+                value = value(_compat.count_of_calls(self._inner))
             self._known[id(rate)] = tf.cast(value, tf.float64)
         return self._known[id(rate)]
 
 
-def _weight_decay(handle, own: OwnTraining, optimizer, inner) -> float:
+def _weight_decay(handle, own: TableOptimizerConfig, optimizer, inner) -> float:
     if own.weight_decay is not None:
         return float(own.weight_decay)
     excluded = _compat.excluded_from_weight_decay(inner, handle)
@@ -144,7 +139,8 @@ def _by_lookup(shares: list[_Share]) -> dict:
         rows, op = share.gradient.values, None
         if tf.is_symbolic_tensor(rows) and rows.op.type == "DynembSumBags":
             table = rows.value_index - rows.op.get_attr("T")
-            if table >= 0 and share.gradient.indices is rows.op.outputs[table]:
+            is_of_table = table >= 0 and share.gradient.indices is rows.op.outputs[table]
+            if is_of_table and _admission(share) != "given":  # which asks for the keys
                 op = rows.op
         groups.setdefault(None if op is None else op.name, (op, []))[1].append(share)
     return groups
@@ -165,8 +161,9 @@ def _apply(shares: list[_Share], step: tf.Tensor):
     slices = [_unsummed(share.gradient) for share in shares]
     return ops.dynemb_apply(
         keys=[s.indices for s in slices],
-        owners=[t.resource.owners(s.indices) for t, s in zip(shares, slices, strict=True)],
+        shard_ids=[t.resource.shard_ids(s.indices) for t, s in zip(shares, slices, strict=True)],
         gradients=[tf.cast(s.values, t.dtype) for t, s in zip(shares, slices, strict=True)],
+        admitted=[_admitted(t, s.indices) for t, s in zip(shares, slices, strict=True)],
         **_common(shares, step),
     )
 
@@ -179,9 +176,29 @@ def _common(shares: list[_Share], step: tf.Tensor) -> dict:
         "now": _stamps(shares),
         "rule": rule.name,
         "slot_initial": rule.slot_initial,
-        "limits": [_limit(share) for share in shares],
-        "limit_names": [f"{s.handle.max_rows_argument} of {s.handle.table.name}" for s in shares],
+        "candidates": [s.candidates.resource_handle for s in shares if s.candidates is not None],
+        "admission": [_admission(share) for share in shares],
     }
+
+
+def _admission(share: _Share) -> str:
+    """The table's admission as the engine reads it."""
+    policy = share.handle.table.config.admission
+    return "" if policy is None else policy.engine_text
+
+
+def _admitted(share: _Share, keys: tf.Tensor) -> tf.Tensor:
+    """Whether a function of the user's admits each of int64 keys (n,); (0,) where there is none."""
+    policy = share.handle.table.config.admission
+    if not isinstance(policy, Custom):
+        return tf.zeros([0], tf.bool)
+    admitted = tf.convert_to_tensor(policy.function(keys))
+    if admitted.dtype != tf.bool:
+        raise TypeError(
+            f"admission of {share.handle.table.name}: its function gave {admitted.dtype.name}, want a "
+            "bool for each key"
+        )
+    return admitted
 
 
 def _matrix(rows: list[tuple]) -> tf.Tensor:
@@ -201,12 +218,6 @@ def limit_of(handle: TableHandle) -> int:
     if not handle.max_rows or table.restrict_policy:
         return -1
     return handle.max_rows if table.exchange is None else table.exchange.share(handle.max_rows)
-
-
-def _limit(share: _Share) -> int:
-    """As limit_of, of a resource."""
-    limit = limit_of(share.handle)
-    return limit if limit < 0 else share.resource.share(limit)
 
 
 def _stamps(shares: list[_Share]) -> tf.Tensor:

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import keras
 import tensorflow as tf
 
 from tf_dynemb import _compat
-from tf_dynemb.base.op_library import ops
-from tf_dynemb.base.wide import wide
-from tf_dynemb.optimizer.apply_rules import apply_rules, limit_of, rule_of_table
-from tf_dynemb.optimizer.rules import rule_of
+from tf_dynemb.optimizer import nonfinite as nonfinite_gradients
+from tf_dynemb.optimizer.apply_rules import apply_rules, rule_of_table
+from tf_dynemb.optimizer.gradient_sums import GradientSums
+from tf_dynemb.optimizer.gradients import (
+    is_on,
+    norm_of,
+    norms_of,
+    of_all_replicas,
+    once_each,
+    or_zeros,
+    scaled,
+    shrink_to,
+    sum_by_key,
+    summed_over_replicas,
+    unscaled,
+    with_changed,
+    without_frozen,
+)
+from tf_dynemb.optimizer.row_averages import RowAverages
+from tf_dynemb.optimizer.rules import UNTOUCHED_ROWS, Rule, rule_of
 from tf_dynemb.table.handle import TableHandle, handle_of, handles_in
+from tf_dynemb.table.schema import Schema
 
 
 def _inner_optimizers(name: str) -> property:
@@ -33,21 +50,43 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
 
     For each table it sums the gradients of equal keys, clips as the inner optimizer is configured to,
     and runs the rule in place: rows that are missing are inserted at their initial value and updated.
-    Rows that are not in the batch are not touched ("lazy"): with a gradient of zero for them momentum
-    would move them and moments would decay in Keras' own dense update. Weight decay, too, acts on the
-    rows of the batch only. Learning rates, schedules and the iteration count are the inner optimizer's.
+    Rows that are not in the batch are not touched; in Keras' own dense update they have a gradient of
+    zero, with which momentum moves them and moments decay. Whether a row makes up for that when it is
+    in a batch again is `untouched_rows`. Weight decay, too, acts on the rows of the batch only. Learning
+    rates, schedules and the iteration count are the inner optimizer's.
 
     Args:
         inner_optimizer: SGD, RMSprop, Adam, AdamW, Adamax, Nadam, Adadelta, Adagrad, Ftrl or Lion of
             keras.optimizers, tf_dynemb.RowwiseAdagrad or tf_dynemb.SmartDecayAdam. Others are refused
-            with the reason, as are use_ema and gradient_accumulation_steps.
-        bp_v2: without effect, as in tf_dynemb.Variable.
-        synchronous: must be False; in TFRA it is Horovod's.
+            with the reason. Or the name or config of one, as keras.optimizers.get takes it.
+            gradient_accumulation_steps means what it means in Keras: gradients of so many steps are
+            summed, of a table those of the rows that occur, and their mean trains; without
+            global_clipnorm. use_ema, ema_momentum and ema_overwrite_frequency, too: rows have moving
+            averages, which are moved at each of their updates by all steps since the last one, and
+            take the rows' places every so many steps and at the end of fit; without
+            gradient_accumulation_steps, and for tables that neither admit nor evict. Both keep a table
+            beside each table, which checkpoints have and Keras' files have not. They work in one
+            process; of several replicas, only use_ema without ema_overwrite_frequency, as in Keras.
+            keras.callbacks.SwapEMAWeights swaps dense variables alone.
         name: name of the optimizer.
+        nonfinite: what to do with gradients that are NaN or infinite, after replicas and lookups are
+            summed and before anything is clipped. "apply": train with them, as Keras does. "skip": leave
+            the rows of such gradients as they are, and print their keys to stderr; dense variables are
+            trained all the same. "error": refuse the step (tf.errors.InvalidArgumentError, which names
+            the variable and a key), with all tables and variables as they were, also if a dense
+            gradient is not finite.
+        untouched_rows: "lazy": a row that was in no batch for k steps is trained as if there had been
+            none. "catch_up": before its update it goes through k steps with a gradient of zero, all at
+            once: exactly as Keras' dense update would have at one learning rate (SGD with momentum,
+            RMSprop, Adadelta, Lion), or nearly so (Adam, AMSGrad, Adamax: with the bias correction of
+            this step, and divided by the velocity from before those steps). Between its updates a row
+            is read as it was. Rows have two slot variables more for it. For SGD without momentum,
+            Adagrad and Ftrl both are the same; Nadam, and Ftrl with l2_shrinkage, have "lazy" alone.
 
     Raises:
         TypeError: inner_optimizer is not a Keras 3 optimizer.
-        ValueError: inner_optimizer or one of its options cannot train rows.
+        ValueError: inner_optimizer or one of its options cannot train rows; a name that Keras does not
+            know; another nonfinite or untouched_rows.
 
     Example:
 
@@ -61,17 +100,31 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
 
     def __init__(
         self,
-        inner_optimizer: keras.optimizers.Optimizer,
-        bp_v2: bool = False,
-        synchronous: bool = False,
+        inner_optimizer: keras.optimizers.Optimizer | str | Mapping,
         name: str = "dynamic_embedding_optimizer",
+        nonfinite: str = "apply",
+        untouched_rows: str = "lazy",
     ):
-        if synchronous:
-            raise ValueError("synchronous: got True, want False; use a tf.distribute strategy")
-        rule_of(inner_optimizer)
+        if nonfinite not in nonfinite_gradients.CHOICES:
+            raise ValueError(f"nonfinite: got {nonfinite!r}, want 'apply', 'skip' or 'error'")
+        if untouched_rows not in UNTOUCHED_ROWS:
+            raise ValueError(f"untouched_rows: got {untouched_rows!r}, want 'lazy' or 'catch_up'")
+        if isinstance(inner_optimizer, (str, Mapping)):
+            inner_optimizer = keras.optimizers.get(inner_optimizer)
+        rule_of(inner_optimizer, untouched_rows)
+        if inner_optimizer.gradient_accumulation_steps and inner_optimizer.global_clipnorm:
+            raise ValueError(
+                "gradient_accumulation_steps: got them with global_clipnorm, want clipnorm or "
+                "clipvalue: what is to be clipped together is summed apart"
+            )
+        if inner_optimizer.gradient_accumulation_steps and inner_optimizer.use_ema:
+            raise ValueError("gradient_accumulation_steps: got them with use_ema, want one of the two")
         super().__init__(learning_rate=0.0, name=name)
         self.inner_optimizer = inner_optimizer
-        self.bp_v2 = bp_v2
+        self.nonfinite = nonfinite
+        self.untouched_rows = untouched_rows
+        self._sums: GradientSums | None = None
+        self._averages: RowAverages | None = None
         self._lets_loss_scaling_in = False
 
     def __setattr__(self, name, value):
@@ -94,7 +147,8 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
 
         Raises:
             TypeError: a table of integers among the variables.
-            ValueError: a table of tf_dynemb.one_embedding whose store options are for another optimizer.
+            ValueError: a table that wants another rule: of OneEmbedding's store options, for example; or
+                whose rows have the slot variables of another one.
             RuntimeError: in the graph of a session, where Keras' optimizers return no operation to run.
         """
         if self.built:
@@ -113,9 +167,15 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
                     "a floating value_dtype, or make it with trainable=False and change the rows by "
                     "upsert and accum"
                 )
-            rule = rule_of_table(handle, self.inner_optimizer)
+            rule = self._rule_of(handle)
             handle.check_rule(rule)
+            _check_slots(handle, rule)
             handle.rule_name = rule.name
+        with tf.init_scope():
+            if self.inner_optimizer.gradient_accumulation_steps:
+                self._sums = GradientSums(handles_in(variables))
+            if self.inner_optimizer.use_ema:
+                self._averages = RowAverages(handles_in(variables), self.inner_optimizer.ema_momentum)
         self.inner_optimizer.build([v for v in variables if not isinstance(v, TableHandle)])
         super().build(variables)
 
@@ -127,11 +187,14 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
                 at all, nothing happens, as in Keras.
             trainable_variables: the variables, table handles among them. None: those it was built on.
 
+        A table that is among the variables several times, with one gradient, is trained once.
+
         Raises:
             TypeError: what build raises; a table's gradient whose indices are none.
-            ValueError: gradients that are all None, or not as many as variables; a table's gradient that
-                is not tf.IndexedSlices; a table that the optimizer was not built on; in a replica, an
-                optimizer that was made outside of the strategy's scope.
+            ValueError: gradients that are all None, or not as many as variables; several gradients of
+                one table, as clipping makes of one given twice; a table's gradient that is not
+                tf.IndexedSlices; a table that the optimizer was not built on; in a replica, an optimizer
+                that was made outside of the strategy's scope.
         """
         self._apply(grads, trainable_variables)
 
@@ -152,6 +215,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         variables = [handle_of(variable) for variable in trainable_variables]
         if len(grads) != len(variables):
             raise ValueError(f"grads: got {len(grads)} for {len(variables)} variables")
+        grads, variables = once_each(grads, variables)
         if all(gradient is None for gradient in grads):
             raise ValueError("No gradients provided for any variable.")
         if not self.built:
@@ -168,16 +232,23 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             replica = None
         else:
             check_made_in_scope(self)
+            for option in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
+                if getattr(self.inner_optimizer, option):
+                    raise ValueError(
+                        f"{option}: got {getattr(self.inner_optimizer, option)} with "
+                        f"{replica.num_replicas_in_sync} replicas, want None: Keras' own optimizers "
+                        "cannot have it there either"
+                    )
         # Keras clips what each replica has, and then sums. So all clip the sum, which the first brings.
-        clips = any(map(_is_on, (self.clipnorm, self.clipvalue, self.global_clipnorm)))
+        clips = any(map(is_on, (self.clipnorm, self.clipvalue, self.global_clipnorm)))
         if replica is not None and clips:
-            dense = _with(dense, lambda gradients: _of_all_replicas(replica, gradients))
+            dense = with_changed(dense, lambda gradients: of_all_replicas(replica, gradients))
         trained = []
         if tables:
             dense, trained = self._train_tables(tables, dense, replica)
         if replica is not None and clips:
             is_first = tf.equal(replica.replica_id_in_sync_group, 0)
-            dense = _with(dense, lambda gradients: [_or_zeros(is_first, g) for g in gradients])
+            dense = with_changed(dense, lambda gradients: [or_zeros(is_first, g) for g in gradients])
         # A table that refuses a step refuses it for the dense variables and the count too.
         with tf.control_dependencies(trained):
             if global_step is not None:
@@ -188,7 +259,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             if dense:
                 _warn_of_none([v for _, v in dense])
             # The inner optimizer counts no step in which it has nothing to do.
-            self.inner_optimizer.iterations.assign_add(1)
+            _compat.count_of_calls(self.inner_optimizer).assign_add(1)
 
     def apply_gradients(self, grads_and_vars: Iterable, global_step=None, name: str | None = None):
         """As apply, of pairs (gradient, variable).
@@ -230,7 +301,8 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             raise ValueError("tape: got None; a loss that is a tensor needs the tape that recorded it")
         else:
             value = loss
-        variables = list(var_list() if callable(var_list) else var_list)
+        variables = [handle_of(v) for v in (var_list() if callable(var_list) else var_list)]
+        variables = list({id(variable): variable for variable in variables}.values())
         return self.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
 
     def _check_table(self, gradient, handle: TableHandle) -> None:
@@ -264,44 +336,110 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             The dense pairs for the inner optimizer, and the operations that train tables.
         """
         inner = self.inner_optimizer
-        gradients, handles = [g for g, _ in tables], [h for _, h in tables]
-        gradients = _summed_over_replicas(gradients, handles, replica)
-        gradients = [_unscaled(gradient, inner.loss_scale_factor) for gradient in gradients]
-        if _is_on(inner.global_clipnorm):
+        steps = inner.gradient_accumulation_steps
+        gradients, handles = [without_frozen(*pair) for pair in tables], [h for _, h in tables]
+        gradients = summed_over_replicas(gradients, handles, replica)
+        gradients = [unscaled(gradient, inner.loss_scale_factor) for gradient in gradients]
+        if self.nonfinite != "apply" or steps:
+            gradients = [sum_by_key(*pair) for pair in zip(gradients, handles, strict=True)]
+        if self.nonfinite == "skip":
+            gradients = list(map(nonfinite_gradients.skip, gradients, handles))
+        elif self.nonfinite == "error":
+            gradients = nonfinite_gradients.refuse(gradients, handles, dense)
+        for option, kept in (("gradient_accumulation_steps", self._sums), ("use_ema", self._averages)):
+            if getattr(inner, option) and kept is None:
+                raise ValueError(
+                    f"{option}: got {getattr(inner, option)} of an optimizer that was built without, "
+                    "want it when it is made"
+                )
+        if not steps and is_on(inner.global_clipnorm):
             gradients, dense = self._clipped_together(gradients, handles, dense)
-        elif _is_on(inner.clipnorm):
-            gradients = [_sum_by_key(gradient) for gradient in gradients]
-            norms = _norms(gradients, handles)
-            gradients = [
-                _times(g, _shrink(inner.clipnorm, norm))
-                for g, norm in zip(gradients, norms, strict=True)
-            ]
-        elif _is_on(inner.clipvalue):
-            gradients = [_sum_by_key(gradient) for gradient in gradients]
-            gradients = [tf.clip_by_value(g, -inner.clipvalue, inner.clipvalue) for g in gradients]
+        if not steps:
+            gradients = self._clipped(gradients, handles)
 
         def update(strategy=None):
             del strategy
-            return apply_rules(gradients, handles, inner)
+            if steps:
+                return [self._train_each(steps, gradients, handles)]
+            if self._averages is not None:
+                return self._train_with_averages(gradients, handles)
+            return apply_rules(gradients, handles, inner, self.untouched_rows)
 
         return dense, update() if replica is None else replica.merge_call(update)
+
+    def _train_each(self, steps: int, gradients: list, handles: list) -> tf.Tensor:
+        """Adds gradients up, and trains tables on their mean in each of so many steps."""
+        for gradient, handle in zip(gradients, handles, strict=True):
+            self._sums.add(gradient, handle)
+
+        def train():
+            means = self._clipped([self._sums.take(handle, steps) for handle in handles], handles)
+            done = apply_rules(means, handles, self.inner_optimizer, self.untouched_rows)
+            with tf.control_dependencies([op for op in done if op is not None]):
+                return tf.constant(True)
+
+        is_due = tf.equal((_compat.count_of_calls(self.inner_optimizer) + 1) % steps, 0)
+        return tf.cond(is_due, train, lambda: tf.constant(False))
+
+    def _train_with_averages(self, gradients: list, handles: list) -> list:
+        """Trains tables, and takes their rows into the moving averages of those."""
+        inner, averages = self.inner_optimizer, self._averages
+        step = tf.cast(inner.iterations, tf.float64) + 1
+        gradients = [sum_by_key(*pair) for pair in zip(gradients, handles, strict=True)]
+        keys = [gradient.indices for gradient in gradients]
+        before = [averages.before_step(*pair, step) for pair in zip(keys, handles, strict=True)]
+        with tf.control_dependencies(before):
+            done = apply_rules(gradients, handles, inner, self.untouched_rows)
+        with tf.control_dependencies([op for op in done if op is not None]):
+            for pair in zip(keys, before, handles, strict=True):
+                done += averages.after_step(*pair, step)
+        frequency = inner.ema_overwrite_frequency
+        if not frequency:
+            return done
+
+        def overwrite():
+            for handle in handles:
+                self._averages.overwrite(handle, step)
+            return tf.constant(True)
+
+        is_due = tf.equal(tf.math.floormod(step, frequency), 0)
+        with tf.control_dependencies([op for op in done if op is not None]):
+            return [tf.cond(is_due, overwrite, lambda: tf.constant(False))]
+
+    def _clipped(self, gradients: list, handles: list) -> list:
+        """Gradients clipped each by itself, as the inner optimizer is configured to."""
+        inner = self.inner_optimizer
+        if is_on(inner.clipnorm):
+            gradients = [sum_by_key(*pair) for pair in zip(gradients, handles, strict=True)]
+            norms = norms_of(gradients, handles)
+            return [
+                scaled(g, shrink_to(inner.clipnorm, norm))
+                for g, norm in zip(gradients, norms, strict=True)
+            ]
+        if is_on(inner.clipvalue):
+            gradients = [sum_by_key(*pair) for pair in zip(gradients, handles, strict=True)]
+            return [tf.clip_by_value(g, -inner.clipvalue, inner.clipvalue) for g in gradients]
+        return gradients
 
     def _clipped_together(self, gradients: list, handles: list, dense: list) -> tuple:
         """Clips by the norm over all tables and dense variables."""
         inner = self.inner_optimizer
-        gradients = [_sum_by_key(gradient) for gradient in gradients]
-        norms = _norms(gradients, handles)
-        norms += [_norm(_unscaled(g, inner.loss_scale_factor)) for g, _ in dense if g is not None]
+        gradients = [sum_by_key(*pair) for pair in zip(gradients, handles, strict=True)]
+        norms = norms_of(gradients, handles)
+        norms += [norm_of(unscaled(g, inner.loss_scale_factor)) for g, _ in dense if g is not None]
         norm = tf.norm(tf.stack(norms))
         # As in Keras, a norm that is not finite makes all gradients NaN: norm - norm is 0 or NaN.
-        shrink = _shrink(inner.global_clipnorm, norm) + (norm - norm)
+        shrink = shrink_to(inner.global_clipnorm, norm) + (norm - norm)
         # The inner optimizer clips by the same norm again, which then changes nothing.
-        dense = _with(dense, lambda present: [_times(g, shrink) for g in present])
-        return [_times(g, shrink) for g in gradients], dense
+        dense = with_changed(dense, lambda present: [scaled(g, shrink) for g in present])
+        return [scaled(g, shrink) for g in gradients], dense
 
     def rule_name_of(self, handle: TableHandle) -> str:
         """The engine's name of the rule that trains a table, such as "adam"."""
-        return rule_of_table(handle, self.inner_optimizer).name
+        return self._rule_of(handle).name
+
+    def _rule_of(self, handle: TableHandle) -> Rule:
+        return rule_of_table(handle, self.inner_optimizer, self.untouched_rows)
 
     @property
     def variables(self):
@@ -329,38 +467,54 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
 
     @iterations.setter
     def iterations(self, value):
-        """Some versions of Keras set it in the constructor; the count is the inner optimizer's."""
+        """Sets the inner optimizer's count to a number; a variable of one's own is refused."""
+        if not hasattr(self, "inner_optimizer"):
+            return  # some versions of Keras set it in the constructor
+        if isinstance(value, (tf.Variable, keras.Variable)):
+            raise TypeError(
+                f"iterations: got the variable {value.name}, want a number; the inner optimizer counts "
+                "in a variable of its own: read optimizer.iterations, or give int(variable)"
+            )
+        inner = self.inner_optimizer
+        _compat.count_of_calls(inner).assign(value * (inner.gradient_accumulation_steps or 1))
 
     def scale_loss(self, loss):
         """The inner optimizer's loss_scale_factor."""
         return self.inner_optimizer.scale_loss(loss)
 
     def finalize_variable_values(self, var_list):
-        """Passes the dense variables on."""
+        """With use_ema, sets dense variables and rows to their averages, as Keras does after fit."""
+        variables = [handle_of(variable) for variable in var_list]
         self.inner_optimizer.finalize_variable_values(
-            [v for v in var_list if not isinstance(v, TableHandle)]
+            [v for v in variables if not isinstance(v, TableHandle)]
         )
+        if self._averages is not None:
+            for handle in handles_in(variables):
+                self._averages.overwrite(handle, tf.cast(self.iterations, tf.float64))
 
     def load_own_variables(self, store):
-        """Refuses what Keras would skip with a warning: a state for variables that are not there yet.
+        """As Keras' own, which warns of a state for variables that are not there yet and skips it.
 
-        The rows, which their layer has loaded by now, would go on with the count of steps at 0. A file
-        that was saved without an optimizer is left to Keras, which warns.
+        The warning says what follows, since the rows have been loaded by now.
         """
-        if len(store.keys()) not in (0, len(self.variables)):
-            raise ValueError(
-                f"{self.name}: the file holds {len(store.keys())} optimizer variables, the optimizer "
-                f"has {len(self.variables)}; build it first: "
-                "model.optimizer.build(model.trainable_variables)"
+        if not self.built and len(store.keys()) not in (0, len(self.variables)):
+            warnings.warn(
+                f"Skipping variable loading for optimizer '{self.name}', because it is not built: rows "
+                "of tables were loaded with their slot variables, but training goes on with the count "
+                "of steps, and the state of dense variables, of a new optimizer. To load them too build "
+                "it first: model.optimizer.build(model.trainable_variables)",
+                stacklevel=2,
             )
+            return
         super().load_own_variables(store)
 
     def get_config(self):
         """What from_config needs."""
         return {
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
-            "bp_v2": self.bp_v2,
             "name": self.name,
+            "nonfinite": self.nonfinite,
+            "untouched_rows": self.untouched_rows,
         }
 
     @classmethod
@@ -375,41 +529,14 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
 
 def check_made_in_scope(optimizer: keras.optimizers.Optimizer) -> None:
     """Raises ValueError for an optimizer whose steps each of several replicas would count."""
-    if not isinstance(optimizer.iterations.value, tf.distribute.DistributedValues):
+    innermost = optimizer
+    while hasattr(innermost, "inner_optimizer"):
+        innermost = innermost.inner_optimizer
+    if not isinstance(_compat.count_of_calls(innermost).value, tf.distribute.DistributedValues):
         raise ValueError(
             f"optimizer: {optimizer.name} was made outside of the strategy's scope; make it, and "
             "compile the model, in `with strategy.scope():`"
         )
-
-
-def _with(pairs: list, change: Callable[[list], list]) -> list:
-    """(gradient, variable) pairs with what a function makes of the gradients that there are."""
-    changed = iter(change([g for g, _ in pairs if g is not None]))
-    return [(None if g is None else next(changed), v) for g, v in pairs]
-
-
-def _of_all_replicas(replica, gradients: list) -> list:
-    """The gradients of all replicas together, in each of them."""
-    if not gradients:  # of which TensorFlow's collectives can make nothing
-        return []
-    if len(replica.strategy.extended.worker_devices) < replica.num_replicas_in_sync:
-        return replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
-
-    # Replicas of one process need no collective, and that of TensorFlow crashes where none has a slice.
-    def joined(strategy, gradients):
-        results = []
-        for gradient in gradients:
-            parts = strategy.experimental_local_results(gradient)
-            if isinstance(parts[0], tf.Tensor):
-                results.append(tf.add_n(parts))
-                continue
-            rows, keys = (
-                tf.concat([getattr(part, name) for part in parts], 0) for name in ("values", "indices")
-            )
-            results.append(tf.IndexedSlices(rows, keys, parts[0].dense_shape))
-        return results
-
-    return replica.merge_call(joined, args=(gradients,))
 
 
 def _warn_of_none(variables: list) -> None:
@@ -419,83 +546,13 @@ def _warn_of_none(variables: list) -> None:
     )
 
 
-def _is_on(clip: float | None) -> bool:
-    """Whether Keras clips: it takes 0 for no clipping."""
-    return clip is not None and clip > 0
-
-
-def _sum_by_key(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-    """One row per key, in 32 bits or more: norms of 16-bit numbers overflow."""
-    rows = gradient.values
-    if tf.is_symbolic_tensor(rows) and rows.op.type in ("DynembSumByKey", "DynembSumBags"):
-        return tf.IndexedSlices(wide(rows), gradient.indices)  # as the gradient of one lookup is
-    keys, rows, _ = ops.dynemb_sum_by_key(tf.cast(gradient.indices, tf.int64), wide(gradient.values))
-    return tf.IndexedSlices(rows, keys)
-
-
-def _times(gradient, factor):
-    """A dense gradient or slices times a number, computed in 32 bits or more."""
-    if isinstance(gradient, tf.IndexedSlices):
-        rows = _times(gradient.values, factor)
-        return tf.IndexedSlices(rows, gradient.indices, gradient.dense_shape)
-    numbers = wide(gradient)
-    return tf.cast(numbers * tf.cast(factor, numbers.dtype), gradient.dtype)
-
-
-def _or_zeros(condition: tf.Tensor, gradient):
-    """A dense gradient or slices, or zeros in place of its numbers."""
-    if isinstance(gradient, tf.IndexedSlices):
-        rows = _or_zeros(condition, gradient.values)
-        return tf.IndexedSlices(rows, gradient.indices, gradient.dense_shape)
-    return tf.where(condition, gradient, tf.zeros_like(gradient))
-
-
-def _unscaled(gradient, scale: float | None):
-    return gradient if scale is None else _times(gradient, 1.0 / scale)
-
-
-def _norm(gradient) -> tf.Tensor:
-    """The L2 norm of all numbers of a dense gradient or slices, float64."""
-    numbers = wide(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient)
-    return tf.sqrt(tf.cast(tf.reduce_sum(tf.square(numbers)), tf.float64))
-
-
-def _norms(gradients: list, handles: list) -> list[tf.Tensor]:
-    """The norm of each table's gradient: over all processes that have rows of it."""
-    norms = [_norm(gradient) for gradient in gradients]
-    spread = [number for number, handle in enumerate(handles) if handle.table.exchange is not None]
-    if spread:
-        exchange = handles[spread[0]].table.exchange
-        squares = exchange.total(tf.square(tf.stack([norms[number] for number in spread])))
-        for number, square in zip(spread, tf.unstack(squares, num=len(spread)), strict=True):
-            norms[number] = tf.sqrt(square)
-    return norms
-
-
-def _summed_over_replicas(gradients: list, handles: list, replica) -> list[tf.IndexedSlices]:
-    """What this process trains its rows on: of tables that are spread over processes those it owns.
-
-    Tables of one process get the slices of all replicas, so that all replicas compute the same.
-    """
-    gradients = list(gradients)
-    spread = [number for number, handle in enumerate(handles) if handle.table.exchange is not None]
-    other = [number for number in range(len(handles)) if number not in spread]
-    if other and replica is not None:
-        summed = _of_all_replicas(replica, [gradients[number] for number in other])
-        for number, gradient in zip(other, summed, strict=True):
-            gradients[number] = gradient
-    if spread:
-        tables = [handles[number].table for number in spread]
-        sums = [_sum_by_key(gradients[number]) for number in spread]
-        keys, rows = [s.indices for s in sums], [s.values for s in sums]
-        what = f"training by {', '.join(handles[number].rule_name for number in spread)}"
-        limits = [limit_of(handles[number]) for number in spread]
-        owned = tables[0].exchange.deliver(what, tables, keys, rows, limits=limits)
-        for number, keys, rows in zip(spread, *owned, strict=True):
-            gradients[number] = tf.IndexedSlices(rows, keys)
-    return gradients
-
-
-def _shrink(clip: float, norm: tf.Tensor) -> tf.Tensor:
-    """The factor that brings a norm down to `clip`; 1 if it is not above it."""
-    return clip / tf.maximum(norm, clip)
+def _check_slots(handle: TableHandle, rule: Rule) -> None:
+    """Raises ValueError if the rows of a table have the slot variables of another rule."""
+    with tf.init_scope():
+        trained_by = Schema.parse(handle.table.resource.schema_now()).rule
+    if trained_by not in ("", rule.name):
+        raise ValueError(
+            f"{handle.path}: got an optimizer of rule {rule.name} for rows that {trained_by} has "
+            "trained, which have its slot variables; use the same optimizer, or call the table's "
+            "reset_optimizer() to begin with another and without them"
+        )

@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from tf_dynemb import _compat
 from tf_dynemb.optimizer.dynamic_embedding_optimizer import DynamicEmbeddingOptimizer
-from tf_dynemb.table.handle import handles_in, optimizer_at_work
+from tf_dynemb.optimizer.gradients import once_each
+from tf_dynemb.table.handle import handle_of, handles_in, optimizer_at_work
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")
@@ -55,5 +56,6 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def apply(self, grads, trainable_variables=None):
         """As Keras' own."""
         variables = _compat.built_on(self) if trainable_variables is None else trainable_variables
+        grads, variables = once_each(list(grads), [handle_of(variable) for variable in variables])
         with optimizer_at_work(handles_in(variables)):
-            return super().apply(grads, trainable_variables)
+            return super().apply(grads, variables)

@@ -70,6 +70,16 @@ _RULES: dict[type, Callable[..., Rule]] = {
     keras.optimizers.Lion: lambda o: Rule("lion", (o.beta_1, o.beta_2)),
 }
 
+UNTOUCHED_ROWS = ("lazy", "catch_up")
+
+# Rules that do nothing with a gradient of zero, or catch up by themselves; and those that would do
+# something that has no closed form.
+_NOTHING_TO_CATCH_UP = ("sgd", "adagrad", "rowwise_adagrad", "ftrl", "smart_decay_adam")
+_CANNOT_CATCH_UP = {
+    "nadam": "the schedule of its momentum has no closed form",
+    "ftrl": "l2_shrinkage_regularization_strength shrinks rows in a way that has no closed form",
+}
+
 REFUSED: dict[str, str] = {
     "Adafactor": "it factors its moments over rows and columns of the whole table",
     "Lamb": "it scales each step by norms over the whole table",
@@ -83,8 +93,12 @@ REFUSED: dict[str, str] = {
 }
 
 
-def rule_of(optimizer: keras.optimizers.Optimizer) -> Rule:
+def rule_of(optimizer: keras.optimizers.Optimizer, untouched_rows: str = "lazy") -> Rule:
     """The engine's rule for an optimizer.
+
+    Args:
+        optimizer: of Keras.
+        untouched_rows: "lazy", or "catch_up" for the rule that makes up for the steps that a row missed.
 
     Raises:
         TypeError: not a Keras 3 optimizer.
@@ -102,13 +116,15 @@ def rule_of(optimizer: keras.optimizers.Optimizer) -> Rule:
         raise ValueError(
             f"inner_optimizer: {name} cannot train dynamic tables: {reason}. Use one of {supported}"
         )
-    for option, reason in (
-        ("use_ema", "an average of rows that are not in the batch would have to move every step"),
-        (
-            "gradient_accumulation_steps",
-            "it keeps a gradient of the whole table; use larger batches",
-        ),
-    ):
-        if getattr(optimizer, option, None):
-            raise ValueError(f"inner_optimizer: {option} is not possible with tables: {reason}")
-    return _RULES[type(optimizer)](optimizer)
+    rule = _RULES[type(optimizer)](optimizer)
+    if untouched_rows == "lazy":
+        return rule
+    shrinks = rule.name == "ftrl" and optimizer.l2_shrinkage_regularization_strength
+    if rule.name in _CANNOT_CATCH_UP and (rule.name != "ftrl" or shrinks):
+        raise ValueError(
+            f"untouched_rows: got 'catch_up' with {name}, want 'lazy', or Adam: "
+            f"{_CANNOT_CATCH_UP[rule.name]}"
+        )
+    if rule.name in _NOTHING_TO_CATCH_UP:
+        return rule
+    return dataclasses.replace(rule, name=f"{rule.name}_catch_up")

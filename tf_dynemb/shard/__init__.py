@@ -1,5 +1,1 @@
-"""Which shard owns a key."""
-
-from tf_dynemb.shard.partitioner import default_partition_fn
-
-__all__ = ["default_partition_fn"]
+"""Which shard owns a key, and what processes that share a table send each other."""

@@ -1,11 +1,11 @@
-"""Exchange: how processes that share a table send each other keys and rows.
+"""AllToAllExchange: how processes that share a table send each other keys and rows.
 
 Under MultiWorkerMirroredStrategy each process owns the keys that are its number, modulo the number of
 processes. What a step needs of the others goes over TensorFlow's own all-to-all: to each process one
-parcel, all of one size, on which they agree first. Sizes are rounded up to one of eight per power of
+buffer, all of one size, on which they agree first. Sizes are rounded up to one of eight per power of
 two, since a collective cannot change its shape: each size is another instance of it.
 
-What is sent is in cc/core/shard/parcels.h; tables know of it only that there is an exchange.
+What is sent is in cc/core/shard/all_to_all_buffer.h; tables know of it only that there is an exchange.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import hashlib
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -22,11 +21,9 @@ import tensorflow as tf
 from tf_dynemb import _compat
 from tf_dynemb.base.checks import text_if
 from tf_dynemb.base.op_library import ops
+from tf_dynemb.base.table import Table
 
-if TYPE_CHECKING:
-    from tf_dynemb.table.variable import Variable
-
-# Words of a parcel: what is needed, rounded up to one of these; 2^40 words are more than fit anywhere.
+# Words of a buffer: what is needed, rounded up to one of these; 2^40 words are more than fit anywhere.
 _SIZES = np.unique([(8 + eighth) << power for power in range(37) for eighth in range(8)])
 # Numbers of collectives, by what they carry; an all-to-all adds the number of its size.
 # Sums are the last, since they add how many numbers there are.
@@ -38,10 +35,12 @@ _DIFFER = (
     "them up and train them in the same order. Got "
 )
 
-_of_strategy: weakref.WeakKeyDictionary[tf.distribute.Strategy, Exchange] = weakref.WeakKeyDictionary()
+_of_strategy: weakref.WeakKeyDictionary[tf.distribute.Strategy, AllToAllExchange] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-class Exchange:
+class AllToAllExchange:
     """The processes of a strategy, as the tables made in its scope see them.
 
     agree, fetch, deliver, total, gather and gather_texts are collective: every process calls them, in
@@ -78,7 +77,7 @@ class Exchange:
             )
 
     @staticmethod
-    def of_scope() -> Exchange | None:
+    def of_scope() -> AllToAllExchange | None:
         """That of the strategy in whose scope we are; None where there is one process."""
         strategy = tf.distribute.get_strategy()
         resolver = getattr(strategy, "cluster_resolver", None)
@@ -90,7 +89,7 @@ class Exchange:
         if resolver.task_type not in ("chief", "worker"):  # an evaluator is no replica
             return None
         if strategy not in _of_strategy:
-            _of_strategy[strategy] = Exchange(strategy)
+            _of_strategy[strategy] = AllToAllExchange(strategy)
         return _of_strategy[strategy]
 
     def agree(self, program: str) -> None:
@@ -99,9 +98,9 @@ class Exchange:
             self._agreed([], program)
 
     def fetch(
-        self, tables: Sequence[Variable], keys: Sequence[tf.Tensor]
+        self, tables: Sequence[Table], keys: Sequence[tf.Tensor]
     ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
-        """Rows of keys from their owners; each distinct key is sent once.
+        """Rows of keys from their shards; each distinct key is sent once.
 
         Args:
             tables: whose rows.
@@ -125,7 +124,7 @@ class Exchange:
                 tf.zeros([0, table.dim], table.value_dtype),
                 table.resource.resource_handle,
                 k,
-                table.resource.owners(k),
+                table.resource.shard_ids(k),
                 dim=table.dim,
             )
             for table, k in zip(tables, asked, strict=True)
@@ -138,12 +137,12 @@ class Exchange:
     def deliver(
         self,
         what: str,
-        tables: Sequence[Variable],
+        tables: Sequence[Table],
         keys: Sequence[tf.Tensor],
         *columns: Sequence[tf.Tensor],
         limits: Sequence[int] = (),
     ) -> list[list[tf.Tensor]]:
-        """Sends keys, with what belongs to each, to their owners.
+        """Sends keys, with what belongs to each, to their shards.
 
         Args:
             what: is done with them, which must be the same in all processes.
@@ -178,7 +177,7 @@ class Exchange:
         )
         _, got = self._swap(_TO_OWNERS, _size(words), counts, groups, [_dim(part) for part in parts])
         if limited:
-            # No owner gets more keys than that, so that few steps need to ask again.
+            # No shard gets more keys than that, so that few steps need to ask again.
             enough = sent * self.processes + full <= 0
             asked = [(tables[n], limit, got[n]) for n, limit in limited]
             checked = tf.cond(enough, lambda: tf.constant(True), lambda: self._have_room(asked))
@@ -215,8 +214,8 @@ class Exchange:
         words = _words(counts, [_item_bytes(part) for part in parts])
         words, *_ = self._agreed([words], what + _kinds(parts))
         size = _size(words)
-        parcel = ops.dynemb_pack(parts, counts, tf.gather(_SIZES, size) - len(parts))
-        mine = tf.concat([counts, parcel], axis=1)
+        buffer = ops.dynemb_pack(parts, counts, tf.gather(_SIZES, size) - len(parts))
+        mine = tf.concat([counts, buffer], axis=1)
         everything = self._collective("Gather", _GATHER + size, mine)
         return ops.dynemb_unpack(
             everything[:, len(parts) :],
@@ -242,7 +241,7 @@ class Exchange:
         return (number + self.processes - 1 - self.index) // self.processes
 
     def _swap(self, kind: int, size, counts, groups, dims) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Sends each process its parcel.
+        """Sends each process its buffer.
 
         Args:
             kind: where the instances of this collective begin.
@@ -257,9 +256,9 @@ class Exchange:
         parts = [part for group in groups for part in group]
         tables = counts.shape[1]
         words = tf.gather(_SIZES, size) - tables
-        parcels = ops.dynemb_pack(parts, tf.tile(counts, [1, len(groups)]), words)
-        parcels = tf.concat([counts, parcels], axis=1)
-        received = self._collective("AllToAll", kind + size, parcels)
+        buffers = ops.dynemb_pack(parts, tf.tile(counts, [1, len(groups)]), words)
+        buffers = tf.concat([counts, buffers], axis=1)
+        received = self._collective("AllToAll", kind + size, buffers)
         sent = tf.ensure_shape(received[:, :tables], [self.processes, tables])
         return sent, ops.dynemb_unpack(
             received[:, tables:],
@@ -374,11 +373,11 @@ class Exchange:
             )
 
     def _grouped(self, keys: Sequence[tf.Tensor], distinct: bool):
-        owners = [tf.zeros([0], tf.int32)] * len(keys)  # key mod processes
-        return ops.dynemb_group_by_owner(keys, owners, receivers=self.processes, distinct=distinct)
+        shard_ids = [tf.zeros([0], tf.int32)] * len(keys)  # key mod processes
+        return ops.dynemb_group_by_shard(keys, shard_ids, receivers=self.processes, distinct=distinct)
 
 
-def _problem(tables: Sequence[Variable], keys: Sequence[tf.Tensor]) -> tf.Tensor | None:
+def _problem(tables: Sequence[Table], keys: Sequence[tf.Tensor]) -> tf.Tensor | None:
     """What is wrong with keys of tables."""
     problems = [table._problem_of(k) for table, k in zip(tables, keys, strict=True)]
     return _joined([problem for problem in problems if problem is not None])
@@ -421,7 +420,7 @@ def _size(words: tf.Tensor) -> tf.Tensor:
 
 
 def _kinds(parts: Sequence[tf.Tensor]) -> str:
-    """What the parts of a parcel are."""
+    """What the parts of a buffer are."""
     return ", sending " + ", ".join(f"{abs(_dim(part))} x {part.dtype.name}" for part in parts)
 
 
@@ -435,12 +434,12 @@ def _item_bytes(part: tf.Tensor) -> int:
 
 
 def _words(counts: tf.Tensor, item_bytes: list[int]) -> tf.Tensor:
-    """Words of the largest parcel, of counts (processes, tables) of items of so many bytes each."""
+    """Words of the largest buffer, of counts (processes, tables) of items of so many bytes each."""
     tables = counts.shape[1]
     bytes_of_parts = tf.tile(counts, [1, len(item_bytes) // tables]) * tf.constant(item_bytes, tf.int64)
     return tables + tf.reduce_max(tf.reduce_sum((bytes_of_parts + 7) // 8, axis=1))
 
 
-def _program(what: str, tables: Sequence[Variable]) -> str:
+def _program(what: str, tables: Sequence[Table]) -> str:
     """What processes must agree on."""
     return f"{what} of {', '.join(f'{table.name} ({table._declared})' for table in tables)}"

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-if TYPE_CHECKING:
-    from tf_dynemb.table.variable import Variable
+from tf_dynemb.base.table import Table
 
 
 class OneProcess:
-    """Stands for the Exchange of tables that are not spread."""
+    """Stands for the AllToAllExchange of tables that are not spread."""
 
     processes = 1
     index = 0
 
     @staticmethod
     def gather_texts(text: str) -> list[str]:
-        """As Exchange.gather_texts."""
+        """As AllToAllExchange.gather_texts."""
         return [text]
 
 
@@ -33,7 +31,7 @@ class Group:
         ValueError: some are spread and some are not.
     """
 
-    def __init__(self, tables: Iterable[Variable]):
+    def __init__(self, tables: Iterable[Table]):
         tables = list(tables)
         exchanges = {table.exchange for table in tables}
         if len(exchanges) > 1:

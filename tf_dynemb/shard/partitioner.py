@@ -19,8 +19,9 @@ def default_partition_fn(keys: tf.Tensor, shard_num: int) -> tf.Tensor:
 
     Example:
 
-    >>> import tensorflow as tf, tf_dynemb
-    >>> tf_dynemb.default_partition_fn(tf.constant([-1, 0, 5], tf.int64), 3).numpy().tolist()
+    >>> import tensorflow as tf
+    >>> from tf_dynemb.shard.partitioner import default_partition_fn
+    >>> default_partition_fn(tf.constant([-1, 0, 5], tf.int64), 3).numpy().tolist()
     [2, 0, 2]
     """
     return tf.cast(tf.math.floormod(keys, shard_num), tf.int32)

@@ -6,6 +6,11 @@ python -m tf_dynemb.snapshot export   SNAPSHOT FILE           one table to .npz 
 python -m tf_dynemb.snapshot import   SNAPSHOT FILE [FILE..]  from .npz, .parquet, or TFRA's -keys files
 python -m tf_dynemb.snapshot compact  SNAPSHOT BASE DELTA..   merges a chain into a new snapshot
 python -m tf_dynemb.snapshot diff     SNAPSHOT SNAPSHOT       exit status 1 if they differ
+python -m tf_dynemb.snapshot stats    SNAPSHOT                sizes, norms, dead rows of each table
+python -m tf_dynemb.snapshot top      SNAPSHOT                the rows that were trained most
+python -m tf_dynemb.snapshot sample   SNAPSHOT                rows at random, with their values
+
+stats, top and sample print a table, or JSON with --json, and draw a chart with --png FILE.
 
 The exit status is 2 after an error, of which one line says what it is. `COMMAND --help` has the flags.
 """
@@ -17,7 +22,7 @@ import datetime
 import sys
 from collections.abc import Sequence
 
-from tf_dynemb.snapshot import convert
+from tf_dynemb.snapshot import convert, report, statistics
 from tf_dynemb.snapshot.files import SnapshotError, SnapshotReader
 
 
@@ -112,6 +117,51 @@ def diff(asked: argparse.Namespace) -> int:
     return int(any(differences))
 
 
+def stats(asked: argparse.Namespace) -> None:
+    """Sizes of each table, the spread of the L2 norms of its rows and of what meta they have."""
+    report.check_can_draw(asked.png)
+    with SnapshotReader(asked.snapshot) as reader:
+        names = list(reader.tables) if asked.table is None else [reader.known(asked.table)]
+        with _bar(sum(reader.tables[name].rows for name in names), "stats", asked) as bar:
+            found = [statistics.stats(reader, name, asked.dead_norm, bar.update) for name in names]
+    report.show([each.summary() for each in found], asked.json)
+    if asked.png:
+        report.draw_stats(found, asked.png)
+
+
+def top(asked: argparse.Namespace) -> None:
+    """The rows with the largest count, or what else --by says, of one table."""
+    report.check_can_draw(asked.png)
+    table = _one_table(asked.snapshot, asked.table)
+    with SnapshotReader(asked.snapshot) as reader:
+        with _bar(reader.tables[table].rows, "top", asked) as bar:
+            rows = statistics.top(reader, table, asked.by, asked.rows, bar.update)
+    report.show(rows, asked.json)
+    if asked.png:
+        report.draw_top(rows, asked.by, table, asked.png)
+
+
+def sample(asked: argparse.Namespace) -> None:
+    """Rows of one table drawn at random, with their values."""
+    report.check_can_draw(asked.png)
+    table = _one_table(asked.snapshot, asked.table)
+    with SnapshotReader(asked.snapshot) as reader:
+        with _bar(reader.tables[table].rows, "sample", asked) as bar:
+            rows = statistics.sample(reader, table, asked.rows, asked.seed, bar.update)
+    report.show(rows, asked.json)
+    if asked.png:
+        report.draw_sample(rows, table, asked.png)
+
+
+def _whole(least: int):
+    def number(text: str) -> int:
+        if (parsed := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"got {text}, want a whole number >= {least}")
+        return parsed
+
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m tf_dynemb.snapshot",
@@ -146,6 +196,21 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("chain", metavar="BASE DELTA..", nargs="+", help="in order")
     added = command("diff", diff)
     added.add_argument("other", metavar="SNAPSHOT", help="to compare with")
+    for name, run in (("stats", stats), ("top", top), ("sample", sample)):
+        added = command(name, run)
+        added.add_argument("--table", help="may be left out where the snapshot has one")
+        added.add_argument("--json", action="store_true", help="print JSON")
+        added.add_argument("--png", metavar="FILE", help="draw a chart; needs matplotlib")
+        if name == "stats":
+            added.add_argument(
+                "--dead_norm", type=float, default=0.0, help="rows of a norm up to this are dead"
+            )
+            continue
+        added.add_argument("--rows", type=_whole(1), default=20, help="how many")
+        if name == "top":
+            added.add_argument("--by", default="count", help="count, norm, used or score")
+        else:
+            added.add_argument("--seed", type=_whole(0), default=0, help="other rows for another one")
     return parser
 
 

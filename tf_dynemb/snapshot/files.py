@@ -5,6 +5,7 @@ Both call the engine (cc/core/snapshot/c_api.h), the only code that knows the fo
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import os
@@ -43,6 +44,8 @@ for _name in ("reader_manifest", "reader_verify", "reader_close", "writer_close"
 _c.dynemb_row_bytes.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_int64))
 _c.dynemb_initial_slots.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
 _c.dynemb_fingerprints.argtypes = (ctypes.c_int64, *[ctypes.c_void_p] * 3)
+_c.dynemb_crc32c.argtypes = (ctypes.c_char_p, ctypes.c_int64)
+_c.dynemb_crc32c.restype = ctypes.c_uint32
 _c.dynemb_reader_open.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p))
 _c.dynemb_reader_rewind.argtypes = (ctypes.c_void_p, ctypes.c_int64)
 _c.dynemb_reader_next.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Block))
@@ -70,6 +73,11 @@ _ERRORS = {3: ValueError, 5: SnapshotNotFoundError, 15: SnapshotDamagedError}
 def _check(code: int) -> None:
     if code:
         raise _ERRORS.get(code, SnapshotError)(_c.dynemb_error().decode(errors="replace"))
+
+
+def crc32c(content: bytes) -> int:
+    """The checksum of all files (CRC-32C)."""
+    return _c.dynemb_crc32c(content, len(content))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +120,8 @@ class SnapshotReader:
 
     Keys are int64, or bytes objects where the table keeps the strings of its keys.
 
-    A context manager. Memory: one block, about 1 MiB. Whoever saves another snapshot into the folder
-    removes the files that this one reads.
+    A context manager. Memory: one block, about 1 MiB, for each iterator. Whoever saves another snapshot
+    into the folder removes the files that this one reads.
 
     Args:
         path: the snapshot's folder.
@@ -140,7 +148,8 @@ class SnapshotReader:
         _check(_c.dynemb_reader_open(os.fsencode(path), ctypes.byref(self._handle)))
         self.id, self.base, self.created_seconds = "", "", 0
         self.tables: dict[str, TableInfo] = {}
-        self._parse_manifest(_c.dynemb_reader_manifest(self._handle).decode())
+        self._manifest = _c.dynemb_reader_manifest(self._handle).decode()
+        self._parse_manifest(self._manifest)
         self._names = list(self.tables)
 
     def __enter__(self) -> SnapshotReader:
@@ -179,16 +188,42 @@ class SnapshotReader:
                 )
 
     def rows(self, table: str | None = None) -> Iterator[Rows]:
-        """All rows of a table, or of all tables, in blocks; in no promised order."""
+        """All rows of a table, or of all tables, in blocks; in no promised order.
+
+        Any number of iterators may go on side by side.
+
+        Raises:
+            SnapshotNotFoundError: there is no table of that name; or another snapshot was saved into the
+                folder since the reader was made.
+            SnapshotDamagedError: it is damaged.
+        """
         number = -1 if table is None else self._names.index(self.known(table))
-        handle, block = self._open_handle(), _Block()
-        _c.dynemb_reader_rewind(handle, number)
-        while True:
-            _check(_c.dynemb_reader_next(handle, ctypes.byref(block)))
-            if block.done:
-                return
-            yield self._rows(block)
-            handle = self._open_handle()
+        with self._cursor() as cursor:
+            _c.dynemb_reader_rewind(cursor, number)
+            while True:
+                block = _Block()
+                _check(_c.dynemb_reader_next(cursor, ctypes.byref(block)))
+                if block.done:
+                    return
+                yield self._rows(block)
+                self._open_handle()
+
+    @contextlib.contextmanager
+    def _cursor(self) -> Iterator[ctypes.c_void_p]:
+        """A native reader, which has one place to read at, for each iterator."""
+        self._open_handle()
+        cursor = ctypes.c_void_p()
+        _check(_c.dynemb_reader_open(os.fsencode(self.path), ctypes.byref(cursor)))
+        try:
+            manifest = _c.dynemb_reader_manifest(cursor).decode()
+            if manifest != self._manifest:
+                raise SnapshotNotFoundError(
+                    f"snapshot {self.path}: another one was saved into the folder, want {self.id}; open "
+                    "it again"
+                )
+            yield cursor
+        finally:
+            _c.dynemb_reader_close(cursor)
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(keys, values) in blocks, of the only table."""

@@ -61,8 +61,8 @@ class PersistentTableWriter(contextlib.ExitStack):
         keys, values = np.asarray(keys), np.asarray(values)
         if keys.dtype == np.uint64:  # whose bits are an int64 key's
             keys = keys.astype(np.int64)
-        for owner, writer in enumerate(self._writers):
-            own = keys % len(self._writers) == owner
+        for shard_id, writer in enumerate(self._writers):
+            own = keys % len(self._writers) == shard_id
             writer.write(keys[own], values[own])
 
 

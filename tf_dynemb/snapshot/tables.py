@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import keras
 import tensorflow as tf
 
+from tf_dynemb.base.checks import naming
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.shard.group import Group
 from tf_dynemb.snapshot.convert import check_chain
@@ -30,6 +32,10 @@ def save(path: str | os.PathLike, tables: Tables, base: str = "", follow: bool =
     cc/core/snapshot/FORMAT.md. Tables in host memory and on GPUs may be in one snapshot; devices write
     their tables one after the other.
 
+    The candidates of a table with admission=MinCount(...) are saved with it, as a table of the name
+    "<name>.candidates"; `restore` takes them where the snapshot has them, and otherwise begins to count
+    anew.
+
     Tables that are spread over processes are saved by all of them together, into one folder that they
     share: every process calls this, as a step of the training. Each writes the rows that it owns; the
     first one puts the new snapshot in place when all have written theirs. If one is missing, fails or
@@ -43,7 +49,8 @@ def save(path: str | os.PathLike, tables: Tables, base: str = "", follow: bool =
             snapshot with this id; see `follow`. A delta follows changes itself, so that the next one can
             continue it.
         follow: from now on follow changes in the tables, so that this snapshot can be the base of a
-            delta. Costs 8 bytes per row, and up to 16 MiB per shard for removed keys.
+            delta; tables made with track_changes=True do so always. Costs 8 bytes per row, and up to
+            16 MiB per shard for removed keys.
 
     Returns:
         The id of the snapshot, 16 hex digits.
@@ -71,15 +78,44 @@ def save(path: str | os.PathLike, tables: Tables, base: str = "", follow: bool =
     >>> other.lookup(tf.constant([1, 2, 3], tf.int64)).numpy().tolist()
     [[10.0], [21.0], [30.0]]
     """
-    tables, folder = _by_name(tables), _folder(path)
+    if not tf.executing_eagerly():
+        raise RuntimeError("snapshot.save works eagerly; call it outside of tf.function")
+    return save_tables(_folder(path), _with_candidates(tables_by_name(tables)), base, follow)
+
+
+def save_tables(
+    folder: str,
+    tables: Mapping[str, Variable],
+    base: str = "",
+    follow: bool = False,
+    values_as: tf.DType | None = None,
+    durable: bool = True,
+) -> str:
+    """As `save`, of tables by name.
+
+    Args:
+        folder: the snapshot's.
+        tables: by name.
+        base: as of `save`.
+        follow: as of `save`.
+        values_as: save values alone, without slots and meta; those of wider floats as this dtype.
+        durable: whether it survives a crash of the machine; if not, a reader finds it damaged.
+
+    Returns:
+        The id of the snapshot.
+
+    Raises:
+        tf.errors.InvalidArgumentError: a value that `values_as` cannot hold; and what `save` raises.
+    """
     group = Group(tables.values())
     devices = _by_device(tables)
     begun = []
+    rows = {} if values_as is None else {"values_alone": True, "value_dtype": values_as}
 
     def begin():
         if group.index > 0:
             return ""
-        handle, identity = ops.dynemb_snapshot_begin(folder)
+        handle, identity = ops.dynemb_snapshot_begin(folder, durable=durable)
         begun.append(handle)
         return identity.numpy().decode()
 
@@ -110,6 +146,8 @@ def save(path: str | os.PathLike, tables: Tables, base: str = "", follow: bool =
                 writer=group.index * len(devices) + len(parts),
                 writers=group.processes * len(devices),
                 follow=follow,
+                **rows,
+                durable=durable,
             )
             parts.append(part.numpy().decode())
         return json.dumps(parts)
@@ -154,19 +192,26 @@ def restore(path, tables: Tables, follow: bool = False) -> None:
     """
     if not tf.executing_eagerly():
         raise RuntimeError("snapshot.restore works eagerly; call it outside of tf.function")
-    tables, paths = _by_name(tables), _paths(path)
+    tables, paths = tables_by_name(tables), _paths(path)
+    candidates = _with_candidates(tables).items() - tables.items()
     group = Group(tables.values())
     staged = []
 
     def load():
-        readers = [SnapshotReader(each) for each in paths]
-        check_chain(readers)
-        # What the processes must find alike, and how many rows each has of the full snapshot.
-        found = {"ids": [reader.id for reader in readers], "rows": {}, "want": {}}
-        for name, table in tables.items():
-            found["want"][name] = readers[0].tables[readers[0].known(name)].rows
-            loaded, found["rows"][name] = _load(table.resource, readers, name, follow)
-            staged.append((table.resource, loaded))
+        with contextlib.ExitStack() as open_readers:
+            readers = [open_readers.enter_context(SnapshotReader(each)) for each in paths]
+            check_chain(readers)
+            # What the processes must find alike, and how many rows each has of the full snapshot.
+            found = {"ids": [reader.id for reader in readers], "rows": {}, "want": {}}
+            for name, table in tables.items():
+                found["want"][name] = readers[0].tables[readers[0].known(name)].rows
+                with naming(table.name):
+                    loaded, found["rows"][name] = load_beside(table.resource, readers, name, follow)
+                staged.append((table.resource, loaded))
+            for name, table in candidates:  # of which the snapshot may have none
+                there = all(name in reader.tables for reader in readers)
+                loaded, _ = load_beside(table.resource, readers if there else [], name, follow)
+                staged.append((table.resource, loaded))
         return json.dumps(found)
 
     found = [json.loads(text) for text in group.run(load)]
@@ -200,7 +245,8 @@ def load_delta(path, tables: Tables) -> None:
     Applying a delta to a table that is already further on, up to the moment that the delta was made,
     changes nothing of the result; so a model that was exported at any time after the base was saved can
     take it. Afterwards only the delta that continues this one is taken. SavedModels and checkpoints
-    carry the ids of the snapshots of which they have all rows.
+    carry the ids of the snapshots of which they have all rows. Candidates of an admission policy, which
+    only training needs, stay as they are.
 
     Args:
         path: the delta's folder, a string or a scalar string tensor.
@@ -217,7 +263,7 @@ def load_delta(path, tables: Tables) -> None:
     """
     if not isinstance(path, tf.Tensor):
         path = tf.constant(_folder(path))
-    tables = _by_name(tables)
+    tables = tables_by_name(tables)
     verified = [
         ops.dynemb_snapshot_verify(
             [table.resource.resource_handle for table in here.values()],
@@ -257,7 +303,7 @@ def delta_function(tables: Tables):
     >>> _ = archive.add_endpoint("load_delta", tf_dynemb.snapshot.delta_function(model))
     >>> archive.write_out(tempfile.mkdtemp(), verbose=False)
     """
-    tables = _by_name(tables)
+    tables = tables_by_name(tables)
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.string, name="path")])
     def load(path):
@@ -267,26 +313,39 @@ def delta_function(tables: Tables):
     return load
 
 
-def _load(resource: TableResource, readers: Sequence[SnapshotReader], name: str, follow: bool):
+def load_beside(
+    resource: TableResource, readers: Sequence[SnapshotReader], name: str, follow: bool = False
+) -> tuple[TableResource, int]:
     """A table with the rows of a chain of snapshots, like `resource` and beside it.
 
     Returns:
         It, and how many rows of the first snapshot there are, in this process.
     """
     staged = resource.empty_copy()
-    handle = staged.resource_handle
+    return staged, load_chain(staged, readers, name, follow)
+
+
+def load_chain(
+    resource: TableResource, readers: Sequence[SnapshotReader], name: str, follow: bool = False
+) -> int:
+    """Puts the rows of a chain of snapshots in the place of those that a table has.
+
+    Returns:
+        How many rows of the first snapshot there are, in this process.
+    """
+    handle = resource.resource_handle
     rows = None
     for reader in readers:
         beginning = rows is None
-        staged.adopt(reader.tables[reader.known(name)].schema, replace=beginning)
+        resource.adopt(reader.tables[reader.known(name)].schema, replace=beginning)
         if beginning:
             ops.dynemb_set_snapshot(handle, reader.id, follow=follow)
-        staged.load_snapshot(reader.path, reader.id, name)
+        resource.load_snapshot(reader.path, reader.id, name)
         if beginning:
             rows = int(tf.reduce_sum(ops.dynemb_size(handle)[0]))
         # What has been read so far is of the version that ends here.
         ops.dynemb_set_snapshot(handle, reader.id, follow=follow)
-    return staged, rows
+    return rows
 
 
 def _by_device(tables: Mapping[str, Variable]) -> list[dict[str, Variable]]:
@@ -295,6 +354,12 @@ def _by_device(tables: Mapping[str, Variable]) -> list[dict[str, Variable]]:
     for name, table in tables.items():
         devices.setdefault(table.resource.host, {})[name] = table
     return list(devices.values())
+
+
+def _with_candidates(tables: Mapping[str, Variable]) -> dict[str, Variable]:
+    """The tables, and those of the candidates that they have."""
+    counted = {name: table for name, table in tables.items() if table.candidates is not None}
+    return {**tables, **{f"{name}.candidates": table.candidates for name, table in counted.items()}}
 
 
 def _paths(path) -> list[str]:
@@ -307,7 +372,7 @@ def _folder(path) -> str:
     return os.fspath(path)
 
 
-def _by_name(tables: Tables) -> dict[str, Variable]:
+def tables_by_name(tables: Tables) -> dict[str, Variable]:
     """name -> table, of whatever holds tables."""
     if isinstance(tables, Variable):
         return {tables.name: tables}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
-if TYPE_CHECKING:
-    from tf_dynemb.table.variable import Variable
+from tf_dynemb.base.table import Table
 
 
 class Block(NamedTuple):
@@ -22,7 +21,7 @@ class Block(NamedTuple):
     strings: tf.Tensor
 
 
-def blocks_of(table: Variable, block_bytes: int) -> Iterator[Block]:
+def blocks_of(table: Table, block_bytes: int) -> Iterator[Block]:
     """The rows of a table, one block at least, eagerly.
 
     Of a table that is spread over processes all of them call it, and get the rows of all.

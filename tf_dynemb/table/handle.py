@@ -11,17 +11,16 @@ import contextlib
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-if TYPE_CHECKING:
-    from tf_dynemb.optimizer.apply_rules import OwnTraining
-    from tf_dynemb.optimizer.rules import Rule
-    from tf_dynemb.table.variable import Variable
-
+from tf_dynemb import _compat
+from tf_dynemb.base.table import Table
+from tf_dynemb.optimizer.rules import Rule
+from tf_dynemb.optimizer.table_optimizer_config import TableOptimizerConfig
+from tf_dynemb.table import keras_files
 
 # Handles by the id of the tf.Variable below them, which they keep alive.
 _by_variable: weakref.WeakValueDictionary[int, TableHandle] = weakref.WeakValueDictionary()
@@ -30,15 +29,21 @@ _by_variable: weakref.WeakValueDictionary[int, TableHandle] = weakref.WeakValueD
 _ASKED_BY_OPTIMIZERS_OF_TF_1 = ("_in_graph_mode", "_unique_id", "op")
 
 
-class TableHandle(keras.Variable):
+class _WeightOfTable(np.ndarray):
+    """What get_weights has for a table. An array that is computed from it has no handle."""
+
+    handle = staticmethod(lambda: None)
+
+
+class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable):
     """The trainable weight of a table. Made by the table; pass it where a variable is asked for."""
 
-    def __init__(self, table: Variable, trainable: bool, name: str):
+    def __init__(self, table: Table, trainable: bool, name: str):
         # The zeros initializer and autocast=False are needed: an array of shape (0, dim) as initial
         # value crashes MultiWorkerMirroredStrategy, and autocasting breaks mixed precision.
         self._optimizers_at_work = 0
         self.rule_name = ""  # of the optimizer that was built on it
-        self.own_training: OwnTraining | None = None
+        self.optimizer_config: TableOptimizerConfig | None = None
         self.max_rows: int | None = None  # that training may make it have
         self.max_rows_argument = ""  # of whoever made the table, for the error
         # Raises ValueError for a rule that whoever made the table does not want.
@@ -86,6 +91,15 @@ class TableHandle(keras.Variable):
         """Lets training make so many rows and no more; by which argument, for the error."""
         self.max_rows, self.max_rows_argument = max_rows, argument
 
+    def check_file_format(self) -> None:
+        """Raises ValueError where Keras is writing a file of which it cannot read rows."""
+        if self.table.checkpoint and _compat.writes_legacy_h5():
+            raise ValueError(
+                f"filepath: got a file of Keras' legacy format, .h5, which cannot give the rows of "
+                f"{self.path} back; want model.save('<name>.keras') or "
+                "model.save_weights('<name>.weights.h5')"
+            )
+
     def __array__(self, dtype=None, copy=None):
         """What Keras writes into its files for a weight of a layer or model that is none of ours.
 
@@ -95,22 +109,44 @@ class TableHandle(keras.Variable):
         del copy
         if not self.table.checkpoint:
             return super().__array__(dtype)
+        self.check_file_format()
         if dtype not in (None, np.uint8):
             raise TypeError(
                 f"{self.path}: got dtype {np.dtype(dtype).name}, want none: it is the handle of a "
                 "dynamic table, and no array of numbers; table.export() gives the rows"
             )
-        from tf_dynemb.keras import saving  # which imports this module
+        return keras_files.bytes_of_rows(self.table)
 
-        return saving.bytes_of_rows(self.table)
+    def numpy(self):
+        """The weight without its rows, (0, dim), as get_weights has it; it says whose weight it is."""
+        array = np.zeros((0, self.table.dim), self.value.dtype.as_numpy_dtype).view(_WeightOfTable)
+        array.handle = weakref.ref(self)
+        return array
 
     def assign(self, value):
-        """Takes the rows of a file of Keras; or what set_weights gives, and says that it has none."""
-        if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1:
-            from tf_dynemb.keras import saving
+        """Takes the rows of a file of Keras; or the weight of another table, whose rows it copies.
 
-            saving.read_rows_of_bytes(self.table, value)
+        Its own weight, which EarlyStopping gives back, brings no rows: a warning says so.
+
+        Raises:
+            ValueError: an array that is not the weight of a table that is still there; rows that do not
+                fit the table.
+        """
+        if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1:
+            keras_files.read_rows_of_bytes(self.table, value)
             return self.value
+        if isinstance(value, np.ndarray) and self.table.checkpoint:
+            source = value.handle() if isinstance(value, _WeightOfTable) else None
+            if source is None:
+                raise ValueError(
+                    f"{self.path}: got an array of shape {value.shape}, which holds no rows for this "
+                    "dynamic table; want what get_weights gave of a model that is still there, as it "
+                    "is, whose rows are then copied; or use save_weights and load_weights, or "
+                    "tf.train.Checkpoint"
+                )
+            if source is not self:
+                keras_files.copy_rows(source.table, self.table)
+                return self.value
         if not self._warned:
             self._warned = True
             warnings.warn(
@@ -121,22 +157,26 @@ class TableHandle(keras.Variable):
             )
         return super().assign(value)
 
-    def _trackable_children(self, save_type="checkpoint", **kwargs):
-        children = super()._trackable_children(save_type, **kwargs)
-        if save_type == "checkpoint":  # one of weights alone has the rows too
+    def children_to_save(self, children: dict, save_type: str) -> dict:
+        """A checkpoint of weights alone has the rows too."""
+        if save_type == "checkpoint":
             children["table"] = self.table
         return children
 
-    def _restore_from_tensors(self, restored_tensors):
-        # Of a checkpoint. Keras' own assigns what several replicas have, but there are no numbers.
-        del restored_tensors
+    def restore_tensors(self, tensors: dict):
+        """Takes nothing. Keras' own assigns what several replicas have, but there are no numbers."""
+        del tensors
         return self.value
 
 
-def _dtype_of_weight(table: Variable) -> tf.DType:
-    """That of the rows, unless processes cannot send it each other: a variable's beginning is sent."""
-    cannot = table.exchange is not None and table.value_dtype in (tf.bfloat16, tf.int8)
-    return tf.float32 if cannot else table.value_dtype
+def _dtype_of_weight(table: Table) -> tf.DType:
+    """The dtype of gradients: that of the rows, or float32 for rows of 16 bits, whose sums overflow.
+
+    Also float32 for int8, which processes cannot send each other, as they do a variable's beginning.
+    """
+    narrow = table.value_dtype in (tf.float16, tf.bfloat16)
+    cannot_be_sent = table.exchange is not None and table.value_dtype == tf.int8
+    return tf.float32 if narrow or cannot_be_sent else table.value_dtype
 
 
 def handle_of(variable):

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
+from tf_dynemb.table.following import following
+
 _DTYPES = (tf.float32, tf.float16, tf.bfloat16)
 # How wide values are stored where nothing else is wanted.
 _AS_THEY_ARE = tf.float64
@@ -22,7 +24,7 @@ _VALUE_DTYPE = r"^(dynemb-table \d+\nvalue )\w+"
 
 
 @contextlib.contextmanager
-def for_serving(value_dtype=None) -> Iterator[None]:
+def for_serving(value_dtype=None, *, follow=None, poll_seconds: float = 0.05) -> Iterator[None]:
     """Leaves out of SavedModels that are saved inside what only training needs.
 
     Of each row goes the value, in `value_dtype` if that is narrower; slot variables and what policies
@@ -33,12 +35,22 @@ def for_serving(value_dtype=None) -> Iterator[None]:
     It covers `model.export`, `tf.saved_model.save` and `tf.train.Checkpoint.save`. Keras' own files
     always hold everything.
 
+    With `follow` the SavedModel follows a feed of `tf_dynemb.serving.Publisher` by itself wherever it is
+    loaded: by a thread of the op library, which ends when the model is unloaded. Each call of the
+    functions that `model.export` makes sees one generation; for others there is
+    `tf_dynemb.serving.one_generation`. Before the first generation the model serves what was exported.
+
     Args:
         value_dtype: tf.float16 or tf.bfloat16; tf.float32 for tables of float64. Tables whose values
             are integers, or no wider than that, stay as they are. None: all do.
+        follow: the folder of a feed, on any of TensorFlow's file systems; need not be there yet. A
+            narrower `value_dtype` must be that of the Publisher as well.
+        poll_seconds: how often the thread looks for a new generation.
 
     Raises:
-        TypeError: another dtype.
+        TypeError: another dtype; a path that is none.
+        ValueError: a number out of range. From the call that saves: tables or dense weights that are
+            to follow and have one name, or none that would follow.
         tf.errors.InvalidArgumentError: from the call that saves: a value that float16 cannot hold.
 
     Example:
@@ -53,15 +65,25 @@ def for_serving(value_dtype=None) -> Iterator[None]:
     >>> served.serve(tf.constant([7], tf.int64)).numpy().tolist()
     [[1.0, 1.0]]
     """
+    with following(follow, poll_seconds):
+        token = _open.set(serving_dtype(value_dtype))
+        try:
+            yield
+        finally:
+            _open.reset(token)
+
+
+def serving_dtype(value_dtype) -> tf.DType:
+    """What wider floating values are stored as for servers: `value_dtype`, or float64 for None.
+
+    Raises:
+        TypeError: another dtype than for_serving takes.
+    """
     dtype = _AS_THEY_ARE if value_dtype is None else tf.as_dtype(value_dtype)
     if value_dtype is not None and dtype not in _DTYPES:
         names = ", ".join(choice.name for choice in _DTYPES)
         raise TypeError(f"value_dtype: got {dtype.name}, want one of {names}, or None")
-    token = _open.set(dtype)
-    try:
-        yield
-    finally:
-        _open.reset(token)
+    return dtype
 
 
 def saved_schema(schema: str) -> str:

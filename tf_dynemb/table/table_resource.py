@@ -10,21 +10,25 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tf_dynemb import _compat
-from tf_dynemb.base.checks import as_tensor, assert_same
+from tf_dynemb.base.checks import as_tensor, assert_same, naming
 from tf_dynemb.base.fingerprint import engine_keys_of, fingerprint
 from tf_dynemb.base.op_library import ops
-from tf_dynemb.shard.exchange import Exchange
+from tf_dynemb.shard.exchange import AllToAllExchange
 from tf_dynemb.shard.partitioner import default_partition_fn
 from tf_dynemb.table.devices import is_gpu
+from tf_dynemb.table.following import followed_children
+from tf_dynemb.table.limits import Limits
 from tf_dynemb.table.schema import Schema
 from tf_dynemb.table.serving import saved_rows, saved_schema
 
 
-class TableResource(tf.saved_model.experimental.TrackableResource):
+class TableResource(
+    _compat.SavesChildren, _compat.SavesTensors, tf.saved_model.experimental.TrackableResource
+):
     """The shards of a table and the function that tells which shard owns a key.
 
-    It saves its rows without a word of shards, and restores them onto whatever shards it has. A table
-    on servers or several GPUs is several of these: PartedTable, which has the same methods.
+    It saves its rows independently of sharding, and restores them onto whatever shards it has. A table
+    on servers or several GPUs is several of these: ShardedTable, which has the same methods.
 
     Args:
         schema: what a row is made of, in the engine's text form.
@@ -33,6 +37,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         init_rows: rows to prepare the index of each shard for.
         adopt_seed: whether a restore takes over the seed of the initial values.
         checkpoint: whether rows are saved and restored.
+        limits: how many rows it may have, and its name for errors.
         device: where the resource is made, also by whoever loads a SavedModel of it; "" for where it is
             made. A GPU has all shards as one, and SavedModels have them in host memory.
         exchange: of the processes that the table is spread over, or None. It saves the rows of all, and
@@ -47,8 +52,9 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         init_rows: int,
         adopt_seed: bool,
         checkpoint: bool,
+        limits: Limits,
         device: str,
-        exchange: Exchange | None = None,
+        exchange: AllToAllExchange | None = None,
     ):
         self._gpu = device if is_gpu(device) else None
         super().__init__(device="/CPU:0" if self._gpu else device)
@@ -59,9 +65,12 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
             init_rows,
             adopt_seed,
             checkpoint,
+            limits,
             device,
             exchange,
         )
+        self._limits = limits
+        self.table_name = limits.name
         self._schema = schema
         self.shards = 1 if self._gpu else shards
         self._partitioner = partitioner
@@ -85,23 +94,35 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
             "of this one into it, or a tf_dynemb.snapshot"
         )
 
-    def join_savers(self, name: str) -> None:
+    def join_savers(self, name: str):
         """Lets tf.compat.v1.train.Saver carry the rows, where a session's graph is built.
 
         Args:
             name: the table's; where the graph has another table of it, a number is added.
+
+        Returns:
+            Function of a name or None that gives what a Saver takes, by None under the name above; None
+            elsewhere.
         """
         with tf.init_scope():
             if not self._checkpoint or tf.executing_eagerly():
-                return
+                return None
             collection = tf.compat.v1.GraphKeys.SAVEABLE_OBJECTS
             taken = {saveable.name for saveable in tf.compat.v1.get_collection(collection)}
             numbered = (f"{name}_{number}" if number else name for number in itertools.count())
             name = next(unique for unique in numbered if f"{unique}/rows" not in taken)
-            saveable = _compat.saveable_of_names(
-                name, self._serialize_to_tensors(), self._restore_from_tensors
-            )
+            saveable = self._saveable(name)
             tf.compat.v1.add_to_collection(collection, saveable)
+
+        def of_name(name=None):
+            return saveable if name is None else self._saveable(name)
+
+        return of_name
+
+    def _saveable(self, name: str):
+        # A tf.train.Checkpoint, whose names are such, has the rows already.
+        rows = {} if "/.ATTRIBUTES/" in name else self.tensors_to_save()
+        return _compat.saveable_of_names(name, rows, self.restore_tensors)
 
     @property
     def declared(self) -> str:
@@ -109,7 +130,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         lines = self._schema.splitlines()[1:]
         return ", ".join(line for line in lines if not (self._adopt_seed and line.startswith("seed ")))
 
-    def owners(self, keys: tf.Tensor) -> tf.Tensor:
+    def shard_ids(self, keys: tf.Tensor) -> tf.Tensor:
         """The shard of each int64 key, flat int32; empty where there is one shard."""
         if self.shards == 1:
             return tf.zeros([0], tf.int32)
@@ -120,9 +141,10 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         """The device that holds the rows. One op takes tables of one device."""
         return self.resource_handle.device
 
-    def share(self, number: int) -> int:
-        """How much of a number that the table has, such as a limit of rows, each part has: all of it."""
-        return number
+    @property
+    def parts(self) -> list[TableResource]:
+        """The resources that `split` names, in its order."""
+        return [self]
 
     def split(self, keys: tf.Tensor, *columns: tf.Tensor) -> list[tuple]:
         """The resources that have rows of int64 keys, each with its keys and their share of columns."""
@@ -143,25 +165,30 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
             weight,
             self.resource_handle,
             engine_keys,
-            self.owners(engine_keys),
+            self.shard_ids(engine_keys),
             dim=self.dim,
+            repeats=self._limits.repeats,
             name=name,
         )
 
     def upsert(self, keys, values, now, name: str | None = None):
         """Sets values (..., dim) of int64 keys (...); see the op DynembUpsert."""
         handle = self.resource_handle
-        return ops.dynemb_upsert(handle, keys, self.owners(keys), values, now, name=name)
+        return ops.dynemb_upsert(handle, keys, self.shard_ids(keys), values, now, name=name)
 
     def accum(self, keys, values_or_deltas, exists, now, name: str | None = None):
         """Adds to values of int64 keys or sets them; see the op DynembAccum."""
         return ops.dynemb_accum(
-            self.resource_handle, keys, self.owners(keys), values_or_deltas, exists, now, name=name
+            self.resource_handle, keys, self.shard_ids(keys), values_or_deltas, exists, now, name=name
         )
 
     def clear(self, name: str | None = None):
         """Removes all rows; see the op DynembClear."""
         return ops.dynemb_clear(self.resource_handle, name=name)
+
+    def reset_optimizer(self):
+        """Removes the slots of all rows; see the op DynembResetOptimizer."""
+        return ops.dynemb_reset_optimizer(self.resource_handle)
 
     def restrict(self, num_reserved, trigger, field: str, name: str | None = None):
         """Removes the rows with the lowest numbers; see the op DynembRestrict."""
@@ -176,6 +203,14 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
     def sizes(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Rows and bytes of memory of each shard, int64 (shards,)."""
         return ops.dynemb_size(self.resource_handle, name=name)
+
+    def counters(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Names (n,) and numbers (n,) of what has happened; see the op DynembCounters."""
+        return ops.dynemb_counters(self.resource_handle)
+
+    def tier_stats(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Names and numbers of the tiers of a table with storage; see the op DynembTierStats."""
+        return ops.dynemb_tier_stats(self.resource_handle)
 
     def size_of(self, shard: int, name: str | None = None) -> tf.Tensor:
         """Rows of one shard, int64 scalar."""
@@ -193,25 +228,34 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         """keys, values, slots, meta, schema and next cursor; see the op DynembExport."""
         return self.export_rows_with_strings(cursor, limit, name)[:6]
 
-    def export_rows_with_strings(self, cursor=(0, 0, 0), limit: int = -1, name: str | None = None):
-        """As export_rows, and at the end the strings (n,) of a table that keeps them, else (0,)."""
+    def export_rows_with_strings(
+        self, cursor=(0, 0, 0), limit: int = -1, name: str | None = None, whole_rows: bool = True
+    ):
+        """As export_rows, and at the end the strings (n,) of a table that keeps them, else (0,).
+
+        Without `whole_rows` values and slots have no columns.
+        """
         arguments = tf.constant(cursor, tf.int64), tf.constant(limit, tf.int64)
         if self._gpu is not None and tf.executing_eagerly():
             with tf.device("/CPU:0"):
-                return self._export_to_host(*arguments)
-        return ops.dynemb_export(self.resource_handle, *arguments, dtype=self.value_dtype, name=name)
+                return self._export_to_host[whole_rows](*arguments)
+        options = {"dtype": self.value_dtype, "whole_rows": whole_rows}
+        return ops.dynemb_export(self.resource_handle, *arguments, **options, name=name)
 
     @functools.cached_property
-    def _export_to_host(self) -> Callable:
+    def _export_to_host(self) -> dict[bool, Callable]:
         """DynembExport, eagerly: TensorFlow would copy to the GPU what an op there gives, all rows."""
         handle, dtype = self.resource_handle, self.value_dtype  # and not self, which would hold itself
-        function = tf.function(
-            lambda *place: [
-                tf.identity(part) for part in ops.dynemb_export(handle, *place, dtype=dtype)
-            ],
-            input_signature=(tf.TensorSpec([3], tf.int64), tf.TensorSpec([], tf.int64)),
-        )
-        return lambda *place: function(*place)  # a function that SavedModels do not take for theirs
+
+        def function(whole_rows):
+            options = {"dtype": dtype, "whole_rows": whole_rows}
+            exported = tf.function(
+                lambda *place: [tf.identity(t) for t in ops.dynemb_export(handle, *place, **options)],
+                input_signature=(tf.TensorSpec([3], tf.int64), tf.TensorSpec([], tf.int64)),
+            )
+            return lambda *place: exported(*place)  # which SavedModels do not take for theirs
+
+        return {whole_rows: function(whole_rows) for whole_rows in (True, False)}
 
     def schema_now(self) -> str:
         """What rows are made of now, an optimizer's rule included; eagerly only."""
@@ -243,7 +287,7 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
             return ops.dynemb_import(
                 self.resource_handle,
                 keys,
-                self.owners(keys),
+                self.shard_ids(keys),
                 values,
                 slots,
                 meta,
@@ -267,17 +311,17 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         return [] if tf.executing_eagerly() else [checked]
 
     def keep_strings(self, keys, strings):
-        """Keeps what keys are fingerprints of; see the op DynembKeepStrings.
+        """Keeps what keys are fingerprints of; see the op DynembRecordKeyStrings.
 
         Returns:
             Operations to put into tf.control_dependencies; none eagerly, where it is done.
         """
-        operation = ops.dynemb_keep_strings(self.resource_handle, keys, strings)
+        operation = ops.dynemb_record_key_strings(self.resource_handle, keys, strings)
         return [] if operation is None else [operation]
 
     def remove(self, keys, name: str | None = None):
         """Removes rows by int64 keys; see the op DynembRemove."""
-        return ops.dynemb_remove(self.resource_handle, keys, self.owners(keys), name=name)
+        return ops.dynemb_remove(self.resource_handle, keys, self.shard_ids(keys), name=name)
 
     def empty_copy(self) -> TableResource:
         """A table like this one, optimizer rule included, without rows."""
@@ -318,25 +362,25 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         beginning = tf.zeros([3], tf.int64)
         part, parts = (0, 1) if self.exchange is None else (self.exchange.index, self.exchange.processes)
 
-        def load(cursor, owners, key_mod):
+        def load(cursor, shard_ids, key_mod):
             return ops.dynemb_snapshot_load(
                 self.resource_handle,
                 path,
                 identity,
                 name,
                 cursor,
-                owners,
+                shard_ids,
                 key_mod=key_mod,
                 part=part,
                 parts=parts,
             )
 
-        if self.shards == 1 or self._partitioner is default_partition_fn:
+        if self._routes_by_key:
             return load(beginning, tf.zeros([0], tf.int32), key_mod=True)[1]
 
         def step(cursor, done):
             keys = ops.dynemb_snapshot_keys(path, identity, name, cursor)
-            return load(cursor, self.owners(keys), key_mod=False)
+            return load(cursor, self.shard_ids(keys), key_mod=False)
 
         return tf.while_loop(lambda _, done: ~done, step, (beginning, tf.constant(False)))[1]
 
@@ -362,12 +406,28 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
             "init_rows": self._init_rows,
             "shared_name": "" if eager else self._graph_name,
         }
+        if eager or self._of_session:
+            arguments |= self._limits.attributes()
+        else:  # in a SavedModel nothing trains; by its name followers find the table
+            arguments["table_name"] = self.table_name if self._routes_by_key else ""
+            arguments |= self._limits.attributes_of_reads()
         if self._gpu is None or eager == self._of_session:  # a SavedModel's, of a table made eagerly
             return ops.dynemb_table(**arguments)
         with tf.device(self._gpu):
             return ops.dynemb_gpu_table(**arguments)
 
-    def _serialize_to_tensors(self):
+    @property
+    def _routes_by_key(self) -> bool:
+        return self.shards == 1 or self._partitioner is default_partition_fn
+
+    def children_to_save(self, children: dict, save_type: str) -> dict:
+        """In a SavedModel that is to follow a feed, what makes it."""
+        if save_type != "savedmodel":
+            return children
+        return children | followed_children(self.resource_handle, self._routes_by_key)
+
+    def tensors_to_save(self) -> dict[str, tf.Tensor]:
+        """All rows, independently of sharding."""
         if not self._checkpoint:
             return {}
         snapshots = self.snapshots()
@@ -381,25 +441,26 @@ class TableResource(tf.saved_model.experimental.TrackableResource):
         saved = saved_rows(*rows, schema) | {"snapshots": snapshots}
         return saved | ({"strings": strings} if self.keeps_strings else {})
 
-    def _copy_trackable_to_cpu(self, object_map):
-        # For tf.train.CheckpointOptions(enable_async=True): the rows of the moment of save(), which are
-        # written while training goes on; so it holds a second copy of them.
-        if self not in object_map:
+    def copy_to_cpu(self, copies: dict) -> None:
+        """For tf.train.CheckpointOptions(enable_async=True): a second copy of the rows."""
+        if self not in copies:
             # Has the rows of all processes, so that the thread that saves it need not ask for them.
-            *arguments, _, _ = self._arguments
-            object_map[self] = TableResource(*arguments, device="/CPU:0")
+            *arguments, limits, _, _ = self._arguments
+            copies[self] = TableResource(*arguments, limits.unlimited(), device="/CPU:0")
         if self._checkpoint:
-            object_map[self]._restore_from_tensors(self._serialize_to_tensors())
+            copies[self].restore_tensors(self.tensors_to_save())
 
-    def _restore_from_tensors(self, restored_tensors):
-        if not restored_tensors:
+    def restore_tensors(self, tensors: dict):
+        """Replaces the rows by those of a checkpoint."""
+        if not tensors:
             return tf.no_op()
-        return self.import_rows(**restored_tensors, replace=True)
+        with naming(self.table_name):
+            return self.import_rows(**tensors, replace=True)
 
 
 def partitioned(partitioner: Callable, keys: tf.Tensor, shards: int) -> tf.Tensor:
     """The shard of each key by a partitioner, flat; checks its dtype."""
-    owners = as_tensor("partitioner", partitioner(tf.reshape(keys, [-1]), shards), tf.int32)
-    if owners.dtype != tf.int32:
-        raise TypeError(f"partitioner: got {owners.dtype.name}, want int32; tf.cast what it returns")
-    return owners
+    shard_ids = as_tensor("partitioner", partitioner(tf.reshape(keys, [-1]), shards), tf.int32)
+    if shard_ids.dtype != tf.int32:
+        raise TypeError(f"partitioner: got {shard_ids.dtype.name}, want int32; tf.cast what it returns")
+    return shard_ids

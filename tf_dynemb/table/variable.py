@@ -2,92 +2,62 @@
 
 from __future__ import annotations
 
-import os
+import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb.base.checks import as_tensor, assert_same
+from tf_dynemb._compat import SavedBySaver, SavesChildren
+from tf_dynemb.base.checks import as_tensor, assert_same, whole
 from tf_dynemb.base.fingerprint import engine_keys_of
+from tf_dynemb.base.keys import keys_of
 from tf_dynemb.base.op_library import ops
-from tf_dynemb.initializer import to_spec
-from tf_dynemb.policy.restrict_policy import RestrictPolicy, policy_of, stamp_of
-from tf_dynemb.shard import default_partition_fn
-from tf_dynemb.shard.exchange import Exchange
-from tf_dynemb.shard.step_tables import step_table
+from tf_dynemb.initializers.spec import to_spec
+from tf_dynemb.policies.admission import MinCount
+from tf_dynemb.policies.eviction import LRU
+from tf_dynemb.policies.restrict_policy import RestrictPolicy, stamp_of
+from tf_dynemb.shard.exchange import AllToAllExchange
+from tf_dynemb.shard.fetched_rows import fetched_rows_view
+from tf_dynemb.shard.partitioner import default_partition_fn
+from tf_dynemb.storage.tiers import engine_text
 from tf_dynemb.table.devices import device_list, is_gpu, place_of
 from tf_dynemb.table.handle import TableHandle
-from tf_dynemb.table.kv_creator import init_rows_of
-from tf_dynemb.table.parted_table import PartedTable
+from tf_dynemb.table.limits import Limits
+from tf_dynemb.table.sharded_table import ShardedTable
+from tf_dynemb.table.table_config import TableConfig
 from tf_dynemb.table.table_resource import TableResource
 from tf_dynemb.table.views import SlotVariable, TableShard, slot_variables
 
-KEY_DTYPES = (tf.int64, tf.int32, tf.string)
-VALUE_DTYPES = (
-    tf.float32,
-    tf.float64,
-    tf.float16,
-    tf.bfloat16,
-    tf.int8,
-    tf.int32,
-    tf.int64,
-)
+_LATEST = -(2**63)  # Stamp::kLatest of the engine: the time of the last step
 
 
-class Variable(tf.Module):
-    """A table of rows by key, whose keys nobody lists in advance.
+@keras.saving.register_keras_serializable("tf_dynemb")
+class Variable(SavesChildren, SavedBySaver, tf.Module):
+    """A table of rows by key, with an open vocabulary: no key is listed in advance.
 
     A key is any 64-bit integer (none is reserved) or a string, which is turned into its fingerprint.
-    Its row is born when it is first trained or upserted; looking it up never makes one: a missing key
-    reads its initial value, a pure function of (seed, key, column). The signature is that of TFRA's
-    `dynamic_embedding.Variable`.
+    Its row is inserted when it is first trained or upserted; looking it up never inserts: a missing key
+    reads its initial value, a pure function of (seed, key, column).
 
     Keys of any shape (...) go with values of shape (..., dim). All methods work eagerly and in
     tf.function.
 
-    Made in the scope of a strategy of several processes, a table is spread over them: process key mod
+    Made in the scope of a strategy of several processes, a table is sharded across them: process key mod
     processes, rounded down, has the row. Then lookup, upsert, accum and remove are collective, as a step
     of training is: every process calls them, each with keys of its own. size, memory_bytes, export,
     clear and restrict are about the rows of this process. See docs/distribution.md.
 
     Args:
-        key_dtype: tf.int64, tf.int32 or tf.string.
-        value_dtype: tf.float32, float64, float16, bfloat16; or int8, int32, int64, which can be set and
-            read but not trained.
-        dim: numbers per row, 1 to 2^20.
-        devices: one shard is made for each device string; a single string is a list of one. CPU devices
-            of this process, or of servers that it is connected to, such as "/job:ps/task:0"; see
-            docs/parameter-servers.md. Or GPUs of this process, each once: rows are in their memory, see
-            docs/gpu.md. None means one shard in host memory; in the scope of a
-            tf.distribute.ParameterServerStrategy one on each of its parameter servers.
-        partitioner: function (keys, shard_num) -> int32 of the keys' shape, the shard of each key. It is
-            given int64 keys (n,), fingerprints for strings, and must always give a key the same shard.
-        shared_name: unused, as in TFRA; tables are shared by get_variable or by passing them on.
-        name: name of the variable and of its handle, whose name has "." for each "/".
-        initializer: see tf_dynemb.initializer.to_spec. None: zeros.
-        trainable: whether the handle is a trainable weight.
-        checkpoint: whether rows go into checkpoints and SavedModels.
-        init_size: rows to prepare the index for, over all shards. 0: what kv_creator says, else the
-            environment's TF_HASHTABLE_INIT_SIZE per shard, if set.
-        kv_creator: None, a CuckooHashTableCreator or an HkvHashTableCreator; see there. There is one
-            kind of table, and it grows by itself.
-        restrict_policy: which rows stay in `restrict`: TimestampRestrictPolicy, FrequencyRestrictPolicy
-            or another subclass of RestrictPolicy. The class, not an instance.
-        bp_v2: without effect. In TFRA it makes optimizers add differences instead of overwriting rows;
-            here rows are always updated in place.
-        short_file_name: without effect; in TFRA it shortens the names of files.
-        keep_keys: keep the strings of string keys beside their rows: `export` gives them, checkpoints
-            and snapshots hold them, and a string whose fingerprint is that of another is refused where
-            it would read or make a row. Takes about 90 bytes per row more, beside strings longer than
-            15 bytes, and more time per key. A key must have been looked up in the process that trains
-            it.
+        config: a TableConfig. None: one of `fields`.
+        **fields: the fields of a TableConfig, see there: name, dim, key_dtype, value_dtype, initializer,
+            devices, max_rows, init_size, restrict_policy and more.
 
     Raises:
-        TypeError: a key or value dtype that is not in the lists; a kv_creator or restrict_policy of
-            another kind.
-        ValueError: another argument that is out of range or that has no meaning here.
+        TypeError, ValueError: what TableConfig raises; devices that do not exist, or that cannot have
+            what the config asks for.
 
     Example:
 
@@ -99,98 +69,152 @@ class Variable(tf.Module):
     ([[3.0, 4.0], [1.0, 1.0]], [True, False], 2)
     """
 
-    def __init__(
-        self,
-        key_dtype=tf.int64,
-        value_dtype=tf.float32,
-        dim: int = 1,
-        devices: Sequence[str] | str | None = None,
-        partitioner: Callable = default_partition_fn,
-        shared_name: str | None = None,
-        name: str = "DynamicEmbedding_Variable",
-        initializer=None,
-        trainable: bool = True,
-        checkpoint: bool = True,
-        init_size: int = 0,
-        kv_creator=None,
-        restrict_policy=None,
-        bp_v2: bool = False,
-        short_file_name: bool = False,
-        keep_keys: bool = False,
-    ):
-        del shared_name
+    def __init__(self, config: TableConfig | None = None, **fields):
         super().__init__()
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"name: got {name!r}, want a string")
-        self._name = name
-        self.key_dtype = _one_of("key_dtype", key_dtype, KEY_DTYPES)
-        self.value_dtype = _one_of("value_dtype", value_dtype, VALUE_DTYPES, _INSTEAD)
-        self.dim = _dim(dim)
-        self.devices = device_list(devices)
+        if config is None:
+            config = TableConfig(**fields)
+        elif fields or not isinstance(config, TableConfig):
+            raise TypeError(
+                f"config: got {config!r} and {sorted(fields)}, want a TableConfig, or its fields by "
+                "keyword, such as Variable(dim=8, name='users')"
+            )
+        self.config = config
+        self._name = config.name
+        self.key_dtype: tf.DType = config.key_dtype
+        self.value_dtype: tf.DType = config.value_dtype
+        self.dim = config.dim
+        self.trainable, self.checkpoint = config.trainable, config.checkpoint
+        self.keep_keys, self.init_size = config.keep_keys, config.init_size
+        self.initializer = config.initializer
+        self.partition_fn = config.partitioner or default_partition_fn
+        self.devices = device_list(config.devices)
         self.shard_num = len(self.devices)
-        if not callable(partitioner):
-            raise ValueError(f"partitioner: got {partitioner!r}, want a function (keys, shard_num)")
-        if not _is_whole(init_size) or not 0 <= init_size < 2**63:
-            raise ValueError(f"init_size: got {init_size!r}, want a number of rows from 0 to 2^63 - 1")
-        self._restrict_policy = policy_of(restrict_policy, self)
-        self.partition_fn = partitioner
-        if not isinstance(trainable, bool):
-            raise TypeError(f"trainable: got {trainable!r}, want True or False")
-        self.trainable = trainable
-        self.checkpoint = checkpoint
-        self.init_size = int(init_size)
-        self.kv_creator = kv_creator
-        self.bp_v2 = bp_v2
-        self.short_file_name = short_file_name
-        if keep_keys and self.key_dtype != tf.string:
-            raise ValueError(f"keep_keys: got True for keys of {self.key_dtype.name}, want string keys")
+        policy = config.restrict_policy
+        self._restrict_policy = None if policy is None else policy(self)
         places = {place_of(device) for device in self.devices}
         in_one_place = len(places) == 1 and (None in places or is_gpu(self.devices[0]))
-        if keep_keys and not in_one_place:
+        if self.keep_keys and not in_one_place:
             raise ValueError(
                 "keep_keys: got True, want False for a table on servers or several GPUs, for now"
             )
-        self.keep_keys = bool(keep_keys)
-        self.exchange = Exchange.of_scope()
+        self.exchange = AllToAllExchange.of_scope()
         if self.exchange is not None and places != {None}:
             raise ValueError(
                 f"devices: got {self.devices} in the scope of a strategy of several processes, want None"
             )
-        if keep_keys and self.exchange is not None:
+        if self.keep_keys and self.exchange is not None:
             raise ValueError(
                 "keep_keys: got True in the scope of a strategy of several processes, which send each "
                 "other fingerprints; want False"
             )
-        self.initializer = initializer
-        init_rows = -(-self.init_size // self.shard_num) or init_rows_of(kv_creator)
-        spec = to_spec(initializer, self.dim, self.value_dtype)
+        for field in ("admission", "max_bytes"):
+            got = getattr(config, field)
+            if got is not None and is_gpu(self.devices[0]):
+                raise ValueError(f"{field}: got {got} for a table on a GPU, want None or host memory")
+        if config.storage is not None and (places != {None} or self.exchange is not None):
+            raise ValueError(
+                f"storage: got {list(config.storage)} for a table on {self.devices}"
+                + ("" if self.exchange is None else ", sharded across processes")
+                + ", want None; files are for tables in the host memory of one process, for now"
+            )
+        self._storage_text = "" if config.storage is None else engine_text(config.storage)
+        init_rows = -(-self.init_size // self.shard_num)
+        spec = to_spec(self.initializer, self.dim, self.value_dtype)
         schema = (
             f"dynemb-table 1\nvalue {self.value_dtype.name} {self.dim}\n"
             f"initializer {spec.text}\nseed {spec.seed}\nkey {self.key_dtype.name}\n"
-            + ("" if restrict_policy is None else f"meta {restrict_policy.meta_field}\n")
-            + ("strings\n" if keep_keys else "")
+            + (f"meta {' '.join(config.meta_fields)}\n" if config.meta_fields else "")
+            + ("strings\n" if self.keep_keys else "")
         )
-        init_rows = init_rows or _init_rows_of_environment()
-        options = {"adopt_seed": not spec.seed_is_given, "checkpoint": checkpoint}
+        options = {
+            "adopt_seed": not spec.seed_is_given,
+            "checkpoint": self.checkpoint,
+            "limits": self._limits(),
+        }
         if in_one_place:
             self.resource = TableResource(
                 schema,
                 self.shard_num,
-                partitioner,
+                self.partition_fn,
                 init_rows,
                 **options,
                 device=self.devices[0],
                 exchange=self.exchange,
             )
         else:
-            self.resource = PartedTable(schema, self.devices, partitioner, init_rows, **options)
+            self.resource = ShardedTable(schema, self.devices, self.partition_fn, init_rows, **options)
         if self.exchange is not None:
             # A new variable is sent from process to process, which names none that are not the same.
-            self.exchange.agree(f"the making of {name} ({self.resource.declared})")
-        self._handle = TableHandle(self, trainable, name.replace("/", "."))
+            self.exchange.agree(f"the making of {self.name} ({self.resource.declared})")
+            for field in ("admission", "max_bytes"):
+                got = getattr(config, field)
+                if got is not None and config.refuses_when_full:
+                    raise ValueError(
+                        f"{field}: got {got} in the scope of a strategy of several processes, which ask "
+                        "each other for room for a number of rows; want on_full='decline' or an "
+                        "eviction with it"
+                    )
+        self._handle = TableHandle(self, self.trainable, self.name.replace("/", "."))
+        self._handle.optimizer_config = config.optimizer
+        if config.max_rows is not None and (config.refuses_when_full or not config.is_bounded):
+            self._handle.limit_rows(config.max_rows, "max_rows")
+        self._candidates = self._make_candidates()
         self._weight = self._handle.value  # TensorFlow tracks it; Keras' variable it does not know
-        self.resource.join_savers(name)
-        self._lookup_names: set[str] = set()
+        self._saveable_of_name = self.resource.join_savers(self.name)
+        # Gives the store of Keras that has its rows, while that is open: layers may share the table.
+        self.store_of_keras: Callable = lambda: None
+
+    def _limits(self) -> Limits:
+        """Of the rows that this process, or the servers together, may have."""
+        config = self.config
+        limits = {}
+        for field in ("max_rows", "max_bytes"):
+            limit = getattr(config, field)
+            if config.is_bounded and limit is not None:
+                limits[field] = int(limit if self.exchange is None else self.exchange.share(limit))
+        return Limits(
+            name=self.name,
+            **limits,
+            on_full=config.on_full,
+            eviction="" if config.eviction is None else config.eviction.engine_text,
+            missing_value=None if config.admission is None else config.admission.default_value,
+            track_changes=config.track_changes,
+            repeats=config.repeats,
+            storage=self._storage_text,
+        )
+
+    def _make_candidates(self) -> Variable | None:
+        """The table of candidates, sharded as this one."""
+        config, policy = self.config, self.config.admission
+        if not isinstance(policy, MinCount):
+            return None
+        return Variable(
+            name=f"{self.name}.candidates",
+            key_dtype=config.key_dtype,
+            trainable=False,
+            checkpoint=config.checkpoint,
+            devices=config.devices,
+            partitioner=config.partitioner,
+            max_rows=policy.max_candidates,
+            eviction=LRU(),
+            track_changes=config.track_changes,
+        )
+
+    def get_config(self) -> dict:
+        """What from_config needs, of plain objects; the rows are not in it."""
+        return self.config.get_config()
+
+    @classmethod
+    def from_config(cls, config: dict) -> Variable:
+        """A new table of this config."""
+        return cls(TableConfig.from_config(config))
+
+    def __repr__(self) -> str:
+        about = f"<tf_dynemb.Variable {self.name!r}: dim {self.dim}, {self.value_dtype.name}"
+        about += f", keys {self.key_dtype.name}, devices {list(self.devices)}"
+        if tf.executing_eagerly():  # what a graph reads it knows when it runs
+            about += f", {int(self.size())} rows, {int(self.memory_bytes())} bytes"
+        return about + ">"
 
     @property
     def name(self) -> str:
@@ -203,14 +227,22 @@ class Variable(tf.Module):
         return self.resource.host
 
     @property
-    def in_parts(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether the rows are on servers, or on several GPUs."""
-        return isinstance(self.resource, PartedTable)
+        return isinstance(self.resource, ShardedTable)
 
     @property
     def handle(self) -> TableHandle:
         """The weight of shape (0, dim) that stands for this table in gradients and optimizers."""
         return self._handle
+
+    @property
+    def candidates(self) -> Variable | None:
+        """With admission=MinCount(...): a table of how often each id without a row has occurred.
+
+        Of dim 1 and float32. None under other policies.
+        """
+        return self._candidates
 
     @property
     def restrict_policy(self) -> RestrictPolicy | None:
@@ -221,37 +253,6 @@ class Variable(tf.Module):
     def tables(self) -> list[TableShard]:
         """A view of each shard, in the order of `devices`."""
         return [TableShard(self, index) for index in range(self.shard_num)]
-
-    @property
-    def trainable_store(self) -> dict[str, TableHandle]:
-        """The name of every embedding lookup so far that was given one, and the handle.
-
-        In TFRA each such name has a variable of its own, the copy of a batch. Here all lookups of a
-        table have one variable, the handle, so it does not matter which name one asks for.
-        """
-        return dict.fromkeys(sorted(self._lookup_names), self.handle)
-
-    def get_trainable_by_name(self, name: str) -> TableHandle | None:
-        """The handle, if an embedding lookup of this name has been made; otherwise None.
-
-        Give it to tape.gradient, to minimize(var_list=...) and to clipping.
-
-        Raises:
-            TypeError: name is not a string.
-
-        Example:
-
-        >>> import tensorflow as tf, tf_dynemb
-        >>> table = tf_dynemb.Variable(dim=2, name="users")
-        >>> rows = tf_dynemb.embedding_lookup(table, tf.constant([5], tf.int64), name="friends")
-        >>> table.get_trainable_by_name("friends") is table.handle
-        True
-        """
-        if not isinstance(name, str):
-            raise TypeError(f"name: got {name!r}, want a string")
-        return self.handle if name in self._lookup_names else None
-
-    get_eager_trainable_by_name = get_trainable_by_name
 
     def get_slot_variables(self, optimizer) -> list[SlotVariable]:
         """Read-only views of what an optimizer keeps in the rows, one for each slot of its rule.
@@ -295,42 +296,11 @@ class Variable(tf.Module):
             TypeError: keys of another dtype.
         """
         values, exists = self._read(self._keys(keys), name)
-        values = tf.stop_gradient(values)
+        values = tf.stop_gradient(tf.cast(values, self.value_dtype))
         return (values, exists) if return_exists else values
-
-    def embedding_lookup(
-        self, ids, name: str | None = None, max_norm: float | None = None, return_trainable: bool = False
-    ):
-        """As tf_dynemb.embedding_lookup(self, ids, ...)."""
-        from tf_dynemb.lookup import embedding_lookup  # which imports this module
-
-        return embedding_lookup(
-            self, ids, name=name, max_norm=max_norm, return_trainable=return_trainable
-        )
-
-    def verify_embedding_weights(self, sparse_ids, sparse_weights=None) -> None:
-        """Checks the dtypes of what a sparse lookup is given.
-
-        Args:
-            sparse_ids: want key_dtype.
-            sparse_weights: want value_dtype, or None.
-
-        Raises:
-            TypeError: one of another dtype.
-        """
-        for argument, got, want in (
-            ("sparse_ids", sparse_ids, ("key_dtype", self.key_dtype)),
-            ("sparse_weights", sparse_weights, ("value_dtype", self.value_dtype)),
-        ):
-            if got is not None and got.dtype != want[1]:
-                raise TypeError(
-                    f"{argument}: got {got.dtype.name}, the table's {want[0]} is {want[1].name}"
-                )
 
     def upsert(self, keys, values, name: str | None = None):
         """Sets the values of keys, inserting those that are missing. Of equal keys the last wins.
-
-        How many rows a layer or collection lets training make is no limit here.
 
         Args:
             keys: key_dtype, any shape (...).
@@ -344,10 +314,12 @@ class Variable(tf.Module):
             TypeError: keys or values of another dtype.
             tf.errors.InvalidArgumentError: values of another shape; with keep_keys, two strings of one
                 fingerprint.
+            tf.errors.ResourceExhaustedError: there would be more than max_rows rows, in a table that
+                neither evicts nor declines; it is as it was.
         """
-        keys, values = self._keys_to_be_born(keys), self._values("values", values)
+        keys, values = self._keys_for_insert(keys), self._values("values", values)
         keys, values = self._delivered("upsert", keys, values)
-        return self.resource.upsert(keys, values, stamp_of(self._restrict_policy), name)
+        return self.resource.upsert(keys, values, self._stamp(), name)
 
     def accum(self, keys, old_values, new_values, exists, name: str | None = None):
         """Adds new_values - old_values to rows that were seen, inserts new_values where none was.
@@ -371,7 +343,7 @@ class Variable(tf.Module):
             tf.errors.InvalidArgumentError: an argument of another shape; with keep_keys, two strings of
                 one fingerprint.
         """
-        keys = self._keys_to_be_born(keys)
+        keys = self._keys_for_insert(keys)
         old_values = self._values("old_values", old_values)
         new_values = self._values("new_values", new_values)
         exists = as_tensor("exists", exists, tf.bool)
@@ -388,8 +360,7 @@ class Variable(tf.Module):
             deltas = new_values - old_values
         values_or_deltas = tf.where(exists[..., None], deltas, new_values)
         keys, values_or_deltas, exists = self._delivered("accum", keys, values_or_deltas, exists)
-        stamp = stamp_of(self._restrict_policy)
-        return self.resource.accum(keys, values_or_deltas, exists, stamp, name)
+        return self.resource.accum(keys, values_or_deltas, exists, self._stamp(), name)
 
     def remove(self, keys, name: str | None = None):
         """Removes the rows of keys (key_dtype, any shape); keys without a row are ignored."""
@@ -398,6 +369,41 @@ class Variable(tf.Module):
     def clear(self, name: str | None = None):
         """Removes all rows, slot variables with them."""
         return self.resource.clear(name)
+
+    def reset_optimizer(self, optimizer=None):
+        """Forgets the optimizer, and its slot variables in all rows, so that another one can train them.
+
+        A table keeps the state of one optimizer in its rows, and refuses another. The values stay. The
+        slot variables of the next optimizer begin as those of new rows. Then make a new
+        DynamicEmbeddingOptimizer, or compile the model with one. Snapshots that were saved before cannot
+        be the base of deltas any more.
+
+        Args:
+            optimizer: what trains this table from then on in place of the optimizer inside of the
+                DynamicEmbeddingOptimizer, as a TableConfig has it. None: that one, also if the table was
+                made with an optimizer of its own.
+
+        Returns:
+            The operation in a graph, None eagerly.
+
+        Raises:
+            TypeError, ValueError: what a TableConfig raises.
+
+        Example:
+
+        >>> import keras, tensorflow as tf, tf_dynemb
+        >>> table, ids = tf_dynemb.Variable(dim=1, name="users"), tf.constant([7], tf.int64)
+        >>> loss = lambda: tf.reduce_sum(tf_dynemb.embedding_lookup(table, ids))
+        >>> for optimizer in (keras.optimizers.Adam(0.5), keras.optimizers.SGD(1.0)):
+        ...     table.reset_optimizer()
+        ...     step = tf_dynemb.DynamicEmbeddingOptimizer(optimizer).minimize(loss, [table.handle])
+        >>> round(float(table.lookup(ids)[0, 0]), 3)
+        -1.5
+        """
+        config = dataclasses.replace(self.config, optimizer=optimizer)
+        done = self.resource.reset_optimizer()
+        self.config, self._handle.optimizer_config = config, config.optimizer
+        return done
 
     def restrict(self, num_reserved, trigger=None, name: str | None = None, **kwargs):
         """Removes all rows but the num_reserved that the policy ranks highest, over all shards.
@@ -435,9 +441,48 @@ class Variable(tf.Module):
         """Number of rows, int64 scalar: of shard `index`, or of all."""
         if index is None:
             return tf.reduce_sum(self.resource.sizes(name)[0])
-        if not _is_whole(index) or not 0 <= index < self.shard_num:
-            raise ValueError(f"index: got {index!r}, want 0 to {self.shard_num - 1}")
-        return self.resource.size_of(index, name)
+        return self.resource.size_of(whole("index", index, 0, self.shard_num - 1), name)
+
+    def metrics(self) -> dict[str, tf.Tensor]:
+        """What there is in the table, and what has happened to it since it was made in this process.
+
+        Returns:
+            int64 scalars by name: "rows" and "bytes" that there are; and numbers that only grow: "found"
+            and "missing" keys of lookups, each time; "written" keys of training, upsert, accum and
+            restores; rows "inserted", "erased" (by remove, restrict or clear), "evicted" to make room
+            and "expired"; keys "declined" by a full table, and gradients of keys that were
+            "not_admitted"; "distinct" keys of writes, those that a call repeats once; snapshots that
+            have the table, "saves" of all rows and "deltas", and the "save_microseconds" and
+            "delta_microseconds" that writing them took, with all tables that were in them. Training sums
+            gradients by key first, so that written / (found + missing) is the share of distinct ids in
+            what it looks up. Of a table on a GPU only rows, bytes and snapshots. Of one that is sharded
+            across workers those of this worker. Of one with storage also "rows_above" and "bytes_above",
+            in memory; "rows_below" and "bytes_below", on disk, and the "index_bytes" in memory for them;
+            and since the table was made or restored "hits", keys that needed nothing from disk,
+            "misses", keys whose rows came from there, and "rows_read", "rows_written" and "rows_left",
+            to make room. Eagerly.
+
+        TensorFlow's monitoring registry has the same numbers, summed over the tables of one name, as
+        /tf_dynemb/table/<name of the number>, with the table's name as the label `table`; and
+        /tf_dynemb/all_to_all_bytes, what this process has sent to others.
+
+        Example:
+
+        >>> import tensorflow as tf, tf_dynemb
+        >>> table = tf_dynemb.Variable(dim=1, max_rows=2, eviction=tf_dynemb.policies.LRU())
+        >>> table.upsert(tf.constant([5, 6], tf.int64), [[0.0], [0.0]])
+        >>> table.upsert(tf.constant([7], tf.int64), [[0.0]])
+        >>> metrics = table.metrics()
+        >>> int(metrics["rows"]), int(metrics["inserted"]), int(metrics["evicted"])
+        (2, 3, 1)
+        """
+        names, numbers = self.resource.counters()
+        counters = {name.decode(): numbers[i] for i, name in enumerate(names.numpy())}
+        metrics = {"rows": self.size(), "bytes": self.memory_bytes(), **counters}
+        if self.config.storage is not None:
+            names, numbers = self.resource.tier_stats()
+            metrics |= {name.decode(): numbers[i] for i, name in enumerate(names.numpy())}
+        return metrics
 
     def memory_bytes(self) -> tf.Tensor:
         """Bytes of memory that rows and index take, int64 scalar."""
@@ -452,38 +497,66 @@ class Variable(tf.Module):
         keys, values, *_, strings = self.resource.export_rows_with_strings(name=name)
         return self._exported_keys(keys, strings), tf.ensure_shape(values, [None, self.dim])
 
-    def _trackable_children(self, save_type="checkpoint", **kwargs):
-        children = super()._trackable_children(save_type, **kwargs)
+    def children_to_save(self, children: dict, save_type: str) -> dict:
+        """In a SavedModel the resource is what it makes of itself for one."""
         if save_type == "savedmodel":
             children["resource"] = self.resource.in_saved_model()
+            children.pop("_candidates", None)  # nothing trains there
         return children
+
+    def saveables(self) -> dict:
+        """The rows; "VARIABLE_VALUE" adds nothing to the name that they have there."""
+        return {} if self._saveable_of_name is None else {"VARIABLE_VALUE": self._saveable_of_name}
 
     # What lookups, optimizers and savers of this package use.
 
     @property
     def _declared(self) -> str:
         """What rows are made of, and how many there may be, where processes must agree."""
-        limit = self.handle.max_rows
-        return self.resource.declared + (f", up to {limit} rows" if limit else "")
+        limit, limits = self.handle.max_rows, self._limits()
+        declared = self.resource.declared + (f", up to {limit} rows" if limit else "")
+        if limits.eviction:
+            declared += f", of which leave {limits.eviction}"
+        if self.config.admission is not None:
+            declared += f", admits {self.config.admission.engine_text}"
+        return declared + (", declines" if limits.on_full == "decline" else "")
+
+    def _stamp(self, step=None):
+        """The time that a call writes into its rows, int64 scalar, if policies read one.
+
+        Args:
+            step: function that gives the optimizer's step, int64 scalar; None: between two steps.
+        """
+        policy, eviction = self._restrict_policy, self.config.eviction
+        if eviction is not None and eviction.unit is not None:
+            if eviction.unit == "steps":
+                return np.int64(_LATEST) if step is None else step()
+            if policy is None or policy.meta_field != "used":
+                return self.resource.now()
+        return stamp_of(policy)
 
     def _problem_of(self, keys: tf.Tensor) -> tf.Tensor | None:
         """Why int64 keys cannot have rows, a string scalar, empty if they can; None: any key can."""
         del keys
 
-    def _lookup(self, keys: tf.Tensor, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """values (..., dim) and exists (...) of what _keys gives, with their gradient."""
-        if name is not None:
-            self._lookup_names.add(name)
-        return self._read(keys, name)
+    def _note_lookup(self, name: str | None) -> None:
+        """Is told of every lookup through which gradients flow, and of its name."""
+        del name
 
     def _read(self, keys: tf.Tensor, name: str | None) -> tuple[tf.Tensor, tf.Tensor]:
+        """values (..., dim) and exists (...) of what _keys gives, with their gradient.
+
+        Rows of 16 bits are read as float32, so that their gradients are summed in float32.
+        """
         weight = self.handle.value.read_value()  # a tape watches a variable when it is read
         if self.exchange is None:
             return self.resource.lookup(weight, keys, name)
-        weight = tf.cast(weight, self.value_dtype)
-        resource, exists = step_table(self, keys)
+        if not self.value_dtype.is_floating:
+            weight = tf.cast(weight, self.value_dtype)
+        resource, exists = fetched_rows_view(self, keys)
         none = tf.zeros([0], tf.int32)
-        values, _ = ops.dynemb_lookup(weight, resource, keys, none, dim=self.dim, name=name)
+        options = {"dim": self.dim, "repeats": self.config.repeats, "name": name}
+        values, _ = ops.dynemb_lookup(weight, resource, keys, none, **options)
         return values, exists
 
     def _delivered(self, what: str, keys: tf.Tensor, rows=None, exists=None) -> list[tf.Tensor]:
@@ -509,12 +582,7 @@ class Variable(tf.Module):
                 f"keys: got {type(keys).__name__}, want a dense tensor; give its flat_values or values, "
                 "or use tf_dynemb.embedding_lookup_sparse or tf_dynemb.keras.Embedding"
             )
-        keys = as_tensor("keys", keys, self.key_dtype)
-        if keys.dtype != self.key_dtype:
-            raise TypeError(
-                f"keys: got {keys.dtype.name}, the table's key_dtype is {self.key_dtype.name}"
-            )
-        return keys if self.keep_keys else engine_keys_of(keys)
+        return keys_of("keys", keys, self.key_dtype, self.keep_keys)
 
     def _checked_keys(self, keys) -> tf.Tensor:
         """The int64 keys of keys that get no rows; with keep_keys checks the strings."""
@@ -525,7 +593,7 @@ class Variable(tf.Module):
         with tf.control_dependencies(self.resource.check_strings(engine_keys, keys)):
             return tf.identity(engine_keys)
 
-    def _keys_to_be_born(self, keys) -> tf.Tensor:
+    def _keys_for_insert(self, keys) -> tf.Tensor:
         """The int64 keys of keys that may get rows, whose strings are kept first with keep_keys."""
         keys = self._keys(keys)
         engine_keys = engine_keys_of(keys)
@@ -548,41 +616,3 @@ class Variable(tf.Module):
                 f"{self.value_dtype.name}"
             )
         return values
-
-
-# The value dtypes that TFRA has and rows of numbers cannot be, and what to use.
-_INSTEAD = {
-    tf.string: "; keep strings in a list or a tf.lookup table and their numbers in an int64 table",
-    tf.bool: "; keep truth values as 0 and 1 in an int8 table",
-}
-
-
-def _one_of(argument: str, dtype, choices, instead: dict | None = None) -> tf.DType:
-    names = ", ".join(choice.name for choice in choices)
-    try:
-        dtype = tf.as_dtype(dtype)
-    except TypeError as error:
-        raise TypeError(f"{argument}: got {dtype!r}, want one of {names}") from error
-    if dtype not in choices:
-        remedy = (instead or {}).get(dtype, "")
-        raise TypeError(f"{argument}: got {dtype.name}, want one of {names}{remedy}")
-    return dtype
-
-
-def _dim(dim) -> int:
-    if not _is_whole(dim) or not 1 <= dim <= 2**20:
-        raise ValueError(f"dim: got {dim!r}, want a whole number from 1 to 2^20")
-    return int(dim)
-
-
-def _is_whole(number) -> bool:
-    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
-
-
-def _init_rows_of_environment() -> int:
-    text = os.environ.get("TF_HASHTABLE_INIT_SIZE", "")
-    if text.strip() and not text.strip().isdecimal():
-        raise ValueError(
-            f"environment variable TF_HASHTABLE_INIT_SIZE: got {text!r}, want a number of rows >= 0"
-        )
-    return int(text.strip() or "0")

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import keras
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.base.table import Table
 from tf_dynemb.table.schema import Schema
-
-if TYPE_CHECKING:
-    from tf_dynemb.table.variable import Variable
 
 
 class TableShard:
@@ -25,7 +22,7 @@ class TableShard:
         name: name of the table and number of the shard.
     """
 
-    def __init__(self, table: Variable, index: int):
+    def __init__(self, table: Table, index: int):
         self.table = table
         self.index = index
         self.device = table.devices[index]
@@ -40,7 +37,7 @@ class TableShard:
         keys, values, *_, strings = self.table.resource.export_rows_with_strings(name=name)
         exported = self.table._exported_keys(keys, strings)
         if self.table.shard_num > 1:
-            here = tf.equal(self.table.resource.owners(keys), self.index)
+            here = tf.equal(self.table.resource.shard_ids(keys), self.index)
             exported, values = tf.boolean_mask(exported, here), tf.boolean_mask(values, here)
         return exported, tf.ensure_shape(values, [None, self.table.dim])
 
@@ -58,7 +55,7 @@ class SlotVariable:
         initial: what a row is born with.
     """
 
-    def __init__(self, table: Variable, name: str, place: _Place):
+    def __init__(self, table: Table, name: str, place: _Place):
         self._table = table
         self._place = place
         self.name = name
@@ -121,7 +118,7 @@ class _Place:
     initial: float
 
 
-def slot_variables(table: Variable, optimizer) -> list[SlotVariable]:
+def slot_variables(table: Table, optimizer) -> list[SlotVariable]:
     """See Variable.get_slot_variables."""
     if not isinstance(optimizer, (keras.optimizers.Optimizer, tf.compat.v1.train.Optimizer)):
         raise TypeError(
@@ -145,7 +142,7 @@ def slot_variables(table: Variable, optimizer) -> list[SlotVariable]:
     return slots
 
 
-def _trains(optimizer, table: Variable, rule: str) -> bool:
+def _trains(optimizer, table: Table, rule: str) -> bool:
     """Whether an optimizer, or one that it wraps, was built on the table and trains by this rule."""
     while optimizer is not None:
         rule_name_of = getattr(optimizer, "rule_name_of", None)

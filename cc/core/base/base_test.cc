@@ -4,14 +4,17 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <random>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "cc/core/base/context.h"
 #include "cc/core/base/copy_bytes.h"
 #include "cc/core/base/dtype.h"
 #include "cc/core/base/hash.h"
+#include "cc/core/base/no_memory.h"
 #include "cc/core/base/rng.h"
 #include "cc/core/base/span.h"
 #include "cc/core/base/status.h"
@@ -290,9 +293,44 @@ TEST(Context, InlineExecutorRunsEachTaskOnce) {
   InlineExecutor executor;
   EXPECT_EQ(executor.concurrency(), 1);
   std::multiset<int64_t> ran;
-  executor.Run(5, 1, [&](int64_t i) { ran.insert(i); });
+  EXPECT_TRUE(executor.Run(5, 1, [&](int64_t i) { ran.insert(i); }).ok());
   EXPECT_EQ(ran, (std::multiset<int64_t>{0, 1, 2, 3, 4}));
-  executor.Run(0, 1, [&](int64_t) { FAIL(); });
+  EXPECT_TRUE(executor.Run(0, 1, [&](int64_t) { FAIL(); }).ok());
+}
+
+TEST(Context, TasksThatRunOutOfMemoryStopNoOthers) {
+  InlineExecutor executor;
+  std::multiset<int64_t> ran;
+  const Status status = executor.Run(5, 1, [&](int64_t i) {
+    ran.insert(i);
+    if (i == 1) throw std::bad_alloc();
+  });
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_EQ(status.message(), "out of memory");
+  EXPECT_EQ(ran, (std::multiset<int64_t>{0, 1, 2, 3, 4}));
+}
+
+// Without memory to begin with.
+TEST(Context, AnExecutorThatHasNoMemorySaysSo) {
+  class Exhausted : public Executor {
+   public:
+    int concurrency() const override { return 1; }
+
+   private:
+    void RunEach(int64_t, int64_t, const std::function<void(int64_t)>&) override {
+      throw std::bad_alloc();
+    }
+  } executor;
+  EXPECT_EQ(executor.Run(5, 1, [&](int64_t) { FAIL(); }).code(), Code::kResourceExhausted);
+}
+
+TEST(OrNoMemory, IsWhatIsReturnedOrThatThereIsNoMemory) {
+  EXPECT_TRUE(OrNoMemory([] {}).ok());
+  EXPECT_EQ(OrNoMemory([] { return InvalidArgument("why"); }).message(), "why");
+  EXPECT_EQ(OrNoMemory([] { throw std::bad_alloc(); }).code(), Code::kResourceExhausted);
+  EXPECT_EQ(OrNoMemory([] { std::string().reserve(SIZE_MAX); }).code(), Code::kResourceExhausted);
+  EXPECT_EQ(OrNoMemory([]() -> Status { throw std::bad_alloc(); }).code(),
+            Code::kResourceExhausted);
 }
 
 }  // namespace

@@ -74,7 +74,8 @@ Status SyncDescriptor(const Descriptor& file) {
 
 class PosixWritableFile final : public WritableFile {
  public:
-  explicit PosixWritableFile(std::unique_ptr<Descriptor> file) : file_(std::move(file)) {}
+  PosixWritableFile(std::unique_ptr<Descriptor> file, bool durable)
+      : file_(std::move(file)), durable_(durable) {}
 
   Status Append(std::string_view data) override {
     while (!data.empty()) {
@@ -85,11 +86,12 @@ class PosixWritableFile final : public WritableFile {
     }
     return Status();
   }
-  Status Sync() override { return SyncDescriptor(*file_); }
+  Status Sync() override { return durable_ ? SyncDescriptor(*file_) : Status(); }
   Status Close() override { return file_->Close(); }
 
  private:
   const std::unique_ptr<Descriptor> file_;
+  const bool durable_;
 };
 
 class PosixReadableFile final : public ReadableFile {
@@ -133,10 +135,12 @@ class PosixFileLock final : public FileLock {
 
 class PosixFiles final : public FileSystem {
  public:
+  explicit PosixFiles(bool durable) : durable_(durable) {}
+
   Status NewWritableFile(const std::string& path, std::unique_ptr<WritableFile>* file) override {
     std::unique_ptr<Descriptor> descriptor;
     DYNEMB_RETURN_IF_ERROR(Open(path, O_WRONLY | O_CREAT | O_TRUNC, &descriptor));
-    *file = std::make_unique<PosixWritableFile>(std::move(descriptor));
+    *file = std::make_unique<PosixWritableFile>(std::move(descriptor), durable_);
     return Status();
   }
 
@@ -195,6 +199,7 @@ class PosixFiles final : public FileSystem {
   }
 
   Status SyncFolder(const std::string& folder) override {
+    if (!durable_) return Status();
     std::unique_ptr<Descriptor> descriptor;
     DYNEMB_RETURN_IF_ERROR(Open(folder, O_RDONLY | O_DIRECTORY, &descriptor));
     const Status synced = SyncDescriptor(*descriptor);
@@ -213,12 +218,21 @@ class PosixFiles final : public FileSystem {
     *lock = std::make_unique<PosixFileLock>(std::move(descriptor));
     return Status();
   }
+
+ private:
+  const bool durable_;
 };
 
 }  // namespace
 
 FileSystem* PosixFileSystem() {
-  static PosixFiles* const files = new PosixFiles;  // never destroyed: threads may outlive main
+  // Never destroyed: threads may outlive main.
+  static PosixFiles* const files = new PosixFiles(true);
+  return files;
+}
+
+FileSystem* UnsyncedFileSystem() {
+  static PosixFiles* const files = new PosixFiles(false);
   return files;
 }
 

@@ -70,6 +70,9 @@ class FileSystem {
 
 // Files of this machine.
 FileSystem* PosixFileSystem();
+// The same ones, of which nothing is synced: what is written survives a kill of the process, but
+// not a crash of the machine. For what can be made again.
+FileSystem* UnsyncedFileSystem();
 
 // "folder/name".
 inline std::string JoinPath(const std::string& folder, const std::string& name) {

@@ -100,6 +100,22 @@ class PosixFileSystemTest : public ::testing::Test {
   std::string folder_;
 };
 
+TEST_F(PosixFileSystemTest, OfTheUnsyncedOneNothingIsSynced) {
+  FileSystem* const unsynced = UnsyncedFileSystem();
+  std::vector<ino_t> found;
+  synced = &found;
+  std::unique_ptr<WritableFile> file;
+  EXPECT_TRUE(unsynced->CreateFolder(Path("b")).ok());
+  EXPECT_TRUE(unsynced->NewWritableFile(Path("b/a"), &file).ok());
+  EXPECT_TRUE(file->Append("data").ok());
+  EXPECT_TRUE(file->Sync().ok());
+  EXPECT_TRUE(file->Close().ok());
+  EXPECT_TRUE(unsynced->SyncFolder(Path("b")).ok());
+  synced = nullptr;
+  EXPECT_TRUE(found.empty());
+  EXPECT_EQ(Read("b/a"), "data");
+}
+
 TEST_F(PosixFileSystemTest, ReadsWhatWasAppended) {
   std::unique_ptr<WritableFile> file;
   ASSERT_TRUE(files_->NewWritableFile(Path("a"), &file).ok());

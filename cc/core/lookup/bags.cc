@@ -78,7 +78,7 @@ class Reader {
   Status ReadSingle(const Share& share, const Rows& rows) {
     const BagTable& table = bags_.table(bags_.feature(share.feature).table);
     const BagInput& input = bags_.input();
-    if (bags_.in_order(share.feature) && input.owners.empty() && table.shards.size() == 1 &&
+    if (bags_.in_order(share.feature) && input.table_ids.empty() && table.shards.size() == 1 &&
         table.hash_size == 0) {
       const Key* const ids = input.ids.data + bags_.ids(share.feature).first;
       return Find(table.shards[0], {{ids + share.begin, share.end - share.begin}}, rows);
@@ -93,25 +93,25 @@ class Reader {
   Status Read(int64_t f, Span<const int64_t> ids, const Rows& rows) {
     keys_.clear();
     const BagTable& table = bags_.table(bags_.feature(f).table);
-    if (bags_.input().owners.empty() && table.shards.size() == 1) {
+    if (bags_.input().table_ids.empty() && table.shards.size() == 1) {
       for (const int64_t id : ids) keys_.push_back(table.key_of(bags_.input().ids[id]));
       return Find(table.shards[0], {keys_}, rows);
     }
     // The shards of all tables, numbered through.
-    owners_.clear();
+    shard_ids_.clear();
     for (const int64_t id : ids) {
-      const int64_t owner = bags_.owner(f, id);
-      const BagTable& of_id = bags_.table(owner);
+      const int64_t table_id = bags_.table_id(f, id);
+      const BagTable& of_id = bags_.table(table_id);
       keys_.push_back(of_id.key_of(bags_.input().ids[id]));
-      owners_.push_back(FirstShard(owner) +
-                        KeyMod(keys_.back(), static_cast<int64_t>(of_id.shards.size())));
+      shard_ids_.push_back(FirstShard(table_id) +
+                           KeyMod(keys_.back(), static_cast<int64_t>(of_id.shards.size())));
     }
     Routing routing;
     const int32_t shards = FirstShard(bags_.table_count());
-    DYNEMB_RETURN_IF_ERROR(Routing::Make(keys_, owners_, shards, &routing));
+    DYNEMB_RETURN_IF_ERROR(Routing::Make(keys_, shard_ids_, shards, &routing));
     int32_t shard = 0;
     for (int64_t t = 0; t < bags_.table_count(); ++t) {
-      for (Table* const part : bags_.table(t).shards) {
+      for (const RowReader* const part : bags_.table(t).shards) {
         const Positions* share = routing.share(shard++);
         if (share == nullptr || *share->count > 0) {
           DYNEMB_RETURN_IF_ERROR(Find(part, {keys_, share}, rows));
@@ -132,14 +132,14 @@ class Reader {
     }
     return first_shard_[table];
   }
-  Status Find(const Table* table, const Batch& batch, const Rows& rows) {
-    return table->Find(context_, batch, IfMissing::kInitialValue, rows, Report());
+  Status Find(const RowReader* table, const Batch& batch, const Rows& rows) {
+    return table->Find(context_, batch, rows, Report());
   }
 
   const Bags& bags_;
   const OneThread context_;
   std::vector<Key> keys_;
-  std::vector<int32_t> owners_;
+  std::vector<int32_t> shard_ids_;
   std::vector<int32_t> first_shard_;
 };
 
@@ -210,17 +210,27 @@ Status FindShare(const Bags& bags, const Share& share, char* out) {
   return status;
 }
 
+// The first error of several threads.
+class FirstError {
+ public:
+  void Add(const Status& status) {
+    if (status.ok()) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (first_.ok()) first_ = status;
+  }
+  // What is known of a whole call, whose executor says `ran`.
+  Status Or(const Status& ran) const { return first_.ok() ? ran : first_; }
+
+ private:
+  std::mutex mutex_;
+  Status first_;
+};
+
 // Runs the tasks, and returns the first error.
 Status RunAll(const Context& context, int64_t tasks, const std::function<Status(int64_t)>& task) {
-  std::mutex mutex;
-  Status first;
-  context.executor->Run(tasks, kIdsPerTask * kNanosecondsPerId, [&](int64_t i) {
-    const Status status = task(i);
-    if (status.ok()) return;
-    std::lock_guard<std::mutex> lock(mutex);
-    if (first.ok()) first = status;
-  });
-  return first;
+  FirstError error;
+  return error.Or(context.executor->Run(tasks, kIdsPerTask * kNanosecondsPerId,
+                                        [&](int64_t i) { error.Add(task(i)); }));
 }
 
 }  // namespace
@@ -236,7 +246,7 @@ Status Bags::Make(const BagInput& input, Span<const Length> lengths,
   DYNEMB_RETURN_IF_ERROR(bags->CheckInput(lengths.size));
   DYNEMB_RETURN_IF_ERROR(bags->FindIds(lengths));
   DYNEMB_RETURN_IF_ERROR(bags->CheckFeatures());
-  return bags->Lay();
+  return bags->ComputeOutputLayout();
 }
 template Status Bags::Make(const BagInput&, Span<const int32_t>, std::vector<BagFeature>,
                            std::vector<BagTable>, DType, Bags*);
@@ -327,25 +337,25 @@ Status Bags::CheckFeatures() {
     return InvalidArgument("inverse: got ", input_.inverse.size, " numbers for ", input_.features,
                            " features, want as many for each");
   }
-  if (input_.owners.empty()) return Status();
-  first_owner_.push_back(0);
+  if (input_.table_ids.empty()) return Status();
+  first_table_id_.push_back(0);
   for (int64_t f = 0; f < feature_count(); ++f) {
-    first_owner_.push_back(first_owner_.back() + ids(f).second - ids(f).first);
+    first_table_id_.push_back(first_table_id_.back() + ids(f).second - ids(f).first);
   }
-  if (input_.owners.size != first_owner_.back()) {
-    return InvalidArgument("owners: got ", input_.owners.size,
-                           ", want one per id of each feature, ", first_owner_.back());
+  if (input_.table_ids.size != first_table_id_.back()) {
+    return InvalidArgument("table_ids: got ", input_.table_ids.size,
+                           ", want one per id of each feature, ", first_table_id_.back());
   }
   for (int64_t f = 0; f < feature_count(); ++f) {
     const BagTable& like = tables_[features_[f].table];
     for (int64_t id = ids(f).first; id < ids(f).second; ++id) {
-      const int64_t owner = this->owner(f, id);
-      if (owner < 0 || owner >= table_count()) {
-        return InvalidArgument("owners: got table ", owner, " for id ", input_.ids[id],
+      const int64_t table_id = this->table_id(f, id);
+      if (table_id < 0 || table_id >= table_count()) {
+        return InvalidArgument("table_ids: got table ", table_id, " for id ", input_.ids[id],
                                ", want 0 to ", table_count() - 1);
       }
-      if (tables_[owner].dim != like.dim || tables_[owner].value_dtype != like.value_dtype) {
-        return InvalidArgument("owners: got table ", owner, " for id ", input_.ids[id],
+      if (tables_[table_id].dim != like.dim || tables_[table_id].value_dtype != like.value_dtype) {
+        return InvalidArgument("table_ids: got table ", table_id, " for id ", input_.ids[id],
                                ", whose rows are not like those of table ", features_[f].table);
       }
     }
@@ -354,7 +364,7 @@ Status Bags::CheckFeatures() {
 }
 
 // Where everything is in the output.
-Status Bags::Lay() {
+Status Bags::ComputeOutputLayout() {
   bool first = true, pooled = true;
   for (int64_t f = 0; f < feature_count(); ++f) {
     const BagFeature& feature = features_[f];
@@ -441,16 +451,16 @@ void BagGradient::Add(Key key, int64_t offset, double scale) {
 }
 
 BagGradient GradientOfTable(const Bags& bags, int64_t table) {
-  const bool owned = !bags.input().owners.empty();
+  const bool has_table_ids = !bags.input().table_ids.empty();
   const BagTable& of = bags.table(table);
   std::vector<int64_t> features;
   int64_t ids = 0;  // of the features of this table
   for (int64_t f = 0; f < bags.feature_count(); ++f) {
     const bool own = bags.feature(f).table == table;
-    if (own || owned) features.push_back(f);
+    if (own || has_table_ids) features.push_back(f);
     if (own) ids += bags.ids(f).second - bags.ids(f).first;
   }
-  if (!owned && ids > 0 && features.size() == 1 && bags.in_order(features[0]) &&
+  if (!has_table_ids && ids > 0 && features.size() == 1 && bags.in_order(features[0]) &&
       of.hash_size == 0) {
     const int64_t f = features[0];
     return {{bags.input().ids.data + bags.ids(f).first, ids},
@@ -464,7 +474,7 @@ BagGradient GradientOfTable(const Bags& bags, int64_t table) {
       const Bags::Bag bag = bags.bag(f, row);
       const int64_t offset = bags.offset(f, row);
       for (int64_t id = bag.begin; id < bag.end; ++id) {
-        if (owned && bags.owner(f, id) != table) continue;
+        if (has_table_ids && bags.table_id(f, id) != table) continue;
         gradient.Add(of.key_of(bags.input().ids[id]), offset, bags.weight(id) / bag.divisor);
       }
     }
@@ -512,19 +522,21 @@ Status GradientOfWeights(const Context& context, const Bags& bags, const char* g
   });
 }
 
-void ForEachTable(const Context& context, const std::vector<int64_t>& sizes,
-                  const std::function<void(int64_t, const Context&)>& call) {
+Status ForEachTable(const Context& context, const std::vector<int64_t>& sizes,
+                    const std::function<Status(int64_t, const Context&)>& call) {
+  FirstError error;
   if (context.space != MemorySpace::kHost) {  // one stream, whose calls do not wait
-    for (size_t i = 0; i < sizes.size(); ++i) call(static_cast<int64_t>(i), context);
-    return;
+    for (size_t i = 0; i < sizes.size(); ++i) error.Add(call(static_cast<int64_t>(i), context));
+    return error.Or(Status());
   }
   const int64_t total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   const int64_t threads = context.executor->concurrency();
   std::vector<int64_t> small;
+  small.reserve(sizes.size());  // so that memory does not run out between calls
   for (size_t i = 0; i < sizes.size(); ++i) {
     const int64_t at = static_cast<int64_t>(i);
     if (threads == 1 || sizes[i] * 2 * threads > total) {
-      call(at, context);
+      error.Add(OrNoMemory([&] { return call(at, context); }));
     } else {
       small.push_back(at);
     }
@@ -533,8 +545,9 @@ void ForEachTable(const Context& context, const std::vector<int64_t>& sizes,
   std::stable_sort(small.begin(), small.end(),
                    [&](int64_t a, int64_t b) { return sizes[a] > sizes[b]; });
   const int64_t mean = small.empty() ? 0 : total / static_cast<int64_t>(small.size());
-  context.executor->Run(static_cast<int64_t>(small.size()), mean * 4 * kNanosecondsPerId,
-                        [&](int64_t i) { call(small[i], OneThread()); });
+  return error.Or(
+      context.executor->Run(static_cast<int64_t>(small.size()), mean * 4 * kNanosecondsPerId,
+                            [&](int64_t i) { error.Add(call(small[i], OneThread())); }));
 }
 
 }  // namespace dynemb

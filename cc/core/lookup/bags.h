@@ -37,7 +37,7 @@ struct BagFeature {
 
 // A table as lookups of bags see it. Key k is in shard k mod shards, rounded down.
 struct BagTable {
-  std::vector<Table*> shards;
+  std::vector<const RowReader*> shards;
   DType value_dtype = DType::kFloat32;
   int64_t dim = 0;
   // If not 0, ids share so many rows: the key of an id is its hash mod hash_size.
@@ -57,7 +57,7 @@ struct BagInput {
   const char* weights = nullptr;
   // For each output feature in turn, the table of each of its ids, in place of the feature's and
   // with rows like its; or empty.
-  Span<const int32_t> owners;
+  Span<const int32_t> table_ids;
   // How many bags each input feature has; empty if all have as many, one for each example.
   Span<const int64_t> strides;
   // (features, examples): which of the feature's bags an example has; or empty.
@@ -111,9 +111,9 @@ class Bags {
   // Whether these are all of its ids, in their order.
   bool in_order(int64_t f) const { return single(f) && input_.inverse.empty(); }
   // The table of an id of a feature.
-  int64_t owner(int64_t f, int64_t id) const {
-    return input_.owners.empty() ? features_[f].table
-                                 : input_.owners[first_owner_[f] + id - ids(f).first];
+  int64_t table_id(int64_t f, int64_t id) const {
+    return input_.table_ids.empty() ? features_[f].table
+                                    : input_.table_ids[first_table_id_[f] + id - ids(f).first];
   }
   // The weight of an id.
   double weight(int64_t id) const;
@@ -123,7 +123,7 @@ class Bags {
   template <typename Length>
   Status FindIds(Span<const Length> lengths);
   Status CheckFeatures();
-  Status Lay();
+  Status ComputeOutputLayout();
   // Of the ids of a bag.
   int64_t begin(int64_t bag) const { return begins_.empty() ? bag : begins_[bag]; }
 
@@ -131,11 +131,11 @@ class Bags {
   std::vector<BagFeature> features_;
   std::vector<BagTable> tables_;
   DType dtype_ = DType::kFloat32;
-  std::vector<bool> single_;          // of each input feature: whether all its bags have one id
-  std::vector<int64_t> begins_;       // of the ids of each bag, and their number; or, if all are
-                                      // single, empty: bag b begins at id b
-  std::vector<int64_t> first_bag_;    // of each input feature; at its end, the number of bags
-  std::vector<int64_t> first_owner_;  // of each feature; at its end, the number of owners
+  std::vector<bool> single_;             // of each input feature: whether all its bags have one id
+  std::vector<int64_t> begins_;          // of the ids of each bag, and their number; or, if all are
+                                         // single, empty: bag b begins at id b
+  std::vector<int64_t> first_bag_;       // of each input feature; at its end, the number of bags
+  std::vector<int64_t> first_table_id_;  // of each feature; at its end, the number of table_ids
   std::vector<int64_t> starts_;  // of the columns or rows of each feature in the output, in bytes
   int64_t rows_ = 0, columns_ = 0;
 };
@@ -183,8 +183,9 @@ Status GradientOfWeights(const Context& context, const Bags& bags, const char* g
 
 // Runs call(i, context) for i in [0, sizes.size()), each once. Large ones, by their sizes, have the
 // whole context; small ones run side by side, each on one thread. Of a device, one after the other.
-void ForEachTable(const Context& context, const std::vector<int64_t>& sizes,
-                  const std::function<void(int64_t, const Context&)>& call);
+// Returns the first error, which stops none of the others.
+Status ForEachTable(const Context& context, const std::vector<int64_t>& sizes,
+                    const std::function<Status(int64_t, const Context&)>& call);
 
 }  // namespace dynemb
 

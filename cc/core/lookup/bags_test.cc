@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <map>
@@ -62,8 +63,11 @@ class Tables {
       for (const double number : row) values.push_back(static_cast<V>(static_cast<float>(number)));
       const ConstRows rows(reinterpret_cast<const char*>(values.data()), 1, table.dim * sizeof(V));
       const OneThread context;
-      Table* shard = table.shards[KeyMod(key, static_cast<int64_t>(table.shards.size()))];
-      EXPECT_TRUE(shard->Upsert(context, {{&key, 1}}, rows, {}, {}).ok());
+      const RowReader* const shard =
+          table.shards[KeyMod(key, static_cast<int64_t>(table.shards.size()))];
+      const auto held = std::find_if(held_.begin(), held_.end(),
+                                     [=](const auto& one) { return one.get() == shard; });
+      EXPECT_TRUE((*held)->Upsert(context, {{&key, 1}}, rows, {}, {}).ok());
     });
   }
 
@@ -76,14 +80,14 @@ class Tables {
 class Backwards : public Executor {
  public:
   int concurrency() const override { return 4; }
-  void Run(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
+  void RunEach(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
     for (int64_t i = tasks; i-- > 0;) task(i);
   }
 };
 
 struct Case {
   Pooling pooling;
-  bool weighted, varying, owned, hashed;
+  bool weighted, varying, has_table_ids, hashed;
   int64_t single;  // so many input features have one id in each bag
   int64_t shards;
   DType dtype;
@@ -93,7 +97,7 @@ struct Case {
 template <typename O>
 void RunCase(const Case& c, uint64_t seed) {
   Random random(seed);
-  const std::vector<int64_t> dims = c.pooling == Pooling::kNone || c.owned
+  const std::vector<int64_t> dims = c.pooling == Pooling::kNone || c.has_table_ids
                                         ? std::vector<int64_t>{3, 3, 3}
                                         : std::vector<int64_t>{3, 70, 1};
   Tables tables(dims, c.shards, c.dtype, &random);
@@ -122,18 +126,18 @@ void RunCase(const Case& c, uint64_t seed) {
   }
   const std::vector<BagFeature> features = {
       {2, 0, c.pooling}, {0, 1, c.pooling}, {2, 1, c.pooling}, {1, 2, c.pooling}};
-  std::vector<int32_t> owners;
+  std::vector<int32_t> table_ids;
   for (const BagFeature& feature : features) {
     for (int64_t i = begins[first_bag[feature.input]]; i < begins[first_bag[feature.input + 1]];
          ++i) {
-      if (c.owned) owners.push_back(random() % 3);
+      if (c.has_table_ids) table_ids.push_back(random() % 3);
     }
   }
   BagInput input;
   input.features = inputs;
   input.ids = ids;
   if (c.weighted) input.weights = reinterpret_cast<const char*>(weights.data());
-  input.owners = owners;
+  input.table_ids = table_ids;
   input.strides = strides;
   input.inverse = inverse;
 
@@ -141,7 +145,7 @@ void RunCase(const Case& c, uint64_t seed) {
   const Status made =
       Bags::Make(input, Span<const int64_t>(lengths), features, tables.get(), c.out, &bags);
   ASSERT_TRUE(made.ok()) << made.message();
-  ASSERT_EQ(bags.columns(), c.pooling == Pooling::kNone || c.owned
+  ASSERT_EQ(bags.columns(), c.pooling == Pooling::kNone || c.has_table_ids
                                 ? (c.pooling == Pooling::kNone ? 3 : 12)
                                 : 3 + 70 + 70 + 1);
 
@@ -150,7 +154,7 @@ void RunCase(const Case& c, uint64_t seed) {
   std::vector<double> want_weights(ids.size());
   std::vector<std::map<Key, std::vector<double>>> want_sums(3);
   for (double& g : gradient) g = Number(&random);
-  int64_t first_owner = 0, start = 0;
+  int64_t first_table_id = 0, start = 0;
   for (const BagFeature& feature : features) {
     const int64_t begin = begins[first_bag[feature.input]];
     const int64_t end = begins[first_bag[feature.input + 1]];
@@ -166,17 +170,17 @@ void RunCase(const Case& c, uint64_t seed) {
       const double share = c.pooling != Pooling::kMean ? 1 : divisor == 0 ? 0 : 1 / divisor;
       const int64_t at = none ? (start + row) * 3 : row * bags.columns() + start;
       std::vector<double> pooled(dim);
-      const auto row_of = [&](int64_t i, int64_t* owner, Key* key) {
-        *owner = c.owned ? owners[first_owner + i - begin] : feature.table;
-        *key = tables.get()[*owner].key_of(ids[i]);
-        return tables.Row(*owner, *key);
+      const auto row_of = [&](int64_t i, int64_t* table_id, Key* key) {
+        *table_id = c.has_table_ids ? table_ids[first_table_id + i - begin] : feature.table;
+        *key = tables.get()[*table_id].key_of(ids[i]);
+        return tables.Row(*table_id, *key);
       };
-      int64_t owner;
+      int64_t table_id;
       Key key;
       for (int64_t i = from; i < to; ++i) {
-        const std::vector<double> values = row_of(i, &owner, &key);
+        const std::vector<double> values = row_of(i, &table_id, &key);
         const double weight = c.weighted ? double{weights[i]} : 1;
-        std::vector<double>& sum = want_sums[owner][key];
+        std::vector<double>& sum = want_sums[table_id][key];
         sum.resize(dim);
         for (int64_t k = 0; k < dim; ++k) {
           pooled[k] += share * weight * values[k];
@@ -185,14 +189,14 @@ void RunCase(const Case& c, uint64_t seed) {
       }
       for (int64_t k = 0; k < dim; ++k) want[at + k] = pooled[k];
       for (int64_t i = from; i < to; ++i) {
-        const std::vector<double> values = row_of(i, &owner, &key);
+        const std::vector<double> values = row_of(i, &table_id, &key);
         for (int64_t k = 0; k < dim; ++k) {
           const double v = c.pooling == Pooling::kMean ? values[k] - pooled[k] : values[k];
           want_weights[i] += share * gradient[at + k] * v;
         }
       }
     }
-    first_owner += end - begin;
+    first_table_id += end - begin;
     start += none ? end - begin : dim;
   }
 
@@ -303,7 +307,7 @@ TEST(Bags, RefuseWhatDoesNotFit) {
     DType dtype = DType::kFloat32;
   };
   std::vector<int64_t> strides, inverse;
-  std::vector<int32_t> owners;
+  std::vector<int32_t> table_ids;
   const auto refused = [&](const char* what, const std::function<void(Call*)>& spoil) {
     Call call = {{}, lengths, features};
     call.input.features = 2;
@@ -334,9 +338,10 @@ TEST(Bags, RefuseWhatDoesNotFit) {
   refused("inverse: got 3", [&](Call* c) { c->input.inverse = inverse = {0, 1, 0}; });
   refused("inverse: got bag 2", [&](Call* c) { c->input.inverse = inverse = {0, 1, 2, 0}; });
   refused("inverse: got bag -1", [&](Call* c) { c->input.inverse = inverse = {0, 1, -1, 0}; });
-  refused("owners: got 3", [&](Call* c) { c->input.owners = owners = {0, 0, 0}; });
-  refused("owners: got table 3", [&](Call* c) { c->input.owners = owners = {0, 0, 3, 0}; });
-  refused("not like", [&](Call* c) { c->input.owners = owners = {0, 0, 2, 0}; });
+  refused("table_ids: got 3", [&](Call* c) { c->input.table_ids = table_ids = {0, 0, 0}; });
+  refused("table_ids: got table 3",
+          [&](Call* c) { c->input.table_ids = table_ids = {0, 0, 3, 0}; });
+  refused("not like", [&](Call* c) { c->input.table_ids = table_ids = {0, 0, 2, 0}; });
   refused("id_weights", [](Call* c) {
     static const float weights[4] = {1, 1, 1, 1};
     c->input.weights = reinterpret_cast<const char*>(weights);
@@ -357,10 +362,35 @@ TEST(ForEachTable, CallsEachOnceLargeOnesWithAllThreads) {
       {std::vector<int64_t>(40, 7), std::vector<int>(40, 1)}};
   for (const auto& [sizes, want] : cases) {
     std::vector<int> threads(sizes.size());
-    ForEachTable(context, sizes, [&, &threads = threads](int64_t i, const Context& given) {
-      threads[i] += given.executor->concurrency();
-    });
+    const Status called =
+        ForEachTable(context, sizes, [&, &threads = threads](int64_t i, const Context& given) {
+          threads[i] += given.executor->concurrency();
+          return Status();
+        });
+    EXPECT_TRUE(called.ok());
     EXPECT_EQ(threads, want);
+  }
+}
+
+TEST(ForEachTable, AnErrorOrNoMemoryStopsNoOthers) {
+  Backwards executor;
+  Context context;
+  context.executor = &executor;
+  for (const std::vector<int64_t>& sizes :
+       {std::vector<int64_t>{1000, 1, 2, 1}, std::vector<int64_t>(40, 7)}) {
+    for (size_t bad = 0; bad < sizes.size(); ++bad) {
+      for (const bool throws : {false, true}) {
+        std::vector<int> calls(sizes.size());
+        const Status called = ForEachTable(context, sizes, [&](int64_t i, const Context&) {
+          ++calls[i];
+          if (i != static_cast<int64_t>(bad)) return Status();
+          if (throws) throw std::bad_alloc();
+          return InvalidArgument("why");
+        });
+        EXPECT_EQ(called.code(), throws ? Code::kResourceExhausted : Code::kInvalidArgument);
+        EXPECT_EQ(calls, std::vector<int>(sizes.size(), 1));
+      }
+    }
   }
 }
 

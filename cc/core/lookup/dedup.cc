@@ -29,8 +29,8 @@ Dedup::Dedup(Span<const Key> keys) : inverse_(keys.size) {
   }
 }
 
-void SumByKey(const Context& context, const Dedup& dedup, DType dtype, int64_t dim, ConstRows rows,
-              Span<const double> scales, Rows sums) {
+Status SumByKey(const Context& context, const Dedup& dedup, DType dtype, int64_t dim,
+                ConstRows rows, Span<const double> scales, Rows sums) {
   // Positions grouped by key: those of key u are grouped[begin[u]] .. grouped[begin[u + 1] - 1].
   const int64_t n = static_cast<int64_t>(dedup.inverse().size());
   std::vector<int64_t> begin(dedup.size() + 2);
@@ -41,7 +41,7 @@ void SumByKey(const Context& context, const Dedup& dedup, DType dtype, int64_t d
 
   const SumFunction sum = SumFor(dtype);
   const int64_t tasks = (dedup.size() + kRowsPerTask - 1) / kRowsPerTask;
-  context.executor->Run(tasks, kRowsPerTask * (20 + dim), [&](int64_t task) {
+  return context.executor->Run(tasks, kRowsPerTask * (20 + dim), [&](int64_t task) {
     const int64_t end = std::min(dedup.size(), (task + 1) * kRowsPerTask);
     for (int64_t u = task * kRowsPerTask; u < end; ++u) {
       const Span<const int64_t> positions(&grouped[begin[u]], begin[u + 1] - begin[u]);

@@ -9,6 +9,7 @@
 #include "cc/core/base/context.h"
 #include "cc/core/base/dtype.h"
 #include "cc/core/base/span.h"
+#include "cc/core/base/status.h"
 #include "cc/core/table/table.h"
 
 namespace dynemb {
@@ -31,8 +32,8 @@ class Dedup {
 // sums row u = the sum of the rows i with inverse[i] == u, each times scales[i] unless `scales` is
 // empty, for all u in [0, dedup.size()). Rows are `dim` numbers of `dtype`; sums of 16-bit floats
 // are kept in float32 and rounded once. 0 for dim is fine.
-void SumByKey(const Context& context, const Dedup& dedup, DType dtype, int64_t dim, ConstRows rows,
-              Span<const double> scales, Rows sums);
+Status SumByKey(const Context& context, const Dedup& dedup, DType dtype, int64_t dim,
+                ConstRows rows, Span<const double> scales, Rows sums);
 
 }  // namespace dynemb
 

@@ -18,7 +18,7 @@ namespace {
 class ThreadPerTask : public Executor {
  public:
   int concurrency() const override { return 4; }
-  void Run(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
+  void RunEach(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
     std::vector<std::thread> threads;
     for (int64_t i = 0; i < tasks; ++i) threads.emplace_back([&task, i] { task(i); });
     for (std::thread& thread : threads) thread.join();
@@ -76,9 +76,11 @@ TEST(SumByKey, AddsInBatchOrderForAnyNumberOfThreads) {
     context.executor = executor;
     std::vector<float> sums(want.size(), -1.0f);
     const std::vector<double> others(kRows, 2.0);  // where an empty span of scales may lie
-    SumByKey(context, dedup, DType::kFloat32, kDim,
-             {reinterpret_cast<const char*>(rows.data()), kRows, kDim * 4}, {others.data(), 0},
-             {reinterpret_cast<char*>(sums.data()), dedup.size(), kDim * 4});
+    const Status summed =
+        SumByKey(context, dedup, DType::kFloat32, kDim,
+                 {reinterpret_cast<const char*>(rows.data()), kRows, kDim * 4}, {others.data(), 0},
+                 {reinterpret_cast<char*>(sums.data()), dedup.size(), kDim * 4});
+    EXPECT_TRUE(summed.ok());
     EXPECT_EQ(sums, want);  // bit for bit: the same additions in the same order
   }
 }
@@ -93,9 +95,10 @@ TEST(SumByKey, RoundsSixteenBitSumsOnce) {
   Context context;
   context.executor = &executor;
   BFloat16 sum;
-  SumByKey(context, dedup, DType::kBFloat16, 1,
-           {reinterpret_cast<const char*>(rows.data()), 257, 2}, {},
-           {reinterpret_cast<char*>(&sum), 1, 2});
+  EXPECT_TRUE(SumByKey(context, dedup, DType::kBFloat16, 1,
+                       {reinterpret_cast<const char*>(rows.data()), 257, 2}, {},
+                       {reinterpret_cast<char*>(&sum), 1, 2})
+                  .ok());
   EXPECT_EQ(static_cast<float>(sum), 512.0f);
 }
 

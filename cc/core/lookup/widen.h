@@ -78,11 +78,10 @@ Status VisitWidening(const Rows& rows, DType from, DType to, int64_t dim, const 
 }
 
 // Of rows in the host's memory.
-inline void Widen(const Context& context, const Rows& rows, DType from, DType to, int64_t dim) {
-  static_cast<void>(VisitWidening(rows, from, to, dim, [&](const auto& widen_row) {
-    context.executor->Run(rows.count, dim, widen_row);
-    return Status();
-  }));
+inline Status Widen(const Context& context, const Rows& rows, DType from, DType to, int64_t dim) {
+  return VisitWidening(rows, from, to, dim, [&](const auto& widen_row) {
+    return context.executor->Run(rows.count, dim, widen_row);
+  });
 }
 
 }  // namespace dynemb

@@ -30,7 +30,7 @@ void Check(DType from, DType to) {
         std::memcpy(narrow[row] + i * sizeof(From), &held, sizeof(From));
       }
     }
-    Widen(context, rows, from, to, dim);
+    EXPECT_TRUE(Widen(context, rows, from, to, dim).ok());
     for (int64_t row = 0; row < kRows; ++row) {
       for (int64_t i = 0; i < dim; ++i) {
         To got;

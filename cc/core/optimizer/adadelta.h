@@ -3,6 +3,7 @@
 #ifndef TF_DYNEMB_CC_CORE_OPTIMIZER_ADADELTA_H_
 #define TF_DYNEMB_CC_CORE_OPTIMIZER_ADADELTA_H_
 
+#include "cc/core/optimizer/catch_up.h"
 #include "cc/core/optimizer/step.h"
 
 namespace dynemb {
@@ -30,6 +31,11 @@ struct Adadelta {
         -(std::sqrt(slot[1] + step.epsilon) * gradient / std::sqrt(slot[0] + step.epsilon));
     slot[1] = step.rho * slot[1] + step.one_minus_rho * (delta * delta);
     *weight += step.learning_rate * delta;
+  }
+  static CatchUp CatchUpOf(const double* h) {
+    CatchUp c;
+    c.keep[0] = c.keep[1] = h[Hyper::kOwn];
+    return c;
   }
 };
 

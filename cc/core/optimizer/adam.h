@@ -6,6 +6,7 @@
 #ifndef TF_DYNEMB_CC_CORE_OPTIMIZER_ADAM_H_
 #define TF_DYNEMB_CC_CORE_OPTIMIZER_ADAM_H_
 
+#include "cc/core/optimizer/catch_up.h"
 #include "cc/core/optimizer/step.h"
 
 namespace dynemb {
@@ -40,6 +41,17 @@ struct Adam {
       velocity = slot[2];
     }
     *weight -= slot[0] * step.alpha / (std::sqrt(velocity) + step.epsilon);
+  }
+  static CatchUp CatchUpOf(const double* h) {
+    CatchUp c;
+    c.momentum = 0;
+    c.keep[0] = h[Hyper::kOwn];
+    c.keep[1] = h[Hyper::kOwn + 1];
+    c.rate = Step<double>(h).alpha;
+    c.divisor = CatchUp::Divisor::kRoot;
+    c.divisor_slot = kAmsgrad ? 2 : 1;
+    c.epsilon = h[Hyper::kOwn + 2];
+    return c;
   }
 };
 

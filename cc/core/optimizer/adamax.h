@@ -3,6 +3,7 @@
 #ifndef TF_DYNEMB_CC_CORE_OPTIMIZER_ADAMAX_H_
 #define TF_DYNEMB_CC_CORE_OPTIMIZER_ADAMAX_H_
 
+#include "cc/core/optimizer/catch_up.h"
 #include "cc/core/optimizer/step.h"
 
 namespace dynemb {
@@ -31,6 +32,17 @@ struct Adamax {
     const T magnitude = std::fabs(gradient);
     slot[1] = decayed > magnitude ? decayed : magnitude;
     *weight -= step.alpha * slot[0] / (slot[1] + step.epsilon);
+  }
+  static CatchUp CatchUpOf(const double* h) {
+    CatchUp c;
+    c.momentum = 0;
+    c.keep[0] = h[Hyper::kOwn];
+    c.keep[1] = h[Hyper::kOwn + 1];
+    c.rate = Step<double>(h).alpha;
+    c.divisor = CatchUp::Divisor::kSlot;
+    c.divisor_slot = 1;
+    c.epsilon = h[Hyper::kOwn + 2];
+    return c;
   }
 };
 

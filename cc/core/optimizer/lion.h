@@ -3,6 +3,7 @@
 #ifndef TF_DYNEMB_CC_CORE_OPTIMIZER_LION_H_
 #define TF_DYNEMB_CC_CORE_OPTIMIZER_LION_H_
 
+#include "cc/core/optimizer/catch_up.h"
 #include "cc/core/optimizer/step.h"
 
 namespace dynemb {
@@ -30,6 +31,14 @@ struct Lion {
     if (direction != direction) sign = direction;  // what is not a number shows, as everywhere
     *weight -= step.learning_rate * sign;
     slot[0] = slot[0] * step.beta_2 + gradient * step.one_minus_beta_2;
+  }
+  static CatchUp CatchUpOf(const double* h) {
+    CatchUp c;
+    c.momentum = 0;
+    c.keep[0] = h[Hyper::kOwn + 1];
+    c.rate = h[Hyper::kLearningRate];
+    c.divisor = CatchUp::Divisor::kMagnitude;
+    return c;
   }
 };
 

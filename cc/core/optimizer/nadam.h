@@ -22,8 +22,11 @@ struct Nadam {
   // u_1 * ... * u_t. After 1,000 factors 0.96^t is below 2e-18 and every further factor is beta_1.
   DYNEMB_HOST_DEVICE static double MomentumProduct(double beta_1, double t) {
     const double counted = t < 1000 ? t : 1000;
-    double product = 1;
-    for (double i = 1; i <= counted; ++i) product *= Momentum(beta_1, i);
+    double product = 1, decay = 1;
+    for (double i = 1; i <= counted; ++i) {
+      decay *= 0.96;
+      product *= beta_1 * (1 - 0.5 * decay);
+    }
     return t > counted ? product * std::pow(beta_1, t - counted) : product;
   }
 

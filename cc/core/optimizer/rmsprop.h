@@ -4,6 +4,7 @@
 #ifndef TF_DYNEMB_CC_CORE_OPTIMIZER_RMSPROP_H_
 #define TF_DYNEMB_CC_CORE_OPTIMIZER_RMSPROP_H_
 
+#include "cc/core/optimizer/catch_up.h"
 #include "cc/core/optimizer/step.h"
 
 namespace dynemb {
@@ -46,6 +47,17 @@ struct RmsProp {
     } else {
       *weight -= increment;
     }
+  }
+  static CatchUp CatchUpOf(const double* h) {
+    CatchUp c;
+    c.keep[0] = h[Hyper::kOwn];
+    if (kCentered) c.keep[1 + kMomentum] = h[Hyper::kOwn];
+    if (kMomentum) {
+      c.momentum = 1;
+      c.keep[1] = h[Hyper::kOwn + 1];
+      c.rate = 1;
+    }
+    return c;
   }
 };
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <type_traits>
+#include <utility>
 
 #include "cc/core/base/vector_variants.h"
 
@@ -17,6 +18,12 @@ std::string NamesOf(RuleList<Rules...>) {
 
 Status UnknownRule(std::string_view name) {
   return InvalidArgument("optimizer rule: got '", name, "', want one of ", NamesOf(AllRules()));
+}
+
+Status CannotCatchUp(std::string_view rule) {
+  return InvalidArgument("optimizer rule: got ", rule,
+                         " with _catch_up, and it has no closed form for steps without a gradient; "
+                         "use it without");
 }
 
 template <typename Rule, typename V>
@@ -50,9 +57,49 @@ class RuleUpdater final : public RowUpdater {
   decltype(&UpdateRows<Rule, V>::Run) const update_rows_ = FastestVariant<UpdateRows<Rule, V>>();
 };
 
+template <typename V>
+struct CatchUpRows {
+  static DYNEMB_ALWAYS_INLINE void Run(const CatchUp& catch_up, double step, int64_t dim,
+                                       int column_slots, Span<const RowUpdater::Row> rows) {
+    for (const RowUpdater::Row& row : rows) {
+      auto* const slots = reinterpret_cast<ComputeType<V>*>(row.slots);
+      auto* const last_step = slots + column_slots * dim;
+      const double skipped = SkippedSteps(step, last_step);
+      LastStep::Set(step, last_step);
+      if (skipped == 0) continue;
+      CatchUpColumns(catch_up, skipped, 0, 1, dim, column_slots, reinterpret_cast<V*>(row.value),
+                     slots);
+    }
+  }
+};
+
+// Catches up with what rows have missed, and then updates them.
+template <typename V>
+class CatchingUp final : public RowUpdater {
+ public:
+  CatchingUp(const CatchUp& catch_up, double step, int column_slots,
+             std::unique_ptr<RowUpdater> updater)
+      : catch_up_(catch_up),
+        step_(step),
+        column_slots_(column_slots),
+        updater_(std::move(updater)) {}
+
+  void Update(int64_t dim, Span<const Row> rows) const override {
+    catch_up_rows_(catch_up_, step_, dim, column_slots_, rows);
+    updater_->Update(dim, rows);
+  }
+
+ private:
+  const CatchUp catch_up_;
+  const double step_;
+  const int column_slots_;
+  const std::unique_ptr<RowUpdater> updater_;
+  decltype(&CatchUpRows<V>::Run) const catch_up_rows_ = FastestVariant<CatchUpRows<V>>();
+};
+
 }  // namespace
 
-std::string RuleSpec::DebugString() const {
+std::string OptimizerSpec::DebugString() const {
   if (name.empty()) return "none";
   std::string text = name + "(";
   for (size_t i = 0; i < slots.size(); ++i) {
@@ -61,26 +108,57 @@ std::string RuleSpec::DebugString() const {
   return text + ")";
 }
 
-Status MakeRuleSpec(std::string_view name, double slot_initial, RuleSpec* spec) {
+Status MakeOptimizerSpec(std::string_view name, double slot_initial, OptimizerSpec* spec) {
   if (!(slot_initial >= 0) || !std::isfinite(slot_initial)) {
     return InvalidArgument("slot_initial: got ", slot_initial, ", want a finite number >= 0");
   }
-  spec->slots.clear();
-  const bool found = VisitRule(AllRules(), name, [&](auto tag) {
+  const RuleName parsed(name);
+  std::vector<SlotSpec> slots;
+  const auto add = [&](const SlotDecl& slot) {
+    slots.push_back(
+        {slot.name, slot.width, slot.initial_is_given ? static_cast<float>(slot_initial) : 0.0f});
+  };
+  bool can_catch_up = false;
+  const bool found = VisitRule(AllRules(), parsed.rule, [&](auto tag) {
     using Rule = typename decltype(tag)::type;
-    spec->name = Rule::kName;
-    for (int k = 0; k < Rule::kSlotCount; ++k) {
-      const SlotDecl& slot = Rule::kSlots[k];
-      spec->slots.push_back(
-          {slot.name, slot.width, slot.initial_is_given ? static_cast<float>(slot_initial) : 0.0f});
+    can_catch_up = CanCatchUp<Rule>::value;
+    for (int k = 0; k < Rule::kSlotCount; ++k) add(Rule::kSlots[k]);
+  });
+  if (!found) return UnknownRule(name);
+  if (parsed.catches_up) {
+    if (!can_catch_up) return CannotCatchUp(parsed.rule);
+    for (const SlotDecl& slot : LastStep::kSlots) add(slot);
+  }
+  spec->name = name;
+  spec->slots = std::move(slots);
+  return Status();
+}
+
+RuleName::RuleName(std::string_view name) : rule(name), catches_up(false) {
+  constexpr std::string_view kEnding = "_catch_up";
+  if (name.size() <= kEnding.size() || name.substr(name.size() - kEnding.size()) != kEnding) return;
+  rule.remove_suffix(kEnding.size());
+  catches_up = true;
+}
+
+Status GetCatchUp(std::string_view rule, Span<const double> hyper, CatchUp* catch_up,
+                  int* column_slots) {
+  Status status = CannotCatchUp(rule);
+  VisitRule(AllRules(), rule, [&](auto tag) {
+    using Rule = typename decltype(tag)::type;
+    if constexpr (CanCatchUp<Rule>::value) {
+      static_assert(Rule::kSlotCount <= CatchUp::kMostSlots && RowSlotCount<Rule>::value == 0, "");
+      *catch_up = Rule::CatchUpOf(hyper.data);
+      *column_slots = Rule::kSlotCount;
+      status = Status();
     }
   });
-  return found ? Status() : UnknownRule(name);
+  return status;
 }
 
 std::vector<std::string> HyperNames(std::string_view rule) {
   std::vector<std::string> names;
-  VisitRule(AllRules(), rule, [&](auto tag) {
+  VisitRule(AllRules(), RuleName(rule).rule, [&](auto tag) {
     using Rule = typename decltype(tag)::type;
     names.assign(std::begin(kCommonHyper), std::end(kCommonHyper));
     for (int k = 0; k < Rule::kHyperCount; ++k) names.push_back(Rule::kHyper[k]);
@@ -110,14 +188,24 @@ Status MakeRowUpdater(std::string_view rule, DType value_dtype, Span<const doubl
   if (!(hyper[Hyper::kStep] >= 1)) {
     return InvalidArgument("step: got ", hyper[Hyper::kStep], ", want a number from 1 up");
   }
-  VisitRule(AllRules(), rule, [&](auto rule_tag) {
-    using Rule = typename decltype(rule_tag)::type;
-    VisitDType(value_dtype, [&](auto value_tag) {
-      using V = typename decltype(value_tag)::type;
-      if constexpr (!std::is_integral_v<V>) {
+  const RuleName parsed(rule);
+  CatchUp catch_up;
+  int column_slots = 0;
+  if (parsed.catches_up) {
+    DYNEMB_RETURN_IF_ERROR(GetCatchUp(parsed.rule, hyper, &catch_up, &column_slots));
+  }
+  VisitDType(value_dtype, [&](auto value_tag) {
+    using V = typename decltype(value_tag)::type;
+    if constexpr (!std::is_integral_v<V>) {
+      VisitRule(AllRules(), parsed.rule, [&](auto rule_tag) {
+        using Rule = typename decltype(rule_tag)::type;
         *updater = std::make_unique<RuleUpdater<Rule, V>>(hyper.data);
+      });
+      if (parsed.catches_up) {
+        *updater = std::make_unique<CatchingUp<V>>(catch_up, hyper[Hyper::kStep], column_slots,
+                                                   std::move(*updater));
       }
-    });
+    }
   });
   return Status();
 }

@@ -16,9 +16,11 @@
 #include "cc/core/optimizer/adagrad.h"
 #include "cc/core/optimizer/adam.h"
 #include "cc/core/optimizer/adamax.h"
+#include "cc/core/optimizer/catch_up.h"
 #include "cc/core/optimizer/ftrl.h"
 #include "cc/core/optimizer/lion.h"
 #include "cc/core/optimizer/nadam.h"
+#include "cc/core/optimizer/optimizer_spec.h"
 #include "cc/core/optimizer/rmsprop.h"
 #include "cc/core/optimizer/sgd.h"
 #include "cc/core/optimizer/smart_decay_adam.h"
@@ -39,31 +41,22 @@ bool VisitRule(RuleList<Rules...>, std::string_view name, F&& f) {
   return ((name == Rules::kName && (f(TypeTag<Rules>()), true)) || ...);
 }
 
-// One slot variable of a row: `width` numbers, `initial` each when the row is born.
-struct SlotSpec {
-  std::string name;
-  SlotWidth width = SlotWidth::kColumn;
-  float initial = 0;
-
-  bool operator==(const SlotSpec& o) const {
-    return name == o.name && width == o.width && initial == o.initial;
-  }
+// A name as it stands in an OptimizerSpec: a rule's, or that with "_catch_up" after it
+// (catch_up.h).
+struct RuleName {
+  explicit RuleName(std::string_view name);
+  std::string_view rule;
+  bool catches_up;
 };
 
-// Which rule trains a table, and the slots that its rows carry for it. An empty name means none
-// yet.
-struct RuleSpec {
-  std::string name;
-  std::vector<SlotSpec> slots;
-
-  bool operator==(const RuleSpec& o) const { return name == o.name && slots == o.slots; }
-  // "adagrad(accumulator=0.1)".
-  std::string DebugString() const;
-};
+// The catch-up of a rule with these hyper-parameters, and how many slots a column has.
+// kInvalidArgument: the rule cannot catch up.
+Status GetCatchUp(std::string_view rule, Span<const double> hyper, CatchUp* catch_up,
+                  int* column_slots);
 
 // The spec of a rule by name. `slot_initial` is the start of those slots that take it from the user
 // (the accumulators of Adagrad and Ftrl). Errors: no rule of that name; a start that is not >= 0.
-Status MakeRuleSpec(std::string_view name, double slot_initial, RuleSpec* spec);
+Status MakeOptimizerSpec(std::string_view name, double slot_initial, OptimizerSpec* spec);
 
 // The names of a rule's hyper-parameters in the order of the vector that RowUpdater takes; empty
 // for an unknown rule.

@@ -327,8 +327,8 @@ TEST(Rules, RoundSixteenBitValuesOnce) {
 }
 
 TEST(Rules, RowwiseAdagradHasOneNumberPerRow) {
-  RuleSpec spec;
-  ASSERT_TRUE(MakeRuleSpec("rowwise_adagrad", 0.25, &spec).ok());
+  OptimizerSpec spec;
+  ASSERT_TRUE(MakeOptimizerSpec("rowwise_adagrad", 0.25, &spec).ok());
   EXPECT_EQ(spec.slots, (std::vector<SlotSpec>{{"accumulator", SlotWidth::kRow, 0.25f}}));
   EXPECT_EQ(HyperNames("rowwise_adagrad"),
             (std::vector<std::string>{"learning_rate", "step", "weight_decay", "epsilon"}));
@@ -401,8 +401,8 @@ void FollowSkippedSteps(double first_step, double tolerance) {
 }
 
 TEST(Rules, SmartDecayAdamCatchesUp) {
-  RuleSpec spec;
-  ASSERT_TRUE(MakeRuleSpec("smart_decay_adam", 0, &spec).ok());
+  OptimizerSpec spec;
+  ASSERT_TRUE(MakeOptimizerSpec("smart_decay_adam", 0, &spec).ok());
   EXPECT_EQ(spec.slots, (std::vector<SlotSpec>{{"momentum", SlotWidth::kColumn, 0},
                                                {"velocity", SlotWidth::kColumn, 0},
                                                {"last_step_high", SlotWidth::kRow, 0},
@@ -434,6 +434,154 @@ TEST(Rules, SmartDecayAdamWithOlderRowsIsAdam) {
   }
 }
 
+// One step without a gradient of a row that is away: (weight, slots, the slots from before all such
+// steps, hyper-parameters by name, number of the step in which the row is back).
+using SkippedStep =
+    std::function<void(double* w, double* s, const Numbers& before, const Named& h, double t)>;
+
+// The rules that can catch up, with what they take such a step for.
+std::map<std::string, SkippedStep> SkippedSteps() {
+  std::map<std::string, SkippedStep> skipped;
+  // What the rule does with a gradient of zero, exactly.
+  for (const Expected& rule : AllExpected()) {
+    if (rule.name.find("sgd_") == 0 || rule.name.find("rmsprop") == 0 || rule.name == "adadelta") {
+      skipped[rule.name] = [formula = rule.formula](double* w, double* s, const Numbers&,
+                                                    const Named& h,
+                                                    double t) { formula(0, w, s, h, t); };
+    }
+  }
+  // With the learning rate and the bias correction of the step in which the row is back, and the
+  // divisor from before.
+  const auto adam = [](int velocity) {
+    return [velocity](double* w, double* s, const Numbers& before, const Named& h, double t) {
+      const double b1 = h.at("beta_1"), b2 = h.at("beta_2");
+      const double rate =
+          h.at("learning_rate") * std::sqrt(1 - std::pow(b2, t)) / (1 - std::pow(b1, t));
+      s[0] *= b1;
+      s[1] *= b2;
+      *w -= rate * s[0] / (std::sqrt(before[velocity]) + h.at("epsilon"));
+    };
+  };
+  skipped["adam"] = adam(1);
+  skipped["adam_amsgrad"] = adam(2);
+  skipped["adamax"] = [](double* w, double* s, const Numbers& before, const Named& h, double t) {
+    s[0] *= h.at("beta_1");
+    s[1] *= h.at("beta_2");
+    *w -= h.at("learning_rate") / (1 - std::pow(h.at("beta_1"), t)) * s[0] /
+          (before[1] + h.at("epsilon"));
+  };
+  skipped["lion"] = [](double* w, double* s, const Numbers&, const Named& h, double) {
+    *w -= h.at("learning_rate") * Sign(s[0]);
+    s[0] *= h.at("beta_2");
+  };
+  return skipped;
+}
+
+// A row that is away now and then, for one step or many, beside one that goes through every step.
+template <typename T>
+void FollowCatchUp(const Expected& rule, const SkippedStep& skip, double first_step,
+                   double tolerance) {
+  SCOPED_TRACE(rule.name);
+  constexpr int64_t kDim = 5;
+  constexpr double kDecay = 0.01;
+  const DType dtype = sizeof(T) == 4 ? DType::kFloat32 : DType::kFloat64;
+  const size_t slot_count = rule.slots.size();
+  std::vector<T> value(kDim), slots(slot_count * kDim + 2);
+  Numbers want(kDim);
+  std::vector<Numbers> want_slots(kDim, Numbers(slot_count));
+  for (int64_t c = 0; c < kDim; ++c) {
+    value[c] = static_cast<T>(want[c] = static_cast<double>(c - 2) / 4);
+  }
+  Named hyper = {{"learning_rate", kLearningRate}};
+  hyper.insert(rule.hyper.begin(), rule.hyper.end());
+  std::mt19937 random(3);
+  int away = 0;
+  for (int i = 0; i < 200; ++i) {
+    const bool here = i < 20 || (i >= 100 && i < 110) || (random() % 4 == 0 && (i < 60 || i > 100));
+    if (!here) {
+      ++away;
+      continue;
+    }
+    const double t = first_step + i;
+    const Numbers gradients = Gradients(i, kDim);
+    for (int64_t c = 0; c < kDim; ++c) {
+      const Numbers before = want_slots[c];
+      for (int k = 0; k < away; ++k) skip(&want[c], want_slots[c].data(), before, hyper, t);
+      want[c] *= 1 - kLearningRate * kDecay;
+      rule.formula(gradients[c], &want[c], want_slots[c].data(), hyper, t);
+    }
+    away = 0;
+    std::vector<T> given(gradients.begin(), gradients.end());
+    std::unique_ptr<RowUpdater> updater;
+    ASSERT_TRUE(
+        MakeUpdater(rule.name + "_catch_up", dtype, HyperVector(rule, t, kDecay), &updater).ok());
+    updater->Update(kDim,
+                    {reinterpret_cast<char*>(value.data()), reinterpret_cast<char*>(slots.data()),
+                     reinterpret_cast<const char*>(given.data())});
+    for (int64_t c = 0; c < kDim; ++c) {
+      ASSERT_NEAR(value[c], want[c], tolerance * std::max(1.0, std::fabs(want[c]))) << t;
+      for (size_t k = 0; k < slot_count; ++k) {
+        const double slot = want_slots[c][k];
+        ASSERT_NEAR(slots[k * kDim + c], slot, tolerance * std::max(1.0, std::fabs(slot)))
+            << t << ", slot " << rule.slots[k].first;
+      }
+    }
+    ASSERT_EQ(slots[slot_count * kDim] * 16777216.0 + slots[slot_count * kDim + 1], t);
+  }
+}
+
+TEST(Rules, CatchUpWithTheStepsThatARowHasMissed) {
+  const auto skipped = SkippedSteps();
+  size_t seen = 0;
+  for (const Expected& rule : AllExpected()) {
+    OptimizerSpec plain, spec;
+    ASSERT_TRUE(MakeOptimizerSpec(rule.name, 0.3, &plain).ok());
+    const Status made = MakeOptimizerSpec(rule.name + "_catch_up", 0.3, &spec);
+    const auto skip = skipped.find(rule.name);
+    if (skip == skipped.end()) {
+      EXPECT_EQ(made.code(), Code::kInvalidArgument) << rule.name;
+      EXPECT_NE(made.message().find("no closed form"), std::string::npos) << made.message();
+      EXPECT_EQ(spec, OptimizerSpec());
+      continue;
+    }
+    ++seen;
+    ASSERT_TRUE(made.ok()) << made.message();
+    EXPECT_EQ(spec.name, rule.name + "_catch_up");
+    plain.slots.push_back({"last_step_high", SlotWidth::kRow, 0});
+    plain.slots.push_back({"last_step_low", SlotWidth::kRow, 0});
+    EXPECT_EQ(spec.slots, plain.slots);
+    EXPECT_EQ(HyperNames(spec.name), HyperNames(rule.name));
+    // As in FollowTheirFormulas. The first step of a row is the first of all, or one beyond those
+    // that floats count.
+    const double digits = rule.name.find("centered") == std::string::npos ? 1 : 20;
+    for (const double first_step : {1.0, 5e9}) {
+      FollowCatchUp<double>(rule, skip->second, first_step, 1e-12 * digits);
+      FollowCatchUp<float>(rule, skip->second, first_step, 1e-4 * digits);
+    }
+  }
+  EXPECT_EQ(seen, skipped.size());
+}
+
+// A row without a last step is new, and one whose last step is not before this one was trained by
+// an optimizer that has begun to count anew: nothing was missed.
+TEST(Rules, NothingToCatchUpWith) {
+  for (const double last : {0.0, 6.0, 7.0, 8.0, 1000.0}) {
+    double value[2] = {1, -1}, slots[6] = {0.5, -0.25, 0.5, 0.125, 0, last};
+    double plain_value[2] = {1, -1}, plain_slots[4] = {0.5, -0.25, 0.5, 0.125};
+    const double gradient[2] = {0.5, 0.75};
+    std::unique_ptr<RowUpdater> updater, plain;
+    const Numbers hyper = {0.1, 7, 0, 0.9, 0.95, 1e-3};
+    ASSERT_TRUE(MakeUpdater("adam_catch_up", DType::kFloat64, hyper, &updater).ok());
+    ASSERT_TRUE(MakeUpdater("adam", DType::kFloat64, hyper, &plain).ok());
+    const char* const g = reinterpret_cast<const char*>(gradient);
+    updater->Update(2, {reinterpret_cast<char*>(value), reinterpret_cast<char*>(slots), g});
+    plain->Update(2,
+                  {reinterpret_cast<char*>(plain_value), reinterpret_cast<char*>(plain_slots), g});
+    for (int c = 0; c < 2; ++c) EXPECT_EQ(value[c], plain_value[c]) << last;
+    EXPECT_EQ(slots[5], 7);
+  }
+}
+
 // Nadam's product of momenta is cut short after 1,000 factors, without anyone noticing.
 TEST(Rules, NadamAtLateSteps) {
   for (const double t : {999.0, 1000.0, 1001.0, 5000.0}) {
@@ -452,8 +600,8 @@ TEST(Rules, NamesAndSlotsAreWhatOtherFloorsExpect) {
     std::vector<std::string> hyper = {"learning_rate", "step", "weight_decay"};
     for (const auto& name_and_value : rule.hyper) hyper.push_back(name_and_value.first);
     EXPECT_EQ(HyperNames(rule.name), hyper);
-    RuleSpec spec;
-    ASSERT_TRUE(MakeRuleSpec(rule.name, 0.3, &spec).ok());
+    OptimizerSpec spec;
+    ASSERT_TRUE(MakeOptimizerSpec(rule.name, 0.3, &spec).ok());
     EXPECT_EQ(spec.name, rule.name);
     std::vector<SlotSpec> slots;
     for (const auto& [name, start] : rule.slots) {
@@ -463,8 +611,8 @@ TEST(Rules, NamesAndSlotsAreWhatOtherFloorsExpect) {
   }
   // There is no rule that this test does not know.
   names.insert(names.end(), {"rowwise_adagrad", "smart_decay_adam"});
-  RuleSpec spec;
-  const std::string all = MakeRuleSpec("?", 0, &spec).message();
+  OptimizerSpec spec;
+  const std::string all = MakeOptimizerSpec("?", 0, &spec).message();
   const size_t rules =
       1 + static_cast<size_t>(
               std::count(all.begin() + static_cast<int64_t>(all.find("one of")), all.end(), ','));
@@ -474,26 +622,26 @@ TEST(Rules, NamesAndSlotsAreWhatOtherFloorsExpect) {
   for (const std::string& name : names) EXPECT_NE(all.find(name), std::string::npos) << name;
 }
 
-TEST(RuleSpec, DescribesItself) {
-  RuleSpec none, adagrad, other;
+TEST(OptimizerSpec, DescribesItself) {
+  OptimizerSpec none, adagrad, other;
   EXPECT_EQ(none.DebugString(), "none");
-  ASSERT_TRUE(MakeRuleSpec("adagrad", 0.1, &adagrad).ok());
-  ASSERT_TRUE(MakeRuleSpec("adagrad", 0.2, &other).ok());
+  ASSERT_TRUE(MakeOptimizerSpec("adagrad", 0.1, &adagrad).ok());
+  ASSERT_TRUE(MakeOptimizerSpec("adagrad", 0.2, &other).ok());
   EXPECT_EQ(adagrad.DebugString(), "adagrad(accumulator=0.1)");
   EXPECT_FALSE(adagrad == other);
   EXPECT_FALSE(adagrad == none);
-  ASSERT_TRUE(MakeRuleSpec("adagrad", 0.1, &other).ok());
+  ASSERT_TRUE(MakeOptimizerSpec("adagrad", 0.1, &other).ok());
   EXPECT_TRUE(adagrad == other) << "a spec is filled anew";
 }
 
-TEST(RuleSpec, RefusesUnknownRulesAndBadStarts) {
-  RuleSpec spec;
-  const Status unknown = MakeRuleSpec("adamw", 0, &spec);
+TEST(OptimizerSpec, RefusesUnknownRulesAndBadStarts) {
+  OptimizerSpec spec;
+  const Status unknown = MakeOptimizerSpec("adamw", 0, &spec);
   EXPECT_EQ(unknown.code(), Code::kInvalidArgument);
   EXPECT_NE(unknown.message().find("'adamw'"), std::string::npos) << unknown.message();
   EXPECT_NE(unknown.message().find("sgd, "), std::string::npos) << unknown.message();
   for (const double start : {-0.1, std::nan(""), std::numeric_limits<double>::infinity()}) {
-    EXPECT_EQ(MakeRuleSpec("adagrad", start, &spec).code(), Code::kInvalidArgument) << start;
+    EXPECT_EQ(MakeOptimizerSpec("adagrad", start, &spec).code(), Code::kInvalidArgument) << start;
   }
 }
 

@@ -4,6 +4,7 @@
 #ifndef TF_DYNEMB_CC_CORE_OPTIMIZER_SGD_H_
 #define TF_DYNEMB_CC_CORE_OPTIMIZER_SGD_H_
 
+#include "cc/core/optimizer/catch_up.h"
 #include "cc/core/optimizer/step.h"
 
 namespace dynemb {
@@ -47,6 +48,13 @@ struct SgdMomentum {
     const T scaled = gradient * step.learning_rate;
     slot[0] = slot[0] * step.momentum - scaled;
     *weight += kNesterov ? slot[0] * step.momentum - scaled : slot[0];
+  }
+  static CatchUp CatchUpOf(const double* h) {
+    CatchUp c;
+    c.momentum = 0;
+    c.keep[0] = h[Hyper::kOwn];
+    c.rate = kNesterov ? -h[Hyper::kOwn] : -1;
+    return c;
   }
 };
 

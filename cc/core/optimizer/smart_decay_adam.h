@@ -15,6 +15,7 @@
 #define TF_DYNEMB_CC_CORE_OPTIMIZER_SMART_DECAY_ADAM_H_
 
 #include "cc/core/optimizer/adam.h"
+#include "cc/core/optimizer/catch_up.h"
 #include "cc/core/optimizer/step.h"
 
 namespace dynemb {
@@ -22,16 +23,14 @@ namespace dynemb {
 struct SmartDecayAdam {
   static constexpr const char* kName = "smart_decay_adam";
   static constexpr int kSlotCount = 4;
-  static constexpr int kRowSlotCount = 2;
-  // The step of the row's last update is last_step_high * 2^24 + last_step_low: a float holds the
-  // integers up to 2^24. A new row's is 0; its moments are zeros, whatever has become of them.
+  static constexpr int kRowSlotCount = LastStep::kSlotCount;
+  // A new row's last step is 0; its moments are zeros, whatever has become of them.
   static constexpr SlotDecl kSlots[] = {{"momentum", SlotWidth::kColumn, false},
                                         {"velocity", SlotWidth::kColumn, false},
-                                        {"last_step_high", SlotWidth::kRow, false},
-                                        {"last_step_low", SlotWidth::kRow, false}};
+                                        LastStep::kSlots[0],
+                                        LastStep::kSlots[1]};
   static constexpr int kHyperCount = 3;
   static constexpr const char* kHyper[] = {"beta_1", "beta_2", "epsilon"};
-  static constexpr double kLow = 16777216;  // 2^24
   template <typename T>
   struct Step : Adam<false>::Step<T> {
     double step, beta_1, beta_2;
@@ -51,10 +50,8 @@ struct SmartDecayAdam {
   // on.
   template <typename T>
   DYNEMB_HOST_DEVICE static OfRow<T> RowUpdate(const Step<T>& step, T, T* last) {
-    const double before = static_cast<double>(last[0]) * kLow + static_cast<double>(last[1]);
-    const double high = std::floor(step.step / kLow);
-    last[0] = static_cast<T>(high);
-    last[1] = static_cast<T>(step.step - high * kLow);
+    const double before = LastStep::Get(last);
+    LastStep::Set(step.step, last);
     double left_1 = step.beta_1, left_2 = step.beta_2, caught_up = 0;
     if (const double steps = step.step - before; steps > 1) {
       left_1 = std::pow(step.beta_1, steps);

@@ -24,8 +24,8 @@
 //
 // The formulas are those of Keras 3 (keras.optimizers), whose constants and epsilons differ from
 // some papers; where one differs from its paper the rule says so. Rows that are not in the batch
-// are not touched: momentum does not move them and moments do not decay ("lazy"); SmartDecayAdam
-// makes up for it when they are back.
+// are not touched: momentum does not move them and moments do not decay ("lazy"). SmartDecayAdam,
+// and rules that catch up (catch_up.h), make up for it when they are back.
 #ifndef TF_DYNEMB_CC_CORE_OPTIMIZER_STEP_H_
 #define TF_DYNEMB_CC_CORE_OPTIMIZER_STEP_H_
 
@@ -35,10 +35,9 @@
 
 #include "cc/core/base/dtype.h"
 #include "cc/core/base/macros.h"
+#include "cc/core/optimizer/optimizer_spec.h"
 
 namespace dynemb {
-
-enum class SlotWidth : uint8_t { kColumn, kRow };  // one number per column, or one per row
 
 struct SlotDecl {
   const char* name;

@@ -12,7 +12,6 @@
 
 #include "cc/core/base/hash.h"
 #include "cc/core/policy/clock.h"
-#include "cc/core/table/host_table.h"
 #include "cc/core/testing/caller.h"
 
 namespace dynemb {
@@ -31,7 +30,7 @@ TableSchema Schema(MetaField field) {
 }
 
 Shards MakeShards(size_t count, MetaField field = MetaField::kScore) {
-  const TableHarness harness = HostHarness("HostTable", MakeHostTable);
+  const TableHarness harness = HostTableHarness();
   Shards shards;
   for (size_t s = 0; s < count; ++s) shards.push_back(harness.Make(Schema(field)));
   return shards;
@@ -44,7 +43,7 @@ void Put(const Shards& shards, size_t shard, Key key, int64_t score) {
   row.value = Bytes(Floats{number, 1});
   row.slots = Bytes(Floats{2, number});
   row.meta = Bytes(std::vector<int64_t>{key, score});
-  ASSERT_TRUE(Caller(shards[shard].get(), HostTestMemory()).Import({{key, row}}).ok());
+  ASSERT_TRUE(Caller(shards[shard].get(), HostTestMemory()).InsertRows({{key, row}}).ok());
 }
 
 std::vector<TableContent> Contents(const Shards& shards) {
@@ -156,13 +155,13 @@ TEST(Restrict, RefusesWhatItCannotDoAndChangesNothing) {
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_EQ(status.message(), "rows: got -1, want 0 or more");
   for (const int64_t n : {0, 5}) {
-    status = RestrictTo(context, shards, MetaField::kUsed, n, &erased);
+    status = RestrictTo(context, shards, MetaField::kLastWriteTime, n, &erased);
     EXPECT_EQ(status.code(), Code::kFailedPrecondition);
     EXPECT_EQ(status.message(), "the table's rows have no meta field used");
   }
   EXPECT_EQ(Contents(shards), before);
 
-  const TableHarness device = FakeDeviceHarness("HostTable", MakeHostTable);
+  const TableHarness device = HostTableOnFakeDeviceHarness();
   const Shards elsewhere = {device.Make(Schema(MetaField::kScore))};
   status = RestrictTo(device.memory->context(), elsewhere, MetaField::kScore, 0, &erased);
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
@@ -174,7 +173,7 @@ TEST(Restrict, UnderWritersWhatTheyWriteStays) {
   constexpr int kWriters = 3, kRestrictors = 2;
   constexpr int64_t kLeft = 300;
   const int rounds = kUnderThreadSanitizer || kUnderAddressSanitizer ? 60 : 300;
-  const Shards shards = MakeShards(2, MetaField::kUsed);
+  const Shards shards = MakeShards(2, MetaField::kLastWriteTime);
   std::vector<Caller> callers;
   for (const auto& shard : shards) callers.emplace_back(shard.get(), HostTestMemory());
   std::atomic<Key> old{0};  // keys of before are negative
@@ -208,7 +207,7 @@ TEST(Restrict, UnderWritersWhatTheyWriteStays) {
   const auto restrict_once = [&] {
     int64_t erased = -1;
     const Context context = HostTestMemory()->context();
-    ASSERT_TRUE(RestrictTo(context, shards, MetaField::kUsed, kLeft, &erased).ok());
+    ASSERT_TRUE(RestrictTo(context, shards, MetaField::kLastWriteTime, kLeft, &erased).ok());
     EXPECT_GE(shards[0]->size() + shards[1]->size(), kLeft);
     all_erased += erased;
   };

@@ -1,8 +1,8 @@
 // Routing: which positions of a batch go to which shard.
 //
-// The owner of each key comes from outside (a partitioner is the user's function); here owners are
-// checked and turned into one list of positions per shard, in batch order. Tables take such a list
-// as Batch::select, so nothing is copied.
+// The shard id of each key comes from outside (a partitioner is the user's function); here shard
+// ids are checked and turned into one list of positions per shard, in batch order. Tables take such
+// a list as Batch::select, so nothing is copied.
 #ifndef TF_DYNEMB_CC_CORE_SHARD_ROUTING_H_
 #define TF_DYNEMB_CC_CORE_SHARD_ROUTING_H_
 
@@ -32,10 +32,10 @@ struct KeyPart {
 
 class Routing {
  public:
-  // With one shard `owners` may be empty. Keys that are not in `part` go to no shard. Errors: not
-  // one owner per key; an owner outside [0, shards), naming the key.
-  static Status Make(Span<const Key> keys, Span<const int32_t> owners, int shards, Routing* routing,
-                     const KeyPart& part = KeyPart());
+  // With one shard `shard_ids` may be empty. Keys that are not in `part` go to no shard. Errors:
+  // not one shard per key; a shard outside [0, shards), naming the key.
+  static Status Make(Span<const Key> keys, Span<const int32_t> shard_ids, int shards,
+                     Routing* routing, const KeyPart& part = KeyPart());
 
   // The share of a shard, as the select of a batch; the routing must outlive it. Null: all keys.
   const Positions* share(int shard) const {
@@ -51,9 +51,8 @@ class Routing {
   std::vector<Share> shares_;
 };
 
-// Imports rows into the shards that own them. Those of one shard alone go as they lie; of several,
-// each shard's are collected first, a few thousand at a time, since an import takes whole buffers.
-Status ImportRows(const Context& context, const std::vector<Table*>& shards, const Routing& routing,
+// Inserts rows, with their keys, into the shards that own them.
+Status InsertRows(const Context& context, const std::vector<Table*>& shards, const Routing& routing,
                   const ConstRowParts& rows);
 
 }  // namespace dynemb

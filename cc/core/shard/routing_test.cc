@@ -1,4 +1,4 @@
-// Routing: every position goes to the shard of its owner, and bad owners are named.
+// Routing: every position goes to the shard of its id, and bad ids are named.
 #include "cc/core/shard/routing.h"
 
 #include <gtest/gtest.h>
@@ -21,11 +21,11 @@ TEST(Routing, OneShardTakesTheBatchAsItIs) {
   EXPECT_EQ(routing.share(0), nullptr);
 }
 
-TEST(Routing, SplitsByOwnerInBatchOrder) {
+TEST(Routing, SplitsByShardInBatchOrder) {
   const std::vector<Key> keys = {10, 11, 12, 13, 14};
-  const std::vector<int32_t> owners = {2, 0, 2, 0, 2};
+  const std::vector<int32_t> shard_ids = {2, 0, 2, 0, 2};
   Routing routing;
-  ASSERT_TRUE(Routing::Make(keys, owners, 3, &routing).ok());
+  ASSERT_TRUE(Routing::Make(keys, shard_ids, 3, &routing).ok());
   EXPECT_EQ(At(routing.share(0)), (std::vector<int64_t>{1, 3}));
   EXPECT_EQ(At(routing.share(1)), (std::vector<int64_t>{}));
   EXPECT_EQ(At(routing.share(2)), (std::vector<int64_t>{0, 2, 4}));
@@ -33,15 +33,15 @@ TEST(Routing, SplitsByOwnerInBatchOrder) {
 
 TEST(Routing, LeavesOutWhatIsOfOtherProcesses) {
   const std::vector<Key> keys = {10, 11, -1, -2, 14, 13};
-  const std::vector<int32_t> owners = {1, 1, 0, 1, 0, 1};
+  const std::vector<int32_t> shard_ids = {1, 1, 0, 1, 0, 1};
   const std::vector<std::vector<int64_t>> of_three = {{}, {0, 3, 5}, {1, 2, 4}};
   for (int64_t index = 0; index < 3; ++index) {
     Routing one, two;
     ASSERT_TRUE(Routing::Make(keys, {}, 1, &one, {index, 3}).ok());
-    ASSERT_TRUE(Routing::Make(keys, owners, 2, &two, {index, 3}).ok());
+    ASSERT_TRUE(Routing::Make(keys, shard_ids, 2, &two, {index, 3}).ok());
     EXPECT_EQ(At(one.share(0)), of_three[static_cast<size_t>(index)]);
     std::vector<int64_t> both = At(two.share(0)), other = At(two.share(1));
-    for (const int64_t at : both) EXPECT_EQ(owners[static_cast<size_t>(at)], 0);
+    for (const int64_t at : both) EXPECT_EQ(shard_ids[static_cast<size_t>(at)], 0);
     both.insert(both.end(), other.begin(), other.end());
     std::sort(both.begin(), both.end());
     EXPECT_EQ(both, of_three[static_cast<size_t>(index)]);
@@ -50,18 +50,18 @@ TEST(Routing, LeavesOutWhatIsOfOtherProcesses) {
   EXPECT_EQ(Routing::Make(keys, {}, 2, &routing, {0, 3}).code(), Code::kInvalidArgument);
 }
 
-TEST(Routing, RefusesBadOwnersAndNamesTheKey) {
+TEST(Routing, RefusesBadIdsAndNamesTheKey) {
   const std::vector<Key> keys = {10, -77};
-  for (const int32_t owner : {-1, 2}) {
-    const std::vector<int32_t> owners = {0, owner};
+  for (const int32_t shard_id : {-1, 2}) {
+    const std::vector<int32_t> shard_ids = {0, shard_id};
     Routing routing;
-    const Status status = Routing::Make(keys, owners, 2, &routing);
+    const Status status = Routing::Make(keys, shard_ids, 2, &routing);
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
     EXPECT_NE(status.message().find("key -77"), std::string::npos) << status.message();
   }
-  const std::vector<int32_t> short_owners = {0};
+  const std::vector<int32_t> short_shard_ids = {0};
   Routing routing;
-  EXPECT_EQ(Routing::Make(keys, short_owners, 2, &routing).code(), Code::kInvalidArgument);
+  EXPECT_EQ(Routing::Make(keys, short_shard_ids, 2, &routing).code(), Code::kInvalidArgument);
 }
 
 }  // namespace

@@ -13,8 +13,6 @@ constexpr char kMagic[4] = {'D', 'Y', 'B', '1'};
 constexpr uint16_t kRequired = 1;
 constexpr size_t kChecked = BlockHeader::kBytes - sizeof(uint32_t);
 
-int64_t AlignUp8(int64_t bytes) { return (bytes + 7) / 8 * 8; }
-
 template <typename T>
 void Put(T number, char* to) {
   std::memcpy(to, &number, sizeof(number));

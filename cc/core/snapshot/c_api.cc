@@ -1,12 +1,12 @@
 #include "cc/core/snapshot/c_api.h"
 
 #include <memory>
-#include <new>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "cc/core/base/crc32c.h"
 #include "cc/core/base/file_system.h"
 #include "cc/core/base/fingerprint.h"
 #include "cc/core/snapshot/reader.h"
@@ -33,12 +33,7 @@ thread_local std::string last_error;
 // Runs a call for C: its status as a code, and no exception, of which memory is the only source.
 template <typename F>
 int Answer(const F& call) {
-  Status status;
-  try {
-    status = call();
-  } catch (const std::bad_alloc&) {
-    status = ResourceExhausted("no memory");
-  }
+  const Status status = OrNoMemory(call);
   if (!status.ok()) last_error = status.message();
   return static_cast<int>(status.code());
 }
@@ -93,6 +88,10 @@ int dynemb_fingerprints(int64_t n, const int64_t* lengths, const char* strings, 
     }
     return Status();
   });
+}
+
+uint32_t dynemb_crc32c(const char* data, int64_t bytes) {
+  return dynemb::Crc32c({data, static_cast<size_t>(bytes)});
 }
 
 int dynemb_reader_open(const char* folder, dynemb_reader** reader) {

@@ -43,6 +43,9 @@ int dynemb_initial_slots(const char* schema, char* slots);
 /* The keys of strings, given as in a block. */
 int dynemb_fingerprints(int64_t n, const int64_t* lengths, const char* strings, int64_t* keys);
 
+/* CRC-32C, the checksum of all files. */
+uint32_t dynemb_crc32c(const char* data, int64_t bytes);
+
 int dynemb_reader_open(const char* folder, dynemb_reader** reader);
 /* The manifest's text (FORMAT.md), as long as the reader lives. */
 const char* dynemb_reader_manifest(const dynemb_reader* reader);

@@ -31,7 +31,7 @@ const std::map<Key, std::string>& Tags() {
 
 // Tables of 2 + 1 + 1 files with 3 blocks of rows each, one row in each: small blocks, many bounds.
 std::vector<TestTable> SmallTables() {
-  const TableSchema users = MakeSchema(DType::kFloat32, 3, "adagrad", {MetaField::kUsed});
+  const TableSchema users = MakeSchema(DType::kFloat32, 3, "adagrad", {MetaField::kLastWriteTime});
   const TableSchema items = MakeSchema(DType::kInt8, 5);
   TableSchema tags = items;
   tags.key = "string";

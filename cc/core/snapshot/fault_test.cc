@@ -31,7 +31,7 @@ struct Aftermath {
 };
 
 std::vector<TestTable> Tables(uint64_t seed) {
-  const TableSchema users = MakeSchema(DType::kFloat32, 3, "adam", {MetaField::kUsed});
+  const TableSchema users = MakeSchema(DType::kFloat32, 3, "adam", {MetaField::kLastWriteTime});
   const TableSchema items = MakeSchema(DType::kInt8, 5);
   const int64_t rows = static_cast<int64_t>(seed) * 5;
   return {{"users", users, RandomRows(users, rows, seed), 2},
@@ -129,7 +129,7 @@ void Folder::SaveWithFault(int next, int64_t n, const Fault& fault, const Afterm
 }
 
 // The folder has a snapshot's files and nothing else.
-void ExpectTidy(MemoryFileSystem* files) {
+void ExpectNoObsoleteFiles(MemoryFileSystem* files) {
   std::unique_ptr<SnapshotReader> reader;
   ASSERT_TRUE(SnapshotReader::Open(files, kFolder, &reader).ok());
   std::vector<std::string> want = {"LOCK", "MANIFEST"};
@@ -142,7 +142,7 @@ void ExpectNextSaveWorks(Folder* folder, int next) {
   const Status saved = folder->Save(next);
   ASSERT_TRUE(saved.ok()) << saved.message();
   EXPECT_EQ(AllStates().Which(&folder->files, {next}), next);
-  ExpectTidy(&folder->files);
+  ExpectNoObsoleteFiles(&folder->files);
 }
 
 std::vector<Fault> Faults() {
@@ -231,7 +231,7 @@ TEST(FailedSaveTest, LeavesNothing) {
   for (int64_t n = 2; n < 20; ++n) {
     folder.files.Inject(n, {Fault::kHalfWay, Code::kResourceExhausted});
     EXPECT_EQ(folder.Save(2).code(), Code::kResourceExhausted) << n;
-    ExpectTidy(&folder.files);
+    ExpectNoObsoleteFiles(&folder.files);
   }
 }
 
@@ -247,16 +247,16 @@ TEST(DeltaFaultTest, AFailedDeltaLosesNothing) {
     std::vector<TableToSave> tables = shards.named();
     const Caller call(tables[0].shards[0], HostTestMemory());
     Manifest full, delta;
-    ASSERT_TRUE(BeginVersion(OneThread(), tables[0].shards, &tables[0].since_version).ok());
-    const int64_t since = std::exchange(tables[0].since_version, -1);
+    ASSERT_TRUE(BeginEpoch(OneThread(), tables[0].shards, &tables[0].since_epoch).ok());
+    const int64_t since = std::exchange(tables[0].since_epoch, -1);
     ASSERT_TRUE(SaveTables(OneThread(), &files, "/full", tables, 0, &full).ok());
-    tables[0].since_version = since;
+    tables[0].since_epoch = since;
     for (uint64_t round = 0; round < 2; ++round) {
       TableContent all = call.Export();
       ASSERT_TRUE(call.Erase({all.begin()->first, std::next(all.begin())->first}).ok());
-      ASSERT_TRUE(call.Import(RandomRows(schema, 5, 10 + round)).ok());
+      ASSERT_TRUE(call.InsertRows(RandomRows(schema, 5, 10 + round)).ok());
       int64_t ended;
-      ASSERT_TRUE(BeginVersion(OneThread(), tables[0].shards, &ended).ok());
+      ASSERT_TRUE(BeginEpoch(OneThread(), tables[0].shards, &ended).ok());
       if (round == 0) files.Inject(n, {Fault::kHalfWay, Code::kResourceExhausted});
       const Status saved = SaveTables(OneThread(), &files, "/delta", tables, full.id, &delta);
       ASSERT_TRUE(saved.ok() || round == 0) << saved.message();

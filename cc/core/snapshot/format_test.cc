@@ -148,8 +148,11 @@ SnapshotContent Decode(const MemoryFileSystem& files, const std::string& folder)
 
 TEST(FormatTest, TheWriterWritesWhatItSays) {
   const std::vector<TestTable> tables = {
-      {"a", MakeSchema(DType::kFloat32, 5, "adam", {MetaField::kUsed}), {}, 2},
-      {"b b", MakeSchema(DType::kInt8, 3, "", {MetaField::kUsed, MetaField::kScore}), {}, 1},
+      {"a", MakeSchema(DType::kFloat32, 5, "adam", {MetaField::kLastWriteTime}), {}, 2},
+      {"b b",
+       MakeSchema(DType::kInt8, 3, "", {MetaField::kLastWriteTime, MetaField::kScore}),
+       {},
+       1},
       {"c", MakeSchema(DType::kBFloat16, 7, "rowwise_adagrad"), {}, 3},
       {"d", MakeSchema(DType::kFloat64, 100, "ftrl"), {}, 1},
       {"e", MakeSchema(DType::kFloat16, 1), {}, 1}};

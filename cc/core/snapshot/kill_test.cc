@@ -82,10 +82,12 @@ class Trainer {
           return ConstRows(part[i], 1, part.stride_bytes);
         };
         const int64_t shard = block.table == 1 ? 2 : block.rows.keys[i] % 2;
-        Check(shards_[static_cast<size_t>(shard)]->Import(OneThread(), {{&block.rows.keys[i], 1},
-                                                                        row(block.rows.values),
-                                                                        row(block.rows.slots),
-                                                                        row(block.rows.meta)}));
+        Batch batch;
+        batch.keys = {&block.rows.keys[i], 1};
+        Check(shards_[static_cast<size_t>(shard)]->InsertRows(
+            OneThread(), batch,
+            {{}, row(block.rows.values), row(block.rows.slots), row(block.rows.meta)}, RowParts(),
+            Report()));
       }
     }
   }

@@ -8,6 +8,37 @@
 
 namespace dynemb {
 
+Status ApplyBlock(const Context& context, const ChangeBlock& block,
+                  const Span<const int32_t>* shard_ids, const std::vector<Table*>& shards,
+                  KeyStrings* strings, const KeyPart& part) {
+  const TableSchema& to = shards[0]->schema();
+  DYNEMB_RETURN_IF_ERROR(CheckCompatible(*block.schema, to));
+  const Span<const Key> keys = block.rows.keys;
+  const int64_t count = static_cast<int64_t>(shards.size());
+  std::vector<int32_t> by_key;
+  Span<const int32_t> shard_of_row;
+  if (shard_ids != nullptr) {
+    shard_of_row = *shard_ids;
+  } else if (count > 1) {
+    shard_of_row = by_key = KeyMod(keys, count);
+  }
+  Routing routing;
+  DYNEMB_RETURN_IF_ERROR(
+      Routing::Make(keys, shard_of_row, static_cast<int>(count), &routing, part));
+  KeyStrings::PinGuard pin;
+  if (strings != nullptr) {
+    DYNEMB_RETURN_IF_ERROR(strings->Record(keys, block.strings, context));
+    DYNEMB_RETURN_IF_ERROR(KeyStrings::PinGuard::Begin(strings, keys, &pin, context));
+  }
+  if (block.erased.size > 0) {
+    Batch batch;
+    batch.keys = block.erased;
+    for (Table* shard : shards) DYNEMB_RETURN_IF_ERROR(shard->Erase(context, batch, Report()));
+  }
+  RowAdapter adapter(*block.schema, to);
+  return InsertRows(context, shards, routing, adapter.Adapt(block.rows));
+}
+
 Status LoadErased(const Context& context, const SnapshotReader& reader, int64_t table,
                   const std::vector<Table*>& shards) {
   SnapshotPlace place;
@@ -51,41 +82,29 @@ Status LoadErased(const Context& context, const SnapshotReader& reader, int64_t 
 }
 
 Status LoadRows(const Context& context, const SnapshotReader& reader, Span<const BlockEntry> blocks,
-                const Span<const int32_t>* owners, const std::vector<Table*>& shards,
+                const Span<const int32_t>* shard_ids, const std::vector<Table*>& shards,
                 KeyStrings* strings, const KeyPart& part) {
   const auto rows_of = [](const BlockEntry& block) {
     return block.kind == BlockKind::kRows ? block.records : 0;
   };
   std::vector<int64_t> first_row = {0};  // of each block
   for (const BlockEntry& block : blocks) first_row.push_back(first_row.back() + rows_of(block));
-  if (owners != nullptr && owners->size != first_row.back()) {
-    return InvalidArgument("owners: got ", owners->size, ", want one per row, ", first_row.back(),
-                           ", from the partitioner");
+  if (shard_ids != nullptr && shard_ids->size != first_row.back()) {
+    return InvalidArgument("shard_ids: got ", shard_ids->size, ", want one per row, ",
+                           first_row.back(), ", from the partitioner");
   }
   return reader.ForEachBlock(context, blocks, [&](int64_t number, const SnapshotBlock& block) {
     if (block.rows.keys.size == 0) return Status();
-    const OneThread here;
-    const int64_t count = static_cast<int64_t>(shards.size());
-    const TableSchema& from = reader.manifest().tables[static_cast<size_t>(block.table)].schema;
-    const TableSchema to = shards[0]->schema();
-    DYNEMB_RETURN_IF_ERROR(CheckCompatible(from, to));
-    RowAdapter adapter(from, to);
-    std::vector<int32_t> own;
+    ChangeBlock change;
+    change.schema = &reader.manifest().tables[static_cast<size_t>(block.table)].schema;
+    change.rows = block.rows;
+    change.strings = block.strings;
     Span<const int32_t> of_block;
-    if (owners != nullptr) {
-      of_block = {owners->data + first_row[static_cast<size_t>(number)], block.rows.keys.size};
-    } else if (count > 1) {
-      of_block = own = KeyMod(block.rows.keys, count);
+    if (shard_ids != nullptr) {
+      of_block = {shard_ids->data + first_row[static_cast<size_t>(number)], block.rows.keys.size};
     }
-    Routing routing;
-    DYNEMB_RETURN_IF_ERROR(
-        Routing::Make(block.rows.keys, of_block, static_cast<int>(count), &routing, part));
-    KeyStrings::Birth birth;
-    if (strings != nullptr) {
-      DYNEMB_RETURN_IF_ERROR(strings->Record(block.rows.keys, block.strings));
-      DYNEMB_RETURN_IF_ERROR(KeyStrings::Birth::Begin(strings, block.rows.keys, &birth));
-    }
-    return ImportRows(here, shards, routing, adapter.Adapt(block.rows));
+    return ApplyBlock(OneThread(), change, shard_ids == nullptr ? nullptr : &of_block, shards,
+                      strings, part);
   });
 }
 

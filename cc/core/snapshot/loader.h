@@ -4,6 +4,7 @@
 #define TF_DYNEMB_CC_CORE_SNAPSHOT_LOADER_H_
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "cc/core/base/context.h"
@@ -16,21 +17,35 @@
 
 namespace dynemb {
 
+// Rows, and keys that are erased, of a table of another or the same schema. Rows may be values
+// alone: their schema has then no optimizer and no meta.
+struct ChangeBlock {
+  const TableSchema* schema = nullptr;
+  ConstRowParts rows;
+  Span<const std::string_view> strings;  // of their keys, if the table keeps them
+  Span<const Key> erased;
+};
+
+// Erases the keys, in whatever shard they are, and puts the rows into the shards. What rows lack is
+// as in a new row, what the shards do not have is left out. `shard_ids`: the shard of each row;
+// null: key mod number of shards, rounded down. Rows whose keys are not in `part` are left out.
+// `strings`: the table's, null if it keeps none; those of the rows are recorded there. Errors: the
+// schemas are not compatible, two strings of one fingerprint, no memory; keys may have been erased
+// and rows put in then.
+Status ApplyBlock(const Context& context, const ChangeBlock& block,
+                  const Span<const int32_t>* shard_ids, const std::vector<Table*>& shards,
+                  KeyStrings* strings, const KeyPart& part = KeyPart());
+
 // Erases the keys that a table of a snapshot erases, in whatever shard they are; before its rows
 // are loaded. Keys whose rows come again stay, to be overwritten, so that nobody who reads
 // meanwhile misses them. Memory: 8 bytes per erased key.
 Status LoadErased(const Context& context, const SnapshotReader& reader, int64_t table,
                   const std::vector<Table*>& shards);
 
-// Puts the rows of blocks, which List gave, into the shards. Slots that the shards do not have are
-// left out, those that the rows do not have are as new. `strings`: the table's, null if it keeps
-// none; those of the rows are recorded there.
-//
-// `owners`: the shard of each row of the blocks, in order; null: key mod number of shards, rounded
-// down. Rows whose keys are not in `part` are left out. Errors: the schemas are not compatible,
-// damage, two strings of one fingerprint, no memory; rows may have been put in then.
+// Puts the rows of blocks, which List gave, into the shards, as ApplyBlock. `shard_ids`: the shard
+// of each row of all blocks, in order, or null. Errors: as ApplyBlock, and damage.
 Status LoadRows(const Context& context, const SnapshotReader& reader, Span<const BlockEntry> blocks,
-                const Span<const int32_t>* owners, const std::vector<Table*>& shards,
+                const Span<const int32_t>* shard_ids, const std::vector<Table*>& shards,
                 KeyStrings* strings, const KeyPart& part = KeyPart());
 
 }  // namespace dynemb

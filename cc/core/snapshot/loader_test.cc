@@ -26,7 +26,7 @@ class LoaderTest : public ::testing::Test {
     return reader;
   }
   // All of the snapshot's first table, on several threads.
-  Status LoadAll(const Shards& shards, const Span<const int32_t>* owners = nullptr) {
+  Status LoadAll(const Shards& shards, const Span<const int32_t>* shard_ids = nullptr) {
     const auto reader = Open();
     const std::vector<Table*>& to = shards.named()[0].shards;
     SnapshotPlace place;
@@ -36,7 +36,7 @@ class LoaderTest : public ::testing::Test {
     if (context.executor->concurrency() == 1) context = HostTestMemory()->context();
     DYNEMB_RETURN_IF_ERROR(LoadErased(context, *reader, 0, to));
     DYNEMB_RETURN_IF_ERROR(reader->List(0, kAll, &place, &blocks));
-    return LoadRows(context, *reader, blocks, owners, to, nullptr);
+    return LoadRows(context, *reader, blocks, shard_ids, to, nullptr);
   }
   // A writer of one table with one file, and what to call to make a snapshot of it.
   std::unique_ptr<RowsFile> NewFile(const TableSchema& schema) {
@@ -55,7 +55,8 @@ class LoaderTest : public ::testing::Test {
 TableContent ContentOf(const Table& shard) { return ExportAll(shard, HostTestMemory(), 1000); }
 
 TEST_F(LoaderTest, RowsGoToTheirShards) {
-  const TableSchema schema = MakeSchema(DType::kFloat32, 64, "adagrad", {MetaField::kUsed});
+  const TableSchema schema =
+      MakeSchema(DType::kFloat32, 64, "adagrad", {MetaField::kLastWriteTime});
   const TableContent rows = RandomRows(schema, 10'000, 1);  // 5 blocks
   for (const auto& [before, after] :
        std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {1, 3}, {3, 1}, {2, 5}}) {
@@ -74,36 +75,36 @@ TEST_F(LoaderTest, RowsGoToTheirShards) {
   }
 }
 
-// Owners are of the keys in the order of the blocks, which ReadKeys gives; pieces of any size are
-// together the whole.
-TEST_F(LoaderTest, RowsGoToTheOwnersThatACallerSays) {
+// Shard ids are of the keys in the order of the blocks, which ReadKeys gives; pieces of any size
+// are together the whole.
+TEST_F(LoaderTest, RowsGoToTheShardsThatACallerSays) {
   const TableSchema schema = MakeSchema(DType::kFloat32, 16);
   const TableContent rows = RandomRows(schema, 50'000, 2);  // about 4 blocks in 2 files
   ASSERT_OK(Save(&files_, "/s", Shards({{"t", schema, rows, 2}})));
   const auto reader = Open();
-  const auto owner = [](Key key) { return static_cast<int32_t>((key >> 3) & 1); };
+  const auto shard_id = [](Key key) { return static_cast<int32_t>((key >> 3) & 1); };
   for (const int64_t limit : {int64_t{1}, int64_t{20'000}, kAll}) {
     SCOPED_TRACE(limit);
     const Shards loaded({{"t", schema, {}, 2}});
     int64_t pieces = 0;
     for (SnapshotPlace place;; ++pieces) {
       std::vector<BlockEntry> blocks;
-      std::vector<int32_t> owners;
+      std::vector<int32_t> shard_ids;
       ASSERT_OK(reader->List(0, limit, &place, &blocks));
       if (blocks.empty()) break;
       for (const BlockEntry& block : blocks) {
         std::vector<Key> keys(static_cast<size_t>(block.records));
         ASSERT_OK(reader->ReadKeys(block, keys.data()));
-        for (const Key key : keys) owners.push_back(owner(key));
+        for (const Key key : keys) shard_ids.push_back(shard_id(key));
       }
-      const Span<const int32_t> span = owners;
+      const Span<const int32_t> span = shard_ids;
       ASSERT_OK(LoadRows(OneThread(), *reader, blocks, &span, loaded.named()[0].shards, nullptr));
     }
     EXPECT_EQ(pieces, limit == 1 ? 4 : limit == kAll ? 1 : 2);
     for (int32_t s = 0; s < 2; ++s) {
       TableContent want;
       for (const auto& [key, row] : rows) {
-        if (owner(key) == s) want[key] = row;
+        if (shard_id(key) == s) want[key] = row;
       }
       const Table& shard = *loaded.named()[0].shards[static_cast<size_t>(s)];
       EXPECT_EQ(Difference(want, ContentOf(shard)), "");
@@ -111,9 +112,10 @@ TEST_F(LoaderTest, RowsGoToTheOwnersThatACallerSays) {
   }
   const Shards untouched({{"t", schema, {}, 2}});
   const std::vector<int32_t> few(49'999), wrong(50'000, 2);
-  for (const auto& [owners, why] : {std::make_pair(&few, "owners: got 49999, want one per row"),
-                                    std::make_pair(&wrong, "partitioner: got shard 2 for key")}) {
-    const Span<const int32_t> span = *owners;
+  for (const auto& [shard_ids, why] :
+       {std::make_pair(&few, "shard_ids: got 49999, want one per row"),
+        std::make_pair(&wrong, "partitioner: got shard 2 for key")}) {
+    const Span<const int32_t> span = *shard_ids;
     const Status refused = LoadAll(untouched, &span);
     EXPECT_EQ(refused.code(), Code::kInvalidArgument);
     EXPECT_EQ(refused.message().rfind(why, 0), 0u) << refused.message();

@@ -277,13 +277,14 @@ Status SnapshotReader::ForEachBlock(
   };
   const int64_t shares = std::min<int64_t>(context.executor->concurrency(), blocks.size);
   std::vector<Status> statuses(static_cast<size_t>(shares));
-  context.executor->Run(shares, 1'000'000'000, [&](int64_t share) {
+  const Status ran = context.executor->Run(shares, 1'000'000'000, [&](int64_t share) {
     Status& status = statuses[static_cast<size_t>(share)];
-    status = read(blocks.size * share / shares, blocks.size * (share + 1) / shares);
+    status = OrNoMemory(
+        [&] { return read(blocks.size * share / shares, blocks.size * (share + 1) / shares); });
     if (!status.ok()) failed = true;
   });
   for (const Status& status : statuses) DYNEMB_RETURN_IF_ERROR(status);
-  return Status();
+  return ran;
 }
 
 Status SnapshotReader::ReadKeys(const BlockEntry& block, Key* keys) const {

@@ -70,11 +70,11 @@ SnapshotSave::~SnapshotSave() {
   if (committed_) return;
   // What could not be made a snapshot of; best effort, for a later save removes it too.
   const std::string ours = StrCat(kRowsPrefix, IdText(id_), "-");
-  Tidy([&](const std::string& name) { return name.rfind(ours, 0) == 0; });
+  RemoveObsoleteFiles([&](const std::string& name) { return name.rfind(ours, 0) == 0; });
 }
 
 template <typename F>
-void SnapshotSave::Tidy(const F& remove) {
+void SnapshotSave::RemoveObsoleteFiles(const F& remove) {
   std::vector<std::string> names;
   if (!files_->List(folder_, &names).ok()) return;
   for (const std::string& name : names) {
@@ -197,7 +197,7 @@ Status SnapshotSave::Commit(const std::vector<Manifest>& parts, Manifest* manife
   }
   std::set<std::string> named;
   for (const SnapshotFile& file : manifest->files) named.insert(file.name);
-  Tidy([&](const std::string& name) { return named.count(name) == 0; });
+  RemoveObsoleteFiles([&](const std::string& name) { return named.count(name) == 0; });
   return Status();
 }
 

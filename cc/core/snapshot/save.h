@@ -1,4 +1,4 @@
-// SnapshotSave: a save into a folder from its beginning to the step that makes the snapshot be.
+// SnapshotSave: a save into a folder from its beginning to the step that commits it atomically.
 //
 // Any number of writers, in this process or in others that have the same folder, write files of
 // their own in between (writer.h), and say what they have written by a manifest of their files: a
@@ -64,7 +64,7 @@ class SnapshotSave {
   Status PutInPlace(const std::string& draft, const std::string& text);
   // Removes the drafts and the files of rows that `remove` says.
   template <typename F>
-  void Tidy(const F& remove);
+  void RemoveObsoleteFiles(const F& remove);
 
   FileSystem* const files_;
   const std::string folder_;

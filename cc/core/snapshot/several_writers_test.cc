@@ -22,7 +22,7 @@ const char kFolder[] = "/folder/s";
 constexpr int64_t kPowerCuts = kUnderAddressSanitizer ? 0 : 1;
 
 std::vector<TestTable> Tables(uint64_t seed) {
-  const TableSchema users = MakeSchema(DType::kFloat32, 3, "adam", {MetaField::kUsed});
+  const TableSchema users = MakeSchema(DType::kFloat32, 3, "adam", {MetaField::kLastWriteTime});
   const TableSchema items = MakeSchema(DType::kInt8, 5);
   return {{"users", users, RandomRows(users, 20, seed)},
           {"items", items, RandomRows(items, 9, seed)}};
@@ -106,7 +106,7 @@ int Which(MemoryFileSystem* files, const std::vector<SnapshotContent>& contents)
 }
 
 // The folder has the files of its snapshot and nothing else.
-void ExpectTidy(MemoryFileSystem* files) {
+void ExpectNoObsoleteFiles(MemoryFileSystem* files) {
   std::vector<std::string> want = {"LOCK"};
   std::unique_ptr<SnapshotReader> reader;
   if (SnapshotReader::Open(files, kFolder, &reader).ok()) {
@@ -123,7 +123,7 @@ TEST(SeveralWritersTest, AnyNumberOfPartsIsReadByAnyOther) {
     MemoryFileSystem files;
     ASSERT_OK(Job(&files, 7, writers).Save());
     EXPECT_EQ(Which(&files, {ContentOf(tables)}), 1);
-    ExpectTidy(&files);
+    ExpectNoObsoleteFiles(&files);
     std::unique_ptr<SnapshotReader> reader;
     ASSERT_OK(SnapshotReader::Open(&files, kFolder, &reader));
     for (const int64_t readers : {1, 2, 3, 4}) {
@@ -157,7 +157,7 @@ TEST(SeveralWritersTest, Deltas) {
   int64_t ended[3][2];
   for (size_t p = 0; p < 3; ++p) {
     for (size_t t = 0; t < 2; ++t) {
-      ASSERT_OK(BeginVersion(OneThread(), job.tables(p)[t].shards, &ended[p][t]));
+      ASSERT_OK(BeginEpoch(OneThread(), job.tables(p)[t].shards, &ended[p][t]));
     }
   }
   ASSERT_OK(job.Save());
@@ -170,11 +170,11 @@ TEST(SeveralWritersTest, Deltas) {
   const Caller call(job.tables(1)[0].shards[0], HostTestMemory());
   const Key gone = call.Export().begin()->first;
   ASSERT_OK(call.Erase({gone}));
-  ASSERT_OK(call.Import({{1 - 3'000'000, RandomRows(users, 1, 2).begin()->second}}));
+  ASSERT_OK(call.InsertRows({{1 - 3'000'000, RandomRows(users, 1, 2).begin()->second}}));
   ASSERT_OK(Caller(job.tables(2)[1].shards[0], HostTestMemory())
-                .Import({{2 + 3'000'000, RandomRows(items, 1, 2).begin()->second}}));
+                .InsertRows({{2 + 3'000'000, RandomRows(items, 1, 2).begin()->second}}));
   for (size_t p = 0; p < 3; ++p) {
-    for (size_t t = 0; t < 2; ++t) job.tables(p)[t].since_version = ended[p][t];
+    for (size_t t = 0; t < 2; ++t) job.tables(p)[t].since_epoch = ended[p][t];
   }
   ASSERT_OK(job.Save(base));
   ASSERT_OK(Load(&files, kFolder, &changed, &erased));
@@ -220,7 +220,7 @@ TEST(SeveralWritersTest, PartsThatAreNotOfTheSnapshotAreRefused) {
   ASSERT_OK(files.Remove(JoinPath(kFolder, good[2].files[1].name)));
   refused([](Parts*) {}, Code::kFailedPrecondition, "writer 2 has written it: do all writers");
   job.End();
-  ExpectTidy(&files);
+  ExpectNoObsoleteFiles(&files);
   ASSERT_OK(job.Save());
   EXPECT_EQ(Which(&files, {ContentOf(Tables(2))}), 1);
 }
@@ -246,7 +246,7 @@ TEST(SeveralWritersTest, AJobThatIsThoughtDeadWritesOn) {
   EXPECT_EQ(Which(&files, {ContentOf(Tables(2))}), 1);
   ASSERT_OK(job.Save());
   EXPECT_EQ(Which(&files, {ContentOf(Tables(2))}), 1);
-  ExpectTidy(&files);
+  ExpectNoObsoleteFiles(&files);
 }
 
 // Over an earlier snapshot (1) and into an empty folder (0).
@@ -305,13 +305,13 @@ TEST_P(WritersFaultTest, EveryFaultAtEveryOperationOfEveryWriter) {
                status.message().find("is in place but may") == std::string::npos) {
       ASSERT_EQ(now, GetParam()) << "it was reported as failed: " << status.message();
     }
-    if (begun && first_lives && power_cut < 0 && now != 2) ExpectTidy(&files);
+    if (begun && first_lives && power_cut < 0 && now != 2) ExpectNoObsoleteFiles(&files);
     ++ended[now];
     ++runs;
     const Status next = Job(&files, 3, 1 + n % 4).Save();
     ASSERT_TRUE(next.ok()) << next.message();
     ASSERT_EQ(Which(&files, contents), 3);
-    ExpectTidy(&files);
+    ExpectNoObsoleteFiles(&files);
   };
   MemoryFileSystem probe;
   if (GetParam() == 1) ASSERT_OK(Job(&probe, 1, 2).Save());

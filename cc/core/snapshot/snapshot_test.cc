@@ -3,6 +3,7 @@
 // are in format_test.cc, faults in fault_test.cc and damage_test.cc.
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <iterator>
 #include <random>
 #include <thread>
@@ -12,13 +13,14 @@
 #include "cc/core/table/host_table.h"
 #include "cc/core/testing/caller.h"
 #include "cc/core/testing/memory_file_system.h"
+#include "cc/core/testing/no_memory_executor.h"
 #include "cc/core/testing/snapshots.h"
 #include "gtest/gtest.h"
 
 namespace dynemb {
 namespace {
 
-constexpr MetaField kUsed = MetaField::kUsed, kCount = MetaField::kCount,
+constexpr MetaField kLastWriteTime = MetaField::kLastWriteTime, kCount = MetaField::kCount,
                     kScore = MetaField::kScore;
 
 class SnapshotTest : public ::testing::Test {
@@ -41,14 +43,14 @@ class SnapshotTest : public ::testing::Test {
 };
 
 std::vector<TableSchema> Schemas() {
-  return {MakeSchema(DType::kFloat32, 8, "adam", {kUsed, kCount}),
+  return {MakeSchema(DType::kFloat32, 8, "adam", {kLastWriteTime, kCount}),
           MakeSchema(DType::kFloat32, 1),
           MakeSchema(DType::kFloat64, 3, "adagrad", {kCount}),
           MakeSchema(DType::kFloat16, 5, "rowwise_adagrad", {kScore}),
           MakeSchema(DType::kBFloat16, 1, "ftrl"),
-          MakeSchema(DType::kInt8, 3, "", {kUsed, kCount, kScore}),
+          MakeSchema(DType::kInt8, 3, "", {kLastWriteTime, kCount, kScore}),
           MakeSchema(DType::kInt32, 7),
-          MakeSchema(DType::kInt64, 2, "", {kUsed})};
+          MakeSchema(DType::kInt64, 2, "", {kLastWriteTime})};
 }
 
 TEST_F(SnapshotTest, KeepsRowsOfEveryKind) {
@@ -77,7 +79,7 @@ TEST_F(SnapshotTest, KeepsAnyNumberOfTablesAndShards) {
 
 // Each shard's rows read one by one, into a table with another number of shards.
 TEST_F(SnapshotTest, RestoresIntoTables) {
-  const TableSchema schema = MakeSchema(DType::kFloat32, 6, "adam", {kUsed});
+  const TableSchema schema = MakeSchema(DType::kFloat32, 6, "adam", {kLastWriteTime});
   const std::vector<TestTable> saved = {{"other", schema, RandomRows(schema, 50, 1)},
                                         {"table", schema, RandomRows(schema, 3000, 2), 3}};
   ASSERT_OK(Save(&files_, "/s", Shards(saved)));
@@ -93,7 +95,9 @@ TEST_F(SnapshotTest, RestoresIntoTables) {
     ASSERT_OK(reader->Next(number, &place, &block, &done));
     if (done) break;
     EXPECT_EQ(block.table, number);
-    ASSERT_OK(table->Import(OneThread(), block.rows));
+    Batch batch;
+    batch.keys = block.rows.keys;
+    ASSERT_OK(table->InsertRows(OneThread(), batch, block.rows, RowParts(), Report()));
   }
   EXPECT_EQ(Difference(saved[1].rows, ExportAll(*table, HostTestMemory(), 100)), "");
   const Status none = reader->FindTable("tabel", &number);
@@ -103,7 +107,7 @@ TEST_F(SnapshotTest, RestoresIntoTables) {
 
 TEST_F(SnapshotTest, KeepsRowsLargerThanABlockAndManyBlocks) {
   const TableSchema large = MakeSchema(DType::kFloat32, 1 << 18, "adam");
-  const TableSchema small = MakeSchema(DType::kFloat32, 16, "adagrad", {kUsed});
+  const TableSchema small = MakeSchema(DType::kFloat32, 16, "adagrad", {kLastWriteTime});
   RoundTrip(
       {{"large", large, RandomRows(large, 3, 1)}, {"small", small, RandomRows(small, 20'000, 2)}});
   // 3 rows of 3 MiB are a block each; 20,000 of 144 bytes are 2.75 MiB.
@@ -137,6 +141,23 @@ TEST_F(SnapshotTest, TheManifestCounts) {
   }
 }
 
+TEST_F(SnapshotTest, WithoutMemoryThereIsNoSnapshot) {
+  const TableSchema schema = MakeSchema(DType::kFloat32, 2);
+  const Shards shards({{"table", schema, RandomRows(schema, 100, 1)}});
+  NoMemoryExecutor executor;
+  Context context;
+  context.executor = &executor;
+  Manifest manifest;
+  EXPECT_EQ(SaveTables(context, &files_, "/s", shards.named(), 0, &manifest).code(),
+            Code::kResourceExhausted);
+  std::unique_ptr<SnapshotReader> reader;
+  EXPECT_EQ(SnapshotReader::Open(&files_, "/s", &reader).code(), Code::kNotFound);
+  ASSERT_OK(SaveTables(OneThread(), &files_, "/s", shards.named(), 0, &manifest));
+  ASSERT_OK(SnapshotReader::Open(&files_, "/s", &reader));
+  EXPECT_EQ(reader->Verify(context).code(), Code::kResourceExhausted);
+  ASSERT_OK(reader->Verify(OneThread()));
+}
+
 // A large shard is saved by all threads, each to a file of its own; what was erased is in one.
 TEST_F(SnapshotTest, LargeShardsAreSavedInParts) {
   const TableSchema schema = MakeSchema(DType::kInt32, 1);
@@ -145,11 +166,12 @@ TEST_F(SnapshotTest, LargeShardsAreSavedInParts) {
   const Shards shards({{"table", schema, rows}});
   std::vector<TableToSave> tables = shards.named();
   const Caller table(tables[0].shards[0], HostTestMemory());
-  const Context threads = HostTestMemory()->context();
+  Context threads = HostTestMemory()->context();
+  if (threads.executor->concurrency() == 1) threads = HostTestMemory()->context();
   ASSERT_GE(threads.executor->concurrency(), 2);
-  ASSERT_OK(BeginVersion(threads, tables[0].shards, &tables[0].since_version));
+  ASSERT_OK(BeginEpoch(threads, tables[0].shards, &tables[0].since_epoch));
   Manifest full, delta;
-  tables[0].since_version = -1;
+  tables[0].since_epoch = -1;
   ASSERT_OK(SaveTables(threads, &files_, "/s", tables, 0, &full));
   EXPECT_EQ(static_cast<int64_t>(full.files.size()),
             std::min<int64_t>(3, threads.executor->concurrency()));
@@ -157,14 +179,14 @@ TEST_F(SnapshotTest, LargeShardsAreSavedInParts) {
   ASSERT_OK(Load(&files_, "/s", &got));
   EXPECT_EQ(Difference({{"table", rows}}, got), "");
 
-  ASSERT_OK(BeginVersion(threads, tables[0].shards, &tables[0].since_version));
+  ASSERT_OK(BeginEpoch(threads, tables[0].shards, &tables[0].since_epoch));
   TableContent written;
   Keys gone;
   for (auto row = rows.begin(); row != rows.end(); std::advance(row, 2)) {
     (row->first % 4 == 0 ? gone.push_back(row->first)
                          : void(written[row->first].value = std::string(4, 'b')));
   }
-  ASSERT_OK(table.Import(written));
+  ASSERT_OK(table.InsertRows(written));
   ASSERT_OK(table.Erase(gone));
   ASSERT_OK(SaveTables(threads, &files_, "/d", tables, full.id, &delta));
   std::map<std::string, std::vector<Key>> erased;
@@ -174,9 +196,46 @@ TEST_F(SnapshotTest, LargeShardsAreSavedInParts) {
   EXPECT_EQ(erased["table"], gone);
 }
 
+// What a server needs: no slots, no meta, and numbers of fewer bits.
+TEST_F(SnapshotTest, ValuesAloneAreSavedNarrow) {
+  const TableSchema schema = MakeSchema(DType::kFloat32, 3, "adagrad", {kLastWriteTime});
+  TableContent rows = RandomRows(schema, 5'000, 1), values, narrow;
+  const float numbers[] = {1.0f, 1.00390625f, 1.01171875f};  // 1, 1 + 2^-8, 1 + 3 2^-8
+  const uint16_t rounded[] = {0x3f80, 0x3f80, 0x3f82};       // ties go to the even one
+  for (auto& [key, row] : rows) {
+    row.value.assign(reinterpret_cast<const char*>(numbers), sizeof(numbers));
+    values[key].value = row.value;
+    narrow[key].value.assign(reinterpret_cast<const char*>(rounded), sizeof(rounded));
+  }
+  const Shards shards({{"table", schema, rows, 2}});
+  std::vector<TableToSave> tables = shards.named();
+  Manifest manifest;
+  for (const DType dtype : {DType::kFloat64, DType::kFloat32, DType::kBFloat16}) {
+    tables[0].values_as = dtype;
+    ASSERT_OK(SaveTables(OneThread(), &files_, "/s", tables, 0, &manifest));
+    const TableSchema& saved = manifest.tables[0].schema;
+    EXPECT_EQ(saved.value_dtype, dtype == DType::kBFloat16 ? dtype : DType::kFloat32);
+    EXPECT_EQ(RowLayout(saved).slots_bytes + RowLayout(saved).meta_bytes, 0);
+    SnapshotContent got;
+    ASSERT_OK(Load(&files_, "/s", &got));
+    EXPECT_EQ(Difference({{"table", dtype == DType::kBFloat16 ? narrow : values}}, got), "");
+  }
+  // A number that float16 cannot hold: nothing is saved, and the earlier snapshot stays.
+  const float large = 1e6f;
+  std::memcpy(&rows.begin()->second.value[0], &large, sizeof(large));
+  const Shards others({{"table", schema, rows}});
+  tables = others.named();
+  tables[0].values_as = DType::kFloat16;
+  EXPECT_EQ(SaveTables(OneThread(), &files_, "/s", tables, 0, &manifest).code(),
+            Code::kInvalidArgument);
+  SnapshotContent got;
+  ASSERT_OK(Load(&files_, "/s", &got));
+  EXPECT_EQ(Difference({{"table", narrow}}, got), "");
+}
+
 // Rows from anywhere, in pieces of any size, from buffers with any stride.
 TEST_F(SnapshotTest, WritesArbitraryRows) {
-  const TableSchema schema = MakeSchema(DType::kFloat32, 1000, "adagrad", {kUsed});
+  const TableSchema schema = MakeSchema(DType::kFloat32, 1000, "adagrad", {kLastWriteTime});
   const TableContent rows = RandomRows(schema, 500, 1);  // 4 MB, so several blocks
   const int64_t value_bytes = 4000, stride = 4008;
   std::unique_ptr<SnapshotWriter> writer;
@@ -360,22 +419,52 @@ class InterruptedFiles : public MemoryFileSystem {
   };
 };
 
-TEST_F(SnapshotTest, AnOptimizerAttachedMeanwhileIsAnError) {
-  const TableSchema schema = MakeSchema(DType::kFloat32, 4);
-  InterruptedFiles files;
-  const Shards shards({{"a", schema, RandomRows(schema, 10, 1), 2}});
-  ASSERT_OK(Save(&files, "/s", shards));
-  SnapshotContent before, after;
-  ASSERT_OK(Load(&files, "/s", &before));
-  files.on_new_file = [&] {
-    ASSERT_OK(shards.named()[0].shards[1]->Attach(OneThread(), UsualRule("adam")));
-  };
-  const Status saved = Save(&files, "/s", shards);
-  EXPECT_EQ(saved.code(), Code::kFailedPrecondition);
-  EXPECT_EQ(saved.message(),
-            "table a: an optimizer was attached to it while it was being saved; save it again");
-  ASSERT_OK(Load(&files, "/s", &after));
-  EXPECT_EQ(Difference(before, after), "");
+// A delta of a table that is cleared while it is saved, before its keys are asked for or between
+// two blocks, is refused: it would keep rows of the base. So is the next one.
+TEST_F(SnapshotTest, ADeltaOfATableThatIsClearedMeanwhile) {
+  const TableSchema schema = MakeSchema(DType::kInt32, 64);
+  TableContent rows, changed;
+  for (Key key = 0; key < 10'000; ++key) {  // 3 blocks
+    rows[key].value = std::string(256, '1');
+    if (key % 2 == 0) changed[key].value = std::string(256, '2');
+  }
+  for (const bool before_rows_are_read : {true, false}) {
+    const Shards shards({{"a", schema, rows}});
+    std::vector<TableToSave> tables = shards.named();
+    const Caller table(tables[0].shards[0], HostTestMemory());
+    InterruptedFiles files;
+    Manifest base, delta;
+    int64_t full_epoch, delta_epoch;
+    ASSERT_OK(BeginEpoch(OneThread(), tables[0].shards, &full_epoch));
+    ASSERT_OK(SaveTables(OneThread(), &files, "/base", tables, 0, &base));
+    ASSERT_OK(table.InsertRows(changed));
+    ASSERT_OK(BeginEpoch(OneThread(), tables[0].shards, &delta_epoch));
+    auto& hook = before_rows_are_read ? files.on_new_file : files.on_append;
+    hook = [&] { ASSERT_OK(table.Clear()); };
+    tables[0].since_epoch = full_epoch;
+    const Status saved = SaveTables(OneThread(), &files, "/delta", tables, base.id, &delta);
+    hook = nullptr;
+    EXPECT_EQ(saved.code(), Code::kFailedPrecondition) << saved.message();
+    EXPECT_EQ(table.table()->size(), 0);  // which the hook has made so
+    tables[0].since_epoch = delta_epoch;
+    EXPECT_EQ(SaveTables(OneThread(), &files, "/next", tables, base.id, &delta).code(),
+              Code::kFailedPrecondition);
+  }
+}
+
+// From the moment when a clear can be seen, what has changed since before is not known.
+TEST_F(SnapshotTest, AClearIsNeverSeenWithoutItsChanges) {
+  const TableSchema schema = MakeSchema(DType::kInt32, 1);
+  for (int round = 0; round < 200; ++round) {
+    const Shards shards({{"a", schema, RandomRows(schema, 100, 1)}});
+    Table* const table = shards.named()[0].shards[0];
+    ASSERT_OK(table->BeginEpoch(OneThread(), 1));
+    std::thread clear([&] { EXPECT_TRUE(table->Clear(OneThread()).ok()); });
+    while (table->size() > 0) std::this_thread::yield();
+    std::vector<Key> keys;
+    EXPECT_EQ(table->ChangedKeys(OneThread(), 0, {}, &keys).code(), Code::kFailedPrecondition);
+    clear.join();
+  }
 }
 
 // What is erased while a delta is saved is saved as it was during the call, or as erased; not as it
@@ -393,14 +482,14 @@ TEST_F(SnapshotTest, WhatIsErasedDuringADeltaIsNotOfBefore) {
   InterruptedFiles files;
   Manifest base, delta;
   int64_t ended;
-  ASSERT_OK(BeginVersion(OneThread(), tables[0].shards, &ended));
+  ASSERT_OK(BeginEpoch(OneThread(), tables[0].shards, &ended));
   ASSERT_OK(SaveTables(OneThread(), &files, "/base", tables, 0, &base));
-  ASSERT_OK(table.Import(twos));
+  ASSERT_OK(table.InsertRows(twos));
   Keys gone;
   for (Key key = 0; key < 20'000; key += 2) gone.push_back(key);
   files.on_append = [&] { ASSERT_OK(table.Erase(gone)); };
-  tables[0].since_version = ended;
-  ASSERT_OK(BeginVersion(OneThread(), tables[0].shards, &ended));
+  tables[0].since_epoch = ended;
+  ASSERT_OK(BeginEpoch(OneThread(), tables[0].shards, &ended));
   ASSERT_OK(SaveTables(OneThread(), &files, "/delta", tables, base.id, &delta));
   files.on_append = nullptr;
   SnapshotContent content, changes;
@@ -417,7 +506,7 @@ TEST_F(SnapshotTest, WhatIsErasedDuringADeltaIsNotOfBefore) {
 // While rows are written, inserted and erased, each saved row is of one moment: its value, slot and
 // meta were written equal. Rows that nobody erases are all there.
 TEST_F(SnapshotTest, SavesRowsOfOneMomentWhileOthersWrite) {
-  const TableSchema schema = MakeSchema(DType::kFloat64, 32, "adagrad", {kUsed});
+  const TableSchema schema = MakeSchema(DType::kFloat64, 32, "adagrad", {kLastWriteTime});
   constexpr int64_t kKeys = 3000;
   const auto rows_of = [](Key first, Key last, int64_t number) {
     TableContent rows;
@@ -444,8 +533,8 @@ TEST_F(SnapshotTest, SavesRowsOfOneMomentWhileOthersWrite) {
       std::vector<Key> guests;
       for (Key key = kKeys; key < kKeys + 500; ++key) guests.push_back(key * 2 + w);
       for (int64_t number = 1; !stop; ++number) {
-        EXPECT_TRUE(call.Import(rows_of(w * 500, w * 500 + 1000, number * 2 + w)).ok());
-        EXPECT_TRUE(call.Import(rows_of(kKeys * 2 + w, kKeys * 2 + w + 700, number)).ok());
+        EXPECT_TRUE(call.InsertRows(rows_of(w * 500, w * 500 + 1000, number * 2 + w)).ok());
+        EXPECT_TRUE(call.InsertRows(rows_of(kKeys * 2 + w, kKeys * 2 + w + 700, number)).ok());
         EXPECT_TRUE(call.Erase(guests).ok());
       }
     });

@@ -177,7 +177,9 @@ TEST_F(StringsTest, AreSavedAndLoadedWithTheRows) {
   ConstRowParts rows;
   rows.keys = keys;
   rows.values = ConstRows(values.data(), static_cast<int64_t>(keys.size()), 1);
-  ASSERT_OK(table->Import(OneThread(), rows));
+  Batch batch;
+  batch.keys = keys;
+  ASSERT_OK(table->InsertRows(OneThread(), batch, rows, RowParts(), Report()));
   Manifest manifest;
   TableToSave to_save{"t", {table}};
   to_save.strings = &kept;
@@ -199,7 +201,7 @@ TEST_F(StringsTest, AreSavedAndLoadedWithTheRows) {
   EXPECT_EQ(Difference(ExportAll(*table, HostTestMemory(), 1000), got), "");
   EXPECT_EQ(loaded.size(), static_cast<int64_t>(strings.size()));
   ASSERT_OK(loaded.Check(keys, views));
-  ASSERT_OK(loaded.Get(keys, [&](int64_t i, const std::string& s) { EXPECT_EQ(s, strings[i]); }));
+  ASSERT_OK(loaded.Get(keys, [&](int64_t i, std::string_view s) { EXPECT_EQ(s, strings[i]); }));
 
   // A row without a string cannot be, and is not saved; the earlier snapshot stays.
   KeyStrings other;

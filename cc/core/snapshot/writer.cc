@@ -1,11 +1,12 @@
 #include "cc/core/snapshot/writer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
-#include <functional>
 #include <utility>
 
 #include "cc/core/base/crc32c.h"
+#include "cc/core/lookup/widen.h"
 
 namespace dynemb {
 namespace {
@@ -198,119 +199,229 @@ Status SnapshotWriter::Commit(uint64_t base) {
   return save_->Commit({part}, &manifest_);
 }
 
-Status BeginVersion(const Context& context, const std::vector<Table*>& shards, int64_t* ended) {
+Status BeginEpoch(const Context& context, const std::vector<Table*>& shards, int64_t* ended) {
   *ended = 0;
-  for (const Table* shard : shards) *ended = std::max(*ended, shard->version());
+  for (const Table* shard : shards) *ended = std::max(*ended, shard->epoch());
   for (Table* shard : shards) {
-    const Status begun = shard->BeginVersion(context, *ended + 1);
-    // Another save may have begun that version, or a later one, since it was asked for.
-    if (!begun.ok() && shard->version() <= *ended) return begun;
+    const Status begun = shard->BeginEpoch(context, *ended + 1);
+    // Another save may have begun that epoch, or a later one, since it was asked for.
+    if (!begun.ok() && shard->epoch() <= *ended) return begun;
   }
   return Status();
+}
+
+namespace {
+
+// What one thread writes: a shard, or a part of it, to a file.
+struct Job {
+  int64_t table;  // number
+  const Table* shard;
+  TablePart part;
+  int64_t since_epoch;
+  KeyStrings* strings;
+  TableSchema saved;  // the schema of what is written
+  Status status;
+};
+
+// Rounds numbers of `from` to the narrower `to`, both floating, to nearest. False: a finite one has
+// become infinite.
+bool Narrow(const ConstRows& rows, DType from, DType to, int64_t dim, char* narrow) {
+  bool fits = true;
+  VisitFloats(to, from, [&](auto to_tag, auto from_tag) {
+    using To = typename decltype(to_tag)::type;
+    using From = typename decltype(from_tag)::type;
+    for (int64_t row = 0; row < rows.count; ++row) {
+      for (int64_t i = 0; i < dim; ++i, narrow += sizeof(To)) {
+        From number;
+        std::memcpy(&number, rows[row] + i * static_cast<int64_t>(sizeof(From)), sizeof(From));
+        const To rounded = static_cast<To>(static_cast<ComputeType<To>>(number));
+        fits =
+            fits && std::isfinite(number) == std::isfinite(static_cast<ComputeType<To>>(rounded));
+        std::memcpy(narrow, &rounded, sizeof(To));
+      }
+    }
+  });
+  return fits;
+}
+
+// The first `rows` rows of `parts`.
+ConstRowParts FirstRows(const RowParts& parts, int64_t rows) {
+  ConstRowParts first;
+  first.keys = {parts.keys.data, rows};
+  first.values = {parts.values.data, rows, parts.values.stride_bytes};
+  first.slots = {parts.slots.data, rows, parts.slots.stride_bytes};
+  first.meta = {parts.meta.data, rows, parts.meta.stride_bytes};
+  return first;
+}
+
+// Moves row `from` of the parts to place `to`, which is not behind it.
+void MoveRow(const RowParts& parts, int64_t from, int64_t to) {
+  if (from == to) return;
+  parts.keys[to] = parts.keys[from];
+  for (const Rows* part : {&parts.values, &parts.slots, &parts.meta}) {
+    if (part->stride_bytes > 0) {
+      std::memcpy((*part)[to], (*part)[from], static_cast<size_t>(part->stride_bytes));
+    }
+  }
+}
+
+// The rows of one job, on their way to its file.
+class JobRows {
+ public:
+  JobRows(const Context& context, const Job& job, RowsFile* file)
+      : context_(context),
+        job_(job),
+        file_(file),
+        room_(file->room()),
+        narrows_(job.saved.value_dtype != job.shard->schema().value_dtype) {
+    // Rows go into the file's own block, those with strings or other numbers into one beside it.
+    TableSchema read = job.saved;
+    read.value_dtype = job.shard->schema().value_dtype;
+    const RowLayout layout(read);
+    if (job.strings != nullptr || narrows_) {
+      beside_.resize(static_cast<size_t>(RowsPayload(layout, room_.keys.size).bytes));
+      room_ = MutableParts(layout, room_.keys.size, beside_.data());
+    }
+    if (layout.slots_bytes == 0) room_.slots = Rows();
+    if (layout.meta_bytes == 0) room_.meta = Rows();
+    if (!narrows_) return;
+    narrow_.resize(static_cast<size_t>(room_.keys.size * RowLayout(job.saved).value_bytes));
+  }
+
+  // All rows.
+  Status WriteAll() {
+    Cursor cursor;
+    static_cast<TablePart&>(cursor) = job_.part;
+    while (!cursor.done) {
+      int64_t rows = 0;
+      DYNEMB_RETURN_IF_ERROR(job_.shard->Export(context_, &cursor, room_, &rows));
+      DYNEMB_RETURN_IF_ERROR(Write(rows));
+    }
+    return Status();
+  }
+
+  // Those that have changed. A key that has changed and has no row was erased; if that happens
+  // after the epoch has ended, the next delta says so once more.
+  Status WriteChanges() {
+    std::vector<Key> changed, erased;
+    std::vector<Outcome> outcomes;
+    DYNEMB_RETURN_IF_ERROR(
+        job_.shard->ChangedKeys(context_, job_.since_epoch, job_.part, &changed));
+    const int64_t count = static_cast<int64_t>(changed.size());
+    for (int64_t first = 0; first < count; first += room_.keys.size) {
+      Batch batch;
+      batch.keys = {changed.data() + first, std::min(room_.keys.size, count - first)};
+      outcomes.resize(static_cast<size_t>(batch.keys.size));
+      Report report;
+      report.outcomes = outcomes;
+      std::copy(batch.keys.begin(), batch.keys.end(), room_.keys.data);
+      RowParts read = room_;
+      read.keys = {};
+      for (Rows* part : {&read.values, &read.slots, &read.meta}) {
+        if (part->data != nullptr) part->count = batch.keys.size;
+      }
+      DYNEMB_RETURN_IF_ERROR(job_.shard->ReadRows(context_, batch, read, report));
+      int64_t rows = 0;
+      for (int64_t i = 0; i < batch.keys.size; ++i) {
+        if (outcomes[static_cast<size_t>(i)] == Outcome::kFound) {
+          MoveRow(room_, i, rows++);
+        } else {
+          erased.push_back(room_.keys[i]);
+        }
+      }
+      DYNEMB_RETURN_IF_ERROR(Write(rows));
+    }
+    // If the table was cleared meanwhile, rows of the base that had not changed are missing among
+    // the erased keys.
+    DYNEMB_RETURN_IF_ERROR(
+        job_.shard->ChangedKeys(context_, job_.since_epoch, job_.part, &changed));
+    return file_->AddErased(erased);
+  }
+
+ private:
+  // The first rows of room_, with their strings.
+  Status Write(int64_t rows) {
+    if (beside_.empty()) return file_->Write(rows);
+    ConstRowParts parts = FirstRows(room_, rows);
+    if (narrows_) {
+      const DType from = job_.shard->schema().value_dtype, to = job_.saved.value_dtype;
+      if (!Narrow(parts.values, from, to, job_.saved.dim, narrow_.data())) {
+        return InvalidArgument("value_dtype: the table has values beyond those of ", Name(to),
+                               "; want a wider one, bfloat16 or none");
+      }
+      parts.values = ConstRows(narrow_.data(), rows, RowLayout(job_.saved).value_bytes);
+    }
+    std::vector<std::string_view> strings;
+    if (job_.strings != nullptr) {
+      DYNEMB_RETURN_IF_ERROR(job_.strings->Get(
+          parts.keys, [&](int64_t, std::string_view string) { strings.emplace_back(string); }));
+    }
+    return file_->Add(parts, strings);
+  }
+
+  const Context& context_;
+  const Job& job_;
+  RowsFile* const file_;
+  RowParts room_;
+  const bool narrows_;
+  std::vector<char> beside_;
+  std::vector<char> narrow_;  // values as they are written
+};
+
+}  // namespace
+
+TableSchema ValuesAlone(const TableSchema& schema, DType values_as) {
+  TableSchema alone = schema;
+  alone.rule = OptimizerSpec();
+  alone.meta = MetaFields();
+  if (CanWiden(values_as, schema.value_dtype)) alone.value_dtype = values_as;
+  return alone;
 }
 
 Status WriteTables(const Context& context, FileSystem* files, const std::string& folder,
                    const WriterPlace& place, const std::vector<TableToSave>& tables, uint64_t base,
                    Manifest* part) {
   SnapshotWriter writer(files, folder, place);
-  struct Job {
-    int64_t table;
-    const Table* shard;
-    int64_t part, parts;  // of the shard
-    int64_t since_version;
-    KeyStrings* strings;
-    Status status;
-  };
   std::vector<Job> jobs;
   int64_t shards = 0;
   for (const TableToSave& table : tables) shards += static_cast<int64_t>(table.shards.size());
-  std::vector<KeyStrings::Birth> no_sweep(tables.size());  // no row that is saved loses its string
+  std::vector<KeyStrings::PinGuard> no_sweep(
+      tables.size());  // no row that is saved loses its string
   for (const TableToSave& table : tables) {
     int64_t number;
-    if (table.shards.empty() && table.elsewhere == nullptr) {
+    if (table.shards.empty() && table.remote_schema == nullptr) {
       return InvalidArgument("table ", table.name, ": got no shards");
     }
-    DYNEMB_RETURN_IF_ERROR(writer.AddTable(
-        table.name, table.shards.empty() ? *table.elsewhere : table.shards[0]->schema(), &number));
+    TableSchema saved = table.shards.empty() ? *table.remote_schema : table.shards[0]->schema();
+    if (table.values_as) saved = ValuesAlone(saved, *table.values_as);
+    DYNEMB_RETURN_IF_ERROR(writer.AddTable(table.name, saved, &number));
     DYNEMB_RETURN_IF_ERROR(
-        KeyStrings::Birth::Begin(table.strings, {}, &no_sweep[static_cast<size_t>(number)]));
+        KeyStrings::PinGuard::Begin(table.strings, {}, &no_sweep[static_cast<size_t>(number)]));
     for (const Table* shard : table.shards) {
       // As many files as keep all threads busy, none for a few rows.
       const int64_t wanted = (context.executor->concurrency() + shards - 1) / shards;
       const int64_t parts = std::clamp<int64_t>(shard->size() / kPartRows, 1, wanted);
-      for (int64_t part = 0; part < parts; ++part) {
-        jobs.push_back({number, shard, part, parts, table.since_version, table.strings, Status()});
+      for (int64_t p = 0; p < parts; ++p) {
+        jobs.push_back(
+            {number, shard, {p, parts}, table.since_epoch, table.strings, saved, Status()});
       }
     }
   }
-  // An optimizer that is attached meanwhile would make rows of two kinds.
-  const auto check_schema = [&](const Job& job) {
-    const SnapshotTable& table = writer.manifest().tables[static_cast<size_t>(job.table)];
-    if (job.shard->schema().ToText() == table.schema.ToText()) return Status();
-    return FailedPrecondition("table ", table.name,
-                              ": an optimizer was attached to it while it was being saved; save "
-                              "it again");
-  };
-  // The first rows of `room` with their strings.
-  const auto add = [&](const Job& job, const RowParts& room, int64_t rows, RowsFile* file) {
-    ConstRowParts parts;
-    parts.keys = {room.keys.data, rows};
-    parts.values = {room.values.data, rows, room.values.stride_bytes};
-    parts.slots = {room.slots.data, rows, room.slots.stride_bytes};
-    parts.meta = {room.meta.data, rows, room.meta.stride_bytes};
-    std::vector<std::string_view> strings;
-    DYNEMB_RETURN_IF_ERROR(job.strings->Get(
-        parts.keys, [&](int64_t, const std::string& string) { strings.emplace_back(string); }));
-    return file->Add(parts, strings);
-  };
   const auto save = [&](const Job& job) {
     std::unique_ptr<RowsFile> file;
-    DYNEMB_RETURN_IF_ERROR(check_schema(job));
+    OneThread here;
     DYNEMB_RETURN_IF_ERROR(writer.NewFile(job.table, &file));
-    // Rows go into the file's own block, those with strings into one beside it.
-    const RowLayout layout(job.shard->schema());
-    std::vector<char> beside;
-    RowParts room = file->room();
-    if (job.strings != nullptr) {
-      beside.resize(static_cast<size_t>(RowsPayload(layout, room.keys.size).bytes));
-      room = MutableParts(layout, room.keys.size, beside.data());
-    }
-    Cursor cursor;
-    cursor.since_version = job.since_version;
-    cursor.part = job.part;
-    cursor.parts = job.parts;
-    while (!cursor.done) {
-      int64_t rows = 0;
-      const Status exported = job.shard->Export(context, &cursor, room, &rows);
-      DYNEMB_RETURN_IF_ERROR(check_schema(job));
-      DYNEMB_RETURN_IF_ERROR(exported);
-      DYNEMB_RETURN_IF_ERROR(job.strings == nullptr ? file->Write(rows)
-                                                    : add(job, room, rows, file.get()));
-    }
+    JobRows rows(here, job, file.get());
+    DYNEMB_RETURN_IF_ERROR(job.since_epoch < 0 ? rows.WriteAll() : rows.WriteChanges());
     return file->Finish();
   };
-  const auto save_erased = [&](const Job& job) {
-    std::unique_ptr<RowsFile> file;
-    std::vector<Key> erased;
-    if (job.since_version < 0 || job.part > 0) return Status();
-    DYNEMB_RETURN_IF_ERROR(job.shard->Erased(context, job.since_version, &erased));
-    if (erased.empty()) return Status();
-    DYNEMB_RETURN_IF_ERROR(writer.NewFile(job.table, &file));
-    DYNEMB_RETURN_IF_ERROR(file->AddErased(erased));
-    return file->Finish();
-  };
-  const auto for_all_jobs = [&](const std::function<Status(const Job&)>& work) {
-    context.executor->Run(static_cast<int64_t>(jobs.size()), 1'000'000'000, [&](int64_t j) {
-      Job& job = jobs[static_cast<size_t>(j)];
-      job.status = work(job);
-    });
-    for (const Job& job : jobs) DYNEMB_RETURN_IF_ERROR(job.status);
-    return Status();
-  };
-  // What was erased is asked for when all rows have been read. A key that is erased meanwhile is in
-  // one of both, or in both: then its row counts, as of the moment before.
-  DYNEMB_RETURN_IF_ERROR(for_all_jobs(save));
-  DYNEMB_RETURN_IF_ERROR(for_all_jobs(save_erased));
+  const Status ran =
+      context.executor->Run(static_cast<int64_t>(jobs.size()), 1'000'000'000, [&](int64_t j) {
+        Job& job = jobs[static_cast<size_t>(j)];
+        job.status = save(job);
+      });
+  for (const Job& job : jobs) DYNEMB_RETURN_IF_ERROR(job.status);
+  DYNEMB_RETURN_IF_ERROR(ran);
   return writer.Finish(base, part);
 }
 

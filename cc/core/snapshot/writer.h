@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -99,27 +100,35 @@ class SnapshotWriter {
   int64_t begun_ = 0;
 };
 
-// Begins a new version in all shards of a table, which follow changes from then on, and returns the
+// Begins a new epoch in all shards of a table, which track changes from then on, and returns the
 // one that it ended: what is written after the call is of a later one, and so may be what was
 // written while others called it.
-Status BeginVersion(const Context& context, const std::vector<Table*>& shards, int64_t* ended);
+Status BeginEpoch(const Context& context, const std::vector<Table*>& shards, int64_t* ended);
+
+// The schema of rows of a table that are saved as `values_as`.
+TableSchema ValuesAlone(const TableSchema& schema, DType values_as);
 
 struct TableToSave {
   std::string name;
   std::vector<Table*> shards;
-  // Of a delta: save what has changed since this version; -1: all rows.
-  int64_t since_version = -1;
+  // Of a delta: save what has changed since this epoch; -1: all rows.
+  int64_t since_epoch = -1;
   // Of a table that keeps them.
   KeyStrings* strings = nullptr;
   // Of a table without shards here, whose rows other writers have.
-  const TableSchema* elsewhere = nullptr;
+  const TableSchema* remote_schema = nullptr;
+  // Save values alone, without slots and meta: what a server needs. As numbers of this dtype where
+  // those of the table are wider floats.
+  std::optional<DType> values_as = std::nullopt;
 };
 
 // Writes the rows of tables, as one writer of a snapshot that has begun, while others may write to
 // the tables: of each row, its value, slots and meta of one moment between the call's beginning and
 // its end; a row that is there throughout appears exactly once. All threads write, each a shard or
-// a part of a large one, to a file of its own. `base`: the snapshot that this is a delta of, or 0.
-// kInternal: a row of a table that keeps strings has none, which cannot be.
+// a part of a large one, to a file of its own. A delta costs what has changed, not what there is.
+// `base`: the snapshot that this is a delta of, or 0.
+// kInvalidArgument: a value that `values_as` cannot hold. kInternal: a row of a table that keeps
+// strings has none, which cannot be.
 Status WriteTables(const Context& context, FileSystem* files, const std::string& folder,
                    const WriterPlace& place, const std::vector<TableToSave>& tables, uint64_t base,
                    Manifest* part);

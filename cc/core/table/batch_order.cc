@@ -1,6 +1,7 @@
 #include "cc/core/table/batch_order.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 namespace dynemb {
@@ -10,6 +11,11 @@ constexpr int64_t kSliceKeys = 4096;  // fewer are not worth another thread
 
 uint64_t Hash(Key key) { return Mix64(static_cast<uint64_t>(key)); }
 
+// As all that the constructor asks memory for.
+void OrThrow(const Status& ran) {
+  if (!ran.ok()) throw std::bad_alloc();
+}
+
 }  // namespace
 
 BatchOrder::BatchOrder(const Context& context, const Batch& batch)
@@ -17,6 +23,7 @@ BatchOrder::BatchOrder(const Context& context, const Batch& batch)
       keys_(new Key[size_]),
       positions_(new int64_t[size_]),
       ends_(new int64_t[size_]) {
+  std::fill(distinct_, distinct_ + kSegments, -1);
   const auto position = [&](int64_t i) {
     return batch.select == nullptr ? i : batch.select->at[i];
   };
@@ -24,12 +31,12 @@ BatchOrder::BatchOrder(const Context& context, const Batch& batch)
       std::max<int64_t>(1, std::min<int64_t>(context.executor->concurrency(), size_ / kSliceKeys));
   const auto slice_begin = [&](int64_t slice) { return size_ * slice / slices; };
   std::vector<int64_t> next(slices * kSegments);
-  context.executor->Run(slices, 2 * size_ / slices, [&](int64_t slice) {
+  OrThrow(context.executor->Run(slices, 2 * size_ / slices, [&](int64_t slice) {
     int64_t* count = &next[slice * kSegments];
     for (int64_t i = slice_begin(slice); i < slice_begin(slice + 1); ++i) {
       ++count[SegmentOf(Hash(batch.keys[position(i)]))];
     }
-  });
+  }));
   int64_t begin = 0;
   for (int segment = 0; segment < kSegments; ++segment) {
     begin_[segment] = begin;
@@ -40,7 +47,7 @@ BatchOrder::BatchOrder(const Context& context, const Batch& batch)
     }
   }
   begin_[kSegments] = begin;
-  context.executor->Run(slices, 3 * size_ / slices, [&](int64_t slice) {
+  OrThrow(context.executor->Run(slices, 3 * size_ / slices, [&](int64_t slice) {
     int64_t* to = &next[slice * kSegments];
     for (int64_t i = slice_begin(slice); i < slice_begin(slice + 1); ++i) {
       const Key key = batch.keys[position(i)];
@@ -48,10 +55,11 @@ BatchOrder::BatchOrder(const Context& context, const Batch& batch)
       keys_[at] = key;
       positions_[at] = position(i);
     }
-  });
+  }));
 }
 
 int64_t BatchOrder::Group(int64_t segment, Scratch* scratch) {
+  if (distinct_[segment] >= 0) return distinct_[segment];
   const int64_t begin = begin_[segment], n = size(segment);
   Key* const keys = &keys_[begin];
   int64_t* const positions = &positions_[begin];
@@ -85,7 +93,7 @@ int64_t BatchOrder::Group(int64_t segment, Scratch* scratch) {
     scratch->positions.assign(positions, positions + n);
     for (int64_t i = 0; i < n; ++i) positions_[ends[number[i]]++] = scratch->positions[i];
   }
-  return distinct;
+  return distinct_[segment] = distinct;
 }
 
 }  // namespace dynemb

@@ -107,8 +107,21 @@ Status CheckExport(const RowLayout& layout, const RowParts& out, MemorySpace spa
   return CheckPart("out.meta", capacity, layout.meta_bytes, out.meta, space);
 }
 
-Status CheckImport(const RowLayout& layout, const ConstRowParts& rows, MemorySpace space) {
-  const int64_t n = rows.keys.size;
+Status CheckRowsToRead(const RowLayout& layout, const Batch& batch, const RowParts& rows,
+                       MemorySpace space) {
+  const int64_t n = batch.keys.size;
+  DYNEMB_RETURN_IF_ERROR(CheckPart("values", n, layout.value_bytes, rows.values, space));
+  DYNEMB_RETURN_IF_ERROR(CheckPart("slots", n, layout.slots_bytes, rows.slots, space));
+  DYNEMB_RETURN_IF_ERROR(CheckPart("meta", n, layout.meta_bytes, rows.meta, space));
+  if (rows.keys.data == nullptr) return Status();
+  DYNEMB_RETURN_IF_ERROR(CheckSpan("keys of rows", rows.keys, space));
+  if (rows.keys.size == n) return Status();
+  return InvalidArgument("keys of rows: got room for ", rows.keys.size, ", want ", n);
+}
+
+Status CheckRowsToInsert(const RowLayout& layout, const Batch& batch, const ConstRowParts& rows,
+                         MemorySpace space) {
+  const int64_t n = batch.keys.size;
   DYNEMB_RETURN_IF_ERROR(CheckPart("values", n, layout.value_bytes, rows.values, space));
   DYNEMB_RETURN_IF_ERROR(CheckPart("slots", n, layout.slots_bytes, rows.slots, space));
   DYNEMB_RETURN_IF_ERROR(CheckPart("meta", n, layout.meta_bytes, rows.meta, space));
@@ -116,7 +129,7 @@ Status CheckImport(const RowLayout& layout, const ConstRowParts& rows, MemorySpa
                  (rows.meta.data || layout.meta_bytes == 0))) {
     return Status();
   }
-  return InvalidArgument("rows to import: a part that the schema has is missing");
+  return InvalidArgument("rows to insert: a part that the schema has is missing");
 }
 
 Status CheckCounts(const Span<int64_t>& counts, int prefix_bits, int* bits, MemorySpace space) {
@@ -132,14 +145,13 @@ Status CheckCounts(const Span<int64_t>& counts, int prefix_bits, int* bits, Memo
                          "and prefix_bits");
 }
 
-Status CheckParts(const Cursor& cursor) {
+Status CheckTablePart(const TablePart& part) {
   constexpr int64_t kMost = 1 << 20;
-  if (cursor.parts >= 1 && cursor.parts <= kMost && cursor.part >= 0 &&
-      cursor.part < cursor.parts) {
+  if (part.parts >= 1 && part.parts <= kMost && part.part >= 0 && part.part < part.parts) {
     return Status();
   }
-  return InvalidArgument("cursor: got part ", cursor.part, " of ", cursor.parts, ", want 0 to ",
-                         "parts - 1 of 1 to ", kMost);
+  return InvalidArgument("part of a table: got part ", part.part, " of ", part.parts,
+                         ", want 0 to parts - 1 of 1 to ", kMost);
 }
 
 Status CheckMetaField(const RowLayout& layout, MetaField field) {
@@ -147,21 +159,37 @@ Status CheckMetaField(const RowLayout& layout, MetaField field) {
   return FailedPrecondition("the table's rows have no meta field ", Name(field));
 }
 
-Status CheckAttached(const TableSchema& schema, const RuleSpec& rule) {
+Status CheckAttached(const TableSchema& schema, const OptimizerSpec& rule) {
   if (schema.rule == rule) return Status();
   return FailedPrecondition("the table is trained by ", schema.rule.DebugString(), ", got ",
-                            rule.DebugString(), "; attach the rule first");
+                            rule.DebugString(), "; set the optimizer first");
 }
 
-Status OtherRule(const RuleSpec& attached, const RuleSpec& got) {
+Status OtherRule(const OptimizerSpec& attached, const OptimizerSpec& got) {
   return FailedPrecondition(
       "the table is trained by ", attached.DebugString(), ", got ", got.DebugString(),
-      "; a table has one optimizer rule for its life: use the same one, or a new table");
+      "; use the same one, or reset_optimizer() to begin with another and without its slots");
 }
 
-Status NotFollowing(int64_t since) {
-  return FailedPrecondition("what has changed since version ", since,
-                            ": the table does not follow changes; begin a version first");
+Status CheckMove(const TableSchema& from, const TableSchema& to) {
+  DYNEMB_RETURN_IF_ERROR(to.Validate());
+  TableSchema same = to;
+  same.rule = from.rule;
+  same.meta = from.meta;
+  if (same.ToText() == from.ToText()) return Status();
+  return InvalidArgument("schema: rows of\n", from.ToText(), "cannot be moved into a table of\n",
+                         to.ToText(), "want another optimizer or meta fields at most");
+}
+
+Status EpochNotLater(int64_t got, int64_t current) {
+  return InvalidArgument("epoch: got ", got, ", want more than ", current);
+}
+
+Status ChangesNotKnown(int64_t since) {
+  return FailedPrecondition(
+      "changes since epoch ", since,
+      ": they are not known; the table was not tracked then, was cleared, or more has changed than "
+      "it has rows; save a full snapshot");
 }
 
 }  // namespace dynemb

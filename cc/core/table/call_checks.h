@@ -47,28 +47,36 @@ Status CheckExists(const Batch& batch, const Span<const bool>& exists,
 Status CheckPart(const char* what, int64_t n, int64_t bytes, ConstRows rows,
                  MemorySpace space = MemorySpace::kHost);
 
-// The buffers of an export, and those of an import, which has all parts.
+// The buffers of an export; those of a batch to be filled, which leave out what is not wanted; and
+// those to be inserted, which have all parts.
 Status CheckExport(const RowLayout& layout, const RowParts& out,
                    MemorySpace space = MemorySpace::kHost);
-Status CheckImport(const RowLayout& layout, const ConstRowParts& rows,
-                   MemorySpace space = MemorySpace::kHost);
+Status CheckRowsToRead(const RowLayout& layout, const Batch& batch, const RowParts& rows,
+                       MemorySpace space = MemorySpace::kHost);
+Status CheckRowsToInsert(const RowLayout& layout, const Batch& batch, const ConstRowParts& rows,
+                         MemorySpace space = MemorySpace::kHost);
 
 // The counts of a histogram, one for each value of the `bits` bits after prefix_bits.
 Status CheckCounts(const Span<int64_t>& counts, int prefix_bits, int* bits,
                    MemorySpace space = MemorySpace::kHost);
 
-// A cursor's part and parts.
-Status CheckParts(const Cursor& cursor);
+Status CheckTablePart(const TablePart& part);
 
 // That rows have such a field.
 Status CheckMetaField(const RowLayout& layout, MetaField field);
 
 // That the table is trained by this rule.
-Status CheckAttached(const TableSchema& schema, const RuleSpec& rule);
+Status CheckAttached(const TableSchema& schema, const OptimizerSpec& rule);
 
-// The errors of attaching another rule than the table's, and of asking for what has changed.
-Status OtherRule(const RuleSpec& attached, const RuleSpec& got);
-Status NotFollowing(int64_t since);
+// That rows of a table can be moved into one of another schema: of the same key, value dtype, dim
+// and initializer.
+Status CheckMove(const TableSchema& from, const TableSchema& to);
+
+// The errors of setting another optimizer than the table's, of beginning an epoch that is not
+// later, and of asking for changes that are not known.
+Status OtherRule(const OptimizerSpec& attached, const OptimizerSpec& got);
+Status EpochNotLater(int64_t got, int64_t current);
+Status ChangesNotKnown(int64_t since);
 
 }  // namespace dynemb
 

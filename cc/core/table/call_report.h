@@ -17,23 +17,32 @@ class TaskReport {
   explicit TaskReport(const Report& report)
       : outcomes_(report.outcomes.data_or_null()), wants_misses_(report.misses != nullptr) {}
 
+  // Makes room for the misses among so many positions, so that Set needs no memory.
+  void Reserve(int64_t positions) {
+    if (wants_misses_) misses_.reserve(static_cast<size_t>(positions));
+  }
+
   void Set(int64_t position, Outcome outcome) {
     if (outcomes_ != nullptr) outcomes_[position] = outcome;
+    ++counts_[static_cast<int>(outcome)];
     if (outcome == Outcome::kFound || outcome == Outcome::kInserted) return;
     full_ |= outcome == Outcome::kFull;
-    if (wants_misses_ && outcome != Outcome::kEvicted) misses_.push_back(position);
+    if (wants_misses_) misses_.push_back(position);
   }
   void SetAll(Span<const int64_t> positions, Outcome outcome) {
     for (const int64_t position : positions) Set(position, outcome);
   }
 
   bool full() const { return full_; }
+  // How many positions have this outcome.
+  int64_t count(Outcome outcome) const { return counts_[static_cast<int>(outcome)]; }
   const std::vector<int64_t>& misses() const { return misses_; }
 
  private:
   Outcome* const outcomes_;
   const bool wants_misses_;
   std::vector<int64_t> misses_;
+  int64_t counts_[5] = {};
   bool full_ = false;
 };
 
@@ -54,6 +63,17 @@ class CallReport {
     const int64_t n = static_cast<int64_t>(task.misses().size());
     std::copy(task.misses().begin(), task.misses().end(),
               report_.misses->at.data + misses_.fetch_add(n));
+  }
+
+  // Positions whose keys have not been done, for want of memory. Takes none.
+  void AddFull(Span<const int64_t> positions) {
+    full_ = true;
+    if (!report_.outcomes.empty()) {
+      for (const int64_t position : positions) report_.outcomes[position] = Outcome::kFull;
+    }
+    if (report_.misses == nullptr) return;
+    std::copy(positions.begin(), positions.end(),
+              report_.misses->at.data + misses_.fetch_add(positions.size));
   }
 
   bool full() const { return full_; }

@@ -12,11 +12,16 @@
 
 #include "cc/core/base/status.h"
 #include "cc/core/table/table.h"
+#include "cc/core/table/table_options.h"
 
 namespace dynemb {
 
 // An empty table. Errors: a schema that is not valid.
-Status MakeHostTable(const TableSchema& schema, std::unique_ptr<Table>* table);
+Status MakeHostTable(const TableSchema& schema, const TableOptions& options,
+                     std::unique_ptr<Table>* table);
+inline Status MakeHostTable(const TableSchema& schema, std::unique_ptr<Table>* table) {
+  return MakeHostTable(schema, TableOptions(), table);
+}
 
 }  // namespace dynemb
 

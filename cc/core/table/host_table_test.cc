@@ -8,17 +8,18 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <memory>
 
 #include "cc/core/testing/caller.h"
 #include "cc/core/testing/conformance.h"
+#include "cc/core/testing/no_memory_executor.h"
 
 namespace dynemb {
 namespace {
 
-DYNEMB_INSTANTIATE_CONFORMANCE(HostTable, HostHarness("HostTable", MakeHostTable));
-DYNEMB_INSTANTIATE_CONFORMANCE(HostTableOnFakeDevice,
-                               FakeDeviceHarness("HostTableOnFakeDevice", MakeHostTable));
+DYNEMB_INSTANTIATE_CONFORMANCE(HostTable, HostTableHarness());
+DYNEMB_INSTANTIATE_CONFORMANCE(HostTableOnFakeDevice, HostTableOnFakeDeviceHarness());
 
 // The tests below ask for more than the contract does.
 class HostTableTest : public ::testing::Test {
@@ -77,11 +78,101 @@ TEST_F(HostTableTest, RefusesAContextWithoutExecutor) {
   EXPECT_EQ(table_->Clear(context_).code(), Code::kInvalidArgument);
 }
 
+TEST_F(HostTableTest, ReportsAllKeysAsFullIfThereIsNoMemoryToSortThem) {
+  NoMemoryExecutor executor;
+  Context context;
+  context.executor = &executor;
+  const Keys keys = {1, 2, 3, 2};
+  Floats values(16);
+  Outcomes outcomes(4, Outcome::kFound);
+  std::vector<int64_t> at(4, -1);
+  int64_t count = -7;
+  Positions misses = {at, &count};
+  Report report;
+  report.outcomes = outcomes;
+  report.misses = &misses;
+  const ConstRows rows(reinterpret_cast<const char*>(values.data()), 4, 16);
+  EXPECT_EQ(table_->Upsert(context, {keys}, rows, {}, report).code(), Code::kResourceExhausted);
+  EXPECT_EQ(outcomes, Outcomes(4, Outcome::kFull));
+  EXPECT_EQ(count, 4);
+  EXPECT_EQ(at, std::vector<int64_t>({0, 1, 2, 3}));
+  EXPECT_EQ(table_->size(), 0);
+}
+
+// Whenever in a call there is no memory, of which each run of its executor stands for a part: the
+// outcomes say which keys have been done, and nothing else has.
+TEST_F(HostTableTest, OutcomesSayWhatWasDoneUntilThereWasNoMemory) {
+  TableOptions bounded, declines, evicts;
+  bounded.max_rows = 5;
+  declines.max_rows = evicts.max_rows = 4;
+  declines.on_full = OnFull::kDecline;
+  ASSERT_TRUE(EvictionPolicy::Parse("lru", &evicts.eviction).ok());
+  TableSchema schema;
+  schema.meta = evicts.eviction.meta();
+  const Keys keys = {1, 2, 3, 2, 4};
+  Floats old = {10, 20}, values = {1, 2, 3, 2.5, 4};
+  const auto rows = [](Floats& numbers, int64_t n) {
+    return Rows(reinterpret_cast<char*>(numbers.data()), n, sizeof(float));
+  };
+  int64_t failed = 0;
+  for (const TableOptions& options : {TableOptions(), bounded, declines, evicts}) {
+    Status status = Status(Code::kInternal, "not called");
+    for (int64_t runs = 0; !status.ok(); ++runs) {
+      std::unique_ptr<Table> table;
+      ASSERT_TRUE(MakeHostTable(schema, options, &table).ok());
+      ASSERT_TRUE(table->Upsert(context_, {{Keys{1, 9}}}, rows(old, 2), {1}, {}).ok());
+      NoMemoryExecutor executor(runs);
+      Context context;
+      context.executor = &executor;
+      Outcomes outcomes(5, Outcome::kFull), found(5);
+      status = table->Upsert(context, {keys}, rows(values, 5), {2}, {outcomes});
+      if (!status.ok()) {
+        ++failed;
+        EXPECT_EQ(status.code(), Code::kResourceExhausted) << status.message();
+      }
+      Floats read(5);
+      ASSERT_TRUE(table->Find(context_, {keys}, rows(read, 5), {found}).ok());
+      const std::map<Key, float> written = {{1, 1.0f}, {2, 2.5f}, {3, 3.0f}, {4, 4.0f}};
+      for (size_t i = 0; i < keys.size(); ++i) {
+        const bool done = outcomes[i] == Outcome::kFound || outcomes[i] == Outcome::kInserted;
+        const bool was_there = keys[i] == 1;
+        EXPECT_EQ(found[i] == Outcome::kFound, done || was_there) << i << ", " << runs;
+        const float want = done ? written.at(keys[i]) : was_there ? 10.0f : 0.0f;
+        EXPECT_EQ(read[i], want) << i << ", " << runs;
+      }
+      EXPECT_LE(table->size(), table->max_rows());
+      if (runs > 20) break;
+    }
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+  EXPECT_GT(failed, 8);
+}
+
+// As a change of schema must not fail once it has begun, it goes on by itself.
+TEST_F(HostTableTest, AMoveNeedsNoMemoryOfTheExecutor) {
+  const Keys keys = {1, 2, 3};
+  Floats values(12, 7.0f), read(12);
+  const Rows rows(reinterpret_cast<char*>(values.data()), 3, 16);
+  ASSERT_TRUE(Upsert({keys}, rows).ok());
+  TableSchema schema = table_->schema();
+  schema.rule = UsualRule("adam");
+  std::unique_ptr<RowMove> move;
+  ASSERT_TRUE(table_->PrepareMove(context_, schema, &move).ok());
+  NoMemoryExecutor executor;
+  Context context;
+  context.executor = &executor;
+  const std::unique_ptr<Table> moved = move->Run(context);
+  const Rows out(reinterpret_cast<char*>(read.data()), 3, 16);
+  ASSERT_TRUE(moved->Find(context_, {keys}, out, {}).ok());
+  EXPECT_EQ(read, values);
+  EXPECT_EQ(moved->size(), 3);
+}
+
 // Counts the tasks and runs them backwards: nothing may depend on their order.
 class BackwardExecutor : public Executor {
  public:
   int concurrency() const override { return 7; }
-  void Run(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
+  void RunEach(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
     for (int64_t i = tasks - 1; i >= 0; --i) task(i);
   }
 };
@@ -169,6 +260,90 @@ TEST_F(HostTableTest, SurvivesKeysThatAllCollide) {
   }
 }
 
+TEST_F(HostTableTest, TracksChangesFromTheStartIfAskedTo) {
+  TableSchema schema;
+  std::unique_ptr<Table> table;
+  TableOptions options;
+  options.track_changes = true;
+  ASSERT_OK(MakeHostTable(schema, options, &table));
+  const Caller call(table.get(), HostTestMemory());
+  EXPECT_EQ(table->epoch(), 1);
+  Keys keys;
+  ASSERT_OK(call.ChangedKeys(0, &keys));
+  EXPECT_EQ(keys, Keys());
+  ASSERT_OK(call.Upsert({5}, {1}));
+  ASSERT_OK(call.ChangedKeys(0, &keys));
+  EXPECT_EQ(keys, Keys{5});
+  EXPECT_EQ(call.ChangedKeys(-1, &keys).code(), Code::kFailedPrecondition);
+  EXPECT_EQ(call.BeginEpoch(1).code(), Code::kInvalidArgument);
+  ASSERT_OK(call.BeginEpoch(2));
+  EXPECT_EQ(table->epoch(), 2);
+}
+
+// Keys that come and go, many times more than there are rows: the log of changes does not grow with
+// them. It says that it does not know any more, and goes on with the next epoch.
+TEST_F(HostTableTest, ForgetsChangesThatAreFarMoreThanItsRows) {
+  constexpr int64_t kBatch = 10'000, kBatches = 200;
+  const Caller call(table_.get(), HostTestMemory());
+  ASSERT_OK(call.BeginEpoch(1));
+  int64_t bytes_at_first = 0, most_bytes = 0;
+  const Floats values(kBatch * 4);
+  for (int64_t b = 0; b < kBatches; ++b) {
+    Keys keys;
+    for (int64_t i = 0; i < kBatch; ++i) keys.push_back(b * kBatch + i);
+    ASSERT_OK(call.Upsert(keys, values));
+    ASSERT_OK(call.Erase(keys));
+    if (b == 0) bytes_at_first = table_->memory_bytes();
+    most_bytes = std::max(most_bytes, table_->memory_bytes());
+  }
+  // In each segment twice its rows and 4096 keys at most, and as much room again. All keys would be
+  // 16 MB.
+  EXPECT_LT(most_bytes, bytes_at_first + 2 * (2 * kBatch + 64 * 4096) * 8);
+  Keys keys;
+  const Status unknown = call.ChangedKeys(0, &keys);
+  EXPECT_EQ(unknown.code(), Code::kFailedPrecondition);
+  EXPECT_NE(unknown.message().find("full"), std::string::npos) << unknown.message();
+  ASSERT_OK(call.BeginEpoch(2));
+  EXPECT_EQ(call.ChangedKeys(0, &keys).code(), Code::kFailedPrecondition);
+  ASSERT_OK(call.Upsert({1, 2, 3}, Floats(12)));
+  ASSERT_OK(call.Erase({2}));
+  ASSERT_OK(call.ChangedKeys(1, &keys));
+  std::sort(keys.begin(), keys.end());
+  EXPECT_EQ(keys, (Keys{1, 2, 3}));
+}
+
+// What is forgotten first is what is oldest, and rows that stay may all change in several epochs.
+TEST_F(HostTableTest, ForgetsTheOldestEpochsFirst) {
+  constexpr int64_t kRows = 30'000, kEpochs = 40;
+  const Caller call(table_.get(), HostTestMemory());
+  Keys keys;
+  for (Key key = 0; key < kRows; ++key) keys.push_back(key * 31);
+  const Floats values(kRows * 4);
+  for (int64_t epoch = 1; epoch <= kEpochs; ++epoch) {
+    ASSERT_OK(call.BeginEpoch(epoch));
+    ASSERT_OK(call.Upsert(keys, values));
+    Keys changed;
+    ASSERT_OK(call.ChangedKeys(std::max<int64_t>(epoch - 3, 0), &changed));
+    std::sort(changed.begin(), changed.end());
+    EXPECT_EQ(changed, keys) << "epoch " << epoch;
+  }
+  EXPECT_EQ(call.ChangedKeys(0, &keys).code(), Code::kFailedPrecondition);
+}
+
+// One key that comes and goes all the time is one change.
+TEST_F(HostTableTest, RemembersAKeyThatComesAndGoes) {
+  const Caller call(table_.get(), HostTestMemory());
+  ASSERT_OK(call.BeginEpoch(1));
+  for (int i = 0; i < 20'000; ++i) {
+    ASSERT_OK(call.Upsert({7}, Floats(4)));
+    ASSERT_OK(call.Erase({7}));
+  }
+  Keys keys;
+  ASSERT_OK(call.ChangedKeys(0, &keys));
+  EXPECT_EQ(keys, Keys{7});
+  EXPECT_LT(table_->memory_bytes(), int64_t{4} << 20);
+}
+
 // Ends the program with 1 and a line if something is not as it should be.
 void Require(bool condition, const char* what) {
   if (condition) return;
@@ -217,7 +392,7 @@ void RunOutOfMemory() {
   Require(misses_count == kKeys - inserted, "the others are misses");
   for (int64_t j = 0; j < misses_count; ++j) Require(outcomes[at[j]] == Outcome::kFull, "a miss");
   Require(table->size() == inserted, "size");
-  Require(table->Find(context, {keys}, IfMissing::kLeave, out, {found, nullptr}).ok(), "find");
+  Require(table->Find(context, {keys}, out, {found, nullptr}).ok(), "find");
   for (int64_t i = 0; i < kKeys; ++i) {
     const bool there = outcomes[i] == Outcome::kInserted;
     Require((found[i] == Outcome::kFound) == there, "found what was inserted");
@@ -225,6 +400,39 @@ void RunOutOfMemory() {
   }
   Require(table->Upsert(context, {keys}, given, {}, {}).ok(), "it goes on");
   Require(table->size() == kKeys, "all are there");
+  std::exit(0);
+}
+
+// There is no memory for the rows of another schema: the table stays as it was, and can be moved
+// when there is.
+void RunOutOfMemoryForAMove() {
+  constexpr int64_t kDim = 1024, kKeys = 10'000;  // 40 MB
+  TableSchema schema;
+  schema.dim = kDim;
+  std::unique_ptr<Table> table;
+  Require(MakeHostTable(schema, &table).ok(), "a table");
+  const Context context = HostTestMemory()->context();
+  Keys keys;
+  for (Key key = 0; key < kKeys; ++key) keys.push_back(key);
+  Require(Caller(table.get(), HostTestMemory()).Upsert(keys, Floats(kKeys * kDim, 1.0f)).ok(),
+          "rows");
+  const int64_t bytes = table->memory_bytes();
+  schema.rule = UsualRule("adam");
+  std::unique_ptr<RowMove> move;
+  LimitMemory(int64_t{30} << 20);
+  const Status full = table->PrepareMove(context, schema, &move);
+  LimitMemory(-1);
+  Require(full.code() == Code::kResourceExhausted, "kResourceExhausted");
+  Require(move == nullptr, "no move");
+  Require(table->size() == kKeys && table->memory_bytes() == bytes, "as it was");
+  Require(table->PrepareMove(context, schema, &move).ok(), "a move");
+  table = move->Run(context);
+  const TableContent content = ExportAll(*table, HostTestMemory(), 1000);
+  Require(content.size() == kKeys, "all are there");
+  for (const auto& [key, row] : content) {
+    Require(row.value == Bytes(Floats(kDim, 1.0f)), "the value");
+    Require(row.slots == Bytes(Floats(2 * kDim)), "the slots");
+  }
   std::exit(0);
 }
 
@@ -236,6 +444,7 @@ TEST(HostTableDeathTest, RunsOutOfMemoryWithoutHarm) {
   }
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(RunOutOfMemory(), ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(RunOutOfMemoryForAMove(), ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

@@ -1,107 +1,282 @@
 #include "cc/core/table/key_strings.h"
 
 #include <algorithm>
-#include <iterator>
-#include <mutex>
-#include <unordered_set>
 #include <utility>
 
 namespace dynemb {
 
 namespace {
 
+constexpr int kParts = BatchOrder::kSegments;
+constexpr int64_t kKeysPerTask = 4096;  // fewer are not worth another thread
+constexpr int64_t kNanosecondsPerKey = 30;
+
+// A cell's stamp is the number of the last call that pinned its string, or came before, modulo
+// 2^31. A sweep sets the top bit where it finds a row. A string that is not used for 2^31 calls
+// and more may look used, and be kept by the sweep.
+constexpr uint32_t kHasRow = 1u << 31;
+uint32_t StampOf(int64_t call) { return static_cast<uint32_t>(call) & ~kHasRow; }
+
+void SetStamp(StringSegment::Cell* cell, uint32_t stamp) {
+  // What is there already is not written: other threads have the line in their caches.
+  if (cell->stamp.load(std::memory_order_relaxed) == stamp) return;
+  cell->stamp.store(stamp, std::memory_order_relaxed);
+}
+
 Status CheckSizes(Span<const Key> keys, Span<const std::string_view> strings) {
   if (strings.size == keys.size) return Status();
   return InvalidArgument("strings: got ", strings.size, ", want one per key, ", keys.size);
 }
 
-// The string of a key must be the same; an error that names both.
-Status CheckSame(Key key, const std::string& kept, std::string_view got) {
-  if (kept == got) return Status();
+Status TwoStrings(Key key, std::string_view kept, std::string_view got) {
   return InvalidArgument("keys: got the string '", got, "', whose 64-bit fingerprint ", key,
                          " is that of '", kept,
                          "', which the table keeps; want strings of different fingerprints: spell "
                          "one of them differently");
 }
 
+// The error of the key that comes first in the batch, whichever thread finds it.
+class FirstError {
+ public:
+  template <typename MakeStatus>
+  void Add(int64_t position, const MakeStatus& make_status) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (position >= position_) return;
+    status_ = make_status();
+    position_ = position;
+  }
+  const Status& status() const { return status_; }
+
+ private:
+  std::mutex mutex_;
+  int64_t position_ = INT64_MAX;
+  Status status_;
+};
+
+// Calls f(part) for all parts that have keys of the batch, on the threads of the executor.
+template <typename F>
+Status ForEachPart(const Context& context, const BatchOrder& order, const F& f) {
+  const int64_t slices = std::clamp<int64_t>(order.size() / kKeysPerTask, 1,
+                                             std::min(kParts, 4 * context.executor->concurrency()));
+  const auto task = [&](int64_t slice) {
+    for (int64_t part = kParts * slice / slices; part < kParts * (slice + 1) / slices; ++part) {
+      if (order.size(part) > 0) f(static_cast<int>(part));
+    }
+  };
+  if (slices == 1 || context.executor->concurrency() == 1) {
+    return InlineExecutor().Run(slices, 0, task);
+  }
+  return context.executor->Run(slices, kNanosecondsPerKey * order.size() / slices, task);
+}
+
+Batch BatchOf(Span<const Key> keys) {
+  Batch batch;
+  batch.keys = keys;
+  return batch;
+}
+
+// The context of host calls: one of a device may have no executor.
+struct HostContext : Context {
+  explicit HostContext(const Context& from) {
+    executor = from.executor != nullptr ? from.executor : &inline_executor;
+  }
+  InlineExecutor inline_executor;
+};
+
 }  // namespace
 
-Status KeyStrings::Record(Span<const Key> keys, Span<const std::string_view> strings) {
+KeyStrings::KeyStrings() : slab_arena_(int64_t{4} << 20), index_arena_(int64_t{512} << 10) {
+  for (int part = 0; part < kParts; ++part) {
+    parts_[part].segment.emplace(&slab_arena_, &index_arena_, part);
+  }
+}
+
+// Calls visit(part, position, cell or nullptr) under the part's lock.
+template <bool with_string, typename Visit>
+Status KeyStrings::ForEach(const Context& context, const BatchOrder& order,
+                           Span<const std::string_view> strings, const Visit& visit) const {
+  return ForEachPart(context, order, [&](int number) {
+    const Part& part = parts_[number];
+    const Span<const int64_t> positions = order.positions(number);
+    std::shared_lock<std::shared_mutex> lock(part.mutex);
+    part.segment->template ForEach<with_string>(
+        positions.size, [&](int64_t i) { return order.key(number, i); },
+        [&](int64_t i) {
+          if (with_string) __builtin_prefetch(&strings[positions[i]]);
+        },
+        [&](int64_t i) {
+          if (with_string) __builtin_prefetch(strings[positions[i]].data());
+        },
+        [&](int64_t i, StringSegment::Cell* cell) { visit(number, positions[i], cell); });
+  });
+}
+
+template <typename Known, typename Missing>
+Status KeyStrings::Compare(const Context& context, const BatchOrder& order, Span<const Key> keys,
+                           Span<const std::string_view> strings, const Known& known,
+                           const Missing& missing) const {
+  FirstError error;
+  const auto visit = [&](int part, int64_t i, StringSegment::Cell* cell) {
+    if (cell == nullptr) return missing(part, i);
+    const std::string_view kept = parts_[part].segment->string(*cell);
+    if (kept == strings[i]) return known(cell);
+    error.Add(i, [&] { return TwoStrings(keys[i], kept, strings[i]); });
+  };
+  DYNEMB_RETURN_IF_ERROR(ForEach<true>(context, order, strings, visit));
+  return error.status();
+}
+
+Status KeyStrings::Record(Span<const Key> keys, Span<const std::string_view> strings,
+                          const Context& context) {
   DYNEMB_RETURN_IF_ERROR(CheckSizes(keys, strings));
-  const int64_t birth = births_.load();
-  std::vector<int64_t> fresh;
-  {
+  const HostContext host(context);
+  return OrNoMemory([&] {
+    const uint32_t stamp = StampOf(calls_.load());
     // The common case, all keys known, is done side by side.
-    std::shared_lock<std::shared_mutex> lock(mutex_);
-    for (int64_t i = 0; i < keys.size; ++i) {
-      const auto at = kept_.find(keys[i]);
-      if (at == kept_.end()) {
-        fresh.push_back(i);
-        continue;
+    const BatchOrder order(host, BatchOf(keys));
+    const std::unique_ptr<int64_t[]> missing(new int64_t[keys.size]);
+    int64_t missing_count[kParts] = {};
+    const auto begin = [&](int part) {
+      return order.positions(part).data - order.positions(0).data;
+    };
+    DYNEMB_RETURN_IF_ERROR(Compare(
+        host, order, keys, strings, [&](StringSegment::Cell* cell) { SetStamp(cell, stamp); },
+        [&](int part, int64_t i) { missing[begin(part) + missing_count[part]++] = i; }));
+    int64_t count = 0;
+    for (int part = 0; part < kParts; ++part) {
+      const int64_t* from = &missing[begin(part)];
+      std::copy(from, from + missing_count[part], &missing[count]);
+      count += missing_count[part];
+    }
+    if (count == 0) return Status();
+    return Insert(host, keys, strings, {{missing.get(), count}, &count}, stamp);
+  });
+}
+
+Status KeyStrings::Insert(const Context& context, Span<const Key> keys,
+                          Span<const std::string_view> strings, const Positions& missing,
+                          uint32_t stamp) {
+  Batch batch = BatchOf(keys);
+  batch.select = &missing;
+  BatchOrder order(context, batch);
+  int64_t distinct[kParts] = {};
+  DYNEMB_RETURN_IF_ERROR(ForEachPart(context, order, [&](int part) {
+    BatchOrder::Scratch scratch;
+    distinct[part] = order.Group(part, &scratch);
+  }));
+  FirstError error;
+  std::lock_guard<std::mutex> lock(write_mutex_);
+  // Whatever happens, nothing stays staged. (Not even by an exception.)
+  struct Unstage {
+    ~Unstage() {
+      for (int part = 0; part < kParts; ++part) {
+        if (distinct[part] > 0) parts[part].segment->Unstage();
       }
-      DYNEMB_RETURN_IF_ERROR(CheckSame(keys[i], at->second.string, strings[i]));
-      at->second.birth.store(birth, std::memory_order_relaxed);
     }
+    Part* const parts;
+    const int64_t* const distinct;
+  } unstage{parts_.get(), distinct};
+  int64_t added = 0;
+  bool no_memory = false;
+  for (int number = 0; number < kParts; ++number) {
+    if (distinct[number] == 0) continue;
+    StringSegment& segment = *parts_[number].segment;
+    int64_t coming_bytes = 0;
+    for (int64_t i = 0; i < distinct[number]; ++i) {
+      coming_bytes += static_cast<int64_t>(strings[order.positions(number, i)[0]].size()) + 4;
+    }
+    const auto nothing = [](int64_t) {};
+    const auto key = [&](int64_t i) { return order.key(number, i); };
+    segment.ForEach<true>(
+        distinct[number], key, nothing, nothing, [&](int64_t i, const StringSegment::Cell* cell) {
+          // The key may have come since.
+          const Span<const int64_t> positions = order.positions(number, i);
+          const std::string_view first =
+              cell == nullptr ? strings[positions[0]] : segment.string(*cell);
+          for (const int64_t at : positions) {
+            if (strings[at] == first) continue;
+            error.Add(at, [&] { return TwoStrings(keys[at], first, strings[at]); });
+            break;
+          }
+          if (cell != nullptr || no_memory) return;
+          const uint64_t hash = Mix64(static_cast<uint64_t>(key(i)));
+          no_memory = !segment.Stage(key(i), hash, first, stamp, coming_bytes);
+          coming_bytes -= static_cast<int64_t>(first.size()) + 4;
+          ++added;
+        });
+    if (no_memory || !segment.StageIndex())
+      return ResourceExhausted("no memory for the strings of keys");
   }
-  if (fresh.empty()) return Status();
-  std::unique_lock<std::shared_mutex> lock(mutex_);
-  std::vector<Key> inserted;
-  for (const int64_t i : fresh) {
-    const auto [at, is_new] = kept_.try_emplace(keys[i], strings[i], birth);
-    if (is_new) {
-      inserted.push_back(keys[i]);
-      continue;
-    }
-    if (Status same = CheckSame(keys[i], at->second.string, strings[i]); !same.ok()) {
-      for (const Key key : inserted) kept_.erase(key);
-      return same;
-    }
+  DYNEMB_RETURN_IF_ERROR(error.status());
+  for (int number = 0; number < kParts; ++number) {
+    if (distinct[number] == 0) continue;
+    std::unique_lock<std::shared_mutex> alone(parts_[number].mutex);
+    parts_[number].segment->Commit();
   }
+  size_ += added;
   return Status();
 }
 
-Status KeyStrings::Check(Span<const Key> keys, Span<const std::string_view> strings) const {
+Status KeyStrings::Check(Span<const Key> keys, Span<const std::string_view> strings,
+                         const Context& context) const {
   DYNEMB_RETURN_IF_ERROR(CheckSizes(keys, strings));
-  std::shared_lock<std::shared_mutex> lock(mutex_);
-  for (int64_t i = 0; i < keys.size; ++i) {
-    const auto at = kept_.find(keys[i]);
-    if (at == kept_.end()) continue;
-    DYNEMB_RETURN_IF_ERROR(CheckSame(keys[i], at->second.string, strings[i]));
-  }
-  return Status();
+  const HostContext host(context);
+  return OrNoMemory([&] {
+    const BatchOrder order(host, BatchOf(keys));
+    return Compare(
+        host, order, keys, strings, [](const StringSegment::Cell*) {}, [](int, int64_t) {});
+  });
 }
 
-Status KeyStrings::Birth::Begin(KeyStrings* strings, Span<const Key> keys, Birth* birth) {
+Status KeyStrings::PinGuard::Begin(KeyStrings* strings, Span<const Key> keys, PinGuard* guard,
+                                   const Context& context) {
   if (strings == nullptr) return Status();
-  std::shared_lock<std::shared_mutex> births(strings->birth_mutex_);
-  const int64_t number = strings->births_.fetch_add(1);
-  std::shared_lock<std::shared_mutex> lock(strings->mutex_);
-  for (int64_t i = 0; i < keys.size; ++i) {
-    const auto at = strings->kept_.find(keys[i]);
-    if (at == strings->kept_.end()) {
-      return Status(
-          Code::kFailedPrecondition,
-          StrCat("keys: the table keeps the strings of its keys and has none for ", keys[i],
-                 "; look the strings up, in this process, before their gradient is "
-                 "applied, and apply it soon"));
+  const HostContext host(context);
+  return OrNoMemory([&] {
+    std::shared_lock<std::shared_mutex> pins(strings->pin_mutex_);
+    const uint32_t stamp = StampOf(strings->calls_.fetch_add(1));
+    if (keys.size > 0) {
+      FirstError error;
+      const BatchOrder order(host, BatchOf(keys));
+      const auto pin = [&](int, int64_t i, StringSegment::Cell* cell) {
+        if (cell != nullptr) return SetStamp(cell, stamp);
+        error.Add(i, [&] {
+          return Status(
+              Code::kFailedPrecondition,
+              StrCat("keys: the table keeps the strings of its keys and has none for ", keys[i],
+                     "; look the strings up, in this process, before their gradient is "
+                     "applied, and apply it soon"));
+        });
+      };
+      DYNEMB_RETURN_IF_ERROR(strings->ForEach<false>(host, order, {}, pin));
+      DYNEMB_RETURN_IF_ERROR(error.status());
     }
-    at->second.birth.store(number, std::memory_order_relaxed);
-  }
-  birth->lock_ = std::move(births);
-  return Status();
+    guard->lock_ = std::move(pins);
+    return Status();
+  });
 }
 
 Status KeyStrings::Get(Span<const Key> keys,
-                       const std::function<void(int64_t, const std::string&)>& found) {
-  std::shared_lock<std::shared_mutex> lock(mutex_);
-  for (int64_t i = 0; i < keys.size; ++i) {
-    const auto at = kept_.find(keys[i]);
-    if (at == kept_.end()) {
-      return Status(Code::kInternal, StrCat("key ", keys[i], " has a row and no string"));
-    }
-    found(i, at->second.string);
-  }
-  return Status();
+                       const std::function<void(int64_t, std::string_view)>& found) {
+  return OrNoMemory([&] {
+    const OneThread context;
+    FirstError error;
+    const BatchOrder order(context, BatchOf(keys));
+    std::vector<std::string_view> strings(static_cast<size_t>(keys.size));
+    const auto get = [&](int part, int64_t i, const StringSegment::Cell* cell) {
+      if (cell != nullptr) {
+        strings[static_cast<size_t>(i)] = parts_[part].segment->string(*cell);
+        return;
+      }
+      error.Add(i, [&] {
+        return Status(Code::kInternal, StrCat("key ", keys[i], " has a row and no string"));
+      });
+    };
+    DYNEMB_RETURN_IF_ERROR(ForEach<true>(context, order, strings, get));
+    DYNEMB_RETURN_IF_ERROR(error.status());
+    for (int64_t i = 0; i < keys.size; ++i) found(i, strings[static_cast<size_t>(i)]);
+    return Status();
+  });
 }
 
 Status KeyStrings::Sweep(const Context& context,
@@ -111,34 +286,77 @@ Status KeyStrings::Sweep(const Context& context,
   int64_t rows = 0;
   for (const auto& shard : shards) rows += shard->size();  // for which one on a GPU waits
   if (strings < 2 * rows) return Status();
-  std::unique_lock<std::shared_mutex> births(birth_mutex_, std::try_to_lock);
-  if (!births.owns_lock()) return Status();  // the next call will do it
-  // No row is born while the lock is held: a key that is not exported has none.
-  std::unordered_set<Key, Hash> with_row;
+  std::unique_lock<std::shared_mutex> alone(pin_mutex_, std::try_to_lock);
+  if (!alone.owns_lock()) return Status();  // the next call will do it
+  return OrNoMemory([&] { return SweepAlone(context, shards); });
+}
+
+Status KeyStrings::SweepAlone(const Context& context,
+                              const std::vector<std::shared_ptr<Table>>& shards) {
+  // No row is inserted while the lock is held: a key that is not exported has none.
+  const OneThread one_thread;
   std::vector<Key> keys(kLeast);
   for (const auto& shard : shards) {
     Cursor cursor;
     while (!cursor.done) {
       RowParts out;
       out.keys = keys;
+      int64_t rows = 0;
       DYNEMB_RETURN_IF_ERROR(shard->Export(context, &cursor, out, &rows));
-      with_row.insert(keys.begin(), keys.begin() + rows);
+      const BatchOrder order(one_thread, BatchOf({keys.data(), rows}));
+      DYNEMB_RETURN_IF_ERROR(
+          ForEach<false>(one_thread, order, {}, [](int, int64_t, StringSegment::Cell* cell) {
+            if (cell != nullptr) cell->stamp.fetch_or(kHasRow, std::memory_order_relaxed);
+          }));
     }
   }
-  std::unique_lock<std::shared_mutex> lock(mutex_);
-  const int64_t expired = births_.load() - kGraceBirths;
-  for (auto at = kept_.begin(); at != kept_.end();) {
-    const bool drop = at->second.birth.load() < expired && with_row.count(at->first) == 0;
-    at = drop ? kept_.erase(at) : std::next(at);
+  for (int number = 0; number < kParts; ++number) {
+    const int64_t dropped = DropFrom(number, StampOf(calls_.load()));
+    if (dropped < 0) return ResourceExhausted("no memory for the strings of keys");
+    size_ -= dropped;
   }
-  const int64_t left = static_cast<int64_t>(kept_.size());
+  const int64_t left = size();
   sweep_at_.store(std::max(kLeast, left + left / 4));
   return Status();
 }
 
-int64_t KeyStrings::size() const {
-  std::shared_lock<std::shared_mutex> lock(mutex_);
-  return static_cast<int64_t>(kept_.size());
+int64_t KeyStrings::DropFrom(int number, uint32_t now) {
+  Part& part = parts_[number];
+  std::lock_guard<std::mutex> write(write_mutex_);
+  // Readers wait: a string that is recorded meanwhile would be lost.
+  std::unique_lock<std::shared_mutex> lock(part.mutex);
+  StringSegment& segment = *part.segment;
+  const auto stays = [now](const StringSegment::Cell* cell) {
+    const uint32_t stamp = cell->stamp.load(std::memory_order_relaxed);
+    return (stamp & kHasRow) != 0 || StampOf(int64_t{now} - stamp) <= kGraceCalls;
+  };
+  int64_t staying = 0, bytes = 0;
+  segment.ForEachCell([&](const StringSegment::Cell* cell) {
+    if (!stays(cell)) return;
+    ++staying;
+    bytes += static_cast<int64_t>(segment.string(*cell).size()) + 4;
+  });
+  const int64_t dropped = segment.size() - staying;
+  if (dropped > 0) {
+    StringSegment left(&slab_arena_, &index_arena_, number);
+    bool no_memory = false;
+    segment.ForEachCell([&](const StringSegment::Cell* cell) {
+      if (no_memory || !stays(cell)) return;
+      const std::string_view string = segment.string(*cell);
+      const uint32_t stamp = cell->stamp.load(std::memory_order_relaxed);
+      no_memory = !left.Stage(cell->key, Mix64(static_cast<uint64_t>(cell->key)), string, stamp,
+                              std::max(bytes, int64_t{0}));
+      bytes -= static_cast<int64_t>(string.size()) + 4;
+    });
+    if (no_memory || !left.StageIndex()) return -1;
+    left.Commit();
+    left.Unstage();
+    segment.Swap(&left);
+  }
+  segment.ForEachCell([](StringSegment::Cell* cell) {
+    cell->stamp.fetch_and(~kHasRow, std::memory_order_relaxed);
+  });
+  return dropped;
 }
 
 }  // namespace dynemb

@@ -3,12 +3,32 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cstdlib>
 #include <map>
+#include <new>
+#include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "cc/core/table/host_table.h"
+
+namespace {
+// How many allocations of this thread succeed before all fail; -1: all succeed.
+thread_local int64_t allocations_left = -1;
+}  // namespace
+
+void* operator new(size_t bytes) {
+  if (allocations_left == 0) throw std::bad_alloc();
+  if (allocations_left > 0) --allocations_left;
+  void* const data = std::malloc(bytes + (bytes == 0));
+  if (data == nullptr) throw std::bad_alloc();
+  return data;
+}
+void operator delete(void* data) noexcept { std::free(data); }
+void operator delete(void* data, size_t) noexcept { std::free(data); }
 
 namespace dynemb {
 namespace {
@@ -27,15 +47,15 @@ Strings Get(KeyStrings* kept, const std::vector<Key>& keys) {
   for (const Key key : keys) {
     const std::vector<Key> one = {key};
     std::string string = "?";
-    (void)kept->Get(Span<const Key>(one), [&](int64_t, const std::string& s) { string = s; });
+    (void)kept->Get(Span<const Key>(one), [&](int64_t, std::string_view s) { string = s; });
     got.push_back(string);
   }
   return got;
 }
 
 Status Begin(KeyStrings* kept, const std::vector<Key>& keys) {
-  KeyStrings::Birth birth;
-  return KeyStrings::Birth::Begin(kept, Span<const Key>(keys), &birth);
+  KeyStrings::PinGuard guard;
+  return KeyStrings::PinGuard::Begin(kept, Span<const Key>(keys), &guard);
 }
 
 class Tables {
@@ -117,7 +137,7 @@ TEST(KeyStrings, AReadBehindAnotherString) {
   EXPECT_EQ(kept.size(), 1);
 }
 
-TEST(KeyStrings, NoBirthWithoutAString) {
+TEST(KeyStrings, NoPinWithoutAString) {
   KeyStrings kept;
   ASSERT_TRUE(Record(&kept, {1, 2}, {"one", "two"}).ok());
   EXPECT_TRUE(Begin(&kept, {1, 2, 1}).ok());
@@ -131,7 +151,7 @@ TEST(KeyStrings, NoBirthWithoutAString) {
 TEST(KeyStrings, AMissingStringOfARowIsAnInternalError) {
   KeyStrings kept;
   const std::vector<Key> keys = {4};
-  const Status status = kept.Get(Span<const Key>(keys), [](int64_t, const std::string&) {});
+  const Status status = kept.Get(Span<const Key>(keys), [](int64_t, std::string_view) {});
   EXPECT_EQ(status.code(), Code::kInternal);
 }
 
@@ -148,7 +168,7 @@ Strings Names(const std::vector<Key>& keys) {
 }
 
 void Age(KeyStrings* kept) {
-  for (int64_t i = 0; i <= KeyStrings::kGraceBirths; ++i) ASSERT_TRUE(Begin(kept, {}).ok());
+  for (int64_t i = 0; i <= KeyStrings::kGraceCalls; ++i) ASSERT_TRUE(Begin(kept, {}).ok());
 }
 
 TEST(KeyStrings, ASweepDropsOldStringsWithoutRowsAndNoOthers) {
@@ -160,7 +180,7 @@ TEST(KeyStrings, ASweepDropsOldStringsWithoutRowsAndNoOthers) {
     tables.Upsert(rows);
     Age(&kept);
     ASSERT_TRUE(Record(&kept, young, Names(young)).ok());  // whose gradient is not applied yet
-    ASSERT_TRUE(Begin(&kept, {5000}).ok());                // a birth keeps its strings, too
+    ASSERT_TRUE(Begin(&kept, {5000}).ok());  // a call that pins keeps its strings, too
     ASSERT_TRUE(kept.Sweep(tables.context(), tables.shards()).ok());
     EXPECT_EQ(kept.size(), 111);
     EXPECT_EQ(Get(&kept, rows), Names(rows));
@@ -188,6 +208,156 @@ TEST(KeyStrings, NoSweepWhileMostStringsHaveRowsOrThereAreFew) {
   EXPECT_EQ(most.size(), 2000);
 }
 
+// Strings of all lengths, in batches with repetitions and some conflicts, against a std::map.
+TEST(KeyStrings, AgreesWithAMap) {
+  std::mt19937_64 random(1);
+  KeyStrings kept;
+  std::map<Key, std::string> model;
+  const auto string_of = [](Key key) {
+    const size_t length = key % 97 == 0 ? 20000 : static_cast<size_t>(key * 7919 % 300);
+    return std::to_string(key) + std::string(length, 'a');
+  };
+  int refused = 0;
+  for (int round = 0; round < 200; ++round) {
+    std::vector<Key> keys;
+    Strings strings;
+    const auto n = random() % (round % 10 == 0 ? 9000 : 300);
+    for (size_t i = 0; i < n; ++i) {
+      keys.push_back(static_cast<Key>(random() % 40000));
+      strings.push_back(string_of(keys.back()));
+    }
+    if (n > 0 && random() % 3 == 0) strings[random() % n] += "b";
+    std::map<Key, std::string> after = model;
+    bool conflict = false;
+    for (size_t i = 0; i < n; ++i) {
+      conflict |= after.emplace(keys[i], strings[i]).first->second != strings[i];
+    }
+    const Status status = Record(&kept, keys, strings);
+    ASSERT_EQ(status.code(), conflict ? Code::kInvalidArgument : Code::kOk) << round;
+    if (conflict) {
+      ++refused;
+    } else {
+      model = after;
+    }
+    ASSERT_EQ(kept.size(), static_cast<int64_t>(model.size())) << round;
+    for (const Key key : keys) {
+      const auto at = model.find(key);
+      ASSERT_EQ(Get(&kept, {key})[0], at == model.end() ? "?" : at->second) << round;
+    }
+  }
+  EXPECT_GT(refused, 5);
+}
+
+// Of several errors the one that comes first in the batch, whatever parts the keys are in.
+TEST(KeyStrings, TheFirstErrorOfABatchIsTheOneThatIsReported) {
+  KeyStrings kept;
+  const std::vector<Key> keys = Range(0, 2000);
+  ASSERT_TRUE(Record(&kept, keys, Names(keys)).ok());
+  Strings other = Names(keys);
+  for (size_t i = 700; i < other.size(); ++i) other[i] += "!";
+  EXPECT_NE(Record(&kept, keys, other).message().find("'700!'"), std::string::npos);
+  EXPECT_NE(Begin(&kept, Range(1500, 4000)).message().find("none for 2000;"), std::string::npos);
+}
+
+TEST(KeyStrings, AStringStaysWhereItIsWhileOthersCome) {
+  KeyStrings kept;
+  const std::vector<Key> keys = Range(0, 100);
+  ASSERT_TRUE(Record(&kept, keys, Names(keys)).ok());
+  KeyStrings::PinGuard guard;
+  ASSERT_TRUE(KeyStrings::PinGuard::Begin(&kept, Span<const Key>(keys), &guard).ok());
+  std::vector<std::string_view> before, after;
+  const auto collect = [&](std::vector<std::string_view>* to) {
+    ASSERT_TRUE(kept.Get(keys, [&](int64_t, std::string_view s) { to->push_back(s); }).ok());
+  };
+  collect(&before);
+  ASSERT_TRUE(Record(&kept, Range(1000, 100000), Names(Range(1000, 100000))).ok());
+  collect(&after);
+  ASSERT_EQ(before.size(), keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    EXPECT_EQ(before[i].data(), after[i].data());
+    EXPECT_EQ(before[i], std::to_string(i));
+  }
+}
+
+TEST(KeyStrings, ASweepGivesMemoryBack) {
+  KeyStrings kept;
+  Tables tables(1);
+  const std::vector<Key> rows = Range(0, 1000), all = Range(0, 100000);
+  ASSERT_TRUE(Record(&kept, rows, Names(rows)).ok());
+  const int64_t few_bytes = kept.memory_bytes();
+  EXPECT_GT(few_bytes, 1000 * 20);
+  ASSERT_TRUE(Record(&kept, all, Names(all)).ok());
+  EXPECT_GT(kept.memory_bytes(), 10 * few_bytes);
+  EXPECT_LT(kept.memory_bytes(), 100000 * 48);  // the key, its string of 5 bytes, and what is ahead
+  tables.Upsert(rows);
+  Age(&kept);
+  ASSERT_TRUE(kept.Sweep(tables.context(), tables.shards()).ok());
+  EXPECT_EQ(kept.size(), 1000);
+  EXPECT_LT(kept.memory_bytes(), 2 * few_bytes);
+  EXPECT_EQ(Get(&kept, rows), Names(rows));
+  ASSERT_TRUE(Record(&kept, all, Names(all)).ok());
+  EXPECT_EQ(Get(&kept, {0, 99999}), (Strings{"0", "99999"}));
+}
+
+// Every allocation of a call fails in turn: nothing is kept, and when there is memory it goes on.
+TEST(KeyStrings, WithoutMemoryNothingIsKept) {
+  KeyStrings kept;
+  const std::vector<Key> old = Range(0, 5000), both = Range(4000, 9000);
+  const Strings old_names = Names(old), both_names = Names(both);
+  ASSERT_TRUE(Record(&kept, old, old_names).ok());
+  const std::vector<std::string_view> views(both_names.begin(), both_names.end());
+  const int64_t bytes = kept.memory_bytes();
+  int64_t failures = 0;
+  for (Status status(Code::kResourceExhausted, ""); !status.ok(); ++failures) {
+    allocations_left = failures;
+    status = kept.Record(Span<const Key>(both), Span<const std::string_view>(views));
+    allocations_left = -1;
+    if (status.ok()) break;
+    ASSERT_EQ(status.code(), Code::kResourceExhausted);
+    ASSERT_EQ(kept.size(), 5000);
+    ASSERT_EQ(kept.memory_bytes(), bytes);
+  }
+  EXPECT_GT(failures, 20);
+  EXPECT_EQ(kept.size(), 9000);
+  EXPECT_EQ(Get(&kept, both), both_names);
+  EXPECT_EQ(Get(&kept, old), old_names);
+  allocations_left = 0;
+  const Status check = kept.Check(Span<const Key>(both), Span<const std::string_view>(views));
+  KeyStrings::PinGuard guard;
+  const Status pin = KeyStrings::PinGuard::Begin(&kept, Span<const Key>(both), &guard);
+  allocations_left = -1;
+  EXPECT_EQ(check.code(), Code::kResourceExhausted);
+  EXPECT_EQ(pin.code(), Code::kResourceExhausted);
+}
+
+// Threads race for the same keys under different strings: each key has the string of one thread,
+// whose whole batch is kept, or none.
+TEST(KeyStrings, OfTwoBatchesThatDisagreeOneIsKept) {
+  for (Key round = 0; round < 50; ++round) {
+    KeyStrings kept;
+    const std::vector<Key> shared = Range(0, 300);
+    std::vector<std::thread> threads;
+    std::atomic<int> recorded{0};
+    for (int t = 0; t < 3; ++t) {
+      threads.emplace_back([&, t] {
+        std::vector<Key> keys = Range(1000 * (t + 1), 1000 * (t + 1) + 300);
+        keys.insert(keys.end(), shared.begin(), shared.end());
+        Strings names = Names(keys);
+        for (std::string& name : names) name += std::to_string(t);
+        if (Record(&kept, keys, names).ok()) {
+          ++recorded;
+          EXPECT_EQ(Get(&kept, keys), names);
+        } else {
+          EXPECT_EQ(Get(&kept, {keys[0]})[0], "?");
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(recorded, 1);
+    EXPECT_EQ(kept.size(), 600);
+  }
+}
+
 // Writers record, make rows and remove them while others sweep: no row is ever without its string.
 TEST(KeyStrings, RowsHaveStringsWhateverOthersDo) {
   KeyStrings kept;
@@ -201,8 +371,8 @@ TEST(KeyStrings, RowsHaveStringsWhateverOthersDo) {
         const std::vector<Key> passing = Range(1000000 + round * 300, 1000000 + round * 300 + 300);
         ASSERT_TRUE(Record(&kept, passing, Names(passing)).ok());
         {
-          KeyStrings::Birth birth;
-          ASSERT_TRUE(KeyStrings::Birth::Begin(&kept, Span<const Key>(keys), &birth).ok());
+          KeyStrings::PinGuard guard;
+          ASSERT_TRUE(KeyStrings::PinGuard::Begin(&kept, Span<const Key>(keys), &guard).ok());
           tables.Upsert(keys);
           ASSERT_EQ(Get(&kept, keys), Names(keys));
         }
@@ -213,8 +383,8 @@ TEST(KeyStrings, RowsHaveStringsWhateverOthersDo) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  KeyStrings::Birth birth;
-  ASSERT_TRUE(KeyStrings::Birth::Begin(&kept, {}, &birth).ok());
+  KeyStrings::PinGuard guard;
+  ASSERT_TRUE(KeyStrings::PinGuard::Begin(&kept, {}, &guard).ok());
   std::vector<Key> keys(10000);
   RowParts out;
   out.keys = keys;

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <shared_mutex>
 
+#include "cc/core/base/fair_shared_mutex.h"
+
 namespace dynemb {
 
 // Of the segments segment(i) for i in [begin, end), or of all where keys are many, it holds
-// *mutex(segment), a std::shared_mutex, in ascending order, as long as it lives.
+// *mutex(segment), in ascending order, as long as it lives.
 template <int kSegments>
 class ReadLocks {
  public:
@@ -20,7 +22,7 @@ class ReadLocks {
       for (int64_t i = begin; i < end; ++i) wanted |= uint64_t{1} << segment(i);
     }
     for (int s = 0; s < kSegments; ++s) {
-      if (wanted >> s & 1) held_[count_++] = std::shared_lock<std::shared_mutex>(*mutex(s));
+      if (wanted >> s & 1) held_[count_++] = std::shared_lock<FairSharedMutex>(*mutex(s));
     }
   }
   ReadLocks(const ReadLocks&) = delete;
@@ -28,7 +30,7 @@ class ReadLocks {
 
  private:
   static_assert(kSegments <= 64, "a bit for each segment");
-  std::shared_lock<std::shared_mutex> held_[kSegments];
+  std::shared_lock<FairSharedMutex> held_[kSegments];
   int count_ = 0;
 };
 

@@ -9,14 +9,13 @@
 
 #include "cc/core/base/number_text.h"
 #include "cc/core/initializer/initializer_text.h"
+#include "cc/core/optimizer/rule.h"
 
 namespace dynemb {
 namespace {
 
 constexpr int kFormat = 1;
 constexpr const char* kMetaNames[kMetaFields] = {"used", "count", "score"};
-
-int64_t AlignUp8(int64_t bytes) { return (bytes + 7) / 8 * 8; }
 
 Status BadLine(const std::string& line, const char* want) {
   return InvalidArgument("table schema: got line '", line, "', want ", want);
@@ -145,8 +144,8 @@ Status TableSchema::Validate() const {
   double slot_initial = 0;
   for (const SlotSpec& slot : rule.slots)
     slot_initial = std::max<double>(slot_initial, slot.initial);
-  RuleSpec known;
-  DYNEMB_RETURN_IF_ERROR(MakeRuleSpec(rule.name, slot_initial, &known));
+  OptimizerSpec known;
+  DYNEMB_RETURN_IF_ERROR(MakeOptimizerSpec(rule.name, slot_initial, &known));
   if (!(known == rule)) {
     return InvalidArgument("table schema: got the slots ", rule.DebugString(), ", want ",
                            known.DebugString());
@@ -176,7 +175,7 @@ Status CheckCompatible(const TableSchema& from, const TableSchema& to) {
   return Status();
 }
 
-RowLayout::RowLayout(const TableSchema& schema, bool with_version) {
+RowLayout::RowLayout(const TableSchema& schema) {
   dim = schema.dim;
   value_bytes = schema.dim * SizeOf(schema.value_dtype);
   slots_offset = AlignUp8(value_bytes);
@@ -192,8 +191,7 @@ RowLayout::RowLayout(const TableSchema& schema, bool with_version) {
     meta_field[field] = present ? meta_bytes : -1;
     meta_bytes += present ? 8 : 0;
   }
-  version_offset = with_version ? meta_offset + meta_bytes : -1;
-  row_bytes = meta_offset + meta_bytes + (with_version ? 8 : 0);
+  row_bytes = meta_offset + meta_bytes;
 }
 
 void FillInitialSlots(const TableSchema& schema, char* slots) {

@@ -6,8 +6,7 @@
 // value: `dim` numbers of the value dtype. slots: the optimizer's numbers, of the slot dtype, in
 // the order of the rule. meta: 8-byte integers, only those that something uses. Every part starts
 // at a multiple of 8 bytes. Export, import and checkpoints carry the three parts as separate packed
-// buffers, so that padding is nobody's business but the layout's. Behind the meta a table that
-// follows changes keeps the version in which the row was last written, which is its own business.
+// buffers, so that padding is nobody's business but the layout's.
 #ifndef TF_DYNEMB_CC_CORE_TABLE_ROW_LAYOUT_H_
 #define TF_DYNEMB_CC_CORE_TABLE_ROW_LAYOUT_H_
 
@@ -20,26 +19,12 @@
 #include "cc/core/base/macros.h"
 #include "cc/core/base/status.h"
 #include "cc/core/initializer/initializer.h"
-#include "cc/core/optimizer/rule.h"
+#include "cc/core/optimizer/optimizer_spec.h"
+#include "cc/core/policy/meta_field.h"
 
 namespace dynemb {
 
-// Facts about a row that policies, restrict and deltas read. The pass that writes a row sets them.
-enum class MetaField : uint8_t {
-  kUsed,   // `now` of the last write, in the user's unit (steps or seconds)
-  kCount,  // how many calls have written the row
-  kScore,  // a policy's own number
-};
-inline constexpr int kMetaFields = 3;
 const char* Name(MetaField field);
-
-// A set of meta fields; bit i stands for MetaField(i).
-struct MetaFields {
-  uint8_t bits = 0;
-  bool has(MetaField field) const { return bits >> static_cast<int>(field) & 1; }
-  void add(MetaField field) { bits = static_cast<uint8_t>(bits | 1 << static_cast<int>(field)); }
-  bool operator==(const MetaFields& o) const { return bits == o.bits; }
-};
 
 inline constexpr int64_t kMaxDim = int64_t{1} << 20;
 
@@ -53,7 +38,7 @@ struct TableSchema {
   int64_t dim = 1;
   Initializer initializer;
   MetaFields meta;
-  RuleSpec rule;
+  OptimizerSpec rule;
 
   // The text form, one "word value ..." per line, first line "dynemb-table 1". It is what the
   // DynembTable op's attribute and every checkpoint hold:
@@ -81,8 +66,11 @@ struct TableSchema {
 // them. The error names the first difference.
 Status CheckCompatible(const TableSchema& from, const TableSchema& to);
 
+// The next multiple of 8.
+constexpr int64_t AlignUp8(int64_t bytes) { return (bytes + 7) / 8 * 8; }
+
 struct RowLayout {
-  explicit RowLayout(const TableSchema& schema, bool with_version = false);
+  explicit RowLayout(const TableSchema& schema);
 
   int64_t dim;
   int64_t value_bytes;  // without padding
@@ -90,8 +78,7 @@ struct RowLayout {
   int64_t slots_bytes;
   int64_t meta_offset;
   int64_t meta_bytes;
-  int64_t version_offset;  // of an int64, or -1
-  int64_t row_bytes;       // all, a multiple of 8
+  int64_t row_bytes;  // all, a multiple of 8
   // Offset of a field inside the packed meta, or -1.
   int64_t meta_field[kMetaFields];
 };

@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "cc/core/optimizer/rule.h"
 #include "gtest/gtest.h"
 
 namespace dynemb {
@@ -16,9 +17,9 @@ namespace {
 
 using Kind = Distribution::Kind;
 
-RuleSpec Rule(const std::string& name, double slot_initial = 0.1) {
-  RuleSpec spec;
-  EXPECT_TRUE(MakeRuleSpec(name, slot_initial, &spec).ok());
+OptimizerSpec Rule(const std::string& name, double slot_initial = 0.1) {
+  OptimizerSpec spec;
+  EXPECT_TRUE(MakeOptimizerSpec(name, slot_initial, &spec).ok());
   return spec;
 }
 
@@ -36,7 +37,7 @@ TableSchema Example() {
   schema.dim = 8;
   schema.initializer.distribution = {Kind::kUniform, -0.05f, 0.05f};
   schema.initializer.seed = 42;
-  schema.meta.add(MetaField::kUsed);
+  schema.meta.add(MetaField::kLastWriteTime);
   schema.rule = Rule("adagrad");
   return schema;
 }
@@ -212,7 +213,7 @@ TEST(TableSchema, ValidatesItsParts) {
   const auto integers = [](DType dtype, const std::vector<double>& constant) {
     return [=](TableSchema* s) {
       s->value_dtype = dtype;
-      s->rule = RuleSpec();
+      s->rule = OptimizerSpec();
       s->dim = 2;
       s->initializer.distribution = Distribution();
       s->initializer.constant = constant;
@@ -230,7 +231,7 @@ TEST(TableSchema, ValidatesItsParts) {
   expect(false, integers(DType::kInt64, {}));
   expect(false, [](TableSchema* s) {
     s->value_dtype = DType::kInt32;
-    s->rule = RuleSpec();
+    s->rule = OptimizerSpec();
   });  // a random start
   expect(false, [&](TableSchema* s) {
     integers(DType::kInt32, {0})(s);
@@ -240,7 +241,7 @@ TEST(TableSchema, ValidatesItsParts) {
   expect(false, [](TableSchema* s) { s->rule.slots[0].name = "sum"; });
   expect(false, [](TableSchema* s) { s->rule.slots.push_back(s->rule.slots[0]); });
   expect(false, [](TableSchema* s) { s->rule.name = ""; });
-  expect(true, [](TableSchema* s) { s->rule = RuleSpec(); });
+  expect(true, [](TableSchema* s) { s->rule = OptimizerSpec(); });
 }
 
 TEST(CheckCompatible, NamesTheFirstDifference) {
@@ -253,7 +254,7 @@ TEST(CheckCompatible, NamesTheFirstDifference) {
   };
   expect("", [](TableSchema*) {});
   expect("", [](TableSchema* s) { s->initializer.seed = 7; });
-  expect("", [](TableSchema* s) { s->rule = RuleSpec(); });
+  expect("", [](TableSchema* s) { s->rule = OptimizerSpec(); });
   expect("float64", [](TableSchema* s) { s->value_dtype = DType::kFloat64; });
   expect("dim is 9, the table's is 8", [](TableSchema* s) { s->dim = 9; });
   expect("", [](TableSchema* s) { s->meta.add(MetaField::kScore); });
@@ -261,7 +262,7 @@ TEST(CheckCompatible, NamesTheFirstDifference) {
   expect("adam(", [](TableSchema* s) { s->rule = Rule("adam"); });
   expect("accumulator=0.5", [](TableSchema* s) { s->rule = Rule("adagrad", 0.5); });
   TableSchema untrained = Example();
-  untrained.rule = RuleSpec();
+  untrained.rule = OptimizerSpec();
   EXPECT_TRUE(CheckCompatible(Example(), untrained).ok()) << "a table without a rule takes any";
 }
 
@@ -271,9 +272,9 @@ TEST(MetaFields, AreASet) {
   meta.add(MetaField::kCount);
   meta.add(MetaField::kCount);
   EXPECT_TRUE(meta.has(MetaField::kCount));
-  EXPECT_FALSE(meta.has(MetaField::kUsed));
+  EXPECT_FALSE(meta.has(MetaField::kLastWriteTime));
   EXPECT_EQ(meta.bits, 2);
-  EXPECT_STREQ(Name(MetaField::kUsed), "used");
+  EXPECT_STREQ(Name(MetaField::kLastWriteTime), "used");
   EXPECT_STREQ(Name(MetaField::kCount), "count");
   EXPECT_STREQ(Name(MetaField::kScore), "score");
 }

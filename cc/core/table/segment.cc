@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <new>
 
 namespace dynemb {
 namespace {
 
-constexpr double kMaxLoad = 0.8;
 constexpr double kGrowth = 1.5;       // of the index
 constexpr double kLeastGrowth = 1.2;  // where its size was reserved
+// A smaller index, of 256 KiB, grows at once. A larger one has moved after 1/32 as many insertions
+// as it has keys.
+constexpr uint32_t kGrowsAtOnce = 4096, kChunksPerInsert = 8;
 constexpr int64_t kMaxBlockBytes = int64_t{2} << 20;
 constexpr int64_t kMaxBlockRows = 1 << 16;
 constexpr int64_t kMinBlockRows = 8;
@@ -22,55 +26,32 @@ Segment::Segment(SlabArena* row_arena, SlabArena* index_arena, const RowLayout& 
 
 Segment::~Segment() { Clear(); }
 
-char* Segment::FindBeyond(int64_t key, uint64_t hash) const {
-  uint32_t at = Home(hash);
-  for (uint32_t probes = 1; probes < chunk_count_; ++probes) {
-    at = Next(at);
-    if (const uint32_t mask = Match(chunks_[at], key)) {
-      return row(chunks_[at].refs[__builtin_ctz(mask)]);
-    }
-    if (chunks_[at].overflow == 0) break;
-  }
-  return nullptr;
+int64_t Segment::allocated_rows() const {
+  int64_t rows = 0;
+  for (const Block& block : blocks_) rows += block.row_count;
+  return rows;
 }
 
-char* Segment::Insert(int64_t key, uint64_t hash) {
-  if (size_ + 1 > max_rows_ && !GrowIndex()) return nullptr;
+Segment::Ref Segment::Insert(int64_t key, uint64_t hash) {
+  if (size_ + 1 > index_.capacity() && !GrowIndex()) return kNone;
   const Ref ref = AllocateRow();
-  if (ref == kNone) return nullptr;
-  Link(key, hash, ref);
+  if (ref == kNone) return kNone;
+  ContinueGrowth(kChunksPerInsert);
+  // In the array that it wants, whose last chunks make way where there is no cell before them: past
+  // these are keys that have moved already.
+  while (InOldIndex(hash) && !old_index_.Insert(key, hash, ref, false, old_end_)) MoveLastChunks();
+  if (!InOldIndex(hash)) index_.Insert({hash, key, ref}, false);
   ++size_;
-  return row(ref);
+  return ref;
 }
 
-void Segment::Link(int64_t key, uint64_t hash, Ref ref) {
-  uint32_t at = Home(hash);
-  for (;; at = Next(at)) {
-    Chunk& chunk = chunks_[at];
-    const int cell = __builtin_ctz(~uint32_t{chunk.used});
-    if (cell < kCells) {
-      chunk.keys[cell] = key;
-      chunk.refs[cell] = ref;
-      chunk.used |= static_cast<uint8_t>(1u << cell);
-      return;
-    }
-    if (chunk.overflow != 255) ++chunk.overflow;
-  }
-}
-
-void Segment::Erase(int64_t key, uint64_t hash) {
-  uint32_t at = Home(hash);
-  uint32_t mask;
-  while ((mask = Match(chunks_[at], key)) == 0) at = Next(at);
-  const int cell = __builtin_ctz(mask);
-  const Ref ref = chunks_[at].refs[cell];
-  chunks_[at].used &= static_cast<uint8_t>(~(1u << cell));
-  for (uint32_t passed = Home(hash); passed != at; passed = Next(passed)) {
-    if (chunks_[passed].overflow != 255) --chunks_[passed].overflow;
-  }
+bool Segment::Erase(int64_t key, uint64_t hash) {
+  bool marked;
+  const Ref ref = IndexOf(hash).Erase(key, hash, &marked);
   std::memcpy(row(ref), &free_, sizeof(free_));
   free_ = ref;
   --size_;
+  return marked;
 }
 
 Segment::Ref Segment::AllocateRow() {
@@ -79,107 +60,138 @@ Segment::Ref Segment::AllocateRow() {
     free_ = NextFree(ref);
     return ref;
   }
-  if ((rows_.empty() || fresh_ == block_rows_.back()) && !AddBlock()) return kNone;
-  return static_cast<Ref>((rows_.size() - 1) << 16 | fresh_++);
+  if (blocks_.empty() || fresh_ == blocks_.back().row_count) {
+    if (!AddBlock(static_cast<uint32_t>(RowsOfBlock(size_, layout_)))) return kNone;
+    fresh_ = 0;
+  }
+  return static_cast<Ref>((blocks_.size() - 1) << 16 | fresh_++);
 }
 
-bool Segment::AddBlock() {
-  if (rows_.size() == kMaxBlocks) return false;
-  const int64_t most = std::clamp<int64_t>(kMaxBlockBytes / layout_.row_bytes, 1, kMaxBlockRows);
-  const uint32_t n = static_cast<uint32_t>(std::min(most, std::max(kMinBlockRows, size_ / 32)));
-  char* rows = static_cast<char*>(row_arena_->Allocate(n * layout_.row_bytes));
+bool Segment::AddBlock(uint32_t row_count) {
+  if (blocks_.size() == kMaxBlocks) return false;
+  if (blocks_.size() == blocks_.capacity()) {
+    try {
+      blocks_.reserve(std::max<size_t>(4, 2 * blocks_.size()));
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+  }
+  char* rows = static_cast<char*>(row_arena_->Allocate(row_count * layout_.row_bytes));
   if (rows == nullptr) return false;
-  rows_.push_back(rows);
-  block_rows_.push_back(n);
-  fresh_ = 0;
+  blocks_.push_back({rows, row_count});
+  return true;
+}
+
+void Segment::FreeBlock(Block* block) {
+  row_arena_->Free(block->rows, block->row_count * layout_.row_bytes);
+}
+
+bool Segment::AllocateRowsOf(const Segment& from) {
+  for (const Block& block : from.blocks_) {
+    if (!AddBlock(block.row_count)) return false;
+  }
   return true;
 }
 
 // The fewest chunks, a whole number or not, that hold so many rows.
 double Segment::ChunksFor(int64_t rows) {
-  return std::max(1.0, static_cast<double>(rows) / (kMaxLoad * kCells));
+  return std::max(1.0, static_cast<double>(rows) / (KeyIndex::kMaxLoad * KeyIndex::kCells));
+}
+
+// Some segments have more room than others: when it ends they do not all grow at once.
+double Segment::ReservedChunks(int64_t rows, double phase) {
+  return std::ceil(ChunksFor(rows) * (1 + phase / 4));
 }
 
 bool Segment::ReserveIndex(int64_t rows) {
-  // Some segments have more room than others: when it ends they do not all grow at once.
-  return rows <= max_rows_ || Rehash(std::ceil(ChunksFor(rows) * (1 + phase_ / 4)));
+  return rows <= index_.capacity() || BeginGrowth(ReservedChunks(rows, phase_));
+}
+
+int64_t Segment::IndexBytes(int64_t rows, double phase) {
+  return rows == 0 ? 0 : KeyIndex::Bytes(ReservedChunks(rows, phase));
+}
+
+int64_t Segment::RowsOfBlock(int64_t rows, const RowLayout& layout) {
+  const int64_t most = std::clamp<int64_t>(kMaxBlockBytes / layout.row_bytes, 1, kMaxBlockRows);
+  return std::min(most, std::max(kMinBlockRows, rows / 32));
+}
+
+int64_t Segment::RowBytes(int64_t rows, const RowLayout& layout) {
+  return (rows + RowsOfBlock(rows, layout)) * layout.row_bytes;
 }
 
 bool Segment::GrowIndex() {
   // Sizes are kGrowth^(i + phase) chunks.
-  const double least = std::max(ChunksFor(size_ + 1), kLeastGrowth * chunk_count_);
+  const double least = std::max(ChunksFor(size_ + 1), kLeastGrowth * index_.chunk_count());
   const double steps = std::log(least) / std::log(kGrowth);
-  return Rehash(std::ceil(std::pow(kGrowth, std::ceil(steps - phase_) + phase_)));
+  return BeginGrowth(std::ceil(std::pow(kGrowth, std::ceil(steps - phase_) + phase_)));
 }
 
-bool Segment::Rehash(double chunks_wanted) {
-  if (chunks_wanted > 4e9) return false;
-  uint32_t chunk_count = static_cast<uint32_t>(chunks_wanted);
-  Chunk* chunks = static_cast<Chunk*>(index_arena_->Allocate(int64_t{chunk_count} * sizeof(Chunk)));
-  if (chunks == nullptr) return false;
-  std::swap(chunks, chunks_);
-  std::swap(chunk_count, chunk_count_);
-  max_rows_ = static_cast<int64_t>(kMaxLoad * kCells * chunk_count_);
-  for (uint32_t at = 0; at < chunk_count; ++at) {
-    const Chunk& chunk = chunks[at];
-    for (uint32_t used = chunk.used; used != 0; used &= used - 1) {
-      const int cell = __builtin_ctz(used);
-      const int64_t key = chunk.keys[cell];
-      Link(key, Mix64(static_cast<uint64_t>(key)), chunk.refs[cell]);
-    }
+bool Segment::BeginGrowth(double chunks_wanted) {
+  KeyIndex larger;
+  if (!larger.Allocate(index_arena_, chunks_wanted)) return false;
+  ContinueGrowth(old_end_);
+  old_index_ = std::exchange(index_, larger);
+  if (old_index_.empty()) return true;
+  old_begin_ = 0;
+  old_end_ = old_index_.chunk_count();
+  // Keys that want the last chunks may lie in the first ones: both move now.
+  const bool wraps = old_index_.overflows(old_end_ - 1);
+  while (old_end_ > 0 && old_index_.overflows(old_end_ - 1)) MoveChunk(--old_end_);
+  if (old_index_.chunk_count() < kGrowsAtOnce) {
+    ContinueGrowth(old_end_);
+  } else if (wraps) {
+    ContinueGrowth(1);
   }
-  if (chunks != nullptr) index_arena_->Free(chunks, int64_t{chunk_count} * sizeof(Chunk));
   return true;
 }
 
-void Segment::AppendRange(HashRange hashes, std::vector<Entry>* entries) const {
-  if (chunk_count_ == 0) return;
-  const size_t begin = entries->size();
-  const uint32_t homes = Home(hashes.last) - Home(hashes.first) + 1;
-  uint32_t at = Home(hashes.first);
-  for (uint32_t probes = 1; probes <= chunk_count_; ++probes, at = Next(at)) {
-    const Chunk& chunk = chunks_[at];
-    for (uint32_t used = chunk.used; used != 0; used &= used - 1) {
-      const int cell = __builtin_ctz(used);
-      const uint64_t hash = Mix64(static_cast<uint64_t>(chunk.keys[cell]));
-      if (hashes.first <= hash && hash <= hashes.last) {
-        entries->push_back({hash, chunk.keys[cell], chunk.refs[cell]});
-      }
-    }
-    if (probes >= homes && chunk.overflow == 0) break;
+void Segment::ContinueGrowth(uint32_t chunks) {
+  if (old_index_.empty()) return;
+  for (uint32_t moved = 0; old_begin_ < old_end_; ++moved) {
+    // Not between a chunk that keys want and one that they lie in.
+    if (moved >= chunks && !old_index_.overflows(old_begin_ - 1)) return;
+    MoveChunk(old_begin_++);
   }
+  old_index_.Free(index_arena_);
+}
+
+void Segment::MoveLastChunks() {
+  do {
+    MoveChunk(--old_end_);
+  } while (old_begin_ < old_end_ && old_index_.overflows(old_end_ - 1));
+  if (old_begin_ == old_end_) old_index_.Free(index_arena_);
+}
+
+void Segment::MoveChunk(uint32_t at) {
+  old_index_.ForEachInChunk(
+      at, [this](const Entry& entry, bool marked) { index_.Insert(entry, marked); });
+}
+
+void Segment::AppendRange(HashRange hashes, std::vector<Entry>* entries) const {
+  const size_t begin = entries->size();
+  ForEachInRange(
+      hashes, [](const char*) {}, [&](const Entry& entry) { entries->push_back(entry); });
   std::sort(entries->begin() + static_cast<std::ptrdiff_t>(begin), entries->end(),
             [](const Entry& a, const Entry& b) { return a.hash < b.hash; });
 }
 
 void Segment::PrefetchRange(HashRange hashes) const {
-  if (chunk_count_ == 0) return;
-  const uint32_t last = Home(hashes.last);
-  for (uint32_t at = Home(hashes.first); at <= last; ++at) __builtin_prefetch(&chunks_[at]);
+  if (!index_.empty()) index_.PrefetchRange(hashes);
+  if (!old_index_.empty()) old_index_.PrefetchRange(hashes);
 }
 
 int Segment::StripeBits() const {
   int bits = 0;
-  while (bits < Stripes::kMaxBits && chunk_count_ >> (bits + 2) != 0) ++bits;
+  while (bits < Stripes::kMaxBits && index_.chunk_count() >> (bits + 2) != 0) ++bits;
   return bits;
 }
 
-void Segment::FreeRows(std::vector<char*>* rows, int64_t row_bytes) {
-  for (size_t b = 0; b < rows->size(); ++b) {
-    row_arena_->Free((*rows)[b], block_rows_[b] * row_bytes);
-  }
-  rows->clear();
-}
-
 void Segment::Clear() {
-  FreeRows(&rows_, layout_.row_bytes);
-  block_rows_.clear();
-  if (chunks_ != nullptr) {
-    index_arena_->Free(chunks_, int64_t{chunk_count_} * sizeof(Chunk));
-  }
-  chunks_ = nullptr;
-  chunk_count_ = 0;
-  max_rows_ = 0;
+  for (Block& block : blocks_) FreeBlock(&block);
+  blocks_.clear();
+  index_.Free(index_arena_);
+  old_index_.Free(index_arena_);
   size_ = 0;
   fresh_ = 0;
   free_ = kNone;

@@ -1,19 +1,10 @@
 // Segment: one independently grown part of a host table: an index over rows in slabs. Not
 // thread-safe; the table holds a lock for it.
 //
-// The index is an array of 64-byte chunks, one cache line each:
-//
-//   byte  0                      40                         60     61         62    64
-//        | 5 keys, 8 bytes each | 5 references to rows, 4 B | used | overflow | pad |
-//
-// Bit c of `used` says that cell c holds a key. `overflow` counts the keys that wanted this chunk
-// and went on to a later one because it was full: a search for a key that is not there ends at the
-// first chunk where it is 0, usually the first. An erased key leaves an empty cell and lowers the
-// counts on its way, so there are no tombstones and erasing never degrades the index. (The counts
-// are those of F14: Bronson and Shi, "Open-sourcing F14 for faster, more memory-efficient hash
-// tables", 2019.) A count that has reached 255 stays there; it costs probes, never a wrong answer.
-// Keys lie in the index in the order of their hashes, so that it grows by reading and writing
-// memory from front to back.
+// The index (key_index.h) grows by half, into a larger array. If it is large, then not at once: for
+// a while there are two arrays, and each insertion moves a few chunks from the old one to the new
+// one, from front to back. No key of the chunks that are left wants or lies in another one, so that
+// the hash of a key says which of the arrays it is in.
 //
 // A row is `value | slots | meta` and lies in a block of rows, one after the other; its reference
 // is (block, row in the block), 16 bits each. Rows never move, and references stay valid, when the
@@ -32,7 +23,8 @@
 #include <utility>
 #include <vector>
 
-#include "cc/core/base/hash.h"
+#include "cc/core/base/macros.h"
+#include "cc/core/table/key_index.h"
 #include "cc/core/table/row_layout.h"
 #include "cc/core/table/slab_arena.h"
 #include "cc/core/table/stripes.h"
@@ -43,8 +35,8 @@ namespace dynemb {
 // 26-57, so that the keys of a segment want chunks in the order of their hashes.
 class Segment {
  public:
-  using Ref = uint32_t;
-  static constexpr Ref kNone = 0xffffffffu;
+  using Ref = KeyIndex::Ref;
+  static constexpr Ref kNone = KeyIndex::kNone;
   static constexpr int64_t kIndexBytesPerRow = 16;  // at least
 
   // `phase` in [0, 1) shifts the sizes at which the index grows, and how much more than what is
@@ -56,82 +48,68 @@ class Segment {
   Segment& operator=(const Segment&) = delete;
 
   int64_t size() const { return size_; }
+  // Rows that it has memory for: those that there are, erased ones, and those of the last block.
+  int64_t allocated_rows() const;
   const RowLayout& layout() const { return layout_; }
 
-  // The row of a key that is in the chunk it wants. Otherwise nullptr; whether the key may then be
-  // in a later chunk is in *beyond, and the first of these is fetched ahead.
-  char* FindAtHome(int64_t key, uint64_t hash, bool* beyond) const {
-    *beyond = false;
-    if (chunk_count_ == 0) return nullptr;
-    const uint32_t home = Home(hash);
-    const Chunk& chunk = chunks_[home];
-    if (const uint32_t mask = Match(chunk, key)) return row(chunk.refs[__builtin_ctz(mask)]);
-    if (chunk.overflow != 0) {
-      *beyond = true;
-      __builtin_prefetch(&chunks_[Next(home)]);
-    }
-    return nullptr;
+  // As KeyIndex.
+  Ref FindAtHome(int64_t key, uint64_t hash, bool* beyond, bool* marked) const {
+    *beyond = *marked = false;
+    if (index_.empty()) return kNone;
+    return IndexOf(hash).FindAtHome(key, hash, beyond, marked);
   }
-  // The row of a key that is in a later chunk, or nullptr.
-  char* FindBeyond(int64_t key, uint64_t hash) const;
-  // Adds a key that is not there; the row's bytes are undefined. nullptr: no memory.
-  char* Insert(int64_t key, uint64_t hash);
-  // Removes a key that is there.
-  void Erase(int64_t key, uint64_t hash);
+  Ref FindBeyond(int64_t key, uint64_t hash) const { return IndexOf(hash).FindBeyond(key, hash); }
+  // Adds a missing key; the row's bytes are undefined. kNone: no memory.
+  Ref Insert(int64_t key, uint64_t hash);
+  // Removes a key that is there. Returns whether it was marked.
+  bool Erase(int64_t key, uint64_t hash);
   // Removes all rows and gives back all memory.
   void Clear();
+  // Whether the index has two arrays.
+  bool growing() const { return !old_index_.empty(); }
+  // If the index is growing, moves the keys of at least so many chunks, 1 or more.
+  void ContinueGrowth(uint32_t chunks);
   // Makes the index large enough for `rows` rows. False: no memory, nothing changed.
   bool ReserveIndex(int64_t rows);
+  // The bytes of an index that is made so large while it is empty, by a segment of this phase; and
+  // the most bytes of rows that a segment takes which never has more than so many.
+  static int64_t IndexBytes(int64_t rows, double phase);
+  static int64_t RowBytes(int64_t rows, const RowLayout& layout);
 
-  // Moves all rows to a new layout; `convert(old_row, new_row)` fills one, also those that are
-  // erased, with whatever bytes. References stay valid. False: no memory, nothing changed.
+  char* row(Ref ref) const { return blocks_[ref >> 16].rows + (ref & 0xffffu) * layout_.row_bytes; }
+
+  // Takes memory for all rows of `from`, under this segment's layout. This one must be empty, and
+  // shares the arena of indices with the other. False: no memory.
+  bool AllocateRowsOf(const Segment& from);
+  // Then takes over everything, with the same references: `convert(old_row, new_row)` fills each
+  // row from its slots_offset on; values are copied. `from` is empty afterwards. Its memory is
+  // given back block by block.
   template <typename Convert>
-  bool Relayout(const RowLayout& layout, Convert convert);
+  void TakeRows(Segment* from, const Convert& convert);
 
-  char* row(Ref ref) const { return rows_[ref >> 16] + (ref & 0xffffu) * layout_.row_bytes; }
-  // Calls visit(key, row) for all rows, in no order, with the line at `offset` of the row fetched
-  // ahead. `visit` may erase its row.
-  template <typename Visit>
-  void ForEachRow(int64_t offset, const Visit& visit) const;
+  // A key's mark says whether the change log lists it. As KeyIndex.
+  bool Mark(int64_t key, uint64_t hash) { return IndexOf(hash).Mark(key, hash); }
+  void ClearMarks() {
+    index_.ClearMarks();
+    old_index_.ClearMarks();
+  }
 
-  struct Entry {
-    uint64_t hash;
-    int64_t key;
-    Ref ref;
-  };
+  using Entry = KeyIndex::Entry;
   // Appends the rows with hashes of this range, ascending.
   void AppendRange(HashRange hashes, std::vector<Entry>* entries) const;
   void PrefetchRange(HashRange hashes) const;
+  // Calls visit(entry) for the rows with hashes of this range, in no order, with what fetch(row)
+  // asks for fetched ahead. `visit` may erase its row.
+  template <typename Fetch, typename Visit>
+  void ForEachInRange(HashRange hashes, const Fetch& fetch, const Visit& visit) const;
   // Number of bits of stripes that are two to four chunks each, or more if those were too many.
   int StripeBits() const;
 
-  void PrefetchChunk(uint64_t hash) const {
-    if (chunk_count_ != 0) __builtin_prefetch(&chunks_[Home(hash)]);
+  DYNEMB_ALWAYS_INLINE void PrefetchChunk(uint64_t hash) const {
+    if (!index_.empty()) IndexOf(hash).Prefetch(hash);
   }
 
  private:
-  static constexpr int kCells = 5;
-
-  struct alignas(64) Chunk {
-    int64_t keys[kCells];
-    Ref refs[kCells];
-    uint8_t used;
-    uint8_t overflow;
-    uint8_t padding[2];
-  };
-  static_assert(sizeof(Chunk) == 64, "a chunk is a cache line");
-
-  // Bit c: cell c of the chunk holds this key.
-  static uint32_t Match(const Chunk& chunk, int64_t key) {
-    uint32_t mask = 0;
-    for (int c = 0; c < kCells; ++c) mask |= static_cast<uint32_t>(chunk.keys[c] == key) << c;
-    return mask & chunk.used;
-  }
-  uint32_t Home(uint64_t hash) const {
-    return ReduceRange(static_cast<uint32_t>(hash >> 26), chunk_count_);
-  }
-  uint32_t Next(uint32_t chunk) const { return chunk + 1 == chunk_count_ ? 0 : chunk + 1; }
-
   // The next in the list of erased rows.
   Ref NextFree(Ref ref) const {
     Ref next;
@@ -139,75 +117,80 @@ class Segment {
     return next;
   }
 
+  struct Block {
+    char* rows;
+    uint32_t row_count;
+  };
+
   Ref AllocateRow();
-  bool AddBlock();
-  // Puts a row into the index, which has room.
-  void Link(int64_t key, uint64_t hash, Ref ref);
+  bool AddBlock(uint32_t row_count);
+  void FreeBlock(Block* block);
+  // Whether keys of this hash are in the array that the index grows from.
+  bool InOldIndex(uint64_t hash) const {
+    if (old_index_.empty()) return false;
+    const uint32_t home = old_index_.Home(hash);
+    return old_begin_ <= home && home < old_end_;
+  }
+  const KeyIndex& IndexOf(uint64_t hash) const { return InOldIndex(hash) ? old_index_ : index_; }
+  KeyIndex& IndexOf(uint64_t hash) { return InOldIndex(hash) ? old_index_ : index_; }
   bool GrowIndex();
-  // To a whole number of chunks. False: too many or no memory, nothing changed.
-  bool Rehash(double chunks_wanted);
+  // Begins to grow it to a whole number of chunks. False: too many or no memory, nothing changed.
+  bool BeginGrowth(double chunks_wanted);
+  void MoveChunk(uint32_t at);
+  // Moves the keys of the last chunk of the old array, and of those before it that overflow into
+  // it.
+  void MoveLastChunks();
   static double ChunksFor(int64_t rows);
-  void FreeRows(std::vector<char*>* rows, int64_t row_bytes);
+  static double ReservedChunks(int64_t rows, double phase);
+  // How many rows a new block has, of a segment of so many.
+  static int64_t RowsOfBlock(int64_t rows, const RowLayout& layout);
 
   SlabArena* const row_arena_;
   SlabArena* const index_arena_;
   RowLayout layout_;
   const double phase_;
 
-  Chunk* chunks_ = nullptr;
-  uint32_t chunk_count_ = 0;
-  int64_t max_rows_ = 0;  // that the index holds before it grows
+  KeyIndex index_;
+  KeyIndex old_index_;  // where not empty, the keys in its chunks [old_begin_, old_end_) are here
+  uint32_t old_begin_ = 0, old_end_ = 0;
   int64_t size_ = 0;
 
-  std::vector<char*> rows_;           // the memory of each block
-  std::vector<uint32_t> block_rows_;  // how many rows it has
-  uint32_t fresh_ = 0;                // rows of the last block that have been handed out
-  Ref free_ = kNone;                  // head of the list of erased rows
+  std::vector<Block> blocks_;
+  uint32_t fresh_ = 0;  // rows of the last block that have been handed out
+  Ref free_ = kNone;    // head of the list of erased rows
 };
 
-template <typename Visit>
-void Segment::ForEachRow(int64_t offset, const Visit& visit) const {
-  constexpr uint32_t kAhead = 4;  // chunks
-  for (uint32_t at = 0; at < chunk_count_; ++at) {
-    if (at + kAhead < chunk_count_) {
-      const Chunk& ahead = chunks_[at + kAhead];
-      for (uint32_t used = ahead.used; used != 0; used &= used - 1) {
-        __builtin_prefetch(row(ahead.refs[__builtin_ctz(used)]) + offset);
-      }
-    }
-    const Chunk& chunk = chunks_[at];
-    for (uint32_t used = chunk.used; used != 0; used &= used - 1) {
-      const int cell = __builtin_ctz(used);
-      visit(chunk.keys[cell], row(chunk.refs[cell]));
-    }
-  }
+template <typename Fetch, typename Visit>
+void Segment::ForEachInRange(HashRange hashes, const Fetch& fetch, const Visit& visit) const {
+  const auto fetch_row = [&](Ref ref) { fetch(row(ref)); };
+  if (index_.empty()) return;
+  index_.ForEachInRange(hashes, 0, index_.chunk_count(), fetch_row, visit);
+  if (old_index_.empty()) return;
+  old_index_.ForEachInRange(hashes, old_begin_, old_end_, fetch_row, visit);
 }
 
 template <typename Convert>
-bool Segment::Relayout(const RowLayout& layout, Convert convert) {
-  std::vector<char*> rows;
-  for (const uint32_t n : block_rows_) {
-    rows.push_back(static_cast<char*>(row_arena_->Allocate(n * layout.row_bytes)));
-    if (rows.back() == nullptr) {
-      rows.pop_back();
-      FreeRows(&rows, layout.row_bytes);
-      return false;
-    }
-  }
-  for (size_t b = 0; b < rows.size(); ++b) {
-    const uint32_t n = b + 1 < rows.size() ? block_rows_[b] : fresh_;
+void Segment::TakeRows(Segment* from, const Convert& convert) {
+  for (size_t b = 0; b < blocks_.size(); ++b) {
+    Block& old = from->blocks_[b];
+    const uint32_t n = b + 1 < blocks_.size() ? old.row_count : from->fresh_;
     for (uint32_t r = 0; r < n; ++r) {
-      convert(rows_[b] + r * layout_.row_bytes, rows[b] + r * layout.row_bytes);
+      const char* const old_row = old.rows + r * from->layout_.row_bytes;
+      char* const new_row = blocks_[b].rows + r * layout_.row_bytes;
+      // An erased row keeps its place in the list so.
+      std::memcpy(new_row, old_row, static_cast<size_t>(layout_.slots_offset));
+      convert(old_row, new_row);
     }
+    from->FreeBlock(&old);
   }
-  for (Ref ref = free_; ref != kNone; ref = NextFree(ref)) {
-    const Ref next = NextFree(ref);
-    std::memcpy(rows[ref >> 16] + (ref & 0xffffu) * layout.row_bytes, &next, sizeof(next));
-  }
-  FreeRows(&rows_, layout_.row_bytes);
-  rows_ = std::move(rows);
-  layout_ = layout;
-  return true;
+  from->blocks_.clear();
+  std::swap(index_, from->index_);
+  std::swap(old_index_, from->old_index_);
+  std::swap(old_begin_, from->old_begin_);
+  std::swap(old_end_, from->old_end_);
+  std::swap(size_, from->size_);
+  std::swap(fresh_, from->fresh_);
+  std::swap(free_, from->free_);
 }
 
 }  // namespace dynemb

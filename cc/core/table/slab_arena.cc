@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <new>
 #include <string>
 
 namespace dynemb {
@@ -55,6 +56,7 @@ SlabArena::~SlabArena() {
 void* SlabArena::Allocate(int64_t bytes) {
   bytes = RoundUp(bytes, kAlignment);
   std::lock_guard<std::mutex> lock(mutex_);
+  if (bytes > limit_ - live_) return nullptr;
   auto it = regions_.find(current_);
   if (it == regions_.end() || it->second.bytes - it->second.used < bytes) {
     const int64_t live = std::max(live_, expected_);
@@ -65,7 +67,12 @@ void* SlabArena::Allocate(int64_t bytes) {
     if (it != regions_.end()) Close(it->first, &it->second);
     const bool huge = size > kHugePage || live >= huge_from_;
     madvise(start, size, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-    it = regions_.emplace(start, Region{size, 0, 0, huge}).first;
+    try {
+      it = regions_.emplace(start, Region{size, 0, 0, huge}).first;
+    } catch (const std::bad_alloc&) {
+      munmap(start, static_cast<size_t>(size));
+      return nullptr;
+    }
     current_ = start;
   }
   char* block = it->first + it->second.used;
@@ -104,6 +111,11 @@ void SlabArena::Free(void* block, int64_t bytes) {
 void SlabArena::Expect(int64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   expected_ = std::max(expected_, bytes);
+}
+
+void SlabArena::SetLimit(int64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  limit_ = bytes;
 }
 
 int64_t SlabArena::memory_bytes() const {

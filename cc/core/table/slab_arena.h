@@ -24,13 +24,16 @@ class SlabArena {
   SlabArena& operator=(const SlabArena&) = delete;
   ~SlabArena();
 
-  // A block aligned to 64 bytes, or nullptr when the system has no memory.
+  // A block aligned to 64 bytes, or nullptr when the system has no memory, or beyond the limit.
   void* Allocate(int64_t bytes);
   // `bytes` as in Allocate.
   void Free(void* block, int64_t bytes);
 
   // Makes regions as large from now on as if blocks of so many bytes were in use.
   void Expect(int64_t bytes);
+
+  // Refuses blocks with which more than so many bytes would be in use.
+  void SetLimit(int64_t bytes);
 
   // Address space of the blocks that are in use.
   int64_t memory_bytes() const;
@@ -52,6 +55,7 @@ class SlabArena {
   char* current_ = nullptr;          // the region that is being carved
   int64_t live_ = 0;
   int64_t expected_ = 0;
+  int64_t limit_ = INT64_MAX;
 };
 
 }  // namespace dynemb

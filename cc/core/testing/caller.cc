@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
+
+#include "cc/core/table/schema_change.h"
 
 namespace dynemb {
 namespace {
@@ -24,28 +27,44 @@ Status WithReport(TestMemory* memory, size_t size, Outcomes* outcomes, const F& 
 Caller::Caller(Table* table, TestMemory* memory)
     : table_(table), memory_(memory), dim_(table->schema().dim) {}
 
-Status Caller::Find(const Keys& keys, Floats* values, Outcomes* outcomes,
-                    IfMissing if_missing) const {
+Status Caller::Find(const Keys& keys, Floats* values, Outcomes* outcomes) const {
   const Mirror<Key> there(memory_, keys);
   values->resize(keys.size() * dim_);
   Mirror<float> out(memory_, *values);
   const Status status = WithReport(memory_, keys.size(), outcomes, [&](const Report& report) {
-    return table_->Find(memory_->context(), {there.span()}, if_missing,
-                        out.rows(there.size(), dim_), report);
+    return table_->Find(memory_->context(), {there.span()}, out.rows(there.size(), dim_), report);
   });
   out.Pull();
   values->assign(out.host(), out.host() + out.size());
   return status;
 }
 
-Status Caller::Apply(const Keys& keys, const Floats& gradients, const RuleSpec& rule,
-                     const std::vector<double>& hyper, const Stamp& stamp,
-                     Outcomes* outcomes) const {
+Status Caller::ReadRows(const Keys& keys, TableContent* rows, Outcomes* outcomes) const {
+  const Mirror<Key> there(memory_, keys);
+  PartBuffers buffers(memory_, table_->schema(), there.size());
+  RowParts parts = buffers.parts();
+  parts.keys = Span<Key>();
+  Outcomes found;
+  const Status status = WithReport(memory_, keys.size(), &found, [&](const Report& report) {
+    return table_->ReadRows(memory_->context(), {there.span()}, parts, report);
+  });
+  rows->clear();
+  buffers.Pull();
+  for (size_t i = 0; status.ok() && i < keys.size(); ++i) {
+    if (found[i] == Outcome::kFound) (*rows)[keys[i]] = buffers.row(static_cast<int64_t>(i));
+  }
+  if (outcomes != nullptr) *outcomes = std::move(found);
+  return status;
+}
+
+Status Caller::Apply(const Keys& keys, const Floats& gradients, const OptimizerSpec& rule,
+                     const std::vector<double>& hyper, const Stamp& stamp, Outcomes* outcomes,
+                     IfMissing if_missing) const {
   const Mirror<Key> there(memory_, keys);
   const Mirror<float> in(memory_, gradients);
   return WithReport(memory_, keys.size(), outcomes, [&](const Report& report) {
     return table_->Apply(memory_->context(), {there.span()}, in.rows(there.size(), dim_),
-                         {&rule, hyper, {}}, stamp, report);
+                         {&rule, hyper, {}, if_missing}, stamp, report);
   });
 }
 
@@ -77,28 +96,29 @@ Status Caller::Erase(const Keys& keys, Outcomes* outcomes) const {
   });
 }
 
-Status Caller::Import(const TableContent& rows) const {
-  const RowLayout layout(table_->schema());
-  Keys keys;
-  std::vector<char> values, slots, meta;
-  for (const auto& [key, row] : rows) {
-    keys.push_back(key);
-    values.insert(values.end(), row.value.begin(), row.value.end());
-    slots.insert(slots.end(), row.slots.begin(), row.slots.end());
-    meta.insert(meta.end(), row.meta.begin(), row.meta.end());
+Status Caller::InsertRows(const TableContent& rows, TableContent* displaced,
+                          Outcomes* outcomes) const {
+  PartBuffers in(memory_, table_->schema(), static_cast<int64_t>(rows.size()));
+  PartBuffers out(memory_, table_->schema(), static_cast<int64_t>(rows.size()));
+  int64_t at = 0;
+  for (const auto& [key, row] : rows) in.Set(at++, key, row);
+  in.Push();
+  const RowParts given = in.parts();
+  Outcomes found;
+  const Status status = WithReport(memory_, rows.size(), &found, [&](const Report& report) {
+    return table_->InsertRows(memory_->context(), {given.keys},
+                              {{}, given.values, given.slots, given.meta},
+                              displaced == nullptr ? RowParts() : out.parts(), report);
+  });
+  if (displaced != nullptr) {
+    displaced->clear();
+    out.Pull();
+    for (int64_t i = 0; status.ok() && i < at; ++i) {
+      if (found[i] == Outcome::kFound) (*displaced)[out.key(i)] = out.row(i);
+    }
   }
-  const int64_t n = static_cast<int64_t>(keys.size());
-  const Mirror<Key> keys_there(memory_, keys);
-  const Mirror<char> values_there(memory_, values), slots_there(memory_, slots),
-      meta_there(memory_, meta);
-  return table_->Import(
-      memory_->context(),
-      {keys_there.span(), values_there.rows(n, layout.value_bytes),
-       slots_there.rows(n, layout.slots_bytes), meta_there.rows(n, layout.meta_bytes)});
-}
-
-Status Caller::Attach(const RuleSpec& rule) const {
-  return table_->Attach(memory_->context(), rule);
+  if (outcomes != nullptr) *outcomes = std::move(found);
+  return status;
 }
 
 Status Caller::Reserve(int64_t rows) const { return table_->Reserve(memory_->context(), rows); }
@@ -110,5 +130,27 @@ Status Caller::EraseBelow(MetaField field, const RowOrder& bound, int64_t* erase
 }
 
 TableContent Caller::Export(int64_t chunk) const { return ExportAll(*table_, memory_, chunk); }
+
+Status Caller::BeginEpoch(int64_t epoch) const {
+  return table_->BeginEpoch(memory_->context(), epoch);
+}
+
+Status Caller::ChangedKeys(int64_t since, Keys* keys, const TablePart& part) const {
+  return table_->ChangedKeys(memory_->context(), since, part, keys);
+}
+
+Status Tested::Move(const TableSchema& schema) {
+  std::unique_ptr<RowMove> move;
+  DYNEMB_RETURN_IF_ERROR(table->PrepareMove(call.memory()->context(), schema, &move));
+  table = move->Run(call.memory()->context());
+  call = Caller(table.get(), call.memory());
+  return Status();
+}
+
+Status Tested::SetOptimizer(const OptimizerSpec& optimizer) {
+  TableSchema schema = table->schema();
+  DYNEMB_RETURN_IF_ERROR(dynemb::SetOptimizer(optimizer, &schema));
+  return Move(schema);
+}
 
 }  // namespace dynemb

@@ -1,6 +1,7 @@
 // The second suite that every Table passes: many threads at once. What they saw is recorded and
-// judged (histories.h), sums are exact, rows are whole, exports miss nothing. To be run under
-// ThreadSanitizer as well; all counts are bounded and nothing sleeps.
+// judged (histories.h), sums are exact, rows are whole, exports miss nothing, and whoever follows
+// the changes has the table in the end. To be run under ThreadSanitizer as well; all counts are
+// bounded and nothing sleeps.
 //
 //   DYNEMB_INSTANTIATE_CONCURRENCY(MyTable, HostHarness("MyTable", MakeMyTable));
 #ifndef TF_DYNEMB_CC_CORE_TESTING_CONCURRENCY_H_

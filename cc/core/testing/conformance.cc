@@ -21,7 +21,6 @@ TEST_P(TableConformance, AccumulateHasFourCells) { CheckAccumulateCells(GetParam
 TEST_P(TableConformance, TouchesRepeatedKeysOnce) { CheckRepetitions(GetParam()); }
 TEST_P(TableConformance, WritesStampMeta) { CheckMetaStamps(GetParam()); }
 TEST_P(TableConformance, SlotsBelongToRows) { CheckSlotsBelongToRows(GetParam()); }
-TEST_P(TableConformance, AttachKeepsRows) { CheckAttach(GetParam()); }
 TEST_P(TableConformance, StoresEveryBitPattern) { CheckEveryBitPattern(GetParam()); }
 TEST_P(TableConformance, RestrictsByScore) { CheckRestrictByScore(GetParam()); }
 TEST_P(TableConformance, MissesGoToTheNextTier) { CheckMissesGoToNextTier(GetParam()); }
@@ -29,12 +28,23 @@ TEST_P(TableConformance, ExportLeavesOutWhatIsNotAskedFor) { CheckExportLeavesOu
 TEST_P(TableConformance, PartsOfAnExportAreTheWhole) { CheckExportParts(GetParam()); }
 TEST_P(TableConformance, MemoryComesAndGoes) { CheckMemoryComesAndGoes(GetParam()); }
 TEST_P(TableConformance, HoldsManyRows) { CheckManyRows(GetParam()); }
-TEST_P(TableConformance, FollowsChanges) { CheckChanges(GetParam()); }
+TEST_P(TableConformance, ReadsWholeRows) { CheckReadRows(GetParam()); }
+TEST_P(TableConformance, InsertsWholeRows) { CheckInsertRows(GetParam()); }
+TEST_P(TableConformance, ReadsAndInsertsManyWholeRows) { CheckManyWholeRows(GetParam()); }
+TEST_P(TableConformance, TrainsOnlyFoundRowsIfAskedTo) { CheckTrainsOnlyFound(GetParam()); }
+TEST_P(TableConformance, MovesKeepRows) { CheckMoves(GetParam()); }
+TEST_P(TableConformance, MovesKeepChanges) { CheckMovedChanges(GetParam()); }
+TEST_P(TableConformance, MovesUseErasedRowsAgain) { CheckMovesUseErasedRows(GetParam()); }
+TEST_P(TableConformance, MovesThatAreRefusedOrGivenUp) { CheckMovesThatAreNot(GetParam()); }
+TEST_P(TableConformance, TellsWhatHasChanged) { CheckChanges(GetParam()); }
+TEST_P(TableConformance, TellsWhichChangesItKnows) { CheckEpochs(GetParam()); }
+TEST_P(TableConformance, TakesNoEpochForAnother) { CheckManyEpochs(GetParam()); }
 
 TEST_P(TableConformance, RefusesBadSchemas) { CheckBadSchemas(GetParam()); }
 TEST_P(TableConformance, RefusesBadBatches) { CheckBadBatches(GetParam()); }
 TEST_P(TableConformance, RefusesBadUpdates) { CheckBadUpdates(GetParam()); }
 TEST_P(TableConformance, RefusesBadParts) { CheckBadParts(GetParam()); }
+TEST_P(TableConformance, RefusesBadEpochsAndParts) { CheckBadChanges(GetParam()); }
 TEST_P(TableConformance, RefusesBadHistograms) { CheckBadHistograms(GetParam()); }
 TEST_P(TableConformance, RefusesForeignContexts) { CheckForeignContext(GetParam()); }
 

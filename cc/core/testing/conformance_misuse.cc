@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "cc/core/optimizer/rule.h"
 #include "cc/core/testing/caller.h"
 #include "cc/core/testing/conformance_checks.h"
 #include "gtest/gtest.h"
@@ -32,6 +33,10 @@ class Bench {
         values_(memory_, Floats(kKeys * kDim, 0.5f)),
         slots_(memory_, Floats(kKeys * kDim, 0.25f)),
         meta_(memory_, kKeys * 2),
+        displaced_keys_(memory_, kKeys),
+        displaced_values_(memory_, kKeys * kDim),
+        displaced_slots_(memory_, kKeys * kDim),
+        displaced_meta_(memory_, kKeys * 2),
         scales_(memory_, std::vector<double>(kKeys, 1.0)),
         exists_(memory_, std::vector<bool>{true, false, true, false}),
         outcomes_(memory_, kKeys),
@@ -47,7 +52,7 @@ class Bench {
     TableSchema schema;
     schema.dim = kDim;
     schema.rule = UsualRule("adagrad");
-    schema.meta.add(MetaField::kUsed);
+    schema.meta.add(MetaField::kLastWriteTime);
     schema.meta.add(MetaField::kScore);
     return schema;
   }
@@ -67,7 +72,13 @@ class Bench {
     scales = scales_.span();
     parts = {keys_.span(), values_.rows(kKeys, kDim), slots_.rows(kKeys, kDim),
              meta_.rows(kKeys, 2)};
+    displaced = {displaced_keys_.span(), displaced_values_.rows(kKeys, kDim),
+                 displaced_slots_.rows(kKeys, kDim), displaced_meta_.rows(kKeys, 2)};
     cursor = Cursor();
+    schema = table_->schema();
+    epoch = 10;
+    since = 0;
+    part = TablePart();
   }
 
   // Spoils the arguments, makes the call and expects the error, and that nothing has changed.
@@ -84,18 +95,28 @@ class Bench {
     EXPECT_TRUE(slots_.SameBits(slots_.size())) << "slots were written";
     EXPECT_TRUE(meta_.SameBits(meta_.size())) << "meta was written";
     EXPECT_TRUE(keys_.SameBits(keys_.size())) << "keys were written";
+    EXPECT_TRUE(displaced_keys_.SameBits(kKeys)) << "displaced keys were written";
+    EXPECT_TRUE(displaced_values_.SameBits(kKeys * kDim)) << "displaced values were written";
+    EXPECT_TRUE(displaced_slots_.SameBits(kKeys * kDim)) << "displaced slots were written";
+    EXPECT_TRUE(displaced_meta_.SameBits(kKeys * 2)) << "displaced meta was written";
     EXPECT_TRUE(outcomes_.SameBits(outcomes_.size())) << "outcomes were written";
     EXPECT_TRUE(misses_.SameBits(misses_.size())) << "misses were written";
     EXPECT_TRUE(misses_count_.SameBits(1)) << "the number of misses was written";
     EXPECT_EQ(cursor.position[0], 0u);
     EXPECT_EQ(cursor.position[1], 0u);
     EXPECT_FALSE(cursor.done);
+    EXPECT_EQ(table_->epoch(), 0) << "an epoch has begun";
   }
 
   // The calls, with the arguments as they are.
-  Status Find() { return table->Find(context, batch, IfMissing::kInitialValue, values, report); }
+  Status Find() { return table->Find(context, batch, values, report); }
+  Status ReadRows() { return table->ReadRows(context, batch, parts, report); }
   Status Apply() {
     return table->Apply(context, batch, values, {&rule, hyper, scales}, {}, report);
+  }
+  Status ApplyToFound() {
+    const Update update = {&rule, hyper, scales, IfMissing::kReport};
+    return table->Apply(context, batch, values, update, {}, report);
   }
   Status Upsert() { return table->Upsert(context, batch, values, {}, report); }
   Status Accumulate() { return table->Accumulate(context, batch, values, exists, {}, report); }
@@ -104,8 +125,22 @@ class Bench {
     int64_t rows;
     return table->Export(context, &cursor, parts, &rows);
   }
-  Status Import() {
-    return table->Import(context, {parts.keys, parts.values, parts.slots, parts.meta});
+  Status InsertRows() {
+    const ConstRowParts rows = {parts.keys, parts.values, parts.slots, parts.meta};
+    return table->InsertRows(context, batch, rows, displaced, report);
+  }
+  Status PrepareMove() {
+    std::unique_ptr<RowMove> move;
+    const Status status = table->PrepareMove(context, schema, &move);
+    EXPECT_EQ(status.ok(), move != nullptr);
+    return status;
+  }
+  Status BeginEpoch() { return table->BeginEpoch(context, epoch); }
+  Status ChangedKeys() {
+    std::vector<Key> keys;
+    const Status status = table->ChangedKeys(context, since, part, &keys);
+    EXPECT_TRUE(keys.empty());
+    return status;
   }
 
  private:
@@ -124,17 +159,23 @@ class Bench {
   Report report;
   Rows values;
   Span<const bool> exists;
-  RuleSpec rule;
+  OptimizerSpec rule;
   std::vector<double> hyper;
   Span<const double> scales;
-  RowParts parts;
+  RowParts parts, displaced;
   Cursor cursor;
+  TableSchema schema;
+  int64_t epoch, since;
+  TablePart part;
 
  private:
   Mirror<Key> keys_;
   Mirror<int64_t> select_, select_count_;
   Mirror<float> values_, slots_;
   Mirror<int64_t> meta_;
+  Mirror<Key> displaced_keys_;
+  Mirror<float> displaced_values_, displaced_slots_;
+  Mirror<int64_t> displaced_meta_;
   Mirror<double> scales_;
   Mirror<bool> exists_;
   Mirror<Outcome> outcomes_;
@@ -212,7 +253,10 @@ void CheckBadBatches(const TableHarness& harness) {
     }
   };
   all("Find", [&] { return b.Find(); }, {&batches, &rows});
+  all("ReadRows", [&] { return b.ReadRows(); }, {&batches});
+  all("InsertRows", [&] { return b.InsertRows(); }, {&batches});
   all("Apply", [&] { return b.Apply(); }, {&batches, &rows});
+  all("Apply to what is found", [&] { return b.ApplyToFound(); }, {&batches, &rows});
   all("Upsert", [&] { return b.Upsert(); }, {&batches, &rows});
   all("Accumulate", [&] { return b.Accumulate(); }, {&batches, &rows, &flags});
   all("Erase", [&] { return b.Erase(); }, {&batches});
@@ -221,7 +265,6 @@ void CheckBadBatches(const TableHarness& harness) {
 void CheckBadUpdates(const TableHarness& harness) {
   Bench b(harness);
   const auto apply = [&] { return b.Apply(); };
-  const auto attach = [&] { return b.table->Attach(b.context, b.rule); };
   b.Expect(
       Code::kFailedPrecondition, "another rule",
       [&] {
@@ -249,71 +292,110 @@ void CheckBadUpdates(const TableHarness& harness) {
       [&] { b.hyper[Hyper::kLearningRate] = std::nan(""); }, apply);
   b.Expect(Code::kInvalidArgument, "step 0", [&] { b.hyper[Hyper::kStep] = 0; }, apply);
   b.Expect(
-      Code::kFailedPrecondition, "attach another", [&] { b.rule = UsualRule("adam"); }, attach);
-  b.Expect(
       Code::kInvalidArgument, "reserve a negative number", [] {},
       [&] { return b.table->Reserve(b.context, -1); });
 
-  // A table without a rule is not trained, and takes no rule that does not exist or is not whole.
+  // A table without a rule is not trained.
   TableSchema schema = Bench::Schema();
-  schema.rule = RuleSpec();
+  schema.rule = OptimizerSpec();
   const std::unique_ptr<Table> untrained = harness.Make(schema);
   b.Expect(
       Code::kFailedPrecondition, "no rule attached", [&] { b.table = untrained.get(); }, apply);
   b.Expect(
-      Code::kInvalidArgument, "attach an unknown rule",
-      [&] {
-        b.table = untrained.get();
-        b.rule.name = "luck";
-      },
-      attach);
-  b.Expect(
-      Code::kInvalidArgument, "attach a rule without its slots",
-      [&] {
-        b.table = untrained.get();
-        b.rule.slots.clear();
-      },
-      attach);
+      Code::kFailedPrecondition, "no rule, and nothing to insert",
+      [&] { b.table = untrained.get(); }, [&] { return b.ApplyToFound(); });
   EXPECT_EQ(untrained->size(), 0);
-  EXPECT_EQ(untrained->schema().rule, RuleSpec());
 
   schema.value_dtype = DType::kInt32;
   const std::unique_ptr<Table> integers = harness.Make(schema);
   b.Expect(Code::kInvalidArgument, "train integers", [&] { b.table = integers.get(); }, apply);
-  b.Expect(Code::kInvalidArgument, "attach to integers", [&] { b.table = integers.get(); }, attach);
+  b.Expect(
+      Code::kInvalidArgument, "a rule for integers",
+      [&] {
+        b.table = integers.get();
+        b.schema.value_dtype = DType::kInt32;
+      },
+      [&] { return b.PrepareMove(); });
   EXPECT_EQ(integers->size(), 0);
-  EXPECT_EQ(integers->schema().rule, RuleSpec());
 }
 
 void CheckBadParts(const TableHarness& harness) {
   Bench b(harness);
-  const std::vector<Spoil> both = {
+  const auto all = [&](const char* name, const std::function<Status()>& call,
+                       std::initializer_list<const std::vector<Spoil>*> lists) {
+    SCOPED_TRACE(name);
+    for (const auto* list : lists) {
+      for (const Spoil& spoil : *list) {
+        b.Expect(Code::kInvalidArgument, spoil.first, spoil.second, call);
+      }
+    }
+  };
+  const std::vector<Spoil> keys = {
       {"keys in another space", [&] { b.parts.keys.space = b.other_space; }},
+  };
+  const std::vector<Spoil> parts = {
       {"values in another space", [&] { b.parts.values.space = b.other_space; }},
       {"slots in another space", [&] { b.parts.slots.space = b.other_space; }},
       {"meta in another space", [&] { b.parts.meta.space = b.other_space; }},
       {"a value too few", [&] { --b.parts.values.count; }},
       {"a row of slots too few", [&] { --b.parts.slots.count; }},
       {"a row of meta too few", [&] { --b.parts.meta.count; }},
+      {"a value too many", [&] { ++b.parts.values.count; }},
       {"values too close", [&] { b.parts.values.stride_bytes -= 4; }},
       {"slots too close", [&] { b.parts.slots.stride_bytes -= 4; }},
       {"meta too close", [&] { b.parts.meta.stride_bytes -= 8; }},
   };
-  for (const Spoil& spoil : both) {
-    SCOPED_TRACE("Export");
-    b.Expect(Code::kInvalidArgument, spoil.first, spoil.second, [&] { return b.Export(); });
-  }
-  std::vector<Spoil> import = both;
-  import.insert(import.end(), {
-                                  {"no keys", [&] { b.parts.keys.data = nullptr; }},
-                                  {"no values", [&] { b.parts.values = Rows(); }},
-                                  {"no slots", [&] { b.parts.slots = Rows(); }},
-                                  {"no meta", [&] { b.parts.meta = Rows(); }},
-                              });
-  for (const Spoil& spoil : import) {
-    SCOPED_TRACE("Import");
-    b.Expect(Code::kInvalidArgument, spoil.first, spoil.second, [&] { return b.Import(); });
-  }
+  const std::vector<Spoil> left_out = {
+      {"no values", [&] { b.parts.values = Rows(); }},
+      {"no slots", [&] { b.parts.slots = Rows(); }},
+      {"no meta", [&] { b.parts.meta = Rows(); }},
+  };
+  const std::vector<Spoil> displaced = {
+      {"displaced keys in another space", [&] { b.displaced.keys.space = b.other_space; }},
+      {"displaced values in another space", [&] { b.displaced.values.space = b.other_space; }},
+      {"displaced slots in another space", [&] { b.displaced.slots.space = b.other_space; }},
+      {"displaced meta in another space", [&] { b.displaced.meta.space = b.other_space; }},
+      {"a displaced key too few", [&] { --b.displaced.keys.size; }},
+      {"a displaced value too few", [&] { --b.displaced.values.count; }},
+      {"displaced slots too close", [&] { b.displaced.slots.stride_bytes -= 4; }},
+      {"displaced meta too close", [&] { b.displaced.meta.stride_bytes -= 8; }},
+  };
+  all("Export", [&] { return b.Export(); }, {&keys, &parts});
+  all("ReadRows", [&] { return b.ReadRows(); }, {&parts});
+  all("InsertRows", [&] { return b.InsertRows(); }, {&parts, &left_out, &displaced});
+}
+
+void CheckBadChanges(const TableHarness& harness) {
+  Bench b(harness);
+  const auto begin = [&] { return b.BeginEpoch(); };
+  const auto changed = [&] { return b.ChangedKeys(); };
+  b.Expect(Code::kInvalidArgument, "epoch 0", [&] { b.epoch = 0; }, begin);
+  b.Expect(Code::kInvalidArgument, "epoch -5", [&] { b.epoch = -5; }, begin);
+  b.Expect(Code::kFailedPrecondition, "not tracked", [] {}, changed);
+  const std::unique_ptr<Table> tracked = harness.Make(Bench::Schema());
+  ASSERT_OK(tracked->BeginEpoch(harness.memory->context(), 20));
+  ASSERT_OK(Caller(tracked.get(), harness.memory).Upsert({1, 2}, Floats(2 * kDim)));
+  const auto with_tracked = [&](Code code, const char* what, const std::function<void()>& spoil,
+                                const std::function<Status()>& call) {
+    const auto spoil_tracked = [&] {
+      b.table = tracked.get();
+      b.since = 20;
+      spoil();
+    };
+    b.Expect(code, what, spoil_tracked, call);
+    EXPECT_EQ(tracked->epoch(), 20);
+  };
+  constexpr Code kInvalid = Code::kInvalidArgument;
+  with_tracked(kInvalid, "the same epoch", [&] { b.epoch = 20; }, begin);
+  with_tracked(kInvalid, "an earlier epoch", [&] { b.epoch = 19; }, begin);
+  with_tracked(Code::kFailedPrecondition, "before the first", [&] { b.since = 18; }, changed);
+  with_tracked(kInvalid, "part -1", [&] { b.part = {-1, 2}; }, changed);
+  with_tracked(kInvalid, "part 2 of 2", [&] { b.part = {2, 2}; }, changed);
+  with_tracked(kInvalid, "no parts", [&] { b.part = {0, 0}; }, changed);
+  with_tracked(kInvalid, "-1 parts", [&] { b.part = {0, -1}; }, changed);
+  std::vector<Key> keys;
+  ASSERT_OK(tracked->ChangedKeys(harness.memory->context(), 19, {}, &keys));
+  EXPECT_EQ(keys.size(), 2u);
 }
 
 void CheckBadHistograms(const TableHarness& harness) {
@@ -365,10 +447,13 @@ void CheckForeignContext(const TableHarness& harness) {
       {"Accumulate", [&] { return b.Accumulate(); }},
       {"Erase", [&] { return b.Erase(); }},
       {"Clear", [&] { return b.table->Clear(b.context); }},
-      {"Attach", [&] { return b.table->Attach(b.context, b.rule); }},
+      {"ReadRows", [&] { return b.ReadRows(); }},
+      {"InsertRows", [&] { return b.InsertRows(); }},
+      {"PrepareMove", [&] { return b.PrepareMove(); }},
+      {"BeginEpoch", [&] { return b.BeginEpoch(); }},
+      {"ChangedKeys", [&] { return b.ChangedKeys(); }},
       {"Reserve", [&] { return b.table->Reserve(b.context, 10); }},
       {"Export", [&] { return b.Export(); }},
-      {"Import", [&] { return b.Import(); }},
       {"Histogram",
        [&] { return b.table->Histogram(b.context, MetaField::kScore, {}, 0, counts.span()); }},
       {"EraseBelow",

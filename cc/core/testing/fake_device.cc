@@ -85,18 +85,26 @@ class FakeDeviceTable final : public Table {
   }
 
   MemorySpace space() const override { return MemorySpace::kFakeDevice; }
-  TableSchema schema() const override { return table_->schema(); }
+  const TableSchema& schema() const override { return table_->schema(); }
   int64_t size() const override { return table_->size(); }
   int64_t memory_bytes() const override { return table_->memory_bytes(); }
 
-  Status Find(const Context& context, const Batch& batch, IfMissing if_missing, Rows values,
+  Status Find(const Context& context, const Batch& batch, Rows values,
               const Report& report) const override {
     OnHost call(device_, context);
     const Batch host_batch = call.Of(batch);
     const Rows host_values = call.Of(values);
     const Report host_report = call.Of(report);
-    return call.Run(
-        [&] { return table_->Find(host_, host_batch, if_missing, host_values, host_report); });
+    return call.Run([&] { return table_->Find(host_, host_batch, host_values, host_report); });
+  }
+
+  Status ReadRows(const Context& context, const Batch& batch, const RowParts& rows,
+                  const Report& report) const override {
+    OnHost call(device_, context);
+    const Batch host_batch = call.Of(batch);
+    const RowParts host_rows = call.Of(rows);
+    const Report host_report = call.Of(report);
+    return call.Run([&] { return table_->ReadRows(host_, host_batch, host_rows, host_report); });
   }
 
   Status Apply(const Context& context, const Batch& batch, ConstRows gradients,
@@ -141,14 +149,21 @@ class FakeDeviceTable final : public Table {
     return call.Run([&] { return table_->Erase(host_, host_batch, host_report); });
   }
 
+  Status InsertRows(const Context& context, const Batch& batch, const ConstRowParts& rows,
+                    const RowParts& displaced, const Report& report) override {
+    OnHost call(device_, context);
+    const Batch host_batch = call.Of(batch);
+    const ConstRowParts host_rows = call.Of(rows);
+    const RowParts host_displaced = call.Of(displaced);
+    const Report host_report = call.Of(report);
+    return call.Run([&] {
+      return table_->InsertRows(host_, host_batch, host_rows, host_displaced, host_report);
+    });
+  }
+
   Status Clear(const Context& context) override {
     OnHost call(device_, context);
     return call.Run([&] { return table_->Clear(host_); });
-  }
-
-  Status Attach(const Context& context, const RuleSpec& rule) override {
-    OnHost call(device_, context);
-    return call.Run([&] { return table_->Attach(host_, rule); });
   }
 
   Status Reserve(const Context& context, int64_t rows) override {
@@ -156,32 +171,38 @@ class FakeDeviceTable final : public Table {
     return call.Run([&] { return table_->Reserve(host_, rows); });
   }
 
+  Status PrepareMove(const Context& context, const TableSchema& schema,
+                     std::unique_ptr<RowMove>* move) override {
+    OnHost call(device_, context);
+    return call.Run([&]() -> Status {
+      std::unique_ptr<RowMove> host_move;
+      DYNEMB_RETURN_IF_ERROR(table_->PrepareMove(host_, schema, &host_move));
+      *move = std::make_unique<Move>(device_, std::move(host_move));
+      return Status();
+    });
+  }
+
   // The cursor and the number of rows are the host's: they steer the caller's loop.
   Status Export(const Context& context, Cursor* cursor, const RowParts& out,
                 int64_t* rows) const override {
     OnHost call(device_, context);
-    const RowParts host_out = {call.Of(out.keys), call.Of(out.values), call.Of(out.slots),
-                               call.Of(out.meta)};
+    const RowParts host_out = call.Of(out);
     return call.Run([&] { return table_->Export(host_, cursor, host_out, rows); });
   }
 
-  Status Import(const Context& context, const ConstRowParts& rows) override {
+  Status BeginEpoch(const Context& context, int64_t epoch) override {
     OnHost call(device_, context);
-    const ConstRowParts host_rows = {call.Of(rows.keys), call.Of(rows.values), call.Of(rows.slots),
-                                     call.Of(rows.meta)};
-    return call.Run([&] { return table_->Import(host_, host_rows); });
+    return call.Run([&] { return table_->BeginEpoch(host_, epoch); });
   }
+  int64_t epoch() const override { return table_->epoch(); }
 
-  Status BeginVersion(const Context& context, int64_t version) override {
+  // The keys are the host's, as the number of rows of an export.
+  Status ChangedKeys(const Context& context, int64_t since, const TablePart& part,
+                     std::vector<Key>* keys) const override {
     OnHost call(device_, context);
-    return call.Run([&] { return table_->BeginVersion(host_, version); });
+    return call.Run([&] { return table_->ChangedKeys(host_, since, part, keys); });
   }
-  int64_t version() const override { return table_->version(); }
-
-  Status Erased(const Context& context, int64_t since, std::vector<Key>* keys) const override {
-    OnHost call(device_, context);
-    return call.Run([&] { return table_->Erased(host_, since, keys); });
-  }
+  void TrimChanges(int64_t through) override { table_->TrimChanges(through); }
 
   Status Histogram(const Context& context, MetaField field, const RowOrder& prefix, int prefix_bits,
                    Span<int64_t> counts) const override {
@@ -224,6 +245,10 @@ class FakeDeviceTable final : public Table {
       const int64_t bytes = rows.count > 0 ? (rows.count - 1) * rows.stride_bytes : 0;
       return BasicRows<Byte>(Of(rows.data, bytes, rows.space), rows.count, rows.stride_bytes);
     }
+    template <typename K, typename R>
+    BasicRowParts<K, R> Of(const BasicRowParts<K, R>& parts) {
+      return {Of(parts.keys), Of(parts.values), Of(parts.slots), Of(parts.meta)};
+    }
     Batch Of(const Batch& batch) {
       return {Of(batch.keys), batch.select == nullptr ? nullptr : Of(*batch.select, &select_)};
     }
@@ -258,6 +283,25 @@ class FakeDeviceTable final : public Table {
     Status status_;
     Positions select_;
     Positions misses_;
+  };
+
+  // The host table's move, into a table on the device.
+  class Move : public RowMove {
+   public:
+    Move(FakeDevice* device, std::unique_ptr<RowMove> host_move)
+        : device_(device), host_move_(std::move(host_move)) {
+      host_.executor = &executor_;
+    }
+    std::unique_ptr<Table> Run(const Context& context) override {
+      if (context.stream != device_) Die("fake device: a move in a foreign context");
+      return MakeFakeDeviceTable(device_, host_move_->Run(host_));
+    }
+
+   private:
+    FakeDevice* const device_;
+    const std::unique_ptr<RowMove> host_move_;
+    InlineExecutor executor_;
+    Context host_;
   };
 
   FakeDevice* const device_;

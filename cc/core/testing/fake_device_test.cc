@@ -65,7 +65,7 @@ TEST(FakeDeviceTable, RefusesHostMemoryUnderAnyLabel) {
   const Mirror<int64_t> at(harness.memory, 1), count(harness.memory, 1);
   Positions misses = {at.span(), count.there()};
   const auto find = [&](const Batch& batch, const Rows& rows) {
-    return table->Find(context, batch, IfMissing::kInitialValue, rows, {{}, &misses}).code();
+    return table->Find(context, batch, rows, {{}, &misses}).code();
   };
   ASSERT_EQ(find({keys.span()}, values.rows(1, 1)), Code::kOk);
   for (const MemorySpace space : {MemorySpace::kHost, MemorySpace::kFakeDevice}) {
@@ -93,11 +93,8 @@ TEST(FakeDeviceTable, HostTablesRefuseItsMemory) {
   const std::unique_ptr<Table> table = harness.Make(TableSchema());
   const Mirror<Key> keys(FakeDeviceTestMemory(), Keys{1});
   const Mirror<float> values(FakeDeviceTestMemory(), 1);
-  EXPECT_EQ(
-      table
-          ->Find(harness.memory->context(), {keys.span()}, IfMissing::kLeave, values.rows(1, 1), {})
-          .code(),
-      Code::kInvalidArgument);
+  EXPECT_EQ(table->Find(harness.memory->context(), {keys.span()}, values.rows(1, 1), {}).code(),
+            Code::kInvalidArgument);
 }
 
 }  // namespace

@@ -12,6 +12,8 @@
 #include <utility>
 
 #include "cc/core/base/hash.h"
+#include "cc/core/optimizer/rule.h"
+#include "cc/core/table/host_table.h"
 
 namespace dynemb {
 namespace {
@@ -31,7 +33,7 @@ class ThreadsExecutor : public Executor {
     for (int i = 0; i < threads; ++i) std::thread([this] { Serve(); }).detach();
   }
   int concurrency() const override { return threads_ + 1; }
-  void Run(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
+  void RunEach(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
     const auto job = std::make_shared<Job>();
     job->tasks = tasks;
     job->task = &task;
@@ -160,35 +162,29 @@ TableHarness FakeDeviceHarness(const std::string& name, MakeTable make) {
   return {name, make_behind, FakeDeviceTestMemory()};
 }
 
+TableHarness HostTableHarness() {
+  return HostHarness("HostTable", [](const TableSchema& schema, std::unique_ptr<Table>* table) {
+    return MakeHostTable(schema, table);
+  });
+}
+
+TableHarness HostTableOnFakeDeviceHarness() {
+  return FakeDeviceHarness("HostTableOnFakeDevice", HostTableHarness().make);
+}
+
 std::vector<std::pair<Key, RowBytes>> ExportSome(const Table& table, TestMemory* memory,
                                                  int64_t chunk, bool parts, Cursor* cursor) {
-  const RowLayout layout(table.schema());
-  Mirror<Key> keys(memory, chunk);
-  Mirror<char> values(memory, chunk * layout.value_bytes);
-  Mirror<char> slots(memory, chunk * layout.slots_bytes);
-  Mirror<char> meta(memory, chunk * layout.meta_bytes);
-  RowParts out;
-  out.keys = keys.span();
-  out.values = values.rows(chunk, layout.value_bytes);
-  if (parts) out.slots = slots.rows(chunk, layout.slots_bytes);
-  if (parts) out.meta = meta.rows(chunk, layout.meta_bytes);
+  PartBuffers buffers(memory, table.schema(), chunk);
+  RowParts out = buffers.parts();
+  if (!parts) out.slots = out.meta = Rows();
   int64_t rows = -1;
   CheckOk(table.Export(memory->context(), cursor, out, &rows), "export");
   if (rows < 0 || rows > chunk) CheckOk(InvalidArgument("got ", rows, " rows"), "export");
-  keys.Pull();
-  values.Pull();
-  slots.Pull();
-  meta.Pull();
+  buffers.Pull();
   std::vector<std::pair<Key, RowBytes>> result;
   for (int64_t i = 0; i < rows; ++i) {
-    const auto part = [&](const Mirror<char>& bytes, int64_t size) {
-      return std::string(bytes.host() + i * size, size);
-    };
-    RowBytes row;
-    row.value = part(values, layout.value_bytes);
-    if (parts) row.slots = part(slots, layout.slots_bytes);
-    if (parts) row.meta = part(meta, layout.meta_bytes);
-    result.emplace_back(keys[i], std::move(row));
+    result.emplace_back(buffers.key(i), buffers.row(i));
+    if (!parts) result.back().second.slots = result.back().second.meta = std::string();
   }
   return result;
 }
@@ -301,9 +297,9 @@ std::vector<double> UsualHyper(const std::string& rule, double step) {
   return hyper;
 }
 
-RuleSpec UsualRule(const std::string& name) {
-  RuleSpec spec;
-  if (!name.empty()) CheckOk(MakeRuleSpec(name, 0.1, &spec), "rule");
+OptimizerSpec UsualRule(const std::string& name) {
+  OptimizerSpec spec;
+  if (!name.empty()) CheckOk(MakeOptimizerSpec(name, 0.1, &spec), "rule");
   return spec;
 }
 

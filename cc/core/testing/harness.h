@@ -7,6 +7,7 @@
 #ifndef TF_DYNEMB_CC_CORE_TESTING_HARNESS_H_
 #define TF_DYNEMB_CC_CORE_TESTING_HARNESS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -95,6 +96,8 @@ struct TableHarness {
   TestMemory* memory = nullptr;
   // Whether its NaNs have the bits of the reference's: processors and GPUs make different ones.
   bool same_nans = true;
+  // Whether all of its rows are in what memory_bytes counts.
+  bool rows_in_memory = true;
 
   // Makes a table or stops the test.
   std::unique_ptr<Table> Make(const TableSchema& schema) const;
@@ -107,6 +110,10 @@ struct TableHarness {
 TableHarness HostHarness(const std::string& name, MakeTable make);
 // The same table behind the fake device.
 TableHarness FakeDeviceHarness(const std::string& name, MakeTable make);
+
+// The host table, and behind the fake device.
+TableHarness HostTableHarness();
+TableHarness HostTableOnFakeDeviceHarness();
 
 inline void PrintTo(const TableHarness& harness, std::ostream* out) { *out << harness.name; }
 
@@ -173,6 +180,45 @@ class Mirror {
   T* const there_;
 };
 
+// Room for rows with all their parts, on the host and in a table's memory.
+class PartBuffers {
+ public:
+  PartBuffers(TestMemory* memory, const TableSchema& schema, int64_t rows)
+      : rows_(rows),
+        layout_(schema),
+        keys_(memory, rows),
+        values_(memory, rows * layout_.value_bytes),
+        slots_(memory, rows * layout_.slots_bytes),
+        meta_(memory, rows * layout_.meta_bytes) {}
+
+  RowParts parts() const {
+    return {keys_.span(), values_.rows(rows_, layout_.value_bytes),
+            slots_.rows(rows_, layout_.slots_bytes), meta_.rows(rows_, layout_.meta_bytes)};
+  }
+  void Set(int64_t i, Key key, const RowBytes& row) {
+    keys_[i] = key;
+    std::copy(row.value.begin(), row.value.end(), values_.host() + i * layout_.value_bytes);
+    std::copy(row.slots.begin(), row.slots.end(), slots_.host() + i * layout_.slots_bytes);
+    std::copy(row.meta.begin(), row.meta.end(), meta_.host() + i * layout_.meta_bytes);
+  }
+  Key key(int64_t i) const { return keys_[i]; }
+  RowBytes row(int64_t i) const {
+    const auto part = [i](const Mirror<char>& bytes, int64_t size) {
+      return std::string(bytes.host() + i * size, static_cast<size_t>(size));
+    };
+    return {part(values_, layout_.value_bytes), part(slots_, layout_.slots_bytes),
+            part(meta_, layout_.meta_bytes)};
+  }
+  void Push() { keys_.Push(), values_.Push(), slots_.Push(), meta_.Push(); }
+  void Pull() { keys_.Pull(), values_.Pull(), slots_.Pull(), meta_.Pull(); }
+
+ private:
+  const int64_t rows_;
+  const RowLayout layout_;
+  Mirror<Key> keys_;
+  Mirror<char> values_, slots_, meta_;
+};
+
 // Everything in a table, through a cursor with room for `chunk` rows. A key that appears twice, an
 // error, or an export without end stops the test.
 TableContent ExportAll(const Table& table, TestMemory* memory, int64_t chunk);
@@ -192,7 +238,7 @@ Key KeyOfHash(uint64_t hash);
 std::vector<double> UsualHyper(const std::string& rule, double step);
 
 // The rule's spec, with accumulators that start at 0.1.
-RuleSpec UsualRule(const std::string& name);
+OptimizerSpec UsualRule(const std::string& name);
 // The names of all rules.
 std::vector<std::string> AllRuleNames();
 

@@ -9,6 +9,10 @@
 namespace dynemb {
 namespace {
 
+bool SameNumbers(const RowState& a, const RowState& b) {
+  return a.value == b.value && a.slot == b.slot && a.count == b.count;
+}
+
 // Does the event on the row as it is; false if it would have seen something else.
 bool Step(const Event& event, RowState* row) {
   const bool present = row->present;
@@ -18,10 +22,19 @@ bool Step(const Event& event, RowState* row) {
   switch (event.kind) {
     case Event::Kind::kFind:
       return event.outcome == found && seen.value == (present ? row->value : 0);
+    case Event::Kind::kReadRows:
+      return event.outcome == found && (!present || SameNumbers(seen, *row));
     case Event::Kind::kExport:
-      return present && seen.value == row->value && seen.slot == row->slot &&
-             seen.count == row->count;
+      return present && SameNumbers(seen, *row);
+    case Event::Kind::kInsertRows: {
+      const bool explained =
+          event.outcome == found_or_inserted && (!present || SameNumbers(seen, *row));
+      const int64_t number = event.argument % Event::kRowNumbers;
+      *row = {true, event.argument, number, number};
+      return explained;
+    }
     case Event::Kind::kApply:
+      if (!present && event.reports) return event.outcome == Outcome::kMissing;
       if (!present) *row = RowState();
       row->present = true;
       row->slot -= event.argument;
@@ -49,11 +62,12 @@ bool Step(const Event& event, RowState* row) {
 }
 
 std::string Text(const Event& event) {
-  constexpr const char* kNames[] = {"find", "export", "apply", "upsert", "accumulate", "erase"};
+  constexpr const char* kNames[] = {"find",   "read rows",  "export", "apply",
+                                    "upsert", "accumulate", "erase",  "insert rows"};
   return StrCat("\n  [", event.begin, ", ", event.end, "] ", kNames[static_cast<int>(event.kind)],
-                " ", event.argument, event.exists ? " exists" : "", ": outcome ",
-                static_cast<int>(event.outcome), ", value ", event.seen.value, ", slot ",
-                event.seen.slot, ", count ", event.seen.count);
+                " ", event.argument, event.exists ? " exists" : "", event.reports ? " reports" : "",
+                ": outcome ", static_cast<int>(event.outcome), ", value ", event.seen.value,
+                ", slot ", event.seen.slot, ", count ", event.seen.count);
 }
 
 // An explanation up to now: the row, and which of the open calls have had their moment.

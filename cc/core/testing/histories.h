@@ -30,14 +30,19 @@ struct RowState {
 
 // One call's part on one key.
 struct Event {
-  enum class Kind { kFind, kExport, kApply, kUpsert, kAccumulate, kErase };
+  static constexpr int64_t kRowNumbers = 100;
+  enum class Kind { kFind, kReadRows, kExport, kApply, kUpsert, kAccumulate, kErase, kInsertRows };
   Kind kind = Kind::kFind;
-  int64_t argument = 0;  // the gradient, value or delta
+  // The gradient, value or delta; of InsertRows the value, the slot and the count being that modulo
+  // kRowNumbers.
+  int64_t argument = 0;
   bool exists = false;   // of Accumulate
+  bool reports = false;  // of Apply: IfMissing::kReport
   uint64_t begin = 0;
   uint64_t end = 0;
-  // What was seen: of Find the outcome and the value, of Export the row (it is recorded only where
-  // there is one), of the others the outcome.
+  // What was seen: of Find the outcome and the value, of ReadRows the outcome and the row, of
+  // InsertRows the outcome and the row that was displaced, of Export the row (it is recorded only
+  // where there is one), of the others the outcome.
   Outcome outcome = Outcome::kMissing;
   RowState seen;
 };

@@ -71,6 +71,45 @@ TEST(ExplainHistory, StaleReadAndReadFromTheFuture) {
       {first, slow, Call(Kind::kFind, 0, 4, 5, kFound, 2), Call(Kind::kFind, 0, 6, 7, kFound, 1)}));
 }
 
+TEST(ExplainHistory, WholeRows) {
+  Event insert = Call(Kind::kInsertRows, 5, 1, 2, kInserted);
+  Event other = Call(Kind::kInsertRows, 9, 5, 8, kFound);
+  other.seen = {true, 11, 6, 6};  // the row that it displaced: the one inserted, trained once
+  Event read = Call(Kind::kReadRows, 0, 6, 7, kFound);
+  const std::vector<Event> events = {insert, Call(Kind::kApply, -1, 3, 4, kFound), other, read};
+  for (const RowState& seen : {RowState{true, 11, 6, 6}, RowState{true, 9, 9, 9}}) {
+    std::vector<Event> whole = events;
+    whole[3].seen = seen;  // before the other row or after it
+    EXPECT_TRUE(Explained(whole));
+    whole[3].outcome = kMissing;
+    EXPECT_FALSE(Explained(whole));
+  }
+  for (const RowState& seen : {RowState{true, 9, 6, 6}, RowState{true, 11, 6, 9}}) {
+    std::vector<Event> mixed = events;
+    mixed[3].seen = seen;
+    EXPECT_FALSE(Explained(mixed));
+  }
+  std::vector<Event> lost = {events[0], events[1], events[2]};
+  EXPECT_TRUE(Explained(lost));
+  lost[2].seen = {true, 5, 5, 5};  // it displaced the row without the training
+  EXPECT_FALSE(Explained(lost));
+}
+
+TEST(ExplainHistory, UpdatesOfFoundRows) {
+  Event first = Call(Kind::kApply, -1, 1, 2, kMissing);
+  first.reports = true;
+  Event second = Call(Kind::kApply, -1, 5, 6, kFound);
+  second.reports = true;
+  const std::vector<Event> events = {first, Call(Kind::kUpsert, 5, 3, 4, kInserted), second,
+                                     Call(Kind::kFind, 0, 7, 8, kFound, 6)};
+  EXPECT_TRUE(Explained(events));
+  for (size_t i = 0; i < events.size(); ++i) {
+    std::vector<Event> wrong = events;
+    wrong[i].outcome = wrong[i].outcome == kFound ? kMissing : kFound;
+    EXPECT_FALSE(Explained(wrong)) << i;
+  }
+}
+
 TEST(ExplainHistory, LostUpdateAndMixedRow) {
   std::vector<Event> events = {Call(Kind::kApply, -1, 1, 4, kInserted),
                                Call(Kind::kApply, -1, 2, 3, kFound)};

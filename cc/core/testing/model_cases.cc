@@ -27,7 +27,7 @@ std::string ModelCase::Name() const {
 std::vector<ModelCase> ModelCases() {
   using F = MetaField;
   using Kind = Distribution::Kind;
-  const MetaFields none, all = Meta({F::kUsed, F::kCount, F::kScore});
+  const MetaFields none, all = Meta({F::kLastWriteTime, F::kCount, F::kScore});
   const Distribution uniform{Kind::kUniform, -0.05f, 0.05f}, normal{Kind::kNormal, 0.5f, 2.0f},
       truncated{Kind::kTruncatedNormal, 0.0f, 0.1f}, constant;
   struct Line {
@@ -40,20 +40,22 @@ std::vector<ModelCase> ModelCases() {
   const Line lines[] = {
       {DType::kFloat32, 8, "adam", all, uniform},
       {DType::kFloat32, 1, "sgd", none, constant},
-      {DType::kFloat32, 3, "adagrad", Meta({F::kUsed}), normal},
+      {DType::kFloat32, 3, "adagrad", Meta({F::kLastWriteTime}), normal},
       {DType::kFloat32, 64, "rowwise_adagrad", Meta({F::kScore}), uniform},
       {DType::kFloat32, 200, "ftrl", none, truncated},
       {DType::kFloat32, 1024, "lion", Meta({F::kCount}), uniform},
       {DType::kFloat32, 3, "smart_decay_adam", none, normal},
+      {DType::kFloat32, 8, "adam_catch_up", Meta({F::kLastWriteTime}), uniform},
       {DType::kFloat64, 1, "rowwise_adagrad", all, normal},
       {DType::kFloat64, 3, "sgd_momentum", Meta({F::kCount}), uniform},
       {DType::kFloat64, 64, "adam_amsgrad", none, truncated},
-      {DType::kFloat64, 1024, "sgd_nesterov", Meta({F::kUsed}), constant},
+      {DType::kFloat64, 1024, "sgd_nesterov", Meta({F::kLastWriteTime}), constant},
       {DType::kFloat16, 1, "nadam", Meta({F::kCount, F::kScore}), uniform},
       {DType::kFloat16, 3, "rmsprop", all, normal},
       {DType::kFloat16, 200, "rmsprop_centered_momentum", Meta({F::kScore}), uniform},
       {DType::kBFloat16, 3, "adamax", none, truncated},
-      {DType::kBFloat16, 8, "rmsprop_momentum", Meta({F::kUsed, F::kCount}), uniform},
+      {DType::kBFloat16, 3, "rmsprop_centered_momentum_catch_up", none, normal},
+      {DType::kBFloat16, 8, "rmsprop_momentum", Meta({F::kLastWriteTime, F::kCount}), uniform},
       {DType::kBFloat16, 64, "adadelta", all, normal},
       {DType::kBFloat16, 1024, "rmsprop_centered", none, uniform},
       {DType::kInt8, 1, "", Meta({F::kScore}), constant},
@@ -71,8 +73,9 @@ std::vector<ModelCase> ModelCases() {
     c.schema.initializer.seed = 0x9876543210 + cases.size();
     c.schema.initializer.constant = {3.0};
     if (line.dim == 3) c.schema.initializer.constant = {1.0, -2.0, 100.0};
-    // Every third table has its rule from birth.
+    // Every third table is made with its rule; every other one gets further meta fields.
     (cases.size() % 3 == 0 ? c.schema.rule : c.rule) = UsualRule(line.rule);
+    if (cases.size() % 2 == 0) c.add_meta = Meta({F::kCount, F::kScore});
     cases.push_back(c);
   }
   return cases;

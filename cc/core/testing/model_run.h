@@ -1,6 +1,6 @@
 // Model-based testing of a table: random operations are done to it and to the reference table, and
 // after each the two must agree to the last bit: status, outputs (with what lies around them),
-// outcomes, misses, sizes, and at intervals all rows.
+// outcomes, misses, sizes, what has changed, and at intervals all rows.
 #ifndef TF_DYNEMB_CC_CORE_TESTING_MODEL_RUN_H_
 #define TF_DYNEMB_CC_CORE_TESTING_MODEL_RUN_H_
 
@@ -17,8 +17,9 @@ namespace dynemb {
 
 // A table to run the model on.
 struct ModelCase {
-  TableSchema schema;  // as the table is made
-  RuleSpec rule;       // attached later, if the schema has none
+  TableSchema schema;   // as the table is made
+  OptimizerSpec rule;   // the optimizer that is set later, if the schema has none
+  MetaFields add_meta;  // meta fields that are added later
   std::string Name() const;
 };
 inline void PrintTo(const ModelCase& model_case, std::ostream* out) { *out << model_case.Name(); }

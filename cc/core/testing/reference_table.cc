@@ -1,5 +1,6 @@
 #include "cc/core/testing/reference_table.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
@@ -7,6 +8,7 @@
 #include <utility>
 
 #include "cc/core/base/hash.h"
+#include "cc/core/optimizer/rule.h"
 
 namespace dynemb {
 namespace {
@@ -49,13 +51,9 @@ class ReferenceTable final : public Table {
       : schema_(schema), value_bytes_(schema.dim * SizeOf(schema.value_dtype)) {}
 
   MemorySpace space() const override { return MemorySpace::kHost; }
+  const TableSchema& schema() const override { return schema_; }
 
-  TableSchema schema() const override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return schema_;
-  }
-
-  Status Find(const Context& context, const Batch& batch, IfMissing if_missing, Rows values,
+  Status Find(const Context& context, const Batch& batch, Rows values,
               const Report& report) const override {
     std::lock_guard<std::mutex> lock(mutex_);
     std::vector<int64_t> positions;
@@ -64,11 +62,24 @@ class ReferenceTable final : public Table {
     Reporter out(report);
     for (const int64_t i : positions) {
       const auto row = rows_.find(batch.keys[i]);
-      if (row != rows_.end()) {
-        std::memcpy(values[i], row->second.value.data(), value_bytes_);
-      } else if (if_missing == IfMissing::kInitialValue) {
-        std::memcpy(values[i], InitialValue(batch.keys[i]).data(), value_bytes_);
-      }
+      const std::vector<char> value =
+          row != rows_.end() ? row->second.value : InitialValue(batch.keys[i]);
+      std::memcpy(values[i], value.data(), value_bytes_);
+      out.Set(i, row != rows_.end() ? Outcome::kFound : Outcome::kMissing);
+    }
+    return Status();
+  }
+
+  Status ReadRows(const Context& context, const Batch& batch, const RowParts& rows,
+                  const Report& report) const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<int64_t> positions;
+    DYNEMB_RETURN_IF_ERROR(CheckCall(context, batch, report, &positions));
+    DYNEMB_RETURN_IF_ERROR(CheckParts(rows, batch.keys.size));
+    Reporter out(report);
+    for (const int64_t i : positions) {
+      const auto row = rows_.find(batch.keys[i]);
+      if (row != rows_.end()) CopyRow(row->second, rows, i);
       out.Set(i, row != rows_.end() ? Outcome::kFound : Outcome::kMissing);
     }
     return Status();
@@ -97,12 +108,16 @@ class ReferenceTable final : public Table {
     }
     Reporter out(report);
     for (const auto& [key, at] : ByKey(batch, positions)) {
+      if (update.if_missing == IfMissing::kReport && rows_.count(key) == 0) {
+        for (const int64_t i : at) out.Set(i, Outcome::kMissing);
+        continue;
+      }
       bool inserted;
       Row& row = FindOrInsert(key, &inserted);
       const std::vector<char> gradient =
           Sum(gradients, at, gradient_dtype, update.scales.data_or_null());
       updater->Update(schema_.dim, {row.value.data(), row.slots.data(), gradient.data()});
-      Touch(stamp, &row);
+      Touch(stamp, key, &row);
       for (const int64_t i : at) out.Set(i, inserted ? Outcome::kInserted : Outcome::kFound);
     }
     return Status();
@@ -119,7 +134,7 @@ class ReferenceTable final : public Table {
       bool inserted;
       Row& row = FindOrInsert(key, &inserted);
       row.value.assign(values[at.back()], values[at.back()] + value_bytes_);
-      Touch(stamp, &row);
+      Touch(stamp, key, &row);
       for (const int64_t i : at) out.Set(i, inserted ? Outcome::kInserted : Outcome::kFound);
     }
     return Status();
@@ -141,7 +156,7 @@ class ReferenceTable final : public Table {
       if (found != rows_.end()) {
         if (exists[i]) {
           Add(given, &found->second.value);
-          Touch(stamp, &found->second);
+          Touch(stamp, found->first, &found->second);
         }
         out.Set(i, Outcome::kFound);
       } else if (exists[i]) {
@@ -150,7 +165,7 @@ class ReferenceTable final : public Table {
         bool inserted;
         Row& row = FindOrInsert(batch.keys[i], &inserted);
         row.value.assign(given, given + value_bytes_);
-        Touch(stamp, &row);
+        Touch(stamp, batch.keys[i], &row);
         out.Set(i, Outcome::kInserted);
       }
     }
@@ -172,33 +187,72 @@ class ReferenceTable final : public Table {
     return Status();
   }
 
+  Status InsertRows(const Context& context, const Batch& batch, const ConstRowParts& rows,
+                    const RowParts& displaced, const Report& report) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<int64_t> positions;
+    DYNEMB_RETURN_IF_ERROR(CheckCall(context, batch, report, &positions));
+    const int64_t n = batch.keys.size;
+    DYNEMB_RETURN_IF_ERROR(CheckRows("values", rows.values, n, value_bytes_));
+    if (SlotsBytes() > 0) DYNEMB_RETURN_IF_ERROR(CheckRows("slots", rows.slots, n, SlotsBytes()));
+    if (MetaBytes() > 0) DYNEMB_RETURN_IF_ERROR(CheckRows("meta", rows.meta, n, MetaBytes()));
+    DYNEMB_RETURN_IF_ERROR(CheckParts(displaced, n));
+    if (displaced.keys.data != nullptr) {
+      const auto& keys = displaced.keys;
+      DYNEMB_RETURN_IF_ERROR(CheckSpan("displaced.keys", keys.data, keys.size, keys.space));
+      if (keys.size != n) return InvalidArgument("displaced.keys: got ", keys.size, ", want ", n);
+    }
+    Reporter out(report);
+    for (const auto& [key, at] : ByKey(batch, positions)) {
+      const auto found = rows_.find(key);
+      for (const int64_t i : at) {
+        out.Set(i, found != rows_.end() ? Outcome::kFound : Outcome::kInserted);
+        if (found == rows_.end()) continue;
+        if (displaced.keys.data != nullptr) displaced.keys[i] = key;
+        CopyRow(found->second, displaced, i);
+      }
+      const int64_t last = at.back();
+      Row row;
+      row.value.assign(rows.values[last], rows.values[last] + value_bytes_);
+      if (SlotsBytes() > 0) row.slots.assign(rows.slots[last], rows.slots[last] + SlotsBytes());
+      int64_t offset = 0;
+      for (int field = 0; field < kMetaFields; ++field) {
+        if (!schema_.meta.has(static_cast<MetaField>(field))) continue;
+        std::memcpy(&row.meta[field], rows.meta[last] + offset, sizeof(int64_t));
+        offset += sizeof(int64_t);
+      }
+      rows_[key] = row;
+      Changed(key);
+    }
+    return Status();
+  }
+
   Status Clear(const Context& context) override {
     std::lock_guard<std::mutex> lock(mutex_);
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     rows_.clear();
-    erased_known_since_ = version_;
-    return Status();
-  }
-
-  Status Attach(const Context& context, const RuleSpec& rule) override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
-    TableSchema attached = schema_;
-    attached.rule = rule;
-    DYNEMB_RETURN_IF_ERROR(attached.Validate());
-    if (rule == schema_.rule) return Status();
-    if (!schema_.rule.name.empty()) {
-      return FailedPrecondition("rule: got ", rule.DebugString(), ", the table has ",
-                                schema_.rule.DebugString());
-    }
-    schema_ = attached;
-    for (auto& key_and_row : rows_) key_and_row.second.slots = InitialSlots();
+    changed_in_.clear();
+    known_since_ = epoch_;
     return Status();
   }
 
   Status Reserve(const Context& context, int64_t rows) override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     return rows < 0 ? InvalidArgument("rows: got ", rows) : Status();
+  }
+
+  Status PrepareMove(const Context& context, const TableSchema& schema,
+                     std::unique_ptr<RowMove>* move) override {
+    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+    DYNEMB_RETURN_IF_ERROR(schema.Validate());
+    TableSchema same = schema;  // but for what a move may change
+    same.rule = schema_.rule;
+    same.meta = schema_.meta;
+    if (same.ToText() != schema_.ToText()) {
+      return InvalidArgument("schema: got ", schema.ToText(), ", the table has ", schema_.ToText());
+    }
+    *move = std::make_unique<Move>(this, schema);
+    return Status();
   }
 
   // Rows are exported in the order of their keys; a cursor's position is the last of them, and
@@ -212,15 +266,9 @@ class ReferenceTable final : public Table {
     if (out.keys.data != nullptr) {
       DYNEMB_RETURN_IF_ERROR(CheckSpan("keys", out.keys.data, room, out.keys.space));
     }
-    DYNEMB_RETURN_IF_ERROR(CheckExportRows("values", out.values, room, value_bytes_));
-    DYNEMB_RETURN_IF_ERROR(CheckExportRows("slots", out.slots, room, SlotsBytes()));
-    DYNEMB_RETURN_IF_ERROR(CheckExportRows("meta", out.meta, room, MetaBytes()));
+    DYNEMB_RETURN_IF_ERROR(CheckParts(out, room));
     *rows = 0;
-    const int64_t since = cursor->since_version;
-    if (since >= 0 && version_ == 0) return FailedPrecondition("since: got version ", since);
-    if (cursor->parts < 1 || cursor->part < 0 || cursor->part >= cursor->parts) {
-      return InvalidArgument("cursor: got part ", cursor->part, " of ", cursor->parts);
-    }
+    DYNEMB_RETURN_IF_ERROR(CheckPart(*cursor));
     if (cursor->done) return Status();
     auto next = cursor->position[1] == 0 ? rows_.begin()
                                          : rows_.upper_bound(static_cast<Key>(cursor->position[0]));
@@ -228,78 +276,53 @@ class ReferenceTable final : public Table {
       const auto& [key, row] = *next;
       cursor->position[0] = static_cast<uint64_t>(key);
       cursor->position[1] = 1;
-      if (since >= 0 && row.version <= since) continue;
-      if (static_cast<int64_t>(Mix64(static_cast<uint64_t>(key)) %
-                               static_cast<uint64_t>(cursor->parts)) != cursor->part) {
-        continue;
-      }
-      const std::vector<int64_t> meta = PackedMeta(row);
+      if (!IsIn(*cursor, key)) continue;
       if (out.keys.data != nullptr) out.keys[*rows] = key;
-      CopyPart(row.value.data(), row.value.size(), out.values, *rows);
-      CopyPart(row.slots.data(), row.slots.size(), out.slots, *rows);
-      CopyPart(meta.data(), meta.size() * sizeof(int64_t), out.meta, *rows);
+      CopyRow(row, out, *rows);
       ++*rows;
     }
     cursor->done = next == rows_.end();
     return Status();
   }
 
-  Status Import(const Context& context, const ConstRowParts& rows) override {
+  Status BeginEpoch(const Context& context, int64_t epoch) override {
     std::lock_guard<std::mutex> lock(mutex_);
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
-    const int64_t n = rows.keys.size;
-    DYNEMB_RETURN_IF_ERROR(CheckSpan("keys", rows.keys.data, n, rows.keys.space));
-    DYNEMB_RETURN_IF_ERROR(CheckRows("values", rows.values, n, value_bytes_));
-    if (SlotsBytes() > 0) DYNEMB_RETURN_IF_ERROR(CheckRows("slots", rows.slots, n, SlotsBytes()));
-    if (MetaBytes() > 0) DYNEMB_RETURN_IF_ERROR(CheckRows("meta", rows.meta, n, MetaBytes()));
-    for (int64_t i = 0; i < n; ++i) {
-      bool inserted;
-      Row& row = FindOrInsert(rows.keys[i], &inserted);
-      row.value.assign(rows.values[i], rows.values[i] + value_bytes_);
-      if (SlotsBytes() > 0) row.slots.assign(rows.slots[i], rows.slots[i] + SlotsBytes());
-      int64_t offset = 0;
-      for (int field = 0; field < kMetaFields; ++field) {
-        if (!schema_.meta.has(static_cast<MetaField>(field))) continue;
-        std::memcpy(&row.meta[field], rows.meta[i] + offset, sizeof(int64_t));
-        offset += sizeof(int64_t);
-      }
-      row.version = version_;
-    }
+    if (epoch <= epoch_) return InvalidArgument("epoch: got ", epoch, ", want more than ", epoch_);
+    if (epoch_ == 0) known_since_ = epoch - 1;
+    epoch_ = epoch;
     return Status();
   }
 
-  Status BeginVersion(const Context& context, int64_t version) override {
+  int64_t epoch() const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return epoch_;
+  }
+
+  Status ChangedKeys(const Context& context, int64_t since, const TablePart& part,
+                     std::vector<Key>* keys) const override {
     std::lock_guard<std::mutex> lock(mutex_);
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
-    if (version <= version_) return InvalidArgument("version: got ", version);
-    if (version_ == 0) erased_known_since_ = version - 1;
-    if (static_cast<int64_t>(erased_.size()) > kErasedLimit) {
-      erased_.clear();
-      erased_known_since_ = version - 1;
+    DYNEMB_RETURN_IF_ERROR(CheckPart(part));
+    if (epoch_ == 0 || since < known_since_) {
+      return FailedPrecondition("since: got epoch ", since, ", known from ", known_since_);
     }
-    version_ = version;
-    return Status();
-  }
-
-  int64_t version() const override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return version_;
-  }
-
-  Status Erased(const Context& context, int64_t since, std::vector<Key>* keys) const override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     keys->clear();
-    if (version_ == 0 || since < erased_known_since_) {
-      return FailedPrecondition("since: got version ", since, ", known from ", erased_known_since_);
-    }
-    if (static_cast<int64_t>(erased_.size()) > kErasedLimit) {
-      return FailedPrecondition("since: got version ", since, ", too much was erased");
-    }
-    for (const auto& [key, version] : erased_) {
-      if (version > since) keys->push_back(key);
+    for (const auto& [key, epoch] : changed_in_) {
+      if (epoch > since && IsIn(part, key)) keys->push_back(key);
     }
     return Status();
+  }
+
+  // The current epoch, which is not over, stays.
+  void TrimChanges(int64_t through) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    through = std::min(through, epoch_ - 1);
+    if (through <= known_since_) return;
+    known_since_ = through;
+    for (auto change = changed_in_.begin(); change != changed_in_.end();) {
+      change = change->second <= through ? changed_in_.erase(change) : std::next(change);
+    }
   }
 
   Status Histogram(const Context& context, MetaField field, const RowOrder& prefix, int prefix_bits,
@@ -358,8 +381,36 @@ class ReferenceTable final : public Table {
   struct Row {
     std::vector<char> value;
     std::vector<char> slots;
-    int64_t version = 0;
     std::array<int64_t, kMetaFields> meta = {};  // also of the fields that the schema lacks
+  };
+
+  // The rows go along when it is run; the table to be made is there before.
+  class Move : public RowMove {
+   public:
+    Move(ReferenceTable* from, const TableSchema& schema)
+        : from_(from), to_(std::make_unique<ReferenceTable>(schema)) {}
+
+    std::unique_ptr<Table> Run(const Context&) override {
+      std::lock_guard<std::mutex> lock(from_->mutex_);
+      const TableSchema &before = from_->schema_, &after = to_->schema_;
+      to_->rows_ = std::move(from_->rows_);
+      from_->rows_.clear();
+      for (auto& [key, row] : to_->rows_) {
+        if (before.rule != after.rule) row.slots = to_->InitialSlots();
+        for (int field = 0; field < kMetaFields; ++field) {
+          const auto meta_field = static_cast<MetaField>(field);
+          if (!before.meta.has(meta_field) || !after.meta.has(meta_field)) row.meta[field] = 0;
+        }
+      }
+      to_->epoch_ = from_->epoch_;
+      to_->known_since_ = from_->known_since_;
+      to_->changed_in_ = std::move(from_->changed_in_);
+      return std::move(to_);
+    }
+
+   private:
+    ReferenceTable* const from_;
+    std::unique_ptr<ReferenceTable> to_;
   };
 
   // Collects what a call reports.
@@ -452,12 +503,34 @@ class ReferenceTable final : public Table {
     return sum;
   }
 
-  static Status CheckExportRows(const char* what, const Rows& rows, int64_t room, int64_t bytes) {
-    return rows.data == nullptr ? Status() : CheckRows(what, rows, room, bytes);
+  // Buffers for rows, of which some may be left out.
+  Status CheckParts(const RowParts& parts, int64_t rows) const {
+    const auto check = [&](const char* what, const Rows& part, int64_t bytes) {
+      return part.data == nullptr ? Status() : CheckRows(what, part, rows, bytes);
+    };
+    DYNEMB_RETURN_IF_ERROR(check("values", parts.values, value_bytes_));
+    DYNEMB_RETURN_IF_ERROR(check("slots", parts.slots, SlotsBytes()));
+    return check("meta", parts.meta, MetaBytes());
   }
 
-  static void CopyPart(const void* part, size_t bytes, const Rows& out, int64_t i) {
-    if (out.data != nullptr && bytes > 0) std::memcpy(out[i], part, bytes);
+  // Copies the parts that are asked for.
+  void CopyRow(const Row& row, const RowParts& out, int64_t i) const {
+    const auto copy = [i](const void* part, size_t bytes, const Rows& to) {
+      if (to.data != nullptr && bytes > 0) std::memcpy(to[i], part, bytes);
+    };
+    const std::vector<int64_t> meta = PackedMeta(row);
+    copy(row.value.data(), row.value.size(), out.values);
+    copy(row.slots.data(), row.slots.size(), out.slots);
+    copy(meta.data(), meta.size() * sizeof(int64_t), out.meta);
+  }
+
+  static Status CheckPart(const TablePart& part) {
+    if (part.parts >= 1 && part.part >= 0 && part.part < part.parts) return Status();
+    return InvalidArgument("part: got ", part.part, " of ", part.parts);
+  }
+  static bool IsIn(const TablePart& part, Key key) {
+    return Mix64(static_cast<uint64_t>(key)) % static_cast<uint64_t>(part.parts) ==
+           static_cast<uint64_t>(part.part);
   }
 
   Status CheckField(MetaField field) const {
@@ -516,15 +589,19 @@ class ReferenceTable final : public Table {
   }
 
   void EraseRow(std::map<Key, Row>::iterator row) {
-    if (version_ > 0) erased_.emplace_back(row->first, version_);
+    Changed(row->first);
     rows_.erase(row);
   }
 
-  void Touch(const Stamp& stamp, Row* row) const {
-    row->version = version_;
-    row->meta[static_cast<int>(MetaField::kUsed)] = stamp.now;
+  void Touch(const Stamp& stamp, Key key, Row* row) {
+    Changed(key);
+    row->meta[static_cast<int>(MetaField::kLastWriteTime)] = stamp.now;
     int64_t& count = row->meta[static_cast<int>(MetaField::kCount)];
     count = static_cast<int64_t>(static_cast<uint64_t>(count) + 1);  // wraps around
+  }
+
+  void Changed(Key key) {
+    if (epoch_ > 0) changed_in_[key] = epoch_;
   }
 
   void Add(const char* delta, std::vector<char>* value) const {
@@ -549,12 +626,12 @@ class ReferenceTable final : public Table {
   }
 
   mutable std::mutex mutex_;
-  TableSchema schema_;
+  const TableSchema schema_;
   const int64_t value_bytes_;
   std::map<Key, Row> rows_;
-  int64_t version_ = 0;
-  std::vector<std::pair<Key, int64_t>> erased_;  // with the version
-  int64_t erased_known_since_ = 0;
+  int64_t epoch_ = 0;
+  int64_t known_since_ = 0;            // changes of later epochs are known
+  std::map<Key, int64_t> changed_in_;  // the last epoch in which a key was written or erased
 };
 
 }  // namespace

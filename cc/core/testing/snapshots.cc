@@ -93,7 +93,7 @@ Shards::Shards(const std::vector<TestTable>& tables) {
     for (const TableContent& part : parts) {
       std::unique_ptr<Table> shard;
       CheckOk(MakeHostTable(table.schema, &shard));
-      CheckOk(Caller(shard.get(), HostTestMemory()).Import(part));
+      CheckOk(Caller(shard.get(), HostTestMemory()).InsertRows(part));
       named_.back().shards.push_back(shard.get());
       owned_.push_back(std::move(shard));
     }

@@ -1,6 +1,6 @@
 // Sixteen threads do at once all that can be done to the shards of one table: train, read, upsert,
-// accumulate, erase, export, restrict, save, and save chains of deltas. To be run under
-// ThreadSanitizer and AddressSanitizer as well; all counts are bounded and nothing sleeps.
+// accumulate, insert rows, erase, export, restrict, save, and save chains of deltas. To be run
+// under ThreadSanitizer and AddressSanitizer as well; all counts are bounded and nothing sleeps.
 //
 // What must hold, whatever the interleaving:
 // - every row that anybody sees is whole, its value, slots and count of one moment;
@@ -47,9 +47,9 @@ constexpr int Calls(int calls) {
 }
 
 // SGD with momentum 1 and learning rate 1: after k gradients of -1 the slot is k and the value
-// 1 + 2 + ... + k more than at birth.
-const RuleSpec& Momentum() {
-  static const RuleSpec* const rule = new RuleSpec(UsualRule("sgd_momentum"));
+// 1 + 2 + ... + k more than when inserted.
+const OptimizerSpec& Momentum() {
+  static const OptimizerSpec* const rule = new OptimizerSpec(UsualRule("sgd_momentum"));
   return *rule;
 }
 
@@ -58,7 +58,7 @@ TableSchema Schema() {
   TableSchema schema;
   schema.dim = kDim;
   schema.rule = Momentum();
-  schema.meta.add(MetaField::kUsed);
+  schema.meta.add(MetaField::kLastWriteTime);
   schema.meta.add(MetaField::kCount);
   schema.initializer.constant.clear();
   for (int64_t c = 0; c < kDim; ++c) schema.initializer.constant.push_back(static_cast<double>(c));
@@ -105,7 +105,7 @@ void CheckAll(const TableContent& content) {
 class Torture : public ::testing::Test {
  protected:
   void SetUp() override {
-    const TableHarness harness = HostHarness("HostTable", MakeHostTable);
+    const TableHarness harness = HostTableHarness();
     shards_.clear();
     callers_.clear();
     trained_ = 0;
@@ -148,14 +148,14 @@ class Torture : public ::testing::Test {
     return content;
   }
 
-  // Saves to a folder, all or what has changed since a version, and puts what the files say into
+  // Saves to a folder, all or what has changed since an epoch, and puts what the files say into
   // `content`.
-  void Save(const std::string& name, int64_t since_version, uint64_t base, uint64_t* id,
+  void Save(const std::string& name, int64_t since_epoch, uint64_t base, uint64_t* id,
             TableContent* content) const {
     const std::string folder = JoinPath(folder_, name);
     Manifest manifest;
     ASSERT_OK(SaveTables(HostTestMemory()->context(), PosixFileSystem(), folder,
-                         {{"table", Tables(), since_version}}, base, &manifest));
+                         {{"table", Tables(), since_epoch}}, base, &manifest));
     *id = manifest.id;
     std::unique_ptr<SnapshotReader> reader;
     ASSERT_OK(SnapshotReader::Open(PosixFileSystem(), folder, &reader));
@@ -185,14 +185,14 @@ class Torture : public ::testing::Test {
   // A full snapshot and deltas of it, and what they make up.
   struct Chain {
     uint64_t id = 0;
-    int64_t version = -1;
+    int64_t epoch = -1;
     TableContent content;
   };
   void Continue(const std::string& name, Chain* chain) const {
     int64_t ended;
-    ASSERT_OK(BeginVersion(HostTestMemory()->context(), Tables(), &ended));
-    Save(name, chain->version, chain->id, &chain->id, &chain->content);
-    chain->version = ended;
+    ASSERT_OK(BeginEpoch(HostTestMemory()->context(), Tables(), &ended));
+    Save(name, chain->epoch, chain->id, &chain->id, &chain->content);
+    chain->epoch = ended;
     CheckAll(chain->content);
   }
 
@@ -228,7 +228,7 @@ void Torture::WriteSome(Random* random) {
   }
   const int64_t number = static_cast<int64_t>((*random)() % 1000);
   const bool seen = (*random)() % 2 == 0;
-  const uint64_t dice = (*random)() % 3;
+  const uint64_t dice = (*random)() % 4;
   if (dice == 2) {  // of those that are trained, too
     for (Key key = kKeys; key < 2 * kKeys; ++key) {
       if ((*random)() % 8 == 0) some.push_back(key);
@@ -243,8 +243,16 @@ void Torture::WriteSome(Random* random) {
       const Floats deltas = seen ? Floats(share.size() * kDim, 3.0f) : rows;
       ASSERT_OK(
           caller.Accumulate(share, deltas, std::vector<bool>(share.size(), seen), {++clock_}));
-    } else {
+    } else if (dice == 2) {
       ASSERT_OK(caller.Erase(share));
+    } else {
+      TableContent rows_to_insert, displaced;
+      for (const Key key : share) {
+        rows_to_insert[key] = {Bytes(RowsFrom({number})), Bytes(Floats(kDim, 2.0f)),
+                               Bytes(std::vector<int64_t>{++clock_, number})};
+      }
+      ASSERT_OK(caller.InsertRows(rows_to_insert, &displaced));
+      for (const auto& [key, row] : displaced) CheckRow(key, row);
     }
   });
 }
@@ -253,6 +261,9 @@ void Torture::ReadSome(Random* random) {
   Keys some;
   for (int n = 0; n < 40; ++n) some.push_back(static_cast<Key>((*random)() % (4 * kKeys)));
   ForEachShard(some, [&](const Caller& caller, const Keys& share) {
+    TableContent rows;
+    ASSERT_OK(caller.ReadRows(share, &rows));
+    for (const auto& [key, row] : rows) CheckRow(key, row);
     Floats values;
     Outcomes outcomes;
     ASSERT_OK(caller.Find(share, &values, &outcomes));
@@ -291,8 +302,8 @@ void Torture::Run() {
             break;
           case 5: {
             int64_t erased = 0;
-            ASSERT_OK(
-                RestrictTo(HostTestMemory()->context(), shards_, MetaField::kUsed, kLeft, &erased));
+            ASSERT_OK(RestrictTo(HostTestMemory()->context(), shards_, MetaField::kLastWriteTime,
+                                 kLeft, &erased));
             restricted += erased;
             break;
           }
@@ -385,7 +396,7 @@ TEST(Sizes, BatchesBeyondTwoToThe31) {
     values.data()[2 * at[i]] = -1;
   }
   EXPECT_EQ(Difference(want, call.Export()), "");
-  ASSERT_OK(table->Find(context, batch, IfMissing::kInitialValue, rows, report));
+  ASSERT_OK(table->Find(context, batch, rows, report));
   for (size_t i = 0; i < at.size(); ++i) {
     EXPECT_EQ(outcomes.data()[at[i]], Outcome::kFound) << at[i];
     EXPECT_EQ(values.data()[2 * at[i]], static_cast<float>(i)) << at[i];

@@ -218,6 +218,37 @@ struct UpdateHead {
   }
 };
 
+// Before a rule that catches up: the catch-up of the rows that were there.
+template <typename V>
+struct CatchUpHead {
+  using T = ComputeType<V>;
+
+  CatchUp catch_up;
+  double step;
+  int64_t dim, slots_offset;
+  int column_slots;
+
+  DYNEMB_HOST_DEVICE void operator()(const Tile& tile, const Head& head) const {
+    T* const slots = reinterpret_cast<T*>(head.row + slots_offset);
+    T* const last_step = slots + column_slots * dim;
+    const double skipped = head.is_new ? 0 : SkippedSteps(step, last_step);
+    tile.Sync();  // all have read
+    if (tile.lane == 0) LastStep::Set(step, last_step);
+    if (skipped == 0) return;
+    CatchUpColumns(catch_up, skipped, tile.lane, tile.width, dim, column_slots,
+                   reinterpret_cast<V*>(head.row), slots);
+  }
+};
+
+template <typename V>
+Status CatchUpRows(const Context& context, const TableSchema& schema, std::string_view rule,
+                   const ApplyCall& call) {
+  const Span<const double> hyper = call.update.hyper;
+  CatchUpHead<V> work = {{}, hyper.data[Hyper::kStep], schema.dim, call.layout.slots_offset, 0};
+  DYNEMB_RETURN_IF_ERROR(GetCatchUp(rule, hyper, &work.catch_up, &work.column_slots));
+  return ForEachHead(context, call.batch, call.rows, call.marks, TileWidth(schema.dim), work);
+}
+
 template <typename Rule, typename V>
 Status Apply(const Context& context, const TableSchema& schema, const ApplyCall& call,
              Scratch* scratch) {
@@ -244,7 +275,7 @@ Status Apply(const Context& context, const TableSchema& schema, const ApplyCall&
   for (int k = 0; k < Rule::kSlotCount; ++k) {
     update.initial_slots[k] = static_cast<T>(schema.rule.slots[k].initial);
   }
-  return ForEachHead(context, call.batch, call.rows, width, update);
+  return ForEachHead(context, call.batch, call.rows, call.marks, width, update);
 }
 
 }  // namespace
@@ -261,14 +292,19 @@ int64_t ApplyScratchBytes(const TableSchema& schema, int64_t n) {
 Status ApplyRows(const Context& context, const TableSchema& schema, const ApplyCall& call,
                  Scratch* scratch) {
   Status status = InvalidArgument("no rule ", schema.rule.name);
-  VisitRule(AllRules(), schema.rule.name, [&](auto rule_tag) {
-    using Rule = typename decltype(rule_tag)::type;
-    VisitDType(schema.value_dtype, [&](auto value_tag) {
-      using V = typename decltype(value_tag)::type;
-      if constexpr (!std::is_integral_v<V>) {
-        status = Apply<Rule, V>(context, schema, call, scratch);
+  const RuleName name(schema.rule.name);
+  VisitDType(schema.value_dtype, [&](auto value_tag) {
+    using V = typename decltype(value_tag)::type;
+    if constexpr (!std::is_integral_v<V>) {
+      if (name.catches_up) {
+        status = CatchUpRows<V>(context, schema, name.rule, call);
+        if (!status.ok()) return;
       }
-    });
+      VisitRule(AllRules(), name.rule, [&](auto rule_tag) {
+        using Rule = typename decltype(rule_tag)::type;
+        status = Apply<Rule, V>(context, schema, call, scratch);
+      });
+    }
   });
   return status;
 }

@@ -20,6 +20,7 @@ struct ApplyCall {
   ConstRows gradients;
   Update update;  // of the table's rule, checked by MakeRowUpdater
   RowSlabs rows;
+  RowMarks marks;
   RowLayout layout;
   RowStamp stamp;
   InitialValues initial;

@@ -76,8 +76,8 @@ inline Status FillBytes(const Context& context, void* at, int byte, int64_t byte
                   "setting GPU memory");
 }
 
-// Between the host's and the table's memory, in either direction. What comes from the host may be
-// changed when the call returns; what goes there is there after Wait.
+// Between the host's and the table's memory, in either direction. What comes from the host must
+// stay as it is until Wait; what goes there is there after Wait.
 inline Status CopyAny(const Context& context, void* to, const void* from, int64_t bytes) {
   if (bytes == 0) return {};
   if (RunsOnHost(context.space)) {

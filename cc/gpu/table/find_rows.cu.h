@@ -53,7 +53,6 @@ struct FindValues {
   Index index;
   RowSlabs rows;
   InitialValues initial;
-  bool fill_missing;
   int64_t value_bytes;
   int copy_width;  // lanes to a row, up to a tile's
   Rows values;
@@ -70,7 +69,6 @@ struct FindValues {
     if (position >= 0) {
       reports.Set(position, row == nullptr ? Outcome::kMissing : Outcome::kFound);
     }
-    if (!fill_missing) return;
     unsigned missing = tile.Vote(row == nullptr && to != nullptr);
     for (int lane = 0; missing != 0; ++lane, missing >>= 1) {
       if ((missing & 1) == 0) continue;
@@ -104,6 +102,31 @@ struct FindValues {
           if (from[r] != nullptr) target[r][p] = piece[r];
         }
       }
+    }
+  }
+};
+
+// Table::ReadRows, by warps: each lane searches a key; then all copy one row after the other.
+struct ReadFoundRows {
+  Entries entries;
+  Index index;
+  RowSlabs rows;
+  RowLayout layout;
+  RowParts out;
+  Reports reports;
+
+  DYNEMB_HOST_DEVICE void operator()(const Tile& warp, int64_t group) const {
+    const int64_t i = group * warp.width + warp.lane;
+    const int64_t position = i < entries.most ? entries.position(i) : -1;
+    const RowRef found = position < 0 ? kNoRow : FindRow(index, entries.keys[position]);
+    const char* const row = found == kNoRow ? nullptr : rows[found];
+    if (position >= 0) {
+      reports.Set(position, row == nullptr ? Outcome::kMissing : Outcome::kFound);
+    }
+    unsigned there = warp.Vote(row != nullptr);
+    for (int lane = 0; there != 0; ++lane, there >>= 1) {
+      if ((there & 1) == 0) continue;
+      CopyRowOut(warp, layout, warp.Broadcast(row, lane), out, warp.Broadcast(position, lane));
     }
   }
 };

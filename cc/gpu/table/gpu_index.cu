@@ -20,7 +20,9 @@ struct MoveHome {
 
   DYNEMB_HOST_DEVICE void operator()(int64_t i) const {
     ForEachOfHome(from, first + static_cast<uint32_t>(i),
-                  [this](Key key, uint64_t hash, RowRef row) { InsertKey(to, key, hash, row); });
+                  [this](Key key, uint64_t hash, RowRef row, uint32_t, int) {
+                    InsertKey(to, key, hash, row);
+                  });
   }
 };
 

@@ -45,7 +45,7 @@ class GpuIndex {
   // Moves the keys of the next so many chunks.
   Status Move(const Context& context, int64_t chunks);
 
-  DeviceMemory* const memory_;
+  DeviceMemory* memory_;
   Index view_;
   DeviceBuffer current_, next_;
   int64_t moved_chunks_ = 0;       // of the current part

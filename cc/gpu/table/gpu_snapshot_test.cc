@@ -29,10 +29,17 @@ class GpuSnapshotTest : public testing::TestWithParam<MemorySpace> {
                                             : GpuThroughHostHarness();
   }
 
+  static std::unique_ptr<Table> MakeHost(const TableSchema& schema) {
+    std::unique_ptr<Table> table;
+    const Status status = MakeHostTable(schema, &table);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return table;
+  }
+
   void Save(const std::string& folder, const std::vector<Table*>& shards, int64_t since = -1,
             uint64_t base = 0) {
     TableToSave table = {"t", shards};
-    table.since_version = since;
+    table.since_epoch = since;
     ASSERT_OK(SaveTables(OneThread(), &files_, folder, {table}, base, &manifest_));
   }
   void Restore(const std::string& folder, const std::vector<Table*>& shards) {
@@ -66,13 +73,13 @@ INSTANTIATE_TEST_SUITE_P(Spaces, GpuSnapshotTest,
 
 TEST_P(GpuSnapshotTest, EitherRestoresTheOther) {
   for (const TableSchema& schema :
-       {MakeSchema(DType::kFloat32, 8, "adam", {MetaField::kUsed, MetaField::kScore}),
+       {MakeSchema(DType::kFloat32, 8, "adam", {MetaField::kLastWriteTime, MetaField::kScore}),
         MakeSchema(DType::kBFloat16, 3, "rowwise_adagrad"), MakeSchema(DType::kInt64, 5),
         MakeSchema(DType::kFloat16, 1, "adagrad", {MetaField::kCount})}) {
     SCOPED_TRACE(schema.ToText());
-    const std::unique_ptr<Table> host = HostHarness("", MakeHostTable).Make(schema);
+    const std::unique_ptr<Table> host = MakeHost(schema);
     const TableContent rows = RandomRows(schema, 5000, 17);
-    ASSERT_OK(Caller(host.get(), HostTestMemory()).Import(rows));
+    ASSERT_OK(Caller(host.get(), HostTestMemory()).InsertRows(rows));
     // To two shards on the GPU, and from there to three in host memory.
     Save("/host", {host.get()});
     const std::unique_ptr<Table> a = gpu().Make(schema), b = gpu().Make(schema);
@@ -81,7 +88,7 @@ TEST_P(GpuSnapshotTest, EitherRestoresTheOther) {
     EXPECT_GT(a->size(), 2000);
     Save("/gpu", {a.get(), b.get()});
     std::vector<std::unique_ptr<Table>> back;
-    for (int i = 0; i < 3; ++i) back.push_back(HostHarness("", MakeHostTable).Make(schema));
+    for (int i = 0; i < 3; ++i) back.push_back(MakeHost(schema));
     const std::vector<Table*> shards = {back[0].get(), back[1].get(), back[2].get()};
     Restore("/gpu", shards);
     EXPECT_EQ(Difference(rows, Content(shards)), "");
@@ -89,13 +96,13 @@ TEST_P(GpuSnapshotTest, EitherRestoresTheOther) {
 }
 
 TEST_P(GpuSnapshotTest, DeltasHaveWhatHasChanged) {
-  const TableSchema schema = MakeSchema(DType::kFloat32, 4, "sgd", {MetaField::kUsed});
+  const TableSchema schema = MakeSchema(DType::kFloat32, 4, "sgd", {MetaField::kLastWriteTime});
   const std::unique_ptr<Table> table = gpu().Make(schema);
   const Caller call(table.get(), HostTestMemory());
-  ASSERT_OK(call.Import(RandomRows(schema, 3000, 5)));
-  ASSERT_OK(table->BeginVersion(HostTestMemory()->context(), 1));
+  ASSERT_OK(call.InsertRows(RandomRows(schema, 3000, 5)));
+  ASSERT_OK(table->BeginEpoch(HostTestMemory()->context(), 1));
   Save("/base", {table.get()});
-  ASSERT_OK(table->BeginVersion(HostTestMemory()->context(), 2));
+  ASSERT_OK(table->BeginEpoch(HostTestMemory()->context(), 2));
   Keys changed, gone;
   for (const auto& [key, row] : Content({table.get()})) {
     if (key % 10 == 0) changed.push_back(key);
@@ -111,7 +118,7 @@ TEST_P(GpuSnapshotTest, DeltasHaveWhatHasChanged) {
   ASSERT_OK(Load(&files_, "/delta", &content, &erased));
   EXPECT_EQ(content["t"].size(), changed.size());
   EXPECT_EQ(erased["t"].size(), gone.size());
-  const std::unique_ptr<Table> host = HostHarness("", MakeHostTable).Make(schema);
+  const std::unique_ptr<Table> host = MakeHost(schema);
   Restore("/base", {host.get()});
   Restore("/delta", {host.get()});
   EXPECT_EQ(Difference(Content({table.get()}), Content({host.get()})), "");

@@ -1,14 +1,18 @@
 #include <algorithm>
 #include <mutex>
+#include <new>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "cc/core/base/fair_shared_mutex.h"
+#include "cc/core/optimizer/rule.h"
 #include "cc/core/table/call_checks.h"
-#include "cc/core/table/erase_log.h"
 #include "cc/gpu/for_each.cu.h"
 #include "cc/gpu/table/apply_rows.h"
 #include "cc/gpu/table/device_guard.h"
+#include "cc/gpu/table/erase_log.h"
 #include "cc/gpu/table/find_rows.cu.h"
 #include "cc/gpu/table/gpu_index.h"
 #include "cc/gpu/table/gpu_table.h"
@@ -25,6 +29,12 @@
 namespace dynemb {
 namespace {
 
+constexpr int64_t kMoreErased = 1 << 18;  // see gpu_table.h
+constexpr int64_t kKeysAtOnce = 1 << 20;  // of those that have changed, to the host
+// Chunks of the index that EraseBelow goes through before other calls get a turn; where erased keys
+// are noted, as many as have keys that fit into the list.
+constexpr int64_t kChunksAtOnce = 1 << 20, kNotedChunksAtOnce = 1 << 15;
+
 class GpuTableOfMemory final : public GpuTable {
  public:
   GpuTableOfMemory(const TableSchema& schema, DeviceMemory* memory)
@@ -34,13 +44,23 @@ class GpuTableOfMemory final : public GpuTable {
         index_(memory),
         rows_(memory, layout_),
         scratch_(memory),
-        initial_(memory) {}
+        initial_(memory),
+        erased_(memory) {}
   ~GpuTableOfMemory() override {
-    const DeviceGuard guard(device_);
+    at_end_.emplace(device_);
     static_cast<void>(order_.WaitForAll());  // an error of the device was another call's
   }
 
-  Status Init() {
+  Status Init(const TableOptions& options) {
+    max_rows_ = options.max_rows;
+    if (options.eviction.evicts() || options.eviction.expires() || options.missing_value ||
+        options.max_bytes >= 0 || (max_rows_ >= 0 && options.on_full == OnFull::kDecline)) {
+      return InvalidArgument(
+          "devices: got a GPU for a table that evicts rows, declines keys, has max_bytes or a "
+          "value "
+          "for missing keys, want host memory; a table on a GPU can have max_rows and "
+          "on_full='error'");
+    }
     if (!RunsOnHost(space())) {
       DYNEMB_RETURN_IF_ERROR(FromCuda(cudaGetDevice(&device_), "asking for the device"));
     }
@@ -48,16 +68,19 @@ class GpuTableOfMemory final : public GpuTable {
     DYNEMB_RETURN_IF_ERROR(index_.Clear(context));
     DYNEMB_RETURN_IF_ERROR(counts_.Init(context, memory_));
     DYNEMB_RETURN_IF_ERROR(initial_.SetSchema(context, schema_));
+    if (options.track_changes) DYNEMB_RETURN_IF_ERROR(StartEpoch(context, 1));
+    // CUDA loads a kernel when it is first called, which takes memory. Those that end a call that
+    // has failed are called here for that.
+    DYNEMB_RETURN_IF_ERROR(ForEach(context, 1, RemoveInserted{GroupedBatch(), index_.view()}));
+    DYNEMB_RETURN_IF_ERROR(ForEach(context, 1, ReportFull{Entries(), Reports()}));
+    DYNEMB_RETURN_IF_ERROR(counts_.EndCall(context, 0, 0));
     return Wait(context);
   }
 
   MemorySpace space() const override { return memory_->space(); }
-  TableSchema schema() const override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return schema_;
-  }
+  const TableSchema& schema() const override { return schema_; }
 
-  Status Find(const Context& context, const Batch& batch, IfMissing if_missing, Rows values,
+  Status Find(const Context& context, const Batch& batch, Rows values,
               const Report& report) const override {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report, space()));
     DYNEMB_RETURN_IF_ERROR(
@@ -71,7 +94,7 @@ class GpuTableOfMemory final : public GpuTable {
         return ForEachTile<kWarp>(
             context, WarpsFor(context, entries.most),
             FindValues<Piece>{entries, index_.view(), rows_.view(), initial_.values(),
-                              if_missing == IfMissing::kInitialValue, layout_.value_bytes,
+                              layout_.value_bytes,
                               TileWidth(layout_.value_bytes / static_cast<int64_t>(sizeof(Piece))),
                               values, reports});
       };
@@ -85,6 +108,20 @@ class GpuTableOfMemory final : public GpuTable {
         default:
           return find(uint8_t());
       }
+    });
+  }
+
+  Status ReadRows(const Context& context, const Batch& batch, const RowParts& rows,
+                  const Report& report) const override {
+    DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report, space()));
+    DYNEMB_RETURN_IF_ERROR(CheckRowsToRead(layout_, batch, rows, space()));
+    return InTurn(context, false, [&]() -> Status {
+      const Reports reports(report);
+      DYNEMB_RETURN_IF_ERROR(BeginReport(context, reports));
+      const Entries entries(batch);
+      return ForEachTile<kWarp>(
+          context, WarpsFor(context, entries.most),
+          ReadFoundRows{entries, index_.view(), rows_.view(), layout_, rows, reports});
     });
   }
 
@@ -131,16 +168,18 @@ class GpuTableOfMemory final : public GpuTable {
     std::unique_ptr<RowUpdater> checked;
     DYNEMB_RETURN_IF_ERROR(
         MakeRowUpdater(update.rule->name, schema_.value_dtype, update.hyper, &checked));
-    return InTurn(context, true, [&]() -> Status {
-      DYNEMB_RETURN_IF_ERROR(CheckAttached(schema_, *update.rule));
-      const int64_t more_bytes = ApplyScratchBytes(schema_, Entries(batch).most);
-      return Write(context, batch, report, {true, more_bytes}, AnyHead(),
-                   [&](const GroupedBatch& grouped) {
-                     return ApplyRows(context, schema_,
-                                      {grouped, gradients, update, rows_.view(), layout_,
-                                       RowStamp(layout_, stamp, version_), initial_.values()},
-                                      &scratch_);
-                   });
+    DYNEMB_RETURN_IF_ERROR(CheckAttached(schema_, *update.rule));
+    return InTurn(context, true, [&] {
+      const How how = {true, ApplyScratchBytes(schema_, Entries(batch).most)};
+      const auto apply = [&](const GroupedBatch& grouped) {
+        return ApplyRows(context, schema_,
+                         {grouped, gradients, update, rows_.view(), marks(), layout_,
+                          RowStamp(layout_, stamp), initial_.values()},
+                         &scratch_);
+      };
+      return update.if_missing == IfMissing::kInsert
+                 ? Write(context, batch, report, how, AnyHead(), apply)
+                 : Write(context, batch, report, how, NoHead(), apply);
     });
   }
 
@@ -152,8 +191,8 @@ class GpuTableOfMemory final : public GpuTable {
     return InTurn(context, true, [&] {
       return Write(context, batch, report, {}, AnyHead(), [&](const GroupedBatch& grouped) {
         return ForEachHead(
-            context, grouped, rows_.view(), RowWidth(),
-            UpsertHead{born(), RowStamp(layout_, stamp, version_), layout_.value_bytes, values});
+            context, grouped, rows_.view(), marks(), RowWidth(),
+            UpsertHead{initial_slots(), RowStamp(layout_, stamp), layout_.value_bytes, values});
       });
     });
   }
@@ -171,8 +210,8 @@ class GpuTableOfMemory final : public GpuTable {
             return VisitDType(schema_.value_dtype, [&](auto tag) {
               using V = typename decltype(tag)::type;
               return ForEachRow(context, grouped.size,
-                                AccumulateHeads<V>{grouped, rows_.view(), born(),
-                                                   RowStamp(layout_, stamp, version_), schema_.dim,
+                                AccumulateHeads<V>{grouped, rows_.view(), marks(), initial_slots(),
+                                                   RowStamp(layout_, stamp), schema_.dim,
                                                    values_or_deltas, exists.data});
             });
           });
@@ -183,10 +222,31 @@ class GpuTableOfMemory final : public GpuTable {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report, space()));
     return InTurn(context, true, [&]() -> Status {
       FreedRows freed;
-      DYNEMB_RETURN_IF_ERROR(BeginErasing(context, &freed));
+      const Status begun = BeginErasing(context, Entries(batch).most, &freed);
+      if (!begun.ok()) return SayFull(context, batch, report, begun);
       return Write(context, batch, report, {}, NoHead(), [&](const GroupedBatch& grouped) {
         return ForEach(context, grouped.size, EraseHeads{grouped, index_.view(), freed});
       });
+    });
+  }
+
+  Status InsertRows(const Context& context, const Batch& batch, const ConstRowParts& rows,
+                    const RowParts& displaced, const Report& report) override {
+    DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report, space()));
+    DYNEMB_RETURN_IF_ERROR(CheckRowsToInsert(layout_, batch, rows, space()));
+    DYNEMB_RETURN_IF_ERROR(CheckRowsToRead(layout_, batch, displaced, space()));
+    const bool displaces = displaced.keys.data != nullptr || displaced.values.data != nullptr ||
+                           displaced.slots.data != nullptr || displaced.meta.data != nullptr;
+    return InTurn(context, true, [&] {
+      return Write(
+          context, batch, report, {}, AnyHead(), [&](const GroupedBatch& grouped) -> Status {
+            if (displaces) {
+              DYNEMB_RETURN_IF_ERROR(ForEachRow(
+                  context, grouped.size, DisplaceRows{grouped, rows_.view(), layout_, displaced}));
+            }
+            return ForEachHead(context, grouped, rows_.view(), marks(), RowWidth(),
+                               InsertRow{layout_, rows});
+          });
     });
   }
 
@@ -197,21 +257,9 @@ class GpuTableOfMemory final : public GpuTable {
       DYNEMB_RETURN_IF_ERROR(index_.Clear(context));
       DYNEMB_RETURN_IF_ERROR(counts_.Clear(context));
       rows_ = RowStore(memory_, layout_);
+      if (epoch_ > 0) DYNEMB_RETURN_IF_ERROR(rows_.BeginMarks(context));
       scratch_.Free();
-      erase_log_.Lose(version_);
-      return {};
-    });
-  }
-
-  Status Attach(const Context& context, const RuleSpec& rule) override {
-    DYNEMB_RETURN_IF_ERROR(CheckContext(context, space()));
-    return InTurn(context, true, [&]() -> Status {
-      if (schema_.rule == rule) return {};
-      if (!schema_.rule.name.empty()) return OtherRule(schema_.rule, rule);
-      TableSchema schema = schema_;
-      schema.rule = rule;
-      DYNEMB_RETURN_IF_ERROR(schema.Validate());
-      return Relayout(context, schema, RowLayout(schema, version_ > 0));
+      return erased_.ForgetAll(context, epoch_);
     });
   }
 
@@ -224,64 +272,37 @@ class GpuTableOfMemory final : public GpuTable {
   Status Export(const Context& context, Cursor* cursor, const RowParts& out,
                 int64_t* rows) const override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context, space()));
-    return InTurn(context, true, [&]() -> Status {
-      DYNEMB_RETURN_IF_ERROR(CheckExport(layout_, out, space()));
-      if (cursor->since_version >= 0 && version_ == 0) return NotFollowing(cursor->since_version);
-      DYNEMB_RETURN_IF_ERROR(CheckParts(*cursor));
-      return ExportNext(context, cursor, out, rows);
-    });
+    DYNEMB_RETURN_IF_ERROR(CheckExport(layout_, out, space()));
+    DYNEMB_RETURN_IF_ERROR(CheckTablePart(*cursor));
+    return InTurn(context, true, [&] { return ExportNext(context, cursor, out, rows); });
   }
 
-  Status Import(const Context& context, const ConstRowParts& rows) override {
-    Batch batch;
-    batch.keys = rows.keys;
-    DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, Report(), space()));
-    return InTurn(context, true, [&]() -> Status {
-      DYNEMB_RETURN_IF_ERROR(CheckImport(layout_, rows, space()));
-      return Write(context, batch, Report(), {}, AnyHead(), [&](const GroupedBatch& grouped) {
-        return ForEachHead(
-            context, grouped, rows_.view(), RowWidth(),
-            ImportHead{RowStamp(layout_, {}, version_), layout_.value_bytes, layout_.slots_offset,
-                       layout_.slots_bytes, rows.values, rows.slots, rows.meta});
-      });
-    });
-  }
-
-  Status BeginVersion(const Context& context, int64_t version) override {
+  Status BeginEpoch(const Context& context, int64_t epoch) override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context, space()));
-    return InTurn(context, true, [&]() -> Status {
-      if (version <= version_) {
-        return InvalidArgument("version: got ", version, ", want more than ", version_);
-      }
-      if (version_ == 0) {
-        if (!log_.Allocate(memory_, kErasedLimit * sizeof(Key))) {
-          return ResourceExhausted("no GPU memory for the log of erased keys");
-        }
-        DYNEMB_RETURN_IF_ERROR(Relayout(context, schema_, RowLayout(schema_, true)));
-        erase_log_.Lose(version - 1);
-      }
-      DYNEMB_RETURN_IF_ERROR(ReadLog(context));
-      version_ = version;
-      erase_log_.Compact();
-      return {};
-    });
+    return InTurn(context, true, [&] { return StartEpoch(context, epoch); });
   }
 
-  int64_t version() const override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return version_;
+  int64_t epoch() const override {
+    std::lock_guard<FairSharedMutex> lock(mutex_);
+    return epoch_;
   }
 
-  Status Erased(const Context& context, int64_t since, std::vector<Key>* keys) const override {
+  Status ChangedKeys(const Context& context, int64_t since, const TablePart& part,
+                     std::vector<Key>* keys) const override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context, space()));
+    DYNEMB_RETURN_IF_ERROR(CheckTablePart(part));
     keys->clear();
     return InTurn(context, true, [&]() -> Status {
-      if (version_ == 0) return NotFollowing(since);
-      DYNEMB_RETURN_IF_ERROR(ReadLog(context));
-      DYNEMB_RETURN_IF_ERROR(erase_log_.CheckKnown(since));
-      erase_log_.AppendSince(0, since, keys);
-      return {};
+      const Status collected =
+          OrNoMemory([&] { return CollectChanges(context, since, part, keys); });
+      if (collected.code() == Code::kResourceExhausted) *keys = {};
+      return collected;
     });
+  }
+
+  void TrimChanges(int64_t through) override {
+    std::lock_guard<FairSharedMutex> lock(mutex_);
+    erased_.Forget(std::min(through, epoch_ - 1));
   }
 
   Status Histogram(const Context& context, MetaField field, const RowOrder& prefix, int prefix_bits,
@@ -300,19 +321,36 @@ class GpuTableOfMemory final : public GpuTable {
   Status EraseBelow(const Context& context, MetaField field, const RowOrder& bound,
                     int64_t* erased) override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context, space()));
-    return InTurn(context, true, [&]() -> Status {
-      DYNEMB_RETURN_IF_ERROR(CheckMetaField(layout_, field));
-      FreedRows freed;
-      DYNEMB_RETURN_IF_ERROR(BeginErasing(context, &freed));
-      DYNEMB_RETURN_IF_ERROR(
-          ForEach(context, ChunkCount(index_.view()),
-                  EraseRowsBelow{index_.view(), rows_.view(), FieldOffset(field), bound, freed}));
-      RowCounts counts;
-      DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
-      *erased = counts.freed;
-      return counts_.EndCall(context, rows_.capacity(), 0);
-    });
+    DYNEMB_RETURN_IF_ERROR(CheckMetaField(layout_, field));
+    *erased = 0;
+    uint64_t first = 0;  // hash that has not been looked at
+    for (bool done = false; !done;) {
+      DYNEMB_RETURN_IF_ERROR(InTurn(
+          context, true, [&] { return EraseSlice(context, field, bound, &first, &done, erased); }));
+    }
+    return {};
   }
+
+  Status PrepareMove(const Context& context, const TableSchema& schema,
+                     std::unique_ptr<RowMove>* move) override {
+    DYNEMB_RETURN_IF_ERROR(CheckContext(context, space()));
+    DYNEMB_RETURN_IF_ERROR(CheckMove(schema_, schema));
+    auto to = std::make_unique<GpuTableOfMemory>(schema, memory_);
+    to->device_ = device_;
+    to->max_rows_ = max_rows_;
+    DYNEMB_RETURN_IF_ERROR(InTurn(context, true, [&]() -> Status {
+      const Status prepared = PrepareRows(context, to.get());
+      const Status waited = Wait(context);  // also where what has begun is of no use
+      return prepared.ok() ? waited : prepared;
+    }));
+    *move = std::make_unique<Move>(this, std::move(to));
+    return {};
+  }
+
+  // What others may insert meanwhile is not counted: the limit is looked at before each call, and
+  // calls at the same time may exceed it together.
+  int64_t room() const override { return max_rows_ < 0 ? INT64_MAX : max_rows_ - size(); }
+  int64_t max_rows() const override { return max_rows_ < 0 ? INT64_MAX : max_rows_; }
 
   int64_t size() const override {
     int64_t rows = 0;
@@ -327,12 +365,12 @@ class GpuTableOfMemory final : public GpuTable {
     return rows;
   }
   int64_t memory_bytes() const override {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<FairSharedMutex> lock(mutex_);
     return index_.bytes() + rows_.bytes();
   }
   int device() const override { return device_; }
   int64_t index_cells() const override {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<FairSharedMutex> lock(mutex_);
     return index_.cells();
   }
 
@@ -352,10 +390,25 @@ class GpuTableOfMemory final : public GpuTable {
     return context;
   }
 
+  // The rows go from one table to another, which has been prepared for them.
+  class Move final : public RowMove {
+   public:
+    Move(GpuTableOfMemory* from, std::unique_ptr<GpuTableOfMemory> to)
+        : from_(from), to_(std::move(to)) {}
+    std::unique_ptr<Table> Run(const Context& context) override {
+      from_->MoveTo(context, to_.get());
+      return std::move(to_);
+    }
+
+   private:
+    GpuTableOfMemory* const from_;
+    std::unique_ptr<GpuTableOfMemory> to_;
+  };
+
   // Runs a call when it is its turn, on the table's device.
   template <typename F>
   Status InTurn(const Context& context, bool writes, const F& call) const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<FairSharedMutex> lock(mutex_);
     const DeviceGuard guard(device_);
     DYNEMB_RETURN_IF_ERROR(order_.Begin(context, writes));
     const Status status = call();
@@ -385,11 +438,7 @@ class GpuTableOfMemory final : public GpuTable {
     GroupedBatch grouped;
     const Status begun =
         GroupBatch(context, batch, how.in_order, how.scratch_bytes, &scratch_, &grouped);
-    if (begun.code() == Code::kResourceExhausted) {
-      const Entries entries(batch);
-      DYNEMB_RETURN_IF_ERROR(ForEach(context, entries.most, ReportFull{entries, reports}));
-    }
-    DYNEMB_RETURN_IF_ERROR(begun);
+    if (!begun.ok()) return SayFull(context, batch, report, begun);
     const int64_t inserting = kInserts ? grouped.size : 0;
     int64_t limit = rows_.capacity();
     if constexpr (kInserts) DYNEMB_RETURN_IF_ERROR(MakeRoom(context, inserting, &limit));
@@ -403,6 +452,13 @@ class GpuTableOfMemory final : public GpuTable {
     }
     // Whatever happens, what has been taken and freed is counted.
     Status status = work(grouped);
+    if (!status.ok() && kInserts) {
+      // A kernel has not been started, the one that writes the rows or one before it: keys must not
+      // have rows with anything in them.
+      static_cast<void>(ForEach(context, grouped.size, RemoveInserted{grouped, index_.view()}));
+      static_cast<void>(counts_.ForgetTaken(context));
+      status = SayFull(context, batch, report, status);
+    }
     if (status.ok() && (reports.outcomes != nullptr || reports.misses != nullptr)) {
       status = ForEach(context, grouped.size, ReportEntries{grouped, how.each_reports, reports});
     }
@@ -429,61 +485,207 @@ class GpuTableOfMemory final : public GpuTable {
     return {};
   }
 
-  Status BeginErasing(const Context& context, FreedRows* freed) {
-    *freed = {counts_.there(), nullptr, version_ > 0 ? log_.as<Key>() : nullptr, kErasedLimit};
-    return rows_.FreeRows(context, &freed->free_rows);
+  // The end of a call without memory to work in: nothing has been done to any key, which is
+  // reported. Returns the error.
+  static Status SayFull(const Context& context, const Batch& batch, const Report& report,
+                        const Status& error) {
+    if (error.code() != Code::kResourceExhausted) return error;
+    const Reports reports(report);
+    DYNEMB_RETURN_IF_ERROR(BeginReport(context, reports));
+    const Entries entries(batch);
+    DYNEMB_RETURN_IF_ERROR(ForEach(context, entries.most, ReportFull{entries, reports}));
+    return error;
   }
 
-  BornSlots born() const { return {initial_.slots(), layout_.slots_offset, layout_.slots_bytes}; }
+  // Before a call that erases at most so many rows.
+  Status BeginErasing(const Context& context, int64_t most, FreedRows* freed) {
+    *freed = {counts_.there(), nullptr, ErasedKeys()};
+    DYNEMB_RETURN_IF_ERROR(rows_.FreeRows(context, &freed->free_rows));
+    if (epoch_ == 0) return {};
+    if (!erased_.HasRoom(most)) DYNEMB_RETURN_IF_ERROR(DrainErased(context));
+    DYNEMB_RETURN_IF_ERROR(erased_.MakeRoom(context, most));
+    freed->erased = erased_.there(epoch_);
+    return {};
+  }
+
+  // Takes the erased keys to the host, which forgets them where it has no memory. Waits for the
+  // stream.
+  Status DrainErased(const Context& context, bool* overflow = nullptr) const {
+    try {
+      DYNEMB_RETURN_IF_ERROR(erased_.Drain(context, overflow));
+    } catch (const std::bad_alloc&) {
+      return erased_.ForgetAll(context, epoch_);
+    }
+    RowCounts counts;
+    DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
+    erased_.Limit(2 * int64_t{counts.fresh} + kMoreErased);
+    return {};
+  }
+
+  // Erases rows below `bound` whose hashes are *first or somewhat larger.
+  Status EraseSlice(const Context& context, MetaField field, const RowOrder& bound, uint64_t* first,
+                    bool* done, int64_t* erased) {
+    FreedRows freed;
+    DYNEMB_RETURN_IF_ERROR(BeginErasing(context, 1, &freed));
+    const int64_t chunks = epoch_ > 0 ? kNotedChunksAtOnce : kChunksAtOnce;
+    const uint64_t last = EndOfSlice(*first, ~uint64_t{0}, SliceWidth(chunks));
+    DYNEMB_RETURN_IF_ERROR(
+        ForEachInRange(context, index_.view(), *first, last,
+                       EraseIfBelow{rows_.view(), FieldOffset(field), bound, freed}));
+    RowCounts counts;
+    DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
+    *erased += counts.freed;
+    DYNEMB_RETURN_IF_ERROR(counts_.EndCall(context, rows_.capacity(), 0));
+    if (epoch_ > 0) {
+      bool overflow;
+      DYNEMB_RETURN_IF_ERROR(DrainErased(context, &overflow));
+      if (overflow) return {};  // some are left: once more
+    }
+    *done = last == ~uint64_t{0};
+    *first = last + 1;
+    return {};
+  }
+
+  Status StartEpoch(const Context& context, int64_t epoch) {
+    if (epoch <= epoch_) return EpochNotLater(epoch, epoch_);
+    if (epoch_ == 0) {
+      DYNEMB_RETURN_IF_ERROR(rows_.BeginMarks(context));
+      erased_.Begin(epoch);
+    }
+    epoch_ = epoch;
+    return {};
+  }
+  RowMarks marks() const { return rows_.marks(epoch_); }
+
+  InitialSlots initial_slots() const {
+    return {initial_.slots(), layout_.slots_offset, layout_.slots_bytes};
+  }
 
   int64_t FieldOffset(MetaField field) const {
     return layout_.meta_offset + layout_.meta_field[static_cast<int>(field)];
   }
 
-  // Lays all rows out anew, beside the old ones.
-  Status Relayout(const Context& context, const TableSchema& schema, const RowLayout& layout) {
+  // What a move needs, so that MoveTo needs nothing more.
+  Status PrepareRows(const Context& context, GpuTableOfMemory* to) const {
+    DYNEMB_RETURN_IF_ERROR(rows_.MakeLike(context, to->layout_, &to->rows_));
+    DYNEMB_RETURN_IF_ERROR(to->initial_.SetSchema(context, to->schema_));
     RowCounts counts;
     DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
-    RowStore rows(memory_, layout);
-    InitialRows initial(memory_);
-    const auto convert = [&]() -> Status {
-      DYNEMB_RETURN_IF_ERROR(rows_.MakeLike(context, layout, &rows));
-      DYNEMB_RETURN_IF_ERROR(initial.SetSchema(context, schema));
-      const bool new_slots = layout.slots_bytes != layout_.slots_bytes;
-      return ForEachRow(context, counts.fresh,
-                        ConvertRows{rows_.view(), rows.view(), layout_, layout,
-                                    new_slots ? initial.slots() : nullptr});
-    };
-    const Status converted = convert();
-    DYNEMB_RETURN_IF_ERROR(Wait(context));  // also where what has begun is of no use
-    DYNEMB_RETURN_IF_ERROR(converted);
-    rows.Replace(&rows_);
-    initial_ = std::move(initial);
-    layout_ = layout;
-    schema_.rule = schema.rule;  // nothing else has changed, and the rest is read without the lock
+    // One row, by which the kernel is loaded.
+    return Convert(context, 0, std::min<int64_t>(counts.fresh, 1), *to);
+  }
+  void MoveTo(const Context& context, GpuTableOfMemory* to) {
+    // An error is the device's, which the next call hears of.
+    static_cast<void>(InTurn(context, true, [&]() -> Status {
+      RowCounts counts;
+      DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
+      return rows_.EmptySlabs(context, counts.fresh, [&](int64_t first, int64_t n) {
+        return Convert(context, first, n, *to);
+      });
+    }));
+    to->rows_.TakeMarksAndFreeRows(&rows_);
+    to->index_ = std::move(index_);
+    to->counts_ = std::move(counts_);
+    to->scratch_ = std::move(scratch_);
+    to->erased_ = std::move(erased_);
+    to->epoch_ = epoch_;
+  }
+  Status Convert(const Context& context, int64_t first, int64_t n,
+                 const GpuTableOfMemory& to) const {
+    const bool same_slots = to.schema_.rule == schema_.rule;
+    return ForEachRow(context, n,
+                      ConvertRows{rows_.view(), to.rows_.view(), layout_, to.layout_,
+                                  same_slots ? nullptr : to.initial_.slots(), first});
+  }
+
+  // The first hash of a part of the table; of all parts 2^64, which is 0.
+  static uint64_t FirstHash(const TablePart& of, int64_t part) {
+    return (static_cast<uint64_t>(part) << 32) / static_cast<uint64_t>(of.parts) << 32;
+  }
+  // How many upper halves of hashes have their homes in so many chunks.
+  uint64_t SliceWidth(int64_t chunks) const {
+    constexpr int64_t kMostChunks = int64_t{1} << 31;
+    return (static_cast<uint64_t>(std::min(chunks, kMostChunks)) << 32) /
+           static_cast<uint64_t>(index_.cells() / IndexChunk::kCells);
+  }
+  // The last hash of a slice that is so wide and does not go beyond `last`.
+  static uint64_t EndOfSlice(uint64_t first, uint64_t last, uint64_t width) {
+    const uint64_t left = (last >> 32) - (first >> 32);
+    return width > left ? last : (((first >> 32) + width) << 32) - 1;
+  }
+
+  // ChangedKeys, which may throw for want of host memory.
+  Status CollectChanges(const Context& context, int64_t since, const TablePart& part,
+                        std::vector<Key>* keys) const {
+    if (epoch_ == 0) return ChangesNotKnown(since);
+    DYNEMB_RETURN_IF_ERROR(DrainErased(context));
+    if (!erased_.Knows(since)) return ChangesNotKnown(since);
+    const uint64_t first = FirstHash(part, part.part), last = FirstHash(part, part.part + 1) - 1;
+    DYNEMB_RETURN_IF_ERROR(CollectWritten(context, since, first, last, keys));
+    const std::vector<Key> erased = erased_.Since(since, first, last);
+    std::vector<bool> is_back(erased.size());
+    for (const Key key : *keys) {
+      const auto found = std::lower_bound(erased.begin(), erased.end(), key);
+      if (found != erased.end() && *found == key) is_back[found - erased.begin()] = true;
+    }
+    for (size_t i = 0; i < erased.size(); ++i) {
+      if (!is_back[i]) keys->push_back(erased[i]);
+    }
     return {};
+  }
+  // Keys with hashes in [first, last] whose rows were written after the epoch `since`.
+  Status CollectWritten(const Context& context, int64_t since, uint64_t first, uint64_t last,
+                        std::vector<Key>* keys) const {
+    constexpr int64_t kLeastKeys = 1 << 10;  // for a table that leaves no memory
+    int64_t room = kKeysAtOnce;
+    Status begun;
+    do {
+      begun = scratch_.Begin(context, Scratch::Bytes<Key>(room) + Scratch::Bytes<int64_t>(1));
+      if (begun.ok()) break;
+      room /= 2;
+    } while (begun.code() == Code::kResourceExhausted && room >= kLeastKeys);
+    DYNEMB_RETURN_IF_ERROR(begun);
+    int64_t* const count = scratch_.Take<int64_t>(1);
+    return CollectWritten(context, {marks(), since, room, scratch_.Take<Key>(room), count}, first,
+                          last, keys);
+  }
+  // Through a buffer, piece by piece if need be.
+  Status CollectWritten(const Context& context, const CollectChanged& collect, uint64_t first,
+                        uint64_t last, std::vector<Key>* keys) const {
+    int64_t count = 0;
+    DYNEMB_RETURN_IF_ERROR(FillBytes(context, collect.count, 0, sizeof(count)));
+    DYNEMB_RETURN_IF_ERROR(ForEachInRange(context, index_.view(), first, last, collect));
+    DYNEMB_RETURN_IF_ERROR(CopyAny(context, &count, collect.count, sizeof(count)));
+    DYNEMB_RETURN_IF_ERROR(Wait(context));
+    if (count <= collect.room) {
+      const auto before = keys->size();
+      keys->resize(before + static_cast<size_t>(count));
+      DYNEMB_RETURN_IF_ERROR(CopyAny(context, keys->data() + before, collect.keys,
+                                     count * static_cast<int64_t>(sizeof(Key))));
+      return Wait(context);
+    }
+    const uint64_t width = (last - first) / static_cast<uint64_t>(2 * count / collect.room);
+    for (uint64_t begin = first;;) {
+      const uint64_t end = last - begin <= width ? last : begin + width;
+      DYNEMB_RETURN_IF_ERROR(CollectWritten(context, collect, begin, end, keys));
+      if (end == last) return {};
+      begin = end + 1;
+    }
   }
 
   // The next rows of an export, by their hashes.
   Status ExportNext(const Context& context, Cursor* cursor, const RowParts& out,
                     int64_t* rows) const {
-    const auto bound = [&](int64_t part) {
-      return (static_cast<uint64_t>(part) << 32) / static_cast<uint64_t>(cursor->parts) << 32;
-    };
-    const uint64_t last = bound(cursor->part + 1) - 1;  // 2^64 is 0 here
-    if (cursor->position[1] == 0) cursor->position[0] = bound(cursor->part);
+    const uint64_t last = FirstHash(*cursor, cursor->part + 1) - 1;
+    if (cursor->position[1] == 0) cursor->position[0] = FirstHash(*cursor, cursor->part);
     const int64_t capacity = out.keys.size;
-    const auto chunks = static_cast<uint64_t>(index_.cells() / IndexChunk::kCells);
-    constexpr uint64_t kMostChunks = uint64_t{1} << 31;
-    const uint64_t wanted = static_cast<uint64_t>(capacity) / IndexChunk::kCells + 1;
-    uint64_t width = (std::min(wanted, kMostChunks) << 32) / chunks;  // upper halves of hashes
+    uint64_t width = SliceWidth(capacity / IndexChunk::kCells + 1);
     *rows = 0;
     for (; !cursor->done && *rows == 0; width *= 2) {
       const uint64_t first = cursor->position[0];
-      const uint64_t left = (last >> 32) - (first >> 32);
-      const uint64_t until = width > left ? last : (((first >> 32) + width) << 32) - 1;
+      const uint64_t until = EndOfSlice(first, last, width);
       int64_t found;
-      DYNEMB_RETURN_IF_ERROR(ExportRange(context, first, until, *cursor, out, &found));
+      DYNEMB_RETURN_IF_ERROR(ExportRange(context, first, until, out, &found));
       *rows = std::min(found, capacity);
       cursor->position[1] = 1;
       cursor->position[0] = until + 1;
@@ -499,8 +701,8 @@ class GpuTableOfMemory final : public GpuTable {
   }
 
   // Exports the first rows with hashes in [first, last], of `found` in all.
-  Status ExportRange(const Context& context, uint64_t first, uint64_t last, const Cursor& cursor,
-                     const RowParts& out, int64_t* found) const {
+  Status ExportRange(const Context& context, uint64_t first, uint64_t last, const RowParts& out,
+                     int64_t* found) const {
     const int64_t capacity = out.keys.size;
     *found = 2 * capacity + 64;
     int64_t room = 0;
@@ -517,15 +719,8 @@ class GpuTableOfMemory final : public GpuTable {
       refs = scratch_.Take<RowRef>(room);
       int64_t* const count = scratch_.Take<int64_t>(1);
       DYNEMB_RETURN_IF_ERROR(FillBytes(context, count, 0, sizeof(*count)));
-      for (const bool from_next : {false, true}) {
-        const IndexPart& part = from_next ? index_.view().next : index_.view().current;
-        if (part.count == 0) continue;
-        const uint32_t first_home = part.Home(first);
-        DYNEMB_RETURN_IF_ERROR(ForEach(
-            context, int64_t{part.Home(last)} - first_home + 1,
-            CollectRange{index_.view(), from_next, first_home, first, last, rows_.view(),
-                         layout_.version_offset, cursor.since_version, room, hashes, refs, count}));
-      }
+      DYNEMB_RETURN_IF_ERROR(ForEachInRange(context, index_.view(), first, last,
+                                            CollectRows{room, hashes, refs, count}));
       DYNEMB_RETURN_IF_ERROR(CopyAny(context, found, count, sizeof(*found)));
       DYNEMB_RETURN_IF_ERROR(Wait(context));
     }
@@ -535,44 +730,26 @@ class GpuTableOfMemory final : public GpuTable {
                                      Pairs64{hashes, refs, range_.hashes, range_.rows},
                                      scratch_.Take<char>(temp_bytes), temp_bytes));
     return ForEachRow(context, std::min(*found, capacity),
-                      ExportRows{range_.hashes, range_.rows, rows_.view(), layout_.value_bytes,
-                                 layout_.slots_offset, layout_.slots_bytes, layout_.meta_offset,
-                                 layout_.meta_bytes, out});
+                      ExportRows{range_.hashes, range_.rows, rows_.view(), layout_, out});
   }
 
-  // Takes what was erased in this version from the device's log to the host's.
-  Status ReadLog(const Context& context) const {
-    if (version_ == 0) return {};
-    RowCounts counts;
-    DYNEMB_RETURN_IF_ERROR(counts_.ReadAndForgetLogged(context, &counts));
-    if (counts.logged > kErasedLimit) {
-      erase_log_.Lose(version_);
-      return {};
-    }
-    std::vector<Key> keys(static_cast<size_t>(counts.logged));
-    DYNEMB_RETURN_IF_ERROR(
-        CopyAny(context, keys.data(), log_.as<Key>(), counts.logged * sizeof(Key)));
-    DYNEMB_RETURN_IF_ERROR(Wait(context));
-    for (const Key key : keys) erase_log_.Add(0, key, version_);
-    return {};
-  }
-
+  std::optional<DeviceGuard> at_end_;  // while all members below give their memory back
   DeviceMemory* const memory_;
   int device_ = -1;  // where the memory is; -1: on the host
-  // Held while a call is put into its stream. Value dtype, dim and initializer never change and are
-  // read without it.
-  mutable std::mutex mutex_;
+  int64_t max_rows_ = -1;
+  const TableSchema schema_;
+  const RowLayout layout_;
+  // Held while a call is put into its stream. Fair, so that a call of many slices lets others
+  // through.
+  mutable FairSharedMutex mutex_;
   mutable StreamOrder order_;
-  TableSchema schema_;
-  RowLayout layout_;
-  int64_t version_ = 0;  // 0: changes are not followed
+  int64_t epoch_ = 0;  // 0: changes are not tracked
   GpuIndex index_;
   RowStore rows_;
   mutable KnownCounts counts_;
   mutable Scratch scratch_;
   InitialRows initial_;
-  DeviceBuffer log_;  // keys erased in this version
-  mutable EraseLog erase_log_{1};
+  mutable EraseLog erased_;
   // What ExportRange has found, in the scratch memory.
   struct Range {
     uint64_t* hashes;
@@ -583,11 +760,11 @@ class GpuTableOfMemory final : public GpuTable {
 
 }  // namespace
 
-Status MakeGpuTable(const TableSchema& schema, DeviceMemory* memory,
+Status MakeGpuTable(const TableSchema& schema, const TableOptions& options, DeviceMemory* memory,
                     std::unique_ptr<GpuTable>* table) {
   DYNEMB_RETURN_IF_ERROR(schema.Validate());
   auto made = std::make_unique<GpuTableOfMemory>(schema, memory);
-  DYNEMB_RETURN_IF_ERROR(made->Init());
+  DYNEMB_RETURN_IF_ERROR(made->Init(options));
   *table = std::move(made);
   return {};
 }

@@ -4,16 +4,24 @@
 // its context's stream and returns. Whatever depends on the data stays on the device. Calls of
 // several streams are put in order by events, as by a lock for readers and writers.
 //
-// The host waits for the device in these calls alone: Export, EraseBelow, BeginVersion, Attach,
-// Clear, Erased, size, and, of the calls that change rows, those that take memory or find none
-// left: before the table takes some for rows it asks how many there really are.
+// The host waits for the device in these calls alone: Export, EraseBelow, PrepareMove and its move,
+// the first BeginEpoch, ChangedKeys, Clear, size; of the calls that change rows those that take
+// memory or find none left: before the table takes some for rows it asks how many there really are;
+// and, where changes are tracked, an Erase before which the list of erased keys in the GPU's
+// memory, of 2^18 keys or those of the largest batch, may be full: the host takes them to its own
+// memory.
+//
+// Changes. Beside each row lies a mark, of 8 bytes: the epoch in which it was last written; keys
+// that were erased are listed with theirs. ChangedKeys looks at all marks. When more erased keys
+// are listed than twice the largest number of rows that the table has had, and 2^18, the oldest
+// epochs are forgotten.
 //
 // Where it differs from the table in host memory:
 // - Gradients of a key that is more than 32 times in a batch are added up in pieces. The sum is the
 //   same in every run, and may be rounded otherwise than the host's.
 // - Positions of a selection that lie outside of the batch are left out; they are no error, for the
 //   host does not see them.
-// - Attach and the first BeginVersion need room for the rows as they were and as they become.
+// - A move of rows needs room for them as they were and as they become.
 #ifndef TF_DYNEMB_CC_GPU_TABLE_GPU_TABLE_H_
 #define TF_DYNEMB_CC_GPU_TABLE_GPU_TABLE_H_
 
@@ -25,6 +33,7 @@
 #include "cc/core/base/status.h"
 #include "cc/core/lookup/bags.h"
 #include "cc/core/table/table.h"
+#include "cc/core/table/table_options.h"
 #include "cc/gpu/table/device_memory.h"
 
 namespace dynemb {
@@ -53,10 +62,14 @@ class GpuTable : public Table {
   virtual int64_t index_cells() const = 0;
 };
 
-// An empty table in the given memory, which must outlive it. Its rows are those of
-// `device_memory`'s device. Errors: a schema that is not valid.
-Status MakeGpuTable(const TableSchema& schema, DeviceMemory* memory,
+// An empty table in the given memory, which must outlive it and those that its rows are moved to.
+// Its rows are those of `device_memory`'s device. Errors: a schema that is not valid.
+Status MakeGpuTable(const TableSchema& schema, const TableOptions& options, DeviceMemory* memory,
                     std::unique_ptr<GpuTable>* table);
+inline Status MakeGpuTable(const TableSchema& schema, DeviceMemory* memory,
+                           std::unique_ptr<GpuTable>* table) {
+  return MakeGpuTable(schema, TableOptions(), memory, table);
+}
 
 }  // namespace dynemb
 

@@ -2,6 +2,8 @@
 // GPU, if there is one, and on the host.
 #include "cc/gpu/table/gpu_table.h"
 
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -9,6 +11,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/core/lookup/bags.h"
@@ -325,7 +328,7 @@ TEST_P(GpuTableTest, GrowsByAndBy) {
     ASSERT_EQ(table->size(), static_cast<int64_t>(model.size()));
     Floats got;
     Outcomes outcomes;
-    ASSERT_OK(call.Find(known, &got, &outcomes, IfMissing::kLeave));
+    ASSERT_OK(call.Find(known, &got, &outcomes));
     for (size_t i = 0; i < known.size(); ++i) {
       const auto row = model.find(known[i]);
       ASSERT_EQ(outcomes[i], row == model.end() ? Outcome::kMissing : Outcome::kFound);
@@ -437,7 +440,6 @@ TEST_P(GpuTableTest, MemoryRunsOut) {
   ASSERT_OK(call.Upsert(keys, Floats(keys.size() * kDim, 5.0f)));
   for (const Key key : keys) model[key] = 5;
   check();
-  EXPECT_EQ(call.Attach(UsualRule("adam")).code(), Code::kFailedPrecondition);
   // And so does more memory.
   limited.Add(64 << 20);
   ASSERT_OK(call.Upsert(missing, Floats(missing.size() * kDim, 6.0f)));
@@ -445,7 +447,6 @@ TEST_P(GpuTableTest, MemoryRunsOut) {
   check();
 }
 
-// Attaching needs room for the rows twice; without it the table is as it was.
 TEST_P(GpuTableTest, CallsWithoutMemoryToWorkInSayFull) {
   constexpr int64_t kDim = 4, kKeys = 200'000;
   LimitedMemory limited(device_memory(), 3 << 20);
@@ -463,6 +464,9 @@ TEST_P(GpuTableTest, CallsWithoutMemoryToWorkInSayFull) {
     EXPECT_EQ(call.Apply(keys, rows, UsualRule("sgd"), {1, 1, 0}, {}, &outcomes).code(),
               Code::kResourceExhausted);
     EXPECT_EQ(std::count(outcomes.begin(), outcomes.end(), Outcome::kFull), kKeys);
+    outcomes.assign(kKeys, Outcome::kFound);
+    EXPECT_EQ(call.Erase(keys, &outcomes).code(), Code::kResourceExhausted);
+    EXPECT_EQ(std::count(outcomes.begin(), outcomes.end(), Outcome::kFull), kKeys);
     EXPECT_EQ(table->size(), 0);
   }
   // It is as usable as before.
@@ -474,20 +478,245 @@ TEST_P(GpuTableTest, CallsWithoutMemoryToWorkInSayFull) {
   }
 }
 
-TEST_P(GpuTableTest, AttachWithoutMemoryChangesNothing) {
+// A move needs room for the rows twice; without it the table is as it was.
+TEST_P(GpuTableTest, MovesWithoutMemoryChangeNothing) {
   LimitedMemory limited(device_memory(), 6 << 20);
-  const auto table = Make(Schema(32), &limited);
-  const Caller call(table.get(), memory());
-  ASSERT_OK(call.Upsert(Numbers(0, 20'000), Floats(20'000 * 32, 0.5f)));
-  const TableContent before = call.Export(5000);
-  const int64_t bytes = table->memory_bytes();
-  EXPECT_EQ(call.Attach(UsualRule("adam")).code(), Code::kResourceExhausted);
-  EXPECT_EQ(table->schema().rule, RuleSpec());
+  std::unique_ptr<Table> table = Make(Schema(32), &limited);
+  ASSERT_OK(Caller(table.get(), memory()).Upsert(Numbers(0, 20'000), Floats(20'000 * 32, 0.5f)));
+  const TableContent before = ExportAll(*table, memory(), 5000);
+  const int64_t bytes = table->memory_bytes(), left = limited.left();
+  TableSchema schema = table->schema();
+  schema.rule = UsualRule("adam");
+  std::unique_ptr<RowMove> move;
+  EXPECT_EQ(table->PrepareMove(memory()->context(), schema, &move).code(),
+            Code::kResourceExhausted);
+  EXPECT_EQ(move, nullptr);
+  EXPECT_EQ(table->schema().rule, OptimizerSpec());
   EXPECT_EQ(table->memory_bytes(), bytes);
-  EXPECT_EQ(Difference(before, call.Export(5000)), "");
+  EXPECT_EQ(limited.left(), left);
+  EXPECT_EQ(Difference(before, ExportAll(*table, memory(), 5000)), "");
+
+  // With memory for both the rows move, and what they lay in is given back.
   limited.Add(64 << 20);
-  ASSERT_OK(call.Attach(UsualRule("adam")));
-  EXPECT_EQ(call.Export(5000).size(), before.size());
+  ASSERT_OK(table->PrepareMove(memory()->context(), schema, &move));
+  const int64_t left_for_both = limited.left();
+  limited.Add(-left_for_both);
+  const std::unique_ptr<Table> moved = move->Run(memory()->context());
+  EXPECT_GT(limited.left(), 20'000 * 32 * 4);
+  limited.Add(left_for_both);
+  move.reset();
+  table.reset();
+  const Caller call(moved.get(), memory());
+  TableContent after = call.Export(5000);
+  for (auto& key_and_row : after) key_and_row.second.slots.clear();
+  EXPECT_EQ(Difference(before, after), "");
+  ASSERT_OK(call.Apply(Numbers(0, 30'000), Floats(30'000 * 32, 1.0f), schema.rule,
+                       UsualHyper("adam", 1)));
+  EXPECT_EQ(moved->size(), 30'000);
+}
+
+// The memory of a table may be held by whoever holds the table; it is as long as a table is there
+// that its rows were moved to.
+TEST_P(GpuTableTest, MovedTablesHoldTheirMemory) {
+  int memories = 1;
+  {
+    const std::shared_ptr<LimitedMemory> limited(
+        new LimitedMemory(device_memory(), 64 << 20), [&](LimitedMemory* gone) {
+          EXPECT_EQ(gone->left(), 64 << 20) << "the memory ends before the tables";
+          --memories;
+          delete gone;
+        });
+    std::unique_ptr<GpuTable> made = Make(Schema(4), limited.get());
+    std::shared_ptr<GpuTable> held(made.release(), [limited](GpuTable* table) { delete table; });
+    std::unique_ptr<Table> table = MakeHostAccess(std::move(held), limited.get());
+    ASSERT_OK(Caller(table.get(), HostTestMemory()).Upsert({1, 2}, Floats(8, 3.0f)));
+    for (const char* rule : {"sgd", "adam", ""}) {
+      TableSchema schema = table->schema();
+      schema.rule = UsualRule(rule);
+      std::unique_ptr<RowMove> move;
+      ASSERT_OK(table->PrepareMove(HostTestMemory()->context(), schema, &move));
+      table = move->Run(HostTestMemory()->context());
+      const auto* access = dynamic_cast<const HostAccess*>(table.get());
+      ASSERT_NE(access, nullptr);
+      EXPECT_EQ(access->table()->schema().rule.name, rule);
+    }
+    Floats values;
+    ASSERT_OK(Caller(table.get(), HostTestMemory()).Find({2}, &values));
+    EXPECT_EQ(values, Floats(4, 3.0f));
+  }
+  EXPECT_EQ(memories, 0);
+}
+
+TEST_P(GpuTableTest, TracksChangesFromTheStart) {
+  TableOptions options;
+  options.track_changes = true;
+  std::unique_ptr<GpuTable> table;
+  ASSERT_OK(MakeGpuTable(Schema(1), options, device_memory(), &table));
+  EXPECT_EQ(table->epoch(), 1);
+  const Caller call(table.get(), memory());
+  ASSERT_OK(call.Upsert({1, 2}, {1, 2}));
+  Keys keys;
+  ASSERT_OK(call.ChangedKeys(0, &keys));
+  EXPECT_EQ(keys.size(), 2u);
+}
+
+// Keys are erased in larger numbers than the list of erased keys on the device takes at a time.
+TEST_P(GpuTableTest, KnowsManyErasedKeys) {
+  constexpr int64_t kKeys = 700'000, kBatch = 50'000;
+  TableSchema schema = Schema(1);
+  schema.meta.add(MetaField::kLastWriteTime);
+  const auto table = Make(schema);
+  const Caller call(table.get(), memory());
+  const auto upsert_all = [&](int64_t now) {
+    ASSERT_OK(call.Upsert(Numbers(0, kKeys), Floats(kKeys, 1.0f), {now}));
+  };
+  const auto expect_changed = [&](int64_t since, Keys want) {
+    Keys keys;
+    ASSERT_OK(call.ChangedKeys(since, &keys));
+    std::sort(keys.begin(), keys.end());
+    std::sort(want.begin(), want.end());
+    EXPECT_TRUE(keys == want) << keys.size() << " keys, want " << want.size();
+  };
+  ASSERT_OK(call.BeginEpoch(1));
+  upsert_all(1);
+  ASSERT_OK(call.BeginEpoch(2));
+  // In batches, with a few that are there again.
+  for (int64_t i = 0; i < kKeys; i += kBatch) ASSERT_OK(call.Erase(Numbers(i, kBatch)));
+  ASSERT_OK(call.Upsert(Numbers(0, 1000), Floats(1000, 1.0f)));
+  expect_changed(1, Numbers(0, kKeys));
+  ASSERT_OK(call.BeginEpoch(3));
+  expect_changed(2, {});
+  // Below a bound, by slices that do not fit into what the list has room for.
+  upsert_all(2);
+  ASSERT_OK(call.Upsert(Numbers(0, 7), Floats(7, 1.0f), {5}));
+  ASSERT_OK(call.BeginEpoch(4));
+  constexpr int64_t kBefore = 200'000;
+  ASSERT_OK(call.Erase(Numbers(kKeys - kBefore, kBefore)));
+  int64_t erased = 0;
+  ASSERT_OK(call.EraseBelow(MetaField::kLastWriteTime, {4, 0}, &erased));
+  EXPECT_EQ(erased, kKeys - kBefore - 7);
+  EXPECT_EQ(table->size(), 7);
+  expect_changed(3, Numbers(7, kKeys - 7));
+  // At once.
+  upsert_all(3);
+  ASSERT_OK(call.BeginEpoch(5));
+  ASSERT_OK(call.Erase(Numbers(5000, kKeys - 5000)));
+  expect_changed(4, Numbers(5000, kKeys - 5000));
+}
+
+// The oldest epochs are forgotten where more keys were erased than all rows are worth.
+TEST_P(GpuTableTest, ForgetsOldEpochs) {
+  constexpr int64_t kKeys = 20'000;
+  const auto table = Make(Schema(1));
+  const Caller call(table.get(), memory());
+  const Keys keys = Numbers(0, kKeys);
+  const int64_t epochs = ((int64_t{1} << 18) + 2 * kKeys) / kKeys + 5;
+  for (int64_t epoch = 1; epoch <= epochs; ++epoch) {
+    ASSERT_OK(call.BeginEpoch(epoch));
+    ASSERT_OK(call.Upsert(keys, Floats(kKeys, 1.0f)));
+    ASSERT_OK(call.Erase(keys));
+  }
+  Keys changed;
+  EXPECT_EQ(call.ChangedKeys(0, &changed).code(), Code::kFailedPrecondition);
+  EXPECT_EQ(call.ChangedKeys(4, &changed).code(), Code::kFailedPrecondition);
+  for (const int64_t since : {int64_t{6}, epochs - 1}) {
+    ASSERT_OK(call.ChangedKeys(since, &changed));
+    EXPECT_EQ(changed.size(), static_cast<size_t>(kKeys));
+  }
+}
+
+// Changed keys come to the host through as much memory as there is.
+TEST_P(GpuTableTest, TellsChangesWithoutMemory) {
+  constexpr int64_t kKeys = 60'000, kBatch = 500;
+  LimitedMemory limited(device_memory(), 64 << 20);
+  const auto table = Make(Schema(1), &limited);
+  const Caller call(table.get(), memory());
+  ASSERT_OK(call.BeginEpoch(1));
+  for (int64_t i = 0; i < kKeys; i += kBatch) {
+    ASSERT_OK(call.Upsert(Numbers(i, kBatch), Floats(kBatch, 1.0f)));
+  }
+  limited.Add(-limited.left());
+  for (const int64_t parts : {1, 3}) {
+    Keys all;
+    for (int64_t part = 0; part < parts; ++part) {
+      Keys keys;
+      ASSERT_OK(call.ChangedKeys(0, &keys, {part, parts}));
+      all.insert(all.end(), keys.begin(), keys.end());
+    }
+    Keys want = Numbers(0, kKeys);
+    std::sort(all.begin(), all.end());
+    std::sort(want.begin(), want.end());
+    EXPECT_TRUE(all == want) << all.size();
+  }
+  limited.Add(64 << 20);
+}
+
+// Through the host whole rows go in pieces, of which nothing is seen.
+TEST_P(GpuTableTest, ManyWholeRowsThroughTheHost) {
+  constexpr int64_t kDim = 500, kKeys = 15'000, kBatch = 4 * kKeys;
+  const std::shared_ptr<GpuTable> table = Make(Schema(kDim));
+  const std::unique_ptr<Table> access = MakeHostAccess(table, device_memory());
+  const Context context = HostTestMemory()->context();
+  const Keys some = Numbers(0, kKeys / 2);
+  Floats before(some.size() * kDim);
+  for (size_t i = 0; i < before.size(); ++i) before[i] = static_cast<float>(i / kDim);
+  ASSERT_OK(Caller(access.get(), HostTestMemory()).Upsert(some, before));
+  // Keys that come again after several pieces.
+  Keys keys = Numbers(0, kKeys);
+  while (keys.size() < kBatch) keys.push_back(keys[keys.size() % kKeys]);
+  Floats values(kBatch * kDim), displaced(kBatch * kDim, -1.0f);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i / kDim) + 0.5f;
+  const Batch batch = {keys};
+  const auto rows = [&](Floats& of) {
+    return Rows(reinterpret_cast<char*>(of.data()), kBatch, kDim * sizeof(float));
+  };
+  Outcomes outcomes(kBatch);
+  Keys displaced_keys(kBatch, -1);
+  ASSERT_OK(access->InsertRows(context, batch, {{}, rows(values), {}, {}},
+                               {displaced_keys, rows(displaced), {}, {}}, {outcomes, nullptr}));
+  for (int64_t i = 0; i < kBatch; ++i) {
+    const int64_t key = i % kKeys;
+    ASSERT_EQ(outcomes[i], key < kKeys / 2 ? Outcome::kFound : Outcome::kInserted) << i;
+    ASSERT_EQ(displaced_keys[i], key < kKeys / 2 ? keys[i] : -1) << i;
+    ASSERT_EQ(displaced[i * kDim + 7], key < kKeys / 2 ? static_cast<float>(key) : -1.0f) << i;
+  }
+  EXPECT_EQ(table->size(), kKeys);
+  Floats read(kBatch * kDim);
+  ASSERT_OK(access->ReadRows(context, batch, {{}, rows(read), {}, {}}, {outcomes, nullptr}));
+  for (int64_t i = 0; i < kBatch; ++i) {
+    ASSERT_EQ(outcomes[i], Outcome::kFound) << i;
+    ASSERT_EQ(read[i * kDim + 7], static_cast<float>(kBatch - kKeys + i % kKeys) + 0.5f) << i;
+  }
+}
+
+// Memory that runs out while whole rows are inserted through the host.
+TEST_P(GpuTableTest, WholeRowsThroughTheHostUntilMemoryRunsOut) {
+  constexpr int64_t kDim = 64, kKeys = 60'000;
+  LimitedMemory limited(device_memory(), 12 << 20);
+  const std::shared_ptr<GpuTable> table = Make(Schema(kDim), &limited);
+  const std::unique_ptr<Table> access = MakeHostAccess(table, &limited);
+  const Caller call(access.get(), HostTestMemory());
+  const Keys keys = Numbers(0, kKeys);
+  TableContent rows;
+  for (const Key key : keys) rows[key].value = Bytes(Floats(kDim, 1.0f));
+  const Keys some(keys.begin(), keys.begin() + 1000);
+  ASSERT_OK(call.Upsert(some, Floats(some.size() * kDim, 2.0f)));
+  Outcomes outcomes;
+  EXPECT_EQ(call.InsertRows(rows, nullptr, &outcomes).code(), Code::kResourceExhausted);
+  TableContent want;
+  int64_t at = 0, full = 0;
+  for (const auto& [key, row] : rows) {
+    const Outcome outcome = outcomes[at++];
+    full += outcome == Outcome::kFull;
+    if (outcome != Outcome::kFull) want[key] = row;
+  }
+  for (const Key key : some) {
+    if (want.count(key) == 0) want[key].value = Bytes(Floats(kDim, 2.0f));
+  }
+  EXPECT_GT(full, 0);
+  EXPECT_GT(want.size(), 5000u);
+  limited.Add(64 << 20);
+  EXPECT_EQ(Difference(want, call.Export(5000)), "");
 }
 
 TEST_P(GpuTableTest, GivesAllMemoryBack) {
@@ -499,11 +728,48 @@ TEST_P(GpuTableTest, GivesAllMemoryBack) {
     for (int round = 0; round < 3; ++round) {
       ASSERT_OK(call.Upsert(Numbers(0, 30'000), Floats(30'000 * 8, 0.5f)));
       ASSERT_OK(call.Erase(Numbers(0, 10'000)));
-      ASSERT_OK(table->BeginVersion(memory()->context(), round + 1));
-      ASSERT_OK(call.Clear());
+      ASSERT_OK(call.BeginEpoch(round + 1));
+      ASSERT_OK(call.Erase(Numbers(10'000, 100)));
+      std::unique_ptr<RowMove> given_up;
+      ASSERT_OK(table->PrepareMove(memory()->context(), Schema(8), &given_up));
+      given_up.reset();
+      if (round < 2) ASSERT_OK(call.Clear());
     }
+    std::unique_ptr<RowMove> move;
+    ASSERT_OK(table->PrepareMove(memory()->context(), Schema(8), &move));
+    EXPECT_EQ(move->Run(memory()->context())->size(), 19'900);
   }
   EXPECT_EQ(limited.left(), before);
+}
+
+// Streams that read come and go; a writer waits for all of them.
+TEST_P(GpuTableTest, ReadsInManyStreams) {
+  if (on_host()) GTEST_SKIP() << "the host has no streams";
+  constexpr int64_t kDim = 64, kKeys = 50'000;
+  const auto table = Make(Schema(kDim));
+  const Caller call(table.get(), memory());
+  ASSERT_OK(call.Upsert(Numbers(0, kKeys), Floats(kKeys * kDim, 1.0f)));
+  const Mirror<Key> keys(memory(), Numbers(0, kKeys));
+  for (int round = 2; round < 5; ++round) {
+    std::vector<cudaStream_t> streams(50);
+    std::vector<std::unique_ptr<Mirror<float>>> values;
+    for (cudaStream_t& stream : streams) {
+      ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+      values.push_back(std::make_unique<Mirror<float>>(memory(), kKeys * kDim));
+      Context context = memory()->context();
+      context.stream = stream;
+      ASSERT_OK(table->Find(context, {keys.span()}, values.back()->rows(kKeys, kDim), {}));
+    }
+    ASSERT_OK(call.Upsert(Numbers(0, kKeys), Floats(kKeys * kDim, static_cast<float>(round))));
+    for (size_t s = 0; s < streams.size(); ++s) {
+      ASSERT_EQ(cudaStreamSynchronize(streams[s]), cudaSuccess);
+      ASSERT_EQ(cudaStreamDestroy(streams[s]), cudaSuccess);
+      values[s]->Pull();
+      for (int64_t i = 0; i < kKeys * kDim; i += 61) {
+        ASSERT_EQ((*values[s])[i], static_cast<float>(round - 1)) << i;
+      }
+    }
+  }
 }
 
 // Positions outside of the batch: left out on the device, an error where the host sees them.

@@ -82,11 +82,13 @@ struct Head {
 };
 
 // Runs work(tile, head) for the heads that have rows, by warps: each lane looks up what a head is
-// about, so that the warp waits once for 32 of them; then tiles of `width` lanes do the work.
+// about, so that the warp waits once for 32 of them; then tiles of `width` lanes do the work. It
+// writes the rows, which are marked.
 template <typename Work>
 struct WorkOnHeads {
   GroupedBatch batch;
   RowSlabs rows;
+  RowMarks marks;
   int width;
   Work work;
 
@@ -97,6 +99,7 @@ struct WorkOnHeads {
       const Outcome outcome = batch.outcome[place];
       if (outcome == Outcome::kFound || outcome == Outcome::kInserted) {
         head.row = rows[batch.row[place]];
+        marks.Set(batch.row[place]);
         head.position = batch.position(place);
         head.is_new = outcome == Outcome::kInserted;
         head.alone = !batch.IsSameGroup(place, place + 1);
@@ -119,9 +122,9 @@ struct WorkOnHeads {
 
 template <typename Work>
 Status ForEachHead(const Context& context, const GroupedBatch& batch, const RowSlabs& rows,
-                   int width, const Work& work) {
+                   const RowMarks& marks, int width, const Work& work) {
   return ForEachTile<kWarp>(context, WarpsFor(context, batch.size),
-                            WorkOnHeads<Work>{batch, rows, width, work});
+                            WorkOnHeads<Work>{batch, rows, marks, width, work});
 }
 
 }  // namespace dynemb

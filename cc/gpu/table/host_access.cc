@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "cc/core/lookup/dedup.h"
 #include "cc/core/table/call_checks.h"
 #include "cc/core/table/call_report.h"
 #include "cc/gpu/table/device_buffer.h"
@@ -96,18 +98,44 @@ class Staging {
   int64_t taken_ = 0;
 };
 
+// A move whose table is called through the host, too.
+class MoveThroughHost final : public RowMove {
+ public:
+  MoveThroughHost(std::shared_ptr<GpuTable> from, std::unique_ptr<RowMove> move,
+                  DeviceMemory* memory, const Context& there)
+      : from_(std::move(from)), move_(std::move(move)), memory_(memory), there_(there) {}
+
+  std::unique_ptr<Table> Run(const Context&) override {
+    auto* const moved = static_cast<GpuTable*>(move_->Run(there_).release());
+    // Whoever holds the table that the rows came from may hold the memory by it.
+    const auto release = [from = std::move(from_)](GpuTable* table) { delete table; };
+    return MakeHostAccess(std::shared_ptr<GpuTable>(moved, release), memory_);
+  }
+
+ private:
+  std::shared_ptr<GpuTable> from_;
+  const std::unique_ptr<RowMove> move_;
+  DeviceMemory* const memory_;
+  const Context there_;
+};
+
 class HostAccessOfTable final : public HostAccess {
  public:
   HostAccessOfTable(std::shared_ptr<GpuTable> table, DeviceMemory* memory, const Context& context)
-      : table_(std::move(table)), there_(context), staging_(memory, context) {}
+      : table_(std::move(table)),
+        layout_(table_->schema()),
+        memory_(memory),
+        there_(context),
+        staging_(memory, context) {}
+  ~HostAccessOfTable() override { at_end_.emplace(table_->device()); }
 
   const std::shared_ptr<GpuTable>& table() const override { return table_; }
   MemorySpace space() const override { return MemorySpace::kHost; }
-  TableSchema schema() const override { return table_->schema(); }
+  const TableSchema& schema() const override { return table_->schema(); }
 
-  Status Find(const Context& context, const Batch& batch, IfMissing if_missing, Rows values,
+  Status Find(const Context& context, const Batch& batch, Rows values,
               const Report& report) const override {
-    const TableSchema schema = table_->schema();
+    const TableSchema& schema = table_->schema();
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
     DYNEMB_RETURN_IF_ERROR(CheckValues("values", batch, values, schema.value_dtype, schema.dim));
     const int64_t bytes = schema.dim * SizeOf(schema.value_dtype);
@@ -116,22 +144,36 @@ class HostAccessOfTable final : public HostAccess {
     DYNEMB_RETURN_IF_ERROR(Begin(&call, report, bytes, 1));
     DYNEMB_RETURN_IF_ERROR(staging_.Send());
     const Staged<char> rows = staging_.Take<char>(call.size() * bytes);
-    // Rows that are left out come back too.
-    DYNEMB_RETURN_IF_ERROR(FillBytes(there_, rows.there, 0, rows.size));
-    DYNEMB_RETURN_IF_ERROR(table_->Find(there_, call.batch(there_), if_missing,
+    DYNEMB_RETURN_IF_ERROR(table_->Find(there_, call.batch(there_),
                                         RowsOf(rows, call.size(), bytes), call.report(there_)));
     DYNEMB_RETURN_IF_ERROR(staging_.Fetch(rows, call.outcomes));
     for (int64_t i = 0; i < call.size(); ++i) {
-      if (if_missing == IfMissing::kLeave && call.outcomes.host[i] == Outcome::kMissing) continue;
       std::memcpy(values[call.positions[i]], rows.host + i * bytes, bytes);
     }
     call.Report(report);
     return {};
   }
 
+  Status ReadRows(const Context& context, const Batch& batch, const RowParts& rows,
+                  const Report& report) const override {
+    DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
+    DYNEMB_RETURN_IF_ERROR(CheckRowsToRead(layout_, batch, rows));
+    const Turn turn(this);
+    const Call call(batch);
+    std::vector<Outcome> outcomes(call.positions.size());
+    for (int64_t first = 0, size = 0; first < call.size(); first += size) {
+      DYNEMB_RETURN_IF_ERROR(InPieces([&](int64_t most) {
+        size = std::min(call.size() - first, most);
+        return ReadPiece(call.Piece(first, size), rows, outcomes.data() + first);
+      }));
+    }
+    call.Report(report, [&](int64_t i) { return outcomes[i]; });
+    return {};
+  }
+
   Status Apply(const Context& context, const Batch& batch, ConstRows gradients,
                const Update& update, const Stamp& stamp, const Report& report) override {
-    const TableSchema schema = table_->schema();
+    const TableSchema& schema = table_->schema();
     const DType dtype = GradientDType(schema.value_dtype);
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
     DYNEMB_RETURN_IF_ERROR(CheckValues("gradients", batch, gradients, dtype, schema.dim));
@@ -158,7 +200,7 @@ class HostAccessOfTable final : public HostAccess {
 
   Status Upsert(const Context& context, const Batch& batch, ConstRows values, const Stamp& stamp,
                 const Report& report) override {
-    const TableSchema schema = table_->schema();
+    const TableSchema& schema = table_->schema();
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
     DYNEMB_RETURN_IF_ERROR(CheckValues("values", batch, values, schema.value_dtype, schema.dim));
     const int64_t bytes = schema.dim * SizeOf(schema.value_dtype);
@@ -174,7 +216,7 @@ class HostAccessOfTable final : public HostAccess {
 
   Status Accumulate(const Context& context, const Batch& batch, ConstRows values_or_deltas,
                     Span<const bool> exists, const Stamp& stamp, const Report& report) override {
-    const TableSchema schema = table_->schema();
+    const TableSchema& schema = table_->schema();
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
     DYNEMB_RETURN_IF_ERROR(
         CheckValues("values_or_deltas", batch, values_or_deltas, schema.value_dtype, schema.dim));
@@ -203,13 +245,41 @@ class HostAccessOfTable final : public HostAccess {
     });
   }
 
+  Status InsertRows(const Context& context, const Batch& batch, const ConstRowParts& rows,
+                    const RowParts& displaced, const Report& report) override {
+    DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
+    DYNEMB_RETURN_IF_ERROR(CheckRowsToInsert(layout_, batch, rows));
+    DYNEMB_RETURN_IF_ERROR(CheckRowsToRead(layout_, batch, displaced));
+    const Turn turn(this);
+    // Each key is sent once, with its last row, so that it is in one piece.
+    const Call call(batch);
+    std::vector<Key> keys;
+    for (const int64_t position : call.positions) keys.push_back(batch.keys[position]);
+    const Dedup dedup{Span<const Key>(keys)};
+    std::vector<int64_t> last(static_cast<size_t>(dedup.size()));
+    for (int64_t i = 0; i < call.size(); ++i) last[dedup.inverse()[i]] = call.positions[i];
+    std::vector<Outcome> outcomes(batch.keys.size, Outcome::kFull);  // by the last position
+    const Status status = InsertAll(batch.keys, last, rows, displaced, outcomes.data());
+    if (!status.ok() && status.code() != Code::kResourceExhausted) return status;
+    for (int64_t i = 0; i < call.size(); ++i) {
+      const int64_t to = call.positions[i], from = last[dedup.inverse()[i]];
+      if (outcomes[from] != Outcome::kFound) continue;
+      if (displaced.keys.data != nullptr) displaced.keys[to] = keys[i];
+      if (to == from) continue;
+      const auto copy = [&](const Rows& part, int64_t bytes) {
+        if (part.data != nullptr) std::memcpy(part[to], part[from], bytes);
+      };
+      copy(displaced.values, layout_.value_bytes);
+      copy(displaced.slots, layout_.slots_bytes);
+      copy(displaced.meta, layout_.meta_bytes);
+    }
+    call.Report(report, [&](int64_t i) { return outcomes[last[dedup.inverse()[i]]]; });
+    return status;
+  }
+
   Status Clear(const Context& context) override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     return table_->Clear(there_);
-  }
-  Status Attach(const Context& context, const RuleSpec& rule) override {
-    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
-    return table_->Attach(there_, rule);
   }
   Status Reserve(const Context& context, int64_t rows) override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
@@ -219,45 +289,30 @@ class HostAccessOfTable final : public HostAccess {
   Status Export(const Context& context, Cursor* cursor, const RowParts& out,
                 int64_t* rows) const override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+    DYNEMB_RETURN_IF_ERROR(CheckExport(layout_, out));
     const Turn turn(this);
-    const RowLayout layout(table_->schema());
-    DYNEMB_RETURN_IF_ERROR(CheckExport(layout, out));
-    return InPieces(layout, [&](int64_t most) {
-      return ExportPiece(layout, cursor, out, std::min(out.keys.size, most), rows);
+    return InPieces([&](int64_t most) {
+      return ExportPiece(cursor, out, std::min(out.keys.size, most), rows);
     });
   }
 
-  Status Import(const Context& context, const ConstRowParts& rows) override {
-    Batch batch;
-    batch.keys = rows.keys;
-    DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, {}));
-    const Turn turn(this);
-    const RowLayout layout(table_->schema());
-    DYNEMB_RETURN_IF_ERROR(CheckImport(layout, rows));
-    for (int64_t first = 0, size = 0; first < rows.keys.size; first += size) {
-      DYNEMB_RETURN_IF_ERROR(InPieces(layout, [&](int64_t most) {
-        size = std::min(rows.keys.size - first, most);
-        return ImportPiece(layout, rows, first, size);
-      }));
-    }
-    return {};
-  }
-
-  Status BeginVersion(const Context& context, int64_t version) override {
+  Status BeginEpoch(const Context& context, int64_t epoch) override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
-    return table_->BeginVersion(there_, version);
+    return table_->BeginEpoch(there_, epoch);
   }
-  int64_t version() const override { return table_->version(); }
-  Status Erased(const Context& context, int64_t since, std::vector<Key>* keys) const override {
+  int64_t epoch() const override { return table_->epoch(); }
+  Status ChangedKeys(const Context& context, int64_t since, const TablePart& part,
+                     std::vector<Key>* keys) const override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
-    return table_->Erased(there_, since, keys);
+    return table_->ChangedKeys(there_, since, part, keys);
   }
+  void TrimChanges(int64_t through) override { table_->TrimChanges(through); }
 
   Status Histogram(const Context& context, MetaField field, const RowOrder& prefix, int prefix_bits,
                    Span<int64_t> counts) const override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     int bits;
-    DYNEMB_RETURN_IF_ERROR(CheckMetaField(RowLayout(table_->schema()), field));
+    DYNEMB_RETURN_IF_ERROR(CheckMetaField(layout_, field));
     DYNEMB_RETURN_IF_ERROR(CheckCounts(counts, prefix_bits, &bits));
     const Turn turn(this);
     DYNEMB_RETURN_IF_ERROR(staging_.Begin(counts.size * sizeof(int64_t), 1));
@@ -276,7 +331,18 @@ class HostAccessOfTable final : public HostAccess {
     return table_->EraseBelow(there_, field, bound, erased);
   }
 
+  Status PrepareMove(const Context& context, const TableSchema& schema,
+                     std::unique_ptr<RowMove>* move) override {
+    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+    std::unique_ptr<RowMove> prepared;
+    DYNEMB_RETURN_IF_ERROR(table_->PrepareMove(there_, schema, &prepared));
+    *move = std::make_unique<MoveThroughHost>(table_, std::move(prepared), memory_, there_);
+    return {};
+  }
+
   int64_t size() const override { return table_->size(); }
+  int64_t room() const override { return table_->room(); }
+  int64_t max_rows() const override { return table_->max_rows(); }
   int64_t memory_bytes() const override { return table_->memory_bytes(); }
 
  private:
@@ -290,12 +356,18 @@ class HostAccessOfTable final : public HostAccess {
 
   // The keys that take part in a call, one after the other, and what becomes of them.
   struct Call {
+    Call(Span<const Key> keys, std::vector<int64_t> at) : keys_of(keys), positions(std::move(at)) {}
     explicit Call(const Batch& of) : keys_of(of.keys) {
       const int64_t n = of.select == nullptr ? of.keys.size : *of.select->count;
       positions.resize(static_cast<size_t>(n));
       for (int64_t i = 0; i < n; ++i) positions[i] = of.select == nullptr ? i : of.select->at[i];
     }
     int64_t size() const { return static_cast<int64_t>(positions.size()); }
+    // Of so many of the keys.
+    Call Piece(int64_t first, int64_t n) const {
+      const auto begin = positions.begin() + first;
+      return {keys_of, {begin, begin + n}};
+    }
     Batch batch(const Context& there) const { return {{keys.there, size(), there.space}}; }
     dynemb::Report report(const Context& there) const {
       return {{outcomes.there, size(), there.space}, nullptr};
@@ -351,77 +423,142 @@ class HostAccessOfTable final : public HostAccess {
   Rows RowsOf(const Staged<char>& staged, int64_t n, int64_t bytes) const {
     return {staged.there, n, bytes, there_.space};
   }
-  // Exports and imports may be of the whole table, and of one that leaves no memory. So they go in
+  // Calls for whole rows may be for all of a table, and of one that leaves no memory. So they go in
   // pieces, as large as there is room for: runs piece(most rows).
   template <typename F>
-  static Status InPieces(const RowLayout& layout, const F& piece) {
-    constexpr int64_t kMostBytes = int64_t{16} << 20, kLeastBytes = int64_t{1} << 14;
+  Status InPieces(const F& piece) const {
     for (int64_t bytes = kMostBytes;; bytes /= 2) {
-      const Status status = piece(std::max<int64_t>(1, bytes / (8 + RowBytes(layout))));
+      const Status status = piece(RowsIn(bytes));
       if (status.code() != Code::kResourceExhausted || bytes == kLeastBytes) return status;
     }
   }
+  int64_t RowsIn(int64_t bytes) const { return std::max<int64_t>(1, bytes / (8 + RowBytes())); }
 
-  Status ExportPiece(const RowLayout& layout, Cursor* cursor, const RowParts& out, int64_t n,
-                     int64_t* rows) const {
-    // Of the parts that are asked for.
-    const Rows* const wanted[] = {&out.values, &out.slots, &out.meta};
-    const int64_t bytes_of_part[] = {layout.value_bytes, layout.slots_bytes, layout.meta_bytes};
-    int64_t bytes[3] = {};
-    for (int p = 0; p < 3; ++p) bytes[p] = wanted[p]->data == nullptr ? 0 : bytes_of_part[p];
-    DYNEMB_RETURN_IF_ERROR(staging_.Begin(n * (8 + bytes[0] + bytes[1] + bytes[2]), 4));
-    const auto keys = staging_.Take<Key>(out.keys.data == nullptr ? 0 : n);
+  // Whole rows on their way back: the parts that are asked for.
+  struct RowsBack {
+    Rows wanted[3];
+    int64_t bytes[3];  // per row
     Staged<char> staged[3];
-    Rows there[3];
-    for (int p = 0; p < 3; ++p) {
-      staged[p] = staging_.Take<char>(n * bytes[p]);
-      if (bytes[p] > 0) there[p] = RowsOf(staged[p], n, bytes[p]);
-    }
-    DYNEMB_RETURN_IF_ERROR(table_->Export(
-        there_, cursor,
-        {{keys.size == 0 ? nullptr : keys.there, n, there_.space}, there[0], there[1], there[2]},
-        rows));
-    const auto written = [&](auto piece) {
-      piece.size = piece.size / n * *rows;
-      return piece;
-    };
-    DYNEMB_RETURN_IF_ERROR(
-        staging_.Fetch(written(keys), written(staged[0]), written(staged[1]), written(staged[2])));
-    if (keys.size > 0) std::memcpy(out.keys.data, keys.host, *rows * sizeof(Key));
-    for (int p = 0; p < 3; ++p) {
-      for (int64_t i = 0; bytes[p] > 0 && i < *rows; ++i) {
-        std::memcpy((*wanted[p])[i], staged[p].host + i * bytes[p], bytes[p]);
+    RowParts there;
+
+    int64_t row_bytes() const { return bytes[0] + bytes[1] + bytes[2]; }
+    void Copy(int64_t from, int64_t to) const {
+      for (int p = 0; p < 3; ++p) {
+        if (bytes[p] == 0) continue;
+        std::memcpy(wanted[p][to], staged[p].host + from * bytes[p], bytes[p]);
       }
+    }
+  };
+  RowsBack Wanted(const RowParts& rows) const {
+    RowsBack back = {{rows.values, rows.slots, rows.meta},
+                     {layout_.value_bytes, layout_.slots_bytes, layout_.meta_bytes},
+                     {},
+                     {}};
+    for (int p = 0; p < 3; ++p) {
+      if (back.wanted[p].data == nullptr) back.bytes[p] = 0;
+    }
+    return back;
+  }
+  // Memory for n of them. Rows that the call leaves out come back too.
+  Status Take(int64_t n, RowsBack* back) const {
+    Rows* const there[] = {&back->there.values, &back->there.slots, &back->there.meta};
+    for (int p = 0; p < 3; ++p) {
+      back->staged[p] = staging_.Take<char>(n * back->bytes[p]);
+      if (back->bytes[p] == 0) continue;
+      *there[p] = RowsOf(back->staged[p], n, back->bytes[p]);
+      DYNEMB_RETURN_IF_ERROR(FillBytes(there_, back->staged[p].there, 0, back->staged[p].size));
     }
     return {};
   }
 
-  Status ImportPiece(const RowLayout& layout, const ConstRowParts& rows, int64_t first,
-                     int64_t size) {
-    Batch piece;
-    piece.keys = {rows.keys.data + first, size};
-    Call call(piece);
-    DYNEMB_RETURN_IF_ERROR(Begin(&call, {}, RowBytes(layout), 3));
-    const auto gather = [&](ConstRows part, int64_t bytes) -> ConstRows {
-      if (bytes == 0) return {};
-      if (part.offsets != nullptr) part.offsets += first;
-      if (part.offsets == nullptr) part.data += first * part.stride_bytes;
-      return RowsOf(Gather(call, part, bytes), size, bytes);
-    };
-    const ConstRowParts there = {call.batch(there_).keys, gather(rows.values, layout.value_bytes),
-                                 gather(rows.slots, layout.slots_bytes),
-                                 gather(rows.meta, layout.meta_bytes)};
+  Status ReadPiece(Call call, const RowParts& rows, Outcome* outcomes) const {
+    RowsBack back = Wanted(rows);
+    DYNEMB_RETURN_IF_ERROR(Begin(&call, {}, back.row_bytes(), 3));
     DYNEMB_RETURN_IF_ERROR(staging_.Send());
-    const Status status = table_->Import(there_, there);
-    DYNEMB_RETURN_IF_ERROR(Wait(there_));
+    DYNEMB_RETURN_IF_ERROR(Take(call.size(), &back));
+    DYNEMB_RETURN_IF_ERROR(
+        table_->ReadRows(there_, call.batch(there_), back.there, call.report(there_)));
+    DYNEMB_RETURN_IF_ERROR(
+        staging_.Fetch(call.outcomes, back.staged[0], back.staged[1], back.staged[2]));
+    for (int64_t i = 0; i < call.size(); ++i) {
+      outcomes[i] = call.outcomes.host[i];
+      if (outcomes[i] == Outcome::kFound) back.Copy(i, call.positions[i]);
+    }
+    return {};
+  }
+
+  // Inserts the rows at these positions, which are those of distinct keys. Outcomes, which are
+  // kFull, and displaced rows are by position.
+  Status InsertAll(Span<const Key> keys, std::vector<int64_t> positions, const ConstRowParts& rows,
+                   const RowParts& displaced, Outcome* outcomes) {
+    Status status;
+    int64_t bytes = kMostBytes;
+    for (auto begin = positions.begin(); begin != positions.end();) {
+      const auto end = begin + std::min<int64_t>(positions.end() - begin, RowsIn(bytes));
+      status = InsertPiece(Call(keys, {begin, end}), rows, displaced, outcomes);
+      if (!status.ok() && status.code() != Code::kResourceExhausted) return status;
+      // What has found no room is tried again in smaller pieces.
+      begin =
+          std::partition(begin, end, [&](int64_t at) { return outcomes[at] != Outcome::kFull; });
+      if (status.ok()) continue;
+      if (bytes == kLeastBytes) return status;
+      bytes /= 2;
+    }
+    return status;
+  }
+  Status InsertPiece(Call call, const ConstRowParts& rows, const RowParts& displaced,
+                     Outcome* outcomes) {
+    RowsBack back = Wanted(displaced);
+    DYNEMB_RETURN_IF_ERROR(Begin(&call, {}, RowBytes() + back.row_bytes(), 6));
+    const auto gather = [&](const ConstRows& part, int64_t bytes) -> ConstRows {
+      if (bytes == 0) return {};
+      return RowsOf(Gather(call, part, bytes), call.size(), bytes);
+    };
+    const ConstRowParts there = {{},
+                                 gather(rows.values, layout_.value_bytes),
+                                 gather(rows.slots, layout_.slots_bytes),
+                                 gather(rows.meta, layout_.meta_bytes)};
+    DYNEMB_RETURN_IF_ERROR(staging_.Send());
+    DYNEMB_RETURN_IF_ERROR(Take(call.size(), &back));
+    const Status status =
+        table_->InsertRows(there_, call.batch(there_), there, back.there, call.report(there_));
+    if (!status.ok() && status.code() != Code::kResourceExhausted) return status;
+    DYNEMB_RETURN_IF_ERROR(
+        staging_.Fetch(call.outcomes, back.staged[0], back.staged[1], back.staged[2]));
+    for (int64_t i = 0; i < call.size(); ++i) {
+      outcomes[call.positions[i]] = call.outcomes.host[i];
+      if (call.outcomes.host[i] == Outcome::kFound) back.Copy(i, call.positions[i]);
+    }
     return status;
   }
 
-  static int64_t RowBytes(const RowLayout& layout) {
-    return layout.value_bytes + layout.slots_bytes + layout.meta_bytes;
+  Status ExportPiece(Cursor* cursor, const RowParts& out, int64_t n, int64_t* rows) const {
+    RowsBack back = Wanted(out);
+    DYNEMB_RETURN_IF_ERROR(staging_.Begin(n * (8 + back.row_bytes()), 4));
+    const auto keys = staging_.Take<Key>(out.keys.data == nullptr ? 0 : n);
+    DYNEMB_RETURN_IF_ERROR(Take(n, &back));
+    back.there.keys = {keys.size == 0 ? nullptr : keys.there, n, there_.space};
+    DYNEMB_RETURN_IF_ERROR(table_->Export(there_, cursor, back.there, rows));
+    const auto written = [&](auto piece) {
+      piece.size = piece.size / n * *rows;
+      return piece;
+    };
+    DYNEMB_RETURN_IF_ERROR(staging_.Fetch(written(keys), written(back.staged[0]),
+                                          written(back.staged[1]), written(back.staged[2])));
+    if (keys.size > 0) std::memcpy(out.keys.data, keys.host, *rows * sizeof(Key));
+    for (int64_t i = 0; i < *rows; ++i) back.Copy(i, i);
+    return {};
   }
 
+  int64_t RowBytes() const {
+    return layout_.value_bytes + layout_.slots_bytes + layout_.meta_bytes;
+  }
+
+  static constexpr int64_t kMostBytes = int64_t{16} << 20, kLeastBytes = int64_t{1} << 14;
+  std::optional<DeviceGuard> at_end_;  // while all members below give their memory back
   const std::shared_ptr<GpuTable> table_;
+  const RowLayout layout_;
+  DeviceMemory* const memory_;
   const Context there_;
   mutable std::mutex mutex_;  // for the staging memory
   mutable Staging staging_;

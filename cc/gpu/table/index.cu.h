@@ -39,7 +39,7 @@ inline constexpr RowRef kNoRow = 0xffffffffu;
 
 struct alignas(128) IndexChunk {
   static constexpr int kCells = 10;
-  static constexpr uint32_t kUsed = (1u << kCells) - 1;
+  static constexpr uint32_t kLastWriteTime = (1u << kCells) - 1;
   static constexpr int kOverflowShift = kCells;
   Key keys[kCells];
   RowRef refs[kCells];
@@ -122,7 +122,7 @@ DYNEMB_HOST_DEVICE inline void InsertKey(const IndexPart& part, Key key, uint64_
   for (uint32_t at = part.Home(hash);; at = part.Next(at)) {
     IndexChunk* const chunk = part.chunks + at;
     uint32_t state = AtomicLoad(&chunk->state);
-    while ((state & IndexChunk::kUsed) != IndexChunk::kUsed) {
+    while ((state & IndexChunk::kLastWriteTime) != IndexChunk::kLastWriteTime) {
       uint32_t bit = 1;
       int cell = 0;
       for (; (state & bit) != 0; bit <<= 1) ++cell;
@@ -158,18 +158,19 @@ DYNEMB_HOST_DEVICE inline RowRef EraseKey(const IndexPart& part, Key key, uint64
   }
 }
 
-// Calls visit(key, hash, row) for each key of the part whose home is chunk `home`, wherever it is.
-// `visit` may write to other parts.
+// Calls visit(key, hash, row, chunk, cell) for each key of the part whose home is chunk `home`,
+// wherever it is. `visit` may write to other parts, and erase the key (EraseCell): a thread erases
+// the keys of its home alone, so what it still has to visit is counted on its way.
 template <typename Visit>
 DYNEMB_HOST_DEVICE void ForEachOfHome(const IndexPart& part, uint32_t home, const Visit& visit) {
   uint32_t at = home;
   for (uint32_t seen = 0; seen < part.count; ++seen, at = part.Next(at)) {
     const IndexChunk& chunk = part.chunks[at];
-    const uint32_t state = chunk.state;
+    const uint32_t state = AtomicLoad(&chunk.state);
     for (int cell = 0; cell < IndexChunk::kCells; ++cell) {
       if ((state >> cell & 1) == 0) continue;
       const uint64_t hash = Mix64(static_cast<uint64_t>(chunk.keys[cell]));
-      if (part.Home(hash) == home) visit(chunk.keys[cell], hash, chunk.refs[cell]);
+      if (part.Home(hash) == home) visit(chunk.keys[cell], hash, chunk.refs[cell], at, cell);
     }
     if (state >> IndexChunk::kOverflowShift == 0) return;
   }

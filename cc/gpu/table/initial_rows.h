@@ -17,6 +17,7 @@ class InitialRows {
  public:
   explicit InitialRows(DeviceMemory* memory) : memory_(memory) {}
 
+  // Waits for the stream.
   Status SetSchema(const Context& context, const TableSchema& schema) {
     const Initializer& initializer = schema.initializer;
     std::vector<InitialPart> parts;
@@ -29,9 +30,14 @@ class InitialRows {
                             initializer.distribution.kind == Distribution::Kind::kConstant;
     std::vector<char> slots(static_cast<size_t>(RowLayout(schema).slots_bytes));
     FillInitialSlots(schema, slots.data());
-    DYNEMB_RETURN_IF_ERROR(Put(context, parts, &parts_));
-    if (per_column) DYNEMB_RETURN_IF_ERROR(Put(context, initializer.constant, &constants_));
-    DYNEMB_RETURN_IF_ERROR(Put(context, slots, &slots_));
+    const auto put_all = [&]() -> Status {
+      DYNEMB_RETURN_IF_ERROR(Put(context, parts, &parts_));
+      if (per_column) DYNEMB_RETURN_IF_ERROR(Put(context, initializer.constant, &constants_));
+      return Put(context, slots, &slots_);
+    };
+    const Status put = put_all();
+    DYNEMB_RETURN_IF_ERROR(Wait(context));  // what is copied ends here, also after an error
+    DYNEMB_RETURN_IF_ERROR(put);
     values_ = {{schema.dim, initializer.distribution, constant},
                parts.empty() ? nullptr : parts_.as<InitialPart>(),
                per_column ? constants_.as<double>() : nullptr,

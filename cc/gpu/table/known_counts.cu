@@ -1,7 +1,19 @@
+#include <utility>
+
 #include "cc/gpu/for_each.cu.h"
 #include "cc/gpu/table/known_counts.h"
 
 namespace dynemb {
+
+KnownCounts& KnownCounts::operator=(KnownCounts&& o) noexcept {
+  std::swap(buffer_, o.buffer_);
+  std::swap(sent_, o.sent_);
+  std::swap(came_, o.came_);
+  std::swap(under_way_, o.under_way_);
+  std::swap(inserted_since_, o.inserted_since_);
+  std::swap(most_rows_, o.most_rows_);
+  return *this;
+}
 
 KnownCounts::~KnownCounts() {
   if (sent_ != nullptr) cudaFreeHost(sent_);
@@ -51,9 +63,8 @@ Status KnownCounts::ReadAndForgetFull(const Context& context, RowCounts* counts)
   return FillBytes(context, &there()->full, 0, sizeof(there()->full));
 }
 
-Status KnownCounts::ReadAndForgetLogged(const Context& context, RowCounts* counts) {
-  DYNEMB_RETURN_IF_ERROR(Read(context, counts));
-  return FillBytes(context, &there()->logged, 0, sizeof(there()->logged));
+Status KnownCounts::ForgetTaken(const Context& context) {
+  return FillBytes(context, &there()->taken, 0, sizeof(there()->taken));
 }
 
 Status KnownCounts::EndCall(const Context& context, int64_t limit, int64_t inserted) {

@@ -19,8 +19,8 @@ namespace dynemb {
 class KnownCounts {
  public:
   KnownCounts() = default;
-  KnownCounts(const KnownCounts&) = delete;
-  KnownCounts& operator=(const KnownCounts&) = delete;
+  // Exchanges the two.
+  KnownCounts& operator=(KnownCounts&& o) noexcept;
   ~KnownCounts();
 
   Status Init(const Context& context, DeviceMemory* memory);
@@ -35,7 +35,8 @@ class KnownCounts {
   // Waits for the stream.
   Status Read(const Context& context, RowCounts* counts);
   Status ReadAndForgetFull(const Context& context, RowCounts* counts);
-  Status ReadAndForgetLogged(const Context& context, RowCounts* counts);
+  // Of a call that has failed and given back what it took.
+  Status ForgetTaken(const Context& context);
 
   // The end of a call that inserted at most so many rows, up to `limit` in all.
   Status EndCall(const Context& context, int64_t limit, int64_t inserted);

@@ -17,33 +17,70 @@ int RowBits(int64_t bytes, int64_t stride_bytes) {
 
 }  // namespace
 
+Status SlabList::Add(const Context& context, int64_t bytes, bool* added) {
+  *added = false;
+  constexpr int64_t kAddressBytes = kMostSlabs * sizeof(char*);
+  if (addresses_.bytes() == 0 && !addresses_.Allocate(memory_, kAddressBytes)) return {};
+  DeviceBuffer buffer;
+  if (size() == kMostSlabs || !buffer.Allocate(memory_, bytes)) return {};
+  char* const address = buffer.as<char>();
+  const Status copied =
+      CopyAny(context, addresses_.as<char*>() + size(), &address, sizeof(address));
+  DYNEMB_RETURN_IF_ERROR(Wait(context));  // `address` ends here
+  DYNEMB_RETURN_IF_ERROR(copied);
+  bytes_ += buffer.bytes();
+  slabs_.push_back(std::move(buffer));
+  *added = true;
+  return {};
+}
+
+void SlabList::Free(int64_t slab) {
+  DeviceBuffer& buffer = slabs_[static_cast<size_t>(slab)];
+  bytes_ -= buffer.bytes();
+  buffer.Free();
+}
+
 RowStore::RowStore(DeviceMemory* memory, const RowLayout& layout)
-    : memory_(memory), stride_bytes_((layout.row_bytes + 15) / 16 * 16) {
+    : memory_(memory),
+      stride_bytes_((layout.row_bytes + 15) / 16 * 16),
+      slabs_(memory),
+      marks_(memory) {
   sizes_.first_bits = RowBits(kFirstSlabBytes, stride_bytes_);
   sizes_.most_bits = RowBits(kMostSlabBytes, stride_bytes_);
 }
 
 Status RowStore::Grow(const Context& context, int64_t rows) {
-  constexpr int64_t kAddressBytes = kMostSlabs * sizeof(char*);
-  if (rows > 0 && addresses_.bytes() == 0 && !addresses_.Allocate(memory_, kAddressBytes))
-    return {};
   while (capacity_ < rows) {
-    const auto slab = static_cast<int64_t>(slabs_.size());
-    const int64_t more = sizes_.rows(slab);
-    DeviceBuffer buffer;
-    if (slab == kMostSlabs || capacity_ + more > int64_t{kNoRow} ||
-        !buffer.Allocate(memory_, more * stride_bytes_)) {
-      return {};
+    const int64_t more = sizes_.rows(slabs_.size());
+    bool added = capacity_ + more <= int64_t{kNoRow};
+    if (added && has_marks_ && marks_.size() == slabs_.size()) {
+      DYNEMB_RETURN_IF_ERROR(AddMarks(context, more, &added));
     }
-    char* const address = buffer.as<char>();
-    DYNEMB_RETURN_IF_ERROR(
-        CopyAny(context, addresses_.as<char*>() + slab, &address, sizeof(address)));
-    DYNEMB_RETURN_IF_ERROR(Wait(context));  // `address` ends here
-    slab_bytes_ += buffer.bytes();
+    if (added) DYNEMB_RETURN_IF_ERROR(slabs_.Add(context, more * stride_bytes_, &added));
+    if (!added) return {};
     capacity_ += more;
-    slabs_.push_back(std::move(buffer));
   }
   return {};
+}
+
+Status RowStore::AddMarks(const Context& context, int64_t rows, bool* added) {
+  const int64_t bytes = rows * static_cast<int64_t>(sizeof(int64_t));
+  DYNEMB_RETURN_IF_ERROR(marks_.Add(context, bytes, added));
+  return *added ? FillBytes(context, marks_.slab(marks_.size() - 1), 0, bytes) : Status();
+}
+
+Status RowStore::BeginMarks(const Context& context) {
+  bool added = true;
+  while (added && marks_.size() < slabs_.size()) {
+    DYNEMB_RETURN_IF_ERROR(AddMarks(context, sizes_.rows(marks_.size()), &added));
+  }
+  if (added) {
+    has_marks_ = true;
+    return {};
+  }
+  DYNEMB_RETURN_IF_ERROR(Wait(context));
+  marks_ = SlabList(memory_);
+  return ResourceExhausted("no GPU memory for the marks of ", capacity_, " rows");
 }
 
 Status RowStore::FreeRows(const Context& context, RowRef** free_rows) {

@@ -1,7 +1,9 @@
-// RowStore: the rows of a GPU table as the host sees them: slabs that never move.
+// RowStore: the rows of a GPU table as the host sees them: slabs that never move, and slabs of
+// marks beside them where changes are tracked.
 #ifndef TF_DYNEMB_CC_GPU_TABLE_ROW_STORE_H_
 #define TF_DYNEMB_CC_GPU_TABLE_ROW_STORE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -14,6 +16,33 @@
 
 namespace dynemb {
 
+// Blocks of memory and a list of where they are, for kernels.
+class SlabList {
+ public:
+  explicit SlabList(DeviceMemory* memory) : memory_(memory) {}
+
+  // Adds a block and waits for the stream. *added: there was memory.
+  Status Add(const Context& context, int64_t bytes, bool* added);
+  // Gives the memory of a block back, which nothing uses any more.
+  void Free(int64_t slab);
+
+  int64_t size() const { return static_cast<int64_t>(slabs_.size()); }
+  int64_t bytes() const { return bytes_; }
+  char* slab(int64_t i) const { return slabs_[static_cast<size_t>(i)].as<char>(); }
+  template <typename T>
+  T* const* there() const {
+    return addresses_.as<T*>();
+  }
+
+ private:
+  static constexpr int64_t kMostSlabs = 1 << 16;
+
+  DeviceMemory* memory_;
+  std::vector<DeviceBuffer> slabs_;
+  DeviceBuffer addresses_;
+  int64_t bytes_ = 0;
+};
+
 class RowStore {
  public:
   RowStore(DeviceMemory* memory, const RowLayout& layout);
@@ -21,10 +50,17 @@ class RowStore {
   // Makes room for so many rows, or for as many as there is memory for: see capacity().
   Status Grow(const Context& context, int64_t rows);
   int64_t capacity() const { return capacity_; }
-  // Of slabs and the list of free rows.
-  int64_t bytes() const { return slab_bytes_ + free_rows_.bytes(); }
+  // Of slabs, marks and the list of free rows.
+  int64_t bytes() const { return slabs_.bytes() + marks_.bytes() + free_rows_.bytes(); }
 
-  RowSlabs view() const { return {addresses_.as<char*>(), sizes_, stride_bytes_}; }
+  RowSlabs view() const { return {slabs_.there<char>(), sizes_, stride_bytes_}; }
+
+  // From now on rows have marks, which are 0 at first. kResourceExhausted.
+  Status BeginMarks(const Context& context);
+  // Of an epoch that is current.
+  RowMarks marks(int64_t epoch) const {
+    return {has_marks_ ? marks_.there<int64_t>() : nullptr, sizes_, epoch};
+  }
 
   // Memory for the numbers of all rows, in which the free ones are listed; taken when it is first
   // asked for, and again when there are more rows, with what was in it. kResourceExhausted.
@@ -32,25 +68,41 @@ class RowStore {
   // What there is of it, which may be nothing.
   RowRef* free_rows() const { return free_rows_.as<RowRef>(); }
 
-  // A store of rows of another layout with the same numbers, but without what is in them and
-  // without a list of free ones. kResourceExhausted.
+  // A store of rows of another layout with the same numbers, but without what is in them, without
+  // marks and a list of free ones. kResourceExhausted.
   Status MakeLike(const Context& context, const RowLayout& layout, RowStore* like) const;
-  // Takes the place of a store that this one was made like.
-  void Replace(RowStore* store) {
-    free_rows_ = std::move(store->free_rows_);
-    *store = std::move(*this);
+  // What MakeLike has left out is taken from the store that this one was made like.
+  void TakeMarksAndFreeRows(RowStore* from) {
+    marks_ = std::move(from->marks_);
+    std::swap(has_marks_, from->has_marks_);
+    free_rows_ = std::move(from->free_rows_);
+  }
+  // Calls move(first row, rows) for each slab, of the rows up to number `used`, and gives its
+  // memory back.
+  template <typename F>
+  Status EmptySlabs(const Context& context, int64_t used, const F& move) {
+    int64_t first = 0;
+    for (int64_t slab = 0; slab < slabs_.size(); ++slab) {
+      const int64_t rows = sizes_.rows(slab);
+      if (first < used) DYNEMB_RETURN_IF_ERROR(move(first, std::min(rows, used - first)));
+      DYNEMB_RETURN_IF_ERROR(Wait(context));
+      slabs_.Free(slab);
+      first += rows;
+    }
+    return {};
   }
 
  private:
-  static constexpr int64_t kMostSlabs = 1 << 16;
+  Status AddMarks(const Context& context, int64_t rows, bool* added);
 
   DeviceMemory* memory_;
   int64_t stride_bytes_;
   SlabSizes sizes_;
-  std::vector<DeviceBuffer> slabs_;
-  DeviceBuffer addresses_;  // of the slabs, for kernels
+  SlabList slabs_;
+  SlabList marks_;  // where there are marks: for each slab of rows one, or for one more
+  bool has_marks_ = false;
   DeviceBuffer free_rows_;
-  int64_t capacity_ = 0, slab_bytes_ = 0;
+  int64_t capacity_ = 0;
 };
 
 }  // namespace dynemb

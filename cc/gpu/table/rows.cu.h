@@ -11,6 +11,7 @@
 #include "cc/core/base/macros.h"
 #include "cc/core/initializer/initializer.h"
 #include "cc/core/table/row_layout.h"
+#include "cc/core/table/table.h"
 #include "cc/gpu/table/index.cu.h"
 #include "cc/gpu/table/tile.cu.h"
 
@@ -54,6 +55,24 @@ struct RowSlabs {
     int64_t slab, row_of_slab;
     sizes.Locate(row, &slab, &row_of_slab);
     return slabs[slab] + row_of_slab * stride_bytes;
+  }
+};
+
+// The marks of rows, which lie beside them in slabs of their own: the epoch in which a row was last
+// written, 0 before changes were tracked.
+struct RowMarks {
+  int64_t* const* slabs = nullptr;  // in the table's memory; null: changes are not tracked
+  SlabSizes sizes;
+  int64_t epoch = 0;  // the current one
+
+  DYNEMB_HOST_DEVICE int64_t* At(RowRef row) const {
+    int64_t slab, row_of_slab;
+    sizes.Locate(row, &slab, &row_of_slab);
+    return slabs[slab] + row_of_slab;
+  }
+  // Of a row that is written. By one lane.
+  DYNEMB_HOST_DEVICE void Set(RowRef row) const {
+    if (slabs != nullptr) *At(row) = epoch;
   }
 };
 
@@ -106,6 +125,30 @@ DYNEMB_HOST_DEVICE inline void CopyByTile(const Tile& tile, char* to, const char
   if (all % 16 == 0) return CopyPieces<uint4>(tile, to, from, bytes);
   if (all % 4 == 0) return CopyPieces<uint32_t>(tile, to, from, bytes);
   return CopyPieces<char>(tile, to, from, bytes);
+}
+
+// Row number `i` of buffers is filled from a row of a table, as far as there are buffers, but for
+// keys.
+DYNEMB_HOST_DEVICE inline void CopyRowOut(const Tile& tile, const RowLayout& layout,
+                                          const char* row, const RowParts& to, int64_t i) {
+  if (to.values.data != nullptr) CopyByTile(tile, to.values[i], row, layout.value_bytes);
+  if (to.slots.data != nullptr) {
+    CopyByTile(tile, to.slots[i], row + layout.slots_offset, layout.slots_bytes);
+  }
+  if (to.meta.data != nullptr) {
+    CopyByTile(tile, to.meta[i], row + layout.meta_offset, layout.meta_bytes);
+  }
+}
+// The other way; the buffers have all parts of a row.
+DYNEMB_HOST_DEVICE inline void CopyRowIn(const Tile& tile, const RowLayout& layout,
+                                         const ConstRowParts& from, int64_t i, char* row) {
+  CopyByTile(tile, row, from.values[i], layout.value_bytes);
+  if (layout.slots_bytes > 0) {
+    CopyByTile(tile, row + layout.slots_offset, from.slots[i], layout.slots_bytes);
+  }
+  if (layout.meta_bytes > 0) {
+    CopyByTile(tile, row + layout.meta_offset, from.meta[i], layout.meta_bytes);
+  }
 }
 
 // The initial values of a table's rows: cc/core/initializer, in a form that kernels can read.
@@ -175,32 +218,25 @@ struct InitialValues {
 // What a call writes to the meta of the rows that it writes.
 struct RowStamp {
   int64_t now = 0;
-  int64_t version = 0;  // 0: the table does not follow changes
-  int64_t meta_offset = 0, meta_bytes = 0, version_offset = -1;
+  int64_t meta_offset = 0, meta_bytes = 0;
   int64_t used = -1, count = -1;  // places in the meta
 
   RowStamp() = default;
-  RowStamp(const RowLayout& layout, const Stamp& stamp, int64_t version)
+  RowStamp(const RowLayout& layout, const Stamp& stamp)
       : now(stamp.now),
-        version(version),
         meta_offset(layout.meta_offset),
         meta_bytes(layout.meta_bytes),
-        version_offset(layout.version_offset),
-        used(layout.meta_field[static_cast<int>(MetaField::kUsed)]),
+        used(layout.meta_field[static_cast<int>(MetaField::kLastWriteTime)]),
         count(layout.meta_field[static_cast<int>(MetaField::kCount)]) {}
 
   DYNEMB_HOST_DEVICE static int64_t* Number(char* at) { return reinterpret_cast<int64_t*>(at); }
-  DYNEMB_HOST_DEVICE void Version(char* row) const {
-    if (version > 0) *Number(row + version_offset) = version;
-  }
   // Of a row that the call has written so many times, which may be new. By one lane.
   DYNEMB_HOST_DEVICE void Write(char* row, bool is_new, int64_t writes) const {
-    if (writes > 0) Version(row);
     char* const meta = row + meta_offset;
     for (int64_t at = 0; is_new && at < meta_bytes; at += 8) *Number(meta + at) = 0;
     if (used >= 0 && writes > 0) *Number(meta + used) = now;
     if (count >= 0) {
-      // Unsigned, since an imported count may be anything.
+      // Unsigned, since the count of a row that was inserted whole may be anything.
       *Number(meta + count) = static_cast<int64_t>(static_cast<uint64_t>(*Number(meta + count)) +
                                                    static_cast<uint64_t>(writes));
     }

@@ -25,7 +25,7 @@ DYNEMB_HOST_DEVICE void ForEachInChunk(const Index& index, int64_t at, const Vis
   const IndexPart& part = in_next ? index.next : index.current;
   const auto of_part = static_cast<uint32_t>(in_next ? at - index.current.count : at);
   IndexChunk& chunk = part.chunks[of_part];
-  const uint32_t used = AtomicLoad(&chunk.state) & IndexChunk::kUsed;
+  const uint32_t used = AtomicLoad(&chunk.state) & IndexChunk::kLastWriteTime;
   for (int cell = 0; cell < IndexChunk::kCells; ++cell) {
     if ((used >> cell & 1) == 0) continue;
     const uint64_t hash = Mix64(static_cast<uint64_t>(chunk.keys[cell]));
@@ -33,32 +33,68 @@ DYNEMB_HOST_DEVICE void ForEachInChunk(const Index& index, int64_t at, const Vis
   }
 }
 
-// The keys with hashes in [first, last] whose rows were written after version `since`, if it is not
-// negative: to hashes and rows in any order, as many as there is room for, and their number.
-struct CollectRange {
+// Calls visit(key, hash, row, part, chunk, cell) for the keys with hashes in [first, last], by the
+// chunks of a part of the index that are their homes.
+template <typename Visit>
+struct VisitRange {
   Index index;
-  bool from_next;  // which part
+  bool in_next;  // which part
   uint32_t first_home;
   uint64_t first, last;
-  RowSlabs rows;
-  int64_t version_offset, since;
+  Visit visit;
+
+  DYNEMB_HOST_DEVICE void operator()(int64_t i) const {
+    const IndexPart& part = in_next ? index.next : index.current;
+    ForEachOfHome(part, first_home + static_cast<uint32_t>(i),
+                  [&](Key key, uint64_t hash, RowRef row, uint32_t at, int cell) {
+                    if (hash < first || hash > last || index.HasMoved(hash) != in_next) return;
+                    visit(key, hash, row, part, at, cell);
+                  });
+  }
+};
+
+template <typename Visit>
+Status ForEachInRange(const Context& context, const Index& index, uint64_t first, uint64_t last,
+                      const Visit& visit) {
+  for (const bool in_next : {false, true}) {
+    const IndexPart& part = in_next ? index.next : index.current;
+    if (part.count == 0) continue;
+    const uint32_t home = part.Home(first);
+    DYNEMB_RETURN_IF_ERROR(ForEach(context, int64_t{part.Home(last)} - home + 1,
+                                   VisitRange<Visit>{index, in_next, home, first, last, visit}));
+  }
+  return {};
+}
+
+// Hashes and rows of keys in any order, as many as there is room for, and their number.
+struct CollectRows {
   int64_t room;
   uint64_t* hashes;
   RowRef* found;
   int64_t* count;
 
-  DYNEMB_HOST_DEVICE void operator()(int64_t i) const {
-    const IndexPart& part = from_next ? index.next : index.current;
-    ForEachOfHome(part, first_home + static_cast<uint32_t>(i),
-                  [this](Key, uint64_t hash, RowRef row) {
-                    if (hash < first || hash > last || index.HasMoved(hash) != from_next) return;
-                    if (since >= 0 && *RowStamp::Number(rows[row] + version_offset) <= since)
-                      return;
-                    const int64_t at = AtomicAdd(count, int64_t{1});
-                    if (at >= room) return;
-                    hashes[at] = hash;
-                    found[at] = row;
-                  });
+  DYNEMB_HOST_DEVICE void operator()(Key, uint64_t hash, RowRef row, const IndexPart&, uint32_t,
+                                     int) const {
+    const int64_t at = AtomicAdd(count, int64_t{1});
+    if (at >= room) return;
+    hashes[at] = hash;
+    found[at] = row;
+  }
+};
+
+// The same of the keys whose rows were written after the epoch `since`.
+struct CollectChanged {
+  RowMarks marks;
+  int64_t since;
+  int64_t room;
+  Key* keys;
+  int64_t* count;
+
+  DYNEMB_HOST_DEVICE void operator()(Key key, uint64_t, RowRef row, const IndexPart&, uint32_t,
+                                     int) const {
+    if (*marks.At(row) <= since) return;
+    const int64_t at = AtomicAdd(count, int64_t{1});
+    if (at < room) keys[at] = key;
   }
 };
 
@@ -67,17 +103,14 @@ struct ExportRows {
   const uint64_t* hashes;
   const RowRef* found;
   RowSlabs rows;
-  int64_t value_bytes, slots_offset, slots_bytes, meta_offset, meta_bytes;
+  RowLayout layout;
   RowParts out;
 
   DYNEMB_HOST_DEVICE void operator()(const Tile& tile, int64_t i) const {
-    const char* const row = rows[found[i]];
     if (out.keys.data != nullptr && tile.lane == 0) {
       out.keys[i] = static_cast<Key>(Unmix64(hashes[i]));
     }
-    if (out.values.data != nullptr) CopyByTile(tile, out.values[i], row, value_bytes);
-    if (out.slots.data != nullptr) CopyByTile(tile, out.slots[i], row + slots_offset, slots_bytes);
-    if (out.meta.data != nullptr) CopyByTile(tile, out.meta[i], row + meta_offset, meta_bytes);
+    CopyRowOut(tile, layout, rows[found[i]], out, i);
   }
 };
 
@@ -105,45 +138,44 @@ struct CountDigits {
   }
 };
 
-struct EraseRowsBelow {
-  Index index;
+// Erases the rows whose order is less than `bound`, those whose keys find no room in freed.erased
+// excepted.
+struct EraseIfBelow {
   RowSlabs rows;
   int64_t field_offset;
   RowOrder bound;
   FreedRows freed;
 
-  DYNEMB_HOST_DEVICE void operator()(int64_t chunk) const {
-    ForEachInChunk(index, chunk,
-                   [this](const IndexPart& part, uint32_t at, int cell, uint64_t hash) {
-                     const IndexChunk& in = part.chunks[at];
-                     if (!(OrderOf(rows[in.refs[cell]], field_offset, hash) < bound)) return;
-                     EraseCell(part, at, cell, hash);
-                     freed.Add(in.keys[cell], in.refs[cell]);
-                   });
+  DYNEMB_HOST_DEVICE void operator()(Key key, uint64_t hash, RowRef row, const IndexPart& part,
+                                     uint32_t at, int cell) const {
+    if (!(OrderOf(rows[row], field_offset, hash) < bound) || !freed.erased.Add(key)) return;
+    EraseCell(part, at, cell, hash);
+    freed.Free(row);
   }
 };
 
-// A row of one layout as one of another, which has more parts. New slots get their initial values,
-// a new version is 0.
+// Rows of one layout, from number `first` on, as rows of another one. What they do not have yet
+// they get as new rows have it.
 struct ConvertRows {
   RowSlabs from, to;
   RowLayout old_layout, layout;
   const char* initial_slots;  // null: the rows have them already
+  int64_t first;
 
-  DYNEMB_HOST_DEVICE void operator()(const Tile& tile, int64_t row) const {
-    const char* const source = from[static_cast<RowRef>(row)];
-    char* const target = to[static_cast<RowRef>(row)];
+  DYNEMB_HOST_DEVICE void operator()(const Tile& tile, int64_t i) const {
+    const auto row = static_cast<RowRef>(first + i);
+    const char* const source = from[row];
+    char* const target = to[row];
     CopyByTile(tile, target, source, layout.value_bytes);
     CopyByTile(tile, target + layout.slots_offset,
                initial_slots != nullptr ? initial_slots : source + old_layout.slots_offset,
                layout.slots_bytes);
-    CopyByTile(tile, target + layout.meta_offset, source + old_layout.meta_offset,
-               layout.meta_bytes);
-    if (layout.version_offset < 0 || tile.lane != 0) return;
-    *RowStamp::Number(target + layout.version_offset) =
-        old_layout.version_offset < 0
-            ? 0
-            : *reinterpret_cast<const int64_t*>(source + old_layout.version_offset);
+    for (int field = tile.lane; field < kMetaFields; field += tile.width) {
+      const int64_t in_old = old_layout.meta_field[field], in_new = layout.meta_field[field];
+      if (in_new < 0) continue;
+      *RowStamp::Number(target + layout.meta_offset + in_new) =
+          in_old < 0 ? 0 : ReadInt64(source + old_layout.meta_offset + in_old);
+    }
   }
 };
 

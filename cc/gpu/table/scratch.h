@@ -42,7 +42,7 @@ class Scratch {
   void Free() { buffer_.Free(); }
 
  private:
-  DeviceMemory* const memory_;
+  DeviceMemory* memory_;
   DeviceBuffer buffer_;
   int64_t taken_ = 0;
 };

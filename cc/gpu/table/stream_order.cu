@@ -23,6 +23,25 @@ Status StreamOrder::Record(const Context& context, Mark* mark) {
   return FromCuda(cudaEventRecord(mark->event, StreamOf(context)), "ordering streams");
 }
 
+StreamOrder::Mark* StreamOrder::ReaderMark(cudaStream_t stream) {
+  const auto known = readers_.find(stream);
+  if (known != readers_.end()) return &known->second;
+  Mark mark;
+  if (readers_.size() >= kManyReaders) {
+    for (auto it = readers_.begin(); it != readers_.end();) {
+      if (it->second.set && cudaEventQuery(it->second.event) != cudaSuccess) {
+        cudaGetLastError();  // the stream has still work
+        ++it;
+        continue;
+      }
+      if (mark.event != nullptr) cudaEventDestroy(mark.event);
+      mark.event = it->second.event;
+      it = readers_.erase(it);
+    }
+  }
+  return &(readers_[stream] = mark);
+}
+
 Status StreamOrder::Begin(const Context& context, bool writes) {
   if (RunsOnHost(context.space)) return {};
   DYNEMB_RETURN_IF_ERROR(WaitFor(context, writer_));
@@ -34,7 +53,7 @@ Status StreamOrder::Begin(const Context& context, bool writes) {
 
 Status StreamOrder::End(const Context& context, bool writes) {
   if (RunsOnHost(context.space)) return {};
-  if (!writes) return Record(context, &readers_[StreamOf(context)]);
+  if (!writes) return Record(context, ReaderMark(StreamOf(context)));
   for (auto& [stream, mark] : readers_) mark.set = false;
   return Record(context, &writer_);
 }

@@ -5,8 +5,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <map>
-#include <vector>
 
 #include "cc/core/base/context.h"
 #include "cc/core/base/status.h"
@@ -39,7 +39,11 @@ class StreamOrder {
   };
   Status Record(const Context& context, Mark* mark);
   static Status WaitFor(const Context& context, const Mark& mark);
+  // The mark of a stream that reads. Where there are many, those of streams that have done what
+  // they were given make room for it.
+  Mark* ReaderMark(cudaStream_t stream);
 
+  static constexpr size_t kManyReaders = 16;
   Mark writer_;
   std::map<cudaStream_t, Mark> readers_;  // by stream; `set` since the last writer
 };

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "cc/core/table/table.h"
+#include "cc/gpu/table/erase_log.h"
 #include "cc/gpu/table/find_rows.cu.h"
 #include "cc/gpu/table/grouped_batch.cu.h"
 #include "cc/gpu/table/index.cu.h"
@@ -19,8 +20,7 @@ namespace dynemb {
 struct RowCounts {
   uint32_t fresh = 0, free = 0;
   uint32_t taken = 0, freed = 0;
-  uint32_t full = 0;   // whether a key found no room
-  int64_t logged = 0;  // erased keys, more of them maybe than the log has room for
+  uint32_t full = 0;  // whether a key found no room
 
   DYNEMB_HOST_DEVICE int64_t rows() const { return int64_t{fresh} - free; }
 };
@@ -114,21 +114,32 @@ struct InsertHeads {
   }
 };
 
+// Takes out again what InsertHeads has inserted, where nothing has been written to the rows.
+struct RemoveInserted {
+  GroupedBatch batch;
+  Index index;
+
+  DYNEMB_HOST_DEVICE void operator()(int64_t place) const {
+    if (place >= batch.size || !batch.IsHead(place)) return;
+    if (batch.outcome[place] != Outcome::kInserted) return;
+    const Key key = batch.key(place);
+    const uint64_t hash = Mix64(static_cast<uint64_t>(key));
+    EraseKey(index.PartOf(hash), key, hash);
+  }
+};
+
 // Where the rows go that are erased, and their keys.
 struct FreedRows {
   RowCounts* counts;
   RowRef* free_rows;
-  Key* log;  // null: the table does not follow changes
-  int64_t log_size;
+  ErasedKeys erased;
 
-  DYNEMB_HOST_DEVICE void Add(Key key, RowRef row) const {
+  DYNEMB_HOST_DEVICE void Free(RowRef row) const {
     free_rows[counts->free + AtomicAdd(&counts->freed, 1u)] = row;
-    if (log == nullptr) return;
-    const int64_t at = AtomicAdd(&counts->logged, int64_t{1});
-    if (at < log_size) log[at] = key;
   }
 };
 
+// There is room for all keys in freed.erased.
 struct EraseHeads {
   GroupedBatch batch;
   Index index;
@@ -138,12 +149,13 @@ struct EraseHeads {
     if (!batch.IsHead(place) || batch.outcome[place] != Outcome::kFound) return;
     const Key key = batch.key(place);
     const uint64_t hash = Mix64(static_cast<uint64_t>(key));
-    freed.Add(key, EraseKey(index.PartOf(hash), key, hash));
+    freed.erased.Add(key);
+    freed.Free(EraseKey(index.PartOf(hash), key, hash));
   }
 };
 
 // A new row but for its value and meta.
-struct BornSlots {
+struct InitialSlots {
   const char* initial_slots;
   int64_t slots_offset, slots_bytes;
   DYNEMB_HOST_DEVICE void operator()(const Tile& tile, char* row) const {
@@ -152,32 +164,44 @@ struct BornSlots {
 };
 
 struct UpsertHead {
-  BornSlots born;
+  InitialSlots initial_slots;
   RowStamp stamp;
   int64_t value_bytes;
   ConstRows values;
 
   DYNEMB_HOST_DEVICE void operator()(const Tile& tile, const Head& head) const {
     CopyByTile(tile, head.row, values[head.position], value_bytes);
-    if (head.is_new) born(tile, head.row);
+    if (head.is_new) initial_slots(tile, head.row);
     if (tile.lane == 0) stamp.Write(head.row, head.is_new, 1);
   }
 };
 
-struct ImportHead {
-  RowStamp stamp;
-  int64_t value_bytes, slots_offset, slots_bytes;
-  ConstRows values, slots, meta;
+// Table::InsertRows: before the rows are written, those that keys have had go to `displaced`, at
+// all positions of the key.
+struct DisplaceRows {
+  GroupedBatch batch;
+  RowSlabs rows;
+  RowLayout layout;
+  RowParts displaced;
+
+  DYNEMB_HOST_DEVICE void operator()(const Tile& tile, int64_t place) const {
+    if (!batch.IsEntry(place)) return;
+    const int64_t head = batch.HeadOf(place);
+    if (batch.outcome[head] != Outcome::kFound) return;
+    const int64_t position = batch.position(place);
+    CopyRowOut(tile, layout, rows[batch.row[head]], displaced, position);
+    if (displaced.keys.data != nullptr && tile.lane == 0) {
+      displaced.keys[position] = batch.key(place);
+    }
+  }
+};
+
+struct InsertRow {
+  RowLayout layout;
+  ConstRowParts from;
 
   DYNEMB_HOST_DEVICE void operator()(const Tile& tile, const Head& head) const {
-    CopyByTile(tile, head.row, values[head.position], value_bytes);
-    if (slots_bytes > 0) {
-      CopyByTile(tile, head.row + slots_offset, slots[head.position], slots_bytes);
-    }
-    if (stamp.meta_bytes > 0) {
-      CopyByTile(tile, head.row + stamp.meta_offset, meta[head.position], stamp.meta_bytes);
-    }
-    if (tile.lane == 0) stamp.Version(head.row);
+    CopyRowIn(tile, layout, from, head.position, head.row);
   }
 };
 
@@ -197,7 +221,8 @@ template <typename V>
 struct AccumulateHeads {
   GroupedBatch batch;
   RowSlabs rows;
-  BornSlots born;
+  RowMarks marks;
+  InitialSlots initial_slots;
   RowStamp stamp;
   int64_t dim;
   ConstRows values;
@@ -226,13 +251,15 @@ struct AccumulateHeads {
           [](int64_t, Outcome) {});
       StoreBlock(sum, block, dim, false, value);
     }
-    if (outcome == Outcome::kInserted) born(tile, row);
+    if (outcome == Outcome::kInserted) initial_slots(tile, row);
     if (tile.lane != 0) return;
     int64_t writes = 0;
     Walk(
         head, outcome, [&](int64_t, bool) { ++writes; },
         [&](int64_t place, Outcome of) { batch.outcome[place] = of; });
-    if (has_row) stamp.Write(row, outcome == Outcome::kInserted, writes);
+    if (!has_row) return;
+    stamp.Write(row, outcome == Outcome::kInserted, writes);
+    if (writes > 0) marks.Set(batch.row[head]);
   }
 
   // Calls change(place, whether there is a row) for each entry that changes the row, and

@@ -1,9 +1,6 @@
 """Keras layers over dynamic tables."""
 
-from tf_dynemb.keras.layers.embedding import Embedding
-from tf_dynemb.keras.layers.field_wise_embedding import FieldWiseEmbedding
-from tf_dynemb.keras.layers.squashed_embedding import SquashedEmbedding
+from tf_dynemb.keras.layers.all2all_dense_embedding import All2AllDenseEmbedding
+from tf_dynemb.keras.layers.embedding import Embedding, EmbeddingBag
 
-BasicEmbedding = Embedding  # TFRA's other name of it
-
-__all__ = ["BasicEmbedding", "Embedding", "FieldWiseEmbedding", "SquashedEmbedding"]
+__all__ = ["All2AllDenseEmbedding", "Embedding", "EmbeddingBag"]

@@ -6,16 +6,23 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dynemb import _compat
 from tf_dynemb.base.fingerprint import engine_keys_of
-from tf_dynemb.initializer.spec import resolve
-from tf_dynemb.keras.layers.ids import IdMask, keys_of, masked_key
+from tf_dynemb.base.keys import keys_of, no_keys
+from tf_dynemb.keras.layers.ids import IdMask, masked_key
 from tf_dynemb.keras.layers.table_layer import TableLayer
-from tf_dynemb.keras.layers.tfra_arguments import as_ours
-from tf_dynemb.lookup.bags import check_combiner, combine
+from tf_dynemb.lookup.bags import bags_of, check_combiner, pool
 from tf_dynemb.lookup.embedding_lookup import lookup_keys
-from tf_dynemb.policy.restrict_policy import registered_name, registered_policy
-from tf_dynemb.table.devices import place_of
+from tf_dynemb.table.table_config import TableConfig, take_fields
 from tf_dynemb.table.variable import Variable
+
+# Where Keras would save a signature of dense ids, whose padding would be ids like others.
+_DENSE_IDS = (
+    "ids: layer {} has ragged or sparse Inputs, for which Keras exports a dense signature that would "
+    "count padding as ids; want a signature of your own: serve = tf.function(lambda ids: {{'output': "
+    "model(ids)}}, input_signature=[tf.RaggedTensorSpec([None, None], tf.int64)]); "
+    "tf.saved_model.save(model, path, signatures=serve)"
+)
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")
@@ -39,23 +46,27 @@ class Embedding(TableLayer):
     Ids that are masked are not looked up, not trained, and give zeros.
 
     Args:
-        dim: numbers per vector.
+        dim: numbers per vector; also by Keras' name output_dim.
         combiner: None, "sum", "mean" or "sqrtn".
-        initializer: see tf_dynemb.initializer.to_spec; the same default as keras.layers.Embedding.
+        initializer: see tf_dynemb.initializers.to_spec; also by Keras' name embeddings_initializer. The
+            default is that of keras.layers.Embedding.
         key_dtype: "int64", "int32" or "string". Integer ids of other widths are converted where it holds
             them all; uint64 ids become the int64 keys with the same bits.
         value_dtype: dtype of the rows; by default the variable dtype of the layer's policy.
         mask_zero: mask the id 0, as in keras.layers.Embedding.
         mask_key: mask this id instead (an int or a string).
-        devices, partitioner, init_size, restrict_policy, keep_keys: see tf_dynemb.Variable. A model that
-            is saved names no servers or GPUs: a table there is loaded to where devices=None puts it. It
-            names its policy; one of your own has to be registered with Keras, or be among the
-            custom_objects, when the model is loaded.
         max_norm: clip every vector to this L2 norm when it is read, before it is pooled.
-        checkpoint: whether the rows are saved with the model, in every format.
-        bp_v2, kv_creator: see tf_dynemb.Variable.
-        **kwargs: of keras.layers.Layer: name, trainable, dtype; and TFRA's names, see
-            `tf_dynemb.keras.layers.tfra_arguments`: embedding_size for dim, for example.
+        embeddings_regularizer: a Keras regularizer of the rows that a batch looks up, each once; an
+            added loss of the layer.
+        table: a layer of this package, or a Variable, whose table this layer looks up instead of one of
+            its own: so a pooled history and a target item share one. The options of the table are given
+            where it is made. Keras' files keep what is shared; keras.models.clone_model does not.
+        **kwargs: the other fields of a tf_dynemb.TableConfig: max_rows, max_bytes, on_full, eviction,
+            admission, optimizer, frozen_keys, devices, partitioner, init_size, restrict_policy,
+            keep_keys, track_changes, checkpoint; and what keras.layers.Layer takes: name, trainable,
+            dtype. A model that is saved names no servers or GPUs: a table there is loaded to where
+            devices=None puts it. A policy or function of your own has to be registered with Keras, or be
+            among the custom_objects, when the model is loaded.
 
     Call arguments:
         ids: see above.
@@ -63,11 +74,13 @@ class Embedding(TableLayer):
 
     Raises:
         TypeError: ids that are neither integers nor strings, or that key_dtype cannot hold; a mask_key
-            that is no id. Keras turns ids into floats where a keras.Input has no dtype, and a float
-            cannot hold a 64-bit id.
+            that is no id; a number of rows, as in keras.layers.Embedding(rows, dim). Keras turns
+            ids into floats where a keras.Input has no dtype, and a float cannot hold a 64-bit id. A
+            `table` that is none.
         ValueError: a combiner that is not in the list, or that integer rows cannot have; sparse ids
             without a combiner, or ids without an axis with one; weights without a combiner, or that do
-            not fit the ids (tf.errors.InvalidArgumentError where that shows at run time only).
+            not fit the ids (tf.errors.InvalidArgumentError where that shows at run time only); with a
+            `table` an option of tables that is not that table's own.
 
     Example:
 
@@ -75,67 +88,77 @@ class Embedding(TableLayer):
     >>> genres = tf_dynemb.keras.Embedding(4, combiner="mean", key_dtype="string")
     >>> genres(tf.ragged.constant([["drama", "war"], []])).shape.as_list()
     [2, 4]
+    >>> genre = tf_dynemb.keras.Embedding(table=genres)
+    >>> bool(tf.reduce_all(genre(tf.constant(["war"])) == genres(tf.constant([["war"]]))))
+    True
     """
-
-    _also_serialized = ()  # arguments of a subclass that get_config writes as Keras objects
 
     def __init__(
         self,
         dim: int | None = None,
         combiner: str | None = None,
         initializer="uniform",
-        key_dtype="int64",
+        key_dtype=None,
         value_dtype=None,
         mask_zero: bool = False,
         mask_key=None,
-        devices=None,
-        partitioner=None,
-        init_size: int = 0,
-        restrict_policy=None,
         max_norm: float | None = None,
-        checkpoint: bool = True,
-        bp_v2: bool = False,
-        kv_creator=None,
-        keep_keys: bool = False,
+        embeddings_regularizer=None,
+        table=None,
         **kwargs,
     ):
-        dim, init_size, kwargs = as_ours(dim, init_size, kwargs)
+        if isinstance(combiner, (int, np.integer)) or "input_dim" in kwargs:
+            raise TypeError(
+                f"combiner: got {combiner!r}, want None, 'sum', 'mean' or 'sqrtn'; the table needs no "
+                "number of rows (input_dim): keras.layers.Embedding(1000, 8) is "
+                "tf_dynemb.keras.Embedding(8)"
+            )
+        if "output_dim" in kwargs:
+            if dim is not None:
+                raise TypeError(
+                    "dim and output_dim: got both, want one; they are two names of one thing"
+                )
+            dim = kwargs.pop("output_dim")
+        initializer = kwargs.pop("embeddings_initializer", initializer)
+        fields = take_fields(kwargs, besides=("name", "trainable"))
         # Keras would cast weights to the compute dtype of a mixed policy.
         super().__init__(autocast=False, **kwargs)
-        value_dtype = tf.as_dtype(value_dtype or self.variable_dtype)
-        check_combiner(combiner, value_dtype)
+        if table is None:
+            fields["dim"] = dim
+            fields["initializer"] = initializer
+            fields["key_dtype"] = key_dtype or "int64"
+            fields["value_dtype"] = value_dtype or self.variable_dtype
+            self.hold(Variable(TableConfig(name=self.name, trainable=self.trainable, **fields)))
+        else:
+            if initializer != "uniform":
+                fields["initializer"] = initializer
+            self.share(table, dim=dim, key_dtype=key_dtype, value_dtype=value_dtype, **fields)
+        config = self.table.config
+        check_combiner(combiner, config.value_dtype)
         self.combiner = combiner
         self.mask_zero = bool(mask_zero)
         self.mask_key = int(mask_key) if isinstance(mask_key, np.integer) else mask_key
-        self.initializer = resolve(initializer)
-        arguments = {} if partitioner is None else {"partitioner": partitioner}
-        self._partitioner = partitioner
-        table = Variable(
-            key_dtype=tf.as_dtype(key_dtype),
-            value_dtype=value_dtype,
-            dim=dim,
-            devices=devices,
-            name=self.name,
-            initializer=self.initializer,
-            trainable=self.trainable,
-            init_size=init_size,
-            restrict_policy=restrict_policy,
-            checkpoint=checkpoint,
-            bp_v2=bp_v2,
-            kv_creator=kv_creator,
-            keep_keys=keep_keys,
-            **arguments,
-        )
-        self.hold(table)
-        self.dim = self.table.dim
+        self._masked = masked_key(mask_zero, mask_key, config.key_dtype)
+        self.dim = config.dim
         self.max_norm = max_norm
-        self._masked = masked_key(mask_zero, mask_key, self.table.key_dtype)
-        # Servers and GPUs are those of a job, not of a model: whoever loads it has others, or none.
-        self._devices = None if place_of(table.devices[0]) else devices
-        self._kv_creator = kv_creator
+        self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
         self.supports_masking = True
         self.supports_jit = False
         self.built = True
+        # Of what kind the ids of the models' Inputs are.
+        self._has_dense_inputs = self._has_ragged_inputs = False
+
+    def compute_output_spec(self, ids, weights=None):
+        """As of any layer; and that vectors of ragged ids are ragged, which Keras does not find out."""
+        is_ragged = bool(getattr(ids, "ragged", False))
+        if is_ragged or getattr(ids, "sparse", False):
+            self._has_ragged_inputs = True
+        else:
+            self._has_dense_inputs = True
+        vectors = super().compute_output_spec(ids, weights)
+        if not is_ragged or self.combiner is not None:
+            return vectors
+        return keras.KerasTensor(vectors.shape, vectors.dtype, ragged=True)
 
     def call(self, ids, weights=None):
         """Looks up and combines; see the class."""
@@ -151,9 +174,9 @@ class Embedding(TableLayer):
         return self._cast(self._vectors(keys))
 
     @property
-    def params(self) -> Variable:
-        """The table, by TFRA's name."""
-        return self.table
+    def initializer(self):
+        """What gives missing ids their vectors."""
+        return self.table.initializer
 
     def compute_mask(self, ids, previous_mask=None):
         """False where an id of a dense tensor is masked; None without a mask or with a combiner."""
@@ -165,42 +188,36 @@ class Embedding(TableLayer):
 
     def get_config(self):
         """What from_config needs. A partitioner must be a registered Keras serializable."""
-        config = super().get_config()
+        if self._shared is None:
+            config = self.table.config.get_config()
+        else:
+            config = {"table": self.config_of_shared()}
+        config.update(super().get_config())
         config.update(
-            dim=self.dim,
             combiner=self.combiner,
-            initializer=keras.saving.serialize_keras_object(self.initializer),
-            key_dtype=self.table.key_dtype.name,
-            value_dtype=self.table.value_dtype.name,
             mask_zero=self.mask_zero,
             mask_key=self.mask_key,
-            devices=self._devices,
-            partitioner=keras.saving.serialize_keras_object(self._partitioner),
-            init_size=self.table.init_size,
-            restrict_policy=registered_name(self.table.restrict_policy),
             max_norm=self.max_norm,
-            checkpoint=self.table.checkpoint,
-            bp_v2=self.table.bp_v2,
-            kv_creator=keras.saving.serialize_keras_object(self._kv_creator),
-            keep_keys=self.table.keep_keys,
+            embeddings_regularizer=keras.regularizers.serialize(self.embeddings_regularizer)
+            if self.embeddings_regularizer
+            else None,
         )
         return config
 
     @classmethod
     def from_config(cls, config):
-        """The inverse of get_config."""
-        config = dict(config)
-        for argument in ("partitioner", "kv_creator", *cls._also_serialized):
-            if isinstance(config.get(argument), dict):
-                config[argument] = keras.saving.deserialize_keras_object(config[argument])
-        if isinstance(config.get("restrict_policy"), str):
-            config["restrict_policy"] = registered_policy(config["restrict_policy"])
+        """The inverse of get_config; what is wrong with it is raised as it is."""
         return cls(**config)
 
     def _keys_of(self, ids):
         if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
             ids = tf.convert_to_tensor(ids)
-        return keys_of(ids, self.table.key_dtype, self.table.keep_keys)
+            if self._has_ragged_inputs and not self._has_dense_inputs and tf.is_symbolic_tensor(ids):
+                if _compat.traces_default_signature():
+                    return no_keys(ids, _DENSE_IDS.format(self.name), self.table.keep_keys)
+                if _compat.keras_exports():
+                    raise ValueError(_DENSE_IDS.format(self.name))
+        return keys_of("ids", ids, self.table.key_dtype, self.table.keep_keys)
 
     def _is_kept(self, keys: tf.Tensor, weights=None) -> tf.Tensor | None:
         """Whether each key is not the masked one; None if there is none."""
@@ -208,7 +225,13 @@ class Embedding(TableLayer):
             return None
         return tf.not_equal(engine_keys_of(keys), tf.constant(self._masked, tf.int64))
 
+    def _regularize(self, keys: tf.Tensor) -> None:
+        if self.embeddings_regularizer is not None:
+            distinct, _ = tf.unique(tf.reshape(keys, [-1]))
+            self.add_loss(self.embeddings_regularizer(lookup_keys(self.table, distinct)))
+
     def _look_up(self, keys: tf.Tensor) -> tf.Tensor:
+        self._regularize(keys)
         return lookup_keys(self.table, keys, max_norm=self.max_norm)
 
     def _outer_rank(self, ids) -> int:
@@ -216,9 +239,9 @@ class Embedding(TableLayer):
         return -1
 
     def _combined(self, keys, weights, outer_rank: int):
-        return self._cast(
-            combine(self._look_up, keys, weights, self.combiner, outer_rank, is_kept=self._is_kept)
-        )
+        bags = bags_of(keys, weights, outer_rank, is_kept=self._is_kept)
+        self._regularize(bags.ids)
+        return self._cast(pool(self.table, bags, self.combiner, self.max_norm))
 
     def _vectors(self, keys: tf.Tensor) -> tf.Tensor:
         """Vectors (..., dim) of keys (...) of a dense tensor; zeros where masked."""
@@ -236,3 +259,29 @@ class Embedding(TableLayer):
         if not vectors.dtype.is_floating or vectors.dtype.name == self.compute_dtype:
             return vectors
         return tf.cast(vectors, self.compute_dtype)
+
+
+@keras.saving.register_keras_serializable("tf_dynemb")
+class EmbeddingBag(Embedding):
+    """Embedding with a combiner: each bag of ids, the last axis, gives one vector.
+
+    Args:
+        dim: numbers per vector.
+        combiner: "sum", "mean" or "sqrtn".
+        **kwargs: of Embedding.
+
+    Raises:
+        ValueError: no combiner; what Embedding raises.
+
+    Example:
+
+    >>> import tensorflow as tf, tf_dynemb
+    >>> tags = tf_dynemb.EmbeddingBag(4)
+    >>> tags(tf.ragged.constant([[7, 8], []], dtype=tf.int64)).shape.as_list()
+    [2, 4]
+    """
+
+    def __init__(self, dim: int | None = None, combiner: str = "mean", **kwargs):
+        if combiner is None:
+            raise ValueError("combiner: got None, want 'sum', 'mean' or 'sqrtn'")
+        super().__init__(dim, combiner, **kwargs)

@@ -1,4 +1,4 @@
-"""Ids as Keras gives them, turned into keys; and the mask of a masked id."""
+"""The masked id of a layer, and the mask of it."""
 
 from __future__ import annotations
 
@@ -7,47 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb.base.fingerprint import fingerprint
-
-# Why ids may come as floats, and what to do.
-FLOATS_OF_INPUTS = (
-    "Keras makes floats of ids where an Input has no dtype; give keras.Input(shape, dtype='int64')"
-)
-
-
-def keys_of(ids, key_dtype, keep_strings: bool = False):
-    """The int64 keys of ids, of the same structure.
-
-    Args:
-        ids: a dense tensor, tf.RaggedTensor or tf.SparseTensor of integers or strings.
-        key_dtype: tf.int64, tf.int32 or tf.string.
-        keep_strings: whether strings stay strings, for a table that keeps them.
-
-    Raises:
-        TypeError: ids that are neither integers nor strings, or that key_dtype cannot hold.
-    """
-    dtype = ids.dtype
-    if key_dtype == tf.string:
-        if dtype != tf.string:
-            raise TypeError(f"ids: got {dtype.name}, the layer's key_dtype is string")
-    elif not dtype.is_integer:
-        hint = "give the layer key_dtype='string'" if dtype == tf.string else FLOATS_OF_INPUTS
-        raise TypeError(f"ids: got {dtype.name}, want integers; {hint}")
-    elif key_dtype == tf.int32 and dtype.max > tf.int32.max:
-        raise TypeError(
-            f"ids: got {dtype.name}, which the layer's key_dtype int32 cannot hold; give it "
-            "key_dtype='int64'"
-        )
-
-    def flat_keys(flat):
-        if dtype == tf.string:
-            return flat if keep_strings else fingerprint(flat)
-        return tf.bitcast(flat, tf.int64) if dtype == tf.uint64 else tf.cast(flat, tf.int64)
-
-    if isinstance(ids, tf.RaggedTensor):
-        return ids.with_flat_values(flat_keys(ids.flat_values))
-    if isinstance(ids, tf.SparseTensor):
-        return ids.with_values(flat_keys(ids.values))
-    return flat_keys(ids)
+from tf_dynemb.base.keys import keys_of
 
 
 def masked_key(mask_zero: bool, mask_key, key_dtype) -> int | None:
@@ -96,7 +56,7 @@ class IdMask(keras.Operation):
 
     def call(self, ids):
         """The mask, bool, of ids of a dense tensor."""
-        keys = keys_of(tf.convert_to_tensor(ids), tf.as_dtype(self.key_dtype))
+        keys = keys_of("ids", tf.convert_to_tensor(ids), tf.as_dtype(self.key_dtype))
         return tf.not_equal(keys, tf.constant(self.masked, tf.int64))
 
     def compute_output_spec(self, ids):

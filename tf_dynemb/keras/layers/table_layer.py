@@ -4,21 +4,62 @@ from __future__ import annotations
 
 import pathlib
 import uuid
+import weakref
+from collections.abc import Mapping
 
 import h5py
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tf_dynemb import _compat
-from tf_dynemb.keras import saving
+from tf_dynemb.table import keras_files
 from tf_dynemb.table.variable import Variable
 
 _ROWS_FILE = "rows.h5"
 _IN_ASSETS = "rows_file_in_assets"
+_BY_ANOTHER_LAYER = "rows_by_another_layer"
+# Fields of a TableConfig that a layer may be given beside a table, if it has the same.
+_SAME = {"dim": int, "key_dtype": tf.as_dtype, "value_dtype": tf.as_dtype}
 
 
 class TableLayer(keras.layers.Layer):
-    """Base of layers with a table. Their constructors call `hold`."""
+    """Base of layers with a table. Their constructors call `hold`, or `share`."""
+
+    # Gives the layer or Variable whose table this layer has. Keras would take a layer for a part of it.
+    _shared = None
+
+    def share(self, shared, **fields) -> None:
+        """Makes the table of another layer, or a Variable, this layer's too.
+
+        Args:
+            shared: the layer, the Variable, or the config of one.
+            **fields: of a TableConfig, as this layer was given them: None, or for dim and dtypes what
+                the table has.
+
+        Raises:
+            TypeError: neither a layer with a table nor a Variable.
+            ValueError: another field, or another value.
+        """
+        if isinstance(shared, Mapping):
+            shared = keras.saving.deserialize_keras_object(shared)
+        table = getattr(shared, "table", shared)
+        if not isinstance(table, Variable):
+            raise TypeError(f"table: got {shared!r}, want a layer with a table, or a tf_dynemb.Variable")
+        for name, value in fields.items():
+            own = getattr(table.config, name)
+            if value is not None and not (name in _SAME and own == _SAME[name](value)):
+                raise ValueError(
+                    f"{name}: got {value!r} with the table {table.name}, whose {name} is {own!r}; "
+                    "give it where the table is made, or leave out `table`"
+                )
+        self._shared = lambda: shared
+        self.hold(table)
+
+    def config_of_shared(self) -> dict:
+        """The config of what `share` was given. Keras' files make one object of those with one id."""
+        shared = self._shared()
+        return keras.saving.serialize_keras_object(shared) | {"shared_object_id": id(shared)}
 
     def hold(self, table: Variable) -> None:
         """Makes a table this layer's, its handle a weight."""
@@ -31,6 +72,11 @@ class TableLayer(keras.layers.Layer):
         """Rows times dim: what there is now, not what there was when the layer was made."""
         return int(self.table.size()) * self.table.dim
 
+    def get_config(self):
+        """As Keras'; refuses to be written to a file that cannot give the rows back."""
+        self.handle.check_file_format()
+        return super().get_config()
+
     # Keras writes variables first and then assets, and reads them in the same order. Rows go to the
     # variables where those are a file, and to the assets where Keras holds the variables in memory (in
     # `.keras`), or asks for assets alone. In the variables is then the name of the file.
@@ -39,26 +85,33 @@ class TableLayer(keras.layers.Layer):
         """Writes the rows into `.weights.h5`, or the name of the file among the assets with them."""
         if not self.table.checkpoint:
             return
+        if self.table.store_of_keras() is store:  # another layer of this table has written them
+            self._rows_file, self._store_of_rows = None, store
+            store[_BY_ANOTHER_LAYER] = np.frombuffer(self.table.name.encode(), np.uint8)
+            return
+        self.table.store_of_keras = weakref.ref(store)
         if _compat.writes_to_memory(store):
             self._rows_file, self._store_of_rows = f"rows-{uuid.uuid4().hex}.h5", None
             store[_IN_ASSETS] = np.frombuffer(self._rows_file.encode(), np.uint8)
         else:
             self._rows_file, self._store_of_rows = None, store
-            saving.write_rows(self.table, store)
+            keras_files.write_rows(self.table, store)
 
     def load_own_variables(self, store):
         """Reads them from there."""
         if not self.table.checkpoint:
             return
         self._rows_file = None
-        rows_file = saving.name_of_file(self.table, store, _IN_ASSETS)
-        archive = getattr(store, "archive", None)
+        if keras_files.is_in(store, _BY_ANOTHER_LAYER, self.table):
+            return
+        rows_file = keras_files.name_of_file(self.table, store, _IN_ASSETS)
+        archive = _compat.archive_of(store)
         if rows_file is None:
-            saving.read_rows(self.table, store)
+            keras_files.read_rows(self.table, store)
         elif archive is None:
             self._rows_file = rows_file
         else:  # load_weights of a `.keras` reads no assets
-            saving.read_rows_of_archive(self.table, archive, rows_file)
+            keras_files.read_rows_of_archive(self.table, archive, rows_file)
 
     def save_assets(self, dir_path):
         """Writes the rows into `.keras`."""
@@ -68,7 +121,7 @@ class TableLayer(keras.layers.Layer):
             self._store_of_rows = None
             return
         with h5py.File(pathlib.Path(dir_path) / (self._rows_file or _ROWS_FILE), "w") as store:
-            saving.write_rows(self.table, store)
+            keras_files.write_rows(self.table, store)
 
     def load_assets(self, dir_path):
         """Reads them from there; dir_path is None where Keras finds no folder."""
@@ -79,4 +132,4 @@ class TableLayer(keras.layers.Layer):
             if self._rows_file is None:
                 return  # they were in the variables
             raise ValueError(f"{self.name}: the file is damaged: {self._rows_file} is missing")
-        saving.read_rows_of_file(self.table, path)
+        keras_files.read_rows_of_file(self.table, path)

@@ -1,0 +1,166 @@
+"""How old what is served is: from apply_gradients in one process to a lookup of it in another.
+
+    .venv/bin/python benchmarks/freshness_benchmark.py [--rates 1000,10000,100000] [--seconds 20]
+
+A trainer changes so many rows a second of a table, in steps of a tenth of a second, and publishes every
+`--every_seconds`. A server follows. Each step writes its number into a row of the table, together with
+the others; the server's clock says when that row is first read with it. Both processes are on this
+machine, so that their clocks are one. Prints a Markdown table:
+
+- p50, p99: seconds from the beginning of apply_gradients to the first lookup that has it;
+- bytes per row: of the feed's changes, beside those of key and value;
+- publishing: the share of the trainer's time that publishing takes;
+- read p50, p99: microseconds of one lookup of 32 ids inside `reading()`, while the server follows, and
+  the ratio to the same while nothing is published.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import app, flags
+
+import tf_dynemb
+from tf_dynemb.serving.feed import Feed
+
+RATES = flags.DEFINE_list("rates", ["1000", "10000", "100000"], "Changed rows a second.")
+SECONDS = flags.DEFINE_float("seconds", 20, "How long to train at each rate.", lower_bound=1)
+EVERY = flags.DEFINE_float("every_seconds", 0.5, "Between two generations.", lower_bound=0.01)
+ROWS = flags.DEFINE_integer("rows", 1_000_000, "Rows of the table.", lower_bound=1000)
+DIM = flags.DEFINE_integer("dim", 32, "Numbers per row.", lower_bound=1)
+FOLLOWERS = flags.DEFINE_integer("followers", 1, "Servers, of which the first is measured.")
+ROLE = flags.DEFINE_enum("role", None, ["server"], "For this program itself.")
+FEED = flags.DEFINE_string("feed", None, "For this program itself.")
+STEPS_PER_SECOND = 10
+STEP_KEY = -1
+
+
+def make():
+    return tf_dynemb.Variable(dim=DIM.value, initializer="zeros", name="table")
+
+
+def serve():
+    """Follows until the feed says that training has ended; prints when it saw each step first."""
+    table = make()
+    lookup = tf.function(table.lookup, input_signature=[tf.TensorSpec([None], tf.int64)])
+    batches = np.random.default_rng(1).integers(0, ROWS.value, (997, 32))
+    batches[:, 0] = STEP_KEY
+    batches = [tf.constant(batch) for batch in batches]
+    follower = tf_dynemb.serving.Follower(table, FEED.value, background=True, poll_seconds=0.01)
+    while follower.status.generation is None:
+        time.sleep(0.01)
+
+    def measure(until):
+        seen, took, last, turn = {}, [], None, 0
+        while not until():
+            turn += 1
+            begin = time.perf_counter()
+            with follower.reading():
+                values = lookup(batches[turn % 997])
+            took.append(time.perf_counter() - begin)
+            step = float(values[0, 0])
+            if step != last:
+                seen[step], last = time.time(), step
+            time.sleep(0.0005)  # as a server that is not saturated
+        return seen, took
+
+    end = time.monotonic() + 3
+    _, quiet = measure(lambda: time.monotonic() > end)
+    print("ready", flush=True)
+    done = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.readline(), done.set()), daemon=True).start()
+    seen, busy = measure(done.is_set)
+    print(json.dumps({"seen": seen, "quiet": quiet, "busy": busy, "errors": follower.status.errors}))
+
+
+def train(rate):
+    with tempfile.TemporaryDirectory() as folder:
+        table = make()
+        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+        keys = tf.range(ROWS.value, dtype=tf.int64)
+        table.upsert(keys, tf.random.normal((ROWS.value, DIM.value)))
+        table.upsert(tf.constant([STEP_KEY], tf.int64), tf.zeros((1, DIM.value)))
+        publisher = tf_dynemb.serving.Publisher(
+            table, f"{folder}/feed", every_seconds=EVERY.value, full_copy_ratio=1e9
+        )
+        publisher.publish()
+        command = [sys.executable, __file__, "--role=server", f"--feed={folder}/feed"]
+        command += [f"--rows={ROWS.value}", f"--dim={DIM.value}"]
+        servers = [
+            subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+            for _ in range(FOLLOWERS.value)
+        ]
+        for server in servers:
+            assert server.stdout.readline() == "ready\n"
+        draw, began, publishing = np.random.default_rng(0), {}, 0.0
+        count = rate // STEPS_PER_SECOND
+        gradient = tf.constant(draw.normal(size=(count, DIM.value)), tf.float32) * 1e-3
+        gradient = tf.concat([-tf.ones((1, DIM.value)), gradient], 0)
+        start = time.monotonic()
+        steps = int(SECONDS.value * STEPS_PER_SECOND)
+        for step in range(1, steps + 1):
+            time.sleep(max(0, start + step / STEPS_PER_SECOND - time.monotonic()))
+            ids = np.concatenate([[STEP_KEY], draw.choice(ROWS.value, count, replace=False)])
+            slices = tf.IndexedSlices(gradient, tf.constant(ids), tf.constant([-1, DIM.value]))
+            began[step] = time.time()
+            optimizer.apply([slices], [table.handle])
+            before = time.monotonic()
+            publisher.step()
+            publishing += time.monotonic() - before
+        wall = time.monotonic() - start
+        publisher.publish()
+        feed = Feed(f"{folder}/feed")
+        deltas = [feed.read(number).delta for number in feed.numbers()[1:]]
+        row_bytes = sum(d.file_bytes for d in deltas) / sum(d.rows for d in deltas)
+        time.sleep(2 * EVERY.value)
+        said = []
+        for server in servers:
+            out, _ = server.communicate("end\n")
+            said.append(json.loads(out))
+    ages = []
+    first = said[0]
+    seen = sorted((float(step), when) for step, when in first["seen"].items())
+    for step, when in began.items():
+        first_seen = [at for number, at in seen if round(number) >= step]
+        if first_seen:
+            ages.append(first_seen[0] - when)
+    p50, p99 = np.percentile(ages, [50, 99])
+    read = [np.percentile(first[what], [50, 99]) * 1e6 for what in ("quiet", "busy")]
+    least = 8 + 4 * DIM.value
+    print(
+        f"| {rate:,} | {p50:.2f} | {p99:.2f} | {row_bytes:.0f} ({row_bytes / least:.2f}x) "
+        f"| {publishing / wall:.1%} | {read[1][0]:.0f} ({read[1][0] / read[0][0]:.2f}x) "
+        f"| {read[1][1]:.0f} ({read[1][1] / read[0][1]:.2f}x) |",
+        flush=True,
+    )
+    assert len(ages) == steps and not any(s["errors"] for s in said), (len(ages), steps)
+
+
+def main(argv):
+    del argv
+    if ROLE.value == "server":
+        serve()
+        return
+    print("| rows/s | p50 s | p99 s | bytes per row | publishing | read p50 us | read p99 us |")
+    print("|---|---|---|---|---|---|---|")
+    for rate in RATES.value:
+        train(int(rate))
+
+
+if __name__ == "__main__":
+    app.run(main)

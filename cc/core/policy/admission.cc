@@ -1,0 +1,216 @@
+#include "cc/core/policy/admission.h"
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "cc/core/base/hash.h"
+#include "cc/core/lookup/dedup.h"
+#include "cc/core/optimizer/sgd.h"
+
+namespace dynemb {
+namespace {
+
+// Keys of a batch that have no row.
+struct Missing {
+  std::vector<int64_t> positions;  // ascending
+  std::vector<Key> keys;           // distinct
+  std::vector<int64_t> key_at;     // of each position, its place among the keys
+  std::vector<float> occurrences;  // of each key in this batch
+  std::vector<bool> admitted;      // of each key
+};
+
+int64_t SizeOf(const Batch& batch) {
+  return batch.select == nullptr ? batch.keys.size : *batch.select->count;
+}
+
+ConstRows RowsOf(const std::vector<float>& numbers) {
+  return {reinterpret_cast<const char*>(numbers.data()), static_cast<int64_t>(numbers.size()),
+          sizeof(float)};
+}
+
+// How often the keys had occurred before.
+Status Counts(const Context& context, const Admission& admission, const std::vector<Key>& keys,
+              std::vector<float>* counts) {
+  counts->assign(keys.size(), 0.0f);
+  const Rows rows = {reinterpret_cast<char*>(counts->data()), static_cast<int64_t>(counts->size()),
+                     sizeof(float)};
+  return admission.candidates->Find(context, {keys}, rows, Report());
+}
+
+Status Judge(const Context& context, const Batch& batch, const Admission& admission,
+             std::vector<int64_t> positions, Missing* missing) {
+  std::sort(positions.begin(), positions.end());
+  missing->positions = std::move(positions);
+  std::vector<Key> all;
+  for (const int64_t position : missing->positions) all.push_back(batch.keys[position]);
+  const Dedup dedup(all);
+  missing->keys = dedup.unique();
+  missing->key_at = dedup.inverse();
+  missing->occurrences.assign(missing->keys.size(), 0.0f);
+  for (const int64_t k : missing->key_at) ++missing->occurrences[static_cast<size_t>(k)];
+  missing->admitted.assign(missing->keys.size(), true);
+  std::vector<float> before;
+  const AdmissionPolicy& policy = admission.policy;
+  if (policy.kind == AdmissionPolicy::Kind::kMinCount) {
+    DYNEMB_RETURN_IF_ERROR(Counts(context, admission, missing->keys, &before));
+  }
+  for (size_t i = 0; i < missing->positions.size(); ++i) {
+    const size_t k = static_cast<size_t>(missing->key_at[i]);
+    switch (policy.kind) {
+      case AdmissionPolicy::Kind::kAll:
+        break;
+      case AdmissionPolicy::Kind::kMinCount:
+        missing->admitted[k] =
+            before[k] + missing->occurrences[k] >= static_cast<float>(policy.min_count);
+        break;
+      case AdmissionPolicy::Kind::kProbability:
+        missing->admitted[k] =
+            IsDrawn(policy.probability, policy.seed, missing->keys[k], admission.step);
+        break;
+      case AdmissionPolicy::Kind::kGiven:
+        missing->admitted[k] = admission.given[missing->positions[i]];
+        break;
+    }
+  }
+  return Status();
+}
+
+// The keys, and occurrences, that are admitted or not.
+std::vector<Key> KeysThatAre(bool admitted, const Missing& missing,
+                             std::vector<float>* occurrences) {
+  std::vector<Key> keys;
+  for (size_t k = 0; k < missing.keys.size(); ++k) {
+    if (missing.admitted[k] != admitted) continue;
+    keys.push_back(missing.keys[k]);
+    occurrences->push_back(missing.occurrences[k]);
+  }
+  return keys;
+}
+
+// Those that have got rows are no candidates any more; the others have occurred.
+Status UpdateCandidates(const Context& context, const Admission& admission,
+                        const Missing& missing) {
+  if (admission.policy.kind != AdmissionPolicy::Kind::kMinCount) return Status();
+  std::vector<float> occurrences, of_admitted;
+  const std::vector<Key> declined = KeysThatAre(false, missing, &occurrences);
+  const std::vector<Key> admitted = KeysThatAre(true, missing, &of_admitted);
+  const OptimizerSpec adds = CandidateOptimizer();
+  const double hyper[] = {-1, 1, 0};  // learning rate, step, weight decay
+  Update update;
+  update.rule = &adds;
+  update.hyper = {hyper, 3};
+  DYNEMB_RETURN_IF_ERROR(admission.candidates->Apply(context, {declined}, RowsOf(occurrences),
+                                                     update, Stamp{admission.step}, Report()));
+  return admission.candidates->Erase(context, {admitted}, Report());
+}
+
+// The positions of a batch whose keys have no row, as call(report) reports them.
+template <typename Call>
+Status MissesOf(const Batch& batch, const Call& call, std::vector<int64_t>* positions) {
+  positions->resize(static_cast<size_t>(SizeOf(batch)));
+  int64_t count = 0;
+  Positions misses = {*positions, &count};
+  Report report;
+  report.misses = &misses;
+  DYNEMB_RETURN_IF_ERROR(call(report));
+  positions->resize(static_cast<size_t>(count));
+  return Status();
+}
+
+Status Wrong(std::string_view text) {
+  return InvalidArgument("admission: got '", std::string(text),
+                         "', want '', 'min_count N', 'probability P seed N' or 'given'");
+}
+
+}  // namespace
+
+Status AdmissionPolicy::Parse(std::string_view text, AdmissionPolicy* policy) {
+  AdmissionPolicy parsed;
+  std::istringstream words{std::string(text)};
+  std::string kind, seed, rest;
+  bool good = true;
+  if (words >> kind) {
+    if (kind == "min_count") {
+      parsed.kind = Kind::kMinCount;
+      good = words >> parsed.min_count && parsed.min_count >= 1;
+    } else if (kind == "probability") {
+      parsed.kind = Kind::kProbability;
+      good = words >> parsed.probability >> seed >> parsed.seed && seed == "seed" &&
+             parsed.probability >= 0 && parsed.probability <= 1;
+    } else {
+      parsed.kind = Kind::kGiven;
+      good = kind == "given";
+    }
+  }
+  if (!good || words >> rest) return Wrong(text);
+  *policy = parsed;
+  return Status();
+}
+
+bool IsDrawn(double probability, int64_t seed, Key key, int64_t step) {
+  const uint64_t of_step = Mix64(static_cast<uint64_t>(seed) ^ Mix64(static_cast<uint64_t>(step)));
+  const uint64_t number = Mix64(static_cast<uint64_t>(key) ^ of_step);
+  return std::ldexp(static_cast<double>(number >> 11), -53) < probability;
+}
+
+OptimizerSpec CandidateOptimizer() {
+  OptimizerSpec spec;
+  spec.name = Sgd::kName;
+  return spec;
+}
+
+Status ApplyAdmitted(const Context& context, Table* table, const Batch& batch, ConstRows gradients,
+                     const Update& update, const Stamp& stamp, const Admission& admission,
+                     int64_t* declined) {
+  *declined = 0;
+  return OrNoMemory([&] {
+    Update of_rows = update;
+    of_rows.if_missing = IfMissing::kReport;
+    std::vector<int64_t> positions;
+    DYNEMB_RETURN_IF_ERROR(MissesOf(
+        batch,
+        [&](const Report& report) {
+          return table->Apply(context, batch, gradients, of_rows, stamp, report);
+        },
+        &positions));
+    if (positions.empty()) return Status();
+    Missing missing;
+    DYNEMB_RETURN_IF_ERROR(Judge(context, batch, admission, std::move(positions), &missing));
+    std::vector<int64_t> inserted;
+    for (size_t i = 0; i < missing.positions.size(); ++i) {
+      if (missing.admitted[static_cast<size_t>(missing.key_at[i])]) {
+        inserted.push_back(missing.positions[i]);
+      }
+    }
+    *declined = static_cast<int64_t>(missing.positions.size() - inserted.size());
+    if (!inserted.empty()) {
+      int64_t count = static_cast<int64_t>(inserted.size());
+      const Positions select = {inserted, &count};
+      DYNEMB_RETURN_IF_ERROR(
+          table->Apply(context, {batch.keys, &select}, gradients, update, stamp, Report()));
+    }
+    return UpdateCandidates(context, admission, missing);
+  });
+}
+
+Status AppendAdmitted(const Context& context, const Table& table, const Batch& batch,
+                      const Admission& admission, std::vector<Key>* keys) {
+  return OrNoMemory([&] {
+    std::vector<int64_t> positions;
+    DYNEMB_RETURN_IF_ERROR(MissesOf(
+        batch,
+        [&](const Report& report) { return table.ReadRows(context, batch, RowParts(), report); },
+        &positions));
+    Missing missing;
+    DYNEMB_RETURN_IF_ERROR(Judge(context, batch, admission, std::move(positions), &missing));
+    std::vector<float> occurrences;
+    const std::vector<Key> admitted = KeysThatAre(true, missing, &occurrences);
+    keys->insert(keys->end(), admitted.begin(), admitted.end());
+    return Status();
+  });
+}
+
+}  // namespace dynemb

@@ -1,0 +1,71 @@
+// Admission: which keys without a row get one when they are trained.
+//
+// A key that is not admitted keeps reading its initial value, and its gradient is dropped. Under
+// kMinCount the keys that have occurred and have no row yet, the candidates, are a table as well:
+// its rows are one float32, how often the key has occurred. So counts are saved, restored, sharded
+// and bounded as any rows are, by the table that holds them.
+#ifndef TF_DYNEMB_CC_CORE_POLICY_ADMISSION_H_
+#define TF_DYNEMB_CC_CORE_POLICY_ADMISSION_H_
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "cc/core/base/context.h"
+#include "cc/core/base/span.h"
+#include "cc/core/base/status.h"
+#include "cc/core/optimizer/optimizer_spec.h"
+#include "cc/core/table/table.h"
+
+namespace dynemb {
+
+struct AdmissionPolicy {
+  enum class Kind : uint8_t {
+    kAll,          // every key
+    kMinCount,     // those that have occurred so often
+    kProbability,  // a share of them, drawn anew in each step
+    kGiven,        // those that the caller of an update says
+  };
+
+  Kind kind = Kind::kAll;
+  int64_t min_count = 1;
+  double probability = 1;
+  int64_t seed = 0;
+
+  bool admits_all() const { return kind == Kind::kAll; }
+
+  // The text form: "", "min_count 3", "probability 0.25 seed 7" or "given".
+  static Status Parse(std::string_view text, AdmissionPolicy* policy);
+};
+
+// Whether kProbability admits a key in a step: a pure function of these.
+bool IsDrawn(double probability, int64_t seed, Key key, int64_t step);
+
+// The optimizer of a table of candidates, which adds occurrences up.
+OptimizerSpec CandidateOptimizer();
+
+// What decides about the keys of one update.
+struct Admission {
+  AdmissionPolicy policy;
+  Table* candidates = nullptr;  // of kMinCount; of float32, dim 1, with CandidateOptimizer
+  // Of kGiven: whether each key of the batch is admitted. Equal keys must have the same.
+  Span<const bool> given;
+  int64_t step = 0;  // of the optimizer
+};
+
+// table->Apply for the keys that have a row or are admitted. Under kMinCount each position of the
+// batch counts as an occurrence, those of this batch too; a key that gets its row is no candidate
+// any more. Tables in host memory. Errors: as of Apply; the keys that have rows may have been
+// updated then.
+// *declined: how many positions had no row and got none.
+Status ApplyAdmitted(const Context& context, Table* table, const Batch& batch, ConstRows gradients,
+                     const Update& update, const Stamp& stamp, const Admission& admission,
+                     int64_t* declined);
+
+// Appends the distinct keys that ApplyAdmitted would give rows.
+Status AppendAdmitted(const Context& context, const Table& table, const Batch& batch,
+                      const Admission& admission, std::vector<Key>* keys);
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_POLICY_ADMISSION_H_

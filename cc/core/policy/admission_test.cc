@@ -1,0 +1,237 @@
+// Admission of keys against a model that is a map of counts.
+#include "cc/core/policy/admission.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "cc/core/table/host_table.h"
+#include "cc/core/testing/caller.h"
+#include "gtest/gtest.h"
+
+namespace dynemb {
+namespace {
+
+AdmissionPolicy Policy(const std::string& text) {
+  AdmissionPolicy policy;
+  EXPECT_TRUE(AdmissionPolicy::Parse(text, &policy).ok()) << text;
+  return policy;
+}
+
+// A table of dim 1 that begins with zeros, trained by SGD, and its candidates.
+struct Admitting {
+  explicit Admitting(const std::string& policy, int64_t max_rows = -1,
+                     int64_t max_candidates = -1) {
+    TableSchema schema;
+    schema.dim = 1;
+    schema.rule = CandidateOptimizer();
+    TableOptions options;
+    options.max_rows = max_rows;
+    options.on_full = OnFull::kDecline;
+    EXPECT_TRUE(MakeHostTable(schema, options, &table).ok());
+    TableOptions of_candidates;
+    of_candidates.max_rows = max_candidates;
+    if (max_candidates >= 0) {
+      EXPECT_TRUE(EvictionPolicy::Parse("lru", &of_candidates.eviction).ok());
+      schema.meta = of_candidates.eviction.meta();
+    }
+    EXPECT_TRUE(MakeHostTable(schema, of_candidates, &candidates).ok());
+    admission.policy = Policy(policy);
+    admission.candidates = candidates.get();
+  }
+
+  // Adds 1 to the row of each key of the batch that has one, or is given one.
+  int64_t Step(const Keys& keys, int64_t step = 1, const bool* given = nullptr) {
+    const Floats gradients(keys.size(), -1.0f);
+    const ConstRows rows = {reinterpret_cast<const char*>(gradients.data()),
+                            static_cast<int64_t>(gradients.size()), sizeof(float)};
+    const OptimizerSpec rule = CandidateOptimizer();
+    const double hyper[] = {1, static_cast<double>(step), 0};
+    Update update;
+    update.rule = &rule;
+    update.hyper = {hyper, 3};
+    Admission of_step = admission;
+    of_step.step = step;
+    of_step.given = {given, given == nullptr ? 0 : static_cast<int64_t>(keys.size())};
+    std::vector<Key> foreseen;
+    EXPECT_TRUE(AppendAdmitted(OneThread(), *table, {keys}, of_step, &foreseen).ok());
+    const int64_t before = table->size();
+    int64_t declined = -1;
+    EXPECT_TRUE(
+        ApplyAdmitted(OneThread(), table.get(), {keys}, rows, update, Stamp(), of_step, &declined)
+            .ok());
+    if (table->room() > static_cast<int64_t>(foreseen.size())) {
+      EXPECT_EQ(table->size() - before, static_cast<int64_t>(foreseen.size()));
+    }
+    return declined;
+  }
+  static std::map<Key, float> Values(Table* of) {
+    std::map<Key, float> values;
+    for (const auto& [key, row] : Caller(of, HostTestMemory()).Export()) {
+      values[key] = Numbers<float>(row.value)[0];
+    }
+    return values;
+  }
+  std::map<Key, float> values() const { return Values(table.get()); }
+  std::map<Key, float> counts() const { return Values(candidates.get()); }
+
+  std::unique_ptr<Table> table, candidates;
+  Admission admission;
+};
+
+using Map = std::map<Key, float>;
+
+TEST(AdmissionTest, TextForms) {
+  EXPECT_TRUE(Policy("").admits_all());
+  EXPECT_EQ(Policy("min_count 3").min_count, 3);
+  EXPECT_EQ(Policy("probability 0.25 seed -7").probability, 0.25);
+  EXPECT_EQ(Policy("probability 0.25 seed -7").seed, -7);
+  EXPECT_EQ(Policy("given").kind, AdmissionPolicy::Kind::kGiven);
+  for (const char* wrong :
+       {"min_count", "min_count 0", "min_count x", "min_count 3 4", "all", "probability 2 seed 1",
+        "probability 0.5", "probability nan seed 1", "probability 0.5 seed", "given 1"}) {
+    AdmissionPolicy policy;
+    EXPECT_EQ(AdmissionPolicy::Parse(wrong, &policy).code(), Code::kInvalidArgument) << wrong;
+  }
+}
+
+TEST(AdmissionTest, AKeyGetsItsRowWhenItHasOccurredOftenEnough) {
+  Admitting three("min_count 3");
+  EXPECT_EQ(three.Step({5, 6, 5}), 3);
+  EXPECT_EQ(three.values(), Map());
+  EXPECT_EQ(three.counts(), (Map{{5, 2}, {6, 1}}));
+  // The gradients of the batch that admits count, those before are lost.
+  EXPECT_EQ(three.Step({7, 5}), 1);
+  EXPECT_EQ(three.values(), (Map{{5, 1}}));
+  EXPECT_EQ(three.counts(), (Map{{6, 1}, {7, 1}}));
+  EXPECT_EQ(three.Step({8, 5, 8, 8, 6}), 1);
+  EXPECT_EQ(three.values(), (Map{{5, 2}, {8, 3}}));
+  EXPECT_EQ(three.counts(), (Map{{6, 2}, {7, 1}}));
+  // A row that goes begins anew.
+  ASSERT_OK(Caller(three.table.get(), HostTestMemory()).Erase({5}));
+  EXPECT_EQ(three.Step({5}), 1);
+  EXPECT_EQ(three.counts(), (Map{{5, 1}, {6, 2}, {7, 1}}));
+}
+
+TEST(AdmissionTest, TheSameForAnySplitOfTheBatch) {
+  std::mt19937 random(1);
+  Keys stream;
+  for (int i = 0; i < 20'000; ++i)
+    stream.push_back(static_cast<Key>(random() % 97 * (random() % 97)));
+  std::map<Key, int> occurred;
+  for (const Key key : stream) ++occurred[key];
+  for (const size_t batch : {1, 7, 1024, 20'000}) {
+    Admitting five("min_count 5");
+    for (size_t at = 0; at < stream.size(); at += batch) {
+      five.Step(Keys(stream.begin() + static_cast<int64_t>(at),
+                     stream.begin() + static_cast<int64_t>(std::min(stream.size(), at + batch))));
+    }
+    const Map values = five.values(), counts = five.counts();
+    for (const auto& [key, times] : occurred) {
+      ASSERT_EQ(values.count(key) == 1, times >= 5) << key;
+      ASSERT_EQ(counts.count(key) == 1, times < 5) << key;
+      if (times < 5) {
+        ASSERT_EQ(counts.at(key), static_cast<float>(times));
+      }
+    }
+    ASSERT_EQ(values.size() + counts.size(), occurred.size());
+  }
+}
+
+TEST(AdmissionTest, CandidatesAreBounded) {
+  Admitting two("min_count 2", -1, 100);
+  for (int64_t step = 1; step <= 50; ++step) {
+    Keys keys = {-1 - step / 2};  // each occurs twice, in successive steps
+    for (Key k = 0; k < 40; ++k) keys.push_back(step * 40 + k);
+    two.Step(keys, step);
+    ASSERT_LE(two.candidates->size(), 100);
+  }
+  EXPECT_EQ(two.table->size(), 24);  // the first and the last of the others came once
+}
+
+TEST(AdmissionTest, ProbabilityIsAFunctionOfSeedKeyAndStep) {
+  Admitting a("probability 0.25 seed 7"), b("probability 0.25 seed 7"),
+      c("probability 0.25 seed 8");
+  Keys keys;
+  for (Key key = 0; key < 4000; ++key) keys.push_back(key);
+  const int64_t declined = a.Step(keys, 3);
+  EXPECT_NEAR(static_cast<double>(declined) / 4000, 0.75, 0.035);  // 5 standard deviations
+  const Keys backwards(keys.rbegin(), keys.rend());
+  b.Step(backwards, 3);
+  c.Step(keys, 3);
+  EXPECT_EQ(a.values(), b.values());
+  EXPECT_NE(a.values(), c.values());
+  // In another step others are drawn: after n steps a share of 0.75^n is left.
+  for (int64_t step = 4; step < 6; ++step) a.Step(keys, step);
+  EXPECT_NEAR(static_cast<double>(a.table->size()) / 4000, 1 - 0.75 * 0.75 * 0.75, 0.04);
+  Admitting none("probability 0 seed 1"), all("probability 1 seed 1");
+  EXPECT_EQ(none.Step(keys), 4000);
+  EXPECT_EQ(all.Step(keys), 0);
+}
+
+TEST(AdmissionTest, TheCallerSays) {
+  Admitting given("given");
+  const bool first[] = {true, false, true};
+  EXPECT_EQ(given.Step({1, 2, 1}, 1, first), 1);
+  const bool second[] = {false, false};
+  EXPECT_EQ(given.Step({1, 3}, 2, second), 1);  // 1 has a row
+  EXPECT_EQ(given.values(), (Map{{1, 3}}));
+}
+
+TEST(AdmissionTest, AFullTableDeclinesWhatWasAdmitted) {
+  Admitting two("min_count 2", 1);
+  EXPECT_EQ(two.Step({1, 1, 2, 2}), 0);
+  EXPECT_EQ(two.values(), (Map{{1, 2}}));
+  EXPECT_EQ(two.table->counters().declined, 2);
+}
+
+TEST(AdmissionTest, OccurrencesOfThreadsAddUp) {
+  Admitting never("min_count 1000000");
+  constexpr int kThreads = 8, kSteps = 200;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      const OptimizerSpec rule = CandidateOptimizer();
+      const double hyper[] = {1, 1, 0};
+      Update update;
+      update.rule = &rule;
+      update.hyper = {hyper, 3};
+      const Keys keys = {1, 2, 1};
+      const Floats gradients(3, 1.0f);
+      for (int i = 0; i < kSteps; ++i) {
+        int64_t declined;
+        ASSERT_OK(ApplyAdmitted(OneThread(), never.table.get(), {keys},
+                                {reinterpret_cast<const char*>(gradients.data()), 3, sizeof(float)},
+                                update, Stamp(), never.admission, &declined));
+        ASSERT_EQ(declined, 3);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(never.counts(), (Map{{1, 2 * kThreads * kSteps}, {2, kThreads * kSteps}}));
+}
+
+TEST(AdmissionTest, AMissingKeyReadsTheValueForIt) {
+  TableSchema schema;
+  schema.dim = 2;
+  schema.initializer.distribution = {Distribution::Kind::kUniform, 1, 2};
+  schema.rule = CandidateOptimizer();
+  TableOptions options;
+  options.missing_value = 0.5;
+  std::unique_ptr<Table> table;
+  ASSERT_OK(MakeHostTable(schema, options, &table));
+  const Caller call(table.get(), HostTestMemory());
+  Floats values;
+  ASSERT_OK(call.Find({3}, &values));
+  EXPECT_EQ(values, Floats({0.5f, 0.5f}));
+  // Its row begins with the initial value nevertheless.
+  ASSERT_OK(call.Apply({3}, {0, 0}, CandidateOptimizer(), {1, 1, 0}));
+  ASSERT_OK(call.Find({3}, &values));
+  EXPECT_GE(values[0], 1);
+}
+
+}  // namespace
+}  // namespace dynemb

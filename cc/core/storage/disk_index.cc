@@ -1,0 +1,117 @@
+#include "cc/core/storage/disk_index.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace dynemb {
+
+Location DiskIndex::Find(uint64_t hash) const {
+  if (hash == kEmpty) return last_;
+  const Part& part = parts_[PartOf(hash)];
+  if (part.size == 0) return kNowhere;
+  const int64_t at = part.LowerBound(hash);
+  return part.hashes[at] == hash ? part.location(at) : kNowhere;
+}
+
+void DiskIndex::Prefetch(uint64_t hash) const {
+  const Part& part = parts_[PartOf(hash)];
+  if (part.size > 0) __builtin_prefetch(&part.hashes[part.Home(hash)]);
+}
+
+bool DiskIndex::Put(uint64_t hash, Location location) {
+  if (hash == kEmpty) {
+    size_ += last_ == kNowhere;
+    last_ = location;
+    return true;
+  }
+  Part& part = parts_[PartOf(hash)];
+  for (;;) {
+    if (part.capacity > 0) {
+      const int64_t at = part.LowerBound(hash);
+      if (part.hashes[at] == hash) {
+        part.set_location(at, location);
+        return true;
+      }
+      int64_t end = at;  // of the entries that make way
+      while (part.hashes[end] != kEmpty) ++end;
+      // The last slot stays empty, for searches to end there.
+      if (!part.is_full() && end + 1 < part.slots()) {
+        part.Move(at, at + 1, end - at);
+        part.hashes[at] = hash;
+        part.set_location(at, location);
+        ++part.size;
+        ++size_;
+        return true;
+      }
+    }
+    if (!part.Grow()) return false;
+  }
+}
+
+bool DiskIndex::Remove(uint64_t hash) {
+  if (hash == kEmpty) {
+    if (last_ == kNowhere) return false;
+    last_ = kNowhere;
+    --size_;
+    return true;
+  }
+  Part& part = parts_[PartOf(hash)];
+  if (part.size == 0) return false;
+  const int64_t at = part.LowerBound(hash);
+  if (part.hashes[at] != hash) return false;
+  int64_t end = at + 1;  // of those behind it that come nearer to their places
+  while (part.hashes[end] != kEmpty && part.Home(part.hashes[end]) < end) ++end;
+  part.Move(at + 1, at, end - at - 1);
+  part.hashes[end - 1] = kEmpty;
+  --part.size;
+  --size_;
+  return true;
+}
+
+void DiskIndex::Clear() {
+  for (Part& part : parts_) part = Part();
+  last_ = kNowhere;
+  size_ = 0;
+}
+
+int64_t DiskIndex::memory_bytes() const {
+  int64_t bytes = 0;
+  for (const Part& part : parts_) bytes += part.capacity == 0 ? 0 : part.slots() * 14;
+  return bytes;
+}
+
+void DiskIndex::Part::Move(int64_t from, int64_t to, int64_t entries) {
+  std::memmove(&hashes[to], &hashes[from], static_cast<size_t>(entries) * sizeof(uint64_t));
+  std::memmove(&locations[to * 6], &locations[from * 6], static_cast<size_t>(entries) * 6);
+}
+
+bool DiskIndex::Part::Grow() {
+  Part larger;
+  larger.capacity = is_full() ? std::max<int64_t>(16, capacity + capacity / 8) : capacity;
+  larger.size = size;
+  const auto each = [&](const auto& visit) {
+    int64_t next = 0;
+    for (int64_t at = 0; at < slots(); ++at) {
+      if (hashes[at] == kEmpty) continue;
+      next = std::max(next, larger.Home(hashes[at]));
+      visit(at, next++);
+    }
+    return next;
+  };
+  // Hashes that all lie in the last place need as many slots behind it.
+  const int64_t end = each([](int64_t, int64_t) {});
+  larger.spill = std::max<int64_t>(0, end - larger.capacity) + kSpill;
+  larger.hashes.reset(new (std::nothrow) uint64_t[static_cast<size_t>(larger.slots())]);
+  larger.locations.reset(new (std::nothrow) uint8_t[static_cast<size_t>(larger.slots()) * 6]);
+  if (larger.hashes == nullptr || larger.locations == nullptr) return false;
+  std::fill_n(larger.hashes.get(), larger.slots(), kEmpty);
+  each([&](int64_t from, int64_t to) {
+    larger.hashes[to] = hashes[from];
+    larger.set_location(to, location(from));
+  });
+  *this = std::move(larger);
+  return true;
+}
+
+}  // namespace dynemb

@@ -1,0 +1,161 @@
+#include "cc/core/storage/disk_rows.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "cc/core/base/copy_bytes.h"
+
+namespace dynemb {
+
+DiskRows::DiskRows(std::shared_ptr<DiskFolder> folder, int64_t least_file_bytes,
+                   const TableSchema& schema)
+    : log_(std::move(folder), least_file_bytes), least_file_bytes_(least_file_bytes) {
+  NextSchema next;
+  PrepareSchema(schema, &next);
+  SetSchema(std::move(next));
+}
+
+void DiskRows::PrepareSchema(const TableSchema& schema, NextSchema* next) {
+  layouts_.reserve(layouts_.size() + 1);
+  next->schema = std::make_unique<TableSchema>(schema);
+  next->text = schema.ToText();
+  next->initial_slots.resize(
+      static_cast<size_t>(std::max<int64_t>(1, RowLayout(schema).slots_bytes)));
+  FillInitialSlots(schema, next->initial_slots.data());
+}
+
+void DiskRows::SetSchema(NextSchema next) {
+  for (Layout& earlier : layouts_) {
+    earlier.is_current = false;
+    earlier.keeps_slots &= schema_->rule == next.schema->rule;
+    for (int field = 0; field < kMetaFields; ++field) {
+      earlier.keeps_meta[field] &=
+          schema_->meta.has(MetaField(field)) && next.schema->meta.has(MetaField(field));
+    }
+  }
+  schema_ = std::move(next.schema);
+  initial_slots_ = std::move(next.initial_slots);
+  layouts_.emplace_back(*schema_);
+  log_.SetLayout(static_cast<Generation>(layouts_.size() - 1), layouts_.back().layout.row_bytes,
+                 std::move(next.text));
+}
+
+void DiskRows::Convert(Generation generation, const char* row, char* to) const {
+  const Layout& from = layouts_[generation];
+  const RowLayout &old = from.layout, &now = layouts_.back().layout;
+  if (from.is_current) {
+    CopyBytes(to, row, now.row_bytes);
+    return;
+  }
+  std::memset(to, 0, static_cast<size_t>(now.row_bytes));
+  CopyBytes(to, row, now.value_bytes);
+  CopyBytes(to + now.slots_offset,
+            from.keeps_slots ? row + old.slots_offset : initial_slots_.data(), now.slots_bytes);
+  for (int field = 0; field < kMetaFields; ++field) {
+    if (now.meta_field[field] < 0 || old.meta_field[field] < 0 || !from.keeps_meta[field]) continue;
+    WriteInt64(ReadInt64(row + old.meta_offset + old.meta_field[field]),
+               to + now.meta_offset + now.meta_field[field]);
+  }
+}
+
+Status DiskRows::Read(Span<const Location> locations, char* rows) const {
+  const int64_t row_bytes = layouts_.back().layout.row_bytes;
+  rows_read_.fetch_add(locations.size, std::memory_order_relaxed);
+  return log_.Read(locations, [&](int64_t i, Generation generation, const char* row) {
+    Convert(generation, row, rows + i * row_bytes);
+  });
+}
+
+Status DiskRows::ForEachRow(const RowFunction& row) const {
+  std::vector<char> converted(static_cast<size_t>(layouts_.back().layout.row_bytes));
+  int64_t found = 0;
+  DYNEMB_RETURN_IF_ERROR(
+      log_.Scan([&](Key key, Location location, Generation generation, const char* bytes) {
+        if (index_.Find(Mix64(static_cast<uint64_t>(key))) != location) return Status();
+        ++found;
+        if (layouts_[generation].is_current) return row(key, bytes);
+        Convert(generation, bytes, converted.data());
+        return row(key, converted.data());
+      }));
+  rows_read_.fetch_add(found, std::memory_order_relaxed);
+  if (found == index_.size()) return Status();
+  // Which file it is says the one that has fewer than it should.
+  for (int64_t slot = 0; slot < log_.slots(); ++slot) {
+    if (!log_.Has(slot)) continue;
+    int64_t live = 0;
+    DYNEMB_RETURN_IF_ERROR(
+        log_.ScanFile(slot, [&](Key key, Location location, Generation, const char*) {
+          live += index_.Find(Mix64(static_cast<uint64_t>(key))) == location;
+          return Status();
+        }));
+    DYNEMB_RETURN_IF_ERROR(log_.CheckLive(slot, live));
+  }
+  return Status(Code::kDataLoss, "rows on disk: their number is not that of the index");
+}
+
+Status DiskRows::Put(Span<const Key> keys, const char* rows) {
+  std::vector<Location> locations(static_cast<size_t>(keys.size));
+  DYNEMB_RETURN_IF_ERROR(log_.Append(keys, rows, locations.data()));
+  rows_written_ += keys.size;
+  for (int64_t i = 0; i < keys.size; ++i) {
+    const uint64_t hash = Mix64(static_cast<uint64_t>(keys[i]));
+    const Location before = index_.Find(hash);
+    if (!index_.Put(hash, locations[i])) {
+      return ResourceExhausted("no memory for the index of ", index_.size(), " rows on disk");
+    }
+    log_.Live(locations[i]);
+    if (before != kNowhere) log_.Dead(before);
+  }
+  return Status();
+}
+
+bool DiskRows::Remove(uint64_t hash) {
+  const Location location = index_.Find(hash);
+  if (location == kNowhere) return false;
+  index_.Remove(hash);
+  log_.Dead(location);
+  return true;
+}
+
+void DiskRows::Clear() {
+  index_.Clear();
+  log_.Clear();
+}
+
+Status DiskRows::Compact() {
+  const int64_t row_bytes = layouts_.back().layout.row_bytes;
+  const size_t at_once = static_cast<size_t>(
+      std::max<int64_t>(1, RowLog::kBlockBytes / (row_bytes + RowLog::kRecordHeaderBytes)));
+  while (2 * (log_.file_bytes() - 2 * least_file_bytes_) > 3 * log_.live_bytes()) {
+    const int64_t slot = log_.WorstFile();
+    if (slot < 0) return Status();
+    std::vector<Key> keys;
+    std::vector<char> rows;
+    const auto move = [&] {
+      const Status moved = Put(keys, rows.data());
+      keys.clear();
+      rows.clear();
+      return moved;
+    };
+    // The file is there until all of its rows are elsewhere, while it is read: the last are moved
+    // after it.
+    Status scanned = log_.ScanFile(
+        slot, [&](Key key, Location location, Generation generation, const char* row) {
+          if (index_.Find(Mix64(static_cast<uint64_t>(key))) != location) return Status();
+          if (keys.size() == at_once) DYNEMB_RETURN_IF_ERROR(move());
+          keys.push_back(key);
+          rows.resize(rows.size() + static_cast<size_t>(row_bytes));
+          Convert(generation, row, &rows[rows.size() - static_cast<size_t>(row_bytes)]);
+          return Status();
+        });
+    if (scanned.ok() && !keys.empty()) scanned = move();
+    if (scanned.ok()) log_.RemoveIfDead(slot);
+    DYNEMB_RETURN_IF_ERROR(scanned);
+    if (log_.Has(slot)) log_.SetDamaged(slot);
+  }
+  return Status();
+}
+
+}  // namespace dynemb

@@ -1,0 +1,97 @@
+// DiskRows: the rows of a table on disk: a RowLog and the DiskIndex that says which of its records
+// are the rows.
+//
+// Rows are given and read in the layout of RowLayout, row_bytes each. When the table gets another
+// schema the rows on disk stay as they are; each is read as the schema of now has it, by what is
+// known of the schemas between: slots that another optimizer, or none, had meanwhile are initial
+// ones, as Table::PrepareMove says of a move.
+#ifndef TF_DYNEMB_CC_CORE_STORAGE_DISK_ROWS_H_
+#define TF_DYNEMB_CC_CORE_STORAGE_DISK_ROWS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "cc/core/base/hash.h"
+#include "cc/core/base/status.h"
+#include "cc/core/storage/disk_index.h"
+#include "cc/core/storage/row_log.h"
+#include "cc/core/table/row_layout.h"
+
+namespace dynemb {
+
+// Reads (Find, Read, ForEachRow, numbers) from any number of threads; changes alone.
+class DiskRows {
+ public:
+  DiskRows(std::shared_ptr<DiskFolder> folder, int64_t least_file_bytes, const TableSchema& schema);
+
+  bool empty() const { return index_.size() == 0; }
+  int64_t size() const { return index_.size(); }
+  Location Find(uint64_t hash) const { return index_.Find(hash); }
+  void Prefetch(uint64_t hash) const { index_.Prefetch(hash); }
+  const DiskIndex& index() const { return index_; }
+  int64_t locations_made() const { return log_.locations_made(); }
+
+  // Reads the rows at locations that ascend, each once, to rows + i * row_bytes.
+  Status Read(Span<const Location> locations, char* rows) const;
+  // Calls row(key, bytes) for each row, in no order. kDataLoss: not all could be read.
+  using RowFunction = std::function<Status(Key key, const char* row)>;
+  Status ForEachRow(const RowFunction& row) const;
+
+  // Inserts or overwrites. After an error some of the rows may have been: each is as it was, or as
+  // it was given.
+  Status Put(Span<const Key> keys, const char* rows);
+  // False: there was none.
+  bool Remove(uint64_t hash);
+  void Clear();
+  // Rewrites files of which little is live, until all have at most 1.5 times the live bytes and two
+  // of the least files. Errors: not all could be rewritten; all rows are there.
+  Status Compact();
+
+  // Another schema, from here on. Prepared before, Set needs no memory.
+  class NextSchema {
+   private:
+    friend class DiskRows;
+    std::unique_ptr<TableSchema> schema;
+    std::string text;
+    std::vector<char> initial_slots;
+  };
+  void PrepareSchema(const TableSchema& schema, NextSchema* next);
+  void SetSchema(NextSchema next);
+
+  int64_t memory_bytes() const { return index_.memory_bytes(); }
+  int64_t live_bytes() const { return log_.live_bytes(); }
+  int64_t file_bytes() const { return log_.file_bytes(); }
+  int64_t rows_read() const { return rows_read_; }
+  int64_t rows_written() const { return rows_written_; }
+
+ private:
+  // What remains of rows of a layout: their values, and these parts.
+  struct Layout {
+    explicit Layout(const TableSchema& schema) : layout(schema) {
+      for (bool& field : keeps_meta) field = true;
+    }
+    RowLayout layout;
+    bool is_current = true;
+    bool keeps_slots = true;
+    bool keeps_meta[kMetaFields];
+  };
+
+  // A row of an earlier layout as one of now.
+  void Convert(Generation generation, const char* row, char* to) const;
+
+  DiskIndex index_;
+  RowLog log_;
+  const int64_t least_file_bytes_;
+  std::unique_ptr<TableSchema> schema_;
+  std::vector<Layout> layouts_;  // by generation
+  std::vector<char> initial_slots_;
+  mutable std::atomic<int64_t> rows_read_{0};
+  int64_t rows_written_ = 0;
+};
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_STORAGE_DISK_ROWS_H_

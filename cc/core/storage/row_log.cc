@@ -1,0 +1,290 @@
+#include "cc/core/storage/row_log.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "cc/core/base/crc32c.h"
+#include "cc/core/storage/worker_threads.h"
+
+namespace dynemb {
+namespace {
+
+constexpr char kMagic[8] = {'d', 'y', 'n', 'e', 'm', 'b', 't', '1'};
+constexpr int64_t kFixedHeaderBytes = 40;
+constexpr int64_t kMostSlots = int64_t{1} << 18;
+constexpr int64_t kMostFileBytes = int64_t{256} << 20;
+constexpr int64_t kGapBytes = 4096;    // that are read to save a call of the system
+constexpr int64_t kReadsPerTask = 16;  // calls of the system
+
+template <typename T>
+void Store(T number, char* to) {
+  std::memcpy(to, &number, sizeof(number));
+}
+template <typename T>
+T Load(const char* from) {
+  T number;
+  std::memcpy(&number, from, sizeof(number));
+  return number;
+}
+
+}  // namespace
+
+RowLog::RowLog(std::shared_ptr<DiskFolder> folder, int64_t least_file_bytes)
+    : folder_(std::move(folder)), least_file_bytes_(least_file_bytes) {}
+
+RowLog::~RowLog() { Clear(); }
+
+void RowLog::SetLayout(Generation generation, int64_t row_bytes, std::string schema) {
+  generation_ = generation;
+  row_bytes_ = row_bytes;
+  schema_ = std::move(schema);
+  if (current_ < 0) return;
+  files_[current_]->writer.reset();
+  const int64_t ended = std::exchange(current_, -1);
+  if (files_[ended]->live == 0) Remove(ended);
+}
+
+uint32_t RowLog::Checksum(const File& file, const char* record) {
+  char number[8];
+  Store(file.number, number);
+  return Crc32c({record + 4, static_cast<size_t>(file.record_bytes - 4)}, Crc32c({number, 8}));
+}
+
+void RowLog::Seal(const File& file, Key key, char* record) {
+  Store(uint32_t{0}, record + 4);
+  Store(key, record + 8);
+  Store(Checksum(file, record), record);
+}
+
+bool RowLog::IsWhole(const File& file, const char* record) {
+  return Load<uint32_t>(record) == Checksum(file, record);
+}
+
+Status RowLog::NewFile(int64_t* slot) {
+  int64_t at = 0;
+  while (at < slots() && files_[at] != nullptr) ++at;
+  if (at == kMostSlots) return ResourceExhausted(folder_->path(), ": too many files");
+  if (at == slots()) {
+    files_.emplace_back();
+  } else {
+    ++locations_made_;
+  }
+  auto file = std::make_unique<File>();
+  file->number = folder_->NewFile(&file->path);
+  file->generation = generation_;
+  file->record_bytes = kRecordHeaderBytes + row_bytes_;
+  file->header_bytes = AlignUp8(kFixedHeaderBytes + static_cast<int64_t>(schema_.size()));
+  std::string header(static_cast<size_t>(file->header_bytes), '\0');
+  std::memcpy(&header[0], kMagic, sizeof(kMagic));
+  Store(file->number, &header[8]);
+  Store(generation_, &header[16]);
+  Store(static_cast<uint32_t>(schema_.size()), &header[20]);
+  Store(row_bytes_, &header[24]);
+  std::copy(schema_.begin(), schema_.end(), header.begin() + kFixedHeaderBytes);
+  Store(Crc32c(header), &header[32]);
+  FileSystem* const files = folder_->files();
+  Status made = files->NewWritableFile(file->path, &file->writer);
+  if (made.ok()) made = file->writer->Append(header);
+  if (made.ok()) made = files->NewReadableFile(file->path, &file->reader);
+  if (!made.ok()) {
+    static_cast<void>(files->Remove(file->path));
+    return made;
+  }
+  file->bytes = file->header_bytes;
+  file_bytes_ += file->bytes;
+  files_[at] = std::move(file);
+  *slot = at;
+  return Status();
+}
+
+void RowLog::Remove(int64_t slot) {
+  File* const file = files_[slot].get();
+  file_bytes_ -= file->bytes;
+  live_bytes_ -= file->live * file->record_bytes;
+  file->writer.reset();
+  file->reader.reset();
+  // What cannot be removed now is removed when the folder is opened again.
+  static_cast<void>(folder_->files()->Remove(file->path));
+  files_[slot].reset();
+}
+
+void RowLog::Clear() {
+  for (int64_t slot = 0; slot < slots(); ++slot) {
+    if (files_[slot] != nullptr) Remove(slot);
+  }
+  files_.clear();
+  current_ = -1;
+  ++locations_made_;
+}
+
+Status RowLog::Append(Span<const Key> keys, const char* rows, Location* locations) {
+  const int64_t record_bytes = kRecordHeaderBytes + row_bytes_;
+  const int64_t file_limit =
+      std::max(least_file_bytes_, std::min(kMostFileBytes, live_bytes_ / 16));
+  const int64_t at_once = std::max<int64_t>(1, kBlockBytes / record_bytes);
+  std::vector<char> block(static_cast<size_t>(std::min(at_once, keys.size) * record_bytes));
+  for (int64_t done = 0; done < keys.size;) {
+    if (current_ >= 0 && files_[current_]->bytes >= file_limit) {
+      files_[current_]->writer.reset();
+      const int64_t ended = std::exchange(current_, -1);
+      // None of it may be live, or will be.
+      if (files_[ended]->live == 0 && done == 0) Remove(ended);
+    }
+    if (current_ < 0) DYNEMB_RETURN_IF_ERROR(NewFile(&current_));
+    File* const file = files_[current_].get();
+    const int64_t n = std::min(at_once, keys.size - done);
+    for (int64_t i = 0; i < n; ++i) {
+      char* const record = &block[static_cast<size_t>(i * record_bytes)];
+      std::memcpy(record + kRecordHeaderBytes, rows + (done + i) * row_bytes_,
+                  static_cast<size_t>(row_bytes_));
+      Seal(*file, keys[done + i], record);
+      locations[done + i] = static_cast<uint64_t>(current_) << 30 |
+                            static_cast<uint64_t>((file->bytes + i * record_bytes) / 8);
+    }
+    const Status written =
+        file->writer->Append({block.data(), static_cast<size_t>(n * record_bytes)});
+    if (!written.ok()) {
+      // The end of the file is unknown now: no more is appended. The rows before it can be read.
+      file->writer.reset();
+      const int64_t ended = std::exchange(current_, -1);
+      if (file->live == 0) Remove(ended);
+      return written;
+    }
+    file->bytes += n * record_bytes;
+    file_bytes_ += n * record_bytes;
+    done += n;
+  }
+  return Status();
+}
+
+void RowLog::Live(Location location) {
+  File* const file = files_[SlotOf(location)].get();
+  ++file->live;
+  live_bytes_ += file->record_bytes;
+}
+
+void RowLog::Dead(Location location) {
+  const int64_t slot = SlotOf(location);
+  File* const file = files_[slot].get();
+  --file->live;
+  live_bytes_ -= file->record_bytes;
+  if (file->live == 0 && slot != current_) Remove(slot);
+}
+
+Status RowLog::Read(Span<const Location> locations, const RowFunction& row) const {
+  // Records that lie close together are read at once: [begin, end) of `locations`.
+  struct Run {
+    int64_t begin, end;
+  };
+  std::vector<Run> runs;
+  for (int64_t i = 0; i < locations.size; ++i) {
+    const int64_t slot = SlotOf(locations[i]), offset = OffsetOf(locations[i]);
+    const int64_t record_bytes = files_[slot]->record_bytes;
+    if (!runs.empty()) {
+      const Location first = locations[runs.back().begin], last = locations[i - 1];
+      if (SlotOf(first) == slot && offset - OffsetOf(last) <= record_bytes + kGapBytes &&
+          offset + record_bytes - OffsetOf(first) <= kBlockBytes) {
+        runs.back().end = i + 1;
+        continue;
+      }
+    }
+    runs.push_back({i, i + 1});
+  }
+  const int64_t n = static_cast<int64_t>(runs.size());
+  const int64_t tasks = (n + kReadsPerTask - 1) / kReadsPerTask;
+  std::mutex mutex;
+  Status first_error;
+  const Status ran = ReadThreads()->Run(tasks, 0, [&](int64_t task) {
+    std::vector<char> buffer;
+    for (int64_t r = task * kReadsPerTask; r < std::min(n, (task + 1) * kReadsPerTask); ++r) {
+      const Run& run = runs[r];
+      const File& file = *files_[SlotOf(locations[run.begin])];
+      const int64_t offset = OffsetOf(locations[run.begin]);
+      const int64_t bytes = OffsetOf(locations[run.end - 1]) + file.record_bytes - offset;
+      if (static_cast<int64_t>(buffer.size()) < bytes) buffer.resize(static_cast<size_t>(bytes));
+      Status read = file.reader->Read(offset, bytes, buffer.data());
+      for (int64_t i = run.begin; read.ok() && i < run.end; ++i) {
+        const char* const record = &buffer[static_cast<size_t>(OffsetOf(locations[i]) - offset)];
+        if (IsWhole(file, record)) {
+          row(i, file.generation, record + kRecordHeaderBytes);
+        } else {
+          read = Status(Code::kDataLoss,
+                        StrCat(file.path, ": the row at byte ", OffsetOf(locations[i]),
+                               " is damaged: its checksum is not that of its bytes"));
+        }
+      }
+      if (read.ok()) continue;
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (first_error.ok()) first_error = read;
+      return;
+    }
+  });
+  return ran.ok() ? first_error : ran;
+}
+
+Status RowLog::ScanFile(int64_t slot, const RecordFunction& record) const {
+  const File& file = *files_[slot];
+  const int64_t at_once = std::max<int64_t>(1, kBlockBytes / file.record_bytes);
+  std::vector<char> buffer(static_cast<size_t>(at_once * file.record_bytes));
+  for (int64_t at = file.header_bytes; at < file.bytes;) {
+    const int64_t bytes = std::min(at_once * file.record_bytes, file.bytes - at);
+    DYNEMB_RETURN_IF_ERROR(file.reader->Read(at, bytes, buffer.data()));
+    for (int64_t i = 0; i < bytes; i += file.record_bytes) {
+      const char* const bytes_of = &buffer[static_cast<size_t>(i)];
+      if (!IsWhole(file, bytes_of)) continue;
+      const Location location =
+          static_cast<uint64_t>(slot) << 30 | static_cast<uint64_t>((at + i) / 8);
+      DYNEMB_RETURN_IF_ERROR(record(Load<Key>(bytes_of + 8), location, file.generation,
+                                    bytes_of + kRecordHeaderBytes));
+    }
+    at += bytes;
+  }
+  return Status();
+}
+
+Status RowLog::Scan(const RecordFunction& record) const {
+  for (int64_t slot = 0; slot < slots(); ++slot) {
+    if (files_[slot] != nullptr && files_[slot]->live > 0) {
+      DYNEMB_RETURN_IF_ERROR(ScanFile(slot, record));
+    }
+  }
+  return Status();
+}
+
+int64_t RowLog::WorstFile() const {
+  int64_t worst = -1;
+  double least = 1;
+  for (int64_t slot = 0; slot < slots(); ++slot) {
+    const File* const file = files_[slot].get();
+    if (file == nullptr || slot == current_ || file->damaged) continue;
+    const double share =
+        static_cast<double>(file->live * file->record_bytes) / static_cast<double>(file->bytes);
+    if (share >= least) continue;
+    least = share;
+    worst = slot;
+  }
+  return worst;
+}
+
+Status RowLog::CheckLive(int64_t slot, int64_t records) const {
+  const File& file = *files_[slot];
+  if (records == file.live) return Status();
+  return Status(Code::kDataLoss, StrCat(file.path, ": ", file.live - records, " of ", file.live,
+                                        " rows are damaged: their checksums are not those of "
+                                        "their bytes"));
+}
+
+void RowLog::SetDamaged(int64_t slot) { files_[slot]->damaged = true; }
+
+void RowLog::RemoveIfDead(int64_t slot) {
+  if (files_[slot] != nullptr && slot != current_ && files_[slot]->live == 0) Remove(slot);
+}
+
+int64_t RowLog::files() const {
+  return std::count_if(files_.begin(), files_.end(),
+                       [](const auto& file) { return file != nullptr; });
+}
+
+}  // namespace dynemb

@@ -1,0 +1,120 @@
+// RowLog: rows in append-only files, found by their Location; FORMAT.md describes them.
+//
+// A record never changes. Which of them are live the owner says, by Live and Dead, and the log
+// counts the bytes; a file none of whose records is live is removed. Every record has a checksum,
+// so that one can be read alone, in one read.
+#ifndef TF_DYNEMB_CC_CORE_STORAGE_ROW_LOG_H_
+#define TF_DYNEMB_CC_CORE_STORAGE_ROW_LOG_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cc/core/base/file_system.h"
+#include "cc/core/base/span.h"
+#include "cc/core/base/status.h"
+#include "cc/core/storage/disk_folder.h"
+#include "cc/core/storage/disk_index.h"
+#include "cc/core/table/table.h"
+
+namespace dynemb {
+
+// Rows of one layout have one number, in the order in which the layouts came.
+using Generation = uint32_t;
+
+// Reads (Read, Scan, counts) from any number of threads; other calls alone.
+class RowLog {
+ public:
+  static constexpr int64_t kRecordHeaderBytes = 16;
+  // Bytes that one call of the system writes, or reads in a scan.
+  static constexpr int64_t kBlockBytes = int64_t{256} << 10;
+
+  // `least_file_bytes`: a file is ended when it has so many and a sixteenth of all live bytes.
+  RowLog(std::shared_ptr<DiskFolder> folder, int64_t least_file_bytes);
+  ~RowLog();
+  RowLog(const RowLog&) = delete;
+  RowLog& operator=(const RowLog&) = delete;
+
+  // Later rows have this layout; nothing is written before there is one. Needs no memory.
+  void SetLayout(Generation generation, int64_t row_bytes, std::string schema);
+
+  // Appends records of these keys and rows, of row_bytes each. None of them is live yet. After an
+  // error none has been written, as far as anybody can tell.
+  Status Append(Span<const Key> keys, const char* rows, Location* locations);
+  void Live(Location location);
+  void Dead(Location location);
+
+  // Reads rows: calls row(i, generation, bytes) for locations[i], which must ascend, each once and
+  // from any thread. kDataLoss: a record is damaged; the message names it and its file.
+  using RowFunction = std::function<void(int64_t i, Generation generation, const char* row)>;
+  Status Read(Span<const Location> locations, const RowFunction& row) const;
+
+  // Calls record(key, location, generation, row) for all records, live or not, file by file. A
+  // record that is damaged is left out. Errors: of the file system; those of `record`.
+  using RecordFunction =
+      std::function<Status(Key key, Location location, Generation generation, const char* row)>;
+  Status Scan(const RecordFunction& record) const;
+  // The same of one file.
+  Status ScanFile(int64_t slot, const RecordFunction& record) const;
+
+  // The file, complete, with the smallest share of live bytes; -1: there is none.
+  int64_t WorstFile() const;
+  // What `scan` has found to be live of a file must be what is counted: kDataLoss.
+  Status CheckLive(int64_t slot, int64_t records) const;
+  // Not to be looked at by WorstFile any more.
+  void SetDamaged(int64_t slot);
+  // Removes a file that is complete, if it is there still, and none of its records is live.
+  void RemoveIfDead(int64_t slot);
+  int64_t slots() const { return static_cast<int64_t>(files_.size()); }
+  bool Has(int64_t slot) const { return files_[slot] != nullptr; }
+
+  // Removes all files.
+  void Clear();
+
+  // How often locations of removed files have come to be those of other records.
+  int64_t locations_made() const { return locations_made_; }
+  int64_t live_bytes() const { return live_bytes_; }
+  int64_t file_bytes() const { return file_bytes_; }
+  int64_t files() const;
+
+ private:
+  struct File {
+    std::string path;
+    uint64_t number;
+    std::unique_ptr<WritableFile> writer;  // null: it is complete
+    std::unique_ptr<ReadableFile> reader;
+    Generation generation;
+    int64_t record_bytes;
+    int64_t header_bytes;
+    int64_t bytes = 0;  // that have been written, with the header
+    int64_t live = 0;   // records
+    bool damaged = false;
+  };
+  static int64_t SlotOf(Location location) { return static_cast<int64_t>(location >> 30); }
+  static int64_t OffsetOf(Location location) {
+    return static_cast<int64_t>(location & ((uint64_t{1} << 30) - 1)) * 8;
+  }
+
+  Status NewFile(int64_t* slot);
+  void Remove(int64_t slot);
+  static uint32_t Checksum(const File& file, const char* record);
+  // Fills in the header of a record; false: the record is not what was written.
+  static void Seal(const File& file, Key key, char* record);
+  static bool IsWhole(const File& file, const char* record);
+
+  const std::shared_ptr<DiskFolder> folder_;
+  const int64_t least_file_bytes_;
+  std::vector<std::unique_ptr<File>> files_;  // by slot; null: free
+  int64_t current_ = -1;                      // the file that is written
+  Generation generation_ = 0;
+  int64_t row_bytes_ = 0;
+  std::string schema_;
+  int64_t live_bytes_ = 0, file_bytes_ = 0;
+  int64_t locations_made_ = 0;
+};
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_STORAGE_ROW_LOG_H_

@@ -1,0 +1,366 @@
+// What tables over files do beyond the contract: counters, space, faults, damage, who has a folder;
+// and the index alone.
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <random>
+#include <string>
+
+#include "cc/core/storage/disk_index.h"
+#include "cc/core/storage/testing/tiered_harness.h"
+#include "cc/core/storage/tiers.h"
+#include "cc/core/table/host_table.h"
+#include "cc/core/testing/caller.h"
+#include "gtest/gtest.h"
+
+namespace dynemb {
+namespace {
+
+TableSchema Schema(int64_t dim, const std::string& rule) {
+  TableSchema schema;
+  schema.dim = dim;
+  schema.initializer.distribution = {Distribution::Kind::kUniform, -1, 1};
+  schema.meta.add(MetaField::kCount);
+  if (!rule.empty()) schema.rule = UsualRule(rule);
+  return schema;
+}
+
+TEST(DiskIndexTest, AgreesWithAMap) {
+  std::mt19937_64 random(1);
+  // Hashes that agree in their high bits lie in one place; the ends of the range are ends here too.
+  std::vector<uint64_t> hashes = {0, 1, ~uint64_t{0}, ~uint64_t{1}, uint64_t{1} << 58};
+  for (int i = 0; i < 300; ++i) hashes.push_back(~uint64_t{0} - static_cast<uint64_t>(i));
+  for (int i = 0; i < 300; ++i) hashes.push_back((uint64_t{7} << 40) + static_cast<uint64_t>(i));
+  while (hashes.size() < 3000) hashes.push_back(random());
+  DiskIndex index;
+  std::map<uint64_t, Location> want;
+  for (int i = 0; i < 100'000; ++i) {
+    const uint64_t hash = hashes[random() % hashes.size()];
+    const auto found = want.find(hash);
+    ASSERT_EQ(index.Find(hash), found == want.end() ? kNowhere : found->second);
+    if (random() % 2 == 0) {
+      const Location location = random() % kNowhere;
+      ASSERT_TRUE(index.Put(hash, location));
+      want[hash] = location;
+    } else {
+      ASSERT_EQ(index.Remove(hash), found != want.end());
+      want.erase(hash);
+    }
+    ASSERT_EQ(index.size(), static_cast<int64_t>(want.size()));
+    if (i % 5000 != 0) continue;
+    for (const uint64_t from : {uint64_t{0}, hashes[random() % hashes.size()]}) {
+      std::vector<std::pair<uint64_t, Location>> got;
+      for (int part = DiskIndex::PartOf(from); part < DiskIndex::kParts; ++part) {
+        index.ForEach(part, std::max(from, static_cast<uint64_t>(part) << 58),
+                      [&](uint64_t hash, Location location) {
+                        got.emplace_back(hash, location);
+                        return true;
+                      });
+      }
+      ASSERT_EQ(got,
+                (std::vector<std::pair<uint64_t, Location>>(want.lower_bound(from), want.end())));
+    }
+  }
+  index.Clear();
+  EXPECT_EQ(index.size(), 0);
+  EXPECT_EQ(index.Find(hashes[0]), kNowhere);
+}
+
+TEST(DiskIndexTest, TakesAtMost18BytesARow) {
+  std::mt19937_64 random(2);
+  DiskIndex index;
+  for (int i = 1; i <= 400'000; ++i) {
+    ASSERT_TRUE(index.Put(random(), 1));
+    if (i > 200'000 && i % 10'000 == 0) {
+      EXPECT_LE(index.memory_bytes(), 18 * index.size());
+    }
+  }
+}
+
+// One call after the other on a tiered table and a host table.
+class Twins {
+ public:
+  Twins(std::unique_ptr<Table> tiered, const TableSchema& schema, uint64_t seed)
+      : random_(seed), tiered_(std::move(tiered)) {
+    EXPECT_TRUE(MakeHostTable(schema, &host_).ok());
+  }
+  // A random call; its status on the tiered table. One that fails is not made on the other.
+  Status Call(int64_t keys_of_table, int64_t keys_of_call) {
+    Keys keys;
+    for (int64_t n = 1 + Below(keys_of_call); n > 0; --n) keys.push_back(Below(keys_of_table));
+    const TableSchema& schema = host_->schema();
+    Floats values(keys.size() * static_cast<size_t>(schema.dim));
+    for (float& value : values) value = static_cast<float>(Below(1000)) / 64;
+    std::vector<bool> exists;
+    for (size_t i = 0; i < keys.size(); ++i) exists.push_back(Below(2) == 0);
+    const int64_t dice = Below(100);
+    ++step_;
+    const auto call = [&](const Caller& on, Floats* found, Outcomes* outcomes) {
+      if (dice < 30) return on.Find(keys, found, outcomes);
+      if (dice < 65 && !schema.rule.name.empty()) {
+        return on.Apply(keys, values, schema.rule,
+                        UsualHyper(schema.rule.name, static_cast<double>(step_)), {step_},
+                        outcomes);
+      }
+      if (dice < 75) return on.Upsert(keys, values, {step_}, outcomes);
+      if (dice < 85) return on.Accumulate(keys, values, exists, {step_}, outcomes);
+      if (dice < 92) return on.Erase(keys, outcomes);
+      TableContent rows;
+      const Status read = on.ReadRows(keys, &rows, outcomes);
+      if (!read.ok() || rows.empty()) return read;
+      for (auto& row : rows) row.second.value[0] ^= 1;
+      return on.InsertRows(rows, nullptr, nullptr);
+    };
+    Floats found[2];
+    Outcomes outcomes[2];
+    const Status status = call(Caller(tiered_.get(), HostTestMemory()), &found[0], &outcomes[0]);
+    if (!status.ok()) return status;
+    const Status other = call(Caller(host_.get(), HostTestMemory()), &found[1], &outcomes[1]);
+    EXPECT_TRUE(other.ok()) << other.message();
+    EXPECT_EQ(found[0], found[1]) << "step " << step_;
+    EXPECT_EQ(outcomes[0], outcomes[1]) << "step " << step_ << ", " << dice;
+    return status;
+  }
+  void Compare() const {
+    EXPECT_EQ(tiered_->size(), host_->size());
+    EXPECT_EQ(Difference(ExportAll(*host_, HostTestMemory(), 1000),
+                         ExportAll(*tiered_, HostTestMemory(), 333)),
+              "");
+  }
+  void CompareCounters() const {
+    const TableCounters got = tiered_->counters(), want = host_->counters();
+    TableCounters::ForEach([&](const char* name, int64_t TableCounters::* what) {
+      EXPECT_EQ(got.*what, want.*what) << name;
+    });
+  }
+  TieredTable* tiered() const { return static_cast<TieredTable*>(tiered_.get()); }
+  int64_t Below(int64_t n) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(n)); }
+
+ private:
+  std::mt19937_64 random_;
+  std::unique_ptr<Table> tiered_, host_;
+  int64_t step_ = 0;
+};
+
+TEST(TieredTableTest, CountsWhatATableInMemoryCounts) {
+  for (const uint64_t seed : {1, 2, 3}) {
+    const auto files = std::make_shared<MemoryFileSystem>();
+    const TableSchema schema = Schema(3, "adam");
+    std::unique_ptr<Table> table;
+    ASSERT_OK(MakeTieredTableOn(files, schema, 30, &table));
+    Twins twins(std::move(table), schema, seed);
+    for (int i = 0; i < 600; ++i) ASSERT_OK(twins.Call(500, 60));
+    twins.Compare();
+    twins.CompareCounters();
+    const TierStats stats = twins.tiered()->tier_stats();
+    EXPECT_LE(stats.rows_above, 30);
+    EXPECT_EQ(stats.rows_above + stats.rows_below, twins.tiered()->size());
+    EXPECT_GT(stats.misses, 0);
+    EXPECT_GT(stats.hits, 0);
+    EXPECT_GT(stats.rows_read, 0);
+    EXPECT_GT(stats.rows_written, 0);
+  }
+}
+
+// A lookup has read a row, and before it is brought up another comes to be at its place on disk.
+TEST(TiersTest, ARowIsNotBroughtUpOverANewerOneAtItsPlace) {
+  const auto files = std::make_shared<MemoryFileSystem>();
+  StorageOptions storage;
+  storage.max_rows = 10;
+  ASSERT_OK(DiskFolder::Open(files.get(), "/tiers", &storage.disk));
+  std::unique_ptr<Tiers> tiers;
+  ASSERT_OK(Tiers::Make(Schema(1, ""), TableOptions(), storage, &tiers));
+  const uint64_t hash = Mix64(uint64_t{7});
+  const auto put_below = [&](float value) {
+    EXPECT_TRUE(Caller(tiers->above(), HostTestMemory()).Upsert({7}, {value}).ok());
+    EXPECT_TRUE(tiers->AllDown().ok());
+    return tiers->below()->Find(hash);
+  };
+  const Location location = put_below(1);
+  const int64_t locations_made = tiers->below()->locations_made();
+  std::vector<char> row(static_cast<size_t>(tiers->layout().row_bytes));
+  ASSERT_OK(tiers->below()->Read({&location, 1}, row.data()));
+  ASSERT_OK(tiers->Clear(OneThread()));
+  ASSERT_EQ(put_below(2), location);
+  ASSERT_OK(tiers->BringUp({7}, {location}, row, locations_made));
+  EXPECT_EQ(tiers->above()->size(), 0);
+  ASSERT_OK(tiers->BringUp({7}, {location}, row, tiers->below()->locations_made()));
+  EXPECT_EQ(tiers->above()->size(), 1);
+}
+
+// By bytes, on this machine's files: memory and disk stay within what is said of them.
+TEST(TieredTableTest, KeepsWithinItsBytes) {
+  const std::string path = JoinPath(::testing::TempDir(), "tiers");
+  const TableSchema schema = Schema(16, "adam");
+  constexpr int64_t kMaxBytes = 2 << 20, kKeys = 60'000;
+  StorageOptions storage;
+  storage.max_bytes = kMaxBytes;
+  storage.least_file_bytes = 256 << 10;
+  ASSERT_OK(DiskFolder::Open(UnsyncedFileSystem(), path, &storage.disk));
+  std::unique_ptr<Table> table;
+  ASSERT_OK(MakeTieredTable(schema, TableOptions(), storage, &table));
+  storage.disk.reset();
+  {
+    Twins twins(std::move(table), schema, 4);
+    for (int i = 0; i < 150; ++i) {
+      ASSERT_OK(twins.Call(kKeys, 4000));
+      const TierStats stats = twins.tiered()->tier_stats();
+      EXPECT_LE(stats.bytes_above, kMaxBytes + kMaxBytes / 4);
+      const int64_t record = 16 + RowLayout(schema).row_bytes;
+      const int64_t most_live = (stats.rows_below + stats.rows_above) * record;
+      EXPECT_LE(stats.bytes_below, most_live * 3 / 2 + 5 * storage.least_file_bytes);
+    }
+    EXPECT_GT(twins.tiered()->tier_stats().rows_below, 10'000);
+    twins.Compare();
+  }
+  std::vector<std::string> names;
+  ASSERT_OK(PosixFileSystem()->List(path, &names));
+  EXPECT_EQ(names, std::vector<std::string>{"LOCK"}) << "a table that is gone has no files";
+}
+
+// A call of one slice either does everything or nothing, whatever operation fails.
+TEST(TieredTableTest, LosesNothingByFaults) {
+  const TableSchema schema = Schema(3, "adam");
+  for (const Fault::When when : {Fault::kBefore, Fault::kHalfWay, Fault::kAfter}) {
+    for (int64_t nth = 0; nth < 25; ++nth) {
+      SCOPED_TRACE(StrCat("operation ", nth, ", ", static_cast<int>(when)));
+      const auto files = std::make_shared<MemoryFileSystem>();
+      std::unique_ptr<Table> table;
+      ASSERT_OK(MakeTieredTableOn(files, schema, 30, &table));
+      Twins twins(std::move(table), schema, 5);
+      for (int i = 0; i < 60; ++i) ASSERT_OK(twins.Call(200, 25));
+      Fault fault;
+      fault.when = when;
+      fault.code = Code::kResourceExhausted;
+      files->Inject(nth, fault);
+      for (int i = 0; i < 30; ++i) {
+        const Status status = twins.Call(200, 25);
+        if (!status.ok()) {
+          EXPECT_NE(status.message().find("/tiers"), std::string::npos) << status.message();
+        }
+      }
+      files->Heal();
+      twins.Compare();
+      for (int i = 0; i < 30; ++i) ASSERT_OK(twins.Call(200, 25));
+      twins.Compare();
+    }
+  }
+}
+
+// A disk that is full for long: what is above is read and trained.
+TEST(TieredTableTest, GoesOnAboveWithoutADisk) {
+  const TableSchema schema = Schema(2, "sgd");
+  const auto files = std::make_shared<MemoryFileSystem>();
+  std::unique_ptr<Table> table;
+  ASSERT_OK(MakeTieredTableOn(files, schema, 100, &table));
+  const Caller call(table.get(), HostTestMemory());
+  Keys keys, others;
+  for (Key key = 0; key < 50; ++key) keys.push_back(key), others.push_back(key + 1000);
+  for (Key key = 0; key < 150; ++key) others.push_back(key + 2000);
+  ASSERT_OK(call.Upsert(keys, Floats(100, 1)));
+  Fault fault;
+  fault.code = Code::kResourceExhausted;
+  fault.dies = true;
+  files->Inject(0, fault);
+  const Status full = call.Upsert(others, Floats(400, 2));
+  EXPECT_EQ(full.code(), Code::kResourceExhausted);
+  EXPECT_NE(full.message().find("/tiers/tier-"), std::string::npos) << full.message();
+  ASSERT_OK(call.Apply(keys, Floats(100, 1), schema.rule, UsualHyper("sgd", 1)));
+  Floats values;
+  ASSERT_OK(call.Find(keys, &values));
+  files->Heal();
+  ASSERT_OK(call.Upsert(others, Floats(400, 2)));
+  Floats again;
+  ASSERT_OK(call.Find(keys, &again));
+  EXPECT_EQ(values, again);
+  EXPECT_EQ(table->size(), 250);
+}
+
+TEST(TieredTableTest, SaysWhichRowIsDamaged) {
+  const TableSchema schema = Schema(4, "");
+  const std::string folder = JoinPath(::testing::TempDir(), "damaged");
+  StorageOptions storage;
+  storage.max_rows = 10;
+  ASSERT_OK(DiskFolder::Open(UnsyncedFileSystem(), folder, &storage.disk));
+  std::unique_ptr<Table> table;
+  ASSERT_OK(MakeTieredTable(schema, TableOptions(), storage, &table));
+  const Caller call(table.get(), HostTestMemory());
+  Keys keys;
+  for (Key key = 0; key < 100; ++key) keys.push_back(key);
+  ASSERT_OK(call.Upsert(keys, Floats(400, 3)));
+  const std::string path = JoinPath(folder, "tier-1.rows");
+  {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(-20, std::ios::end);  // in the last record
+    const char byte = static_cast<char>(file.get());
+    ASSERT_TRUE(file.good());
+    file.seekp(-20, std::ios::end);
+    file.put(static_cast<char>(byte ^ 0x10));
+    ASSERT_TRUE(file.good());
+  }
+  int damaged = 0;
+  Key which = -1;
+  for (const Key key : keys) {
+    Floats values;
+    TableContent rows;
+    const Status status = call.ReadRows({key}, &rows);
+    if (status.ok()) {
+      EXPECT_EQ(Numbers<float>(rows.at(key).value), Floats(4, 3)) << key;
+      continue;
+    }
+    ++damaged;
+    which = key;
+    EXPECT_EQ(status.code(), Code::kDataLoss);
+    EXPECT_NE(status.message().find(path), std::string::npos) << status.message();
+    EXPECT_EQ(call.Find({key}, &values).code(), Code::kDataLoss);
+    EXPECT_EQ(call.Upsert({key}, Floats(4, 1)).code(), Code::kDataLoss);
+  }
+  ASSERT_EQ(damaged, 1);
+  int64_t erased;
+  const Status scan = call.EraseBelow(MetaField::kCount, {INT64_MIN, 0}, &erased);
+  EXPECT_EQ(scan.code(), Code::kDataLoss);
+  EXPECT_NE(scan.message().find(path), std::string::npos) << scan.message();
+  // It can be erased, and then all is well.
+  ASSERT_OK(call.Erase({which}));
+  EXPECT_EQ(call.Export().size(), 99u);
+  ASSERT_OK(call.EraseBelow(MetaField::kCount, {INT64_MIN, 0}, &erased));
+}
+
+TEST(DiskFolderTest, BelongsToOneTable) {
+  MemoryFileSystem files;
+  ASSERT_OK(files.CreateFolder("/tiers"));
+  files.Put("/tiers/tier-7.rows", "left behind");
+  files.Put("/tiers/tier-x.rows", "not ours");
+  files.Put("/tiers/notes", "not ours");
+  std::shared_ptr<DiskFolder> one, other;
+  ASSERT_OK(DiskFolder::Open(&files, "/tiers", &one));
+  EXPECT_EQ(files.Names("/tiers"), (std::vector<std::string>{"LOCK", "notes", "tier-x.rows"}));
+  const Status taken = DiskFolder::Open(&files, "/tiers", &other);
+  EXPECT_EQ(taken.code(), Code::kFailedPrecondition);
+  EXPECT_NE(taken.message().find("another table has its rows in /tiers"), std::string::npos);
+  one.reset();
+  ASSERT_OK(DiskFolder::Open(&files, "/tiers", &other));
+}
+
+TEST(TieredTableTest, RefusesWhatItCannot) {
+  MemoryFileSystem files;
+  StorageOptions storage;
+  std::unique_ptr<Table> table;
+  const auto make = [&](const TableOptions& options) {
+    return MakeTieredTable(Schema(4, ""), options, storage, &table).code();
+  };
+  EXPECT_EQ(make({}), Code::kInvalidArgument) << "no limit";
+  storage.max_bytes = 1 << 20;
+  EXPECT_EQ(make({}), Code::kInvalidArgument) << "no disk";
+  ASSERT_OK(DiskFolder::Open(&files, "/tiers", &storage.disk));
+  TableOptions bounded;
+  bounded.max_rows = 10;
+  EXPECT_EQ(make(bounded), Code::kInvalidArgument);
+  storage.max_bytes = 100;
+  EXPECT_EQ(make({}), Code::kInvalidArgument) << "no room for a row";
+  storage.max_bytes = 1 << 20;
+  EXPECT_EQ(make({}), Code::kOk);
+}
+
+}  // namespace
+}  // namespace dynemb

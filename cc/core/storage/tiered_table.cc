@@ -1,0 +1,713 @@
+#include "cc/core/storage/tiered_table.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <shared_mutex>
+#include <utility>
+#include <vector>
+
+#include "cc/core/base/copy_bytes.h"
+#include "cc/core/base/fair_shared_mutex.h"
+#include "cc/core/storage/distinct_keys.h"
+#include "cc/core/storage/tier_changes.h"
+#include "cc/core/storage/tiers.h"
+#include "cc/core/table/call_checks.h"
+
+namespace dynemb {
+namespace {
+
+constexpr int64_t kReadBytes = int64_t{4} << 20;  // of rows that are read at once
+constexpr int64_t kScanRows = 2048;               // whose places above are asked for at once
+
+bool IsDone(Outcome outcome) { return outcome == Outcome::kFound || outcome == Outcome::kInserted; }
+
+// Fills a report from the outcomes of all positions.
+void FillReport(const Batch& batch, const std::vector<Outcome>& outcomes, const Report& report) {
+  int64_t misses = 0;
+  for (int64_t j = 0; j < PositionsOf(batch); ++j) {
+    const int64_t position = PositionOf(batch, j);
+    const Outcome outcome = outcomes[static_cast<size_t>(position)];
+    if (!report.outcomes.empty()) report.outcomes[position] = outcome;
+    if (report.misses != nullptr && !IsDone(outcome)) report.misses->at[misses++] = position;
+  }
+  if (report.misses != nullptr) *report.misses->count = misses;
+}
+
+class Tiered final : public TieredTable {
+ public:
+  Tiered(std::shared_ptr<Tiers> tiers, std::shared_ptr<TierChanges> changes)
+      : tiers_(std::move(tiers)),
+        changes_(std::move(changes)),
+        schema_(tiers_->above()->schema()),
+        layout_(schema_) {}
+  // Of a move that will run.
+  Tiered(std::shared_ptr<Tiers> tiers, std::shared_ptr<TierChanges> changes,
+         const TableSchema& schema)
+      : tiers_(std::move(tiers)), changes_(std::move(changes)), schema_(schema), layout_(schema) {}
+
+  MemorySpace space() const override { return MemorySpace::kHost; }
+  const TableSchema& schema() const override { return schema_; }
+
+  Status Find(const Context& context, const Batch& batch, Rows values,
+              const Report& report) const override {
+    return OrNoMemory([&] {
+      FromBelow from_below;
+      DYNEMB_RETURN_IF_ERROR(Read(
+          context, batch, report, true,
+          [&](const Context& inner, const Report& of_above) {
+            return tiers_->above()->Find(inner, batch, values, of_above);
+          },
+          [&](int64_t position, const char* row) {
+            CopyBytes(values[position], row, layout_.value_bytes);
+          },
+          &from_below));
+      if (from_below.keys.empty()) return Status();
+      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      // What was asked for has been read; that it stays below is no error.
+      static_cast<void>(OrNoMemory([&] {
+        return tiers_->BringUp(from_below.keys, from_below.locations, from_below.rows,
+                               from_below.locations_made);
+      }));
+      return Status();
+    });
+  }
+
+  Status ReadRows(const Context& context, const Batch& batch, const RowParts& rows,
+                  const Report& report) const override {
+    return OrNoMemory([&] {
+      const bool any = rows.values.data || rows.slots.data || rows.meta.data;
+      return Read(
+          context, batch, report, any,
+          [&](const Context& inner, const Report& of_above) {
+            return tiers_->above()->ReadRows(inner, batch, rows, of_above);
+          },
+          [&](int64_t position, const char* row) { CopyRow(row, rows, position); }, nullptr);
+    });
+  }
+
+  Status Apply(const Context& context, const Batch& batch, ConstRows gradients,
+               const Update& update, const Stamp& stamp, const Report& report) override {
+    return Write(
+        context, batch, report,
+        [&](const Context& inner, const Batch& part, const Report& of_part) {
+          return tiers_->above()->Apply(inner, part, gradients, update, stamp, of_part);
+        },
+        [](int64_t, Outcome outcome) { return IsDone(outcome); });
+  }
+
+  Status Upsert(const Context& context, const Batch& batch, ConstRows values, const Stamp& stamp,
+                const Report& report) override {
+    return Write(
+        context, batch, report,
+        [&](const Context& inner, const Batch& part, const Report& of_part) {
+          return tiers_->above()->Upsert(inner, part, values, stamp, of_part);
+        },
+        [](int64_t, Outcome outcome) { return IsDone(outcome); });
+  }
+
+  Status Accumulate(const Context& context, const Batch& batch, ConstRows values_or_deltas,
+                    Span<const bool> exists, const Stamp& stamp, const Report& report) override {
+    return Write(
+        context, batch, report,
+        [&](const Context& inner, const Batch& part, const Report& of_part) {
+          return tiers_->above()->Accumulate(inner, part, values_or_deltas, exists, stamp, of_part);
+        },
+        [&](int64_t position, Outcome outcome) {
+          return outcome == Outcome::kInserted || (outcome == Outcome::kFound && exists[position]);
+        });
+  }
+
+  Status InsertRows(const Context& context, const Batch& batch, const ConstRowParts& rows,
+                    const RowParts& displaced, const Report& report) override {
+    return Write(
+        context, batch, report,
+        [&](const Context& inner, const Batch& part, const Report& of_part) {
+          return tiers_->above()->InsertRows(inner, part, rows, displaced, of_part);
+        },
+        [](int64_t, Outcome outcome) { return IsDone(outcome); });
+  }
+
+  Status Erase(const Context& context, const Batch& batch, const Report& report) override {
+    DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
+    return OrNoMemory([&] {
+      const auto erase = [&](const Context& inner, const Batch& part, const Report& of_part) {
+        return tiers_->above()->Erase(inner, part, of_part);
+      };
+      const auto changed = [](int64_t, Outcome outcome) { return outcome == Outcome::kFound; };
+      {
+        const std::shared_lock<FairSharedMutex> lock(mutex_);
+        if (tiers_->NoneBelow(batch)) return WriteAbove(context, batch, report, erase, changed);
+      }
+      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      const DistinctKeys distinct(batch);
+      const int64_t n = PositionsOf(batch);
+      std::vector<Outcome> outcomes(static_cast<size_t>(batch.keys.size), Outcome::kFull);
+      std::vector<int64_t> erased(static_cast<size_t>(distinct.size()));  // below, of each key
+      const Status above = erase(Tiers::Inner(context), batch, {outcomes, nullptr});
+      DiskRows* const below = tiers_->below();
+      for (int64_t j = 0; j < n; ++j) {
+        const int64_t position = PositionOf(batch, j);
+        Outcome& outcome = outcomes[static_cast<size_t>(position)];
+        int64_t& only_below = erased[static_cast<size_t>(distinct.number(j))];
+        const uint64_t hash = Mix64(static_cast<uint64_t>(batch.keys[position]));
+        if (outcome == Outcome::kFound && below->Remove(hash)) tiers_->AddCopies(-1);
+        if (outcome != Outcome::kMissing) continue;
+        if (only_below == 0 && !below->Remove(hash)) continue;
+        ++only_below;
+        outcome = Outcome::kFound;
+      }
+      for (const int64_t positions : erased) tiers_->CountErased(positions);
+      changes_->Note(batch, tiers_->size(), [&](int64_t position) {
+        return changed(position, outcomes[static_cast<size_t>(position)]);
+      });
+      FillReport(batch, outcomes, report);
+      return above;
+    });
+  }
+
+  Status Clear(const Context& context) override {
+    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+    const std::unique_lock<FairSharedMutex> lock(mutex_);
+    changes_->Forget();
+    return tiers_->Clear(context);
+  }
+
+  Status Reserve(const Context& context, int64_t rows) override {
+    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+    const std::shared_lock<FairSharedMutex> lock(mutex_);
+    return tiers_->above()->Reserve(Tiers::Inner(context), std::min(rows, tiers_->max_rows()));
+  }
+
+  Status Export(const Context& context, Cursor* cursor, const RowParts& out,
+                int64_t* rows) const override {
+    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+    DYNEMB_RETURN_IF_ERROR(CheckExport(layout_, out));
+    DYNEMB_RETURN_IF_ERROR(CheckTablePart(*cursor));
+    if (cursor->position[1] > 1) {
+      return InvalidArgument("cursor: got a position that no export has given");
+    }
+    return OrNoMemory([&] {
+      // The rows in the order of their hashes, which no move between the tiers changes.
+      const std::shared_lock<FairSharedMutex> lock(mutex_);
+      const int first = TierChanges::FirstPart(*cursor), end = TierChanges::EndPart(*cursor);
+      uint64_t from = cursor->position[0];
+      if (cursor->position[1] == 0) {
+        from = static_cast<uint64_t>(first) << (64 - DiskIndex::kPartBits);
+        cursor->done = cursor->done || first == end;
+      }
+      bool done = cursor->done;
+      int64_t n = 0;
+      while (!done && n < out.keys.size) {
+        const int part = DiskIndex::PartOf(from);
+        std::vector<uint64_t> hashes;
+        DYNEMB_RETURN_IF_ERROR(HashesOf(part, from, out.keys.size - n, &hashes));
+        const bool is_whole = static_cast<int64_t>(hashes.size()) < out.keys.size - n;
+        DYNEMB_RETURN_IF_ERROR(ExportThese(hashes, out, &n));
+        if (is_whole) {
+          done = part + 1 >= end;
+          from = static_cast<uint64_t>(part + 1) << (64 - DiskIndex::kPartBits);
+        } else {
+          from = hashes.back() + 1;
+          done = from == 0 || DiskIndex::PartOf(from) >= end;
+        }
+      }
+      cursor->position[0] = from;
+      cursor->position[1] = 1;
+      cursor->done = done;
+      *rows = n;
+      return Status();
+    });
+  }
+
+  Status Histogram(const Context& context, MetaField field, const RowOrder& prefix, int prefix_bits,
+                   Span<int64_t> counts) const override {
+    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+    return OrNoMemory([&] {
+      const std::shared_lock<FairSharedMutex> lock(mutex_);
+      DYNEMB_RETURN_IF_ERROR(
+          tiers_->above()->Histogram(Tiers::Inner(context), field, prefix, prefix_bits, counts));
+      int bits;
+      DYNEMB_RETURN_IF_ERROR(CheckCounts(counts, prefix_bits, &bits));
+      return ForEachOnlyBelow(field, [&](Key, const RowOrder& order) {
+        const int64_t digit = DigitOf(order, prefix, prefix_bits, bits);
+        if (digit >= 0) ++counts[digit];
+      });
+    });
+  }
+
+  Status EraseBelow(const Context& context, MetaField field, const RowOrder& bound,
+                    int64_t* erased) override {
+    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+    DYNEMB_RETURN_IF_ERROR(CheckMetaField(layout_, field));
+    return OrNoMemory([&] {
+      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      std::vector<Key> below, above;
+      DYNEMB_RETURN_IF_ERROR(ForEachOnlyBelow(field, [&](Key key, const RowOrder& order) {
+        if (order < bound) below.push_back(key);
+      }));
+      DYNEMB_RETURN_IF_ERROR(ForEachAbove(field, [&](Key key, const RowOrder& order) {
+        if (order < bound) above.push_back(key);
+      }));
+      for (const auto* keys : {&above, &below}) {
+        Batch batch;
+        batch.keys = *keys;
+        changes_->Note(batch, tiers_->size(), [](int64_t) { return true; });
+      }
+      // First the copies: what an error leaves above has none, and is a row.
+      for (const Key key : above) {
+        if (tiers_->below()->Remove(Mix64(static_cast<uint64_t>(key)))) tiers_->AddCopies(-1);
+      }
+      int64_t from_above;
+      DYNEMB_RETURN_IF_ERROR(
+          tiers_->above()->EraseBelow(Tiers::Inner(context), field, bound, &from_above));
+      for (const Key key : below) tiers_->below()->Remove(Mix64(static_cast<uint64_t>(key)));
+      tiers_->CountRemoved(static_cast<int64_t>(below.size()));
+      *erased = from_above + static_cast<int64_t>(below.size());
+      return Status();
+    });
+  }
+
+  Status BeginEpoch(const Context& context, int64_t epoch) override {
+    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+    const std::unique_lock<FairSharedMutex> lock(mutex_);
+    if (epoch <= changes_->epoch()) return EpochNotLater(epoch, changes_->epoch());
+    changes_->BeginEpoch(epoch, tiers_->size());
+    return Status();
+  }
+  int64_t epoch() const override { return changes_->epoch(); }
+
+  Status ChangedKeys(const Context& context, int64_t since, const TablePart& part,
+                     std::vector<Key>* keys) const override {
+    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+    DYNEMB_RETURN_IF_ERROR(CheckTablePart(part));
+    return OrNoMemory([&] {
+      const std::shared_lock<FairSharedMutex> lock(mutex_);
+      keys->clear();
+      if (changes_->Since(since, part, keys)) return Status();
+      keys->clear();
+      return ChangesNotKnown(since);
+    });
+  }
+
+  void TrimChanges(int64_t through) override {
+    const std::shared_lock<FairSharedMutex> lock(mutex_);
+    changes_->Trim(through);
+  }
+
+  Status PrepareMove(const Context& context, const TableSchema& schema,
+                     std::unique_ptr<RowMove>* move) override {
+    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+    DYNEMB_RETURN_IF_ERROR(CheckMove(schema_, schema));
+    return OrNoMemory([&] {
+      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      DYNEMB_RETURN_IF_ERROR(tiers_->AllDown());
+      auto made = std::make_unique<Move>();
+      DYNEMB_RETURN_IF_ERROR(tiers_->PrepareSchema(schema, &made->next));
+      made->tiers = tiers_.get();
+      made->to = std::make_unique<Tiered>(tiers_, changes_, schema);
+      *move = std::move(made);
+      return Status();
+    });
+  }
+
+  int64_t size() const override {
+    const std::shared_lock<FairSharedMutex> lock(mutex_);
+    return tiers_->size();
+  }
+  TableCounters counters() const override {
+    const std::shared_lock<FairSharedMutex> lock(mutex_);
+    TableCounters counters = tiers_->above()->counters();
+    counters.Add(tiers_->own_calls(), -1);
+    return counters;
+  }
+  int64_t memory_bytes() const override {
+    const std::shared_lock<FairSharedMutex> lock(mutex_);
+    return tiers_->memory_bytes() + changes_->memory_bytes();
+  }
+  TierStats tier_stats() const override {
+    const std::shared_lock<FairSharedMutex> lock(mutex_);
+    TierStats stats = tiers_->stats();
+    TableCounters counters = tiers_->above()->counters();
+    counters.Add(tiers_->own_calls(), -1);
+    stats.hits = counters.found + counters.missing + counters.written - stats.misses;
+    return stats;
+  }
+
+ private:
+  // Rows that a call has read from below.
+  struct FromBelow {
+    std::vector<Key> keys;
+    std::vector<Location> locations;
+    std::vector<char> rows;
+    int64_t locations_made = 0;  // DiskRows::locations_made
+  };
+
+  struct Move final : public RowMove {
+    std::unique_ptr<Table> Run(const Context&) override {
+      tiers->SetSchema(std::move(next));
+      return std::move(to);
+    }
+    Tiers* tiers;
+    Tiers::Next next;
+    std::unique_ptr<Tiered> to;
+  };
+
+  void CopyRow(const char* row, const RowParts& out, int64_t i) const {
+    if (out.values.data) CopyBytes(out.values[i], row, layout_.value_bytes);
+    if (out.slots.data) CopyBytes(out.slots[i], row + layout_.slots_offset, layout_.slots_bytes);
+    if (out.meta.data) CopyBytes(out.meta[i], row + layout_.meta_offset, layout_.meta_bytes);
+  }
+
+  // The frame of both calls that read by key: above(context, report) looks there; rows of keys that
+  // are below are read, if `rows` says so, and given to copy(position, row), and as far as there is
+  // room for them above to `kept`.
+  template <typename Above, typename Copy>
+  Status Read(const Context& context, const Batch& batch, const Report& report, bool rows,
+              const Above& above, const Copy& copy, FromBelow* kept) const {
+    DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
+    const std::shared_lock<FairSharedMutex> lock(mutex_);
+    const Context inner = Tiers::Inner(context);
+    DiskRows* const below = tiers_->below();
+    if (below->empty()) return above(inner, report);
+    if (kept != nullptr) kept->locations_made = below->locations_made();
+    std::vector<int64_t> own;
+    int64_t count = 0;
+    Positions misses = {{}, &count};
+    if (report.misses != nullptr) {
+      misses.at = report.misses->at;
+    } else {
+      own.resize(
+          static_cast<size_t>(batch.select == nullptr ? batch.keys.size : batch.select->at.size));
+      misses.at = own;
+    }
+    DYNEMB_RETURN_IF_ERROR(above(inner, {report.outcomes, &misses}));
+    tiers_->Touch(batch);
+    // Which of those that are not above are below.
+    std::vector<std::pair<Location, int64_t>> wanted;
+    int64_t missing = 0;
+    const auto hash_of = [&](int64_t m) {
+      return Mix64(static_cast<uint64_t>(batch.keys[misses.at[m]]));
+    };
+    constexpr int64_t kAhead = 8;
+    for (int64_t m = 0; m < count; ++m) {
+      if (m + kAhead < count) below->Prefetch(hash_of(m + kAhead));
+      const int64_t position = misses.at[m];
+      const Location location = below->Find(hash_of(m));
+      if (location == kNowhere) {
+        misses.at[missing++] = position;
+      } else {
+        wanted.emplace_back(location, position);
+        if (!report.outcomes.empty()) report.outcomes[position] = Outcome::kFound;
+      }
+    }
+    if (report.misses != nullptr) *report.misses->count = missing;
+    const int64_t found = static_cast<int64_t>(wanted.size());
+    tiers_->CountRead(-found, found);  // they were counted as missing
+    if (found == 0 || !rows) return Status();
+    tiers_->AddMisses(found);
+    std::sort(wanted.begin(), wanted.end());
+    return ReadBelow(batch, wanted, copy, kept);
+  }
+
+  template <typename Copy>
+  Status ReadBelow(const Batch& batch, const std::vector<std::pair<Location, int64_t>>& wanted,
+                   const Copy& copy, FromBelow* kept) const {
+    const int64_t row_bytes = layout_.row_bytes;
+    const size_t most_kept =
+        kept == nullptr ? 0 : static_cast<size_t>(std::max<int64_t>(1, tiers_->max_rows() / 2));
+    const size_t at_once = static_cast<size_t>(std::max<int64_t>(1, kReadBytes / row_bytes));
+    std::vector<Location> locations;
+    std::vector<size_t> first;  // of each location, in `wanted`
+    std::vector<char> rows;
+    for (size_t begin = 0; begin < wanted.size();) {
+      locations.clear();
+      first.clear();
+      size_t end = begin;
+      for (; end < wanted.size(); ++end) {
+        if (!locations.empty() && locations.back() == wanted[end].first) continue;
+        if (locations.size() == at_once) break;
+        locations.push_back(wanted[end].first);
+        first.push_back(end);
+      }
+      first.push_back(end);
+      rows.resize(locations.size() * static_cast<size_t>(row_bytes));
+      DYNEMB_RETURN_IF_ERROR(tiers_->below()->Read(locations, rows.data()));
+      for (size_t i = 0; i < locations.size(); ++i) {
+        const char* const row = &rows[i * static_cast<size_t>(row_bytes)];
+        for (size_t w = first[i]; w < first[i + 1]; ++w) copy(wanted[w].second, row);
+        if (kept == nullptr || kept->keys.size() == most_kept) continue;
+        kept->keys.push_back(batch.keys[wanted[first[i]].second]);
+        kept->locations.push_back(locations[i]);
+        kept->rows.insert(kept->rows.end(), row, row + row_bytes);
+      }
+      begin = end;
+    }
+    return Status();
+  }
+
+  // The frame of all calls that write by key, but Erase: write(context, batch, report) does it
+  // above. changed(position, outcome): whether that is a change.
+  template <typename WriteRows, typename Changed>
+  Status Write(const Context& context, const Batch& batch, const Report& report,
+               const WriteRows& write, const Changed& changed) {
+    DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
+    return OrNoMemory([&] {
+      const int64_t n = PositionsOf(batch);
+      {
+        const std::shared_lock<FairSharedMutex> lock(mutex_);
+        if (tiers_->NoneBelow(batch) && tiers_->TakeRoom(n)) {
+          const Status written =
+              OrNoMemory([&] { return WriteAbove(context, batch, report, write, changed); });
+          tiers_->GiveRoom(n);
+          return written;
+        }
+      }
+      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      return WriteInSlices(context, batch, report, write, changed);
+    });
+  }
+
+  // All rows are above, or nowhere.
+  template <typename WriteRows, typename Changed>
+  Status WriteAbove(const Context& context, const Batch& batch, const Report& report,
+                    const WriteRows& write, const Changed& changed) {
+    const Context inner = Tiers::Inner(context);
+    if (!changes_->tracking()) return write(inner, batch, report);
+    std::vector<Outcome> own;
+    Report tracked = report;
+    if (report.outcomes.empty()) {
+      own.resize(static_cast<size_t>(batch.keys.size));
+      tracked.outcomes = own;
+    }
+    const Status written = write(inner, batch, tracked);
+    if (!written.ok() && written.code() != Code::kResourceExhausted) return written;
+    changes_->Note(batch, tiers_->size(),
+                   [&](int64_t position) { return changed(position, tracked.outcomes[position]); });
+    return written;
+  }
+
+  // With the lock held alone.
+  template <typename WriteRows, typename Changed>
+  Status WriteInSlices(const Context& context, const Batch& batch, const Report& report,
+                       const WriteRows& write, const Changed& changed) {
+    const Context inner = Tiers::Inner(context);
+    const DistinctKeys distinct(batch);
+    const int64_t n = PositionsOf(batch), most = tiers_->max_rows();
+    const int64_t slices = std::max<int64_t>(1, (distinct.size() + most - 1) / most);
+    // The positions of each slice, in the order of the batch.
+    std::vector<int64_t> positions, ends(static_cast<size_t>(slices));
+    if (slices > 1) {
+      std::vector<int64_t> next(static_cast<size_t>(slices) + 1);
+      for (int64_t j = 0; j < n; ++j) ++next[static_cast<size_t>(distinct.number(j) / most) + 1];
+      for (size_t s = 0; s < ends.size(); ++s) ends[s] = next[s + 1] += next[s];
+      positions.resize(static_cast<size_t>(n));
+      for (int64_t j = 0; j < n; ++j) {
+        int64_t& at = next[static_cast<size_t>(distinct.number(j) / most)];
+        positions[static_cast<size_t>(at++)] = PositionOf(batch, j);
+      }
+    }
+    std::vector<Outcome> outcomes(static_cast<size_t>(batch.keys.size), Outcome::kFull);
+    for (int64_t s = 0; s < slices; ++s) {
+      const int64_t begin = s * most, end = std::min(distinct.size(), begin + most);
+      Status written = OrNoMemory([&] {
+        return tiers_->MakeResident({distinct.keys().data() + begin, end - begin}, n, [&](Key key) {
+          const int64_t number = distinct.NumberOf(key);
+          return begin <= number && number < end;
+        });
+      });
+      if (!written.ok() && s == 0) return written;  // nothing has changed
+      int64_t count = 0;
+      Positions select;
+      Batch part = batch;
+      if (slices > 1) {
+        const int64_t first = s == 0 ? 0 : ends[static_cast<size_t>(s - 1)];
+        count = ends[static_cast<size_t>(s)] - first;
+        select = {{positions.data() + first, count}, &count};
+        part.select = &select;
+      }
+      if (written.ok()) {
+        written = write(inner, part, {outcomes, nullptr});
+        if (!written.ok() && s == 0 && written.code() != Code::kResourceExhausted) return written;
+        changes_->Note(part, tiers_->size(), [&](int64_t position) {
+          return changed(position, outcomes[static_cast<size_t>(position)]);
+        });
+      }
+      if (!written.ok()) {
+        FillReport(batch, outcomes, report);
+        return written;
+      }
+    }
+    FillReport(batch, outcomes, report);
+    return Status();
+  }
+
+  // The first `most` hashes from `from` on of the rows of a part, ascending.
+  Status HashesOf(int part, uint64_t from, int64_t most, std::vector<uint64_t>* hashes) const {
+    std::vector<Key> keys(static_cast<size_t>(kScanRows));
+    Cursor cursor;
+    cursor.part = part;
+    cursor.parts = DiskIndex::kParts;
+    while (!cursor.done) {
+      RowParts out;
+      out.keys = keys;
+      int64_t count = 0;
+      DYNEMB_RETURN_IF_ERROR(tiers_->above()->Export(OneThread(), &cursor, out, &count));
+      for (int64_t i = 0; i < count; ++i) {
+        const uint64_t hash = Mix64(static_cast<uint64_t>(keys[static_cast<size_t>(i)]));
+        if (hash >= from) hashes->push_back(hash);
+      }
+    }
+    // Of those above the first `most` are enough, and as many of those below.
+    if (static_cast<int64_t>(hashes->size()) > most) {
+      std::nth_element(hashes->begin(), hashes->begin() + most, hashes->end());
+      hashes->resize(static_cast<size_t>(most));
+    }
+    int64_t more = most;
+    tiers_->below()->index().ForEach(part, from, [&](uint64_t hash, Location) {
+      hashes->push_back(hash);
+      return --more > 0;
+    });
+    std::sort(hashes->begin(), hashes->end());
+    hashes->erase(std::unique(hashes->begin(), hashes->end()), hashes->end());
+    if (static_cast<int64_t>(hashes->size()) > most) hashes->resize(static_cast<size_t>(most));
+    return Status();
+  }
+
+  // Exports the rows of these hashes, as far as they are still there, from row *n of `out` on.
+  Status ExportThese(const std::vector<uint64_t>& hashes, const RowParts& out, int64_t* n) const {
+    const int64_t count = static_cast<int64_t>(hashes.size());
+    if (count == 0) return Status();
+    const bool any = out.values.data || out.slots.data || out.meta.data;
+    std::vector<Key> keys(hashes.size());
+    for (size_t i = 0; i < hashes.size(); ++i) keys[i] = static_cast<Key>(Unmix64(hashes[i]));
+    if (!any) {
+      if (out.keys.data) std::copy(keys.begin(), keys.end(), out.keys.data + *n);
+      *n += count;
+      return Status();
+    }
+    const auto from = [&](const Rows& rows) {
+      return rows.data == nullptr ? Rows() : Rows(rows[*n], count, rows.stride_bytes);
+    };
+    const RowParts these = {{}, from(out.values), from(out.slots), from(out.meta)};
+    std::vector<Outcome> outcomes(hashes.size(), Outcome::kMissing);
+    Batch batch;
+    batch.keys = keys;
+    DYNEMB_RETURN_IF_ERROR(
+        tiers_->above()->ReadRows(OneThread(), batch, these, {outcomes, nullptr}));
+    const int64_t found = std::count(outcomes.begin(), outcomes.end(), Outcome::kFound);
+    tiers_->CountRead(found, count - found);
+    std::vector<std::pair<Location, int64_t>> wanted;
+    for (int64_t i = 0; found < count && i < count; ++i) {
+      if (outcomes[static_cast<size_t>(i)] == Outcome::kFound) continue;
+      const Location location = tiers_->below()->Find(hashes[static_cast<size_t>(i)]);
+      if (location == kNowhere) continue;  // it has just been erased
+      wanted.emplace_back(location, i);
+      outcomes[static_cast<size_t>(i)] = Outcome::kFound;
+    }
+    std::sort(wanted.begin(), wanted.end());
+    DYNEMB_RETURN_IF_ERROR(ReadBelow(
+        batch, wanted, [&](int64_t i, const char* row) { CopyRow(row, these, i); }, nullptr));
+    // Those that are there move together.
+    int64_t next = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      if (outcomes[static_cast<size_t>(i)] != Outcome::kFound) continue;
+      if (out.keys.data) out.keys[*n + next] = keys[static_cast<size_t>(i)];
+      const auto move = [&](const Rows& rows, int64_t bytes) {
+        if (rows.data != nullptr && next < i && bytes > 0) {
+          std::memmove(rows[next], rows[i], static_cast<size_t>(bytes));
+        }
+      };
+      move(these.values, layout_.value_bytes);
+      move(these.slots, layout_.slots_bytes);
+      move(these.meta, layout_.meta_bytes);
+      ++next;
+    }
+    *n += next;
+    return Status();
+  }
+
+  RowOrder OrderOf(Key key, const char* meta, MetaField field) const {
+    return {ReadInt64(meta + layout_.meta_field[static_cast<int>(field)]),
+            Mix64(static_cast<uint64_t>(key))};
+  }
+
+  // Calls visit(key, order) for the rows that are above.
+  template <typename Visit>
+  Status ForEachAbove(MetaField field, const Visit& visit) const {
+    std::vector<Key> keys(static_cast<size_t>(kScanRows));
+    std::vector<int64_t> meta(static_cast<size_t>(kScanRows * layout_.meta_bytes / 8));
+    char* const bytes = reinterpret_cast<char*>(meta.data());
+    Cursor cursor;
+    while (!cursor.done) {
+      RowParts out;
+      out.keys = keys;
+      out.meta = Rows(bytes, kScanRows, layout_.meta_bytes);
+      int64_t count = 0;
+      DYNEMB_RETURN_IF_ERROR(tiers_->above()->Export(OneThread(), &cursor, out, &count));
+      for (int64_t i = 0; i < count; ++i) {
+        const Key key = keys[static_cast<size_t>(i)];
+        visit(key, OrderOf(key, out.meta[i], field));
+      }
+    }
+    return Status();
+  }
+
+  // The same for the rows that are below and not above.
+  template <typename Visit>
+  Status ForEachOnlyBelow(MetaField field, const Visit& visit) const {
+    if (tiers_->below()->empty()) return Status();
+    std::vector<Key> keys;
+    std::vector<RowOrder> orders;
+    std::vector<Outcome> outcomes;
+    const auto flush = [&] {
+      DYNEMB_RETURN_IF_ERROR(tiers_->FindAbove(keys, &outcomes));
+      for (size_t i = 0; i < keys.size(); ++i) {
+        if (outcomes[i] == Outcome::kMissing) visit(keys[i], orders[i]);
+      }
+      keys.clear();
+      orders.clear();
+      return Status();
+    };
+    DYNEMB_RETURN_IF_ERROR(tiers_->below()->ForEachRow([&](Key key, const char* row) {
+      keys.push_back(key);
+      orders.push_back(OrderOf(key, row + layout_.meta_offset, field));
+      return static_cast<int64_t>(keys.size()) < kScanRows ? Status() : flush();
+    }));
+    return flush();
+  }
+
+  // Shared with the table that a move makes: the one that it was made from is not used any more.
+  const std::shared_ptr<Tiers> tiers_;
+  const std::shared_ptr<TierChanges> changes_;
+  const TableSchema schema_;
+  const RowLayout layout_;
+  mutable FairSharedMutex mutex_;
+};
+
+}  // namespace
+
+Status MakeTieredTable(const TableSchema& schema, const TableOptions& options,
+                       const StorageOptions& storage, std::unique_ptr<Table>* table) {
+  DYNEMB_RETURN_IF_ERROR(schema.Validate());
+  if (options.is_bounded() || options.eviction.evicts() || options.eviction.expires()) {
+    return InvalidArgument(
+        "storage: got max_rows, max_bytes or an eviction policy beside it, which tables with "
+        "storage do not have; give one of the two");
+  }
+  if (storage.max_bytes < 0 && storage.max_rows < 0) {
+    return InvalidArgument("storage: got no limit of host memory, want one");
+  }
+  if (storage.disk == nullptr) return InvalidArgument("storage: got no disk, want one");
+  return OrNoMemory([&] {
+    std::unique_ptr<Tiers> tiers;
+    DYNEMB_RETURN_IF_ERROR(Tiers::Make(schema, options, storage, &tiers));
+    auto made = std::make_unique<Tiered>(std::move(tiers), std::make_shared<TierChanges>());
+    if (options.track_changes) DYNEMB_RETURN_IF_ERROR(made->BeginEpoch(OneThread(), 1));
+    *table = std::move(made);
+    return Status();
+  });
+}
+
+}  // namespace dynemb

@@ -1,0 +1,78 @@
+// TieredTable: a table whose rows are in host memory as far as a budget of bytes allows, and on
+// disk otherwise. What it says and holds is what one table in memory would, to the last bit.
+//
+// Where a row is. Above: in a host table. Below: in DiskRows. A row that is both above and below is
+// the same in both: a copy below, which saves writing the row when it leaves again, goes before the
+// row changes. So the row above, if there is one, is the row, and the index of the disk tells by
+// itself which keys a call may simply write: those that are not in it.
+//
+// Calls. Reads look above and then below. Find brings what it read from below up, as a copy, since
+// training writes what it has looked up; ReadRows and the scans leave rows where they are. A call
+// that writes has all of its rows above: it brings up those that are below, for which others leave.
+// A batch of more keys than there is room for above is done in slices, each with all positions of
+// its keys. Erase reads nothing. Rows leave in the order of a clock: those that no call has named
+// since the hand last came by.
+//
+// Locks. One lock for all of it, shared by calls that move no rows between the tiers (reads, and
+// writes of keys that are not below while there is room above), and taken alone by those that do,
+// by EraseBelow, Clear and BeginEpoch. The host table's own locks come after it. Because calls hold
+// it while their tasks run, these run on threads that never wait for it (worker_threads.h).
+//
+// Errors. That the disk is full, fails, or has damaged a row is the status of the call that needed
+// it, and names the file. No row that is above is lost by it, and rows that are above can be read
+// and written on. If a batch of several slices meets such an error, the keys whose outcome is not
+// kFull have been done, as when memory runs out.
+#ifndef TF_DYNEMB_CC_CORE_STORAGE_TIERED_TABLE_H_
+#define TF_DYNEMB_CC_CORE_STORAGE_TIERED_TABLE_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "cc/core/base/status.h"
+#include "cc/core/storage/storage_options.h"
+#include "cc/core/table/table.h"
+#include "cc/core/table/table_options.h"
+
+namespace dynemb {
+
+// Numbers of the tiers of one table; those without "now" only grow.
+struct TierStats {
+  int64_t rows_above = 0;    // now
+  int64_t bytes_above = 0;   // now: of the host table
+  int64_t rows_below = 0;    // now: that are only there
+  int64_t bytes_below = 0;   // now: of the files
+  int64_t index_bytes = 0;   // now: of the index of the rows below, in memory
+  int64_t hits = 0;          // keys of calls that needed nothing from below
+  int64_t misses = 0;        // keys of calls whose rows came from below
+  int64_t rows_read = 0;     // from disk
+  int64_t rows_written = 0;  // to disk, also by compaction
+  int64_t rows_left = 0;     // rows that left the host table to make room
+
+  template <typename Visit>
+  static void ForEach(const Visit& visit) {
+    visit("rows_above", &TierStats::rows_above);
+    visit("bytes_above", &TierStats::bytes_above);
+    visit("rows_below", &TierStats::rows_below);
+    visit("bytes_below", &TierStats::bytes_below);
+    visit("index_bytes", &TierStats::index_bytes);
+    visit("hits", &TierStats::hits);
+    visit("misses", &TierStats::misses);
+    visit("rows_read", &TierStats::rows_read);
+    visit("rows_written", &TierStats::rows_written);
+    visit("rows_left", &TierStats::rows_left);
+  }
+};
+
+class TieredTable : public Table {
+ public:
+  virtual TierStats tier_stats() const = 0;
+};
+
+// An empty table. Errors: a schema that is not valid; options that bound a table or evict;
+// max_bytes that has no room for a row.
+Status MakeTieredTable(const TableSchema& schema, const TableOptions& options,
+                       const StorageOptions& storage, std::unique_ptr<Table>* table);
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_STORAGE_TIERED_TABLE_H_

@@ -1,0 +1,389 @@
+#include "cc/core/storage/tiers.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cc/core/base/hash.h"
+#include "cc/core/storage/worker_threads.h"
+#include "cc/core/table/host_table.h"
+#include "cc/core/table/memory_bound.h"
+
+namespace dynemb {
+namespace {
+
+constexpr int64_t kHandKeys = 1024;               // that the clock's hand looks at at once
+constexpr int64_t kReadBytes = int64_t{4} << 20;  // of rows that are read at once
+constexpr int64_t kKeysPerTask = 4096;            // that a task looks up
+constexpr int64_t kAhead = 8;                     // keys that are fetched ahead
+constexpr int kLeastUsedBits = 10, kMostUsedBits = 30;
+
+// Calls look(begin, end), which takes no memory, for shares of [0, n), on several threads if there
+// are many. An error: there is no memory for these, and nothing has been called.
+template <typename Look>
+Status InShares(int64_t n, const Look& look) {
+  if (n <= 2 * kKeysPerTask) {
+    look(int64_t{0}, n);
+    return Status();
+  }
+  const int64_t tasks = (n + kKeysPerTask - 1) / kKeysPerTask;
+  return ComputeThreads()->Run(tasks, 0, [&](int64_t task) {
+    look(task * kKeysPerTask, std::min(n, (task + 1) * kKeysPerTask));
+  });
+}
+
+Context Threads() {
+  Context context;
+  context.executor = ComputeThreads();
+  return context;
+}
+
+}  // namespace
+
+Context Tiers::Inner(const Context& context) {
+  static InlineExecutor* const alone = new InlineExecutor;
+  Context inner;
+  inner.executor = context.executor->concurrency() > 1 ? ComputeThreads() : alone;
+  return inner;
+}
+
+Status Tiers::Make(const TableSchema& schema, const TableOptions& options,
+                   const StorageOptions& storage, std::unique_ptr<Tiers>* tiers) {
+  std::unique_ptr<Tiers> made(new Tiers(schema, options, storage));
+  DYNEMB_RETURN_IF_ERROR(MakeAbove(schema, options, storage, &made->above_));
+  made->below_ = std::make_unique<DiskRows>(storage.disk, storage.least_file_bytes, schema);
+  made->MakeUsed();
+  *tiers = std::move(made);
+  return Status();
+}
+
+Status Tiers::MakeAbove(const TableSchema& schema, const TableOptions& options,
+                        const StorageOptions& storage, std::unique_ptr<Table>* table) {
+  TableOptions of_above;
+  of_above.missing_value = options.missing_value;
+  of_above.max_rows = storage.max_rows;
+  if (storage.max_bytes >= 0) {
+    const RowLayout layout(schema);
+    const int64_t rows = RowsWithin(storage.max_bytes, layout, 0);
+    if (rows == 0) {
+      return InvalidArgument("storage: got ", storage.max_bytes,
+                             " bytes of host memory for a shard, want at least ",
+                             IndexBytes(1) + RowBytes(1, layout), ", for a row of ",
+                             layout.row_bytes, " bytes; give a larger HostMemory");
+    }
+    of_above.max_rows = storage.max_rows < 0 ? rows : std::min(rows, storage.max_rows);
+  }
+  DYNEMB_RETURN_IF_ERROR(MakeHostTable(schema, of_above, table));
+  // So that the index does not grow to more, twice for a moment, than it was counted as.
+  return storage.max_bytes < 0 ? Status() : (*table)->Reserve(OneThread(), of_above.max_rows);
+}
+
+void Tiers::MakeUsed() {
+  int bits = kLeastUsedBits;
+  while (bits < kMostUsedBits && int64_t{1} << bits < max_rows()) ++bits;
+  used_size_ = size_t{1} << bits;
+  used_shift_ = 64 - bits;
+  used_.reset(new std::atomic<uint8_t>[used_size_]());
+}
+
+RowParts Tiers::PartsOf(char* rows, int64_t count) const {
+  RowParts parts;
+  parts.values = Rows(rows, count, layout_.row_bytes);
+  if (layout_.slots_bytes > 0) {
+    parts.slots = Rows(rows + layout_.slots_offset, count, layout_.row_bytes);
+  }
+  if (layout_.meta_bytes > 0) {
+    parts.meta = Rows(rows + layout_.meta_offset, count, layout_.row_bytes);
+  }
+  return parts;
+}
+
+bool Tiers::NoneBelow(const Batch& batch) {
+  if (below_->empty()) return true;
+  std::atomic<bool> none{true};
+  const Status looked = InShares(PositionsOf(batch), [&](int64_t begin, int64_t end) {
+    uint64_t ahead[kAhead];
+    const auto fetch = [&](int64_t j) {
+      if (j >= end) return;
+      const uint64_t hash = Mix64(static_cast<uint64_t>(batch.keys[PositionOf(batch, j)]));
+      ahead[j % kAhead] = hash;
+      below_->Prefetch(hash);
+      __builtin_prefetch(&Used(hash));
+    };
+    for (int64_t j = begin; j < begin + kAhead; ++j) fetch(j);
+    for (int64_t j = begin; j < end; ++j) {
+      const uint64_t hash = ahead[j % kAhead];
+      fetch(j + kAhead);
+      std::atomic<uint8_t>& used = Used(hash);
+      if (used.load(std::memory_order_relaxed) == 0) used.store(1, std::memory_order_relaxed);
+      if (below_->Find(hash) != kNowhere) none.store(false, std::memory_order_relaxed);
+    }
+  });
+  return looked.ok() && none;
+}
+
+void Tiers::Touch(const Batch& batch) {
+  // An error only makes rows seem unused.
+  static_cast<void>(InShares(PositionsOf(batch), [&](int64_t begin, int64_t end) {
+    for (int64_t j = begin; j < end; ++j) {
+      std::atomic<uint8_t>& used =
+          Used(Mix64(static_cast<uint64_t>(batch.keys[PositionOf(batch, j)])));
+      if (used.load(std::memory_order_relaxed) == 0) used.store(1, std::memory_order_relaxed);
+    }
+  }));
+}
+
+bool Tiers::TakeRoom(int64_t keys) {
+  // The calls under way may need what they have taken, so that it does not count as room; if it was
+  // needed already, it is counted twice, and this one waits for no harm.
+  if (calls_.fetch_add(keys) + keys <= above_->room()) return true;
+  GiveRoom(keys);
+  return false;
+}
+
+void Tiers::CountRead(int64_t found, int64_t missing) const {
+  own_found_.fetch_add(found, std::memory_order_relaxed);
+  own_missing_.fetch_add(missing, std::memory_order_relaxed);
+}
+
+void Tiers::CountWritten(int64_t keys, int64_t TableCounters::* what) {
+  own_writes_.written += keys;
+  own_writes_.distinct += keys;
+  own_writes_.*what += keys;
+}
+
+void Tiers::CountErased(int64_t positions) {
+  if (positions == 0) return;
+  own_writes_.written -= positions;
+  --own_writes_.distinct;
+  --own_writes_.erased;
+}
+
+TableCounters Tiers::own_calls() const {
+  TableCounters counters = own_writes_;
+  counters.found += own_found_;
+  counters.missing += own_missing_;
+  return counters;
+}
+
+Status Tiers::FindAbove(Span<const Key> keys, std::vector<Outcome>* outcomes) const {
+  outcomes->assign(static_cast<size_t>(keys.size), Outcome::kMissing);
+  Batch batch;
+  batch.keys = keys;
+  Report report;
+  report.outcomes = *outcomes;
+  DYNEMB_RETURN_IF_ERROR(above_->ReadRows(Threads(), batch, RowParts(), report));
+  const int64_t found = std::count(outcomes->begin(), outcomes->end(), Outcome::kFound);
+  CountRead(found, keys.size - found);
+  return Status();
+}
+
+Status Tiers::InsertAbove(Span<const Key> keys, char* rows) {
+  if (keys.size == 0) return Status();
+  std::vector<Outcome> outcomes(static_cast<size_t>(keys.size), Outcome::kFull);
+  Batch batch;
+  batch.keys = keys;
+  Report report;
+  report.outcomes = outcomes;
+  const RowParts parts = PartsOf(rows, keys.size);
+  const Status inserted = above_->InsertRows(
+      Threads(), batch, {{}, parts.values, parts.slots, parts.meta}, RowParts(), report);
+  const int64_t done = std::count(outcomes.begin(), outcomes.end(), Outcome::kInserted);
+  copies_ += done;
+  CountWritten(done, &TableCounters::inserted);
+  return inserted;
+}
+
+Status Tiers::Down(const std::vector<Key>& keys) {
+  if (keys.empty()) return Status();
+  std::vector<Key> changed;  // that have no copy below
+  for (const Key key : keys) {
+    if (below_->Find(Mix64(static_cast<uint64_t>(key))) == kNowhere) changed.push_back(key);
+  }
+  const int64_t at_once = std::max<int64_t>(1, kReadBytes / layout_.row_bytes);
+  std::vector<char> rows(static_cast<size_t>(
+      std::min(at_once, static_cast<int64_t>(changed.size())) * layout_.row_bytes));
+  Status put;
+  int64_t done = 0;
+  while (put.ok() && done < static_cast<int64_t>(changed.size())) {
+    const int64_t n = std::min(at_once, static_cast<int64_t>(changed.size()) - done);
+    Batch batch;
+    batch.keys = {&changed[static_cast<size_t>(done)], n};
+    put = above_->ReadRows(Threads(), batch, PartsOf(rows.data(), n), {});
+    CountRead(n, 0);
+    const int64_t below = below_->size();
+    if (put.ok()) put = below_->Put(batch.keys, rows.data());
+    copies_ += below_->size() - below;
+    done += n;
+  }
+  // What is below now leaves, also where the disk had no room for all.
+  std::vector<Key> some;
+  for (size_t i = 0; !put.ok() && i < keys.size(); ++i) {
+    if (below_->Find(Mix64(static_cast<uint64_t>(keys[i]))) != kNowhere) some.push_back(keys[i]);
+  }
+  const std::vector<Key>& gone = put.ok() ? keys : some;
+  std::vector<Outcome> outcomes(gone.size(), Outcome::kFull);
+  Batch batch;
+  batch.keys = gone;
+  Report report;
+  report.outcomes = outcomes;
+  const Status erased = above_->Erase(Threads(), batch, report);
+  const int64_t left = std::count(outcomes.begin(), outcomes.end(), Outcome::kFound);
+  copies_ -= left;
+  rows_left_ += left;
+  CountWritten(left, &TableCounters::erased);
+  return put.ok() ? erased : put;
+}
+
+Status Tiers::MakeRoom(int64_t need, int64_t next, const Stays& stays) {
+  const int64_t most = max_rows();
+  const int64_t room = above_->room();
+  if (room >= need && room >= std::min(next, most / 4)) return Status();
+  const int64_t wanted = std::min(most, need + std::min(std::max(next, most / 16), most / 4));
+  std::vector<Key> keys(static_cast<size_t>(std::min(kHandKeys, std::max<int64_t>(16, most / 4))));
+  std::vector<Key> leaving;
+  Status left;
+  for (int laps = 0; laps < 3 && above_->room() < wanted && left.ok();) {
+    RowParts out;
+    out.keys = keys;
+    int64_t count = 0;
+    left = above_->Export(OneThread(), &hand_, out, &count);
+    leaving.clear();
+    const int64_t most_leave = wanted - above_->room();
+    for (int64_t i = 0; i < count && static_cast<int64_t>(leaving.size()) < most_leave; ++i) {
+      const Key key = keys[static_cast<size_t>(i)];
+      std::atomic<uint8_t>& used = Used(Mix64(static_cast<uint64_t>(key)));
+      // In the second lap nothing is spared that need not stay.
+      if (laps < 2 && used.load(std::memory_order_relaxed) != 0) {
+        used.store(0, std::memory_order_relaxed);
+      } else if (!stays(key)) {
+        leaving.push_back(key);
+      }
+    }
+    if (left.ok()) left = Down(leaving);
+    if (hand_.done) {
+      hand_ = Cursor();
+      ++laps;
+    }
+  }
+  // The room for next calls can wait, and so can the disk's space.
+  if (left.ok()) static_cast<void>(below_->Compact());
+  if (above_->room() >= need) return Status();
+  return left.ok() ? ResourceExhausted("storage: no room for ", need, " rows of ", most,
+                                       " in host memory; give a larger HostMemory")
+                   : left;
+}
+
+Status Tiers::BringUp(const std::vector<Key>& keys, const std::vector<Location>& locations,
+                      const std::vector<char>& rows, int64_t locations_made) {
+  if (locations_made != below_->locations_made()) return Status();
+  const size_t row_bytes = static_cast<size_t>(layout_.row_bytes);
+  if (rows.size() != keys.size() * row_bytes) return Status();  // the schema has changed
+  const DistinctKeys all{Span<const Key>(keys)};
+  DYNEMB_RETURN_IF_ERROR(MakeRoom(static_cast<int64_t>(keys.size()),
+                                  static_cast<int64_t>(keys.size()),
+                                  [&](Key key) { return all.NumberOf(key) >= 0; }));
+  std::vector<Outcome> outcomes;
+  DYNEMB_RETURN_IF_ERROR(FindAbove(keys, &outcomes));
+  std::vector<Key> up;
+  std::vector<char> up_rows;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (outcomes[i] == Outcome::kFound) continue;
+    if (below_->Find(Mix64(static_cast<uint64_t>(keys[i]))) != locations[i]) continue;
+    up.push_back(keys[i]);
+    up_rows.insert(up_rows.end(), rows.begin() + static_cast<std::ptrdiff_t>(i * row_bytes),
+                   rows.begin() + static_cast<std::ptrdiff_t>((i + 1) * row_bytes));
+  }
+  return InsertAbove(up, up_rows.data());
+}
+
+Status Tiers::MakeResident(Span<const Key> keys, int64_t next, const Stays& stays) {
+  std::vector<Outcome> outcomes;
+  DYNEMB_RETURN_IF_ERROR(FindAbove(keys, &outcomes));
+  const int64_t missing = std::count(outcomes.begin(), outcomes.end(), Outcome::kMissing);
+  DYNEMB_RETURN_IF_ERROR(MakeRoom(missing, next, stays));
+  if (below_->empty()) return Status();
+  std::vector<std::pair<Location, Key>> wanted;
+  for (int64_t i = 0; i < keys.size; ++i) {
+    if (outcomes[static_cast<size_t>(i)] == Outcome::kFound) continue;
+    const Location location = below_->Find(Mix64(static_cast<uint64_t>(keys[i])));
+    if (location != kNowhere) wanted.emplace_back(location, keys[i]);
+  }
+  std::sort(wanted.begin(), wanted.end());
+  AddMisses(static_cast<int64_t>(wanted.size()));
+  const size_t at_once = static_cast<size_t>(std::max<int64_t>(1, kReadBytes / layout_.row_bytes));
+  std::vector<Key> some;
+  std::vector<Location> locations;
+  std::vector<char> rows;
+  for (size_t begin = 0; begin < wanted.size(); begin += at_once) {
+    const size_t end = std::min(wanted.size(), begin + at_once);
+    some.clear();
+    locations.clear();
+    for (size_t i = begin; i < end; ++i) {
+      locations.push_back(wanted[i].first);
+      some.push_back(wanted[i].second);
+    }
+    rows.resize(some.size() * static_cast<size_t>(layout_.row_bytes));
+    DYNEMB_RETURN_IF_ERROR(below_->Read(locations, rows.data()));
+    DYNEMB_RETURN_IF_ERROR(InsertAbove(some, rows.data()));
+  }
+  for (const Key key : keys) {
+    if (below_->Remove(Mix64(static_cast<uint64_t>(key)))) --copies_;
+  }
+  return Status();
+}
+
+Status Tiers::AllDown() {
+  std::vector<Key> keys(static_cast<size_t>(kHandKeys));
+  Cursor cursor;
+  while (!cursor.done) {
+    RowParts out;
+    out.keys = keys;
+    int64_t count = 0;
+    DYNEMB_RETURN_IF_ERROR(above_->Export(OneThread(), &cursor, out, &count));
+    DYNEMB_RETURN_IF_ERROR(Down(std::vector<Key>(keys.begin(), keys.begin() + count)));
+  }
+  return Status();
+}
+
+Status Tiers::Clear(const Context& context) {
+  const int64_t only_below = below_->size() - copies_;
+  DYNEMB_RETURN_IF_ERROR(above_->Clear(Inner(context)));
+  CountRemoved(only_below);
+  below_->Clear();
+  copies_ = 0;
+  hand_ = Cursor();
+  return Status();
+}
+
+Status Tiers::PrepareSchema(const TableSchema& schema, Next* next) {
+  DYNEMB_RETURN_IF_ERROR(MakeAbove(schema, options_, storage_, &next->above));
+  below_->PrepareSchema(schema, &next->schema);
+  return Status();
+}
+
+void Tiers::SetSchema(Next next) {
+  // What was counted goes on.
+  TableCounters before = above_->counters();
+  own_writes_.Add(before, -1);
+  above_ = std::move(next.above);
+  below_->SetSchema(std::move(next.schema));
+  schema_ = above_->schema();
+  layout_ = RowLayout(schema_);
+  hand_ = Cursor();
+}
+
+TierStats Tiers::stats() const {
+  TierStats stats;
+  stats.rows_above = above_->size();
+  stats.bytes_above = above_->memory_bytes();
+  stats.rows_below = below_->size() - copies_;
+  stats.bytes_below = below_->file_bytes();
+  stats.index_bytes = below_->memory_bytes();
+  stats.misses = misses_;
+  stats.rows_read = below_->rows_read();
+  stats.rows_written = below_->rows_written();
+  stats.rows_left = rows_left_;
+  return stats;
+}
+
+}  // namespace dynemb

@@ -1,0 +1,132 @@
+// Tiers: the rows of a tiered table above and below, and how they move between the two. See
+// tiered_table.h for what is where.
+#ifndef TF_DYNEMB_CC_CORE_STORAGE_TIERS_H_
+#define TF_DYNEMB_CC_CORE_STORAGE_TIERS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "cc/core/base/status.h"
+#include "cc/core/storage/disk_rows.h"
+#include "cc/core/storage/distinct_keys.h"
+#include "cc/core/storage/tiered_table.h"
+#include "cc/core/table/table.h"
+
+namespace dynemb {
+
+// Not thread-safe but for what is said of a call: the table holds its lock alone, or shared where
+// "shared" is said.
+class Tiers {
+ public:
+  // Rows are so many bytes; all parts of row i begin at rows + i * row_bytes.
+  static Status Make(const TableSchema& schema, const TableOptions& options,
+                     const StorageOptions& storage, std::unique_ptr<Tiers>* tiers);
+
+  Table* above() const { return above_.get(); }
+  DiskRows* below() const { return below_.get(); }
+  const RowLayout& layout() const { return layout_; }
+  int64_t max_rows() const { return above_->max_rows(); }
+  // Rows that are above and have a copy below.
+  int64_t copies() const { return copies_; }
+  void AddCopies(int64_t copies) { copies_ += copies; }
+  int64_t size() const { return above_->size() + below_->size() - copies_; }
+
+  // What whole rows that lie one after the other are for calls of a table.
+  RowParts PartsOf(char* rows, int64_t count) const;
+
+  // Shared: whether none of the keys of a batch has a row below. Notes that they are used, as far
+  // as there are rows below.
+  bool NoneBelow(const Batch& batch);
+  // Shared: notes that they are used.
+  void Touch(const Batch& batch);
+
+  // Room for one more call of so many keys, which will insert no more; shared. False: there may be
+  // none. `Give` when the call has returned.
+  bool TakeRoom(int64_t keys);
+  void GiveRoom(int64_t keys) { calls_.fetch_sub(keys, std::memory_order_relaxed); }
+
+  // Makes room above for `need` rows at least and, if some must leave, for the next calls of so
+  // many keys. Rows of keys of which `stays` is true do not leave.
+  using Stays = std::function<bool(Key)>;
+  Status MakeRoom(int64_t need, int64_t next, const Stays& stays);
+  // Brings rows that were read at these locations up as copies, if they are still there and not
+  // above. None, if locations have been made anew since DiskRows::locations_made was what is given:
+  // another row may be at one of them.
+  Status BringUp(const std::vector<Key>& keys, const std::vector<Location>& locations,
+                 const std::vector<char>& rows, int64_t locations_made);
+  // Has the rows of these distinct keys, as far as there are any, above and not below; and room for
+  // the others. `next`: as of MakeRoom.
+  Status MakeResident(Span<const Key> keys, int64_t next, const Stays& stays);
+  // Has all rows below.
+  Status AllDown();
+  Status Clear(const Context& context);
+
+  // Whether these keys have rows above.
+  Status FindAbove(Span<const Key> keys, std::vector<Outcome>* outcomes) const;
+
+  // Makes what takes the place of `above`, empty, with another schema; and puts it there, when
+  // AllDown has been called. The latter cannot fail.
+  struct Next {
+    std::unique_ptr<Table> above;
+    DiskRows::NextSchema schema;
+  };
+  Status PrepareSchema(const TableSchema& schema, Next* next);
+  void SetSchema(Next next);
+
+  // What this has counted in `above` by its own calls, to be subtracted.
+  TableCounters own_calls() const;
+  // Calls of the table, or of this: what was found above or missing there and should not be
+  // counted, from any thread; what was erased below, by a call that named the key so often, or by
+  // another.
+  void CountRead(int64_t found, int64_t missing) const;
+  void CountErased(int64_t positions);
+  void CountRemoved(int64_t rows) { own_writes_.erased -= rows; }
+
+  int64_t memory_bytes() const {
+    return above_->memory_bytes() + below_->memory_bytes() + static_cast<int64_t>(used_size_);
+  }
+  TierStats stats() const;
+  void AddMisses(int64_t keys) const { misses_.fetch_add(keys, std::memory_order_relaxed); }
+
+  // The context of calls of `above` while the table's lock is held, on behalf of `context`.
+  static Context Inner(const Context& context);
+
+ private:
+  Tiers(const TableSchema& schema, const TableOptions& options, const StorageOptions& storage)
+      : schema_(schema), layout_(schema), options_(options), storage_(storage) {}
+
+  static Status MakeAbove(const TableSchema& schema, const TableOptions& options,
+                          const StorageOptions& storage, std::unique_ptr<Table>* table);
+  void MakeUsed();
+  std::atomic<uint8_t>& Used(uint64_t hash) { return used_[hash >> used_shift_]; }
+
+  Status InsertAbove(Span<const Key> keys, char* rows);
+  // Puts rows that are above, of distinct keys, below.
+  Status Down(const std::vector<Key>& keys);
+  void CountWritten(int64_t keys, int64_t TableCounters::* what);
+
+  TableSchema schema_;
+  RowLayout layout_;
+  const TableOptions options_;
+  const StorageOptions storage_;
+  std::unique_ptr<Table> above_;
+  std::unique_ptr<DiskRows> below_;
+  int64_t copies_ = 0;
+  std::atomic<int64_t> calls_{0};  // keys of calls that have taken room
+  // Whether keys of a hash were used since the clock's hand came by: a byte for each top part of
+  // hashes. What is written by several threads at once is all the same.
+  std::unique_ptr<std::atomic<uint8_t>[]> used_;
+  size_t used_size_ = 0;
+  int used_shift_ = 0;
+  Cursor hand_;
+  TableCounters own_writes_;
+  mutable std::atomic<int64_t> own_found_{0}, own_missing_{0}, misses_{0};
+  int64_t rows_left_ = 0;
+};
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_STORAGE_TIERS_H_

@@ -1,0 +1,793 @@
+// Host tables with a limit of rows: what they insert, decline and evict, against a model that is a
+// map with a list of scores.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <list>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "cc/core/base/hash.h"
+#include "cc/core/table/evictor.h"
+#include "cc/core/table/host_table.h"
+#include "cc/core/testing/caller.h"
+#include "gtest/gtest.h"
+
+namespace dynemb {
+namespace {
+
+EvictionPolicy Policy(const std::string& text) {
+  EvictionPolicy policy;
+  EXPECT_TRUE(EvictionPolicy::Parse(text, &policy).ok()) << text;
+  return policy;
+}
+
+TableOptions Options(int64_t max_rows, const std::string& eviction = "",
+                     OnFull on_full = OnFull::kError) {
+  TableOptions options;
+  options.max_rows = max_rows;
+  options.eviction = Policy(eviction);
+  options.on_full = on_full;
+  return options;
+}
+
+TableSchema Schema(const TableOptions& options, const std::string& rule = "") {
+  TableSchema schema;
+  schema.dim = 2;
+  schema.initializer.distribution = {Distribution::Kind::kUniform, -1, 1};
+  schema.meta = options.eviction.meta();
+  if (!rule.empty()) schema.rule = UsualRule(rule);
+  return schema;
+}
+
+// A learning rate of 0.05, and no weight decay.
+std::vector<double> PlainSgd() {
+  std::vector<double> hyper = UsualHyper("sgd", 1);
+  hyper[2] = 0;
+  return hyper;
+}
+
+struct Bounded {
+  explicit Bounded(const TableOptions& options, const std::string& rule = "") {
+    const Status made = MakeHostTable(Schema(options, rule), options, &table);
+    EXPECT_TRUE(made.ok()) << made.message();
+    call = std::make_unique<Caller>(table.get(), HostTestMemory());
+  }
+  // Rows whose values are the keys, written `now`.
+  Status Upsert(const Keys& keys, int64_t now = 0, Outcomes* outcomes = nullptr) const {
+    Floats values;
+    for (const Key key : keys) values.insert(values.end(), 2, static_cast<float>(key));
+    Stamp stamp;
+    stamp.now = now;
+    return call->Upsert(keys, values, stamp, outcomes);
+  }
+  std::set<Key> keys() const {
+    std::set<Key> keys;
+    for (const auto& [key, row] : call->Export()) keys.insert(key);
+    return keys;
+  }
+  std::unique_ptr<Table> table;
+  std::unique_ptr<Caller> call;
+};
+
+using Set = std::set<Key>;
+constexpr Outcome kFound = Outcome::kFound, kInserted = Outcome::kInserted,
+                  kDeclined = Outcome::kDeclined, kMissing = Outcome::kMissing;
+
+TEST(BoundedTableTest, AFullTableRefusesTheCallAndIsAsItWas) {
+  const Bounded bounded(Options(4), "sgd");
+  ASSERT_OK(bounded.Upsert({1, 2, 3, 3, 2}));
+  EXPECT_EQ(bounded.table->room(), 1);
+  const TableContent before = bounded.call->Export();
+  const Status full = bounded.Upsert({1, 5, 6, 5});
+  EXPECT_EQ(full.code(), Code::kResourceExhausted);
+  EXPECT_EQ(
+      full.message(),
+      "max_rows: got 2 keys without a row, for 3 rows of at most 4; want a larger max_rows, or "
+      "an eviction policy");
+  EXPECT_EQ(Difference(before, bounded.call->Export()), "");
+  const std::vector<double> hyper = PlainSgd();
+  EXPECT_EQ(bounded.call->Apply({5, 1, 6}, Floats(6, 1), UsualRule("sgd"), hyper).code(),
+            Code::kResourceExhausted);
+  EXPECT_EQ(bounded.call->Accumulate({5, 6}, Floats(4, 1), {false, false}).code(),
+            Code::kResourceExhausted);
+  EXPECT_EQ(bounded.call->InsertRows({{5, before.at(1)}, {6, before.at(1)}}).code(),
+            Code::kResourceExhausted);
+  EXPECT_EQ(Difference(before, bounded.call->Export()), "");
+  // What needs no row goes on: a key that would only be added to, those that are there, and others
+  // as far as there is room.
+  ASSERT_OK(bounded.call->Accumulate({1, 9, 8}, Floats(6, 1), {true, true, true}));
+  ASSERT_OK(bounded.Upsert({1, 2, 3, 1, 2, 3, 7, 7}));
+  EXPECT_EQ(bounded.keys(), Set({1, 2, 3, 7}));
+  EXPECT_EQ(bounded.table->room(), 0);
+  ASSERT_OK(bounded.call->Erase({2, 2, 100}));
+  EXPECT_EQ(bounded.table->room(), 1);
+  ASSERT_OK(bounded.Upsert({8}));
+  ASSERT_OK(bounded.call->Clear());
+  EXPECT_EQ(bounded.table->room(), 4);
+  ASSERT_OK(bounded.Upsert({11, 12, 13, 14}));
+}
+
+TEST(BoundedTableTest, AFullTableDeclinesTheLastKeysOfTheBatch) {
+  const Bounded bounded(Options(3, "", OnFull::kDecline), "sgd");
+  Outcomes outcomes;
+  ASSERT_OK(bounded.Upsert({10, 11}, 0, &outcomes));
+  ASSERT_OK(bounded.Upsert({7, 10, 9, 7, 9, 8}, 0, &outcomes));
+  EXPECT_EQ(outcomes, Outcomes({kInserted, kFound, kDeclined, kInserted, kDeclined, kDeclined}));
+  EXPECT_EQ(bounded.keys(), Set({7, 10, 11}));
+  // The gradient of a declined key is dropped; the others are trained as ever.
+  Floats before, after;
+  ASSERT_OK(bounded.call->Find({7, 9}, &before));
+  const std::vector<double> hyper = PlainSgd();
+  ASSERT_OK(bounded.call->Apply({9, 7, 7}, Floats(6, 1), UsualRule("sgd"), hyper, {}, &outcomes));
+  EXPECT_EQ(outcomes, Outcomes({kDeclined, kFound, kFound}));
+  ASSERT_OK(bounded.call->Find({7, 9}, &after));
+  EXPECT_EQ(after[0], before[0] - static_cast<float>(2 * hyper[0]));
+  EXPECT_EQ(after[2], before[2]);
+  const TableCounters counters = bounded.table->counters();
+  EXPECT_EQ(counters.inserted, 3);
+  EXPECT_EQ(counters.declined, 4);
+  EXPECT_EQ(counters.evicted, 0);
+}
+
+TEST(BoundedTableTest, ABatchThatIsLargerThanTheTable) {
+  const Bounded bounded(Options(3, "lru"));
+  Outcomes outcomes;
+  ASSERT_OK(bounded.Upsert({1, 2, 3}, 1));
+  ASSERT_OK(bounded.Upsert({4, 5, 6, 7, 4, 8}, 2, &outcomes));
+  EXPECT_EQ(outcomes, Outcomes({kInserted, kInserted, kInserted, kDeclined, kInserted, kDeclined}));
+  EXPECT_EQ(bounded.keys(), Set({4, 5, 6}));
+  const Bounded none(Options(0, "lru"));
+  ASSERT_OK(none.Upsert({1, 2}, 1, &outcomes));
+  EXPECT_EQ(outcomes, Outcomes({kDeclined, kDeclined}));
+  EXPECT_EQ(none.table->size(), 0);
+}
+
+TEST(BoundedTableTest, ShardsThatDoNotEvictAreFullTogether) {
+  std::vector<std::unique_ptr<Bounded>> shards;
+  for (const TableOptions& options : OptionsOfShards(Options(5), 2)) {
+    shards.push_back(std::make_unique<Bounded>(options));
+  }
+  ASSERT_OK(shards[0]->Upsert({1, 2, 3, 4}));
+  EXPECT_EQ(shards[1]->table->room(), 1);
+  EXPECT_EQ(shards[1]->Upsert({5, 6}).code(), Code::kResourceExhausted);
+  ASSERT_OK(shards[1]->Upsert({5}));
+  EXPECT_EQ(shards[0]->Upsert({6}).code(), Code::kResourceExhausted);
+  shards[1].reset();
+  EXPECT_EQ(shards[0]->table->room(), 1);
+  const std::vector<TableOptions> evict = OptionsOfShards(Options(5, "lru"), 2);
+  EXPECT_EQ(evict[0].max_rows, 3);
+  EXPECT_EQ(evict[1].max_rows, 2);
+}
+
+TEST(BoundedTableTest, WhatCannotBeIsRefused) {
+  std::unique_ptr<Table> table;
+  EXPECT_EQ(MakeHostTable(TableSchema(), Options(5, "lru"), &table).code(), Code::kInvalidArgument);
+  TableOptions unbounded = Options(-1, "lfu");
+  EXPECT_EQ(MakeHostTable(Schema(unbounded), unbounded, &table).code(), Code::kInvalidArgument);
+  unbounded = Options(-1, "lru ttl 5");
+  EXPECT_TRUE(MakeHostTable(Schema(unbounded), unbounded, &table).ok());
+  EvictionPolicy policy;
+  for (const char* bad : {"fifo", "lru lru", "lfu half_life", "lfu half_life 0", "lru half_life 5",
+                          "ttl", "ttl -1", "ttl 1x", "lru ttl 5 6", " lru", "lru  ttl 5"}) {
+    EXPECT_EQ(EvictionPolicy::Parse(bad, &policy).code(), Code::kInvalidArgument) << bad;
+  }
+}
+
+// What ties are broken by.
+uint64_t TieOf(Key key) {
+  const uint64_t hash = Mix64(static_cast<uint64_t>(key));
+  return hash << 6 | hash >> 58;
+}
+
+// Says which keys a table may have, by its definition: keys with rows are written, then those of
+// lowest score leave, ties by the hash of the key, and the first missing ones of the batch come.
+class Model {
+ public:
+  Model(int64_t max_rows, std::string policy) : max_rows_(max_rows), policy_(std::move(policy)) {}
+
+  void Write(const Keys& keys, int64_t now) {
+    Keys missing;
+    Set seen;
+    for (const Key key : keys) {
+      if (!seen.insert(key).second) continue;
+      if (rows_.count(key) > 0) {
+        Touch(key, now);
+      } else {
+        missing.push_back(key);
+      }
+    }
+    const int64_t room = max_rows_ - static_cast<int64_t>(rows_.size());
+    int64_t evict =
+        std::min(static_cast<int64_t>(missing.size()) - room, static_cast<int64_t>(rows_.size()));
+    for (; evict > 0; --evict) {
+      rows_.erase(std::min_element(rows_.begin(), rows_.end(), [&](const auto& a, const auto& b) {
+        return std::make_pair(Score(a.first), TieOf(a.first)) <
+               std::make_pair(Score(b.first), TieOf(b.first));
+      }));
+    }
+    for (const Key key : missing) {
+      if (static_cast<int64_t>(rows_.size()) < max_rows_) Touch(key, now);
+    }
+  }
+  void Erase(Key key) { rows_.erase(key); }
+  Set keys() const {
+    Set keys;
+    for (const auto& row : rows_) keys.insert(row.first);
+    return keys;
+  }
+
+ private:
+  struct Row {
+    std::vector<int64_t> writes;
+  };
+  void Touch(Key key, int64_t now) { rows_[key].writes.push_back(now); }
+  double Score(Key key) const {
+    const std::vector<int64_t>& writes = rows_.at(key).writes;
+    if (policy_ == "lru") return static_cast<double>(writes.back());
+    if (policy_ == "lfu") return static_cast<double>(writes.size());
+    if (policy_ == "norm") return 2.0 * static_cast<double>(key) * static_cast<double>(key);
+    double count = 0;  // lfu half_life 10
+    for (const int64_t at : writes)
+      count += std::exp2(static_cast<double>(at - writes.back()) / 10);
+    return std::log2(count) + static_cast<double>(writes.back()) / 10;
+  }
+
+  const int64_t max_rows_;
+  const std::string policy_;
+  std::map<Key, Row> rows_;
+};
+
+class EvictionTest : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Policies, EvictionTest,
+                         ::testing::Values("lru", "lfu", "norm", "lfu half_life 10"));
+
+TEST_P(EvictionTest, SmallTablesKeepExactlyTheRowsOfTheHighestScores) {
+  for (const int64_t max_rows : {1, 2, 7, 100, 1000}) {
+    const Bounded bounded(Options(max_rows, GetParam()), "adam");
+    Model model(max_rows, GetParam());
+    std::mt19937_64 random(static_cast<uint64_t>(max_rows));
+    const std::vector<double> hyper = UsualHyper("adam", 1);
+    for (int64_t now = 1; now < 150; ++now) {
+      Keys keys(1 + random() % (1 + static_cast<uint64_t>(max_rows) / 3));
+      for (Key& key : keys) {
+        const double skewed = std::pow(static_cast<double>(random() % 100000) / 100000, 3);
+        key = static_cast<Key>(skewed * 4 * static_cast<double>(max_rows)) + 1;
+      }
+      if (now % 11 == 0) {
+        ASSERT_OK(bounded.call->Erase({keys[0]}));
+        model.Erase(keys[0]);
+      }
+      if (now % 3 == 0 && GetParam() != "norm") {
+        Stamp stamp;
+        stamp.now = now;
+        ASSERT_OK(
+            bounded.call->Apply(keys, Floats(2 * keys.size(), 0), UsualRule("adam"), hyper, stamp));
+      } else {
+        ASSERT_OK(bounded.Upsert(keys, now));
+      }
+      model.Write(keys, now);
+      ASSERT_EQ(bounded.keys(), model.keys()) << max_rows << " rows, at " << now;
+      ASSERT_EQ(bounded.table->room(), max_rows - bounded.table->size());
+    }
+    const TableCounters counters = bounded.table->counters();
+    EXPECT_EQ(counters.inserted - counters.erased - counters.evicted, bounded.table->size());
+    EXPECT_GT(counters.evicted, 0);
+  }
+}
+
+// An evicted key that comes back begins anew, with its optimizer state.
+TEST(EvictionTest, AnEvictedKeyComesBackAsANewOne) {
+  const Bounded bounded(Options(2, "lru"), "adagrad");
+  const Bounded fresh(Options(2, "lru"), "adagrad");
+  const std::vector<double> hyper = UsualHyper("adagrad", 1);
+  const auto train = [&](const Bounded& table, Key key, int64_t now) {
+    Stamp stamp;
+    stamp.now = now;
+    ASSERT_OK(table.call->Apply({key}, {1, 2}, UsualRule("adagrad"), hyper, stamp));
+  };
+  for (int64_t now = 1; now < 5; ++now) train(bounded, 1, now);
+  train(bounded, 2, 5);
+  train(bounded, 3, 6);
+  Floats value, initial;
+  Outcomes outcomes;
+  ASSERT_OK(bounded.call->Find({1}, &value, &outcomes));
+  ASSERT_OK(fresh.call->Find({1}, &initial));
+  EXPECT_EQ(outcomes, Outcomes({kMissing}));
+  EXPECT_EQ(value, initial);
+  train(bounded, 1, 7);
+  train(fresh, 1, 7);
+  EXPECT_TRUE(bounded.call->Export().at(1) == fresh.call->Export().at(1));
+}
+
+class BackwardExecutor : public Executor {
+ public:
+  int concurrency() const override { return 5; }
+  void RunEach(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
+    for (int64_t i = tasks - 1; i >= 0; --i) task(i);
+  }
+};
+
+// Which rows leave a large table does not depend on the threads.
+TEST_P(EvictionTest, IsTheSameForAnyExecutor) {
+  BackwardExecutor backward;
+  OneThread one_thread;
+  Context contexts[2];
+  contexts[0].executor = one_thread.executor;
+  contexts[1].executor = &backward;
+  const Bounded tables[2] = {Bounded(Options(20000, GetParam(), OnFull::kDecline)),
+                             Bounded(Options(20000, GetParam(), OnFull::kDecline))};
+  for (int b = 0; b < 2; ++b) {
+    std::mt19937_64 random(1);
+    for (int64_t now = 1; now < 40; ++now) {
+      Keys keys(now % 10 == 0 ? 30000 : 4000);
+      for (Key& key : keys) key = static_cast<Key>(random() % 60000);
+      Floats values;
+      for (const Key key : keys) values.insert(values.end(), 2, static_cast<float>(key % 1000));
+      Stamp stamp;
+      stamp.now = now;
+      ASSERT_OK(tables[b].table->Upsert(contexts[b], {keys},
+                                        ConstRows(reinterpret_cast<const char*>(values.data()),
+                                                  static_cast<int64_t>(keys.size()), 8),
+                                        stamp, {}));
+    }
+  }
+  EXPECT_EQ(tables[0].table->size(), 20000);
+  EXPECT_EQ(Difference(tables[0].call->Export(), tables[1].call->Export()), "");
+}
+
+// The limit holds whatever threads do, and what is taken from it is given back.
+TEST(EvictionTest, ManyThreadsNeverExceedTheLimit) {
+  for (const char* policy : {"", "lru", "lfu"}) {
+    constexpr int64_t kRows = 3000;
+    const Bounded bounded(Options(kRows, policy, OnFull::kDecline), "sgd");
+    std::atomic<bool> stop{false};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        std::mt19937_64 random(static_cast<uint64_t>(t));
+        const std::vector<double> hyper = PlainSgd();
+        for (int64_t now = 1; now < 60; ++now) {
+          Keys keys(500);
+          for (Key& key : keys) key = static_cast<Key>(random() % 8000);
+          Stamp stamp;
+          stamp.now = now;
+          const bool trains = t % 2 == 0;
+          EXPECT_TRUE(
+              (trains ? bounded.call->Apply(keys, Floats(1000, 1), UsualRule("sgd"), hyper, stamp)
+                      : bounded.Upsert(keys, now))
+                  .ok());
+          if (now % 7 == 0) {
+            EXPECT_TRUE(bounded.call->Erase(keys).ok());
+          }
+        }
+      });
+    }
+    // Inserted minus removed rows, of which each is counted at once, when the call ends.
+    std::thread watch([&] {
+      while (!stop) EXPECT_GE(bounded.table->room(), 0);
+    });
+    for (std::thread& thread : threads) thread.join();
+    stop = true;
+    watch.join();
+    EXPECT_LE(bounded.table->size(), kRows);
+    EXPECT_EQ(bounded.table->room(), kRows - bounded.table->size());
+    EXPECT_EQ(static_cast<int64_t>(bounded.keys().size()), bounded.table->size());
+    const TableCounters counters = bounded.table->counters();
+    EXPECT_EQ(counters.inserted - counters.erased - counters.evicted, bounded.table->size());
+  }
+}
+
+// A call that takes room for keys that turn out to have rows makes no other call believe that the
+// table is full.
+TEST(BoundedTableTest, CallsThatOnlyMightInsertDoNotFillTheTable) {
+  const Bounded bounded(Options(1100), "sgd");
+  Keys there(1000);
+  for (size_t i = 0; i < there.size(); ++i) there[i] = static_cast<Key>(i);
+  ASSERT_OK(bounded.Upsert(there));
+  std::vector<std::thread> threads;
+  std::atomic<int> failed{0};
+  for (int t = 0; t < 2; ++t) {
+    threads.emplace_back([&, t] {
+      const Keys some(there.begin(), there.begin() + 100);
+      const Keys another = {1000 + t};
+      for (int i = 0; i < 300; ++i) {
+        failed += !(t == 0 ? bounded.Upsert(some) : bounded.Upsert(another)).ok();
+        if (t == 1) failed += !bounded.call->Erase(another).ok();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(failed, 0);
+}
+
+// Rows that are put back come in any order; those of the highest scores stay.
+TEST(EvictionTest, RowsThatAreInsertedIntoASmallerTable) {
+  const Bounded from(Options(1000, "lru")), to(Options(100, "lru"));
+  Set newest;
+  for (Key key = 0; key < 1000; ++key) {
+    ASSERT_OK(from.Upsert({key * 7919 % 1000}, 1 + key));
+    if (key >= 900) newest.insert(key * 7919 % 1000);
+  }
+  ASSERT_OK(to.call->InsertRows(from.call->Export()));
+  EXPECT_EQ(to.keys(), newest);
+  const Bounded refuses(Options(100, "", OnFull::kDecline));
+  EXPECT_EQ(refuses.call->InsertRows(Bounded(Options(1000)).call->Export()).code(), Code::kOk);
+  const Bounded many(Options(1000));
+  Keys keys(101);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<Key>(i);
+  ASSERT_OK(many.Upsert(keys));
+  EXPECT_EQ(refuses.call->InsertRows(many.call->Export()).code(), Code::kResourceExhausted);
+  EXPECT_EQ(refuses.table->size(), 0);
+}
+
+TEST(EvictionTest, EvictedKeysAreChanges) {
+  const Bounded bounded(Options(3, "lru"));
+  ASSERT_OK(bounded.Upsert({1, 2, 3}, 1));
+  ASSERT_OK(bounded.call->BeginEpoch(1));
+  ASSERT_OK(bounded.Upsert({2, 3}, 2));
+  ASSERT_OK(bounded.call->BeginEpoch(2));
+  ASSERT_OK(bounded.Upsert({4}, 3));
+  Keys changed;
+  ASSERT_OK(bounded.call->ChangedKeys(1, &changed));
+  EXPECT_EQ(Set(changed.begin(), changed.end()), Set({1, 4}));
+}
+
+TEST(EvictionTest, MovesOfRowsKeepTheLimitAndTheOrder) {
+  Bounded bounded(Options(3, "lru"));
+  ASSERT_OK(bounded.Upsert({1}, 1));
+  ASSERT_OK(bounded.Upsert({2}, 2));
+  ASSERT_OK(bounded.Upsert({3}, 3));
+  TableSchema schema = bounded.table->schema();
+  schema.rule = UsualRule("adam");
+  OneThread context;
+  std::unique_ptr<RowMove> move;
+  ASSERT_OK(bounded.table->PrepareMove(context, schema, &move));
+  std::unique_ptr<Table> moved = move->Run(context);
+  bounded.table = std::move(moved);
+  bounded.call = std::make_unique<Caller>(bounded.table.get(), HostTestMemory());
+  EXPECT_EQ(bounded.table->room(), 0);
+  EXPECT_EQ(bounded.table->counters().inserted, 3);
+  ASSERT_OK(bounded.Upsert({4}, 4));
+  EXPECT_EQ(bounded.keys(), Set({2, 3, 4}));
+}
+
+TEST(ExpiryTest, AnExpiredRowIsMissingFromThatMoment) {
+  const Bounded bounded(Options(-1, "lru ttl 10"), "sgd");
+  ASSERT_OK(bounded.Upsert({1, 2}, 100));
+  ASSERT_OK(bounded.Upsert({3}, 105));
+  Outcomes outcomes;
+  Floats values;
+  ASSERT_OK(bounded.Upsert({4}, 110));
+  ASSERT_OK(bounded.call->Find({1, 3}, &values, &outcomes));
+  EXPECT_EQ(outcomes, Outcomes({kFound, kFound}));  // at the age of 10
+  ASSERT_OK(bounded.Upsert({4}, 111));
+  ASSERT_OK(bounded.call->Find({1, 2, 3}, &values, &outcomes));
+  EXPECT_EQ(outcomes, Outcomes({kMissing, kMissing, kFound}));
+  EXPECT_NE(values[0], 1);
+  EXPECT_EQ(bounded.keys(), Set({3, 4}));
+  TableContent rows;
+  ASSERT_OK(bounded.call->ReadRows({1, 3}, &rows));
+  EXPECT_EQ(rows.size(), 1u);
+  // A clock that goes back lets no row expire, and none come back.
+  ASSERT_OK(bounded.Upsert({5}, 3));
+  EXPECT_EQ(bounded.keys(), Set({3, 4, 5}));
+  ASSERT_OK(bounded.Upsert({6}, Stamp::kLatest));
+  ASSERT_OK(bounded.Upsert({4}, 122));
+  EXPECT_EQ(bounded.keys(), Set({4}));
+  // Training it makes a new row.
+  const std::vector<double> hyper = PlainSgd();
+  Floats initial;
+  ASSERT_OK(bounded.call->Find({1}, &initial));
+  Stamp stamp;
+  stamp.now = 123;
+  ASSERT_OK(bounded.call->Apply({1}, {1, 1}, UsualRule("sgd"), hyper, stamp, &outcomes));
+  EXPECT_EQ(outcomes, Outcomes({kInserted}));
+  ASSERT_OK(bounded.call->Find({1}, &values));
+  EXPECT_EQ(values[0], initial[0] - static_cast<float>(hyper[0]));
+}
+
+// Expired rows leave with the calls that come, without one that looks at all of them.
+TEST(ExpiryTest, ExpiredRowsLeaveAndGiveTheirRoomBack) {
+  const Bounded bounded(Options(20000, "lru ttl 10", OnFull::kDecline));
+  Keys keys(20000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<Key>(i);
+  ASSERT_OK(bounded.Upsert(keys, 1));
+  for (int64_t now = 12; now < 12 + 2 * 20000 / 64; ++now) {
+    ASSERT_OK(bounded.Upsert({-1}, now));
+  }
+  EXPECT_EQ(bounded.table->size(), 1);
+  EXPECT_EQ(bounded.table->room(), 19999);
+  // The first key found the table full: one of them made room for it.
+  EXPECT_EQ(bounded.table->counters().expired, 19999);
+  EXPECT_EQ(bounded.table->counters().evicted, 1);
+}
+
+// Rows that come from elsewhere bring their time with them.
+TEST(ExpiryTest, InsertedRowsSetTheClock) {
+  const Bounded from(Options(-1, "lru ttl 10")), to(Options(-1, "lru ttl 10"));
+  ASSERT_OK(from.Upsert({1}, 100));
+  ASSERT_OK(from.Upsert({2}, 109));
+  ASSERT_OK(to.call->InsertRows(from.call->Export()));
+  ASSERT_OK(to.Upsert({3}, 5));  // at 109
+  EXPECT_EQ(to.keys(), Set({1, 2, 3}));
+  ASSERT_OK(to.Upsert({3}, 111));
+  EXPECT_EQ(to.keys(), Set({2, 3}));
+}
+
+// Hit rates of a stream beside those of an exact cache of the same size and order.
+double ExactHitRate(const std::vector<Keys>& batches, int64_t rows, bool lfu) {
+  // Keys by (score, hash of the key), the lowest first.
+  std::set<std::pair<std::pair<int64_t, uint64_t>, Key>> order;
+  std::unordered_map<Key, int64_t> score;
+  int64_t hits = 0, all = 0, now = 0;
+  for (const Keys& batch : batches) {
+    ++now;
+    Keys missing;
+    Set seen;
+    for (const Key key : batch) {
+      const auto found = score.find(key);
+      ++all;
+      hits += found != score.end();
+      if (!seen.insert(key).second) continue;
+      if (found == score.end()) {
+        missing.push_back(key);
+        continue;
+      }
+      const uint64_t hash = Mix64(static_cast<uint64_t>(key));
+      order.erase({{found->second, hash}, key});
+      found->second = lfu ? found->second + 1 : now;
+      order.insert({{found->second, hash}, key});
+    }
+    while (static_cast<int64_t>(order.size() + missing.size()) > rows) {
+      score.erase(order.begin()->second);
+      order.erase(order.begin());
+    }
+    for (const Key key : missing) {
+      score[key] = lfu ? 1 : now;
+      order.insert({{score[key], Mix64(static_cast<uint64_t>(key))}, key});
+    }
+  }
+  return static_cast<double>(hits) / static_cast<double>(all);
+}
+
+TEST(EvictionTest, HitRatesAreThoseOfAnExactCache) {
+  // Zipf(1.05) over 200,000 keys, by the inverse of its cumulated weights.
+  constexpr int64_t kKeys = 200'000, kBatch = 1024, kBatches = kUnderThreadSanitizer ? 60 : 600;
+  std::vector<double> cumulated(kKeys);
+  double sum = 0;
+  for (int64_t k = 0; k < kKeys; ++k) {
+    cumulated[static_cast<size_t>(k)] = sum += std::pow(static_cast<double>(k + 1), -1.05);
+  }
+  std::mt19937_64 random(5);
+  std::vector<Keys> batches(kBatches, Keys(kBatch));
+  Set distinct;
+  for (Keys& batch : batches) {
+    for (Key& key : batch) {
+      const double at = sum * static_cast<double>(random() >> 11) / static_cast<double>(1ull << 53);
+      key = std::upper_bound(cumulated.begin(), cumulated.end(), at) - cumulated.begin();
+      distinct.insert(key);
+    }
+  }
+  for (const char* policy : {"lru", "lfu"}) {
+    for (const double share : {0.1, 0.25, 0.5}) {
+      const int64_t rows = static_cast<int64_t>(share * static_cast<double>(distinct.size()));
+      const Bounded bounded(Options(rows, policy));
+      int64_t now = 0;
+      for (const Keys& batch : batches) {
+        Floats values;
+        ASSERT_OK(bounded.call->Find(batch, &values));
+        ASSERT_OK(bounded.Upsert(batch, ++now));
+      }
+      const TableCounters counters = bounded.table->counters();
+      const double hits = static_cast<double>(counters.found) /
+                          static_cast<double>(counters.found + counters.missing);
+      const double exact = ExactHitRate(batches, rows, std::string(policy) == "lfu");
+      std::printf("%s, %.0f %% of %d keys: hit rate %.4f, of an exact cache %.4f\n", policy,
+                  100 * share, static_cast<int>(distinct.size()), hits, exact);
+      EXPECT_GE(hits, 0.98 * exact);
+    }
+  }
+}
+
+// Churn at the limit takes no more memory than filling it did.
+TEST(EvictionTest, MemoryStaysFlat) {
+  for (const char* policy : {"lru", "lfu"}) {
+    const Bounded bounded(Options(50'000, policy), "adam");
+    Key next = 0;
+    const auto churn = [&](int64_t batches) {
+      for (int64_t i = 0; i < batches; ++i) {
+        Keys keys(1000);
+        for (Key& key : keys) key = next++;
+        EXPECT_TRUE(bounded.Upsert(keys, next).ok());
+      }
+    };
+    churn(200);
+    const int64_t bytes = bounded.table->memory_bytes();
+    churn(1000);
+    EXPECT_EQ(bounded.table->size(), 50'000);
+    EXPECT_LE(bounded.table->memory_bytes(), bytes + bytes / 20) << policy;
+  }
+}
+
+TEST(BoundedTableTest, CountersCountWhatHappens) {
+  const Bounded bounded(Options(3, "lru"));
+  ASSERT_OK(bounded.Upsert({1, 2, 2}, 1));
+  Floats values;
+  ASSERT_OK(bounded.call->Find({1, 1, 9, 2}, &values));
+  ASSERT_OK(bounded.Upsert({3, 4}, 2));
+  ASSERT_OK(bounded.call->Erase({4, 5}));
+  const TableCounters counters = bounded.table->counters();
+  EXPECT_EQ(counters.found, 3);
+  EXPECT_EQ(counters.missing, 1);
+  EXPECT_EQ(counters.inserted, 4);
+  EXPECT_EQ(counters.evicted, 1);
+  EXPECT_EQ(counters.erased, 1);
+  EXPECT_EQ(counters.expired, 0);
+  EXPECT_EQ(counters.declined, 0);
+  ASSERT_OK(bounded.call->Clear());
+  EXPECT_EQ(bounded.table->counters().erased, 3);
+}
+
+TEST(DecayedCountTest, IsTheLogarithmOfTheSum) {
+  std::mt19937_64 random(3);
+  for (const int64_t half_life : {int64_t{1}, int64_t{7}, int64_t{1000}}) {
+    int64_t score = kNeverWritten, now = 0;
+    double sum = 0, from = 0;  // of 2^((t - from) / half_life)
+    for (int i = 0; i < 2000; ++i) {
+      now += static_cast<int64_t>(random() % (1 + static_cast<uint64_t>(half_life) / 5));
+      const double at = static_cast<double>(now) / static_cast<double>(half_life);
+      sum = sum * std::exp2(from - at) + 1;
+      from = at;
+      score = AddWrite(score, DecayedWrite(now, half_life));
+      // Each write drops less than one unit of 2^-24, and so does the division; what it adds is too
+      // large by up to 2e-5 of itself, and all that has been added is less than log2(i + 1) + at.
+      const double bound = 2.0 * (i + 1) / (1 << 24) + 2e-5 * (std::log2(i + 1.0) + at);
+      EXPECT_NEAR(static_cast<double>(score) / (1 << 24), std::log2(sum) + at, bound);
+    }
+  }
+  // The ends of what a file may say.
+  for (const int64_t score : {INT64_MAX, INT64_MIN + 1, int64_t{0}}) {
+    for (const int64_t now : {INT64_MAX, INT64_MIN, int64_t{0}}) {
+      EXPECT_GE(AddWrite(score, DecayedWrite(now, 1)), std::max<int64_t>(score, 0));
+    }
+  }
+}
+
+TableOptions WithinBytes(int64_t max_bytes, const std::string& eviction = "",
+                         OnFull on_full = OnFull::kError) {
+  TableOptions options = Options(-1, eviction, on_full);
+  options.max_bytes = max_bytes;
+  return options;
+}
+
+TEST(MaxBytesTest, RowsAndIndexStayWithinAndUseMostOfIt) {
+  for (const auto& [bytes, least] : {std::pair<int64_t, double>{1 << 18, 0.3},
+                                     {1 << 20, 0.5},
+                                     {1 << 22, 0.65},
+                                     {1 << 25, 0.7}}) {
+    const Bounded bounded(WithinBytes(bytes, "lru"), "adam");
+    const RowLayout layout(bounded.table->schema());
+    const int64_t most = bounded.table->max_rows();
+    const double used = static_cast<double>(most * (layout.row_bytes + 8));
+    EXPECT_GT(used / static_cast<double>(bytes), least) << bytes;
+    std::mt19937_64 random(3);
+    for (int64_t done = 0, step = 0; done < 2 * most; ++step) {
+      Keys keys(1 + random() % 3000);
+      for (Key& key : keys) key = static_cast<Key>(random());
+      ASSERT_OK(bounded.Upsert(keys, step));
+      ASSERT_LE(bounded.table->memory_bytes(), bytes);
+      ASSERT_LE(bounded.table->size(), most);
+      done += static_cast<int64_t>(keys.size());
+    }
+    EXPECT_EQ(bounded.table->size(), most);
+  }
+}
+
+TEST(MaxBytesTest, TooFewBytesForARow) {
+  std::unique_ptr<Table> table;
+  const TableOptions options = WithinBytes(1000);
+  const Status made = MakeHostTable(Schema(options), options, &table);
+  EXPECT_EQ(made.code(), Code::kInvalidArgument);
+  int64_t least = 0;
+  ASSERT_EQ(std::sscanf(made.message().c_str(), "max_bytes: got 1000, want at least %ld", &least),
+            1)
+      << made.message();
+  EXPECT_FALSE(MakeHostTable(Schema(options), WithinBytes(least - 1), &table).ok());
+  ASSERT_OK(MakeHostTable(Schema(options), WithinBytes(least), &table));
+  EXPECT_GE(table->max_rows(), 1);
+}
+
+TEST(MaxBytesTest, AFullTableRefusesOrDeclines) {
+  for (const OnFull on_full : {OnFull::kError, OnFull::kDecline}) {
+    const Bounded bounded(WithinBytes(1 << 19, "", on_full));
+    const int64_t most = bounded.table->max_rows();
+    Keys keys;
+    for (Key key = 0; key < most; ++key) keys.push_back(key);
+    ASSERT_OK(bounded.Upsert(keys));
+    EXPECT_EQ(bounded.table->room(), 0);
+    Outcomes outcomes;
+    const Status full = bounded.Upsert({1, -1}, 0, &outcomes);
+    if (on_full == OnFull::kError) {
+      EXPECT_EQ(full.code(), Code::kResourceExhausted);
+      EXPECT_NE(full.message().find("want a larger max_bytes"), std::string::npos);
+    } else {
+      ASSERT_OK(full);
+      EXPECT_EQ(outcomes, (Outcomes{kFound, kDeclined}));
+    }
+    EXPECT_EQ(bounded.table->size(), most);
+  }
+}
+
+TEST(MaxBytesTest, SlotsTakeTheirShare) {
+  constexpr int64_t kBytes = 1 << 20;
+  TableOptions options = WithinBytes(kBytes);
+  const TableHarness harness = {"",
+                                [&](const TableSchema& schema, std::unique_ptr<Table>* table) {
+                                  return MakeHostTable(schema, options, table);
+                                },
+                                HostTestMemory()};
+  Tested tested(harness, Schema(options));
+  const int64_t plain = tested.table->max_rows();
+  ASSERT_OK(tested.SetOptimizer(UsualRule("adam")));  // of an empty table
+  const int64_t trained = tested.table->max_rows();
+  EXPECT_LT(trained, plain);
+  Keys keys;
+  for (Key key = 0; key < trained; ++key) keys.push_back(key);
+  ASSERT_OK(tested.call.Upsert(keys, Floats(2 * keys.size(), 1)));
+  EXPECT_LE(tested.table->memory_bytes(), kBytes);
+  EXPECT_EQ(tested.call.Upsert({-1}, {1, 1}).code(), Code::kResourceExhausted);
+
+  // A table that has rows: those that will fit.
+  Tested full(harness, Schema(options));
+  ASSERT_OK(full.call.Upsert(keys, Floats(2 * keys.size(), 1)));
+  ASSERT_OK(full.call.Upsert({-1, -2, -3}, Floats(6, 1)));
+  const TableContent before = full.call.Export();
+  const Status refused = full.SetOptimizer(UsualRule("adam"));
+  EXPECT_EQ(refused.code(), Code::kResourceExhausted);
+  EXPECT_NE(refused.message().find("give a larger max_bytes"), std::string::npos);
+  EXPECT_EQ(Difference(before, full.call.Export()), "");
+  // Memory of rows that were erased stays with their segments.
+  ASSERT_OK(full.call.Erase(Keys(keys.begin(), keys.begin() + trained * 3 / 4)));
+  EXPECT_EQ(full.SetOptimizer(UsualRule("adam")).code(), Code::kResourceExhausted);
+  ASSERT_OK(full.call.Clear());
+  ASSERT_OK(full.call.Upsert(Keys(keys.begin(), keys.begin() + 1000), Floats(2000, 1)));
+  ASSERT_OK(full.SetOptimizer(UsualRule("adam")));
+  EXPECT_EQ(full.table->room(), full.table->max_rows() - full.table->size());
+  EXPECT_LE(full.table->memory_bytes(), kBytes);
+  for (Key key = 0; full.table->room() > 0; ++key) ASSERT_OK(full.call.Upsert({key}, {1, 1}));
+  EXPECT_LE(full.table->memory_bytes(), kBytes);
+}
+
+TEST(MaxBytesTest, KeysOfOneSegmentMakeTheTableFullEarlier) {
+  const Bounded bounded(WithinBytes(1 << 19));
+  Status status;
+  uint64_t hash = 0;
+  while (status.ok() && hash < 1 << 20) {
+    status = bounded.Upsert({static_cast<Key>(Unmix64(hash++))});
+    ASSERT_LE(bounded.table->memory_bytes(), 1 << 19);
+  }
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  EXPECT_EQ(bounded.table->size(), static_cast<int64_t>(hash) - 1);
+}
+
+TEST(MaxBytesTest, SharesOfShards) {
+  TableOptions options = WithinBytes(1'000'001);
+  options.max_rows = 101;
+  const std::vector<TableOptions> shards = OptionsOfShards(options, 2);
+  EXPECT_EQ(shards[0].max_bytes, 500'001);
+  EXPECT_EQ(shards[1].max_bytes, 500'000);
+  EXPECT_EQ(shards[0].max_rows, 51);
+  std::unique_ptr<Table> table;
+  ASSERT_OK(MakeHostTable(Schema(options), shards[1], &table));
+  EXPECT_EQ(table->max_rows(), 50);
+}
+
+}  // namespace
+}  // namespace dynemb

@@ -1,0 +1,191 @@
+#include "cc/core/table/evictor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <shared_mutex>
+
+namespace dynemb {
+namespace {
+
+constexpr int64_t kNanosecondsPerUnit = 50'000;
+constexpr int kHashBits = 64 - BatchOrder::kSegmentBits;  // of the hashes of a segment
+constexpr uint64_t kHashes = uint64_t{1} << kHashBits;
+
+__extension__ typedef unsigned __int128 Wide;
+
+// a * b / c, whose product may be wider than 64 bits.
+int64_t MulDiv(int64_t a, int64_t b, int64_t c) {
+  return static_cast<int64_t>(static_cast<Wide>(a) * static_cast<Wide>(b) / static_cast<Wide>(c));
+}
+
+}  // namespace
+
+Evictor::Evictor(const EvictionPolicy& policy, const RowLayout& layout, DType value_dtype,
+                 LockedSegments* segments)
+    : policy_(policy), layout_(layout), norm_(NormFor(value_dtype)), segments_(segments) {
+  const auto offset = [&](MetaField field) { return layout_.meta_field[static_cast<int>(field)]; };
+  last_write_ = offset(MetaField::kLastWriteTime);
+  score_ =
+      offset(policy_.order == EvictionPolicy::Order::kCount          ? MetaField::kCount
+             : policy_.order == EvictionPolicy::Order::kDecayedCount ? MetaField::kScore
+                                                                     : MetaField::kLastWriteTime);
+  // What is fetched ahead of a row.
+  fetched_ = policy_.order == EvictionPolicy::Order::kNorm ? 0 : layout_.meta_offset + score_;
+}
+
+int64_t Evictor::AdvanceClock(int64_t now) {
+  int64_t clock = clock_.load(std::memory_order_relaxed);
+  while (clock < now && !clock_.compare_exchange_weak(clock, now, std::memory_order_relaxed)) {
+  }
+  return std::max(clock, now);
+}
+
+int64_t Evictor::Score(const char* value, const char* meta) const {
+  if (MetaHasExpired(meta, clock())) return INT64_MIN;
+  if (policy_.order != EvictionPolicy::Order::kNorm) return ReadInt64(meta + score_);
+  const double norm = norm_(layout_.dim, value);
+  int64_t bits;  // in the order of the numbers, which are not negative
+  std::memcpy(&bits, &norm, sizeof(bits));
+  return bits;
+}
+
+int64_t Evictor::rows() const {
+  int64_t rows = 0;
+  for (const auto& part : *segments_) {
+    const std::shared_lock<FairSharedMutex> lock(part->mutex);
+    rows += part->segment.size();
+  }
+  return rows;
+}
+
+Evictor::Range Evictor::PassOver(int64_t wanted, int64_t rows, uint64_t* hand) {
+  Range range;
+  range.size = wanted >= rows
+                   ? kHashes
+                   : static_cast<uint64_t>(MulDiv(static_cast<int64_t>(kHashes), wanted, rows));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  range.begin = *hand;
+  *hand = (*hand + range.size) % kHashes;
+  return range;
+}
+
+std::vector<Evictor::Unit> Evictor::UnitsFor(int64_t candidates) {
+  int count = 1;
+  while (count < BatchOrder::kSegments && candidates / (2 * count) >= kUnitRows) count *= 2;
+  std::vector<Unit> units(static_cast<size_t>(count));
+  const int segments = BatchOrder::kSegments / count;
+  for (int u = 0; u < count; ++u)
+    units[static_cast<size_t>(u)] = {u * segments, (u + 1) * segments, {}};
+  return units;
+}
+
+void Evictor::Gather(const Range& range, Unit* unit) {
+  for (int s = unit->first_segment; s < unit->end_segment; ++s) {
+    LockedSegment& part = *(*segments_)[static_cast<size_t>(s)];
+    const std::shared_lock<FairSharedMutex> lock(part.mutex);
+    const uint64_t first = static_cast<uint64_t>(s) << kHashBits;
+    const auto gather = [&](uint64_t begin, uint64_t end) {
+      if (begin == end) return;
+      part.segment.ForEachInRange(
+          {first + begin, first + (end - 1)},
+          [&](const char* row) {
+            __builtin_prefetch(row);  // where an erased row is linked
+            __builtin_prefetch(row + fetched_);
+          },
+          [&](const Segment::Entry& entry) {
+            unit->candidates.push_back(
+                {{Score(part.segment.row(entry.ref)), entry.hash}, entry.key});
+          });
+    };
+    const uint64_t end = range.begin + range.size;
+    gather(range.begin, std::min(end, kHashes));
+    gather(0, end > kHashes ? end - kHashes : 0);
+  }
+}
+
+int64_t Evictor::Erase(Unit* unit) {
+  std::vector<Candidate>& leaving = unit->candidates;
+  std::sort(leaving.begin(), leaving.end(),
+            [](const Candidate& a, const Candidate& b) { return a.order.hash < b.order.hash; });
+  int64_t erased = 0;
+  for (size_t i = 0; i < leaving.size();) {
+    const int s = BatchOrder::SegmentOf(leaving[i].order.hash);
+    LockedSegment& part = *(*segments_)[static_cast<size_t>(s)];
+    const std::unique_lock<FairSharedMutex> lock(part.mutex);
+    for (; i < leaving.size() && BatchOrder::SegmentOf(leaving[i].order.hash) == s; ++i) {
+      const auto& [order, key] = leaving[i];
+      bool beyond, marked;
+      Segment::Ref ref = part.segment.FindAtHome(key, order.hash, &beyond, &marked);
+      if (ref == Segment::kNone && beyond) ref = part.segment.FindBeyond(key, order.hash);
+      // Others may have written or erased it meanwhile.
+      if (ref == Segment::kNone || Score(part.segment.row(ref)) != order.score) continue;
+      part.EraseRow(key, order.hash);
+      ++erased;
+    }
+  }
+  return erased;
+}
+
+Status Evictor::Evict(const Context& context, int64_t wanted, int64_t* evicted) {
+  *evicted = 0;
+  // Again where others were faster, and where the hashes that the hand passed over had fewer rows.
+  for (int64_t passed = 0;;) {
+    const int64_t left = wanted - *evicted, there = rows();
+    if (left <= 0 || there == 0 || passed > 2 * there) return Status();
+    const int64_t wanted_candidates = std::max(kUnitRows, std::min(left, there) * kCandidates);
+    passed += wanted_candidates;
+    const Range range = PassOver(wanted_candidates, there, &hand_);
+    std::vector<Unit> units = UnitsFor(std::min(wanted_candidates, there));
+    const int64_t count = static_cast<int64_t>(units.size());
+    DYNEMB_RETURN_IF_ERROR(context.executor->Run(count, kNanosecondsPerUnit, [&](int64_t u) {
+      Gather(range, &units[static_cast<size_t>(u)]);
+    }));
+    int64_t candidates = 0;
+    for (const Unit& unit : units) candidates += static_cast<int64_t>(unit.candidates.size());
+    if (candidates == 0) continue;
+    // Each unit gives its share: of the first n candidates leave n * leaving / candidates.
+    const int64_t leaving = std::min(left, candidates);
+    std::vector<int64_t> leaves;
+    int64_t before = 0;
+    for (const Unit& unit : units) {
+      const int64_t upto = before + static_cast<int64_t>(unit.candidates.size());
+      leaves.push_back(MulDiv(leaving, upto, candidates) - MulDiv(leaving, before, candidates));
+      before = upto;
+    }
+    std::atomic<int64_t> erased{0};
+    const Status done = context.executor->Run(count, kNanosecondsPerUnit, [&](int64_t u) {
+      Unit& unit = units[static_cast<size_t>(u)];
+      const auto end = unit.candidates.begin() + leaves[static_cast<size_t>(u)];
+      if (end != unit.candidates.end()) {
+        std::nth_element(unit.candidates.begin(), end, unit.candidates.end());
+      }
+      unit.candidates.erase(end, unit.candidates.end());
+      erased += Erase(&unit);
+    });
+    *evicted += erased;
+    DYNEMB_RETURN_IF_ERROR(done);
+  }
+}
+
+Status Evictor::RemoveExpired(const Context& context, int64_t rows_wanted, int64_t* removed) {
+  *removed = 0;
+  const int64_t there = rows();
+  if (there == 0 || rows_wanted <= 0) return Status();
+  const Range range = PassOver(rows_wanted, there, &expired_hand_);
+  std::vector<Unit> units = UnitsFor(std::min(rows_wanted, there));
+  std::atomic<int64_t> erased{0};
+  const Status done = context.executor->Run(
+      static_cast<int64_t>(units.size()), kNanosecondsPerUnit, [&](int64_t u) {
+        Unit& unit = units[static_cast<size_t>(u)];
+        Gather(range, &unit);
+        std::vector<Candidate>& all = unit.candidates;
+        all.erase(std::remove_if(all.begin(), all.end(),
+                                 [](const Candidate& one) { return one.order.score != INT64_MIN; }),
+                  all.end());
+        erased += Erase(&unit);
+      });
+  *removed = erased;
+  return done;
+}
+
+}  // namespace dynemb

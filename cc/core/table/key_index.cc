@@ -1,0 +1,73 @@
+#include "cc/core/table/key_index.h"
+
+namespace dynemb {
+
+bool KeyIndex::Allocate(SlabArena* arena, double chunks) {
+  if (chunks > 4e9) return false;
+  const uint32_t count = static_cast<uint32_t>(chunks);
+  chunks_ = static_cast<Chunk*>(arena->Allocate(int64_t{count} * sizeof(Chunk)));
+  if (chunks_ == nullptr) return false;
+  chunk_count_ = count;
+  return true;
+}
+
+void KeyIndex::Free(SlabArena* arena) {
+  if (!empty()) arena->Free(chunks_, int64_t{chunk_count_} * sizeof(Chunk));
+  *this = KeyIndex();
+}
+
+KeyIndex::Ref KeyIndex::FindBeyond(int64_t key, uint64_t hash) const {
+  uint32_t at = Home(hash);
+  for (uint32_t probes = 1; probes < chunk_count_; ++probes) {
+    at = Next(at);
+    if (const uint32_t mask = Match(chunks_[at], key)) {
+      return chunks_[at].refs[__builtin_ctz(mask)];
+    }
+    if (!overflows(at)) break;
+  }
+  return kNone;
+}
+
+bool KeyIndex::Insert(int64_t key, uint64_t hash, Ref ref, bool marked, uint32_t end) {
+  constexpr uint32_t kFull = (1u << kCells) - 1;
+  const uint32_t home = Home(hash);
+  uint32_t at = home;
+  while (chunks_[at].used == kFull) {
+    if (at + 1 == end) return false;
+    at = Next(at);
+  }
+  for (uint32_t passed = home; passed != at; passed = Next(passed)) {
+    if (chunks_[passed].overflow != 255) ++chunks_[passed].overflow;
+  }
+  Chunk& chunk = chunks_[at];
+  const int cell = __builtin_ctz(~uint32_t{chunk.used});
+  chunk.keys[cell] = key;
+  chunk.refs[cell] = ref;
+  chunk.used |= static_cast<uint8_t>(1u << cell);
+  if (marked) MarkCells(&chunk, 1u << cell);
+  return true;
+}
+
+KeyIndex::Ref KeyIndex::Erase(int64_t key, uint64_t hash, bool* marked) {
+  const uint32_t home = Home(hash);
+  uint32_t at = home;
+  uint32_t cell;
+  while ((cell = Match(chunks_[at], key)) == 0) at = Next(at);
+  Chunk& chunk = chunks_[at];
+  *marked = AreMarked(chunk, cell);
+  chunk.used &= static_cast<uint8_t>(~cell);
+  chunk.marks &= static_cast<uint16_t>(~cell);
+  for (uint32_t passed = home; passed != at; passed = Next(passed)) {
+    if (chunks_[passed].overflow != 255) --chunks_[passed].overflow;
+  }
+  return chunk.refs[__builtin_ctz(cell)];
+}
+
+void KeyIndex::ClearMarks() {
+  marks_since_ = static_cast<uint16_t>(marks_since_ + (1u << kCells));
+  if (marks_since_ != 0) return;
+  // It has come round, every 2,048th time: what is left of the last time it was 0 must go.
+  for (uint32_t at = 0; at < chunk_count_; ++at) chunks_[at].marks = 0;
+}
+
+}  // namespace dynemb

@@ -1,0 +1,128 @@
+// Follower: a thread that makes the tables and dense weights of a SavedModel follow a feed. What
+// tf_dynemb/serving/follower.py does for Python, without Python.
+//
+// It applies the generations of the feed in order, each one whole: it reads and checks the next one
+// first, and then closes the gate that requests go through, puts rows and weights in place, and
+// opens it again. What is missing, damaged, or does not continue the generation that is served is
+// noticed before anything changes; the next full copy takes its place.
+//
+// In TensorFlow's monitoring registry, by the label `feed`, the folder: /tf_dynemb/follower/rows,
+// erased, full_copies, errors, counters; generation, newest, lag_microseconds, gauges. Of several
+// followers of one feed counters are added up; gauges are of the one that is last.
+#ifndef TF_DYNEMB_CC_KERNELS_FOLLOWER_H_
+#define TF_DYNEMB_CC_KERNELS_FOLLOWER_H_
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cc/kernels/feed.h"
+#include "cc/kernels/request_gate.h"
+#include "cc/kernels/table_resource.h"
+#include "tensorflow/core/framework/resource_var.h"
+
+namespace dynemb {
+
+struct FollowerOptions {
+  std::string path;
+  double poll_seconds = 0;
+  double heartbeat_seconds = 0;
+  double longest_wait_seconds = 0;
+};
+
+struct FollowedWeight {
+  std::string name;
+  tensorflow::core::RefCountPtr<tensorflow::Var> variable;  // in the host's memory
+};
+
+struct FollowerStatus {
+  int64_t generation = -1;         // that is served; -1: the model is as it was loaded
+  int64_t newest = 0;              // of the feed
+  double newer_since_seconds = 0;  // when that after `generation` was published; 0: there is none
+  int64_t rows = 0, erased = 0, full_copies = 0, errors = 0;
+  std::string last_error;
+
+  int64_t lag_microseconds() const;
+};
+
+class Follower {
+ public:
+  // Begins to follow. Tables are found in the feed by their names. std::bad_alloc: no thread.
+  Follower(FollowerOptions options,
+           std::vector<tensorflow::core::RefCountPtr<TableResource>> tables,
+           std::vector<FollowedWeight> weights, std::shared_ptr<RequestGate> gate);
+  // Ends the thread.
+  ~Follower();
+
+  // Ends the thread; nothing changes any more. Any number of times.
+  void Stop();
+
+  FollowerStatus status() const;
+  const std::string& path() const { return feed_.path(); }
+  // Of requests: an error if applying a generation failed half-way.
+  Status CheckWhole() const;
+
+ private:
+  void Run();
+  // Applies what there is.
+  void Poll();
+  // When what is newer than what is served was published, as far as it can be read.
+  void NoteLag(const std::vector<int64_t>& numbers);
+  Status ReadGeneration(int64_t number, const Generation** generation);
+  void Failed(const Status& status);
+  // Both say whether they have put a generation in place.
+  bool ApplyNext(const std::vector<int64_t>& numbers);
+  bool LoadFull(const std::vector<int64_t>& numbers);
+  Status CheckNext(const std::vector<int64_t>& numbers, const Generation** generation);
+  Status Apply(const Generation& generation);
+  Status Load(const Generation& generation);
+  // The weights that the model has of a generation, in the order of weights_.
+  Status ReadWeights(const Generation& generation, std::vector<tensorflow::Tensor>* weights) const;
+  // Calls `change` while no request is under way, and notes that `generation` is served if it
+  // succeeds. If it fails, nothing is served but errors until the next full copy.
+  Status Switch(const Generation& generation, const FeedPart& part, bool is_full,
+                const std::vector<tensorflow::Tensor>& weights,
+                const std::function<Status()>& change);
+  void Assign(const std::vector<tensorflow::Tensor>& weights);
+  void Beat();
+  bool ended() const;
+
+  const FollowerOptions options_;
+  const Feed feed_;
+  const std::string name_;  // in the feed
+  const std::vector<tensorflow::core::RefCountPtr<TableResource>> tables_;
+  const std::vector<FollowedWeight> weights_;
+  const std::shared_ptr<RequestGate> gate_;
+
+  // Of the thread alone.
+  std::optional<Generation> now_;            // that is served
+  std::map<int64_t, Generation> manifests_;  // by number
+  std::set<int64_t> unusable_;               // numbers that this poll could not apply
+  bool too_long_ = false;                    // requests took longer than a switch waits
+  bool wants_full_ = false;
+  int64_t beats_ = 0;
+  std::chrono::steady_clock::time_point beat_at_;
+  std::string beat_said_;
+
+  mutable std::mutex mutex_;  // of what follows
+  std::condition_variable ending_;
+  bool ended_ = false;
+  bool whole_ = true;  // what is served is of one generation
+  FollowerStatus status_;
+
+  std::mutex join_mutex_;  // of thread_
+  std::thread thread_;
+};
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_KERNELS_FOLLOWER_H_

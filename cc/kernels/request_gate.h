@@ -1,0 +1,91 @@
+// RequestGate: any number of requests at a time, or one switch of what they read.
+//
+// A switch waits for the requests that have begun, for as long as it is told, and those that come
+// meanwhile wait for the switch. They wait without a thread: a server's threads are needed by the
+// requests that have begun. A request that enters again, by a function within a function, never
+// waits, so that it cannot wait for a switch that waits for it.
+#ifndef TF_DYNEMB_CC_KERNELS_REQUEST_GATE_H_
+#define TF_DYNEMB_CC_KERNELS_REQUEST_GATE_H_
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace dynemb {
+
+class RequestGate {
+ public:
+  // Calls `entered` at once, on this thread, or later, by Open. `request`: TensorFlow's id of the
+  // step, which the functions within a request share. If it throws std::bad_alloc, nothing entered.
+  void Enter(int64_t request, std::function<void()> entered) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      int64_t& times = entered_[request];
+      if (closed_ && times == 0) {
+        waiting_.emplace_back(request, std::move(entered));
+        return;
+      }
+      if (times++ == 0) ++inside_;
+    }
+    entered();
+  }
+
+  // As often as Enter has called.
+  void Leave(int64_t request) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto within = entered_.find(request);
+    if (--within->second > 0) return;
+    entered_.erase(within);
+    if (--inside_ == 0) empty_.notify_all();
+  }
+
+  // Keeps new requests out, until Open, which is to be called in any case. Returns whether nobody
+  // is inside: false if requests took longer, or after End.
+  bool Close(std::chrono::duration<double> longest_wait) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    closed_ = true;
+    empty_.wait_for(lock, longest_wait, [this] { return inside_ == 0 || ended_; });
+    return inside_ == 0;
+  }
+
+  // Lets in who waits; calls `run` with what each gave to Enter.
+  void Open(const std::function<void(std::function<void()>)>& run) {
+    std::vector<std::pair<int64_t, std::function<void()>>> entering;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      closed_ = false;
+      entering.swap(waiting_);
+      for (const auto& [request, entered] : entering) {
+        if (entered_[request]++ == 0) ++inside_;  // takes no memory: it is there since Enter
+      }
+    }
+    for (auto& [request, entered] : entering) run(std::move(entered));
+  }
+
+  // Close waits no more from now on.
+  void End() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ended_ = true;
+    empty_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;  // of what follows
+  std::condition_variable empty_;
+  // How often each request has entered; 0 of one that waits.
+  std::unordered_map<int64_t, int64_t> entered_;
+  int64_t inside_ = 0;  // requests that have entered
+  std::vector<std::pair<int64_t, std::function<void()>>> waiting_;
+  bool closed_ = false;
+  bool ended_ = false;
+};
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_KERNELS_REQUEST_GATE_H_

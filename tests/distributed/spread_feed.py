@@ -1,0 +1,81 @@
+"""What the processes of test_spread_feed.py run.
+
+python spread_feed.py FOLDER
+
+They train tables that are spread over them, publish generations together, and save each of them as a
+snapshot too, which is what a follower is compared with.
+"""
+
+import json
+import os
+import pathlib
+import sys
+from unittest import mock
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_dynemb
+from tf_dynemb.serving import Publisher
+
+STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()  # before any op runs
+INDEX = STRATEGY.cluster_resolver.task_id
+
+KEYS = np.random.default_rng(3).integers(-(2**62), 2**62, 300)
+GENERATIONS = 4
+
+
+def says(call):
+    """The error of a call, in words."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def main(folder):
+    with STRATEGY.scope():
+        ids = keras.Input((), dtype="int64")
+        rows = tf_dynemb.keras.Embedding(3, initializer="uniform", name="users")(ids)
+        model = keras.Model(ids, keras.layers.Dense(1, name="dense")(rows))
+        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+        optimizer.build(model.trainable_variables)
+    table = model.get_layer("users").table
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((model(ids) - 1) ** 2)
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    run = tf.function(lambda ids: STRATEGY.run(step, (ids,)))
+    said = {
+        "seconds": says(lambda: Publisher(model, folder / "feed", every_seconds=1)),
+        "elsewhere": says(lambda: Publisher(model, "ram://feed")),
+    }
+    publisher = Publisher(model, folder / "feed")
+    for number in range(1, GENERATIONS + 1):
+        run(tf.constant(np.array_split(KEYS[number * 50 : number * 50 + 100], 2)[INDEX]))
+        table.remove(KEYS[number * 7 : number * 7 + 6][INDEX::2])  # each process names keys of both
+        assert publisher.publish() == number
+        tf_dynemb.snapshot.save(folder / f"state-{number}", {"users": table})
+        weights = [weight.numpy().tolist() for weight in model.get_layer("dense").weights]
+        (folder / f"weights-{number}-{INDEX}.json").write_text(json.dumps(weights))
+    # A generation that one process cannot write is none.
+    run(tf.constant(np.array_split(KEYS[:100], 2)[INDEX]))
+    if INDEX == 1:
+        with mock.patch.object(publisher._feed, "path", "/dev/null/x"):
+            said["failing"] = says(publisher.publish)
+    else:
+        said["failing"] = says(publisher.publish)
+    said["then"] = publisher.publish()
+    tf_dynemb.snapshot.save(folder / f"state-{GENERATIONS + 1}", {"users": table})
+    (folder / f"said-{INDEX}.json").write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))

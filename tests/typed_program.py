@@ -1,0 +1,85 @@
+"""A program that uses the public names, for the type checker: `make lint` has mypy read it, strictly.
+
+It shows that hints are there and say what users get; test_typed_program.py runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_dynemb
+
+
+def tables() -> tuple[int, str, list[str]]:
+    optimizer = tf_dynemb.TableOptimizerConfig("adagrad", learning_rate=0.05)
+    config = tf_dynemb.TableConfig(
+        name="users", dim=4, max_rows=100, track_changes=True, optimizer=optimizer
+    )
+    table: tf_dynemb.Variable = tf_dynemb.Variable(config)
+    same: tf_dynemb.Variable = tf_dynemb.get_variable("typed_items", dim=4, init_size=10)
+    ids = tf_dynemb.fingerprint(tf.constant(["a", "b"]))
+    table.upsert(ids, tf.zeros([2, 4]))
+    keys, _ = table.export()
+    same.remove(keys)
+    counters: Mapping[str, tf.Tensor] = table.metrics()
+    assert int(counters["rows"]) == 2 and table.key_dtype.name == "int64"
+    return table.dim, table.name, table.devices
+
+
+def lookups() -> None:
+    table = tf_dynemb.Variable(dim=2, name="tags")
+    ids = tf.ragged.constant([[1, 2], []], dtype=tf.int64)
+    tf_dynemb.embedding_lookup(table, tf.constant([1], tf.int64), max_norm=1.0)
+    tf_dynemb.embedding_lookup_unique(table, tf.constant([1], tf.int64))
+    tf_dynemb.embedding_lookup_sparse(table, ids, combiner="sum")
+    tf_dynemb.safe_embedding_lookup_sparse(table, ids, default_id=-1)
+
+
+def layers() -> None:
+    embedding = tf_dynemb.Embedding(4, mask_zero=True, eviction=tf_dynemb.policies.LRU(), max_rows=1_000)
+    bag = tf_dynemb.EmbeddingBag(4, combiner="mean", key_dtype="string")
+    dense = tf_dynemb.All2AllDenseEmbedding(max_rows=10, dim=4, slot_num=1, nnz_per_slot=1)
+    rows: list[int] = [layer.count_params() for layer in (embedding, bag, dense)]
+    assert rows == [0, 0, 0]
+
+
+def collections() -> tuple[list[str], dict[str, tf_dynemb.JaggedTensor]]:
+    bags = tf_dynemb.EmbeddingBagCollection(
+        [tf_dynemb.EmbeddingBagConfig(name="items", dim=2, features=["seen"], combiner="mean")]
+    )
+    one = tf_dynemb.EmbeddingCollection([tf_dynemb.EmbeddingConfig(name="users", dim=2)])
+    ids = {"seen": tf.constant([1, 2], tf.int64), "users": tf.constant([3, 4], tf.int64)}
+    features = tf_dynemb.KeyedJaggedTensor.from_tensors(ids)
+    vectors: tf_dynemb.KeyedTensor = bags.call(features)
+    return vectors.keys(), one.call(features)
+
+
+def optimizers() -> list[tf_dynemb.DynamicEmbeddingOptimizer]:
+    inner = [tf_dynemb.RowwiseAdagrad(0.1), tf_dynemb.SmartDecayAdam(), keras.optimizers.Adam(), "sgd"]
+    wrapped = [tf_dynemb.DynamicEmbeddingOptimizer(each) for each in inner]
+    tf_dynemb.LossScaleOptimizer(wrapped[0])
+    return wrapped
+
+
+def training(folder: str) -> float:
+    layer = tf_dynemb.keras.Embedding(2, restrict_policy=tf_dynemb.TimestampRestrictPolicy, name="t")
+    model = keras.Sequential([keras.Input((), dtype="int64"), layer, keras.layers.Dense(1)])
+    model.compile(tf_dynemb.DynamicEmbeddingOptimizer("adagrad"), "mse")
+    restrict = tf_dynemb.keras.RestrictCallback(max_rows=5, every_steps=1)
+    tf_dynemb.distribute.fit(
+        model, np.arange(8), np.ones((8, 1)), batch_size=4, callbacks=[restrict], verbose=0
+    )
+    storage = [tf_dynemb.storage.HostMemory(10**6), tf_dynemb.storage.Disk(f"{folder}/disk")]
+    assert len(tf_dynemb.Variable(dim=2, storage=storage).devices) == 1
+    tf_dynemb.snapshot.save(f"{folder}/rows", layer.table)
+    tf_dynemb.snapshot.restore(f"{folder}/rows", layer.table)
+    publisher = tf_dynemb.serving.Publisher(layer.table, f"{folder}/feed")
+    assert publisher.publish() == 1
+    publisher.close()
+    with tf_dynemb.for_serving(tf.float16):
+        model.export(f"{folder}/model", verbose=False)
+    return float(layer.table.size())

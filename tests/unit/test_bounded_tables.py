@@ -1,0 +1,348 @@
+"""Tables with a limit of rows: eviction, declined ids, expiry, metrics; in Keras, collections, files."""
+
+import collections
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dynemb
+from tf_dynemb.policies import LFU, LRU, TTL, SmallNorm
+
+
+def ids(*numbers):
+    return tf.constant(numbers, tf.int64)
+
+
+def keys_of(table):
+    return set(table.export()[0].numpy().tolist())
+
+
+def write(table, *numbers):
+    table.upsert(ids(*numbers), tf.ones([len(numbers), table.dim]))
+
+
+def numbers(table):
+    return {name: int(number) for name, number in table.metrics().items()}
+
+
+def test_a_full_table_refuses_upsert_and_training_and_is_as_it_was():
+    table = tf_dynemb.Variable(dim=2, max_rows=2, name="users")
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    write(table, 1)
+    before = table.export()[1].numpy()
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="max_rows of users: got 2 ids"):
+        write(table, 2, 3, 2)
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="max_rows of users: got 2 ids"):
+        optimizer.minimize(
+            lambda: tf.reduce_sum(tf_dynemb.embedding_lookup(table, ids(1, 2, 3))), [table.handle]
+        )
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="max_rows of users"):
+        values = tf.ones([2, 2])
+        table.accum(ids(2, 3), values, values, tf.constant([False, False]))
+    np.testing.assert_array_equal(table.export()[1].numpy(), before)
+    write(table, 1, 2)
+    table.remove(ids(1))
+    write(table, 3)
+    assert keys_of(table) == {2, 3}
+
+
+@pytest.mark.parametrize("devices", [["/CPU:0"], ["/CPU:0", "/CPU:0"]])
+def test_shards_that_do_not_evict_are_full_together(devices):
+    table = tf_dynemb.Variable(dim=1, max_rows=3, devices=devices)
+    write(table, 0, 2, 4)  # all in the first of two shards
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        write(table, 4, 1)
+    assert keys_of(table) == {0, 2, 4}
+
+
+def test_declined_ids_keep_their_initial_value_and_are_counted():
+    table = tf_dynemb.Variable(dim=1, max_rows=2, on_full="decline", initializer=5.0)
+    layer_weight = tf.Variable(1.0)
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+
+    @tf.function
+    def step(keys):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, keys)) * layer_weight
+        trained = [table.handle, layer_weight]
+        optimizer.apply_gradients(zip(tape.gradient(loss, trained), trained, strict=True))
+
+    step(ids(7, 8))
+    step(ids(9, 7, 9))
+    assert keys_of(table) == {7, 8}
+    assert table.lookup(ids(9)).numpy().tolist() == [[5.0]]
+    assert layer_weight.numpy() == 1.0 - 10.0 - (5.0 + 4.0 + 5.0)  # dense weights train as ever
+    assert numbers(table)["declined"] == 2  # as often as the batch had it
+
+
+@pytest.mark.parametrize("eviction", [LRU, LRU(), [LRU()], [LRU(), TTL(seconds=3600)]])
+def test_trained_rows_stay_and_old_ones_leave(eviction):
+    table = tf_dynemb.Variable(dim=1, max_rows=3, eviction=eviction)
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+    recent = collections.OrderedDict()
+    random = np.random.default_rng(0)
+    for _ in range(60):
+        key = int(random.integers(0, 7))
+        optimizer.minimize(
+            lambda key=key: tf.reduce_sum(tf_dynemb.embedding_lookup(table, ids(key))), [table.handle]
+        )
+        recent.pop(key, None)
+        recent[key] = None
+        if len(recent) > 3:
+            recent.popitem(last=False)
+        assert keys_of(table) == set(recent)
+    found = numbers(table)
+    assert found["rows"] == 3
+    assert found["inserted"] - found["evicted"] == 3
+
+
+def test_an_evicted_id_starts_anew_with_its_optimizer_state():
+    table = tf_dynemb.Variable(dim=1, max_rows=1, eviction=LRU())
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad(1.0))
+
+    def train(key):
+        optimizer.minimize(
+            lambda: tf.reduce_sum(tf_dynemb.embedding_lookup(table, ids(key))), [table.handle]
+        )
+        return table.lookup(ids(key)).numpy()[0, 0]
+
+    first = train(1)
+    assert train(1) != first
+    train(2)
+    assert train(1) == first
+
+
+def test_least_frequent_smallest_and_decayed():
+    table = tf_dynemb.Variable(dim=1, max_rows=2, eviction=LFU())
+    for key in (1, 1, 2, 3):
+        write(table, key)
+    assert keys_of(table) == {1, 3}
+    table = tf_dynemb.Variable(dim=1, max_rows=2, eviction=SmallNorm())
+    table.upsert(ids(1, 2), [[-3.0], [1.0]])
+    table.upsert(ids(3), [[2.0]])
+    assert keys_of(table) == {1, 3}
+    table = tf_dynemb.Variable(dim=1, max_rows=2, eviction=LFU(half_life_steps=1))
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    for key in (1, 1, 1, 2, 2, 2, 2, 2, 2, 3):  # 1 was written thrice, but long ago
+        optimizer.minimize(
+            lambda key=key: tf.reduce_sum(tf_dynemb.embedding_lookup(table, ids(key))), [table.handle]
+        )
+    assert keys_of(table) == {2, 3}
+
+
+def test_rows_expire_after_steps():
+    table = tf_dynemb.Variable(dim=1, eviction=TTL(steps=3), initializer=7.0)
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+
+    def train(key):
+        optimizer.minimize(
+            lambda: tf.reduce_sum(tf_dynemb.embedding_lookup(table, ids(key))), [table.handle]
+        )
+
+    train(1)
+    write(table, 5)  # at the step before
+    for _ in range(3):
+        train(2)
+    assert table.lookup(ids(1)).numpy().tolist() == [[6.0]]
+    train(2)
+    values, exists = table.lookup(ids(1, 2, 5), return_exists=True)
+    assert exists.numpy().tolist() == [False, True, False]
+    assert values.numpy()[0, 0] == 7.0
+    assert keys_of(table) == {2}
+    train(1)
+    assert table.lookup(ids(1)).numpy().tolist() == [[6.0]]
+
+
+def test_a_checkpoint_has_scores_and_restores_into_another_limit(tmp_path):
+    table = tf_dynemb.Variable(dim=1, max_rows=20, eviction=LRU(), name="t")
+    for key in range(20):
+        write(table, key)
+    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
+    other = tf_dynemb.Variable(dim=1, max_rows=20, eviction=LRU(), name="t", devices=["/CPU:0"])
+    tf.train.Checkpoint(table=other).restore(path).assert_consumed()
+    assert keys_of(other) == set(range(20))
+    write(other, 100)
+    assert keys_of(other) == {*range(1, 20), 100}
+    before = numbers(other)
+    smaller = tf_dynemb.Variable(dim=1, max_rows=5, eviction=LRU(), name="t")
+    tf.train.Checkpoint(table=smaller).restore(path).assert_consumed()
+    assert keys_of(smaller) == set(range(15, 20))
+    refuses = tf_dynemb.Variable(dim=1, max_rows=5, name="t")
+    write(refuses, 1)
+    with pytest.raises((tf.errors.OpError, ValueError)):
+        tf.train.Checkpoint(table=refuses).restore(path).assert_consumed()
+    assert keys_of(refuses) == {1}
+    # Counters go on over a restore.
+    tf.train.Checkpoint(table=other).restore(path)
+    assert all(numbers(other)[name] >= before[name] for name in before if name not in ("rows", "bytes"))
+
+
+def test_deltas_have_what_was_evicted(tmp_path):
+    table = tf_dynemb.Variable(dim=1, max_rows=2, eviction=LRU(), name="t")
+    write(table, 1)
+    write(table, 2)
+    base = tf_dynemb.snapshot.save(str(tmp_path / "full"), {"t": table}, follow=True)
+    write(table, 3)
+    tf_dynemb.snapshot.save(str(tmp_path / "delta"), {"t": table}, base=base)
+    follower = tf_dynemb.Variable(dim=1, max_rows=2, eviction=LRU(), name="t")
+    tf_dynemb.snapshot.restore(str(tmp_path / "full"), {"t": follower}, follow=True)
+    assert keys_of(follower) == {1, 2}
+    tf_dynemb.snapshot.load_delta(str(tmp_path / "delta"), {"t": follower})
+    assert keys_of(follower) == {2, 3}
+
+
+def test_layers_collections_and_configs_take_limits(tmp_path):
+    model = keras.Sequential(
+        [
+            keras.Input((2,), dtype="int64"),
+            tf_dynemb.Embedding(4, max_rows=50, eviction=[LFU(), TTL(seconds=60)], combiner="sum"),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam()), "mse")
+    model.fit(np.arange(400).reshape(200, 2), np.zeros(200), batch_size=20, verbose=0)
+    layer = model.layers[0]
+    assert int(layer.table.size()) == 50
+    model.save(tmp_path / "m.keras")
+    again = keras.saving.load_model(tmp_path / "m.keras")
+    assert again.layers[0].table.config == layer.table.config
+    assert keys_of(again.layers[0].table) == keys_of(layer.table)
+
+    collection = tf_dynemb.EmbeddingBagCollection(
+        [
+            tf_dynemb.EmbeddingBagConfig(name="a", dim=2, features=["x"], max_rows=3, eviction=LRU()),
+            tf_dynemb.EmbeddingBagConfig(name="b", dim=2, features=["y"]),
+        ]
+    )
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD())
+    jagged = tf_dynemb.KeyedJaggedTensor.from_lengths_sync(
+        ["x", "y"], ids(1, 2, 3, 4, 5, 6, 7, 8, 9, 10), tf.constant([2, 3, 2, 3])
+    )
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(collection(jagged).values())
+        weights = collection.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+    sizes = {name: int(table.size()) for name, table in collection.tables.items()}
+    assert sizes == {"a": 3, "b": 5}
+
+
+def test_the_number_of_threads_and_of_graphs_does_not_matter():
+    def run(function):
+        table = tf_dynemb.Variable(dim=2, max_rows=3000, eviction=[LFU(), TTL(steps=40)])
+        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.1))
+        random = np.random.default_rng(1)
+
+        def step(keys):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, keys))
+            optimizer.apply_gradients(
+                zip(tape.gradient(loss, [table.handle]), [table.handle], strict=True)
+            )
+
+        step = tf.function(step) if function else step
+        for _ in range(50):
+            step(tf.constant((random.random(500) ** 3 * 20000).astype(np.int64)))
+        return keys_of(table)
+
+    assert run(False) == run(True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"eviction": LRU()}, ValueError, "without max_rows"),
+        ({"on_full": "decline"}, ValueError, "without max_rows"),
+        ({"max_rows": 5, "on_full": "evict"}, ValueError, "want 'error' or 'decline'"),
+        ({"max_rows": 5, "eviction": "lru"}, TypeError, r"policies.LRU\(\)"),
+        ({"max_rows": 5, "eviction": [LRU(), LFU()]}, ValueError, "one order"),
+        (
+            {"max_rows": 5, "eviction": [LFU(half_life_steps=3), TTL(seconds=3)]},
+            ValueError,
+            "all times in steps or all in seconds",
+        ),
+        (
+            {"eviction": TTL(steps=3), "restrict_policy": tf_dynemb.TimestampRestrictPolicy},
+            ValueError,
+            "which writes others",
+        ),
+        ({"max_rows": 0}, ValueError, "max_rows: got 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        tf_dynemb.Variable(dim=1, **arguments)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TTL(),
+        lambda: TTL(steps=1, seconds=1),
+        lambda: TTL(steps=0),
+        lambda: TTL(seconds=-1),
+        lambda: LFU(half_life_steps=1.5),
+        lambda: LFU(half_life_steps=1, half_life_seconds=1),
+    ],
+)
+def test_times_are_positive_and_in_one_unit(make):
+    with pytest.raises(ValueError, match="steps|seconds"):
+        make()
+
+
+def test_restrict_and_eviction_read_numbers_of_their_own():
+    table = tf_dynemb.Variable(
+        dim=1,
+        max_rows=3,
+        eviction=LRU(),
+        restrict_policy=tf_dynemb.FrequencyRestrictPolicy,
+    )
+    for key in (1, 1, 2, 3, 4):
+        write(table, key)
+    assert keys_of(table) == {2, 3, 4}
+    write(table, 3)
+    keys, counts = table.restrict_policy.status
+    counted = dict(zip(keys.numpy().tolist(), counts.numpy().tolist(), strict=True))
+    assert counted == {2: 1, 3: 2, 4: 1}
+    table.restrict(1)
+    assert keys_of(table) == {3}
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_bytes_stay_within_their_bound_and_rows_leave(shards):
+    most = 3_000_000
+    table = tf_dynemb.Variable(
+        dim=16, max_bytes=most, eviction=LRU(), devices=["/CPU:0"] * shards, name="users"
+    )
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam())
+
+    @tf.function
+    def step(batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, batch) ** 2)
+        optimizer.apply_gradients([(tape.gradient(loss, table.handle), table.handle)])
+
+    random = np.random.default_rng(0)
+    for _ in range(40):
+        step(tf.constant(random.integers(0, 2**60, 1000)))
+        assert int(table.memory_bytes()) <= most
+    metrics = numbers(table)
+    assert metrics["rows"] + metrics["evicted"] == metrics["inserted"]
+    assert metrics["rows"] * (16 * 4 * 3 + 16) > 0.4 * most  # small shards use least of it
+    assert table.config == type(table.config).from_config(table.config.get_config())
+
+
+def test_a_table_whose_bytes_are_full():
+    table = tf_dynemb.Variable(dim=1, max_bytes=2**18, name="users")
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="max_bytes of users: got 100000 ids"):
+        table.upsert(tf.range(100_000, dtype=tf.int64), tf.ones([100_000, 1]))
+    assert int(table.size()) == 0
+    declining = tf_dynemb.Variable(dim=1, max_bytes=2**18, on_full="decline")
+    declining.upsert(tf.range(100_000, dtype=tf.int64), tf.ones([100_000, 1]))
+    found = numbers(declining)
+    assert found["rows"] + found["declined"] == 100_000
+    assert found["bytes"] <= 2**18
+    with pytest.raises(tf.errors.InvalidArgumentError, match="max_bytes: got 10, want at least"):
+        tf_dynemb.Variable(dim=1, max_bytes=10)

@@ -1,0 +1,73 @@
+"""The collector for Prometheus: what a scrape says, beside metrics()."""
+
+import builtins
+import importlib
+import sys
+import urllib.request
+
+import prometheus_client
+import pytest
+import tensorflow as tf
+from prometheus_client.parser import text_string_to_metric_families
+
+import tf_dynemb
+import tf_dynemb.prometheus
+from tf_dynemb.policies import LRU
+
+
+def write(table, *keys):
+    table.upsert(tf.constant(keys, tf.int64), tf.ones([len(keys), table.dim]))
+
+
+def test_a_scrape_says_what_metrics_says():
+    """Over HTTP, so that the tables are read in a thread of the server."""
+    users = tf_dynemb.Variable(dim=1, max_rows=2, eviction=LRU(), name="users")
+    layer = tf_dynemb.keras.Embedding(2, name="movies")
+    layer(tf.constant([1, 2]))
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(tf_dynemb.prometheus.TableCollector([users, layer]))
+    server, thread = prometheus_client.start_http_server(0, "127.0.0.1", registry)
+    try:
+        for keys in ((1, 2, 3), (3, 4), (5,)):
+            write(users, *keys)
+            url = f"http://127.0.0.1:{server.server_port}/metrics"
+            text = urllib.request.urlopen(url).read().decode()
+            families = list(text_string_to_metric_families(text))
+            for table in (users, layer.table):
+                got = {
+                    sample.name.removeprefix("tf_dynemb_table_").removesuffix("_total"): sample.value
+                    for family in families
+                    for sample in family.samples
+                    if sample.labels == {"table": table.name}
+                }
+                assert got == {name: int(number) for name, number in table.metrics().items()}
+            gauges = {family.name for family in families if family.type == "gauge"}
+            assert gauges == {"tf_dynemb_table_rows", "tf_dynemb_table_bytes"}
+            assert {family.type for family in families} == {"gauge", "counter"}
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert int(users.metrics()["evicted"]) > 0
+
+
+def test_bad_arguments():
+    with pytest.raises(TypeError, match="tables: got 3, want a tf_dynemb.Variable"):
+        tf_dynemb.prometheus.TableCollector([3])
+    twins = [tf_dynemb.Variable(dim=1, name="twin") for _ in range(2)]
+    with pytest.raises(ValueError, match="want a name for each"):
+        tf_dynemb.prometheus.TableCollector(twins)
+
+
+def test_without_prometheus_client_the_import_says_what_to_do(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name.startswith("prometheus_client"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.delitem(sys.modules, "tf_dynemb.prometheus")
+    with pytest.raises(ImportError, match="pip install prometheus_client"):
+        importlib.import_module("tf_dynemb.prometheus")

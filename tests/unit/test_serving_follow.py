@@ -1,0 +1,357 @@
+"""A SavedModel of for_serving(follow=...): it follows a feed by itself, without a Follower."""
+
+import gc
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from table_rows import int64
+from test_serving_feed import (
+    agreeing,
+    change,
+    damage_delta,
+    damage_manifest,
+    damage_weights,
+    double,
+    go_on,
+    make_model,
+    remove_data,
+    remove_manifest,
+    set_all,
+    tables_of,
+)
+
+import tf_dynemb
+from tf_dynemb.serving import Publisher, follower_status
+from tf_dynemb.serving.feed import Feed
+
+IDS = int64(range(-50, 150))  # also ids without rows, and ids that are erased
+
+
+def export(model, tmp_path, value_dtype=None, **options):
+    path = str(tmp_path / "model")
+    with tf_dynemb.for_serving(value_dtype, follow=tmp_path / "feed", poll_seconds=0.005, **options):
+        model.export(path, verbose=False)
+    return path
+
+
+def wait_until(condition, seconds=60):
+    """Until condition() is true; fails if it takes too long."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it took too long"
+        time.sleep(0.002)
+
+
+def wait_for(served, generation):
+    wait_until(lambda: follower_status(served).generation == generation)
+    return follower_status(served)
+
+
+def followers(tmp_path):
+    return [name for name in os.listdir(tmp_path / "feed" / "followers") if not name.endswith(".new")]
+
+
+def test_it_is_the_trainer_at_every_generation(tmp_path):
+    model, draw, states = make_model(), random.Random(7), {}
+    served = tf.saved_model.load(export(model, tmp_path))
+    before = model(IDS)
+    publisher = Publisher(model, tmp_path / "feed")
+    assert follower_status(served).generation is None
+    np.testing.assert_array_equal(served.serve(IDS), before)
+    for number in range(1, 7):
+        go_on(model, publisher, draw, states)
+        status = wait_for(served, number)
+        np.testing.assert_array_equal(served.serve(IDS), model(IDS))
+        (output,) = served.signatures["serving_default"](ids=IDS).values()
+        np.testing.assert_array_equal(output, model(IDS))
+    assert (status.errors, status.full_copies, status.lag_generations) == (0, 1, 0)
+    assert status.rows > 0 and status.erased > 0
+    assert len(followers(tmp_path)) == 1
+    late = tf.saved_model.load(str(tmp_path / "model"))
+    wait_for(late, 6)
+    np.testing.assert_array_equal(late.serve(IDS), model(IDS))
+    assert len(followers(tmp_path)) == 2
+    # The thread ends with the model.
+    del late
+    gc.collect()
+    assert len(followers(tmp_path)) == 1
+    del served
+    gc.collect()
+    assert followers(tmp_path) == []
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_narrow_values_are_those_of_an_export(dtype, tmp_path):
+    model, draw = make_model(), random.Random(3)
+    served = tf.saved_model.load(export(model, tmp_path, dtype))
+    with Publisher(model, tmp_path / "feed", value_dtype=dtype) as publisher:
+        for _ in range(3):
+            change(model, draw)
+            publisher.publish()
+    assert wait_for(served, 3).errors == 0
+    with tf_dynemb.for_serving(dtype):
+        model.export(str(tmp_path / "again"), verbose=False)
+    again = tf.saved_model.load(str(tmp_path / "again"))
+    np.testing.assert_array_equal(served.serve(IDS), again.serve(IDS))
+
+
+def test_erased_keys_are_erased(tmp_path):
+    model = make_model()
+    served = tf.saved_model.load(export(model, tmp_path))
+    publisher = Publisher(model, tmp_path / "feed")
+    users, items = tables_of(model)
+    for table in (users, items):
+        table.upsert(int64(range(20)), tf.ones((20, table.dim)))
+    publisher.publish()
+    for table in (users, items):
+        table.remove(int64(range(5)))
+    publisher.publish()
+    assert wait_for(served, 2).erased == 10
+    np.testing.assert_array_equal(served.serve(IDS), model(IDS))
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (damage_delta, "damaged|checksum"),
+        (remove_manifest, "generation 3 is missing"),
+        (damage_manifest, "checksum is wrong"),
+        (damage_weights, "weights: its checksum is wrong"),
+        (remove_data, "weights: it is missing"),
+        (double, "generation 3 does not continue the generation 2 that is served"),
+    ],
+)
+def test_what_is_wrong_with_a_generation_is_noticed_and_healed(harm, message, tmp_path):
+    model, draw, states = make_model(), random.Random(7), {}
+    path = export(model, tmp_path)
+    publisher, outputs = Publisher(model, tmp_path / "feed"), {}
+    for number in range(1, 5):
+        go_on(model, publisher, draw, states)
+        outputs[number] = model(IDS)
+    harm(tmp_path, 3)
+    served = tf.saved_model.load(path)
+    wait_until(lambda: re.search(message, follower_status(served).last_error))
+    wait_until(lambda: wants_full(tmp_path))
+    status = follower_status(served)
+    assert (status.generation, status.newest, status.lag_generations) == (2, 4, 2)
+    np.testing.assert_array_equal(served.serve(IDS), outputs[2])
+    # It has asked for a full copy.
+    go_on(model, publisher, draw, states)
+    assert Feed(tmp_path / "feed").read(5).full is not None
+    wait_for(served, 5)
+    np.testing.assert_array_equal(served.serve(IDS), model(IDS))
+    wait_until(lambda: not wants_full(tmp_path))
+    errors = follower_status(served).errors
+    go_on(model, publisher, draw, states)
+    assert wait_for(served, 6).errors == errors
+    np.testing.assert_array_equal(served.serve(IDS), model(IDS))
+
+
+def wants_full(tmp_path):
+    return any(beat["wants_full"] for beat in Feed(tmp_path / "feed").heartbeats().values())
+
+
+def test_a_model_that_does_not_fit_the_feed_serves_on(tmp_path):
+    model = make_model()
+    served = tf.saved_model.load(export(model, tmp_path))
+    before = served.serve(IDS)
+    ids = keras.Input((), dtype="int64")
+    other = keras.Model(ids, tf_dynemb.keras.Embedding(3, name="users")(ids))
+    Publisher(other, tmp_path / "feed").publish()
+    wait_until(lambda: "items" in follower_status(served).last_error)
+    assert follower_status(served).generation is None
+    np.testing.assert_array_equal(served.serve(IDS), before)
+
+
+def test_a_feed_without_a_dense_weight_of_the_model_is_an_error(tmp_path):
+    served = tf.saved_model.load(export(agreeing(), tmp_path))
+    ids = keras.Input((), dtype="int64")
+    first, second = (tf_dynemb.keras.Embedding(d, name=n) for d, n in ((8, "first"), (4, "second")))
+    outputs = [keras.layers.Dense(1, name="another")(first(ids)), second(ids)]
+    Publisher(keras.Model(ids, outputs), tmp_path / "feed").publish()
+    wait_until(lambda: "without the dense weight 'dense/" in follower_status(served).last_error)
+    assert follower_status(served).generation is None
+
+
+class Later(keras.layers.Layer):
+    """Gives its ids when some time has passed after `before` was there: longer than a switch takes."""
+
+    def call(self, ids, before):
+        square = tf.fill((150, 150), 1e-3) + tf.reduce_sum(before) * 0
+        square = tf.while_loop(
+            lambda i, _: i < 60, lambda i, s: (i + 1, tf.nn.softmax(s @ s)), (0, square)
+        )[1]
+        return ids + tf.cast(tf.reduce_sum(square) * 0, tf.int64)
+
+
+def test_a_request_sees_one_generation_over_tables_and_dense_weights(tmp_path):
+    """Requests that last longer than a switch, in threads, while generations come fast."""
+    ids = keras.Input((), dtype="int64", name="ids")
+    first = tf_dynemb.keras.Embedding(8, initializer="zeros", name="first")(ids)
+    dense = keras.layers.Dense(1, kernel_initializer="zeros", name="dense")
+    early = dense(first)
+    later = Later()(ids, first)
+    second = tf_dynemb.keras.Embedding(4, initializer="zeros", name="second")(later)
+    model = keras.Model(ids, [first, early, second])
+    # The same without a pin: a tf.function that was traced before is taken as it is.
+    unpinned = tf.function(lambda ids: model(ids))
+    keys = tf.range(500, dtype=tf.int64)
+    unpinned(keys)
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    with tf_dynemb.for_serving(follow=tmp_path / "feed", poll_seconds=0.001):
+        archive.add_endpoint("serve", model.__call__, [tf.TensorSpec([None], tf.int64, "ids")])
+        archive.add_endpoint("unpinned", unpinned)
+        archive.write_out(str(tmp_path / "model"), verbose=False)
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    publisher = Publisher(model, tmp_path / "feed")
+    ended, mixtures, seen = threading.Event(), {"serve": 0, "unpinned": 0}, set()
+
+    def request(name):
+        while not ended.is_set():
+            outputs = getattr(served, name)(keys)
+            numbers = {float(number) for output in outputs for number in np.unique(output)}
+            mixtures[name] += len(numbers) > 1
+            if name == "serve":
+                seen.update(numbers)
+
+    threads = [threading.Thread(target=request, args=(n,)) for n in ("serve", "serve", "unpinned")]
+    for thread in threads:
+        thread.start()
+    number, until = 0, time.monotonic() + 60
+    # Until it is shown that without the pin there are mixtures.
+    while (number < 30 or not mixtures["unpinned"]) and time.monotonic() < until:
+        number += 1
+        set_all(model, keys, number)
+        publisher.publish()
+        wait_until(lambda: follower_status(served).generation == number)  # noqa: B023
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert mixtures["unpinned"] > 0
+    assert mixtures["serve"] == 0 and len(seen) > 3
+    assert follower_status(served).full_copies == 1
+
+
+def test_a_pinned_function_within_a_pinned_function_does_not_wait_for_itself(tmp_path):
+    model = agreeing()
+    archive = keras.export.ExportArchive()
+    spec = [tf.TensorSpec([None], tf.int64, "ids")]
+    with tf_dynemb.for_serving(follow=tmp_path / "feed", poll_seconds=0.001):
+        inner = archive.track_and_add_endpoint("inner", model, spec)
+
+        def twice(ids):
+            return [a + b for a, b in zip(inner(ids), inner(ids), strict=True)]
+
+        archive.add_endpoint("twice", twice, spec)
+        archive.write_out(str(tmp_path / "model"), verbose=False)
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    publisher, keys = Publisher(model, tmp_path / "feed"), tf.range(100, dtype=tf.int64)
+    for number in range(1, 20):
+        set_all(model, keys, number)
+        publisher.publish()
+        numbers = {float(n) for output in served.twice(keys) for n in np.unique(output)}
+        assert len(numbers) == 1
+    assert wait_for(served, 19).errors == 0
+
+
+def test_a_request_that_fails_does_not_hold_up_generations(tmp_path):
+    module = tf.Module()
+    module.table = table = tf_dynemb.Variable(dim=1, initializer="zeros", name="t")
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, "ids")])
+    def serve(ids):
+        rows = table.lookup(ids)
+        with tf.control_dependencies([tf.debugging.assert_less(ids, tf.constant(9, tf.int64))]):
+            return {"rows": tf.identity(rows)}
+
+    with tf_dynemb.for_serving(follow=tmp_path / "feed", poll_seconds=0.001):
+        serve = tf_dynemb.serving.one_generation(serve)
+        tf.saved_model.save(module, str(tmp_path / "model"), signatures=serve)
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    call, publisher = served.signatures["serving_default"], Publisher(table, tmp_path / "feed")
+    for number in range(1, 6):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="Condition x < y"):
+            call(ids=int64([99]))
+        table.upsert(int64([1]), [[float(number)]])
+        publisher.publish()
+        assert wait_for(served, number).errors == 0
+        assert call(ids=int64([1]))["rows"].numpy().tolist() == [[float(number)]]
+
+
+def test_the_signature_that_tensorflow_takes_of_a_model_follows(tmp_path):
+    model = agreeing()
+    with tf_dynemb.for_serving(follow=tmp_path / "feed"):
+        tf.saved_model.save(model, str(tmp_path / "model"))
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    set_all(model, tf.range(9, dtype=tf.int64), 3)
+    Publisher(model, tmp_path / "feed").publish()
+    wait_for(served, 1)
+    outputs = served.signatures["serving_default"](inputs=tf.range(9, dtype=tf.int64))
+    assert {float(n) for output in outputs.values() for n in np.unique(output)} == {3.0}
+
+
+def test_a_process_that_ends_without_unloading_ends(tmp_path):
+    """As a server that is stopped: the thread is joined before what it works with is destroyed."""
+    model = make_model()
+    path = export(model, tmp_path)
+    Publisher(model, tmp_path / "feed").publish()
+    program = (
+        "import sys, tensorflow as tf, tf_dynemb\n"
+        "served = tf.saved_model.load(sys.argv[1])\n"
+        "while tf_dynemb.serving.follower_status(served).generation != 1: pass\n"
+    )
+    subprocess.run([sys.executable, "-c", program, path], check=True, timeout=300)
+    assert followers(tmp_path) == []
+
+
+def test_bad_arguments(tmp_path):
+    for options, error, message in [
+        ({"follow": 7}, TypeError, "follow: got 7, want the path of a feed's folder"),
+        ({"follow": ""}, TypeError, "follow: got ''"),
+        ({"follow": "x", "poll_seconds": 0}, ValueError, "poll_seconds: got 0, want a number > 0"),
+    ]:
+        with pytest.raises(error, match=message), tf_dynemb.for_serving(**options):
+            pass
+    with pytest.raises(ValueError, match=r"want it inside of tf_dynemb.for_serving\(follow=...\)"):
+        tf_dynemb.serving.one_generation(lambda: None)
+    module = tf.Module()
+    module.table = table = tf_dynemb.Variable(dim=1, name="t")
+    spec = [tf.TensorSpec([None], tf.int64)]
+    module.serve = tf.function(table.lookup, input_signature=spec)
+    with tf_dynemb.for_serving(follow=tmp_path / "feed"):
+        with pytest.raises(TypeError, match="want a tf.function with an input_signature"):
+            tf_dynemb.serving.one_generation(tf.function(table.lookup))
+        with pytest.raises(ValueError, match="of whose functions none is wrapped"):
+            tf.saved_model.save(module, str(tmp_path / "model"))
+    twins = [tf_dynemb.Variable(dim=1, name="t") for _ in range(2)]
+    both = tf.function(lambda ids: [twin.lookup(ids) for twin in twins], input_signature=spec)
+    with (
+        tf_dynemb.for_serving(follow=tmp_path / "feed"),
+        pytest.raises(ValueError, match="two tables or dense weights named 't'"),
+    ):
+        tf_dynemb.serving.one_generation(both)
+    module.table = odd = tf_dynemb.Variable(
+        dim=1,
+        devices=["/CPU:0"] * 2,
+        partitioner=lambda keys, shards: tf.cast(keys // 7 % shards, tf.int32),
+        name="odd",
+    )
+    with tf_dynemb.for_serving(follow=tmp_path / "feed"):
+        serve = tf_dynemb.serving.one_generation(tf.function(odd.lookup, input_signature=spec))
+        with pytest.raises(ValueError, match="a partitioner of its own"):
+            tf.saved_model.save(module, str(tmp_path / "model"), signatures=serve)
+    with pytest.raises(TypeError, match="loaded: got int"):
+        follower_status(7)
+    tf.saved_model.save(tf.Module(), str(tmp_path / "plain"))
+    with pytest.raises(ValueError, match="a model that does not follow"):
+        follower_status(tf.saved_model.load(str(tmp_path / "plain")))

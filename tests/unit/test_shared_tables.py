@@ -1,0 +1,125 @@
+"""Layers that look up one table: a pooled history and a target item share the rows of items."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from table_rows import int64, values_of
+
+import tf_dynemb
+from tf_dynemb.keras import Embedding
+
+
+def two_towers(share):
+    """A model of a ragged history and a target item; `share` makes both layers."""
+    history = keras.Input((None,), dtype="int64", ragged=True, name="history")
+    target = keras.Input((), dtype="int64", name="target")
+    of_history, of_target = share()
+    pair = keras.layers.Concatenate()([of_history(history), of_target(target)])
+    model = keras.Model({"history": history, "target": target}, keras.layers.Dense(1)(pair))
+    model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1)), "mse")
+    return model
+
+
+def by_layer():
+    items = Embedding(4, name="items")
+    return tf_dynemb.EmbeddingBag(table=items, name="history_items"), items
+
+
+def by_variable():
+    items = tf_dynemb.Variable(dim=4, name="items", initializer="uniform")
+    return Embedding(table=items, combiner="mean", name="a"), Embedding(table=items, name="b")
+
+
+HISTORY = tf.ragged.constant([[1, 2, 2], [], [-7]], dtype=tf.int64)
+BATCH = {"history": HISTORY, "target": int64([2, 5, 1])}
+LABELS = np.array([[1.0], [2.0], [3.0]], np.float32)
+
+
+def table_in(model):
+    tables = {id(layer.table): layer.table for layer in model.layers if hasattr(layer, "table")}
+    (table,) = tables.values()  # one
+    return table
+
+
+@pytest.mark.parametrize("share", [by_layer, by_variable])
+def test_both_train_the_same_rows(share):
+    """As the same model with keras.layers.Embedding, called for both, in one step of SGD."""
+    model = two_towers(share)
+    model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.5)), "mse")
+    table, dense = table_in(model), model.layers[-1]
+    ids = [1, 2, -7, 5]
+    matrix = tf.Variable(table.lookup(int64(ids)))  # as the rows begin
+    places = [[0, 1, 1], [], [2]], [1, 3, 0]
+    with tf.GradientTape() as tape:
+        pooled = [tf.reduce_mean(tf.gather(matrix, bag), 0) if bag else tf.zeros(4) for bag in places[0]]
+        both = tf.concat([tf.stack(pooled), tf.gather(matrix, places[1])], 1)
+        loss = tf.reduce_mean((both @ dense.kernel + dense.bias - LABELS) ** 2)
+    want = matrix - 0.5 * tf.convert_to_tensor(tape.gradient(loss, matrix))
+    model.train_on_batch(BATCH, LABELS)
+    # Sums of a few float32 products in another order.
+    np.testing.assert_allclose(table.lookup(int64(ids)), want, rtol=1e-5, atol=1e-6)
+    assert set(values_of(table)) == set(ids)
+    assert sum(weight is table.handle for weight in model.trainable_weights) == 1
+
+
+@pytest.mark.parametrize("share", [by_layer, by_variable])
+@pytest.mark.parametrize("file", ["model.keras", "model.weights.h5"])
+def test_files_of_keras_keep_what_is_shared(share, file, tmp_path):
+    model = two_towers(share)
+    model.fit(BATCH, LABELS, epochs=2, verbose=0)
+    if file == "model.keras":
+        model.save(tmp_path / file)
+        again = keras.saving.load_model(tmp_path / file)
+    else:
+        model.save_weights(tmp_path / file)
+        again = two_towers(share)
+        again.fit(BATCH, LABELS, verbose=0)  # Keras loads weights of an optimizer that is built
+        again.load_weights(tmp_path / file)
+    assert values_of(table_in(again)) == values_of(table_in(model))
+    for each in (model, again):
+        each.fit(BATCH, LABELS, verbose=0)
+    assert values_of(table_in(again)) == values_of(table_in(model))
+
+
+def test_a_layer_that_no_model_has_is_saved_by_the_one_that_shares_its_table(tmp_path):
+    ids = keras.Input((), dtype="int64")
+    model = keras.Model(ids, Embedding(table=Embedding(2, name="inner"), name="outer")(ids))
+    model.layers[-1].table.upsert(int64([3]), [[1.0, 2.0]])
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    assert again(int64([3])).numpy().tolist() == [[1.0, 2.0]]
+
+
+def test_a_checkpoint_has_the_rows_once(tmp_path):
+    model = two_towers(by_layer)
+    model.fit(BATCH, LABELS, verbose=0)
+    tf.train.Checkpoint(model=model).write(str(tmp_path / "checkpoint"))
+    names = [name for name, _ in tf.train.list_variables(str(tmp_path / "checkpoint"))]
+    assert sum("keys" in name for name in names) == 1, names
+    again = two_towers(by_layer)
+    tf.train.Checkpoint(model=again).read(str(tmp_path / "checkpoint")).assert_existing_objects_matched()
+    assert values_of(table_in(again)) == values_of(table_in(model))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"table": 3}, TypeError, "table: got 3, want a layer with a table, or a tf_dynemb.Variable"),
+        ({"table": "items", "dim": 5}, ValueError, "dim: got 5 with the table items, whose dim is 4"),
+        ({"table": "items", "key_dtype": "string"}, ValueError, "key_dtype: got 'string' with"),
+        ({"table": "items", "max_rows": 9}, ValueError, "max_rows: got 9 with the table items"),
+        ({"table": "items", "initializer": "ones"}, ValueError, "initializer: got 'ones' with"),
+    ],
+)
+def test_what_contradicts_the_table_is_refused(options, error, message):
+    if options["table"] == "items":
+        options = options | {"table": Embedding(4, name="items")}
+    with pytest.raises(error, match=message):
+        Embedding(**options)
+
+
+def test_what_is_the_tables_own_may_be_said_again():
+    items = Embedding(4, name="items", key_dtype="string")
+    again = Embedding(4, table=items, key_dtype="string", value_dtype="float32")
+    assert again.table is items.table and again.dim == 4

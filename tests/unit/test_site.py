@@ -1,0 +1,61 @@
+"""The documentation's site has every page and every public name; `make docs` checks its links."""
+
+import importlib
+import pathlib
+import re
+
+import pytest
+import yaml
+
+import tf_dynemb
+
+ROOT = pathlib.Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+DOCUMENTED = [
+    name
+    for page in sorted((DOCS / "reference").glob("*.md"))
+    for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)
+]
+# Named on a page of their own, or by their members.
+MODULES = {"compat", "distribute", "initializers", "keras", "policies", "serving", "snapshot", "storage"}
+
+
+def pages_in(nav) -> list[str]:
+    if isinstance(nav, str):
+        return [nav]
+    parts = nav.values() if isinstance(nav, dict) else nav
+    return [page for part in parts for page in pages_in(part)]
+
+
+def test_every_page_is_in_the_navigation_once():
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    assert sorted(pages_in(nav)) == PAGES
+
+
+def test_every_public_name_is_in_the_reference_once():
+    assert len(set(DOCUMENTED)) == len(DOCUMENTED)
+    here = {name.removeprefix("tf_dynemb.").removeprefix("policies.") for name in DOCUMENTED}
+    assert set(tf_dynemb.__all__) - MODULES <= here
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_what_the_reference_names_exists_and_is_described(name):
+    module, _, attribute = name.rpartition(".")
+    assert getattr(importlib.import_module(module), attribute).__doc__
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_relative_links_lead_to_pages(page):
+    text = re.sub(r"```.*?```", "", (DOCS / page).read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)#\s]+)", text):
+        if not link.startswith(("http:", "https:")):
+            target = ((DOCS / page).parent / link).resolve()
+            assert target.exists() and target.is_relative_to(DOCS), link
+
+
+def test_the_readme_is_short():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) < 150
+    for link in re.findall(r"\]\(([^)#\s]+)", text):
+        assert link.startswith("http") or (ROOT / link).exists(), link

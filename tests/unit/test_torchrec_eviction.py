@@ -1,0 +1,340 @@
+"""tf_dynemb.compat.torchrec's managed collision and policies of virtual tables."""
+
+import collections
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from table_rows import values_of
+
+import tf_dynemb
+from tf_dynemb.compat import torchrec
+from tf_dynemb.policies import LFU, LRU, TTL, MinCount, SmallNorm
+
+both = pytest.mark.parametrize("kind", ["bags", "rows"])
+
+
+def config_of(kind, rows=8, **more):
+    make = torchrec.EmbeddingBagConfig if kind == "bags" else torchrec.EmbeddingConfig
+    return make(rows, 2, "t", feature_names=["f"], **{"init_fn": 0.0, **more})
+
+
+def collection_of(kind, configs):
+    make = torchrec.EmbeddingBagCollection if kind == "bags" else torchrec.EmbeddingCollection
+    return make(configs)
+
+
+def module_of(rows=8, policy=None, **more):
+    policy = policy or torchrec.LRU_EvictionPolicy()
+    arguments = {"device": None, "eviction_policy": policy, "eviction_interval": 1, **more}
+    return torchrec.MCHManagedCollisionModule(rows, **arguments)
+
+
+def managed(kind, policy=None, configs=None, modules=None, given=None, **more):
+    configs = configs or [config_of(kind)]
+    mcc = torchrec.ManagedCollisionCollection(modules or {"t": module_of(8, policy)}, configs)
+    make = (
+        torchrec.ManagedCollisionEmbeddingBagCollection
+        if kind == "bags"
+        else torchrec.ManagedCollisionEmbeddingCollection
+    )
+    return make(given or collection_of(kind, configs), mcc, **more)
+
+
+def features(*ids):
+    return torchrec.KeyedJaggedTensor(["f"], tf.constant(ids, tf.int64), lengths=[len(ids)])
+
+
+def train(layer, *ids):
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    with tf.GradientTape() as tape:
+        output, mapped = layer(features(*ids))
+        values = output["f"] if isinstance(output, torchrec.KeyedTensor) else output["f"].values()
+        loss = tf.reduce_sum(values)
+    assert mapped is None
+    variables = layer.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+
+@both
+@pytest.mark.parametrize("exponent", [0.5, 1.0, 3.0])
+def test_managed_collision_by_lru(kind, exponent):
+    """Against a dict in the order of TorchRec's scores, -(now - last + 1)^exponent."""
+    layer = managed(kind, torchrec.LRU_EvictionPolicy(decay_exponent=exponent))
+    last, random = {}, np.random.default_rng(0)
+    for now in range(50):
+        key = int(random.integers(-9, 9)) * 2**58
+        train(layer, key)
+        if key not in last and len(last) == 8:
+            del last[min(last, key=lambda each: -((now - last[each] + 1) ** exponent))]
+        last[key] = now
+        assert set(values_of(layer.tables["t"])) == set(last)
+
+
+@both
+@pytest.mark.parametrize(
+    "policy", [torchrec.LFU_EvictionPolicy(), torchrec.DistanceLFU_EvictionPolicy(0.0)]
+)
+def test_managed_collision_by_lfu(kind, policy):
+    """What was trained in more steps stays, whatever its id; the counts are those of a dict."""
+    layer, steps = managed(kind, policy), collections.Counter()
+    for number in range(8):
+        for _ in range(number + 2):
+            train(layer, 10 * number)
+            steps[10 * number] += 1
+    train(layer, -1)
+    steps[-1] += 1
+    there = values_of(layer.tables["t"])
+    assert set(there) == {-1, *(key for key, _ in steps.most_common(7))}
+    assert all(there[key] == [-steps[key]] * 2 for key in there)
+
+
+@both
+def test_an_id_that_left_starts_anew(kind):
+    """In TorchRec it takes over the row of the id that leaves."""
+    configs = [config_of(kind, 1)]
+    layer = managed(kind, configs=configs, modules={"t": module_of(1)})
+    for key in (5, 5, 6, 5):
+        train(layer, key)
+    assert values_of(layer.tables["t"]) == {5: [-1.0, -1.0]}
+
+
+@both
+def test_a_model_and_its_files(kind, tmp_path):
+    layer = managed(kind, torchrec.LFU_EvictionPolicy(), name="m")
+    for key in (1, 2, 2):
+        train(layer, key)
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+    assert again.tables["t"].config == layer.tables["t"].config
+    assert again.tables["t"].config.eviction.policies == (LFU(),)
+    path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "c"))
+    tf.train.Checkpoint(layer=again).restore(path).assert_consumed()
+    assert values_of(again.tables["t"]) == {1: [-1.0, -1.0], 2: [-2.0, -2.0]}
+
+
+@pytest.mark.filterwarnings("ignore:torchrec.MCHManagedCollisionModule")
+def test_arguments_of_modules():
+    module = module_of(input_hash_size=1000, name="n", device="cuda")
+    assert (module.output_size(), module.input_size(), module.name) == (8, 1000, "n")
+    again = torchrec.MCHManagedCollisionModule.from_config(module.get_config())
+    assert again.get_config() == module.get_config()
+
+
+class Own(torchrec.ManagedCollisionModule):
+    def output_size(self):
+        return 8
+
+    def input_size(self):
+        return 8
+
+
+def trained(kind="bags"):
+    collection = collection_of(kind, [config_of(kind)])
+    collection.tables["t"].upsert(tf.constant([1], tf.int64), [[0.0, 0.0]])
+    return collection
+
+
+REFUSED = {
+    "eviction_interval": (
+        lambda: module_of(eviction_interval=100),
+        ValueError,
+        "eviction_interval: got 100, want 1; rows leave in the step",
+    ),
+    "input_hash_func": (
+        lambda: module_of(input_hash_func=max),
+        ValueError,
+        "input_hash_func: got .*, want None; hash ids before",
+    ),
+    "mch_size": (
+        lambda: module_of(mch_size=5, mch_hash_func=max),
+        ValueError,
+        "mch_size: got 5, want None; .*hash_size",
+    ),
+    "zch_size": (lambda: module_of(0), ValueError, "zch_size: got 0, want a whole number >= 1"),
+    "policy": (
+        lambda: module_of(policy=LRU()),
+        TypeError,
+        r"eviction_policy: got LRU\(\), want LRU_EvictionPolicy\(\)",
+    ),
+    "distance": (
+        torchrec.DistanceLFU_EvictionPolicy,
+        ValueError,
+        "decay_exponent: got 1.0, want 0.0; .*half_life_steps",
+    ),
+    "exponent": (
+        lambda: torchrec.LRU_EvictionPolicy(0.0),
+        ValueError,
+        "decay_exponent: got 0.0, want a number > 0",
+    ),
+    "filter": (
+        lambda: torchrec.LFU_EvictionPolicy(threshold_filtering_func=max),
+        ValueError,
+        "threshold_filtering_func: got .*, want None; .*admission",
+    ),
+    "no module": (
+        lambda: torchrec.ManagedCollisionCollection({}, [config_of("bags")]),
+        ValueError,
+        r"managed_collision_modules: got \[\], want one for table 't'",
+    ),
+    "own module": (
+        lambda: managed("bags", modules={"t": Own()}),
+        TypeError,
+        "managed_collision_modules: got Own for table 't', want an MCHManagedCollisionModule",
+    ),
+    "other size": (
+        lambda: managed("bags", modules={"t": module_of(9)}),
+        ValueError,
+        "got zch_size 9 for table 't', want its num_embeddings, 8",
+    ),
+    "two policies": (
+        lambda: managed("bags", configs=[config_of("bags", eviction=LFU())]),
+        ValueError,
+        "embedding_configs: got a policy of its own for table 't'",
+    ),
+    "mapped ids": (
+        lambda: managed("rows", return_remapped_features=True),
+        ValueError,
+        "return_remapped_features: got True, want False; ids are not mapped",
+    ),
+    "other configs": (
+        lambda: managed("bags", given=collection_of("bags", [config_of("bags", lr=0.5)])),
+        ValueError,
+        "got other embedding_configs than the collection's",
+    ),
+    "rows": (lambda: managed("bags", given=trained()), ValueError, "got rows, want a collection that"),
+    "another collection": (
+        lambda: managed("bags", given=collection_of("rows", [config_of("rows")])),
+        TypeError,
+        "embedding_bag_collection: got EmbeddingCollection, want an EmbeddingBagCollection",
+    ),
+    "no collection of modules": (
+        lambda: torchrec.ManagedCollisionEmbeddingCollection(
+            collection_of("rows", [config_of("rows")]), {"t": module_of()}
+        ),
+        TypeError,
+        "managed_collision_collection: got dict, want a ManagedCollisionCollection",
+    ),
+    "count": (
+        torchrec.CountBasedEvictionPolicy,
+        ValueError,
+        "eviction_threshold: got 15, want 0; .*LFU",
+    ),
+    "norm": (
+        lambda: torchrec.FeatureL2NormBasedEvictionPolicy(eviction_threshold=0.5),
+        ValueError,
+        "eviction_threshold: got 0.5, want 0.0; .*SmallNorm",
+    ),
+    "count for inference": (
+        lambda: torchrec.CountBasedEvictionPolicy(eviction_threshold=0, inference_eviction_threshold=3),
+        ValueError,
+        "inference_eviction_threshold: got 3, want 0; .*export that",
+    ),
+    "time for inference": (
+        lambda: torchrec.TimestampBasedEvictionPolicy(inference_eviction_ttl_mins=5),
+        ValueError,
+        "inference_eviction_ttl_mins: got 5, want 1440; .*restore a checkpoint",
+    ),
+    "ids for inference": (
+        lambda: torchrec.TimestampBasedEvictionPolicy(max_inference_id_num_per_rank=5),
+        ValueError,
+        "max_inference_id_num_per_rank: got 5, want 0; ",
+    ),
+    "trigger": (
+        lambda: torchrec.TimestampBasedEvictionPolicy(training_id_eviction_trigger_count=5),
+        ValueError,
+        "training_id_eviction_trigger_count: got 5, want 0; ",
+    ),
+    "minutes": (
+        lambda: torchrec.TimestampBasedEvictionPolicy(eviction_ttl_mins=-1),
+        ValueError,
+        "eviction_ttl_mins: got -1, want a whole number from 0",
+    ),
+    "mixed": (torchrec.CountTimestampMixedEvictionPolicy, ValueError, "is not supported; .*TTL"),
+    "scores": (torchrec.FeatureScoreBasedEvictionPolicy, ValueError, "is not supported; .*num_embedd"),
+    "virtual policy without": (
+        lambda: config_of("rows", virtual_table_eviction_policy=torchrec.NoEvictionPolicy()),
+        ValueError,
+        "virtual_table_eviction_policy: got NoEvictionPolicy.*, want None without use_virtual_table",
+    ),
+    "virtual policy of another kind": (
+        lambda: config_of("rows", use_virtual_table=True, virtual_table_eviction_policy=LRU()),
+        ValueError,
+        r"virtual_table_eviction_policy: got LRU\(\), want a VirtualTableEvictionPolicy",
+    ),
+    "virtual and bounded": (
+        lambda: config_of("rows", use_virtual_table=True, eviction=LRU()),
+        ValueError,
+        "use_virtual_table: got True, want False with an eviction",
+    ),
+    "eviction without a limit": (
+        lambda: config_of("rows", None, eviction=LRU()),
+        ValueError,
+        "eviction: got LRU.*, want num_embeddings with it",
+    ),
+    "eviction of another kind": (
+        lambda: config_of("rows", eviction=max),
+        TypeError,
+        "EmbeddingConfig 't': eviction: got <built-in function max>, want one of",
+    ),
+    "admission of another kind": (
+        lambda: config_of("rows", admission=3),
+        TypeError,
+        "EmbeddingConfig 't': admission: got 3, want",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_has_no_exact_meaning_is_refused(case):
+    make, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        make()
+
+
+@both
+@pytest.mark.parametrize(
+    ("policy", "eviction"),
+    [
+        (None, None),
+        (torchrec.NoEvictionPolicy(), None),
+        (torchrec.TimestampBasedEvictionPolicy(), (TTL(seconds=86_400),)),
+        (
+            torchrec.TimestampBasedEvictionPolicy(eviction_ttl_mins=3, inference_eviction_ttl_mins=3),
+            (TTL(seconds=180),),
+        ),
+        (torchrec.TimestampBasedEvictionPolicy(eviction_ttl_mins=0), None),
+        (torchrec.CountBasedEvictionPolicy(eviction_threshold=0, decay_rate=0.5), None),
+        (torchrec.FeatureL2NormBasedEvictionPolicy(), None),
+    ],
+)
+def test_virtual_tables(kind, policy, eviction):
+    """num_embeddings bounds initial values, as in TorchRec, and not the rows."""
+    config = config_of(
+        kind, 4, init_fn=None, use_virtual_table=True, virtual_table_eviction_policy=policy
+    )
+    assert type(config).from_config(config.get_config()) == config
+    layer = collection_of(kind, [config])
+    table = layer.tables["t"]
+    assert table.config.max_rows is None
+    assert (table.config.eviction and table.config.eviction.policies) == eviction
+    rows = table.lookup(tf.range(1000, dtype=tf.int64)).numpy()
+    assert 0.45 < np.abs(rows).max() <= 0.5
+    table.upsert(tf.range(1000, dtype=tf.int64), rows)
+    assert int(table.size()) == 1000
+
+
+@both
+def test_configs_evict_and_admit(kind):
+    """Other policies than TorchRec's, in its configs."""
+    eviction = [SmallNorm(), TTL(seconds=60)]
+    for policies in (
+        dict(eviction=LFU(half_life_steps=5)),
+        dict(eviction=eviction, admission=MinCount(2)),
+    ):
+        config = config_of(kind, **policies)
+        again = type(config).from_config(config.get_config())
+        assert again == config and again.table_config() == config.table_config()
+    table = collection_of(kind, [config]).tables["t"]
+    assert table.config.eviction.policies == tuple(eviction) and table.config.admission == MinCount(2)
+    assert config_of(kind, None, eviction=TTL(seconds=5)).table_config().max_rows is None

@@ -1,0 +1,43 @@
+"""The tables behind SOK's layers and variables: which they are, and their rows in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb.lookup.embedding_lookup import table_of
+from tf_dynemb.table.blocks import blocks_of
+from tf_dynemb.table.variable import Variable
+
+BLOCK_BYTES = 1 << 20  # of rows that are in memory at once while they are written to files, or read
+
+
+def id_dtype_of(table: Variable) -> tf.DType:
+    """In which dtype SOK writes the keys of such a table."""
+    return getattr(table, "id_dtype", tf.int64)
+
+
+def set_rows(table: Variable, keys: tf.Tensor, values: tf.Tensor) -> None:
+    """Sets rows that all processes have alike: each sets those that it owns."""
+    keys, values = tf.cast(keys, table.key_dtype), tf.cast(values, table.value_dtype)
+    mine = table.resource.owned(tf.cast(keys, tf.int64))
+    table.upsert(tf.boolean_mask(keys, mine), tf.boolean_mask(values, mine))
+
+
+def tables_of(variables) -> list[Variable]:
+    """The tables of one or several of what SOK's functions take: a handle, a table, or a layer."""
+    variables = variables if isinstance(variables, (list, tuple)) else [variables]
+    return [table_of(getattr(variable, "embedding_variable", variable)) for variable in variables]
+
+
+def rows_of(table: Variable) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """All rows, block by block: keys (n,), values (n, dim), and what the restrict policy has of each.
+
+    Of a table that is spread over processes all of them call it, and get the rows of all.
+    """
+    for block in blocks_of(table, BLOCK_BYTES):
+        keys, values, meta = (part.numpy() for part in (block.keys, block.values, block.meta))
+        if keys.size:
+            yield keys, values, np.ascontiguousarray(meta).view(np.int64)

@@ -1,0 +1,5 @@
+"""TFRA's Keras layers."""
+
+from tf_dynemb.compat.tfra.keras import layers
+
+__all__ = ["layers"]

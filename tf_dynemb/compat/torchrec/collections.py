@@ -1,0 +1,252 @@
+"""TorchRec's collections: those of tf_dynemb, with TorchRec's configs, arguments and methods."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import keras
+import tensorflow as tf
+
+from tf_dynemb.collections import embedding_bag_collection, embedding_collection
+from tf_dynemb.collections.tables import CollectionTable
+from tf_dynemb.compat.torchrec.configs import EmbeddingBagConfig, EmbeddingConfig
+from tf_dynemb.table.devices import device_list
+from tf_dynemb.table.handle import TableHandle
+from tf_dynemb.table.variable import Variable
+
+
+class TableModule:
+    """A table of a collection, as the module that TorchRec has in its place.
+
+    Attributes:
+        config: what it was made from.
+        table, weight: the tf_dynemb.Variable.
+        handle: its trainable weight.
+        shared: the layer of the rows that ids share, if there is a hash_size.
+    """
+
+    def __init__(self, config: EmbeddingConfig, layer: CollectionTable):
+        self.config = config
+        self.table: Variable = layer.table
+        self.weight: Variable = layer.table
+        self.handle: TableHandle = layer.handle
+        self.shared = layer.shared
+
+    def __repr__(self) -> str:
+        shape = f"{self.config.num_embeddings}, {self.config.embedding_dim}"
+        pooling = getattr(self.config, "pooling", None)
+        if pooling is None:
+            return f"Embedding({shape})"
+        return f"EmbeddingBag({shape}, mode={pooling.value.lower()!r})"
+
+
+class TableModules(Mapping):
+    """Tables by name; prints as the torch.nn.ModuleDict that TorchRec has in its place."""
+
+    def __init__(self, modules: Sequence[TableModule]):
+        self._modules = {module.config.name: module for module in modules}
+
+    def __getitem__(self, name: str) -> TableModule:
+        return self._modules[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __repr__(self) -> str:
+        lines = "".join(f"  ({name}): {module}\n" for name, module in self.items())
+        return f"ModuleDict(\n{lines})"
+
+
+class _TorchConfigs:
+    """What the two have in common: configs in TorchRec's words, and a device for all tables."""
+
+    torch_config_class: type[EmbeddingConfig]
+
+    @classmethod
+    def _copies(cls, tables) -> list[EmbeddingConfig]:
+        """Copies of configs, whose feature names are filled in."""
+        name = cls.torch_config_class.__name__
+        if not isinstance(tables, (list, tuple)):
+            raise TypeError(f"tables: got {type(tables).__name__}, want a list of {name}")
+        copies = []
+        for config in tables:
+            if type(config) is not cls.torch_config_class:
+                raise TypeError(f"tables: got {type(config).__name__}, want {name}")
+            if not config.name:
+                raise KeyError(f"tables: got a config without a name: {config!r}")
+            copied = copy.copy(config)
+            copied.feature_names = list(config.feature_names) or [config.name]
+            copies.append(copied)
+        return copies
+
+    def _keep(self, configs: list[EmbeddingConfig]) -> None:
+        """Keeps TorchRec's configs, and has errors about max_rows call it as TorchRec does."""
+        self._torch_configs = tuple(configs)
+        for layer in self._table_layers():
+            layer.handle.max_rows_argument = "num_embeddings"
+
+    def _modules_by_name(self) -> TableModules:
+        pairs = zip(self._torch_configs, self._table_layers(), strict=True)
+        return TableModules([TableModule(*pair) for pair in pairs])
+
+    def get_config(self):
+        """What from_config needs."""
+        return {
+            **super().get_config(),
+            "tables": [config.get_config() for config in self._torch_configs],
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        """The inverse of get_config; tables are where device=None puts them."""
+        tables = [cls.torch_config_class.from_config(table) for table in config["tables"]]
+        return cls(**{**config, "tables": tables})
+
+
+@keras.saving.register_keras_serializable("tf_dynemb.torchrec")
+class EmbeddingBagCollection(_TorchConfigs, embedding_bag_collection.EmbeddingBagCollection):
+    """tf_dynemb.EmbeddingBagCollection with TorchRec's configs, arguments and methods.
+
+    Args:
+        tables: EmbeddingBagConfig for each table; names must differ.
+        is_weighted: whether the ids' weights count.
+        device: where all tables are: "cpu" or "meta": host memory; "cuda:1" or "/GPU:1": a GPU
+            (docs/gpu.md); a torch.device means the same. None: host memory, or all servers in the scope
+            of a tf.distribute.ParameterServerStrategy. What is loaded or cloned is where None says.
+        **kwargs: of keras.layers.Layer.
+
+    Raises:
+        ValueError: tables of one name, or with PoolingType.NONE; a device that does not exist.
+        KeyError: a table without a name; in a call, a feature that is missing.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from tf_dynemb.compat import torchrec
+    >>> ebc = torchrec.EmbeddingBagCollection([
+    ...     torchrec.EmbeddingBagConfig(name="user_table", embedding_dim=4, feature_names=["user"])])
+    >>> kjt = torchrec.KeyedJaggedTensor(["user"], tf.constant([7, -8, 7]), lengths=tf.constant([2, 1]))
+    >>> ebc(kjt)["user"].shape.as_list()
+    [2, 4]
+    """
+
+    torch_config_class = EmbeddingBagConfig
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        is_weighted: bool = False,
+        device=None,
+        **kwargs,
+    ):
+        if not isinstance(is_weighted, bool):
+            raise TypeError(f"is_weighted: got {is_weighted!r}, want True or False")
+        configs, devices = self._copies(tables), _devices_of(device)
+        core = [config.table_config(devices) for config in configs]
+        super().__init__(core, weighted=is_weighted, **kwargs)
+        self._keep(configs)
+
+    @property
+    def embedding_bags(self) -> TableModules:
+        """The tables by name."""
+        return self._modules_by_name()
+
+    def is_weighted(self) -> bool:
+        """Whether the ids' weights count."""
+        return self.weighted
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """What the tables were made from."""
+        return list(self._torch_configs)
+
+    def get_config(self):
+        """What from_config needs."""
+        config = super().get_config()
+        config["is_weighted"] = config.pop("weighted")
+        return config
+
+
+@keras.saving.register_keras_serializable("tf_dynemb.torchrec")
+class EmbeddingCollection(_TorchConfigs, embedding_collection.EmbeddingCollection):
+    """tf_dynemb.EmbeddingCollection with TorchRec's configs, arguments and methods.
+
+    Args:
+        tables: EmbeddingConfig for each table; names must differ.
+        device: as of EmbeddingBagCollection.
+        need_indices: whether the results carry the ids, as their weights.
+        **kwargs: of keras.layers.Layer.
+
+    Raises:
+        ValueError: tables of one name, or of several dims; a device that does not exist.
+        KeyError: a table without a name; in a call, a feature that is missing.
+
+    Example:
+
+    >>> import tensorflow as tf
+    >>> from tf_dynemb.compat import torchrec
+    >>> ec = torchrec.EmbeddingCollection([
+    ...     torchrec.EmbeddingConfig(name="user_table", embedding_dim=4, feature_names=["user"])])
+    >>> kjt = torchrec.KeyedJaggedTensor(["user"], tf.constant([7, -8, 7]), lengths=tf.constant([2, 1]))
+    >>> ec(kjt)["user"].values().shape.as_list()
+    [3, 4]
+    """
+
+    torch_config_class = EmbeddingConfig
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingConfig],
+        device=None,
+        need_indices: bool = False,
+        **kwargs,
+    ):
+        configs, devices = self._copies(tables), _devices_of(device)
+        core = [config.table_config(devices) for config in configs]
+        super().__init__(core, need_indices=need_indices, **kwargs)
+        self._keep(configs)
+
+    @property
+    def embeddings(self) -> TableModules:
+        """The tables by name."""
+        return self._modules_by_name()
+
+    def need_indices(self) -> bool:
+        """Whether the results carry the ids."""
+        return self.with_indices
+
+    def embedding_dim(self) -> int:
+        """The dim of all tables; -1 without tables."""
+        return self._torch_configs[0].embedding_dim if self._torch_configs else -1
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """What the tables were made from."""
+        return list(self._torch_configs)
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """The names of each table's outputs."""
+        names = [[] for _ in self._torch_configs]
+        for name, (_, number) in zip(self._output_names(), self._outputs, strict=True):
+            names[number].append(name)
+        return names
+
+
+def _devices_of(device) -> list[str]:
+    """What a Variable takes as devices, of TorchRec's argument."""
+    if device is None:
+        return device_list(None)
+    name = device.to_string() if isinstance(device, tf.DeviceSpec) else str(device)
+    named = re.fullmatch(r"(cpu|meta|cuda)(?::(\d+))?", name)
+    if named is not None:
+        name = f"/GPU:{int(named[2] or 0)}" if named[1] == "cuda" else "/CPU:0"
+    try:
+        return device_list(name)
+    except ValueError as error:
+        raise ValueError(
+            f"device: got {device!r}, want None, or one that exists, such as 'cpu', 'cuda:0' or "
+            f"'/GPU:0' ({error})"
+        ) from error

@@ -1,0 +1,185 @@
+"""All2AllDenseEmbedding, and the base of layers whose ids come in slots."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from tf_dynemb.base.checks import assert_same, whole
+from tf_dynemb.base.keys import keys_of
+from tf_dynemb.keras.layers.table_layer import TableLayer
+from tf_dynemb.lookup.embedding_lookup import lookup_keys
+from tf_dynemb.table.indexed_table import IndexedTable, devices_here, in_range
+from tf_dynemb.table.table_config import TableConfig, take_fields
+from tf_dynemb.table.variable import Variable
+
+# What the tf.distribute strategy in scope says, or the layer.
+_NOT_GIVEN = ("name", "trainable", "devices", "partitioner")
+
+
+class SlotLayer(TableLayer):
+    """Base of layers whose ids come in slots of one key space: the table and its size.
+
+    Its arguments are those of All2AllDenseEmbedding.
+    """
+
+    def __init__(
+        self,
+        max_rows: int,
+        dim: int,
+        slot_num: int,
+        use_hashtable: bool = True,
+        key_dtype=tf.int64,
+        initializer="uniform",
+        **kwargs,
+    ):
+        fields = take_fields(kwargs, besides=_NOT_GIVEN)
+        # Keras would cast to the compute dtype of a mixed policy.
+        super().__init__(autocast=False, **kwargs)
+        self.max_rows = whole("max_rows", max_rows)
+        self.slot_num = whole("slot_num", slot_num)
+        self.use_hashtable = bool(use_hashtable)
+        self.key_dtype = tf.as_dtype(tf.int64 if key_dtype is None else key_dtype)
+        if self.key_dtype not in (tf.int64, tf.uint32):
+            raise ValueError(
+                f"key_dtype: got {self.key_dtype.name}, want int64, which takes narrower ids too, or "
+                "uint32"
+            )
+        policies = (fields.get("eviction"), fields.get("restrict_policy"))
+        if policies != (None, None) and not self.use_hashtable:
+            raise ValueError(
+                "use_hashtable: got False with an eviction or restrict_policy, want True; without "
+                "a hash table every key below max_rows has its row, and none has to leave"
+            )
+        fields.setdefault("value_dtype", self.variable_dtype)
+        config = TableConfig(
+            name=self.name,
+            dim=dim,
+            devices=devices_here(),
+            initializer=initializer,
+            trainable=self.trainable,
+            max_rows=self.max_rows if self.use_hashtable else None,
+            **fields,
+        )
+        self.dim = config.dim
+        if self.use_hashtable:
+            self.hold(Variable(config))
+        else:
+            self.hold(IndexedTable(self.max_rows, f"max_rows {self.max_rows}", config))
+        self.supports_jit = False
+        self.built = True
+
+    def get_config(self):
+        """What from_config needs."""
+        config = self.table.config.get_config()
+        config.update(super().get_config())
+        config.update(
+            max_rows=self.max_rows,
+            slot_num=self.slot_num,
+            use_hashtable=self.use_hashtable,
+            key_dtype=self.key_dtype.name,
+        )
+        for field in ("devices", "partitioner"):
+            del config[field]
+        return config
+
+    @classmethod
+    def from_config(cls, config):
+        """The inverse of get_config."""
+        return cls(**config)
+
+    def _cast(self, vectors: tf.Tensor) -> tf.Tensor:
+        return tf.cast(vectors, self.compute_dtype)
+
+
+@keras.saving.register_keras_serializable("tf_dynemb")
+class All2AllDenseEmbedding(SlotLayer):
+    """A vector for each key of a fixed number of keys per slot, sharded over the replicas of a strategy.
+
+    Where the rows are is what the tf.distribute strategy says in whose scope the layer is made: owner of
+    a key is key mod replicas, rounded down, of all 64 bits. Equal keys travel once. Train it with a
+    tf_dynemb.DynamicEmbeddingOptimizer. Any batch may come, in each replica another one.
+
+    A row is made by the first training step of its key, never by a lookup: a key without one reads its
+    initial value, in training and in evaluation, which depends on seed and key alone.
+
+    It is SOK's layer of this name; tf_dynemb.compat.sok has it with SOK's arguments.
+
+    Args:
+        max_rows: how many rows all replicas together may have, as of a TableConfig: training that would
+            make more is refused (tf.errors.ResourceExhaustedError, with the table as it was), unless
+            there is an `eviction`, a `restrict_policy` or on_full="decline". The rows of a process are
+            counted together: there may be as many as its replicas have a share in.
+        dim: numbers per row.
+        slot_num: slots, all of one key space.
+        nnz_per_slot: keys per slot.
+        dynamic_input: False: inputs (batch, slot_num, nnz_per_slot). True: inputs (n,), any n.
+        use_hashtable: True: keys are any. False: keys are the numbers of rows, 0 <= key < max_rows.
+        key_dtype: tf.int64 (also None) or tf.uint32.
+        initializer: see tf_dynemb.initializers.to_spec. The default is that of keras.layers.Embedding.
+        **kwargs: other fields of a TableConfig, but for devices and partitioner; and name, trainable and
+            dtype of keras.layers.Layer.
+
+    Call arguments:
+        inputs: see dynamic_input.
+
+    Returns:
+        Vectors inputs.shape + (dim,), of the layer's compute dtype.
+
+    Raises:
+        TypeError: inputs that are no integers, or that key_dtype cannot hold.
+        ValueError: an argument that is out of range; inputs of another shape
+            (tf.errors.InvalidArgumentError where only the run shows that).
+        tf.errors.InvalidArgumentError: without a hash table, a key out of range.
+
+    Example:
+
+    >>> import tensorflow as tf, tf_dynemb
+    >>> layer = tf_dynemb.All2AllDenseEmbedding(max_rows=1000, dim=4, slot_num=2, nnz_per_slot=3)
+    >>> layer(tf.reshape(tf.range(12, dtype=tf.int64), [2, 2, 3])).shape.as_list()
+    [2, 2, 3, 4]
+    """
+
+    def __init__(
+        self,
+        max_rows: int,
+        dim: int,
+        slot_num: int,
+        nnz_per_slot: int,
+        dynamic_input: bool = False,
+        use_hashtable: bool = True,
+        key_dtype=tf.int64,
+        initializer="uniform",
+        **kwargs,
+    ):
+        super().__init__(
+            max_rows, dim, slot_num, use_hashtable, key_dtype, initializer=initializer, **kwargs
+        )
+        self.nnz_per_slot = whole("nnz_per_slot", nnz_per_slot)
+        self.dynamic_input = bool(dynamic_input)
+
+    def call(self, inputs):
+        """Looks keys up; see the class."""
+        if isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor)):
+            raise TypeError(f"inputs: got {type(inputs).__name__}, want a dense tensor")
+        inputs = tf.convert_to_tensor(inputs)
+        keys = keys_of("inputs", inputs, self.key_dtype)
+        if self.dynamic_input:
+            want, words = [None], "(n,), as dynamic_input=True"
+        else:
+            want = [None, self.slot_num, self.nnz_per_slot]
+            words = f"(batch, {want[1]}, {want[2]}), batch, slot_num and nnz_per_slot"
+        if not keys.shape.is_compatible_with(want):
+            raise ValueError(f"inputs: got shape {keys.shape}, want {words}")
+        if not keys.shape[1:].is_fully_defined():
+            message = f"inputs: want {words}; their last axes"
+            with tf.control_dependencies(assert_same(tf.shape(keys)[1:], want[1:], message)):
+                keys = tf.identity(keys)
+        keys = tf.ensure_shape(keys, want)
+        return self._cast(lookup_keys(self.table, in_range(self.table, keys)))
+
+    def get_config(self):
+        """What from_config needs."""
+        config = super().get_config()
+        config.update(nnz_per_slot=self.nnz_per_slot, dynamic_input=self.dynamic_input)
+        return config

@@ -1,0 +1,48 @@
+"""GradientSums: gradients of several steps, whose mean one update uses (gradient accumulation)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from tf_dynemb.optimizer.side_tables import read, side_table, write
+from tf_dynemb.table.handle import TableHandle
+
+
+class GradientSums(tf.Module):
+    """The sums of the gradients of tables since their last update.
+
+    Those of a table are a table too, sharded as the first one, whose rows are the sums of the keys that
+    have occurred. So an update costs what has been trained, and checkpoints have the sums.
+
+    Args:
+        handles: of the tables.
+
+    Raises:
+        ValueError: a table that counts occurrences for its admission.
+    """
+
+    def __init__(self, handles: Iterable[TableHandle]):
+        super().__init__()
+        self.tables = {}
+        for handle in handles:
+            if handle.table.config.repeats > 1:
+                raise ValueError(
+                    f"gradient_accumulation_steps: got them for {handle.path}, whose admission counts "
+                    "occurrences, want None; use larger batches"
+                )
+            self.tables[handle.path] = side_table(handle, "gradients")
+
+    def add(self, gradient: tf.IndexedSlices, handle: TableHandle) -> None:
+        """Adds the gradient of a step, of which each key comes once."""
+        table = self.tables[handle.path]
+        sums, _ = read(table, gradient.indices)
+        write(table, gradient.indices, sums + tf.cast(gradient.values, sums.dtype))
+
+    def take(self, handle: TableHandle, steps: int) -> tf.IndexedSlices:
+        """The mean over so many steps of a table's sums, which begin anew."""
+        keys, sums = self.tables[handle.path].export()
+        with tf.control_dependencies([keys, sums]):
+            self.tables[handle.path].clear()
+        return tf.IndexedSlices(sums / steps, keys)

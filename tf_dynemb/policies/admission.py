@@ -1,0 +1,217 @@
+"""Admission policies: which ids without a row get one when they are trained.
+
+An id that is not admitted keeps reading its initial value, or the policy's default_value, and its
+gradient is dropped; `Variable.metrics()` counts these as "not_admitted". Dense layers train as usual.
+Policies judge training alone: upsert, accum and restores insert whatever they are given.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+
+import keras
+import numpy as np
+
+from tf_dynemb.base.checks import whole
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdmissionPolicy(abc.ABC):
+    """Base of the admission policies. Give Variable(admission=...) an instance.
+
+    Args:
+        default_value: what each number of an id without a row reads as, a finite number. None: the
+            table's initial value, with which a row begins in any case.
+    """
+
+    default_value: float | None = None
+
+    def __post_init__(self):
+        value = self.default_value
+        number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+        if value is not None and not (number and np.isfinite(value)):
+            raise ValueError(f"default_value: got {value!r}, want a finite number or None")
+
+    @property
+    @abc.abstractmethod
+    def engine_text(self) -> str:
+        """The policy as the engine reads it."""
+
+    @property
+    def repeats(self) -> int:
+        """How many occurrences of an id in a batch make a difference."""
+        return 1
+
+    def get_config(self) -> dict:
+        """The arguments of the constructor."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_config(cls, config: dict) -> AdmissionPolicy:
+        """The inverse of get_config."""
+        return cls(**config)
+
+
+@keras.saving.register_keras_serializable("tf_dynemb")
+@dataclasses.dataclass(frozen=True)
+class MinCount(AdmissionPolicy):
+    """Admits an id when it has occurred so often in training: a frequency filter.
+
+    Every occurrence in a batch counts, so that splitting batches, threads and replicas make no
+    difference. The step that brings the last missing occurrence inserts the row and trains it.
+
+    Ids that have occurred and have no row yet are candidates. Their exact counts are a table of its own,
+    `Variable.candidates`, sharded as the table is, saved and restored with it by tf.train.Checkpoint
+    and `snapshot`, deltas included. It has up to max_candidates rows, of about 40 bytes; beyond them
+    the candidates leave that have not occurred for the longest time, so that ids which come too rarely
+    are forgotten, and no id is admitted too early. Keras' files (`.keras`, `.weights.h5`) have no
+    candidates.
+
+    Like DeepRec's CounterFilter, whose filter_freq is `count`.
+
+    Args:
+        count: the occurrences, 1 to 2^20.
+        max_candidates: how many ids are counted at a time; in each process its share, if the table is
+            sharded across workers or servers.
+        default_value: see AdmissionPolicy.
+
+    Raises:
+        TypeError, ValueError: an argument that is no such number.
+
+    Example:
+
+    >>> import keras, tensorflow as tf, tf_dynemb
+    >>> table = tf_dynemb.Variable(dim=1, admission=tf_dynemb.policies.MinCount(3))
+    >>> optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    >>> def step(ids):
+    ...     with tf.GradientTape() as tape:
+    ...         loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, tf.constant(ids, tf.int64)))
+    ...     optimizer.apply_gradients([(tape.gradient(loss, table.handle), table.handle)])
+    >>> step([5, 5, 7])
+    >>> int(table.size())
+    0
+    >>> step([5, 8])
+    >>> table.export()[0].numpy().tolist(), int(table.candidates.size())
+    ([5], 2)
+    """
+
+    count: int
+    max_candidates: int = dataclasses.field(default=2**20, kw_only=True)
+
+    def __post_init__(self):
+        super().__post_init__()
+        object.__setattr__(self, "count", whole("count", self.count, 1, 2**20))
+        most = whole("max_candidates", self.max_candidates, 1, 2**40)
+        object.__setattr__(self, "max_candidates", most)
+
+    @property
+    def engine_text(self) -> str:
+        """min_count and the count."""
+        return f"min_count {self.count}"
+
+    @property
+    def repeats(self) -> int:
+        """So many occurrences are enough."""
+        return self.count
+
+
+@keras.saving.register_keras_serializable("tf_dynemb")
+@dataclasses.dataclass(frozen=True)
+class Probability(AdmissionPolicy):
+    """Admits an id in a step with a probability: an id is admitted after 1 / p steps on average.
+
+    Whether it is admitted is a pure function of the seed, the id and the number of the step, so that
+    threads, batches and replicas make no difference. Needs no memory.
+
+    Args:
+        p: the probability, 0 to 1.
+        seed: an int64.
+        default_value: see AdmissionPolicy.
+
+    Raises:
+        TypeError, ValueError: an argument that is no such number.
+
+    Example:
+
+    >>> import tf_dynemb
+    >>> table = tf_dynemb.Variable(dim=1, admission=tf_dynemb.policies.Probability(0.1))
+    """
+
+    p: float
+    seed: int = dataclasses.field(default=0, kw_only=True)
+
+    def __post_init__(self):
+        super().__post_init__()
+        number = isinstance(self.p, (int, float, np.number)) and not isinstance(self.p, bool)
+        if not (number and 0 <= self.p <= 1):
+            raise ValueError(f"p: got {self.p!r}, want a number from 0 to 1")
+        object.__setattr__(self, "p", float(self.p))
+        object.__setattr__(self, "seed", whole("seed", self.seed, -(2**63), 2**63 - 1))
+
+    @property
+    def engine_text(self) -> str:
+        """probability and the seed."""
+        return f"probability {self.p!r} seed {self.seed}"
+
+
+@keras.saving.register_keras_serializable("tf_dynemb")
+@dataclasses.dataclass(frozen=True)
+class Custom(AdmissionPolicy):
+    """Admits the ids that a function says.
+
+    Args:
+        function: takes keys, int64 (n,), which may repeat and may have rows; returns bool (n,). Of
+            string ids the keys are fingerprints. It is part of the step's graph, so of TensorFlow
+            operations; equal keys must get equal answers. To be saved with a model, register it with
+            keras.saving.register_keras_serializable.
+        default_value: see AdmissionPolicy.
+
+    Raises:
+        TypeError: not a function.
+
+    Example:
+
+    >>> import tensorflow as tf, tf_dynemb
+    >>> known = tf.constant([3, 5, 8], tf.int64)
+    >>> policy = tf_dynemb.policies.Custom(
+    ...     lambda keys: tf.reduce_any(keys[:, None] == known, axis=1))
+    >>> table = tf_dynemb.Variable(dim=1, admission=policy)
+    """
+
+    function: Callable
+
+    def __post_init__(self):
+        super().__post_init__()
+        if isinstance(self.function, dict):
+            function = keras.saving.deserialize_keras_object(self.function)
+            object.__setattr__(self, "function", function)
+        if not callable(self.function):
+            raise TypeError(f"function: got {self.function!r}, want a function of keys")
+
+    @property
+    def engine_text(self) -> str:
+        """That the caller of an update says."""
+        return "given"
+
+    def get_config(self) -> dict:
+        """The arguments of the constructor."""
+        function = keras.saving.serialize_keras_object(self.function)
+        return super().get_config() | {"function": function}
+
+
+def admission_of(admission) -> AdmissionPolicy | None:
+    """What a user gave as admission, checked.
+
+    Raises:
+        TypeError: neither None nor a policy.
+    """
+    if isinstance(admission, dict):
+        admission = keras.saving.deserialize_keras_object(admission)
+    if admission is not None and not isinstance(admission, AdmissionPolicy):
+        raise TypeError(
+            f"admission: got {admission!r}, want tf_dynemb.policies.MinCount(count), Probability(p), "
+            "Custom(function) or None"
+        )
+    return admission

@@ -1,0 +1,286 @@
+"""Eviction policies: which rows leave a table that is full, and when rows expire.
+
+The engine evicts in the call that inserts, so that a table never has more rows than its max_rows. Among
+some thousand candidates, or all rows of a small table, those of the lowest score leave; which ones does
+not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+
+import keras
+
+from tf_dynemb.base.checks import whole
+
+_MICROSECONDS = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class EvictionPolicy(abc.ABC):
+    """Base of the eviction policies. Give Variable(eviction=...) an instance, or a list of two."""
+
+    # The fields of a row's meta that the policy reads.
+    meta_fields = ()
+
+    @property
+    @abc.abstractmethod
+    def engine_text(self) -> str:
+        """The policy as the engine reads it."""
+
+    @property
+    def unit(self) -> str | None:
+        """What its times are counted in: "steps", "microseconds", or None if it has none."""
+        return None
+
+    def get_config(self) -> dict:
+        """The arguments of the constructor."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict) -> EvictionPolicy:
+        """The inverse of get_config."""
+        return cls(**config)
+
+
+@keras.saving.register_keras_serializable("tf_dynemb")
+@dataclasses.dataclass(frozen=True)
+class LRU(EvictionPolicy):
+    """Evicts the rows that were not written for the longest time: least recently used first.
+
+    Training, upsert and accum write a row; a lookup does not.
+
+    Example:
+
+    >>> import tensorflow as tf, tf_dynemb
+    >>> table = tf_dynemb.Variable(dim=1, max_rows=2, eviction=tf_dynemb.policies.LRU())
+    >>> for key in (5, 6, 5, 7):
+    ...     table.upsert(tf.constant([key], tf.int64), [[0.0]])
+    >>> sorted(table.export()[0].numpy().tolist())
+    [5, 7]
+    """
+
+    meta_fields = ("used",)
+    engine_text = "lru"
+
+
+@keras.saving.register_keras_serializable("tf_dynemb")
+@dataclasses.dataclass(frozen=True)
+class LFU(EvictionPolicy):
+    """Evicts the rows that were written least often: least frequently used first.
+
+    A call counts once, however often its batch has the key. With a half-life a write counts half after
+    that time, a quarter after twice that time, and so on: forward decay (Cormode, Shkapenyuk,
+    Srivastava, Xu, "Forward Decay: A Practical Time Decay Model for Streaming Systems", 2009).
+
+    Args:
+        half_life_steps: half-life in steps of the optimizer, which an upsert or accum does not count.
+        half_life_seconds: half-life in seconds. Neither: writes count for ever.
+
+    Raises:
+        ValueError: both, or one that is not positive.
+
+    Example:
+
+    >>> import tensorflow as tf, tf_dynemb
+    >>> table = tf_dynemb.Variable(dim=1, max_rows=2, eviction=tf_dynemb.policies.LFU())
+    >>> for key in (5, 5, 6, 7, 8):
+    ...     table.upsert(tf.constant([key], tf.int64), [[0.0]])
+    >>> sorted(table.export()[0].numpy().tolist())
+    [5, 8]
+    """
+
+    half_life_steps: int | None = None
+    half_life_seconds: float | None = None
+
+    def __post_init__(self):
+        _check_times("half_life", self.half_life_steps, self.half_life_seconds, may_be_none=True)
+
+    @property
+    def meta_fields(self) -> tuple[str, ...]:
+        """The count, or the decayed one."""
+        return ("count",) if self.unit is None else ("score",)
+
+    @property
+    def unit(self) -> str | None:
+        """That of the half-life."""
+        return _unit(self.half_life_steps, self.half_life_seconds)
+
+    @property
+    def engine_text(self) -> str:
+        """lfu, and the half-life."""
+        if self.unit is None:
+            return "lfu"
+        return f"lfu half_life {_time(self.half_life_steps, self.half_life_seconds)}"
+
+
+@keras.saving.register_keras_serializable("tf_dynemb")
+@dataclasses.dataclass(frozen=True)
+class SmallNorm(EvictionPolicy):
+    """Evicts the rows whose values have the smallest L2 norm.
+
+    Example:
+
+    >>> import tensorflow as tf, tf_dynemb
+    >>> table = tf_dynemb.Variable(dim=1, max_rows=2, eviction=tf_dynemb.policies.SmallNorm())
+    >>> for key, value in ((5, 3.0), (6, -1.0), (7, 2.0)):
+    ...     table.upsert(tf.constant([key], tf.int64), [[value]])
+    >>> sorted(table.export()[0].numpy().tolist())
+    [5, 7]
+    """
+
+    engine_text = "norm"
+
+
+@keras.saving.register_keras_serializable("tf_dynemb")
+@dataclasses.dataclass(frozen=True)
+class TTL(EvictionPolicy):
+    """Lets rows expire that were not written for some time: time to live.
+
+    From that moment an expired row reads as missing, is not exported or saved, and training its id
+    begins anew. Its memory is used again: each call that writes looks at some rows and removes those
+    that have expired, so that they leave without a scan of the table; until then `size` counts them. The
+    time is that of the table: the latest step, or clock reading, of a write. It never goes back, also
+    not if the clock does, or if a checkpoint is restored whose rows are younger.
+
+    In a table that is full the rows that would expire first leave; give a list, such as
+    `[LFU(), TTL(seconds=86400)]`, for another order.
+
+    Args:
+        steps: steps of the optimizer. An upsert or accum has the step of the last training.
+        seconds: seconds, by the clock of the machine that holds the table.
+
+    Raises:
+        ValueError: not one of them, or one that is not positive.
+
+    Example:
+
+    >>> import tensorflow as tf, tf_dynemb
+    >>> table = tf_dynemb.Variable(dim=1, eviction=tf_dynemb.policies.TTL(seconds=3600))
+    >>> table.upsert(tf.constant([5], tf.int64), [[0.0]])
+    >>> int(table.size())
+    1
+    """
+
+    steps: int | None = None
+    seconds: float | None = None
+    meta_fields = ("used",)
+
+    def __post_init__(self):
+        _check_times("", self.steps, self.seconds, may_be_none=False)
+
+    @property
+    def unit(self) -> str:
+        """Steps or microseconds."""
+        return _unit(self.steps, self.seconds)
+
+    @property
+    def engine_text(self) -> str:
+        """ttl and the time."""
+        return f"ttl {_time(self.steps, self.seconds)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Eviction:
+    """Policies of one table together: an order, a time to live, or both.
+
+    Attributes:
+        policies: what the user gave.
+    """
+
+    policies: tuple[EvictionPolicy, ...]
+
+    @property
+    def _order(self) -> EvictionPolicy:
+        return next((p for p in self.policies if not isinstance(p, TTL)), LRU())
+
+    @property
+    def _ttl(self) -> TTL | None:
+        return next((p for p in self.policies if isinstance(p, TTL)), None)
+
+    @property
+    def expires(self) -> bool:
+        """Whether rows expire."""
+        return self._ttl is not None
+
+    @property
+    def engine_text(self) -> str:
+        """As the op DynembTable reads it."""
+        return " ".join([self._order.engine_text] + ([self._ttl.engine_text] if self._ttl else []))
+
+    @property
+    def meta_fields(self) -> tuple[str, ...]:
+        """Of the row, in the engine's order."""
+        fields = {*self._order.meta_fields, *(self._ttl.meta_fields if self._ttl else ())}
+        return tuple(field for field in ("used", "count", "score") if field in fields)
+
+    @property
+    def unit(self) -> str | None:
+        """Of the times that rows are written at: "steps", "microseconds", or None for no times."""
+        units = {p.unit for p in self.policies if p.unit is not None}
+        if not units and "used" in self.meta_fields:
+            return "microseconds"
+        return next(iter(units), None)
+
+
+def eviction_of(eviction) -> Eviction | None:
+    """What a user gave as eviction, checked.
+
+    Args:
+        eviction: None, a policy, a class of one that needs no arguments, or a list of an order (LRU,
+            LFU, SmallNorm) and a TTL.
+
+    Raises:
+        TypeError: something else.
+        ValueError: two orders, two TTLs, or times of which one is in steps and another in seconds.
+    """
+    if eviction is None or isinstance(eviction, Eviction):
+        return eviction
+    is_list = isinstance(eviction, Sequence) and not isinstance(eviction, str)
+    given = eviction if is_list else [eviction]
+    policies = tuple(_policy(one) for one in given)
+    if not policies:
+        return None
+    together = Eviction(policies)
+    orders = [policy for policy in policies if not isinstance(policy, TTL)]
+    if len(orders) > 1 or len(policies) - len(orders) > 1:
+        raise ValueError(
+            f"eviction: got {list(policies)}, want one order (LRU, LFU, SmallNorm), one TTL, or both"
+        )
+    if len({policy.unit for policy in policies if policy.unit is not None}) > 1:
+        raise ValueError(f"eviction: got {list(policies)}, want all times in steps or all in seconds")
+    return together
+
+
+def _policy(policy) -> EvictionPolicy:
+    if isinstance(policy, type) and issubclass(policy, EvictionPolicy):
+        policy = policy()
+    if isinstance(policy, dict):
+        policy = keras.saving.deserialize_keras_object(policy)
+    if not isinstance(policy, EvictionPolicy):
+        raise TypeError(
+            f"eviction: got {policy!r}, want one of tf_dynemb.policies.LRU(), LFU(), SmallNorm(), "
+            "TTL(steps=...) or TTL(seconds=...), or a list of them"
+        )
+    return policy
+
+
+def _check_times(name: str, steps, seconds, may_be_none: bool) -> None:
+    names = [f"{name}_steps", f"{name}_seconds"] if name else ["steps", "seconds"]
+    if (steps is None) == (seconds is None) and not (may_be_none and steps is None):
+        raise ValueError(f"{names[0]} and {names[1]}: got {steps} and {seconds}, want one of them")
+    if steps is not None:
+        whole(names[0], steps, 1, 2**62)
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if seconds is not None and not (number and 1e-6 <= seconds <= 1e12):
+        raise ValueError(f"{names[1]}: got {seconds!r}, want a number of seconds from 1e-6 to 1e12")
+
+
+def _unit(steps, seconds) -> str | None:
+    return "steps" if steps is not None else None if seconds is None else "microseconds"
+
+
+def _time(steps, seconds) -> int:
+    return int(steps) if steps is not None else round(seconds * _MICROSECONDS)

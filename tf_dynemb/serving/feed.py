@@ -1,0 +1,329 @@
+"""The feed: a folder of numbered generations, on any of TensorFlow's file systems.
+
+    generations/<number>       a generation's manifest. The generation exists when this file does
+    data/<number>-<random>/    what the manifest names: the snapshots `delta` and `full`, and `weights`
+    followers/<name>           heartbeat of a follower
+    PUBLISHER                  who publishes
+
+A manifest is put in place in one step, after everything that it names, and is never changed. So a kill
+at any moment leaves generations that are whole, and at most a folder of data that no manifest names,
+which the next publisher removes. Nothing is synced to the disk, which would cost more than the rest:
+what a crash of the machine loses is found by checksums, and the next publisher begins with all rows.
+The dense weights have a checksum in the manifest; snapshots have their own (cc/core/snapshot/FORMAT.md).
+cc/kernels/feed.cc reads the same files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb.snapshot.files import crc32c
+
+_FORMAT = 1
+_DIGITS = 12
+
+
+class FeedError(Exception):
+    """A feed could not be read or written; the message says which, where and why."""
+
+
+class FeedInUseError(FeedError):
+    """Another publisher publishes into the feed; the message names it."""
+
+
+class FeedDamagedError(FeedError):
+    """Bytes are missing or are not what was written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A snapshot of a generation.
+
+    Attributes:
+        snapshot: its id.
+        base: of a delta, the id of the state that it continues; "" of a full copy.
+        rows: how many rows it has.
+        erased: how many keys it erases.
+        file_bytes: on disk.
+    """
+
+    snapshot: str
+    base: str
+    rows: int
+    erased: int
+    file_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """The dense weights of a generation, which lie one after the other in the file `weights`.
+
+    Attributes:
+        names: of the variables.
+        dtypes: their names.
+        shapes: of the variables.
+        crc32c: of the file.
+    """
+
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    crc32c: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """What a manifest says.
+
+    Attributes:
+        feed: id of the feed, which a folder keeps for its life.
+        number: of the generation, from 1.
+        step: of the trainer.
+        created_seconds: since 1970-01-01 UTC, by the trainer's clock.
+        folder: the name of the folder of its data.
+        delta: what changed since the generation before; None where that is not known.
+        full: all rows; None in most generations. A generation has one of the two at least.
+        weights: the dense weights.
+    """
+
+    feed: str
+    number: int
+    step: int
+    created_seconds: float
+    folder: str
+    delta: Part | None
+    full: Part | None
+    weights: Weights
+
+    @property
+    def state(self) -> str:
+        """Id of the state of the tables, which the delta of the next generation continues."""
+        return (self.delta or self.full).snapshot
+
+    def to_text(self) -> str:
+        """Two lines: the fields as JSON, and the checksum of that line."""
+        line = json.dumps({"format": _FORMAT} | dataclasses.asdict(self), sort_keys=True)
+        return f"{line}\n{crc32c(line.encode()):08x}\n"
+
+    @classmethod
+    def parse(cls, text: str, place: str) -> Generation:
+        """Of to_text. `place`: for errors.
+
+        Raises:
+            FeedDamagedError: it is not such a text.
+            FeedError: it is of a later version.
+        """
+        line, _, checksum = text.partition("\n")
+        if checksum != f"{crc32c(line.encode()):08x}\n":
+            raise FeedDamagedError(f"{place}: got a manifest whose checksum is wrong; it is damaged")
+        fields = json.loads(line)
+        version = fields.pop("format")
+        if version != _FORMAT:
+            raise FeedError(
+                f"{place}: got format {version}, this version reads {_FORMAT}; update tf_dynemb here"
+            )
+        weights = fields["weights"]
+        weights["shapes"] = tuple(tuple(shape) for shape in weights["shapes"])
+        weights["names"], weights["dtypes"] = tuple(weights["names"]), tuple(weights["dtypes"])
+        for part in ("delta", "full"):
+            fields[part] = fields[part] and Part(**fields[part])
+        return cls(**fields | {"weights": Weights(**weights)})
+
+
+class Feed:
+    """The files of a feed.
+
+    Args:
+        path: a folder of this machine, or of another of TensorFlow's file systems, such as
+            gs://bucket/feed.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+            raise TypeError(f"path: got {path!r}, want the path of a folder")
+        self.path = os.fspath(path).rstrip("/")
+        # Whether the engine can read and write there itself.
+        self.is_local = "://" not in self.path
+
+    def place(self, *names: str) -> str:
+        """The path of what is in the feed."""
+        return "/".join((self.path, *names))
+
+    def make(self) -> None:
+        """Makes the folders, as far as there are none."""
+        for name in ("generations", "data", "followers"):
+            tf.io.gfile.makedirs(self.place(name))
+
+    def numbers(self) -> list[int]:
+        """The numbers of the generations that there are, ascending."""
+        names = _names_in(self.place("generations"))
+        return sorted(int(name) for name in names if len(name) == _DIGITS and name.isdecimal())
+
+    def read(self, number: int) -> Generation:
+        """A generation.
+
+        Raises:
+            FeedError: it does not exist, or has a later format.
+            FeedDamagedError: it is damaged.
+        """
+        place = self.place("generations", _text_of(number))
+        try:
+            generation = Generation.parse(_bytes_of(place).decode(errors="replace"), place)
+        except tf.errors.NotFoundError as error:
+            raise FeedError(f"{place}: there is no generation {number}") from error
+        if generation.number != number:
+            raise FeedDamagedError(f"{place}: got generation {generation.number}, want {number}")
+        return generation
+
+    def commit(self, generation: Generation) -> None:
+        """Makes a generation exist, in one step. Its data must be there."""
+        place = self.place("generations", _text_of(generation.number))
+        self.put(place, generation.to_text().encode())
+
+    def put(self, place: str, content: bytes) -> None:
+        """Puts a file in place in one step."""
+        draft = f"{place}.{uuid.uuid4().hex[:8]}.new"
+        try:
+            with tf.io.gfile.GFile(draft, "wb") as file:
+                file.write(content)
+            tf.io.gfile.rename(draft, place, overwrite=True)
+        except BaseException:
+            with contextlib.suppress(tf.errors.OpError):
+                tf.io.gfile.remove(draft)
+            raise
+
+    def new_folder(self, number: int) -> str:
+        """A name for the data of a generation that nothing else has or had."""
+        return f"{_text_of(number)}-{uuid.uuid4().hex[:8]}"
+
+    @contextlib.contextmanager
+    def writing(self, *names: str) -> Iterator[str]:
+        """A local folder for the engine to write to, whose files are in the feed afterwards."""
+        place = self.place(*names)
+        if self.is_local:
+            os.makedirs(place)
+            try:
+                yield place
+            except BaseException:
+                shutil.rmtree(place, ignore_errors=True)
+                raise
+            return
+        with tempfile.TemporaryDirectory(prefix="tf_dynemb-") as folder:
+            yield folder
+            tf.io.gfile.makedirs(place)
+            for name in _files_in(folder):
+                tf.io.gfile.copy(os.path.join(folder, name), f"{place}/{name}", overwrite=True)
+
+    @contextlib.contextmanager
+    def reading(self, *names: str, private: bool = False) -> Iterator[str]:
+        """A local folder with files of the feed. `private`: a copy, which nobody removes."""
+        place = self.place(*names)
+        if self.is_local and not private:
+            yield place
+            return
+        with tempfile.TemporaryDirectory(prefix="tf_dynemb-") as folder:
+            try:
+                for name in _files_in(place):
+                    tf.io.gfile.copy(f"{place}/{name}", os.path.join(folder, name))
+            except tf.errors.NotFoundError as error:
+                raise FeedError(f"{place}: it was removed while it was being read") from error
+            yield folder
+
+    def write_weights(self, folder: str, arrays: Mapping[str, np.ndarray]) -> Weights:
+        """Writes the dense weights of a generation by name."""
+        content = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays.values())
+        self.put(self.place("data", folder, "weights"), content)
+        return Weights(
+            names=tuple(arrays),
+            dtypes=tuple(array.dtype.name for array in arrays.values()),
+            shapes=tuple(array.shape for array in arrays.values()),
+            crc32c=crc32c(content),
+        )
+
+    def read_weights(self, generation: Generation) -> dict[str, np.ndarray]:
+        """The dense weights of a generation by name.
+
+        Raises:
+            FeedError: they have been removed.
+            FeedDamagedError: they are damaged.
+        """
+        place = self.place("data", generation.folder, "weights")
+        try:
+            content = _bytes_of(place)
+        except tf.errors.NotFoundError as error:
+            raise FeedDamagedError(f"{place}: it is missing") from error
+        weights = generation.weights
+        if crc32c(content) != weights.crc32c:
+            raise FeedDamagedError(f"{place}: its checksum is wrong; it is damaged")
+        arrays, first = {}, 0
+        for name, dtype, shape in zip(weights.names, weights.dtypes, weights.shapes, strict=True):
+            numbers = int(np.prod(shape))
+            array = np.frombuffer(content, tf.as_dtype(dtype).as_numpy_dtype, numbers, first)
+            first += array.nbytes
+            arrays[name] = array.reshape(shape)
+        return arrays
+
+    def remove(self, number: int, folder: str) -> None:
+        """Removes a generation; first what makes it exist."""
+        with contextlib.suppress(tf.errors.NotFoundError):
+            tf.io.gfile.remove(self.place("generations", _text_of(number)))
+        self.remove_data(folder)
+
+    def remove_data(self, folder: str) -> None:
+        """Removes a folder of data, if it is there."""
+        with contextlib.suppress(tf.errors.NotFoundError):
+            tf.io.gfile.rmtree(self.place("data", folder))
+
+    def remove_leftovers(self, generations: Sequence[Generation]) -> None:
+        """Removes what belongs to none of them, such as what a publisher that was killed has left."""
+        folders = {generation.folder for generation in generations}
+        manifests = {_text_of(generation.number) for generation in generations}
+        for name in _names_in(self.place("data")):
+            if name not in folders:
+                self.remove_data(name)
+        for name in _names_in(self.place("generations")):
+            if name not in manifests:
+                with contextlib.suppress(tf.errors.NotFoundError):
+                    tf.io.gfile.remove(self.place("generations", name))
+
+    def heartbeats(self) -> dict[str, dict]:
+        """What each follower says of itself, by its name. What cannot be read is left out."""
+        found = {}
+        for name in _names_in(self.place("followers")):
+            with contextlib.suppress(tf.errors.OpError, ValueError):
+                beat = json.loads(_bytes_of(self.place("followers", name)))
+                if isinstance(beat, dict) and not name.endswith(".new"):
+                    found[name] = beat
+        return found
+
+
+def _text_of(number: int) -> str:
+    return f"{number:0{_DIGITS}}"
+
+
+def _names_in(folder: str) -> list[str]:
+    """Files and folders; of object stores folders end with a slash."""
+    try:
+        return [name.rstrip("/") for name in tf.io.gfile.listdir(folder)]
+    except tf.errors.NotFoundError:
+        return []
+
+
+def _files_in(folder: str) -> list[str]:
+    """The files of a snapshot."""
+    return [name for name in tf.io.gfile.listdir(folder) if name != "LOCK"]
+
+
+def _bytes_of(place: str) -> bytes:
+    with tf.io.gfile.GFile(place, "rb") as file:
+        return file.read()

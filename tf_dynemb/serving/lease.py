@@ -1,0 +1,122 @@
+"""Lease: one publisher at a time for a feed.
+
+On a local disk it is a lock of the operating system, which a killed process loses at once. Elsewhere
+there are no such locks: the holder writes the file PUBLISHER again and again, and the next
+holder waits until the file has been the same for as long as a lease lasts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+
+import tensorflow as tf
+
+from tf_dynemb.serving.feed import Feed, FeedInUseError
+
+
+class Lease:
+    """The right to publish into a feed, from here to `release` or the end of the process.
+
+    Args:
+        feed: whose folders exist.
+        seconds: on other file systems than local ones: how long the holder may be silent.
+
+    Raises:
+        FeedInUseError: another publisher has it.
+    """
+
+    def __init__(self, feed: Feed, seconds: float):
+        self._feed, self._seconds = feed, seconds
+        self._place = feed.place("PUBLISHER")
+        self._name = f"process {os.getpid()} on {socket.gethostname()}"
+        self._nonce = uuid.uuid4().hex
+        self._beats = 0
+        self._lock = None
+        self._ended = threading.Event()
+        self._file = threading.Lock()  # nobody here reads it while it is put in place
+        self._thread = None
+        if feed.is_local:
+            self._lock_file()
+            return
+        self._wait_for_silence()
+        self._write()
+        self._thread = threading.Thread(target=self._beat, name="tf_dynemb-lease", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises FeedInUseError if another publisher has taken over since."""
+        if self._lock is None:
+            with self._file:
+                holder = self._read()
+            if holder.get("nonce") != self._nonce:
+                raise self._in_use(holder)
+
+    def release(self) -> None:
+        """Gives it up."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            if self._read().get("nonce") == self._nonce:
+                with contextlib.suppress(tf.errors.NotFoundError):
+                    tf.io.gfile.remove(self._place)
+        if self._lock is not None:
+            self._lock.close()
+
+    def _lock_file(self):
+        lock = open(self._place, "a+", encoding="utf-8")  # noqa: SIM115  open as long as the lease
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise self._in_use(self._read()) from None
+        lock.truncate(0)
+        lock.write(self._text())
+        lock.flush()
+        self._lock = lock
+
+    def _wait_for_silence(self):
+        """Returns when nobody has the lease; raises as soon as somebody is seen to have it."""
+        found = self._read()
+        until = time.monotonic() + self._seconds
+        while found and time.monotonic() < until:
+            self._ended.wait(self._seconds / 20)
+            now = self._read()
+            if now and now != found:
+                raise self._in_use(now)
+            found = now
+
+    def _beat(self):
+        while not self._ended.wait(self._seconds / 4):
+            with contextlib.suppress(tf.errors.OpError), self._file:
+                if self._read().get("nonce") != self._nonce:
+                    return  # somebody has taken over, which check() says
+                self._write()
+
+    def _text(self) -> str:
+        return json.dumps({"name": self._name, "nonce": self._nonce, "beat": self._beats})
+
+    def _write(self):
+        self._beats += 1
+        self._feed.put(self._place, self._text().encode())
+
+    def _read(self) -> dict:
+        try:
+            with tf.io.gfile.GFile(self._place, "rb") as file:
+                return dict(json.loads(file.read()))
+        except (tf.errors.NotFoundError, ValueError, TypeError):
+            return {}
+
+    def _in_use(self, holder: dict) -> FeedInUseError:
+        name = holder.get("name", "another process")
+        return FeedInUseError(
+            f"path: got {self._feed.path}, into which {name} publishes; "
+            "want a feed of its own for each trainer, or end that one first"
+        )

@@ -1,0 +1,346 @@
+"""Publisher: a trainer's side of a feed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import warnings
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb.base.checks import positive, whole
+from tf_dynemb.serving.feed import Feed, FeedDamagedError, FeedError, Generation, Part
+from tf_dynemb.serving.lease import Lease
+from tf_dynemb.serving.retention import FollowersSeen, first_to_keep
+from tf_dynemb.serving.served import dense_weights
+from tf_dynemb.shard.group import Group
+from tf_dynemb.snapshot.files import SnapshotError, SnapshotReader
+from tf_dynemb.snapshot.tables import save_tables, tables_by_name
+from tf_dynemb.table.serving import serving_dtype
+
+# Of files and of processes; what training goes on after.
+_FAILURES = (FeedError, SnapshotError, tf.errors.OpError, OSError)
+_LEAST_FULL_BYTES = 1 << 20
+
+
+class Publisher(keras.callbacks.Callback):
+    """Publishes what training changes, for models that serve to follow.
+
+    Each generation has the rows that were written since the one before, values alone, the keys that
+    were erased or evicted, and all dense weights. It becomes visible in one step, when all of it is in
+    the feed. The first generation of a publisher has all rows; later ones have them beside the changes
+    each time that the changes since the last full copy have become as large as it.
+
+    `publish()` publishes at once. As a callback of `fit` it publishes between two steps when it is time,
+    and when training ends; in a loop of yours, call `step()` after each step. Training waits while a
+    generation is written, so its rows and weights are those after one step.
+
+    Tables that are spread over processes are published by all of them together: each makes a publisher
+    with the same arguments and calls `publish` as a step of the training. See docs/online-learning.md.
+
+    Args:
+        model_or_tables: a Keras model or layer that is built; or tables without dense weights, a
+            Variable or a dict of them by name.
+        path: the feed's folder, on any of TensorFlow's file systems; of several processes one that they
+            share.
+        every_seconds: publish after the first step that ends so long after the last generation.
+        every_steps: publish after every so many steps. With neither only `publish` publishes, and the
+            end of `fit`.
+        value_dtype: tf.float16 or tf.bfloat16 for models exported so, see `for_serving`. None: values as
+            they are.
+        full_copy_ratio: a full copy is made when the changes since the last one have so many times its
+            bytes.
+        keep_generations: so many of the newest generations stay, and what is needed to begin there.
+        keep_seconds: generations that are no older stay as well.
+        forget_followers_after_seconds: what a follower needs stays until its heartbeat has been the same
+            for so long.
+        lease_seconds: on file systems that cannot lock: after so long a silence another publisher may
+            take over.
+
+    Raises:
+        FeedInUseError: another publisher publishes into the feed; the message says which.
+        TypeError: no tables; a value_dtype that tables cannot be narrowed to; a path that is none.
+        ValueError: a number out of range; both every_seconds and every_steps; every_seconds or a path
+            elsewhere for tables that are spread over processes, which could not agree.
+
+    Example:
+
+    >>> import keras, numpy as np, tempfile, tensorflow as tf, tf_dynemb
+    >>> feed = tempfile.mkdtemp()
+    >>> ids = keras.Input((), dtype="int64")
+    >>> scores = keras.layers.Dense(1)(tf_dynemb.keras.Embedding(4, name="users")(ids))
+    >>> model = keras.Model(ids, scores)
+    >>> model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam()), "mse")
+    >>> publisher = tf_dynemb.serving.Publisher(model, feed, every_steps=10)
+    >>> model.export(f"{feed}-model", verbose=False)
+    >>> _ = model.fit(np.arange(320), np.ones(320), callbacks=[publisher], verbose=0)
+    >>> served = tf.saved_model.load(f"{feed}-model")
+    >>> follower = tf_dynemb.serving.Follower(served, feed)
+    >>> follower.poll().generation
+    1
+    >>> with follower.reading():
+    ...     same = served.serve(tf.range(9, dtype=tf.int64)) == model(tf.range(9, dtype=tf.int64))
+    >>> bool(tf.reduce_all(same))
+    True
+    """
+
+    def __init__(
+        self,
+        model_or_tables,
+        path,
+        every_seconds: float | None = None,
+        every_steps: int | None = None,
+        *,
+        value_dtype=None,
+        full_copy_ratio: float = 1.0,
+        keep_generations: int = 64,
+        keep_seconds: float | None = None,
+        forget_followers_after_seconds: float = 300.0,
+        lease_seconds: float = 30.0,
+    ):
+        super().__init__()
+        if every_seconds is not None and every_steps is not None:
+            raise ValueError(
+                f"every_seconds and every_steps: got {every_seconds} and {every_steps}, want one of them"
+            )
+        self.every_seconds = None if every_seconds is None else positive("every_seconds", every_seconds)
+        self.every_steps = None if every_steps is None else whole("every_steps", every_steps)
+        self._full_copy_ratio = positive("full_copy_ratio", full_copy_ratio)
+        self._keep_generations = whole("keep_generations", keep_generations)
+        self._keep_seconds = None if keep_seconds is None else positive("keep_seconds", keep_seconds)
+        self._values_as = serving_dtype(value_dtype)
+        self._tables = tables_by_name(model_or_tables)
+        self._weights = dense_weights(model_or_tables)
+        self._group = Group(self._tables.values())
+        self._feed = Feed(path)
+        if self._group.processes > 1:
+            if every_seconds is not None:
+                raise ValueError(
+                    "every_seconds: got it for tables that are spread over processes, whose clocks "
+                    "differ; want every_steps"
+                )
+            if not self._feed.is_local:
+                raise ValueError(
+                    f"path: got {self._feed.path} for tables that are spread over processes, want a "
+                    "folder that they share"
+                )
+        self._seen = FollowersSeen(
+            positive("forget_followers_after_seconds", forget_followers_after_seconds)
+        )
+        self._lease_seconds = positive("lease_seconds", lease_seconds)
+        self._lease: Lease | None = None
+        self._generations: list[Generation] = []  # those in the feed
+        self._last_number = 0
+        self._alive: dict[str, dict] = {}  # heartbeats of followers
+        self._state = ""  # of the tables, which the next delta continues; "" if there is none
+        self._full_bytes = self._bytes_since_full = 0
+        self._steps = self._steps_of_epochs = 0
+        self._published_at = time.monotonic()
+        self._published_steps = 0
+        self._group.run(self._begin_feed)
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    @property
+    def generation(self) -> int:
+        """The number of the newest generation of the feed, 0 if there is none. Of the first process."""
+        return self._generations[-1].number if self._generations else 0
+
+    def publish(self) -> int:
+        """Publishes a generation now.
+
+        Returns:
+            Its number.
+
+        Raises:
+            FeedInUseError: another publisher has taken the feed over.
+            tf.errors.OpError, OSError: it could not be written, or another process has failed. There is
+                no new generation then, and the next one has its changes.
+            tf.errors.InvalidArgumentError: a value that value_dtype cannot hold.
+            ValueError: the publisher is closed.
+        """
+        plan = json.loads(self._group.run(self._begin_generation)[0])
+        folder, wants_full = plan["folder"], plan["wants_full"]
+        try:
+            delta = full = None
+            if self._state:
+                with contextlib.suppress(_Unknown):
+                    delta = self._save(folder, "delta", self._state)
+            if delta is None or wants_full:
+                # Beside a delta, which the next one continues, it need not be a base.
+                full = self._save(folder, "full", follow=delta is None)
+
+            def commit():
+                if self._group.index == 0:
+                    self._commit(plan["number"], folder, delta, full)
+                return ""
+
+            self._group.run(commit)
+        except BaseException:
+            if self._group.index == 0:
+                with contextlib.suppress(*_FAILURES):
+                    self._feed.remove_data(folder)
+            raise
+        self._state = (delta or full).snapshot
+        self._bytes_since_full += 0 if delta is None else delta.file_bytes
+        if full is not None:
+            self._full_bytes, self._bytes_since_full = full.file_bytes, 0
+        self._published_at = time.monotonic()
+        self._published_steps = self._steps
+        if self._group.index == 0:
+            with contextlib.suppress(*_FAILURES):
+                self._remove_old()
+        return plan["number"]
+
+    def step(self) -> None:
+        """Counts a step of training; publishes if it is time. A failure is a warning."""
+        self._steps += 1
+        self._publish_if_due()
+
+    def close(self) -> None:
+        """Gives the feed up for other publishers."""
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Publishes when it is time."""
+        self._steps = self._steps_of_epochs + batch + 1
+        self._publish_if_due()
+
+    def on_train_begin(self, logs=None):
+        """Goes on counting where an earlier training ended."""
+        self._steps_of_epochs = self._steps
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Goes on counting in the next epoch, whose batches start at 0."""
+        self._steps_of_epochs = self._steps
+
+    def on_train_end(self, logs=None):
+        """Publishes what came since the last time."""
+        if self._steps > self._published_steps:
+            self._publish_or_warn()
+
+    def _publish_if_due(self):
+        if self.every_steps is not None:
+            due = self._steps // self.every_steps > self._published_steps // self.every_steps
+        else:
+            since = time.monotonic() - self._published_at
+            due = self.every_seconds is not None and since >= self.every_seconds
+        if due:
+            self._publish_or_warn()
+
+    def _publish_or_warn(self):
+        try:
+            self.publish()
+        except _FAILURES as error:
+            self._published_at = time.monotonic()
+            self._published_steps = self._steps
+            warnings.warn(
+                f"{self._feed.path}: no generation was published, the next one will have its changes: "
+                f"{type(error).__name__}: {error}",
+                stacklevel=3,
+            )
+
+    def _begin_feed(self) -> str:
+        if self._group.index == 0:
+            self._feed.make()
+            self._lease = Lease(self._feed, self._lease_seconds)
+            try:
+                for number in self._feed.numbers():
+                    self._last_number = number
+                    with contextlib.suppress(FeedDamagedError):  # of no use to anybody
+                        self._generations.append(self._feed.read(number))
+                self._feed.remove_leftovers(self._generations)
+            except BaseException:
+                self.close()
+                raise
+        return ""
+
+    def _begin_generation(self) -> str:
+        if self._group.index > 0:
+            return ""
+        if self._lease is None:
+            raise ValueError("publish: the publisher is closed; make another one")
+        self._lease.check()
+        number = self._last_number + 1
+        self._alive = self._seen.alive(self._feed.heartbeats())
+        limit = max(self._full_bytes, _LEAST_FULL_BYTES) * self._full_copy_ratio
+        wants_full = self._bytes_since_full > limit or any(
+            beat.get("wants_full") for beat in self._alive.values()
+        )
+        return json.dumps(
+            {"number": number, "folder": self._feed.new_folder(number), "wants_full": wants_full}
+        )
+
+    @contextlib.contextmanager
+    def _place(self, *names: str) -> Iterator[str]:
+        """The local folder that all processes write into."""
+        if self._group.index > 0:
+            yield self._feed.place(*names)
+        else:
+            with self._feed.writing(*names) as place:
+                yield place
+
+    def _save(self, folder: str, kind: str, base: str = "", follow: bool = True) -> Part:
+        with self._place("data", folder, kind) as place:
+            try:
+                identity = save_tables(place, self._tables, base, follow, self._values_as, durable=False)
+            except (tf.errors.FailedPreconditionError, tf.errors.AbortedError) as error:
+                # The tables do not know what has changed: here, or in another process.
+                here = isinstance(error, tf.errors.FailedPreconditionError)
+                if base and (here or "FailedPreconditionError" in error.message):
+                    raise _Unknown from error
+                raise
+            with SnapshotReader(place) as reader:
+                tables = reader.tables.values()
+                return Part(
+                    snapshot=identity,
+                    base=base,
+                    rows=sum(table.rows for table in tables),
+                    erased=sum(table.erased for table in tables),
+                    file_bytes=sum(table.file_bytes for table in tables),
+                )
+
+    def _commit(self, number: int, folder: str, delta: Part | None, full: Part | None):
+        arrays = {name: np.asarray(variable.numpy()) for name, variable in self._weights.items()}
+        generation = Generation(
+            feed=self._generations[-1].feed if self._generations else self._feed.new_folder(0)[-8:],
+            number=number,
+            step=self._steps,
+            created_seconds=time.time(),
+            folder=folder,
+            delta=delta,
+            full=full,
+            weights=self._feed.write_weights(folder, arrays),
+        )
+        self._lease.check()
+        self._feed.commit(generation)
+        self._last_number = number
+        self._generations.append(generation)
+
+    def _remove_old(self):
+        needed = [
+            beat["generation"] + 1
+            for beat in self._alive.values()
+            if isinstance(beat.get("generation"), int)
+        ]
+        first = first_to_keep(
+            self._generations, self._keep_generations, self._keep_seconds, needed, time.time()
+        )
+        while self._generations[0].number < first:
+            old = self._generations[0]
+            self._feed.remove(old.number, old.folder)
+            self._generations.pop(0)
+
+
+class _Unknown(Exception):
+    """The tables do not know what has changed since the last generation."""

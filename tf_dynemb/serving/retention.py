@@ -1,0 +1,62 @@
+"""Which generations a feed keeps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from tf_dynemb.serving.feed import Generation
+
+
+def first_to_keep(
+    generations: Sequence[Generation],
+    keep_generations: int,
+    keep_seconds: float | None,
+    needed: Iterable[int],
+    now_seconds: float,
+) -> int:
+    """The number of the first generation that stays; all after it do as well.
+
+    It is one with a full copy, so that a new follower can begin there: the last one such that no
+    generation that is wanted is older.
+
+    Args:
+        generations: those that there are, ascending; one at least.
+        keep_generations: so many of the newest are wanted.
+        keep_seconds: those that are no older are wanted. None: age does not count.
+        needed: the numbers that followers need, with all later ones.
+        now_seconds: since 1970-01-01 UTC.
+    """
+    wanted = [generations[-1].number - keep_generations + 1, *needed]
+    if keep_seconds is not None:
+        young = [g.number for g in generations if now_seconds - g.created_seconds <= keep_seconds]
+        wanted += young[:1]
+    full = [g.number for g in generations if g.full is not None and g.number <= min(wanted)]
+    return max(full, default=generations[0].number)
+
+
+class FollowersSeen:
+    """Which followers are alive, by the clock of the process that asks: their own may be wrong.
+
+    A follower is alive until its heartbeat has been the same for `forget_after_seconds`.
+    """
+
+    def __init__(self, forget_after_seconds: float):
+        self._forget_after_seconds = forget_after_seconds
+        self._seen: dict[str, tuple[dict, float]] = {}  # heartbeat, when it was first seen so
+
+    def alive(self, heartbeats: Mapping[str, dict], now: float | None = None) -> dict[str, dict]:
+        """Those of the heartbeats whose followers are alive.
+
+        Args:
+            heartbeats: by the followers' names, as they are now.
+            now: seconds of a clock that only goes forward. None: time.monotonic().
+        """
+        now = time.monotonic() if now is None else now
+        seen = {}
+        for name, beat in heartbeats.items():
+            earlier, since = self._seen.get(name, (None, now))
+            seen[name] = (beat, since if earlier == beat else now)
+        self._seen = seen
+        limit = self._forget_after_seconds
+        return {name: beat for name, (beat, since) in seen.items() if now - since <= limit}

@@ -1,0 +1,141 @@
+"""What a feed is about: the tables of a model by name, and its dense weights by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_dynemb.base.op_library import ops
+from tf_dynemb.serving.feed import Generation
+from tf_dynemb.shard.partitioner import default_partition_fn
+from tf_dynemb.snapshot.tables import tables_by_name
+from tf_dynemb.table.handle import TableHandle
+from tf_dynemb.table.limits import Limits
+from tf_dynemb.table.table_resource import TableResource
+from tf_dynemb.table.variable import Variable
+
+
+class LoadedTable(TableResource):
+    """A table that tf.saved_model.load has made, of which there is a handle alone."""
+
+    def __init__(self, handle: tf.Tensor, name: str, schema: str):
+        self._handle_of_loaded = handle
+        shards = int(tf.size(ops.dynemb_size(handle)[0]))
+        options = {"adopt_seed": True, "checkpoint": False, "limits": Limits(name), "device": ""}
+        super().__init__(schema, shards, default_partition_fn, 0, **options)
+
+    def _create_resource(self):
+        return self._handle_of_loaded
+
+
+class Served:
+    """The tables and dense weights of a model that serves.
+
+    Args:
+        model: a Keras model or layer, a Variable, a dict of them by name, or what tf.saved_model.load
+            gave.
+
+    Raises:
+        TypeError: something else.
+        ValueError: it has no table; or several of one name.
+    """
+
+    def __init__(self, model):
+        if isinstance(model, (Variable, Mapping, keras.Layer)):
+            self.tables = {name: table.resource for name, table in tables_by_name(model).items()}
+            self._variables = _by_name(_dense_variables(model))
+        elif hasattr(model, "signatures"):
+            objects = list(tf.train.TrackableView(model).descendants())
+            self.tables = _tables_among(objects)
+            self._variables = _by_name(o for o in objects if isinstance(o, tf.Variable))
+        else:
+            raise TypeError(
+                f"loaded_or_model: got {type(model).__name__}, want what tf.saved_model.load gave, a "
+                "Keras model or layer, a tf_dynemb.Variable, or a dict of them"
+            )
+
+    def check(self, generation: Generation) -> None:
+        """Raises ValueError unless the model has the dense weights of a generation."""
+        weights = generation.weights
+        for name, dtype, shape in zip(weights.names, weights.dtypes, weights.shapes, strict=True):
+            if name not in self._variables:
+                raise ValueError(
+                    f"loaded_or_model: got a model without the dense weight {name!r} of the feed; want "
+                    f"one of the same layers and names, it has {sorted(self._variables)}"
+                )
+            for variable in self._variables[name]:
+                if variable.dtype.name != dtype or tuple(variable.shape) != shape:
+                    raise ValueError(
+                        f"loaded_or_model: got {variable.dtype.name} {tuple(variable.shape)} for the "
+                        f"dense weight {name!r}, want {dtype} {shape}, as the feed has it"
+                    )
+
+    def assign(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Sets dense weights by name."""
+        for name, array in arrays.items():
+            for variable in self._variables[name]:  # Keras' exports have a second copy of each
+                variable.assign(array)
+
+
+def dense_weights(model) -> dict[str, tf.Variable]:
+    """The dense weights of a Keras model or layer by name; of tables alone none.
+
+    Raises:
+        ValueError: two have one name; or the model is not built, so that some are not there yet.
+    """
+    if isinstance(model, keras.Layer) and not model.built:
+        raise ValueError(
+            f"model_or_tables: got {model.name}, which is not built, want one that was called once or "
+            "begins with a keras.Input"
+        )
+    named = _by_name(_dense_variables(model))
+    for name, variables in named.items():
+        if len(variables) > 1:
+            raise ValueError(
+                f"model_or_tables: got {len(variables)} dense weights named {name!r}, by which "
+                "followers find them; give the layers names of their own"
+            )
+    return {name: variables[0] for name, variables in named.items()}
+
+
+def _dense_variables(model) -> list[tf.Variable]:
+    if not isinstance(model, keras.Layer):
+        return []
+    return [w.value for w in model.weights if not isinstance(w, TableHandle)]
+
+
+def _by_name(variables: Iterable[tf.Variable]) -> dict[str, list[tf.Variable]]:
+    named: dict[str, list[tf.Variable]] = {}
+    for variable in variables:
+        named.setdefault(variable.name.removesuffix(":0"), []).append(variable)
+    return named
+
+
+def _tables_among(objects: Iterable) -> dict[str, LoadedTable]:
+    found: dict[str, LoadedTable] = {}
+    for resource in objects:
+        if not isinstance(resource, tf.saved_model.experimental.TrackableResource):
+            continue
+        handle = resource.resource_handle
+        try:
+            name, schema = (text.numpy().decode() for text in ops.dynemb_describe(handle))
+        except tf.errors.InvalidArgumentError:
+            continue  # a resource of another kind, such as a vocabulary
+        if not name:
+            raise ValueError(
+                "loaded_or_model: got a table in shards with a partitioner of its own, which a "
+                "SavedModel does not give to Python; follow with the Keras model, or export a table of "
+                "one shard"
+            )
+        if name in found:
+            raise ValueError(
+                f"loaded_or_model: got several tables named {name!r}; want names of their own, and no "
+                "tables that were exported in parts"
+            )
+        found[name] = LoadedTable(handle, name, schema)
+    if not found:
+        raise ValueError("loaded_or_model: got a SavedModel without tables, want one with some")
+    return found

@@ -1,0 +1,90 @@
+"""What the command line shows of statistics.py: tables by rich, which comes with Keras, JSON, charts."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from tf_dynemb.snapshot.statistics import TableStatistics
+
+
+def show(records: Sequence[dict], as_json: bool) -> None:
+    """Prints a line for each record, or JSON. A record in a record has columns such as "norm.max"."""
+    if as_json:
+        print(json.dumps(list(records), indent=2))
+        return
+    flat = [_flat(record) for record in records]
+    names = list(dict.fromkeys(name for record in flat for name in record))
+    table = RichTable(box=None)
+    for name in names:
+        table.add_column(name, justify="left" if name == "table" else "right", no_wrap=True)
+    for record in flat:
+        table.add_row(*(_cell(record.get(name, "")) for name in names))
+    console = Console(width=10**6 if not Console().is_terminal else None, highlight=False, markup=False)
+    console.print(table)
+
+
+def _flat(record: dict) -> dict:
+    flat = {}
+    for name, what in record.items():
+        inner = what if isinstance(what, dict) else None
+        flat |= {name: what} if inner is None else {f"{name}.{part}": n for part, n in inner.items()}
+    return flat
+
+
+def _cell(what) -> str:
+    if isinstance(what, float):
+        return f"{what:.6g}"
+    if isinstance(what, list):
+        return " ".join(f"{number:.4g}" for number in what)
+    return str(what)
+
+
+def check_can_draw(png: str | None) -> None:
+    """ImportError if a chart is wanted and matplotlib is not installed."""
+    if png and importlib.util.find_spec("matplotlib") is None:
+        raise ImportError("--png needs matplotlib: pip install matplotlib")
+
+
+def draw_stats(found: Sequence[TableStatistics], png: str) -> None:
+    """A histogram of norms, and of counts if there are some, for each table."""
+    names = ["norm"] + (["count"] if any("count" in each.numbers for each in found) else [])
+    figure, all_axes = _subplots(len(found), len(names))
+    for each, row in zip(found, all_axes, strict=True):
+        for name, axes in zip(names, row, strict=True):
+            if name in each.numbers:
+                axes.hist(each.numbers[name], bins=50, log=True)
+            axes.set(title=f"{each.table}: {each.rows:,} rows", xlabel=name, ylabel="rows")
+    figure.savefig(png, dpi=130)
+
+
+def draw_top(rows: Sequence[dict], by: str, table: str, png: str) -> None:
+    """A bar for each row."""
+    figure, ((axes,),) = _subplots(1, 1)
+    axes.barh([str(row["key"]) for row in rows], [row[by] for row in rows])
+    axes.invert_yaxis()
+    axes.set(title=f"{table}: {len(rows)} rows", xlabel=by, ylabel="key")
+    figure.savefig(png, dpi=130)
+
+
+def draw_sample(rows: Sequence[dict], table: str, png: str) -> None:
+    """A line of colours for each row, one for each number."""
+    figure, ((axes,),) = _subplots(1, 1)
+    if rows:
+        image = axes.imshow([row["value"] for row in rows], aspect="auto", interpolation="nearest")
+        figure.colorbar(image)
+        axes.set_yticks(range(len(rows)), [str(row["key"]) for row in rows])
+    axes.set(title=f"{table}: {len(rows)} rows", xlabel="column", ylabel="key")
+    figure.savefig(png, dpi=130)
+
+
+def _subplots(rows: int, columns: int):
+    """A figure of its own, without pyplot, which has a state; axes as a list of lists."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6 * columns, 4 * rows), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)

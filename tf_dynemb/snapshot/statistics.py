@@ -1,0 +1,169 @@
+"""What is in the rows of a snapshot: sizes and norms, the rows that were trained most, a sample.
+
+The functions give plain objects, which `python -m tf_dynemb.snapshot stats|top|sample` shows. Rows are
+read block by block; of each only its norm and its meta are held. Of a delta they are about the rows that
+it has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from tf_dynemb.snapshot.files import Rows, SnapshotReader
+from tf_dynemb.snapshot.formats import Progress
+
+
+@dataclasses.dataclass(frozen=True)
+class TableStatistics:
+    """Of one table.
+
+    Attributes:
+        table: its name.
+        rows: how many there are.
+        file_bytes: of its files in the snapshot.
+        dim: numbers per value.
+        dead_rows: rows whose norm is at most the one that was given.
+        numbers: the L2 norms of the values and the fields of the rows' meta, such as "count", by name,
+            each (rows,).
+    """
+
+    table: str
+    rows: int
+    file_bytes: int
+    dim: int
+    dead_rows: int
+    numbers: dict[str, np.ndarray]
+
+    def summary(self) -> dict:
+        """Plain numbers: of each of `numbers` least, median, 99th percentile, mean and largest."""
+        spread = {
+            name: {
+                "min": float(np.min(column)),
+                "median": float(np.median(column)),
+                "p99": float(np.percentile(column, 99)),
+                "mean": float(np.mean(column)),
+                "max": float(np.max(column)),
+            }
+            for name, column in self.numbers.items()
+            if len(column)
+        }
+        plain = {
+            name: getattr(self, name) for name in ("table", "rows", "file_bytes", "dim", "dead_rows")
+        }
+        return plain | spread
+
+
+def stats(reader: SnapshotReader, table: str, dead_norm: float, progress: Progress) -> TableStatistics:
+    """Reads one table through.
+
+    Args:
+        reader: of the snapshot.
+        table: one of its names.
+        dead_norm: rows whose values have an L2 norm up to this count as dead.
+        progress: is told of rows.
+
+    Raises:
+        SnapshotError: what reading raises.
+    """
+    info = reader.tables[table]
+    columns = {name: [] for name in ("norm", *info.schema.meta)}
+    for rows in _blocks(reader, table, progress):
+        columns["norm"].append(_norms(rows))
+        for field in info.schema.meta:
+            columns[field].append(rows.meta[field])
+    numbers = {name: np.concatenate(parts) if parts else np.zeros(0) for name, parts in columns.items()}
+    dead = int(np.count_nonzero(numbers["norm"] <= dead_norm))
+    return TableStatistics(table, len(numbers["norm"]), info.file_bytes, info.schema.dim, dead, numbers)
+
+
+def top(reader: SnapshotReader, table: str, by: str, number: int, progress: Progress) -> list[dict]:
+    """The rows with the largest norm, or number in a field of their meta; equal ones by their keys.
+
+    Args:
+        reader: of the snapshot.
+        table: one of its names.
+        by: "norm", or a field that the rows have: "count", "used", "score".
+        number: how many rows.
+        progress: is told of rows.
+
+    Returns:
+        For each row "key", "norm" and the fields of its meta.
+
+    Raises:
+        ValueError: rows that do not have the field.
+        SnapshotError: what reading raises.
+    """
+    fields = reader.tables[table].schema.meta
+    if by != "norm" and by not in fields:
+        raise ValueError(
+            f"--by: got {by!r}, but the rows of {table} have {', '.join(('norm', *fields))}; a count "
+            "is in the rows of tables with eviction=LFU() or a FrequencyRestrictPolicy"
+        )
+
+    best = None
+    for rows in _blocks(reader, table, progress):
+        columns = _columns(rows) | {"fingerprint": rows.keys}
+        if best is not None:
+            columns = {name: np.concatenate([best[name], columns[name]]) for name in columns}
+        first = np.lexsort((columns["fingerprint"], -columns[by]))[:number]
+        best = {name: column[first] for name, column in columns.items()}
+    if best is None:
+        return []
+    del best["fingerprint"]
+    return _plain(best)
+
+
+def sample(reader: SnapshotReader, table: str, number: int, seed: int, progress: Progress) -> list[dict]:
+    """Rows drawn at random, each as likely as any other, without one twice.
+
+    Args:
+        reader: of the snapshot.
+        table: one of its names.
+        number: how many rows; all, if there are no more.
+        seed: the same one draws the same rows of the same snapshot.
+        progress: is told of rows.
+
+    Returns:
+        For each row "key", "norm", the fields of its meta and "value", a list, in the snapshot's order.
+
+    Raises:
+        SnapshotError: what reading raises.
+    """
+    random = np.random.default_rng(seed)
+    total = reader.tables[table].rows
+    drawn = np.sort(random.choice(total, min(number, total), replace=False))
+    first, found = 0, []
+    for rows in _blocks(reader, table, progress):
+        here = drawn[(first <= drawn) & (drawn < first + len(rows.keys))] - first
+        columns = {name: column[here] for name, column in _columns(rows).items()}
+        values = rows.values[here].astype(np.float64)
+        found += [row | {"value": values[i].tolist()} for i, row in enumerate(_plain(columns))]
+        first += len(rows.keys)
+    return found
+
+
+def _columns(rows: Rows) -> dict[str, np.ndarray]:
+    keys = rows.keys if rows.strings is None else rows.strings
+    return {"key": keys, "norm": _norms(rows), **rows.meta}
+
+
+def _plain(columns: dict[str, np.ndarray]) -> list[dict]:
+    """A dict for each row, of Python's objects."""
+    lists = [
+        [key.decode(errors="replace") if isinstance(key, bytes) else key for key in column.tolist()]
+        for column in columns.values()
+    ]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
+
+
+def _norms(rows: Rows) -> np.ndarray:
+    return np.linalg.norm(rows.values.astype(np.float64), axis=1)
+
+
+def _blocks(reader: SnapshotReader, table: str, progress: Progress) -> Iterator[Rows]:
+    for rows in reader.rows(table):
+        yield rows
+        progress(len(rows.keys))

@@ -1,0 +1,199 @@
+"""What a SavedModel holds to follow a feed by itself: the ops of cc/kernels/follower_ops.cc."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import os
+import uuid
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from tf_dynemb import _compat
+from tf_dynemb.base.checks import positive
+from tf_dynemb.base.op_library import ops
+
+
+class Following(tf.saved_model.experimental.TrackableResource):
+    """Makes the SavedModel that it is saved in follow a feed.
+
+    A loader of the SavedModel runs `_initialize`, as of lookup tables, which starts a thread of the
+    op library. What follows are the tables and variables that the functions given to `wrap` read.
+
+    Args:
+        path: the feed's folder.
+        poll_seconds: how often the thread looks for a new generation.
+    """
+
+    def __init__(self, path: str | os.PathLike, poll_seconds: float):
+        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+            raise TypeError(f"follow: got {path!r}, want the path of a feed's folder")
+        super().__init__(device="/CPU:0")
+        path = os.fspath(path)
+        self._path = path if "://" in path else os.path.abspath(path)
+        self._poll_seconds = positive("poll_seconds", poll_seconds)
+        self._graph_name = f"tf_dynemb_{uuid.uuid4().hex}"  # as of TableResource
+        self._tables: dict[str, tf.Tensor] = {}  # handles by the tables' names
+        self._weights: dict[str, tf.Variable] = {}  # by their names
+        with tf.init_scope():
+            self.resource_handle  # noqa: B018  outside of any function
+
+    def wrap(self, function):
+        """A tf.function like `function`, within which all that it reads is of one generation.
+
+        Raises:
+            TypeError: it is no tf.function with an input_signature.
+            ValueError: two of its tables or dense weights have one name, by which they are followed.
+        """
+        if getattr(function, "input_signature", None) is None:
+            raise TypeError(
+                f"function: got {function!r:.80}, want a tf.function with an input_signature"
+            )
+        handle = self.resource_handle
+
+        @functools.wraps(function.python_function)
+        def one_generation(*args, **kwargs):
+            pin = ops.dynemb_pin(handle)
+            with tf.control_dependencies([pin]):
+                outputs = function(*args, **kwargs)
+            tensors = [t for t in tf.nest.flatten(outputs, expand_composites=True) if tf.is_tensor(t)]
+            with tf.control_dependencies(tensors):
+                unpin = ops.dynemb_unpin(pin)
+            with tf.control_dependencies([unpin]):
+                return tf.nest.map_structure(
+                    lambda t: tf.identity(t) if tf.is_tensor(t) else t, outputs, expand_composites=True
+                )
+
+        wrapped = tf.function(one_generation, input_signature=function.input_signature, autograph=False)
+        self._add(wrapped.get_concrete_function())
+        return wrapped
+
+    def follows(self, table: tf.Tensor) -> bool:
+        """Whether a table is among what follows.
+
+        Raises:
+            ValueError: nothing is, so that the SavedModel would silently not follow.
+        """
+        if not self._tables:
+            raise ValueError(
+                "follow: got a SavedModel of whose functions none is wrapped, want it of model.export, "
+                "or with signatures=tf_dynemb.serving.one_generation(function) for a tf.function that "
+                "looks up"
+            )
+        return any(table is handle for handle in self._tables.values())
+
+    def _add(self, concrete) -> None:
+        for variable in concrete.variables:
+            # Not the handle weight of a table, which has no numbers.
+            if variable.shape.num_elements() != 0:
+                self._add_named(self._weights, variable.name.removesuffix(":0"), variable)
+        others = [self.resource_handle, *(variable.handle for variable in concrete.variables)]
+        for handle in concrete.captured_inputs:
+            if handle.dtype != tf.resource or any(handle is other for other in others):
+                continue
+            try:
+                name = ops.dynemb_describe(handle)[0].numpy().decode()
+            except tf.errors.InvalidArgumentError:
+                continue  # a resource of another kind
+            self._add_named(self._tables, name, handle)
+
+    @staticmethod
+    def _add_named(named: dict, name: str, thing) -> None:
+        if named.setdefault(name, thing) is not thing:
+            raise ValueError(
+                f"follow: got two tables or dense weights named {name!r}, by which a feed has them; "
+                "give the layers names of their own"
+            )
+
+    def _create_resource(self):
+        return ops.dynemb_follower(shared_name="" if tf.executing_eagerly() else self._graph_name)
+
+    def _initialize(self):
+        ops.dynemb_follow(
+            self.resource_handle,
+            list(self._tables.values()),
+            [weight.handle for weight in self._weights.values()],
+            path=self._path,
+            weight_names=list(self._weights),
+            poll_seconds=self._poll_seconds,
+        )
+
+
+# That of the for_serving(follow=...) that is open.
+_open: contextvars.ContextVar[Following | None] = contextvars.ContextVar("following", default=None)
+
+
+@contextlib.contextmanager
+def following(path, poll_seconds: float) -> Iterator[None]:
+    """SavedModels that are saved inside follow a feed; with None as `path` as if it were not there."""
+    if path is None:
+        yield
+        return
+    _compat.wrap_exported_functions(_wrap_if_open)
+    token = _open.set(Following(path, poll_seconds))
+    try:
+        yield
+    finally:
+        _open.reset(token)
+
+
+def one_generation(function):
+    """Inside of `for_serving(follow=...)`: a tf.function that reads one generation in each call.
+
+    Over all tables and dense weights, from its beginning to its end, also if it takes longer than a
+    new generation takes to come. What `model.export`, `keras.export.ExportArchive.add_endpoint` with an
+    `input_signature`, and `tf.saved_model.save` of a Keras model without signatures make is wrapped so
+    already. Tables and dense weights that no such function reads do not follow.
+
+    Args:
+        function: a tf.function with an `input_signature`.
+
+    Returns:
+        Function of the same signature.
+
+    Raises:
+        TypeError: `function` is no such function.
+        ValueError: no `for_serving(follow=...)` is open; two tables or dense weights of one name.
+
+    Example:
+
+    >>> import os, tempfile, tensorflow as tf, tf_dynemb
+    >>> folder = tempfile.mkdtemp()
+    >>> module = tf.Module()
+    >>> module.table = tf_dynemb.Variable(dim=1, initializer="zeros", name="clicks")
+    >>> serve = tf.function(
+    ...     module.table.lookup, input_signature=[tf.TensorSpec([None], tf.int64, "ids")]
+    ... )
+    >>> with tf_dynemb.for_serving(follow=os.path.join(folder, "feed")):
+    ...     serve = tf_dynemb.serving.one_generation(serve)
+    ...     tf.saved_model.save(module, os.path.join(folder, "model"), signatures=serve)
+    >>> served = tf.saved_model.load(os.path.join(folder, "model"))
+    >>> tf_dynemb.serving.follower_status(served).generation is None  # nothing is published yet
+    True
+    """
+    if _open.get() is None:
+        raise ValueError("one_generation: want it inside of tf_dynemb.for_serving(follow=...)")
+    return _open.get().wrap(function)
+
+
+def followed_children(table: tf.Tensor, has_default_partitioner: bool) -> dict:
+    """What a table's object in a SavedModel holds so that the model follows, by name.
+
+    Raises:
+        ValueError: nothing follows; or this table cannot.
+    """
+    follower = _open.get()
+    if follower is None:
+        return {}
+    if follower.follows(table) and not has_default_partitioner:
+        raise ValueError(
+            "follow: got a table in shards with a partitioner of its own, which a SavedModel does not "
+            "hold apart from its functions; want one shard, or the default partitioner"
+        )
+    return {"follower": follower}
+
+
+def _wrap_if_open(function):
+    return function if _open.get() is None else _open.get().wrap(function)

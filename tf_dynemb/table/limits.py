@@ -1,0 +1,63 @@
+"""Limits: how many rows a table may have in this process, and what else is said of it here alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What the op DynembTable is told beside the schema; it is not saved.
+
+    Attributes:
+        name: of the table, for errors.
+        max_rows: how many rows the shards may have together; -1 for any number.
+        max_bytes: how many bytes rows and indices may take, likewise.
+        on_full: "error" or "decline".
+        eviction: the policies in the engine's text form; "" for none.
+        missing_value: what a key without a row reads as; None: its initial value.
+        track_changes: whether the keys that change are listed from the start.
+        repeats: how many occurrences of a key in a batch its admission counts.
+        storage: its tiers in the engine's text form; "" for memory alone.
+    """
+
+    name: str = "table"
+    max_rows: int = -1
+    max_bytes: int = -1
+    on_full: str = "error"
+    eviction: str = ""
+    missing_value: float | None = None
+    track_changes: bool = False
+    repeats: int = 1
+    storage: str = ""
+
+    def share(self, index: int, parts: int) -> Limits:
+        """Those of one of several parts, which together have no more than all."""
+        shares = (share_of(number, index, parts) for number in (self.max_rows, self.max_bytes))
+        return dataclasses.replace(self, **dict(zip(("max_rows", "max_bytes"), shares, strict=True)))
+
+    def unlimited(self) -> Limits:
+        """Those of a table that holds a copy of all rows."""
+        return Limits(self.name)
+
+    def attributes(self) -> dict:
+        """The attributes of the op."""
+        return {
+            "table_name": self.name,
+            "max_rows": self.max_rows,
+            "max_bytes": self.max_bytes,
+            "on_full": self.on_full,
+            "eviction": self.eviction,
+            "track_changes": self.track_changes,
+            "storage": self.storage,
+            **self.attributes_of_reads(),
+        }
+
+    def attributes_of_reads(self) -> dict:
+        """Those of the op that matter where nothing is written, as in a SavedModel."""
+        return {"missing_value": [] if self.missing_value is None else [float(self.missing_value)]}
+
+
+def share_of(number: int, index: int, parts: int) -> int:
+    """The share of one of several parts in a limit; -1, which is any number, stays."""
+    return number if number < 0 else number // parts + (index < number % parts)

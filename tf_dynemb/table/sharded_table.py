@@ -1,0 +1,358 @@
+"""A table on servers or several GPUs: a TableResource on each, and what sends each key to its own.
+
+Ops on a resource run where it is, so that ids, rows and gradients travel and nothing else. A part is
+one engine table, however many of the table's shards its place has: shards are a matter of the
+partitioner alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tf_dynemb._compat import SavesChildren, SavesTensors
+from tf_dynemb.base.checks import assert_same, naming
+from tf_dynemb.base.op_library import ops
+from tf_dynemb.shard.partitioner import default_partition_fn
+from tf_dynemb.table.devices import is_gpu, place_of
+from tf_dynemb.table.limits import Limits
+from tf_dynemb.table.table_resource import TableResource, partitioned
+
+
+class ShardedTable(SavesChildren, SavesTensors, tf.Module):
+    """The parts of a table. Its methods are those of TableResource.
+
+    Args:
+        schema: what a row is made of, the same in all parts: so a missing key reads what it would read
+            in a table of one process.
+        devices: for each shard the device that it is on; those on one are one part.
+        partitioner: function (keys, shard_num) -> int32 shard of each key.
+        init_rows: rows to prepare for in each shard.
+        adopt_seed: whether a restore takes over the seed of the initial values.
+        checkpoint: whether rows are saved and restored.
+        limits: how many rows all parts may have together, and the table's name for errors.
+    """
+
+    def __init__(
+        self,
+        schema: str,
+        devices: Sequence[str],
+        partitioner: Callable,
+        init_rows: int,
+        adopt_seed: bool,
+        checkpoint: bool,
+        limits: Limits,
+    ):
+        super().__init__()
+        self._arguments = (
+            schema,
+            tuple(devices),
+            partitioner,
+            init_rows,
+            adopt_seed,
+            checkpoint,
+            limits,
+        )
+        self.table_name = limits.name
+        self._partitioner = partitioner
+        self._checkpoint = checkpoint
+        self._shards_in_all = len(devices)
+        self._repeats = limits.repeats
+        places = [place_of(device) for device in devices]
+        distinct = list(dict.fromkeys(places))
+        self._part_of_shard = [distinct.index(place) for place in places]
+        parts = []
+        for index, place in enumerate(distinct):
+            init = init_rows * places.count(place)
+            of_part = limits.share(index, len(distinct))
+            with tf.device(place):
+                options = (init, adopt_seed, checkpoint, of_part, place if is_gpu(place) else "")
+                parts.append(_Part(schema, 1, default_partition_fn, *options))
+        self._parts: tuple[_Part, ...] = tuple(parts)
+        self.shards = len(parts)  # as export_rows counts them
+        self.value_dtype = parts[0].value_dtype
+        self._saved_model = tf.Module()
+        self._saved_model.parts = parts
+
+    __deepcopy__ = TableResource.__deepcopy__
+
+    @property
+    def host(self) -> str:
+        """The device of the first part, which is another one than any table of this process has."""
+        return self._parts[0].host
+
+    @property
+    def resource_handle(self):
+        """Refuses: who asks for it needs all rows in one place."""
+        raise ValueError(
+            f"a table on servers or several GPUs, here of {self.shards} parts from {self.host} on, "
+            "cannot be part of this. Lookups, optimizers, checkpoints, SavedModels and Keras' files "
+            "work; for snapshots restore a tf.train.Checkpoint of it into a table of one process"
+        )
+
+    def join_savers(self, name: str) -> None:
+        """Nothing: there are no sessions with tables in parts."""
+
+    def shard_ids(self, keys: tf.Tensor) -> tf.Tensor:
+        """The shard of each int64 key, flat int32."""
+        if self._shards_in_all == 1:
+            return tf.zeros([tf.size(keys)], tf.int32)
+        shard_ids = tf.reshape(partitioned(self._partitioner, keys, self._shards_in_all), [-1])
+        if self._partitioner is default_partition_fn:
+            return shard_ids
+        within = tf.reduce_all((shard_ids >= 0) & (shard_ids < self._shards_in_all))
+        message = f"partitioner: want shards from 0 to {self._shards_in_all - 1}; got"
+        operation = tf.debugging.Assert(within, [message, shard_ids, "for keys", keys])
+        with tf.control_dependencies([] if operation is None else [operation]):
+            return tf.identity(shard_ids)
+
+    @property
+    def parts(self) -> list[TableResource]:
+        """The resources that `split` names, in its order."""
+        return list(self._parts)
+
+    def split(self, keys: tf.Tensor, *columns: tf.Tensor) -> list[tuple]:
+        """The parts, each with its keys (m,) of int64 keys (n,), and its share of columns (n, ...)."""
+        columns = (keys, *columns)
+        if self.shards == 1:
+            return [(self._parts[0], *columns)]
+        part_numbers = tf.gather(self._part_of_shard, self.shard_ids(keys))
+        shares = [tf.dynamic_partition(column, part_numbers, self.shards) for column in columns]
+        return list(zip(self._parts, *shares, strict=True))
+
+    def owned(self, keys) -> tf.Tensor:
+        """As TableResource.owned: all are, since this process sends them on."""
+        return tf.ones_like(keys, tf.bool)
+
+    def lookup(self, weight: tf.Tensor, keys: tf.Tensor, name: str | None = None):
+        """As TableResource.lookup; each distinct key travels once, and the sum of its gradients.
+
+        All of them do where occurrences count.
+        """
+        distinct = tf.reshape(keys, [-1])
+        places = tf.range(tf.size(distinct))
+        if self._repeats == 1:
+            distinct, places = tf.unique(distinct)
+        order = tf.range(tf.size(distinct))
+        shares = [(at, *part.lookup(weight, k)) for part, k, at in self.split(distinct, order)]
+        orders, values, exists = (list(column) for column in zip(*shares, strict=True))
+        values = tf.dynamic_stitch(orders, values)
+        values = tf.gather(values, places)  # whose gradient sums those of equal keys
+        shape = tf.shape(keys)
+        values = tf.reshape(values, tf.concat([shape, [weight.shape[1]]], 0), name=name)
+        values = tf.ensure_shape(values, [*keys.shape, weight.shape[1]] if keys.shape.rank else None)
+        return values, tf.reshape(tf.gather(tf.dynamic_stitch(orders, exists), places), shape)
+
+    def upsert(self, keys, values, now, name: str | None = None):
+        """As TableResource.upsert."""
+        keys, values = self._flat(keys, values=values)
+        shares = self.split(keys, values)
+        return _group([part.upsert(k, v, now) for part, k, v in shares], name)
+
+    def accum(self, keys, values_or_deltas, exists, now, name: str | None = None):
+        """As TableResource.accum."""
+        exists = tf.reshape(exists, [-1])
+        keys, values_or_deltas = self._flat(keys, values_or_deltas=values_or_deltas)
+        shares = self.split(keys, values_or_deltas, exists)
+        return _group([part.accum(k, v, e, now) for part, k, v, e in shares], name)
+
+    def remove(self, keys, name: str | None = None):
+        """As TableResource.remove."""
+        shares = self.split(tf.reshape(keys, [-1]))
+        return _group([part.remove(k) for part, k in shares], name)
+
+    def clear(self, name: str | None = None):
+        """As TableResource.clear."""
+        return _group([part.clear() for part in self._parts], name)
+
+    def reset_optimizer(self):
+        """As TableResource.reset_optimizer."""
+        return _group([part.reset_optimizer() for part in self._parts], None)
+
+    def restrict(self, num_reserved, trigger, field: str, name: str | None = None):
+        """As TableResource.restrict: keys and numbers of all rows come here, where it is decided.
+
+        Exact unless others write at the same time: a row that is written between may go all the same.
+        """
+        schema = f"dynemb-table 1\nvalue int8 1\ninitializer constant 0\nseed 0\nmeta {field}\n"
+
+        def cut():
+            keys, _, _, meta, *_ = self.export_rows_with_strings(whole_rows=False)
+            rows, none, no_strings = tf.size(keys), tf.zeros([0], tf.int32), tf.zeros([0], tf.string)
+            values, slots = tf.zeros([rows, 1], tf.int8), tf.zeros([rows, 0], tf.uint8)
+            with _here():
+                ranked = ops.dynemb_table(schema=schema)
+                ops.dynemb_import(
+                    ranked, keys, none, values, slots, meta, schema, no_strings, no_strings
+                )
+                ops.dynemb_restrict(ranked, num_reserved, tf.constant(0, tf.int64), field=field)
+                _, stays = ops.dynemb_lookup(tf.zeros([0, 1], tf.int8), ranked, keys, none, dim=1)
+                gone = tf.boolean_mask(keys, ~stays)
+            self.remove(gone)
+            return tf.constant(0)
+
+        rows = tf.reduce_sum(self.sizes()[0])
+        done = tf.cond(rows > trigger, cut, lambda: tf.constant(0))
+        return None if tf.executing_eagerly() else tf.identity(done, name=name).op
+
+    def now(self) -> tf.Tensor:
+        """The time by the clock of the first part's machine: one for all rows of a call."""
+        return self._parts[0].now()
+
+    def sizes(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Rows and bytes of memory of each part, int64 (parts,)."""
+        rows, memory_bytes = zip(*(part.sizes() for part in self._parts), strict=True)
+        return tf.concat(rows, 0, name=name or "concat"), tf.concat(memory_bytes, 0)
+
+    def size_of(self, shard: int, name: str | None = None) -> tf.Tensor:
+        """Rows of one shard, int64 scalar; goes through the keys of its part."""
+        part = self._parts[self._part_of_shard[shard]]
+        keys = part.export_rows_with_strings(whole_rows=False)[0]
+        return tf.math.count_nonzero(tf.equal(self.shard_ids(keys), shard), name=name)
+
+    def export_rows(self, cursor=(0, 0, 0), limit: int = -1, name: str | None = None):
+        """As TableResource.export_rows."""
+        return self.export_rows_with_strings(cursor, limit, name)[:6]
+
+    def export_rows_with_strings(
+        self, cursor=(0, 0, 0), limit: int = -1, name: str | None = None, whole_rows: bool = True
+    ):
+        """As TableResource.export_rows_with_strings; with a limit of the part cursor[0] alone."""
+        options = {"name": name, "whole_rows": whole_rows}
+        if limit < 0:
+            exported = [part.export_rows_with_strings(cursor, **options) for part in self._parts]
+            keys, values, slots, meta, schema, _, strings = zip(*exported, strict=True)
+            with _here():
+                rows = [tf.concat(column, 0) for column in (keys, values, slots, meta)]
+                end = tf.constant((self.shards, 0, 0), tf.int64)
+                return (*rows, tf.identity(schema[0]), end, tf.identity(strings[0]))
+        number = int(cursor[0])
+        cursor = (0, *cursor[1:])
+        *rows, then, strings = self._parts[number].export_rows_with_strings(cursor, limit, **options)
+        return (*rows, tf.where(then[0] > 0, (number + 1, 0, 0), (number, then[1], then[2])), strings)
+
+    def schema_now(self) -> str:
+        """As TableResource.schema_now, of all parts."""
+        return self._parts[0].schema_now()
+
+    def row_bytes(self) -> int:
+        """As TableResource.row_bytes."""
+        return self._parts[0].row_bytes()
+
+    def import_rows(self, keys, values, slots, meta, schema, replace: bool, strings=None, snapshots=()):
+        """As TableResource.import_rows."""
+        if strings is not None:
+            raise ValueError("strings: got some, but tables in parts keep no strings of their keys")
+        with _here():  # which of these rows is for a GPU has room for all of them
+            columns = [tf.convert_to_tensor(column) for column in (values, slots, meta)]
+            shares = self.split(tf.convert_to_tensor(keys), *columns)
+        return _group(
+            [
+                part.import_rows(k, v, s, m, schema, replace, snapshots=snapshots)
+                for part, k, v, s, m in shares
+            ]
+        )
+
+    def counters(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """As TableResource.counters: the sums over all parts."""
+        parts = [part.counters() for part in self._parts]
+        with _here():
+            return tf.identity(parts[0][0]), tf.add_n([numbers for _, numbers in parts])
+
+    def snapshots(self) -> tf.Tensor:
+        """As TableResource.snapshots: those that all parts were restored with."""
+        return self._parts[0].snapshots()
+
+    def empty_copy(self) -> ShardedTable:
+        """As TableResource.empty_copy, on the same devices."""
+        with tf.init_scope():
+            schema = self.schema_now()
+        _, devices, partitioner, _, *options = self._arguments
+        return ShardedTable(schema, devices, partitioner, 0, *options)
+
+    def swap(self, other: ShardedTable) -> None:
+        """As TableResource.swap; one part after the other."""
+        for part, of_other in zip(self._parts, other._parts, strict=True):
+            part.swap(of_other)
+
+    def in_saved_model(self) -> tf.Module:
+        """What a SavedModel holds in place of this: the parts, each with its rows.
+
+        Its graphs have an op for each part. Loaded into one process they are so many tables there.
+        """
+        return self._saved_model
+
+    def _flat(self, keys, **rows) -> tuple[tf.Tensor, tf.Tensor]:
+        """Keys (n,) and rows (n, dim); an error if they are not of keys' shape + (dim,)."""
+        ((argument, rows),) = rows.items()
+        dim = self._parts[0].dim
+        want = tf.concat([tf.shape(keys), [dim]], 0)
+        same = assert_same(tf.shape(rows), want, f"{argument}: want the keys' shape + (dim,)")
+        with tf.control_dependencies(same):
+            return tf.reshape(keys, [-1]), tf.reshape(rows, [-1, dim])
+
+    # TensorFlow's protocol of what checkpoints hold: all rows under the names of one table.
+
+    def children_to_save(self, children: dict, save_type: str) -> dict:
+        """None: the shards are not saved one by one."""
+        del children, save_type
+        return {}
+
+    def tensors_to_save(self) -> dict[str, tf.Tensor]:
+        """As TableResource.tensors_to_save."""
+        if not self._checkpoint:
+            return {}
+        saved = [part.tensors_to_save() for part in self._parts]
+        with _here():
+            return {
+                name: array
+                if name in ("schema", "snapshots")
+                else tf.concat([s[name] for s in saved], 0)
+                for name, array in saved[0].items()
+            }
+
+    def copy_to_cpu(self, copies: dict) -> None:
+        """As TableResource.copy_to_cpu."""
+        if self not in copies:
+            schema, _, _, _, *options, limits = self._arguments
+            options += [limits.unlimited(), "/CPU:0"]
+            copies[self] = TableResource(schema, 1, default_partition_fn, 0, *options)
+        if self._checkpoint:
+            copies[self].restore_tensors(self.tensors_to_save())
+
+    def restore_tensors(self, tensors: dict):
+        """As TableResource.restore_tensors."""
+        if not tensors:
+            return tf.no_op()
+        # Beside the rows that there are: what does not fit one part must not have changed another.
+        staged = self.empty_copy()
+
+        @tf.function
+        def replace():
+            staged.import_rows(**tensors, replace=True)
+            self.swap(staged)
+
+        with naming(self.table_name):
+            replace()
+        return tf.no_op()
+
+
+class _Part(TableResource):
+    """A part. What it saves comes to this process: a server would write it to files of its own."""
+
+    def tensors_to_save(self) -> dict[str, tf.Tensor]:
+        """As TableResource.tensors_to_save, in the memory of this process."""
+        saved = super().tensors_to_save()
+        with _here():
+            return {name: tf.identity(array) for name, array in saved.items()}
+
+
+def _here():
+    """The device scope of this process' memory."""
+    return tf.device("/CPU:0")
+
+
+def _group(operations: list, name: str | None = None):
+    """One operation in a graph; eagerly None, where all is done."""
+    return None if tf.executing_eagerly() else tf.group(*operations, name=name)
