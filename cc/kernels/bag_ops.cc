@@ -1,9 +1,11 @@
 // Kernels of lookups of bags, and of their gradients; what trains on these is in apply_ops.cc.
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <vector>
 
+#include "cc/core/base/run_calls.h"
 #include "cc/core/lookup/bags.h"
 #include "cc/core/lookup/dedup.h"
 #include "cc/kernels/bag_inputs.h"
@@ -94,7 +96,8 @@ class RouteOverflowOp : public CatchingKernel {
     }
     for (size_t t = 0; t < tables.size(); ++t) {
       if (limits_[t] < 0) continue;
-      OP_REQUIRES_OK(context, ToTensorFlow(RouteOverflow(tables[t], bags, t, &table_ids)));
+      OP_REQUIRES_OK(context, ToTensorFlow(RouteOverflow(PoolContext(context), tables[t], bags, t,
+                                                         &table_ids)));
     }
     Tensor* output;
     const int64_t n = static_cast<int64_t>(table_ids.size());
@@ -104,15 +107,15 @@ class RouteOverflowOp : public CatchingKernel {
 
  private:
   // Gives the ids of a table for which it has no room to the one instead.
-  Status RouteOverflow(const TableInput& table, const Bags& bags, size_t number,
-                       std::vector<int32_t>* table_ids) {
+  Status RouteOverflow(const Context& context, const TableInput& table, const Bags& bags,
+                       size_t number, std::vector<int32_t>* table_ids) {
     const BagGradient of_table = GradientOfTable(bags, static_cast<int64_t>(number));
     const int shards = static_cast<int>(table.shard_count());
     Routing routing;
     DYNEMB_RETURN_IF_ERROR(
         Routing::Make(of_table.keys(), KeyMod(of_table.keys(), shards), shards, &routing));
     std::vector<KeyOfShard> missing;
-    DYNEMB_RETURN_IF_ERROR(MissingKeys(table, of_table.keys(), routing, &missing));
+    DYNEMB_RETURN_IF_ERROR(MissingKeys(context, table, of_table.keys(), routing, &missing));
     int64_t room = limits_[number];
     for (const auto& shard : table.shards) room -= shard->size();
     room = std::max<int64_t>(0, room);
@@ -124,7 +127,7 @@ class RouteOverflowOp : public CatchingKernel {
       const auto [begin, end] = bags.ids(f);
       for (int64_t id = begin; id < end; ++id, ++at) {
         if (bags.feature(f).table == static_cast<int64_t>(number) &&
-            overflow.count(bags.input().ids[id]) > 0) {
+            overflow.count(bags.table(bags.feature(f).table).key_of(bags.input().ids[id])) > 0) {
           (*table_ids)[at] = static_cast<int32_t>(instead_[number]);
         }
       }
@@ -160,21 +163,43 @@ class SumBagsOp : public CatchingKernel {
     OP_REQUIRES_OK(context, context->output_list("sums", &sums));
     const DType dtype = bags.dtype();
     const PoolContext core(context);
+    std::vector<int64_t> sizes(dims_.size());  // in ids
+    for (int64_t f = 0; f < bags.feature_count(); ++f) {
+      sizes[bags.feature(f).table] += bags.ids(f).second - bags.ids(f).first;
+    }
+    struct OfTable {
+      BagGradient gradient;
+      std::optional<Dedup> dedup;
+      std::vector<Key> repeated;
+      Rows sums;
+    };
+    std::vector<OfTable> of_tables(dims_.size());
+    const int64_t tables = static_cast<int64_t>(dims_.size());
+    // Each table on one thread.
+    OP_REQUIRES_OK(context, ToTensorFlow(core.executor->Run(tables, 1'000'000, [&](int64_t t) {
+                     OfTable& of_table = of_tables[t];
+                     of_table.gradient = GradientOfTable(bags, t);
+                     of_table.dedup.emplace(of_table.gradient.keys());
+                     of_table.repeated =
+                         Repetitions(*of_table.dedup, repeats_.empty() ? 1 : repeats_[t]);
+                   })));
     for (size_t t = 0; t < dims_.size(); ++t) {
-      const BagGradient of_table = GradientOfTable(bags, static_cast<int64_t>(t));
-      const Dedup dedup(of_table.keys());
-      const std::vector<Key> repeated = Repetitions(dedup, repeats_.empty() ? 1 : repeats_[t]);
-      const int64_t size = dedup.size() + static_cast<int64_t>(repeated.size());
+      OfTable& of_table = of_tables[t];
+      const Dedup& dedup = *of_table.dedup;
+      const int64_t size = dedup.size() + static_cast<int64_t>(of_table.repeated.size());
       Tensor *distinct, *summed;
       OP_REQUIRES_OK(context, keys.allocate(t, TensorShape({size}), &distinct));
       OP_REQUIRES_OK(context, sums.allocate(t, TensorShape({size, dims_[t]}), &summed));
-      CopyKeys(dedup, repeated, distinct->flat<int64_t>().data());
-      const Rows rows = MutableRowsOf(summed, dedup.size(), dims_[t] * SizeOf(dtype));
-      OP_REQUIRES_OK(context,
-                     ToTensorFlow(SumByKey(core, dedup, dtype, dims_[t], of_table.rows(gradient),
-                                           of_table.scales(), rows)));
+      CopyKeys(dedup, of_table.repeated, distinct->flat<int64_t>().data());
+      of_table.sums = MutableRowsOf(summed, dedup.size(), dims_[t] * SizeOf(dtype));
       ClearRows(dedup.size(), dims_[t] * SizeOf(dtype), summed);
     }
+    OP_REQUIRES_OK(context, ToTensorFlow(RunCalls(core, sizes, [&](int64_t t, const Context& core) {
+                     const OfTable& of_table = of_tables[t];
+                     return SumByKey(core, *of_table.dedup, dtype, dims_[t],
+                                     of_table.gradient.rows(gradient), of_table.gradient.scales(),
+                                     of_table.sums);
+                   })));
   }
 
  private:

@@ -46,10 +46,12 @@ class LookupOp : public CatchingKernel {
     const DType held = table.schema.value_dtype, wanted = ToCore(dtype_);
     const Rows rows = MutableRowsOf(values, n, dim_ * SizeOf(wanted), core.space);
     const Rows read = NarrowRows(rows, held, wanted, dim_);
-    OP_REQUIRES_OK(context, ToTensorFlow(ForEachReader(
-                                table, inputs, [&](const RowReader* shard, const Batch& batch) {
-                                  return shard->Find(core, batch, read, report);
-                                })));
+    OP_REQUIRES_OK(context,
+                   ToTensorFlow(ForEachReader(
+                       core, table, inputs,
+                       [&](const Context& core, const RowReader* shard, const Batch& batch) {
+                         return shard->Find(core, batch, read, report);
+                       })));
     OP_REQUIRES_OK(context, ToTensorFlow(WidenInPlace(core, rows, held, wanted, dim_)));
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "cc/core/base/run_calls.h"
 #include "cc/core/lookup/dedup.h"
 #include "cc/core/lookup/widen.h"
 #include "cc/core/snapshot/writer.h"
@@ -374,28 +375,51 @@ absl::Status GetScalar(OpKernelContext* context, const char* name, T* value) {
 template absl::Status GetScalar(OpKernelContext*, const char*, int64_t*);
 template absl::Status GetScalar(OpKernelContext*, const char*, tensorflow::tstring*);
 
-Status ForEachShard(const TableInput& table, Span<const Key> keys, const Routing& routing,
-                    const std::function<Status(Table*, const Batch&)>& call) {
-  const Shards& shards = keys.space == MemorySpace::kHost ? table.shards : table.in_place;
-  for (size_t s = 0; s < shards.size(); ++s) {
-    Batch batch;
-    batch.keys = keys;
-    batch.select = routing.share(static_cast<int>(s));
-    DYNEMB_RETURN_IF_ERROR(call(shards[s].get(), batch));
+namespace {
+
+// Calls call(context, shard number, batch) for each of so many shards, with its keys.
+Status RunShards(const Context& context, size_t shards, Span<const Key> keys,
+                 const Routing& routing,
+                 const std::function<Status(const Context&, size_t, const Batch&)>& call) {
+  std::vector<int64_t> sizes;
+  for (size_t s = 0; s < shards; ++s) {
+    const Positions* const share = routing.share(static_cast<int>(s));
+    sizes.push_back(share == nullptr ? keys.size : *share->count);
   }
-  return Status();
+  return RunCalls(context, sizes, [&](int64_t s, const Context& of_shard) {
+    return call(of_shard, static_cast<size_t>(s), {keys, routing.share(static_cast<int>(s))});
+  });
 }
 
-Status ForEachReader(const TableInput& table, const KeyInputs& inputs,
-                     const std::function<Status(const RowReader*, const Batch&)>& call) {
-  const std::vector<const RowReader*> readers = table.readers(inputs.keys.space);
-  for (size_t s = 0; s < readers.size(); ++s) {
-    Batch batch;
-    batch.keys = inputs.keys;
-    batch.select = inputs.routing.share(static_cast<int>(s));
-    DYNEMB_RETURN_IF_ERROR(call(readers[s], batch));
+}  // namespace
+
+Status ForEachShard(const Context& context, const TableInput& table, Span<const Key> keys,
+                    const Routing& routing,
+                    const std::function<Status(const Context&, Table*, const Batch&)>& call) {
+  const Shards& shards = keys.space == MemorySpace::kHost ? table.shards : table.in_place;
+  if (const TableOptions& options = table.resource->options();
+      options.is_bounded() && options.have_one_budget()) {
+    // One after the other: which rows find room does not depend on threads.
+    for (size_t s = 0; s < shards.size(); ++s) {
+      DYNEMB_RETURN_IF_ERROR(
+          call(context, shards[s].get(), {keys, routing.share(static_cast<int>(s))}));
+    }
+    return Status();
   }
-  return Status();
+  return RunShards(context, shards.size(), keys, routing,
+                   [&](const Context& of_shard, size_t s, const Batch& batch) {
+                     return call(of_shard, shards[s].get(), batch);
+                   });
+}
+
+Status ForEachReader(
+    const Context& context, const TableInput& table, const KeyInputs& inputs,
+    const std::function<Status(const Context&, const RowReader*, const Batch&)>& call) {
+  const std::vector<const RowReader*> readers = table.readers(inputs.keys.space);
+  return RunShards(context, readers.size(), inputs.keys, inputs.routing,
+                   [&](const Context& of_shard, size_t s, const Batch& batch) {
+                     return call(of_shard, readers[s], batch);
+                   });
 }
 
 bool HasRoomFor(const TableInput& table, int64_t keys) {
@@ -409,7 +433,7 @@ absl::Status CheckRoom(const Context& core, const TableInput& table, Span<const 
   std::vector<Key> copied;
   std::vector<KeyOfShard> missing;
   TF_RETURN_IF_ERROR(KeysToHost(core, &keys, &copied));
-  TF_RETURN_IF_ERROR(ToTensorFlow(MissingKeys(table, keys, routing, &missing)));
+  TF_RETURN_IF_ERROR(ToTensorFlow(MissingKeys(HostContext(core), table, keys, routing, &missing)));
   if (exists != nullptr) {
     std::set<Key> inserted;
     for (int64_t i = 0; i < keys.size; ++i) {
@@ -441,8 +465,8 @@ absl::Status CheckRoomFor(const TableInput& table, const std::vector<KeyOfShard>
   return absl::OkStatus();
 }
 
-Status MissingKeys(const TableInput& table, Span<const Key> keys, const Routing& routing,
-                   std::vector<KeyOfShard>* missing) {
+Status MissingKeys(const Context& context, const TableInput& table, Span<const Key> keys,
+                   const Routing& routing, std::vector<KeyOfShard>* missing) {
   const Dedup dedup(keys);
   std::vector<int> shard_of(static_cast<size_t>(dedup.size()), -1);  // of those that are missing
   std::vector<int64_t> at(static_cast<size_t>(keys.size));
@@ -452,15 +476,13 @@ Status MissingKeys(const TableInput& table, Span<const Key> keys, const Routing&
   misses.count = &count;
   Report report;
   report.misses = &misses;
-  int s = 0;
-  DYNEMB_RETURN_IF_ERROR(ForEachShard(table, keys, routing, [&](Table* shard, const Batch& batch) {
-    DYNEMB_RETURN_IF_ERROR(shard->ReadRows(OneThread(), batch, RowParts(), report));
+  for (size_t s = 0; s < table.shards.size(); ++s) {
+    DYNEMB_RETURN_IF_ERROR(table.shards[s]->ReadRows(
+        context, {keys, routing.share(static_cast<int>(s))}, RowParts(), report));
     for (int64_t m = 0; m < count; ++m) {
-      shard_of[static_cast<size_t>(dedup.inverse()[misses.at[m]])] = s;
+      shard_of[static_cast<size_t>(dedup.inverse()[misses.at[m]])] = static_cast<int>(s);
     }
-    ++s;
-    return Status();
-  }));
+  }
   for (int64_t u = 0; u < dedup.size(); ++u) {
     const int shard = shard_of[static_cast<size_t>(u)];
     if (shard >= 0) missing->push_back({dedup.unique()[u], shard});

@@ -242,17 +242,14 @@ absl::Status RowsOfKeys(const char* name, const tensorflow::Tensor& tensor, cons
 template <typename T>
 absl::Status GetScalar(tensorflow::OpKernelContext* context, const char* name, T* value);
 
-// Calls call(shard, batch) for each shard with its share of the keys, in the keys' memory; of a
-// table that may be a view, to look keys up.
-Status ForEachShard(const TableInput& table, Span<const Key> keys, const Routing& routing,
-                    const std::function<Status(Table*, const Batch&)>& call);
-inline Status ForEachShard(const TableInput& table, const KeyInputs& inputs,
-                           const std::function<Status(Table*, const Batch&)>& call) {
-  return ForEachShard(table, inputs.keys, inputs.routing, call);
-}
-
-Status ForEachReader(const TableInput& table, const KeyInputs& inputs,
-                     const std::function<Status(const RowReader*, const Batch&)>& call);
+// Calls call(context, shard, batch) for each shard with its share of the keys, in the keys' memory;
+// of a table that may be a view, to look keys up. As RunCalls.
+Status ForEachShard(const Context& context, const TableInput& table, Span<const Key> keys,
+                    const Routing& routing,
+                    const std::function<Status(const Context&, Table*, const Batch&)>& call);
+Status ForEachReader(
+    const Context& context, const TableInput& table, const KeyInputs& inputs,
+    const std::function<Status(const Context&, const RowReader*, const Batch&)>& call);
 
 // Whether a table has room for keys that have no row, if it refuses calls when it is full. Of
 // shards that fill up together, and of one table of several that a call writes, this is found here,
@@ -272,8 +269,8 @@ absl::Status CheckRoomFor(const TableInput& table, const std::vector<KeyOfShard>
 bool HasRoomFor(const TableInput& table, int64_t keys);
 
 // The distinct keys that have no row, in the order of their first appearance.
-Status MissingKeys(const TableInput& table, Span<const Key> keys, const Routing& routing,
-                   std::vector<KeyOfShard>* missing);
+Status MissingKeys(const Context& context, const TableInput& table, Span<const Key> keys,
+                   const Routing& routing, std::vector<KeyOfShard>* missing);
 
 // A row-major matrix (or any tensor whose last axis is the row) as rows.
 ConstRows RowsOf(const tensorflow::Tensor& tensor, int64_t rows, int64_t row_bytes,

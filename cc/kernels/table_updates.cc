@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "cc/core/lookup/bags.h"
+#include "cc/core/base/run_calls.h"
 #include "cc/core/table/schema_change.h"
 
 namespace dynemb {
@@ -201,7 +201,7 @@ absl::Status TableUpdates::Run(OpKernelContext* context, const DeviceContext& co
   }
   std::vector<int64_t> sizes;
   for (const Update& update : *updates) sizes.push_back(update.keys.size);
-  return ToTensorFlow(ForEachTable(core, sizes, [&](int64_t i, const Context& of_table) {
+  return ToTensorFlow(RunCalls(core, sizes, [&](int64_t i, const Context& of_table) {
     return UpdateTable(of_table, rule_, (*updates)[i]);
   }));
 }
@@ -210,10 +210,11 @@ Status TableUpdates::UpdateTable(const Context& context, const OptimizerSpec& ru
                                  const Update& update) {
   const dynemb::Update how = {&rule, update.hyper, update.scales};
   if (update.admission.policy.admits_all()) {
-    return ForEachShard(
-        update.table, update.keys, update.routing, [&](Table* shard, const Batch& batch) {
-          return shard->Apply(context, batch, update.gradients, how, update.stamp, Report());
-        });
+    return ForEachShard(context, update.table, update.keys, update.routing,
+                        [&](const Context& of_shard, Table* shard, const Batch& batch) {
+                          return shard->Apply(of_shard, batch, update.gradients, how, update.stamp,
+                                              Report());
+                        });
   }
   return ForEachShardOf(update, [&](Table* shard, const Batch& batch, const Admission& admission) {
     int64_t declined;

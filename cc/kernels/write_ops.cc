@@ -37,10 +37,11 @@ class UpsertOp : public CatchingKernel {
     KeyStrings::PinGuard pin;
     OP_REQUIRES_OK(context, PinStrings(core, table, inputs.keys, &pin));
     OP_REQUIRES_OK(context, CheckRoom(core, table, inputs.keys, inputs.routing));
-    OP_REQUIRES_OK(context,
-                   ToTensorFlow(ForEachShard(table, inputs, [&](Table* shard, const Batch& batch) {
-                     return shard->Upsert(core, batch, values, stamp, Report());
-                   })));
+    OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(
+                                core, table, inputs.keys, inputs.routing,
+                                [&](const Context& core, Table* shard, const Batch& batch) {
+                                  return shard->Upsert(core, batch, values, stamp, Report());
+                                })));
   }
 
  private:
@@ -77,10 +78,12 @@ class AccumOp : public CatchingKernel {
       OP_REQUIRES_OK(context,
                      CheckRoom(core, table, inputs.keys, inputs.routing, flags.data_or_null()));
     }
-    OP_REQUIRES_OK(
-        context, ToTensorFlow(ForEachShard(table, inputs, [&](Table* shard, const Batch& batch) {
-          return shard->Accumulate(core, batch, values_or_deltas, flags, stamp, Report());
-        })));
+    OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(
+                                core, table, inputs.keys, inputs.routing,
+                                [&](const Context& core, Table* shard, const Batch& batch) {
+                                  return shard->Accumulate(core, batch, values_or_deltas, flags,
+                                                           stamp, Report());
+                                })));
   }
 
  private:
@@ -96,10 +99,11 @@ class RemoveOp : public CatchingKernel {
     const DeviceContext core(context);
     OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
     OP_REQUIRES_OK(context, GetKeys(context, table, &inputs, core.space));
-    OP_REQUIRES_OK(context,
-                   ToTensorFlow(ForEachShard(table, inputs, [&](Table* shard, const Batch& batch) {
-                     return shard->Erase(core, batch, Report());
-                   })));
+    OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(
+                                core, table, inputs.keys, inputs.routing,
+                                [&](const Context& core, Table* shard, const Batch& batch) {
+                                  return shard->Erase(core, batch, Report());
+                                })));
   }
 };
 

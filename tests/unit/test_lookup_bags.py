@@ -271,6 +271,28 @@ def test_overflow_shares_rows():
     assert len(exported(tables[0])) == 3
 
 
+def test_overflow_of_a_table_whose_ids_share_rows():
+    """Full is decided by the keys of ids, which are hashes here."""
+    tables = [tf_dynemb.Variable(dim=1, name=name) for name in ("small", "rest")]
+    table_ids = ops.dynemb_route_overflow(
+        tables=[table.resource.resource_handle for table in tables],
+        ids=np.arange(100, 120),
+        lengths=[1] * 20,
+        id_weights=tf.zeros([0]),
+        table_ids=tf.zeros([0], tf.int32),
+        strides=tf.zeros([0], tf.int64),
+        inverse=tf.zeros([0], tf.int64),
+        inputs=1,
+        features=[0],
+        feature_tables=[0],
+        poolings=["sum"],
+        hash_sizes=[7, 7],
+        limits=[0, -1],
+        instead=[1, 1],
+    )
+    assert table_ids.numpy().tolist() == [1] * 20
+
+
 def exported(table):
     return dict(zip(*(part.numpy().tolist() for part in table.export()), strict=True))
 

@@ -77,6 +77,14 @@ struct OneThread : Context {
   InlineExecutor inline_executor;
 };
 
+// The context of host calls: one of a device may have no executor.
+struct HostContext : Context {
+  explicit HostContext(const Context& from) {
+    executor = from.executor != nullptr ? from.executor : &inline_executor;
+  }
+  InlineExecutor inline_executor;
+};
+
 }  // namespace dynemb
 
 #endif  // TF_DYNEMB_CC_CORE_BASE_CONTEXT_H_

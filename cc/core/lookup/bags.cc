@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <memory>
-#include <mutex>
-#include <numeric>
 #include <utility>
 
+#include "cc/core/base/run_calls.h"
 #include "cc/core/base/vector_variants.h"
 #include "cc/core/lookup/widen.h"
 #include "cc/core/shard/routing.h"
@@ -209,22 +209,6 @@ Status FindShare(const Bags& bags, const Share& share, char* out) {
   });
   return status;
 }
-
-// The first error of several threads.
-class FirstError {
- public:
-  void Add(const Status& status) {
-    if (status.ok()) return;
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (first_.ok()) first_ = status;
-  }
-  // What is known of a whole call, whose executor says `ran`.
-  Status Or(const Status& ran) const { return first_.ok() ? ran : first_; }
-
- private:
-  std::mutex mutex_;
-  Status first_;
-};
 
 // Runs the tasks, and returns the first error.
 Status RunAll(const Context& context, int64_t tasks, const std::function<Status(int64_t)>& task) {
@@ -520,34 +504,6 @@ Status GradientOfWeights(const Context& context, const Bags& bags, const char* g
     }
     return Status();
   });
-}
-
-Status ForEachTable(const Context& context, const std::vector<int64_t>& sizes,
-                    const std::function<Status(int64_t, const Context&)>& call) {
-  FirstError error;
-  if (context.space != MemorySpace::kHost) {  // one stream, whose calls do not wait
-    for (size_t i = 0; i < sizes.size(); ++i) error.Add(call(static_cast<int64_t>(i), context));
-    return error.Or(Status());
-  }
-  const int64_t total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-  const int64_t threads = context.executor->concurrency();
-  std::vector<int64_t> small;
-  small.reserve(sizes.size());  // so that memory does not run out between calls
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    const int64_t at = static_cast<int64_t>(i);
-    if (threads == 1 || sizes[i] * 2 * threads > total) {
-      error.Add(OrNoMemory([&] { return call(at, context); }));
-    } else {
-      small.push_back(at);
-    }
-  }
-  // The largest first, so that none begins when the others are done.
-  std::stable_sort(small.begin(), small.end(),
-                   [&](int64_t a, int64_t b) { return sizes[a] > sizes[b]; });
-  const int64_t mean = small.empty() ? 0 : total / static_cast<int64_t>(small.size());
-  return error.Or(
-      context.executor->Run(static_cast<int64_t>(small.size()), mean * 4 * kNanosecondsPerId,
-                            [&](int64_t i) { error.Add(call(small[i], OneThread())); }));
 }
 
 }  // namespace dynemb

@@ -8,7 +8,6 @@
 #define TF_DYNEMB_CC_CORE_LOOKUP_BAGS_H_
 
 #include <cstdint>
-#include <functional>
 #include <utility>
 #include <vector>
 
@@ -180,12 +179,6 @@ BagGradient GradientOfTable(const Bags& bags, int64_t table);
 // `gradient` and `out` are those of the output.
 Status GradientOfWeights(const Context& context, const Bags& bags, const char* gradient,
                          const char* out, char* weights);
-
-// Runs call(i, context) for i in [0, sizes.size()), each once. Large ones, by their sizes, have the
-// whole context; small ones run side by side, each on one thread. Of a device, one after the other.
-// Returns the first error, which stops none of the others.
-Status ForEachTable(const Context& context, const std::vector<int64_t>& sizes,
-                    const std::function<Status(int64_t, const Context&)>& call);
 
 }  // namespace dynemb
 

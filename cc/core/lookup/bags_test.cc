@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -347,51 +348,6 @@ TEST(Bags, RefuseWhatDoesNotFit) {
     c->input.weights = reinterpret_cast<const char*>(weights);
     c->features = {{0, 0, Pooling::kNone}};
   });
-}
-
-TEST(ForEachTable, CallsEachOnceLargeOnesWithAllThreads) {
-  Backwards executor;
-  Context context;
-  context.executor = &executor;
-  // Sizes, and how many threads each table has.
-  const std::pair<std::vector<int64_t>, std::vector<int>> cases[] = {
-      {{}, {}},
-      {{5}, {4}},
-      {{0, 0}, {1, 1}},
-      {{1000, 1, 2, 1}, {4, 1, 1, 1}},
-      {std::vector<int64_t>(40, 7), std::vector<int>(40, 1)}};
-  for (const auto& [sizes, want] : cases) {
-    std::vector<int> threads(sizes.size());
-    const Status called =
-        ForEachTable(context, sizes, [&, &threads = threads](int64_t i, const Context& given) {
-          threads[i] += given.executor->concurrency();
-          return Status();
-        });
-    EXPECT_TRUE(called.ok());
-    EXPECT_EQ(threads, want);
-  }
-}
-
-TEST(ForEachTable, AnErrorOrNoMemoryStopsNoOthers) {
-  Backwards executor;
-  Context context;
-  context.executor = &executor;
-  for (const std::vector<int64_t>& sizes :
-       {std::vector<int64_t>{1000, 1, 2, 1}, std::vector<int64_t>(40, 7)}) {
-    for (size_t bad = 0; bad < sizes.size(); ++bad) {
-      for (const bool throws : {false, true}) {
-        std::vector<int> calls(sizes.size());
-        const Status called = ForEachTable(context, sizes, [&](int64_t i, const Context&) {
-          ++calls[i];
-          if (i != static_cast<int64_t>(bad)) return Status();
-          if (throws) throw std::bad_alloc();
-          return InvalidArgument("why");
-        });
-        EXPECT_EQ(called.code(), throws ? Code::kResourceExhausted : Code::kInvalidArgument);
-        EXPECT_EQ(calls, std::vector<int>(sizes.size(), 1));
-      }
-    }
-  }
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "cc/core/table/read_locks.h"
+
 namespace dynemb {
 
 namespace {
@@ -36,7 +38,7 @@ Status TwoStrings(Key key, std::string_view kept, std::string_view got) {
 }
 
 // The error of the key that comes first in the batch, whichever thread finds it.
-class FirstError {
+class EarliestError {
  public:
   template <typename MakeStatus>
   void Add(int64_t position, const MakeStatus& make_status) {
@@ -53,36 +55,6 @@ class FirstError {
   Status status_;
 };
 
-// Calls f(part) for all parts that have keys of the batch, on the threads of the executor.
-template <typename F>
-Status ForEachPart(const Context& context, const BatchOrder& order, const F& f) {
-  const int64_t slices = std::clamp<int64_t>(order.size() / kKeysPerTask, 1,
-                                             std::min(kParts, 4 * context.executor->concurrency()));
-  const auto task = [&](int64_t slice) {
-    for (int64_t part = kParts * slice / slices; part < kParts * (slice + 1) / slices; ++part) {
-      if (order.size(part) > 0) f(static_cast<int>(part));
-    }
-  };
-  if (slices == 1 || context.executor->concurrency() == 1) {
-    return InlineExecutor().Run(slices, 0, task);
-  }
-  return context.executor->Run(slices, kNanosecondsPerKey * order.size() / slices, task);
-}
-
-Batch BatchOf(Span<const Key> keys) {
-  Batch batch;
-  batch.keys = keys;
-  return batch;
-}
-
-// The context of host calls: one of a device may have no executor.
-struct HostContext : Context {
-  explicit HostContext(const Context& from) {
-    executor = from.executor != nullptr ? from.executor : &inline_executor;
-  }
-  InlineExecutor inline_executor;
-};
-
 }  // namespace
 
 KeyStrings::KeyStrings() : slab_arena_(int64_t{4} << 20), index_arena_(int64_t{512} << 10) {
@@ -91,38 +63,41 @@ KeyStrings::KeyStrings() : slab_arena_(int64_t{4} << 20), index_arena_(int64_t{5
   }
 }
 
-// Calls visit(part, position, cell or nullptr) under the part's lock.
 template <bool with_string, typename Visit>
-Status KeyStrings::ForEach(const Context& context, const BatchOrder& order,
+Status KeyStrings::ForEach(const Context& context, Span<const Key> keys,
                            Span<const std::string_view> strings, const Visit& visit) const {
-  return ForEachPart(context, order, [&](int number) {
-    const Part& part = parts_[number];
-    const Span<const int64_t> positions = order.positions(number);
-    std::shared_lock<std::shared_mutex> lock(part.mutex);
-    part.segment->template ForEach<with_string>(
-        positions.size, [&](int64_t i) { return order.key(number, i); },
+  const int64_t tasks = (keys.size + kKeysPerTask - 1) / kKeysPerTask;
+  const auto part_of = [](uint64_t hash) { return BatchOrder::SegmentOf(hash); };
+  return context.executor->Run(tasks, kKeysPerTask * kNanosecondsPerKey, [&](int64_t task) {
+    const int64_t begin = task * kKeysPerTask, end = std::min(keys.size, begin + kKeysPerTask);
+    const ReadLocks<kParts> locks(
+        begin, end, [&](int64_t i) { return part_of(Mix64(static_cast<uint64_t>(keys[i]))); },
+        [&](int part) { return &parts_[part].mutex; });
+    ForEachString<with_string>(
+        begin, end, [&](int64_t i) { return keys[i]; },
+        [&](uint64_t hash) -> const StringSegment& { return *parts_[part_of(hash)].segment; },
         [&](int64_t i) {
-          if (with_string) __builtin_prefetch(&strings[positions[i]]);
+          if (with_string) __builtin_prefetch(&strings[i]);
         },
         [&](int64_t i) {
-          if (with_string) __builtin_prefetch(strings[positions[i]].data());
+          if (with_string) __builtin_prefetch(strings[i].data());
         },
-        [&](int64_t i, StringSegment::Cell* cell) { visit(number, positions[i], cell); });
+        visit);
   });
 }
 
 template <typename Known, typename Missing>
-Status KeyStrings::Compare(const Context& context, const BatchOrder& order, Span<const Key> keys,
+Status KeyStrings::Compare(const Context& context, Span<const Key> keys,
                            Span<const std::string_view> strings, const Known& known,
                            const Missing& missing) const {
-  FirstError error;
-  const auto visit = [&](int part, int64_t i, StringSegment::Cell* cell) {
-    if (cell == nullptr) return missing(part, i);
-    const std::string_view kept = parts_[part].segment->string(*cell);
+  EarliestError error;
+  const auto visit = [&](int64_t i, const StringSegment& segment, StringSegment::Cell* cell) {
+    if (cell == nullptr) return missing(i);
+    const std::string_view kept = segment.string(*cell);
     if (kept == strings[i]) return known(cell);
     error.Add(i, [&] { return TwoStrings(keys[i], kept, strings[i]); });
   };
-  DYNEMB_RETURN_IF_ERROR(ForEach<true>(context, order, strings, visit));
+  DYNEMB_RETURN_IF_ERROR(ForEach<true>(context, keys, strings, visit));
   return error.status();
 }
 
@@ -133,38 +108,31 @@ Status KeyStrings::Record(Span<const Key> keys, Span<const std::string_view> str
   return OrNoMemory([&] {
     const uint32_t stamp = StampOf(calls_.load());
     // The common case, all keys known, is done side by side.
-    const BatchOrder order(host, BatchOf(keys));
-    const std::unique_ptr<int64_t[]> missing(new int64_t[keys.size]);
-    int64_t missing_count[kParts] = {};
-    const auto begin = [&](int part) {
-      return order.positions(part).data - order.positions(0).data;
-    };
+    std::vector<char> is_missing(static_cast<size_t>(keys.size));
     DYNEMB_RETURN_IF_ERROR(Compare(
-        host, order, keys, strings, [&](StringSegment::Cell* cell) { SetStamp(cell, stamp); },
-        [&](int part, int64_t i) { missing[begin(part) + missing_count[part]++] = i; }));
-    int64_t count = 0;
-    for (int part = 0; part < kParts; ++part) {
-      const int64_t* from = &missing[begin(part)];
-      std::copy(from, from + missing_count[part], &missing[count]);
-      count += missing_count[part];
+        host, keys, strings, [&](StringSegment::Cell* cell) { SetStamp(cell, stamp); },
+        [&](int64_t i) { is_missing[static_cast<size_t>(i)] = true; }));
+    std::vector<int64_t> missing;
+    for (int64_t i = 0; i < keys.size; ++i) {
+      if (is_missing[static_cast<size_t>(i)]) missing.push_back(i);
     }
-    if (count == 0) return Status();
-    return Insert(host, keys, strings, {{missing.get(), count}, &count}, stamp);
+    if (missing.empty()) return Status();
+    int64_t count = static_cast<int64_t>(missing.size());
+    return Insert(host, keys, strings, {missing, &count}, stamp);
   });
 }
 
 Status KeyStrings::Insert(const Context& context, Span<const Key> keys,
                           Span<const std::string_view> strings, const Positions& missing,
                           uint32_t stamp) {
-  Batch batch = BatchOf(keys);
-  batch.select = &missing;
-  BatchOrder order(context, batch);
+  BatchOrder order(context, {keys, &missing});
   int64_t distinct[kParts] = {};
-  DYNEMB_RETURN_IF_ERROR(ForEachPart(context, order, [&](int part) {
-    BatchOrder::Scratch scratch;
-    distinct[part] = order.Group(part, &scratch);
-  }));
-  FirstError error;
+  DYNEMB_RETURN_IF_ERROR(
+      context.executor->Run(kParts, kNanosecondsPerKey * order.size() / kParts, [&](int64_t part) {
+        BatchOrder::Scratch scratch;
+        distinct[part] = order.Group(part, &scratch);
+      }));
+  EarliestError error;
   std::lock_guard<std::mutex> lock(write_mutex_);
   // Whatever happens, nothing stays staged. (Not even by an exception.)
   struct Unstage {
@@ -187,8 +155,10 @@ Status KeyStrings::Insert(const Context& context, Span<const Key> keys,
     }
     const auto nothing = [](int64_t) {};
     const auto key = [&](int64_t i) { return order.key(number, i); };
-    segment.ForEach<true>(
-        distinct[number], key, nothing, nothing, [&](int64_t i, const StringSegment::Cell* cell) {
+    ForEachString<true>(
+        0, distinct[number], key, [&](uint64_t) -> const StringSegment& { return segment; },
+        nothing, nothing,
+        [&](int64_t i, const StringSegment&, const StringSegment::Cell* cell) {
           // The key may have come since.
           const Span<const int64_t> positions = order.positions(number, i);
           const std::string_view first =
@@ -210,7 +180,7 @@ Status KeyStrings::Insert(const Context& context, Span<const Key> keys,
   DYNEMB_RETURN_IF_ERROR(error.status());
   for (int number = 0; number < kParts; ++number) {
     if (distinct[number] == 0) continue;
-    std::unique_lock<std::shared_mutex> alone(parts_[number].mutex);
+    std::unique_lock<FairSharedMutex> alone(parts_[number].mutex);
     parts_[number].segment->Commit();
   }
   size_ += added;
@@ -222,9 +192,7 @@ Status KeyStrings::Check(Span<const Key> keys, Span<const std::string_view> stri
   DYNEMB_RETURN_IF_ERROR(CheckSizes(keys, strings));
   const HostContext host(context);
   return OrNoMemory([&] {
-    const BatchOrder order(host, BatchOf(keys));
-    return Compare(
-        host, order, keys, strings, [](const StringSegment::Cell*) {}, [](int, int64_t) {});
+    return Compare(host, keys, strings, [](const StringSegment::Cell*) {}, [](int64_t) {});
   });
 }
 
@@ -236,9 +204,8 @@ Status KeyStrings::PinGuard::Begin(KeyStrings* strings, Span<const Key> keys, Pi
     std::shared_lock<std::shared_mutex> pins(strings->pin_mutex_);
     const uint32_t stamp = StampOf(strings->calls_.fetch_add(1));
     if (keys.size > 0) {
-      FirstError error;
-      const BatchOrder order(host, BatchOf(keys));
-      const auto pin = [&](int, int64_t i, StringSegment::Cell* cell) {
+      EarliestError error;
+      const auto pin = [&](int64_t i, const StringSegment&, StringSegment::Cell* cell) {
         if (cell != nullptr) return SetStamp(cell, stamp);
         error.Add(i, [&] {
           return Status(
@@ -248,7 +215,7 @@ Status KeyStrings::PinGuard::Begin(KeyStrings* strings, Span<const Key> keys, Pi
                      "applied, and apply it soon"));
         });
       };
-      DYNEMB_RETURN_IF_ERROR(strings->ForEach<false>(host, order, {}, pin));
+      DYNEMB_RETURN_IF_ERROR(strings->ForEach<false>(host, keys, {}, pin));
       DYNEMB_RETURN_IF_ERROR(error.status());
     }
     guard->lock_ = std::move(pins);
@@ -260,19 +227,18 @@ Status KeyStrings::Get(Span<const Key> keys,
                        const std::function<void(int64_t, std::string_view)>& found) {
   return OrNoMemory([&] {
     const OneThread context;
-    FirstError error;
-    const BatchOrder order(context, BatchOf(keys));
+    EarliestError error;
     std::vector<std::string_view> strings(static_cast<size_t>(keys.size));
-    const auto get = [&](int part, int64_t i, const StringSegment::Cell* cell) {
+    const auto get = [&](int64_t i, const StringSegment& segment, const StringSegment::Cell* cell) {
       if (cell != nullptr) {
-        strings[static_cast<size_t>(i)] = parts_[part].segment->string(*cell);
+        strings[static_cast<size_t>(i)] = segment.string(*cell);
         return;
       }
       error.Add(i, [&] {
         return Status(Code::kInternal, StrCat("key ", keys[i], " has a row and no string"));
       });
     };
-    DYNEMB_RETURN_IF_ERROR(ForEach<true>(context, order, strings, get));
+    DYNEMB_RETURN_IF_ERROR(ForEach<true>(context, keys, strings, get));
     DYNEMB_RETURN_IF_ERROR(error.status());
     for (int64_t i = 0; i < keys.size; ++i) found(i, strings[static_cast<size_t>(i)]);
     return Status();
@@ -303,11 +269,10 @@ Status KeyStrings::SweepAlone(const Context& context,
       out.keys = keys;
       int64_t rows = 0;
       DYNEMB_RETURN_IF_ERROR(shard->Export(context, &cursor, out, &rows));
-      const BatchOrder order(one_thread, BatchOf({keys.data(), rows}));
-      DYNEMB_RETURN_IF_ERROR(
-          ForEach<false>(one_thread, order, {}, [](int, int64_t, StringSegment::Cell* cell) {
-            if (cell != nullptr) cell->stamp.fetch_or(kHasRow, std::memory_order_relaxed);
-          }));
+      const auto mark = [](int64_t, const StringSegment&, StringSegment::Cell* cell) {
+        if (cell != nullptr) cell->stamp.fetch_or(kHasRow, std::memory_order_relaxed);
+      };
+      DYNEMB_RETURN_IF_ERROR(ForEach<false>(one_thread, {keys.data(), rows}, {}, mark));
     }
   }
   for (int number = 0; number < kParts; ++number) {
@@ -324,7 +289,7 @@ int64_t KeyStrings::DropFrom(int number, uint32_t now) {
   Part& part = parts_[number];
   std::lock_guard<std::mutex> write(write_mutex_);
   // Readers wait: a string that is recorded meanwhile would be lost.
-  std::unique_lock<std::shared_mutex> lock(part.mutex);
+  std::unique_lock<FairSharedMutex> lock(part.mutex);
   StringSegment& segment = *part.segment;
   const auto stays = [now](const StringSegment::Cell* cell) {
     const uint32_t stamp = cell->stamp.load(std::memory_order_relaxed);

@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "cc/core/base/context.h"
+#include "cc/core/base/fair_shared_mutex.h"
 #include "cc/core/base/hash.h"
 #include "cc/core/base/span.h"
 #include "cc/core/base/status.h"
@@ -86,18 +87,18 @@ class KeyStrings {
 
  private:
   struct alignas(64) Part {
-    mutable std::shared_mutex mutex;
+    mutable FairSharedMutex mutex;
     std::optional<StringSegment> segment;
   };
-  // Reads a batch; all below.
+  // Calls visit(position, segment, cell or nullptr) for all keys, on all threads, with their parts
+  // held for reading. With with_string their strings are fetched ahead.
   template <bool with_string, typename Visit>
-  Status ForEach(const Context& context, const BatchOrder& order,
-                 Span<const std::string_view> strings, const Visit& visit) const;
-  // Compares, and calls known(cell) or missing(part, position).
+  Status ForEach(const Context& context, Span<const Key> keys, Span<const std::string_view> strings,
+                 const Visit& visit) const;
+  // Compares, and calls known(cell) or missing(position).
   template <typename Known, typename Missing>
-  Status Compare(const Context& context, const BatchOrder& order, Span<const Key> keys,
-                 Span<const std::string_view> strings, const Known& known,
-                 const Missing& missing) const;
+  Status Compare(const Context& context, Span<const Key> keys, Span<const std::string_view> strings,
+                 const Known& known, const Missing& missing) const;
   Status Insert(const Context& context, Span<const Key> keys, Span<const std::string_view> strings,
                 const Positions& missing, uint32_t stamp);
   Status SweepAlone(const Context& context, const std::vector<std::shared_ptr<Table>>& shards);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cc/core/table/host_table.h"
+#include "cc/core/testing/no_memory_executor.h"
 
 namespace {
 // How many allocations of this thread succeed before all fail; -1: all succeed.
@@ -321,13 +322,25 @@ TEST(KeyStrings, WithoutMemoryNothingIsKept) {
   EXPECT_EQ(kept.size(), 9000);
   EXPECT_EQ(Get(&kept, both), both_names);
   EXPECT_EQ(Get(&kept, old), old_names);
-  allocations_left = 0;
-  const Status check = kept.Check(Span<const Key>(both), Span<const std::string_view>(views));
+  // What reads alone needs no memory, but for what the executor takes.
   KeyStrings::PinGuard guard;
-  const Status pin = KeyStrings::PinGuard::Begin(&kept, Span<const Key>(both), &guard);
+  const auto check = [&](const Context& context) {
+    return kept.Check(Span<const Key>(both), Span<const std::string_view>(views), context);
+  };
+  const auto pin = [&](const Context& context) {
+    return KeyStrings::PinGuard::Begin(&kept, Span<const Key>(both), &guard, context);
+  };
+  const OneThread one_thread;
+  allocations_left = 0;
+  const Status checked = check(one_thread), pinned = pin(one_thread);
   allocations_left = -1;
-  EXPECT_EQ(check.code(), Code::kResourceExhausted);
-  EXPECT_EQ(pin.code(), Code::kResourceExhausted);
+  EXPECT_TRUE(checked.ok());
+  EXPECT_TRUE(pinned.ok());
+  NoMemoryExecutor no_memory;
+  Context without;
+  without.executor = &no_memory;
+  EXPECT_EQ(check(without).code(), Code::kResourceExhausted);
+  EXPECT_EQ(pin(without).code(), Code::kResourceExhausted);
 }
 
 // Threads race for the same keys under different strings: each key has the string of one thread,

@@ -24,6 +24,7 @@
 #ifndef TF_DYNEMB_CC_CORE_TABLE_STRING_SEGMENT_H_
 #define TF_DYNEMB_CC_CORE_TABLE_STRING_SEGMENT_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -75,12 +76,14 @@ class StringSegment {
     return {reinterpret_cast<const char*>(at), length};
   }
 
-  // Calls visit(i, cell or nullptr) for the keys key(i), i in [0, n), in order. What they need is
-  // fetched ahead for a group of keys: the lines two groups ahead, and with_string says whether the
-  // strings one group ahead, too. prefetch(i) and then prefetch_more(i) are called at these times.
-  template <bool with_string, typename KeyAt, typename Prefetch, typename More, typename Visit>
-  void ForEach(int64_t n, const KeyAt& key, const Prefetch& prefetch, const More& prefetch_more,
-               const Visit& visit) const;
+  void PrefetchLine(uint64_t hash) const {
+    if (line_count_ != 0) __builtin_prefetch(&lines_[Home(hash, line_count_)]);
+  }
+  void PrefetchString(const Cell& cell) const {
+    const char* const string = Address(cell.ref);
+    __builtin_prefetch(string);
+    __builtin_prefetch(string + 24);  // most are this short
+  }
   template <typename Visit>
   void ForEachCell(const Visit& visit) const {
     for (uint32_t at = 0; at < line_count_; ++at) {
@@ -161,34 +164,48 @@ class StringSegment {
   Staged staged_;
 };
 
-template <bool with_string, typename KeyAt, typename Prefetch, typename More, typename Visit>
-void StringSegment::ForEach(int64_t n, const KeyAt& key, const Prefetch& prefetch,
-                            const More& prefetch_more, const Visit& visit) const {
+// Calls visit(i, segment, cell or nullptr) for the keys key(i), i in [begin, end), in order, each
+// in segment_of(hash). What they need is fetched ahead for a group of keys: the lines two groups
+// ahead, and with_string says whether the strings one group ahead, too. prefetch(i) and then
+// prefetch_more(i) are called at these times.
+template <bool with_string, typename KeyAt, typename SegmentOf, typename Prefetch, typename More,
+          typename Visit>
+void ForEachString(int64_t begin, int64_t end, const KeyAt& key, const SegmentOf& segment_of,
+                   const Prefetch& prefetch, const More& prefetch_more, const Visit& visit) {
   constexpr int64_t kGroup = 32;
-  // Of the keys of two groups: a group's hashes are used up before its cells are found.
-  uint64_t hashes[2][kGroup];
-  Cell* cells[2][kGroup];
-  const auto end_of = [n](int64_t group) { return group + kGroup < n ? group + kGroup : n; };
-  for (int64_t group = 0; group < n + 2 * kGroup; group += kGroup) {
-    const int64_t turn = group / kGroup;
-    for (int64_t i = group; i < end_of(group); ++i) {
-      const uint64_t hash = Mix64(static_cast<uint64_t>(key(i)));
-      hashes[turn % 2][i - group] = hash;
-      if (line_count_ != 0) __builtin_prefetch(&lines_[Home(hash, line_count_)]);
-      prefetch(i);
+  struct Located {
+    uint64_t hash;
+    StringSegment::Cell* cell;
+  };
+  Located ahead[3][kGroup];  // the keys of three groups, one in each stage
+  const auto in_group = [&](int64_t group) { return std::clamp<int64_t>(end - group, 0, kGroup); };
+  const auto fetch = [&](int64_t group, Located* to) {
+    for (int64_t i = 0; i < in_group(group); ++i) {
+      to[i].hash = Mix64(static_cast<uint64_t>(key(group + i)));
+      segment_of(to[i].hash).PrefetchLine(to[i].hash);
+      prefetch(group + i);
     }
-    const int64_t next = group - kGroup, now = group - 2 * kGroup;
-    for (int64_t i = next < 0 ? 0 : next; i < end_of(next); ++i) {
-      Cell* const cell = Find(key(i), hashes[(turn + 1) % 2][i - next]);
-      cells[(turn + 1) % 2][i - next] = cell;
-      if (with_string && cell != nullptr) {
-        const char* const string = Address(cell->ref);
-        __builtin_prefetch(string);
-        __builtin_prefetch(string + 24);  // most are this short
-      }
-      prefetch_more(i);
+  };
+  const auto find = [&](int64_t group, Located* of) {
+    for (int64_t i = 0; i < in_group(group); ++i) {
+      const StringSegment& segment = segment_of(of[i].hash);
+      of[i].cell = segment.Find(key(group + i), of[i].hash);
+      if (with_string && of[i].cell != nullptr) segment.PrefetchString(*of[i].cell);
+      prefetch_more(group + i);
     }
-    for (int64_t i = now < 0 ? 0 : now; i < end_of(now); ++i) visit(i, cells[turn % 2][i - now]);
+  };
+  Located *now = ahead[0], *next = ahead[1], *after = ahead[2];
+  fetch(begin, now);
+  fetch(begin + kGroup, next);
+  find(begin, now);
+  for (int64_t group = begin; group < end; group += kGroup) {
+    fetch(group + 2 * kGroup, after);
+    find(group + kGroup, next);
+    for (int64_t i = 0; i < in_group(group); ++i) {
+      visit(group + i, segment_of(now[i].hash), now[i].cell);
+    }
+    Located* const done = now;
+    now = next, next = after, after = done;
   }
 }
 

@@ -1,0 +1,69 @@
+#include "cc/core/base/run_calls.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <new>
+#include <utility>
+#include <vector>
+
+namespace dynemb {
+namespace {
+
+// Of four threads, last task first.
+class Backwards : public Executor {
+ public:
+  int concurrency() const override { return 4; }
+  void RunEach(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
+    for (int64_t i = tasks; i-- > 0;) task(i);
+  }
+};
+
+TEST(RunCalls, CallsEachOnceLargeOnesWithAllThreads) {
+  Backwards executor;
+  Context context;
+  context.executor = &executor;
+  // Sizes, and how many threads each table has.
+  const std::pair<std::vector<int64_t>, std::vector<int>> cases[] = {
+      {{}, {}},
+      {{5}, {4}},
+      {{0, 0}, {1, 1}},
+      {{1000, 1, 2, 1}, {4, 1, 1, 1}},
+      {std::vector<int64_t>(40, 7), std::vector<int>(40, 1)}};
+  for (const auto& [sizes, want] : cases) {
+    std::vector<int> threads(sizes.size());
+    const Status called =
+        RunCalls(context, sizes, [&, &threads = threads](int64_t i, const Context& given) {
+          threads[i] += given.executor->concurrency();
+          return Status();
+        });
+    EXPECT_TRUE(called.ok());
+    EXPECT_EQ(threads, want);
+  }
+}
+
+TEST(RunCalls, AnErrorOrNoMemoryStopsNoOthers) {
+  Backwards executor;
+  Context context;
+  context.executor = &executor;
+  for (const std::vector<int64_t>& sizes :
+       {std::vector<int64_t>{1000, 1, 2, 1}, std::vector<int64_t>(40, 7)}) {
+    for (size_t bad = 0; bad < sizes.size(); ++bad) {
+      for (const bool throws : {false, true}) {
+        std::vector<int> calls(sizes.size());
+        const Status called = RunCalls(context, sizes, [&](int64_t i, const Context&) {
+          ++calls[i];
+          if (i != static_cast<int64_t>(bad)) return Status();
+          if (throws) throw std::bad_alloc();
+          return InvalidArgument("why");
+        });
+        EXPECT_EQ(called.code(), throws ? Code::kResourceExhausted : Code::kInvalidArgument);
+        EXPECT_EQ(calls, std::vector<int>(sizes.size(), 1));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dynemb
