@@ -110,7 +110,7 @@ def measure(options, count: int) -> dict:
         path = os.path.join(folder, "seconds")
         program = [str(HERE / "processes.py"), "--worker", path, "--count", str(count)]
         program += ["--batch", str(options.batch), "--rounds", str(options.rounds)]
-        launch = ["-m", "tf_dynemb_launch", "-n", str(count)] if count > 1 else []
+        launch = ["-m", "tf_dynemb_cli", "launch", "-n", str(count)] if count > 1 else []
         environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
         subprocess.run([sys.executable, *launch, *program], env=environment, check=True)
         of_each = [json.loads(pathlib.Path(f"{path}.{n}").read_text()) for n in range(count)]

@@ -415,7 +415,7 @@ def main(argv: list[str] | None = None) -> ClickModel:
     args = parse(argv)
     if args.workers and "TF_CONFIG" not in os.environ:
         # In place of this process. Those that it starts come here as well, with a TF_CONFIG.
-        launcher = [sys.executable, "-m", "tf_dynemb_launch", "-n", str(args.workers), __file__]
+        launcher = [sys.executable, "-m", "tf_dynemb_cli", "launch", "-n", str(args.workers), __file__]
         os.execv(sys.executable, launcher + (sys.argv[1:] if argv is None else argv))
     with make_strategy().scope():
         model, _ = run(args)

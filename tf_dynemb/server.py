@@ -1,7 +1,9 @@
 """A TensorFlow server that knows the ops of tables: a parameter server or a worker.
 
-    python -m tf_dynemb.server                                   # what TF_CONFIG says
-    python -m tf_dynemb.server --cluster ps=host1:2222 --cluster worker=host2:2222,host3:2222 --job ps
+    tf-dynemb server                                   # what TF_CONFIG says
+    tf-dynemb server --cluster ps=host1:2222 --cluster worker=host2:2222,host3:2222 --job ps
+
+`python -m tf_dynemb.server` is the same.
 
 It says its address on standard output once it listens, and runs until SIGTERM or SIGINT, upon which it
 ends with exit status 0. Rows that it has are gone then; docs/parameter-servers.md says what survives.
@@ -19,16 +21,9 @@ from collections.abc import Mapping, Sequence
 _EXAMPLE = '{"cluster": {"ps": ["host:2222"], "worker": ["host:2223"]}, "task": {"type": "ps"}}'
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a server until it is told to stop.
-
-    Args:
-        arguments: of the command line. None: sys.argv's.
-
-    Returns:
-        The exit status: 0 after a signal.
-    """
-    parser = argparse.ArgumentParser("python -m tf_dynemb.server", description=__doc__.split("\n")[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describes the command line."""
+    parser.description = __doc__.split("\n")[0]
     parser.add_argument(
         "--cluster",
         action="append",
@@ -39,6 +34,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--job", help="this server's job, such as ps or worker")
     parser.add_argument("--task", type=int, help="its number in the job; 0 if not given")
     parser.add_argument("--protocol", default="grpc", help="of the cluster's connections")
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m tf_dynemb.server") -> int:
+    """Runs a server until it is told to stop.
+
+    Args:
+        arguments: of the command line. None: sys.argv's.
+        prog: what errors and help call the command.
+
+    Returns:
+        The exit status: 0 after a signal.
+    """
+    parser = argparse.ArgumentParser(prog)
+    add_arguments(parser)
     flags = parser.parse_args(arguments)
     try:
         if not flags.cluster and (flags.job is not None or flags.task is not None):

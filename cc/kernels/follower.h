@@ -25,8 +25,8 @@
 #include <thread>
 #include <vector>
 
+#include "cc/core/base/request_gate.h"
 #include "cc/kernels/feed.h"
-#include "cc/kernels/request_gate.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/resource_var.h"
 

@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/base/request_gate.h"
 #include "cc/kernels/catching_kernel.h"
 #include "cc/kernels/follower.h"
 #include "cc/kernels/named_resource.h"
-#include "cc/kernels/request_gate.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"

@@ -444,7 +444,8 @@ class TableFiles:
         if status:
             assert status == 2
             line = text.getvalue()
-            assert line.startswith("tf_dynemb.snapshot import: ") and line.count("\n") == 1, line
+            assert line.startswith("python -m tf_dynemb.snapshot import: "), line
+            assert line.count("\n") == 1, line
             assert str(self._path) in line or line.split(": ")[1] == "keys", line
             assert self._files() == before
             raise Refused

@@ -6,7 +6,7 @@ import pathlib
 ROOT = pathlib.Path(__file__).parents[2]
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for folder in ("tf_dynemb", "tf_dynemb_launch")
+    for folder in ("tf_dynemb", "tf_dynemb_cli")
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
 COMPAT = "tf_dynemb.compat."
@@ -90,6 +90,7 @@ def test_no_dialect_imports_another():
     assert {name: found for name, found in users.items() if len(found) > 1} == {}
 
 
-def test_the_launcher_needs_nothing_of_the_package():
-    launcher = [imports for name, imports in GRAPH.items() if name.startswith("tf_dynemb_launch")]
-    assert launcher and set().union(*launcher) <= {name for name in MODULES if "launch" in name}
+def test_the_command_and_the_launcher_need_nothing_of_the_package():
+    imported = [imports for name, imports in GRAPH.items() if name.startswith("tf_dynemb_cli")]
+    assert imported
+    assert set().union(*imported) <= {name for name in MODULES if name.startswith("tf_dynemb_cli")}

@@ -15,7 +15,7 @@ import sys
 
 import pytest
 
-from tf_dynemb_launch import launcher as launch
+from tf_dynemb_cli import launcher as launch
 
 ROOT = pathlib.Path(__file__).parents[2]
 TIMEOUT_SECONDS = 60  # for what takes a part of one
@@ -55,7 +55,7 @@ class Launched:
         script.write_text(HEAD + lines)
         options = {"preexec_fn": default_signals, **options}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tf_dynemb_launch", *flags, str(script), *arguments],
+            [sys.executable, "-m", "tf_dynemb_cli", "launch", *flags, str(script), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
@@ -131,7 +131,7 @@ def test_each_process_is_told_its_place_and_nothing_else_is_changed(start):
 def test_modules_are_run_as_well(tmp_path):
     (tmp_path / "program.py").write_text(HEAD + "print(__name__, __spec__.name, sys.argv[1:])")
     run = subprocess.run(
-        [sys.executable, "-m", "tf_dynemb_launch", "-n", "1", "-m", "program", "-x"],
+        [sys.executable, "-m", "tf_dynemb_cli", "launch", "-n", "1", "-m", "program", "-x"],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -149,7 +149,7 @@ def run_with_servers(folder, chief, server, *flags):
     (folder / "tf_dynemb" / "server.py").write_text(HEAD + server)
     (folder / "script.py").write_text(HEAD + chief)
     return subprocess.run(
-        [sys.executable, "-m", "tf_dynemb_launch", *flags, folder / "script.py"],
+        [sys.executable, "-m", "tf_dynemb_cli", "launch", *flags, folder / "script.py"],
         capture_output=True,
         text=True,
         cwd=folder,  # where -m looks first
@@ -281,7 +281,7 @@ def test_a_terminal_shows_progress_bars(start, tmp_path):
     control, terminal = os.openpty()
     script = tmp_path / "script.py"
     script.write_text("print('1 %\\r2 %\\rdone')")
-    command = [sys.executable, "-m", "tf_dynemb_launch", "-n", "1", str(script)]
+    command = [sys.executable, "-m", "tf_dynemb_cli", "launch", "-n", "1", str(script)]
     with open(control, "rb", buffering=0) as screen:
         process = subprocess.Popen(command, stdout=terminal, env=ENVIRONMENT)
         os.close(terminal)
@@ -484,7 +484,7 @@ def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_everything(tmp_path):
     script.write_text("for i in range(20_000): print(i)")
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    command = [sys.executable, "-m", "tf_dynemb_launch", "-n", "1", str(script)]
+    command = [sys.executable, "-m", "tf_dynemb_cli", "launch", "-n", "1", str(script)]
     process = subprocess.Popen(command, stdout=writing, stderr=subprocess.PIPE, env=ENVIRONMENT)
     while select.select([], [writing], [], 0)[1]:  # until it is full
         os.sched_yield()
@@ -496,7 +496,7 @@ def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_everything(tmp_path):
 
 def test_an_output_that_is_closed_from_the_beginning_is_none(tmp_path):
     (tmp_path / "script.py").write_text("print(1)")
-    command = f"{sys.executable} -m tf_dynemb_launch -n 1 {tmp_path / 'script.py'} >&-"
+    command = f"{sys.executable} -m tf_dynemb_cli launch -n 1 {tmp_path / 'script.py'} >&-"
     ended = subprocess.run(command, shell=True, env=ENVIRONMENT, stderr=subprocess.PIPE)
     assert (ended.returncode, ended.stderr) == (0, b"")
 

@@ -1,8 +1,12 @@
-"""An op that runs out of memory is ResourceExhaustedError: eagerly, and on TensorFlow's threads."""
+"""An op that runs out of memory is ResourceExhaustedError: eagerly, and on TensorFlow's threads.
+
+A follower's thread notes it, and goes on when there is memory.
+"""
 
 import subprocess
 import sys
 
+import pytest
 from process_memory import measured_environment
 
 PROGRAM = """
@@ -54,9 +58,62 @@ print("lives")
 """
 
 
-def test_a_kernel_that_runs_out_of_memory_is_an_error():
+FOLLOWER = """
+import resource
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import process_memory
+import tf_dynemb
+from tf_dynemb.serving import Publisher, follower_status
+
+folder = sys.argv[1]
+ids = keras.Input([], dtype="int64")
+rows = tf_dynemb.Embedding(64, name="rows")
+model = keras.Model(ids, rows(ids))
+table = rows.table
+few = tf.constant(np.arange(10), tf.int64)
+table.upsert(few, tf.ones([10, 64]))
+with tf_dynemb.for_serving(follow=folder + "/feed", poll_seconds=0.01):
+    model.export(folder + "/model", verbose=False)
+served = tf.saved_model.load(folder + "/model")
+publisher = Publisher(model, folder + "/feed")
+
+
+def status_when(condition):
+    until = time.monotonic() + 120
+    while not condition(status := follower_status(served)):
+        assert time.monotonic() < until, status
+        time.sleep(0.01)
+    return status
+
+
+publisher.publish()
+status_when(lambda status: status.generation == 1)
+# 256 MiB of rows, which the trainer has already; 1 MiB more at a time is enough for it to publish them.
+for part in np.split(np.arange(1 << 20), 64):
+    table.upsert(tf.constant(part, tf.int64), tf.fill([len(part), 64], 2.0))
+soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (process_memory.address_space_bytes() + (96 << 20), hard))
+publisher.publish()
+failed = status_when(lambda status: status.errors > 0)
+assert "memory" in failed.last_error, failed
+resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+status_when(lambda status: status.generation == 2)
+np.testing.assert_array_equal(served.serve(few), np.full([10, 64], 2.0))
+np.testing.assert_array_equal(served.serve(few + (1 << 19)), np.full([10, 64], 2.0))
+print("lives")
+"""
+
+
+@pytest.mark.parametrize("program", [PROGRAM, FOLLOWER], ids=["kernels", "follower"])
+def test_what_runs_out_of_memory_is_an_error(program, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program, str(tmp_path)],
         env=measured_environment(),
         capture_output=True,
         text=True,

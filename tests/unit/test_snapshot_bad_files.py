@@ -207,7 +207,8 @@ def test_the_command_line_says_in_one_line_what_parsers_of_others_say(tmp_path, 
     for file in files:
         assert main(["import", str(tmp_path / "s"), str(file), "--noprogress"]) == 2
         error = capsys.readouterr().err
-        assert error.startswith(f"tf_dynemb.snapshot import: {file}: ") and error.count("\n") == 1
+        assert error.startswith(f"python -m tf_dynemb.snapshot import: {file}: ")
+        assert error.count("\n") == 1
         assert not (tmp_path / "s" / "MANIFEST").exists()
 
 

@@ -1,4 +1,4 @@
-"""`python -m tf_dynemb.snapshot stats|top|sample`, beside NumPy on the rows that the table exports."""
+"""`tf-dynemb snapshot stats|top|sample`, beside NumPy on the rows that the table exports."""
 
 import importlib.util
 import json

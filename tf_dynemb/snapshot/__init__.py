@@ -1,7 +1,7 @@
 """Snapshots: tables in folders, saved and restored beside TensorFlow's checkpoints.
 
 `save`, `restore`, `load_delta` and `delta_function` move tables; `open` and `SnapshotWriter` read and
-write snapshots as NumPy arrays, without a model. `python -m tf_dynemb.snapshot --help` is the command
+write snapshots as NumPy arrays, without a model. `tf-dynemb snapshot --help` is the command
 line.
 """
 

@@ -1,29 +1,15 @@
-"""Snapshots on the command line.
-
-python -m tf_dynemb.snapshot info     SNAPSHOT                what is in it
-python -m tf_dynemb.snapshot verify   SNAPSHOT                reads it from end to end
-python -m tf_dynemb.snapshot export   SNAPSHOT FILE           one table to .npz or .parquet
-python -m tf_dynemb.snapshot import   SNAPSHOT FILE [FILE..]  from .npz, .parquet, or TFRA's -keys files
-python -m tf_dynemb.snapshot compact  SNAPSHOT BASE DELTA..   merges a chain into a new snapshot
-python -m tf_dynemb.snapshot diff     SNAPSHOT SNAPSHOT       exit status 1 if they differ
-python -m tf_dynemb.snapshot stats    SNAPSHOT                sizes, norms, dead rows of each table
-python -m tf_dynemb.snapshot top      SNAPSHOT                the rows that were trained most
-python -m tf_dynemb.snapshot sample   SNAPSHOT                rows at random, with their values
-
-stats, top and sample print a table, or JSON with --json, and draw a chart with --png FILE.
-
-The exit status is 2 after an error, of which one line says what it is. `COMMAND --help` has the flags.
-"""
+"""Snapshots on the command line: `tf-dynemb snapshot`, which is `python -m tf_dynemb.snapshot`."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import sys
 from collections.abc import Sequence
 
 from tf_dynemb.snapshot import convert, report, statistics
-from tf_dynemb.snapshot.files import SnapshotError, SnapshotReader
+from tf_dynemb.snapshot.files import SnapshotError, SnapshotReader, TableInfo
 
 
 def _bar(total: int | None, what: str, asked: argparse.Namespace):
@@ -47,13 +33,35 @@ def _rows_of(path: str, table: str | None = None) -> int:
         return sum(info.rows for info in reader.tables.values() if table in (None, info.name))
 
 
+def _record(table: TableInfo) -> dict:
+    schema = table.schema
+    return {
+        "name": table.name,
+        "rows": table.rows,
+        "erased": table.erased,
+        "bytes": table.file_bytes,
+        "key_dtype": schema.key_dtype,
+        "value_dtype": schema.value_dtype.name,
+        "dim": schema.dim,
+        "rule": schema.rule,
+        "slots": [slot.name for slot in schema.slots],
+        "meta": list(schema.meta),
+        "keep_keys": schema.strings,
+    }
+
+
 def info(asked: argparse.Namespace) -> None:
-    """Prints what the manifest says."""
+    """What is in a snapshot."""
     with SnapshotReader(asked.snapshot) as reader:
         created = datetime.datetime.fromtimestamp(reader.created_seconds, datetime.timezone.utc)
+        tables = list(reader.tables.values())
+        if asked.json:
+            of_snapshot = {"id": reader.id, "base": reader.base or None, "created": created.isoformat()}
+            report.print_json({**of_snapshot, "tables": [_record(table) for table in tables]})
+            return
         kind = f"delta of {reader.base}" if reader.base else "full snapshot"
         print(f"{reader.id}  {kind}, of {created:%Y-%m-%d %H:%M:%S} UTC")
-        for table in reader.tables.values():
+        for table in tables:
             schema = table.schema
             erased = f", {table.erased} erased keys" if reader.base else ""
             slots = ", ".join(slot.name for slot in schema.slots)
@@ -67,15 +75,18 @@ def info(asked: argparse.Namespace) -> None:
 
 
 def verify(asked: argparse.Namespace) -> None:
-    """Reads everything; an error says what is damaged."""
+    """Read it from end to end; an error says what is damaged."""
     rows = _rows_of(asked.snapshot)
     with SnapshotReader(asked.snapshot) as reader, _bar(rows, "verify", asked) as bar:
         reader.verify(bar.update)
-    print(f"{asked.snapshot}: {rows} rows, undamaged")
+    if asked.json:
+        report.print_json({"snapshot": asked.snapshot, "rows": rows})
+    else:
+        print(f"{asked.snapshot}: {rows} rows, undamaged")
 
 
 def export(asked: argparse.Namespace) -> None:
-    """One table to a file."""
+    """One table to .npz or .parquet."""
     table = _one_table(asked.snapshot, asked.table)
     with _bar(_rows_of(asked.snapshot, table), "export", asked) as bar:
         rows = convert.export_table(asked.snapshot, table, asked.file, bar.update)
@@ -83,7 +94,7 @@ def export(asked: argparse.Namespace) -> None:
 
 
 def import_(asked: argparse.Namespace) -> None:
-    """A snapshot of one table from files."""
+    """A snapshot of one table, from .npz, .parquet, or TFRA's -keys files."""
     with _bar(None, "import", asked) as bar:
         rows = convert.import_table(
             asked.snapshot,
@@ -99,17 +110,19 @@ def import_(asked: argparse.Namespace) -> None:
 
 
 def compact(asked: argparse.Namespace) -> None:
-    """A chain to one snapshot."""
+    """Merge a chain, a full snapshot and its deltas, into a new snapshot."""
     with _bar(sum(map(_rows_of, asked.chain)), "compact", asked) as bar:
         identity = convert.compact(asked.snapshot, asked.chain, bar.update)
     print(f"{asked.snapshot}: {identity}, {_rows_of(asked.snapshot)} rows")
 
 
 def diff(asked: argparse.Namespace) -> int:
-    """Prints how two snapshots differ."""
+    """How two snapshots differ; exit status 1 if they do."""
     with _bar(_rows_of(asked.snapshot) + _rows_of(asked.other), "diff", asked) as bar:
         differences = convert.diff(asked.snapshot, asked.other, bar.update)
-    for d in differences:
+    if asked.json:
+        report.print_json([dataclasses.asdict(d) for d in differences])
+    for d in [] if asked.json else differences:
         print(
             f"{d.table}: {d.same} rows the same, {d.changed} changed, {d.only_first} only in the first, "
             f"{d.only_second} only in the second" + ("" if d.same_schema else "; made of other things")
@@ -118,7 +131,7 @@ def diff(asked: argparse.Namespace) -> int:
 
 
 def stats(asked: argparse.Namespace) -> None:
-    """Sizes of each table, the spread of the L2 norms of its rows and of what meta they have."""
+    """Sizes, L2 norms and dead rows of each table, and the spread of what policies keep."""
     report.check_can_draw(asked.png)
     with SnapshotReader(asked.snapshot) as reader:
         names = list(reader.tables) if asked.table is None else [reader.known(asked.table)]
@@ -130,7 +143,7 @@ def stats(asked: argparse.Namespace) -> None:
 
 
 def top(asked: argparse.Namespace) -> None:
-    """The rows with the largest count, or what else --by says, of one table."""
+    """The rows that were trained most, or have the most of what --by says."""
     report.check_can_draw(asked.png)
     table = _one_table(asked.snapshot, asked.table)
     with SnapshotReader(asked.snapshot) as reader:
@@ -142,7 +155,7 @@ def top(asked: argparse.Namespace) -> None:
 
 
 def sample(asked: argparse.Namespace) -> None:
-    """Rows of one table drawn at random, with their values."""
+    """Rows at random, with their values."""
     report.check_can_draw(asked.png)
     table = _one_table(asked.snapshot, asked.table)
     with SnapshotReader(asked.snapshot) as reader:
@@ -162,20 +175,20 @@ def _whole(least: int):
     return number
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "python -m tf_dynemb.snapshot",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describes the command line."""
+    parser.description = "Looks into snapshots of tables, converts, merges and compares them."
+    parser.epilog = "The exit status is 2 after an error, of which one line says what it is."
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def command(name, run):
-        added = commands.add_parser(name, description=run.__doc__, allow_abbrev=False)
+        what = run.__doc__[0].lower() + run.__doc__.rstrip(".")[1:]
+        added = commands.add_parser(name, help=what, description=run.__doc__, allow_abbrev=False)
         added.set_defaults(run=run, command=name)
         added.add_argument("snapshot", metavar="SNAPSHOT", help="the snapshot's folder")
         added.add_argument("--noprogress", action="store_true", help="show no progress bar")
+        if run in (info, verify, diff, stats, top, sample):
+            added.add_argument("--json", action="store_true", help="print JSON")
         return added
 
     command("info", info)
@@ -199,7 +212,6 @@ def _parser() -> argparse.ArgumentParser:
     for name, run in (("stats", stats), ("top", top), ("sample", sample)):
         added = command(name, run)
         added.add_argument("--table", help="may be left out where the snapshot has one")
-        added.add_argument("--json", action="store_true", help="print JSON")
         added.add_argument("--png", metavar="FILE", help="draw a chart; needs matplotlib")
         if name == "stats":
             added.add_argument(
@@ -211,17 +223,18 @@ def _parser() -> argparse.ArgumentParser:
             added.add_argument("--by", default="count", help="count, norm, used or score")
         else:
             added.add_argument("--seed", type=_whole(0), default=0, help="other rows for another one")
-    return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m tf_dynemb.snapshot") -> int:
     """Runs one command; returns the exit status."""
-    asked = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog, allow_abbrev=False)
+    add_arguments(parser)
+    asked = parser.parse_args(arguments)
     try:
         return asked.run(asked) or 0
     except (SnapshotError, OSError, ValueError, TypeError, MemoryError, ImportError) as error:
         # In one line, also what parsers of others say in several.
-        print(f"tf_dynemb.snapshot {asked.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{prog} {asked.command}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
 
 

@@ -12,10 +12,15 @@ from rich.table import Table as RichTable
 from tf_dynemb.snapshot.statistics import TableStatistics
 
 
+def print_json(what) -> None:
+    """Prints JSON, for people to read as well."""
+    print(json.dumps(what, indent=2))
+
+
 def show(records: Sequence[dict], as_json: bool) -> None:
     """Prints a line for each record, or JSON. A record in a record has columns such as "norm.max"."""
     if as_json:
-        print(json.dumps(list(records), indent=2))
+        print_json(list(records))
         return
     flat = [_flat(record) for record in records]
     names = list(dict.fromkeys(name for record in flat for name in record))

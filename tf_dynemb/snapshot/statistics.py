@@ -1,6 +1,6 @@
 """What is in the rows of a snapshot: sizes and norms, the rows that were trained most, a sample.
 
-The functions give plain objects, which `python -m tf_dynemb.snapshot stats|top|sample` shows. Rows are
+The functions give plain objects, which `tf-dynemb snapshot stats|top|sample` shows. Rows are
 read block by block; of each only its norm and its meta are held. Of a delta they are about the rows that
 it has.
 """

@@ -4,8 +4,8 @@
 // meanwhile wait for the switch. They wait without a thread: a server's threads are needed by the
 // requests that have begun. A request that enters again, by a function within a function, never
 // waits, so that it cannot wait for a switch that waits for it.
-#ifndef TF_DYNEMB_CC_KERNELS_REQUEST_GATE_H_
-#define TF_DYNEMB_CC_KERNELS_REQUEST_GATE_H_
+#ifndef TF_DYNEMB_CC_CORE_BASE_REQUEST_GATE_H_
+#define TF_DYNEMB_CC_CORE_BASE_REQUEST_GATE_H_
 
 #include <chrono>
 #include <condition_variable>
@@ -21,8 +21,8 @@ namespace dynemb {
 
 class RequestGate {
  public:
-  // Calls `entered` at once, on this thread, or later, by Open. `request`: TensorFlow's id of the
-  // step, which the functions within a request share. If it throws std::bad_alloc, nothing entered.
+  // Calls `entered` at once, on this thread, or later, by Open. `request`: a number that the
+  // functions within a request share. If it throws std::bad_alloc, nothing entered.
   void Enter(int64_t request, std::function<void()> entered) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -88,4 +88,4 @@ class RequestGate {
 
 }  // namespace dynemb
 
-#endif  // TF_DYNEMB_CC_KERNELS_REQUEST_GATE_H_
+#endif  // TF_DYNEMB_CC_CORE_BASE_REQUEST_GATE_H_

@@ -1,8 +1,8 @@
 """Starts the processes of a distributed training on this machine, and ends them together.
 
-    tf-dynemb-launch -n 4 script.py arguments...
-    tf-dynemb-launch -n 4 -m module arguments...
-    tf-dynemb-launch -n 2 --ps 1 script.py arguments...
+    tf-dynemb launch -n 4 script.py arguments...
+    tf-dynemb launch -n 4 -m module arguments...
+    tf-dynemb launch -n 2 --ps 1 script.py arguments...
 
 -n 4 runs the script in four processes, the workers of a tf.distribute.MultiWorkerMirroredStrategy. With
 --ps the script runs once, as the chief of a tf.distribute.ParameterServerStrategy, and the workers and
@@ -372,7 +372,9 @@ class Training:
 # --- the command line --------------------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describes the command line."""
+
     def at_least(least, number):
         def parse(text: str):
             if (value := number(text)) < least:
@@ -382,12 +384,9 @@ def _parser() -> argparse.ArgumentParser:
         parse.__name__ = number.__name__  # of which argparse speaks where it is not a number
         return parse
 
-    parser = argparse.ArgumentParser(
-        prog="tf-dynemb-launch",
-        usage="%(prog)s -n N [--ps N] [--threads N] [--grace SECONDS] [-m] SCRIPT [ARGUMENT...]",
-        description="Starts the processes of a distributed training on this machine, and ends them "
-        "together.",
-        allow_abbrev=False,
+    parser.usage = "%(prog)s -n N [--ps N] [--threads N] [--grace SECONDS] [-m] SCRIPT [ARGUMENT...]"
+    parser.description = (
+        "Starts the processes of a distributed training on this machine, and ends them together."
     )
     add = parser.add_argument
     add("-n", dest="workers", type=at_least(1, int), required=True, metavar="N", help="workers")
@@ -415,13 +414,13 @@ def _parser() -> argparse.ArgumentParser:
     add("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module")
     add("script", metavar="SCRIPT", help="what each process runs, with this Python")
     add("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="of SCRIPT")
-    return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "tf-dynemb launch") -> int:
     """Runs a training as the command line says. Returns the exit status."""
-    parser = _parser()
-    args = parser.parse_args(argv)
+    parser = argparse.ArgumentParser(prog, allow_abbrev=False)
+    add_arguments(parser)
+    args = parser.parse_args(arguments)
     if "TF_CONFIG" in os.environ:
         parser.error("TF_CONFIG is set: this is a process of a cluster already; unset it to start one")
     if not args.is_module and not pathlib.Path(args.script).exists():

@@ -1,0 +1,142 @@
+"""The command `tf-dynemb`: what it lists, that it goes to the right module, and what shells complete."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dynemb
+from tf_dynemb.snapshot import SnapshotReader
+from tf_dynemb_cli import command
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def run(*arguments, program=("-m", "tf_dynemb_cli")):
+    done = subprocess.run(
+        [sys.executable, *program, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_it_lists_its_commands(arguments, capsys):
+    try:
+        status = command.main(arguments)
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 0
+    listed = capsys.readouterr().out
+    for name, (what, _) in command.COMMANDS.items():
+        assert f"{name} " in listed and what.split()[0] in listed
+
+
+def test_what_needs_no_tensorflow_does_not_import_it():
+    program = (
+        "import sys; from tf_dynemb_cli import command; "
+        "status = command.main(sys.argv[1:]); assert 'tensorflow' not in sys.modules; sys.exit(status)"
+    )
+    status, listed, _ = run(program=("-c", program))
+    assert (status, "snapshot" in listed) == (0, True)
+
+
+def test_there_is_no_other_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["lunch"])
+    assert ended.value.code == 2
+    assert "invalid choice: 'lunch'" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    assert command.main(["--version"]) == 0
+    want = f"tf_dynemb {tf_dynemb.__version__}, TensorFlow {tf.__version__}\n"
+    assert capsys.readouterr().out == want
+
+
+def test_launch(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(sys.argv[1:])")
+    status, printed, _ = run("launch", "-n", "2", str(script), "--epochs", "3")
+    assert status == 0
+    assert sorted(printed.splitlines()) == [f"[{i}] ['--epochs', '3']" for i in range(2)]
+    status, _, error = run("launch", str(script))
+    assert status == 2 and "tf-dynemb launch: error: " in error
+
+
+def test_server(capsys, monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(SystemExit):
+        command.main(["server", "--cluster", "ps"])
+    assert "tf-dynemb server: error: --cluster: got 'ps'" in capsys.readouterr().err
+
+
+def test_snapshot_reports_as_json(tmp_path, capsys):
+    table = tf_dynemb.Variable(dim=3, name="users")
+    table.upsert(np.arange(5), np.ones([5, 3], np.float32))
+    folder, other = str(tmp_path / "a"), str(tmp_path / "b")
+    tf_dynemb.snapshot.save(folder, table)
+    table.upsert([0, 9], np.zeros([2, 3], np.float32))
+    tf_dynemb.snapshot.save(other, table)
+
+    def report(*arguments):
+        status = command.main(["snapshot", *arguments, "--json", "--noprogress"])
+        return status, json.loads(capsys.readouterr().out)
+
+    status, info = report("info", folder)
+    with SnapshotReader(folder) as reader:
+        assert (status, info["id"], info["base"]) == (0, reader.id, None)
+    (users,) = info["tables"]
+    described = {name: users[name] for name in ("name", "rows", "key_dtype", "value_dtype", "dim")}
+    assert described == {
+        "name": "users",
+        "rows": 5,
+        "key_dtype": "int64",
+        "value_dtype": "float32",
+        "dim": 3,
+    }
+    assert report("verify", folder) == (0, {"snapshot": folder, "rows": 5})
+    status, (difference,) = report("diff", folder, other)
+    assert status == 1
+    assert [difference[name] for name in ("same", "changed", "only_second")] == [4, 1, 1]
+
+
+def test_errors_name_the_command(tmp_path, capsys):
+    assert command.main(["snapshot", "info", str(tmp_path / "nothing")]) == 2
+    assert capsys.readouterr().err.startswith("tf-dynemb snapshot info: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "want"),
+    [
+        (["sn"], ["snapshot"]),
+        (["snapshot", "in"], ["info"]),
+        (["snapshot", "top", "folder", "--b"], ["--by"]),
+        (["launch", "--thr"], ["--threads"]),
+    ],
+)
+def test_bash_completes(words, want, capsys, tmp_path):
+    assert command.main(["--print-completion", "bash"]) == 0
+    script = tmp_path / "completion.bash"
+    script.write_text(capsys.readouterr().out)
+    # As bash calls it where the last word is being completed.
+    shell = 'source "$1"; shift; COMP_WORDS=(tf-dynemb "$@"); COMP_CWORD=$#; '
+    shell += "$(complete -p tf-dynemb | grep -o '[^ ]*_tf_dynemb[^ ]*' | head -1); "
+    shell += 'printf "%s\\n" "${COMPREPLY[@]}"'
+    done = subprocess.run(
+        ["bash", "-c", shell, "bash", str(script), *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == want, done.stderr

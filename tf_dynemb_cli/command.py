@@ -1,0 +1,77 @@
+"""The command `tf-dynemb`: what it can do, each by a module that is imported when it is asked for.
+
+    tf-dynemb launch -n 4 train.py
+    tf-dynemb server --cluster ps=host1:2222 --cluster worker=host2:2222 --job ps
+    tf-dynemb snapshot info FOLDER
+    tf-dynemb --print-completion bash > ~/.local/share/bash-completion/completions/tf-dynemb
+
+A module of a command has add_arguments(parser), which describes its command line, and
+main(arguments, prog), which does what it says and returns the exit status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+# What each is for, and the module that does it.
+COMMANDS = {
+    "launch": ("start the processes of a training on this machine", "tf_dynemb_cli.launcher"),
+    "server": ("run a parameter server or a worker that knows the ops of tables", "tf_dynemb.server"),
+    "snapshot": ("look into snapshots, convert, merge and compare them", "tf_dynemb.snapshot.__main__"),
+}
+_SHELLS = ("bash", "zsh", "tcsh")
+
+
+def _parser(filled: bool = False) -> argparse.ArgumentParser:
+    """The whole command line; the commands have their arguments only if `filled`."""
+    parser = argparse.ArgumentParser(
+        "tf-dynemb",
+        description="Embeddings with an open vocabulary for TensorFlow: commands beside the library.",
+        epilog="`tf-dynemb COMMAND --help` says more of one.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="print the versions, and end")
+    parser.add_argument(
+        "--print-completion",
+        choices=_SHELLS,
+        metavar="SHELL",
+        help=f"print what completes the command line in {', '.join(_SHELLS)}; needs shtab",
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for name, (what, module) in COMMANDS.items():
+        added = commands.add_parser(name, help=what)
+        if filled:
+            importlib.import_module(module).add_arguments(added)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        argv: the arguments. None: sys.argv's.
+
+    Returns:
+        The exit status: that of the command, or 2 if there is none of this name.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv and argv[0] in COMMANDS:
+        command = importlib.import_module(COMMANDS[argv[0]][1])
+        return command.main(argv[1:], f"tf-dynemb {argv[0]}")
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.version:
+        package, tf = (importlib.import_module(name) for name in ("tf_dynemb", "tensorflow"))
+        print(f"tf_dynemb {package.__version__}, TensorFlow {tf.__version__}")
+    elif args.print_completion:
+        try:
+            import shtab
+        except ImportError:
+            parser.error("--print-completion needs shtab: pip install shtab")
+        print(shtab.complete(_parser(filled=True), args.print_completion))
+    else:
+        parser.print_help()
+    return 0
