@@ -6,7 +6,8 @@
 `python -m tf_dynemb.server` is the same.
 
 It says its address on standard output once it listens, and runs until SIGTERM or SIGINT, upon which it
-ends with exit status 0. Rows that it has are gone then; docs/parameter-servers.md says what survives.
+ends with exit status 0. Rows that it has are gone then; the page "Parameter servers" says what
+survives.
 """
 
 from __future__ import annotations

@@ -54,6 +54,26 @@ def test_relative_links_lead_to_pages(page):
             assert target.exists() and target.is_relative_to(DOCS), link
 
 
+def test_the_sources_name_pages_by_their_titles():
+    """A reader of a docstring has the site, and no repository."""
+    titles = {re.search(r"^# (.+)$", (DOCS / page).read_text(), re.MULTILINE)[1] for page in PAGES}
+    named = {}
+    for path in (ROOT / "tf_dynemb").rglob("*.py"):
+        text = re.sub(r"\s+", " ", path.read_text())
+        named |= dict.fromkeys(re.findall(r"[Pp]age \\?[\"']([^\"'\\]+)\\?[\"']", text), path.name)
+    assert len(named) > 5
+    assert {title: path for title, path in named.items() if title not in titles} == {}
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_docstrings_name_no_files_of_the_repository(name):
+    module, _, attribute = name.rpartition(".")
+    thing = getattr(importlib.import_module(module), attribute)
+    members = [getattr(thing, member) for member in dir(thing) if not member.startswith("_")]
+    for text in (each.__doc__ or "" for each in (thing, *members)):
+        assert re.findall(r"\b(?:docs|cc|tests|examples)/\S+", text) == []
+
+
 def test_the_readme_is_short():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) < 150

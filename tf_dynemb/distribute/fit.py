@@ -75,8 +75,8 @@ def fit(
 
     Raises:
         ValueError: a model that is not compiled, or with steps_per_execution; or of a strategy that is
-            not mirrored; what N replicas cannot train as one does, with the reason: docs/distribution.md
-            has the list; in all processes, batches that differ between them.
+            not mirrored; what N replicas cannot train as one does, with the reason: the page
+            "Distribution" has the list; in all processes, batches that differ between them.
         tf.errors.InvalidArgumentError: under several replicas, inputs, targets or outputs that do not
             have one row for each example.
         TypeError: an x that is none of the above.

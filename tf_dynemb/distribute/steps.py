@@ -43,7 +43,7 @@ class Steps:
             raise ValueError(
                 f"model: it was made in the scope of a {type(self.strategy).__name__}, want a "
                 "MirroredStrategy, MultiWorkerMirroredStrategy or OneDeviceStrategy, or none; on "
-                "parameter servers train in a loop of your own: docs/parameter-servers.md"
+                "parameter servers train in a loop of your own, as the page 'Parameter servers' does"
             )
         self.processes = Processes(self.strategy)
         self._functions = {}

@@ -1,6 +1,6 @@
 """GPUs: which there are, and whether the code of this build runs on them.
 
-A table is on one when its `devices` say so: docs/gpu.md.
+A table is on one when its `devices` say so: see the page "Tables on GPUs".
 """
 
 from tf_dynemb.gpu.devices import GpuDevice, devices

@@ -11,10 +11,10 @@ class SmartDecayAdam(keras.optimizers.Adam):
 
     DynamicEmbeddingOptimizer's Adam leaves rows outside of the batch as they are. Here a row that comes
     back gets the moments that the steps without it would have left, and goes the way that its momentum
-    would have taken it, by the learning rate and the velocity of the step in which it is back; the
-    formula is in cc/core/optimizer/smart_decay_adam.h. A row of every step, and dense variables, are
-    trained as by keras.optimizers.Adam. The optimizer is OneFlow's one_embedding.SmartDecayAdam with
-    Adam's bias correction, which that demands and leaves out, and with weight decay, which it forgets.
+    would have taken it, by the learning rate and the velocity of the step in which it is back. A row of
+    every step, and dense variables, are trained as by keras.optimizers.Adam. The optimizer is OneFlow's
+    one_embedding.SmartDecayAdam with Adam's bias correction, which that demands and leaves out, and with
+    weight decay, which it forgets.
 
     Args:
         As keras.optimizers.Adam, without amsgrad.

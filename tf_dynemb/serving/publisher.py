@@ -40,7 +40,8 @@ class Publisher(keras.callbacks.Callback):
     generation is written, so its rows and weights are those after one step.
 
     Tables that are spread over processes are published by all of them together: each makes a publisher
-    with the same arguments and calls `publish` as a step of the training. See docs/online-learning.md.
+    with the same arguments and calls `publish` as a step of the training. See the page
+    "Online learning, end to end".
 
     Args:
         model_or_tables: a Keras model or layer that is built; or tables without dense weights, a

@@ -28,9 +28,8 @@ def save(path: str | os.PathLike, tables: Tables, base: str = "", follow: bool =
     The new snapshot takes the place of one that is in the folder in a single step, at the end: whatever
     happens before leaves the old one. Others may train, upsert and remove meanwhile: of each row the
     snapshot has value, slots and meta as they were at one moment between the call and its return; a row
-    that is there throughout is in it exactly once, one that comes or goes may be. The format is in
-    cc/core/snapshot/FORMAT.md. Tables in host memory and on GPUs may be in one snapshot; devices write
-    their tables one after the other.
+    that is there throughout is in it exactly once, one that comes or goes may be. Tables in host memory
+    and on GPUs may be in one snapshot; devices write their tables one after the other.
 
     The candidates of a table with admission=MinCount(...) are saved with it, as a table of the name
     "<name>.candidates"; `restore` takes them where the snapshot has them, and otherwise begins to count

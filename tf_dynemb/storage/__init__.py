@@ -1,8 +1,8 @@
 """Where the rows of a table are: in host memory up to a number of bytes, and the others on disk.
 
 Give a table both, from the fastest to the largest: `storage=[HostMemory(max_bytes), Disk(path)]`. Its
-rows, and what it computes, are those of a table in memory, to the last bit. The page "Tables beyond
-memory" says how.
+rows, and what it computes, are those of a table in memory, to the last bit. The page "How to have
+tables beyond memory" says how.
 """
 
 from tf_dynemb.storage.tiers import Disk, HostMemory, Tier

@@ -60,9 +60,9 @@ class TableConfig:
             graph, so of TensorFlow operations. None: no key.
         checkpoint: whether rows go into checkpoints, SavedModels and Keras' files.
         devices: one shard is made for each device string; a single string is a list of one. CPU devices
-            of this process, or of servers that it is connected to, such as "/job:ps/task:0"; see
-            docs/parameter-servers.md. Or GPUs of this process, each once: rows are in their memory, see
-            docs/gpu.md. None means one shard in host memory; in the scope of a
+            of this process, or of servers that it is connected to, such as "/job:ps/task:0"; see the
+            page "Parameter servers". Or GPUs of this process, each once: rows are in their memory,
+            see the page "Tables on GPUs". None means one shard in host memory; in the scope of a
             tf.distribute.ParameterServerStrategy one on each of its parameter servers.
         partitioner: function (keys, shard_num) -> int32 of the keys' shape, the shard of each key. It is
             given int64 keys (n,), fingerprints for strings, and must always give a key the same shard.

@@ -48,7 +48,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
     Made in the scope of a strategy of several processes, a table is sharded across them: process key mod
     processes, rounded down, has the row. Then lookup, upsert, accum and remove are collective, as a step
     of training is: every process calls them, each with keys of its own. size, memory_bytes, export,
-    clear and restrict are about the rows of this process. See docs/distribution.md.
+    clear and restrict are about the rows of this process. See the page "Distribution".
 
     Args:
         config: a TableConfig. None: one of `fields`.

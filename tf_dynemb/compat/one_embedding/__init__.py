@@ -2,7 +2,7 @@
 
 What is different: tables have key spaces of their own, a lookup never makes a row, an embedding can be
 looked up any number of times in a step, and what is wrong is an exception that says so. All rows are in
-the memory of the host so far; see docs/migrating-from-oneembedding.md.
+the memory of the host so far. The page "Migrating from OneEmbedding" says more.
 """
 
 from tf_dynemb.compat.one_embedding.layers import MultiTableEmbedding, MultiTableMultiColumnEmbedding

@@ -2,8 +2,8 @@
 
 Generation 1 is Init, All2AllDenseEmbedding, DistributedEmbedding, OptimizerScope and Saver; generation 2
 is init, Variable, DynamicVariable, lookup_sparse, OptimizerWrapper, dump and load. No Horovod, no GPU
-and no fixed batch is needed; where rows are, and how they travel, is that of every table here. What is
-different is in docs/migrating-from-sok.md.
+and no fixed batch is needed; where rows are, and how they travel, is that of every table here. The page
+"Migrating from SOK" says what is different.
 """
 
 from tf_dynemb.compat.sok import optimizers

@@ -170,7 +170,7 @@ def dump(path: str | os.PathLike, dump_vars, optimizer=None) -> str:
         path: a folder.
         dump_vars: embedding variables, or one, of different names.
         optimizer: not saved, which a warning says. Its count of steps, which Adam needs to go on,
-            is a variable of its own: see docs/snapshots.md.
+            is a variable of its own: see the page "Snapshots".
 
     Returns:
         The id of the snapshot.

@@ -2,7 +2,7 @@
 
     from tf_dynemb.compat import tfra as de
 
-See docs/migrating-from-tfra.md for what is different.
+The page "Migrating from TFRA" says what is different.
 """
 
 from tf_dynemb.compat.tfra import keras, shadow_ops

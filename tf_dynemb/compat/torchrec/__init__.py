@@ -2,7 +2,7 @@
 
     from tf_dynemb.compat import torchrec
 
-See docs/migrating-from-torchrec.md for what is different.
+The page "Migrating from TorchRec" says what is different.
 """
 
 from tf_dynemb.compat.torchrec.collections import EmbeddingBagCollection, EmbeddingCollection

@@ -115,9 +115,10 @@ class EmbeddingBagCollection(_TorchConfigs, embedding_bag_collection.EmbeddingBa
     Args:
         tables: EmbeddingBagConfig for each table; names must differ.
         is_weighted: whether the ids' weights count.
-        device: where all tables are: "cpu" or "meta": host memory; "cuda:1" or "/GPU:1": a GPU
-            (docs/gpu.md); a torch.device means the same. None: host memory, or all servers in the scope
-            of a tf.distribute.ParameterServerStrategy. What is loaded or cloned is where None says.
+        device: where all tables are: "cpu" or "meta": host memory; "cuda:1" or "/GPU:1": a GPU (the page
+            "Tables on GPUs"); a torch.device means the same. None: host memory, or all servers in the
+            scope of a tf.distribute.ParameterServerStrategy. What is loaded or cloned is where None
+            says.
         **kwargs: of keras.layers.Layer.
 
     Raises:
