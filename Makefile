@@ -7,9 +7,10 @@
 #   make test_distributed   those that start several processes; make test_gpu   those of GPUs
 #   make soak    long counts                   make clean   removes what was built; distclean also .venv
 #   make bench   speed beside other libraries  make docs  the site of the documentation, in build/site
+#   make wheels  one for each TensorFlow       make matrix  and the tests beside each
 #
 # Settings: TENSORFLOW=tensorflow==2.16.2 (remembered in .venv), PYTHON=python3.12 (of which .venv is made),
-# DEMO_FLAGS, BENCH_FLAGS, PYTEST_FLAGS, BAZEL_FLAGS, SOAK_SHARE=0.1 (the part of the long counts to run).
+# WHEELS_FOR='2.18.1 2.21.0', DEMO_FLAGS, BENCH_FLAGS, PYTEST_FLAGS, BAZEL_FLAGS, SOAK_SHARE=0.1 (the part of the long counts to run).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -31,7 +32,7 @@ GOOGLETEST := $(or $(TF_DYNEMB_GOOGLETEST),/usr/src/googletest)
 
 CPP_FILES = $(shell find cc benchmarks -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.inc')
 
-.PHONY: help build machine native demo bench docs test test_distributed test_gpu cc_test cc_asan cc_tsan py_test soak lint format wheel clean distclean
+.PHONY: help build machine native demo bench docs test test_distributed test_gpu cc_test cc_asan cc_tsan py_test soak lint format wheel wheels matrix clean distclean
 
 help:
 	@sed -n '1,/^$$/s/^# \?//p' Makefile
@@ -171,6 +172,16 @@ format: $(VENV_STAMP)
 wheel: build
 	@$(BAZEL) build $(BAZEL_FLAGS) //:wheel
 	@mkdir -p dist && install -m 644 bazel-bin/dist/*.whl dist/ && ls dist/*.whl
+
+# One for each TensorFlow, in clones of the last commit: bazel/wheels.sh says more. `matrix` runs the Python tests, too.
+WHEELS_FOR ?= 2.16.2 2.17.1 2.18.1 2.19.1 2.20.0 2.21.0 2.22.0rc0
+MATRIX_TESTS ?= tests/unit tests/property
+
+wheels: machine
+	@bazel/wheels.sh $(WHEELS_FOR)
+
+matrix: machine
+	@MATRIX_TESTS='$(MATRIX_TESTS)' bazel/wheels.sh $(WHEELS_FOR)
 
 clean:
 	@[ ! -e bazel-bin ] || $(BAZEL) clean

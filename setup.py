@@ -8,7 +8,8 @@ Environment:
   TF_DYNEMB_PYTHON      a Python whose TensorFlow to build against, where the search below finds
                         another or none.
   TF_DYNEMB_NATIVE_DIR  a folder with the files of NATIVE, built already; Bazel is then not called
-                        (//:wheel does this).
+                        (//:wheel does this). The version then ends with that of TensorFlow, as
+                        0.1.0+tf2.21.0, so that a folder or an index can hold a wheel for each.
 """
 
 import os
@@ -23,6 +24,7 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 NATIVE = ("_tf_dynemb_ops.so", "_build_info.py")
+NATIVE_DIR = os.environ.get("TF_DYNEMB_NATIVE_DIR")
 
 
 def outer_environment():
@@ -74,6 +76,15 @@ def build_native():
     return ROOT / "bazel-bin" / "tf_dynemb"
 
 
+def version_label():
+    """Returns what the version ends with, of a library that is built already; else nothing."""
+    if not NATIVE_DIR:
+        return ""
+    built = {}
+    exec((Path(NATIVE_DIR) / "_build_info.py").read_text(), built)
+    return f"+tf{built['TENSORFLOW_VERSION']}"
+
+
 class BuildPackage(build_py):
     """Adds the native files to the package; in an editable install, to the source tree."""
 
@@ -82,7 +93,7 @@ class BuildPackage(build_py):
         if not self.editable_mode:
             shutil.rmtree(self.build_lib, ignore_errors=True)  # modules that are no more
         super().run()
-        native = Path(os.environ.get("TF_DYNEMB_NATIVE_DIR") or build_native())
+        native = Path(NATIVE_DIR or build_native())
         package = ROOT if self.editable_mode else Path(self.build_lib)
         for name in NATIVE:
             target = package / "tf_dynemb" / name
@@ -109,4 +120,5 @@ class PlatformDistribution(Distribution):
 setup(
     cmdclass={"build_py": BuildPackage, "bdist_wheel": PlatformWheel},
     distclass=PlatformDistribution,
+    options={"egg_info": {"tag_build": version_label()}},
 )

@@ -13,8 +13,11 @@ def _python_wheel_impl(ctx):
             set -eu
             out=$PWD/$1; python=$2; export TF_DYNEMB_NATIVE_DIR=$PWD/$3
             copy=$(mktemp -d); trap 'rm -rf "$copy"' EXIT
+            umask 022
             for file in $4; do mkdir -p "$copy/$(dirname "$file")"; cp -L "$file" "$copy/$file"; done
             cd "$copy"
+            # The same bytes whenever it is packed.
+            export SOURCE_DATE_EPOCH=315532800
             "$python" setup.py --quiet bdist_wheel --dist-dir "$out" >log 2>&1 || { cat log; exit 1; }
         """,
         arguments = [

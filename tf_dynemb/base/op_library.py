@@ -33,7 +33,8 @@ def _load() -> types.ModuleType:
     if build.TENSORFLOW_VERSION != tf.__version__:
         raise ImportError(
             f"tf_dynemb was built for TensorFlow {build.TENSORFLOW_VERSION}, found TensorFlow "
-            f"{tf.__version__}; {_REBUILD}"
+            f"{tf.__version__}; install the wheel whose version ends with +tf{tf.__version__}, or "
+            f"{_REBUILD}"
         )
     if not LIBRARY_PATH.exists():
         raise ImportError(f"{LIBRARY_PATH} is missing; {_REBUILD}")

