@@ -30,7 +30,7 @@ from test_serving_feed import (
 )
 
 import tf_dynemb
-from tf_dynemb.serving import Publisher, follower_status
+from tf_dynemb.serving import Follower, Publisher, follower_status
 from tf_dynemb.serving.feed import Feed
 
 IDS = int64(range(-50, 150))  # also ids without rows, and ids that are erased
@@ -87,6 +87,12 @@ def test_it_is_the_trainer_at_every_generation(tmp_path):
     del served
     gc.collect()
     assert followers(tmp_path) == []
+
+
+def test_a_model_that_follows_by_itself_takes_no_other_follower(tmp_path):
+    served = tf.saved_model.load(export(make_model(), tmp_path))
+    with pytest.raises(ValueError, match="follows a feed by itself"):
+        Follower(served, tmp_path / "feed")
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])

@@ -84,8 +84,8 @@ class Follower:
 
     Raises:
         TypeError: a model or a path that is none.
-        ValueError: a model without tables, or with several of one name; a number out of range; a name
-            that cannot be one.
+        ValueError: a model without tables, or with several of one name; one that follows a feed by
+            itself; a number out of range; a name that cannot be one.
 
     Example: see Publisher.
     """

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
-
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.serving.follower import FollowerStatus
+from tf_dynemb.serving.served import follower_thread
 
 
 def follower_status(loaded) -> FollowerStatus:
@@ -27,27 +26,24 @@ def follower_status(loaded) -> FollowerStatus:
     """
     if not hasattr(loaded, "signatures"):
         raise TypeError(f"loaded: got {type(loaded).__name__}, want what tf.saved_model.load gave")
-    view = tf.train.TrackableView(loaded)
-    # A table has it as its child, see TableResource.children_to_save.
-    for follower in (view.children(one).get("follower") for one in view.descendants()):
-        if not isinstance(follower, tf.saved_model.experimental.TrackableResource):
-            continue
-        numbers, last_error = ops.dynemb_follower_status(follower.resource_handle)
-        generation, newest, lag_microseconds, *counts = (int(number) for number in numbers)
-        rows, erased, full_copies, errors = counts
-        return FollowerStatus(
-            generation=None if generation < 0 else generation,
-            newest=newest,
-            lag_generations=max(0, newest - max(0, generation)),
-            lag_seconds=lag_microseconds * 1e-6,
-            pinned=None,
-            rows=rows,
-            erased=erased,
-            full_copies=full_copies,
-            errors=errors,
-            last_error=last_error.numpy().decode(errors="replace"),
+    follower = follower_thread(loaded)
+    if follower is None:
+        raise ValueError(
+            "loaded: got a model that does not follow, want one exported with "
+            "tf_dynemb.for_serving(follow=...)"
         )
-    raise ValueError(
-        "loaded: got a model that does not follow, want one exported with "
-        "tf_dynemb.for_serving(follow=...)"
+    numbers, last_error = ops.dynemb_follower_status(follower.resource_handle)
+    generation, newest, lag_microseconds, *counts = (int(number) for number in numbers)
+    rows, erased, full_copies, errors = counts
+    return FollowerStatus(
+        generation=None if generation < 0 else generation,
+        newest=newest,
+        lag_generations=max(0, newest - max(0, generation)),
+        lag_seconds=lag_microseconds * 1e-6,
+        pinned=None,
+        rows=rows,
+        erased=erased,
+        full_copies=full_copies,
+        errors=errors,
+        last_error=last_error.numpy().decode(errors="replace"),
     )

@@ -40,7 +40,7 @@ class Served:
 
     Raises:
         TypeError: something else.
-        ValueError: it has no table; or several of one name.
+        ValueError: it has no table, or several of one name; or it follows a feed by itself.
     """
 
     def __init__(self, model):
@@ -48,6 +48,11 @@ class Served:
             self.tables = {name: table.resource for name, table in tables_by_name(model).items()}
             self._variables = _by_name(_dense_variables(model))
         elif hasattr(model, "signatures"):
+            if follower_thread(model) is not None:
+                raise ValueError(
+                    "loaded_or_model: got a model that follows a feed by itself, want one exported "
+                    "without `follow`, or no Follower: each would apply what the other has applied"
+                )
             objects = list(tf.train.TrackableView(model).descendants())
             self.tables = _tables_among(objects)
             self._variables = _by_name(o for o in objects if isinstance(o, tf.Variable))
@@ -78,6 +83,16 @@ class Served:
         for name, array in arrays.items():
             for variable in self._variables[name]:  # Keras' exports have a second copy of each
                 variable.assign(array)
+
+
+def follower_thread(loaded) -> tf.saved_model.experimental.TrackableResource | None:
+    """What makes a model follow a feed by itself, of one that tf.saved_model.load gave."""
+    view = tf.train.TrackableView(loaded)
+    # A table has it as its child, see TableResource.children_to_save.
+    for follower in (view.children(one).get("follower") for one in view.descendants()):
+        if isinstance(follower, tf.saved_model.experimental.TrackableResource):
+            return follower
+    return None
 
 
 def dense_weights(model) -> dict[str, tf.Variable]:
