@@ -397,9 +397,9 @@ Status ForEachShard(const Context& context, const TableInput& table, Span<const 
                     const Routing& routing,
                     const std::function<Status(const Context&, Table*, const Batch&)>& call) {
   const Shards& shards = keys.space == MemorySpace::kHost ? table.shards : table.in_place;
-  if (const TableOptions& options = table.resource->options();
-      options.is_bounded() && options.have_one_budget()) {
-    // One after the other: which rows find room does not depend on threads.
+  if (table.resource->options().is_bounded()) {
+    // One after the other: which rows find room does not depend on threads. And a call that finds
+    // none waits for others (row_budget.h), for which no thread of the pool is to wait.
     for (size_t s = 0; s < shards.size(); ++s) {
       DYNEMB_RETURN_IF_ERROR(
           call(context, shards[s].get(), {keys, routing.share(static_cast<int>(s))}));
