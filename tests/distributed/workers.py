@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 def free_ports(number):
     """Ports of the loopback that nobody listens on.
 
-    Below those that Linux gives to whoever asks for any (from 32768), which a connection of another
+    Below those that Linux assigns by itself (from 32768), which a connection of another
     job may take before the server has it.
     """
     ports = []
@@ -77,7 +77,7 @@ def wait_for_job(processes, timeout):
             process.send_signal(signal.SIGABRT)
             return process.communicate()[0], True
 
-    # All at once: whoever waits for one alone lets the others' pipes run full.
+    # All at once: to wait for one alone lets the others' pipes run full.
     with concurrent.futures.ThreadPoolExecutor(len(processes)) as threads:
         outputs, late = zip(*threads.map(wait, processes), strict=True)
     assert not any(late), "\n".join(

@@ -170,7 +170,7 @@ def test_set_weights_of_a_clone_copies_rows():
 
 
 def test_set_weights_refuses_arrays_without_rows():
-    """Of weights that went through a file, or are a mean, nobody knows the rows."""
+    """The rows of weights that went through a file, or are a mean, are unknown."""
     model = m.trained()
     clone = keras.models.clone_model(model)
     weights = model.get_weights()

@@ -1,6 +1,6 @@
 """The first training step of a table that has rows gives them slot variables: in all shards at once.
 
-Whoever exports or puts rows in at that moment finds rows of one kind, with or without slot variables,
+An export or an import at that moment finds rows of one kind, with or without slot variables,
 and never bytes that nobody wrote.
 """
 

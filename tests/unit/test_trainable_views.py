@@ -85,7 +85,7 @@ def test_minimize_by_the_trainable_store():
 
 
 def test_two_gradients_of_one_table_are_refused():
-    """Which of them, or their sum, is meant nobody knows; tf.clip_by_global_norm has counted both."""
+    """Whether one of them or their sum is meant is unknown; tf.clip_by_global_norm has counted both."""
     table = de.Variable(dim=2, initializer=1.0)
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
     with tf.GradientTape() as tape:

@@ -19,7 +19,7 @@ def unsupported(
         owner: the function or class, as its user writes it.
         argument: the name of the option.
         got: what it was given.
-        default: what it may be without a word.
+        default: the value that is taken without a warning.
         instead: what happens instead, or what to use.
         changes_results: whether the program computes something else without it.
 

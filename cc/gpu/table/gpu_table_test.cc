@@ -515,7 +515,7 @@ TEST_P(GpuTableTest, MovesWithoutMemoryChangeNothing) {
   EXPECT_EQ(moved->size(), 30'000);
 }
 
-// The memory of a table may be held by whoever holds the table; it is as long as a table is there
+// The memory of a table may be held by any holder of the table; it is as long as a table is there
 // that its rows were moved to.
 TEST_P(GpuTableTest, MovedTablesHoldTheirMemory) {
   int memories = 1;
@@ -744,7 +744,7 @@ TEST_P(GpuTableTest, GivesAllMemoryBack) {
 
 // Streams that read come and go; a writer waits for all of them.
 TEST_P(GpuTableTest, ReadsInManyStreams) {
-  if (on_host()) GTEST_SKIP() << "the host has no streams";
+  if (on_host()) GTEST_SKIP() << "two streams need a GPU; the simulated one runs on the host";
   constexpr int64_t kDim = 64, kKeys = 50'000;
   const auto table = Make(Schema(kDim));
   const Caller call(table.get(), memory());
