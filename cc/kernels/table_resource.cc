@@ -1,9 +1,11 @@
 #include "cc/kernels/table_resource.h"
 
 #include <algorithm>
+#include <memory>
 #include <set>
 
 #include "cc/core/base/run_calls.h"
+#include "cc/core/base/shared_tasks.h"
 #include "cc/core/lookup/dedup.h"
 #include "cc/core/lookup/widen.h"
 #include "cc/core/snapshot/writer.h"
@@ -13,7 +15,6 @@
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/platform/threadpool.h"
-#include "tensorflow/core/util/work_sharder.h"
 
 namespace dynemb {
 
@@ -186,10 +187,25 @@ int PoolExecutor::concurrency() const { return std::max(1, pool_->NumThreads());
 
 void PoolExecutor::RunEach(int64_t tasks, int64_t nanoseconds_per_task,
                            const std::function<void(int64_t)>& task) {
-  tensorflow::Shard(concurrency(), pool_, tasks, std::max<int64_t>(1, nanoseconds_per_task),
-                    [&](int64_t begin, int64_t end) {
-                      for (int64_t i = begin; i < end; ++i) task(i);
-                    });
+  // As many threads as TensorFlow's ParallelFor takes for so much work.
+  constexpr double kNanosecondsOfThread = 100'000;
+  const double work = static_cast<double>(tasks) * static_cast<double>(nanoseconds_per_task);
+  const double most = static_cast<double>(std::min<int64_t>(concurrency(), tasks));
+  const int64_t threads =
+      static_cast<int64_t>(std::clamp(work / kNanosecondsOfThread - 0.1, 1.0, std::max(1.0, most)));
+  if (threads <= 1) {
+    for (int64_t i = 0; i < tasks; ++i) task(i);
+    return;
+  }
+  const auto shared =
+      std::make_shared<SharedTasks>(tasks, std::max<int64_t>(1, tasks / (8 * threads)), &task);
+  // The caller alone can do them all: while it holds a lock, threads of the pool may all wait for
+  // it.
+  for (int64_t t = 1; t < threads; ++t) {
+    if (!OrNoMemory([&] { pool_->Schedule([shared] { shared->Work(); }); }).ok()) break;
+  }
+  shared->Work();
+  shared->Wait();
 }
 
 absl::Status ToTensorFlow(const Status& status) {

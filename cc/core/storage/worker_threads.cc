@@ -1,7 +1,6 @@
 #include "cc/core/storage/worker_threads.h"
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -11,6 +10,8 @@
 #include <new>
 #include <system_error>
 #include <thread>
+
+#include "cc/core/base/shared_tasks.h"
 
 namespace dynemb {
 namespace {
@@ -37,9 +38,7 @@ class WorkerThreads final : public Executor {
       for (int64_t i = 0; i < tasks; ++i) task(i);
       return;
     }
-    const auto call = std::make_shared<Call>();
-    call->tasks = tasks;
-    call->task = &task;
+    const auto call = std::make_shared<SharedTasks>(tasks, 1, &task);
     int64_t helpers = 0;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -49,46 +48,27 @@ class WorkerThreads final : public Executor {
       }
     }
     for (int64_t i = 0; i < helpers; ++i) work_.notify_one();
-    Work(call.get());
-    std::unique_lock<std::mutex> lock(call->mutex);
-    call->all_done.wait(lock, [&] { return call->done == tasks; });
-  }
-
-  struct Call {
-    int64_t tasks;
-    const std::function<void(int64_t)>* task;  // not used when all have begun
-    std::atomic<int64_t> next{0};
-    std::mutex mutex;
-    std::condition_variable all_done;
-    int64_t done = 0;
-  };
-
-  static void Work(Call* call) {
-    int64_t ran = 0;
-    for (int64_t i; (i = call->next.fetch_add(1)) < call->tasks; ++ran) (*call->task)(i);
-    if (ran == 0) return;
-    std::lock_guard<std::mutex> lock(call->mutex);
-    call->done += ran;
-    if (call->done == call->tasks) call->all_done.notify_all();
+    call->Work();
+    call->Wait();
   }
 
   void Serve() {
     for (;;) {
-      std::shared_ptr<Call> call;
+      std::shared_ptr<SharedTasks> call;
       {
         std::unique_lock<std::mutex> lock(mutex_);
         work_.wait(lock, [this] { return !calls_.empty(); });
         call = std::move(calls_.front());
         calls_.pop_front();
       }
-      Work(call.get());
+      call->Work();
     }
   }
 
   int started_ = 0;
   std::mutex mutex_;
   std::condition_variable work_;
-  std::deque<std::shared_ptr<Call>> calls_;
+  std::deque<std::shared_ptr<SharedTasks>> calls_;
 };
 
 int Processors() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
