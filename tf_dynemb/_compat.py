@@ -295,6 +295,15 @@ def count_of_calls(optimizer) -> keras.Variable:
     return optimizer._iterations if optimizer.gradient_accumulation_steps else optimizer.iterations
 
 
+def accumulated_gradient(optimizer, variable) -> keras.Variable:
+    """The sum of the gradients of a variable since the last update, of an optimizer that is built.
+
+    Keras has no public getter. Without it global_clipnorm could not clip dense variables and tables
+    together.
+    """
+    return optimizer._accumulated_gradients[optimizer._get_variable_index(variable)]
+
+
 def archive_of(store):
     """The `.keras` archive that a store of Keras lies in; None if it is a file of its own."""
     return getattr(store, "archive", None)

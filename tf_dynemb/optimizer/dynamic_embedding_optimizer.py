@@ -60,8 +60,8 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             keras.optimizers, tf_dynemb.RowwiseAdagrad or tf_dynemb.SmartDecayAdam. Others are refused
             with the reason. Or the name or config of one, as keras.optimizers.get takes it.
             gradient_accumulation_steps means what it means in Keras: gradients of so many steps are
-            summed, of a table those of the rows that occur, and their mean trains; without
-            global_clipnorm. use_ema, ema_momentum and ema_overwrite_frequency, too: rows have moving
+            summed, of a table those of the rows that occur, and their mean is clipped and trains.
+            use_ema, ema_momentum and ema_overwrite_frequency, too: rows have moving
             averages, which are moved at each of their updates by all steps since the last one, and
             take the rows' places every so many steps and at the end of fit; without
             gradient_accumulation_steps, and for tables that neither admit nor evict. Both keep a table
@@ -112,11 +112,6 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         if isinstance(inner_optimizer, (str, Mapping)):
             inner_optimizer = keras.optimizers.get(inner_optimizer)
         rule_of(inner_optimizer, untouched_rows)
-        if inner_optimizer.gradient_accumulation_steps and inner_optimizer.global_clipnorm:
-            raise ValueError(
-                "gradient_accumulation_steps: got them with global_clipnorm, want clipnorm or "
-                "clipvalue: what is to be clipped together is summed apart"
-            )
         if inner_optimizer.gradient_accumulation_steps and inner_optimizer.use_ema:
             raise ValueError("gradient_accumulation_steps: got them with use_ema, want one of the two")
         super().__init__(learning_rate=0.0, name=name)
@@ -352,34 +347,61 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
                     f"{option}: got {getattr(inner, option)} of an optimizer that was built without, "
                     "want it when it is made"
                 )
-        if not steps and is_on(inner.global_clipnorm):
-            gradients, dense = self._clipped_together(gradients, handles, dense)
-        if not steps:
-            gradients = self._clipped(gradients, handles)
+        if steps:
+            return self._train_on_means(steps, gradients, handles, dense)
+        if is_on(inner.global_clipnorm):
+            gradients = [sum_by_key(*pair) for pair in zip(gradients, handles, strict=True)]
+            present = [unscaled(g, inner.loss_scale_factor) for g, _ in dense if g is not None]
+            shrink = self._global_shrink(gradients, handles, present)
+            gradients = [scaled(g, shrink) for g in gradients]
+            # The inner optimizer clips by the norm over dense variables, which then changes nothing.
+            dense = with_changed(dense, lambda present: [scaled(g, shrink) for g in present])
+        gradients = self._clipped(gradients, handles)
 
         def update(strategy=None):
             del strategy
-            if steps:
-                return [self._train_each(steps, gradients, handles)]
             if self._averages is not None:
                 return self._train_with_averages(gradients, handles)
             return apply_rules(gradients, handles, inner, self.untouched_rows)
 
         return dense, update() if replica is None else replica.merge_call(update)
 
-    def _train_each(self, steps: int, gradients: list, handles: list) -> tf.Tensor:
-        """Adds gradients up, and trains tables on their mean in each of so many steps."""
+    def _train_on_means(self, steps: int, gradients: list, handles: list, dense: list) -> tuple:
+        """Adds gradients up, and trains tables on their mean in each of so many steps.
+
+        Returns:
+            The dense pairs for the inner optimizer, which adds those up, and the operations that train
+            tables.
+        """
+        inner = self.inner_optimizer
         for gradient, handle in zip(gradients, handles, strict=True):
             self._sums.add(gradient, handle)
 
         def train():
-            means = self._clipped([self._sums.take(handle, steps) for handle in handles], handles)
-            done = apply_rules(means, handles, self.inner_optimizer, self.untouched_rows)
+            means, shrink = [self._sums.take(handle, steps) for handle in handles], one
+            if is_on(inner.global_clipnorm):
+                sums = [
+                    (_compat.accumulated_gradient(inner, v), unscaled(g, inner.loss_scale_factor))
+                    for g, v in dense
+                    if g is not None
+                ]
+                dense_means = [scaled(before + g, 1 / steps) for before, g in sums]
+                shrink = self._global_shrink(means, handles, dense_means)
+                means = [scaled(mean, shrink) for mean in means]
+                # The inner optimizer adds the last gradient, which is scaled below, and divides.
+                for before, _ in sums:
+                    before.assign(scaled(before, shrink))
+            means = self._clipped(means, handles)
+            done = apply_rules(means, handles, inner, self.untouched_rows)
             with tf.control_dependencies([op for op in done if op is not None]):
-                return tf.constant(True)
+                return tf.identity(shrink)
 
-        is_due = tf.equal((_compat.count_of_calls(self.inner_optimizer) + 1) % steps, 0)
-        return tf.cond(is_due, train, lambda: tf.constant(False))
+        one = tf.constant(1.0, tf.float64)
+        is_due = tf.equal((_compat.count_of_calls(inner) + 1) % steps, 0)
+        shrink = tf.cond(is_due, train, lambda: one)
+        if is_on(inner.global_clipnorm):
+            dense = with_changed(dense, lambda present: [scaled(g, shrink) for g in present])
+        return dense, [shrink]
 
     def _train_with_averages(self, gradients: list, handles: list) -> list:
         """Trains tables, and takes their rows into the moving averages of those."""
@@ -421,18 +443,17 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             return [tf.clip_by_value(g, -inner.clipvalue, inner.clipvalue) for g in gradients]
         return gradients
 
-    def _clipped_together(self, gradients: list, handles: list, dense: list) -> tuple:
-        """Clips by the norm over all tables and dense variables."""
-        inner = self.inner_optimizer
-        gradients = [sum_by_key(*pair) for pair in zip(gradients, handles, strict=True)]
-        norms = norms_of(gradients, handles)
-        norms += [norm_of(unscaled(g, inner.loss_scale_factor)) for g, _ in dense if g is not None]
-        norm = tf.norm(tf.stack(norms))
+    def _global_shrink(self, gradients: list, handles: list, dense: list) -> tf.Tensor:
+        """The factor by which global_clipnorm scales all gradients: of tables, and dense ones.
+
+        Args:
+            gradients: of the tables, in which each key comes once.
+            handles: of the tables.
+            dense: gradients of dense variables, without a scale of the loss.
+        """
+        norm = tf.norm(tf.stack(norms_of(gradients, handles) + list(map(norm_of, dense))))
         # As in Keras, a norm that is not finite makes all gradients NaN: norm - norm is 0 or NaN.
-        shrink = shrink_to(inner.global_clipnorm, norm) + (norm - norm)
-        # The inner optimizer clips by the same norm again, which then changes nothing.
-        dense = with_changed(dense, lambda present: [scaled(g, shrink) for g in present])
-        return [scaled(g, shrink) for g in gradients], dense
+        return shrink_to(self.global_clipnorm, norm) + (norm - norm)
 
     def rule_name_of(self, handle: TableHandle) -> str:
         """The engine's name of the rule that trains a table, such as "adam"."""
