@@ -28,6 +28,17 @@ def make(policy=TIME, shards=2, dim=1, **arguments):
     return tf_dynemb.Variable(dim=dim, devices=devices, restrict_policy=policy, **arguments)
 
 
+@pytest.mark.parametrize("policy", [TIME, FREQUENCY])
+def test_a_policy_without_a_table_is_as_good_as_its_class(policy):
+    table = tf_dynemb.Variable(restrict_policy=policy())
+    put(table, [1, 2])
+    assert type(table.restrict_policy) is policy
+    assert sorted(table.restrict_policy.status[0].numpy()) == [1, 2]
+    for use in (lambda: policy().status, lambda: policy().apply_restriction(1)):
+        with pytest.raises(ValueError, match=f"{policy.__name__}: got no Variable when it was made"):
+            use()
+
+
 def put(table, keys):
     table.upsert(int64(keys), tf.zeros([len(keys), table.dim]))
 

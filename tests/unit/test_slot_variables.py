@@ -152,6 +152,13 @@ def test_string_and_int32_keys():
         assert slot.export()[0].dtype == table.export()[0].dtype
 
 
+def test_the_inner_optimizer_stands_for_the_one_around_it(adam):
+    table, optimizer, slots = adam
+    found = table.get_slot_variables(optimizer.inner_optimizer)
+    assert [slot.name for slot in found] == [slot.name for slot in slots]
+    assert tf_dynemb.Variable(dim=2).get_slot_variables(optimizer.inner_optimizer) == []
+
+
 def test_optimizers_that_have_not_trained_the_table(adam):
     table, optimizer, slots = adam
     assert len(slots) == 2

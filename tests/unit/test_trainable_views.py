@@ -234,3 +234,28 @@ def test_dtypes_of_what_a_sparse_lookup_is_given():
         table.verify_embedding_weights(weights, weights)
     with pytest.raises(TypeError, match="sparse_weights: got int64, the table's value_dtype is float32"):
         table.verify_embedding_weights(ids, ids)
+
+
+@pytest.mark.parametrize("kind", ["handle", "shadow"])
+def test_handles_are_arguments_of_functions(kind):
+    """A function is traced once for each table, and trains the one that it is given."""
+    tables = [tf_dynemb.Variable(dim=2, name=name, initializer=1.0) for name in ("users", "items")]
+    handles = [t.handle if kind == "handle" else de.shadow_ops.ShadowVariable(t) for t in tables]
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build(handles)
+    traced = []
+
+    @tf.function
+    def step(handle, ids):
+        traced.append(handle)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(de.shadow_ops.embedding_lookup(handle, ids))
+        optimizer.apply_gradients([(tape.gradient(loss, handle), handle)])
+
+    for handle, key in zip(handles * 2, [1, 2, 1, 3], strict=True):
+        step(handle, int64([key]))
+    assert [values_of(table) for table in tables] == [{1: [-1, -1]}, {2: [0, 0], 3: [0, 0]}]
+    assert [handle is known for handle, known in zip(traced, handles, strict=True)] == [True, True]
+    concrete = step.get_concrete_function(handles[0], tf.TensorSpec([None], tf.int64))
+    concrete(handles[0], int64([4]))
+    assert values_of(tables[0])[4] == [0, 0]

@@ -57,6 +57,14 @@ def test_every_method_is_an_operation(graph, devices):
         assert session.run(size) == 0
 
 
+def test_lookup_needs_no_initializer_as_upsert_needs_none(graph):
+    table = tf_dynemb.Variable(dim=2, initializer=3.0)
+    upsert, lookup = table.upsert(int64([1]), [[1.0, 2.0]]), table.lookup(int64([1, 2]))
+    with v1.Session() as session:
+        session.run(upsert)
+        assert session.run(lookup).tolist() == [[1, 2], [3, 3]]
+
+
 def test_sessions_have_rows_of_their_own(graph):
     table = tf_dynemb.Variable()
     upsert, size = table.upsert(int64([1]), [[1.0]]), table.size()

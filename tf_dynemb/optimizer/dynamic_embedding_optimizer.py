@@ -166,6 +166,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             handle.check_rule(rule)
             _check_slots(handle, rule)
             handle.rule_name = rule.name
+            handle.inner_optimizers.add(self.inner_optimizer)
         with tf.init_scope():
             if self.inner_optimizer.gradient_accumulation_steps:
                 self._sums = GradientSums(handles_in(variables))

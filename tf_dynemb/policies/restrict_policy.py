@@ -29,7 +29,8 @@ class RestrictPolicy(abc.ABC):
     calls. Numbers are saved with the rows; variables that `now` reads are yours to save.
 
     Args:
-        var: the Variable whose rows are restricted.
+        var: the Variable whose rows are restricted. None: of no table, to be given to one that is made,
+            which takes the class of it.
 
     Raises:
         TypeError: a subclass that overrides apply_update, which TFRA's policies have: nothing calls it.
@@ -65,8 +66,23 @@ class RestrictPolicy(abc.ABC):
                 f"{cls.__name__}.meta_field: got {cls.meta_field!r}, want 'used' or 'count'"
             )
 
-    def __init__(self, var: Table):
-        self.var = var
+    def __init__(self, var: Table | None = None):
+        self._var = var
+
+    @property
+    def var(self) -> Table:
+        """The Variable whose rows are restricted.
+
+        Raises:
+            ValueError: the policy was made without one.
+        """
+        if self._var is None:
+            raise ValueError(
+                f"{type(self).__name__}: got no Variable when it was made, want "
+                f"{type(self).__name__}(variable), or the policy that a Variable has, "
+                "variable.restrict_policy"
+            )
+        return self._var
 
     @abc.abstractmethod
     def now(self):

@@ -35,6 +35,35 @@ class _WeightOfTable(np.ndarray):
     handle = staticmethod(lambda: None)
 
 
+class _HandleArgument(tf.types.experimental.TraceType):
+    """What a tf.function knows of a handle among its arguments: which one it is.
+
+    So it is traced once for each table, with the handle itself in its body. (Otherwise TensorFlow would
+    make a tensor of what np.asarray gives.)
+    """
+
+    def __init__(self, handle: TableHandle):
+        self._handle = weakref.ref(handle)
+
+    def is_subtype_of(self, other) -> bool:
+        return self == other
+
+    def most_specific_common_supertype(self, others):
+        return self if all(self == other for other in others) else None
+
+    def placeholder_value(self, placeholder_context=None) -> TableHandle | None:
+        return self._handle()
+
+    def cast(self, value, cast_context):
+        return value
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, _HandleArgument) and self._handle is other._handle
+
+    def __hash__(self) -> int:
+        return id(self._handle)
+
+
 class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable):
     """The trainable weight of a table. Made by the table; pass it where a variable is asked for."""
 
@@ -43,6 +72,8 @@ class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable
         # value crashes MultiWorkerMirroredStrategy, and autocasting breaks mixed precision.
         self._optimizers_at_work = 0
         self.rule_name = ""  # of the optimizer that was built on it
+        # Those inside of the optimizers that were built on it.
+        self.inner_optimizers: weakref.WeakSet[keras.optimizers.Optimizer] = weakref.WeakSet()
         self.optimizer_config: TableOptimizerConfig | None = None
         self.max_rows: int | None = None  # that training may make it have
         self.max_rows_argument = ""  # of whoever made the table, for the error
@@ -86,6 +117,10 @@ class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable
         raise AttributeError(
             f"TableHandle has no attribute {name!r}: it is the handle of a dynamic table, {hint}"
         )
+
+    def __tf_tracing_type__(self, context) -> _HandleArgument:
+        """Lets a tf.function take it as an argument."""
+        return _HandleArgument(self)
 
     def limit_rows(self, max_rows: int, argument: str) -> None:
         """Lets training make so many rows and no more; by which argument, for the error."""

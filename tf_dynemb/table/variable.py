@@ -258,8 +258,8 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         """Read-only views of what an optimizer keeps in the rows, one for each slot of its rule.
 
         Args:
-            optimizer: a DynamicEmbeddingOptimizer, or what is around it. Slots are found when their rows
-                have them, so not in a graph that a session runs.
+            optimizer: a DynamicEmbeddingOptimizer, what is around it, or its inner optimizer. Slots are
+                found when their rows have them, so not in a graph that a session runs.
 
         Returns:
             Views in the rule's order; none if the optimizer has not trained this table.
@@ -295,7 +295,9 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         Raises:
             TypeError: keys of another dtype.
         """
-        values, exists = self._read(self._keys(keys), name)
+        # Not the weight, for there is no gradient: in a session it would have to be initialized.
+        weight = tf.zeros([0, self.dim], self.handle.dtype)
+        values, exists = self._read(self._keys(keys), name, weight)
         values = tf.stop_gradient(tf.cast(values, self.value_dtype))
         return (values, exists) if return_exists else values
 
@@ -543,12 +545,16 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         """Is told of every lookup through which gradients flow, and of its name."""
         del name
 
-    def _read(self, keys: tf.Tensor, name: str | None) -> tuple[tf.Tensor, tf.Tensor]:
+    def _read(
+        self, keys: tf.Tensor, name: str | None, weight: tf.Tensor | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """values (..., dim) and exists (...) of what _keys gives, with their gradient.
 
-        Rows of 16 bits are read as float32, so that their gradients are summed in float32.
+        Rows of 16 bits are read as float32, so that their gradients are summed in float32. The gradient
+        goes to `weight` (0, dim); None: to the handle.
         """
-        weight = self.handle.value.read_value()  # a tape watches a variable when it is read
+        if weight is None:
+            weight = self.handle.value.read_value()  # a tape watches a variable when it is read
         if self.exchange is None:
             return self.resource.lookup(weight, keys, name)
         if not self.value_dtype.is_floating:

@@ -144,6 +144,8 @@ def slot_variables(table: Table, optimizer) -> list[SlotVariable]:
 
 def _trains(optimizer, table: Table, rule: str) -> bool:
     """Whether an optimizer, or one that it wraps, was built on the table and trains by this rule."""
+    if optimizer in table.handle.inner_optimizers:
+        return table.handle.rule_name == rule
     while optimizer is not None:
         rule_name_of = getattr(optimizer, "rule_name_of", None)
         if rule_name_of is not None and rule_name_of(table.handle) == rule:
