@@ -79,6 +79,11 @@ required(
     "_use_weight_decay",
     "exclude_from_weight_decay would have no effect on tables",
 )
+required(
+    keras.optimizers.Optimizer,
+    "_get_variable_index",
+    "global_clipnorm could not clip accumulated gradients of tables and dense variables together",
+)
 for _name in (
     "_trackable_children",
     "_serialize_to_tensors",

@@ -309,6 +309,7 @@ def test_a_layer_and_its_file_have_the_limit(tmp_path):
 
 
 def test_a_table_of_another_limit_is_another_table():
-    de.get_variable("hkv_of_a_name", kv_creator=hkv(4, 6))
+    table = de.get_variable("hkv_of_a_name", kv_creator=hkv(4, 6))  # held, so that it is there
     with pytest.raises(ValueError, match="max_rows"):
         de.get_variable("hkv_of_a_name", kv_creator=hkv(4, 7))
+    assert table.config.max_rows == 6

@@ -1,7 +1,10 @@
 """Variable: where it can be made and used: tf.function, tf.data, strategy scopes."""
 
 import gc
+import threading
+import weakref
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -134,6 +137,82 @@ def test_tables_of_one_name_share_nothing():
     first, second = (tf_dynemb.Variable(dim=1, name="twin") for _ in range(2))
     first.upsert(int64([1]), [[1.0]])
     assert int(second.size()) == 0
+
+
+def trained(table):
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, int64([1])))
+    optimizer.apply([tape.gradient(loss, table.handle)], [table.handle])
+
+
+def called(table):
+    tf.function(table.lookup)(int64([1]))
+
+
+USES = {
+    "none": lambda table: None,
+    "written": lambda table: table.upsert(int64([1]), [[1.0]]),
+    "trained": trained,
+    "called": called,
+    "its handle": lambda table: table.handle,
+    "exported": lambda table: table.export(),
+    "its shards": lambda table: table.tables,
+}
+OPTIONS = {
+    "plain": {},
+    "shards": {"devices": ["/CPU:0"] * 2},
+    "restricts": {"restrict_policy": tf_dynemb.TimestampRestrictPolicy},
+    "evicts": {"max_rows": 3, "eviction": tf_dynemb.policies.LRU()},
+    "admits": {"admission": tf_dynemb.policies.MinCount(2)},
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_table_is_freed_without_the_garbage_collector(options, use):
+    """As soon as nobody holds it: rows may take gigabytes, of which the collector knows nothing."""
+    gc.collect()
+    gc.disable()
+    try:
+        table = tf_dynemb.Variable(dim=1, **OPTIONS[options])
+        USES[use](table)
+        alive = [weakref.ref(table), weakref.ref(table.resource)]
+        del table
+        assert [it() for it in alive] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_handle_holds_its_table_and_is_made_again_as_it_was():
+    table = tf_dynemb.Variable(dim=1, name="users", max_rows=4, optimizer="adagrad")
+    table.handle.trainable = False
+    value, path, first = id(table.handle.value), table.handle.path, weakref.ref(table.handle)
+    assert first() is None
+    assert (id(table.handle.value), table.handle.path) == (value, path)
+    assert table.handle.max_rows == 4 and not table.handle.trainable
+    assert isinstance(table.handle.optimizer_config.optimizer, keras.optimizers.Adagrad)
+    handle = table.handle
+    assert table.handle is handle
+    alive = weakref.ref(table)
+    del table
+    assert handle.table is alive()
+
+
+def test_threads_get_one_handle():
+    table = tf_dynemb.Variable(dim=1)
+    barrier, found = threading.Barrier(8), []
+
+    def look():
+        barrier.wait()
+        found.append(table.handle)
+
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and all(handle is found[0] for handle in found)
 
 
 def test_a_table_that_nobody_holds_is_freed():

@@ -7,6 +7,8 @@ second table to look up, to save or to lose.
 from __future__ import annotations
 
 import abc
+import weakref
+from collections.abc import Callable
 
 import keras
 import numpy as np
@@ -67,22 +69,31 @@ class RestrictPolicy(abc.ABC):
             )
 
     def __init__(self, var: Table | None = None):
-        self._var = var
+        self.var = var
 
     @property
     def var(self) -> Table:
         """The Variable whose rows are restricted.
 
         Raises:
-            ValueError: the policy was made without one.
+            ValueError: the policy was made without one, or is that of a Variable which nobody holds.
         """
-        if self._var is None:
+        var = self._get_var()
+        if var is None:
             raise ValueError(
-                f"{type(self).__name__}: got no Variable when it was made, want "
-                f"{type(self).__name__}(variable), or the policy that a Variable has, "
-                "variable.restrict_policy"
+                f"{type(self).__name__}: got no Variable when it was made, or nobody holds it any more; "
+                f"want {type(self).__name__}(variable), or variable.restrict_policy of a Variable that "
+                "you keep"
             )
-        return self._var
+        return var
+
+    @var.setter
+    def var(self, var: Table | None):
+        self._get_var: Callable[[], Table | None] = lambda: var
+
+    def is_held_by_its_table(self) -> None:
+        """Called by the table, which holds the policy: a policy that held it too would keep it alive."""
+        self._get_var = weakref.ref(self.var)
 
     @abc.abstractmethod
     def now(self):

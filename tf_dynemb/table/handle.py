@@ -8,6 +8,7 @@ variable. It holds no numbers. For checkpoints and Keras' files it stands for th
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -22,8 +23,8 @@ from tf_dynemb.optimizer.rules import Rule
 from tf_dynemb.optimizer.table_optimizer_config import TableOptimizerConfig
 from tf_dynemb.table import keras_files
 
-# Handles by the id of the tf.Variable below them, which they keep alive.
-_by_variable: weakref.WeakValueDictionary[int, TableHandle] = weakref.WeakValueDictionary()
+# Tables by the id of the tf.Variable below their handles, which they keep alive.
+_by_variable: weakref.WeakValueDictionary[int, Table] = weakref.WeakValueDictionary()
 
 # What only tf.Variables have.
 _ASKED_BY_OPTIMIZERS_OF_TF_1 = ("_in_graph_mode", "_unique_id", "op")
@@ -67,6 +68,8 @@ class _HandleArgument(tf.types.experimental.TraceType):
 class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable):
     """The trainable weight of a table. Made by the table; pass it where a variable is asked for."""
 
+    __slots__ = ("table",)  # and not among the attributes, which the table keeps: see HandleOfTable
+
     def __init__(self, table: Table, trainable: bool, name: str):
         # The zeros initializer and autocast=False are needed: an array of shape (0, dim) as initial
         # value crashes MultiWorkerMirroredStrategy, and autocasting breaks mixed precision.
@@ -89,7 +92,7 @@ class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable
             autocast=False,
             name=name,
         )
-        _by_variable[id(self.value)] = self
+        _by_variable[id(self.value)] = table
 
     @property
     def overwrite_with_gradient(self) -> bool:
@@ -204,6 +207,30 @@ class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable
         return self.value
 
 
+class HandleOfTable:
+    """What a table has of its handle: not the handle itself, which holds the table.
+
+    Python frees objects that hold each other only when its garbage collector runs, and a table may take
+    gigabytes. So the table keeps the attributes of the handle, of which the handle is made again if
+    nobody has held it meanwhile.
+    """
+
+    def __init__(self, handle: TableHandle):
+        self._attributes = handle.__dict__ = dict(vars(handle))
+        self._handle = weakref.ref(handle)
+        self._lock = threading.Lock()
+
+    def of(self, table: Table) -> TableHandle:
+        """The handle, of which there is one at a time."""
+        with self._lock:
+            handle = self._handle()
+            if handle is None:
+                handle = TableHandle.__new__(TableHandle)
+                handle.__dict__, handle.table = self._attributes, table
+                self._handle = weakref.ref(handle)
+        return handle
+
+
 def _dtype_of_weight(table: Table) -> tf.DType:
     """The dtype of gradients: that of the rows, or float32 for rows of 16 bits, whose sums overflow.
 
@@ -216,7 +243,8 @@ def _dtype_of_weight(table: Table) -> tf.DType:
 
 def handle_of(variable):
     """The handle above a tf.Variable, which tf.Module.trainable_variables lists; else the variable."""
-    return _by_variable.get(id(variable), variable)
+    table = _by_variable.get(id(variable))
+    return variable if table is None else table.handle
 
 
 def handles_in(variables: Iterable) -> list[TableHandle]:

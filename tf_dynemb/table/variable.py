@@ -24,7 +24,7 @@ from tf_dynemb.shard.fetched_rows import fetched_rows_view
 from tf_dynemb.shard.partitioner import default_partition_fn
 from tf_dynemb.storage.tiers import engine_text
 from tf_dynemb.table.devices import device_list, is_gpu, place_of
-from tf_dynemb.table.handle import TableHandle
+from tf_dynemb.table.handle import HandleOfTable, TableHandle
 from tf_dynemb.table.limits import Limits
 from tf_dynemb.table.sharded_table import ShardedTable
 from tf_dynemb.table.table_config import TableConfig
@@ -91,6 +91,8 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         self.shard_num = len(self.devices)
         policy = config.restrict_policy
         self._restrict_policy = None if policy is None else policy(self)
+        if self._restrict_policy is not None:
+            self._restrict_policy.is_held_by_its_table()
         places = {place_of(device) for device in self.devices}
         in_one_place = len(places) == 1 and (None in places or is_gpu(self.devices[0]))
         if self.keep_keys and not in_one_place:
@@ -154,12 +156,13 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
                         "each other for room for a number of rows; want on_full='decline' or an "
                         "eviction with it"
                     )
-        self._handle = TableHandle(self, self.trainable, self.name.replace("/", "."))
-        self._handle.optimizer_config = config.optimizer
+        handle = TableHandle(self, self.trainable, self.name.replace("/", "."))
+        handle.optimizer_config = config.optimizer
         if config.max_rows is not None and (config.refuses_when_full or not config.is_bounded):
-            self._handle.limit_rows(config.max_rows, "max_rows")
+            handle.limit_rows(config.max_rows, "max_rows")
+        self._handle = HandleOfTable(handle)
         self._candidates = self._make_candidates()
-        self._weight = self._handle.value  # TensorFlow tracks it; Keras' variable it does not know
+        self._weight = handle.value  # TensorFlow tracks it; Keras' variable it does not know
         self._saveable_of_name = self.resource.join_savers(self.name)
         # Gives the store of Keras that has its rows, while that is open: layers may share the table.
         self.store_of_keras: Callable = lambda: None
@@ -234,7 +237,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
     @property
     def handle(self) -> TableHandle:
         """The weight of shape (0, dim) that stands for this table in gradients and optimizers."""
-        return self._handle
+        return self._handle.of(self)
 
     @property
     def candidates(self) -> Variable | None:
@@ -404,7 +407,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         """
         config = dataclasses.replace(self.config, optimizer=optimizer)
         done = self.resource.reset_optimizer()
-        self.config, self._handle.optimizer_config = config, config.optimizer
+        self.config, self.handle.optimizer_config = config, config.optimizer
         return done
 
     def restrict(self, num_reserved, trigger=None, name: str | None = None, **kwargs):
