@@ -32,7 +32,7 @@ GOOGLETEST := $(or $(TF_DYNEMB_GOOGLETEST),/usr/src/googletest)
 
 CPP_FILES = $(shell find cc benchmarks -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.inc')
 
-.PHONY: help build machine native demo bench docs test test_distributed test_gpu cc_test cc_asan cc_tsan py_test soak lint format wheel wheels matrix clean distclean
+.PHONY: help build machine native demo bench docs test test_distributed test_gpu cc_test cc_asan cc_tsan cc_aarch64 py_test soak lint format wheel wheels matrix clean distclean
 
 help:
 	@sed -n '1,/^$$/s/^# \?//p' Makefile
@@ -116,6 +116,11 @@ cc_asan: build
 
 cc_tsan: build
 	@$(call run_cc_tests,--config=tsan --test_timeout=2400)
+
+# For 64-bit ARM: Debian's cross compiler, and an emulator that runs the tests.
+cc_aarch64: $(CONFIG)
+	@bazel/system_packages.sh aarch64
+	@$(call run_cc_tests,--config=aarch64 --test_timeout=2400,$(TESTS))
 
 # A process for each core, with TensorFlow in each: PYTEST_FLAGS='-n 0' has one alone. What the tests of
 # a file share is made once. The files come in order of names, in which those with the longest tests are not last.

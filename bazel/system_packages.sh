@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Installs the Debian or Ubuntu packages that the build needs and this machine lacks, if root or `sudo -n` allows it;
 # otherwise prints the one line that does it, and stops. Quick and silent where all is there.
+#   bazel/system_packages.sh            what the build needs
+#   bazel/system_packages.sh aarch64    and what `make cc_aarch64` does
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 
@@ -19,7 +21,12 @@ why_no_python=$("$here/find_python.sh" 2>&1 >/dev/null) || python=missing
 "$here/bazel.sh" --major >/dev/null 2>&1 || bazel=missing
 [[ -d ${TF_DYNEMB_GOOGLETEST:-/usr/src/googletest} ]] || optional+=(googletest)
 [[ -e /usr/include/benchmark/benchmark.h ]] || optional+=(libbenchmark-dev)
-[[ -n $compiler$python$bazel${optional[*]} ]] || exit 0
+cross=()
+if [[ ${1:-} == aarch64 ]]; then
+  [[ -x /usr/bin/aarch64-linux-gnu-g++ ]] || cross+=(g++-aarch64-linux-gnu)
+  [[ -x /usr/bin/qemu-aarch64 ]] || cross+=(qemu-user)
+fi
+[[ -n $compiler$python$bazel${optional[*]}${cross[*]} ]] || exit 0
 
 # How packages are installed here, if they are.
 if ! command -v apt-get >/dev/null; then
@@ -40,7 +47,7 @@ apt_version() {  # apt_version PACKAGE: the version that apt would install; noth
   apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: *//p' | grep -v '(none)' || true
 }
 
-packages=() advice=()  # what to install; what no package of this distribution's can mend
+packages=("${cross[@]}") advice=()  # what to install; what no package of this distribution's can mend
 [[ -z $compiler ]] || packages+=(g++)
 if [[ $python ]]; then
   version=$(apt_version python3)
