@@ -1,6 +1,7 @@
 #include "cc/core/table/slab_arena.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -11,7 +12,6 @@
 namespace dynemb {
 namespace {
 
-constexpr int64_t kPage = 4096;
 constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr int64_t kMaxRegion = int64_t{64} << 20;
 constexpr int64_t kAlignment = 64;
@@ -102,9 +102,11 @@ void SlabArena::Free(void* block, int64_t bytes) {
     regions_.erase(it);
     return;
   }
+  // The system would take the rest of the last page too.
+  static const uintptr_t page = static_cast<uintptr_t>(getpagesize());
   const uintptr_t address = reinterpret_cast<uintptr_t>(block);
-  const uintptr_t first = (address + kPage - 1) / kPage * kPage;
-  const uintptr_t last = (address + bytes) / kPage * kPage;
+  const uintptr_t first = (address + page - 1) / page * page;
+  const uintptr_t last = (address + bytes) / page * page;
   if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
 }
 
