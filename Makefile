@@ -8,6 +8,7 @@
 #   make soak    long counts                   make clean   removes what was built; distclean also .venv
 #   make bench   speed beside other libraries  make docs  the site of the documentation, in build/site
 #   make wheels  one for each TensorFlow       make matrix  and the tests beside each
+#   make cc_aarch64  C++ tests for 64-bit ARM, emulated; make wheel_aarch64  a wheel for it
 #
 # Settings: TENSORFLOW=tensorflow==2.16.2 (remembered in .venv), PYTHON=python3.12 (of which .venv is made),
 # WHEELS_FOR='2.18.1 2.21.0', DEMO_FLAGS, BENCH_FLAGS, PYTEST_FLAGS, BAZEL_FLAGS, SOAK_SHARE=0.1 (the part of the long counts to run).
@@ -32,7 +33,7 @@ GOOGLETEST := $(or $(TF_DYNEMB_GOOGLETEST),/usr/src/googletest)
 
 CPP_FILES = $(shell find cc benchmarks -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.inc')
 
-.PHONY: help build machine native demo bench docs test test_distributed test_gpu cc_test cc_asan cc_tsan cc_aarch64 py_test soak lint format wheel wheels matrix clean distclean
+.PHONY: help build machine native demo bench docs test test_distributed test_gpu cc_test cc_asan cc_tsan cc_aarch64 py_test soak lint format wheel wheel_aarch64 wheels matrix clean distclean
 
 help:
 	@sed -n '1,/^$$/s/^# \?//p' Makefile
@@ -117,10 +118,10 @@ cc_asan: build
 cc_tsan: build
 	@$(call run_cc_tests,--config=tsan --test_timeout=2400)
 
-# For 64-bit ARM: Debian's cross compiler, and an emulator that runs the tests.
+# For 64-bit ARM: Debian's cross compiler, and an emulator that runs the tests, all but the large ones or those of TESTS.
 cc_aarch64: $(CONFIG)
 	@bazel/system_packages.sh aarch64
-	@$(call run_cc_tests,--config=aarch64 --test_timeout=2400,$(TESTS))
+	@$(call run_cc_tests,--config=aarch64 --test_timeout=2400 $(if $(TESTS),,--test_size_filters=-large --build_tests_only),$(TESTS))
 
 # A process for each core, with TensorFlow in each: PYTEST_FLAGS='-n 0' has one alone. What the tests of
 # a file share is made once. The files come in order of names, in which those with the longest tests are not last.
@@ -177,6 +178,12 @@ format: $(VENV_STAMP)
 wheel: build
 	@$(BAZEL) build $(BAZEL_FLAGS) //:wheel
 	@mkdir -p dist && install -m 644 bazel-bin/dist/*.whl dist/ && ls dist/*.whl
+
+# For 64-bit ARM and this TensorFlow.
+AARCH64_TENSORFLOW ?= 2.21.0
+wheel_aarch64: $(CONFIG)
+	@bazel/system_packages.sh aarch64
+	@bazel/aarch64/wheel.sh $(AARCH64_TENSORFLOW)
 
 # One for each TensorFlow, in clones of the last commit: bazel/wheels.sh says more. `matrix` runs the Python tests, too.
 WHEELS_FOR ?= 2.16.2 2.17.1 2.18.1 2.19.1 2.20.0 2.21.0 2.22.0rc0

@@ -102,14 +102,13 @@ TEST(SameBits, OfInitialValues) {
   });
 }
 
-// All rules, those that can catch up once more so, and what calls pow for each number.
+// All rules, and once more those that can catch up, doing so.
 std::vector<std::string> RuleNames() {
   std::vector<std::string> names = AllRuleNames();
   for (const std::string& name : AllRuleNames()) {
     OptimizerSpec spec;
     if (MakeOptimizerSpec(name + "_catch_up", 0, &spec).ok()) names.push_back(name + "_catch_up");
   }
-  names.push_back("ftrl with pow");
   return names;
 }
 
@@ -182,9 +181,17 @@ TEST(SameBits, OfTrainedRows) {
       {"adamax_catch_up", {0x4f4198d1, 0xf6745f76, 0xee7f3766, 0x0ebe3ecc}},
       {"adadelta_catch_up", {0xf1124e4a, 0xebd6b912, 0x6a6012f0, 0x7df7bec9}},
       {"lion_catch_up", {0xd8bdbf65, 0x84deb8ce, 0x7da0d146, 0xf1752234}},
-      {"ftrl with pow", {0x36a8b421, 0xa7347696, 0xdedb8ec0, 0xc262b47a}},
   };
   Expect(lines, RuleNames(), ChecksumOfTrainedRows);
+}
+
+// The one rule that calls pow for each number, of doubles in a float64 table.
+TEST(SameBits, OfRowsTrainedByPow) {
+#if defined(__x86_64__)
+  if (!__builtin_cpu_supports("fma")) GTEST_SKIP() << "glibc's pow differs in the last bit here";
+#endif
+  Expect({{"ftrl with pow", {0x36a8b421, 0xa7347696, 0xdedb8ec0, 0xc262b47a}}}, {"ftrl with pow"},
+         ChecksumOfTrainedRows);
 }
 
 }  // namespace
