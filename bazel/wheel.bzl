@@ -26,6 +26,8 @@ def _python_wheel_impl(ctx):
             ctx.files.native[0].dirname,
             " ".join([file.path for file in ctx.files.srcs]),
         ],
+        # What Python's own cross-compilation has for that.
+        env = {"_PYTHON_HOST_PLATFORM": ctx.attr.platform} if ctx.attr.platform else {},
         mnemonic = "PythonWheel",
         progress_message = "Packing the wheel",
     )
@@ -36,6 +38,7 @@ python_wheel = rule(
     doc = "A folder `dist` with one wheel in it.",
     attrs = {
         "native": attr.label_list(allow_files = True, doc = "What the build adds to the package; all in one folder."),
+        "platform": attr.string(doc = "The platform that it is for, as Python names it; empty: this one."),
         "srcs": attr.label_list(allow_files = True, doc = "The Python package, setup.py and what it reads."),
     },
 )
