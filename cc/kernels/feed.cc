@@ -227,6 +227,7 @@ class FilesToRead : public FileSystem {
   Status Remove(const std::string&) override { return ReadOnly(); }
   Status Rename(const std::string&, const std::string&) override { return ReadOnly(); }
   Status SyncFolder(const std::string&) override { return ReadOnly(); }
+  Status SyncFile(const std::string&) override { return ReadOnly(); }
   Status Lock(const std::string&, std::unique_ptr<FileLock>*) override { return ReadOnly(); }
 
  private:

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/storage/flush.h"
 #include "cc/core/storage/tiered_table.h"
 #include "cc/kernels/catching_kernel.h"
 #include "cc/kernels/named_resource.h"
@@ -64,18 +65,24 @@ class TableOp : public CatchingKernel {
 
  private:
   absl::Status Make(OpKernelContext* context, TableResource** resource) const {
-    Storage storage;
+    std::shared_ptr<StorageOptions> storage;
     if (!storage_.empty()) {
-      const auto parsed = std::make_shared<StorageOptions>();
+      storage = std::make_shared<StorageOptions>();
       TF_RETURN_IF_ERROR(
-          ToTensorFlow(StorageOptions::Parse(storage_, UnsyncedFileSystem(), parsed.get())));
-      storage = parsed;
+          ToTensorFlow(StorageOptions::Parse(storage_, PosixFileSystem(), storage.get())));
     }
     Shards shards;
     TF_RETURN_IF_ERROR(
         MakeShards(context, schema_, options_, storage, shards_, init_rows_, &shards));
-    *resource =
-        new TableResource(ContentsOf(std::move(shards)), options_, std::move(storage), table_name_);
+    ShardSet::Contents contents = ContentsOf(std::move(shards));
+    if (storage != nullptr && storage->flushed != nullptr) {
+      if (contents.strings != nullptr) {
+        TF_RETURN_IF_ERROR(ToTensorFlow(
+            ReadFlushedStrings(*storage->flushed, storage->disk.get(), contents.strings.get())));
+      }
+      storage->flushed.reset();  // those that are put in the place of these begin without
+    }
+    *resource = new TableResource(std::move(contents), options_, std::move(storage), table_name_);
     return absl::OkStatus();
   }
 
@@ -189,10 +196,35 @@ class TierStatsOp : public CatchingKernel {
     }
     std::vector<std::pair<const char*, int64_t>> all;
     if (has_tiers) {
+      const DiskFolder& disk = *table.resource->storage()->disk;
+      sum.bytes_below += disk.bytes_kept();
+      all.emplace_back("flushed_step", disk.flushed_step());
       TierStats::ForEach(
           [&](const char* name, int64_t TierStats::* what) { all.emplace_back(name, sum.*what); });
     }
     OutputNumbers(context, all);
+  }
+};
+
+class FlushOp : public CatchingKernel {
+ public:
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
+    TableInput table;
+    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
+    const int64_t step = context->input(1).scalar<int64_t>()();
+    OP_REQUIRES(context, step >= 0,
+                ToTensorFlow(InvalidArgument("step: got ", step, ", want 0 or more")));
+    std::vector<TieredTable*> shards;
+    for (const auto& shard : table.shards) {
+      auto* const tiered = dynamic_cast<TieredTable*>(shard.get());
+      OP_REQUIRES(
+          context, tiered != nullptr,
+          ToTensorFlow(FailedPrecondition("the table has no rows on disk: give it storage")));
+      shards.push_back(tiered);
+    }
+    OP_REQUIRES_OK(context, ToTensorFlow(Flush(shards, table.strings.get(),
+                                               table.resource->storage()->disk.get(), step)));
   }
 };
 
@@ -237,6 +269,7 @@ REGISTER_KERNEL_BUILDER(Name("DynembCounters")
                             .HostMemory("counters"),
                         CountersOp);
 REGISTER_KERNEL_BUILDER(Name("DynembTierStats").Device(tensorflow::DEVICE_CPU), TierStatsOp);
+REGISTER_KERNEL_BUILDER(Name("DynembFlush").Device(tensorflow::DEVICE_CPU), FlushOp);
 REGISTER_KERNEL_BUILDER(Name("DynembDescribe").Device(tensorflow::DEVICE_CPU), DescribeOp);
 REGISTER_KERNEL_BUILDER(Name("DynembDescribe")
                             .Device(tensorflow::DEVICE_GPU)

@@ -30,7 +30,8 @@ std::vector<Table*> Pointers(const Shards& shards) {
 
 namespace {
 
-using MakeShard = std::function<Status(const TableOptions&, std::shared_ptr<Table>*)>;
+using MakeShard =
+    std::function<Status(int64_t number, const TableOptions&, std::shared_ptr<Table>*)>;
 
 Status MakeEach(const Context& context, const TableOptions& options, int64_t number,
                 int64_t rows_of_shard, const MakeShard& make, Shards* shards) {
@@ -38,7 +39,7 @@ Status MakeEach(const Context& context, const TableOptions& options, int64_t num
   const std::vector<TableOptions> of_shards = OptionsOfShards(options, static_cast<int>(number));
   for (size_t s = 0; s < shards->size(); ++s) {
     std::shared_ptr<Table>& shard = (*shards)[s];
-    DYNEMB_RETURN_IF_ERROR(make(of_shards[s], &shard));
+    DYNEMB_RETURN_IF_ERROR(make(static_cast<int64_t>(s), of_shards[s], &shard));
     DYNEMB_RETURN_IF_ERROR(shard->Reserve(context, std::min(rows_of_shard, shard->max_rows())));
   }
   return Status();
@@ -49,12 +50,17 @@ Status MakeEach(const Context& context, const TableOptions& options, int64_t num
 Status MakeHostShards(const Context& context, const TableSchema& schema,
                       const TableOptions& options, const Storage& storage, int64_t number,
                       int64_t rows_of_shard, Shards* shards) {
-  const auto make = [&](const TableOptions& of_shard, std::shared_ptr<Table>* shard) {
+  TableSchema of_table = schema;
+  if (storage != nullptr) {
+    DYNEMB_RETURN_IF_ERROR(storage->SchemaFor(schema, number, &of_table));
+  }
+  const auto make = [&](int64_t s, const TableOptions& of_shard, std::shared_ptr<Table>* shard) {
     std::unique_ptr<Table> made;
     if (storage == nullptr) {
-      DYNEMB_RETURN_IF_ERROR(MakeHostTable(schema, of_shard, &made));
+      DYNEMB_RETURN_IF_ERROR(MakeHostTable(of_table, of_shard, &made));
     } else {
-      DYNEMB_RETURN_IF_ERROR(MakeTieredTable(schema, of_shard, storage->OfShard(number), &made));
+      DYNEMB_RETURN_IF_ERROR(
+          MakeTieredTable(of_table, of_shard, storage->OfShard(s, number), &made));
     }
     *shard = std::move(made);
     return Status();
@@ -73,7 +79,7 @@ absl::Status MakeShards(OpKernelContext* context, const TableSchema& schema,
   if (storage != nullptr) {
     return ToTensorFlow(InvalidArgument("storage: got some for a table on a GPU, want none"));
   }
-  const auto make = [&](const TableOptions& of_shard, std::shared_ptr<Table>* shard) {
+  const auto make = [&](int64_t, const TableOptions& of_shard, std::shared_ptr<Table>* shard) {
     return MakeGpuShard(context, schema, of_shard, shard);
   };
   return ToTensorFlow(MakeEach(core, options, number, rows_of_shard, make, shards));

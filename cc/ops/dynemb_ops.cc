@@ -100,8 +100,9 @@ on_full: what a full table does with the keys that it has no room for, unless it
 eviction: which rows leave to make room, and when they expire: '', 'lru', 'lfu', 'lfu half_life 100' or 'norm',
   and after it ' ttl 1000', in units of `now`. Shards that evict have equal shares of max_rows.
 missing_value: what each number of a key without a row reads as; none: its initial value.
-storage: where rows are: '', in memory; or 'host 1000000 owner a disk /path', in so many bytes of memory, and
-  those for which there is no room in files in that folder. Tables of one owner may share it.
+storage: where rows are: '', in memory; or lines as 'host 1000000 owner a reopen 1 keep_seed 0' and '/path', in so
+  many bytes of memory, and those for which there is no room in files in that folder, or in several. Tables of one
+  owner may share it. See StorageOptions of cc/core/storage/storage_options.h.
 table_name: for errors.
 )doc");
 
@@ -290,8 +291,22 @@ REGISTER_OP("DynembTierStats")
     .Doc(R"doc(
 What there is in the tiers of a table, and what has moved between them since its shards were made.
 
-names: of the numbers; TierStats of cc/core/storage/tiered_table.h says what each is. None for a table without
-  storage.
+names: of the numbers; TierStats of cc/core/storage/tiered_table.h says what each is, and "flushed_step" is that of
+  the last flush or -1. None for a table without storage.
+)doc");
+
+REGISTER_OP("DynembFlush")
+    .Input("table: resource")
+    .Input("step: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle step;
+      return c->WithRank(c->input(1), 0, &step);
+    })
+    .Doc(R"doc(
+Has all rows of a table on disk, so that its folder can be opened again as of now; see cc/core/storage/flush.h.
+
+step: what the flush is called; not negative.
 )doc");
 
 REGISTER_OP("DynembDescribe")

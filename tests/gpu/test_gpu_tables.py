@@ -44,7 +44,13 @@ IN_GPU_MEMORY = {
     "DynembWithStrings": {"weight", "same_weight"},
 }
 # Those of tables in host memory: rows fetched for a step, tables of servers that follow a feed, tiers.
-ONLY_ON_CPUS = {"DynembTable", "DynembFetchedRowsView", "DynembFollow", "DynembTierStats"}
+ONLY_ON_CPUS = {
+    "DynembTable",
+    "DynembFetchedRowsView",
+    "DynembFlush",
+    "DynembFollow",
+    "DynembTierStats",
+}
 
 
 def ids(*numbers):

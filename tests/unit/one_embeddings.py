@@ -10,7 +10,7 @@ from tf_dynemb.compat import one_embedding as oe
 def store_at(path, **options) -> dict:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that rows are in memory
-        return oe.make_cached_ssd_store_options(512, path, **options)
+        return oe.make_device_mem_store_options(path, **{"capacity": 1000} | options)
 
 
 def tables_of(number: int) -> list[dict]:
@@ -22,14 +22,14 @@ def tables_of(number: int) -> list[dict]:
 
 
 def embedding_of(tables=3, dim=4, path="/unused", store=None, name="features", **arguments):
-    """A MultiTableEmbedding of so many tables; `store`: more of the store options."""
+    """A MultiTableEmbedding of so many tables; `store`: more of the store options, or store_options."""
     return oe.MultiTableEmbedding(
         name,
         embedding_dim=dim,
         dtype=arguments.pop("dtype", tf.float32),
         key_type=arguments.pop("key_type", tf.int64),
         tables=tables_of(tables) if isinstance(tables, int) else tables,
-        store_options=store_at(path, **(store or {})),
+        store_options=arguments.pop("store_options", None) or store_at(path, **(store or {})),
         **arguments,
     )
 

@@ -31,7 +31,9 @@ def test_what_the_functions_return():
     assert oe.make_table_options(uniform) == oe.make_table(uniform) == {"initializer": uniform}
     assert oe.make_table([column, column]) == oe.make_table((column, column))
     assert oe.make_table([column]) == {"columns": [column]}
-    store = store_at(pathlib.Path("/p"), capacity=np.int32(7), size_factor=3, host_cache_budget_mb=8)
+    store = oe.make_cached_ssd_store_options(
+        512, pathlib.Path("/p"), capacity=np.int32(7), size_factor=3, host_cache_budget_mb=8
+    )
     assert (store["size_factor"], store["storage_dim"]) == (3, -1)
     persistent = {"path": "/p", "physical_block_size": 4096, "capacity_hint": 7}
     assert store["kv_store"]["persistent_table"] == persistent
@@ -75,7 +77,11 @@ BAD = {
     "budgets": (lambda: oe.make_cached_ssd_store_options(0, "/p"), ValueError, "one of them above 0"),
     "negative budget": (lambda: oe.make_cached_ssd_store_options(-1, "/p"), ValueError, "got -1"),
     "budget of text": (lambda: oe.make_cached_ssd_store_options("1", "/p"), ValueError, "got '1'"),
-    "infinite budget": (lambda: store_at("/p", host_cache_budget_mb=math.inf), ValueError, "got inf"),
+    "infinite budget": (
+        lambda: oe.make_cached_ssd_store_options(1, "/p", host_cache_budget_mb=math.inf),
+        ValueError,
+        "got inf",
+    ),
     "capacity": (lambda: store_at("/p", capacity=0), ValueError, "capacity: got 0, want a whole"),
     "fraction": (lambda: store_at("/p", capacity=1.5), ValueError, "capacity: got 1.5"),
     "size_factor": (lambda: store_at("/p", size_factor=0), ValueError, "size_factor: got 0"),
@@ -120,10 +126,10 @@ def test_where_rows_are_is_said_once():
         oe.make_cached_host_mem_store_options(1, ["/p"], 5)
 
 
-def test_each_kind_of_store_can_be_used():
+def test_each_kind_of_store_can_be_used(tmp_path):
     for store in (
         oe.make_device_mem_store_options("/p", capacity=5),
-        oe.make_cached_ssd_store_options(1, "/p", physical_block_size=512),
+        oe.make_cached_ssd_store_options(1, tmp_path, physical_block_size=512),
         oe.make_cached_host_mem_store_options(1, ["/p"], 5),
     ):
         embedding = oe.MultiTableEmbedding("e", 2, tf.float32, tf.int64, None, store)

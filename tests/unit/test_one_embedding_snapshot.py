@@ -1,5 +1,7 @@
 """save_snapshot and load_snapshot: names and paths, what is not there, other tables, other programs."""
 
+import gc
+
 import keras
 import numpy as np
 import pytest
@@ -195,7 +197,7 @@ def test_the_quick_start(tmp_path, monkeypatch):
     tables = [oe.make_table(oe.make_uniform_initializer(low=-scale, high=scale)) for scale in scales]
     store_options = oe.make_cached_ssd_store_options(
         cache_budget_mb=8142,
-        persistent_path="/your_path_to_ssd",
+        persistent_path=tmp_path / "your_path_to_ssd",
         capacity=vocab_size,
         size_factor=1,
         physical_block_size=512,
@@ -244,3 +246,38 @@ def test_stores_are_written_by_snapshots_alone(tmp_path):
     step(embedding, tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.1)), int64([1]))
     assert list(tmp_path.iterdir()) == []
     assert store_at(tmp_path / "rows")["kv_store"]["persistent_table"]["path"] == str(tmp_path / "rows")
+
+
+STORES = {
+    "device": lambda path: oe.make_device_mem_store_options(path, capacity=100, size_factor=3),
+    "host": lambda path: oe.make_cached_host_mem_store_options(0.1, path, capacity=100, size_factor=3),
+    "ssd": lambda path: oe.make_cached_ssd_store_options(
+        0.1, path, capacity=100, size_factor=3, host_cache_budget_mb=0.1
+    ),
+}
+
+
+def rows_after(kind, path, round):
+    """Of the tables of an embedding that is made in such a store, trained for a while, and is gone."""
+    embedding = embedding_of(2, 8, name=kind, store_options=STORES[kind](path), seed=3)
+    if kind != "ssd" and round > 0:
+        embedding.load_snapshot("day")
+    optimizer = oe.Optimizer(keras.optimizers.Adam(0.1), [embedding])
+    for number in range(4 * round, 4 * round + 4):
+        step(embedding, optimizer, np.random.default_rng(number).integers(0, 4_000, (500, 2)))
+    embedding.save_snapshot("day")
+    for metrics in [table.metrics() for table in embedding.tables if kind == "ssd"]:
+        assert int(metrics["bytes_above"]) < 130_000
+        assert int(metrics["rows_below"]) > int(metrics["rows_above"])
+    return all_rows(embedding)
+
+
+def test_stores_smaller_than_their_tables(tmp_path):
+    """Each of the three kinds of store trains as the others do; that of the SSD is opened again."""
+    for round in range(2):
+        rows = []
+        for kind in STORES:
+            rows.append(rows_after(kind, str(tmp_path / kind), round))
+            gc.collect()
+        assert rows[0] == rows[1] == rows[2]
+        assert len(rows[0][0]) > 1_000

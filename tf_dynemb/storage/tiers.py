@@ -57,15 +57,18 @@ class HostMemory(Tier):
 class Disk(Tier):
     """A folder on a disk for the rows that memory has no room for.
 
-    It belongs to one table of one process at a time. Rows in it live as long as the table: they are no
-    checkpoint. When a process has ended, the next table that opens the folder removes them.
+    It belongs to one table of one process at a time. A table that is made on a folder where another one
+    was flushed (`Variable.flush`), in this or an ended process, begins with the rows of that flush, and
+    with what its optimizer kept beside them. What was never flushed is gone with its table.
 
     Args:
-        path: the folder, which is made if need be. Best on a local SSD.
+        path: the folder, which is made if need be; best on a local SSD. Or a list of folders, on several
+            disks, over which files are spread.
+        reopen: False removes what a flush has left there; the table begins empty.
 
     Raises:
-        TypeError: no path.
-        ValueError: an empty path, or one with a line break.
+        TypeError: no path or list of paths.
+        ValueError: an empty path, one with a line break, or one twice.
 
     Example:
 
@@ -79,20 +82,42 @@ class Disk(Tier):
     >>> metrics = table.metrics()
     >>> int(metrics["rows"]), int(metrics["rows_below"]) > 5_000
     (10000, True)
+    >>> table.flush(step=1)
+    >>> del table
+    >>> table = tf_dynemb.Variable(dim=8, name="users", storage=tiers)
+    >>> int(table.size()), table.flushed_step
+    (10000, 1)
     """
 
-    path: str
+    path: str | Sequence[str]
+    reopen: bool = True
 
     def __post_init__(self):
-        try:
-            path = os.fspath(self.path)
-        except TypeError:
-            path = None
-        if not isinstance(path, str):
-            raise TypeError(f"Disk(path): got {self.path!r}, want the path of a folder")
-        if not path.strip() or "\n" in path:
-            raise ValueError(f"Disk(path): got {path!r}, want the path of a folder, of one line")
-        object.__setattr__(self, "path", path)
+        is_list = isinstance(self.path, (list, tuple))
+        paths = [_path(path, self.path) for path in (self.path if is_list else [self.path])]
+        if not paths or len({os.path.realpath(path) for path in paths}) < len(paths):
+            raise ValueError(f"Disk(path): got {self.path!r}, want folders, none of them twice")
+        object.__setattr__(self, "path", paths[0] if len(paths) == 1 else tuple(paths))
+        if not isinstance(self.reopen, bool):
+            raise TypeError(f"Disk(reopen): got {self.reopen!r}, want True or False")
+
+    @property
+    def paths(self) -> list[str]:
+        """The folders, as absolute paths."""
+        paths = [self.path] if isinstance(self.path, str) else self.path
+        return [os.path.abspath(path) for path in paths]
+
+
+def _path(path, given) -> str:
+    try:
+        path = os.fspath(path)
+    except TypeError:
+        path = None
+    if not isinstance(path, str):
+        raise TypeError(f"Disk(path): got {given!r}, want the path of a folder, or a list of them")
+    if not path.strip() or "\n" in path:
+        raise ValueError(f"Disk(path): got {given!r}, want the path of a folder, of one line")
+    return path
 
 
 def storage_of(tiers) -> tuple[HostMemory, Disk] | None:
@@ -120,8 +145,16 @@ def storage_of(tiers) -> tuple[HostMemory, Disk] | None:
 _numbers = itertools.count()
 
 
-def engine_text(tiers: tuple[HostMemory, Disk]) -> str:
-    """What the op DynembTable is told, for a new owner of the folder."""
+def engine_text(tiers: tuple[HostMemory, Disk], keep_seed: bool) -> str:
+    """What the op DynembTable is told, for a new owner of the folders.
+
+    `keep_seed`: whether a table that is opened again has the seed of its initial values from there.
+    """
     memory, disk = tiers
-    owner = f"{os.getpid()}.{next(_numbers)}"
-    return f"host {memory.max_bytes} owner {owner} disk {os.path.abspath(disk.path)}"
+    words = {
+        "host": memory.max_bytes,
+        "owner": f"{os.getpid()}.{next(_numbers)}",
+        "reopen": int(disk.reopen),
+        "keep_seed": int(keep_seed),
+    }
+    return "\n".join([" ".join(f"{word} {value}" for word, value in words.items()), *disk.paths])

@@ -212,6 +212,10 @@ class TableResource(
         """Names and numbers of the tiers of a table with storage; see the op DynembTierStats."""
         return ops.dynemb_tier_stats(self.resource_handle)
 
+    def flush(self, step: int) -> None:
+        """Has all rows on disk; see the op DynembFlush."""
+        ops.dynemb_flush(self.resource_handle, tf.constant(step, tf.int64))
+
     def size_of(self, shard: int, name: str | None = None) -> tf.Tensor:
         """Rows of one shard, int64 scalar."""
         return self.sizes(name)[0][shard]

@@ -119,9 +119,11 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
                 + ("" if self.exchange is None else ", sharded across processes")
                 + ", want None; files are for tables in the host memory of one process, for now"
             )
-        self._storage_text = "" if config.storage is None else engine_text(config.storage)
         init_rows = -(-self.init_size // self.shard_num)
         spec = to_spec(self.initializer, self.dim, self.value_dtype)
+        self._storage_text = (
+            "" if config.storage is None else engine_text(config.storage, not spec.seed_is_given)
+        )
         schema = (
             f"dynemb-table 1\nvalue {self.value_dtype.name} {self.dim}\n"
             f"initializer {spec.text}\nseed {spec.seed}\nkey {self.key_dtype.name}\n"
@@ -463,9 +465,9 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             what it looks up. Of a table on a GPU only rows, bytes and snapshots. Of one that is sharded
             across workers those of this worker. Of one with storage also "rows_above" and "bytes_above",
             in memory; "rows_below" and "bytes_below", on disk, and the "index_bytes" in memory for them;
-            and since the table was made or restored "hits", keys that needed nothing from disk,
-            "misses", keys whose rows came from there, and "rows_read", "rows_written" and "rows_left",
-            to make room. Eagerly.
+            "flushed_step", -1 before the first flush; and since the table was made or restored "hits",
+            keys that needed nothing from disk, "misses", keys whose rows came from there, and
+            "rows_read", "rows_written" and "rows_left", to make room. Eagerly.
 
         TensorFlow's monitoring registry has the same numbers, summed over the tables of one name, as
         /tf_dynemb/table/<name of the number>, with the table's name as the label `table`; and
@@ -481,13 +483,50 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         >>> int(metrics["rows"]), int(metrics["inserted"]), int(metrics["evicted"])
         (2, 3, 1)
         """
-        names, numbers = self.resource.counters()
-        counters = {name.decode(): numbers[i] for i, name in enumerate(names.numpy())}
+        counters = _by_name(*self.resource.counters())
         metrics = {"rows": self.size(), "bytes": self.memory_bytes(), **counters}
         if self.config.storage is not None:
-            names, numbers = self.resource.tier_stats()
-            metrics |= {name.decode(): numbers[i] for i, name in enumerate(names.numpy())}
+            metrics |= _by_name(*self.resource.tier_stats())
         return metrics
+
+    def flush(self, step: int) -> None:
+        """Has all rows of a table with storage on disk, so that its folder can be opened again.
+
+        Training and lookups may go on meanwhile: each waits for a 64th of the rows at most. Each row is
+        then saved whole, as it was at some moment of the flush. A process or machine that ends at any
+        moment leaves the rows of the last flush that has returned, or of the one that had begun.
+        Eagerly.
+
+        Args:
+            step: a number from 0 that says which moment this was, such as that of the training step;
+                `flushed_step` gives it back when the folder has been opened again.
+
+        Raises:
+            ValueError: a table without storage; no whole number from 0.
+            tf.errors.OpError: what the disk raises, with the name of the file; the last flush stands.
+
+        Example: see `tf_dynemb.storage.Disk`.
+        """
+        step = whole("step", step, 0)
+        self._check_has_storage("flush")
+        self.resource.flush(step)
+
+    @property
+    def flushed_step(self) -> int | None:
+        """The step of the last flush, of this table or of the one that its folder had before it.
+
+        None: there was none. Raises ValueError for a table without storage.
+        """
+        self._check_has_storage("flushed_step")
+        step = int(_by_name(*self.resource.tier_stats())["flushed_step"])
+        return None if step < 0 else step
+
+    def _check_has_storage(self, what: str) -> None:
+        if self.config.storage is None:
+            raise ValueError(
+                f"{what}: got the table {self.name}, whose rows are in memory alone, want one with "
+                "storage; tf_dynemb.snapshot saves any"
+            )
 
     def memory_bytes(self) -> tf.Tensor:
         """Bytes of memory that rows and index take, int64 scalar."""
@@ -625,3 +664,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
                 f"{self.value_dtype.name}"
             )
         return values
+
+
+def _by_name(names: tf.Tensor, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
+    return {name.decode(): numbers[i] for i, name in enumerate(names.numpy())}

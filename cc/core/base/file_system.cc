@@ -207,6 +207,13 @@ class PosixFiles final : public FileSystem {
     return !synced.ok() && errno == EINVAL ? Status() : synced;
   }
 
+  Status SyncFile(const std::string& path) override {
+    if (!durable_) return Status();
+    std::unique_ptr<Descriptor> descriptor;
+    DYNEMB_RETURN_IF_ERROR(Open(path, O_RDONLY, &descriptor));
+    return SyncDescriptor(*descriptor);
+  }
+
   Status Lock(const std::string& path, std::unique_ptr<FileLock>* lock) override {
     std::unique_ptr<Descriptor> descriptor;
     DYNEMB_RETURN_IF_ERROR(Open(path, O_RDWR | O_CREAT, &descriptor));

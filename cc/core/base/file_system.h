@@ -64,6 +64,8 @@ class FileSystem {
   // Gives a file another name in the same folder; a file of that name is replaced in one step.
   virtual Status Rename(const std::string& from, const std::string& to) = 0;
   virtual Status SyncFolder(const std::string& folder) = 0;
+  // Syncs a file that has been written, whether it is still open or not.
+  virtual Status SyncFile(const std::string& path) = 0;
   // kFailedPrecondition if somebody else holds it. The file stays; its bytes do not matter.
   virtual Status Lock(const std::string& path, std::unique_ptr<FileLock>* lock) = 0;
 };

@@ -8,7 +8,7 @@
 #include <limits>
 #include <set>
 
-#include "cc/core/base/crc32c.h"
+#include "cc/core/base/line_text.h"
 
 namespace dynemb {
 namespace {
@@ -17,14 +17,6 @@ constexpr std::string_view kFirstWord = "dynemb-snapshot";
 constexpr std::string_view kLastWord = "crc32c";
 constexpr int kFormat = 1;
 constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
-
-// The last line, after `data`.
-std::string Seal(std::string_view data) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "crc32c %08" PRIx32 "\n", Crc32c(data));
-  return text;
-}
-constexpr size_t kSealBytes = 16;
 
 Status Damaged(std::string_view line, const char* want) {
   return Status(Code::kDataLoss, StrCat("manifest: got line '", Printable(line), "', want ", want));
@@ -48,26 +40,6 @@ bool MayFollow(std::string_view word, std::string_view before) {
   return std::any_of(std::begin(kWords), std::end(kWords), [&](const std::string_view* known) {
     return known[0] == word && known[1].find(before) != known[1].npos;
   });
-}
-
-// Takes what comes before `separator` off the front of `text`; all of it if there is none.
-std::string_view Take(std::string_view* text, char separator) {
-  const size_t end = std::min(text->find(separator), text->size());
-  const std::string_view taken = text->substr(0, end);
-  text->remove_prefix(std::min(end + 1, text->size()));
-  return taken;
-}
-
-// A number from 0 to `limit`, if there is one.
-bool ParseWhole(std::string_view text, int64_t limit, int64_t* number) {
-  if (text.empty() || text.size() > 19 || limit < 0) return false;
-  uint64_t sum = 0;
-  for (const char c : text) {
-    if (c < '0' || c > '9') return false;
-    sum = sum * 10 + static_cast<uint64_t>(c - '0');
-  }
-  *number = static_cast<int64_t>(sum);
-  return sum <= static_cast<uint64_t>(limit);
 }
 
 // A name that stays in the snapshot's folder.
@@ -136,10 +108,7 @@ Status ParseSchema(std::string_view line, std::string_view rest, std::string_vie
                    Manifest* manifest) {
   int64_t lines;
   if (!ParseWhole(rest, 1 << 20, &lines)) return Damaged(line, "schema <number of lines>");
-  const std::string_view all = *text;
-  for (int64_t i = 0; i < lines; ++i) Take(text, '\n');
-  const Status parsed =
-      TableSchema::Parse(all.substr(0, all.size() - text->size()), &manifest->tables.back().schema);
+  const Status parsed = TableSchema::Parse(TakeLines(text, lines), &manifest->tables.back().schema);
   if (parsed.ok()) return parsed;
   return Status(parsed.code() == Code::kInvalidArgument ? Code::kDataLoss : parsed.code(),
                 StrCat("manifest: ", parsed.message()));
@@ -200,7 +169,7 @@ std::string Manifest::ToText() const {
     text += StrCat("file ", file.name, " ", file.table, " ", file.bytes, " ", file.rows, " ",
                    file.erased, "\n");
   }
-  return text + Seal(text);
+  return text + ChecksumLine(text);
 }
 
 Status Manifest::Parse(std::string_view text, Manifest* manifest) {
@@ -208,13 +177,13 @@ Status Manifest::Parse(std::string_view text, Manifest* manifest) {
   std::string_view rest = text;
   DYNEMB_RETURN_IF_ERROR(ParseFormat(Take(&rest, '\n')));
   // Before anything else is believed.
-  if (rest.size() < kSealBytes ||
-      rest.substr(rest.size() - kSealBytes) != Seal(text.substr(0, text.size() - kSealBytes))) {
+  rest = text;
+  if (!TakeChecksumLine(&rest)) {
     return Status(Code::kDataLoss,
                   "manifest: its last line is not the checksum of those before it; the file is "
                   "damaged or cut off");
   }
-  rest.remove_suffix(kSealBytes);
+  Take(&rest, '\n');
   std::string_view before = kFirstWord;
   while (!rest.empty()) {
     const std::string_view line = Take(&rest, '\n');

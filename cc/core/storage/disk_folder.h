@@ -1,47 +1,104 @@
-// DiskFolder: the folder of a table's files on disk, which belongs to one table of one process.
+// DiskFolder: the folders of a table's files on disk, which belong to one table of one process.
 //
-// A lock file keeps others out. Files that a process left behind that has ended are removed when
-// the folder is opened: rows of a tier live as long as their table, and what shall live longer is
-// saved in checkpoints and snapshots. Other files are left alone.
+// Mostly one folder; the files of several are spread over them, one after the other. A lock file in
+// each keeps others out.
+//
+// What lasts. A flush (flush.h) names the files that have the rows as of then, in the file FLUSHED
+// of the first folder, which it puts in place in one step. A file that the last flush names is
+// removed when a later one does not. Other files last as long as the table: those that a process
+// left behind are removed when the folder is opened. Files of other names are left alone.
 #ifndef TF_DYNEMB_CC_CORE_STORAGE_DISK_FOLDER_H_
 #define TF_DYNEMB_CC_CORE_STORAGE_DISK_FOLDER_H_
 
-#include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "cc/core/base/file_system.h"
 #include "cc/core/base/status.h"
+#include "cc/core/storage/flush_manifest.h"
 
 namespace dynemb {
 
 // Thread-safe. All shards of a table share one, and those that take their place, too.
 class DiskFolder {
  public:
-  // Makes the folder if need be. kFailedPrecondition: another table has it.
-  static Status Open(FileSystem* files, const std::string& path,
+  struct Options {
+    std::vector<std::string> paths;  // no two of them the same
+    bool reopen = true;              // else what a flush has left there is removed
+  };
+  // Makes the folders if need be. kFailedPrecondition: another table has one of them, or the last
+  // flush was of other folders. kDataLoss: what it has left is damaged.
+  static Status Open(FileSystem* files, const Options& options,
                      std::shared_ptr<DiskFolder>* folder);
   // The same for all tables of one owner, which are one to the user (a restore makes another one
   // beside it and puts that in its place): they share the folder that is open.
-  static Status OpenFor(FileSystem* files, const std::string& path, const std::string& owner,
+  static Status OpenFor(FileSystem* files, const Options& options, const std::string& owner,
                         std::shared_ptr<DiskFolder>* folder);
   DiskFolder(const DiskFolder&) = delete;
   DiskFolder& operator=(const DiskFolder&) = delete;
 
   FileSystem* files() const { return files_; }
-  const std::string& path() const { return path_; }
-  // The number of a new file, and its path.
-  uint64_t NewFile(std::string* path);
+  // The first one, for messages.
+  const std::string& path() const { return paths_[0]; }
+
+  // What the last flush of an earlier table has left, for the table that goes on from there: once.
+  std::shared_ptr<const FlushManifest> TakeFlushed();
+  // What the last flush, of this or an earlier table, was called with; -1: there is none.
+  int64_t flushed_step() const;
+
+  enum class Kind { kRows, kIndex };
+  // The number of a new file.
+  uint64_t NewFile();
+  std::string PathOf(uint64_t number, Kind kind) const;
+  // Removes a file of so many bytes, as soon as no flush can name it.
+  void Remove(uint64_t number, Kind kind, int64_t bytes);
+  // Of the files that are only there for the last flush.
+  int64_t bytes_kept() const;
+
+  // While it lives, which is alone, no file is removed. All of it is done by one thread.
+  class FlushScope {
+   public:
+    explicit FlushScope(DiskFolder* folder);
+    ~FlushScope();
+    // The rows are those of this manifest, all of whose files have been synced. After an error,
+    // those of the last flush or these.
+    Status Commit(FlushManifest manifest);
+
+   private:
+    DiskFolder* const folder_;
+    const std::lock_guard<std::mutex> alone_;
+  };
 
  private:
-  DiskFolder(FileSystem* files, std::string path, std::unique_ptr<FileLock> lock)
-      : files_(files), path_(std::move(path)), lock_(std::move(lock)) {}
+  struct Kept {
+    Kind kind;
+    int64_t bytes;
+  };
+
+  DiskFolder(FileSystem* files, std::vector<std::string> paths) : files_(files), paths_(paths) {}
+  Status LockAll();
+  Status ReadFlushed(bool reopen);
+  Status RemoveOthers();
+  // Of those kept, the ones that no flush names. Nothing is done about one that cannot be removed:
+  // it is removed when the folder is opened again.
+  void RemoveKept();
 
   FileSystem* const files_;
-  const std::string path_;
-  const std::unique_ptr<FileLock> lock_;
-  std::atomic<uint64_t> next_file_{1};
+  const std::vector<std::string> paths_;
+  std::vector<std::unique_ptr<FileLock>> locks_;
+  std::mutex flush_mutex_;    // of a FlushScope; before mutex_
+  mutable std::mutex mutex_;  // of what follows
+  uint64_t next_file_ = 1;
+  bool flushing_ = false;
+  int64_t flushed_step_ = -1;
+  std::shared_ptr<const FlushManifest> flushed_;  // until it is taken
+  std::set<uint64_t> named_;                      // the files of the last flush
+  std::map<uint64_t, Kept> kept_;                 // to be removed later
 };
 
 }  // namespace dynemb

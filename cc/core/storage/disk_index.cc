@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <new>
 
 namespace dynemb {
@@ -45,8 +46,16 @@ bool DiskIndex::Put(uint64_t hash, Location location) {
         return true;
       }
     }
-    if (!part.Grow()) return false;
+    const int64_t larger = std::max<int64_t>(16, part.capacity + part.capacity / 8);
+    if (!part.Grow(part.is_full() ? larger : part.capacity)) return false;
   }
+}
+
+bool DiskIndex::Reserve(int64_t entries) {
+  // Hashes are spread evenly: a part has hardly more than its share.
+  const int64_t capacity = 16 + entries * 25 / 22 / kParts;
+  return std::all_of(std::begin(parts_), std::end(parts_),
+                     [&](Part& part) { return part.capacity >= capacity || part.Grow(capacity); });
 }
 
 bool DiskIndex::Remove(uint64_t hash) {
@@ -81,14 +90,24 @@ int64_t DiskIndex::memory_bytes() const {
   return bytes;
 }
 
+// Rows that come in the order of their hashes, as an export has them, lie in one run until the part
+// grows, far from their places.
+int64_t DiskIndex::Part::FarLowerBound(int64_t from, uint64_t hash) const {
+  int64_t step = 1;
+  while (from + step < slots() && hashes[from + step] < hash) step *= 2;
+  return std::lower_bound(hashes.get() + from, hashes.get() + std::min(from + step, slots()),
+                          hash) -
+         hashes.get();
+}
+
 void DiskIndex::Part::Move(int64_t from, int64_t to, int64_t entries) {
   std::memmove(&hashes[to], &hashes[from], static_cast<size_t>(entries) * sizeof(uint64_t));
   std::memmove(&locations[to * 6], &locations[from * 6], static_cast<size_t>(entries) * 6);
 }
 
-bool DiskIndex::Part::Grow() {
+bool DiskIndex::Part::Grow(int64_t to_capacity) {
   Part larger;
-  larger.capacity = is_full() ? std::max<int64_t>(16, capacity + capacity / 8) : capacity;
+  larger.capacity = to_capacity;
   larger.size = size;
   const auto each = [&](const auto& visit) {
     int64_t next = 0;

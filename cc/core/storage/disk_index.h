@@ -1,17 +1,35 @@
 // DiskIndex: where the rows on disk are, in memory.
 //
-// By the hash of the key, which is a bijection, so that a key needs no further comparison. 64 parts
-// by the top bits of the hash, each an array that is sorted by hash, with gaps: an entry lies at
+// By DiskHash, which is a bijection, so that a key needs no further comparison. 64 parts by the top
+// bits of the hash, each an array that is sorted by hash, with gaps: an entry lies at
 // the place of its hash, in proportion, or behind it, where others are (linear probing, kept in
 // order). So a search ends at the first larger hash, and the rows of a range of hashes lie side by
 // side. 14 bytes an entry, in arrays that are 82 % to 92 % full: 15 to 17 bytes a row.
 #ifndef TF_DYNEMB_CC_CORE_STORAGE_DISK_INDEX_H_
 #define TF_DYNEMB_CC_CORE_STORAGE_DISK_INDEX_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 
+#include "cc/core/base/hash.h"
+#include "cc/core/table/table.h"
+
 namespace dynemb {
+
+// The hash of the tiers. The top 6 bits are those of Mix64, so that the parts are those of a host
+// table; the order within a part is another one than there. For what comes in the one order, such
+// as an export, must not fill the other from one side: an array that grows would be full there.
+inline uint64_t DiskHash(Key key) {
+  constexpr uint64_t kLow58 = (uint64_t{1} << 58) - 1;
+  const uint64_t hash = Mix64(static_cast<uint64_t>(key)), low = hash & kLow58;
+  return (hash & ~kLow58) | ((low << 26 | low >> 32) & kLow58);
+}
+inline Key KeyOfDiskHash(uint64_t hash) {
+  constexpr uint64_t kLow58 = (uint64_t{1} << 58) - 1;
+  const uint64_t low = hash & kLow58;
+  return static_cast<Key>(Unmix64((hash & ~kLow58) | ((low >> 26 | low << 32) & kLow58)));
+}
 
 // Where a record is: 48 bits. See row_log.h.
 using Location = uint64_t;
@@ -31,6 +49,8 @@ class DiskIndex {
   // Inserts or overwrites. False: no memory, and nothing has changed; an entry that is there is
   // always overwritten.
   bool Put(uint64_t hash, Location location);
+  // Makes room for so many entries, which saves growing on the way. False: no memory.
+  bool Reserve(int64_t entries);
   // False: there was none.
   bool Remove(uint64_t hash);
   void Clear();
@@ -69,12 +89,17 @@ class DiskIndex {
           (static_cast<unsigned __int128>(hash << kPartBits) * static_cast<uint64_t>(capacity)) >>
           64);
     }
-    // The first slot from the hash's place on that is empty or has no smaller hash.
+    // The first slot from the hash's place on that is empty or has no smaller hash. All slots
+    // behind it are so, too: an entry behind an empty slot has its place there.
     int64_t LowerBound(uint64_t hash) const {
-      int64_t at = Home(hash);
-      while (hashes[at] < hash) ++at;
-      return at;
+      constexpr int64_t kNear = 16;
+      const int64_t home = Home(hash), near = std::min(home + kNear, slots());
+      for (int64_t at = home; at < near; ++at) {
+        if (hashes[at] >= hash) return at;
+      }
+      return FarLowerBound(near, hash);
     }
+    int64_t FarLowerBound(int64_t from, uint64_t hash) const;
     Location location(int64_t at) const {
       const uint8_t* const bytes = &locations[at * 6];
       Location location = 0;
@@ -87,7 +112,7 @@ class DiskIndex {
       }
     }
     void Move(int64_t from, int64_t to, int64_t entries);
-    bool Grow();
+    bool Grow(int64_t to_capacity);
   };
 
   Part parts_[kParts];

@@ -6,44 +6,84 @@
 #include <utility>
 
 #include "cc/core/base/copy_bytes.h"
+#include "cc/core/base/no_memory.h"
 
 namespace dynemb {
 
-DiskRows::DiskRows(std::shared_ptr<DiskFolder> folder, int64_t least_file_bytes,
-                   const TableSchema& schema)
-    : log_(std::move(folder), least_file_bytes), least_file_bytes_(least_file_bytes) {
-  NextSchema next;
-  PrepareSchema(schema, &next);
-  SetSchema(std::move(next));
+DiskRows::DiskRows(std::shared_ptr<DiskFolder> folder, int64_t least_file_bytes)
+    : folder_(folder),
+      log_(std::move(folder), least_file_bytes),
+      least_file_bytes_(least_file_bytes) {}
+
+Status DiskRows::Reopen(const FlushedShard& flushed) {
+  for (const TableSchema& schema : flushed.schemas) {
+    NextSchema next;
+    DYNEMB_RETURN_IF_ERROR(PrepareSchema(schema, &next));
+    SetSchema(std::move(next));
+  }
+  DYNEMB_RETURN_IF_ERROR(log_.Reopen(flushed));
+  const std::string path = folder_->PathOf(flushed.index, DiskFolder::Kind::kIndex);
+  if (!index_.Reserve(flushed.rows)) return NoMemory();
+  return ReadIndexFile(
+      folder_->files(), path, flushed.index, flushed.rows, [&](const IndexEntries& entries) {
+        for (size_t i = 0; i < entries.keys.size(); ++i) {
+          const uint64_t hash = DiskHash(entries.keys[i]);
+          const Location location = entries.locations[i];
+          if (!log_.HasRecordAt(location) || index_.Find(hash) != kNowhere) {
+            return Status(Code::kDataLoss, StrCat(path, ": it does not fit the files of rows"));
+          }
+          if (!index_.Put(hash, location)) return NoMemory();
+          log_.Live(location);
+        }
+        return Status();
+      });
 }
 
-void DiskRows::PrepareSchema(const TableSchema& schema, NextSchema* next) {
-  layouts_.reserve(layouts_.size() + 1);
-  next->schema = std::make_unique<TableSchema>(schema);
+void DiskRows::ForFlush(int part, IndexEntries* entries, FlushedShard* flushed) const {
+  flushed->schemas.clear();
+  for (const auto& schema : schemas_) flushed->schemas.push_back(*schema);
+  int64_t last_slot = -1;
+  index_.ForEach(part, 0, [&](uint64_t hash, Location location) {
+    entries->keys.push_back(KeyOfDiskHash(hash));
+    entries->locations.push_back(location);
+    const int64_t slot = RowLog::SlotOf(location);
+    if (slot != last_slot) flushed->files[slot] = log_.FileAt(slot);
+    last_slot = slot;
+    return true;
+  });
+}
+
+Status DiskRows::PrepareSchema(const TableSchema& schema, NextSchema* next) {
   next->text = schema.ToText();
+  if (!schemas_.empty() && next->text == schemas_.back()->ToText()) return Status();
+  layouts_.reserve(layouts_.size() + 1);
+  schemas_.reserve(schemas_.size() + 1);
+  next->schema = std::make_unique<TableSchema>(schema);
   next->initial_slots.resize(
       static_cast<size_t>(std::max<int64_t>(1, RowLayout(schema).slots_bytes)));
   FillInitialSlots(schema, next->initial_slots.data());
+  return Status();
 }
 
 void DiskRows::SetSchema(NextSchema next) {
+  if (next.schema == nullptr) return;
   for (Layout& earlier : layouts_) {
     earlier.is_current = false;
-    earlier.keeps_slots &= schema_->rule == next.schema->rule;
+    earlier.keeps_slots &= schemas_.back()->rule == next.schema->rule;
     for (int field = 0; field < kMetaFields; ++field) {
       earlier.keeps_meta[field] &=
-          schema_->meta.has(MetaField(field)) && next.schema->meta.has(MetaField(field));
+          schemas_.back()->meta.has(MetaField(field)) && next.schema->meta.has(MetaField(field));
     }
   }
-  schema_ = std::move(next.schema);
+  schemas_.push_back(std::move(next.schema));
   initial_slots_ = std::move(next.initial_slots);
-  layouts_.emplace_back(*schema_);
-  log_.SetLayout(static_cast<Generation>(layouts_.size() - 1), layouts_.back().layout.row_bytes,
+  layouts_.emplace_back(*schemas_.back());
+  log_.SetLayout(static_cast<SchemaNumber>(layouts_.size() - 1), layouts_.back().layout.row_bytes,
                  std::move(next.text));
 }
 
-void DiskRows::Convert(Generation generation, const char* row, char* to) const {
-  const Layout& from = layouts_[generation];
+void DiskRows::Convert(SchemaNumber schema_number, const char* row, char* to) const {
+  const Layout& from = layouts_[schema_number];
   const RowLayout &old = from.layout, &now = layouts_.back().layout;
   if (from.is_current) {
     CopyBytes(to, row, now.row_bytes);
@@ -63,8 +103,8 @@ void DiskRows::Convert(Generation generation, const char* row, char* to) const {
 Status DiskRows::Read(Span<const Location> locations, char* rows) const {
   const int64_t row_bytes = layouts_.back().layout.row_bytes;
   rows_read_.fetch_add(locations.size, std::memory_order_relaxed);
-  return log_.Read(locations, [&](int64_t i, Generation generation, const char* row) {
-    Convert(generation, row, rows + i * row_bytes);
+  return log_.Read(locations, [&](int64_t i, SchemaNumber schema_number, const char* row) {
+    Convert(schema_number, row, rows + i * row_bytes);
   });
 }
 
@@ -72,11 +112,11 @@ Status DiskRows::ForEachRow(const RowFunction& row) const {
   std::vector<char> converted(static_cast<size_t>(layouts_.back().layout.row_bytes));
   int64_t found = 0;
   DYNEMB_RETURN_IF_ERROR(
-      log_.Scan([&](Key key, Location location, Generation generation, const char* bytes) {
-        if (index_.Find(Mix64(static_cast<uint64_t>(key))) != location) return Status();
+      log_.Scan([&](Key key, Location location, SchemaNumber schema_number, const char* bytes) {
+        if (index_.Find(DiskHash(key)) != location) return Status();
         ++found;
-        if (layouts_[generation].is_current) return row(key, bytes);
-        Convert(generation, bytes, converted.data());
+        if (layouts_[schema_number].is_current) return row(key, bytes);
+        Convert(schema_number, bytes, converted.data());
         return row(key, converted.data());
       }));
   rows_read_.fetch_add(found, std::memory_order_relaxed);
@@ -86,8 +126,8 @@ Status DiskRows::ForEachRow(const RowFunction& row) const {
     if (!log_.Has(slot)) continue;
     int64_t live = 0;
     DYNEMB_RETURN_IF_ERROR(
-        log_.ScanFile(slot, [&](Key key, Location location, Generation, const char*) {
-          live += index_.Find(Mix64(static_cast<uint64_t>(key))) == location;
+        log_.ScanFile(slot, [&](Key key, Location location, SchemaNumber, const char*) {
+          live += index_.Find(DiskHash(key)) == location;
           return Status();
         }));
     DYNEMB_RETURN_IF_ERROR(log_.CheckLive(slot, live));
@@ -100,7 +140,7 @@ Status DiskRows::Put(Span<const Key> keys, const char* rows) {
   DYNEMB_RETURN_IF_ERROR(log_.Append(keys, rows, locations.data()));
   rows_written_ += keys.size;
   for (int64_t i = 0; i < keys.size; ++i) {
-    const uint64_t hash = Mix64(static_cast<uint64_t>(keys[i]));
+    const uint64_t hash = DiskHash(keys[i]);
     const Location before = index_.Find(hash);
     if (!index_.Put(hash, locations[i])) {
       return ResourceExhausted("no memory for the index of ", index_.size(), " rows on disk");
@@ -124,36 +164,49 @@ void DiskRows::Clear() {
   log_.Clear();
 }
 
-Status DiskRows::Compact() {
+Status DiskRows::MoveFile(int64_t slot) {
   const int64_t row_bytes = layouts_.back().layout.row_bytes;
   const size_t at_once = static_cast<size_t>(
       std::max<int64_t>(1, RowLog::kBlockBytes / (row_bytes + RowLog::kRecordHeaderBytes)));
+  std::vector<Key> keys;
+  std::vector<char> rows;
+  const auto move = [&] {
+    const Status moved = Put(keys, rows.data());
+    keys.clear();
+    rows.clear();
+    return moved;
+  };
+  // The file is there until all of its rows are elsewhere, while it is read: the last are moved
+  // after it.
+  Status scanned = log_.ScanFile(
+      slot, [&](Key key, Location location, SchemaNumber schema_number, const char* row) {
+        if (index_.Find(DiskHash(key)) != location) return Status();
+        if (keys.size() == at_once) DYNEMB_RETURN_IF_ERROR(move());
+        keys.push_back(key);
+        rows.resize(rows.size() + static_cast<size_t>(row_bytes));
+        Convert(schema_number, row, &rows[rows.size() - static_cast<size_t>(row_bytes)]);
+        return Status();
+      });
+  if (scanned.ok() && !keys.empty()) scanned = move();
+  if (scanned.ok()) log_.RemoveIfDead(slot);
+  return scanned;
+}
+
+Status DiskRows::Compact() {
   while (2 * (log_.file_bytes() - 2 * least_file_bytes_) > 3 * log_.live_bytes()) {
     const int64_t slot = log_.WorstFile();
     if (slot < 0) return Status();
-    std::vector<Key> keys;
-    std::vector<char> rows;
-    const auto move = [&] {
-      const Status moved = Put(keys, rows.data());
-      keys.clear();
-      rows.clear();
-      return moved;
-    };
-    // The file is there until all of its rows are elsewhere, while it is read: the last are moved
-    // after it.
-    Status scanned = log_.ScanFile(
-        slot, [&](Key key, Location location, Generation generation, const char* row) {
-          if (index_.Find(Mix64(static_cast<uint64_t>(key))) != location) return Status();
-          if (keys.size() == at_once) DYNEMB_RETURN_IF_ERROR(move());
-          keys.push_back(key);
-          rows.resize(rows.size() + static_cast<size_t>(row_bytes));
-          Convert(generation, row, &rows[rows.size() - static_cast<size_t>(row_bytes)]);
-          return Status();
-        });
-    if (scanned.ok() && !keys.empty()) scanned = move();
-    if (scanned.ok()) log_.RemoveIfDead(slot);
-    DYNEMB_RETURN_IF_ERROR(scanned);
+    DYNEMB_RETURN_IF_ERROR(MoveFile(slot));
     if (log_.Has(slot)) log_.SetDamaged(slot);
+  }
+  return Status();
+}
+
+Status DiskRows::MoveUnsynced() {
+  for (int64_t slot = 0; slot < log_.slots(); ++slot) {
+    if (!log_.Has(slot) || !log_.IsUnsynced(slot)) continue;
+    DYNEMB_RETURN_IF_ERROR(MoveFile(slot));
+    if (log_.Has(slot)) DYNEMB_RETURN_IF_ERROR(log_.CheckLive(slot, 0));
   }
   return Status();
 }

@@ -17,6 +17,7 @@
 #include "cc/core/base/hash.h"
 #include "cc/core/base/status.h"
 #include "cc/core/storage/disk_index.h"
+#include "cc/core/storage/index_file.h"
 #include "cc/core/storage/row_log.h"
 #include "cc/core/table/row_layout.h"
 
@@ -25,7 +26,10 @@ namespace dynemb {
 // Reads (Find, Read, ForEachRow, numbers) from any number of threads; changes alone.
 class DiskRows {
  public:
-  DiskRows(std::shared_ptr<DiskFolder> folder, int64_t least_file_bytes, const TableSchema& schema);
+  // There is no schema yet.
+  DiskRows(std::shared_ptr<DiskFolder> folder, int64_t least_file_bytes);
+  // The rows, and the schema, as of a flush. Errors: of files that are missing or damaged.
+  Status Reopen(const FlushedShard& flushed);
 
   bool empty() const { return index_.size() == 0; }
   int64_t size() const { return index_.size(); }
@@ -46,6 +50,13 @@ class DiskRows {
   // False: there was none.
   bool Remove(uint64_t hash);
   void Clear();
+  // Where the rows of a part are, and what of their files; after the entries and files that are
+  // there already.
+  void ForFlush(int part, IndexEntries* entries, FlushedShard* flushed) const;
+  // What RowLog says; and writes rows whose files could not be synced to others.
+  void HoldSlots(bool held) { log_.HoldSlots(held); }
+  void SetUnsynced(uint64_t number) { log_.SetUnsynced(number); }
+  Status MoveUnsynced();
   // Rewrites files of which little is live, until all have at most 1.5 times the live bytes and two
   // of the least files. Errors: not all could be rewritten; all rows are there.
   Status Compact();
@@ -54,11 +65,11 @@ class DiskRows {
   class NextSchema {
    private:
     friend class DiskRows;
-    std::unique_ptr<TableSchema> schema;
+    std::unique_ptr<TableSchema> schema;  // null: it is that of now
     std::string text;
     std::vector<char> initial_slots;
   };
-  void PrepareSchema(const TableSchema& schema, NextSchema* next);
+  Status PrepareSchema(const TableSchema& schema, NextSchema* next);
   void SetSchema(NextSchema next);
 
   int64_t memory_bytes() const { return index_.memory_bytes(); }
@@ -79,14 +90,17 @@ class DiskRows {
     bool keeps_meta[kMetaFields];
   };
 
+  // Writes the rows of a file to others.
+  Status MoveFile(int64_t slot);
   // A row of an earlier layout as one of now.
-  void Convert(Generation generation, const char* row, char* to) const;
+  void Convert(SchemaNumber schema_number, const char* row, char* to) const;
 
+  const std::shared_ptr<DiskFolder> folder_;
   DiskIndex index_;
   RowLog log_;
   const int64_t least_file_bytes_;
-  std::unique_ptr<TableSchema> schema_;
-  std::vector<Layout> layouts_;  // by generation
+  std::vector<std::unique_ptr<TableSchema>> schemas_;  // by schema_number, as the layouts
+  std::vector<Layout> layouts_;
   std::vector<char> initial_slots_;
   mutable std::atomic<int64_t> rows_read_{0};
   int64_t rows_written_ = 0;

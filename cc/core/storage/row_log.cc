@@ -5,6 +5,7 @@
 #include <mutex>
 #include <utility>
 
+#include "cc/core/base/bytes.h"
 #include "cc/core/base/crc32c.h"
 #include "cc/core/storage/worker_threads.h"
 
@@ -18,17 +19,6 @@ constexpr int64_t kMostFileBytes = int64_t{256} << 20;
 constexpr int64_t kGapBytes = 4096;    // that are read to save a call of the system
 constexpr int64_t kReadsPerTask = 16;  // calls of the system
 
-template <typename T>
-void Store(T number, char* to) {
-  std::memcpy(to, &number, sizeof(number));
-}
-template <typename T>
-T Load(const char* from) {
-  T number;
-  std::memcpy(&number, from, sizeof(number));
-  return number;
-}
-
 }  // namespace
 
 RowLog::RowLog(std::shared_ptr<DiskFolder> folder, int64_t least_file_bytes)
@@ -36,14 +26,18 @@ RowLog::RowLog(std::shared_ptr<DiskFolder> folder, int64_t least_file_bytes)
 
 RowLog::~RowLog() { Clear(); }
 
-void RowLog::SetLayout(Generation generation, int64_t row_bytes, std::string schema) {
-  generation_ = generation;
+void RowLog::SetLayout(SchemaNumber schema_number, int64_t row_bytes, std::string schema) {
+  schema_number_ = schema_number;
   row_bytes_ = row_bytes;
   schema_ = std::move(schema);
+  EndFile(true);
+}
+
+void RowLog::EndFile(bool remove_dead) {
   if (current_ < 0) return;
   files_[current_]->writer.reset();
   const int64_t ended = std::exchange(current_, -1);
-  if (files_[ended]->live == 0) Remove(ended);
+  if (remove_dead && files_[ended]->live == 0) Remove(ended);
 }
 
 uint32_t RowLog::Checksum(const File& file, const char* record) {
@@ -62,28 +56,31 @@ bool RowLog::IsWhole(const File& file, const char* record) {
   return Load<uint32_t>(record) == Checksum(file, record);
 }
 
+std::string RowLog::Header(const File& file, int64_t row_bytes, const std::string& schema) {
+  std::string header(
+      static_cast<size_t>(AlignUp8(kFixedHeaderBytes + static_cast<int64_t>(schema.size()))), '\0');
+  std::memcpy(&header[0], kMagic, sizeof(kMagic));
+  Store(file.number, &header[8]);
+  Store(file.schema_number, &header[16]);
+  Store(static_cast<uint32_t>(schema.size()), &header[20]);
+  Store(row_bytes, &header[24]);
+  std::copy(schema.begin(), schema.end(), header.begin() + kFixedHeaderBytes);
+  Store(Crc32c(header), &header[32]);
+  return header;
+}
+
 Status RowLog::NewFile(int64_t* slot) {
-  int64_t at = 0;
+  int64_t at = slots_held_ ? slots() : 0;
   while (at < slots() && files_[at] != nullptr) ++at;
   if (at == kMostSlots) return ResourceExhausted(folder_->path(), ": too many files");
-  if (at == slots()) {
-    files_.emplace_back();
-  } else {
-    ++locations_made_;
-  }
+  if (at < slots()) ++locations_made_;
   auto file = std::make_unique<File>();
-  file->number = folder_->NewFile(&file->path);
-  file->generation = generation_;
+  file->number = folder_->NewFile();
+  file->path = folder_->PathOf(file->number, DiskFolder::Kind::kRows);
+  file->schema_number = schema_number_;
   file->record_bytes = kRecordHeaderBytes + row_bytes_;
-  file->header_bytes = AlignUp8(kFixedHeaderBytes + static_cast<int64_t>(schema_.size()));
-  std::string header(static_cast<size_t>(file->header_bytes), '\0');
-  std::memcpy(&header[0], kMagic, sizeof(kMagic));
-  Store(file->number, &header[8]);
-  Store(generation_, &header[16]);
-  Store(static_cast<uint32_t>(schema_.size()), &header[20]);
-  Store(row_bytes_, &header[24]);
-  std::copy(schema_.begin(), schema_.end(), header.begin() + kFixedHeaderBytes);
-  Store(Crc32c(header), &header[32]);
+  const std::string header = Header(*file, row_bytes_, schema_);
+  file->header_bytes = static_cast<int64_t>(header.size());
   FileSystem* const files = folder_->files();
   Status made = files->NewWritableFile(file->path, &file->writer);
   if (made.ok()) made = file->writer->Append(header);
@@ -93,10 +90,67 @@ Status RowLog::NewFile(int64_t* slot) {
     return made;
   }
   file->bytes = file->header_bytes;
-  file_bytes_ += file->bytes;
-  files_[at] = std::move(file);
+  Add(at, std::move(file));
   *slot = at;
   return Status();
+}
+
+void RowLog::Add(int64_t slot, std::unique_ptr<File> file) {
+  if (slot >= slots()) files_.resize(static_cast<size_t>(slot) + 1);
+  file_bytes_ += file->bytes;
+  files_[slot] = std::move(file);
+}
+
+Status RowLog::Reopen(const FlushedShard& flushed) {
+  for (const auto& [slot, of_flush] : flushed.files) {
+    auto file = std::make_unique<File>();
+    file->number = of_flush.number;
+    file->path = folder_->PathOf(file->number, DiskFolder::Kind::kRows);
+    file->schema_number = of_flush.schema_number;
+    file->bytes = of_flush.bytes;
+    const TableSchema& schema = flushed.schemas[of_flush.schema_number];
+    const std::string header = Header(*file, RowLayout(schema).row_bytes, schema.ToText());
+    file->record_bytes = kRecordHeaderBytes + RowLayout(schema).row_bytes;
+    file->header_bytes = static_cast<int64_t>(header.size());
+    int64_t size;
+    DYNEMB_RETURN_IF_ERROR(folder_->files()->NewReadableFile(file->path, &file->reader));
+    DYNEMB_RETURN_IF_ERROR(file->reader->Size(&size));
+    if (file->bytes < file->header_bytes || size < file->bytes) {
+      return Status(Code::kDataLoss, StrCat(file->path, ": got ", size, " bytes, want ",
+                                            file->bytes, "; the file is cut off"));
+    }
+    std::string read(header.size(), '\0');
+    DYNEMB_RETURN_IF_ERROR(file->reader->Read(0, file->header_bytes, &read[0]));
+    if (read != header) {
+      return Status(Code::kDataLoss,
+                    StrCat(file->path, ": its header is not that of the file of the last flush"));
+    }
+    Add(slot, std::move(file));
+  }
+  return Status();
+}
+
+bool RowLog::HasRecordAt(Location location) const {
+  const int64_t slot = SlotOf(location), offset = OffsetOf(location);
+  if (slot >= slots() || files_[slot] == nullptr) return false;
+  const File& file = *files_[slot];
+  return offset >= file.header_bytes && offset + file.record_bytes <= file.bytes &&
+         (offset - file.header_bytes) % file.record_bytes == 0;
+}
+
+FlushedFile RowLog::FileAt(int64_t slot) const {
+  const File& file = *files_[slot];
+  return {file.number, file.schema_number, file.bytes};
+}
+
+void RowLog::SetUnsynced(uint64_t number) {
+  for (int64_t slot = 0; slot < slots(); ++slot) {
+    File* const file = files_[slot].get();
+    if (file == nullptr || file->number != number) continue;
+    file->unsynced = true;
+    if (slot == current_) EndFile(true);
+    return;
+  }
 }
 
 void RowLog::Remove(int64_t slot) {
@@ -105,8 +159,7 @@ void RowLog::Remove(int64_t slot) {
   live_bytes_ -= file->live * file->record_bytes;
   file->writer.reset();
   file->reader.reset();
-  // What cannot be removed now is removed when the folder is opened again.
-  static_cast<void>(folder_->files()->Remove(file->path));
+  folder_->Remove(file->number, DiskFolder::Kind::kRows, file->bytes);
   files_[slot].reset();
 }
 
@@ -114,7 +167,7 @@ void RowLog::Clear() {
   for (int64_t slot = 0; slot < slots(); ++slot) {
     if (files_[slot] != nullptr) Remove(slot);
   }
-  files_.clear();
+  if (!slots_held_) files_.clear();
   current_ = -1;
   ++locations_made_;
 }
@@ -126,12 +179,8 @@ Status RowLog::Append(Span<const Key> keys, const char* rows, Location* location
   const int64_t at_once = std::max<int64_t>(1, kBlockBytes / record_bytes);
   std::vector<char> block(static_cast<size_t>(std::min(at_once, keys.size) * record_bytes));
   for (int64_t done = 0; done < keys.size;) {
-    if (current_ >= 0 && files_[current_]->bytes >= file_limit) {
-      files_[current_]->writer.reset();
-      const int64_t ended = std::exchange(current_, -1);
-      // None of it may be live, or will be.
-      if (files_[ended]->live == 0 && done == 0) Remove(ended);
-    }
+    // Of a file that this call has begun nothing is live yet.
+    if (current_ >= 0 && files_[current_]->bytes >= file_limit) EndFile(done == 0);
     if (current_ < 0) DYNEMB_RETURN_IF_ERROR(NewFile(&current_));
     File* const file = files_[current_].get();
     const int64_t n = std::min(at_once, keys.size - done);
@@ -147,9 +196,7 @@ Status RowLog::Append(Span<const Key> keys, const char* rows, Location* location
         file->writer->Append({block.data(), static_cast<size_t>(n * record_bytes)});
     if (!written.ok()) {
       // The end of the file is unknown now: no more is appended. The rows before it can be read.
-      file->writer.reset();
-      const int64_t ended = std::exchange(current_, -1);
-      if (file->live == 0) Remove(ended);
+      EndFile(true);
       return written;
     }
     file->bytes += n * record_bytes;
@@ -208,7 +255,7 @@ Status RowLog::Read(Span<const Location> locations, const RowFunction& row) cons
       for (int64_t i = run.begin; read.ok() && i < run.end; ++i) {
         const char* const record = &buffer[static_cast<size_t>(OffsetOf(locations[i]) - offset)];
         if (IsWhole(file, record)) {
-          row(i, file.generation, record + kRecordHeaderBytes);
+          row(i, file.schema_number, record + kRecordHeaderBytes);
         } else {
           read = Status(Code::kDataLoss,
                         StrCat(file.path, ": the row at byte ", OffsetOf(locations[i]),
@@ -236,7 +283,7 @@ Status RowLog::ScanFile(int64_t slot, const RecordFunction& record) const {
       if (!IsWhole(file, bytes_of)) continue;
       const Location location =
           static_cast<uint64_t>(slot) << 30 | static_cast<uint64_t>((at + i) / 8);
-      DYNEMB_RETURN_IF_ERROR(record(Load<Key>(bytes_of + 8), location, file.generation,
+      DYNEMB_RETURN_IF_ERROR(record(Load<Key>(bytes_of + 8), location, file.schema_number,
                                     bytes_of + kRecordHeaderBytes));
     }
     at += bytes;

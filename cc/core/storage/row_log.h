@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,12 +18,10 @@
 #include "cc/core/base/status.h"
 #include "cc/core/storage/disk_folder.h"
 #include "cc/core/storage/disk_index.h"
+#include "cc/core/storage/flush_manifest.h"
 #include "cc/core/table/table.h"
 
 namespace dynemb {
-
-// Rows of one layout have one number, in the order in which the layouts came.
-using Generation = uint32_t;
 
 // Reads (Read, Scan, counts) from any number of threads; other calls alone.
 class RowLog {
@@ -31,6 +30,8 @@ class RowLog {
   // Bytes that one call of the system writes, or reads in a scan.
   static constexpr int64_t kBlockBytes = int64_t{256} << 10;
 
+  static int64_t SlotOf(Location location) { return static_cast<int64_t>(location >> 30); }
+
   // `least_file_bytes`: a file is ended when it has so many and a sixteenth of all live bytes.
   RowLog(std::shared_ptr<DiskFolder> folder, int64_t least_file_bytes);
   ~RowLog();
@@ -38,7 +39,7 @@ class RowLog {
   RowLog& operator=(const RowLog&) = delete;
 
   // Later rows have this layout; nothing is written before there is one. Needs no memory.
-  void SetLayout(Generation generation, int64_t row_bytes, std::string schema);
+  void SetLayout(SchemaNumber schema_number, int64_t row_bytes, std::string schema);
 
   // Appends records of these keys and rows, of row_bytes each. None of them is live yet. After an
   // error none has been written, as far as anybody can tell.
@@ -46,15 +47,15 @@ class RowLog {
   void Live(Location location);
   void Dead(Location location);
 
-  // Reads rows: calls row(i, generation, bytes) for locations[i], which must ascend, each once and
-  // from any thread. kDataLoss: a record is damaged; the message names it and its file.
-  using RowFunction = std::function<void(int64_t i, Generation generation, const char* row)>;
+  // Reads rows: calls row(i, schema_number, bytes) for locations[i], which must ascend, each once
+  // and from any thread. kDataLoss: a record is damaged; the message names it and its file.
+  using RowFunction = std::function<void(int64_t i, SchemaNumber schema_number, const char* row)>;
   Status Read(Span<const Location> locations, const RowFunction& row) const;
 
-  // Calls record(key, location, generation, row) for all records, live or not, file by file. A
+  // Calls record(key, location, schema_number, row) for all records, live or not, file by file. A
   // record that is damaged is left out. Errors: of the file system; those of `record`.
-  using RecordFunction =
-      std::function<Status(Key key, Location location, Generation generation, const char* row)>;
+  using RecordFunction = std::function<Status(Key key, Location location,
+                                              SchemaNumber schema_number, const char* row)>;
   Status Scan(const RecordFunction& record) const;
   // The same of one file.
   Status ScanFile(int64_t slot, const RecordFunction& record) const;
@@ -73,6 +74,20 @@ class RowLog {
   // Removes all files.
   void Clear();
 
+  // Opens the files of a flush, in a log that has none; no record of them is live yet. kDataLoss: a
+  // file is missing, damaged or cut off.
+  Status Reopen(const FlushedShard& flushed);
+  // Whether a file has a record there.
+  bool HasRecordAt(Location location) const;
+  // While they are held, what was a file's slot becomes no other's.
+  void HoldSlots(bool held) { slots_held_ = held; }
+  // What a flush that has records of this slot says of its file.
+  FlushedFile FileAt(int64_t slot) const;
+  // A file that could not be synced, so that nobody knows what of it is on disk: it is not written
+  // any more, and its rows must be written to others before a flush may name them.
+  void SetUnsynced(uint64_t number);
+  bool IsUnsynced(int64_t slot) const { return files_[slot]->unsynced; }
+
   // How often locations of removed files have come to be those of other records.
   int64_t locations_made() const { return locations_made_; }
   int64_t live_bytes() const { return live_bytes_; }
@@ -85,20 +100,25 @@ class RowLog {
     uint64_t number;
     std::unique_ptr<WritableFile> writer;  // null: it is complete
     std::unique_ptr<ReadableFile> reader;
-    Generation generation;
+    SchemaNumber schema_number;
     int64_t record_bytes;
     int64_t header_bytes;
     int64_t bytes = 0;  // that have been written, with the header
     int64_t live = 0;   // records
     bool damaged = false;
+    bool unsynced = false;
   };
-  static int64_t SlotOf(Location location) { return static_cast<int64_t>(location >> 30); }
   static int64_t OffsetOf(Location location) {
     return static_cast<int64_t>(location & ((uint64_t{1} << 30) - 1)) * 8;
   }
 
   Status NewFile(int64_t* slot);
+  // The file at `slot`, which is free or new.
+  void Add(int64_t slot, std::unique_ptr<File> file);
+  // No more is appended to the file that is written; if none of it is live, it is removed.
+  void EndFile(bool remove_dead);
   void Remove(int64_t slot);
+  static std::string Header(const File& file, int64_t row_bytes, const std::string& schema);
   static uint32_t Checksum(const File& file, const char* record);
   // Fills in the header of a record; false: the record is not what was written.
   static void Seal(const File& file, Key key, char* record);
@@ -108,11 +128,12 @@ class RowLog {
   const int64_t least_file_bytes_;
   std::vector<std::unique_ptr<File>> files_;  // by slot; null: free
   int64_t current_ = -1;                      // the file that is written
-  Generation generation_ = 0;
+  SchemaNumber schema_number_ = 0;
   int64_t row_bytes_ = 0;
   std::string schema_;
   int64_t live_bytes_ = 0, file_bytes_ = 0;
   int64_t locations_made_ = 0;
+  bool slots_held_ = false;
 };
 
 }  // namespace dynemb

@@ -7,19 +7,51 @@ namespace dynemb {
 
 Status StorageOptions::Parse(const std::string& text, FileSystem* files, StorageOptions* options) {
   std::istringstream in(text);
-  std::string host, owner_word, owner, disk, path;
-  in >> host >> options->max_bytes >> owner_word >> owner >> disk;
-  std::getline(in >> std::ws, path);
-  if (!in || host != "host" || owner_word != "owner" || disk != "disk" || path.empty() ||
-      options->max_bytes <= 0) {
+  std::string host, owner_word, owner, reopen_word, seed_word, path;
+  DiskFolder::Options folders;
+  in >> host >> options->max_bytes >> owner_word >> owner >> reopen_word >> folders.reopen >>
+      seed_word >> options->keep_seed >> std::ws;
+  const bool words = !in.fail() && host == "host" && owner_word == "owner" &&
+                     reopen_word == "reopen" && seed_word == "keep_seed" && options->max_bytes > 0;
+  while (std::getline(in, path)) folders.paths.push_back(path);
+  if (!words || folders.paths.empty()) {
     return InvalidArgument("storage: got '", Printable(text),
-                           "', want 'host BYTES owner WORD disk PATH'");
+                           "', want 'host BYTES owner WORD reopen 0|1 keep_seed 0|1' and lines of "
+                           "paths");
   }
-  return DiskFolder::OpenFor(files, path, owner, &options->disk);
+  DYNEMB_RETURN_IF_ERROR(DiskFolder::OpenFor(files, folders, owner, &options->disk));
+  options->flushed = options->disk->TakeFlushed();
+  return Status();
 }
 
-StorageOptions StorageOptions::OfShard(int64_t shards) const {
+Status StorageOptions::SchemaFor(const TableSchema& schema, int64_t shards,
+                                 TableSchema* of_table) const {
+  *of_table = schema;
+  if (flushed == nullptr) return Status();
+  const int64_t had = static_cast<int64_t>(flushed->shards.size());
+  if (had != shards) {
+    return FailedPrecondition(disk->path(), ": it has the rows of a table of ", had,
+                              " shards, got ", shards, "; open it with ", had,
+                              " and save a snapshot, which a table of any number can load");
+  }
+  const TableSchema& before = flushed->schema();
+  if (Status fits = CheckCompatible(before, schema); !fits.ok()) {
+    return FailedPrecondition(disk->path(),
+                              ": it has rows of another kind of table: ", fits.message(),
+                              "; give another folder, or reopen=False, which "
+                              "removes them");
+  }
+  if (of_table->rule.name.empty()) of_table->rule = before.rule;
+  if (keep_seed) of_table->initializer.seed = before.initializer.seed;
+  for (int field = 0; field < kMetaFields; ++field) {
+    if (before.meta.has(MetaField(field))) of_table->meta.add(MetaField(field));
+  }
+  return Status();
+}
+
+StorageOptions StorageOptions::OfShard(int64_t number, int64_t shards) const {
   StorageOptions of_shard = *this;
+  of_shard.shard = number;
   if (max_bytes >= 0) of_shard.max_bytes = max_bytes / shards;
   if (max_rows >= 0) of_shard.max_rows = max_rows / shards;
   return of_shard;

@@ -8,6 +8,7 @@
 
 #include "cc/core/base/status.h"
 #include "cc/core/storage/disk_folder.h"
+#include "cc/core/table/row_layout.h"
 
 namespace dynemb {
 
@@ -22,12 +23,25 @@ struct StorageOptions {
   std::shared_ptr<DiskFolder> disk;
   // A file is ended when it has so many bytes, and a sixteenth of all.
   int64_t least_file_bytes = int64_t{4} << 20;
+  // The rows to begin with, of DiskFolder::TakeFlushed; null: none.
+  std::shared_ptr<const FlushManifest> flushed;
+  // Whether missing keys then read the initial values that they read there.
+  bool keep_seed = false;
+  // Which of the shards this is for.
+  int64_t shard = 0;
 
-  // Reads the text that the op DynembTable is given, "host BYTES owner WORD disk PATH", and opens
-  // the folder: see DiskFolder::OpenFor.
+  // Reads the text that the op DynembTable is given, and opens the folders: see
+  // DiskFolder::OpenFor. A line of words and one for each folder:
+  //   host BYTES owner WORD reopen 0|1 keep_seed 0|1
+  //   PATH
   static Status Parse(const std::string& text, FileSystem* files, StorageOptions* options);
+
+  // The schema of a table that is to have this one and begins with the rows of a flush: with their
+  // optimizer and meta. kFailedPrecondition: they are rows of so many shards, or none that such a
+  // table can have.
+  Status SchemaFor(const TableSchema& schema, int64_t shards, TableSchema* of_table) const;
   // Those of one of several shards, which have equal shares of the memory.
-  StorageOptions OfShard(int64_t shards) const;
+  StorageOptions OfShard(int64_t shard, int64_t shards) const;
 };
 
 }  // namespace dynemb

@@ -8,6 +8,7 @@
 
 #include "cc/core/storage/disk_index.h"
 #include "cc/core/storage/testing/tiered_harness.h"
+#include "cc/core/storage/testing/twins.h"
 #include "cc/core/storage/tiers.h"
 #include "cc/core/table/host_table.h"
 #include "cc/core/testing/caller.h"
@@ -15,15 +16,6 @@
 
 namespace dynemb {
 namespace {
-
-TableSchema Schema(int64_t dim, const std::string& rule) {
-  TableSchema schema;
-  schema.dim = dim;
-  schema.initializer.distribution = {Distribution::Kind::kUniform, -1, 1};
-  schema.meta.add(MetaField::kCount);
-  if (!rule.empty()) schema.rule = UsualRule(rule);
-  return schema;
-}
 
 TEST(DiskIndexTest, AgreesWithAMap) {
   std::mt19937_64 random(1);
@@ -66,6 +58,32 @@ TEST(DiskIndexTest, AgreesWithAMap) {
   EXPECT_EQ(index.Find(hashes[0]), kNowhere);
 }
 
+// As a folder that is opened again has them. A linear search takes minutes for this.
+TEST(DiskIndexTest, TakesEntriesInAscendingOrder) {
+  std::mt19937_64 random(4);
+  std::vector<uint64_t> hashes(2'000'000);
+  for (uint64_t& hash : hashes) hash = random();
+  std::sort(hashes.begin(), hashes.end());
+  for (const int64_t reserved : {0, 1'000'000, 2'000'000}) {
+    DiskIndex index;
+    ASSERT_TRUE(index.Reserve(reserved));
+    for (size_t i = 0; i < hashes.size(); ++i) ASSERT_TRUE(index.Put(hashes[i], i));
+    for (size_t i = 0; i < hashes.size(); ++i) ASSERT_EQ(index.Find(hashes[i]), i);
+    EXPECT_EQ(index.size(), 2'000'000);
+    EXPECT_LE(index.memory_bytes(), 18 * index.size());
+  }
+}
+
+TEST(DiskIndexTest, HashesAreOfOneKeyEach) {
+  std::mt19937_64 random(5);
+  for (int i = 0; i < 1000; ++i) {
+    const Key key = i < 64 ? static_cast<Key>(uint64_t{1} << i) : static_cast<Key>(random());
+    EXPECT_EQ(KeyOfDiskHash(DiskHash(key)), key);
+    EXPECT_EQ(DiskIndex::PartOf(DiskHash(key)),
+              static_cast<int>(Mix64(static_cast<uint64_t>(key)) >> 58));
+  }
+}
+
 TEST(DiskIndexTest, TakesAtMost18BytesARow) {
   std::mt19937_64 random(2);
   DiskIndex index;
@@ -77,78 +95,13 @@ TEST(DiskIndexTest, TakesAtMost18BytesARow) {
   }
 }
 
-// One call after the other on a tiered table and a host table.
-class Twins {
- public:
-  Twins(std::unique_ptr<Table> tiered, const TableSchema& schema, uint64_t seed)
-      : random_(seed), tiered_(std::move(tiered)) {
-    EXPECT_TRUE(MakeHostTable(schema, &host_).ok());
-  }
-  // A random call; its status on the tiered table. One that fails is not made on the other.
-  Status Call(int64_t keys_of_table, int64_t keys_of_call) {
-    Keys keys;
-    for (int64_t n = 1 + Below(keys_of_call); n > 0; --n) keys.push_back(Below(keys_of_table));
-    const TableSchema& schema = host_->schema();
-    Floats values(keys.size() * static_cast<size_t>(schema.dim));
-    for (float& value : values) value = static_cast<float>(Below(1000)) / 64;
-    std::vector<bool> exists;
-    for (size_t i = 0; i < keys.size(); ++i) exists.push_back(Below(2) == 0);
-    const int64_t dice = Below(100);
-    ++step_;
-    const auto call = [&](const Caller& on, Floats* found, Outcomes* outcomes) {
-      if (dice < 30) return on.Find(keys, found, outcomes);
-      if (dice < 65 && !schema.rule.name.empty()) {
-        return on.Apply(keys, values, schema.rule,
-                        UsualHyper(schema.rule.name, static_cast<double>(step_)), {step_},
-                        outcomes);
-      }
-      if (dice < 75) return on.Upsert(keys, values, {step_}, outcomes);
-      if (dice < 85) return on.Accumulate(keys, values, exists, {step_}, outcomes);
-      if (dice < 92) return on.Erase(keys, outcomes);
-      TableContent rows;
-      const Status read = on.ReadRows(keys, &rows, outcomes);
-      if (!read.ok() || rows.empty()) return read;
-      for (auto& row : rows) row.second.value[0] ^= 1;
-      return on.InsertRows(rows, nullptr, nullptr);
-    };
-    Floats found[2];
-    Outcomes outcomes[2];
-    const Status status = call(Caller(tiered_.get(), HostTestMemory()), &found[0], &outcomes[0]);
-    if (!status.ok()) return status;
-    const Status other = call(Caller(host_.get(), HostTestMemory()), &found[1], &outcomes[1]);
-    EXPECT_TRUE(other.ok()) << other.message();
-    EXPECT_EQ(found[0], found[1]) << "step " << step_;
-    EXPECT_EQ(outcomes[0], outcomes[1]) << "step " << step_ << ", " << dice;
-    return status;
-  }
-  void Compare() const {
-    EXPECT_EQ(tiered_->size(), host_->size());
-    EXPECT_EQ(Difference(ExportAll(*host_, HostTestMemory(), 1000),
-                         ExportAll(*tiered_, HostTestMemory(), 333)),
-              "");
-  }
-  void CompareCounters() const {
-    const TableCounters got = tiered_->counters(), want = host_->counters();
-    TableCounters::ForEach([&](const char* name, int64_t TableCounters::* what) {
-      EXPECT_EQ(got.*what, want.*what) << name;
-    });
-  }
-  TieredTable* tiered() const { return static_cast<TieredTable*>(tiered_.get()); }
-  int64_t Below(int64_t n) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(n)); }
-
- private:
-  std::mt19937_64 random_;
-  std::unique_ptr<Table> tiered_, host_;
-  int64_t step_ = 0;
-};
-
 TEST(TieredTableTest, CountsWhatATableInMemoryCounts) {
   for (const uint64_t seed : {1, 2, 3}) {
     const auto files = std::make_shared<MemoryFileSystem>();
-    const TableSchema schema = Schema(3, "adam");
+    const TableSchema schema = TwinSchema(3, "adam");
     std::unique_ptr<Table> table;
     ASSERT_OK(MakeTieredTableOn(files, schema, 30, &table));
-    Twins twins(std::move(table), schema, seed);
+    Twins twins(std::move(table), seed);
     for (int i = 0; i < 600; ++i) ASSERT_OK(twins.Call(500, 60));
     twins.Compare();
     twins.CompareCounters();
@@ -167,10 +120,10 @@ TEST(TiersTest, ARowIsNotBroughtUpOverANewerOneAtItsPlace) {
   const auto files = std::make_shared<MemoryFileSystem>();
   StorageOptions storage;
   storage.max_rows = 10;
-  ASSERT_OK(DiskFolder::Open(files.get(), "/tiers", &storage.disk));
+  ASSERT_OK(DiskFolder::Open(files.get(), {{"/tiers"}}, &storage.disk));
   std::unique_ptr<Tiers> tiers;
-  ASSERT_OK(Tiers::Make(Schema(1, ""), TableOptions(), storage, &tiers));
-  const uint64_t hash = Mix64(uint64_t{7});
+  ASSERT_OK(Tiers::Make(TwinSchema(1, ""), TableOptions(), storage, &tiers));
+  const uint64_t hash = DiskHash(7);
   const auto put_below = [&](float value) {
     EXPECT_TRUE(Caller(tiers->above(), HostTestMemory()).Upsert({7}, {value}).ok());
     EXPECT_TRUE(tiers->AllDown().ok());
@@ -191,17 +144,17 @@ TEST(TiersTest, ARowIsNotBroughtUpOverANewerOneAtItsPlace) {
 // By bytes, on this machine's files: memory and disk stay within what is said of them.
 TEST(TieredTableTest, KeepsWithinItsBytes) {
   const std::string path = JoinPath(::testing::TempDir(), "tiers");
-  const TableSchema schema = Schema(16, "adam");
+  const TableSchema schema = TwinSchema(16, "adam");
   constexpr int64_t kMaxBytes = 2 << 20, kKeys = 60'000;
   StorageOptions storage;
   storage.max_bytes = kMaxBytes;
   storage.least_file_bytes = 256 << 10;
-  ASSERT_OK(DiskFolder::Open(UnsyncedFileSystem(), path, &storage.disk));
+  ASSERT_OK(DiskFolder::Open(UnsyncedFileSystem(), {{path}}, &storage.disk));
   std::unique_ptr<Table> table;
   ASSERT_OK(MakeTieredTable(schema, TableOptions(), storage, &table));
   storage.disk.reset();
   {
-    Twins twins(std::move(table), schema, 4);
+    Twins twins(std::move(table), 4);
     for (int i = 0; i < 150; ++i) {
       ASSERT_OK(twins.Call(kKeys, 4000));
       const TierStats stats = twins.tiered()->tier_stats();
@@ -220,14 +173,14 @@ TEST(TieredTableTest, KeepsWithinItsBytes) {
 
 // A call of one slice either does everything or nothing, whatever operation fails.
 TEST(TieredTableTest, LosesNothingByFaults) {
-  const TableSchema schema = Schema(3, "adam");
+  const TableSchema schema = TwinSchema(3, "adam");
   for (const Fault::When when : {Fault::kBefore, Fault::kHalfWay, Fault::kAfter}) {
     for (int64_t nth = 0; nth < 25; ++nth) {
       SCOPED_TRACE(StrCat("operation ", nth, ", ", static_cast<int>(when)));
       const auto files = std::make_shared<MemoryFileSystem>();
       std::unique_ptr<Table> table;
       ASSERT_OK(MakeTieredTableOn(files, schema, 30, &table));
-      Twins twins(std::move(table), schema, 5);
+      Twins twins(std::move(table), 5);
       for (int i = 0; i < 60; ++i) ASSERT_OK(twins.Call(200, 25));
       Fault fault;
       fault.when = when;
@@ -249,7 +202,7 @@ TEST(TieredTableTest, LosesNothingByFaults) {
 
 // A disk that is full for long: what is above is read and trained.
 TEST(TieredTableTest, GoesOnAboveWithoutADisk) {
-  const TableSchema schema = Schema(2, "sgd");
+  const TableSchema schema = TwinSchema(2, "sgd");
   const auto files = std::make_shared<MemoryFileSystem>();
   std::unique_ptr<Table> table;
   ASSERT_OK(MakeTieredTableOn(files, schema, 100, &table));
@@ -277,11 +230,11 @@ TEST(TieredTableTest, GoesOnAboveWithoutADisk) {
 }
 
 TEST(TieredTableTest, SaysWhichRowIsDamaged) {
-  const TableSchema schema = Schema(4, "");
+  const TableSchema schema = TwinSchema(4, "");
   const std::string folder = JoinPath(::testing::TempDir(), "damaged");
   StorageOptions storage;
   storage.max_rows = 10;
-  ASSERT_OK(DiskFolder::Open(UnsyncedFileSystem(), folder, &storage.disk));
+  ASSERT_OK(DiskFolder::Open(UnsyncedFileSystem(), {{folder}}, &storage.disk));
   std::unique_ptr<Table> table;
   ASSERT_OK(MakeTieredTable(schema, TableOptions(), storage, &table));
   const Caller call(table.get(), HostTestMemory());
@@ -333,13 +286,13 @@ TEST(DiskFolderTest, BelongsToOneTable) {
   files.Put("/tiers/tier-x.rows", "not ours");
   files.Put("/tiers/notes", "not ours");
   std::shared_ptr<DiskFolder> one, other;
-  ASSERT_OK(DiskFolder::Open(&files, "/tiers", &one));
+  ASSERT_OK(DiskFolder::Open(&files, {{"/tiers"}}, &one));
   EXPECT_EQ(files.Names("/tiers"), (std::vector<std::string>{"LOCK", "notes", "tier-x.rows"}));
-  const Status taken = DiskFolder::Open(&files, "/tiers", &other);
+  const Status taken = DiskFolder::Open(&files, {{"/tiers"}}, &other);
   EXPECT_EQ(taken.code(), Code::kFailedPrecondition);
   EXPECT_NE(taken.message().find("another table has its rows in /tiers"), std::string::npos);
   one.reset();
-  ASSERT_OK(DiskFolder::Open(&files, "/tiers", &other));
+  ASSERT_OK(DiskFolder::Open(&files, {{"/tiers"}}, &other));
 }
 
 TEST(TieredTableTest, RefusesWhatItCannot) {
@@ -347,12 +300,12 @@ TEST(TieredTableTest, RefusesWhatItCannot) {
   StorageOptions storage;
   std::unique_ptr<Table> table;
   const auto make = [&](const TableOptions& options) {
-    return MakeTieredTable(Schema(4, ""), options, storage, &table).code();
+    return MakeTieredTable(TwinSchema(4, ""), options, storage, &table).code();
   };
   EXPECT_EQ(make({}), Code::kInvalidArgument) << "no limit";
   storage.max_bytes = 1 << 20;
   EXPECT_EQ(make({}), Code::kInvalidArgument) << "no disk";
-  ASSERT_OK(DiskFolder::Open(&files, "/tiers", &storage.disk));
+  ASSERT_OK(DiskFolder::Open(&files, {{"/tiers"}}, &storage.disk));
   TableOptions bounded;
   bounded.max_rows = 10;
   EXPECT_EQ(make(bounded), Code::kInvalidArgument);

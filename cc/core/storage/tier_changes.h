@@ -111,7 +111,7 @@ class TierChanges {
     }
   }
 
-  static int PartOf(Key key) { return DiskIndex::PartOf(Mix64(static_cast<uint64_t>(key))); }
+  static int PartOf(Key key) { return DiskIndex::PartOf(DiskHash(key)); }
 
   Part parts_[kParts];
   std::atomic<int64_t> epoch_{0};

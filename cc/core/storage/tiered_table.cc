@@ -151,7 +151,7 @@ class Tiered final : public TieredTable {
         const int64_t position = PositionOf(batch, j);
         Outcome& outcome = outcomes[static_cast<size_t>(position)];
         int64_t& only_below = erased[static_cast<size_t>(distinct.number(j))];
-        const uint64_t hash = Mix64(static_cast<uint64_t>(batch.keys[position]));
+        const uint64_t hash = DiskHash(batch.keys[position]);
         if (outcome == Outcome::kFound && below->Remove(hash)) tiers_->AddCopies(-1);
         if (outcome != Outcome::kMissing) continue;
         if (only_below == 0 && !below->Remove(hash)) continue;
@@ -257,12 +257,12 @@ class Tiered final : public TieredTable {
       }
       // First the copies: what an error leaves above has none, and is a row.
       for (const Key key : above) {
-        if (tiers_->below()->Remove(Mix64(static_cast<uint64_t>(key)))) tiers_->AddCopies(-1);
+        if (tiers_->below()->Remove(DiskHash(key))) tiers_->AddCopies(-1);
       }
       int64_t from_above;
       DYNEMB_RETURN_IF_ERROR(
           tiers_->above()->EraseBelow(Tiers::Inner(context), field, bound, &from_above));
-      for (const Key key : below) tiers_->below()->Remove(Mix64(static_cast<uint64_t>(key)));
+      for (const Key key : below) tiers_->below()->Remove(DiskHash(key));
       tiers_->CountRemoved(static_cast<int64_t>(below.size()));
       *erased = from_above + static_cast<int64_t>(below.size());
       return Status();
@@ -310,6 +310,23 @@ class Tiered final : public TieredTable {
       *move = std::move(made);
       return Status();
     });
+  }
+
+  Status BeginFlush() override {
+    return OrNoMemory([&] {
+      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      return tiers_->BeginFlush();
+    });
+  }
+  Status FlushPart(int part, IndexEntries* entries, FlushedShard* flushed) override {
+    return OrNoMemory([&] {
+      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      return tiers_->FlushPart(part, entries, flushed);
+    });
+  }
+  void EndFlush(const std::set<uint64_t>& unsynced) override {
+    const std::unique_lock<FairSharedMutex> lock(mutex_);
+    tiers_->EndFlush(unsynced);
   }
 
   int64_t size() const override {
@@ -387,9 +404,7 @@ class Tiered final : public TieredTable {
     // Which of those that are not above are below.
     std::vector<std::pair<Location, int64_t>> wanted;
     int64_t missing = 0;
-    const auto hash_of = [&](int64_t m) {
-      return Mix64(static_cast<uint64_t>(batch.keys[misses.at[m]]));
-    };
+    const auto hash_of = [&](int64_t m) { return DiskHash(batch.keys[misses.at[m]]); };
     constexpr int64_t kAhead = 8;
     for (int64_t m = 0; m < count; ++m) {
       if (m + kAhead < count) below->Prefetch(hash_of(m + kAhead));
@@ -555,7 +570,7 @@ class Tiered final : public TieredTable {
       int64_t count = 0;
       DYNEMB_RETURN_IF_ERROR(tiers_->above()->Export(OneThread(), &cursor, out, &count));
       for (int64_t i = 0; i < count; ++i) {
-        const uint64_t hash = Mix64(static_cast<uint64_t>(keys[static_cast<size_t>(i)]));
+        const uint64_t hash = DiskHash(keys[static_cast<size_t>(i)]);
         if (hash >= from) hashes->push_back(hash);
       }
     }
@@ -581,7 +596,7 @@ class Tiered final : public TieredTable {
     if (count == 0) return Status();
     const bool any = out.values.data || out.slots.data || out.meta.data;
     std::vector<Key> keys(hashes.size());
-    for (size_t i = 0; i < hashes.size(); ++i) keys[i] = static_cast<Key>(Unmix64(hashes[i]));
+    for (size_t i = 0; i < hashes.size(); ++i) keys[i] = KeyOfDiskHash(hashes[i]);
     if (!any) {
       if (out.keys.data) std::copy(keys.begin(), keys.end(), out.keys.data + *n);
       *n += count;

@@ -15,8 +15,9 @@
 //
 // Locks. One lock for all of it, shared by calls that move no rows between the tiers (reads, and
 // writes of keys that are not below while there is room above), and taken alone by those that do,
-// by EraseBelow, Clear and BeginEpoch. The host table's own locks come after it. Because calls hold
-// it while their tasks run, these run on threads that never wait for it (worker_threads.h).
+// by EraseBelow, Clear, BeginEpoch and each part of a flush. The host table's own locks come after
+// it. Because calls hold it while their tasks run, these run on threads that never wait for it
+// (worker_threads.h).
 //
 // Errors. That the disk is full, fails, or has damaged a row is the status of the call that needed
 // it, and names the file. No row that is above is lost by it, and rows that are above can be read
@@ -27,8 +28,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 
 #include "cc/core/base/status.h"
+#include "cc/core/storage/flush_manifest.h"
+#include "cc/core/storage/index_file.h"
 #include "cc/core/storage/storage_options.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_options.h"
@@ -66,10 +70,18 @@ struct TierStats {
 class TieredTable : public Table {
  public:
   virtual TierStats tier_stats() const = 0;
+
+  // Of a flush (flush.h), which is one at a time and during which the schema does not change. After
+  // Begin, End must be called, with the files that could not be synced.
+  virtual Status BeginFlush() = 0;
+  // Has the rows of a 64th of the hashes on disk, too, and adds where they are.
+  virtual Status FlushPart(int part, IndexEntries* entries, FlushedShard* flushed) = 0;
+  virtual void EndFlush(const std::set<uint64_t>& unsynced) = 0;
 };
 
-// An empty table. Errors: a schema that is not valid; options that bound a table or evict;
-// max_bytes that has no room for a row.
+// An empty table, or one with the rows of StorageOptions::flushed, of which `schema` is
+// StorageOptions::SchemaFor. Errors: a schema that is not valid; options that bound a table or
+// evict; max_bytes that has no room for a row; files that are missing or damaged.
 Status MakeTieredTable(const TableSchema& schema, const TableOptions& options,
                        const StorageOptions& storage, std::unique_ptr<Table>* table);
 

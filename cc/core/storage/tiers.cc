@@ -50,7 +50,14 @@ Status Tiers::Make(const TableSchema& schema, const TableOptions& options,
                    const StorageOptions& storage, std::unique_ptr<Tiers>* tiers) {
   std::unique_ptr<Tiers> made(new Tiers(schema, options, storage));
   DYNEMB_RETURN_IF_ERROR(MakeAbove(schema, options, storage, &made->above_));
-  made->below_ = std::make_unique<DiskRows>(storage.disk, storage.least_file_bytes, schema);
+  made->below_ = std::make_unique<DiskRows>(storage.disk, storage.least_file_bytes);
+  if (storage.flushed != nullptr) {
+    DYNEMB_RETURN_IF_ERROR(
+        made->below_->Reopen(storage.flushed->shards[static_cast<size_t>(storage.shard)]));
+  }
+  DiskRows::NextSchema next;
+  DYNEMB_RETURN_IF_ERROR(made->below_->PrepareSchema(schema, &next));
+  made->below_->SetSchema(std::move(next));
   made->MakeUsed();
   *tiers = std::move(made);
   return Status();
@@ -104,7 +111,7 @@ bool Tiers::NoneBelow(const Batch& batch) {
     uint64_t ahead[kAhead];
     const auto fetch = [&](int64_t j) {
       if (j >= end) return;
-      const uint64_t hash = Mix64(static_cast<uint64_t>(batch.keys[PositionOf(batch, j)]));
+      const uint64_t hash = DiskHash(batch.keys[PositionOf(batch, j)]);
       ahead[j % kAhead] = hash;
       below_->Prefetch(hash);
       __builtin_prefetch(&Used(hash));
@@ -125,8 +132,7 @@ void Tiers::Touch(const Batch& batch) {
   // An error only makes rows seem unused.
   static_cast<void>(InShares(PositionsOf(batch), [&](int64_t begin, int64_t end) {
     for (int64_t j = begin; j < end; ++j) {
-      std::atomic<uint8_t>& used =
-          Used(Mix64(static_cast<uint64_t>(batch.keys[PositionOf(batch, j)])));
+      std::atomic<uint8_t>& used = Used(DiskHash(batch.keys[PositionOf(batch, j)]));
       if (used.load(std::memory_order_relaxed) == 0) used.store(1, std::memory_order_relaxed);
     }
   }));
@@ -193,11 +199,10 @@ Status Tiers::InsertAbove(Span<const Key> keys, char* rows) {
   return inserted;
 }
 
-Status Tiers::Down(const std::vector<Key>& keys) {
-  if (keys.empty()) return Status();
+Status Tiers::CopyDown(const std::vector<Key>& keys) {
   std::vector<Key> changed;  // that have no copy below
   for (const Key key : keys) {
-    if (below_->Find(Mix64(static_cast<uint64_t>(key))) == kNowhere) changed.push_back(key);
+    if (below_->Find(DiskHash(key)) == kNowhere) changed.push_back(key);
   }
   const int64_t at_once = std::max<int64_t>(1, kReadBytes / layout_.row_bytes);
   std::vector<char> rows(static_cast<size_t>(
@@ -215,10 +220,16 @@ Status Tiers::Down(const std::vector<Key>& keys) {
     copies_ += below_->size() - below;
     done += n;
   }
+  return put;
+}
+
+Status Tiers::Down(const std::vector<Key>& keys) {
+  if (keys.empty()) return Status();
+  const Status put = CopyDown(keys);
   // What is below now leaves, also where the disk had no room for all.
   std::vector<Key> some;
   for (size_t i = 0; !put.ok() && i < keys.size(); ++i) {
-    if (below_->Find(Mix64(static_cast<uint64_t>(keys[i]))) != kNowhere) some.push_back(keys[i]);
+    if (below_->Find(DiskHash(keys[i])) != kNowhere) some.push_back(keys[i]);
   }
   const std::vector<Key>& gone = put.ok() ? keys : some;
   std::vector<Outcome> outcomes(gone.size(), Outcome::kFull);
@@ -251,7 +262,7 @@ Status Tiers::MakeRoom(int64_t need, int64_t next, const Stays& stays) {
     const int64_t most_leave = wanted - above_->room();
     for (int64_t i = 0; i < count && static_cast<int64_t>(leaving.size()) < most_leave; ++i) {
       const Key key = keys[static_cast<size_t>(i)];
-      std::atomic<uint8_t>& used = Used(Mix64(static_cast<uint64_t>(key)));
+      std::atomic<uint8_t>& used = Used(DiskHash(key));
       // In the second lap nothing is spared that need not stay.
       if (laps < 2 && used.load(std::memory_order_relaxed) != 0) {
         used.store(0, std::memory_order_relaxed);
@@ -288,7 +299,7 @@ Status Tiers::BringUp(const std::vector<Key>& keys, const std::vector<Location>&
   std::vector<char> up_rows;
   for (size_t i = 0; i < keys.size(); ++i) {
     if (outcomes[i] == Outcome::kFound) continue;
-    if (below_->Find(Mix64(static_cast<uint64_t>(keys[i]))) != locations[i]) continue;
+    if (below_->Find(DiskHash(keys[i])) != locations[i]) continue;
     up.push_back(keys[i]);
     up_rows.insert(up_rows.end(), rows.begin() + static_cast<std::ptrdiff_t>(i * row_bytes),
                    rows.begin() + static_cast<std::ptrdiff_t>((i + 1) * row_bytes));
@@ -305,7 +316,7 @@ Status Tiers::MakeResident(Span<const Key> keys, int64_t next, const Stays& stay
   std::vector<std::pair<Location, Key>> wanted;
   for (int64_t i = 0; i < keys.size; ++i) {
     if (outcomes[static_cast<size_t>(i)] == Outcome::kFound) continue;
-    const Location location = below_->Find(Mix64(static_cast<uint64_t>(keys[i])));
+    const Location location = below_->Find(DiskHash(keys[i]));
     if (location != kNowhere) wanted.emplace_back(location, keys[i]);
   }
   std::sort(wanted.begin(), wanted.end());
@@ -327,7 +338,7 @@ Status Tiers::MakeResident(Span<const Key> keys, int64_t next, const Stays& stay
     DYNEMB_RETURN_IF_ERROR(InsertAbove(some, rows.data()));
   }
   for (const Key key : keys) {
-    if (below_->Remove(Mix64(static_cast<uint64_t>(key)))) --copies_;
+    if (below_->Remove(DiskHash(key))) --copies_;
   }
   return Status();
 }
@@ -345,6 +356,35 @@ Status Tiers::AllDown() {
   return Status();
 }
 
+Status Tiers::BeginFlush() {
+  DYNEMB_RETURN_IF_ERROR(below_->MoveUnsynced());
+  // The disk's space can wait.
+  static_cast<void>(below_->Compact());
+  below_->HoldSlots(true);
+  return Status();
+}
+
+Status Tiers::FlushPart(int part, IndexEntries* entries, FlushedShard* flushed) {
+  std::vector<Key> keys(static_cast<size_t>(kHandKeys));
+  Cursor cursor;
+  cursor.part = part;
+  cursor.parts = DiskIndex::kParts;
+  while (!cursor.done) {
+    RowParts out;
+    out.keys = keys;
+    int64_t count = 0;
+    DYNEMB_RETURN_IF_ERROR(above_->Export(OneThread(), &cursor, out, &count));
+    DYNEMB_RETURN_IF_ERROR(CopyDown(std::vector<Key>(keys.begin(), keys.begin() + count)));
+  }
+  below_->ForFlush(part, entries, flushed);
+  return Status();
+}
+
+void Tiers::EndFlush(const std::set<uint64_t>& unsynced) {
+  below_->HoldSlots(false);
+  for (const uint64_t number : unsynced) below_->SetUnsynced(number);
+}
+
 Status Tiers::Clear(const Context& context) {
   const int64_t only_below = below_->size() - copies_;
   DYNEMB_RETURN_IF_ERROR(above_->Clear(Inner(context)));
@@ -357,8 +397,7 @@ Status Tiers::Clear(const Context& context) {
 
 Status Tiers::PrepareSchema(const TableSchema& schema, Next* next) {
   DYNEMB_RETURN_IF_ERROR(MakeAbove(schema, options_, storage_, &next->above));
-  below_->PrepareSchema(schema, &next->schema);
-  return Status();
+  return below_->PrepareSchema(schema, &next->schema);
 }
 
 void Tiers::SetSchema(Next next) {

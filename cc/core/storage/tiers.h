@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "cc/core/base/status.h"
@@ -62,6 +63,10 @@ class Tiers {
   Status MakeResident(Span<const Key> keys, int64_t next, const Stays& stays);
   // Has all rows below.
   Status AllDown();
+  // Of a flush; see TieredTable.
+  Status BeginFlush();
+  Status FlushPart(int part, IndexEntries* entries, FlushedShard* flushed);
+  void EndFlush(const std::set<uint64_t>& unsynced);
   Status Clear(const Context& context);
 
   // Whether these keys have rows above.
@@ -104,7 +109,8 @@ class Tiers {
   std::atomic<uint8_t>& Used(uint64_t hash) { return used_[hash >> used_shift_]; }
 
   Status InsertAbove(Span<const Key> keys, char* rows);
-  // Puts rows that are above, of distinct keys, below.
+  // Gives rows that are above, of distinct keys, copies below; and has them there alone.
+  Status CopyDown(const std::vector<Key>& keys);
   Status Down(const std::vector<Key>& keys);
   void CountWritten(int64_t keys, int64_t TableCounters::* what);
 

@@ -267,6 +267,18 @@ Status MemoryFileSystem::SyncFolder(const std::string& folder) {
   });
 }
 
+Status MemoryFileSystem::SyncFile(const std::string& path) {
+  return Operation("SyncFile", path, [&](bool) {
+    Folder* folder;
+    std::string name;
+    DYNEMB_RETURN_IF_ERROR(Find(path, &folder, &name));
+    const auto at = folder->names.find(name);
+    if (at == folder->names.end()) return NoSuch(path);
+    at->second->durable = at->second->data;
+    return Status();
+  });
+}
+
 Status MemoryFileSystem::Lock(const std::string& path, std::unique_ptr<FileLock>* lock) {
   auto made = std::make_unique<Held>(this, path);
   const Status status = Operation("Lock", path, [&](bool) {

@@ -46,6 +46,7 @@ class MemoryFileSystem : public FileSystem {
   Status Remove(const std::string& path) override;
   Status Rename(const std::string& from, const std::string& to) override;
   Status SyncFolder(const std::string& folder) override;
+  Status SyncFile(const std::string& path) override;
   Status Lock(const std::string& path, std::unique_ptr<FileLock>* lock) override;
 
   // How many operations there were.

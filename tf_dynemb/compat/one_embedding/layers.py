@@ -20,11 +20,14 @@ from tf_dynemb.compat.one_embedding.options import (
     make_normal_initializer,
     make_table_options,
     persistent_path_of,
+    tiers_of,
 )
 from tf_dynemb.compat.one_embedding.storage import check_storage
+from tf_dynemb.compat.options import without_effect
 from tf_dynemb.keras.layers.ids import masked_key
 from tf_dynemb.keras.layers.table_layer import TableLayer
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
+from tf_dynemb.shard.exchange import AllToAllExchange
 from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.table_config import TableConfig
 from tf_dynemb.table.variable import Variable
@@ -41,8 +44,8 @@ class MultiTableEmbedding(keras.layers.Layer):
     in `fit`, eagerly or in tf.function. Each table has its own key space: the same id in two tables is
     two rows. (In OneEmbedding it is one, and ids are to be unique across tables; for such ids both
     agree.) A row is made by the first training step of its id, never by a lookup, and the layer may
-    be called any number of times in a step. All rows are in the memory of the host so far, whatever the
-    store options say.
+    be called any number of times in a step. Rows are in the memory of the host; with
+    make_cached_ssd_store_options those that were used last, and the others on disk.
 
     Args:
         name: of the layer.
@@ -75,11 +78,10 @@ class MultiTableEmbedding(keras.layers.Layer):
 
     Example:
 
-    >>> import tensorflow as tf, warnings
+    >>> import tempfile, tensorflow as tf
     >>> from tf_dynemb.compat import one_embedding as oe
     >>> tables = [oe.make_table(oe.make_constant_initializer(start)) for start in (1.0, 2.0, 3.0)]
-    >>> with warnings.catch_warnings(action="ignore"):
-    ...     store = oe.make_cached_ssd_store_options(512, "/ssd/rows", size_factor=1)
+    >>> store = oe.make_cached_ssd_store_options(512, tempfile.mkdtemp(), size_factor=1)
     >>> embedding = oe.MultiTableEmbedding("features", 1, tf.float32, tf.int64, tables, store)
     >>> embedding(tf.constant([[7, 7, 8], [9, 7, 8]], tf.int64)).numpy()[..., 0].tolist()
     [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]
@@ -122,7 +124,8 @@ class MultiTableEmbedding(keras.layers.Layer):
         self._table_names = tuple(f"table_{number}" for number in range(len(tables)))
         for table_name, table, own in zip(self._table_names, tables, seeds, strict=True):
             initializer = keras_initializer(table, dims, own)
-            layer = self._make_table(f"{name}_{table_name}", initializer, check_rule)
+            storage = tiers_of(store_options, name, table_name, len(tables))
+            layer = self._make_table(f"{name}_{table_name}", initializer, storage, check_rule)
             setattr(self, f"_{table_name}", layer)
         # As text: nobody can change it, nor what was given.
         self._config = json.dumps(
@@ -177,6 +180,8 @@ class MultiTableEmbedding(keras.layers.Layer):
     def save_snapshot(self, snapshot_name: str | os.PathLike) -> None:
         """Saves the rows, with what optimizers keep in them, as tf_dynemb.snapshot.save does.
 
+        Tables on disk are flushed as well, so that an embedding that is made again has these rows.
+
         Args:
             snapshot_name: a name, for a folder in the store options' persistent_path; or a path: what
                 has a separator, such as "./my_snapshot".
@@ -197,6 +202,9 @@ class MultiTableEmbedding(keras.layers.Layer):
                 )
         os.makedirs(path, exist_ok=True)
         snapshot.save(path, with_prefix)
+        for table in self.tables:
+            if table.config.storage is not None:
+                table.flush(1 + (table.flushed_step or 0))
 
     def load_snapshot(self, snapshot_name: str | os.PathLike) -> None:
         """Makes the tables hold what was saved, by this layer or by one with as many tables.
@@ -240,7 +248,14 @@ class MultiTableEmbedding(keras.layers.Layer):
     def _table_layers(self) -> list[TableLayer]:
         return [getattr(self, f"_{name}") for name in self._table_names]
 
-    def _make_table(self, name: str, initializer, check_rule: Callable) -> TableLayer:
+    def _make_table(self, name: str, initializer, storage, check_rule: Callable) -> TableLayer:
+        if storage is not None and AllToAllExchange.of_scope() is not None:
+            without_effect(
+                "one_embedding store options",
+                "tables that are sharded across processes have their rows in memory so far",
+                persistent_path=(self._persistent_path, None),
+            )
+            storage = None
         config = TableConfig(
             key_dtype=tf.int32 if self._key_type == tf.int32 else tf.int64,
             value_dtype=self.variable_dtype,
@@ -248,6 +263,7 @@ class MultiTableEmbedding(keras.layers.Layer):
             name=name,
             initializer=initializer,
             trainable=self.trainable,
+            storage=storage,
         )
         table = Variable(config)
         table.handle.check_rule = check_rule

@@ -15,6 +15,7 @@ import numpy as np
 from tf_dynemb.base.checks import whole
 from tf_dynemb.compat.options import without_effect
 from tf_dynemb.initializers import BoundedNormal, Columns
+from tf_dynemb.storage import Disk, HostMemory, Tier
 
 # The numbers of each kind of initializer, in the order of its Keras class.
 _NUMBERS = {
@@ -154,27 +155,28 @@ def make_cached_ssd_store_options(
     physical_block_size: int = 4096,
     host_cache_budget_mb: float = 0,
 ) -> dict:
-    """Rows on an SSD with caches: so far all in the memory of the host, which is said once by a warning.
+    """Rows on an SSD, those used last in memory: `storage` of the tables, as of tf_dynemb.storage.
+
+    An embedding that is made again with these options, in a new process for example, begins with the
+    rows of its last save_snapshot, or of the last `flush` of its tables.
 
     Args:
-        cache_budget_mb: memory of the device for a cache, in MB; without effect so far.
-        persistent_path: see make_device_mem_store_options.
+        cache_budget_mb: memory of the device for a cache, in MB of 2**20 bytes; so far memory of the
+            host, as much as both budgets together, which the tables of an embedding share equally.
+        persistent_path: the folder of rows, and of snapshots; or a list of this one path.
         capacity: the same, or None.
         size_factor: the same.
         storage_dim: the same.
         physical_block_size: the same.
-        host_cache_budget_mb: memory of the host for a cache, in MB; without effect so far. One of the
-            two budgets is above 0.
+        host_cache_budget_mb: memory of the host for a cache, in MB. One of the two budgets is above 0.
 
     Raises:
         ValueError: an argument that is out of range.
 
     Example:
 
-    >>> import warnings
     >>> from tf_dynemb.compat import one_embedding
-    >>> with warnings.catch_warnings(action="ignore"):
-    ...     options = one_embedding.make_cached_ssd_store_options(512, "/ssd/rows", size_factor=3)
+    >>> options = one_embedding.make_cached_ssd_store_options(512, "/ssd/rows", size_factor=3)
     >>> options["size_factor"]
     3
     """
@@ -258,8 +260,23 @@ def persistent_path_of(store_options: Mapping) -> str:
     Raises:
         ValueError: what none of the functions above has made.
     """
+    return _kv_store(store_options)["persistent_table"]["path"]
+
+
+def tiers_of(store_options: Mapping, embedding: str, table: str, tables: int) -> list[Tier] | None:
+    """The storage of one of so many tables of an embedding; None: all of its rows are in memory."""
+    caches = _kv_store(store_options)["caches"]
+    if any(cache["policy"] == "full" for cache in caches):
+        return None
+    budget = sum(cache["cache_memory_budget_mb"] for cache in caches)
+    folder = os.path.join(persistent_path_of(store_options), "storage", embedding, table)
+    return [HostMemory(max(1, int(budget * 2**20 / tables))), Disk(folder)]
+
+
+def _kv_store(store_options: Mapping) -> Mapping:
     try:
-        return store_options["kv_store"]["persistent_table"]["path"]
+        store_options["kv_store"]["persistent_table"]["path"]
+        return store_options["kv_store"]
     except (KeyError, TypeError) as error:
         raise ValueError(
             f"store_options: got {store_options!r:.80}, want what make_device_mem_store_options, "
@@ -314,10 +331,15 @@ def _store_options(
         "size_factor": whole("size_factor", size_factor),
         "storage_dim": -1 if storage_dim == -1 else whole("storage_dim", storage_dim),
     }
+    on_device = [cache for cache in caches if cache["value_memory_kind"] == "device"]
     without_effect(
         "one_embedding store options",
-        "all rows are in the memory of the host so far",
-        caches=(caches, None),
+        "what is said of a device is in the memory of the host so far",
+        caches=(on_device, []),
+    )
+    without_effect(
+        "one_embedding store options",
+        "rows are read with those near them, through the system's cache",
         physical_block_size=(physical_block_size, 4096),
     )
     return made

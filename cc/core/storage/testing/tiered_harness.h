@@ -20,7 +20,7 @@ inline Status MakeTieredTableOn(const std::shared_ptr<MemoryFileSystem>& files,
   storage.max_rows = max_rows;
   storage.least_file_bytes = 20'000;
   std::shared_ptr<DiskFolder> folder;
-  DYNEMB_RETURN_IF_ERROR(DiskFolder::Open(files.get(), "/tiers", &folder));
+  DYNEMB_RETURN_IF_ERROR(DiskFolder::Open(files.get(), {{"/tiers"}}, &folder));
   // With the file system, which lives as long.
   storage.disk = std::shared_ptr<DiskFolder>(folder.get(), [files, folder](DiskFolder*) {});
   return MakeTieredTable(schema, TableOptions(), storage, table);

@@ -1,0 +1,139 @@
+#include "cc/core/storage/index_file.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cc/core/base/bytes.h"
+#include "cc/core/base/crc32c.h"
+
+namespace dynemb {
+namespace {
+
+constexpr char kMagic[8] = {'d', 'y', 'n', 'e', 'm', 'b', 'x', '1'};
+constexpr int64_t kHeaderBytes = 16;       // of the file
+constexpr int64_t kBlockHeaderBytes = 16;  // checksum, entries, bytes of strings
+constexpr int64_t kLocationBytes = 6;
+constexpr int64_t kMostEntries = 1 << 16;  // of a block
+constexpr int64_t kMostStringBytes = int64_t{1} << 30;
+
+uint32_t Checksum(uint64_t number, std::string_view block) {
+  char bytes[8];
+  Store(number, bytes);
+  return Crc32c(block.substr(4), Crc32c({bytes, 8}));
+}
+
+int64_t FixedBytes(int64_t entries, bool strings) {
+  return entries * (8 + kLocationBytes + (strings ? 4 : 0));
+}
+
+}  // namespace
+
+Status IndexFileWriter::Open(FileSystem* files, const std::string& path, uint64_t number) {
+  number_ = number;
+  DYNEMB_RETURN_IF_ERROR(files->NewWritableFile(path, &file_));
+  char header[kHeaderBytes];
+  std::memcpy(header, kMagic, sizeof(kMagic));
+  Store(number, header + 8);
+  bytes_ = kHeaderBytes;
+  return file_->Append({header, kHeaderBytes});
+}
+
+Status IndexFileWriter::Append(const IndexEntries& all) {
+  const int64_t size = static_cast<int64_t>(all.keys.size());
+  const bool strings = !all.strings.empty();
+  for (int64_t begin = 0; begin < size;) {
+    int64_t n = 0, string_bytes = 0;
+    while (begin + n < size && n < kMostEntries && string_bytes < kMostStringBytes / 2) {
+      if (strings) string_bytes += static_cast<int64_t>(all.strings[begin + n].size());
+      ++n;
+    }
+    block_.resize(static_cast<size_t>(kBlockHeaderBytes + FixedBytes(n, strings) + string_bytes));
+    char* at = &block_[0];
+    Store(static_cast<uint32_t>(n) | (strings ? uint32_t{1} << 31 : 0), at + 4);
+    Store(string_bytes, at + 8);
+    at += kBlockHeaderBytes;
+    std::memcpy(at, &all.keys[begin], static_cast<size_t>(n) * 8);
+    at += n * 8;
+    for (int64_t i = 0; i < n; ++i, at += kLocationBytes) {
+      std::memcpy(at, &all.locations[begin + i], kLocationBytes);
+    }
+    for (int64_t i = 0; strings && i < n; ++i, at += 4) {
+      Store(static_cast<uint32_t>(all.strings[begin + i].size()), at);
+    }
+    for (int64_t i = 0; strings && i < n; ++i) {
+      const std::string_view string = all.strings[begin + i];
+      at = std::copy(string.begin(), string.end(), at);
+    }
+    Store(Checksum(number_, block_), &block_[0]);
+    DYNEMB_RETURN_IF_ERROR(file_->Append(block_));
+    entries_ += n;
+    bytes_ += static_cast<int64_t>(block_.size());
+    begin += n;
+  }
+  return Status();
+}
+
+Status IndexFileWriter::Finish() {
+  DYNEMB_RETURN_IF_ERROR(file_->Sync());
+  return file_->Close();
+}
+
+Status ReadIndexFile(FileSystem* files, const std::string& path, uint64_t number, int64_t entries,
+                     const EntriesFunction& block) {
+  const auto damaged = [&](int64_t at) {
+    return Status(Code::kDataLoss, StrCat(path, ": it is damaged or another file, at byte ", at));
+  };
+  std::unique_ptr<ReadableFile> file;
+  DYNEMB_RETURN_IF_ERROR(files->NewReadableFile(path, &file));
+  int64_t size;
+  DYNEMB_RETURN_IF_ERROR(file->Size(&size));
+  char header[kHeaderBytes];
+  if (size < kHeaderBytes) return damaged(0);
+  DYNEMB_RETURN_IF_ERROR(file->Read(0, kHeaderBytes, header));
+  if (std::memcmp(header, kMagic, sizeof(kMagic)) != 0 || Load<uint64_t>(header + 8) != number) {
+    return damaged(0);
+  }
+  std::string bytes;
+  IndexEntries some;
+  int64_t at = kHeaderBytes, done = 0;
+  while (done < entries) {
+    if (size - at < kBlockHeaderBytes) return damaged(at);
+    char block_header[kBlockHeaderBytes];
+    DYNEMB_RETURN_IF_ERROR(file->Read(at, kBlockHeaderBytes, block_header));
+    const uint32_t word = Load<uint32_t>(block_header + 4);
+    const bool strings = word >> 31 != 0;
+    const int64_t n = word & ~(uint32_t{1} << 31);
+    const int64_t string_bytes = Load<int64_t>(block_header + 8);
+    if (n == 0 || n > kMostEntries || n > entries - done || string_bytes < 0 ||
+        string_bytes > size - at - kBlockHeaderBytes - FixedBytes(n, strings)) {
+      return damaged(at);
+    }
+    bytes.resize(static_cast<size_t>(kBlockHeaderBytes + FixedBytes(n, strings) + string_bytes));
+    DYNEMB_RETURN_IF_ERROR(file->Read(at, static_cast<int64_t>(bytes.size()), &bytes[0]));
+    if (Load<uint32_t>(bytes.data()) != Checksum(number, bytes)) return damaged(at);
+    const char* from = bytes.data() + kBlockHeaderBytes;
+    some.keys.resize(static_cast<size_t>(n));
+    std::memcpy(some.keys.data(), from, static_cast<size_t>(n) * 8);
+    from += n * 8;
+    some.locations.assign(static_cast<size_t>(n), 0);
+    for (Location& location : some.locations) {
+      std::memcpy(&location, from, kLocationBytes);
+      from += kLocationBytes;
+    }
+    some.strings.clear();
+    const char* string = from + n * 4;
+    const char* const end = bytes.data() + bytes.size();
+    for (int64_t i = 0; strings && i < n; ++i, from += 4) {
+      const uint32_t length = Load<uint32_t>(from);
+      if (length > end - string) return damaged(at);
+      some.strings.emplace_back(string, length);
+      string += length;
+    }
+    DYNEMB_RETURN_IF_ERROR(block(some));
+    at += static_cast<int64_t>(bytes.size());
+    done += n;
+  }
+  return Status();
+}
+
+}  // namespace dynemb

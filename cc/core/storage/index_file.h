@@ -1,0 +1,49 @@
+// The file of a shard's index as of a flush: where its rows are, and their strings if the table
+// keeps these. FORMAT.md describes it.
+#ifndef TF_DYNEMB_CC_CORE_STORAGE_INDEX_FILE_H_
+#define TF_DYNEMB_CC_CORE_STORAGE_INDEX_FILE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cc/core/base/file_system.h"
+#include "cc/core/base/status.h"
+#include "cc/core/storage/disk_index.h"
+
+namespace dynemb {
+
+struct IndexEntries {
+  std::vector<Key> keys;
+  std::vector<Location> locations;
+  std::vector<std::string_view> strings;  // of each entry, or none
+};
+
+class IndexFileWriter {
+ public:
+  Status Open(FileSystem* files, const std::string& path, uint64_t number);
+  Status Append(const IndexEntries& entries);
+  // Syncs and closes it.
+  Status Finish();
+  int64_t entries() const { return entries_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::unique_ptr<WritableFile> file_;
+  uint64_t number_ = 0;
+  int64_t entries_ = 0, bytes_ = 0;
+  std::string block_;
+};
+
+// Calls block(entries) for all of a file of so many entries, in the order in which they were
+// written. kDataLoss: it is damaged, cut off, or another one.
+using EntriesFunction = std::function<Status(const IndexEntries& entries)>;
+Status ReadIndexFile(FileSystem* files, const std::string& path, uint64_t number, int64_t entries,
+                     const EntriesFunction& block);
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_STORAGE_INDEX_FILE_H_

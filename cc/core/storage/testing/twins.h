@@ -1,0 +1,95 @@
+// Twins: one call after the other on a tiered table and a host table, for tests.
+#ifndef TF_DYNEMB_CC_CORE_STORAGE_TESTING_TWINS_H_
+#define TF_DYNEMB_CC_CORE_STORAGE_TESTING_TWINS_H_
+
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/core/storage/tiered_table.h"
+#include "cc/core/table/host_table.h"
+#include "cc/core/testing/caller.h"
+#include "gtest/gtest.h"
+
+namespace dynemb {
+
+inline TableSchema TwinSchema(int64_t dim, const std::string& rule) {
+  TableSchema schema;
+  schema.dim = dim;
+  schema.initializer.distribution = {Distribution::Kind::kUniform, -1, 1};
+  schema.meta.add(MetaField::kCount);
+  if (!rule.empty()) schema.rule = UsualRule(rule);
+  return schema;
+}
+
+class Twins {
+ public:
+  // Both have the rows of the tiered table.
+  Twins(std::unique_ptr<Table> tiered, uint64_t seed) : random_(seed), tiered_(std::move(tiered)) {
+    EXPECT_TRUE(MakeHostTable(tiered_->schema(), TableOptions(), &host_).ok());
+    const TableContent rows = Content();
+    const Caller call(host_.get(), HostTestMemory());
+    EXPECT_TRUE(rows.empty() || call.InsertRows(rows, nullptr, nullptr).ok());
+  }
+  // A random call; its status on the tiered table. One that fails is not made on the other.
+  Status Call(int64_t keys_of_table, int64_t keys_of_call) {
+    Keys keys;
+    for (int64_t n = 1 + Below(keys_of_call); n > 0; --n) keys.push_back(Below(keys_of_table));
+    const TableSchema& schema = host_->schema();
+    Floats values(keys.size() * static_cast<size_t>(schema.dim));
+    for (float& value : values) value = static_cast<float>(Below(1000)) / 64;
+    std::vector<bool> exists;
+    for (size_t i = 0; i < keys.size(); ++i) exists.push_back(Below(2) == 0);
+    const int64_t dice = Below(100);
+    ++step_;
+    const auto call = [&](const Caller& on, Floats* found, Outcomes* outcomes) {
+      if (dice < 30) return on.Find(keys, found, outcomes);
+      if (dice < 65 && !schema.rule.name.empty()) {
+        return on.Apply(keys, values, schema.rule,
+                        UsualHyper(schema.rule.name, static_cast<double>(step_)), {step_},
+                        outcomes);
+      }
+      if (dice < 75) return on.Upsert(keys, values, {step_}, outcomes);
+      if (dice < 85) return on.Accumulate(keys, values, exists, {step_}, outcomes);
+      if (dice < 92) return on.Erase(keys, outcomes);
+      TableContent rows;
+      const Status read = on.ReadRows(keys, &rows, outcomes);
+      if (!read.ok() || rows.empty()) return read;
+      for (auto& row : rows) row.second.value[0] ^= 1;
+      return on.InsertRows(rows, nullptr, nullptr);
+    };
+    Floats found[2];
+    Outcomes outcomes[2];
+    const Status status = call(Caller(tiered_.get(), HostTestMemory()), &found[0], &outcomes[0]);
+    if (!status.ok()) return status;
+    const Status other = call(Caller(host_.get(), HostTestMemory()), &found[1], &outcomes[1]);
+    EXPECT_TRUE(other.ok()) << other.message();
+    EXPECT_EQ(found[0], found[1]) << "step " << step_;
+    EXPECT_EQ(outcomes[0], outcomes[1]) << "step " << step_ << ", " << dice;
+    return status;
+  }
+  TableContent Content() const { return ExportAll(*tiered_, HostTestMemory(), 333); }
+  void Compare() const {
+    EXPECT_EQ(tiered_->size(), host_->size());
+    EXPECT_EQ(Difference(ExportAll(*host_, HostTestMemory(), 1000), Content()), "");
+  }
+  void CompareCounters() const {
+    const TableCounters got = tiered_->counters(), want = host_->counters();
+    TableCounters::ForEach([&](const char* name, int64_t TableCounters::* what) {
+      EXPECT_EQ(got.*what, want.*what) << name;
+    });
+  }
+  TieredTable* tiered() const { return static_cast<TieredTable*>(tiered_.get()); }
+  int64_t Below(int64_t n) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(n)); }
+
+ private:
+  std::mt19937_64 random_;
+  std::unique_ptr<Table> tiered_, host_;
+  int64_t step_ = 0;
+};
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_STORAGE_TESTING_TWINS_H_
