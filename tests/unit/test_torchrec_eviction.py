@@ -11,6 +11,7 @@ from table_rows import values_of
 import tf_dynemb
 from tf_dynemb.compat import torchrec
 from tf_dynemb.policies import LFU, LRU, TTL, MinCount, SmallNorm
+from tf_dynemb.storage import Disk, HostMemory
 
 both = pytest.mark.parametrize("kind", ["bags", "rows"])
 
@@ -267,6 +268,16 @@ REFUSED = {
         ValueError,
         "use_virtual_table: got True, want False with an eviction",
     ),
+    "storage of rows with a limit": (
+        lambda: config_of("rows", storage=[HostMemory(60_000), Disk("folder")]),
+        ValueError,
+        "storage: got .*, want None without use_virtual_table=True",
+    ),
+    "storage of another kind": (
+        lambda: config_of("rows", use_virtual_table=True, storage="ssd"),
+        TypeError,
+        "EmbeddingConfig 't': storage: got 'ssd', want",
+    ),
     "eviction without a limit": (
         lambda: config_of("rows", None, eviction=LRU()),
         ValueError,
@@ -322,6 +333,19 @@ def test_virtual_tables(kind, policy, eviction):
     assert 0.45 < np.abs(rows).max() <= 0.5
     table.upsert(tf.range(1000, dtype=tf.int64), rows)
     assert int(table.size()) == 1000
+
+
+@both
+def test_virtual_tables_on_disk(kind, tmp_path):
+    """As with the compute kernels KEY_VALUE and SSD_VIRTUAL_TABLE."""
+    storage = [HostMemory(60_000), Disk(tmp_path / "t")]
+    config = config_of(kind, 4, init_fn=None, use_virtual_table=True, storage=storage)
+    assert type(config).from_config(config.get_config()) == config
+    table = collection_of(kind, [config]).tables["t"]
+    ids = tf.range(3000, dtype=tf.int64)
+    table.upsert(ids, tf.ones([3000, table.dim]))
+    assert int(table.metrics()["rows_below"]) > 1000
+    assert float(tf.reduce_min(table.lookup(ids))) == 1
 
 
 @both

@@ -24,6 +24,7 @@ from tf_dynemb.policies.admission import AdmissionPolicy, admission_of
 from tf_dynemb.policies.choice import policy_fields
 from tf_dynemb.policies.eviction import EvictionPolicy
 from tf_dynemb.policies.restrict_policy import RestrictPolicy
+from tf_dynemb.storage.tiers import Tier, storage_of
 from tf_dynemb.table.devices import device_list, is_gpu
 
 
@@ -129,6 +130,9 @@ class EmbeddingConfig:
         use_virtual_table: True: num_embeddings is how many ids there may be, and no limit of rows.
         virtual_table_eviction_policy: with it, which rows leave: TimestampBasedEvictionPolicy or
             NoEvictionPolicy. None: none.
+        storage: with use_virtual_table, rows beyond memory, as TorchRec's compute kernels KEY_VALUE and
+            SSD_VIRTUAL_TABLE have them: [tf_dynemb.storage.HostMemory(max_bytes),
+            tf_dynemb.storage.Disk(path)], the cache and the SSD. None: rows in memory alone.
 
     Raises:
         ValueError, TypeError: an argument that is out of range, or that contradicts another.
@@ -163,6 +167,7 @@ class EmbeddingConfig:
     admission: AdmissionPolicy | None = None
     use_virtual_table: bool = False
     virtual_table_eviction_policy: VirtualTableEvictionPolicy | None = None
+    storage: Sequence[Tier] | None = None
 
     def __post_init__(self):
         if not isinstance(self.name, str) or "/" in self.name:
@@ -226,6 +231,9 @@ class EmbeddingConfig:
         if policy is not None and not self.use_virtual_table:
             want = "None without use_virtual_table=True"
             raise self._error("virtual_table_eviction_policy", policy, want)
+        self.storage = self._made(lambda: storage_of(self.storage))
+        if self.storage is not None and not self.use_virtual_table:
+            raise self._error("storage", self.storage, "None without use_virtual_table=True")
 
     def _policies(self) -> dict:
         """How many rows there may be, and which leave, as fields of a TableConfig."""
@@ -307,6 +315,7 @@ class EmbeddingConfig:
                 trainable=self.enable_grad,
                 num_oov_rows=self.hash_size,
                 admission=self.admission,
+                storage=self.storage,
                 **self._policies(),
                 optimizer=self.own_training(),
                 features=self.feature_names,
@@ -346,6 +355,8 @@ class EmbeddingConfig:
             config["eviction"] = keras.saving.get_registered_name(self.eviction)
         for field in ("admission", "virtual_table_eviction_policy"):
             config[field] = serialize(config[field])
+        if self.storage is not None:
+            config["storage"] = [serialize(tier) for tier in self.storage]
         return config
 
     @classmethod
