@@ -70,6 +70,12 @@ class TableOp : public CatchingKernel {
       storage = std::make_shared<StorageOptions>();
       TF_RETURN_IF_ERROR(
           ToTensorFlow(StorageOptions::Parse(storage_, PosixFileSystem(), storage.get())));
+      // A restore makes a table beside the one that has the folder, without a name.
+      if (storage->is_shared && !named_.name().empty() && storage->disk->flushed_step() >= 0) {
+        return ToTensorFlow(FailedPrecondition(storage->disk->path(), ": the table ", named_.name(),
+                                               " of another session has the "
+                                               "rows of the last flush; end that session first"));
+      }
     }
     Shards shards;
     TF_RETURN_IF_ERROR(
@@ -212,7 +218,8 @@ class FlushOp : public CatchingKernel {
   void TryCompute(OpKernelContext* context) override {
     TableInput table;
     OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
-    const int64_t step = context->input(1).scalar<int64_t>()();
+    int64_t step;
+    OP_REQUIRES_OK(context, GetScalar(context, "step", &step));
     OP_REQUIRES(context, step >= 0,
                 ToTensorFlow(InvalidArgument("step: got ", step, ", want 0 or more")));
     std::vector<TieredTable*> shards;

@@ -158,6 +158,9 @@ def test_several_folders(tmp_path):
     gc.collect()
     with pytest.raises(tf.errors.FailedPreconditionError, match="same order"):
         make(folders[::-1])
+    # As when the first disk is not mounted.
+    with pytest.raises(tf.errors.FailedPreconditionError, match="b has a part of a flush"):
+        make([tmp_path / "empty", folders[1]])
     assert rows_of(make(folders)) == want
 
 
@@ -185,6 +188,26 @@ def test_other_tables_do_not_get_the_rows(tmp_path):
     empty = make(tmp_path / "disk", reopen=False)
     assert int(empty.size()) == 0 and empty.flushed_step is None
     assert os.listdir(tmp_path / "disk") == ["LOCK"]
+
+
+def test_sessions_of_one_graph(tmp_path):
+    table = make(tmp_path / "disk")
+    table.upsert(tf.range(100, dtype=tf.int64), tf.ones([100, 4]))
+    table.flush(1)
+    del table
+    gc.collect()
+    with tf.Graph().as_default() as graph:
+        table = make(tmp_path / "disk")
+        size, metrics = table.size(), table.lookup(int64([5, 500]))
+    first = tf.compat.v1.Session(graph=graph)
+    assert first.run(size) == 100 and (first.run(metrics)[0] == 1).all()
+    # Both would be the table of the folder.
+    second = tf.compat.v1.Session(graph=graph)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="end that session first"):
+        second.run(size)
+    first.close()
+    second.close()
+    del first, second
 
 
 def test_a_layer(tmp_path):

@@ -492,10 +492,10 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
     def flush(self, step: int) -> None:
         """Has all rows of a table with storage on disk, so that its folder can be opened again.
 
-        Training and lookups may go on meanwhile: each waits for a 64th of the rows at most. Each row is
-        then saved whole, as it was at some moment of the flush. A process or machine that ends at any
-        moment leaves the rows of the last flush that has returned, or of the one that had begun.
-        Eagerly.
+        Training and lookups may go on meanwhile: a call waits for a 64th of the rows, or for compaction
+        at the beginning. Each row is then saved whole, as it was at some moment of the flush. A process
+        or machine that ends at any moment leaves the rows of the last flush that has returned, or of the
+        one that had begun. Eagerly.
 
         Args:
             step: a number from 0 that says which moment this was, such as that of the training step;

@@ -1,6 +1,7 @@
 #include "cc/core/storage/disk_folder.h"
 
 #include <algorithm>
+#include <random>
 #include <string_view>
 #include <utility>
 
@@ -11,7 +12,9 @@ namespace dynemb {
 namespace {
 
 constexpr char kFlushed[] = "FLUSHED";
-constexpr char kDraft[] = "FLUSHED.new";
+constexpr char kPart[] = "PART";
+constexpr char kDraftSuffix[] = ".new";
+constexpr int64_t kMostNumber = int64_t{1} << 62;
 constexpr std::string_view kPrefix = "tier-";
 constexpr std::string_view kSuffixes[] = {".rows", ".index"};  // by kind
 constexpr int64_t kMostBytes = int64_t{256} << 20;
@@ -25,7 +28,7 @@ bool ParseName(std::string_view name, uint64_t* number) {
     int64_t parsed;
     if (name.substr(0, kPrefix.size()) == kPrefix &&
         name.substr(name.size() - suffix.size()) == suffix &&
-        ParseWhole(digits, INT64_MAX - 1, &parsed)) {
+        ParseWhole(digits, kMostNumber, &parsed)) {
       *number = static_cast<uint64_t>(parsed);
       return true;
     }
@@ -40,7 +43,7 @@ Status DiskFolder::Open(FileSystem* files, const Options& options,
   if (options.paths.empty()) return InvalidArgument("storage: got no folder, want one");
   std::shared_ptr<DiskFolder> opened(new DiskFolder(files, options.paths));
   DYNEMB_RETURN_IF_ERROR(opened->LockAll());
-  DYNEMB_RETURN_IF_ERROR(opened->ReadFlushed(options.reopen));
+  DYNEMB_RETURN_IF_ERROR(options.reopen ? opened->ReadFlushed() : opened->ForgetFlush());
   DYNEMB_RETURN_IF_ERROR(opened->RemoveOthers());
   *folder = std::move(opened);
   return Status();
@@ -60,30 +63,97 @@ Status DiskFolder::LockAll() {
   return Status();
 }
 
-Status DiskFolder::ReadFlushed(bool reopen) {
-  for (const std::string& folder : paths_) {
-    const std::string path = JoinPath(folder, kFlushed);
-    std::string text;
-    const Status read = ReadFile(files_, path, kMostBytes, &text);
-    if (read.code() == Code::kNotFound) continue;
-    DYNEMB_RETURN_IF_ERROR(read);
-    if (!reopen) {
-      DYNEMB_RETURN_IF_ERROR(files_->Remove(path));
-      DYNEMB_RETURN_IF_ERROR(files_->SyncFolder(folder));
-      continue;
+Status DiskFolder::ForgetFlush() {
+  // The first folder last: with FLUSHED, what is left of the others is still a flush.
+  for (size_t i = paths_.size(); i-- > 0;) {
+    for (const char* const name : {kPart, kFlushed}) {
+      const Status removed = files_->Remove(JoinPath(paths_[i], name));
+      if (!removed.ok() && removed.code() != Code::kNotFound) return removed;
     }
-    auto flushed = std::make_shared<FlushManifest>();
+    DYNEMB_RETURN_IF_ERROR(files_->SyncFolder(paths_[i]));
+  }
+  return Status();
+}
+
+Status DiskFolder::ReadFlushed() {
+  std::shared_ptr<FlushManifest> flushed;
+  const std::string path = JoinPath(paths_[0], kFlushed);
+  std::string text;
+  const Status read = ReadFile(files_, path, kMostBytes, &text);
+  if (read.ok()) {
+    flushed = std::make_shared<FlushManifest>();
     if (Status parsed = FlushManifest::Parse(text, flushed.get()); !parsed.ok()) {
       return Status(parsed.code(), StrCat(path, ": ", parsed.message()));
     }
-    if (folder != paths_[0] || flushed->folders != static_cast<int64_t>(paths_.size())) {
-      return FailedPrecondition("storage: got ", paths_.size(), " folders, of which ", folder,
-                                " has the rows of a table of ", flushed->folders,
-                                "; want these, in the same order, or folders that are empty");
+  } else if (read.code() != Code::kNotFound) {
+    return read;
+  }
+  for (size_t i = 0; i < paths_.size(); ++i) DYNEMB_RETURN_IF_ERROR(CheckPart(i, flushed.get()));
+  if (flushed == nullptr) return Status();
+  DYNEMB_RETURN_IF_ERROR(FindFiles(*flushed));
+  // It may have been put in place by a process that ended before it could sync that; the files of
+  // the flush before must not be gone for good before it.
+  DYNEMB_RETURN_IF_ERROR(files_->SyncFolder(paths_[0]));
+  named_ = flushed->files();
+  id_ = flushed->id;
+  flushed_step_ = flushed->step;
+  flushed_ = std::move(flushed);
+  return Status();
+}
+
+Status DiskFolder::CheckPart(size_t folder, const FlushManifest* flushed) {
+  const int64_t folders = static_cast<int64_t>(paths_.size());
+  const auto other = [&](const char* what) {
+    return FailedPrecondition("storage: got ", folders, " folders, of which ", paths_[folder], " ",
+                              what,
+                              "; want those of that flush, in the same order, folders that "
+                              "are empty, or reopen=False, which removes what is there");
+  };
+  if (flushed != nullptr && flushed->folders != folders)
+    return other("has a flush of another number");
+  std::string text;
+  if (folder > 0) {
+    const Status read = ReadFile(files_, JoinPath(paths_[folder], kFlushed), kMostBytes, &text);
+    if (read.code() != Code::kNotFound)
+      return read.ok() ? other("is the first one of a flush") : read;
+  }
+  const std::string path = JoinPath(paths_[folder], kPart);
+  const Status read = ReadFile(files_, path, kMostBytes, &text);
+  if (read.code() == Code::kNotFound) return Status();
+  DYNEMB_RETURN_IF_ERROR(read);
+  std::string_view lines = text;
+  if (!TakeChecksumLine(&lines)) {
+    return Status(Code::kDataLoss, StrCat(path, ": it is damaged or cut off"));
+  }
+  if (flushed != nullptr) id_ = flushed->id;
+  return flushed != nullptr && text == PartText(folder) ? Status() : other("has a part of a flush");
+}
+
+Status DiskFolder::FindFiles(const FlushManifest& flushed) {
+  std::set<std::string> there;
+  for (const std::string& folder : paths_) {
+    std::vector<std::string> names;
+    DYNEMB_RETURN_IF_ERROR(files_->List(folder, &names));
+    for (const std::string& name : names) there.insert(JoinPath(folder, name));
+  }
+  const auto find = [&](uint64_t number, Kind kind) {
+    const std::string path = PathOf(number, kind);
+    return there.count(path) != 0
+               ? Status()
+               : Status(Code::kDataLoss,
+                        StrCat(path, ": it is missing, and the last flush has it"));
+  };
+  for (const FlushedShard& shard : flushed.shards) {
+    DYNEMB_RETURN_IF_ERROR(find(shard.index, Kind::kIndex));
+    // It is the flush's alone, so that the next flush removes it.
+    std::unique_ptr<ReadableFile> index;
+    int64_t bytes;
+    DYNEMB_RETURN_IF_ERROR(files_->NewReadableFile(PathOf(shard.index, Kind::kIndex), &index));
+    DYNEMB_RETURN_IF_ERROR(index->Size(&bytes));
+    kept_[shard.index] = {Kind::kIndex, bytes};
+    for (const auto& [slot, file] : shard.files) {
+      DYNEMB_RETURN_IF_ERROR(find(file.number, Kind::kRows));
     }
-    named_ = flushed->files();
-    flushed_step_ = flushed->step;
-    flushed_ = std::move(flushed);
   }
   return Status();
 }
@@ -96,7 +166,9 @@ Status DiskFolder::RemoveOthers() {
       uint64_t number = 0;
       const bool is_file = ParseName(name, &number);
       next_file_ = std::max(next_file_, number + 1);
-      if (name == kDraft || (is_file && named_.count(number) == 0)) {
+      const bool is_draft =
+          name == StrCat(kFlushed, kDraftSuffix) || name == StrCat(kPart, kDraftSuffix);
+      if (is_draft || (is_file && named_.count(number) == 0)) {
         DYNEMB_RETURN_IF_ERROR(files_->Remove(JoinPath(folder, name)));
       }
     }
@@ -105,13 +177,15 @@ Status DiskFolder::RemoveOthers() {
 }
 
 Status DiskFolder::OpenFor(FileSystem* files, const Options& options, const std::string& owner,
-                           std::shared_ptr<DiskFolder>* folder) {
+                           std::shared_ptr<DiskFolder>* folder, bool* was_open) {
   static std::mutex* const mutex = new std::mutex;
   static auto* const open = new std::map<std::string, std::weak_ptr<DiskFolder>>;  // by owner
   const std::lock_guard<std::mutex> lock(*mutex);
   std::string name = owner;
   for (const std::string& path : options.paths) name += "\n" + path;
-  if ((*folder = (*open)[name].lock()) != nullptr) return Status();
+  *folder = (*open)[name].lock();
+  *was_open = *folder != nullptr;
+  if (*was_open) return Status();
   const Status opened = Open(files, options, folder);
   if (opened.ok()) {
     (*open)[name] = *folder;
@@ -137,17 +211,20 @@ uint64_t DiskFolder::NewFile() {
 }
 
 std::string DiskFolder::PathOf(uint64_t number, Kind kind) const {
-  return JoinPath(paths_[number % paths_.size()],
-                  StrCat(kPrefix, number, kSuffixes[static_cast<int>(kind)]));
+  // Not by StrCat, which is for messages: without memory it cuts them off.
+  std::string name(kPrefix);
+  name += std::to_string(number);
+  name += kSuffixes[static_cast<int>(kind)];
+  return JoinPath(paths_[number % paths_.size()], name);
 }
 
 void DiskFolder::Remove(uint64_t number, Kind kind, int64_t bytes) {
-  const std::lock_guard<std::mutex> lock(mutex_);
   // Without memory for that the file stays until the folder is opened again.
   static_cast<void>(OrNoMemory([&] {
+    const std::lock_guard<std::mutex> lock(mutex_);
     kept_[number] = {kind, bytes};
-    if (!flushing_) RemoveKept();
   }));
+  RemoveKept();
 }
 
 int64_t DiskFolder::bytes_kept() const {
@@ -158,14 +235,48 @@ int64_t DiskFolder::bytes_kept() const {
 }
 
 void DiskFolder::RemoveKept() {
-  for (auto kept = kept_.begin(); kept != kept_.end();) {
-    if (named_.count(kept->first) != 0) {
-      ++kept;
-      continue;
+  static_cast<void>(OrNoMemory([&] {
+    std::vector<std::string> gone;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (flushing_) return;
+      for (auto kept = kept_.begin(); kept != kept_.end();) {
+        if (named_.count(kept->first) != 0) {
+          ++kept;
+          continue;
+        }
+        gone.push_back(PathOf(kept->first, kept->second.kind));
+        kept = kept_.erase(kept);
+      }
     }
-    static_cast<void>(files_->Remove(PathOf(kept->first, kept->second.kind)));
-    kept = kept_.erase(kept);
+    for (const std::string& path : gone) static_cast<void>(files_->Remove(path));
+  }));
+}
+
+Status DiskFolder::WriteWhole(const std::string& folder, const char* name,
+                              const std::string& text) {
+  const std::string path = JoinPath(folder, name), draft = path + kDraftSuffix;
+  std::unique_ptr<WritableFile> file;
+  DYNEMB_RETURN_IF_ERROR(files_->NewWritableFile(draft, &file));
+  DYNEMB_RETURN_IF_ERROR(file->Append(text));
+  DYNEMB_RETURN_IF_ERROR(file->Sync());
+  DYNEMB_RETURN_IF_ERROR(file->Close());
+  DYNEMB_RETURN_IF_ERROR(files_->Rename(draft, path));
+  return files_->SyncFolder(folder);
+}
+
+std::string DiskFolder::PartText(size_t folder) const {
+  const std::string text = "dynemb-tier-part 1\nid " + std::to_string(id_) + "\nfolder " +
+                           std::to_string(folder) + " of " + std::to_string(paths_.size()) + "\n";
+  return text + ChecksumLine(text);
+}
+
+Status DiskFolder::WriteParts() {
+  for (size_t i = 1; !parts_written_ && i < paths_.size(); ++i) {
+    DYNEMB_RETURN_IF_ERROR(WriteWhole(paths_[i], kPart, PartText(i)));
   }
+  parts_written_ = true;
+  return Status();
 }
 
 DiskFolder::FlushScope::FlushScope(DiskFolder* folder)
@@ -175,33 +286,41 @@ DiskFolder::FlushScope::FlushScope(DiskFolder* folder)
 }
 
 DiskFolder::FlushScope::~FlushScope() {
-  const std::lock_guard<std::mutex> lock(folder_->mutex_);
-  folder_->flushing_ = false;
+  {
+    const std::lock_guard<std::mutex> lock(folder_->mutex_);
+    folder_->flushing_ = false;
+  }
   folder_->RemoveKept();
 }
 
 Status DiskFolder::FlushScope::Commit(FlushManifest manifest) {
   FileSystem* const files = folder_->files_;
+  while (folder_->id_ == 0) {
+    std::random_device random;
+    folder_->id_ = static_cast<int64_t>((uint64_t{random()} << 32 | random()) >> 2);
+  }
+  manifest.id = folder_->id_;
   manifest.folders = static_cast<int64_t>(folder_->paths_.size());
   for (const std::string& path : folder_->paths_) DYNEMB_RETURN_IF_ERROR(files->SyncFolder(path));
-  const std::string draft = JoinPath(folder_->path(), kDraft);
-  std::unique_ptr<WritableFile> file;
-  DYNEMB_RETURN_IF_ERROR(files->NewWritableFile(draft, &file));
-  DYNEMB_RETURN_IF_ERROR(file->Append(manifest.ToText()));
-  DYNEMB_RETURN_IF_ERROR(file->Sync());
-  DYNEMB_RETURN_IF_ERROR(file->Close());
-  const std::set<uint64_t> named = manifest.files();
+  const std::string text = manifest.ToText();
+  // That it can be read says that there was memory for all of it.
+  FlushManifest read;
+  if (!FlushManifest::Parse(text, &read).ok() || read.files() != manifest.files())
+    return NoMemory();
+  std::set<uint64_t> named = manifest.files();
   {
     // From here on until it is known which of the two is in place, the files of both stay.
     const std::lock_guard<std::mutex> lock(folder_->mutex_);
     folder_->named_.insert(named.begin(), named.end());
   }
-  DYNEMB_RETURN_IF_ERROR(files->Rename(draft, JoinPath(folder_->path(), kFlushed)));
-  DYNEMB_RETURN_IF_ERROR(files->SyncFolder(folder_->path()));
-  const std::lock_guard<std::mutex> lock(folder_->mutex_);
-  folder_->named_ = named;
-  folder_->flushed_step_ = manifest.step;
-  return Status();
+  DYNEMB_RETURN_IF_ERROR(folder_->WriteWhole(folder_->path(), kFlushed, text));
+  {
+    const std::lock_guard<std::mutex> lock(folder_->mutex_);
+    folder_->named_.swap(named);
+    folder_->flushed_step_ = manifest.step;
+  }
+  // After it, so that there is no part without its first folder.
+  return folder_->WriteParts();
 }
 
 }  // namespace dynemb

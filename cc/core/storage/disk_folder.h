@@ -6,7 +6,8 @@
 // What lasts. A flush (flush.h) names the files that have the rows as of then, in the file FLUSHED
 // of the first folder, which it puts in place in one step. A file that the last flush names is
 // removed when a later one does not. Other files last as long as the table: those that a process
-// left behind are removed when the folder is opened. Files of other names are left alone.
+// left behind are removed when the folder is opened. Files of other names are left alone. The other
+// folders of a flush say in a file PART which they are, so that none is opened without the first.
 #ifndef TF_DYNEMB_CC_CORE_STORAGE_DISK_FOLDER_H_
 #define TF_DYNEMB_CC_CORE_STORAGE_DISK_FOLDER_H_
 
@@ -16,6 +17,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/core/base/file_system.h"
@@ -32,13 +34,14 @@ class DiskFolder {
     bool reopen = true;              // else what a flush has left there is removed
   };
   // Makes the folders if need be. kFailedPrecondition: another table has one of them, or the last
-  // flush was of other folders. kDataLoss: what it has left is damaged.
+  // flush was of other folders. kDataLoss: what it has left is damaged or not all there. After an
+  // error no file has been removed.
   static Status Open(FileSystem* files, const Options& options,
                      std::shared_ptr<DiskFolder>* folder);
   // The same for all tables of one owner, which are one to the user (a restore makes another one
-  // beside it and puts that in its place): they share the folder that is open.
+  // beside it and puts that in its place): they share the folder that is open. *was_open: it is.
   static Status OpenFor(FileSystem* files, const Options& options, const std::string& owner,
-                        std::shared_ptr<DiskFolder>* folder);
+                        std::shared_ptr<DiskFolder>* folder, bool* was_open);
   DiskFolder(const DiskFolder&) = delete;
   DiskFolder& operator=(const DiskFolder&) = delete;
 
@@ -80,12 +83,22 @@ class DiskFolder {
     int64_t bytes;
   };
 
-  DiskFolder(FileSystem* files, std::vector<std::string> paths) : files_(files), paths_(paths) {}
+  DiskFolder(FileSystem* files, std::vector<std::string> paths)
+      : files_(files), paths_(std::move(paths)) {}
   Status LockAll();
-  Status ReadFlushed(bool reopen);
+  // Removes what a flush has left.
+  Status ForgetFlush();
+  // Reads it, and makes sure that all of its files are there.
+  Status ReadFlushed();
+  Status CheckPart(size_t folder, const FlushManifest* flushed);
+  Status FindFiles(const FlushManifest& flushed);
   Status RemoveOthers();
-  // Of those kept, the ones that no flush names. Nothing is done about one that cannot be removed:
-  // it is removed when the folder is opened again.
+  std::string PartText(size_t folder) const;
+  Status WriteParts();
+  // Puts a file in place in one step.
+  Status WriteWhole(const std::string& folder, const char* name, const std::string& text);
+  // Removes those kept that no flush names, if none is under way. Nothing is done about one that
+  // cannot be removed: it is removed when the folder is opened again.
   void RemoveKept();
 
   FileSystem* const files_;
@@ -94,6 +107,8 @@ class DiskFolder {
   std::mutex flush_mutex_;    // of a FlushScope; before mutex_
   mutable std::mutex mutex_;  // of what follows
   uint64_t next_file_ = 1;
+  int64_t id_ = 0;  // of the folders
+  bool parts_written_ = false;
   bool flushing_ = false;
   int64_t flushed_step_ = -1;
   std::shared_ptr<const FlushManifest> flushed_;  // until it is taken

@@ -21,11 +21,15 @@ Status DiskRows::Reopen(const FlushedShard& flushed) {
     DYNEMB_RETURN_IF_ERROR(PrepareSchema(schema, &next));
     SetSchema(std::move(next));
   }
+  if (schemas_.size() != flushed.schemas.size()) {
+    return Status(Code::kDataLoss,
+                  StrCat(folder_->path(), "/FLUSHED: a schema is there twice in a row"));
+  }
   DYNEMB_RETURN_IF_ERROR(log_.Reopen(flushed));
   const std::string path = folder_->PathOf(flushed.index, DiskFolder::Kind::kIndex);
-  if (!index_.Reserve(flushed.rows)) return NoMemory();
   return ReadIndexFile(
       folder_->files(), path, flushed.index, flushed.rows, [&](const IndexEntries& entries) {
+        if (index_.size() == 0 && !index_.Reserve(flushed.rows)) return NoMemory();
         for (size_t i = 0; i < entries.keys.size(); ++i) {
           const uint64_t hash = DiskHash(entries.keys[i]);
           const Location location = entries.locations[i];

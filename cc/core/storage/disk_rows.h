@@ -55,6 +55,7 @@ class DiskRows {
   void ForFlush(int part, IndexEntries* entries, FlushedShard* flushed) const;
   // What RowLog says; and writes rows whose files could not be synced to others.
   void HoldSlots(bool held) { log_.HoldSlots(held); }
+  bool IsUnsynced(Location location) const { return log_.IsUnsynced(RowLog::SlotOf(location)); }
   void SetUnsynced(uint64_t number) { log_.SetUnsynced(number); }
   Status MoveUnsynced();
   // Rewrites files of which little is live, until all have at most 1.5 times the live bytes and two

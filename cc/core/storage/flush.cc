@@ -32,15 +32,14 @@ Status FlushShard(TieredTable* table, KeyStrings* strings, DiskFolder* folder,
     }
     flushed->rows = index.entries();
     for (const auto& [slot, file] : flushed->files) {
-      const Status synced =
-          folder->files()->SyncFile(folder->PathOf(file.number, DiskFolder::Kind::kRows));
-      if (synced.ok()) continue;
-      unsynced->insert(file.number);
-      return synced;
+      unsynced->insert(file.number);  // whatever happens
+      DYNEMB_RETURN_IF_ERROR(
+          folder->files()->SyncFile(folder->PathOf(file.number, DiskFolder::Kind::kRows)));
+      unsynced->clear();
     }
     return index.Finish();
   };
-  const Status written = write();
+  const Status written = OrNoMemory(write);
   // It goes when a later flush does not name it, or now if this one comes to nothing.
   folder->Remove(flushed->index, DiskFolder::Kind::kIndex, index.bytes());
   return written;
@@ -57,11 +56,10 @@ Status Flush(const std::vector<TieredTable*>& shards, KeyStrings* strings, DiskF
     FlushManifest manifest;
     manifest.step = step;
     for (TieredTable* const table : shards) {
-      DYNEMB_RETURN_IF_ERROR(table->BeginFlush());
-      std::set<uint64_t> unsynced;
       manifest.shards.emplace_back();
-      const Status flushed = OrNoMemory(
-          [&] { return FlushShard(table, strings, folder, &manifest.shards.back(), &unsynced); });
+      std::set<uint64_t> unsynced;
+      DYNEMB_RETURN_IF_ERROR(table->BeginFlush());
+      const Status flushed = FlushShard(table, strings, folder, &manifest.shards.back(), &unsynced);
       table->EndFlush(unsynced);
       DYNEMB_RETURN_IF_ERROR(flushed);
     }

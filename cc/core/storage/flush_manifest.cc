@@ -66,6 +66,11 @@ Status ParseShardLine(std::string_view line, std::string_view* text, FlushedShar
   return Status();
 }
 
+bool HaveSameValues(const TableSchema& a, const TableSchema& b) {
+  return a.key == b.key && a.strings == b.strings && a.value_dtype == b.value_dtype &&
+         a.dim == b.dim;
+}
+
 }  // namespace
 
 std::set<uint64_t> FlushManifest::files() const {
@@ -78,7 +83,8 @@ std::set<uint64_t> FlushManifest::files() const {
 }
 
 std::string FlushManifest::ToText() const {
-  std::string text = StrCat(kFirstWord, " ", kFormat, "\nstep ", step, "\nfolders ", folders, "\n");
+  std::string text =
+      StrCat(kFirstWord, " ", kFormat, "\nid ", id, "\nstep ", step, "\nfolders ", folders, "\n");
   for (const FlushedShard& shard : shards) {
     text += StrCat("shard\nindex ", shard.index, " ", shard.rows, "\n");
     for (const TableSchema& schema : shard.schemas) {
@@ -104,8 +110,9 @@ Status FlushManifest::Parse(std::string_view text, FlushManifest* manifest) {
                   "cut off");
   }
   Take(&rest, '\n');
-  for (const auto& [word, number] :
-       {std::pair("step", &manifest->step), {"folders", &manifest->folders}}) {
+  for (const auto& [word, number] : {std::pair("id", &manifest->id),
+                                     {"step", &manifest->step},
+                                     {"folders", &manifest->folders}}) {
     const std::string_view line = Take(&rest, '\n');
     std::string_view value = line;
     if (Take(&value, ' ') != word || !ParseWhole(value, kMax, number)) return Damaged(line, word);
@@ -120,11 +127,18 @@ Status FlushManifest::Parse(std::string_view text, FlushManifest* manifest) {
       DYNEMB_RETURN_IF_ERROR(ParseShardLine(line, &rest, &manifest->shards.back()));
     }
   }
-  const bool whole = !manifest->shards.empty() &&
-                     std::all_of(manifest->shards.begin(), manifest->shards.end(),
-                                 [](const auto& shard) { return !shard.schemas.empty(); });
-  return whole && manifest->folders > 0 ? Status()
-                                        : Status(Code::kDataLoss, "it has no shard or no schema");
+  if (manifest->folders == 0 || manifest->shards.empty()) {
+    return Status(Code::kDataLoss, "it has no folder or no shard");
+  }
+  for (const FlushedShard& shard : manifest->shards) {
+    if (shard.schemas.empty() || shard.schemas.back().ToText() != manifest->schema().ToText() ||
+        !std::all_of(shard.schemas.begin(), shard.schemas.end(), [&](const TableSchema& schema) {
+          return HaveSameValues(schema, manifest->schema());
+        })) {
+      return Status(Code::kDataLoss, "its schemas are not those of one table");
+    }
+  }
+  return Status();
 }
 
 }  // namespace dynemb

@@ -33,6 +33,7 @@ struct FlushedShard {
 };
 
 struct FlushManifest {
+  int64_t id = 0;       // of the folders that belong together
   int64_t step = 0;     // what the flush was called with
   int64_t folders = 1;  // over which the files are spread
   std::vector<FlushedShard> shards;
@@ -42,7 +43,8 @@ struct FlushManifest {
   std::set<uint64_t> files() const;
 
   std::string ToText() const;
-  // Errors: kDataLoss for what is damaged, kUnimplemented for a later version.
+  // Errors: kDataLoss for what is damaged, or no rows of one table; kUnimplemented for a later
+  // version.
   static Status Parse(std::string_view text, FlushManifest* manifest);
 };
 

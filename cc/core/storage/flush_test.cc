@@ -75,9 +75,37 @@ TEST(FlushTest, RemovesTheFilesOfEarlierFlushes) {
     }
     EXPECT_EQ(bytes, tiered->tier_stats().bytes_below + disk->bytes_kept());
   }
-  ASSERT_OK(tiered->Clear(OneThread()));
-  ASSERT_OK(Flush({tiered}, nullptr, disk, 99));
-  EXPECT_EQ(files.Names("/tiers").size(), 3u) << "LOCK, FLUSHED and an index of nothing";
+  opened = Opened();
+}
+
+TEST(FlushTest, RemovesTheFilesOfTheFlushThatWasOpened) {
+  MemoryFileSystem files;
+  const TableSchema schema = TwinSchema(3, "");
+  Keys keys;
+  for (Key key = 0; key < 300; ++key) keys.push_back(key);
+  for (int round = 0; round < 3; ++round) {
+    Opened opened;
+    ASSERT_OK(Open(&files, schema, 30, &opened));
+    const Caller call(opened.shards[0].get(), HostTestMemory());
+    ASSERT_OK(call.Upsert(keys, Floats(900, static_cast<float>(round))));
+    ASSERT_OK(opened.Flush(round));
+    const std::vector<std::string> names = files.Names("/tiers");
+    EXPECT_EQ(std::count_if(
+                  names.begin(), names.end(),
+                  [](const std::string& name) { return name.find(".index") != std::string::npos; }),
+              1);
+    int64_t bytes = 0;
+    for (const std::string& name : names) {
+      if (name.find("tier-") == 0) {
+        bytes += static_cast<int64_t>(files.Get("/tiers/" + name).size());
+      }
+    }
+    EXPECT_EQ(bytes, opened.tiered()->tier_stats().bytes_below + opened.storage.disk->bytes_kept());
+    if (round < 2) continue;
+    ASSERT_OK(call.Clear());
+    ASSERT_OK(opened.Flush(99));
+    EXPECT_EQ(files.Names("/tiers").size(), 3u) << "LOCK, FLUSHED and an index of nothing";
+  }
 }
 
 // A fault at each operation of calls and a flush; then the table goes on, or the process or the
@@ -163,6 +191,126 @@ TEST(FlushTest, LosesNothingOfAFlushByFaults) {
   EXPECT_GT(seconds, 100);
 }
 
+// A copy in a file that could not be synced saves no row from being written when it leaves.
+TEST(FlushTest, DoesNotTrustCopiesThatCouldNotBeSynced) {
+  const Keys keys = {1, 2, 3, 4, 5};
+  bool met = false;
+  for (int64_t nth = 0; !met; ++nth) {
+    MemoryFileSystem files;
+    Opened opened;
+    ASSERT_OK(Open(&files, TwinSchema(1, ""), 20, &opened));
+    const Caller call(opened.shards[0].get(), HostTestMemory());
+    ASSERT_OK(call.Upsert(keys, Floats(5, 7)));
+    files.Inject(nth, Fault());
+    const Status status = opened.Flush(1);
+    files.Heal();
+    ASSERT_FALSE(status.ok()) << "no sync was met";
+    met = status.message().find("SyncFile") != std::string::npos;
+    if (!met) continue;
+    const int64_t written = opened.tiered()->tier_stats().rows_written;
+    Keys others;
+    for (Key key = 100; key < 200; ++key) others.push_back(key);
+    ASSERT_OK(call.Upsert(others, Floats(100, 8)));
+    const TierStats stats = opened.tiered()->tier_stats();
+    EXPECT_GT(stats.rows_left, 80);
+    EXPECT_GE(stats.rows_written - written, stats.rows_left);
+    Floats values;
+    ASSERT_OK(call.Find(keys, &values));
+    EXPECT_EQ(values, Floats(5, 7));
+  }
+}
+
+// Bytes that nobody has written, with a checksum that is right.
+TEST(FlushTest, RefusesSchemasThatAreNotOfOneTable) {
+  MemoryFileSystem files;
+  const TableSchema schema = TwinSchema(2, "");
+  {
+    Opened opened;
+    ASSERT_OK(Open(&files, schema, 20, &opened));
+    ASSERT_OK(Caller(opened.shards[0].get(), HostTestMemory()).Upsert({1}, Floats(2, 1)));
+    ASSERT_OK(opened.Flush(1));
+  }
+  FlushManifest written;
+  ASSERT_OK(FlushManifest::Parse(files.Get("/tiers/FLUSHED"), &written));
+  const auto code_of = [&](const auto& change) {
+    FlushManifest manifest = written;
+    change(&manifest);
+    files.Put("/tiers/FLUSHED", manifest.ToText());
+    Opened opened;
+    return Open(&files, schema, 20, &opened, static_cast<int64_t>(manifest.shards.size())).code();
+  };
+  EXPECT_EQ(code_of([](FlushManifest*) {}), Code::kOk);
+  EXPECT_EQ(code_of([](FlushManifest* manifest) {
+              std::vector<TableSchema>& schemas = manifest->shards[0].schemas;
+              schemas.push_back(schemas.back());
+            }),
+            Code::kDataLoss);
+  EXPECT_EQ(code_of([](FlushManifest* manifest) {
+              std::vector<TableSchema>& schemas = manifest->shards[0].schemas;
+              schemas.insert(schemas.begin(), TwinSchema(1, ""));
+            }),
+            Code::kDataLoss);
+  EXPECT_EQ(code_of([](FlushManifest* manifest) {
+              manifest->shards.push_back(manifest->shards[0]);
+              manifest->shards[1].schemas.back().dim = 3;
+            }),
+            Code::kDataLoss);
+  EXPECT_EQ(code_of([](FlushManifest* manifest) { manifest->shards[0].rows = int64_t{1} << 47; }),
+            Code::kDataLoss);
+  EXPECT_EQ(code_of([](FlushManifest* manifest) { manifest->shards[0].files.clear(); }),
+            Code::kDataLoss);
+  const auto missing = [&](const std::string& suffix) {
+    return code_of([&](FlushManifest* manifest) {
+      for (const std::string& name : files.Names("/tiers")) {
+        if (name.find(suffix) != std::string::npos) {
+          EXPECT_TRUE(files.Remove("/tiers/" + name).ok());
+        }
+      }
+      static_cast<void>(manifest);
+    });
+  };
+  EXPECT_EQ(missing(".index"), Code::kDataLoss);
+  EXPECT_EQ(missing(".rows"), Code::kDataLoss);
+}
+
+// The process ends when the flush is in place and that is not synced; the next one opens the
+// folder, and then the machine ends.
+TEST(FlushTest, OpeningAFlushSyncsIt) {
+  const TableSchema schema = TwinSchema(1, "");
+  int met = 0;
+  for (int64_t nth = 0; nth < 40; ++nth) {
+    for (uint64_t seed = 0; seed < 12; ++seed) {
+      MemoryFileSystem files;
+      Opened opened;
+      ASSERT_OK(Open(&files, schema, 20, &opened));
+      const Caller call(opened.shards[0].get(), HostTestMemory());
+      ASSERT_OK(call.Upsert({1, 2}, Floats(2, 1)));
+      ASSERT_OK(opened.Flush(1));
+      ASSERT_OK(call.Upsert({1, 2}, Floats(2, 2)));
+      files.Inject(nth, {Fault::kAfter, Code::kInternal, true});
+      if (opened.Flush(2).ok()) break;
+      const bool in_place = files.Get("/tiers/FLUSHED").find("step 2") != std::string::npos;
+      if (!in_place) break;
+      ++met;
+      files.Kill();
+      files.Inject(0, {Fault::kBefore, Code::kInternal, true});
+      opened = Opened();
+      files.Kill();
+      ASSERT_OK(Open(&files, schema, 20, &opened));
+      files.CutPower(seed);
+      files.Inject(0, {Fault::kBefore, Code::kInternal, true});
+      opened = Opened();
+      files.Kill();
+      ASSERT_OK(Open(&files, schema, 20, &opened));
+      EXPECT_EQ(opened.storage.disk->flushed_step(), 2);
+      Floats values;
+      ASSERT_OK(Caller(opened.shards[0].get(), HostTestMemory()).Find({1, 2}, &values));
+      EXPECT_EQ(values, Floats(2, 2));
+    }
+  }
+  EXPECT_GT(met, 0);
+}
+
 TEST(FlushTest, KeepsEarlierSchemas) {
   MemoryFileSystem files;
   const TableSchema plain = TwinSchema(3, "");
@@ -222,6 +370,13 @@ TEST(FlushTest, HasShardsAndFolders) {
   refused(schema, 1, folders, "rows of a table of 2 shards, got 1");
   refused(schema, 2, {{"/a"}}, "got 1 folders");
   refused(schema, 2, {{"/b/c", "/a"}}, "same order");
+  refused(schema, 2, {{"/b/c"}}, "/b/c has a part of a flush");
+  refused(schema, 2, {{"/elsewhere", "/b/c"}}, "/b/c has a part of a flush");
+  const std::vector<std::string> second = files.Names("/b/c");
+  EXPECT_EQ(Open(&files, schema, 20, &opened, 2, {{"/a", "/elsewhere"}}).code(), Code::kDataLoss);
+  opened = Opened();
+  EXPECT_EQ(files.Names("/a"), names);
+  EXPECT_EQ(files.Names("/b/c"), second);
   refused(TwinSchema(3, ""), 2, folders, "rows of another kind of table");
   ASSERT_OK(Open(&files, schema, 20, &opened, 2, folders));
   for (size_t s = 0; s < 2; ++s) EXPECT_EQ(Difference(want[s], ContentOf(opened, s)), "");

@@ -88,7 +88,7 @@ Status ReadIndexFile(FileSystem* files, const std::string& path, uint64_t number
   int64_t size;
   DYNEMB_RETURN_IF_ERROR(file->Size(&size));
   char header[kHeaderBytes];
-  if (size < kHeaderBytes) return damaged(0);
+  if (size < kHeaderBytes || entries > size / FixedBytes(1, false)) return damaged(0);
   DYNEMB_RETURN_IF_ERROR(file->Read(0, kHeaderBytes, header));
   if (std::memcmp(header, kMagic, sizeof(kMagic)) != 0 || Load<uint64_t>(header + 8) != number) {
     return damaged(0);

@@ -19,7 +19,8 @@ Status StorageOptions::Parse(const std::string& text, FileSystem* files, Storage
                            "', want 'host BYTES owner WORD reopen 0|1 keep_seed 0|1' and lines of "
                            "paths");
   }
-  DYNEMB_RETURN_IF_ERROR(DiskFolder::OpenFor(files, folders, owner, &options->disk));
+  DYNEMB_RETURN_IF_ERROR(
+      DiskFolder::OpenFor(files, folders, owner, &options->disk, &options->is_shared));
   options->flushed = options->disk->TakeFlushed();
   return Status();
 }

@@ -27,6 +27,8 @@ struct StorageOptions {
   std::shared_ptr<const FlushManifest> flushed;
   // Whether missing keys then read the initial values that they read there.
   bool keep_seed = false;
+  // Whether another table of the same owner has the folder already.
+  bool is_shared = false;
   // Which of the shards this is for.
   int64_t shard = 0;
 

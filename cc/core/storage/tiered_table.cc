@@ -363,6 +363,7 @@ class Tiered final : public TieredTable {
 
   struct Move final : public RowMove {
     std::unique_ptr<Table> Run(const Context&) override {
+      const std::unique_lock<FairSharedMutex> lock(tiers->mutex);
       tiers->SetSchema(std::move(next));
       return std::move(to);
     }
@@ -698,7 +699,7 @@ class Tiered final : public TieredTable {
   const std::shared_ptr<TierChanges> changes_;
   const TableSchema schema_;
   const RowLayout layout_;
-  mutable FairSharedMutex mutex_;
+  FairSharedMutex& mutex_ = tiers_->mutex;
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cc/core/base/hash.h"
+#include "cc/core/base/no_memory.h"
 #include "cc/core/storage/worker_threads.h"
 #include "cc/core/table/host_table.h"
 #include "cc/core/table/memory_bound.h"
@@ -382,7 +383,28 @@ Status Tiers::FlushPart(int part, IndexEntries* entries, FlushedShard* flushed) 
 
 void Tiers::EndFlush(const std::set<uint64_t>& unsynced) {
   below_->HoldSlots(false);
+  if (unsynced.empty()) return;
   for (const uint64_t number : unsynced) below_->SetUnsynced(number);
+  // Copies there are not to be trusted: a row that is above is written when it leaves. Without
+  // memory for this they are written to another file by the next flush, as other rows there.
+  static_cast<void>(OrNoMemory([&] {
+    std::vector<Key> keys(static_cast<size_t>(kHandKeys));
+    Cursor cursor;
+    while (!cursor.done) {
+      RowParts out;
+      out.keys = keys;
+      int64_t count = 0;
+      DYNEMB_RETURN_IF_ERROR(above_->Export(OneThread(), &cursor, out, &count));
+      for (int64_t i = 0; i < count; ++i) {
+        const uint64_t hash = DiskHash(keys[static_cast<size_t>(i)]);
+        const Location location = below_->Find(hash);
+        if (location == kNowhere || !below_->IsUnsynced(location)) continue;
+        below_->Remove(hash);
+        --copies_;
+      }
+    }
+    return Status();
+  }));
 }
 
 Status Tiers::Clear(const Context& context) {

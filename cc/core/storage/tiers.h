@@ -10,6 +10,7 @@
 #include <set>
 #include <vector>
 
+#include "cc/core/base/fair_shared_mutex.h"
 #include "cc/core/base/status.h"
 #include "cc/core/storage/disk_rows.h"
 #include "cc/core/storage/distinct_keys.h"
@@ -22,6 +23,9 @@ namespace dynemb {
 // "shared" is said.
 class Tiers {
  public:
+  // The table's lock, also of the table that a change of schema makes.
+  mutable FairSharedMutex mutex;
+
   // Rows are so many bytes; all parts of row i begin at rows + i * row_bytes.
   static Status Make(const TableSchema& schema, const TableOptions& options,
                      const StorageOptions& storage, std::unique_ptr<Tiers>* tiers);
