@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cc/core/base/bytes.h"
 #include "cc/core/base/crc32c.h"
 #include "cc/core/base/fingerprint.h"
 
@@ -13,17 +14,6 @@ constexpr char kMagic[4] = {'D', 'Y', 'B', '1'};
 constexpr uint16_t kRequired = 1;
 constexpr size_t kChecked = BlockHeader::kBytes - sizeof(uint32_t);
 
-template <typename T>
-void Put(T number, char* to) {
-  std::memcpy(to, &number, sizeof(number));
-}
-template <typename T>
-T Get(const char* from) {
-  T number;
-  std::memcpy(&number, from, sizeof(number));
-  return number;
-}
-
 }  // namespace
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
@@ -31,32 +21,32 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 
 void BlockHeader::Write(char* to) const {
   std::memcpy(to, kMagic, sizeof(kMagic));
-  Put(static_cast<uint16_t>(kind), to + 4);
-  Put(required ? kRequired : uint16_t{0}, to + 6);
-  Put(snapshot, to + 8);
-  Put(file, to + 16);
-  Put(sequence, to + 20);
-  Put(records, to + 24);
-  Put(payload_bytes, to + 32);
-  Put(payload_crc, to + 40);
-  Put(Crc32c({to, kChecked}), to + kChecked);
+  Store(static_cast<uint16_t>(kind), to + 4);
+  Store(required ? kRequired : uint16_t{0}, to + 6);
+  Store(snapshot, to + 8);
+  Store(file, to + 16);
+  Store(sequence, to + 20);
+  Store(records, to + 24);
+  Store(payload_bytes, to + 32);
+  Store(payload_crc, to + 40);
+  Store(Crc32c({to, kChecked}), to + kChecked);
 }
 
 Status BlockHeader::Read(const char* from, BlockHeader* header) {
   if (std::memcmp(from, kMagic, sizeof(kMagic)) != 0) {
     return Status(Code::kDataLoss, "there is no block of a snapshot here");
   }
-  if (Get<uint32_t>(from + kChecked) != Crc32c({from, kChecked})) {
+  if (Load<uint32_t>(from + kChecked) != Crc32c({from, kChecked})) {
     return Status(Code::kDataLoss, "the block's header is damaged: its checksum differs");
   }
-  header->kind = static_cast<BlockKind>(Get<uint16_t>(from + 4));
-  header->required = (Get<uint16_t>(from + 6) & kRequired) != 0;
-  header->snapshot = Get<uint64_t>(from + 8);
-  header->file = Get<uint32_t>(from + 16);
-  header->sequence = Get<uint32_t>(from + 20);
-  header->records = Get<int64_t>(from + 24);
-  header->payload_bytes = Get<int64_t>(from + 32);
-  header->payload_crc = Get<uint32_t>(from + 40);
+  header->kind = static_cast<BlockKind>(Load<uint16_t>(from + 4));
+  header->required = (Load<uint16_t>(from + 6) & kRequired) != 0;
+  header->snapshot = Load<uint64_t>(from + 8);
+  header->file = Load<uint32_t>(from + 16);
+  header->sequence = Load<uint32_t>(from + 20);
+  header->records = Load<int64_t>(from + 24);
+  header->payload_bytes = Load<int64_t>(from + 32);
+  header->payload_crc = Load<uint32_t>(from + 40);
   return Status();
 }
 
@@ -73,7 +63,7 @@ std::vector<char> StringsPayload(Span<const std::string_view> strings, int64_t r
   char* length = bytes.data() + room;
   char* text = length + strings.size * int64_t{sizeof(int64_t)};
   for (const std::string_view string : strings) {
-    Put(static_cast<int64_t>(string.size()), length);
+    Store(static_cast<int64_t>(string.size()), length);
     length += sizeof(int64_t);
     text = std::copy(string.begin(), string.end(), text);
   }
@@ -87,7 +77,7 @@ Status ParseStrings(Span<const Key> keys, const std::vector<char>& payload,
   const int64_t text_bytes = static_cast<int64_t>(payload.size()) - lengths_bytes;
   int64_t at = 0;
   for (int64_t i = 0; i < keys.size && text_bytes >= 0; ++i) {
-    const int64_t length = Get<int64_t>(payload.data() + i * int64_t{sizeof(int64_t)});
+    const int64_t length = Load<int64_t>(payload.data() + i * int64_t{sizeof(int64_t)});
     if (length < 0 || length > text_bytes - at) break;
     strings->emplace_back(payload.data() + lengths_bytes + at, static_cast<size_t>(length));
     at += length;

@@ -561,20 +561,13 @@ class Tiered final : public TieredTable {
 
   // The first `most` hashes from `from` on of the rows of a part, ascending.
   Status HashesOf(int part, uint64_t from, int64_t most, std::vector<uint64_t>* hashes) const {
-    std::vector<Key> keys(static_cast<size_t>(kScanRows));
-    Cursor cursor;
-    cursor.part = part;
-    cursor.parts = DiskIndex::kParts;
-    while (!cursor.done) {
-      RowParts out;
-      out.keys = keys;
-      int64_t count = 0;
-      DYNEMB_RETURN_IF_ERROR(tiers_->above()->Export(OneThread(), &cursor, out, &count));
-      for (int64_t i = 0; i < count; ++i) {
-        const uint64_t hash = DiskHash(keys[static_cast<size_t>(i)]);
-        if (hash >= from) hashes->push_back(hash);
-      }
-    }
+    DYNEMB_RETURN_IF_ERROR(
+        tiers_->ForEachAbove({part, DiskIndex::kParts}, [&](const std::vector<Key>& keys) {
+          for (const Key key : keys) {
+            if (DiskHash(key) >= from) hashes->push_back(DiskHash(key));
+          }
+          return Status();
+        }));
     // Of those above the first `most` are enough, and as many of those below.
     if (static_cast<int64_t>(hashes->size()) > most) {
       std::nth_element(hashes->begin(), hashes->begin() + most, hashes->end());

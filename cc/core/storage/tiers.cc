@@ -13,6 +13,7 @@ namespace dynemb {
 namespace {
 
 constexpr int64_t kHandKeys = 1024;               // that the clock's hand looks at at once
+constexpr int64_t kScanKeys = 2048;               // that a scan asks for at once
 constexpr int64_t kReadBytes = int64_t{4} << 20;  // of rows that are read at once
 constexpr int64_t kKeysPerTask = 4096;            // that a task looks up
 constexpr int64_t kAhead = 8;                     // keys that are fetched ahead
@@ -344,17 +345,24 @@ Status Tiers::MakeResident(Span<const Key> keys, int64_t next, const Stays& stay
   return Status();
 }
 
-Status Tiers::AllDown() {
-  std::vector<Key> keys(static_cast<size_t>(kHandKeys));
+Status Tiers::ForEachAbove(const TablePart& part, const KeysFunction& keys) const {
+  std::vector<Key> some;
   Cursor cursor;
+  static_cast<TablePart&>(cursor) = part;
   while (!cursor.done) {
+    some.resize(static_cast<size_t>(kScanKeys));
     RowParts out;
-    out.keys = keys;
+    out.keys = some;
     int64_t count = 0;
     DYNEMB_RETURN_IF_ERROR(above_->Export(OneThread(), &cursor, out, &count));
-    DYNEMB_RETURN_IF_ERROR(Down(std::vector<Key>(keys.begin(), keys.begin() + count)));
+    some.resize(static_cast<size_t>(count));
+    DYNEMB_RETURN_IF_ERROR(keys(some));
   }
   return Status();
+}
+
+Status Tiers::AllDown() {
+  return ForEachAbove({}, [&](const std::vector<Key>& keys) { return Down(keys); });
 }
 
 Status Tiers::BeginFlush() {
@@ -366,17 +374,8 @@ Status Tiers::BeginFlush() {
 }
 
 Status Tiers::FlushPart(int part, IndexEntries* entries, FlushedShard* flushed) {
-  std::vector<Key> keys(static_cast<size_t>(kHandKeys));
-  Cursor cursor;
-  cursor.part = part;
-  cursor.parts = DiskIndex::kParts;
-  while (!cursor.done) {
-    RowParts out;
-    out.keys = keys;
-    int64_t count = 0;
-    DYNEMB_RETURN_IF_ERROR(above_->Export(OneThread(), &cursor, out, &count));
-    DYNEMB_RETURN_IF_ERROR(CopyDown(std::vector<Key>(keys.begin(), keys.begin() + count)));
-  }
+  DYNEMB_RETURN_IF_ERROR(ForEachAbove(
+      {part, DiskIndex::kParts}, [&](const std::vector<Key>& keys) { return CopyDown(keys); }));
   below_->ForFlush(part, entries, flushed);
   return Status();
 }
@@ -388,22 +387,15 @@ void Tiers::EndFlush(const std::set<uint64_t>& unsynced) {
   // Copies there are not to be trusted: a row that is above is written when it leaves. Without
   // memory for this they are written to another file by the next flush, as other rows there.
   static_cast<void>(OrNoMemory([&] {
-    std::vector<Key> keys(static_cast<size_t>(kHandKeys));
-    Cursor cursor;
-    while (!cursor.done) {
-      RowParts out;
-      out.keys = keys;
-      int64_t count = 0;
-      DYNEMB_RETURN_IF_ERROR(above_->Export(OneThread(), &cursor, out, &count));
-      for (int64_t i = 0; i < count; ++i) {
-        const uint64_t hash = DiskHash(keys[static_cast<size_t>(i)]);
-        const Location location = below_->Find(hash);
+    return ForEachAbove({}, [&](const std::vector<Key>& keys) {
+      for (const Key key : keys) {
+        const Location location = below_->Find(DiskHash(key));
         if (location == kNowhere || !below_->IsUnsynced(location)) continue;
-        below_->Remove(hash);
+        below_->Remove(DiskHash(key));
         --copies_;
       }
-    }
-    return Status();
+      return Status();
+    });
   }));
 }
 

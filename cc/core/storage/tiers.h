@@ -73,6 +73,10 @@ class Tiers {
   void EndFlush(const std::set<uint64_t>& unsynced);
   Status Clear(const Context& context);
 
+  // Calls keys(some of them) for the keys of the rows that are above, of a part of the table. They
+  // may go meanwhile, and none may come.
+  using KeysFunction = std::function<Status(const std::vector<Key>& keys)>;
+  Status ForEachAbove(const TablePart& part, const KeysFunction& keys) const;
   // Whether these keys have rows above.
   Status FindAbove(Span<const Key> keys, std::vector<Outcome>* outcomes) const;
 
