@@ -135,7 +135,7 @@ test_distributed: build
 	$(PYTEST) tests/distributed/test_spread_tables.py tests/distributed $(PYTEST_FLAGS)
 
 # Tables on GPUs, and those in host memory beside GPUs. Without a GPU these play in host memory: tests/host_gpus.py.
-# Left out: a table that is made within a step, which XLA would compile, an admission, and shards of one GPU.
+# Left out: a table that is made within a step, which XLA would compile, admission and eviction, and shards of one GPU.
 GPU_TESTS := $(addprefix tests/unit/test_,optimizer_twins.py variable.py variable_dtypes.py variable_graph.py \
   variable_session.py lookup_bags.py embedding_layer.py gradients.py restrict.py snapshot.py snapshot_deltas.py \
   snapshot_strings.py keep_keys.py saving_checkpoint.py torchrec_collections.py collection_options.py \
@@ -143,7 +143,9 @@ GPU_TESTS := $(addprefix tests/unit/test_,optimizer_twins.py variable.py variabl
 NOT_ON_GPUS := --deselect tests/unit/test_saving_checkpoint.py::test_a_table_and_an_optimizer_made_after_the_restore \
   --deselect tests/unit/test_snapshot_deltas.py::test_a_layer_and_its_candidates_track_changes \
   --deselect tests/unit/test_collection_options.py::TestPerTable::test_shards \
-  --deselect tests/unit/test_torchrec_collections.py::test_options_of_a_table
+  --deselect tests/unit/test_torchrec_collections.py::test_options_of_a_table \
+  --deselect 'tests/unit/test_variable_graph.py::test_a_table_is_freed_without_the_garbage_collector[evicts' \
+  --deselect 'tests/unit/test_variable_graph.py::test_a_table_is_freed_without_the_garbage_collector[admits'
 BESIDE_GPUS := $(addprefix tests/unit/test_,torchrec_collections.py collection_options.py lookup_bags.py restrict.py)
 test_gpu: build
 	@$(BAZEL) build $(BAZEL_FLAGS) //cc/kernels/testing:host_gpu
