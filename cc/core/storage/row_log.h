@@ -83,7 +83,7 @@ class RowLog {
   void HoldSlots(bool held) { slots_held_ = held; }
   // What a flush that has records of this slot says of its file.
   FlushedFile FileAt(int64_t slot) const;
-  // A file that could not be synced, so that nobody knows what of it is on disk: it is not written
+  // A file whose sync failed, of which an unknown part is on disk: it is not written
   // any more, and its rows must be written to others before a flush may name them.
   void SetUnsynced(uint64_t number);
   bool IsUnsynced(int64_t slot) const { return files_[slot]->unsynced; }
