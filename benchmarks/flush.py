@@ -17,11 +17,10 @@ import os
 import threading
 import time
 
-import keras
 import numpy as np
 import tensorflow as tf
+from tiers import Trained
 
-import tf_dynemb
 from tf_dynemb.storage import Disk, HostMemory
 
 
@@ -31,31 +30,9 @@ def seconds_of(call) -> float:
     return time.perf_counter() - start
 
 
-class Trained:
-    """A table with storage, and a compiled step."""
-
-    def __init__(self, folder: str, dim: int, max_bytes: int):
-        self.opened = seconds_of(lambda: self._open(folder, dim, max_bytes))
-        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.01))
-        optimizer.build([self.table.handle])
-
-        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
-        def step(ids):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(tf_dynemb.embedding_lookup(self.table, ids))
-            gradient = tape.gradient(loss, self.table.handle)
-            optimizer.apply_gradients([(gradient, self.table.handle)])
-
-        self.step = step
-
-    def _open(self, folder: str, dim: int, max_bytes: int):
-        self.table = tf_dynemb.Variable(
-            dim=dim, name="rows", initializer="zeros", storage=[HostMemory(max_bytes), Disk(folder)]
-        )
-
-    def train(self, batches, times: list[float]):
-        for ids in batches:
-            times.append(seconds_of(lambda ids=ids: self.step(ids)))
+def train(trained: Trained, batches, times: list[float]):
+    for ids in batches:
+        times.append(trained.time("Adam step", ids))
 
 
 def zipf_batches(rows: int, number: int):
@@ -77,17 +54,17 @@ def flushes(trained: Trained, rows: int, steps: int):
 
     def grow():
         for begin in range(0, rows, 50_000):
-            trained.step(tf.range(begin, min(rows, begin + 50_000), dtype=tf.int64))
+            trained.calls["Adam step"](tf.range(begin, min(rows, begin + 50_000), dtype=tf.int64))
 
     print(f"{rows} rows grown in {seconds_of(grow):.1f} s")
     print(f"first flush: {seconds_of(lambda: table.flush(1)):.2f} s")
-    trained.step(tf.range(rows - rows // 100, rows, dtype=tf.int64))
+    trained.calls["Adam step"](tf.range(rows - rows // 100, rows, dtype=tf.int64))
     print(f"flush of 1 % of the rows: {seconds_of(lambda: table.flush(2)):.2f} s")
     quiet, beside, times = [], [], []
-    trained.train(zipf_batches(rows, 50), [])
-    trained.train(zipf_batches(rows, steps), quiet)
+    train(trained, zipf_batches(rows, 50), [])
+    train(trained, zipf_batches(rows, steps), quiet)
     print("steps without a flush:", quantiles(quiet))
-    thread = threading.Thread(target=trained.train, args=(zipf_batches(rows, steps), beside))
+    thread = threading.Thread(target=train, args=(trained, zipf_batches(rows, steps), beside))
     thread.start()
     while thread.is_alive():
         times.append(seconds_of(lambda: table.flush(3)))
@@ -109,19 +86,22 @@ def main():
     row_bytes = 4 * dim * 3 + 8
     folder = os.path.join(arguments.folder, f"flush-{os.getpid()}")
     max_bytes = int(arguments.memory * rows * row_bytes / 0.88)
-    trained = Trained(folder, dim, max_bytes)
+    storage = [HostMemory(max_bytes), Disk(folder)]
+    trained = Trained(0, dim, storage)
     flushes(trained, rows, arguments.steps)
     sample = tf.constant(np.random.default_rng(2).integers(0, rows, 10_000), tf.int64)
     want = trained.table.lookup(sample).numpy()
     del trained
     gc.collect()
     os.sync()
-    trained = Trained(folder, dim, max_bytes)
+    start = time.perf_counter()
+    trained = Trained(0, dim, storage)
+    opened = time.perf_counter() - start
     metrics = {name: int(number) for name, number in trained.table.metrics().items()}
     assert trained.table.flushed_step == 4
     np.testing.assert_array_equal(trained.table.lookup(sample).numpy(), want)
     print(
-        f"opened again in {trained.opened:.2f} s: {metrics['rows']} rows of {row_bytes} bytes, index of "
+        f"opened again in {opened:.2f} s: {metrics['rows']} rows of {row_bytes} bytes, index of "
         f"{metrics['index_bytes'] / metrics['rows']:.1f} bytes a row, files of "
         f"{metrics['bytes_below'] / metrics['rows'] / row_bytes:.2f} times the rows"
     )
