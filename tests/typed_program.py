@@ -24,6 +24,9 @@ def tables() -> tuple[int, str, list[str]]:
     ids = tf_dynemb.fingerprint(tf.constant(["a", "b"]))
     table.upsert(ids, tf.zeros([2, 4]))
     keys, _ = table.export()
+    values: tf.Tensor = table.lookup(keys)
+    found, exists = table.lookup(keys, return_exists=True)
+    assert values.shape == found.shape and bool(tf.reduce_all(exists))
     same.remove(keys)
     counters: Mapping[str, tf.Tensor] = table.metrics()
     assert int(counters["rows"]) == 2 and table.key_dtype.name == "int64"
@@ -54,6 +57,9 @@ def collections() -> tuple[list[str], dict[str, tf_dynemb.JaggedTensor]]:
     one = tf_dynemb.EmbeddingCollection([tf_dynemb.EmbeddingConfig(name="users", dim=2)])
     ids = {"seen": tf.constant([1, 2], tf.int64), "users": tf.constant([3, 4], tf.int64)}
     features = tf_dynemb.KeyedJaggedTensor.from_tensors(ids)
+    tripled: tf_dynemb.KeyedJaggedTensor = features.with_values(features.values() * 3)
+    lengths: list[int] | tf.Tensor = tripled.length_per_key()
+    assert lengths == [2, 2]
     vectors: tf_dynemb.KeyedTensor = bags.call(features)
     return vectors.keys(), one.call(features)
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+import types
 import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -42,7 +45,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in parts)
 
 
-def required(owner, name: str, purpose: str):
+def required(owner: object | str, name: str, purpose: str) -> Any:
     """An attribute of a module, given by its name, or of another object.
 
     Raises:
@@ -98,23 +101,30 @@ for _name in (
 # class has, so that each has its own mixin.
 
 
-class SavesChildren:
+if TYPE_CHECKING:
+    Trackable = Any  # what the classes with the mixins are too
+else:
+    Trackable = object
+
+
+class SavesChildren(Trackable):
     """Says what is saved with an object."""
 
-    def children_to_save(self, children: dict, save_type: str) -> dict:
+    def children_to_save(self, children: dict[str, Any], save_type: str) -> dict[str, Any]:
         """Of the children that TensorFlow has found; save_type is "checkpoint" or "savedmodel"."""
+        raise NotImplementedError
 
-    def _trackable_children(self, save_type="checkpoint", **kwargs):
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         return self.children_to_save(super()._trackable_children(save_type, **kwargs), save_type)
 
 
 class RestoresTensors:
     """Says what is done with the tensors of a checkpoint."""
 
-    def restore_tensors(self, tensors: dict[str, tf.Tensor]):
+    def restore_tensors(self, tensors: dict[str, tf.Tensor]) -> Any:
         """Takes them; returns an operation in a graph."""
 
-    def _restore_from_tensors(self, restored_tensors):
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
         return self.restore_tensors(restored_tensors)
 
 
@@ -123,24 +133,26 @@ class SavesTensors(RestoresTensors):
 
     def tensors_to_save(self) -> dict[str, tf.Tensor]:
         """The tensors by name."""
+        raise NotImplementedError
 
-    def copy_to_cpu(self, copies: dict) -> None:
+    def copy_to_cpu(self, copies: dict[Any, Any]) -> None:
         """Puts a copy of this object as it is now into `copies`, for a thread that writes it."""
 
-    def _serialize_to_tensors(self):
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         return self.tensors_to_save()
 
-    def _copy_trackable_to_cpu(self, object_map):
+    def _copy_trackable_to_cpu(self, object_map: dict[Any, Any]) -> None:
         self.copy_to_cpu(object_map)
 
 
 class SavedBySaver:
     """Says what tf.compat.v1.train.Saver saves of an object in its var_list."""
 
-    def saveables(self) -> dict:
+    def saveables(self) -> dict[str, Any]:
         """Functions of a name that give a saveable, by what they add to the name."""
+        raise NotImplementedError
 
-    def _gather_saveables_for_checkpoint(self):
+    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
         return self.saveables()
 
 
@@ -177,7 +189,7 @@ def crosses_loop() -> bool:
     return False
 
 
-def resource_of(variable) -> tf.Tensor:
+def resource_of(variable: keras.Variable) -> tf.Tensor:
     """The resource of a variable, which tapes and graphs are told is read.
 
     What reads a variable publicly adds an operation for each; an op of ours takes the resources of many.
@@ -188,7 +200,7 @@ def resource_of(variable) -> tf.Tensor:
     return variable.handle
 
 
-def timeout_of(strategy) -> float | None:
+def timeout_of(strategy: tf.distribute.Strategy) -> float | None:
     """The timeout_seconds of the CommunicationOptions that a strategy was made with.
 
     The strategy has no public getter. Where it keeps them elsewhere, that is as if none were given, and
@@ -205,7 +217,7 @@ def timeout_of(strategy) -> float | None:
         return None
 
 
-def outermost_layer():
+def outermost_layer() -> keras.Layer | None:
     """The Keras layer or model whose call is going on, the outermost if they are nested; or None.
 
     Keras keeps it beside the call and tells only layers, by arguments, what else is in it.
@@ -245,7 +257,10 @@ def writes_legacy_h5() -> bool:
     )
 
 
-def wrap_exported_functions(wrap) -> None:
+_WRAPPED = "wrapped_by_tf_dynemb"
+
+
+def wrap_exported_functions(wrap: Callable[[Any], Any]) -> None:
     """Has Keras wrap the functions that it makes of a model for a SavedModel; once for all.
 
     Of model.export and keras.export.ExportArchive, and the signature that tf.saved_model.save takes
@@ -260,39 +275,41 @@ def wrap_exported_functions(wrap) -> None:
     layer = required("keras.src.backend.tensorflow.layer", "TFLayer", purpose)
     add_endpoint = required(archive, "_backend_add_endpoint", purpose)
     signature = required(layer, "_default_save_signature", purpose)
-    if hasattr(add_endpoint, "wrapped_by_tf_dynemb"):
+    if hasattr(add_endpoint, _WRAPPED):
         return
 
-    def wrapped_add_endpoint(self, name, fn, input_signature, **options):
+    def wrapped_add_endpoint(
+        self: Any, name: str, fn: Callable[..., Any], input_signature: Any, **options: Any
+    ) -> Any:
         return wrap(add_endpoint(self, name, fn, input_signature, **options))
 
-    def wrapped_signature(self):
+    def wrapped_signature(self: Any) -> Any:
         function = signature.fget(self)
         return None if function is None else wrap(function)
 
-    wrapped_add_endpoint.wrapped_by_tf_dynemb = True
+    setattr(wrapped_add_endpoint, _WRAPPED, True)
     archive._backend_add_endpoint = wrapped_add_endpoint
     layer._default_save_signature = property(wrapped_signature)
 
 
-def _callers():
-    frame = sys._getframe(1)
+def _callers() -> Iterator[types.FrameType]:
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
-def built_on(optimizer) -> list:
+def built_on(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """The variables that an optimizer was built on. Keras keeps them and has no public getter."""
     return optimizer._trainable_variables
 
 
-def excluded_from_weight_decay(optimizer, variable) -> bool:
+def excluded_from_weight_decay(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
     """What optimizer.exclude_from_weight_decay was told. Keras has the setter but no public getter."""
     return not optimizer._use_weight_decay(variable)
 
 
-def count_of_calls(optimizer) -> keras.Variable:
+def count_of_calls(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
     """The variable in which a Keras optimizer counts the calls of its apply.
 
     `iterations` counts updates, which are fewer if gradients are accumulated, and is no variable then.
@@ -300,7 +317,9 @@ def count_of_calls(optimizer) -> keras.Variable:
     return optimizer._iterations if optimizer.gradient_accumulation_steps else optimizer.iterations
 
 
-def accumulated_gradient(optimizer, variable) -> keras.Variable:
+def accumulated_gradient(
+    optimizer: keras.optimizers.Optimizer, variable: keras.Variable
+) -> keras.Variable:
     """The sum of the gradients of a variable since the last update, of an optimizer that is built.
 
     Keras has no public getter. Without it global_clipnorm could not clip dense variables and tables
@@ -309,12 +328,12 @@ def accumulated_gradient(optimizer, variable) -> keras.Variable:
     return optimizer._accumulated_gradients[optimizer._get_variable_index(variable)]
 
 
-def archive_of(store):
+def archive_of(store: Any) -> Any:
     """The `.keras` archive that a store of Keras lies in; None if it is a file of its own."""
     return getattr(store, "archive", None)
 
 
-def writes_to_memory(store) -> bool:
+def writes_to_memory(store: Any) -> bool:
     """Whether the store that Keras passes to save_own_variables is held in memory until the end.
 
     In a `.keras` archive it is, in `.weights.h5` it is not. The attribute is that of Keras' H5IOStore;
@@ -323,7 +342,9 @@ def writes_to_memory(store) -> bool:
     return archive_of(store) is not None
 
 
-def register_keras_structure(cls, flatten, unflatten) -> None:
+def register_keras_structure(
+    cls: type[Any], flatten: Callable[[Any], Any], unflatten: Callable[[Any, Any], Any]
+) -> None:
     """Makes a class a structure of tensors for Keras, as lists and dicts are.
 
     Layers take such a structure as an input, cast and trace its tensors, and return it. Keras has no
@@ -347,7 +368,7 @@ def register_keras_structure(cls, flatten, unflatten) -> None:
     optree.register_pytree_node(cls, flatten, unflatten, namespace="keras")
 
 
-def check_values_of_type(cls, check) -> None:
+def check_values_of_type(cls: type[Any], check: Callable[[Any, Any], None]) -> None:
     """Has the type of a tf.experimental.ExtensionType check a value before its tensors are taken.
 
     tf.function casts what it is given to its input_signature, tensor by tensor: it never compares the
@@ -360,14 +381,14 @@ def check_values_of_type(cls, check) -> None:
     """
     take_apart = cls.Spec._to_components
 
-    def to_components(self, value):
+    def to_components(self: Any, value: Any) -> Any:
         check(self, value)
         return take_apart(self, value)
 
     cls.Spec._to_components = to_components
 
 
-def with_empty_value(make):
+def with_empty_value(make: Callable[[Any], Any]) -> Callable[[type[Any]], type[Any]]:
     """Decorates a type of values, so that tf.distribute can give one to a replica that gets no data.
 
     At the end of a dataset some replicas may get none. TensorFlow makes zeros of spec.shape for them,
@@ -378,14 +399,16 @@ def with_empty_value(make):
         make: function of a type that returns a value of it, without rows as far as the type allows.
     """
 
-    def decorate(cls):
+    def decorate(cls: type[Any]) -> type[Any]:
         cls._create_empty_value = make
         return cls
 
     return decorate
 
 
-def saveable_of_names(name: str, arrays: dict, restore):
+def saveable_of_names(
+    name: str, arrays: dict[str, Any], restore: Callable[[dict[str, tf.Tensor]], Any]
+) -> Any:
     """What tf.compat.v1.train.Saver takes to save arrays under name/array and to restore them.
 
     Saver takes any Trackable as well, but calls all of them "", so that only one of them is saved. The
@@ -399,7 +422,7 @@ def saveable_of_names(name: str, arrays: dict, restore):
     from tensorflow.python.training.saving import saveable_object
 
     class Saveable(saveable_object.SaveableObject):
-        def restore(self, restored_tensors, restored_shapes):
+        def restore(self, restored_tensors: list[tf.Tensor], restored_shapes: Any) -> Any:
             del restored_shapes
             return restore(dict(zip(arrays, restored_tensors, strict=True)))
 
@@ -407,7 +430,7 @@ def saveable_of_names(name: str, arrays: dict, restore):
     return Saveable(None, specs, f"{name}/rows")
 
 
-def restored_epoch(model) -> int | None:
+def restored_epoch(model: keras.Model) -> int | None:
     """The epoch that keras.callbacks.BackupAndRestore has found in its files, or None.
 
     The callback leaves it on the model, for Keras' own fit, and has no public name for it.

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import keras
+
 from tf_dynemb.keras.callbacks import table_of
+from tf_dynemb.table.variable import Variable
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -45,7 +48,7 @@ class TableCollector(Collector):
     2
     """
 
-    def __init__(self, tables: Sequence):
+    def __init__(self, tables: Sequence[Variable | keras.layers.Layer]) -> None:
         self.tables = [table_of(table) for table in tables]
         names = [table.name for table in self.tables]
         if len(set(names)) < len(names):

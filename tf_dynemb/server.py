@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 _EXAMPLE = '{"cluster": {"ps": ["host:2222"], "worker": ["host:2223"]}, "task": {"type": "ps"}}'
 
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m tf_dynem
     return _serve(cluster, job, task, flags.protocol)
 
 
-def check_cluster(cluster, job, task, source: str) -> None:
+def check_cluster(cluster: Any, job: object, task: object, source: str) -> None:
     """Raises ValueError unless a cluster is a dict of lists of addresses with the task of the job."""
     if not isinstance(cluster, Mapping) or not cluster:
         raise ValueError(f"{source}: got the cluster {cluster!r}, want addresses by job as {_EXAMPLE}")
@@ -97,7 +98,7 @@ def _cluster_of_flags(flags: Sequence[str]) -> dict[str, list[str]]:
     return cluster
 
 
-def _of_tf_config(text: str) -> tuple:
+def _of_tf_config(text: str) -> tuple[Any, Any, Any]:
     """The cluster, job and task of the environment variable TF_CONFIG."""
     if not text.strip():
         raise ValueError(f"TF_CONFIG: got none, and no --cluster; want one of them, as {_EXAMPLE}")
@@ -113,7 +114,7 @@ def _of_tf_config(text: str) -> tuple:
     return config.get("cluster"), config["task"].get("type"), task
 
 
-def _serve(cluster: Mapping, job: str, task: int, protocol: str) -> int:
+def _serve(cluster: Mapping[str, Any], job: str, task: int, protocol: str) -> int:
     # Blocked in all threads that the server is about to start, so that this one can wait for them.
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)

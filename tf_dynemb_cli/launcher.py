@@ -21,6 +21,8 @@ from __future__ import annotations
 import argparse
 import ctypes
 import dataclasses
+import functools
+import io
 import json
 import os
 import pathlib
@@ -34,6 +36,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import TextIO
 
 HOST = "127.0.0.1"
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -109,7 +112,7 @@ def tf_configs(tasks: Sequence[Task], ports: Sequence[int]) -> list[str]:
         >>> tf_configs(tasks(["python", "train.py"], 1), [4000])
         ['{"cluster": {"worker": ["127.0.0.1:4000"]}, "task": {"type": "worker", "index": 0}}']
     """
-    cluster = {}
+    cluster: dict[str, list[str]] = {}
     for task, port in zip(tasks, ports, strict=True):
         cluster.setdefault(task.job, []).append(f"{HOST}:{port}")
     return [
@@ -132,7 +135,7 @@ class Output:
         on_error: called once, by the thread that met the error.
     """
 
-    def __init__(self, descriptor: int, on_error=lambda: None):
+    def __init__(self, descriptor: int, on_error: Callable[[], object] = lambda: None) -> None:
         self._descriptor, self._on_error = descriptor, on_error
         self._is_terminal, self._is_good = os.isatty(descriptor), True
         self._lock = threading.Lock()
@@ -154,9 +157,9 @@ class Output:
         if not self._is_good:
             self._on_error()
 
-    def copy(self, pipe, prefix: bytes) -> None:
+    def copy(self, pipe: io.BufferedReader, prefix: bytes) -> None:
         """Writes all lines of a pipe, each after the prefix, until it ends."""
-        begun = []  # the parts of a line that has not ended
+        begun: list[bytes] = []  # the parts of a line that has not ended
         while chunk := pipe.read1(65536):
             # "\r" at the end waits for what comes: it may be that of "\r\n".
             if begun and begun[-1].endswith(b"\r"):
@@ -185,7 +188,7 @@ class Process:
         mask: the signals that are blocked in it.
     """
 
-    def __init__(self, task: Task, config: str, mask: Iterable[int]):
+    def __init__(self, task: Task, config: str, mask: Iterable[int]) -> None:
         self.task = task
         self._popen = subprocess.Popen(
             task.command,
@@ -196,7 +199,7 @@ class Process:
             start_new_session=True,
             preexec_fn=_before_program(os.getpid(), mask),
         )
-        self._copiers = []
+        self._copiers: list[threading.Thread] = []
 
     def watch(self, out: Output, err: Output, on_end: Callable[[Process], None]) -> None:
         """Starts the threads that copy its lines, and one that calls on_end(this)."""
@@ -204,7 +207,7 @@ class Process:
         for output, pipe in ((out, self._popen.stdout), (err, self._popen.stderr)):
             self._copiers.append(_thread(output.copy, pipe, prefix))
 
-        def wait():
+        def wait() -> None:
             os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
             on_end(self)
 
@@ -229,7 +232,7 @@ class Process:
 def _before_program(parent: int, mask: Iterable[int]) -> Callable[[], None]:
     """What a child does before its program starts: asks Linux to kill it when its parent ends."""
 
-    def prepare():
+    def prepare() -> None:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it has ended already
             os.kill(os.getpid(), signal.SIGKILL)
@@ -238,7 +241,7 @@ def _before_program(parent: int, mask: Iterable[int]) -> Callable[[], None]:
     return prepare
 
 
-def _descriptor_of(stream) -> int:
+def _descriptor_of(stream: TextIO | None) -> int:
     return os.open(os.devnull, os.O_WRONLY) if stream is None else stream.fileno()
 
 
@@ -249,7 +252,7 @@ def _how_it_failed(status: int) -> str:
         return "failed"
 
 
-def _thread(target, *args) -> threading.Thread:
+def _thread(target: Callable[..., object], *args: object) -> threading.Thread:
     thread = threading.Thread(target=target, args=args, daemon=True)
     thread.start()
     return thread
@@ -265,14 +268,14 @@ class Training:
         grace_seconds: how long processes that were asked to end may take.
     """
 
-    def __init__(self, tasks: Sequence[Task], grace_seconds: float):
+    def __init__(self, tasks: Sequence[Task], grace_seconds: float) -> None:
         self._tasks, self._grace_seconds = tasks, grace_seconds
-        self._events = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._out = Output(_descriptor_of(sys.stdout), self._on_closed)
         self._err = Output(_descriptor_of(sys.stderr), self._on_closed)
-        self._running = []
-        self._failure = None  # the first: a text and an exit status
-        self._deadline = None  # when processes that were asked to end are killed
+        self._running: list[Process] = []
+        self._failure: tuple[str, int] | None = None  # the first: a text and an exit status
+        self._deadline: float | None = None  # when processes that were asked to end are killed
 
     def run(self) -> int:
         """Starts the processes, waits until all have ended, and returns the exit status."""
@@ -321,9 +324,8 @@ class Training:
         """Passes signals, which ask them to end, on to all processes."""
         while signals:
             number = signal.Signals(signal.sigwait(signals))
-            self._events.put(
-                lambda number=number: self._end(number, f"got {number.name}, which goes to")
-            )
+            text = f"got {number.name}, which goes to"
+            self._events.put(functools.partial(self._end, number, text))
 
     def _on_end(self, process: Process) -> None:
         self._events.put(lambda: self._ended(process))
@@ -358,6 +360,7 @@ class Training:
 
     def _kill(self) -> None:
         self._say(f"after {self._grace_seconds:g} seconds: SIGKILL to {self._names()}")
+        assert self._deadline is not None  # it has passed
         self._deadline += max(self._grace_seconds, 1.0)
         for process in self._running:
             process.send(signal.SIGKILL)
@@ -375,8 +378,8 @@ class Training:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describes the command line."""
 
-    def at_least(least, number):
-        def parse(text: str):
+    def at_least(least: int, number: type[int] | type[float]) -> Callable[[str], float]:
+        def parse(text: str) -> float:
             if (value := number(text)) < least:
                 raise argparse.ArgumentTypeError(f"got {text}, want {least} or more")
             return value

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tf_dynemb.base.hints import TensorLike
 
-def whole(argument: str, number, least: int = 1, most: int = 2**62) -> int:
+
+def whole(argument: str, number: Any, least: int = 1, most: int = 2**62) -> int:
     """The number as an int.
 
     Raises:
@@ -22,7 +25,7 @@ def whole(argument: str, number, least: int = 1, most: int = 2**62) -> int:
     return int(number)
 
 
-def positive(argument: str, number) -> float:
+def positive(argument: str, number: Any) -> float:
     """The number as a float.
 
     Raises:
@@ -35,7 +38,7 @@ def positive(argument: str, number) -> float:
 
 
 @contextlib.contextmanager
-def naming(name: str):
+def naming(name: str) -> Iterator[None]:
     """Puts the name of a table before what an operation says of it, where it runs eagerly."""
     try:
         yield
@@ -43,7 +46,7 @@ def naming(name: str):
         raise type(error)(error.node_def, error.op, f"{name}: {error.message}") from None
 
 
-def as_tensor(argument: str, value, dtype: tf.DType) -> tf.Tensor:
+def as_tensor(argument: str, value: TensorLike, dtype: tf.DType) -> tf.Tensor:
     """What a caller gave as a tensor; of another dtype where only another number would fit `dtype`.
 
     Python numbers and strings become of the dtype if they can. Arrays of NumPy, and what becomes one,
@@ -65,7 +68,7 @@ def as_tensor(argument: str, value, dtype: tf.DType) -> tf.Tensor:
         raise kind(f"{argument}: got {value!r:.80}, want a tensor of {dtype.name}: {error}") from error
 
 
-def _stay(parts: list, dtype: tf.DType) -> bool:
+def _stay(parts: list[Any], dtype: tf.DType) -> bool:
     """Whether numbers, arrays and tensors stay what they are in a tensor of an integer dtype.
 
     Raises:
@@ -85,7 +88,7 @@ def _stay(parts: list, dtype: tf.DType) -> bool:
     return True
 
 
-def assert_same(got: tf.Tensor, want: tf.Tensor, message: str) -> list:
+def assert_same(got: tf.Tensor, want: tf.Tensor, message: str) -> list[tf.Operation]:
     """Fails unless two integer tensors are equal in shape and numbers, with InvalidArgumentError.
 
     tf.debugging.assert_equal would let (1,) pass for (n,), and say nothing of the message where shapes
@@ -100,7 +103,7 @@ def assert_same(got: tf.Tensor, want: tf.Tensor, message: str) -> list:
     return [] if operation is None else [operation]
 
 
-def assert_within(indices: tf.Tensor, shape: tf.Tensor, message: str) -> list:
+def assert_within(indices: tf.Tensor, shape: tf.Tensor, message: str) -> list[tf.Operation]:
     """Fails unless all indices (n, rank) lie within a shape (rank,), with InvalidArgumentError.
 
     Returns:
@@ -118,7 +121,7 @@ def _equal(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     return tf.equal(tf.size(a), tf.size(b)) & tf.reduce_all(tf.equal(a[:common], b[:common]))
 
 
-def text_if(condition: tf.Tensor, parts: Sequence) -> tf.Tensor:
+def text_if(condition: tf.Tensor, parts: Sequence[str | tf.Tensor]) -> tf.Tensor:
     """Strings and numbers, one after the other, if a condition holds; else an empty string."""
     texts = [part if isinstance(part, str) else tf.strings.as_string(part) for part in parts]
     return tf.where(condition, tf.strings.join(texts), "")

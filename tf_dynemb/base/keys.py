@@ -14,9 +14,10 @@ import tensorflow as tf
 from tf_dynemb import _compat
 from tf_dynemb.base.checks import as_tensor
 from tf_dynemb.base.fingerprint import fingerprint
+from tf_dynemb.base.hints import AnyTensor, Ids
 
 
-def keys_of(argument: str, ids, key_dtype: tf.DType, keep_strings: bool = False):
+def keys_of(argument: str, ids: Ids, key_dtype: tf.DType, keep_strings: bool = False) -> AnyTensor:
     """The int64 keys of ids, of the same structure.
 
     Args:
@@ -43,7 +44,7 @@ def keys_of(argument: str, ids, key_dtype: tf.DType, keep_strings: bool = False)
             raise TypeError(message)
         return no_keys(ids, message, keep_strings)
 
-    def flat_keys(flat):
+    def flat_keys(flat: tf.Tensor) -> tf.Tensor:
         if dtype == tf.string:
             return flat if keep_strings else fingerprint(flat)
         return tf.bitcast(flat, tf.int64) if dtype == tf.uint64 else tf.cast(flat, tf.int64)
@@ -57,7 +58,7 @@ def keys_of(argument: str, ids, key_dtype: tf.DType, keep_strings: bool = False)
     return flat_keys(ids)
 
 
-def no_keys(ids, message: str, keep_strings: bool = False) -> tf.Tensor:
+def no_keys(ids: AnyTensor, message: str, keep_strings: bool = False) -> tf.Tensor:
     """Keys of the shape of ids that fail with a message when they are computed, in a graph.
 
     For the signature that Keras makes up for a model, which must not keep others from being saved. It

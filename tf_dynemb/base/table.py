@@ -5,9 +5,13 @@ Policies, shards and views are given a tf_dynemb.Variable, which imports them; s
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import numpy as np
 import tensorflow as tf
+
+from tf_dynemb.base.hints import TensorLike
 
 
 class Table(Protocol):
@@ -26,3 +30,33 @@ class Table(Protocol):
     resource: Any
     restrict_policy: Any
     config: Any
+    checkpoint: bool
+    candidates: Any
+
+    def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
+        """See there."""
+
+    def export(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """See there."""
+
+    def lookup(self, keys: TensorLike, return_exists: bool = False, name: str | None = None) -> Any:
+        """See there."""
+
+    def metrics(self) -> Mapping[str, tf.Tensor]:
+        """See there."""
+
+    def restrict(
+        self, num_reserved: TensorLike, trigger: TensorLike | None = None, name: str | None = None
+    ) -> tf.Operation | None:
+        """See there."""
+
+    @property
+    def _declared(self) -> str: ...
+
+    def _stamp(self, step: Callable[[], tf.Tensor] | None = None) -> tf.Tensor | np.int64: ...
+
+    def _problem_of(self, keys: tf.Tensor) -> tf.Tensor | None: ...
+
+    def _checked_keys(self, keys: TensorLike) -> tf.Tensor: ...
+
+    def _exported_keys(self, keys: tf.Tensor, strings: tf.Tensor) -> tf.Tensor: ...

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import tensorflow as tf
+
 from tf_dynemb.base.checks import whole
 from tf_dynemb.lookup.lookup_bags import COMBINERS
 from tf_dynemb.table.table_config import TableConfig
@@ -39,7 +41,7 @@ class EmbeddingConfig(TableConfig):
     features: Sequence[str] = ()
     num_oov_rows: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         try:
             super().__post_init__()
             self._check()
@@ -64,8 +66,9 @@ class EmbeddingConfig(TableConfig):
                     f"num_oov_rows: got {self.num_oov_rows}, want None without max_rows, and with a "
                     "restrict_policy, an eviction or on_full='decline'"
                 )
-        if not self.value_dtype.is_floating:
-            raise TypeError(f"value_dtype: got {self.value_dtype.name}, want floats")
+        value_dtype = tf.as_dtype(self.value_dtype)
+        if not value_dtype.is_floating:
+            raise TypeError(f"value_dtype: got {value_dtype.name}, want floats")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 
+from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.collections.configs import EmbeddingBagConfig
 from tf_dynemb.collections.tables import Collection
 from tf_dynemb.jagged import KeyedJaggedTensor, KeyedTensor
@@ -56,13 +58,15 @@ class EmbeddingBagCollection(Collection):
 
     config_class = EmbeddingBagConfig
 
-    def __init__(self, tables: Sequence[EmbeddingBagConfig], weighted: bool = False, **kwargs):
+    def __init__(
+        self, tables: Sequence[EmbeddingBagConfig], weighted: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(tables, **kwargs)
         if not isinstance(weighted, bool):
             raise TypeError(f"weighted: got {weighted!r}, want True or False")
         self.weighted = weighted
 
-    def call(self, features: KeyedJaggedTensor | Mapping) -> KeyedTensor:
+    def call(self, features: KeyedJaggedTensor | Mapping[str, TensorLike]) -> KeyedTensor:
         """Looks up and pools; see the class."""
         features = self._keyed(features)
         poolings = [self._configs[number].combiner for _, number in self._outputs]
@@ -70,6 +74,6 @@ class EmbeddingBagCollection(Collection):
         dims = [self._configs[number].dim for _, number in self._outputs]
         return KeyedTensor(self._output_names(), dims, values)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         return {**super().get_config(), "weighted": self.weighted}

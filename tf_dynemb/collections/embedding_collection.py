@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.collections.configs import EmbeddingConfig
 from tf_dynemb.collections.tables import Collection
 from tf_dynemb.jagged import JaggedTensor, KeyedJaggedTensor, rows
@@ -54,15 +56,15 @@ class EmbeddingCollection(Collection):
         self,
         tables: Sequence[EmbeddingConfig],
         need_indices: bool = False,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(tables, **kwargs)
         dims = sorted({config.dim for config in self._configs})
         if len(dims) > 1:
             raise ValueError(f"tables: got dims {dims}, want one dim for all")
         self.with_indices = bool(need_indices)
 
-    def call(self, features: KeyedJaggedTensor | Mapping) -> dict[str, JaggedTensor]:
+    def call(self, features: KeyedJaggedTensor | Mapping[str, TensorLike]) -> dict[str, JaggedTensor]:
         """Looks up; see the class."""
         features = self._keyed(features)
         values = self._look_up(features, [None] * len(self._outputs))
@@ -79,6 +81,6 @@ class EmbeddingCollection(Collection):
             for name, part, ids in zip(self._output_names(), parts, of_keys, strict=True)
         }
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         return {**super().get_config(), "need_indices": self.with_indices}

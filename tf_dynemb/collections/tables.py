@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.collections.configs import EmbeddingConfig
 from tf_dynemb.jagged import KeyedJaggedTensor
 from tf_dynemb.keras.layers.table_layer import TableLayer
@@ -26,7 +28,7 @@ class CollectionTable(TableLayer):
         shared: the layer of the rows that ids share, if there are num_oov_rows.
     """
 
-    def __init__(self, config: EmbeddingConfig):
+    def __init__(self, config: EmbeddingConfig) -> None:
         super().__init__(name=config.name, trainable=config.trainable, autocast=False)
         self.config = config
         self.shared = None
@@ -53,7 +55,7 @@ class Collection(keras.layers.Layer):
 
     config_class: type[EmbeddingConfig]
 
-    def __init__(self, tables: Sequence[EmbeddingConfig], **kwargs):
+    def __init__(self, tables: Sequence[EmbeddingConfig], **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
         if not isinstance(tables, (list, tuple)):
             raise TypeError(
@@ -75,7 +77,7 @@ class Collection(keras.layers.Layer):
         layers = self._table_layers()
         # The shared rows come after all others, so that a table's number is that of its config.
         layers += [layer.shared for layer in layers if layer.shared is not None]
-        self._overflow = [None] * len(layers)
+        self._overflow: list[tuple[int, int, int] | None] = [None] * len(layers)
         shared = len(self._configs)
         for number, config in enumerate(self._configs):
             if config.num_oov_rows is not None:
@@ -112,7 +114,7 @@ class Collection(keras.layers.Layer):
             for feature, number in self._outputs
         ]
 
-    def _keyed(self, features) -> KeyedJaggedTensor:
+    def _keyed(self, features: KeyedJaggedTensor | Mapping[str, TensorLike]) -> KeyedJaggedTensor:
         """Features as a KeyedJaggedTensor; those of a dict that no table names may be of any kind."""
         if isinstance(features, (Mapping, KeyedJaggedTensor)):
             keys = list(features.keys())
@@ -134,7 +136,9 @@ class Collection(keras.layers.Layer):
             )
         return features
 
-    def _look_up(self, features: KeyedJaggedTensor, poolings: list, weighted=False) -> tf.Tensor:
+    def _look_up(
+        self, features: KeyedJaggedTensor, poolings: list[Any], weighted: bool = False
+    ) -> tf.Tensor:
         """What lookup_bags gives for all outputs."""
         if not self._configs:
             raise ValueError(f"{self.name}: got no tables to look up in")
@@ -160,21 +164,21 @@ class Collection(keras.layers.Layer):
             overflow=self._overflow,
         )
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         config = super().get_config()
         config["tables"] = [table.get_config() for table in self._configs]
         return config
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Collection:
         """The inverse of get_config."""
         config = dict(config)
         config["tables"] = [cls.config_class.from_config(table) for table in config["tables"]]
         return cls(**config)
 
 
-def _inverse_in_order(features: KeyedJaggedTensor, keys: list[str]):
+def _inverse_in_order(features: KeyedJaggedTensor, keys: list[str]) -> tf.Tensor | None:
     """Inverse indices (F, B) in the order of the features, or None."""
     indices = features.inverse_indices_or_none()
     if indices is None:

@@ -10,9 +10,13 @@ as in an EmbeddingBagCollection; its columns go back into the structure of the c
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
+
+from tf_dynemb.base.hints import Ids
 
 try:
     from keras_rs.layers import FeatureConfig, TableConfig
@@ -44,10 +48,10 @@ class _Features:
     """
 
     structure: object
-    by_path: dict
+    by_path: dict[str, Any]
 
     @classmethod
-    def of(cls, structure) -> _Features:
+    def of(cls, structure: Any) -> _Features:
         by_path = {}
         for path, config in keras.tree.flatten_with_path(structure):
             path = ".".join(map(str, path)) or getattr(config, "name", "")
@@ -63,7 +67,7 @@ class _Features:
             raise ValueError("feature_configs: got no feature, want at least one")
         return cls(structure, by_path)
 
-    def flat(self, nested, argument: str) -> list:
+    def flat(self, nested: Any, argument: str) -> list[Any]:
         """What is nested like the configs, in their order.
 
         Raises:
@@ -77,7 +81,7 @@ class _Features:
             ) from error
         return keras.tree.flatten(nested)
 
-    def nested(self, flat: list):
+    def nested(self, flat: list[Any]) -> Any:
         """The inverse of flat."""
         return keras.tree.pack_sequence_as(self.structure, flat)
 
@@ -132,8 +136,14 @@ class DistributedEmbedding(Collection):
     config_class = EmbeddingBagConfig
 
     def __init__(
-        self, feature_configs, *, table_stacking="auto", update_stats=False, devices=None, **kwargs
-    ):
+        self,
+        feature_configs: Any,
+        *,
+        table_stacking: str | Sequence[str] | Sequence[Sequence[str]] = "auto",
+        update_stats: bool = False,
+        devices: Sequence[str] | str | None = None,
+        **kwargs: Any,
+    ) -> None:
         owner = "keras_rs.DistributedEmbedding"
         unsupported(
             owner,
@@ -146,7 +156,8 @@ class DistributedEmbedding(Collection):
         instead = "all tables are looked up in one op"
         without_effect(owner, instead, table_stacking=(table_stacking, "auto"))
         features = _Features.of(feature_configs)
-        paths_of, named = {}, {}  # of each TableConfig object; the optimizers given as names
+        paths_of: dict[int, tuple[Any, list[str]]] = {}  # of each TableConfig object
+        named: dict[str, keras.optimizers.Optimizer] = {}  # those given as names
         for path, feature in features.by_path.items():
             paths_of.setdefault(id(feature.table), (feature.table, []))[1].append(path)
         configs = [_config(table, paths, named, devices) for table, paths in paths_of.values()]
@@ -154,7 +165,7 @@ class DistributedEmbedding(Collection):
         self.table_stacking = table_stacking
         self._features = features
 
-    def preprocess(self, inputs, weights=None, training: bool = False) -> dict:
+    def preprocess(self, inputs: Any, weights: Any = None, training: bool = False) -> dict[str, Any]:
         """Inputs and weights in one, which call takes as `inputs`; as in keras_rs, optional.
 
         Args:
@@ -169,7 +180,7 @@ class DistributedEmbedding(Collection):
         parts = {"inputs": inputs} if weights is None else {"inputs": inputs, "weights": weights}
         return {_PREPROCESSED: {name: self._features.flat(part, name) for name, part in parts.items()}}
 
-    def call(self, inputs, weights=None):
+    def call(self, inputs: Any, weights: Any = None) -> Any:
         """Looks up and combines; see the class."""
         inputs, weights = self._unpacked(inputs, weights)
         features, configs = self._features, self._features.by_path
@@ -177,8 +188,8 @@ class DistributedEmbedding(Collection):
         given = [None] * len(ids) if weights is None else features.flat(weights, "weights")
         combiners = {path: config.table.combiner for path, config in configs.items()}
         jagged = {
-            path: _jagged(path, *each, combiner)
-            for (path, combiner), *each in zip(combiners.items(), ids, given, strict=True)
+            path: _jagged(path, of_ids, of_weights, combiner)
+            for (path, combiner), of_ids, of_weights in zip(combiners.items(), ids, given, strict=True)
         }
         if weights is not None or "sqrtn" in combiners.values():
             jagged = {path: _weighted(jt, combiners[path]) for path, jt in jagged.items()}
@@ -190,7 +201,7 @@ class DistributedEmbedding(Collection):
         parts = dict(zip([path for path, _ in self._outputs], tf.split(columns, dims, 1), strict=True))
         return features.nested([parts[path] for path in configs])
 
-    def compute_output_spec(self, inputs, weights=None, training=None):
+    def compute_output_spec(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """What call returns for symbolic inputs."""
         inputs, _ = self._unpacked(inputs, weights)
         batches = [ids.shape[0] for ids in self._features.flat(inputs, "inputs")]
@@ -201,7 +212,7 @@ class DistributedEmbedding(Collection):
             ]
         )
 
-    def _unpacked(self, inputs, weights) -> tuple:
+    def _unpacked(self, inputs: Any, weights: Any) -> tuple[Any, Any]:
         """Inputs and weights of a call, whose inputs may be what preprocess returned."""
         if not isinstance(inputs, dict) or _PREPROCESSED not in inputs:
             return inputs, weights
@@ -219,7 +230,7 @@ class DistributedEmbedding(Collection):
             for name, table in self.tables.items()
         }
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs: tables, and features that name theirs by its place."""
         tables = {id(f.table): f.table for f in self._features.by_path.values()}
         places = list(tables)
@@ -237,7 +248,7 @@ class DistributedEmbedding(Collection):
         return config
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> DistributedEmbedding:
         """The inverse of get_config."""
         config = dict(config)
         tables = [TableConfig.from_config(table) for table in config.pop("tables")]
@@ -251,7 +262,9 @@ class DistributedEmbedding(Collection):
         return cls(**config)
 
 
-def _config(table, paths: list[str], named: dict, devices) -> EmbeddingBagConfig:
+def _config(
+    table: Any, paths: list[str], named: dict[str, Any], devices: Sequence[str] | str | None
+) -> EmbeddingBagConfig:
     """The config of a table that features at these paths look up.
 
     Args:
@@ -283,7 +296,7 @@ def _config(table, paths: list[str], named: dict, devices) -> EmbeddingBagConfig
     )
 
 
-def _jagged(path: str, ids, weights, combiner: str) -> JaggedTensor:
+def _jagged(path: str, ids: Ids, weights: Ids | None, combiner: str) -> JaggedTensor:
     """The bags of a feature, one for each example."""
     if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
         ids = tf.convert_to_tensor(ids)

@@ -11,7 +11,13 @@ _warned: set[tuple[str, str]] = set()
 
 
 def unsupported(
-    owner: str, argument: str, got, default=None, *, instead: str, changes_results: bool
+    owner: str,
+    argument: str,
+    got: object,
+    default: object = None,
+    *,
+    instead: str,
+    changes_results: bool,
 ) -> None:
     """Deals with an option that is not supported, unless it has its default.
 
@@ -48,7 +54,7 @@ def forget_warnings() -> None:
     _warned.clear()
 
 
-def without_effect(owner: str, instead: str, **options) -> None:
+def without_effect(owner: str, instead: str, **options: tuple[object, object]) -> None:
     """Warns once about each option that is given, of which only speed or place depend.
 
     Args:
@@ -65,6 +71,6 @@ class Unsupported:
 
     _instead = ""
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: object, **kwargs: object) -> None:
         del args, kwargs
         raise ValueError(f"{type(self).__name__} is not supported; {self._instead}")

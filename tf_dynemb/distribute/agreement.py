@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +23,7 @@ from tf_dynemb.distribute.shares import size_of_batch
 _AHEAD = 8
 
 
-def batches_in_step(data: Batches, processes: Processes) -> Iterator:
+def batches_in_step(data: Batches, processes: Processes) -> Iterator[Any]:
     """The batches of the next epoch, each of which all processes have.
 
     Args:
@@ -52,7 +53,7 @@ def batches_in_step(data: Batches, processes: Processes) -> Iterator:
 
 
 @tf.function(reduce_retracing=True, autograph=False)
-def describe(batch) -> tf.Tensor:
+def describe(batch: Any) -> tf.Tensor:
     """The number of examples of a batch, and a fingerprint of types, shapes and contents; int64 (2,)."""
     with tf.device("CPU:0"):
         size = size_of_batch(batch)
@@ -73,7 +74,7 @@ def _check_same(facts: np.ndarray, step: int) -> None:
     """Raises an error unless all processes have (has a batch, its size, its fingerprint) alike."""
     if (facts == facts[0]).all():
         return
-    having = {}
+    having: dict[tuple[int, ...], list[str]] = {}
     for process, fact in enumerate(facts.tolist()):
         having.setdefault(tuple(fact), []).append(str(process))
     got = "; ".join(

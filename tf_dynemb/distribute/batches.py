@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
 import numpy as np
@@ -27,12 +29,12 @@ class Batches:
         element_spec: the type of a batch.
     """
 
-    def __init__(self, dataset, steps: int | None = None):
+    def __init__(self, dataset: tf.data.Dataset, steps: int | None = None) -> None:
         self.is_global = isinstance(dataset, tf.data.Dataset)
         self._dataset = dataset.prefetch(tf.data.AUTOTUNE) if self.is_global else dataset
         self.element_spec = dataset.element_spec
         self._steps = steps
-        self._iterator = None
+        self._iterator: Iterator[Any] | None = None
 
     def number(self) -> int | None:
         """Batches of an epoch, None where only the end shows it."""
@@ -42,7 +44,7 @@ class Batches:
         number = int(cardinality() if callable(cardinality) else cardinality)
         return number if number >= 0 else None
 
-    def epoch(self):
+    def epoch(self) -> Iterator[Any]:
         """The batches of the next epoch."""
         if self._steps is None:
             yield from self._dataset
@@ -66,12 +68,12 @@ class Batches:
 
 
 def batches_of(
-    x,
-    y=None,
-    sample_weight=None,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
     batch_size: int | None = None,
     steps: int | None = None,
-    class_weight: dict | None = None,
+    class_weight: dict[int, float] | None = None,
     shuffle_seed: int | None = None,
 ) -> Batches:
     """Batches of what fit, evaluate and predict take.
@@ -111,7 +113,7 @@ def batches_of(
     return Batches(dataset, steps)
 
 
-def split_arrays(arrays: tuple, validation_split: float) -> tuple:
+def split_arrays(arrays: tuple[Any, ...], validation_split: float) -> tuple[Any, ...]:
     """Arrays (x, y, sample_weight) without their last examples, and these, as Keras splits them.
 
     Raises:
@@ -138,19 +140,21 @@ def split_arrays(arrays: tuple, validation_split: float) -> tuple:
     )
 
 
-def _is_no_array(x) -> bool:
+def _is_no_array(x: Any) -> bool:
     kinds = (tf.data.Dataset, tf.distribute.DistributedDataset, keras.utils.PyDataset)
     return isinstance(x, kinds) or callable(x) or hasattr(x, "__next__")
 
 
-def _size_of_arrays(arrays: tuple) -> int:
+def _size_of_arrays(arrays: tuple[Any, ...]) -> int:
     sizes = [int(size_of(leaf)) for leaf in tf.nest.flatten(arrays) if leaf is not None]
     if len(set(sizes)) != 1:
         raise ValueError(f"x, y, sample_weight: got {sizes} examples, want as many in each")
     return sizes[0]
 
 
-def _dataset_of_arrays(arrays: tuple, batch_size: int, shuffle_seed: int | None) -> tf.data.Dataset:
+def _dataset_of_arrays(
+    arrays: tuple[Any, ...], batch_size: int, shuffle_seed: int | None
+) -> tf.data.Dataset:
     while arrays[-1] is None and len(arrays) > 1:
         arrays = arrays[:-1]
     arrays = _as_tensors(arrays)
@@ -159,13 +163,13 @@ def _dataset_of_arrays(arrays: tuple, batch_size: int, shuffle_seed: int | None)
     if shuffle_seed is not None and size:
         numbers = numbers.shuffle(size, seed=shuffle_seed)
 
-    def examples(numbers):
+    def examples(numbers: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda value: take(value, numbers), arrays)
 
     return numbers.batch(batch_size).map(examples, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def _as_tensors(value):
+def _as_tensors(value: Any) -> Any:
     """Arrays as tensors, and lists of arrays as tuples, for tf.data would stack lists."""
     if isinstance(value, dict):
         return {key: _as_tensors(one) for key, one in value.items()}
@@ -182,12 +186,12 @@ def _as_tensors(value):
     return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor
 
 
-def _with_class_weight(class_weight: dict):
+def _with_class_weight(class_weight: dict[int, float]) -> Callable[..., tuple[Any, Any, tf.Tensor]]:
     """A function that adds the weights of integer or one-hot targets to batches."""
     numbers = range(max(int(c) for c in class_weight) + 1)
     weights = tf.constant([float(class_weight.get(c, 1.0)) for c in numbers], keras.config.floatx())
 
-    def add(*batch):
+    def add(*batch: Any) -> tuple[Any, Any, tf.Tensor]:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         if sample_weight is not None:
             raise ValueError("class_weight and sample_weight: got both, want one of them")

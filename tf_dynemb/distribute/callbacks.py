@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import shutil
+from typing import Any
 
 import keras
 
@@ -16,7 +17,7 @@ C = keras.callbacks
 _WRITERS = (C.CSVLogger, C.RemoteMonitor, C.TensorBoard, TableMetrics)
 
 
-def of_process(callbacks, is_chief: bool, folder: str) -> list:
+def of_process(callbacks: Any, is_chief: bool, folder: str) -> list[keras.callbacks.Callback]:
     """The callbacks of a process.
 
     Saving a model needs all processes: what is kept is what the chief writes. So the others save into a
@@ -37,7 +38,7 @@ def of_process(callbacks, is_chief: bool, folder: str) -> list:
     ]
 
 
-def _following(callback, folder: str):
+def _following(callback: keras.callbacks.Callback, folder: str) -> keras.callbacks.Callback:
     if isinstance(callback, C.ModelCheckpoint):
         follower = copy.copy(callback)
         follower.filepath = os.path.join(folder, os.path.basename(callback.filepath))
@@ -55,7 +56,7 @@ def _following(callback, folder: str):
     return callback
 
 
-def may_stop_within_epoch(callbacks: list) -> bool:
+def may_stop_within_epoch(callbacks: list[keras.callbacks.Callback]) -> bool:
     """Whether a callback that is not known might end the training in the middle of an epoch.
 
     Those of Keras that do go by the logs, which are the same in all processes.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Collection
+from typing import Any
 
 import keras
 import numpy as np
@@ -11,29 +13,29 @@ import tensorflow as tf
 from tf_dynemb import _compat
 from tf_dynemb.distribute import callbacks as callbacks_of
 from tf_dynemb.distribute.agreement import batches_in_step
-from tf_dynemb.distribute.batches import batches_of, split_arrays
+from tf_dynemb.distribute.batches import Batches, batches_of, split_arrays
 from tf_dynemb.distribute.processes import Processes
-from tf_dynemb.distribute.steps import steps_of
+from tf_dynemb.distribute.steps import Steps, steps_of
 
 
 def fit(
     model: keras.Model,
-    x,
-    y=None,
+    x: Any,
+    y: Any = None,
     batch_size: int | None = None,
     epochs: int = 1,
-    verbose="auto",
-    callbacks=None,
+    verbose: int | str = "auto",
+    callbacks: Any = None,
     validation_split: float = 0.0,
-    validation_data=None,
+    validation_data: Any = None,
     shuffle: bool = True,
-    class_weight: dict | None = None,
-    sample_weight=None,
+    class_weight: dict[int, float] | None = None,
+    sample_weight: Any = None,
     initial_epoch: int = 0,
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     validation_batch_size: int | None = None,
-    validation_freq=1,
+    validation_freq: int | Collection[int] = 1,
 ) -> keras.callbacks.History:
     """Trains a model as model.fit does, under the strategy in whose scope it was made.
 
@@ -151,15 +153,15 @@ def fit(
 
 def evaluate(
     model: keras.Model,
-    x,
-    y=None,
+    x: Any,
+    y: Any = None,
     batch_size: int | None = None,
-    verbose="auto",
-    sample_weight=None,
+    verbose: int | str = "auto",
+    sample_weight: Any = None,
     steps: int | None = None,
-    callbacks=None,
+    callbacks: Any = None,
     return_dict: bool = False,
-):
+) -> Any:
     """The loss and the metrics of a model as model.evaluate computes them, under its strategy.
 
     They are those of the examples of all replicas, exactly, and the same in all processes. No row is
@@ -211,12 +213,12 @@ def evaluate(
 
 def predict(
     model: keras.Model,
-    x,
+    x: Any,
     batch_size: int | None = None,
-    verbose="auto",
+    verbose: int | str = "auto",
     steps: int | None = None,
-    callbacks=None,
-):
+    callbacks: Any = None,
+) -> Any:
     """What a model gives for all examples, in their order, under its strategy.
 
     Args:
@@ -261,7 +263,7 @@ def predict(
     return keras.tree.map_structure(_concatenated, *outputs)
 
 
-def _check_compiled(model, what: str) -> None:
+def _check_compiled(model: keras.Model, what: str) -> None:
     if not model.compiled:
         raise ValueError(f"model: got one that is not compiled; call model.compile() before {what}")
     if model.steps_per_execution != 1:
@@ -273,19 +275,24 @@ def _check_compiled(model, what: str) -> None:
         )
 
 
-def _validation(data, batch_size, steps):
+def _validation(data: Any, batch_size: int | None, steps: int | None) -> Batches:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     is_dataset = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset))
     return batches_of(x, y, sample_weight, None if is_dataset else batch_size, steps)
 
 
-def _validates(epoch: int, validation_freq) -> bool:
+def _validates(epoch: int, validation_freq: int | Collection[int]) -> bool:
     if isinstance(validation_freq, int):
         return (epoch + 1) % validation_freq == 0
     return epoch + 1 in validation_freq
 
 
-def _initial_epoch(model, callbacks: list, initial_epoch: int, processes: Processes) -> int:
+def _initial_epoch(
+    model: keras.Model,
+    callbacks: list[keras.callbacks.Callback],
+    initial_epoch: int,
+    processes: Processes,
+) -> int:
     """The first epoch, which BackupAndRestore may have found in a file."""
     if not any(isinstance(one, keras.callbacks.BackupAndRestore) for one in callbacks):
         return initial_epoch
@@ -298,7 +305,9 @@ def _initial_epoch(model, callbacks: list, initial_epoch: int, processes: Proces
     return restored or initial_epoch
 
 
-def _callback_list(model, functions, data, callbacks, verbose):
+def _callback_list(
+    model: keras.Model, functions: Steps, data: Batches, callbacks: Any, verbose: int | str
+) -> keras.callbacks.CallbackList:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
     return keras.callbacks.CallbackList(
@@ -311,7 +320,7 @@ def _callback_list(model, functions, data, callbacks, verbose):
     )
 
 
-def _evaluate(model, functions, data, callbacks) -> dict:
+def _evaluate(model: keras.Model, functions: Steps, data: Batches, callbacks: Any) -> dict[str, Any]:
     test = functions.function("test", data)
     callbacks.on_test_begin()
     functions.reset_metrics()
@@ -325,12 +334,12 @@ def _evaluate(model, functions, data, callbacks) -> dict:
     return logs
 
 
-def _as_number(value):
+def _as_number(value: Any) -> Any:
     value = np.asarray(value)
     return value.item() if value.ndim == 0 else value
 
 
-def _concatenated(*parts):
+def _concatenated(*parts: Any) -> Any:
     if isinstance(parts[0], tf.SparseTensor):
         return tf.sparse.concat(0, list(parts), expand_nonconcat_dims=True)
     if isinstance(parts[0], tf.RaggedTensor):

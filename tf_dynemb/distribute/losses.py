@@ -10,6 +10,8 @@ losses, whose gradient every replica has in full, must count for 1 / N in each.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -20,7 +22,7 @@ _REMEDY = (
 )
 
 
-def check_model(model, replicas: int) -> None:
+def check_model(model: keras.Model, replicas: int) -> None:
     """Refuses what would not be the same over several replicas as with one.
 
     Raises:
@@ -51,15 +53,15 @@ def check_model(model, replicas: int) -> None:
             )
 
 
-def is_overridden(model, name: str) -> bool:
+def is_overridden(model: keras.Model, name: str) -> bool:
     """Whether the class of a model has its own method of a name of keras.Model."""
     return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
-def _layers_in(thing, seen: set):
+def _layers_in(thing: object, seen: set[int]) -> Iterator[keras.Layer]:
     """The layers that a layer or model has as attributes, in lists and dicts too, and theirs."""
     if isinstance(thing, dict):
-        inner = list(thing.values())
+        inner: Sequence[object] = list(thing.values())
     elif isinstance(thing, (list, tuple)):
         inner = thing
     elif isinstance(thing, keras.layers.Layer) and id(thing) not in seen:
@@ -72,7 +74,15 @@ def _layers_in(thing, seen: set):
         yield from _layers_in(one, seen)
 
 
-def compute_loss(model, x, y, y_pred, sample_weight, training: bool, replicas: int = 1) -> tuple:
+def compute_loss(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    training: bool,
+    replicas: int = 1,
+) -> tuple[tf.Tensor, ...]:
     """The loss of a batch.
 
     Args:
@@ -113,7 +123,7 @@ def compute_loss(model, x, y, y_pred, sample_weight, training: bool, replicas: i
     return loss, loss - others
 
 
-def _is_sum(model, y, y_pred) -> bool:
+def _is_sum(model: keras.Model, y: Any, y_pred: Any) -> bool:
     """Whether Keras leaves the loss as it is, instead of dividing it by the number of replicas."""
     outputs = len(keras.tree.flatten(y_pred))
     losses = [loss for loss in keras.tree.flatten(model.loss) if loss is not None]
@@ -130,14 +140,14 @@ def _is_sum(model, y, y_pred) -> bool:
     return True
 
 
-def _is_of_keras(loss) -> bool:
+def _is_of_keras(loss: object) -> bool:
     loss_class = loss if inspect.isroutine(loss) else type(loss)
     if loss_class.__name__ == "LossFunctionWrapper":
         return False
     return loss_class.__module__.partition(".")[0] == "keras"
 
 
-def _pairs(model, losses: list, y, y_pred):
+def _pairs(model: keras.Model, losses: list[Any], y: Any, y_pred: Any) -> Iterator[tuple[Any, Any, Any]]:
     """Losses that are not Keras' own, each with its targets and outputs."""
     own = [not isinstance(loss, str) and not _is_of_keras(loss) for loss in losses]
     if not any(own):
@@ -160,7 +170,7 @@ def _pairs(model, losses: list, y, y_pred):
             yield losses[i], targets[j], outputs[j]
 
 
-def _check_per_example(loss, targets, predictions) -> None:
+def _check_per_example(loss: Any, targets: Any, predictions: Any) -> None:
     """Refuses a loss that is one number for the batch: Keras takes it as it is, a mean or a sum."""
     if isinstance(loss, keras.losses.Loss):
         values = loss.call(tf.cast(targets, loss.dtype), tf.cast(predictions, loss.dtype))

@@ -5,6 +5,8 @@ Only layers are told of masks, and attach them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -14,11 +16,11 @@ from tf_dynemb.distribute.shares import Share
 class MaskOf(keras.layers.Layer):
     """Returns the mask that Keras has attached to a tensor, or None."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(dtype="float32", autocast=False)
         self.supports_masking = True
 
-    def call(self, inputs, mask=None):
+    def call(self, inputs: Any, mask: Any = None) -> tuple[Any, Any]:
         """The mask, in a tuple: there may be none."""
         return inputs, mask
 
@@ -26,21 +28,21 @@ class MaskOf(keras.layers.Layer):
 class WithMask(keras.layers.Layer):
     """Attaches a mask to a tensor."""
 
-    def __init__(self, mask):
+    def __init__(self, mask: Any) -> None:
         super().__init__(dtype="float32", autocast=False)
         self.supports_masking = True
         self._given = mask
 
-    def call(self, inputs):
+    def call(self, inputs: Any) -> Any:
         """The tensor, another object."""
         return tf.identity(inputs)
 
-    def compute_mask(self, inputs, previous_mask):
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
         """What Keras attaches."""
         return self._given
 
 
-def whole_with_masks(share: Share, y_pred):
+def whole_with_masks(share: Share, y_pred: Any) -> Any:
     """Outputs of all replicas, with the masks that Keras has attached to them."""
     flat = keras.tree.flatten(y_pred)
     wholes = keras.tree.flatten(share.whole(y_pred))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
@@ -14,7 +17,7 @@ class Processes:
         is_chief: whether this is the one with the first replica.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy):
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = strategy
         self._replicas = strategy.num_replicas_in_sync
         self._local = 1 if self._replicas == 1 else len(strategy.extended.worker_devices)
@@ -27,12 +30,12 @@ class Processes:
 
         self._gather = tf.function(self._gather_over_replicas)
 
-    def gather(self, numbers) -> np.ndarray:
+    def gather(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         """What each process has, int64 (processes, n), of n numbers. All must call it."""
-        numbers = tf.convert_to_tensor(numbers, tf.int64)  # a tensor, so that it is traced once
+        tensor = tf.convert_to_tensor(numbers, tf.int64)  # so that it is traced once
         if self.number == 1:
-            return numbers.numpy()[None]
-        gathered = self._gather(numbers)
+            return tensor.numpy()[None]
+        gathered = self._gather(tensor)
         return self._strategy.experimental_local_results(gathered)[0].numpy()[:: self._local]
 
     def any(self, flag: bool) -> bool:
@@ -43,8 +46,8 @@ class Processes:
         """The chief's number. All must call it."""
         return int(self.gather([number])[0, 0])
 
-    def _gather_over_replicas(self, numbers: tf.Tensor):
-        def in_replica(numbers):
+    def _gather_over_replicas(self, numbers: tf.Tensor) -> Any:
+        def in_replica(numbers: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()
             # A tensor that the replica has made: an argument is on no device.
             mine = tf.one_hot(context.replica_id_in_sync_group, self._replicas, dtype=tf.int64)

@@ -8,6 +8,9 @@ all know, gives the whole in the order of the examples.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -25,7 +28,7 @@ _REMEDY = (
 )
 
 
-def size_of(value) -> tf.Tensor:
+def size_of(value: Any) -> tf.Tensor:
     """The number of examples of a tensor, ragged or sparse tensor, or jagged tensor; int64."""
     if isinstance(value, KeyedJaggedTensor):
         if value.variable_stride_per_key():
@@ -51,7 +54,7 @@ def size_of(value) -> tf.Tensor:
     return tf.shape(value, out_type=tf.int64)[0]
 
 
-def size_of_batch(batch) -> tf.Tensor:
+def size_of_batch(batch: Any) -> tf.Tensor:
     """The number of examples of a structure of what size_of takes."""
     leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     if not leaves:
@@ -59,7 +62,7 @@ def size_of_batch(batch) -> tf.Tensor:
     return size_of(leaves[0])
 
 
-def _assert_alike(names: list, examples: tf.Tensor):
+def _assert_alike(names: list[str], examples: tf.Tensor) -> tf.Operation | None:
     """Fails unless leaves have as many examples; of each replica (1 or all of them, leaves)."""
     alike = tf.reduce_all(examples == examples[:, :1])
     got, want = "batch: got examples", f"in {', '.join(names)}; want as many in each; {_REMEDY}"
@@ -69,7 +72,9 @@ def _assert_alike(names: list, examples: tf.Tensor):
     return tf.debugging.Assert(alike, [got, examples, want], summarize=-1)
 
 
-def _assert_rows(name: str, right: tf.Tensor, rows: tf.Tensor, examples: tf.Tensor):
+def _assert_rows(
+    name: str, right: tf.Tensor, rows: tf.Tensor, examples: tf.Tensor
+) -> tf.Operation | None:
     """Fails unless all replicas have as many rows as examples; says what this one has."""
     return tf.debugging.Assert(
         right,
@@ -83,10 +88,10 @@ def _assert_rows(name: str, right: tf.Tensor, rows: tf.Tensor, examples: tf.Tens
     )
 
 
-def _named(name: str, value) -> list:
+def _named(name: str, value: Any) -> list[tuple[str, tf.Tensor]]:
     """Names and values of the leaves of a structure."""
     if isinstance(value, dict):
-        inner = sorted(value.items())
+        inner: Iterable[tuple[object, Any]] = sorted(value.items())
     elif isinstance(value, (list, tuple)):
         inner = enumerate(value)
     else:
@@ -94,7 +99,7 @@ def _named(name: str, value) -> list:
     return [pair for key, one in inner for pair in _named(f"{name}/{key}", one)]
 
 
-def take(value, examples: tf.Tensor):
+def take(value: Any, examples: tf.Tensor) -> Any:
     """The examples of these numbers, int64 (m,), of a value of the same class with m examples."""
     if value is None:
         return None
@@ -122,7 +127,7 @@ def take(value, examples: tf.Tensor):
     return tf.gather(value, examples)
 
 
-def _take_rows(jagged, numbers: tf.Tensor) -> tuple:
+def _take_rows(jagged: Any, numbers: tf.Tensor) -> tuple[Any, ...]:
     """Lengths, values and weights of rows of a jagged value."""
     lengths = jagged.lengths()
     rows = tf.RaggedTensor.from_row_lengths(tf.range(tf.reduce_sum(lengths)), lengths)
@@ -147,7 +152,7 @@ class Share:
         is_first: whether the replica is the first of its process.
     """
 
-    def __init__(self, batch, is_global: bool):
+    def __init__(self, batch: Any, is_global: bool) -> None:
         self._context = context = tf.distribute.get_replica_context()
         self.replicas = context.num_replicas_in_sync
         self._replica = replica = tf.get_static_value(context.replica_id_in_sync_group)
@@ -181,7 +186,7 @@ class Share:
         else:
             self.batch, self.part = None, batch
 
-    def whole(self, parts):
+    def whole(self, parts: Any) -> Any:
         """What all replicas have, one after the other, of a structure of tensors (examples, ...).
 
         The gradient of the whole is that of the replica's own part.
@@ -198,14 +203,19 @@ class Share:
         dense = [leaf for _, leaf in flat if isinstance(leaf, tf.Tensor)]
         names = [name for name, leaf in flat if isinstance(leaf, tf.Tensor)]
         places = [(self._begin, self._own, self.size)] * len(dense)
-        dense = iter(self._joined(dense, places, names))
+        joined = iter(self._joined(dense, places, names))
         wholes = [
-            next(dense) if isinstance(leaf, tf.Tensor) else self._whole_composite(leaf, name)
+            next(joined) if isinstance(leaf, tf.Tensor) else self._whole_composite(leaf, name)
             for name, leaf in flat
         ]
         return keras.tree.pack_sequence_as(parts, wholes)
 
-    def _joined(self, parts: list, places: list, names: list) -> list:
+    def _joined(
+        self,
+        parts: list[tf.Tensor],
+        places: list[tuple[tf.Tensor, tf.Tensor, tf.Tensor]],
+        names: list[str],
+    ) -> list[tf.Tensor]:
         """Tensors of `size` rows, of which this replica has `own` ones from `begin` on."""
         placed = []
         for part, (begin, own, size) in zip(parts, places, strict=True):
@@ -224,7 +234,9 @@ class Share:
             inner = tf.shape(part, out_type=tf.int64)[1:]
             rows = tf.shape(wire_part, out_type=tf.int64)[0]
 
-            def filled(rows, value, inner=inner, wire=wire):
+            def filled(
+                rows: tf.Tensor, value: Any, inner: tf.Tensor = inner, wire: tf.DType = wire
+            ) -> tf.Tensor:
                 return tf.fill(tf.concat([[rows], inner], 0), tf.cast(value, wire))
 
             # One row more, in which all learn whether one has other rows than it should. Collectives
@@ -242,9 +254,9 @@ class Share:
             wholes.append(tf.ensure_shape(whole, [None, *part.shape[1:]]))
         return wholes
 
-    def _summed(self, tensors: list) -> list:
+    def _summed(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Sums over the replicas; those of a dtype together, for a collective takes only one."""
-        sums = {}
+        sums: dict[int, tf.Tensor] = {}
         for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
             numbers = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
             group = [tensors[i] for i in numbers]
@@ -252,7 +264,7 @@ class Share:
             sums.update(zip(numbers, group, strict=True))
         return [sums[i] for i in range(len(tensors))]
 
-    def _joined_of_any_size(self, parts: list, name: str) -> list:
+    def _joined_of_any_size(self, parts: list[tf.Tensor], name: str) -> list[tf.Tensor]:
         """Tensors, one replica's rows after the other's."""
         numbers = tf.stack([tf.shape(part, out_type=tf.int64)[0] for part in parts])
         mine = tf.one_hot(self._replica, self.replicas, dtype=tf.int64)[:, None] * numbers
@@ -261,7 +273,7 @@ class Share:
         places = zip(*map(tf.unstack, (begins, numbers, sizes)), strict=True)
         return self._joined(parts, list(places), [name] * len(parts))
 
-    def _whole_composite(self, part, name: str):
+    def _whole_composite(self, part: Any, name: str) -> Any:
         if part is None:
             return None
         if isinstance(part, tf.RaggedTensor):

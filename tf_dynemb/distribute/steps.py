@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 import warnings
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tf_dynemb.distribute.batches import Batches
 from tf_dynemb.distribute.losses import check_model, compute_loss, is_overridden
 from tf_dynemb.distribute.masks import whole_with_masks
 from tf_dynemb.distribute.processes import Processes
@@ -21,10 +24,10 @@ _OTHER_STRATEGIES = (
     tf.distribute.experimental.CentralStorageStrategy,
     tf.distribute.TPUStrategy,
 )
-_KNOWN: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_KNOWN: weakref.WeakKeyDictionary[keras.Model, Steps] = weakref.WeakKeyDictionary()
 
 
-def steps_of(model) -> Steps:
+def steps_of(model: keras.Model) -> Steps:
     """The steps of a model, traced once until it is compiled anew."""
     steps = _KNOWN.get(model)
     if steps is None or not steps.is_of(model):
@@ -35,8 +38,8 @@ def steps_of(model) -> Steps:
 class Steps:
     """The steps of a model as it is compiled."""
 
-    def __init__(self, model):
-        self._model = weakref.ref(model)
+    def __init__(self, model: keras.Model) -> None:
+        self._model: Callable[[], keras.Model] = weakref.ref(model)
         self._compiled = _compiled(model)
         self.strategy = model.distribute_strategy
         if isinstance(self.strategy, _OTHER_STRATEGIES):
@@ -46,17 +49,17 @@ class Steps:
                 "parameter servers train in a loop of your own, as the page 'Parameter servers' does"
             )
         self.processes = Processes(self.strategy)
-        self._functions = {}
-        self._built = set()
+        self._functions: dict[object, Any] = {}
+        self._built: set[object] = set()
 
-    def is_of(self, model) -> bool:
+    def is_of(self, model: keras.Model) -> bool:
         """Whether the model has not been compiled since."""
         compiled = _compiled(model)
         return len(compiled) == len(self._compiled) and all(
             old is new for old, new in zip(self._compiled, compiled, strict=True)
         )
 
-    def function(self, kind: str, data):
+    def function(self, kind: str, data: Batches) -> Callable[..., Any]:
         """The function of a batch of such data that does one step.
 
         Args:
@@ -87,17 +90,17 @@ class Steps:
             return
         if "reset" not in self._functions:
 
-            def reset():
+            def reset() -> None:
                 self.strategy.run(self._model().reset_metrics)
 
             self._functions["reset"] = tf.function(tf.autograph.experimental.do_not_convert(reset))
         self._functions["reset"]()
 
-    def _over_replicas(self, step, is_global: bool):
-        def run(batch):
+    def _over_replicas(self, step: Callable[[Share], Any], is_global: bool) -> Callable[[Any], Any]:
+        def run(batch: Any) -> Any:
             results = {}
 
-            def in_replica(batch):
+            def in_replica(batch: Any) -> None:
                 share = Share(batch, is_global)
                 result = step(share)
                 if share.is_first:
@@ -108,7 +111,7 @@ class Steps:
 
         return tf.autograph.experimental.do_not_convert(run)
 
-    def _train(self, share: Share):
+    def _train(self, share: Share) -> Any:
         model = self._model()
         if is_overridden(model, "train_step"):
             return model.train_step(share.part)
@@ -124,7 +127,7 @@ class Steps:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
         return update_metrics()
 
-    def _test(self, share: Share):
+    def _test(self, share: Share) -> Any:
         model = self._model()
         if is_overridden(model, "test_step"):
             return model.test_step(share.part)
@@ -133,10 +136,12 @@ class Steps:
         _, update_metrics = self._loss(share, x, y, y_pred, sample_weight, training=False)
         return update_metrics()
 
-    def _predict(self, share: Share):
+    def _predict(self, share: Share) -> Any:
         return share.whole(self._model().predict_step(share.part))
 
-    def _loss(self, share: Share, x, y, y_pred, sample_weight, training: bool):
+    def _loss(
+        self, share: Share, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
+    ) -> tuple[tf.Tensor, Callable[[], Any]]:
         """What the replica is to minimize, and a function that updates metrics and returns logs."""
         model = self._model()
         if share.replicas > 1:
@@ -153,7 +158,7 @@ class Steps:
                 x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(share.batch)
         loss, own = compute_loss(model, x, y, y_pred, sample_weight, training, share.replicas)
 
-        def update_metrics():
+        def update_metrics() -> Any:
             if not share.is_first:  # all have the same numbers
                 return {}
             tracker = next(metric for metric in model.metrics if metric.name == "loss")
@@ -162,7 +167,7 @@ class Steps:
 
         return own, update_metrics
 
-    def _build(self, kind: str, data) -> None:
+    def _build(self, kind: str, data: Batches) -> None:
         """Makes the variables of model, metrics and optimizer where the strategy can distribute them."""
         model = self._model()
         with self.strategy.scope():
@@ -180,10 +185,10 @@ class Steps:
         if kind == "train" and self.strategy.num_replicas_in_sync > 1:
             check_made_in_scope(model.optimizer)
 
-    def _build_metrics(self, data) -> None:
+    def _build_metrics(self, data: Batches) -> None:
         model = self._model()
 
-        def compute(x, y, y_pred, sample_weight):
+        def compute(x: Any, y: Any, y_pred: Any, sample_weight: Any) -> None:
             compute_loss(model, x, y, y_pred, sample_weight, training=False)
             model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
@@ -192,27 +197,27 @@ class Steps:
         with keras.StatelessScope(known):
             self._trace(data, compute)
 
-    def _trace(self, data, function) -> None:
+    def _trace(self, data: Batches, function: Any) -> None:
         """Calls the model and a function of (x, y, y_pred, sample_weight) in a graph that never runs."""
 
-        def trace(batch):
-            def local(value):
+        def trace(batch: Any) -> None:
+            def local(value: Any) -> Any:
                 return self.strategy.experimental_local_results(value)[0]
 
             batch = batch if data.is_global else tf.nest.map_structure(local, batch)
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
             function(x, y, _call(self._model(), x, training=False), sample_weight)
 
-        trace = tf.function(tf.autograph.experimental.do_not_convert(trace))
-        trace.get_concrete_function(data.element_spec)
+        traced = tf.function(tf.autograph.experimental.do_not_convert(trace))
+        traced.get_concrete_function(data.element_spec)
 
 
-def _compiled(model) -> list:
+def _compiled(model: keras.Model) -> list[Any]:
     """What a call of compile() makes anew."""
     return [model.optimizer, *model.metrics[:1]] if model.compiled else []
 
 
-def _call(model, x, training: bool):
+def _call(model: keras.Model, x: Any, training: bool) -> Any:
     if "training" in inspect.signature(model.call).parameters:
         return model(x, training=training)
     return model(x)

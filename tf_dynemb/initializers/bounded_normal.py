@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -46,7 +48,7 @@ class BoundedNormal(keras.initializers.Initializer):
         low: float = -2.0,
         high: float = 2.0,
         seed: int | None = None,
-    ):
+    ) -> None:
         self.mean, self.stddev = float(mean), float(stddev)
         self.low, self.high = float(low), float(high)
         self.seed = seed
@@ -62,7 +64,7 @@ class BoundedNormal(keras.initializers.Initializer):
                 "between low and high, want bounds nearer to the mean, or further apart"
             )
 
-    def __call__(self, shape, dtype=None):
+    def __call__(self, shape: Sequence[int], dtype: tf.DType | str | None = None) -> tf.Tensor:
         """Draws numbers as Keras' initializers do, for a dense variable."""
         below, above = self._masses()
         uniform = keras.random.uniform(shape, dtype="float32", seed=self.seed)
@@ -70,7 +72,7 @@ class BoundedNormal(keras.initializers.Initializer):
         x = self.mean - self.stddev * z if self._is_mirrored else self.mean + self.stddev * z
         return tf.cast(tf.clip_by_value(x, self.low, self.high), dtype or keras.config.floatx())
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         return {
             "mean": self.mean,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -36,7 +37,7 @@ class Columns(keras.initializers.Initializer):
     [0.5, 0.5]
     """
 
-    def __init__(self, parts: Sequence, seed: int | None = None):
+    def __init__(self, parts: Sequence[tuple[int, object]], seed: int | None = None) -> None:
         if not parts:
             raise ValueError("parts: got none, want pairs (number of columns, initializer)")
         self.parts = []
@@ -49,7 +50,7 @@ class Columns(keras.initializers.Initializer):
             self.parts.append((int(width), resolve(initializer)))
         self.seed = seed
 
-    def __call__(self, shape, dtype=None):
+    def __call__(self, shape: Sequence[int], dtype: tf.DType | str | None = None) -> tf.Tensor:
         """Draws numbers as Keras' initializers do, for a dense variable of shape (..., columns)."""
         dtype = dtype or keras.config.floatx()
         drawn = []
@@ -61,7 +62,7 @@ class Columns(keras.initializers.Initializer):
                 drawn.append(tf.broadcast_to(tf.cast(initializer, dtype), part_shape))
         return tf.ensure_shape(tf.concat(drawn, axis=-1), shape)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         serialize = keras.saving.serialize_keras_object
         return {"parts": [[width, serialize(part)] for width, part in self.parts], "seed": self.seed}

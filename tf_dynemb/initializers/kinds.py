@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import keras
 
@@ -20,7 +21,7 @@ _KINDS = (
 )
 
 
-def kind_of(initializer) -> str:
+def kind_of(initializer: object) -> str:
     """The name in _KINDS of what an initializer draws from.
 
     By the names of classes: Keras, TF 2 and TF 1 have initializers of equal names and configs. A
@@ -40,7 +41,7 @@ def kind_of(initializer) -> str:
     )
 
 
-def resolve(initializer):
+def resolve(initializer: Any) -> Any:
     """The Keras initializer of a class, a name, a config or a TensorFlow initializer; 0.0 for None.
 
     Others are returned as they are. What it returns can be written into a Keras config.

@@ -11,6 +11,7 @@ import dataclasses
 import math
 import random
 from collections.abc import Mapping
+from typing import Any
 
 import keras
 import numpy as np
@@ -36,7 +37,7 @@ class InitializerSpec:
     seed_is_given: bool
 
 
-def to_spec(initializer, dim: int, value_dtype=tf.float32) -> InitializerSpec:
+def to_spec(initializer: Any, dim: int, value_dtype: tf.DType = tf.float32) -> InitializerSpec:
     """Translates an initializer for rows of `dim` numbers.
 
     Args:
@@ -65,7 +66,9 @@ def to_spec(initializer, dim: int, value_dtype=tf.float32) -> InitializerSpec:
     return InitializerSpec(text, seed, True)
 
 
-def distribution(initializer, dim: int, value_dtype=tf.float32) -> tuple[str, int | None]:
+def distribution(
+    initializer: Any, dim: int, value_dtype: tf.DType = tf.float32
+) -> tuple[str, int | None]:
     """The text and the given seed of to_spec; the seed is None where one is to be drawn."""
     initializer = resolve(initializer)
     if tf.is_tensor(initializer):
@@ -112,7 +115,7 @@ def distribution(initializer, dim: int, value_dtype=tf.float32) -> tuple[str, in
     return " ".join([name, *(repr(float(number)) for number in numbers)]), _seed(config.get("seed"))
 
 
-def _numbers_of(tensor) -> np.ndarray:
+def _numbers_of(tensor: tf.Tensor) -> np.ndarray:
     """The numbers of a tensor or tf.Variable; of a symbolic tensor only a constant has any."""
     if isinstance(tensor, tf.Variable):
         with tf.init_scope():
@@ -126,7 +129,7 @@ def _numbers_of(tensor) -> np.ndarray:
     return numbers
 
 
-def _constant(numbers, dim: int, value_dtype) -> tuple[str, int]:
+def _constant(numbers: Any, dim: int, value_dtype: tf.DType) -> tuple[str, int]:
     numbers = np.asarray(numbers)
     if numbers.dtype.kind == "V" and numbers.dtype == tf.bfloat16.as_numpy_dtype:
         numbers = numbers.astype(np.float32)
@@ -149,7 +152,7 @@ def _constant(numbers, dim: int, value_dtype) -> tuple[str, int]:
     return "constant " + " ".join(repr(n) for n in numbers), 0
 
 
-def _columns(initializer: Columns, dim: int, value_dtype) -> str:
+def _columns(initializer: Columns, dim: int, value_dtype: tf.DType) -> str:
     """The text of parts; one of several constants is a part per column."""
     columns = sum(width for width, _ in initializer.parts)
     if columns != dim:
@@ -167,7 +170,7 @@ def _columns(initializer: Columns, dim: int, value_dtype) -> str:
     return "columns " + " | ".join(texts)
 
 
-def _seed(seed) -> int | None:
+def _seed(seed: Any) -> int | None:
     if isinstance(seed, Mapping):  # a keras.random.SeedGenerator
         seed = seed["config"]["seed"]
     if isinstance(seed, (int, np.integer)):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import keras
+import tensorflow as tf
 
 # Keras scales the deviation of a truncated normal so that what is left has the wanted variance:
 # the standard deviation of a standard normal cut at +-2.
@@ -44,10 +47,10 @@ class VarianceScaling(keras.initializers.VarianceScaling):
         scale: float = 1.0,
         mode: str = "fan_in",
         distribution: str = "truncated_normal",
-        seed=None,
+        seed: int | keras.random.SeedGenerator | None = None,
         fan_in: float | None = None,
         fan_out: float | None = None,
-    ):
+    ) -> None:
         super().__init__(scale=scale, mode=mode, distribution=distribution, seed=seed)
         for name, fan in (("fan_in", fan_in), ("fan_out", fan_out)):
             if fan is not None and not fan >= 1:
@@ -57,11 +60,11 @@ class VarianceScaling(keras.initializers.VarianceScaling):
         self.fan_in = fan_in
         self.fan_out = fan_out
 
-    def __call__(self, shape, dtype=None):
+    def __call__(self, shape: Sequence[int], dtype: tf.DType | str | None = None) -> tf.Tensor:
         """Draws numbers as Keras' initializers do, for a dense variable of shape (..., dim)."""
         return plain(self, shape[-1])(shape, dtype)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         return {
             "scale": self.scale,
@@ -73,7 +76,7 @@ class VarianceScaling(keras.initializers.VarianceScaling):
         }
 
 
-def plain(initializer, dim: int) -> keras.initializers.Initializer:
+def plain(initializer: Any, dim: int) -> keras.initializers.Initializer:
     """RandomUniform, RandomNormal or TruncatedNormal with the variance of a VarianceScaling at `dim`.
 
     Args:
@@ -93,7 +96,11 @@ def plain(initializer, dim: int) -> keras.initializers.Initializer:
             f"distribution={initializer.distribution!r}, fan_in=...), a mode 'fan_out' (fan_out is "
             f"dim = {dim}), or RandomUniform or RandomNormal"
         )
-    fans = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": ((fan_in or 0) + fan_out) / 2}
+    fans: dict[str, Any] = {
+        "fan_in": fan_in,
+        "fan_out": fan_out,
+        "fan_avg": ((fan_in or 0) + fan_out) / 2,
+    }
     variance = initializer.scale / max(1.0, fans[initializer.mode])
     seed = initializer.get_config().get("seed")
     if initializer.distribution == "uniform":

@@ -16,6 +16,9 @@ Only the last two move rows: to the order of examples, and back to that of keys.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import tensorflow as tf
 
 from tf_dynemb.jagged import rows
@@ -30,7 +33,7 @@ class RowsEncoder(tf.experimental.ExtensionTypeBatchEncoder):
     its tensors and cannot be taken apart.
     """
 
-    def batch(self, spec, batch_size):
+    def batch(self, spec: Any, batch_size: int | None) -> tf.TypeSpec:
         """The type of a batch of the examples of a type."""
         if not spec._is_example:
             raise ValueError(
@@ -40,20 +43,20 @@ class RowsEncoder(tf.experimental.ExtensionTypeBatchEncoder):
             )
         return _resized(spec, batch_size, is_example=False)
 
-    def unbatch(self, spec):
+    def unbatch(self, spec: Any) -> tf.TypeSpec:
         """The type of the examples of a type of batches."""
         _check_regular(spec)
         if spec._is_example:
             raise ValueError(f"{spec.value_type.__name__}: an example cannot be unbatched")
         return _resized(spec, 1, is_example=True)
 
-    def encoding_specs(self, spec):
+    def encoding_specs(self, spec: Any) -> tuple[tf.TypeSpec, ...]:
         """What encode returns, by type."""
         if not _is_regular(spec):
             return tuple(_tensor_specs(spec).values())
         return (_BOX,) * (2 if spec._weights is None else 3)
 
-    def encode(self, spec, value, minimum_rank=0):
+    def encode(self, spec: Any, value: Any, minimum_rank: int = 0) -> tuple[tf.Tensor, ...]:
         """Tensors that tf.data can stack and take apart; with minimum_rank 1, one per example."""
         if not _is_regular(spec):
             if minimum_rank:
@@ -69,17 +72,17 @@ class RowsEncoder(tf.experimental.ExtensionTypeBatchEncoder):
         boxes += [_boxes((splits,), tf.gather(tensor, positions)) for tensor in flat]
         return tuple(boxes)
 
-    def decode(self, spec, encoded_value):
+    def decode(self, spec: Any, encoded_value: Sequence[tf.Tensor]) -> Any:
         """The value of encode's tensors, which a dataset may have stacked or taken apart since."""
         if not _is_regular(spec):
             return _value(spec, dict(zip(_tensor_specs(spec), encoded_value, strict=True)))
         dtypes = [_lengths_spec(spec).dtype, spec._values.dtype]
         dtypes += [] if spec._weights is None else [spec._weights.dtype]
 
-        def as_they_are():
+        def as_they_are() -> list[tf.Tensor]:
             return [_unbox(box, dtype, 0) for box, dtype in zip(encoded_value, dtypes, strict=True)]
 
-        def put_together():
+        def put_together() -> list[tf.Tensor]:
             lengths, *flat = [
                 _unbox(box, dtype, 1) for box, dtype in zip(encoded_value, dtypes, strict=True)
             ]
@@ -100,13 +103,13 @@ class RowsEncoder(tf.experimental.ExtensionTypeBatchEncoder):
         return _value(spec, fields)
 
 
-def _is_regular(spec) -> bool:
+def _is_regular(spec: Any) -> bool:
     """Whether lengths alone say which rows are whose."""
     others = (getattr(spec, "_strides", None), getattr(spec, "_inverse", None))
     return _number_of_keys(spec) > 0 and others == (None, None)
 
 
-def _check_regular(spec) -> None:
+def _check_regular(spec: Any) -> None:
     if not _is_regular(spec):
         raise ValueError(
             f"{spec.value_type.__name__}: got one of variable strides, or without keys, which cannot be "
@@ -114,24 +117,24 @@ def _check_regular(spec) -> None:
         )
 
 
-def _number_of_keys(spec) -> int:
+def _number_of_keys(spec: Any) -> int:
     return len(spec._keys) if hasattr(spec, "_keys") else 1
 
 
-def _lengths_spec(spec):
+def _lengths_spec(spec: Any) -> tf.TensorSpec:
     return spec._offsets if spec._lengths is None else spec._lengths
 
 
-def _flat(value) -> list[tf.Tensor]:
+def _flat(value: Any) -> list[tf.Tensor]:
     return [tensor for tensor in (value._values, value._weights) if tensor is not None]
 
 
-def _tensor_specs(spec) -> dict[str, tf.TypeSpec]:
+def _tensor_specs(spec: Any) -> dict[str, tf.TypeSpec]:
     fields = {name: getattr(spec, name) for name in spec.value_type.__annotations__}
     return {name: field for name, field in fields.items() if isinstance(field, tf.TypeSpec)}
 
 
-def _value(spec, tensors: dict[str, tf.Tensor]):
+def _value(spec: Any, tensors: dict[str, tf.Tensor]) -> Any:
     """The value of a type, with these tensors; those that the type does not have are left out."""
     fields = {}
     for name in spec.value_type.__annotations__:
@@ -143,7 +146,7 @@ def _value(spec, tensors: dict[str, tf.Tensor]):
     return spec.value_type._of(**fields)
 
 
-def _resized(spec, batch_size: int | None, is_example: bool):
+def _resized(spec: Any, batch_size: int | None, is_example: bool) -> tf.TypeSpec:
     """A type with as many examples, and as many values as there may be."""
     keys = _number_of_keys(spec)
     fields = {name: getattr(spec, name) for name in spec.value_type.__annotations__}
@@ -160,7 +163,7 @@ def _resized(spec, batch_size: int | None, is_example: bool):
     return tf.type_spec_from_value(spec.value_type._of(**fields))
 
 
-def _transposed_rows(lengths: tf.Tensor, major) -> tf.Tensor:
+def _transposed_rows(lengths: tf.Tensor, major: int | tf.Tensor) -> tf.Tensor:
     """Numbers of the rows of a (major, minor) grid, in the order of its transposed grid."""
     return tf.reshape(tf.transpose(tf.reshape(tf.range(tf.size(lengths)), [major, -1])), [-1])
 
@@ -172,7 +175,7 @@ def _box(tensor: tf.Tensor) -> tf.Tensor:
     )
 
 
-def _boxes(splits, values: tf.Tensor) -> tf.Tensor:
+def _boxes(splits: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """Rows of a tensor, each in a scalar; with splits (B + 1,), pieces of several rows."""
     return tf.raw_ops.RaggedTensorToVariant(
         rt_nested_splits=list(splits), rt_dense_values=values, batched_input=True

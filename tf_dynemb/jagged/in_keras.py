@@ -12,24 +12,28 @@ them Keras could write but not read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 
-def flatten(value):
+def flatten(value: Any) -> tuple[tuple[Any, ...], Any, tuple[str, ...]]:
     """What stands for tensors, what else makes the value (names, other fields), and names."""
-    children, others = {}, {}
+    children: dict[str, Any] = {}
+    others: dict[str, Any] = {}
     for name, field in value._fields().items():
         is_tensor = field is not None and "Tensor" in type(value).__annotations__[name]
         (children if is_tensor else others)[name] = field
     return tuple(children.values()), (tuple(children), tuple(others.items())), tuple(children)
 
 
-def unflatten_of(cls):
+def unflatten_of(cls: type[Any]) -> Callable[[Any, Any], Any]:
     """The function of (metadata, children) that flatten returned for a value of a class."""
 
-    def unflatten(metadata, children):
+    def unflatten(metadata: Any, children: Any) -> Any:
         names, others = metadata
         fields = dict(zip(names, children, strict=True))
         if all(isinstance(child, tuple) for child in fields.values()):
@@ -45,7 +49,7 @@ def unflatten_of(cls):
     return unflatten
 
 
-def config_of(value) -> dict:
+def config_of(value: Any) -> dict[str, Any]:
     """A value as Keras saves it, whatever it holds.
 
     Raises:
@@ -60,12 +64,12 @@ def config_of(value) -> dict:
     return {name: keras.saving.serialize_keras_object(x) for name, x in value._fields().items()}
 
 
-def _is_place_in_model(field) -> bool:
+def _is_place_in_model(field: Any) -> bool:
     """Whether it is how Keras names an output of a layer: name, call and number."""
     return isinstance(field, list) and [type(part) for part in field] == [str, int, int]
 
 
-def value_of(cls, config: dict):
+def value_of(cls: type[Any], config: dict[str, Any]) -> Any:
     """The value of a config_of."""
     fields = {name: keras.saving.deserialize_keras_object(x) for name, x in config.items()}
     # A file has lists for tuples.

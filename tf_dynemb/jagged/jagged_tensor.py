@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _compat
 from tf_dynemb.base.checks import as_tensor, assert_same
+from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.jagged import rows
 from tf_dynemb.jagged.batching import RowsEncoder
 from tf_dynemb.jagged.value import OptionalTensor, RowsValue, empty_value, registered
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @registered
@@ -73,21 +80,21 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
 
         def __init__(
             self,
-            values_dtype=tf.int64,
-            weights_dtype=None,
-            lengths_dtype=tf.int32,
-            batch_size=None,
-            dim=None,
-        ):
+            values_dtype: tf.DType | str = tf.int64,
+            weights_dtype: tf.DType | str | None = None,
+            lengths_dtype: tf.DType | str = tf.int32,
+            batch_size: int | None = None,
+            dim: int | None = None,
+        ) -> None:
             shape = [None] if dim is None else [None, dim]
             self._values = tf.TensorSpec(shape, values_dtype)
             self._weights = None if weights_dtype is None else tf.TensorSpec([None], weights_dtype)
             self._lengths = tf.TensorSpec([batch_size], lengths_dtype)
-            self._offsets = None
+            self._offsets: Any = None  # or a tf.TensorSpec
             self._is_example = False
 
         @property
-        def shape(self):
+        def shape(self) -> tf.TensorShape:
             """(rows,), or () of an example."""
             if self._is_example:
                 return tf.TensorShape([])
@@ -96,7 +103,13 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
             number = self._offsets.shape[0]
             return tf.TensorShape([None if number is None else number - 1])
 
-    def __init__(self, values, weights=None, lengths=None, offsets=None):
+    def __init__(
+        self,
+        values: TensorLike,
+        weights: TensorLike | None = None,
+        lengths: TensorLike | None = None,
+        offsets: TensorLike | None = None,
+    ) -> None:
         if lengths is None and offsets is None:
             raise ValueError("lengths: got None, and no offsets; want one of them")
         self._values = rows.as_values(values)
@@ -110,10 +123,10 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
     @staticmethod
     def empty(
         is_weighted: bool = False,
-        device=None,
-        values_dtype=None,
-        weights_dtype=None,
-        lengths_dtype=tf.int32,
+        device: object = None,
+        values_dtype: tf.DType | str | None = None,
+        weights_dtype: tf.DType | str | None = None,
+        lengths_dtype: tf.DType | str = tf.int32,
     ) -> JaggedTensor:
         """One without rows, of float32 if no dtypes are given. `device` is ignored."""
         del device
@@ -122,7 +135,7 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
         return JaggedTensor(values, weights, lengths=tf.zeros([0], lengths_dtype))
 
     @staticmethod
-    def empty_like(jt: JaggedTensor, device=None) -> JaggedTensor:
+    def empty_like(jt: JaggedTensor, device: object = None) -> JaggedTensor:
         """One without rows, with the dtypes and weights of another. `device` is ignored."""
         del device
         return JaggedTensor(
@@ -130,7 +143,7 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
         )
 
     @staticmethod
-    def from_dense(values: list, weights: list | None = None) -> JaggedTensor:
+    def from_dense(values: list[Any], weights: list[Any] | None = None) -> JaggedTensor:
         """Of a list of rows (n_i,) or (n_i, dim), and maybe one of weights (n_i,). Lengths are int32.
 
         Raises:
@@ -149,7 +162,9 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
         return JaggedTensor(values, weights, lengths=lengths)
 
     @staticmethod
-    def from_dense_lengths(values, lengths, weights=None) -> JaggedTensor:
+    def from_dense_lengths(
+        values: TensorLike, lengths: TensorLike, weights: TensorLike | None = None
+    ) -> JaggedTensor:
         """The first lengths[i] columns of row i of values (rows, columns) or (rows, columns, dim).
 
         Args:
@@ -175,7 +190,7 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
         return JaggedTensor(tf.boolean_mask(values, kept), weights, lengths=lengths)
 
     @staticmethod
-    def from_tensor(tensor, weights=None) -> JaggedTensor:
+    def from_tensor(tensor: TensorLike, weights: TensorLike | None = None) -> JaggedTensor:
         """Of whatever holds rows of values. Not in TorchRec.
 
         Args:
@@ -235,7 +250,9 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
         """The weights of each row as a tensor of its own, (n_i,); None without weights."""
         return None if self._weights is None else self._split(self._weights)
 
-    def to_padded_dense(self, desired_length=None, padding_value=0.0) -> tf.Tensor:
+    def to_padded_dense(
+        self, desired_length: TensorLike | None = None, padding_value: TensorLike = 0.0
+    ) -> tf.Tensor:
         """Values as (rows, N) or (rows, N, dim), of their own dtype.
 
         Args:
@@ -244,7 +261,9 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
         """
         return self._padded(self._values, desired_length, padding_value)
 
-    def to_padded_dense_weights(self, desired_length=None, padding_value=0.0) -> tf.Tensor | None:
+    def to_padded_dense_weights(
+        self, desired_length: TensorLike | None = None, padding_value: TensorLike = 0.0
+    ) -> tf.Tensor | None:
         """Weights as (rows, N), as to_padded_dense; None without weights."""
         if self._weights is None:
             return None
@@ -269,7 +288,7 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
             return ""
         return "offsets of a JaggedTensor begin anew in each; make it of lengths"
 
-    def to_pandas(self):
+    def to_pandas(self) -> pandas.Series:
         """A pandas.Series whose rows are lists. Eagerly only. from_tensor takes it back."""
         import pandas
 
@@ -297,7 +316,9 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
             )
         return tf.split(flat, lengths, num=lengths.shape[0]) if lengths.shape[0] else []
 
-    def _padded(self, flat: tf.Tensor, desired_length, padding_value) -> tf.Tensor:
+    def _padded(
+        self, flat: tf.Tensor, desired_length: TensorLike | None, padding_value: float
+    ) -> tf.Tensor:
         if flat.dtype == tf.string:
             padding = "" if padding_value == 0.0 else padding_value
         else:
@@ -306,7 +327,7 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
         return rows.to_ragged(flat, self.offsets()).to_tensor(padding, shape=shape)
 
 
-def _joined(argument: str, parts: list, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+def _joined(argument: str, parts: Sequence[Any], dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
     """Rows one after the other, and their lengths. Rows without values have the dtype of the others."""
     tensors = [as_tensor(f"{argument}[{i}]", part, dtype) for i, part in enumerate(parts)]
     if not tensors:
@@ -335,7 +356,7 @@ def _with_same(of_values: tf.Tensor, of_weights: tf.Tensor, what: str = "lengths
         return tf.identity(of_values) if same else of_values
 
 
-def _from_tensor(argument: str, tensor, dtype: tf.DType) -> JaggedTensor:
+def _from_tensor(argument: str, tensor: Any, dtype: tf.DType) -> JaggedTensor:
     if isinstance(tensor, JaggedTensor):
         return tensor
     if isinstance(tensor, tf.RaggedTensor):
@@ -369,7 +390,7 @@ def _from_tensor(argument: str, tensor, dtype: tf.DType) -> JaggedTensor:
     return JaggedTensor(tf.reshape(tensor, [-1]), lengths=lengths)
 
 
-def _row(part) -> list:
+def _row(part: tf.Tensor) -> list[Any]:
     """A row as a list: of one value, of several, or of none for None and NaN, as pandas has them."""
     if isinstance(part, (str, bytes)):
         return [part]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.jagged import rows
 from tf_dynemb.jagged.batching import RowsEncoder
 from tf_dynemb.jagged.jagged_tensor import JaggedTensor
@@ -23,6 +25,9 @@ from tf_dynemb.jagged.keyed_rows import (
 )
 from tf_dynemb.jagged.keyed_sizes import KeyedSizes
 from tf_dynemb.jagged.value import OptionalTensor, empty_value, registered
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @registered
@@ -115,19 +120,19 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
 
         def __init__(
             self,
-            keys,
-            values_dtype=tf.int64,
-            weights_dtype=None,
-            lengths_dtype=tf.int32,
-            stride=None,
-            dim=None,
-        ):
+            keys: Sequence[str],
+            values_dtype: tf.DType | str = tf.int64,
+            weights_dtype: tf.DType | str | None = None,
+            lengths_dtype: tf.DType | str = tf.int32,
+            stride: int | None = None,
+            dim: int | None = None,
+        ) -> None:
             number = None if stride is None else len(keys) * stride
             self._keys = as_keys(keys)
             self._values = tf.TensorSpec([None] if dim is None else [None, dim], values_dtype)
             self._weights = None if weights_dtype is None else tf.TensorSpec([None], weights_dtype)
             self._lengths = tf.TensorSpec([number], lengths_dtype)
-            self._offsets = None
+            self._offsets: Any = None  # or a tf.TensorSpec
             self._stride = None
             self._strides = None
             self._inverse_keys = ()
@@ -135,7 +140,7 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
             self._is_example = False
 
         @property
-        def shape(self):
+        def shape(self) -> tf.TensorShape:
             """(rows of each key,), or () of an example."""
             if self._is_example:
                 return tf.TensorShape([])
@@ -146,21 +151,21 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
 
     def __init__(
         self,
-        keys,
-        values,
-        weights=None,
-        lengths=None,
-        offsets=None,
-        stride=None,
-        stride_per_key_per_rank=None,
-        stride_per_key=None,
-        length_per_key=None,
-        lengths_offset_per_key=None,
-        offset_per_key=None,
-        index_per_key=None,
-        jt_dict=None,
-        inverse_indices=None,
-    ):
+        keys: Sequence[str],
+        values: TensorLike,
+        weights: TensorLike | None = None,
+        lengths: TensorLike | None = None,
+        offsets: TensorLike | None = None,
+        stride: int | None = None,
+        stride_per_key_per_rank: TensorLike | None = None,
+        stride_per_key: object = None,
+        length_per_key: object = None,
+        lengths_offset_per_key: object = None,
+        offset_per_key: object = None,
+        index_per_key: object = None,
+        jt_dict: object = None,
+        inverse_indices: tuple[Sequence[str], TensorLike] | None = None,
+    ) -> None:
         del lengths_offset_per_key, index_per_key, jt_dict
         self._keys = keys = as_keys(keys)
         self._values = rows.as_values(values)
@@ -179,7 +184,7 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
         self._inverse_keys, self._inverse = as_inverse(keys, inverse_indices)
         self._is_example = False
         check_rows(self, stride)
-        derived = {"length_per_key": length_per_key, "offset_per_key": offset_per_key}
+        derived: dict[str, Any] = {"length_per_key": length_per_key, "offset_per_key": offset_per_key}
         for name, given in derived.items():
             want = None if given is None else getattr(self, name)()
             if isinstance(want, list) and list(given) != want:
@@ -187,13 +192,13 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
 
     @staticmethod
     def from_lengths_sync(
-        keys,
-        values,
-        lengths,
-        weights=None,
-        stride=None,
-        stride_per_key_per_rank=None,
-        inverse_indices=None,
+        keys: Sequence[str],
+        values: TensorLike,
+        lengths: TensorLike,
+        weights: TensorLike | None = None,
+        stride: int | None = None,
+        stride_per_key_per_rank: TensorLike | None = None,
+        inverse_indices: tuple[Sequence[str], TensorLike] | None = None,
     ) -> KeyedJaggedTensor:
         """The constructor with lengths, and sync(). The arguments are the constructor's."""
         return KeyedJaggedTensor(
@@ -208,13 +213,13 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
 
     @staticmethod
     def from_offsets_sync(
-        keys,
-        values,
-        offsets,
-        weights=None,
-        stride=None,
-        stride_per_key_per_rank=None,
-        inverse_indices=None,
+        keys: Sequence[str],
+        values: TensorLike,
+        offsets: TensorLike,
+        weights: TensorLike | None = None,
+        stride: int | None = None,
+        stride_per_key_per_rank: TensorLike | None = None,
+        inverse_indices: tuple[Sequence[str], TensorLike] | None = None,
     ) -> KeyedJaggedTensor:
         """The constructor with offsets, and sync(). The arguments are the constructor's."""
         return KeyedJaggedTensor(
@@ -281,7 +286,9 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
         return result.sync()
 
     @staticmethod
-    def from_tensors(tensors: Mapping, weights: Mapping | None = None) -> KeyedJaggedTensor:
+    def from_tensors(
+        tensors: Mapping[str, Any], weights: Mapping[str, Any] | None = None
+    ) -> KeyedJaggedTensor:
         """Of whatever holds rows of values, for each key. Not in TorchRec.
 
         Args:
@@ -330,7 +337,7 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
         parts = [kjt for kjt in kjt_list if kjt._keys] or kjt_list[:1]
         keys = as_keys(itertools.chain.from_iterable(kjt._keys for kjt in parts))
 
-        def of(field: str) -> dict:
+        def of(field: str) -> dict[int, tf.Tensor]:
             fields = {n: getattr(kjt, field) for n, kjt in enumerate(parts)}
             have = {n: value for n, value in fields.items() if value is not None}
             all_or_none(field.strip("_"), range(len(parts)), have)
@@ -357,17 +364,17 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
     @staticmethod
     def empty(
         is_weighted: bool = False,
-        device=None,
-        values_dtype=None,
-        weights_dtype=None,
-        lengths_dtype=tf.int32,
+        device: object = None,
+        values_dtype: tf.DType | str | None = None,
+        weights_dtype: tf.DType | str | None = None,
+        lengths_dtype: tf.DType | str = tf.int32,
     ) -> KeyedJaggedTensor:
         """One without keys, of float32 if no dtypes are given. `device` is ignored."""
         jt = JaggedTensor.empty(is_weighted, device, values_dtype, weights_dtype, lengths_dtype)
         return KeyedJaggedTensor((), jt._values, jt._weights, lengths=jt._lengths)
 
     @staticmethod
-    def empty_like(kjt: KeyedJaggedTensor, device=None) -> KeyedJaggedTensor:
+    def empty_like(kjt: KeyedJaggedTensor, device: object = None) -> KeyedJaggedTensor:
         """One without keys, with the dtypes, weights and stride of another. `device` is ignored."""
         del device
         return kjt._part(0, 0, kjt._values[:0], None if kjt._weights is None else kjt._weights[:0])
@@ -451,7 +458,7 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
             for i, (begin, end) in enumerate(itertools.pairwise(ends))
         ]
 
-    def permute(self, indices: Sequence[int], indices_tensor=None) -> KeyedJaggedTensor:
+    def permute(self, indices: Sequence[int], indices_tensor: object = None) -> KeyedJaggedTensor:
         """The keys of some numbers, in that order: it may leave out and repeat. No inverse indices.
 
         Args:
@@ -483,7 +490,9 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
         }
         return KeyedJaggedTensor._of(**{**self._fields(), **fields})
 
-    def _part(self, begin: int, end: int, values, weights) -> KeyedJaggedTensor:
+    def _part(
+        self, begin: int, end: int, values: tf.Tensor, weights: tf.Tensor | None
+    ) -> KeyedJaggedTensor:
         """The keys from begin to end, whose values and weights are given."""
         row = self.lengths_offset_per_key()
         strides = self._strides if end > begin else None
@@ -500,7 +509,9 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
         }
         return KeyedJaggedTensor._of(**{**self._fields(), **fields})
 
-    def to(self, device=None, non_blocking: bool = False, dtype=None) -> KeyedJaggedTensor:
+    def to(
+        self, device: object = None, non_blocking: bool = False, dtype: tf.DType | str | None = None
+    ) -> KeyedJaggedTensor:
         """The value itself; with a dtype, one whose weights are of it. The rest is ignored."""
         if dtype is None or self._weights is None:
             return super().to(device, non_blocking)
@@ -528,7 +539,7 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
         """The rows of each key as arrays. Eagerly only. Not in TorchRec."""
         return {key: jt.to_numpy() for key, jt in self.to_dict().items()}
 
-    def to_pandas(self):
+    def to_pandas(self) -> pandas.DataFrame:
         """A pandas.DataFrame: a column for each key, whose rows are lists. Eagerly only.
 
         Weights are left out; those of with_values(kjt.weights()) are a frame of their own. from_tensors
@@ -562,18 +573,22 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
 class FromTensors(keras.Operation):
     """KeyedJaggedTensor.from_tensors as a step of a Functional model, of Inputs without numbers."""
 
-    def call(self, tensors: dict, weights: dict | None = None) -> KeyedJaggedTensor:
+    def call(
+        self, tensors: dict[str, tf.Tensor], weights: dict[str, tf.Tensor] | None = None
+    ) -> KeyedJaggedTensor:
         """As from_tensors."""
         return KeyedJaggedTensor.from_tensors(tensors, weights)
 
 
-def _cut(tensor: tf.Tensor, begin, end) -> tf.Tensor:
+def _cut(tensor: tf.Tensor, begin: int | tf.Tensor, end: int | tf.Tensor) -> tf.Tensor:
     """Positions begin to end of the first axis, which must be there."""
     others = tensor.shape.rank - 1
     return tf.slice(tensor, [begin, *[0] * others], [end - begin, *[-1] * others])
 
 
-def _cut_at(tensor: tf.Tensor, offset_per_key, ends: list[int]) -> list[tf.Tensor]:
+def _cut_at(
+    tensor: tf.Tensor, offset_per_key: list[int] | tf.Tensor, ends: list[int]
+) -> list[tf.Tensor]:
     """Pieces of the first axis that hold the keys between each two of ends."""
     at = tf.gather(offset_per_key, ends)
     return tf.split(tensor, at[1:] - at[:-1], num=len(ends) - 1)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.jagged import rows
 
 
@@ -30,7 +32,7 @@ def as_keys(keys: Iterable[str]) -> tuple[str, ...]:
     return keys
 
 
-def all_or_none(what: str, names: Iterable, have) -> None:
+def all_or_none(what: str, names: Iterable[Any], have: Collection[Any]) -> None:
     """Raises ValueError unless `have` holds all of the names, or none of them, and no others."""
     missing = [name for name in names if name not in have]
     other = [name for name in have if name not in names]
@@ -40,7 +42,9 @@ def all_or_none(what: str, names: Iterable, have) -> None:
         )
 
 
-def as_strides(keys: tuple[str, ...], per_rank, per_key) -> tf.Tensor | None:
+def as_strides(
+    keys: tuple[str, ...], per_rank: TensorLike | None, per_key: TensorLike | None
+) -> tf.Tensor | None:
     """Variable strides int64 (keys, ranks), or None where those given are not variable.
 
     Raises:
@@ -63,7 +67,9 @@ def as_strides(keys: tuple[str, ...], per_rank, per_key) -> tf.Tensor | None:
     return tf.cast(strides, tf.int64)
 
 
-def as_inverse(keys: tuple[str, ...], inverse_indices) -> tuple[tuple[str, ...], tf.Tensor | None]:
+def as_inverse(
+    keys: tuple[str, ...], inverse_indices: tuple[Sequence[str], TensorLike] | None
+) -> tuple[tuple[str, ...], tf.Tensor | None]:
     """Keys and integers (keys, examples) of inverse indices; () and None without.
 
     Raises:
@@ -85,7 +91,7 @@ def as_inverse(keys: tuple[str, ...], inverse_indices) -> tuple[tuple[str, ...],
     return names, indices
 
 
-def check_rows(kjt, stride) -> None:
+def check_rows(kjt: Any, stride: Any) -> None:
     """Raises ValueError where the fields of a KeyedJaggedTensor disagree, as far as they are known.
 
     Args:
@@ -116,14 +122,14 @@ def check_rows(kjt, stride) -> None:
     if not keys and (number or kjt._values.shape[0]):
         raise ValueError(f"keys: got none for values of shape {kjt._values.shape}")
 
-    def name_of(row):
+    def name_of(row: int) -> str:
         if not isinstance(strides, list):
             return f"row {row}"
         ends = list(itertools.accumulate(strides))
         index = int(np.searchsorted(ends, row, side="right"))
         return f"row {row - ends[index] + strides[index]} of key {keys[index]!r}"
 
-    def totals(lengths):
+    def totals(lengths: Any) -> str:
         if not isinstance(strides, list):
             return ""
         begins = [0, *itertools.accumulate(strides)]
@@ -142,7 +148,9 @@ def check_rows(kjt, stride) -> None:
             )
 
 
-def joined_lengths(jts: Mapping, values: Mapping) -> tuple[tf.Tensor, tf.Tensor | None]:
+def joined_lengths(
+    jts: Mapping[str, Any], values: Mapping[str, Any]
+) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Lengths (keys * rows,) of JaggedTensors by key, and strides (keys, 1) if they are variable.
 
     In a graph numbers of rows that are not known are checked to be equal, and lengths of each key to
@@ -167,7 +175,9 @@ def joined_lengths(jts: Mapping, values: Mapping) -> tuple[tf.Tensor, tf.Tensor 
     return tf.ensure_shape(joined, [None if None in known else number * (known[0] - by_offsets)]), None
 
 
-def _checked(joined: tf.Tensor, parts: Mapping, values: Mapping, by_offsets: bool) -> tf.Tensor:
+def _checked(
+    joined: tf.Tensor, parts: Mapping[str, tf.Tensor], values: Mapping[str, tf.Tensor], by_offsets: bool
+) -> tf.Tensor:
     """Lengths or offsets, once they are known to be of equal numbers and to fit the values."""
     numbers = rows.sizes(list(parts.values()))
     text = f"from_jt_dict: the keys {list(parts)} have other numbers of rows; got"

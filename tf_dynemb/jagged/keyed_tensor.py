@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_dynemb.base.checks import as_tensor
+from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.jagged import rows
 from tf_dynemb.jagged.keyed_rows import as_keys
 from tf_dynemb.jagged.value import Keyed, Value, registered
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class _Encoder(tf.experimental.ExtensionTypeBatchEncoder):
     """An example of a batch has the axis of the keys one further to the front."""
 
-    def batch(self, spec, batch_size):
+    def batch(self, spec: Any, batch_size: int | None) -> tf.TypeSpec:
         return _moved(super().batch(spec, batch_size), 1)
 
-    def unbatch(self, spec):
+    def unbatch(self, spec: Any) -> tf.TypeSpec:
         if spec._key_dim == 0:
             raise ValueError("KeyedTensor: got one of key_dim 0, whose examples lie in other axes")
         return _moved(super().unbatch(spec), -1)
@@ -69,7 +74,15 @@ class KeyedTensor(Keyed, Value, tf.experimental.BatchableExtensionType):
     _key_dim: int
     _values: tf.Tensor
 
-    def __init__(self, keys, length_per_key, values, key_dim=1, offset_per_key=None, index_per_key=None):
+    def __init__(
+        self,
+        keys: Sequence[str],
+        length_per_key: Sequence[int],
+        values: TensorLike,
+        key_dim: int = 1,
+        offset_per_key: Sequence[int] | None = None,
+        index_per_key: object = None,
+    ) -> None:
         del index_per_key
         self._keys = as_keys(keys)
         self._length_per_key = tuple(int(length) for length in length_per_key)
@@ -97,7 +110,9 @@ class KeyedTensor(Keyed, Value, tf.experimental.BatchableExtensionType):
             raise ValueError(f"offset_per_key: got {offset_per_key}, want {self.offset_per_key()}")
 
     @staticmethod
-    def from_tensor_list(keys, tensors, key_dim: int = 1, cat_dim: int = 1) -> KeyedTensor:
+    def from_tensor_list(
+        keys: Sequence[str], tensors: Sequence[TensorLike], key_dim: int = 1, cat_dim: int = 1
+    ) -> KeyedTensor:
         """Of one tensor for each key.
 
         Args:
@@ -121,7 +136,7 @@ class KeyedTensor(Keyed, Value, tf.experimental.BatchableExtensionType):
         widths = {key: tensor.shape[cat_dim] for key, tensor in zip(keys, tensors, strict=True)}
         if None in widths.values():
             raise ValueError(f"tensors: got the widths {widths}, want them known")
-        return KeyedTensor(keys, widths.values(), tf.concat(tensors, cat_dim), key_dim)
+        return KeyedTensor(keys, list(widths.values()), tf.concat(tensors, cat_dim), key_dim)
 
     @staticmethod
     def regroup(
@@ -147,7 +162,7 @@ class KeyedTensor(Keyed, Value, tf.experimental.BatchableExtensionType):
         key_dims = {kt._key_dim for kt in keyed_tensors}
         if len(key_dims) != 1:
             raise ValueError(f"keyed_tensors: got key_dims {sorted(key_dims)}, want one, of all")
-        parts = {}
+        parts: dict[Any, Any] = {}
         for kt in keyed_tensors:
             parts |= kt.to_dict()
         for group in groups:
@@ -218,7 +233,7 @@ class KeyedTensor(Keyed, Value, tf.experimental.BatchableExtensionType):
         """The columns of each key as an array. Eagerly only. Not in TorchRec."""
         return {key: part.numpy() for key, part in self.to_dict().items()}
 
-    def to_pandas(self):
+    def to_pandas(self) -> pandas.DataFrame:
         """A pandas.DataFrame of values (rows, columns), by (key, number in the key). Not in TorchRec.
 
         Eagerly only.
@@ -250,7 +265,7 @@ class KeyedTensor(Keyed, Value, tf.experimental.BatchableExtensionType):
         return f"<tf_dynemb.KeyedTensor of {list(self._keys)}, {self._values!r}>"
 
 
-def _concat(parts: list, axis: int):
+def _concat(parts: list[tf.Tensor], axis: int) -> tf.Tensor:
     if len(parts) == 1:
         return parts[0]
     if isinstance(parts[0], keras.KerasTensor):
@@ -258,7 +273,7 @@ def _concat(parts: list, axis: int):
     return tf.concat(parts, axis)
 
 
-def _moved(spec, by: int):
+def _moved(spec: Any, by: int) -> tf.TypeSpec:
     """A type whose key_dim lies further to the back."""
     fields = {name: getattr(spec, name) for name in KeyedTensor.__annotations__}
     return tf.type_spec_from_value(KeyedTensor._of(**{**fields, "_key_dim": spec._key_dim + by}))

@@ -12,14 +12,18 @@ lengths are not below 0 and add up to its ids, and so do splits and paddings.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from tf_dynemb.base.checks import as_tensor
+from tf_dynemb.base.hints import TensorLike
+
+_Name = TypeVar("_Name")
 
 
-def _as_tensor(argument: str, value, dtype: tf.DType) -> tf.Tensor:
+def _as_tensor(argument: str, value: TensorLike, dtype: tf.DType) -> tf.Tensor:
     """As as_tensor, of Python's integers but not of its bools, which stay what they are."""
     is_bool = isinstance(value, (list, tuple)) and isinstance(
         next(iter(tf.nest.flatten(value)), 0), bool
@@ -27,7 +31,7 @@ def _as_tensor(argument: str, value, dtype: tf.DType) -> tf.Tensor:
     return as_tensor(argument, value, tf.bool if is_bool else dtype)
 
 
-def as_values(values) -> tf.Tensor:
+def as_values(values: TensorLike) -> tf.Tensor:
     """Values (n,) or (n, dim), or of more dimensions; Python integers become int64."""
     if isinstance(values, (tf.RaggedTensor, tf.SparseTensor)):
         raise TypeError(
@@ -40,7 +44,7 @@ def as_values(values) -> tf.Tensor:
     return values
 
 
-def as_weights(weights, values: tf.Tensor) -> tf.Tensor | None:
+def as_weights(weights: TensorLike | None, values: tf.Tensor) -> tf.Tensor | None:
     """Weights (n,) of values (n, ...), or None."""
     if weights is None:
         return None
@@ -52,7 +56,7 @@ def as_weights(weights, values: tf.Tensor) -> tf.Tensor | None:
     return weights
 
 
-def as_integers(argument: str, integers) -> tf.Tensor:
+def as_integers(argument: str, integers: TensorLike) -> tf.Tensor:
     """Lengths, offsets or indices as int32 if they are or are Python's, else as int64."""
     tensor = _as_tensor(argument, integers, tf.int32)
     if tensor.dtype in (tf.int32, tf.int64):
@@ -69,7 +73,7 @@ def flat(lengths: tf.Tensor) -> tf.Tensor:
     return lengths if lengths.shape.rank == 1 else tf.reshape(lengths, [-1])
 
 
-def as_offsets(offsets) -> tf.Tensor:
+def as_offsets(offsets: TensorLike) -> tf.Tensor:
     """Offsets (rows + 1,)."""
     offsets = as_integers("offsets", offsets)
     if not offsets.shape.is_compatible_with([None]) or offsets.shape.num_elements() == 0:
@@ -94,7 +98,7 @@ def lengths_of(offsets: tf.Tensor) -> tf.Tensor:
     return offsets[..., 1:] - offsets[..., :-1]
 
 
-def positions_of(offsets: tf.Tensor, rows) -> tf.Tensor:
+def positions_of(offsets: tf.Tensor, rows: int | tf.Tensor) -> tf.Tensor:
     """Where the values of some rows lie, in the order of `rows`, which may repeat and leave out."""
     last = offsets[-1]
     ragged = tf.RaggedTensor.from_row_splits(tf.range(last, dtype=last.dtype), offsets, validate=False)
@@ -156,7 +160,9 @@ def check(
             )
 
 
-def _check_steps(argument: str, steps, numbers, name_of) -> None:
+def _check_steps(
+    argument: str, steps: tf.Tensor, numbers: tf.Tensor, name_of: Callable[[int], str]
+) -> None:
     """Raises ValueError if a row has less than no values."""
     below = np.flatnonzero(steps < 0)
     if below.size:
@@ -190,7 +196,7 @@ def sizes(tensors: list[tf.Tensor]) -> tf.Tensor:
     return tf.reshape(tf.concat(tf.shape_n(tensors), 0), [len(tensors), -1])[:, 0]
 
 
-def of_one_dtype(argument: str, tensors: dict) -> dict:
+def of_one_dtype(argument: str, tensors: dict[_Name, tf.Tensor]) -> dict[_Name, tf.Tensor]:
     """Tensors by name: int32 beside int64 becomes int64; else dtypes must be equal.
 
     Raises:
@@ -205,13 +211,13 @@ def of_one_dtype(argument: str, tensors: dict) -> dict:
     return tensors
 
 
-def concat(argument: str, tensors: dict) -> tf.Tensor:
+def concat(argument: str, tensors: dict[_Name, tf.Tensor]) -> tf.Tensor:
     """Tensors one after the other, of_one_dtype."""
     parts = list(of_one_dtype(argument, tensors).values())
     return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
 
 
-def as_numbers(tensor: tf.Tensor):
+def as_numbers(tensor: tf.Tensor) -> Any:
     """A list of Python's numbers, or in a graph the tensor itself."""
     return tensor if tf.is_symbolic_tensor(tensor) else tensor.numpy().tolist()
 

@@ -8,8 +8,8 @@ batch is a tensor, and keys are not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Optional
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Optional, TypeVar
 
 import keras
 import tensorflow as tf
@@ -20,6 +20,12 @@ from tf_dynemb.jagged import in_keras, rows
 # tf.experimental.ExtensionType reads the types of fields, and takes X | None for none of them.
 OptionalTensor = Optional[tf.Tensor]  # noqa: UP045
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_Class = TypeVar("_Class")
+_Value = TypeVar("_Value", bound="Value")
+
 
 class Value:
     """Base of the values, beside tf.experimental.BatchableExtensionType."""
@@ -27,18 +33,21 @@ class Value:
     # Beside the fields, and so neither in the type nor in what TensorFlow flattens.
     __slots__ = ("_memo",)
 
+    if TYPE_CHECKING:  # a field of each, which TensorFlow reads where a class declares it
+        _values: tf.Tensor
+
     @classmethod
-    def _of(cls, **fields):
+    def _of(cls, **fields: Any) -> Self:
         """A value of fields that are known to be right: all of them, whatever their order."""
         value = object.__new__(cls)
         # Two values with one order of fields are flattened to one order of tensors.
         vars(value).update((name, fields[name]) for name in cls.__annotations__)
         return value
 
-    def _fields(self) -> dict:
+    def _fields(self) -> dict[str, Any]:
         return {name: vars(self)[name] for name in type(self).__annotations__}
 
-    def _once(self, name: str, compute: Callable):
+    def _once(self, name: str, compute: Callable[[], Any]) -> Any:
         """What compute() returns, kept if it is made eagerly.
 
         Not in a graph: what is made in one branch of a tf.cond cannot be seen in the other. There,
@@ -52,7 +61,7 @@ class Value:
             object.__setattr__(self, "_memo", {**getattr(self, "_memo", {}), name: result})
         return result
 
-    def _known(self, name: str):
+    def _known(self, name: str) -> Any:
         """What _once has kept under a name, or None."""
         return getattr(self, "_memo", {}).get(name)
 
@@ -64,16 +73,16 @@ class Value:
         """True: a value without keys or rows is one, too."""
         return True
 
-    def get_config(self) -> dict:
+    def get_config(self) -> dict[str, Any]:
         """Fields as Keras saves them with a functional model, between whose layers the value lies."""
         return in_keras.config_of(self)
 
     @classmethod
-    def from_config(cls, config: dict):
+    def from_config(cls, config: dict[str, Any]) -> Self:
         """The value of a get_config()."""
         return in_keras.value_of(cls, config)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return _of_fields, (type(self), self._fields())
 
     def _has_numbers(self) -> bool:
@@ -89,7 +98,7 @@ class Value:
         """The device of the values, as TensorFlow names it."""
         return self._values.device
 
-    def to(self, device=None, non_blocking: bool = False):
+    def to(self, device: object = None, non_blocking: bool = False) -> Self:
         """The value itself: TensorFlow copies tensors to where they are used.
 
         Args:
@@ -99,7 +108,7 @@ class Value:
         del device, non_blocking
         return self
 
-    def record_stream(self, stream) -> None:
+    def record_stream(self, stream: object) -> None:
         """Does nothing: TensorFlow keeps a tensor as long as an operation needs it."""
 
     def size_in_bytes(self) -> int:
@@ -120,6 +129,11 @@ class RowsValue(Value):
     """Base of the values that have rows: fields _values, _weights, and _lengths or _offsets or both."""
 
     __slots__ = ()
+
+    if TYPE_CHECKING:
+        _weights: tf.Tensor | None
+        _lengths: tf.Tensor | None
+        _offsets: tf.Tensor | None
 
     def values(self) -> tf.Tensor:
         """Flat values (n,) or (n, dim)."""
@@ -161,7 +175,7 @@ class RowsValue(Value):
         """Offsets if they were given, or eagerly asked for before; else None."""
         return self._known("offsets") if self._offsets is None else self._offsets
 
-    def with_values(self, values, weights=None):
+    def with_values(self, values: tf.Tensor, weights: tf.Tensor | None = None) -> Self:
         """The same rows of other values, one for each of these. Not in TorchRec.
 
         >>> import tensorflow as tf, tf_dynemb
@@ -180,6 +194,9 @@ class Keyed:
 
     __slots__ = ()
 
+    if TYPE_CHECKING:
+        _keys: tuple[str, ...]
+
     def keys(self) -> list[str]:
         """The keys, in the order of what they stand for."""
         return list(self._keys)
@@ -192,15 +209,15 @@ class Keyed:
         """The number of keys, as of a dict. Keras asks for it; TorchRec has no len."""
         return len(self._keys)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         """The keys, as of a dict."""
         return iter(self._keys)
 
 
-def empty_value(spec):
+def empty_value(spec: Any) -> Any:
     """A value of a type: without rows, or with empty ones where the type says how many there are."""
 
-    def of(name: str, field):
+    def of(name: str, field: Any) -> Any:
         if not isinstance(field, tf.TypeSpec):
             return field
         at_least = 1 if name == "_offsets" else 0
@@ -210,18 +227,18 @@ def empty_value(spec):
     return cls._of(**{name: of(name, getattr(spec, name)) for name in cls.__annotations__})
 
 
-def _of_fields(cls, fields: dict):
+def _of_fields(cls: type[_Value], fields: dict[str, Any]) -> _Value:
     return cls._of(**fields)
 
 
-def registered(cls):
+def registered(cls: type[_Class]) -> type[_Class]:
     """Decorates a value: its type takes no value of another, and Keras takes it for a structure."""
     _compat.check_values_of_type(cls, _check_type)
     _compat.register_keras_structure(cls, in_keras.flatten, in_keras.unflatten_of(cls))
     return keras.saving.register_keras_serializable("tf_dynemb")(cls)
 
 
-def _check_type(spec, value: Value) -> None:
+def _check_type(spec: Any, value: Value) -> None:
     """Raises TypeError unless a value has the keys of a type, and tensors for the same fields.
 
     A function with an input_signature would take the tensors of a value for those of its keys.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
 
+from tf_dynemb.base.table import Table
 from tf_dynemb.table.handle import handles_in
 from tf_dynemb.table.variable import Variable
 
@@ -50,11 +52,11 @@ class RestrictCallback(keras.callbacks.Callback):
 
     def __init__(
         self,
-        tables: Sequence | None = None,
+        tables: Sequence[Variable | keras.layers.Layer] | None = None,
         max_rows: int | None = None,
         max_bytes: int | None = None,
         every_steps: int = 1000,
-    ):
+    ) -> None:
         super().__init__()
         if (max_rows is None) == (max_bytes is None):
             raise ValueError(f"max_rows and max_bytes: got {max_rows} and {max_bytes}, want one of them")
@@ -71,9 +73,9 @@ class RestrictCallback(keras.callbacks.Callback):
         self.max_bytes = max_bytes
         self.every_steps = every_steps
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Finds the tables and starts to count."""
-        tables = self.tables
+        tables: Sequence[Table] | None = self.tables
         if tables is None:
             tables = [handle.table for handle in handles_in(self.model.weights)]
             tables = [table for table in tables if table.restrict_policy is not None]
@@ -88,30 +90,31 @@ class RestrictCallback(keras.callbacks.Callback):
         self._restricted = tables
         self._steps = self._steps_of_epochs = 0
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Restricts when it is time."""
         times = self._steps // self.every_steps
         self._steps = self._steps_of_epochs + batch + 1
         if self._steps // self.every_steps > times:
             self._restrict()
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Goes on counting in the next epoch, whose batches start at 0."""
         self._steps_of_epochs = self._steps
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Restricts what came since the last time."""
         self._restrict()
 
-    def _restrict(self):
+    def _restrict(self) -> None:
         for table in self._restricted:
             rows = self.max_rows
             if rows is None:
+                assert self.max_bytes is not None  # one of the two is given
                 rows = self.max_bytes // table.resource.row_bytes()
             table.restrict(rows)
 
 
-def table_of(table) -> Variable:
+def table_of(table: object) -> Variable:
     """A table, or that of a layer; TypeError for anything else."""
     found = getattr(table, "table", table)
     if not isinstance(found, Variable):

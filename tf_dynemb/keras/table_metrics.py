@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_dynemb.base.checks import whole
+from tf_dynemb.base.table import Table
 from tf_dynemb.keras.callbacks import table_of
 from tf_dynemb.table.handle import handles_in
 from tf_dynemb.table.schema import Schema
@@ -53,11 +55,11 @@ class TableMetrics(keras.callbacks.Callback):
 
     def __init__(
         self,
-        log_dir: str | os.PathLike,
-        tables: Sequence | None = None,
+        log_dir: str | os.PathLike[str],
+        tables: Sequence[Variable | keras.layers.Layer] | None = None,
         every_steps: int | None = None,
         sample_rows: int = 10_000,
-    ):
+    ) -> None:
         super().__init__()
         if importlib.util.find_spec("tensorboard") is None:
             raise ImportError("TableMetrics needs TensorBoard: pip install tensorboard")
@@ -68,9 +70,9 @@ class TableMetrics(keras.callbacks.Callback):
         self.every_steps = None if every_steps is None else whole("every_steps", every_steps)
         self.sample_rows = whole("sample_rows", sample_rows, 0)
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Finds the tables and opens the event file."""
-        tables = self.tables
+        tables: Sequence[Table] | None = self.tables
         if tables is None:
             tables = [handle.table for handle in handles_in(self.model.weights)]
         names = [table.name for table in tables]
@@ -80,10 +82,10 @@ class TableMetrics(keras.callbacks.Callback):
             raise ValueError(f"TableMetrics: got tables of the names {names}, want a name for each")
         self._watched = tables
         self._writer = tf.summary.create_file_writer(self.log_dir)
-        self._written_step = None
+        self._written_step: int | None = None
         self._steps = self._steps_of_epochs = 0
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Writes when it is time."""
         if self.every_steps is None:
             return
@@ -92,13 +94,13 @@ class TableMetrics(keras.callbacks.Callback):
         if self._steps // self.every_steps > times:
             self._write()
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Writes, if no number of steps was given."""
         self._steps_of_epochs = self._steps
         if self.every_steps is None:
             self._write()
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Writes what came since the last time, and closes the event file."""
         self._write()
         self._writer.close()
@@ -121,7 +123,7 @@ class TableMetrics(keras.callbacks.Callback):
         self._writer.flush()
 
 
-def _sample(table: Variable, rows: int) -> tuple[np.ndarray, np.ndarray | None]:
+def _sample(table: Table, rows: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Values (n, dim) of about so many rows, and their counts (n,) if they have such a field."""
     shards = table.resource.shards
     parts, cursor = [], (0, 0, 0)

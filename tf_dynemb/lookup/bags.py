@@ -14,6 +14,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_dynemb.base.checks import assert_same, assert_within
+from tf_dynemb.base.hints import AnyTensor, Ids
 from tf_dynemb.base.upcast import upcast_16bit
 from tf_dynemb.lookup.embedding_lookup import lookup_keys
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
@@ -22,7 +23,7 @@ from tf_dynemb.table.variable import Variable
 COMBINERS = (None, "sum", "mean", "sqrtn")
 
 
-def check_combiner(combiner, value_dtype: tf.DType) -> None:
+def check_combiner(combiner: object, value_dtype: tf.DType) -> None:
     """Raises ValueError for what is not in COMBINERS, or has no meaning for rows of value_dtype."""
     if combiner not in COMBINERS:
         raise ValueError(f"combiner: got {combiner!r}, want one of {COMBINERS}")
@@ -47,14 +48,14 @@ class Bags(NamedTuple):
     number: tf.Tensor
     weights: tf.Tensor | None
     in_order: bool
-    restore: Callable
+    restore: Callable[[tf.Tensor], AnyTensor]
 
 
 def bags_of(
-    ids,
-    weights=None,
+    ids: AnyTensor,
+    weights: Ids | None = None,
     outer_rank: int = -1,
-    is_kept: Callable | None = None,
+    is_kept: Callable[[tf.Tensor, tf.Tensor | None], tf.Tensor | None] | None = None,
     default_id: tf.Tensor | None = None,
 ) -> Bags:
     """The bags of ids.
@@ -101,12 +102,14 @@ def bags_of(
     return Bags(flat, bags, number, weights, in_order, restore)
 
 
-def flatten(ids, outer_rank: int):
+def flatten(
+    ids: AnyTensor, outer_rank: int
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Callable[[tf.Tensor], AnyTensor]]:
     """Flat ids (n,), the bag of each (n,), the number of bags, and what gives (bags, dim) its shape."""
     if isinstance(ids, tf.RaggedTensor):
         rows = _innermost(ids)
 
-        def restore_ragged(pooled):
+        def restore_ragged(pooled: tf.Tensor) -> AnyTensor:
             if ids.ragged_rank == 1:
                 return pooled
             splits = ids.nested_row_splits[:-1]
@@ -129,7 +132,7 @@ def flatten(ids, outer_rank: int):
         number = tf.reduce_prod(outer)
         bags = tf.repeat(tf.range(number), tf.reduce_prod(shape[outer_rank:]))
 
-    def restore(pooled):
+    def restore(pooled: tf.Tensor) -> tf.Tensor:
         shape = tf.concat([outer, [pooled.shape[-1]]], 0)
         static = ids.shape[:outer_rank] + pooled.shape[-1:]
         return tf.ensure_shape(tf.reshape(pooled, shape), static)
@@ -143,7 +146,7 @@ def pool(
     combiner: str,
     max_norm: float | None = None,
     name: str | None = None,
-):
+) -> AnyTensor:
     """One vector per bag, of the keys of a table.
 
     Args:
@@ -185,11 +188,13 @@ def _pooled_by_one_op(table: Variable, bags: Bags, combiner: str, name: str | No
     return lookup_bags([table], [feature], keys, lengths, weights=weights, are_keys=True)
 
 
-def _in_order(bags: tf.Tensor, keys: tf.Tensor, weights: tf.Tensor | None):
+def _in_order(
+    bags: tf.Tensor, keys: tf.Tensor, weights: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Keys and weights, bag after bag. Sparse tensors mostly are, and sorting costs more than asking."""
     parts = [keys] if weights is None else [keys, weights]
 
-    def sort():
+    def sort() -> list[tf.Tensor]:
         order = tf.argsort(bags, stable=True)
         return [_permuted(part, order) for part in parts]
 
@@ -199,7 +204,9 @@ def _in_order(bags: tf.Tensor, keys: tf.Tensor, weights: tf.Tensor | None):
 
 
 @tf.custom_gradient
-def _permuted(numbers: tf.Tensor, order: tf.Tensor):
+def _permuted(
+    numbers: tf.Tensor, order: tf.Tensor
+) -> tuple[tf.Tensor, Callable[[tf.Tensor], tuple[tf.Tensor, None]]]:
     """Numbers (n,) in another order. Their gradient is dense, that of tf.gather would be slices."""
     return tf.gather(numbers, order), lambda gradient: (
         tf.scatter_nd(order[:, None], gradient, tf.shape(numbers)),
@@ -210,7 +217,7 @@ def _permuted(numbers: tf.Tensor, order: tf.Tensor):
 def _pooled(vectors: tf.Tensor, bags: Bags, combiner: str) -> tf.Tensor:
     """Vectors (n, dim) of bags, in any order, pooled to (number, dim)."""
 
-    def total(rows):
+    def total(rows: tf.Tensor) -> tf.Tensor:
         return tf.math.unsorted_segment_sum(rows, bags.bags, bags.number)
 
     if bags.weights is None and combiner == "sum":
@@ -235,7 +242,7 @@ def _lengths(bags: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
     return tf.math.unsorted_segment_sum(tf.ones_like(bags), bags, number)
 
 
-def flat_weights(weights, ids) -> tf.Tensor:
+def flat_weights(weights: Ids, ids: AnyTensor) -> tf.Tensor:
     """The weights (n,) of the flat ids (n,), whose structure they must have."""
     if isinstance(ids, tf.RaggedTensor):
         return _flat_of_ragged(weights, ids)
@@ -258,7 +265,7 @@ def flat_weights(weights, ids) -> tf.Tensor:
         return tf.identity(flat)
 
 
-def _flat_of_ragged(weights, ids: tf.RaggedTensor) -> tf.Tensor:
+def _flat_of_ragged(weights: Ids, ids: tf.RaggedTensor) -> tf.Tensor:
     _check_structure(weights, ids)
     if weights.ragged_rank != ids.ragged_rank:
         raise ValueError(
@@ -271,7 +278,7 @@ def _flat_of_ragged(weights, ids: tf.RaggedTensor) -> tf.Tensor:
         return tf.identity(weights.flat_values)
 
 
-def _check_structure(weights, ids) -> None:
+def _check_structure(weights: Ids, ids: AnyTensor) -> None:
     kinds = (tf.RaggedTensor, tf.SparseTensor)
     for kind in kinds:
         if isinstance(weights, kind) != isinstance(ids, kind):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.base.hints import AnyTensor, Gradient, Ids
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.variable import Variable
@@ -14,11 +16,11 @@ from tf_dynemb.table.variable import Variable
 
 def embedding_lookup(
     params: Variable,
-    ids,
+    ids: Ids,
     name: str | None = None,
     max_norm: float | None = None,
     return_trainable: bool = False,
-):
+) -> Any:
     """Reads the values of ids so that gradients flow to the table.
 
     The gradient arrives at `params.handle` as tf.IndexedSlices: indices are the distinct keys of this
@@ -58,7 +60,7 @@ def embedding_lookup(
     """
     table = table_of(params)
 
-    def look_up(flat):
+    def look_up(flat: tf.Tensor) -> tf.Tensor:
         values = lookup_keys(table, table._keys(flat), name, max_norm)
         return tf.cast(values, table.value_dtype)
 
@@ -68,11 +70,11 @@ def embedding_lookup(
 
 def embedding_lookup_unique(
     params: Variable,
-    ids,
+    ids: Ids,
     name: str | None = None,
     max_norm: float | None = None,
     return_trainable: bool = False,
-):
+) -> Any:
     """As embedding_lookup, with each distinct id read once and its row copied to where the id stands.
 
     Values and gradients are those of embedding_lookup, which sums the gradients of equal ids as well. It
@@ -88,7 +90,7 @@ def embedding_lookup_unique(
     """
     table = table_of(params)
 
-    def look_up(flat):
+    def look_up(flat: tf.Tensor) -> tf.Tensor:
         keys = table._keys(flat)
         if table.config.repeats > 1:
             values = lookup_keys(table, keys, name, max_norm)  # whose gradient has all occurrences
@@ -103,7 +105,7 @@ def embedding_lookup_unique(
     return (values, table.handle) if return_trainable else values
 
 
-def table_of(params) -> Variable:
+def table_of(params: Any) -> Variable:
     """The table that `params` of a lookup means: a Variable, its handle, or a list of one of them.
 
     Raises:
@@ -148,7 +150,7 @@ def check_trained(table: Variable) -> None:
     files would leave the rows out without a word.
     """
     model = _compat.outermost_layer()
-    if not table.trainable or not getattr(model, "compiled", False):
+    if model is None or not table.trainable or not getattr(model, "compiled", False):
         return
     if not any(variable is table.handle for variable in model.variables):
         raise ValueError(
@@ -160,14 +162,16 @@ def check_trained(table: Variable) -> None:
         )
 
 
-def _with_flat_values(look_up: Callable, ids):
+def _with_flat_values(look_up: Callable[[tf.Tensor], tf.Tensor], ids: AnyTensor) -> AnyTensor:
     if isinstance(ids, tf.RaggedTensor):
         return ids.with_flat_values(look_up(ids.flat_values))
     return look_up(ids)
 
 
 @tf.RegisterGradient("DynembLookup")
-def _lookup_gradient(op, values_gradient, exists_gradient):
+def _lookup_gradient(
+    op: tf.Operation, values_gradient: tf.Tensor, exists_gradient: object
+) -> list[Gradient | None]:
     """One summed row per key, so that norms and clipping see what the dense gradient would show.
 
     And rows of zeros for keys whose occurrences are counted by the table's admission.
@@ -190,7 +194,9 @@ def check_crosses_no_loop() -> None:
         )
 
 
-def table_slices(keys: Sequence, rows: Sequence, dims: Sequence[int]) -> list[tf.IndexedSlices]:
+def table_slices(
+    keys: Sequence[tf.Tensor], rows: Sequence[tf.Tensor], dims: Sequence[int]
+) -> list[tf.IndexedSlices]:
     """The gradients of tables: for each of the dims, keys (m,) and rows (m, dim).
 
     A first dimension of -1 makes whatever would turn the slices into a dense tensor fail loudly; with 0,
@@ -206,7 +212,7 @@ def table_slices(keys: Sequence, rows: Sequence, dims: Sequence[int]) -> list[tf
 
 
 @tf.RegisterGradient("DynembWithStrings")
-def _with_strings_gradient(op, gradient):
+def _with_strings_gradient(op: tf.Operation, gradient: tf.Tensor) -> list[tf.Tensor | None]:
     """Passes the slices on once the strings are kept, which their keys need to get rows."""
     _, table, keys, strings = op.inputs
     operation = ops.dynemb_record_key_strings(table, keys, strings)
@@ -215,7 +221,9 @@ def _with_strings_gradient(op, gradient):
 
 
 @tf.RegisterGradient("DynembSumByKey")
-def _sum_by_key_gradient(op, keys_gradient, sums_gradient, inverse_gradient):
+def _sum_by_key_gradient(
+    op: tf.Operation, keys_gradient: object, sums_gradient: tf.Tensor, inverse_gradient: object
+) -> list[tf.Tensor | None]:
     """Of a sum to each of its terms: what second derivatives need."""
     del keys_gradient, inverse_gradient
     return [None, tf.gather(sums_gradient, op.outputs[2])]

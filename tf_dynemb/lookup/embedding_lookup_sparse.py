@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
+from tf_dynemb.base.hints import AnyTensor, Ids, TensorLike
 from tf_dynemb.base.keys import keys_of
 from tf_dynemb.lookup.bags import bags_of, check_combiner, pool
 from tf_dynemb.lookup.embedding_lookup import table_of
@@ -12,13 +15,13 @@ from tf_dynemb.table.variable import Variable
 
 def embedding_lookup_sparse(
     params: Variable,
-    sp_ids,
-    sp_weights=None,
+    sp_ids: Ids,
+    sp_weights: Ids | None = None,
     combiner: str = "mean",
     max_norm: float | None = None,
     name: str | None = "embedding_lookup_sparse",
     return_trainable: bool = False,
-):
+) -> Any:
     """One vector per row of a sparse or ragged matrix of ids.
 
     Of the ids v of a row with weights w (1 if not given) it is
@@ -71,14 +74,14 @@ def embedding_lookup_sparse(
 
 def safe_embedding_lookup_sparse(
     embedding_weights: Variable,
-    sparse_ids,
-    sparse_weights=None,
+    sparse_ids: Ids,
+    sparse_weights: Ids | None = None,
     combiner: str = "mean",
-    default_id=None,
+    default_id: TensorLike | None = None,
     max_norm: float | None = None,
     name: str | None = "safe_embedding_lookup_sparse",
     return_trainable: bool = False,
-):
+) -> Any:
     """As embedding_lookup_sparse, for ids of any rank, ids of no weight, and an id for empty rows.
 
     The ids of the last axis are pooled. Unless the combiner is "sum", ids whose weight is not above 0
@@ -120,7 +123,7 @@ def safe_embedding_lookup_sparse(
     if default_id is not None:
         default_id = _default(table, default_id)
 
-    def is_kept(ids, weights):
+    def is_kept(ids: tf.Tensor, weights: tf.Tensor | None) -> tf.Tensor | None:
         return None if weights is None or combiner == "sum" else weights > 0
 
     values = _pooled(
@@ -137,14 +140,23 @@ def safe_embedding_lookup_sparse(
     return (values, table.handle) if return_trainable else values
 
 
-def _pooled(table: Variable, keys, weights, name, combiner, max_norm, outer_rank, **options):
+def _pooled(
+    table: Variable,
+    keys: AnyTensor,
+    weights: Ids | None,
+    name: str | None,
+    combiner: str,
+    max_norm: float | None,
+    outer_rank: int,
+    **options: Any,
+) -> AnyTensor:
     """Pooled vectors in the table's dtype; the options are those of bags.bags_of."""
     with tf.name_scope(name or "embedding_lookup_sparse"):
         bags = bags_of(keys, weights, outer_rank, **options)
         return tf.cast(pool(table, bags, combiner, max_norm, name), table.value_dtype)
 
 
-def _checked(table: Variable, ids, weights, combiner, prefix: str):
+def _checked(table: Variable, ids: Ids, weights: Ids | None, combiner: str, prefix: str) -> AnyTensor:
     """The keys of ids. Raises what is documented; arguments are called prefix_ids and prefix_weights."""
     if not isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):
         raise TypeError(
@@ -166,7 +178,7 @@ def _checked(table: Variable, ids, weights, combiner, prefix: str):
     return keys
 
 
-def _default(table: Variable, default_id) -> tf.Tensor:
+def _default(table: Variable, default_id: TensorLike) -> tf.Tensor:
     """The key of a default_id."""
     key = keys_of("default_id", default_id, table.key_dtype, table.keep_keys)
     if key.shape.rank != 0:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.base.hints import Gradient, TensorLike
 from tf_dynemb.base.keys import keys_of
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.lookup.embedding_lookup import (
@@ -39,14 +40,14 @@ class BagFeature(NamedTuple):
 def lookup_bags(
     tables: Sequence[Variable],
     features: Sequence[BagFeature],
-    ids,
-    lengths,
+    ids: TensorLike,
+    lengths: TensorLike,
     *,
     inputs: int | None = None,
-    weights=None,
-    strides=None,
-    inverse=None,
-    table_ids=None,
+    weights: TensorLike | None = None,
+    strides: TensorLike | None = None,
+    inverse: TensorLike | None = None,
+    table_ids: TensorLike | None = None,
     overflow: Sequence[tuple[int, int, int] | None] = (),
     are_keys: bool = False,
 ) -> tf.Tensor:
@@ -153,7 +154,7 @@ def _hash_sizes(tables: int, others: Sequence[int], rows: Sequence[int]) -> list
     return sizes
 
 
-def _check(tables: list, features: list, inputs: int | None) -> int:
+def _check(tables: list[Variable], features: list[BagFeature], inputs: int | None) -> int:
     """Raises what is documented. Returns the number of features of the ids."""
     if not tables or not features:
         raise ValueError(f"tables, features: got {len(tables)} and {len(features)}, want one or more")
@@ -189,14 +190,20 @@ def _check(tables: list, features: list, inputs: int | None) -> int:
     return inputs
 
 
-def _keys_of(ids, tables: list[Variable]) -> tf.Tensor:
+def _keys_of(ids: TensorLike, tables: list[Variable]) -> tf.Tensor:
     """The int64 keys (n,) of ids, which the key_dtypes of all tables must be able to hold."""
     key_dtypes = dict.fromkeys(table.key_dtype for table in tables)
     return tf.reshape([keys_of("ids", ids, key_dtype) for key_dtype in key_dtypes][0], [-1])
 
 
 def _keys_of_tables(
-    tables: int, features: list[BagFeature], ids, lengths, inputs: int, strides, table_ids
+    tables: int,
+    features: list[BagFeature],
+    ids: TensorLike,
+    lengths: tf.Tensor,
+    inputs: int,
+    strides: tf.Tensor,
+    table_ids: tf.Tensor,
 ) -> list[tf.Tensor]:
     """The ids that are looked up in each table."""
     lengths = tf.reshape(lengths, [-1])
@@ -218,7 +225,7 @@ def _keys_of_tables(
     ]
 
 
-def _or_none(numbers, dtype: tf.DType) -> tf.Tensor:
+def _or_none(numbers: TensorLike | None, dtype: tf.DType) -> tf.Tensor:
     """A tensor of the dtype; of no numbers for None."""
     if numbers is None:
         return tf.constant(np.zeros([0], dtype.as_numpy_dtype))
@@ -230,7 +237,7 @@ _BAG_INPUTS = ("ids", "lengths", "id_weights", "table_ids", "strides", "inverse"
 _BAG_ATTRS = ("inputs", "features", "feature_tables", "poolings", "hash_sizes")
 
 
-def bag_arguments(op) -> dict:
+def bag_arguments(op: tf.Operation) -> dict[str, Any]:
     """The inputs and attrs that an op about bags shares with others on the same bags."""
     inputs = dict(zip(_BAG_INPUTS, op.inputs[-len(_BAG_INPUTS) :], strict=True))
     attrs = {name: op.get_attr(name) for name in _BAG_ATTRS}
@@ -239,14 +246,14 @@ def bag_arguments(op) -> dict:
 
 
 @tf.RegisterGradient("DynembHandles")
-def _handles_gradient(op, *gradients):
+def _handles_gradient(op: tf.Operation, *gradients: Gradient) -> list[Gradient]:
     """The handle weights' gradients are those of the handles, as with reading a variable."""
     del op
     return list(gradients)
 
 
 @tf.RegisterGradient("DynembLookupBags")
-def _lookup_bags_gradient(op, gradient):
+def _lookup_bags_gradient(op: tf.Operation, gradient: tf.Tensor) -> list[Gradient | None]:
     """One summed row per key and table, as of a lookup; with a number for each weight of an id."""
     check_crosses_no_loop()
     number = op.get_attr("T")
@@ -268,7 +275,7 @@ def _lookup_bags_gradient(op, gradient):
 
 
 @tf.RegisterGradient("DynembSumBags")
-def _sum_bags_gradient(op, *gradients):
+def _sum_bags_gradient(op: tf.Operation, *gradients: tf.Tensor | None) -> list[tf.Tensor | None]:
     """Second derivatives: sums are linear in the gradient, so this is the lookup of their gradients."""
     number = op.get_attr("T")
     keys, of_sums = op.outputs[:number], gradients[number:]

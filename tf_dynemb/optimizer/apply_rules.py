@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -31,9 +32,9 @@ class _Share:
     resource: TableResource
     candidates: TableResource | None  # the same part of the table's candidates
     gradient: tf.IndexedSlices
-    stamp: object  # of the rows' restrict policy, the same for all parts
+    stamp: tf.Tensor | np.int64  # of the rows' restrict policy, the same for all parts
     rule: Rule
-    learning_rate: object  # a number or a scalar tensor of float64
+    learning_rate: float | tf.Tensor  # a number or a scalar tensor of float64
     weight_decay: float
 
     @property
@@ -41,7 +42,7 @@ class _Share:
         """Of the gradient."""
         return tf.float64 if self.handle.table.value_dtype == tf.float64 else tf.float32
 
-    def key(self) -> tuple:
+    def key(self) -> tuple[object, ...]:
         """Shares of equal keys are trained by one op."""
         return self.rule.name, self.rule.slot_initial, self.dtype, self.resource.host
 
@@ -71,12 +72,12 @@ def apply_rules(
         In a graph, the operations that do it. A table that is full makes them fail, with all tables as
         they were, unless tables of several rules or dtypes have limits: those before it are trained.
     """
-    groups: dict[tuple, list[_Share]] = {}
+    groups: dict[tuple[object, ...], list[_Share]] = {}
     rates = _Rates(inner)
     for gradient, handle in zip(gradients, handles, strict=True):
         own = handle.optimizer_config or TableOptimizerConfig()
         optimizer = own.optimizer or inner
-        common = {
+        common: dict[str, Any] = {
             "stamp": handle.table._stamp(lambda: tf.cast(inner.iterations, tf.int64) + 1),
             "rule": rule_of(optimizer, untouched_rows),
             "learning_rate": rates.of(own),
@@ -91,7 +92,7 @@ def apply_rules(
             share = _Share(handle, resource, candidates, slices, **common)
             groups.setdefault(share.key(), []).append(share)
     step = tf.cast(inner.iterations, tf.float64) + 1
-    done = []
+    done: list[tf.Operation | None] = []
     # First those that may refuse, and the others if they do not.
     limited = {
         key: any(share.handle.table.config.refuses_when_full for share in shares)
@@ -109,7 +110,7 @@ def apply_rules(
 class _Rates:
     """Learning rates of a step, each evaluated once for all tables that have it."""
 
-    def __init__(self, inner: keras.optimizers.Optimizer):
+    def __init__(self, inner: keras.optimizers.Optimizer) -> None:
         self._inner = inner
         self._known: dict[int, tf.Tensor] = {}  # by the id of what gives them
 
@@ -125,16 +126,21 @@ class _Rates:
         return self._known[id(rate)]
 
 
-def _weight_decay(handle, own: TableOptimizerConfig, optimizer, inner) -> float:
+def _weight_decay(
+    handle: TableHandle,
+    own: TableOptimizerConfig,
+    optimizer: keras.optimizers.Optimizer,
+    inner: keras.optimizers.Optimizer,
+) -> float:
     if own.weight_decay is not None:
         return float(own.weight_decay)
     excluded = _compat.excluded_from_weight_decay(inner, handle)
     return 0.0 if excluded else float(optimizer.weight_decay or 0.0)
 
 
-def _by_lookup(shares: list[_Share]) -> dict:
+def _by_lookup(shares: list[_Share]) -> dict[str | None, tuple[tf.Operation | None, list[_Share]]]:
     """Shares by the op that summed their gradients, if that can be left out: tables sum themselves."""
-    groups: dict = {}
+    groups: dict[str | None, tuple[tf.Operation | None, list[_Share]]] = {}
     for share in shares:
         rows, op = share.gradient.values, None
         if tf.is_symbolic_tensor(rows) and rows.op.type == "DynembSumBags":
@@ -146,7 +152,7 @@ def _by_lookup(shares: list[_Share]) -> dict:
     return groups
 
 
-def _apply_bags(shares: list[_Share], step: tf.Tensor, op):
+def _apply_bags(shares: list[_Share], step: tf.Tensor, op: tf.Operation) -> tf.Operation:
     """Trains tables on what the op that would sum their gradients is given."""
     return ops.dynemb_apply_bags(
         gradient=op.inputs[0],
@@ -157,7 +163,7 @@ def _apply_bags(shares: list[_Share], step: tf.Tensor, op):
     )
 
 
-def _apply(shares: list[_Share], step: tf.Tensor):
+def _apply(shares: list[_Share], step: tf.Tensor) -> tf.Operation:
     slices = [_unsummed(share.gradient) for share in shares]
     return ops.dynemb_apply(
         keys=[s.indices for s in slices],
@@ -168,7 +174,7 @@ def _apply(shares: list[_Share], step: tf.Tensor):
     )
 
 
-def _common(shares: list[_Share], step: tf.Tensor) -> dict:
+def _common(shares: list[_Share], step: tf.Tensor) -> dict[str, Any]:
     rule = shares[0].rule
     return {
         "tables": [share.resource.resource_handle for share in shares],
@@ -201,7 +207,7 @@ def _admitted(share: _Share, keys: tf.Tensor) -> tf.Tensor:
     return admitted
 
 
-def _matrix(rows: list[tuple]) -> tf.Tensor:
+def _matrix(rows: list[tuple[float | tf.Tensor, ...]]) -> tf.Tensor:
     """Numbers and scalar tensors as float64, by as many nodes for any number of rows."""
     flat = [x for row in rows for x in row]
     tensors = list({id(x): x for x in flat if tf.is_tensor(x)}.values())

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.base.hints import Gradient, LearningRate
 from tf_dynemb.optimizer import nonfinite as nonfinite_gradients
 from tf_dynemb.optimizer.apply_rules import apply_rules, rule_of_table
 from tf_dynemb.optimizer.gradient_sums import GradientSums
 from tf_dynemb.optimizer.gradients import (
+    Pairs,
     is_on,
     norm_of,
     norms_of,
@@ -36,7 +39,7 @@ from tf_dynemb.table.schema import Schema
 def _inner_optimizers(name: str) -> property:
     """An option that the wrapper shows and sets where it is."""
 
-    def setter(self, value):
+    def setter(self: Any, value: Any) -> None:
         # Keras' constructor sets it too, before there is an inner optimizer.
         if hasattr(self, "inner_optimizer"):
             setattr(self.inner_optimizer, name, value)
@@ -100,11 +103,11 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
 
     def __init__(
         self,
-        inner_optimizer: keras.optimizers.Optimizer | str | Mapping,
+        inner_optimizer: keras.optimizers.Optimizer | str | Mapping[str, Any],
         name: str = "dynamic_embedding_optimizer",
         nonfinite: str = "apply",
         untouched_rows: str = "lazy",
-    ):
+    ) -> None:
         if nonfinite not in nonfinite_gradients.CHOICES:
             raise ValueError(f"nonfinite: got {nonfinite!r}, want 'apply', 'skip' or 'error'")
         if untouched_rows not in UNTOUCHED_ROWS:
@@ -122,7 +125,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         self._averages: RowAverages | None = None
         self._lets_loss_scaling_in = False
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: Any) -> None:
         # The constructor of Keras' LossScaleOptimizer sets this of what it wraps; compile() does that by
         # itself under mixed_float16.
         if name == "loss_scale_factor" and not self._lets_loss_scaling_in:
@@ -133,11 +136,13 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             )
         super().__setattr__(name, value)
 
-    def exclude_from_weight_decay(self, var_list=None, var_names=None) -> None:
+    def exclude_from_weight_decay(
+        self, var_list: Sequence[keras.Variable] | None = None, var_names: Sequence[str] | None = None
+    ) -> None:
         """As in Keras, before the optimizer is built; table handles may be among the variables."""
         self.inner_optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
 
-    def build(self, variables: Iterable) -> None:
+    def build(self, variables: Iterable[keras.Variable]) -> None:
         """Makes the inner optimizer's variables for the dense ones; tables keep theirs in their rows.
 
         Raises:
@@ -175,7 +180,11 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer.build([v for v in variables if not isinstance(v, TableHandle)])
         super().build(variables)
 
-    def apply(self, grads: Sequence, trainable_variables: Sequence | None = None) -> None:
+    def apply(
+        self,
+        grads: Sequence[Gradient | None],
+        trainable_variables: Sequence[keras.Variable] | None = None,
+    ) -> None:
         """Updates tables and dense variables.
 
         Args:
@@ -194,7 +203,12 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         """
         self._apply(grads, trainable_variables)
 
-    def _apply(self, grads: Sequence, trainable_variables: Sequence | None, global_step=None) -> None:
+    def _apply(
+        self,
+        grads: Sequence[Gradient | None],
+        trainable_variables: Sequence[keras.Variable] | None,
+        global_step: tf.Variable | None = None,
+    ) -> None:
         """As apply; raises a global_step by one, if there is one."""
         grads = list(grads)
         if not grads:
@@ -239,7 +253,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         clips = any(map(is_on, (self.clipnorm, self.clipvalue, self.global_clipnorm)))
         if replica is not None and clips:
             dense = with_changed(dense, lambda gradients: of_all_replicas(replica, gradients))
-        trained = []
+        trained: list[tf.Operation | None] = []
         if tables:
             dense, trained = self._train_tables(tables, dense, replica)
         if replica is not None and clips:
@@ -257,7 +271,12 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             # The inner optimizer counts no step in which it has nothing to do.
             _compat.count_of_calls(self.inner_optimizer).assign_add(1)
 
-    def apply_gradients(self, grads_and_vars: Iterable, global_step=None, name: str | None = None):
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Gradient | None, keras.Variable]],
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+    ) -> keras.Variable:
         """As apply, of pairs (gradient, variable).
 
         Args:
@@ -279,7 +298,12 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         self._apply(gradients, variables, global_step)
         return self.iterations
 
-    def minimize(self, loss: Callable | tf.Tensor, var_list, tape: tf.GradientTape | None = None):
+    def minimize(
+        self,
+        loss: Callable[[], tf.Tensor] | tf.Tensor,
+        var_list: Any,
+        tape: tf.GradientTape | None = None,
+    ) -> keras.Variable:
         """Computes the gradients of a loss and applies them, as Keras 2 and TFRA have it.
 
         Args:
@@ -301,7 +325,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         variables = list({id(variable): variable for variable in variables}.values())
         return self.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
 
-    def _check_table(self, gradient, handle: TableHandle) -> None:
+    def _check_table(self, gradient: Gradient | None, handle: TableHandle) -> None:
         if not any(handle is known for known in _compat.built_on(self)):
             raise ValueError(
                 f"{handle.path}: the optimizer was built without this table; build it on all variables "
@@ -320,7 +344,12 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
                 "int64 keys that a lookup of the table gives"
             )
 
-    def _train_tables(self, tables: list, dense: list, replica) -> tuple[list, list]:
+    def _train_tables(
+        self,
+        tables: list[tuple[Gradient, TableHandle]],
+        dense: Pairs,
+        replica: tf.distribute.ReplicaContext | None,
+    ) -> tuple[Pairs, list[tf.Operation | None]]:
         """Runs the rule over the rows of tables, once for all replicas.
 
         Args:
@@ -359,7 +388,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             dense = with_changed(dense, lambda present: [scaled(g, shrink) for g in present])
         gradients = self._clipped(gradients, handles)
 
-        def update(strategy=None):
+        def update(strategy: tf.distribute.Strategy | None = None) -> Any:
             del strategy
             if self._averages is not None:
                 return self._train_with_averages(gradients, handles)
@@ -367,30 +396,37 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
 
         return dense, update() if replica is None else replica.merge_call(update)
 
-    def _train_on_means(self, steps: int, gradients: list, handles: list, dense: list) -> tuple:
+    def _train_on_means(
+        self,
+        steps: int,
+        gradients: list[Gradient],
+        handles: list[TableHandle],
+        dense: Pairs,
+    ) -> tuple[Pairs, list[tf.Tensor]]:
         """Adds gradients up, and trains tables on their mean in each of so many steps.
 
         Returns:
             The dense pairs for the inner optimizer, which adds those up, and the operations that train
             tables.
         """
-        inner = self.inner_optimizer
+        inner, sums = self.inner_optimizer, self._sums
+        assert sums is not None  # _train_tables has looked
         for gradient, handle in zip(gradients, handles, strict=True):
-            self._sums.add(gradient, handle)
+            sums.add(gradient, handle)
 
-        def train():
-            means, shrink = [self._sums.take(handle, steps) for handle in handles], one
+        def train() -> tf.Tensor:
+            means, shrink = [sums.take(handle, steps) for handle in handles], one
             if is_on(inner.global_clipnorm):
-                sums = [
+                dense_sums = [
                     (_compat.accumulated_gradient(inner, v), unscaled(g, inner.loss_scale_factor))
                     for g, v in dense
                     if g is not None
                 ]
-                dense_means = [scaled(before + g, 1 / steps) for before, g in sums]
+                dense_means = [scaled(before + g, 1 / steps) for before, g in dense_sums]
                 shrink = self._global_shrink(means, handles, dense_means)
                 means = [scaled(mean, shrink) for mean in means]
                 # The inner optimizer adds the last gradient, which is scaled below, and divides.
-                for before, _ in sums:
+                for before, _ in dense_sums:
                     before.assign(scaled(before, shrink))
             means = self._clipped(means, handles)
             done = apply_rules(means, handles, inner, self.untouched_rows)
@@ -404,9 +440,12 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             dense = with_changed(dense, lambda present: [scaled(g, shrink) for g in present])
         return dense, [shrink]
 
-    def _train_with_averages(self, gradients: list, handles: list) -> list:
+    def _train_with_averages(
+        self, gradients: list[Gradient], handles: list[TableHandle]
+    ) -> list[tf.Operation | None]:
         """Trains tables, and takes their rows into the moving averages of those."""
         inner, averages = self.inner_optimizer, self._averages
+        assert averages is not None  # _train_tables has looked
         step = tf.cast(inner.iterations, tf.float64) + 1
         gradients = [sum_by_key(*pair) for pair in zip(gradients, handles, strict=True)]
         keys = [gradient.indices for gradient in gradients]
@@ -420,16 +459,16 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         if not frequency:
             return done
 
-        def overwrite():
+        def overwrite() -> tf.Tensor:
             for handle in handles:
-                self._averages.overwrite(handle, step)
+                averages.overwrite(handle, step)
             return tf.constant(True)
 
         is_due = tf.equal(tf.math.floormod(step, frequency), 0)
         with tf.control_dependencies([op for op in done if op is not None]):
             return [tf.cond(is_due, overwrite, lambda: tf.constant(False))]
 
-    def _clipped(self, gradients: list, handles: list) -> list:
+    def _clipped(self, gradients: list[Gradient], handles: list[TableHandle]) -> list[Gradient]:
         """Gradients clipped each by itself, as the inner optimizer is configured to."""
         inner = self.inner_optimizer
         if is_on(inner.clipnorm):
@@ -444,7 +483,9 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             return [tf.clip_by_value(g, -inner.clipvalue, inner.clipvalue) for g in gradients]
         return gradients
 
-    def _global_shrink(self, gradients: list, handles: list, dense: list) -> tf.Tensor:
+    def _global_shrink(
+        self, gradients: list[Gradient], handles: list[TableHandle], dense: Pairs
+    ) -> tf.Tensor:
         """The factor by which global_clipnorm scales all gradients: of tables, and dense ones.
 
         Args:
@@ -464,7 +505,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         return rule_of_table(handle, self.inner_optimizer, self.untouched_rows)
 
     @property
-    def variables(self):
+    def variables(self) -> list[keras.Variable]:
         """The wrapper's variables and the inner optimizer's; what tables have is in their rows."""
         return super().variables + self.inner_optimizer.variables
 
@@ -474,21 +515,21 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
     weight_decay = _inner_optimizers("weight_decay")
 
     @property
-    def learning_rate(self):
+    def learning_rate(self) -> keras.Variable:
         """The inner optimizer's."""
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
-    def learning_rate(self, learning_rate):
+    def learning_rate(self, learning_rate: LearningRate) -> None:
         self.inner_optimizer.learning_rate = learning_rate
 
     @property
-    def iterations(self):
+    def iterations(self) -> keras.Variable:
         """The inner optimizer's count of steps."""
         return self.inner_optimizer.iterations
 
     @iterations.setter
-    def iterations(self, value):
+    def iterations(self, value: keras.Variable) -> None:
         """Sets the inner optimizer's count to a number; a variable of one's own is refused."""
         if not hasattr(self, "inner_optimizer"):
             return  # some versions of Keras set it in the constructor
@@ -500,11 +541,11 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         inner = self.inner_optimizer
         _compat.count_of_calls(inner).assign(value * (inner.gradient_accumulation_steps or 1))
 
-    def scale_loss(self, loss):
+    def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """The inner optimizer's loss_scale_factor."""
         return self.inner_optimizer.scale_loss(loss)
 
-    def finalize_variable_values(self, var_list):
+    def finalize_variable_values(self, var_list: Iterable[keras.Variable]) -> None:
         """With use_ema, sets dense variables and rows to their averages, as Keras does after fit."""
         variables = [handle_of(variable) for variable in var_list]
         self.inner_optimizer.finalize_variable_values(
@@ -514,7 +555,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             for handle in handles_in(variables):
                 self._averages.overwrite(handle, tf.cast(self.iterations, tf.float64))
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: Any) -> None:
         """As Keras' own, which warns of a state for variables that are not there yet and skips it.
 
         The warning says what follows, since the rows have been loaded by now.
@@ -530,7 +571,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             return
         super().load_own_variables(store)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         return {
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
@@ -540,7 +581,9 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         }
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> DynamicEmbeddingOptimizer:
         """The inverse of get_config."""
         config = dict(config)
         config["inner_optimizer"] = keras.saving.deserialize_keras_object(
@@ -561,7 +604,7 @@ def check_made_in_scope(optimizer: keras.optimizers.Optimizer) -> None:
         )
 
 
-def _warn_of_none(variables: list) -> None:
+def _warn_of_none(variables: list[keras.Variable]) -> None:
     names = [getattr(variable, "path", variable.name) for variable in variables]
     warnings.warn(
         f"Gradients do not exist for variables {names} when minimizing the loss.", stacklevel=4

@@ -23,7 +23,7 @@ class GradientSums(tf.Module):
         ValueError: a table that counts occurrences for its admission.
     """
 
-    def __init__(self, handles: Iterable[TableHandle]):
+    def __init__(self, handles: Iterable[TableHandle]) -> None:
         super().__init__()
         self.tables = {}
         for handle in handles:

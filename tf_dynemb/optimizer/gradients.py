@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
+import keras
 import tensorflow as tf
 
+from tf_dynemb.base.hints import Gradient
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.base.upcast import upcast_16bit
 from tf_dynemb.optimizer.apply_rules import limit_of
 from tf_dynemb.table.handle import TableHandle
 
+Pairs: TypeAlias = list[tuple[Gradient | None, keras.Variable]]
 
-def once_each(grads: list, variables: list) -> tuple[list, list]:
+
+def once_each(
+    grads: list[Gradient | None], variables: list[keras.Variable]
+) -> tuple[list[Gradient | None], list[keras.Variable]]:
     """Gradients and variables, each table once: its gradient is that of all of its lookups.
 
     Raises:
@@ -36,13 +43,13 @@ def once_each(grads: list, variables: list) -> tuple[list, list]:
     return [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
 
 
-def with_changed(pairs: list, change: Callable[[list], list]) -> list:
+def with_changed(pairs: Pairs, change: Callable[[list[Gradient]], list[Gradient]]) -> Pairs:
     """(gradient, variable) pairs with what a function makes of the gradients that there are."""
     changed = iter(change([g for g, _ in pairs if g is not None]))
     return [(None if g is None else next(changed), v) for g, v in pairs]
 
 
-def of_all_replicas(replica, gradients: list) -> list:
+def of_all_replicas(replica: tf.distribute.ReplicaContext, gradients: list[Gradient]) -> list[Gradient]:
     """The gradients of all replicas together, in each of them."""
     if not gradients:  # of which TensorFlow's collectives can make nothing
         return []
@@ -50,7 +57,7 @@ def of_all_replicas(replica, gradients: list) -> list:
         return replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
 
     # Replicas of one process need no collective, and that of TensorFlow crashes where none has a slice.
-    def joined(strategy, gradients):
+    def joined(strategy: tf.distribute.Strategy, gradients: list[Gradient]) -> list[Gradient]:
         results = []
         for gradient in gradients:
             parts = strategy.experimental_local_results(gradient)
@@ -101,7 +108,7 @@ def sum_by_key(gradient: tf.IndexedSlices, handle: TableHandle) -> tf.IndexedSli
     return tf.IndexedSlices(rows, keys)
 
 
-def scaled(gradient, factor):
+def scaled(gradient: Gradient, factor: float | tf.Tensor) -> Gradient:
     """A dense gradient or slices times a number, computed in 32 bits or more."""
     if isinstance(gradient, tf.IndexedSlices):
         rows = scaled(gradient.values, factor)
@@ -110,7 +117,7 @@ def scaled(gradient, factor):
     return tf.cast(numbers * tf.cast(factor, numbers.dtype), gradient.dtype)
 
 
-def or_zeros(condition: tf.Tensor, gradient):
+def or_zeros(condition: tf.Tensor, gradient: Gradient) -> Gradient:
     """A dense gradient or slices, or zeros in place of its numbers."""
     if isinstance(gradient, tf.IndexedSlices):
         rows = or_zeros(condition, gradient.values)
@@ -118,18 +125,18 @@ def or_zeros(condition: tf.Tensor, gradient):
     return tf.where(condition, gradient, tf.zeros_like(gradient))
 
 
-def unscaled(gradient, scale: float | None):
+def unscaled(gradient: Gradient, scale: float | None) -> Gradient:
     """A gradient of a loss that was multiplied by a number, as of the loss."""
     return gradient if scale is None else scaled(gradient, 1.0 / scale)
 
 
-def norm_of(gradient) -> tf.Tensor:
+def norm_of(gradient: Gradient) -> tf.Tensor:
     """The L2 norm of all numbers of a dense gradient or slices, float64."""
     numbers = upcast_16bit(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient)
     return tf.sqrt(tf.cast(tf.reduce_sum(tf.square(numbers)), tf.float64))
 
 
-def norms_of(gradients: list, handles: list) -> list[tf.Tensor]:
+def norms_of(gradients: list[Gradient], handles: list[TableHandle]) -> list[tf.Tensor]:
     """The norm of each table's gradient: over all processes that have rows of it."""
     norms = [norm_of(gradient) for gradient in gradients]
     spread = [number for number, handle in enumerate(handles) if handle.table.exchange is not None]
@@ -141,7 +148,9 @@ def norms_of(gradients: list, handles: list) -> list[tf.Tensor]:
     return norms
 
 
-def summed_over_replicas(gradients: list, handles: list, replica) -> list[tf.IndexedSlices]:
+def summed_over_replicas(
+    gradients: list[Gradient], handles: list[TableHandle], replica: tf.distribute.ReplicaContext
+) -> list[tf.IndexedSlices]:
     """What this process trains its rows on: of tables that are spread over processes those it owns.
 
     Tables of one process get the slices of all replicas, so that all replicas compute the same.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+import keras
 import tensorflow as tf
 
+from tf_dynemb.base.hints import Gradient
 from tf_dynemb.base.upcast import upcast_16bit
 from tf_dynemb.table.handle import TableHandle
 
@@ -14,7 +16,9 @@ CHOICES = ("apply", "skip", "error")
 
 
 def refuse(
-    gradients: Sequence[tf.IndexedSlices], handles: Sequence[TableHandle], dense: Sequence[tuple]
+    gradients: Sequence[tf.IndexedSlices],
+    handles: Sequence[TableHandle],
+    dense: Sequence[tuple[Gradient | None, keras.Variable]],
 ) -> list[tf.IndexedSlices]:
     """The gradients of tables, which can be had only if all gradients of the step are finite.
 
@@ -68,7 +72,7 @@ def skip(gradient: tf.IndexedSlices, handle: TableHandle) -> tf.IndexedSlices:
     if handle.table.config.repeats > 1:  # further occurrences of a key follow as rows of zeros
         finite &= ~tf.reduce_any(gradient.indices[:, None] == dropped, axis=1)
 
-    def tell():
+    def tell() -> tf.Tensor:
         message = f"{handle.path}: gradients that are not finite, whose rows stay as they are, of keys"
         tf.print(message, dropped, output_stream=sys.stderr)
         return tf.constant(True)

@@ -30,7 +30,7 @@ class RowAverages(tf.Module):
         ValueError: a table with rules on which rows it has, which count and date the writes of rows.
     """
 
-    def __init__(self, handles: Iterable[TableHandle], momentum: float):
+    def __init__(self, handles: Iterable[TableHandle], momentum: float) -> None:
         super().__init__()
         self.momentum = momentum
         self.tables = {}
@@ -56,7 +56,7 @@ class RowAverages(tf.Module):
 
     def after_step(
         self, keys: tf.Tensor, averages: tf.Tensor, handle: TableHandle, step: tf.Tensor
-    ) -> list:
+    ) -> list[tf.Operation | None]:
         """Takes what a step has made of rows into their averages; the operations that do.
 
         Args:
@@ -72,7 +72,7 @@ class RowAverages(tf.Module):
         keys, averages = tf.boolean_mask(keys, exists), tf.boolean_mask(averages, exists)
         return [self._write(keys, averages, handle, step)]
 
-    def overwrite(self, handle: TableHandle, step: tf.Tensor) -> list:
+    def overwrite(self, handle: TableHandle, step: tf.Tensor) -> list[tf.Operation | None]:
         """Sets all rows of a table to their averages after a step; the operations that do.
 
         It takes the memory of the table's values three times over while it does.
@@ -84,7 +84,9 @@ class RowAverages(tf.Module):
             averages_table.clear()
             return [self._write(keys, averages, handle, step), write(handle.table, keys, averages)]
 
-    def _so_far(self, keys, rows, exists, handle: TableHandle, step: tf.Tensor) -> tf.Tensor:
+    def _so_far(
+        self, keys: tf.Tensor, rows: tf.Tensor, exists: tf.Tensor, handle: TableHandle, step: tf.Tensor
+    ) -> tf.Tensor:
         """The averages of rows that have not changed since their own last step."""
         kept, has_average = read(self.tables[handle.path], keys)
         average, high, low = tf.split(kept, [handle.table.dim, 1, 1], axis=1)
@@ -95,7 +97,9 @@ class RowAverages(tf.Module):
         has_average = (exists & has_average)[:, tf.newaxis]
         return tf.where(has_average, rows + left * (average - rows), rows)
 
-    def _write(self, keys, averages, handle: TableHandle, step: tf.Tensor):
+    def _write(
+        self, keys: tf.Tensor, averages: tf.Tensor, handle: TableHandle, step: tf.Tensor
+    ) -> tf.Operation | None:
         high = tf.floor(step / _LOW)
         steps = tf.cast(tf.stack([high, step - high * _LOW]), averages.dtype)
         steps = tf.broadcast_to(steps, [tf.size(keys), 2])

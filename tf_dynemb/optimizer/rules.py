@@ -29,22 +29,22 @@ class Rule:
     slot_initial: float = 0.0
 
 
-def _sgd(o) -> Rule:
+def _sgd(o: keras.optimizers.Optimizer) -> Rule:
     if not o.momentum:
         return Rule("sgd")
     return Rule("sgd_nesterov" if o.nesterov else "sgd_momentum", (o.momentum,))
 
 
-def _rmsprop(o) -> Rule:
+def _rmsprop(o: keras.optimizers.Optimizer) -> Rule:
     name = "rmsprop" + ("_centered" if o.centered else "") + ("_momentum" if o.momentum > 0 else "")
     return Rule(name, (o.rho, o.momentum, o.epsilon))
 
 
-def _adam(o) -> Rule:
+def _adam(o: keras.optimizers.Optimizer) -> Rule:
     return Rule("adam_amsgrad" if o.amsgrad else "adam", (o.beta_1, o.beta_2, o.epsilon))
 
 
-def _ftrl(o) -> Rule:
+def _ftrl(o: keras.optimizers.Optimizer) -> Rule:
     numbers = (
         o.learning_rate_power,
         o.l1_regularization_strength,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from tf_dynemb.base.table import Table
 from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.variable import Variable
 
@@ -36,12 +37,12 @@ def side_table(handle: TableHandle, suffix: str, more_columns: int = 0) -> Varia
     )
 
 
-def read(table: Variable, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def read(table: Table, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Rows (n, dim) of int64 keys (n,), and which of them exist, (n,)."""
     return table.resource.lookup(table.handle.value.read_value(), keys)
 
 
-def write(table: Variable, keys: tf.Tensor, rows: tf.Tensor) -> tf.Operation | None:
+def write(table: Table, keys: tf.Tensor, rows: tf.Tensor) -> tf.Operation | None:
     """Sets rows (n, dim) of int64 keys (n,)."""
     rows = tf.cast(rows, table.value_dtype)
     return table.resource.upsert(keys, rows, tf.constant(0, tf.int64))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
+
+from tf_dynemb.base.hints import LearningRate
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")
@@ -30,13 +34,13 @@ class SmartDecayAdam(keras.optimizers.Adam):
 
     def __init__(
         self,
-        learning_rate=0.001,
+        learning_rate: LearningRate = 0.001,
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
         amsgrad: bool = False,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         if amsgrad:
             raise ValueError("amsgrad: got True, which SmartDecayAdam does not have")
         for name, beta in (("beta_1", beta_1), ("beta_2", beta_2)):

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -48,7 +49,13 @@ class TableOptimizerConfig:
     weight_decay: float | None = None
     own_rate: bool = True
 
-    def __post_init__(self):
+    if TYPE_CHECKING:
+
+        @property
+        def rate(self) -> Any:
+            """See the attributes of the class."""
+
+    def __post_init__(self) -> None:
         optimizer = self.optimizer
         if isinstance(optimizer, (str, Mapping)):
             optimizer = keras.optimizers.get(optimizer)
@@ -76,7 +83,7 @@ class TableOptimizerConfig:
             decay = _number("weight_decay", self.weight_decay, "a number >= 0")
             object.__setattr__(self, "weight_decay", decay)
 
-    def get_config(self) -> dict:
+    def get_config(self) -> dict[str, Any]:
         """What the constructor takes, of plain objects."""
         serialize = keras.saving.serialize_keras_object
         return {
@@ -87,7 +94,7 @@ class TableOptimizerConfig:
         }
 
 
-def table_optimizer(optimizer) -> TableOptimizerConfig | None:
+def table_optimizer(optimizer: Any) -> TableOptimizerConfig | None:
     """A TableOptimizerConfig of one, of its config, of a Keras optimizer or of its name."""
     if optimizer is None or isinstance(optimizer, TableOptimizerConfig):
         return optimizer
@@ -96,14 +103,14 @@ def table_optimizer(optimizer) -> TableOptimizerConfig | None:
     return TableOptimizerConfig(optimizer)
 
 
-def _number(argument: str, number, want: str) -> float:
+def _number(argument: str, number: Any, want: str) -> float:
     is_number = isinstance(number, numbers.Real) and not isinstance(number, bool)
     if not is_number or not 0 <= number < math.inf:
         raise ValueError(f"{argument}: got {number!r}, want {want}")
     return float(number)
 
 
-def _learning_rate_of(optimizer: keras.optimizers.Optimizer):
+def _learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
     """A Keras optimizer's schedule, or its variable, which its owner may still set."""
     rate = optimizer.get_config()["learning_rate"]
     if isinstance(rate, dict):

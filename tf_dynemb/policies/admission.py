@@ -10,9 +10,11 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tf_dynemb.base.checks import whole
 
@@ -28,7 +30,7 @@ class AdmissionPolicy(abc.ABC):
 
     default_value: float | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         value = self.default_value
         number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
         if value is not None and not (number and np.isfinite(value)):
@@ -44,12 +46,12 @@ class AdmissionPolicy(abc.ABC):
         """How many occurrences of an id in a batch make a difference."""
         return 1
 
-    def get_config(self) -> dict:
+    def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @classmethod
-    def from_config(cls, config: dict) -> AdmissionPolicy:
+    def from_config(cls, config: dict[str, Any]) -> AdmissionPolicy:
         """The inverse of get_config."""
         return cls(**config)
 
@@ -100,7 +102,7 @@ class MinCount(AdmissionPolicy):
     count: int
     max_candidates: int = dataclasses.field(default=2**20, kw_only=True)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "count", whole("count", self.count, 1, 2**20))
         most = whole("max_candidates", self.max_candidates, 1, 2**40)
@@ -142,7 +144,7 @@ class Probability(AdmissionPolicy):
     p: float
     seed: int = dataclasses.field(default=0, kw_only=True)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         number = isinstance(self.p, (int, float, np.number)) and not isinstance(self.p, bool)
         if not (number and 0 <= self.p <= 1):
@@ -180,9 +182,9 @@ class Custom(AdmissionPolicy):
     >>> table = tf_dynemb.Variable(dim=1, admission=policy)
     """
 
-    function: Callable
+    function: Callable[[tf.Tensor], tf.Tensor]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.function, dict):
             function = keras.saving.deserialize_keras_object(self.function)
@@ -195,13 +197,13 @@ class Custom(AdmissionPolicy):
         """That the caller of an update says."""
         return "given"
 
-    def get_config(self) -> dict:
+    def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
         function = keras.saving.serialize_keras_object(self.function)
         return super().get_config() | {"function": function}
 
 
-def admission_of(admission) -> AdmissionPolicy | None:
+def admission_of(admission: Any) -> AdmissionPolicy | None:
     """What a user gave as admission, checked.
 
     Raises:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from tf_dynemb.policies.eviction import eviction_of
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from tf_dynemb.policies.eviction import EvictionPolicy, eviction_of
 from tf_dynemb.policies.restrict_policy import RestrictPolicy, policy_class
 
+Policy: TypeAlias = (
+    EvictionPolicy | Sequence[EvictionPolicy] | RestrictPolicy | type[RestrictPolicy] | str | None
+)
 
-def policy_fields(policy) -> dict:
+
+def policy_fields(policy: Policy) -> dict[str, Any]:
     """The fields of a TableConfig that such an argument means.
 
     Args:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 
@@ -22,8 +23,10 @@ _MICROSECONDS = 1_000_000
 class EvictionPolicy(abc.ABC):
     """Base of the eviction policies. Give Variable(eviction=...) an instance, or a list of two."""
 
-    # The fields of a row's meta that the policy reads.
-    meta_fields = ()
+    @property
+    def meta_fields(self) -> tuple[str, ...]:
+        """The fields of a row's meta that the policy reads."""
+        return ()
 
     @property
     @abc.abstractmethod
@@ -35,12 +38,12 @@ class EvictionPolicy(abc.ABC):
         """What its times are counted in: "steps", "microseconds", or None if it has none."""
         return None
 
-    def get_config(self) -> dict:
+    def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_config(cls, config: dict) -> EvictionPolicy:
+    def from_config(cls, config: dict[str, Any]) -> EvictionPolicy:
         """The inverse of get_config."""
         return cls(**config)
 
@@ -95,7 +98,7 @@ class LFU(EvictionPolicy):
     half_life_steps: int | None = None
     half_life_seconds: float | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check_times("half_life", self.half_life_steps, self.half_life_seconds, may_be_none=True)
 
     @property
@@ -168,11 +171,11 @@ class TTL(EvictionPolicy):
     seconds: float | None = None
     meta_fields = ("used",)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check_times("", self.steps, self.seconds, may_be_none=False)
 
     @property
-    def unit(self) -> str:
+    def unit(self) -> str | None:
         """Steps or microseconds."""
         return _unit(self.steps, self.seconds)
 
@@ -225,7 +228,7 @@ class Eviction:
         return next(iter(units), None)
 
 
-def eviction_of(eviction) -> Eviction | None:
+def eviction_of(eviction: Any) -> Eviction | None:
     """What a user gave as eviction, checked.
 
     Args:
@@ -254,7 +257,7 @@ def eviction_of(eviction) -> Eviction | None:
     return together
 
 
-def _policy(policy) -> EvictionPolicy:
+def _policy(policy: Any) -> EvictionPolicy:
     if isinstance(policy, type) and issubclass(policy, EvictionPolicy):
         policy = policy()
     if isinstance(policy, dict):
@@ -267,7 +270,7 @@ def _policy(policy) -> EvictionPolicy:
     return policy
 
 
-def _check_times(name: str, steps, seconds, may_be_none: bool) -> None:
+def _check_times(name: str, steps: Any, seconds: Any, may_be_none: bool) -> None:
     names = [f"{name}_steps", f"{name}_seconds"] if name else ["steps", "seconds"]
     if (steps is None) == (seconds is None) and not (may_be_none and steps is None):
         raise ValueError(f"{names[0]} and {names[1]}: got {steps} and {seconds}, want one of them")
@@ -278,9 +281,12 @@ def _check_times(name: str, steps, seconds, may_be_none: bool) -> None:
         raise ValueError(f"{names[1]}: got {seconds!r}, want a number of seconds from 1e-6 to 1e12")
 
 
-def _unit(steps, seconds) -> str | None:
+def _unit(steps: int | None, seconds: float | None) -> str | None:
     return "steps" if steps is not None else None if seconds is None else "microseconds"
 
 
-def _time(steps, seconds) -> int:
-    return int(steps) if steps is not None else round(seconds * _MICROSECONDS)
+def _time(steps: int | None, seconds: float | None) -> int:
+    if steps is not None:
+        return int(steps)
+    assert seconds is not None  # _check_times has looked
+    return round(seconds * _MICROSECONDS)

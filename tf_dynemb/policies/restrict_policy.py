@@ -9,11 +9,13 @@ from __future__ import annotations
 import abc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.base.table import Table
 
 
@@ -56,7 +58,7 @@ class RestrictPolicy(abc.ABC):
     # The field of the row's meta: "used", which writes set to `now`, or "count", which they raise by 1.
     meta_field = "used"
 
-    def __init_subclass__(cls, **kwargs):
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "apply_update" in vars(cls):
             raise TypeError(
@@ -68,7 +70,7 @@ class RestrictPolicy(abc.ABC):
                 f"{cls.__name__}.meta_field: got {cls.meta_field!r}, want 'used' or 'count'"
             )
 
-    def __init__(self, var: Table | None = None):
+    def __init__(self, var: Table | None = None) -> None:
         self.var = var
 
     @property
@@ -88,7 +90,7 @@ class RestrictPolicy(abc.ABC):
         return var
 
     @var.setter
-    def var(self, var: Table | None):
+    def var(self, var: Table | None) -> None:
         self._get_var: Callable[[], Table | None] = lambda: var
 
     def is_held_by_its_table(self) -> None:
@@ -96,10 +98,12 @@ class RestrictPolicy(abc.ABC):
         self._get_var = weakref.ref(self.var)
 
     @abc.abstractmethod
-    def now(self):
+    def now(self) -> tf.Tensor | np.int64:
         """The number that the rows of one call get, int64 scalar. Called once for each call."""
 
-    def apply_restriction(self, num_reserved, trigger=None, name: str | None = None):
+    def apply_restriction(
+        self, num_reserved: TensorLike, trigger: TensorLike | None = None, name: str | None = None
+    ) -> tf.Operation | None:
         """Removes all rows but the num_reserved with the highest numbers; see Variable.restrict."""
         num_reserved = _row_count("num_reserved", num_reserved)
         trigger = num_reserved if trigger is None else _row_count("trigger", trigger)
@@ -126,7 +130,7 @@ class RestrictPolicy(abc.ABC):
         return self.var._exported_keys(keys, strings), numbers[:, fields.index(self.meta_field)]
 
     @classmethod
-    def get_config(cls) -> dict:
+    def get_config(cls) -> dict[str, Any]:
         """Empty: policies have no arguments. Keras registers only classes that have it."""
         return {}
 
@@ -177,12 +181,12 @@ class FrequencyRestrictPolicy(RestrictPolicy):
 
     meta_field = "count"
 
-    def now(self):
+    def now(self) -> np.int64:
         """Nothing reads it."""
         return np.int64(0)
 
 
-def policy_class(restrict_policy) -> type[RestrictPolicy] | None:
+def policy_class(restrict_policy: Any) -> type[RestrictPolicy] | None:
     """The class of a policy, of a class, an instance, or the name that Keras has for the class.
 
     Raises:
@@ -222,7 +226,7 @@ def registered_policy(name: str) -> type[RestrictPolicy]:
     return found
 
 
-def stamp_of(policy: RestrictPolicy | None):
+def stamp_of(policy: RestrictPolicy | None) -> tf.Tensor | np.int64:
     """What the rows that a call writes get as their number, int64 scalar."""
     if policy is None:
         return np.int64(0)  # goes nowhere
@@ -232,7 +236,7 @@ def stamp_of(policy: RestrictPolicy | None):
     return now
 
 
-def _row_count(argument: str, rows) -> tf.Tensor:
+def _row_count(argument: str, rows: TensorLike) -> tf.Tensor:
     """A number of rows, given as an integer or an integer tensor, as int64."""
     is_tensor = isinstance(rows, (tf.Tensor, tf.Variable)) and rows.dtype.is_integer
     if isinstance(rows, bool) or not (is_tensor or isinstance(rows, (int, np.integer))):

@@ -23,6 +23,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -108,7 +109,9 @@ class Generation:
     @property
     def state(self) -> str:
         """Id of the state of the tables, which the delta of the next generation continues."""
-        return (self.delta or self.full).snapshot
+        part = self.delta or self.full
+        assert part is not None  # there is one of the two at least
+        return part.snapshot
 
     def to_text(self) -> str:
         """Two lines: the fields as JSON, and the checksum of that line."""
@@ -148,7 +151,7 @@ class Feed:
             gs://bucket/feed.
     """
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
             raise TypeError(f"path: got {path!r}, want the path of a folder")
         self.path = os.fspath(path).rstrip("/")
@@ -296,7 +299,7 @@ class Feed:
                 with contextlib.suppress(tf.errors.NotFoundError):
                     tf.io.gfile.remove(self.place("generations", name))
 
-    def heartbeats(self) -> dict[str, dict]:
+    def heartbeats(self) -> dict[str, dict[str, Any]]:
         """What each follower says of itself, by its name. What cannot be read is left out."""
         found = {}
         for name in _names_in(self.place("followers")):

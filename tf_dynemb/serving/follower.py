@@ -11,8 +11,10 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_dynemb.base.checks import naming, positive, whole
@@ -22,6 +24,7 @@ from tf_dynemb.serving.served import Served
 from tf_dynemb.serving.switch import Switch
 from tf_dynemb.snapshot.files import SnapshotError, SnapshotReader
 from tf_dynemb.snapshot.tables import load_chain
+from tf_dynemb.table.table_resource import TableResource
 
 # Of files, and of requests that take too long; the next poll tries again.
 _FAILURES = (FeedError, SnapshotError, tf.errors.OpError, OSError, TimeoutError)
@@ -92,8 +95,8 @@ class Follower:
 
     def __init__(
         self,
-        loaded_or_model,
-        path,
+        loaded_or_model: Any,
+        path: str | os.PathLike[str],
         name: str | None = None,
         *,
         background: bool = False,
@@ -101,7 +104,7 @@ class Follower:
         heartbeat_seconds: float = 10.0,
         serve_while_loading: bool = True,
         longest_wait_seconds: float = 1.0,
-    ):
+    ) -> None:
         self._feed = Feed(path)
         if name is None:
             name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -123,11 +126,12 @@ class Follower:
         self._unusable: set[int] = set()  # numbers that this poll could not apply
         self._wants_full = False
         self._beats = 0
-        self._beat_at, self._beat_said = -float("inf"), {}
+        self._beat_at = -float("inf")
+        self._beat_said: dict[str, Any] = {}
         self._counts = {"rows": 0, "erased": 0, "full_copies": 0, "errors": 0}
         self._last_error = ""
         self._ended = threading.Event()
-        self._thread = None
+        self._thread: threading.Thread | None = None
         if background:
             self._thread = threading.Thread(target=self._run, name="tf_dynemb-follower", daemon=True)
             self._thread.start()
@@ -135,7 +139,7 @@ class Follower:
     def __enter__(self) -> Follower:
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     @contextlib.contextmanager
@@ -246,7 +250,7 @@ class Follower:
         with contextlib.suppress(tf.errors.OpError):
             tf.io.gfile.remove(self._feed.place("followers", self.name))
 
-    def _run(self):
+    def _run(self) -> None:
         while not self._ended.is_set():
             try:
                 self.poll()
@@ -254,7 +258,7 @@ class Follower:
                 self._failed(error)
             self._ended.wait(self._poll_seconds)
 
-    def _follow(self):
+    def _follow(self) -> None:
         numbers = self._feed.numbers()
         self._unusable = set()
         self._newest = numbers[-1] if numbers else 0
@@ -271,7 +275,7 @@ class Follower:
             if not (self._apply_next(numbers) or self._load_full(numbers)):
                 return
 
-    def _forget_manifests(self, numbers: Sequence[int]):
+    def _forget_manifests(self, numbers: Sequence[int]) -> None:
         there = set(numbers)
         self._manifests = {n: g for n, g in self._manifests.items() if n in there}
 
@@ -280,7 +284,7 @@ class Follower:
             self._manifests[number] = self._feed.read(number)
         return self._manifests[number]
 
-    def _failed(self, error: Exception):
+    def _failed(self, error: Exception) -> None:
         self._counts["errors"] += 1
         self._last_error = f"{type(error).__name__}: {' '.join(str(error).split())}"
 
@@ -311,9 +315,10 @@ class Follower:
             return False
         return True
 
-    def _apply(self, generation: Generation):
+    def _apply(self, generation: Generation) -> None:
         """Verifies the changes of a generation, and then makes them all at once."""
         tables, delta = self._served.tables, generation.delta
+        assert delta is not None  # _apply_next has looked
         self._served.check(generation)
         weights = self._feed.read_weights(generation)
         # A copy of its own, of which nothing can be removed or overwritten in the middle.
@@ -331,7 +336,7 @@ class Follower:
         self._counts["erased"] += delta.erased
         self._wants_full = False
 
-    def _verify(self, folder: str, snapshot: str):
+    def _verify(self, folder: str, snapshot: str) -> None:
         """Reads a delta through, and sees whether it fits all tables."""
         for number, (name, table) in enumerate(self._served.tables.items()):
             with naming(name):
@@ -346,7 +351,7 @@ class Follower:
             try:
                 generation = self._read(number)
                 same_feed = self._now is not None and generation.feed == self._now.feed
-                if self._whole and same_feed and number <= self._now.number:
+                if self._whole and self._now and same_feed and number <= self._now.number:
                     break
                 if generation.full is not None:
                     self._install(generation)
@@ -358,7 +363,7 @@ class Follower:
         self._wants_full = True
         return False
 
-    def _go_to(self, number: int):
+    def _go_to(self, number: int) -> None:
         """Makes what is served be of a generation, from the newest full copy that is not newer."""
         chain: list[Generation] = []
         for each in range(number, 0, -1):
@@ -370,9 +375,10 @@ class Follower:
                 break
         raise FeedError(f"{self._feed.path}: the feed has no full copy from which to reach {number}")
 
-    def _install(self, generation: Generation, then: Sequence[Generation] = ()):
+    def _install(self, generation: Generation, then: Sequence[Generation] = ()) -> None:
         """Puts a full copy, and the changes of the generations after it, in place of what is served."""
-        last = then[-1] if then else generation
+        last, of_full = then[-1] if then else generation, generation.full
+        assert of_full is not None  # or there is nothing to install
         self._served.check(last)
         weights = self._feed.read_weights(last)
         with contextlib.ExitStack() as stack:
@@ -381,9 +387,9 @@ class Follower:
                 stack.enter_context(self._feed.reading("data", each.folder, "delta")) for each in then
             ]
             reader = stack.enter_context(SnapshotReader(full))
-            _check_id(full, reader.id, generation.full.snapshot)
+            _check_id(full, reader.id, of_full.snapshot)
 
-            def load(name, table):
+            def load(name: str, table: TableResource) -> None:
                 found = load_chain(table, [reader], name)
                 want = reader.tables[name].rows
                 if found != want:
@@ -391,20 +397,25 @@ class Follower:
                 ops.dynemb_set_snapshot(table.resource_handle, generation.state)
                 for folder, each in zip(deltas, then, strict=True):
                     ops.dynemb_snapshot_verify([table.resource_handle], [name], folder, read=True)
-                    table.load_snapshot(folder, each.delta.snapshot, name)
+                    table.load_snapshot(folder, each.state, name)
                     ops.dynemb_set_snapshot(table.resource_handle, each.state)
 
             if self._serve_while_loading:
                 self._load_beside(load, last, weights)
             else:
                 self._load_in_place(load, last, weights, reader)
-        parts = [generation.full, *(each.delta for each in then)]
+        parts = [of_full, *(each.delta for each in then if each.delta is not None)]
         self._counts["rows"] += sum(part.rows for part in parts)
         self._counts["erased"] += sum(part.erased for part in parts)
         self._counts["full_copies"] += 1
         self._wants_full = False
 
-    def _load_beside(self, load, last: Generation, weights):
+    def _load_beside(
+        self,
+        load: Callable[[str, TableResource], None],
+        last: Generation,
+        weights: dict[str, np.ndarray],
+    ) -> None:
         staged = {name: table.empty_copy() for name, table in self._served.tables.items()}
         for name, table in staged.items():
             with naming(name):
@@ -416,7 +427,13 @@ class Follower:
             self._served.assign(weights)
             self._now, self._whole = last, True
 
-    def _load_in_place(self, load, last: Generation, weights, reader: SnapshotReader):
+    def _load_in_place(
+        self,
+        load: Callable[[str, TableResource], None],
+        last: Generation,
+        weights: dict[str, np.ndarray],
+        reader: SnapshotReader,
+    ) -> None:
         for name in self._served.tables:
             reader.known(name)
         reader.verify()
@@ -428,7 +445,7 @@ class Follower:
             self._served.assign(weights)
             self._now, self._whole = last, True
 
-    def _beat(self):
+    def _beat(self) -> None:
         """Tells the publisher where this follower is."""
         now = None if self._now is None else self._now.number
         said = {"generation": now, "wants_full": self._wants_full}
@@ -444,6 +461,6 @@ class Follower:
         self._beat_at, self._beat_said = time.monotonic(), said
 
 
-def _check_id(folder: str, got: str, want: str):
+def _check_id(folder: str, got: str, want: str) -> None:
     if got != want:
         raise FeedDamagedError(f"{folder}: got snapshot {got}, want {want}, as the manifest says")

@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 import uuid
+from typing import Any, TextIO
 
 import tensorflow as tf
 
@@ -32,16 +33,16 @@ class Lease:
         FeedInUseError: another publisher has it.
     """
 
-    def __init__(self, feed: Feed, seconds: float):
+    def __init__(self, feed: Feed, seconds: float) -> None:
         self._feed, self._seconds = feed, seconds
         self._place = feed.place("PUBLISHER")
         self._name = f"process {os.getpid()} on {socket.gethostname()}"
         self._nonce = uuid.uuid4().hex
         self._beats = 0
-        self._lock = None
+        self._lock: TextIO | None = None
         self._ended = threading.Event()
         self._file = threading.Lock()  # nobody here reads it while it is put in place
-        self._thread = None
+        self._thread: threading.Thread | None = None
         if feed.is_local:
             self._lock_file()
             return
@@ -70,7 +71,7 @@ class Lease:
         if self._lock is not None:
             self._lock.close()
 
-    def _lock_file(self):
+    def _lock_file(self) -> None:
         lock = open(self._place, "a+", encoding="utf-8")  # noqa: SIM115  open as long as the lease
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,7 +83,7 @@ class Lease:
         lock.flush()
         self._lock = lock
 
-    def _wait_for_silence(self):
+    def _wait_for_silence(self) -> None:
         """Returns when nobody has the lease; raises as soon as somebody is seen to have it."""
         found = self._read()
         until = time.monotonic() + self._seconds
@@ -93,7 +94,7 @@ class Lease:
                 raise self._in_use(now)
             found = now
 
-    def _beat(self):
+    def _beat(self) -> None:
         while not self._ended.wait(self._seconds / 4):
             with contextlib.suppress(tf.errors.OpError), self._file:
                 if self._read().get("nonce") != self._nonce:
@@ -103,18 +104,18 @@ class Lease:
     def _text(self) -> str:
         return json.dumps({"name": self._name, "nonce": self._nonce, "beat": self._beats})
 
-    def _write(self):
+    def _write(self) -> None:
         self._beats += 1
         self._feed.put(self._place, self._text().encode())
 
-    def _read(self) -> dict:
+    def _read(self) -> dict[str, Any]:
         try:
             with tf.io.gfile.GFile(self._place, "rb") as file:
                 return dict(json.loads(file.read()))
         except (tf.errors.NotFoundError, ValueError, TypeError):
             return {}
 
-    def _in_use(self, holder: dict) -> FeedInUseError:
+    def _in_use(self, holder: dict[str, Any]) -> FeedInUseError:
         name = holder.get("name", "another process")
         return FeedInUseError(
             f"path: got {self._feed.path}, into which {name} publishes; "

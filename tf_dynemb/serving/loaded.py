@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.serving.follower import FollowerStatus
 from tf_dynemb.serving.served import follower_thread
 
 
-def follower_status(loaded) -> FollowerStatus:
+def follower_status(loaded: Any) -> FollowerStatus:
     """Where a model is that was exported with `tf_dynemb.for_serving(follow=...)`.
 
     Other servers find the same in TensorFlow's monitoring registry, /tf_dynemb/follower/....

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import keras
 import numpy as np
@@ -91,18 +93,18 @@ class Publisher(keras.callbacks.Callback):
 
     def __init__(
         self,
-        model_or_tables,
-        path,
+        model_or_tables: Any,
+        path: str | os.PathLike[str],
         every_seconds: float | None = None,
         every_steps: int | None = None,
         *,
-        value_dtype=None,
+        value_dtype: tf.DType | str | None = None,
         full_copy_ratio: float = 1.0,
         keep_generations: int = 64,
         keep_seconds: float | None = None,
         forget_followers_after_seconds: float = 300.0,
         lease_seconds: float = 30.0,
-    ):
+    ) -> None:
         super().__init__()
         if every_seconds is not None and every_steps is not None:
             raise ValueError(
@@ -136,7 +138,7 @@ class Publisher(keras.callbacks.Callback):
         self._lease: Lease | None = None
         self._generations: list[Generation] = []  # those in the feed
         self._last_number = 0
-        self._alive: dict[str, dict] = {}  # heartbeats of followers
+        self._alive: dict[str, dict[str, Any]] = {}  # heartbeats of followers
         self._state = ""  # of the tables, which the next delta continues; "" if there is none
         self._full_bytes = self._bytes_since_full = 0
         self._steps = self._steps_of_epochs = 0
@@ -147,7 +149,7 @@ class Publisher(keras.callbacks.Callback):
     def __enter__(self) -> Publisher:
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     @property
@@ -179,7 +181,7 @@ class Publisher(keras.callbacks.Callback):
                 # Beside a delta, which the next one continues, it need not be a base.
                 full = self._save(folder, "full", follow=delta is None)
 
-            def commit():
+            def commit() -> str:
                 if self._group.index == 0:
                     self._commit(plan["number"], folder, delta, full)
                 return ""
@@ -190,7 +192,9 @@ class Publisher(keras.callbacks.Callback):
                 with contextlib.suppress(*_FAILURES):
                     self._feed.remove_data(folder)
             raise
-        self._state = (delta or full).snapshot
+        published = delta or full
+        assert published is not None  # without a delta there is a full copy
+        self._state = published.snapshot
         self._bytes_since_full += 0 if delta is None else delta.file_bytes
         if full is not None:
             self._full_bytes, self._bytes_since_full = full.file_bytes, 0
@@ -212,25 +216,25 @@ class Publisher(keras.callbacks.Callback):
             self._lease.release()
             self._lease = None
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Publishes when it is time."""
         self._steps = self._steps_of_epochs + batch + 1
         self._publish_if_due()
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Goes on counting where an earlier training ended."""
         self._steps_of_epochs = self._steps
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Goes on counting in the next epoch, whose batches start at 0."""
         self._steps_of_epochs = self._steps
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Publishes what came since the last time."""
         if self._steps > self._published_steps:
             self._publish_or_warn()
 
-    def _publish_if_due(self):
+    def _publish_if_due(self) -> None:
         if self.every_steps is not None:
             due = self._steps // self.every_steps > self._published_steps // self.every_steps
         else:
@@ -239,7 +243,7 @@ class Publisher(keras.callbacks.Callback):
         if due:
             self._publish_or_warn()
 
-    def _publish_or_warn(self):
+    def _publish_or_warn(self) -> None:
         try:
             self.publish()
         except _FAILURES as error:
@@ -311,7 +315,7 @@ class Publisher(keras.callbacks.Callback):
                     file_bytes=sum(table.file_bytes for table in tables),
                 )
 
-    def _commit(self, number: int, folder: str, delta: Part | None, full: Part | None):
+    def _commit(self, number: int, folder: str, delta: Part | None, full: Part | None) -> None:
         arrays = {name: np.asarray(variable.numpy()) for name, variable in self._weights.items()}
         generation = Generation(
             feed=self._generations[-1].feed if self._generations else self._feed.new_folder(0)[-8:],
@@ -323,12 +327,13 @@ class Publisher(keras.callbacks.Callback):
             full=full,
             weights=self._feed.write_weights(folder, arrays),
         )
+        assert self._lease is not None  # _begin_generation has looked
         self._lease.check()
         self._feed.commit(generation)
         self._last_number = number
         self._generations.append(generation)
 
-    def _remove_old(self):
+    def _remove_old(self) -> None:
         needed = [
             beat["generation"] + 1
             for beat in self._alive.values()

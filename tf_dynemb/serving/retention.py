@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from tf_dynemb.serving.feed import Generation
 
@@ -41,11 +42,13 @@ class FollowersSeen:
     A follower is alive until its heartbeat has been the same for `forget_after_seconds`.
     """
 
-    def __init__(self, forget_after_seconds: float):
+    def __init__(self, forget_after_seconds: float) -> None:
         self._forget_after_seconds = forget_after_seconds
-        self._seen: dict[str, tuple[dict, float]] = {}  # heartbeat, when it was first seen so
+        self._seen: dict[str, tuple[dict[str, Any], float]] = {}  # heartbeat, when it was first seen so
 
-    def alive(self, heartbeats: Mapping[str, dict], now: float | None = None) -> dict[str, dict]:
+    def alive(
+        self, heartbeats: Mapping[str, dict[str, Any]], now: float | None = None
+    ) -> dict[str, dict[str, Any]]:
         """Those of the heartbeats whose followers are alive.
 
         Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,13 +22,21 @@ from tf_dynemb.table.variable import Variable
 class LoadedTable(TableResource):
     """A table that tf.saved_model.load has made, of which there is a handle alone."""
 
-    def __init__(self, handle: tf.Tensor, name: str, schema: str):
+    def __init__(self, handle: tf.Tensor, name: str, schema: str) -> None:
         self._handle_of_loaded = handle
         shards = int(tf.size(ops.dynemb_size(handle)[0]))
-        options = {"adopt_seed": True, "checkpoint": False, "limits": Limits(name), "device": ""}
-        super().__init__(schema, shards, default_partition_fn, 0, **options)
+        super().__init__(
+            schema,
+            shards,
+            default_partition_fn,
+            init_rows=0,
+            adopt_seed=True,
+            checkpoint=False,
+            limits=Limits(name),
+            device="",
+        )
 
-    def _create_resource(self):
+    def _create_resource(self) -> tf.Tensor:
         return self._handle_of_loaded
 
 
@@ -43,7 +52,7 @@ class Served:
         ValueError: it has no table, or several of one name; or it follows a feed by itself.
     """
 
-    def __init__(self, model):
+    def __init__(self, model: Any) -> None:
         if isinstance(model, (Variable, Mapping, keras.Layer)):
             self.tables = {name: table.resource for name, table in tables_by_name(model).items()}
             self._variables = _by_name(_dense_variables(model))
@@ -85,7 +94,7 @@ class Served:
                 variable.assign(array)
 
 
-def follower_thread(loaded) -> tf.saved_model.experimental.TrackableResource | None:
+def follower_thread(loaded: Any) -> tf.saved_model.experimental.TrackableResource | None:
     """What makes a model follow a feed by itself, of one that tf.saved_model.load gave."""
     view = tf.train.TrackableView(loaded)
     # A table has it as its child, see TableResource.children_to_save.
@@ -95,7 +104,7 @@ def follower_thread(loaded) -> tf.saved_model.experimental.TrackableResource | N
     return None
 
 
-def dense_weights(model) -> dict[str, tf.Variable]:
+def dense_weights(model: Any) -> dict[str, tf.Variable]:
     """The dense weights of a Keras model or layer by name; of tables alone none.
 
     Raises:
@@ -116,7 +125,7 @@ def dense_weights(model) -> dict[str, tf.Variable]:
     return {name: variables[0] for name, variables in named.items()}
 
 
-def _dense_variables(model) -> list[tf.Variable]:
+def _dense_variables(model: Any) -> list[tf.Variable]:
     if not isinstance(model, keras.Layer):
         return []
     return [w.value for w in model.weights if not isinstance(w, TableHandle)]
@@ -129,7 +138,7 @@ def _by_name(variables: Iterable[tf.Variable]) -> dict[str, list[tf.Variable]]:
     return named
 
 
-def _tables_among(objects: Iterable) -> dict[str, LoadedTable]:
+def _tables_among(objects: Iterable[object]) -> dict[str, LoadedTable]:
     found: dict[str, LoadedTable] = {}
     for resource in objects:
         if not isinstance(resource, tf.saved_model.experimental.TrackableResource):

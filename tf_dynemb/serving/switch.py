@@ -15,7 +15,7 @@ class Switch:
     a change waits no longer than it is told: then it does not take place, and they go on.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._condition = threading.Condition()
         self._requests = 0
         self._changing = False

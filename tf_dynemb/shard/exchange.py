@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -56,7 +57,7 @@ class AllToAllExchange:
             collectives. A process that has died is noticed by TensorFlow's heartbeats, without it.
     """
 
-    def __init__(self, strategy: tf.distribute.MultiWorkerMirroredStrategy):
+    def __init__(self, strategy: tf.distribute.MultiWorkerMirroredStrategy) -> None:
         resolver = strategy.cluster_resolver
         tasks = resolver.cluster_spec().as_dict()
         chiefs = len(tasks.get("chief", ()))
@@ -236,11 +237,13 @@ class AllToAllExchange:
         """Whether this process owns each of the keys int64 (n,)."""
         return tf.equal(tf.math.floormod(keys, self.processes), self.index)
 
-    def share(self, number):
+    def share(self, number: int | tf.Tensor) -> int | tf.Tensor:
         """This process' part of a number, or tensor, that all have together, such as a limit of rows."""
         return (number + self.processes - 1 - self.index) // self.processes
 
-    def _swap(self, kind: int, size, counts, groups, dims) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def _swap(
+        self, kind: int, size: tf.Tensor, counts: tf.Tensor, groups: list[tf.Tensor], dims: list[int]
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Sends each process its buffer.
 
         Args:
@@ -267,7 +270,7 @@ class AllToAllExchange:
             dims=dims,
         )
 
-    def _have_room(self, asked: list[tuple]) -> tf.Tensor:
+    def _have_room(self, asked: list[tuple[Table, int, tf.Tensor]]) -> tf.Tensor:
         """Fails in all processes if one of them has no room for the rows of keys that it got.
 
         Args:
@@ -341,7 +344,7 @@ class AllToAllExchange:
         same = tf.equal(most[-2], -most[-1])
         refused = most[-2] >= _PROBLEM
 
-        def programs():
+        def programs() -> tf.Tensor:
             said = tf.where(refused, "" if problem is None else problem, program)
             said = tf.strings.unicode_decode(said, "UTF-8")
             size = _size(most[-3])
@@ -360,7 +363,9 @@ class AllToAllExchange:
         with tf.control_dependencies([] if check is None else [check]):
             return tf.unstack(tf.identity(most[:3]), num=3)
 
-    def _collective(self, name: str, instance, mine: tf.Tensor, **options) -> tf.Tensor:
+    def _collective(
+        self, name: str, instance: int | tf.Tensor, mine: tf.Tensor, **options: Any
+    ) -> tf.Tensor:
         """TensorFlow's collective of a name, on the host, where the tables are."""
         with tf.device("CPU:0"):
             return getattr(tf.raw_ops, f"Collective{name}V2")(
@@ -372,7 +377,7 @@ class AllToAllExchange:
                 **options,
             )
 
-    def _grouped(self, keys: Sequence[tf.Tensor], distinct: bool):
+    def _grouped(self, keys: Sequence[tf.Tensor], distinct: bool) -> Any:
         shard_ids = [tf.zeros([0], tf.int32)] * len(keys)  # key mod processes
         return ops.dynemb_group_by_shard(keys, shard_ids, receivers=self.processes, distinct=distinct)
 
@@ -391,16 +396,16 @@ def _joined(problems: list[tf.Tensor]) -> tf.Tensor | None:
     return tf.strings.reduce_join(tf.boolean_mask(problems, tf.not_equal(problems, "")), separator="; ")
 
 
-def _failed(well: tf.Tensor, message: tf.Tensor):
+def _failed(well: tf.Tensor, message: tf.Tensor) -> tf.Operation | None:
     if tf.executing_eagerly() and not well:
         raise tf.errors.InvalidArgumentError(None, None, message.numpy().decode())
     return tf.debugging.Assert(well, [message], summarize=1)
 
 
-def _exhausted(well: tf.Tensor, message: tf.Tensor):
+def _exhausted(well: tf.Tensor, message: tf.Tensor) -> tf.Tensor:
     """As _failed, with the error that a table without room raises in one process."""
 
-    def failing():
+    def failing() -> tf.Tensor:
         if tf.executing_eagerly():
             raise tf.errors.ResourceExhaustedError(None, None, message.numpy().decode())
         with tf.control_dependencies([tf.numpy_function(_raise_exhausted, [message], tf.bool)]):
@@ -410,7 +415,7 @@ def _exhausted(well: tf.Tensor, message: tf.Tensor):
 
 
 @tf.autograph.experimental.do_not_convert
-def _raise_exhausted(message: bytes):
+def _raise_exhausted(message: bytes) -> None:
     raise MemoryError(message.decode())  # of which TensorFlow makes a ResourceExhaustedError
 
 

@@ -8,6 +8,7 @@ table on servers or several GPUs, for ops that cannot run there.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -26,7 +27,7 @@ def fetched_rows_view(table: Table, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
     return ops.dynemb_fetched_rows_view(distinct[0], values[0]), exists
 
 
-def step_resources(tables: Sequence[Table], keys: Callable[[], Sequence]) -> list[tf.Tensor]:
+def step_resources(tables: Sequence[Table], keys: Callable[[], Sequence[tf.Tensor]]) -> list[tf.Tensor]:
     """Resources of this process that have the rows of keys, for ops that ask for the shards themselves.
 
     Args:
@@ -45,7 +46,7 @@ def step_resources(tables: Sequence[Table], keys: Callable[[], Sequence]) -> lis
     return [_from_parts(*of_table) for of_table in zip(tables, keys(), strict=True)]
 
 
-def exchange_of(tables: Sequence[Table]):
+def exchange_of(tables: Sequence[Table]) -> Any:
     """The exchange of tables that are looked up together; None where there is none.
 
     Raises:

@@ -31,7 +31,7 @@ class Group:
         ValueError: some are spread and some are not.
     """
 
-    def __init__(self, tables: Iterable[Table]):
+    def __init__(self, tables: Iterable[Table]) -> None:
         tables = list(tables)
         exchanges = {table.exchange for table in tables}
         if len(exchanges) > 1:

@@ -6,13 +6,14 @@ import argparse
 import dataclasses
 import datetime
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from tf_dynemb.snapshot import convert, report, statistics
 from tf_dynemb.snapshot.files import SnapshotError, SnapshotReader, TableInfo
 
 
-def _bar(total: int | None, what: str, asked: argparse.Namespace):
+def _bar(total: int | None, what: str, asked: argparse.Namespace) -> Any:
     from tqdm import tqdm
 
     return tqdm(total=total, desc=what, unit=" rows", unit_scale=True, disable=asked.noprogress)
@@ -33,7 +34,7 @@ def _rows_of(path: str, table: str | None = None) -> int:
         return sum(info.rows for info in reader.tables.values() if table in (None, info.name))
 
 
-def _record(table: TableInfo) -> dict:
+def _record(table: TableInfo) -> dict[str, Any]:
     schema = table.schema
     return {
         "name": table.name,
@@ -166,7 +167,7 @@ def sample(asked: argparse.Namespace) -> None:
         report.draw_sample(rows, table, asked.png)
 
 
-def _whole(least: int):
+def _whole(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         if (parsed := int(text)) < least:
             raise argparse.ArgumentTypeError(f"got {text}, want a whole number >= {least}")
@@ -181,9 +182,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "The exit status is 2 after an error, of which one line says what it is."
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def command(name, run):
-        what = run.__doc__[0].lower() + run.__doc__.rstrip(".")[1:]
-        added = commands.add_parser(name, help=what, description=run.__doc__, allow_abbrev=False)
+    def command(name: str, run: Callable[[argparse.Namespace], object]) -> argparse.ArgumentParser:
+        described = run.__doc__ or ""
+        what = described[0].lower() + described.rstrip(".")[1:]
+        added = commands.add_parser(name, help=what, description=described, allow_abbrev=False)
         added.set_defaults(run=run, command=name)
         added.add_argument("snapshot", metavar="SNAPSHOT", help="the snapshot's folder")
         added.add_argument("--noprogress", action="store_true", help="show no progress bar")

@@ -26,7 +26,10 @@ def _silent(rows: int) -> None:
 
 
 def export_table(
-    path: str | os.PathLike, table: str, target: str | os.PathLike, progress: Progress = _silent
+    path: str | os.PathLike[str],
+    table: str,
+    target: str | os.PathLike[str],
+    progress: Progress = _silent,
 ) -> int:
     """Writes one table of a full snapshot to a .npz or .parquet file; returns the number of rows.
 
@@ -75,9 +78,9 @@ def _replacing(target: pathlib.Path) -> Iterator[BinaryIO]:
 
 
 def import_table(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     table: str,
-    sources: Iterable[str | os.PathLike],
+    sources: Iterable[str | os.PathLike[str]],
     dim: int | None = None,
     value_dtype: str = "float32",
     key_dtype: str = "int64",
@@ -138,7 +141,7 @@ def import_table(
 
 
 def compact(
-    path: str | os.PathLike, chain: Iterable[str | os.PathLike], progress: Progress = _silent
+    path: str | os.PathLike[str], chain: Iterable[str | os.PathLike[str]], progress: Progress = _silent
 ) -> str:
     """Merges a full snapshot and the deltas that continue it into one full snapshot.
 
@@ -208,7 +211,7 @@ class Difference:
 
 
 def diff(
-    first: str | os.PathLike, second: str | os.PathLike, progress: Progress = _silent
+    first: str | os.PathLike[str], second: str | os.PathLike[str], progress: Progress = _silent
 ) -> list[Difference]:
     """Compares two full snapshots, table by table. Holds 16 bytes per row of a table in memory.
 
@@ -296,9 +299,11 @@ def _digests(reader: SnapshotReader, table: str, progress: Progress) -> tuple[np
         if rows.strings is not None:
             parts.append(np.fromiter(map(zlib.crc32, rows.strings), np.uint32, len(rows.keys)))
         data = [np.ascontiguousarray(part).view(np.uint8).reshape(len(rows.keys), -1) for part in parts]
-        data = np.concatenate(data, axis=1).astype(np.uint64) + 1
-        factors = np.random.default_rng(7).integers(0, 2**63, data.shape[1], np.uint64) * 2 + 1
+        numbers = np.concatenate(data, axis=1).astype(np.uint64) + 1
+        factors = (
+            np.random.default_rng(7).integers(0, 2**63, numbers.shape[1], np.dtype(np.uint64)) * 2 + 1
+        )
         keys.append(rows.keys)
-        digests.append(np.sum(data * factors, axis=1, dtype=np.uint64))
+        digests.append(np.sum(numbers * factors, axis=1, dtype=np.uint64))
         progress(len(rows.keys))
     return np.concatenate(keys), np.concatenate(digests)

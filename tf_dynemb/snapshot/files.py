@@ -9,9 +9,10 @@ import contextlib
 import ctypes
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb.base.op_library import LIBRARY_PATH
@@ -142,8 +143,8 @@ class SnapshotReader:
     2 [([3, -7], [[0.5, 1.0], [2.0, 4.0]])]
     """
 
-    def __init__(self, path: str | os.PathLike):
-        self._handle = ctypes.c_void_p()
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._handle: ctypes.c_void_p | None = ctypes.c_void_p()
         self.path = os.fspath(path)
         _check(_c.dynemb_reader_open(os.fsencode(path), ctypes.byref(self._handle)))
         self.id, self.base, self.created_seconds = "", "", 0
@@ -155,10 +156,10 @@ class SnapshotReader:
     def __enter__(self) -> SnapshotReader:
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __del__(self):
+    def __del__(self) -> None:
         if getattr(self, "_handle", None):
             self.close()
 
@@ -238,7 +239,7 @@ class SnapshotReader:
             if rows.keys.size
         )
 
-    def _open_handle(self):
+    def _open_handle(self) -> ctypes.c_void_p:
         if self._handle is None:
             raise ValueError(f"snapshot {self.path}: the reader is closed")
         return self._handle
@@ -271,9 +272,8 @@ class SnapshotReader:
                 schemas.append(Schema.parse("\n".join(next(lines) for _ in range(int(rest))) + "\n"))
             elif word == "file":
                 _, table, file_bytes, rows, erased = rest.split()
-                totals[int(table)] = np.add(
-                    totals[int(table)], [int(rows), int(erased), int(file_bytes)]
-                )
+                more = (int(rows), int(erased), int(file_bytes))
+                totals[int(table)] = [a + b for a, b in zip(totals[int(table)], more, strict=True)]
         for name, schema, total in zip(names, schemas, totals, strict=True):
             self.tables[name] = TableInfo(name, schema, *(int(number) for number in total))
 
@@ -325,16 +325,16 @@ def split_strings(joined: bytes, lengths: np.ndarray) -> np.ndarray:
     return strings
 
 
-def join_strings(strings: Sequence[bytes]) -> tuple[bytes, np.ndarray]:
+def join_strings(strings: Collection[bytes]) -> tuple[bytes, np.ndarray]:
     """Bytes objects one after the other, and their lengths, int64 (n,)."""
     return b"".join(strings), np.fromiter(map(len, strings), np.int64, len(strings))
 
 
-def _array(address: int | None, shape: tuple[int, ...], dtype) -> np.ndarray:
+def _array(address: int | None, shape: tuple[int, ...], dtype: npt.DTypeLike) -> np.ndarray:
     """A copy of what lies at an address."""
     array = np.empty(shape, dtype)
     if array.size:
-        ctypes.memmove(array.ctypes.data, address, array.nbytes)
+        ctypes.memmove(array.ctypes.data, ctypes.c_void_p(address), array.nbytes)
     return array
 
 
@@ -355,8 +355,8 @@ class SnapshotWriter:
     Example: see SnapshotReader.
     """
 
-    def __init__(self, path: str | os.PathLike, base: str = ""):
-        self._handle = ctypes.c_void_p()
+    def __init__(self, path: str | os.PathLike[str], base: str = "") -> None:
+        self._handle: ctypes.c_void_p | None = ctypes.c_void_p()
         self._base = base
         self.path = os.fspath(path)
         self._schemas: dict[str, Schema] = {}
@@ -366,13 +366,15 @@ class SnapshotWriter:
     def __enter__(self) -> SnapshotWriter:
         return self
 
-    def __exit__(self, exception_type, exception, traceback):
+    def __exit__(
+        self, exception_type: type[BaseException] | None, exception: object, traceback: object
+    ) -> None:
         if exception_type is None:
             self.commit()
         else:
             self.discard()
 
-    def __del__(self):
+    def __del__(self) -> None:
         if getattr(self, "_handle", None):
             self.discard()
 
@@ -380,9 +382,9 @@ class SnapshotWriter:
         self,
         name: str,
         dim: int | None = None,
-        value_dtype="float32",
-        key_dtype="int64",
-        schema=None,
+        value_dtype: tf.DType | str = "float32",
+        key_dtype: str = "int64",
+        schema: Schema | None = None,
         keep_keys: bool = False,
     ) -> None:
         """Adds a table, before its rows.
@@ -407,7 +409,14 @@ class SnapshotWriter:
         self._schemas[name] = Schema.parse(text)
         self._written[name] = []
 
-    def write(self, keys, values, slots=None, meta=None, table: str | None = None) -> None:
+    def write(
+        self,
+        keys: npt.ArrayLike,
+        values: npt.ArrayLike,
+        slots: Mapping[str, npt.ArrayLike] | None = None,
+        meta: Mapping[str, npt.ArrayLike] | None = None,
+        table: str | None = None,
+    ) -> None:
         """Adds rows. No key may be written twice in one snapshot, which `commit` checks.
 
         Args:
@@ -444,11 +453,11 @@ class SnapshotWriter:
                 raise TypeError(f"keys: got integers, want the strings, which table {name!r} keeps")
             joined, lengths = strings
             block.string_lengths = lengths.ctypes.data
-            block.strings = ctypes.cast(joined, ctypes.c_void_p)
+            block.strings = ctypes.cast(ctypes.c_char_p(joined), ctypes.c_void_p)
         _check(_c.dynemb_writer_add(self._open_handle(), ctypes.byref(block)))
         self._written[name].append(keys.copy())
 
-    def erase(self, keys, table: str | None = None) -> None:
+    def erase(self, keys: npt.ArrayLike, table: str | None = None) -> None:
         """Adds keys (m,) that a delta erases, of either kind that `write` takes."""
         _, number, schema = self._table(table)
         keys, _ = keys_and_strings(keys, schema.key_dtype)
@@ -476,7 +485,7 @@ class SnapshotWriter:
             _c.dynemb_writer_close(self._handle)
             self._handle = None
 
-    def _open_handle(self):
+    def _open_handle(self) -> ctypes.c_void_p:
         if self._handle is None:
             raise ValueError(f"snapshot {self.path}: the writer is closed")
         return self._handle
@@ -497,12 +506,12 @@ class SnapshotWriter:
 
 def first_twice(keys: list[np.ndarray]) -> int | None:
     """A key that appears twice in arrays of keys, or None."""
-    keys = np.sort(np.concatenate([np.zeros(0, np.int64), *keys]))
-    twice = keys[1:][keys[1:] == keys[:-1]]
+    ordered = np.sort(np.concatenate([np.zeros(0, np.int64), *keys]))
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
     return int(twice[0]) if twice.size else None
 
 
-def _as(array, dtype, what: str, shape: tuple[int, ...]) -> np.ndarray:
+def _as(array: npt.ArrayLike, dtype: npt.DTypeLike, what: str, shape: tuple[int, ...]) -> np.ndarray:
     """A contiguous array of the dtype. Numbers that fit are converted, but floats never to integers."""
     given, dtype = np.asarray(array), np.dtype(dtype)
     numbers = given.dtype == dtype or given.dtype.kind in ("iu" if dtype.kind == "i" else "iuf")
@@ -530,7 +539,9 @@ def _as(array, dtype, what: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.ascontiguousarray(converted, dtype)
 
 
-def keys_and_strings(keys, key_dtype: str):
+def keys_and_strings(
+    keys: npt.ArrayLike, key_dtype: str
+) -> tuple[np.ndarray, tuple[bytes, np.ndarray] | None]:
     """int64 keys (n,), and what join_strings gives if they were given as strings, else None."""
     array = np.asarray(keys)
     if key_dtype != "string" or array.dtype.kind not in "OSU" or array.ndim != 1:
@@ -546,7 +557,9 @@ def keys_and_strings(keys, key_dtype: str):
     return fingerprints, (joined, lengths)
 
 
-def _pack(parts: Mapping, widths: dict[str, int], dtype: np.dtype, n: int) -> np.ndarray:
+def _pack(
+    parts: Mapping[str, npt.ArrayLike], widths: dict[str, int], dtype: np.dtype, n: int
+) -> np.ndarray:
     """Columns of the named parts side by side."""
     if set(parts) != set(widths):
         raise ValueError(f"parts of the rows: got {sorted(parts)}, the schema has {sorted(widths)}")

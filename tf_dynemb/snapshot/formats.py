@@ -24,7 +24,7 @@ import os
 import pathlib
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import tensorflow as tf
@@ -53,7 +53,7 @@ class Stated:
     key_dtype: np.dtype
 
 
-def value_dtype_of(name) -> np.dtype:
+def value_dtype_of(name: str) -> np.dtype:
     """A dtype that tables may have, by its name; ValueError for others."""
     try:
         dtype = tf.as_dtype(name)
@@ -83,7 +83,7 @@ def _batches(parts: dict[str, np.ndarray], schema: Schema | None = None) -> Iter
     for first in range(0, max(n, 1), _BATCH_ROWS):
         here = slice(first, first + _BATCH_ROWS)
 
-        def group(prefix, here=here):
+        def group(prefix: str, here: slice = here) -> dict[str, np.ndarray]:
             return {
                 name.removeprefix(prefix): part[here]
                 for name, part in parts.items()
@@ -148,7 +148,7 @@ def _parsing() -> Iterator[None]:
         raise ValueError(f"the file is damaged or not of its kind: {error!r}") from error
 
 
-def _refuse_rows(column: str, wrong, got: str) -> None:
+def _refuse_rows(column: str, wrong: Any, got: str) -> None:
     """ValueError if wrong, booleans (n,), has a true one."""
     wrong = np.asarray(wrong)
     if wrong.any():
@@ -177,7 +177,7 @@ class _Npz:
             for name, part in _parts(rows).items():
                 columns[name].append(part)
             progress(len(rows.keys))
-        arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
+        arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in columns.items()}
         arrays["values"] = arrays["values"].view(_storable(schema.value_dtype))
         if "strings" in arrays:
             joined, arrays["string_lengths"] = join_strings(arrays["strings"])
@@ -209,12 +209,12 @@ class _Parquet:
     def write(file: BinaryIO, schema: Schema, blocks: Iterable[Rows], progress: Progress) -> int:
         pa, pq = _pyarrow()
 
-        def column(part):
+        def column(part: np.ndarray) -> Any:
             if part.ndim == 1:
                 return pa.array(part, pa.binary() if part.dtype == object else None)
             return pa.FixedSizeListArray.from_arrays(pa.array(part.reshape(-1)), part.shape[1])
 
-        def block(rows):
+        def block(rows: Rows) -> Any:
             parts = _parts(rows)
             parts["values"] = parts["values"].view(_storable(schema.value_dtype))
             columns = {name: column(part) for name, part in parts.items()}
@@ -238,7 +238,7 @@ class _Parquet:
         schema = checked_schema(text.decode()) if text else None
         _want_parts(names, ["keys", "values"])
 
-        def column(name, array):
+        def column(name: str, array: Any) -> np.ndarray:
             """A column's numbers (n,), or those of its lists (n, numbers per row)."""
             if pa.types.is_dictionary(array.type):
                 array = array.dictionary_decode()
@@ -256,7 +256,7 @@ class _Parquet:
             )
             return flat.to_numpy(zero_copy_only=False).reshape(len(array), width)
 
-        def blocks():
+        def blocks() -> Iterator[Rows]:
             columns, n = list(filter(_is_part, names)), 0
             with _parsing():
                 for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
@@ -289,15 +289,15 @@ class _TfraPair:
                 f"rows of {stated.key_dtype} and {stated.dim} {stated.value_dtype}"
             )
         if n:
-            keys = np.memmap(source, stated.key_dtype, "r")
-            values = np.memmap(values_path, stated.value_dtype, "r", shape=(n, stated.dim))
+            keys: np.ndarray = np.memmap(source, stated.key_dtype, "r")
+            values: np.ndarray = np.memmap(values_path, stated.value_dtype, "r", shape=(n, stated.dim))
         else:  # which cannot be mapped
             keys = np.zeros(0, stated.key_dtype)
             values = np.zeros((0, stated.dim), stated.value_dtype)
         return None, _batches({"keys": keys, "values": values})
 
 
-def format_of(path: str | os.PathLike):
+def format_of(path: str | os.PathLike[str]) -> type[_Npz] | type[_Parquet] | type[_TfraPair]:
     """The format of a file, by its ending: a class with `write` and `read`; ValueError for others."""
     path = os.fspath(path)
     for ending, kind in ((".npz", _Npz), (".parquet", _Parquet), ("-keys", _TfraPair)):
@@ -311,7 +311,7 @@ def _storable(dtype: np.dtype) -> np.dtype:
     return dtype if dtype.kind in "fi" else np.dtype(f"u{dtype.itemsize}")
 
 
-def _pyarrow():
+def _pyarrow() -> tuple[Any, Any]:
     try:
         import pyarrow
         import pyarrow.compute

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_dynemb.snapshot.files import SnapshotReader, SnapshotWriter, TableInfo
@@ -15,7 +16,7 @@ from tf_dynemb.snapshot.files import SnapshotReader, SnapshotWriter, TableInfo
 class PersistentTableReader(contextlib.ExitStack):
     """An iterator over (keys (n,), rows (n, storage_dim)); see make_persistent_table_reader."""
 
-    def __init__(self, readers: Sequence[SnapshotReader], table: str, key_type: tf.DType):
+    def __init__(self, readers: Sequence[SnapshotReader], table: str | None, key_type: tf.DType) -> None:
         super().__init__()
         self._readers = [self.enter_context(contextlib.closing(reader)) for reader in readers]
         self._table, self._key_type = table, key_type
@@ -52,11 +53,11 @@ class PersistentTableReader(contextlib.ExitStack):
 class PersistentTableWriter(contextlib.ExitStack):
     """Takes write(keys, rows); see make_persistent_table_writer."""
 
-    def __init__(self, writers: Sequence[SnapshotWriter]):
+    def __init__(self, writers: Sequence[SnapshotWriter]) -> None:
         super().__init__()
         self._writers = [self.enter_context(writer) for writer in writers]
 
-    def write(self, keys, values) -> None:
+    def write(self, keys: npt.ArrayLike, values: npt.ArrayLike) -> None:
         """Adds rows: integers (n,) and numbers (n, storage_dim). No key may be written twice."""
         keys, values = np.asarray(keys), np.asarray(values)
         if keys.dtype == np.uint64:  # whose bits are an int64 key's
@@ -67,10 +68,10 @@ class PersistentTableWriter(contextlib.ExitStack):
 
 
 def make_persistent_table_reader(
-    paths: Sequence[str | os.PathLike],
+    paths: Sequence[str | os.PathLike[str]],
     snapshot_name: str,
-    key_type,
-    value_type,
+    key_type: tf.DType | npt.DTypeLike,
+    value_type: tf.DType | npt.DTypeLike,
     storage_dim: int,
     physical_block_size: int = 4096,
     table: str | None = None,
@@ -108,10 +109,10 @@ def make_persistent_table_reader(
 
 
 def make_persistent_table_writer(
-    paths: Sequence[str | os.PathLike],
+    paths: Sequence[str | os.PathLike[str]],
     snapshot_name: str,
-    key_type,
-    value_type,
+    key_type: tf.DType | npt.DTypeLike,
+    value_type: tf.DType | npt.DTypeLike,
     storage_dim: int,
     physical_block_size: int = 4096,
 ) -> PersistentTableWriter:
@@ -141,7 +142,9 @@ def make_persistent_table_writer(
     return PersistentTableWriter(writers)
 
 
-def _check(path: str, info: TableInfo, key_type: tf.DType, value_type: tf.DType, storage_dim: int):
+def _check(
+    path: str, info: TableInfo, key_type: tf.DType, value_type: tf.DType, storage_dim: int
+) -> None:
     schema = info.schema
     if _stored(key_type) != schema.key_dtype:
         raise TypeError(f"{path}: key_type: got {key_type.name}, the table has {schema.key_dtype}")

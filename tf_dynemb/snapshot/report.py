@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -12,12 +13,12 @@ from rich.table import Table as RichTable
 from tf_dynemb.snapshot.statistics import TableStatistics
 
 
-def print_json(what) -> None:
+def print_json(what: object) -> None:
     """Prints JSON, for people to read as well."""
     print(json.dumps(what, indent=2))
 
 
-def show(records: Sequence[dict], as_json: bool) -> None:
+def show(records: Sequence[dict[str, Any]], as_json: bool) -> None:
     """Prints a line for each record, or JSON. A record in a record has columns such as "norm.max"."""
     if as_json:
         print_json(list(records))
@@ -33,15 +34,15 @@ def show(records: Sequence[dict], as_json: bool) -> None:
     console.print(table)
 
 
-def _flat(record: dict) -> dict:
-    flat = {}
+def _flat(record: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
     for name, what in record.items():
         inner = what if isinstance(what, dict) else None
         flat |= {name: what} if inner is None else {f"{name}.{part}": n for part, n in inner.items()}
     return flat
 
 
-def _cell(what) -> str:
+def _cell(what: object) -> str:
     if isinstance(what, float):
         return f"{what:.6g}"
     if isinstance(what, list):
@@ -67,7 +68,7 @@ def draw_stats(found: Sequence[TableStatistics], png: str) -> None:
     figure.savefig(png, dpi=130)
 
 
-def draw_top(rows: Sequence[dict], by: str, table: str, png: str) -> None:
+def draw_top(rows: Sequence[dict[str, Any]], by: str, table: str, png: str) -> None:
     """A bar for each row."""
     figure, ((axes,),) = _subplots(1, 1)
     axes.barh([str(row["key"]) for row in rows], [row[by] for row in rows])
@@ -76,7 +77,7 @@ def draw_top(rows: Sequence[dict], by: str, table: str, png: str) -> None:
     figure.savefig(png, dpi=130)
 
 
-def draw_sample(rows: Sequence[dict], table: str, png: str) -> None:
+def draw_sample(rows: Sequence[dict[str, Any]], table: str, png: str) -> None:
     """A line of colours for each row, one for each number."""
     figure, ((axes,),) = _subplots(1, 1)
     if rows:
@@ -87,7 +88,7 @@ def draw_sample(rows: Sequence[dict], table: str, png: str) -> None:
     figure.savefig(png, dpi=130)
 
 
-def _subplots(rows: int, columns: int):
+def _subplots(rows: int, columns: int) -> tuple[Any, Any]:
     """A figure of its own, without pyplot, which has a state; axes as a list of lists."""
     from matplotlib.figure import Figure
 

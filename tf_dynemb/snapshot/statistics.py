@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ class TableStatistics:
     dead_rows: int
     numbers: dict[str, np.ndarray]
 
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, Any]:
         """Plain numbers: of each of `numbers` least, median, 99th percentile, mean and largest."""
         spread = {
             name: {
@@ -69,7 +70,7 @@ def stats(reader: SnapshotReader, table: str, dead_norm: float, progress: Progre
         SnapshotError: what reading raises.
     """
     info = reader.tables[table]
-    columns = {name: [] for name in ("norm", *info.schema.meta)}
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in ("norm", *info.schema.meta)}
     for rows in _blocks(reader, table, progress):
         columns["norm"].append(_norms(rows))
         for field in info.schema.meta:
@@ -79,7 +80,9 @@ def stats(reader: SnapshotReader, table: str, dead_norm: float, progress: Progre
     return TableStatistics(table, len(numbers["norm"]), info.file_bytes, info.schema.dim, dead, numbers)
 
 
-def top(reader: SnapshotReader, table: str, by: str, number: int, progress: Progress) -> list[dict]:
+def top(
+    reader: SnapshotReader, table: str, by: str, number: int, progress: Progress
+) -> list[dict[str, Any]]:
     """The rows with the largest norm, or number in a field of their meta; equal ones by their keys.
 
     Args:
@@ -116,7 +119,9 @@ def top(reader: SnapshotReader, table: str, by: str, number: int, progress: Prog
     return _plain(best)
 
 
-def sample(reader: SnapshotReader, table: str, number: int, seed: int, progress: Progress) -> list[dict]:
+def sample(
+    reader: SnapshotReader, table: str, number: int, seed: int, progress: Progress
+) -> list[dict[str, Any]]:
     """Rows drawn at random, each as likely as any other, without one twice.
 
     Args:
@@ -150,7 +155,7 @@ def _columns(rows: Rows) -> dict[str, np.ndarray]:
     return {"key": keys, "norm": _norms(rows), **rows.meta}
 
 
-def _plain(columns: dict[str, np.ndarray]) -> list[dict]:
+def _plain(columns: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     """A dict for each row, of Python's objects."""
     lists = [
         [key.decode(errors="replace") if isinstance(key, bytes) else key for key in column.tolist()]

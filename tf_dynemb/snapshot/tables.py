@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -19,10 +20,10 @@ from tf_dynemb.table.handle import handles_in
 from tf_dynemb.table.table_resource import TableResource
 from tf_dynemb.table.variable import Variable
 
-Tables = Variable | Mapping[str, Variable] | keras.Layer
+Tables: TypeAlias = Variable | Mapping[str, Variable] | keras.Layer
 
 
-def save(path: str | os.PathLike, tables: Tables, base: str = "", follow: bool = False) -> str:
+def save(path: str | os.PathLike[str], tables: Tables, base: str = "", follow: bool = False) -> str:
     """Saves tables to a snapshot, on all threads, with about 1 MiB of extra memory for each.
 
     The new snapshot takes the place of one that is in the folder in a single step, at the end: whatever
@@ -111,21 +112,21 @@ def save_tables(
     begun = []
     rows = {} if values_as is None else {"values_alone": True, "value_dtype": values_as}
 
-    def begin():
+    def begin() -> str:
         if group.index > 0:
             return ""
         handle, identity = ops.dynemb_snapshot_begin(folder, durable=durable)
         begun.append(handle)
         return identity.numpy().decode()
 
-    def write():
+    def write() -> str:
         # Each device is a writer, which knows the other tables by their schemas.
         schemas = (
             {}
             if len(devices) == 1
             else {name: table.resource.schema_now() for name, table in tables.items()}
         )
-        parts = []
+        parts: list[str] = []
         for here in devices:
             for name in schemas.keys() & here.keys():
                 if tables[name].resource.schema_now() != schemas[name]:
@@ -151,7 +152,7 @@ def save_tables(
             parts.append(part.numpy().decode())
         return json.dumps(parts)
 
-    def commit():
+    def commit() -> str:
         for handle in begun:
             ops.dynemb_snapshot_commit(handle, parts)
         return ""
@@ -166,7 +167,7 @@ def save_tables(
     return identity
 
 
-def restore(path, tables: Tables, follow: bool = False) -> None:
+def restore(path: str | os.PathLike[str], tables: Tables, follow: bool = False) -> None:
     """Makes tables hold what a snapshot holds, on whatever shards they have.
 
     The rows are read beside those that the tables have, which are replaced at the end, all tables at
@@ -196,22 +197,23 @@ def restore(path, tables: Tables, follow: bool = False) -> None:
     group = Group(tables.values())
     staged = []
 
-    def load():
+    def load() -> str:
         with contextlib.ExitStack() as open_readers:
             readers = [open_readers.enter_context(SnapshotReader(each)) for each in paths]
             check_chain(readers)
             # What the processes must find alike, and how many rows each has of the full snapshot.
-            found = {"ids": [reader.id for reader in readers], "rows": {}, "want": {}}
+            rows: dict[str, int] = {}
+            want: dict[str, int] = {}
             for name, table in tables.items():
-                found["want"][name] = readers[0].tables[readers[0].known(name)].rows
+                want[name] = readers[0].tables[readers[0].known(name)].rows
                 with naming(table.name):
-                    loaded, found["rows"][name] = load_beside(table.resource, readers, name, follow)
+                    loaded, rows[name] = load_beside(table.resource, readers, name, follow)
                 staged.append((table.resource, loaded))
             for name, table in candidates:  # of which the snapshot may have none
                 there = all(name in reader.tables for reader in readers)
                 loaded, _ = load_beside(table.resource, readers if there else [], name, follow)
                 staged.append((table.resource, loaded))
-        return json.dumps(found)
+        return json.dumps({"ids": [reader.id for reader in readers], "rows": rows, "want": want})
 
     found = [json.loads(text) for text in group.run(load)]
     for process, each in enumerate(found):
@@ -233,7 +235,7 @@ def restore(path, tables: Tables, follow: bool = False) -> None:
         ops.dynemb_swap(resource.resource_handle, loaded.resource_handle)
 
 
-def load_delta(path, tables: Tables) -> None:
+def load_delta(path: tf.Tensor | str | os.PathLike[str], tables: Tables) -> tf.Operation | None:
     """Puts the changes of a delta into tables that serve, eagerly or in a graph.
 
     The delta is checked against all tables and read through once before anything changes. Then its rows
@@ -282,7 +284,7 @@ def load_delta(path, tables: Tables) -> None:
     return None if tf.executing_eagerly() else tf.group(*done)
 
 
-def delta_function(tables: Tables):
+def delta_function(tables: Tables) -> tf.types.experimental.GenericFunction:
     """A tf.function that loads a delta, to be exported as a signature of a model that serves.
 
     Args:
@@ -305,7 +307,7 @@ def delta_function(tables: Tables):
     tables = tables_by_name(tables)
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.string, name="path")])
-    def load(path):
+    def load(path: tf.Tensor) -> dict[str, tf.Tensor]:
         with tf.control_dependencies([load_delta(path, tables)]):
             return {"loaded": tf.identity(path)}
 
@@ -333,9 +335,9 @@ def load_chain(
         How many rows of the first snapshot there are, in this process.
     """
     handle = resource.resource_handle
-    rows = None
-    for reader in readers:
-        beginning = rows is None
+    rows = 0
+    for number, reader in enumerate(readers):
+        beginning = number == 0
         resource.adopt(reader.tables[reader.known(name)].schema, replace=beginning)
         if beginning:
             ops.dynemb_set_snapshot(handle, reader.id, follow=follow)
@@ -349,7 +351,7 @@ def load_chain(
 
 def _by_device(tables: Mapping[str, Variable]) -> list[dict[str, Variable]]:
     """The tables of each device, since one op takes those of one."""
-    devices = {}
+    devices: dict[str, dict[str, Variable]] = {}
     for name, table in tables.items():
         devices.setdefault(table.resource.host, {})[name] = table
     return list(devices.values())
@@ -357,15 +359,15 @@ def _by_device(tables: Mapping[str, Variable]) -> list[dict[str, Variable]]:
 
 def _with_candidates(tables: Mapping[str, Variable]) -> dict[str, Variable]:
     """The tables, and those of the candidates that they have."""
-    counted = {name: table for name, table in tables.items() if table.candidates is not None}
-    return {**tables, **{f"{name}.candidates": table.candidates for name, table in counted.items()}}
+    candidates = {f"{name}.candidates": table.candidates for name, table in tables.items()}
+    return {**tables, **{name: counts for name, counts in candidates.items() if counts is not None}}
 
 
-def _paths(path) -> list[str]:
+def _paths(path: Any) -> list[str]:
     return [_folder(each) for each in (path if isinstance(path, (list, tuple)) else [path])]
 
 
-def _folder(path) -> str:
+def _folder(path: str | os.PathLike[str]) -> str:
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"path: got {path!r}, want the path of a folder")
     return os.fspath(path)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import tensorflow as tf
 
 from tf_dynemb.base.checks import whole
+from tf_dynemb.base.hints import Ids
+from tf_dynemb.base.table import Table
 
 
 def look_ahead(
-    ids_of: Callable[..., Iterable[tuple]], batches: int = 2
+    ids_of: Callable[..., Iterable[tuple[Table, Ids]]], batches: int = 2
 ) -> Callable[[tf.data.Dataset], tf.data.Dataset]:
     """A transformation of a tf.data.Dataset that brings up rows for the batches to come.
 
@@ -49,7 +52,7 @@ def look_ahead(
     batches = whole("batches", batches)
 
     def transform(dataset: tf.data.Dataset) -> tf.data.Dataset:
-        def bring_up(*element):
+        def bring_up(*element: Any) -> Any:
             found = [_looked_up(pair) for pair in ids_of(*element)]
             if not found:
                 raise ValueError("ids_of: got no pair, want (table, ids) for each table with storage")
@@ -62,7 +65,7 @@ def look_ahead(
     return transform
 
 
-def _looked_up(pair) -> tf.Tensor:
+def _looked_up(pair: tuple[Table, Ids]) -> tf.Tensor:
     try:
         table, ids = pair
         look_up = table.lookup

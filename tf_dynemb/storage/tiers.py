@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 
@@ -14,15 +15,16 @@ from tf_dynemb.base.checks import whole
 _WANT = "[tf_dynemb.storage.HostMemory(max_bytes), tf_dynemb.storage.Disk(path)]"
 
 
+@dataclasses.dataclass(frozen=True)
 class Tier:
     """Base of the tiers. Give Variable(storage=...) a list of instances."""
 
-    def get_config(self) -> dict:
+    def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @classmethod
-    def from_config(cls, config: dict) -> Tier:
+    def from_config(cls, config: dict[str, Any]) -> Tier:
         """The inverse of get_config."""
         return cls(**config)
 
@@ -48,7 +50,7 @@ class HostMemory(Tier):
 
     max_bytes: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "max_bytes", whole("HostMemory(max_bytes)", self.max_bytes))
 
 
@@ -92,7 +94,7 @@ class Disk(Tier):
     path: str | Sequence[str]
     reopen: bool = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         is_list = isinstance(self.path, (list, tuple))
         paths = [_path(path, self.path) for path in (self.path if is_list else [self.path])]
         if not paths or len({os.path.realpath(path) for path in paths}) < len(paths):
@@ -108,7 +110,7 @@ class Disk(Tier):
         return [os.path.abspath(path) for path in paths]
 
 
-def _path(path, given) -> str:
+def _path(path: Any, given: object) -> str:
     try:
         path = os.fspath(path)
     except TypeError:
@@ -120,7 +122,7 @@ def _path(path, given) -> str:
     return path
 
 
-def storage_of(tiers) -> tuple[HostMemory, Disk] | None:
+def storage_of(tiers: Any) -> tuple[HostMemory, Disk] | None:
     """The tiers that a user has given, checked.
 
     Raises:

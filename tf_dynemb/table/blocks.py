@@ -42,4 +42,5 @@ def blocks_of(table: Table, block_bytes: int) -> Iterator[Block]:
             what = f"saving {table.name}"
             *rows, others = exchange.gather([*rows, tf.constant([more])], what)
             more = bool(tf.reduce_any(others))
-        yield Block(*rows, schema, strings)
+        keys, values, slots, meta = rows
+        yield Block(keys, values, slots, meta, schema, strings)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 
-def device_list(devices) -> list[str]:
+def device_list(devices: Sequence[str] | str | None) -> list[str]:
     """The argument `devices` of a Variable as a list, checked; what None means where it is made.
 
     Raises:
@@ -71,7 +71,7 @@ def _devices(kind: str) -> list[tf.DeviceSpec]:
     return [tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices(kind)]
 
 
-def _spec(device) -> tf.DeviceSpec:
+def _spec(device: object) -> tf.DeviceSpec:
     """A device's parts; its job is None if it is of this process."""
     try:
         spec = tf.DeviceSpec.from_string(tf.compat.as_str(device))
@@ -94,7 +94,7 @@ def _of_this_process(there: list[tf.DeviceSpec]) -> list[tf.DeviceSpec]:
     return [spec for spec in there if spec.job is None or (spec.job, spec.task) == (own.job, own.task)]
 
 
-def _check_gpus(devices: list, specs: list[tf.DeviceSpec]) -> None:
+def _check_gpus(devices: list[str], specs: list[tf.DeviceSpec]) -> None:
     if any(spec.job is not None for spec in specs):
         raise ValueError(f"devices: got {devices}; servers have tables in host memory, want their CPUs")
     there = _of_this_process(_devices("GPU"))
@@ -107,14 +107,16 @@ def _check_gpus(devices: list, specs: list[tf.DeviceSpec]) -> None:
             raise ValueError(f"devices: got {device!r} twice, want each GPU once")
 
 
-def _check_own(devices: list, specs: list[tf.DeviceSpec], there: list[tf.DeviceSpec]) -> None:
+def _check_own(devices: list[str], specs: list[tf.DeviceSpec], there: list[tf.DeviceSpec]) -> None:
     there = _of_this_process(there)
     for device, spec in zip(devices, specs, strict=True):
         if (spec.device_index or 0) >= len(there):
             raise ValueError(f"devices: got {device!r}, want '/CPU:0' to '/CPU:{len(there) - 1}'")
 
 
-def _check_of_servers(devices: list, specs: list[tf.DeviceSpec], there: list[tf.DeviceSpec]) -> None:
+def _check_of_servers(
+    devices: list[str], specs: list[tf.DeviceSpec], there: list[tf.DeviceSpec]
+) -> None:
     with tf.init_scope():
         if not tf.executing_eagerly():
             raise ValueError(

@@ -8,6 +8,7 @@ import functools
 import os
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -27,7 +28,7 @@ class Following(tf.saved_model.experimental.TrackableResource):
         poll_seconds: how often the thread looks for a new generation.
     """
 
-    def __init__(self, path: str | os.PathLike, poll_seconds: float):
+    def __init__(self, path: str | os.PathLike[str], poll_seconds: float) -> None:
         if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
             raise TypeError(f"follow: got {path!r}, want the path of a feed's folder")
         super().__init__(device="/CPU:0")
@@ -40,7 +41,7 @@ class Following(tf.saved_model.experimental.TrackableResource):
         with tf.init_scope():
             self.resource_handle  # noqa: B018  outside of any function
 
-    def wrap(self, function):
+    def wrap(self, function: Any) -> Any:
         """A tf.function like `function`, within which all that it reads is of one generation.
 
         Raises:
@@ -54,7 +55,7 @@ class Following(tf.saved_model.experimental.TrackableResource):
         handle = self.resource_handle
 
         @functools.wraps(function.python_function)
-        def one_generation(*args, **kwargs):
+        def one_generation(*args: Any, **kwargs: Any) -> Any:
             pin = ops.dynemb_pin(handle)
             with tf.control_dependencies([pin]):
                 outputs = function(*args, **kwargs)
@@ -84,7 +85,7 @@ class Following(tf.saved_model.experimental.TrackableResource):
             )
         return any(table is handle for handle in self._tables.values())
 
-    def _add(self, concrete) -> None:
+    def _add(self, concrete: Any) -> None:
         for variable in concrete.variables:
             # Not the handle weight of a table, which has no numbers.
             if variable.shape.num_elements() != 0:
@@ -100,17 +101,17 @@ class Following(tf.saved_model.experimental.TrackableResource):
             self._add_named(self._tables, name, handle)
 
     @staticmethod
-    def _add_named(named: dict, name: str, thing) -> None:
+    def _add_named(named: dict[str, Any], name: str, thing: Any) -> None:
         if named.setdefault(name, thing) is not thing:
             raise ValueError(
                 f"follow: got two tables or dense weights named {name!r}, by which a feed has them; "
                 "give the layers names of their own"
             )
 
-    def _create_resource(self):
+    def _create_resource(self) -> tf.Tensor:
         return ops.dynemb_follower(shared_name="" if tf.executing_eagerly() else self._graph_name)
 
-    def _initialize(self):
+    def _initialize(self) -> None:
         ops.dynemb_follow(
             self.resource_handle,
             list(self._tables.values()),
@@ -126,7 +127,7 @@ _open: contextvars.ContextVar[Following | None] = contextvars.ContextVar("follow
 
 
 @contextlib.contextmanager
-def following(path, poll_seconds: float) -> Iterator[None]:
+def following(path: str | os.PathLike[str] | None, poll_seconds: float) -> Iterator[None]:
     """SavedModels that are saved inside follow a feed; with None as `path` as if it were not there."""
     if path is None:
         yield
@@ -139,7 +140,7 @@ def following(path, poll_seconds: float) -> Iterator[None]:
         _open.reset(token)
 
 
-def one_generation(function):
+def one_generation(function: Any) -> Any:
     """Inside of `for_serving(follow=...)`: a tf.function that reads one generation in each call.
 
     Over all tables and dense weights, from its beginning to its end, also if it takes longer than a
@@ -173,12 +174,13 @@ def one_generation(function):
     >>> tf_dynemb.serving.follower_status(served).generation is None  # nothing is published yet
     True
     """
-    if _open.get() is None:
+    follower = _open.get()
+    if follower is None:
         raise ValueError("one_generation: want it inside of tf_dynemb.for_serving(follow=...)")
-    return _open.get().wrap(function)
+    return follower.wrap(function)
 
 
-def followed_children(table: tf.Tensor, has_default_partitioner: bool) -> dict:
+def followed_children(table: tf.Tensor, has_default_partitioner: bool) -> dict[str, Any]:
     """What a table's object in a SavedModel holds so that the model follows, by name.
 
     Raises:
@@ -195,5 +197,6 @@ def followed_children(table: tf.Tensor, has_default_partitioner: bool) -> dict:
     return {"follower": follower}
 
 
-def _wrap_if_open(function):
-    return function if _open.get() is None else _open.get().wrap(function)
+def _wrap_if_open(function: Any) -> Any:
+    follower = _open.get()
+    return function if follower is None else follower.wrap(function)

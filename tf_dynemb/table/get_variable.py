@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,7 +20,7 @@ _eager_tables: weakref.WeakValueDictionary[str, Variable] = weakref.WeakValueDic
 _COLLECTION = ("tf_dynemb", "tables")  # not a string, so that no meta graph tries to hold it
 
 
-def get_variable(name: str, **fields) -> Variable:
+def get_variable(name: str, **fields: Any) -> Variable:
     """The table of a name: a new one, or the one that was made under it with equal arguments.
 
     The name is prefixed by those of the tf.compat.v1.variable_scope around the call. Eagerly and in
@@ -78,7 +79,7 @@ def find_or_make(config: TableConfig, make: Callable[[TableConfig], Variable]) -
     return there
 
 
-def _tables_and_reuse(scope: tf.compat.v1.VariableScope):
+def _tables_and_reuse(scope: tf.compat.v1.VariableScope) -> tuple[Any, Any]:
     """The tables by name, of a session's graph or of this process, and what reuse is there."""
     with tf.init_scope():
         if tf.executing_eagerly():
@@ -100,7 +101,7 @@ def _check_same(made_with: TableConfig, config: TableConfig) -> None:
             )
 
 
-def _comparable(config: TableConfig, field: str):
+def _comparable(config: TableConfig, field: str) -> object:
     """A field, as those of equal tables compare equal."""
     value = getattr(config, field)
     if field == "devices":

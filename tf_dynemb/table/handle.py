@@ -11,7 +11,8 @@ import contextlib
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -33,7 +34,7 @@ _ASKED_BY_OPTIMIZERS_OF_TF_1 = ("_in_graph_mode", "_unique_id", "op")
 class _WeightOfTable(np.ndarray):
     """What get_weights has for a table. An array that is computed from it has no handle."""
 
-    handle = staticmethod(lambda: None)
+    handle: Callable[[], TableHandle | None] = staticmethod(lambda: None)
 
 
 class _HandleArgument(tf.types.experimental.TraceType):
@@ -43,22 +44,22 @@ class _HandleArgument(tf.types.experimental.TraceType):
     make a tensor of what np.asarray gives.)
     """
 
-    def __init__(self, handle: TableHandle):
+    def __init__(self, handle: TableHandle) -> None:
         self._handle = weakref.ref(handle)
 
-    def is_subtype_of(self, other) -> bool:
+    def is_subtype_of(self, other: object) -> bool:
         return self == other
 
-    def most_specific_common_supertype(self, others):
+    def most_specific_common_supertype(self, others: Sequence[object]) -> _HandleArgument | None:
         return self if all(self == other for other in others) else None
 
-    def placeholder_value(self, placeholder_context=None) -> TableHandle | None:
+    def placeholder_value(self, placeholder_context: object = None) -> TableHandle | None:
         return self._handle()
 
-    def cast(self, value, cast_context):
+    def cast(self, value: Any, cast_context: object) -> Any:
         return value
 
-    def __eq__(self, other) -> bool:
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, _HandleArgument) and self._handle is other._handle
 
     def __hash__(self) -> int:
@@ -70,7 +71,7 @@ class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable
 
     __slots__ = ("table",)  # and not among the attributes, which the table keeps: see HandleOfTable
 
-    def __init__(self, table: Table, trainable: bool, name: str):
+    def __init__(self, table: Table, trainable: bool, name: str) -> None:
         # The zeros initializer and autocast=False are needed: an array of shape (0, dim) as initial
         # value crashes MultiWorkerMirroredStrategy, and autocasting breaks mixed precision.
         self._optimizers_at_work = 0
@@ -106,10 +107,10 @@ class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable
         )
 
     @overwrite_with_gradient.setter
-    def overwrite_with_gradient(self, value):
+    def overwrite_with_gradient(self, value: object) -> None:
         """Keras sets it while it makes a variable; the answer is ours."""
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         """For what is not there."""
         hint = "the table itself is its attribute `table`, with size(), lookup() and export()"
         if name in _ASKED_BY_OPTIMIZERS_OF_TF_1:
@@ -121,7 +122,7 @@ class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable
             f"TableHandle has no attribute {name!r}: it is the handle of a dynamic table, {hint}"
         )
 
-    def __tf_tracing_type__(self, context) -> _HandleArgument:
+    def __tf_tracing_type__(self, context: object) -> _HandleArgument:
         """Lets a tf.function take it as an argument."""
         return _HandleArgument(self)
 
@@ -138,7 +139,7 @@ class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable
                 "model.save_weights('<name>.weights.h5')"
             )
 
-    def __array__(self, dtype=None, copy=None):
+    def __array__(self, dtype: Any = None, copy: object = None) -> np.ndarray:
         """What Keras writes into its files for a weight of a layer or model that is none of ours.
 
         The rows, as the bytes of a file (n,), uint8; `assign` takes them. So np.asarray(handle) is of no
@@ -155,13 +156,13 @@ class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable
             )
         return keras_files.bytes_of_rows(self.table)
 
-    def numpy(self):
+    def numpy(self) -> np.ndarray:
         """The weight without its rows, (0, dim), as get_weights has it; it says whose weight it is."""
         array = np.zeros((0, self.table.dim), self.value.dtype.as_numpy_dtype).view(_WeightOfTable)
         array.handle = weakref.ref(self)
         return array
 
-    def assign(self, value):
+    def assign(self, value: Any) -> Any:
         """Takes the rows of a file of Keras; or the weight of another table, whose rows it copies.
 
         Its own weight, which EarlyStopping gives back, brings no rows: a warning says so.
@@ -195,13 +196,13 @@ class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable
             )
         return super().assign(value)
 
-    def children_to_save(self, children: dict, save_type: str) -> dict:
+    def children_to_save(self, children: dict[str, Any], save_type: str) -> dict[str, Any]:
         """A checkpoint of weights alone has the rows too."""
         if save_type == "checkpoint":
             children["table"] = self.table
         return children
 
-    def restore_tensors(self, tensors: dict):
+    def restore_tensors(self, tensors: dict[str, tf.Tensor]) -> Any:
         """Takes nothing. Keras' own assigns what several replicas have, but there are no numbers."""
         del tensors
         return self.value
@@ -215,7 +216,7 @@ class HandleOfTable:
     nobody has held it meanwhile.
     """
 
-    def __init__(self, handle: TableHandle):
+    def __init__(self, handle: TableHandle) -> None:
         self._attributes = handle.__dict__ = dict(vars(handle))
         self._handle = weakref.ref(handle)
         self._lock = threading.Lock()
@@ -241,13 +242,13 @@ def _dtype_of_weight(table: Table) -> tf.DType:
     return tf.float32 if narrow or cannot_be_sent else table.value_dtype
 
 
-def handle_of(variable):
+def handle_of(variable: Any) -> Any:
     """The handle above a tf.Variable, which tf.Module.trainable_variables lists; else the variable."""
     table = _by_variable.get(id(variable))
     return variable if table is None else table.handle
 
 
-def handles_in(variables: Iterable) -> list[TableHandle]:
+def handles_in(variables: Iterable[Any]) -> list[TableHandle]:
     """The table handles among variables."""
     return [v for v in variables if isinstance(v, TableHandle)]
 

@@ -20,7 +20,7 @@ class IndexedTable(Variable):
         config: of the table.
     """
 
-    def __init__(self, rows: int, limit: str, config: TableConfig):
+    def __init__(self, rows: int, limit: str, config: TableConfig) -> None:
         super().__init__(config)
         self.rows = rows
         self.limit = limit

@@ -31,6 +31,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import h5py
 import numpy as np
@@ -51,9 +52,9 @@ _KINDS = {
 }
 
 
-def write_rows(table: Table, store) -> None:
+def write_rows(table: Table, store: Any) -> None:
     """Writes all rows of a table to a store."""
-    checksums = []
+    checksums: list[int] = []
     schema = table.resource.schema_now().encode()
     snapshots = b"".join(table.resource.snapshots().numpy())
     for block in blocks_of(table, CHUNK_BYTES):
@@ -83,7 +84,7 @@ def copy_rows(source: Table, table: Table) -> None:
     read_rows(table, store)
 
 
-def read_rows(table: Table, store) -> None:
+def read_rows(table: Table, store: Any) -> None:
     """Replaces the rows of a table by those of a store.
 
     They are read beside those that the table has, which are replaced at the end, in one step, after
@@ -108,11 +109,11 @@ def read_rows(table: Table, store) -> None:
     if whole != _array(table, store, "crc32"):
         raise _damaged(table, "its rows fail their checksum")
     if not (schema + snapshots).isascii():  # which an op could not put into a message
-        raise _damaged(table, f"it has the schema {schema} and the snapshots {snapshots}")
+        raise _damaged(table, f"it has the schema {schema!r} and the snapshots {snapshots!r}")
     _check_rule(table, schema)
     staged = table.resource.empty_copy()
 
-    def put(arrays, **more) -> None:
+    def put(arrays: list[np.ndarray], **more: Any) -> None:
         with _parsing(table):
             tensors = _tensors(table, arrays[:4])
         try:
@@ -159,7 +160,7 @@ def read_rows_of_archive(table: Table, archive: zipfile.ZipFile, name: str) -> N
         read_rows_of_file(table, path)
 
 
-def read_rows_of_file(table: Table, path: str | os.PathLike) -> None:
+def read_rows_of_file(table: Table, path: str | os.PathLike[str]) -> None:
     """Replaces the rows of a table by those in an HDF5 file."""
     with _parsing(table):
         store = h5py.File(path, "r")
@@ -183,7 +184,7 @@ def read_rows_of_bytes(table: Table, array: np.ndarray) -> None:
         read_rows(table, store)
 
 
-def is_in(store, name: str, table: Table) -> bool:
+def is_in(store: Any, name: str, table: Table) -> bool:
     """Whether a store has an array of this name.
 
     Raises:
@@ -193,7 +194,7 @@ def is_in(store, name: str, table: Table) -> bool:
         return name in store
 
 
-def name_of_file(table: Table, store, name: str) -> str | None:
+def name_of_file(table: Table, store: Any, name: str) -> str | None:
     """The name of the file with the rows, of an array of its letters, if there is one.
 
     It leads to no other folder.
@@ -203,7 +204,7 @@ def name_of_file(table: Table, store, name: str) -> str | None:
             return None
         got = np.asarray(store[name]).astype(np.uint8).tobytes()
     if not re.fullmatch(rb"rows-[0-9a-f]{32}\.h5", got):
-        raise _damaged(table, f"its rows are in {got}, want rows-<32 hex digits>.h5")
+        raise _damaged(table, f"its rows are in {got!r}, want rows-<32 hex digits>.h5")
     return got.decode()
 
 
@@ -212,7 +213,7 @@ def _parts(schema: bytes) -> tuple[str, ...]:
     return _PARTS + _STRINGS if b"strings" in schema.split(b"\n") else _PARTS
 
 
-def _chunks(table: Table, store, names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
+def _chunks(table: Table, store: Any, names: tuple[str, ...]) -> Iterator[list[np.ndarray]]:
     for chunk in range(int(_array(table, store, "chunks"))):
         arrays = [_array(table, store, name, f"_{chunk}") for name in names]
         if _checksum(arrays) != _array(table, store, "crc32", f"_{chunk}"):
@@ -220,7 +221,7 @@ def _chunks(table: Table, store, names: tuple[str, ...]) -> Iterator[list[np.nda
         yield arrays
 
 
-def _array(table: Table, store, name: str, chunk: str = "") -> np.ndarray:
+def _array(table: Table, store: Any, name: str, chunk: str = "") -> np.ndarray:
     """An array of a chunk, `_<i>`, or of the whole store, with the dtype and rank that it must have."""
     with _parsing(table):
         array = np.asarray(store[name + chunk]) if name + chunk in store else None
@@ -233,12 +234,12 @@ def _array(table: Table, store, name: str, chunk: str = "") -> np.ndarray:
     return array
 
 
-def _damaged(table: Table, what) -> ValueError:
+def _damaged(table: Table, what: object) -> ValueError:
     return ValueError(f"{table.name}: the file is damaged: {what}")
 
 
 @contextlib.contextmanager
-def _parsing(table: Table):
+def _parsing(table: Table) -> Iterator[None]:
     """Where others parse a file: h5py and zipfile say in many classes that they cannot.
 
     What the system says by a number, such as of a full disk, a permission or a file that is missing, is
@@ -274,7 +275,7 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 def _checksum(arrays: list[np.ndarray]) -> int:
     checksum = 0
     for array in arrays:
-        checksum = zlib.crc32(np.ascontiguousarray(array), checksum)
+        checksum = zlib.crc32(np.ascontiguousarray(array).data, checksum)
     return checksum
 
 
@@ -282,7 +283,7 @@ def _empty(widths: list[int]) -> list[np.ndarray]:
     return [np.zeros(0, np.int64)] + [np.zeros((0, width), np.uint8) for width in widths]
 
 
-def _tensors(table: Table, arrays: list[np.ndarray]) -> list:
+def _tensors(table: Table, arrays: list[np.ndarray]) -> list[tf.Tensor]:
     keys, values, slots, meta = arrays
     dtype = table.value_dtype.as_numpy_dtype
     width = table.dim if len(keys) == 0 else values.shape[1] // np.dtype(dtype).itemsize

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +34,17 @@ class Limits:
 
     def share(self, index: int, parts: int) -> Limits:
         """Those of one of several parts, which together have no more than all."""
-        shares = (share_of(number, index, parts) for number in (self.max_rows, self.max_bytes))
-        return dataclasses.replace(self, **dict(zip(("max_rows", "max_bytes"), shares, strict=True)))
+        return dataclasses.replace(
+            self,
+            max_rows=share_of(self.max_rows, index, parts),
+            max_bytes=share_of(self.max_bytes, index, parts),
+        )
 
     def unlimited(self) -> Limits:
         """Those of a table that holds a copy of all rows."""
         return Limits(self.name)
 
-    def attributes(self) -> dict:
+    def attributes(self) -> dict[str, Any]:
         """The attributes of the op."""
         return {
             "table_name": self.name,
@@ -53,7 +57,7 @@ class Limits:
             **self.attributes_of_reads(),
         }
 
-    def attributes_of_reads(self) -> dict:
+    def attributes_of_reads(self) -> dict[str, Any]:
         """Those of the op that matter where nothing is written, as in a SavedModel."""
         return {"missing_value": [] if self.missing_value is None else [float(self.missing_value)]}
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import os
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -24,7 +26,12 @@ _VALUE_DTYPE = r"^(dynemb-table \d+\nvalue )\w+"
 
 
 @contextlib.contextmanager
-def for_serving(value_dtype=None, *, follow=None, poll_seconds: float = 0.05) -> Iterator[None]:
+def for_serving(
+    value_dtype: tf.DType | str | None = None,
+    *,
+    follow: str | os.PathLike[str] | None = None,
+    poll_seconds: float = 0.05,
+) -> Iterator[None]:
     """Leaves out of SavedModels that are saved inside what only training needs.
 
     Of each row goes the value, in `value_dtype` if that is narrower; slot variables and what policies
@@ -73,7 +80,7 @@ def for_serving(value_dtype=None, *, follow=None, poll_seconds: float = 0.05) ->
             _open.reset(token)
 
 
-def serving_dtype(value_dtype) -> tf.DType:
+def serving_dtype(value_dtype: tf.DType | str) -> tf.DType:
     """What wider floating values are stored as for servers: `value_dtype`, or float64 for None.
 
     Raises:
@@ -91,7 +98,9 @@ def saved_schema(schema: str) -> str:
     return schema if _open.get() is None else _rewrite(schema, tf.as_dtype(schema.split()[3]), re.sub)
 
 
-def saved_rows(keys, values, slots, meta, schema) -> dict[str, tf.Tensor]:
+def saved_rows(
+    keys: tf.Tensor, values: tf.Tensor, slots: tf.Tensor, meta: tf.Tensor, schema: tf.Tensor
+) -> dict[str, tf.Tensor]:
     """What is saved of exported rows, by name."""
     if _open.get() is not None:
         schema = _rewrite(schema, values.dtype, _regex_replace)
@@ -100,10 +109,11 @@ def saved_rows(keys, values, slots, meta, schema) -> dict[str, tf.Tensor]:
 
 
 def _stored_as(dtype: tf.DType) -> tf.DType:
-    return _open.get() if dtype.is_floating and _open.get().size < dtype.size else dtype
+    stored = _open.get()
+    return stored if stored and dtype.is_floating and stored.size < dtype.size else dtype
 
 
-def _rewrite(schema, dtype: tf.DType, substitute: Callable):
+def _rewrite(schema: Any, dtype: tf.DType, substitute: Callable[..., Any]) -> Any:
     schema = substitute(_TRAINING_LINES, "", schema)
     return substitute(_VALUE_DTYPE, rf"\1{_stored_as(dtype).name}", schema)
 

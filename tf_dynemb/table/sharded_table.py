@@ -8,11 +8,14 @@ partitioner alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_dynemb._compat import SavesChildren, SavesTensors
 from tf_dynemb.base.checks import assert_same, naming
+from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.shard.partitioner import default_partition_fn
 from tf_dynemb.table.devices import is_gpu, place_of
@@ -38,14 +41,14 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         self,
         schema: str,
         devices: Sequence[str],
-        partitioner: Callable,
+        partitioner: Callable[[tf.Tensor, int], tf.Tensor],
         init_rows: int,
         adopt_seed: bool,
         checkpoint: bool,
         limits: Limits,
-    ):
+    ) -> None:
         super().__init__()
-        self._arguments = (
+        self._arguments: tuple[Any, ...] = (  # of the constructor, for copies
             schema,
             tuple(devices),
             partitioner,
@@ -67,8 +70,10 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
             init = init_rows * places.count(place)
             of_part = limits.share(index, len(distinct))
             with tf.device(place):
-                options = (init, adopt_seed, checkpoint, of_part, place if is_gpu(place) else "")
-                parts.append(_Part(schema, 1, default_partition_fn, *options))
+                device = place if place is not None and is_gpu(place) else ""
+                parts.append(
+                    _Part(schema, 1, default_partition_fn, init, adopt_seed, checkpoint, of_part, device)
+                )
         self._parts: tuple[_Part, ...] = tuple(parts)
         self.shards = len(parts)  # as export_rows counts them
         self.value_dtype = parts[0].value_dtype
@@ -83,7 +88,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         return self._parts[0].host
 
     @property
-    def resource_handle(self):
+    def resource_handle(self) -> tf.Tensor:
         """Refuses: who asks for it needs all rows in one place."""
         raise ValueError(
             f"a table on servers or several GPUs, here of {self.shards} parts from {self.host} on, "
@@ -112,7 +117,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         """The resources that `split` names, in its order."""
         return list(self._parts)
 
-    def split(self, keys: tf.Tensor, *columns: tf.Tensor) -> list[tuple]:
+    def split(self, keys: tf.Tensor, *columns: tf.Tensor) -> list[tuple[Any, ...]]:
         """The parts, each with its keys (m,) of int64 keys (n,), and its share of columns (n, ...)."""
         columns = (keys, *columns)
         if self.shards == 1:
@@ -121,11 +126,13 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         shares = [tf.dynamic_partition(column, part_numbers, self.shards) for column in columns]
         return list(zip(self._parts, *shares, strict=True))
 
-    def owned(self, keys) -> tf.Tensor:
+    def owned(self, keys: tf.Tensor) -> tf.Tensor:
         """As TableResource.owned: all are, since this process sends them on."""
         return tf.ones_like(keys, tf.bool)
 
-    def lookup(self, weight: tf.Tensor, keys: tf.Tensor, name: str | None = None):
+    def lookup(
+        self, weight: tf.Tensor, keys: tf.Tensor, name: str | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """As TableResource.lookup; each distinct key travels once, and the sum of its gradients.
 
         All of them do where occurrences count.
@@ -144,40 +151,51 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         values = tf.ensure_shape(values, [*keys.shape, weight.shape[1]] if keys.shape.rank else None)
         return values, tf.reshape(tf.gather(tf.dynamic_stitch(orders, exists), places), shape)
 
-    def upsert(self, keys, values, now, name: str | None = None):
+    def upsert(
+        self, keys: tf.Tensor, values: tf.Tensor, now: tf.Tensor | np.int64, name: str | None = None
+    ) -> tf.Operation | None:
         """As TableResource.upsert."""
         keys, values = self._flat(keys, values=values)
         shares = self.split(keys, values)
         return _group([part.upsert(k, v, now) for part, k, v in shares], name)
 
-    def accum(self, keys, values_or_deltas, exists, now, name: str | None = None):
+    def accum(
+        self,
+        keys: tf.Tensor,
+        values_or_deltas: tf.Tensor,
+        exists: tf.Tensor,
+        now: tf.Tensor | np.int64,
+        name: str | None = None,
+    ) -> tf.Operation | None:
         """As TableResource.accum."""
         exists = tf.reshape(exists, [-1])
         keys, values_or_deltas = self._flat(keys, values_or_deltas=values_or_deltas)
         shares = self.split(keys, values_or_deltas, exists)
         return _group([part.accum(k, v, e, now) for part, k, v, e in shares], name)
 
-    def remove(self, keys, name: str | None = None):
+    def remove(self, keys: tf.Tensor, name: str | None = None) -> tf.Operation | None:
         """As TableResource.remove."""
         shares = self.split(tf.reshape(keys, [-1]))
         return _group([part.remove(k) for part, k in shares], name)
 
-    def clear(self, name: str | None = None):
+    def clear(self, name: str | None = None) -> tf.Operation | None:
         """As TableResource.clear."""
         return _group([part.clear() for part in self._parts], name)
 
-    def reset_optimizer(self):
+    def reset_optimizer(self) -> tf.Operation | None:
         """As TableResource.reset_optimizer."""
         return _group([part.reset_optimizer() for part in self._parts], None)
 
-    def restrict(self, num_reserved, trigger, field: str, name: str | None = None):
+    def restrict(
+        self, num_reserved: tf.Tensor, trigger: tf.Tensor, field: str, name: str | None = None
+    ) -> tf.Operation | None:
         """As TableResource.restrict: keys and numbers of all rows come here, where it is decided.
 
         Exact unless others write at the same time: a row that is written between may go all the same.
         """
         schema = f"dynemb-table 1\nvalue int8 1\ninitializer constant 0\nseed 0\nmeta {field}\n"
 
-        def cut():
+        def cut() -> tf.Tensor:
             keys, _, _, meta, *_ = self.export_rows_with_strings(whole_rows=False)
             rows, none, no_strings = tf.size(keys), tf.zeros([0], tf.int32), tf.zeros([0], tf.string)
             values, slots = tf.zeros([rows, 1], tf.int8), tf.zeros([rows, 0], tf.uint8)
@@ -211,15 +229,21 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         keys = part.export_rows_with_strings(whole_rows=False)[0]
         return tf.math.count_nonzero(tf.equal(self.shard_ids(keys), shard), name=name)
 
-    def export_rows(self, cursor=(0, 0, 0), limit: int = -1, name: str | None = None):
+    def export_rows(
+        self, cursor: TensorLike = (0, 0, 0), limit: int = -1, name: str | None = None
+    ) -> Any:
         """As TableResource.export_rows."""
         return self.export_rows_with_strings(cursor, limit, name)[:6]
 
     def export_rows_with_strings(
-        self, cursor=(0, 0, 0), limit: int = -1, name: str | None = None, whole_rows: bool = True
-    ):
+        self,
+        cursor: TensorLike = (0, 0, 0),
+        limit: int = -1,
+        name: str | None = None,
+        whole_rows: bool = True,
+    ) -> Any:
         """As TableResource.export_rows_with_strings; with a limit of the part cursor[0] alone."""
-        options = {"name": name, "whole_rows": whole_rows}
+        options: dict[str, Any] = {"name": name, "whole_rows": whole_rows}
         if limit < 0:
             exported = [part.export_rows_with_strings(cursor, **options) for part in self._parts]
             keys, values, slots, meta, schema, _, strings = zip(*exported, strict=True)
@@ -240,7 +264,17 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         """As TableResource.row_bytes."""
         return self._parts[0].row_bytes()
 
-    def import_rows(self, keys, values, slots, meta, schema, replace: bool, strings=None, snapshots=()):
+    def import_rows(
+        self,
+        keys: tf.Tensor,
+        values: tf.Tensor,
+        slots: tf.Tensor,
+        meta: tf.Tensor,
+        schema: tf.Tensor | str,
+        replace: bool,
+        strings: tf.Tensor | None = None,
+        snapshots: TensorLike = (),
+    ) -> tf.Operation | None:
         """As TableResource.import_rows."""
         if strings is not None:
             raise ValueError("strings: got some, but tables in parts keep no strings of their keys")
@@ -283,7 +317,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         """
         return self._saved_model
 
-    def _flat(self, keys, **rows) -> tuple[tf.Tensor, tf.Tensor]:
+    def _flat(self, keys: tf.Tensor, **rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Keys (n,) and rows (n, dim); an error if they are not of keys' shape + (dim,)."""
         ((argument, rows),) = rows.items()
         dim = self._parts[0].dim
@@ -294,7 +328,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
 
     # TensorFlow's protocol of what checkpoints hold: all rows under the names of one table.
 
-    def children_to_save(self, children: dict, save_type: str) -> dict:
+    def children_to_save(self, children: dict[str, Any], save_type: str) -> dict[str, Any]:
         """None: the shards are not saved one by one."""
         del children, save_type
         return {}
@@ -312,7 +346,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
                 for name, array in saved[0].items()
             }
 
-    def copy_to_cpu(self, copies: dict) -> None:
+    def copy_to_cpu(self, copies: dict[Any, Any]) -> None:
         """As TableResource.copy_to_cpu."""
         if self not in copies:
             schema, _, _, _, *options, limits = self._arguments
@@ -321,7 +355,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         if self._checkpoint:
             copies[self].restore_tensors(self.tensors_to_save())
 
-    def restore_tensors(self, tensors: dict):
+    def restore_tensors(self, tensors: dict[str, tf.Tensor]) -> tf.Operation | None:
         """As TableResource.restore_tensors."""
         if not tensors:
             return tf.no_op()
@@ -329,7 +363,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         staged = self.empty_copy()
 
         @tf.function
-        def replace():
+        def replace() -> None:
             staged.import_rows(**tensors, replace=True)
             self.swap(staged)
 
@@ -348,11 +382,11 @@ class _Part(TableResource):
             return {name: tf.identity(array) for name, array in saved.items()}
 
 
-def _here():
+def _here() -> Any:
     """The device scope of this process' memory."""
     return tf.device("/CPU:0")
 
 
-def _group(operations: list, name: str | None = None):
+def _group(operations: list[tf.Operation | None], name: str | None = None) -> tf.Operation | None:
     """One operation in a graph; eagerly None, where all is done."""
     return None if tf.executing_eagerly() else tf.group(*operations, name=name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -124,10 +125,10 @@ class TableConfig:
     value_dtype: str | tf.DType = tf.float32
     initializer: object = None
     trainable: bool = True
-    frozen_keys: Callable | None = None
+    frozen_keys: Callable[[tf.Tensor], tf.Tensor] | None = None
     checkpoint: bool = True
     devices: Sequence[str] | str | None = None
-    partitioner: Callable | None = None
+    partitioner: Callable[[tf.Tensor, int], tf.Tensor] | None = None
     max_rows: int | None = None
     max_bytes: int | None = None
     on_full: str = "error"
@@ -140,7 +141,7 @@ class TableConfig:
     restrict_policy: type[RestrictPolicy] | None = None
     optimizer: TableOptimizerConfig | keras.optimizers.Optimizer | str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ValueError(f"name: got {self.name!r}, want a string")
         key_dtype = _one_of("key_dtype", self.key_dtype, KEY_DTYPES)
@@ -201,7 +202,7 @@ class TableConfig:
                 )
         self._set("optimizer", table_optimizer(self.optimizer))
 
-    def _set(self, field: str, value) -> None:
+    def _set(self, field: str, value: object) -> None:
         object.__setattr__(self, field, value)
 
     @property
@@ -225,10 +226,11 @@ class TableConfig:
     def meta_fields(self) -> tuple[str, ...]:
         """What policies keep in a row, in the engine's order."""
         fields = set() if self.restrict_policy is None else {self.restrict_policy.meta_field}
-        fields |= set(self.eviction.meta_fields if self.eviction else ())
+        eviction = eviction_of(self.eviction)
+        fields |= set(eviction.meta_fields if eviction else ())
         return tuple(field for field in ("used", "count", "score") if field in fields)
 
-    def get_config(self) -> dict:
+    def get_config(self) -> dict[str, Any]:
         """What the constructor takes, of plain objects.
 
         Servers and GPUs are left out: they are those of a job, not of a model, and whoever loads it has
@@ -236,29 +238,30 @@ class TableConfig:
         """
         serialize = keras.saving.serialize_keras_object
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        config["key_dtype"] = self.key_dtype.name
-        config["value_dtype"] = self.value_dtype.name
+        config["key_dtype"] = tf.as_dtype(self.key_dtype).name
+        config["value_dtype"] = tf.as_dtype(self.value_dtype).name
         config["initializer"] = serialize(self.initializer)
         config["partitioner"] = serialize(self.partitioner)
         config["frozen_keys"] = serialize(self.frozen_keys)
         config["restrict_policy"] = registered_name(self.restrict_policy)
         config["admission"] = serialize(self.admission)
-        if self.eviction is not None:
-            config["eviction"] = [serialize(policy) for policy in self.eviction.policies]
+        eviction, optimizer = eviction_of(self.eviction), table_optimizer(self.optimizer)
+        if eviction is not None:
+            config["eviction"] = [serialize(policy) for policy in eviction.policies]
         if self.storage is not None:
             config["storage"] = [serialize(tier) for tier in self.storage]
-        config["optimizer"] = None if self.optimizer is None else self.optimizer.get_config()
+        config["optimizer"] = None if optimizer is None else optimizer.get_config()
         if self.devices is not None:
             devices = device_list(self.devices)
             config["devices"] = None if place_of(devices[0]) else devices
         return config
 
     @classmethod
-    def from_config(cls, config: dict) -> TableConfig:
+    def from_config(cls, config: dict[str, Any]) -> TableConfig:
         """The inverse of get_config."""
         return cls(**config)
 
-    def __eq__(self, other) -> bool:
+    def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.get_config() == other.get_config()
 
     def __hash__(self) -> int:
@@ -268,12 +271,14 @@ class TableConfig:
 FIELDS = tuple(field.name for field in dataclasses.fields(TableConfig))
 
 
-def take_fields(arguments: dict, besides: Sequence[str] = ()) -> dict:
+def take_fields(arguments: dict[str, Any], besides: Sequence[str] = ()) -> dict[str, Any]:
     """Takes the fields of a TableConfig out of a layer's keyword arguments, but for some."""
     return {name: arguments.pop(name) for name in FIELDS if name in arguments and name not in besides}
 
 
-def _one_of(argument: str, dtype, choices, instead: dict | None = None) -> tf.DType:
+def _one_of(
+    argument: str, dtype: Any, choices: Sequence[tf.DType], instead: dict[Any, str] | None = None
+) -> tf.DType:
     names = ", ".join(choice.name for choice in choices)
     try:
         dtype = tf.as_dtype(dtype)

@@ -6,12 +6,15 @@ import functools
 import itertools
 import uuid
 from collections.abc import Callable
+from typing import Any, NoReturn
 
+import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _compat
 from tf_dynemb.base.checks import as_tensor, assert_same, naming
 from tf_dynemb.base.fingerprint import engine_keys_of, fingerprint
+from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.shard.exchange import AllToAllExchange
 from tf_dynemb.shard.partitioner import default_partition_fn
@@ -48,17 +51,17 @@ class TableResource(
         self,
         schema: str,
         shards: int,
-        partitioner: Callable,
+        partitioner: Callable[[tf.Tensor, int], tf.Tensor],
         init_rows: int,
         adopt_seed: bool,
         checkpoint: bool,
         limits: Limits,
         device: str,
         exchange: AllToAllExchange | None = None,
-    ):
+    ) -> None:
         self._gpu = device if is_gpu(device) else None
         super().__init__(device="/CPU:0" if self._gpu else device)
-        self._arguments = (
+        self._arguments: tuple[Any, ...] = (  # of the constructor, for copies
             schema,
             shards,
             partitioner,
@@ -87,14 +90,14 @@ class TableResource(
             self._of_session = not tf.executing_eagerly()
             self.resource_handle  # noqa: B018  makes the table now, outside of any function
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: object) -> NoReturn:
         """Refuses: a copy would have the rows of the original."""
         raise TypeError(
             "a table cannot be copied by copy.deepcopy; make another Variable and restore a checkpoint "
             "of this one into it, or a tf_dynemb.snapshot"
         )
 
-    def join_savers(self, name: str):
+    def join_savers(self, name: str) -> Callable[..., Any] | None:
         """Lets tf.compat.v1.train.Saver carry the rows, where a session's graph is built.
 
         Args:
@@ -114,12 +117,12 @@ class TableResource(
             saveable = self._saveable(name)
             tf.compat.v1.add_to_collection(collection, saveable)
 
-        def of_name(name=None):
+        def of_name(name: str | None = None) -> Any:
             return saveable if name is None else self._saveable(name)
 
         return of_name
 
-    def _saveable(self, name: str):
+    def _saveable(self, name: str) -> Any:
         # A tf.train.Checkpoint, whose names are such, has the rows already.
         rows = {} if "/.ATTRIBUTES/" in name else self.tensors_to_save()
         return _compat.saveable_of_names(name, rows, self.restore_tensors)
@@ -146,11 +149,13 @@ class TableResource(
         """The resources that `split` names, in its order."""
         return [self]
 
-    def split(self, keys: tf.Tensor, *columns: tf.Tensor) -> list[tuple]:
+    def split(self, keys: tf.Tensor, *columns: tf.Tensor) -> list[tuple[Any, ...]]:
         """The resources that have rows of int64 keys, each with its keys and their share of columns."""
         return [(self, keys, *columns)]
 
-    def lookup(self, weight: tf.Tensor, keys: tf.Tensor, name: str | None = None):
+    def lookup(
+        self, weight: tf.Tensor, keys: tf.Tensor, name: str | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """values (..., dim) and exists (...) of keys (...); see the op DynembLookup.
 
         Args:
@@ -171,26 +176,37 @@ class TableResource(
             name=name,
         )
 
-    def upsert(self, keys, values, now, name: str | None = None):
+    def upsert(
+        self, keys: tf.Tensor, values: tf.Tensor, now: tf.Tensor | np.int64, name: str | None = None
+    ) -> tf.Operation | None:
         """Sets values (..., dim) of int64 keys (...); see the op DynembUpsert."""
         handle = self.resource_handle
         return ops.dynemb_upsert(handle, keys, self.shard_ids(keys), values, now, name=name)
 
-    def accum(self, keys, values_or_deltas, exists, now, name: str | None = None):
+    def accum(
+        self,
+        keys: tf.Tensor,
+        values_or_deltas: tf.Tensor,
+        exists: tf.Tensor,
+        now: tf.Tensor | np.int64,
+        name: str | None = None,
+    ) -> tf.Operation | None:
         """Adds to values of int64 keys or sets them; see the op DynembAccum."""
         return ops.dynemb_accum(
             self.resource_handle, keys, self.shard_ids(keys), values_or_deltas, exists, now, name=name
         )
 
-    def clear(self, name: str | None = None):
+    def clear(self, name: str | None = None) -> tf.Operation | None:
         """Removes all rows; see the op DynembClear."""
         return ops.dynemb_clear(self.resource_handle, name=name)
 
-    def reset_optimizer(self):
+    def reset_optimizer(self) -> tf.Operation | None:
         """Removes the slots of all rows; see the op DynembResetOptimizer."""
         return ops.dynemb_reset_optimizer(self.resource_handle)
 
-    def restrict(self, num_reserved, trigger, field: str, name: str | None = None):
+    def restrict(
+        self, num_reserved: tf.Tensor, trigger: tf.Tensor, field: str, name: str | None = None
+    ) -> tf.Operation | None:
         """Removes the rows with the lowest numbers; see the op DynembRestrict."""
         handle = self.resource_handle
         removed = ops.dynemb_restrict(handle, num_reserved, trigger, field=field, name=name)
@@ -228,13 +244,19 @@ class TableResource(
         """Exchanges the rows with those of a table like this one, in one step."""
         ops.dynemb_swap(self.resource_handle, other.resource_handle)
 
-    def export_rows(self, cursor=(0, 0, 0), limit: int = -1, name: str | None = None):
+    def export_rows(
+        self, cursor: TensorLike = (0, 0, 0), limit: int = -1, name: str | None = None
+    ) -> Any:
         """keys, values, slots, meta, schema and next cursor; see the op DynembExport."""
         return self.export_rows_with_strings(cursor, limit, name)[:6]
 
     def export_rows_with_strings(
-        self, cursor=(0, 0, 0), limit: int = -1, name: str | None = None, whole_rows: bool = True
-    ):
+        self,
+        cursor: TensorLike = (0, 0, 0),
+        limit: int = -1,
+        name: str | None = None,
+        whole_rows: bool = True,
+    ) -> Any:
         """As export_rows, and at the end the strings (n,) of a table that keeps them, else (0,).
 
         Without `whole_rows` values and slots have no columns.
@@ -247,11 +269,11 @@ class TableResource(
         return ops.dynemb_export(self.resource_handle, *arguments, **options, name=name)
 
     @functools.cached_property
-    def _export_to_host(self) -> dict[bool, Callable]:
+    def _export_to_host(self) -> dict[bool, Callable[..., Any]]:
         """DynembExport, eagerly: TensorFlow would copy to the GPU what an op there gives, all rows."""
         handle, dtype = self.resource_handle, self.value_dtype  # and not self, which would hold itself
 
-        def function(whole_rows):
+        def function(whole_rows: bool) -> Callable[..., Any]:
             options = {"dtype": dtype, "whole_rows": whole_rows}
             exported = tf.function(
                 lambda *place: [tf.identity(t) for t in ops.dynemb_export(handle, *place, **options)],
@@ -270,7 +292,17 @@ class TableResource(
         keys, *parts = self.export_rows(limit=0)[:4]
         return keys.dtype.size + sum(part.shape[1] * part.dtype.size for part in parts)
 
-    def import_rows(self, keys, values, slots, meta, schema, replace: bool, strings=None, snapshots=()):
+    def import_rows(
+        self,
+        keys: tf.Tensor,
+        values: tf.Tensor,
+        slots: tf.Tensor,
+        meta: tf.Tensor,
+        schema: tf.Tensor | str,
+        replace: bool,
+        strings: tf.Tensor | None = None,
+        snapshots: TensorLike = (),
+    ) -> tf.Operation | None:
         """Puts exported rows back; see the op DynembImport. A table that keeps strings needs them.
 
         Of a table that is spread over processes, those that this one owns.
@@ -302,19 +334,19 @@ class TableResource(
                 adopt_seed=self._adopt_seed,
             )
 
-    def owned(self, keys) -> tf.Tensor:
+    def owned(self, keys: tf.Tensor) -> tf.Tensor:
         """Whether the rows of int64 keys (n,) belong to this process."""
         if self.exchange is None:
             return tf.ones_like(keys, tf.bool)
         return self.exchange.owned(tf.convert_to_tensor(keys))
 
-    def check_strings(self, keys, strings) -> list:
+    def check_strings(self, keys: tf.Tensor, strings: tf.Tensor) -> list[tf.Tensor]:
         """Fails where the table keeps another string of a key; returns what keep_strings does."""
         nothing = tf.zeros([0, 1])
         checked = ops.dynemb_with_strings(nothing, self.resource_handle, keys, strings)
         return [] if tf.executing_eagerly() else [checked]
 
-    def keep_strings(self, keys, strings):
+    def keep_strings(self, keys: tf.Tensor, strings: tf.Tensor) -> list[tf.Operation]:
         """Keeps what keys are fingerprints of; see the op DynembRecordKeyStrings.
 
         Returns:
@@ -323,7 +355,7 @@ class TableResource(
         operation = ops.dynemb_record_key_strings(self.resource_handle, keys, strings)
         return [] if operation is None else [operation]
 
-    def remove(self, keys, name: str | None = None):
+    def remove(self, keys: tf.Tensor, name: str | None = None) -> tf.Operation | None:
         """Removes rows by int64 keys; see the op DynembRemove."""
         return ops.dynemb_remove(self.resource_handle, keys, self.shard_ids(keys), name=name)
 
@@ -350,7 +382,7 @@ class TableResource(
             replace=replace,
         )
 
-    def load_snapshot(self, path, identity, name: str) -> tf.Tensor:
+    def load_snapshot(self, path: tf.Tensor | str, identity: tf.Tensor | str, name: str) -> tf.Tensor:
         """Puts the rows of one table of a snapshot into this one; see the op DynembSnapshotLoad.
 
         Of a table that is spread over processes, those that this one owns.
@@ -366,7 +398,7 @@ class TableResource(
         beginning = tf.zeros([3], tf.int64)
         part, parts = (0, 1) if self.exchange is None else (self.exchange.index, self.exchange.processes)
 
-        def load(cursor, shard_ids, key_mod):
+        def load(cursor: tf.Tensor, shard_ids: tf.Tensor, key_mod: bool) -> Any:
             return ops.dynemb_snapshot_load(
                 self.resource_handle,
                 path,
@@ -382,7 +414,7 @@ class TableResource(
         if self._routes_by_key:
             return load(beginning, tf.zeros([0], tf.int32), key_mod=True)[1]
 
-        def step(cursor, done):
+        def step(cursor: tf.Tensor, done: tf.Tensor) -> Any:
             keys = ops.dynemb_snapshot_keys(path, identity, name, cursor)
             return load(cursor, self.shard_ids(keys), key_mod=False)
 
@@ -392,7 +424,7 @@ class TableResource(
         """What a SavedModel holds of the table: this."""
         return self
 
-    def _create_resource(self):
+    def _create_resource(self) -> tf.Tensor:
         # Eagerly each call makes a table of its own, which lives as long as its handle. A graph, be it a
         # session's or the function that a SavedModel keeps, has a name in it: a session executes the op
         # in every run and needs the same table each time, and tf.saved_model.load gives each name a
@@ -424,7 +456,7 @@ class TableResource(
     def _routes_by_key(self) -> bool:
         return self.shards == 1 or self._partitioner is default_partition_fn
 
-    def children_to_save(self, children: dict, save_type: str) -> dict:
+    def children_to_save(self, children: dict[str, Any], save_type: str) -> dict[str, Any]:
         """In a SavedModel that is to follow a feed, what makes it."""
         if save_type != "savedmodel":
             return children
@@ -442,19 +474,21 @@ class TableResource(
                 like = self.export_rows(limit=0)[: len(rows)]
             rows = [tf.ensure_shape(r, [None, *t.shape[1:]]) for r, t in zip(rows, like, strict=True)]
             rows = self.exchange.gather(rows, f"saving the table of {self._schema!r}")
-        saved = saved_rows(*rows, schema) | {"snapshots": snapshots}
+        keys, values, slots, meta = rows
+        saved = saved_rows(keys, values, slots, meta, schema) | {"snapshots": snapshots}
         return saved | ({"strings": strings} if self.keeps_strings else {})
 
-    def copy_to_cpu(self, copies: dict) -> None:
+    def copy_to_cpu(self, copies: dict[Any, Any]) -> None:
         """For tf.train.CheckpointOptions(enable_async=True): a second copy of the rows."""
         if self not in copies:
             # Has the rows of all processes, so that the thread that saves it need not ask for them.
-            *arguments, limits, _, _ = self._arguments
-            copies[self] = TableResource(*arguments, limits.unlimited(), device="/CPU:0")
+            *others, limits, _, _ = self._arguments
+            arguments = (*others, limits.unlimited(), "/CPU:0")
+            copies[self] = TableResource(*arguments)
         if self._checkpoint:
             copies[self].restore_tensors(self.tensors_to_save())
 
-    def restore_tensors(self, tensors: dict):
+    def restore_tensors(self, tensors: dict[str, tf.Tensor]) -> tf.Operation | None:
         """Replaces the rows by those of a checkpoint."""
         if not tensors:
             return tf.no_op()
@@ -462,7 +496,9 @@ class TableResource(
             return self.import_rows(**tensors, replace=True)
 
 
-def partitioned(partitioner: Callable, keys: tf.Tensor, shards: int) -> tf.Tensor:
+def partitioned(
+    partitioner: Callable[[tf.Tensor, int], tf.Tensor], keys: tf.Tensor, shards: int
+) -> tf.Tensor:
     """The shard of each key by a partitioner, flat; checks its dtype."""
     shard_ids = as_tensor("partitioner", partitioner(tf.reshape(keys, [-1]), shards), tf.int32)
     if shard_ids.dtype != tf.int32:

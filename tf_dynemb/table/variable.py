@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable
+from typing import Any, Literal, overload
 
 import keras
 import numpy as np
@@ -13,16 +14,18 @@ import tensorflow as tf
 from tf_dynemb._compat import SavedBySaver, SavesChildren
 from tf_dynemb.base.checks import as_tensor, assert_same, whole
 from tf_dynemb.base.fingerprint import engine_keys_of
+from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.base.keys import keys_of
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.initializers.spec import to_spec
+from tf_dynemb.optimizer.table_optimizer_config import table_optimizer
 from tf_dynemb.policies.admission import MinCount
-from tf_dynemb.policies.eviction import LRU
+from tf_dynemb.policies.eviction import LRU, eviction_of
 from tf_dynemb.policies.restrict_policy import RestrictPolicy, stamp_of
 from tf_dynemb.shard.exchange import AllToAllExchange
 from tf_dynemb.shard.fetched_rows import fetched_rows_view
 from tf_dynemb.shard.partitioner import default_partition_fn
-from tf_dynemb.storage.tiers import engine_text
+from tf_dynemb.storage.tiers import engine_text, storage_of
 from tf_dynemb.table.devices import device_list, is_gpu, place_of
 from tf_dynemb.table.handle import HandleOfTable, TableHandle
 from tf_dynemb.table.limits import Limits
@@ -69,7 +72,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
     ([[3.0, 4.0], [1.0, 1.0]], [True, False], 2)
     """
 
-    def __init__(self, config: TableConfig | None = None, **fields):
+    def __init__(self, config: TableConfig | None = None, **fields: Any) -> None:
         super().__init__()
         if config is None:
             config = TableConfig(**fields)
@@ -80,8 +83,8 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             )
         self.config = config
         self._name = config.name
-        self.key_dtype: tf.DType = config.key_dtype
-        self.value_dtype: tf.DType = config.value_dtype
+        self.key_dtype: tf.DType = tf.as_dtype(config.key_dtype)
+        self.value_dtype: tf.DType = tf.as_dtype(config.value_dtype)
         self.dim = config.dim
         self.trainable, self.checkpoint = config.trainable, config.checkpoint
         self.keep_keys, self.init_size = config.keep_keys, config.init_size
@@ -121,16 +124,15 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             )
         init_rows = -(-self.init_size // self.shard_num)
         spec = to_spec(self.initializer, self.dim, self.value_dtype)
-        self._storage_text = (
-            "" if config.storage is None else engine_text(config.storage, not spec.seed_is_given)
-        )
+        tiers = storage_of(config.storage)
+        self._storage_text = "" if tiers is None else engine_text(tiers, not spec.seed_is_given)
         schema = (
             f"dynemb-table 1\nvalue {self.value_dtype.name} {self.dim}\n"
             f"initializer {spec.text}\nseed {spec.seed}\nkey {self.key_dtype.name}\n"
             + (f"meta {' '.join(config.meta_fields)}\n" if config.meta_fields else "")
             + ("strings\n" if self.keep_keys else "")
         )
-        options = {
+        options: dict[str, Any] = {
             "adopt_seed": not spec.seed_is_given,
             "checkpoint": self.checkpoint,
             "limits": self._limits(),
@@ -159,7 +161,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
                         "eviction with it"
                     )
         handle = TableHandle(self, self.trainable, self.name.replace("/", "."))
-        handle.optimizer_config = config.optimizer
+        handle.optimizer_config = table_optimizer(config.optimizer)
         if config.max_rows is not None and (config.refuses_when_full or not config.is_bounded):
             handle.limit_rows(config.max_rows, "max_rows")
         self._handle = HandleOfTable(handle)
@@ -167,11 +169,11 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         self._weight = handle.value  # TensorFlow tracks it; Keras' variable it does not know
         self._saveable_of_name = self.resource.join_savers(self.name)
         # Gives the store of Keras that has its rows, while that is open: layers may share the table.
-        self.store_of_keras: Callable = lambda: None
+        self.store_of_keras: Callable[[], Any] = lambda: None
 
     def _limits(self) -> Limits:
         """Of the rows that this process, or the servers together, may have."""
-        config = self.config
+        config, eviction = self.config, eviction_of(self.config.eviction)
         limits = {}
         for field in ("max_rows", "max_bytes"):
             limit = getattr(config, field)
@@ -181,7 +183,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             name=self.name,
             **limits,
             on_full=config.on_full,
-            eviction="" if config.eviction is None else config.eviction.engine_text,
+            eviction="" if eviction is None else eviction.engine_text,
             missing_value=None if config.admission is None else config.admission.default_value,
             track_changes=config.track_changes,
             repeats=config.repeats,
@@ -205,12 +207,12 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             track_changes=config.track_changes,
         )
 
-    def get_config(self) -> dict:
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs, of plain objects; the rows are not in it."""
         return self.config.get_config()
 
     @classmethod
-    def from_config(cls, config: dict) -> Variable:
+    def from_config(cls, config: dict[str, Any]) -> Variable:
         """A new table of this config."""
         return cls(TableConfig.from_config(config))
 
@@ -259,7 +261,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         """A view of each shard, in the order of `devices`."""
         return [TableShard(self, index) for index in range(self.shard_num)]
 
-    def get_slot_variables(self, optimizer) -> list[SlotVariable]:
+    def get_slot_variables(self, optimizer: Any) -> list[SlotVariable]:
         """Read-only views of what an optimizer keeps in the rows, one for each slot of its rule.
 
         Args:
@@ -286,7 +288,19 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         """
         return slot_variables(self, optimizer)
 
-    def lookup(self, keys, return_exists: bool = False, name: str | None = None):
+    @overload
+    def lookup(
+        self, keys: TensorLike, return_exists: Literal[False] = False, name: str | None = None
+    ) -> tf.Tensor: ...
+
+    @overload
+    def lookup(
+        self, keys: TensorLike, return_exists: Literal[True], name: str | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]: ...
+
+    def lookup(
+        self, keys: TensorLike, return_exists: bool = False, name: str | None = None
+    ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
         """Reads values. A missing key reads its initial value and is not inserted. No gradient flows.
 
         Args:
@@ -306,7 +320,9 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         values = tf.stop_gradient(tf.cast(values, self.value_dtype))
         return (values, exists) if return_exists else values
 
-    def upsert(self, keys, values, name: str | None = None):
+    def upsert(
+        self, keys: TensorLike, values: TensorLike, name: str | None = None
+    ) -> tf.Operation | None:
         """Sets the values of keys, inserting those that are missing. Of equal keys the last wins.
 
         Args:
@@ -328,7 +344,14 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         keys, values = self._delivered("upsert", keys, values)
         return self.resource.upsert(keys, values, self._stamp(), name)
 
-    def accum(self, keys, old_values, new_values, exists, name: str | None = None):
+    def accum(
+        self,
+        keys: TensorLike,
+        old_values: TensorLike,
+        new_values: TensorLike,
+        exists: TensorLike,
+        name: str | None = None,
+    ) -> tf.Operation | None:
         """Adds new_values - old_values to rows that were seen, inserts new_values where none was.
 
         `exists` is what an earlier lookup said. A row that was seen and has gone since, or that was not
@@ -369,15 +392,16 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         keys, values_or_deltas, exists = self._delivered("accum", keys, values_or_deltas, exists)
         return self.resource.accum(keys, values_or_deltas, exists, self._stamp(), name)
 
-    def remove(self, keys, name: str | None = None):
+    def remove(self, keys: TensorLike, name: str | None = None) -> tf.Operation | None:
         """Removes the rows of keys (key_dtype, any shape); keys without a row are ignored."""
-        return self.resource.remove(*self._delivered("remove", self._checked_keys(keys)), name)
+        (own,) = self._delivered("remove", self._checked_keys(keys))
+        return self.resource.remove(own, name)
 
-    def clear(self, name: str | None = None):
+    def clear(self, name: str | None = None) -> tf.Operation | None:
         """Removes all rows, slot variables with them."""
         return self.resource.clear(name)
 
-    def reset_optimizer(self, optimizer=None):
+    def reset_optimizer(self, optimizer: Any = None) -> tf.Operation | None:
         """Forgets the optimizer, and its slot variables in all rows, so that another one can train them.
 
         A table keeps the state of one optimizer in its rows, and refuses another. The values stay. The
@@ -409,10 +433,16 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         """
         config = dataclasses.replace(self.config, optimizer=optimizer)
         done = self.resource.reset_optimizer()
-        self.config, self.handle.optimizer_config = config, config.optimizer
+        self.config, self.handle.optimizer_config = config, table_optimizer(config.optimizer)
         return done
 
-    def restrict(self, num_reserved, trigger=None, name: str | None = None, **kwargs):
+    def restrict(
+        self,
+        num_reserved: TensorLike,
+        trigger: TensorLike | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> tf.Operation | None:
         """Removes all rows but the num_reserved that the policy ranks highest, over all shards.
 
         Of a table that is spread over processes each removes all but its share of num_reserved.
@@ -541,14 +571,14 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         keys, values, *_, strings = self.resource.export_rows_with_strings(name=name)
         return self._exported_keys(keys, strings), tf.ensure_shape(values, [None, self.dim])
 
-    def children_to_save(self, children: dict, save_type: str) -> dict:
+    def children_to_save(self, children: dict[str, Any], save_type: str) -> dict[str, Any]:
         """In a SavedModel the resource is what it makes of itself for one."""
         if save_type == "savedmodel":
             children["resource"] = self.resource.in_saved_model()
             children.pop("_candidates", None)  # nothing trains there
         return children
 
-    def saveables(self) -> dict:
+    def saveables(self) -> dict[str, Any]:
         """The rows; "VARIABLE_VALUE" adds nothing to the name that they have there."""
         return {} if self._saveable_of_name is None else {"VARIABLE_VALUE": self._saveable_of_name}
 
@@ -565,13 +595,13 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             declared += f", admits {self.config.admission.engine_text}"
         return declared + (", declines" if limits.on_full == "decline" else "")
 
-    def _stamp(self, step=None):
+    def _stamp(self, step: Callable[[], tf.Tensor] | None = None) -> tf.Tensor | np.int64:
         """The time that a call writes into its rows, int64 scalar, if policies read one.
 
         Args:
             step: function that gives the optimizer's step, int64 scalar; None: between two steps.
         """
-        policy, eviction = self._restrict_policy, self.config.eviction
+        policy, eviction = self._restrict_policy, eviction_of(self.config.eviction)
         if eviction is not None and eviction.unit is not None:
             if eviction.unit == "steps":
                 return np.int64(_LATEST) if step is None else step()
@@ -582,6 +612,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
     def _problem_of(self, keys: tf.Tensor) -> tf.Tensor | None:
         """Why int64 keys cannot have rows, a string scalar, empty if they can; None: any key can."""
         del keys
+        return None
 
     def _note_lookup(self, name: str | None) -> None:
         """Is told of every lookup through which gradients flow, and of its name."""
@@ -607,7 +638,9 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         values, _ = ops.dynemb_lookup(weight, resource, keys, none, **options)
         return values, exists
 
-    def _delivered(self, what: str, keys: tf.Tensor, rows=None, exists=None) -> list[tf.Tensor]:
+    def _delivered(
+        self, what: str, keys: tf.Tensor, rows: tf.Tensor | None = None, exists: tf.Tensor | None = None
+    ) -> list[tf.Tensor]:
         """int64 keys, and rows and exists if they are given, as this process is to write them."""
         columns = [column for column in (rows, exists) if column is not None]
         if self.exchange is None:
@@ -623,7 +656,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             flat = [tf.reshape(keys, [-1]), *columns[:1], *(tf.reshape(c, [-1]) for c in columns[1:])]
         return [one for (one,) in self.exchange.deliver(what, [self], *([part] for part in flat))]
 
-    def _keys(self, keys) -> tf.Tensor:
+    def _keys(self, keys: TensorLike) -> tf.Tensor:
         """Checks keys. They come back as the engine's int64 keys, or as strings with keep_keys."""
         if isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
             raise TypeError(
@@ -632,7 +665,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             )
         return keys_of("keys", keys, self.key_dtype, self.keep_keys)
 
-    def _checked_keys(self, keys) -> tf.Tensor:
+    def _checked_keys(self, keys: TensorLike) -> tf.Tensor:
         """The int64 keys of keys that get no rows; with keep_keys checks the strings."""
         keys = self._keys(keys)
         engine_keys = engine_keys_of(keys)
@@ -641,7 +674,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         with tf.control_dependencies(self.resource.check_strings(engine_keys, keys)):
             return tf.identity(engine_keys)
 
-    def _keys_for_insert(self, keys) -> tf.Tensor:
+    def _keys_for_insert(self, keys: TensorLike) -> tf.Tensor:
         """The int64 keys of keys that may get rows, whose strings are kept first with keep_keys."""
         keys = self._keys(keys)
         engine_keys = engine_keys_of(keys)
@@ -656,7 +689,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             return strings
         return tf.cast(keys, tf.int32) if self.key_dtype == tf.int32 else keys
 
-    def _values(self, argument: str, values) -> tf.Tensor:
+    def _values(self, argument: str, values: TensorLike) -> tf.Tensor:
         values = as_tensor(argument, values, self.value_dtype)
         if values.dtype != self.value_dtype:
             raise TypeError(

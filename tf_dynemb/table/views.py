@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, Literal, overload
 
 import keras
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.base.table import Table
 from tf_dynemb.table.schema import Schema
 
@@ -22,7 +24,7 @@ class TableShard:
         name: name of the table and number of the shard.
     """
 
-    def __init__(self, table: Table, index: int):
+    def __init__(self, table: Table, index: int) -> None:
         self.table = table
         self.index = index
         self.device = table.devices[index]
@@ -55,7 +57,7 @@ class SlotVariable:
         initial: what a row is born with.
     """
 
-    def __init__(self, table: Table, name: str, place: _Place):
+    def __init__(self, table: Table, name: str, place: _Place) -> None:
         self._table = table
         self._place = place
         self.name = name
@@ -64,7 +66,19 @@ class SlotVariable:
         self.value_dtype = place.dtype
         self.initial = place.initial
 
-    def lookup(self, keys, return_exists: bool = False, name: str | None = None):
+    @overload
+    def lookup(
+        self, keys: TensorLike, return_exists: Literal[False] = False, name: str | None = None
+    ) -> tf.Tensor: ...
+
+    @overload
+    def lookup(
+        self, keys: TensorLike, return_exists: Literal[True], name: str | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]: ...
+
+    def lookup(
+        self, keys: TensorLike, return_exists: bool = False, name: str | None = None
+    ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
         """Reads the slot of keys; what a row would be born with where there is none.
 
         For a look at an optimizer's state: it goes through all rows of the table.
@@ -118,7 +132,7 @@ class _Place:
     initial: float
 
 
-def slot_variables(table: Table, optimizer) -> list[SlotVariable]:
+def slot_variables(table: Table, optimizer: Any) -> list[SlotVariable]:
     """See Variable.get_slot_variables."""
     if not isinstance(optimizer, (keras.optimizers.Optimizer, tf.compat.v1.train.Optimizer)):
         raise TypeError(
@@ -142,7 +156,7 @@ def slot_variables(table: Table, optimizer) -> list[SlotVariable]:
     return slots
 
 
-def _trains(optimizer, table: Table, rule: str) -> bool:
+def _trains(optimizer: Any, table: Table, rule: str) -> bool:
     """Whether an optimizer, or one that it wraps, was built on the table and trains by this rule."""
     if optimizer in table.handle.inner_optimizers:
         return table.handle.rule_name == rule

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from tf_dynemb import snapshot
 from tf_dynemb.base.checks import assert_same, assert_within, whole
+from tf_dynemb.base.hints import Ids
 from tf_dynemb.base.keys import keys_of
 from tf_dynemb.compat.one_embedding.options import (
     keras_initializer,
@@ -28,6 +30,7 @@ from tf_dynemb.keras.layers.ids import masked_key
 from tf_dynemb.keras.layers.table_layer import TableLayer
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
 from tf_dynemb.shard.exchange import AllToAllExchange
+from tf_dynemb.storage.tiers import Tier
 from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.table_config import TableConfig
 from tf_dynemb.table.variable import Variable
@@ -93,15 +96,15 @@ class MultiTableEmbedding(keras.layers.Layer):
         self,
         name: str,
         embedding_dim: int,
-        dtype,
-        key_type,
-        tables: Sequence[Mapping] | None,
-        store_options: Mapping,
-        default_initializer: Mapping | None = None,
+        dtype: object,
+        key_type: object,
+        tables: Sequence[Mapping[str, Any]] | None,
+        store_options: Mapping[str, Any],
+        default_initializer: Mapping[str, Any] | None = None,
         padding_idx: int | None = None,
         seed: int = 0,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         super().__init__(name=name, dtype=_policy(dtype), autocast=False, **kwargs)
         dims = self._dims_of(embedding_dim)
         self._dim = sum(dims)
@@ -143,7 +146,7 @@ class MultiTableEmbedding(keras.layers.Layer):
         self.supports_jit = False
         self.built = True
 
-    def call(self, ids, table_ids=None):
+    def call(self, ids: Ids, table_ids: Ids | None = None) -> tf.Tensor:
         """Looks ids up; see the class."""
         keys = keys_of("ids", ids, self._key_type)
         if table_ids is not None:
@@ -155,7 +158,7 @@ class MultiTableEmbedding(keras.layers.Layer):
         vectors = tf.reshape(vectors, tf.concat([tf.shape(keys), [self._dim]], axis=0))
         return tf.cast(tf.ensure_shape(vectors, keys.shape + [self._dim]), self.compute_dtype)
 
-    def forward(self, ids, table_ids=None):
+    def forward(self, ids: Ids, table_ids: Ids | None = None) -> tf.Tensor:
         """The layer called, by OneFlow's name."""
         return self(ids, table_ids)
 
@@ -168,7 +171,7 @@ class MultiTableEmbedding(keras.layers.Layer):
         """The tables' handles that are trainable: what gradients are taken of, and optimizers given."""
         return [layer.handle for layer in self._table_layers() if layer.handle.trainable]
 
-    def to(self, device=None) -> MultiTableEmbedding:
+    def to(self, device: object = None) -> MultiTableEmbedding:
         """This layer: TensorFlow puts operations where they belong, and tables are in host memory."""
         del device
         return self
@@ -177,7 +180,7 @@ class MultiTableEmbedding(keras.layers.Layer):
         """Rows times dim: what there is now, not what there was when the layer was made."""
         return sum(layer.count_params() for layer in self._table_layers())
 
-    def save_snapshot(self, snapshot_name: str | os.PathLike) -> None:
+    def save_snapshot(self, snapshot_name: str | os.PathLike[str]) -> None:
         """Saves the rows, with what optimizers keep in them, as tf_dynemb.snapshot.save does.
 
         Tables on disk are flushed as well, so that an embedding that is made again has these rows.
@@ -206,7 +209,7 @@ class MultiTableEmbedding(keras.layers.Layer):
             if table.config.storage is not None:
                 table.flush(1 + (table.flushed_step or 0))
 
-    def load_snapshot(self, snapshot_name: str | os.PathLike) -> None:
+    def load_snapshot(self, snapshot_name: str | os.PathLike[str]) -> None:
         """Makes the tables hold what was saved, by this layer or by one with as many tables.
 
         Args:
@@ -237,18 +240,20 @@ class MultiTableEmbedding(keras.layers.Layer):
             )
         snapshot.restore(path, {names[name]: table for name, table in tables.items()})
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         return super().get_config() | json.loads(self._config)
 
-    def _dims_of(self, embedding_dim) -> list[int]:
+    def _dims_of(self, embedding_dim: Any) -> list[int]:
         """The widths of the columns of a row."""
         return [whole("embedding_dim", embedding_dim)]
 
     def _table_layers(self) -> list[TableLayer]:
         return [getattr(self, f"_{name}") for name in self._table_names]
 
-    def _make_table(self, name: str, initializer, storage, check_rule: Callable) -> TableLayer:
+    def _make_table(
+        self, name: str, initializer: object, storage: list[Tier] | None, check_rule: Callable[..., Any]
+    ) -> TableLayer:
         if storage is not None and AllToAllExchange.of_scope() is not None:
             without_effect(
                 "one_embedding store options",
@@ -286,7 +291,9 @@ class MultiTableEmbedding(keras.layers.Layer):
         by_table = tf.transpose(tf.reshape(keys, [-1, number]))
         return self._look_up(by_table, features=number)
 
-    def _look_up(self, keys: tf.Tensor, features: int = 1, table_ids=None) -> tf.Tensor:
+    def _look_up(
+        self, keys: tf.Tensor, features: int = 1, table_ids: tf.Tensor | None = None
+    ) -> tf.Tensor:
         """Vectors of keys, feature by feature, of table i or, for each key, of that in `table_ids`."""
         keys = tf.reshape(keys, [-1])
         if self._padding is None:
@@ -299,7 +306,7 @@ class MultiTableEmbedding(keras.layers.Layer):
         bags = [BagFeature(key=i, table=i, combiner="sum") for i in range(features)]
         return lookup_bags(self.tables, bags, keys, lengths, table_ids=table_ids, are_keys=True)
 
-    def _table_ids_of(self, ids: tf.Tensor, table_ids) -> tf.Tensor:
+    def _table_ids_of(self, ids: tf.Tensor, table_ids: Ids | None) -> tf.Tensor:
         """The table (n,) of each id, checked."""
         table_ids = tf.convert_to_tensor(table_ids)
         if not table_ids.dtype.is_integer:
@@ -323,7 +330,7 @@ class MultiTableEmbedding(keras.layers.Layer):
         """The tables by what they are called in snapshots."""
         return dict(zip(self._table_names, self.tables, strict=True))
 
-    def _snapshot_path(self, name) -> str:
+    def _snapshot_path(self, name: str | os.PathLike[str]) -> str:
         if not isinstance(name, (str, os.PathLike)) or os.fspath(name) in ("", ".", ".."):
             raise ValueError(f"snapshot_name: got {name!r}, want a name or a path")
         path = os.fspath(name)
@@ -356,7 +363,7 @@ class MultiTableMultiColumnEmbedding(MultiTableEmbedding):
     [0.5, 0.5]
     """
 
-    def _dims_of(self, embedding_dim) -> list[int]:
+    def _dims_of(self, embedding_dim: Any) -> list[int]:
         if not isinstance(embedding_dim, (list, tuple)):
             return super()._dims_of(embedding_dim)
         if not embedding_dim:
@@ -364,7 +371,7 @@ class MultiTableMultiColumnEmbedding(MultiTableEmbedding):
         return [whole("embedding_dim", dim) for dim in embedding_dim]
 
 
-def _policy(dtype) -> keras.DTypePolicy:
+def _policy(dtype: object) -> keras.DTypePolicy:
     """The layer's dtype policy: the one that is given, or of rows of a dtype."""
     if not isinstance(dtype, (str, keras.DTypePolicy, dict)):
         try:
@@ -379,7 +386,7 @@ def _policy(dtype) -> keras.DTypePolicy:
     return of_model if is_mixed and of_model.variable_dtype == policy.name else policy
 
 
-def _key_type(key_type) -> tf.DType:
+def _key_type(key_type: Any) -> tf.DType:
     names = ", ".join(dtype.name for dtype in _KEY_TYPES)
     try:
         key_type = tf.as_dtype(key_type)
@@ -390,7 +397,7 @@ def _key_type(key_type) -> tf.DType:
     return key_type
 
 
-def _padding(padding_idx, key_type: tf.DType) -> int | None:
+def _padding(padding_idx: object, key_type: tf.DType) -> int | None:
     """The int64 key of padding_idx."""
     if padding_idx is None:
         return None
@@ -401,5 +408,5 @@ def _padding(padding_idx, key_type: tf.DType) -> int | None:
     return masked_key(False, int(padding_idx), key_type)
 
 
-def _is_snapshot(path) -> bool:
+def _is_snapshot(path: str | os.PathLike[str]) -> bool:
     return os.path.isfile(os.path.join(path, "MANIFEST"))

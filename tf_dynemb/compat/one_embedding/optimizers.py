@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 
+from tf_dynemb.base.hints import LearningRate
 from tf_dynemb.compat.one_embedding.layers import MultiTableEmbedding
 from tf_dynemb.optimizer import smart_decay_adam
 from tf_dynemb.optimizer.dynamic_embedding_optimizer import DynamicEmbeddingOptimizer
 from tf_dynemb.optimizer.rules import rule_of
 
 
-def Optimizer(optimizer, embeddings) -> DynamicEmbeddingOptimizer:
+def Optimizer(optimizer: keras.optimizers.Optimizer, embeddings: Any) -> DynamicEmbeddingOptimizer:
     """An optimizer that trains embeddings, and the dense variables beside them.
 
     The same as tf_dynemb.DynamicEmbeddingOptimizer(optimizer), which models are compiled with; the store
@@ -51,7 +54,7 @@ def Optimizer(optimizer, embeddings) -> DynamicEmbeddingOptimizer:
 
 
 def Ftrl(
-    lr=0.001,
+    lr: LearningRate = 0.001,
     weight_decay: float = 0.0,
     lr_power: float = -0.5,
     initial_accumulator_value: float = 0.1,
@@ -95,7 +98,7 @@ def Ftrl(
 
 
 def SmartDecayAdam(
-    lr=0.001,
+    lr: LearningRate = 0.001,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
@@ -123,7 +126,7 @@ def SmartDecayAdam(
     )
 
 
-def _rate(lr):
+def _rate(lr: LearningRate) -> LearningRate:
     if isinstance(lr, keras.optimizers.schedules.LearningRateSchedule):
         return lr
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -31,7 +32,7 @@ _KERAS = {
 }
 
 
-def make_uniform_initializer(low: float = 0.0, high: float = 1.0, **others) -> dict:
+def make_uniform_initializer(low: float = 0.0, high: float = 1.0, **others: object) -> dict[str, Any]:
     """Numbers between low and high.
 
     Raises:
@@ -53,7 +54,7 @@ def make_uniform_initializer(low: float = 0.0, high: float = 1.0, **others) -> d
     return made
 
 
-def make_normal_initializer(mean: float = 0.0, std: float = 1.0) -> dict:
+def make_normal_initializer(mean: float = 0.0, std: float = 1.0) -> dict[str, Any]:
     """Numbers of a normal distribution; std >= 0."""
     made = _initializer("normal", mean, std)
     if made["std"] < 0:
@@ -61,14 +62,14 @@ def make_normal_initializer(mean: float = 0.0, std: float = 1.0) -> dict:
     return made
 
 
-def make_constant_initializer(value: float) -> dict:
+def make_constant_initializer(value: float) -> dict[str, Any]:
     """The same number everywhere."""
     return _initializer("constant", value)
 
 
 def make_trunc_normal_initializer(
     mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
-) -> dict:
+) -> dict[str, Any]:
     """Numbers of a normal distribution that is cut at a and b, which are numbers, not deviations.
 
     Raises:
@@ -80,7 +81,7 @@ def make_trunc_normal_initializer(
     return made
 
 
-def make_column_options(initializer: Mapping) -> dict:
+def make_column_options(initializer: Mapping[str, Any]) -> dict[str, Any]:
     """A column of a table's rows, or some that start alike; see MultiTableMultiColumnEmbedding.
 
     Args:
@@ -89,7 +90,7 @@ def make_column_options(initializer: Mapping) -> dict:
     return {"initializer": _checked("initializer", initializer)}
 
 
-def make_table_options(param) -> dict:
+def make_table_options(param: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A table.
 
     Args:
@@ -118,12 +119,12 @@ make_table = make_table_options
 
 
 def make_device_mem_store_options(
-    persistent_path,
+    persistent_path: str | os.PathLike[str],
     capacity: int,
     size_factor: int = 1,
     storage_dim: int = -1,
     physical_block_size: int = 4096,
-) -> dict:
+) -> dict[str, Any]:
     """Rows in the memory of a device: so far in that of the host, which is said once by a warning.
 
     Args:
@@ -148,13 +149,13 @@ def make_device_mem_store_options(
 
 def make_cached_ssd_store_options(
     cache_budget_mb: float,
-    persistent_path,
+    persistent_path: str | os.PathLike[str],
     capacity: int | None = None,
     size_factor: int = 1,
     storage_dim: int = -1,
     physical_block_size: int = 4096,
     host_cache_budget_mb: float = 0,
-) -> dict:
+) -> dict[str, Any]:
     """Rows on an SSD, those used last in memory: `storage` of the tables, as of tf_dynemb.storage.
 
     An embedding that is made again with these options, in a new process for example, begins with the
@@ -201,12 +202,12 @@ def make_cached_ssd_store_options(
 
 def make_cached_host_mem_store_options(
     cache_budget_mb: float,
-    persistent_path,
+    persistent_path: str | os.PathLike[str],
     capacity: int,
     size_factor: int = 1,
     storage_dim: int = -1,
     physical_block_size: int = 4096,
-) -> dict:
+) -> dict[str, Any]:
     """Rows in host memory with a cache on the device, which is not there yet; said once by a warning.
 
     Args: as of the others; cache_budget_mb above 0.
@@ -231,7 +232,7 @@ def make_cached_host_mem_store_options(
     )
 
 
-def keras_initializer(table: Mapping, dims: Sequence[int], seed: int):
+def keras_initializer(table: Mapping[str, Any], dims: Sequence[int], seed: int) -> Any:
     """The initializer of rows of sum(dims) numbers, of a table's options.
 
     Raises:
@@ -254,7 +255,7 @@ def keras_initializer(table: Mapping, dims: Sequence[int], seed: int):
     return Columns(parts, seed)
 
 
-def persistent_path_of(store_options: Mapping) -> str:
+def persistent_path_of(store_options: Mapping[str, Any]) -> str:
     """The folder of snapshots that store options name.
 
     Raises:
@@ -263,7 +264,9 @@ def persistent_path_of(store_options: Mapping) -> str:
     return _kv_store(store_options)["persistent_table"]["path"]
 
 
-def tiers_of(store_options: Mapping, embedding: str, table: str, tables: int) -> list[Tier] | None:
+def tiers_of(
+    store_options: Mapping[str, Any], embedding: str, table: str, tables: int
+) -> list[Tier] | None:
     """The storage of one of so many tables of an embedding; None: all of its rows are in memory."""
     caches = _kv_store(store_options)["caches"]
     if any(cache["policy"] == "full" for cache in caches):
@@ -273,7 +276,7 @@ def tiers_of(store_options: Mapping, embedding: str, table: str, tables: int) ->
     return [HostMemory(max(1, int(budget * 2**20 / tables))), Disk(folder)]
 
 
-def _kv_store(store_options: Mapping) -> Mapping:
+def _kv_store(store_options: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         store_options["kv_store"]["persistent_table"]["path"]
         return store_options["kv_store"]
@@ -284,8 +287,8 @@ def _kv_store(store_options: Mapping) -> Mapping:
         ) from error
 
 
-def _initializer(kind: str, *numbers) -> dict:
-    made = {"type": kind}
+def _initializer(kind: str, *numbers: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {"type": kind}
     for name, number in zip(_NUMBERS[kind], numbers, strict=True):
         try:
             made[name] = float(number)
@@ -296,7 +299,7 @@ def _initializer(kind: str, *numbers) -> dict:
     return made
 
 
-def _checked(argument: str, initializer) -> dict:
+def _checked(argument: str, initializer: Any) -> dict[str, Any]:
     """A copy of an initializer's dict."""
     kind = initializer.get("type") if isinstance(initializer, Mapping) else None
     if kind not in _NUMBERS or set(initializer) != {"type", *_NUMBERS[kind]}:
@@ -307,7 +310,7 @@ def _checked(argument: str, initializer) -> dict:
     return dict(initializer)
 
 
-def _as_keras(initializer: dict, seed: int | None):
+def _as_keras(initializer: dict[str, Any], seed: int | None) -> Any:
     numbers = [initializer[name] for name in _NUMBERS[initializer["type"]]]
     if initializer["type"] == "constant":
         return numbers[0]
@@ -315,8 +318,13 @@ def _as_keras(initializer: dict, seed: int | None):
 
 
 def _store_options(
-    path, capacity: int | None, size_factor, storage_dim, physical_block_size, caches: list
-) -> dict:
+    path: str | os.PathLike[str],
+    capacity: int | None,
+    size_factor: int,
+    storage_dim: int,
+    physical_block_size: int,
+    caches: list[Any],
+) -> dict[str, Any]:
     if physical_block_size not in (512, 4096):
         raise ValueError(f"physical_block_size: got {physical_block_size!r}, want 512 or 4096")
     made = {
@@ -345,7 +353,7 @@ def _store_options(
     return made
 
 
-def _path(path) -> str:
+def _path(path: object) -> str:
     paths = [path] if isinstance(path, (str, os.PathLike)) else path
     if not isinstance(paths, (list, tuple)) or len(paths) != 1:
         raise ValueError(
@@ -357,7 +365,7 @@ def _path(path) -> str:
     return os.fspath(paths[0])
 
 
-def _budget(name: str, megabytes) -> float:
+def _budget(name: str, megabytes: Any) -> float:
     is_number = isinstance(megabytes, (int, float, np.number)) and not isinstance(megabytes, bool)
     if not is_number or not 0 <= megabytes < math.inf:
         raise ValueError(f"{name}: got {megabytes!r}, want a number of MB >= 0")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
 
-def paired(argument: str, values, like: list) -> list:
+
+def paired(argument: str, values: Any, like: list[Any]) -> list[Any]:
     """A list, or a single value as a list of one; as long as `like`.
 
     Raises:

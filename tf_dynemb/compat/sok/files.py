@@ -9,9 +9,10 @@ import pathlib
 import re
 import warnings
 import zlib
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -54,7 +55,7 @@ class Saver:
     [[5.0, 6.0], [1.0, 2.0]]
     """
 
-    def dump_to_file(self, embedding_variable, filepath: str | os.PathLike) -> str:
+    def dump_to_file(self, embedding_variable: Any, filepath: str | os.PathLike[str]) -> str:
         """Writes `<name>_keys.file`, int64, and `<name>_values.file`, float32 (n, dim), block by block.
 
         The name is the table's, with "." for each "/". A third small file, `<name>_check.file`, which
@@ -78,7 +79,7 @@ class Saver:
             raise TypeError(f"embedding_variable: got values of {table.value_dtype.name}, want floats")
         group, blocks = Group([table]), rows_of(table)
 
-        def write():
+        def write() -> str:
             try:
                 if group.index == 0:
                     _write(_paths(table, filepath), blocks)
@@ -90,7 +91,12 @@ class Saver:
         group.run(write)
         return "OK"
 
-    def restore_from_file(self, embedding_variable, filepath: str | os.PathLike, key_dtype=None) -> str:
+    def restore_from_file(
+        self,
+        embedding_variable: Any,
+        filepath: str | os.PathLike[str],
+        key_dtype: tf.DType | str | None = None,
+    ) -> str:
         """Makes a table hold what was dumped; slot variables start anew. Read block by block.
 
         Args:
@@ -110,26 +116,26 @@ class Saver:
             tf.errors.AbortedError: one of these in another process. In all cases the table is as it was.
         """
         (table,) = tables_of(embedding_variable)
-        key_dtype = tf.as_dtype(key_dtype or id_dtype_of(table))
-        if key_dtype not in (tf.int64, tf.uint32):
-            raise ValueError(f"key_dtype: got {key_dtype.name}, want int64 or uint32")
-        files = None
+        dtype = tf.as_dtype(key_dtype or id_dtype_of(table))
+        if dtype not in (tf.int64, tf.uint32):
+            raise ValueError(f"key_dtype: got {dtype.name}, want int64 or uint32")
+        found: list[_Files] = []
 
-        def check():
-            nonlocal files
-            files = _files_of(table, filepath, key_dtype)
+        def check() -> str:
+            files = _files_of(table, filepath, dtype)
             _check(table, files)
+            found.append(files)
             if table.exchange is None:
                 return ""
             return f"{files.rows} rows, {_checksum(files.keys):08x} {_checksum(files.values):08x}"
 
         _assert_alike(f"{filepath}: the files of {table.name}", Group([table]).run(check))
         table.clear()
-        for keys, values in _read(table, files):
+        for keys, values in _read(table, found[0]):
             set_rows(table, keys, values)
         return "OK"
 
-    def load_embedding_values(self, embedding_variable, tensors) -> str:
+    def load_embedding_values(self, embedding_variable: Any, tensors: Any) -> str:
         """Sets rows: row i of the tensors, one after the other, is that of key i.
 
         Args:
@@ -163,7 +169,9 @@ class Saver:
         return "OK"
 
 
-def dump(path: str | os.PathLike, dump_vars, optimizer=None) -> str:
+def dump(
+    path: str | os.PathLike[str], dump_vars: Any, optimizer: keras.optimizers.Optimizer | None = None
+) -> str:
     """Saves variables with what optimizers keep in their rows: tf_dynemb.snapshot.save, by their names.
 
     Args:
@@ -192,7 +200,9 @@ def dump(path: str | os.PathLike, dump_vars, optimizer=None) -> str:
     return snapshot.save(path, _by_name(dump_vars))
 
 
-def load(path: str | os.PathLike, load_vars, optimizer=None) -> None:
+def load(
+    path: str | os.PathLike[str], load_vars: Any, optimizer: keras.optimizers.Optimizer | None = None
+) -> None:
     """Makes variables hold what was dumped, on any number of replicas: tf_dynemb.snapshot.restore.
 
     Args:
@@ -208,7 +218,9 @@ def load(path: str | os.PathLike, load_vars, optimizer=None) -> None:
     snapshot.restore(path, _by_name(load_vars))
 
 
-def incremental_model_dump(sok_vars, time_threshold, sess=None) -> tuple[list, list]:
+def incremental_model_dump(
+    sok_vars: Any, time_threshold: datetime.datetime | Sequence[datetime.datetime], sess: object = None
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The rows that were written after a time: by training, assign or restoring, not by lookups.
 
     The clock is that of the machine that holds the rows. Rows that went since are not told of:
@@ -264,7 +276,7 @@ def _written_after(table: Variable, microseconds: int) -> tuple[np.ndarray, np.n
     return np.concatenate(keys), np.concatenate(values)
 
 
-def _microseconds(time) -> int:
+def _microseconds(time: object) -> int:
     """Since 1970."""
     if not isinstance(time, datetime.datetime):
         raise TypeError(f"time_threshold: got {time!r}, want a datetime.datetime")
@@ -274,7 +286,7 @@ def _microseconds(time) -> int:
     return since // datetime.timedelta(microseconds=1)
 
 
-def _warn_of_count(what: str, optimizer) -> None:
+def _warn_of_count(what: str, optimizer: keras.optimizers.Optimizer) -> None:
     if optimizer is not None:
         warnings.warn(
             f"sok.{what}: optimizer: got {type(optimizer).__name__}, whose slot variables are in the "
@@ -284,7 +296,7 @@ def _warn_of_count(what: str, optimizer) -> None:
         )
 
 
-def _by_name(variables) -> dict[str, Variable]:
+def _by_name(variables: Any) -> dict[str, Variable]:
     tables = tables_of(variables)
     names = [table.name for table in tables]
     if len(set(names)) < len(names):
@@ -303,7 +315,7 @@ class _Files(NamedTuple):
     rows: int
 
 
-def _paths(table: Variable, filepath) -> list[pathlib.Path]:
+def _paths(table: Variable, filepath: str | os.PathLike[str]) -> list[pathlib.Path]:
     """The files of keys and values, and of their checksums."""
     name = table.handle.name
     return [pathlib.Path(filepath) / f"{name}_{part}.file" for part in ("keys", "values", "check")]
@@ -318,7 +330,7 @@ def _beside(path: pathlib.Path) -> pathlib.Path:
     return path.with_name(path.name + ".new")
 
 
-def _write(paths, blocks: Iterator) -> None:
+def _write(paths: Sequence[pathlib.Path], blocks: Iterator[Any]) -> None:
     """Writes blocks of rows to files, which take the place of earlier ones when they are complete."""
     *both, check = paths
     check.parent.mkdir(parents=True, exist_ok=True)
@@ -328,14 +340,14 @@ def _write(paths, blocks: Iterator) -> None:
         for keys, values, _ in blocks:
             for n, (file, part) in enumerate([(keys_file, keys), (values_file, values)]):
                 part = np.ascontiguousarray(part, (np.int64, np.float32)[n])
-                checksums[n] = zlib.crc32(part, checksums[n])
+                checksums[n] = zlib.crc32(part.data, checksums[n])
                 part.tofile(file)
     _beside(check).write_text("{:08x} {:08x}\n".format(*checksums))
     for path in (check, *both):
         os.replace(_beside(path), path)
 
 
-def _settle(both, check: pathlib.Path) -> None:
+def _settle(both: Sequence[pathlib.Path], check: pathlib.Path) -> None:
     """Puts in place what is still beside it, of a dump that was done when its process ended."""
     if not check.exists() or not any(_beside(path).exists() for path in both):
         return
@@ -344,7 +356,7 @@ def _settle(both, check: pathlib.Path) -> None:
             os.replace(found, path)
 
 
-def _find(both, check: pathlib.Path) -> list[pathlib.Path]:
+def _find(both: Sequence[pathlib.Path], check: pathlib.Path) -> list[pathlib.Path]:
     """Where the keys and the values are that a check file tells of.
 
     Raises:
@@ -374,7 +386,7 @@ def _checksum(path: pathlib.Path) -> int:
     return checksum
 
 
-def _files_of(table: Variable, filepath, key_dtype: tf.DType) -> _Files:
+def _files_of(table: Variable, filepath: str | os.PathLike[str], key_dtype: tf.DType) -> _Files:
     """The files of a table in a folder; key_dtype: of the keys, where SOK wrote them.
 
     Raises:
@@ -401,7 +413,7 @@ def _files_of(table: Variable, filepath, key_dtype: tf.DType) -> _Files:
             f"of {key_dtype.name}, {row_bytes} per row of dim {table.dim}, and one or more; restore a "
             f"table of the dim of the files, or give key_dtype=tf.{other.name} if SOK wrote such keys"
         )
-    return _Files(*both, np.dtype(key_dtype.as_numpy_dtype), rows)
+    return _Files(both[0], both[1], np.dtype(key_dtype.as_numpy_dtype), rows)
 
 
 def _check(table: Variable, files: _Files) -> None:
@@ -417,8 +429,8 @@ def _check(table: Variable, files: _Files) -> None:
         if isinstance(table, IndexedTable):
             _check_range(table, files.keys, keys)
         own.append(keys[table.resource.owned(tf.constant(keys)).numpy()])
-    own = np.sort(np.concatenate(own))
-    twice = own[1:][own[1:] == own[:-1]]
+    ordered = np.sort(np.concatenate(own))
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if twice.size:
         raise ValueError(
             f"{files.keys}: got the key {twice[0]} more than once, want each once; are the files of "

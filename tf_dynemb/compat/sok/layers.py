@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -12,12 +13,20 @@ from tf_dynemb.compat.sok.lookups import bags_of
 from tf_dynemb.compat.sok.setup import seeded
 from tf_dynemb.keras.layers import all2all_dense_embedding as core
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
-from tf_dynemb.policies.choice import policy_fields
+from tf_dynemb.policies.choice import Policy, policy_fields
 from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.indexed_table import in_range, replicas
+from tf_dynemb.table.variable import Variable
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    _Layer = Any  # what the layers with the mixin are too
+else:
+    _Layer = object
 
 
-class _SokLayer:
+class _SokLayer(_Layer):
     """SOK's arguments of a layer: rows for each replica, and its names; and the seed of Init."""
 
     def __init__(
@@ -25,11 +34,11 @@ class _SokLayer:
         max_vocabulary_size_per_gpu: int,
         embedding_vec_size: int,
         slot_num: int,
-        *arguments,
-        embedding_initializer=None,
-        eviction=None,
-        **kwargs,
-    ):
+        *arguments: Any,
+        embedding_initializer: object = None,
+        eviction: Policy = None,
+        **kwargs: Any,
+    ) -> None:
         limit = "max_vocabulary_size_per_gpu"
         per_replica = whole(limit, max_vocabulary_size_per_gpu)
         self.max_vocabulary_size_per_gpu, self._replicas = per_replica, replicas()
@@ -48,12 +57,12 @@ class _SokLayer:
         if not self.use_hashtable:
             self.table.limit = f"{limit} {per_replica} * {self._replicas} replicas"
 
-    def __call__(self, inputs, training=None, **kwargs):
+    def __call__(self, inputs: Any, training: object = None, **kwargs: Any) -> Any:
         """As of any layer; `training` is without effect, and may be positional, which Keras refuses."""
         del training
         return super().__call__(inputs, **kwargs)
 
-    def hold(self, table):
+    def hold(self, table: Variable) -> None:
         """Lets files have the keys in the layer's dtype, as SOK writes them."""
         table.id_dtype = self.key_dtype
         super().hold(table)
@@ -63,7 +72,7 @@ class _SokLayer:
         """The trainable weight that stands for the table: for tapes, optimizers and Saver."""
         return self.handle
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         config = super().get_config()
         del config["max_rows"], config["dim"]
@@ -77,7 +86,7 @@ class _SokLayer:
         return config
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Self:
         """The inverse of get_config; all replicas together may have as many rows as they had there."""
         config = dict(config)
         rows = config["max_vocabulary_size_per_gpu"] * config.pop("replicas", replicas())
@@ -129,11 +138,11 @@ class All2AllDenseEmbedding(_SokLayer, core.All2AllDenseEmbedding):
         nnz_per_slot: int,
         dynamic_input: bool = False,
         use_hashtable: bool = True,
-        key_dtype=tf.int64,
-        embedding_initializer=None,
-        eviction=None,
-        **kwargs,
-    ):
+        key_dtype: tf.DType | str = tf.int64,
+        embedding_initializer: object = None,
+        eviction: Policy = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
             max_vocabulary_size_per_gpu,
             embedding_vec_size,
@@ -195,11 +204,11 @@ class DistributedEmbedding(_SokLayer, core.SlotLayer):
         max_nnz: int,
         max_feature_num: int | None = None,
         use_hashtable: bool = True,
-        key_dtype=tf.int64,
-        embedding_initializer=None,
-        eviction=None,
-        **kwargs,
-    ):
+        key_dtype: tf.DType | str = tf.int64,
+        embedding_initializer: object = None,
+        eviction: Policy = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
             max_vocabulary_size_per_gpu,
             embedding_vec_size,
@@ -219,7 +228,7 @@ class DistributedEmbedding(_SokLayer, core.SlotLayer):
             max_feature_num = most
         self.max_feature_num = whole("max_feature_num", max_feature_num, most=most)
 
-    def call(self, inputs):
+    def call(self, inputs: Any) -> tf.Tensor:
         """Looks keys up and pools them; see the class."""
         keys, lengths, _ = bags_of("inputs", inputs, self.key_dtype)
         with tf.control_dependencies(self._check_lengths(lengths)):
@@ -233,20 +242,20 @@ class DistributedEmbedding(_SokLayer, core.SlotLayer):
         )
         return self._cast(tf.reshape(pooled, [-1, self.slot_num, self.dim]))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         config = super().get_config()
         config.update(combiner=self.combiner, max_nnz=self.max_nnz, max_feature_num=self.max_feature_num)
         return config
 
-    def compute_output_spec(self, inputs):
+    def compute_output_spec(self, inputs: Any) -> keras.KerasTensor:
         """What call returns of symbolic inputs. Keras would try it on dense ones for ragged ones."""
         rows = inputs.shape[0]
         batch = None if rows is None else rows // self.slot_num
         shape = (batch, self.slot_num, self.dim)
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
-    def _check_lengths(self, lengths: tf.Tensor) -> list:
+    def _check_lengths(self, lengths: tf.Tensor) -> list[tf.Operation]:
         """Operations that fail unless the lengths of bags (bags,) are as they were said to be."""
         want = f"want batch * slot_num, slot_num = {self.slot_num}"
         if lengths.shape[0] is not None and lengths.shape[0] % self.slot_num:
@@ -264,7 +273,7 @@ class DistributedEmbedding(_SokLayer, core.SlotLayer):
         ]
 
 
-def _at_most(limit: int, numbers: tf.Tensor, argument: str, of_what: str):
+def _at_most(limit: int, numbers: tf.Tensor, argument: str, of_what: str) -> tf.Operation | None:
     """Fails if one of the numbers of keys is above a limit."""
     return tf.debugging.Assert(
         tf.reduce_all(numbers <= limit),
@@ -279,7 +288,9 @@ def _at_most(limit: int, numbers: tf.Tensor, argument: str, of_what: str):
 _embeddings: dict[str, keras.Layer] = {}
 
 
-def get_embedding(name: str, constructor: Callable | None = None, **kwargs) -> keras.Layer:
+def get_embedding(
+    name: str, constructor: Callable[..., Any] | None = None, **kwargs: Any
+) -> keras.Layer:
     """The layer of a name, made at the first call and kept as long as the process lives.
 
     Args:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from tf_dynemb.base.checks import assert_same, assert_within
+from tf_dynemb.base.hints import Ids, TensorLike
 from tf_dynemb.base.keys import keys_of
 from tf_dynemb.compat.options import unsupported
 from tf_dynemb.compat.sok.checks import paired
@@ -17,8 +20,12 @@ from tf_dynemb.table.indexed_table import in_range
 
 
 def lookup_sparse(
-    params, sp_ids, sp_weights=None, combiners=None, use_low_frequency_filter: bool = False
-):
+    params: Any,
+    sp_ids: Any,
+    sp_weights: Any = None,
+    combiners: Any = None,
+    use_low_frequency_filter: bool = False,
+) -> Any:
     """Looks bags of ids up in several tables, by one op, and pools each bag.
 
     Args:
@@ -79,7 +86,7 @@ def lookup_sparse(
     return parts if isinstance(params, (list, tuple)) else parts[0]
 
 
-def sparse_read_and_evict(var, indices, name: str | None = None):
+def sparse_read_and_evict(var: object, indices: object, name: str | None = None) -> None:
     """SOK's lookup that inserts, and returns what it evicts; refused, with what to use instead.
 
     Args:
@@ -105,7 +112,7 @@ evicted: export the rows that v.table.restrict_policy.status ranks lowest, and r
     )
 
 
-def _check_no_filter(owner: str, table, instead: str) -> None:
+def _check_no_filter(owner: str, table: Any, instead: str) -> None:
     """Refuses a variable that admits ids by chance, where SOK would admit all."""
     admission = table.config.admission
     got = admission.p if isinstance(admission, Probability) else 1.0
@@ -113,14 +120,14 @@ def _check_no_filter(owner: str, table, instead: str) -> None:
     unsupported(owner, "filter_ratio", got, 1.0, instead=instead, changes_results=True)
 
 
-def _same_batches(lengths: list[tf.Tensor]) -> list:
+def _same_batches(lengths: list[tf.Tensor]) -> list[tf.Operation]:
     """Operations that fail unless all have as many bags: their sum alone could be divided otherwise."""
     batches = tf.stack([tf.size(each) for each in lengths])
     message = "sp_ids: the batches differ; make those of all variables as large as that of the first"
     return assert_same(batches, tf.fill([len(lengths)], batches[0]), message)
 
 
-def all2all_dense_embedding(param, indices) -> tf.Tensor:
+def all2all_dense_embedding(param: Any, indices: TensorLike) -> tf.Tensor:
     """Looks keys up in a table.
 
     Args:
@@ -153,7 +160,7 @@ def all2all_dense_embedding(param, indices) -> tf.Tensor:
 
 
 def bags_of(
-    argument: str, ids, key_dtype: tf.DType, weights=None
+    argument: str, ids: Ids, key_dtype: tf.DType, weights: Ids | None = None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """The keys (n,) of ids (bags, ids), the length of each bag (bags,), weights (n,) of 1 if none."""
     if not isinstance(ids, (tf.SparseTensor, tf.RaggedTensor)):

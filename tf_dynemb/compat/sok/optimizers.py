@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import keras
 
+from tf_dynemb.base.hints import LearningRate
 from tf_dynemb.optimizer.dynamic_embedding_optimizer import DynamicEmbeddingOptimizer
 from tf_dynemb.table.handle import TableHandle, handle_of
 
 
 def Adam(  # noqa: N802  SOK's name, of a class there
-    learning_rate=0.001,
+    learning_rate: LearningRate = 0.001,
     beta_1: float = 0.9,
     beta_2: float = 0.999,
     epsilon: float = 1e-7,
@@ -37,7 +39,7 @@ def Adam(  # noqa: N802  SOK's name, of a class there
     return DynamicEmbeddingOptimizer(inner, name=name)
 
 
-def SGD(lr) -> DynamicEmbeddingOptimizer:  # noqa: N802  SOK's name, of a class there
+def SGD(lr: LearningRate) -> DynamicEmbeddingOptimizer:  # noqa: N802  SOK's name, of a class there
     """keras.optimizers.SGD for tables.
 
     Args:
@@ -52,7 +54,9 @@ def SGD(lr) -> DynamicEmbeddingOptimizer:  # noqa: N802  SOK's name, of a class 
     return DynamicEmbeddingOptimizer(keras.optimizers.SGD(lr))
 
 
-def OptimizerWrapper(optimizer) -> DynamicEmbeddingOptimizer:  # noqa: N802  SOK's name, of a class there
+def OptimizerWrapper(  # noqa: N802  SOK's name, of a class there
+    optimizer: keras.optimizers.Optimizer,
+) -> DynamicEmbeddingOptimizer:
     """A tf_dynemb.DynamicEmbeddingOptimizer around a Keras 3 optimizer.
 
     Args:
@@ -79,7 +83,9 @@ def OptimizerWrapper(optimizer) -> DynamicEmbeddingOptimizer:  # noqa: N802  SOK
 
 
 @contextlib.contextmanager
-def OptimizerScope(trainable_variables: Sequence):  # noqa: N802  SOK's name, of a class there
+def OptimizerScope(  # noqa: N802  SOK's name, of a class there
+    trainable_variables: Sequence[Any],
+) -> Iterator[None]:
     """SOK's scope around apply_gradients. Nothing has to be exchanged in it: it checks what it is given.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import keras
 
@@ -79,7 +80,7 @@ def _no_tool(function: str, comm_tool: str) -> None:
     without_effect(function, instead, comm_tool=(comm_tool, "horovod"))
 
 
-def seeded(initializer):
+def seeded(initializer: Any) -> Any:
     """An initializer with a seed that follows from Init's, if that was given one and it has none."""
     initializer = resolve(initializer)
     if _seeds is None or not isinstance(initializer, keras.initializers.Initializer):

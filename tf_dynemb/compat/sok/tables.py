@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -26,7 +27,7 @@ def set_rows(table: Variable, keys: tf.Tensor, values: tf.Tensor) -> None:
     table.upsert(tf.boolean_mask(keys, mine), tf.boolean_mask(values, mine))
 
 
-def tables_of(variables) -> list[Variable]:
+def tables_of(variables: Any) -> list[Variable]:
     """The tables of one or several of what SOK's functions take: a handle, a table, or a layer."""
     variables = variables if isinstance(variables, (list, tuple)) else [variables]
     return [table_of(getattr(variable, "embedding_variable", variable)) for variable in variables]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_dynemb.base.checks import whole
+from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.compat.options import unsupported, without_effect
 from tf_dynemb.compat.sok.setup import seeded
 from tf_dynemb.compat.sok.tables import set_rows, tables_of
@@ -32,7 +34,7 @@ _OF_STORES = (
 )
 _PLACE = "the scope's strategy and the table's devices say where rows are"
 # Made when they are asked for: making one draws from Python's random.
-_INITIALIZERS = {
+_INITIALIZERS: dict[str, Callable[[], object]] = {
     "random": lambda: keras.initializers.RandomNormal(0.0, 1.0),
     "normal": lambda: keras.initializers.RandomNormal(0.0, 1.0),
     "uniform": lambda: keras.initializers.RandomUniform(0.0, 1.0),
@@ -43,21 +45,21 @@ _numbers = itertools.count()
 
 
 def Variable(  # noqa: N802  SOK's name
-    initial_value=None,
+    initial_value: Any = None,
     trainable: bool | None = None,
     validate_shape: bool = True,
-    caching_device=None,
+    caching_device: object = None,
     name: str | None = None,
-    variable_def=None,
-    dtype=None,
-    import_scope=None,
-    constraint=None,
-    synchronization=None,
-    aggregation=None,
+    variable_def: object = None,
+    dtype: tf.DType | str | None = None,
+    import_scope: object = None,
+    constraint: object = None,
+    synchronization: object = None,
+    aggregation: object = None,
     shape: Sequence[int] | None = None,
     experimental_enable_variable_lifting: bool = True,
     *,
-    initializer=None,
+    initializer: object = None,
     mode: str | None = None,
 ) -> TableHandle:
     """A matrix of rows 0 to V - 1, as a table: a key out of that range is an error of the lookup.
@@ -125,13 +127,14 @@ def Variable(  # noqa: N802  SOK's name
             initial_value() if callable(initial_value) else initial_value
         )
         shape = initial_value.shape
-    if len(shape) != 2:
-        raise ValueError(f"initial_value, shape: got the shape {tuple(shape)}, want (V, dim)")
-    rows = whole("shape[0]", shape[0])
+    rows_and_dim = tuple(shape or ())
+    if len(rows_and_dim) != 2:
+        raise ValueError(f"initial_value, shape: got the shape {rows_and_dim}, want (V, dim)")
+    rows = whole("shape[0]", rows_and_dim[0])
     if dtype is None:
         dtype = tf.float32 if initial_value is None else initial_value.dtype
     config = TableConfig(
-        dim=shape[1],
+        dim=rows_and_dim[1],
         value_dtype=dtype,
         devices=devices_here(),
         name=_name(name, "Variable"),
@@ -146,20 +149,20 @@ def Variable(  # noqa: N802  SOK's name
 
 def DynamicVariable(  # noqa: N802  SOK's name, of a class there
     dimension: int,
-    initializer=None,
+    initializer: object = None,
     var_type: str | None = None,
     name: str | None = None,
-    constraint=None,
+    constraint: object = None,
     trainable: bool = True,
-    key_type=None,
-    dtype=None,
+    key_type: tf.DType | str | None = None,
+    dtype: tf.DType | str | None = None,
     mode: str | None = None,
     *,
     init_capacity: int = 0,
     max_capacity: int | None = None,
     evict_strategy: str | EvictionPolicy | type[RestrictPolicy] = "kLru",
     filter_ratio: float = 1.0,
-    **kwargs,
+    **kwargs: Any,
 ) -> TableHandle:
     """A table of any keys, which grows; with max_capacity old rows make room for new ones.
 
@@ -212,9 +215,9 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
     _check_constraint("sok.DynamicVariable", constraint)
     if var_type not in (None, "hbm", "hybrid"):
         raise ValueError(f"var_type: got {var_type!r}, want None, 'hbm' or 'hybrid'")
-    key_type = tf.as_dtype(key_type or tf.int64)
-    if key_type not in (tf.int64, tf.int32):
-        raise ValueError(f"key_type: got {key_type.name}, want int64 or int32")
+    key_dtype = tf.as_dtype(key_type or tf.int64)
+    if key_dtype not in (tf.int64, tf.int32):
+        raise ValueError(f"key_type: got {key_dtype.name}, want int64 or int32")
     _check_mode("sok.DynamicVariable", mode)
     without_effect("sok.DynamicVariable", _PLACE, var_type=(var_type, None))
     if isinstance(evict_strategy, str):
@@ -231,7 +234,7 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
             changes_results=True,
         )
         # Also without a limit rows know when they were written, for incremental_model_dump.
-        policies = {"restrict_policy": TimestampRestrictPolicy}
+        policies: dict[str, Any] = {"restrict_policy": TimestampRestrictPolicy}
         if max_capacity is not None:
             policies["eviction"] = LRU()
     else:
@@ -239,7 +242,7 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
     if max_capacity is not None:
         max_capacity = whole("max_capacity", max_capacity) * replicas()
     table = table_variable.Variable(
-        key_dtype=key_type,
+        key_dtype=key_dtype,
         value_dtype=dtype or tf.float32,
         dim=dimension,
         devices=devices_here(),
@@ -254,7 +257,9 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
     return table.handle
 
 
-def split_embedding_variable_from_others(variables: Sequence) -> tuple[list, list]:
+def split_embedding_variable_from_others(
+    variables: Sequence[Any],
+) -> tuple[list[TableHandle], list[Any]]:
     """Tells embedding variables from others.
 
     Args:
@@ -286,7 +291,7 @@ def split_embedding_variable_from_others(variables: Sequence) -> tuple[list, lis
 filter_variables = split_embedding_variable_from_others
 
 
-def export(variable) -> tuple[tf.Tensor, tf.Tensor]:
+def export(variable: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """All keys (n,) and values (n, dim) of this process, in no promised order; see Variable.export.
 
     Args:
@@ -303,7 +308,7 @@ def export(variable) -> tuple[tf.Tensor, tf.Tensor]:
     return table.export()
 
 
-def assign(variable, indices, values) -> None:
+def assign(variable: Any, indices: TensorLike, values: TensorLike) -> tf.Operation | None:
     """Sets the values of keys, inserting those that are missing; see Variable.upsert.
 
     Args:
@@ -326,7 +331,7 @@ def assign(variable, indices, values) -> None:
     return table.upsert(in_range(table, tf.convert_to_tensor(indices, dtype_hint=tf.int64)), values)
 
 
-def _initializer(initializer):
+def _initializer(initializer: object) -> object:
     """What SOK's text says, or what is no such text."""
     if initializer is None or initializer == "":
         return _INITIALIZERS["random"]()
@@ -354,7 +359,7 @@ def _name(name: str | None, kind: str) -> str:
     return f"{kind}_{next(_numbers)}" if name is None else name
 
 
-def _check_constraint(owner: str, constraint) -> None:
+def _check_constraint(owner: str, constraint: object) -> None:
     instead = "clip rows in the lookup by max_norm"
     unsupported(owner, "constraint", constraint, instead=instead, changes_results=True)
 

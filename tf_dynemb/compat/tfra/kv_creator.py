@@ -13,6 +13,7 @@ import enum
 import os
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import keras
 
@@ -105,10 +106,10 @@ class HkvHashTableConfig:
     max_hbm_for_values: int = 1 << 30
     evict_strategy: HkvEvictStrategy = HkvEvictStrategy.LRU
     step_per_epoch: int = 0
-    gen_scores_fn: Callable | None = None
+    gen_scores_fn: Callable[..., Any] | None = None
     reserved_key_start_bit: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         owner = "tfra.HkvHashTableConfig"
         whole("init_capacity", self.init_capacity, 0)
         whole("step_per_epoch", self.step_per_epoch, 0)
@@ -161,9 +162,9 @@ class KVCreator:
     True
     """
 
-    config_class: type = type(None)
+    config_class: type[Any] = type(None)
 
-    def __init__(self, config=None, saver=None):
+    def __init__(self, config: Any = None, saver: object = None) -> None:
         unsupported(f"tfra.{type(self).__name__}", "saver", saver, instead=_SAVING, changes_results=True)
         config = self.config_class() if config is None else config
         if not isinstance(config, self.config_class):
@@ -186,7 +187,7 @@ class KVCreator:
         """Which rows leave a table that is full; None where it is never full."""
         return None
 
-    def __eq__(self, other) -> bool:
+    def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.config == other.config
 
     def __hash__(self) -> int:
@@ -195,12 +196,12 @@ class KVCreator:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config})"
 
-    def get_config(self) -> dict:
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         return {"config": dataclasses.asdict(self.config)}
 
     @classmethod
-    def from_config(cls, config: dict) -> KVCreator:
+    def from_config(cls, config: dict[str, Any]) -> KVCreator:
         """The inverse of get_config."""
         return cls(cls.config_class(**config["config"]))
 
@@ -318,7 +319,7 @@ files is a snapshot, tf_dynemb.snapshot
     _instead = _SAVING
 
 
-def add_fields_of(kv_creator, fields: dict) -> None:
+def add_fields_of(kv_creator: Any, fields: dict[str, Any]) -> None:
     """Adds what a table's creator says to the fields of its TableConfig.
 
     Raises:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import keras
+
 from tf_dynemb.compat.options import unsupported, without_effect
 from tf_dynemb.optimizer import dynamic_embedding_optimizer as core
 
 
 def DynamicEmbeddingOptimizer(  # noqa: N802  TFRA's name
-    optimizer,
+    optimizer: keras.optimizers.Optimizer,
     bp_v2: bool = False,
     synchronous: bool = False,
     name: str = "dynamic_embedding_optimizer",

@@ -6,6 +6,9 @@ Here nothing is copied: what stands for a table is its handle, of which there is
 
 from __future__ import annotations
 
+from typing import Any
+
+from tf_dynemb.base.hints import AnyTensor, Ids
 from tf_dynemb.compat.options import unsupported, without_effect
 from tf_dynemb.compat.tfra.lookups import embedding_lookup as _lookup
 from tf_dynemb.compat.tfra.lookups import embedding_lookup_unique as _lookup_unique
@@ -14,11 +17,11 @@ from tf_dynemb.table.handle import TableHandle
 
 
 def ShadowVariable(  # noqa: N802  TFRA's name, of a class there
-    params,
+    params: Any,
     name: str = "ShadowVariable",
     max_norm: float | None = None,
     trainable: bool = True,
-    distribute_strategy=None,
+    distribute_strategy: object = None,
 ) -> TableHandle:
     """The handle of a table: what TFRA's code passes to tapes, optimizers and the lookups below.
 
@@ -62,15 +65,19 @@ def ShadowVariable(  # noqa: N802  TFRA's name, of a class there
 
 
 def embedding_lookup(
-    shadow: TableHandle, ids, partition_strategy=None, name: str | None = None, validate_indices=None
-):
+    shadow: TableHandle,
+    ids: Ids,
+    partition_strategy: object = None,
+    name: str | None = None,
+    validate_indices: object = None,
+) -> AnyTensor:
     """tf_dynemb.embedding_lookup through a handle."""
     return _lookup(shadow, ids, partition_strategy, name, validate_indices)
 
 
 def embedding_lookup_unique(
-    shadow: TableHandle, ids, embedding_size: int, with_unique: bool = True, name: str | None = None
-):
+    shadow: TableHandle, ids: Ids, embedding_size: int, with_unique: bool = True, name: str | None = None
+) -> AnyTensor:
     """tf_dynemb.embedding_lookup_unique through a handle; ids (...) dense or ragged.
 
     Args:

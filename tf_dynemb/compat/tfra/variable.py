@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tf_dynemb.base.checks import whole
+from tf_dynemb.base.hints import Ids
 from tf_dynemb.compat.options import without_effect
 from tf_dynemb.compat.tfra.kv_creator import add_fields_of
 from tf_dynemb.lookup.embedding_lookup import embedding_lookup
+from tf_dynemb.policies.eviction import eviction_of
+from tf_dynemb.policies.restrict_policy import RestrictPolicy
 from tf_dynemb.shard.partitioner import default_partition_fn
 from tf_dynemb.table.devices import device_list
 from tf_dynemb.table.get_variable import find_or_make
@@ -49,29 +53,29 @@ class Variable(CoreVariable):
 
     def __init__(
         self,
-        key_dtype=tf.int64,
-        value_dtype=tf.float32,
+        key_dtype: tf.DType | str = tf.int64,
+        value_dtype: tf.DType | str = tf.float32,
         dim: int = 1,
         devices: Sequence[str] | str | None = None,
-        partitioner: Callable = default_partition_fn,
+        partitioner: Callable[[tf.Tensor, int], tf.Tensor] = default_partition_fn,
         shared_name: str | None = None,
         name: str = "DynamicEmbedding_Variable",
-        initializer=None,
+        initializer: object = None,
         trainable: bool = True,
         checkpoint: bool = True,
         init_size: int = 0,
-        kv_creator=None,
-        restrict_policy=None,
+        kv_creator: object = None,
+        restrict_policy: type[RestrictPolicy] | None = None,
         bp_v2: bool = False,
         short_file_name: bool = False,
         keep_keys: bool = False,
-    ):
+    ) -> None:
         arguments = {**locals()}
         self._lookup_names: set[str] = set()
         super().__init__(_config(arguments))
         self.kv_creator = kv_creator
 
-    def _note_lookup(self, name):
+    def _note_lookup(self, name: str | None) -> None:
         self._lookup_names.add(name or "embedding_lookup")
 
     @property
@@ -101,12 +105,18 @@ class Variable(CoreVariable):
     get_eager_trainable_by_name = get_trainable_by_name
 
     def embedding_lookup(
-        self, ids, name: str | None = None, max_norm: float | None = None, return_trainable: bool = False
-    ):
+        self,
+        ids: Ids,
+        name: str | None = None,
+        max_norm: float | None = None,
+        return_trainable: bool = False,
+    ) -> Any:
         """As tf_dynemb.embedding_lookup(self, ids, ...)."""
         return embedding_lookup(self, ids, name, max_norm, return_trainable)
 
-    def export_keys_and_scores(self, split_size: int, name: str | None = None):
+    def export_keys_and_scores(
+        self, split_size: int, name: str | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """All keys (n,), as export has them, and what eviction ranks their rows by, int64 (n,).
 
         The score of a row is the time of its last write in microseconds (LRU), or the number of its
@@ -135,15 +145,20 @@ class Variable(CoreVariable):
         keys, _, scores = self._export_with_scores(split_size, name, whole_rows=False)
         return keys, scores
 
-    def export_with_scores(self, split_size: int, name: str | None = None):
+    def export_with_scores(
+        self, split_size: int, name: str | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """All keys (n,), values (n, dim) and scores, int64 (n,); see export_keys_and_scores."""
         return self._export_with_scores(split_size, name, whole_rows=True)
 
-    def _export_with_scores(self, split_size, name, whole_rows: bool):
+    def _export_with_scores(
+        self, split_size: int, name: str | None, whole_rows: bool
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         whole("split_size", split_size)
         config = self.config
-        if config.eviction is not None:
-            field = config.eviction.meta_fields[0]
+        eviction = eviction_of(config.eviction)
+        if eviction is not None:
+            field = eviction.meta_fields[0]
         elif config.restrict_policy is not None:
             field = config.restrict_policy.meta_field
         else:
@@ -163,7 +178,7 @@ class Variable(CoreVariable):
             scores[:, config.meta_fields.index(field)],
         )
 
-    def verify_embedding_weights(self, sparse_ids, sparse_weights=None) -> None:
+    def verify_embedding_weights(self, sparse_ids: Ids, sparse_weights: Ids | None = None) -> None:
         """Checks the dtypes of what a sparse lookup is given.
 
         Args:
@@ -185,18 +200,18 @@ class Variable(CoreVariable):
 
 def get_variable(
     name: str,
-    key_dtype=tf.int64,
-    value_dtype=tf.float32,
+    key_dtype: tf.DType | str = tf.int64,
+    value_dtype: tf.DType | str = tf.float32,
     dim: int = 1,
-    devices=None,
-    partitioner: Callable = default_partition_fn,
+    devices: Sequence[str] | str | None = None,
+    partitioner: Callable[[tf.Tensor, int], tf.Tensor] = default_partition_fn,
     shared_name: str | None = "get_variable",
-    initializer=None,
+    initializer: object = None,
     trainable: bool = True,
     checkpoint: bool = True,
     init_size: int = 0,
-    kv_creator=None,
-    restrict_policy=None,
+    kv_creator: object = None,
+    restrict_policy: type[RestrictPolicy] | None = None,
     bp_v2: bool = False,
     short_file_name: bool = False,
     keep_keys: bool = False,
@@ -217,7 +232,7 @@ def get_variable(
     return find_or_make(_config(arguments), lambda config: Variable(**arguments | {"name": config.name}))
 
 
-def _config(arguments: dict) -> TableConfig:
+def _config(arguments: dict[str, Any]) -> TableConfig:
     """What a table is made of, of the arguments of Variable. TFRA itself does not use shared_name."""
     without_effect(
         "tfra.Variable",

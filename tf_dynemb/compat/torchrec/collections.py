@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
 import tensorflow as tf
 
 from tf_dynemb.collections import embedding_bag_collection, embedding_collection
-from tf_dynemb.collections.tables import CollectionTable
+from tf_dynemb.collections.tables import Collection, CollectionTable
 from tf_dynemb.compat.torchrec.configs import EmbeddingBagConfig, EmbeddingConfig
 from tf_dynemb.table.devices import device_list
 from tf_dynemb.table.handle import TableHandle
@@ -27,7 +28,7 @@ class TableModule:
         shared: the layer of the rows that ids share, if there is a hash_size.
     """
 
-    def __init__(self, config: EmbeddingConfig, layer: CollectionTable):
+    def __init__(self, config: EmbeddingConfig, layer: CollectionTable) -> None:
         self.config = config
         self.table: Variable = layer.table
         self.weight: Variable = layer.table
@@ -42,10 +43,10 @@ class TableModule:
         return f"EmbeddingBag({shape}, mode={pooling.value.lower()!r})"
 
 
-class TableModules(Mapping):
+class TableModules(Mapping[str, TableModule]):
     """Tables by name; prints as the torch.nn.ModuleDict that TorchRec has in its place."""
 
-    def __init__(self, modules: Sequence[TableModule]):
+    def __init__(self, modules: Sequence[TableModule]) -> None:
         self._modules = {module.config.name: module for module in modules}
 
     def __getitem__(self, name: str) -> TableModule:
@@ -62,21 +63,32 @@ class TableModules(Mapping):
         return f"ModuleDict(\n{lines})"
 
 
-class _TorchConfigs:
+_Config = TypeVar("_Config", bound=EmbeddingConfig)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    _Layer = Collection  # what the collections with the mixin are too
+else:
+    _Layer = object
+
+
+class _TorchConfigs(_Layer):
     """What the two have in common: configs in TorchRec's words, and a device for all tables."""
 
     torch_config_class: type[EmbeddingConfig]
 
     @classmethod
-    def _copies(cls, tables) -> list[EmbeddingConfig]:
+    def _copies(cls, tables: Sequence[_Config]) -> list[_Config]:
         """Copies of configs, whose feature names are filled in."""
         name = cls.torch_config_class.__name__
         if not isinstance(tables, (list, tuple)):
             raise TypeError(f"tables: got {type(tables).__name__}, want a list of {name}")
-        copies = []
+        copies: list[_Config] = []
         for config in tables:
-            if type(config) is not cls.torch_config_class:
-                raise TypeError(f"tables: got {type(config).__name__}, want {name}")
+            kind = type(config)
+            if kind is not cls.torch_config_class:
+                raise TypeError(f"tables: got {kind.__name__}, want {name}")
             if not config.name:
                 raise KeyError(f"tables: got a config without a name: {config!r}")
             copied = copy.copy(config)
@@ -84,7 +96,7 @@ class _TorchConfigs:
             copies.append(copied)
         return copies
 
-    def _keep(self, configs: list[EmbeddingConfig]) -> None:
+    def _keep(self, configs: Sequence[EmbeddingConfig]) -> None:
         """Keeps TorchRec's configs, and has errors about max_rows call it as TorchRec does."""
         self._torch_configs = tuple(configs)
         for layer in self._table_layers():
@@ -94,7 +106,7 @@ class _TorchConfigs:
         pairs = zip(self._torch_configs, self._table_layers(), strict=True)
         return TableModules([TableModule(*pair) for pair in pairs])
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         return {
             **super().get_config(),
@@ -102,7 +114,7 @@ class _TorchConfigs:
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Self:
         """The inverse of get_config; tables are where device=None puts them."""
         tables = [cls.torch_config_class.from_config(table) for table in config["tables"]]
         return cls(**{**config, "tables": tables})
@@ -142,9 +154,9 @@ class EmbeddingBagCollection(_TorchConfigs, embedding_bag_collection.EmbeddingBa
         self,
         tables: Sequence[EmbeddingBagConfig],
         is_weighted: bool = False,
-        device=None,
-        **kwargs,
-    ):
+        device: Any = None,
+        **kwargs: Any,
+    ) -> None:
         if not isinstance(is_weighted, bool):
             raise TypeError(f"is_weighted: got {is_weighted!r}, want True or False")
         configs, devices = self._copies(tables), _devices_of(device)
@@ -163,9 +175,9 @@ class EmbeddingBagCollection(_TorchConfigs, embedding_bag_collection.EmbeddingBa
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """What the tables were made from."""
-        return list(self._torch_configs)
+        return [each for each in self._torch_configs if isinstance(each, EmbeddingBagConfig)]
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         config = super().get_config()
         config["is_weighted"] = config.pop("weighted")
@@ -202,10 +214,10 @@ class EmbeddingCollection(_TorchConfigs, embedding_collection.EmbeddingCollectio
     def __init__(
         self,
         tables: Sequence[EmbeddingConfig],
-        device=None,
+        device: Any = None,
         need_indices: bool = False,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         configs, devices = self._copies(tables), _devices_of(device)
         core = [config.table_config(devices) for config in configs]
         super().__init__(core, need_indices=need_indices, **kwargs)
@@ -230,13 +242,13 @@ class EmbeddingCollection(_TorchConfigs, embedding_collection.EmbeddingCollectio
 
     def embedding_names_by_table(self) -> list[list[str]]:
         """The names of each table's outputs."""
-        names = [[] for _ in self._torch_configs]
+        names: list[list[str]] = [[] for _ in self._torch_configs]
         for name, (_, number) in zip(self._output_names(), self._outputs, strict=True):
             names[number].append(name)
         return names
 
 
-def _devices_of(device) -> list[str]:
+def _devices_of(device: Any) -> list[str]:
     """What a Variable takes as devices, of TorchRec's argument."""
     if device is None:
         return device_list(None)

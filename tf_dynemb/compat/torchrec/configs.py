@@ -11,6 +11,7 @@ import enum
 import math
 import numbers
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -26,6 +27,8 @@ from tf_dynemb.policies.eviction import EvictionPolicy
 from tf_dynemb.policies.restrict_policy import RestrictPolicy
 from tf_dynemb.storage.tiers import Tier, storage_of
 from tf_dynemb.table.devices import device_list, is_gpu
+
+_Made = TypeVar("_Made")
 
 
 class PoolingType(enum.Enum):
@@ -169,7 +172,7 @@ class EmbeddingConfig:
     virtual_table_eviction_policy: VirtualTableEvictionPolicy | None = None
     storage: Sequence[Tier] | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not isinstance(self.name, str) or "/" in self.name:
             raise self._error("name", self.name, "a string without '/'")
         for field in ("enable_grad", "sparse", "use_virtual_table"):
@@ -235,7 +238,7 @@ class EmbeddingConfig:
         if self.storage is not None and not self.use_virtual_table:
             raise self._error("storage", self.storage, "None without use_virtual_table=True")
 
-    def _policies(self) -> dict:
+    def _policies(self) -> dict[str, Any]:
         """How many rows there may be, and which leave, as fields of a TableConfig."""
         if not self.use_virtual_table:
             return {"max_rows": self.num_embeddings, **policy_fields(self.eviction)}
@@ -261,10 +264,10 @@ class EmbeddingConfig:
             raise self._error("dtype", self.dtype, f"None, or what data_type says, {self.data_type}")
         self.dtype = dtype.name
 
-    def _error(self, field: str, got, want: str) -> ValueError:
+    def _error(self, field: str, got: object, want: str) -> ValueError:
         return ValueError(f"{type(self).__name__} {self.name!r}: {field}: got {got!r}, want {want}")
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.get_config() == other.get_config()
 
     def get_weight_init_max(self) -> float:
@@ -322,10 +325,10 @@ class EmbeddingConfig:
             )
         )
 
-    def _core(self, **fields) -> core.EmbeddingConfig:
+    def _core(self, **fields: Any) -> core.EmbeddingConfig:
         return core.EmbeddingConfig(**fields)
 
-    def _made(self, make: Callable):
+    def _made(self, make: Callable[[], _Made]) -> _Made:
         """What make() returns; its errors name this config."""
         try:
             return make()
@@ -335,7 +338,7 @@ class EmbeddingConfig:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{type(self).__name__} {self.name!r}: {error}") from error
 
-    def get_config(self) -> dict:
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs, of plain objects."""
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         config["feature_names"] = list(self.feature_names)
@@ -360,7 +363,7 @@ class EmbeddingConfig:
         return config
 
     @classmethod
-    def from_config(cls, config: dict):
+    def from_config(cls, config: dict[str, Any]) -> EmbeddingConfig:
         """The inverse of get_config."""
         config = dict(config)
         for field in ("optimizer", "lr", "init_fn"):
@@ -385,11 +388,16 @@ class EmbeddingBagConfig(EmbeddingConfig):
 
     pooling: PoolingType = PoolingType.SUM
 
-    def __post_init__(self):
+    if TYPE_CHECKING:
+
+        def table_config(self, devices: Sequence[str] | None = None) -> core.EmbeddingBagConfig:
+            """As of an EmbeddingConfig, which makes it by `_core`."""
+
+    def __post_init__(self) -> None:
         self._to_enum("pooling", PoolingType)
         super().__post_init__()
 
-    def _core(self, **fields) -> core.EmbeddingBagConfig:
+    def _core(self, **fields: Any) -> core.EmbeddingBagConfig:
         if self.pooling is PoolingType.NONE:
             raise ValueError("pooling: got NONE, want SUM or MEAN; an EmbeddingCollection pools nothing")
         return core.EmbeddingBagConfig(**fields, combiner=self.pooling.value.lower())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -99,7 +100,7 @@ def _is_close(a: tf.Tensor | None, b: tf.Tensor | None) -> bool:
     return np.allclose(a, b) if a.dtype.is_floating else np.array_equal(a, b)
 
 
-def _same_inverse(a, b) -> bool:
+def _same_inverse(a: Any, b: Any) -> bool:
     if a is None or b is None:
         return a is b
     return a[0] == b[0] and np.array_equal(a[1], b[1])

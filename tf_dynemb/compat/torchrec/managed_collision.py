@@ -11,6 +11,7 @@ import abc
 import dataclasses
 import numbers
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -19,7 +20,9 @@ from tf_dynemb.base.checks import whole
 from tf_dynemb.compat.options import unsupported, without_effect
 from tf_dynemb.compat.torchrec.collections import EmbeddingBagCollection, EmbeddingCollection
 from tf_dynemb.compat.torchrec.configs import EmbeddingConfig
+from tf_dynemb.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from tf_dynemb.policies.eviction import LFU, LRU, EvictionPolicy
+from tf_dynemb.table.variable import Variable
 
 _FILTER = "give the config of the table an admission, such as tf_dynemb.policies.MinCount(3)"
 
@@ -28,21 +31,24 @@ _FILTER = "give the config of the table an admission, such as tf_dynemb.policies
 class MCHEvictionPolicy(abc.ABC):
     """Base of the eviction policies of an MCHManagedCollisionModule."""
 
+    if TYPE_CHECKING:  # each has it, in its place among its fields
+        threshold_filtering_func: Callable[..., Any] | None
+
     @property
     @abc.abstractmethod
     def eviction(self) -> EvictionPolicy:
         """What a table does."""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         got, owner = self.threshold_filtering_func, f"torchrec.{type(self).__name__}"
         unsupported(owner, "threshold_filtering_func", got, None, instead=_FILTER, changes_results=True)
 
-    def get_config(self) -> dict:
+    def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_config(cls, config: dict):
+    def from_config(cls, config: dict[str, Any]) -> Any:
         """The inverse of get_config."""
         return cls(**config)
 
@@ -68,7 +74,7 @@ class LFU_EvictionPolicy(MCHEvictionPolicy):  # noqa: N801  TorchRec's name
     LFU(half_life_steps=None, half_life_seconds=None)
     """
 
-    threshold_filtering_func: Callable | None = None
+    threshold_filtering_func: Callable[..., Any] | None = None
 
     @property
     def eviction(self) -> EvictionPolicy:
@@ -96,9 +102,9 @@ class LRU_EvictionPolicy(MCHEvictionPolicy):  # noqa: N801  TorchRec's name
     """
 
     decay_exponent: float = 1.0
-    threshold_filtering_func: Callable | None = None
+    threshold_filtering_func: Callable[..., Any] | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         exponent = self.decay_exponent
         if not isinstance(exponent, numbers.Real) or not exponent > 0:
@@ -130,9 +136,9 @@ class DistanceLFU_EvictionPolicy(MCHEvictionPolicy):  # noqa: N801  TorchRec's n
     """
 
     decay_exponent: float = 1.0
-    threshold_filtering_func: Callable | None = None
+    threshold_filtering_func: Callable[..., Any] | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         unsupported(
             "torchrec.DistanceLFU_EvictionPolicy",
@@ -195,16 +201,16 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
     def __init__(
         self,
         zch_size: int,
-        device,
+        device: object,
         eviction_policy: MCHEvictionPolicy,
         eviction_interval: int,
         input_hash_size: int = 2**63,
-        input_hash_func: Callable | None = None,
+        input_hash_func: Callable[..., Any] | None = None,
         mch_size: int | None = None,
-        mch_hash_func: Callable | None = None,
+        mch_hash_func: Callable[..., Any] | None = None,
         name: str | None = None,
         output_global_offset: int = 0,
-    ):
+    ) -> None:
         owner = "torchrec.MCHManagedCollisionModule"
         self._rows = whole("zch_size", zch_size)
         self._ids = whole("input_hash_size", input_hash_size, 0, 2**64)
@@ -243,7 +249,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         """input_hash_size."""
         return self._ids
 
-    def get_config(self) -> dict:
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         return {
             "zch_size": self._rows,
@@ -253,7 +259,7 @@ class MCHManagedCollisionModule(ManagedCollisionModule):
         }
 
     @classmethod
-    def from_config(cls, config: dict):
+    def from_config(cls, config: dict[str, Any]) -> Any:
         """The inverse of get_config."""
         policy = keras.saving.deserialize_keras_object(config["eviction_policy"])
         return cls(**{**config, "eviction_policy": policy, "device": None, "eviction_interval": 1})
@@ -282,9 +288,9 @@ class ManagedCollisionCollection:
 
     def __init__(
         self,
-        managed_collision_modules: Mapping[str, ManagedCollisionModule],
+        managed_collision_modules: Mapping[str, MCHManagedCollisionModule],
         embedding_configs: Sequence[EmbeddingConfig],
-    ):
+    ) -> None:
         self.modules, self._configs = dict(managed_collision_modules), list(embedding_configs)
         for config in self._configs:
             module = self.modules.get(config.name)
@@ -320,7 +326,7 @@ class ManagedCollisionCollection:
             for config in configs
         ]
 
-    def get_config(self) -> dict:
+    def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor, of plain objects."""
         serialize = keras.saving.serialize_keras_object
         return {
@@ -332,7 +338,14 @@ class ManagedCollisionCollection:
 class _ManagedCollisionLayer(keras.layers.Layer):
     """What the two layers share."""
 
-    def __init__(self, embedding, mcc, return_remapped_features: bool, configs, **kwargs):
+    def __init__(
+        self,
+        embedding: EmbeddingBagCollection | EmbeddingCollection,
+        mcc: ManagedCollisionCollection,
+        return_remapped_features: bool,
+        configs: Sequence[EmbeddingConfig],
+        **kwargs: Any,
+    ) -> None:
         super().__init__(autocast=False, **kwargs)
         if not isinstance(mcc, ManagedCollisionCollection):
             raise TypeError(
@@ -374,20 +387,20 @@ class _ManagedCollisionLayer(keras.layers.Layer):
         self.supports_jit = False
         self.built = True
 
-    def call(self, features):
+    def call(self, features: KeyedJaggedTensor) -> tuple[Any, None]:
         """What the collection gives, and None in place of mapped ids."""
         return self.embedding_module(features), None
 
     @property
-    def tables(self):
+    def tables(self) -> dict[str, Variable]:
         """The tables by name."""
         return self.embedding_module.tables
 
-    def compute_output_spec(self, features):
+    def compute_output_spec(self, features: Any) -> tuple[Any, None]:
         """What call returns of symbolic inputs."""
         return self.embedding_module.compute_output_spec(features), None
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         return {
             **super().get_config(),
@@ -396,7 +409,7 @@ class _ManagedCollisionLayer(keras.layers.Layer):
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Any:
         """The inverse of get_config."""
         embedding = keras.saving.deserialize_keras_object(config.pop("embedding"))
         mcc, config_class = config.pop("managed_collision_collection"), embedding.torch_config_class
@@ -449,8 +462,8 @@ class ManagedCollisionEmbeddingBagCollection(_ManagedCollisionLayer):
         embedding_bag_collection: EmbeddingBagCollection,
         managed_collision_collection: ManagedCollisionCollection,
         return_remapped_features: bool = False,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         if not isinstance(embedding_bag_collection, EmbeddingBagCollection):
             raise TypeError(
                 f"embedding_bag_collection: got {type(embedding_bag_collection).__name__}, want an "
@@ -491,8 +504,8 @@ class ManagedCollisionEmbeddingCollection(_ManagedCollisionLayer):
         embedding_collection: EmbeddingCollection,
         managed_collision_collection: ManagedCollisionCollection,
         return_remapped_features: bool = False,
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         if not isinstance(embedding_collection, EmbeddingCollection):
             raise TypeError(
                 f"embedding_collection: got {type(embedding_collection).__name__}, want an "

@@ -6,6 +6,7 @@ A virtual table has a row for each id that was trained, which is what every tabl
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import keras
 
@@ -32,20 +33,20 @@ class VirtualTableEvictionPolicy:
         """What a table does; None: no row leaves."""
         return None
 
-    def get_config(self) -> dict:
+    def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_config(cls, config: dict):
+    def from_config(cls, config: dict[str, Any]) -> VirtualTableEvictionPolicy:
         """The inverse of get_config."""
         return cls(**config)
 
-    def _refuse(self, argument: str, default, instead: str) -> None:
+    def _refuse(self, argument: str, default: object, instead: str) -> None:
         got, owner = getattr(self, argument), f"torchrec.{type(self).__name__}"
         unsupported(owner, argument, got, default, instead=instead, changes_results=True)
 
-    def _refuse_for_inference(self, argument: str, in_training) -> None:
+    def _refuse_for_inference(self, argument: str, in_training: object) -> None:
         if getattr(self, argument) is not None:
             self._refuse(argument, in_training, _INFERENCE)
 
@@ -94,7 +95,7 @@ class TimestampBasedEvictionPolicy(VirtualTableEvictionPolicy):
     inference_eviction_ttl_mins: int | None = None
     max_inference_id_num_per_rank: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         whole("eviction_ttl_mins", self.eviction_ttl_mins, 0, 10**10)
         rows = "rows leave when their time is over, whatever the number of ids"
         self._refuse("training_id_eviction_trigger_count", 0, rows)
@@ -132,7 +133,7 @@ class CountBasedEvictionPolicy(VirtualTableEvictionPolicy):
     decay_rate: float = 0.99
     inference_eviction_threshold: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._refuse("eviction_threshold", 0, f"{_LOWEST}LFU(half_life_steps=...)")
         self._refuse_for_inference("inference_eviction_threshold", 0)
 
@@ -161,7 +162,7 @@ class FeatureL2NormBasedEvictionPolicy(VirtualTableEvictionPolicy):
     eviction_threshold: float = 0.0
     inference_eviction_threshold: float | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._refuse("eviction_threshold", 0.0, f"{_LOWEST}SmallNorm()")
         self._refuse_for_inference("inference_eviction_threshold", 0.0)
 

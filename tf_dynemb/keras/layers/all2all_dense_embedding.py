@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -29,10 +31,10 @@ class SlotLayer(TableLayer):
         dim: int,
         slot_num: int,
         use_hashtable: bool = True,
-        key_dtype=tf.int64,
-        initializer="uniform",
-        **kwargs,
-    ):
+        key_dtype: tf.DType | str = tf.int64,
+        initializer: object = "uniform",
+        **kwargs: Any,
+    ) -> None:
         fields = take_fields(kwargs, besides=_NOT_GIVEN)
         # Keras would cast to the compute dtype of a mixed policy.
         super().__init__(autocast=False, **kwargs)
@@ -69,7 +71,7 @@ class SlotLayer(TableLayer):
         self.supports_jit = False
         self.built = True
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         config = self.table.config.get_config()
         config.update(super().get_config())
@@ -84,7 +86,7 @@ class SlotLayer(TableLayer):
         return config
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> SlotLayer:
         """The inverse of get_config."""
         return cls(**config)
 
@@ -148,24 +150,25 @@ class All2AllDenseEmbedding(SlotLayer):
         nnz_per_slot: int,
         dynamic_input: bool = False,
         use_hashtable: bool = True,
-        key_dtype=tf.int64,
-        initializer="uniform",
-        **kwargs,
-    ):
+        key_dtype: tf.DType | str = tf.int64,
+        initializer: object = "uniform",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
             max_rows, dim, slot_num, use_hashtable, key_dtype, initializer=initializer, **kwargs
         )
         self.nnz_per_slot = whole("nnz_per_slot", nnz_per_slot)
         self.dynamic_input = bool(dynamic_input)
 
-    def call(self, inputs):
+    def call(self, inputs: Any) -> tf.Tensor:
         """Looks keys up; see the class."""
         if isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor)):
             raise TypeError(f"inputs: got {type(inputs).__name__}, want a dense tensor")
         inputs = tf.convert_to_tensor(inputs)
         keys = keys_of("inputs", inputs, self.key_dtype)
+        want: list[int | None] = [None]
         if self.dynamic_input:
-            want, words = [None], "(n,), as dynamic_input=True"
+            words = "(n,), as dynamic_input=True"
         else:
             want = [None, self.slot_num, self.nnz_per_slot]
             words = f"(batch, {want[1]}, {want[2]}), batch, slot_num and nnz_per_slot"
@@ -178,7 +181,7 @@ class All2AllDenseEmbedding(SlotLayer):
         keys = tf.ensure_shape(keys, want)
         return self._cast(lookup_keys(self.table, in_range(self.table, keys)))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         config = super().get_config()
         config.update(nnz_per_slot=self.nnz_per_slot, dynamic_input=self.dynamic_input)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _compat
 from tf_dynemb.base.fingerprint import engine_keys_of
+from tf_dynemb.base.hints import AnyTensor, Ids
 from tf_dynemb.base.keys import keys_of, no_keys
 from tf_dynemb.keras.layers.ids import IdMask, masked_key
 from tf_dynemb.keras.layers.table_layer import TableLayer
@@ -97,16 +101,16 @@ class Embedding(TableLayer):
         self,
         dim: int | None = None,
         combiner: str | None = None,
-        initializer="uniform",
-        key_dtype=None,
-        value_dtype=None,
+        initializer: object = "uniform",
+        key_dtype: tf.DType | str | None = None,
+        value_dtype: tf.DType | str | None = None,
         mask_zero: bool = False,
-        mask_key=None,
+        mask_key: int | str | None = None,
         max_norm: float | None = None,
-        embeddings_regularizer=None,
-        table=None,
-        **kwargs,
-    ):
+        embeddings_regularizer: object = None,
+        table: Variable | keras.layers.Layer | Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         if isinstance(combiner, (int, np.integer)) or "input_dim" in kwargs:
             raise TypeError(
                 f"combiner: got {combiner!r}, want None, 'sum', 'mean' or 'sqrtn'; the table needs no "
@@ -148,7 +152,7 @@ class Embedding(TableLayer):
         # Of what kind the ids of the models' Inputs are.
         self._has_dense_inputs = self._has_ragged_inputs = False
 
-    def compute_output_spec(self, ids, weights=None):
+    def compute_output_spec(self, ids: Any, weights: Any = None) -> keras.KerasTensor:
         """As of any layer; and that vectors of ragged ids are ragged, which Keras does not find out."""
         is_ragged = bool(getattr(ids, "ragged", False))
         if is_ragged or getattr(ids, "sparse", False):
@@ -160,7 +164,7 @@ class Embedding(TableLayer):
             return vectors
         return keras.KerasTensor(vectors.shape, vectors.dtype, ragged=True)
 
-    def call(self, ids, weights=None):
+    def call(self, ids: Ids, weights: Ids | None = None) -> AnyTensor:
         """Looks up and combines; see the class."""
         keys = self._keys_of(ids)
         if self.combiner is not None:
@@ -174,11 +178,11 @@ class Embedding(TableLayer):
         return self._cast(self._vectors(keys))
 
     @property
-    def initializer(self):
+    def initializer(self) -> Any:
         """What gives missing ids their vectors."""
         return self.table.initializer
 
-    def compute_mask(self, ids, previous_mask=None):
+    def compute_mask(self, ids: Any, previous_mask: object = None) -> tf.Tensor | None:
         """False where an id of a dense tensor is masked; None without a mask or with a combiner."""
         if self.combiner is not None or self._masked is None:
             return None
@@ -186,7 +190,7 @@ class Embedding(TableLayer):
             return None
         return IdMask(self.table.key_dtype.name, self._masked)(ids)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs. A partitioner must be a registered Keras serializable."""
         if self._shared is None:
             config = self.table.config.get_config()
@@ -205,11 +209,11 @@ class Embedding(TableLayer):
         return config
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Embedding:
         """The inverse of get_config; what is wrong with it is raised as it is."""
         return cls(**config)
 
-    def _keys_of(self, ids):
+    def _keys_of(self, ids: Ids) -> AnyTensor:
         if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
             ids = tf.convert_to_tensor(ids)
             if self._has_ragged_inputs and not self._has_dense_inputs and tf.is_symbolic_tensor(ids):
@@ -219,7 +223,7 @@ class Embedding(TableLayer):
                     raise ValueError(_DENSE_IDS.format(self.name))
         return keys_of("ids", ids, self.table.key_dtype, self.table.keep_keys)
 
-    def _is_kept(self, keys: tf.Tensor, weights=None) -> tf.Tensor | None:
+    def _is_kept(self, keys: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor | None:
         """Whether each key is not the masked one; None if there is none."""
         if self._masked is None:
             return None
@@ -234,11 +238,12 @@ class Embedding(TableLayer):
         self._regularize(keys)
         return lookup_keys(self.table, keys, max_norm=self.max_norm)
 
-    def _outer_rank(self, ids) -> int:
+    def _outer_rank(self, ids: AnyTensor) -> int:
         """How many leading axes of the ids number the bags; -1: all but the last."""
         return -1
 
-    def _combined(self, keys, weights, outer_rank: int):
+    def _combined(self, keys: AnyTensor, weights: Ids | None, outer_rank: int) -> AnyTensor:
+        assert self.combiner is not None  # it says how
         bags = bags_of(keys, weights, outer_rank, is_kept=self._is_kept)
         self._regularize(bags.ids)
         return self._cast(pool(self.table, bags, self.combiner, self.max_norm))
@@ -254,7 +259,7 @@ class Embedding(TableLayer):
         shape = tf.concat([tf.shape(keys, tf.int64), [self.dim]], axis=0)
         return tf.ensure_shape(tf.reshape(vectors, shape), keys.shape + [self.dim])
 
-    def _cast(self, vectors):
+    def _cast(self, vectors: AnyTensor) -> AnyTensor:
         """To the policy's compute dtype, of vectors of floats; rows keep their own."""
         if not vectors.dtype.is_floating or vectors.dtype.name == self.compute_dtype:
             return vectors
@@ -281,7 +286,7 @@ class EmbeddingBag(Embedding):
     [2, 4]
     """
 
-    def __init__(self, dim: int | None = None, combiner: str = "mean", **kwargs):
+    def __init__(self, dim: int | None = None, combiner: str = "mean", **kwargs: Any) -> None:
         if combiner is None:
             raise ValueError("combiner: got None, want 'sum', 'mean' or 'sqrtn'")
         super().__init__(dim, combiner, **kwargs)

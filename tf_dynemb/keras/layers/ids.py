@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -10,7 +12,7 @@ from tf_dynemb.base.fingerprint import fingerprint
 from tf_dynemb.base.keys import keys_of
 
 
-def masked_key(mask_zero: bool, mask_key, key_dtype) -> int | None:
+def masked_key(mask_zero: bool, mask_key: Any, key_dtype: tf.DType) -> int | None:
     """The int64 key of the masked id; None if no id is masked.
 
     Raises:
@@ -49,20 +51,20 @@ class IdMask(keras.Operation):
         name: name of the operation.
     """
 
-    def __init__(self, key_dtype: str, masked: int, name: str | None = None):
+    def __init__(self, key_dtype: str, masked: int, name: str | None = None) -> None:
         super().__init__(name=name)
         self.key_dtype = key_dtype
         self.masked = masked
 
-    def call(self, ids):
+    def call(self, ids: tf.Tensor) -> tf.Tensor:
         """The mask, bool, of ids of a dense tensor."""
         keys = keys_of("ids", tf.convert_to_tensor(ids), tf.as_dtype(self.key_dtype))
         return tf.not_equal(keys, tf.constant(self.masked, tf.int64))
 
-    def compute_output_spec(self, ids):
+    def compute_output_spec(self, ids: Any) -> keras.KerasTensor:
         """What call returns for symbolic ids."""
         return keras.KerasTensor(ids.shape, dtype="bool")
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         return {"key_dtype": self.key_dtype, "masked": self.masked, "name": self.name}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pathlib
 import uuid
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import h5py
 import keras
@@ -27,9 +28,9 @@ class TableLayer(keras.layers.Layer):
     """Base of layers with a table. Their constructors call `hold`, or `share`."""
 
     # Gives the layer or Variable whose table this layer has. Keras would take a layer for a part of it.
-    _shared = None
+    _shared: Callable[[], Any] | None = None
 
-    def share(self, shared, **fields) -> None:
+    def share(self, shared: Any, **fields: object) -> None:
         """Makes the table of another layer, or a Variable, this layer's too.
 
         Args:
@@ -56,8 +57,9 @@ class TableLayer(keras.layers.Layer):
         self._shared = lambda: shared
         self.hold(table)
 
-    def config_of_shared(self) -> dict:
+    def config_of_shared(self) -> dict[str, Any]:
         """The config of what `share` was given. Keras' files make one object of those with one id."""
+        assert self._shared is not None  # share was called
         shared = self._shared()
         return keras.saving.serialize_keras_object(shared) | {"shared_object_id": id(shared)}
 
@@ -65,14 +67,14 @@ class TableLayer(keras.layers.Layer):
         """Makes a table this layer's, its handle a weight."""
         self.table = table
         self.handle = table.handle
-        self._rows_file = None
-        self._store_of_rows = None
+        self._rows_file: str | None = None
+        self._store_of_rows: Any = None
 
     def count_params(self) -> int:
         """Rows times dim: what there is now, not what there was when the layer was made."""
         return int(self.table.size()) * self.table.dim
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """As Keras'; refuses to be written to a file that cannot give the rows back."""
         self.handle.check_file_format()
         return super().get_config()
@@ -81,7 +83,7 @@ class TableLayer(keras.layers.Layer):
     # variables where those are a file, and to the assets where Keras holds the variables in memory (in
     # `.keras`), or asks for assets alone. In the variables is then the name of the file.
 
-    def save_own_variables(self, store):
+    def save_own_variables(self, store: Any) -> None:
         """Writes the rows into `.weights.h5`, or the name of the file among the assets with them."""
         if not self.table.checkpoint:
             return
@@ -91,13 +93,14 @@ class TableLayer(keras.layers.Layer):
             return
         self.table.store_of_keras = weakref.ref(store)
         if _compat.writes_to_memory(store):
-            self._rows_file, self._store_of_rows = f"rows-{uuid.uuid4().hex}.h5", None
-            store[_IN_ASSETS] = np.frombuffer(self._rows_file.encode(), np.uint8)
+            rows_file = f"rows-{uuid.uuid4().hex}.h5"
+            self._rows_file, self._store_of_rows = rows_file, None
+            store[_IN_ASSETS] = np.frombuffer(rows_file.encode(), np.uint8)
         else:
             self._rows_file, self._store_of_rows = None, store
             keras_files.write_rows(self.table, store)
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: Any) -> None:
         """Reads them from there."""
         if not self.table.checkpoint:
             return
@@ -113,7 +116,7 @@ class TableLayer(keras.layers.Layer):
         else:  # load_weights of a `.keras` reads no assets
             keras_files.read_rows_of_archive(self.table, archive, rows_file)
 
-    def save_assets(self, dir_path):
+    def save_assets(self, dir_path: str) -> None:
         """Writes the rows into `.keras`."""
         if not self.table.checkpoint:
             return
@@ -123,7 +126,7 @@ class TableLayer(keras.layers.Layer):
         with h5py.File(pathlib.Path(dir_path) / (self._rows_file or _ROWS_FILE), "w") as store:
             keras_files.write_rows(self.table, store)
 
-    def load_assets(self, dir_path):
+    def load_assets(self, dir_path: str) -> None:
         """Reads them from there; dir_path is None where Keras finds no folder."""
         if not self.table.checkpoint:
             return

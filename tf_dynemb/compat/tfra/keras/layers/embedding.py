@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import tensorflow as tf
 
@@ -42,7 +44,7 @@ class Embedding(core.Embedding):
     [2, 4]
     """
 
-    def __init__(self, dim: int | None = None, combiner: str | None = None, **kwargs):
+    def __init__(self, dim: int | None = None, combiner: str | None = None, **kwargs: Any) -> None:
         kwargs = {"dim": dim, **kwargs}
         for name, ours in (("embedding_size", "dim"), ("init_capacity", "init_size")):
             if name not in kwargs:

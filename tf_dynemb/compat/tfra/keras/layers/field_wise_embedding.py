@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_dynemb.base.checks import assert_same, assert_within, whole
+from tf_dynemb.base.hints import Ids
 from tf_dynemb.compat.tfra.keras.layers.embedding import Embedding
 from tf_dynemb.lookup.bags import flat_weights, flatten
 
@@ -54,10 +56,10 @@ class FieldWiseEmbedding(Embedding):
         self,
         dim: int | None = None,
         nslots: int | None = None,
-        slot_map_fn: Callable | None = None,
+        slot_map_fn: Callable[[tf.Tensor], tf.Tensor] | None = None,
         combiner: str = "sum",
-        **kwargs,
-    ):
+        **kwargs: Any,
+    ) -> None:
         nslots = whole("nslots", nslots)
         if isinstance(slot_map_fn, dict):  # of a config
             slot_map_fn = keras.saving.deserialize_keras_object(slot_map_fn)
@@ -69,7 +71,7 @@ class FieldWiseEmbedding(Embedding):
         self.nslots = nslots
         self.slot_map_fn = slot_map_fn
 
-    def call(self, ids, weights=None):
+    def call(self, ids: Ids, weights: Ids | None = None) -> tf.Tensor:
         """Looks up and combines; see the class."""
         if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
             ids = tf.convert_to_tensor(ids)
@@ -86,7 +88,7 @@ class FieldWiseEmbedding(Embedding):
         vectors = self._combined(cells, weights, outer_rank=2)
         return tf.ensure_shape(vectors, [ids.shape[0], self.nslots, self.dim])
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         config = super().get_config()
         config.update(
@@ -94,7 +96,7 @@ class FieldWiseEmbedding(Embedding):
         )
         return config
 
-    def _fields(self, ids) -> tf.Tensor:
+    def _fields(self, ids: tf.Tensor) -> tf.Tensor:
         """The field (n,) of each id, int64."""
         if isinstance(ids, tf.RaggedTensor):
             ids = ids.flat_values

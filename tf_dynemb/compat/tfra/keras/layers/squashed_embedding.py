@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 
+from tf_dynemb.base.hints import AnyTensor
 from tf_dynemb.compat.tfra.keras.layers.embedding import Embedding
 
 
@@ -37,12 +40,12 @@ class SquashedEmbedding(Embedding):
     [5, 2]
     """
 
-    def __init__(self, dim: int | None = None, combiner: str = "sum", **kwargs):
+    def __init__(self, dim: int | None = None, combiner: str = "sum", **kwargs: Any) -> None:
         if combiner is None:
             raise ValueError("combiner: got None, want 'sum', 'mean' or 'sqrtn'")
         super().__init__(dim, combiner, **kwargs)
 
-    def _outer_rank(self, ids) -> int:
+    def _outer_rank(self, ids: AnyTensor) -> int:
         if ids.shape.rank is None:
             raise ValueError("ids: got an unknown number of axes; set it with tf.ensure_shape")
         return 0 if ids.shape.rank == 1 else 1
