@@ -3,6 +3,7 @@
     tf-dynemb launch -n 4 train.py
     tf-dynemb server --cluster ps=host1:2222 --cluster worker=host2:2222 --job ps
     tf-dynemb snapshot info FOLDER
+    tf-dynemb storage info FOLDER
     tf-dynemb --print-completion bash > ~/.local/share/bash-completion/completions/tf-dynemb
 
 A module of a command has add_arguments(parser), which describes its command line, and
@@ -21,6 +22,7 @@ COMMANDS = {
     "launch": ("start the processes of a training on this machine", "tf_dynemb_cli.launcher"),
     "server": ("run a parameter server or a worker that knows the ops of tables", "tf_dynemb.server"),
     "snapshot": ("look into snapshots, convert, merge and compare them", "tf_dynemb.snapshot.__main__"),
+    "storage": ("look into folders of tables on disk, verify and compact", "tf_dynemb.storage.__main__"),
 }
 _SHELLS = ("bash", "zsh", "tcsh")
 

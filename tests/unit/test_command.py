@@ -121,6 +121,8 @@ def test_errors_name_the_command(tmp_path, capsys):
         (["sn"], ["snapshot"]),
         (["snapshot", "in"], ["info"]),
         (["snapshot", "top", "folder", "--b"], ["--by"]),
+        (["storage", "ver"], ["verify"]),
+        (["storage", "compact", "folder", "--j"], ["--json"]),
         (["launch", "--thr"], ["--threads"]),
     ],
 )

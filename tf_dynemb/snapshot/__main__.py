@@ -9,14 +9,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tf_dynemb.base.command_line import command_adder, progress_bar, run_command
 from tf_dynemb.snapshot import convert, report, statistics
 from tf_dynemb.snapshot.files import SnapshotError, SnapshotReader, TableInfo
 
 
 def _bar(total: int | None, what: str, asked: argparse.Namespace) -> Any:
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc=what, unit=" rows", unit_scale=True, disable=asked.noprogress)
+    return progress_bar(total, what, " rows", asked)
 
 
 def _one_table(path: str, table: str | None) -> str:
@@ -35,19 +34,12 @@ def _rows_of(path: str, table: str | None = None) -> int:
 
 
 def _record(table: TableInfo) -> dict[str, Any]:
-    schema = table.schema
     return {
         "name": table.name,
         "rows": table.rows,
         "erased": table.erased,
         "bytes": table.file_bytes,
-        "key_dtype": schema.key_dtype,
-        "value_dtype": schema.value_dtype.name,
-        "dim": schema.dim,
-        "rule": schema.rule,
-        "slots": [slot.name for slot in schema.slots],
-        "meta": list(schema.meta),
-        "keep_keys": schema.strings,
+        **report.schema_record(table.schema),
     }
 
 
@@ -63,15 +55,10 @@ def info(asked: argparse.Namespace) -> None:
         kind = f"delta of {reader.base}" if reader.base else "full snapshot"
         print(f"{reader.id}  {kind}, of {created:%Y-%m-%d %H:%M:%S} UTC")
         for table in tables:
-            schema = table.schema
             erased = f", {table.erased} erased keys" if reader.base else ""
-            slots = ", ".join(slot.name for slot in schema.slots)
             print(
                 f"  {table.name}: {table.rows} rows{erased}, {table.file_bytes / 2**20:.1f} MiB; "
-                f"{schema.key_dtype} -> {schema.value_dtype} x {schema.dim}"
-                + (f"; {schema.rule} ({slots})" if schema.rule else "")
-                + (f"; meta {', '.join(schema.meta)}" if schema.meta else "")
-                + ("; strings of keys kept" if schema.strings else "")
+                + report.schema_line(table.schema)
             )
 
 
@@ -180,18 +167,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describes the command line."""
     parser.description = "Looks into snapshots of tables, converts, merges and compares them."
     parser.epilog = "The exit status is 2 after an error, of which one line says what it is."
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    add = command_adder(parser, "snapshot", metavar="SNAPSHOT", help="the snapshot's folder")
 
     def command(name: str, run: Callable[[argparse.Namespace], object]) -> argparse.ArgumentParser:
-        described = run.__doc__ or ""
-        what = described[0].lower() + described.rstrip(".")[1:]
-        added = commands.add_parser(name, help=what, description=described, allow_abbrev=False)
-        added.set_defaults(run=run, command=name)
-        added.add_argument("snapshot", metavar="SNAPSHOT", help="the snapshot's folder")
-        added.add_argument("--noprogress", action="store_true", help="show no progress bar")
-        if run in (info, verify, diff, stats, top, sample):
-            added.add_argument("--json", action="store_true", help="print JSON")
-        return added
+        return add(name, run, prints_json=run in (info, verify, diff, stats, top, sample))
 
     command("info", info)
     command("verify", verify)
@@ -229,15 +208,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m tf_dynemb.snapshot") -> int:
     """Runs one command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog, allow_abbrev=False)
-    add_arguments(parser)
-    asked = parser.parse_args(arguments)
-    try:
-        return asked.run(asked) or 0
-    except (SnapshotError, OSError, ValueError, TypeError, MemoryError, ImportError) as error:
-        # In one line, also what parsers of others say in several.
-        print(f"{prog} {asked.command}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+    errors = (SnapshotError, OSError, ValueError, TypeError, MemoryError, ImportError)
+    return run_command(add_arguments, errors, arguments, prog)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the command line shows of statistics.py: tables by rich, which comes with Keras, JSON, charts."""
+"""What the command line shows: tables by rich, which comes with Keras, JSON, charts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,36 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from tf_dynemb.snapshot.statistics import TableStatistics
+from tf_dynemb.table.schema import Schema
 
 
 def print_json(what: object) -> None:
     """Prints JSON, for people to read as well."""
     print(json.dumps(what, indent=2))
+
+
+def schema_record(schema: Schema) -> dict[str, Any]:
+    """What a row is made of, for print_json."""
+    return {
+        "key_dtype": schema.key_dtype,
+        "value_dtype": schema.value_dtype.name,
+        "dim": schema.dim,
+        "rule": schema.rule,
+        "slots": [slot.name for slot in schema.slots],
+        "meta": list(schema.meta),
+        "keep_keys": schema.strings,
+    }
+
+
+def schema_line(schema: Schema) -> str:
+    """The same in words."""
+    slots = ", ".join(slot.name for slot in schema.slots)
+    return (
+        f"{schema.key_dtype} -> {schema.value_dtype} x {schema.dim}"
+        + (f"; {schema.rule} ({slots})" if schema.rule else "")
+        + (f"; meta {', '.join(schema.meta)}" if schema.meta else "")
+        + ("; strings of keys kept" if schema.strings else "")
+    )
 
 
 def show(records: Sequence[dict[str, Any]], as_json: bool) -> None:
@@ -27,7 +52,7 @@ def show(records: Sequence[dict[str, Any]], as_json: bool) -> None:
     names = list(dict.fromkeys(name for record in flat for name in record))
     table = RichTable(box=None)
     for name in names:
-        table.add_column(name, justify="left" if name == "table" else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in ("table", "file") else "right", no_wrap=True)
     for record in flat:
         table.add_row(*(_cell(record.get(name, "")) for name in names))
     console = Console(width=10**6 if not Console().is_terminal else None, highlight=False, markup=False)

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/base/c_answer.h"
 #include "cc/core/base/crc32c.h"
 #include "cc/core/base/file_system.h"
 #include "cc/core/base/fingerprint.h"
@@ -28,16 +29,6 @@ struct dynemb_writer {
 namespace dynemb {
 namespace {
 
-thread_local std::string last_error;
-
-// Runs a call for C: its status as a code, and no exception, of which memory is the only source.
-template <typename F>
-int Answer(const F& call) {
-  const Status status = OrNoMemory(call);
-  if (!status.ok()) last_error = status.message();
-  return static_cast<int>(status.code());
-}
-
 std::vector<std::string_view> Views(int64_t n, const int64_t* lengths, const char* strings) {
   std::vector<std::string_view> views;
   for (int64_t i = 0; i < n; strings += lengths[i++]) {
@@ -49,7 +40,7 @@ std::vector<std::string_view> Views(int64_t n, const int64_t* lengths, const cha
 }  // namespace
 }  // namespace dynemb
 
-using dynemb::Answer;
+using dynemb::AnswerC;
 using dynemb::ConstRows;
 using dynemb::Status;
 
@@ -57,10 +48,10 @@ using dynemb::Status;
 #pragma GCC visibility push(default)
 extern "C" {
 
-const char* dynemb_error() { return dynemb::last_error.c_str(); }
+const char* dynemb_error() { return dynemb::LastCError().c_str(); }
 
 int dynemb_row_bytes(const char* schema, int64_t bytes[3]) {
-  return Answer([&] {
+  return AnswerC([&] {
     dynemb::TableSchema parsed;
     DYNEMB_RETURN_IF_ERROR(dynemb::TableSchema::Parse(schema, &parsed));
     const dynemb::RowLayout layout(parsed);
@@ -72,7 +63,7 @@ int dynemb_row_bytes(const char* schema, int64_t bytes[3]) {
 }
 
 int dynemb_initial_slots(const char* schema, char* slots) {
-  return Answer([&] {
+  return AnswerC([&] {
     dynemb::TableSchema parsed;
     DYNEMB_RETURN_IF_ERROR(dynemb::TableSchema::Parse(schema, &parsed));
     dynemb::FillInitialSlots(parsed, slots);
@@ -81,7 +72,7 @@ int dynemb_initial_slots(const char* schema, char* slots) {
 }
 
 int dynemb_fingerprints(int64_t n, const int64_t* lengths, const char* strings, int64_t* keys) {
-  return Answer([&] {
+  return AnswerC([&] {
     const std::vector<std::string_view> views = dynemb::Views(n, lengths, strings);
     for (int64_t i = 0; i < n; ++i) {
       keys[i] = static_cast<int64_t>(dynemb::Fingerprint(views[static_cast<size_t>(i)]));
@@ -95,7 +86,7 @@ uint32_t dynemb_crc32c(const char* data, int64_t bytes) {
 }
 
 int dynemb_reader_open(const char* folder, dynemb_reader** reader) {
-  return Answer([&] {
+  return AnswerC([&] {
     auto made = std::make_unique<dynemb_reader>();
     DYNEMB_RETURN_IF_ERROR(
         dynemb::SnapshotReader::Open(dynemb::PosixFileSystem(), folder, &made->reader));
@@ -108,7 +99,7 @@ int dynemb_reader_open(const char* folder, dynemb_reader** reader) {
 const char* dynemb_reader_manifest(const dynemb_reader* reader) { return reader->manifest.c_str(); }
 
 int dynemb_reader_verify(const dynemb_reader* reader) {
-  return Answer([&] {
+  return AnswerC([&] {
     dynemb::InlineExecutor executor;
     dynemb::Context context;
     context.executor = &executor;
@@ -122,7 +113,7 @@ void dynemb_reader_rewind(dynemb_reader* reader, int64_t table) {
 }
 
 int dynemb_reader_next(dynemb_reader* reader, dynemb_block* block) {
-  return Answer([&] {
+  return AnswerC([&] {
     bool done;
     const dynemb::SnapshotBlock& read = reader->block;
     DYNEMB_RETURN_IF_ERROR(
@@ -149,7 +140,7 @@ int dynemb_reader_next(dynemb_reader* reader, dynemb_block* block) {
 void dynemb_reader_close(dynemb_reader* reader) { delete reader; }
 
 int dynemb_writer_open(const char* folder, dynemb_writer** writer) {
-  return Answer([&] {
+  return AnswerC([&] {
     auto made = std::make_unique<dynemb_writer>();
     DYNEMB_RETURN_IF_ERROR(
         dynemb::SnapshotWriter::Open(dynemb::PosixFileSystem(), folder, &made->writer));
@@ -159,7 +150,7 @@ int dynemb_writer_open(const char* folder, dynemb_writer** writer) {
 }
 
 int dynemb_writer_add_table(dynemb_writer* writer, const char* name, const char* schema) {
-  return Answer([&] {
+  return AnswerC([&] {
     dynemb::TableSchema parsed;
     int64_t table;
     std::unique_ptr<dynemb::RowsFile> file;
@@ -172,7 +163,7 @@ int dynemb_writer_add_table(dynemb_writer* writer, const char* name, const char*
 }
 
 int dynemb_writer_add(dynemb_writer* writer, const dynemb_block* block) {
-  return Answer([&] {
+  return AnswerC([&] {
     if (block->table < 0 || block->table >= static_cast<int64_t>(writer->files.size())) {
       return dynemb::InvalidArgument("table: got ", block->table, ", want 0 to ",
                                      writer->files.size() - 1);
@@ -192,7 +183,7 @@ int dynemb_writer_add(dynemb_writer* writer, const dynemb_block* block) {
 }
 
 int dynemb_writer_commit(dynemb_writer* writer, const char* base) {
-  return Answer([&] {
+  return AnswerC([&] {
     uint64_t id = 0;
     if (*base != '\0') DYNEMB_RETURN_IF_ERROR(dynemb::ParseId(base, &id));
     for (const auto& file : writer->files) DYNEMB_RETURN_IF_ERROR(file->Finish());

@@ -36,6 +36,20 @@ bool ParseName(std::string_view name, uint64_t* number) {
   return false;
 }
 
+// What the last flush of a first folder has. kNotFound: there was none.
+Status ReadManifest(FileSystem* files, const std::string& folder,
+                    std::shared_ptr<FlushManifest>* flushed) {
+  const std::string path = JoinPath(folder, kFlushed);
+  std::string text;
+  DYNEMB_RETURN_IF_ERROR(ReadFile(files, path, kMostBytes, &text));
+  auto parsed = std::make_shared<FlushManifest>();
+  if (const Status status = FlushManifest::Parse(text, parsed.get()); !status.ok()) {
+    return Status(status.code(), StrCat(path, ": ", status.message()));
+  }
+  *flushed = std::move(parsed);
+  return Status();
+}
+
 }  // namespace
 
 Status DiskFolder::Open(FileSystem* files, const Options& options,
@@ -49,6 +63,39 @@ Status DiskFolder::Open(FileSystem* files, const Options& options,
   return Status();
 }
 
+Status DiskFolder::OpenToRead(FileSystem* files, const std::vector<std::string>& paths,
+                              std::shared_ptr<DiskFolder>* folder) {
+  if (paths.empty()) return InvalidArgument("storage: got no folder, want one");
+  std::shared_ptr<FlushManifest> flushed;
+  if (const Status read = ReadManifest(files, paths[0], &flushed); read.code() == Code::kNotFound) {
+    std::string text;
+    const bool is_part = ReadFile(files, JoinPath(paths[0], kPart), kMostBytes, &text).ok();
+    return Status(
+        Code::kNotFound,
+        StrCat(paths[0], is_part
+                             ? ": it is not the first folder of its table; give all of them, in "
+                               "the order in which Disk has them"
+                             : ": there is no flush in it; want a folder of Disk after "
+                               "Variable.flush(step)"));
+  } else if (!read.ok()) {
+    return read;
+  }
+  const size_t folders = static_cast<size_t>(flushed->folders);
+  if (paths.size() > folders) {
+    return InvalidArgument("storage: got ", paths.size(), " folders, and ", paths[0],
+                           " is the first of ", folders, "; give those");
+  }
+  std::vector<std::string> all = paths;
+  while (all.size() < folders) {
+    all.push_back(StrCat("<folder ", all.size() + 1, " of ", folders, ", not given>"));
+  }
+  folder->reset(new DiskFolder(files, std::move(all)));
+  (*folder)->id_ = flushed->id;
+  (*folder)->flushed_step_ = flushed->step;
+  (*folder)->flushed_ = std::move(flushed);
+  return Status();
+}
+
 Status DiskFolder::LockAll() {
   for (const std::string& path : paths_) {
     DYNEMB_RETURN_IF_ERROR(files_->CreateFolder(path));
@@ -56,8 +103,8 @@ Status DiskFolder::LockAll() {
     if (Status locked = files_->Lock(JoinPath(path, "LOCK"), &locks_.back()); !locked.ok()) {
       return Status(locked.code(),
                     StrCat(locked.message(), "; another table has its rows in ", path,
-                           ", and every table wants a folder of its own; delete the "
-                           "other one first, if it is not used any more"));
+                           ", and every table wants a folder of its own; let the process of "
+                           "the other one end, or delete the other Variable"));
     }
   }
   return Status();
@@ -77,17 +124,8 @@ Status DiskFolder::ForgetFlush() {
 
 Status DiskFolder::ReadFlushed() {
   std::shared_ptr<FlushManifest> flushed;
-  const std::string path = JoinPath(paths_[0], kFlushed);
-  std::string text;
-  const Status read = ReadFile(files_, path, kMostBytes, &text);
-  if (read.ok()) {
-    flushed = std::make_shared<FlushManifest>();
-    if (Status parsed = FlushManifest::Parse(text, flushed.get()); !parsed.ok()) {
-      return Status(parsed.code(), StrCat(path, ": ", parsed.message()));
-    }
-  } else if (read.code() != Code::kNotFound) {
-    return read;
-  }
+  const Status read = ReadManifest(files_, paths_[0], &flushed);
+  if (!read.ok() && read.code() != Code::kNotFound) return read;
   for (size_t i = 0; i < paths_.size(); ++i) DYNEMB_RETURN_IF_ERROR(CheckPart(i, flushed.get()));
   if (flushed == nullptr) return Status();
   DYNEMB_RETURN_IF_ERROR(FindFiles(*flushed));
@@ -117,7 +155,7 @@ Status DiskFolder::CheckPart(size_t folder, const FlushManifest* flushed) {
     if (read.code() != Code::kNotFound)
       return read.ok() ? other("is the first one of a flush") : read;
   }
-  const std::string path = JoinPath(paths_[folder], kPart);
+  const std::string path = PathOfPart(folder);
   const Status read = ReadFile(files_, path, kMostBytes, &text);
   if (read.code() == Code::kNotFound) return Status();
   DYNEMB_RETURN_IF_ERROR(read);
@@ -239,7 +277,7 @@ void DiskFolder::RemoveKept() {
     std::vector<std::string> gone;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (flushing_) return;
+      if (flushing_ || locks_.empty()) return;
       for (auto kept = kept_.begin(); kept != kept_.end();) {
         if (named_.count(kept->first) != 0) {
           ++kept;
@@ -264,6 +302,8 @@ Status DiskFolder::WriteWhole(const std::string& folder, const char* name,
   DYNEMB_RETURN_IF_ERROR(files_->Rename(draft, path));
   return files_->SyncFolder(folder);
 }
+
+std::string DiskFolder::PathOfPart(size_t folder) const { return JoinPath(paths_[folder], kPart); }
 
 std::string DiskFolder::PartText(size_t folder) const {
   const std::string text = "dynemb-tier-part 1\nid " + std::to_string(id_) + "\nfolder " +

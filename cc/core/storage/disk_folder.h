@@ -38,6 +38,12 @@ class DiskFolder {
   // error no file has been removed.
   static Status Open(FileSystem* files, const Options& options,
                      std::shared_ptr<DiskFolder>* folder);
+  // To read what the last flush has left, also while a table has the folders: nothing in them is
+  // locked, made or removed. TakeFlushed says what there is; files may be missing. If these are not
+  // all folders of the flush, the others have a name that says so. kNotFound: there is no flush;
+  // kDataLoss: FLUSHED is damaged.
+  static Status OpenToRead(FileSystem* files, const std::vector<std::string>& paths,
+                           std::shared_ptr<DiskFolder>* folder);
   // The same for all tables of one owner, which are one to the user (a restore makes another one
   // beside it and puts that in its place): they share the folder that is open. *was_open: it is.
   static Status OpenFor(FileSystem* files, const Options& options, const std::string& owner,
@@ -53,6 +59,11 @@ class DiskFolder {
   std::shared_ptr<const FlushManifest> TakeFlushed();
   // What the last flush, of this or an earlier table, was called with; -1: there is none.
   int64_t flushed_step() const;
+
+  // The file of a folder, but for the first, that says which one it is; and what it has.
+  std::string PathOfPart(size_t folder) const;
+  std::string PartText(size_t folder) const;
+  const std::vector<std::string>& paths() const { return paths_; }
 
   enum class Kind { kRows, kIndex };
   // The number of a new file.
@@ -93,12 +104,12 @@ class DiskFolder {
   Status CheckPart(size_t folder, const FlushManifest* flushed);
   Status FindFiles(const FlushManifest& flushed);
   Status RemoveOthers();
-  std::string PartText(size_t folder) const;
   Status WriteParts();
   // Puts a file in place in one step.
   Status WriteWhole(const std::string& folder, const char* name, const std::string& text);
-  // Removes those kept that no flush names, if none is under way. Nothing is done about one that
-  // cannot be removed: it is removed when the folder is opened again.
+  // Removes those kept that no flush names, if none is under way and the folders are locked.
+  // Nothing is done about one that cannot be removed: it is removed when the folder is opened
+  // again.
   void RemoveKept();
 
   FileSystem* const files_;

@@ -206,13 +206,22 @@ Status DiskRows::Compact() {
   return Status();
 }
 
-Status DiskRows::MoveUnsynced() {
+template <typename Moves>
+Status DiskRows::MoveFiles(const Moves& moves) {
   for (int64_t slot = 0; slot < log_.slots(); ++slot) {
-    if (!log_.Has(slot) || !log_.IsUnsynced(slot)) continue;
+    if (!log_.Has(slot) || !moves(slot)) continue;
     DYNEMB_RETURN_IF_ERROR(MoveFile(slot));
     if (log_.Has(slot)) DYNEMB_RETURN_IF_ERROR(log_.CheckLive(slot, 0));
   }
   return Status();
+}
+
+Status DiskRows::MoveUnsynced() {
+  return MoveFiles([&](int64_t slot) { return log_.IsUnsynced(slot); });
+}
+
+Status DiskRows::RewriteDead() {
+  return MoveFiles([&](int64_t slot) { return log_.HasDead(slot); });
 }
 
 }  // namespace dynemb

@@ -61,6 +61,9 @@ class DiskRows {
   // Rewrites files of which little is live, until all have at most 1.5 times the live bytes and two
   // of the least files. Errors: not all could be rewritten; all rows are there.
   Status Compact();
+  // Rewrites all files that have dead records, but for the one that is written. Errors: not all
+  // could be rewritten, as of kDataLoss: a row is damaged; all rows are there.
+  Status RewriteDead();
 
   // Another schema, from here on. Prepared before, Set needs no memory.
   class NextSchema {
@@ -93,6 +96,9 @@ class DiskRows {
 
   // Writes the rows of a file to others.
   Status MoveFile(int64_t slot);
+  // The same of all files of which moves(slot). kDataLoss: a row of them is damaged.
+  template <typename Moves>
+  Status MoveFiles(const Moves& moves);
   // A row of an earlier layout as one of now.
   void Convert(SchemaNumber schema_number, const char* row, char* to) const;
 

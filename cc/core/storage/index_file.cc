@@ -79,8 +79,11 @@ Status IndexFileWriter::Finish() {
 }
 
 Status ReadIndexFile(FileSystem* files, const std::string& path, uint64_t number, int64_t entries,
-                     const EntriesFunction& block) {
-  const auto damaged = [&](int64_t at) {
+                     const EntriesFunction& block, int64_t* position) {
+  int64_t own = 0;
+  int64_t& at = position == nullptr ? own : *position;
+  at = 0;
+  const auto damaged = [&] {
     return Status(Code::kDataLoss, StrCat(path, ": it is damaged or another file, at byte ", at));
   };
   std::unique_ptr<ReadableFile> file;
@@ -88,16 +91,17 @@ Status ReadIndexFile(FileSystem* files, const std::string& path, uint64_t number
   int64_t size;
   DYNEMB_RETURN_IF_ERROR(file->Size(&size));
   char header[kHeaderBytes];
-  if (size < kHeaderBytes || entries > size / FixedBytes(1, false)) return damaged(0);
+  if (size < kHeaderBytes || entries > size / FixedBytes(1, false)) return damaged();
   DYNEMB_RETURN_IF_ERROR(file->Read(0, kHeaderBytes, header));
   if (std::memcmp(header, kMagic, sizeof(kMagic)) != 0 || Load<uint64_t>(header + 8) != number) {
-    return damaged(0);
+    return damaged();
   }
   std::string bytes;
   IndexEntries some;
-  int64_t at = kHeaderBytes, done = 0;
+  int64_t done = 0;
+  at = kHeaderBytes;
   while (done < entries) {
-    if (size - at < kBlockHeaderBytes) return damaged(at);
+    if (size - at < kBlockHeaderBytes) return damaged();
     char block_header[kBlockHeaderBytes];
     DYNEMB_RETURN_IF_ERROR(file->Read(at, kBlockHeaderBytes, block_header));
     const uint32_t word = Load<uint32_t>(block_header + 4);
@@ -106,11 +110,11 @@ Status ReadIndexFile(FileSystem* files, const std::string& path, uint64_t number
     const int64_t string_bytes = Load<int64_t>(block_header + 8);
     if (n == 0 || n > kMostEntries || n > entries - done || string_bytes < 0 ||
         string_bytes > size - at - kBlockHeaderBytes - FixedBytes(n, strings)) {
-      return damaged(at);
+      return damaged();
     }
     bytes.resize(static_cast<size_t>(kBlockHeaderBytes + FixedBytes(n, strings) + string_bytes));
     DYNEMB_RETURN_IF_ERROR(file->Read(at, static_cast<int64_t>(bytes.size()), &bytes[0]));
-    if (Load<uint32_t>(bytes.data()) != Checksum(number, bytes)) return damaged(at);
+    if (Load<uint32_t>(bytes.data()) != Checksum(number, bytes)) return damaged();
     const char* from = bytes.data() + kBlockHeaderBytes;
     some.keys.resize(static_cast<size_t>(n));
     std::memcpy(some.keys.data(), from, static_cast<size_t>(n) * 8);
@@ -125,7 +129,7 @@ Status ReadIndexFile(FileSystem* files, const std::string& path, uint64_t number
     const char* const end = bytes.data() + bytes.size();
     for (int64_t i = 0; strings && i < n; ++i, from += 4) {
       const uint32_t length = Load<uint32_t>(from);
-      if (length > end - string) return damaged(at);
+      if (length > end - string) return damaged();
       some.strings.emplace_back(string, length);
       string += length;
     }

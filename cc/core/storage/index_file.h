@@ -39,10 +39,11 @@ class IndexFileWriter {
 };
 
 // Calls block(entries) for all of a file of so many entries, in the order in which they were
-// written. kDataLoss: it is damaged, cut off, or another one.
+// written. kDataLoss: it is damaged, cut off, or another one. *position: how far it was read, in
+// bytes.
 using EntriesFunction = std::function<Status(const IndexEntries& entries)>;
 Status ReadIndexFile(FileSystem* files, const std::string& path, uint64_t number, int64_t entries,
-                     const EntriesFunction& block);
+                     const EntriesFunction& block, int64_t* position = nullptr);
 
 }  // namespace dynemb
 

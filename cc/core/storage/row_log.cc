@@ -103,30 +103,34 @@ void RowLog::Add(int64_t slot, std::unique_ptr<File> file) {
 
 Status RowLog::Reopen(const FlushedShard& flushed) {
   for (const auto& [slot, of_flush] : flushed.files) {
-    auto file = std::make_unique<File>();
-    file->number = of_flush.number;
-    file->path = folder_->PathOf(file->number, DiskFolder::Kind::kRows);
-    file->schema_number = of_flush.schema_number;
-    file->bytes = of_flush.bytes;
-    const TableSchema& schema = flushed.schemas[of_flush.schema_number];
-    const std::string header = Header(*file, RowLayout(schema).row_bytes, schema.ToText());
-    file->record_bytes = kRecordHeaderBytes + RowLayout(schema).row_bytes;
-    file->header_bytes = static_cast<int64_t>(header.size());
-    int64_t size;
-    DYNEMB_RETURN_IF_ERROR(folder_->files()->NewReadableFile(file->path, &file->reader));
-    DYNEMB_RETURN_IF_ERROR(file->reader->Size(&size));
-    if (file->bytes < file->header_bytes || size < file->bytes) {
-      return Status(Code::kDataLoss, StrCat(file->path, ": got ", size, " bytes, want ",
-                                            file->bytes, "; the file is cut off"));
-    }
-    std::string read(header.size(), '\0');
-    DYNEMB_RETURN_IF_ERROR(file->reader->Read(0, file->header_bytes, &read[0]));
-    if (read != header) {
-      return Status(Code::kDataLoss,
-                    StrCat(file->path, ": its header is not that of the file of the last flush"));
-    }
-    Add(slot, std::move(file));
+    DYNEMB_RETURN_IF_ERROR(ReopenFile(slot, of_flush, flushed.schemas[of_flush.schema_number]));
   }
+  return Status();
+}
+
+Status RowLog::ReopenFile(int64_t slot, const FlushedFile& of_flush, const TableSchema& schema) {
+  auto file = std::make_unique<File>();
+  file->number = of_flush.number;
+  file->path = folder_->PathOf(file->number, DiskFolder::Kind::kRows);
+  file->schema_number = of_flush.schema_number;
+  file->bytes = of_flush.bytes;
+  const std::string header = Header(*file, RowLayout(schema).row_bytes, schema.ToText());
+  file->record_bytes = kRecordHeaderBytes + RowLayout(schema).row_bytes;
+  file->header_bytes = static_cast<int64_t>(header.size());
+  int64_t size;
+  DYNEMB_RETURN_IF_ERROR(folder_->files()->NewReadableFile(file->path, &file->reader));
+  DYNEMB_RETURN_IF_ERROR(file->reader->Size(&size));
+  if (file->bytes < file->header_bytes || size < file->bytes) {
+    return Status(Code::kDataLoss, StrCat(file->path, ": got ", size, " bytes, want ", file->bytes,
+                                          "; the file is cut off"));
+  }
+  std::string read(header.size(), '\0');
+  DYNEMB_RETURN_IF_ERROR(file->reader->Read(0, file->header_bytes, &read[0]));
+  if (read != header) {
+    return Status(Code::kDataLoss,
+                  StrCat(file->path, ": its header is not that of the file of the last flush"));
+  }
+  Add(slot, std::move(file));
   return Status();
 }
 
@@ -271,7 +275,8 @@ Status RowLog::Read(Span<const Location> locations, const RowFunction& row) cons
   return ran.ok() ? first_error : ran;
 }
 
-Status RowLog::ScanFile(int64_t slot, const RecordFunction& record) const {
+Status RowLog::ScanFile(int64_t slot, const RecordFunction& record,
+                        const DamagedFunction& damaged) const {
   const File& file = *files_[slot];
   const int64_t at_once = std::max<int64_t>(1, kBlockBytes / file.record_bytes);
   std::vector<char> buffer(static_cast<size_t>(at_once * file.record_bytes));
@@ -280,9 +285,12 @@ Status RowLog::ScanFile(int64_t slot, const RecordFunction& record) const {
     DYNEMB_RETURN_IF_ERROR(file.reader->Read(at, bytes, buffer.data()));
     for (int64_t i = 0; i < bytes; i += file.record_bytes) {
       const char* const bytes_of = &buffer[static_cast<size_t>(i)];
-      if (!IsWhole(file, bytes_of)) continue;
       const Location location =
           static_cast<uint64_t>(slot) << 30 | static_cast<uint64_t>((at + i) / 8);
+      if (!IsWhole(file, bytes_of)) {
+        if (damaged) damaged(location);
+        continue;
+      }
       DYNEMB_RETURN_IF_ERROR(record(Load<Key>(bytes_of + 8), location, file.schema_number,
                                     bytes_of + kRecordHeaderBytes));
     }
@@ -324,6 +332,15 @@ Status RowLog::CheckLive(int64_t slot, int64_t records) const {
 }
 
 void RowLog::SetDamaged(int64_t slot) { files_[slot]->damaged = true; }
+
+int64_t RowLog::records(int64_t slot) const {
+  const File& file = *files_[slot];
+  return (file.bytes - file.header_bytes) / file.record_bytes;
+}
+
+bool RowLog::HasDead(int64_t slot) const {
+  return slot != current_ && files_[slot]->live < records(slot);
+}
 
 void RowLog::RemoveIfDead(int64_t slot) {
   if (files_[slot] != nullptr && slot != current_ && files_[slot]->live == 0) Remove(slot);

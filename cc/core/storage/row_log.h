@@ -31,6 +31,10 @@ class RowLog {
   static constexpr int64_t kBlockBytes = int64_t{256} << 10;
 
   static int64_t SlotOf(Location location) { return static_cast<int64_t>(location >> 30); }
+  // In the file.
+  static int64_t OffsetOf(Location location) {
+    return static_cast<int64_t>(location & ((uint64_t{1} << 30) - 1)) * 8;
+  }
 
   // `least_file_bytes`: a file is ended when it has so many and a sixteenth of all live bytes.
   RowLog(std::shared_ptr<DiskFolder> folder, int64_t least_file_bytes);
@@ -53,12 +57,15 @@ class RowLog {
   Status Read(Span<const Location> locations, const RowFunction& row) const;
 
   // Calls record(key, location, schema_number, row) for all records, live or not, file by file. A
-  // record that is damaged is left out. Errors: of the file system; those of `record`.
+  // record that is damaged is left out, or told to damaged(location). Errors: of the file system;
+  // those of `record`.
   using RecordFunction = std::function<Status(Key key, Location location,
                                               SchemaNumber schema_number, const char* row)>;
+  using DamagedFunction = std::function<void(Location location)>;
   Status Scan(const RecordFunction& record) const;
   // The same of one file.
-  Status ScanFile(int64_t slot, const RecordFunction& record) const;
+  Status ScanFile(int64_t slot, const RecordFunction& record,
+                  const DamagedFunction& damaged = nullptr) const;
 
   // The file, complete, with the smallest share of live bytes; -1: there is none.
   int64_t WorstFile() const;
@@ -66,6 +73,8 @@ class RowLog {
   Status CheckLive(int64_t slot, int64_t records) const;
   // Not to be looked at by WorstFile any more.
   void SetDamaged(int64_t slot);
+  // Whether a file is complete and has dead records, which are those that are not live.
+  bool HasDead(int64_t slot) const;
   // Removes a file that is complete, if it is there still, and none of its records is live.
   void RemoveIfDead(int64_t slot);
   int64_t slots() const { return static_cast<int64_t>(files_.size()); }
@@ -77,6 +86,10 @@ class RowLog {
   // Opens the files of a flush, in a log that has none; no record of them is live yet. kDataLoss: a
   // file is missing, damaged or cut off.
   Status Reopen(const FlushedShard& flushed);
+  // The same of one file, with rows of this schema.
+  Status ReopenFile(int64_t slot, const FlushedFile& of_flush, const TableSchema& schema);
+  int64_t record_bytes(int64_t slot) const { return files_[slot]->record_bytes; }
+  int64_t records(int64_t slot) const;
   // Whether a file has a record there.
   bool HasRecordAt(Location location) const;
   // While they are held, what was a file's slot becomes no other's.
@@ -108,9 +121,6 @@ class RowLog {
     bool damaged = false;
     bool unsynced = false;
   };
-  static int64_t OffsetOf(Location location) {
-    return static_cast<int64_t>(location & ((uint64_t{1} << 30) - 1)) * 8;
-  }
 
   Status NewFile(int64_t* slot);
   // The file at `slot`, which is free or new.

@@ -328,6 +328,12 @@ class Tiered final : public TieredTable {
     const std::unique_lock<FairSharedMutex> lock(mutex_);
     tiers_->EndFlush(unsynced);
   }
+  Status RemoveDeadRecords() override {
+    return OrNoMemory([&] {
+      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      return tiers_->below()->RewriteDead();
+    });
+  }
 
   int64_t size() const override {
     const std::shared_lock<FairSharedMutex> lock(mutex_);

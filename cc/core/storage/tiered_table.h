@@ -77,6 +77,10 @@ class TieredTable : public Table {
   // Has the rows of a 64th of the hashes on disk, too, and adds where they are.
   virtual Status FlushPart(int part, IndexEntries* entries, FlushedShard* flushed) = 0;
   virtual void EndFlush(const std::set<uint64_t>& unsynced) = 0;
+
+  // Rewrites the files below that have dead records, but for the one that is written; see
+  // compact.h.
+  virtual Status RemoveDeadRecords() = 0;
 };
 
 // An empty table, or one with the rows of StorageOptions::flushed, of which `schema` is

@@ -1,0 +1,171 @@
+"""Folders of tables beyond memory on the command line: `tf-dynemb storage`.
+
+It is `python -m tf_dynemb.storage` as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tf_dynemb.base.command_line import command_adder, progress_bar, run_command
+from tf_dynemb.snapshot import report
+from tf_dynemb.storage import folders
+from tf_dynemb.storage.folders import Damage, FlushedFolders, StorageDamagedError, StorageError
+from tf_dynemb.storage.tiers import Disk
+
+
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    """None if one of them is unknown."""
+    total = 0
+    for number in numbers:
+        if number is None:
+            return None
+        total += number
+    return total
+
+
+def _all_given(opened: FlushedFolders, paths: Sequence[str]) -> None:
+    if len(paths) < opened.folders:
+        raise StorageError(
+            f"{paths[0]}: it is the first of {opened.folders} folders of its table, got {len(paths)}; "
+            "give all of them, in the order in which Disk has them"
+        )
+
+
+def _bytes_on_disk(paths: Sequence[str]) -> int:
+    """Of all files of the table, those that no flush has as well."""
+    size = 0
+    for path in filter(os.path.isdir, paths):
+        for entry in os.scandir(path):
+            with contextlib.suppress(FileNotFoundError):  # a table has just removed it
+                size += entry.stat().st_size if entry.name.startswith("tier-") else 0
+    return size
+
+
+def _rows(opened: FlushedFolders) -> int | None:
+    return _sum(file.rows for file in opened.files if file.kind == "index")
+
+
+def _describe(opened: FlushedFolders, paths: Sequence[str]) -> dict[str, Any]:
+    of_rows = [file for file in opened.files if file.kind == "rows"]
+    live_bytes = _sum(file.live_bytes for file in of_rows)
+    file_bytes = _sum(file.bytes for file in opened.files)
+    missing = [path for path in paths if not os.path.isdir(path)]
+    missing += [f"folder {n} of {opened.folders}" for n in range(len(paths) + 1, opened.folders + 1)]
+    return {
+        "folders": list(paths),
+        "missing_folders": missing,
+        "step": opened.step,
+        "shards": 1 + max(file.shard for file in opened.files),
+        "rows": _rows(opened),
+        **report.schema_record(opened.schema),
+        "file_bytes": file_bytes,
+        "live_bytes": live_bytes,
+        "dead_bytes": _sum(file.dead_bytes for file in of_rows),
+        "space_amplification": file_bytes / live_bytes if file_bytes and live_bytes else None,
+        "bytes_on_disk": _bytes_on_disk(paths),
+        "files": [dataclasses.asdict(file) for file in opened.files],
+        "damages": [dataclasses.asdict(damage) for damage in opened.damages],
+    }
+
+
+def info(asked: argparse.Namespace) -> None:
+    """What the folders of a table hold, as of its last flush."""
+    paths = Disk(asked.folders).paths
+    with FlushedFolders(paths) as opened:
+        found = _describe(opened, paths)
+    if asked.json:
+        report.print_json(found)
+        return
+
+    def size(name: str) -> str:
+        return "unknown" if found[name] is None else f"{found[name] / 2**20:.1f} MiB"
+
+    print(f"{' '.join(paths)}: flushed as step {found['step']}")
+    rows = "unknown" if found["rows"] is None else found["rows"]
+    print(f"  rows {rows}, shards {found['shards']}; {report.schema_line(opened.schema)}")
+    ratio = found["space_amplification"]
+    print(
+        f"  files {size('file_bytes')}, of which live {size('live_bytes')}, dead {size('dead_bytes')}"
+        + (f"; space amplification {ratio:.2f}" if ratio else "")
+    )
+    print(f"  on disk {size('bytes_on_disk')}, with what came after the flush")
+    for path in found["missing_folders"]:
+        print(f"  missing: {path}")
+    for damage in opened.damages:
+        print(f"  {_said(damage)}")
+    report.show([{n: "" if v is None else v for n, v in file.items()} for file in found["files"]], False)
+
+
+def _said(damage: Damage) -> str:
+    at = "" if damage.offset is None else f"byte {damage.offset}: "
+    return f"{damage.file}: {at}{damage.what}"
+
+
+def verify(asked: argparse.Namespace) -> int:
+    """Read all files of the last flush; exit status 1 if anything is damaged, with what and where."""
+    paths = Disk(asked.folders).paths
+    try:
+        with FlushedFolders(paths) as opened:
+            _all_given(opened, paths)
+            total = sum(file.bytes or 0 for file in opened.files)
+            with progress_bar(total, "verify", "B", asked) as bar:
+                opened.verify(bar.update)
+        found = {"step": opened.step, "rows": _rows(opened), "bytes": total}
+        damages = opened.damages
+    except StorageDamagedError as error:
+        path = os.path.join(paths[0], "FLUSHED")
+        found = {"step": None, "rows": None, "bytes": None}
+        damages = [Damage(path, None, str(error).removeprefix(f"{path}: "))]
+    if asked.json:
+        damages_found = [dataclasses.asdict(damage) for damage in damages]
+        report.print_json({"folders": paths, **found, "damages": damages_found})
+    elif damages:
+        print("\n".join(map(_said, damages)))
+    else:
+        print(f"{' '.join(paths)}: {found['rows']} rows as of step {found['step']}, undamaged")
+    return int(bool(damages))
+
+
+def compact(asked: argparse.Namespace) -> None:
+    """Rewrite files so that dead rows take no space; no table may have the folders."""
+    paths = Disk(asked.folders).paths
+    with FlushedFolders(paths) as opened:
+        _all_given(opened, paths)
+    before = _bytes_on_disk(paths)
+    folders.compact(paths)
+    found = {"folders": paths, "step": opened.step, "rows": _rows(opened)}
+    found |= {"bytes_before": before, "bytes_after": _bytes_on_disk(paths)}
+    if asked.json:
+        report.print_json(found)
+    else:
+        print(
+            f"{' '.join(paths)}: {found['rows']} rows as of step {found['step']}, "
+            f"{before} bytes before, {found['bytes_after']} bytes after"
+        )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describes the command line."""
+    parser.description = "Looks into the folders of tables with storage, verifies and compacts them."
+    parser.epilog = "The exit status is 2 after an error, of which one line says what it is."
+    what = "the folders of one table, in the order in which Disk has them"
+    command = command_adder(parser, "folders", metavar="FOLDER", nargs="+", help=what)
+    for name, run in (("info", info), ("verify", verify), ("compact", compact)):
+        command(name, run, prints_json=True)
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m tf_dynemb.storage") -> int:
+    """Runs one command; returns the exit status."""
+    errors = (StorageError, OSError, ValueError, MemoryError)
+    return run_command(add_arguments, errors, arguments, prog)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
