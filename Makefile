@@ -3,6 +3,7 @@
 #
 #   make build   the set-up alone              make lint    ruff, mypy and clang-format
 #   make demo    the MovieLens demo            make format  puts right what lint says of layout
+#   make online  online learning: a trainer, a model server in C++, and users who click
 #   make test    C++ and Python tests          make wheel   dist/*.whl
 #   make test_distributed   those that start several processes; make test_gpu   those of GPUs
 #   make soak    long counts                   make clean   removes what was built; distclean also .venv
@@ -11,7 +12,7 @@
 #   make cc_aarch64  C++ tests for 64-bit ARM, emulated; make wheel_aarch64  a wheel for it
 #
 # Settings: TENSORFLOW=tensorflow==2.16.2 (remembered in .venv), PYTHON=python3.12 (of which .venv is made),
-# WHEELS_FOR='2.18.1 2.21.0', DEMO_FLAGS, BENCH_FLAGS, PYTEST_FLAGS, BAZEL_FLAGS, SOAK_SHARE=0.1 (the part of the long counts to run).
+# WHEELS_FOR='2.18.1 2.21.0', DEMO_FLAGS, ONLINE_FLAGS, BENCH_FLAGS, PYTEST_FLAGS, BAZEL_FLAGS, SOAK_SHARE=0.1 (the part of the long counts to run).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -31,9 +32,9 @@ VENV_STAMP := $(VENV)/made-$(firstword $(shell (echo '$(TENSORFLOW)'; cat requir
 TENSORFLOW_FOUND := $(wildcard $(VENV)/lib/python3.*/site-packages/tensorflow*.dist-info)
 GOOGLETEST := $(or $(TF_DYNEMB_GOOGLETEST),/usr/src/googletest)
 
-CPP_FILES = $(shell find cc benchmarks -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.inc')
+CPP_FILES = $(shell find cc benchmarks examples -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.inc')
 
-.PHONY: help build machine native demo bench docs test test_distributed test_gpu cc_test cc_asan cc_tsan cc_aarch64 py_test soak lint format wheel wheel_aarch64 wheels matrix clean distclean
+.PHONY: help build machine native demo online online_server bench docs test test_distributed test_gpu cc_test cc_asan cc_asan_not_large cc_tsan cc_aarch64 py_test soak lint format wheel wheel_aarch64 wheels matrix clean distclean
 
 help:
 	@sed -n '1,/^$$/s/^# \?//p' Makefile
@@ -69,6 +70,18 @@ native: machine $(CONFIG)
 
 demo: build
 	$(PY) examples/movielens.py $(DEMO_FLAGS)
+
+# docs/online-learning.md says more.
+online: online_server
+	$(PY) examples/online/run.py $(ONLINE_FLAGS)
+
+define build_online_server
+	$(BAZEL) build $(BAZEL_FLAGS) //examples/online/server:model_server
+endef
+
+online_server: build
+	@bazel/system_packages.sh online
+	@$(build_online_server)
 
 # benchmarks/environments.sh makes the environments of the other libraries; docs/performance.md says more.
 bench: build
@@ -112,8 +125,13 @@ cc_test: build
 	@$(call run_cc_tests,,//cc/core/... //cc/gpu/...)
 	@$(call run_cc_benchmarks,--benchmark_min_time=0.001 --benchmark_filter='$(SHORT_BENCHMARKS)')
 
+# NOT_LARGE leaves out the tests of size large, which take most of the time.
+NOT_LARGE := --test_size_filters=-large --build_tests_only
 cc_asan: build
-	@$(call run_cc_tests,--config=asan --test_timeout=2400)
+	@$(call run_cc_tests,--config=asan --test_timeout=2400 $(CC_TEST_FLAGS))
+
+cc_asan_not_large: CC_TEST_FLAGS := $(NOT_LARGE)
+cc_asan_not_large: cc_asan
 
 cc_tsan: build
 	@$(call run_cc_tests,--config=tsan --test_timeout=2400)
@@ -121,13 +139,18 @@ cc_tsan: build
 # For 64-bit ARM: Debian's cross compiler, and an emulator that runs the tests, all but the large ones or those of TESTS.
 cc_aarch64: $(CONFIG)
 	@bazel/system_packages.sh aarch64
-	@$(call run_cc_tests,--config=aarch64 --test_timeout=2400 $(if $(TESTS),,--test_size_filters=-large --build_tests_only),$(TESTS))
+	@$(call run_cc_tests,--config=aarch64 --test_timeout=2400 $(if $(TESTS),,$(NOT_LARGE)),$(TESTS))
 
 # A process for each core, with TensorFlow in each: PYTEST_FLAGS='-n 0' has one alone. What the tests of
 # a file share is made once. The files come in order of names, in which those with the longest tests are not last.
 PYTEST = $(PY) -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 py_test: build
+	@if bazel/system_packages.sh online; then \
+	  $(build_online_server); \
+	else \
+	  echo "NOT RUN: the tests of examples/online, which need these packages"; \
+	fi
 	$(PYTEST) tests --ignore tests/distributed $(PYTEST_FLAGS)
 
 # Those of several replicas and processes take a third as long as all others. The longest file first.
@@ -156,11 +179,12 @@ test_gpu: build
 	  TF_DYNEMB_HOST_GPUS=1 TF_DYNEMB_TABLES=gpu $(PYTEST) $(GPU_TESTS) $(NOT_ON_GPUS) $(PYTEST_FLAGS); \
 	fi
 
-# The tests marked soak, with long counts. pytest says 5 where there are none.
+# The tests marked soak, with long counts; SOAK_TESTS has the C++ ones. pytest says 5 where there are none.
+SOAK_TESTS ?= //cc/core/...
 soak: export TF_DYNEMB_SOAK := 1
 soak: export SOAK_SHARE := $(SOAK_SHARE)
 soak: build
-	@$(call run_cc_tests,--test_tag_filters=soak --build_tests_only --test_timeout=36000 --test_env=TF_DYNEMB_SOAK --test_env=SOAK_SHARE)
+	@$(call run_cc_tests,--test_tag_filters=soak --build_tests_only --test_timeout=36000 --test_env=TF_DYNEMB_SOAK --test_env=SOAK_SHARE,$(SOAK_TESTS))
 	$(PYTEST) tests -m soak --timeout 36000 $(PYTEST_FLAGS) || [ $$? = 5 ]
 	@# What several processes do together may depend on which of them is first: 20 times.
 	for round in $$(seq "$$(awk 'BEGIN { print int(20 * $(SOAK_SHARE)) }')"); do env -u TF_DYNEMB_SOAK $(PYTEST) tests/distributed tests/unit/test_launch.py $(PYTEST_FLAGS); done

@@ -179,7 +179,7 @@ def dynemb_cc_test(name, srcs, deps, concurrent = False, soak = False, size = "s
     )
 
 def dynemb_cc_program(name, srcs, deps, linkopts = []):
-    """A program that measures; built only when it is asked for by name."""
+    """A program that measures, or of an example; built only when it is asked for by name."""
     native.cc_binary(
         name = name,
         srcs = srcs,

@@ -3,6 +3,7 @@
 # otherwise prints the one line that does it, and stops. Quick and silent where all is there.
 #   bazel/system_packages.sh            what the build needs
 #   bazel/system_packages.sh aarch64    and what `make cc_aarch64` does
+#   bazel/system_packages.sh online     and what `make online` does
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 
@@ -21,12 +22,15 @@ why_no_python=$("$here/find_python.sh" 2>&1 >/dev/null) || python=missing
 "$here/bazel.sh" --major >/dev/null 2>&1 || bazel=missing
 [[ -d ${TF_DYNEMB_GOOGLETEST:-/usr/src/googletest} ]] || optional+=(googletest)
 [[ -e /usr/include/benchmark/benchmark.h ]] || optional+=(libbenchmark-dev)
-cross=()
+extra=()
 if [[ ${1:-} == aarch64 ]]; then
-  [[ -x /usr/bin/aarch64-linux-gnu-g++ ]] || cross+=(g++-aarch64-linux-gnu)
-  [[ -x /usr/bin/qemu-aarch64 ]] || cross+=(qemu-user)
+  [[ -x /usr/bin/aarch64-linux-gnu-g++ ]] || extra+=(g++-aarch64-linux-gnu)
+  [[ -x /usr/bin/qemu-aarch64 ]] || extra+=(qemu-user)
+elif [[ ${1:-} == online ]]; then
+  [[ -e /usr/include/httplib.h ]] || extra+=(libcpp-httplib-dev)
+  [[ -e /usr/include/nlohmann/json.hpp ]] || extra+=(nlohmann-json3-dev)
 fi
-[[ -n $compiler$python$bazel${optional[*]}${cross[*]} ]] || exit 0
+[[ -n $compiler$python$bazel${optional[*]}${extra[*]} ]] || exit 0
 
 # How packages are installed here, if they are.
 if ! command -v apt-get >/dev/null; then
@@ -47,7 +51,7 @@ apt_version() {  # apt_version PACKAGE: the version that apt would install; noth
   apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: *//p' | grep -v '(none)' || true
 }
 
-packages=("${cross[@]}") advice=()  # what to install; what no package of this distribution's can mend
+packages=("${extra[@]}") advice=()  # what to install; what no package of this distribution's can mend
 [[ -z $compiler ]] || packages+=(g++)
 if [[ $python ]]; then
   version=$(apt_version python3)

@@ -2,7 +2,8 @@
 
 configure.sh asks a Python for its TensorFlow and writes what it learns into .tf_dynemb.bazelrc as --repo_env; this rule
 only reads that, so no Python starts here and another TensorFlow is seen as soon as configure.sh has run again.
-Only cc/ops, cc/kernels and cc may depend on it: the engine in cc/core knows no TensorFlow.
+Only cc/ops, cc/kernels and cc may depend on it: the engine in cc/core knows no TensorFlow. Programs of TensorFlow's C++
+interface, of which there is one in examples, depend on :tensorflow_cc, which has all of TensorFlow.
 """
 
 _ENVIRON = [
@@ -29,6 +30,16 @@ cc_library(
 exports_files(["build_info.py"])
 """
 
+# With sessions and TensorFlow's own ops; not in the headers alone of another platform's TensorFlow (bazel/aarch64).
+_BUILD_CC = """\
+cc_library(
+    name = "tensorflow_cc",
+    srcs = ["{library}"],
+    visibility = ["@//examples:__subpackages__"],
+    deps = [":tensorflow"],
+)
+"""
+
 _BUILD_INFO = '''\
 """What this copy of the op library was built with. Written by the build (bazel/tensorflow.bzl)."""
 
@@ -50,7 +61,12 @@ def _local_tensorflow_impl(ctx):
     ctx.symlink(env["TF_DYNEMB_TF_FRAMEWORK"], framework)
 
     defines = env["TF_DYNEMB_TF_DEFINES"].split(" ")
-    ctx.file("BUILD", _BUILD.format(framework = framework, defines = repr(defines)))
+    build = _BUILD.format(framework = framework, defines = repr(defines))
+    library = ctx.path(env["TF_DYNEMB_TF_FRAMEWORK"].replace("_framework.", "_cc."))
+    if library.exists:
+        ctx.symlink(library, library.basename)
+        build += _BUILD_CC.format(library = library.basename)
+    ctx.file("BUILD", build)
     ctx.file("build_info.py", _BUILD_INFO.format(
         version = env["TF_DYNEMB_TF_VERSION"],
         compiler = env["TF_DYNEMB_COMPILER"],

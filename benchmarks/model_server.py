@@ -1,0 +1,96 @@
+"""How long the model server of examples/online takes, quiet and while it follows a trainer.
+
+    make online_server
+    .venv/bin/python benchmarks/model_server.py [--seconds 20] [--connections 1,4]
+
+Clients on this machine ask for the chances of a click of one user and 200 movies, each again as soon as
+it has the answer. Prints a Markdown table, in milliseconds and for each number of connections, of three
+states, so that what publishing costs is told from what training takes of the cores:
+
+- quiet: the trainer is stopped;
+- trains: it trains, and publishes nothing;
+- publishes: it trains, and publishes every half second.
+
+Each state has a trainer and a server of its own; `generations` were served meanwhile.
+"""
+
+import contextlib
+import json
+import pathlib
+import signal
+import sys
+import tempfile
+import threading
+import time
+
+import numpy as np
+from absl import app, flags
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "examples" / "online"))
+
+from online_api import Connection, Recommender, first_generation  # noqa: E402
+from online_processes import running  # noqa: E402
+
+SECONDS = flags.DEFINE_float("seconds", 20, "How long to ask in each state.", lower_bound=1)
+CONNECTIONS = flags.DEFINE_list("connections", ["1", "4"], "So many clients at once.")
+STATES = {"quiet": 3600, "trains": 3600, "publishes": 0.5}  # seconds between two generations
+
+
+def ask(url: str, body: str, until: float, took: list) -> None:
+    """Asks until then, and appends the milliseconds of each request."""
+    connection = Connection(url)
+    while (began := time.perf_counter()) < until:
+        connection.send("POST", ":predict", body)
+        took.append(1e3 * (time.perf_counter() - began))
+
+
+def measure(url: str, body: str, connections: int) -> np.ndarray:
+    """Milliseconds of all requests."""
+    until = time.perf_counter() + SECONDS.value
+    took = [[] for _ in range(connections)]
+    threads = [threading.Thread(target=ask, args=(url, body, until, part)) for part in took]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return np.concatenate(took)
+
+
+@contextlib.contextmanager
+def stopped(process):
+    """Lets a process go on afterwards."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+def main(argv):
+    del argv
+    print("| trainer | connections | requests/s | p50 ms | p99 ms | slowest ms | generations |")
+    print("|---|---|---|---|---|---|---|")
+    for state, publish_every in STATES.items():
+        with contextlib.ExitStack() as stack:
+            folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            processes = stack.enter_context(running(folder, f"--publish_every={publish_every}"))
+            server = Connection(processes.server_url)
+            first_generation(server, patience=60)
+            if state == "quiet":
+                stack.enter_context(stopped(processes.trainer))
+            body = json.dumps(Recommender(server, folder).request([7]))
+            ask(processes.server_url, body, time.perf_counter() + 1, [])  # the first are slower
+            for connections in map(int, CONNECTIONS.value):
+                before = server("GET")["follower"]["generation"]
+                took = measure(processes.server_url, body, connections)
+                generations = server("GET")["follower"]["generation"] - before
+                p50, p99 = np.percentile(took, [50, 99])
+                print(
+                    f"| {state} | {connections} | {len(took) / SECONDS.value:.0f} | {p50:.2f} "
+                    f"| {p99:.2f} | {took.max():.1f} | {generations} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    app.run(main)
