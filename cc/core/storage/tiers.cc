@@ -6,14 +6,16 @@
 #include "cc/core/base/hash.h"
 #include "cc/core/base/no_memory.h"
 #include "cc/core/storage/worker_threads.h"
+#include "cc/core/table/batch_order.h"
 #include "cc/core/table/host_table.h"
 #include "cc/core/table/memory_bound.h"
 
 namespace dynemb {
 namespace {
 
-constexpr int64_t kHandKeys = 1024;               // that the clock's hand looks at at once
-constexpr int64_t kScanKeys = 2048;               // that a scan asks for at once
+constexpr int64_t kHands = BatchOrder::kSegments;  // of the clock
+constexpr int64_t kHandKeys = 1024;  // that leave at once, and most that a hand looks at
+constexpr int64_t kScanKeys = 2048;  // that a scan asks for at once
 constexpr int64_t kReadBytes = int64_t{4} << 20;  // of rows that are read at once
 constexpr int64_t kKeysPerTask = 4096;            // that a task looks up
 constexpr int64_t kAhead = 8;                     // keys that are fetched ahead
@@ -92,6 +94,8 @@ void Tiers::MakeUsed() {
   used_size_ = size_t{1} << bits;
   used_shift_ = 64 - bits;
   used_.reset(new std::atomic<uint8_t>[used_size_]());
+  hands_.resize(kHands);
+  ResetHands();
 }
 
 RowParts Tiers::PartsOf(char* rows, int64_t count) const {
@@ -247,20 +251,32 @@ Status Tiers::Down(const std::vector<Key>& keys) {
   return put.ok() ? erased : put;
 }
 
+void Tiers::ResetHands() {
+  for (int64_t part = 0; part < kHands; ++part) {
+    Cursor& hand = hands_[static_cast<size_t>(part)];
+    hand = Cursor();
+    hand.part = part;
+    hand.parts = kHands;
+  }
+}
+
 Status Tiers::MakeRoom(int64_t need, int64_t next, const Stays& stays) {
   const int64_t most = max_rows();
   const int64_t room = above_->room();
   if (room >= need && room >= std::min(next, most / 4)) return Status();
   const int64_t wanted = std::min(most, need + std::min(std::max(next, most / 16), most / 4));
-  std::vector<Key> keys(static_cast<size_t>(std::min(kHandKeys, std::max<int64_t>(16, most / 4))));
+  // A hand's turn is a small part of its segment, so that segments stay about as full.
+  std::vector<Key> keys(
+      static_cast<size_t>(std::clamp<int64_t>(most / (32 * kHands), 4, kHandKeys)));
   std::vector<Key> leaving;
   Status left;
   for (int laps = 0; laps < 3 && above_->room() < wanted && left.ok();) {
+    Cursor& hand = hands_[turn_];
+    turn_ = (turn_ + 1) % hands_.size();
     RowParts out;
     out.keys = keys;
     int64_t count = 0;
-    left = above_->Export(OneThread(), &hand_, out, &count);
-    leaving.clear();
+    if (!hand.done) left = above_->Export(OneThread(), &hand, out, &count);
     const int64_t most_leave = wanted - above_->room();
     for (int64_t i = 0; i < count && static_cast<int64_t>(leaving.size()) < most_leave; ++i) {
       const Key key = keys[static_cast<size_t>(i)];
@@ -272,9 +288,15 @@ Status Tiers::MakeRoom(int64_t need, int64_t next, const Stays& stays) {
         leaving.push_back(key);
       }
     }
-    if (left.ok()) left = Down(leaving);
-    if (hand_.done) {
-      hand_ = Cursor();
+    const bool lap_is_over = turn_ == 0 && std::all_of(hands_.begin(), hands_.end(),
+                                                       [](const Cursor& h) { return h.done; });
+    const int64_t found = static_cast<int64_t>(leaving.size());
+    if (left.ok() && (lap_is_over || found >= std::min(kHandKeys, most_leave))) {
+      left = Down(leaving);
+      leaving.clear();
+    }
+    if (lap_is_over) {
+      ResetHands();
       ++laps;
     }
   }
@@ -405,7 +427,7 @@ Status Tiers::Clear(const Context& context) {
   CountRemoved(only_below);
   below_->Clear();
   copies_ = 0;
-  hand_ = Cursor();
+  ResetHands();
   return Status();
 }
 
@@ -422,7 +444,7 @@ void Tiers::SetSchema(Next next) {
   below_->SetSchema(std::move(next.schema));
   schema_ = above_->schema();
   layout_ = RowLayout(schema_);
-  hand_ = Cursor();
+  ResetHands();
 }
 
 TierStats Tiers::stats() const {

@@ -120,6 +120,8 @@ class Tiers {
   // Gives rows that are above, of distinct keys, copies below; and has them there alone.
   Status CopyDown(const std::vector<Key>& keys);
   Status Down(const std::vector<Key>& keys);
+  // Has the hands begin a lap.
+  void ResetHands();
   void CountWritten(int64_t keys, int64_t TableCounters::* what);
 
   TableSchema schema_;
@@ -135,7 +137,10 @@ class Tiers {
   std::unique_ptr<std::atomic<uint8_t>[]> used_;
   size_t used_size_ = 0;
   int used_shift_ = 0;
-  Cursor hand_;
+  // The clock's hands, one for each segment of the table above. They take turns, so that all
+  // segments give up rows alike: the memory of one that had more rows than others stays with it.
+  std::vector<Cursor> hands_;
+  size_t turn_ = 0;
   TableCounters own_writes_;
   mutable std::atomic<int64_t> own_found_{0}, own_missing_{0}, misses_{0};
   int64_t rows_left_ = 0;
