@@ -21,14 +21,16 @@ except ImportError as error:
         "tf_dynemb.prometheus needs prometheus_client: pip install prometheus_client"
     ) from error
 
-_GAUGES = ("rows", "bytes")
+# What there is now; the other numbers only grow.
+_TIERS = ("rows_above", "bytes_above", "rows_below", "bytes_below", "index_bytes", "flushed_step")
+_GAUGES = ("rows", "bytes", *_TIERS)
 
 
 class TableCollector(Collector):
     """A collector of what Variable.metrics() says, read when Prometheus asks.
 
-    `tf_dynemb_table_rows` and `tf_dynemb_table_bytes` are gauges, `tf_dynemb_table_<counter>_total` the
-    counters, with the table's name as the label `table`.
+    `tf_dynemb_table_rows`, `tf_dynemb_table_bytes` and what a table with storage has in memory and on
+    disk are gauges, `tf_dynemb_table_<counter>_total` the counters, all of the label `table`, its name.
 
     Args:
         tables: Variables, or layers that have one as their `table`; of names of their own.

@@ -51,6 +51,25 @@ def test_a_scrape_says_what_metrics_says():
     assert int(users.metrics()["evicted"]) > 0
 
 
+def test_what_there_is_on_disk_may_become_less(tmp_path):
+    """So it is a gauge, as is the step of a flush, which is -1 before the first."""
+    storage = [tf_dynemb.storage.HostMemory(1 << 16), tf_dynemb.storage.Disk(tmp_path / "users")]
+    table = tf_dynemb.Variable(dim=1, storage=storage, name="users")
+    rows = tf_dynemb.prometheus.TableCollector([table]).collect
+    before = {family.name: family.samples[0].value for family in rows() if family.type == "gauge"}
+    write(table, *range(100_000))
+    full = {family.name: family.samples[0].value for family in rows() if family.type == "gauge"}
+    table.clear()
+    after = {family.name: family.samples[0].value for family in rows() if family.type == "gauge"}
+    assert before["tf_dynemb_table_flushed_step"] == -1
+    for name in ("rows_below", "rows_above", "rows"):
+        name = f"tf_dynemb_table_{name}"
+        assert before[name] == after[name] == 0 < full[name]
+    counters = {family.name for family in rows() if family.type == "counter"}
+    assert {"tf_dynemb_table_hits", "tf_dynemb_table_rows_written"} <= counters
+    assert not any(int(table.metrics()[name.removeprefix("tf_dynemb_table_")]) < 0 for name in counters)
+
+
 def test_bad_arguments():
     with pytest.raises(TypeError, match="tables: got 3, want a tf_dynemb.Variable"):
         tf_dynemb.prometheus.TableCollector([3])
