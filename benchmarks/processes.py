@@ -8,6 +8,7 @@ process, and the spread between the fastest and the slowest round.
 
     weak      each process has --batch ids of its own
     strong    all together have --batch ids
+    sizes     weak, in turns with steps before which the sizes of the buffers are forgotten
     exchange  the collectives alone: the smallest all-to-all, and one of 4 MiB for each process
 
 --extrapolate out.json prints what the cost model makes of that for more processes.
@@ -34,7 +35,7 @@ from compare.streams import Numbers, keys_of
 HERE = pathlib.Path(__file__).resolve().parent
 ROWS, DIM, WARM_UP = 1_000_000, 32, 3
 SMALL, LARGE, LARGE_BYTES = "smallest all-to-all", "all-to-all of 4 MiB", 4 << 20
-COLLECTIVES = 5  # of a step: sizes, ids, rows; sizes, gradients
+COLLECTIVES = 3  # of a step: ids, rows, gradients
 
 
 def worker(options) -> None:
@@ -51,7 +52,13 @@ def worker(options) -> None:
 
     index = strategy.cluster_resolver.task_id if several else 0
     with strategy.scope():
-        table = tf_dynemb.Variable(dim=DIM, initializer="uniform", init_size=ROWS, name="users")
+        table = tf_dynemb.Variable(
+            dim=DIM,
+            initializer="uniform",
+            init_size=ROWS,
+            exchange_dtype=options.exchange_dtype,
+            name="users",
+        )
         optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(1e-3))
         optimizer.build([table.handle])
 
@@ -71,15 +78,36 @@ def worker(options) -> None:
         step(tf.constant(ids[index :: options.count], tf.int64))
     cases = {"weak": options.batch, "strong": options.batch // options.count}
     seconds = {}
+
+    def batches_of(batch):
+        return [tf.constant(numbers.integers(0, ROWS, batch), tf.int64) for _ in range(8)]
+
     for case, batch in cases.items():
-        batches = [tf.constant(numbers.integers(0, ROWS, batch), tf.int64) for _ in range(8)]
+        batches = batches_of(batch)
         seconds[case] = _rounds(options.rounds, lambda n: step(batches[n % 8]).numpy())  # noqa: B023
     if several:
-        seconds |= _exchange(options, table.exchange, tf)
+        seconds |= _sizes(options, table.exchange, step, batches_of(options.batch))
+        seconds |= _exchange(options, tf)
     pathlib.Path(f"{options.worker}.{index}").write_text(json.dumps(seconds))
 
 
-def _exchange(options, exchange, tf) -> dict:
+def _sizes(options, exchange, step, batches) -> dict:
+    """Steps with sizes that were predicted, in turns with steps whose sizes were forgotten."""
+    seconds = {"sizes predicted": [], "sizes forgotten": []}
+    for number in range(2 * (64 + options.rounds)):  # until predictions have come down
+        forgets = number % 2 == 1
+        remembered = exchange.sizes()
+        if forgets:
+            exchange.forget_sizes()
+        start = time.perf_counter()
+        step(batches[number % 8]).numpy()
+        seconds["sizes forgotten" if forgets else "sizes predicted"].append(time.perf_counter() - start)
+        if forgets:
+            exchange.remember_sizes(remembered)
+    return {case: times[-options.rounds :] for case, times in seconds.items()}
+
+
+def _exchange(options, tf) -> dict:
     """The collectives alone, by the ops that an exchange is made of."""
     group = {"group_size": options.count, "group_key": 77, "ordering_token": []}
 
@@ -110,6 +138,7 @@ def measure(options, count: int) -> dict:
         path = os.path.join(folder, "seconds")
         program = [str(HERE / "processes.py"), "--worker", path, "--count", str(count)]
         program += ["--batch", str(options.batch), "--rounds", str(options.rounds)]
+        program += ["--exchange_dtype", options.exchange_dtype] if options.exchange_dtype else []
         launch = ["-m", "tf_dynemb_cli", "launch", "-n", str(count)] if count > 1 else []
         environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
         subprocess.run([sys.executable, *launch, *program], env=environment, check=True)
@@ -160,7 +189,7 @@ def extrapolate(results: dict, batch: int, cores: int) -> None:
 
 
 def sent_words(distinct: list[np.ndarray], dim: int) -> int:
-    """8-byte words that a process has for all, itself too, in a step: the buffers of five all-to-alls.
+    """8-byte words that a process has for all, itself too, in a step whose sizes were predicted right.
 
     Args:
         distinct: the distinct ids of each process.
@@ -174,10 +203,10 @@ def sent_words(distinct: list[np.ndarray], dim: int) -> int:
         step = 1 << max(0, words.bit_length() - 4)
         return max(8, -(-words // step) * step)  # one of eight sizes per power of two
 
-    sizes = 6
-    lookup = buffer(8) + buffer(4 * dim, 1)  # ids; rows, and whether they exist
-    update = buffer(8, 4 * dim)
-    return count * (sizes + lookup + sizes + update)
+    head = 6  # of what goes to the owners
+    lookup = head + buffer(8) + buffer(4 * dim, 1)  # ids; rows, and whether they exist
+    update = head + buffer(8, 4 * dim)
+    return count * (lookup + update)
 
 
 def padding(distinct: list[np.ndarray], dim: int = DIM) -> float:
@@ -215,6 +244,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--batch", type=int, default=1 << 14, help="ids; default: %(default)s")
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--exchange_dtype", help="of the table; default: float32, its own")
     parser.add_argument("--json", type=pathlib.Path, help="where to write all seconds")
     parser.add_argument("--extrapolate", type=pathlib.Path, help="what --json wrote")
     parser.add_argument("--wire", action="store_true", help="count bytes, measure nothing")

@@ -130,16 +130,20 @@ class Program:
 
     def integers(self):
         """Gradients that are whole numbers add up to the same in any order."""
-        return self.rows(self.trained_on_integers(None))
+        return self.rows(self.trained_on_integers())
+
+    def integers_in_16_bits(self):
+        """The same where 16 bits hold all numbers that processes send."""
+        return self.rows(self.trained_on_integers(exchange_dtype="bfloat16"))
 
     def admission(self):
         """The same for ids that have occurred 30 times, wherever that was; and the counts of others."""
-        table = self.trained_on_integers(self.lib.policies.MinCount(30))
+        table = self.trained_on_integers(admission=self.lib.policies.MinCount(30))
         return {"rows": self.rows(table), "candidates": self.rows(table.candidates)}
 
-    def trained_on_integers(self, admission):
+    def trained_on_integers(self, **options):
         with self.strategy.scope():
-            layer = self.lib.keras.Embedding(3, initializer="ones", admission=admission, name="whole")
+            layer = self.lib.keras.Embedding(3, initializer="ones", name="whole", **options)
             # Tables alone, and an option to clip, which does nothing here.
             optimizer = self.optimizer(K.SGD(1.0, clipvalue=2.0**20), layer.trainable_variables)
 
@@ -156,6 +160,24 @@ class Program:
         for step in range(INTEGER_STEPS):
             run(self.mine(step, IDS[step]), self.mine(step, FACTORS[step]))
         return layer.table
+
+    def rounded(self):
+        """Of tables by exchange_dtype: rows, what lookups read of them, and rows after a step of SGD."""
+        numbers = np.random.default_rng(5)
+        ids, rows = np.arange(-20, 20), numbers.normal(size=(40, 3)).astype(np.float32)
+        gradients = numbers.normal(size=(self.count, 40, 3)).astype(np.float32)
+        result = {"before": rows, "gradients": gradients}
+        for dtype in ("bfloat16", "float16"):
+            with self.strategy.scope():
+                layer = self.lib.keras.Embedding(3, exchange_dtype=dtype, name=dtype)
+                optimizer = self.optimizer(K.SGD(1.0), layer.trainable_variables)
+            layer.table.upsert(ids, rows)
+            with tf.GradientTape() as tape:
+                read = layer(ids)
+                loss = tf.reduce_sum(read * gradients[self.index])
+            optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
+            result[dtype] = {"read": read.numpy(), "after": self.rows(layer.table)}
+        return result
 
     def bags(self):
         """A collection: two tables, one of them of two features, with weights."""
@@ -409,7 +431,10 @@ class Program:
         return messages
 
     def wire(self):
-        """Words that one lookup and one update put on the wire, and the least that could be."""
+        """Bytes that one lookup and one update put on the wire, and the least that could be.
+
+        Of the first step after sizes that were smaller, and of one like it later, whose sizes are known.
+        """
         with self.strategy.scope():
             table = self.lib.Variable(dim=WIRE_DIM, name="wire")
             optimizer = self.optimizer(K.SGD(1.0), [table.handle])
@@ -429,17 +454,22 @@ class Program:
         }
         for name, n in itertools.product(draws, WIRE_IDS):
             ids = draws[name](n)
-            sent.clear()
-            with mock.patch.object(tf.raw_ops, "CollectiveAllToAllV2", counted):
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_sum(self.lib.embedding_lookup(table, tf.constant(ids, tf.int64)))
-                optimizer.apply(tape.gradient(loss, [table.handle]), [table.handle])
+            table.exchange.forget_sizes()
+            steps = []
+            for _ in range(3):  # only in the third are the two exchanges before like those of a step
+                sent.clear()
+                with mock.patch.object(tf.raw_ops, "CollectiveAllToAllV2", counted):
+                    with tf.GradientTape() as tape:
+                        rows = self.lib.embedding_lookup(table, tf.constant(ids, tf.int64))
+                        loss = tf.reduce_sum(rows)
+                    optimizer.apply(tape.gradient(loss, [table.handle]), [table.handle])
+                steps.append(list(sent))
             distinct = np.unique(ids)
             least = len(distinct) * (8 + 4 * WIRE_DIM) * (self.count - 1) / self.count
             results[name, n] = {
-                "sent": sum(sent),
+                "sent": sum(steps[-1]),
                 "least": 2 * least,
-                "collectives": len(sent),
+                "collectives": [len(step) for step in steps],
                 "distinct": distinct,
             }
         return results
@@ -589,7 +619,15 @@ def main(folder):
     if "REPLICAS" not in os.environ:
         result["checkpoint"] = program.checkpoint(path)
     if "TF_CONFIG" in os.environ:
-        for scene in ("refusals", "one_refuses", "wire", "collectives_under_a_gpu", "differing"):
+        for scene in (
+            "integers_in_16_bits",
+            "rounded",
+            "refusals",
+            "one_refuses",
+            "wire",
+            "collectives_under_a_gpu",
+            "differing",
+        ):
             result[scene] = getattr(program, scene)()
         save()  # what the process that dies has seen
         result["survivor"] = program.survivor()

@@ -136,6 +136,25 @@ def test_whole_numbers_and_collections_in_replicas_of_one_process(replicas, alon
 def test_sums_of_whole_numbers_are_those_of_one_process_to_the_bit(processes, alone):
     rows = union([process["integers"] for process in processes])
     assert rows == alone["integers"] and len(rows) == len(np.unique(IDS[:INTEGER_STEPS]))
+    assert union([process["integers_in_16_bits"] for process in processes]) == rows
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_travels_in_16_bits_is_rounded_once_each_way(processes, dtype):
+    """Rows on their way to lookups, and a process' gradients; NumPy's and ml_dtypes' rounding."""
+
+    def rounded(numbers):
+        return numbers.astype(tf.as_dtype(dtype).as_numpy_dtype).astype(np.float32)
+
+    before, gradients = processes[0]["rounded"]["before"], processes[0]["rounded"]["gradients"]
+    after = union([process["rounded"][dtype]["after"] for process in processes])
+    # Float32 sums of as many numbers as there are processes, in any order.
+    want = before.astype(np.float64) - rounded(gradients).astype(np.float64).sum(axis=0)
+    for number, id in enumerate(range(-20, 20)):
+        np.testing.assert_allclose(after[id], want[number], rtol=0, atol=1e-5)
+    for process in processes:
+        np.testing.assert_array_equal(process["rounded"][dtype]["read"], rounded(before))
+    assert not np.array_equal(rounded(before), before)
 
 
 def test_a_collection_trains_as_with_one_process(processes, alone):
@@ -266,7 +285,8 @@ def test_bytes_on_the_wire(processes):
     for process in processes:
         for name in ("uniform", "zipf"):
             wire = process["wire"][name, WIRE_IDS[-1]]
-            assert wire["collectives"] == 5
+            # Ids, rows, gradients; ids and gradients twice where their sizes could not be known.
+            assert wire["collectives"] == [5, 5, 3]
             assert wire["least"] <= wire["sent"] <= 1.3 * wire["least"], name
 
 

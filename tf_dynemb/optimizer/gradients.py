@@ -165,12 +165,15 @@ def summed_over_replicas(
     if spread:
         tables = [handles[number].table for number in spread]
         sums = [sum_by_key(gradients[number], handles[number]) for number in spread]
-        keys, rows = [s.indices for s in sums], [s.values for s in sums]
+        keys = [s.indices for s in sums]
+        dtypes = [s.values.dtype for s in sums]
+        wire_dtypes = [t.config.exchange_dtype or d for t, d in zip(tables, dtypes, strict=True)]
+        rows = [tf.cast(s.values, dtype) for s, dtype in zip(sums, wire_dtypes, strict=True)]
         what = f"training by {', '.join(handles[number].rule_name for number in spread)}"
         limits = [limit_of(handles[number]) for number in spread]
         owned = tables[0].exchange.deliver(what, tables, keys, rows, limits=limits)
-        for number, keys, rows in zip(spread, *owned, strict=True):
-            gradients[number] = tf.IndexedSlices(rows, keys)
+        for number, dtype, keys, rows in zip(spread, dtypes, *owned, strict=True):
+            gradients[number] = tf.IndexedSlices(tf.cast(rows, dtype), keys)
     return gradients
 
 

@@ -2,8 +2,14 @@
 
 Under MultiWorkerMirroredStrategy each process owns the keys that are its number, modulo the number of
 processes. What a step needs of the others goes over TensorFlow's own all-to-all: to each process one
-buffer, all of one size, on which they agree first. Sizes are rounded up to one of eight per power of
-two, since a collective cannot change its shape: each size is another instance of it.
+buffer, all of one size. Sizes are rounded up to one of eight per power of two, since a collective cannot
+change its shape: each size is another instance of it.
+
+A buffer begins with a head, by which processes agree on what they do and on how large the buffers must
+be; its size is predicted from the steps before, so that what is sent is in the same all-to-all as the
+head as a rule. Where some process has more to send, all see it in the heads, and a second all-to-all of
+the right size follows. The prediction is a function of what all have agreed on before, so that all
+predict the same, whatever each of them is about to do.
 
 What is sent is in cc/core/shard/all_to_all_buffer.h; tables know of it only that there is an exchange.
 """
@@ -28,7 +34,15 @@ from tf_dynemb.base.table import Table
 _SIZES = np.unique([(8 + eighth) << power for power in range(37) for eighth in range(8)])
 # Numbers of collectives, by what they carry; an all-to-all adds the number of its size.
 # Sums are the last, since they add how many numbers there are.
-_AGREE, _TEXTS, _GATHER, _TO_OWNERS, _FROM_OWNERS, _SUM = (n * len(_SIZES) for n in range(1, 7))
+_HEADED, _RESENT, _REPLY, _TEXTS, _GATHER, _SUM = (n * len(_SIZES) for n in range(1, 7))
+# Of a head: words of the largest buffer, two numbers, letters of the program, its digest, and less it.
+_HEAD = 6
+# What an exchange remembers, in a variable of int64: how often it has exchanged with a head, and how
+# often a second all-to-all was needed; the place of the next prediction; the last program's digest; and
+# predictions, each at a place that the last two programs say. A prediction is a size in _SIZES times
+# _FALL. One that was more than was needed falls by a quarter of the difference in each exchange, and
+# over the last size in _FALL exchanges, so that sizes that vary a little are seldom too small.
+_EXCHANGES, _RESENDS, _NEXT, _LAST, _FIRST_PLACE, _PLACES, _FALL = 0, 1, 2, 3, 4, 4096, 32
 _GROUP_KEYS = itertools.count(0x64790000)  # far from those that strategies count from 1
 _PROBLEM = 1 << 56  # and the process' number: stands for what is no program; their digests are less
 _DIFFER = (
@@ -71,11 +85,14 @@ class AllToAllExchange:
             )
         self.timeout_seconds = float(_compat.timeout_of(strategy) or 0)
         self._group_key = next(_GROUP_KEYS)
-        # Collectives that take the same token run one after the other, as the program has them.
+        # It is a token, too: collectives that take it run one after the other, as the program has them.
         with tf.init_scope(), tf.device("CPU:0"):
-            self._token = tf.raw_ops.VarHandleOp(
-                dtype=tf.float32, shape=[], shared_name=f"tf_dynemb_exchange_{self._group_key}"
+            self._memory = tf.raw_ops.VarHandleOp(
+                dtype=tf.int64,
+                shape=[_FIRST_PLACE + _PLACES],
+                shared_name=f"tf_dynemb_exchange_{self._group_key}",
             )
+            self.forget_sizes()
 
     @staticmethod
     def of_scope() -> AllToAllExchange | None:
@@ -96,7 +113,7 @@ class AllToAllExchange:
     def agree(self, program: str) -> None:
         """Fails in all processes unless each is about to do the same; eagerly."""
         with tf.init_scope():
-            self._agreed([], program)
+            self._agreed(program)
 
     def fetch(
         self, tables: Sequence[Table], keys: Sequence[tf.Tensor]
@@ -113,13 +130,14 @@ class AllToAllExchange:
         """
         number = len(tables)
         distinct, places, counts = self._grouped(keys, distinct=True)
-        value_bytes = [table.dim * table.value_dtype.size for table in tables]
-        there, back, _ = self._agreed(
-            [_words(counts, [8] * number), _words(counts, [*value_bytes, *[1] * number])],
+        value_bytes = [t.dim * (t.config.exchange_dtype or t.value_dtype).size for t in tables]
+        (reply_words, _), asked_counts, asked = self._exchanged(
             _program("lookup", tables),
+            [_words(counts, [*value_bytes, *[1] * number])],
             _problem(tables, keys),
+            counts=counts,
+            parts=distinct,
         )
-        asked_counts, asked = self._swap(_TO_OWNERS, _size(there), counts, [distinct], [-1] * number)
         found = [
             ops.dynemb_lookup(
                 tf.zeros([0, table.dim], table.value_dtype),
@@ -130,10 +148,17 @@ class AllToAllExchange:
             )
             for table, k in zip(tables, asked, strict=True)
         ]
-        reply = [[values for values, _ in found], [exists for _, exists in found]]
-        dims = [*(table.dim for table in tables), *[-1] * number]
-        _, got = self._swap(_FROM_OWNERS, _size(back), asked_counts, reply, dims)
-        return distinct, got[:number], got[number:], places
+        reply = [
+            tf.cast(values, table.config.exchange_dtype or table.value_dtype)
+            for (values, _), table in zip(found, tables, strict=True)
+        ]
+        reply += [exists for _, exists in found]
+        size = _size(reply_words)
+        buffers = _packed(asked_counts, asked_counts, reply, tf.gather(_SIZES, size))
+        received = self._collective("AllToAll", _REPLY + size, buffers)
+        got = _unpacked(received, number, counts, reply)
+        values = [tf.cast(rows, t.value_dtype) for rows, t in zip(got[:number], tables, strict=True)]
+        return distinct, values, got[number:], places
 
     def deliver(
         self,
@@ -162,21 +187,22 @@ class AllToAllExchange:
         number = len(tables)
         grouped, places, counts = self._grouped(keys, distinct=False)
         order = [tf.math.invert_permutation(place) for place in places]
-        groups = [grouped]
-        groups += [[tf.gather(*pair) for pair in zip(c, order, strict=True)] for c in columns]
-        parts = [part for group in groups for part in group]
+        parts = list(grouped)
+        for column in columns:
+            parts += [tf.gather(*pair) for pair in zip(column, order, strict=True)]
         limited = [(n, limit) for n, limit in enumerate(limits) if limit >= 0]
         sent = room = tf.zeros([], tf.int64)
         if limited:
             sent = tf.reduce_max(tf.gather(counts, [n for n, _ in limited], axis=1))
             sizes = [tf.reduce_sum(tables[n].resource.sizes()[0]) for n, _ in limited]
             room = tf.reduce_min([limit - size for (_, limit), size in zip(limited, sizes, strict=True)])
-        words, sent, full = self._agreed(
-            [_words(counts, [_item_bytes(part) for part in parts]), sent, -room],
+        (sent, full), _, got = self._exchanged(
             _program(what, tables) + _kinds(parts),
+            [sent, -room],
             _problem(tables, keys) if columns else None,
+            counts=counts,
+            parts=parts,
         )
-        _, got = self._swap(_TO_OWNERS, _size(words), counts, groups, [_dim(part) for part in parts])
         if limited:
             # No shard gets more keys than that, so that few steps need to ask again.
             enough = sent * self.processes + full <= 0
@@ -188,7 +214,7 @@ class AllToAllExchange:
 
     def total(self, numbers: tf.Tensor) -> tf.Tensor:
         """The sum over processes of float64 (n,), where n is the same in all."""
-        size, *_ = self._agreed([tf.size(numbers, tf.int64)], f"a sum of {numbers.shape} numbers")
+        size, _ = self._agreed(f"a sum of {numbers.shape} numbers", [tf.size(numbers, tf.int64)])
         with tf.control_dependencies([size]):  # who waits for a sum that others do not want, waits long
             instance = _SUM + tf.size(numbers)
             return self._collective("Reduce", instance, numbers, merge_op="Add", final_op="Id")
@@ -213,7 +239,7 @@ class AllToAllExchange:
             ]
         counts = tf.stack([tf.shape(part, tf.int64)[0] for part in parts])[tf.newaxis]
         words = _words(counts, [_item_bytes(part) for part in parts])
-        words, *_ = self._agreed([words], what + _kinds(parts))
+        words, _ = self._agreed(what + _kinds(parts), [words])
         size = _size(words)
         buffer = ops.dynemb_pack(parts, counts, tf.gather(_SIZES, size) - len(parts))
         mine = tf.concat([counts, buffer], axis=1)
@@ -240,35 +266,6 @@ class AllToAllExchange:
     def share(self, number: int | tf.Tensor) -> int | tf.Tensor:
         """This process' part of a number, or tensor, that all have together, such as a limit of rows."""
         return (number + self.processes - 1 - self.index) // self.processes
-
-    def _swap(
-        self, kind: int, size: tf.Tensor, counts: tf.Tensor, groups: list[tf.Tensor], dims: list[int]
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Sends each process its buffer.
-
-        Args:
-            kind: where the instances of this collective begin.
-            size: the agreed size, its number in _SIZES.
-            counts: (processes, tables), how many items of each table go to each process.
-            groups: lists of tensors, one per table; all are as many as counts says.
-            dims: of all tensors of the groups.
-
-        Returns:
-            The counts (processes, tables) and tensors that the others sent.
-        """
-        parts = [part for group in groups for part in group]
-        tables = counts.shape[1]
-        words = tf.gather(_SIZES, size) - tables
-        buffers = ops.dynemb_pack(parts, tf.tile(counts, [1, len(groups)]), words)
-        buffers = tf.concat([counts, buffers], axis=1)
-        received = self._collective("AllToAll", kind + size, buffers)
-        sent = tf.ensure_shape(received[:, :tables], [self.processes, tables])
-        return sent, ops.dynemb_unpack(
-            received[:, tables:],
-            tf.tile(sent, [1, len(groups)]),
-            P=[part.dtype for part in parts],
-            dims=dims,
-        )
 
     def _have_room(self, asked: list[tuple[Table, int, tf.Tensor]]) -> tf.Tensor:
         """Fails in all processes if one of them has no room for the rows of keys that it got.
@@ -297,24 +294,43 @@ class AllToAllExchange:
             fits = (tf.size(new, tf.int64) + size <= limit) | tf.equal(tf.size(new), 0)
             problems.append(text_if(~fits, text))
         names = ", ".join(table.name for table, *_ in asked)
-        self._agreed([], f"room in {names}", _joined(problems), _exhausted)
+        self._agreed(f"room in {names}", problem=_joined(problems), failed=_exhausted)
         return tf.constant(True)
 
     def _agreed(
         self,
-        numbers: list[tf.Tensor],
         program: str,
+        numbers: Sequence[tf.Tensor] = (),
         problem: tf.Tensor | None = None,
         failed: Callable[[tf.Tensor, tf.Tensor], object] | None = None,
     ) -> list[tf.Tensor]:
-        """The largest of each of the numbers over all processes.
+        """The largest of each of two numbers over all processes; arguments as those of _exchanged."""
+        return self._exchanged(program, numbers, problem, failed)[0]
+
+    def _exchanged(
+        self,
+        program: str,
+        numbers: Sequence[tf.Tensor] = (),
+        problem: tf.Tensor | None = None,
+        failed: Callable[[tf.Tensor, tf.Tensor], object] | None = None,
+        counts: tf.Tensor | None = None,
+        parts: Sequence[tf.Tensor] = (),
+    ) -> tuple[list[tf.Tensor], tf.Tensor | None, list[tf.Tensor]]:
+        """Sends each process its part of tensors, once all have agreed.
 
         Args:
-            numbers: up to three int64 scalars; there are as many of any program.
             program: what the process does, which must be the same in all.
+            numbers: up to two int64 scalars; there are as many of any program.
             problem: why it cannot, a string scalar; empty or None: it can.
             failed: makes the operation that fails, of whether all is well and what to say if not. None:
                 tf.debugging.Assert.
+            counts: (processes, tables), how many items of each table go to each process. None: nothing
+                is sent.
+            parts: for each table, one or more times, as many items as counts says.
+
+        Returns:
+            The largest of each of the numbers over all processes, two of them; the counts and the parts
+            that the others sent to this one.
 
         Raises:
             tf.errors.InvalidArgumentError: another process runs another program here; names both. Or one
@@ -327,20 +343,36 @@ class AllToAllExchange:
             # No two have the same.
             digest = tf.where(well, tf.constant(digest, tf.int64), _PROBLEM + self.index)
             letters = tf.where(well, letters, tf.strings.length(problem, unit="UTF8_CHAR"))
+        words = tf.zeros([], tf.int64)
+        if counts is not None:
+            words = _words(counts, [_item_bytes(part) for part in parts])
         # As many in all, so that whatever is called meets any other.
-        none = [tf.zeros([], tf.int64)] * (3 - len(numbers))
-        numbers = tf.stack([*numbers, *none, tf.cast(letters, tf.int64), digest, -digest])
+        none = [tf.zeros([], tf.int64)] * (2 - len(numbers))
+        head = tf.stack([words, *numbers, *none, tf.cast(letters, tf.int64), digest, -digest])
+        heads = tf.tile(head[tf.newaxis], [self.processes, 1])
+        predicted = self._predicted_size()
+        room = tf.gather(_SIZES, predicted)
+
+        def packed(size: tf.Tensor) -> tf.Tensor:
+            first = heads if counts is None else tf.concat([heads, counts], axis=1)
+            return _packed(first, counts, parts, _HEAD + tf.gather(_SIZES, size))
+
+        buffers = tf.cond(
+            words <= room,
+            lambda: packed(predicted),
+            lambda: _packed(heads, None, (), _HEAD + room),
+        )
         # Every process tells every other, at once. A ring of TensorFlow's all-reduce passes numbers on
         # from one to the next, twice around.
-        told = self._collective(
+        received = self._collective(
             "AllToAll",
-            _AGREE,
-            tf.tile(numbers[tf.newaxis], [self.processes, 1]),
+            _HEADED + predicted,
+            buffers,
             # Here alone, since who has come so far goes on: TensorFlow holds a thread or two for each
             # collective with a timeout until that is over, however soon the collective is.
             timeout_seconds=self.timeout_seconds,
         )
-        most = tf.ensure_shape(tf.reduce_max(told, axis=0), [6])
+        most = tf.ensure_shape(tf.reduce_max(received[:, :_HEAD], axis=0), [_HEAD])
         same = tf.equal(most[-2], -most[-1])
         refused = most[-2] >= _PROBLEM
 
@@ -361,7 +393,68 @@ class AllToAllExchange:
         message = tf.cond(same, lambda: tf.constant(""), programs)
         check = (failed or _failed)(same, message)
         with tf.control_dependencies([] if check is None else [check]):
-            return tf.unstack(tf.identity(most[:3]), num=3)
+            most = tf.identity(most)
+        size = _size(most[0])
+        self._learn(size, most[-2], tf.cast(most[0] > room, tf.int64))
+        agreed = tf.unstack(most[1:3], num=2)
+        if counts is None:
+            return agreed, None, []
+        received = tf.cond(
+            most[0] <= room,
+            lambda: received,
+            lambda: self._collective("AllToAll", _RESENT + size, packed(size)),
+        )
+        first = _HEAD + counts.shape[1]
+        sent = tf.ensure_shape(received[:, _HEAD:first], counts.shape)
+        return agreed, sent, _unpacked(received, first, sent, parts)
+
+    def forget_sizes(self) -> None:
+        """Predicts and counts as if nothing had been sent yet; all processes must, at one moment."""
+        memory = np.zeros([_FIRST_PLACE + _PLACES], np.int64)
+        memory[_NEXT] = _FIRST_PLACE
+        self.remember_sizes(memory)
+
+    def sizes(self) -> tf.Tensor:
+        """What forget_sizes forgets, for remember_sizes."""
+        with tf.device("CPU:0"):
+            return tf.raw_ops.ReadVariableOp(resource=self._memory, dtype=tf.int64)
+
+    def remember_sizes(self, memory: np.ndarray[Any, Any] | tf.Tensor) -> None:
+        """Predicts and counts as when sizes() gave this; all processes must, at one moment."""
+        with tf.device("CPU:0"):
+            tf.raw_ops.AssignVariableOp(resource=self._memory, value=memory)
+
+    def metrics(self) -> dict[str, tf.Tensor]:
+        """How often processes have exchanged keys, and how often their size was predicted too small."""
+        return {"exchanges": self._remembered(_EXCHANGES), "resends": self._remembered(_RESENDS)}
+
+    def _predicted_size(self) -> tf.Tensor:
+        """The number in _SIZES of the next buffers with a head: the same in all processes."""
+        return tf.cast((self._remembered(self._remembered(_NEXT)) + _FALL - 1) // _FALL, tf.int32)
+
+    def _learn(self, size: tf.Tensor, digest: tf.Tensor, resends: tf.Tensor) -> None:
+        """Remembers the size that was needed after the last two programs, and the digest of this one."""
+        exchanges, resends_before, place, last = tf.unstack(
+            self._remembered([_EXCHANGES, _RESENDS, _NEXT, _LAST]), num=4
+        )
+        needed = tf.cast(size, tf.int64) * _FALL
+        following = _FIRST_PLACE + (31 * last + digest) % _PLACES
+        excess = self._remembered(place) - needed
+        fall = tf.where(excess > _FALL, excess // 4, 1)
+        predicted = needed + tf.maximum(excess - fall, 0)
+        with tf.device("CPU:0"):
+            tf.raw_ops.ResourceScatterUpdate(
+                resource=self._memory,
+                indices=tf.stack([_EXCHANGES, _RESENDS, _NEXT, _LAST, place]),
+                updates=tf.stack(
+                    [exchanges + 1, resends_before + resends, following, digest % _PLACES, predicted]
+                ),
+            )
+
+    def _remembered(self, places: int | Sequence[int] | tf.Tensor) -> tf.Tensor:
+        with tf.device("CPU:0"):
+            places = tf.convert_to_tensor(places, tf.int64)
+            return tf.raw_ops.ResourceGather(resource=self._memory, indices=places, dtype=tf.int64)
 
     def _collective(
         self, name: str, instance: int | tf.Tensor, mine: tf.Tensor, **options: Any
@@ -373,13 +466,52 @@ class AllToAllExchange:
                 group_size=self.processes,
                 group_key=self._group_key,
                 instance_key=instance,
-                ordering_token=[self._token],  # which also tells tf.function not to leave it out
+                ordering_token=[self._memory],  # which also tells tf.function not to leave it out
                 **options,
             )
 
     def _grouped(self, keys: Sequence[tf.Tensor], distinct: bool) -> Any:
         shard_ids = [tf.zeros([0], tf.int32)] * len(keys)  # key mod processes
         return ops.dynemb_group_by_shard(keys, shard_ids, receivers=self.processes, distinct=distinct)
+
+
+def _packed(
+    first: tf.Tensor, counts: tf.Tensor | None, parts: Sequence[tf.Tensor], words: tf.Tensor
+) -> tf.Tensor:
+    """Buffers of so many words, one for each process.
+
+    Args:
+        first: int64 (processes, n), with what each buffer begins.
+        counts: as of _exchanged; None: there are no parts.
+        parts: likewise.
+        words: of a buffer.
+    """
+    return ops.dynemb_pack(
+        [tf.reshape(first, [-1]), *parts], _counts_after(first.shape, counts, parts), words
+    )
+
+
+def _unpacked(
+    buffers: tf.Tensor, first: int, counts: tf.Tensor, parts: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """What lies in buffers after the first words: counts of parts like these."""
+    _, *got = ops.dynemb_unpack(
+        buffers,
+        _counts_after([counts.shape[0], first], counts, parts),
+        P=[tf.int64, *(part.dtype for part in parts)],
+        dims=[-1, *(_dim(part) for part in parts)],
+    )
+    return got
+
+
+def _counts_after(
+    first: Sequence[int], counts: tf.Tensor | None, parts: Sequence[tf.Tensor]
+) -> tf.Tensor:
+    """Counts of all parts where the first has numbers of this shape."""
+    of_first = tf.fill([first[0], 1], tf.constant(first[1], tf.int64))
+    if counts is None:
+        return of_first
+    return tf.concat([of_first, tf.tile(counts, [1, len(parts) // counts.shape[1]])], axis=1)
 
 
 def _problem(tables: Sequence[Table], keys: Sequence[tf.Tensor]) -> tf.Tensor | None:

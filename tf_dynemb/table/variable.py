@@ -493,11 +493,14 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             "delta_microseconds" that writing them took, with all tables that were in them. Training sums
             gradients by key first, so that written / (found + missing) is the share of distinct ids in
             what it looks up. Of a table on a GPU only rows, bytes and snapshots. Of one that is sharded
-            across workers those of this worker. Of one with storage also "rows_above" and "bytes_above",
-            in memory; "rows_below" and "bytes_below", on disk, and the "index_bytes" in memory for them;
-            "flushed_step", -1 before the first flush; and since the table was made or restored "hits",
-            keys that needed nothing from disk, "misses", keys whose rows came from there, and
-            "rows_read", "rows_written" and "rows_left", to make room. Eagerly.
+            across workers those of this worker; and of all such tables together "exchanges", how often
+            workers have sent each other keys, or have agreed on something, and "resends", how often that
+            took an all-to-all more, as there was more to send than the steps before let expect. Of one
+            with storage also "rows_above" and "bytes_above", in memory; "rows_below" and "bytes_below",
+            on disk, and the "index_bytes" in memory for them; "flushed_step", -1 before the first flush;
+            and since the table was made or restored "hits", keys that needed nothing from disk,
+            "misses", keys whose rows came from there, and "rows_read", "rows_written" and "rows_left",
+            to make room. Eagerly.
 
         TensorFlow's monitoring registry has the same numbers, summed over the tables of one name, as
         /tf_dynemb/table/<name of the number>, with the table's name as the label `table`; and
@@ -515,6 +518,8 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         """
         counters = _by_name(*self.resource.counters())
         metrics = {"rows": self.size(), "bytes": self.memory_bytes(), **counters}
+        if self.exchange is not None:
+            metrics |= self.exchange.metrics()
         if self.config.storage is not None:
             metrics |= _by_name(*self.resource.tier_stats())
         return metrics
@@ -593,6 +598,8 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             declared += f", of which leave {limits.eviction}"
         if self.config.admission is not None:
             declared += f", admits {self.config.admission.engine_text}"
+        if self.config.exchange_dtype is not None:
+            declared += f", sent as {tf.as_dtype(self.config.exchange_dtype).name}"
         return declared + (", declines" if limits.on_full == "decline" else "")
 
     def _stamp(self, step: Callable[[], tf.Tensor] | None = None) -> tf.Tensor | np.int64:
