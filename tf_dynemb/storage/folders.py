@@ -16,8 +16,7 @@ from tf_dynemb.table.schema import Schema
 _c = ctypes.CDLL(str(LIBRARY_PATH))
 _c.dynemb_error.restype = ctypes.c_char_p
 _c.dynemb_folders_open.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p))
-_c.dynemb_folders_report.argtypes = (ctypes.c_void_p,)
-_c.dynemb_folders_report.restype = ctypes.c_char_p
+_c.dynemb_folders_report.argtypes = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_char_p))
 _c.dynemb_folders_verify.argtypes = (ctypes.c_void_p, ctypes.c_int64)
 _c.dynemb_folders_close.argtypes = (ctypes.c_void_p,)
 _c.dynemb_folders_compact.argtypes = (ctypes.c_char_p,)
@@ -83,7 +82,7 @@ class FlushedFolders:
     """What the last flush has left in the folders of a table; a context manager.
 
     Nothing is changed or locked, so that a table may have the folders meanwhile. Takes 16 bytes of
-    memory for each row.
+    memory for each row. Of each file a thousand damages are told.
 
     Args:
         paths: all of the folders, in the order in which Disk has them; of fewer, the files of the others
@@ -91,7 +90,8 @@ class FlushedFolders:
 
     Raises:
         StorageDamagedError: the file that says what the flush has is damaged.
-        StorageError: there is no flush.
+        StorageError: there is no flush; files that cannot be opened, such as too many; a table flushes
+            all the time.
     """
 
     def __init__(self, paths: Sequence[str]):
@@ -121,8 +121,9 @@ class FlushedFolders:
 
     def _read_report(self) -> None:
         """c_api.h has the lines."""
-        report = os.fsdecode(_c.dynemb_folders_report(self._handle))
-        lines, _, schema = report.partition("\nschema\n")
+        report = ctypes.c_char_p()
+        _check(_c.dynemb_folders_report(self._handle, ctypes.byref(report)))
+        lines, _, schema = os.fsdecode(report.value or b"").partition("\nschema\n")
         self.schema = Schema.parse(schema)
         self.files, self.damages = [], []
         for line in lines.split("\n"):

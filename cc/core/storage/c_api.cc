@@ -59,9 +59,11 @@ int dynemb_folders_open(const char* folders, dynemb_folders** opened) {
   });
 }
 
-const char* dynemb_folders_report(dynemb_folders* opened) {
-  AnswerC([&] { opened->report = dynemb::ReportOf(*opened->folders); });
-  return opened->report.c_str();
+int dynemb_folders_report(dynemb_folders* opened, const char** report) {
+  return AnswerC([&] {
+    opened->report = dynemb::ReportOf(*opened->folders);
+    *report = opened->report.c_str();
+  });
 }
 
 int dynemb_folders_verify(dynemb_folders* opened, int64_t file) {

@@ -16,13 +16,13 @@ typedef struct dynemb_folders dynemb_folders;
 
 /* FlushedFolders (flushed_folders.h). */
 int dynemb_folders_open(const char* folders, dynemb_folders** opened);
-/* What has been found until now, until the next call with these:
+/* What has been found until now; it stays until the next call with these:
      step <number>
      folders <number>
      file <shard> index|rows <bytes> <rows> <records> <record_bytes> <path>
      damage <offset> <path><tab><what>
      schema, and after this line the text of the schema (cc/core/table/row_layout.h) */
-const char* dynemb_folders_report(dynemb_folders* opened);
+int dynemb_folders_report(dynemb_folders* opened, const char** report);
 /* Reads a file, counted from 0 as in the report. */
 int dynemb_folders_verify(dynemb_folders* opened, int64_t file);
 void dynemb_folders_close(dynemb_folders* opened);

@@ -13,6 +13,10 @@ Status CompactFolders(FileSystem* files, const std::vector<std::string>& paths,
   StorageOptions storage;
   // So that no folder is made, or locked, where there is no flush.
   DYNEMB_RETURN_IF_ERROR(DiskFolder::OpenToRead(files, paths, &storage.disk));
+  for (const std::string& path : paths) {
+    std::vector<std::string> names;
+    DYNEMB_RETURN_IF_ERROR(files->List(path, &names));
+  }
   DYNEMB_RETURN_IF_ERROR(DiskFolder::Open(files, {paths}, &storage.disk));
   storage.flushed = storage.disk->TakeFlushed();
   if (storage.flushed == nullptr) {

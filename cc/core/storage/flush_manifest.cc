@@ -9,6 +9,8 @@
 namespace dynemb {
 namespace {
 
+constexpr int64_t kMostFolders = 1 << 16;
+
 constexpr std::string_view kFirstWord = "dynemb-tier";
 constexpr int kFormat = 1;
 constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
@@ -127,8 +129,8 @@ Status FlushManifest::Parse(std::string_view text, FlushManifest* manifest) {
       DYNEMB_RETURN_IF_ERROR(ParseShardLine(line, &rest, &manifest->shards.back()));
     }
   }
-  if (manifest->folders == 0 || manifest->shards.empty()) {
-    return Status(Code::kDataLoss, "it has no folder or no shard");
+  if (manifest->folders == 0 || manifest->folders > kMostFolders || manifest->shards.empty()) {
+    return Status(Code::kDataLoss, "it has no folder, too many of them, or no shard");
   }
   for (const FlushedShard& shard : manifest->shards) {
     if (shard.schemas.empty() || shard.schemas.back().ToText() != manifest->schema().ToText() ||

@@ -21,11 +21,16 @@ Status FlushedFolders::Open(FileSystem* files, const std::vector<std::string>& p
     opened->manifest_ = opened->disk_->TakeFlushed();
     opened->CheckParts();
     for (const FlushedShard& shard : opened->manifest_->shards) opened->OpenShard(shard);
-    if (!opened->damages_.empty() && tries < kTries) {
+    DYNEMB_RETURN_IF_ERROR(opened->failed_);
+    if (!opened->damages_.empty()) {
       // A later flush may have removed the files.
       std::shared_ptr<DiskFolder> now;
       DYNEMB_RETURN_IF_ERROR(DiskFolder::OpenToRead(files, paths, &now));
-      if (now->TakeFlushed()->ToText() != opened->manifest_->ToText()) continue;
+      if (now->TakeFlushed()->ToText() != opened->manifest_->ToText()) {
+        if (tries < kTries) continue;
+        return Status(Code::kFailedPrecondition,
+                      StrCat(paths[0], ": its table flushes all the time; try again later"));
+      }
     }
     *folders = std::move(opened);
     return Status();
@@ -40,7 +45,9 @@ void FlushedFolders::CheckParts() {
         ReadFile(disk_->files(), path, static_cast<int64_t>(want.size()) + 1, &text);
     // It is written after the first flush, and there is none if that was the last thing done.
     if (read.code() == Code::kNotFound) continue;
-    if (!read.ok() || text != want) {
+    if (!read.ok() && read.code() != Code::kDataLoss) {
+      Found(path, 0, read);
+    } else if (text != want) {
       Found(path, 0,
             StrCat("it is damaged, or not that of folder ", i + 1, " of ", disk_->paths().size(),
                    " of this table"));
@@ -161,11 +168,17 @@ void FlushedFolders::Verify(size_t number) {
 }
 
 void FlushedFolders::Found(const std::string& path, int64_t offset, const std::string& what) {
-  damages_.push_back({path, offset, what});
+  const int64_t number = damages_of_[path]++;
+  if (number < kMostDamages) damages_.push_back({path, offset, what});
+  if (number == kMostDamages) damages_.push_back({path, -1, "there is more, which is not told"});
 }
 
 void FlushedFolders::Found(const std::string& path, int64_t offset, const Status& status) {
   if (status.code() == Code::kNotFound) return Found(path, -1, std::string("it is missing"));
+  if (status.code() == Code::kResourceExhausted || status.code() == Code::kFailedPrecondition) {
+    if (failed_.ok()) failed_ = status;
+    return;
+  }
   const std::string& said = status.message();
   const bool begins = said.compare(0, path.size() + 2, path + ": ") == 0;
   Found(path, offset, begins ? said.substr(path.size() + 2) : said);

@@ -1,7 +1,7 @@
 // FlushedFolders: what the last flush has left in the folders of a table, to look at and to verify.
 //
 // Nothing is written, locked or removed. A table may have the folders meanwhile: all files are
-// opened at the beginning, and can be read when later flushes have removed them.
+// opened by Open, and can be read when later flushes have removed them.
 #ifndef TF_DYNEMB_CC_CORE_STORAGE_FLUSHED_FOLDERS_H_
 #define TF_DYNEMB_CC_CORE_STORAGE_FLUSHED_FOLDERS_H_
 
@@ -30,6 +30,7 @@ class FlushedFolders {
     int64_t records;  // with the dead ones; -1: unknown
     int64_t record_bytes;
   };
+  static constexpr int64_t kMostDamages = 1000;
   struct Damage {
     std::string path;
     int64_t offset;  // -1: of no place in the file
@@ -37,14 +38,15 @@ class FlushedFolders {
   };
 
   // Reads the indexes. Takes 16 bytes of memory for each row. Errors: those of
-  // DiskFolder::OpenToRead; what is damaged of other files is in damages().
+  // DiskFolder::OpenToRead; the system does not open files, as it has too many; a table flushes
+  // again and again. What is damaged of other files is in damages().
   static Status Open(FileSystem* files, const std::vector<std::string>& paths,
                      std::unique_ptr<FlushedFolders>* folders);
 
   const FlushManifest& manifest() const { return *manifest_; }
   // Of each shard the index, and then its rows.
   const std::vector<File>& files() const { return files_; }
-  // What has been found until now.
+  // What has been found until now, of each file the first kMostDamages.
   const std::vector<Damage>& damages() const { return damages_; }
   // Reads all records of a file, and compares them with the index.
   void Verify(size_t file);
@@ -74,6 +76,8 @@ class FlushedFolders {
   std::vector<std::unique_ptr<Shard>> shards_;
   std::vector<File> files_;
   std::vector<Damage> damages_;
+  std::map<std::string, int64_t> damages_of_;  // by path, with those that are not told
+  Status failed_;                              // the first error that is no damage
 };
 
 }  // namespace dynemb

@@ -147,6 +147,69 @@ TEST(FlushedFoldersTest, FindsFilesThatAreCutOffOrMissing) {
   }
 }
 
+// Too many open files are no damage.
+TEST(FlushedFoldersTest, WhatTheSystemRefusesIsAnError) {
+  MemoryFileSystem files;
+  Write(&files, 2, 40);
+  const auto open = [&] {
+    std::unique_ptr<FlushedFolders> folders;
+    return FlushedFolders::Open(&files, kFolders.paths, &folders);
+  };
+  const int64_t before = files.operations();
+  ASSERT_OK(open());
+  const int64_t operations = files.operations() - before;
+  EXPECT_GT(operations, 10);
+  for (int64_t n = 0; n < operations; ++n) {
+    files.Inject(n, {Fault::kBefore, Code::kResourceExhausted});
+    EXPECT_EQ(open().code(), Code::kResourceExhausted) << n;
+    files.Heal();
+  }
+}
+
+// Of one file a thousand damages are told, so that a large one full of zeros takes no memory.
+TEST(FlushedFoldersTest, TellsAThousandDamagesOfAFile) {
+  MemoryFileSystem files;
+  Write(&files, 1, 1'500);
+  const auto before = Verified(&files);
+  const FlushedFolders::File of_index = before->files()[0];
+  const uint64_t number = before->manifest().shards[0].index;
+  IndexEntries elsewhere;
+  ASSERT_OK(
+      ReadIndexFile(&files, of_index.path, number, of_index.rows, [&](const IndexEntries& entries) {
+        elsewhere.keys.insert(elsewhere.keys.end(), entries.keys.begin(), entries.keys.end());
+        for (const Location at : entries.locations) {
+          elsewhere.locations.push_back(at ^ Location{1} << 40);  // of no file, or behind its end
+        }
+        return Status();
+      }));
+  IndexFileWriter writer;
+  ASSERT_OK(writer.Open(&files, of_index.path, number));
+  ASSERT_OK(writer.Append(elsewhere));
+  ASSERT_OK(writer.Finish());
+  const auto folders = Verified(&files);
+  ASSERT_EQ(folders->damages().size(), 1u + FlushedFolders::kMostDamages);
+  EXPECT_EQ(folders->damages().back().what, "there is more, which is not told");
+}
+
+TEST(FlushedFoldersTest, NoTableHasFoldersWithoutNumber) {
+  MemoryFileSystem files;
+  Write(&files, 1, 40);
+  FlushManifest manifest = Verified(&files)->manifest();
+  manifest.folders = int64_t{1} << 40;
+  files.Put("/a/FLUSHED", manifest.ToText());
+  std::unique_ptr<FlushedFolders> folders;
+  EXPECT_EQ(FlushedFolders::Open(&files, kFolders.paths, &folders).code(), Code::kDataLoss);
+}
+
+// A folder whose name is mistyped is not made.
+TEST(CompactTest, WantsFoldersThatAreThere) {
+  MemoryFileSystem files;
+  Write(&files, 2, 40);
+  EXPECT_EQ(CompactFolders(&files, {"/a", "/typo"}).code(), Code::kNotFound);
+  std::vector<std::string> names;
+  EXPECT_EQ(files.List("/typo", &names).code(), Code::kNotFound);
+}
+
 // Checksums that are right, of an index that is not.
 TEST(FlushedFoldersTest, ComparesTheIndexWithTheRows) {
   MemoryFileSystem files;
