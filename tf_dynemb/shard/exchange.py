@@ -395,8 +395,9 @@ class AllToAllExchange:
         with tf.control_dependencies([] if check is None else [check]):
             most = tf.identity(most)
         size = _size(most[0])
-        self._learn(size, most[-2], tf.cast(most[0] > room, tf.int64))
-        agreed = tf.unstack(most[1:3], num=2)
+        learned = self._learn(size, most[-2], tf.cast(most[0] > room, tf.int64))
+        with tf.control_dependencies([] if learned is None else [learned]):  # in all, or in none
+            agreed = tf.unstack(tf.identity(most[1:3]), num=2)
         if counts is None:
             return agreed, None, []
         received = tf.cond(
@@ -432,8 +433,12 @@ class AllToAllExchange:
         """The number in _SIZES of the next buffers with a head: the same in all processes."""
         return tf.cast((self._remembered(self._remembered(_NEXT)) + _FALL - 1) // _FALL, tf.int32)
 
-    def _learn(self, size: tf.Tensor, digest: tf.Tensor, resends: tf.Tensor) -> None:
-        """Remembers the size that was needed after the last two programs, and the digest of this one."""
+    def _learn(self, size: tf.Tensor, digest: tf.Tensor, resends: tf.Tensor) -> tf.Operation | None:
+        """Remembers the size that was needed after the last two programs, and the digest of this one.
+
+        Returns:
+            The operation that does it; eagerly None.
+        """
         exchanges, resends_before, place, last = tf.unstack(
             self._remembered([_EXCHANGES, _RESENDS, _NEXT, _LAST]), num=4
         )
@@ -443,7 +448,7 @@ class AllToAllExchange:
         fall = tf.where(excess > _FALL, excess // 4, 1)
         predicted = needed + tf.maximum(excess - fall, 0)
         with tf.device("CPU:0"):
-            tf.raw_ops.ResourceScatterUpdate(
+            return tf.raw_ops.ResourceScatterUpdate(
                 resource=self._memory,
                 indices=tf.stack([_EXCHANGES, _RESENDS, _NEXT, _LAST, place]),
                 updates=tf.stack(

@@ -95,7 +95,8 @@ class TableConfig:
             rounded once on its way to a lookup, and a process' gradient once on its way to the row's
             owner; sums and rows keep their own dtypes. The relative error of a rounding is at most 2^-9
             with bfloat16 and 2^-11 with float16, in which numbers from 65520 on become infinite and
-            those below 6.1e-5 lose digits. None: their own dtypes, so that N processes train as one
+            those below 6.1e-5 lose digits; with a loss_scale_factor of the inner optimizer gradients
+            travel as they are scaled. None: their own dtypes, so that N processes train as one
             does. Elsewhere without effect.
         init_size: rows to prepare the index for, over all shards.
         keep_keys: keep the strings of string keys beside their rows: `export` gives them, checkpoints

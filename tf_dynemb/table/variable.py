@@ -502,9 +502,9 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             "misses", keys whose rows came from there, and "rows_read", "rows_written" and "rows_left",
             to make room. Eagerly.
 
-        TensorFlow's monitoring registry has the same numbers, summed over the tables of one name, as
-        /tf_dynemb/table/<name of the number>, with the table's name as the label `table`; and
-        /tf_dynemb/all_to_all_bytes, what this process has sent to others.
+        TensorFlow's monitoring registry has rows, bytes and the counters that all tables have, summed
+        over the tables of one name, as /tf_dynemb/table/<name of the number>, with the table's name as
+        the label `table`; and /tf_dynemb/all_to_all_bytes, what this process has sent to others.
 
         Example:
 
