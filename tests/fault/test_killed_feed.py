@@ -14,7 +14,7 @@ from conftest import SOAK, SOAK_FACTOR
 from tf_dynemb.serving.feed import Feed
 
 PROGRAM = pathlib.Path(__file__).with_name("feed_process.py")
-KILLS = 2 * SOAK_FACTOR if SOAK else 2
+KILLS = 2 * SOAK_FACTOR if SOAK else 1
 LAST = 10**6
 
 
