@@ -113,6 +113,8 @@ def main(argv):
     server, trainer = Connection(FLAGS.server), Connection(FLAGS.trainer)
     recommender = Recommender(server, folder)
     genres, clicks = genres_to_click(recommender), []
+    if not genres:
+        sys.exit(f"client.py: no genre in {folder} has more than {SHOWN} movies: there is none to click")
     try:
         first = first_generation(server, FLAGS.patience)
         with tqdm(range(FLAGS.users), unit=" users") as bar:

@@ -4,6 +4,8 @@ The server is the C++ program of examples/online/server, which `make test` build
 """
 
 import contextlib
+import gzip
+import http.client
 import json
 import os
 import pathlib
@@ -14,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 
 import pytest
 import tensorflow as tf
@@ -229,14 +232,22 @@ class Module(tf.Module):
         return {"total": tf.reduce_sum(matrix)}
 
 
+def command(model, port=0):
+    return [SERVER, f"--ops={OPS}", f"--model=m={model}", f"--port={port}"]
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("server")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "m" / "7"
     module = Module()
     signatures = {name: getattr(module, name) for name in ("everything", "narrow", "repeat", "total")}
-    tf.saved_model.save(module, str(folder / "m" / "7"), {"serving_default": module.half, **signatures})
-    command = [SERVER, f"--ops={OPS}", f"--model=m={folder / 'm' / '7'}", "--port=0"]
-    with started(command, folder, "serving") as (process, url):
+    tf.saved_model.save(module, str(path), {"serving_default": module.half, **signatures})
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(model, tmp_path_factory):
+    with started(command(model), tmp_path_factory.mktemp("server"), "serving") as (process, url):
         yield Connection(url)
         assert process.poll() is None
 
@@ -287,6 +298,7 @@ def test_one_input_and_output_need_no_names(server):
         ({"inputs": {"ids": [4, 7]}}, {"outputs": [2, 3]}),
         ({"inputs": []}, {"outputs": []}),
         ({"inputs": [[1, 2], [3, 4]], "signature_name": "total"}, {"outputs": 10.0}),
+        ({"inputs": [[3.4028235e38]], "signature_name": "total"}, {"outputs": 2.0**128 - 2.0**104}),
     ]:
         assert server("POST", ":predict", request) == answer
         assert server("POST", "/versions/7:predict", request) == answer
@@ -315,6 +327,7 @@ def test_what_the_server_says_of_a_model_that_does_not_follow(server):
         ('{"inputs": ["1"]}', 'ids: got "1", want int64'),
         ('{"inputs": [null]}', "ids: got null, want int64"),
         ('{"inputs": [9223372036854775808]}', "ids: got 9223372036854775808, want int64"),
+        ('{"inputs": [[1e300]], "signature_name": "total"}', "matrix: got 1e+300, want float"),
         ('{"inputs": 7}', "ids: got the shape [], want [?]"),
         ('{"inputs": [[1, 2]]}', "ids: got the shape [1,2], want [?]"),
         ('{"inputs": [1, [2]]}', "ids: got [2], want int64"),
@@ -356,6 +369,7 @@ def test_other_errors_have_their_status(server):
         ("GET", "/v1/models/m:predict", 404),
         ("GET", "/", 404),
         ("POST", "/v1/models/m:classify", 404),
+        ("PUT", "/v1/models/m", 405),
     ]:
         body = '{"inputs": [1]}' if method == "POST" else None
         got, answer = reply(at_root(server), method, path, body)
@@ -389,6 +403,120 @@ def test_no_bytes_bring_the_server_down(server):
     assert server("POST", ":predict", {"inputs": [8]}) == {"outputs": [4]}
 
 
+PREDICT = "/v1/models/m:predict"
+
+
+def test_a_large_body_is_read_whatever_type_it_says_to_have(server):
+    """urllib, as curl -d, says that it is a form."""
+    ids = list(range(20_000))
+    url = "http://{}:{}{}".format(*server.address, PREDICT)
+    with urllib.request.urlopen(url, json.dumps({"inputs": ids}).encode()) as response:
+        assert json.load(response)["outputs"] == [i // 2 for i in ids]
+
+
+def test_a_form_of_parts_is_refused(server):
+    connection = http.client.HTTPConnection(*server.address)
+    kind = {"Content-Type": "multipart/form-data; boundary=b"}
+    connection.request("POST", PREDICT, b"--b\r\n\r\n{}\r\n--b--\r\n", kind)
+    response = connection.getresponse()
+    assert (response.status, response.will_close) == (415, True)
+    assert "want a body of JSON" in json.load(response)["error"]
+
+
+@pytest.mark.parametrize("way", ["length", "chunked", "gzip"])
+@pytest.mark.parametrize("path", [PREDICT, "/v1/models/other:predict", "/"])
+def test_a_body_that_is_too_large_is_refused(server, path, way):
+    """Also where its size is not known before it is read."""
+    body = b" " * (17 << 20)
+    connection = http.client.HTTPConnection(*server.address)
+    if way == "chunked":
+        connection.request("POST", path, iter([body]), encode_chunked=True)
+    elif way == "gzip":
+        connection.request("POST", path, gzip.compress(body), {"Content-Encoding": "gzip"})
+    else:
+        connection.request("POST", path, body)
+    response = connection.getresponse()
+    assert (response.status, response.will_close) == (413, True)
+    assert json.load(response) == {"error": "want a body of at most 16777216 bytes"}
+    assert server("POST", ":predict", {"inputs": [8]}) == {"outputs": [4]}
+
+
+@pytest.mark.parametrize("request_line", [f"POST {PREDICT}", "POST /", "PUT /"])
+def test_a_body_without_end_is_not_read_for_ever(server, request_line):
+    chunk = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
+    with socket.create_connection(server.address, timeout=60) as connection:
+        connection.sendall(f"{request_line} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            for _ in range(256):
+                connection.sendall(chunk)
+
+
+def test_a_connection_is_closed_after_many_requests(server):
+    """So that those that wait for one of the server's threads have their turn."""
+    connection, count, closes = http.client.HTTPConnection(*server.address), 0, False
+    while not closes and count < 2000:
+        connection.request("GET", "/v1/models/m")
+        response = connection.getresponse()
+        response.read()
+        count, closes = count + 1, response.will_close
+    assert count == 1000
+
+
+def test_metrics_have_all_their_digits(server):
+    def has_many_digits():
+        server("GET")
+        text = at_root(server).send("GET", "/metrics")[1].decode()
+        (number,) = re.findall(
+            r'^:model_server:request_microseconds_sum{status="200"} (.+)$', text, re.M
+        )
+        assert float(number) > 0
+        return len(re.sub(r"e.*|\D", "", number)) > 6
+
+    wait_until(has_many_digits, 20)
+
+
+def test_two_servers_do_not_share_a_port(server, model):
+    host, port = server.address
+    done = subprocess.run(command(model, port), capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert f"cannot listen on {host}:{port}; is the port taken" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_model_is_loaded_ends_the_server(tmp_path, number):
+    """It waits to read a pipe into which nothing is written."""
+    os.mkfifo(tmp_path / "saved_model.pb")
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command(tmp_path), stderr=file, env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "0"}
+        )
+    try:
+        wait_until(lambda: "Reading SavedModel from" in log.read_text())
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_signal_ends_a_server_and_a_second_at_once(model, tmp_path):
+    with started(command(model), tmp_path, "serving") as (process, _):
+        process.send_signal(signal.SIGTERM)  # as soon as it says that it serves
+        assert process.wait(30) == 0
+    with (
+        started(command(model), tmp_path, "serving") as (process, url),
+        socket.create_connection(Connection(url).address) as busy,
+    ):
+        connection = Connection(url)
+        connection("GET")  # the thread of this one waits for the next request
+        busy.sendall(f"POST {PREDICT} HTTP/1.1\r\nContent-Length: 9\r\n\r\n".encode())
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: not answers(url))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 128 + signal.SIGINT
+
+
 @pytest.mark.parametrize(
     ("flags", "status", "message"),
     [
@@ -415,3 +543,13 @@ def test_without_a_server_the_example_says_how_to_build_it(tmp_path):
     process = run(tmp_path, f"--server={tmp_path / 'model_server'}")
     assert "`make online_server` builds it" in process.communicate()[1]
     assert process.returncode == 1
+
+
+def test_users_need_a_genre_to_choose_from(tmp_path):
+    movies = {"movie": [1, 2], "genres": [["Action"], [""]], "title": ["One", "Two"]}
+    (tmp_path / "movies.json").write_text(json.dumps(movies))
+    nowhere = "http://127.0.0.1:9/v1/models/m"
+    flags = [f"--folder={tmp_path}", f"--trainer={nowhere}", f"--server={nowhere}"]
+    client = [sys.executable, ONLINE / "client.py", *flags]
+    done = subprocess.run(client, capture_output=True, text=True, check=False, env=environment())
+    assert (done.returncode, "no genre in" in done.stderr) == (1, True), done.stderr

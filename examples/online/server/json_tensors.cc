@@ -1,5 +1,6 @@
 #include "examples/online/server/json_tensors.h"
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -30,14 +31,14 @@ bool Read(const Json& value, bool* to) {
 
 bool Read(const Json& value, float* to) {
   if (!value.is_number()) return false;
-  *to = value.get<float>();
-  return true;
+  *to = static_cast<float>(value.get<double>());
+  return std::isfinite(*to);
 }
 
 bool Read(const Json& value, double* to) {
   if (!value.is_number()) return false;
   *to = value.get<double>();
-  return true;
+  return std::isfinite(*to);
 }
 
 bool Read(const Json& value, int64_t* to) {

@@ -1,6 +1,7 @@
 // Tensors from JSON and back, in the form of TensorFlow Serving's REST API: nested lists, in
-// row-major order. Strings that are no UTF-8 are objects {"b64": "..."}. Numbers are exact: an
-// integer that the dtype cannot hold is an error, and int64 ids do not go through a double.
+// row-major order. Strings that are no UTF-8 are objects {"b64": "..."}. Integers are exact: int64
+// ids do not go through a double. Floats are the nearest that the dtype has. A number beyond the
+// range of the dtype is an error.
 #ifndef TF_DYNEMB_EXAMPLES_ONLINE_SERVER_JSON_TENSORS_H_
 #define TF_DYNEMB_EXAMPLES_ONLINE_SERVER_JSON_TENSORS_H_
 

@@ -1,8 +1,10 @@
 #include "examples/online/server/metrics.h"
 
 #include <cctype>
+#include <charconv>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -20,6 +22,12 @@ namespace monitoring = tensorflow::monitoring;
 constexpr char kFollower[] = "/tf_dynemb/follower/";
 
 auto Collect() { return monitoring::CollectionRegistry::Default()->CollectMetrics({}); }
+
+// With as many digits as tell it from any other; absl::StrCat has six.
+std::string Digits(double number) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof(text), number).ptr};
+}
 
 std::string NameOf(const std::string& metric) {
   std::string name;
@@ -47,12 +55,12 @@ void AppendHistogram(const std::string& name, const monitoring::Point& point, st
   int64_t below = 0;
   for (int i = 0; i + 1 < histogram.bucket_size(); ++i) {
     below += static_cast<int64_t>(histogram.bucket(i));
-    const std::string limit = absl::StrCat("le=\"", histogram.bucket_limit(i), "\"");
+    const std::string limit = absl::StrCat("le=\"", Digits(histogram.bucket_limit(i)), "\"");
     absl::StrAppend(text, Series(name + "_bucket", point, limit), below, "\n");
   }
   const auto all = static_cast<int64_t>(histogram.num());
   absl::StrAppend(text, Series(name + "_bucket", point, "le=\"+Inf\""), all, "\n");
-  absl::StrAppend(text, Series(name + "_sum", point), histogram.sum(), "\n");
+  absl::StrAppend(text, Series(name + "_sum", point), Digits(histogram.sum()), "\n");
   absl::StrAppend(text, Series(name + "_count", point), all, "\n");
 }
 
@@ -74,7 +82,7 @@ std::string PrometheusText() {
           absl::StrAppend(&text, Series(name, *point), point->int64_value, "\n");
           break;
         case monitoring::ValueType::kDouble:
-          absl::StrAppend(&text, Series(name, *point), point->double_value, "\n");
+          absl::StrAppend(&text, Series(name, *point), Digits(point->double_value), "\n");
           break;
         case monitoring::ValueType::kBool:
           absl::StrAppend(&text, Series(name, *point), int{point->bool_value}, "\n");

@@ -4,20 +4,26 @@
 //   model_server --ops=_tf_dynemb_ops.so --model=recommender=PATH [--port=8501] [--host=127.0.0.1]
 //
 //   POST /v1/models/recommender:predict     {"instances": [...]} or {"inputs": {...}}
-//   GET  /v1/models/recommender             version and state; what of the feed is served, and its
-//   age GET  /v1/models/recommender/metadata    signatures GET  /metrics TensorFlow's monitoring
-//   registry, for Prometheus
+//   GET  /v1/models/recommender             version and state; what is served of the feed
+//   GET  /v1/models/recommender/metadata    signatures
+//   GET  /metrics                           TensorFlow's monitoring registry, for Prometheus
 //
 // A path may name the version, /v1/models/recommender/versions/1. Errors are {"error": "..."} with
 // an HTTP status. When it serves it prints a line with its address; SIGINT and SIGTERM end it.
 #include <pthread.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -38,9 +44,21 @@
 namespace model_server {
 namespace {
 
-constexpr size_t kLargestBodyBytes = size_t{64} << 20;
+// As JSON a body takes some ten times as much, for each connection.
+constexpr size_t kLargestBodyBytes = size_t{16} << 20;
+// A client that sends more has its answer when it has sent all, so what is a little too large is
+// read to its end, and forgotten.
+constexpr size_t kMostReadBytes = 4 * kLargestBodyBytes;
 constexpr size_t kConnections = 64;  // each has a thread; more wait
-constexpr char kModelPath[] = R"(/v1/models/([^/:]+)(?:/versions/([0-9]+))?)";
+// Requests of a connection before it is closed, so that those that wait have their turn.
+constexpr size_t kRequestsPerConnection = 1000;
+constexpr time_t kSecondsToStop = 10;  // for requests in progress
+
+// No pattern may have a slash before a colon: newer versions of httplib (from 0.14 on) do not take
+// it for a regular expression then, but for one of their own with names, as in "/users/:id".
+constexpr char kModelPath[] = R"(/v1/models/([^:/]+)(?:/versions/([0-9]+))?)";
+static_assert(std::string_view(kModelPath).find("/:") == std::string_view::npos);
+constexpr char kAnyPath[] = R"([\s\S]*)";
 
 int HttpStatus(const absl::Status& status) {
   switch (status.code()) {
@@ -62,11 +80,67 @@ int HttpStatus(const absl::Status& status) {
   }
 }
 
-void Reply(const absl::Status& status, const Json& json, httplib::Response* response) {
-  const Json body = status.ok() ? json : Json{{"error", std::string(status.message())}};
-  response->status = HttpStatus(status);
-  response->set_content(body.dump(-1, ' ', false, Json::error_handler_t::replace),
-                        "application/json");
+std::string Text(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string ErrorText(std::string_view message) { return Text({{"error", std::string(message)}}); }
+
+// An error after which the connection is closed: what is unread of the request would be taken for
+// the next one. httplib closes it when a content provider fails, as this one does at its end.
+void Refuse(int status, std::string_view message, httplib::Response* response) {
+  const std::string text = ErrorText(message);
+  response->status = status;
+  response->set_header("Connection", "close");
+  response->set_content_provider(text.size(), "application/json",
+                                 [text](size_t, size_t, httplib::DataSink& sink) {
+                                   sink.write(text.data(), text.size());
+                                   return false;
+                                 });
+}
+
+// Reads a body. httplib's own reading has no limit for one that is compressed or comes in chunks,
+// and a limit of 8 KiB for a form, which curl -d and urllib say that all they send is. False if the
+// request is refused.
+bool ReadBody(const httplib::Request& request, const httplib::ContentReader& reader,
+              std::string* body, httplib::Response* response) {
+  if (request.is_multipart_form_data()) {
+    Refuse(415, "want a body of JSON, not a form of several parts", response);
+    return false;
+  }
+  size_t bytes = 0;
+  const bool is_whole = reader([&](const char* data, size_t size) {
+    bytes += size;
+    if (bytes <= kLargestBodyBytes) body->append(data, size);
+    return bytes <= kMostReadBytes;
+  });
+  if (bytes > kLargestBodyBytes || response->status == 413) {
+    Refuse(413, absl::StrCat("want a body of at most ", kLargestBodyBytes, " bytes"), response);
+    return false;
+  }
+  if (!is_whole) {
+    Refuse(response->status < 400 ? 400 : response->status, "the body cannot be read", response);
+    return false;
+  }
+  return true;
+}
+
+// Requests other than POST have no body here. One that says so is refused before httplib reads it,
+// which would be without a limit.
+httplib::Server::HandlerResponse RefuseBodies(const httplib::Request& request,
+                                              httplib::Response& response) {
+  const std::string length = request.get_header_value("Content-Length");
+  const bool has_body =
+      request.has_header("Transfer-Encoding") || (!length.empty() && length != "0");
+  const bool reads = request.method == "GET" || request.method == "HEAD";
+  if (request.method == "POST" || (reads && !has_body)) {
+    return httplib::Server::HandlerResponse::Unhandled;
+  }
+  Refuse(405,
+         absl::StrCat("got ", request.method, has_body ? " with a body" : "",
+                      ", want GET, or POST with a body"),
+         &response);
+  return httplib::Server::HandlerResponse::Handled;
 }
 
 class Server {
@@ -75,10 +149,27 @@ class Server {
     http_.set_payload_max_length(kLargestBodyBytes);
     http_.set_tcp_nodelay(true);
     http_.new_task_queue = [] { return new httplib::ThreadPool(kConnections); };
-    http_.set_keep_alive_max_count(SIZE_MAX);
-    Route(&httplib::Server::Post, absl::StrCat(kModelPath, ":predict"),
-          [this](const std::string& body, Json* reply) { return model_.Predict(body, reply); });
-    Route(&httplib::Server::Get, kModelPath, [this](const std::string&, Json* reply) {
+    http_.set_keep_alive_max_count(kRequestsPerConnection);
+    // Without SO_REUSEPORT, which httplib sets if not told otherwise, and by which two servers
+    // share a port: each would get some of the requests.
+    http_.set_socket_options([](int socket) {
+      const int yes = 1;
+      setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+    });
+    http_.set_pre_routing_handler(RefuseBodies);
+    http_.Post(absl::StrCat(kModelPath, ":predict"), [this](const httplib::Request& request,
+                                                            httplib::Response& response,
+                                                            const httplib::ContentReader& reader) {
+      std::string body;
+      if (!ReadBody(request, reader, &body, &response)) return;
+      Reply(request, [&](Json* reply) { return model_.Predict(body, reply); }, &response);
+    });
+    http_.Post(kAnyPath, [](const httplib::Request& request, httplib::Response& response,
+                            const httplib::ContentReader& reader) {
+      std::string body;
+      if (ReadBody(request, reader, &body, &response)) response.status = 404;
+    });
+    Get(kModelPath, [this](Json* reply) {
       *reply = {
           {"model_version_status",
            {{{"version", model_.version()},
@@ -88,24 +179,21 @@ class Server {
       };
       return absl::OkStatus();
     });
-    Route(&httplib::Server::Get, absl::StrCat(kModelPath, "/metadata"),
-          [this](const std::string&, Json* reply) {
-            *reply = {{"model_spec", {{"name", name_}, {"version", model_.version()}}},
-                      {"metadata", {{"signature_def", model_.Metadata()}}}};
-            return absl::OkStatus();
-          });
+    Get(absl::StrCat(kModelPath, "/metadata"), [this](Json* reply) {
+      *reply = {{"model_spec", {{"name", name_}, {"version", model_.version()}}},
+                {"metadata", {{"signature_def", model_.Metadata()}}}};
+      return absl::OkStatus();
+    });
     const auto metrics = [](const httplib::Request&, httplib::Response& response) {
       response.set_content(PrometheusText(), "text/plain; version=0.0.4");
     };
     http_.Get("/metrics", metrics);
     http_.Get("/monitoring/prometheus/metrics", metrics);  // TensorFlow Serving's
-    // What no handler has answered: no such path, a body that is too large or no HTTP.
+    // What no handler has answered: no such path, or no HTTP.
     http_.set_error_handler([](const httplib::Request& request, httplib::Response& response) {
-      if (!response.body.empty()) return;
-      const std::string text =
-          absl::StrCat(response.status, ": ", request.method, " ", request.path);
+      if (response.has_header("Content-Type")) return;
       response.set_content(
-          Json{{"error", text}}.dump(-1, ' ', false, Json::error_handler_t::replace),
+          ErrorText(absl::StrCat(response.status, ": ", request.method, " ", request.path)),
           "application/json");
     });
   }
@@ -123,38 +211,103 @@ class Server {
     return http_.listen_after_bind();
   }
 
-  void Stop() { http_.stop(); }
+  // Lets Listen return after the requests in progress. False if it does not serve yet: httplib has
+  // no way to stop it then.
+  bool Stop() {
+    if (!http_.is_running()) return false;
+    http_.stop();
+    return true;
+  }
 
  private:
-  using Answer = std::function<absl::Status(const std::string& body, Json* reply)>;
-  using Method = httplib::Server& (httplib::Server::*)(const std::string&,
-                                                       httplib::Server::Handler);
+  using Answer = std::function<absl::Status(Json* reply)>;
 
-  // Answers paths that name this model, and its version if any.
-  void Route(Method method, const std::string& pattern, const Answer& answer) {
-    (http_.*method)(
-        pattern, [this, answer](const httplib::Request& request, httplib::Response& response) {
-          const auto began = std::chrono::steady_clock::now();
-          const std::string name = request.matches[1], version = request.matches[2];
-          absl::Status status;
-          Json reply;
-          if (name != name_ || (!version.empty() && version != model_.version())) {
-            status = absl::NotFoundError(
-                absl::StrCat("there is no model ", name, version.empty() ? "" : " of version ",
-                             version, "; want ", name_, " of version ", model_.version()));
-          } else {
-            status = answer(request.body, &reply);
-          }
-          Reply(status, reply, &response);
-          const std::chrono::duration<double, std::micro> took =
-              std::chrono::steady_clock::now() - began;
-          CountRequest(response.status, took.count());
-        });
+  void Get(const std::string& pattern, const Answer& answer) {
+    http_.Get(pattern,
+              [this, answer](const httplib::Request& request, httplib::Response& response) {
+                Reply(request, answer, &response);
+              });
+  }
+
+  // Answers a request whose path names this model, and its version if any.
+  void Reply(const httplib::Request& request, const Answer& answer, httplib::Response* response) {
+    const auto began = std::chrono::steady_clock::now();
+    const std::string name = request.matches[1], version = request.matches[2];
+    absl::Status status;
+    Json reply;
+    if (name != name_ || (!version.empty() && version != model_.version())) {
+      status = absl::NotFoundError(
+          absl::StrCat("there is no model ", name, version.empty() ? "" : " of version ", version,
+                       "; want ", name_, " of version ", model_.version()));
+    } else {
+      status = answer(&reply);
+    }
+    response->status = HttpStatus(status);
+    response->set_content(status.ok() ? Text(reply) : ErrorText(status.message()),
+                          "application/json");
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - began;
+    CountRequest(response->status, took.count());
   }
 
   const std::string name_;
   const ServedModel& model_;
   httplib::Server http_;
+};
+
+// Waits for SIGINT and SIGTERM, in a thread. The first ends the process at once as long as there is
+// no server, and else stops the server; the second, or if it takes too long, ends the process too.
+class SignalWaiter {
+ public:
+  SignalWaiter() {
+    sigemptyset(&signals_);
+    sigaddset(&signals_, SIGINT);
+    sigaddset(&signals_, SIGTERM);
+    // Threads that are started from here on leave them to this one.
+    pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
+    thread_ = std::thread([this] { Wait(); });
+  }
+
+  ~SignalWaiter() {
+    is_over_ = true;
+    pthread_kill(thread_.native_handle(), SIGTERM);  // only wakes it
+    thread_.join();
+    pthread_sigmask(SIG_UNBLOCK, &signals_, nullptr);
+  }
+
+  // What is to be stopped from now on; null: nothing.
+  void SetServer(Server* server) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    server_ = server;
+    has_served_ = has_served_ || server != nullptr;
+  }
+
+ private:
+  void Wait() {
+    int signal = 0;
+    sigwait(&signals_, &signal);
+    if (is_over_) return;
+    while (!Stop(signal)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const timespec patience = {kSecondsToStop, 0};
+    sigtimedwait(&signals_, nullptr, &patience);
+    if (!is_over_) End(signal);
+  }
+
+  // False if the server does not serve yet.
+  bool Stop(int signal) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!has_served_) End(signal);
+    return server_ == nullptr || server_->Stop();
+  }
+
+  // Without destructors: other threads run.
+  [[noreturn]] static void End(int signal) { _exit(128 + signal); }
+
+  sigset_t signals_;
+  std::atomic<bool> is_over_{false};
+  std::mutex mutex_;
+  Server* server_ = nullptr;
+  bool has_served_ = false;
+  std::thread thread_;
 };
 
 absl::Status Serve(const std::string& ops, const std::string& model_flag, const std::string& host,
@@ -163,13 +316,7 @@ absl::Status Serve(const std::string& ops, const std::string& model_flag, const 
   if (ops.empty() || equals == 0 || equals == std::string::npos) {
     return absl::InvalidArgumentError("want --ops=PATH and --model=NAME=PATH; see --help");
   }
-  // Threads that are started from here on leave these to the one that waits for them below.
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGINT);
-  sigaddset(&signals, SIGTERM);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-
+  SignalWaiter signals;  // the last to be destroyed: a signal ends what takes long before, too
   void* library = nullptr;
   absl::Status status = tensorflow::Env::Default()->LoadDynamicLibrary(ops.c_str(), &library);
   if (!status.ok()) return status;
@@ -177,13 +324,13 @@ absl::Status Serve(const std::string& ops, const std::string& model_flag, const 
   if (status = model.Load(model_flag.substr(equals + 1)); !status.ok()) return status;
 
   Server server(model_flag.substr(0, equals), model);
-  std::thread([&server, signals] {
-    int signal = 0;
-    sigwait(&signals, &signal);
-    server.Stop();
-  }).detach();
-  if (server.Listen(host, port)) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("cannot listen on ", host, ":", port));
+  signals.SetServer(&server);
+  const bool has_listened = server.Listen(host, port);
+  signals.SetServer(nullptr);
+  if (has_listened) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("cannot listen on ", host, ":", port,
+                   "; is the port taken, or the address of another machine?"));
 }
 
 }  // namespace

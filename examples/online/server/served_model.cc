@@ -36,23 +36,23 @@ bool IsTooDeep(const std::string& body) {
 }
 
 // The columns of rows: {"user": [1, 2]} of [{"user": 1}, {"user": 2}]. Where the signature has one
-// input alone, rows may be its values.
-absl::Status ToColumns(const Json& rows, const SignatureDef& signature, Json* columns) {
+// input alone, rows may be its values. What is in `rows` is moved.
+absl::Status ToColumns(Json rows, const SignatureDef& signature, Json* columns) {
   if (!rows.is_array() || rows.empty()) {
     return absl::InvalidArgumentError("instances: got no list with something in it");
   }
   *columns = Json::object();
-  for (const Json& row : rows) {
+  for (Json& row : rows) {
     const bool is_named = row.is_object() && !row.contains("b64");
     if (!is_named && signature.inputs().size() != 1) {
       return absl::InvalidArgumentError(absl::StrCat("instances: want objects, for the model has ",
                                                      signature.inputs().size(), " inputs"));
     }
     if (!is_named) {
-      (*columns)[signature.inputs().begin()->first].push_back(row);
+      (*columns)[signature.inputs().begin()->first].push_back(std::move(row));
       continue;
     }
-    for (const auto& [name, value] : row.items()) (*columns)[name].push_back(value);
+    for (const auto& [name, value] : row.items()) (*columns)[name].push_back(std::move(value));
   }
   for (const auto& [name, column] : columns->items()) {
     if (column.size() != rows.size()) {
@@ -64,7 +64,7 @@ absl::Status ToColumns(const Json& rows, const SignatureDef& signature, Json* co
 }
 
 // The other way round, for outputs of `count` rows.
-absl::Status ToRows(const Json& columns, size_t count, Json* rows) {
+absl::Status ToRows(Json columns, size_t count, Json* rows) {
   *rows = Json::array();
   for (const auto& [name, column] : columns.items()) {
     if (!column.is_array() || column.size() != count) {
@@ -72,10 +72,10 @@ absl::Status ToRows(const Json& columns, size_t count, Json* rows) {
                                                      " has no value for each; ask by \"inputs\""));
     }
     if (columns.size() == 1) {
-      *rows = column;
+      *rows = std::move(column);
       return absl::OkStatus();
     }
-    for (size_t i = 0; i < count; ++i) (*rows)[i][name] = column[i];
+    for (size_t i = 0; i < count; ++i) (*rows)[i][name] = std::move(column[i]);
   }
   return absl::OkStatus();
 }
@@ -102,7 +102,7 @@ absl::Status ServedModel::Load(const std::string& path) {
 
 absl::Status ServedModel::Predict(const std::string& body, Json* reply) const {
   if (IsTooDeep(body)) return absl::InvalidArgumentError("the body is nested too deep");
-  const Json request = Json::parse(body, nullptr, /*allow_exceptions=*/false);
+  Json request = Json::parse(body, nullptr, /*allow_exceptions=*/false);
   if (request.is_discarded()) return absl::InvalidArgumentError("the body is no JSON");
   if (!request.is_object() || request.contains("instances") == request.contains("inputs")) {
     return absl::InvalidArgumentError("want an object with either \"instances\" or \"inputs\"");
@@ -116,13 +116,15 @@ absl::Status ServedModel::Predict(const std::string& body, Json* reply) const {
   const SignatureDef& signature = found->second;
 
   const bool by_row = request.contains("instances");
+  const size_t rows = by_row ? request["instances"].size() : 0;
   Json inputs;
   if (by_row) {
-    if (absl::Status status = ToColumns(request["instances"], signature, &inputs); !status.ok()) {
+    if (absl::Status status = ToColumns(std::move(request["instances"]), signature, &inputs);
+        !status.ok()) {
       return status;
     }
   } else {
-    inputs = request["inputs"];
+    inputs = std::move(request["inputs"]);
     if (signature.inputs().size() == 1 && (!inputs.is_object() || inputs.contains("b64"))) {
       inputs = {{signature.inputs().begin()->first, std::move(inputs)}};
     }
@@ -138,8 +140,8 @@ absl::Status ServedModel::Predict(const std::string& body, Json* reply) const {
       return status;
     }
   }
-  if (by_row) return ToRows(outputs, request["instances"].size(), &(*reply)["predictions"]);
-  (*reply)["outputs"] = outputs.size() == 1 ? *outputs.begin() : outputs;
+  if (by_row) return ToRows(std::move(outputs), rows, &(*reply)["predictions"]);
+  (*reply)["outputs"] = std::move(outputs.size() == 1 ? *outputs.begin() : outputs);
   return absl::OkStatus();
 }
 
