@@ -112,7 +112,7 @@ class SavesChildren(Trackable):
 
     def children_to_save(self, children: dict[str, Any], save_type: str) -> dict[str, Any]:
         """Of the children that TensorFlow has found; save_type is "checkpoint" or "savedmodel"."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: each class with the mixin has its own
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         return self.children_to_save(super()._trackable_children(save_type, **kwargs), save_type)
@@ -133,7 +133,7 @@ class SavesTensors(RestoresTensors):
 
     def tensors_to_save(self) -> dict[str, tf.Tensor]:
         """The tensors by name."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: each class with the mixin has its own
 
     def copy_to_cpu(self, copies: dict[Any, Any]) -> None:
         """Puts a copy of this object as it is now into `copies`, for a thread that writes it."""
@@ -150,7 +150,7 @@ class SavedBySaver:
 
     def saveables(self) -> dict[str, Any]:
         """Functions of a name that give a saveable, by what they add to the name."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: each class with the mixin has its own
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
         return self.saveables()
