@@ -157,7 +157,7 @@ py_test: build
 test_distributed: build
 	$(PYTEST) tests/distributed/test_spread_tables.py tests/distributed $(PYTEST_FLAGS)
 
-# Tables on GPUs, and those in host memory beside GPUs. Without a GPU these play in host memory: tests/host_gpus.py.
+# Tables on GPUs, and those in host memory beside GPUs. Without a GPU these are simulated in host memory: tests/host_gpus.py.
 # Left out: a table that is made within a step, which XLA would compile, admission and eviction, and shards of one GPU.
 GPU_TESTS := $(addprefix tests/unit/test_,optimizer_twins.py variable.py variable_dtypes.py variable_graph.py \
   variable_session.py lookup_bags.py embedding_layer.py gradients.py restrict.py snapshot.py snapshot_deltas.py \
@@ -172,11 +172,11 @@ NOT_ON_GPUS := --deselect tests/unit/test_saving_checkpoint.py::test_a_table_and
 BESIDE_GPUS := $(addprefix tests/unit/test_,torchrec_collections.py collection_options.py lookup_bags.py restrict.py)
 test_gpu: build
 	@$(BAZEL) build $(BAZEL_FLAGS) //cc/kernels/testing:host_gpu
-	TF_DYNEMB_HOST_GPUS=2 $(PYTEST) tests/gpu $(BESIDE_GPUS) $(PYTEST_FLAGS)
+	TF_DYNEMB_TEST_GPUS=2 $(PYTEST) tests/gpu $(BESIDE_GPUS) $(PYTEST_FLAGS)
 	@if grep -q 'CUDA_VERSION = ""' tf_dynemb/_build_info.py; then \
 	  echo "NOT RUN: the tests of tables on a GPU. The op library was built without CUDA: docs/building.md"; \
 	else \
-	  TF_DYNEMB_HOST_GPUS=1 TF_DYNEMB_TABLES=gpu $(PYTEST) $(GPU_TESTS) $(NOT_ON_GPUS) $(PYTEST_FLAGS); \
+	  TF_DYNEMB_TEST_GPUS=1 TF_DYNEMB_TABLES=gpu $(PYTEST) $(GPU_TESTS) $(NOT_ON_GPUS) $(PYTEST_FLAGS); \
 	fi
 
 # The tests marked soak, with long counts; SOAK_TESTS has the C++ ones. pytest says 5 where there are none.

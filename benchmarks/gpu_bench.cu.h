@@ -233,11 +233,11 @@ Batches AnyRows(int64_t n, int64_t rows, bool some_absent = false) {
 Batches DistinctRows(int64_t n, int64_t rows) {
   return Batches(n, rows, [=](int64_t b, int64_t i) { return Permuted((b * n + i) % rows, rows); });
 }
-// Each row of a batch is twice in it.
-Batches RowsInPairs(int64_t n, int64_t rows) {
+// Each row of a batch is so often in it.
+Batches RepeatedRows(int64_t n, int64_t rows, int64_t times) {
+  const int64_t distinct = n / times;
   return Batches(n, rows, [=](int64_t batch, int64_t i) {
-    const int64_t pair = Permuted(i, n, batch) % (n / 2);
-    return Permuted((batch * (n / 2) + pair) % rows, rows);
+    return Permuted((batch * distinct + Permuted(i, n, batch) % distinct) % rows, rows);
   });
 }
 // Rows whose density is rank^-1.05, by the inverse of its integral.

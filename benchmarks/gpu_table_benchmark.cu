@@ -191,12 +191,31 @@ void StepsOf(const Bench& bench, const std::string& rule, int64_t dim, DType dty
   }
 }
 
+// The step that dynamicemb publishes times of (docs/gpu.md): a lookup and the training of its rows.
+void LookUpAndTrain(const Bench& bench, int64_t rows, const Copy& copy) {
+  const Training adam("adam");
+  const int64_t dim = 128, n = bench.Scaled(kMillion);
+  const Batches batches = RepeatedRows(n, rows, 3);
+  const int64_t distinct = batches.Distinct();
+  Subject subject(bench, SchemaOf(dim, &adam), rows, n, 2 * n);
+  subject.Fill(rows);
+  const Timed find = subject.Find(batches, true, nullptr);
+  const auto step = [&](int round) {
+    find.run(round);
+    subject.Apply(batches.device(round), adam);
+  };
+  const int64_t bytes = 2 * n * (8 + 4 * dim) + distinct * (4 * dim + 2 * subject.row_bytes);
+  bench.Measure("step/find_and_adam/float32/thrice",
+                {{"dim", dim}, {"rows", rows}, {"batch", n}, {"distinct", distinct}}, n, bytes,
+                {"", step}, {copy.Of(bytes)});
+}
+
 void StepCase(const Bench& bench) {
   const Copy copy(bench);
   const int64_t n = bench.Scaled(kMillion), adam_row = 3 * 4 * 128;
   const int64_t rows = bench.Fit(16 * kMillion, 2 * adam_row + kIndexBytes);
   std::vector<StepBatches> all;
-  all.push_back({"pairs", RowsInPairs(n, rows), 0});
+  all.push_back({"pairs", RepeatedRows(n, rows, 2), 0});
   all.push_back({"zipf", ZipfRows(n, rows), 0});
   all.push_back({"distinct", DistinctRows(n, rows), 0});
   for (StepBatches& some : all) some.distinct = some.batches.Distinct();
@@ -208,6 +227,7 @@ void StepCase(const Bench& bench) {
     StepsOf(bench, "adam", dim, kFloat, rows, copy, all, distinct);
   }
   StepsOf(bench, "adam", 128, DType::kFloat16, rows, copy, all, distinct);
+  LookUpAndTrain(bench, rows, copy);
 }
 
 template <int kInFlight>
@@ -320,7 +340,7 @@ void BesideHost(const Bench& bench, int64_t dim, bool train) {
   }
   values.count = n;
 
-  const Batches batches = train ? RowsInPairs(n, rows) : AnyRows(n, rows);
+  const Batches batches = train ? RepeatedRows(n, rows, 2) : AnyRows(n, rows);
   const auto on_host = [&](int round) {
     const Batch batch = batches.host(round);
     const Update update = adam.update(MemorySpace::kHost);

@@ -56,11 +56,14 @@ class ClickModel(keras.Model):
         dim: numbers per id.
         interaction: "dot" or "cross".
         shards: of each table.
+        device: where tables are, such as "/GPU:0"; None: in host memory.
         bottom: widths of the bottom MLP, to which a layer of `dim` is added.
         top: widths of the top MLP, to which a layer of 1 is added.
     """
 
-    def __init__(self, dim=16, interaction="dot", shards=1, bottom=(512, 256, 64), top=(512, 256)):
+    def __init__(
+        self, dim=16, interaction="dot", shards=1, device=None, bottom=(512, 256, 64), top=(512, 256)
+    ):
         super().__init__(name="dlrm" if interaction == "dot" else "dcn")
         self.bags = torchrec.EmbeddingBagCollection(
             [
@@ -72,7 +75,8 @@ class ClickModel(keras.Model):
                     table_size=shards,
                 )
                 for name in criteo_data.IDS
-            ]
+            ],
+            device=device,
         )
         self.bottom = _mlp([*bottom, dim], last="relu")
         self.dot = keras_rs.layers.DotInteraction() if interaction == "dot" else None
@@ -344,6 +348,7 @@ def parser() -> argparse.ArgumentParser:
         help="widths of the top MLP (%(default)s)",
     )
     add("--shards", type=natural, metavar="N", default=1, help="of each table (%(default)s)")
+    add("--device", metavar="NAME", help="where tables are, such as /GPU:0 (host memory)")
     add = parser.add_argument_group("training").add_argument
     add(
         "--optimizer",
@@ -391,7 +396,7 @@ def check_folders(args: argparse.Namespace) -> None:
         if args.resume or args.save_every:
             raise ValueError("--resume and --save-every need --checkpoints FOLDER")
         return
-    free = "steps epochs valid_steps shards checkpoints save_every resume logdir quiet workers".split()
+    free = "steps epochs valid_steps shards device checkpoints save_every resume logdir quiet workers".split()
     settings = {name: value for name, value in vars(args).items() if name not in free}
     file = pathlib.Path(args.checkpoints, "settings.json")
     found = tf.train.latest_checkpoint(args.checkpoints)
@@ -439,6 +444,7 @@ def run(args: argparse.Namespace) -> tuple[ClickModel, str]:
         dim=args.dim,
         interaction=args.interaction,
         shards=args.shards,
+        device=args.device,
         bottom=args.bottom,
         top=args.top,
     )

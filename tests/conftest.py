@@ -14,8 +14,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-# TF_DYNEMB_HOST_GPUS=2 gives TensorFlow GPUs that play in host memory, for tests/gpu and what else is
-# run beside GPUs; TF_DYNEMB_TABLES=gpu puts tables there for which a test names no device.
+# TF_DYNEMB_TEST_GPUS=2 gives TensorFlow GPUs, simulated where the machine has none, for tests/gpu and
+# what else is run beside GPUs; TF_DYNEMB_TABLES=gpu puts tables there for which a test names no device.
 host_gpus.start()
 collect_ignore = [] if tf.config.list_physical_devices("GPU") else ["gpu"]
 
@@ -53,8 +53,8 @@ def _fresh_keras():
 
 @pytest.fixture(autouse=True)
 def _dense_variables_on_the_cpu():
-    """Where GPUs play: TensorFlow's own kernels for GPUs are CUDA's, and variables would miss them."""
+    """Where GPUs are simulated: TensorFlow's own kernels for GPUs are CUDA's; variables would miss them."""
     with contextlib.ExitStack() as stack:
-        if host_gpus.tables_are_there():
+        if host_gpus.simulated() and host_gpus.tables_are_there():
             stack.enter_context(tf.device("/CPU:0"))
         yield

@@ -189,6 +189,21 @@ def crosses_loop() -> bool:
     return False
 
 
+def is_in_xla_function() -> bool:
+    """Whether a function is being traced that XLA compiles.
+
+    TensorFlow has no public name for it. Only the words of an error depend on it, so a TensorFlow that
+    lacks it is none.
+    """
+    if tf.executing_eagerly():
+        return False
+    try:
+        from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+    except ImportError:
+        return False
+    return bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+
 def resource_of(variable: keras.Variable) -> tf.Tensor:
     """The resource of a variable, which tapes and graphs are told is read.
 

@@ -87,14 +87,17 @@ class ApplyBagsOp : public CatchingKernel {
                                 static_cast<int64_t>(updates.size()), 1'000'000, [&](int64_t i) {
                                   gradients[i] = GradientOfTable(bags, trained_[i]);
                                 })));
-    std::vector<GpuBagGradient> on_gpu(updates.size());
+    std::vector<GpuBagGradient> on_gpu;
+    tensorflow::Tensor held;
+    if (core.space != MemorySpace::kHost) {
+      OP_REQUIRES_OK(context, CopyGradients(context, core, gradients, gradient, &held, &on_gpu));
+    }
     for (size_t i = 0; i < updates.size(); ++i) {
       TableUpdates::Update& update = updates[i];
       if (core.space != MemorySpace::kHost) {
-        OP_REQUIRES_OK(context, on_gpu[i].Copy(context, core, gradients[i], gradient));
-        update.keys = on_gpu[i].keys();
-        update.gradients = on_gpu[i].rows();
-        update.scales = on_gpu[i].scales();
+        update.keys = on_gpu[i].keys;
+        update.gradients = on_gpu[i].rows;
+        update.scales = on_gpu[i].scales;
         continue;
       }
       update.keys = gradients[i].keys();

@@ -17,23 +17,17 @@ namespace dynemb {
 absl::Status FindBagsOnGpu(tensorflow::OpKernelContext* context, const DeviceContext& core,
                            const std::vector<TableInput>& tables, const Bags& bags, char* out);
 
-// What Apply is told of bags, copied to the GPU.
-class GpuBagGradient {
- public:
-  // A view of `gradient`, which is on the GPU.
-  absl::Status Copy(tensorflow::OpKernelContext* context, const DeviceContext& core,
-                    const BagGradient& from, const char* gradient);
-
-  const Span<const Key>& keys() const { return keys_; }
-  const ConstRows& rows() const { return rows_; }
-  const Span<const double>& scales() const { return scales_; }
-
- private:
-  tensorflow::Tensor held_;
-  Span<const Key> keys_;
-  ConstRows rows_;
-  Span<const double> scales_;
+// What Apply is told of the bags of a table, on the GPU.
+struct GpuBagGradient {
+  Span<const Key> keys;
+  ConstRows rows;
+  Span<const double> scales;
 };
+
+// Copies those of several tables to the GPU: views of `gradient`, which is there, and of `held`.
+absl::Status CopyGradients(tensorflow::OpKernelContext* context, const DeviceContext& core,
+                           const std::vector<BagGradient>& from, const char* gradient,
+                           tensorflow::Tensor* held, std::vector<GpuBagGradient>* to);
 
 }  // namespace dynemb
 

@@ -109,11 +109,11 @@ Status CopyFromGpu(const Context& core, void* to, const void* from, int64_t byte
   return Wait(core);
 }
 
-Status CopyToGpu(const Context& core, void* to, std::vector<char> from) {
-  auto held = std::make_unique<std::vector<char>>(std::move(from));
-  DYNEMB_RETURN_IF_ERROR(CopyAny(core, to, held->data(), static_cast<int64_t>(held->size())));
+Status CopyToGpu(const Context& core, void* to, const tensorflow::Tensor& from) {
+  auto held = std::make_unique<tensorflow::Tensor>(from);
+  DYNEMB_RETURN_IF_ERROR(CopyAny(core, to, from.data(), static_cast<int64_t>(from.TotalBytes())));
   if (RunsOnHost(core.space)) return {};
-  const auto release = [](void* copied) { delete static_cast<std::vector<char>*>(copied); };
+  const auto release = [](void* copied) { delete static_cast<tensorflow::Tensor*>(copied); };
   const Status status =
       FromCuda(cudaLaunchHostFunc(static_cast<cudaStream_t>(core.stream), release, held.get()),
                "holding what is copied to the GPU");

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "cc/core/base/context.h"
 #include "cc/core/base/dtype.h"
@@ -15,6 +14,7 @@
 #include "cc/core/table/table_options.h"
 #include "cc/gpu/table/gpu_table.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
 
 namespace dynemb {
 
@@ -39,7 +39,7 @@ Status FindBagsInPlace(Table* table, const Context& core, const DeviceBags& bags
 // Copies to the host, and waits for it; and the other way, for which the host does not wait: what
 // is copied is kept until it has been.
 Status CopyFromGpu(const Context& core, void* to, const void* from, int64_t bytes);
-Status CopyToGpu(const Context& core, void* to, std::vector<char> from);
+Status CopyToGpu(const Context& core, void* to, const tensorflow::Tensor& from);
 
 // Widen (cc/core/lookup/widen.h) in the memory of the context.
 Status WidenInPlace(const Context& core, const Rows& rows, DType from, DType to, int64_t dim);

@@ -31,7 +31,7 @@ std::shared_ptr<Table> InPlace(const std::shared_ptr<Table>& shard) { return sha
 
 Status FindBagsInPlace(Table*, const Context&, const DeviceBags&, const Rows&) { return NoCuda(); }
 Status CopyFromGpu(const Context&, void*, const void*, int64_t) { return NoCuda(); }
-Status CopyToGpu(const Context&, void*, std::vector<char>) { return NoCuda(); }
+Status CopyToGpu(const Context&, void*, const tensorflow::Tensor&) { return NoCuda(); }
 
 Status WidenInPlace(const Context& core, const Rows& rows, DType from, DType to, int64_t dim) {
   return Widen(core, rows, from, to, dim);

@@ -446,7 +446,7 @@ Status ForEachReader(
 
 bool HasRoomFor(const TableInput& table, int64_t keys) {
   return std::all_of(table.shards.begin(), table.shards.end(),
-                     [keys](const auto& shard) { return keys <= shard->room(); });
+                     [keys](const auto& shard) { return shard->HasRoom(keys); });
 }
 
 absl::Status CheckRoom(const Context& core, const TableInput& table, Span<const Key> keys,

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
     reason="the op library was built without CUDA: test_without_cuda.py",
 )
 GPUS = [device.name for device in tf.config.list_logical_devices("GPU")]
-several = pytest.mark.skipif(len(GPUS) < 2, reason="needs two GPUs; TF_DYNEMB_HOST_GPUS=2 makes them")
+several = pytest.mark.skipif(len(GPUS) < 2, reason="needs two GPUs; TF_DYNEMB_TEST_GPUS=2 makes them")
 DIM = 3
 PLACES = {"one GPU": ["/GPU:0"], "two GPUs": ["/GPU:0", "/GPU:1"], "host": None}
 OPTIMIZERS = {

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from table_rows import int64, values_of
+from table_rows import int64, rows_of, values_of
 
 import tf_dynemb
 from tf_dynemb.compat import tfra
@@ -312,3 +312,23 @@ def test_strings_in_a_sequential_without_an_input():
         TypeError, match=r"a float cannot hold a string.*keras.Input\(shape, dtype='string'\), first in"
     ):
         model(tf.constant(["a", "b"]))
+
+
+def test_xla_is_refused_with_what_to_write():
+    """Keras leaves XLA out by itself only where the layer is there when the model is compiled."""
+
+    class Late(keras.Model):
+        def build(self, shape):
+            self.embedding = Embedding(2, name="late")
+            super().build(shape)
+
+        def call(self, ids):
+            return tf.reduce_sum(self.embedding(ids), [1, 2])
+
+    model, ids = Late(), tf.constant([[1, 2, 3]], tf.int64)
+    model.compile(wrapped(), "mse", jit_compile=True)
+    with pytest.raises(ValueError, match="jit_compile: got .* 'late' in it, want jit_compile=False"):
+        model.fit(ids, tf.zeros([1]), verbose=0)
+    model.compile(wrapped(), "mse", jit_compile=False)
+    model.fit(ids, tf.zeros([1]), verbose=0)
+    assert set(rows_of(model.embedding.table)) == {1, 2, 3}

@@ -149,7 +149,9 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         shape = tf.shape(keys)
         values = tf.reshape(values, tf.concat([shape, [weight.shape[1]]], 0), name=name)
         values = tf.ensure_shape(values, [*keys.shape, weight.shape[1]] if keys.shape.rank else None)
-        return values, tf.reshape(tf.gather(tf.dynamic_stitch(orders, exists), places), shape)
+        # As numbers: TensorFlow stitches no bool on GPUs.
+        exists = tf.dynamic_stitch(orders, [tf.cast(part, tf.int32) for part in exists])
+        return values, tf.reshape(tf.gather(tf.cast(exists, tf.bool), places), shape)
 
     def upsert(
         self, keys: tf.Tensor, values: tf.Tensor, now: tf.Tensor | np.int64, name: str | None = None

@@ -90,6 +90,20 @@ class TableResource(
             self._of_session = not tf.executing_eagerly()
             self.resource_handle  # noqa: B018  makes the table now, outside of any function
 
+    @property
+    def resource_handle(self) -> tf.Tensor:
+        """The table of a graph or of eager calls.
+
+        Raises:
+            ValueError: in a function that XLA compiles, where there are no tables.
+        """
+        if _compat.is_in_xla_function():
+            raise ValueError(
+                f"jit_compile: got a function that XLA compiles with the table {self.table_name!r} in it, "
+                "want jit_compile=False for tf.function or a Keras model's compile: XLA has no tables"
+            )
+        return super().resource_handle
+
     def __deepcopy__(self, memo: object) -> NoReturn:
         """Refuses: a copy would have the rows of the original."""
         raise TypeError(

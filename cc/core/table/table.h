@@ -342,6 +342,8 @@ class Table : public RowReader, public RowWriter, public RowScanner, public Chan
   // How many rows can be inserted before the table is full; a large number if it never is. Calls
   // under way may have taken more than they need, and give it back.
   virtual int64_t room() const { return INT64_MAX; }
+  // Whether so many fit. A table on a GPU need not wait for it, as for `room`, where it has a lot.
+  virtual bool HasRoom(int64_t rows) const { return rows <= room(); }
   // How many rows it can have; of shards that are full together, all of them.
   virtual int64_t max_rows() const { return INT64_MAX; }
   virtual TableCounters counters() const { return TableCounters(); }

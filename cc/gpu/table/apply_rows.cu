@@ -126,60 +126,80 @@ struct UpdateHead {
   typename Rule::template Step<T> step;
   T decay;
 
+  // A block of a row: its values, and the slots of each of its columns.
+  struct Columns {
+    Block<V> values;
+    Block<T> slot[kColumnSlots + 1];
+  };
+
   DYNEMB_HOST_DEVICE void operator()(const Tile& tile, const Head& head) const {
     if constexpr (kRowSlots == 0) {
-      UpdateColumns(tile, head, step, nullptr);
+      UpdateColumns(tile, head, step, nullptr, nullptr);
     } else {
-      Block<T> first = {};  // of the lane's blocks of the gradient
-      if (tile.lane * kBlock < dim) first = gradients.Sum(batch, head, tile.lane);
       T* const slots = reinterpret_cast<T*>(head.row + slots_offset) + kColumnSlots * dim;
+      // All that the lane reads of its first block, and of the row, is asked for before anything is
+      // waited for.
       T row_slots[kRowSlots];
       for (int k = 0; k < kRowSlots; ++k) {
         row_slots[k] = head.is_new ? initial_slots[kColumnSlots + k] : slots[k];
       }
-      const T mean_square = SumOfSquares(tile, head, first) / static_cast<T>(dim);
+      Columns columns = {};
+      Block<T> gradient = {};
+      if (tile.lane * kBlock < dim) {
+        columns = Load(head, tile.lane);
+        gradient = gradients.Sum(batch, head, tile.lane);
+      }
+      const T mean_square = SumOfSquares(tile, head, gradient) / static_cast<T>(dim);
       tile.Sync();  // all have read
       const auto of_row = Rule::RowUpdate(step, mean_square, row_slots);
       for (int k = 0; tile.lane == 0 && k < kRowSlots; ++k) slots[k] = row_slots[k];
-      UpdateColumns(tile, head, of_row, &first);
+      UpdateColumns(tile, head, of_row, &columns, &gradient);
     }
     if (tile.lane == 0) stamp.Write(head.row, head.is_new, 1);
   }
 
-  // `first`: the gradient of the lane's first block, if it is known.
+  // What the row has in a block, or begins with.
+  DYNEMB_HOST_DEVICE Columns Load(const Head& head, int64_t block) const {
+    const T* const slots = reinterpret_cast<const T*>(head.row + slots_offset);
+    const bool aligned = dim % kBlock == 0 && IsAligned(slots);
+    Columns columns;
+    if (head.is_new) {
+      columns.values = initial.template Values<V>(batch.entries.keys[head.position], block);
+      for (int k = 0; k < kColumnSlots; ++k) {
+        for (T& number : columns.slot[k].number) number = initial_slots[k];
+      }
+      return columns;
+    }
+    LoadBlock(reinterpret_cast<const V*>(head.row), block, dim, aligned, &columns.values);
+    for (int k = 0; k < kColumnSlots; ++k) {
+      LoadBlock(slots + k * dim, block, dim, aligned, &columns.slot[k]);
+    }
+    return columns;
+  }
+
+  // `first`, `first_gradient`: of the lane's first block, if they are known.
   template <typename StepOrRow>
   DYNEMB_HOST_DEVICE void UpdateColumns(const Tile& tile, const Head& head, const StepOrRow& of,
-                                        const Block<T>* first) const {
+                                        const Columns* first,
+                                        const Block<T>* first_gradient) const {
     V* const value = reinterpret_cast<V*>(head.row);
     T* const slots = reinterpret_cast<T*>(head.row + slots_offset);
     const bool aligned = dim % kBlock == 0 && IsAligned(slots);
     for (int64_t block = tile.lane; block * kBlock < dim; block += tile.width) {
-      Block<V> values;
-      Block<T> slot[kColumnSlots + 1];
-      if (head.is_new) {
-        values = initial.template Values<V>(batch.entries.keys[head.position], block);
-        for (int k = 0; k < kColumnSlots; ++k) {
-          for (T& number : slot[k].number) number = initial_slots[k];
-        }
-      } else {
-        LoadBlock(value, block, dim, aligned, &values);
-        for (int k = 0; k < kColumnSlots; ++k) {
-          LoadBlock(slots + k * dim, block, dim, aligned, &slot[k]);
-        }
-      }
-      const Block<T> gradient =
-          first != nullptr && block == tile.lane ? *first : gradients.Sum(batch, head, block);
+      const bool is_known = first != nullptr && block == tile.lane;
+      Columns columns = is_known ? *first : Load(head, block);
+      const Block<T> gradient = is_known ? *first_gradient : gradients.Sum(batch, head, block);
       for (int i = 0; i < kBlock; ++i) {
-        T weight = static_cast<T>(values.number[i]);
+        T weight = static_cast<T>(columns.values.number[i]);
         T of_column[kColumnSlots + 1];
-        for (int k = 0; k < kColumnSlots; ++k) of_column[k] = slot[k].number[i];
+        for (int k = 0; k < kColumnSlots; ++k) of_column[k] = columns.slot[k].number[i];
         UpdateColumn<Rule>(of, decay, gradient.number[i], &weight, of_column);
-        for (int k = 0; k < kColumnSlots; ++k) slot[k].number[i] = of_column[k];
-        values.number[i] = static_cast<V>(weight);
+        for (int k = 0; k < kColumnSlots; ++k) columns.slot[k].number[i] = of_column[k];
+        columns.values.number[i] = static_cast<V>(weight);
       }
-      StoreBlock(values, block, dim, aligned, value);
+      StoreBlock(columns.values, block, dim, aligned, value);
       for (int k = 0; k < kColumnSlots; ++k) {
-        StoreBlock(slot[k], block, dim, aligned, slots + k * dim);
+        StoreBlock(columns.slot[k], block, dim, aligned, slots + k * dim);
       }
     }
   }

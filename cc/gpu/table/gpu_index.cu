@@ -83,13 +83,14 @@ Status GpuIndex::Move(const Context& context, int64_t chunks) {
   return {};
 }
 
-Status GpuIndex::MakeRoom(const Context& context, int64_t rows, int64_t inserting) {
+Status GpuIndex::MakeRoom(const Context& context, int64_t rows, int64_t inserting, int64_t ahead) {
   const int64_t count = view_.current.count;
   if (growing() && rows > limit_) {
     DYNEMB_RETURN_IF_ERROR(Move(context, count));
   }
-  if (!growing() && rows > start_) {
-    const double least = static_cast<double>(rows) / kNewLoad / kCells;
+  const int64_t wanted = rows > start_ ? rows : ahead;
+  if (!growing() && wanted > start_) {
+    const double least = static_cast<double>(wanted) / kNewLoad / kCells;
     const auto chunks =
         static_cast<int64_t>(std::max(least, kGrowth * static_cast<double>(view_.current.count)));
     bool begun;

@@ -31,9 +31,9 @@ class GpuIndex {
   int64_t limit() const { return limit_; }
   // Will MakeRoom for so many keys take memory?
   bool TakesMemory(int64_t rows) const { return rows > (growing() ? limit_ : start_); }
-  // Makes room for `rows` keys in all, `inserting` of which are about to be inserted. Without
-  // memory it does what it can: see limit().
-  Status MakeRoom(const Context& context, int64_t rows, int64_t inserting);
+  // Makes room for `rows` keys in all, `inserting` of which are about to be inserted, and begins to
+  // grow where it would for `ahead`. Without memory it does what it can: see limit().
+  Status MakeRoom(const Context& context, int64_t rows, int64_t inserting, int64_t ahead);
   // One array, with room for so many keys, that does not begin to grow before.
   Status Reserve(const Context& context, int64_t rows);
 

@@ -29,7 +29,8 @@
 namespace dynemb {
 namespace {
 
-constexpr int64_t kMoreErased = 1 << 18;  // see gpu_table.h
+constexpr int64_t kMoreErased = 1 << 18;                                // see gpu_table.h
+constexpr int64_t kCallsAhead = 6, kHeadroomBytes = int64_t{64} << 20;  // see Headroom
 constexpr int64_t kKeysAtOnce = 1 << 20;  // of those that have changed, to the host
 // Chunks of the index that EraseBelow goes through before other calls get a turn; where erased keys
 // are noted, as many as have keys that fit into the list.
@@ -350,6 +351,15 @@ class GpuTableOfMemory final : public GpuTable {
   // What others may insert meanwhile is not counted: the limit is looked at before each call, and
   // calls at the same time may exceed it together.
   int64_t room() const override { return max_rows_ < 0 ? INT64_MAX : max_rows_ - size(); }
+  bool HasRoom(int64_t rows) const override {
+    if (max_rows_ < 0) return true;
+    {
+      std::lock_guard<FairSharedMutex> lock(mutex_);
+      counts_.Poll();
+      if (rows <= max_rows_ - counts_.most_rows()) return true;
+    }
+    return rows <= room();
+  }
   int64_t max_rows() const override { return max_rows_ < 0 ? INT64_MAX : max_rows_; }
 
   int64_t size() const override {
@@ -474,15 +484,28 @@ class GpuTableOfMemory final : public GpuTable {
   // Room for `inserting` more rows, or as many as there is memory for: *limit in all.
   Status MakeRoom(const Context& context, int64_t inserting, int64_t* limit) {
     counts_.Poll();
-    const auto needed = [&] { return counts_.most_rows() + inserting; };
-    if (needed() > rows_.capacity() || index_.TakesMemory(needed())) {
+    int64_t needed = counts_.most_rows() + inserting, ahead = needed;
+    if (needed > rows_.capacity() || index_.TakesMemory(needed)) {
       RowCounts counts;
       DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
+      needed = counts_.most_rows() + inserting;
+      ahead = needed + Headroom(inserting);
     }
-    DYNEMB_RETURN_IF_ERROR(rows_.Grow(context, needed()));
-    DYNEMB_RETURN_IF_ERROR(index_.MakeRoom(context, needed(), inserting));
+    // What is needed comes first, for there may not be memory for both.
+    DYNEMB_RETURN_IF_ERROR(rows_.Grow(context, needed));
+    DYNEMB_RETURN_IF_ERROR(index_.MakeRoom(context, needed, inserting, ahead));
+    DYNEMB_RETURN_IF_ERROR(rows_.Grow(context, ahead));
     *limit = std::min(rows_.capacity(), index_.limit());
     return {};
+  }
+
+  // Rows for which there is room beyond a call that had to wait: those of calls like it whose
+  // counts have not come when the next ones are made, so that these need not wait as well. Where
+  // that is much memory, no more than a share of what the table has.
+  int64_t Headroom(int64_t inserting) const {
+    const int64_t most = std::max(kHeadroomBytes / layout_.row_bytes, rows_.capacity() / 8);
+    const int64_t calls = std::min(kCallsAhead * inserting, most);
+    return max_rows_ < 0 ? calls : std::clamp<int64_t>(max_rows_ - counts_.most_rows(), 0, calls);
   }
 
   // The end of a call without memory to work in: nothing has been done to any key, which is
