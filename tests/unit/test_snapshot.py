@@ -340,6 +340,7 @@ def test_save_in_a_function_is_refused(tmp_path):
 def test_restore_closes_what_it_reads(tmp_path, monkeypatch):
     table = tf_dynemb.Variable(dim=2, name="users")
     tf_dynemb.snapshot.save(tmp_path / "s", table)
+    gc.collect()  # no reader of another test is deleted meanwhile
     closed = []
     close = tf_dynemb.snapshot.SnapshotReader.close
     monkeypatch.setattr(

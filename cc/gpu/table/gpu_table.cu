@@ -30,7 +30,7 @@ namespace dynemb {
 namespace {
 
 constexpr int64_t kMoreErased = 1 << 18;                                // see gpu_table.h
-constexpr int64_t kCallsAhead = 6, kHeadroomBytes = int64_t{64} << 20;  // see Headroom
+constexpr int64_t kCallsAhead = 6, kHeadroomBytes = int64_t{4} << 20;  // see Headroom
 constexpr int64_t kKeysAtOnce = 1 << 20;  // of those that have changed, to the host
 // Chunks of the index that EraseBelow goes through before other calls get a turn; where erased keys
 // are noted, as many as have keys that fit into the list.
