@@ -9,10 +9,12 @@
 #include "cc/core/base/fair_shared_mutex.h"
 #include "cc/core/optimizer/rule.h"
 #include "cc/core/table/call_checks.h"
+#include "cc/core/table/evictor.h"
 #include "cc/gpu/for_each.cu.h"
 #include "cc/gpu/table/apply_rows.h"
 #include "cc/gpu/table/device_guard.h"
 #include "cc/gpu/table/erase_log.h"
+#include "cc/gpu/table/evict_rows.h"
 #include "cc/gpu/table/find_rows.cu.h"
 #include "cc/gpu/table/gpu_index.h"
 #include "cc/gpu/table/gpu_table.h"
@@ -29,8 +31,9 @@
 namespace dynemb {
 namespace {
 
-constexpr int64_t kMoreErased = 1 << 18;                                // see gpu_table.h
+constexpr int64_t kMoreErased = 1 << 18;                               // see gpu_table.h
 constexpr int64_t kCallsAhead = 6, kHeadroomBytes = int64_t{4} << 20;  // see Headroom
+constexpr int kMostWaitsInVain = 2;
 constexpr int64_t kKeysAtOnce = 1 << 20;  // of those that have changed, to the host
 // Chunks of the index that EraseBelow goes through before other calls get a turn; where erased keys
 // are noted, as many as have keys that fit into the list.
@@ -46,22 +49,16 @@ class GpuTableOfMemory final : public GpuTable {
         rows_(memory, layout_),
         scratch_(memory),
         initial_(memory),
-        erased_(memory) {}
+        erased_(memory),
+        room_scratch_(memory),
+        candidates_(memory) {}
   ~GpuTableOfMemory() override {
     at_end_.emplace(device_);
     static_cast<void>(order_.WaitForAll());  // an error of the device was another call's
   }
 
   Status Init(const TableOptions& options) {
-    max_rows_ = options.max_rows;
-    if (options.eviction.evicts() || options.eviction.expires() || options.missing_value ||
-        options.max_bytes >= 0 || (max_rows_ >= 0 && options.on_full == OnFull::kDecline)) {
-      return InvalidArgument(
-          "devices: got a GPU for a table that evicts rows, declines keys, has max_bytes or a "
-          "value "
-          "for missing keys, want host memory; a table on a GPU can have max_rows and "
-          "on_full='error'");
-    }
+    DYNEMB_RETURN_IF_ERROR(SetLimits(options));
     if (!RunsOnHost(space())) {
       DYNEMB_RETURN_IF_ERROR(FromCuda(cudaGetDevice(&device_), "asking for the device"));
     }
@@ -171,11 +168,13 @@ class GpuTableOfMemory final : public GpuTable {
         MakeRowUpdater(update.rule->name, schema_.value_dtype, update.hyper, &checked));
     DYNEMB_RETURN_IF_ERROR(CheckAttached(schema_, *update.rule));
     return InTurn(context, true, [&] {
-      const How how = {true, ApplyScratchBytes(schema_, Entries(batch).most)};
+      How how;
+      how.in_order = true;
+      how.scratch_bytes = ApplyScratchBytes(schema_, Entries(batch).most);
       const auto apply = [&](const GroupedBatch& grouped) {
         return ApplyRows(context, schema_,
                          {grouped, gradients, update, rows_.view(), marks(), layout_,
-                          RowStamp(layout_, stamp), initial_.values()},
+                          Stamped(stamp), initial_.values()},
                          &scratch_);
       };
       return update.if_missing == IfMissing::kInsert
@@ -190,10 +189,12 @@ class GpuTableOfMemory final : public GpuTable {
     DYNEMB_RETURN_IF_ERROR(
         CheckValues("values", batch, values, schema_.value_dtype, schema_.dim, space()));
     return InTurn(context, true, [&] {
-      return Write(context, batch, report, {}, AnyHead(), [&](const GroupedBatch& grouped) {
+      How how;
+      how.last_counts = true;
+      return Write(context, batch, report, how, AnyHead(), [&](const GroupedBatch& grouped) {
         return ForEachHead(
             context, grouped, rows_.view(), marks(), RowWidth(),
-            UpsertHead{initial_slots(), RowStamp(layout_, stamp), layout_.value_bytes, values});
+            UpsertHead{initial_slots(), Stamped(stamp), layout_.value_bytes, values});
       });
     });
   }
@@ -205,15 +206,16 @@ class GpuTableOfMemory final : public GpuTable {
                                        schema_.value_dtype, schema_.dim, space()));
     DYNEMB_RETURN_IF_ERROR(CheckExists(batch, exists, space()));
     return InTurn(context, true, [&] {
-      const How how = {true, 0, true};
+      How how;
+      how.in_order = how.each_reports = true;
       return Write(
           context, batch, report, how, UnseenHead{exists.data}, [&](const GroupedBatch& grouped) {
             return VisitDType(schema_.value_dtype, [&](auto tag) {
               using V = typename decltype(tag)::type;
-              return ForEachRow(context, grouped.size,
-                                AccumulateHeads<V>{grouped, rows_.view(), marks(), initial_slots(),
-                                                   RowStamp(layout_, stamp), schema_.dim,
-                                                   values_or_deltas, exists.data});
+              return ForEachRow(
+                  context, grouped.size,
+                  AccumulateHeads<V>{grouped, rows_.view(), marks(), initial_slots(),
+                                     Stamped(stamp), schema_.dim, values_or_deltas, exists.data});
             });
           });
     });
@@ -239,8 +241,11 @@ class GpuTableOfMemory final : public GpuTable {
     const bool displaces = displaced.keys.data != nullptr || displaced.values.data != nullptr ||
                            displaced.slots.data != nullptr || displaced.meta.data != nullptr;
     return InTurn(context, true, [&] {
+      // Rows come with scores: those of the table and of the batch leave by them together.
+      How how;
+      how.last_counts = how.evicts_after = true;
       return Write(
-          context, batch, report, {}, AnyHead(), [&](const GroupedBatch& grouped) -> Status {
+          context, batch, report, how, AnyHead(), [&](const GroupedBatch& grouped) -> Status {
             if (displaces) {
               DYNEMB_RETURN_IF_ERROR(ForEachRow(
                   context, grouped.size, DisplaceRows{grouped, rows_.view(), layout_, displaced}));
@@ -254,9 +259,12 @@ class GpuTableOfMemory final : public GpuTable {
   Status Clear(const Context& context) override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context, space()));
     return InTurn(context, true, [&]() -> Status {
-      DYNEMB_RETURN_IF_ERROR(Wait(context));
+      RowCounts counts;
+      DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
       DYNEMB_RETURN_IF_ERROR(index_.Clear(context));
       DYNEMB_RETURN_IF_ERROR(counts_.Clear(context));
+      counters_.inserted += static_cast<int64_t>(counts.inserted);
+      counters_.erased += static_cast<int64_t>(counts.removed) + counts.rows();
       rows_ = RowStore(memory_, layout_);
       if (epoch_ > 0) DYNEMB_RETURN_IF_ERROR(rows_.BeginMarks(context));
       scratch_.Free();
@@ -339,6 +347,8 @@ class GpuTableOfMemory final : public GpuTable {
     auto to = std::make_unique<GpuTableOfMemory>(schema, memory_);
     to->device_ = device_;
     to->max_rows_ = max_rows_;
+    to->on_full_ = on_full_;
+    to->eviction_ = eviction_;
     DYNEMB_RETURN_IF_ERROR(InTurn(context, true, [&]() -> Status {
       const Status prepared = PrepareRows(context, to.get());
       const Status waited = Wait(context);  // also where what has begun is of no use
@@ -374,6 +384,19 @@ class GpuTableOfMemory final : public GpuTable {
     }));
     return rows;
   }
+  TableCounters counters() const override {
+    RowCounts counts;
+    const Context context = OwnContext();
+    TableCounters counters;
+    static_cast<void>(InTurn(context, true, [&]() -> Status {
+      DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
+      counters = counters_;
+      return {};
+    }));
+    counters.inserted += static_cast<int64_t>(counts.inserted);
+    counters.erased += static_cast<int64_t>(counts.removed) - counters.evicted;
+    return counters;
+  }
   int64_t memory_bytes() const override {
     std::lock_guard<FairSharedMutex> lock(mutex_);
     return index_.bytes() + rows_.bytes();
@@ -390,7 +413,42 @@ class GpuTableOfMemory final : public GpuTable {
     bool in_order = false;      // it looks at all entries of a key, in their order
     int64_t scratch_bytes = 0;  // that it takes for itself
     bool each_reports = false;  // entries have outcomes of their own
+    bool last_counts = false;   // of the entries of a key
+    bool evicts_after = false;  // a full table makes room at the end
   };
+
+  // The limit of rows, and what a full table does.
+  Status SetLimits(const TableOptions& options) {
+    if (options.eviction.expires() || options.eviction.half_life > 0 || options.missing_value ||
+        options.max_bytes >= 0) {
+      return InvalidArgument(
+          "devices: got a GPU for a table with TTL, a half-life, max_bytes or a value for missing "
+          "keys, want host memory; a table on a GPU can have max_rows, on_full, and LRU, LFU or "
+          "SmallNorm");
+    }
+    DYNEMB_RETURN_IF_ERROR(options.Validate());
+    const MetaFields wanted = options.eviction.meta();
+    if ((wanted.bits & ~schema_.meta.bits) != 0) {
+      return InvalidArgument("eviction: want the meta field that the policy reads in the schema");
+    }
+    max_rows_ = options.max_rows;
+    on_full_ = options.on_full;
+    eviction_ = options.eviction;
+    return {};
+  }
+  // Whether a full table goes on.
+  bool goes_on() const {
+    return max_rows_ >= 0 && (eviction_.evicts() || on_full_ == OnFull::kDecline);
+  }
+
+  // What a call writes to the meta of its rows: where the policy goes by time, that does not fall.
+  RowStamp Stamped(Stamp stamp) {
+    if (eviction_.uses_time()) {
+      clock_ = std::max(clock_, stamp.now);
+      stamp.now = std::max<int64_t>(clock_, 0);
+    }
+    return RowStamp(layout_, stamp);
+  }
 
   // For the table's own waits.
   Context OwnContext() const {
@@ -446,22 +504,39 @@ class GpuTableOfMemory final : public GpuTable {
     const Reports reports(report);
     DYNEMB_RETURN_IF_ERROR(BeginReport(context, reports));
     GroupedBatch grouped;
-    const Status begun =
-        GroupBatch(context, batch, how.in_order, how.scratch_bytes, &scratch_, &grouped);
+    // Where there may not be room for all, the first ones of the batch get it, in two passes.
+    const bool in_order = how.in_order || (kInserts && goes_on());
+    const Status begun = GroupBatch(context, batch, in_order,
+                                    how.scratch_bytes * (goes_on() ? 2 : 1), &scratch_, &grouped);
     if (!begun.ok()) return SayFull(context, batch, report, begun);
+    grouped.last_counts = how.last_counts && in_order;
     const int64_t inserting = kInserts ? grouped.size : 0;
+    const bool evicts_after = how.evicts_after && eviction_.evicts();
+    const int64_t max_rows = max_rows_ < 0 || evicts_after ? INT64_MAX : max_rows_;
     int64_t limit = rows_.capacity();
-    if constexpr (kInserts) DYNEMB_RETURN_IF_ERROR(MakeRoom(context, inserting, &limit));
-    const bool may_be_full = counts_.most_rows() + inserting > limit && kInserts;
-    DYNEMB_RETURN_IF_ERROR(ForEach(context, grouped.size, FindHeads{grouped, index_.view()}));
     if constexpr (kInserts) {
-      DYNEMB_RETURN_IF_ERROR(
-          ForEachTile<kWarp>(context, WarpsFor(context, grouped.size),
-                             InsertHeads<Wanted>{grouped, index_.view(), counts_.there(),
-                                                 rows_.free_rows(), limit, wanted}));
+      DYNEMB_RETURN_IF_ERROR(MakeRoom(context, inserting, max_rows, &limit));
+    }
+    const int64_t most = counts_.most_rows() + inserting;
+    const bool may_be_full = kInserts && std::min(most, max_rows) > limit;
+    DYNEMB_RETURN_IF_ERROR(ForEach(context, grouped.size, FindHeads{grouped, index_.view()}));
+    Status status;
+    if constexpr (kInserts) {
+      if (most > max_rows) {
+        DYNEMB_RETURN_IF_ERROR(MakeRoomForMissing(context, grouped, wanted, [&] {
+          grouped.kind = HeadKind::kFound;
+          status = work(grouped);
+          grouped.kind = HeadKind::kNotFound;
+          return status;
+        }));
+      }
+      DYNEMB_RETURN_IF_ERROR(ForEachTile<kWarp>(
+          context, WarpsFor(context, grouped.size),
+          InsertHeads<Wanted>{grouped, index_.view(), counts_.there(), rows_.free_rows(),
+                              std::min(limit, max_rows), wanted}));
     }
     // Whatever happens, what has been taken and freed is counted.
-    Status status = work(grouped);
+    if (status.ok()) status = work(grouped);
     if (!status.ok() && kInserts) {
       // A kernel has not been started, the one that writes the rows or one before it: keys must not
       // have rows with anything in them.
@@ -472,8 +547,9 @@ class GpuTableOfMemory final : public GpuTable {
     if (status.ok() && (reports.outcomes != nullptr || reports.misses != nullptr)) {
       status = ForEach(context, grouped.size, ReportEntries{grouped, how.each_reports, reports});
     }
-    DYNEMB_RETURN_IF_ERROR(counts_.EndCall(context, limit, inserting));
+    DYNEMB_RETURN_IF_ERROR(counts_.EndCall(context, std::min(limit, max_rows), inserting));
     DYNEMB_RETURN_IF_ERROR(status);
+    if (evicts_after && most > max_rows_) DYNEMB_RETURN_IF_ERROR(EvictDownTo(context, max_rows_));
     if (!may_be_full) return {};
     RowCounts counts;
     DYNEMB_RETURN_IF_ERROR(counts_.ReadAndForgetFull(context, &counts));
@@ -481,15 +557,108 @@ class GpuTableOfMemory final : public GpuTable {
     return ResourceExhausted("no GPU memory for more rows; the table has ", counts.rows());
   }
 
+  // Before missing keys are inserted for which there may not be room below max_rows: calls
+  // write_found(), which writes those that are there, evicts rows, and leaves the last missing keys
+  // out where that is not enough. kResourceExhausted: the table neither evicts nor declines;
+  // nothing has been written.
+  template <typename Wanted, typename WriteFound>
+  Status MakeRoomForMissing(const Context& context, const GroupedBatch& grouped,
+                            const Wanted& wanted, const WriteFound& write_found) {
+    std::vector<uint32_t> missing(static_cast<size_t>(WarpsFor(context, grouped.size)));
+    const auto warps = static_cast<int64_t>(missing.size());
+    DYNEMB_RETURN_IF_ERROR(room_scratch_.Begin(
+        context, Scratch::Bytes<uint32_t>(warps) + Scratch::Bytes<uint32_t>(1)));
+    uint32_t* const there = room_scratch_.Take<uint32_t>(warps);
+    DYNEMB_RETURN_IF_ERROR(
+        ForEachTile<kWarp>(context, warps, CountMissing<Wanted>{grouped, wanted, there}));
+    DYNEMB_RETURN_IF_ERROR(
+        CopyAny(context, missing.data(), there, warps * static_cast<int64_t>(sizeof(uint32_t))));
+    RowCounts counts;
+    DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
+    int64_t all = 0;
+    for (const uint32_t of_warp : missing) all += of_warp;
+    int64_t room = max_rows_ - counts.rows();
+    if (all > room && !goes_on()) {
+      return ResourceExhausted("max_rows: got ", all, " keys without a row, for ", counts.rows(),
+                               " rows of at most ", max_rows_,
+                               "; want a larger max_rows, or an eviction policy");
+    }
+    DYNEMB_RETURN_IF_ERROR(write_found());
+    if (all > room && eviction_.evicts()) {
+      DYNEMB_RETURN_IF_ERROR(EvictDownTo(context, std::max<int64_t>(max_rows_ - all, 0)));
+      room = max_rows_ - counts_.most_rows();
+    }
+    if (all <= room) return {};
+    int64_t first_warp = 0;
+    for (; room >= missing[static_cast<size_t>(first_warp)]; ++first_warp) {
+      room -= missing[static_cast<size_t>(first_warp)];
+    }
+    DYNEMB_RETURN_IF_ERROR(
+        ForEachTile<kWarp>(context, warps - first_warp,
+                           LeaveOut<Wanted>{grouped, wanted, first_warp,
+                                            static_cast<uint32_t>(room), Outcome::kDeclined}));
+    uint32_t* const declined_there = room_scratch_.Take<uint32_t>(1);
+    uint32_t declined = 0;
+    DYNEMB_RETURN_IF_ERROR(FillBytes(context, declined_there, 0, sizeof(declined)));
+    DYNEMB_RETURN_IF_ERROR(
+        ForEachTile<kWarp>(context, warps, CountDeclined{grouped, declined_there}));
+    DYNEMB_RETURN_IF_ERROR(CopyAny(context, &declined, declined_there, sizeof(declined)));
+    DYNEMB_RETURN_IF_ERROR(Wait(context));
+    counters_.declined += declined;
+    return {};
+  }
+
+  // Removes the rows of the lowest scores until there are no more than `rows`. As Evictor (
+  // cc/core/table/evictor.h): a hand goes over the hashes, and of kCandidates times as many rows as
+  // have to leave, or kUnitRows, those leave that have the lowest scores.
+  Status EvictDownTo(const Context& context, int64_t rows) {
+    constexpr uint64_t kHashes = uint64_t{1} << 32;  // upper halves
+    RowCounts counts;
+    DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
+    for (int64_t passed = 0, left; (left = counts.rows() - rows) > 0;) {
+      const int64_t there = counts.rows();
+      if (passed > 2 * there) return Status(Code::kInternal, "evicting: rows were not found");
+      const int64_t wanted = std::max(Evictor::kUnitRows, left * Evictor::kCandidates);
+      passed += wanted;
+      const uint64_t size =
+          wanted >= there
+              ? kHashes
+              : std::max<uint64_t>(
+                    1, static_cast<uint64_t>(static_cast<double>(wanted) /
+                                             static_cast<double>(there) * 4294967296.0));
+      const uint64_t first = hand_ << 32, last = ((hand_ + size) % kHashes << 32) - 1;
+      hand_ = (hand_ + size) % kHashes;
+      int64_t found;
+      DYNEMB_RETURN_IF_ERROR(candidates_.Collect(
+          context, index_.view(), rows_.view(), RowScore(eviction_, schema_, layout_),
+          size == kHashes ? 0 : first, size == kHashes ? ~uint64_t{0} : last,
+          std::min(wanted, there), &found));
+      const int64_t leaving = std::min(left, found);
+      if (leaving == 0) continue;
+      FreedRows freed;
+      DYNEMB_RETURN_IF_ERROR(BeginErasing(context, leaving, &freed));
+      DYNEMB_RETURN_IF_ERROR(candidates_.Erase(context, index_.view(), leaving, freed));
+      DYNEMB_RETURN_IF_ERROR(counts_.EndCall(context, rows_.capacity(), 0));
+      counters_.evicted += leaving;
+      DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
+    }
+    return {};
+  }
+
   // Room for `inserting` more rows, or as many as there is memory for: *limit in all.
-  Status MakeRoom(const Context& context, int64_t inserting, int64_t* limit) {
+  Status MakeRoom(const Context& context, int64_t inserting, int64_t max_rows, int64_t* limit) {
     counts_.Poll();
-    int64_t needed = counts_.most_rows() + inserting, ahead = needed;
+    const auto most = [&] { return std::min(counts_.most_rows() + inserting, max_rows); };
+    int64_t needed = most(), ahead = needed;
     if (needed > rows_.capacity() || index_.TakesMemory(needed)) {
       RowCounts counts;
       DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
-      needed = counts_.most_rows() + inserting;
-      ahead = needed + Headroom(inserting);
+      needed = most();
+      const bool in_vain = needed <= rows_.capacity() && !index_.TakesMemory(needed);
+      waits_in_vain_ = in_vain ? waits_in_vain_ + 1 : 0;
+      if (waits_in_vain_ >= kMostWaitsInVain) ahead = needed + Headroom(inserting);
+    } else {
+      waits_in_vain_ = 0;
     }
     // What is needed comes first, for there may not be memory for both.
     DYNEMB_RETURN_IF_ERROR(rows_.Grow(context, needed));
@@ -499,9 +668,9 @@ class GpuTableOfMemory final : public GpuTable {
     return {};
   }
 
-  // Rows for which there is room beyond a call that had to wait: those of calls like it whose
-  // counts have not come when the next ones are made, so that these need not wait as well. Where
-  // that is much memory, no more than a share of what the table has.
+  // Rows for which there is room beyond a call, where one after the other has waited to hear that
+  // there is enough: those of calls like it whose counts have not come when the next ones are made.
+  // Where that is much memory, no more than a share of what the table has.
   int64_t Headroom(int64_t inserting) const {
     const int64_t most = std::max(kHeadroomBytes / layout_.row_bytes, rows_.capacity() / 8);
     const int64_t calls = std::min(kCallsAhead * inserting, most);
@@ -612,6 +781,9 @@ class GpuTableOfMemory final : public GpuTable {
     to->scratch_ = std::move(scratch_);
     to->erased_ = std::move(erased_);
     to->epoch_ = epoch_;
+    to->clock_ = clock_;
+    to->hand_ = hand_;
+    to->counters_ = counters_;
   }
   Status Convert(const Context& context, int64_t first, int64_t n,
                  const GpuTableOfMemory& to) const {
@@ -760,6 +932,8 @@ class GpuTableOfMemory final : public GpuTable {
   DeviceMemory* const memory_;
   int device_ = -1;  // where the memory is; -1: on the host
   int64_t max_rows_ = -1;
+  OnFull on_full_ = OnFull::kError;
+  EvictionPolicy eviction_;
   const TableSchema schema_;
   const RowLayout layout_;
   // Held while a call is put into its stream. Fair, so that a call of many slices lets others
@@ -773,6 +947,12 @@ class GpuTableOfMemory final : public GpuTable {
   mutable Scratch scratch_;
   InitialRows initial_;
   mutable EraseLog erased_;
+  int waits_in_vain_ = 0;  // one after the other, for counts that would not have been needed
+  Scratch room_scratch_;
+  CandidateRows candidates_;
+  int64_t clock_ = INT64_MIN;  // the latest time of a write
+  uint64_t hand_ = 0;          // the upper half of the hash where eviction goes on
+  TableCounters counters_;     // what the host counts
   // What ExportRange has found, in the scratch memory.
   struct Range {
     uint64_t* hashes;

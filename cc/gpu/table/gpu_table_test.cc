@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -299,6 +301,180 @@ TEST_P(GpuTableTest, BadBagsAreErrors) {
   }());
   EXPECT_EQ(integers->FindBags(memory()->context(), good, out.rows(2, 2)).code(),
             Code::kInvalidArgument);
+}
+
+TableOptions Bounded(int64_t max_rows, const std::string& eviction,
+                     OnFull on_full = OnFull::kError) {
+  TableOptions options;
+  options.max_rows = max_rows;
+  options.on_full = on_full;
+  EXPECT_TRUE(EvictionPolicy::Parse(eviction, &options.eviction).ok());
+  return options;
+}
+TableSchema SchemaOf(const TableOptions& options, const std::string& rule) {
+  TableSchema schema = Schema(3, rule);
+  schema.meta = options.eviction.meta();
+  return schema;
+}
+
+// A table of the host's memory is the model, which is exact up to 2,048 rows: bounded_table_test.
+// Every call of both, with keys that repeat, as many as there is room for and more.
+TEST_P(GpuTableTest, BoundedTablesAreThoseOfTheHost) {
+  for (const char* policy : {"", "lru", "lfu", "norm"}) {
+    for (const int64_t max_rows : {1, 7, 100, 1000}) {
+      SCOPED_TRACE(StrCat("policy '", policy, "', ", max_rows, " rows"));
+      const TableOptions options = Bounded(max_rows, policy, OnFull::kDecline);
+      const TableSchema schema = SchemaOf(options, "adagrad");
+      std::unique_ptr<GpuTable> table;
+      ASSERT_OK(MakeGpuTable(schema, options, device_memory(), &table));
+      std::unique_ptr<Table> of_host;
+      ASSERT_OK(MakeHostTable(schema, options, &of_host));
+      const Caller call(table.get(), memory()), model(of_host.get(), HostTestMemory());
+      std::mt19937_64 random(static_cast<uint64_t>(max_rows));
+      const std::vector<double> hyper = UsualHyper("adagrad", 1);
+      for (int64_t now = 1; now < 60; ++now) {
+        const uint64_t most = now % 13 == 0 ? 2 * max_rows : 1 + max_rows / 3;
+        Keys keys(1 + random() % most);
+        for (Key& key : keys) key = static_cast<Key>(random() % (3 * max_rows));
+        Floats numbers;
+        for (size_t i = 0; i < 3 * keys.size(); ++i) {
+          numbers.push_back(static_cast<float>(random() % 100));
+        }
+        const std::unique_ptr<bool[]> exists(new bool[keys.size()]);
+        for (size_t i = 0; i < keys.size(); ++i) exists[i] = random() % 2 == 0;
+        Stamp stamp;
+        stamp.now = now;
+        Outcomes outcomes, want;
+        for (const Caller* each : {&call, &model}) {
+          Outcomes* const to = each == &call ? &outcomes : &want;
+          if (now % 11 == 0) {
+            ASSERT_OK(each->Erase({keys[0]}, to));
+          } else if (now % 3 == 0) {
+            ASSERT_OK(each->Apply(keys, numbers, schema.rule, hyper, stamp, to));
+          } else if (now % 3 == 1) {
+            ASSERT_OK(each->Upsert(keys, numbers, stamp, to));
+          } else {
+            std::vector<bool> flags(exists.get(), exists.get() + keys.size());
+            ASSERT_OK(each->Accumulate(keys, numbers, flags, stamp, to));
+          }
+        }
+        ASSERT_EQ(outcomes, want) << "at " << now;
+        ASSERT_EQ(Difference(model.Export(), call.Export()), "") << "at " << now;
+        ASSERT_EQ(table->room(), of_host->room());
+      }
+      const TableCounters got = table->counters(), expected = of_host->counters();
+      EXPECT_EQ(got.inserted, expected.inserted);
+      EXPECT_EQ(got.erased, expected.erased);
+      EXPECT_EQ(got.evicted, expected.evicted);
+      EXPECT_EQ(got.declined, expected.declined);
+      EXPECT_GT(std::string(policy).empty() ? got.declined : got.evicted, 0);
+    }
+  }
+}
+
+TEST_P(GpuTableTest, AFullTableRefusesTheCallAndIsAsItWas) {
+  const TableOptions options = Bounded(4, "");
+  std::unique_ptr<GpuTable> table;
+  ASSERT_OK(MakeGpuTable(Schema(1), options, device_memory(), &table));
+  const Caller call(table.get(), memory());
+  ASSERT_OK(call.Upsert({1, 2, 3, 3, 2}, Floats(5, 1)));
+  const TableContent before = call.Export();
+  const Status full = call.Upsert({1, 5, 6, 5}, Floats(4, 2));
+  EXPECT_EQ(full.code(), Code::kResourceExhausted);
+  EXPECT_EQ(full.message(),
+            "max_rows: got 2 keys without a row, for 3 rows of at most 4; want a larger max_rows, "
+            "or an eviction policy");
+  EXPECT_EQ(Difference(before, call.Export()), "");
+  ASSERT_OK(call.Upsert({1, 7, 7, 2, 3}, Floats(5, 3)));
+  EXPECT_EQ(table->size(), 4);
+}
+
+TEST_P(GpuTableTest, WhatBoundsCannotBeIsRefused) {
+  std::unique_ptr<GpuTable> table;
+  for (const char* policy : {"lru ttl 5", "lfu half_life 5"}) {
+    const TableOptions options = Bounded(5, policy);
+    const Status status = MakeGpuTable(SchemaOf(options, ""), options, device_memory(), &table);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << policy;
+    EXPECT_NE(status.message().find("want host memory"), std::string::npos) << status.message();
+  }
+  EXPECT_EQ(MakeGpuTable(Schema(1), Bounded(5, "lru"), device_memory(), &table).code(),
+            Code::kInvalidArgument);  // no field for its times
+}
+
+// Beyond 2,048 rows those that leave are of a sample. The limit holds at every moment, the same
+// rows leave in every run, a moved table goes on, and evicted keys are changes.
+TEST_P(GpuTableTest, LargeTablesEvictFromASample) {
+  constexpr int64_t kRows = 20'000;
+  for (const char* policy : {"lru", "lfu"}) {
+    const TableOptions options = Bounded(kRows, policy);
+    TableContent contents[2];
+    for (TableContent& content : contents) {
+      std::unique_ptr<GpuTable> made;
+      TableSchema schema = SchemaOf(options, "");
+      ASSERT_OK(MakeGpuTable(schema, options, device_memory(), &made));
+      std::unique_ptr<Table> table = std::move(made);
+      std::mt19937_64 random(4);
+      Keys erased;
+      for (int64_t now = 1; now < 30; ++now) {
+        Keys keys(4000);
+        for (Key& key : keys) key = static_cast<Key>(random() % 60'000);
+        Stamp stamp;
+        stamp.now = now;
+        if (now == 15) {
+          schema.rule = UsualRule("adam");
+          std::unique_ptr<RowMove> move;
+          ASSERT_OK(table->PrepareMove(memory()->context(), schema, &move));
+          table = move->Run(memory()->context());
+          ASSERT_OK(table->BeginEpoch(memory()->context(), 1));
+        }
+        if (now == 20) ASSERT_OK(table->BeginEpoch(memory()->context(), 2));
+        const TableContent before =
+            now == 20 ? Caller(table.get(), memory()).Export() : TableContent();
+        ASSERT_OK(Caller(table.get(), memory()).Upsert(keys, Floats(3 * keys.size(), 1), stamp));
+        ASSERT_LE(table->size(), kRows);
+        if (now != 20) continue;
+        const TableContent after = Caller(table.get(), memory()).Export();
+        std::vector<Key> changed;
+        ASSERT_OK(table->ChangedKeys(memory()->context(), 1, TablePart(), &changed));
+        const std::set<Key> changes(changed.begin(), changed.end());
+        int64_t gone = 0;
+        for (const auto& row : before) {
+          if (after.count(row.first) > 0) continue;
+          ++gone;
+          EXPECT_EQ(changes.count(row.first), 1);
+        }
+        EXPECT_GT(gone, 1000);
+      }
+      EXPECT_EQ(table->size(), kRows);
+      EXPECT_GT(table->counters().evicted, kRows);
+      content = Caller(table.get(), memory()).Export();
+    }
+    EXPECT_EQ(Difference(contents[0], contents[1]), "");
+  }
+}
+
+// Rows of a snapshot come with scores. Those of the highest stay.
+TEST_P(GpuTableTest, RowsThatAreInsertedIntoASmallerTable) {
+  const TableOptions options = Bounded(100, "lru");
+  const TableSchema schema = SchemaOf(options, "");
+  std::unique_ptr<Table> large;
+  ASSERT_OK(MakeHostTable(schema, &large));
+  const Caller all(large.get(), HostTestMemory());
+  std::set<int64_t> times;
+  for (int64_t now = 1; now <= 300; ++now) {
+    Stamp stamp;
+    stamp.now = now * 7 % 311;
+    times.insert(stamp.now);
+    ASSERT_OK(all.Upsert({now}, Floats(3, static_cast<float>(now)), stamp));
+  }
+  std::unique_ptr<GpuTable> table;
+  ASSERT_OK(MakeGpuTable(schema, options, device_memory(), &table));
+  const Caller call(table.get(), memory());
+  ASSERT_OK(call.InsertRows(all.Export()));
+  const TableContent kept = call.Export();
+  EXPECT_EQ(kept.size(), 100);
+  const int64_t lowest = *std::next(times.begin(), 200);
+  for (const auto& row : kept) EXPECT_GE(row.first * 7 % 311, lowest) << row.first;
 }
 
 // The index grows while keys come and go; each call moves a part of it.

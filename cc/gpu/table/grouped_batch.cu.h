@@ -43,6 +43,10 @@ struct Entries {
   }
 };
 
+// Which heads a kernel works on: those that had rows before the call are done first where room has
+// to be made for the others.
+enum class HeadKind : uint8_t { kAll, kFound, kNotFound };
+
 struct GroupedBatch {
   Entries entries;
   int64_t size = 0;  // entries.most; also the group of what is no entry
@@ -53,6 +57,8 @@ struct GroupedBatch {
   uint32_t* head = nullptr;    // by group, where they are in order: the place of its head
   RowRef* row = nullptr;       // by place, of heads
   Outcome* outcome = nullptr;  // by place, of heads; of all where `each_reports`
+  HeadKind kind = HeadKind::kAll;
+  bool last_counts = false;  // of the entries of a group in order, not the first
 
   DYNEMB_HOST_DEVICE bool in_order() const { return entry != nullptr; }
   DYNEMB_HOST_DEVICE bool IsEntry(int64_t place) const { return group[place] != size; }
@@ -67,8 +73,17 @@ struct GroupedBatch {
   DYNEMB_HOST_DEVICE bool IsSameGroup(int64_t place, int64_t other) const {
     return other < size && group[other] == group[place];
   }
+  DYNEMB_HOST_DEVICE bool IsOfKind(Outcome of_head) const {
+    return kind == HeadKind::kAll || (kind == HeadKind::kFound) == (of_head == Outcome::kFound);
+  }
   DYNEMB_HOST_DEVICE int64_t position(int64_t place) const {
     return entries.position(in_order() ? entry[place] : place);
+  }
+  // The position of the entry whose input is the group's, where that is one entry.
+  DYNEMB_HOST_DEVICE int64_t InputOf(int64_t head_place) const {
+    int64_t place = head_place;
+    while (last_counts && IsSameGroup(head_place, place + 1)) ++place;
+    return position(place);
   }
   DYNEMB_HOST_DEVICE Key key(int64_t place) const { return entries.keys[position(place)]; }
 };
@@ -97,10 +112,11 @@ struct WorkOnHeads {
     Head head = {nullptr, place, 0, false, false};
     if (place < batch.size && batch.IsHead(place)) {
       const Outcome outcome = batch.outcome[place];
-      if (outcome == Outcome::kFound || outcome == Outcome::kInserted) {
+      if ((outcome == Outcome::kFound || outcome == Outcome::kInserted) &&
+          batch.IsOfKind(outcome)) {
         head.row = rows[batch.row[place]];
         marks.Set(batch.row[place]);
-        head.position = batch.position(place);
+        head.position = batch.InputOf(place);
         head.is_new = outcome == Outcome::kInserted;
         head.alone = !batch.IsSameGroup(place, place + 1);
       }

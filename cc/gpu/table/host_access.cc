@@ -344,6 +344,7 @@ class HostAccessOfTable final : public HostAccess {
   int64_t room() const override { return table_->room(); }
   bool HasRoom(int64_t rows) const override { return table_->HasRoom(rows); }
   int64_t max_rows() const override { return table_->max_rows(); }
+  TableCounters counters() const override { return table_->counters(); }
   int64_t memory_bytes() const override { return table_->memory_bytes(); }
 
  private:

@@ -20,7 +20,8 @@ namespace dynemb {
 struct RowCounts {
   uint32_t fresh = 0, free = 0;
   uint32_t taken = 0, freed = 0;
-  uint32_t full = 0;  // whether a key found no room
+  uint32_t full = 0;                   // whether a key found no room
+  uint64_t inserted = 0, removed = 0;  // in all
 
   DYNEMB_HOST_DEVICE int64_t rows() const { return int64_t{fresh} - free; }
 };
@@ -36,6 +37,8 @@ struct CountRows {
     const uint32_t again = taken < counts->free ? taken : counts->free;
     counts->free += counts->freed - again;
     counts->fresh += taken - again;
+    counts->inserted += taken;
+    counts->removed += counts->freed;
     counts->taken = counts->freed = 0;
   }
 };
@@ -114,6 +117,56 @@ struct InsertHeads {
   }
 };
 
+// How many of the 32 places of a warp have missing keys that are `wanted`, by the warp's number.
+template <typename Wanted>
+struct CountMissing {
+  GroupedBatch batch;
+  Wanted wanted;
+  uint32_t* counts;
+
+  DYNEMB_HOST_DEVICE void operator()(const Tile& warp, int64_t i) const {
+    const int64_t place = i * warp.width + warp.lane;
+    const bool missing = place < batch.size && batch.IsHead(place) &&
+                         batch.outcome[place] == Outcome::kMissing && wanted(batch, place);
+    const unsigned all = warp.Vote(missing);
+    if (warp.lane == 0) counts[i] = CountBits(all);
+  }
+};
+
+// Those for which there is no room get an outcome: all of the warps after `first_warp`, and of that
+// one those after the first `rest`.
+template <typename Wanted>
+struct LeaveOut {
+  GroupedBatch batch;
+  Wanted wanted;
+  int64_t first_warp;
+  uint32_t rest;
+  Outcome outcome;
+
+  DYNEMB_HOST_DEVICE void operator()(const Tile& warp, int64_t after) const {
+    const int64_t i = first_warp + after;
+    const int64_t place = i * warp.width + warp.lane;
+    const bool missing = place < batch.size && batch.IsHead(place) &&
+                         batch.outcome[place] == Outcome::kMissing && wanted(batch, place);
+    const unsigned before = warp.Vote(missing) & ((1u << warp.lane) - 1);
+    if (missing && (after > 0 || CountBits(before) >= rest)) batch.outcome[place] = outcome;
+  }
+};
+
+// How many entries were declined.
+struct CountDeclined {
+  GroupedBatch batch;
+  uint32_t* count;
+
+  DYNEMB_HOST_DEVICE void operator()(const Tile& warp, int64_t i) const {
+    const int64_t place = i * warp.width + warp.lane;
+    const bool declined = place < batch.size && batch.IsEntry(place) &&
+                          batch.outcome[batch.HeadOf(place)] == Outcome::kDeclined;
+    const unsigned all = warp.Vote(declined);
+    if (warp.lane == 0 && all != 0) AtomicAdd(count, CountBits(all));
+  }
+};
+
 // Takes out again what InsertHeads has inserted, where nothing has been written to the rows.
 struct RemoveInserted {
   GroupedBatch batch;
@@ -185,7 +238,7 @@ struct DisplaceRows {
   RowParts displaced;
 
   DYNEMB_HOST_DEVICE void operator()(const Tile& tile, int64_t place) const {
-    if (!batch.IsEntry(place)) return;
+    if (!batch.IsEntry(place) || batch.kind == HeadKind::kNotFound) return;
     const int64_t head = batch.HeadOf(place);
     if (batch.outcome[head] != Outcome::kFound) return;
     const int64_t position = batch.position(place);
@@ -232,6 +285,8 @@ struct AccumulateHeads {
     if (!batch.IsHead(head)) return;
     const Outcome outcome = batch.outcome[head];
     tile.Sync();  // all have read it before lane 0 writes
+    if (!batch.IsOfKind(outcome)) return;
+    if (outcome == Outcome::kDeclined) return Decline(tile, head);
     const bool has_row = outcome == Outcome::kFound || outcome == Outcome::kInserted;
     char* const row = has_row ? rows[batch.row[head]] : nullptr;
     V* const value = reinterpret_cast<V*>(row);
@@ -260,6 +315,15 @@ struct AccumulateHeads {
     if (!has_row) return;
     stamp.Write(row, outcome == Outcome::kInserted, writes);
     if (writes > 0) marks.Set(batch.row[head]);
+  }
+
+  // All entries of a key are declined together.
+  DYNEMB_HOST_DEVICE void Decline(const Tile& tile, int64_t head) const {
+    int64_t place = head;
+    do {
+      if (tile.lane == 0) batch.outcome[place] = Outcome::kDeclined;
+      ++place;
+    } while (batch.IsSameGroup(head, place));
   }
 
   // Calls change(place, whether there is a row) for each entry that changes the row, and

@@ -1,0 +1,167 @@
+#include <cstring>
+#include <type_traits>
+
+#include "cc/gpu/for_each.cu.h"
+#include "cc/gpu/table/evict_rows.h"
+#include "cc/gpu/table/scan_rows.cu.h"
+#include "cc/gpu/table/sort_pairs.h"
+
+namespace dynemb {
+namespace {
+
+// As Evictor::Candidate::TieBroken, which leaves the bits that name a segment to the end.
+constexpr int kSegmentBits = 6;
+DYNEMB_HOST_DEVICE uint64_t TieOf(uint64_t hash) {
+  return hash << kSegmentBits | hash >> (64 - kSegmentBits);
+}
+DYNEMB_HOST_DEVICE uint64_t HashOf(uint64_t tie) {
+  return tie >> kSegmentBits | tie << (64 - kSegmentBits);
+}
+
+template <typename V>
+DYNEMB_HOST_DEVICE double SquaredNorm(int64_t dim, const char* value) {
+  const V* const from = reinterpret_cast<const V*>(value);
+  double sum = 0;
+  for (int64_t c = 0; c < dim; ++c) {
+    double number;
+    if constexpr (std::is_integral_v<V>) {
+      number = static_cast<double>(from[c]);
+    } else {
+      number = static_cast<double>(static_cast<ComputeType<V>>(from[c]));
+    }
+    sum += number * number;
+  }
+  return sum;
+}
+
+// In any order: each candidate's tie, score (as an unsigned number in its order) and number.
+struct CollectCandidates {
+  RowSlabs rows;
+  RowScore score;
+  int64_t room;
+  uint64_t* ties;
+  uint64_t* scores;
+  uint32_t* numbers;
+  int64_t* count;
+
+  DYNEMB_HOST_DEVICE void operator()(Key, uint64_t hash, RowRef row, const IndexPart&, uint32_t,
+                                     int) const {
+    const int64_t at = AtomicAdd(count, int64_t{1});
+    if (at >= room) return;
+    ties[at] = TieOf(hash);
+    scores[at] = static_cast<uint64_t>(score(rows[row])) ^ uint64_t { 1 } << 63;
+    numbers[at] = static_cast<uint32_t>(at);
+  }
+};
+
+// The scores of candidates that were sorted by their ties, to be sorted by them.
+struct ScoresByTie {
+  const uint64_t* scores;
+  const uint32_t* numbers;
+  uint64_t* by_tie;
+  uint32_t* places;
+
+  DYNEMB_HOST_DEVICE void operator()(int64_t i) const {
+    by_tie[i] = scores[numbers[i]];
+    places[i] = static_cast<uint32_t>(i);
+  }
+};
+
+struct EraseCandidates {
+  Index index;
+  const uint64_t* ties;
+  const uint32_t* order;
+  FreedRows freed;
+
+  DYNEMB_HOST_DEVICE void operator()(int64_t i) const {
+    const uint64_t hash = HashOf(ties[order[i]]);
+    const Key key = static_cast<Key>(Unmix64(hash));
+    freed.erased.Add(key);
+    freed.Free(EraseKey(index.PartOf(hash), key, hash));
+  }
+};
+
+}  // namespace
+
+RowScore::RowScore(const EvictionPolicy& policy, const TableSchema& schema, const RowLayout& layout)
+    : dim(schema.dim), dtype(schema.value_dtype) {
+  if (policy.order == EvictionPolicy::Order::kNorm) return;
+  const MetaField field =
+      policy.order == EvictionPolicy::Order::kCount ? MetaField::kCount : MetaField::kLastWriteTime;
+  meta_at = layout.meta_offset + layout.meta_field[static_cast<int>(field)];
+}
+
+DYNEMB_HOST_DEVICE int64_t RowScore::operator()(const char* row) const {
+  if (meta_at >= 0) return ReadInt64(row + meta_at);
+  double norm = 0;
+  switch (dtype) {
+    case DType::kFloat64:
+      norm = SquaredNorm<double>(dim, row);
+      break;
+    case DType::kFloat32:
+      norm = SquaredNorm<float>(dim, row);
+      break;
+    case DType::kFloat16:
+      norm = SquaredNorm<Float16>(dim, row);
+      break;
+    case DType::kBFloat16:
+      norm = SquaredNorm<BFloat16>(dim, row);
+      break;
+    case DType::kInt8:
+      norm = SquaredNorm<int8_t>(dim, row);
+      break;
+    case DType::kInt32:
+      norm = SquaredNorm<int32_t>(dim, row);
+      break;
+    case DType::kInt64:
+      norm = SquaredNorm<int64_t>(dim, row);
+      break;
+  }
+  int64_t bits;  // in the order of the numbers, which are not negative
+  std::memcpy(&bits, &norm, sizeof(bits));
+  return bits;
+}
+
+Status CandidateRows::Collect(const Context& context, const Index& index, const RowSlabs& rows,
+                              const RowScore& score, uint64_t first, uint64_t last,
+                              int64_t expected, int64_t* count) {
+  *count = expected + expected / 8 + 1024;
+  int64_t temp_bytes;
+  for (int64_t room = 0; *count > room;) {
+    room = *count;
+    DYNEMB_RETURN_IF_ERROR(SortTempBytes(context, room, &temp_bytes));
+    DYNEMB_RETURN_IF_ERROR(scratch_.Begin(
+        context, 4 * Scratch::Bytes<uint64_t>(room) + 3 * Scratch::Bytes<uint32_t>(room) +
+                     Scratch::Bytes<int64_t>(1) + Scratch::Bytes<char>(temp_bytes)));
+    int64_t* const there = scratch_.Take<int64_t>(1);
+    uint64_t* const ties = scratch_.Take<uint64_t>(room);
+    uint64_t* const scores = scratch_.Take<uint64_t>(room);
+    uint32_t* const numbers = scratch_.Take<uint32_t>(room);
+    const CollectCandidates collect = {rows, score, room, ties, scores, numbers, there};
+    DYNEMB_RETURN_IF_ERROR(FillBytes(context, there, 0, sizeof(*there)));
+    DYNEMB_RETURN_IF_ERROR(
+        ForEachInRange(context, index, first, last < first ? ~uint64_t{0} : last, collect));
+    if (last < first) DYNEMB_RETURN_IF_ERROR(ForEachInRange(context, index, 0, last, collect));
+    DYNEMB_RETURN_IF_ERROR(CopyAny(context, count, there, sizeof(*count)));
+    DYNEMB_RETURN_IF_ERROR(Wait(context));
+    if (*count > room) continue;
+    if (*count == 0) return {};
+    ties_ = scratch_.Take<uint64_t>(room);
+    uint64_t* const by_tie = scratch_.Take<uint64_t>(room);
+    uint32_t* const sorted = scratch_.Take<uint32_t>(room);
+    order_ = scratch_.Take<uint32_t>(room);
+    char* const temp = scratch_.Take<char>(temp_bytes);
+    DYNEMB_RETURN_IF_ERROR(
+        SortPairs(context, *count, 64, Pairs64{ties, numbers, ties_, sorted}, temp, temp_bytes));
+    DYNEMB_RETURN_IF_ERROR(ForEach(context, *count, ScoresByTie{scores, sorted, by_tie, numbers}));
+    return SortPairs(context, *count, 64, Pairs64{by_tie, numbers, ties, order_}, temp, temp_bytes);
+  }
+  return {};
+}
+
+Status CandidateRows::Erase(const Context& context, const Index& index, int64_t n,
+                            const FreedRows& freed) {
+  return ForEach(context, n, EraseCandidates{index, ties_, order_, freed});
+}
+
+}  // namespace dynemb
