@@ -158,16 +158,22 @@ test_distributed: build
 	$(PYTEST) tests/distributed/test_spread_tables.py tests/distributed $(PYTEST_FLAGS)
 
 # Tables on GPUs, and those in host memory beside GPUs. Without a GPU these are simulated in host memory: tests/host_gpus.py.
-# Left out: a table that is made within a step, which XLA would compile, admission and eviction, and shards of one GPU.
+# Left out: a table that is made within a step, which XLA would compile; admission, time to live, max_bytes, and shards of
+# one GPU, which there are not; and a measurement of the process, in which a GPU's driver takes memory too.
 GPU_TESTS := $(addprefix tests/unit/test_,optimizer_twins.py variable.py variable_dtypes.py variable_graph.py \
   variable_session.py lookup_bags.py embedding_layer.py gradients.py restrict.py snapshot.py snapshot_deltas.py \
   snapshot_strings.py keep_keys.py saving_checkpoint.py torchrec_collections.py collection_options.py \
-  distributed_embedding.py)
+  distributed_embedding.py bounded_tables.py)
 NOT_ON_GPUS := --deselect tests/unit/test_saving_checkpoint.py::test_a_table_and_an_optimizer_made_after_the_restore \
   --deselect tests/unit/test_snapshot_deltas.py::test_a_layer_and_its_candidates_track_changes \
   --deselect tests/unit/test_collection_options.py::TestPerTable::test_shards \
   --deselect tests/unit/test_torchrec_collections.py::test_options_of_a_table \
-  --deselect 'tests/unit/test_variable_graph.py::test_a_table_is_freed_without_the_garbage_collector[evicts' \
+  --deselect tests/unit/test_snapshot.py::test_saving_and_restoring_take_no_second_copy \
+  --deselect tests/unit/test_bounded_tables.py::test_rows_expire_after_steps \
+  --deselect 'tests/unit/test_bounded_tables.py::test_trained_rows_stay_and_old_ones_leave[eviction3]' \
+  --deselect tests/unit/test_bounded_tables.py::test_layers_collections_and_configs_take_limits \
+  --deselect tests/unit/test_bounded_tables.py::test_the_number_of_threads_and_of_graphs_does_not_matter \
+  --deselect tests/unit/test_bounded_tables.py::test_a_table_whose_bytes_are_full \
   --deselect 'tests/unit/test_variable_graph.py::test_a_table_is_freed_without_the_garbage_collector[admits'
 BESIDE_GPUS := $(addprefix tests/unit/test_,torchrec_collections.py collection_options.py lookup_bags.py restrict.py)
 test_gpu: build

@@ -110,14 +110,13 @@ def _mlp(widths: list[int], last: str | None) -> keras.Sequential:
 
 def jagged(ids: tf.Tensor) -> tf_dynemb.KeyedJaggedTensor:
     """Bags of ids (n, 26): one id each, or none where it is missing."""
-    with tf.device("/CPU:0"):  # where bags are arranged, also those of tables on a GPU
-        ids = tf.transpose(ids)  # a KeyedJaggedTensor has all examples of the first feature first
-        present = tf.not_equal(ids, criteo_data.MISSING)
-        return tf_dynemb.KeyedJaggedTensor(
-            keys=criteo_data.IDS,
-            values=tf.boolean_mask(ids, present),
-            lengths=tf.reshape(tf.cast(present, tf.int32), [-1]),
-        )
+    ids = tf.transpose(ids)  # a KeyedJaggedTensor has all examples of the first feature first
+    present = tf.not_equal(ids, criteo_data.MISSING)
+    return tf_dynemb.KeyedJaggedTensor(
+        keys=criteo_data.IDS,
+        values=tf.boolean_mask(ids, present),
+        lengths=tf.reshape(tf.cast(present, tf.int32), [-1]),
+    )
 
 
 def make_model(optimizer: str = "adagrad", lr: float | None = None, **arguments) -> ClickModel:

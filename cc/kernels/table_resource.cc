@@ -457,6 +457,11 @@ absl::Status CheckRoom(const Context& core, const TableInput& table, Span<const 
   TF_RETURN_IF_ERROR(KeysToHost(core, &keys, &copied));
   TF_RETURN_IF_ERROR(ToTensorFlow(MissingKeys(HostContext(core), table, keys, routing, &missing)));
   if (exists != nullptr) {
+    std::unique_ptr<bool[]> flags(new bool[static_cast<size_t>(keys.size)]);
+    if (core.space != MemorySpace::kHost) {
+      TF_RETURN_IF_ERROR(ToTensorFlow(CopyFromGpu(core, flags.get(), exists, keys.size)));
+      exists = flags.get();
+    }
     std::set<Key> inserted;
     for (int64_t i = 0; i < keys.size; ++i) {
       if (!exists[i]) inserted.insert(keys[i]);

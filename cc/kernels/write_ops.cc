@@ -74,10 +74,8 @@ class AccumOp : public CatchingKernel {
     const Span<const bool> flags(exists->flat<bool>().data(), exists->NumElements(), core.space);
     KeyStrings::PinGuard pin;
     OP_REQUIRES_OK(context, PinStrings(core, table, inputs.keys, &pin));
-    if (core.space == MemorySpace::kHost) {
-      OP_REQUIRES_OK(context,
-                     CheckRoom(core, table, inputs.keys, inputs.routing, flags.data_or_null()));
-    }
+    OP_REQUIRES_OK(context,
+                   CheckRoom(core, table, inputs.keys, inputs.routing, flags.data_or_null()));
     OP_REQUIRES_OK(context, ToTensorFlow(ForEachShard(
                                 core, table, inputs.keys, inputs.routing,
                                 [&](const Context& core, Table* shard, const Batch& batch) {

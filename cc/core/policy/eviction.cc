@@ -9,7 +9,7 @@
 namespace dynemb {
 namespace {
 
-constexpr int64_t kOne = 1 << 24;  // log2 of 2, in fixed point
+constexpr int64_t kOne = DecayLogs::kOne;
 constexpr double kLn2 = 0.69314718055994530942;
 
 std::vector<std::string_view> Words(std::string_view text) {
@@ -34,29 +34,6 @@ double LogOfOnePlusPowerOfTwo(double x) {
   for (int i = 1; i <= 25; i += 2, odd *= z * z) sum += odd / i;
   return 2 * sum / kLn2;
 }
-
-// The same in fixed point, between places that are computed once: it is above the function, by less
-// than 2e-5 of its value.
-class Logs {
- public:
-  static constexpr int64_t kRange = 25;  // beyond it is less than 1 in fixed point
-
-  Logs() {
-    for (int64_t i = 0; i <= kRange * kPlaces; ++i) {
-      at_[i] = LogOfOnePlusPowerOfTwo(static_cast<double>(i) / kPlaces) * kOne;
-    }
-  }
-  int64_t At(int64_t x) const {
-    constexpr int64_t kStep = kOne / kPlaces;
-    const int64_t i = x / kStep;
-    const double part = static_cast<double>(x % kStep) / kStep;
-    return static_cast<int64_t>(at_[i] + part * (at_[i + 1] - at_[i]));
-  }
-
- private:
-  static constexpr int64_t kPlaces = 64;  // from one whole number to the next
-  double at_[kRange * kPlaces + 1];
-};
 
 }  // namespace
 
@@ -104,6 +81,12 @@ Status EvictionPolicy::Parse(std::string_view text, EvictionPolicy* policy) {
   return Status();
 }
 
+DecayLogs::DecayLogs() {
+  for (int64_t i = 0; i <= kRange * kPlaces; ++i) {
+    at[i] = LogOfOnePlusPowerOfTwo(static_cast<double>(i) / kPlaces) * kOne;
+  }
+}
+
 int64_t DecayedWrite(int64_t now, int64_t half_life) {
   constexpr int64_t kMost = int64_t{1} << 38;  // half-lives; so that no sum overflows
   now = std::max<int64_t>(now, 0);
@@ -114,14 +97,8 @@ int64_t DecayedWrite(int64_t now, int64_t half_life) {
 }
 
 int64_t AddWrite(int64_t score, int64_t write) {
-  static const Logs logs;
-  if (score == kNeverWritten) return write;
-  const int64_t high = std::max(score, write);
-  // The scores of a file may be anything.
-  const uint64_t apart =
-      static_cast<uint64_t>(high) - static_cast<uint64_t>(std::min(score, write));
-  if (apart >= static_cast<uint64_t>(Logs::kRange * kOne) || high > INT64_MAX - kOne) return high;
-  return high + logs.At(static_cast<int64_t>(apart));
+  static const DecayLogs logs;
+  return logs.Add(score, write);
 }
 
 }  // namespace dynemb

@@ -183,7 +183,7 @@ TEST(BoundedTableTest, WhatCannotBeIsRefused) {
 // What ties are broken by.
 uint64_t TieOf(Key key) {
   const uint64_t hash = Mix64(static_cast<uint64_t>(key));
-  return hash << 6 | hash >> 58;
+  return hash << 32 | hash >> 32;
 }
 
 // Says which keys a table may have, by its definition: keys with rows are written, then those of
@@ -279,6 +279,24 @@ TEST_P(EvictionTest, SmallTablesKeepExactlyTheRowsOfTheHighestScores) {
     const TableCounters counters = bounded.table->counters();
     EXPECT_EQ(counters.inserted - counters.erased - counters.evicted, bounded.table->size());
     EXPECT_GT(counters.evicted, 0);
+  }
+}
+
+// Where all scores are equal the rows that leave are of all places of the index, which lies in the
+// order of the hashes: some of them would otherwise be crowded, and searches there long.
+TEST(EvictionTest, TiesLeaveTheIndexEven) {
+  constexpr int64_t kRows = 20'000, kBatch = 5'000;
+  const Bounded bounded(Options(kRows, "lfu"));
+  for (Key first = 0; first < 20 * kRows; first += kBatch) {
+    Keys keys;
+    for (Key key = first; key < first + kBatch; ++key) keys.push_back(key);
+    ASSERT_OK(bounded.Upsert(keys));
+  }
+  // Of each segment, which the first 6 bits of a hash say, by the 3 bits after them: an eighth each.
+  std::vector<int64_t> counts(8);
+  for (const Key key : bounded.keys()) ++counts[Mix64(static_cast<uint64_t>(key)) << 6 >> 61];
+  for (const int64_t count : counts) {
+    EXPECT_NEAR(static_cast<double>(count), kRows / 8.0, 6 * std::sqrt(kRows / 8.0));
   }
 }
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cc/core/base/context.h"
+#include "cc/core/base/macros.h"
 #include "cc/core/base/status.h"
 #include "cc/core/policy/eviction.h"
 #include "cc/core/table/locked_segment.h"
@@ -25,6 +26,11 @@
 #include "cc/core/table/value_functions.h"
 
 namespace dynemb {
+
+// What ties are broken by: the lower half of the hash comes first, for the upper one says where the
+// key lies. Otherwise some places of the index would empty and others be crowded.
+DYNEMB_HOST_DEVICE inline uint64_t TieOfHash(uint64_t hash) { return hash << 32 | hash >> 32; }
+DYNEMB_HOST_DEVICE inline uint64_t HashOfTie(uint64_t tie) { return tie << 32 | tie >> 32; }
 
 class Evictor {
  public:
@@ -67,13 +73,8 @@ class Evictor {
   struct Candidate {
     RowOrder order;
     Key key;
-    // Ties are broken by the bits of the hash that say nothing of the segment: otherwise one would
-    // shrink and another grow.
     bool operator<(const Candidate& o) const { return TieBroken() < o.TieBroken(); }
-    RowOrder TieBroken() const {
-      constexpr int kBits = BatchOrder::kSegmentBits;
-      return {order.score, order.hash << kBits | order.hash >> (64 - kBits)};
-    }
+    RowOrder TieBroken() const { return {order.score, TieOfHash(order.hash)}; }
   };
   // The candidates of some segments, among which the lowest are chosen.
   struct Unit {

@@ -1,6 +1,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "cc/core/table/evictor.h"
 #include "cc/gpu/for_each.cu.h"
 #include "cc/gpu/table/evict_rows.h"
 #include "cc/gpu/table/scan_rows.cu.h"
@@ -8,15 +9,6 @@
 
 namespace dynemb {
 namespace {
-
-// As Evictor::Candidate::TieBroken, which leaves the bits that name a segment to the end.
-constexpr int kSegmentBits = 6;
-DYNEMB_HOST_DEVICE uint64_t TieOf(uint64_t hash) {
-  return hash << kSegmentBits | hash >> (64 - kSegmentBits);
-}
-DYNEMB_HOST_DEVICE uint64_t HashOf(uint64_t tie) {
-  return tie >> kSegmentBits | tie << (64 - kSegmentBits);
-}
 
 template <typename V>
 DYNEMB_HOST_DEVICE double SquaredNorm(int64_t dim, const char* value) {
@@ -48,7 +40,7 @@ struct CollectCandidates {
                                      int) const {
     const int64_t at = AtomicAdd(count, int64_t{1});
     if (at >= room) return;
-    ties[at] = TieOf(hash);
+    ties[at] = TieOfHash(hash);
     scores[at] = static_cast<uint64_t>(score(rows[row])) ^ uint64_t { 1 } << 63;
     numbers[at] = static_cast<uint32_t>(at);
   }
@@ -74,7 +66,7 @@ struct EraseCandidates {
   FreedRows freed;
 
   DYNEMB_HOST_DEVICE void operator()(int64_t i) const {
-    const uint64_t hash = HashOf(ties[order[i]]);
+    const uint64_t hash = HashOfTie(ties[order[i]]);
     const Key key = static_cast<Key>(Unmix64(hash));
     freed.erased.Add(key);
     freed.Free(EraseKey(index.PartOf(hash), key, hash));
@@ -86,8 +78,9 @@ struct EraseCandidates {
 RowScore::RowScore(const EvictionPolicy& policy, const TableSchema& schema, const RowLayout& layout)
     : dim(schema.dim), dtype(schema.value_dtype) {
   if (policy.order == EvictionPolicy::Order::kNorm) return;
-  const MetaField field =
-      policy.order == EvictionPolicy::Order::kCount ? MetaField::kCount : MetaField::kLastWriteTime;
+  MetaField field = MetaField::kLastWriteTime;
+  if (policy.order == EvictionPolicy::Order::kCount) field = MetaField::kCount;
+  if (policy.order == EvictionPolicy::Order::kDecayedCount) field = MetaField::kScore;
   meta_at = layout.meta_offset + layout.meta_field[static_cast<int>(field)];
 }
 

@@ -66,6 +66,7 @@ class GpuTableOfMemory final : public GpuTable {
     DYNEMB_RETURN_IF_ERROR(index_.Clear(context));
     DYNEMB_RETURN_IF_ERROR(counts_.Init(context, memory_));
     DYNEMB_RETURN_IF_ERROR(initial_.SetSchema(context, schema_));
+    DYNEMB_RETURN_IF_ERROR(SetDecayLogs(context));
     if (options.track_changes) DYNEMB_RETURN_IF_ERROR(StartEpoch(context, 1));
     // CUDA loads a kernel when it is first called, which takes memory. Those that end a call that
     // has failed are called here for that.
@@ -419,12 +420,11 @@ class GpuTableOfMemory final : public GpuTable {
 
   // The limit of rows, and what a full table does.
   Status SetLimits(const TableOptions& options) {
-    if (options.eviction.expires() || options.eviction.half_life > 0 || options.missing_value ||
-        options.max_bytes >= 0) {
+    if (options.eviction.expires() || options.missing_value || options.max_bytes >= 0) {
       return InvalidArgument(
-          "devices: got a GPU for a table with TTL, a half-life, max_bytes or a value for missing "
-          "keys, want host memory; a table on a GPU can have max_rows, on_full, and LRU, LFU or "
-          "SmallNorm");
+          "devices: got a GPU for a table with TTL, max_bytes or a value for missing keys, want "
+          "host "
+          "memory; a table on a GPU can have max_rows, on_full, and LRU, LFU or SmallNorm");
     }
     DYNEMB_RETURN_IF_ERROR(options.Validate());
     const MetaFields wanted = options.eviction.meta();
@@ -447,7 +447,21 @@ class GpuTableOfMemory final : public GpuTable {
       clock_ = std::max(clock_, stamp.now);
       stamp.now = std::max<int64_t>(clock_, 0);
     }
-    return RowStamp(layout_, stamp);
+    RowStamp stamped(layout_, stamp);
+    if (eviction_.half_life > 0) {
+      stamped.score = layout_.meta_field[static_cast<int>(MetaField::kScore)];
+      stamped.write = DecayedWrite(stamp.now, eviction_.half_life);
+      stamped.logs = decay_logs_.as<DecayLogs>();
+    }
+    return stamped;
+  }
+  Status SetDecayLogs(const Context& context) {
+    if (eviction_.half_life == 0) return {};
+    if (!decay_logs_.Allocate(memory_, sizeof(DecayLogs))) {
+      return ResourceExhausted("no GPU memory for a table");
+    }
+    static const DecayLogs logs;
+    return CopyAny(context, decay_logs_.as<DecayLogs>(), &logs, sizeof(logs));
   }
 
   // For the table's own waits.
@@ -761,6 +775,7 @@ class GpuTableOfMemory final : public GpuTable {
   Status PrepareRows(const Context& context, GpuTableOfMemory* to) const {
     DYNEMB_RETURN_IF_ERROR(rows_.MakeLike(context, to->layout_, &to->rows_));
     DYNEMB_RETURN_IF_ERROR(to->initial_.SetSchema(context, to->schema_));
+    DYNEMB_RETURN_IF_ERROR(to->SetDecayLogs(context));
     RowCounts counts;
     DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
     // One row, by which the kernel is loaded.
@@ -946,6 +961,7 @@ class GpuTableOfMemory final : public GpuTable {
   mutable KnownCounts counts_;
   mutable Scratch scratch_;
   InitialRows initial_;
+  DeviceBuffer decay_logs_;
   mutable EraseLog erased_;
   int waits_in_vain_ = 0;  // one after the other, for counts that would not have been needed
   Scratch room_scratch_;

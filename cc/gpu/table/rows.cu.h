@@ -10,6 +10,7 @@
 #include "cc/core/base/dtype.h"
 #include "cc/core/base/macros.h"
 #include "cc/core/initializer/initializer.h"
+#include "cc/core/policy/eviction.h"
 #include "cc/core/table/row_layout.h"
 #include "cc/core/table/table.h"
 #include "cc/gpu/table/index.cu.h"
@@ -220,6 +221,10 @@ struct RowStamp {
   int64_t now = 0;
   int64_t meta_offset = 0, meta_bytes = 0;
   int64_t used = -1, count = -1;  // places in the meta
+  // Of decayed counts, where the policy has them: their place, what a write adds, and logarithms in
+  // the table's memory.
+  int64_t score = -1, write = 0;
+  const DecayLogs* logs = nullptr;
 
   RowStamp() = default;
   RowStamp(const RowLayout& layout, const Stamp& stamp)
@@ -234,6 +239,11 @@ struct RowStamp {
   DYNEMB_HOST_DEVICE void Write(char* row, bool is_new, int64_t writes) const {
     char* const meta = row + meta_offset;
     for (int64_t at = 0; is_new && at < meta_bytes; at += 8) *Number(meta + at) = 0;
+    if (score >= 0) {
+      int64_t decayed = is_new ? kNeverWritten : *Number(meta + score);
+      for (int64_t i = 0; i < writes; ++i) decayed = logs->Add(decayed, write);
+      *Number(meta + score) = decayed;
+    }
     if (used >= 0 && writes > 0) *Number(meta + used) = now;
     if (count >= 0) {
       // Unsigned, since the count of a row that was inserted whole may be anything.
