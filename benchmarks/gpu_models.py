@@ -2,13 +2,13 @@
 
     python benchmarks/gpu_models.py [--batch 2048,16384] [--rounds 15] [--steps 20]
 
-The model is that of examples/dlrm_criteo.py, with 26 features, dim 16 and made-up lines of Criteo's skew.
-"tf_dynemb" looks its ids up in one EmbeddingBagCollection, whose tables are on the GPU or in host memory.
-"keras" has a keras.layers.Embedding for each feature that was told how many ids there will be, 33.8
-million in all, to which ids are folded beforehand. It trains with SGD, whose updates of Keras touch the
-rows of a batch alone, and with Adagrad, where Keras goes through all rows. All contenders take turns, and
-each turn times so many steps of Keras' own train_function, from a waiting GPU to the last loss; ratios
-are of turns: the median and the least and the most.
+The model is that of examples/dlrm_criteo.py, with 26 features, dim 16 and made-up lines of Criteo's
+skew. "tf_dynemb" looks its ids up in one EmbeddingBagCollection, whose tables are on the GPU or in host
+memory. "keras" has a keras.layers.Embedding for each feature that was told how many ids there will be,
+33.8 million in all, to which ids are folded beforehand. It trains with SGD, whose updates of Keras touch
+the rows of a batch alone, and with Adagrad, where Keras goes through all rows. All take turns, and each
+turn times so many steps of Keras' own train_function, from a waiting GPU to the last loss; ratios are of
+turns: the median and the least and the most.
 """
 
 from __future__ import annotations

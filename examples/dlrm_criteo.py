@@ -396,8 +396,8 @@ def check_folders(args: argparse.Namespace) -> None:
         if args.resume or args.save_every:
             raise ValueError("--resume and --save-every need --checkpoints FOLDER")
         return
-    free = "steps epochs valid_steps shards device checkpoints save_every resume logdir quiet workers".split()
-    settings = {name: value for name, value in vars(args).items() if name not in free}
+    free = "steps epochs valid_steps shards device checkpoints save_every resume logdir quiet workers"
+    settings = {name: value for name, value in vars(args).items() if name not in free.split()}
     file = pathlib.Path(args.checkpoints, "settings.json")
     found = tf.train.latest_checkpoint(args.checkpoints)
     if args.resume and not found:

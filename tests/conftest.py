@@ -53,7 +53,7 @@ def _fresh_keras():
 
 @pytest.fixture(autouse=True)
 def _dense_variables_on_the_cpu():
-    """Where GPUs are simulated: TensorFlow's own kernels for GPUs are CUDA's; variables would miss them."""
+    """Where GPUs are simulated: TensorFlow's own kernels for GPUs are CUDA's, which variables need."""
     with contextlib.ExitStack() as stack:
         if host_gpus.simulated() and host_gpus.tables_are_there():
             stack.enter_context(tf.device("/CPU:0"))

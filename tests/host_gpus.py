@@ -1,8 +1,9 @@
 """GPUs for tests: the machine's, or such whose memory is the host's, where there is none.
 
-The latter are a pluggable device, cc/kernels/testing/host_gpu.cc. The op library's kernels for GPUs run on
-it as on a GPU, with tables that run CUDA's kernels on the host, one thread after the other. What TensorFlow
-has for CUDA alone, such as tf.matmul, runs on the CPU beside it, as does any op with no kernel for GPUs.
+The latter are a pluggable device, cc/kernels/testing/host_gpu.cc. The op library's kernels for GPUs run
+on it as on a GPU, with tables that run CUDA's kernels on the host, one thread after the other. What
+TensorFlow has for CUDA alone, such as tf.matmul, runs on the CPU beside it, as does any op without a
+kernel for GPUs.
 """
 
 import os

@@ -41,7 +41,7 @@ def assert_same_rows(got, want):
 
 
 def test_the_model_of_the_demo():
-    """Ratings of users and movies, with zip codes and genres, which are strings: examples/movielens.py."""
+    """Ratings of users and movies; zip codes and genres are strings: examples/movielens.py."""
     numbers = np.random.default_rng(3)
     count = 25 * STEPS
     genres = np.array(["", "Action", "Comedy", "Drama", "Horror"], object)
@@ -66,9 +66,7 @@ def test_the_model_of_the_demo():
             for name, ids in features.items()
         }
         inputs = {
-            name: keras.Input(
-                ids.shape[1:], dtype="string" if ids.dtype == object else "int64", name=name
-            )
+            name: keras.Input(ids.shape[1:], dtype=layers[name].key_dtype, name=name)
             for name, ids in features.items()
         }
         rows = {name: layer(inputs[name]) for name, layer in layers.items()}

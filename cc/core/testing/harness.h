@@ -98,6 +98,8 @@ struct TableHarness {
   bool same_nans = true;
   // Whether all of its rows are in what memory_bytes counts.
   bool rows_in_memory = true;
+  // What it may take ahead of need, where it does not know how many rows there are.
+  int64_t bytes_ahead = 0;
 
   // Makes a table or stops the test.
   std::unique_ptr<Table> Make(const TableSchema& schema) const;

@@ -622,8 +622,8 @@ class GpuTableOfMemory final : public GpuTable {
     return {};
   }
 
-  // Removes the rows of the lowest scores until there are no more than `rows`. As Evictor (
-  // cc/core/table/evictor.h): a hand goes over the hashes, and of kCandidates times as many rows as
+  // Removes the rows of the lowest scores until there are no more than `rows`, as the Evictor of
+  // cc/core/table/evictor.h: a hand goes over the hashes, and of kCandidates times as many rows as
   // have to leave, or kUnitRows, those leave that have the lowest scores.
   Status EvictDownTo(const Context& context, int64_t rows) {
     constexpr uint64_t kHashes = uint64_t{1} << 32;  // upper halves

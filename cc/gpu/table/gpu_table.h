@@ -5,16 +5,22 @@
 // several streams are put in order by events, as by a lock for readers and writers.
 //
 // The host waits for the device in these calls alone: Export, EraseBelow, PrepareMove and its move,
-// the first BeginEpoch, ChangedKeys, Clear, size; of the calls that change rows those that take
-// memory or find none left: before the table takes some for rows it asks how many there really are;
-// and, where changes are tracked, an Erase before which the list of erased keys in the GPU's
-// memory, of 2^18 keys or those of the largest batch, may be full: the host takes them to its own
-// memory.
+// the first BeginEpoch, ChangedKeys, Clear, size, counters; of the calls that change rows those
+// that take memory or find none left: before the table takes some for rows it asks how many there
+// really are, and where calls have asked in vain one after the other it takes memory for some calls
+// ahead, up to 4 MiB or an eighth of its rows; those that may exceed max_rows, for which it counts
+// missing keys, and evicts; and, where changes are tracked, an Erase before which the list of
+// erased keys in the GPU's memory, of 2^18 keys or those of the largest batch, may be full: the
+// host takes them to its own memory.
 //
 // Changes. Beside each row lies a mark, of 8 bytes: the epoch in which it was last written; keys
 // that were erased are listed with theirs. ChangedKeys looks at all marks. When more erased keys
 // are listed than twice the largest number of rows that the table has had, and 2^18, the oldest
 // epochs are forgotten.
+//
+// Room. With max_rows a table refuses, declines or evicts as TableOptions say, by the same order of
+// rows as the table in host memory; where a policy goes by time, that of rows of InsertRows is not
+// looked at. InsertRows to a table that evicts has all rows in it for a moment.
 //
 // Where it differs from the table in host memory:
 // - Gradients of a key that is more than 32 times in a batch are added up in pieces. The sum is the

@@ -75,6 +75,9 @@ class CudaTestMemory final : public TestMemory {
   std::map<char*, int64_t> sizes_;
 };
 
+// Twice what gpu_table.h says, for slabs double.
+constexpr int64_t kBytesAhead = int64_t{8} << 20;
+
 MakeTable Maker(DeviceMemory* memory) {
   return [memory](const TableSchema& schema, std::unique_ptr<Table>* table) {
     std::unique_ptr<GpuTable> made;
@@ -103,6 +106,7 @@ TestMemory* GpuTestMemory() {
 TableHarness GpuHarness() {
   TableHarness harness = {"GpuTable", Maker(CudaMemory()), GpuTestMemory()};
   harness.same_nans = false;
+  harness.bytes_ahead = kBytesAhead;
   return harness;
 }
 
@@ -111,6 +115,7 @@ TableHarness GpuOnHostHarness() { return HostHarness("GpuTableOnHost", Maker(Hos
 TableHarness GpuThroughHostHarness() {
   TableHarness harness = HostHarness("GpuTableThroughHost", MakerThroughHost(CudaMemory()));
   harness.same_nans = false;
+  harness.bytes_ahead = kBytesAhead;
   return harness;
 }
 
