@@ -99,9 +99,9 @@ class TableResource(
         """
         if _compat.is_in_xla_function():
             raise ValueError(
-                f"jit_compile: got a function that XLA compiles with the table {self.table_name!r} in "
-                "it, want jit_compile=False for tf.function or a Keras model's compile: there are no tables "
-                "in XLA"
+                f"jit_compile: got a function that XLA compiles with the table {self.table_name!r} "
+                "in it, want jit_compile=False for tf.function or a Keras model's compile: XLA "
+                "has no tables"
             )
         return super().resource_handle
 
