@@ -292,7 +292,8 @@ TEST(EvictionTest, TiesLeaveTheIndexEven) {
     for (Key key = first; key < first + kBatch; ++key) keys.push_back(key);
     ASSERT_OK(bounded.Upsert(keys));
   }
-  // Of each segment, which the first 6 bits of a hash say, by the 3 bits after them: an eighth each.
+  // Of each segment, which the first 6 bits of a hash say, by the 3 bits after them: an eighth
+  // each.
   std::vector<int64_t> counts(8);
   for (const Key key : bounded.keys()) ++counts[Mix64(static_cast<uint64_t>(key)) << 6 >> 61];
   for (const int64_t count : counts) {
