@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <string>
 #include <utility>
 
@@ -109,16 +110,39 @@ Status CopyFromGpu(const Context& core, void* to, const void* from, int64_t byte
   return Wait(core);
 }
 
+namespace {
+
+// Tensors that have been copied to a GPU. Whoever copies the next one frees them: a host function
+// of a stream must not take the allocator's lock, whose holder may wait for that stream.
+struct CopiedTensor {
+  tensorflow::Tensor tensor;
+  CopiedTensor* next;
+};
+std::atomic<CopiedTensor*> copied_tensors{nullptr};
+
+void FreeCopiedTensors() {
+  for (CopiedTensor* each = copied_tensors.exchange(nullptr); each != nullptr;) {
+    delete std::exchange(each, each->next);
+  }
+}
+void CUDART_CB NoteCopied(void* tensor) {
+  auto* const copied = static_cast<CopiedTensor*>(tensor);
+  copied->next = copied_tensors.load();
+  while (!copied_tensors.compare_exchange_weak(copied->next, copied)) {
+  }
+}
+
+}  // namespace
+
 Status CopyToGpu(const Context& core, void* to, const tensorflow::Tensor& from) {
-  auto held = std::make_unique<tensorflow::Tensor>(from);
+  FreeCopiedTensors();
+  auto held = std::make_unique<CopiedTensor>(CopiedTensor{from, nullptr});
   DYNEMB_RETURN_IF_ERROR(CopyAny(core, to, from.data(), static_cast<int64_t>(from.TotalBytes())));
   if (RunsOnHost(core.space)) return {};
-  const auto release = [](void* copied) { delete static_cast<tensorflow::Tensor*>(copied); };
-  const Status status =
-      FromCuda(cudaLaunchHostFunc(static_cast<cudaStream_t>(core.stream), release, held.get()),
-               "holding what is copied to the GPU");
-  held.release();  // if there was an error nobody can say whether it has been copied
-  return status;
+  // If there is an error nobody can say whether it has been copied, and it is kept for good.
+  return FromCuda(
+      cudaLaunchHostFunc(static_cast<cudaStream_t>(core.stream), NoteCopied, held.release()),
+      "holding what is copied to the GPU");
 }
 
 Status WidenInPlace(const Context& core, const Rows& rows, DType from, DType to, int64_t dim) {

@@ -35,6 +35,7 @@ Status CheckBatch(const Context& context, const Batch& batch, const Report& repo
   int64_t most = n;  // that may take part
   if (const Positions* select = batch.select) {
     DYNEMB_RETURN_IF_ERROR(CheckSpan("select", select->at, space));
+    if (select->at.space != space) return WrongSpace("select", space);  // so is its count
     if (select->count == nullptr) return InvalidArgument("select.count: got null");
     if (space == MemorySpace::kHost) DYNEMB_RETURN_IF_ERROR(CheckPositions(*select, n));
     most = select->at.size;
@@ -46,6 +47,7 @@ Status CheckBatch(const Context& context, const Batch& batch, const Report& repo
     }
   }
   if (report.misses != nullptr) {
+    if (report.misses->at.space != space) return WrongSpace("misses", space);  // so is its count
     DYNEMB_RETURN_IF_ERROR(CheckSpan("misses", report.misses->at, space));
     if (report.misses->count == nullptr || report.misses->at.size < most) {
       return InvalidArgument("misses: got room for ", report.misses->at.size, ", want ", most,

@@ -244,7 +244,7 @@ class GpuTableOfMemory final : public GpuTable {
     return InTurn(context, true, [&] {
       // Rows come with scores: those of the table and of the batch leave by them together.
       How how;
-      how.last_counts = how.evicts_after = true;
+      how.last_counts = how.whole_rows = true;
       return Write(
           context, batch, report, how, AnyHead(), [&](const GroupedBatch& grouped) -> Status {
             if (displaces) {
@@ -269,6 +269,8 @@ class GpuTableOfMemory final : public GpuTable {
       rows_ = RowStore(memory_, layout_);
       if (epoch_ > 0) DYNEMB_RETURN_IF_ERROR(rows_.BeginMarks(context));
       scratch_.Free();
+      room_scratch_.Free();
+      candidates_.Free();
       return erased_.ForgetAll(context, epoch_);
     });
   }
@@ -359,13 +361,13 @@ class GpuTableOfMemory final : public GpuTable {
     return {};
   }
 
-  // What others may insert meanwhile is not counted: the limit is looked at before each call, and
-  // calls at the same time may exceed it together.
+  // What others may insert meanwhile is not counted.
   int64_t room() const override { return max_rows_ < 0 ? INT64_MAX : max_rows_ - size(); }
   bool HasRoom(int64_t rows) const override {
     if (max_rows_ < 0) return true;
     {
       std::lock_guard<FairSharedMutex> lock(mutex_);
+      const DeviceGuard guard(device_);
       counts_.Poll();
       if (rows <= max_rows_ - counts_.most_rows()) return true;
     }
@@ -415,7 +417,7 @@ class GpuTableOfMemory final : public GpuTable {
     int64_t scratch_bytes = 0;  // that it takes for itself
     bool each_reports = false;  // entries have outcomes of their own
     bool last_counts = false;   // of the entries of a key
-    bool evicts_after = false;  // a full table makes room at the end
+    bool whole_rows = false;    // they come with scores
   };
 
   // The limit of rows, and what a full table does.
@@ -493,7 +495,7 @@ class GpuTableOfMemory final : public GpuTable {
     std::lock_guard<FairSharedMutex> lock(mutex_);
     const DeviceGuard guard(device_);
     DYNEMB_RETURN_IF_ERROR(order_.Begin(context, writes));
-    const Status status = call();
+    const Status status = OrNoMemory(call);
     const Status ended = order_.End(context, writes);
     return status.ok() ? ended : status;
   }
@@ -525,8 +527,9 @@ class GpuTableOfMemory final : public GpuTable {
     if (!begun.ok()) return SayFull(context, batch, report, begun);
     grouped.last_counts = how.last_counts && in_order;
     const int64_t inserting = kInserts ? grouped.size : 0;
-    const bool evicts_after = how.evicts_after && eviction_.evicts();
-    const int64_t max_rows = max_rows_ < 0 || evicts_after ? INT64_MAX : max_rows_;
+    // A table that evicts has all rows that are put back in it before it does.
+    const bool is_bounded = max_rows_ >= 0 && !(how.whole_rows && eviction_.evicts());
+    const int64_t max_rows = is_bounded ? max_rows_ : INT64_MAX;
     int64_t limit = rows_.capacity();
     if constexpr (kInserts) {
       DYNEMB_RETURN_IF_ERROR(MakeRoom(context, inserting, max_rows, &limit));
@@ -534,15 +537,32 @@ class GpuTableOfMemory final : public GpuTable {
     const int64_t most = counts_.most_rows() + inserting;
     const bool may_be_full = kInserts && std::min(most, max_rows) > limit;
     DYNEMB_RETURN_IF_ERROR(ForEach(context, grouped.size, FindHeads{grouped, index_.view()}));
+    const auto report_entries = [&]() -> Status {
+      if (reports.outcomes == nullptr && reports.misses == nullptr) return {};
+      return ForEach(context, grouped.size, ReportEntries{grouped, how.each_reports, reports});
+    };
     Status status;
     if constexpr (kInserts) {
+      Status room;
       if (most > max_rows) {
-        DYNEMB_RETURN_IF_ERROR(MakeRoomForMissing(context, grouped, wanted, [&] {
+        // Rows that are put back, as by a restore, are not declined.
+        const bool refuses = !eviction_.evicts() && (on_full_ == OnFull::kError || how.whole_rows);
+        room = MakeRoomForMissing(context, grouped, wanted, refuses, [&] {
           grouped.kind = HeadKind::kFound;
           status = work(grouped);
           grouped.kind = HeadKind::kNotFound;
           return status;
-        }));
+        });
+      }
+      const bool has_written = grouped.kind == HeadKind::kNotFound && status.ok();
+      if (!room.ok() && !has_written) return SayFull(context, batch, report, room);
+      if (!room.ok()) {
+        DYNEMB_RETURN_IF_ERROR(
+            ForEachTile<kWarp>(context, WarpsFor(context, grouped.size),
+                               LeaveOut<Wanted>{grouped, wanted, 0, 0, Outcome::kFull}));
+        if (how.each_reports) DYNEMB_RETURN_IF_ERROR(work(grouped));
+        DYNEMB_RETURN_IF_ERROR(report_entries());
+        return room;
       }
       DYNEMB_RETURN_IF_ERROR(ForEachTile<kWarp>(
           context, WarpsFor(context, grouped.size),
@@ -550,34 +570,37 @@ class GpuTableOfMemory final : public GpuTable {
                               std::min(limit, max_rows), wanted}));
     }
     // Whatever happens, what has been taken and freed is counted.
-    if (status.ok()) status = work(grouped);
+    status = work(grouped);
+    Status reported;
     if (!status.ok() && kInserts) {
       // A kernel has not been started, the one that writes the rows or one before it: keys must not
       // have rows with anything in them.
       static_cast<void>(ForEach(context, grouped.size, RemoveInserted{grouped, index_.view()}));
       static_cast<void>(counts_.ForgetTaken(context));
-      status = SayFull(context, batch, report, status);
+      if (grouped.kind == HeadKind::kAll) status = SayFull(context, batch, report, status);
     }
-    if (status.ok() && (reports.outcomes != nullptr || reports.misses != nullptr)) {
-      status = ForEach(context, grouped.size, ReportEntries{grouped, how.each_reports, reports});
-    }
+    if (status.ok() || grouped.kind == HeadKind::kNotFound) reported = report_entries();
     DYNEMB_RETURN_IF_ERROR(counts_.EndCall(context, std::min(limit, max_rows), inserting));
     DYNEMB_RETURN_IF_ERROR(status);
-    if (evicts_after && most > max_rows_) DYNEMB_RETURN_IF_ERROR(EvictDownTo(context, max_rows_));
-    if (!may_be_full) return {};
+    DYNEMB_RETURN_IF_ERROR(reported);
+    Status evicted;
+    if (how.whole_rows && eviction_.evicts() && most > max_rows_) {
+      evicted = EvictDownTo(context, max_rows_);
+    }
+    if (!may_be_full) return evicted;
     RowCounts counts;
     DYNEMB_RETURN_IF_ERROR(counts_.ReadAndForgetFull(context, &counts));
-    if (counts.full == 0) return {};
+    if (counts.full == 0) return evicted;
     return ResourceExhausted("no GPU memory for more rows; the table has ", counts.rows());
   }
 
-  // Before missing keys are inserted for which there may not be room below max_rows: calls
-  // write_found(), which writes those that are there, evicts rows, and leaves the last missing keys
-  // out where that is not enough. kResourceExhausted: the table neither evicts nor declines;
-  // nothing has been written.
+  // Before missing keys are inserted for which there may not be room below max_rows. Where there is
+  // not: calls write_found(), which writes the keys that have rows, evicts rows, and leaves the
+  // last missing keys out where that is not enough. kResourceExhausted: it `refuses`, or there is
+  // no memory to work in.
   template <typename Wanted, typename WriteFound>
   Status MakeRoomForMissing(const Context& context, const GroupedBatch& grouped,
-                            const Wanted& wanted, const WriteFound& write_found) {
+                            const Wanted& wanted, bool refuses, const WriteFound& write_found) {
     std::vector<uint32_t> missing(static_cast<size_t>(WarpsFor(context, grouped.size)));
     const auto warps = static_cast<int64_t>(missing.size());
     DYNEMB_RETURN_IF_ERROR(room_scratch_.Begin(
@@ -592,13 +615,14 @@ class GpuTableOfMemory final : public GpuTable {
     int64_t all = 0;
     for (const uint32_t of_warp : missing) all += of_warp;
     int64_t room = max_rows_ - counts.rows();
-    if (all > room && !goes_on()) {
+    if (all <= room) return {};
+    if (refuses) {
       return ResourceExhausted("max_rows: got ", all, " keys without a row, for ", counts.rows(),
                                " rows of at most ", max_rows_,
                                "; want a larger max_rows, or an eviction policy");
     }
     DYNEMB_RETURN_IF_ERROR(write_found());
-    if (all > room && eviction_.evicts()) {
+    if (eviction_.evicts()) {
       DYNEMB_RETURN_IF_ERROR(EvictDownTo(context, std::max<int64_t>(max_rows_ - all, 0)));
       room = max_rows_ - counts_.most_rows();
     }
@@ -670,7 +694,9 @@ class GpuTableOfMemory final : public GpuTable {
       needed = most();
       const bool in_vain = needed <= rows_.capacity() && !index_.TakesMemory(needed);
       waits_in_vain_ = in_vain ? waits_in_vain_ + 1 : 0;
-      if (waits_in_vain_ >= kMostWaitsInVain) ahead = needed + Headroom(inserting);
+      if (waits_in_vain_ >= kMostWaitsInVain) {
+        ahead = std::min(needed + Headroom(inserting), std::max(needed, max_rows));
+      }
     } else {
       waits_in_vain_ = 0;
     }

@@ -385,8 +385,72 @@ TEST_P(GpuTableTest, AFullTableRefusesTheCallAndIsAsItWas) {
             "max_rows: got 2 keys without a row, for 3 rows of at most 4; want a larger max_rows, "
             "or an eviction policy");
   EXPECT_EQ(Difference(before, call.Export()), "");
+  Outcomes outcomes;
+  EXPECT_EQ(call.Upsert({1, 5, 6}, Floats(3, 2), {}, &outcomes).code(), Code::kResourceExhausted);
+  EXPECT_EQ(outcomes, Outcomes(3, Outcome::kFull));
   ASSERT_OK(call.Upsert({1, 7, 7, 2, 3}, Floats(5, 3)));
   EXPECT_EQ(table->size(), 4);
+}
+
+// Keys that are often in a batch are added up in memory of the call, once, also near the limit.
+TEST_P(GpuTableTest, LongGroupsNearTheLimit) {
+  constexpr int64_t kDim = 256, kRows = 3000;
+  for (const char* policy : {"", "lru"}) {
+    const TableOptions options = Bounded(kRows, policy);
+    TableSchema schema = SchemaOf(options, "sgd");
+    schema.dim = kDim;
+    std::unique_ptr<GpuTable> table;
+    ASSERT_OK(MakeGpuTable(schema, options, device_memory(), &table));
+    std::unique_ptr<Table> of_host;
+    ASSERT_OK(MakeHostTable(schema, options, &of_host));
+    for (int64_t now = 1; now < 4; ++now) {
+      Keys keys;
+      for (int64_t i = 0; i < 4000; ++i) keys.push_back(i < 1000 ? 7 : i % 2900);
+      Stamp stamp;
+      stamp.now = now;
+      for (const Caller& call :
+           {Caller(table.get(), memory()), Caller(of_host.get(), HostTestMemory())}) {
+        ASSERT_OK(call.Apply(keys, Floats(keys.size() * kDim, 0.25f), schema.rule,
+                             UsualHyper("sgd", 1), stamp));
+      }
+    }
+    const TableContent got = Caller(table.get(), memory()).Export();
+    const TableContent want = Caller(of_host.get(), HostTestMemory()).Export();
+    ASSERT_EQ(got.size(), want.size());
+    // Sums of quarters are exact in any order.
+    EXPECT_EQ(Difference(want, got), "");
+  }
+}
+
+// Without memory to find those that leave, the keys that have rows are done and the others are not.
+TEST_P(GpuTableTest, EvictionWithoutMemory) {
+  LimitedMemory limited(device_memory(), int64_t{64} << 20);
+  const TableOptions options = Bounded(5000, "lru");
+  std::unique_ptr<GpuTable> table;
+  ASSERT_OK(MakeGpuTable(SchemaOf(options, ""), options, &limited, &table));
+  const Caller call(table.get(), memory());
+  const auto upsert = [&](Key first, int64_t count, float value, int64_t now, Outcomes* outcomes) {
+    Keys keys;
+    for (Key key = first; key < first + count; ++key) keys.push_back(key);
+    Stamp stamp;
+    stamp.now = now;
+    return call.Upsert(keys, Floats(3 * count, value), stamp, outcomes);
+  };
+  ASSERT_OK(upsert(0, 4900, 1, 1, nullptr));
+  Outcomes outcomes;
+  ASSERT_OK(upsert(4800, 200, 2, 2, &outcomes));  // the memory to count the missing ones is there
+  const int64_t left = limited.left();
+  limited.Add(-left);
+  EXPECT_EQ(upsert(4900, 200, 3, 3, &outcomes).code(), Code::kResourceExhausted);
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    ASSERT_EQ(outcomes[i], i < 100 ? Outcome::kFound : Outcome::kFull) << i;
+  }
+  EXPECT_EQ(table->size(), 5000);
+  limited.Add(left);
+  ASSERT_OK(upsert(4900, 200, 4, 4, &outcomes));
+  EXPECT_EQ(outcomes[150], Outcome::kInserted);
+  EXPECT_EQ(table->size(), 5000);
+  EXPECT_EQ(call.Export().size(), 5000);
 }
 
 TEST_P(GpuTableTest, WhatBoundsCannotBeIsRefused) {
@@ -473,6 +537,21 @@ TEST_P(GpuTableTest, RowsThatAreInsertedIntoASmallerTable) {
   EXPECT_EQ(kept.size(), 100);
   const int64_t lowest = *std::next(times.begin(), 200);
   for (const auto& row : kept) EXPECT_GE(row.first * 7 % 311, lowest) << row.first;
+
+  // One that declines does not drop what is put back, itself or through the host.
+  TableSchema plain = Schema(3);
+  std::unique_ptr<Table> many;
+  ASSERT_OK(MakeHostTable(plain, &many));
+  ASSERT_OK(Caller(many.get(), HostTestMemory()).Upsert(Numbers(0, 101), Floats(303, 1)));
+  std::unique_ptr<GpuTable> refuses;
+  ASSERT_OK(MakeGpuTable(plain, Bounded(100, "", OnFull::kDecline), device_memory(), &refuses));
+  const TableContent rows = Caller(many.get(), HostTestMemory()).Export();
+  EXPECT_EQ(Caller(refuses.get(), memory()).InsertRows(rows).code(), Code::kResourceExhausted);
+  EXPECT_EQ(refuses->size(), 0);
+  const std::shared_ptr<Table> through =
+      MakeHostAccess(std::shared_ptr<GpuTable>(std::move(refuses)), device_memory());
+  EXPECT_EQ(Caller(through.get(), HostTestMemory()).InsertRows(rows).code(),
+            Code::kResourceExhausted);
 }
 
 // The index grows while keys come and go; each call moves a part of it.

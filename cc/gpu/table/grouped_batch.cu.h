@@ -81,9 +81,12 @@ struct GroupedBatch {
   }
   // The position of the entry whose input is the group's, where that is one entry.
   DYNEMB_HOST_DEVICE int64_t InputOf(int64_t head_place) const {
-    int64_t place = head_place;
-    while (last_counts && IsSameGroup(head_place, place + 1)) ++place;
-    return position(place);
+    int64_t last = head_place, end = last_counts ? size : head_place + 1;
+    while (end - last > 1) {
+      const int64_t middle = last + (end - last) / 2;
+      (group[middle] == group[head_place] ? last : end) = middle;
+    }
+    return position(last);
   }
   DYNEMB_HOST_DEVICE Key key(int64_t place) const { return entries.keys[position(place)]; }
 };

@@ -413,6 +413,8 @@ class HostAccessOfTable final : public HostAccess {
     call->keys = staging_.Take<Key>(n);
     for (int64_t i = 0; i < n; ++i) call->keys.host[i] = call->keys_of[call->positions[i]];
     call->outcomes = staging_.Take<Outcome>(n);
+    // As long as nobody says otherwise.
+    std::fill_n(call->outcomes.host, n, Outcome::kFull);
     return {};
   }
   Staged<char> Gather(const Call& call, const ConstRows& rows, int64_t bytes) const {

@@ -167,7 +167,8 @@ struct CountDeclined {
   }
 };
 
-// Takes out again what InsertHeads has inserted, where nothing has been written to the rows.
+// Takes out again what InsertHeads has inserted, where nothing has been written to the rows: there
+// is no room for it.
 struct RemoveInserted {
   GroupedBatch batch;
   Index index;
@@ -178,6 +179,7 @@ struct RemoveInserted {
     const Key key = batch.key(place);
     const uint64_t hash = Mix64(static_cast<uint64_t>(key));
     EraseKey(index.PartOf(hash), key, hash);
+    batch.outcome[place] = Outcome::kFull;
   }
 };
 
