@@ -74,11 +74,11 @@ def contender(kind: str, optimizer: str, device: str | None, jit: bool | str, ba
     model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True), jit_compile=jit)
     optimizer.build(model.trainable_variables)
     model.make_train_function()
-    turns = iter(_Turns(batches))
+    turns = iter(Turns(batches))
     return lambda: model.train_function(turns)
 
 
-class _Turns:
+class Turns:
     """Batches in turns, as often as they are asked for."""
 
     def __init__(self, batches):

@@ -53,20 +53,21 @@ def test_the_model_of_the_demo():
     }
     stars = numbers.integers(1, 6, count).astype(np.float32)
     combined = {"genres": {"combiner": "mean", "mask_key": ""}}
+    dtypes = {name: "string" if ids.dtype == object else "int64" for name, ids in features.items()}
     predictions, tables = {}, {}
     for place in PLACES:
         layers = {
             name: tf_dynemb.keras.Embedding(
                 9,
                 initializer=keras.initializers.RandomUniform(-0.05, 0.05, seed=7),
-                key_dtype="string" if ids.dtype == object else "int64",
+                key_dtype=dtypes[name],
                 devices=[place],
                 **combined.get(name, {}),
             )
             for name, ids in features.items()
         }
         inputs = {
-            name: keras.Input(ids.shape[1:], dtype=layers[name].key_dtype, name=name)
+            name: keras.Input(ids.shape[1:], dtype=dtypes[name], name=name)
             for name, ids in features.items()
         }
         rows = {name: layer(inputs[name]) for name, layer in layers.items()}
