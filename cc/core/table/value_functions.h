@@ -45,23 +45,26 @@ inline AddFunction AddFor(DType dtype) {
 }
 
 // The L2 norm of a value, squared, summed from the first column to the last.
+template <typename V>
+DYNEMB_HOST_DEVICE double SquaredNorm(int64_t dim, const char* value) {
+  const V* const from = reinterpret_cast<const V*>(value);
+  double sum = 0;
+  for (int64_t c = 0; c < dim; ++c) {
+    double number;
+    if constexpr (std::is_integral_v<V>) {
+      number = static_cast<double>(from[c]);
+    } else {
+      number = static_cast<double>(static_cast<ComputeType<V>>(from[c]));
+    }
+    sum += number * number;
+  }
+  return sum;
+}
 using NormFunction = double (*)(int64_t dim, const char* value);
 inline NormFunction NormFor(DType dtype) {
   return VisitDType(dtype, [](auto tag) -> NormFunction {
-    using V = typename decltype(tag)::type;
     return [](int64_t dim, const char* value) {
-      const V* from = reinterpret_cast<const V*>(value);
-      double sum = 0;
-      for (int64_t c = 0; c < dim; ++c) {
-        double number;
-        if constexpr (std::is_integral_v<V>) {
-          number = static_cast<double>(from[c]);
-        } else {
-          number = static_cast<double>(static_cast<ComputeType<V>>(from[c]));
-        }
-        sum += number * number;
-      }
-      return sum;
+      return SquaredNorm<typename decltype(tag)::type>(dim, value);
     };
   });
 }

@@ -1,7 +1,7 @@
 #include <cstring>
-#include <type_traits>
 
 #include "cc/core/table/evictor.h"
+#include "cc/core/table/value_functions.h"
 #include "cc/gpu/for_each.cu.h"
 #include "cc/gpu/table/evict_rows.h"
 #include "cc/gpu/table/scan_rows.cu.h"
@@ -9,22 +9,6 @@
 
 namespace dynemb {
 namespace {
-
-template <typename V>
-DYNEMB_HOST_DEVICE double SquaredNorm(int64_t dim, const char* value) {
-  const V* const from = reinterpret_cast<const V*>(value);
-  double sum = 0;
-  for (int64_t c = 0; c < dim; ++c) {
-    double number;
-    if constexpr (std::is_integral_v<V>) {
-      number = static_cast<double>(from[c]);
-    } else {
-      number = static_cast<double>(static_cast<ComputeType<V>>(from[c]));
-    }
-    sum += number * number;
-  }
-  return sum;
-}
 
 // In any order: each candidate's tie, score (as an unsigned number in its order) and number.
 struct CollectCandidates {

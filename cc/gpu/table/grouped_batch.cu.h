@@ -73,6 +73,12 @@ struct GroupedBatch {
   DYNEMB_HOST_DEVICE bool IsSameGroup(int64_t place, int64_t other) const {
     return other < size && group[other] == group[place];
   }
+  // Whether at the place there is the head of a missing key that is `wanted`.
+  template <typename Wanted>
+  DYNEMB_HOST_DEVICE bool IsMissing(int64_t place, const Wanted& wanted) const {
+    return place < size && IsHead(place) && outcome[place] == Outcome::kMissing &&
+           wanted(*this, place);
+  }
   DYNEMB_HOST_DEVICE bool IsOfKind(Outcome of_head) const {
     return kind == HeadKind::kAll || (kind == HeadKind::kFound) == (of_head == Outcome::kFound);
   }

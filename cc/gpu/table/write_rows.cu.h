@@ -89,8 +89,7 @@ struct InsertHeads {
 
   DYNEMB_HOST_DEVICE void operator()(const Tile& warp, int64_t i) const {
     const int64_t place = i * warp.width + warp.lane;
-    const bool inserts = place < batch.size && batch.IsHead(place) &&
-                         batch.outcome[place] == Outcome::kMissing && wanted(batch, place);
+    const bool inserts = batch.IsMissing(place, wanted);
     const uint32_t taken = Take(warp, inserts);
     if (!inserts) return;
     if (counts->rows() + taken >= limit) {
@@ -126,8 +125,7 @@ struct CountMissing {
 
   DYNEMB_HOST_DEVICE void operator()(const Tile& warp, int64_t i) const {
     const int64_t place = i * warp.width + warp.lane;
-    const bool missing = place < batch.size && batch.IsHead(place) &&
-                         batch.outcome[place] == Outcome::kMissing && wanted(batch, place);
+    const bool missing = batch.IsMissing(place, wanted);
     const unsigned all = warp.Vote(missing);
     if (warp.lane == 0) counts[i] = CountBits(all);
   }
@@ -146,8 +144,7 @@ struct LeaveOut {
   DYNEMB_HOST_DEVICE void operator()(const Tile& warp, int64_t after) const {
     const int64_t i = first_warp + after;
     const int64_t place = i * warp.width + warp.lane;
-    const bool missing = place < batch.size && batch.IsHead(place) &&
-                         batch.outcome[place] == Outcome::kMissing && wanted(batch, place);
+    const bool missing = batch.IsMissing(place, wanted);
     const unsigned before = warp.Vote(missing) & ((1u << warp.lane) - 1);
     if (missing && (after > 0 || CountBits(before) >= rest)) batch.outcome[place] = outcome;
   }
