@@ -112,8 +112,8 @@ Status CopyFromGpu(const Context& core, void* to, const void* from, int64_t byte
 
 namespace {
 
-// Tensors that have been copied to a GPU. Whoever copies the next one frees them: a host function
-// of a stream must not take the allocator's lock, whose holder may wait for that stream.
+// Tensors that have been copied to a GPU, which the next copy frees: a host function of a stream
+// must not take the allocator's lock, whose holder may wait for that stream.
 struct CopiedTensor {
   tensorflow::Tensor tensor;
   CopiedTensor* next;
