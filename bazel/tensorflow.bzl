@@ -22,8 +22,8 @@ cc_library(
     srcs = ["{framework}"],
     hdrs = glob(["include/**"], exclude_directories = 1),
     defines = {defines},
-    # As system headers: their warnings are not ours to fix.
-    includes = ["include"],
+    # As system headers: their warnings are not ours to fix. The framework library has libcurl in it.
+    includes = ["include", "include/external/curl/include"],
     visibility = ["@//cc:__pkg__", "@//cc/ops:__subpackages__", "@//cc/kernels:__subpackages__"],
 )
 

@@ -1,16 +1,18 @@
 """How old what is served is: from apply_gradients in one process to a lookup of it in another.
 
     .venv/bin/python benchmarks/freshness_benchmark.py [--rates 1000,10000,100000] [--seconds 20]
+        [--ways folder,stream] [--servers 1,8]
 
 A trainer changes so many rows a second of a table, in steps of a tenth of a second, and publishes every
-`--every_seconds`. A server follows. Each step writes its number into a row of the table, together with
-the others; the server's clock says when that row is first read with it. Both processes are on this
-machine, so that their clocks are one. Prints a Markdown table:
+`--every_seconds`. Servers follow, by the folder or by a stream over a socket: each is a SavedModel that
+follows by itself, in C++. Each step writes its number into a row of the table, together with
+the others; the clock of the first server says when that row is first read with it. All processes are on
+this machine, so that their clocks are one. Prints a Markdown table:
 
 - p50, p99: seconds from the beginning of apply_gradients to the first lookup that has it;
 - bytes per row: of the feed's changes, beside those of key and value;
 - publishing: the share of the trainer's time that publishing takes;
-- read p50, p99: microseconds of one lookup of 32 ids inside `reading()`, while the server follows, and
+- read p50, p99: microseconds of one request of 32 ids, while the server follows, and
   the ratio to the same while nothing is published.
 """
 
@@ -37,26 +39,28 @@ SECONDS = flags.DEFINE_float("seconds", 20, "How long to train at each rate.", l
 EVERY = flags.DEFINE_float("every_seconds", 0.5, "Between two generations.", lower_bound=0.01)
 ROWS = flags.DEFINE_integer("rows", 1_000_000, "Rows of the table.", lower_bound=1000)
 DIM = flags.DEFINE_integer("dim", 32, "Numbers per row.", lower_bound=1)
-FOLLOWERS = flags.DEFINE_integer("followers", 1, "Servers, of which the first is measured.")
-ROLE = flags.DEFINE_enum("role", None, ["server"], "For this program itself.")
-FEED = flags.DEFINE_string("feed", None, "For this program itself.")
+WAYS = flags.DEFINE_list("ways", ["folder", "stream"], "How servers follow.")
+SERVERS = flags.DEFINE_list("servers", ["1", "8"], "How many, of which the first is measured.")
+ROLE = flags.DEFINE_enum("role", None, ["measured", "other"], "For this program itself: a server.")
+MODEL = flags.DEFINE_string("model", None, "For this program itself.")
 STEPS_PER_SECOND = 10
 STEP_KEY = -1
 
 
 def make():
-    return tf_dynemb.Variable(dim=DIM.value, initializer="zeros", name="table")
+    ids = keras.Input((), dtype="int64", name="ids")
+    rows = tf_dynemb.keras.Embedding(DIM.value, initializer="zeros", name="table")
+    return keras.Model(ids, rows(ids)), rows
 
 
 def serve():
-    """Follows until the feed says that training has ended; prints when it saw each step first."""
-    table = make()
-    lookup = tf.function(table.lookup, input_signature=[tf.TensorSpec([None], tf.int64)])
+    """Follows until standard input ends; the one that is measured prints when it saw each step first."""
+    served = tf.saved_model.load(MODEL.value)
     batches = np.random.default_rng(1).integers(0, ROWS.value, (997, 32))
     batches[:, 0] = STEP_KEY
     batches = [tf.constant(batch) for batch in batches]
-    follower = tf_dynemb.serving.Follower(table, FEED.value, background=True, poll_seconds=0.01)
-    while follower.status.generation is None:
+    status = tf_dynemb.serving.follower_status
+    while status(served).generation is None:
         time.sleep(0.01)
 
     def measure(until):
@@ -64,8 +68,7 @@ def serve():
         while not until():
             turn += 1
             begin = time.perf_counter()
-            with follower.reading():
-                values = lookup(batches[turn % 997])
+            values = served.serve(batches[turn % 997])
             took.append(time.perf_counter() - begin)
             step = float(values[0, 0])
             if step != last:
@@ -73,49 +76,71 @@ def serve():
             time.sleep(0.0005)  # as a server that is not saturated
         return seen, took
 
-    end = time.monotonic() + 3
-    _, quiet = measure(lambda: time.monotonic() > end)
+    seen, quiet, busy = {}, [], []
+    if ROLE.value == "measured":
+        end = time.monotonic() + 3
+        _, quiet = measure(lambda: time.monotonic() > end)
     print("ready", flush=True)
-    done = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.readline(), done.set()), daemon=True).start()
-    seen, busy = measure(done.is_set)
-    print(json.dumps({"seen": seen, "quiet": quiet, "busy": busy, "errors": follower.status.errors}))
+    if ROLE.value == "measured":
+        done = threading.Event()
+        threading.Thread(target=lambda: (sys.stdin.readline(), done.set()), daemon=True).start()
+        seen, busy = measure(done.is_set)
+    else:
+        sys.stdin.readline()
+    print(json.dumps({"seen": seen, "quiet": quiet, "busy": busy, "errors": status(served).errors}))
 
 
-def train(rate):
+def start_servers(model, count):
+    command = [
+        sys.executable,
+        __file__,
+        f"--model={model}",
+        f"--rows={ROWS.value}",
+        f"--dim={DIM.value}",
+    ]
+    servers = [
+        subprocess.Popen(
+            [*command, f"--role={'other' if number else 'measured'}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        for number in reversed(range(count))  # the measured one is quiet when the others have begun
+    ]
+    for server in servers:
+        assert server.stdout.readline() == "ready\n"
+    return servers
+
+
+def train(way, count, rate):
     with tempfile.TemporaryDirectory() as folder:
-        table = make()
+        model, layer = make()
+        table = layer.table
         optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+        publisher = tf_dynemb.serving.Publisher(
+            model,
+            f"{folder}/feed",
+            every_seconds=EVERY.value,
+            full_copy_ratio=1e9,
+            stream="127.0.0.1:0" if way == "stream" else None,
+        )
+        with tf_dynemb.for_serving(follow=publisher.address or f"{folder}/feed", poll_seconds=0.01):
+            model.export(f"{folder}/model", verbose=False)
         keys = tf.range(ROWS.value, dtype=tf.int64)
         table.upsert(keys, tf.random.normal((ROWS.value, DIM.value)))
         table.upsert(tf.constant([STEP_KEY], tf.int64), tf.zeros((1, DIM.value)))
-        publisher = tf_dynemb.serving.Publisher(
-            table, f"{folder}/feed", every_seconds=EVERY.value, full_copy_ratio=1e9
-        )
         publisher.publish()
-        command = [sys.executable, __file__, "--role=server", f"--feed={folder}/feed"]
-        command += [f"--rows={ROWS.value}", f"--dim={DIM.value}"]
-        servers = [
-            subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            )
-            for _ in range(FOLLOWERS.value)
-        ]
-        for server in servers:
-            assert server.stdout.readline() == "ready\n"
+        servers = start_servers(f"{folder}/model", count)
         draw, began, publishing = np.random.default_rng(0), {}, 0.0
-        count = rate // STEPS_PER_SECOND
-        gradient = tf.constant(draw.normal(size=(count, DIM.value)), tf.float32) * 1e-3
+        changed = rate // STEPS_PER_SECOND
+        gradient = tf.constant(draw.normal(size=(changed, DIM.value)), tf.float32) * 1e-3
         gradient = tf.concat([-tf.ones((1, DIM.value)), gradient], 0)
         start = time.monotonic()
         steps = int(SECONDS.value * STEPS_PER_SECOND)
         for step in range(1, steps + 1):
             time.sleep(max(0, start + step / STEPS_PER_SECOND - time.monotonic()))
-            ids = np.concatenate([[STEP_KEY], draw.choice(ROWS.value, count, replace=False)])
+            ids = np.concatenate([[STEP_KEY], draw.choice(ROWS.value, changed, replace=False)])
             slices = tf.IndexedSlices(gradient, tf.constant(ids), tf.constant([-1, DIM.value]))
             began[step] = time.time()
             optimizer.apply([slices], [table.handle])
@@ -128,12 +153,10 @@ def train(rate):
         deltas = [feed.read(number).delta for number in feed.numbers()[1:]]
         row_bytes = sum(d.file_bytes for d in deltas) / sum(d.rows for d in deltas)
         time.sleep(2 * EVERY.value)
-        said = []
-        for server in servers:
-            out, _ = server.communicate("end\n")
-            said.append(json.loads(out))
+        said = [json.loads(server.communicate("end\n")[0]) for server in servers]
+        publisher.close()
     ages = []
-    first = said[0]
+    first = said[-1]
     seen = sorted((float(step), when) for step, when in first["seen"].items())
     for step, when in began.items():
         first_seen = [at for number, at in seen if round(number) >= step]
@@ -142,24 +165,34 @@ def train(rate):
     p50, p99 = np.percentile(ages, [50, 99])
     read = [np.percentile(first[what], [50, 99]) * 1e6 for what in ("quiet", "busy")]
     least = 8 + 4 * DIM.value
-    print(
-        f"| {rate:,} | {p50:.2f} | {p99:.2f} | {row_bytes:.0f} ({row_bytes / least:.2f}x) "
-        f"| {publishing / wall:.1%} | {read[1][0]:.0f} ({read[1][0] / read[0][0]:.2f}x) "
-        f"| {read[1][1]:.0f} ({read[1][1] / read[0][1]:.2f}x) |",
-        flush=True,
-    )
+    cells = [
+        way,
+        str(count),
+        f"{rate:,}",
+        f"{p50:.2f}",
+        f"{p99:.2f}",
+        f"{row_bytes:.0f} ({row_bytes / least:.2f}x)",
+        f"{publishing / wall:.1%}",
+        *(f"{busy:.0f} ({busy / quiet:.2f}x)" for quiet, busy in zip(*read, strict=True)),
+    ]
+    print(f"| {' | '.join(cells)} |", flush=True)
     assert len(ages) == steps and not any(s["errors"] for s in said), (len(ages), steps)
 
 
 def main(argv):
     del argv
-    if ROLE.value == "server":
+    if ROLE.value:
         serve()
         return
-    print("| rows/s | p50 s | p99 s | bytes per row | publishing | read p50 us | read p99 us |")
-    print("|---|---|---|---|---|---|---|")
-    for rate in RATES.value:
-        train(int(rate))
+    print(
+        "| way | servers | rows/s | p50 s | p99 s | bytes per row | publishing | read p50 us "
+        "| read p99 us |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for count in SERVERS.value:
+        for rate in RATES.value:
+            for way in WAYS.value:
+                train(way, int(count), int(rate))
 
 
 if __name__ == "__main__":

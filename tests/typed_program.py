@@ -83,8 +83,8 @@ def training(folder: str) -> float:
     assert len(tf_dynemb.Variable(dim=2, storage=storage).devices) == 1
     tf_dynemb.snapshot.save(f"{folder}/rows", layer.table)
     tf_dynemb.snapshot.restore(f"{folder}/rows", layer.table)
-    publisher = tf_dynemb.serving.Publisher(layer.table, f"{folder}/feed")
-    assert publisher.publish() == 1
+    publisher = tf_dynemb.serving.Publisher(layer.table, f"{folder}/feed", stream="127.0.0.1:0")
+    assert publisher.publish() == 1 and (publisher.address or "").startswith("feed://")
     publisher.close()
     with tf_dynemb.for_serving(tf.float16):
         model.export(f"{folder}/model", verbose=False)

@@ -2,6 +2,7 @@
 
     tf-dynemb launch -n 4 train.py
     tf-dynemb server --cluster ps=host1:2222 --cluster worker=host2:2222 --job ps
+    tf-dynemb feed FOLDER --listen 0.0.0.0:7700
     tf-dynemb snapshot info FOLDER
     tf-dynemb storage info FOLDER
     tf-dynemb --print-completion bash > ~/.local/share/bash-completion/completions/tf-dynemb
@@ -22,6 +23,10 @@ COMMANDS = {
     "launch": ("start the processes of a training on this machine", "tf_dynemb_cli.launcher"),
     "server": ("run a parameter server or a worker that knows the ops of tables", "tf_dynemb.server"),
     "snapshot": ("look into snapshots, convert, merge and compare them", "tf_dynemb.snapshot.__main__"),
+    "feed": (
+        "serve a folder of generations to followers on other machines",
+        "tf_dynemb_cli.feed_server",
+    ),
     "storage": ("look into folders of tables on disk, verify and compact", "tf_dynemb.storage.__main__"),
 }
 _SHELLS = ("bash", "zsh", "tcsh")

@@ -24,9 +24,19 @@ using tensorflow::Tensor;
 
 constexpr int kFormat = 1;
 constexpr int kDigits = 12;  // of the number in a manifest's name
+constexpr size_t kFirstRead = size_t{64} << 10, kLargestRead = size_t{16} << 20;
 
 Status FromTensorFlow(const absl::Status& status) {
   return Status(static_cast<Code>(status.code()), std::string(status.message()));
+}
+
+absl::Status ReadOf(const tensorflow::RandomAccessFile& file, size_t offset, size_t bytes,
+                    absl::string_view* got, char* out) {
+// Later versions of TensorFlow have another one as well, earlier ones have only this.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  return file.Read(offset, bytes, got, out);
+#pragma GCC diagnostic pop
 }
 
 template <typename... Args>
@@ -34,8 +44,23 @@ Status DataLoss(const Args&... args) {
   return Status(Code::kDataLoss, StrCat(args...));
 }
 
+// Without asking for the size first, which would be a second request where files are far away.
 Status ReadAll(const std::string& path, std::string* content) {
-  return FromTensorFlow(tensorflow::ReadFileToString(Env::Default(), path, content));
+  std::unique_ptr<tensorflow::RandomAccessFile> file;
+  DYNEMB_RETURN_IF_ERROR(FromTensorFlow(Env::Default()->NewRandomAccessFile(path, &file)));
+  content->clear();
+  absl::Status status;
+  for (size_t bytes = kFirstRead; status.ok(); bytes = std::min(2 * bytes, kLargestRead)) {
+    const size_t offset = content->size();
+    content->resize(offset + bytes);
+    absl::string_view got;
+    status = ReadOf(*file, offset, bytes, &got, &(*content)[offset]);
+    if (got.data() != content->data() + offset) {
+      std::copy(got.begin(), got.end(), content->begin() + static_cast<ptrdiff_t>(offset));
+    }
+    content->resize(offset + got.size());
+  }
+  return absl::IsOutOfRange(status) ? Status() : FromTensorFlow(status);
 }
 
 std::string TextOf(int64_t number) {
@@ -181,12 +206,8 @@ class EnvFile : public ReadableFile {
   }
   Status Read(int64_t offset, int64_t bytes, char* out) const override {
     absl::string_view got;
-// Later versions of TensorFlow have another one as well, earlier ones have only this.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
     const absl::Status status =
-        file_->Read(static_cast<uint64_t>(offset), static_cast<size_t>(bytes), &got, out);
-#pragma GCC diagnostic pop
+        ReadOf(*file_, static_cast<size_t>(offset), static_cast<size_t>(bytes), &got, out);
     if (absl::IsOutOfRange(status)) return DataLoss("the file ends early, it was cut off");
     if (!status.ok()) return FromTensorFlow(status);
     if (got.data() != out) std::memcpy(out, got.data(), got.size());
@@ -276,6 +297,15 @@ Status Feed::Numbers(std::vector<int64_t>* numbers) const {
   }
   std::sort(numbers->begin(), numbers->end());
   return Status();
+}
+
+bool Feed::is_stream() const {
+  return path_.rfind("feed://", 0) == 0 || path_.rfind("feeds://", 0) == 0;
+}
+
+Status Feed::WaitForNewer(int64_t number) const {
+  std::string newest;
+  return ReadAll(JoinPath(path_, JoinPath("newer-than", StrCat(number))), &newest);
 }
 
 Status Feed::Read(int64_t number, Generation* generation) const {

@@ -53,6 +53,10 @@ class Feed {
   const std::string& path() const { return path_; }
   // The numbers of the generations that there are, ascending; none if there is no such folder.
   Status Numbers(std::vector<int64_t>* numbers) const;
+  // Whether another machine serves it (stream_file_system.cc). Then one can wait until there is a
+  // generation after `number`, for a second at most.
+  bool is_stream() const;
+  Status WaitForNewer(int64_t number) const;
   // kDataLoss: damaged; kNotFound: it has been removed; kUnimplemented: of a later format.
   Status Read(int64_t number, Generation* generation) const;
   // The folder of a part of a generation, "delta" or "full".

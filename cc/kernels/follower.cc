@@ -13,6 +13,7 @@
 #include "cc/core/base/no_memory.h"
 #include "cc/core/snapshot/loader.h"
 #include "cc/core/snapshot/reader.h"
+#include "cc/kernels/http_client.h"
 #include "cc/kernels/monitoring.h"
 #include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/host_info.h"
@@ -212,14 +213,24 @@ void Follower::Run() {
     const Status done = OrNoMemory([&] { (this->*step)(); });
     if (!done.ok()) static_cast<void>(OrNoMemory([&] { Failed(done); }));
   };
-  while (!ended()) {
-    attempt(&Follower::Poll);
-    attempt(&Follower::Beat);
-    std::unique_lock<std::mutex> lock(mutex_);
-    ending_.wait_for(lock, std::chrono::duration<double>(options_.poll_seconds),
-                     [this] { return ended_; });
+  {
+    const HttpInterrupt interrupt([this] { return ended(); });
+    while (!ended()) {
+      attempt(&Follower::Poll);
+      attempt(&Follower::Beat);
+      attempt(&Follower::Wait);
+    }
   }
   static_cast<void>(OrNoMemory([this] { feed_.RemoveHeartbeat(name_); }));
+}
+
+void Follower::Wait() {
+  const int64_t newest = status().newest;
+  const bool has_all = newest == (now_ ? now_->number : 0);
+  if (feed_.is_stream() && has_all && feed_.WaitForNewer(newest).ok()) return;
+  std::unique_lock<std::mutex> lock(mutex_);
+  ending_.wait_for(lock, std::chrono::duration<double>(options_.poll_seconds),
+                   [this] { return ended_; });
 }
 
 void Follower::Poll() {
@@ -277,6 +288,7 @@ Status Follower::ReadGeneration(int64_t number, const Generation** generation) {
 
 void Follower::Failed(const Status& status) {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (ended_) return;  // requests are broken off
   ++status_.errors;
   if (status_.last_error == status.message()) return;  // is logged once
   status_.last_error = status.message();

@@ -94,6 +94,8 @@ class Follower {
                 const std::function<Status()>& change);
   void Assign(const std::vector<tensorflow::Tensor>& weights);
   void Beat();
+  // Until it is worth while to poll again.
+  void Wait();
   bool ended() const;
 
   const FollowerOptions options_;

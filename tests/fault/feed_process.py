@@ -6,6 +6,9 @@ python feed_process.py train FEED CHECKPOINT STEPS    a trainer that publishes a
 python feed_process.py follow FEED LAST               a server that follows up to generation LAST
 python feed_process.py digest STEPS                   what a trainer is that nobody disturbed
 
+With an address as the environment's FEED_STREAM the trainer serves the feed there, and servers follow
+that.
+
 A trainer goes on from its last checkpoint; it says each step that it has made. A server says what it
 is at each generation: a digest of all values and dense weights. What a trainer is after a step depends
 on the step alone, so that the step of a generation tells what a server must be.
@@ -24,6 +27,8 @@ import tensorflow as tf
 import tf_dynemb
 from tf_dynemb.serving import Follower, Publisher
 from tf_dynemb.serving.feed import Feed
+
+STREAM = os.environ.get("FEED_STREAM")
 
 
 def make():
@@ -63,7 +68,9 @@ def train(feed, checkpoint, steps):
         tf.train.Checkpoint(model=model, optimizer=model.optimizer, step=step), checkpoint, 2
     )
     manager.restore_or_initialize()
-    publisher = Publisher(model, feed, keep_generations=4, forget_followers_after_seconds=0.2)
+    publisher = Publisher(
+        model, feed, stream=STREAM, keep_generations=4, forget_followers_after_seconds=0.2
+    )
     for number in range(int(step), int(steps)):
         if os.path.exists(os.path.join(os.path.dirname(feed), "end")):
             break
@@ -82,7 +89,8 @@ def train(feed, checkpoint, steps):
 
 def follow(feed, last):
     model, files = make(), Feed(feed)
-    with Follower(model, feed, name="server", heartbeat_seconds=0.05) as follower:
+    place = f"feed://{STREAM}" if STREAM else feed
+    with Follower(model, place, name="server", heartbeat_seconds=0.05) as follower:
         before = None
         while before != int(last):
             status = follower.poll()

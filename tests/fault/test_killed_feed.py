@@ -4,6 +4,7 @@ import os
 import pathlib
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,13 +24,13 @@ def start():
     """Starts processes, of which none is left when the test ends."""
     children = []
 
-    def start_one(*arguments):
+    def start_one(*arguments, **environment):
         children.append(
             subprocess.Popen(
                 [sys.executable, PROGRAM, *map(str, arguments)],
                 stdout=subprocess.PIPE,
                 text=True,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
             )
         )
         return children[-1]
@@ -38,6 +39,11 @@ def start():
     for child in children:
         child.kill()
         child.wait()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
 
 
 def kill_while_it_runs(child, draw, lines):
@@ -90,12 +96,14 @@ def test_trainers_that_are_killed_leave_a_feed_that_goes_on(start, tmp_path):
 
 
 @pytest.mark.soak
-def test_a_server_beside_a_trainer_is_the_trainer_also_when_it_is_killed(start, tmp_path):
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_server_beside_a_trainer_is_the_trainer_also_when_it_is_killed(streams, start, tmp_path):
     draw, feed = random.Random(7 * KILLS), tmp_path / "feed"
-    trainer = start("train", feed, tmp_path / "checkpoint", LAST)
+    stream = {"FEED_STREAM": f"127.0.0.1:{free_port()}"} if streams else {}
+    trainer = start("train", feed, tmp_path / "checkpoint", LAST, **stream)
     said = []
     for _ in range(KILLS):
-        said += kill_while_it_runs(start("follow", feed, LAST), draw, 2)
+        said += kill_while_it_runs(start("follow", feed, LAST, **stream), draw, 2)
     (tmp_path / "end").touch()
     steps = int(trainer.communicate()[0].split()[-1])
     assert trainer.returncode == 0

@@ -1,7 +1,9 @@
 """Every Python block of the documentation runs."""
 
+import os
 import pathlib
 import re
+import unittest.mock
 
 import pytest
 
@@ -19,4 +21,5 @@ def test_block_runs(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "block.py"  # a file, so that tf.function finds its source
     path.write_text(block)
-    exec(compile(block, str(path), "exec"), {"__name__": "block"})
+    with unittest.mock.patch.dict(os.environ):  # what a block sets is for it alone
+        exec(compile(block, str(path), "exec"), {"__name__": "block"})

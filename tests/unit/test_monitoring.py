@@ -91,7 +91,8 @@ def test_a_server_exports_what_tables_do(server, tmp_path):
     assert unloaded == counters
 
 
-def test_a_server_follows_a_feed(server, tmp_path):
+@pytest.mark.parametrize("stream", [None, "127.0.0.1:0"])
+def test_a_server_follows_a_feed(stream, server, tmp_path):
     """A SavedModel of for_serving(follow=...), in C++: two tables and a dense layer."""
     ids = keras.Input((), dtype="int64", name="ids")
     parts = [
@@ -100,7 +101,8 @@ def test_a_server_follows_a_feed(server, tmp_path):
     scores = keras.layers.Dense(2, name="dense")(keras.layers.Concatenate()(parts))
     model = keras.Model(ids, scores)
     model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1)), "mse")
-    feed = tmp_path / "feed"
+    publisher = tf_dynemb.serving.Publisher(model, tmp_path / "feed", stream=stream)
+    feed = publisher.address or tmp_path / "feed"
     with tf_dynemb.for_serving(follow=feed, poll_seconds=0.005):
         model.export(tmp_path / "model", verbose=False)
     asked = tf.constant([1, 2, 2, 77, -5], tf.int64)
@@ -124,25 +126,25 @@ def test_a_server_follows_a_feed(server, tmp_path):
 
         np.testing.assert_array_equal(answer(), model(asked))
         assert metric("generation") == -1
-        with tf_dynemb.serving.Publisher(model, feed) as publisher:
-            for generation in range(1, 5):
-                model.train_on_batch(
-                    tf.range(generation * 10, dtype=tf.int64), tf.ones([generation * 10, 2])
-                )
-                model.get_layer("users").table.remove(tf.constant([generation], tf.int64))
-                publisher.publish()
-                until = time.monotonic() + 60
-                while metric("generation") != generation:
-                    assert time.monotonic() < until, "it took too long"
-                np.testing.assert_array_equal(answer(), model(asked))
+        for generation in range(1, 5):
+            model.train_on_batch(
+                tf.range(generation * 10, dtype=tf.int64), tf.ones([generation * 10, 2])
+            )
+            model.get_layer("users").table.remove(tf.constant([generation], tf.int64))
+            publisher.publish()
+            until = time.monotonic() + 60
+            while metric("generation") != generation:
+                assert time.monotonic() < until, "it took too long"
+            np.testing.assert_array_equal(answer(), model(asked))
         assert metric("newest") == 4 and metric("lag_microseconds") == 0
         assert metric("full_copies", "counter") == 1 and metric("errors", "counter") == 0
         assert metric("rows", "counter") > 0 and metric("erased", "counter") > 0
-        assert len(list((feed / "followers").iterdir())) == 1
+        assert len(list((tmp_path / "feed" / "followers").iterdir())) == 1
         rest, _ = process.communicate()
     assert process.returncode == 0
     # The thread has ended with the session; its counters stay.
     unloaded = numbers(rest, "unloaded")
     assert ("/tf_dynemb/follower/rows", "counter", f"feed={feed}") in unloaded
     assert ("/tf_dynemb/follower/generation", "gauge", f"feed={feed}") not in unloaded
-    assert not list((feed / "followers").iterdir())
+    assert not list((tmp_path / "feed" / "followers").iterdir())
+    publisher.close()

@@ -32,6 +32,8 @@ from tf_dynemb.snapshot.files import crc32c
 
 _FORMAT = 1
 _DIGITS = 12
+_STREAMS = ("feed://", "feeds://")
+_LISTING_BYTES = 1 << 24
 
 
 class FeedError(Exception):
@@ -148,7 +150,7 @@ class Feed:
 
     Args:
         path: a folder of this machine, or of another of TensorFlow's file systems, such as
-            gs://bucket/feed.
+            gs://bucket/feed; or feed://host:port, where a publisher's `stream` serves one.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -157,6 +159,8 @@ class Feed:
         self.path = os.fspath(path).rstrip("/")
         # Whether the engine can read and write there itself.
         self.is_local = "://" not in self.path
+        # Whether it is a folder that another machine serves: tf_dynemb_cli/feed_server.py.
+        self.is_stream = self.path.startswith(_STREAMS)
 
     def place(self, *names: str) -> str:
         """The path of what is in the feed."""
@@ -171,6 +175,11 @@ class Feed:
         """The numbers of the generations that there are, ascending."""
         names = _names_in(self.place("generations"))
         return sorted(int(name) for name in names if len(name) == _DIGITS and name.isdecimal())
+
+    def wait_for_newer(self, number: int) -> None:
+        """Of a stream: waits until there is a generation after `number`, but no longer than a second."""
+        with tf.io.gfile.GFile(self.place("newer-than", str(number)), "rb") as file:
+            file.read(_DIGITS)
 
     def read(self, number: int) -> Generation:
         """A generation.
@@ -317,6 +326,10 @@ def _text_of(number: int) -> str:
 def _names_in(folder: str) -> list[str]:
     """Files and folders; of object stores folders end with a slash."""
     try:
+        if folder.startswith(_STREAMS):
+            # For gfile.listdir a server that does not answer is a folder that is not there.
+            with tf.io.gfile.GFile(f"{folder}/", "rb") as listing:
+                return listing.read(_LISTING_BYTES).decode().split()
         return [name.rstrip("/") for name in tf.io.gfile.listdir(folder)]
     except tf.errors.NotFoundError:
         return []
@@ -324,7 +337,7 @@ def _names_in(folder: str) -> list[str]:
 
 def _files_in(folder: str) -> list[str]:
     """The files of a snapshot."""
-    return [name for name in tf.io.gfile.listdir(folder) if name != "LOCK"]
+    return [name for name in _names_in(folder) if name != "LOCK"]
 
 
 def _bytes_of(place: str) -> bytes:

@@ -74,11 +74,12 @@ class Follower:
     Args:
         loaded_or_model: what tf.saved_model.load gave, exported by this version; or a Keras model or
             layer, a Variable, or a dict of them by name. Tables and dense weights are found by name.
-        path: the feed's folder, on any of TensorFlow's file systems.
+        path: the feed's folder, on any of TensorFlow's file systems; or feed://host:port, a publisher's
+            `address`.
         name: of this follower in the feed, letters, digits, `-`, `_` and `.`; unique. None: one of
             machine and process.
         background: start a thread that polls, until `close`.
-        poll_seconds: how often the thread looks for a new generation.
+        poll_seconds: how often the thread looks for a new generation. A feed:// tells it at once.
         heartbeat_seconds: how often the publisher is told that this follower lives.
         serve_while_loading: while a full copy is loaded, requests see the older state, and both states
             are in memory. False: the old rows are dropped first, and requests in `reading()` wait.
@@ -256,7 +257,15 @@ class Follower:
                 self.poll()
             except Exception as error:  # a thread that ended would be a model that ages unseen
                 self._failed(error)
-            self._ended.wait(self._poll_seconds)
+            self._wait()
+
+    def _wait(self) -> None:
+        """Until it is worth while to poll again."""
+        now = 0 if self._now is None else self._now.number
+        if self._feed.is_stream and (self._newest == now or self._pinned is not None):
+            with contextlib.suppress(tf.errors.OpError):
+                return self._feed.wait_for_newer(self._newest)
+        self._ended.wait(self._poll_seconds)
 
     def _follow(self) -> None:
         numbers = self._feed.numbers()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -19,6 +20,7 @@ from tf_dynemb.serving.feed import Feed, FeedDamagedError, FeedError, Generation
 from tf_dynemb.serving.lease import Lease
 from tf_dynemb.serving.retention import FollowersSeen, first_to_keep
 from tf_dynemb.serving.served import dense_weights
+from tf_dynemb.serving.stream import Stream
 from tf_dynemb.shard.group import Group
 from tf_dynemb.snapshot.files import SnapshotError, SnapshotReader
 from tf_dynemb.snapshot.tables import save_tables, tables_by_name
@@ -53,6 +55,12 @@ class Publisher(keras.callbacks.Callback):
         every_seconds: publish after the first step that ends so long after the last generation.
         every_steps: publish after every so many steps. With neither only `publish` publishes, and the
             end of `fit`.
+        stream: "host:port", at which the folder is served to followers on other machines, by a process
+            beside this one: they name it feed://host:port, or feeds://host:port with a certificate. Port
+            0 is any that is free; `address` says which. Where the environment has TF_DYNEMB_FEED_SECRET,
+            followers must have the same. Needs aiohttp.
+        stream_certificate: of TLS, a PEM file.
+        stream_key: of the certificate, a PEM file. None: it is in the same file.
         value_dtype: tf.float16 or tf.bfloat16 for models exported so, see `for_serving`. None: values as
             they are.
         full_copy_ratio: a full copy is made when the changes since the last one have so many times its
@@ -68,7 +76,8 @@ class Publisher(keras.callbacks.Callback):
         FeedInUseError: another publisher publishes into the feed; the message says which.
         TypeError: no tables; a value_dtype that tables cannot be narrowed to; a path that is none.
         ValueError: a number out of range; both every_seconds and every_steps; every_seconds or a path
-            elsewhere for tables that are spread over processes, which could not agree.
+            elsewhere for tables that are spread over processes, which could not agree; a stream of a
+            folder that is not of this machine, or that cannot listen there.
 
     Example:
 
@@ -98,6 +107,9 @@ class Publisher(keras.callbacks.Callback):
         every_seconds: float | None = None,
         every_steps: int | None = None,
         *,
+        stream: str | None = None,
+        stream_certificate: str | os.PathLike[str] | None = None,
+        stream_key: str | os.PathLike[str] | None = None,
         value_dtype: tf.DType | str | None = None,
         full_copy_ratio: float = 1.0,
         keep_generations: int = 64,
@@ -131,6 +143,24 @@ class Publisher(keras.callbacks.Callback):
                     f"path: got {self._feed.path} for tables that are spread over processes, want a "
                     "folder that they share"
                 )
+        if self._feed.is_stream:
+            raise ValueError(
+                f"path: got {self._feed.path}, where a feed is served; want the folder, and "
+                "stream='host:port' to serve it"
+            )
+        if stream is not None and not self._feed.is_local:
+            raise ValueError(
+                f"stream: got it for {self._feed.path}, want a folder of this machine; followers read "
+                "another file system themselves"
+            )
+        if stream is None and (stream_certificate is not None or stream_key is not None):
+            raise ValueError("stream_certificate, stream_key: got them without stream, want it as well")
+        self._stream: Stream | None = None
+        self._start_stream: Callable[[], Stream] | None = None
+        if stream is not None:
+            self._start_stream = functools.partial(
+                Stream, self._feed.path, stream, stream_certificate, stream_key
+            )
         self._seen = FollowersSeen(
             positive("forget_followers_after_seconds", forget_followers_after_seconds)
         )
@@ -156,6 +186,11 @@ class Publisher(keras.callbacks.Callback):
     def generation(self) -> int:
         """The number of the newest generation of the feed, 0 if there is none. Of the first process."""
         return self._generations[-1].number if self._generations else 0
+
+    @property
+    def address(self) -> str | None:
+        """What followers on other machines name, feed://host:port; None without `stream`."""
+        return None if self._stream is None else self._stream.address
 
     def publish(self) -> int:
         """Publishes a generation now.
@@ -203,6 +238,7 @@ class Publisher(keras.callbacks.Callback):
         if self._group.index == 0:
             with contextlib.suppress(*_FAILURES):
                 self._remove_old()
+            self._keep_streaming()
         return plan["number"]
 
     def step(self) -> None:
@@ -211,7 +247,10 @@ class Publisher(keras.callbacks.Callback):
         self._publish_if_due()
 
     def close(self) -> None:
-        """Gives the feed up for other publishers."""
+        """Gives the feed up for other publishers; followers at `address` reach it no more."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
         if self._lease is not None:
             self._lease.release()
             self._lease = None
@@ -265,6 +304,8 @@ class Publisher(keras.callbacks.Callback):
                     with contextlib.suppress(FeedDamagedError):  # of no use to anybody
                         self._generations.append(self._feed.read(number))
                 self._feed.remove_leftovers(self._generations)
+                if self._start_stream is not None:
+                    self._stream = self._start_stream()
             except BaseException:
                 self.close()
                 raise
@@ -332,6 +373,13 @@ class Publisher(keras.callbacks.Callback):
         self._feed.commit(generation)
         self._last_number = number
         self._generations.append(generation)
+
+    def _keep_streaming(self) -> None:
+        if self._stream is not None:
+            try:
+                self._stream.keep_running()
+            except ValueError as error:
+                warnings.warn(f"{self._feed.path}: {error}; followers wait", stacklevel=4)
 
     def _remove_old(self) -> None:
         needed = [

@@ -50,8 +50,9 @@ def for_serving(
     Args:
         value_dtype: tf.float16 or tf.bfloat16; tf.float32 for tables of float64. Tables whose values
             are integers, or no wider than that, stay as they are. None: all do.
-        follow: the folder of a feed, on any of TensorFlow's file systems; need not be there yet. A
-            narrower `value_dtype` must be that of the Publisher as well.
+        follow: the folder of a feed, on any of TensorFlow's file systems, or feed://host:port, the
+            `address` of a publisher with a stream; need not be there yet. A narrower `value_dtype`
+            must be that of the Publisher as well.
         poll_seconds: how often the thread looks for a new generation.
 
     Raises:
