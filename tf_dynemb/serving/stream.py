@@ -34,7 +34,13 @@ class Stream:
             aiohttp is not installed.
     """
 
-    def __init__(self, folder: str, address: str, certificate: str | None, key: str | None) -> None:
+    def __init__(
+        self,
+        folder: str,
+        address: str,
+        certificate: str | os.PathLike[str] | None = None,
+        key: str | os.PathLike[str] | None = None,
+    ) -> None:
         try:
             host, self._port = feed_server.parse_address(address)
         except ValueError as error:
