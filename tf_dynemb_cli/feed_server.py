@@ -10,10 +10,10 @@ Followers name it feed://host:7700, or feeds://host:7700 where it has a certific
                           second whatever it is
     PUT, DELETE /followers/<name>   a follower's heartbeat
 
-Files of a feed never change once they are there, so a cache of HTTP may stand in between. A follower
-takes what it lacks, from the folder, at its own pace: one that is slow, was away, or never comes back
-costs a file descriptor. Where the environment has TF_DYNEMB_FEED_SECRET, requests must have it as their
-bearer token. TensorFlow is not imported.
+A follower takes what it lacks, from the folder, at its own pace. One that takes nothing any more is
+cut off after a minute; until then a file that it was reading keeps its place on the disk. What lies in
+/data/ never changes, so that a cache of HTTP may keep it. Where the environment has
+TF_DYNEMB_FEED_SECRET, requests must have it as their bearer token. TensorFlow is not imported.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import hmac
+import json
 import os
 import pathlib
 import re
+import resource
 import secrets
 import signal
 import socket
@@ -32,23 +35,81 @@ import ssl
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 SECRET = "TF_DYNEMB_FEED_SECRET"
-_FOLDERS = ("generations", "data", "followers")
+_FOLDERS = ("data", "followers", "generations")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _GENERATION = re.compile(r"[0-9]{12}")
-_HEARTBEAT_BYTES = 1 << 16
+# What a heartbeat says: serving/follower.py and cc/kernels/follower.cc write it.
+_HEARTBEAT = {
+    "generation": (int, type(None)),
+    "wants_full": (bool,),
+    "beat": (int,),
+    "host": (str,),
+    "pid": (int,),
+}
+_HEARTBEAT_BYTES = 1024
 _MOST_FOLLOWERS = 10_000
 _LONGEST_WAIT_SECONDS = 1.0
 _LOOK_SECONDS = 0.005
 # The time of a folder's last change has the clock's grain: a later change may have the same.
 _CLOCK_GRAIN_NS = 100_000_000
-# After which a connection whose other end takes nothing is closed.
+# After which a connection whose other end takes nothing, or asks for nothing, is closed.
 _STUCK_MILLISECONDS = 60_000
+_IDLE_SECONDS = 75.0
+_TIDY_SECONDS = 1.0
+
+
+class NewestGeneration:
+    """The number of a feed's newest generation. All who wait for a later one look together."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder / "generations"
+        self._changed_ns = -1  # the folder's last change
+        self._number = 0
+        self._waiting = 0
+        self._rose = asyncio.Event()
+
+    async def after(self, number: int) -> int:
+        """The newest one as soon as it is after `number`; after a second whatever it is."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _LONGEST_WAIT_SECONDS
+        self._look()
+        self._waiting += 1
+        if self._waiting == 1:
+            self._watch = loop.create_task(self._look_again_and_again())
+        try:
+            while self._number <= number and (left := until - loop.time()) > 0:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._rose.wait(), left)
+        finally:
+            self._waiting -= 1
+            if self._waiting == 0:
+                self._watch.cancel()
+        return self._number
+
+    async def _look_again_and_again(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            self._look()
+
+    def _look(self) -> None:
+        before = self._number
+        try:
+            changed_ns = self._folder.stat().st_mtime_ns
+            is_recent = abs(time.time_ns() - changed_ns) < _CLOCK_GRAIN_NS
+            if changed_ns != self._changed_ns or is_recent:
+                names = [name for name in os.listdir(self._folder) if _GENERATION.fullmatch(name)]
+                self._number, self._changed_ns = int(max(names, default="0")), changed_ns
+        except OSError:  # it is not there yet, or not any more
+            self._number, self._changed_ns = 0, -1
+        if self._number > before:
+            self._rose.set()
+            self._rose = asyncio.Event()
 
 
 class FeedServer:
@@ -68,14 +129,13 @@ class FeedServer:
         self._secret = f"Bearer {secret}".encode() if secret else b""
         self._most_requests = most_requests
         self._requests = 0
-        self._newest = 0
-        self._newest_is_of = (-1, -1.0)  # the folder's last change, and when it was looked at
+        self._newest = NewestGeneration(self._folder)
 
     def application(self) -> web.Application:
         """What answers requests."""
         app = self._web.Application(middlewares=[self._admit], client_max_size=_HEARTBEAT_BYTES)
-        app.router.add_get(r"/newer-than/{number:\d{1,18}}", self._newer_than)
-        app.router.add_get("/{names:.+}/", self._list, allow_head=False)
+        app.router.add_get(r"/newer-than/{number:\d{1,18}}", self._newer_than, allow_head=False)
+        app.router.add_get("/{names:(?:.+/)?}", self._list)
         app.router.add_get("/{names:.+}", self._read)
         app.router.add_put("/followers/{name}", self._put)
         app.router.add_delete("/followers/{name}", self._delete)
@@ -96,14 +156,32 @@ class FeedServer:
             try:
                 return await handler(request)
             except OSError as error:
-                return self._error(500, f"{error.strerror or error}")
+                full = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOSPC)
+                return self._error(503 if full else 500, error.strerror or str(error))
             finally:
                 self._requests -= 1
 
         return admit
 
+    def _file(self, place: pathlib.Path, caching: str) -> web.FileResponse:
+        """A file, which is a request that is being answered until it is sent."""
+        server = self
+
+        class File(self._web.FileResponse):  # type: ignore[name-defined]
+            async def prepare(self, request: web.BaseRequest) -> Any:
+                server._requests += 1
+                try:
+                    return await super().prepare(request)
+                finally:
+                    server._requests -= 1
+
+        return File(place, headers={"Cache-Control": caching, "Vary": "Authorization"})
+
+    def _text(self, text: str, status: int = 200) -> web.Response:
+        return self._web.Response(status=status, text=text, headers={"Cache-Control": "no-store"})
+
     def _error(self, status: int, message: str) -> web.Response:
-        return self._web.Response(status=status, text=f"{message}\n")
+        return self._text(f"{message}\n", status)
 
     def _place(self, names: str) -> pathlib.Path | None:
         """The path of what is in the feed; None where a request has no business."""
@@ -118,68 +196,83 @@ class FeedServer:
             return self._error(404, "there is no such file in the feed")
         if place.is_dir():
             return self._web.Response(status=301, headers={"Location": f"{request.path}/"})
-        return self._web.FileResponse(place)
+        who = "private" if self._secret else "public"
+        never_changes = request.path.startswith("/data/")
+        with open(place, "rb"):  # what fails here says why; it would be a 404 below
+            return self._file(
+                place, f"{who}, max-age=31536000, immutable" if never_changes else "no-store"
+            )
 
     async def _list(self, request: web.Request) -> web.Response:
-        place = self._place(request.match_info["names"])
-        names: list[str] = []
+        path = request.match_info["names"].rstrip("/")
+        place = self._place(path)
+        names: list[str] | None = list(_FOLDERS) if not path else [] if path in _FOLDERS else None
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if place is not None:
-                names = [name for name in sorted(os.listdir(place)) if _NAME.fullmatch(name)]
-                return self._web.Response(text="".join(f"{name}\n" for name in names))
-        return self._error(404, "there is no such folder in the feed")
+                names = sorted(os.listdir(place))
+        if names is None:
+            return self._error(404, "there is no such folder in the feed")
+        return self._text("".join(f"{name}\n" for name in names if _NAME.fullmatch(name)))
 
     async def _newer_than(self, request: web.Request) -> web.Response:
-        number, loop = int(request.match_info["number"]), asyncio.get_running_loop()
-        until = loop.time() + _LONGEST_WAIT_SECONDS
-        while (newest := self._look(loop.time())) <= number and loop.time() < until:
-            await asyncio.sleep(_LOOK_SECONDS)
-        return self._web.Response(text=f"{newest}\n")
-
-    def _look(self, now: float) -> int:
-        """The number of the newest generation; 0 if there is none. All that wait look together."""
-        changed, looked = self._newest_is_of
-        if now - looked < _LOOK_SECONDS / 2:
-            return self._newest
-        folder = self._folder / "generations"
-        try:
-            stat = folder.stat()
-            if stat.st_mtime_ns != changed or _is_recent(stat.st_mtime_ns):
-                numbers = [name for name in os.listdir(folder) if _GENERATION.fullmatch(name)]
-                self._newest = int(max(numbers, default="0"))
-            self._newest_is_of = (stat.st_mtime_ns, now)
-        except FileNotFoundError:
-            self._newest, self._newest_is_of = 0, (-1, now)
-        return self._newest
+        newest = await self._newest.after(int(request.match_info["number"]))
+        return self._text(f"{newest}\n")
 
     async def _put(self, request: web.Request) -> web.Response:
         place = self._place(f"followers/{request.match_info['name']}")
         if place is None:
             return self._error(400, "want a follower's name of letters, digits, '-', '_' and '.'")
-        content = await request.read()
+        beat = _heartbeat_of(await request.read())
+        if beat is None:
+            return self._error(400, f"want a heartbeat: a JSON object of some of {list(_HEARTBEAT)}")
         if not place.exists() and len(os.listdir(place.parent)) >= _MOST_FOLLOWERS:
             return self._error(
                 503, f"the feed has {_MOST_FOLLOWERS} followers; remove files of old ones"
             )
         draft = place.with_name(f"{place.name}.{secrets.token_hex(4)}.new")
         try:
-            draft.write_bytes(content)
+            draft.write_text(json.dumps(beat))
             draft.replace(place)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
-        return self._web.Response(text="")
+        return self._text("")
 
     async def _delete(self, request: web.Request) -> web.Response:
         place = self._place(f"followers/{request.match_info['name']}")
         if place is None or not place.exists():
             return self._error(404, "there is no such follower")
         place.unlink(missing_ok=True)
-        return self._web.Response(text="")
+        return self._text("")
 
 
-def _is_recent(time_ns: int) -> bool:
-    return abs(time.time_ns() - time_ns) < _CLOCK_GRAIN_NS
+def _heartbeat_of(content: bytes) -> dict[str, Any] | None:
+    """What a follower says of itself; None: that is none."""
+    try:
+        beat = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(beat, dict):
+        return None
+    known = {name: beat[name] for name in _HEARTBEAT if name in beat}
+    return known if all(type(value) in _HEARTBEAT[name] for name, value in known.items()) else None
+
+
+def secret_of_environment() -> str:
+    """The secret that requests must have, "" if there is none.
+
+    Raises:
+        ValueError: it is empty, or has others than the characters of ASCII that are printed.
+    """
+    secret = os.environ.get(SECRET)
+    if secret is None:
+        return ""
+    if not re.fullmatch(r"[!-~]+", secret):
+        raise ValueError(
+            f"{SECRET}: want letters, digits and signs of ASCII, without spaces or line ends, or unset "
+            f"it; got {len(secret)} characters"
+        )
+    return secret
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -218,30 +311,69 @@ def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
     if certificate is None and key is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+
+    def no_password() -> str:
+        raise ValueError("the key has a password, want one without")
+
     try:
-        context.load_cert_chain(certificate or "", key)
-    except (OSError, ssl.SSLError) as error:
+        context.load_cert_chain(certificate or "", key, no_password)
+    except (OSError, ValueError) as error:
         raise ValueError(f"{certificate}: no certificate with its key can be read: {error}") from error
     return context
 
 
+def _allow_files() -> int:
+    """Raises the number of files that this process may have open, as far as it may; returns it."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+async def _tidy(
+    server: web.Server, most_connections: int, ended: asyncio.Event, parent: int | None
+) -> None:
+    """Cuts the oldest connections off when there are too many; ends without its parent."""
+    while True:
+        await asyncio.sleep(_TIDY_SECONDS)
+        connections = server.connections
+        for connection in connections[: max(0, len(connections) - most_connections)]:
+            if connection.transport is not None:
+                connection.transport.abort()
+        if parent is not None and os.getppid() != parent:
+            ended.set()
+
+
 async def _serve(
-    server: FeedServer, opened: socket.socket, context: ssl.SSLContext | None, until_stdin_ends: bool
+    asked: argparse.Namespace, secret: str, opened: socket.socket, context: ssl.SSLContext | None
 ) -> None:
     from aiohttp import web
 
-    runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=1.0)
+    app = FeedServer(asked.folder, secret, asked.most_requests).application()
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        shutdown_timeout=1.0,
+        keepalive_timeout=_IDLE_SECONDS,
+        handler_cancellation=True,  # who has gone is answered no more
+    )
     await runner.setup()
     await web.SockSite(runner, opened, ssl_context=context, backlog=1024).start()
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
-    if until_stdin_ends:
+    if asked.until_stdin_ends:
         loop.add_reader(sys.stdin.fileno(), lambda: None if os.read(0, 4096) else ended.set())
+    assert runner.server is not None  # it is set up
+    # Each may have a file open besides.
+    most_connections = max(8, min(4 * asked.most_requests, (_allow_files() - 64) // 2))
+    parent = os.getppid() if asked.until_stdin_ends else None
+    tidying = loop.create_task(_tidy(runner.server, most_connections, ended, parent))
     host, port = opened.getsockname()[:2]
     print(f"feed{'s' if context else ''}://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
     await ended.wait()
-    if until_stdin_ends:
+    tidying.cancel()
+    if asked.until_stdin_ends:
         loop.remove_reader(sys.stdin.fileno())
     await runner.cleanup()
 
@@ -279,15 +411,17 @@ def main(argv: Sequence[str], prog: str = "tf-dynemb feed") -> int:
     add_arguments(parser)
     asked = parser.parse_args(argv)
     try:
-        import aiohttp  # noqa: F401
-    except ImportError:
-        parser.error("it needs aiohttp: pip install tf_dynemb[stream]")
-    secret = os.environ.get(SECRET, "")
-    try:
+        try:
+            import aiohttp  # noqa: F401
+        except ImportError:
+            raise ValueError("it needs aiohttp: pip install tf_dynemb[stream]") from None
+        secret = secret_of_environment()
         context = _tls(asked.certificate, asked.key)
         opened = _open_socket(asked.listen)
     except (ValueError, OSError) as error:
+        if asked.until_stdin_ends:  # who has started it reads this
+            print(f"error: {error}", flush=True)
+            return 2
         parser.error(f"{error}")
-    server = FeedServer(asked.folder, secret, asked.most_requests)
-    asyncio.run(_serve(server, opened, context, asked.until_stdin_ends))
+    asyncio.run(_serve(asked, secret, opened, context))
     return 0

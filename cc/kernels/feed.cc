@@ -1,6 +1,7 @@
 #include "cc/kernels/feed.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
@@ -288,7 +289,7 @@ Status Feed::Numbers(std::vector<int64_t>* numbers) const {
   std::vector<std::string> names;
   numbers->clear();
   const absl::Status listed = Env::Default()->GetChildren(JoinPath(path_, "generations"), &names);
-  if (absl::IsNotFound(listed)) return Status();
+  if (absl::IsNotFound(listed) && !is_stream()) return Status();
   if (!listed.ok()) return FromTensorFlow(listed);
   for (const std::string& name : names) {
     const bool is_number =
@@ -303,9 +304,14 @@ bool Feed::is_stream() const {
   return path_.rfind("feed://", 0) == 0 || path_.rfind("feeds://", 0) == 0;
 }
 
-Status Feed::WaitForNewer(int64_t number) const {
-  std::string newest;
-  return ReadAll(JoinPath(path_, JoinPath("newer-than", StrCat(number))), &newest);
+Status Feed::WaitForNewer(int64_t number, int64_t* newest) const {
+  const std::string place = JoinPath(path_, JoinPath("newer-than", StrCat(number)));
+  std::string text;
+  DYNEMB_RETURN_IF_ERROR(ReadAll(place, &text));
+  const auto read = std::from_chars(text.data(), text.data() + text.size(), *newest);
+  if (read.ec == std::errc() && *newest >= 0) return Status();
+  return FailedPrecondition(place, ": got '", Printable(text), "', want a number; ",
+                            "no feed is served there");
 }
 
 Status Feed::Read(int64_t number, Generation* generation) const {
@@ -353,6 +359,8 @@ Status Feed::PutHeartbeat(const std::string& follower, const std::string& json) 
   const std::string place = JoinPath(path_, JoinPath("followers", follower));
   const std::string draft = StrCat(place, ".", tensorflow::random::New64() % 1000000, ".new");
   Env* const env = Env::Default();
+  // Where a file appears when it is whole.
+  if (is_stream()) return FromTensorFlow(tensorflow::WriteStringToFile(env, place, json));
   absl::Status status = tensorflow::WriteStringToFile(env, draft, json);
   if (status.ok()) status = env->RenameFile(draft, place);
   if (!status.ok()) env->DeleteFile(draft).IgnoreError();

@@ -51,12 +51,13 @@ class Feed {
   explicit Feed(std::string path) : path_(std::move(path)) {}
 
   const std::string& path() const { return path_; }
-  // The numbers of the generations that there are, ascending; none if there is no such folder.
+  // The numbers of the generations that there are, ascending; none if there is no such folder,
+  // which of a stream is an error.
   Status Numbers(std::vector<int64_t>* numbers) const;
-  // Whether another machine serves it (stream_file_system.cc). Then one can wait until there is a
-  // generation after `number`, for a second at most.
+  // Whether another machine serves it (stream_file_system.cc). Then it tells its newest generation
+  // when that is after `number`, or whatever it is after a second.
   bool is_stream() const;
-  Status WaitForNewer(int64_t number) const;
+  Status WaitForNewer(int64_t number, int64_t* newest) const;
   // kDataLoss: damaged; kNotFound: it has been removed; kUnimplemented: of a later format.
   Status Read(int64_t number, Generation* generation) const;
   // The folder of a part of a generation, "delta" or "full".

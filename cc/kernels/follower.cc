@@ -27,6 +27,8 @@ using std::chrono::steady_clock;
 using tensorflow::Tensor;
 using tensorflow::core::RefCountPtr;
 
+constexpr std::chrono::seconds kFarewell{2};
+
 double NowSeconds() { return static_cast<double>(tensorflow::Env::Default()->NowMicros()) * 1e-6; }
 
 // The followers of this process, for monitoring, and so that none runs on when the process exits
@@ -221,13 +223,23 @@ void Follower::Run() {
       attempt(&Follower::Wait);
     }
   }
-  static_cast<void>(OrNoMemory([this] { feed_.RemoveHeartbeat(name_); }));
+  // Not for long: a server that has gone would keep the model that is being unloaded.
+  const auto until = steady_clock::now() + kFarewell;
+  const HttpInterrupt interrupt([until] { return steady_clock::now() > until; });
+  if (is_known_ || !feed_.is_stream())
+    static_cast<void>(OrNoMemory([this] { feed_.RemoveHeartbeat(name_); }));
 }
 
 void Follower::Wait() {
   const int64_t newest = status().newest;
   const bool has_all = newest == (now_ ? now_->number : 0);
-  if (feed_.is_stream() && has_all && feed_.WaitForNewer(newest).ok()) return;
+  // Where the last answer told of a newer one than there was, it would be told again at once.
+  if (feed_.is_stream() && has_all && told_ <= newest) {
+    const Status waited = feed_.WaitForNewer(newest, &told_);
+    if (waited.ok()) return;
+    Failed(waited);
+  }
+  told_ = 0;
   std::unique_lock<std::mutex> lock(mutex_);
   ending_.wait_for(lock, std::chrono::duration<double>(options_.poll_seconds),
                    [this] { return ended_; });
@@ -501,6 +513,7 @@ void Follower::Beat() {
   beat_said_ = said;
   // A feed that does not exist yet gets its heartbeats later.
   const Status put = feed_.PutHeartbeat(name_, json);
+  is_known_ = put.ok();
   if (!put.ok() && status().newest > 0) Failed(put);
 }
 

@@ -112,6 +112,8 @@ class Follower {
   bool too_long_ = false;                    // requests took longer than a switch waits
   bool wants_full_ = false;
   int64_t beats_ = 0;
+  bool is_known_ = false;  // the feed has its last heartbeat
+  int64_t told_ = 0;       // the newest number that a stream has told of
   std::chrono::steady_clock::time_point beat_at_;
   std::string beat_said_;
 

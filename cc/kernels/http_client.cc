@@ -9,14 +9,18 @@
 #include <new>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "curl/curl.h"
 
 namespace dynemb {
 namespace {
 
-constexpr int64_t kConnectSeconds = 10;
-constexpr int64_t kSilentSeconds = 30;  // a server that sends and takes nothing for so long
+constexpr int64_t kConnectSeconds = 5;
+constexpr int64_t kSilentSeconds = 10;  // a server that sends and takes nothing for so long
 constexpr size_t kIdleHandles = 16;
 constexpr int64_t kWholeAnswer = int64_t{64} << 20;  // the limit of one that is no part of a file
 constexpr size_t kMessageBytes = 500;
@@ -69,6 +73,7 @@ struct Transfer {
   std::string* received = nullptr;
   size_t limit = 0;
   bool too_long = false, no_memory = false;
+  int64_t file_bytes = -1;  // of the file of which a part was sent, if the server says so
 };
 
 size_t Receive(char* data, size_t, size_t bytes, void* opaque) {
@@ -92,6 +97,25 @@ size_t Send(char* data, size_t, size_t bytes, void* opaque) {
   std::memcpy(data, transfer->sent->data() + transfer->sent_bytes, count);
   transfer->sent_bytes += count;
   return count;
+}
+
+// Of a request that libcurl sends again, since the connection that it had kept was closed.
+int SendAgain(void* opaque, curl_off_t from, int) {
+  auto* const transfer = static_cast<Transfer*>(opaque);
+  transfer->sent_bytes = std::min(static_cast<size_t>(from), transfer->sent->size());
+  return CURL_SEEKFUNC_OK;
+}
+
+// Looks for "Content-Range: bytes 0-9/1234".
+size_t ReadHeader(char* data, size_t, size_t bytes, void* opaque) {
+  const absl::string_view line(data, bytes);
+  const size_t slash = line.rfind('/');
+  int64_t file_bytes;
+  if (absl::StartsWithIgnoreCase(line, "content-range:") && slash != line.npos &&
+      absl::SimpleAtoi(absl::StripAsciiWhitespace(line.substr(slash + 1)), &file_bytes)) {
+    static_cast<Transfer*>(opaque)->file_bytes = file_bytes;
+  }
+  return bytes;
 }
 
 int IsInterrupted(void*, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
@@ -125,6 +149,16 @@ absl::Status StatusOf(long code, const HttpRequest& request, const std::string& 
     default:
       return absl::UnknownError(message);
   }
+}
+
+absl::Status Unavailable(const std::string& what, CURLcode result, const char* error,
+                         const char* certificates) {
+  std::string message = absl::StrCat(what, error[0] != 0 ? error : curl_easy_strerror(result));
+  if (result == CURLE_PEER_FAILED_VERIFICATION || result == CURLE_SSL_CACERT_BADFILE) {
+    absl::StrAppend(&message, "; the certificates that are trusted are those of ",
+                    certificates == nullptr ? "no file" : certificates);
+  }
+  return absl::UnavailableError(message);
 }
 
 class Headers {
@@ -170,6 +204,9 @@ absl::Status SendHttp(const HttpRequest& request, HttpResponse* response) {
   curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
   curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, static_cast<long>(kSilentSeconds));
   curl_easy_setopt(curl, CURLOPT_TCP_KEEPALIVE, 1L);
+  curl_easy_setopt(curl, CURLOPT_PROXY, "");
+  curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, ReadHeader);
+  curl_easy_setopt(curl, CURLOPT_HEADERDATA, &transfer);
   curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, Receive);
   curl_easy_setopt(curl, CURLOPT_WRITEDATA, &transfer);
   curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
@@ -194,6 +231,8 @@ absl::Status SendHttp(const HttpRequest& request, HttpResponse* response) {
     curl_easy_setopt(curl, CURLOPT_UPLOAD, 1L);
     curl_easy_setopt(curl, CURLOPT_READFUNCTION, Send);
     curl_easy_setopt(curl, CURLOPT_READDATA, &transfer);
+    curl_easy_setopt(curl, CURLOPT_SEEKFUNCTION, SendAgain);
+    curl_easy_setopt(curl, CURLOPT_SEEKDATA, &transfer);
     curl_easy_setopt(curl, CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(request.body.size()));
   } else if (request.method != "GET") {
     curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, request.method.c_str());
@@ -202,36 +241,41 @@ absl::Status SendHttp(const HttpRequest& request, HttpResponse* response) {
   const CURLcode result = curl_easy_perform(curl);
   long code = 0;
   curl_off_t length = 0;
+  const char* redirected = nullptr;
   curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &code);
   curl_easy_getinfo(curl, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &length);
+  curl_easy_getinfo(curl, CURLINFO_REDIRECT_URL, &redirected);
+  const std::string location = redirected == nullptr ? "" : redirected;
   if (result == CURLE_OK) Handles::Get().Give(std::move(handle));
 
+  const std::string what = absl::StrCat(request.method, " ", request.url, ": ");
   if (transfer.no_memory) return absl::ResourceExhaustedError("no memory for an answer over HTTP");
   if (transfer.too_long) {
-    return absl::OutOfRangeError(absl::StrCat(request.method, " ", request.url,
-                                              ": got an answer of more than ", transfer.limit,
-                                              " bytes"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, "got an answer of more than ", transfer.limit,
+                     " bytes, want a server that sends parts of files (HTTP ranges)"));
   }
   if (result == CURLE_ABORTED_BY_CALLBACK) return absl::CancelledError("the follower has ended");
-  if (result != CURLE_OK) {
-    const bool is_trust =
-        result == CURLE_PEER_FAILED_VERIFICATION || result == CURLE_SSL_CACERT_BADFILE;
-    const char* const trusted = certificates == nullptr ? "none" : certificates;
-    return absl::UnavailableError(absl::StrCat(
-        request.method, " ", request.url, ": ", error[0] != 0 ? error : curl_easy_strerror(result),
-        is_trust ? absl::StrCat("; got trusted certificates from ", trusted) : ""));
-  }
-  response->content_length = std::max<int64_t>(0, length);
-  if (code == 301) {
-    response->is_folder = true;
-    return absl::OkStatus();
+  if (result != CURLE_OK) return Unavailable(what, result, error, certificates);
+  if (code >= 300 && code < 400) {
+    response->is_folder = (request.method == "GET" || request.method == "HEAD") &&
+                          location == absl::StrCat(request.url, "/");
+    if (response->is_folder) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(what, "got HTTP status ", code, " to '",
+                                                      location,
+                                                      "', want the address of a feed's server"));
   }
   if (code < 200 || code > 299) return StatusOf(code, request, response->body);
+  response->content_length = std::max<int64_t>(0, length);
+  std::string& body = response->body;
+  response->file_bytes = static_cast<int64_t>(body.size());
   if (request.bytes > 0 && code != 206) {  // all of it, not a part
-    std::string& body = response->body;
     body.erase(0, std::min(body.size(), static_cast<size_t>(request.first_byte)));
-    body.resize(std::min(body.size(), static_cast<size_t>(request.bytes)));
+  } else if (code == 206) {
+    const int64_t end = request.first_byte + response->file_bytes;
+    response->file_bytes = transfer.file_bytes < 0 ? end : transfer.file_bytes;
   }
+  if (request.bytes > 0) body.resize(std::min(body.size(), static_cast<size_t>(request.bytes)));
   return absl::OkStatus();
 }
 

@@ -2,8 +2,9 @@
 // in it for its own file systems. Connections are kept and used again. Thread-safe.
 //
 // What a server says in its status is an error here: 401 and 403 kPermissionDenied, 404 kNotFound,
-// 416 kOutOfRange, 503 and a server that cannot be reached or says nothing kUnavailable; others
-// kUnknown.
+// 416 kOutOfRange, 503 and a server that cannot be reached or says nothing kUnavailable; redirects
+// kFailedPrecondition, for what a request says is for its server alone; others kUnknown. No proxy
+// is asked, whatever the environment says.
 #ifndef TF_DYNEMB_CC_KERNELS_HTTP_CLIENT_H_
 #define TF_DYNEMB_CC_KERNELS_HTTP_CLIENT_H_
 
@@ -24,19 +25,22 @@ struct HttpRequest {
   std::string body;          // of PUT
   // The bytes of the answer that are asked for, and accepted: more are an error.
   int64_t first_byte = 0;
-  int64_t bytes = 0;
+  int64_t bytes = 0;  // 0: all
 };
 
 struct HttpResponse {
-  bool is_folder = false;  // the server redirects to the same path with a slash at its end
+  bool is_folder = false;  // the server redirects a GET or HEAD to the path with a slash after it
   int64_t content_length = 0;
-  std::string body;  // from first_byte on; shorter than `bytes` if it ends before
+  // From first_byte on. It may be shorter than what was asked for: `file_bytes` are all there are.
+  std::string body;
+  int64_t file_bytes = 0;
 };
 
 absl::Status SendHttp(const HttpRequest& request, HttpResponse* response);
 
-// While one exists, requests of this thread end with kCancelled, within a second, once `ended()` is
-// true.
+// While one exists, requests of this thread end with kCancelled, within about a second, once
+// `ended()` is true. But for the moment in which the name of a host is looked up, which
+// TensorFlow's libcurl does by the machine's resolver, as long as that takes.
 class HttpInterrupt {
  public:
   explicit HttpInterrupt(std::function<bool()> ended);

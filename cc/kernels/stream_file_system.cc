@@ -5,6 +5,7 @@
 //
 // A file is read by GET and a range of bytes, a folder is listed by GET of its path with a slash
 // (a name each line), a follower's heartbeat is a PUT and a DELETE. All else is kUnimplemented.
+// A file appears when it is whole.
 //
 // TF_DYNEMB_FEED_SECRET, an environment variable, is sent with each request; TF_DYNEMB_FEED_CA is a
 // file of certificates to trust instead of the machine's.
@@ -14,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,11 +32,8 @@ namespace dynemb {
 namespace {
 
 constexpr absl::string_view kPlain = "feed://", kTls = "feeds://";
-
-std::string Environment(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
+constexpr char kSecret[] = "TF_DYNEMB_FEED_SECRET";
+constexpr int64_t kFetchedAhead = int64_t{4} << 20;
 
 absl::Status ReadOnly(absl::string_view path) {
   return absl::UnimplementedError(
@@ -55,19 +54,42 @@ absl::Status NewRequest(const std::string& method, absl::string_view path, HttpR
     return absl::InvalidArgumentError(absl::StrCat(
         "got '", path, "', want ", is_tls ? kTls : kPlain, "host:port and names in the feed"));
   }
+  const char* const secret = std::getenv(kSecret);
+  const char* const ca_file = std::getenv("TF_DYNEMB_FEED_CA");
+  if (secret != nullptr) {
+    request->bearer_token = secret;
+    const bool can_be_sent = std::all_of(request->bearer_token.begin(), request->bearer_token.end(),
+                                         [](unsigned char c) { return c > ' ' && c < 127; });
+    if (request->bearer_token.empty() || !can_be_sent) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          kSecret,
+          ": want letters, digits and signs of ASCII, without spaces or line ends, or unset "
+          "it; got ",
+          request->bearer_token.size(), " characters"));
+    }
+  }
+  if (ca_file != nullptr) request->ca_file = ca_file;
   request->method = method;
   request->url = absl::StrCat(is_tls ? "https://" : "http://", place);
-  request->bearer_token = Environment("TF_DYNEMB_FEED_SECRET");
-  request->ca_file = Environment("TF_DYNEMB_FEED_CA");
   return absl::OkStatus();
+}
+
+absl::Status Send(const HttpRequest& request, absl::string_view path, HttpResponse* response) {
+  const absl::Status status = SendHttp(request, response);
+  if (!absl::IsUnavailable(status)) return status;
+  const bool is_tls = absl::StartsWith(path, kTls);
+  return absl::UnavailableError(absl::StrCat(
+      status.message(), is_tls ? "; TF_DYNEMB_FEED_CA names a file of certificates to trust"
+                               : "; want a server without TLS, or feeds:// for one with it"));
 }
 
 absl::Status Ask(const std::string& method, absl::string_view path, HttpResponse* response) {
   HttpRequest request;
   const absl::Status made = NewRequest(method, path, &request);
-  return made.ok() ? SendHttp(request, response) : made;
+  return made.ok() ? Send(request, path, response) : made;
 }
 
+// Reads that follow each other get their bytes from what one request has fetched ahead.
 class StreamedFile : public tensorflow::RandomAccessFile {
  public:
   explicit StreamedFile(std::string path) : path_(std::move(path)) {}
@@ -78,28 +100,53 @@ class StreamedFile : public tensorflow::RandomAccessFile {
   }
   absl::Status Read(uint64_t offset, size_t bytes, absl::string_view* result,
                     char* scratch) const override {
-    *result = absl::string_view(scratch, 0);
-    if (bytes == 0) return absl::OkStatus();
+    std::lock_guard<std::mutex> lock(mutex_);
+    size_t got = 0;
+    absl::Status status;
+    while (got < bytes && status.ok()) {
+      const int64_t at = static_cast<int64_t>(offset + got);
+      const int64_t ahead = first_ + static_cast<int64_t>(fetched_.size()) - at;
+      if (at < first_ || ahead <= 0) {
+        status = Fetch(at, static_cast<int64_t>(bytes - got));
+        continue;
+      }
+      const size_t count = std::min(bytes - got, static_cast<size_t>(ahead));
+      std::memcpy(scratch + got, fetched_.data() + (at - first_), count);
+      got += count;
+    }
+    *result = absl::string_view(scratch, got);
+    return status;
+  }
+
+ private:
+  // kOutOfRange: there is nothing from there on.
+  absl::Status Fetch(int64_t at, int64_t bytes) const {
+    const bool follows = at > 0 && at == first_ + static_cast<int64_t>(fetched_.size());
+    if (at >= file_bytes_) return AtEnd();
     HttpRequest request;
     HttpResponse response;
     absl::Status status = NewRequest("GET", path_, &request);
-    request.first_byte = static_cast<int64_t>(offset);
-    request.bytes = static_cast<int64_t>(bytes);
-    if (status.ok()) status = SendHttp(request, &response);
+    request.first_byte = at;
+    request.bytes = follows ? std::max(bytes, kFetchedAhead) : bytes;
+    if (status.ok()) status = Send(request, path_, &response);
     if (!status.ok()) return status;
     if (response.is_folder) {
       return absl::FailedPreconditionError(absl::StrCat(path_, ": it is a folder"));
     }
-    const size_t got = std::min(bytes, response.body.size());
-    std::memcpy(scratch, response.body.data(), got);
-    *result = absl::string_view(scratch, got);
-    return got == bytes ? absl::OkStatus()
-                        : absl::OutOfRangeError(
-                              absl::StrCat(path_, ": it ends after ", offset + got, " bytes"));
+    first_ = at;
+    fetched_ = std::move(response.body);
+    file_bytes_ = response.file_bytes;
+    return fetched_.empty() ? AtEnd() : absl::OkStatus();
+  }
+  absl::Status AtEnd() const {
+    return absl::OutOfRangeError(absl::StrCat(path_, ": it ends after ", file_bytes_, " bytes"));
   }
 
- private:
   const std::string path_;
+  mutable std::mutex mutex_;   // of what follows
+  mutable int64_t first_ = 0;  // where in the file `fetched_` begins
+  mutable std::string fetched_;
+  mutable int64_t file_bytes_ = INT64_MAX;  // until one knows
 };
 
 // Sent when it is closed; one that is not is dropped.
@@ -112,12 +159,14 @@ class SentFile : public tensorflow::WritableFile {
     return absl::OkStatus();
   }
   absl::Status Close() override {
+    if (is_sent_) return absl::OkStatus();
     HttpRequest request;
     HttpResponse response;
-    const absl::Status status = NewRequest("PUT", path_, &request);
-    request.body = std::move(content_);
-    content_.clear();
-    return status.ok() ? SendHttp(request, &response) : status;
+    absl::Status status = NewRequest("PUT", path_, &request);
+    request.body = content_;
+    if (status.ok()) status = Send(request, path_, &response);
+    is_sent_ = status.ok();
+    return status;
   }
   absl::Status Flush() override { return absl::OkStatus(); }
   absl::Status Sync() override { return absl::OkStatus(); }
@@ -129,6 +178,7 @@ class SentFile : public tensorflow::WritableFile {
  private:
   const std::string path_;
   std::string content_;
+  bool is_sent_ = false;
 };
 
 class StreamFileSystem : public tensorflow::FileSystem {
@@ -160,11 +210,9 @@ class StreamFileSystem : public tensorflow::FileSystem {
   }
   absl::Status GetChildren(const std::string& path, tensorflow::TransactionToken*,
                            std::vector<std::string>* names) override {
-    HttpRequest request;
     HttpResponse response;
-    absl::Status status =
-        NewRequest("GET", absl::EndsWith(path, "/") ? path : absl::StrCat(path, "/"), &request);
-    if (status.ok()) status = SendHttp(request, &response);
+    const absl::Status status =
+        Ask("GET", absl::EndsWith(path, "/") ? path : absl::StrCat(path, "/"), &response);
     if (!status.ok()) return status;
     *names = absl::StrSplit(response.body, '\n', absl::SkipEmpty());
     return absl::OkStatus();
@@ -178,8 +226,10 @@ class StreamFileSystem : public tensorflow::FileSystem {
     HttpResponse response;
     const absl::Status status = Ask("HEAD", path, &response);
     if (!status.ok()) return status;
+    const size_t host = path.find("://") + 3;
+    const bool is_root = path.find('/', host) == path.npos;
     *stat = tensorflow::FileStatistics(response.content_length, 0,
-                                       response.is_folder || absl::EndsWith(path, "/"));
+                                       response.is_folder || is_root || absl::EndsWith(path, "/"));
     return absl::OkStatus();
   }
   absl::Status GetFileSize(const std::string& path, tensorflow::TransactionToken* token,
@@ -193,16 +243,9 @@ class StreamFileSystem : public tensorflow::FileSystem {
     HttpResponse response;
     return Ask("DELETE", path, &response);
   }
-  // As object stores do: a file appears whole when it is written, so nobody need rename one.
-  absl::Status RenameFile(const std::string& from, const std::string& to,
+  absl::Status RenameFile(const std::string& from, const std::string&,
                           tensorflow::TransactionToken*) override {
-    HttpResponse response;
-    HttpRequest request;
-    absl::Status status = Ask("GET", from, &response);
-    if (status.ok()) status = NewRequest("PUT", to, &request);
-    request.body = std::move(response.body);
-    if (status.ok()) status = SendHttp(request, &response);
-    return status.ok() ? Ask("DELETE", from, &response) : status;
+    return ReadOnly(from);
   }
   absl::Status CreateDir(const std::string& path, tensorflow::TransactionToken*) override {
     return ReadOnly(path);

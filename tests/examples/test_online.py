@@ -49,6 +49,8 @@ def run(folder, *flags):
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
+        # Shells have programs ignore it that they start in the background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

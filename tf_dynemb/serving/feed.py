@@ -172,14 +172,27 @@ class Feed:
             tf.io.gfile.makedirs(self.place(name))
 
     def numbers(self) -> list[int]:
-        """The numbers of the generations that there are, ascending."""
-        names = _names_in(self.place("generations"))
+        """The numbers of the generations that there are, ascending.
+
+        Raises:
+            tf.errors.OpError: of a stream, nobody answers, or no feed is served there.
+        """
+        names = _names_in(self.place("generations"), self.is_stream)
         return sorted(int(name) for name in names if len(name) == _DIGITS and name.isdecimal())
 
-    def wait_for_newer(self, number: int) -> None:
-        """Of a stream: waits until there is a generation after `number`, but no longer than a second."""
-        with tf.io.gfile.GFile(self.place("newer-than", str(number)), "rb") as file:
-            file.read(_DIGITS)
+    def wait_for_newer(self, number: int) -> int:
+        """Of a stream: the newest generation when it is after `number`; whatever it is after a second.
+
+        Raises:
+            tf.errors.OpError: nobody answers.
+            FeedError: the answer is no number.
+        """
+        place = self.place("newer-than", str(number))
+        with tf.io.gfile.GFile(place, "rb") as file:
+            text = file.read(_LISTING_BYTES).decode(errors="replace")
+        if not text.strip().isdecimal():
+            raise FeedError(f"{place}: got {text[:80]!r}, want a number; no feed is served there")
+        return int(text)
 
     def read(self, number: int) -> Generation:
         """A generation.
@@ -204,6 +217,10 @@ class Feed:
 
     def put(self, place: str, content: bytes) -> None:
         """Puts a file in place in one step."""
+        if self.is_stream:  # where a file appears when it is whole
+            with tf.io.gfile.GFile(place, "wb") as file:
+                file.write(content)
+            return
         draft = f"{place}.{uuid.uuid4().hex[:8]}.new"
         try:
             with tf.io.gfile.GFile(draft, "wb") as file:
@@ -246,7 +263,7 @@ class Feed:
         with tempfile.TemporaryDirectory(prefix="tf_dynemb-") as folder:
             try:
                 for name in _files_in(place):
-                    tf.io.gfile.copy(f"{place}/{name}", os.path.join(folder, name))
+                    tf.io.gfile.copy(f"{place}/{name}", os.path.join(folder, name), overwrite=True)
             except tf.errors.NotFoundError as error:
                 raise FeedError(f"{place}: it was removed while it was being read") from error
             yield folder
@@ -308,11 +325,16 @@ class Feed:
                 with contextlib.suppress(tf.errors.NotFoundError):
                     tf.io.gfile.remove(self.place("generations", name))
 
+    def remove_heartbeat(self, follower: str) -> None:
+        """Removes what a follower said of itself, if it is there."""
+        with contextlib.suppress(tf.errors.OpError):
+            tf.io.gfile.remove(self.place("followers", follower))
+
     def heartbeats(self) -> dict[str, dict[str, Any]]:
         """What each follower says of itself, by its name. What cannot be read is left out."""
         found = {}
         for name in _names_in(self.place("followers")):
-            with contextlib.suppress(tf.errors.OpError, ValueError):
+            with contextlib.suppress(tf.errors.OpError, ValueError, RecursionError):
                 beat = json.loads(_bytes_of(self.place("followers", name)))
                 if isinstance(beat, dict) and not name.endswith(".new"):
                     found[name] = beat
@@ -323,8 +345,8 @@ def _text_of(number: int) -> str:
     return f"{number:0{_DIGITS}}"
 
 
-def _names_in(folder: str) -> list[str]:
-    """Files and folders; of object stores folders end with a slash."""
+def _names_in(folder: str, must_be: bool = False) -> list[str]:
+    """Files and folders, of object stores with a slash at the end; none if there is no such folder."""
     try:
         if folder.startswith(_STREAMS):
             # For gfile.listdir a server that does not answer is a folder that is not there.
@@ -332,12 +354,14 @@ def _names_in(folder: str) -> list[str]:
                 return listing.read(_LISTING_BYTES).decode().split()
         return [name.rstrip("/") for name in tf.io.gfile.listdir(folder)]
     except tf.errors.NotFoundError:
+        if must_be:
+            raise
         return []
 
 
 def _files_in(folder: str) -> list[str]:
-    """The files of a snapshot."""
-    return [name for name in _names_in(folder) if name != "LOCK"]
+    """The files of a snapshot, which must be there."""
+    return [name for name in _names_in(folder, must_be=True) if name != "LOCK"]
 
 
 def _bytes_of(place: str) -> bytes:

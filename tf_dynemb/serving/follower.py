@@ -124,6 +124,7 @@ class Follower:
         self._pinned: int | None = None
         self._manifests: dict[int, Generation] = {}
         self._newest = 0
+        self._told = 0  # the newest number that a stream has told of
         self._unusable: set[int] = set()  # numbers that this poll could not apply
         self._wants_full = False
         self._beats = 0
@@ -248,8 +249,8 @@ class Follower:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        with contextlib.suppress(tf.errors.OpError):
-            tf.io.gfile.remove(self._feed.place("followers", self.name))
+        if self._beats:
+            self._feed.remove_heartbeat(self.name)
 
     def _run(self) -> None:
         while not self._ended.is_set():
@@ -262,9 +263,15 @@ class Follower:
     def _wait(self) -> None:
         """Until it is worth while to poll again."""
         now = 0 if self._now is None else self._now.number
-        if self._feed.is_stream and (self._newest == now or self._pinned is not None):
-            with contextlib.suppress(tf.errors.OpError):
-                return self._feed.wait_for_newer(self._newest)
+        # Where the last answer told of a newer one than there was, it would be told again at once.
+        if self._feed.is_stream and self._told <= self._newest:
+            if self._newest == now or self._pinned is not None:
+                try:
+                    self._told = self._feed.wait_for_newer(self._newest)
+                    return
+                except _FAILURES as error:
+                    self._failed(error)
+        self._told = 0
         self._ended.wait(self._poll_seconds)
 
     def _follow(self) -> None:

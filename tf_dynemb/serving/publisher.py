@@ -319,6 +319,8 @@ class Publisher(keras.callbacks.Callback):
         self._lease.check()
         number = self._last_number + 1
         self._alive = self._seen.alive(self._feed.heartbeats())
+        for name in self._seen.forgotten:
+            self._feed.remove_heartbeat(name)
         limit = max(self._full_bytes, _LEAST_FULL_BYTES) * self._full_copy_ratio
         wants_full = self._bytes_since_full > limit or any(
             beat.get("wants_full") for beat in self._alive.values()
@@ -378,7 +380,7 @@ class Publisher(keras.callbacks.Callback):
         if self._stream is not None:
             try:
                 self._stream.keep_running()
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 warnings.warn(f"{self._feed.path}: {error}; followers wait", stacklevel=4)
 
     def _remove_old(self) -> None:

@@ -44,6 +44,7 @@ class FollowersSeen:
 
     def __init__(self, forget_after_seconds: float) -> None:
         self._forget_after_seconds = forget_after_seconds
+        self.forgotten: list[str] = []  # those of the last heartbeats that are not alive
         self._seen: dict[str, tuple[dict[str, Any], float]] = {}  # heartbeat, when it was first seen so
 
     def alive(
@@ -62,4 +63,5 @@ class FollowersSeen:
             seen[name] = (beat, since if earlier == beat else now)
         self._seen = seen
         limit = self._forget_after_seconds
+        self.forgotten = [name for name, (_, since) in seen.items() if now - since > limit]
         return {name: beat for name, (beat, since) in seen.items() if now - since <= limit}

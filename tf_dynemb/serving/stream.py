@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
-import select
+import selectors
 import socket
 import subprocess
 import sys
-import tempfile
+import time
 
 import tf_dynemb_cli
 from tf_dynemb_cli import feed_server
 
 _START_SECONDS = 60.0
+_START_AGAIN_SECONDS = 10.0
 _END_SECONDS = 10.0
 
 
@@ -30,8 +30,9 @@ class Stream:
         certificate, key: of TLS, PEM files. None: without TLS.
 
     Raises:
-        ValueError: an address that is none or cannot be listened at; files that cannot be read;
-            aiohttp is not installed.
+        ValueError: an address that is none or cannot be listened at; files that cannot be read; a secret
+            that cannot be sent; aiohttp is not installed.
+        OSError: no process can be started.
     """
 
     def __init__(
@@ -42,55 +43,72 @@ class Stream:
         key: str | os.PathLike[str] | None = None,
     ) -> None:
         try:
-            host, self._port = feed_server.parse_address(address)
+            host, port = feed_server.parse_address(address)
         except ValueError as error:
             raise ValueError(f"stream: {error}") from None
         self._host = f"[{host}]" if ":" in host else host
         self._arguments = [os.path.abspath(folder), "--until-stdin-ends"]
         for flag, path in (("--certificate", certificate), ("--key", key)):
-            self._arguments += [] if path is None else [flag, os.fspath(path)]
-        self.address = self._start()
-
-    def keep_running(self) -> None:
-        """Starts the process again, at the same port, if it has ended.
-
-        Raises:
-            ValueError: it cannot be.
-        """
-        if self._process.poll() is not None:
-            self._process.communicate()
-            self.address = self._start()
-
-    def close(self) -> None:
-        """Ends the process."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.communicate(timeout=_END_SECONDS)  # which closes its standard input
-        self._process.kill()
-        self._process.communicate()
-
-    def _start(self) -> str:
+            self._arguments += [] if path is None else [flag, os.path.abspath(path)]
+        # Where this package is, and neither the current folder nor what is changed there later.
         package = pathlib.Path(tf_dynemb_cli.__file__).parents[1]
         path = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
-        listen = f"--listen={self._host}:{self._port}"
-        with tempfile.TemporaryFile("w+") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tf_dynemb_cli", "feed", *self._arguments, listen],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=os.environ | {"PYTHONPATH": path},
-                start_new_session=True,  # an interrupt of the trainer from the keyboard is not for it
-            )
-            assert self._process.stdout is not None  # it is a pipe
-            ready, _, _ = select.select([self._process.stdout], [], [], _START_SECONDS)
-            listens_at = self._process.stdout.readline().strip() if ready else ""
-            if not listens_at:
-                self.close()
-                errors.seek(0)
-                said = errors.read().strip().rpartition("error: ")[2]
-                raise ValueError(f"stream: {said or 'its process did not start'}")
+        self._environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+        self._process = self._start(port)
+        said = self._first_line(_START_SECONDS)
+        if not said.startswith("feed"):
+            self.close()
+            raise ValueError(f"stream: {said.removeprefix('error: ') or 'its process did not start'}")
+        self._has_listened = True
+        scheme, _, listens_at = said.partition("://")
         self._port = int(listens_at.rpartition(":")[2])
         everywhere = self._host in ("0.0.0.0", "[::]")
         host = socket.gethostname() if everywhere else self._host
-        return f"{listens_at.partition('://')[0]}://{host}:{self._port}"
+        self.address = f"{scheme}://{host}:{self._port}"
+
+    def keep_running(self) -> None:
+        """Starts the process again, at the same port, if it has ended. Does not wait for it.
+
+        Raises:
+            ValueError: it has ended, and again when it was started; it is tried again later.
+            OSError: no process can be started.
+        """
+        if self._process.poll() is None:
+            return
+        said = self._first_line(0)
+        failed = not (self._has_listened or said.startswith("feed"))
+        if not failed or time.monotonic() - self._started_at > _START_AGAIN_SECONDS:
+            self._process.communicate()
+            self._process = self._start(self._port)
+            self._has_listened = False
+        if failed:
+            raise ValueError(f"stream: {said.removeprefix('error: ') or 'its process did not start'}")
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.terminate()
+        try:
+            self._process.communicate(timeout=_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+
+    def _start(self, port: int) -> subprocess.Popen[str]:
+        listen = f"--listen={self._host}:{port}"
+        self._started_at = time.monotonic()
+        return subprocess.Popen(
+            [sys.executable, "-m", "tf_dynemb_cli", "feed", *self._arguments, listen],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd="/",
+            env=self._environment,
+            start_new_session=True,  # an interrupt of the trainer from the keyboard is not for it
+        )
+
+    def _first_line(self, seconds: float) -> str:
+        """What the process has said, or says in this time; "" if nothing."""
+        assert self._process.stdout is not None  # it is a pipe
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            return self._process.stdout.readline().strip() if selector.select(seconds) else ""
