@@ -32,8 +32,9 @@ class ApplyOp : public CatchingKernel {
     OP_REQUIRES_OK(context, context->input_list("keys", &keys));
     OP_REQUIRES_OK(context, context->input_list("shard_ids", &shard_ids));
     OP_REQUIRES_OK(context, context->input_list("gradients", &gradients));
-    OpInputList admitted;
+    OpInputList admitted, scores;
     OP_REQUIRES_OK(context, context->input_list("admitted", &admitted));
+    OP_REQUIRES_OK(context, context->input_list("scores", &scores));
     for (int i = 0; i < keys.size(); ++i) {
       TableUpdates::Update& update = updates[i];
       KeyInputs inputs;
@@ -42,6 +43,7 @@ class ApplyOp : public CatchingKernel {
                                          &update.gradients));
       update.keys = inputs.keys;
       OP_REQUIRES_OK(context, TableUpdates::SetAdmitted(admitted[i], &update));
+      OP_REQUIRES_OK(context, ScoresOfKeys(scores[i], inputs, &update.stamp));
       update.routing = std::move(inputs.routing);
     }
     OP_REQUIRES_OK(context, updates_.Run(context, core, &updates));

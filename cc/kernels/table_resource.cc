@@ -383,6 +383,22 @@ absl::Status RowsOfKeys(const char* name, const Tensor& tensor, const KeyInputs&
   return absl::OkStatus();
 }
 
+absl::Status ScoresOfKeys(const Tensor& scores, const KeyInputs& inputs, Stamp* stamp) {
+  stamp->scores = {scores.flat<int64_t>().data(), scores.NumElements(), inputs.keys.space};
+  if (scores.NumElements() == 0 || scores.NumElements() == inputs.keys.size) {
+    return absl::OkStatus();
+  }
+  return ToTensorFlow(InvalidArgument("scores: got ", scores.NumElements(), " for ",
+                                      inputs.keys.size, " keys, want one for each, or none"));
+}
+
+absl::Status GetStamp(OpKernelContext* context, const KeyInputs& inputs, Stamp* stamp) {
+  const Tensor* scores;
+  TF_RETURN_IF_ERROR(GetScalar(context, "now", &stamp->now));
+  TF_RETURN_IF_ERROR(context->input("scores", &scores));
+  return ScoresOfKeys(*scores, inputs, stamp);
+}
+
 template <typename T>
 absl::Status GetScalar(OpKernelContext* context, const char* name, T* value) {
   const Tensor* tensor;

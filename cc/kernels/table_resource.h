@@ -238,6 +238,11 @@ absl::Status GetRows(tensorflow::OpKernelContext* context, const char* name,
 absl::Status RowsOfKeys(const char* name, const tensorflow::Tensor& tensor, const KeyInputs& inputs,
                         int64_t dim, ConstRows* rows);
 
+// Of scores, an int64 for each key or none, in the memory of the keys; of the inputs `now` and
+// `scores` all that a call stamps its rows with.
+absl::Status ScoresOfKeys(const tensorflow::Tensor& scores, const KeyInputs& inputs, Stamp* stamp);
+absl::Status GetStamp(tensorflow::OpKernelContext* context, const KeyInputs& inputs, Stamp* stamp);
+
 // Input `name`, a scalar: int64 or a string.
 template <typename T>
 absl::Status GetScalar(tensorflow::OpKernelContext* context, const char* name, T* value);

@@ -33,7 +33,7 @@ class UpsertOp : public CatchingKernel {
     OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
     OP_REQUIRES_OK(context, GetKeys(context, table, &inputs, core.space));
     OP_REQUIRES_OK(context, GetRows(context, "values", inputs, table.schema, &values));
-    OP_REQUIRES_OK(context, GetScalar(context, "now", &stamp.now));
+    OP_REQUIRES_OK(context, GetStamp(context, inputs, &stamp));
     KeyStrings::PinGuard pin;
     OP_REQUIRES_OK(context, PinStrings(core, table, inputs.keys, &pin));
     OP_REQUIRES_OK(context, CheckRoom(core, table, inputs.keys, inputs.routing));
@@ -65,7 +65,7 @@ class AccumOp : public CatchingKernel {
     OP_REQUIRES_OK(context, GetKeys(context, table, &inputs, core.space));
     OP_REQUIRES_OK(context,
                    GetRows(context, "values_or_deltas", inputs, table.schema, &values_or_deltas));
-    OP_REQUIRES_OK(context, GetScalar(context, "now", &stamp.now));
+    OP_REQUIRES_OK(context, GetStamp(context, inputs, &stamp));
     OP_REQUIRES_OK(context, context->input("exists", &exists));
     OP_REQUIRES(context, exists->shape() == inputs.keys_tensor->shape(),
                 ToTensorFlow(InvalidArgument("exists: got shape ", exists->shape().DebugString(),

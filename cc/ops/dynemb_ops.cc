@@ -143,6 +143,7 @@ REGISTER_OP("DynembApply")
     .Input("now: int64")
     .Input("candidates: C * resource")
     .Input("admitted: N * bool")
+    .Input("scores: N * int64")
     .Attr("N: int >= 1")
     .Attr("C: int >= 0")
     .Attr("dtype: {float, double}")
@@ -169,6 +170,8 @@ admission: of each table which of its keys without a row get one: '' for all, 'm
 candidates: of each table with 'min_count', in their order, the table that counts occurrences of keys without a row;
   of float, dim 1, with as many shards.
 admitted: of each table with 'given' whether each key is admitted, shape (n,); of the others shape (0,).
+scores: of each table whose eviction is 'score' the score of each key, shape (n,), equal ones for equal keys; or shape
+  (0,), for which rows keep theirs.
 )doc");
 
 REGISTER_OP("DynembUpsert")
@@ -177,11 +180,14 @@ REGISTER_OP("DynembUpsert")
     .Input("shard_ids: int32")
     .Input("values: dtype")
     .Input("now: int64")
+    .Input("scores: int64")
     .Attr("dtype: " DYNEMB_VALUE_TYPES)
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc(R"doc(
 Sets the values of keys. Of equal keys the last wins. Slots of rows that exist stay as they are.
+
+scores: as those of DynembApply.
 )doc");
 
 REGISTER_OP("DynembAccum")
@@ -191,6 +197,7 @@ REGISTER_OP("DynembAccum")
     .Input("values_or_deltas: dtype")
     .Input("exists: bool")
     .Input("now: int64")
+    .Input("scores: int64")
     .Attr("dtype: " DYNEMB_VALUE_TYPES)
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
@@ -199,6 +206,7 @@ Adds to the values of keys that were seen and are there, inserts those that were
 there, and ignores the others. Equal keys count one after the other.
 
 exists: shape (...), what an earlier lookup said.
+scores: as those of DynembApply.
 )doc");
 
 REGISTER_OP("DynembRecordKeyStrings")

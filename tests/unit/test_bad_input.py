@@ -20,6 +20,7 @@ SHARD_IDS = np.array([1, 0], np.int32)  # of KEYS on two shards
 ROWS = np.ones((2, 4), np.float32)
 SCHEMA = "dynemb-table 1\nvalue float32 4\n"
 NO_BOOLS = np.zeros(0, np.bool_)
+NO_SCORES = np.zeros(0, np.int64)
 NO_BYTES = np.zeros((2, 0), np.uint8)
 MOST = 2**63 - 1
 HUGE = 10**30
@@ -82,7 +83,14 @@ def apply(rule="sgd", hyper=(0.1, 1.0, 0.0), gradients=ROWS, shard_ids=SHARD_IDS
         [gradients],
         np.array(hyper, np.float64, ndmin=2),
         np.zeros(1, np.int64),
-        **{"rule": rule, "candidates": [], "admitted": [NO_BOOLS], "admission": [""], **attributes},
+        **{
+            "rule": rule,
+            "candidates": [],
+            "admitted": [NO_BOOLS],
+            "scores": [NO_SCORES],
+            "admission": [""],
+            **attributes,
+        },
     )
 
 
@@ -433,9 +441,14 @@ CASES = {
         "shard_ids: got 3, want one per",
     ),
     "a time for each key": (
-        lambda t: ops.dynemb_upsert(t.resource.resource_handle, KEYS, SHARD_IDS, ROWS, KEYS),
+        lambda t: ops.dynemb_upsert(t.resource.resource_handle, KEYS, SHARD_IDS, ROWS, KEYS, NO_SCORES),
         Invalid,
         r"now: got shape \[2\], want a scalar",
+    ),
+    "a score too many": (
+        apply(scores=[np.zeros(3, np.int64)]),
+        Invalid,
+        "scores: got 3 for 2 keys, want one for each, or none",
     ),
     "a cursor of 2": (
         lambda t: t.resource.export_rows((0, 0)),
@@ -574,7 +587,11 @@ def test_owners_are_counted_before_equal_keys_are_summed():
             [np.ones((3, 1), np.float32)],
             np.array([[0.1, 1.0, 0.0]]),
             np.zeros(1, np.int64),
-            **{"rule": "sgd", "candidates": [], "admitted": [NO_BOOLS], "admission": [""]},
+            candidates=[],
+            admitted=[NO_BOOLS],
+            scores=[NO_SCORES],
+            rule="sgd",
+            admission=[""],
         )
     assert table.size() == 0
 

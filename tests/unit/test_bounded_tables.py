@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dynemb
-from tf_dynemb.policies import LFU, LRU, TTL, SmallNorm
+from tf_dynemb.policies import LFU, LRU, TTL, Score, SmallNorm
 
 
 def ids(*numbers):
@@ -130,6 +130,110 @@ def test_least_frequent_smallest_and_decayed():
             lambda key=key: tf.reduce_sum(tf_dynemb.embedding_lookup(table, ids(key))), [table.handle]
         )
     assert keys_of(table) == {2, 3}
+
+
+class LowestLeave:
+    """Which keys a table may have: those whose scores, of their last writes, are lowest leave."""
+
+    def __init__(self, max_rows, score):
+        self.max_rows, self.score, self.rows = max_rows, score, {}
+
+    def write(self, keys):
+        distinct = list(dict.fromkeys(keys))
+        missing = [key for key in distinct if key not in self.rows]
+        self.rows |= {key: self.score(key) for key in distinct if key in self.rows}
+        for _ in range(min(len(self.rows), len(self.rows) + len(missing) - self.max_rows)):
+            lowest = min(self.rows.values())
+            leaving = [key for key, score in self.rows.items() if score == lowest]
+            assert len(leaving) == 1, "the test is to have no ties"
+            del self.rows[leaving[0]]
+        room = self.max_rows - len(self.rows)
+        self.rows |= {key: self.score(key) for key in missing[:room]}
+
+
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64, tf.float16, tf.float64])
+@pytest.mark.parametrize("call", ["minimize", "function", "bags", "upsert", "accum"])
+def test_rows_of_the_lowest_given_scores_leave(call, dtype):
+    """Scores fall and rise, below zero and above it, from one write to the next."""
+    turn = tf.Variable(0, dtype=tf.int64)
+
+    def scores(keys):
+        shuffled = (keys * 7 + turn * 13) % 101 - 50
+        return tf.cast(shuffled, dtype)
+
+    table = tf_dynemb.Variable(dim=1, max_rows=5, eviction=Score(scores))
+    layer = tf_dynemb.EmbeddingBag(1, table=table)
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    model = LowestLeave(5, lambda key: (key * 7 + int(turn) * 13) % 101 - 50)
+
+    def step(keys, pooled=False):
+        with tf.GradientTape() as tape:
+            rows = layer(keys[None]) if pooled else tf_dynemb.embedding_lookup(table, keys)
+            loss = tf.reduce_sum(rows)
+        optimizer.apply_gradients([(tape.gradient(loss, table.handle), table.handle)])
+
+    calls = {
+        "minimize": step,
+        "function": tf.function(step, reduce_retracing=True),
+        "bags": tf.function(lambda keys: step(keys, pooled=True), reduce_retracing=True),
+        "upsert": lambda keys: table.upsert(keys, tf.ones([len(keys), 1])),
+        "accum": lambda keys: table.accum(
+            keys,
+            tf.ones([len(keys), 1]),
+            tf.ones([len(keys), 1]),
+            table.lookup(keys, return_exists=True)[1],
+        ),
+    }
+    random = np.random.default_rng(3)
+    for _ in range(30):
+        keys = random.integers(0, 14, int(random.integers(1, 5))).tolist()
+        calls[call](ids(*keys))
+        model.write(keys)
+        assert keys_of(table) == set(model.rows)
+        turn.assign_add(1)
+    assert numbers(table)["evicted"] > 20
+
+
+def test_scores_of_shards_and_files(tmp_path):
+    """Each shard orders its share; scores are in a checkpoint, and the function in a layer's config."""
+    table = tf_dynemb.Variable(dim=1, max_rows=4, devices=["/CPU:0"] * 2, eviction=Score(lowest_id))
+    write(table, *range(20))
+    write(table, 0, 1)
+    assert keys_of(table) == {0, 1, 2, 3}
+    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
+    smaller = tf_dynemb.Variable(dim=1, max_rows=2, eviction=Score(lowest_id))
+    tf.train.Checkpoint(table=smaller).restore(path).assert_consumed()
+    assert keys_of(smaller) == {0, 1}
+    layer = tf_dynemb.keras.Embedding(2, max_rows=7, eviction=[Score(lowest_id), TTL(seconds=60)])
+    again = tf_dynemb.keras.Embedding.from_config(layer.get_config())
+    assert again.table.config.eviction == layer.table.config.eviction
+
+
+@keras.saving.register_keras_serializable("tests")
+def lowest_id(keys):
+    return -keys
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (lambda keys: keys > 3, TypeError, "scores of bool, want signed integers or floats"),
+        (lambda keys: tf.strings.as_string(keys), TypeError, "scores of string, want"),
+        (
+            lambda keys: keys[:1],
+            tf.errors.InvalidArgumentError,
+            "scores: got 1 for 2 keys, want one for",
+        ),
+        (lambda keys: keys / 0, tf.errors.InvalidArgumentError, "the scores : Tensor had (NaN|Inf)"),
+    ],
+)
+def test_scores_that_are_none_are_refused(function, error, message):
+    table = tf_dynemb.Variable(dim=1, max_rows=4, eviction=Score(function))
+    with pytest.raises(error, match=message):
+        write(table, 0, 1)
+    assert keys_of(table) == set()
+    with pytest.raises(TypeError, match="function: got 3, want a function of keys"):
+        Score(3)
 
 
 def test_rows_expire_after_steps():

@@ -68,25 +68,39 @@ def test_creators_of_other_configs_are_not_equal():
     assert len(set(creators)) == 3
 
 
+@keras.saving.register_keras_serializable("tests")
 def own_scores(keys):
-    return keys
+    return -keys
+
+
+def test_scores_of_a_function():
+    config = de.HkvHashTableConfig(2, 2, evict_strategy=4, gen_scores_fn=own_scores)
+    creator = de.HkvHashTableCreator(config)
+    again = de.HkvHashTableCreator.from_config(creator.get_config())
+    assert again == creator
+    for each in (creator, again):
+        table = de.Variable(dim=1, kv_creator=each)
+        for key in (5, 6, 4, 7):
+            table.upsert(tf.constant([key], tf.int64), [[0.0]])
+        keys, scores = table.export_keys_and_scores(split_size=10)
+        assert sorted(zip(keys.numpy(), scores.numpy(), strict=True)) == [(4, -4), (7, -7)]
 
 
 REFUSED = {
     "evict_strategy EPOCHLFU": (
         lambda: de.HkvHashTableConfig(evict_strategy=de.HkvEvictStrategy.EPOCHLFU, step_per_epoch=10),
         ValueError,
-        "evict_strategy: got .*EPOCHLFU.*, want .*; .*half-life.*restrict_policy",
+        "evict_strategy: got .*EPOCHLFU.*, want .*half_life_steps",
     ),
     "evict_strategy CUSTOMIZED": (
-        lambda: de.HkvHashTableConfig(evict_strategy=4, gen_scores_fn=own_scores),
+        lambda: de.HkvHashTableConfig(evict_strategy=4),
         ValueError,
-        "evict_strategy: got .*CUSTOMIZED.*, want .*; .*half-life.*restrict_policy",
+        "gen_scores_fn: got None with CUSTOMIZED, want a function of keys",
     ),
     "evict_strategy of words": (
         lambda: de.HkvHashTableConfig(evict_strategy="LRU"),
         ValueError,
-        "evict_strategy: got 'LRU', want an HkvEvictStrategy: LRU, LFU, EPOCHLRU",
+        "evict_strategy: got 'LRU', want an HkvEvictStrategy: LRU, LFU, EPOCHLRU, CUSTOMIZED",
     ),
     "step_per_epoch": (
         lambda: de.HkvHashTableConfig(step_per_epoch=-1),

@@ -209,7 +209,8 @@ def test_a_name_is_one_table_in_a_session_and_another_in_the_next():
     schema = "dynemb-table 1\nvalue float32 1\ninitializer constant 0\n"
     with tf.Graph().as_default() as graph:
         writer, reader = (ops.dynemb_table(schema=schema, shared_name="a name") for _ in range(2))
-        upsert = ops.dynemb_upsert(writer, keys, shard_ids, np.ones([1, 1], np.float32), now)
+        values, no_scores = np.ones([1, 1], np.float32), np.zeros(0, np.int64)
+        upsert = ops.dynemb_upsert(writer, keys, shard_ids, values, now, no_scores)
         sizes = [ops.dynemb_size(table)[0] for table in (writer, reader)]
     with tf.compat.v1.Session(graph=graph) as first, tf.compat.v1.Session(graph=graph) as second:
         assert first.run(sizes[1]).tolist() == [0]

@@ -146,7 +146,8 @@ def _by_lookup(shares: list[_Share]) -> dict[str | None, tuple[tf.Operation | No
         if tf.is_symbolic_tensor(rows) and rows.op.type == "DynembSumBags":
             table = rows.value_index - rows.op.get_attr("T")
             is_of_table = table >= 0 and share.gradient.indices is rows.op.outputs[table]
-            if is_of_table and _admission(share) != "given":  # which asks for the keys
+            asks_for_keys = _admission(share) == "given" or share.resource.asks_for_scores
+            if is_of_table and not asks_for_keys:
                 op = rows.op
         groups.setdefault(None if op is None else op.name, (op, []))[1].append(share)
     return groups
@@ -170,6 +171,7 @@ def _apply(shares: list[_Share], step: tf.Tensor) -> tf.Operation:
         shard_ids=[t.resource.shard_ids(s.indices) for t, s in zip(shares, slices, strict=True)],
         gradients=[tf.cast(s.values, t.dtype) for t, s in zip(shares, slices, strict=True)],
         admitted=[_admitted(t, s.indices) for t, s in zip(shares, slices, strict=True)],
+        scores=[t.resource.scores_of(s.indices) for t, s in zip(shares, slices, strict=True)],
         **_common(shares, step),
     )
 

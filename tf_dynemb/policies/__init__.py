@@ -1,7 +1,7 @@
 """Which ids get rows, which rows stay and which leave: admission, restrict and eviction policies."""
 
 from tf_dynemb.policies.admission import AdmissionPolicy, Custom, MinCount, Probability
-from tf_dynemb.policies.eviction import LFU, LRU, TTL, EvictionPolicy, SmallNorm
+from tf_dynemb.policies.eviction import LFU, LRU, TTL, EvictionPolicy, Score, SmallNorm
 from tf_dynemb.policies.restrict_policy import (
     FrequencyRestrictPolicy,
     RestrictPolicy,
@@ -18,6 +18,7 @@ __all__ = [
     "MinCount",
     "Probability",
     "RestrictPolicy",
+    "Score",
     "SmallNorm",
     "TTL",
     "TimestampRestrictPolicy",

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_dynemb.base.checks import whole
 
@@ -139,6 +140,67 @@ class SmallNorm(EvictionPolicy):
 
 @keras.saving.register_keras_serializable("tf_dynemb")
 @dataclasses.dataclass(frozen=True)
+class Score(EvictionPolicy):
+    """Evicts the rows with the lowest scores, which a function of yours gives.
+
+    The function is called in each call that writes rows, training, upsert or accum, with the keys of the
+    call; what it says is the score of their rows until the next such call. It may read whatever the
+    step can, such as another table in which you keep how much each id is worth.
+
+    Like HierarchicalKV's customized scores, and TFRA's gen_scores_fn.
+
+    Args:
+        function: takes keys, int64 (n,), which may repeat; returns scores of that shape, integers or
+            floats that are numbers, equal ones for equal keys. Of string ids the keys are
+            fingerprints. It is part of the step's graph, so of TensorFlow operations. To be saved with a
+            model, register it with keras.saving.register_keras_serializable.
+
+    Raises:
+        TypeError: not a function; or, from a call that writes, scores that are no numbers.
+
+    Example:
+
+    >>> import tensorflow as tf, tf_dynemb
+    >>> policy = tf_dynemb.policies.Score(lambda keys: -tf.abs(keys - 100))
+    >>> table = tf_dynemb.Variable(dim=1, max_rows=2, eviction=policy)
+    >>> for key in (99, 5, 98, 300):
+    ...     table.upsert(tf.constant([key], tf.int64), [[0.0]])
+    >>> sorted(table.export()[0].numpy().tolist())
+    [99, 300]
+    """
+
+    function: Callable[[tf.Tensor], tf.Tensor]
+    meta_fields = ("score",)
+    engine_text = "score"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.function, dict):
+            object.__setattr__(self, "function", keras.saving.deserialize_keras_object(self.function))
+        if not callable(self.function):
+            raise TypeError(f"function: got {self.function!r}, want a function of keys")
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {"function": keras.saving.serialize_keras_object(self.function)}
+
+    def scores(self, keys: tf.Tensor) -> tf.Tensor:
+        """What the function says of int64 keys, as int64 in the same order."""
+        scores = tf.convert_to_tensor(self.function(keys))
+        if scores.dtype.is_integer and scores.dtype != tf.uint64:
+            return tf.cast(scores, tf.int64)
+        if not scores.dtype.is_floating:
+            raise TypeError(
+                f"eviction: its function gave scores of {scores.dtype.name}, want signed integers or "
+                "floats"
+            )
+        finite = tf.debugging.check_numerics(tf.cast(scores, tf.float64), "eviction: the scores")
+        # The bits of floats are in the order of the numbers, those below 0 in the opposite one.
+        bits = tf.bitcast(finite + 0.0, tf.int64)
+        return tf.where(bits < 0, tf.bitwise.bitwise_xor(bits, tf.constant(2**63 - 1, tf.int64)), bits)
+
+
+@keras.saving.register_keras_serializable("tf_dynemb")
+@dataclasses.dataclass(frozen=True)
 class TTL(EvictionPolicy):
     """Lets rows expire that were not written for some time: time to live.
 
@@ -214,6 +276,11 @@ class Eviction:
         return " ".join([self._order.engine_text] + ([self._ttl.engine_text] if self._ttl else []))
 
     @property
+    def scores(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
+        """What gives the scores of keys, if the order goes by given ones."""
+        return self._order.scores if isinstance(self._order, Score) else None
+
+    @property
     def meta_fields(self) -> tuple[str, ...]:
         """Of the row, in the engine's order."""
         fields = {*self._order.meta_fields, *(self._ttl.meta_fields if self._ttl else ())}
@@ -233,7 +300,7 @@ def eviction_of(eviction: Any) -> Eviction | None:
 
     Args:
         eviction: None, a policy, a class of one that needs no arguments, or a list of an order (LRU,
-            LFU, SmallNorm) and a TTL.
+            LFU, SmallNorm, Score) and a TTL.
 
     Raises:
         TypeError: something else.
@@ -250,7 +317,8 @@ def eviction_of(eviction: Any) -> Eviction | None:
     orders = [policy for policy in policies if not isinstance(policy, TTL)]
     if len(orders) > 1 or len(policies) - len(orders) > 1:
         raise ValueError(
-            f"eviction: got {list(policies)}, want one order (LRU, LFU, SmallNorm), one TTL, or both"
+            f"eviction: got {list(policies)}, want one order (LRU, LFU, SmallNorm, Score), one TTL, or "
+            "both"
         )
     if len({policy.unit for policy in policies if policy.unit is not None}) > 1:
         raise ValueError(f"eviction: got {list(policies)}, want all times in steps or all in seconds")
@@ -265,7 +333,7 @@ def _policy(policy: Any) -> EvictionPolicy:
     if not isinstance(policy, EvictionPolicy):
         raise TypeError(
             f"eviction: got {policy!r}, want one of tf_dynemb.policies.LRU(), LFU(), SmallNorm(), "
-            "TTL(steps=...) or TTL(seconds=...), or a list of them"
+            "Score(function), TTL(steps=...) or TTL(seconds=...), or a list of them"
         )
     return policy
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
+
+import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +19,7 @@ class Limits:
         max_bytes: how many bytes rows and indices may take, likewise.
         on_full: "error" or "decline".
         eviction: the policies in the engine's text form; "" for none.
+        scores: function of int64 keys that gives their scores, for the policy that wants them.
         missing_value: what a key without a row reads as; None: its initial value.
         track_changes: whether the keys that change are listed from the start.
         repeats: how many occurrences of a key in a batch its admission counts.
@@ -27,6 +31,7 @@ class Limits:
     max_bytes: int = -1
     on_full: str = "error"
     eviction: str = ""
+    scores: Callable[[tf.Tensor], tf.Tensor] | None = None
     missing_value: float | None = None
     track_changes: bool = False
     repeats: int = 1

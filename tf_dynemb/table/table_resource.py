@@ -196,7 +196,8 @@ class TableResource(
     ) -> tf.Operation | None:
         """Sets values (..., dim) of int64 keys (...); see the op DynembUpsert."""
         handle = self.resource_handle
-        return ops.dynemb_upsert(handle, keys, self.shard_ids(keys), values, now, name=name)
+        scores = self.scores_of(keys)
+        return ops.dynemb_upsert(handle, keys, self.shard_ids(keys), values, now, scores, name=name)
 
     def accum(
         self,
@@ -208,8 +209,24 @@ class TableResource(
     ) -> tf.Operation | None:
         """Adds to values of int64 keys or sets them; see the op DynembAccum."""
         return ops.dynemb_accum(
-            self.resource_handle, keys, self.shard_ids(keys), values_or_deltas, exists, now, name=name
+            self.resource_handle,
+            keys,
+            self.shard_ids(keys),
+            values_or_deltas,
+            exists,
+            now,
+            self.scores_of(keys),
+            name=name,
         )
+
+    @property
+    def asks_for_scores(self) -> bool:
+        """Whether the eviction policy goes by scores that a function gives."""
+        return self._limits.scores is not None
+
+    def scores_of(self, keys: tf.Tensor) -> tf.Tensor:
+        """Scores of int64 keys (...), int64 of their shape; (0,) if the eviction policy has none."""
+        return tf.zeros([0], tf.int64) if self._limits.scores is None else self._limits.scores(keys)
 
     def clear(self, name: str | None = None) -> tf.Operation | None:
         """Removes all rows; see the op DynembClear."""

@@ -184,6 +184,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             **limits,
             on_full=config.on_full,
             eviction="" if eviction is None else eviction.engine_text,
+            scores=None if eviction is None else eviction.scores,
             missing_value=None if config.admission is None else config.admission.default_value,
             track_changes=config.track_changes,
             repeats=config.repeats,

@@ -41,7 +41,7 @@ MetaFields EvictionPolicy::meta() const {
   MetaFields fields;
   if (order == Order::kLastWriteTime || expires()) fields.add(MetaField::kLastWriteTime);
   if (order == Order::kCount) fields.add(MetaField::kCount);
-  if (order == Order::kDecayedCount) fields.add(MetaField::kScore);
+  if (order == Order::kDecayedCount || order == Order::kGiven) fields.add(MetaField::kScore);
   return fields;
 }
 
@@ -67,15 +67,18 @@ Status EvictionPolicy::Parse(std::string_view text, EvictionPolicy* policy) {
       if (parsed.half_life > 0) parsed.order = Order::kDecayedCount;
     } else if (name == "norm") {
       parsed.order = Order::kNorm;
+    } else if (name == "score") {
+      parsed.order = Order::kGiven;
     } else {
       good = false;
     }
   }
   good = good && number("ttl", &parsed.ttl) && at == words.size();
   if (!good) {
-    return InvalidArgument("eviction: got '", text,
-                           "', want '', lru, lfu, lfu half_life N or norm, and after it ttl N, ",
-                           "where N is 1 or more");
+    return InvalidArgument(
+        "eviction: got '", text,
+        "', want '', lru, lfu, lfu half_life N, norm or score, and after it ttl N, ",
+        "where N is 1 or more");
   }
   *policy = parsed;
   return Status();

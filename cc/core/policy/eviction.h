@@ -22,6 +22,7 @@ struct EvictionPolicy {
     kCount,          // least often written first (LFU)
     kDecayedCount,   // the same, where a write counts half after each half-life
     kNorm,           // smallest L2 norm of the value first
+    kGiven,          // lowest score first, of those that callers give (Stamp::scores)
   };
 
   Order order = Order::kNone;
@@ -39,7 +40,8 @@ struct EvictionPolicy {
   // The meta fields that the rows must have.
   MetaFields meta() const;
 
-  // The text form: "", "lru", "lfu", "lfu half_life 1000" or "norm"; after it may come " ttl 500".
+  // The text form: "", "lru", "lfu", "lfu half_life 1000", "norm" or "score"; after it may come "
+  // ttl 500".
   static Status Parse(std::string_view text, EvictionPolicy* policy);
 };
 

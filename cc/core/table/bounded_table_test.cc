@@ -46,6 +46,16 @@ TableSchema Schema(const TableOptions& options, const std::string& rule = "") {
   return schema;
 }
 
+// What a caller may say of a key: some are worth more one day and less the next.
+int64_t ScoreOf(Key key, int64_t now) {
+  return static_cast<int64_t>(Mix64(static_cast<uint64_t>(key) ^ Mix64(now / 50)) % 41) - 20;
+}
+std::vector<int64_t> ScoresOf(const Keys& keys, int64_t now) {
+  std::vector<int64_t> scores;
+  for (const Key key : keys) scores.push_back(ScoreOf(key, now));
+  return scores;
+}
+
 // A learning rate of 0.05, and no weight decay.
 std::vector<double> PlainSgd() {
   std::vector<double> hyper = UsualHyper("sgd", 1);
@@ -63,9 +73,8 @@ struct Bounded {
   Status Upsert(const Keys& keys, int64_t now = 0, Outcomes* outcomes = nullptr) const {
     Floats values;
     for (const Key key : keys) values.insert(values.end(), 2, static_cast<float>(key));
-    Stamp stamp;
-    stamp.now = now;
-    return call->Upsert(keys, values, stamp, outcomes);
+    const std::vector<int64_t> scores = ScoresOf(keys, now);
+    return call->Upsert(keys, values, {now, scores}, outcomes);
   }
   std::set<Key> keys() const {
     std::set<Key> keys;
@@ -174,8 +183,9 @@ TEST(BoundedTableTest, WhatCannotBeIsRefused) {
   unbounded = Options(-1, "lru ttl 5");
   EXPECT_TRUE(MakeHostTable(Schema(unbounded), unbounded, &table).ok());
   EvictionPolicy policy;
-  for (const char* bad : {"fifo", "lru lru", "lfu half_life", "lfu half_life 0", "lru half_life 5",
-                          "ttl", "ttl -1", "ttl 1x", "lru ttl 5 6", " lru", "lru  ttl 5"}) {
+  for (const char* bad :
+       {"fifo", "lru lru", "lfu half_life", "lfu half_life 0", "lru half_life 5", "score 5", "ttl",
+        "ttl -1", "ttl 1x", "lru ttl 5 6", " lru", "lru  ttl 5"}) {
     EXPECT_EQ(EvictionPolicy::Parse(bad, &policy).code(), Code::kInvalidArgument) << bad;
   }
 }
@@ -232,6 +242,7 @@ class Model {
     const std::vector<int64_t>& writes = rows_.at(key).writes;
     if (policy_ == "lru") return static_cast<double>(writes.back());
     if (policy_ == "lfu") return static_cast<double>(writes.size());
+    if (policy_ == "score") return static_cast<double>(ScoreOf(key, writes.back()));
     if (policy_ == "norm") return 2.0 * static_cast<double>(key) * static_cast<double>(key);
     double count = 0;  // lfu half_life 10
     for (const int64_t at : writes)
@@ -246,7 +257,7 @@ class Model {
 
 class EvictionTest : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Policies, EvictionTest,
-                         ::testing::Values("lru", "lfu", "norm", "lfu half_life 10"));
+                         ::testing::Values("lru", "lfu", "norm", "lfu half_life 10", "score"));
 
 TEST_P(EvictionTest, SmallTablesKeepExactlyTheRowsOfTheHighestScores) {
   for (const int64_t max_rows : {1, 2, 7, 100, 1000}) {
@@ -265,10 +276,9 @@ TEST_P(EvictionTest, SmallTablesKeepExactlyTheRowsOfTheHighestScores) {
         model.Erase(keys[0]);
       }
       if (now % 3 == 0 && GetParam() != "norm") {
-        Stamp stamp;
-        stamp.now = now;
-        ASSERT_OK(
-            bounded.call->Apply(keys, Floats(2 * keys.size(), 0), UsualRule("adam"), hyper, stamp));
+        const std::vector<int64_t> scores = ScoresOf(keys, now);
+        ASSERT_OK(bounded.call->Apply(keys, Floats(2 * keys.size(), 0), UsualRule("adam"), hyper,
+                                      {now, scores}));
       } else {
         ASSERT_OK(bounded.Upsert(keys, now));
       }
@@ -302,6 +312,39 @@ TEST(EvictionTest, TiesLeaveTheIndexEven) {
 }
 
 // An evicted key that comes back begins anew, with its optimizer state.
+// Scores that are given stay until others are; those of accumulated rows, too. Tables of another
+// policy, and rows without that field, take no notice.
+TEST(EvictionTest, GivenScores) {
+  const Bounded bounded(Options(3, "score"), "sgd");
+  const Bounded lru(Options(3, "lru")), none(Options(3, ""));
+  const std::vector<int64_t> scores = {30, 10, 20}, lower = {15}, two = {1, 2};
+  const Floats values(6, 1);
+  for (const Bounded* each : {&bounded, &lru, &none}) {
+    ASSERT_OK(each->call->Upsert({1, 2, 3}, values, {7, scores}));
+  }
+  const auto field_of = [](const Bounded& table, Key key) {
+    return Numbers<int64_t>(table.call->Export().at(key).meta);
+  };
+  EXPECT_EQ(field_of(bounded, 3), std::vector<int64_t>({20}));
+  EXPECT_EQ(field_of(lru, 3), std::vector<int64_t>({7}));
+  ASSERT_OK(bounded.call->Upsert({3}, {1, 1}));  // says nothing
+  EXPECT_EQ(field_of(bounded, 3), std::vector<int64_t>({20}));
+  ASSERT_OK(bounded.call->Accumulate({1}, {1, 1}, {true}, {0, lower}));
+  EXPECT_EQ(field_of(bounded, 1), std::vector<int64_t>({15}));
+  ASSERT_OK(bounded.call->Upsert({4}, {1, 1}));  // 2 leaves; a new row has 0
+  EXPECT_EQ(bounded.keys(), Set({1, 3, 4}));
+  ASSERT_OK(bounded.call->Apply({5}, {1, 1}, UsualRule("sgd"), PlainSgd(), {0, lower}));
+  EXPECT_EQ(bounded.keys(), Set({1, 3, 5}));
+  for (const auto& call :
+       {bounded.call->Upsert({7}, {1, 1}, {0, two}),
+        bounded.call->Accumulate({7}, {1, 1}, {false}, {0, two}),
+        bounded.call->Apply({7}, {1, 1}, UsualRule("sgd"), PlainSgd(), {0, two})}) {
+    EXPECT_EQ(call.code(), Code::kInvalidArgument);
+    EXPECT_EQ(call.message(), "scores: got 2, want one per key, 1, or none");
+  }
+  EXPECT_EQ(bounded.keys(), Set({1, 3, 5}));
+}
+
 TEST(EvictionTest, AnEvictedKeyComesBackAsANewOne) {
   const Bounded bounded(Options(2, "lru"), "adagrad");
   const Bounded fresh(Options(2, "lru"), "adagrad");
@@ -349,12 +392,11 @@ TEST_P(EvictionTest, IsTheSameForAnyExecutor) {
       for (Key& key : keys) key = static_cast<Key>(random() % 60000);
       Floats values;
       for (const Key key : keys) values.insert(values.end(), 2, static_cast<float>(key % 1000));
-      Stamp stamp;
-      stamp.now = now;
+      const std::vector<int64_t> scores = ScoresOf(keys, now);
       ASSERT_OK(tables[b].table->Upsert(contexts[b], {keys},
                                         ConstRows(reinterpret_cast<const char*>(values.data()),
                                                   static_cast<int64_t>(keys.size()), 8),
-                                        stamp, {}));
+                                        {now, scores}, {}));
     }
   }
   EXPECT_EQ(tables[0].table->size(), 20000);

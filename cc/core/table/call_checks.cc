@@ -83,6 +83,14 @@ Status CheckScales(const Batch& batch, const Update& update, MemorySpace space) 
                          batch.keys.size, ", or none");
 }
 
+Status CheckStamp(const Batch& batch, const Stamp& stamp, MemorySpace space) {
+  if (stamp.scores.empty()) return Status();
+  DYNEMB_RETURN_IF_ERROR(CheckSpan("scores", stamp.scores, space));
+  if (stamp.scores.size == batch.keys.size) return Status();
+  return InvalidArgument("scores: got ", stamp.scores.size, ", want one per key, ", batch.keys.size,
+                         ", or none");
+}
+
 Status CheckExists(const Batch& batch, const Span<const bool>& exists, MemorySpace space) {
   DYNEMB_RETURN_IF_ERROR(CheckSpan("exists", exists, space));
   if (exists.size == batch.keys.size) return Status();

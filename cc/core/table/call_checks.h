@@ -40,6 +40,9 @@ Status CheckValues(const char* what, const Batch& batch, ConstRows rows, DType d
 Status CheckScales(const Batch& batch, const Update& update,
                    MemorySpace space = MemorySpace::kHost);
 
+// One score per key of the batch, or none.
+Status CheckStamp(const Batch& batch, const Stamp& stamp, MemorySpace space = MemorySpace::kHost);
+
 // One flag per key of the batch.
 Status CheckExists(const Batch& batch, const Span<const bool>& exists,
                    MemorySpace space = MemorySpace::kHost);

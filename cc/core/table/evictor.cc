@@ -25,10 +25,10 @@ Evictor::Evictor(const EvictionPolicy& policy, const RowLayout& layout, DType va
     : policy_(policy), layout_(layout), norm_(NormFor(value_dtype)), segments_(segments) {
   const auto offset = [&](MetaField field) { return layout_.meta_field[static_cast<int>(field)]; };
   last_write_ = offset(MetaField::kLastWriteTime);
-  score_ =
-      offset(policy_.order == EvictionPolicy::Order::kCount          ? MetaField::kCount
-             : policy_.order == EvictionPolicy::Order::kDecayedCount ? MetaField::kScore
-                                                                     : MetaField::kLastWriteTime);
+  score_ = offset(policy_.order == EvictionPolicy::Order::kCount          ? MetaField::kCount
+                  : policy_.order == EvictionPolicy::Order::kDecayedCount ? MetaField::kScore
+                  : policy_.order == EvictionPolicy::Order::kGiven ? MetaField::kScore
+                                                                   : MetaField::kLastWriteTime);
   // What is fetched ahead of a row.
   fetched_ = policy_.order == EvictionPolicy::Order::kNorm ? 0 : layout_.meta_offset + score_;
 }

@@ -154,7 +154,7 @@ class HostTable final : public Table {
   bool InsertInitial(Entry* entry) const;
   static void EraseExpired(Entry* entry, Task* task);
   CallStamp Stamped(const Stamp& stamp) const;
-  void StampMeta(const CallStamp& stamp, char* row) const;
+  void StampMeta(const CallStamp& stamp, int64_t position, char* row) const;
   void NoteTime(const char* row);
   void Wrote(const CallStamp& stamp, const Entry& entry, Task* task) const;
   static void Changed(const Entry& entry, Task* task);

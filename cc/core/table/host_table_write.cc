@@ -104,13 +104,16 @@ void HostTable::EraseExpired(Entry* entry, Task* task) {
 // What a call writes to the meta of its rows: where the policy goes by time, that does not fall.
 struct HostTable::CallStamp {
   int64_t now;
-  int64_t write;  // of AddWrite, if there is a half-life
+  int64_t write;               // of AddWrite, if there is a half-life
+  Span<const int64_t> scores;  // by position, if they are given
 };
 HostTable::CallStamp HostTable::Stamped(const Stamp& stamp) const {
   const EvictionPolicy& policy = options_.eviction;
   int64_t now = stamp.now;
   if (policy.uses_time()) now = std::max<int64_t>(evictor_->AdvanceClock(stamp.now), 0);
-  return {now, policy.half_life > 0 ? DecayedWrite(now, policy.half_life) : 0};
+  const bool is_given = policy.order == EvictionPolicy::Order::kGiven;
+  return {now, policy.half_life > 0 ? DecayedWrite(now, policy.half_life) : 0,
+          is_given ? stamp.scores : Span<const int64_t>()};
 }
 // Notes the time of a row that comes from elsewhere.
 void HostTable::NoteTime(const char* row) {
@@ -122,7 +125,7 @@ void HostTable::NoteTime(const char* row) {
 // What follows the writes of a key's row, once: its change is noted, and its meta stamped.
 void HostTable::Wrote(const CallStamp& stamp, const Entry& entry, Task* task) const {
   Changed(entry, task);
-  StampMeta(stamp, entry.row);
+  StampMeta(stamp, entry.last(), entry.row);
 }
 // Without a branch: some keys of a group are mostly listed already, and others are not.
 void HostTable::Changed(const Entry& entry, Task* task) {
@@ -137,7 +140,7 @@ void HostTable::ListChanges(LockedSegment* part, Task* task) {
     if (!part->segment.Mark(key, hash)) part->changes.Add(key, part->segment.size());
   }
 }
-void HostTable::StampMeta(const CallStamp& stamp, char* row) const {
+void HostTable::StampMeta(const CallStamp& stamp, int64_t position, char* row) const {
   if (layout_.meta_bytes == 0) return;
   char* const meta = row + layout_.meta_offset;
   const auto field = [&](MetaField f) { return layout_.meta_field[static_cast<int>(f)]; };
@@ -151,6 +154,7 @@ void HostTable::StampMeta(const CallStamp& stamp, char* row) const {
     char* const score = meta + field(MetaField::kScore);
     WriteInt64(AddWrite(ReadInt64(score), stamp.write), score);
   }
+  if (!stamp.scores.empty()) WriteInt64(stamp.scores[position], meta + field(MetaField::kScore));
 }
 
 // In which order missing keys are inserted where there is no room for all: that of the batch. Of
@@ -412,6 +416,7 @@ Status HostTable::Apply(const Context& context, const Batch& batch, ConstRows gr
   DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
   DYNEMB_RETURN_IF_ERROR(CheckValues("gradients", batch, gradients, gradient_dtype_, schema_.dim));
   DYNEMB_RETURN_IF_ERROR(CheckScales(batch, update));
+  DYNEMB_RETURN_IF_ERROR(CheckStamp(batch, stamp));
   if (update.rule == nullptr) return InvalidArgument("update.rule: got none");
   std::unique_ptr<RowUpdater> updater;
   DYNEMB_RETURN_IF_ERROR(
@@ -451,6 +456,7 @@ Status HostTable::Upsert(const Context& context, const Batch& batch, ConstRows v
                          const Stamp& stamp, const Report& report) {
   DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
   DYNEMB_RETURN_IF_ERROR(CheckValues("values", batch, values, schema_.value_dtype, schema_.dim));
+  DYNEMB_RETURN_IF_ERROR(CheckStamp(batch, stamp));
   return WriteKeys(context, batch, values, report, Always(),
                    [&, stamp = Stamped(stamp)](Entry entry, Task* task) {
                      Outcome outcome = Outcome::kFound;
@@ -471,6 +477,7 @@ Status HostTable::Accumulate(const Context& context, const Batch& batch, ConstRo
   DYNEMB_RETURN_IF_ERROR(
       CheckValues("values_or_deltas", batch, values_or_deltas, schema_.value_dtype, schema_.dim));
   DYNEMB_RETURN_IF_ERROR(CheckExists(batch, exists));
+  DYNEMB_RETURN_IF_ERROR(CheckStamp(batch, stamp));
   const auto inserts = [&](Span<const int64_t> positions) {
     return std::any_of(positions.begin(), positions.end(),
                        [&](int64_t position) { return !exists[position]; });
@@ -489,7 +496,7 @@ Status HostTable::Accumulate(const Context& context, const Batch& batch, ConstRo
                          } else {
                            outcome = Outcome::kFull;
                          }
-                         if (entry.row != nullptr) StampMeta(stamp, entry.row);
+                         if (entry.row != nullptr) StampMeta(stamp, position, entry.row);
                          written |= entry.row != nullptr;
                        }
                        task->Set(position, outcome);

@@ -89,6 +89,9 @@ struct Stamp {
   // policy goes by time: the latest that the table knows. Elsewhere a number like others.
   static constexpr int64_t kLatest = INT64_MIN;
   int64_t now = 0;
+  // The score of each key of the batch, in the batch's memory, where an eviction policy goes by
+  // scores that are given. Equal keys have equal scores. Empty: rows keep theirs; new ones have 0.
+  Span<const int64_t> scores = {};
 };
 
 // What Apply does with a key that has no row.

@@ -22,6 +22,16 @@ Status WithReport(TestMemory* memory, size_t size, Outcomes* outcomes, const F& 
   return status;
 }
 
+// A stamp whose scores, in host memory, lie in a table's.
+struct StampThere {
+  StampThere(TestMemory* memory, const Stamp& of_host)
+      : scores(memory, {of_host.scores.begin(), of_host.scores.end()}), stamp{of_host.now} {
+    if (!of_host.scores.empty()) stamp.scores = scores.span();
+  }
+  const Mirror<int64_t> scores;
+  Stamp stamp;
+};
+
 }  // namespace
 
 Caller::Caller(Table* table, TestMemory* memory)
@@ -62,9 +72,10 @@ Status Caller::Apply(const Keys& keys, const Floats& gradients, const OptimizerS
                      IfMissing if_missing) const {
   const Mirror<Key> there(memory_, keys);
   const Mirror<float> in(memory_, gradients);
+  const StampThere stamped(memory_, stamp);
   return WithReport(memory_, keys.size(), outcomes, [&](const Report& report) {
     return table_->Apply(memory_->context(), {there.span()}, in.rows(there.size(), dim_),
-                         {&rule, hyper, {}, if_missing}, stamp, report);
+                         {&rule, hyper, {}, if_missing}, stamped.stamp, report);
   });
 }
 
@@ -72,9 +83,10 @@ Status Caller::Upsert(const Keys& keys, const Floats& values, const Stamp& stamp
                       Outcomes* outcomes) const {
   const Mirror<Key> there(memory_, keys);
   const Mirror<float> in(memory_, values);
+  const StampThere stamped(memory_, stamp);
   return WithReport(memory_, keys.size(), outcomes, [&](const Report& report) {
-    return table_->Upsert(memory_->context(), {there.span()}, in.rows(there.size(), dim_), stamp,
-                          report);
+    return table_->Upsert(memory_->context(), {there.span()}, in.rows(there.size(), dim_),
+                          stamped.stamp, report);
   });
 }
 
@@ -83,9 +95,10 @@ Status Caller::Accumulate(const Keys& keys, const Floats& deltas, const std::vec
   const Mirror<Key> there(memory_, keys);
   const Mirror<float> in(memory_, deltas);
   const Mirror<bool> flags(memory_, exists);
+  const StampThere stamped(memory_, stamp);
   return WithReport(memory_, keys.size(), outcomes, [&](const Report& report) {
     return table_->Accumulate(memory_->context(), {there.span()}, in.rows(there.size(), dim_),
-                              flags.span(), stamp, report);
+                              flags.span(), stamped.stamp, report);
   });
 }
 

@@ -21,7 +21,8 @@ class Caller {
  public:
   Caller(Table* table, TestMemory* memory);
 
-  // Each as in Table, for all keys of a batch. `outcomes` may be null.
+  // Each as in Table, for all keys of a batch; scores of a stamp are in the host's memory.
+  // `outcomes` may be null.
   Status Find(const Keys& keys, Floats* values, Outcomes* outcomes = nullptr) const;
   // The rows that there are.
   Status ReadRows(const Keys& keys, TableContent* rows, Outcomes* outcomes = nullptr) const;

@@ -155,7 +155,7 @@ struct UpdateHead {
       for (int k = 0; tile.lane == 0 && k < kRowSlots; ++k) slots[k] = row_slots[k];
       UpdateColumns(tile, head, of_row, &columns, &gradient);
     }
-    if (tile.lane == 0) stamp.Write(head.row, head.is_new, 1);
+    if (tile.lane == 0) stamp.Write(head.row, head.is_new, 1, head.position);
   }
 
   // What the row has in a block, or begins with.

@@ -64,7 +64,10 @@ RowScore::RowScore(const EvictionPolicy& policy, const TableSchema& schema, cons
   if (policy.order == EvictionPolicy::Order::kNorm) return;
   MetaField field = MetaField::kLastWriteTime;
   if (policy.order == EvictionPolicy::Order::kCount) field = MetaField::kCount;
-  if (policy.order == EvictionPolicy::Order::kDecayedCount) field = MetaField::kScore;
+  if (policy.order == EvictionPolicy::Order::kDecayedCount ||
+      policy.order == EvictionPolicy::Order::kGiven) {
+    field = MetaField::kScore;
+  }
   meta_at = layout.meta_offset + layout.meta_field[static_cast<int>(field)];
 }
 

@@ -163,6 +163,7 @@ class GpuTableOfMemory final : public GpuTable {
     DYNEMB_RETURN_IF_ERROR(CheckValues("gradients", batch, gradients,
                                        GradientDType(schema_.value_dtype), schema_.dim, space()));
     DYNEMB_RETURN_IF_ERROR(CheckScales(batch, update, space()));
+    DYNEMB_RETURN_IF_ERROR(CheckStamp(batch, stamp, space()));
     if (update.rule == nullptr) return InvalidArgument("update.rule: got none");
     std::unique_ptr<RowUpdater> checked;
     DYNEMB_RETURN_IF_ERROR(
@@ -189,6 +190,7 @@ class GpuTableOfMemory final : public GpuTable {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report, space()));
     DYNEMB_RETURN_IF_ERROR(
         CheckValues("values", batch, values, schema_.value_dtype, schema_.dim, space()));
+    DYNEMB_RETURN_IF_ERROR(CheckStamp(batch, stamp, space()));
     return InTurn(context, true, [&] {
       How how;
       how.last_counts = true;
@@ -206,6 +208,7 @@ class GpuTableOfMemory final : public GpuTable {
     DYNEMB_RETURN_IF_ERROR(CheckValues("values_or_deltas", batch, values_or_deltas,
                                        schema_.value_dtype, schema_.dim, space()));
     DYNEMB_RETURN_IF_ERROR(CheckExists(batch, exists, space()));
+    DYNEMB_RETURN_IF_ERROR(CheckStamp(batch, stamp, space()));
     return InTurn(context, true, [&] {
       How how;
       how.in_order = how.each_reports = true;
@@ -454,6 +457,10 @@ class GpuTableOfMemory final : public GpuTable {
       stamped.score = layout_.meta_field[static_cast<int>(MetaField::kScore)];
       stamped.write = DecayedWrite(stamp.now, eviction_.half_life);
       stamped.logs = decay_logs_.as<DecayLogs>();
+    }
+    if (eviction_.order == EvictionPolicy::Order::kGiven && !stamp.scores.empty()) {
+      stamped.given = layout_.meta_field[static_cast<int>(MetaField::kScore)];
+      stamped.scores = stamp.scores.data;
     }
     return stamped;
   }

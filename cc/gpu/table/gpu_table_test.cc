@@ -320,7 +320,7 @@ TableSchema SchemaOf(const TableOptions& options, const std::string& rule) {
 // A table of the host's memory is the model, which is exact up to 2,048 rows: bounded_table_test.
 // Every call of both, with keys that repeat, as many as there is room for and more.
 TEST_P(GpuTableTest, BoundedTablesAreThoseOfTheHost) {
-  for (const char* policy : {"", "lru", "lfu", "norm", "lfu half_life 10"}) {
+  for (const char* policy : {"", "lru", "lfu", "norm", "lfu half_life 10", "score"}) {
     for (const int64_t max_rows : {1, 7, 100, 1000}) {
       SCOPED_TRACE(StrCat("policy '", policy, "', ", max_rows, " rows"));
       const TableOptions options = Bounded(max_rows, policy, OnFull::kDecline);
@@ -342,8 +342,9 @@ TEST_P(GpuTableTest, BoundedTablesAreThoseOfTheHost) {
         }
         const std::unique_ptr<bool[]> exists(new bool[keys.size()]);
         for (size_t i = 0; i < keys.size(); ++i) exists[i] = random() % 2 == 0;
-        Stamp stamp;
-        stamp.now = now;
+        std::vector<int64_t> scores;  // equal ones for equal keys
+        for (const Key key : keys) scores.push_back(key * (now / 10) % 17 - 8);
+        const Stamp stamp = {now, scores};
         Outcomes outcomes, want;
         for (const Caller* each : {&call, &model}) {
           Outcomes* const to = each == &call ? &outcomes : &want;

@@ -178,23 +178,19 @@ class HostAccessOfTable final : public HostAccess {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
     DYNEMB_RETURN_IF_ERROR(CheckValues("gradients", batch, gradients, dtype, schema.dim));
     DYNEMB_RETURN_IF_ERROR(CheckScales(batch, update));
+    DYNEMB_RETURN_IF_ERROR(CheckStamp(batch, stamp));
     const int64_t bytes = schema.dim * SizeOf(dtype);
-    const int64_t scale_bytes = update.scales.empty() ? 0 : sizeof(double);
     const Turn turn(this);
     Call call(batch);
-    DYNEMB_RETURN_IF_ERROR(Begin(&call, report, bytes + scale_bytes, 2));
+    DYNEMB_RETURN_IF_ERROR(
+        Begin(&call, report, bytes + BytesOf(update.scales) + BytesOf(stamp.scores), 3));
     const Staged<char> rows = Gather(call, gradients, bytes);
     Update update_there = update;
-    if (scale_bytes > 0) {
-      const Staged<double> scales = staging_.Take<double>(call.size());
-      for (int64_t i = 0; i < call.size(); ++i) {
-        scales.host[i] = update.scales[call.positions[i]];
-      }
-      update_there.scales = {scales.there, call.size(), there_.space};
-    }
+    update_there.scales = Gather(call, update.scales);
+    const Stamp stamp_there = {stamp.now, Gather(call, stamp.scores)};
     return call.Finish(&staging_, report, [&] {
       return table_->Apply(there_, call.batch(there_), RowsOf(rows, call.size(), bytes),
-                           update_there, stamp, call.report(there_));
+                           update_there, stamp_there, call.report(there_));
     });
   }
 
@@ -203,14 +199,16 @@ class HostAccessOfTable final : public HostAccess {
     const TableSchema& schema = table_->schema();
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
     DYNEMB_RETURN_IF_ERROR(CheckValues("values", batch, values, schema.value_dtype, schema.dim));
+    DYNEMB_RETURN_IF_ERROR(CheckStamp(batch, stamp));
     const int64_t bytes = schema.dim * SizeOf(schema.value_dtype);
     const Turn turn(this);
     Call call(batch);
-    DYNEMB_RETURN_IF_ERROR(Begin(&call, report, bytes, 1));
+    DYNEMB_RETURN_IF_ERROR(Begin(&call, report, bytes + BytesOf(stamp.scores), 2));
     const Staged<char> rows = Gather(call, values, bytes);
+    const Stamp stamp_there = {stamp.now, Gather(call, stamp.scores)};
     return call.Finish(&staging_, report, [&] {
-      return table_->Upsert(there_, call.batch(there_), RowsOf(rows, call.size(), bytes), stamp,
-                            call.report(there_));
+      return table_->Upsert(there_, call.batch(there_), RowsOf(rows, call.size(), bytes),
+                            stamp_there, call.report(there_));
     });
   }
 
@@ -221,17 +219,18 @@ class HostAccessOfTable final : public HostAccess {
     DYNEMB_RETURN_IF_ERROR(
         CheckValues("values_or_deltas", batch, values_or_deltas, schema.value_dtype, schema.dim));
     DYNEMB_RETURN_IF_ERROR(CheckExists(batch, exists));
+    DYNEMB_RETURN_IF_ERROR(CheckStamp(batch, stamp));
     const int64_t bytes = schema.dim * SizeOf(schema.value_dtype);
     const Turn turn(this);
     Call call(batch);
-    DYNEMB_RETURN_IF_ERROR(Begin(&call, report, bytes + 1, 2));
+    DYNEMB_RETURN_IF_ERROR(
+        Begin(&call, report, bytes + BytesOf(exists) + BytesOf(stamp.scores), 3));
     const Staged<char> rows = Gather(call, values_or_deltas, bytes);
-    const Staged<bool> seen = staging_.Take<bool>(call.size());
-    for (int64_t i = 0; i < call.size(); ++i) seen.host[i] = exists[call.positions[i]];
+    const Span<const bool> seen = Gather(call, exists);
+    const Stamp stamp_there = {stamp.now, Gather(call, stamp.scores)};
     return call.Finish(&staging_, report, [&] {
-      return table_->Accumulate(there_, call.batch(there_), RowsOf(rows, call.size(), bytes),
-                                {seen.there, call.size(), there_.space}, stamp,
-                                call.report(there_));
+      return table_->Accumulate(there_, call.batch(there_), RowsOf(rows, call.size(), bytes), seen,
+                                stamp_there, call.report(there_));
     });
   }
 
@@ -423,6 +422,18 @@ class HostAccessOfTable final : public HostAccess {
       std::memcpy(staged.host + i * bytes, rows[call.positions[i]], bytes);
     }
     return staged;
+  }
+  // What there is for each key, if there is anything.
+  template <typename T>
+  Span<const T> Gather(const Call& call, const Span<const T>& of_keys) const {
+    if (of_keys.empty()) return {};
+    const Staged<T> staged = staging_.Take<T>(call.size());
+    for (int64_t i = 0; i < call.size(); ++i) staged.host[i] = of_keys[call.positions[i]];
+    return {staged.there, call.size(), there_.space};
+  }
+  template <typename T>
+  static int64_t BytesOf(const Span<const T>& of_keys) {
+    return of_keys.empty() ? 0 : static_cast<int64_t>(sizeof(T));
   }
   Rows RowsOf(const Staged<char>& staged, int64_t n, int64_t bytes) const {
     return {staged.there, n, bytes, there_.space};

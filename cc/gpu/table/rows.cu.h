@@ -225,6 +225,9 @@ struct RowStamp {
   // the table's memory.
   int64_t score = -1, write = 0;
   const DecayLogs* logs = nullptr;
+  // Of scores that are given: their place, and each key's.
+  int64_t given = -1;
+  const int64_t* scores = nullptr;
 
   RowStamp() = default;
   RowStamp(const RowLayout& layout, const Stamp& stamp)
@@ -235,8 +238,9 @@ struct RowStamp {
         count(layout.meta_field[static_cast<int>(MetaField::kCount)]) {}
 
   DYNEMB_HOST_DEVICE static int64_t* Number(char* at) { return reinterpret_cast<int64_t*>(at); }
-  // Of a row that the call has written so many times, which may be new. By one lane.
-  DYNEMB_HOST_DEVICE void Write(char* row, bool is_new, int64_t writes) const {
+  // Of a row that the call has written so many times, which may be new; `position` is one of its
+  // key. By one lane.
+  DYNEMB_HOST_DEVICE void Write(char* row, bool is_new, int64_t writes, int64_t position) const {
     char* const meta = row + meta_offset;
     for (int64_t at = 0; is_new && at < meta_bytes; at += 8) *Number(meta + at) = 0;
     if (score >= 0) {
@@ -244,6 +248,7 @@ struct RowStamp {
       for (int64_t i = 0; i < writes; ++i) decayed = logs->Add(decayed, write);
       *Number(meta + score) = decayed;
     }
+    if (given >= 0 && writes > 0) *Number(meta + given) = scores[position];
     if (used >= 0 && writes > 0) *Number(meta + used) = now;
     if (count >= 0) {
       // Unsigned, since the count of a row that was inserted whole may be anything.

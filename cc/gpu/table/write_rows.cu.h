@@ -224,7 +224,7 @@ struct UpsertHead {
   DYNEMB_HOST_DEVICE void operator()(const Tile& tile, const Head& head) const {
     CopyByTile(tile, head.row, values[head.position], value_bytes);
     if (head.is_new) initial_slots(tile, head.row);
-    if (tile.lane == 0) stamp.Write(head.row, head.is_new, 1);
+    if (tile.lane == 0) stamp.Write(head.row, head.is_new, 1, head.position);
   }
 };
 
@@ -312,7 +312,7 @@ struct AccumulateHeads {
         head, outcome, [&](int64_t, bool) { ++writes; },
         [&](int64_t place, Outcome of) { batch.outcome[place] = of; });
     if (!has_row) return;
-    stamp.Write(row, outcome == Outcome::kInserted, writes);
+    stamp.Write(row, outcome == Outcome::kInserted, writes, batch.position(head));
     if (writes > 0) marks.Set(batch.row[head]);
   }
 

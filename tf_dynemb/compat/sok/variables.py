@@ -222,8 +222,8 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
     without_effect("sok.DynamicVariable", _PLACE, var_type=(var_type, None))
     if isinstance(evict_strategy, str):
         instead = (
-            "tables take no scores of their caller: give tf_dynemb.policies.LFU() or SmallNorm(), or a "
-            "subclass of tf_dynemb.RestrictPolicy, whose `now` says which rows stay"
+            "give tf_dynemb.policies.Score(function), whose function says the scores of ids, LFU() or "
+            "SmallNorm(), or a subclass of tf_dynemb.RestrictPolicy, whose `now` says which rows stay"
         )
         unsupported(
             "sok.DynamicVariable",

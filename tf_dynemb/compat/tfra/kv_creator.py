@@ -19,7 +19,7 @@ import keras
 
 from tf_dynemb.base.checks import whole
 from tf_dynemb.compat.options import Unsupported, unsupported, without_effect
-from tf_dynemb.policies.eviction import LFU, LRU, EvictionPolicy
+from tf_dynemb.policies.eviction import LFU, LRU, EvictionPolicy, Score
 from tf_dynemb.table.devices import device_list
 
 
@@ -41,15 +41,16 @@ class HkvEvictStrategy(enum.IntEnum):
 
 
 # EPOCHLRU compares epochs first, then times. Neither ever falls, so that it orders as times alone do.
+# CUSTOMIZED is by gen_scores_fn.
 _EVICTION = {
     HkvEvictStrategy.LRU: LRU(),
     HkvEvictStrategy.LFU: LFU(),
     HkvEvictStrategy.EPOCHLRU: LRU(),
+    HkvEvictStrategy.CUSTOMIZED: None,
 }
-_OWN_SCORES = (
-    "tables here order rows by LRU or LFU, of which tf_dynemb.policies.LFU also has a half-life; for "
-    "another order make the Variable without the creator, with a restrict_policy whose now() gives the "
-    "scores of each write, and call restrict"
+_NO_EPOCHS = (
+    "LFU counts all writes; make the Variable without the creator, with max_rows and "
+    "eviction=tf_dynemb.policies.LFU(half_life_steps=...), to forget old ones"
 )
 
 
@@ -80,13 +81,16 @@ class HkvHashTableConfig:
             together.
         evict_strategy: LRU: the rows that were written longest ago leave. LFU: those that were written
             least often, as tf_dynemb.policies.LFU says. EPOCHLRU: as LRU, which is the same order.
-            EPOCHLFU and CUSTOMIZED are refused: they need scores that a table does not have.
+            CUSTOMIZED: those to which gen_scores_fn gives the lowest scores. EPOCHLFU is refused: no
+            count of a row is by epochs.
         step_per_epoch: without effect; EPOCHLRU orders alike for any number.
-        gen_scores_fn: without effect; only CUSTOMIZED asks for scores.
+        gen_scores_fn: with CUSTOMIZED, what tf_dynemb.policies.Score takes: of int64 keys (n,) their
+            scores, int64 (n,). Otherwise without effect.
         reserved_key_start_bit: without effect: no key is reserved.
 
     Raises:
-        ValueError: a strategy that is refused, or that is none; a capacity that is none.
+        ValueError: a strategy that is refused, or that is none; a capacity that is none; CUSTOMIZED
+            without gen_scores_fn.
 
     Example:
 
@@ -132,15 +136,19 @@ class HkvHashTableConfig:
         object.__setattr__(self, "evict_strategy", strategy)
         if strategy not in _EVICTION:
             lru = HkvEvictStrategy.LRU
-            unsupported(
-                owner, "evict_strategy", strategy, lru, instead=_OWN_SCORES, changes_results=True
-            )
+            unsupported(owner, "evict_strategy", strategy, lru, instead=_NO_EPOCHS, changes_results=True)
+        if isinstance(self.gen_scores_fn, dict):
+            function = keras.saving.deserialize_keras_object(self.gen_scores_fn)
+            object.__setattr__(self, "gen_scores_fn", function)
+        asks_for_scores = strategy == HkvEvictStrategy.CUSTOMIZED
+        if asks_for_scores and self.gen_scores_fn is None:
+            raise ValueError("gen_scores_fn: got None with CUSTOMIZED, want a function of keys")
         without_effect(
             owner,
             "a row is where the table's devices are, and its score is when or how often it was written",
             max_hbm_for_values=(self.max_hbm_for_values, 1 << 30),
             reserved_key_start_bit=(self.reserved_key_start_bit, 0),
-            gen_scores_fn=(self.gen_scores_fn, None),
+            gen_scores_fn=(None if asks_for_scores else self.gen_scores_fn, None),
         )
 
 
@@ -259,7 +267,17 @@ class HkvHashTableCreator(KVCreator):
     @property
     def eviction(self) -> EvictionPolicy | None:
         """Which rows leave a table that is full."""
-        return None if self.config.max_capacity is None else _EVICTION[self.config.evict_strategy]
+        if self.config.max_capacity is None:
+            return None
+        return _EVICTION[self.config.evict_strategy] or Score(self.config.gen_scores_fn)
+
+    def get_config(self) -> dict[str, Any]:
+        """What from_config needs."""
+        config = super().get_config()
+        if self.config.gen_scores_fn is not None:
+            function = keras.saving.serialize_keras_object(self.config.gen_scores_fn)
+            config["config"]["gen_scores_fn"] = function
+        return config
 
 
 _LIMIT = "TFRA_GPU_HASHTABLE_UPLIMIT_SIZE"

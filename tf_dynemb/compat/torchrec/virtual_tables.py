@@ -189,10 +189,10 @@ class FeatureScoreBasedEvictionPolicy(Unsupported):
     >>> from tf_dynemb.compat import torchrec
     >>> torchrec.FeatureScoreBasedEvictionPolicy()  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: FeatureScoreBasedEvictionPolicy is not supported; a table takes no scores ...
+    ValueError: FeatureScoreBasedEvictionPolicy is not supported; scores are of ids here, ...
     """
 
     _instead = (
-        "a table takes no scores of its caller: give num_embeddings rows and "
-        "eviction=tf_dynemb.policies.LFU(half_life_steps=...) or SmallNorm()"
+        "scores are of ids here, not of features: give num_embeddings rows and "
+        "eviction=tf_dynemb.policies.Score(function), LFU(half_life_steps=...) or SmallNorm()"
     )
