@@ -81,6 +81,48 @@ def test_training_is_that_of_a_table_in_memory(tiers, devices):
     assert rows_of(tiered) == {}
 
 
+@tf.function
+def even(keys):
+    return keys % 2 == 0
+
+
+@pytest.mark.parametrize(
+    "admission",
+    [
+        tf_dynemb.policies.MinCount(3),
+        tf_dynemb.policies.MinCount(2, default_value=0.5),
+        tf_dynemb.policies.Probability(0.2, seed=5),
+        tf_dynemb.policies.Custom(even),
+    ],
+)
+@pytest.mark.parametrize("devices", [None, ["/CPU:0"] * 2])
+def test_ids_are_admitted_as_to_a_table_in_memory(tiers, tmp_path, devices, admission):
+    """Each of them is looked for on the disk first: one whose row is there has been admitted."""
+
+    def two_tables():
+        return pair(lambda: tiers(40_000 * len(devices or [0])), devices=devices, admission=admission)
+
+    tiered, plain = two_tables()
+    for first in range(0, 24, 8):
+        train([tiered, plain], 8, first=first)
+        assert rows_of(tiered) == rows_of(plain)
+        every = int64(range(KEYS))
+        assert tiered.lookup(every).numpy().tobytes() == plain.lookup(every).numpy().tobytes()
+    got, want = numbers(tiered), numbers(plain)
+    assert got["rows_below"] > 200 and 0 < want["rows"] < KEYS
+    assert got["not_admitted"] == want["not_admitted"] > 0 and got["inserted"] == want["inserted"]
+    counted = tiered.candidates is not None
+    assert counted == isinstance(admission, tf_dynemb.policies.MinCount)
+    if counted:
+        assert rows_of(tiered.candidates) == rows_of(plain.candidates) != {}
+    path = tf.train.Checkpoint(table=tiered).save(str(tmp_path / "checkpoint"))
+    for other in two_tables():
+        tf.train.Checkpoint(table=other).restore(path)
+        assert rows_of(other) == rows_of(plain)
+        if counted:
+            assert rows_of(other.candidates) == rows_of(plain.candidates)
+
+
 def test_checkpoints_go_both_ways(tiers, tmp_path):
     tiered, plain = pair(tiers)
     train([tiered, plain], 8)
@@ -220,7 +262,6 @@ def test_what_the_disk_says_is_the_error_of_the_call(tmp_path):
         ({"max_rows": 5}, ValueError, "max_rows: got 5 for a table with storage"),
         ({"max_bytes": 5}, ValueError, "max_bytes: got 5 for a table with storage"),
         ({"max_rows": 5, "eviction": tf_dynemb.policies.LRU()}, ValueError, "with storage, want None"),
-        ({"admission": tf_dynemb.policies.MinCount(2)}, ValueError, "admission: got .* with storage"),
         ({"eviction": tf_dynemb.policies.TTL(seconds=5)}, ValueError, "eviction: got .* with storage"),
     ],
 )

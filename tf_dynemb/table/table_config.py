@@ -88,7 +88,7 @@ class TableConfig:
             Probability(0.1) or Custom(function). None: all. Not on GPUs yet.
         storage: where rows are: [tf_dynemb.storage.HostMemory(max_bytes), tf_dynemb.storage.Disk(path)]
             keeps those used last in so much memory and the others in files. Results are those of a table
-            in memory, which is None. Not with max_rows, max_bytes, eviction or admission, nor on
+            in memory, which is None. Not with max_rows, max_bytes or eviction, nor on
             servers, GPUs or in the scope of a strategy of several processes.
         exchange_dtype: bfloat16 or float16: the dtype in which rows and summed gradients of a table that
             is sharded across workers travel between processes, at half the bytes of float32. A row is
@@ -192,7 +192,7 @@ class TableConfig:
             )
         self._set("storage", storage_of(self.storage))
         if self.storage is not None:
-            for argument in ("max_rows", "max_bytes", "eviction", "admission"):
+            for argument in ("max_rows", "max_bytes", "eviction"):
                 if getattr(self, argument) is not None:
                     raise ValueError(
                         f"{argument}: got {getattr(self, argument)} for a table with storage, want "
