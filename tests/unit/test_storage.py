@@ -123,6 +123,21 @@ def test_ids_are_admitted_as_to_a_table_in_memory(tiers, tmp_path, devices, admi
             assert rows_of(other.candidates) == rows_of(plain.candidates)
 
 
+def test_a_folder_that_is_opened_again_counts_candidates_anew(tiers):
+    fields = {"dim": 4, "name": "users", "storage": tiers(), "admission": tf_dynemb.policies.MinCount(3)}
+    table = tf_dynemb.Variable(**fields)
+    train([table], 8)
+    rows = rows_of(table)
+    assert rows and int(table.candidates.size()) > 0
+    table.flush(8)
+    del table
+    gc.collect()
+    again = tf_dynemb.Variable(**fields)
+    assert rows_of(again) == rows and int(again.candidates.size()) == 0
+    train([again], 1, first=8)
+    assert rows.keys() <= rows_of(again).keys() and int(again.candidates.size()) > 0
+
+
 def test_checkpoints_go_both_ways(tiers, tmp_path):
     tiered, plain = pair(tiers)
     train([tiered, plain], 8)
