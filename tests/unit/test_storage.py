@@ -123,6 +123,27 @@ def test_ids_are_admitted_as_to_a_table_in_memory(tiers, tmp_path, devices, admi
             assert rows_of(other.candidates) == rows_of(plain.candidates)
 
 
+STEP = tf.Variable(0, dtype=tf.int64)
+
+
+class LastStepRestrictPolicy(tf_dynemb.RestrictPolicy):
+    def now(self):
+        return STEP
+
+
+@pytest.mark.parametrize("policy", [tf_dynemb.FrequencyRestrictPolicy, LastStepRestrictPolicy])
+def test_a_restrict_policy_bounds_rows_on_the_disk_too(tiers, policy):
+    tiered, plain = pair(lambda: tiers(45_000), max_rows=1_600, restrict_policy=policy)
+    below = 0
+    for step in range(24):
+        STEP.assign(step)
+        train([tiered, plain], 1, first=step)
+        assert rows_of(tiered) == rows_of(plain)
+        assert int(tiered.size()) <= 1_600
+        below = max(below, numbers(tiered)["rows_below"])
+    assert below > 500 and numbers(tiered)["erased"] == numbers(plain)["erased"] > 1_000
+
+
 def test_a_folder_that_is_opened_again_counts_candidates_anew(tiers):
     fields = {"dim": 4, "name": "users", "storage": tiers(), "admission": tf_dynemb.policies.MinCount(3)}
     table = tf_dynemb.Variable(**fields)
