@@ -72,6 +72,7 @@ absl::Status SizeShape(InferenceContext* c) {
       .Attr("max_bytes: int = -1")                     \
       .Attr("on_full: {'error', 'decline'} = 'error'") \
       .Attr("eviction: string = ''")                   \
+      .Attr("keep_evicted: int >= 0 = 0")              \
       .Attr("missing_value: list(float) = []")         \
       .Attr("storage: string = ''")                    \
       .Attr("table_name: string = 'table'")            \
@@ -99,6 +100,7 @@ on_full: what a full table does with the keys that it has no room for, unless it
   or the last keys of the batch are not inserted and their gradients dropped.
 eviction: which rows leave to make room, and when they expire: '', 'lru', 'lfu', 'lfu half_life 100' or 'norm',
   and after it ' ttl 1000', in units of `now`. Shards that evict have equal shares of max_rows.
+keep_evicted: how many rows that have left by the policy are kept for DynembTakeEvicted.
 missing_value: what each number of a key without a row reads as; none: its initial value.
 storage: where rows are: '', in memory; or lines as 'host 1000000 owner a reopen 1 keep_seed 0' and '/path', in so
   many bytes of memory, and those for which there is no room in files in that folder, or in several. Tables of one
@@ -284,6 +286,30 @@ REGISTER_OP("DynembCounters")
 What has happened to a table since it was made, over all shards. Numbers only grow, also over restores.
 
 names: of the counters; TableCounters of cc/core/table/table.h says what each is.
+)doc");
+
+REGISTER_OP("DynembTakeEvicted")
+    .Input("table: resource")
+    .Output("keys: int64")
+    .Output("values: dtype")
+    .Output("dropped: int64")
+    .Attr("dtype: " DYNEMB_VALUE_TYPES)
+    .Attr("dim: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->Matrix(c->UnknownDim(), c->MakeDim(dim)));
+      c->set_output(2, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Takes the rows that have left by the eviction policy since the last time, those of earlier calls first.
+
+keys: shape (n,).
+values: shape (n, dim), as they were.
+dropped: how many more there were than keep_evicted; the oldest are dropped.
 )doc");
 
 REGISTER_OP("DynembTierStats")

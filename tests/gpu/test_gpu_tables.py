@@ -49,6 +49,7 @@ ONLY_ON_CPUS = {
     "DynembFetchedRowsView",
     "DynembFlush",
     "DynembFollow",
+    "DynembTakeEvicted",
     "DynembTierStats",
 }
 

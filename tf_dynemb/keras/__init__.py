@@ -1,8 +1,16 @@
 """For Keras: layers and callbacks."""
 
 from tf_dynemb.keras import callbacks, layers
-from tf_dynemb.keras.callbacks import RestrictCallback
+from tf_dynemb.keras.callbacks import EvictionCallback, RestrictCallback
 from tf_dynemb.keras.layers import Embedding, EmbeddingBag
 from tf_dynemb.keras.table_metrics import TableMetrics
 
-__all__ = ["Embedding", "EmbeddingBag", "RestrictCallback", "TableMetrics", "callbacks", "layers"]
+__all__ = [
+    "Embedding",
+    "EmbeddingBag",
+    "EvictionCallback",
+    "RestrictCallback",
+    "TableMetrics",
+    "callbacks",
+    "layers",
+]

@@ -20,6 +20,7 @@ class Limits:
         on_full: "error" or "decline".
         eviction: the policies in the engine's text form; "" for none.
         scores: function of int64 keys that gives their scores, for the policy that wants them.
+        keep_evicted: how many rows that have left by the policy are kept until they are taken.
         missing_value: what a key without a row reads as; None: its initial value.
         track_changes: whether the keys that change are listed from the start.
         repeats: how many occurrences of a key in a batch its admission counts.
@@ -32,6 +33,7 @@ class Limits:
     on_full: str = "error"
     eviction: str = ""
     scores: Callable[[tf.Tensor], tf.Tensor] | None = None
+    keep_evicted: int = 0
     missing_value: float | None = None
     track_changes: bool = False
     repeats: int = 1
@@ -57,6 +59,7 @@ class Limits:
             "max_bytes": self.max_bytes,
             "on_full": self.on_full,
             "eviction": self.eviction,
+            "keep_evicted": self.keep_evicted,
             "track_changes": self.track_changes,
             "storage": self.storage,
             **self.attributes_of_reads(),

@@ -296,6 +296,13 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         with _here():
             return tf.identity(parts[0][0]), tf.add_n([numbers for _, numbers in parts])
 
+    def take_evicted(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """As TableResource.take_evicted: of one part after the other."""
+        parts = [part.take_evicted(name) for part in self._parts]
+        with _here():
+            keys, values, dropped = zip(*parts, strict=True)
+            return tf.concat(keys, 0), tf.concat(values, 0), tf.add_n(dropped)
+
     def snapshots(self) -> tf.Tensor:
         """As TableResource.snapshots: those that all parts were restored with."""
         return self._parts[0].snapshots()

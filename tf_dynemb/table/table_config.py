@@ -82,8 +82,11 @@ class TableConfig:
             their initial value, their gradients are dropped, and `metrics` counts them.
         eviction: which rows leave to make room for new ones, in the call that inserts these:
             tf_dynemb.policies.LRU(), LFU(), SmallNorm(), or when rows expire: TTL(seconds=...),
-            TTL(steps=...); or a list of an order and a TTL. Not on GPUs yet. Shards of one process have
-            equal shares of max_rows.
+            TTL(steps=...), Score(function); or a list of an order and a TTL. On GPUs without TTL. Shards
+            of one process have equal shares of max_rows.
+        keep_evicted: how many of the rows that leave by the eviction policy are kept, with their values,
+            until `take_evicted` hands them out; of more the oldest are lost. In each process, and on
+            each server. Not on GPUs yet. 0: none.
         admission: which ids without a row get one when they are trained: tf_dynemb.policies.MinCount(3),
             Probability(0.1) or Custom(function). None: all. Not on GPUs yet.
         storage: where rows are: [tf_dynemb.storage.HostMemory(max_bytes), tf_dynemb.storage.Disk(path)]
@@ -141,6 +144,7 @@ class TableConfig:
     max_bytes: int | None = None
     on_full: str = "error"
     eviction: EvictionPolicy | Sequence[EvictionPolicy] | None = None
+    keep_evicted: int = 0
     admission: AdmissionPolicy | None = None
     storage: Sequence[Tier] | None = None
     exchange_dtype: str | tf.DType | None = None
@@ -189,6 +193,12 @@ class TableConfig:
             raise ValueError(
                 f"eviction: got {eviction.policies[0]} without max_rows or max_bytes, so that no row "
                 "would leave; give one of them"
+            )
+        self._set("keep_evicted", whole("keep_evicted", self.keep_evicted, 0))
+        if self.keep_evicted and eviction is None:
+            raise ValueError(
+                f"keep_evicted: got {self.keep_evicted} without an eviction policy, so that no row "
+                "would leave"
             )
         self._set("storage", storage_of(self.storage))
         if self.storage is not None:

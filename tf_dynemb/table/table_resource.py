@@ -256,6 +256,12 @@ class TableResource(
         """Names (n,) and numbers (n,) of what has happened; see the op DynembCounters."""
         return ops.dynemb_counters(self.resource_handle)
 
+    def take_evicted(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Keys, values and a number of lost rows; see the op DynembTakeEvicted."""
+        return ops.dynemb_take_evicted(
+            self.resource_handle, dtype=self.value_dtype, dim=self.dim, name=name
+        )
+
     def tier_stats(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Names and numbers of the tiers of a table with storage; see the op DynembTierStats."""
         return ops.dynemb_tier_stats(self.resource_handle)

@@ -185,6 +185,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             on_full=config.on_full,
             eviction="" if eviction is None else eviction.engine_text,
             scores=None if eviction is None else eviction.scores,
+            keep_evicted=config.keep_evicted,
             missing_value=None if config.admission is None else config.admission.default_value,
             track_changes=config.track_changes,
             repeats=config.repeats,
@@ -524,6 +525,43 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         if self.config.storage is not None:
             metrics |= _by_name(*self.resource.tier_stats())
         return metrics
+
+    def take_evicted(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Rows that have left by the eviction policy, and were not taken before; wants `keep_evicted`.
+
+        They left to make room, or because their time was over; not by remove, restrict or clear. Of a
+        table that is sharded across workers those of this worker.
+
+        Args:
+            name: of the operation.
+
+        Returns:
+            Keys, int64 (n,), of string ids fingerprints, those of earlier calls first; values (n, dim),
+            as they were when the row left; and how many rows there were more than keep_evicted since
+            the last time, int64 scalar, of which the oldest are lost.
+
+        Raises:
+            ValueError: the table was made without keep_evicted.
+
+        Example: what leaves memory goes into a store of yours.
+
+        >>> import tensorflow as tf, tf_dynemb
+        >>> table = tf_dynemb.Variable(
+        ...     dim=1, max_rows=2, eviction=tf_dynemb.policies.LRU(), keep_evicted=1000)
+        >>> for key in (5, 6, 7, 8):
+        ...     table.upsert(tf.constant([key], tf.int64), [[key / 2]])
+        >>> keys, values, dropped = table.take_evicted()
+        >>> dict(zip(keys.numpy().tolist(), values.numpy()[:, 0].tolist())), int(dropped)
+        ({5: 2.5, 6: 3.0}, 0)
+        >>> int(tf.size(table.take_evicted()[0]))
+        0
+        """
+        if not self.config.keep_evicted:
+            raise ValueError(
+                f"{self.name}: got keep_evicted=0, for which rows that leave are gone; make the table "
+                "with keep_evicted, the number of rows to keep until they are taken"
+            )
+        return self.resource.take_evicted(name)
 
     def flush(self, step: int) -> None:
         """Has all rows of a table with storage on disk, so that its folder can be opened again.

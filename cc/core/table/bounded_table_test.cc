@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <list>
 #include <map>
 #include <memory>
@@ -12,8 +13,10 @@
 #include <thread>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "cc/core/base/hash.h"
+#include "cc/core/table/evicted_rows.h"
 #include "cc/core/table/evictor.h"
 #include "cc/core/table/host_table.h"
 #include "cc/core/testing/caller.h"
@@ -177,6 +180,9 @@ TEST(BoundedTableTest, ShardsThatDoNotEvictAreFullTogether) {
 
 TEST(BoundedTableTest, WhatCannotBeIsRefused) {
   std::unique_ptr<Table> table;
+  TableOptions kept = Options(5);
+  kept.evicted = std::make_shared<EvictedRows>(1, 8);
+  EXPECT_EQ(MakeHostTable(Schema(kept), kept, &table).code(), Code::kInvalidArgument);
   EXPECT_EQ(MakeHostTable(TableSchema(), Options(5, "lru"), &table).code(), Code::kInvalidArgument);
   TableOptions unbounded = Options(-1, "lfu");
   EXPECT_EQ(MakeHostTable(Schema(unbounded), unbounded, &table).code(), Code::kInvalidArgument);
@@ -368,6 +374,66 @@ TEST(EvictionTest, AnEvictedKeyComesBackAsANewOne) {
   EXPECT_TRUE(bounded.call->Export().at(1) == fresh.call->Export().at(1));
 }
 
+// What leaves is kept with its values until it is taken, of all shards, through a move of rows and
+// in any order of the tasks of a call.
+TEST_P(EvictionTest, RowsThatLeaveCanBeTaken) {
+  constexpr int64_t kMost = 500;
+  TableOptions options = Options(300, GetParam());
+  options.evicted = std::make_shared<EvictedRows>(kMost, 8);
+  std::vector<Bounded> shards;
+  for (const TableOptions& of_shard : OptionsOfShards(options, 2)) shards.emplace_back(of_shard);
+  std::mt19937_64 random(3);
+  Set last[2];
+  int64_t taken = 0, lost = 0;
+  for (int64_t now = 1; now < 60; ++now) {
+    std::map<Key, float> gone;
+    for (int s = 0; s < 2; ++s) {
+      Keys keys(1 + random() % 60);
+      for (Key& key : keys) key = static_cast<Key>(random() % 2000) * 2 + s;
+      ASSERT_OK(shards[s].Upsert(keys, now));
+      const Set before = std::exchange(last[s], shards[s].keys());
+      for (const Key key : before) {
+        if (last[s].count(key) == 0) gone[key] = static_cast<float>(key);
+      }
+    }
+    if (now == 30) {
+      std::unique_ptr<RowMove> move;
+      TableSchema schema = shards[0].table->schema();
+      schema.rule = UsualRule("adam");
+      const OneThread one_thread;
+      ASSERT_OK(shards[0].table->PrepareMove(one_thread, schema, &move));
+      shards[0].table = move->Run(one_thread);
+      shards[0].call = std::make_unique<Caller>(shards[0].table.get(), HostTestMemory());
+    }
+    int64_t dropped;
+    const KeptRows rows = options.evicted->Take(&dropped);
+    ASSERT_EQ(dropped, 0);
+    std::map<Key, float> got;
+    for (int64_t i = 0; i < rows.size(); ++i) {
+      float value[2];
+      std::memcpy(value, &rows.values[static_cast<size_t>(8 * i)], 8);
+      EXPECT_EQ(value[0], value[1]);
+      got[rows.keys[static_cast<size_t>(i)]] = value[0];
+    }
+    ASSERT_EQ(got, gone) << "at " << now;
+    taken += rows.size();
+  }
+  EXPECT_GT(taken, 1000);
+  // Of more than are kept the oldest are lost.
+  for (Key first = 10'000; first < 12'000; first += 100) {
+    Keys keys;
+    for (Key key = first; key < first + 100; ++key) keys.push_back(key);
+    ASSERT_OK(shards[0].Upsert(keys, first));
+    lost += 100;
+  }
+  int64_t dropped;
+  const KeptRows rows = options.evicted->Take(&dropped);
+  EXPECT_EQ(rows.size(), kMost);
+  EXPECT_GT(dropped, lost - kMost - 400);
+  EXPECT_EQ(options.evicted->Take(&dropped).size(), 0);
+  EXPECT_EQ(dropped, 0);
+}
+
 class BackwardExecutor : public Executor {
  public:
   int concurrency() const override { return 5; }
@@ -555,6 +621,21 @@ TEST(ExpiryTest, AnExpiredRowIsMissingFromThatMoment) {
 }
 
 // Expired rows leave with the calls that come, without one that looks at all of them.
+// Rows whose time is over are handed out as well, whether a hand comes by or a write of their key.
+TEST(ExpiryTest, ExpiredRowsCanBeTaken) {
+  TableOptions options = Options(-1, "ttl 5");
+  options.evicted = std::make_shared<EvictedRows>(1000, 8);
+  const Bounded bounded(options);
+  ASSERT_OK(bounded.Upsert({1, 2, 3}, 1));
+  ASSERT_OK(bounded.Upsert({2}, 20));
+  for (int64_t now = 20; now < 40; ++now) ASSERT_OK(bounded.Upsert({9}, now - now % 2));
+  int64_t dropped;
+  const KeptRows rows = options.evicted->Take(&dropped);
+  // 2 expired twice.
+  EXPECT_EQ(std::multiset<Key>(rows.keys.begin(), rows.keys.end()),
+            std::multiset<Key>({1, 2, 2, 3}));
+}
+
 TEST(ExpiryTest, ExpiredRowsLeaveAndGiveTheirRoomBack) {
   const Bounded bounded(Options(20000, "lru ttl 10", OnFull::kDecline));
   Keys keys(20000);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <shared_mutex>
+#include <utility>
 
 namespace dynemb {
 namespace {
@@ -21,8 +22,12 @@ int64_t MulDiv(int64_t a, int64_t b, int64_t c) {
 }  // namespace
 
 Evictor::Evictor(const EvictionPolicy& policy, const RowLayout& layout, DType value_dtype,
-                 LockedSegments* segments)
-    : policy_(policy), layout_(layout), norm_(NormFor(value_dtype)), segments_(segments) {
+                 std::shared_ptr<EvictedRows> evicted, LockedSegments* segments)
+    : policy_(policy),
+      layout_(layout),
+      norm_(NormFor(value_dtype)),
+      evicted_(std::move(evicted)),
+      segments_(segments) {
   const auto offset = [&](MetaField field) { return layout_.meta_field[static_cast<int>(field)]; };
   last_write_ = offset(MetaField::kLastWriteTime);
   score_ = offset(policy_.order == EvictionPolicy::Order::kCount          ? MetaField::kCount
@@ -75,7 +80,7 @@ std::vector<Evictor::Unit> Evictor::UnitsFor(int64_t candidates) {
   std::vector<Unit> units(static_cast<size_t>(count));
   const int segments = BatchOrder::kSegments / count;
   for (int u = 0; u < count; ++u)
-    units[static_cast<size_t>(u)] = {u * segments, (u + 1) * segments, {}};
+    units[static_cast<size_t>(u)] = {u * segments, (u + 1) * segments, {}, {}};
   return units;
 }
 
@@ -107,6 +112,10 @@ int64_t Evictor::Erase(Unit* unit) {
   std::vector<Candidate>& leaving = unit->candidates;
   std::sort(leaving.begin(), leaving.end(),
             [](const Candidate& a, const Candidate& b) { return a.order.hash < b.order.hash; });
+  if (evicted_ != nullptr) {  // before anything is erased, since memory may run out
+    unit->erased.keys.reserve(leaving.size());
+    unit->erased.values.reserve(leaving.size() * static_cast<size_t>(layout_.value_bytes));
+  }
   int64_t erased = 0;
   for (size_t i = 0; i < leaving.size();) {
     const int s = BatchOrder::SegmentOf(leaving[i].order.hash);
@@ -119,11 +128,19 @@ int64_t Evictor::Erase(Unit* unit) {
       if (ref == Segment::kNone && beyond) ref = part.segment.FindBeyond(key, order.hash);
       // Others may have written or erased it meanwhile.
       if (ref == Segment::kNone || Score(part.segment.row(ref)) != order.score) continue;
+      if (evicted_ != nullptr) {
+        unit->erased.Add(key, part.segment.row(ref), layout_.value_bytes);
+      }
       part.EraseRow(key, order.hash);
       ++erased;
     }
   }
   return erased;
+}
+
+void Evictor::Keep(const std::vector<Unit>& units) {
+  if (evicted_ == nullptr) return;
+  for (const Unit& unit : units) evicted_->Add(unit.erased);
 }
 
 Status Evictor::Evict(const Context& context, int64_t wanted, int64_t* evicted) {
@@ -163,6 +180,7 @@ Status Evictor::Evict(const Context& context, int64_t wanted, int64_t* evicted) 
       erased += Erase(&unit);
     });
     *evicted += erased;
+    Keep(units);
     DYNEMB_RETURN_IF_ERROR(done);
   }
 }
@@ -185,6 +203,7 @@ Status Evictor::RemoveExpired(const Context& context, int64_t rows_wanted, int64
         erased += Erase(&unit);
       });
   *removed = erased;
+  Keep(units);
   return done;
 }
 

@@ -14,6 +14,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "cc/core/base/macros.h"
 #include "cc/core/base/status.h"
 #include "cc/core/policy/eviction.h"
+#include "cc/core/table/evicted_rows.h"
 #include "cc/core/table/locked_segment.h"
 #include "cc/core/table/row_layout.h"
 #include "cc/core/table/value_functions.h"
@@ -37,9 +39,9 @@ class Evictor {
   static constexpr int64_t kCandidates = 4;
   static constexpr int64_t kUnitRows = 2048;
 
-  // The segments must outlive it.
+  // The segments must outlive it. Rows that it removes go to `evicted`, if that is not null.
   Evictor(const EvictionPolicy& policy, const RowLayout& layout, DType value_dtype,
-          LockedSegments* segments);
+          std::shared_ptr<EvictedRows> evicted, LockedSegments* segments);
 
   // Removes rows, `wanted` of them if the table has as many. Errors: no memory; *evicted tells how
   // many have been removed nevertheless. The caller holds no segment's lock.
@@ -80,6 +82,7 @@ class Evictor {
   struct Unit {
     int first_segment, end_segment;
     std::vector<Candidate> candidates;
+    KeptRows erased;  // if they are kept
   };
   // What a hand passes over in each segment: hashes from `begin` on, which may begin anew.
   struct Range {
@@ -94,6 +97,8 @@ class Evictor {
   void Gather(const Range& range, Unit* unit);
   // Erases those candidates that are still as they were; returns how many.
   int64_t Erase(Unit* unit);
+  // Gives away what has been erased, in the order of the units.
+  void Keep(const std::vector<Unit>& units);
 
   const EvictionPolicy policy_;
   const RowLayout layout_;
@@ -101,6 +106,7 @@ class Evictor {
   // Offsets in the meta of a row, of fields that the policy reads.
   int64_t last_write_, score_;
   int64_t fetched_;  // of a row, ahead
+  const std::shared_ptr<EvictedRows> evicted_;
   LockedSegments* const segments_;
   std::mutex mutex_;                      // of the hands
   uint64_t hand_ = 0, expired_hand_ = 0;  // hashes in a segment

@@ -42,7 +42,7 @@ HostTable::HostTable(const TableSchema& schema, const TableOptions& options,
     parts_[s].emplace(&row_arena_, index_arena_.get(), layout_, static_cast<double>(s) / kSegments);
   }
   if (options_.eviction.evicts() || options_.eviction.expires()) {
-    evictor_.emplace(options_.eviction, layout_, schema_.value_dtype, &parts_);
+    evictor_.emplace(options_.eviction, layout_, schema_.value_dtype, options_.evicted, &parts_);
   }
 }
 

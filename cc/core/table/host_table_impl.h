@@ -152,7 +152,7 @@ class HostTable final : public Table {
 
   static bool Insert(Entry* entry);
   bool InsertInitial(Entry* entry) const;
-  static void EraseExpired(Entry* entry, Task* task);
+  void EraseExpired(Entry* entry, Task* task) const;
   CallStamp Stamped(const Stamp& stamp) const;
   void StampMeta(const CallStamp& stamp, int64_t position, char* row) const;
   void NoteTime(const char* row);

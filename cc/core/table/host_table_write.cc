@@ -16,6 +16,7 @@
 #include "cc/core/table/batch_order.h"
 #include "cc/core/table/call_checks.h"
 #include "cc/core/table/call_report.h"
+#include "cc/core/table/evicted_rows.h"
 #include "cc/core/table/evictor.h"
 #include "cc/core/table/for_each_key.h"
 #include "cc/core/table/host_table_impl.h"
@@ -47,6 +48,7 @@ struct HostTable::Task : TaskReport {
   // Rows that have been inserted, and removed by key or because they had expired.
   int64_t inserted = 0, erased = 0, expired = 0;
   int64_t distinct = 0;  // keys that have been written
+  KeptRows gone;         // those that had expired, if they are kept
   int64_t written() const { return count(Outcome::kFound) + count(Outcome::kInserted); }
   // Distinct keys that were left out, to be inserted when there is room: where they stand in the
   // batch, in its order.
@@ -93,7 +95,8 @@ bool HostTable::InsertInitial(Entry* entry) const {
 }
 
 // Erases a row that has expired: its key is missing.
-void HostTable::EraseExpired(Entry* entry, Task* task) {
+void HostTable::EraseExpired(Entry* entry, Task* task) const {
+  if (options_.evicted != nullptr) task->gone.Add(entry->key, entry->row, layout_.value_bytes);
   entry->part->EraseRow(entry->key, entry->hash);
   entry->ref = Segment::kNone;
   entry->row = nullptr;
@@ -340,6 +343,10 @@ Status HostTable::WriteInOrder(const Context& context, BatchOrder* order, const 
     for (int64_t s = *next; s < end; ++s) positions += order->size(s);
     task->Reserve(positions);
     if (deferred != nullptr) task->deferred.reserve(static_cast<size_t>(positions));
+    if (expires() && options_.evicted != nullptr) {
+      task->gone.keys.reserve(static_cast<size_t>(positions));
+      task->gone.values.reserve(static_cast<size_t>(positions * layout_.value_bytes));
+    }
     for (int64_t& s = *next; s < end; ++s) {
       const int64_t distinct = order->Group(s, &scratch);
       if (distinct == 0) continue;
@@ -408,6 +415,7 @@ void HostTable::Count(const Task& task, RowBudget::Taken* taken) {
   counters_.Add(&TableCounters::inserted, task.inserted);
   counters_.Add(&TableCounters::erased, task.erased);
   counters_.Add(&TableCounters::expired, task.expired);
+  if (options_.evicted != nullptr) options_.evicted->Add(task.gone);
   if (options_.budget != nullptr) taken->Inserted(task.inserted - task.erased - task.expired);
 }
 

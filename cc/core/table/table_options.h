@@ -20,6 +20,8 @@ enum class OnFull : uint8_t {
   kDecline,  // the first keys of the batch are inserted, and the outcome of the others is kDeclined
 };
 
+class EvictedRows;
+
 struct TableOptions {
   // Whether changes are tracked from the start, in epoch 1; see ChangeTracker.
   bool track_changes = false;
@@ -30,6 +32,8 @@ struct TableOptions {
   int64_t max_bytes = -1;
   OnFull on_full = OnFull::kError;
   EvictionPolicy eviction;
+  // Where the rows go that leave by the policy; null: nowhere. Of all shards.
+  std::shared_ptr<EvictedRows> evicted;
   // What Find gives for each number of a key without a row; none: its initial value.
   std::optional<double> missing_value;
   // That max_rows is a share of; null: the table has one of its own. OptionsOfShards sets it.
@@ -43,6 +47,10 @@ struct TableOptions {
     if (!is_bounded() && eviction.evicts() && !eviction.expires()) {
       return InvalidArgument(
           "eviction: got a policy without max_rows or max_bytes, so that no row would leave");
+    }
+    if (evicted != nullptr && !eviction.evicts() && !eviction.expires()) {
+      return InvalidArgument(
+          "keep_evicted: got it without an eviction policy, so that no row would leave");
     }
     return Status();
   }
