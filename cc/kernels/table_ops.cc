@@ -52,7 +52,7 @@ class TableOp : public CatchingKernel {
     std::vector<float> missing_value;
     OP_REQUIRES_OK(context, context->GetAttr("missing_value", &missing_value));
     if (!missing_value.empty()) options_.missing_value = missing_value[0];
-    OP_REQUIRES_OK(context, context->GetAttr("keep_evicted", &keep_evicted_));
+    OP_REQUIRES_OK(context, context->GetAttr("keep_evicted", &options_.keep_evicted));
     OP_REQUIRES_OK(context, context->GetAttr("storage", &storage_));
     OP_REQUIRES_OK(context, context->GetAttr("table_name", &table_name_));
     OP_REQUIRES_OK(context, named_.Init(context));
@@ -81,14 +81,9 @@ class TableOp : public CatchingKernel {
                                                "rows of the last flush; end that session first"));
       }
     }
-    TableOptions options = options_;
-    if (keep_evicted_ > 0) {
-      options.evicted =
-          std::make_shared<EvictedRows>(keep_evicted_, RowLayout(schema_).value_bytes);
-    }
     Shards shards;
     TF_RETURN_IF_ERROR(
-        MakeShards(context, schema_, options, storage, shards_, init_rows_, &shards));
+        MakeShards(context, schema_, options_, storage, shards_, init_rows_, &shards));
     ShardSet::Contents contents = ContentsOf(std::move(shards));
     if (storage != nullptr && storage->flushed != nullptr) {
       if (contents.strings != nullptr) {
@@ -97,7 +92,7 @@ class TableOp : public CatchingKernel {
       }
       storage->flushed.reset();  // those that are put in the place of these begin without
     }
-    *resource = new TableResource(std::move(contents), options, std::move(storage), table_name_);
+    *resource = new TableResource(std::move(contents), options_, std::move(storage), table_name_);
     return absl::OkStatus();
   }
 
@@ -116,7 +111,6 @@ class TableOp : public CatchingKernel {
   int64_t shards_;
   int64_t init_rows_;
   TableOptions options_;
-  int64_t keep_evicted_;
   std::string storage_;  // as StorageOptions reads it; "": in memory alone
   std::string table_name_;
   NamedResource<TableResource> named_;
@@ -201,20 +195,28 @@ class TakeEvictedOp : public CatchingKernel {
   void TryCompute(OpKernelContext* context) override {
     TableInput table;
     OP_REQUIRES_OK(context, GetTable(context, context->expected_output_dtype(1), &table));
-    EvictedRows* const evicted = table.resource->options().evicted.get();
+    EvictedRows* const evicted = table.shards[0]->evicted();
     OP_REQUIRES(context, evicted != nullptr,
                 ToTensorFlow(FailedPrecondition("keep_evicted: got 0, for which the table keeps no "
                                                 "rows that leave; make it with another number")));
     int64_t dropped;
-    const KeptRows rows = evicted->Take(&dropped);
+    KeptRows rows = evicted->Take(&dropped);
+    const absl::Status output = Output(context, table.schema.dim, rows, dropped);
+    if (!output.ok()) evicted->PutBack(std::move(rows), dropped);
+    OP_REQUIRES_OK(context, output);
+  }
+
+ private:
+  static absl::Status Output(OpKernelContext* context, int64_t dim, const KeptRows& rows,
+                             int64_t dropped) {
     Tensor *keys, *values, *count;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({rows.size()}), &keys));
-    OP_REQUIRES_OK(context, context->allocate_output(
-                                1, TensorShape({rows.size(), table.schema.dim}), &values));
-    OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({}), &count));
+    TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({rows.size()}), &keys));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({rows.size(), dim}), &values));
+    TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({}), &count));
     std::copy(rows.keys.begin(), rows.keys.end(), keys->flat<int64_t>().data());
     if (rows.size() > 0) std::memcpy(values->data(), rows.values.data(), rows.values.size());
     count->scalar<int64_t>()() = dropped;
+    return absl::OkStatus();
   }
 };
 

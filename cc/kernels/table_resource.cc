@@ -10,6 +10,7 @@
 #include "cc/core/lookup/widen.h"
 #include "cc/core/snapshot/writer.h"
 #include "cc/core/storage/tiered_table.h"
+#include "cc/core/table/evicted_rows.h"
 #include "cc/core/table/host_table.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
@@ -121,9 +122,21 @@ int64_t TableResource::MemoryUsed() const {
 void TableResource::Replace(ShardSet::Contents contents, const std::vector<uint64_t>& snapshots) {
   std::lock_guard<std::mutex> lock(mutex_);
   earlier_.Add(CountersOfShards());
+  const Shards before = shards_.shards();
   shards_.Replace(std::move(contents));
+  KeepEvictedOf(before);
   earlier_.Add(CountersOfShards(), -1);
   lineage_.Loaded(snapshots);
+}
+
+void TableResource::KeepEvictedOf(const Shards& before) {
+  EvictedRows *const from = before[0]->evicted(), *const to = shards_.shards()[0]->evicted();
+  if (from == nullptr || to == nullptr || from == to) return;
+  static_cast<void>(OrNoMemory([&] {  // without memory they are lost with the shards
+    int64_t dropped;
+    KeptRows rows = from->Take(&dropped);
+    to->PutBack(std::move(rows), dropped);
+  }));
 }
 
 TableCounters TableResource::CountersOfShards() const {
@@ -155,7 +168,9 @@ void TableResource::Swap(TableResource* other) {
   if (other == this) return;
   std::scoped_lock lock(mutex_, other->mutex_);
   for (TableResource* table : {this, other}) table->earlier_.Add(table->CountersOfShards());
+  const Shards before = shards_.shards();
   ShardSet::Swap(&shards_, &other->shards_);
+  KeepEvictedOf(before);
   for (TableResource* table : {this, other}) table->earlier_.Add(table->CountersOfShards(), -1);
   std::swap(lineage_, other->lineage_);
 }

@@ -88,7 +88,8 @@ class TableResource : public tensorflow::ResourceBase {
 
   // Puts other rows in place, which contain these snapshots.
   void Replace(ShardSet::Contents contents, const std::vector<uint64_t>& snapshots);
-  // Exchanges the content of two tables.
+  // Exchanges the content of two tables. Rows that have left this one, and were not taken, stay its
+  // own, as in Replace.
   void Swap(TableResource* other);
 
   // The epoch that a snapshot ended, if `shards`, on which the caller works, know the changes
@@ -125,6 +126,8 @@ class TableResource : public tensorflow::ResourceBase {
  private:
   // Those of the shards of now.
   TableCounters CountersOfShards() const;
+  // What has left the shards before, and was not taken.
+  void KeepEvictedOf(const Shards& before);
 
   const TableOptions options_;
   const Storage storage_;

@@ -34,10 +34,10 @@ OPTIMIZERS = {
 # Of the ops that run on GPUs, what is in their memory; everything else is in the host's.
 IN_GPU_MEMORY = {
     "DynembLookup": {"weight", "keys", "values", "exists"},
-    "DynembUpsert": {"keys", "values"},
-    "DynembAccum": {"keys", "values_or_deltas", "exists"},
+    "DynembUpsert": {"keys", "values", "scores"},
+    "DynembAccum": {"keys", "values_or_deltas", "exists", "scores"},
     "DynembRemove": {"keys"},
-    "DynembApply": {"keys", "gradients"},
+    "DynembApply": {"keys", "gradients", "scores"},
     "DynembHandles": {"weights"},
     "DynembLookupBags": {"weights", "values"},
     "DynembApplyBags": {"gradient"},

@@ -214,6 +214,53 @@ def lowest_id(keys):
     return -keys
 
 
+def test_scores_are_asked_for_a_vector_of_keys():
+    shapes = []
+
+    def scores(keys):
+        shapes.append(keys.shape)
+        return keys
+
+    table = tf_dynemb.Variable(dim=1, max_rows=3, eviction=Score(scores))
+    for shape in ((), (1,), (2, 2), (1, 2, 1)):
+        keys = tf.reshape(tf.range(np.prod(shape, dtype=int), dtype=tf.int64), shape)
+        table.upsert(keys, tf.ones([*shape, 1]))
+        table.accum(keys, tf.zeros([*shape, 1]), tf.ones([*shape, 1]), tf.ones(shape, tf.bool))
+    assert [shape.rank for shape in shapes] == [1] * 8
+
+
+@pytest.mark.parametrize("function", [False, True])
+def test_a_step_whose_scores_fail_trains_no_table(function):
+    """Also none of another rule, or whose gradients are those of bags."""
+    first = tf_dynemb.Variable(dim=1, optimizer=keras.optimizers.Adagrad())
+    bags = tf_dynemb.EmbeddingBag(1)
+    last = tf_dynemb.Variable(dim=1, max_rows=4, eviction=Score(lambda keys: keys / 0))
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    handles = [first.handle, bags.table.handle, last.handle]
+
+    def step():
+        keys = ids(1, 2)
+        with tf.GradientTape() as tape:
+            rows = [tf_dynemb.embedding_lookup(first, keys), bags(keys[None])]
+            loss = sum(map(tf.reduce_sum, [*rows, tf_dynemb.embedding_lookup(last, keys)]))
+        optimizer.apply_gradients(zip(tape.gradient(loss, handles), handles, strict=True))
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="eviction: the scores"):
+        (tf.function(step) if function else step)()
+    assert [keys_of(table) for table in (first, bags.table, last)] == [set()] * 3
+
+
+@keras.saving.register_keras_serializable("tests")
+def highest_id(keys):
+    return keys
+
+
+def test_functions_are_saved_as_those_that_tf_function_was_given():
+    for policy in (Score(tf.function(highest_id)), tf_dynemb.policies.Custom(tf.function(highest_id))):
+        again = type(policy).from_config(policy.get_config())
+        assert again.function is highest_id
+
+
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [
@@ -273,6 +320,51 @@ def test_more_rows_than_are_kept_are_lost_and_counted():
     taken = tf.function(table.take_evicted)()
     assert [part.numpy().tolist() for part in taken] == [[3, 4, 5], [[1.0]] * 3, 3]
     assert int(table.take_evicted()[2]) == 0
+
+
+def ways_to_load(tmp_path, layer):
+    """Functions that put the rows back that the layer has now, each by another way."""
+    model = keras.Sequential([keras.Input((), dtype="int64"), layer])
+    table, weights = layer.table, str(tmp_path / "m.weights.h5")
+    model.save_weights(weights)
+    tf_dynemb.snapshot.save(tmp_path / "snapshot", table)
+    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
+    return [
+        lambda: model.load_weights(weights),
+        lambda: tf_dynemb.snapshot.restore(tmp_path / "snapshot", table),
+        lambda: tf.train.Checkpoint(table=table).restore(path),
+    ]
+
+
+@pytest.mark.parametrize("devices", [["/CPU:0"], ["/CPU:0", "/CPU:1"]])
+def test_rows_that_left_stay_and_go_on_leaving_after_a_load(devices, tmp_path):
+    layer = tf_dynemb.keras.Embedding(1, max_rows=6, eviction=LRU(), keep_evicted=10, devices=devices)
+    table = layer.table
+    write(table, *range(6))
+    for load in ways_to_load(tmp_path, layer):
+        write(table, 6, 7)
+        load()
+        assert keys_of(table) == set(range(6))
+        write(table, 8, 9)
+        keys, _, dropped = table.take_evicted()
+        assert len(keys) == 4 and int(dropped) == 0
+        assert set(range(6)) - keys_of(table) <= set(keys.numpy().tolist())
+        write(table, *range(6))
+        table.take_evicted()
+
+
+def test_a_restore_that_is_refused_leaves_what_has_left():
+    table = tf_dynemb.Variable(dim=1, max_rows=4, eviction=LRU(), keep_evicted=10)
+    write(table, 1, 2, 3, 4)
+    write(table, 5)
+    before = keys_of(table)
+    other = tf_dynemb.Variable(dim=1, eviction=LRU(), max_rows=50)
+    write(other, *range(100, 120))
+    keys, values, slots, meta, schema, _ = other.resource.export_rows()
+    twice = tf.concat([keys[:-1], keys[:1]], 0)
+    with pytest.raises(tf.errors.OpError):
+        table.resource.import_rows(twice, values, slots, meta, schema, replace=True)
+    assert keys_of(table) == before and len(table.take_evicted()[0]) == 1
 
 
 def test_a_restore_and_rows_that_leave(tmp_path):

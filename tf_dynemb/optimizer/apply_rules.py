@@ -36,6 +36,9 @@ class _Share:
     rule: Rule
     learning_rate: float | tf.Tensor  # a number or a scalar tensor of float64
     weight_decay: float
+    # What functions of the user's say of the keys; None where there is none.
+    admitted: tf.Tensor | None
+    scores: tf.Tensor | None
 
     @property
     def dtype(self) -> tf.DType:
@@ -89,7 +92,11 @@ def apply_rules(
         counts = [None] * len(parts) if counts is None else counts.resource.parts
         for (resource, own_keys, rows), candidates in zip(parts, counts, strict=True):
             slices = tf.IndexedSlices(rows, own_keys)
-            share = _Share(handle, resource, candidates, slices, **common)
+            asked = _unsummed(slices).indices
+            admitted, scores = _admitted(handle, asked), resource.scores_of(asked)
+            share = _Share(
+                handle, resource, candidates, slices, **common, admitted=admitted, scores=scores
+            )
             groups.setdefault(share.key(), []).append(share)
     step = tf.cast(inner.iterations, tf.float64) + 1
     done: list[tf.Operation | None] = []
@@ -98,9 +105,12 @@ def apply_rules(
         key: any(share.handle.table.config.refuses_when_full for share in shares)
         for key, shares in groups.items()
     }
+    # Nothing is trained if one of the functions fails.
+    every = [share for shares in groups.values() for share in shares]
+    checks = [t for share in every for t in (share.admitted, share.scores) if t is not None]
     for key in sorted(groups, key=lambda key: not limited[key]):
         for op, of_op in _by_lookup(groups[key]).values():
-            with tf.control_dependencies(done if any(limited.values()) else []):
+            with tf.control_dependencies([*checks, *(done if any(limited.values()) else [])]):
                 done.append(_apply(of_op, step) if op is None else _apply_bags(of_op, step, op))
     for handle in handles:
         _evict(handle)
@@ -146,8 +156,8 @@ def _by_lookup(shares: list[_Share]) -> dict[str | None, tuple[tf.Operation | No
         if tf.is_symbolic_tensor(rows) and rows.op.type == "DynembSumBags":
             table = rows.value_index - rows.op.get_attr("T")
             is_of_table = table >= 0 and share.gradient.indices is rows.op.outputs[table]
-            asks_for_keys = _admission(share) == "given" or share.resource.asks_for_scores
-            if is_of_table and not asks_for_keys:
+            is_asked = share.admitted is not None or share.scores is not None
+            if is_of_table and not is_asked:  # for its keys are wanted
                 op = rows.op
         groups.setdefault(None if op is None else op.name, (op, []))[1].append(share)
     return groups
@@ -170,8 +180,8 @@ def _apply(shares: list[_Share], step: tf.Tensor) -> tf.Operation:
         keys=[s.indices for s in slices],
         shard_ids=[t.resource.shard_ids(s.indices) for t, s in zip(shares, slices, strict=True)],
         gradients=[tf.cast(s.values, t.dtype) for t, s in zip(shares, slices, strict=True)],
-        admitted=[_admitted(t, s.indices) for t, s in zip(shares, slices, strict=True)],
-        scores=[t.resource.scores_of(s.indices) for t, s in zip(shares, slices, strict=True)],
+        admitted=[tf.zeros([0], tf.bool) if s.admitted is None else s.admitted for s in shares],
+        scores=[tf.zeros([0], tf.int64) if s.scores is None else s.scores for s in shares],
         **_common(shares, step),
     )
 
@@ -195,16 +205,16 @@ def _admission(share: _Share) -> str:
     return "" if policy is None else policy.engine_text
 
 
-def _admitted(share: _Share, keys: tf.Tensor) -> tf.Tensor:
-    """Whether a function of the user's admits each of int64 keys (n,); (0,) where there is none."""
-    policy = share.handle.table.config.admission
+def _admitted(handle: TableHandle, keys: tf.Tensor) -> tf.Tensor | None:
+    """Whether a function of the user's admits each of int64 keys (n,); None where there is none."""
+    policy = handle.table.config.admission
     if not isinstance(policy, Custom):
-        return tf.zeros([0], tf.bool)
+        return None
     admitted = tf.convert_to_tensor(policy.function(keys))
     if admitted.dtype != tf.bool:
         raise TypeError(
-            f"admission of {share.handle.table.name}: its function gave {admitted.dtype.name}, want a "
-            "bool for each key"
+            f"admission of {handle.table.name}: its function gave {admitted.dtype.name}, want a bool "
+            "for each key"
         )
     return admitted
 

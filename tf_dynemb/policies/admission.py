@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb.base.checks import whole
+from tf_dynemb.base.functions import serialized_function
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -199,7 +200,7 @@ class Custom(AdmissionPolicy):
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
-        function = keras.saving.serialize_keras_object(self.function)
+        function = serialized_function(self.function)
         return super().get_config() | {"function": function}
 
 

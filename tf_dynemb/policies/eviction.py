@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb.base.checks import whole
+from tf_dynemb.base.functions import serialized_function
 
 _MICROSECONDS = 1_000_000
 
@@ -150,13 +151,16 @@ class Score(EvictionPolicy):
     Like HierarchicalKV's customized scores, and TFRA's gen_scores_fn.
 
     Args:
-        function: takes keys, int64 (n,), which may repeat; returns scores of that shape, integers or
-            floats that are numbers, equal ones for equal keys. Of string ids the keys are
+        function: takes keys, int64 (n,), which may repeat; returns scores of that shape, signed integers
+            or floats, equal ones for equal keys. Of string ids the keys are
             fingerprints. It is part of the step's graph, so of TensorFlow operations. To be saved with a
             model, register it with keras.saving.register_keras_serializable.
 
     Raises:
-        TypeError: not a function; or, from a call that writes, scores that are no numbers.
+        TypeError: not a function; or, from a call that writes, scores of a dtype that is not one.
+        ValueError: from a call that writes, scores of another shape.
+        tf.errors.InvalidArgumentError: from a call that writes, which then has changed nothing: scores
+            that are not finite, or not as many as keys.
 
     Example:
 
@@ -181,7 +185,7 @@ class Score(EvictionPolicy):
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
-        return {"function": keras.saving.serialize_keras_object(self.function)}
+        return {"function": serialized_function(self.function)}
 
     def scores(self, keys: tf.Tensor) -> tf.Tensor:
         """What the function says of int64 keys, as int64 in the same order."""

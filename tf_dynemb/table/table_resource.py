@@ -196,7 +196,7 @@ class TableResource(
     ) -> tf.Operation | None:
         """Sets values (..., dim) of int64 keys (...); see the op DynembUpsert."""
         handle = self.resource_handle
-        scores = self.scores_of(keys)
+        scores = self._stamped(keys)
         return ops.dynemb_upsert(handle, keys, self.shard_ids(keys), values, now, scores, name=name)
 
     def accum(
@@ -215,18 +215,30 @@ class TableResource(
             values_or_deltas,
             exists,
             now,
-            self.scores_of(keys),
+            self._stamped(keys),
             name=name,
         )
 
-    @property
-    def asks_for_scores(self) -> bool:
-        """Whether the eviction policy goes by scores that a function gives."""
-        return self._limits.scores is not None
+    def scores_of(self, keys: tf.Tensor) -> tf.Tensor | None:
+        """What a function says of int64 keys (...), int64 (n,) in their order; None if there is none.
 
-    def scores_of(self, keys: tf.Tensor) -> tf.Tensor:
-        """Scores of int64 keys (...), int64 of their shape; (0,) if the eviction policy has none."""
-        return tf.zeros([0], tf.int64) if self._limits.scores is None else self._limits.scores(keys)
+        Raises:
+            ValueError: its answer is no vector.
+        """
+        if self._limits.scores is None:
+            return None
+        scores = self._limits.scores(tf.reshape(keys, [-1]))
+        if scores.shape.rank not in (None, 1):
+            raise ValueError(
+                f"eviction of {self.table_name}: its function gave scores of shape {scores.shape} for "
+                "keys (n,), want (n,)"
+            )
+        return scores
+
+    def _stamped(self, keys: tf.Tensor) -> tf.Tensor:
+        """The input `scores` of an op that writes rows of int64 keys (...)."""
+        scores = self.scores_of(keys)
+        return tf.zeros([0], tf.int64) if scores is None else scores
 
     def clear(self, name: str | None = None) -> tf.Operation | None:
         """Removes all rows; see the op DynembClear."""

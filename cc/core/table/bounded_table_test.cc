@@ -181,7 +181,7 @@ TEST(BoundedTableTest, ShardsThatDoNotEvictAreFullTogether) {
 TEST(BoundedTableTest, WhatCannotBeIsRefused) {
   std::unique_ptr<Table> table;
   TableOptions kept = Options(5);
-  kept.evicted = std::make_shared<EvictedRows>(1, 8);
+  kept.keep_evicted = 1;
   EXPECT_EQ(MakeHostTable(Schema(kept), kept, &table).code(), Code::kInvalidArgument);
   EXPECT_EQ(MakeHostTable(TableSchema(), Options(5, "lru"), &table).code(), Code::kInvalidArgument);
   TableOptions unbounded = Options(-1, "lfu");
@@ -379,9 +379,11 @@ TEST(EvictionTest, AnEvictedKeyComesBackAsANewOne) {
 TEST_P(EvictionTest, RowsThatLeaveCanBeTaken) {
   constexpr int64_t kMost = 500;
   TableOptions options = Options(300, GetParam());
-  options.evicted = std::make_shared<EvictedRows>(kMost, 8);
+  options.keep_evicted = kMost;
   std::vector<Bounded> shards;
   for (const TableOptions& of_shard : OptionsOfShards(options, 2)) shards.emplace_back(of_shard);
+  const auto evicted = [&] { return shards[1].table->evicted(); };
+  EXPECT_EQ(shards[0].table->evicted(), evicted());
   std::mt19937_64 random(3);
   Set last[2];
   int64_t taken = 0, lost = 0;
@@ -406,7 +408,7 @@ TEST_P(EvictionTest, RowsThatLeaveCanBeTaken) {
       shards[0].call = std::make_unique<Caller>(shards[0].table.get(), HostTestMemory());
     }
     int64_t dropped;
-    const KeptRows rows = options.evicted->Take(&dropped);
+    const KeptRows rows = evicted()->Take(&dropped);
     ASSERT_EQ(dropped, 0);
     std::map<Key, float> got;
     for (int64_t i = 0; i < rows.size(); ++i) {
@@ -427,10 +429,10 @@ TEST_P(EvictionTest, RowsThatLeaveCanBeTaken) {
     lost += 100;
   }
   int64_t dropped;
-  const KeptRows rows = options.evicted->Take(&dropped);
+  const KeptRows rows = evicted()->Take(&dropped);
   EXPECT_EQ(rows.size(), kMost);
   EXPECT_GT(dropped, lost - kMost - 400);
-  EXPECT_EQ(options.evicted->Take(&dropped).size(), 0);
+  EXPECT_EQ(evicted()->Take(&dropped).size(), 0);
   EXPECT_EQ(dropped, 0);
 }
 
@@ -624,7 +626,7 @@ TEST(ExpiryTest, AnExpiredRowIsMissingFromThatMoment) {
 // Rows whose time is over are handed out as well, whether a hand comes by or a write of their key.
 TEST(ExpiryTest, ExpiredRowsCanBeTaken) {
   TableOptions options = Options(-1, "ttl 5");
-  options.evicted = std::make_shared<EvictedRows>(1000, 8);
+  options.evicted = std::make_shared<EvictedRows>(1000);
   const Bounded bounded(options);
   ASSERT_OK(bounded.Upsert({1, 2, 3}, 1));
   ASSERT_OK(bounded.Upsert({2}, 20));
@@ -634,6 +636,49 @@ TEST(ExpiryTest, ExpiredRowsCanBeTaken) {
   // 2 expired twice.
   EXPECT_EQ(std::multiset<Key>(rows.keys.begin(), rows.keys.end()),
             std::multiset<Key>({1, 2, 2, 3}));
+}
+
+// The lowest score that can be given is no sign that a row has expired.
+TEST(ExpiryTest, RowsOfTheLowestScoreDoNotExpire) {
+  const Bounded bounded(Options(100, "score ttl 1000"));
+  const std::vector<int64_t> lowest(50, INT64_MIN);
+  Keys keys;
+  for (Key key = 0; key < 50; ++key) keys.push_back(key);
+  ASSERT_OK(bounded.call->Upsert(keys, Floats(100, 1), {1, lowest}));
+  for (int64_t now = 2; now < 30; ++now) {
+    ASSERT_OK(bounded.call->Upsert({7}, {1, 1}, {now, {lowest.data(), 1}}));
+  }
+  EXPECT_EQ(bounded.table->size(), 50);
+  EXPECT_EQ(bounded.table->counters().expired, 0);
+}
+
+// What was taken and could not be used is there again, before what has come since.
+TEST(EvictedRowsTest, RowsArePutBack) {
+  EvictedRows evicted(5);
+  const auto add = [&](Key first, Key end) {
+    KeptRows rows;
+    for (Key key = first; key < end; ++key) {
+      rows.Add(key, reinterpret_cast<const char*>(&key), sizeof key);
+    }
+    evicted.Add(std::move(rows));
+  };
+  add(0, 4);
+  add(4, 7);
+  int64_t dropped;
+  KeptRows rows = evicted.Take(&dropped);
+  EXPECT_EQ(rows.keys, Keys({2, 3, 4, 5, 6}));
+  EXPECT_EQ(dropped, 2);
+  evicted.PutBack(std::move(rows), dropped);
+  add(7, 9);  // 2 and 3 go
+  rows = evicted.Take(&dropped);
+  EXPECT_EQ(rows.keys, Keys({4, 5, 6, 7, 8}));
+  EXPECT_EQ(Numbers<Key>(std::string(rows.values.begin(), rows.values.end())), rows.keys);
+  EXPECT_EQ(dropped, 4);
+  for (Key key = 0; key < 7; ++key) add(key, key + 1);
+  add(7, 10);
+  evicted.PutBack(std::move(rows), 0);  // all of which are older than the five that are kept
+  EXPECT_EQ(evicted.Take(&dropped).keys, Keys({5, 6, 7, 8, 9}));
+  EXPECT_EQ(dropped, 10);
 }
 
 TEST(ExpiryTest, ExpiredRowsLeaveAndGiveTheirRoomBack) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <shared_mutex>
 #include <utility>
 
@@ -47,7 +48,11 @@ int64_t Evictor::AdvanceClock(int64_t now) {
 
 int64_t Evictor::Score(const char* value, const char* meta) const {
   if (MetaHasExpired(meta, clock())) return INT64_MIN;
-  if (policy_.order != EvictionPolicy::Order::kNorm) return ReadInt64(meta + score_);
+  // Of a row that has not expired, whatever a caller has given.
+  constexpr int64_t kLowest = INT64_MIN + 1;
+  if (policy_.order != EvictionPolicy::Order::kNorm) {
+    return std::max(ReadInt64(meta + score_), kLowest);
+  }
   const double norm = norm_(layout_.dim, value);
   int64_t bits;  // in the order of the numbers, which are not negative
   std::memcpy(&bits, &norm, sizeof(bits));
@@ -112,9 +117,12 @@ int64_t Evictor::Erase(Unit* unit) {
   std::vector<Candidate>& leaving = unit->candidates;
   std::sort(leaving.begin(), leaving.end(),
             [](const Candidate& a, const Candidate& b) { return a.order.hash < b.order.hash; });
-  if (evicted_ != nullptr) {  // before anything is erased, since memory may run out
-    unit->erased.keys.reserve(leaving.size());
-    unit->erased.values.reserve(leaving.size() * static_cast<size_t>(layout_.value_bytes));
+  bool keeps = evicted_ != nullptr;
+  try {
+    if (keeps) unit->erased.Reserve(static_cast<int64_t>(leaving.size()), layout_.value_bytes);
+  } catch (const std::bad_alloc&) {  // they leave nevertheless
+    keeps = false;
+    evicted_->AddDropped(static_cast<int64_t>(leaving.size()));
   }
   int64_t erased = 0;
   for (size_t i = 0; i < leaving.size();) {
@@ -128,7 +136,7 @@ int64_t Evictor::Erase(Unit* unit) {
       if (ref == Segment::kNone && beyond) ref = part.segment.FindBeyond(key, order.hash);
       // Others may have written or erased it meanwhile.
       if (ref == Segment::kNone || Score(part.segment.row(ref)) != order.score) continue;
-      if (evicted_ != nullptr) {
+      if (keeps) {
         unit->erased.Add(key, part.segment.row(ref), layout_.value_bytes);
       }
       part.EraseRow(key, order.hash);
@@ -138,9 +146,9 @@ int64_t Evictor::Erase(Unit* unit) {
   return erased;
 }
 
-void Evictor::Keep(const std::vector<Unit>& units) {
+void Evictor::Keep(std::vector<Unit>* units) {
   if (evicted_ == nullptr) return;
-  for (const Unit& unit : units) evicted_->Add(unit.erased);
+  for (Unit& unit : *units) evicted_->Add(std::move(unit.erased));
 }
 
 Status Evictor::Evict(const Context& context, int64_t wanted, int64_t* evicted) {
@@ -180,7 +188,7 @@ Status Evictor::Evict(const Context& context, int64_t wanted, int64_t* evicted) 
       erased += Erase(&unit);
     });
     *evicted += erased;
-    Keep(units);
+    Keep(&units);
     DYNEMB_RETURN_IF_ERROR(done);
   }
 }
@@ -203,7 +211,7 @@ Status Evictor::RemoveExpired(const Context& context, int64_t rows_wanted, int64
         erased += Erase(&unit);
       });
   *removed = erased;
-  Keep(units);
+  Keep(&units);
   return done;
 }
 

@@ -98,7 +98,7 @@ class Evictor {
   // Erases those candidates that are still as they were; returns how many.
   int64_t Erase(Unit* unit);
   // Gives away what has been erased, in the order of the units.
-  void Keep(const std::vector<Unit>& units);
+  void Keep(std::vector<Unit>* units);
 
   const EvictionPolicy policy_;
   const RowLayout layout_;

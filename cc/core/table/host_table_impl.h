@@ -38,6 +38,7 @@ class HostTable final : public Table {
   int64_t size() const override;
   int64_t room() const override;
   int64_t max_rows() const override;
+  EvictedRows* evicted() const override { return options_.evicted.get(); }
   TableCounters counters() const override { return counters_.Read(); }
   int64_t memory_bytes() const override;
 
@@ -137,7 +138,7 @@ class HostTable final : public Table {
                       const WriteKey& write_key, const EndGroup& end_group,
                       std::vector<Span<const int64_t>>* deferred, CallReport* whole,
                       RowBudget::Taken* taken);
-  void Count(const Task& task, RowBudget::Taken* taken);
+  void Count(Task* done, RowBudget::Taken* taken);
 
   template <typename Which>
   Status TakeForMissing(const Context& context, BatchOrder* order, const Which& inserts,

@@ -344,8 +344,7 @@ Status HostTable::WriteInOrder(const Context& context, BatchOrder* order, const 
     task->Reserve(positions);
     if (deferred != nullptr) task->deferred.reserve(static_cast<size_t>(positions));
     if (expires() && options_.evicted != nullptr) {
-      task->gone.keys.reserve(static_cast<size_t>(positions));
-      task->gone.values.reserve(static_cast<size_t>(positions * layout_.value_bytes));
+      task->gone.Reserve(positions, layout_.value_bytes);
     }
     for (int64_t& s = *next; s < end; ++s) {
       const int64_t distinct = order->Group(s, &scratch);
@@ -396,7 +395,7 @@ Status HostTable::WriteInOrder(const Context& context, BatchOrder* order, const 
         });
         if (task) whole->Add(*task);
         const std::lock_guard<std::mutex> lock(mutex);
-        if (task) Count(*task, taken);
+        if (task) Count(&*task, taken);
         add_full(next, end);
         if (!written.ok()) throw std::bad_alloc();
         if (deferred == nullptr) return;
@@ -409,13 +408,14 @@ Status HostTable::WriteInOrder(const Context& context, BatchOrder* order, const 
 }
 
 // What a task has done, when it is done.
-void HostTable::Count(const Task& task, RowBudget::Taken* taken) {
+void HostTable::Count(Task* done, RowBudget::Taken* taken) {
+  Task& task = *done;
   counters_.Add(&TableCounters::written, task.written());
   counters_.Add(&TableCounters::distinct, task.distinct);
   counters_.Add(&TableCounters::inserted, task.inserted);
   counters_.Add(&TableCounters::erased, task.erased);
   counters_.Add(&TableCounters::expired, task.expired);
-  if (options_.evicted != nullptr) options_.evicted->Add(task.gone);
+  if (options_.evicted != nullptr) options_.evicted->Add(std::move(task.gone));
   if (options_.budget != nullptr) taken->Inserted(task.inserted - task.erased - task.expired);
 }
 

@@ -312,6 +312,7 @@ struct TableCounters {
   }
 };
 
+class EvictedRows;
 class Table;
 
 // A move of rows that has been prepared; see Table::PrepareMove.
@@ -350,6 +351,8 @@ class Table : public RowReader, public RowWriter, public RowScanner, public Chan
   // How many rows it can have; of shards that are full together, all of them.
   virtual int64_t max_rows() const { return INT64_MAX; }
   virtual TableCounters counters() const { return TableCounters(); }
+  // Where rows go that leave by an eviction policy; null: nowhere.
+  virtual EvictedRows* evicted() const { return nullptr; }
   // Bytes taken from the system for rows and index.
   virtual int64_t memory_bytes() const = 0;
 };

@@ -1,5 +1,7 @@
 #include "cc/core/table/table_options.h"
 
+#include "cc/core/table/evicted_rows.h"
+
 namespace dynemb {
 namespace {
 
@@ -12,6 +14,10 @@ int64_t ShareOf(int64_t number, int part, int parts) {
 
 std::vector<TableOptions> OptionsOfShards(const TableOptions& options, int shards) {
   std::vector<TableOptions> all(static_cast<size_t>(shards), options);
+  if (options.keep_evicted > 0) {
+    const auto evicted = std::make_shared<EvictedRows>(options.keep_evicted);
+    for (TableOptions& one : all) one.evicted = evicted;
+  }
   if (!options.is_bounded()) return all;
   if (options.have_one_budget()) {
     const auto together = std::make_shared<RowBudget>(options.max_rows);

@@ -32,7 +32,9 @@ struct TableOptions {
   int64_t max_bytes = -1;
   OnFull on_full = OnFull::kError;
   EvictionPolicy eviction;
-  // Where the rows go that leave by the policy; null: nowhere. Of all shards.
+  // How many rows that have left by the policy are kept, with their values, until they are taken.
+  int64_t keep_evicted = 0;
+  // Where they go; null: nowhere. Of all shards of a table: OptionsOfShards sets it.
   std::shared_ptr<EvictedRows> evicted;
   // What Find gives for each number of a key without a row; none: its initial value.
   std::optional<double> missing_value;
@@ -48,9 +50,9 @@ struct TableOptions {
       return InvalidArgument(
           "eviction: got a policy without max_rows or max_bytes, so that no row would leave");
     }
-    if (evicted != nullptr && !eviction.evicts() && !eviction.expires()) {
-      return InvalidArgument(
-          "keep_evicted: got it without an eviction policy, so that no row would leave");
+    if (keep_evicted > 0 && !eviction.evicts() && !eviction.expires()) {
+      return InvalidArgument("keep_evicted: got ", keep_evicted,
+                             " without an eviction policy, so that no row would leave");
     }
     return Status();
   }

@@ -426,7 +426,7 @@ class GpuTableOfMemory final : public GpuTable {
   // The limit of rows, and what a full table does.
   Status SetLimits(const TableOptions& options) {
     if (options.eviction.expires() || options.missing_value || options.max_bytes >= 0 ||
-        options.evicted != nullptr) {
+        options.keep_evicted > 0) {
       return InvalidArgument(
           "devices: got a GPU for a table with TTL, max_bytes, keep_evicted or a value for missing "
           "keys, want host memory; a table on a GPU can have max_rows, on_full, and LRU, LFU, "

@@ -18,6 +18,7 @@ from typing import Any
 import keras
 
 from tf_dynemb.base.checks import whole
+from tf_dynemb.base.functions import serialized_function
 from tf_dynemb.compat.options import Unsupported, unsupported, without_effect
 from tf_dynemb.policies.eviction import LFU, LRU, EvictionPolicy, Score
 from tf_dynemb.table.devices import device_list
@@ -85,7 +86,7 @@ class HkvHashTableConfig:
             count of a row is by epochs.
         step_per_epoch: without effect; EPOCHLRU orders alike for any number.
         gen_scores_fn: with CUSTOMIZED, what tf_dynemb.policies.Score takes: of int64 keys (n,) their
-            scores, int64 (n,). Otherwise without effect.
+            scores, int64 (n,); export_keys_and_scores gives them. Otherwise without effect.
         reserved_key_start_bit: without effect: no key is reserved.
 
     Raises:
@@ -273,11 +274,12 @@ class HkvHashTableCreator(KVCreator):
 
     def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
-        config = super().get_config()
+        fields = {
+            field.name: getattr(self.config, field.name) for field in dataclasses.fields(self.config)
+        }
         if self.config.gen_scores_fn is not None:
-            function = keras.saving.serialize_keras_object(self.config.gen_scores_fn)
-            config["config"]["gen_scores_fn"] = function
-        return config
+            fields["gen_scores_fn"] = serialized_function(self.config.gen_scores_fn)
+        return {"config": fields}
 
 
 _LIMIT = "TFRA_GPU_HASHTABLE_UPLIMIT_SIZE"

@@ -119,7 +119,8 @@ class Variable(CoreVariable):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """All keys (n,), as export has them, and what eviction ranks their rows by, int64 (n,).
 
-        The score of a row is the time of its last write in microseconds (LRU), or the number of its
+        The score of a row is what gen_scores_fn gave (CUSTOMIZED; of floats numbers in their order), the
+        time of its last write in microseconds (LRU), or the number of its
         writes (LFU); without eviction that of the restrict_policy. Rows of the lowest leave first.
 
         Args:
