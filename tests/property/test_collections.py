@@ -186,7 +186,6 @@ def assert_gradients(got: dict, want: dict):
             np.testing.assert_allclose(sums[key], row, **TOLERANCE_OF_MEANS)
 
 
-@hypothesis.settings(max_examples=hypothesis.settings().max_examples * 3)
 @given(scene=scenes())
 def test_bags_and_their_gradients(scene):
     collection, tables = make(scene)
