@@ -364,6 +364,26 @@ class Program:
             return {"error": str(error), "size": int(table.size())}
         return {"size": int(table.size())}
 
+    def scores(self):
+        """A table of 6 rows in all, where the lowest ids stay; all processes have all ids."""
+        with self.strategy.scope():
+            eviction = self.lib.policies.Score(lambda keys: -keys)
+            layer = self.lib.keras.Embedding(
+                1, initializer="zeros", max_rows=6, eviction=eviction, name="scored"
+            )
+            optimizer = self.optimizer(K.SGD(1.0), layer.trainable_variables)
+
+        @tf.function(reduce_retracing=True)
+        def train(ids):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(ids))
+            gradients = tape.gradient(loss, layer.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+
+        for first, end in ((4, 12), (0, 4)):
+            self.strategy.run(train, (tf.range(first, end, dtype=tf.int64),))
+        return {"rows": self.rows(layer.table), "evicted": int(layer.table.metrics()["evicted"])}
+
     def trainer(self, layer):
         """Steps that take 1 off the rows of ids for each time that they come, and off a dense weight."""
         with self.strategy.scope():
@@ -612,7 +632,7 @@ def main(folder):
 
     for name, make in OPTIMIZERS.items():
         result[name] = program.trained(make)
-    scenes = ("integers", "admission", "bags", "methods", "unseeded", "limits", "sequences")
+    scenes = ("integers", "admission", "bags", "methods", "unseeded", "limits", "sequences", "scores")
     for scene in scenes[:3] if "REPLICAS" in os.environ else scenes:
         result[scene] = getattr(program, scene)()
     result["sok"] = program.sok(folder)

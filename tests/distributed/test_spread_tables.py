@@ -267,6 +267,13 @@ def test_an_owner_without_room_evicts(processes):
     assert last in rows
 
 
+def test_rows_of_the_lowest_scores_leave_their_owner(processes, alone):
+    """The function is asked where the rows are, for the keys that came from all processes."""
+    rows = union([process["scores"]["rows"] for process in processes])
+    assert rows.keys() == alone["scores"]["rows"].keys() == set(range(6))
+    assert sum(process["scores"]["evicted"] for process in processes) == alone["scores"]["evicted"] == 4
+
+
 def test_a_key_out_of_range_is_an_error_in_all_processes(processes):
     count, last = len(processes), len(processes) - 1
     words = f"process {last}: numbered: got the key {3 * count}, want 0 <= key < {3 * count}"

@@ -204,7 +204,7 @@ def test_scores_of_shards_and_files(tmp_path):
     smaller = tf_dynemb.Variable(dim=1, max_rows=2, eviction=Score(lowest_id))
     tf.train.Checkpoint(table=smaller).restore(path).assert_consumed()
     assert keys_of(smaller) == {0, 1}
-    layer = tf_dynemb.keras.Embedding(2, max_rows=7, eviction=[Score(lowest_id), TTL(seconds=60)])
+    layer = tf_dynemb.keras.Embedding(2, max_rows=7, eviction=[Score(lowest_id)])
     again = tf_dynemb.keras.Embedding.from_config(layer.get_config())
     assert again.table.config.eviction == layer.table.config.eviction
 
