@@ -105,7 +105,7 @@ class NewestGeneration:
             if changed_ns != self._changed_ns or is_recent:
                 names = [name for name in os.listdir(self._folder) if _GENERATION.fullmatch(name)]
                 self._number, self._changed_ns = int(max(names, default="0")), changed_ns
-        except OSError:  # it is not there yet, or not any more
+        except OSError:  # the folder is missing
             self._number, self._changed_ns = 0, -1
         if self._number > before:
             self._rose.set()

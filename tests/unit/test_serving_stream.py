@@ -40,7 +40,7 @@ def _no_settings_of_the_machine(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _no_follower_stays(tmp_path):
-    """It would follow whoever is given the same port next."""
+    """A follower that is left over would follow the next test whose server gets the same port."""
     yield
     if (tmp_path / "model").exists():
         gc.collect()
@@ -551,7 +551,7 @@ def test_followers_heartbeats_alone_are_written(server, tmp_path):
 
 
 def test_heartbeats_that_are_none_do_not_stop_a_publisher(tmp_path):
-    """Whoever has written them into the folder."""
+    """Files in followers/ that are no JSON objects are ignored; old heartbeats are removed."""
     with Publisher(table(), tmp_path / "feed", forget_followers_after_seconds=1e-9) as publisher:
         (tmp_path / "feed" / "followers" / "deep").write_text("[" * 60000)
         (tmp_path / "feed" / "followers" / "dead").write_text("{}")
@@ -586,7 +586,7 @@ def headers_of(address, path, **headers):
 
 
 def test_a_newer_generation_is_told_at_once(server, tmp_path):
-    """Of a folder that is not there yet, too; and after a second whatever there is. Drafts are none."""
+    """newer-than answers when a generation is added, or after a second; also for a missing folder."""
     assert ask(server, "GET", "/newer-than/0") == (200, b"0\n")
     Feed(tmp_path / "feed").make()
     assert ask(server, "GET", "/newer-than/0") == (200, b"0\n")

@@ -15,15 +15,16 @@ from tf_dynemb.table.handle import handles_in
 from tf_dynemb.table.variable import Variable
 
 
-class _EverySteps(keras.callbacks.Callback):
+class EverySteps(keras.callbacks.Callback):
     """Does something after every `every_steps` steps, and when training ends.
 
-    With steps_per_execution at the first end of an execution at or after that step.
+    With steps_per_execution at the first end of an execution at or after that step. None: at the end of
+    each epoch.
     """
 
-    def __init__(self, every_steps: int) -> None:
+    def __init__(self, every_steps: int | None) -> None:
         super().__init__()
-        self.every_steps = whole("every_steps", every_steps)
+        self.every_steps = None if every_steps is None else whole("every_steps", every_steps)
         self._steps = self._steps_of_epochs = 0
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -32,24 +33,29 @@ class _EverySteps(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Acts when it is time."""
+        if self.every_steps is None:
+            return
         times = self._steps // self.every_steps
         self._steps = self._steps_of_epochs + batch + 1
         if self._steps // self.every_steps > times:
             self._act()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Goes on counting in the next epoch, whose batches start at 0."""
+        """Goes on counting in the next epoch; acts where no number of steps was given."""
         self._steps_of_epochs = self._steps
+        if self.every_steps is None:
+            self._act()
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Acts on what came since the last time."""
         self._act()
 
     def _act(self) -> None:
-        raise NotImplementedError  # every subclass has it
+        # An abstract method: the three callbacks that are subclasses define it.
+        raise NotImplementedError
 
 
-class RestrictCallback(_EverySteps):
+class RestrictCallback(EverySteps):
     """Keeps tables down to a size while they are trained.
 
     After every `every_steps` steps, and when training ends, each table is restricted to the rows that
@@ -132,7 +138,7 @@ class RestrictCallback(_EverySteps):
             table.restrict(rows)
 
 
-class EvictionCallback(_EverySteps):
+class EvictionCallback(EverySteps):
     """Gives the rows that leave tables while they are trained to a function of yours.
 
     To keep them elsewhere, or to see who leaves. It asks the tables after every `every_steps` steps and

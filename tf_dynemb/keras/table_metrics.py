@@ -13,13 +13,13 @@ import tensorflow as tf
 
 from tf_dynemb.base.checks import whole
 from tf_dynemb.base.table import Table
-from tf_dynemb.keras.callbacks import table_of
+from tf_dynemb.keras.callbacks import EverySteps, table_of
 from tf_dynemb.table.handle import handles_in
 from tf_dynemb.table.schema import Schema
 from tf_dynemb.table.variable import Variable
 
 
-class TableMetrics(keras.callbacks.Callback):
+class TableMetrics(EverySteps):
     """Writes the metrics of tables for TensorBoard while Keras trains them.
 
     Of each table scalars, `<name of the table>/<name of the metric>`: all numbers of
@@ -60,14 +60,13 @@ class TableMetrics(keras.callbacks.Callback):
         every_steps: int | None = None,
         sample_rows: int = 10_000,
     ) -> None:
-        super().__init__()
+        super().__init__(every_steps)
         if importlib.util.find_spec("tensorboard") is None:
             raise ImportError("TableMetrics needs TensorBoard: pip install tensorboard")
         if not isinstance(log_dir, (str, os.PathLike)):
             raise TypeError(f"log_dir: got {log_dir!r}, want the path of a folder")
         self.log_dir = os.fspath(log_dir)
         self.tables = None if tables is None else [table_of(table) for table in tables]
-        self.every_steps = None if every_steps is None else whole("every_steps", every_steps)
         self.sample_rows = whole("sample_rows", sample_rows, 0)
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -83,29 +82,14 @@ class TableMetrics(keras.callbacks.Callback):
         self._watched = tables
         self._writer = tf.summary.create_file_writer(self.log_dir)
         self._written_step: int | None = None
-        self._steps = self._steps_of_epochs = 0
-
-    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Writes when it is time."""
-        if self.every_steps is None:
-            return
-        times = self._steps // self.every_steps
-        self._steps = self._steps_of_epochs + batch + 1
-        if self._steps // self.every_steps > times:
-            self._write()
-
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Writes, if no number of steps was given."""
-        self._steps_of_epochs = self._steps
-        if self.every_steps is None:
-            self._write()
+        super().on_train_begin(logs)
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Writes what came since the last time, and closes the event file."""
-        self._write()
+        super().on_train_end(logs)
         self._writer.close()
 
-    def _write(self) -> None:
+    def _act(self) -> None:
         step = int(self.model.optimizer.iterations)
         if step == self._written_step:
             return

@@ -349,7 +349,7 @@ def _names_in(folder: str, must_be: bool = False) -> list[str]:
     """Files and folders, of object stores with a slash at the end; none if there is no such folder."""
     try:
         if folder.startswith(_STREAMS):
-            # For gfile.listdir a server that does not answer is a folder that is not there.
+            # gfile.listdir reports every error, such as a server that is down, as a missing folder.
             with tf.io.gfile.GFile(f"{folder}/", "rb") as listing:
                 return listing.read(_LISTING_BYTES).decode().split()
         return [name.rstrip("/") for name in tf.io.gfile.listdir(folder)]
