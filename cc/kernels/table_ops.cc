@@ -70,8 +70,10 @@ class TableOp : public CatchingKernel {
  private:
   absl::Status Make(OpKernelContext* context, TableResource** resource) const {
     std::shared_ptr<StorageOptions> storage;
+    TableOptions options = options_;
     if (!storage_.empty()) {
       storage = std::make_shared<StorageOptions>();
+      options.have_shares = true;
       TF_RETURN_IF_ERROR(
           ToTensorFlow(StorageOptions::Parse(storage_, PosixFileSystem(), storage.get())));
       // A restore makes a table beside the one that has the folder, without a name.
@@ -83,7 +85,7 @@ class TableOp : public CatchingKernel {
     }
     Shards shards;
     TF_RETURN_IF_ERROR(
-        MakeShards(context, schema_, options_, storage, shards_, init_rows_, &shards));
+        MakeShards(context, schema_, options, storage, shards_, init_rows_, &shards));
     ShardSet::Contents contents = ContentsOf(std::move(shards));
     if (storage != nullptr && storage->flushed != nullptr) {
       if (contents.strings != nullptr) {
@@ -92,7 +94,7 @@ class TableOp : public CatchingKernel {
       }
       storage->flushed.reset();  // those that are put in the place of these begin without
     }
-    *resource = new TableResource(std::move(contents), options_, std::move(storage), table_name_);
+    *resource = new TableResource(std::move(contents), options, std::move(storage), table_name_);
     return absl::OkStatus();
   }
 

@@ -643,3 +643,28 @@ def test_a_table_whose_bytes_are_full():
     assert found["bytes"] <= 2**18
     with pytest.raises(tf.errors.InvalidArgumentError, match="max_bytes: got 10, want at least"):
         tf_dynemb.Variable(dim=1, max_bytes=10)
+
+
+@pytest.mark.parametrize("eviction", [LRU(), [LRU(), TTL(seconds=1_000)]])
+def test_rows_that_a_smaller_table_evicts_are_no_damage(tmp_path, eviction):
+    """Those of the highest scores stay, of snapshots, of Keras' files and of checkpoints."""
+
+    def model_of(max_rows):
+        layer = tf_dynemb.keras.Embedding(2, max_rows=max_rows, eviction=eviction, name="users")
+        model = keras.Sequential([keras.Input((), dtype="int64"), layer])
+        model.compile(tf_dynemb.DynamicEmbeddingOptimizer("sgd"), "mse")
+        return model, layer.table
+
+    model, table = model_of(1_000)
+    for first in (0, 500):
+        table.upsert(tf.range(first, first + 500, dtype=tf.int64), tf.ones([500, 2]))
+    tf_dynemb.snapshot.save(tmp_path / "snapshot", {"users": table})
+    model.save_weights(tmp_path / "users.weights.h5")
+    smaller, small_table = model_of(500)
+    for restore in (
+        lambda: tf_dynemb.snapshot.restore(tmp_path / "snapshot", {"users": small_table}),
+        lambda: smaller.load_weights(tmp_path / "users.weights.h5"),
+    ):
+        small_table.clear()
+        restore()
+        assert set(small_table.export()[0].numpy()) == set(range(500, 1_000))

@@ -17,6 +17,7 @@ from tf_dynemb.shard.group import Group
 from tf_dynemb.snapshot.convert import check_chain
 from tf_dynemb.snapshot.files import SnapshotDamagedError, SnapshotReader
 from tf_dynemb.table.handle import handles_in
+from tf_dynemb.table.limits import rows_that_left
 from tf_dynemb.table.table_resource import TableResource
 from tf_dynemb.table.variable import Variable
 
@@ -335,7 +336,7 @@ def load_chain(
         How many rows of the first snapshot there are, in this process.
     """
     handle = resource.resource_handle
-    rows = 0
+    rows, left = 0, rows_that_left(resource)
     for number, reader in enumerate(readers):
         beginning = number == 0
         resource.adopt(reader.tables[reader.known(name)].schema, replace=beginning)
@@ -343,7 +344,7 @@ def load_chain(
             ops.dynemb_set_snapshot(handle, reader.id, follow=follow)
         resource.load_snapshot(reader.path, reader.id, name)
         if beginning:
-            rows = int(tf.reduce_sum(ops.dynemb_size(handle)[0]))
+            rows = int(tf.reduce_sum(ops.dynemb_size(handle)[0])) + rows_that_left(resource) - left
         # What has been read so far is of the version that ends here.
         ops.dynemb_set_snapshot(handle, reader.id, follow=follow)
     return rows

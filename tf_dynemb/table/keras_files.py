@@ -39,6 +39,7 @@ import tensorflow as tf
 
 from tf_dynemb.base.table import Table
 from tf_dynemb.table.blocks import blocks_of
+from tf_dynemb.table.limits import rows_that_left
 
 CHUNK_BYTES = 8 << 20
 _PARTS = ("keys", "values", "slots", "meta")
@@ -127,7 +128,7 @@ def read_rows(table: Table, store: Any) -> None:
         with _parsing(table):
             strings = _strings_of(*arrays[4:]) if table.keep_keys else None
         put(arrays, replace=False, strings=strings)
-    distinct = int(tf.reduce_sum(staged.sizes()[0]))
+    distinct = int(tf.reduce_sum(staged.sizes()[0])) + rows_that_left(staged)
     if distinct != rows:
         raise _damaged(table, f"got {rows} rows of which only {distinct} have keys of their own")
     table.resource.swap(staged)

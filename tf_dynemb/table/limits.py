@@ -73,3 +73,13 @@ class Limits:
 def share_of(number: int, index: int, parts: int) -> int:
     """The share of one of several parts in a limit; -1, which is any number, stays."""
     return number if number < 0 else number // parts + (index < number % parts)
+
+
+def rows_that_left(table: Any) -> int:
+    """How many rows have left a TableResource or ShardedTable by its eviction policy, in its life."""
+    names, numbers = table.counters()
+    return sum(
+        int(number)
+        for name, number in zip(names.numpy(), numbers.numpy(), strict=True)
+        if name in (b"evicted", b"expired")
+    )

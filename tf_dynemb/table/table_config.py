@@ -91,8 +91,8 @@ class TableConfig:
             Probability(0.1) or Custom(function). None: all. Not on GPUs yet.
         storage: where rows are: [tf_dynemb.storage.HostMemory(max_bytes), tf_dynemb.storage.Disk(path)]
             keeps those used last in so much memory and the others in files. Results are those of a table
-            in memory, which is None. Not with max_bytes or eviction; with max_rows only beside a
-            restrict_policy; not on servers, GPUs or in the scope of a strategy of several processes.
+            in memory, which is None. Bounded by max_rows, not by max_bytes; not on servers, GPUs or in
+            the scope of a strategy of several processes.
         exchange_dtype: bfloat16 or float16: the dtype in which rows and summed gradients of a table that
             is sharded across workers travel between processes, at half the bytes of float32. A row is
             rounded once on its way to a lookup, and a process' gradient once on its way to the row's
@@ -202,15 +202,11 @@ class TableConfig:
             )
         self._set("storage", storage_of(self.storage))
         if self.storage is not None:
-            # What training has made too many of may be removed afterwards, wherever it is.
-            bounds = ("max_bytes", "eviction", *(() if self.restrict_policy else ("max_rows",)))
-            for argument in bounds:
-                if getattr(self, argument) is not None:
-                    raise ValueError(
-                        f"{argument}: got {getattr(self, argument)} for a table with storage, want "
-                        "None, for now; HostMemory(max_bytes) bounds its memory, max_rows with a "
-                        "restrict_policy its rows"
-                    )
+            if self.max_bytes is not None:
+                raise ValueError(
+                    f"max_bytes: got {self.max_bytes} for a table with storage, want None; "
+                    "HostMemory(max_bytes) bounds its memory, max_rows its rows, wherever they are"
+                )
         if self.exchange_dtype is not None:
             dtype = _one_of("exchange_dtype", self.exchange_dtype, (tf.bfloat16, tf.float16))
             if not value_dtype.is_floating:

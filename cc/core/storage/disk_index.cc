@@ -7,12 +7,13 @@
 
 namespace dynemb {
 
-Location DiskIndex::Find(uint64_t hash) const {
-  if (hash == kEmpty) return last_;
+DiskIndex::Entry DiskIndex::FindEntry(uint64_t hash) const {
+  constexpr Entry kNone = {0, kNowhere, nullptr};
+  if (hash == kEmpty) return last_entry();
   const Part& part = parts_[PartOf(hash)];
-  if (part.size == 0) return kNowhere;
+  if (part.size == 0) return kNone;
   const int64_t at = part.LowerBound(hash);
-  return part.hashes[at] == hash ? part.location(at) : kNowhere;
+  return part.hashes[at] == hash ? part.entry(at) : kNone;
 }
 
 void DiskIndex::Prefetch(uint64_t hash) const {
@@ -20,10 +21,20 @@ void DiskIndex::Prefetch(uint64_t hash) const {
   if (part.size > 0) __builtin_prefetch(&part.hashes[part.Home(hash)]);
 }
 
-bool DiskIndex::Put(uint64_t hash, Location location) {
+void DiskIndex::PrefetchEntry(uint64_t hash) const {
+  const Part& part = parts_[PartOf(hash)];
+  if (part.size == 0) return;
+  const int64_t home = part.Home(hash);
+  __builtin_prefetch(&part.hashes[home]);
+  __builtin_prefetch(&part.locations[6 * home]);
+  if (numbers_ > 0) __builtin_prefetch(&part.numbers[home * numbers_]);
+}
+
+bool DiskIndex::Put(uint64_t hash, Location location, const int64_t* numbers) {
   if (hash == kEmpty) {
     size_ += last_ == kNowhere;
     last_ = location;
+    std::copy_n(numbers, numbers_, last_numbers_);
     return true;
   }
   Part& part = parts_[PartOf(hash)];
@@ -31,7 +42,7 @@ bool DiskIndex::Put(uint64_t hash, Location location) {
     if (part.capacity > 0) {
       const int64_t at = part.LowerBound(hash);
       if (part.hashes[at] == hash) {
-        part.set_location(at, location);
+        part.Set(at, location, numbers);
         return true;
       }
       int64_t end = at;  // of the entries that make way
@@ -40,7 +51,7 @@ bool DiskIndex::Put(uint64_t hash, Location location) {
       if (!part.is_full() && end + 1 < part.slots()) {
         part.Move(at, at + 1, end - at);
         part.hashes[at] = hash;
-        part.set_location(at, location);
+        part.Set(at, location, numbers);
         ++part.size;
         ++size_;
         return true;
@@ -79,14 +90,19 @@ bool DiskIndex::Remove(uint64_t hash) {
 }
 
 void DiskIndex::Clear() {
-  for (Part& part : parts_) part = Part();
+  for (Part& part : parts_) {
+    part = Part();
+    part.numbers_of_entry = numbers_;
+  }
   last_ = kNowhere;
   size_ = 0;
 }
 
 int64_t DiskIndex::memory_bytes() const {
   int64_t bytes = 0;
-  for (const Part& part : parts_) bytes += part.capacity == 0 ? 0 : part.slots() * 14;
+  for (const Part& part : parts_) {
+    bytes += part.capacity == 0 ? 0 : part.slots() * (14 + 8 * numbers_);
+  }
   return bytes;
 }
 
@@ -103,12 +119,16 @@ int64_t DiskIndex::Part::FarLowerBound(int64_t from, uint64_t hash) const {
 void DiskIndex::Part::Move(int64_t from, int64_t to, int64_t entries) {
   std::memmove(&hashes[to], &hashes[from], static_cast<size_t>(entries) * sizeof(uint64_t));
   std::memmove(&locations[to * 6], &locations[from * 6], static_cast<size_t>(entries) * 6);
+  if (numbers_of_entry == 0) return;
+  std::memmove(&numbers[to * numbers_of_entry], &numbers[from * numbers_of_entry],
+               static_cast<size_t>(entries * numbers_of_entry) * sizeof(int64_t));
 }
 
 bool DiskIndex::Part::Grow(int64_t to_capacity) {
   Part larger;
   larger.capacity = to_capacity;
   larger.size = size;
+  larger.numbers_of_entry = numbers_of_entry;
   const auto each = [&](const auto& visit) {
     int64_t next = 0;
     for (int64_t at = 0; at < slots(); ++at) {
@@ -123,11 +143,15 @@ bool DiskIndex::Part::Grow(int64_t to_capacity) {
   larger.spill = std::max<int64_t>(0, end - larger.capacity) + kSpill;
   larger.hashes.reset(new (std::nothrow) uint64_t[static_cast<size_t>(larger.slots())]);
   larger.locations.reset(new (std::nothrow) uint8_t[static_cast<size_t>(larger.slots()) * 6]);
-  if (larger.hashes == nullptr || larger.locations == nullptr) return false;
+  larger.numbers.reset(new (std::nothrow)
+                           int64_t[static_cast<size_t>(larger.slots() * numbers_of_entry)]);
+  if (larger.hashes == nullptr || larger.locations == nullptr || larger.numbers == nullptr) {
+    return false;
+  }
   std::fill_n(larger.hashes.get(), larger.slots(), kEmpty);
   each([&](int64_t from, int64_t to) {
     larger.hashes[to] = hashes[from];
-    larger.set_location(to, location(from));
+    larger.Set(to, location(from), entry(from).numbers);
   });
   *this = std::move(larger);
   return true;

@@ -4,7 +4,8 @@
 // bits of the hash, each an array that is sorted by hash, with gaps: an entry lies at
 // the place of its hash, in proportion, or behind it, where others are (linear probing, kept in
 // order). So a search ends at the first larger hash, and the rows of a range of hashes lie side by
-// side. 14 bytes an entry, in arrays that are 82 % to 92 % full: 15 to 17 bytes a row.
+// side. 14 bytes an entry, in arrays that are 82 % to 92 % full: 15 to 17 bytes a row; and 8 for
+// each number that is kept with an entry, of what an eviction policy asks (RowScores::Numbers).
 #ifndef TF_DYNEMB_CC_CORE_STORAGE_DISK_INDEX_H_
 #define TF_DYNEMB_CC_CORE_STORAGE_DISK_INDEX_H_
 
@@ -38,17 +39,29 @@ inline constexpr Location kNowhere = (uint64_t{1} << 48) - 1;
 // Reads from any number of threads; a change alone.
 class DiskIndex {
  public:
+  static constexpr int kMostNumbers = 2;
+  // So many numbers are kept with an entry.
+  explicit DiskIndex(int numbers = 0) : numbers_(numbers) { Clear(); }
+
   static constexpr int kPartBits = 6;
   static constexpr int kParts = 1 << kPartBits;
   static int PartOf(uint64_t hash) { return static_cast<int>(hash >> (64 - kPartBits)); }
 
+  struct Entry {
+    uint64_t hash;
+    Location location;
+    const int64_t* numbers;
+  };
   // kNowhere: there is no such entry.
-  Location Find(uint64_t hash) const;
+  Location Find(uint64_t hash) const { return FindEntry(hash).location; }
+  Entry FindEntry(uint64_t hash) const;
   void Prefetch(uint64_t hash) const;
+  // Of a hash that has an entry, as it is likely.
+  void PrefetchEntry(uint64_t hash) const;
 
   // Inserts or overwrites. False: no memory, and nothing has changed; an entry that is there is
   // always overwritten.
-  bool Put(uint64_t hash, Location location);
+  bool Put(uint64_t hash, Location location, const int64_t* numbers = nullptr);
   // Makes room for so many entries, which saves growing on the way. False: no memory.
   bool Reserve(int64_t entries);
   // False: there was none.
@@ -58,17 +71,17 @@ class DiskIndex {
   int64_t size() const { return size_; }
   int64_t memory_bytes() const;
 
-  // Calls visit(hash, location) for the entries of a part, from a hash on and in ascending order of
-  // hashes, while it returns true.
+  // Calls visit(entry) for the entries of a part, from a hash on and in ascending order of hashes,
+  // while it returns true.
   template <typename Visit>
   void ForEach(int part, uint64_t from, const Visit& visit) const {
     const Part& in = parts_[part];
     if (in.capacity > 0) {
       for (int64_t at = in.LowerBound(from); at < in.slots(); ++at) {
-        if (in.hashes[at] != kEmpty && !visit(in.hashes[at], in.location(at))) return;
+        if (in.hashes[at] != kEmpty && !visit(in.entry(at))) return;
       }
     }
-    if (part == kParts - 1 && last_ != kNowhere) visit(kEmpty, last_);
+    if (part == kParts - 1 && last_ != kNowhere) visit(last_entry());
   }
 
  private:
@@ -78,6 +91,8 @@ class DiskIndex {
   struct Part {
     std::unique_ptr<uint64_t[]> hashes;  // ascending, but for empty ones; one empty one at the end
     std::unique_ptr<uint8_t[]> locations;
+    std::unique_ptr<int64_t[]> numbers;
+    int numbers_of_entry = 0;
     int64_t capacity = 0;  // places
     int64_t spill = 0;     // slots behind them
     int64_t size = 0;
@@ -111,13 +126,24 @@ class DiskIndex {
         locations[at * 6 + b] = static_cast<uint8_t>(location >> (8 * b));
       }
     }
+    Entry entry(int64_t at) const {
+      return {hashes[at], location(at), numbers.get() + at * numbers_of_entry};
+    }
+    void Set(int64_t at, Location location, const int64_t* of_entry) {
+      set_location(at, location);
+      std::copy_n(of_entry, numbers_of_entry, numbers.get() + at * numbers_of_entry);
+    }
     void Move(int64_t from, int64_t to, int64_t entries);
     bool Grow(int64_t to_capacity);
   };
 
+  Entry last_entry() const { return {kEmpty, last_, last_numbers_}; }
+
   Part parts_[kParts];
   Location last_ = kNowhere;
+  int64_t last_numbers_[kMostNumbers] = {};
   int64_t size_ = 0;
+  int numbers_;  // of an entry
 };
 
 }  // namespace dynemb

@@ -10,8 +10,13 @@
 
 namespace dynemb {
 
-DiskRows::DiskRows(std::shared_ptr<DiskFolder> folder, int64_t least_file_bytes)
-    : folder_(folder),
+DiskRows::DiskRows(std::shared_ptr<DiskFolder> folder, int64_t least_file_bytes,
+                   const EvictionPolicy& policy, std::shared_ptr<PolicyClock> clock)
+    : policy_(policy),
+      expires_(policy.expires()),
+      clock_(std::move(clock)),
+      folder_(folder),
+      index_(RowScores::NumbersOf(policy)),
       log_(std::move(folder), least_file_bytes),
       least_file_bytes_(least_file_bytes) {}
 
@@ -36,21 +41,44 @@ Status DiskRows::Reopen(const FlushedShard& flushed) {
           if (!log_.HasRecordAt(location) || index_.Find(hash) != kNowhere) {
             return Status(Code::kDataLoss, StrCat(path, ": it does not fit the files of rows"));
           }
-          if (!index_.Put(hash, location)) return NoMemory();
+          constexpr int64_t kUnknown[DiskIndex::kMostNumbers] = {};
+          if (!index_.Put(hash, location, kUnknown)) return NoMemory();
           log_.Live(location);
         }
         return Status();
       });
 }
 
+Status DiskRows::ReadNumbers() {
+  if (!scores_ || empty()) return Status();
+  const int64_t at = layouts_.back().layout.meta_field[static_cast<int>(MetaField::kLastWriteTime)];
+  int64_t latest = INT64_MIN;
+  DYNEMB_RETURN_IF_ERROR(ForEachRow([&](Key key, const char* row) {
+    const uint64_t hash = DiskHash(key);
+    int64_t numbers[DiskIndex::kMostNumbers];
+    NumbersOf(row, numbers);
+    index_.Put(hash, index_.Find(hash), numbers);
+    if (at >= 0) {
+      latest = std::max(latest, ReadInt64(row + layouts_.back().layout.meta_offset + at));
+    }
+    return Status();
+  }));
+  if (policy_.uses_time()) clock_->Advance(latest);
+  return Status();
+}
+
+void DiskRows::NumbersOf(const char* row, int64_t* numbers) const {
+  if (scores_) scores_->Numbers(row, row + layouts_.back().layout.meta_offset, numbers);
+}
+
 void DiskRows::ForFlush(int part, IndexEntries* entries, FlushedShard* flushed) const {
   flushed->schemas.clear();
   for (const auto& schema : schemas_) flushed->schemas.push_back(*schema);
   int64_t last_slot = -1;
-  index_.ForEach(part, 0, [&](uint64_t hash, Location location) {
-    entries->keys.push_back(KeyOfDiskHash(hash));
-    entries->locations.push_back(location);
-    const int64_t slot = RowLog::SlotOf(location);
+  index_.ForEach(part, 0, [&](const DiskIndex::Entry& entry) {
+    entries->keys.push_back(KeyOfDiskHash(entry.hash));
+    entries->locations.push_back(entry.location);
+    const int64_t slot = RowLog::SlotOf(entry.location);
     if (slot != last_slot) flushed->files[slot] = log_.FileAt(slot);
     last_slot = slot;
     return true;
@@ -82,6 +110,9 @@ void DiskRows::SetSchema(NextSchema next) {
   schemas_.push_back(std::move(next.schema));
   initial_slots_ = std::move(next.initial_slots);
   layouts_.emplace_back(*schemas_.back());
+  if (policy_.evicts() || policy_.expires()) {
+    scores_.emplace(policy_, layouts_.back().layout, schemas_.back()->value_dtype, clock_);
+  }
   log_.SetLayout(static_cast<SchemaNumber>(layouts_.size() - 1), layouts_.back().layout.row_bytes,
                  std::move(next.text));
 }
@@ -117,8 +148,10 @@ Status DiskRows::ForEachRow(const RowFunction& row) const {
   int64_t found = 0;
   DYNEMB_RETURN_IF_ERROR(
       log_.Scan([&](Key key, Location location, SchemaNumber schema_number, const char* bytes) {
-        if (index_.Find(DiskHash(key)) != location) return Status();
+        const DiskIndex::Entry entry = index_.FindEntry(DiskHash(key));
+        if (entry.location != location) return Status();
         ++found;
+        if (HasExpired(entry)) return Status();
         if (layouts_[schema_number].is_current) return row(key, bytes);
         Convert(schema_number, bytes, converted.data());
         return row(key, converted.data());
@@ -143,16 +176,19 @@ Status DiskRows::Put(Span<const Key> keys, const char* rows) {
   std::vector<Location> locations(static_cast<size_t>(keys.size));
   DYNEMB_RETURN_IF_ERROR(log_.Append(keys, rows, locations.data()));
   rows_written_ += keys.size;
-  for (int64_t i = 0; i < keys.size; ++i) {
-    const uint64_t hash = DiskHash(keys[i]);
+  bool has_memory = true;
+  ForEachHash(keys, [&](int64_t i, uint64_t hash) {
+    if (!has_memory) return;
     const Location before = index_.Find(hash);
-    if (!index_.Put(hash, locations[i])) {
-      return ResourceExhausted("no memory for the index of ", index_.size(), " rows on disk");
-    }
+    int64_t numbers[DiskIndex::kMostNumbers];
+    NumbersOf(rows + i * layouts_.back().layout.row_bytes, numbers);
+    has_memory = index_.Put(hash, locations[i], numbers);
+    if (!has_memory) return;
     log_.Live(locations[i]);
     if (before != kNowhere) log_.Dead(before);
-  }
-  return Status();
+  });
+  if (has_memory) return Status();
+  return ResourceExhausted("no memory for the index of ", index_.size(), " rows on disk");
 }
 
 bool DiskRows::Remove(uint64_t hash) {

@@ -5,6 +5,9 @@
 // schema the rows on disk stay as they are; each is read as the schema of now has it, by what is
 // known of the schemas between: slots that another optimizer, or none, had meanwhile are initial
 // ones, as Table::PrepareMove says of a move.
+//
+// What an eviction policy asks of a row is in the index, so that the lowest rows are found, and
+// expired ones told from others, without reading any. An expired row is there until it is removed.
 #ifndef TF_DYNEMB_CC_CORE_STORAGE_DISK_ROWS_H_
 #define TF_DYNEMB_CC_CORE_STORAGE_DISK_ROWS_H_
 
@@ -12,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "cc/core/base/hash.h"
@@ -20,6 +24,7 @@
 #include "cc/core/storage/index_file.h"
 #include "cc/core/storage/row_log.h"
 #include "cc/core/table/row_layout.h"
+#include "cc/core/table/row_scores.h"
 
 namespace dynemb {
 
@@ -27,20 +32,52 @@ namespace dynemb {
 class DiskRows {
  public:
   // There is no schema yet.
-  DiskRows(std::shared_ptr<DiskFolder> folder, int64_t least_file_bytes);
-  // The rows, and the schema, as of a flush. Errors: of files that are missing or damaged.
+  DiskRows(std::shared_ptr<DiskFolder> folder, int64_t least_file_bytes,
+           const EvictionPolicy& policy, std::shared_ptr<PolicyClock> clock);
+  // The rows, and the schema, as of a flush. Errors: of files that are missing or damaged. When the
+  // schema of now is set, ReadNumbers must be called.
   Status Reopen(const FlushedShard& flushed);
+  // Reads what the policy asks, if there is one, from all rows, and sets the clock to the latest.
+  Status ReadNumbers();
 
   bool empty() const { return index_.size() == 0; }
   int64_t size() const { return index_.size(); }
-  Location Find(uint64_t hash) const { return index_.Find(hash); }
+  // Of a row that has not expired; kNowhere: there is none.
+  Location Find(uint64_t hash) const {
+    const DiskIndex::Entry entry = index_.FindEntry(hash);
+    return entry.location == kNowhere || HasExpired(entry) ? kNowhere : entry.location;
+  }
+  // Of any.
+  Location FindAny(uint64_t hash) const { return index_.Find(hash); }
+  bool HasExpired(const DiskIndex::Entry& entry) const {
+    return expires_ && scores_->HasExpired(entry.numbers);
+  }
+  int64_t Score(const DiskIndex::Entry& entry) const { return scores_->Score(entry.numbers); }
   void Prefetch(uint64_t hash) const { index_.Prefetch(hash); }
   const DiskIndex& index() const { return index_; }
+  // Calls visit(i, hash) for each of some keys, whose entries are fetched ahead.
+  template <typename Visit>
+  void ForEachHash(Span<const Key> keys, const Visit& visit) const {
+    constexpr int64_t kAhead = 8;
+    uint64_t ahead[kAhead];
+    const auto fetch = [&](int64_t i) {
+      if (i >= keys.size) return;
+      ahead[i % kAhead] = DiskHash(keys[i]);
+      index_.PrefetchEntry(ahead[i % kAhead]);
+    };
+    for (int64_t i = 0; i < kAhead; ++i) fetch(i);
+    for (int64_t i = 0; i < keys.size; ++i) {
+      const uint64_t hash = ahead[i % kAhead];
+      fetch(i + kAhead);
+      visit(i, hash);
+    }
+  }
   int64_t locations_made() const { return log_.locations_made(); }
 
   // Reads the rows at locations that ascend, each once, to rows + i * row_bytes.
   Status Read(Span<const Location> locations, char* rows) const;
-  // Calls row(key, bytes) for each row, in no order. kDataLoss: not all could be read.
+  // Calls row(key, bytes) for each row, in no order, but for expired ones. kDataLoss: not all could
+  // be read.
   using RowFunction = std::function<Status(Key key, const char* row)>;
   Status ForEachRow(const RowFunction& row) const;
 
@@ -101,7 +138,13 @@ class DiskRows {
   Status MoveFiles(const Moves& moves);
   // A row of an earlier layout as one of now.
   void Convert(SchemaNumber schema_number, const char* row, char* to) const;
+  // What the policy asks of a row in the layout of now.
+  void NumbersOf(const char* row, int64_t* numbers) const;
 
+  const EvictionPolicy policy_;
+  const bool expires_;
+  const std::shared_ptr<PolicyClock> clock_;
+  std::optional<RowScores> scores_;  // by the layout of now; none without a policy
   const std::shared_ptr<DiskFolder> folder_;
   DiskIndex index_;
   RowLog log_;

@@ -25,15 +25,23 @@ TEST(DiskIndexTest, AgreesWithAMap) {
   for (int i = 0; i < 300; ++i) hashes.push_back(~uint64_t{0} - static_cast<uint64_t>(i));
   for (int i = 0; i < 300; ++i) hashes.push_back((uint64_t{7} << 40) + static_cast<uint64_t>(i));
   while (hashes.size() < 3000) hashes.push_back(random());
-  DiskIndex index;
+  DiskIndex index(2);
   std::map<uint64_t, Location> want;
+  const auto numbers_of = [](Location location) {
+    const int64_t number = static_cast<int64_t>(location);
+    return std::vector<int64_t>{3 * number, -number};
+  };
   for (int i = 0; i < 100'000; ++i) {
     const uint64_t hash = hashes[random() % hashes.size()];
     const auto found = want.find(hash);
-    ASSERT_EQ(index.Find(hash), found == want.end() ? kNowhere : found->second);
+    const DiskIndex::Entry entry = index.FindEntry(hash);
+    ASSERT_EQ(entry.location, found == want.end() ? kNowhere : found->second);
+    if (found != want.end()) {
+      ASSERT_EQ(std::vector<int64_t>(entry.numbers, entry.numbers + 2), numbers_of(found->second));
+    }
     if (random() % 2 == 0) {
       const Location location = random() % kNowhere;
-      ASSERT_TRUE(index.Put(hash, location));
+      ASSERT_TRUE(index.Put(hash, location, numbers_of(location).data()));
       want[hash] = location;
     } else {
       ASSERT_EQ(index.Remove(hash), found != want.end());
@@ -45,8 +53,10 @@ TEST(DiskIndexTest, AgreesWithAMap) {
       std::vector<std::pair<uint64_t, Location>> got;
       for (int part = DiskIndex::PartOf(from); part < DiskIndex::kParts; ++part) {
         index.ForEach(part, std::max(from, static_cast<uint64_t>(part) << 58),
-                      [&](uint64_t hash, Location location) {
-                        got.emplace_back(hash, location);
+                      [&](const DiskIndex::Entry& entry) {
+                        got.emplace_back(entry.hash, entry.location);
+                        EXPECT_EQ(entry.numbers[0], numbers_of(entry.location)[0]);
+                        EXPECT_EQ(entry.numbers[1], numbers_of(entry.location)[1]);
                         return true;
                       });
       }
@@ -337,7 +347,7 @@ TEST(TieredTableTest, RefusesWhatItCannot) {
   EXPECT_EQ(make({}), Code::kInvalidArgument) << "no disk";
   ASSERT_OK(DiskFolder::Open(&files, {{"/tiers"}}, &storage.disk));
   TableOptions bounded;
-  bounded.max_rows = 10;
+  bounded.max_bytes = 1000;
   EXPECT_EQ(make(bounded), Code::kInvalidArgument);
   storage.max_bytes = 100;
   EXPECT_EQ(make({}), Code::kInvalidArgument) << "no room for a row";

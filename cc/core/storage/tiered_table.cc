@@ -4,6 +4,7 @@
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <shared_mutex>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "cc/core/storage/tier_changes.h"
 #include "cc/core/storage/tiers.h"
 #include "cc/core/table/call_checks.h"
+#include "cc/core/table/evictor.h"
 
 namespace dynemb {
 namespace {
@@ -37,15 +39,13 @@ void FillReport(const Batch& batch, const std::vector<Outcome>& outcomes, const 
 
 class Tiered final : public TieredTable {
  public:
-  Tiered(std::shared_ptr<Tiers> tiers, std::shared_ptr<TierChanges> changes)
+  Tiered(std::shared_ptr<Tiers> tiers, std::shared_ptr<TierChanges> changes,
+         const TableSchema& schema, const TableOptions& options)
       : tiers_(std::move(tiers)),
         changes_(std::move(changes)),
-        schema_(tiers_->above()->schema()),
-        layout_(schema_) {}
-  // Of a move that will run.
-  Tiered(std::shared_ptr<Tiers> tiers, std::shared_ptr<TierChanges> changes,
-         const TableSchema& schema)
-      : tiers_(std::move(tiers)), changes_(std::move(changes)), schema_(schema), layout_(schema) {}
+        schema_(schema),
+        layout_(schema),
+        options_(options) {}
 
   MemorySpace space() const override { return MemorySpace::kHost; }
   const TableSchema& schema() const override { return schema_; }
@@ -64,7 +64,7 @@ class Tiered final : public TieredTable {
           },
           &from_below));
       if (from_below.keys.empty()) return Status();
-      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      const Alone alone(*this);
       // What was asked for has been read; that it stays below is no error.
       static_cast<void>(OrNoMemory([&] {
         return tiers_->BringUp(from_below.keys, from_below.locations, from_below.rows,
@@ -94,7 +94,8 @@ class Tiered final : public TieredTable {
         [&](const Context& inner, const Batch& part, const Report& of_part) {
           return tiers_->above()->Apply(inner, part, gradients, update, stamp, of_part);
         },
-        [](int64_t, Outcome outcome) { return IsDone(outcome); });
+        [](int64_t, Outcome outcome) { return IsDone(outcome); },
+        [&](int64_t) { return update.if_missing == IfMissing::kInsert; });
   }
 
   Status Upsert(const Context& context, const Batch& batch, ConstRows values, const Stamp& stamp,
@@ -104,7 +105,7 @@ class Tiered final : public TieredTable {
         [&](const Context& inner, const Batch& part, const Report& of_part) {
           return tiers_->above()->Upsert(inner, part, values, stamp, of_part);
         },
-        [](int64_t, Outcome outcome) { return IsDone(outcome); });
+        [](int64_t, Outcome outcome) { return IsDone(outcome); }, [](int64_t) { return true; });
   }
 
   Status Accumulate(const Context& context, const Batch& batch, ConstRows values_or_deltas,
@@ -116,7 +117,8 @@ class Tiered final : public TieredTable {
         },
         [&](int64_t position, Outcome outcome) {
           return outcome == Outcome::kInserted || (outcome == Outcome::kFound && exists[position]);
-        });
+        },
+        [&](int64_t position) { return !exists[position]; });
   }
 
   Status InsertRows(const Context& context, const Batch& batch, const ConstRowParts& rows,
@@ -126,7 +128,8 @@ class Tiered final : public TieredTable {
         [&](const Context& inner, const Batch& part, const Report& of_part) {
           return tiers_->above()->InsertRows(inner, part, rows, displaced, of_part);
         },
-        [](int64_t, Outcome outcome) { return IsDone(outcome); });
+        [](int64_t, Outcome outcome) { return IsDone(outcome); }, [](int64_t) { return true; },
+        &rows);
   }
 
   Status Erase(const Context& context, const Batch& batch, const Report& report) override {
@@ -140,8 +143,9 @@ class Tiered final : public TieredTable {
         const std::shared_lock<FairSharedMutex> lock(mutex_);
         if (tiers_->NoneBelow(batch)) return WriteAbove(context, batch, report, erase, changed);
       }
-      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      const Alone alone(*this);
       const DistinctKeys distinct(batch);
+      DYNEMB_RETURN_IF_ERROR(tiers_->RemoveExpired(distinct.keys()));
       const int64_t n = PositionsOf(batch);
       std::vector<Outcome> outcomes(static_cast<size_t>(batch.keys.size), Outcome::kFull);
       std::vector<int64_t> erased(static_cast<size_t>(distinct.size()));  // below, of each key
@@ -159,9 +163,7 @@ class Tiered final : public TieredTable {
         outcome = Outcome::kFound;
       }
       for (const int64_t positions : erased) tiers_->CountErased(positions);
-      changes_->Note(batch, tiers_->size(), [&](int64_t position) {
-        return changed(position, outcomes[static_cast<size_t>(position)]);
-      });
+      NoteChanges(batch, outcomes, changed);
       FillReport(batch, outcomes, report);
       return above;
     });
@@ -169,7 +171,7 @@ class Tiered final : public TieredTable {
 
   Status Clear(const Context& context) override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
-    const std::unique_lock<FairSharedMutex> lock(mutex_);
+    const Alone alone(*this);
     changes_->Forget();
     return tiers_->Clear(context);
   }
@@ -177,7 +179,8 @@ class Tiered final : public TieredTable {
   Status Reserve(const Context& context, int64_t rows) override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     const std::shared_lock<FairSharedMutex> lock(mutex_);
-    return tiers_->above()->Reserve(Tiers::Inner(context), std::min(rows, tiers_->max_rows()));
+    return tiers_->above()->Reserve(Tiers::Inner(context),
+                                    std::min(rows, tiers_->max_rows_above()));
   }
 
   Status Export(const Context& context, Cursor* cursor, const RowParts& out,
@@ -242,7 +245,7 @@ class Tiered final : public TieredTable {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     DYNEMB_RETURN_IF_ERROR(CheckMetaField(layout_, field));
     return OrNoMemory([&] {
-      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      const Alone alone(*this);
       std::vector<Key> below, above;
       DYNEMB_RETURN_IF_ERROR(ForEachOnlyBelow(field, [&](Key key, const RowOrder& order) {
         if (order < bound) below.push_back(key);
@@ -250,11 +253,8 @@ class Tiered final : public TieredTable {
       DYNEMB_RETURN_IF_ERROR(ForEachAbove(field, [&](Key key, const RowOrder& order) {
         if (order < bound) above.push_back(key);
       }));
-      for (const auto* keys : {&above, &below}) {
-        Batch batch;
-        batch.keys = *keys;
-        changes_->Note(batch, tiers_->size(), [](int64_t) { return true; });
-      }
+      NoteGone(above);
+      NoteGone(below);
       // First the copies: what an error leaves above has none, and is a row.
       for (const Key key : above) {
         if (tiers_->below()->Remove(DiskHash(key))) tiers_->AddCopies(-1);
@@ -271,7 +271,7 @@ class Tiered final : public TieredTable {
 
   Status BeginEpoch(const Context& context, int64_t epoch) override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
-    const std::unique_lock<FairSharedMutex> lock(mutex_);
+    const Alone alone(*this);
     if (epoch <= changes_->epoch()) return EpochNotLater(epoch, changes_->epoch());
     changes_->BeginEpoch(epoch, tiers_->size());
     return Status();
@@ -301,12 +301,12 @@ class Tiered final : public TieredTable {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     DYNEMB_RETURN_IF_ERROR(CheckMove(schema_, schema));
     return OrNoMemory([&] {
-      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      const Alone alone(*this);
       DYNEMB_RETURN_IF_ERROR(tiers_->AllDown());
       auto made = std::make_unique<Move>();
       DYNEMB_RETURN_IF_ERROR(tiers_->PrepareSchema(schema, &made->next));
       made->tiers = tiers_.get();
-      made->to = std::make_unique<Tiered>(tiers_, changes_, schema);
+      made->to = std::make_unique<Tiered>(tiers_, changes_, schema, options_);
       *move = std::move(made);
       return Status();
     });
@@ -314,23 +314,23 @@ class Tiered final : public TieredTable {
 
   Status BeginFlush() override {
     return OrNoMemory([&] {
-      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      const Alone alone(*this);
       return tiers_->BeginFlush();
     });
   }
   Status FlushPart(int part, IndexEntries* entries, FlushedShard* flushed) override {
     return OrNoMemory([&] {
-      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      const Alone alone(*this);
       return tiers_->FlushPart(part, entries, flushed);
     });
   }
   void EndFlush(const std::set<uint64_t>& unsynced) override {
-    const std::unique_lock<FairSharedMutex> lock(mutex_);
+    const Alone alone(*this);
     tiers_->EndFlush(unsynced);
   }
   Status RemoveDeadRecords() override {
     return OrNoMemory([&] {
-      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      const Alone alone(*this);
       return tiers_->below()->RewriteDead();
     });
   }
@@ -339,6 +339,12 @@ class Tiered final : public TieredTable {
     const std::shared_lock<FairSharedMutex> lock(mutex_);
     return tiers_->size();
   }
+  int64_t room() const override {
+    const std::shared_lock<FairSharedMutex> lock(mutex_);
+    return tiers_->room();
+  }
+  int64_t max_rows() const override { return tiers_->max_rows(); }
+  EvictedRows* evicted() const override { return tiers_->evicted(); }
   TableCounters counters() const override {
     const std::shared_lock<FairSharedMutex> lock(mutex_);
     TableCounters counters = tiers_->above()->counters();
@@ -359,6 +365,21 @@ class Tiered final : public TieredTable {
   }
 
  private:
+  // Holds the lock alone. Rows that have left by the policy meanwhile are changes.
+  class Alone {
+   public:
+    explicit Alone(const Tiered& table) : table_(table), lock_(table.mutex_) {}
+    ~Alone() {
+      table_.NoteGone(table_.tiers_->TakeGone());
+      // Who keeps what leaves can do without the rows for which there is no memory.
+      static_cast<void>(OrNoMemory([&] { table_.tiers_->KeepExpiredAbove(); }));
+    }
+
+   private:
+    const Tiered& table_;
+    const std::unique_lock<FairSharedMutex> lock_;
+  };
+
   // Rows that a call has read from below.
   struct FromBelow {
     std::vector<Key> keys;
@@ -438,7 +459,8 @@ class Tiered final : public TieredTable {
                    const Copy& copy, FromBelow* kept) const {
     const int64_t row_bytes = layout_.row_bytes;
     const size_t most_kept =
-        kept == nullptr ? 0 : static_cast<size_t>(std::max<int64_t>(1, tiers_->max_rows() / 2));
+        kept == nullptr ? 0
+                        : static_cast<size_t>(std::max<int64_t>(1, tiers_->max_rows_above() / 2));
     const size_t at_once = static_cast<size_t>(std::max<int64_t>(1, kReadBytes / row_bytes));
     std::vector<Location> locations;
     std::vector<size_t> first;  // of each location, in `wanted`
@@ -470,24 +492,39 @@ class Tiered final : public TieredTable {
   }
 
   // The frame of all calls that write by key, but Erase: write(context, batch, report) does it
-  // above. changed(position, outcome): whether that is a change.
-  template <typename WriteRows, typename Changed>
+  // above. changed(position, outcome): whether that is a change. inserts(position): whether a
+  // missing key there is inserted. `whole_rows`: those that InsertRows was given.
+  template <typename WriteRows, typename Changed, typename Inserts>
   Status Write(const Context& context, const Batch& batch, const Report& report,
-               const WriteRows& write, const Changed& changed) {
+               const WriteRows& write, const Changed& changed, const Inserts& inserts,
+               const ConstRowParts* whole_rows = nullptr) {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
     return OrNoMemory([&] {
       const int64_t n = PositionsOf(batch);
+      const int64_t inserted_before = expires() ? tiers_->inserted() : 0;
+      bool is_written = false;
+      Status written;
       {
         const std::shared_lock<FairSharedMutex> lock(mutex_);
         if (tiers_->NoneBelow(batch) && tiers_->TakeRoom(n)) {
-          const Status written =
-              OrNoMemory([&] { return WriteAbove(context, batch, report, write, changed); });
+          is_written = true;
+          written = OrNoMemory([&] { return WriteAbove(context, batch, report, write, changed); });
           tiers_->GiveRoom(n);
-          return written;
         }
       }
-      const std::unique_lock<FairSharedMutex> lock(mutex_);
-      return WriteInSlices(context, batch, report, write, changed);
+      if (is_written && !expires()) return written;
+      const Alone alone(*this);
+      if (!is_written) {
+        written =
+            WriteAlone(Tiers::Inner(context), batch, report, write, changed, inserts, whole_rows);
+      }
+      // What has expired leaves by and by. If it cannot, the call is done nevertheless.
+      if (expires() && written.ok()) {
+        const int64_t inserted = tiers_->inserted() - inserted_before;
+        static_cast<void>(
+            OrNoMemory([&] { return tiers_->SweepExpired(Evictor::RowsToLookAt(n, inserted)); }));
+      }
+      return written;
     });
   }
 
@@ -496,79 +533,216 @@ class Tiered final : public TieredTable {
   Status WriteAbove(const Context& context, const Batch& batch, const Report& report,
                     const WriteRows& write, const Changed& changed) {
     const Context inner = Tiers::Inner(context);
-    if (!changes_->tracking()) return write(inner, batch, report);
     std::vector<Outcome> own;
     Report tracked = report;
-    if (report.outcomes.empty()) {
+    if (changes_->tracking() && report.outcomes.empty()) {
       own.resize(static_cast<size_t>(batch.keys.size));
       tracked.outcomes = own;
     }
     const Status written = write(inner, batch, tracked);
+    tiers_->KeepExpiredAbove();
     if (!written.ok() && written.code() != Code::kResourceExhausted) return written;
-    changes_->Note(batch, tiers_->size(),
-                   [&](int64_t position) { return changed(position, tracked.outcomes[position]); });
+    NoteChanges(batch, tracked.outcomes, changed);
     return written;
   }
 
-  // With the lock held alone.
-  template <typename WriteRows, typename Changed>
-  Status WriteInSlices(const Context& context, const Batch& batch, const Report& report,
-                       const WriteRows& write, const Changed& changed) {
-    const Context inner = Tiers::Inner(context);
+  // With the lock held alone. Keys that have rows are written first; then room is made for the
+  // others, as in a host table.
+  template <typename WriteRows, typename Changed, typename Inserts>
+  Status WriteAlone(const Context& inner, const Batch& batch, const Report& report,
+                    const WriteRows& write, const Changed& changed, const Inserts& inserts,
+                    const ConstRowParts* whole_rows) {
+    // What is wrong with the arguments is known before any row leaves.
+    int64_t none = 0;
+    const Positions no_positions = {{}, &none};
+    Batch no_keys = batch;
+    no_keys.select = &no_positions;
+    DYNEMB_RETURN_IF_ERROR(write(inner, no_keys, {}));
     const DistinctKeys distinct(batch);
-    const int64_t n = PositionsOf(batch), most = tiers_->max_rows();
-    const int64_t slices = std::max<int64_t>(1, (distinct.size() + most - 1) / most);
+    DYNEMB_RETURN_IF_ERROR(tiers_->RemoveExpired(distinct.keys()));
+    std::vector<int64_t> numbers, missing;  // of the keys
+    DYNEMB_RETURN_IF_ERROR(FindMissing(batch, distinct, inserts, &numbers, &missing));
+    const bool evicts = options_.eviction.evicts();
+    const int64_t room = tiers_->room();
+    if (static_cast<int64_t>(missing.size()) > room) {
+      // Rows that are put back, as by a restore, are not dropped.
+      if (!evicts && (options_.on_full == OnFull::kError || whole_rows != nullptr)) {
+        return ResourceExhausted("max_rows: got ", missing.size(), " keys without a row, for ",
+                                 tiers_->size(), " rows of at most ", tiers_->max_rows(),
+                                 "; want a larger max_rows, or an eviction policy");
+      }
+      if (whole_rows != nullptr) SortByScore(batch, distinct, *whole_rows, &missing);
+    } else {
+      numbers.resize(static_cast<size_t>(distinct.size()));
+      std::iota(numbers.begin(), numbers.end(), 0);
+      missing.clear();
+    }
+    std::vector<Outcome> outcomes(static_cast<size_t>(batch.keys.size), Outcome::kFull);
+    bool has_begun = false;
+    Status written =
+        WriteInSlices(inner, batch, distinct, numbers, write, changed, &outcomes, &has_begun);
+    // Whole rows come with scores, and may evict each other: a part of the table at a time.
+    const size_t step = evicts && whole_rows != nullptr
+                            ? static_cast<size_t>(tiers_->max_rows() / 16 + 1)
+                            : missing.size();
+    for (size_t at = 0; written.ok() && at < missing.size(); at += step) {
+      const size_t end = std::min(missing.size(), at + step);
+      const int64_t wanted = static_cast<int64_t>(end - at);
+      has_begun = true;
+      if (evicts && wanted > tiers_->room()) {
+        written = OrNoMemory([&] { return tiers_->Evict(wanted - tiers_->room()); });
+      }
+      const int64_t some = std::clamp<int64_t>(tiers_->room(), 0, wanted);
+      const auto first = missing.begin() + static_cast<std::ptrdiff_t>(at);
+      const auto declined = first + some;
+      if (written.ok()) {
+        written = WriteInSlices(inner, batch, distinct, {first, declined}, write, changed,
+                                &outcomes, &has_begun);
+        Decline(batch, distinct, {declined, missing.begin() + static_cast<std::ptrdiff_t>(end)},
+                &outcomes);
+      }
+    }
+    if (!written.ok() && !has_begun) return written;  // nothing has changed
+    FillReport(batch, outcomes, report);
+    return written;
+  }
+
+  // The numbers of the keys that have no row and are to be inserted, in the order of the batch, and
+  // of the others. All are others if there is room for all.
+  template <typename Inserts>
+  Status FindMissing(const Batch& batch, const DistinctKeys& distinct, const Inserts& inserts,
+                     std::vector<int64_t>* others, std::vector<int64_t>* missing) const {
+    if (distinct.size() <= tiers_->room()) return Status();
+    std::vector<Outcome> found;
+    DYNEMB_RETURN_IF_ERROR(tiers_->FindAbove(distinct.keys(), &found));
+    std::vector<bool> is_new(static_cast<size_t>(distinct.size()));
+    tiers_->below()->ForEachHash(distinct.keys(), [&](int64_t number, uint64_t hash) {
+      Outcome& outcome = found[static_cast<size_t>(number)];
+      if (outcome == Outcome::kMissing && tiers_->below()->Find(hash) != kNowhere) {
+        outcome = Outcome::kFound;
+      }
+    });
+    for (int64_t j = 0; j < PositionsOf(batch); ++j) {
+      const size_t number = static_cast<size_t>(distinct.number(j));
+      if (found[number] == Outcome::kFound || is_new[number]) continue;
+      is_new[number] = inserts(PositionOf(batch, j));
+    }
+    for (int64_t number = 0; number < distinct.size(); ++number) {
+      (is_new[static_cast<size_t>(number)] ? missing : others)->push_back(number);
+    }
+    return Status();
+  }
+
+  // The lowest first, since they leave again.
+  void SortByScore(const Batch& batch, const DistinctKeys& distinct, const ConstRowParts& rows,
+                   std::vector<int64_t>* numbers) const {
+    if (tiers_->scores() == nullptr) return;
+    std::vector<int64_t> scores(static_cast<size_t>(distinct.size()));
+    for (int64_t j = 0; j < PositionsOf(batch); ++j) {  // the last position counts
+      const int64_t position = PositionOf(batch, j);
+      scores[static_cast<size_t>(distinct.number(j))] =
+          tiers_->scores()->Score(rows.values[position], rows.meta[position]);
+    }
+    std::stable_sort(numbers->begin(), numbers->end(), [&](int64_t a, int64_t b) {
+      return scores[static_cast<size_t>(a)] < scores[static_cast<size_t>(b)];
+    });
+  }
+
+  void Decline(const Batch& batch, const DistinctKeys& distinct,
+               const std::vector<int64_t>& numbers, std::vector<Outcome>* outcomes) {
+    if (numbers.empty()) return;
+    std::vector<bool> is_declined(static_cast<size_t>(distinct.size()));
+    for (const int64_t number : numbers) is_declined[static_cast<size_t>(number)] = true;
+    int64_t positions = 0;
+    for (int64_t j = 0; j < PositionsOf(batch); ++j) {
+      if (!is_declined[static_cast<size_t>(distinct.number(j))]) continue;
+      (*outcomes)[static_cast<size_t>(PositionOf(batch, j))] = Outcome::kDeclined;
+      ++positions;
+    }
+    tiers_->CountDeclined(positions);
+  }
+
+  // Writes the keys of these numbers, as many at a time as there is room for above. `has_begun` is
+  // set when something may have changed.
+  template <typename WriteRows, typename Changed>
+  Status WriteInSlices(const Context& inner, const Batch& batch, const DistinctKeys& distinct,
+                       const std::vector<int64_t>& numbers, const WriteRows& write,
+                       const Changed& changed, std::vector<Outcome>* outcomes, bool* has_begun) {
+    const int64_t n = PositionsOf(batch), most = tiers_->max_rows_above();
+    const int64_t keys = static_cast<int64_t>(numbers.size());
+    const int64_t slices = (keys + most - 1) / most;
+    const bool whole = slices == 1 && keys == distinct.size();
+    std::vector<int64_t> slice_of(static_cast<size_t>(distinct.size()), -1);
+    for (int64_t i = 0; i < keys; ++i) slice_of[static_cast<size_t>(numbers[i])] = i / most;
+    const auto slice_at = [&](int64_t j) {
+      return slice_of[static_cast<size_t>(distinct.number(j))];
+    };
     // The positions of each slice, in the order of the batch.
     std::vector<int64_t> positions, ends(static_cast<size_t>(slices));
-    if (slices > 1) {
+    if (!whole) {
       std::vector<int64_t> next(static_cast<size_t>(slices) + 1);
-      for (int64_t j = 0; j < n; ++j) ++next[static_cast<size_t>(distinct.number(j) / most) + 1];
+      for (int64_t j = 0; j < n; ++j) ++next[static_cast<size_t>(slice_at(j) + 1)];
+      next[0] = 0;  // of those that are left out
       for (size_t s = 0; s < ends.size(); ++s) ends[s] = next[s + 1] += next[s];
-      positions.resize(static_cast<size_t>(n));
+      positions.resize(static_cast<size_t>(next.back()));
       for (int64_t j = 0; j < n; ++j) {
-        int64_t& at = next[static_cast<size_t>(distinct.number(j) / most)];
+        if (slice_at(j) < 0) continue;
+        int64_t& at = next[static_cast<size_t>(slice_at(j))];
         positions[static_cast<size_t>(at++)] = PositionOf(batch, j);
       }
     }
-    std::vector<Outcome> outcomes(static_cast<size_t>(batch.keys.size), Outcome::kFull);
+    std::vector<Key> of_slice;
     for (int64_t s = 0; s < slices; ++s) {
-      const int64_t begin = s * most, end = std::min(distinct.size(), begin + most);
+      of_slice.clear();
+      for (int64_t i = s * most; i < std::min(keys, (s + 1) * most); ++i) {
+        of_slice.push_back(distinct.keys()[static_cast<size_t>(numbers[i])]);
+      }
       Status written = OrNoMemory([&] {
-        return tiers_->MakeResident({distinct.keys().data() + begin, end - begin}, n, [&](Key key) {
+        return tiers_->MakeResident(of_slice, n, [&](Key key) {
           const int64_t number = distinct.NumberOf(key);
-          return begin <= number && number < end;
+          return number >= 0 && slice_of[static_cast<size_t>(number)] == s;
         });
       });
-      if (!written.ok() && s == 0) return written;  // nothing has changed
+      if (!written.ok()) return written;
       int64_t count = 0;
       Positions select;
       Batch part = batch;
-      if (slices > 1) {
+      if (!whole) {
         const int64_t first = s == 0 ? 0 : ends[static_cast<size_t>(s - 1)];
         count = ends[static_cast<size_t>(s)] - first;
         select = {{positions.data() + first, count}, &count};
         part.select = &select;
       }
-      if (written.ok()) {
-        written = write(inner, part, {outcomes, nullptr});
-        if (!written.ok() && s == 0 && written.code() != Code::kResourceExhausted) return written;
-        changes_->Note(part, tiers_->size(), [&](int64_t position) {
-          return changed(position, outcomes[static_cast<size_t>(position)]);
-        });
-      }
-      if (!written.ok()) {
-        FillReport(batch, outcomes, report);
-        return written;
-      }
+      written = write(inner, part, {*outcomes, nullptr});
+      if (!written.ok() && written.code() != Code::kResourceExhausted) return written;
+      *has_begun = true;
+      NoteChanges(part, *outcomes, changed);
+      if (!written.ok()) return written;
     }
-    FillReport(batch, outcomes, report);
     return Status();
   }
+
+  // Notes what a call has changed, as its outcomes say.
+  template <typename Changed>
+  void NoteChanges(const Batch& batch, Span<const Outcome> outcomes, const Changed& changed) {
+    // A row that had expired may have gone without any outcome saying so.
+    changes_->Note(batch, tiers_->size(), [&](int64_t position) {
+      return expires() || changed(position, outcomes[position]);
+    });
+  }
+  void NoteGone(const std::vector<Key>& keys) const {
+    if (keys.empty()) return;
+    Batch batch;
+    batch.keys = keys;
+    changes_->Note(batch, tiers_->size(), [](int64_t) { return true; });
+  }
+
+  bool expires() const { return options_.eviction.expires(); }
 
   // The first `most` hashes from `from` on of the rows of a part, ascending.
   Status HashesOf(int part, uint64_t from, int64_t most, std::vector<uint64_t>* hashes) const {
     DYNEMB_RETURN_IF_ERROR(
-        tiers_->ForEachAbove({part, DiskIndex::kParts}, [&](const std::vector<Key>& keys) {
+        tiers_->ForEachAbove({part, DiskIndex::kParts}, false, [&](const std::vector<Key>& keys) {
           for (const Key key : keys) {
             if (DiskHash(key) >= from) hashes->push_back(DiskHash(key));
           }
@@ -580,8 +754,9 @@ class Tiered final : public TieredTable {
       hashes->resize(static_cast<size_t>(most));
     }
     int64_t more = most;
-    tiers_->below()->index().ForEach(part, from, [&](uint64_t hash, Location) {
-      hashes->push_back(hash);
+    tiers_->below()->index().ForEach(part, from, [&](const DiskIndex::Entry& entry) {
+      if (tiers_->below()->HasExpired(entry)) return true;
+      hashes->push_back(entry.hash);
       return --more > 0;
     });
     std::sort(hashes->begin(), hashes->end());
@@ -655,6 +830,7 @@ class Tiered final : public TieredTable {
     std::vector<int64_t> meta(static_cast<size_t>(kScanRows * layout_.meta_bytes / 8));
     char* const bytes = reinterpret_cast<char*>(meta.data());
     Cursor cursor;
+    cursor.with_expired = true;
     while (!cursor.done) {
       RowParts out;
       out.keys = keys;
@@ -698,6 +874,7 @@ class Tiered final : public TieredTable {
   const std::shared_ptr<TierChanges> changes_;
   const TableSchema schema_;
   const RowLayout layout_;
+  const TableOptions options_;
   FairSharedMutex& mutex_ = tiers_->mutex;
 };
 
@@ -706,10 +883,11 @@ class Tiered final : public TieredTable {
 Status MakeTieredTable(const TableSchema& schema, const TableOptions& options,
                        const StorageOptions& storage, std::unique_ptr<Table>* table) {
   DYNEMB_RETURN_IF_ERROR(schema.Validate());
-  if (options.is_bounded() || options.eviction.evicts() || options.eviction.expires()) {
-    return InvalidArgument(
-        "storage: got max_rows, max_bytes or an eviction policy beside it, which tables with "
-        "storage do not have; give one of the two");
+  DYNEMB_RETURN_IF_ERROR(options.Validate());
+  if (options.max_bytes >= 0) {
+    return InvalidArgument("max_bytes: got ", options.max_bytes,
+                           " for a table with storage, want none: HostMemory bounds its memory, "
+                           "and max_rows its rows");
   }
   if (storage.max_bytes < 0 && storage.max_rows < 0) {
     return InvalidArgument("storage: got no limit of host memory, want one");
@@ -718,7 +896,8 @@ Status MakeTieredTable(const TableSchema& schema, const TableOptions& options,
   return OrNoMemory([&] {
     std::unique_ptr<Tiers> tiers;
     DYNEMB_RETURN_IF_ERROR(Tiers::Make(schema, options, storage, &tiers));
-    auto made = std::make_unique<Tiered>(std::move(tiers), std::make_shared<TierChanges>());
+    auto made = std::make_unique<Tiered>(std::move(tiers), std::make_shared<TierChanges>(), schema,
+                                         options);
     if (options.track_changes) DYNEMB_RETURN_IF_ERROR(made->BeginEpoch(OneThread(), 1));
     *table = std::move(made);
     return Status();

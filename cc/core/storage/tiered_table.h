@@ -10,8 +10,15 @@
 // training writes what it has looked up; ReadRows and the scans leave rows where they are. A call
 // that writes has all of its rows above: it brings up those that are below, for which others leave.
 // A batch of more keys than there is room for above is done in slices, each with all positions of
-// its keys. Erase reads nothing. Rows leave in the order of a clock: those that no call has named
-// since the hand last came by.
+// its keys. Erase reads nothing. Rows leave for below in the order of a clock: those that no call
+// has named since the hand last came by.
+//
+// Limits. max_rows and the eviction policy are of both tiers together, and hold as those of a host
+// table do (TableOptions, Evictor): a table of up to Evictor::kUnitRows rows evicts the same rows,
+// a larger one the lowest of a sample of its own. No row is read for that: what the policy asks is
+// in the index of the disk. A call that may need more room than there is has the lock alone.
+// The table above does not remove rows by itself (TableOptions::removes_rows); one that has expired
+// is missing there as well as below from the same moment on, by one clock.
 //
 // Locks. One lock for all of it, shared by calls that move no rows between the tiers (reads, and
 // writes of keys that are not below while there is room above), and taken alone by those that do,
@@ -22,7 +29,7 @@
 // Errors. That the disk is full, fails, or has damaged a row is the status of the call that needed
 // it, and names the file. No row that is above is lost by it, and rows that are above can be read
 // and written on. If a batch of several slices meets such an error, the keys whose outcome is not
-// kFull have been done, as when memory runs out.
+// kFull have been done, as when memory runs out; and rows that had to leave for them may have left.
 #ifndef TF_DYNEMB_CC_CORE_STORAGE_TIERED_TABLE_H_
 #define TF_DYNEMB_CC_CORE_STORAGE_TIERED_TABLE_H_
 
@@ -84,8 +91,9 @@ class TieredTable : public Table {
 };
 
 // An empty table, or one with the rows of StorageOptions::flushed, of which `schema` is
-// StorageOptions::SchemaFor. Errors: a schema that is not valid; options that bound a table or
-// evict; max_bytes that has no room for a row; files that are missing or damaged.
+// StorageOptions::SchemaFor. max_rows is its own, no share of a RowBudget. Errors: a schema or
+// options that are not valid; TableOptions::max_bytes; StorageOptions::max_bytes that has no room
+// for a row; files that are missing or damaged.
 Status MakeTieredTable(const TableSchema& schema, const TableOptions& options,
                        const StorageOptions& storage, std::unique_ptr<Table>* table);
 

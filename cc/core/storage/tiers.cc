@@ -1,12 +1,16 @@
 #include "cc/core/storage/tiers.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "cc/core/base/hash.h"
 #include "cc/core/base/no_memory.h"
 #include "cc/core/storage/worker_threads.h"
 #include "cc/core/table/batch_order.h"
+#include "cc/core/table/evictor.h"
 #include "cc/core/table/host_table.h"
 #include "cc/core/table/memory_bound.h"
 
@@ -35,6 +39,30 @@ Status InShares(int64_t n, const Look& look) {
   });
 }
 
+// At the beginning of its lap.
+Cursor Hand(int64_t part) {
+  Cursor hand;
+  hand.part = part;
+  hand.parts = kHands;
+  hand.with_expired = true;
+  return hand;
+}
+
+// Moves those of the first n rows that have been found, and their keys, together.
+void MoveFoundForward(const std::vector<Outcome>& outcomes, int64_t n, int64_t row_bytes,
+                      char* rows, Key* keys) {
+  int64_t next = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (outcomes[static_cast<size_t>(i)] != Outcome::kFound) continue;
+    if (next < i)
+      std::memcpy(rows + next * row_bytes, rows + i * row_bytes, static_cast<size_t>(row_bytes));
+    keys[next++] = keys[i];
+  }
+}
+
+// What ties are broken by, as in Evictor.
+uint64_t TieOf(Key key) { return TieOfHash(Mix64(static_cast<uint64_t>(key))); }
+
 Context Threads() {
   Context context;
   context.executor = ComputeThreads();
@@ -53,8 +81,9 @@ Context Tiers::Inner(const Context& context) {
 Status Tiers::Make(const TableSchema& schema, const TableOptions& options,
                    const StorageOptions& storage, std::unique_ptr<Tiers>* tiers) {
   std::unique_ptr<Tiers> made(new Tiers(schema, options, storage));
-  DYNEMB_RETURN_IF_ERROR(MakeAbove(schema, options, storage, &made->above_));
-  made->below_ = std::make_unique<DiskRows>(storage.disk, storage.least_file_bytes);
+  DYNEMB_RETURN_IF_ERROR(made->MakeAbove(schema, &made->above_));
+  made->below_ = std::make_unique<DiskRows>(storage.disk, storage.least_file_bytes,
+                                            options.eviction, made->options_.clock);
   if (storage.flushed != nullptr) {
     DYNEMB_RETURN_IF_ERROR(
         made->below_->Reopen(storage.flushed->shards[static_cast<size_t>(storage.shard)]));
@@ -62,39 +91,51 @@ Status Tiers::Make(const TableSchema& schema, const TableOptions& options,
   DiskRows::NextSchema next;
   DYNEMB_RETURN_IF_ERROR(made->below_->PrepareSchema(schema, &next));
   made->below_->SetSchema(std::move(next));
+  if (storage.flushed != nullptr) DYNEMB_RETURN_IF_ERROR(made->below_->ReadNumbers());
   made->MakeUsed();
   *tiers = std::move(made);
   return Status();
 }
 
-Status Tiers::MakeAbove(const TableSchema& schema, const TableOptions& options,
-                        const StorageOptions& storage, std::unique_ptr<Table>* table) {
+void Tiers::SetScores() {
+  if (options_.evicted != nullptr && expired_above_ == nullptr) {
+    expired_above_ = std::make_shared<EvictedRows>(INT64_MAX);
+  }
+  if (!options_.eviction.evicts() && !options_.eviction.expires()) return;
+  if (options_.clock == nullptr) options_.clock = std::make_shared<PolicyClock>();
+  scores_.emplace(options_.eviction, layout_, schema_.value_dtype, options_.clock);
+}
+
+Status Tiers::MakeAbove(const TableSchema& schema, std::unique_ptr<Table>* table) const {
   TableOptions of_above;
-  of_above.missing_value = options.missing_value;
-  of_above.max_rows = storage.max_rows;
-  if (storage.max_bytes >= 0) {
+  of_above.missing_value = options_.missing_value;
+  of_above.eviction = options_.eviction;
+  of_above.removes_rows = false;
+  of_above.clock = options_.clock;
+  of_above.evicted = expired_above_;
+  of_above.max_rows = storage_.max_rows;
+  if (storage_.max_bytes >= 0) {
     const RowLayout layout(schema);
-    const int64_t rows = RowsWithin(storage.max_bytes, layout, 0);
+    const int64_t rows = RowsWithin(storage_.max_bytes, layout, 0);
     if (rows == 0) {
-      return InvalidArgument("storage: got ", storage.max_bytes,
+      return InvalidArgument("storage: got ", storage_.max_bytes,
                              " bytes of host memory for a shard, want at least ",
                              IndexBytes(1) + RowBytes(1, layout), ", for a row of ",
                              layout.row_bytes, " bytes; give a larger HostMemory");
     }
-    of_above.max_rows = storage.max_rows < 0 ? rows : std::min(rows, storage.max_rows);
+    of_above.max_rows = storage_.max_rows < 0 ? rows : std::min(rows, storage_.max_rows);
   }
   DYNEMB_RETURN_IF_ERROR(MakeHostTable(schema, of_above, table));
   // So that the index does not grow to more, twice for a moment, than it was counted as.
-  return storage.max_bytes < 0 ? Status() : (*table)->Reserve(OneThread(), of_above.max_rows);
+  return storage_.max_bytes < 0 ? Status() : (*table)->Reserve(OneThread(), of_above.max_rows);
 }
 
 void Tiers::MakeUsed() {
   int bits = kLeastUsedBits;
-  while (bits < kMostUsedBits && int64_t{1} << bits < max_rows()) ++bits;
+  while (bits < kMostUsedBits && int64_t{1} << bits < max_rows_above()) ++bits;
   used_size_ = size_t{1} << bits;
   used_shift_ = 64 - bits;
   used_.reset(new std::atomic<uint8_t>[used_size_]());
-  hands_.resize(kHands);
   ResetHands();
 }
 
@@ -128,7 +169,7 @@ bool Tiers::NoneBelow(const Batch& batch) {
       fetch(j + kAhead);
       std::atomic<uint8_t>& used = Used(hash);
       if (used.load(std::memory_order_relaxed) == 0) used.store(1, std::memory_order_relaxed);
-      if (below_->Find(hash) != kNowhere) none.store(false, std::memory_order_relaxed);
+      if (below_->FindAny(hash) != kNowhere) none.store(false, std::memory_order_relaxed);
     }
   });
   return looked.ok() && none;
@@ -147,7 +188,7 @@ void Tiers::Touch(const Batch& batch) {
 bool Tiers::TakeRoom(int64_t keys) {
   // The calls under way may need what they have taken, so that it does not count as room; if it was
   // needed already, it is counted twice, and this one waits for no harm.
-  if (calls_.fetch_add(keys) + keys <= above_->room()) return true;
+  if (calls_.fetch_add(keys) + keys <= std::min(above_->room(), room())) return true;
   GiveRoom(keys);
   return false;
 }
@@ -207,22 +248,30 @@ Status Tiers::InsertAbove(Span<const Key> keys, char* rows) {
 
 Status Tiers::CopyDown(const std::vector<Key>& keys) {
   std::vector<Key> changed;  // that have no copy below
-  for (const Key key : keys) {
-    if (below_->Find(DiskHash(key)) == kNowhere) changed.push_back(key);
-  }
+  below_->ForEachHash(keys, [&](int64_t i, uint64_t hash) {
+    if (below_->FindAny(hash) == kNowhere) changed.push_back(keys[static_cast<size_t>(i)]);
+  });
   const int64_t at_once = std::max<int64_t>(1, kReadBytes / layout_.row_bytes);
-  std::vector<char> rows(static_cast<size_t>(
-      std::min(at_once, static_cast<int64_t>(changed.size())) * layout_.row_bytes));
+  const int64_t most = std::min(at_once, static_cast<int64_t>(changed.size()));
+  std::vector<char> rows(static_cast<size_t>(most * layout_.row_bytes));
+  std::vector<Outcome> outcomes(static_cast<size_t>(most));
   Status put;
   int64_t done = 0;
   while (put.ok() && done < static_cast<int64_t>(changed.size())) {
     const int64_t n = std::min(at_once, static_cast<int64_t>(changed.size()) - done);
     Batch batch;
     batch.keys = {&changed[static_cast<size_t>(done)], n};
-    put = above_->ReadRows(Threads(), batch, PartsOf(rows.data(), n), {});
-    CountRead(n, 0);
+    Report report;
+    report.outcomes = {outcomes.data(), n};
+    put = above_->ReadRows(Threads(), batch, PartsOf(rows.data(), n), report);
+    const int64_t found = std::count(outcomes.begin(), outcomes.begin() + n, Outcome::kFound);
+    CountRead(found, n - found);
+    // Those that have expired need no copy.
+    if (found < n)
+      MoveFoundForward(outcomes, n, layout_.row_bytes, rows.data(),
+                       &changed[static_cast<size_t>(done)]);
     const int64_t below = below_->size();
-    if (put.ok()) put = below_->Put(batch.keys, rows.data());
+    if (put.ok()) put = below_->Put({batch.keys.data, found}, rows.data());
     copies_ += below_->size() - below;
     done += n;
   }
@@ -235,10 +284,11 @@ Status Tiers::Down(const std::vector<Key>& keys) {
   // What is below now leaves, also where the disk had no room for all.
   std::vector<Key> some;
   for (size_t i = 0; !put.ok() && i < keys.size(); ++i) {
-    if (below_->Find(DiskHash(keys[i])) != kNowhere) some.push_back(keys[i]);
+    if (below_->FindAny(DiskHash(keys[i])) != kNowhere) some.push_back(keys[i]);
   }
   const std::vector<Key>& gone = put.ok() ? keys : some;
   std::vector<Outcome> outcomes(gone.size(), Outcome::kFull);
+  gone_.reserve(gone_.size() + gone.size());
   Batch batch;
   batch.keys = gone;
   Report report;
@@ -246,22 +296,26 @@ Status Tiers::Down(const std::vector<Key>& keys) {
   const Status erased = above_->Erase(Threads(), batch, report);
   const int64_t left = std::count(outcomes.begin(), outcomes.end(), Outcome::kFound);
   copies_ -= left;
+  for (size_t i = 0; i < gone.size(); ++i) {
+    if (outcomes[i] != Outcome::kMissing) continue;
+    // It had expired, and its copy with it.
+    gone_.push_back(gone[i]);
+    if (below_->Remove(DiskHash(gone[i]))) --copies_;
+  }
   rows_left_ += left;
   CountWritten(left, &TableCounters::erased);
   return put.ok() ? erased : put;
 }
 
 void Tiers::ResetHands() {
-  for (int64_t part = 0; part < kHands; ++part) {
-    Cursor& hand = hands_[static_cast<size_t>(part)];
-    hand = Cursor();
-    hand.part = part;
-    hand.parts = kHands;
+  for (auto* hands : {&hands_, &evicting_, &sweeping_}) {
+    hands->resize(kHands);
+    for (int64_t part = 0; part < kHands; ++part) (*hands)[static_cast<size_t>(part)] = Hand(part);
   }
 }
 
 Status Tiers::MakeRoom(int64_t need, int64_t next, const Stays& stays) {
-  const int64_t most = max_rows();
+  const int64_t most = max_rows_above();
   const int64_t room = above_->room();
   if (room >= need && room >= std::min(next, most / 4)) return Status();
   const int64_t wanted = std::min(most, need + std::min(std::max(next, most / 16), most / 4));
@@ -296,7 +350,7 @@ Status Tiers::MakeRoom(int64_t need, int64_t next, const Stays& stays) {
       leaving.clear();
     }
     if (lap_is_over) {
-      ResetHands();
+      for (int64_t part = 0; part < kHands; ++part) hands_[static_cast<size_t>(part)] = Hand(part);
       ++laps;
     }
   }
@@ -332,17 +386,18 @@ Status Tiers::BringUp(const std::vector<Key>& keys, const std::vector<Location>&
 }
 
 Status Tiers::MakeResident(Span<const Key> keys, int64_t next, const Stays& stays) {
+  DYNEMB_RETURN_IF_ERROR(RemoveExpired(keys));
   std::vector<Outcome> outcomes;
   DYNEMB_RETURN_IF_ERROR(FindAbove(keys, &outcomes));
   const int64_t missing = std::count(outcomes.begin(), outcomes.end(), Outcome::kMissing);
   DYNEMB_RETURN_IF_ERROR(MakeRoom(missing, next, stays));
   if (below_->empty()) return Status();
   std::vector<std::pair<Location, Key>> wanted;
-  for (int64_t i = 0; i < keys.size; ++i) {
-    if (outcomes[static_cast<size_t>(i)] == Outcome::kFound) continue;
-    const Location location = below_->Find(DiskHash(keys[i]));
+  below_->ForEachHash(keys, [&](int64_t i, uint64_t hash) {
+    if (outcomes[static_cast<size_t>(i)] == Outcome::kFound) return;
+    const Location location = below_->Find(hash);
     if (location != kNowhere) wanted.emplace_back(location, keys[i]);
-  }
+  });
   std::sort(wanted.begin(), wanted.end());
   AddMisses(static_cast<int64_t>(wanted.size()));
   const size_t at_once = static_cast<size_t>(std::max<int64_t>(1, kReadBytes / layout_.row_bytes));
@@ -361,16 +416,16 @@ Status Tiers::MakeResident(Span<const Key> keys, int64_t next, const Stays& stay
     DYNEMB_RETURN_IF_ERROR(below_->Read(locations, rows.data()));
     DYNEMB_RETURN_IF_ERROR(InsertAbove(some, rows.data()));
   }
-  for (const Key key : keys) {
-    if (below_->Remove(DiskHash(key))) --copies_;
-  }
+  below_->ForEachHash(keys, [&](int64_t, uint64_t hash) { copies_ -= below_->Remove(hash); });
   return Status();
 }
 
-Status Tiers::ForEachAbove(const TablePart& part, const KeysFunction& keys) const {
+Status Tiers::ForEachAbove(const TablePart& part, bool with_expired,
+                           const KeysFunction& keys) const {
   std::vector<Key> some;
   Cursor cursor;
   static_cast<TablePart&>(cursor) = part;
+  cursor.with_expired = with_expired;
   while (!cursor.done) {
     some.resize(static_cast<size_t>(kScanKeys));
     RowParts out;
@@ -384,7 +439,239 @@ Status Tiers::ForEachAbove(const TablePart& part, const KeysFunction& keys) cons
 }
 
 Status Tiers::AllDown() {
-  return ForEachAbove({}, [&](const std::vector<Key>& keys) { return Down(keys); });
+  return ForEachAbove({}, true, [&](const std::vector<Key>& keys) { return Down(keys); });
+}
+
+Status Tiers::RemoveRows(Span<const Key> keys, int64_t* removed) {
+  // A row above that has expired is not seen there. Its copy tells, if it has one.
+  std::vector<Key> expired, others;
+  below_->ForEachHash(keys, [&](int64_t i, uint64_t hash) {
+    const bool is_over = below_->FindAny(hash) != kNowhere && below_->Find(hash) == kNowhere;
+    (is_over ? expired : others).push_back(keys[i]);
+  });
+  *removed = 0;
+  DYNEMB_RETURN_IF_ERROR(RemoveAlike(expired, true, removed));
+  return RemoveAlike(others, false, removed);
+}
+
+Status Tiers::RemoveAlike(const std::vector<Key>& keys, bool expired_below, int64_t* removed) {
+  if (keys.empty()) return Status();
+  gone_.insert(gone_.end(), keys.begin(), keys.end());
+  KeepExpiredAbove();
+  if (!expired_below) Keep(keys);
+  std::vector<Outcome> outcomes(keys.size(), Outcome::kFull);
+  Batch batch;
+  batch.keys = keys;
+  Report report;
+  report.outcomes = outcomes;
+  const int64_t before = above_->counters().expired;
+  const Status erased = above_->Erase(Threads(), batch, report);
+  const int64_t unseen = above_->counters().expired - before;  // rows above that have expired
+  if (expired_below) {
+    const std::set<Key> kept = KeepExpiredAbove();
+    std::vector<Key> others;
+    std::copy_if(keys.begin(), keys.end(), std::back_inserter(others),
+                 [&](Key key) { return kept.count(key) == 0; });
+    Keep(others);
+  }
+  int64_t found = 0, only_below = 0, copies = 0;
+  below_->ForEachHash(keys, [&](int64_t i, uint64_t hash) {
+    const Outcome outcome = outcomes[static_cast<size_t>(i)];
+    if (outcome == Outcome::kFull) return;  // it is still there
+    found += outcome == Outcome::kFound;
+    if (below_->Remove(hash)) ++(outcome == Outcome::kFound ? copies : only_below);
+  });
+  if (expired_below) {  // each row above has its copy
+    only_below -= unseen;
+    copies += unseen;
+  }
+  copies_ -= copies;
+  CountWritten(found, &TableCounters::erased);
+  own_writes_.expired += unseen;
+  *removed += found + unseen + only_below;
+  return erased;
+}
+
+std::set<Key> Tiers::KeepExpiredAbove() {
+  if (expired_above_ == nullptr) return {};
+  int64_t dropped;
+  KeptRows rows = expired_above_->Take(&dropped);
+  const std::set<Key> keys(rows.keys.begin(), rows.keys.end());
+  evicted()->Add(std::move(rows));
+  return keys;
+}
+
+void Tiers::Keep(const std::vector<Key>& keys) {
+  if (evicted() == nullptr || keys.empty()) return;
+  const int64_t n = static_cast<int64_t>(keys.size()), row_bytes = layout_.row_bytes;
+  KeptRows kept;
+  const Status read = OrNoMemory([&] {
+    std::vector<char> rows(static_cast<size_t>(n * row_bytes));
+    std::vector<Outcome> outcomes(keys.size(), Outcome::kMissing);
+    Batch batch;
+    batch.keys = keys;
+    Report report;
+    report.outcomes = outcomes;
+    DYNEMB_RETURN_IF_ERROR(above_->ReadRows(Threads(), batch, PartsOf(rows.data(), n), report));
+    const int64_t found = std::count(outcomes.begin(), outcomes.end(), Outcome::kFound);
+    CountRead(found, n - found);
+    std::vector<std::pair<Location, Key>> below;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      if (outcomes[i] == Outcome::kFound) {
+        kept.Add(keys[i], &rows[i * static_cast<size_t>(row_bytes)], layout_.value_bytes);
+      } else if (const Location at = below_->FindAny(DiskHash(keys[i])); at != kNowhere) {
+        below.emplace_back(at, keys[i]);
+      }
+    }
+    std::sort(below.begin(), below.end());
+    std::vector<Location> locations;
+    for (const auto& [location, key] : below) locations.push_back(location);
+    const Status from_disk = below_->Read(locations, rows.data());
+    if (!from_disk.ok()) {  // they leave nevertheless
+      evicted()->AddDropped(static_cast<int64_t>(below.size()));
+      return Status();
+    }
+    for (size_t i = 0; i < below.size(); ++i) {
+      kept.Add(below[i].second, &rows[i * static_cast<size_t>(row_bytes)], layout_.value_bytes);
+    }
+    return Status();
+  });
+  if (!read.ok()) evicted()->AddDropped(n - kept.size());
+  evicted()->Add(std::move(kept));
+}
+
+Status Tiers::GatherAbove(int64_t wanted, std::vector<Cursor>* hands,
+                          std::vector<Candidate>* candidates) {
+  if (wanted <= 0) return Status();
+  const bool all = wanted >= rows_above();
+  const int64_t at_once = all ? kScanKeys : (wanted + kHands - 1) / kHands;
+  std::vector<Key> keys(static_cast<size_t>(at_once));
+  const int64_t value_bytes = scores_->reads_values() ? layout_.value_bytes : 0;
+  std::vector<char> values(static_cast<size_t>(at_once * value_bytes));
+  std::vector<char> meta(static_cast<size_t>(at_once * layout_.meta_bytes));
+  RowParts out;
+  out.keys = keys;
+  if (value_bytes > 0) out.values = Rows(values.data(), at_once, value_bytes);
+  out.meta = Rows(meta.data(), at_once, layout_.meta_bytes);
+  for (int64_t part = 0; part < kHands; ++part) {
+    Cursor& hand = (*hands)[static_cast<size_t>(part)];
+    if (all || hand.done) hand = Hand(part);
+    do {
+      int64_t count = 0;
+      DYNEMB_RETURN_IF_ERROR(above_->Export(OneThread(), &hand, out, &count));
+      for (int64_t i = 0; i < count; ++i) {
+        const Key key = keys[static_cast<size_t>(i)];
+        const char* const value = value_bytes > 0 ? out.values[i] : nullptr;
+        candidates->push_back({{scores_->Score(value, out.meta[i]), TieOf(key)}, key});
+      }
+    } while (all && !hand.done);
+  }
+  return Status();
+}
+
+void Tiers::GatherBelow(int64_t wanted, uint64_t* hand, std::vector<Candidate>* candidates) {
+  if (wanted <= 0) return;
+  constexpr uint64_t kHashes = uint64_t{1} << (64 - DiskIndex::kPartBits);  // of a part
+  // What the hand passes over in each part, which may begin anew.
+  uint64_t size = kHashes;
+  if (wanted < below_->size()) {
+    size = static_cast<uint64_t>(static_cast<double>(kHashes) * static_cast<double>(wanted) /
+                                 static_cast<double>(below_->size()));
+  }
+  const uint64_t begin = *hand, end = begin + size;
+  *hand = end % kHashes;
+  for (int part = 0; part < DiskIndex::kParts; ++part) {
+    const uint64_t first = static_cast<uint64_t>(part) * kHashes;
+    const auto gather = [&](uint64_t from, uint64_t to) {
+      if (from == to) return;
+      below_->index().ForEach(part, first + from, [&](const DiskIndex::Entry& entry) {
+        if (entry.hash - first >= to) return false;
+        const Key key = KeyOfDiskHash(entry.hash);
+        candidates->push_back({{below_->Score(entry), TieOf(key)}, key});
+        return true;
+      });
+    };
+    gather(begin, std::min(end, kHashes));
+    gather(0, end > kHashes ? end - kHashes : 0);
+  }
+}
+
+Status Tiers::Gather(int64_t wanted, std::vector<Cursor>* hands, uint64_t* hand,
+                     std::vector<Candidate>* candidates) {
+  candidates->clear();
+  const int64_t above = rows_above(), below = below_->size();
+  const double share = std::min(1.0, static_cast<double>(wanted) / static_cast<double>(size()));
+  const auto of = [&](int64_t rows) {
+    return static_cast<int64_t>(std::ceil(share * static_cast<double>(rows)));
+  };
+  DYNEMB_RETURN_IF_ERROR(GatherAbove(of(above), hands, candidates));
+  GatherBelow(of(below), hand, candidates);
+  return Status();
+}
+
+// The keys of the lowest `most` candidates, and of no others. A row that is above and below has
+// been met twice, perhaps.
+std::vector<Key> Tiers::Lowest(int64_t most, std::vector<Candidate>* candidates) {
+  const auto end = candidates->begin() + std::min(most, static_cast<int64_t>(candidates->size()));
+  std::nth_element(candidates->begin(), end, candidates->end());
+  std::sort(candidates->begin(), end);
+  std::vector<Key> keys;
+  for (auto candidate = candidates->begin(); candidate != end; ++candidate) {
+    if (keys.empty() || keys.back() != candidate->key) keys.push_back(candidate->key);
+  }
+  return keys;
+}
+
+Status Tiers::Evict(int64_t wanted) {
+  std::vector<Candidate> candidates;
+  int64_t evicted = 0, removed = 1;
+  Status status;
+  // Again where the hands met fewer rows, or some twice.
+  for (int64_t passed = 0; status.ok() && (removed > 0 || passed <= 2 * size());) {
+    const int64_t left = std::min(wanted - evicted, size());
+    if (left <= 0) break;
+    const int64_t some = std::max(Evictor::kUnitRows, left * Evictor::kCandidates);
+    passed += some;
+    status = Gather(some, &evicting_, &evicting_below_, &candidates);
+    if (!status.ok()) break;
+    status = RemoveRows(Lowest(left, &candidates), &removed);
+    evicted += removed;
+  }
+  own_writes_.evicted -= evicted;
+  static_cast<void>(below_->Compact());  // the disk's space can wait
+  return status;
+}
+
+Status Tiers::RemoveExpired(Span<const Key> keys) {
+  if (!options_.eviction.expires()) return Status();
+  // Those that have no row, as it seems above.
+  std::vector<Outcome> outcomes;
+  DYNEMB_RETURN_IF_ERROR(FindAbove(keys, &outcomes));
+  std::vector<Key> expired;
+  below_->ForEachHash(keys, [&](int64_t i, uint64_t hash) {
+    if (outcomes[static_cast<size_t>(i)] == Outcome::kFound) return;
+    if (below_->Find(hash) == kNowhere) expired.push_back(keys[i]);
+  });
+  int64_t removed;
+  const Status status = RemoveRows(expired, &removed);
+  own_writes_.expired -= removed;
+  return status;
+}
+
+Status Tiers::SweepExpired(int64_t rows) {
+  if (size() == 0) return Status();
+  std::vector<Candidate> candidates;
+  DYNEMB_RETURN_IF_ERROR(Gather(rows, &sweeping_, &sweeping_below_, &candidates));
+  candidates.erase(
+      std::remove_if(candidates.begin(), candidates.end(),
+                     [](const Candidate& one) { return one.order.score != INT64_MIN; }),
+      candidates.end());
+  int64_t removed;
+  const Status status =
+      RemoveRows(Lowest(static_cast<int64_t>(candidates.size()), &candidates), &removed);
+  own_writes_.expired -= removed;
+  if (removed > 0) static_cast<void>(below_->Compact());
+  return status;
 }
 
 Status Tiers::BeginFlush() {
@@ -396,8 +683,9 @@ Status Tiers::BeginFlush() {
 }
 
 Status Tiers::FlushPart(int part, IndexEntries* entries, FlushedShard* flushed) {
-  DYNEMB_RETURN_IF_ERROR(ForEachAbove(
-      {part, DiskIndex::kParts}, [&](const std::vector<Key>& keys) { return CopyDown(keys); }));
+  DYNEMB_RETURN_IF_ERROR(
+      ForEachAbove({part, DiskIndex::kParts}, false,
+                   [&](const std::vector<Key>& keys) { return CopyDown(keys); }));
   below_->ForFlush(part, entries, flushed);
   return Status();
 }
@@ -409,9 +697,9 @@ void Tiers::EndFlush(const std::set<uint64_t>& unsynced) {
   // Copies there are not to be trusted: a row that is above is written when it leaves. Without
   // memory for this they are written to another file by the next flush, as other rows there.
   static_cast<void>(OrNoMemory([&] {
-    return ForEachAbove({}, [&](const std::vector<Key>& keys) {
+    return ForEachAbove({}, true, [&](const std::vector<Key>& keys) {
       for (const Key key : keys) {
-        const Location location = below_->Find(DiskHash(key));
+        const Location location = below_->FindAny(DiskHash(key));
         if (location == kNowhere || !below_->IsUnsynced(location)) continue;
         below_->Remove(DiskHash(key));
         --copies_;
@@ -432,7 +720,7 @@ Status Tiers::Clear(const Context& context) {
 }
 
 Status Tiers::PrepareSchema(const TableSchema& schema, Next* next) {
-  DYNEMB_RETURN_IF_ERROR(MakeAbove(schema, options_, storage_, &next->above));
+  DYNEMB_RETURN_IF_ERROR(MakeAbove(schema, &next->above));
   return below_->PrepareSchema(schema, &next->schema);
 }
 
@@ -444,6 +732,7 @@ void Tiers::SetSchema(Next next) {
   below_->SetSchema(std::move(next.schema));
   schema_ = above_->schema();
   layout_ = RowLayout(schema_);
+  SetScores();
   ResetHands();
 }
 

@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "cc/core/base/fair_shared_mutex.h"
@@ -15,6 +17,8 @@
 #include "cc/core/storage/disk_rows.h"
 #include "cc/core/storage/distinct_keys.h"
 #include "cc/core/storage/tiered_table.h"
+#include "cc/core/table/evicted_rows.h"
+#include "cc/core/table/row_scores.h"
 #include "cc/core/table/table.h"
 
 namespace dynemb {
@@ -33,7 +37,14 @@ class Tiers {
   Table* above() const { return above_.get(); }
   DiskRows* below() const { return below_.get(); }
   const RowLayout& layout() const { return layout_; }
-  int64_t max_rows() const { return above_->max_rows(); }
+  // How many rows may be above.
+  int64_t max_rows_above() const { return above_->max_rows(); }
+  // How many rows there may be, and how many more: large numbers where any number may.
+  int64_t max_rows() const { return options_.max_rows < 0 ? INT64_MAX : options_.max_rows; }
+  int64_t room() const {
+    return options_.max_rows < 0 ? INT64_MAX
+                                 : options_.max_rows - (rows_above() + below_->size() - copies_);
+  }
   // Rows that are above and have a copy below.
   int64_t copies() const { return copies_; }
   void AddCopies(int64_t copies) { copies_ += copies; }
@@ -48,8 +59,8 @@ class Tiers {
   // Shared: notes that they are used.
   void Touch(const Batch& batch);
 
-  // Room for one more call of so many keys, which will insert no more; shared. False: there may be
-  // none. `Give` when the call has returned.
+  // Room for one more call of so many keys, which will insert no more, above and in all; shared.
+  // False: there may be none. `Give` when the call has returned.
   bool TakeRoom(int64_t keys);
   void GiveRoom(int64_t keys) { calls_.fetch_sub(keys, std::memory_order_relaxed); }
 
@@ -67,6 +78,26 @@ class Tiers {
   Status MakeResident(Span<const Key> keys, int64_t next, const Stays& stays);
   // Has all rows below.
   Status AllDown();
+
+  // What leaves by the eviction policy.
+  //
+  // Removes so many rows, or all: the lowest of some, as Evictor has them leave. Up to
+  // Evictor::kUnitRows rows these are the lowest of all; otherwise of so many of those above and
+  // below, where a hand each comes by, as the tiers have of the table.
+  Status Evict(int64_t wanted);
+  // Removes the rows of these distinct keys that have expired, wherever they are.
+  Status RemoveExpired(Span<const Key> keys);
+  // Looks at about so many rows and removes those that have expired.
+  Status SweepExpired(int64_t rows);
+  // Rows that calls have inserted, for ever.
+  int64_t inserted() const { return above_->counters().inserted - own_writes_.inserted; }
+  // Keys whose rows have left by the policy, since the last time, by calls of this.
+  std::vector<Key> TakeGone() { return std::exchange(gone_, {}); }
+  // Gives those that the table above has removed, when a call named them, to who keeps them.
+  // Shared.
+  std::set<Key> KeepExpiredAbove();
+  void CountDeclined(int64_t positions) { own_writes_.declined -= positions; }
+
   // Of a flush; see TieredTable.
   Status BeginFlush();
   Status FlushPart(int part, IndexEntries* entries, FlushedShard* flushed);
@@ -76,7 +107,7 @@ class Tiers {
   // Calls keys(some of them) for the keys of the rows that are above, of a part of the table. They
   // may go meanwhile, and none may come.
   using KeysFunction = std::function<Status(const std::vector<Key>& keys)>;
-  Status ForEachAbove(const TablePart& part, const KeysFunction& keys) const;
+  Status ForEachAbove(const TablePart& part, bool with_expired, const KeysFunction& keys) const;
   // Whether these keys have rows above.
   Status FindAbove(Span<const Key> keys, std::vector<Outcome>* outcomes) const;
 
@@ -98,6 +129,10 @@ class Tiers {
   void CountErased(int64_t positions);
   void CountRemoved(int64_t rows) { own_writes_.erased -= rows; }
 
+  EvictedRows* evicted() const { return options_.evicted.get(); }
+  // Of the layout of now; null: there is no policy.
+  const RowScores* scores() const { return scores_ ? &*scores_ : nullptr; }
+
   int64_t memory_bytes() const {
     return above_->memory_bytes() + below_->memory_bytes() + static_cast<int64_t>(used_size_);
   }
@@ -109,10 +144,14 @@ class Tiers {
 
  private:
   Tiers(const TableSchema& schema, const TableOptions& options, const StorageOptions& storage)
-      : schema_(schema), layout_(schema), options_(options), storage_(storage) {}
+      : schema_(schema), layout_(schema), options_(options), storage_(storage) {
+    SetScores();
+  }
+  void SetScores();
 
-  static Status MakeAbove(const TableSchema& schema, const TableOptions& options,
-                          const StorageOptions& storage, std::unique_ptr<Table>* table);
+  Status MakeAbove(const TableSchema& schema, std::unique_ptr<Table>* table) const;
+  // With what calls under way may insert.
+  int64_t rows_above() const { return above_->max_rows() - above_->room(); }
   void MakeUsed();
   std::atomic<uint8_t>& Used(uint64_t hash) { return used_[hash >> used_shift_]; }
 
@@ -120,14 +159,37 @@ class Tiers {
   // Gives rows that are above, of distinct keys, copies below; and has them there alone.
   Status CopyDown(const std::vector<Key>& keys);
   Status Down(const std::vector<Key>& keys);
+  // Removes the rows of distinct keys, above and below, for another reason than the table above
+  // counts. `removed`: of how many keys there was one, also after an error.
+  Status RemoveRows(Span<const Key> keys, int64_t* removed);
+  // All of the keys, or none of them, have rows below that have expired.
+  Status RemoveAlike(const std::vector<Key>& keys, bool expired_below, int64_t* removed);
+  // Gives values of rows that leave, as far as they are seen above or are below, to who keeps them.
+  void Keep(const std::vector<Key>& keys);
+  // Some of the rows above and below, as many of each as the tiers have of the table.
+  struct Candidate {
+    RowOrder order;
+    Key key;
+    bool operator<(const Candidate& o) const { return order < o.order; }
+  };
+  Status Gather(int64_t wanted, std::vector<Cursor>* hands, uint64_t* hand,
+                std::vector<Candidate>* candidates);
+  Status GatherAbove(int64_t wanted, std::vector<Cursor>* hands,
+                     std::vector<Candidate>* candidates);
+  void GatherBelow(int64_t wanted, uint64_t* hand, std::vector<Candidate>* candidates);
+  static std::vector<Key> Lowest(int64_t most, std::vector<Candidate>* candidates);
+
   // Has the hands begin a lap.
   void ResetHands();
   void CountWritten(int64_t keys, int64_t TableCounters::* what);
 
   TableSchema schema_;
   RowLayout layout_;
-  const TableOptions options_;
+  TableOptions options_;
   const StorageOptions storage_;
+  std::optional<RowScores> scores_;
+  // Rows above that had expired when a call named them, where somebody keeps what leaves.
+  std::shared_ptr<EvictedRows> expired_above_;
   std::unique_ptr<Table> above_;
   std::unique_ptr<DiskRows> below_;
   int64_t copies_ = 0;
@@ -141,6 +203,10 @@ class Tiers {
   // segments give up rows alike: the memory of one that had more rows than others stays with it.
   std::vector<Cursor> hands_;
   size_t turn_ = 0;
+  // Where Evict and SweepExpired go on: above, in each segment, and below, in each part.
+  std::vector<Cursor> evicting_, sweeping_;
+  std::vector<Key> gone_;
+  uint64_t evicting_below_ = 0, sweeping_below_ = 0;
   TableCounters own_writes_;
   mutable std::atomic<int64_t> own_found_{0}, own_missing_{0}, misses_{0};
   int64_t rows_left_ = 0;

@@ -78,8 +78,13 @@ class CallReport {
 
   bool full() const { return full_; }
 
+  // Rows that a task has inserted.
+  void AddInserted(int64_t rows) { inserted_ += rows; }
+  int64_t inserted() const { return inserted_; }
+
  private:
   const Report& report_;
+  std::atomic<int64_t> inserted_{0};
   std::atomic<int64_t> misses_{0};
   std::atomic<bool> full_{false};
 };

@@ -1,7 +1,6 @@
 #include "cc/core/table/evictor.h"
 
 #include <algorithm>
-#include <cstring>
 #include <new>
 #include <shared_mutex>
 #include <utility>
@@ -22,42 +21,12 @@ int64_t MulDiv(int64_t a, int64_t b, int64_t c) {
 
 }  // namespace
 
-Evictor::Evictor(const EvictionPolicy& policy, const RowLayout& layout, DType value_dtype,
-                 std::shared_ptr<EvictedRows> evicted, LockedSegments* segments)
-    : policy_(policy),
+Evictor::Evictor(RowScores scores, const RowLayout& layout, std::shared_ptr<EvictedRows> evicted,
+                 LockedSegments* segments)
+    : scores_(std::move(scores)),
       layout_(layout),
-      norm_(NormFor(value_dtype)),
       evicted_(std::move(evicted)),
-      segments_(segments) {
-  const auto offset = [&](MetaField field) { return layout_.meta_field[static_cast<int>(field)]; };
-  last_write_ = offset(MetaField::kLastWriteTime);
-  score_ = offset(policy_.order == EvictionPolicy::Order::kCount          ? MetaField::kCount
-                  : policy_.order == EvictionPolicy::Order::kDecayedCount ? MetaField::kScore
-                  : policy_.order == EvictionPolicy::Order::kGiven ? MetaField::kScore
-                                                                   : MetaField::kLastWriteTime);
-  // What is fetched ahead of a row.
-  fetched_ = policy_.order == EvictionPolicy::Order::kNorm ? 0 : layout_.meta_offset + score_;
-}
-
-int64_t Evictor::AdvanceClock(int64_t now) {
-  int64_t clock = clock_.load(std::memory_order_relaxed);
-  while (clock < now && !clock_.compare_exchange_weak(clock, now, std::memory_order_relaxed)) {
-  }
-  return std::max(clock, now);
-}
-
-int64_t Evictor::Score(const char* value, const char* meta) const {
-  if (MetaHasExpired(meta, clock())) return INT64_MIN;
-  // Of a row that has not expired, whatever a caller has given.
-  constexpr int64_t kLowest = INT64_MIN + 1;
-  if (policy_.order != EvictionPolicy::Order::kNorm) {
-    return std::max(ReadInt64(meta + score_), kLowest);
-  }
-  const double norm = norm_(layout_.dim, value);
-  int64_t bits;  // in the order of the numbers, which are not negative
-  std::memcpy(&bits, &norm, sizeof(bits));
-  return bits;
-}
+      segments_(segments) {}
 
 int64_t Evictor::rows() const {
   int64_t rows = 0;
@@ -100,7 +69,7 @@ void Evictor::Gather(const Range& range, Unit* unit) {
           {first + begin, first + (end - 1)},
           [&](const char* row) {
             __builtin_prefetch(row);  // where an erased row is linked
-            __builtin_prefetch(row + fetched_);
+            __builtin_prefetch(row + scores_.first_byte());
           },
           [&](const Segment::Entry& entry) {
             unit->candidates.push_back(

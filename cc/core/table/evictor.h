@@ -8,7 +8,7 @@
 // of threads. Since all segments give rows at the same time, none of them grows while others
 // shrink.
 //
-// Expired rows (EvictionPolicy::ttl) are removed by a hand of their own, some at each call.
+// Expired rows are removed by a hand of their own, some at each call.
 #ifndef TF_DYNEMB_CC_CORE_TABLE_EVICTOR_H_
 #define TF_DYNEMB_CC_CORE_TABLE_EVICTOR_H_
 
@@ -21,11 +21,10 @@
 #include "cc/core/base/context.h"
 #include "cc/core/base/macros.h"
 #include "cc/core/base/status.h"
-#include "cc/core/policy/eviction.h"
 #include "cc/core/table/evicted_rows.h"
 #include "cc/core/table/locked_segment.h"
 #include "cc/core/table/row_layout.h"
-#include "cc/core/table/value_functions.h"
+#include "cc/core/table/row_scores.h"
 
 namespace dynemb {
 
@@ -40,36 +39,23 @@ class Evictor {
   static constexpr int64_t kUnitRows = 2048;
 
   // The segments must outlive it. Rows that it removes go to `evicted`, if that is not null.
-  Evictor(const EvictionPolicy& policy, const RowLayout& layout, DType value_dtype,
-          std::shared_ptr<EvictedRows> evicted, LockedSegments* segments);
+  Evictor(RowScores scores, const RowLayout& layout, std::shared_ptr<EvictedRows> evicted,
+          LockedSegments* segments);
 
   // Removes rows, `wanted` of them if the table has as many. Errors: no memory; *evicted tells how
   // many have been removed nevertheless. The caller holds no segment's lock.
   Status Evict(const Context& context, int64_t wanted, int64_t* evicted);
 
+  // At how many rows a call looks that has written so many keys, and inserted some of them: at more
+  // than it has inserted, so that expired rows leave as fast as others come.
+  static int64_t RowsToLookAt(int64_t written, int64_t inserted) {
+    return written / 4 + 2 * inserted + 64;
+  }
   // Looks at about so many rows and removes those that have expired; *removed tells how many.
   Status RemoveExpired(const Context& context, int64_t rows, int64_t* removed);
 
-  // The score of a row with this value and meta: the lowest leave first. That of an expired row is
-  // INT64_MIN.
-  int64_t Score(const char* value, const char* meta) const;
-
-  // Has a row expired at this moment?
-  bool HasExpired(const char* row, int64_t clock) const {
-    return MetaHasExpired(row + layout_.meta_offset, clock);
-  }
-  bool MetaHasExpired(const char* meta, int64_t clock) const {
-    if (!policy_.expires()) return false;
-    // A time that a file says may be anything.
-    const int64_t written = ReadInt64(meta + last_write_);
-    return written<clock&& static_cast<uint64_t>(clock) -
-                   static_cast<uint64_t>(written)> static_cast<uint64_t>(policy_.ttl);
-  }
-
-  // The latest `now` of a write or of an inserted row, which never falls.
-  int64_t clock() const { return clock_.load(std::memory_order_relaxed); }
-  // Sets it, if it has not come so far, and returns it.
-  int64_t AdvanceClock(int64_t now);
+  const RowScores& scores() const { return scores_; }
+  bool HasExpired(const char* row) const { return scores_.HasExpired(row + layout_.meta_offset); }
 
  private:
   struct Candidate {
@@ -89,7 +75,7 @@ class Evictor {
     uint64_t begin, size;
   };
 
-  int64_t Score(const char* row) const { return Score(row, row + layout_.meta_offset); }
+  int64_t Score(const char* row) const { return scores_.Score(row, row + layout_.meta_offset); }
   int64_t rows() const;
   // Moves a hand over so many of the rows that there are.
   Range PassOver(int64_t wanted, int64_t rows, uint64_t* hand);
@@ -100,17 +86,12 @@ class Evictor {
   // Gives away what has been erased, in the order of the units.
   void Keep(std::vector<Unit>* units);
 
-  const EvictionPolicy policy_;
+  const RowScores scores_;
   const RowLayout layout_;
-  const NormFunction norm_;
-  // Offsets in the meta of a row, of fields that the policy reads.
-  int64_t last_write_, score_;
-  int64_t fetched_;  // of a row, ahead
   const std::shared_ptr<EvictedRows> evicted_;
   LockedSegments* const segments_;
   std::mutex mutex_;                      // of the hands
   uint64_t hand_ = 0, expired_hand_ = 0;  // hashes in a segment
-  std::atomic<int64_t> clock_{INT64_MIN};
 };
 
 }  // namespace dynemb

@@ -42,7 +42,8 @@ HostTable::HostTable(const TableSchema& schema, const TableOptions& options,
     parts_[s].emplace(&row_arena_, index_arena_.get(), layout_, static_cast<double>(s) / kSegments);
   }
   if (options_.eviction.evicts() || options_.eviction.expires()) {
-    evictor_.emplace(options_.eviction, layout_, schema_.value_dtype, options_.evicted, &parts_);
+    evictor_.emplace(RowScores(options_.eviction, layout_, schema_.value_dtype, options_.clock),
+                     layout_, options_.evicted, &parts_);
   }
 }
 
@@ -51,6 +52,8 @@ HostTable::~HostTable() { GiveBack(size()); }
 Status HostTable::Make(const TableSchema& schema, TableOptions options,
                        std::unique_ptr<Table>* table) {
   DYNEMB_RETURN_IF_ERROR(SetBudget(RowLayout(schema), 0, &options));
+  // A table that takes the place of this one goes on with its clock.
+  if (options.clock == nullptr) options.clock = std::make_shared<PolicyClock>();
   auto made = std::make_unique<HostTable>(schema, options, NewIndexArena());
   if (options.max_bytes >= 0) DYNEMB_RETURN_IF_ERROR(made->ReserveWithin());
   if (options.track_changes) DYNEMB_RETURN_IF_ERROR(made->BeginEpoch(OneThread(), 1));

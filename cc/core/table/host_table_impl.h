@@ -83,10 +83,9 @@ class HostTable final : public Table {
   const Segment& SegmentOf(uint64_t hash) const {
     return parts_[BatchOrder::SegmentOf(hash)]->segment;
   }
+  bool evicts() const { return options_.eviction.evicts() && options_.removes_rows; }
   bool expires() const { return options_.eviction.expires(); }
-  bool HasExpired(const char* row) const {
-    return expires() && evictor_->HasExpired(row, evictor_->clock());
-  }
+  bool HasExpired(const char* row) const { return expires() && evictor_->HasExpired(row); }
   // Copies a row to row i of `out`, the parts that it has buffers for.
   void CopyRow(const char* row, const RowParts& out, int64_t i) const {
     if (out.values.data) CopyBytes(out.values[i], row, layout_.value_bytes);

@@ -43,7 +43,6 @@ class HostTable::Move final : public RowMove {
     }
     to_->epoch_ = from_->epoch();
     to_->counters_.Start(from_->counters());
-    if (to_->evictor_) to_->evictor_->AdvanceClock(from_->evictor_->clock());
     return std::move(to_);
   }
 

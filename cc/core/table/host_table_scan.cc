@@ -38,7 +38,7 @@ Status HostTable::Export(const Context& context, Cursor* cursor, const RowParts&
   const auto copy = [&](const Segment& segment, const Segment::Entry& entry) {
     if (n == out.keys.size) return false;
     const char* const row = segment.row(entry.ref);
-    if (HasExpired(row)) return true;
+    if (!cursor->with_expired && HasExpired(row)) return true;
     if (out.keys.data) out.keys[n] = entry.key;
     CopyRow(row, out, n++);
     return true;

@@ -113,7 +113,7 @@ struct HostTable::CallStamp {
 HostTable::CallStamp HostTable::Stamped(const Stamp& stamp) const {
   const EvictionPolicy& policy = options_.eviction;
   int64_t now = stamp.now;
-  if (policy.uses_time()) now = std::max<int64_t>(evictor_->AdvanceClock(stamp.now), 0);
+  if (policy.uses_time()) now = std::max<int64_t>(options_.clock->Advance(stamp.now), 0);
   const bool is_given = policy.order == EvictionPolicy::Order::kGiven;
   return {now, policy.half_life > 0 ? DecayedWrite(now, policy.half_life) : 0,
           is_given ? stamp.scores : Span<const int64_t>()};
@@ -122,7 +122,7 @@ HostTable::CallStamp HostTable::Stamped(const Stamp& stamp) const {
 void HostTable::NoteTime(const char* row) {
   const int64_t at = layout_.meta_field[static_cast<int>(MetaField::kLastWriteTime)];
   if (at < 0 || !options_.eviction.uses_time()) return;
-  evictor_->AdvanceClock(ReadInt64(row + layout_.meta_offset + at));
+  options_.clock->Advance(ReadInt64(row + layout_.meta_offset + at));
 }
 
 // What follows the writes of a key's row, once: its change is noted, and its meta stamped.
@@ -168,9 +168,9 @@ bool HostTable::Before(const Which&, Span<const int64_t> a, Span<const int64_t> 
 }
 bool HostTable::Before(const WholeRows& which, Span<const int64_t> a, Span<const int64_t> b) const {
   const auto score = [&](Span<const int64_t> at) {
-    if (!options_.eviction.evicts()) return int64_t{0};
+    if (!evicts()) return int64_t{0};
     const int64_t last = at[at.size - 1];
-    return evictor_->Score(which.rows.values[last], which.rows.meta[last]);
+    return evictor_->scores().Score(which.rows.values[last], which.rows.meta[last]);
   };
   return std::make_pair(score(a), a[0]) < std::make_pair(score(b), b[0]);
 }
@@ -212,7 +212,7 @@ Status HostTable::WriteKeys(const Context& context, const Batch& batch, const Co
   if (std::is_same_v<Which, Never> || taken.TakeForCall(order->size())) {
     written = write(&*order, nullptr);
   } else {
-    const bool evicts = options_.eviction.evicts();
+    const bool evicts = this->evicts();
     // Rows that are put back, as by a restore, are not dropped.
     const bool refuses =
         !evicts && (options_.on_full == OnFull::kError || std::is_same_v<Which, WholeRows>);
@@ -248,8 +248,9 @@ Status HostTable::WriteKeys(const Context& context, const Batch& batch, const Co
     });
     if (written.ok()) written = inserted;
   }
-  if (expires() && written.ok()) {
-    written = RemoveExpired(context, order->distinct() / 4 + 64, &taken);
+  if (expires() && options_.removes_rows && written.ok()) {
+    written =
+        RemoveExpired(context, Evictor::RowsToLookAt(order->distinct(), whole.inserted()), &taken);
   }
   if (whole.full()) return ResourceExhausted("no memory for more rows; the table has ", size());
   return written;
@@ -292,7 +293,7 @@ Status HostTable::MakeRoom(const Context& context, int64_t rows, RowBudget::Take
     *wanted = rows;
     return Status();
   }));
-  if (taken->rows() >= rows || !options_.eviction.evicts()) return Status();
+  if (taken->rows() >= rows || !evicts()) return Status();
   int64_t evicted;
   const Status status = evictor_->Evict(context, rows - taken->rows(), &evicted);
   counters_.Add(&TableCounters::evicted, evicted);
@@ -394,6 +395,7 @@ Status HostTable::WriteInOrder(const Context& context, BatchOrder* order, const 
           write(end, &next, &*task);
         });
         if (task) whole->Add(*task);
+        if (task) whole->AddInserted(task->inserted);
         const std::lock_guard<std::mutex> lock(mutex);
         if (task) Count(&*task, taken);
         add_full(next, end);

@@ -120,6 +120,9 @@ struct TablePart {
 struct Cursor : TablePart {
   uint64_t position[2] = {0, 0};
   bool done = false;
+  // Whether rows that have expired and are still there come, too: of a host table, for who removes
+  // its rows (TableOptions::removes_rows).
+  bool with_expired = false;
 };
 
 // Whole rows in buffers: values (n, dim), slots (n, slots_bytes), meta (n, meta_bytes), each packed

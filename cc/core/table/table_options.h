@@ -21,6 +21,7 @@ enum class OnFull : uint8_t {
 };
 
 class EvictedRows;
+class PolicyClock;
 
 struct TableOptions {
   // Whether changes are tracked from the start, in epoch 1; see ChangeTracker.
@@ -32,6 +33,11 @@ struct TableOptions {
   int64_t max_bytes = -1;
   OnFull on_full = OnFull::kError;
   EvictionPolicy eviction;
+  // Whether rows leave by the policy. False: it says how calls stamp rows and which have expired,
+  // and these stay until a call names them; somebody else has rows leave.
+  bool removes_rows = true;
+  // The clock of the policy; null: the table has one of its own.
+  std::shared_ptr<PolicyClock> clock;
   // How many rows that have left by the policy are kept, with their values, until they are taken.
   int64_t keep_evicted = 0;
   // Where they go; null: nowhere. Of all shards of a table: OptionsOfShards sets it.
@@ -41,9 +47,12 @@ struct TableOptions {
   // That max_rows is a share of; null: the table has one of its own. OptionsOfShards sets it.
   std::shared_ptr<RowBudget> budget;
 
+  // Whether each shard of a bounded table has a share of its own, as those with storage have.
+  bool have_shares = false;
+
   bool is_bounded() const { return max_rows >= 0 || max_bytes >= 0; }
   // Whether the shards of a bounded table are full together.
-  bool have_one_budget() const { return max_bytes < 0 && !eviction.evicts(); }
+  bool have_one_budget() const { return max_bytes < 0 && !eviction.evicts() && !have_shares; }
 
   Status Validate() const {
     if (!is_bounded() && eviction.evicts() && !eviction.expires()) {
@@ -58,9 +67,9 @@ struct TableOptions {
   }
 };
 
-// The options of the shards of a table that has these together. Shards that evict, or are bounded
-// by max_bytes, have equal shares each; others have one budget, so that the table is full when all
-// of them together have max_rows, however these are distributed.
+// The options of the shards of a table that has these together. Shards that evict, are bounded by
+// max_bytes or have_shares, have equal shares each; others have one budget, so that the table is
+// full when all of them together have max_rows, however these are distributed.
 std::vector<TableOptions> OptionsOfShards(const TableOptions& options, int shards);
 
 }  // namespace dynemb

@@ -32,7 +32,8 @@ struct Opened {
 
 inline Status Open(MemoryFileSystem* files, const TableSchema& schema, int64_t max_rows,
                    Opened* opened, int64_t shards = 1,
-                   const DiskFolder::Options& folders = {{"/tiers"}}) {
+                   const DiskFolder::Options& folders = {{"/tiers"}},
+                   const TableOptions& options = TableOptions()) {
   *opened = Opened();
   opened->storage.max_rows = max_rows;
   opened->storage.least_file_bytes = 4'000;
@@ -42,9 +43,8 @@ inline Status Open(MemoryFileSystem* files, const TableSchema& schema, int64_t m
   DYNEMB_RETURN_IF_ERROR(opened->storage.SchemaFor(schema, shards, &opened->schema));
   for (int64_t s = 0; s < shards; ++s) {
     opened->shards.emplace_back();
-    DYNEMB_RETURN_IF_ERROR(MakeTieredTable(opened->schema, TableOptions(),
-                                           opened->storage.OfShard(s, shards),
-                                           &opened->shards.back()));
+    DYNEMB_RETURN_IF_ERROR(MakeTieredTable(
+        opened->schema, options, opened->storage.OfShard(s, shards), &opened->shards.back()));
   }
   opened->storage.flushed.reset();
   return Status();

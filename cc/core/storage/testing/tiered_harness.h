@@ -15,7 +15,8 @@ namespace dynemb {
 // A table with room for so many rows above, and small files.
 inline Status MakeTieredTableOn(const std::shared_ptr<MemoryFileSystem>& files,
                                 const TableSchema& schema, int64_t max_rows,
-                                std::unique_ptr<Table>* table) {
+                                std::unique_ptr<Table>* table,
+                                const TableOptions& options = TableOptions()) {
   StorageOptions storage;
   storage.max_rows = max_rows;
   storage.least_file_bytes = 20'000;
@@ -23,7 +24,7 @@ inline Status MakeTieredTableOn(const std::shared_ptr<MemoryFileSystem>& files,
   DYNEMB_RETURN_IF_ERROR(DiskFolder::Open(files.get(), {{"/tiers"}}, &folder));
   // With the file system, which lives as long.
   storage.disk = std::shared_ptr<DiskFolder>(folder.get(), [files, folder](DiskFolder*) {});
-  return MakeTieredTable(schema, TableOptions(), storage, table);
+  return MakeTieredTable(schema, options, storage, table);
 }
 
 inline TableHarness TieredHarness(const std::string& name, int64_t max_rows) {

@@ -1,0 +1,234 @@
+// TieredTable with limits: bounded_suite.cc with a fifth of the rows in memory, and what is so of
+// tiers alone.
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/core/storage/testing/opened.h"
+#include "cc/core/storage/testing/tiered_harness.h"
+#include "cc/core/storage/testing/twins.h"
+#include "cc/core/table/evicted_rows.h"
+#include "cc/core/testing/bounded.h"
+#include "gtest/gtest.h"
+
+namespace dynemb {
+
+Status MakeBoundedTable(const TableSchema& schema, const TableOptions& options,
+                        std::unique_ptr<Table>* table) {
+  return MakeTieredTableOn(std::make_shared<MemoryFileSystem>(), schema,
+                           std::max<int64_t>(3, options.max_rows / 5), table, options);
+}
+
+namespace {
+
+// Keys and values of what has left since the last time, in an order of its own.
+using Gone = std::multiset<std::pair<Key, std::string>>;
+Gone TakeFrom(const Table& table) {
+  int64_t dropped;
+  const KeptRows rows = table.evicted()->Take(&dropped);
+  EXPECT_EQ(dropped, 0);
+  Gone gone;
+  for (int64_t i = 0; i < rows.size(); ++i) {
+    const auto value = rows.values.begin() + static_cast<std::ptrdiff_t>(i * rows.value_bytes());
+    gone.emplace(rows.keys[static_cast<size_t>(i)],
+                 std::string(value, value + static_cast<std::ptrdiff_t>(rows.value_bytes())));
+  }
+  return gone;
+}
+
+TableOptions KeepingOptions(int64_t max_rows, const std::string& policy, OnFull on_full) {
+  TableOptions options = Options(max_rows, policy, on_full);
+  if (!policy.empty()) options.evicted = std::make_shared<EvictedRows>(1'000'000);
+  return options;
+}
+
+class LimitsOfTiersTest : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Policies, LimitsOfTiersTest,
+                         ::testing::Values("", "lru", "lfu", "lfu half_life 10", "norm", "score"));
+
+// Which rows a small table has, what each call says, what leaves, what is counted and what has
+// changed: as in memory, however few rows are there, and after the folder was opened again.
+TEST_P(LimitsOfTiersTest, AreThoseOfATableInMemory) {
+  for (const OnFull on_full : {OnFull::kError, OnFull::kDecline}) {
+    for (const int64_t above : {1, 20, 400}) {
+      SCOPED_TRACE(StrCat(GetParam(), ", ", above, " rows above"));
+      const TableOptions options = KeepingOptions(150, GetParam(), on_full);
+      TableOptions of_host = options;
+      if (options.evicted) of_host.evicted = std::make_shared<EvictedRows>(1'000'000);
+      MemoryFileSystem files;
+      int64_t step = 0;
+      for (const char* rule : {"", "adam"}) {
+        Opened opened;
+        ASSERT_OK(
+            Open(&files, TwinSchema(3, rule, options), above, &opened, 1, {{"/tiers"}}, options));
+        DiskFolder* const disk = opened.storage.disk.get();
+        Twins twins(std::move(opened.shards[0]), static_cast<uint64_t>(above), of_host, step);
+        for (Table* table : {static_cast<Table*>(twins.tiered()), twins.host()}) {
+          ASSERT_OK(Caller(table, HostTestMemory()).BeginEpoch(1));
+        }
+        for (int i = 0; i < 300; ++i) ASSERT_OK(twins.Call(500, 60));
+        twins.Compare();
+        Keys changed[2];
+        ASSERT_OK(Caller(twins.tiered(), HostTestMemory()).ChangedKeys(0, &changed[0]));
+        ASSERT_OK(Caller(twins.host(), HostTestMemory()).ChangedKeys(0, &changed[1]));
+        EXPECT_EQ(Set(changed[0].begin(), changed[0].end()),
+                  Set(changed[1].begin(), changed[1].end()));
+        EXPECT_LE(twins.tiered()->size(), 150);
+        EXPECT_GT(twins.tiered()->size(), 100);
+        EXPECT_EQ(twins.tiered()->room(), 150 - twins.tiered()->size());
+        if (options.evicted) {
+          EXPECT_TRUE(TakeFrom(*twins.tiered()) == TakeFrom(*twins.host()));
+        }
+        step = twins.step();
+        ASSERT_OK(Flush({twins.tiered()}, nullptr, disk, step));
+      }
+    }
+  }
+}
+
+TEST_P(LimitsOfTiersTest, AreCountedAsInMemory) {
+  const TableOptions options = Options(150, GetParam(), OnFull::kDecline);
+  std::unique_ptr<Table> table;
+  ASSERT_OK(MakeTieredTableOn(std::make_shared<MemoryFileSystem>(), TwinSchema(3, "adam", options),
+                              20, &table, options));
+  Twins twins(std::move(table), 9, options);
+  for (int i = 0; i < 500; ++i) ASSERT_OK(twins.Call(500, 60));
+  twins.CompareCounters();
+}
+
+// An expired row is missing wherever it is, from the same moment on; and all of them leave by and
+// by. Through flushes, another optimizer, and the folder that is opened again.
+class ExpiryOfTiersTest : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Policies, ExpiryOfTiersTest,
+                         ::testing::Values("ttl 12", "lru ttl 12", "lfu ttl 12", "norm ttl 12"));
+
+TEST_P(ExpiryOfTiersTest, IsThatOfATableInMemory) {
+  for (const int64_t above : {1, 20, 400}) {
+    SCOPED_TRACE(StrCat(GetParam(), ", ", above, " rows above"));
+    const int64_t max_rows = GetParam() == "ttl 12" ? -1 : 150;
+    const TableOptions options = KeepingOptions(max_rows, GetParam(), OnFull::kError);
+    TableOptions of_host = options;
+    of_host.evicted = std::make_shared<EvictedRows>(1'000'000);
+    MemoryFileSystem files;
+    int64_t step = 0;
+    for (int round = 0; round < 3; ++round) {
+      Opened opened;
+      ASSERT_OK(Open(&files, TwinSchema(3, "", options), above, &opened, 1, {{"/tiers"}}, options));
+      DiskFolder* const disk = opened.storage.disk.get();
+      Twins twins(std::move(opened.shards[0]), static_cast<uint64_t>(above + round), of_host, step);
+      for (int i = 0; i < 300; ++i) {
+        ASSERT_OK(twins.Call(500, 60));
+        const TierStats stats = twins.tiered()->tier_stats();
+        ASSERT_GE(stats.rows_below, 0);
+        ASSERT_LE(stats.rows_above, above);
+        if (i % 60 != 20) continue;
+        ASSERT_OK(Flush({twins.tiered()}, nullptr, disk, step));
+        EXPECT_EQ(Difference(ExportAll(*twins.host(), HostTestMemory(), 1000), twins.Content()),
+                  "");
+        if (i != 140 || round > 0) continue;
+        TableSchema schema = twins.host()->schema();
+        schema.rule = UsualRule("adam");
+        twins.MoveTo(schema);
+      }
+      if (max_rows > 0) {
+        EXPECT_LE(twins.tiered()->size(), max_rows);
+      }
+      // Until only one row has not expired, and has seen all others off.
+      for (Table* table : {static_cast<Table*>(twins.tiered()), twins.host()}) {
+        const Caller call(table, HostTestMemory());
+        for (int i = 0; i < 50; ++i) {
+          ASSERT_OK(call.Upsert({7}, Floats(3, 1), {twins.step() + 20 + i % 2}));
+        }
+        EXPECT_EQ(table->size(), 1);
+      }
+      twins.Compare();
+      EXPECT_TRUE(TakeFrom(*twins.tiered()) == TakeFrom(*twins.host()));
+      const TableCounters counters = twins.tiered()->counters();
+      if (round == 0) {
+        EXPECT_EQ(counters.inserted - counters.erased - counters.evicted - counters.expired, 1);
+        EXPECT_GT(counters.expired, 0);
+      }
+      step = twins.step() + 30;
+      ASSERT_OK(Flush({twins.tiered()}, nullptr, disk, step));
+    }
+  }
+}
+
+// Keys without end: the files and the memory end.
+TEST(BoundedStorageTest, TheDiskHasAnEnd) {
+  for (const std::string policy : {"lru", "lfu ttl 30", "ttl 30"}) {
+    const int64_t max_rows = policy == "ttl 30" ? -1 : 20'000;
+    const TableOptions options = Options(max_rows, policy);
+    MemoryFileSystem files;
+    Opened opened;
+    const TableSchema schema = TwinSchema(4, "adam", options);
+    ASSERT_OK(Open(&files, schema, 1000, &opened, 1, {{"/tiers"}}, options));
+    const Caller call(opened.tiered(), HostTestMemory());
+    const int64_t record = 16 + RowLayout(schema).row_bytes;
+    int64_t memory = 0;
+    for (Key batch = 0; batch < 250; ++batch) {
+      Keys keys;
+      for (Key key = 0; key < 1000; ++key) keys.push_back(1000 * batch + key);
+      ASSERT_OK(call.Upsert(keys, Floats(4000, 1), {batch}));
+      // Of rows that expire, those of 31 batches stay, and about as many that nobody has looked at.
+      ASSERT_LE(opened.tiered()->size(), max_rows > 0 ? max_rows : 80'000) << policy << batch;
+      const TierStats stats = opened.tiered()->tier_stats();
+      ASSERT_LE(stats.bytes_below, (stats.rows_below + stats.rows_above) * record * 3 / 2 + 50'000);
+      if (batch == 125) memory = opened.tiered()->memory_bytes();
+      if (batch > 125) {
+        ASSERT_LE(opened.tiered()->memory_bytes(), memory * 5 / 4) << policy;
+      }
+    }
+    EXPECT_GT(opened.tiered()->tier_stats().rows_below, 15'000) << policy;
+  }
+}
+
+// After an error of the disk, rows that had to leave may have left; what is there is whole, what is
+// counted adds up, and the call can be made again.
+TEST(BoundedStorageTest, GoesOnAfterFaults) {
+  for (const std::string policy : {"lru", "lfu ttl 12"}) {
+    for (int64_t nth = 0; nth < 20; ++nth) {
+      SCOPED_TRACE(StrCat(policy, ", operation ", nth));
+      const TableOptions options = KeepingOptions(150, policy, OnFull::kError);
+      const auto files = std::make_shared<MemoryFileSystem>();
+      std::unique_ptr<Table> table;
+      ASSERT_OK(MakeTieredTableOn(files, TwinSchema(2, "", options), 30, &table, options));
+      const Caller call(table.get(), HostTestMemory());
+      std::mt19937_64 random(4);
+      int64_t now = 0;
+      const auto write = [&](int calls, bool may_fail) {
+        for (int i = 0; i < calls; ++i) {
+          Keys keys(40);
+          Floats values;
+          for (Key& key : keys) {
+            key = static_cast<Key>(random() % 500);
+            values.insert(values.end(), 2, static_cast<float>(key));
+          }
+          const Status status = call.Upsert(keys, values, {++now});
+          if (!may_fail) ASSERT_OK(status);
+          ASSERT_LE(table->size(), 150);
+        }
+      };
+      write(40, false);
+      Fault fault;
+      fault.code = Code::kInternal;
+      files->Inject(nth, fault);
+      write(30, true);
+      files->Heal();
+      write(40, false);
+      const TableCounters counters = table->counters();
+      EXPECT_EQ(counters.inserted - counters.erased - counters.evicted - counters.expired,
+                table->size());
+      for (const auto& [key, row] : call.Export()) {
+        EXPECT_EQ(Numbers<float>(row.value), Floats(2, static_cast<float>(key)));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dynemb

@@ -1,0 +1,50 @@
+#include "cc/core/table/row_scores.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace dynemb {
+
+int64_t PolicyClock::Advance(int64_t to) {
+  int64_t now = now_.load(std::memory_order_relaxed);
+  while (now < to && !now_.compare_exchange_weak(now, to, std::memory_order_relaxed)) {
+  }
+  return std::max(now, to);
+}
+
+RowScores::RowScores(const EvictionPolicy& policy, const RowLayout& layout, DType value_dtype,
+                     std::shared_ptr<PolicyClock> clock)
+    : policy_(policy),
+      dim_(layout.dim),
+      norm_(NormFor(value_dtype)),
+      count_(NumbersOf(policy)),
+      clock_(std::move(clock)) {
+  const auto offset = [&](MetaField field) { return layout.meta_field[static_cast<int>(field)]; };
+  last_write_ = offset(MetaField::kLastWriteTime);
+  score_ = offset(policy.order == EvictionPolicy::Order::kCount          ? MetaField::kCount
+                  : policy.order == EvictionPolicy::Order::kDecayedCount ? MetaField::kScore
+                  : policy.order == EvictionPolicy::Order::kGiven ? MetaField::kScore
+                                                                  : MetaField::kLastWriteTime);
+  first_byte_ = reads_values() ? 0 : layout.meta_offset + score_;
+}
+
+int64_t RowScores::Order(const char* value, const char* meta) const {
+  // Of a row that has not expired, whatever a caller has given.
+  constexpr int64_t kLowest = INT64_MIN + 1;
+  if (!reads_values()) return std::max(ReadInt64(meta + score_), kLowest);
+  const double norm = norm_(dim_, value);
+  int64_t bits;  // in the order of the numbers, which are not negative
+  std::memcpy(&bits, &norm, sizeof(bits));
+  return bits;
+}
+
+void RowScores::Numbers(const char* value, const char* meta, int64_t* numbers) const {
+  if (policy_.evicts()) *numbers++ = Order(value, meta);
+  if (policy_.expires()) {
+    const bool time_is_score = policy_.order == EvictionPolicy::Order::kLastWriteTime;
+    *(time_is_score ? numbers - 1 : numbers) = ReadInt64(meta + last_write_);
+  }
+}
+
+}  // namespace dynemb

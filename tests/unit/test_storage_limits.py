@@ -1,0 +1,208 @@
+"""Tables with storage and limits against tables in memory with the same, bit by bit.
+
+These have up to 2,048 rows in a shard, of which precisely the lowest leave, wherever rows are.
+"""
+
+import gc
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from table_rows import int64, rows_of
+
+import tf_dynemb
+from tf_dynemb import snapshot
+from tf_dynemb.policies import LFU, LRU, TTL, MinCount, Score, SmallNorm
+from tf_dynemb.storage import Disk, HostMemory
+
+MAX_ROWS = 1_200
+KEYS = 4_000
+
+
+def fields(**more):
+    return {
+        "dim": 4,
+        "name": "users",
+        "initializer": keras.initializers.RandomNormal(seed=1),
+        "max_rows": MAX_ROWS,
+    } | more
+
+
+def tiers(folder, shards=1):
+    return [HostMemory(60_000 * shards), Disk(folder)]
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Makes a table with storage, and one without."""
+
+    def make(devices=None, **more):
+        more = fields(devices=devices, **more)
+        with_storage = tf_dynemb.Variable(**more, storage=tiers(tmp_path / "disk", len(devices or [0])))
+        return with_storage, tf_dynemb.Variable(**more)
+
+    return make
+
+
+def numbers(table):
+    return {name: int(number) for name, number in table.metrics().items()}
+
+
+def ids_of(step, n=500):
+    """Some ids come often, and most of them rarely."""
+    uniform = np.random.default_rng(step).random(n)
+    return tf.constant((KEYS * uniform**2).astype(np.int64))
+
+
+class Trainer:
+    """The same steps of Adam on each of some tables, by itself."""
+
+    def __init__(self, *tables):
+        self.tables = tables
+        self.optimizers = [
+            tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1)) for _ in tables
+        ]
+        self.step = 0
+
+    def train(self, steps):
+        for _ in range(steps):
+            for table, optimizer in zip(self.tables, self.optimizers, strict=True):
+                with tf.GradientTape() as tape:
+                    values = tf_dynemb.embedding_lookup(table, ids_of(self.step))
+                    loss = tf.reduce_sum(values * values + values)
+                optimizer.apply([tape.gradient(loss, table.handle)], [table.handle])
+            self.step += 1
+
+
+POLICIES = {
+    "LRU": lambda: LRU(),
+    "LFU": lambda: LFU(),
+    "LFU with half-life": lambda: LFU(half_life_steps=5),
+    "SmallNorm": lambda: SmallNorm(),
+    "Score": lambda: Score(lambda keys: keys % 17),
+    "LRU and TTL": lambda: [LRU(), TTL(steps=4)],
+    "LFU and TTL": lambda: [LFU(), TTL(steps=4)],
+}
+
+
+@pytest.mark.parametrize("devices", [None, ["/CPU:0"] * 2])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_rows_that_leave_are_those_of_a_table_in_memory(pair, policy, devices):
+    tables = tiered, plain = pair(devices, eviction=POLICIES[policy](), keep_evicted=100_000)
+    trainer = Trainer(*tables)
+    for _ in range(4):
+        trainer.train(5)
+        assert content(tiered) == content(plain)
+        everything = tf.range(KEYS, dtype=tf.int64)
+        assert tiered.lookup(everything).numpy().tobytes() == plain.lookup(everything).numpy().tobytes()
+        assert int(tiered.size()) <= MAX_ROWS
+        if "TTL" not in policy:  # whose rows leave by and by
+            left = [evicted(table) for table in tables]
+            assert left[0] == left[1] != {}
+    got, want = numbers(tiered), numbers(plain)
+    assert got["rows_below"] > 200 and got["misses"] > 0
+    same = {"inserted", "found", "missing", "written", "distinct"}
+    same |= set() if "TTL" in policy else {"evicted", "rows"}
+    assert {name: got[name] for name in same} == {name: want[name] for name in same}
+    assert got["evicted"] + got["expired"] > 500
+
+
+def content(table):
+    """Values and slots; LRU's times are those of each table's own calls."""
+    return {key: row[:2] for key, row in rows_of(table).items()}
+
+
+def evicted(table):
+    keys, values, lost = table.take_evicted()
+    assert int(lost) == 0
+    return dict(zip(keys.numpy().tolist(), values.numpy().tolist(), strict=True))
+
+
+@pytest.mark.parametrize("on_full", ["error", "decline"])
+def test_a_full_table_without_a_policy(pair, on_full):
+    tables = tiered, plain = pair(on_full=on_full)
+    trainer = Trainer(*tables)
+    if on_full == "decline":
+        trainer.train(10)
+        assert content(tiered) == content(plain)
+        got, want = numbers(tiered), numbers(plain)
+        assert got["rows"] == MAX_ROWS and got["declined"] == want["declined"] > 0
+        assert got["rows_below"] > 200
+        return
+    every = tf.range(MAX_ROWS, dtype=tf.int64)
+    tiered.upsert(every, tf.ones([MAX_ROWS, 4]))
+    before = rows_of(tiered)
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="max_rows"):
+        tiered.upsert(int64([5, KEYS]), tf.zeros([2, 4]))
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="max_rows"):
+        trainer.train(1)
+    assert rows_of(tiered) == before
+    tiered.remove(int64([7]))
+    tiered.upsert(int64([5, KEYS]), tf.zeros([2, 4]))
+    assert int(tiered.size()) == MAX_ROWS
+
+
+@pytest.mark.parametrize("policy", ["LRU", "LFU with half-life", "LRU and TTL"])
+def test_a_folder_that_is_opened_again_goes_on(tmp_path, policy):
+    plain = tf_dynemb.Variable(**fields(eviction=POLICIES[policy]()))
+    of_tiers = fields(eviction=POLICIES[policy](), storage=tiers(tmp_path / "disk"))
+    of_plain = Trainer(plain)
+    for step in range(0, 16, 4):
+        table = tf_dynemb.Variable(**of_tiers)
+        assert content(table) == content(plain)
+        trainer = Trainer(table)
+        trainer.optimizers[0].iterations.assign(step)
+        trainer.step = step
+        trainer.train(4)
+        of_plain.train(4)
+        assert content(table) == content(plain)
+        table.flush(step)
+        del table, trainer
+        gc.collect()
+
+
+def test_what_leaves_is_in_deltas_and_a_restore_goes_on(tmp_path, pair):
+    tables = tiered, plain = pair(eviction=LRU(), track_changes=True)
+    trainer = Trainer(*tables)
+    trainer.train(5)
+    chain = [tmp_path / "0"]
+    base = snapshot.save(chain[0], {"users": tiered})
+    for number in range(1, 4):
+        trainer.train(3)
+        chain.append(tmp_path / str(number))
+        base = snapshot.save(chain[-1], {"users": tiered}, base=base)
+    for storage in (None, tiers(tmp_path / "restored")):
+        other = tf_dynemb.Variable(**fields(eviction=LRU(), storage=storage))
+        snapshot.restore(chain, {"users": other})
+        assert content(other) == content(plain)
+    path = tf.train.Checkpoint(table=tiered).save(str(tmp_path / "checkpoint"))
+    trainer.train(3)
+    tf.train.Checkpoint(table=tiered).restore(path)
+    assert content(tiered) == content(other)
+    smaller = tf_dynemb.Variable(
+        **fields(eviction=LRU(), max_rows=300, storage=tiers(tmp_path / "smaller"))
+    )
+    snapshot.restore(chain, {"users": smaller})
+    assert int(smaller.size()) == 300 and content(smaller).items() <= content(other).items()
+
+
+def test_a_keras_layer_with_everything(tmp_path):
+    layer = tf_dynemb.keras.Embedding(
+        4,
+        max_rows=300,
+        eviction=[LRU(), TTL(steps=50)],
+        keep_evicted=10_000,
+        admission=MinCount(2),
+        storage=tiers(tmp_path / "disk"),
+        name="users",
+    )
+    model = keras.Sequential([keras.Input((), dtype="int64"), layer, keras.layers.Dense(1)])
+    model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad()), "mse")
+    left = set()
+    keeping = tf_dynemb.keras.EvictionCallback(lambda table, keys, values: left.update(keys.tolist()))
+    ids = np.repeat(np.arange(1_500), 2)
+    model.fit(ids, np.ones(len(ids)), batch_size=100, callbacks=[keeping], shuffle=False, verbose=0)
+    assert numbers(layer.table)["rows"] == 300
+    there = set(layer.table.export()[0].numpy().tolist())
+    assert there | left == set(range(1_500)) and not there & left
