@@ -33,6 +33,7 @@ def look_ahead(
 
     Raises:
         ValueError: batches is no whole number above 0; ids_of gives no pairs.
+            Or a table is sharded across processes, whose lookups all of them make at one time.
         TypeError: ids of another dtype than the table's keys.
 
     The lookups are in the table's metrics, as "found", "missing" and "misses".
@@ -71,6 +72,11 @@ def _looked_up(pair: tuple[Table, Ids]) -> tf.Tensor:
         look_up = table.lookup
     except (TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"ids_of: got {pair!r}, want pairs (table, ids)") from error
+    if table.exchange is not None:
+        raise ValueError(
+            f"ids_of: got the table {table.name}, which is sharded across processes, want one of this "
+            "process alone"
+        )
     if isinstance(ids, tf.RaggedTensor):
         ids = ids.flat_values
     elif isinstance(ids, tf.SparseTensor):

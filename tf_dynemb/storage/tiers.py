@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_dynemb.base.checks import whole
 
@@ -65,7 +67,8 @@ class Disk(Tier):
 
     Args:
         path: the folder, which is made if need be; best on a local SSD. Or a list of folders, on several
-            disks, over which files are spread.
+            disks, over which files are spread. Of a table that is sharded across processes each has a
+            folder of its own in there.
         reopen: False removes what a flush has left there; the table begins empty.
 
     Raises:
@@ -147,10 +150,16 @@ def storage_of(tiers: Any) -> tuple[HostMemory, Disk] | None:
 _numbers = itertools.count()
 
 
-def engine_text(tiers: tuple[HostMemory, Disk], keep_seed: bool) -> str:
+def engine_text(
+    tiers: tuple[HostMemory, Disk], keep_seed: bool, process: int = 0, processes: int = 1
+) -> str:
     """What the op DynembTable is told, for a new owner of the folders.
 
-    `keep_seed`: whether a table that is opened again has the seed of its initial values from there.
+    Args:
+        tiers: of the table.
+        keep_seed: whether a table that is opened again has the seed of its initial values from there.
+        process: which of the processes that the table is sharded across this one is.
+        processes: how many.
     """
     memory, disk = tiers
     words = {
@@ -159,4 +168,34 @@ def engine_text(tiers: tuple[HostMemory, Disk], keep_seed: bool) -> str:
         "reopen": int(disk.reopen),
         "keep_seed": int(keep_seed),
     }
-    return "\n".join([" ".join(f"{word} {value}" for word, value in words.items()), *disk.paths])
+    paths = disk.paths
+    if processes > 1:  # which may have one file system
+        paths = [os.path.join(path, f"process-{process}-of-{processes}") for path in paths]
+    return "\n".join([" ".join(f"{word} {value}" for word, value in words.items()), *paths])
+
+
+def check_processes(disk: Disk, processes: int) -> None:
+    """Fails if the folder has the rows of a table that was sharded across another number of processes.
+
+    Raises:
+        tf.errors.FailedPreconditionError: it has.
+    """
+    path = disk.paths[0]
+    flushed = {1} if os.path.exists(os.path.join(path, _FLUSHED)) else set()
+    for folder in os.listdir(path) if os.path.isdir(path) else ():
+        match = _PROCESS.fullmatch(folder)
+        if match and os.path.exists(os.path.join(path, folder, _FLUSHED)):
+            flushed.add(int(match[1]))
+    if flushed - {processes}:
+        raise tf.errors.FailedPreconditionError(
+            None,
+            None,
+            f"{path}: it has the rows of a table that was sharded across {sorted(flushed)[0]} processes,"
+            f" got {processes}; open it with as many and save a snapshot, which a table of any number"
+            " can load, or remove the folder",
+        )
+
+
+# As the engine writes them (DiskFolder), and as engine_text names folders.
+_FLUSHED = "FLUSHED"
+_PROCESS = re.compile(r"process-\d+-of-(\d+)")

@@ -91,8 +91,8 @@ class TableConfig:
             Probability(0.1) or Custom(function). None: all. Not on GPUs yet.
         storage: where rows are: [tf_dynemb.storage.HostMemory(max_bytes), tf_dynemb.storage.Disk(path)]
             keeps those used last in so much memory and the others in files. Results are those of a table
-            in memory, which is None. Bounded by max_rows, not by max_bytes; not on servers, GPUs or in
-            the scope of a strategy of several processes.
+            in memory, which is None. Bounded by max_rows, not by max_bytes; not on servers and GPUs. Of
+            a table that is sharded across workers each process has so much memory and its own folder.
         exchange_dtype: bfloat16 or float16: the dtype in which rows and summed gradients of a table that
             is sharded across workers travel between processes, at half the bytes of float32. A row is
             rounded once on its way to a lookup, and a process' gradient once on its way to the row's

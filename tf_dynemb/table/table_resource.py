@@ -278,6 +278,12 @@ class TableResource(
         """Names and numbers of the tiers of a table with storage; see the op DynembTierStats."""
         return ops.dynemb_tier_stats(self.resource_handle)
 
+    def flushed_step(self) -> int | None:
+        """What the last flush was called with; None: there was none. Eagerly."""
+        names, numbers = (part.numpy().tolist() for part in self.tier_stats())
+        step = int(numbers[names.index(b"flushed_step")])
+        return None if step < 0 else step
+
     def flush(self, step: int) -> None:
         """Has all rows on disk; see the op DynembFlush."""
         ops.dynemb_flush(self.resource_handle, tf.constant(step, tf.int64))

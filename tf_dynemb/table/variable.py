@@ -24,11 +24,13 @@ from tf_dynemb.policies.eviction import LRU, eviction_of
 from tf_dynemb.policies.restrict_policy import RestrictPolicy, stamp_of
 from tf_dynemb.shard.exchange import AllToAllExchange
 from tf_dynemb.shard.fetched_rows import fetched_rows_view
+from tf_dynemb.shard.group import Group
 from tf_dynemb.shard.partitioner import default_partition_fn
-from tf_dynemb.storage.tiers import engine_text, storage_of
+from tf_dynemb.storage.tiers import check_processes, engine_text, storage_of
 from tf_dynemb.table.devices import device_list, is_gpu, place_of
 from tf_dynemb.table.handle import HandleOfTable, TableHandle
 from tf_dynemb.table.limits import Limits
+from tf_dynemb.table.open_storage import open_in_all
 from tf_dynemb.table.sharded_table import ShardedTable
 from tf_dynemb.table.table_config import TableConfig
 from tf_dynemb.table.table_resource import TableResource
@@ -116,16 +118,19 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             got = getattr(config, field)
             if got is not None and is_gpu(self.devices[0]):
                 raise ValueError(f"{field}: got {got} for a table on a GPU, want None or host memory")
-        if config.storage is not None and (places != {None} or self.exchange is not None):
+        if config.storage is not None and places != {None}:
             raise ValueError(
-                f"storage: got {list(config.storage)} for a table on {self.devices}"
-                + ("" if self.exchange is None else ", sharded across processes")
-                + ", want None; files are for tables in the host memory of one process, for now"
+                f"storage: got {list(config.storage)} for a table on {self.devices}, want None; files "
+                "are for tables in host memory, and not on servers, for now"
             )
         init_rows = -(-self.init_size // self.shard_num)
         spec = to_spec(self.initializer, self.dim, self.value_dtype)
         tiers = storage_of(config.storage)
-        self._storage_text = "" if tiers is None else engine_text(tiers, not spec.seed_is_given)
+        group = Group([self])
+        self._storage_text = ""
+        if tiers is not None:
+            check_processes(tiers[1], group.processes)
+            self._storage_text = engine_text(tiers, not spec.seed_is_given, group.index, group.processes)
         schema = (
             f"dynemb-table 1\nvalue {self.value_dtype.name} {self.dim}\n"
             f"initializer {spec.text}\nseed {spec.seed}\nkey {self.key_dtype.name}\n"
@@ -138,15 +143,22 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             "limits": self._limits(),
         }
         if in_one_place:
-            self.resource = TableResource(
-                schema,
-                self.shard_num,
-                self.partition_fn,
-                init_rows,
-                **options,
-                device=self.devices[0],
-                exchange=self.exchange,
-            )
+
+            def make() -> TableResource:
+                return TableResource(
+                    schema,
+                    self.shard_num,
+                    self.partition_fn,
+                    init_rows,
+                    **options,
+                    device=self.devices[0],
+                    exchange=self.exchange,
+                )
+
+            if tiers is not None and self.exchange is not None:
+                self.resource, self._flushed_step = open_in_all(group, tiers[1], make)
+            else:
+                self.resource = make()
         else:
             self.resource = ShardedTable(schema, self.devices, self.partition_fn, init_rows, **options)
         if self.exchange is not None:
@@ -575,25 +587,41 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             step: a number from 0 that says which moment this was, such as that of the training step;
                 `flushed_step` gives it back when the folder has been opened again.
 
+        In the scope of a strategy of several processes all call it, with the same step.
+
         Raises:
             ValueError: a table without storage; no whole number from 0.
             tf.errors.OpError: what the disk raises, with the name of the file; the last flush stands.
+            tf.errors.AbortedError: it failed in another process, which the message names. There the last
+                flush stands, and here is the new one.
 
         Example: see `tf_dynemb.storage.Disk`.
         """
         step = whole("step", step, 0)
         self._check_has_storage("flush")
-        self.resource.flush(step)
+
+        group = Group([self])
+        steps = sorted({int(each) for each in group.run(lambda: str(step))})
+        if len(steps) > 1:
+            raise ValueError(f"step: got {steps} in the processes of {self.name}, want one number")
+
+        def flush() -> str:
+            self.resource.flush(step)
+            return ""
+
+        group.run(flush)
+        self._flushed_step = step
 
     @property
     def flushed_step(self) -> int | None:
         """The step of the last flush, of this table or of the one that its folder had before it.
 
-        None: there was none. Raises ValueError for a table without storage.
+        Of several processes, if they ended in the middle of a flush, the earliest: the rows of some
+        processes are of the next one. None: there was no flush. Raises ValueError for a table without
+        storage.
         """
         self._check_has_storage("flushed_step")
-        step = int(_by_name(*self.resource.tier_stats())["flushed_step"])
-        return None if step < 0 else step
+        return self.resource.flushed_step() if self.exchange is None else self._flushed_step
 
     def _check_has_storage(self, what: str) -> None:
         if self.config.storage is None:
