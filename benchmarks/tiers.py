@@ -1,11 +1,14 @@
 """What tiers cost: lookups and Adam steps of a table with storage beside one in memory, in turns.
 
-    python benchmarks/tiers.py FOLDER [--rows 1000000] [--ids 16384] [--rounds 20] [--dim 16]
+    python benchmarks/tiers.py FOLDER [--rows 1000000] [--ids 16384] [--rounds 20] [--dim 16] [--limits]
 
 FOLDER is on the disk that is measured. Half of the bytes fit into host memory. A batch has distinct ids:
 at 95 %, so many of a tenth of the rows, which stay in memory, and the others of the rest, in turn, most
 of which are on disk by then; "misses" says how many of the keys were. The page cache is as it is:
 where it holds the files, it is measured, and not the disk.
+
+With --limits instead: Adam steps of which a fifth of the ids is new, on tables without a limit, with the
+limit that they have reached, and with a time to live, in memory and with storage.
 """
 
 from __future__ import annotations
@@ -28,9 +31,9 @@ HIT_RATES = (100, 95, 50, 0)
 class Trained:
     """A table, its lookup and a compiled step of Adam."""
 
-    def __init__(self, rows: int, dim: int, storage=None):
+    def __init__(self, rows: int, dim: int, storage=None, **limits):
         init_size = rows if storage is None else 0
-        self.table = tf_dynemb.Variable(dim=dim, storage=storage, init_size=init_size)
+        self.table = tf_dynemb.Variable(dim=dim, storage=storage, init_size=init_size, **limits)
         optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam())
         optimizer.build([self.table.handle])
 
@@ -79,12 +82,56 @@ def main():
     parser.add_argument("--ids", type=int, default=16_384)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--limits", action="store_true")
     arguments = parser.parse_args()
+    (measure_limits if arguments.limits else measure_hit_rates)(arguments)
+
+
+def storage_in(folder: str, name: str, max_bytes: int):
+    return [HostMemory(max_bytes), Disk(os.path.join(folder, f"{name}-{os.getpid()}"))]
+
+
+def measure_limits(arguments):
+    rows, dim, ids = arguments.rows, arguments.dim, arguments.ids
+    limits = {
+        "no limit": {},
+        "LRU": {"max_rows": rows, "eviction": tf_dynemb.policies.LRU()},
+        "TTL": {"eviction": tf_dynemb.policies.TTL(seconds=3_600)},
+    }
+    in_memory = {name: Trained(rows, dim, **more) for name, more in limits.items()}
+    max_bytes = int(in_memory["no limit"].table.memory_bytes()) // 2
+    tables = {(name, "in memory"): table for name, table in in_memory.items()}
+    for name, more in limits.items():
+        storage = storage_in(arguments.folder, name.replace(" ", "-"), max_bytes)
+        tables[name, "tiered"] = Trained(rows, dim, storage, **more)
+    random = np.random.default_rng(1)
+    hot = rows * 9 // 10 + random.permutation(rows // 10)  # which were trained last
+    times = {each: [] for each in tables}
+    for number in range(10 + arguments.rounds):  # of which the first are not counted
+        new = rows + number * (ids // 5) + np.arange(ids // 5)
+        old = random.choice(hot, ids - len(new), replace=False)
+        batch = tf.constant(random.permutation(np.concatenate([new, old])), tf.int64)
+        order = list(tables)
+        random.shuffle(order)
+        for each in order:
+            times[each].append(tables[each].time("Adam step", batch))
+    print(f"{rows} rows of dim {dim} with Adam; steps of {ids} ids, of which a fifth is new")
+    print("limit      rows are   step, median ms  quartiles       p99  ratio to no limit")
+    for (name, where), seconds in times.items():
+        each = 1e3 * np.array(seconds[10:])
+        plain = statistics.median(times["no limit", where][10:])
+        quartiles = " to ".join(f"{x:.1f}" for x in np.percentile(each, [25, 75]))
+        print(
+            f"{name:10} {where:10} {np.median(each):10.1f}      {quartiles:13}"
+            f" {np.percentile(each, 99):7.1f}  {np.median(each) / 1e3 / plain:.2f}"
+        )
+
+
+def measure_hit_rates(arguments):
     rows, dim = arguments.rows, arguments.dim
     plain = Trained(rows, dim)
     max_bytes = int(plain.table.memory_bytes()) // 2
-    disk = Disk(os.path.join(arguments.folder, f"tiers-{os.getpid()}"))
-    tiered = Trained(rows, dim, [HostMemory(max_bytes), disk])
+    tiered = Trained(rows, dim, storage_in(arguments.folder, "tiers", max_bytes))
     print(f"{rows} rows of dim {dim} with Adam, {max_bytes / 1e6:.0f} MB of host memory")
     print("call       hits %  misses %  tiered, keys/s  in memory, keys/s  ratio")
     batches = Batches(rows, arguments.ids)

@@ -17,6 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 import tensorflow as tf
+from workers import says
 
 import tf_dynemb
 from tf_dynemb.serving import Publisher
@@ -26,15 +27,6 @@ INDEX = STRATEGY.cluster_resolver.task_id
 
 KEYS = np.random.default_rng(3).integers(-(2**62), 2**62, 300)
 GENERATIONS = 4
-
-
-def says(call):
-    """The error of a call, in words."""
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
 
 
 def main(folder):

@@ -20,6 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 import tensorflow as tf
+from workers import says
 
 import tf_dynemb
 from tf_dynemb import snapshot
@@ -68,15 +69,6 @@ def train(tables, optimizer, steps):
     for number in steps:
         ids = KEYS[number * 50 : number * 50 + 100]
         run(tf.constant(np.array_split(ids, STRATEGY.num_replicas_in_sync)[INDEX]))
-
-
-def says(call, *arguments, **options):
-    """The error of a call, in words."""
-    try:
-        call(*arguments, **options)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
 
 
 def write_checkpoint(path, tables):

@@ -17,6 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 import tensorflow as tf
+from workers import says
 
 import tf_dynemb
 from tf_dynemb.storage import Disk, HostMemory, look_ahead
@@ -66,15 +67,6 @@ class Trainer:
 def rows_of(table):
     keys, *parts = (part.numpy() for part in table.resource.export_rows()[:4])
     return {str(key): [part[i].tobytes().hex() for part in parts] for i, key in enumerate(keys.tolist())}
-
-
-def says(call, *arguments, **options):
-    """The error of a call, in words."""
-    try:
-        call(*arguments, **options)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "no error"
 
 
 def train(folder):

@@ -105,3 +105,12 @@ def run_job(number, program, *arguments, timeout=180):
         end_job(processes)
     for process, output in zip(processes, outputs, strict=True):
         assert process.returncode == 0, output
+
+
+def says(call, *arguments, **options):
+    """The error of a call, in words."""
+    try:
+        call(*arguments, **options)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"

@@ -264,3 +264,15 @@ def test_damage_is_found_when_it_is_opened(tmp_path):
     with pytest.raises(tf.errors.DataLossError, match="FLUSHED: its last line is not the checksum"):
         make(tmp_path / "disk")
     assert int(make(tmp_path / "disk", reopen=False).size()) == 0
+
+
+def test_rows_of_several_processes_are_not_opened_by_one(tmp_path):
+    table = make(tmp_path / "process-1-of-2")
+    table.flush(1)
+    with pytest.raises(
+        tf.errors.FailedPreconditionError,
+        match="sharded across 2 processes, got 1; open it with as many",
+    ):
+        make(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["process-1-of-2"]
+    assert int(make(tmp_path / "process-0-of-2").size()) == 0  # a folder of its own
