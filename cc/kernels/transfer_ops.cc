@@ -225,10 +225,12 @@ class ImportOp : public CatchingKernel {
     OP_REQUIRES_OK(context, ToTensorFlow(InsertRows(core, Pointers(targets), inputs.routing,
                                                     adapter.Adapt(rows))));
     if (!replace_) return;
-    const bool evicts = table.resource->options().eviction.evicts();
+    // Some may have left again.
+    const EvictionPolicy& policy = table.resource->options().eviction;
+    const bool leave = policy.evicts() || policy.expires();
     int64_t imported = 0;
     for (const auto& target : targets) {
-      imported += evicts ? target->counters().inserted : target->size();
+      imported += leave ? target->counters().inserted : target->size();
     }
     OP_REQUIRES(
         context, imported == inputs.keys.size,

@@ -668,3 +668,21 @@ def test_rows_that_a_smaller_table_evicts_are_no_damage(tmp_path, eviction):
         small_table.clear()
         restore()
         assert set(small_table.export()[0].numpy()) == set(range(500, 1_000))
+
+
+def test_rows_that_expire_in_a_restore_are_no_damage(tmp_path):
+    table = tf_dynemb.Variable(dim=2, eviction=TTL(steps=1_000), name="users")
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.1))
+    for step in range(100):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, tf.constant([step], tf.int64)))
+        optimizer.apply([tape.gradient(loss, table.handle)], [table.handle])
+    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "checkpoint"))
+    tf_dynemb.snapshot.save(tmp_path / "snapshot", {"users": table})
+    shorter = tf_dynemb.Variable(dim=2, eviction=TTL(steps=10), name="users")
+    for restore in (
+        lambda: tf.train.Checkpoint(table=shorter).restore(path),
+        lambda: tf_dynemb.snapshot.restore(tmp_path / "snapshot", {"users": shorter}),
+    ):
+        restore()
+        assert set(shorter.export()[0].numpy()) == set(range(89, 100))

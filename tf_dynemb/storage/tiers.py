@@ -186,11 +186,12 @@ def check_processes(disk: Disk, processes: int) -> None:
         match = _PROCESS.fullmatch(folder)
         if match and os.path.exists(os.path.join(path, folder, _FLUSHED)):
             flushed.add(int(match[1]))
-    if flushed - {processes}:
+    others = sorted(flushed - {processes})
+    if others:
         raise tf.errors.FailedPreconditionError(
             None,
             None,
-            f"{path}: it has the rows of a table that was sharded across {sorted(flushed)[0]} processes,"
+            f"{path}: it has the rows of a table that was sharded across {others[0]} processes,"
             f" got {processes}; open it with as many and save a snapshot, which a table of any number"
             " can load, or remove the folder",
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tf_dynemb.shard.group import Group
-from tf_dynemb.storage.tiers import Disk
+from tf_dynemb.storage.tiers import Disk, check_processes
 from tf_dynemb.table.table_resource import TableResource
 
 
@@ -27,14 +27,15 @@ def open_in_all(
         was none.
 
     Raises:
-        tf.errors.FailedPreconditionError: the rows are of some of the processes alone, or of different
-            tables.
+        tf.errors.FailedPreconditionError: the rows are of another number of processes, or of some of
+            them alone, or of different tables.
         tf.errors.AbortedError: it failed in another process.
         tf.errors.OpError: what `make` raises.
     """
     made: list[TableResource] = []
 
     def open_here() -> str:
+        check_processes(disk, group.processes)
         made.append(make())
         words = [line.split() for line in made[0].schema_now().splitlines()]
         seed = next(each[1] for each in words if each[:1] == ["seed"])

@@ -118,6 +118,13 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             got = getattr(config, field)
             if got is not None and is_gpu(self.devices[0]):
                 raise ValueError(f"{field}: got {got} for a table on a GPU, want None or host memory")
+        shares = config.storage is not None and self.exchange is not None and self.shard_num > 1
+        if shares and config.refuses_when_full:
+            raise ValueError(
+                f"storage: got it with {self.shard_num} shards and on_full='error' in the scope of a "
+                "strategy of several processes, which ask each other for room for a number of rows; "
+                "want on_full='decline', an eviction or one shard"
+            )
         if config.storage is not None and places != {None}:
             raise ValueError(
                 f"storage: got {list(config.storage)} for a table on {self.devices}, want None; files "
@@ -129,7 +136,6 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         group = Group([self])
         self._storage_text = ""
         if tiers is not None:
-            check_processes(tiers[1], group.processes)
             self._storage_text = engine_text(tiers, not spec.seed_is_given, group.index, group.processes)
         schema = (
             f"dynemb-table 1\nvalue {self.value_dtype.name} {self.dim}\n"
@@ -158,6 +164,8 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             if tiers is not None and self.exchange is not None:
                 self.resource, self._flushed_step = open_in_all(group, tiers[1], make)
             else:
+                if tiers is not None:
+                    check_processes(tiers[1], 1)
                 self.resource = make()
         else:
             self.resource = ShardedTable(schema, self.devices, self.partition_fn, init_rows, **options)

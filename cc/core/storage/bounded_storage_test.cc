@@ -187,6 +187,86 @@ TEST(BoundedStorageTest, TheDiskHasAnEnd) {
   }
 }
 
+// A folder that is opened again with a lower limit: rows that are there can be written, new ones
+// are refused, or as many leave as are too many.
+TEST(BoundedStorageTest, MoreRowsThanALowerLimit) {
+  for (const std::string policy : {"", "lru"}) {
+    MemoryFileSystem files;
+    Keys keys(500);
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<Key>(i);
+    for (const int64_t max_rows : {500, 300}) {
+      SCOPED_TRACE(StrCat(policy, ", ", max_rows));
+      const TableOptions options = Options(max_rows, policy);
+      Opened opened;
+      ASSERT_OK(Open(&files, TwinSchema(2, "", options), 50, &opened, 1, {{"/tiers"}}, options));
+      const Caller call(opened.tiered(), HostTestMemory());
+      Outcomes outcomes;
+      if (max_rows == 500) {
+        for (Key key = 0; key < 500; ++key) {
+          ASSERT_OK(call.Upsert({key}, {1, 1}, {key}));
+        }
+        ASSERT_OK(opened.Flush(1));
+        continue;
+      }
+      EXPECT_EQ(opened.tiered()->size(), 500);
+      ASSERT_OK(call.Upsert({}, {}, {500}));
+      ASSERT_OK(call.Upsert(keys, Floats(1000, 2), {500}, &outcomes));
+      EXPECT_EQ(outcomes, Outcomes(500, kFound));
+      const Status status = call.Upsert({7, 1000}, Floats(4, 3), {501}, &outcomes);
+      EXPECT_EQ(status.code(), policy.empty() ? Code::kResourceExhausted : Code::kOk);
+      EXPECT_EQ(opened.tiered()->size(), policy.empty() ? 500 : 300);
+      if (!policy.empty()) {
+        EXPECT_EQ(outcomes, Outcomes({kFound, kInserted}));
+      }
+    }
+  }
+}
+
+// A row that had expired when its table was flushed does not come back, though the folder knows no
+// later time than that of its rows.
+TEST(BoundedStorageTest, ExpiredRowsAreNotFlushed) {
+  for (const int64_t above : {1, 10}) {
+    const TableOptions options = Options(-1, "ttl 50");
+    MemoryFileSystem files;
+    Opened opened;
+    const auto open = [&] {
+      return Open(&files, TwinSchema(1, "", options), above, &opened, 1, {{"/tiers"}}, options);
+    };
+    ASSERT_OK(open());
+    {
+      const Caller call(opened.tiered(), HostTestMemory());
+      for (Key key = 0; key < 300; ++key) ASSERT_OK(call.Upsert({key}, {1}, {0}));
+      ASSERT_OK(call.Upsert({1000}, {1}, {100}));
+      ASSERT_OK(call.Erase({1000}));
+      ASSERT_GT(opened.tiered()->size(), 100) << "rows that nobody has looked at";
+      EXPECT_TRUE(call.Export().empty());
+      ASSERT_OK(opened.Flush(1));
+    }
+    ASSERT_OK(open());
+    EXPECT_TRUE(ContentOf(opened).empty());
+  }
+}
+
+// To `restrict` an expired row is none, wherever it is.
+TEST(BoundedStorageTest, RestrictsRowsThatHaveNotExpired) {
+  const TableOptions options = Options(-1, "ttl 50");
+  std::unique_ptr<Table> table;
+  ASSERT_OK(MakeTieredTableOn(std::make_shared<MemoryFileSystem>(), TwinSchema(1, "", options), 20,
+                              &table, options));
+  const Caller call(table.get(), HostTestMemory());
+  for (Key key = 0; key < 500; ++key) ASSERT_OK(call.Upsert({key}, {1}, {key < 400 ? 0 : 60}));
+  Keys twice;
+  for (Key key = 400; key < 430; ++key) twice.push_back(key);
+  ASSERT_OK(call.Upsert(twice, Floats(30, 1), {60}));  // of which TwinSchema counts the writes
+  int64_t erased;
+  ASSERT_OK(call.EraseBelow(MetaField::kCount, {2, 0}, &erased));
+  EXPECT_EQ(erased, 70);
+  EXPECT_EQ(table->size(), 30);
+  const TableCounters counters = table->counters();
+  EXPECT_EQ(counters.expired, 400);
+  EXPECT_EQ(counters.erased, 70);
+}
+
 // After an error of the disk, rows that had to leave may have left; what is there is whole, what is
 // counted adds up, and the call can be made again.
 TEST(BoundedStorageTest, GoesOnAfterFaults) {

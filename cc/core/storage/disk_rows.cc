@@ -76,6 +76,7 @@ void DiskRows::ForFlush(int part, IndexEntries* entries, FlushedShard* flushed) 
   for (const auto& schema : schemas_) flushed->schemas.push_back(*schema);
   int64_t last_slot = -1;
   index_.ForEach(part, 0, [&](const DiskIndex::Entry& entry) {
+    if (HasExpired(entry)) return true;
     entries->keys.push_back(KeyOfDiskHash(entry.hash));
     entries->locations.push_back(entry.location);
     const int64_t slot = RowLog::SlotOf(entry.location);
@@ -148,10 +149,8 @@ Status DiskRows::ForEachRow(const RowFunction& row) const {
   int64_t found = 0;
   DYNEMB_RETURN_IF_ERROR(
       log_.Scan([&](Key key, Location location, SchemaNumber schema_number, const char* bytes) {
-        const DiskIndex::Entry entry = index_.FindEntry(DiskHash(key));
-        if (entry.location != location) return Status();
+        if (index_.Find(DiskHash(key)) != location) return Status();
         ++found;
-        if (HasExpired(entry)) return Status();
         if (layouts_[schema_number].is_current) return row(key, bytes);
         Convert(schema_number, bytes, converted.data());
         return row(key, converted.data());

@@ -76,8 +76,7 @@ class DiskRows {
 
   // Reads the rows at locations that ascend, each once, to rows + i * row_bytes.
   Status Read(Span<const Location> locations, char* rows) const;
-  // Calls row(key, bytes) for each row, in no order, but for expired ones. kDataLoss: not all could
-  // be read.
+  // Calls row(key, bytes) for each row, in no order. kDataLoss: not all could be read.
   using RowFunction = std::function<Status(Key key, const char* row)>;
   Status ForEachRow(const RowFunction& row) const;
 
@@ -87,8 +86,8 @@ class DiskRows {
   // False: there was none.
   bool Remove(uint64_t hash);
   void Clear();
-  // Where the rows of a part are, and what of their files; after the entries and files that are
-  // there already.
+  // Where the rows of a part are that have not expired, and what of their files; after the entries
+  // and files that are there already.
   void ForFlush(int part, IndexEntries* entries, FlushedShard* flushed) const;
   // What RowLog says; and writes rows whose files could not be synced to others.
   void HoldSlots(bool held) { log_.HoldSlots(held); }

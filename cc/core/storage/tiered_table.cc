@@ -145,7 +145,8 @@ class Tiered final : public TieredTable {
       }
       const Alone alone(*this);
       const DistinctKeys distinct(batch);
-      DYNEMB_RETURN_IF_ERROR(tiers_->RemoveExpired(distinct.keys()));
+      std::vector<Outcome> found;
+      if (expires()) DYNEMB_RETURN_IF_ERROR(tiers_->RemoveExpired(distinct.keys(), &found));
       const int64_t n = PositionsOf(batch);
       std::vector<Outcome> outcomes(static_cast<size_t>(batch.keys.size), Outcome::kFull);
       std::vector<int64_t> erased(static_cast<size_t>(distinct.size()));  // below, of each key
@@ -228,6 +229,10 @@ class Tiered final : public TieredTable {
                    Span<int64_t> counts) const override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     return OrNoMemory([&] {
+      if (expires()) {
+        const Alone alone(*this);
+        DYNEMB_RETURN_IF_ERROR(tiers_->SweepExpired(tiers_->size()));
+      }
       const std::shared_lock<FairSharedMutex> lock(mutex_);
       DYNEMB_RETURN_IF_ERROR(
           tiers_->above()->Histogram(Tiers::Inner(context), field, prefix, prefix_bits, counts));
@@ -246,6 +251,7 @@ class Tiered final : public TieredTable {
     DYNEMB_RETURN_IF_ERROR(CheckMetaField(layout_, field));
     return OrNoMemory([&] {
       const Alone alone(*this);
+      if (expires()) DYNEMB_RETURN_IF_ERROR(tiers_->SweepExpired(tiers_->size()));
       std::vector<Key> below, above;
       DYNEMB_RETURN_IF_ERROR(ForEachOnlyBelow(field, [&](Key key, const RowOrder& order) {
         if (order < bound) below.push_back(key);
@@ -371,8 +377,7 @@ class Tiered final : public TieredTable {
     explicit Alone(const Tiered& table) : table_(table), lock_(table.mutex_) {}
     ~Alone() {
       table_.NoteGone(table_.tiers_->TakeGone());
-      // Who keeps what leaves can do without the rows for which there is no memory.
-      static_cast<void>(OrNoMemory([&] { table_.tiers_->KeepExpiredAbove(); }));
+      table_.tiers_->KeepExpiredAbove();
     }
 
    private:
@@ -500,12 +505,14 @@ class Tiered final : public TieredTable {
                const ConstRowParts* whole_rows = nullptr) {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
     return OrNoMemory([&] {
+      if (report.misses != nullptr) *report.misses->count = 0;
       const int64_t n = PositionsOf(batch);
-      const int64_t inserted_before = expires() ? tiers_->inserted() : 0;
+      int64_t inserted_before = 0;
       bool is_written = false;
       Status written;
       {
         const std::shared_lock<FairSharedMutex> lock(mutex_);
+        if (expires()) inserted_before = tiers_->inserted();
         if (tiers_->NoneBelow(batch) && tiers_->TakeRoom(n)) {
           is_written = true;
           written = OrNoMemory([&] { return WriteAbove(context, batch, report, write, changed); });
@@ -515,6 +522,7 @@ class Tiered final : public TieredTable {
       if (is_written && !expires()) return written;
       const Alone alone(*this);
       if (!is_written) {
+        if (expires()) inserted_before = tiers_->inserted();
         written =
             WriteAlone(Tiers::Inner(context), batch, report, write, changed, inserts, whole_rows);
       }
@@ -540,9 +548,10 @@ class Tiered final : public TieredTable {
       tracked.outcomes = own;
     }
     const Status written = write(inner, batch, tracked);
+    if (written.ok() || written.code() == Code::kResourceExhausted) {
+      NoteChanges(batch, tracked.outcomes, changed);
+    }
     tiers_->KeepExpiredAbove();
-    if (!written.ok() && written.code() != Code::kResourceExhausted) return written;
-    NoteChanges(batch, tracked.outcomes, changed);
     return written;
   }
 
@@ -559,11 +568,11 @@ class Tiered final : public TieredTable {
     no_keys.select = &no_positions;
     DYNEMB_RETURN_IF_ERROR(write(inner, no_keys, {}));
     const DistinctKeys distinct(batch);
-    DYNEMB_RETURN_IF_ERROR(tiers_->RemoveExpired(distinct.keys()));
     std::vector<int64_t> numbers, missing;  // of the keys
     DYNEMB_RETURN_IF_ERROR(FindMissing(batch, distinct, inserts, &numbers, &missing));
     const bool evicts = options_.eviction.evicts();
-    const int64_t room = tiers_->room();
+    // A table that was opened with a lower limit may have more rows than that.
+    const int64_t room = std::max<int64_t>(tiers_->room(), 0);
     if (static_cast<int64_t>(missing.size()) > room) {
       // Rows that are put back, as by a restore, are not dropped.
       if (!evicts && (options_.on_full == OnFull::kError || whole_rows != nullptr)) {
@@ -579,8 +588,10 @@ class Tiered final : public TieredTable {
     }
     std::vector<Outcome> outcomes(static_cast<size_t>(batch.keys.size), Outcome::kFull);
     bool has_begun = false;
-    Status written =
-        WriteInSlices(inner, batch, distinct, numbers, write, changed, &outcomes, &has_begun);
+    const auto write_these = [&](const std::vector<int64_t>& these) {
+      return WriteInSlices(inner, batch, distinct, these, write, changed, &outcomes, &has_begun);
+    };
+    Status written = OrNoMemory([&] { return write_these(numbers); });
     // Whole rows come with scores, and may evict each other: a part of the table at a time.
     const size_t step = evicts && whole_rows != nullptr
                             ? static_cast<size_t>(tiers_->max_rows() / 16 + 1)
@@ -589,18 +600,17 @@ class Tiered final : public TieredTable {
       const size_t end = std::min(missing.size(), at + step);
       const int64_t wanted = static_cast<int64_t>(end - at);
       has_begun = true;
-      if (evicts && wanted > tiers_->room()) {
-        written = OrNoMemory([&] { return tiers_->Evict(wanted - tiers_->room()); });
-      }
-      const int64_t some = std::clamp<int64_t>(tiers_->room(), 0, wanted);
-      const auto first = missing.begin() + static_cast<std::ptrdiff_t>(at);
-      const auto declined = first + some;
-      if (written.ok()) {
-        written = WriteInSlices(inner, batch, distinct, {first, declined}, write, changed,
-                                &outcomes, &has_begun);
+      written = OrNoMemory([&] {
+        if (evicts && wanted > tiers_->room()) {
+          DYNEMB_RETURN_IF_ERROR(tiers_->Evict(wanted - tiers_->room()));
+        }
+        const auto first = missing.begin() + static_cast<std::ptrdiff_t>(at);
+        const auto declined = first + std::clamp<int64_t>(tiers_->room(), 0, wanted);
+        DYNEMB_RETURN_IF_ERROR(write_these({first, declined}));
         Decline(batch, distinct, {declined, missing.begin() + static_cast<std::ptrdiff_t>(end)},
                 &outcomes);
-      }
+        return Status();
+      });
     }
     if (!written.ok() && !has_begun) return written;  // nothing has changed
     FillReport(batch, outcomes, report);
@@ -608,13 +618,13 @@ class Tiered final : public TieredTable {
   }
 
   // The numbers of the keys that have no row and are to be inserted, in the order of the batch, and
-  // of the others. All are others if there is room for all.
+  // of the others. None, if there is room for all. Rows of these keys that have expired are gone.
   template <typename Inserts>
   Status FindMissing(const Batch& batch, const DistinctKeys& distinct, const Inserts& inserts,
-                     std::vector<int64_t>* others, std::vector<int64_t>* missing) const {
+                     std::vector<int64_t>* others, std::vector<int64_t>* missing) {
     if (distinct.size() <= tiers_->room()) return Status();
     std::vector<Outcome> found;
-    DYNEMB_RETURN_IF_ERROR(tiers_->FindAbove(distinct.keys(), &found));
+    DYNEMB_RETURN_IF_ERROR(tiers_->RemoveExpired(distinct.keys(), &found));
     std::vector<bool> is_new(static_cast<size_t>(distinct.size()));
     tiers_->below()->ForEachHash(distinct.keys(), [&](int64_t number, uint64_t hash) {
       Outcome& outcome = found[static_cast<size_t>(number)];
@@ -830,7 +840,6 @@ class Tiered final : public TieredTable {
     std::vector<int64_t> meta(static_cast<size_t>(kScanRows * layout_.meta_bytes / 8));
     char* const bytes = reinterpret_cast<char*>(meta.data());
     Cursor cursor;
-    cursor.with_expired = true;
     while (!cursor.done) {
       RowParts out;
       out.keys = keys;

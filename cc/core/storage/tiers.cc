@@ -18,8 +18,9 @@ namespace dynemb {
 namespace {
 
 constexpr int64_t kHands = BatchOrder::kSegments;  // of the clock
-constexpr int64_t kHandKeys = 1024;  // that leave at once, and most that a hand looks at
-constexpr int64_t kScanKeys = 2048;  // that a scan asks for at once
+constexpr int64_t kHandKeys = 1024;           // that leave at once, and most that a hand looks at
+constexpr int64_t kScanKeys = 2048;           // that a scan asks for at once
+constexpr int64_t kEvictedAtOnce = 64 << 10;  // rows, of which each is read if it is kept
 constexpr int64_t kReadBytes = int64_t{4} << 20;  // of rows that are read at once
 constexpr int64_t kKeysPerTask = 4096;            // that a task looks up
 constexpr int64_t kAhead = 8;                     // keys that are fetched ahead
@@ -188,7 +189,8 @@ void Tiers::Touch(const Batch& batch) {
 bool Tiers::TakeRoom(int64_t keys) {
   // The calls under way may need what they have taken, so that it does not count as room; if it was
   // needed already, it is counted twice, and this one waits for no harm.
-  if (calls_.fetch_add(keys) + keys <= std::min(above_->room(), room())) return true;
+  const int64_t taken = calls_.fetch_add(keys, std::memory_order_acq_rel) + keys;
+  if (taken <= std::min(above_->room(), room())) return true;
   GiveRoom(keys);
   return false;
 }
@@ -386,9 +388,8 @@ Status Tiers::BringUp(const std::vector<Key>& keys, const std::vector<Location>&
 }
 
 Status Tiers::MakeResident(Span<const Key> keys, int64_t next, const Stays& stays) {
-  DYNEMB_RETURN_IF_ERROR(RemoveExpired(keys));
   std::vector<Outcome> outcomes;
-  DYNEMB_RETURN_IF_ERROR(FindAbove(keys, &outcomes));
+  DYNEMB_RETURN_IF_ERROR(RemoveExpired(keys, &outcomes));
   const int64_t missing = std::count(outcomes.begin(), outcomes.end(), Outcome::kMissing);
   DYNEMB_RETURN_IF_ERROR(MakeRoom(missing, next, stays));
   if (below_->empty()) return Status();
@@ -442,7 +443,7 @@ Status Tiers::AllDown() {
   return ForEachAbove({}, true, [&](const std::vector<Key>& keys) { return Down(keys); });
 }
 
-Status Tiers::RemoveRows(Span<const Key> keys, int64_t* removed) {
+Status Tiers::RemoveRows(Span<const Key> keys, int64_t TableCounters::* reason, int64_t* removed) {
   // A row above that has expired is not seen there. Its copy tells, if it has one.
   std::vector<Key> expired, others;
   below_->ForEachHash(keys, [&](int64_t i, uint64_t hash) {
@@ -450,11 +451,12 @@ Status Tiers::RemoveRows(Span<const Key> keys, int64_t* removed) {
     (is_over ? expired : others).push_back(keys[i]);
   });
   *removed = 0;
-  DYNEMB_RETURN_IF_ERROR(RemoveAlike(expired, true, removed));
-  return RemoveAlike(others, false, removed);
+  DYNEMB_RETURN_IF_ERROR(RemoveAlike(expired, true, reason, removed));
+  return RemoveAlike(others, false, reason, removed);
 }
 
-Status Tiers::RemoveAlike(const std::vector<Key>& keys, bool expired_below, int64_t* removed) {
+Status Tiers::RemoveAlike(const std::vector<Key>& keys, bool expired_below,
+                          int64_t TableCounters::* reason, int64_t* removed) {
   if (keys.empty()) return Status();
   gone_.insert(gone_.end(), keys.begin(), keys.end());
   KeepExpiredAbove();
@@ -467,12 +469,17 @@ Status Tiers::RemoveAlike(const std::vector<Key>& keys, bool expired_below, int6
   const int64_t before = above_->counters().expired;
   const Status erased = above_->Erase(Threads(), batch, report);
   const int64_t unseen = above_->counters().expired - before;  // rows above that have expired
-  if (expired_below) {
-    const std::set<Key> kept = KeepExpiredAbove();
-    std::vector<Key> others;
-    std::copy_if(keys.begin(), keys.end(), std::back_inserter(others),
-                 [&](Key key) { return kept.count(key) == 0; });
-    Keep(others);
+  if (expired_below && evicted() != nullptr) {
+    // Of these the others are kept as they are below. Without memory they leave nevertheless.
+    std::set<Key> kept;
+    const Status kept_them = OrNoMemory([&] {
+      KeepExpiredAbove(&kept);
+      std::vector<Key> others;
+      std::copy_if(keys.begin(), keys.end(), std::back_inserter(others),
+                   [&](Key key) { return kept.count(key) == 0; });
+      Keep(others);
+    });
+    if (!kept_them.ok()) evicted()->AddDropped(static_cast<int64_t>(keys.size()) - unseen);
   }
   int64_t found = 0, only_below = 0, copies = 0;
   below_->ForEachHash(keys, [&](int64_t i, uint64_t hash) {
@@ -488,17 +495,24 @@ Status Tiers::RemoveAlike(const std::vector<Key>& keys, bool expired_below, int6
   copies_ -= copies;
   CountWritten(found, &TableCounters::erased);
   own_writes_.expired += unseen;
+  own_writes_.*reason -= found + unseen + only_below;
   *removed += found + unseen + only_below;
   return erased;
 }
 
-std::set<Key> Tiers::KeepExpiredAbove() {
-  if (expired_above_ == nullptr) return {};
-  int64_t dropped;
-  KeptRows rows = expired_above_->Take(&dropped);
-  const std::set<Key> keys(rows.keys.begin(), rows.keys.end());
-  evicted()->Add(std::move(rows));
-  return keys;
+void Tiers::KeepExpiredAbove(std::set<Key>* keys) {
+  if (expired_above_ == nullptr) return;
+  // Without memory they wait for the next time.
+  static_cast<void>(OrNoMemory([&] {
+    int64_t dropped;
+    KeptRows rows = expired_above_->Take(&dropped);
+    evicted()->AddDropped(dropped);
+    const Status known = OrNoMemory([&] {
+      if (keys != nullptr) keys->insert(rows.keys.begin(), rows.keys.end());
+    });
+    evicted()->Add(std::move(rows));
+    return known;
+  }));
 }
 
 void Tiers::Keep(const std::vector<Key>& keys) {
@@ -540,7 +554,7 @@ void Tiers::Keep(const std::vector<Key>& keys) {
   evicted()->Add(std::move(kept));
 }
 
-Status Tiers::GatherAbove(int64_t wanted, std::vector<Cursor>* hands,
+Status Tiers::GatherAbove(int64_t wanted, int64_t most_score, std::vector<Cursor>* hands,
                           std::vector<Candidate>* candidates) {
   if (wanted <= 0) return Status();
   const bool all = wanted >= rows_above();
@@ -562,14 +576,16 @@ Status Tiers::GatherAbove(int64_t wanted, std::vector<Cursor>* hands,
       for (int64_t i = 0; i < count; ++i) {
         const Key key = keys[static_cast<size_t>(i)];
         const char* const value = value_bytes > 0 ? out.values[i] : nullptr;
-        candidates->push_back({{scores_->Score(value, out.meta[i]), TieOf(key)}, key});
+        const int64_t score = scores_->Score(value, out.meta[i]);
+        if (score <= most_score) candidates->push_back({{score, TieOf(key)}, key});
       }
     } while (all && !hand.done);
   }
   return Status();
 }
 
-void Tiers::GatherBelow(int64_t wanted, uint64_t* hand, std::vector<Candidate>* candidates) {
+void Tiers::GatherBelow(int64_t wanted, int64_t most_score, uint64_t* hand,
+                        std::vector<Candidate>* candidates) {
   if (wanted <= 0) return;
   constexpr uint64_t kHashes = uint64_t{1} << (64 - DiskIndex::kPartBits);  // of a part
   // What the hand passes over in each part, which may begin anew.
@@ -586,8 +602,10 @@ void Tiers::GatherBelow(int64_t wanted, uint64_t* hand, std::vector<Candidate>* 
       if (from == to) return;
       below_->index().ForEach(part, first + from, [&](const DiskIndex::Entry& entry) {
         if (entry.hash - first >= to) return false;
+        const int64_t score = below_->Score(entry);
+        if (score > most_score) return true;
         const Key key = KeyOfDiskHash(entry.hash);
-        candidates->push_back({{below_->Score(entry), TieOf(key)}, key});
+        candidates->push_back({{score, TieOf(key)}, key});
         return true;
       });
     };
@@ -596,7 +614,7 @@ void Tiers::GatherBelow(int64_t wanted, uint64_t* hand, std::vector<Candidate>* 
   }
 }
 
-Status Tiers::Gather(int64_t wanted, std::vector<Cursor>* hands, uint64_t* hand,
+Status Tiers::Gather(int64_t wanted, int64_t most_score, std::vector<Cursor>* hands, uint64_t* hand,
                      std::vector<Candidate>* candidates) {
   candidates->clear();
   const int64_t above = rows_above(), below = below_->size();
@@ -604,8 +622,8 @@ Status Tiers::Gather(int64_t wanted, std::vector<Cursor>* hands, uint64_t* hand,
   const auto of = [&](int64_t rows) {
     return static_cast<int64_t>(std::ceil(share * static_cast<double>(rows)));
   };
-  DYNEMB_RETURN_IF_ERROR(GatherAbove(of(above), hands, candidates));
-  GatherBelow(of(below), hand, candidates);
+  DYNEMB_RETURN_IF_ERROR(GatherAbove(of(above), most_score, hands, candidates));
+  GatherBelow(of(below), most_score, hand, candidates);
   return Status();
 }
 
@@ -628,48 +646,38 @@ Status Tiers::Evict(int64_t wanted) {
   Status status;
   // Again where the hands met fewer rows, or some twice.
   for (int64_t passed = 0; status.ok() && (removed > 0 || passed <= 2 * size());) {
-    const int64_t left = std::min(wanted - evicted, size());
+    const int64_t left = std::min({wanted - evicted, size(), kEvictedAtOnce});
     if (left <= 0) break;
     const int64_t some = std::max(Evictor::kUnitRows, left * Evictor::kCandidates);
     passed += some;
-    status = Gather(some, &evicting_, &evicting_below_, &candidates);
+    status = Gather(some, INT64_MAX, &evicting_, &evicting_below_, &candidates);
     if (!status.ok()) break;
-    status = RemoveRows(Lowest(left, &candidates), &removed);
+    status = RemoveRows(Lowest(left, &candidates), &TableCounters::evicted, &removed);
     evicted += removed;
   }
-  own_writes_.evicted -= evicted;
   static_cast<void>(below_->Compact());  // the disk's space can wait
   return status;
 }
 
-Status Tiers::RemoveExpired(Span<const Key> keys) {
+Status Tiers::RemoveExpired(Span<const Key> keys, std::vector<Outcome>* above) {
+  DYNEMB_RETURN_IF_ERROR(FindAbove(keys, above));
   if (!options_.eviction.expires()) return Status();
-  // Those that have no row, as it seems above.
-  std::vector<Outcome> outcomes;
-  DYNEMB_RETURN_IF_ERROR(FindAbove(keys, &outcomes));
-  std::vector<Key> expired;
+  std::vector<Key> expired;  // or without a row, as it seems above
   below_->ForEachHash(keys, [&](int64_t i, uint64_t hash) {
-    if (outcomes[static_cast<size_t>(i)] == Outcome::kFound) return;
+    if ((*above)[static_cast<size_t>(i)] == Outcome::kFound) return;
     if (below_->Find(hash) == kNowhere) expired.push_back(keys[i]);
   });
   int64_t removed;
-  const Status status = RemoveRows(expired, &removed);
-  own_writes_.expired -= removed;
-  return status;
+  return RemoveRows(expired, &TableCounters::expired, &removed);
 }
 
 Status Tiers::SweepExpired(int64_t rows) {
   if (size() == 0) return Status();
   std::vector<Candidate> candidates;
-  DYNEMB_RETURN_IF_ERROR(Gather(rows, &sweeping_, &sweeping_below_, &candidates));
-  candidates.erase(
-      std::remove_if(candidates.begin(), candidates.end(),
-                     [](const Candidate& one) { return one.order.score != INT64_MIN; }),
-      candidates.end());
+  DYNEMB_RETURN_IF_ERROR(Gather(rows, INT64_MIN, &sweeping_, &sweeping_below_, &candidates));
   int64_t removed;
-  const Status status =
-      RemoveRows(Lowest(static_cast<int64_t>(candidates.size()), &candidates), &removed);
-  own_writes_.expired -= removed;
+  const Status status = RemoveRows(Lowest(static_cast<int64_t>(candidates.size()), &candidates),
+                                   &TableCounters::expired, &removed);
   if (removed > 0) static_cast<void>(below_->Compact());
   return status;
 }

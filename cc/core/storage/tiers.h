@@ -62,7 +62,7 @@ class Tiers {
   // Room for one more call of so many keys, which will insert no more, above and in all; shared.
   // False: there may be none. `Give` when the call has returned.
   bool TakeRoom(int64_t keys);
-  void GiveRoom(int64_t keys) { calls_.fetch_sub(keys, std::memory_order_relaxed); }
+  void GiveRoom(int64_t keys) { calls_.fetch_sub(keys, std::memory_order_acq_rel); }
 
   // Makes room above for `need` rows at least and, if some must leave, for the next calls of so
   // many keys. Rows of keys of which `stays` is true do not leave.
@@ -85,17 +85,18 @@ class Tiers {
   // Evictor::kUnitRows rows these are the lowest of all; otherwise of so many of those above and
   // below, where a hand each comes by, as the tiers have of the table.
   Status Evict(int64_t wanted);
-  // Removes the rows of these distinct keys that have expired, wherever they are.
-  Status RemoveExpired(Span<const Key> keys);
+  // Removes the rows of these distinct keys that have expired, wherever they are. `above`: as of
+  // FindAbove.
+  Status RemoveExpired(Span<const Key> keys, std::vector<Outcome>* above);
   // Looks at about so many rows and removes those that have expired.
   Status SweepExpired(int64_t rows);
   // Rows that calls have inserted, for ever.
   int64_t inserted() const { return above_->counters().inserted - own_writes_.inserted; }
   // Keys whose rows have left by the policy, since the last time, by calls of this.
   std::vector<Key> TakeGone() { return std::exchange(gone_, {}); }
-  // Gives those that the table above has removed, when a call named them, to who keeps them.
-  // Shared.
-  std::set<Key> KeepExpiredAbove();
+  // Gives those that the table above has removed, when a call named them, to who keeps them; and
+  // adds their keys, if they are wanted. Shared.
+  void KeepExpiredAbove(std::set<Key>* keys = nullptr);
   void CountDeclined(int64_t positions) { own_writes_.declined -= positions; }
 
   // Of a flush; see TieredTable.
@@ -160,23 +161,26 @@ class Tiers {
   Status CopyDown(const std::vector<Key>& keys);
   Status Down(const std::vector<Key>& keys);
   // Removes the rows of distinct keys, above and below, for another reason than the table above
-  // counts. `removed`: of how many keys there was one, also after an error.
-  Status RemoveRows(Span<const Key> keys, int64_t* removed);
+  // counts: as `reason`. `removed`: of how many keys there was one, also after an error.
+  Status RemoveRows(Span<const Key> keys, int64_t TableCounters::* reason, int64_t* removed);
   // All of the keys, or none of them, have rows below that have expired.
-  Status RemoveAlike(const std::vector<Key>& keys, bool expired_below, int64_t* removed);
+  Status RemoveAlike(const std::vector<Key>& keys, bool expired_below,
+                     int64_t TableCounters::* reason, int64_t* removed);
   // Gives values of rows that leave, as far as they are seen above or are below, to who keeps them.
   void Keep(const std::vector<Key>& keys);
-  // Some of the rows above and below, as many of each as the tiers have of the table.
+  // Looks at some of the rows above and below, as many of each as the tiers have of the table, and
+  // gathers those of no higher score than one.
   struct Candidate {
     RowOrder order;
     Key key;
     bool operator<(const Candidate& o) const { return order < o.order; }
   };
-  Status Gather(int64_t wanted, std::vector<Cursor>* hands, uint64_t* hand,
+  Status Gather(int64_t wanted, int64_t most_score, std::vector<Cursor>* hands, uint64_t* hand,
                 std::vector<Candidate>* candidates);
-  Status GatherAbove(int64_t wanted, std::vector<Cursor>* hands,
+  Status GatherAbove(int64_t wanted, int64_t most_score, std::vector<Cursor>* hands,
                      std::vector<Candidate>* candidates);
-  void GatherBelow(int64_t wanted, uint64_t* hand, std::vector<Candidate>* candidates);
+  void GatherBelow(int64_t wanted, int64_t most_score, uint64_t* hand,
+                   std::vector<Candidate>* candidates);
   static std::vector<Key> Lowest(int64_t most, std::vector<Candidate>* candidates);
 
   // Has the hands begin a lap.
