@@ -40,7 +40,7 @@ class Layers(Program):
             dtype=tf.float32,
             key_type=tf.int64,
             tables=[one.make_table(one.make_constant_initializer(value)) for value in (1.0, 2.0)],
-            store_options=one.make_device_mem_store_options(folder, capacity=1000),
+            store_options=one.make_cached_ssd_store_options(1, folder, capacity=1000),
         )
         dynamic = sok.DynamicVariable(2, initializer="ones", name="dynamic")
         made = {

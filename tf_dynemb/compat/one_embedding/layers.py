@@ -25,11 +25,9 @@ from tf_dynemb.compat.one_embedding.options import (
     tiers_of,
 )
 from tf_dynemb.compat.one_embedding.storage import check_storage
-from tf_dynemb.compat.options import without_effect
 from tf_dynemb.keras.layers.ids import masked_key
 from tf_dynemb.keras.layers.table_layer import TableLayer
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
-from tf_dynemb.shard.exchange import AllToAllExchange
 from tf_dynemb.storage.tiers import Tier
 from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.table_config import TableConfig
@@ -254,13 +252,6 @@ class MultiTableEmbedding(keras.layers.Layer):
     def _make_table(
         self, name: str, initializer: object, storage: list[Tier] | None, check_rule: Callable[..., Any]
     ) -> TableLayer:
-        if storage is not None and AllToAllExchange.of_scope() is not None:
-            without_effect(
-                "one_embedding store options",
-                "tables that are sharded across processes have their rows in memory so far",
-                persistent_path=(self._persistent_path, None),
-            )
-            storage = None
         config = TableConfig(
             key_dtype=tf.int32 if self._key_type == tf.int32 else tf.int64,
             value_dtype=self.variable_dtype,
