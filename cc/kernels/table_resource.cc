@@ -512,7 +512,14 @@ absl::Status CheckRoomFor(const TableInput& table, const std::vector<KeyOfShard>
   for (const auto& [key, shard] : inserted) more[budgets == 1 ? 0 : shard].push_back(key);
   for (size_t b = 0; b < budgets; ++b) {
     const int64_t count = static_cast<int64_t>(more[b].size());
-    const int64_t room = table.shards[b]->room(), most = table.shards[b]->max_rows();
+    int64_t room = table.shards[b]->room();
+    if (count > room && options.eviction.expires()) {
+      for (size_t s = b; s < (budgets == 1 ? table.shards.size() : b + 1); ++s) {
+        TF_RETURN_IF_ERROR(ToTensorFlow(table.shards[s]->RemoveExpired(OneThread())));
+      }
+      room = table.shards[b]->room();
+    }
+    const int64_t most = table.shards[b]->max_rows();
     if (count <= std::max<int64_t>(0, room)) continue;
     const char* const limit = options.max_bytes >= 0 ? "max_bytes" : "max_rows";
     return ToTensorFlow(ResourceExhausted(

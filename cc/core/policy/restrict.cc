@@ -80,6 +80,7 @@ Status SelectBound(const Context& context, const Shards& shards, MetaField field
 Status RestrictTo(const Context& context, const Shards& shards, MetaField field, int64_t rows,
                   int64_t* erased) {
   if (rows < 0) return InvalidArgument("rows: got ", rows, ", want 0 or more");
+  for (const auto& shard : shards) DYNEMB_RETURN_IF_ERROR(shard->RemoveExpired(context));
   // With no row to keep the search ends at the highest order of all, below which is not all.
   RowOrder bound;
   DYNEMB_RETURN_IF_ERROR(SelectBound(context, shards, field, std::max<int64_t>(rows, 1), &bound));

@@ -225,7 +225,7 @@ TEST(BoundedStorageTest, MoreRowsThanALowerLimit) {
 // A row that had expired when its table was flushed does not come back, though the folder knows no
 // later time than that of its rows.
 TEST(BoundedStorageTest, ExpiredRowsAreNotFlushed) {
-  for (const int64_t above : {1, 10}) {
+  for (const int64_t above : {10, 1000}) {
     const TableOptions options = Options(-1, "ttl 50");
     MemoryFileSystem files;
     Opened opened;
@@ -235,9 +235,13 @@ TEST(BoundedStorageTest, ExpiredRowsAreNotFlushed) {
     ASSERT_OK(open());
     {
       const Caller call(opened.tiered(), HostTestMemory());
-      for (Key key = 0; key < 300; ++key) ASSERT_OK(call.Upsert({key}, {1}, {0}));
-      ASSERT_OK(call.Upsert({1000}, {1}, {100}));
-      ASSERT_OK(call.Erase({1000}));
+      for (Key first = 0; first < 20'000; first += 1000) {
+        Keys keys;
+        for (Key key = first; key < first + 1000; ++key) keys.push_back(key);
+        ASSERT_OK(call.Upsert(keys, Floats(1000, 1), {0}));
+      }
+      ASSERT_OK(call.Upsert({-1}, {1}, {100}));
+      ASSERT_OK(call.Erase({-1}));
       ASSERT_GT(opened.tiered()->size(), 100) << "rows that nobody has looked at";
       EXPECT_TRUE(call.Export().empty());
       ASSERT_OK(opened.Flush(1));

@@ -1,6 +1,7 @@
 #include "cc/core/storage/tiered_table.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <new>
@@ -134,7 +135,7 @@ class Tiered final : public TieredTable {
 
   Status Erase(const Context& context, const Batch& batch, const Report& report) override {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
-    return OrNoMemory([&] {
+    const Status status = OrNoMemory([&] {
       const auto erase = [&](const Context& inner, const Batch& part, const Report& of_part) {
         return tiers_->above()->Erase(inner, part, of_part);
       };
@@ -167,6 +168,17 @@ class Tiered final : public TieredTable {
       NoteChanges(batch, outcomes, changed);
       FillReport(batch, outcomes, report);
       return above;
+    });
+    if (status.ok()) SweepNow();
+    return status;
+  }
+
+  Status RemoveExpired(const Context& context) override {
+    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+    if (!expires()) return Status();
+    return OrNoMemory([&] {
+      const Alone alone(*this);
+      return tiers_->SweepExpired(tiers_->size());
     });
   }
 
@@ -229,10 +241,6 @@ class Tiered final : public TieredTable {
                    Span<int64_t> counts) const override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
     return OrNoMemory([&] {
-      if (expires()) {
-        const Alone alone(*this);
-        DYNEMB_RETURN_IF_ERROR(tiers_->SweepExpired(tiers_->size()));
-      }
       const std::shared_lock<FairSharedMutex> lock(mutex_);
       DYNEMB_RETURN_IF_ERROR(
           tiers_->above()->Histogram(Tiers::Inner(context), field, prefix, prefix_bits, counts));
@@ -377,7 +385,7 @@ class Tiered final : public TieredTable {
     explicit Alone(const Tiered& table) : table_(table), lock_(table.mutex_) {}
     ~Alone() {
       table_.NoteGone(table_.tiers_->TakeGone());
-      table_.tiers_->KeepExpiredAbove();
+      static_cast<void>(table_.tiers_->KeepExpiredAbove());
     }
 
    private:
@@ -507,33 +515,42 @@ class Tiered final : public TieredTable {
     return OrNoMemory([&] {
       if (report.misses != nullptr) *report.misses->count = 0;
       const int64_t n = PositionsOf(batch);
-      int64_t inserted_before = 0;
       bool is_written = false;
       Status written;
       {
         const std::shared_lock<FairSharedMutex> lock(mutex_);
-        if (expires()) inserted_before = tiers_->inserted();
         if (tiers_->NoneBelow(batch) && tiers_->TakeRoom(n)) {
           is_written = true;
           written = OrNoMemory([&] { return WriteAbove(context, batch, report, write, changed); });
           tiers_->GiveRoom(n);
         }
       }
-      if (is_written && !expires()) return written;
-      const Alone alone(*this);
       if (!is_written) {
-        if (expires()) inserted_before = tiers_->inserted();
+        const Alone alone(*this);
         written =
             WriteAlone(Tiers::Inner(context), batch, report, write, changed, inserts, whole_rows);
       }
-      // What has expired leaves by and by. If it cannot, the call is done nevertheless.
-      if (expires() && written.ok()) {
-        const int64_t inserted = tiers_->inserted() - inserted_before;
-        static_cast<void>(
-            OrNoMemory([&] { return tiers_->SweepExpired(Evictor::RowsToLookAt(n, inserted)); }));
-      }
+      if (written.ok()) SweepNow();
       return written;
     });
+  }
+
+  // Has some of the rows that have expired leave, when calls have asked for enough of them
+  // (NoteLooks) to take the lock alone for it. If that cannot be, the call is done nevertheless.
+  void SweepNow() {
+    constexpr int64_t kLeast = 4096;
+    if (looks_.load(std::memory_order_relaxed) < std::min(kLeast, size())) return;
+    const Alone alone(*this);
+    static_cast<void>(OrNoMemory([&] { return tiers_->SweepExpired(looks_.exchange(0)); }));
+  }
+  // That a call with these outcomes is done, for which so many rows are to be looked at.
+  void NoteLooks(const Batch& batch, Span<const Outcome> outcomes) {
+    if (!expires()) return;
+    const int64_t n = PositionsOf(batch);
+    int64_t inserted = 0;
+    for (int64_t j = 0; j < n; ++j)
+      inserted += outcomes[PositionOf(batch, j)] == Outcome::kInserted;
+    looks_.fetch_add(Evictor::RowsToLookAt(n, inserted), std::memory_order_relaxed);
   }
 
   // All rows are above, or nowhere.
@@ -543,7 +560,7 @@ class Tiered final : public TieredTable {
     const Context inner = Tiers::Inner(context);
     std::vector<Outcome> own;
     Report tracked = report;
-    if (changes_->tracking() && report.outcomes.empty()) {
+    if ((changes_->tracking() || expires()) && report.outcomes.empty()) {
       own.resize(static_cast<size_t>(batch.keys.size));
       tracked.outcomes = own;
     }
@@ -551,7 +568,7 @@ class Tiered final : public TieredTable {
     if (written.ok() || written.code() == Code::kResourceExhausted) {
       NoteChanges(batch, tracked.outcomes, changed);
     }
-    tiers_->KeepExpiredAbove();
+    static_cast<void>(tiers_->KeepExpiredAbove());
     return written;
   }
 
@@ -572,10 +589,14 @@ class Tiered final : public TieredTable {
     DYNEMB_RETURN_IF_ERROR(FindMissing(batch, distinct, inserts, &numbers, &missing));
     const bool evicts = options_.eviction.evicts();
     // A table that was opened with a lower limit may have more rows than that.
-    const int64_t room = std::max<int64_t>(tiers_->room(), 0);
-    if (static_cast<int64_t>(missing.size()) > room) {
+    const auto has_room = [&] {
+      return static_cast<int64_t>(missing.size()) <= std::max<int64_t>(tiers_->room(), 0);
+    };
+    if (!has_room()) {
       // Rows that are put back, as by a restore, are not dropped.
-      if (!evicts && (options_.on_full == OnFull::kError || whole_rows != nullptr)) {
+      const bool refuses = !evicts && (options_.on_full == OnFull::kError || whole_rows != nullptr);
+      if (refuses && expires()) DYNEMB_RETURN_IF_ERROR(tiers_->SweepExpired(tiers_->size()));
+      if (refuses && !has_room()) {
         return ResourceExhausted("max_rows: got ", missing.size(), " keys without a row, for ",
                                  tiers_->size(), " rows of at most ", tiers_->max_rows(),
                                  "; want a larger max_rows, or an eviction policy");
@@ -735,6 +756,7 @@ class Tiered final : public TieredTable {
   // Notes what a call has changed, as its outcomes say.
   template <typename Changed>
   void NoteChanges(const Batch& batch, Span<const Outcome> outcomes, const Changed& changed) {
+    NoteLooks(batch, outcomes);
     // A row that had expired may have gone without any outcome saying so.
     changes_->Note(batch, tiers_->size(), [&](int64_t position) {
       return expires() || changed(position, outcomes[position]);
@@ -884,6 +906,7 @@ class Tiered final : public TieredTable {
   const TableSchema schema_;
   const RowLayout layout_;
   const TableOptions options_;
+  std::atomic<int64_t> looks_{0};  // at rows, for those that have expired, to be made
   FairSharedMutex& mutex_ = tiers_->mutex;
 };
 

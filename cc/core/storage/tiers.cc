@@ -444,42 +444,50 @@ Status Tiers::AllDown() {
 }
 
 Status Tiers::RemoveRows(Span<const Key> keys, int64_t TableCounters::* reason, int64_t* removed) {
-  // A row above that has expired is not seen there. Its copy tells, if it has one.
-  std::vector<Key> expired, others;
-  below_->ForEachHash(keys, [&](int64_t i, uint64_t hash) {
-    const bool is_over = below_->FindAny(hash) != kNowhere && below_->Find(hash) == kNowhere;
-    (is_over ? expired : others).push_back(keys[i]);
-  });
   *removed = 0;
-  DYNEMB_RETURN_IF_ERROR(RemoveAlike(expired, true, reason, removed));
-  return RemoveAlike(others, false, reason, removed);
+  const int64_t at_once = std::max<int64_t>(1, kReadBytes / layout_.row_bytes);
+  for (int64_t begin = 0; begin < keys.size; begin += at_once) {
+    const int64_t end = std::min(keys.size, begin + at_once);
+    // Of more rows than are kept the first would be dropped.
+    const bool keeps = evicted() != nullptr && end > keys.size - evicted()->most();
+    // A row above that has expired is not seen there. Its copy tells, if it has one.
+    std::vector<Key> expired, others;
+    const Span<const Key> these = {keys.data + begin, end - begin};
+    below_->ForEachHash(these, [&](int64_t i, uint64_t hash) {
+      const bool is_over = below_->FindAny(hash) != kNowhere && below_->Find(hash) == kNowhere;
+      (is_over ? expired : others).push_back(these[i]);
+    });
+    DYNEMB_RETURN_IF_ERROR(RemoveAlike(expired, true, keeps, reason, removed));
+    DYNEMB_RETURN_IF_ERROR(RemoveAlike(others, false, keeps, reason, removed));
+  }
+  return Status();
 }
 
-Status Tiers::RemoveAlike(const std::vector<Key>& keys, bool expired_below,
+Status Tiers::RemoveAlike(const std::vector<Key>& keys, bool expired_below, bool keeps,
                           int64_t TableCounters::* reason, int64_t* removed) {
   if (keys.empty()) return Status();
   gone_.insert(gone_.end(), keys.begin(), keys.end());
-  KeepExpiredAbove();
-  if (!expired_below) Keep(keys);
   std::vector<Outcome> outcomes(keys.size(), Outcome::kFull);
   Batch batch;
   batch.keys = keys;
   Report report;
   report.outcomes = outcomes;
+  // Values of rows that are seen above or are below. The others the table above gives away itself.
+  KeptRows values;
+  if (keeps && !expired_below) values = ReadToKeep(keys);
+  static_cast<void>(KeepExpiredAbove());
   const int64_t before = above_->counters().expired;
   const Status erased = above_->Erase(Threads(), batch, report);
   const int64_t unseen = above_->counters().expired - before;  // rows above that have expired
-  if (expired_below && evicted() != nullptr) {
-    // Of these the others are kept as they are below. Without memory they leave nevertheless.
-    std::set<Key> kept;
-    const Status kept_them = OrNoMemory([&] {
-      KeepExpiredAbove(&kept);
+  std::set<Key> given;
+  if (keeps && expired_below && KeepExpiredAbove(&given).ok()) {
+    // Without memory, or the disk, rows leave without being kept.
+    static_cast<void>(OrNoMemory([&] {
       std::vector<Key> others;
       std::copy_if(keys.begin(), keys.end(), std::back_inserter(others),
-                   [&](Key key) { return kept.count(key) == 0; });
-      Keep(others);
-    });
-    if (!kept_them.ok()) evicted()->AddDropped(static_cast<int64_t>(keys.size()) - unseen);
+                   [&](Key key) { return given.count(key) == 0; });
+      values = ReadToKeep(others);
+    }));
   }
   int64_t found = 0, only_below = 0, copies = 0;
   below_->ForEachHash(keys, [&](int64_t i, uint64_t hash) {
@@ -497,29 +505,33 @@ Status Tiers::RemoveAlike(const std::vector<Key>& keys, bool expired_below,
   own_writes_.expired += unseen;
   own_writes_.*reason -= found + unseen + only_below;
   *removed += found + unseen + only_below;
+  if (evicted() != nullptr) {
+    if (!erased.ok()) values = KeptRows();  // some of them are still there
+    evicted()->AddDropped(found + only_below - values.size());
+    evicted()->Add(std::move(values));
+  }
   return erased;
 }
 
-void Tiers::KeepExpiredAbove(std::set<Key>* keys) {
-  if (expired_above_ == nullptr) return;
-  // Without memory they wait for the next time.
-  static_cast<void>(OrNoMemory([&] {
+Status Tiers::KeepExpiredAbove(std::set<Key>* keys) {
+  if (expired_above_ == nullptr) return Status();
+  return OrNoMemory([&] {
     int64_t dropped;
-    KeptRows rows = expired_above_->Take(&dropped);
-    evicted()->AddDropped(dropped);
+    KeptRows rows = expired_above_->Take(&dropped);  // or they wait for the next time
     const Status known = OrNoMemory([&] {
       if (keys != nullptr) keys->insert(rows.keys.begin(), rows.keys.end());
     });
+    evicted()->AddDropped(dropped);
     evicted()->Add(std::move(rows));
     return known;
-  }));
+  });
 }
 
-void Tiers::Keep(const std::vector<Key>& keys) {
-  if (evicted() == nullptr || keys.empty()) return;
+KeptRows Tiers::ReadToKeep(const std::vector<Key>& keys) {
   const int64_t n = static_cast<int64_t>(keys.size()), row_bytes = layout_.row_bytes;
   KeptRows kept;
-  const Status read = OrNoMemory([&] {
+  // Those of an error are not kept.
+  static_cast<void>(OrNoMemory([&] {
     std::vector<char> rows(static_cast<size_t>(n * row_bytes));
     std::vector<Outcome> outcomes(keys.size(), Outcome::kMissing);
     Batch batch;
@@ -530,6 +542,7 @@ void Tiers::Keep(const std::vector<Key>& keys) {
     const int64_t found = std::count(outcomes.begin(), outcomes.end(), Outcome::kFound);
     CountRead(found, n - found);
     std::vector<std::pair<Location, Key>> below;
+    kept.Reserve(n, layout_.value_bytes);
     for (size_t i = 0; i < keys.size(); ++i) {
       if (outcomes[i] == Outcome::kFound) {
         kept.Add(keys[i], &rows[i * static_cast<size_t>(row_bytes)], layout_.value_bytes);
@@ -540,18 +553,13 @@ void Tiers::Keep(const std::vector<Key>& keys) {
     std::sort(below.begin(), below.end());
     std::vector<Location> locations;
     for (const auto& [location, key] : below) locations.push_back(location);
-    const Status from_disk = below_->Read(locations, rows.data());
-    if (!from_disk.ok()) {  // they leave nevertheless
-      evicted()->AddDropped(static_cast<int64_t>(below.size()));
-      return Status();
-    }
+    DYNEMB_RETURN_IF_ERROR(below_->Read(locations, rows.data()));
     for (size_t i = 0; i < below.size(); ++i) {
       kept.Add(below[i].second, &rows[i * static_cast<size_t>(row_bytes)], layout_.value_bytes);
     }
     return Status();
-  });
-  if (!read.ok()) evicted()->AddDropped(n - kept.size());
-  evicted()->Add(std::move(kept));
+  }));
+  return kept;
 }
 
 Status Tiers::GatherAbove(int64_t wanted, int64_t most_score, std::vector<Cursor>* hands,

@@ -96,7 +96,7 @@ class Tiers {
   std::vector<Key> TakeGone() { return std::exchange(gone_, {}); }
   // Gives those that the table above has removed, when a call named them, to who keeps them; and
   // adds their keys, if they are wanted. Shared.
-  void KeepExpiredAbove(std::set<Key>* keys = nullptr);
+  Status KeepExpiredAbove(std::set<Key>* keys = nullptr);
   void CountDeclined(int64_t positions) { own_writes_.declined -= positions; }
 
   // Of a flush; see TieredTable.
@@ -163,11 +163,12 @@ class Tiers {
   // Removes the rows of distinct keys, above and below, for another reason than the table above
   // counts: as `reason`. `removed`: of how many keys there was one, also after an error.
   Status RemoveRows(Span<const Key> keys, int64_t TableCounters::* reason, int64_t* removed);
-  // All of the keys, or none of them, have rows below that have expired.
-  Status RemoveAlike(const std::vector<Key>& keys, bool expired_below,
+  // All of the keys, or none of them, have rows below that have expired. `keeps`: whether values
+  // are given to who keeps them.
+  Status RemoveAlike(const std::vector<Key>& keys, bool expired_below, bool keeps,
                      int64_t TableCounters::* reason, int64_t* removed);
-  // Gives values of rows that leave, as far as they are seen above or are below, to who keeps them.
-  void Keep(const std::vector<Key>& keys);
+  // Values of the rows that are seen above or are below, as far as they can be read.
+  KeptRows ReadToKeep(const std::vector<Key>& keys);
   // Looks at some of the rows above and below, as many of each as the tiers have of the table, and
   // gathers those of no higher score than one.
   struct Candidate {

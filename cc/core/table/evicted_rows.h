@@ -34,6 +34,8 @@ class EvictedRows {
   // Keeps so many rows; of more the oldest are dropped.
   explicit EvictedRows(int64_t most) : most_(most) {}
 
+  int64_t most() const { return most_; }
+
   // Takes no time that grows with the rows that are kept. Rows for which there is no memory are
   // dropped.
   void Add(KeptRows rows);

@@ -57,6 +57,7 @@ class HostTable final : public Table {
   Status InsertRows(const Context& context, const Batch& batch, const ConstRowParts& rows,
                     const RowParts& displaced, const Report& report) override;
 
+  Status RemoveExpired(const Context& context) override;
   Status Clear(const Context& context) override;
   Status Reserve(const Context& context, int64_t rows) override;
 

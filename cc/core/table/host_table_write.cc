@@ -260,8 +260,9 @@ Status HostTable::WriteKeys(const Context& context, const Batch& batch, const Co
 template <typename Which>
 Status HostTable::TakeForMissing(const Context& context, BatchOrder* order, const Which& inserts,
                                  RowBudget::Taken* taken) {
-  std::atomic<int64_t> missing{0}, example{-1};
-  DYNEMB_RETURN_IF_ERROR(taken->Settle(INT64_MAX, [&](int64_t* rows) {
+  std::atomic<int64_t> missing{0};
+  const auto count = [&](int64_t* rows) {
+    missing = 0;
     const Status counted = context.executor->Run(kSegments, kNanosecondsPerSegment, [&](int64_t s) {
       BatchOrder::Scratch scratch;
       const int64_t distinct = order->Group(s, &scratch);
@@ -270,16 +271,19 @@ Status HostTable::TakeForMissing(const Context& context, BatchOrder* order, cons
           0, distinct, 0, [&](int64_t i) { return order->key(s, i); },
           [&](uint64_t) -> const Segment& { return parts_[s]->segment; }, [](int64_t) {},
           [&](int64_t i, const LocatedKey& at) {
-            if (at.row != nullptr || !inserts(order->positions(s, i))) return;
-            ++missing;
-            example = order->positions(s, i)[0];
+            if (at.row == nullptr && inserts(order->positions(s, i))) ++missing;
           },
           [] {});
     });
-    *rows = missing;
+    *rows = missing - taken->rows();
     return counted;
-  }));
-  if (taken->rows() == missing) return Status();
+  };
+  DYNEMB_RETURN_IF_ERROR(taken->Settle(INT64_MAX, count));
+  if (taken->rows() < missing && expires()) {
+    DYNEMB_RETURN_IF_ERROR(RemoveExpired(context, size(), taken));
+    DYNEMB_RETURN_IF_ERROR(taken->Settle(INT64_MAX, count));
+  }
+  if (taken->rows() >= missing) return Status();
   const char* const limit = options_.max_bytes >= 0 ? "max_bytes" : "max_rows";
   return ResourceExhausted(limit, ": got ", missing.load(), " keys without a row, for ", size(),
                            " rows of at most ", options_.budget->max_rows(), "; want a larger ",
@@ -316,6 +320,13 @@ std::vector<int64_t> HostTable::LeaveOut(Span<const Span<const int64_t>> keys, i
   counters_.Add(&TableCounters::declined, left_out.count(Outcome::kDeclined));
   whole->Add(left_out);
   return positions;
+}
+
+Status HostTable::RemoveExpired(const Context& context) {
+  DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+  if (!expires()) return Status();
+  RowBudget::Taken taken(options_.budget.get());
+  return OrNoMemory([&] { return RemoveExpired(context, size(), &taken); });
 }
 
 Status HostTable::RemoveExpired(const Context& context, int64_t rows, RowBudget::Taken* taken) {

@@ -344,6 +344,9 @@ class Table : public RowReader, public RowWriter, public RowScanner, public Chan
   virtual Status PrepareMove(const Context& context, const TableSchema& schema,
                              std::unique_ptr<RowMove>* move) = 0;
 
+  // Removes all rows that have expired, by an eviction policy, at this moment.
+  virtual Status RemoveExpired(const Context&) { return Status(); }
+
   // Number of rows. Exact when nobody writes. Rows that have expired count until they are removed.
   virtual int64_t size() const = 0;
   // How many rows can be inserted before the table is full; a large number if it never is. Calls

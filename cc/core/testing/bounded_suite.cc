@@ -544,6 +544,32 @@ TEST(ExpiryTest, ExpiredRowsLeaveAndGiveTheirRoomBack) {
   EXPECT_EQ(bounded.table->counters().evicted, 1);
 }
 
+// A full table whose rows have expired has room, whatever it does when it is full.
+TEST(ExpiryTest, ExpiredRowsAreNoReasonToRefuse) {
+  for (const OnFull on_full : {OnFull::kError, OnFull::kDecline}) {
+    const Bounded bounded(Options(3000, "ttl 10", on_full));
+    Keys keys(3000), others(3000);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      keys[i] = static_cast<Key>(i);
+      others[i] = 10'000 + keys[i];
+    }
+    ASSERT_OK(bounded.Upsert(keys, 1));
+    Outcomes outcomes;
+    if (on_full == OnFull::kError) {
+      EXPECT_EQ(bounded.Upsert(others, 1).code(), Code::kResourceExhausted);
+    }
+    // Once the time is over, which a call must say.
+    ASSERT_OK(bounded.Upsert({keys[0]}, 1000));
+    others.pop_back();
+    ASSERT_OK(bounded.Upsert(others, 1000, &outcomes));
+    if (on_full == OnFull::kError) {
+      EXPECT_EQ(outcomes, Outcomes(2999, kInserted));
+    }
+    ASSERT_OK(bounded.table->RemoveExpired(OneThread()));
+    EXPECT_EQ(bounded.table->size(), static_cast<int64_t>(bounded.keys().size()));
+  }
+}
+
 // They leave as fast as new ones come, so that keys without end find an end.
 TEST(ExpiryTest, KeysWithoutEndAreForgotten) {
   const Bounded bounded(Options(-1, "ttl 10"));
