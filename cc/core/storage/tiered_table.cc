@@ -539,7 +539,9 @@ class Tiered final : public TieredTable {
   // (NoteLooks) to take the lock alone for it. If that cannot be, the call is done nevertheless.
   void SweepNow() {
     constexpr int64_t kLeast = 4096;
-    if (looks_.load(std::memory_order_relaxed) < std::min(kLeast, size())) return;
+    if (!expires()) return;
+    const int64_t looks = looks_.load(std::memory_order_relaxed);
+    if (looks < kLeast && looks < size()) return;
     const Alone alone(*this);
     static_cast<void>(OrNoMemory([&] { return tiers_->SweepExpired(looks_.exchange(0)); }));
   }
