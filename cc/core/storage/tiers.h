@@ -1,5 +1,5 @@
 // Tiers: the rows of a tiered table above and below, and how they move between the two. See
-// tiered_table.h for what is where.
+// tiered_table.h for what is where. tiers_evict.cc has rows leave by the eviction policy.
 #ifndef TF_DYNEMB_CC_CORE_STORAGE_TIERS_H_
 #define TF_DYNEMB_CC_CORE_STORAGE_TIERS_H_
 
@@ -17,6 +17,7 @@
 #include "cc/core/storage/disk_rows.h"
 #include "cc/core/storage/distinct_keys.h"
 #include "cc/core/storage/tiered_table.h"
+#include "cc/core/table/batch_order.h"
 #include "cc/core/table/evicted_rows.h"
 #include "cc/core/table/row_scores.h"
 #include "cc/core/table/table.h"
@@ -144,6 +145,15 @@ class Tiers {
   static Context Inner(const Context& context);
 
  private:
+  static constexpr int64_t kHands = BatchOrder::kSegments;  // of a clock
+  static constexpr int64_t kScanKeys = 2048;                // that a scan asks for at once
+  static constexpr int64_t kReadBytes = int64_t{4} << 20;   // of rows that are read at once
+
+  // The context of calls of `above` on threads of the tiers' own.
+  static Context Threads();
+  // One at the beginning of its lap.
+  static Cursor Hand(int64_t part);
+
   Tiers(const TableSchema& schema, const TableOptions& options, const StorageOptions& storage)
       : schema_(schema), layout_(schema), options_(options), storage_(storage) {
     SetScores();
