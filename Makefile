@@ -180,6 +180,8 @@ NOT_ON_GPUS := --deselect tests/unit/test_saving_checkpoint.py::test_a_table_and
   --deselect tests/unit/test_bounded_tables.py::test_a_restore_that_is_refused_leaves_what_has_left \
   --deselect tests/unit/test_bounded_tables.py::test_rows_that_left_stay_and_go_on_leaving_after_a_load \
   --deselect tests/unit/test_bounded_tables.py::test_a_callback_is_given_the_rows_that_leave \
+  --deselect 'tests/unit/test_bounded_tables.py::test_rows_that_a_smaller_table_evicts_are_no_damage[eviction1]' \
+  --deselect tests/unit/test_bounded_tables.py::test_rows_that_expire_in_a_restore_are_no_damage \
   --deselect 'tests/unit/test_variable_graph.py::test_a_table_is_freed_without_the_garbage_collector[admits'
 BESIDE_GPUS := $(addprefix tests/unit/test_,torchrec_collections.py collection_options.py lookup_bags.py restrict.py)
 test_gpu: build
