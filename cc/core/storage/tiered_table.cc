@@ -6,6 +6,7 @@
 #include <mutex>
 #include <new>
 #include <numeric>
+#include <optional>
 #include <shared_mutex>
 #include <utility>
 #include <vector>
@@ -142,7 +143,9 @@ class Tiered final : public TieredTable {
       const auto changed = [](int64_t, Outcome outcome) { return outcome == Outcome::kFound; };
       {
         const std::shared_lock<FairSharedMutex> lock(mutex_);
-        if (tiers_->NoneBelow(batch)) return WriteAbove(context, batch, report, erase, changed);
+        std::vector<Key> keys_below;
+        DYNEMB_RETURN_IF_ERROR(tiers_->KeysBelow(batch, &keys_below));
+        if (keys_below.empty()) return WriteAbove(context, batch, report, erase, changed);
       }
       const Alone alone(*this);
       const DistinctKeys distinct(batch);
@@ -515,11 +518,15 @@ class Tiered final : public TieredTable {
     return OrNoMemory([&] {
       if (report.misses != nullptr) *report.misses->count = 0;
       const int64_t n = PositionsOf(batch);
+      std::vector<Key> keys_below;
+      int64_t rows_written;
       bool is_written = false;
       Status written;
       {
         const std::shared_lock<FairSharedMutex> lock(mutex_);
-        if (tiers_->NoneBelow(batch) && tiers_->TakeRoom(n)) {
+        DYNEMB_RETURN_IF_ERROR(tiers_->KeysBelow(batch, &keys_below));
+        rows_written = tiers_->below()->rows_written();
+        if (keys_below.empty() && tiers_->TakeRoom(n)) {
           is_written = true;
           written = OrNoMemory([&] { return WriteAbove(context, batch, report, write, changed); });
           tiers_->GiveRoom(n);
@@ -527,12 +534,45 @@ class Tiered final : public TieredTable {
       }
       if (!is_written) {
         const Alone alone(*this);
-        written =
-            WriteAlone(Tiers::Inner(context), batch, report, write, changed, inserts, whole_rows);
+        if (tiers_->below()->rows_written() != rows_written) {
+          DYNEMB_RETURN_IF_ERROR(tiers_->KeysBelow(batch, &keys_below));
+        }
+        DYNEMB_RETURN_IF_ERROR(CheckArguments(context, batch, write));
+        DYNEMB_RETURN_IF_ERROR(BringAllUp(batch, keys_below, &is_written));
+        written = is_written ? WriteAbove(context, batch, report, write, changed)
+                             : WriteAlone(Tiers::Inner(context), batch, report, write, changed,
+                                          inserts, whole_rows);
       }
       if (written.ok()) SweepNow();
       return written;
     });
+  }
+
+  // What is wrong with the arguments is known before any row leaves.
+  template <typename WriteRows>
+  static Status CheckArguments(const Context& context, const Batch& batch,
+                               const WriteRows& write) {
+    int64_t none = 0;
+    const Positions no_positions = {{}, &none};
+    Batch no_keys = batch;
+    no_keys.select = &no_positions;
+    return write(Tiers::Inner(context), no_keys, {});
+  }
+
+  // With the lock held alone. Has all rows of a batch above, of which these are below, and room for
+  // those that it may insert. *done: false, if there is not room enough, above or in the table, to
+  // know that without looking all keys up.
+  Status BringAllUp(const Batch& batch, const std::vector<Key>& keys_below, bool* done) {
+    const int64_t n = PositionsOf(batch);
+    *done = n <= std::min(tiers_->max_rows_above() / 4, tiers_->room());
+    if (!*done) return Status();
+    std::optional<DistinctKeys> distinct;  // made if a row is to leave
+    DYNEMB_RETURN_IF_ERROR(tiers_->MakeResident(keys_below, n, [&](Key key) {
+      if (!distinct) distinct.emplace(batch);
+      return distinct->NumberOf(key) >= 0;
+    }));
+    *done = tiers_->above()->room() >= n;
+    return Status();
   }
 
   // Has some of the rows that have expired leave, when calls have asked for enough of them
@@ -580,12 +620,6 @@ class Tiered final : public TieredTable {
   Status WriteAlone(const Context& inner, const Batch& batch, const Report& report,
                     const WriteRows& write, const Changed& changed, const Inserts& inserts,
                     const ConstRowParts* whole_rows) {
-    // What is wrong with the arguments is known before any row leaves.
-    int64_t none = 0;
-    const Positions no_positions = {{}, &none};
-    Batch no_keys = batch;
-    no_keys.select = &no_positions;
-    DYNEMB_RETURN_IF_ERROR(write(inner, no_keys, {}));
     const DistinctKeys distinct(batch);
     std::vector<int64_t> numbers, missing;  // of the keys
     DYNEMB_RETURN_IF_ERROR(FindMissing(batch, distinct, inserts, &numbers, &missing));

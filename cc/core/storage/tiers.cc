@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "cc/core/base/hash.h"
@@ -19,8 +20,8 @@ constexpr int64_t kKeysPerTask = 4096;  // that a task looks up
 constexpr int64_t kAhead = 8;           // keys that are fetched ahead
 constexpr int kLeastUsedBits = 10, kMostUsedBits = 30;
 
-// Calls look(begin, end), which takes no memory, for shares of [0, n), on several threads if there
-// are many. An error: there is no memory for these, and nothing has been called.
+// Calls look(begin, end) for shares of [0, n), on several threads if there are many. An error: there
+// is no memory for these, and nothing has been called.
 template <typename Look>
 Status InShares(int64_t n, const Look& look) {
   if (n <= 2 * kKeysPerTask) {
@@ -31,6 +32,24 @@ Status InShares(int64_t n, const Look& look) {
   return ComputeThreads()->Run(tasks, 0, [&](int64_t task) {
     look(task * kKeysPerTask, std::min(n, (task + 1) * kKeysPerTask));
   });
+}
+
+// Calls visit(position, hash) for the positions from the begin-th on, and ahead of it fetch(hash).
+template <typename Fetch, typename Visit>
+void ForEachHashIn(const Batch& batch, int64_t begin, int64_t end, const Fetch& fetch,
+                   const Visit& visit) {
+  uint64_t ahead[kAhead];
+  const auto next = [&](int64_t j) {
+    if (j >= end) return;
+    ahead[j % kAhead] = DiskHash(batch.keys[PositionOf(batch, j)]);
+    fetch(ahead[j % kAhead]);
+  };
+  for (int64_t j = begin; j < begin + kAhead; ++j) next(j);
+  for (int64_t j = begin; j < end; ++j) {
+    const uint64_t hash = ahead[j % kAhead];
+    next(j + kAhead);
+    visit(PositionOf(batch, j), hash);
+  }
 }
 
 // Moves those of the first n rows that have been found, and their keys, together.
@@ -141,37 +160,43 @@ RowParts Tiers::PartsOf(char* rows, int64_t count) const {
   return parts;
 }
 
-bool Tiers::NoneBelow(const Batch& batch) {
-  if (below_->empty()) return true;
-  std::atomic<bool> none{true};
-  const Status looked = InShares(PositionsOf(batch), [&](int64_t begin, int64_t end) {
-    uint64_t ahead[kAhead];
-    const auto fetch = [&](int64_t j) {
-      if (j >= end) return;
-      const uint64_t hash = DiskHash(batch.keys[PositionOf(batch, j)]);
-      ahead[j % kAhead] = hash;
-      below_->Prefetch(hash);
-      __builtin_prefetch(&Used(hash));
-    };
-    for (int64_t j = begin; j < begin + kAhead; ++j) fetch(j);
-    for (int64_t j = begin; j < end; ++j) {
-      const uint64_t hash = ahead[j % kAhead];
-      fetch(j + kAhead);
-      std::atomic<uint8_t>& used = Used(hash);
-      if (used.load(std::memory_order_relaxed) == 0) used.store(1, std::memory_order_relaxed);
-      if (below_->FindAny(hash) != kNowhere) none.store(false, std::memory_order_relaxed);
-    }
-  });
-  return looked.ok() && none;
+Status Tiers::KeysBelow(const Batch& batch, std::vector<Key>* keys) {
+  keys->clear();
+  if (below_->empty()) return Status();
+  std::mutex mutex;
+  Status collected;
+  DYNEMB_RETURN_IF_ERROR(InShares(PositionsOf(batch), [&](int64_t begin, int64_t end) {
+    std::vector<Key> some;
+    const Status looked = OrNoMemory([&] {
+      ForEachHashIn(
+          batch, begin, end,
+          [&](uint64_t hash) {
+            below_->Prefetch(hash);
+            __builtin_prefetch(&Used(hash));
+          },
+          [&](int64_t position, uint64_t hash) {
+            SetUsed(hash);
+            if (below_->FindAny(hash) != kNowhere) some.push_back(batch.keys[position]);
+          });
+      const std::lock_guard<std::mutex> lock(mutex);
+      keys->insert(keys->end(), some.begin(), some.end());
+      return Status();
+    });
+    if (looked.ok()) return;
+    const std::lock_guard<std::mutex> lock(mutex);
+    collected = looked;
+  }));
+  std::sort(keys->begin(), keys->end());
+  keys->erase(std::unique(keys->begin(), keys->end()), keys->end());
+  return collected;
 }
 
 void Tiers::Touch(const Batch& batch) {
   // An error only makes rows seem unused.
   static_cast<void>(InShares(PositionsOf(batch), [&](int64_t begin, int64_t end) {
-    for (int64_t j = begin; j < end; ++j) {
-      std::atomic<uint8_t>& used = Used(DiskHash(batch.keys[PositionOf(batch, j)]));
-      if (used.load(std::memory_order_relaxed) == 0) used.store(1, std::memory_order_relaxed);
-    }
+    ForEachHashIn(
+        batch, begin, end, [&](uint64_t hash) { __builtin_prefetch(&Used(hash)); },
+        [&](int64_t, uint64_t hash) { SetUsed(hash); });
   }));
 }
 

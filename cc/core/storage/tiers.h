@@ -54,9 +54,9 @@ class Tiers {
   // What whole rows that lie one after the other are for calls of a table.
   RowParts PartsOf(char* rows, int64_t count) const;
 
-  // Shared: whether none of the keys of a batch has a row below. Notes that they are used, as far
-  // as there are rows below.
-  bool NoneBelow(const Batch& batch);
+  // Shared: the keys of a batch that have a row below, each once. Notes that all are used, as far as
+  // there are rows below.
+  Status KeysBelow(const Batch& batch, std::vector<Key>* keys);
   // Shared: notes that they are used.
   void Touch(const Batch& batch);
 
@@ -165,6 +165,10 @@ class Tiers {
   int64_t rows_above() const { return above_->max_rows() - above_->room(); }
   void MakeUsed();
   std::atomic<uint8_t>& Used(uint64_t hash) { return used_[hash >> used_shift_]; }
+  void SetUsed(uint64_t hash) {
+    std::atomic<uint8_t>& used = Used(hash);
+    if (used.load(std::memory_order_relaxed) == 0) used.store(1, std::memory_order_relaxed);
+  }
 
   Status InsertAbove(Span<const Key> keys, char* rows);
   // Gives rows that are above, of distinct keys, copies below; and has them there alone.
