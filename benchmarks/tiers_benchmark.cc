@@ -21,6 +21,7 @@
 #include <rocksdb/db.h>
 #include <rocksdb/filter_policy.h>
 #include <rocksdb/table.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -264,6 +265,7 @@ class Keys {
 };
 
 void EmptyPageCache() {
+  ::sync();  // pages that are not on disk yet stay
   std::FILE* const file = std::fopen("/proc/sys/vm/drop_caches", "w");
   if (file == nullptr || std::fputs("1", file) < 0 || std::fclose(file) != 0) {
     std::fprintf(stderr, "cold: the page cache can be emptied by root alone\n");
@@ -330,6 +332,7 @@ int Main(int argc, char** argv) {
   if (wants('t')) {
     StorageOptions storage;
     storage.max_rows = rows_in_memory;
+    storage.in_background = true;
     Check(DiskFolder::Open(PosixFileSystem(), {{folder + "/tiers"}}, &storage.disk));
     Check(MakeTieredTable(Schema(), TableOptions(), storage, &table));
     made["tiers"] = std::make_unique<TableRows>(std::move(table));

@@ -195,58 +195,83 @@ bool DiskRows::Remove(uint64_t hash) {
   if (location == kNowhere) return false;
   index_.Remove(hash);
   log_.Dead(location);
+  ++removed_rows_;
   return true;
 }
 
 void DiskRows::Clear() {
   index_.Clear();
   log_.Clear();
+  removed_rows_ = 0;
 }
 
-Status DiskRows::MoveFile(int64_t slot) {
-  const int64_t row_bytes = layouts_.back().layout.row_bytes;
-  const size_t at_once = static_cast<size_t>(
-      std::max<int64_t>(1, RowLog::kBlockBytes / (row_bytes + RowLog::kRecordHeaderBytes)));
+Status DiskRows::Move(const RowLog::Block& block) {
+  if (!log_.HasFile(block.slot(), block.number())) return Status();
+  const size_t row_bytes = static_cast<size_t>(layouts_.back().layout.row_bytes);
   std::vector<Key> keys;
   std::vector<char> rows;
-  const auto move = [&] {
-    const Status moved = Put(keys, rows.data());
-    keys.clear();
-    rows.clear();
-    return moved;
-  };
-  // The file is there until all of its rows are elsewhere, while it is read: the last are moved
-  // after it.
-  Status scanned = log_.ScanFile(
-      slot, [&](Key key, Location location, SchemaNumber schema_number, const char* row) {
+  DYNEMB_RETURN_IF_ERROR(block.ForEachRecord(
+      [&](Key key, Location location, SchemaNumber schema_number, const char* row) {
         if (index_.Find(DiskHash(key)) != location) return Status();
-        if (keys.size() == at_once) DYNEMB_RETURN_IF_ERROR(move());
         keys.push_back(key);
-        rows.resize(rows.size() + static_cast<size_t>(row_bytes));
-        Convert(schema_number, row, &rows[rows.size() - static_cast<size_t>(row_bytes)]);
+        rows.resize(rows.size() + row_bytes);
+        Convert(schema_number, row, &rows[rows.size() - row_bytes]);
         return Status();
-      });
-  if (scanned.ok() && !keys.empty()) scanned = move();
-  if (scanned.ok()) log_.RemoveIfDead(slot);
-  return scanned;
+      }));
+  const Status moved = keys.empty() ? Status() : Put(keys, rows.data());
+  if (!moved.ok() && log_.HasFile(block.slot(), block.number())) {  // to be tried again
+    log_.SetDamaged(block.slot(), false);
+    moving_ = {};
+  }
+  return moved;
+}
+
+bool DiskRows::NextToMove(RowLog::Block* block) {
+  if (!HasMoreBytesThan(kCompactedBytes)) return false;
+  while (!log_.HasFile(moving_.slot, moving_.number) ||
+         !log_.BlockAt(moving_.slot, moving_.end, block)) {
+    // What is left of a file when it has been read, but for blocks that are under way, could not
+    // be.
+    if (log_.HasFile(moving_.slot, moving_.number)) log_.SetDamaged(moving_.slot, true);
+    const int64_t slot = log_.WorstFile();
+    if (slot < 0) return false;
+    moving_ = {slot, log_.FileAt(slot).number, 0};
+  }
+  moving_.end = block->end();
+  return true;
 }
 
 Status DiskRows::Compact() {
-  while (2 * (log_.file_bytes() - 2 * least_file_bytes_) > 3 * log_.live_bytes()) {
-    const int64_t slot = log_.WorstFile();
-    if (slot < 0) return Status();
-    DYNEMB_RETURN_IF_ERROR(MoveFile(slot));
-    if (log_.Has(slot)) log_.SetDamaged(slot);
+  // A file that is compacted at kMostBytes has a third of dead bytes at least, so that four bytes
+  // moved make room for one. After the removal of many rows later calls go on.
+  constexpr int64_t kMovedBytes = 4, kMostBlocks = 16;
+  RowLog::Block block;
+  for (int b = 0; removed_rows_ > 0 && HasMoreBytesThan(kMostBytes) && b < kMostBlocks; ++b) {
+    if (!NextToMove(&block)) break;
+    DYNEMB_RETURN_IF_ERROR(block.Read());
+    DYNEMB_RETURN_IF_ERROR(Move(block));
+    removed_rows_ -= (block.end() - block.begin()) /
+                     (kMovedBytes * (layouts_.back().layout.row_bytes + RowLog::kRecordHeaderBytes));
   }
+  if (!HasMoreBytesThan(kMostBytes)) removed_rows_ = 0;
   return Status();
 }
 
 template <typename Moves>
 Status DiskRows::MoveFiles(const Moves& moves) {
+  RowLog::Block block;
   for (int64_t slot = 0; slot < log_.slots(); ++slot) {
     if (!log_.Has(slot) || !moves(slot)) continue;
-    DYNEMB_RETURN_IF_ERROR(MoveFile(slot));
-    if (log_.Has(slot)) DYNEMB_RETURN_IF_ERROR(log_.CheckLive(slot, 0));
+    bool more = log_.BlockAt(slot, 0, &block);
+    while (more) {
+      DYNEMB_RETURN_IF_ERROR(block.Read());
+      DYNEMB_RETURN_IF_ERROR(Move(block));
+      more = log_.HasFile(slot, block.number()) && log_.BlockAt(slot, block.end(), &block);
+    }
+    if (log_.HasFile(slot, block.number())) {
+      log_.RemoveIfDead(slot);
+      if (log_.Has(slot)) DYNEMB_RETURN_IF_ERROR(log_.CheckLive(slot, 0));
+    }
   }
   return Status();
 }

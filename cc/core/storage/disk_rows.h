@@ -94,8 +94,23 @@ class DiskRows {
   bool IsUnsynced(Location location) const { return log_.IsUnsynced(RowLog::SlotOf(location)); }
   void SetUnsynced(uint64_t number) { log_.SetUnsynced(number); }
   Status MoveUnsynced();
-  // Rewrites files of which little is live, until all have at most 1.5 times the live bytes and two
-  // of the least files. Errors: not all could be rewritten; all rows are there.
+  // Compaction: the rows of a file of which little is live are written to another, a block at a
+  // time, so that there may be calls between two.
+  //
+  // All files are to have at most kMostBytes times the live bytes, and two of the least files; they
+  // are compacted before that, from kCompactedBytes on.
+  static constexpr double kCompactedBytes = 1.375, kMostBytes = 1.5;
+  bool HasMoreBytesThan(double share) const {
+    return static_cast<double>(log_.file_bytes() - 2 * least_file_bytes_) >
+           share * static_cast<double>(log_.live_bytes());
+  }
+  // The block that is to be moved next; false: there is none. It is to be read, and may be without
+  // any lock.
+  bool NextToMove(RowLog::Block* block);
+  // Moves those of its rows that are still where they were. Errors: not all could be; all are
+  // there.
+  Status Move(const RowLog::Block& block);
+  // What a call does of it, for the rows that it has removed, if files have more than kMostBytes.
   Status Compact();
   // Rewrites all files that have dead records, but for the one that is written. Errors: not all
   // could be rewritten, as of kDataLoss: a row is damaged; all rows are there.
@@ -130,9 +145,7 @@ class DiskRows {
     bool keeps_meta[kMetaFields];
   };
 
-  // Writes the rows of a file to others.
-  Status MoveFile(int64_t slot);
-  // The same of all files of which moves(slot). kDataLoss: a row of them is damaged.
+  // Writes the rows of all files of which moves(slot) to others. kDataLoss: a row of them is damaged.
   template <typename Moves>
   Status MoveFiles(const Moves& moves);
   // A row of an earlier layout as one of now.
@@ -148,6 +161,13 @@ class DiskRows {
   DiskIndex index_;
   RowLog log_;
   const int64_t least_file_bytes_;
+  int64_t removed_rows_ = 0;  // for which Compact has not worked yet
+  // The file that is compacted, and how far NextToMove has come in it.
+  struct {
+    int64_t slot = 0;
+    uint64_t number = 0;  // 0: there is none
+    int64_t end = 0;
+  } moving_;
   std::vector<std::unique_ptr<TableSchema>> schemas_;  // by schema_number, as the layouts
   std::vector<Layout> layouts_;
   std::vector<char> initial_slots_;

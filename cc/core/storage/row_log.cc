@@ -7,6 +7,7 @@
 
 #include "cc/core/base/bytes.h"
 #include "cc/core/base/crc32c.h"
+#include "cc/core/base/no_memory.h"
 #include "cc/core/storage/worker_threads.h"
 
 namespace dynemb {
@@ -40,20 +41,20 @@ void RowLog::EndFile(bool remove_dead) {
   if (remove_dead && files_[ended]->live == 0) Remove(ended);
 }
 
-uint32_t RowLog::Checksum(const File& file, const char* record) {
-  char number[8];
-  Store(file.number, number);
-  return Crc32c({record + 4, static_cast<size_t>(file.record_bytes - 4)}, Crc32c({number, 8}));
+uint32_t RowLog::Checksum(uint64_t number, std::string_view record) {
+  char bytes[8];
+  Store(number, bytes);
+  return Crc32c(record.substr(4), Crc32c({bytes, 8}));
 }
 
 void RowLog::Seal(const File& file, Key key, char* record) {
   Store(uint32_t{0}, record + 4);
   Store(key, record + 8);
-  Store(Checksum(file, record), record);
+  Store(Checksum(file.number, {record, static_cast<size_t>(file.record_bytes)}), record);
 }
 
-bool RowLog::IsWhole(const File& file, const char* record) {
-  return Load<uint32_t>(record) == Checksum(file, record);
+bool RowLog::IsWhole(uint64_t number, std::string_view record) {
+  return Load<uint32_t>(record.data()) == Checksum(number, record);
 }
 
 std::string RowLog::Header(const File& file, int64_t row_bytes, const std::string& schema) {
@@ -82,13 +83,15 @@ Status RowLog::NewFile(int64_t* slot) {
   const std::string header = Header(*file, row_bytes_, schema_);
   file->header_bytes = static_cast<int64_t>(header.size());
   FileSystem* const files = folder_->files();
+  std::unique_ptr<ReadableFile> reader;
   Status made = files->NewWritableFile(file->path, &file->writer);
   if (made.ok()) made = file->writer->Append(header);
-  if (made.ok()) made = files->NewReadableFile(file->path, &file->reader);
+  if (made.ok()) made = files->NewReadableFile(file->path, &reader);
   if (!made.ok()) {
     static_cast<void>(files->Remove(file->path));
     return made;
   }
+  file->reader = std::move(reader);
   file->bytes = file->header_bytes;
   Add(at, std::move(file));
   *slot = at;
@@ -118,7 +121,9 @@ Status RowLog::ReopenFile(int64_t slot, const FlushedFile& of_flush, const Table
   file->record_bytes = kRecordHeaderBytes + RowLayout(schema).row_bytes;
   file->header_bytes = static_cast<int64_t>(header.size());
   int64_t size;
-  DYNEMB_RETURN_IF_ERROR(folder_->files()->NewReadableFile(file->path, &file->reader));
+  std::unique_ptr<ReadableFile> reader;
+  DYNEMB_RETURN_IF_ERROR(folder_->files()->NewReadableFile(file->path, &reader));
+  file->reader = std::move(reader);
   DYNEMB_RETURN_IF_ERROR(file->reader->Size(&size));
   if (file->bytes < file->header_bytes || size < file->bytes) {
     return Status(Code::kDataLoss, StrCat(file->path, ": got ", size, " bytes, want ", file->bytes,
@@ -258,7 +263,7 @@ Status RowLog::Read(Span<const Location> locations, const RowFunction& row) cons
       Status read = file.reader->Read(offset, bytes, buffer.data());
       for (int64_t i = run.begin; read.ok() && i < run.end; ++i) {
         const char* const record = &buffer[static_cast<size_t>(OffsetOf(locations[i]) - offset)];
-        if (IsWhole(file, record)) {
+        if (IsWhole(file.number, {record, static_cast<size_t>(file.record_bytes)})) {
           row(i, file.schema_number, record + kRecordHeaderBytes);
         } else {
           read = Status(Code::kDataLoss,
@@ -275,26 +280,47 @@ Status RowLog::Read(Span<const Location> locations, const RowFunction& row) cons
   return ran.ok() ? first_error : ran;
 }
 
+bool RowLog::BlockAt(int64_t slot, int64_t begin, Block* block) const {
+  const File& file = *files_[slot];
+  block->slot_ = slot;
+  block->number_ = file.number;
+  block->schema_number_ = file.schema_number;
+  block->record_bytes_ = file.record_bytes;
+  block->begin_ = std::max(begin, file.header_bytes);
+  const int64_t at_once = std::max<int64_t>(1, kBlockBytes / file.record_bytes);
+  block->end_ = std::min(block->begin_ + at_once * file.record_bytes, file.bytes);
+  block->reader_ = file.reader;
+  return block->begin_ < block->end_;
+}
+
+Status RowLog::Block::Read() {
+  return OrNoMemory([&] {
+    bytes_.resize(static_cast<size_t>(end_ - begin_));
+    return reader_->Read(begin_, end_ - begin_, bytes_.data());
+  });
+}
+
+Status RowLog::Block::ForEachRecord(const RecordFunction& record,
+                                    const DamagedFunction& damaged) const {
+  for (int64_t at = begin_; at < end_; at += record_bytes_) {
+    const char* const bytes = &bytes_[static_cast<size_t>(at - begin_)];
+    const Location location = static_cast<uint64_t>(slot_) << 30 | static_cast<uint64_t>(at / 8);
+    if (IsWhole(number_, {bytes, static_cast<size_t>(record_bytes_)})) {
+      DYNEMB_RETURN_IF_ERROR(
+          record(Load<Key>(bytes + 8), location, schema_number_, bytes + kRecordHeaderBytes));
+    } else if (damaged) {
+      damaged(location);
+    }
+  }
+  return Status();
+}
+
 Status RowLog::ScanFile(int64_t slot, const RecordFunction& record,
                         const DamagedFunction& damaged) const {
-  const File& file = *files_[slot];
-  const int64_t at_once = std::max<int64_t>(1, kBlockBytes / file.record_bytes);
-  std::vector<char> buffer(static_cast<size_t>(at_once * file.record_bytes));
-  for (int64_t at = file.header_bytes; at < file.bytes;) {
-    const int64_t bytes = std::min(at_once * file.record_bytes, file.bytes - at);
-    DYNEMB_RETURN_IF_ERROR(file.reader->Read(at, bytes, buffer.data()));
-    for (int64_t i = 0; i < bytes; i += file.record_bytes) {
-      const char* const bytes_of = &buffer[static_cast<size_t>(i)];
-      const Location location =
-          static_cast<uint64_t>(slot) << 30 | static_cast<uint64_t>((at + i) / 8);
-      if (!IsWhole(file, bytes_of)) {
-        if (damaged) damaged(location);
-        continue;
-      }
-      DYNEMB_RETURN_IF_ERROR(record(Load<Key>(bytes_of + 8), location, file.schema_number,
-                                    bytes_of + kRecordHeaderBytes));
-    }
-    at += bytes;
+  Block block;
+  for (int64_t at = 0; BlockAt(slot, at, &block); at = block.end()) {
+    DYNEMB_RETURN_IF_ERROR(block.Read());
+    DYNEMB_RETURN_IF_ERROR(block.ForEachRecord(record, damaged));
   }
   return Status();
 }
@@ -330,8 +356,6 @@ Status RowLog::CheckLive(int64_t slot, int64_t records) const {
                                         " rows are damaged: their checksums are not those of "
                                         "their bytes"));
 }
-
-void RowLog::SetDamaged(int64_t slot) { files_[slot]->damaged = true; }
 
 int64_t RowLog::records(int64_t slot) const {
   const File& file = *files_[slot];

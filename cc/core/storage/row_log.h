@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cc/core/base/file_system.h"
@@ -67,12 +68,43 @@ class RowLog {
   Status ScanFile(int64_t slot, const RecordFunction& record,
                   const DamagedFunction& damaged = nullptr) const;
 
+  // Some of the records of a file.
+  class Block {
+   public:
+    // From the file, which may have been removed since; needs nothing of the log.
+    Status Read();
+    // As of Scan.
+    Status ForEachRecord(const RecordFunction& record,
+                         const DamagedFunction& damaged = nullptr) const;
+    int64_t slot() const { return slot_; }
+    uint64_t number() const { return number_; }
+    // Where it begins and ends in the file.
+    int64_t begin() const { return begin_; }
+    int64_t end() const { return end_; }
+
+   private:
+    friend class RowLog;
+    int64_t slot_ = -1;
+    uint64_t number_ = 0;
+    SchemaNumber schema_number_ = 0;
+    int64_t record_bytes_ = 0, begin_ = 0, end_ = 0;
+    std::shared_ptr<const ReadableFile> reader_;
+    std::vector<char> bytes_;
+  };
+  // The one of the file at a slot that begins at a byte, or at the first record; false: there is
+  // none.
+  bool BlockAt(int64_t slot, int64_t begin, Block* block) const;
+  // Whether the file of a number is still at a slot.
+  bool HasFile(int64_t slot, uint64_t number) const {
+    return slot < slots() && Has(slot) && files_[slot]->number == number;
+  }
+
   // The file, complete, with the smallest share of live bytes; -1: there is none.
   int64_t WorstFile() const;
   // What `scan` has found to be live of a file must be what is counted: kDataLoss.
   Status CheckLive(int64_t slot, int64_t records) const;
-  // Not to be looked at by WorstFile any more.
-  void SetDamaged(int64_t slot);
+  // That WorstFile leaves it out.
+  void SetDamaged(int64_t slot, bool damaged) { files_[slot]->damaged = damaged; }
   // Whether a file is complete and has dead records, which are those that are not live.
   bool HasDead(int64_t slot) const;
   // Removes a file that is complete, if it is there still, and none of its records is live.
@@ -112,7 +144,7 @@ class RowLog {
     std::string path;
     uint64_t number;
     std::unique_ptr<WritableFile> writer;  // null: it is complete
-    std::unique_ptr<ReadableFile> reader;
+    std::shared_ptr<const ReadableFile> reader;
     SchemaNumber schema_number;
     int64_t record_bytes;
     int64_t header_bytes;
@@ -129,10 +161,11 @@ class RowLog {
   void EndFile(bool remove_dead);
   void Remove(int64_t slot);
   static std::string Header(const File& file, int64_t row_bytes, const std::string& schema);
-  static uint32_t Checksum(const File& file, const char* record);
+  // Of a record of the file of a number, with its header.
+  static uint32_t Checksum(uint64_t number, std::string_view record);
   // Fills in the header of a record; false: the record is not what was written.
   static void Seal(const File& file, Key key, char* record);
-  static bool IsWhole(const File& file, const char* record);
+  static bool IsWhole(uint64_t number, std::string_view record);
 
   const std::shared_ptr<DiskFolder> folder_;
   const int64_t least_file_bytes_;

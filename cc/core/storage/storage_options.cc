@@ -22,6 +22,7 @@ Status StorageOptions::Parse(const std::string& text, FileSystem* files, Storage
   DYNEMB_RETURN_IF_ERROR(
       DiskFolder::OpenFor(files, folders, owner, &options->disk, &options->is_shared));
   options->flushed = options->disk->TakeFlushed();
+  options->in_background = true;
   return Status();
 }
 

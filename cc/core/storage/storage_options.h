@@ -23,6 +23,8 @@ struct StorageOptions {
   std::shared_ptr<DiskFolder> disk;
   // A file is ended when it has so many bytes, and a sixteenth of all.
   int64_t least_file_bytes = int64_t{4} << 20;
+  // Whether a thread makes room and compacts files between calls; else calls do it.
+  bool in_background = false;
   // The rows to begin with, of DiskFolder::TakeFlushed; null: none.
   std::shared_ptr<const FlushManifest> flushed;
   // Whether missing keys then read the initial values that they read there.

@@ -240,6 +240,59 @@ TEST(TieredTableTest, LosesNothingByFaults) {
   }
 }
 
+// Room and space are made between calls, and no row is another one for it.
+TEST(TieredTableTest, WorksInTheBackground) {
+  const TableSchema schema = TwinSchema(8, "adam");
+  constexpr int64_t kMost = 400, kKeys = 20'000, kCall = 60, kLeastFileBytes = 20'000;
+  const int64_t record = RowLog::kRecordHeaderBytes + RowLayout(schema).row_bytes;
+  for (const uint64_t seed : {1, 2, 3}) {
+    const auto files = std::make_shared<MemoryFileSystem>();
+    std::unique_ptr<Table> table;
+    ASSERT_OK(MakeTieredTableOn(files, schema, kMost, &table, {}, true));
+    Twins twins(std::move(table), seed);
+    for (int i = 0; i < 1500; ++i) {
+      ASSERT_OK(twins.Call(kKeys, kCall));
+      if (i % 100 != 99) continue;
+      twins.tiered()->WaitForUpkeep();
+      const TierStats stats = twins.tiered()->tier_stats();
+      EXPECT_LE(stats.rows_above, kMost - kCall / 2) << "room for the next call";
+      // Rows above may have a copy below. Of 4 files one is written, and of the others each may have
+      // the share that is just not too much.
+      const int64_t most_live = (stats.rows_below + stats.rows_above) * record;
+      EXPECT_LE(stats.bytes_below, most_live * 11 / 8 + 4 * kLeastFileBytes);
+    }
+    EXPECT_GT(twins.tiered()->tier_stats().rows_below, 1000);
+    twins.Compare();
+    twins.CompareCounters();
+  }
+}
+
+// What fails in the background fails no call, and is done when it can be.
+TEST(TieredTableTest, LosesNothingByFaultsInTheBackground) {
+  const TableSchema schema = TwinSchema(3, "adam");
+  for (const Fault::When when : {Fault::kBefore, Fault::kHalfWay, Fault::kAfter}) {
+    for (int64_t nth = 0; nth < 40; nth += 3) {
+      SCOPED_TRACE(StrCat("operation ", nth, ", ", static_cast<int>(when)));
+      const auto files = std::make_shared<MemoryFileSystem>();
+      std::unique_ptr<Table> table;
+      ASSERT_OK(MakeTieredTableOn(files, schema, 100, &table, {}, true));
+      Twins twins(std::move(table), 6);
+      for (int i = 0; i < 200; ++i) ASSERT_OK(twins.Call(1000, 25));
+      Fault fault;
+      fault.when = when;
+      fault.code = Code::kResourceExhausted;
+      fault.dies = nth % 2 == 0;
+      files->Inject(nth, fault);
+      for (int i = 0; i < 40; ++i) static_cast<void>(twins.Call(1000, 25));
+      files->Heal();
+      twins.Compare();
+      for (int i = 0; i < 200; ++i) ASSERT_OK(twins.Call(1000, 25));
+      twins.tiered()->WaitForUpkeep();
+      twins.Compare();
+    }
+  }
+}
+
 // A disk that is full for long: what is above is read and trained.
 TEST(TieredTableTest, GoesOnAboveWithoutADisk) {
   const TableSchema schema = TwinSchema(2, "sgd");

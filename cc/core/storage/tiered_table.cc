@@ -13,6 +13,7 @@
 
 #include "cc/core/base/copy_bytes.h"
 #include "cc/core/base/fair_shared_mutex.h"
+#include "cc/core/storage/background_work.h"
 #include "cc/core/storage/distinct_keys.h"
 #include "cc/core/storage/tier_changes.h"
 #include "cc/core/storage/tiers.h"
@@ -42,12 +43,14 @@ void FillReport(const Batch& batch, const std::vector<Outcome>& outcomes, const 
 class Tiered final : public TieredTable {
  public:
   Tiered(std::shared_ptr<Tiers> tiers, std::shared_ptr<TierChanges> changes,
-         const TableSchema& schema, const TableOptions& options)
+         const TableSchema& schema, const TableOptions& options, bool in_background)
       : tiers_(std::move(tiers)),
         changes_(std::move(changes)),
         schema_(schema),
         layout_(schema),
-        options_(options) {}
+        options_(options) {
+    if (in_background) upkeep_.emplace([this] { return UpkeepSlice(); });
+  }
 
   MemorySpace space() const override { return MemorySpace::kHost; }
   const TableSchema& schema() const override { return schema_; }
@@ -323,7 +326,7 @@ class Tiered final : public TieredTable {
       auto made = std::make_unique<Move>();
       DYNEMB_RETURN_IF_ERROR(tiers_->PrepareSchema(schema, &made->next));
       made->tiers = tiers_.get();
-      made->to = std::make_unique<Tiered>(tiers_, changes_, schema, options_);
+      made->to = std::make_unique<Tiered>(tiers_, changes_, schema, options_, upkeep_.has_value());
       *move = std::move(made);
       return Status();
     });
@@ -344,6 +347,9 @@ class Tiered final : public TieredTable {
   void EndFlush(const std::set<uint64_t>& unsynced) override {
     const Alone alone(*this);
     tiers_->EndFlush(unsynced);
+  }
+  void WaitForUpkeep() override {
+    if (upkeep_) upkeep_->Finish();
   }
   Status RemoveDeadRecords() override {
     return OrNoMemory([&] {
@@ -382,19 +388,48 @@ class Tiered final : public TieredTable {
   }
 
  private:
-  // Holds the lock alone. Rows that have left by the policy meanwhile are changes.
+  // Holds the lock alone. Rows that have left by the policy meanwhile are changes, and the disk has
+  // space for those that have been removed there, or will have.
   class Alone {
    public:
     explicit Alone(const Tiered& table) : table_(table), lock_(table.mutex_) {}
     ~Alone() {
       table_.NoteGone(table_.tiers_->TakeGone());
       static_cast<void>(table_.tiers_->KeepExpiredAbove());
+      static_cast<void>(OrNoMemory([&] { return table_.tiers_->below()->Compact(); }));
+      table_.WakeUpkeep();
     }
 
    private:
     const Tiered& table_;
     const std::unique_lock<FairSharedMutex> lock_;
   };
+
+  // With the lock held, alone or shared: when a call may have left something to be done.
+  void WakeUpkeep() const {
+    if (upkeep_ && tiers_->HasUpkeep()) upkeep_->Wake();
+  }
+  // What is done in the background, a part of it. Files are read without the lock. An error, as of
+  // a full disk, is met again by the calls that cannot do without.
+  bool UpkeepSlice() {
+    bool more = false, has_block = false;
+    RowLog::Block block;
+    static_cast<void>(OrNoMemory([&] {
+      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      more = tiers_->MakeRoomAhead();
+      NoteGone(tiers_->TakeGone());
+      has_block = tiers_->below()->NextToMove(&block);
+      return Status();
+    }));
+    if (!has_block) return more;
+    // One that cannot be read is left.
+    if (!block.Read().ok()) return true;
+    const Status moved = OrNoMemory([&] {
+      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      return tiers_->below()->Move(block);
+    });
+    return moved.ok();
+  }
 
   // Rows that a call has read from below.
   struct FromBelow {
@@ -530,6 +565,7 @@ class Tiered final : public TieredTable {
           is_written = true;
           written = OrNoMemory([&] { return WriteAbove(context, batch, report, write, changed); });
           tiers_->GiveRoom(n);
+          WakeUpkeep();
         }
       }
       if (!is_written) {
@@ -944,6 +980,7 @@ class Tiered final : public TieredTable {
   const TableOptions options_;
   std::atomic<int64_t> looks_{0};  // at rows, for those that have expired, to be made
   FairSharedMutex& mutex_ = tiers_->mutex;
+  mutable std::optional<BackgroundWork> upkeep_;  // ends before all else
 };
 
 }  // namespace
@@ -965,7 +1002,7 @@ Status MakeTieredTable(const TableSchema& schema, const TableOptions& options,
     std::unique_ptr<Tiers> tiers;
     DYNEMB_RETURN_IF_ERROR(Tiers::Make(schema, options, storage, &tiers));
     auto made = std::make_unique<Tiered>(std::move(tiers), std::make_shared<TierChanges>(), schema,
-                                         options);
+                                         options, storage.in_background);
     if (options.track_changes) DYNEMB_RETURN_IF_ERROR(made->BeginEpoch(OneThread(), 1));
     *table = std::move(made);
     return Status();

@@ -22,9 +22,13 @@
 //
 // Locks. One lock for all of it, shared by calls that move no rows between the tiers (reads, and
 // writes of keys that are not below while there is room above), and taken alone by those that do,
-// by EraseBelow, Clear, BeginEpoch and each part of a flush. The host table's own locks come after
+// by EraseBelow, Clear, BeginEpoch, each part of a flush and of the upkeep. The host table's own locks come after
 // it. Because calls hold it while their tasks run, these run on threads that never wait for it
 // (worker_threads.h).
+//
+// Between calls, a thread makes room above for the next ones and compacts files (upkeep): a part at a
+// time, with the lock held alone for that; files are read without it. A call that finds no room
+// makes it, and one that has removed rows compacts, where the thread has not come to it.
 //
 // Errors. That the disk is full, fails, or has damaged a row is the status of the call that needed
 // it, and names the file. No row that is above is lost by it, and rows that are above can be read
@@ -84,6 +88,9 @@ class TieredTable : public Table {
   // Has the rows of a 64th of the hashes on disk, too, and adds where they are.
   virtual Status FlushPart(int part, IndexEntries* entries, FlushedShard* flushed) = 0;
   virtual void EndFlush(const std::set<uint64_t>& unsynced) = 0;
+
+  // Waits until nothing is to be done between calls (StorageOptions::in_background).
+  virtual void WaitForUpkeep() = 0;
 
   // Rewrites the files below that have dead records, but for the one that is written; see
   // compact.h.

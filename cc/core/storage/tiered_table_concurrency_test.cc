@@ -7,6 +7,7 @@ namespace {
 
 DYNEMB_INSTANTIATE_CONCURRENCY(FewRowsAbove, TieredHarness("FewRowsAbove", 16));
 DYNEMB_INSTANTIATE_CONCURRENCY(ManyRowsAbove, TieredHarness("ManyRowsAbove", 2000));
+DYNEMB_INSTANTIATE_CONCURRENCY(InBackground, TieredHarness("InBackground", 200, true));
 
 }  // namespace
 }  // namespace dynemb

@@ -10,6 +10,8 @@ namespace {
 INSTANTIATE_TEST_SUITE_P(OneRowAbove, TableConformance,
                          ::testing::Values(TieredHarness("OneRowAbove", 1)));
 DYNEMB_INSTANTIATE_CONFORMANCE(FewRowsAbove, TieredHarness("FewRowsAbove", 40));
+INSTANTIATE_TEST_SUITE_P(InBackground, TableConformance,
+                         ::testing::Values(TieredHarness("InBackground", 40, true)));
 
 }  // namespace
 }  // namespace dynemb

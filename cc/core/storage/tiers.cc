@@ -330,24 +330,22 @@ void Tiers::ResetHands() {
   }
 }
 
-Status Tiers::MakeRoom(int64_t need, int64_t next, const Stays& stays) {
-  const int64_t most = max_rows_above();
-  const int64_t room = above_->room();
-  if (room >= need && room >= std::min(next, most / 4)) return Status();
-  const int64_t wanted = std::min(most, need + std::min(std::max(next, most / 16), most / 4));
+Status Tiers::Leave(int64_t wanted, int64_t most, bool spares, const Stays& stays) {
+  const int64_t max_rows = max_rows_above();
   // A hand's turn is a small part of its segment, so that segments stay about as full.
   std::vector<Key> keys(
-      static_cast<size_t>(std::clamp<int64_t>(most / (32 * kHands), 4, kHandKeys)));
+      static_cast<size_t>(std::clamp<int64_t>(max_rows / (32 * kHands), 4, kHandKeys)));
   std::vector<Key> leaving;
   Status left;
-  for (int laps = 0; laps < 3 && above_->room() < wanted && left.ok();) {
+  const int most_laps = spares ? 2 : 3;
+  for (int laps = 0; laps < most_laps && above_->room() < wanted && most > 0 && left.ok();) {
     Cursor& hand = hands_[turn_];
     turn_ = (turn_ + 1) % hands_.size();
     RowParts out;
     out.keys = keys;
     int64_t count = 0;
     if (!hand.done) left = above_->Export(OneThread(), &hand, out, &count);
-    const int64_t most_leave = wanted - above_->room();
+    const int64_t most_leave = std::min(most, wanted - above_->room());
     for (int64_t i = 0; i < count && static_cast<int64_t>(leaving.size()) < most_leave; ++i) {
       const Key key = keys[static_cast<size_t>(i)];
       std::atomic<uint8_t>& used = Used(DiskHash(key));
@@ -363,6 +361,7 @@ Status Tiers::MakeRoom(int64_t need, int64_t next, const Stays& stays) {
     const int64_t found = static_cast<int64_t>(leaving.size());
     if (left.ok() && (lap_is_over || found >= std::min(kHandKeys, most_leave))) {
       left = Down(leaving);
+      most -= found;
       leaving.clear();
     }
     if (lap_is_over) {
@@ -370,12 +369,32 @@ Status Tiers::MakeRoom(int64_t need, int64_t next, const Stays& stays) {
       ++laps;
     }
   }
-  // The room for next calls can wait, and so can the disk's space.
-  if (left.ok()) static_cast<void>(below_->Compact());
-  if (above_->room() >= need) return Status();
+  return left;
+}
+
+Status Tiers::MakeRoom(int64_t need, int64_t next, const Stays& stays) {
+  most_keys_ = std::max(next, most_keys_ - most_keys_ / 16);
+  const int64_t most = max_rows_above();
+  const int64_t room = above_->room();
+  if (room >= need && room >= std::min(next, most / 4)) return Status();
+  const int64_t wanted = std::min(most, need + std::min(std::max(next, most / 16), most / 4));
+  const Status left = Leave(wanted, most, false, stays);
+  if (above_->room() >= need) return Status();  // that for next calls can wait
   return left.ok() ? ResourceExhausted("storage: no room for ", need, " rows of ", most,
                                        " in host memory; give a larger HostMemory")
                    : left;
+}
+
+bool Tiers::HasUpkeep() const {
+  return (!below_->empty() && above_->room() < room_ahead()) ||
+         below_->HasMoreBytesThan(DiskRows::kCompactedBytes);
+}
+
+bool Tiers::MakeRoomAhead() {
+  if (below_->empty() || above_->room() >= room_ahead()) return false;
+  const int64_t before = rows_left_;
+  const Status left = Leave(room_ahead(), kHandKeys, true, [](Key) { return false; });
+  return left.ok() && rows_left_ > before;
 }
 
 Status Tiers::BringUp(const std::vector<Key>& keys, const std::vector<Location>& locations,
@@ -459,8 +478,6 @@ Status Tiers::AllDown() {
 
 Status Tiers::BeginFlush() {
   DYNEMB_RETURN_IF_ERROR(below_->MoveUnsynced());
-  // The disk's space can wait.
-  static_cast<void>(below_->Compact());
   below_->HoldSlots(true);
   return Status();
 }

@@ -69,6 +69,11 @@ class Tiers {
   // many keys. Rows of keys of which `stays` is true do not leave.
   using Stays = std::function<bool(Key)>;
   Status MakeRoom(int64_t need, int64_t next, const Stays& stays);
+  // What is done between calls. Whether there is any of it; shared.
+  bool HasUpkeep() const;
+  // Has some rows leave, for the next calls. False: they have room.
+  bool MakeRoomAhead();
+
   // Brings rows that were read at these locations up as copies, if they are still there and not
   // above. None, if locations have been made anew since DiskRows::locations_made was what is given:
   // another row may be at one of them.
@@ -171,6 +176,11 @@ class Tiers {
   }
 
   Status InsertAbove(Span<const Key> keys, char* rows);
+  // How much room there should be between calls.
+  int64_t room_ahead() const { return std::min(2 * most_keys_, max_rows_above() / 4); }
+  // Has rows leave until there is room for `wanted`, or `most` have left, or no other may: with
+  // `spares`, none that has been used lately.
+  Status Leave(int64_t wanted, int64_t most, bool spares, const Stays& stays);
   // Gives rows that are above, of distinct keys, copies below; and has them there alone.
   Status CopyDown(const std::vector<Key>& keys);
   Status Down(const std::vector<Key>& keys);
@@ -222,6 +232,7 @@ class Tiers {
   // segments give up rows alike: the memory of one that had more rows than others stays with it.
   std::vector<Cursor> hands_;
   size_t turn_ = 0;
+  int64_t most_keys_ = 0;  // of a call, lately
   // Where Evict and SweepExpired go on: above, in each segment, and below, in each part.
   std::vector<Cursor> evicting_, sweeping_;
   std::vector<Key> gone_;

@@ -242,7 +242,6 @@ Status Tiers::Evict(int64_t wanted) {
     status = RemoveRows(Lowest(left, &candidates), &TableCounters::evicted, &removed);
     evicted += removed;
   }
-  static_cast<void>(below_->Compact());  // the disk's space can wait
   return status;
 }
 
@@ -263,10 +262,8 @@ Status Tiers::SweepExpired(int64_t rows) {
   std::vector<Candidate> candidates;
   DYNEMB_RETURN_IF_ERROR(Gather(rows, INT64_MIN, &sweeping_, &sweeping_below_, &candidates));
   int64_t removed;
-  const Status status = RemoveRows(Lowest(static_cast<int64_t>(candidates.size()), &candidates),
-                                   &TableCounters::expired, &removed);
-  if (removed > 0) static_cast<void>(below_->Compact());
-  return status;
+  return RemoveRows(Lowest(static_cast<int64_t>(candidates.size()), &candidates),
+                    &TableCounters::expired, &removed);
 }
 
 }  // namespace dynemb

@@ -16,9 +16,11 @@ namespace dynemb {
 inline Status MakeTieredTableOn(const std::shared_ptr<MemoryFileSystem>& files,
                                 const TableSchema& schema, int64_t max_rows,
                                 std::unique_ptr<Table>* table,
-                                const TableOptions& options = TableOptions()) {
+                                const TableOptions& options = TableOptions(),
+                                bool in_background = false) {
   StorageOptions storage;
   storage.max_rows = max_rows;
+  storage.in_background = in_background;
   storage.least_file_bytes = 20'000;
   std::shared_ptr<DiskFolder> folder;
   DYNEMB_RETURN_IF_ERROR(DiskFolder::Open(files.get(), {{"/tiers"}}, &folder));
@@ -27,10 +29,12 @@ inline Status MakeTieredTableOn(const std::shared_ptr<MemoryFileSystem>& files,
   return MakeTieredTable(schema, options, storage, table);
 }
 
-inline TableHarness TieredHarness(const std::string& name, int64_t max_rows) {
+inline TableHarness TieredHarness(const std::string& name, int64_t max_rows,
+                                  bool in_background = false) {
   TableHarness harness =
-      HostHarness(name, [max_rows](const TableSchema& schema, std::unique_ptr<Table>* table) {
-        return MakeTieredTableOn(std::make_shared<MemoryFileSystem>(), schema, max_rows, table);
+      HostHarness(name, [=](const TableSchema& schema, std::unique_ptr<Table>* table) {
+        return MakeTieredTableOn(std::make_shared<MemoryFileSystem>(), schema, max_rows, table, {},
+                                 in_background);
       });
   harness.rows_in_memory = false;
   return harness;
