@@ -4,6 +4,7 @@
 #include <cstring>
 #include <iterator>
 #include <new>
+#include <utility>
 
 namespace dynemb {
 
@@ -16,9 +17,13 @@ DiskIndex::Entry DiskIndex::FindEntry(uint64_t hash) const {
   return part.hashes[at] == hash ? part.entry(at) : kNone;
 }
 
+// An entry lies some slots behind its place, half of them in the next cache line.
 void DiskIndex::Prefetch(uint64_t hash) const {
   const Part& part = parts_[PartOf(hash)];
-  if (part.size > 0) __builtin_prefetch(&part.hashes[part.Home(hash)]);
+  if (part.size == 0) return;
+  const int64_t home = part.Home(hash);
+  __builtin_prefetch(&part.hashes[home]);
+  __builtin_prefetch(&part.hashes[home + kNextLine]);
 }
 
 void DiskIndex::PrefetchEntry(uint64_t hash) const {
@@ -26,14 +31,18 @@ void DiskIndex::PrefetchEntry(uint64_t hash) const {
   if (part.size == 0) return;
   const int64_t home = part.Home(hash);
   __builtin_prefetch(&part.hashes[home]);
-  __builtin_prefetch(&part.locations[6 * home]);
+  __builtin_prefetch(&part.hashes[home + kNextLine]);
+  __builtin_prefetch(&part.locations[6 * (home + kNextLine / 2)]);
   if (numbers_ > 0) __builtin_prefetch(&part.numbers[home * numbers_]);
 }
 
-bool DiskIndex::Put(uint64_t hash, Location location, const int64_t* numbers) {
+bool DiskIndex::Put(uint64_t hash, Location location, const int64_t* numbers, Location* before) {
+  Location none;
+  if (before == nullptr) before = &none;
+  *before = kNowhere;
   if (hash == kEmpty) {
     size_ += last_ == kNowhere;
-    last_ = location;
+    *before = std::exchange(last_, location);
     std::copy_n(numbers, numbers_, last_numbers_);
     return true;
   }
@@ -42,6 +51,7 @@ bool DiskIndex::Put(uint64_t hash, Location location, const int64_t* numbers) {
     if (part.capacity > 0) {
       const int64_t at = part.LowerBound(hash);
       if (part.hashes[at] == hash) {
+        *before = part.location(at);
         part.Set(at, location, numbers);
         return true;
       }
@@ -69,24 +79,23 @@ bool DiskIndex::Reserve(int64_t entries) {
                      [&](Part& part) { return part.capacity >= capacity || part.Grow(capacity); });
 }
 
-bool DiskIndex::Remove(uint64_t hash) {
+Location DiskIndex::Remove(uint64_t hash) {
   if (hash == kEmpty) {
-    if (last_ == kNowhere) return false;
-    last_ = kNowhere;
-    --size_;
-    return true;
+    size_ -= last_ != kNowhere;
+    return std::exchange(last_, kNowhere);
   }
   Part& part = parts_[PartOf(hash)];
-  if (part.size == 0) return false;
+  if (part.size == 0) return kNowhere;
   const int64_t at = part.LowerBound(hash);
-  if (part.hashes[at] != hash) return false;
+  if (part.hashes[at] != hash) return kNowhere;
+  const Location location = part.location(at);
   int64_t end = at + 1;  // of those behind it that come nearer to their places
   while (part.hashes[end] != kEmpty && part.Home(part.hashes[end]) < end) ++end;
   part.Move(at + 1, at, end - at - 1);
   part.hashes[end - 1] = kEmpty;
   --part.size;
   --size_;
-  return true;
+  return location;
 }
 
 void DiskIndex::Clear() {

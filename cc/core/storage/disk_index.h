@@ -60,12 +60,13 @@ class DiskIndex {
   void PrefetchEntry(uint64_t hash) const;
 
   // Inserts or overwrites. False: no memory, and nothing has changed; an entry that is there is
-  // always overwritten.
-  bool Put(uint64_t hash, Location location, const int64_t* numbers = nullptr);
+  // always overwritten. *before: where it was; kNowhere: there was none.
+  bool Put(uint64_t hash, Location location, const int64_t* numbers = nullptr,
+           Location* before = nullptr);
   // Makes room for so many entries, which saves growing on the way. False: no memory.
   bool Reserve(int64_t entries);
-  // False: there was none.
-  bool Remove(uint64_t hash);
+  // Where the entry was; kNowhere: there was none.
+  Location Remove(uint64_t hash);
   void Clear();
 
   int64_t size() const { return size_; }
@@ -87,6 +88,7 @@ class DiskIndex {
  private:
   static constexpr uint64_t kEmpty = ~uint64_t{0};  // an entry of this hash is last_
   static constexpr int64_t kSpill = 64;             // spare slots behind the last entry
+  static constexpr int64_t kNextLine = 8;           // slots of a cache line of hashes
 
   struct Part {
     std::unique_ptr<uint64_t[]> hashes;  // ascending, but for empty ones; one empty one at the end

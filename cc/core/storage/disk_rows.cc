@@ -178,10 +178,10 @@ Status DiskRows::Put(Span<const Key> keys, const char* rows) {
   bool has_memory = true;
   ForEachHash(keys, [&](int64_t i, uint64_t hash) {
     if (!has_memory) return;
-    const Location before = index_.Find(hash);
+    Location before;
     int64_t numbers[DiskIndex::kMostNumbers];
     NumbersOf(rows + i * layouts_.back().layout.row_bytes, numbers);
-    has_memory = index_.Put(hash, locations[i], numbers);
+    has_memory = index_.Put(hash, locations[i], numbers, &before);
     if (!has_memory) return;
     log_.Live(locations[i]);
     if (before != kNowhere) log_.Dead(before);
@@ -191,9 +191,8 @@ Status DiskRows::Put(Span<const Key> keys, const char* rows) {
 }
 
 bool DiskRows::Remove(uint64_t hash) {
-  const Location location = index_.Find(hash);
+  const Location location = index_.Remove(hash);
   if (location == kNowhere) return false;
-  index_.Remove(hash);
   log_.Dead(location);
   ++removed_rows_;
   return true;
@@ -210,14 +209,23 @@ Status DiskRows::Move(const RowLog::Block& block) {
   const size_t row_bytes = static_cast<size_t>(layouts_.back().layout.row_bytes);
   std::vector<Key> keys;
   std::vector<char> rows;
+  std::vector<Location> locations;
   DYNEMB_RETURN_IF_ERROR(block.ForEachRecord(
       [&](Key key, Location location, SchemaNumber schema_number, const char* row) {
-        if (index_.Find(DiskHash(key)) != location) return Status();
         keys.push_back(key);
+        locations.push_back(location);
         rows.resize(rows.size() + row_bytes);
         Convert(schema_number, row, &rows[rows.size() - row_bytes]);
         return Status();
       }));
+  size_t there = 0;  // at their locations
+  ForEachHash(keys, [&](int64_t i, uint64_t hash) {
+    const size_t from = static_cast<size_t>(i);
+    if (index_.Find(hash) != locations[from]) return;
+    if (there < from) std::memcpy(&rows[there * row_bytes], &rows[from * row_bytes], row_bytes);
+    keys[there++] = keys[from];
+  });
+  keys.resize(there);
   const Status moved = keys.empty() ? Status() : Put(keys, rows.data());
   if (!moved.ok() && log_.HasFile(block.slot(), block.number())) {  // to be tried again
     log_.SetDamaged(block.slot(), false);

@@ -41,10 +41,12 @@ TEST(DiskIndexTest, AgreesWithAMap) {
     }
     if (random() % 2 == 0) {
       const Location location = random() % kNowhere;
-      ASSERT_TRUE(index.Put(hash, location, numbers_of(location).data()));
+      Location before;
+      ASSERT_TRUE(index.Put(hash, location, numbers_of(location).data(), &before));
+      ASSERT_EQ(before, found == want.end() ? kNowhere : found->second);
       want[hash] = location;
     } else {
-      ASSERT_EQ(index.Remove(hash), found != want.end());
+      ASSERT_EQ(index.Remove(hash), found == want.end() ? kNowhere : found->second);
       want.erase(hash);
     }
     ASSERT_EQ(index.size(), static_cast<int64_t>(want.size()));

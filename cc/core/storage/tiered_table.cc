@@ -486,7 +486,7 @@ class Tiered final : public TieredTable {
     const auto hash_of = [&](int64_t m) { return DiskHash(batch.keys[misses.at[m]]); };
     constexpr int64_t kAhead = 8;
     for (int64_t m = 0; m < count; ++m) {
-      if (m + kAhead < count) below->Prefetch(hash_of(m + kAhead));
+      if (m + kAhead < count) below->PrefetchEntry(hash_of(m + kAhead));
       const int64_t position = misses.at[m];
       const Location location = below->Find(hash_of(m));
       if (location == kNowhere) {

@@ -410,13 +410,15 @@ Status Tiers::BringUp(const std::vector<Key>& keys, const std::vector<Location>&
   DYNEMB_RETURN_IF_ERROR(FindAbove(keys, &outcomes));
   std::vector<Key> up;
   std::vector<char> up_rows;
-  for (size_t i = 0; i < keys.size(); ++i) {
-    if (outcomes[i] == Outcome::kFound) continue;
-    if (below_->Find(DiskHash(keys[i])) != locations[i]) continue;
+  up.reserve(keys.size());
+  up_rows.reserve(rows.size());
+  below_->ForEachHash(keys, [&](int64_t number, uint64_t hash) {
+    const size_t i = static_cast<size_t>(number);
+    if (outcomes[i] == Outcome::kFound || below_->Find(hash) != locations[i]) return;
     up.push_back(keys[i]);
     up_rows.insert(up_rows.end(), rows.begin() + static_cast<std::ptrdiff_t>(i * row_bytes),
                    rows.begin() + static_cast<std::ptrdiff_t>((i + 1) * row_bytes));
-  }
+  });
   return InsertAbove(up, up_rows.data());
 }
 
