@@ -136,10 +136,10 @@ void DiskRows::Convert(SchemaNumber schema_number, const char* row, char* to) co
   }
 }
 
-Status DiskRows::Read(Span<const Location> locations, char* rows) const {
+Status DiskRows::Read(const RowLog::Reads& reads, char* rows) const {
   const int64_t row_bytes = layouts_.back().layout.row_bytes;
-  rows_read_.fetch_add(locations.size, std::memory_order_relaxed);
-  return log_.Read(locations, [&](int64_t i, SchemaNumber schema_number, const char* row) {
+  rows_read_.fetch_add(reads.rows(), std::memory_order_relaxed);
+  return reads.Run([&](int64_t i, SchemaNumber schema_number, const char* row) {
     Convert(schema_number, row, rows + i * row_bytes);
   });
 }

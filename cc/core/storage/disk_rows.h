@@ -75,8 +75,15 @@ class DiskRows {
   }
   int64_t locations_made() const { return log_.locations_made(); }
 
-  // Reads the rows at locations that ascend, each once, to rows + i * row_bytes.
-  Status Read(Span<const Location> locations, char* rows) const;
+  // Reads the rows at locations that ascend, each once, to rows + i * row_bytes. Once this is
+  // prepared others may change all but the schema.
+  RowLog::Reads PrepareReads(Span<const Location> locations) const {
+    return log_.PrepareReads(locations);
+  }
+  Status Read(const RowLog::Reads& reads, char* rows) const;
+  Status Read(Span<const Location> locations, char* rows) const {
+    return Read(PrepareReads(locations), rows);
+  }
   // Calls row(key, bytes) for each row, in no order. kDataLoss: not all could be read.
   using RowFunction = std::function<Status(Key key, const char* row)>;
   Status ForEachRow(const RowFunction& row) const;

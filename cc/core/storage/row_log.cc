@@ -75,7 +75,7 @@ Status RowLog::NewFile(int64_t* slot) {
   while (at < slots() && files_[at] != nullptr) ++at;
   if (at == kMostSlots) return ResourceExhausted(folder_->path(), ": too many files");
   if (at < slots()) ++locations_made_;
-  auto file = std::make_unique<File>();
+  auto file = std::make_shared<File>();
   file->number = folder_->NewFile();
   file->path = folder_->PathOf(file->number, DiskFolder::Kind::kRows);
   file->schema_number = schema_number_;
@@ -98,7 +98,7 @@ Status RowLog::NewFile(int64_t* slot) {
   return Status();
 }
 
-void RowLog::Add(int64_t slot, std::unique_ptr<File> file) {
+void RowLog::Add(int64_t slot, std::shared_ptr<File> file) {
   if (slot >= slots()) files_.resize(static_cast<size_t>(slot) + 1);
   file_bytes_ += file->bytes;
   files_[slot] = std::move(file);
@@ -112,7 +112,7 @@ Status RowLog::Reopen(const FlushedShard& flushed) {
 }
 
 Status RowLog::ReopenFile(int64_t slot, const FlushedFile& of_flush, const TableSchema& schema) {
-  auto file = std::make_unique<File>();
+  auto file = std::make_shared<File>();
   file->number = of_flush.number;
   file->path = folder_->PathOf(file->number, DiskFolder::Kind::kRows);
   file->schema_number = of_flush.schema_number;
@@ -167,7 +167,6 @@ void RowLog::Remove(int64_t slot) {
   file_bytes_ -= file->bytes;
   live_bytes_ -= file->live * file->record_bytes;
   file->writer.reset();
-  file->reader.reset();
   folder_->Remove(file->number, DiskFolder::Kind::kRows, file->bytes);
   files_[slot].reset();
 }
@@ -229,48 +228,55 @@ void RowLog::Dead(Location location) {
   if (file->live == 0 && slot != current_) Remove(slot);
 }
 
-Status RowLog::Read(Span<const Location> locations, const RowFunction& row) const {
-  // Records that lie close together are read at once: [begin, end) of `locations`.
-  struct Run {
-    int64_t begin, end;
-  };
-  std::vector<Run> runs;
+RowLog::Reads RowLog::PrepareReads(Span<const Location> locations) const {
+  Reads reads;
+  reads.offsets_.reserve(static_cast<size_t>(locations.size));
+  int64_t slot = -1;
   for (int64_t i = 0; i < locations.size; ++i) {
-    const int64_t slot = SlotOf(locations[i]), offset = OffsetOf(locations[i]);
-    const int64_t record_bytes = files_[slot]->record_bytes;
-    if (!runs.empty()) {
-      const Location first = locations[runs.back().begin], last = locations[i - 1];
-      if (SlotOf(first) == slot && offset - OffsetOf(last) <= record_bytes + kGapBytes &&
-          offset + record_bytes - OffsetOf(first) <= kBlockBytes) {
-        runs.back().end = i + 1;
+    const int64_t offset = OffsetOf(locations[i]);
+    reads.offsets_.push_back(offset);
+    if (SlotOf(locations[i]) == slot) {
+      Reads::Part& last = reads.parts_.back();
+      const int64_t record_bytes = last.file->record_bytes;
+      if (offset - OffsetOf(locations[i - 1]) <= record_bytes + kGapBytes &&
+          offset + record_bytes - reads.offsets_[last.begin] <= kBlockBytes) {
+        last.end = i + 1;
         continue;
       }
     }
-    runs.push_back({i, i + 1});
+    slot = SlotOf(locations[i]);
+    reads.parts_.push_back({files_[slot], i, i + 1});
   }
-  const int64_t n = static_cast<int64_t>(runs.size());
+  return reads;
+}
+
+Status RowLog::Reads::RunPart(const Part& part, std::vector<char>* buffer,
+                              const RowFunction& row) const {
+  const File& file = *part.file;
+  const int64_t begin = offsets_[part.begin];
+  const int64_t bytes = offsets_[part.end - 1] + file.record_bytes - begin;
+  if (static_cast<int64_t>(buffer->size()) < bytes) buffer->resize(static_cast<size_t>(bytes));
+  DYNEMB_RETURN_IF_ERROR(file.reader->Read(begin, bytes, buffer->data()));
+  for (int64_t i = part.begin; i < part.end; ++i) {
+    const char* const record = &(*buffer)[static_cast<size_t>(offsets_[i] - begin)];
+    if (!IsWhole(file.number, {record, static_cast<size_t>(file.record_bytes)})) {
+      return Status(Code::kDataLoss, StrCat(file.path, ": the row at byte ", offsets_[i],
+                                            " is damaged: its checksum is not that of its bytes"));
+    }
+    row(i, file.schema_number, record + kRecordHeaderBytes);
+  }
+  return Status();
+}
+
+Status RowLog::Reads::Run(const RowFunction& row) const {
+  const int64_t n = static_cast<int64_t>(parts_.size());
   const int64_t tasks = (n + kReadsPerTask - 1) / kReadsPerTask;
   std::mutex mutex;
   Status first_error;
   const Status ran = ReadThreads()->Run(tasks, 0, [&](int64_t task) {
     std::vector<char> buffer;
-    for (int64_t r = task * kReadsPerTask; r < std::min(n, (task + 1) * kReadsPerTask); ++r) {
-      const Run& run = runs[r];
-      const File& file = *files_[SlotOf(locations[run.begin])];
-      const int64_t offset = OffsetOf(locations[run.begin]);
-      const int64_t bytes = OffsetOf(locations[run.end - 1]) + file.record_bytes - offset;
-      if (static_cast<int64_t>(buffer.size()) < bytes) buffer.resize(static_cast<size_t>(bytes));
-      Status read = file.reader->Read(offset, bytes, buffer.data());
-      for (int64_t i = run.begin; read.ok() && i < run.end; ++i) {
-        const char* const record = &buffer[static_cast<size_t>(OffsetOf(locations[i]) - offset)];
-        if (IsWhole(file.number, {record, static_cast<size_t>(file.record_bytes)})) {
-          row(i, file.schema_number, record + kRecordHeaderBytes);
-        } else {
-          read = Status(Code::kDataLoss,
-                        StrCat(file.path, ": the row at byte ", OffsetOf(locations[i]),
-                               " is damaged: its checksum is not that of its bytes"));
-        }
-      }
+    for (int64_t p = task * kReadsPerTask; p < std::min(n, (task + 1) * kReadsPerTask); ++p) {
+      const Status read = OrNoMemory([&] { return RunPart(parts_[p], &buffer, row); });
       if (read.ok()) continue;
       const std::lock_guard<std::mutex> lock(mutex);
       if (first_error.ok()) first_error = read;

@@ -24,7 +24,7 @@
 
 namespace dynemb {
 
-// Reads (Read, Scan, counts) from any number of threads; other calls alone.
+// Reads (PrepareReads, Scan, counts) from any number of threads; other calls alone.
 class RowLog {
  public:
   static constexpr int64_t kRecordHeaderBytes = 16;
@@ -52,10 +52,11 @@ class RowLog {
   void Live(Location location);
   void Dead(Location location);
 
-  // Reads rows: calls row(i, schema_number, bytes) for locations[i], which must ascend, each once
-  // and from any thread. kDataLoss: a record is damaged; the message names it and its file.
-  using RowFunction = std::function<void(int64_t i, SchemaNumber schema_number, const char* row)>;
-  Status Read(Span<const Location> locations, const RowFunction& row) const;
+  // Reads of rows, which need nothing of the log once they are prepared: no record changes, and a
+  // file that is removed can be read by who has it open.
+  class Reads;
+  // Of locations that ascend, each once.
+  Reads PrepareReads(Span<const Location> locations) const;
 
   // Calls record(key, location, schema_number, row) for all records, live or not, file by file. A
   // record that is damaged is left out, or told to damaged(location). Errors: of the file system;
@@ -156,7 +157,7 @@ class RowLog {
 
   Status NewFile(int64_t* slot);
   // The file at `slot`, which is free or new.
-  void Add(int64_t slot, std::unique_ptr<File> file);
+  void Add(int64_t slot, std::shared_ptr<File> file);
   // No more is appended to the file that is written; if none of it is live, it is removed.
   void EndFile(bool remove_dead);
   void Remove(int64_t slot);
@@ -169,7 +170,7 @@ class RowLog {
 
   const std::shared_ptr<DiskFolder> folder_;
   const int64_t least_file_bytes_;
-  std::vector<std::unique_ptr<File>> files_;  // by slot; null: free
+  std::vector<std::shared_ptr<File>> files_;  // by slot; null: free
   int64_t current_ = -1;                      // the file that is written
   SchemaNumber schema_number_ = 0;
   int64_t row_bytes_ = 0;
@@ -177,6 +178,26 @@ class RowLog {
   int64_t live_bytes_ = 0, file_bytes_ = 0;
   int64_t locations_made_ = 0;
   bool slots_held_ = false;
+};
+
+class RowLog::Reads {
+ public:
+  // Calls row(i, schema_number, bytes) for locations[i], from any thread. kDataLoss: a record is
+  // damaged; the message names it and its file.
+  using RowFunction = std::function<void(int64_t i, SchemaNumber schema_number, const char* row)>;
+  Status Run(const RowFunction& row) const;
+  int64_t rows() const { return static_cast<int64_t>(offsets_.size()); }
+
+ private:
+  friend class RowLog;
+  // Records that lie close together are read at once: [begin, end) of the offsets.
+  struct Part {
+    std::shared_ptr<const File> file;
+    int64_t begin, end;
+  };
+  Status RunPart(const Part& part, std::vector<char>* buffer, const RowFunction& row) const;
+  std::vector<int64_t> offsets_;
+  std::vector<Part> parts_;
 };
 
 }  // namespace dynemb

@@ -458,12 +458,12 @@ class Tiered final : public TieredTable {
 
   // The frame of both calls that read by key: above(context, report) looks there; rows of keys that
   // are below are read, if `rows` says so, and given to copy(position, row), and as far as there is
-  // room for them above to `kept`.
+  // room for them above to `kept`. They are those of the moment at which the call had the lock.
   template <typename Above, typename Copy>
   Status Read(const Context& context, const Batch& batch, const Report& report, bool rows,
               const Above& above, const Copy& copy, FromBelow* kept) const {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
-    const std::shared_lock<FairSharedMutex> lock(mutex_);
+    std::shared_lock<FairSharedMutex> lock(mutex_);
     const Context inner = Tiers::Inner(context);
     DiskRows* const below = tiers_->below();
     if (below->empty()) return above(inner, report);
@@ -501,43 +501,58 @@ class Tiered final : public TieredTable {
     tiers_->CountRead(-found, found);  // they were counted as missing
     if (found == 0 || !rows) return Status();
     tiers_->AddMisses(found);
-    std::sort(wanted.begin(), wanted.end());
-    return ReadBelow(batch, wanted, copy, kept);
+    const std::vector<ReadOfBelow> reads = PrepareReads(std::move(wanted));
+    lock.unlock();  // the disk is slow
+    return ReadBelow(batch, reads, copy, kept);
   }
 
+  // Rows below that are to be read, as many at once as kReadBytes.
+  struct ReadOfBelow {
+    std::vector<Location> locations;
+    std::vector<std::pair<Location, int64_t>> wanted;  // and the positions that want them
+    RowLog::Reads reads;
+  };
+  std::vector<ReadOfBelow> PrepareReads(std::vector<std::pair<Location, int64_t>> wanted) const {
+    const size_t at_once =
+        static_cast<size_t>(std::max<int64_t>(1, kReadBytes / layout_.row_bytes));
+    std::sort(wanted.begin(), wanted.end());
+    std::vector<ReadOfBelow> reads;
+    for (const auto& [location, position] : wanted) {
+      const bool is_same = !reads.empty() && reads.back().locations.back() == location;
+      if (reads.empty() || (!is_same && reads.back().locations.size() == at_once)) {
+        reads.emplace_back();
+      }
+      if (!is_same) reads.back().locations.push_back(location);
+      reads.back().wanted.emplace_back(location, position);
+    }
+    for (ReadOfBelow& read : reads) read.reads = tiers_->below()->PrepareReads(read.locations);
+    return reads;
+  }
+
+  // Gives the rows to copy(position, row), and some to `kept`. Needs no lock.
   template <typename Copy>
-  Status ReadBelow(const Batch& batch, const std::vector<std::pair<Location, int64_t>>& wanted,
-                   const Copy& copy, FromBelow* kept) const {
-    const int64_t row_bytes = layout_.row_bytes;
+  Status ReadBelow(const Batch& batch, const std::vector<ReadOfBelow>& reads, const Copy& copy,
+                   FromBelow* kept) const {
+    const size_t row_bytes = static_cast<size_t>(layout_.row_bytes);
     const size_t most_kept =
         kept == nullptr ? 0
                         : static_cast<size_t>(std::max<int64_t>(1, tiers_->max_rows_above() / 2));
-    const size_t at_once = static_cast<size_t>(std::max<int64_t>(1, kReadBytes / row_bytes));
-    std::vector<Location> locations;
-    std::vector<size_t> first;  // of each location, in `wanted`
     std::vector<char> rows;
-    for (size_t begin = 0; begin < wanted.size();) {
-      locations.clear();
-      first.clear();
-      size_t end = begin;
-      for (; end < wanted.size(); ++end) {
-        if (!locations.empty() && locations.back() == wanted[end].first) continue;
-        if (locations.size() == at_once) break;
-        locations.push_back(wanted[end].first);
-        first.push_back(end);
-      }
-      first.push_back(end);
-      rows.resize(locations.size() * static_cast<size_t>(row_bytes));
-      DYNEMB_RETURN_IF_ERROR(tiers_->below()->Read(locations, rows.data()));
-      for (size_t i = 0; i < locations.size(); ++i) {
-        const char* const row = &rows[i * static_cast<size_t>(row_bytes)];
-        for (size_t w = first[i]; w < first[i + 1]; ++w) copy(wanted[w].second, row);
+    for (const ReadOfBelow& read : reads) {
+      rows.resize(read.locations.size() * row_bytes);
+      DYNEMB_RETURN_IF_ERROR(tiers_->below()->Read(read.reads, rows.data()));
+      size_t w = 0;
+      for (size_t i = 0; i < read.locations.size(); ++i) {
+        const char* const row = &rows[i * row_bytes];
+        const Key key = batch.keys[read.wanted[w].second];
+        for (; w < read.wanted.size() && read.wanted[w].first == read.locations[i]; ++w) {
+          copy(read.wanted[w].second, row);
+        }
         if (kept == nullptr || kept->keys.size() == most_kept) continue;
-        kept->keys.push_back(batch.keys[wanted[first[i]].second]);
-        kept->locations.push_back(locations[i]);
+        kept->keys.push_back(key);
+        kept->locations.push_back(read.locations[i]);
         kept->rows.insert(kept->rows.end(), row, row + row_bytes);
       }
-      begin = end;
     }
     return Status();
   }
@@ -900,9 +915,9 @@ class Tiered final : public TieredTable {
       wanted.emplace_back(location, i);
       outcomes[static_cast<size_t>(i)] = Outcome::kFound;
     }
-    std::sort(wanted.begin(), wanted.end());
     DYNEMB_RETURN_IF_ERROR(ReadBelow(
-        batch, wanted, [&](int64_t i, const char* row) { CopyRow(row, these, i); }, nullptr));
+        batch, PrepareReads(std::move(wanted)),
+        [&](int64_t i, const char* row) { CopyRow(row, these, i); }, nullptr));
     // Those that are there move together.
     int64_t next = 0;
     for (int64_t i = 0; i < count; ++i) {

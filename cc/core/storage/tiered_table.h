@@ -20,8 +20,8 @@
 // The table above does not remove rows by itself (TableOptions::removes_rows); one that has expired
 // is missing there as well as below from the same moment on, by one clock.
 //
-// Locks. One lock for all of it, shared by calls that move no rows between the tiers (reads, and
-// writes of keys that are not below while there is room above), and taken alone by those that do,
+// Locks. One lock for all of it, shared by calls that move no rows between the tiers (reads, which
+// have the disk read without it, and writes of keys that are not below while there is room above), and taken alone by those that do,
 // by EraseBelow, Clear, BeginEpoch, each part of a flush and of the upkeep. The host table's own locks come after
 // it. Because calls hold it while their tasks run, these run on threads that never wait for it
 // (worker_threads.h).
