@@ -1,7 +1,8 @@
 // What a table with storage costs beside the same table in memory, and beside RocksDB as the store
 // of the same rows, without TensorFlow. Needs librocksdb-dev.
 //
-//   bazel run -c opt //benchmarks:tiers_benchmark -- WHAT ROWS FOLDER [MEMORY] [ROUNDS] [WHO] [HITS]
+//   bazel run -c opt //benchmarks:tiers_benchmark -- WHAT ROWS FOLDER [MEMORY] [ROUNDS] [WHO]
+//   [HITS]
 //
 // WHAT is one of
 //   curve   lookups and steps against the share of keys that need nothing from disk
@@ -108,7 +109,8 @@ class TableRows : public Subject {
     Stamp stamp;
     stamp.now = ++steps_;
     const Update update = {&table_->schema().rule, hyper_, {}};
-    Check(table_->Apply(context_, BatchOf(keys), RowsOf(keys, &gradients_), update, stamp, Report()));
+    Check(
+        table_->Apply(context_, BatchOf(keys), RowsOf(keys, &gradients_), update, stamp, Report()));
   }
   int64_t rows_read() const override {
     const auto* tiered = dynamic_cast<const TieredTable*>(table_.get());
@@ -237,7 +239,8 @@ class Keys {
       std::swap(hot_[static_cast<size_t>(i)], hot_[other(random_)]);
       keys.push_back(Of(hot_[static_cast<size_t>(i)]));
     }
-    while (static_cast<int64_t>(keys.size()) < kKeys) keys.push_back(Of(cold_[at_++ % cold_.size()]));
+    while (static_cast<int64_t>(keys.size()) < kKeys)
+      keys.push_back(Of(cold_[at_++ % cold_.size()]));
     std::shuffle(keys.begin(), keys.end(), random_);
     return keys;
   }
@@ -309,7 +312,8 @@ void Measure(const char* what, Call call, int rounds, bool cold,
 
 int Main(int argc, char** argv) {
   if (argc < 4) {
-    std::fprintf(stderr, "tiers_benchmark curve|zipf|cold ROWS FOLDER [MEMORY] [ROUNDS] [WHO] [HITS]\n");
+    std::fprintf(stderr,
+                 "tiers_benchmark curve|zipf|cold ROWS FOLDER [MEMORY] [ROUNDS] [WHO] [HITS]\n");
     return 2;
   }
   const std::string what = argv[1];

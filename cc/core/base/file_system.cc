@@ -118,6 +118,7 @@ class PosixReadableFile final : public ReadableFile {
     }
     return Status();
   }
+  int descriptor() const override { return file_->get(); }
 
  private:
   const std::unique_ptr<Descriptor> file_;

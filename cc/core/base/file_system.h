@@ -38,6 +38,8 @@ class ReadableFile {
   virtual Status Size(int64_t* bytes) const = 0;
   // Fills `out` with all of its `bytes` from `offset` on; kDataLoss if the file ends before.
   virtual Status Read(int64_t offset, int64_t bytes, char* out) const = 0;
+  // What the system calls the file, to read it by other means; -1: it is none of the system's.
+  virtual int descriptor() const { return -1; }
 };
 
 // Held until it is destroyed or the process ends, however it ends.

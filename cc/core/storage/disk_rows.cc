@@ -258,8 +258,9 @@ Status DiskRows::Compact() {
     if (!NextToMove(&block)) break;
     DYNEMB_RETURN_IF_ERROR(block.Read());
     DYNEMB_RETURN_IF_ERROR(Move(block));
-    removed_rows_ -= (block.end() - block.begin()) /
-                     (kMovedBytes * (layouts_.back().layout.row_bytes + RowLog::kRecordHeaderBytes));
+    removed_rows_ -=
+        (block.end() - block.begin()) /
+        (kMovedBytes * (layouts_.back().layout.row_bytes + RowLog::kRecordHeaderBytes));
   }
   if (!HasMoreBytesThan(kMostBytes)) removed_rows_ = 0;
   return Status();

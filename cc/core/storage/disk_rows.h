@@ -153,7 +153,8 @@ class DiskRows {
     bool keeps_meta[kMetaFields];
   };
 
-  // Writes the rows of all files of which moves(slot) to others. kDataLoss: a row of them is damaged.
+  // Writes the rows of all files of which moves(slot) to others. kDataLoss: a row of them is
+  // damaged.
   template <typename Moves>
   Status MoveFiles(const Moves& moves);
   // A row of an earlier layout as one of now.

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <utility>
 
 #include "cc/core/base/bytes.h"
 #include "cc/core/base/crc32c.h"
 #include "cc/core/base/no_memory.h"
-#include "cc/core/storage/worker_threads.h"
+#include "cc/core/storage/read_many.h"
 
 namespace dynemb {
 namespace {
@@ -17,8 +16,7 @@ constexpr char kMagic[8] = {'d', 'y', 'n', 'e', 'm', 'b', 't', '1'};
 constexpr int64_t kFixedHeaderBytes = 40;
 constexpr int64_t kMostSlots = int64_t{1} << 18;
 constexpr int64_t kMostFileBytes = int64_t{256} << 20;
-constexpr int64_t kGapBytes = 4096;    // that are read to save a call of the system
-constexpr int64_t kReadsPerTask = 16;  // calls of the system
+constexpr int64_t kGapBytes = 4096;  // that are read to save a call of the system
 
 }  // namespace
 
@@ -250,40 +248,27 @@ RowLog::Reads RowLog::PrepareReads(Span<const Location> locations) const {
   return reads;
 }
 
-Status RowLog::Reads::RunPart(const Part& part, std::vector<char>* buffer,
-                              const RowFunction& row) const {
-  const File& file = *part.file;
-  const int64_t begin = offsets_[part.begin];
-  const int64_t bytes = offsets_[part.end - 1] + file.record_bytes - begin;
-  if (static_cast<int64_t>(buffer->size()) < bytes) buffer->resize(static_cast<size_t>(bytes));
-  DYNEMB_RETURN_IF_ERROR(file.reader->Read(begin, bytes, buffer->data()));
-  for (int64_t i = part.begin; i < part.end; ++i) {
-    const char* const record = &(*buffer)[static_cast<size_t>(offsets_[i] - begin)];
-    if (!IsWhole(file.number, {record, static_cast<size_t>(file.record_bytes)})) {
-      return Status(Code::kDataLoss, StrCat(file.path, ": the row at byte ", offsets_[i],
-                                            " is damaged: its checksum is not that of its bytes"));
-    }
-    row(i, file.schema_number, record + kRecordHeaderBytes);
-  }
-  return Status();
-}
-
 Status RowLog::Reads::Run(const RowFunction& row) const {
-  const int64_t n = static_cast<int64_t>(parts_.size());
-  const int64_t tasks = (n + kReadsPerTask - 1) / kReadsPerTask;
-  std::mutex mutex;
-  Status first_error;
-  const Status ran = ReadThreads()->Run(tasks, 0, [&](int64_t task) {
-    std::vector<char> buffer;
-    for (int64_t p = task * kReadsPerTask; p < std::min(n, (task + 1) * kReadsPerTask); ++p) {
-      const Status read = OrNoMemory([&] { return RunPart(parts_[p], &buffer, row); });
-      if (read.ok()) continue;
-      const std::lock_guard<std::mutex> lock(mutex);
-      if (first_error.ok()) first_error = read;
-      return;
+  std::vector<FileRead> reads;
+  reads.reserve(parts_.size());
+  for (const Part& part : parts_) {
+    const int64_t begin = offsets_[part.begin];
+    reads.push_back(
+        {part.file->reader.get(), begin, offsets_[part.end - 1] + part.file->record_bytes - begin});
+  }
+  return ReadMany(reads, [&](int64_t p, const char* bytes) {
+    const File& file = *parts_[p].file;
+    for (int64_t i = parts_[p].begin; i < parts_[p].end; ++i) {
+      const char* const record = bytes + offsets_[i] - reads[p].offset;
+      if (!IsWhole(file.number, {record, static_cast<size_t>(file.record_bytes)})) {
+        return Status(Code::kDataLoss,
+                      StrCat(file.path, ": the row at byte ", offsets_[i],
+                             " is damaged: its checksum is not that of its bytes"));
+      }
+      row(i, file.schema_number, record + kRecordHeaderBytes);
     }
+    return Status();
   });
-  return ran.ok() ? first_error : ran;
 }
 
 bool RowLog::BlockAt(int64_t slot, int64_t begin, Block* block) const {

@@ -195,7 +195,6 @@ class RowLog::Reads {
     std::shared_ptr<const File> file;
     int64_t begin, end;
   };
-  Status RunPart(const Part& part, std::vector<char>* buffer, const RowFunction& row) const;
   std::vector<int64_t> offsets_;
   std::vector<Part> parts_;
 };

@@ -601,8 +601,7 @@ class Tiered final : public TieredTable {
 
   // What is wrong with the arguments is known before any row leaves.
   template <typename WriteRows>
-  static Status CheckArguments(const Context& context, const Batch& batch,
-                               const WriteRows& write) {
+  static Status CheckArguments(const Context& context, const Batch& batch, const WriteRows& write) {
     int64_t none = 0;
     const Positions no_positions = {{}, &none};
     Batch no_keys = batch;

@@ -21,13 +21,13 @@
 // is missing there as well as below from the same moment on, by one clock.
 //
 // Locks. One lock for all of it, shared by calls that move no rows between the tiers (reads, which
-// have the disk read without it, and writes of keys that are not below while there is room above), and taken alone by those that do,
-// by EraseBelow, Clear, BeginEpoch, each part of a flush and of the upkeep. The host table's own locks come after
-// it. Because calls hold it while their tasks run, these run on threads that never wait for it
-// (worker_threads.h).
+// have the disk read without it, and writes of keys that are not below while there is room above),
+// and taken alone by those that do, by EraseBelow, Clear, BeginEpoch, each part of a flush and of
+// the upkeep. The host table's own locks come after it. Because calls hold it while their tasks
+// run, these run on threads that never wait for it (worker_threads.h).
 //
-// Between calls, a thread makes room above for the next ones and compacts files (upkeep): a part at a
-// time, with the lock held alone for that; files are read without it. A call that finds no room
+// Between calls, a thread makes room above for the next ones and compacts files (upkeep): a part at
+// a time, with the lock held alone for that; files are read without it. A call that finds no room
 // makes it, and one that has removed rows compacts, where the thread has not come to it.
 //
 // Errors. That the disk is full, fails, or has damaged a row is the status of the call that needed

@@ -20,8 +20,8 @@ constexpr int64_t kKeysPerTask = 4096;  // that a task looks up
 constexpr int64_t kAhead = 8;           // keys that are fetched ahead
 constexpr int kLeastUsedBits = 10, kMostUsedBits = 30;
 
-// Calls look(begin, end) for shares of [0, n), on several threads if there are many. An error: there
-// is no memory for these, and nothing has been called.
+// Calls look(begin, end) for shares of [0, n), on several threads if there are many. An error:
+// there is no memory for these, and nothing has been called.
 template <typename Look>
 Status InShares(int64_t n, const Look& look) {
   if (n <= 2 * kKeysPerTask) {

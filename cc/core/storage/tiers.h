@@ -54,8 +54,8 @@ class Tiers {
   // What whole rows that lie one after the other are for calls of a table.
   RowParts PartsOf(char* rows, int64_t count) const;
 
-  // Shared: the keys of a batch that have a row below, each once. Notes that all are used, as far as
-  // there are rows below.
+  // Shared: the keys of a batch that have a row below, each once. Notes that all are used, as far
+  // as there are rows below.
   Status KeysBelow(const Batch& batch, std::vector<Key>* keys);
   // Shared: notes that they are used.
   void Touch(const Batch& batch);
