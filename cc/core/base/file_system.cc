@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <new>
 #include <system_error>
 
 namespace dynemb {
@@ -72,31 +74,48 @@ Status SyncDescriptor(const Descriptor& file) {
   return result == 0 ? Status() : SystemError("sync", file.path());
 }
 
+enum class Writes {
+  kDurable,
+  kUnsynced,
+  kSoon,  // durable, and begun before anybody syncs them
+};
+
 class PosixWritableFile final : public WritableFile {
  public:
-  PosixWritableFile(std::unique_ptr<Descriptor> file, bool durable)
-      : file_(std::move(file)), durable_(durable) {}
+  PosixWritableFile(std::unique_ptr<Descriptor> file, Writes writes)
+      : file_(std::move(file)), writes_(writes) {}
 
   Status Append(std::string_view data) override {
+    const int64_t bytes = static_cast<int64_t>(data.size());
     while (!data.empty()) {
       const ssize_t written = ::write(file_->get(), data.data(), data.size());
       if (written < 0 && errno == EINTR) continue;
       if (written < 0) return SystemError("write", file_->path());
       data.remove_prefix(static_cast<size_t>(written));
     }
+    // Reads past the page cache would wait for what has not been written. An error is that of a
+    // sync, or of nobody.
+    if (writes_ == Writes::kSoon) {
+      static_cast<void>(::sync_file_range(file_->get(), bytes_, bytes, SYNC_FILE_RANGE_WRITE));
+    }
+    bytes_ += bytes;
     return Status();
   }
-  Status Sync() override { return durable_ ? SyncDescriptor(*file_) : Status(); }
+  Status Sync() override {
+    return writes_ == Writes::kUnsynced ? Status() : SyncDescriptor(*file_);
+  }
   Status Close() override { return file_->Close(); }
 
  private:
   const std::unique_ptr<Descriptor> file_;
-  const bool durable_;
+  const Writes writes_;
+  int64_t bytes_ = 0;
 };
 
 class PosixReadableFile final : public ReadableFile {
  public:
-  explicit PosixReadableFile(std::unique_ptr<Descriptor> file) : file_(std::move(file)) {}
+  PosixReadableFile(std::unique_ptr<Descriptor> file, int64_t alignment)
+      : file_(std::move(file)), alignment_(alignment) {}
 
   Status Size(int64_t* bytes) const override {
     struct stat info;
@@ -105,23 +124,45 @@ class PosixReadableFile final : public ReadableFile {
     return Status();
   }
   Status Read(int64_t offset, int64_t bytes, char* out) const override {
+    if (alignment_ == 1) return ReadFrom(offset, bytes, bytes, out);
+    const int64_t before = offset % alignment_;
+    const int64_t most = AlignedUp(before + bytes);
+    const std::unique_ptr<char[]> memory(
+        new (std::nothrow) char[static_cast<size_t>(most + alignment_)]);
+    if (memory == nullptr) return ResourceExhausted("read ", file_->path(), ": no memory");
+    const int64_t address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(memory.get()));
+    char* const aligned = memory.get() + (AlignedUp(address) - address);
+    DYNEMB_RETURN_IF_ERROR(ReadFrom(offset - before, before + bytes, most, aligned));
+    std::memcpy(out, aligned + before, static_cast<size_t>(bytes));
+    return Status();
+  }
+  int descriptor() const override { return file_->get(); }
+  int64_t alignment() const override { return alignment_; }
+
+ private:
+  int64_t AlignedUp(int64_t number) const {
+    return (number + alignment_ - 1) / alignment_ * alignment_;
+  }
+  // Reads `bytes` at least, and `most` at most.
+  Status ReadFrom(int64_t offset, int64_t bytes, int64_t most, char* out) const {
     for (int64_t done = 0; done < bytes;) {
-      const ssize_t got = ::pread(file_->get(), out + done, bytes - done, offset + done);
+      const ssize_t got =
+          ::pread(file_->get(), out + done, static_cast<size_t>(most - done), offset + done);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) return SystemError("read", file_->path());
-      if (got == 0) {
+      // Of an aligned read what does not end so is the end of the file.
+      if (got == 0 || (got % alignment_ != 0 && done + got < bytes)) {
         return Status(Code::kDataLoss,
-                      StrCat("read ", file_->path(), ": got ", offset + done,
+                      StrCat("read ", file_->path(), ": got ", offset + done + got,
                              " bytes in all, want ", offset + bytes, "; the file is cut off"));
       }
       done += got;
     }
     return Status();
   }
-  int descriptor() const override { return file_->get(); }
 
- private:
   const std::unique_ptr<Descriptor> file_;
+  const int64_t alignment_;
 };
 
 class PosixFileLock final : public FileLock {
@@ -134,25 +175,35 @@ class PosixFileLock final : public FileLock {
   const std::unique_ptr<Descriptor> file_;
 };
 
+// Of O_DIRECT: what every disk takes that is in use.
+constexpr int64_t kDirectAlignment = 4096;
+
 class PosixFiles final : public FileSystem {
  public:
-  explicit PosixFiles(bool durable) : durable_(durable) {}
+  explicit PosixFiles(Writes writes) : writes_(writes) {}
 
   Status NewWritableFile(const std::string& path, std::unique_ptr<WritableFile>* file) override {
     std::unique_ptr<Descriptor> descriptor;
     DYNEMB_RETURN_IF_ERROR(Open(path, O_WRONLY | O_CREAT | O_TRUNC, &descriptor));
-    *file = std::make_unique<PosixWritableFile>(std::move(descriptor), durable_);
+    *file = std::make_unique<PosixWritableFile>(std::move(descriptor), writes_);
     return Status();
   }
 
   Status NewReadableFile(const std::string& path, std::unique_ptr<ReadableFile>* file) override {
+    const bool direct = writes_ == Writes::kSoon;
     std::unique_ptr<Descriptor> descriptor;
     // Without O_NONBLOCK a pipe would wait for somebody to write to it.
-    DYNEMB_RETURN_IF_ERROR(Open(path, O_RDONLY | O_NONBLOCK, &descriptor));
+    const Status opened = Open(path, O_RDONLY | O_NONBLOCK | (direct ? O_DIRECT : 0), &descriptor);
+    if (direct && errno == EINVAL && !opened.ok()) {
+      return FailedPrecondition(opened.message(),
+                                "; its file system has no direct reads (O_DIRECT)");
+    }
+    DYNEMB_RETURN_IF_ERROR(opened);
     struct stat info;
     if (::fstat(descriptor->get(), &info) != 0) return SystemError("stat", path);
     if (!S_ISREG(info.st_mode)) return FailedPrecondition("open ", path, ": it is not a file");
-    *file = std::make_unique<PosixReadableFile>(std::move(descriptor));
+    *file =
+        std::make_unique<PosixReadableFile>(std::move(descriptor), direct ? kDirectAlignment : 1);
     return Status();
   }
 
@@ -200,7 +251,7 @@ class PosixFiles final : public FileSystem {
   }
 
   Status SyncFolder(const std::string& folder) override {
-    if (!durable_) return Status();
+    if (writes_ == Writes::kUnsynced) return Status();
     std::unique_ptr<Descriptor> descriptor;
     DYNEMB_RETURN_IF_ERROR(Open(folder, O_RDONLY | O_DIRECTORY, &descriptor));
     const Status synced = SyncDescriptor(*descriptor);
@@ -209,7 +260,7 @@ class PosixFiles final : public FileSystem {
   }
 
   Status SyncFile(const std::string& path) override {
-    if (!durable_) return Status();
+    if (writes_ == Writes::kUnsynced) return Status();
     std::unique_ptr<Descriptor> descriptor;
     DYNEMB_RETURN_IF_ERROR(Open(path, O_RDONLY, &descriptor));
     return SyncDescriptor(*descriptor);
@@ -228,19 +279,24 @@ class PosixFiles final : public FileSystem {
   }
 
  private:
-  const bool durable_;
+  const Writes writes_;
 };
 
 }  // namespace
 
 FileSystem* PosixFileSystem() {
   // Never destroyed: threads may outlive main.
-  static PosixFiles* const files = new PosixFiles(true);
+  static PosixFiles* const files = new PosixFiles(Writes::kDurable);
   return files;
 }
 
 FileSystem* UnsyncedFileSystem() {
-  static PosixFiles* const files = new PosixFiles(false);
+  static PosixFiles* const files = new PosixFiles(Writes::kUnsynced);
+  return files;
+}
+
+FileSystem* DirectFileSystem() {
+  static PosixFiles* const files = new PosixFiles(Writes::kSoon);
   return files;
 }
 

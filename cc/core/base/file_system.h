@@ -40,6 +40,8 @@ class ReadableFile {
   virtual Status Read(int64_t offset, int64_t bytes, char* out) const = 0;
   // What the system calls the file, to read it by other means; -1: it is none of the system's.
   virtual int descriptor() const { return -1; }
+  // Of what other means must read: where it begins, how long it is, and where it goes in memory.
+  virtual int64_t alignment() const { return 1; }
 };
 
 // Held until it is destroyed or the process ends, however it ends.
@@ -77,6 +79,11 @@ FileSystem* PosixFileSystem();
 // The same ones, of which nothing is synced: what is written survives a kill of the process, but
 // not a crash of the machine. For what can be made again.
 FileSystem* UnsyncedFileSystem();
+
+// Files of this machine that are read past the system's page cache (O_DIRECT), for who has a cache
+// of its own; what is written goes to the disk soon. kFailedPrecondition to read a file where its
+// file system has no such reads.
+FileSystem* DirectFileSystem();
 
 // "folder/name".
 inline std::string JoinPath(const std::string& folder, const std::string& name) {

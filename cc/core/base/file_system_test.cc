@@ -149,6 +149,48 @@ TEST_F(PosixFileSystemTest, ReadsWhatWasAppended) {
   EXPECT_EQ(Read("a"), "short") << "a new file is empty";
 }
 
+TEST_F(PosixFileSystemTest, TheDirectOneReadsAnyBytes) {
+  FileSystem* const direct = DirectFileSystem();
+  std::unique_ptr<WritableFile> writer;
+  ASSERT_TRUE(direct->NewWritableFile(Path("a"), &writer).ok());
+  std::string want;
+  for (int i = 0; i < 30'000; ++i) want.push_back(static_cast<char>(i * 31 + i / 256));
+  ASSERT_TRUE(writer->Append(want.substr(0, 10'001)).ok());
+  std::unique_ptr<ReadableFile> file;
+  const Status opened = direct->NewReadableFile(Path("a"), &file);
+  if (!opened.ok()) {  // as of a tmpfs
+    EXPECT_EQ(opened.code(), Code::kFailedPrecondition);
+    EXPECT_NE(opened.message().find("no direct reads (O_DIRECT)"), std::string::npos);
+    return;
+  }
+  ASSERT_TRUE(writer->Append(want.substr(10'001)).ok());  // to the middle of a block
+  int64_t size;
+  ASSERT_TRUE(file->Size(&size).ok());
+  EXPECT_EQ(size, 30'000);
+  for (const auto& [offset, bytes] : std::vector<std::pair<int64_t, int64_t>>{{0, 30'000},
+                                                                              {0, 0},
+                                                                              {0, 1},
+                                                                              {1, 4096},
+                                                                              {4095, 2},
+                                                                              {4096, 4096},
+                                                                              {10'000, 3},
+                                                                              {29'999, 1},
+                                                                              {28'672, 1328},
+                                                                              {12'345, 10'000}}) {
+    std::string got(static_cast<size_t>(bytes), '\0');
+    const Status read = file->Read(offset, bytes, got.data());
+    EXPECT_TRUE(read.ok()) << read.message();
+    EXPECT_EQ(got, want.substr(static_cast<size_t>(offset), static_cast<size_t>(bytes))) << offset;
+  }
+  for (const auto& [offset, bytes] : std::vector<std::pair<int64_t, int64_t>>{
+           {29'999, 2}, {30'000, 1}, {40'000, 10}, {0, 30'001}}) {
+    std::string got(static_cast<size_t>(bytes), '\0');
+    const Status read = file->Read(offset, bytes, got.data());
+    EXPECT_EQ(read.code(), Code::kDataLoss) << offset;
+    EXPECT_NE(read.message().find("the file is cut off"), std::string::npos) << read.message();
+  }
+}
+
 TEST_F(PosixFileSystemTest, ReadFileKeepsItsLimit) {
   ASSERT_TRUE(Write("a", "12345").ok());
   std::string data;

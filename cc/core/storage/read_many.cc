@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -40,6 +41,22 @@ class FirstError {
 void Fit(int64_t bytes, std::vector<char>* buffer) {
   if (static_cast<int64_t>(buffer->size()) < bytes) buffer->resize(static_cast<size_t>(bytes));
 }
+
+// A read as the system takes it: from `offset` on, `bytes` of which the first `before` are others',
+// to `to`, in a buffer that is long enough.
+struct AlignedRead {
+  AlignedRead(const FileRead& read, std::vector<char>* buffer) {
+    const int64_t alignment = read.file->alignment();
+    before = read.offset % alignment;
+    offset = read.offset - before;
+    bytes = (before + read.bytes + alignment - 1) / alignment * alignment;
+    Fit(bytes + alignment - 1, buffer);
+    const int64_t address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(buffer->data()));
+    to = buffer->data() + (alignment - address % alignment) % alignment;
+  }
+  int64_t before, offset, bytes;
+  char* to;
+};
 
 Status ReadOne(const FileRead& read, int64_t i, const ReadDone& done, std::vector<char>* buffer) {
   return OrNoMemory([&] {
@@ -102,6 +119,7 @@ class Rings {
 void ReadByRing(Span<const FileRead> reads, int64_t begin, int64_t end, const ReadDone& done,
                 RingOfBuffers* ring, FirstError* error) {
   int64_t number_of[IoUring::kEntries];  // the read that has a buffer
+  const char* bytes_of[IoUring::kEntries];
   int free[IoUring::kEntries], free_buffers = IoUring::kEntries;
   for (int b = 0; b < IoUring::kEntries; ++b) free[b] = b;
   std::vector<int64_t> by_hand;                       // which the ring could not do, or not wholly
@@ -110,13 +128,14 @@ void ReadByRing(Span<const FileRead> reads, int64_t begin, int64_t end, const Re
   while (next < end || free_buffers < IoUring::kEntries) {
     for (; next < end && free_buffers > 0 && !error->is_set(); ++next) {
       const int b = free[free_buffers - 1];
-      const Status has_memory = OrNoMemory([&] { Fit(reads[next].bytes, &ring->buffers[b]); });
-      error->Set(has_memory);
-      if (!has_memory.ok()) break;
-      --free_buffers;
-      number_of[b] = next;
-      ring->ring->Add(reads[next].file->descriptor(), reads[next].offset, reads[next].bytes,
-                      ring->buffers[b].data(), static_cast<uint64_t>(b));
+      error->Set(OrNoMemory([&] {
+        const AlignedRead read(reads[next], &ring->buffers[b]);
+        ring->ring->Add(reads[next].file->descriptor(), read.offset, read.bytes, read.to,
+                        static_cast<uint64_t>(b));
+        --free_buffers;
+        number_of[b] = next;
+        bytes_of[b] = read.to + read.before;
+      }));
     }
     if (free_buffers == IoUring::kEntries) break;  // after an error
     uint64_t number;
@@ -134,10 +153,10 @@ void ReadByRing(Span<const FileRead> reads, int64_t begin, int64_t end, const Re
     }
     const int b = static_cast<int>(number);
     const int64_t i = number_of[b];
-    if (result == reads[i].bytes) {
-      if (!error->is_set()) {
-        error->Set(OrNoMemory([&] { return done(i, ring->buffers[b].data()); }));
-      }
+    // An aligned read may go beyond the end of the file.
+    const int64_t before = reads[i].offset % reads[i].file->alignment();
+    if (result >= before + reads[i].bytes) {
+      if (!error->is_set()) error->Set(OrNoMemory([&] { return done(i, bytes_of[b]); }));
     } else {
       if (result == -EINVAL) Rings::Get()->Refuse();  // a kernel before 5.6
       by_hand.push_back(i);

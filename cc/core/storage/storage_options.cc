@@ -1,26 +1,37 @@
 #include "cc/core/storage/storage_options.h"
 
+#include <memory>
 #include <sstream>
 #include <string>
 
 namespace dynemb {
 
-Status StorageOptions::Parse(const std::string& text, FileSystem* files, StorageOptions* options) {
+Status StorageOptions::Parse(const std::string& text, StorageOptions* options) {
   std::istringstream in(text);
-  std::string host, owner_word, owner, reopen_word, seed_word, path;
+  std::string host, owner_word, owner, reopen_word, seed_word, direct_word, path;
+  bool direct;
   DiskFolder::Options folders;
   in >> host >> options->max_bytes >> owner_word >> owner >> reopen_word >> folders.reopen >>
-      seed_word >> options->keep_seed >> std::ws;
+      seed_word >> options->keep_seed >> direct_word >> direct >> std::ws;
   const bool words = !in.fail() && host == "host" && owner_word == "owner" &&
-                     reopen_word == "reopen" && seed_word == "keep_seed" && options->max_bytes > 0;
+                     reopen_word == "reopen" && seed_word == "keep_seed" &&
+                     direct_word == "direct" && options->max_bytes > 0;
   while (std::getline(in, path)) folders.paths.push_back(path);
   if (!words || folders.paths.empty()) {
     return InvalidArgument("storage: got '", Printable(text),
-                           "', want 'host BYTES owner WORD reopen 0|1 keep_seed 0|1' and lines of "
-                           "paths");
+                           "', want 'host BYTES owner WORD reopen 0|1 keep_seed 0|1 direct 0|1' "
+                           "and lines of paths");
   }
+  FileSystem* const files = direct ? DirectFileSystem() : PosixFileSystem();
   DYNEMB_RETURN_IF_ERROR(
       DiskFolder::OpenFor(files, folders, owner, &options->disk, &options->is_shared));
+  for (const std::string& folder : folders.paths) {
+    if (!direct) break;
+    std::unique_ptr<ReadableFile> probe;
+    if (const Status read = files->NewReadableFile(JoinPath(folder, "LOCK"), &probe); !read.ok()) {
+      return Status(read.code(), StrCat(read.message(), "; leave direct_io of Disk out"));
+    }
+  }
   options->flushed = options->disk->TakeFlushed();
   options->in_background = true;
   return Status();

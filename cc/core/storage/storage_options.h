@@ -36,9 +36,10 @@ struct StorageOptions {
 
   // Reads the text that the op DynembTable is given, and opens the folders: see
   // DiskFolder::OpenFor. A line of words and one for each folder:
-  //   host BYTES owner WORD reopen 0|1 keep_seed 0|1
+  //   host BYTES owner WORD reopen 0|1 keep_seed 0|1 direct 0|1
   //   PATH
-  static Status Parse(const std::string& text, FileSystem* files, StorageOptions* options);
+  // direct: past the page cache (DirectFileSystem).
+  static Status Parse(const std::string& text, StorageOptions* options);
 
   // The schema of a table that is to have this one and begins with the rows of a flush: with their
   // optimizer and meta. kFailedPrecondition: they are rows of so many shards, or none that such a

@@ -213,6 +213,34 @@ TEST(TieredTableTest, KeepsWithinItsBytes) {
   EXPECT_EQ(names, std::vector<std::string>{"LOCK"}) << "a table that is gone has no files";
 }
 
+// Past the page cache, where the file system has that, and with all that is done in the background.
+TEST(TieredTableTest, ReadsDirectly) {
+  const std::string path = JoinPath(::testing::TempDir(), "direct");
+  const auto text = [&](int direct) {
+    return StrCat("host 100000 owner direct reopen 1 keep_seed 0 direct ", direct, "\n", path);
+  };
+  StorageOptions storage;
+  const Status parsed = StorageOptions::Parse(text(1), &storage);
+  if (!parsed.ok()) {
+    EXPECT_NE(parsed.message().find("leave direct_io of Disk out"), std::string::npos);
+    return;
+  }
+  EXPECT_EQ(storage.disk->files(), DirectFileSystem());
+  EXPECT_TRUE(storage.in_background);
+  storage.least_file_bytes = 100'000;
+  std::unique_ptr<Table> table;
+  ASSERT_OK(MakeTieredTable(TwinSchema(8, "adam"), TableOptions(), storage, &table));
+  storage = StorageOptions();
+  {
+    Twins twins(std::move(table), 8);
+    for (int i = 0; i < 500; ++i) ASSERT_OK(twins.Call(5000, 300));
+    twins.Compare();
+    EXPECT_GT(twins.tiered()->tier_stats().rows_read, 1000);
+  }
+  ASSERT_OK(StorageOptions::Parse(text(0), &storage));
+  EXPECT_EQ(storage.disk->files(), PosixFileSystem());
+}
+
 // A call of one slice either does everything or nothing, whatever operation fails.
 TEST(TieredTableTest, LosesNothingByFaults) {
   const TableSchema schema = TwinSchema(3, "adam");
