@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <new>
 #include <utility>
 
 namespace dynemb {
@@ -150,11 +149,8 @@ bool DiskIndex::Part::Grow(int64_t to_capacity) {
   // Hashes that all lie in the last place need as many slots behind it.
   const int64_t end = each([](int64_t, int64_t) {});
   larger.spill = std::max<int64_t>(0, end - larger.capacity) + kSpill;
-  larger.hashes.reset(new (std::nothrow) uint64_t[static_cast<size_t>(larger.slots())]);
-  larger.locations.reset(new (std::nothrow) uint8_t[static_cast<size_t>(larger.slots()) * 6]);
-  larger.numbers.reset(new (std::nothrow)
-                           int64_t[static_cast<size_t>(larger.slots() * numbers_of_entry)]);
-  if (larger.hashes == nullptr || larger.locations == nullptr || larger.numbers == nullptr) {
+  if (!larger.hashes.Allocate(larger.slots()) || !larger.locations.Allocate(6 * larger.slots()) ||
+      !larger.numbers.Allocate(larger.slots() * numbers_of_entry)) {
     return false;
   }
   std::fill_n(larger.hashes.get(), larger.slots(), kEmpty);

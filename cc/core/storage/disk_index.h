@@ -11,9 +11,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 
 #include "cc/core/base/hash.h"
+#include "cc/core/storage/page_array.h"
 #include "cc/core/table/table.h"
 
 namespace dynemb {
@@ -91,9 +91,9 @@ class DiskIndex {
   static constexpr int64_t kNextLine = 8;           // slots of a cache line of hashes
 
   struct Part {
-    std::unique_ptr<uint64_t[]> hashes;  // ascending, but for empty ones; one empty one at the end
-    std::unique_ptr<uint8_t[]> locations;
-    std::unique_ptr<int64_t[]> numbers;
+    PageArray<uint64_t> hashes;  // ascending, but for empty ones; one empty one at the end
+    PageArray<uint8_t> locations;
+    PageArray<int64_t> numbers;
     int numbers_of_entry = 0;
     int64_t capacity = 0;  // places
     int64_t spill = 0;     // slots behind them

@@ -175,6 +175,7 @@ Status DiskRows::Put(Span<const Key> keys, const char* rows) {
   std::vector<Location> locations(static_cast<size_t>(keys.size));
   DYNEMB_RETURN_IF_ERROR(log_.Append(keys, rows, locations.data()));
   rows_written_ += keys.size;
+  put_rows_ += keys.size;
   bool has_memory = true;
   ForEachHash(keys, [&](int64_t i, uint64_t hash) {
     if (!has_memory) return;
@@ -204,8 +205,7 @@ void DiskRows::Clear() {
   removed_rows_ = 0;
 }
 
-Status DiskRows::Move(const RowLog::Block& block) {
-  if (!log_.HasFile(block.slot(), block.number())) return Status();
+Status DiskRows::MoveRows(const RowLog::Block& block) {
   const size_t row_bytes = static_cast<size_t>(layouts_.back().layout.row_bytes);
   std::vector<Key> keys;
   std::vector<char> rows;
@@ -226,8 +226,15 @@ Status DiskRows::Move(const RowLog::Block& block) {
     keys[there++] = keys[from];
   });
   keys.resize(there);
-  const Status moved = keys.empty() ? Status() : Put(keys, rows.data());
-  if (!moved.ok() && log_.HasFile(block.slot(), block.number())) {  // to be tried again
+  return keys.empty() ? Status() : Put(keys, rows.data());
+}
+
+Status DiskRows::Move(const RowLog::Block& block, const Status& read) {
+  if (!log_.HasFile(block.slot(), block.number())) return Status();
+  // What cannot be read is left. Everything else may go well another time, from the beginning.
+  if (read.code() == Code::kDataLoss) return Status();
+  const Status moved = read.ok() ? OrNoMemory([&] { return MoveRows(block); }) : read;
+  if (!moved.ok() && log_.HasFile(block.slot(), block.number())) {
     log_.SetDamaged(block.slot(), false);
     moving_ = {};
   }
@@ -240,6 +247,7 @@ bool DiskRows::NextToMove(RowLog::Block* block) {
          !log_.BlockAt(moving_.slot, moving_.end, block)) {
     // What is left of a file when it has been read, but for blocks that are under way, could not
     // be.
+    if (log_.HasFile(moving_.slot, moving_.number)) log_.RemoveIfDead(moving_.slot);
     if (log_.HasFile(moving_.slot, moving_.number)) log_.SetDamaged(moving_.slot, true);
     const int64_t slot = log_.WorstFile();
     if (slot < 0) return false;
@@ -251,19 +259,23 @@ bool DiskRows::NextToMove(RowLog::Block* block) {
 
 Status DiskRows::Compact() {
   // A file that is compacted at kMostBytes has a third of dead bytes at least, so that four bytes
-  // moved make room for one. After the removal of many rows later calls go on.
-  constexpr int64_t kMovedBytes = 4, kMostBlocks = 16;
+  // moved make room for one. A call works for what it has put, and somewhat more, so that the
+  // removal of many rows is paid for by many calls.
+  constexpr int64_t kMovedBytes = 4, kMoreBytes = 16 * RowLog::kBlockBytes;
+  const int64_t record_bytes = layouts_.back().layout.row_bytes + RowLog::kRecordHeaderBytes;
+  int64_t bytes = kMovedBytes * record_bytes * std::exchange(put_rows_, 0) + kMoreBytes;
   RowLog::Block block;
-  for (int b = 0; removed_rows_ > 0 && HasMoreBytesThan(kMostBytes) && b < kMostBlocks; ++b) {
-    if (!NextToMove(&block)) break;
-    DYNEMB_RETURN_IF_ERROR(block.Read());
-    DYNEMB_RETURN_IF_ERROR(Move(block));
-    removed_rows_ -=
-        (block.end() - block.begin()) /
-        (kMovedBytes * (layouts_.back().layout.row_bytes + RowLog::kRecordHeaderBytes));
+  Status moved;
+  while (moved.ok() && bytes > 0 && removed_rows_ > 0 && HasMoreBytesThan(kMostBytes) &&
+         NextToMove(&block)) {
+    moved = Move(block, block.Read());
+    const int64_t of_block = block.end() - block.begin();
+    bytes -= of_block;
+    removed_rows_ -= std::max<int64_t>(1, of_block / (kMovedBytes * record_bytes));
   }
   if (!HasMoreBytesThan(kMostBytes)) removed_rows_ = 0;
-  return Status();
+  put_rows_ = 0;  // not those that were moved
+  return moved;
 }
 
 template <typename Moves>
@@ -274,7 +286,7 @@ Status DiskRows::MoveFiles(const Moves& moves) {
     bool more = log_.BlockAt(slot, 0, &block);
     while (more) {
       DYNEMB_RETURN_IF_ERROR(block.Read());
-      DYNEMB_RETURN_IF_ERROR(Move(block));
+      DYNEMB_RETURN_IF_ERROR(MoveRows(block));
       more = log_.HasFile(slot, block.number()) && log_.BlockAt(slot, block.end(), &block);
     }
     if (log_.HasFile(slot, block.number())) {

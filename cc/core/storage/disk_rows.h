@@ -115,10 +115,12 @@ class DiskRows {
   // The block that is to be moved next; false: there is none. It is to be read, and may be without
   // any lock.
   bool NextToMove(RowLog::Block* block);
-  // Moves those of its rows that are still where they were. Errors: not all could be; all are
-  // there.
-  Status Move(const RowLog::Block& block);
-  // What a call does of it, for the rows that it has removed, if files have more than kMostBytes.
+  // Moves those of its rows that are still where they were; `read`: what came of reading it.
+  // Errors: not all could be moved; all are there, and it is tried again later, but for what is
+  // damaged.
+  Status Move(const RowLog::Block& block, const Status& read);
+  // What a call does of it, for the rows that it has put and removed, if files have more than
+  // kMostBytes.
   Status Compact();
   // Rewrites all files that have dead records, but for the one that is written. Errors: not all
   // could be rewritten, as of kDataLoss: a row is damaged; all rows are there.
@@ -142,6 +144,8 @@ class DiskRows {
   int64_t rows_written() const { return rows_written_; }
 
  private:
+  Status MoveRows(const RowLog::Block& block);
+
   // What remains of rows of a layout: their values, and these parts.
   struct Layout {
     explicit Layout(const TableSchema& schema) : layout(schema) {
@@ -171,6 +175,7 @@ class DiskRows {
   RowLog log_;
   const int64_t least_file_bytes_;
   int64_t removed_rows_ = 0;  // for which Compact has not worked yet
+  int64_t put_rows_ = 0;      // since then
   // The file that is compacted, and how far NextToMove has come in it.
   struct {
     int64_t slot = 0;

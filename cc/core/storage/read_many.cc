@@ -1,5 +1,8 @@
 #include "cc/core/storage/read_many.h"
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -23,10 +26,10 @@ constexpr int64_t kKeptBytes = 64 << 10;  // of a buffer between calls
 // The first error of several threads.
 class FirstError {
  public:
-  void Set(const Status& status) {
+  void Set(Status status) {
     if (status.ok()) return;
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (status_.ok()) status_ = status;
+    if (status_.ok()) status_ = std::move(status);  // which needs no memory
     is_set_.store(true, std::memory_order_relaxed);
   }
   bool is_set() const { return is_set_.load(std::memory_order_relaxed); }
@@ -68,8 +71,9 @@ Status ReadOne(const FileRead& read, int64_t i, const ReadDone& done, std::vecto
 
 // A ring and a buffer for each read that may be under way.
 struct RingOfBuffers {
-  std::unique_ptr<IoUring> ring;
   std::vector<char> buffers[IoUring::kEntries];
+  std::unique_ptr<IoUring> ring;
+  const pid_t process = ::getpid();
 };
 
 // The rings that no call uses; they live for ever.
@@ -84,10 +88,11 @@ class Rings {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (is_refused_) return nullptr;
-      if (!free_.empty()) {
+      while (!free_.empty()) {
         std::unique_ptr<RingOfBuffers> ring = std::move(free_.back());
         free_.pop_back();
-        return ring;
+        // A process that was forked shares the rings of the other one, which may use them.
+        if (ring->process == ::getpid()) return ring;
       }
     }
     auto made = std::make_unique<RingOfBuffers>();

@@ -326,8 +326,11 @@ Status RowLog::Scan(const RecordFunction& record) const {
 }
 
 int64_t RowLog::WorstFile() const {
+  // Others are not worth it. Where files have too many bytes there are worse ones, but for those
+  // that are damaged.
+  constexpr double kMostLive = 0.9;
   int64_t worst = -1;
-  double least = 1;
+  double least = kMostLive;
   for (int64_t slot = 0; slot < slots(); ++slot) {
     const File* const file = files_[slot].get();
     if (file == nullptr || slot == current_ || file->damaged) continue;

@@ -100,7 +100,8 @@ class RowLog {
     return slot < slots() && Has(slot) && files_[slot]->number == number;
   }
 
-  // The file, complete, with the smallest share of live bytes; -1: there is none.
+  // The file, complete, with the smallest share of live bytes; -1: there is none that has many dead
+  // ones.
   int64_t WorstFile() const;
   // What `scan` has found to be live of a file must be what is counted: kDataLoss.
   Status CheckLive(int64_t slot, int64_t records) const;

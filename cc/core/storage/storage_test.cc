@@ -233,7 +233,7 @@ TEST(TieredTableTest, ReadsDirectly) {
   storage = StorageOptions();
   {
     Twins twins(std::move(table), 8);
-    for (int i = 0; i < 500; ++i) ASSERT_OK(twins.Call(5000, 300));
+    for (int i = 0; i < 150; ++i) ASSERT_OK(twins.Call(5000, 300));
     twins.Compare();
     EXPECT_GT(twins.tiered()->tier_stats().rows_read, 1000);
   }
@@ -268,6 +268,105 @@ TEST(TieredTableTest, LosesNothingByFaults) {
       twins.Compare();
     }
   }
+}
+
+// However much a call writes, and with nobody else to compact files.
+TEST(TieredTableTest, FilesDoNotGrowUnderLargeCalls) {
+  constexpr int64_t kKeys = 4000, kCall = 1000, kDim = 200, kLeastFileBytes = 64 << 10;
+  MemoryFileSystem files;
+  StorageOptions storage;
+  storage.max_rows = 1200;
+  storage.least_file_bytes = kLeastFileBytes;
+  ASSERT_OK(DiskFolder::Open(&files, {{"tiers"}}, &storage.disk));
+  std::unique_ptr<Table> table;
+  const TableSchema schema = TwinSchema(kDim, "");
+  ASSERT_OK(MakeTieredTable(schema, TableOptions(), storage, &table));
+  const int64_t record = RowLog::kRecordHeaderBytes + RowLayout(schema).row_bytes;
+  const Caller call(table.get(), HostTestMemory());
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 150; ++i) {
+    Keys keys;
+    while (static_cast<int64_t>(keys.size()) < kCall) {
+      keys.push_back(static_cast<Key>(random() % kKeys));
+    }
+    ASSERT_OK(call.Upsert(keys, Floats(static_cast<size_t>(kCall * kDim), 1)));
+    const TierStats stats = static_cast<TieredTable*>(table.get())->tier_stats();
+    // The file that is compacted, a sixteenth of all or the least, is there until its end.
+    const int64_t most_live = (stats.rows_below + stats.rows_above) * record;
+    ASSERT_LE(stats.bytes_below, most_live * 25 / 16 + 4 * kLeastFileBytes) << i;
+  }
+}
+
+// Bytes that cannot be won back must not have other files rewritten without end.
+TEST(TieredTableTest, DamagedFilesAreLeft) {
+  const std::string folder = JoinPath(::testing::TempDir(), "damaged_files");
+  StorageOptions storage;
+  storage.max_rows = 100;
+  storage.least_file_bytes = 20'000;
+  storage.in_background = true;
+  ASSERT_OK(DiskFolder::Open(UnsyncedFileSystem(), {{folder}}, &storage.disk));
+  std::unique_ptr<Table> table;
+  ASSERT_OK(MakeTieredTable(TwinSchema(8, ""), TableOptions(), storage, &table));
+  const auto* const tiered = static_cast<TieredTable*>(table.get());
+  const Caller call(table.get(), HostTestMemory());
+  Keys keys, gone, all(10'000);
+  std::iota(all.begin(), all.end(), 0);
+  for (const Key key : all) (key % 10 == 0 ? keys : gone).push_back(key);
+  ASSERT_OK(call.Upsert(all, Floats(all.size() * 8, 1)));
+  std::vector<std::string> names;
+  ASSERT_OK(PosixFileSystem()->List(folder, &names));
+  int damaged = 0;
+  for (const std::string& name : names) {
+    if (name == "LOCK" || damaged == 10) continue;
+    std::fstream file(JoinPath(folder, name), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(10'000);
+    file << std::string(8'000, 'x');
+    ASSERT_TRUE(file.good());
+    ++damaged;
+  }
+  ASSERT_EQ(damaged, 10);
+  ASSERT_OK(call.Erase(gone));
+  static_cast<TieredTable*>(table.get())->WaitForUpkeep();
+  const int64_t written = tiered->tier_stats().rows_written;
+  EXPECT_LT(written, 3 * 10'000);
+  Floats values;
+  int64_t read = 0;
+  for (const Key key : keys) read += call.Find({key}, &values).ok();
+  EXPECT_LT(read, 1000) << "what is damaged is said by who reads it";
+  EXPECT_GT(read, 500);
+}
+
+// A file of which nothing is live, since the call that wrote it has failed.
+TEST(TieredTableTest, FilesOfFailedCallsAreRemoved) {
+  constexpr int64_t kDim = 200, kLeastFileBytes = 20'000;
+  const auto files = std::make_shared<MemoryFileSystem>();
+  const TableSchema schema = TwinSchema(kDim, "");
+  std::unique_ptr<Table> table;
+  ASSERT_OK(MakeTieredTableOn(files, schema, 1000, &table));
+  const Caller call(table.get(), HostTestMemory());
+  const auto upsert = [&](Key first, int64_t count) {
+    Keys keys;
+    for (Key key = first; key < first + count; ++key) keys.push_back(key);
+    return call.Upsert(keys, Floats(static_cast<size_t>(kDim * count), 1));
+  };
+  ASSERT_OK(upsert(0, 900));
+  // Rows that leave are blocks of several files, of which the second one fails.
+  int failed = 0;
+  for (int round = 0; round < 20; ++round) {
+    Fault fault;
+    fault.code = Code::kResourceExhausted;
+    files->Inject(5, fault);
+    failed += !upsert(10'000, 900).ok();
+    files->Heal();
+  }
+  EXPECT_GE(failed, 10);
+  for (int round = 0; round < 4; ++round) {
+    for (Key key = 2000; key < 6000; key += 400) ASSERT_OK(upsert(key, 400));
+  }
+  const TierStats stats = static_cast<TieredTable*>(table.get())->tier_stats();
+  const int64_t record = RowLog::kRecordHeaderBytes + RowLayout(schema).row_bytes;
+  EXPECT_LE(stats.bytes_below,
+            (stats.rows_below + stats.rows_above) * record * 25 / 16 + 4 * kLeastFileBytes);
 }
 
 // Room and space are made between calls, and no row is another one for it.

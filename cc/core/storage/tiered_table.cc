@@ -418,17 +418,14 @@ class Tiered final : public TieredTable {
       const std::unique_lock<FairSharedMutex> lock(mutex_);
       more = tiers_->MakeRoomAhead();
       NoteGone(tiers_->TakeGone());
+      static_cast<void>(tiers_->KeepExpiredAbove());
       has_block = tiers_->below()->NextToMove(&block);
       return Status();
     }));
     if (!has_block) return more;
-    // One that cannot be read is left.
-    if (!block.Read().ok()) return true;
-    const Status moved = OrNoMemory([&] {
-      const std::unique_lock<FairSharedMutex> lock(mutex_);
-      return tiers_->below()->Move(block);
-    });
-    return moved.ok();
+    const Status read = block.Read();
+    const std::unique_lock<FairSharedMutex> lock(mutex_);
+    return tiers_->below()->Move(block, read).ok();
   }
 
   // Rows that a call has read from below.

@@ -330,21 +330,24 @@ void Tiers::ResetHands() {
   }
 }
 
-Status Tiers::Leave(int64_t wanted, int64_t most, bool spares, const Stays& stays) {
+Status Tiers::Leave(int64_t wanted, int64_t most, int64_t most_looks, const Stays& stays,
+                    int64_t* looks) {
   const int64_t max_rows = max_rows_above();
   // A hand's turn is a small part of its segment, so that segments stay about as full.
   std::vector<Key> keys(
       static_cast<size_t>(std::clamp<int64_t>(max_rows / (32 * kHands), 4, kHandKeys)));
   std::vector<Key> leaving;
   Status left;
-  const int most_laps = spares ? 2 : 3;
-  for (int laps = 0; laps < most_laps && above_->room() < wanted && most > 0 && left.ok();) {
+  *looks = 0;
+  for (int laps = 0;
+       laps < 3 && above_->room() < wanted && most > 0 && *looks < most_looks && left.ok();) {
     Cursor& hand = hands_[turn_];
     turn_ = (turn_ + 1) % hands_.size();
     RowParts out;
     out.keys = keys;
     int64_t count = 0;
     if (!hand.done) left = above_->Export(OneThread(), &hand, out, &count);
+    *looks += count;
     const int64_t most_leave = std::min(most, wanted - above_->room());
     for (int64_t i = 0; i < count && static_cast<int64_t>(leaving.size()) < most_leave; ++i) {
       const Key key = keys[static_cast<size_t>(i)];
@@ -359,7 +362,8 @@ Status Tiers::Leave(int64_t wanted, int64_t most, bool spares, const Stays& stay
     const bool lap_is_over = turn_ == 0 && std::all_of(hands_.begin(), hands_.end(),
                                                        [](const Cursor& h) { return h.done; });
     const int64_t found = static_cast<int64_t>(leaving.size());
-    if (left.ok() && (lap_is_over || found >= std::min(kHandKeys, most_leave))) {
+    if (left.ok() &&
+        (lap_is_over || *looks >= most_looks || found >= std::min(kHandKeys, most_leave))) {
       left = Down(leaving);
       most -= found;
       leaving.clear();
@@ -378,7 +382,9 @@ Status Tiers::MakeRoom(int64_t need, int64_t next, const Stays& stays) {
   const int64_t room = above_->room();
   if (room >= need && room >= std::min(next, most / 4)) return Status();
   const int64_t wanted = std::min(most, need + std::min(std::max(next, most / 16), most / 4));
-  const Status left = Leave(wanted, most, false, stays);
+  ahead_looks_ = 0;
+  int64_t looks;
+  const Status left = Leave(wanted, most, INT64_MAX, stays, &looks);
   if (above_->room() >= need) return Status();  // that for next calls can wait
   return left.ok() ? ResourceExhausted("storage: no room for ", need, " rows of ", most,
                                        " in host memory; give a larger HostMemory")
@@ -391,10 +397,15 @@ bool Tiers::HasUpkeep() const {
 }
 
 bool Tiers::MakeRoomAhead() {
+  constexpr int64_t kMostLooks = 64 << 10;
   if (below_->empty() || above_->room() >= room_ahead()) return false;
+  // Where all rows are used all the time calls make room themselves.
+  if (ahead_looks_ > 2 * max_rows_above()) return false;
   const int64_t before = rows_left_;
-  const Status left = Leave(room_ahead(), kHandKeys, true, [](Key) { return false; });
-  return left.ok() && rows_left_ > before;
+  int64_t looks;
+  const Status left = Leave(room_ahead(), kHandKeys, kMostLooks, [](Key) { return false; }, &looks);
+  ahead_looks_ = rows_left_ > before ? 0 : ahead_looks_ + std::max<int64_t>(looks, 1);
+  return left.ok();
 }
 
 Status Tiers::BringUp(const std::vector<Key>& keys, const std::vector<Location>& locations,

@@ -178,9 +178,11 @@ class Tiers {
   Status InsertAbove(Span<const Key> keys, char* rows);
   // How much room there should be between calls.
   int64_t room_ahead() const { return std::min(2 * most_keys_, max_rows_above() / 4); }
-  // Has rows leave until there is room for `wanted`, or `most` have left, or no other may: with
-  // `spares`, none that has been used lately.
-  Status Leave(int64_t wanted, int64_t most, bool spares, const Stays& stays);
+  // Has rows leave until there is room for `wanted`, or `most` have left, or no other may. Of rows
+  // that have been used lately none but in the second lap of the hands. *looks: at how many rows;
+  // not at more than `most_looks` by far.
+  Status Leave(int64_t wanted, int64_t most, int64_t most_looks, const Stays& stays,
+               int64_t* looks);
   // Gives rows that are above, of distinct keys, copies below; and has them there alone.
   Status CopyDown(const std::vector<Key>& keys);
   Status Down(const std::vector<Key>& keys);
@@ -232,7 +234,8 @@ class Tiers {
   // segments give up rows alike: the memory of one that had more rows than others stays with it.
   std::vector<Cursor> hands_;
   size_t turn_ = 0;
-  int64_t most_keys_ = 0;  // of a call, lately
+  int64_t most_keys_ = 0;    // of a call, lately
+  int64_t ahead_looks_ = 0;  // of MakeRoomAhead since the last row that has left for it
   // Where Evict and SweepExpired go on: above, in each segment, and below, in each part.
   std::vector<Cursor> evicting_, sweeping_;
   std::vector<Key> gone_;
