@@ -190,6 +190,32 @@ def test_other_tables_do_not_get_the_rows(tmp_path):
     assert os.listdir(tmp_path / "disk") == ["LOCK"]
 
 
+def test_direct_io(tmp_path):
+    """Rows and flushes go both ways between tables that read past the page cache and others."""
+
+    def make_direct(direct_io):
+        disk = Disk(tmp_path / "disk", direct_io=direct_io)
+        return tf_dynemb.Variable(dim=4, name="users", storage=[HostMemory(SMALL), disk])
+
+    try:
+        table = make_direct(True)
+    except tf.errors.FailedPreconditionError as error:  # a file system without such reads
+        assert "leave direct_io of Disk out" in error.message
+        return
+    plain = tf_dynemb.Variable(dim=4, name="plain")
+    for first, direct_io in ((0, False), (5, True), (10, None)):
+        for each in (table, plain):
+            train(each, 5, first)
+        assert rows_of(table) == rows_of(plain)
+        assert int(table.metrics()["rows_read"]) > 0
+        if direct_io is None:
+            return
+        table.flush(first)
+        del table
+        gc.collect()
+        table = make_direct(direct_io)
+
+
 def test_sessions_of_one_graph(tmp_path):
     table = make(tmp_path / "disk")
     table.upsert(tf.range(100, dtype=tf.int64), tf.ones([100, 4]))
@@ -244,12 +270,14 @@ def test_bad_arguments(tmp_path):
             table.flush(step)
     with pytest.raises(TypeError, match=r"Disk\(reopen\): got 1, want True or False"):
         Disk("a", 1)
+    with pytest.raises(TypeError, match=r"Disk\(direct_io\): got None, want True or False"):
+        Disk("a", direct_io=None)
     for path in ([], ["a", "./a"]):
         with pytest.raises(ValueError, match=r"Disk\(path\): got .* none of them twice"):
             Disk(path)
     with pytest.raises(TypeError, match=r"Disk\(path\): got \['a', 5\]"):
         Disk(["a", 5])
-    disk = Disk(["a", tmp_path / "b"], reopen=False)
+    disk = Disk(["a", tmp_path / "b"], reopen=False, direct_io=True)
     assert Disk.from_config(disk.get_config()) == disk
     assert keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(disk)) == disk
 

@@ -73,7 +73,8 @@ class DiskRows {
       visit(i, hash);
     }
   }
-  int64_t locations_made() const { return log_.locations_made(); }
+  // As of RowLog.
+  uint64_t NumberOf(Location location) const { return log_.NumberOf(location); }
 
   // Reads the rows at locations that ascend, each once, to rows + i * row_bytes. Once this is
   // prepared others may change all but the schema.

@@ -72,7 +72,6 @@ Status RowLog::NewFile(int64_t* slot) {
   int64_t at = slots_held_ ? slots() : 0;
   while (at < slots() && files_[at] != nullptr) ++at;
   if (at == kMostSlots) return ResourceExhausted(folder_->path(), ": too many files");
-  if (at < slots()) ++locations_made_;
   auto file = std::make_shared<File>();
   file->number = folder_->NewFile();
   file->path = folder_->PathOf(file->number, DiskFolder::Kind::kRows);
@@ -175,7 +174,6 @@ void RowLog::Clear() {
   }
   if (!slots_held_) files_.clear();
   current_ = -1;
-  ++locations_made_;
 }
 
 Status RowLog::Append(Span<const Key> keys, const char* rows, Location* locations) {

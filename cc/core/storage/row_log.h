@@ -128,6 +128,9 @@ class RowLog {
   bool HasRecordAt(Location location) const;
   // While they are held, what was a file's slot becomes no other's.
   void HoldSlots(bool held) { slots_held_ = held; }
+  // Of the file of a location. No other has had it, or will: with it, a location means one record
+  // for ever.
+  uint64_t NumberOf(Location location) const { return files_[SlotOf(location)]->number; }
   // What a flush that has records of this slot says of its file.
   FlushedFile FileAt(int64_t slot) const;
   // A file whose sync failed, of which an unknown part is on disk: it is not written
@@ -135,8 +138,6 @@ class RowLog {
   void SetUnsynced(uint64_t number);
   bool IsUnsynced(int64_t slot) const { return files_[slot]->unsynced; }
 
-  // How often locations of removed files have come to be those of other records.
-  int64_t locations_made() const { return locations_made_; }
   int64_t live_bytes() const { return live_bytes_; }
   int64_t file_bytes() const { return file_bytes_; }
   int64_t files() const;
@@ -177,7 +178,6 @@ class RowLog {
   int64_t row_bytes_ = 0;
   std::string schema_;
   int64_t live_bytes_ = 0, file_bytes_ = 0;
-  int64_t locations_made_ = 0;
   bool slots_held_ = false;
 };
 

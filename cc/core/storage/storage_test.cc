@@ -143,14 +143,14 @@ TEST(TiersTest, ARowIsNotBroughtUpOverANewerOneAtItsPlace) {
     return tiers->below()->Find(hash);
   };
   const Location location = put_below(1);
-  const int64_t locations_made = tiers->below()->locations_made();
+  const uint64_t number = tiers->below()->NumberOf(location);
   std::vector<char> row(static_cast<size_t>(tiers->layout().row_bytes));
   ASSERT_OK(tiers->below()->Read({&location, 1}, row.data()));
   ASSERT_OK(tiers->Clear(OneThread()));
   ASSERT_EQ(put_below(2), location);
-  ASSERT_OK(tiers->BringUp({7}, {location}, row, locations_made));
+  ASSERT_OK(tiers->BringUp({7}, {location}, {number}, row));
   EXPECT_EQ(tiers->above()->size(), 0);
-  ASSERT_OK(tiers->BringUp({7}, {location}, row, tiers->below()->locations_made()));
+  ASSERT_OK(tiers->BringUp({7}, {location}, {tiers->below()->NumberOf(location)}, row));
   EXPECT_EQ(tiers->above()->size(), 1);
 }
 

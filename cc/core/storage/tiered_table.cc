@@ -72,8 +72,8 @@ class Tiered final : public TieredTable {
       const Alone alone(*this);
       // What was asked for has been read; that it stays below is no error.
       static_cast<void>(OrNoMemory([&] {
-        return tiers_->BringUp(from_below.keys, from_below.locations, from_below.rows,
-                               from_below.locations_made);
+        return tiers_->BringUp(from_below.keys, from_below.locations, from_below.numbers,
+                               from_below.rows);
       }));
       return Status();
     });
@@ -432,8 +432,8 @@ class Tiered final : public TieredTable {
   struct FromBelow {
     std::vector<Key> keys;
     std::vector<Location> locations;
+    std::vector<uint64_t> numbers;  // of their files
     std::vector<char> rows;
-    int64_t locations_made = 0;  // DiskRows::locations_made
   };
 
   struct Move final : public RowMove {
@@ -464,7 +464,6 @@ class Tiered final : public TieredTable {
     const Context inner = Tiers::Inner(context);
     DiskRows* const below = tiers_->below();
     if (below->empty()) return above(inner, report);
-    if (kept != nullptr) kept->locations_made = below->locations_made();
     std::vector<int64_t> own;
     int64_t count = 0;
     Positions misses = {{}, &count};
@@ -506,6 +505,7 @@ class Tiered final : public TieredTable {
   // Rows below that are to be read, as many at once as kReadBytes.
   struct ReadOfBelow {
     std::vector<Location> locations;
+    std::vector<uint64_t> numbers;                     // of their files
     std::vector<std::pair<Location, int64_t>> wanted;  // and the positions that want them
     RowLog::Reads reads;
   };
@@ -519,7 +519,10 @@ class Tiered final : public TieredTable {
       if (reads.empty() || (!is_same && reads.back().locations.size() == at_once)) {
         reads.emplace_back();
       }
-      if (!is_same) reads.back().locations.push_back(location);
+      if (!is_same) {
+        reads.back().locations.push_back(location);
+        reads.back().numbers.push_back(tiers_->below()->NumberOf(location));
+      }
       reads.back().wanted.emplace_back(location, position);
     }
     for (ReadOfBelow& read : reads) read.reads = tiers_->below()->PrepareReads(read.locations);
@@ -548,6 +551,7 @@ class Tiered final : public TieredTable {
         if (kept == nullptr || kept->keys.size() == most_kept) continue;
         kept->keys.push_back(key);
         kept->locations.push_back(read.locations[i]);
+        kept->numbers.push_back(read.numbers[i]);
         kept->rows.insert(kept->rows.end(), row, row + row_bytes);
       }
     }

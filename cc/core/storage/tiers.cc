@@ -339,8 +339,10 @@ Status Tiers::Leave(int64_t wanted, int64_t most, int64_t most_looks, const Stay
   std::vector<Key> leaving;
   Status left;
   *looks = 0;
-  for (int laps = 0;
-       laps < 3 && above_->room() < wanted && most > 0 && *looks < most_looks && left.ok();) {
+  const bool spares = most_looks < INT64_MAX;
+  const int spared_laps = kJustUsed + 1, most_laps = spared_laps + (spares ? 0 : 1);
+  for (int laps = 0; laps < most_laps && above_->room() < wanted && most > 0 &&
+                     *looks < most_looks && left.ok();) {
     Cursor& hand = hands_[turn_];
     turn_ = (turn_ + 1) % hands_.size();
     RowParts out;
@@ -352,9 +354,10 @@ Status Tiers::Leave(int64_t wanted, int64_t most, int64_t most_looks, const Stay
     for (int64_t i = 0; i < count && static_cast<int64_t>(leaving.size()) < most_leave; ++i) {
       const Key key = keys[static_cast<size_t>(i)];
       std::atomic<uint8_t>& used = Used(DiskHash(key));
-      // In the second lap nothing is spared that need not stay.
-      if (laps < 2 && used.load(std::memory_order_relaxed) != 0) {
-        used.store(0, std::memory_order_relaxed);
+      // In the last lap nothing is spared that need not stay.
+      const uint8_t left_laps = used.load(std::memory_order_relaxed);
+      if (laps < spared_laps && left_laps != 0) {
+        used.store(static_cast<uint8_t>(left_laps - 1), std::memory_order_relaxed);
       } else if (!stays(key)) {
         leaving.push_back(key);
       }
@@ -377,7 +380,7 @@ Status Tiers::Leave(int64_t wanted, int64_t most, int64_t most_looks, const Stay
 }
 
 Status Tiers::MakeRoom(int64_t need, int64_t next, const Stays& stays) {
-  most_keys_ = std::max(next, most_keys_ - most_keys_ / 16);
+  most_keys_ = std::max(next, most_keys_ - most_keys_ / 4);
   const int64_t most = max_rows_above();
   const int64_t room = above_->room();
   if (room >= need && room >= std::min(next, most / 4)) return Status();
@@ -400,7 +403,7 @@ bool Tiers::MakeRoomAhead() {
   constexpr int64_t kMostLooks = 64 << 10;
   if (below_->empty() || above_->room() >= room_ahead()) return false;
   // Where all rows are used all the time calls make room themselves.
-  if (ahead_looks_ > 2 * max_rows_above()) return false;
+  if (ahead_looks_ > (kJustUsed + 1) * max_rows_above()) return false;
   const int64_t before = rows_left_;
   int64_t looks;
   const Status left = Leave(room_ahead(), kHandKeys, kMostLooks, [](Key) { return false; }, &looks);
@@ -409,8 +412,7 @@ bool Tiers::MakeRoomAhead() {
 }
 
 Status Tiers::BringUp(const std::vector<Key>& keys, const std::vector<Location>& locations,
-                      const std::vector<char>& rows, int64_t locations_made) {
-  if (locations_made != below_->locations_made()) return Status();
+                      const std::vector<uint64_t>& numbers, const std::vector<char>& rows) {
   const size_t row_bytes = static_cast<size_t>(layout_.row_bytes);
   if (rows.size() != keys.size() * row_bytes) return Status();  // the schema has changed
   const DistinctKeys all{Span<const Key>(keys)};
@@ -426,6 +428,7 @@ Status Tiers::BringUp(const std::vector<Key>& keys, const std::vector<Location>&
   below_->ForEachHash(keys, [&](int64_t number, uint64_t hash) {
     const size_t i = static_cast<size_t>(number);
     if (outcomes[i] == Outcome::kFound || below_->Find(hash) != locations[i]) return;
+    if (below_->NumberOf(locations[i]) != numbers[i]) return;
     up.push_back(keys[i]);
     up_rows.insert(up_rows.end(), rows.begin() + static_cast<std::ptrdiff_t>(i * row_bytes),
                    rows.begin() + static_cast<std::ptrdiff_t>((i + 1) * row_bytes));

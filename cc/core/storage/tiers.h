@@ -74,11 +74,10 @@ class Tiers {
   // Has some rows leave, for the next calls. False: they have room.
   bool MakeRoomAhead();
 
-  // Brings rows that were read at these locations up as copies, if they are still there and not
-  // above. None, if locations have been made anew since DiskRows::locations_made was what is given:
-  // another row may be at one of them.
+  // Brings rows that were read at these locations, of files of these numbers, up as copies, if they
+  // are still there and not above.
   Status BringUp(const std::vector<Key>& keys, const std::vector<Location>& locations,
-                 const std::vector<char>& rows, int64_t locations_made);
+                 const std::vector<uint64_t>& numbers, const std::vector<char>& rows);
   // Has the rows of these distinct keys, as far as there are any, above and not below; and room for
   // the others. `next`: as of MakeRoom.
   Status MakeResident(Span<const Key> keys, int64_t next, const Stays& stays);
@@ -151,8 +150,11 @@ class Tiers {
 
  private:
   static constexpr int64_t kHands = BatchOrder::kSegments;  // of a clock
-  static constexpr int64_t kScanKeys = 2048;                // that a scan asks for at once
-  static constexpr int64_t kReadBytes = int64_t{4} << 20;   // of rows that are read at once
+  // How many laps of the hands a row is spared that has been used. With one, all rows would be
+  // alike at the end of a lap, and those that were brought up last could leave first.
+  static constexpr uint8_t kJustUsed = 2;
+  static constexpr int64_t kScanKeys = 2048;               // that a scan asks for at once
+  static constexpr int64_t kReadBytes = int64_t{4} << 20;  // of rows that are read at once
 
   // The context of calls of `above` on threads of the tiers' own.
   static Context Threads();
@@ -172,15 +174,17 @@ class Tiers {
   std::atomic<uint8_t>& Used(uint64_t hash) { return used_[hash >> used_shift_]; }
   void SetUsed(uint64_t hash) {
     std::atomic<uint8_t>& used = Used(hash);
-    if (used.load(std::memory_order_relaxed) == 0) used.store(1, std::memory_order_relaxed);
+    if (used.load(std::memory_order_relaxed) != kJustUsed) {
+      used.store(kJustUsed, std::memory_order_relaxed);
+    }
   }
 
   Status InsertAbove(Span<const Key> keys, char* rows);
   // How much room there should be between calls.
-  int64_t room_ahead() const { return std::min(2 * most_keys_, max_rows_above() / 4); }
-  // Has rows leave until there is room for `wanted`, or `most` have left, or no other may. Of rows
-  // that have been used lately none but in the second lap of the hands. *looks: at how many rows;
-  // not at more than `most_looks` by far.
+  int64_t room_ahead() const { return std::min(2 * most_keys_, max_rows_above() / 8); }
+  // Has rows leave until there is room for `wanted`, or `most` have left, or no other may. Rows
+  // that have been used lately are spared as long as others can leave; and if `most_looks` is not
+  // without end. *looks: at how many rows; not at more than `most_looks` by far.
   Status Leave(int64_t wanted, int64_t most, int64_t most_looks, const Stays& stays,
                int64_t* looks);
   // Gives rows that are above, of distinct keys, copies below; and has them there alone.
@@ -225,7 +229,7 @@ class Tiers {
   std::unique_ptr<DiskRows> below_;
   int64_t copies_ = 0;
   std::atomic<int64_t> calls_{0};  // keys of calls that have taken room
-  // Whether keys of a hash were used since the clock's hand came by: a byte for each top part of
+  // How many laps of the clock's hands keys of a hash are spared: a byte for each top part of
   // hashes. What is written by several threads at once is all the same.
   std::unique_ptr<std::atomic<uint8_t>[]> used_;
   size_t used_size_ = 0;
