@@ -3,11 +3,11 @@
     python benchmarks/large_table.py FOLDER [--rows 100000000] [--dim 16] [--host-memory 1000000000]
         [--steps 2000] [--ids 4096]
 
-FOLDER needs up to 700 bytes of disk for a row of dim 16: 70 GB. A table of float32 with Adam; ids are trained
-once each, in ascending order, by steps of 65,536; then in steps of --ids distinct ids of Zipf(1.05). Each
-phase is a process of its own; the second is killed some steps after a flush, and the third must find what
-that flush had. 20,000 ids are followed in NumPy by the formulas of Adam (Kingma and Ba, 2015, as Keras has
-them) and compared in each phase.
+FOLDER needs up to 700 bytes of disk for a row of dim 16: 70 GB. A table of float32 with Adam; ids are
+trained once each, in ascending order, by steps of 65,536; then in steps of --ids distinct ids of
+Zipf(1.05). Each phase is a process of its own; the second is killed some steps after a flush, and the
+third must find what that flush had. 20,000 ids are followed in NumPy by the formulas of Adam (Kingma and
+Ba, 2015, as Keras has them) and compared in each phase.
 """
 
 from __future__ import annotations

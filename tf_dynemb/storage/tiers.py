@@ -70,9 +70,10 @@ class Disk(Tier):
             disks, over which files are spread. Of a table that is sharded across processes each has a
             folder of its own in there.
         reopen: False removes what a flush has left there; the table begins empty.
-        direct_io: True reads files past the system's page cache (O_DIRECT). For where memory is scarce, as
-            in a container: only `HostMemory` keeps rows then, and a read from the disk takes less of the
-            processor. Otherwise the page cache keeps what it has room for, and reads of that are faster.
+        direct_io: True reads files past the system's page cache (O_DIRECT). For where memory is scarce,
+            as in a container: only `HostMemory` keeps rows then, and a read from the disk takes less of
+            the processor. Otherwise the page cache keeps what it has room for, and reads of that are
+            faster.
 
     Raises:
         TypeError: no path or list of paths; reopen or direct_io is no bool.
