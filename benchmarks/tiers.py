@@ -1,6 +1,7 @@
 """What tiers cost: lookups and Adam steps of a table with storage beside one in memory, in turns.
 
-    python benchmarks/tiers.py FOLDER [--rows 1000000] [--ids 16384] [--rounds 20] [--dim 16] [--limits]
+    python benchmarks/tiers.py FOLDER [--rows 1000000] [--ids 16384] [--rounds 20] [--dim 16]
+        [--limits | --tail]
 
 FOLDER is on the disk that is measured. Half of the bytes fit into host memory. A batch has distinct ids:
 at 95 %, so many of a tenth of the rows, which stay in memory, and the others of the rest, in turn, most
@@ -9,6 +10,9 @@ where it holds the files, it is measured, and not the disk.
 
 With --limits instead: Adam steps of which a fifth of the ids is new, on tables without a limit, with the
 limit that they have reached, and with a time to live, in memory and with storage.
+
+With --tail instead: the slowest of many Adam steps at 95 % of a table with storage (2,500 after 500 that
+are not counted), during which rows leave memory and files are compacted.
 """
 
 from __future__ import annotations
@@ -82,9 +86,16 @@ def main():
     parser.add_argument("--ids", type=int, default=16_384)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--dim", type=int, default=16)
-    parser.add_argument("--limits", action="store_true")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--limits", action="store_true")
+    what.add_argument("--tail", action="store_true")
     arguments = parser.parse_args()
-    (measure_limits if arguments.limits else measure_hit_rates)(arguments)
+    if arguments.limits:
+        measure_limits(arguments)
+    elif arguments.tail:
+        measure_tail(arguments)
+    else:
+        measure_hit_rates(arguments)
 
 
 def storage_in(folder: str, name: str, max_bytes: int):
@@ -125,6 +136,17 @@ def measure_limits(arguments):
             f"{name:10} {where:10} {np.median(each):10.1f}      {quartiles:13}"
             f" {np.percentile(each, 99):7.1f}  {np.median(each) / 1e3 / plain:.2f}"
         )
+
+
+def measure_tail(arguments):
+    rows, dim = arguments.rows, arguments.dim
+    max_bytes = rows * (12 * dim + 24) // 2  # Adam's rows with their keys, and the index
+    tiered = Trained(rows, dim, storage_in(arguments.folder, "tail", max_bytes))
+    batches = Batches(rows, arguments.ids)
+    seconds = [tiered.time("Adam step", batches.draw(95)) for _ in range(3_000)][500:]
+    quantiles = 1e3 * np.quantile(seconds, [0.5, 0.9, 0.99, 0.999, 1])
+    print(f"{rows} rows of dim {dim} with Adam; {len(seconds)} steps of {arguments.ids} ids")
+    print("ms: p50 {:.1f}, p90 {:.1f}, p99 {:.1f}, p99.9 {:.1f}, slowest {:.1f}".format(*quantiles))
 
 
 def measure_hit_rates(arguments):
