@@ -175,6 +175,12 @@ class PosixFileLock final : public FileLock {
   const std::unique_ptr<Descriptor> file_;
 };
 
+Status NoDirectReads(const std::string& path) {
+  return FailedPrecondition("open ", path,
+                            ": its file system has no direct reads (O_DIRECT); leave direct_io of "
+                            "Disk out");
+}
+
 // Of O_DIRECT: what every disk takes that is in use.
 constexpr int64_t kDirectAlignment = 4096;
 
@@ -194,10 +200,7 @@ class PosixFiles final : public FileSystem {
     std::unique_ptr<Descriptor> descriptor;
     // Without O_NONBLOCK a pipe would wait for somebody to write to it.
     const Status opened = Open(path, O_RDONLY | O_NONBLOCK | (direct ? O_DIRECT : 0), &descriptor);
-    if (direct && errno == EINVAL && !opened.ok()) {
-      return FailedPrecondition(opened.message(),
-                                "; its file system has no direct reads (O_DIRECT)");
-    }
+    if (direct && errno == EINVAL && !opened.ok()) return NoDirectReads(path);
     DYNEMB_RETURN_IF_ERROR(opened);
     struct stat info;
     if (::fstat(descriptor->get(), &info) != 0) return SystemError("stat", path);
@@ -205,6 +208,16 @@ class PosixFiles final : public FileSystem {
     *file =
         std::make_unique<PosixReadableFile>(std::move(descriptor), direct ? kDirectAlignment : 1);
     return Status();
+  }
+
+  Status CheckReads(const std::string& path) override {
+    std::unique_ptr<ReadableFile> file;
+    DYNEMB_RETURN_IF_ERROR(NewReadableFile(path, &file));
+    char byte;
+    // Some take the flag, and no read. That the file ends is none of this.
+    const Status read = file->Read(0, 1, &byte);
+    if (read.ok() || read.code() == Code::kDataLoss) return Status();
+    return writes_ == Writes::kSoon ? NoDirectReads(path) : read;
   }
 
   Status CreateFolder(const std::string& path) override {

@@ -70,6 +70,8 @@ class FileSystem {
   virtual Status SyncFolder(const std::string& folder) = 0;
   // Syncs a file that has been written, whether it is still open or not.
   virtual Status SyncFile(const std::string& path) = 0;
+  // Whether its files can be read as this one reads them, by one that is there.
+  virtual Status CheckReads(const std::string&) { return Status(); }
   // kFailedPrecondition if somebody else holds it. The file stays; its bytes do not matter.
   virtual Status Lock(const std::string& path, std::unique_ptr<FileLock>* lock) = 0;
 };

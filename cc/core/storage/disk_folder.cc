@@ -13,6 +13,7 @@ namespace {
 
 constexpr char kFlushed[] = "FLUSHED";
 constexpr char kPart[] = "PART";
+constexpr char kLock[] = "LOCK";
 constexpr char kDraftSuffix[] = ".new";
 constexpr int64_t kMostNumber = int64_t{1} << 62;
 constexpr std::string_view kPrefix = "tier-";
@@ -57,6 +58,9 @@ Status DiskFolder::Open(FileSystem* files, const Options& options,
   if (options.paths.empty()) return InvalidArgument("storage: got no folder, want one");
   std::shared_ptr<DiskFolder> opened(new DiskFolder(files, options.paths));
   DYNEMB_RETURN_IF_ERROR(opened->LockAll());
+  for (const std::string& path : options.paths) {
+    DYNEMB_RETURN_IF_ERROR(files->CheckReads(JoinPath(path, kLock)));
+  }
   DYNEMB_RETURN_IF_ERROR(options.reopen ? opened->ReadFlushed() : opened->ForgetFlush());
   DYNEMB_RETURN_IF_ERROR(opened->RemoveOthers());
   *folder = std::move(opened);
@@ -100,7 +104,7 @@ Status DiskFolder::LockAll() {
   for (const std::string& path : paths_) {
     DYNEMB_RETURN_IF_ERROR(files_->CreateFolder(path));
     locks_.emplace_back();
-    if (Status locked = files_->Lock(JoinPath(path, "LOCK"), &locks_.back()); !locked.ok()) {
+    if (Status locked = files_->Lock(JoinPath(path, kLock), &locks_.back()); !locked.ok()) {
       return Status(locked.code(),
                     StrCat(locked.message(), "; another table has its rows in ", path,
                            ", and every table wants a folder of its own; let the process of "

@@ -226,14 +226,24 @@ Status DiskRows::MoveRows(const RowLog::Block& block) {
     keys[there++] = keys[from];
   });
   keys.resize(there);
-  return keys.empty() ? Status() : Put(keys, rows.data());
+  const int64_t put = put_rows_;
+  const Status moved = keys.empty() ? Status() : Put(keys, rows.data());
+  put_rows_ = put;
+  return moved;
 }
 
-Status DiskRows::Move(const RowLog::Block& block, const Status& read) {
+// A file that is compacted at kMostBytes has a third of dead bytes at least, so that so many bytes
+// moved make room for one.
+constexpr int64_t kMovedBytes = 4;
+
+Status DiskRows::Move(const RowLog::Block& block, Status read) {
+  const int64_t record_bytes = layouts_.back().layout.row_bytes + RowLog::kRecordHeaderBytes;
+  const int64_t rows = (block.end() - block.begin()) / (kMovedBytes * record_bytes);
+  removed_rows_ = std::max<int64_t>(0, removed_rows_ - std::max<int64_t>(1, rows));
   if (!log_.HasFile(block.slot(), block.number())) return Status();
   // What cannot be read is left. Everything else may go well another time, from the beginning.
   if (read.code() == Code::kDataLoss) return Status();
-  const Status moved = read.ok() ? OrNoMemory([&] { return MoveRows(block); }) : read;
+  Status moved = read.ok() ? OrNoMemory([&] { return MoveRows(block); }) : std::move(read);
   if (!moved.ok() && log_.HasFile(block.slot(), block.number())) {
     log_.SetDamaged(block.slot(), false);
     moving_ = {};
@@ -258,10 +268,9 @@ bool DiskRows::NextToMove(RowLog::Block* block) {
 }
 
 Status DiskRows::Compact() {
-  // A file that is compacted at kMostBytes has a third of dead bytes at least, so that four bytes
-  // moved make room for one. A call works for what it has put, and somewhat more, so that the
-  // removal of many rows is paid for by many calls.
-  constexpr int64_t kMovedBytes = 4, kMoreBytes = 16 * RowLog::kBlockBytes;
+  // A call works for what it has put, and somewhat more, so that the removal of many rows is paid
+  // for by many calls.
+  constexpr int64_t kMoreBytes = 16 * RowLog::kBlockBytes;
   const int64_t record_bytes = layouts_.back().layout.row_bytes + RowLog::kRecordHeaderBytes;
   int64_t bytes = kMovedBytes * record_bytes * std::exchange(put_rows_, 0) + kMoreBytes;
   RowLog::Block block;
@@ -269,12 +278,9 @@ Status DiskRows::Compact() {
   while (moved.ok() && bytes > 0 && removed_rows_ > 0 && HasMoreBytesThan(kMostBytes) &&
          NextToMove(&block)) {
     moved = Move(block, block.Read());
-    const int64_t of_block = block.end() - block.begin();
-    bytes -= of_block;
-    removed_rows_ -= std::max<int64_t>(1, of_block / (kMovedBytes * record_bytes));
+    bytes -= block.end() - block.begin();
   }
   if (!HasMoreBytesThan(kMostBytes)) removed_rows_ = 0;
-  put_rows_ = 0;  // not those that were moved
   return moved;
 }
 

@@ -117,9 +117,9 @@ class DiskRows {
   // any lock.
   bool NextToMove(RowLog::Block* block);
   // Moves those of its rows that are still where they were; `read`: what came of reading it.
-  // Errors: not all could be moved; all are there, and it is tried again later, but for what is
-  // damaged.
-  Status Move(const RowLog::Block& block, const Status& read);
+  // Errors: not all could be moved; all are there, and it is tried again later. What the disk does
+  // not give is left (kDataLoss), which is no error here. Does not throw.
+  Status Move(const RowLog::Block& block, Status read);
   // What a call does of it, for the rows that it has put and removed, if files have more than
   // kMostBytes.
   Status Compact();
@@ -176,7 +176,7 @@ class DiskRows {
   RowLog log_;
   const int64_t least_file_bytes_;
   int64_t removed_rows_ = 0;  // for which Compact has not worked yet
-  int64_t put_rows_ = 0;      // since then
+  int64_t put_rows_ = 0;      // by calls, since then
   // The file that is compacted, and how far NextToMove has come in it.
   struct {
     int64_t slot = 0;

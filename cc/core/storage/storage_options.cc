@@ -1,6 +1,5 @@
 #include "cc/core/storage/storage_options.h"
 
-#include <memory>
 #include <sstream>
 #include <string>
 
@@ -25,13 +24,6 @@ Status StorageOptions::Parse(const std::string& text, StorageOptions* options) {
   FileSystem* const files = direct ? DirectFileSystem() : PosixFileSystem();
   DYNEMB_RETURN_IF_ERROR(
       DiskFolder::OpenFor(files, folders, owner, &options->disk, &options->is_shared));
-  for (const std::string& folder : folders.paths) {
-    if (!direct) break;
-    std::unique_ptr<ReadableFile> probe;
-    if (const Status read = files->NewReadableFile(JoinPath(folder, "LOCK"), &probe); !read.ok()) {
-      return Status(read.code(), StrCat(read.message(), "; leave direct_io of Disk out"));
-    }
-  }
   options->flushed = options->disk->TakeFlushed();
   options->in_background = true;
   return Status();

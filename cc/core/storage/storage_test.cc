@@ -297,6 +297,37 @@ TEST(TieredTableTest, FilesDoNotGrowUnderLargeCalls) {
   }
 }
 
+// What the thread has moved is no reason for a call to move more.
+TEST(DiskRowsTest, ACallPaysForItself) {
+  const auto files = std::make_shared<MemoryFileSystem>();
+  StorageOptions storage;
+  storage.max_rows = 10'000;
+  storage.least_file_bytes = 64 << 10;
+  ASSERT_OK(DiskFolder::Open(files.get(), {{"/tiers"}}, &storage.disk));
+  std::unique_ptr<Tiers> tiers;
+  ASSERT_OK(Tiers::Make(TwinSchema(64, ""), TableOptions(), storage, &tiers));
+  const Caller above(tiers->above(), HostTestMemory());
+  Keys keys(10'000);
+  for (Key first = 0; first < 150'000; first += 10'000) {
+    std::iota(keys.begin(), keys.end(), first);
+    ASSERT_OK(above.Upsert(keys, Floats(keys.size() * 64, 1)));
+    ASSERT_OK(tiers->AllDown());
+  }
+  DiskRows* const below = tiers->below();
+  static_cast<void>(below->Compact());  // for what was put
+  for (Key key = 0; key < 150'000; key += 2) ASSERT_TRUE(below->Remove(DiskHash(key)));
+  RowLog::Block block;
+  for (int moved = 0; moved < 60; ++moved) {
+    ASSERT_TRUE(below->NextToMove(&block));
+    ASSERT_OK(below->Move(block, block.Read()));
+  }
+  const int64_t written = below->rows_written();
+  ASSERT_TRUE(below->HasMoreBytesThan(DiskRows::kMostBytes));
+  ASSERT_OK(below->Compact());
+  const int64_t row_bytes = RowLog::kRecordHeaderBytes + tiers->layout().row_bytes;
+  EXPECT_LE((below->rows_written() - written) * row_bytes, 17 * RowLog::kBlockBytes);
+}
+
 // Bytes that cannot be won back must not have other files rewritten without end.
 TEST(TieredTableTest, DamagedFilesAreLeft) {
   const std::string folder = JoinPath(::testing::TempDir(), "damaged_files");

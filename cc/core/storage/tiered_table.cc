@@ -423,9 +423,9 @@ class Tiered final : public TieredTable {
       return Status();
     }));
     if (!has_block) return more;
-    const Status read = block.Read();
+    Status read = block.Read();
     const std::unique_lock<FairSharedMutex> lock(mutex_);
-    return tiers_->below()->Move(block, read).ok();
+    return tiers_->below()->Move(block, std::move(read)).ok();
   }
 
   // Rows that a call has read from below.

@@ -395,15 +395,12 @@ Status Tiers::MakeRoom(int64_t need, int64_t next, const Stays& stays) {
 }
 
 bool Tiers::HasUpkeep() const {
-  return (!below_->empty() && above_->room() < room_ahead()) ||
-         below_->HasMoreBytesThan(DiskRows::kCompactedBytes);
+  return WantsRoomAhead() || below_->HasMoreBytesThan(DiskRows::kCompactedBytes);
 }
 
 bool Tiers::MakeRoomAhead() {
   constexpr int64_t kMostLooks = 64 << 10;
-  if (below_->empty() || above_->room() >= room_ahead()) return false;
-  // Where all rows are used all the time calls make room themselves.
-  if (ahead_looks_ > (kJustUsed + 1) * max_rows_above()) return false;
+  if (!WantsRoomAhead()) return false;
   const int64_t before = rows_left_;
   int64_t looks;
   const Status left = Leave(room_ahead(), kHandKeys, kMostLooks, [](Key) { return false; }, &looks);

@@ -180,6 +180,12 @@ class Tiers {
   }
 
   Status InsertAbove(Span<const Key> keys, char* rows);
+  // Whether MakeRoomAhead has something to do. Not where all rows are used all the time: calls make
+  // room themselves then.
+  bool WantsRoomAhead() const {
+    return !below_->empty() && above_->room() < room_ahead() &&
+           ahead_looks_ <= (kJustUsed + 1) * max_rows_above();
+  }
   // How much room there should be between calls.
   int64_t room_ahead() const { return std::min(2 * most_keys_, max_rows_above() / 8); }
   // Has rows leave until there is room for `wanted`, or `most` have left, or no other may. Rows
