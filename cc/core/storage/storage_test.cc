@@ -315,7 +315,9 @@ TEST(DiskRowsTest, ACallPaysForItself) {
   }
   DiskRows* const below = tiers->below();
   static_cast<void>(below->Compact());  // for what was put
-  for (Key key = 0; key < 150'000; key += 2) ASSERT_TRUE(below->Remove(DiskHash(key)));
+  for (Key key = 0; key < 150'000; ++key) {
+    ASSERT_TRUE(key % 4 == 0 || below->Remove(DiskHash(key)));
+  }
   RowLog::Block block;
   for (int moved = 0; moved < 60; ++moved) {
     ASSERT_TRUE(below->NextToMove(&block));
@@ -325,7 +327,8 @@ TEST(DiskRowsTest, ACallPaysForItself) {
   ASSERT_TRUE(below->HasMoreBytesThan(DiskRows::kMostBytes));
   ASSERT_OK(below->Compact());
   const int64_t row_bytes = RowLog::kRecordHeaderBytes + tiers->layout().row_bytes;
-  EXPECT_LE((below->rows_written() - written) * row_bytes, 17 * RowLog::kBlockBytes);
+  // Of the 16 blocks that a call moves a quarter is live.
+  EXPECT_LE((below->rows_written() - written) * row_bytes, 6 * RowLog::kBlockBytes);
 }
 
 // Bytes that cannot be won back must not have other files rewritten without end.
