@@ -237,8 +237,7 @@ Status DiskRows::MoveRows(const RowLog::Block& block) {
 constexpr int64_t kMovedBytes = 4;
 
 Status DiskRows::Move(const RowLog::Block& block, Status read) {
-  const int64_t record_bytes = layouts_.back().layout.row_bytes + RowLog::kRecordHeaderBytes;
-  const int64_t rows = (block.end() - block.begin()) / (kMovedBytes * record_bytes);
+  const int64_t rows = (block.end() - block.begin()) / (kMovedBytes * record_bytes());
   removed_rows_ = std::max<int64_t>(0, removed_rows_ - std::max<int64_t>(1, rows));
   if (!log_.HasFile(block.slot(), block.number())) return Status();
   // What cannot be read is left. Everything else may go well another time, from the beginning.
@@ -271,8 +270,7 @@ Status DiskRows::Compact() {
   // A call works for what it has put, and somewhat more, so that the removal of many rows is paid
   // for by many calls.
   constexpr int64_t kMoreBytes = 16 * RowLog::kBlockBytes;
-  const int64_t record_bytes = layouts_.back().layout.row_bytes + RowLog::kRecordHeaderBytes;
-  int64_t bytes = kMovedBytes * record_bytes * std::exchange(put_rows_, 0) + kMoreBytes;
+  int64_t bytes = kMovedBytes * record_bytes() * std::exchange(put_rows_, 0) + kMoreBytes;
   RowLog::Block block;
   Status moved;
   while (moved.ok() && bytes > 0 && removed_rows_ > 0 && HasMoreBytesThan(kMostBytes) &&

@@ -146,6 +146,10 @@ class DiskRows {
 
  private:
   Status MoveRows(const RowLog::Block& block);
+  // Of a row of now.
+  int64_t record_bytes() const {
+    return layouts_.back().layout.row_bytes + RowLog::kRecordHeaderBytes;
+  }
 
   // What remains of rows of a layout: their values, and these parts.
   struct Layout {

@@ -11,7 +11,7 @@
 // that writes has all of its rows above: it brings up those that are below, for which others leave.
 // A batch of more keys than there is room for above is done in slices, each with all positions of
 // its keys. Erase reads nothing. Rows leave for below in the order of a clock: those that no call
-// has named since the hand last came by.
+// has named for two laps of its hand.
 //
 // Limits. max_rows and the eviction policy are of both tiers together, and hold as those of a host
 // table do (TableOptions, Evictor): a table of up to Evictor::kUnitRows rows evicts the same rows,
