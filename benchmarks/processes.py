@@ -8,14 +8,14 @@ process, and the spread between the fastest and the slowest round.
 
     weak      each process has --batch ids of its own
     strong    all together have --batch ids
-    sizes     weak, in turns with steps before which the sizes of the buffers are forgotten
     exchange  the collectives alone: the smallest all-to-all, and one of 4 MiB for each process
 
 --extrapolate out.json prints what the cost model makes of that for more processes.
 
---wire prints how many of the ids of a step are distinct, and how many times the least possible bytes a
-step sends: it counts, and takes no time and no process. tests/distributed/test_spread_tables.py compares
-the count with what processes sent.
+--wire prints how many of the ids of a step are distinct, how many times the least possible bytes a step
+sends, and how many times an even share of the rows the process with most of them has to find and update:
+it counts, and takes no time and no process. tests/distributed/test_spread_tables.py compares the count
+with what processes sent.
 """
 
 import argparse
@@ -86,25 +86,8 @@ def worker(options) -> None:
         batches = batches_of(batch)
         seconds[case] = _rounds(options.rounds, lambda n: step(batches[n % 8]).numpy())  # noqa: B023
     if several:
-        seconds |= _sizes(options, table.exchange, step, batches_of(options.batch))
         seconds |= _exchange(options, tf)
     pathlib.Path(f"{options.worker}.{index}").write_text(json.dumps(seconds))
-
-
-def _sizes(options, exchange, step, batches) -> dict:
-    """Steps with sizes that were predicted, in turns with steps whose sizes were forgotten."""
-    seconds = {"sizes predicted": [], "sizes forgotten": []}
-    for number in range(2 * (64 + options.rounds)):  # until predictions have come down
-        forgets = number % 2 == 1
-        remembered = exchange.sizes()
-        if forgets:
-            exchange.forget_sizes()
-        start = time.perf_counter()
-        step(batches[number % 8]).numpy()
-        seconds["sizes forgotten" if forgets else "sizes predicted"].append(time.perf_counter() - start)
-        if forgets:
-            exchange.remember_sizes(remembered)
-    return {case: times[-options.rounds :] for case, times in seconds.items()}
 
 
 def _exchange(options, tf) -> dict:
@@ -188,55 +171,77 @@ def extrapolate(results: dict, batch: int, cores: int) -> None:
             print(f"{count:9} {ids:7} {padding:8.2f} {times} ms")
 
 
-def sent_words(distinct: list[np.ndarray], dim: int) -> int:
-    """8-byte words that a process has for all, itself too, in a step whose sizes were predicted right.
+def sent_bytes(owners: list[np.ndarray], dim: int) -> list[int]:
+    """Bytes that each process sends the others in a step.
 
     Args:
-        distinct: the distinct ids of each process.
+        owners: of each process the owner of each of its distinct ids.
         dim: of rows of float32.
     """
-    count = len(distinct)
-    most = max(int(np.bincount(ids % count, minlength=count).max()) for ids in distinct)
-
-    def buffer(*item_bytes):
-        words = 1 + sum(-(-most * size // 8) for size in item_bytes)  # begins with the number of items
-        step = 1 << max(0, words.bit_length() - 4)
-        return max(8, -(-words // step) * step)  # one of eight sizes per power of two
-
-    head = 6  # of what goes to the owners
-    lookup = head + buffer(8) + buffer(4 * dim, 1)  # ids; rows, and whether they exist
-    update = head + buffer(8, 4 * dim)
-    return count * (lookup + update)
+    count = len(owners)
+    of_pair = np.array([np.bincount(of_ids, minlength=count) for of_ids in owners])
+    np.fill_diagonal(of_pair, 0)
+    # A message has a header of 48 bytes, and numbers and counts of items of 8: one of ids, one of rows
+    # and whether they exist, one of ids and gradients, with two numbers.
+    heads = (count - 1) * (3 * 48 + 8 * (1 + 1 + 3))
+    asks, answers = of_pair.sum(axis=1), of_pair.sum(axis=0)
+    return (heads + asks * 8 + answers * (4 * dim + 1) + asks * (8 + 4 * dim)).tolist()
 
 
-def padding(distinct: list[np.ndarray], dim: int = DIM) -> float:
-    """Bytes that processes send in a step, over those of ids, rows and gradients that must travel."""
-    count = len(distinct)
-    sent = 8 * sent_words(distinct, dim) * (count - 1)
-    travel = sum(int(np.sum(ids % count != index)) for index, ids in enumerate(distinct))
-    return sent / (2 * (8 + 4 * dim) * travel)
+def overhead(owners: list[np.ndarray], dim: int = DIM) -> tuple[float, float]:
+    """How many times the bytes of the ids, rows and gradients that must travel processes send and get.
+
+    Returns:
+        All of them, over all that must; and the process that gets most rows to find and update, over an
+        even share of these.
+    """
+    count = len(owners)
+    travel = sum(int(np.sum(of_ids != index)) for index, of_ids in enumerate(owners))
+    got = np.bincount(np.concatenate(owners), minlength=count)
+    return sum(sent_bytes(owners, dim)) / (2 * (8 + 4 * dim) * travel), got.max() / got.mean()
+
+
+def owners_of(ids: np.ndarray, count: int, by_hash: bool) -> np.ndarray:
+    """The process of each id, as docs/distribution.md has it."""
+    if not by_hash:
+        return ids % count
+    with np.errstate(over="ignore"):
+        high = _mix(_mix(ids.astype(np.uint64))) >> np.uint64(32)
+    return ((high * np.uint64(count)) >> np.uint64(32)).astype(np.int64)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The finalizer of SplitMix64, as cc/core/base/hash.h."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 def wire() -> None:
     """Prints the table of docs/scaling.md: medians of five steps; ids all over the 64-bit integers."""
     counts = (2, 4, 8, 64)
-    print(f"{'ids':9} {'a process':>9} {'distinct':>8}", *(f"{f'N = {count}':>7}" for count in counts))
-    for name in ("uniform", "zipf", "one shard"):
+    print(f"{'ids':14} {'a process':>9} {'distinct':>8}", *(f"{f'N = {count}':>12}" for count in counts))
+    for name in ("uniform", "zipf", "multiples"):
         numbers = Numbers(ROWS, "zipf" if name == "zipf" else "uniform")
-        for batch in (64, 1024, 16384, 65536):
-            factors, rates = [], []
-            for count in counts:
-                steps = []
-                for _ in range(5):
-                    ids = [keys_of(numbers.draw(batch)) for _ in range(count)]
-                    if name == "one shard":
-                        ids = [each // count * count for each in ids]
-                    distinct = [np.unique(each) for each in ids]
-                    rates += [len(each) / batch for each in distinct]
-                    steps.append(padding(distinct))
-                factors.append(statistics.median(steps))
-            share = statistics.mean(rates)
-            print(f"{name:9} {batch:9} {share:8.2f}", *(f"{each:7.2f}" for each in factors))
+        for rule in ("hash", "mod") if name == "multiples" else ("hash",):
+            for batch in (64, 1024, 16384, 65536):
+                cells, rates = [], []
+                for count in counts:
+                    steps = []
+                    for _ in range(5):
+                        ids = [keys_of(numbers.draw(batch)) for _ in range(count)]
+                        if name == "multiples":
+                            ids = [each // count * count for each in ids]
+                        distinct = [np.unique(each) for each in ids]
+                        rates += [len(each) / batch for each in distinct]
+                        owners = [owners_of(each, count, rule == "hash") for each in distinct]
+                        steps.append(overhead(owners))
+                    cells.append("{:.2f}, {:.2f}".format(*np.median(steps, axis=0)))
+                label = f"{name} {rule}" if name == "multiples" else name
+                print(
+                    f"{label:14} {batch:9} {statistics.mean(rates):8.2f}", *(f"{c:>12}" for c in cells)
+                )
 
 
 def main() -> None:

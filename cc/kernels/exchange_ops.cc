@@ -1,12 +1,18 @@
-// Kernels of the ops that make and read what processes send each other.
+// Kernels of the ops by which processes exchange keys and rows.
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "cc/core/lookup/dedup.h"
 #include "cc/core/lookup/fetched_rows_view.h"
-#include "cc/core/shard/all_to_all_buffer.h"
+#include "cc/core/shard/connections.h"
+#include "cc/core/shard/exchange.h"
+#include "cc/core/shard/grouped_keys.h"
+#include "cc/core/shard/routing.h"
 #include "cc/kernels/catching_kernel.h"
 #include "cc/kernels/monitoring.h"
 #include "cc/kernels/table_resource.h"
@@ -16,136 +22,189 @@
 namespace dynemb {
 namespace {
 
+using tensorflow::AsyncOpKernel;
 using tensorflow::OpInputList;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::OpOutputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
+using tensorflow::tstring;
+using tensorflow::core::RefCountPtr;
 
-class GroupByShardOp : public CatchingKernel {
+class GroupByProcessOp : public CatchingKernel {
  public:
-  explicit GroupByShardOp(OpKernelConstruction* context) : CatchingKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("receivers", &receivers_));
+  explicit GroupByProcessOp(OpKernelConstruction* context) : CatchingKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("processes", &processes_));
+    OP_REQUIRES_OK(context, context->GetAttr("by_hash", &by_hash_));
     OP_REQUIRES_OK(context, context->GetAttr("distinct", &distinct_));
-    OP_REQUIRES(context, receivers_ <= kMostReceivers,
-                ToTensorFlow(InvalidArgument("receivers: got ", receivers_, ", want up to ",
-                                             kMostReceivers)));
+    OP_REQUIRES(context, processes_ <= kMostProcesses,
+                ToTensorFlow(InvalidArgument("processes: got ", processes_, ", want up to ",
+                                             kMostProcesses)));
+    OP_REQUIRES(
+        context, static_cast<int>(by_hash_.size()) == context->num_inputs(),
+        ToTensorFlow(InvalidArgument("by_hash: got ", by_hash_.size(), ", want one for each of ",
+                                     context->num_inputs(), " tables")));
   }
 
   void TryCompute(OpKernelContext* context) override {
-    OpInputList keys, shard_ids;
+    OpInputList keys;
     OpOutputList grouped, places;
     OP_REQUIRES_OK(context, context->input_list("keys", &keys));
-    OP_REQUIRES_OK(context, context->input_list("shard_ids", &shard_ids));
     OP_REQUIRES_OK(context, context->output_list("grouped", &grouped));
     OP_REQUIRES_OK(context, context->output_list("places", &places));
     const int tables = keys.size();
     Tensor* counts;
     OP_REQUIRES_OK(
-        context, context->allocate_output(2 * tables, TensorShape({receivers_, tables}), &counts));
+        context, context->allocate_output(2 * tables, TensorShape({processes_, tables}), &counts));
     auto count = counts->matrix<int64_t>();
     for (int t = 0; t < tables; ++t) {
-      OP_REQUIRES(context, keys[t].dims() == 1 && shard_ids[t].dims() == 1,
-                  ToTensorFlow(InvalidArgument(
-                      "keys and shard_ids: got shapes ", keys[t].shape().DebugString(), " and ",
-                      shard_ids[t].shape().DebugString(), ", want vectors")));
+      OP_REQUIRES(context, keys[t].dims() == 1,
+                  ToTensorFlow(InvalidArgument("keys: got shape ", keys[t].shape().DebugString(),
+                                               ", want vectors")));
       const Span<const Key> all(keys[t].flat<int64_t>().data(), keys[t].NumElements());
-      const Span<const int32_t> all_shard_ids(shard_ids[t].flat<int32_t>().data(),
-                                              shard_ids[t].NumElements());
-      GroupedKeys groups;
-      OP_REQUIRES_OK(context, ToTensorFlow(Group(all, all_shard_ids, &groups)));
+      const GroupedKeys groups = Group(all, by_hash_[static_cast<size_t>(t)]);
       Tensor *out, *place;
       const int64_t size = static_cast<int64_t>(groups.keys.size());
       OP_REQUIRES_OK(context, grouped.allocate(t, TensorShape({size}), &out));
       OP_REQUIRES_OK(context, places.allocate(t, keys[t].shape(), &place));
       std::copy(groups.keys.begin(), groups.keys.end(), out->flat<int64_t>().data());
       std::copy(groups.places.begin(), groups.places.end(), place->flat<int64_t>().data());
-      for (int64_t r = 0; r < receivers_; ++r) count(r, t) = groups.counts[r];
+      for (int64_t p = 0; p < processes_; ++p) count(p, t) = groups.counts[p];
     }
   }
 
  private:
-  static constexpr int64_t kMostReceivers = 1 << 20;
+  static constexpr int64_t kMostProcesses = 1 << 20;
 
-  Status Group(Span<const Key> keys, Span<const int32_t> shard_ids, GroupedKeys* groups) const {
-    if (!distinct_) return GroupByShard(keys, shard_ids, receivers_, groups);
+  GroupedKeys Group(Span<const Key> keys, bool by_hash) const {
+    if (!distinct_) return GroupByProcess(keys, processes_, by_hash);
     const Dedup dedup(keys);
-    const std::vector<int64_t>& inverse = dedup.inverse();
-    std::vector<int32_t> ids_of_distinct;
-    if (shard_ids.size > 0) {
-      if (shard_ids.size != keys.size)
-        return GroupByShard(keys, shard_ids, receivers_, groups);  // says why
-      ids_of_distinct.resize(static_cast<size_t>(dedup.size()));
-      for (int64_t i = 0; i < keys.size; ++i) ids_of_distinct[inverse[i]] = shard_ids[i];
-    }
-    DYNEMB_RETURN_IF_ERROR(GroupByShard(dedup.unique(), ids_of_distinct, receivers_, groups));
-    std::vector<int64_t> places(inverse.size());
-    for (size_t i = 0; i < inverse.size(); ++i) places[i] = groups->places[inverse[i]];
-    groups->places = std::move(places);
-    return Status();
+    GroupedKeys groups = GroupByProcess(dedup.unique(), processes_, by_hash);
+    std::vector<int64_t> places(dedup.inverse().size());
+    for (size_t i = 0; i < places.size(); ++i)
+      places[i] = groups.places[static_cast<size_t>(dedup.inverse()[i])];
+    groups.places = std::move(places);
+    return groups;
   }
 
-  int64_t receivers_;
+  int64_t processes_;
+  std::vector<bool> by_hash_;
   bool distinct_;
 };
 
-// The counts of an op's input, and of buffers of `words`; item_bytes is set by the caller.
-absl::Status GetCounts(OpKernelContext* context, int parts, AllToAllLayout* layout) {
-  const Tensor* counts;
-  TF_RETURN_IF_ERROR(context->input("counts", &counts));
-  if (counts->dims() != 2 || counts->dim_size(1) != parts) {
-    return ToTensorFlow(InvalidArgument("counts: got shape ", counts->shape().DebugString(),
-                                        ", want (processes, ", parts, ")"));
-  }
-  layout->receivers = counts->dim_size(0);
-  layout->counts = {counts->flat<int64_t>().data(), counts->NumElements()};
-  return absl::OkStatus();
-}
-
-class PackOp : public CatchingKernel {
+class OwnedOp : public CatchingKernel {
  public:
-  using CatchingKernel::CatchingKernel;
+  explicit OwnedOp(OpKernelConstruction* context) : CatchingKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("process", &part_.index));
+    OP_REQUIRES_OK(context, context->GetAttr("processes", &part_.of));
+    OP_REQUIRES_OK(context, context->GetAttr("by_hash", &part_.by_hash));
+  }
 
   void TryCompute(OpKernelContext* context) override {
-    OpInputList parts;
-    AllToAllLayout layout;
-    OP_REQUIRES_OK(context, context->input_list("parts", &parts));
-    OP_REQUIRES_OK(context, GetCounts(context, parts.size(), &layout));
-    OP_REQUIRES_OK(context, GetScalar(context, "words", &layout.words));
-    std::vector<const char*> from;
-    for (int p = 0; p < parts.size(); ++p) {
-      const Tensor& part = parts[p];
-      OP_REQUIRES(context, part.dims() == 1 || part.dims() == 2,
-                  ToTensorFlow(InvalidArgument("parts: got shape ", part.shape().DebugString(),
-                                               ", want (items,) or (items, dim)")));
-      const int64_t items_dim = part.dims() == 2 ? part.dim_size(1) : 1;
-      layout.item_bytes.push_back(items_dim * tensorflow::DataTypeSize(part.dtype()));
-      from.push_back(part.tensor_data().data());
-    }
-    OP_REQUIRES_OK(context, ToTensorFlow(layout.Check()));
-    for (int p = 0; p < parts.size(); ++p) {
-      OP_REQUIRES(context, layout.total(p) == parts[p].dim_size(0),
-                  ToTensorFlow(InvalidArgument("counts: got ", layout.total(p), " for part ", p,
-                                               ", which has ", parts[p].dim_size(0), " items")));
-    }
-    TensorShape shape;
-    OP_REQUIRES_OK(context,
-                   TensorShape::BuildTensorShape({layout.receivers, layout.words}, &shape));
-    Tensor* buffers;
-    OP_REQUIRES_OK(context, context->allocate_output(0, shape, &buffers));
-    AddAllToAllBytes(static_cast<int64_t>(buffers->TotalBytes()));
-    OP_REQUIRES_OK(context, ToTensorFlow(PackAllToAll(PoolContext(context), layout, from,
-                                                      buffers->flat<int64_t>().data())));
+    const auto keys = context->input(0).flat<int64_t>();
+    Tensor* owned;
+    OP_REQUIRES_OK(context, context->allocate_output(0, context->input(0).shape(), &owned));
+    for (int64_t i = 0; i < keys.size(); ++i) owned->flat<bool>()(i) = part_.has(keys(i));
   }
+
+ private:
+  KeyPart part_;
 };
 
-class UnpackOp : public CatchingKernel {
+// The connections of this process to the others, and once they are made the exchange over them.
+class ExchangeResource : public tensorflow::ResourceBase {
  public:
-  explicit UnpackOp(OpKernelConstruction* context) : CatchingKernel(context) {
+  std::string DebugString() const override { return "an exchange between processes"; }
+
+  Status Listen(int port) { return connections_.Listen(port); }
+  int port() const { return connections_.port(); }
+
+  Status Connect(const std::vector<std::string>& addresses, int index, const std::string& secret,
+                 double timeout_seconds) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    DYNEMB_RETURN_IF_ERROR(connections_.Connect(addresses, index, secret, timeout_seconds));
+    return Exchange::Make(std::move(connections_), &exchange_);
+  }
+
+  // Null before they are connected.
+  Exchange* exchange() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return exchange_.get();
+  }
+
+ private:
+  Connections connections_;
+  mutable std::mutex mutex_;  // of what follows
+  std::unique_ptr<Exchange> exchange_;
+};
+
+absl::Status GetExchange(OpKernelContext* context, RefCountPtr<ExchangeResource>* resource) {
+  TF_RETURN_IF_ERROR(
+      tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), resource));
+  if ((*resource)->exchange() != nullptr) return absl::OkStatus();
+  return ToTensorFlow(FailedPrecondition("exchange: it is not connected yet: DynembConnect does"));
+}
+
+class ListenOp : public CatchingKernel {
+ public:
+  explicit ListenOp(OpKernelConstruction* context) : CatchingKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("port", &port_));
+  }
+
+  void TryCompute(OpKernelContext* context) override {
+    RefCountPtr<ExchangeResource> resource(new ExchangeResource());
+    OP_REQUIRES_OK(context, ToTensorFlow(resource->Listen(static_cast<int>(port_))));
+    Tensor *handle, *port;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &handle));
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &port));
+    port->scalar<int64_t>()() = resource->port();
+    handle->scalar<tensorflow::ResourceHandle>()() =
+        tensorflow::ResourceHandle::MakeRefCountingHandle(resource.release(),
+                                                          context->device()->name());
+  }
+
+ private:
+  int64_t port_;
+};
+
+class ConnectOp : public CatchingKernel {
+ public:
+  explicit ConnectOp(OpKernelConstruction* context) : CatchingKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("index", &index_));
+    OP_REQUIRES_OK(context, context->GetAttr("timeout_seconds", &timeout_seconds_));
+  }
+
+  void TryCompute(OpKernelContext* context) override {
+    RefCountPtr<ExchangeResource> resource;
+    OP_REQUIRES_OK(context, tensorflow::LookupResource(
+                                context, tensorflow::HandleFromInput(context, 0), &resource));
+    const auto texts = context->input(1).flat<tstring>();
+    const auto secret = context->input(2).flat<tstring>();
+    OP_REQUIRES(context, secret.size() == 1,
+                ToTensorFlow(InvalidArgument("secret: got ", secret.size(), ", want one")));
+    const std::vector<std::string> addresses(texts.data(), texts.data() + texts.size());
+    OP_REQUIRES_OK(context, ToTensorFlow(resource->Connect(addresses, static_cast<int>(index_),
+                                                           secret(0), timeout_seconds_)));
+  }
+
+ private:
+  int64_t index_;
+  float timeout_seconds_;
+};
+
+class ExchangeOp : public AsyncOpKernel {
+ public:
+  explicit ExchangeOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("program", &program_));
+    OP_REQUIRES_OK(context, context->GetAttr("to_all", &to_all_));
+    OP_REQUIRES_OK(context, context->GetAttr("timeout_seconds", &timeout_seconds_));
+    OP_REQUIRES_OK(context, context->GetAttr("dims", &dims_));
+    std::string refusal;
+    OP_REQUIRES_OK(context, context->GetAttr("refusal", &refusal));
+    refusal_ = refusal == "exhausted" ? Code::kResourceExhausted : Code::kInvalidArgument;
     std::vector<tensorflow::DataType> dtypes;
     OP_REQUIRES_OK(context, context->GetAttr("P", &dtypes));
-    OP_REQUIRES_OK(context, context->GetAttr("dims", &dims_));
     OP_REQUIRES(context, dims_.size() == dtypes.size(),
                 ToTensorFlow(InvalidArgument("dims: got ", dims_.size(), ", want one for each of ",
                                              dtypes.size(), " parts")));
@@ -157,31 +216,134 @@ class UnpackOp : public CatchingKernel {
     }
   }
 
-  void TryCompute(OpKernelContext* context) override {
-    const Tensor& buffers = context->input(0);
-    AllToAllLayout layout;
-    OP_REQUIRES_OK(context, GetCounts(context, static_cast<int>(dims_.size()), &layout));
-    OP_REQUIRES(context, buffers.dims() == 2 && buffers.dim_size(0) == layout.receivers,
-                ToTensorFlow(InvalidArgument("buffers: got shape ", buffers.shape().DebugString(),
-                                             ", want (", layout.receivers, ", words)")));
-    layout.words = buffers.dim_size(1);
-    layout.item_bytes = item_bytes_;
-    OP_REQUIRES_OK(context, ToTensorFlow(layout.Check()));
-    std::vector<char*> to;
-    for (size_t p = 0; p < dims_.size(); ++p) {
-      TensorShape shape({layout.total(static_cast<int64_t>(p))});
-      if (dims_[p] >= 0) OP_REQUIRES_OK(context, shape.AddDimWithStatus(dims_[p]));
-      Tensor* part;
-      OP_REQUIRES_OK(context, context->allocate_output(static_cast<int>(p), shape, &part));
-      to.push_back(const_cast<char*>(part->tensor_data().data()));
-    }
-    OP_REQUIRES_OK(context, ToTensorFlow(UnpackAllToAll(PoolContext(context), layout,
-                                                        buffers.flat<int64_t>().data(), to)));
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    bool is_started = false;
+    CatchNoMemory(context, [&] { is_started = Start(context, done); });
+    if (!is_started) done();
   }
 
  private:
   static constexpr int64_t kMostNumbers = 1 << 30;
+
+  // False, with the context's status, if it cannot.
+  bool Start(OpKernelContext* context, const DoneCallback& done) {
+    // Shared: the exchange lives until its last call is done.
+    auto held = std::make_shared<RefCountPtr<ExchangeResource>>();
+    ExchangeCall call;
+    const absl::Status status = [&] {
+      TF_RETURN_IF_ERROR(GetExchange(context, held.get()));
+      return Fill(context, &call);
+    }();
+    if (!status.ok()) {
+      context->SetStatus(status);
+      return false;
+    }
+    call.allocate = [this, context](const std::vector<int64_t>& counts, std::vector<char*>* parts) {
+      return Allocate(context, counts, parts);
+    };
+    Exchange* const exchange = (*held)->exchange();
+    call.done = [this, context, held, exchange, done, sent_before = exchange->sent_bytes()](
+                    const Status& status, const std::vector<int64_t>& largest,
+                    const std::vector<int64_t>& counts) {
+      AddAllToAllBytes(exchange->sent_bytes() - sent_before);
+      context->SetStatus(status.ok() ? PutNumbers(context, exchange->processes(), largest, counts)
+                                     : ToTensorFlow(status));
+      done();
+    };
+    context->SetStatus(ToTensorFlow(exchange->Start(std::move(call))));
+    return context->status().ok();
+  }
+
+  absl::Status Fill(OpKernelContext* context, ExchangeCall* call) {
+    const Tensor& problem = context->input(1);
+    const Tensor& numbers = context->input(2);
+    const Tensor& counts = context->input(3);
+    OpInputList parts;
+    TF_RETURN_IF_ERROR(context->input_list("parts", &parts));
+    if (problem.NumElements() != 1 || numbers.dims() != 1 || counts.dims() != 2) {
+      return ToTensorFlow(
+          InvalidArgument("problem, numbers, counts: got shapes ", problem.shape().DebugString(),
+                          ", ", numbers.shape().DebugString(), " and ",
+                          counts.shape().DebugString(), ", want (), (n,) and (processes, tables)"));
+    }
+    call->program = program_;
+    call->problem = std::string(problem.flat<tstring>()(0));
+    call->refusal = refusal_;
+    call->numbers.assign(numbers.flat<int64_t>().data(),
+                         numbers.flat<int64_t>().data() + numbers.NumElements());
+    call->tables = counts.dim_size(1);
+    call->counts = {counts.flat<int64_t>().data(), counts.NumElements()};
+    call->item_bytes = item_bytes_;
+    call->to_all = to_all_;
+    call->timeout_seconds = timeout_seconds_;
+    for (int p = 0; p < parts.size(); ++p) {
+      const Tensor& part = parts[p];
+      const int64_t dim = part.dims() == 2 ? part.dim_size(1) : -1;
+      if (part.dims() < 1 || part.dims() > 2 || dim != dims_[p]) {
+        return ToTensorFlow(InvalidArgument("parts: got shape ", part.shape().DebugString(),
+                                            ", want (items,) or (items, dim), and dim ", dims_[p]));
+      }
+      int64_t items = 0;
+      for (int64_t r = 0; r < counts.dim_size(0); ++r)
+        items += counts.matrix<int64_t>()(r, p % counts.dim_size(1));
+      if (items != part.dim_size(0)) {
+        return ToTensorFlow(InvalidArgument("counts: got ", items, " for part ", p, ", which has ",
+                                            part.dim_size(0), " items"));
+      }
+      call->parts.push_back(part.tensor_data().data());
+    }
+    return absl::OkStatus();
+  }
+
+  Status Allocate(OpKernelContext* context, const std::vector<int64_t>& counts,
+                  std::vector<char*>* parts) {
+    const size_t tables = static_cast<size_t>(context->input(3).dim_size(1));
+    for (size_t p = 0; p < dims_.size(); ++p) {
+      int64_t items = 0;
+      for (size_t at = p % tables; at < counts.size(); at += tables) items += counts[at];
+      TensorShape shape({items});
+      if (dims_[p] >= 0) shape.AddDim(dims_[p]);
+      Tensor* part;
+      const absl::Status status = context->allocate_output(static_cast<int>(2 + p), shape, &part);
+      if (!status.ok()) return Status(Code::kResourceExhausted, std::string(status.message()));
+      parts->push_back(const_cast<char*>(part->tensor_data().data()));
+    }
+    return Status();
+  }
+
+  static absl::Status PutNumbers(OpKernelContext* context, int64_t processes,
+                                 const std::vector<int64_t>& largest,
+                                 const std::vector<int64_t>& counts) {
+    const int64_t tables = context->input(3).dim_size(1);
+    Tensor *of_numbers, *of_counts;
+    TF_RETURN_IF_ERROR(context->allocate_output(
+        0, TensorShape({static_cast<int64_t>(largest.size())}), &of_numbers));
+    TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({processes, tables}), &of_counts));
+    std::copy(largest.begin(), largest.end(), of_numbers->flat<int64_t>().data());
+    std::copy(counts.begin(), counts.end(), of_counts->flat<int64_t>().data());
+    return absl::OkStatus();
+  }
+
+  std::string program_;
+  bool to_all_;
+  float timeout_seconds_;
+  Code refusal_;
   std::vector<int64_t> dims_, item_bytes_;
+};
+
+class ExchangeCallsOp : public CatchingKernel {
+ public:
+  using CatchingKernel::CatchingKernel;
+
+  void TryCompute(OpKernelContext* context) override {
+    RefCountPtr<ExchangeResource> resource;
+    OP_REQUIRES_OK(context, GetExchange(context, &resource));
+    Tensor *calls, *sent_bytes;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &calls));
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &sent_bytes));
+    calls->scalar<int64_t>()() = resource->exchange()->calls();
+    sent_bytes->scalar<int64_t>()() = resource->exchange()->sent_bytes();
+  }
 };
 
 class FetchedRowsViewOp : public CatchingKernel {
@@ -214,9 +376,14 @@ class FetchedRowsViewOp : public CatchingKernel {
 
 REGISTER_KERNEL_BUILDER(Name("DynembFetchedRowsView").Device(tensorflow::DEVICE_CPU),
                         FetchedRowsViewOp);
-REGISTER_KERNEL_BUILDER(Name("DynembGroupByShard").Device(tensorflow::DEVICE_CPU), GroupByShardOp);
-REGISTER_KERNEL_BUILDER(Name("DynembPack").Device(tensorflow::DEVICE_CPU), PackOp);
-REGISTER_KERNEL_BUILDER(Name("DynembUnpack").Device(tensorflow::DEVICE_CPU), UnpackOp);
+REGISTER_KERNEL_BUILDER(Name("DynembGroupByProcess").Device(tensorflow::DEVICE_CPU),
+                        GroupByProcessOp);
+REGISTER_KERNEL_BUILDER(Name("DynembOwned").Device(tensorflow::DEVICE_CPU), OwnedOp);
+REGISTER_KERNEL_BUILDER(Name("DynembListen").Device(tensorflow::DEVICE_CPU), ListenOp);
+REGISTER_KERNEL_BUILDER(Name("DynembConnect").Device(tensorflow::DEVICE_CPU), ConnectOp);
+REGISTER_KERNEL_BUILDER(Name("DynembExchange").Device(tensorflow::DEVICE_CPU), ExchangeOp);
+REGISTER_KERNEL_BUILDER(Name("DynembExchangeCalls").Device(tensorflow::DEVICE_CPU),
+                        ExchangeCallsOp);
 
 }  // namespace
 }  // namespace dynemb

@@ -116,7 +116,7 @@ void RemoveFromMonitoring(const TableResource* table) { Tables::Get().Remove(tab
 
 void AddAllToAllBytes(int64_t bytes) {
   static auto* const counter = tensorflow::monitoring::Counter<0>::New(
-      "/tf_dynemb/all_to_all_bytes", "Bytes laid out to send to other processes, with padding");
+      "/tf_dynemb/all_to_all_bytes", "Bytes sent to other processes");
   counter->GetCell()->IncrementBy(bytes);
 }
 

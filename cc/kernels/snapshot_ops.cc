@@ -318,6 +318,7 @@ class SnapshotLoadOp : public CatchingKernel {
     OP_REQUIRES_OK(context, context->GetAttr("key_mod", &key_mod_));
     OP_REQUIRES_OK(context, context->GetAttr("part", &part_.index));
     OP_REQUIRES_OK(context, context->GetAttr("parts", &part_.of));
+    OP_REQUIRES_OK(context, context->GetAttr("by_hash", &part_.by_hash));
     OP_REQUIRES(context, part_.index < part_.of,
                 ToTensorFlow(InvalidArgument("part: got ", part_.index, ", want less than the ",
                                              part_.of, " parts")));

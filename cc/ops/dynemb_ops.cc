@@ -561,6 +561,7 @@ REGISTER_OP("DynembSnapshotLoad")
     .Attr("key_mod: bool = false")
     .Attr("part: int >= 0 = 0")
     .Attr("parts: int >= 1 = 1")
+    .Attr("by_hash: bool = false")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(3));
@@ -580,7 +581,7 @@ table_name: the table's name in the snapshot.
 cursor: where to begin: (0, 0, 0), or what the call before returned as next.
 shard_ids: the shard of each key that DynembSnapshotKeys gives for this cursor.
 key_mod: load all rows that are left, each into shard key mod shards, rounded down; shard_ids are not looked at.
-part, parts: leave out the rows whose key mod parts, rounded down, is not part.
+part, parts, by_hash: leave out the rows that process `part` of so many does not have, by the rule of DynembGroupByProcess.
 done: there is no more.
 )doc");
 

@@ -10,7 +10,6 @@ import pickle
 import signal
 import sys
 import time
-from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -29,7 +28,7 @@ IDS = (_NUMBERS.integers(0, 9, (STEPS, BATCH, 2)) + np.arange(STEPS)[:, None, No
 IDS[7] = 24 * (2**40 + 1)  # one key in all places: one shard has all the work
 TARGETS = _NUMBERS.normal(size=(STEPS, BATCH, 1)).astype(np.float32)
 FACTORS = _NUMBERS.integers(-4, 5, (STEPS, BATCH, 2, 3)).astype(np.float32)
-# For the bytes on the wire: few ids, and more than a padded buffer rounds up, per process.
+# For the bytes on the wire, per process.
 WIRE_IDS, WIRE_DIM = (64, 1024, 20_000), 32
 OPTIMIZERS = {
     "sgd": lambda: K.SGD(0.05),
@@ -219,7 +218,7 @@ class Program:
         graph = run.get_concrete_function(self.mine(0, IDS[0])).graph
         return {
             "rows": [self.rows(collection.embedding_bags[name].weight) for name in "tu"],
-            "exchanges": [op.type for op in graph.get_operations() if op.type == "CollectiveAllToAllV2"],
+            "exchanges": [op.type for op in graph.get_operations() if op.type == "DynembExchange"],
         }
 
     def sequences(self):
@@ -334,7 +333,7 @@ class Program:
         table.remove(tf.constant([7], tf.int64) if self.index == 0 else tf.zeros([0], tf.int64))
         gone = table.lookup(keys[0], return_exists=True)
         result = {"seen": seen, "gone": gone, "rows": self.rows(table), "size": int(table.size())}
-        if table.exchange is not None:  # more numbers than there are sizes of buffers
+        if table.exchange is not None:
             result["totals"] = table.exchange.total(tf.range(2000, dtype=tf.float64)).numpy()
         return result
 
@@ -451,51 +450,34 @@ class Program:
         return messages
 
     def wire(self):
-        """Bytes that one lookup and one update put on the wire, and the least that could be.
-
-        Of the first step after sizes that were smaller, and of one like it later, whose sizes are known.
-        """
+        """Bytes that one lookup and one update put on the wire, and the least that could be."""
         with self.strategy.scope():
-            table = self.lib.Variable(dim=WIRE_DIM, name="wire")
-            optimizer = self.optimizer(K.SGD(1.0), [table.handle])
-        sent = []
-        swap = tf.raw_ops.CollectiveAllToAllV2
-
-        def counted(input, **arguments):  # noqa: A002  the op's own name of it
-            sent.append(int(tf.size(input)) * 8 * (self.count - 1) / self.count)
-            return swap(input=input, **arguments)
-
+            tables = {
+                rule: self.lib.Variable(dim=WIRE_DIM, partition_strategy=rule, name=f"wire by {rule}")
+                for rule in ("mod", "hash")
+            }
+            optimizer = self.optimizer(K.SGD(1.0), [table.handle for table in tables.values()])
         results = {}
         numbers = np.random.default_rng(100 + self.index)
         draws = {
             "uniform": lambda n: numbers.integers(-(2**62), 2**62, n),
             "zipf": lambda n: numbers.zipf(1.2, n),
-            "one shard": lambda n: numbers.integers(0, 2**40, n) * self.count,
+            "one process": lambda n: numbers.integers(0, 2**40, n) * self.count,
         }
-        for name, n in itertools.product(draws, WIRE_IDS):
+        for (rule, table), name, n in itertools.product(tables.items(), draws, WIRE_IDS):
             ids = draws[name](n)
-            table.exchange.forget_sizes()
-            steps = []
-            for _ in range(3):  # only in the third are the two exchanges before like those of a step
-                sent.clear()
-                with mock.patch.object(tf.raw_ops, "CollectiveAllToAllV2", counted):
-                    with tf.GradientTape() as tape:
-                        rows = self.lib.embedding_lookup(table, tf.constant(ids, tf.int64))
-                        loss = tf.reduce_sum(rows)
-                    optimizer.apply(tape.gradient(loss, [table.handle]), [table.handle])
-                steps.append(list(sent))
-            distinct = np.unique(ids)
-            least = len(distinct) * (8 + 4 * WIRE_DIM) * (self.count - 1) / self.count
-            results[name, n] = {
-                "sent": sum(steps[-1]),
-                "least": 2 * least,
-                "collectives": [len(step) for step in steps],
-                "distinct": distinct,
-            }
+            before = table.exchange.metrics()
+            with tf.GradientTape() as tape:
+                rows = self.lib.embedding_lookup(table, tf.constant(ids, tf.int64))
+                loss = tf.reduce_sum(rows)
+            optimizer.apply(tape.gradient(loss, [table.handle]), [table.handle])
+            after = table.exchange.metrics()
+            moved = {what: int(after[what] - before[what]) for what in after}
+            results[rule, name, n] = {**moved, "distinct": np.unique(ids)}
         return results
 
-    def collectives_under_a_gpu(self):
-        """Devices of the collectives of a step that is traced for a GPU."""
+    def exchanges_under_a_gpu(self):
+        """Devices of the exchanges of a step that is traced for a GPU."""
         with self.strategy.scope():
             table = self.lib.Variable(dim=1, name="hosted")
 
@@ -506,7 +488,7 @@ class Program:
                 return table.exchange.total(tf.zeros([1], tf.float64))
 
         operations = step.get_concrete_function().graph.get_operations()
-        return {op.device for op in operations if op.type.startswith("Collective")}
+        return {op.device for op in operations if op.type == "DynembExchange"}
 
     def checkpoint(self, path):
         """Every process writes a whole checkpoint and whole Keras weights, and reads them back."""
@@ -645,7 +627,7 @@ def main(folder):
             "refusals",
             "one_refuses",
             "wire",
-            "collectives_under_a_gpu",
+            "exchanges_under_a_gpu",
             "differing",
         ):
             result[scene] = getattr(program, scene)()

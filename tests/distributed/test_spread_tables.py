@@ -16,7 +16,7 @@ import tf_dynemb
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 
-from processes import padding, sent_words  # noqa: E402
+from processes import overhead, owners_of, sent_bytes  # noqa: E402
 
 TIMEOUT_SECONDS = 450  # for a busy machine; alone it is a fraction
 COUNTS = (2, 3, 4)
@@ -164,7 +164,7 @@ def test_a_collection_trains_as_with_one_process(processes, alone):
 
 
 def test_a_collection_exchanges_once(processes):
-    """Ids, rows, gradients: three all-to-alls for two tables and three features, but for resends."""
+    """Ids, rows, gradients: three exchanges for two tables and three features."""
     for process in processes:
         assert len(process["bags"]["exchanges"]) == 3
 
@@ -287,37 +287,28 @@ def test_what_is_not_possible_says_so(processes):
         assert "keep_keys" in kept and "outside of the strategy's scope" in exported
 
 
-def test_bytes_on_the_wire(processes):
-    """Beside the ids and rows that must travel there are counts, whether rows exist, and padding."""
-    for process in processes:
-        for name in ("uniform", "zipf"):
-            wire = process["wire"][name, WIRE_IDS[-1]]
-            # Ids, rows, gradients; ids and gradients twice where their sizes could not be known.
-            assert wire["collectives"] == [5, 5, 3]
-            assert wire["least"] <= wire["sent"] <= 1.3 * wire["least"], name
-
-
 @pytest.mark.parametrize("number", WIRE_IDS)
-@pytest.mark.parametrize("ids", ["uniform", "zipf", "one shard"])
-def test_padding_is_what_the_scaling_page_says(processes, ids, number):
-    """benchmarks/processes.py counts it from the ids alone, for that page; here it was sent."""
+@pytest.mark.parametrize("ids", ["uniform", "zipf", "one process"])
+@pytest.mark.parametrize("rule", ["hash", "mod"])
+def test_bytes_on_the_wire_are_what_the_scaling_page_says(processes, rule, ids, number):
+    """benchmarks/processes.py counts them from the ids alone, for that page; here they were sent."""
     count = len(processes)
-    wires = [process["wire"][ids, number] for process in processes]
-    distinct = [wire["distinct"] for wire in wires]
-    for wire in wires:
-        assert wire["sent"] == 8 * sent_words(distinct, WIRE_DIM) * (count - 1) / count
-    # Few ids are not spread evenly over the shards. Buffers are as large as the largest, so that at
-    # worst, where all ids have one shard, it is as many times as there are processes.
-    most = {64: 2.6, 1024: 1.6, 20_000: 1.3}[number]
-    if ids == "one shard":
-        assert count <= padding(distinct, WIRE_DIM) <= 1.4 * count
-    else:
-        assert 1 <= padding(distinct, WIRE_DIM) <= most
+    wires = [process["wire"][rule, ids, number] for process in processes]
+    owners = [owners_of(wire["distinct"], count, rule == "hash") for wire in wires]
+    assert [wire["all_to_all_bytes"] for wire in wires] == sent_bytes(owners, WIRE_DIM)
+    assert all(wire["exchanges"] == 3 for wire in wires)
+    bytes_over_least, rows_over_even = overhead(owners, WIRE_DIM)
+    # Heads of messages, a byte for whether a row exists; few ids are not spread evenly.
+    assert 1 <= bytes_over_least <= {64: 1.2, 1024: 1.02, 20_000: 1.01}[number]
+    if ids == "one process" and rule == "mod":
+        assert rows_over_even == count
+    elif ids != "zipf":  # five standard deviations of a fair share
+        assert rows_over_even <= 1 + 5 / np.sqrt(number)
 
 
-def test_collectives_are_on_the_host(processes):
+def test_exchanges_are_on_the_host(processes):
     for process in processes:
-        assert {device[-6:] for device in process["collectives_under_a_gpu"]} == {":CPU:0"}
+        assert {device[-6:] for device in process["exchanges_under_a_gpu"]} == {":CPU:0"}
 
 
 def test_processes_that_run_other_programs_learn_what_the_others_run(processes):
@@ -347,8 +338,8 @@ def test_processes_that_run_other_programs_learn_what_the_others_run(processes):
 
 def test_a_process_that_dies_is_an_error_in_the_others(processes):
     for process in processes[:-1]:
-        assert process["survivor"]["error"] in ("UnavailableError", "InternalError", "AbortedError")
-        assert process["survivor"]["seconds"] < 60  # TensorFlow's heartbeats notice after 10
+        assert process["survivor"]["error"] == "UnavailableError"
+        assert process["survivor"]["seconds"] < 60  # at once, but for a busy machine
 
 
 @pytest.mark.parametrize("what", ["lookup", "making"])
@@ -362,7 +353,7 @@ def test_a_process_that_never_answers_is_an_error_after_the_timeout(folder, what
     assert processes[0].returncode == 0, output
     result = pickle.loads(path.read_bytes())
     assert result["timeout_seconds"] == TIMEOUT_OF_WAITING
-    # Beside the timeout there is the time that TensorFlow needs to look at it, and a busy machine.
+    # Beside the timeout there is a busy machine.
     assert TIMEOUT_OF_WAITING - 1 <= result["seconds"] < 60, result
 
 

@@ -1,4 +1,4 @@
-"""The ops that make and read what processes send each other, against NumPy; and what they refuse."""
+"""The ops by which processes exchange keys and rows, against NumPy; and what they refuse."""
 
 import numpy as np
 import pytest
@@ -6,90 +6,124 @@ import tensorflow as tf
 
 from tf_dynemb.base.op_library import ops
 
-NOBODY = tf.zeros([0], tf.int32)
 PART_DTYPES = (tf.int64, tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int8, tf.bool)
 
 
-def grouped(keys, shard_ids, receivers, distinct=True):
-    return ops.dynemb_group_by_shard(keys, shard_ids, receivers=receivers, distinct=distinct)
+def grouped(keys, processes, by_hash=None, distinct=True):
+    by_hash = [False] * len(keys) if by_hash is None else by_hash
+    return ops.dynemb_group_by_process(keys, processes=processes, by_hash=by_hash, distinct=distinct)
 
 
 @pytest.mark.parametrize("distinct", [True, False])
-def test_keys_are_grouped_by_owner_in_batch_order(distinct):
+def test_keys_are_grouped_by_process_in_batch_order(distinct):
     draw = np.random.default_rng(3)
-    keys = [draw.integers(-50, 50, n) for n in (200, 0, 7)]
-    own = draw.integers(0, 3, 100).astype(np.int32)  # of key k own[k + 50], for the last table
-    shard_ids = [NOBODY, NOBODY, own[keys[2] + 50]]
-    groups, places, counts = grouped(keys, shard_ids, 3, distinct)
+    keys = [draw.integers(-50, 50, n) for n in (200, 0, 70)]
+    by_hash = [False, True, True]
+    groups, places, counts = grouped(keys, 3, by_hash, distinct)
     for table, batch in enumerate(keys):
-        shard_id = own[batch + 50] if table == 2 else batch % 3
+        owners = np.full(len(batch), -1)
+        for process in range(3):
+            mine = ops.dynemb_owned(batch, process=process, processes=3, by_hash=by_hash[table])
+            owners[mine.numpy()] = process
+        if not by_hash[table]:
+            np.testing.assert_array_equal(owners, batch % 3)
         want = []
-        for receiver in range(3):
-            of_receiver = batch[shard_id == receiver].tolist()
-            of_receiver = list(dict.fromkeys(of_receiver)) if distinct else of_receiver
-            assert counts[receiver, table] == len(of_receiver)
-            want += of_receiver
+        for process in range(3):
+            of_process = batch[owners == process].tolist()
+            of_process = list(dict.fromkeys(of_process)) if distinct else of_process
+            assert counts[process, table] == len(of_process)
+            want += of_process
         assert groups[table].numpy().tolist() == want
         np.testing.assert_array_equal(groups[table].numpy()[places[table].numpy()], batch)
         if not distinct:
             assert sorted(places[table].numpy()) == list(range(len(batch)))
 
 
+def test_a_hash_spreads_ids_of_any_pattern():
+    """Multiples of 4 are all of process 0 by the remainder; 5 standard deviations of a fair share."""
+    ids = np.arange(4000) * 4
+    _, _, counts = grouped([ids, ids], 4, [False, True])
+    assert counts[:, 0].numpy().tolist() == [4000, 0, 0, 0]
+    assert np.all(np.abs(counts[:, 1] - 1000) < 5 * np.sqrt(4000 * 0.25 * 0.75))
+
+
+def alone():
+    """The exchange of a process that is alone: what it sends comes back."""
+    handle, port = ops.dynemb_listen()
+    assert 1 <= int(port) <= 65535
+    ops.dynemb_connect(handle, ["127.0.0.1:1"], "sixteen letters.", index=0, timeout_seconds=9)
+    return handle
+
+
+def exchanged(parts, counts, handle=None, problem="", numbers=(), dims=None, **options):
+    if dims is None:
+        dims = [int(part.shape[1]) if part.shape.rank == 2 else -1 for part in parts]
+    return ops.dynemb_exchange(
+        alone() if handle is None else handle,
+        problem,
+        tf.constant(numbers, tf.int64),
+        counts,
+        parts,
+        dims=dims,
+        program="a test",
+        **options,
+    )
+
+
 @pytest.mark.parametrize("dtype", PART_DTYPES, ids=lambda dtype: dtype.name)
 def test_parts_of_any_dtype_come_out_as_they_went_in(dtype):
-    counts = tf.constant([[3, 0, 1], [0, 2, 5]], tf.int64)
-    numbers = [tf.range(n) % 2 for n in (3, 2 * 3, 6)]
-    shapes = [[3], [2, 3], [6]]
+    counts = tf.constant([[3, 2]], tf.int64)
+    numbers = [tf.range(n) % 2 for n in (3, 2 * 3, 3 * 2, 2)]
+    shapes = [[3], [2, 3], [3, 2], [2]]
     parts = [tf.cast(tf.reshape(n, s), dtype) for n, s in zip(numbers, shapes, strict=True)]
-    bytes_of = np.array([1, 3, 1]) * dtype.size
-    words = int(np.max(np.sum(-(-counts.numpy() * bytes_of // 8), axis=1)))
-    buffers = ops.dynemb_pack(parts, counts, words + 2)
-    assert buffers.shape == [2, words + 2]
-    got = ops.dynemb_unpack(buffers, counts, P=[dtype] * 3, dims=[-1, 3, -1])
+    handle = alone()
+    largest, sent, got = exchanged(parts, counts, handle, numbers=[7, -3])
+    assert largest.numpy().tolist() == [7, -3] and sent.numpy().tolist() == [[3, 2]]
     for one, want in zip(got, parts, strict=True):
         assert one.dtype == dtype
         np.testing.assert_array_equal(one.numpy(), want.numpy())
+    calls, sent_bytes = ops.dynemb_exchange_calls(handle)
+    assert (int(calls), int(sent_bytes)) == (1, 0)  # to others
 
 
 TWO = tf.zeros([2], tf.int64)
+SECRET = "sixteen letters."
+
+
+def connect(addresses, secret=SECRET, index=0):
+    handle, _ = ops.dynemb_listen()
+    return ops.dynemb_connect(handle, addresses, secret, index=index, timeout_seconds=0.1)
+
+
 REFUSED = {
-    "keys of rank 2": (lambda: grouped([tf.zeros([1, 1], tf.int64)], [NOBODY], 2), "rank|vectors"),
-    "a shard that there is not": (lambda: grouped([TWO], [tf.constant([0, 2])], 2), "got shard 2"),
-    "a negative shard": (lambda: grouped([TWO], [tf.constant([0, -1])], 2, False), "got shard -1"),
-    "a shard too few": (lambda: grouped([TWO], [tf.constant([0])], 2), "want one per key"),
-    "too many receivers": (lambda: grouped([TWO], [NOBODY], 2**40), "receivers"),
-    "counts of other parts": (lambda: ops.dynemb_pack([TWO], tf.zeros([2, 2], tf.int64), 9), "counts"),
-    "counts that are not the items": (lambda: ops.dynemb_pack([TWO], [[3]], 9), "which has 2 items"),
-    "negative counts": (lambda: ops.dynemb_pack([TWO], [[-1], [3]], 9), "got -1 items"),
-    "a buffer too small": (lambda: ops.dynemb_pack([TWO], [[2]], 1), "do not fit"),
-    "negative words": (lambda: ops.dynemb_pack([TWO], [[2]], -1), "words: got buffers of -1"),
-    "words beyond memory": (lambda: ops.dynemb_pack([TWO], [[2]], 2**61), "words: got buffers of"),
-    "words that are no number": (lambda: ops.dynemb_pack([TWO], [[2]], [1, 2]), "words"),
-    "items of no numbers": (
-        lambda: ops.dynemb_pack([tf.zeros([2, 0])], [[2]], 9),
-        "do not fit",
+    "keys of rank 2": (lambda: grouped([tf.zeros([1, 1], tf.int64)], 2), "rank|vectors"),
+    "too many processes": (lambda: grouped([TWO], 2**40), "processes"),
+    "a rule too few": (lambda: grouped([TWO], 2, []), "by_hash"),
+    "an exchange that is not connected": (
+        lambda: exchanged([TWO], [[2]], ops.dynemb_listen()[0]),
+        "not connected",
     ),
-    "parts of rank 3": (lambda: ops.dynemb_pack([tf.zeros([2, 1, 1])], [[2]], 9), "shape"),
-    "more than was sent": (
-        lambda: ops.dynemb_unpack(tf.zeros([1, 3], tf.int64), [[4]], P=[tf.int64], dims=[-1]),
-        "do not fit",
+    "another number of processes": (lambda: exchanged([TWO], [[2], [0]]), "want one for each"),
+    "counts without parts": (lambda: exchanged([], [[2]]), "want one for each"),
+    "counts that are not the items": (lambda: exchanged([TWO], [[3]]), "which has 2 items"),
+    "counts of rank 1": (lambda: exchanged([TWO], [2]), "rank|shapes"),
+    "negative counts": (lambda: exchanged([TWO], [[-2]]), "which has 2 items"),
+    "items of no numbers": (lambda: exchanged([tf.zeros([2, 0])], [[2]]), "dims: got 0"),
+    "another dim": (lambda: exchanged([tf.zeros([2, 1])], [[2]], dims=[2]), "parts: got shape"),
+    "a dim too many": (lambda: exchanged([TWO], [[2]], dims=[-1, -1]), "dims: got 2"),
+    "parts of rank 3": (lambda: exchanged([tf.zeros([2, 1, 1])], [[2]], dims=[1]), "parts: got shape"),
+    "numbers of rank 2": (lambda: exchanged([], [[]], numbers=[[1]]), "rank|shapes"),
+    "a refusal": (lambda: exchanged([], tf.zeros([1, 0], tf.int64), problem="no"), "process 0: no"),
+    "a refusal for want of room": (
+        lambda: exchanged([], tf.zeros([1, 0], tf.int64), problem="no", refusal="exhausted"),
+        "process 0: no",
     ),
-    "counts that overflow": (
-        lambda: ops.dynemb_unpack(tf.zeros([1, 3], tf.int64), [[2**62]], P=[tf.int64], dims=[2**30]),
-        "do not fit",
-    ),
-    "buffers of others": (
-        lambda: ops.dynemb_unpack(tf.zeros([2, 3], tf.int64), [[1]], P=[tf.int64], dims=[-1]),
-        "buffers",
-    ),
-    "a dim of 0": (
-        lambda: ops.dynemb_unpack(tf.zeros([1, 3], tf.int64), [[1]], P=[tf.int64], dims=[0]),
-        "dims",
-    ),
-    "a dim too many": (
-        lambda: ops.dynemb_unpack(tf.zeros([1, 3], tf.int64), [[1]], P=[tf.int64], dims=[1, 1]),
-        "dims",
-    ),
+    "a port that cannot be": (lambda: ops.dynemb_listen(port=70000), "port: got 70000"),
+    "an index too large": (lambda: connect(["127.0.0.1:1"], index=1), "index: got 1"),
+    "a short secret": (lambda: connect(["127.0.0.1:1"], secret="short"), "secret: got 5 bytes"),
+    "two secrets": (lambda: connect(["127.0.0.1:1"], secret=[SECRET, SECRET]), "secret: got 2"),
+    "nobody there": (lambda: connect(["127.0.0.1:1", "127.0.0.1:2"], index=1), "to process 0 at"),
+    "nobody comes": (lambda: connect(["127.0.0.1:1", "127.0.0.1:2"]), "to process 1 at"),
 }
 
 
@@ -97,6 +131,20 @@ REFUSED = {
 def test_what_cannot_be_is_refused(name):
     call, message = REFUSED[name]
     with pytest.raises(
-        (tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError), match=message
+        (
+            tf.errors.InvalidArgumentError,
+            tf.errors.ResourceExhaustedError,
+            tf.errors.FailedPreconditionError,
+            tf.errors.UnavailableError,
+        ),
+        match=message,
     ):
         call()
+
+
+def test_a_problem_is_the_error_that_it_is_said_to_be():
+    none = tf.zeros([1, 0], tf.int64)
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        exchanged([], none, problem="no", refusal="exhausted")
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        exchanged([], none, problem="no")

@@ -36,6 +36,7 @@ def fit(
     validation_steps: int | None = None,
     validation_batch_size: int | None = None,
     validation_freq: int | Collection[int] = 1,
+    pipeline: bool = True,
 ) -> keras.callbacks.History:
     """Trains a model as model.fit does, under the strategy in whose scope it was made.
 
@@ -71,6 +72,8 @@ def fit(
         validation_steps: batches of a validation. None: all.
         validation_batch_size: examples of a global batch of validation; None: batch_size.
         validation_freq: every how many epochs to validate, or a list of the epochs' numbers from 1.
+        pipeline: whether processes that share tables tell each other the ids of the next batch while a
+            step is computed, as tf_dynemb.distribute.Pipeline does. Results are the same.
 
     Returns:
         The History, as model.fit does.
@@ -119,7 +122,7 @@ def fit(
                 steps=data.number(),
                 model=model,
             )
-        train = steps.function("train", data)
+        steps.build("train", data)
         ask_each_step = processes.number > 1 and callbacks_of.may_stop_within_epoch(callbacks.callbacks)
         model.stop_training = False
         callbacks.on_train_begin()
@@ -129,9 +132,10 @@ def fit(
             steps.reset_metrics()
             callbacks.on_epoch_begin(epoch)
             logs = {}
-            for step, batch in enumerate(batches_in_step(data, processes)):
+            training = steps.training(data, batches_in_step(data, processes), pipeline)
+            for step, run in enumerate(training):
                 callbacks.on_train_batch_begin(step)
-                logs = train(batch)
+                logs = run()
                 callbacks.on_train_batch_end(step, logs)
                 if ask_each_step:
                     model.stop_training = processes.any(model.stop_training)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -14,9 +15,11 @@ import tensorflow as tf
 from tf_dynemb.distribute.batches import Batches
 from tf_dynemb.distribute.losses import check_model, compute_loss, is_overridden
 from tf_dynemb.distribute.masks import whole_with_masks
+from tf_dynemb.distribute.pipeline import Pipeline, in_replicas
 from tf_dynemb.distribute.processes import Processes
 from tf_dynemb.distribute.shares import Share
 from tf_dynemb.optimizer.dynamic_embedding_optimizer import check_made_in_scope
+from tf_dynemb.shard.exchange import AllToAllExchange
 
 # Where a step is not the same in all replicas, or not one step.
 _OTHER_STRATEGIES = (
@@ -50,6 +53,7 @@ class Steps:
             )
         self.processes = Processes(self.strategy)
         self._functions: dict[object, Any] = {}
+        self._pipelines: dict[bool, Pipeline] = {}
         self._built: set[object] = set()
 
     def is_of(self, model: keras.Model) -> bool:
@@ -67,13 +71,12 @@ class Steps:
             data: Batches.
         """
         model = self._model()
-        if kind != "predict":
-            check_model(model, self.strategy.num_replicas_in_sync)
-        self._build(kind, data)
+        self.build(kind, data)
         key = (kind, data.is_global, model.run_eagerly)
         if key not in self._functions:
             step = {"train": self._train, "test": self._test, "predict": self._predict}[kind]
-            self._functions[key] = self._over_replicas(step, data.is_global)
+            in_share = functools.partial(self._in_share, step, data.is_global)
+            self._functions[key] = in_replicas(self.strategy, in_share)
             if not model.run_eagerly:
                 self._functions[key] = tf.function(self._functions[key], reduce_retracing=True)
         function = self._functions[key]
@@ -81,6 +84,25 @@ class Steps:
             # Traced for batches of any number of examples, so that the last one is not traced anew.
             function.get_concrete_function(data.element_spec)
         return function
+
+    def training(
+        self, data: Batches, batches: Iterator[Any], pipeline: bool
+    ) -> Iterator[Callable[[], Any]]:
+        """For each of the batches a function that does its step of training and returns logs.
+
+        Args:
+            data: of which the batches are.
+            batches: the same number in all processes.
+            pipeline: whether the ids of the next batch travel while a step is computed.
+        """
+        self.build("train", data)
+        if not pipeline or AllToAllExchange.of(self.strategy) is None or self._model().run_eagerly:
+            train = self.function("train", data)
+            return (functools.partial(train, batch) for batch in batches)
+        if data.is_global not in self._pipelines:
+            step = functools.partial(self._in_share, self._train, data.is_global)
+            self._pipelines[data.is_global] = Pipeline(step, self.strategy)
+        return self._pipelines[data.is_global].steps(batches, data.element_spec)
 
     def reset_metrics(self) -> None:
         """Sets metrics to their start in each replica."""
@@ -96,20 +118,9 @@ class Steps:
             self._functions["reset"] = tf.function(tf.autograph.experimental.do_not_convert(reset))
         self._functions["reset"]()
 
-    def _over_replicas(self, step: Callable[[Share], Any], is_global: bool) -> Callable[[Any], Any]:
-        def run(batch: Any) -> Any:
-            results = {}
-
-            def in_replica(batch: Any) -> None:
-                share = Share(batch, is_global)
-                result = step(share)
-                if share.is_first:
-                    results["first"] = result
-
-            self.strategy.run(in_replica, args=(batch,))
-            return results["first"]
-
-        return tf.autograph.experimental.do_not_convert(run)
+    @staticmethod
+    def _in_share(step: Callable[[Share], Any], is_global: bool, batch: Any) -> Any:
+        return step(Share(batch, is_global))
 
     def _train(self, share: Share) -> Any:
         model = self._model()
@@ -167,9 +178,11 @@ class Steps:
 
         return own, update_metrics
 
-    def _build(self, kind: str, data: Batches) -> None:
+    def build(self, kind: str, data: Batches) -> None:
         """Makes the variables of model, metrics and optimizer where the strategy can distribute them."""
         model = self._model()
+        if kind != "predict":
+            check_model(model, self.strategy.num_replicas_in_sync)
         with self.strategy.scope():
             if not tf.distribute.has_strategy():
                 return  # they are made when a step is traced, as Keras does

@@ -160,7 +160,11 @@ _numbers = itertools.count()
 
 
 def engine_text(
-    tiers: tuple[HostMemory, Disk], keep_seed: bool, process: int = 0, processes: int = 1
+    tiers: tuple[HostMemory, Disk],
+    keep_seed: bool,
+    process: int = 0,
+    processes: int = 1,
+    by_hash: bool = False,
 ) -> str:
     """What the op DynembTable is told, for a new owner of the folders.
 
@@ -169,6 +173,7 @@ def engine_text(
         keep_seed: whether a table that is opened again has the seed of its initial values from there.
         process: which of the processes that the table is sharded across this one is.
         processes: how many.
+        by_hash: whether a hash says which of them has a row.
     """
     memory, disk = tiers
     words = {
@@ -180,33 +185,40 @@ def engine_text(
     }
     paths = disk.paths
     if processes > 1:  # which may have one file system
-        paths = [os.path.join(path, f"process-{process}-of-{processes}") for path in paths]
+        name = f"process-{process}-of-{processes}{_BY_HASH if by_hash else ''}"
+        paths = [os.path.join(path, name) for path in paths]
     return "\n".join([" ".join(f"{word} {value}" for word, value in words.items()), *paths])
 
 
-def check_processes(disk: Disk, processes: int) -> None:
-    """Fails if the folder has the rows of a table that was sharded across another number of processes.
+def check_processes(disk: Disk, processes: int, by_hash: bool = False) -> None:
+    """Fails if the folder has the rows of a table that was sharded across processes in another way.
 
     Raises:
         tf.errors.FailedPreconditionError: it has.
     """
     path = disk.paths[0]
-    flushed = {1} if os.path.exists(os.path.join(path, _FLUSHED)) else set()
+    flushed = {(1, "")} if os.path.exists(os.path.join(path, _FLUSHED)) else set()
     for folder in os.listdir(path) if os.path.isdir(path) else ():
         match = _PROCESS.fullmatch(folder)
         if match and os.path.exists(os.path.join(path, folder, _FLUSHED)):
-            flushed.add(int(match[1]))
-    others = sorted(flushed - {processes})
+            flushed.add((int(match[1]), match[2] or ""))
+    wanted = (processes, _BY_HASH if by_hash and processes > 1 else "")
+    others = sorted(flushed - {wanted})
     if others:
+        had, got = (
+            f"{number} processes"
+            + (f" with partition_strategy='{'hash' if rule else 'mod'}'" * (number > 1))
+            for number, rule in (others[0], wanted)
+        )
         raise tf.errors.FailedPreconditionError(
             None,
             None,
-            f"{path}: it has the rows of a table that was sharded across {others[0]} processes,"
-            f" got {processes}; open it with as many and save a snapshot, which a table of any number"
-            " can load, or remove the folder",
+            f"{path}: it has the rows of a table that was sharded across {had}, got {got}; open it in"
+            " the same way and save a snapshot, which any table can load, or remove the folder",
         )
 
 
 # As the engine writes them (DiskFolder), and as engine_text names folders.
 _FLUSHED = "FLUSHED"
-_PROCESS = re.compile(r"process-\d+-of-(\d+)")
+_BY_HASH = "-by-hash"
+_PROCESS = re.compile(rf"process-\d+-of-(\d+)({_BY_HASH})?")

@@ -13,13 +13,14 @@ from tf_dynemb.table.table_resource import TableResource
 
 
 def open_in_all(
-    group: Group, disk: Disk, make: Callable[[], TableResource]
+    group: Group, disk: Disk, by_hash: bool, make: Callable[[], TableResource]
 ) -> tuple[TableResource, int | None]:
     """Makes this process' part of a table, in all processes or in none. Eagerly.
 
     Args:
         group: the processes that the table is sharded across.
         disk: the folders, which may have rows of an earlier table.
+        by_hash: whether a hash says which process has a row.
         make: makes the part.
 
     Returns:
@@ -27,15 +28,15 @@ def open_in_all(
         was none.
 
     Raises:
-        tf.errors.FailedPreconditionError: the rows are of another number of processes, or of some of
-            them alone, or of different tables.
+        tf.errors.FailedPreconditionError: the rows are of another number of processes, or of another
+            partition_strategy, or of some of the processes alone, or of different tables.
         tf.errors.AbortedError: it failed in another process.
         tf.errors.OpError: what `make` raises.
     """
     made: list[TableResource] = []
 
     def open_here() -> str:
-        check_processes(disk, group.processes)
+        check_processes(disk, group.processes, by_hash)
         made.append(make())
         words = [line.split() for line in made[0].schema_now().splitlines()]
         seed = next(each[1] for each in words if each[:1] == ["seed"])

@@ -93,6 +93,10 @@ class TableConfig:
             keeps those used last in so much memory and the others in files. Results are those of a table
             in memory, which is None. Bounded by max_rows, not by max_bytes; not on servers and GPUs. Of
             a table that is sharded across workers each process has so much memory and its own folder.
+        partition_strategy: which process has the row of an id, of a table that is sharded across
+            workers. "hash": a hash of the id says it, so that ids of any pattern are spread evenly.
+            "mod": the id modulo the number of workers, which is SOK's rule. The same for all workers;
+            elsewhere without effect.
         exchange_dtype: bfloat16 or float16: the dtype in which rows and summed gradients of a table that
             is sharded across workers travel between processes, at half the bytes of float32. A row is
             rounded once on its way to a lookup, and a process' gradient once on its way to the row's
@@ -147,6 +151,7 @@ class TableConfig:
     keep_evicted: int = 0
     admission: AdmissionPolicy | None = None
     storage: Sequence[Tier] | None = None
+    partition_strategy: str = "hash"
     exchange_dtype: str | tf.DType | None = None
     init_size: int = 0
     keep_keys: bool = False
@@ -207,6 +212,11 @@ class TableConfig:
                     f"max_bytes: got {self.max_bytes} for a table with storage, want None; "
                     "HostMemory(max_bytes) bounds its memory, max_rows its rows, wherever they are"
                 )
+        if self.partition_strategy not in ("hash", "mod"):
+            raise ValueError(
+                f"partition_strategy: got {self.partition_strategy!r}, want 'hash' or 'mod'; how the "
+                "ids of one process are divided into shards is `partitioner`"
+            )
         if self.exchange_dtype is not None:
             dtype = _one_of("exchange_dtype", self.exchange_dtype, (tf.bfloat16, tf.float16))
             if not value_dtype.is_floating:

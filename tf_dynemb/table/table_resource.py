@@ -45,6 +45,7 @@ class TableResource(
             made. A GPU has all shards as one, and SavedModels have them in host memory.
         exchange: of the processes that the table is spread over, or None. It saves the rows of all, and
             restores those that this process owns.
+        by_hash: whether a hash says which process owns a key; else key mod processes.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class TableResource(
         limits: Limits,
         device: str,
         exchange: AllToAllExchange | None = None,
+        by_hash: bool = False,
     ) -> None:
         self._gpu = device if is_gpu(device) else None
         super().__init__(device="/CPU:0" if self._gpu else device)
@@ -71,6 +73,7 @@ class TableResource(
             limits,
             device,
             exchange,
+            by_hash,
         )
         self._limits = limits
         self.table_name = limits.name
@@ -81,6 +84,7 @@ class TableResource(
         self._adopt_seed = adopt_seed
         self._checkpoint = checkpoint
         self.exchange = exchange
+        self.by_hash = by_hash
         self.keeps_strings = "strings" in schema.splitlines()
         self.value_dtype = tf.as_dtype(schema.split()[3])
         self.dim = int(schema.split()[4])
@@ -146,6 +150,7 @@ class TableResource(
     def declared(self) -> str:
         """What rows are made of and begin with, where processes must agree: "value float32 8, ..."."""
         lines = self._schema.splitlines()[1:]
+        lines.append(f"partitioned by {'hash' if self.by_hash else 'mod'}")
         return ", ".join(line for line in lines if not (self._adopt_seed and line.startswith("seed ")))
 
     def shard_ids(self, keys: tf.Tensor) -> tf.Tensor:
@@ -394,7 +399,7 @@ class TableResource(
         """Whether the rows of int64 keys (n,) belong to this process."""
         if self.exchange is None:
             return tf.ones_like(keys, tf.bool)
-        return self.exchange.owned(tf.convert_to_tensor(keys))
+        return self.exchange.owned(tf.convert_to_tensor(keys), self.by_hash)
 
     def check_strings(self, keys: tf.Tensor, strings: tf.Tensor) -> list[tf.Tensor]:
         """Fails where the table keeps another string of a key; returns what keep_strings does."""
@@ -465,6 +470,7 @@ class TableResource(
                 key_mod=key_mod,
                 part=part,
                 parts=parts,
+                by_hash=self.by_hash,
             )
 
         if self._routes_by_key:

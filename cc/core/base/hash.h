@@ -1,7 +1,8 @@
 // The hash of keys.
 //
 // All placement inside a table (segment, chunk, tag) reads bits of Mix64(key). It is a bijection,
-// so distinct keys never share a hash; it is not part of any file format and may change.
+// so distinct keys never share a hash. Which process has a row (ProcessOf) is by it too, and so is
+// which folder of storage, so it never changes.
 #ifndef TF_DYNEMB_CC_CORE_BASE_HASH_H_
 #define TF_DYNEMB_CC_CORE_BASE_HASH_H_
 

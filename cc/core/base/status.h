@@ -16,6 +16,7 @@ namespace dynemb {
 enum class Code {
   kOk = 0,
   kInvalidArgument = 3,
+  kDeadlineExceeded = 4,
   kNotFound = 5,
   kAlreadyExists = 6,
   kResourceExhausted = 8,
@@ -23,6 +24,7 @@ enum class Code {
   kOutOfRange = 11,
   kUnimplemented = 12,  // a file of a later version of its format, which only later code can read
   kInternal = 13,
+  kUnavailable = 14,
   kDataLoss = 15,
 };
 
@@ -62,6 +64,10 @@ Status InvalidArgument(const Args&... args) {
 template <typename... Args>
 Status FailedPrecondition(const Args&... args) {
   return Status(Code::kFailedPrecondition, StrCat(args...));
+}
+template <typename... Args>
+Status Unavailable(const Args&... args) {
+  return Status(Code::kUnavailable, StrCat(args...));
 }
 template <typename... Args>
 Status ResourceExhausted(const Args&... args) {

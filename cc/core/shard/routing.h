@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cc/core/base/context.h"
+#include "cc/core/base/hash.h"
 #include "cc/core/base/span.h"
 #include "cc/core/base/status.h"
 #include "cc/core/table/table.h"
@@ -23,11 +24,22 @@ inline int32_t KeyMod(Key key, int64_t shards) {
 }
 std::vector<int32_t> KeyMod(Span<const Key> keys, int64_t shards);
 
-// What one process of several holds of a table: the keys whose remainder is its index.
+// Which of several processes has the row of a key: by a hash of it, or by its remainder. Folders of
+// storage are those of a process, so this never changes.
+inline int32_t ProcessOf(Key key, int64_t processes, bool by_hash) {
+  if (!by_hash) return KeyMod(key, processes);
+  // Mixed twice: the bits of Mix64(key) say where in the table of its process a row is.
+  const uint64_t hash = Mix64(Mix64(static_cast<uint64_t>(key)));
+  return static_cast<int32_t>(
+      ReduceRange(static_cast<uint32_t>(hash >> 32), static_cast<uint32_t>(processes)));
+}
+
+// What one process of several holds of a table.
 struct KeyPart {
   int64_t index = 0;
   int64_t of = 1;
-  bool has(Key key) const { return of == 1 || KeyMod(key, of) == index; }
+  bool by_hash = false;
+  bool has(Key key) const { return of == 1 || ProcessOf(key, of, by_hash) == index; }
 };
 
 class Routing {

@@ -33,7 +33,7 @@ std::vector<TestTable> Tables(uint64_t seed) {
 std::vector<std::unique_ptr<Shards>> Held(uint64_t seed, int64_t processes) {
   std::vector<std::unique_ptr<Shards>> held;
   for (int64_t p = 0; p < processes; ++p) {
-    const KeyPart part = {p, processes};
+    const KeyPart part = {p, processes, seed % 2 == 1};
     std::vector<TestTable> mine = Tables(seed);
     for (TestTable& table : mine) {
       table.shards = p + 1;

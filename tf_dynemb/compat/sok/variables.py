@@ -252,6 +252,7 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
         init_size=whole("init_capacity", init_capacity, 0),
         max_rows=max_capacity,
         admission=_admission(filter_ratio),
+        partition_strategy="mod",
         **policies,
     )
     return table.handle

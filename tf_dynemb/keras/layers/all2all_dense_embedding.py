@@ -54,6 +54,7 @@ class SlotLayer(TableLayer):
                 "a hash table every key below max_rows has its row, and none has to leave"
             )
         fields.setdefault("value_dtype", self.variable_dtype)
+        fields.setdefault("partition_strategy", "mod")  # SOK's
         config = TableConfig(
             name=self.name,
             dim=dim,

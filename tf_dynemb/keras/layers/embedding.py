@@ -67,11 +67,11 @@ class Embedding(TableLayer):
             where it is made. Keras' files keep what is shared; keras.models.clone_model does not.
         **kwargs: the other fields of a tf_dynemb.TableConfig: max_rows, max_bytes, on_full, eviction,
             keep_evicted, admission, storage, optimizer, frozen_keys, devices, partitioner,
-            exchange_dtype, init_size, restrict_policy, keep_keys, track_changes, checkpoint; and
-            what keras.layers.Layer takes: name, trainable, dtype. A model that is saved names no servers
-            or GPUs: a table there is loaded to where devices=None puts it. A policy or function of
-            your own has to be registered with Keras, or be among the custom_objects, when the model is
-            loaded.
+            partition_strategy, exchange_dtype, init_size, restrict_policy, keep_keys, track_changes,
+            checkpoint; and what keras.layers.Layer takes: name, trainable, dtype. A model that is saved
+            names no servers or GPUs: a table there is loaded to where devices=None puts it. A policy or
+            function of your own has to be registered with Keras, or be among the custom_objects, when
+            the model is loaded.
 
     Call arguments:
         ids: see above.

@@ -1,0 +1,67 @@
+// Connections: a TCP connection between every two of the processes that share tables.
+//
+// Each process listens, all learn all addresses from outside, and each connects to those whose
+// number is less than its own. Both ends begin with a secret that only these processes know, so
+// that a stranger who connects is turned away.
+#ifndef TF_DYNEMB_CC_CORE_SHARD_CONNECTIONS_H_
+#define TF_DYNEMB_CC_CORE_SHARD_CONNECTIONS_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/core/base/status.h"
+
+namespace dynemb {
+
+// A socket, closed with its owner.
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int descriptor) : descriptor_(descriptor) {}
+  Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept;
+  ~Socket();
+
+  int descriptor() const { return descriptor_; }
+  bool is_open() const { return descriptor_ >= 0; }
+  // Nothing more goes in either direction; whoever waits at the other end learns of it.
+  void Shutdown();
+
+ private:
+  int descriptor_ = -1;
+};
+
+class Connections {
+ public:
+  // Listens on a port of all addresses of this machine; 0: on a free one. Errors: kUnavailable if
+  // it cannot be had.
+  Status Listen(int port);
+  // On which it listens.
+  int port() const { return port_; }
+
+  // Connects this process, number `index` of those at `addresses` ("host:port", "[::1]:port"), to
+  // all others, and listens no more. All call it with the same addresses and secret. Errors:
+  // kInvalidArgument for an address or secret that cannot be; kUnavailable for a process that
+  // cannot be reached, or does not come within the time, by name.
+  Status Connect(const std::vector<std::string>& addresses, int index, const std::string& secret,
+                 double timeout_seconds);
+
+  int processes() const { return static_cast<int>(sockets_.size()); }
+  int index() const { return index_; }
+  // To the process of a number, without blocking; that to itself is not open.
+  Socket& socket(int process) { return sockets_[static_cast<size_t>(process)]; }
+  const std::string& address(int process) const { return addresses_[static_cast<size_t>(process)]; }
+
+ private:
+  Socket listener_;
+  int port_ = 0;
+  int index_ = 0;
+  std::vector<std::string> addresses_;
+  std::vector<Socket> sockets_;
+};
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_SHARD_CONNECTIONS_H_

@@ -1,0 +1,79 @@
+// Exchange: every process sends every other one what it has for it.
+//
+// Processes make the same calls in one order. In each of them a process says what it is about to do
+// (its program), whether it can, and some numbers; and sends items of some tables, as many to each
+// process as that one needs. Items are bytes, which go from the caller's memory to the receiver's
+// without a copy between. All processes go on, with the largest of each of the numbers; or all get
+// the same error, if their programs differ or one of them cannot go on.
+//
+// A message is a header, then the numbers and the count of items of each table (together its
+// words), then the items: part for part. A receiver allocates when it has all words, so it takes
+// whatever size comes.
+#ifndef TF_DYNEMB_CC_CORE_SHARD_EXCHANGE_H_
+#define TF_DYNEMB_CC_CORE_SHARD_EXCHANGE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cc/core/base/span.h"
+#include "cc/core/base/status.h"
+#include "cc/core/shard/connections.h"
+
+namespace dynemb {
+
+struct ExchangeCall {
+  std::string program;  // what is done, the same in all processes; at most kMostTextBytes are told
+  std::string problem;  // why this process cannot, in words; empty: it can
+  Code refusal = Code::kInvalidArgument;  // of the error if one cannot
+  std::vector<int64_t> numbers;           // as many in all
+  // Parts have items of `item_bytes` each; part p is of table p % tables. Those of one process lie
+  // after those of the process before. All are the caller's until the call is done.
+  int64_t tables = 0;
+  Span<const int64_t> counts;  // (processes, tables) items; to all: (1, tables)
+  std::vector<int64_t> item_bytes;
+  std::vector<const char*> parts;
+  bool to_all = false;         // every process gets all items
+  double timeout_seconds = 0;  // 0: for ever
+
+  // Gives memory for the items of all processes, those of the first one first. Called on the
+  // thread of the exchange.
+  std::function<Status(const std::vector<int64_t>& counts, std::vector<char*>* parts)> allocate;
+  // Called last, on that thread. If ok, `largest` of each number, and counts (processes, tables).
+  // Errors: kInvalidArgument if programs differ; `refusal`; what `allocate` says, in this process
+  // alone; kUnavailable if a process is gone, kDeadlineExceeded if one does not come: these end
+  // the exchange, and later calls say so.
+  std::function<void(const Status&, const std::vector<int64_t>& largest,
+                     const std::vector<int64_t>& counts)>
+      done;
+};
+
+constexpr int64_t kMostTextBytes = 1 << 20;
+
+class Exchange {
+ public:
+  // Over connections that are made. Errors: there is no thread to be had.
+  static Status Make(Connections connections, std::unique_ptr<Exchange>* exchange);
+  ~Exchange();
+
+  // From any thread; calls are done one after the other. Errors, where `done` is not called: counts
+  // that cannot be.
+  Status Start(ExchangeCall call);
+
+  int processes() const;
+  // Bytes that were sent to other processes, and calls that were done.
+  int64_t sent_bytes() const;
+  int64_t calls() const;
+
+ private:
+  class State;
+  explicit Exchange(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  // The thread's too, so that whoever gives up the last call, on that thread, does not wait for it.
+  const std::shared_ptr<State> state_;
+};
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_SHARD_EXCHANGE_H_

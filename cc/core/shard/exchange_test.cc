@@ -1,0 +1,332 @@
+// Exchange: what each process sends is what the others get, whatever sizes meet; refusals and
+// programs that differ are the same error in all; and a process that is gone, or late, or a
+// stranger, is noticed. Processes are threads here, each with connections of its own.
+#include "cc/core/shard/exchange.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <functional>
+#include <future>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace dynemb {
+namespace {
+
+const char kSecret[] = "sixteen letters.";
+
+// Calls body(number) for each process, each on a thread.
+void InEach(int processes, const std::function<void(int)>& body) {
+  std::vector<std::thread> threads;
+  for (int p = 0; p < processes; ++p) threads.emplace_back(body, p);
+  for (std::thread& thread : threads) thread.join();
+}
+
+std::string AddressOf(int port) { return StrCat("127.0.0.1:", port); }
+
+std::vector<std::unique_ptr<Exchange>> MakeExchanges(int processes) {
+  std::vector<Connections> connections(static_cast<size_t>(processes));
+  std::vector<std::string> addresses;
+  for (Connections& one : connections) {
+    EXPECT_TRUE(one.Listen(0).ok());
+    addresses.push_back(AddressOf(one.port()));
+  }
+  std::vector<std::unique_ptr<Exchange>> exchanges(connections.size());
+  InEach(processes, [&](int p) {
+    const Status status = connections[p].Connect(addresses, p, kSecret, 60);
+    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_TRUE(Exchange::Make(std::move(connections[p]), &exchanges[p]).ok());
+  });
+  return exchanges;
+}
+
+struct Answer {
+  Status status;
+  std::vector<int64_t> largest, counts;
+  std::vector<std::string> parts;
+};
+
+// Does a call and waits for it.
+Answer Do(Exchange* exchange, ExchangeCall call) {
+  std::promise<Answer> promise;
+  Answer answer;
+  const std::vector<int64_t> item_bytes = call.item_bytes;
+  const int64_t tables = call.tables;
+  call.allocate = [&answer, item_bytes, tables](const std::vector<int64_t>& counts,
+                                                std::vector<char*>* parts) {
+    answer.parts.resize(item_bytes.size());
+    for (size_t part = 0; part < item_bytes.size(); ++part) {
+      int64_t bytes = 0;
+      for (size_t at = part % static_cast<size_t>(tables); at < counts.size();
+           at += static_cast<size_t>(tables)) {
+        bytes += counts[at] * item_bytes[part];
+      }
+      answer.parts[part].resize(static_cast<size_t>(bytes));
+      parts->push_back(answer.parts[part].data());
+    }
+    return Status();
+  };
+  call.done = [&](const Status& status, const std::vector<int64_t>& largest,
+                  const std::vector<int64_t>& counts) {
+    answer.status = status;
+    answer.largest = largest;
+    answer.counts = counts;
+    promise.set_value({});
+  };
+  if (const Status started = exchange->Start(std::move(call)); !started.ok())
+    return {started, {}, {}, {}};
+  promise.get_future().wait();
+  return answer;
+}
+
+ExchangeCall Saying(const std::string& program, const std::string& problem = "") {
+  ExchangeCall call;
+  call.program = program;
+  call.problem = problem;
+  return call;
+}
+
+TEST(Exchange, WhatIsSentIsWhatArrives) {
+  for (const int processes : {1, 2, 3, 5}) {
+    const auto exchanges = MakeExchanges(processes);
+    std::mt19937 random(static_cast<uint32_t>(processes));
+    for (int round = 0; round < 30; ++round) {
+      const int64_t tables = random() % 3 + 1, columns = random() % 2 + 1;
+      const bool to_all = round % 5 == 4;
+      const int64_t rows = to_all ? 1 : processes;
+      std::vector<int64_t> item_bytes;
+      for (int64_t part = 0; part < tables * columns; ++part)
+        item_bytes.push_back(random() % 40 + 1);
+      // counts[from][to * tables + table], items[from][part]
+      std::vector<std::vector<int64_t>> counts(processes);
+      std::vector<std::vector<std::string>> items(processes);
+      const int64_t most = round == 7 ? 200000 : 50;  // more than a socket holds, too
+      for (int from = 0; from < processes; ++from) {
+        for (int64_t n = 0; n < rows * tables; ++n)
+          counts[from].push_back(random() % 3 == 0 ? 0 : random() % most);
+        for (size_t part = 0; part < item_bytes.size(); ++part) {
+          int64_t bytes = 0;
+          for (int64_t to = 0; to < rows; ++to)
+            bytes +=
+                counts[from][to * tables + static_cast<int64_t>(part) % tables] * item_bytes[part];
+          std::string bytes_of_part(static_cast<size_t>(bytes), ' ');
+          for (char& c : bytes_of_part) c = static_cast<char>(random());
+          items[from].push_back(std::move(bytes_of_part));
+        }
+      }
+      InEach(processes, [&](int p) {
+        ExchangeCall call = Saying("round");
+        call.numbers = {p, 10 - p};
+        call.tables = tables;
+        call.counts = counts[p];
+        call.item_bytes = item_bytes;
+        for (const std::string& part : items[p]) call.parts.push_back(part.data());
+        call.to_all = to_all;
+        const Answer answer = Do(exchanges[p].get(), std::move(call));
+        ASSERT_TRUE(answer.status.ok()) << answer.status.message();
+        EXPECT_EQ(answer.largest, (std::vector<int64_t>{processes - 1, 10}));
+        std::vector<int64_t> want_counts;
+        std::vector<std::string> want(item_bytes.size());
+        for (int from = 0; from < processes; ++from) {
+          const int64_t to = to_all ? 0 : p;
+          for (int64_t t = 0; t < tables; ++t) want_counts.push_back(counts[from][to * tables + t]);
+          for (size_t part = 0; part < item_bytes.size(); ++part) {
+            const int64_t table = static_cast<int64_t>(part) % tables;
+            int64_t before = 0;
+            for (int64_t r = 0; r < to; ++r) before += counts[from][r * tables + table];
+            want[part] += items[from][part].substr(
+                static_cast<size_t>(before * item_bytes[part]),
+                static_cast<size_t>(counts[from][to * tables + table] * item_bytes[part]));
+          }
+        }
+        EXPECT_EQ(answer.counts, want_counts);
+        EXPECT_TRUE(answer.parts == want);
+      });
+    }
+  }
+}
+
+TEST(Exchange, WhatOneRefusesAllRefuseAndTheNextCallIsDone) {
+  const auto exchanges = MakeExchanges(3);
+  const std::vector<int64_t> counts = {1, 2, 3};
+  const std::string items(6, 'x');
+  InEach(3, [&](int p) {
+    ExchangeCall call = Saying("training", p == 1 ? "no room" : "");
+    call.refusal = Code::kResourceExhausted;
+    call.tables = 1;
+    call.counts = counts;
+    call.item_bytes = {1};
+    call.parts = {items.data()};
+    const Answer refused = Do(exchanges[p].get(), std::move(call));
+    EXPECT_EQ(refused.status.code(), Code::kResourceExhausted);
+    EXPECT_EQ(refused.status.message(),
+              "processes refuse what they were to do: process 1: no room");
+    EXPECT_TRUE(Do(exchanges[p].get(), Saying("training")).status.ok());
+  });
+}
+
+TEST(Exchange, ProgramsThatDifferAreToldByAll) {
+  const auto exchanges = MakeExchanges(3);
+  const std::string items(9, 'x');
+  const std::vector<int64_t> counts = {2, 3, 4};
+  InEach(3, [&](int p) {
+    ExchangeCall call = Saying(p == 2 ? "update of items" : "lookup of users");
+    if (p != 2) {  // which sends more than the other one expects
+      call.tables = 1;
+      call.counts = counts;
+      call.item_bytes = {1};
+      call.parts = {items.data()};
+    } else {
+      call.numbers = {7};
+    }
+    const Answer differs = Do(exchanges[p].get(), std::move(call));
+    EXPECT_EQ(differs.status.code(), Code::kInvalidArgument);
+    EXPECT_NE(differs.status.message().find("Got process 0: lookup of users; process 1: lookup of "
+                                            "users; process 2: update of items"),
+              std::string::npos)
+        << differs.status.message();
+    EXPECT_TRUE(Do(exchanges[p].get(), Saying("again")).status.ok());
+  });
+}
+
+TEST(Exchange, OneThatIsGoneIsAnErrorOfAllOthersAndOfTheirNextCalls) {
+  auto exchanges = MakeExchanges(3);
+  exchanges[1].reset();
+  InEach(3, [&](int p) {
+    if (p == 1) return;
+    const Answer lost = Do(exchanges[p].get(), Saying("a step"));
+    EXPECT_EQ(lost.status.code(), Code::kUnavailable) << lost.status.message();
+    EXPECT_NE(lost.status.message().find("has lost process"), std::string::npos);
+    const Answer next = Do(exchanges[p].get(), Saying("a step"));
+    EXPECT_EQ(next.status.code(), Code::kUnavailable);
+    EXPECT_NE(next.status.message().find("the exchange has ended: "), std::string::npos);
+  });
+}
+
+TEST(Exchange, OneThatDoesNotComeIsNamedAfterTheTime) {
+  auto exchanges = MakeExchanges(3);
+  InEach(3, [&](int p) {
+    if (p == 1) return;
+    ExchangeCall call = Saying("a step");
+    call.timeout_seconds = 0.05;
+    const Status late = Do(exchanges[p].get(), std::move(call)).status;
+    // The first that gives up ends the exchange, which the other one may see before its own time.
+    EXPECT_TRUE(late.code() == Code::kDeadlineExceeded || late.code() == Code::kUnavailable);
+    if (late.code() == Code::kDeadlineExceeded) {
+      EXPECT_NE(late.message().find("waited for process 1"), std::string::npos) << late.message();
+    }
+  });
+}
+
+TEST(Exchange, MemoryThatIsNotThereIsAnErrorOfThatProcessAlone) {
+  auto exchanges = MakeExchanges(2);
+  const std::string items(2, 'x');
+  const std::vector<int64_t> counts = {1, 1};
+  InEach(2, [&](int p) {
+    ExchangeCall call = Saying("a step");
+    call.tables = 1;
+    call.counts = counts;
+    call.item_bytes = {1};
+    call.parts = {items.data()};
+    std::string got(2, ' ');
+    std::promise<Status> promise;
+    call.allocate = [&](const std::vector<int64_t>&, std::vector<char*>* parts) {
+      parts->push_back(got.data());
+      return p == 0 ? ResourceExhausted("full") : Status();
+    };
+    call.done = [&](const Status& status, const auto&, const auto&) { promise.set_value(status); };
+    ASSERT_TRUE(exchanges[p]->Start(std::move(call)).ok());
+    EXPECT_EQ(promise.get_future().get().message(), p == 0 ? "full" : "");
+    EXPECT_TRUE(Do(exchanges[p].get(), Saying("again")).status.ok());
+  });
+}
+
+TEST(Exchange, RefusesCountsThatCannotBe) {
+  const auto exchanges = MakeExchanges(1);
+  const std::string items(2, 'x');
+  for (const std::vector<int64_t>& counts :
+       {std::vector<int64_t>{-1}, {1, 1}, {}, {int64_t{1} << 60}}) {
+    ExchangeCall call = Saying("a step");
+    call.tables = 1;
+    call.counts = counts;
+    call.item_bytes = {8};
+    call.parts = {items.data()};
+    EXPECT_EQ(Do(exchanges[0].get(), std::move(call)).status.code(), Code::kInvalidArgument);
+  }
+}
+
+TEST(Connections, StrangersAreTurnedAway) {
+  Connections first, second;
+  ASSERT_TRUE(first.Listen(0).ok());
+  ASSERT_TRUE(second.Listen(0).ok());
+  const std::vector<std::string> addresses = {AddressOf(first.port()), AddressOf(second.port())};
+  const int number = socket(AF_INET, SOCK_STREAM, 0);
+  const Socket silent(number), wrong(socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(first.port()));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  for (const Socket* stranger : {&silent, &wrong}) {
+    ASSERT_EQ(
+        connect(stranger->descriptor(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  }
+  const std::string garbage(200, 'G');
+  ASSERT_EQ(send(wrong.descriptor(), garbage.data(), garbage.size(), 0), 200);
+  InEach(2, [&](int p) {
+    const Status status = (p == 0 ? first : second).Connect(addresses, p, kSecret, 60);
+    EXPECT_TRUE(status.ok()) << status.message();
+  });
+}
+
+TEST(Connections, SayWhomTheyDoNotReach) {
+  Connections alone;
+  ASSERT_TRUE(alone.Listen(0).ok());
+  Connections gone;
+  ASSERT_TRUE(gone.Listen(0).ok());
+  std::vector<std::string> addresses = {AddressOf(gone.port()), AddressOf(alone.port())};
+  gone = Connections();  // refuses from now on
+  Status status = alone.Connect(addresses, 1, kSecret, 60);
+  EXPECT_EQ(status.code(), Code::kUnavailable);
+  EXPECT_NE(status.message().find("process 1 has no connection to process 0 at " + addresses[0]),
+            std::string::npos)
+      << status.message();
+
+  status = alone.Connect({AddressOf(alone.port()), "127.0.0.1:1"}, 0, kSecret, 0.05);
+  EXPECT_EQ(status.code(), Code::kUnavailable);
+  EXPECT_NE(status.message().find("process 0 has no connection to process 1"), std::string::npos)
+      << status.message();
+
+  // Another job's process, with a secret of its own.
+  Connections other;
+  ASSERT_TRUE(other.Listen(0).ok());
+  addresses = {AddressOf(alone.port()), AddressOf(other.port())};
+  InEach(2, [&](int p) {
+    const std::string secret = p == 0 ? kSecret : "another secret.!";
+    EXPECT_EQ((p == 0 ? alone : other).Connect(addresses, p, secret, 0.2).code(),
+              Code::kUnavailable);
+  });
+}
+
+TEST(Connections, RefuseArgumentsThatCannotBe) {
+  Connections one;
+  EXPECT_EQ(one.Listen(70000).code(), Code::kInvalidArgument);
+  EXPECT_EQ(one.Connect({"127.0.0.1:1"}, 0, kSecret, 1).code(), Code::kFailedPrecondition);
+  ASSERT_TRUE(one.Listen(0).ok());
+  Connections taken;
+  EXPECT_EQ(taken.Listen(one.port()).code(), Code::kUnavailable);
+  EXPECT_EQ(one.Connect({"127.0.0.1:1"}, 1, kSecret, 1).code(), Code::kInvalidArgument);
+  EXPECT_EQ(one.Connect({"127.0.0.1:1"}, 0, "short", 1).code(), Code::kInvalidArgument);
+  for (const char* address : {"host", ":1", "host:"}) {
+    EXPECT_EQ(one.Connect({address, "127.0.0.1:1"}, 1, kSecret, 1).code(), Code::kInvalidArgument);
+  }
+}
+
+}  // namespace
+}  // namespace dynemb
