@@ -242,16 +242,19 @@ class ExchangeOp : public AsyncOpKernel {
       return Allocate(context, counts, parts);
     };
     Exchange* const exchange = (*held)->exchange();
-    call.done = [this, context, held, exchange, done, sent_before = exchange->sent_bytes()](
-                    const Status& status, const std::vector<int64_t>& largest,
-                    const std::vector<int64_t>& counts) {
-      AddAllToAllBytes(exchange->sent_bytes() - sent_before);
-      context->SetStatus(status.ok() ? PutNumbers(context, exchange->processes(), largest, counts)
-                                     : ToTensorFlow(status));
+    call.done = [context, held, exchange, done](const Status& status,
+                                                const ExchangeResult& result) {
+      CatchNoMemory(context, [&] {
+        AddAllToAllBytes(result.sent_bytes);
+        context->SetStatus(status.ok() ? PutNumbers(context, exchange->processes(), result)
+                                       : ToTensorFlow(status));
+      });
       done();
     };
-    context->SetStatus(ToTensorFlow(exchange->Start(std::move(call))));
-    return context->status().ok();
+    // From here on the context may be gone, unless the call was refused.
+    const Status started = exchange->Start(std::move(call));
+    if (!started.ok()) context->SetStatus(ToTensorFlow(started));
+    return started.ok();
   }
 
   absl::Status Fill(OpKernelContext* context, ExchangeCall* call) {
@@ -276,6 +279,10 @@ class ExchangeOp : public AsyncOpKernel {
     call->item_bytes = item_bytes_;
     call->to_all = to_all_;
     call->timeout_seconds = timeout_seconds_;
+    if (parts.size() > 0 && counts.dim_size(1) == 0) {
+      return ToTensorFlow(InvalidArgument("counts: got those of no tables for ", parts.size(),
+                                          " parts, want one for each table"));
+    }
     for (int p = 0; p < parts.size(); ++p) {
       const Tensor& part = parts[p];
       const int64_t dim = part.dims() == 2 ? part.dim_size(1) : -1;
@@ -312,15 +319,14 @@ class ExchangeOp : public AsyncOpKernel {
   }
 
   static absl::Status PutNumbers(OpKernelContext* context, int64_t processes,
-                                 const std::vector<int64_t>& largest,
-                                 const std::vector<int64_t>& counts) {
+                                 const ExchangeResult& result) {
     const int64_t tables = context->input(3).dim_size(1);
     Tensor *of_numbers, *of_counts;
     TF_RETURN_IF_ERROR(context->allocate_output(
-        0, TensorShape({static_cast<int64_t>(largest.size())}), &of_numbers));
+        0, TensorShape({static_cast<int64_t>(result.largest.size())}), &of_numbers));
     TF_RETURN_IF_ERROR(context->allocate_output(1, TensorShape({processes, tables}), &of_counts));
-    std::copy(largest.begin(), largest.end(), of_numbers->flat<int64_t>().data());
-    std::copy(counts.begin(), counts.end(), of_counts->flat<int64_t>().data());
+    std::copy(result.largest.begin(), result.largest.end(), of_numbers->flat<int64_t>().data());
+    std::copy(result.counts.begin(), result.counts.end(), of_counts->flat<int64_t>().data());
     return absl::OkStatus();
   }
 

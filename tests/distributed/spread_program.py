@@ -368,7 +368,12 @@ class Program:
         with self.strategy.scope():
             eviction = self.lib.policies.Score(lambda keys: -keys)
             layer = self.lib.keras.Embedding(
-                1, initializer="zeros", max_rows=6, eviction=eviction, name="scored"
+                1,
+                initializer="zeros",
+                max_rows=6,
+                eviction=eviction,
+                partition_strategy="mod",  # so that all processes have as many of the ids
+                name="scored",
             )
             optimizer = self.optimizer(K.SGD(1.0), layer.trainable_variables)
 

@@ -113,7 +113,7 @@ def errors(folder):
     table.upsert(tf.range(5_000, dtype=tf.int64), tf.ones([5_000, 4]))
     table.flush(7)
     if INDEX == 1:  # whose disk is lost
-        shutil.rmtree(folder / "steps" / f"process-1-of-{PROCESSES}")
+        shutil.rmtree(folder / "steps" / f"process-1-of-{PROCESSES}-by-hash")
     saw["gone"] = says(table.flush, 8)
     saw["flushed_step"] = table.flushed_step
     return saw

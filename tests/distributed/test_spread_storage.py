@@ -55,7 +55,7 @@ def test_what_fails_in_one_process_fails_in_all(tmp_path):
         assert "which is sharded across processes" in each["look_ahead"]
         assert "FailedPreconditionError" in each["taken"] or "AbortedError" in each["taken"]
         assert ("AbortedError: " if index == 0 else "NotFoundError: ") in each["gone"], each["gone"]
-        assert "process-1-of-2" in each["gone"]
+        assert "process-1-of-2-by-hash" in each["gone"]
         assert each["flushed_step"] == 7
     for error in run(tmp_path, "one_is_missing", 2):
         assert (

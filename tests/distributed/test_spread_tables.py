@@ -61,11 +61,12 @@ def replicas(request, folder):
         return run(folder / f"{request.param} replicas", 1)
 
 
-def union(rows_of_processes):
-    """The rows of all processes, of which no two have the same key, and each is with its shard."""
-    rows = {}
+def union(rows_of_processes, rule="hash"):
+    """The rows of all processes, of which no two have the same key, and each is with its owner."""
+    rows, count = {}, len(rows_of_processes)
     for index, own in enumerate(rows_of_processes):
-        assert all(key % len(rows_of_processes) == index for key in own)
+        keys = np.array(list(own), np.int64)
+        assert count == 1 or np.all(owners_of(keys, count, rule == "hash") == index)
         assert not rows.keys() & own.keys()
         rows.update(own)
     return rows
@@ -106,10 +107,10 @@ def test_replicas_of_one_process_train_like_one_on_the_global_batch(replicas, al
 
 def check_sok(processes, alone):
     for number, want in enumerate(alone["sok"]["rows"]):
-        rows = union([process["sok"]["rows"][number] for process in processes])
+        rows = union([process["sok"]["rows"][number] for process in processes], "mod")
         assert_rows(rows, want, TOLERANCE)
-    restored = union([process["sok"]["restored"] for process in processes])
-    assert restored == union([process["sok"]["rows"][0] for process in processes])
+    restored = union([process["sok"]["restored"] for process in processes], "mod")
+    assert restored == union([process["sok"]["rows"][0] for process in processes], "mod")
     for process in processes if len(processes) > 1 else []:
         assert "want the same in all processes" in process["sok"]["mixed"]
     for process in processes:
@@ -236,7 +237,7 @@ def check_refused(processes, name, error, *words):
     assert [process["state"] for process in refused] == [process["state"] for process in before]
     states = [process["state"] for process in after]
     assert all((weight, steps) == (-2.0, 2) for _, weight, steps in states)
-    return union([rows for rows, *_ in states])
+    return union([rows for rows, *_ in states], "mod")
 
 
 def test_an_owner_without_room_is_an_error_in_all_processes(processes):
@@ -257,7 +258,7 @@ def test_an_owner_without_room_evicts(processes):
     steps = zip(*(process["one_refuses"]["cut"] for process in processes), strict=True)
     for number, step in enumerate(steps):
         assert all(process["error"] is None for process in step)
-        rows = union([process["state"][0] for process in step])
+        rows = union([process["state"][0] for process in step], "mod")
         # The other shards keep theirs; the full one keeps what it trained last.
         assert {id for id in rows if id % count != last} == {
             id for id in range(2 * count) if id % count != last
@@ -269,7 +270,7 @@ def test_an_owner_without_room_evicts(processes):
 
 def test_rows_of_the_lowest_scores_leave_their_owner(processes, alone):
     """The function is asked where the rows are, for the keys that came from all processes."""
-    rows = union([process["scores"]["rows"] for process in processes])
+    rows = union([process["scores"]["rows"] for process in processes], "mod")
     assert rows.keys() == alone["scores"]["rows"].keys() == set(range(6))
     assert sum(process["scores"]["evicted"] for process in processes) == alone["scores"]["evicted"] == 4
 

@@ -104,6 +104,10 @@ REFUSED = {
         "not connected",
     ),
     "another number of processes": (lambda: exchanged([TWO], [[2], [0]]), "want one for each"),
+    "parts without counts": (
+        lambda: exchanged([TWO], tf.zeros([1, 0], tf.int64)),
+        "counts: got those of no tables",
+    ),
     "counts without parts": (lambda: exchanged([], [[2]]), "want one for each"),
     "counts that are not the items": (lambda: exchanged([TWO], [[3]]), "which has 2 items"),
     "counts of rank 1": (lambda: exchanged([TWO], [2]), "rank|shapes"),
@@ -140,6 +144,20 @@ def test_what_cannot_be_is_refused(name):
         match=message,
     ):
         call()
+
+
+def test_refusals_in_a_graph_are_errors_of_their_calls_alone():
+    """A call that fails at once is done while the op that began it still returns."""
+    handle, none = alone(), tf.zeros([1, 0], tf.int64)
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.string)])
+    def call(problem):
+        return exchanged([], none, handle, problem)[1]
+
+    for _ in range(3000):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="process 0: no"):
+            call("no")
+    assert call("").shape == [1, 0]
 
 
 def test_a_problem_is_the_error_that_it_is_said_to_be():

@@ -72,6 +72,13 @@ def test_an_instance_of_a_policy_stands_for_its_class():
         TableConfig(restrict_policy="lru")
 
 
+def test_ids_that_may_be_just_as_many_as_rows_are_spread_by_their_remainder():
+    assert TableConfig().by_hash and TableConfig(max_rows=9, on_full="decline").by_hash
+    assert not TableConfig(max_rows=9).by_hash
+    assert TableConfig(max_rows=9, partition_strategy="hash").by_hash
+    assert not TableConfig(partition_strategy="mod").by_hash
+
+
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
@@ -79,6 +86,7 @@ def test_an_instance_of_a_policy_stands_for_its_class():
         (dict(track_changes=1), TypeError, "track_changes: got 1, want True or False"),
         (dict(keep_keys=True), ValueError, "keep_keys: got True for keys of int64, want string keys"),
         (dict(max_rows=0), ValueError, "max_rows: got 0, want a whole number >= 1"),
+        (dict(partition_strategy="div"), ValueError, "want None, 'hash' or 'mod'"),
         (dict(rows=3), TypeError, "rows"),
         (
             dict(optimizer=keras.optimizers.SGD(clipnorm=1.0)),

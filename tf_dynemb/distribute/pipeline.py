@@ -27,6 +27,11 @@ _DIFFER = (
 )
 
 
+# What reads tables of TensorFlow, as keras.layers.StringLookup does. Should one change between two
+# steps, the step finds that its ids are others.
+_VOCABULARIES = ("LookupTableFindV2", "LookupTableSizeV2")
+
+
 class Pipeline:
     """Steps of training, each of which exchanges the ids of the batch after it.
 
@@ -34,8 +39,9 @@ class Pipeline:
     tf.distribute.MultiWorkerMirroredStrategy; of others each step is just run. What a step computes is
     what it computes without a pipeline. tf_dynemb.distribute.fit has one.
 
-    Lookups whose ids depend on more than the batch (on variables, random numbers, other lookups,
-    tf.py_function), or that come after a write of the same step, exchange their ids in their own step.
+    Lookups whose ids depend on more than the batch and vocabularies (on variables, random numbers, rows
+    of other lookups, tf.py_function), or that come after a write of the same step, exchange their ids in
+    their own step.
 
     Args:
         step: function of a batch, which is run in each replica, as by strategy.run. It is traced more
@@ -88,8 +94,7 @@ class Pipeline:
             raise TypeError(
                 f"batches: got a {type(batches).__name__}, want a tf.data.Dataset or a distributed one"
             )
-        for step in self.steps(iter(batches), spec):
-            yield step()
+        return (step() for step in self.steps(iter(batches), spec))
 
     def steps(self, batches: Iterator[Any], spec: Any) -> Iterator[Callable[[], Any]]:
         """For each of some batches of a type a function that does its step, to be called in turn."""
@@ -225,14 +230,15 @@ class _KeysOfBatch:
         keys: list[tf.Tensor] = []
         names: set[str] = set()
         for tables, of_lookup, after_write in recorder.lookups:
-            leading = [_leading_to(key.op) if key.graph is graph else None for key in of_lookup]
-            is_ahead = not after_write and None not in leading
+            leading = [_leading_to(key.op) for key in of_lookup if key.graph is graph]
+            found = [one for one in leading if one is not None]
+            is_ahead = not after_write and len(found) == len(of_lookup)
             first = len(self.tables)
             self.lookups.append(range(first, first + len(tables)) if is_ahead else None)
             if is_ahead:
                 self.tables += tables
                 keys += of_lookup
-                names.update(*leading)
+                names.update(*found)
         captured = step.captured_inputs
         inputs = [tensor.name for tensor in graph.inputs]
         self._of_batch = inputs[: len(inputs) - len(captured)]
@@ -257,7 +263,7 @@ class _KeysOfBatch:
 
 
 def _leading_to(operation: tf.Operation) -> set[str] | None:
-    """The names of all operations whose outputs one needs; None if one of these keeps or reads a state."""
+    """The names of all operations whose outputs one needs; None if one of these has a state."""
     names: set[str] = set()
     waiting = [operation]
     while waiting:
@@ -267,7 +273,7 @@ def _leading_to(operation: tf.Operation) -> set[str] | None:
         names.add(one.name)
         if one.type == "Placeholder":
             continue
-        if one.op_def.is_stateful:
+        if one.op_def.is_stateful and one.type not in _VOCABULARIES:
             return None
         waiting += [tensor.op for tensor in one.inputs]
     return names

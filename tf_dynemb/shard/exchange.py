@@ -403,6 +403,7 @@ class AllToAllExchange:
                 group_key=group_key,
                 instance_key=number,
                 ordering_token=[],
+                timeout_seconds=self.timeout_seconds,
             )
             return [line.tobytes().decode(errors="replace").rstrip() for line in gathered.numpy()]
 
@@ -410,7 +411,7 @@ class AllToAllExchange:
         try:
             self._handle, port = _listening()
             mine = f"{int(port)} {secrets.token_hex(8)}"
-        except (tf.errors.OpError, ValueError) as error:
+        except Exception as error:  # which the others wait to hear of
             mine = f"0 {problem}{error}"
         listening = [line.split(" ", 1) for line in told(mine, 1)]
         problems = [text for port, text in listening if port == "0"]
@@ -425,8 +426,8 @@ class AllToAllExchange:
                     index=self.index,
                     timeout_seconds=_CONNECT_SECONDS,
                 )
-            except tf.errors.OpError as error:
-                failed = error.message
+            except Exception as error:  # likewise
+                failed = getattr(error, "message", str(error))
             problems = [text for text in told(failed, 2) if text]
         if problems:
             raise tf.errors.UnavailableError(

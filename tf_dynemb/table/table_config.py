@@ -95,8 +95,10 @@ class TableConfig:
             a table that is sharded across workers each process has so much memory and its own folder.
         partition_strategy: which process has the row of an id, of a table that is sharded across
             workers. "hash": a hash of the id says it, so that ids of any pattern are spread evenly.
-            "mod": the id modulo the number of workers, which is SOK's rule. The same for all workers;
-            elsewhere without effect.
+            "mod": the id modulo the number of workers, which is SOK's rule; ids from 0 on, without gaps,
+            fill the workers equally. None: "mod" for a table that refuses more than max_rows rows,
+            whose ids may be just so many, else "hash". The same for all workers; elsewhere without
+            effect.
         exchange_dtype: bfloat16 or float16: the dtype in which rows and summed gradients of a table that
             is sharded across workers travel between processes, at half the bytes of float32. A row is
             rounded once on its way to a lookup, and a process' gradient once on its way to the row's
@@ -151,7 +153,7 @@ class TableConfig:
     keep_evicted: int = 0
     admission: AdmissionPolicy | None = None
     storage: Sequence[Tier] | None = None
-    partition_strategy: str = "hash"
+    partition_strategy: str | None = None
     exchange_dtype: str | tf.DType | None = None
     init_size: int = 0
     keep_keys: bool = False
@@ -212,10 +214,10 @@ class TableConfig:
                     f"max_bytes: got {self.max_bytes} for a table with storage, want None; "
                     "HostMemory(max_bytes) bounds its memory, max_rows its rows, wherever they are"
                 )
-        if self.partition_strategy not in ("hash", "mod"):
+        if self.partition_strategy not in (None, "hash", "mod"):
             raise ValueError(
-                f"partition_strategy: got {self.partition_strategy!r}, want 'hash' or 'mod'; how the "
-                "ids of one process are divided into shards is `partitioner`"
+                f"partition_strategy: got {self.partition_strategy!r}, want None, 'hash' or 'mod'; how "
+                "the ids of one process are divided into shards is `partitioner`"
             )
         if self.exchange_dtype is not None:
             dtype = _one_of("exchange_dtype", self.exchange_dtype, (tf.bfloat16, tf.float16))
@@ -252,6 +254,13 @@ class TableConfig:
     def refuses_when_full(self) -> bool:
         """Whether a step that needs more rows than there may be is an error."""
         return self.is_bounded and self.eviction is None and self.on_full == "error"
+
+    @property
+    def by_hash(self) -> bool:
+        """Whether a hash says which process has the row of an id; else it is the id modulo them."""
+        if self.partition_strategy is None:
+            return self.max_rows is None or not self.refuses_when_full
+        return self.partition_strategy == "hash"
 
     @property
     def repeats(self) -> int:

@@ -544,7 +544,7 @@ class TableResource(
         """For tf.train.CheckpointOptions(enable_async=True): a second copy of the rows."""
         if self not in copies:
             # Has the rows of all processes, so that the thread that saves it need not ask for them.
-            *others, limits, _, _ = self._arguments
+            *others, limits, _, _, _ = self._arguments
             arguments = (*others, limits.unlimited(), "/CPU:0")
             copies[self] = TableResource(*arguments)
         if self._checkpoint:

@@ -130,7 +130,6 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
                 f"storage: got {list(config.storage)} for a table on {self.devices}, want None; files "
                 "are for tables in host memory, and not on servers, for now"
             )
-        by_hash = config.partition_strategy == "hash"
         init_rows = -(-self.init_size // self.shard_num)
         spec = to_spec(self.initializer, self.dim, self.value_dtype)
         tiers = storage_of(config.storage)
@@ -138,7 +137,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         self._storage_text = ""
         if tiers is not None:
             self._storage_text = engine_text(
-                tiers, not spec.seed_is_given, group.index, group.processes, by_hash
+                tiers, not spec.seed_is_given, group.index, group.processes, config.by_hash
             )
         schema = (
             f"dynemb-table 1\nvalue {self.value_dtype.name} {self.dim}\n"
@@ -162,11 +161,11 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
                     **options,
                     device=self.devices[0],
                     exchange=self.exchange,
-                    by_hash=by_hash,
+                    by_hash=config.by_hash,
                 )
 
             if tiers is not None and self.exchange is not None:
-                self.resource, self._flushed_step = open_in_all(group, tiers[1], by_hash, make)
+                self.resource, self._flushed_step = open_in_all(group, tiers[1], config.by_hash, make)
             else:
                 if tiers is not None:
                     check_processes(tiers[1], 1)
@@ -228,7 +227,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             checkpoint=config.checkpoint,
             devices=config.devices,
             partitioner=config.partitioner,
-            partition_strategy=config.partition_strategy,
+            partition_strategy="hash" if config.by_hash else "mod",
             max_rows=policy.max_candidates,
             eviction=LRU(),
             track_changes=config.track_changes,

@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -13,6 +14,8 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
+#include <mutex>
+#include <set>
 
 namespace dynemb {
 namespace {
@@ -30,6 +33,38 @@ struct Hello {
   uint64_t magic = kMagic;
   char secret[kSecretBytes] = {};
   int64_t index = 0;
+};
+
+// The sockets of this process.
+class OpenSockets {
+ public:
+  // Lives for ever.
+  static OpenSockets& Get() {
+    static OpenSockets* const sockets = [] {
+      pthread_atfork([] { Get().mutex_.lock(); }, [] { Get().mutex_.unlock(); },
+                     [] {
+                       for (const int descriptor : Get().descriptors_) close(descriptor);
+                       Get().descriptors_.clear();
+                       Get().mutex_.unlock();
+                     });
+      return new OpenSockets;
+    }();
+    return *sockets;
+  }
+
+  void Add(int descriptor) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    descriptors_.insert(descriptor);
+  }
+  // Not those of the process that this one was forked from.
+  void Close(int descriptor) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (descriptors_.erase(descriptor) > 0) close(descriptor);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<int> descriptors_;
 };
 
 std::string ErrorText(int error) { return strerror(error); }
@@ -73,15 +108,15 @@ Status MoveAll(const Socket& socket, bool sends, void* bytes, size_t size,
 }
 
 void SetOptions(int descriptor) {
-  // A machine that is gone is noticed in some 20 s, also while nothing is sent. Where an option is
-  // unknown, that takes longer.
-  const int on = 1, idle = 10, interval = 2, probes = 5, unanswered_ms = 20000;
+  // While nothing is under way a machine that is gone is noticed in some 20 s. (TCP_USER_TIMEOUT
+  // would do that of bytes under way, and take one that does not read for 20 s for one that is
+  // gone.)
+  const int on = 1, idle = 10, interval = 2, probes = 5;
   setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
   setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
   setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
   setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
-  setsockopt(descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof(unanswered_ms));
 }
 
 Status SplitAddress(const std::string& address, std::string* host, std::string* port) {
@@ -107,7 +142,11 @@ Status ConnectTo(const std::string& address, Clock::time_point deadline, Socket*
     return Unavailable(gai_strerror(error));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, freeaddrinfo);
   std::string why = "the host has no address";
-  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+  int left = 0;
+  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) ++left;
+  for (const addrinfo* one = found; one != nullptr; one = one->ai_next, --left) {
+    // One that does not answer leaves time for the others.
+    const Clock::time_point until = Clock::now() + (deadline - Clock::now()) / left;
     Socket candidate(socket(one->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     int error = candidate.is_open() ? 0 : errno;
     if (error == 0 && connect(candidate.descriptor(), one->ai_addr, one->ai_addrlen) != 0)
@@ -115,7 +154,7 @@ Status ConnectTo(const std::string& address, Clock::time_point deadline, Socket*
     if (error == EINPROGRESS) {
       socklen_t size = sizeof(error);
       error = ETIMEDOUT;
-      if (WaitFor(candidate.descriptor(), POLLOUT, deadline))
+      if (WaitFor(candidate.descriptor(), POLLOUT, until))
         getsockopt(candidate.descriptor(), SOL_SOCKET, SO_ERROR, &error, &size);
     }
     if (error == 0) {
@@ -164,7 +203,12 @@ class Door {
       if (!comes) continue;
       Socket socket_of_next(
           accept4(listener_.descriptor(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-      if (!socket_of_next.is_open()) continue;
+      if (!socket_of_next.is_open()) {
+        const bool has_room =
+            errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM;
+        if (!has_room) return Unavailable("another connection cannot be taken: ", ErrorText(errno));
+        continue;
+      }
       SetOptions(socket_of_next.descriptor());
       strangers_.push_back({std::move(socket_of_next), Hello(), 0});
     }
@@ -194,13 +238,17 @@ class Door {
 
 }  // namespace
 
+Socket::Socket(int descriptor) : descriptor_(descriptor) {
+  if (is_open()) OpenSockets::Get().Add(descriptor);
+}
+
 Socket& Socket::operator=(Socket&& other) noexcept {
   std::swap(descriptor_, other.descriptor_);
   return *this;
 }
 
 Socket::~Socket() {
-  if (is_open()) close(descriptor_);
+  if (is_open()) OpenSockets::Get().Close(descriptor_);
 }
 
 void Socket::Shutdown() {
@@ -254,8 +302,10 @@ Status Connections::Connect(const std::vector<std::string>& addresses, int index
   if (secret.size() != kSecretBytes)
     return InvalidArgument("secret: got ", secret.size(), " bytes, want ", kSecretBytes);
   if (!listener_.is_open()) return FailedPrecondition("it does not listen: call Listen before");
+  const Socket listener = std::move(listener_);
   const auto deadline =
-      Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(1e3 * timeout_seconds));
+      Clock::now() +
+      std::chrono::milliseconds(static_cast<int64_t>(1e3 * std::clamp(timeout_seconds, 0.0, 1e9)));
   Hello mine;
   std::copy(secret.begin(), secret.end(), mine.secret);
   mine.index = index;
@@ -270,7 +320,7 @@ Status Connections::Connect(const std::vector<std::string>& addresses, int index
     if (status.ok()) status = MoveAll(sockets[process], true, &mine, sizeof(mine), deadline);
     if (!status.ok()) return failed(process, status);
   }
-  Door door(listener_, mine);
+  Door door(listener, mine);
   for (int missing = processes - 1 - index; missing > 0; --missing) {
     Socket socket;
     int64_t process;
@@ -296,7 +346,6 @@ Status Connections::Connect(const std::vector<std::string>& addresses, int index
       return failed(process, Unavailable("something else answered there"));
     }
   }
-  listener_ = Socket();
   index_ = index;
   addresses_ = addresses;
   sockets_ = std::move(sockets);

@@ -15,11 +15,12 @@
 
 namespace dynemb {
 
-// A socket, closed with its owner.
+// A socket, closed with its owner, and in a child that is forked: else the others would not learn
+// that this process has died while its child lives.
 class Socket {
  public:
   Socket() = default;
-  explicit Socket(int descriptor) : descriptor_(descriptor) {}
+  explicit Socket(int descriptor);
   Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
   Socket& operator=(Socket&& other) noexcept;
   ~Socket();
@@ -42,9 +43,9 @@ class Connections {
   int port() const { return port_; }
 
   // Connects this process, number `index` of those at `addresses` ("host:port", "[::1]:port"), to
-  // all others, and listens no more. All call it with the same addresses and secret. Errors:
-  // kInvalidArgument for an address or secret that cannot be; kUnavailable for a process that
-  // cannot be reached, or does not come within the time, by name.
+  // all others, and listens no more, also if it fails. All call it with the same addresses and
+  // secret. Errors: kInvalidArgument for an address or secret that cannot be; kUnavailable for a
+  // process that cannot be reached, or does not come within the time, by name.
   Status Connect(const std::vector<std::string>& addresses, int index, const std::string& secret,
                  double timeout_seconds);
 

@@ -1,6 +1,8 @@
 #include "cc/core/shard/exchange.h"
 
-#include <poll.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -29,6 +31,9 @@ constexpr uint64_t kMagic = 0x31676e6168637865;
 constexpr int64_t kMostWords = 1 << 20;
 constexpr int64_t kMostBytes = int64_t{1} << 47;
 constexpr size_t kBuffersOfCall = 64;  // of one system call
+// How long a machine may say nothing of bytes that were sent to it. One that is there and does not
+// read says every two minutes that it is.
+constexpr int64_t kSilentMilliseconds = 180000;
 
 struct Header {
   uint64_t magic = kMagic;
@@ -76,16 +81,17 @@ struct Incoming {
 // One message from each process to each other.
 class Round {
  public:
-  Round(Connections* connections, Header header, std::vector<int64_t> numbers,
+  // `events`: an epoll that has all sockets, edge-triggered, by the number of the process.
+  Round(Connections* connections, const Socket& events, Header header, std::vector<int64_t> numbers,
         double timeout_seconds)
       : connections_(*connections),
+        events_(events),
         header_(header),
         numbers_(std::move(numbers)),
         incoming_(static_cast<size_t>(connections->processes())),
         outgoing_(incoming_.size()),
-        heads_(incoming_.size()),
-        waits_for_ever_(timeout_seconds <= 0) {
-    if (!waits_for_ever_)
+        heads_(incoming_.size()) {
+    if (timeout_seconds > 0 && timeout_seconds < 1e9)
       deadline_ =
           Clock::now() + std::chrono::microseconds(static_cast<int64_t>(1e6 * timeout_seconds));
   }
@@ -113,44 +119,25 @@ class Round {
   // Receive, and those of which it says nothing are dropped.
   Status Run(const std::function<void()>& receive) {
     const int processes = connections_.processes();
-    for (int p = 0; p < processes; ++p) {
-      if (p == connections_.index()) {
-        incoming_[p].header = heads_[p].header;
-        incoming_[p].words = heads_[p].words;
-        incoming_[p].stage = Incoming::Stage::kWaits;
-      } else {
-        incoming_[p].pieces.Add(&incoming_[p].header, sizeof(Header));
-      }
+    Incoming& own = incoming_[static_cast<size_t>(connections_.index())];
+    own.header = heads_[static_cast<size_t>(connections_.index())].header;
+    own.words = heads_[static_cast<size_t>(connections_.index())].words;
+    own.stage = Incoming::Stage::kWaits;
+    waiting_ = unfinished_ = processes - 1;
+    for (int i = 1; i < processes; ++i) {  // each begins with another one
+      const int p = (connections_.index() + i) % processes;
+      incoming_[p].pieces.Add(&incoming_[p].header, sizeof(Header));
+      DYNEMB_RETURN_IF_ERROR(Move(p));
     }
-    std::vector<pollfd> polled(static_cast<size_t>(processes), pollfd{-1, 0, POLLIN | POLLOUT});
-    bool has_heads = false;
-    while (true) {
-      for (int i = 1; i < processes; ++i) {  // each begins with another one
-        const int p = (connections_.index() + i) % processes;
-        if (polled[p].revents != 0) DYNEMB_RETURN_IF_ERROR(Move(p));
-      }
-      if (!has_heads && std::all_of(incoming_.begin(), incoming_.end(), [](const Incoming& one) {
-            return one.stage == Incoming::Stage::kWaits;
-          })) {
-        has_heads = true;
-        receive();
-        for (int p = 0; p < processes; ++p) {
-          if (p == connections_.index()) continue;
-          BeginItems(&incoming_[p]);
-          DYNEMB_RETURN_IF_ERROR(Move(p));
-        }
-      }
-      bool is_done = true;
-      for (int p = 0; p < processes; ++p) {
-        const int events =
-            (outgoing_[p].empty() ? 0 : POLLOUT) | (incoming_[p].pieces.empty() ? 0 : POLLIN);
-        is_done = is_done && events == 0;
-        polled[p] = {events == 0 ? -1 : connections_.socket(p).descriptor(),
-                     static_cast<short>(events), 0};
-      }
-      if (is_done && has_heads) return Status();
-      DYNEMB_RETURN_IF_ERROR(Poll(&polled));
+    while (waiting_ > 0) DYNEMB_RETURN_IF_ERROR(MoveWhatIsReady());
+    receive();
+    for (int i = 1; i < processes; ++i) {
+      const int p = (connections_.index() + i) % processes;
+      BeginItems(&incoming_[p]);
+      DYNEMB_RETURN_IF_ERROR(Move(p));
     }
+    while (unfinished_ > 0) DYNEMB_RETURN_IF_ERROR(MoveWhatIsReady());
+    return Status();
   }
 
   const Incoming& incoming(int process) const { return incoming_[static_cast<size_t>(process)]; }
@@ -174,20 +161,48 @@ class Round {
                        "; start the processes anew, from what was saved last");
   }
 
-  Status Poll(std::vector<pollfd>* polled) const {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
-    const int wait =
-        waits_for_ever_ ? -1 : static_cast<int>(std::clamp<int64_t>(left + 1, 0, 1 << 30));
-    const int ready = poll(polled->data(), polled->size(), wait);
-    if (ready < 0 && errno != EINTR && errno != EAGAIN) return Unavailable(strerror(errno));
-    if (ready == 0) {
-      std::string missing;
-      for (int p = 0; p < connections_.processes(); ++p)
-        if (!incoming_[p].pieces.empty()) missing += StrCat(missing.empty() ? "" : ", ", p);
-      return Status(Code::kDeadlineExceeded,
-                    StrCat("process ", connections_.index(), " has waited for process ", missing,
-                           " for the timeout_seconds of the strategy's CommunicationOptions"));
+  Status MoveWhatIsReady() {
+    constexpr int kMostEvents = 256;
+    constexpr int64_t kLookAfter = 10000;
+    epoll_event ready[kMostEvents];
+    int64_t wait = kLookAfter;
+    if (waiting_ > 0 && deadline_ != Clock::time_point::max()) {
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
+      wait = std::clamp<int64_t>(left + 1, 0, kLookAfter);
+    }
+    const int count = epoll_wait(events_.descriptor(), ready, kMostEvents, static_cast<int>(wait));
+    if (count < 0 && errno != EINTR) return Unavailable(strerror(errno));
+    for (int e = 0; e < count; ++e)
+      DYNEMB_RETURN_IF_ERROR(Move(static_cast<int>(ready[e].data.u32)));
+    if (count != 0) return Status();
+    if (waiting_ > 0 && Clock::now() >= deadline_) return Late();
+    return CheckSilence();
+  }
+
+  Status Late() const {
+    std::string missing;
+    for (int p = 0; p < connections_.processes(); ++p) {
+      if (incoming(p).stage < Incoming::Stage::kWaits)
+        missing += StrCat(missing.empty() ? "" : ", ", p);
+    }
+    return Status(Code::kDeadlineExceeded,
+                  StrCat("process ", connections_.index(), " has waited for process ", missing,
+                         " for the timeout_seconds of the strategy's CommunicationOptions"));
+  }
+
+  // A machine that is gone answers no more. Where nothing was sent to it, keepalive notices.
+  Status CheckSilence() {
+    for (int p = 0; p < connections_.processes(); ++p) {
+      if (p == connections_.index()) continue;
+      tcp_info info = {};
+      socklen_t size = sizeof(info);
+      if (getsockopt(connections_.socket(p).descriptor(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0)
+        continue;
+      if ((info.tcpi_unacked > 0 || info.tcpi_probes > 0) &&
+          info.tcpi_last_ack_recv > kSilentMilliseconds) {
+        return Gone(p, "its machine does not answer");
+      }
     }
     return Status();
   }
@@ -217,7 +232,7 @@ class Round {
       const ssize_t got = recvmsg(descriptor, &message, 0);
       if (got > 0) {
         in.pieces.Advance(static_cast<size_t>(got));
-        if (in.pieces.empty()) DYNEMB_RETURN_IF_ERROR(BeginStage(process, &in));
+        if (in.pieces.empty()) DYNEMB_RETURN_IF_ERROR(EndStage(process, &in));
       } else if (got == 0) {
         return Gone(process, "it closed the connection");
       } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
@@ -226,10 +241,14 @@ class Round {
         return Gone(process, strerror(errno));
       }
     }
+    if (in.stage == Incoming::Stage::kItems && in.pieces.empty() && out.empty()) {
+      in.stage = Incoming::Stage::kDone;
+      --unfinished_;
+    }
     return Status();
   }
 
-  Status BeginStage(int process, Incoming* in) {
+  Status EndStage(int process, Incoming* in) {
     const Header& header = in->header;
     if (in->stage == Incoming::Stage::kHeader) {
       if (header.magic != kMagic || header.message != header_.message || header.words < 0 ||
@@ -242,8 +261,7 @@ class Round {
     }
     if (in->stage == Incoming::Stage::kWords && in->pieces.empty()) {
       in->stage = Incoming::Stage::kWaits;
-    } else if (in->stage == Incoming::Stage::kItems) {
-      in->stage = Incoming::Stage::kDone;
+      --waiting_;
     }
     return Status();
   }
@@ -260,14 +278,16 @@ class Round {
   }
 
   Connections& connections_;
+  const Socket& events_;
   const Header header_;
   const std::vector<int64_t> numbers_;
   std::vector<Incoming> incoming_;
   std::vector<Pieces> outgoing_;
   std::vector<Head> heads_;
   std::vector<char> dropped_;
-  const bool waits_for_ever_;
-  Clock::time_point deadline_;
+  Clock::time_point deadline_ = Clock::time_point::max();  // until all heads are here
+  int waiting_ = 0;                                        // processes whose heads are not
+  int unfinished_ = 0;  // processes to or from which there is something to move
   int64_t sent_bytes_ = 0;
 };
 
@@ -287,6 +307,22 @@ int64_t BytesOf(const int64_t* counts, int64_t tables, const std::vector<int64_t
 class Exchange::State {
  public:
   explicit State(Connections connections) : connections_(std::move(connections)) {}
+
+  Status Init() {
+    events_ = Socket(epoll_create1(EPOLL_CLOEXEC));
+    if (!events_.is_open()) return ResourceExhausted("epoll: ", strerror(errno));
+    for (int p = 0; p < connections_.processes(); ++p) {
+      if (p == connections_.index()) continue;
+      epoll_event event = {};
+      event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+      event.data.u32 = static_cast<uint32_t>(p);
+      if (epoll_ctl(events_.descriptor(), EPOLL_CTL_ADD, connections_.socket(p).descriptor(),
+                    &event) != 0) {
+        return ResourceExhausted("epoll: ", strerror(errno));
+      }
+    }
+    return Status();
+  }
 
   Status Start(ExchangeCall call) {
     const int64_t rows = call.to_all ? 1 : connections_.processes();
@@ -324,16 +360,15 @@ class Exchange::State {
         call = std::move(calls_.front());
         calls_.pop_front();
       }
-      std::vector<int64_t> largest, counts;
-      Status status;
-      if (broken_.ok()) {
-        status = OrNoMemory([&] { return Run(call, &largest, &counts); });
-        if (is_moving_) Break(status);  // no process knows where it is now
-      } else {
-        status = Status(broken_.code(), StrCat("the exchange has ended: ", broken_.message()));
-      }
+      ExchangeResult result;
+      Status status = OrNoMemory([&] {
+        if (broken_.ok()) return Run(call, &result);
+        return Status(broken_.code(), StrCat("the exchange has ended: ", broken_.message()));
+      });
+      if (is_moving_) Break(status);  // no process knows where it is now
+      sent_bytes_ += result.sent_bytes;
       ++done_calls_;
-      call.done(status, largest, counts);
+      call.done(status, result);
     }
   }
 
@@ -343,12 +378,12 @@ class Exchange::State {
 
  private:
   void Break(const Status& status) {
-    broken_ = status;
+    is_moving_ = false;
+    if (!OrNoMemory([&] { broken_ = status; }).ok()) broken_ = NoMemory();
     for (int p = 0; p < connections_.processes(); ++p) connections_.socket(p).Shutdown();
   }
 
-  Status Run(const ExchangeCall& call, std::vector<int64_t>* largest,
-             std::vector<int64_t>* all_counts) {
+  Status Run(const ExchangeCall& call, ExchangeResult* result) {
     const int64_t processes = connections_.processes();
     const int index = connections_.index();
     const bool refuses = !call.problem.empty();
@@ -359,7 +394,7 @@ class Exchange::State {
     for (const size_t shape : {call.numbers.size(), call.parts.size(), size_t{call.to_all}})
       header.program = Mix64(header.program ^ shape);
     header.refuses = refuses ? 1 : 0;
-    Round round(&connections_, header, call.numbers, call.timeout_seconds);
+    Round round(&connections_, events_, header, call.numbers, call.timeout_seconds);
     std::vector<int64_t> first(call.parts.size(), 0);  // item of the next process, of each part
     const std::vector<int64_t> nothing(static_cast<size_t>(call.tables), 0);
     std::vector<const char*> own(call.parts.size());
@@ -386,6 +421,8 @@ class Exchange::State {
         refused = refused || round.incoming(p).header.refuses != 0;
       }
       if (!same || refused) return;
+      std::vector<int64_t>* const largest = &result->largest;
+      std::vector<int64_t>* const all_counts = &result->counts;
       *largest = call.numbers;
       for (int p = 0; p < processes; ++p) {
         const Incoming& one = round.incoming(p);
@@ -398,7 +435,8 @@ class Exchange::State {
         all_counts->insert(all_counts->end(), counts, counts + call.tables);
       }
       std::vector<char*> to;
-      if (!call.parts.empty()) allocated = call.allocate(*all_counts, &to);
+      if (!call.parts.empty())
+        allocated = OrNoMemory([&] { return call.allocate(*all_counts, &to); });
       if (!allocated.ok() || call.parts.empty()) return;
       for (int p = 0; p < processes; ++p) {
         for (size_t part = 0; part < call.parts.size(); ++part) {
@@ -411,7 +449,7 @@ class Exchange::State {
         }
       }
     }));
-    sent_bytes_ += round.sent_bytes();
+    result->sent_bytes = round.sent_bytes();
     if (!fits) return Status(Code::kInternal, "a process sent counts that are not of its items");
     if (!same || refused) return Tell(call, refused);
     is_moving_ = false;
@@ -427,7 +465,7 @@ class Exchange::State {
     const int64_t bytes = static_cast<int64_t>(text.size());
     Pieces items;
     items.Add(text.data(), bytes);
-    Round round(&connections_, header, {}, call.timeout_seconds);
+    Round round(&connections_, events_, header, {}, 0);
     const int processes = connections_.processes();
     for (int p = 0; p < processes; ++p) round.Send(p, nullptr, 0, items, bytes);
     std::vector<std::string> texts(static_cast<size_t>(processes));
@@ -458,6 +496,7 @@ class Exchange::State {
   }
 
   Connections connections_;
+  Socket events_;
   uint64_t messages_ = 0;
   bool is_moving_ = false;  // from the beginning of a call until all have had all of it
   Status broken_;
@@ -471,6 +510,7 @@ class Exchange::State {
 
 Status Exchange::Make(Connections connections, std::unique_ptr<Exchange>* exchange) {
   const auto state = std::make_shared<State>(std::move(connections));
+  DYNEMB_RETURN_IF_ERROR(state->Init());
   try {
     std::thread([state] { state->Serve(); }).detach();
   } catch (const std::system_error& error) {

@@ -24,6 +24,13 @@
 
 namespace dynemb {
 
+// What a call has come to.
+struct ExchangeResult {
+  std::vector<int64_t> largest;  // of each number
+  std::vector<int64_t> counts;   // (processes, tables) of items that each process sent
+  int64_t sent_bytes = 0;        // to other processes
+};
+
 struct ExchangeCall {
   std::string program;  // what is done, the same in all processes; at most kMostTextBytes are told
   std::string problem;  // why this process cannot, in words; empty: it can
@@ -36,25 +43,22 @@ struct ExchangeCall {
   std::vector<int64_t> item_bytes;
   std::vector<const char*> parts;
   bool to_all = false;         // every process gets all items
-  double timeout_seconds = 0;  // 0: for ever
+  double timeout_seconds = 0;  // until all others call; 0: for ever
 
   // Gives memory for the items of all processes, those of the first one first. Called on the
   // thread of the exchange.
   std::function<Status(const std::vector<int64_t>& counts, std::vector<char*>* parts)> allocate;
-  // Called last, on that thread. If ok, `largest` of each number, and counts (processes, tables).
-  // Errors: kInvalidArgument if programs differ; `refusal`; what `allocate` says, in this process
-  // alone; kUnavailable if a process is gone, kDeadlineExceeded if one does not come: these end
-  // the exchange, and later calls say so.
-  std::function<void(const Status&, const std::vector<int64_t>& largest,
-                     const std::vector<int64_t>& counts)>
-      done;
+  // Called last, on that thread. Throws nothing. Errors: kInvalidArgument if programs differ;
+  // `refusal`; what `allocate` says, in this process alone; kUnavailable if a process is gone,
+  // kDeadlineExceeded if one does not come: these end the exchange, and later calls say so.
+  std::function<void(const Status&, const ExchangeResult&)> done;
 };
 
 constexpr int64_t kMostTextBytes = 1 << 20;
 
 class Exchange {
  public:
-  // Over connections that are made. Errors: there is no thread to be had.
+  // Over connections that are made. Errors: there is no thread, or no descriptor to be had.
   static Status Make(Connections connections, std::unique_ptr<Exchange>* exchange);
   ~Exchange();
 

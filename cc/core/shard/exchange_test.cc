@@ -7,7 +7,10 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <functional>
 #include <future>
 #include <memory>
@@ -73,11 +76,10 @@ Answer Do(Exchange* exchange, ExchangeCall call) {
     }
     return Status();
   };
-  call.done = [&](const Status& status, const std::vector<int64_t>& largest,
-                  const std::vector<int64_t>& counts) {
+  call.done = [&](const Status& status, const ExchangeResult& result) {
     answer.status = status;
-    answer.largest = largest;
-    answer.counts = counts;
+    answer.largest = result.largest;
+    answer.counts = result.counts;
     promise.set_value({});
   };
   if (const Status started = exchange->Start(std::move(call)); !started.ok())
@@ -241,7 +243,7 @@ TEST(Exchange, MemoryThatIsNotThereIsAnErrorOfThatProcessAlone) {
       parts->push_back(got.data());
       return p == 0 ? ResourceExhausted("full") : Status();
     };
-    call.done = [&](const Status& status, const auto&, const auto&) { promise.set_value(status); };
+    call.done = [&](const Status& status, const ExchangeResult&) { promise.set_value(status); };
     ASSERT_TRUE(exchanges[p]->Start(std::move(call)).ok());
     EXPECT_EQ(promise.get_future().get().message(), p == 0 ? "full" : "");
     EXPECT_TRUE(Do(exchanges[p].get(), Saying("again")).status.ok());
@@ -260,6 +262,65 @@ TEST(Exchange, RefusesCountsThatCannotBe) {
     call.parts = {items.data()};
     EXPECT_EQ(Do(exchanges[0].get(), std::move(call)).status.code(), Code::kInvalidArgument);
   }
+}
+
+// Both come at once; that more is sent than moves in the time is no matter.
+TEST(Exchange, TheTimeIsForComing) {
+  auto exchanges = MakeExchanges(2);
+  const std::string items(1 << 27, 'x');
+  const std::vector<int64_t> counts = {0, 1 << 27};
+  const std::vector<int64_t> none = {0, 0};
+  InEach(2, [&](int p) {
+    EXPECT_TRUE(Do(exchanges[p].get(), Saying("together")).status.ok());
+    ExchangeCall call = Saying("a step");
+    call.tables = 1;
+    call.counts = p == 0 ? counts : none;
+    call.item_bytes = {1};
+    call.parts = {items.data()};
+    call.timeout_seconds = 0.01;
+    std::promise<Status> promise;
+    std::string got;
+    call.allocate = [&](const std::vector<int64_t>& sizes, std::vector<char*>* parts) {
+      // The time is over before the first byte can come.
+      const auto over = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+      while (std::chrono::steady_clock::now() < over) std::this_thread::yield();
+      got.resize(static_cast<size_t>(sizes[0] + sizes[1]));
+      parts->push_back(got.data());
+      return Status();
+    };
+    call.done = [&](const Status& status, const ExchangeResult&) { promise.set_value(status); };
+    ASSERT_TRUE(exchanges[p]->Start(std::move(call)).ok());
+    const Status status = promise.get_future().get();
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(got.size(), p == 0 ? 0u : items.size());
+  });
+}
+
+// What is forked keeps no connection open.
+TEST(Exchange, OneThatDiesIsMissedThoughItsChildLives) {
+  int to_child[2];
+  ASSERT_EQ(pipe(to_child), 0);
+  Connections first, second;
+  ASSERT_TRUE(first.Listen(0).ok());
+  ASSERT_TRUE(second.Listen(0).ok());
+  const std::vector<std::string> addresses = {AddressOf(first.port()), AddressOf(second.port())};
+  std::unique_ptr<Exchange> exchange;
+  InEach(2, [&](int p) {
+    ASSERT_TRUE((p == 0 ? first : second).Connect(addresses, p, kSecret, 60).ok());
+  });
+  const pid_t child = fork();  // which lives on until the end, with the descriptors of its parent
+  if (child == 0) {
+    char end;
+    _exit(read(to_child[0], &end, 1) == 1 ? 0 : 1);
+  }
+  ASSERT_TRUE(Exchange::Make(std::move(first), &exchange).ok());
+  second = Connections();  // is gone
+  EXPECT_EQ(Do(exchange.get(), Saying("a step")).status.code(), Code::kUnavailable);
+  EXPECT_EQ(write(to_child[1], "x", 1), 1);
+  int status = 1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  for (const int descriptor : to_child) close(descriptor);
 }
 
 TEST(Connections, StrangersAreTurnedAway) {
@@ -298,6 +359,7 @@ TEST(Connections, SayWhomTheyDoNotReach) {
             std::string::npos)
       << status.message();
 
+  ASSERT_TRUE(alone.Listen(0).ok());
   status = alone.Connect({AddressOf(alone.port()), "127.0.0.1:1"}, 0, kSecret, 0.05);
   EXPECT_EQ(status.code(), Code::kUnavailable);
   EXPECT_NE(status.message().find("process 0 has no connection to process 1"), std::string::npos)
@@ -305,6 +367,7 @@ TEST(Connections, SayWhomTheyDoNotReach) {
 
   // Another job's process, with a secret of its own.
   Connections other;
+  ASSERT_TRUE(alone.Listen(0).ok());
   ASSERT_TRUE(other.Listen(0).ok());
   addresses = {AddressOf(alone.port()), AddressOf(other.port())};
   InEach(2, [&](int p) {
@@ -324,7 +387,9 @@ TEST(Connections, RefuseArgumentsThatCannotBe) {
   EXPECT_EQ(one.Connect({"127.0.0.1:1"}, 1, kSecret, 1).code(), Code::kInvalidArgument);
   EXPECT_EQ(one.Connect({"127.0.0.1:1"}, 0, "short", 1).code(), Code::kInvalidArgument);
   for (const char* address : {"host", ":1", "host:"}) {
-    EXPECT_EQ(one.Connect({address, "127.0.0.1:1"}, 1, kSecret, 1).code(), Code::kInvalidArgument);
+    Connections two;
+    ASSERT_TRUE(two.Listen(0).ok());
+    EXPECT_EQ(two.Connect({address, "127.0.0.1:1"}, 1, kSecret, 1).code(), Code::kInvalidArgument);
   }
 }
 

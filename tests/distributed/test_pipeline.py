@@ -1,0 +1,99 @@
+"""A Pipeline: what steps compute is what they compute without, to the bit, with fewer exchanges."""
+
+import pickle
+
+import pytest
+import tensorflow as tf
+from workers import run_job
+
+import tf_dynemb
+
+COUNT = 2
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """What each of the processes saw."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    run_job(COUNT, "pipeline_program.py", folder, timeout=300)
+    return [pickle.loads((folder / str(index)).read_bytes()) for index in range(COUNT)]
+
+
+def test_fit_trains_as_without(processes):
+    for process in processes:
+        with_pipeline, without = process["fitted"][True], process["fitted"][False]
+        for what in ("history", "rows", "dense"):
+            assert with_pipeline[what] == without[what], what
+        assert all(len(rows) > 1 for rows in without["rows"])
+    histories = [process["fitted"][True]["history"] for process in processes]
+    assert histories[0] == histories[1]
+
+
+def test_a_step_exchanges_three_times_however_many_layers_there_are(processes):
+    """Twelve steps: ids and rows of four layers at once, gradients; and ids of the first batches."""
+    for process in processes:
+        assert process["fitted"][True]["exchanges"] == 12 * 3 + 2
+        assert process["fitted"][False]["exchanges"] == 12 * (4 * 2 + 1)
+
+
+@pytest.mark.parametrize("name", ["plain", "twice", "chained", "after_a_write"])
+def test_a_loop_of_ones_own_trains_as_without(processes, name):
+    for process in processes:
+        with_pipeline, without = process["loops"][name]
+        assert with_pipeline["error"] == without["error"] == ""
+        assert with_pipeline["losses"] == without["losses"] and len(without["losses"]) == 3
+        assert with_pipeline["rows"] == without["rows"] and len(without["rows"]) > 1
+
+
+def test_ids_that_need_more_than_the_batch_are_exchanged_in_their_step(processes):
+    """Each of three steps exchanges ids, rows, gradients, or the key and row that it writes."""
+    for process in processes:
+        counts = {
+            name: [run["exchanges"] for run in runs]
+            for name, runs in process["loops"].items()
+            if name != "alternating"
+        }
+        assert counts == {
+            "plain": [3 * 3 + 1, 3 * 3],
+            "twice": [3 * 3 + 1, 3 * 5],
+            "chained": [3 * 5 + 1, 3 * 5],  # the ids of the first lookup are of the batch
+            "random": [3 * 3, 3 * 3],
+            "after_a_write": [3 * 4, 3 * 4],
+        }
+
+
+def test_a_step_that_makes_other_ids_when_traced_again_is_an_error(processes):
+    for process in processes:
+        run = process["loops"]["alternating"]
+        assert "a step looked up other ids than its batch gave" in run["error"]
+        assert run["losses"] == [] and run["rows"] == {}
+
+
+def test_a_batch_that_one_process_refuses_ends_all_after_the_step_before(processes):
+    want = f"process {COUNT - 1}: refusing"
+    for process in processes:
+        for refused, after in process["refusals"]:
+            assert len(refused["losses"]) == 2 and want in refused["error"]
+            assert f"got the key {6 * COUNT}" in refused["error"]
+            assert len(after["losses"]) == 2 and after["error"] == ""
+        (refused, after), (refused_without, after_without) = process["refusals"]
+        assert refused["rows"] == refused_without["rows"] and after["rows"] == after_without["rows"]
+        assert refused["losses"] == refused_without["losses"]
+
+
+def test_of_tables_of_one_process_each_step_is_run():
+    table = tf_dynemb.Variable(dim=1, initializer="zeros")
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+
+    def step(ids):
+        table.upsert(ids, tf.ones([tf.size(ids), 1]))
+        return tf.reduce_sum(ids)
+
+    sums = tf_dynemb.distribute.Pipeline(step, strategy).run(tf.data.Dataset.range(5).batch(2))
+    assert [int(one) for one in sums] == [1, 5, 4]
+    assert sorted(table.export()[0].numpy().tolist()) == [0, 1, 2, 3, 4]
+
+
+def test_batches_without_a_type_are_refused():
+    with pytest.raises(TypeError, match="batches: got a list, want a tf.data.Dataset"):
+        tf_dynemb.distribute.Pipeline(lambda batch: batch).run([tf.zeros([1])])
