@@ -6,7 +6,8 @@ import tempfile
 
 import pytest
 
-PROGRAM = shutil.which("redis-server")
+# Debian's redis-tools has the server, under a name by which it does something else.
+PROGRAM = shutil.which("redis-server") or shutil.which("redis-check-rdb")
 
 
 class RedisServer:
@@ -14,7 +15,7 @@ class RedisServer:
 
     def __init__(self, *arguments):
         if PROGRAM is None:
-            pytest.skip("redis-server is not there: apt-get install redis-server")
+            pytest.skip("redis-server is not there: apt-get install redis-tools")
         self.folder = tempfile.mkdtemp(prefix="redis-")  # a short path, as sockets need
         self.socket = f"{self.folder}/socket"
         self.url = f"unix://{self.socket}"
@@ -25,8 +26,19 @@ class RedisServer:
     def start(self):
         assert self._process is None
         self._process = subprocess.Popen(
-            [PROGRAM, "--port", "0", "--unixsocket", self.socket, "--save", "", "--dir", self.folder]
+            [
+                "redis-server",
+                "--port",
+                "0",
+                "--unixsocket",
+                self.socket,
+                "--save",
+                "",
+                "--dir",
+                self.folder,
+            ]
             + list(self._arguments),
+            executable=PROGRAM,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

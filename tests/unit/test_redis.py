@@ -323,7 +323,7 @@ def is_whole(server, trainer, prefix):
 def test_it_may_end_or_be_cut_off_at_any_transaction(error, moment, server, tmp_path):
     """Another follower, or the next poll, goes on from what is there, and no generation is twice."""
     trainer, whole = three_generations(tmp_path), []
-    options = {"transaction_rows": 5}
+    options = {"transaction_rows": 8}
     for number in range(1000):
         prefix = f"p{number}"
         follower = RedisFollower(trainer.feed, server.url, prefix, **options)
@@ -599,19 +599,20 @@ def test_rows_that_somebody_overwrote_come_back(server, tmp_path):
     assert hashes(server) == trainer.states[2]
 
 
-def test_the_follower_that_was_started_last_writes(server, tmp_path):
+@pytest.mark.parametrize("name", ["second", "first"])  # also where both have one name
+def test_the_follower_that_was_started_last_writes(name, server, tmp_path):
     trainer = Trainer(tmp_path)
     trainer.go_on()
     first = RedisFollower(trainer.feed, server.url, name="first")
     first.poll()
-    second = RedisFollower(trainer.feed, server.url, name="second")
+    second = RedisFollower(trainer.feed, server.url, name=name)
     trainer.go_on()
     # In the middle of what the first one writes.
     with around_transactions(before=lambda number: second.poll() if number == 0 else None):
         status = first.poll()
     assert "another process wrote" in status.last_error
     for _ in range(2):
-        with pytest.raises(RedisInUseError, match="is written by second, which was started after first"):
+        with pytest.raises(RedisInUseError, match=f"is written by {name}, which was started after"):
             first.poll()
     trainer.go_on()
     assert (second.poll().generation, second.status.errors) == (3, 0)

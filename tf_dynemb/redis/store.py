@@ -164,7 +164,8 @@ class RedisStore:
             )
         self.tables = {name.decode(): TableLayout.parse(text) for name, text in tables.items()}
         turn, writer = int(fields.get(b"writers", 0)), fields.get(b"writer", b"").decode()
-        if self._turn and turn >= self._turn and writer != self._writer:
+        later = turn > self._turn or (turn == self._turn and writer != self._writer)
+        if self._turn and later:
             raise RedisInUseError(
                 f"{self.place}: {self.names.prefix!r} is written by {writer}, which was started after "
                 f"{self._writer}; want one follower for a prefix"
