@@ -458,6 +458,19 @@ def test_a_gap_is_noticed_and_the_keys_that_a_full_copy_has_not_are_gone(server,
     assert hashes(server) == trainer.states[number + 1] and not wants_full(trainer.feed)
 
 
+def test_it_follows_a_stream(server, tmp_path):
+    trainer = Trainer(tmp_path, stream="127.0.0.1:0")
+    try:
+        with RedisFollower(trainer.publisher.address, server.url) as follower:
+            for _ in range(2):
+                number = trainer.go_on()
+                status = follower.poll()
+                assert (status.generation, status.errors) == (number, 0)
+                assert hashes(server) == trainer.states[number]
+    finally:
+        trainer.publisher.close()
+
+
 def test_damaged_changes_are_noticed_before_anything_is_written(server, tmp_path):
     trainer = Trainer(tmp_path)
     trainer.go_on()
@@ -574,7 +587,9 @@ def test_what_others_have_under_the_names(server, tmp_path):
         client.set("b:changes", "text")
         client.set("c:tables", "text")
         client.hset("d", "x", "y")
-        for prefix in "abcd":
+        client.hset("e:tables", "x", "y")
+        client.hset("f:tables", "x", '{"dim": 3}')
+        for prefix in "abcdef":
             with pytest.raises(ValueError, match="^prefix: "):
                 RedisFollower(trainer.feed, server.url, prefix).poll()
         with pytest.raises(ValueError, match="^prefix: "):

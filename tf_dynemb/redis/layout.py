@@ -57,8 +57,14 @@ class TableLayout:
 
     @classmethod
     def parse(cls, text: bytes) -> TableLayout:
-        """Of to_text."""
-        return cls(**json.loads(text))
+        """Of to_text; ValueError if it is something else."""
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"prefix: got one under which {text[:80]!r} is where the layout of a table should be; "
+                "want one of its own"
+            ) from error
 
     def to_text(self) -> str:
         """As it lies in Redis."""

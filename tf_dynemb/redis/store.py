@@ -156,11 +156,11 @@ class RedisStore:
                 pipe.hgetall(self.names.tables)
                 fields, tables = pipe.execute()
         self.fields = fields
-        if fields and fields.get(b"format") != str(FORMAT).encode():
+        found = fields.get(b"format", b"none").decode(errors="replace")
+        if fields and found != str(FORMAT):
             raise ValueError(
-                f"prefix: {self.place}: got {self.names.prefix!r}, which has format "
-                f"{fields.get(b'format', b'none').decode()}, this version reads {FORMAT}; want another "
-                "prefix"
+                f"prefix: {self.place}: got {self.names.prefix!r}, which has format {found}, this "
+                f"version reads {FORMAT}; want another prefix"
             )
         self.tables = {name.decode(): TableLayout.parse(text) for name, text in tables.items()}
         turn, writer = int(fields.get(b"writers", 0)), fields.get(b"writer", b"").decode()
