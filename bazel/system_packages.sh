@@ -15,13 +15,15 @@ has_compiler() {
   command -v "${CXX:-g++}" >/dev/null || { [[ -z ${CXX:-} ]] && command -v clang++ >/dev/null; }
 }
 
-# What is missing. Without the optional packages all works but the C++ tests and the C++ benchmarks.
+# What is missing. Without the optional packages all works but the C++ tests, the C++ benchmarks and the tests of Redis. Debian's
+# redis-tools has the server too, under another name; the package redis-server would also start it, now and whenever the machine does.
 compiler='' python='' bazel='' optional=()
 has_compiler || compiler=missing
 why_no_python=$("$here/find_python.sh" 2>&1 >/dev/null) || python=missing
 "$here/bazel.sh" --major >/dev/null 2>&1 || bazel=missing
 [[ -d ${TF_DYNEMB_GOOGLETEST:-/usr/src/googletest} ]] || optional+=(googletest)
 [[ -e /usr/include/benchmark/benchmark.h ]] || optional+=(libbenchmark-dev)
+command -v redis-server >/dev/null || command -v redis-check-rdb >/dev/null || optional+=(redis-tools)
 extra=()
 if [[ ${1:-} == aarch64 ]]; then
   [[ -x /usr/bin/aarch64-linux-gnu-g++ ]] || extra+=(g++-aarch64-linux-gnu)

@@ -12,6 +12,7 @@ import host_gpus
 import hypothesis
 import keras
 import pytest
+import redis_server
 import tensorflow as tf
 
 # TF_DYNEMB_TEST_GPUS=2 gives TensorFlow GPUs, simulated where the machine has none, for tests/gpu and
@@ -58,3 +59,17 @@ def _dense_variables_on_the_cpu():
         if host_gpus.simulated() and host_gpus.tables_are_there():
             stack.enter_context(tf.device("/CPU:0"))
         yield
+
+
+@pytest.fixture(scope="session")
+def running_redis():
+    """A Redis server; skips where there is none."""
+    server = redis_server.RedisServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def redis_of_examples(request, monkeypatch):
+    """Examples of the documentation name their Redis server by the environment."""
+    monkeypatch.setenv("TF_DYNEMB_REDIS_URL", request.getfixturevalue("running_redis").url)

@@ -3,6 +3,7 @@
     tf-dynemb launch -n 4 train.py
     tf-dynemb server --cluster ps=host1:2222 --cluster worker=host2:2222 --job ps
     tf-dynemb feed FOLDER --listen 0.0.0.0:7700
+    tf-dynemb redis FEED --url redis://host:6379/0
     tf-dynemb snapshot info FOLDER
     tf-dynemb storage info FOLDER
     tf-dynemb --print-completion bash > ~/.local/share/bash-completion/completions/tf-dynemb
@@ -27,6 +28,7 @@ COMMANDS = {
         "serve a folder of generations to followers on other machines",
         "tf_dynemb_cli.feed_server",
     ),
+    "redis": ("write the rows of a feed of generations into a Redis server", "tf_dynemb.redis_command"),
     "storage": ("look into folders of tables on disk, verify and compact", "tf_dynemb.storage.__main__"),
 }
 _SHELLS = ("bash", "zsh", "tcsh")

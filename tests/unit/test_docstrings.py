@@ -16,7 +16,9 @@ def modules():
 
 
 @pytest.mark.parametrize("name", modules())
-def test_examples(name):
+def test_examples(name, request):
+    if name.startswith("tf_dynemb.redis"):
+        request.getfixturevalue("redis_of_examples")
     module = importlib.import_module(name)
     assert doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
 

@@ -17,7 +17,9 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_block_runs(block, tmp_path, monkeypatch):
+def test_block_runs(block, tmp_path, monkeypatch, request):
+    if "tf_dynemb.redis" in block:
+        request.getfixturevalue("redis_of_examples")
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "block.py"  # a file, so that tf.function finds its source
     path.write_text(block)

@@ -150,12 +150,12 @@ REFUSED = {
     "RedisTableConfig": (
         lambda: de.RedisTableConfig(redis_config_abs_dir="/etc/redis.json"),
         ValueError,
-        "RedisTableConfig is not supported; .*SavedModel.*tf_dynemb.snapshot",
+        "RedisTableConfig is not supported; .*SavedModel.*tf_dynemb.snapshot.*RedisFollower",
     ),
     "RedisTableCreator": (
         lambda: de.RedisTableCreator(config=None),
         ValueError,
-        "RedisTableCreator is not supported; .*SavedModel",
+        "RedisTableCreator is not supported; .*SavedModel.*tf_dynemb.redis.RedisFollower",
     ),
     "the base class": (
         lambda: de.Variable(kv_creator=de.KVCreator()),

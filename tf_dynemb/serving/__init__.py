@@ -6,7 +6,8 @@ folder; `Follower` applies them to a model that serves, in order and each one wh
 """
 
 from tf_dynemb.serving.feed import FeedDamagedError, FeedError, FeedInUseError
-from tf_dynemb.serving.follower import Follower, FollowerStatus
+from tf_dynemb.serving.feed_follower import FollowerStatus
+from tf_dynemb.serving.follower import Follower
 from tf_dynemb.serving.loaded import follower_status
 from tf_dynemb.serving.publisher import Publisher
 from tf_dynemb.table.following import one_generation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tf_dynemb.base.op_library import ops
-from tf_dynemb.serving.follower import FollowerStatus
+from tf_dynemb.serving.feed_follower import FollowerStatus
 from tf_dynemb.serving.served import follower_thread
 
 

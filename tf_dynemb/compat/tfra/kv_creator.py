@@ -289,7 +289,8 @@ _SAVING = (
 )
 _REDIS = (
     "rows live in this process: serve a table from a SavedModel, or carry its rows in a snapshot, "
-    "tf_dynemb.snapshot"
+    "tf_dynemb.snapshot. For lookup services that read rows from Redis, publish them by "
+    "tf_dynemb.serving.Publisher, and let tf_dynemb.redis.RedisFollower write them there"
 )
 
 
@@ -302,7 +303,9 @@ class RedisTableConfig(Unsupported):
     >>> de.RedisTableConfig("redis.json")
     Traceback (most recent call last):
     ValueError: RedisTableConfig is not supported; rows live in this process: serve a table from \
-a SavedModel, or carry its rows in a snapshot, tf_dynemb.snapshot
+a SavedModel, or carry its rows in a snapshot, tf_dynemb.snapshot. For lookup services that read rows \
+from Redis, publish them by tf_dynemb.serving.Publisher, and let tf_dynemb.redis.RedisFollower write \
+them there
     """
 
     _instead = _REDIS
@@ -317,7 +320,9 @@ class RedisTableCreator(Unsupported):
     >>> de.RedisTableCreator()
     Traceback (most recent call last):
     ValueError: RedisTableCreator is not supported; rows live in this process: serve a table from \
-a SavedModel, or carry its rows in a snapshot, tf_dynemb.snapshot
+a SavedModel, or carry its rows in a snapshot, tf_dynemb.snapshot. For lookup services that read rows \
+from Redis, publish them by tf_dynemb.serving.Publisher, and let tf_dynemb.redis.RedisFollower write \
+them there
     """
 
     _instead = _REDIS

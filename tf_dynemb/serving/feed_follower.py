@@ -1,0 +1,317 @@
+"""FeedFollower: what all followers of a feed do alike, whatever they apply its generations to."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import json
+import os
+import re
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from tf_dynemb.base.checks import positive
+from tf_dynemb.serving.feed import Feed, FeedDamagedError, FeedError, Generation
+from tf_dynemb.snapshot.files import SnapshotError
+
+_Self = TypeVar("_Self", bound="FeedFollower")
+
+
+class ApplyError(Exception):
+    """A generation cannot be applied at the moment, and nothing is wrong with it."""
+
+
+# Of the feed's files, and of what generations are applied to; the next poll tries again.
+FAILURES = (FeedError, SnapshotError, tf.errors.OpError, OSError, TimeoutError, ApplyError)
+# Those of the latter: of requests that take too long, for one.
+_NOT_OF_THE_FEED = (TimeoutError, ApplyError)
+
+
+@dataclasses.dataclass(frozen=True)
+class FollowerStatus:
+    """Where a follower is.
+
+    Attributes:
+        generation: the one that is served; None: none yet, the model is as it was given.
+        newest: of the feed, 0 if it has none.
+        lag_generations: how many are newer than the one that is served.
+        lag_seconds: since the feed has had something newer, by the clocks of both machines; 0 if it
+            has not.
+        pinned: the generation that it stays at, or None.
+        rows: how many were put in since it began, those of full copies included.
+        erased: how many keys were erased.
+        full_copies: how many were loaded.
+        errors: how many things went wrong.
+        last_error: what went wrong last, "" if nothing did.
+    """
+
+    generation: int | None
+    newest: int
+    lag_generations: int
+    lag_seconds: float
+    pinned: int | None
+    rows: int
+    erased: int
+    full_copies: int
+    errors: int
+    last_error: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """Where in a feed a follower is.
+
+    Attributes:
+        number: of the generation.
+        feed: the id of its feed.
+        state: the id of the state of its tables, which the next changes continue.
+        step: of the trainer.
+    """
+
+    number: int
+    feed: str
+    state: str
+    step: int
+
+    @classmethod
+    def of(cls, generation: Generation) -> Position:
+        """The position of who has applied a generation."""
+        return cls(generation.number, generation.feed, generation.state, generation.step)
+
+
+class FeedFollower(abc.ABC):
+    """Finds the generation that comes next, polls, and tells the publisher where it is.
+
+    A subclass says how changes and full copies are applied, and calls `_start` when it is made.
+
+    Args:
+        path: the feed's folder, or feed://host:port.
+        name: of this follower in the feed. None: one of machine and process.
+        poll_seconds: how often to look for a new generation in the background.
+        heartbeat_seconds: how often the publisher is told that this follower lives.
+
+    Raises:
+        TypeError: a path that is none.
+        ValueError: a number out of range; a name that cannot be one.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        name: str | None,
+        poll_seconds: float,
+        heartbeat_seconds: float,
+    ) -> None:
+        self._feed = Feed(path)
+        if name is None:
+            name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", name):
+            raise ValueError(f"name: got {name!r}, want letters, digits, '-', '_' and '.'")
+        self.name = name
+        self._poll_seconds = positive("poll_seconds", poll_seconds)
+        self._heartbeat_seconds = positive("heartbeat_seconds", heartbeat_seconds)
+        self._work = threading.RLock()  # of what follows: one poll at a time
+        self._now: Position | None = None  # that is served
+        self._whole = True  # what is served is of one generation
+        self._half_applied = ""  # the id of changes of which a part is applied, if they may be again
+        self._pinned: int | None = None
+        self._manifests: dict[int, Generation] = {}
+        self._newest = 0
+        self._told = 0  # the newest number that a stream has told of
+        self._unusable: set[int] = set()  # numbers that this poll could not apply
+        self._wants_full = False
+        self._beats = 0
+        self._beat_at = -float("inf")
+        self._beat_said: dict[str, Any] = {}
+        self._counts = {"rows": 0, "erased": 0, "full_copies": 0, "errors": 0}
+        self._last_error = ""
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @abc.abstractmethod
+    def poll(self) -> FollowerStatus:
+        """Applies the generations that there are."""
+
+    @abc.abstractmethod
+    def _apply(self, generation: Generation) -> None:
+        """Verifies the changes of a generation, which continues the one that is served, and makes them.
+
+        Raises one of FAILURES where it cannot; nothing has changed then, or `_whole` is False.
+        """
+
+    @abc.abstractmethod
+    def _install(self, generation: Generation) -> None:
+        """Puts the full copy of a generation in place of what is served. Raises as `_apply`."""
+
+    def _start(self) -> None:
+        """Starts the thread that polls."""
+        self._thread = threading.Thread(target=self._run, name="tf_dynemb-follower", daemon=True)
+        self._thread.start()
+
+    def _poll(self) -> FollowerStatus:
+        """What `poll` does."""
+        with self._work:
+            try:
+                self._follow()
+            except FAILURES as error:
+                self._failed(error)
+            self._beat()
+            return self.status
+
+    @property
+    def status(self) -> FollowerStatus:
+        """Where it is now."""
+        now = 0 if self._now is None else self._now.number
+        newer = self._manifests.get(now + 1)
+        lag_seconds = 0.0
+        if self._newest > now and newer is not None:
+            lag_seconds = max(0.0, time.time() - newer.created_seconds)
+        return FollowerStatus(
+            generation=None if self._now is None else now,
+            newest=self._newest,
+            lag_generations=max(0, self._newest - now),
+            lag_seconds=lag_seconds,
+            pinned=self._pinned,
+            last_error=self._last_error,
+            **self._counts,
+        )
+
+    def close(self) -> None:
+        """Ends the thread and tells the feed that this follower is gone. What was applied stays."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._beats:
+            self._feed.remove_heartbeat(self.name)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self.poll()
+            except Exception as error:  # a thread that ended would be a model that ages unseen
+                self._failed(error)
+            self._wait()
+
+    def _wait(self) -> None:
+        """Until it is worth while to poll again."""
+        now = 0 if self._now is None else self._now.number
+        # Where the last answer told of a newer one than there was, it would be told again at once.
+        if self._feed.is_stream and self._told <= self._newest:
+            if self._newest == now or self._pinned is not None:
+                try:
+                    self._told = self._feed.wait_for_newer(self._newest)
+                    return
+                except FAILURES as error:
+                    self._failed(error)
+        self._told = 0
+        self._ended.wait(self._poll_seconds)
+
+    def _follow(self) -> None:
+        numbers = self._feed.numbers()
+        self._unusable = set()
+        self._newest = numbers[-1] if numbers else 0
+        self._forget_manifests(numbers)
+        if self._pinned is not None:
+            numbers = [number for number in numbers if number <= self._pinned]
+        if not numbers:
+            return
+        if self._now is not None and numbers[-1] < self._now.number:
+            if self._pinned is not None or self._feed.read(numbers[-1]).feed == self._now.feed:
+                return
+            self._now, self._manifests = None, {}  # another feed was put into the folder
+        while not self._whole or self._now is None or self._now.number < numbers[-1]:
+            if not (self._apply_next(numbers) or self._load_full(numbers)):
+                return
+
+    def _forget_manifests(self, numbers: Sequence[int]) -> None:
+        there = set(numbers)
+        self._manifests = {n: g for n, g in self._manifests.items() if n in there}
+
+    def _read(self, number: int) -> Generation:
+        if number not in self._manifests:
+            self._manifests[number] = self._feed.read(number)
+        return self._manifests[number]
+
+    def _failed(self, error: Exception) -> None:
+        self._counts["errors"] += 1
+        self._last_error = f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+    def _apply_next(self, numbers: Sequence[int]) -> bool:
+        """Applies the changes of the next generation; False if that cannot be."""
+        if self._now is None or not (self._whole or self._half_applied):
+            return False
+        number = self._now.number + 1
+        if number in self._unusable:
+            return False
+        try:
+            if number not in numbers:
+                raise FeedError(f"{self._feed.path}: generation {number} is missing")
+            generation = self._read(number)
+            if generation.delta is None:
+                return False
+            continues = generation.feed == self._now.feed and generation.delta.base == self._now.state
+            if not continues or self._half_applied not in ("", generation.delta.snapshot):
+                raise FeedDamagedError(
+                    f"{self._feed.path}: generation {number} does not continue the generation "
+                    f"{self._now.number} that is served"
+                )
+            self._apply(generation)
+        except _NOT_OF_THE_FEED:
+            raise
+        except FAILURES as error:
+            self._failed(error)
+            self._unusable.add(number)
+            return False
+        return True
+
+    def _load_full(self, numbers: Sequence[int]) -> bool:
+        """Loads the newest full copy that is newer than what is served; False if there is none."""
+        for number in reversed(numbers):
+            try:
+                generation = self._read(number)
+                same_feed = self._now is not None and generation.feed == self._now.feed
+                if self._whole and self._now and same_feed and number <= self._now.number:
+                    break
+                if generation.full is not None:
+                    self._install(generation)
+                    return True
+            except _NOT_OF_THE_FEED:
+                raise
+            except FAILURES as error:
+                self._failed(error)
+        self._wants_full = True
+        return False
+
+    def _beat(self) -> None:
+        """Tells the publisher where this follower is."""
+        now = None if self._now is None else self._now.number
+        said = {"generation": now, "wants_full": self._wants_full}
+        if said == self._beat_said and time.monotonic() - self._beat_at < self._heartbeat_seconds:
+            return
+        beat = said | {"beat": self._beats + 1, "host": socket.gethostname(), "pid": os.getpid()}
+        try:
+            self._feed.put(self._feed.place("followers", self.name), json.dumps(beat).encode())
+        except (tf.errors.OpError, OSError) as error:  # such as of a feed that one may only read
+            if self._newest:  # a feed that does not exist yet gets heartbeats later
+                self._failed(error)
+        self._beats += 1
+        self._beat_at, self._beat_said = time.monotonic(), said
+
+
+def check_id(folder: str, got: str, want: str) -> None:
+    """Raises FeedDamagedError unless a snapshot is the one that the manifest names."""
+    if got != want:
+        raise FeedDamagedError(f"{folder}: got snapshot {got}, want {want}, as the manifest says")
