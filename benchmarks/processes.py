@@ -6,9 +6,11 @@ For each number of processes it starts that many, which take turns at nothing: a
 real job, and share the machine's cores. Of each case it prints the median over rounds of the slowest
 process, and the spread between the fastest and the slowest round.
 
-    weak      each process has --batch ids of its own
-    strong    all together have --batch ids
-    exchange  the collectives alone: the smallest all-to-all, and one of 4 MiB for each process
+    weak       each process has --batch ids of its own
+    strong     all together have --batch ids
+    exchange   alone: the smallest, and one of 4 MiB for each process; and TensorFlow's all-to-all
+    dlrm       a model of 26 tables, --examples for each process, with a pipeline and without, in turns;
+               one process alone has those of two
 
 --extrapolate out.json prints what the cost model makes of that for more processes.
 
@@ -34,8 +36,9 @@ from compare.streams import Numbers, keys_of
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROWS, DIM, WARM_UP = 1_000_000, 32, 3
-SMALL, LARGE, LARGE_BYTES = "smallest all-to-all", "all-to-all of 4 MiB", 4 << 20
-COLLECTIVES = 3  # of a step: ids, rows, gradients
+SMALL, LARGE, LARGE_BYTES = "smallest exchange", "exchange of 4 MiB", 4 << 20
+EXCHANGES = 3  # of a step: ids, rows, gradients
+TABLES, TABLE_ROWS, TABLE_DIM, EPOCH = 26, 100_000, 16, 8
 
 
 def worker(options) -> None:
@@ -86,12 +89,13 @@ def worker(options) -> None:
         batches = batches_of(batch)
         seconds[case] = _rounds(options.rounds, lambda n: step(batches[n % 8]).numpy())  # noqa: B023
     if several:
-        seconds |= _exchange(options, tf)
+        seconds |= _exchange(options, table.exchange, tf)
+    seconds |= _dlrm(options, strategy, index, tf)
     pathlib.Path(f"{options.worker}.{index}").write_text(json.dumps(seconds))
 
 
-def _exchange(options, tf) -> dict:
-    """The collectives alone, by the ops that an exchange is made of."""
+def _exchange(options, exchange, tf) -> dict:
+    """Exchanges alone, and TensorFlow's all-to-all of as many bytes, in turns."""
     group = {"group_size": options.count, "group_key": 77, "ordering_token": []}
 
     @tf.function
@@ -99,11 +103,76 @@ def _exchange(options, tf) -> dict:
         buffers = tf.zeros([options.count, words], tf.int64)
         return tf.raw_ops.CollectiveAllToAllV2(input=buffers, instance_key=1 + words, **group)
 
-    large = LARGE_BYTES // 8 // options.count
-    return {
-        SMALL: _rounds(options.rounds, lambda _: swap(tf.constant(8)).numpy()),
-        LARGE: _rounds(options.rounds, lambda _: swap(tf.constant(large)).numpy()),
-    }
+    @tf.function
+    def exchanged(words):
+        counts = tf.fill([options.count, 1], tf.cast(words, tf.int64))
+        parts = [tf.zeros([options.count * words], tf.int64)]
+        return exchange._exchanged("a benchmark", counts=counts, parts=parts)[2][0]
+
+    cases = {SMALL: exchanged, f"TensorFlow's {SMALL}": swap}
+    seconds = {}
+    for names, words in ((cases, 8), (cases, LARGE_BYTES // 8 // options.count)):
+        calls = [
+            (name.replace(SMALL, SMALL if words == 8 else LARGE), call) for name, call in names.items()
+        ]
+        for number in range(WARM_UP + options.rounds):
+            for name, call in calls:
+                start = time.perf_counter()
+                call(tf.constant(words)).numpy()
+                if number >= WARM_UP:
+                    seconds.setdefault(name, []).append(time.perf_counter() - start)
+    return seconds
+
+
+def _dlrm(options, strategy, index, tf) -> dict:
+    """Seconds of a step of a model of many tables, whose ids are Zipf's."""
+    import keras
+
+    import tf_dynemb
+
+    several = options.count > 1
+    examples = options.examples if several else 2 * options.examples
+    with strategy.scope():
+        inputs = [keras.Input((), dtype="int64") for _ in range(TABLES)]
+        numbers = keras.Input((13,))
+        rows = [
+            tf_dynemb.keras.Embedding(TABLE_DIM, name=f"table_{n}")(ids) for n, ids in enumerate(inputs)
+        ]
+        hidden = keras.layers.Dense(TABLE_DIM, activation="relu")(numbers)
+        hidden = keras.layers.Concatenate()([*rows, hidden])
+        hidden = keras.layers.Dense(64, activation="relu")(hidden)
+        model = keras.Model([*inputs, numbers], keras.layers.Dense(1)(hidden))
+        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(1e-3))
+        optimizer.build(model.trainable_variables)
+    draw = np.random.default_rng(index)
+    shape = (EPOCH * examples, TABLES)
+    ids = draw.zipf(1.2, shape) % TABLE_ROWS
+    floats = draw.random((EPOCH * examples, 14), np.float32)
+    data = tf.data.Dataset.from_tensor_slices((ids, floats)).batch(examples).cache()
+
+    def train(batch):
+        ids, floats = batch
+        with tf.GradientTape() as tape:
+            got = model([*tf.unstack(ids, axis=1), floats[:, :13]], training=True)
+            loss = tf.reduce_sum((got[:, 0] - floats[:, 13]) ** 2) / (2 * options.examples)
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, variables), variables)
+        return loss
+
+    pipeline = tf_dynemb.distribute.Pipeline(train, strategy)
+    step = tf.function(lambda batch: strategy.run(train, (batch,)))
+    cases = {"dlrm": lambda: map(step, data)}
+    if several:
+        cases["dlrm, pipeline"] = lambda: pipeline.run(data)
+    seconds = {}
+    for number in range(WARM_UP + options.rounds):
+        for name, steps in cases.items():
+            start = time.perf_counter()
+            for loss in steps():
+                loss.numpy()
+            if number >= WARM_UP:
+                seconds.setdefault(name, []).append((time.perf_counter() - start) / EPOCH)
+    return seconds
 
 
 def _rounds(rounds: int, call) -> list[float]:
@@ -121,6 +190,7 @@ def measure(options, count: int) -> dict:
         path = os.path.join(folder, "seconds")
         program = [str(HERE / "processes.py"), "--worker", path, "--count", str(count)]
         program += ["--batch", str(options.batch), "--rounds", str(options.rounds)]
+        program += ["--examples", str(options.examples)]
         program += ["--exchange_dtype", options.exchange_dtype] if options.exchange_dtype else []
         launch = ["-m", "tf_dynemb_cli", "launch", "-n", str(count)] if count > 1 else []
         environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
@@ -154,7 +224,7 @@ def extrapolate(results: dict, batch: int, cores: int) -> None:
     of_two = middle[2]
     bytes_per_second = LARGE_BYTES / 2 / (of_two[LARGE] - of_two[SMALL])
     print(f"work per id      {1e9 * seconds_per_id:10.0f} ns")
-    print(f"all-to-all of 2  {1e6 * of_two[SMALL]:10.0f} us")
+    print(f"exchange of 2    {1e6 * of_two[SMALL]:10.0f} us")
     print(f"work per message {1e6 * message:10.0f} us")
     print(f"to one other     {1e-6 * bytes_per_second:10.0f} MB/s")
     print(
@@ -165,7 +235,7 @@ def extrapolate(results: dict, batch: int, cores: int) -> None:
             of_pair = ids / count
             padding = _most(of_pair, count * count) / of_pair + 1 / 16  # half an eighth for the rounding
             wire = padding * 2 * ids * (8 + 4 * DIM) * (count - 1) / count / bytes_per_second
-            latency = COLLECTIVES * (of_two[SMALL] + message * (count - 2) / cores)
+            latency = EXCHANGES * (of_two[SMALL] + message * (count - 2) / cores)
             work = seconds_per_id * ids * here / cores
             times = " ".join(f"{1e3 * t:8.1f}" for t in (work, latency, wire, work + latency + wire))
             print(f"{count:9} {ids:7} {padding:8.2f} {times} ms")
@@ -248,6 +318,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--batch", type=int, default=1 << 14, help="ids; default: %(default)s")
+    parser.add_argument("--examples", type=int, default=1 << 11, help="of dlrm; default: %(default)s")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--exchange_dtype", help="of the table; default: float32, its own")
     parser.add_argument("--json", type=pathlib.Path, help="where to write all seconds")
@@ -273,7 +344,7 @@ def main() -> None:
             middle = 1e3 * statistics.median(seconds)
             low, high = (1e3 * end(seconds) for end in (min, max))
             print(
-                f"{count} processes  {case:20} {middle:8.2f} ms  ({low:.2f} to {high:.2f})", flush=True
+                f"{count} processes  {case:30} {middle:8.2f} ms  ({low:.2f} to {high:.2f})", flush=True
             )
     if options.json:
         options.json.write_text(json.dumps(results))

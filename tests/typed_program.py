@@ -79,6 +79,8 @@ def training(folder: str) -> float:
     tf_dynemb.distribute.fit(
         model, np.arange(8), np.ones((8, 1)), batch_size=4, callbacks=[restrict], verbose=0
     )
+    sums = tf_dynemb.distribute.Pipeline(tf.reduce_sum).run(tf.data.Dataset.range(4).batch(2))
+    assert [int(one) for one in sums] == [1, 5]
     storage = [tf_dynemb.storage.HostMemory(10**6), tf_dynemb.storage.Disk(f"{folder}/disk")]
     assert len(tf_dynemb.Variable(dim=2, storage=storage).devices) == 1
     tf_dynemb.snapshot.save(f"{folder}/rows", layer.table)

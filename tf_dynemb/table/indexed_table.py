@@ -66,8 +66,8 @@ def in_range(table: Variable, keys: tf.Tensor) -> tf.Tensor:
 def devices_here() -> list[str] | None:
     """The `devices` of a table: a shard for each replica of this process; else the table's default.
 
-    Key mod shards is the default partitioner's rule, and key mod processes that of tables which are
-    spread over processes.
+    Key mod shards is the default partitioner's rule; of tables that are spread over processes their
+    partition_strategy says which process has a row.
     """
     strategy = tf.distribute.get_strategy()
     if isinstance(strategy, tf.distribute.MirroredStrategy):

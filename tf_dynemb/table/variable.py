@@ -520,10 +520,10 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             gradients by key first, so that written / (found + missing) is the share of distinct ids in
             what it looks up. Of a table on a GPU only rows, bytes and snapshots. Of one that is sharded
             across workers those of this worker; and of all such tables together "exchanges", how often
-            workers have sent each other keys, or have agreed on something, and "resends", how often that
-            took an all-to-all more, as there was more to send than the steps before let expect. Of one
-            with storage also "rows_above" and "bytes_above", in memory; "rows_below" and "bytes_below",
-            on disk, and the "index_bytes" in memory for them; "flushed_step", -1 before the first flush;
+            workers have sent each other keys or rows, or have agreed on something, and the
+            "all_to_all_bytes" that this worker has sent to others. Of one with storage also "rows_above"
+            and "bytes_above", in memory; "rows_below" and "bytes_below", on disk, and the "index_bytes"
+            in memory for them; "flushed_step", -1 before the first flush;
             and since the table was made or restored "hits", keys that needed nothing from disk,
             "misses", keys whose rows came from there, and "rows_read", "rows_written" and "rows_left",
             to make room. Eagerly.
