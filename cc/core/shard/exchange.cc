@@ -335,7 +335,7 @@ class Exchange::State {
     for (const int64_t bytes : call.item_bytes)
       if (bytes < 1) return InvalidArgument("items: got ", bytes, " bytes each, want 1 or more");
     for (int64_t row = 0; row < rows; ++row) {
-      if (BytesOf(&call.counts[row * call.tables], call.tables, call.item_bytes) < 0)
+      if (BytesOf(call.counts.data + row * call.tables, call.tables, call.item_bytes) < 0)
         return InvalidArgument("counts: got negative ones, or more than fit any memory");
     }
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -400,7 +400,7 @@ class Exchange::State {
     std::vector<const char*> own(call.parts.size());
     for (int p = 0; p < processes; ++p) {
       const int64_t* counts =
-          refuses ? nothing.data() : &call.counts[call.to_all ? 0 : p * call.tables];
+          refuses ? nothing.data() : call.counts.data + (call.to_all ? 0 : p * call.tables);
       Pieces items;
       for (size_t part = 0; part < call.parts.size(); ++part) {
         const char* from = call.parts[part] + first[part] * call.item_bytes[part];
