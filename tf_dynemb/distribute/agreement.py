@@ -23,12 +23,13 @@ from tf_dynemb.distribute.shares import size_of_batch
 _AHEAD = 8
 
 
-def batches_in_step(data: Batches, processes: Processes) -> Iterator[Any]:
+def batches_in_step(data: Batches, processes: Processes, first: int = 0) -> Iterator[Any]:
     """The batches of the next epoch, each of which all processes have.
 
     Args:
         data: what the process reads.
         processes: all of which call this and take batch after batch.
+        first: the number that the first batch has in the epoch.
 
     Raises:
         ValueError: global batches that differ between processes; in all of them.
@@ -37,7 +38,7 @@ def batches_in_step(data: Batches, processes: Processes) -> Iterator[Any]:
     if processes.number == 1 or not data.is_global:
         yield from batches
         return
-    step, ahead = 0, 1  # the first one is not kept waiting for others
+    step, ahead = first, 1  # the first one is not kept waiting for others
     while True:
         drawn = list(itertools.islice(batches, ahead))
         facts = np.zeros([_AHEAD, 3], np.int64)

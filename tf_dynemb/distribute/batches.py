@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dynemb.distribute.repetition import repeats_itself
 from tf_dynemb.distribute.shares import size_of, take
 
 _DISTRIBUTED = "strategy.experimental_distribute_dataset or distribute_datasets_from_function"
@@ -24,17 +26,25 @@ class Batches:
             tf.distribute.DistributedDataset.
         steps: batches per epoch, which then go on where the last epoch ended; None: all.
 
+        draws_at_start: whether all that differs between two iterations of the dataset is drawn when
+            they begin, which TensorFlow does for one shuffle of a plain chain of datasets alone.
+
     Attributes:
         is_global: whether a batch is the global one, not what the replicas of this process have of it.
         element_spec: the type of a batch.
     """
 
-    def __init__(self, dataset: tf.data.Dataset, steps: int | None = None) -> None:
+    def __init__(
+        self, dataset: tf.data.Dataset, steps: int | None = None, draws_at_start: bool = False
+    ) -> None:
         self.is_global = isinstance(dataset, tf.data.Dataset)
+        self._given = dataset
         self._dataset = dataset.prefetch(tf.data.AUTOTUNE) if self.is_global else dataset
         self.element_spec = dataset.element_spec
         self._steps = steps
+        self._draws_at_start = draws_at_start
         self._iterator: Iterator[Any] | None = None
+        self._begun: Iterator[Any] | None = None
 
     def number(self) -> int | None:
         """Batches of an epoch, None where only the end shows it."""
@@ -45,7 +55,37 @@ class Batches:
         return number if number >= 0 else None
 
     def epoch(self) -> Iterator[Any]:
-        """The batches of the next epoch."""
+        """The batches of the next epoch, or those that are left of one that was begun."""
+        begun, self._begun = self._begun, None
+        return begun or self._whole_epoch()
+
+    def pass_over_epoch(self) -> None:
+        """Leaves out the next epoch, so that what follows is as if it had been taken.
+
+        It is read where nothing less tells what the later epochs have.
+        """
+        if self._steps is None and self._draws_at_start:
+            iter(self._dataset)
+        elif self._steps is not None or not self.is_global or not repeats_itself(self._given):
+            for _ in self._whole_epoch():
+                pass
+
+    def pass_over_batches(self, number: int) -> None:
+        """Begins the next epoch, and leaves out so many of its batches, which are read.
+
+        Raises:
+            ValueError: it has fewer.
+        """
+        begun = self._whole_epoch()
+        found = sum(1 for _ in itertools.islice(begun, number))
+        if found < number:
+            raise ValueError(
+                f"data: got {found} batches in the epoch in which a training is to go on after "
+                f"{number}, want the data that it began with"
+            )
+        self._begun = begun
+
+    def _whole_epoch(self) -> Iterator[Any]:
         if self._steps is None:
             yield from self._dataset
             return
@@ -110,7 +150,7 @@ def batches_of(
         if not isinstance(dataset, tf.data.Dataset):
             raise ValueError("class_weight: got one beside a distributed dataset, want sample weights")
         dataset = dataset.map(_with_class_weight(class_weight))
-    return Batches(dataset, steps)
+    return Batches(dataset, steps, draws_at_start=not is_dataset and shuffle_seed is not None)
 
 
 def split_arrays(arrays: tuple[Any, ...], validation_split: float) -> tuple[Any, ...]:

@@ -10,11 +10,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb import _compat
+from tf_dynemb.distribute import backup
 from tf_dynemb.distribute import callbacks as callbacks_of
 from tf_dynemb.distribute.agreement import batches_in_step
 from tf_dynemb.distribute.batches import Batches, batches_of, split_arrays
-from tf_dynemb.distribute.processes import Processes
 from tf_dynemb.distribute.steps import Steps, steps_of
 
 
@@ -60,7 +59,9 @@ def fit(
         epochs: number of the epoch to stop before.
         verbose: "auto", 0, 1 or 2; only the chief process prints.
         callbacks: Keras' callbacks and others. Every process calls its own with the same logs. What
-            ModelCheckpoint, BackupAndRestore, TensorBoard and CSVLogger write is the chief's.
+            ModelCheckpoint, BackupAndRestore, TensorBoard and CSVLogger write is the chief's. With
+            BackupAndRestore a training goes on after the batch that was saved last, also in the middle
+            of an epoch, as if it had not been interrupted.
         validation_split: the part of arrays, from their end, to validate by instead of training on it.
         validation_data: a dataset, or a tuple of arrays (x, y) or (x, y, sample_weight).
         shuffle: whether arrays are shuffled, anew each epoch. The chief draws the seed.
@@ -99,7 +100,8 @@ def fit(
     _check_compiled(model, "fit")
     steps = steps_of(model)
     processes = steps.processes
-    seed = processes.of_chief(np.random.randint(2**31)) if shuffle else None
+    drawn = np.random.randint(2**31) if shuffle else 0
+    seed = processes.of_chief(backup.seed_of(callbacks, drawn)) if shuffle else None
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = split_arrays((x, y, sample_weight), validation_split)
     data = batches_of(x, y, sample_weight, batch_size, steps_per_epoch, class_weight, seed)
@@ -109,7 +111,7 @@ def fit(
 
     with tempfile.TemporaryDirectory() as folder:
         if not isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks = callbacks_of.of_process(callbacks, processes.is_chief, folder)
+            callbacks = callbacks_of.of_process(callbacks, processes.is_chief, folder, seed)
             callbacks = keras.callbacks.CallbackList(
                 callbacks,
                 add_history=True,
@@ -123,13 +125,16 @@ def fit(
         ask_each_step = processes.number > 1 and callbacks_of.may_stop_within_epoch(callbacks.callbacks)
         model.stop_training = False
         callbacks.on_train_begin()
-        initial_epoch = _initial_epoch(model, callbacks.callbacks, initial_epoch, processes)
+        begin = backup.position_of(model, callbacks.callbacks, initial_epoch, processes)
+        backup.pass_over(
+            begin, initial_epoch, data, validation, lambda n: _validates(n, validation_freq)
+        )
         epoch_logs = None
-        for epoch in range(initial_epoch, epochs):
+        for epoch in range(begin.epoch, epochs):
             steps.reset_metrics()
             callbacks.on_epoch_begin(epoch)
-            logs = {}
-            for step, batch in enumerate(batches_in_step(data, processes)):
+            first, logs = (begin.batches, dict(begin.logs)) if epoch == begin.epoch else (0, {})
+            for step, batch in enumerate(batches_in_step(data, processes, first), first):
                 callbacks.on_train_batch_begin(step)
                 logs = train(batch)
                 callbacks.on_train_batch_end(step, logs)
@@ -285,24 +290,6 @@ def _validates(epoch: int, validation_freq: int | Collection[int]) -> bool:
     if isinstance(validation_freq, int):
         return (epoch + 1) % validation_freq == 0
     return epoch + 1 in validation_freq
-
-
-def _initial_epoch(
-    model: keras.Model,
-    callbacks: list[keras.callbacks.Callback],
-    initial_epoch: int,
-    processes: Processes,
-) -> int:
-    """The first epoch, which BackupAndRestore may have found in a file."""
-    if not any(isinstance(one, keras.callbacks.BackupAndRestore) for one in callbacks):
-        return initial_epoch
-    restored = _compat.restored_epoch(model)
-    if processes.of_chief(restored or 0) != (restored or 0):
-        raise ValueError(
-            f"BackupAndRestore: found epoch {restored} in this process and another one in the chief, "
-            "want a backup_dir that all processes see"
-        )
-    return restored or initial_epoch
 
 
 def _callback_list(
