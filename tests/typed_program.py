@@ -79,6 +79,11 @@ def training(folder: str) -> float:
     tf_dynemb.distribute.fit(
         model, np.arange(8), np.ones((8, 1)), batch_size=4, callbacks=[restrict], verbose=0
     )
+    with tf.io.TFRecordWriter(f"{folder}/texts") as writer:
+        writer.write(b"1")
+    batches = tf_dynemb.distribute.FileBatches([f"{folder}/texts"], "tfrecord", 2, seed=1, window=5)
+    records: list[int] = batches.records
+    assert records == [1] and batches.steps(processes=2, replicas=1) == 1
     storage = [tf_dynemb.storage.HostMemory(10**6), tf_dynemb.storage.Disk(f"{folder}/disk")]
     assert len(tf_dynemb.Variable(dim=2, storage=storage).devices) == 1
     tf_dynemb.snapshot.save(f"{folder}/rows", layer.table)

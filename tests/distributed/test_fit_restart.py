@@ -9,7 +9,7 @@ import pytest
 import restart_training
 import tensorflow as tf
 from replicas import mirrored
-from restart_training import SAVE_FREQ, SEED, Interrupt, Interrupted, train
+from restart_training import IDS, KILLED_AT, SAVE_FREQ, SEED, Interrupt, Interrupted, train
 from workers import end_job, run_job, start_job
 
 import tf_dynemb
@@ -38,30 +38,36 @@ def assert_goes_on(war, peace, begin):
         assert len(got) == len(war["epochs"]) or (name.startswith("val_") and len(numbers) < 3), name
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_killed_training_goes_on_at_the_batch(processes, tmp_path):
-    job = start_job(processes, PROGRAM, tmp_path, "killed")
+@pytest.mark.parametrize(("processes", "data"), [(1, "arrays"), (2, "arrays"), (2, "files")])
+def test_a_killed_training_goes_on_at_the_batch(processes, data, tmp_path):
+    restart_training.write_files(tmp_path)
+    job = start_job(processes, PROGRAM, tmp_path, "killed", data)
     try:
         assert job[0].wait(TIMEOUT_SECONDS) == -signal.SIGKILL
     finally:
         end_job(job)
-    run_job(processes, PROGRAM, tmp_path, "resumed", timeout=TIMEOUT_SECONDS)
+    run_job(processes, PROGRAM, tmp_path, "resumed", data, timeout=TIMEOUT_SECONDS)
     results = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(processes)]
     for result in results:
-        assert_goes_on(result["war"], result["peace"], (1, 5))
+        steps = [one[:2] for one in result["peace"]["seen"]]
+        saved = (steps.index(list(KILLED_AT[data])) + 1) // SAVE_FREQ * SAVE_FREQ
+        assert_goes_on(result["war"], result["peace"], steps[saved])
+    rows = set().union(*(result["peace"]["rows"] for result in results))
+    assert rows == set(map(str, IDS.ravel().tolist()))  # all examples, of whichever process
     assert not (tmp_path / "backup").exists()
 
 
-SCENES = ("arrays", "dataset", "stream", "short_stream", "in_order")
+SCENES = ("arrays", "dataset", "stream", "short_stream", "in_order", "files", "parquet")
 
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_data_are_where_they_were(scene, tmp_path):
     """Interrupted twice, the second time before an epoch has ended."""
+    restart_training.write_files(tmp_path)
 
     def live(folder, interrupt, seed=SEED):
         tf.random.set_seed(1)  # datasets have it in their seeds
-        data = getattr(restart_training, scene)()
+        data = getattr(restart_training, scene)(tmp_path)
         return train(tf.distribute.get_strategy(), folder, data, interrupt, seed=seed)
 
     peace = live(None, Interrupt())
@@ -106,11 +112,21 @@ def test_whole_epochs(tmp_path, peace):
     assert_goes_on(go_on(tmp_path, save_freq="epoch"), peace, (2, 0))
 
 
-def test_replicas_of_a_process(tmp_path):
-    peace = go_on(None, mirrored())
+@pytest.mark.parametrize("scene", ["arrays", "files"])
+def test_replicas_of_a_process(scene, tmp_path):
+    """Of files each replica has batches of its own."""
+    restart_training.write_files(tmp_path)
+    data = getattr(restart_training, scene)(tmp_path)
+
+    def live(folder, *at):
+        return train(mirrored(), folder, data, Interrupt(*at, stop) if at else Interrupt())
+
+    peace = live(None)
+    order = [one[:2] for one in peace["seen"]]
+    assert len(order) == {"arrays": 30, "files": 15}[scene]
     with pytest.raises(Interrupted):
-        go_on(tmp_path, mirrored(), at=(1, 6))
-    assert_goes_on(go_on(tmp_path, mirrored()), peace, (1, 5))
+        live(tmp_path, *order[7])
+    assert_goes_on(live(tmp_path), peace, order[6])
 
 
 def test_other_replicas_go_on_with_the_same_batches(tmp_path, peace):

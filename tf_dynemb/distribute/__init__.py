@@ -1,5 +1,6 @@
-"""For tf.distribute: fit, evaluate and predict under any synchronous strategy."""
+"""For tf.distribute: fit, evaluate and predict under any synchronous strategy, and data for them."""
 
+from tf_dynemb.distribute.files import FileBatches
 from tf_dynemb.distribute.fit import evaluate, fit, predict
 
-__all__ = ["evaluate", "fit", "predict"]
+__all__ = ["FileBatches", "evaluate", "fit", "predict"]

@@ -53,6 +53,19 @@ def batches_in_step(data: Batches, processes: Processes, first: int = 0) -> Iter
         step, ahead = step + ahead, min(2 * ahead, _AHEAD)
 
 
+def check_same_files(data: Batches, processes: Processes) -> None:
+    """Raises a ValueError in all processes unless they have the same FileBatches, or all have others."""
+    if processes.number == 1:
+        return
+    prints = processes.gather([-1 if data.reading is None else data.reading.fingerprint])[:, 0]
+    if (prints != prints[0]).any():
+        raise ValueError(
+            f"data: got FileBatches of the fingerprints {prints.tolist()} in the processes (-1: none), "
+            "want the same names of files, numbers of records, seed and sizes in all; if a pattern "
+            "finds other files, give the names"
+        )
+
+
 @tf.function(reduce_retracing=True, autograph=False)
 def describe(batch: Any) -> tf.Tensor:
     """The number of examples of a batch, and a fingerprint of types, shapes and contents; int64 (2,)."""

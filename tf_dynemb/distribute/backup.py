@@ -266,6 +266,9 @@ def pass_over(
         validation: what it is validated by.
         validates: function of an epoch, whether it ends with a validation.
     """
+    if data.reading is not None:  # whose epochs are by their numbers
+        for _ in range(initial_epoch):
+            data.pass_over_epoch()
     for epoch in range(initial_epoch, position.epoch):
         data.pass_over_epoch()
         if validation is not None and validates(epoch):

@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from tf_dynemb.distribute import backup
 from tf_dynemb.distribute import callbacks as callbacks_of
-from tf_dynemb.distribute.agreement import batches_in_step
+from tf_dynemb.distribute.agreement import batches_in_step, check_same_files
 from tf_dynemb.distribute.batches import Batches, batches_of, split_arrays
+from tf_dynemb.distribute.files import FileBatches
 from tf_dynemb.distribute.steps import Steps, steps_of
 
 
@@ -52,8 +53,9 @@ def fit(
     Args:
         model: a compiled model. Make and compile it in `with strategy.scope():`.
         x: arrays, tensors (dense, ragged, sparse, of strings), KeyedJaggedTensors, or tuples or dicts of
-            them; a tf.data.Dataset of global batches; or what strategy.experimental_distribute_dataset
-            or distribute_datasets_from_function returns, where each process has data of its own.
+            them; a tf.data.Dataset of global batches; FileBatches, of which each process reads its part;
+            or what strategy.experimental_distribute_dataset or distribute_datasets_from_function
+            returns, where each process has data of its own.
         y: targets; with a dataset they are part of it, as are sample weights.
         batch_size: examples of a global batch of arrays; None: 32.
         epochs: number of the epoch to stop before.
@@ -104,10 +106,14 @@ def fit(
     seed = processes.of_chief(backup.seed_of(callbacks, drawn)) if shuffle else None
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = split_arrays((x, y, sample_weight), validation_split)
-    data = batches_of(x, y, sample_weight, batch_size, steps_per_epoch, class_weight, seed)
+    data = batches_of(
+        x, y, sample_weight, batch_size, steps_per_epoch, class_weight, seed, steps.strategy
+    )
     validation = None
     if validation_data is not None:
-        validation = _validation(validation_data, validation_batch_size or batch_size, validation_steps)
+        size = validation_batch_size or batch_size
+        validation = _validation(validation_data, size, validation_steps, steps.strategy)
+    check_same_files(data, processes)
 
     with tempfile.TemporaryDirectory() as folder:
         if not isinstance(callbacks, keras.callbacks.CallbackList):
@@ -203,7 +209,8 @@ def evaluate(
     """
     _check_compiled(model, "evaluate")
     functions = steps_of(model)
-    data = batches_of(x, y, sample_weight, batch_size, steps)
+    data = batches_of(x, y, sample_weight, batch_size, steps, strategy=functions.strategy)
+    check_same_files(data, functions.processes)
     callbacks = _callback_list(model, functions, data, callbacks, verbose)
     logs = _evaluate(model, functions, data, callbacks)
     if return_dict:
@@ -253,7 +260,8 @@ def predict(
     (5, 2)
     """
     functions = steps_of(model)
-    data = batches_of(x, batch_size=batch_size, steps=steps)
+    data = batches_of(x, batch_size=batch_size, steps=steps, strategy=functions.strategy)
+    check_same_files(data, functions.processes)
     callbacks = _callback_list(model, functions, data, callbacks, verbose)
     function = functions.function("predict", data)
     callbacks.on_predict_begin()
@@ -280,10 +288,13 @@ def _check_compiled(model: keras.Model, what: str) -> None:
         )
 
 
-def _validation(data: Any, batch_size: int | None, steps: int | None) -> Batches:
+def _validation(
+    data: Any, batch_size: int | None, steps: int | None, strategy: tf.distribute.Strategy
+) -> Batches:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    is_dataset = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset))
-    return batches_of(x, y, sample_weight, None if is_dataset else batch_size, steps)
+    is_dataset = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset, FileBatches))
+    batch_size = None if is_dataset else batch_size
+    return batches_of(x, y, sample_weight, batch_size, steps, strategy=strategy)
 
 
 def _validates(epoch: int, validation_freq: int | Collection[int]) -> bool:
