@@ -154,6 +154,19 @@ def test_files_before_a_batch_are_not_opened(folder, monkeypatch):
     assert all(columns == ["n"] for _, columns in read)
 
 
+@pytest.mark.parametrize("reader", READERS)
+def test_a_process_without_batches_goes_on_with_empty_ones(reader, folder):
+    """Of 30 records the first of four processes has 7, the second one 8."""
+    batches = made(folder, reader, seed=None, batch_size=7)
+    short, long = (Reading(batches, process, 4, 1) for process in range(2))
+    for _ in range(2):
+        assert lists(short.one_iteration()) == [list(range(7)), []]
+        assert lists(long.one_iteration()) == [list(range(7, 14)), [14]]
+    short.go_to(3, 1)
+    assert lists(short.one_iteration()) == [[]]
+    assert lists(short.one_iteration()) == [list(range(7)), []]
+
+
 def test_counts_are_taken_from_who_has_them(folder):
     counted = made(folder, "tfrecord")
     kept = json.loads(json.dumps(dict(zip(counted.files, counted.records, strict=True))))

@@ -44,7 +44,7 @@ class Batches:
         draws_at_start: bool = False,
         reading: Reading | None = None,
     ) -> None:
-        self.is_global = isinstance(dataset, tf.data.Dataset)
+        self.is_global = isinstance(dataset, tf.data.Dataset) and (reading is None or reading.is_of_all)
         self._given = dataset
         self._dataset = dataset.prefetch(tf.data.AUTOTUNE) if self.is_global else dataset
         self.element_spec = dataset.element_spec
@@ -103,6 +103,11 @@ class Batches:
             )
         self._begun = begun
 
+    def _one_iteration(self) -> Iterator[Any]:
+        if self.reading is not None and self.reading.iterates_alone:
+            return self.reading.one_iteration()
+        return iter(self._dataset)
+
     def _go_to(self, reading: Reading, step: int) -> None:
         """Has the next batch be of this step of the epoch after those that are passed over."""
         epoch = self._passed_over
@@ -114,14 +119,14 @@ class Batches:
     def _whole_epoch(self, first: int = 0) -> Iterator[Any]:
         """The batches of the next epoch, from one on where the data are there already."""
         if self._steps is None:
-            yield from self._dataset
+            yield from self._one_iteration()
             return
         for step in range(first, self._steps):
             if self._iterator is None:
-                self._iterator = iter(self._dataset)
+                self._iterator = self._one_iteration()
             batch = next(self._iterator, None)
             if batch is None and step == 0:  # the last epoch has ended with the data
-                self._iterator = iter(self._dataset)
+                self._iterator = self._one_iteration()
                 batch = next(self._iterator, None)
             if batch is None:
                 self._iterator = None

@@ -207,6 +207,8 @@ class Reading:
         dataset: whose iterations are epoch after epoch.
         steps: steps of an epoch.
         fingerprint: as FileBatches.fingerprint.
+        is_of_all: whether there is no other process.
+        iterates_alone: whether a step takes one batch of the dataset, without a distributed one.
     """
 
     def __init__(
@@ -221,6 +223,8 @@ class Reading:
         self._batches, self._process, self._processes = batches, process, processes
         self._replicas, self._next = replicas, begin
         self._window, self._seed = batches._window, batches._seed
+        self.is_of_all = processes * replicas == 1
+        self.iterates_alone = replicas == 1 and sum(batches.records) >= processes
         dataset = self._of_parquet() if batches._reader == "parquet" else self._of_records()
         if batches._parse is not None:
             dataset = dataset.map(batches._parse, num_parallel_calls=tf.data.AUTOTUNE)
@@ -229,6 +233,21 @@ class Reading:
     def go_to(self, epoch: int, step: int) -> None:
         """Has the next iteration be of an epoch, from a step on."""
         self._next = epoch, step * self._replicas
+
+    def one_iteration(self) -> Iterator[Any]:
+        """The batches of the next iteration, and empty ones for steps in which only others have some."""
+        step, last = self._next[1], None
+        for batch in self.dataset:
+            last = batch
+            yield batch
+            step += 1
+        if step < self.steps and last is None:  # it began behind the process' own batches
+            following, self._next = self._next, (0, 0)
+            last = next(iter(self.dataset))
+            self._next = following
+        none = tf.zeros([0], tf.int64)
+        for _ in range(step, self.steps):
+            yield tf.nest.map_structure(lambda value: take(value, none), last)
 
     def _begin(self) -> tuple[int, int]:
         """The epoch and the batch that an iteration begins with, and counts it."""
@@ -298,7 +317,11 @@ def reading_of(batches: FileBatches, context: tf.distribute.InputContext) -> Rea
 
 
 def distributed(batches: FileBatches, strategy: tf.distribute.Strategy) -> tuple[Any, Reading]:
-    """The dataset of a strategy that has these batches, and what this process reads of it."""
+    """The dataset of these batches for the replicas of this process, and what reads it.
+
+    A process of one replica iterates over a dataset of its own: a distributed one would ask all
+    processes in each step whether they have a batch, which their counts say.
+    """
     made = []
 
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -307,7 +330,7 @@ def distributed(batches: FileBatches, strategy: tf.distribute.Strategy) -> tuple
 
     dataset = strategy.distribute_datasets_from_function(make)
     (reading,) = made
-    return dataset, reading
+    return (reading.dataset if reading.iterates_alone else dataset), reading
 
 
 def _part(total: int, process: int, processes: int) -> tuple[int, int]:
