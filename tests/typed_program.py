@@ -81,6 +81,11 @@ def training(folder: str) -> float:
     )
     sums = tf_dynemb.distribute.Pipeline(tf.reduce_sum).run(tf.data.Dataset.range(4).batch(2))
     assert [int(one) for one in sums] == [1, 5]
+    with tf.io.TFRecordWriter(f"{folder}/texts") as writer:
+        writer.write(b"1")
+    batches = tf_dynemb.distribute.FileBatches([f"{folder}/texts"], "tfrecord", 2, seed=1, window=5)
+    records: list[int] = batches.records
+    assert records == [1] and batches.steps(processes=2, replicas=1) == 1
     storage = [tf_dynemb.storage.HostMemory(10**6), tf_dynemb.storage.Disk(f"{folder}/disk")]
     assert len(tf_dynemb.Variable(dim=2, storage=storage).devices) == 1
     tf_dynemb.snapshot.save(f"{folder}/rows", layer.table)

@@ -404,10 +404,12 @@ def test_what_writes_in_a_process_that_is_not_the_chief(tmp_path):
     writers = [C.TensorBoard(tmp_path / "board"), C.CSVLogger(tmp_path / "log.csv")]
     writers.append(tf_dynemb.keras.TableMetrics(tmp_path / "board"))
     callbacks = [kept[0], *writers, backup, best, kept[1]]
-    assert of_process(callbacks, True, str(tmp_path / "mine")) == callbacks
+    chiefs = of_process(callbacks, True, str(tmp_path / "mine"))
+    assert chiefs[:4] + chiefs[5:] == callbacks[:4] + callbacks[5:]
+    assert chiefs[4].backup_dir == str(backup.backup_dir) and isinstance(chiefs[4], type(backup))
     own = of_process(callbacks, False, str(tmp_path / "mine"))
     assert own[0] is kept[0] and own[-1] is kept[1] and len(own) == 4
-    assert str(own[1].backup_dir).startswith(str(tmp_path / "mine")) and type(own[1]) is type(backup)
+    assert str(own[1].backup_dir).startswith(str(tmp_path / "mine")) and isinstance(own[1], type(backup))
     assert str(own[2].filepath).startswith(str(tmp_path / "mine")) and type(own[2]) is type(best)
     assert best.filepath == str(tmp_path / "{epoch}.keras")
 

@@ -23,12 +23,13 @@ from tf_dynemb.distribute.shares import size_of_batch
 _AHEAD = 8
 
 
-def batches_in_step(data: Batches, processes: Processes) -> Iterator[Any]:
+def batches_in_step(data: Batches, processes: Processes, first: int = 0) -> Iterator[Any]:
     """The batches of the next epoch, each of which all processes have.
 
     Args:
         data: what the process reads.
         processes: all of which call this and take batch after batch.
+        first: the number that the first batch has in the epoch.
 
     Raises:
         ValueError: global batches that differ between processes; in all of them.
@@ -37,7 +38,7 @@ def batches_in_step(data: Batches, processes: Processes) -> Iterator[Any]:
     if processes.number == 1 or not data.is_global:
         yield from batches
         return
-    step, ahead = 0, 1  # the first one is not kept waiting for others
+    step, ahead = first, 1  # the first one is not kept waiting for others
     while True:
         drawn = list(itertools.islice(batches, ahead))
         facts = np.zeros([_AHEAD, 3], np.int64)
@@ -50,6 +51,19 @@ def batches_in_step(data: Batches, processes: Processes) -> Iterator[Any]:
         if len(drawn) < ahead:
             return
         step, ahead = step + ahead, min(2 * ahead, _AHEAD)
+
+
+def check_same_files(data: Batches, processes: Processes) -> None:
+    """Raises a ValueError in all processes unless they have the same FileBatches, or all have others."""
+    if processes.number == 1:
+        return
+    prints = processes.gather([-1 if data.reading is None else data.reading.fingerprint])[:, 0]
+    if (prints != prints[0]).any():
+        raise ValueError(
+            f"data: got FileBatches of the fingerprints {prints.tolist()} in the processes (-1: none), "
+            "want the same names of files, numbers of records, seed and sizes in all; if a pattern "
+            "finds other files, give the names"
+        )
 
 
 @tf.function(reduce_retracing=True, autograph=False)

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from tf_dynemb.distribute.backup import in_place_of
 from tf_dynemb.keras.table_metrics import TableMetrics
 
 C = keras.callbacks
@@ -17,7 +18,9 @@ C = keras.callbacks
 _WRITERS = (C.CSVLogger, C.RemoteMonitor, C.TensorBoard, TableMetrics)
 
 
-def of_process(callbacks: Any, is_chief: bool, folder: str) -> list[keras.callbacks.Callback]:
+def of_process(
+    callbacks: Any, is_chief: bool, folder: str, seed: int | None = None
+) -> list[keras.callbacks.Callback]:
     """The callbacks of a process.
 
     Saving a model needs all processes: what is kept is what the chief writes. So the others save into a
@@ -27,18 +30,24 @@ def of_process(callbacks: Any, is_chief: bool, folder: str) -> list[keras.callba
         callbacks: what the user has given, the same in each process.
         is_chief: whether this process writes.
         folder: where another one writes.
+        seed: what the training shuffles arrays by; a backup has it.
     """
     callbacks = keras.tree.flatten(callbacks) if callbacks else []
     if is_chief:
-        return callbacks
+        return [in_place_of(callback, None, seed) for callback in callbacks]
     return [
-        _following(callback, os.path.join(folder, str(number)))
+        _following(callback, os.path.join(folder, str(number)), seed)
         for number, callback in enumerate(callbacks)
         if not isinstance(callback, _WRITERS)
     ]
 
 
-def _following(callback: keras.callbacks.Callback, folder: str) -> keras.callbacks.Callback:
+def _following(
+    callback: keras.callbacks.Callback, folder: str, seed: int | None
+) -> keras.callbacks.Callback:
+    follower = in_place_of(callback, folder, seed)
+    if follower is not callback:
+        return follower
     if isinstance(callback, C.ModelCheckpoint):
         follower = copy.copy(callback)
         follower.filepath = os.path.join(folder, os.path.basename(callback.filepath))

@@ -10,11 +10,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb import _compat
+from tf_dynemb.distribute import backup
 from tf_dynemb.distribute import callbacks as callbacks_of
-from tf_dynemb.distribute.agreement import batches_in_step
+from tf_dynemb.distribute.agreement import batches_in_step, check_same_files
 from tf_dynemb.distribute.batches import Batches, batches_of, split_arrays
-from tf_dynemb.distribute.processes import Processes
+from tf_dynemb.distribute.files import FileBatches
 from tf_dynemb.distribute.steps import Steps, steps_of
 
 
@@ -54,14 +54,17 @@ def fit(
     Args:
         model: a compiled model. Make and compile it in `with strategy.scope():`.
         x: arrays, tensors (dense, ragged, sparse, of strings), KeyedJaggedTensors, or tuples or dicts of
-            them; a tf.data.Dataset of global batches; or what strategy.experimental_distribute_dataset
-            or distribute_datasets_from_function returns, where each process has data of its own.
+            them; a tf.data.Dataset of global batches; FileBatches, of which each process reads its part;
+            or what strategy.experimental_distribute_dataset or distribute_datasets_from_function
+            returns, where each process has data of its own.
         y: targets; with a dataset they are part of it, as are sample weights.
         batch_size: examples of a global batch of arrays; None: 32.
         epochs: number of the epoch to stop before.
         verbose: "auto", 0, 1 or 2; only the chief process prints.
         callbacks: Keras' callbacks and others. Every process calls its own with the same logs. What
-            ModelCheckpoint, BackupAndRestore, TensorBoard and CSVLogger write is the chief's.
+            ModelCheckpoint, BackupAndRestore, TensorBoard and CSVLogger write is the chief's. With
+            BackupAndRestore a training goes on after the batch that was saved last, also in the middle
+            of an epoch, as if it had not been interrupted.
         validation_split: the part of arrays, from their end, to validate by instead of training on it.
         validation_data: a dataset, or a tuple of arrays (x, y) or (x, y, sample_weight).
         shuffle: whether arrays are shuffled, anew each epoch. The chief draws the seed.
@@ -102,17 +105,22 @@ def fit(
     _check_compiled(model, "fit")
     steps = steps_of(model)
     processes = steps.processes
-    seed = processes.of_chief(np.random.randint(2**31)) if shuffle else None
+    drawn = np.random.randint(2**31) if shuffle else 0
+    seed = processes.of_chief(backup.seed_of(callbacks, drawn)) if shuffle else None
     if validation_split and validation_data is None:
         (x, y, sample_weight), validation_data = split_arrays((x, y, sample_weight), validation_split)
-    data = batches_of(x, y, sample_weight, batch_size, steps_per_epoch, class_weight, seed)
+    data = batches_of(
+        x, y, sample_weight, batch_size, steps_per_epoch, class_weight, seed, steps.strategy
+    )
     validation = None
     if validation_data is not None:
-        validation = _validation(validation_data, validation_batch_size or batch_size, validation_steps)
+        size = validation_batch_size or batch_size
+        validation = _validation(validation_data, size, validation_steps, steps.strategy)
+    check_same_files(data, processes)
 
     with tempfile.TemporaryDirectory() as folder:
         if not isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks = callbacks_of.of_process(callbacks, processes.is_chief, folder)
+            callbacks = callbacks_of.of_process(callbacks, processes.is_chief, folder, seed)
             callbacks = keras.callbacks.CallbackList(
                 callbacks,
                 add_history=True,
@@ -126,14 +134,17 @@ def fit(
         ask_each_step = processes.number > 1 and callbacks_of.may_stop_within_epoch(callbacks.callbacks)
         model.stop_training = False
         callbacks.on_train_begin()
-        initial_epoch = _initial_epoch(model, callbacks.callbacks, initial_epoch, processes)
+        begin = backup.position_of(model, callbacks.callbacks, initial_epoch, processes)
+        backup.pass_over(
+            begin, initial_epoch, data, validation, lambda n: _validates(n, validation_freq)
+        )
         epoch_logs = None
-        for epoch in range(initial_epoch, epochs):
+        for epoch in range(begin.epoch, epochs):
             steps.reset_metrics()
             callbacks.on_epoch_begin(epoch)
-            logs = {}
-            training = steps.training(data, batches_in_step(data, processes), pipeline)
-            for step, run in enumerate(training):
+            first, logs = (begin.batches, dict(begin.logs)) if epoch == begin.epoch else (0, {})
+            training = steps.training(data, batches_in_step(data, processes, first), pipeline)
+            for step, run in enumerate(training, first):
                 callbacks.on_train_batch_begin(step)
                 logs = run()
                 callbacks.on_train_batch_end(step, logs)
@@ -202,7 +213,8 @@ def evaluate(
     """
     _check_compiled(model, "evaluate")
     functions = steps_of(model)
-    data = batches_of(x, y, sample_weight, batch_size, steps)
+    data = batches_of(x, y, sample_weight, batch_size, steps, strategy=functions.strategy)
+    check_same_files(data, functions.processes)
     callbacks = _callback_list(model, functions, data, callbacks, verbose)
     logs = _evaluate(model, functions, data, callbacks)
     if return_dict:
@@ -252,7 +264,8 @@ def predict(
     (5, 2)
     """
     functions = steps_of(model)
-    data = batches_of(x, batch_size=batch_size, steps=steps)
+    data = batches_of(x, batch_size=batch_size, steps=steps, strategy=functions.strategy)
+    check_same_files(data, functions.processes)
     callbacks = _callback_list(model, functions, data, callbacks, verbose)
     function = functions.function("predict", data)
     callbacks.on_predict_begin()
@@ -279,34 +292,19 @@ def _check_compiled(model: keras.Model, what: str) -> None:
         )
 
 
-def _validation(data: Any, batch_size: int | None, steps: int | None) -> Batches:
+def _validation(
+    data: Any, batch_size: int | None, steps: int | None, strategy: tf.distribute.Strategy
+) -> Batches:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    is_dataset = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset))
-    return batches_of(x, y, sample_weight, None if is_dataset else batch_size, steps)
+    is_dataset = isinstance(x, (tf.data.Dataset, tf.distribute.DistributedDataset, FileBatches))
+    batch_size = None if is_dataset else batch_size
+    return batches_of(x, y, sample_weight, batch_size, steps, strategy=strategy)
 
 
 def _validates(epoch: int, validation_freq: int | Collection[int]) -> bool:
     if isinstance(validation_freq, int):
         return (epoch + 1) % validation_freq == 0
     return epoch + 1 in validation_freq
-
-
-def _initial_epoch(
-    model: keras.Model,
-    callbacks: list[keras.callbacks.Callback],
-    initial_epoch: int,
-    processes: Processes,
-) -> int:
-    """The first epoch, which BackupAndRestore may have found in a file."""
-    if not any(isinstance(one, keras.callbacks.BackupAndRestore) for one in callbacks):
-        return initial_epoch
-    restored = _compat.restored_epoch(model)
-    if processes.of_chief(restored or 0) != (restored or 0):
-        raise ValueError(
-            f"BackupAndRestore: found epoch {restored} in this process and another one in the chief, "
-            "want a backup_dir that all processes see"
-        )
-    return restored or initial_epoch
 
 
 def _callback_list(
