@@ -149,6 +149,50 @@ def after_a_write(layer, ids):
     return layer(ids)
 
 
+def in_a_function_of_its_own():
+    """Between two lookups of the same ids one in a function that is traced once."""
+    with STRATEGY.scope():
+        tables = [tf_dynemb.Variable(dim=2, initializer=float(n), name=f"between_{n}") for n in range(3)]
+
+    @tf.function
+    def inner(ids):
+        return tf_dynemb.embedding_lookup(tables[0], ids)
+
+    def look_up(layer, ids):
+        others = inner(ids) + tf_dynemb.embedding_lookup(tables[1], ids)
+        return layer(ids) + 10.0 * others + 100.0 * tf_dynemb.embedding_lookup(tables[2], ids)
+
+    return look_up
+
+
+def after_a_write_in_a_function():
+    """The function is traced before the step is."""
+
+    @tf.function(reduce_retracing=True)
+    def write(layer, ids):
+        layer.table.upsert(ids, layer.table.lookup(ids) + 1.0)
+
+    def look_up(layer, ids):
+        write(layer, ids)
+        return layer(ids)
+
+    return look_up
+
+
+def after_a_clear(layer, ids):
+    layer.table.clear()
+    return layer(ids)
+
+
+def in_words():
+    """Ids that are made of words, one of which is none in the third batch of all processes."""
+
+    def look_up(layer, words):
+        return layer(tf.strings.to_number(words, tf.int64))
+
+    return look_up
+
+
 def alternating():
     """A step that makes other ids each time that it is traced."""
     traces = []
@@ -170,10 +214,17 @@ def loops():
         ("chained", of_chained_ids),
         ("random", of_random_ids),
         ("after_a_write", after_a_write),
+        ("after_a_write_in_a_function", after_a_write_in_a_function()),
+        ("after_a_clear", after_a_clear),
+        ("in_a_function_of_its_own", in_a_function_of_its_own()),
     ):
         result[name] = [
             Loop(f"{name}_{pipeline}", look_up).run(mine, pipeline) for pipeline in (True, False)
         ]
+    words = tf.data.Dataset.from_tensor_slices(["1", "2", "3", "4", "5", "none", "7", "8"]).batch(2)
+    result["in_words"] = [
+        Loop(f"words_{pipeline}", in_words()).run(words, pipeline) for pipeline in (True, False)
+    ]
     result["alternating"] = Loop("alternating", alternating()).run(mine, True)
     return result
 

@@ -249,6 +249,15 @@ def test_columns_of_parquet(kind, size, tmp_path):
     )
 
 
+def test_parquet_of_a_file_system_of_tensorflow(tmp_path):
+    table = pyarrow.table({"n": list(range(23)), "x": [0.5] * 23})
+    pyarrow.parquet.write_table(table, tmp_path / "0.parquet", row_group_size=4)
+    batches = FileBatches([f"file://{tmp_path}/0.parquet"], "parquet", 5)
+    assert batches.records == [23]
+    read = np.concatenate([batch["n"].numpy() for batch in batches.dataset()])
+    assert read.tolist() == list(range(23))
+
+
 def test_parquet_that_is_refused(tmp_path):
     def write(name, **columns):
         pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / name)

@@ -31,6 +31,10 @@ _KERAS_POSITION = "training_metadata.json"
 _GROUP = "tf_dynemb_fit"
 
 
+# What h5py raises of a file that is cut off, or in which bytes are others.
+_DAMAGED = (OSError, KeyError, RuntimeError)
+
+
 class Position(NamedTuple):
     """Where a training goes on.
 
@@ -87,7 +91,7 @@ class Backup(keras.callbacks.BackupAndRestore):
             self.model.optimizer.build(self.model.trainable_variables)
         try:
             self._restore(paths[0])
-        except OSError:
+        except _DAMAGED:
             if len(paths) == 1:
                 raise
             self._restore(paths[1])
@@ -209,7 +213,7 @@ def seed_of(callbacks: Any, drawn: int) -> int:
         if type(callback) is keras.callbacks.BackupAndRestore:
             for name in (_FILE, _BEFORE):
                 path = _join(os.fspath(callback.backup_dir), name)
-                with contextlib.suppress(OSError), _local(path) as local, h5py.File(local) as file:
+                with contextlib.suppress(*_DAMAGED), _local(path) as local, h5py.File(local) as file:
                     about = json.loads(file[_GROUP].attrs["position"]) if _GROUP in file else {}
                     seed = about.get("seed")
                     return drawn if seed is None else seed
@@ -267,7 +271,7 @@ def pass_over(
         validates: function of an epoch, whether it ends with a validation.
     """
     if data.reading is not None:  # whose epochs are by their numbers
-        for _ in range(initial_epoch):
+        for _ in range(min(initial_epoch, position.epoch)):
             data.pass_over_epoch()
     for epoch in range(initial_epoch, position.epoch):
         data.pass_over_epoch()

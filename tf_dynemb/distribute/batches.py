@@ -112,7 +112,7 @@ class Batches:
         """Has the next batch be of this step of the epoch after those that are passed over."""
         epoch = self._passed_over
         if self._steps is not None:  # epochs of the training, of which some are one of the files
-            epoch, before = divmod(epoch, math.ceil(reading.steps / self._steps))
+            epoch, before = divmod(epoch, max(1, math.ceil(reading.steps / self._steps)))
             step += before * self._steps
         reading.go_to(epoch, step)
 

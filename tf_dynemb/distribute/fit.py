@@ -130,7 +130,7 @@ def fit(
                 steps=data.number(),
                 model=model,
             )
-        steps.build("train", data)
+        training = steps.training(data, pipeline)
         ask_each_step = processes.number > 1 and callbacks_of.may_stop_within_epoch(callbacks.callbacks)
         model.stop_training = False
         callbacks.on_train_begin()
@@ -143,8 +143,7 @@ def fit(
             steps.reset_metrics()
             callbacks.on_epoch_begin(epoch)
             first, logs = (begin.batches, dict(begin.logs)) if epoch == begin.epoch else (0, {})
-            training = steps.training(data, batches_in_step(data, processes, first), pipeline)
-            for step, run in enumerate(training, first):
+            for step, run in enumerate(training(batches_in_step(data, processes, first)), first):
                 callbacks.on_train_batch_begin(step)
                 logs = run()
                 callbacks.on_train_batch_end(step, logs)

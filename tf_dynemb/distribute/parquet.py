@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -112,7 +113,37 @@ def _opened(file: str) -> Any:
         raise ImportError(
             "reader='parquet' needs pyarrow: pip install pyarrow, or tf_dynemb[parquet]"
         ) from _MISSING
-    return pyarrow.parquet.ParquetFile(tf.io.gfile.GFile(file, "rb") if "://" in file else file)
+    return pyarrow.parquet.ParquetFile(_RemoteFile(file) if "://" in file else file)
+
+
+class _RemoteFile(io.RawIOBase):
+    """A file of TensorFlow's file systems, as pyarrow reads it."""
+
+    def __init__(self, file: str) -> None:
+        self._file = tf.io.gfile.GFile(file, "rb")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._file.seek(offset, whence)
+        return self.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        read = self._file.read(len(buffer))
+        buffer[: len(read)] = read
+        return len(read)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
 
 
 def _value_type(kind: Any) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import tensorflow as tf
 
@@ -22,9 +22,16 @@ from tf_dynemb.base.table import Table
 from tf_dynemb.shard.exchange import AllToAllExchange, Asked, Fetched
 
 _DIFFER = (
-    "pipeline: a step looked up other ids than its batch gave when it was traced before: a step must "
-    "make ids of its batch in the same way each time; got"
+    "pipeline: a step looked up other ids than its batch gave before: a step must make ids of its batch "
+    "in the same way each time, and vocabularies must not change between steps; or use no pipeline "
+    "(fit's pipeline=False); got"
 )
+_OTHERS = (
+    "pipeline: a step looked up rows of other tables when it was traced again: it must look up the same "
+    "tables in the same order each time; or use no pipeline (fit's pipeline=False)"
+)
+# What does not change the rows of a table whose handle it takes. Calls of functions may.
+_READING = ("DynembLookup", "DynembSize", "DynembCounters", "DynembExport", "DynembTierStats")
 
 
 # What reads tables of TensorFlow, as keras.layers.StringLookup does. Should one change between two
@@ -72,25 +79,26 @@ class Pipeline:
     ) -> None:
         self._strategy = strategy or tf.distribute.get_strategy()
         self._step = in_replicas(self._strategy, step)
-        self._traced: dict[Any, tuple[Callable[..., Any], Callable[..., Any]] | None] = {}
+        self._traced: dict[str, _Functions | None] = {}
         self._alone = tf.function(self._step, reduce_retracing=True)
 
     def run(self, batches: Any) -> Iterator[Any]:
         """Runs a step for each batch, and gives what it returned in this process' first replica.
 
-        All processes take as many results, or none of the rest.
+        A batch is read before the step of the one before it is run. All processes take as many results,
+        or none of the rest.
 
         Args:
             batches: a tf.data.Dataset, or what strategy.experimental_distribute_dataset or
-                distribute_datasets_from_function returns; or any iterable of batches with an
-                `element_spec`.
+                distribute_datasets_from_function returns.
 
         Raises:
-            TypeError: batches without an element_spec.
+            TypeError: batches without an element_spec; an iterator, of which a run that is not taken to
+                its end would leave out the batch that was read ahead.
             tf.errors.OpError: what a step raises; the step before it is done, and none after it.
         """
         spec = getattr(batches, "element_spec", None)
-        if spec is None:
+        if spec is None or iter(batches) is batches:
             raise TypeError(
                 f"batches: got a {type(batches).__name__}, want a tf.data.Dataset or a distributed one"
             )
@@ -103,67 +111,100 @@ class Pipeline:
             for batch in batches:
                 yield functools.partial(self._alone, batch)
             return
-        begin, step = functions
         batch = next(batches, None)
-        asked = None if batch is None else begin(batch)
+        if batch is None:
+            return
+        asked = functions.ask(functions.keys_of(batch))
         while batch is not None:
             following = next(batches, None)
+            keys, failed = functions.no_keys, None
+            if following is not None:
+                try:
+                    keys = functions.keys_of(following)
+                except Exception as error:  # is that of its step, which others have not begun either
+                    failed = error
 
             def run() -> Any:
                 nonlocal asked
-                # After the last batch ids go out once more that nobody will look up, so that there is
-                # one graph and not two.
-                result, asked = step(batch, asked, batch if following is None else following)  # noqa: B023
+                result, asked = functions.step(batch, asked, keys)  # noqa: B023
                 return result
 
             yield run
+            if failed is not None:
+                yield functools.partial(_raise, failed)
+                return
             batch = following
 
-    def _functions(self, spec: Any) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-        """What asks for the rows of a batch, and what does its step and asks for the next one's.
-
-        None where there is nothing to exchange ahead.
-        """
+    def _functions(self, spec: Any) -> _Functions | None:
+        """What exchanges ids ahead; None where there is nothing to exchange."""
         key = str(spec)
         if key not in self._traced:
             exchange = AllToAllExchange.of(self._strategy)
-            self._traced[key] = None if exchange is None else self._trace(exchange, spec)
+            if exchange is None or tf.config.functions_run_eagerly():
+                self._traced[key] = None
+            else:
+                self._traced[key] = self._trace(exchange, spec)
         return self._traced[key]
 
-    def _trace(
-        self, exchange: AllToAllExchange, spec: Any
-    ) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    def _trace(self, exchange: AllToAllExchange, spec: Any) -> _Functions | None:
         recorder = _Recorder()
         with exchange.observed_by(recorder):
             traced = tf.function(self._step).get_concrete_function(spec)
-        keys_of = _KeysOfBatch(traced, recorder)
-        if not keys_of.tables:
+        keys_of_batch = _KeysOfBatch(traced, recorder)
+        tables = keys_of_batch.tables
+        if not tables:
             return None
 
-        def begin(batch: Any) -> Asked:
-            return exchange.ask(keys_of.tables, keys_of(batch))
+        def ask(keys: list[tf.Tensor]) -> Asked:
+            return exchange.ask(tables, keys)
 
-        def step(batch: Any, asked: Asked, following: Any) -> tuple[Any, Asked]:
-            rows = exchange.rows_of(keys_of.tables, asked)
+        def step(batch: Any, asked: Asked, following: list[tf.Tensor]) -> tuple[Any, Asked]:
+            rows = exchange.rows_of(tables, asked)
             # In the program after the rows, and before anything that waits for others: so these ids
             # travel while the step is computed.
-            asked_next = begin(following)
-            with exchange.observed_by(_Player(keys_of.lookups, asked, rows)):
-                return self._step(batch), asked_next
+            asked_next = ask(following)
+            player = _Player(keys_of_batch, asked, rows)
+            with exchange.observed_by(player):
+                result = self._step(batch)
+            player.check_end()
+            return result, asked_next
 
+        keys_spec = [tf.TensorSpec([None], tf.int64)] * len(tables)
         convert = tf.autograph.experimental.do_not_convert
-        begin_function = tf.function(convert(begin))
+        keys_function = tf.function(convert(keys_of_batch))
+        keys_function.get_concrete_function(spec)
+        ask_function = tf.function(convert(ask), input_signature=[keys_spec])
         asked_spec = tf.nest.map_structure(
             lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),
-            begin_function.get_concrete_function(spec).structured_outputs,
+            ask_function.get_concrete_function().structured_outputs,
         )
         step_function = tf.function(convert(step))
-        step_function.get_concrete_function(spec, asked_spec, spec)
-        return begin_function, step_function
+        step_function.get_concrete_function(spec, asked_spec, keys_spec)
+        no_keys = [tf.zeros([0], tf.int64)] * len(tables)
+        return _Functions(keys_function, ask_function, step_function, no_keys)
+
+
+class _Functions(NamedTuple):
+    """What a pipeline runs, for batches of a type.
+
+    Attributes:
+        keys_of: the keys int64 (n,) of a batch, for each of some tables.
+        ask: tells other processes which rows are wanted.
+        step: of a batch, of what was asked for it, and of the keys of the next batch: the step's result,
+            and what was asked for that batch.
+        no_keys: those of no batch.
+    """
+
+    keys_of: Callable[[Any], list[tf.Tensor]]
+    ask: Callable[[list[tf.Tensor]], Asked]
+    step: Callable[[Any, Asked, list[tf.Tensor]], tuple[Any, Asked]]
+    no_keys: list[tf.Tensor]
 
 
 def in_replicas(strategy: tf.distribute.Strategy, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A function of a batch that runs a step in all replicas and returns what the first one gave."""
+    if isinstance(step, tf.types.experimental.PolymorphicFunction):
+        step = step.python_function  # replicas cannot meet in a graph of its own
 
     def run(batch: Any) -> Any:
         results = []
@@ -177,30 +218,49 @@ def in_replicas(strategy: tf.distribute.Strategy, step: Callable[[Any], Any]) ->
     return tf.autograph.experimental.do_not_convert(run)
 
 
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+class _Lookup(NamedTuple):
+    """Of a step that was traced.
+
+    Attributes:
+        tables: whose rows it looks up.
+        keys: of each.
+        operations: how many the graph had before it.
+    """
+
+    tables: list[Table]
+    keys: list[tf.Tensor]
+    operations: int
+
+
 class _Recorder:
     """Notes which rows a step looks up while it is traced."""
 
     def __init__(self) -> None:
-        self.lookups: list[tuple[list[Table], list[tf.Tensor], bool]] = []
-        self._has_written = False
+        self.lookups: list[_Lookup] = []
 
     def fetch(self, tables: Sequence[Table], keys: Sequence[tf.Tensor]) -> None:
-        self.lookups.append((list(tables), list(keys), self._has_written))
-
-    def deliver(self) -> None:
-        self._has_written = True
+        operations = len(keys[0].graph.get_operations())
+        self.lookups.append(_Lookup(list(tables), list(keys), operations))
 
 
 class _Player:
     """Has the rows of a step that were fetched before it."""
 
-    def __init__(self, lookups: list[range | None], asked: Asked, rows: Fetched) -> None:
-        self._lookups = iter(lookups)
+    def __init__(self, keys_of: _KeysOfBatch, asked: Asked, rows: Fetched) -> None:
+        self._lookups = iter(keys_of.lookups)
         self._asked = asked
         self._rows = rows
 
     def fetch(self, tables: Sequence[Table], keys: Sequence[tf.Tensor]) -> Fetched | None:
-        of_lookup = next(self._lookups)
+        if keys[0].graph is not self._rows.values[0].graph:
+            return None
+        of_lookup, recorded = next(self._lookups, (None, None))
+        if recorded != list(tables):
+            raise ValueError(_OTHERS)
         if of_lookup is None:
             return None
         checks = []
@@ -210,44 +270,62 @@ class _Player:
         with tf.control_dependencies(checks):
             return fetched._replace(values=[tf.identity(values) for values in fetched.values])
 
-    def deliver(self) -> None:
-        """It is the step's own."""
+    def check_end(self) -> None:
+        """Raises a ValueError if there were fewer lookups than when the step was traced before."""
+        if next(self._lookups, None) is not None:
+            raise ValueError(_OTHERS)
 
 
 class _KeysOfBatch:
     """The part of a step's graph that makes keys of a batch.
 
+    Lookups in functions that the step calls, or in branches, are not among its: the step may call such
+    a function without tracing it again.
+
     Attributes:
         tables: of all lookups whose keys depend on the batch alone, one after the other.
-        lookups: for each lookup of the step, in its order, which of the tables are its; None: its keys
-            depend on more.
+        lookups: for each lookup of the step, in its order, which of the tables are its, and its tables.
+            None for which: its keys depend on more, or a table may be written before.
     """
 
     def __init__(self, step: tf.types.experimental.ConcreteFunction, recorder: _Recorder) -> None:
         graph = step.graph
+        captured = step.captured_inputs
+        inputs = list(graph.inputs)
+        self._of_batch = [tensor.name for tensor in inputs[: len(inputs) - len(captured)]]
+        placeholders = inputs[len(self._of_batch) :]
+        self._captured = {p.name: c for p, c in zip(placeholders, captured, strict=True)}
+        handles = {id(c): p for p, c in zip(placeholders, captured, strict=True)}
+        order = {operation.name: n for n, operation in enumerate(graph.get_operations())}
         self.tables: list[Table] = []
-        self.lookups: list[range | None] = []
+        self.lookups: list[tuple[range | None, list[Table]]] = []
         keys: list[tf.Tensor] = []
         names: set[str] = set()
-        for tables, of_lookup, after_write in recorder.lookups:
-            leading = [_leading_to(key.op) for key in of_lookup if key.graph is graph]
+        for lookup in recorder.lookups:
+            if any(key.graph is not graph for key in lookup.keys):
+                continue
+            leading = [_leading_to(key.op) for key in lookup.keys]
             found = [one for one in leading if one is not None]
-            is_ahead = not after_write and len(found) == len(of_lookup)
+            is_written = any(
+                consumer.type not in _READING and order[consumer.name] < lookup.operations
+                for table in lookup.tables
+                if id(table.resource.resource_handle) in handles
+                for consumer in handles[id(table.resource.resource_handle)].consumers()
+            )
+            is_ahead = len(found) == len(lookup.keys) and not is_written
             first = len(self.tables)
-            self.lookups.append(range(first, first + len(tables)) if is_ahead else None)
+            which = range(first, first + len(lookup.tables)) if is_ahead else None
+            self.lookups.append((which, lookup.tables))
             if is_ahead:
-                self.tables += tables
-                keys += of_lookup
+                self.tables += lookup.tables
+                keys += lookup.keys
                 names.update(*found)
-        captured = step.captured_inputs
-        inputs = [tensor.name for tensor in graph.inputs]
-        self._of_batch = inputs[: len(inputs) - len(captured)]
-        self._captured = dict(zip(inputs[len(self._of_batch) :], captured, strict=True))
         self._keys = [key.name for key in keys]
         self._graph = graph.as_graph_def()
         nodes = [node for node in self._graph.node if node.name in names]
         for node in nodes:  # without checks of the batch, which its step does itself
             node.input[:] = [name for name in node.input if not name.startswith("^")]
+            node.attr.pop("_class", None)  # wants to be where a node is that is not among these
         del self._graph.node[:]
         self._graph.node.extend(nodes)
 
@@ -258,7 +336,7 @@ class _KeysOfBatch:
         inputs = {n: leaf for n, leaf in zip(self._of_batch, leaves, strict=True) if n in nodes}
         inputs |= {n: tf.identity(tensor) for n, tensor in self._captured.items() if n in nodes}
         return tf.graph_util.import_graph_def(
-            self._graph, input_map=inputs, return_elements=self._keys, name="keys_of_next_batch"
+            self._graph, input_map=inputs, return_elements=self._keys, name="keys_of_batch"
         )
 
 
@@ -273,7 +351,14 @@ def _leading_to(operation: tf.Operation) -> set[str] | None:
         names.add(one.name)
         if one.type == "Placeholder":
             continue
-        if one.op_def.is_stateful and one.type not in _VOCABULARIES:
+        if one.op_def.is_stateful and not _reads_vocabulary(one):
             return None
         waiting += [tensor.op for tensor in one.inputs]
     return names
+
+
+def _reads_vocabulary(operation: tf.Operation) -> bool:
+    """Whether an operation reads a table of TensorFlow that the step does not write."""
+    if operation.type not in _VOCABULARIES:
+        return False
+    return all(consumer.type in _VOCABULARIES for consumer in operation.inputs[0].consumers())

@@ -86,23 +86,23 @@ class Steps:
         return function
 
     def training(
-        self, data: Batches, batches: Iterator[Any], pipeline: bool
-    ) -> Iterator[Callable[[], Any]]:
-        """For each of the batches a function that does its step of training and returns logs.
+        self, data: Batches, pipeline: bool
+    ) -> Callable[[Iterator[Any]], Iterator[Callable[[], Any]]]:
+        """What gives for each of some batches a function that does its step of training, and logs.
 
         Args:
-            data: of which the batches are.
-            batches: the same number in all processes.
+            data: of which the batches are, the same number in all processes.
             pipeline: whether the ids of the next batch travel while a step is computed.
         """
-        self.build("train", data)
-        if not pipeline or AllToAllExchange.of(self.strategy) is None or self._model().run_eagerly:
+        is_plain = AllToAllExchange.of(self.strategy) is None or self._model().run_eagerly
+        if is_plain or not pipeline:
             train = self.function("train", data)
-            return (functools.partial(train, batch) for batch in batches)
+            return lambda batches: (functools.partial(train, batch) for batch in batches)
+        self.build("train", data)
         if data.is_global not in self._pipelines:
             step = functools.partial(self._in_share, self._train, data.is_global)
             self._pipelines[data.is_global] = Pipeline(step, self.strategy)
-        return self._pipelines[data.is_global].steps(batches, data.element_spec)
+        return functools.partial(self._pipelines[data.is_global].steps, spec=data.element_spec)
 
     def reset_metrics(self) -> None:
         """Sets metrics to their start in each replica."""

@@ -80,9 +80,6 @@ class Observer(Protocol):
     def fetch(self, tables: Sequence[Table], keys: Sequence[tf.Tensor]) -> Fetched | None:
         """The rows, where the observer has them."""
 
-    def deliver(self) -> None:
-        """Rows are going to be written."""
-
 
 class AllToAllExchange:
     """The processes of a strategy, as the tables made in its scope see them.
@@ -226,8 +223,6 @@ class AllToAllExchange:
         Raises:
             tf.errors.ResourceExhaustedError: in some process a table would get more rows than it may.
         """
-        if self._observer is not None:
-            self._observer.deliver()
         number = len(tables)
         grouped, places, counts = self._grouped(tables, keys, distinct=False)
         order = [tf.math.invert_permutation(place) for place in places]
