@@ -47,7 +47,7 @@ class Interrupt(C.Callback):
             self.function()
 
 
-def made(strategy):
+def made(strategy, dropout=0.5):
     """A model with a table, dropout, and optimizers and metrics that have a state."""
     import tf_dynemb
 
@@ -56,7 +56,7 @@ def made(strategy):
         draw = keras.initializers.RandomUniform(-1, 1, seed=5)
         inputs = keras.Input((3,), dtype="int64")
         bags = tf_dynemb.keras.Embedding(4, combiner="sum", initializer=draw, name="users")(inputs)
-        bags = keras.layers.Dropout(0.5, seed=7)(bags)
+        bags = keras.layers.Dropout(dropout, seed=7)(bags)
         model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer=draw)(bags))
         model.compile(
             tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.05)),
@@ -140,11 +140,11 @@ def parquet(folder):
     return {"x": batches, "steps_per_epoch": 7, "validation_data": batches, "validation_freq": 2}
 
 
-def train(strategy, folder, data, interrupt, save_freq=SAVE_FREQ, seed=SEED):
+def train(strategy, folder, data, interrupt, save_freq=SAVE_FREQ, seed=SEED, dropout=0.5):
     """Trains, with a backup if there is a folder for it. Returns what came of it."""
     import tf_dynemb
 
-    model = made(strategy)
+    model = made(strategy, dropout)
     np.random.seed(seed)  # of which fit draws another, by which it shuffles arrays
     backup = [C.BackupAndRestore(folder / "backup", save_freq=save_freq)] if folder else []
     history = tf_dynemb.distribute.fit(

@@ -129,13 +129,17 @@ def test_replicas_of_a_process(scene, tmp_path):
     assert_goes_on(live(tmp_path), peace, order[6])
 
 
-def test_other_replicas_go_on_with_the_same_batches(tmp_path, peace):
-    """One where there were two: up to the order in which floats are added, and the draws of dropout."""
+def test_other_replicas_go_on_with_the_same_batches(tmp_path):
+    """One where there were two: up to the order in which floats are added."""
+    peace = go_on(None, dropout=0.0)
     with pytest.raises(Interrupted):
-        go_on(tmp_path, mirrored(), at=(1, 6))
-    war = go_on(tmp_path)
+        go_on(tmp_path, mirrored(), at=(1, 6), dropout=0.0)
+    war = go_on(tmp_path, dropout=0.0)
     assert [one[:2] for one in war["seen"]] == [[e, b] for e, b, _ in peace["seen"] if (e, b) >= (1, 5)]
     assert war["rows"].keys() == peace["rows"].keys()
+    for key, row in peace["rows"].items():
+        # 30 steps of Adam, whose first steps are as large for a gradient that is rounding as for any.
+        np.testing.assert_allclose(war["rows"][key], row, rtol=1e-3, atol=1e-3)
 
 
 class Died(BaseException):
@@ -163,7 +167,17 @@ def test_what_a_save_leaves_that_is_not_finished(last, tmp_path, peace, monkeypa
     assert_goes_on(go_on(tmp_path), peace, (0, 6 if last == "GFile" else 3))
 
 
-def test_a_damaged_file_with_one_before_it(tmp_path, peace):
+def cut_off(content):
+    return content[:500]
+
+
+def with_zeros(content):
+    middle = len(content) // 2
+    return content[:middle] + bytes(4000) + content[middle + 4000 :]
+
+
+@pytest.mark.parametrize("damage", [cut_off, with_zeros])
+def test_a_damaged_file_with_one_before_it(damage, tmp_path, peace):
     folder = tmp_path / "backup"
     backup = keras.callbacks.BackupAndRestore(folder, save_freq=SAVE_FREQ, double_checkpoint=True)
 
@@ -178,7 +192,7 @@ def test_a_damaged_file_with_one_before_it(tmp_path, peace):
     with pytest.raises(Interrupted):
         live((0, 7))
     path = folder / "latest.weights.h5"
-    path.write_bytes(path.read_bytes()[:500])
+    path.write_bytes(damage(path.read_bytes()))
     assert live() == peace["seen"][3:]
     folder.mkdir()
     path.write_bytes(b"nothing")
