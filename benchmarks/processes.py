@@ -22,7 +22,6 @@ with what processes sent.
 
 import argparse
 import json
-import math
 import os
 import pathlib
 import statistics
@@ -37,7 +36,7 @@ from compare.streams import Numbers, keys_of
 HERE = pathlib.Path(__file__).resolve().parent
 ROWS, DIM, WARM_UP = 1_000_000, 32, 3
 SMALL, LARGE, LARGE_BYTES = "smallest exchange", "exchange of 4 MiB", 4 << 20
-EXCHANGES = 3  # of a step: ids, rows, gradients
+EXCHANGES = 2  # that a step waits for: rows, gradients; ids have come while the last was computed
 TABLES, TABLE_ROWS, TABLE_DIM, EPOCH = 26, 100_000, 16, 8
 
 
@@ -201,17 +200,6 @@ def measure(options, count: int) -> dict:
     return {case: [max(r) for r in zip(*(o[case] for o in of_each), strict=True)] for case in of_each[0]}
 
 
-def _most(mean: float, pairs: int) -> float:
-    """The median of the largest of so many Poisson numbers."""
-    chance, number = math.exp(-mean), 0
-    below = chance
-    while below < 0.5 ** (1 / pairs) and number < mean + 12 * math.sqrt(mean) + 40:
-        number += 1
-        chance *= mean / number
-        below += chance
-    return number if chance > 0 else mean + math.sqrt(2 * mean * math.log(pairs))
-
-
 def extrapolate(results: dict, batch: int, cores: int) -> None:
     """Prints the cost model of docs/scaling.md for more processes, each with so many cores."""
     middle = {
@@ -229,18 +217,14 @@ def extrapolate(results: dict, batch: int, cores: int) -> None:
     print(f"exchange of 2    {1e6 * of_two[SMALL]:10.0f} us")
     print(f"work per message {1e6 * message:10.0f} us")
     print(f"to one other     {1e-6 * bytes_per_second:10.0f} MB/s")
-    print(
-        f"{'processes':>9} {'ids':>7} {'padding':>8} {'work':>8} {'latency':>8} {'wire':>8} {'total':>9}"
-    )
+    print(f"{'processes':>9} {'ids':>7} {'work':>8} {'latency':>8} {'wire':>8} {'total':>9}")
     for count in (8, 64, 1024):
         for ids in (4096, 16384, 65536):
-            of_pair = ids / count
-            padding = _most(of_pair, count * count) / of_pair + 1 / 16  # half an eighth for the rounding
-            wire = padding * 2 * ids * (8 + 4 * DIM) * (count - 1) / count / bytes_per_second
+            wire = 2 * ids * (8 + 4 * DIM) * (count - 1) / count / bytes_per_second
             latency = EXCHANGES * (of_two[SMALL] + message * (count - 2) / cores)
             work = seconds_per_id * ids * here / cores
             times = " ".join(f"{1e3 * t:8.1f}" for t in (work, latency, wire, work + latency + wire))
-            print(f"{count:9} {ids:7} {padding:8.2f} {times} ms")
+            print(f"{count:9} {ids:7} {times} ms")
 
 
 def sent_bytes(owners: list[np.ndarray], dim: int) -> list[int]:
