@@ -249,6 +249,21 @@ def test_columns_of_parquet(kind, size, tmp_path):
     )
 
 
+@pytest.mark.parametrize("counted", [3, 7])
+def test_a_file_that_has_other_records_than_were_counted(counted, tmp_path):
+    """It may have grown since; nothing of it is lost without a word."""
+    for name in ("0", "1"):
+        with tf.io.TFRecordWriter(str(tmp_path / name)) as writer:
+            for number in range(5):
+                writer.write(str(number).encode())
+    files = [str(tmp_path / "0"), str(tmp_path / "1")]
+    batches = FileBatches(files, "tfrecord", 2, records=[5, counted])
+    with pytest.raises(tf.errors.FailedPreconditionError, match=f"expected to contain {counted} elem"):
+        list(batches.dataset())
+    of_both = FileBatches(files, "tfrecord", 2, records=[5, 5]).dataset()
+    assert sum(len(batch) for batch in of_both) == 10
+
+
 def test_parquet_of_a_file_system_of_tensorflow(tmp_path):
     table = pyarrow.table({"n": list(range(23)), "x": [0.5] * 23})
     pyarrow.parquet.write_table(table, tmp_path / "0.parquet", row_group_size=4)

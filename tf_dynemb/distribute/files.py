@@ -63,7 +63,8 @@ class FileBatches:
         window: how many records, of files that follow each other, are shuffled among each other.
         columns: those to read of Parquet; None: all.
         records: the number of records of each file, by name or in their order, which saves to count
-            them. Parquet says it; all others are read for it.
+            them. Parquet says it; all others are read for it. A file that has another number when it is
+            read is an error (tf.errors.FailedPreconditionError).
 
     Attributes:
         files: the names.
@@ -243,8 +244,13 @@ class Reading:
             step += 1
         if step < self.steps and last is None:  # it began behind the process' own batches
             following, self._next = self._next, (0, 0)
-            last = next(iter(self.dataset))
+            last = next(iter(self.dataset), None)
             self._next = following
+            if last is None:
+                raise ValueError(
+                    f"records: got {sum(self._batches.records)} in all, and this process finds none; "
+                    "want the numbers that the files have"
+                )
         none = tf.zeros([0], tf.int64)
         for _ in range(step, self.steps):
             yield tf.nest.map_structure(lambda value: take(value, none), last)
@@ -268,10 +274,11 @@ class Reading:
     def _of_records(self) -> tf.data.Dataset:
         def plan(epoch: np.int64, batch: np.int64) -> tuple[Any, ...]:
             segments, window, skipped, seed = self._plan(int(epoch), int(batch))
-            numbers = [[one.first for one in segments], [one.records for one in segments]]
+            counted = dict(zip(self._batches.files, self._batches.records, strict=True))
+            numbers = [(s.first, s.records, s.first + s.records == counted[s.file]) for s in segments]
             return (
                 np.array([one.file for one in segments], object),
-                np.array([*numbers, [0] * len(segments)], np.int64),
+                np.array(numbers, np.int64).reshape(-1, 3),
                 np.array([window, skipped, seed], np.int64),
             )
 
@@ -280,12 +287,10 @@ class Reading:
                 plan, [epoch, batch], [tf.string, tf.int64, tf.int64], stateful=False
             )
             files.set_shape([None])
-            numbers.set_shape([3, None])
+            numbers.set_shape([None, 3])
             about.set_shape([3])
-            segments = tf.data.Dataset.from_tensor_slices((files, numbers[0], numbers[1]))
-            records = segments.flat_map(
-                lambda file, first, number: self._batches._records_of(file).skip(first).take(number)
-            )
+            segments = tf.data.Dataset.from_tensor_slices((files, numbers))
+            records = segments.flat_map(self._of_segment)
             if self._window:
                 records = records.batch(self._window).enumerate(about[0])
                 records = records.map(lambda window, batch: _shuffled(batch, about[2], window)).unbatch()
@@ -294,6 +299,13 @@ class Reading:
         spec = (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64))
         begins = tf.data.Dataset.from_generator(lambda: iter([self._begin()]), output_signature=spec)
         return begins.flat_map(of_epoch)
+
+    def _of_segment(self, file: tf.Tensor, numbers: tf.Tensor) -> tf.data.Dataset:
+        """So many records of a file from the first on; whether it ends there, as was counted."""
+        first, number, ends = tf.unstack(numbers)
+        # At the end one more is asked for, which must not be there.
+        records = self._batches._records_of(file).skip(first).take(number + ends)
+        return records.apply(tf.data.experimental.assert_cardinality(number))
 
     def _of_parquet(self) -> tf.data.Dataset:
         columns = self._batches._columns
