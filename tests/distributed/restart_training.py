@@ -2,7 +2,8 @@
 
 restart_training.py FOLDER killed DATA, of one process or of several by TF_CONFIG, trains with a backup
 in FOLDER until process 0 kills itself by SIGKILL in an epoch; restart_training.py FOLDER resumed DATA
-goes on from there, and does it all again in peace. Each process then writes FOLDER/NUMBER.json of both.
+goes on from there, and does it all again without an interruption. Each process then writes
+FOLDER/NUMBER.json of both.
 """
 
 import json
@@ -171,9 +172,11 @@ def main(folder, life, scene):
         kill = Interrupt(*KILLED_AT[scene], lambda: os.kill(os.getpid(), signal.SIGKILL))
         train(strategy, folder, data(folder), kill if process == 0 else Interrupt())
         return
-    war = train(strategy, folder, data(folder), Interrupt(), seed=SEED + 1)
-    peace = train(strategy, None, data(folder), Interrupt())
-    (folder / f"{process}.json").write_text(json.dumps({"war": war, "peace": peace}))
+    resumed = train(strategy, folder, data(folder), Interrupt(), seed=SEED + 1)
+    uninterrupted = train(strategy, None, data(folder), Interrupt())
+    (folder / f"{process}.json").write_text(
+        json.dumps({"resumed": resumed, "uninterrupted": uninterrupted})
+    )
 
 
 if __name__ == "__main__":

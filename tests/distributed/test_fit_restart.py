@@ -24,18 +24,20 @@ def stop():
     raise Interrupted
 
 
-def assert_goes_on(war, peace, begin):
-    """What came of the life from (epoch, batches) `begin` on is what came of a training in peace."""
+def assert_goes_on(resumed, uninterrupted, begin):
+    """What came of the life from (epoch, batches) `begin` on is that of an uninterrupted one."""
     epoch, batches = begin
     for part in ("rows", "dense", "optimizer"):
-        assert war[part] == peace[part], part
-    assert len(peace["rows"]) > 10
-    assert war["seen"] == [one for one in peace["seen"] if (one[0], one[1]) >= (epoch, batches)]
-    assert war["epochs"] == peace["epochs"][epoch:]
-    for name, numbers in peace["history"].items():
-        got = war["history"].get(name, [])  # none of a validation that is not in each epoch
+        assert resumed[part] == uninterrupted[part], part
+    assert len(uninterrupted["rows"]) > 10
+    assert resumed["seen"] == [
+        one for one in uninterrupted["seen"] if (one[0], one[1]) >= (epoch, batches)
+    ]
+    assert resumed["epochs"] == uninterrupted["epochs"][epoch:]
+    for name, numbers in uninterrupted["history"].items():
+        got = resumed["history"].get(name, [])  # none of a validation that is not in each epoch
         assert got == numbers[len(numbers) - len(got) :], name
-        assert len(got) == len(war["epochs"]) or (name.startswith("val_") and len(numbers) < 3), name
+        assert len(got) == len(resumed["epochs"]) or (name.startswith("val_") and len(numbers) < 3), name
 
 
 @pytest.mark.parametrize(("processes", "data"), [(1, "arrays"), (2, "arrays"), (2, "files")])
@@ -49,10 +51,10 @@ def test_a_killed_training_goes_on_at_the_batch(processes, data, tmp_path):
     run_job(processes, PROGRAM, tmp_path, "resumed", data, timeout=TIMEOUT_SECONDS)
     results = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(processes)]
     for result in results:
-        steps = [one[:2] for one in result["peace"]["seen"]]
+        steps = [one[:2] for one in result["uninterrupted"]["seen"]]
         saved = (steps.index(list(KILLED_AT[data])) + 1) // SAVE_FREQ * SAVE_FREQ
-        assert_goes_on(result["war"], result["peace"], steps[saved])
-    rows = set().union(*(result["peace"]["rows"] for result in results))
+        assert_goes_on(result["resumed"], result["uninterrupted"], steps[saved])
+    rows = set().union(*(result["uninterrupted"]["rows"] for result in results))
     assert rows == set(map(str, IDS.ravel().tolist()))  # all examples, of whichever process
     assert not (tmp_path / "backup").exists()
 
@@ -70,8 +72,8 @@ def test_data_are_where_they_were(scene, tmp_path):
         data = getattr(restart_training, scene)(tmp_path)
         return train(tf.distribute.get_strategy(), folder, data, interrupt, seed=seed)
 
-    peace = live(None, Interrupt())
-    order = [(epoch, batch) for epoch, batch, _ in peace["seen"]]
+    uninterrupted = live(None, Interrupt())
+    order = [(epoch, batch) for epoch, batch, _ in uninterrupted["seen"]]
     first = len(order) - 2 * SAVE_FREQ - 1  # behind a validation
     with pytest.raises(Interrupted):
         live(tmp_path, Interrupt(*order[first], stop))
@@ -80,8 +82,8 @@ def test_data_are_where_they_were(scene, tmp_path):
     with pytest.raises(Interrupted):
         live(tmp_path, interrupt, seed=1)
     saved = [(last + 1) // SAVE_FREQ * SAVE_FREQ for last in (first, second)]
-    assert interrupt.seen == peace["seen"][saved[0] : second + 1]
-    assert_goes_on(live(tmp_path, Interrupt(), seed=2), peace, order[saved[1]])
+    assert interrupt.seen == uninterrupted["seen"][saved[0] : second + 1]
+    assert_goes_on(live(tmp_path, Interrupt(), seed=2), uninterrupted, order[saved[1]])
 
 
 def go_on(folder, strategy=None, at=(-1, 0), function=stop, **options):
@@ -92,24 +94,24 @@ def go_on(folder, strategy=None, at=(-1, 0), function=stop, **options):
 
 
 @pytest.fixture(scope="module")
-def peace():
+def uninterrupted():
     return go_on(None)
 
 
 @pytest.mark.parametrize("batch", [8, 9])
-def test_a_backup_at_the_end_of_an_epoch(batch, tmp_path, peace):
+def test_a_backup_at_the_end_of_an_epoch(batch, tmp_path, uninterrupted):
     """Nothing is left of the epoch but its validation, or a batch; its logs are those of all batches."""
     with pytest.raises(Interrupted):
         go_on(tmp_path, at=(0, batch), save_freq=batch + 1)
     with pytest.raises(Interrupted):  # the backup is before the callback that interrupts
         go_on(tmp_path, at=(1, 0), save_freq=100)
-    assert_goes_on(go_on(tmp_path), peace, (0, batch + 1))
+    assert_goes_on(go_on(tmp_path), uninterrupted, (0, batch + 1))
 
 
-def test_whole_epochs(tmp_path, peace):
+def test_whole_epochs(tmp_path, uninterrupted):
     with pytest.raises(Interrupted):
         go_on(tmp_path, at=(2, 3), save_freq="epoch")
-    assert_goes_on(go_on(tmp_path, save_freq="epoch"), peace, (2, 0))
+    assert_goes_on(go_on(tmp_path, save_freq="epoch"), uninterrupted, (2, 0))
 
 
 @pytest.mark.parametrize("scene", ["arrays", "files"])
@@ -121,25 +123,27 @@ def test_replicas_of_a_process(scene, tmp_path):
     def live(folder, *at):
         return train(mirrored(), folder, data, Interrupt(*at, stop) if at else Interrupt())
 
-    peace = live(None)
-    order = [one[:2] for one in peace["seen"]]
+    uninterrupted = live(None)
+    order = [one[:2] for one in uninterrupted["seen"]]
     assert len(order) == {"arrays": 30, "files": 15}[scene]
     with pytest.raises(Interrupted):
         live(tmp_path, *order[7])
-    assert_goes_on(live(tmp_path), peace, order[6])
+    assert_goes_on(live(tmp_path), uninterrupted, order[6])
 
 
 def test_other_replicas_go_on_with_the_same_batches(tmp_path):
     """One where there were two: up to the order in which floats are added."""
-    peace = go_on(None, dropout=0.0)
+    uninterrupted = go_on(None, dropout=0.0)
     with pytest.raises(Interrupted):
         go_on(tmp_path, mirrored(), at=(1, 6), dropout=0.0)
-    war = go_on(tmp_path, dropout=0.0)
-    assert [one[:2] for one in war["seen"]] == [[e, b] for e, b, _ in peace["seen"] if (e, b) >= (1, 5)]
-    assert war["rows"].keys() == peace["rows"].keys()
-    for key, row in peace["rows"].items():
+    resumed = go_on(tmp_path, dropout=0.0)
+    assert [one[:2] for one in resumed["seen"]] == [
+        [e, b] for e, b, _ in uninterrupted["seen"] if (e, b) >= (1, 5)
+    ]
+    assert resumed["rows"].keys() == uninterrupted["rows"].keys()
+    for key, row in uninterrupted["rows"].items():
         # 30 steps of Adam, whose first steps are as large for a gradient that is rounding as for any.
-        np.testing.assert_allclose(war["rows"][key], row, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(resumed["rows"][key], row, rtol=1e-3, atol=1e-3)
 
 
 class Died(BaseException):
@@ -147,7 +151,7 @@ class Died(BaseException):
 
 
 @pytest.mark.parametrize("last", ["save_weights", "rename", "GFile"])
-def test_what_a_save_leaves_that_is_not_finished(last, tmp_path, peace, monkeypatch):
+def test_what_a_save_leaves_that_is_not_finished(last, tmp_path, uninterrupted, monkeypatch):
     """The state before, until the file has its name."""
     with pytest.raises(Interrupted):
         go_on(tmp_path, at=(0, 4))
@@ -164,7 +168,7 @@ def test_what_a_save_leaves_that_is_not_finished(last, tmp_path, peace, monkeypa
     with pytest.raises(Died):
         go_on(tmp_path, at=(0, 4), function=fails)
     monkeypatch.undo()
-    assert_goes_on(go_on(tmp_path), peace, (0, 6 if last == "GFile" else 3))
+    assert_goes_on(go_on(tmp_path), uninterrupted, (0, 6 if last == "GFile" else 3))
 
 
 def cut_off(content):
@@ -177,7 +181,7 @@ def with_zeros(content):
 
 
 @pytest.mark.parametrize("damage", [cut_off, with_zeros])
-def test_a_damaged_file_with_one_before_it(damage, tmp_path, peace):
+def test_a_damaged_file_with_one_before_it(damage, tmp_path, uninterrupted):
     folder = tmp_path / "backup"
     backup = keras.callbacks.BackupAndRestore(folder, save_freq=SAVE_FREQ, double_checkpoint=True)
 
@@ -193,7 +197,7 @@ def test_a_damaged_file_with_one_before_it(damage, tmp_path, peace):
         live((0, 7))
     path = folder / "latest.weights.h5"
     path.write_bytes(damage(path.read_bytes()))
-    assert live() == peace["seen"][3:]
+    assert live() == uninterrupted["seen"][3:]
     folder.mkdir()
     path.write_bytes(b"nothing")
     with pytest.raises(OSError):

@@ -27,7 +27,7 @@ class Socket {
 
   int descriptor() const { return descriptor_; }
   bool is_open() const { return descriptor_ >= 0; }
-  // Nothing more goes in either direction; whoever waits at the other end learns of it.
+  // Sends and receives nothing more; the other end is told.
   void Shutdown();
 
  private:

@@ -74,7 +74,7 @@ class Exchange {
  private:
   class State;
   explicit Exchange(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  // The thread's too, so that whoever gives up the last call, on that thread, does not wait for it.
+  // Shared with the thread, which may be the one that deletes this, after the last call.
   const std::shared_ptr<State> state_;
 };
 
