@@ -16,6 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 import tensorflow as tf
+from workers import says
 
 K = keras.optimizers
 BATCH, STEPS, INTEGER_STEPS, BAG_STEPS, SOK_STEPS = 12, 200, 30, 10, 20
@@ -607,6 +608,17 @@ def wait(path, what):
     os._exit(0)  # the others are still there
 
 
+def cannot_listen(folder):
+    """The last process has ports that are none; what each is told when it makes a table."""
+    program = Program()
+    if program.index == program.count - 1:
+        os.environ["TF_DYNEMB_EXCHANGE_PORTS"] = "many"
+    with program.strategy.scope():
+        error = says(program.lib.Variable, dim=1, name="unconnected")
+    with open(os.path.join(folder, str(program.index)), "w") as file:
+        file.write(error)
+
+
 def main(folder):
     program = Program()
     path = os.path.join(folder, str(program.index))
@@ -644,4 +656,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    {"wait": wait, "all": main}[sys.argv[2]](sys.argv[1], *sys.argv[3:])
+    {"wait": wait, "all": main, "cannot_listen": cannot_listen}[sys.argv[2]](sys.argv[1], *sys.argv[3:])

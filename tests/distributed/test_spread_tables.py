@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from spread_program import IDS, INTEGER_STEPS, OPTIMIZERS, SOK_STEPS, STEPS, WIRE_DIM, WIRE_IDS
 from spread_program import TIMEOUT_SECONDS as TIMEOUT_OF_WAITING
-from workers import end_job, start_job, wait_for_job
+from workers import end_job, run_job, start_job, wait_for_job
 
 import tf_dynemb
 
@@ -356,6 +356,14 @@ def test_a_process_that_never_answers_is_an_error_after_the_timeout(folder, what
     assert result["timeout_seconds"] == TIMEOUT_OF_WAITING
     # Beside the timeout there is a busy machine.
     assert TIMEOUT_OF_WAITING - 1 <= result["seconds"] < 60, result
+
+
+def test_a_process_that_cannot_be_connected_is_an_error_in_all(tmp_path):
+    run_job(2, "spread_program.py", tmp_path, "cannot_listen")
+    for index in range(2):
+        said = (tmp_path / str(index)).read_text()
+        assert said.startswith("UnavailableError: processes that share tables connect to each other")
+        assert "process 1: TF_DYNEMB_EXCHANGE_PORTS: got 'many', want a port, or first-last" in said
 
 
 def test_checkpoints_of_each_process_have_all_rows(processes, folder):

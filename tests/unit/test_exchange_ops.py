@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tf_dynemb.base.op_library import ops
+from tf_dynemb.shard.exchange import listening
 
 PART_DTYPES = (tf.int64, tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int8, tf.bool)
 
@@ -144,6 +145,22 @@ def test_what_cannot_be_is_refused(name):
         match=message,
     ):
         call()
+
+
+def test_ports_of_the_environment(monkeypatch):
+    """The first free one of those that it names."""
+    name = "TF_DYNEMB_EXCHANGE_PORTS"
+    handle, port = ops.dynemb_listen()
+    monkeypatch.setenv(name, str(int(port)))
+    with pytest.raises(tf.errors.UnavailableError, match=f"{name}={int(port)}: none is free"):
+        listening()
+    last = min(int(port) + 50, 65535)
+    monkeypatch.setenv(name, f"{max(1, last - 50)}-{last}")
+    assert last - 50 <= int(listening()[1]) <= last and handle.dtype == tf.resource
+    for text in ("many", "0", "9-8", "1-70000", "-"):
+        monkeypatch.setenv(name, text)
+        with pytest.raises(ValueError, match=f"{name}: got '{text}', want a port, or first-last"):
+            listening()
 
 
 def test_refusals_in_a_graph_are_errors_of_their_calls_alone():

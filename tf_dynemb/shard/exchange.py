@@ -404,20 +404,20 @@ class AllToAllExchange:
 
         problem = f"process {self.index}: "
         try:
-            self._handle, port = _listening()
+            self._handle, port = listening()
             mine = f"{int(port)} {secrets.token_hex(8)}"
         except Exception as error:  # which the others wait to hear of
             mine = f"0 {problem}{error}"
-        listening = [line.split(" ", 1) for line in told(mine, 1)]
-        problems = [text for port, text in listening if port == "0"]
+        lines = [line.split(" ", 1) for line in told(mine, 1)]
+        problems = [text for port, text in lines if port == "0"]
         if not problems:
-            addresses = [f"{host}:{port}" for host, (port, _) in zip(hosts, listening, strict=True)]
+            addresses = [f"{host}:{port}" for host, (port, _) in zip(hosts, lines, strict=True)]
             failed = ""
             try:
                 ops.dynemb_connect(
                     self._handle,
                     addresses,
-                    listening[0][1],
+                    lines[0][1],
                     index=self.index,
                     timeout_seconds=_CONNECT_SECONDS,
                 )
@@ -433,7 +433,7 @@ class AllToAllExchange:
             )
 
 
-def _listening() -> tuple[tf.Tensor, tf.Tensor]:
+def listening() -> tuple[tf.Tensor, tf.Tensor]:
     """A handle that listens, and on which port: any free one, or one of those of the environment."""
     text = os.environ.get(_PORTS, "")
     first, _, last = text.partition("-")
