@@ -29,7 +29,7 @@ void RegisterCounter(const std::string& metric, const std::string& description, 
 void RegisterGauge(const std::string& metric, const std::string& description, const char* label,
                    const std::function<NumbersByLabel()>& read);
 
-// Bytes that this process has laid out to send to others, padding included.
+// Bytes that this process has sent to others.
 void AddAllToAllBytes(int64_t bytes);
 
 }  // namespace dynemb
