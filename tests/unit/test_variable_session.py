@@ -57,6 +57,18 @@ def test_every_method_is_an_operation(graph, devices):
         assert session.run(size) == 0
 
 
+@pytest.mark.parametrize("devices", [None, CPUS])
+def test_a_finalized_graph_has_the_number_of_rows(graph, devices):
+    """As hooks of a MonitoredSession ask for it."""
+    table = tf_dynemb.Variable(dim=1, devices=devices)
+    upsert = table.upsert(int64([3, 5]), [[1.0], [2.0]])
+    with v1.train.MonitoredSession() as session:
+        assert graph.finalized
+        assert session.run(table.size()) == 0
+        session.run(upsert)
+        assert session.run(table.size()) == 2
+
+
 def test_lookup_needs_no_initializer_as_upsert_needs_none(graph):
     table = tf_dynemb.Variable(dim=2, initializer=3.0)
     upsert, lookup = table.upsert(int64([1]), [[1.0, 2.0]]), table.lookup(int64([1, 2]))

@@ -193,6 +193,10 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         self._saveable_of_name = self.resource.join_savers(self.name)
         # Gives the store of Keras that has its rows, while that is open: layers may share the table.
         self.store_of_keras: Callable[[], Any] = lambda: None
+        self._size_of_session: tf.Tensor | None = None
+        with tf.init_scope():
+            if not tf.executing_eagerly():  # the graph may be finalized before somebody asks
+                self._size_of_session = self.size()
 
     def _limits(self) -> Limits:
         """Of the rows that this process, or the servers together, may have."""
@@ -501,8 +505,11 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         )
 
     def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
-        """Number of rows, int64 scalar: of shard `index`, or of all."""
+        """Number of rows, int64 scalar: of shard `index`, or of all, which a finalized graph has too."""
         if index is None:
+            size = self._size_of_session
+            if size is not None and size.graph.finalized:
+                return size
             return tf.reduce_sum(self.resource.sizes(name)[0])
         return self.resource.size_of(whole("index", index, 0, self.shard_num - 1), name)
 
