@@ -118,6 +118,15 @@ def test_of_tables_of_one_process_each_step_is_run():
     assert sorted(table.export()[0].numpy().tolist()) == [0, 1, 2, 3, 4]
 
 
+def test_a_run_is_one_iteration_of_the_data():
+    """Which a shuffle that draws anew for each iteration shows."""
+    shuffled = [tf.data.Dataset.range(9).shuffle(9, seed=1) for _ in range(2)]
+    pipeline = tf_dynemb.distribute.Pipeline(lambda number: number)
+    for _ in range(2):
+        got = [int(number) for number in pipeline.run(shuffled[0])]
+        assert got == [int(number) for number in shuffled[1]]
+
+
 def test_batches_without_a_type_and_iterators_are_refused():
     pipeline = tf_dynemb.distribute.Pipeline(lambda batch: batch)
     with pytest.raises(TypeError, match="batches: got a list, want a tf.data.Dataset"):

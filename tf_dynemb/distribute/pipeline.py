@@ -32,8 +32,6 @@ _OTHERS = (
 )
 # What does not change the rows of a table whose handle it takes. Calls of functions may.
 _READING = ("DynembLookup", "DynembSize", "DynembCounters", "DynembExport", "DynembTierStats")
-
-
 # What reads tables of TensorFlow, as keras.layers.StringLookup does. Should one change between two
 # steps, the step finds that its ids are others.
 _VOCABULARIES = ("LookupTableFindV2", "LookupTableSizeV2")
@@ -98,11 +96,12 @@ class Pipeline:
             tf.errors.OpError: what a step raises; the step before it is done, and none after it.
         """
         spec = getattr(batches, "element_spec", None)
-        if spec is None or iter(batches) is batches:
+        iterator = None if spec is None else iter(batches)
+        if iterator is None or iterator is batches:
             raise TypeError(
                 f"batches: got a {type(batches).__name__}, want a tf.data.Dataset or a distributed one"
             )
-        return (step() for step in self.steps(iter(batches), spec))
+        return (step() for step in self.steps(iterator, spec))
 
     def steps(self, batches: Iterator[Any], spec: Any) -> Iterator[Callable[[], Any]]:
         """For each of some batches of a type a function that does its step, to be called in turn."""
