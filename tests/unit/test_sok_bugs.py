@@ -44,8 +44,12 @@ def test_a_process_has_a_number_among_all_of_all_machines():
             strategy.cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
                 spec, task_type=job, task_id=task
             )
-            with unittest.mock.patch("tf_dynemb._compat.timeout_of", return_value=None):
+            with (
+                unittest.mock.patch("tf_dynemb._compat.timeout_of", return_value=None),
+                unittest.mock.patch.object(AllToAllExchange, "_connect") as connect,
+            ):
                 numbers.append(AllToAllExchange(strategy).index)
+            connect.assert_called_once_with(["a", "a", "b", "b"])
     assert numbers == [0, 1, 2, 3]
 
 
