@@ -14,8 +14,8 @@ class RedisServer:
     """Runs from `start` to `kill`, and may be started again, with the rows that were saved by SAVE."""
 
     def __init__(self, *arguments):
-        if PROGRAM is None:
-            pytest.skip("redis-server is not there: apt-get install redis-tools")
+        if PROGRAM is None:  # an optional package: all but tf_dynemb.redis works without a server
+            pytest.skip("Redis is not installed: apt-get install redis-tools")
         self.folder = tempfile.mkdtemp(prefix="redis-")  # a short path, as sockets need
         self.socket = f"{self.folder}/socket"
         self.url = f"unix://{self.socket}"

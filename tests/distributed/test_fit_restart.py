@@ -289,4 +289,4 @@ def test_epochs_that_are_alike_are_not_read():
     assert len(list(data.epoch())) == 3
     noted = Batches(numbers().map(lambda n: tf.numpy_function(note, [n], tf.int64)))
     noted.pass_over_epoch()
-    assert read == list(range(10))  # whether they are alike nobody knows
+    assert read == list(range(10))  # a Python function may give others each time

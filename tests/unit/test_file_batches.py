@@ -251,7 +251,7 @@ def test_columns_of_parquet(kind, size, tmp_path):
 
 @pytest.mark.parametrize("counted", [3, 7])
 def test_a_file_that_has_other_records_than_were_counted(counted, tmp_path):
-    """It may have grown since; nothing of it is lost without a word."""
+    """It may have grown since: an error, and no record is dropped silently."""
     for name in ("0", "1"):
         with tf.io.TFRecordWriter(str(tmp_path / name)) as writer:
             for number in range(5):
