@@ -299,7 +299,7 @@ def test_rows_of_several_processes_are_not_opened_by_one(tmp_path):
     table.flush(1)
     with pytest.raises(
         tf.errors.FailedPreconditionError,
-        match="sharded across 2 processes, got 1; open it with as many",
+        match="sharded across 2 processes with partition_strategy='mod', got 1 processes; open it",
     ):
         make(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["process-1-of-2"]
