@@ -31,6 +31,13 @@ inline TableOptions Options(int64_t max_rows, const std::string& eviction = "",
   return options;
 }
 
+inline TableOptions WithinBytes(int64_t max_bytes, const std::string& eviction = "",
+                                OnFull on_full = OnFull::kError) {
+  TableOptions options = Options(-1, eviction, on_full);
+  options.max_bytes = max_bytes;
+  return options;
+}
+
 inline TableSchema Schema(const TableOptions& options, const std::string& rule = "") {
   TableSchema schema;
   schema.dim = 2;

@@ -20,13 +20,25 @@ DYNEMB_HOST_DEVICE inline uint32_t AtomicAdd(uint32_t* at, uint32_t x) {
   return before;
 #endif
 }
-DYNEMB_HOST_DEVICE inline int64_t AtomicAdd(int64_t* at, int64_t x) {
+DYNEMB_HOST_DEVICE inline uint64_t AtomicAdd(uint64_t* at, uint64_t x) {
 #ifdef __CUDA_ARCH__
-  return static_cast<int64_t>(atomicAdd(reinterpret_cast<unsigned long long*>(at),  // NOLINT
-                                        static_cast<unsigned long long>(x)));       // NOLINT
+  return atomicAdd(reinterpret_cast<unsigned long long*>(at),  // NOLINT
+                   static_cast<unsigned long long>(x));        // NOLINT
+#else
+  const uint64_t before = *at;
+  *at += x;
+  return before;
+#endif
+}
+DYNEMB_HOST_DEVICE inline int64_t AtomicAdd(int64_t* at, int64_t x) {
+  return static_cast<int64_t>(AtomicAdd(reinterpret_cast<uint64_t*>(at), static_cast<uint64_t>(x)));
+}
+DYNEMB_HOST_DEVICE inline int64_t AtomicMax(int64_t* at, int64_t x) {
+#ifdef __CUDA_ARCH__
+  return atomicMax(reinterpret_cast<long long*>(at), static_cast<long long>(x));  // NOLINT
 #else
   const int64_t before = *at;
-  *at += x;
+  if (x > before) *at = x;
   return before;
 #endif
 }

@@ -45,6 +45,7 @@ struct ScoresByTie {
 
 struct EraseCandidates {
   Index index;
+  RowSlabs rows;
   const uint64_t* ties;
   const uint32_t* order;
   FreedRows freed;
@@ -52,15 +53,18 @@ struct EraseCandidates {
   DYNEMB_HOST_DEVICE void operator()(int64_t i) const {
     const uint64_t hash = HashOfTie(ties[order[i]]);
     const Key key = static_cast<Key>(Unmix64(hash));
+    const RowRef row = EraseKey(index.PartOf(hash), key, hash);
     freed.erased.Add(key);
-    freed.Free(EraseKey(index.PartOf(hash), key, hash));
+    freed.leaving.Add(key, rows[row]);
+    freed.Free(row);
   }
 };
 
 }  // namespace
 
-RowScore::RowScore(const EvictionPolicy& policy, const TableSchema& schema, const RowLayout& layout)
-    : dim(schema.dim), dtype(schema.value_dtype) {
+RowScore::RowScore(const EvictionPolicy& policy, const TableSchema& schema, const RowLayout& layout,
+                   const Expiry& expires)
+    : dim(schema.dim), dtype(schema.value_dtype), expiry(expires) {
   if (policy.order == EvictionPolicy::Order::kNorm) return;
   MetaField field = MetaField::kLastWriteTime;
   if (policy.order == EvictionPolicy::Order::kCount) field = MetaField::kCount;
@@ -72,7 +76,12 @@ RowScore::RowScore(const EvictionPolicy& policy, const TableSchema& schema, cons
 }
 
 DYNEMB_HOST_DEVICE int64_t RowScore::operator()(const char* row) const {
-  if (meta_at >= 0) return ReadInt64(row + meta_at);
+  if (expiry.HasExpired(row)) return INT64_MIN;
+  if (meta_at >= 0) {
+    // Of a row that has not expired, whatever a caller has given.
+    const int64_t score = ReadInt64(row + meta_at);
+    return score == INT64_MIN ? INT64_MIN + 1 : score;
+  }
   double norm = 0;
   switch (dtype) {
     case DType::kFloat64:
@@ -139,9 +148,9 @@ Status CandidateRows::Collect(const Context& context, const Index& index, const 
   return {};
 }
 
-Status CandidateRows::Erase(const Context& context, const Index& index, int64_t n,
-                            const FreedRows& freed) {
-  return ForEach(context, n, EraseCandidates{index, ties_, order_, freed});
+Status CandidateRows::Erase(const Context& context, const Index& index, const RowSlabs& rows,
+                            int64_t n, const FreedRows& freed) {
+  return ForEach(context, n, EraseCandidates{index, rows, ties_, order_, freed});
 }
 
 }  // namespace dynemb

@@ -20,9 +20,11 @@ struct RowScore {
   int64_t meta_at = -1;  // of the number, from the begin of the row; -1: it is the norm
   int64_t dim = 0;
   DType dtype = DType::kFloat32;
+  Expiry expiry;
 
   RowScore() = default;
-  RowScore(const EvictionPolicy& policy, const TableSchema& schema, const RowLayout& layout);
+  RowScore(const EvictionPolicy& policy, const TableSchema& schema, const RowLayout& layout,
+           const Expiry& expires);
   DYNEMB_HOST_DEVICE int64_t operator()(const char* row) const;
 };
 
@@ -37,7 +39,8 @@ class CandidateRows {
                  const RowScore& score, uint64_t first, uint64_t last, int64_t expected,
                  int64_t* count);
   // Erases the n with the lowest scores; of equal ones the hash decides as in host memory.
-  Status Erase(const Context& context, const Index& index, int64_t n, const FreedRows& freed);
+  Status Erase(const Context& context, const Index& index, const RowSlabs& rows, int64_t n,
+               const FreedRows& freed);
 
   void Free() { scratch_.Free(); }
 

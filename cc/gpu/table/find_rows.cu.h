@@ -33,6 +33,24 @@ struct Reports {
   }
 };
 
+// How many keys of reads had a row and had none, in the table's memory. Each warp adds to one of
+// several, so that they do not wait for each other.
+struct ReadCounts {
+  static constexpr int64_t kCounts = 64;
+  struct alignas(32) Count {
+    uint64_t found, missing;
+  };
+  Count* counts = nullptr;
+
+  DYNEMB_HOST_DEVICE void Add(const Tile& warp, int64_t number, bool found, bool missing) const {
+    const unsigned all_found = warp.Vote(found), all_missing = warp.Vote(missing);
+    if (warp.lane != 0) return;
+    Count& count = counts[number % kCounts];
+    if (all_found != 0) AtomicAdd(&count.found, uint64_t{CountBits(all_found)});
+    if (all_missing != 0) AtomicAdd(&count.missing, uint64_t{CountBits(all_missing)});
+  }
+};
+
 // What values can be copied in, between rows and there.
 inline int64_t PieceBytes(int64_t value_bytes, DType dtype, const Rows& values) {
   const uint64_t all = static_cast<uint64_t>(value_bytes) |
@@ -50,29 +68,29 @@ struct FindValues {
   static constexpr int kRowsAtOnce = 2;  // that a lane waits for
 
   Entries entries;
-  Index index;
-  RowSlabs rows;
-  InitialValues initial;
+  LiveRows rows;
+  InitialValues missing;
   int64_t value_bytes;
   int copy_width;  // lanes to a row, up to a tile's
   Rows values;
   Reports reports;
+  ReadCounts counts;
 
   DYNEMB_HOST_DEVICE void operator()(const Tile& tile, int64_t group) const {
     const int64_t i = group * tile.width + tile.lane;
     const int64_t position = i < entries.most ? entries.position(i) : -1;
     const Key key = position < 0 ? 0 : entries.keys[position];
-    const RowRef found = position < 0 ? kNoRow : FindRow(index, key);
-    const char* const row = found == kNoRow ? nullptr : rows[found];
+    const char* const row = position < 0 ? nullptr : rows.Find(key);
     char* const to = position < 0 ? nullptr : values[position];
     Copy(tile, row, to);
     if (position >= 0) {
       reports.Set(position, row == nullptr ? Outcome::kMissing : Outcome::kFound);
     }
-    unsigned missing = tile.Vote(row == nullptr && to != nullptr);
-    for (int lane = 0; missing != 0; ++lane, missing >>= 1) {
-      if ((missing & 1) == 0) continue;
-      initial.FillValue(tile, tile.Broadcast(key, lane), tile.Broadcast(to, lane));
+    counts.Add(tile, group, row != nullptr, row == nullptr && position >= 0);
+    unsigned without = tile.Vote(row == nullptr && to != nullptr);
+    for (int lane = 0; without != 0; ++lane, without >>= 1) {
+      if ((without & 1) == 0) continue;
+      missing.FillValue(tile, tile.Broadcast(key, lane), tile.Broadcast(to, lane));
     }
   }
 
@@ -109,8 +127,7 @@ struct FindValues {
 // Table::ReadRows, by warps: each lane searches a key; then all copy one row after the other.
 struct ReadFoundRows {
   Entries entries;
-  Index index;
-  RowSlabs rows;
+  LiveRows rows;
   RowLayout layout;
   RowParts out;
   Reports reports;
@@ -118,8 +135,7 @@ struct ReadFoundRows {
   DYNEMB_HOST_DEVICE void operator()(const Tile& warp, int64_t group) const {
     const int64_t i = group * warp.width + warp.lane;
     const int64_t position = i < entries.most ? entries.position(i) : -1;
-    const RowRef found = position < 0 ? kNoRow : FindRow(index, entries.keys[position]);
-    const char* const row = found == kNoRow ? nullptr : rows[found];
+    const char* const row = position < 0 ? nullptr : rows.Find(entries.keys[position]);
     if (position >= 0) {
       reports.Set(position, row == nullptr ? Outcome::kMissing : Outcome::kFound);
     }
@@ -143,9 +159,8 @@ struct PoolBags {
     return std::max(8, TileWidth((dim + kBlock * kBlocks - 1) / (kBlock * kBlocks)));
   }
 
-  Index index;
-  RowSlabs rows;
-  InitialValues initial;
+  LiveRows rows;
+  InitialValues missing;
   int64_t dim;
   Span<const Key> ids;
   Span<const int64_t> begins;
@@ -164,8 +179,7 @@ struct PoolBags {
       for (int64_t id = begin; id < end; id += tile.width) {
         const int64_t own = id + tile.lane;
         const Key key = own < end ? ids[own] : 0;
-        const RowRef found = own < end ? FindRow(index, key) : kNoRow;
-        const char* const row = found == kNoRow ? nullptr : rows[found];
+        const char* const row = own < end ? rows.Find(key) : nullptr;
         const T weight = own < end && weights != nullptr ? weights[own] : T(1);
         const auto count = static_cast<int>(end - id < tile.width ? end - id : tile.width);
         for (int lane = 0; lane < count; lane += kRows) {
@@ -200,7 +214,7 @@ struct PoolBags {
         const int64_t block = first + int64_t{b} * tile.width;
         if (lane + r >= count || block * kBlock >= dim) continue;
         if (row == nullptr) {
-          values[r][b] = initial.template Values<V>(key, block);
+          values[r][b] = missing.template Values<V>(key, block);
         } else {
           LoadBlock(reinterpret_cast<const V*>(row), block, dim, dim % kBlock == 0, &values[r][b]);
         }

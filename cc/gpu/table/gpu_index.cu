@@ -26,6 +26,11 @@ struct MoveHome {
   }
 };
 
+// Of an index that is reserved for so many keys.
+int64_t ReservedChunks(int64_t rows) {
+  return static_cast<int64_t>(static_cast<double>(rows) / kReservedStart / IndexChunk::kCells) + 1;
+}
+
 int64_t Share(int64_t cells, double share) {
   return static_cast<int64_t>(static_cast<double>(cells) * share);
 }
@@ -103,12 +108,17 @@ Status GpuIndex::MakeRoom(const Context& context, int64_t rows, int64_t insertin
   return Move(context, 1 + static_cast<int64_t>(share * static_cast<double>(view_.current.count)));
 }
 
+int64_t GpuIndex::ReservedBytes(int64_t rows) {
+  const int64_t chunks = std::max(ReservedChunks(rows), kLeastChunks);
+  return chunks * static_cast<int64_t>(sizeof(IndexChunk));
+}
+
 Status GpuIndex::Reserve(const Context& context, int64_t rows) {
   if (growing()) DYNEMB_RETURN_IF_ERROR(Move(context, view_.current.count));
   if (rows <= start_) return {};
   // Without memory to grow an index may have more keys than were to be reserved.
   rows = std::max(rows, limit_);
-  const auto chunks = static_cast<int64_t>(static_cast<double>(rows) / kReservedStart / kCells) + 1;
+  const int64_t chunks = ReservedChunks(rows);
   bool begun = false;
   if (chunks > kMostChunks) {
     return ResourceExhausted("rows: got ", rows, ", more than an index can have");

@@ -34,6 +34,8 @@ class GpuIndex {
   // Makes room for `rows` keys in all, `inserting` of which are about to be inserted, and begins to
   // grow where it would for `ahead`. Without memory it does what it can: see limit().
   Status MakeRoom(const Context& context, int64_t rows, int64_t inserting, int64_t ahead);
+  // What an index takes that was reserved for so many keys.
+  static int64_t ReservedBytes(int64_t rows);
   // One array, with room for so many keys, that does not begin to grow before.
   Status Reserve(const Context& context, int64_t rows);
 

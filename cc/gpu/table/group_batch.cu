@@ -55,7 +55,7 @@ Status GroupBatch(const Context& context, const Batch& batch, bool in_order, int
                   Scratch* scratch, GroupedBatch* grouped) {
   *grouped = GroupedBatch();
   grouped->entries = Entries(batch);
-  const int64_t n = grouped->size = grouped->entries.most;
+  const int64_t n = grouped->size = grouped->end = grouped->entries.most;
   constexpr int64_t kMost = 1 << 29;  // so that no slot is kEmpty
   if (n >= kMost) return InvalidArgument("keys: got ", n, ", want less than ", kMost, " at a time");
   int64_t table_size = 64;

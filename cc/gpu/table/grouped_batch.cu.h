@@ -59,10 +59,13 @@ struct GroupedBatch {
   Outcome* outcome = nullptr;  // by place, of heads; of all where `each_reports`
   HeadKind kind = HeadKind::kAll;
   bool last_counts = false;  // of the entries of a group in order, not the first
+  // The places whose heads are worked on, a piece of all where there is room for so many.
+  int64_t first = 0, end = 0;
 
   DYNEMB_HOST_DEVICE bool in_order() const { return entry != nullptr; }
   DYNEMB_HOST_DEVICE bool IsEntry(int64_t place) const { return group[place] != size; }
   DYNEMB_HOST_DEVICE bool IsHead(int64_t place) const {
+    if (place < first || place >= end) return false;
     const uint32_t of = group[place];
     if (of == size) return false;
     return of == (in_order() ? entry[place] : place);

@@ -285,6 +285,11 @@ class HostAccessOfTable final : public HostAccess {
     return table_->Reserve(there_, rows);
   }
 
+  Status RemoveExpired(const Context& context) override {
+    DYNEMB_RETURN_IF_ERROR(CheckContext(context));
+    return table_->RemoveExpired(there_);
+  }
+
   Status Export(const Context& context, Cursor* cursor, const RowParts& out,
                 int64_t* rows) const override {
     DYNEMB_RETURN_IF_ERROR(CheckContext(context));
@@ -344,6 +349,7 @@ class HostAccessOfTable final : public HostAccess {
   bool HasRoom(int64_t rows) const override { return table_->HasRoom(rows); }
   int64_t max_rows() const override { return table_->max_rows(); }
   TableCounters counters() const override { return table_->counters(); }
+  EvictedRows* evicted() const override { return table_->evicted(); }
   int64_t memory_bytes() const override { return table_->memory_bytes(); }
 
  private:

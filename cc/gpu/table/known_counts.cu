@@ -7,6 +7,7 @@ namespace dynemb {
 
 KnownCounts& KnownCounts::operator=(KnownCounts&& o) noexcept {
   std::swap(buffer_, o.buffer_);
+  std::swap(reads_, o.reads_);
   std::swap(sent_, o.sent_);
   std::swap(came_, o.came_);
   std::swap(under_way_, o.under_way_);
@@ -21,9 +22,11 @@ KnownCounts::~KnownCounts() {
 }
 
 Status KnownCounts::Init(const Context& context, DeviceMemory* memory) {
-  if (!buffer_.Allocate(memory, sizeof(RowCounts))) {
+  constexpr int64_t kReadBytes = ReadCounts::kCounts * sizeof(ReadCounts::Count);
+  if (!buffer_.Allocate(memory, sizeof(RowCounts)) || !reads_.Allocate(memory, kReadBytes)) {
     return ResourceExhausted("no GPU memory for a table");
   }
+  DYNEMB_RETURN_IF_ERROR(FillBytes(context, reads_.as<char>(), 0, kReadBytes));
   if (!RunsOnHost(context.space)) {
     DYNEMB_RETURN_IF_ERROR(
         FromCuda(cudaMallocHost(reinterpret_cast<void**>(&sent_), sizeof(RowCounts)),
@@ -55,6 +58,17 @@ Status KnownCounts::Read(const Context& context, RowCounts* counts) {
   DYNEMB_RETURN_IF_ERROR(Wait(context));
   under_way_ = false;
   most_rows_ = counts->rows();
+  return {};
+}
+
+Status KnownCounts::AddReads(const Context& context, TableCounters* counters) const {
+  ReadCounts::Count counts[ReadCounts::kCounts];
+  DYNEMB_RETURN_IF_ERROR(CopyAny(context, counts, reads_.as<char>(), sizeof(counts)));
+  DYNEMB_RETURN_IF_ERROR(Wait(context));
+  for (const ReadCounts::Count& count : counts) {
+    counters->found += static_cast<int64_t>(count.found);
+    counters->missing += static_cast<int64_t>(count.missing);
+  }
   return {};
 }
 

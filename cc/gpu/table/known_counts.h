@@ -27,6 +27,9 @@ class KnownCounts {
   Status Clear(const Context& context);
 
   RowCounts* there() const { return buffer_.as<RowCounts>(); }
+  ReadCounts reads() const { return {reads_.as<ReadCounts::Count>()}; }
+  // Adds what reads have found and missed. Waits for the stream.
+  Status AddReads(const Context& context, TableCounters* counters) const;
   // There are no more rows than that.
   int64_t most_rows() const { return most_rows_; }
 
@@ -42,7 +45,7 @@ class KnownCounts {
   Status EndCall(const Context& context, int64_t limit, int64_t inserted);
 
  private:
-  DeviceBuffer buffer_;
+  DeviceBuffer buffer_, reads_;
   RowCounts* sent_ = nullptr;   // pinned: where they come
   cudaEvent_t came_ = nullptr;  // they have
   bool under_way_ = false;

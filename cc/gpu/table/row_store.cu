@@ -49,10 +49,18 @@ RowStore::RowStore(DeviceMemory* memory, const RowLayout& layout)
   sizes_.most_bits = RowBits(kMostSlabBytes, stride_bytes_);
 }
 
+int64_t RowStore::RowsOfSlab(int64_t slab) const {
+  const int64_t rows = sizes_.rows(slab);
+  if (limit_ < 0) return rows;
+  int64_t at_slab, of_slab;  // where the row would lie that is one too many
+  sizes_.Locate(static_cast<uint64_t>(limit_), &at_slab, &of_slab);
+  return slab < at_slab ? rows : slab == at_slab ? of_slab : 0;
+}
+
 Status RowStore::Grow(const Context& context, int64_t rows) {
   while (capacity_ < rows) {
-    const int64_t more = sizes_.rows(slabs_.size());
-    bool added = capacity_ + more <= int64_t{kNoRow};
+    const int64_t more = RowsOfSlab(slabs_.size());
+    bool added = more > 0 && capacity_ + more <= int64_t{kNoRow};
     if (added && has_marks_ && marks_.size() == slabs_.size()) {
       DYNEMB_RETURN_IF_ERROR(AddMarks(context, more, &added));
     }
@@ -72,7 +80,7 @@ Status RowStore::AddMarks(const Context& context, int64_t rows, bool* added) {
 Status RowStore::BeginMarks(const Context& context) {
   bool added = true;
   while (added && marks_.size() < slabs_.size()) {
-    DYNEMB_RETURN_IF_ERROR(AddMarks(context, sizes_.rows(marks_.size()), &added));
+    DYNEMB_RETURN_IF_ERROR(AddMarks(context, RowsOfSlab(marks_.size()), &added));
   }
   if (added) {
     has_marks_ = true;
@@ -100,12 +108,15 @@ Status RowStore::FreeRows(const Context& context, RowRef** free_rows) {
   return {};
 }
 
-Status RowStore::MakeLike(const Context& context, const RowLayout& layout, RowStore* like) const {
+Status RowStore::MakeLike(const Context& context, const RowLayout& layout, int64_t used,
+                          RowStore* like) const {
+  const int64_t limit = like->limit_;
   *like = RowStore(memory_, layout);
+  like->limit_ = limit;
   if (capacity_ == 0) return {};
   like->sizes_ = sizes_;
-  DYNEMB_RETURN_IF_ERROR(like->Grow(context, capacity_));
-  if (like->capacity_ == capacity_) return {};
+  DYNEMB_RETURN_IF_ERROR(like->Grow(context, limit < 0 ? capacity_ : std::min(capacity_, limit)));
+  if (like->capacity_ >= used) return {};
   *like = RowStore(memory_, layout);
   return ResourceExhausted("no GPU memory for rows of ", layout.row_bytes,
                            " bytes beside the present ones");

@@ -47,6 +47,14 @@ class RowStore {
  public:
   RowStore(DeviceMemory* memory, const RowLayout& layout);
 
+  // No more than so many, whatever is asked for; of a store that has not more. Negative: any
+  // number.
+  void SetLimit(int64_t rows) { limit_ = rows; }
+  // What a row takes beside others, its mark and its place among the free ones with it.
+  int64_t bytes_of_row() const {
+    return stride_bytes_ + static_cast<int64_t>(sizeof(int64_t) + sizeof(RowRef));
+  }
+
   // Makes room for so many rows, or for as many as there is memory for: see capacity().
   Status Grow(const Context& context, int64_t rows);
   int64_t capacity() const { return capacity_; }
@@ -68,9 +76,10 @@ class RowStore {
   // What there is of it, which may be nothing.
   RowRef* free_rows() const { return free_rows_.as<RowRef>(); }
 
-  // A store of rows of another layout with the same numbers, but without what is in them, without
-  // marks and a list of free ones. kResourceExhausted.
-  Status MakeLike(const Context& context, const RowLayout& layout, RowStore* like) const;
+  // A store of rows of another layout with the same numbers, `used` of them, but without what is in
+  // them, without marks and a list of free ones. It keeps its limit. kResourceExhausted.
+  Status MakeLike(const Context& context, const RowLayout& layout, int64_t used,
+                  RowStore* like) const;
   // What MakeLike has left out is taken from the store that this one was made like.
   void TakeMarksAndFreeRows(RowStore* from) {
     marks_ = std::move(from->marks_);
@@ -83,7 +92,7 @@ class RowStore {
   Status EmptySlabs(const Context& context, int64_t used, const F& move) {
     int64_t first = 0;
     for (int64_t slab = 0; slab < slabs_.size(); ++slab) {
-      const int64_t rows = sizes_.rows(slab);
+      const int64_t rows = RowsOfSlab(slab);
       if (first < used) DYNEMB_RETURN_IF_ERROR(move(first, std::min(rows, used - first)));
       DYNEMB_RETURN_IF_ERROR(Wait(context));
       slabs_.Free(slab);
@@ -93,6 +102,8 @@ class RowStore {
   }
 
  private:
+  // How many rows are in a slab: fewer than SlabSizes say in the last one of a store with a limit.
+  int64_t RowsOfSlab(int64_t slab) const;
   Status AddMarks(const Context& context, int64_t rows, bool* added);
 
   DeviceMemory* memory_;
@@ -103,6 +114,7 @@ class RowStore {
   bool has_marks_ = false;
   DeviceBuffer free_rows_;
   int64_t capacity_ = 0;
+  int64_t limit_ = -1;
 };
 
 }  // namespace dynemb

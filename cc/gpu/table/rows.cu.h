@@ -59,6 +59,36 @@ struct RowSlabs {
   }
 };
 
+// Which rows have expired: those that were last written longer ago than a time, and count as
+// missing.
+struct Expiry {
+  int64_t last_write_at = -1;  // from the begin of a row; -1: no row expires
+  int64_t now = 0, ttl = 0;
+
+  DYNEMB_HOST_DEVICE bool HasExpired(const char* row) const {
+    if (last_write_at < 0) return false;
+    // A time that a file says may be anything.
+    const int64_t written = ReadInt64(row + last_write_at);
+    const uint64_t age = static_cast<uint64_t>(now) - static_cast<uint64_t>(written);
+    return written < now && age > static_cast<uint64_t>(ttl);
+  }
+};
+
+// The rows that keys have.
+struct LiveRows {
+  Index index;
+  RowSlabs rows;
+  Expiry expiry;
+
+  // Null: it has none, or one that has expired.
+  DYNEMB_HOST_DEVICE const char* Find(Key key) const {
+    const RowRef found = FindRow(index, key);
+    if (found == kNoRow) return nullptr;
+    const char* const row = rows[found];
+    return expiry.HasExpired(row) ? nullptr : row;
+  }
+};
+
 // The marks of rows, which lie beside them in slabs of their own: the epoch in which a row was last
 // written, 0 before changes were tracked.
 struct RowMarks {

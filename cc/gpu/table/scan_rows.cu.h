@@ -68,6 +68,8 @@ Status ForEachInRange(const Context& context, const Index& index, uint64_t first
 
 // Hashes and rows of keys in any order, as many as there is room for, and their number.
 struct CollectRows {
+  RowSlabs rows;
+  Expiry expiry;
   int64_t room;
   uint64_t* hashes;
   RowRef* found;
@@ -75,6 +77,7 @@ struct CollectRows {
 
   DYNEMB_HOST_DEVICE void operator()(Key, uint64_t hash, RowRef row, const IndexPart&, uint32_t,
                                      int) const {
+    if (expiry.HasExpired(rows[row])) return;
     const int64_t at = AtomicAdd(count, int64_t{1});
     if (at >= room) return;
     hashes[at] = hash;
@@ -138,18 +141,36 @@ struct CountDigits {
   }
 };
 
-// Erases the rows whose order is less than `bound`, those whose keys find no room in freed.erased
-// excepted.
-struct EraseIfBelow {
-  RowSlabs rows;
+// Which rows a scan erases: those whose order is less than `bound`; those that have expired.
+struct IsBelow {
+  static constexpr bool kByPolicy = false;
   int64_t field_offset;
   RowOrder bound;
+  DYNEMB_HOST_DEVICE bool operator()(const char* row, uint64_t hash) const {
+    return OrderOf(row, field_offset, hash) < bound;
+  }
+};
+struct IsExpired {
+  static constexpr bool kByPolicy = true;
+  Expiry expiry;
+  DYNEMB_HOST_DEVICE bool operator()(const char* row, uint64_t) const {
+    return expiry.HasExpired(row);
+  }
+};
+
+// Erases these rows, but for those that find no room in freed.erased and freed.leaving.
+template <typename Which>
+struct EraseIf {
+  RowSlabs rows;
+  Which which;
   FreedRows freed;
 
   DYNEMB_HOST_DEVICE void operator()(Key key, uint64_t hash, RowRef row, const IndexPart& part,
                                      uint32_t at, int cell) const {
-    if (!(OrderOf(rows[row], field_offset, hash) < bound) || !freed.erased.Add(key)) return;
+    if (!which(rows[row], hash)) return;
+    if (!freed.erased.Add(key) || !freed.leaving.Add(key, rows[row])) return;
     EraseCell(part, at, cell, hash);
+    if (Which::kByPolicy) freed.CountExpired();
     freed.Free(row);
   }
 };

@@ -10,6 +10,7 @@
 #include "cc/gpu/table/find_rows.cu.h"
 #include "cc/gpu/table/grouped_batch.cu.h"
 #include "cc/gpu/table/index.cu.h"
+#include "cc/gpu/table/left_rows.h"
 #include "cc/gpu/table/rows.cu.h"
 #include "cc/gpu/table/tile.cu.h"
 
@@ -20,8 +21,9 @@ namespace dynemb {
 struct RowCounts {
   uint32_t fresh = 0, free = 0;
   uint32_t taken = 0, freed = 0;
-  uint32_t full = 0;                   // whether a key found no room
-  uint64_t inserted = 0, removed = 0;  // in all
+  uint32_t full = 0;  // whether a key found no room
+  // In all; of those that were removed, how many because they had expired.
+  uint64_t inserted = 0, removed = 0, expired = 0;
 
   DYNEMB_HOST_DEVICE int64_t rows() const { return int64_t{fresh} - free; }
 };
@@ -61,16 +63,17 @@ struct UnseenHead {
   }
 };
 
-// Finds the rows of the heads of a batch.
+// Finds the rows of the heads of a batch. A head that is missing and has one: it has expired.
 struct FindHeads {
   GroupedBatch batch;
-  Index index;
+  LiveRows rows;
 
   DYNEMB_HOST_DEVICE void operator()(int64_t place) const {
     if (!batch.IsHead(place)) return;
-    const RowRef row = FindRow(index, batch.key(place));
+    const RowRef row = FindRow(rows.index, batch.key(place));
+    const bool found = row != kNoRow && !rows.expiry.HasExpired(rows.rows[row]);
     batch.row[place] = row;
-    batch.outcome[place] = row == kNoRow ? Outcome::kMissing : Outcome::kFound;
+    batch.outcome[place] = found ? Outcome::kFound : Outcome::kMissing;
     if (batch.in_order()) batch.head[batch.group[place]] = static_cast<uint32_t>(place);
   }
 };
@@ -182,13 +185,15 @@ struct RemoveInserted {
 
 // Where the rows go that are erased, and their keys.
 struct FreedRows {
-  RowCounts* counts;
-  RowRef* free_rows;
+  RowCounts* counts = nullptr;
+  RowRef* free_rows = nullptr;
   ErasedKeys erased;
+  LeavingRows leaving;  // those that leave by the policy
 
   DYNEMB_HOST_DEVICE void Free(RowRef row) const {
     free_rows[counts->free + AtomicAdd(&counts->freed, 1u)] = row;
   }
+  DYNEMB_HOST_DEVICE void CountExpired() const { AtomicAdd(&counts->expired, uint64_t{1}); }
 };
 
 // There is room for all keys in freed.erased.
@@ -203,6 +208,39 @@ struct EraseHeads {
     const uint64_t hash = Mix64(static_cast<uint64_t>(key));
     freed.erased.Add(key);
     freed.Free(EraseKey(index.PartOf(hash), key, hash));
+  }
+};
+
+// Erases the rows of heads that have expired. There is room for all.
+struct EraseExpiredHeads {
+  GroupedBatch batch;
+  Index index;
+  RowSlabs rows;
+  FreedRows freed;
+
+  DYNEMB_HOST_DEVICE void operator()(int64_t place) const {
+    if (!batch.IsHead(place) || batch.outcome[place] != Outcome::kMissing) return;
+    if (batch.row[place] == kNoRow) return;
+    const Key key = batch.key(place);
+    const uint64_t hash = Mix64(static_cast<uint64_t>(key));
+    freed.erased.Add(key);
+    freed.leaving.Add(key, rows[batch.row[place]]);
+    freed.CountExpired();
+    freed.Free(EraseKey(index.PartOf(hash), key, hash));
+    batch.row[place] = kNoRow;
+  }
+};
+
+// The latest of the times that rows of a batch bring with them, at an offset in their meta.
+struct LatestTime {
+  Entries entries;
+  ConstRows meta;
+  int64_t time_at;
+  int64_t* latest;
+
+  DYNEMB_HOST_DEVICE void operator()(int64_t entry) const {
+    const int64_t position = entries.position(entry);
+    if (position >= 0) AtomicMax(latest, ReadInt64(meta[position] + time_at));
   }
 };
 
