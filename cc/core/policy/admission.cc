@@ -1,12 +1,10 @@
 #include "cc/core/policy/admission.h"
 
 #include <algorithm>
-#include <cmath>
 #include <sstream>
 #include <string>
 #include <utility>
 
-#include "cc/core/base/hash.h"
 #include "cc/core/lookup/dedup.h"
 #include "cc/core/optimizer/sgd.h"
 
@@ -148,12 +146,6 @@ Status AdmissionPolicy::Parse(std::string_view text, AdmissionPolicy* policy) {
   if (!good || words >> rest) return Wrong(text);
   *policy = parsed;
   return Status();
-}
-
-bool IsDrawn(double probability, int64_t seed, Key key, int64_t step) {
-  const uint64_t of_step = Mix64(static_cast<uint64_t>(seed) ^ Mix64(static_cast<uint64_t>(step)));
-  const uint64_t number = Mix64(static_cast<uint64_t>(key) ^ of_step);
-  return std::ldexp(static_cast<double>(number >> 11), -53) < probability;
 }
 
 OptimizerSpec CandidateOptimizer() {

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "cc/core/base/context.h"
+#include "cc/core/base/hash.h"
+#include "cc/core/base/macros.h"
 #include "cc/core/base/span.h"
 #include "cc/core/base/status.h"
 #include "cc/core/optimizer/optimizer_spec.h"
@@ -39,7 +41,12 @@ struct AdmissionPolicy {
 };
 
 // Whether kProbability admits a key in a step: a pure function of these.
-bool IsDrawn(double probability, int64_t seed, Key key, int64_t step);
+DYNEMB_HOST_DEVICE inline bool IsDrawn(double probability, int64_t seed, Key key, int64_t step) {
+  const uint64_t of_step = Mix64(static_cast<uint64_t>(seed) ^ Mix64(static_cast<uint64_t>(step)));
+  const uint64_t number = Mix64(static_cast<uint64_t>(key) ^ of_step);
+  constexpr double kUnit = 1.0 / static_cast<double>(uint64_t{1} << 53);
+  return static_cast<double>(number >> 11) * kUnit < probability;
+}
 
 // The optimizer of a table of candidates, which adds occurrences up.
 OptimizerSpec CandidateOptimizer();
@@ -48,16 +55,17 @@ OptimizerSpec CandidateOptimizer();
 struct Admission {
   AdmissionPolicy policy;
   Table* candidates = nullptr;  // of kMinCount; of float32, dim 1, with CandidateOptimizer
-  // Of kGiven: whether each key of the batch is admitted. Equal keys must have the same.
+  // Of kGiven: whether each key of the batch is admitted, in its memory. Equal keys must have the
+  // same.
   Span<const bool> given;
   int64_t step = 0;  // of the optimizer
 };
 
 // table->Apply for the keys that have a row or are admitted. Under kMinCount each position of the
 // batch counts as an occurrence, those of this batch too; a key that gets its row is no candidate
-// any more. Tables in host memory. Errors: as of Apply; the keys that have rows may have been
-// updated then.
-// *declined: how many positions had no row and got none.
+// any more. Tables in host memory; GpuTable::ApplyAdmitted is that of others. Errors: as of Apply;
+// the keys that have rows may have been updated then. *declined: how many positions had no row and
+// got none.
 Status ApplyAdmitted(const Context& context, Table* table, const Batch& batch, ConstRows gradients,
                      const Update& update, const Stamp& stamp, const Admission& admission,
                      int64_t* declined);

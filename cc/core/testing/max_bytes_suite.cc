@@ -14,10 +14,8 @@ namespace dynemb {
 namespace {
 
 TEST(MaxBytesTest, RowsAndIndexStayWithinAndUseMostOfIt) {
-  for (const auto& [bytes, least] : {std::pair<int64_t, double>{1 << 18, 0.3},
-                                     {1 << 20, 0.5},
-                                     {1 << 22, 0.6},
-                                     {1 << 24, 0.6}}) {
+  for (const auto& [bytes, least] :
+       {std::pair<int64_t, double>{1 << 18, 0.3}, {1 << 20, 0.5}, {1 << 22, 0.6}, {1 << 24, 0.6}}) {
     const Bounded bounded(WithinBytes(bytes, "lru"), "adam");
     const RowLayout layout(bounded.table->schema());
     const int64_t most = bounded.table->max_rows();

@@ -22,6 +22,7 @@ GpuTableOfMemory::GpuTableOfMemory(const TableSchema& schema, DeviceMemory* memo
       erased_(memory),
       room_scratch_(memory),
       candidates_(memory),
+      admitter_(memory),
       left_(memory) {}
 
 GpuTableOfMemory::~GpuTableOfMemory() {

@@ -4,12 +4,14 @@
 // its context's stream and returns. Whatever depends on the data stays on the device. Calls of
 // several streams are put in order by events, as by a lock for readers and writers.
 //
-// The host waits for the device in these calls alone: Export, EraseBelow, PrepareMove and its move,
-// the first BeginEpoch, ChangedKeys, Clear, size, counters; of the calls that change rows those
-// that take memory or find none left: before the table takes some for rows it asks how many there
-// really are, and where calls have asked in vain one after the other it takes memory for some calls
-// ahead, up to 4 MiB or an eighth of its rows; those that may exceed max_rows, for which it counts
-// missing keys, and evicts; and, where changes are tracked, an Erase before which the list of
+// The host waits for the device in these calls alone: Export, EraseBelow, RemoveExpired,
+// PrepareMove and its move, the first BeginEpoch, ChangedKeys, Clear, size, counters,
+// ApplyAdmitted; InsertRows where a policy goes by time; of the calls that change rows those that
+// take memory or find none left: before the table takes some for rows it asks how many there really
+// are, and where calls have asked in vain one after the other it takes memory for some calls ahead,
+// up to 4 MiB or an eighth of its rows; those that may exceed max_rows, for which it counts missing
+// keys, and evicts; where rows expire those of a table that is bounded, that tracks changes or that
+// keeps rows that have left; and, where changes are tracked, an Erase before which the list of
 // erased keys in the GPU's memory, of 2^18 keys or those of the largest batch, may be full: the
 // host takes them to its own memory.
 //
@@ -18,9 +20,10 @@
 // are listed than twice the largest number of rows that the table has had, and 2^18, the oldest
 // epochs are forgotten.
 //
-// Room. With max_rows a table refuses, declines or evicts as TableOptions say, by the same order of
-// rows as the table in host memory; where a policy goes by time, that of rows of InsertRows is not
-// looked at. InsertRows to a table that evicts has all rows in it for a moment.
+// Room. A table refuses, declines or evicts as TableOptions say, by the same order of rows as the
+// table in host memory. A full table that evicts takes rows of InsertRows some at a time, 1/16 of
+// its rows or somewhat more, and has so many more than max_rows until it evicts again; max_bytes
+// counts them, and marks. A move of rows to a larger size of them is not counted.
 //
 // Where it differs from the table in host memory:
 // - Gradients of a key that is more than 32 times in a batch are added up in pieces. The sum is the
@@ -38,6 +41,7 @@
 #include "cc/core/base/span.h"
 #include "cc/core/base/status.h"
 #include "cc/core/lookup/bags.h"
+#include "cc/core/policy/admission.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_options.h"
 #include "cc/gpu/table/device_memory.h"
@@ -59,6 +63,11 @@ class GpuTable : public Table {
   // kInvalidArgument: Pooling::kNone, memory of another space, a number of rows that is not that of
   // the bags. Ends that lie outside of the ids are cut off.
   virtual Status FindBags(const Context& context, const DeviceBags& bags, Rows out) const = 0;
+
+  // ApplyAdmitted of cc/core/policy/admission.h; the candidates are on the same GPU.
+  virtual Status ApplyAdmitted(const Context& context, const Batch& batch, ConstRows gradients,
+                               const Update& update, const Stamp& stamp, const Admission& admission,
+                               int64_t* declined) = 0;
 
   // CUDA's number of the device that the table is on; -1: it runs on the host.
   virtual int device() const = 0;

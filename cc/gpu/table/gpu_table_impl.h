@@ -14,6 +14,7 @@
 #include "cc/core/base/fair_shared_mutex.h"
 #include "cc/core/table/row_scores.h"
 #include "cc/gpu/for_each.cu.h"
+#include "cc/gpu/table/admit_rows.h"
 #include "cc/gpu/table/device_guard.h"
 #include "cc/gpu/table/erase_log.h"
 #include "cc/gpu/table/evict_rows.h"
@@ -56,6 +57,13 @@ class GpuTableOfMemory final : public GpuTable {
   Status Erase(const Context& context, const Batch& batch, const Report& report) override;
   Status InsertRows(const Context& context, const Batch& batch, const ConstRowParts& rows,
                     const RowParts& displaced, const Report& report) override;
+
+  Status ApplyAdmitted(const Context& context, const Batch& batch, ConstRows gradients,
+                       const Update& update, const Stamp& stamp, const Admission& admission,
+                       int64_t* declined) override {
+    const DeviceGuard guard(device_);
+    return admitter_.Apply(context, this, batch, gradients, update, stamp, admission, declined);
+  }
 
   Status Clear(const Context& context) override;
   Status Reserve(const Context& context, int64_t rows) override;
@@ -257,6 +265,7 @@ class GpuTableOfMemory final : public GpuTable {
   int waits_in_vain_ = 0;  // one after the other, for counts that would not have been needed
   Scratch room_scratch_;
   CandidateRows candidates_;
+  RowAdmitter admitter_;
   LeftRows left_;                         // rows that leave, on their way to options_.evicted
   uint64_t hand_ = 0, expired_hand_ = 0;  // upper halves of the hashes where removing goes on
   TableCounters counters_;                // what the host counts

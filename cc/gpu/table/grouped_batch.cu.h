@@ -88,14 +88,18 @@ struct GroupedBatch {
   DYNEMB_HOST_DEVICE int64_t position(int64_t place) const {
     return entries.position(in_order() ? entry[place] : place);
   }
+  // The last place of the group of a head, where they are in order.
+  DYNEMB_HOST_DEVICE int64_t LastOf(int64_t head_place) const {
+    int64_t last = head_place, after = size;
+    while (after - last > 1) {
+      const int64_t middle = last + (after - last) / 2;
+      (group[middle] == group[head_place] ? last : after) = middle;
+    }
+    return last;
+  }
   // The position of the entry whose input is the group's, where that is one entry.
   DYNEMB_HOST_DEVICE int64_t InputOf(int64_t head_place) const {
-    int64_t last = head_place, end = last_counts ? size : head_place + 1;
-    while (end - last > 1) {
-      const int64_t middle = last + (end - last) / 2;
-      (group[middle] == group[head_place] ? last : end) = middle;
-    }
-    return position(last);
+    return position(last_counts ? LastOf(head_place) : head_place);
   }
   DYNEMB_HOST_DEVICE Key key(int64_t place) const { return entries.keys[position(place)]; }
 };

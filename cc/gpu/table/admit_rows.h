@@ -1,0 +1,56 @@
+// RowAdmitter: ApplyAdmitted (cc/core/policy/admission.h) of a table on a GPU.
+#ifndef TF_DYNEMB_CC_GPU_TABLE_ADMIT_ROWS_H_
+#define TF_DYNEMB_CC_GPU_TABLE_ADMIT_ROWS_H_
+
+#include <cstdint>
+#include <mutex>
+
+#include "cc/core/base/context.h"
+#include "cc/core/base/span.h"
+#include "cc/core/base/status.h"
+#include "cc/core/policy/admission.h"
+#include "cc/core/table/table.h"
+#include "cc/gpu/table/scratch.h"
+#include "cc/gpu/table/stream_order.h"
+
+namespace dynemb {
+
+// Calls from several threads run one after the other. Each waits for its stream, to hear how many
+// keys are missing; where some are, once more, to hear how many are admitted.
+class RowAdmitter {
+ public:
+  explicit RowAdmitter(DeviceMemory* memory) : scratch_(memory), group_scratch_(memory) {}
+  ~RowAdmitter() { static_cast<void>(order_.WaitForAll()); }
+
+  // The candidates are on the same GPU.
+  Status Apply(const Context& context, Table* table, const Batch& batch, ConstRows gradients,
+               const Update& update, const Stamp& stamp, const Admission& admission,
+               int64_t* declined);
+
+ private:
+  Status Run(const Context& context, Table* table, const Batch& batch, ConstRows gradients,
+             const Update& update, const Stamp& stamp, const Admission& admission,
+             int64_t* declined);
+  // The positions with this outcome, in their order. Waits for the stream.
+  Status Select(const Context& context, Outcome outcome, int64_t* at, Positions* positions);
+  // Sets the outcome of those missing keys to kInserted that are admitted.
+  Status Judge(const Context& context, const Batch& missing, const Admission& admission);
+  // Keys that are not admitted have occurred; those that are, are no candidates any more.
+  Status UpdateCandidates(const Context& context, const Batch& declined, const Batch& admitted,
+                          const Admission& admission);
+
+  std::mutex mutex_;
+  StreamOrder order_;
+  Scratch scratch_, group_scratch_;
+  // In the scratch memory, by position.
+  int64_t size_ = 0;
+  Outcome* outcomes_ = nullptr;
+  float* counts_ = nullptr;
+  int64_t* selected_ = nullptr;  // how many, while it is not known to the host
+  char* temp_ = nullptr;
+  int64_t temp_bytes_ = 0;
+};
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_GPU_TABLE_ADMIT_ROWS_H_
