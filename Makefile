@@ -158,31 +158,16 @@ test_distributed: build
 	$(PYTEST) tests/distributed/test_spread_tables.py tests/distributed $(PYTEST_FLAGS)
 
 # Tables on GPUs, and those in host memory beside GPUs. Without a GPU these are simulated in host memory: tests/host_gpus.py.
-# Left out: a table that is made within a step, which XLA would compile; admission, time to live, max_bytes, keep_evicted, and shards of
-# one GPU, which there are not; and a measurement of the process, in which a GPU's driver takes memory too.
+# Left out: a table that is made within a step, which XLA would compile; shards of one GPU, which there are not; and a measurement of the
+# process, in which a GPU's driver takes memory too.
 GPU_TESTS := $(addprefix tests/unit/test_,optimizer_twins.py variable.py variable_dtypes.py variable_graph.py \
   variable_session.py lookup_bags.py embedding_layer.py gradients.py restrict.py snapshot.py snapshot_deltas.py \
   snapshot_strings.py keep_keys.py saving_checkpoint.py torchrec_collections.py collection_options.py \
-  distributed_embedding.py bounded_tables.py)
+  distributed_embedding.py bounded_tables.py admission.py)
 NOT_ON_GPUS := --deselect tests/unit/test_saving_checkpoint.py::test_a_table_and_an_optimizer_made_after_the_restore \
-  --deselect tests/unit/test_snapshot_deltas.py::test_a_layer_and_its_candidates_track_changes \
   --deselect tests/unit/test_collection_options.py::TestPerTable::test_shards \
   --deselect tests/unit/test_torchrec_collections.py::test_options_of_a_table \
-  --deselect tests/unit/test_snapshot.py::test_saving_and_restoring_take_no_second_copy \
-  --deselect tests/unit/test_bounded_tables.py::test_rows_expire_after_steps \
-  --deselect 'tests/unit/test_bounded_tables.py::test_trained_rows_stay_and_old_ones_leave[eviction3]' \
-  --deselect tests/unit/test_bounded_tables.py::test_layers_collections_and_configs_take_limits \
-  --deselect tests/unit/test_bounded_tables.py::test_the_number_of_threads_and_of_graphs_does_not_matter \
-  --deselect tests/unit/test_bounded_tables.py::test_a_table_whose_bytes_are_full \
-  --deselect tests/unit/test_bounded_tables.py::test_rows_that_left_can_be_taken \
-  --deselect tests/unit/test_bounded_tables.py::test_more_rows_than_are_kept_are_lost_and_counted \
-  --deselect tests/unit/test_bounded_tables.py::test_a_restore_and_rows_that_leave \
-  --deselect tests/unit/test_bounded_tables.py::test_a_restore_that_is_refused_leaves_what_has_left \
-  --deselect tests/unit/test_bounded_tables.py::test_rows_that_left_stay_and_go_on_leaving_after_a_load \
-  --deselect tests/unit/test_bounded_tables.py::test_a_callback_is_given_the_rows_that_leave \
-  --deselect 'tests/unit/test_bounded_tables.py::test_rows_that_a_smaller_table_evicts_are_no_damage[eviction1]' \
-  --deselect tests/unit/test_bounded_tables.py::test_rows_that_expire_in_a_restore_are_no_damage \
-  --deselect 'tests/unit/test_variable_graph.py::test_a_table_is_freed_without_the_garbage_collector[admits'
+  --deselect tests/unit/test_snapshot.py::test_saving_and_restoring_take_no_second_copy
 BESIDE_GPUS := $(addprefix tests/unit/test_,torchrec_collections.py collection_options.py lookup_bags.py restrict.py)
 test_gpu: build
 	@$(BAZEL) build $(BAZEL_FLAGS) //cc/kernels/testing:host_gpu

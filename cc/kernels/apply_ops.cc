@@ -127,8 +127,7 @@ REGISTER_KERNEL_BUILDER(Name("DynembApply")
                             .HostMemory("shard_ids")
                             .HostMemory("hyper")
                             .HostMemory("now")
-                            .HostMemory("candidates")
-                            .HostMemory("admitted"),
+                            .HostMemory("candidates"),
                         ApplyOp);
 REGISTER_KERNEL_BUILDER(Name("DynembApplyBags").Device(tensorflow::DEVICE_CPU), ApplyBagsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembApplyBags")

@@ -105,6 +105,16 @@ Status FindBagsInPlace(Table* table, const Context& core, const DeviceBags& bags
   return static_cast<GpuTable*>(table)->FindBags(core, bags, out);
 }
 
+Status ApplyAdmittedInPlace(Table* table, const Context& core, const Batch& batch,
+                            ConstRows gradients, const Update& update, const Stamp& stamp,
+                            const Admission& admission, int64_t* declined) {
+  if (core.space == MemorySpace::kHost) {
+    return ApplyAdmitted(core, table, batch, gradients, update, stamp, admission, declined);
+  }
+  return static_cast<GpuTable*>(table)->ApplyAdmitted(core, batch, gradients, update, stamp,
+                                                      admission, declined);
+}
+
 Status CopyFromGpu(const Context& core, void* to, const void* from, int64_t bytes) {
   DYNEMB_RETURN_IF_ERROR(CopyAny(core, to, from, bytes));
   return Wait(core);

@@ -36,6 +36,11 @@ std::shared_ptr<Table> InPlace(const std::shared_ptr<Table>& shard);
 // GpuTable::FindBags of a table that is InPlace.
 Status FindBagsInPlace(Table* table, const Context& core, const DeviceBags& bags, const Rows& out);
 
+// GpuTable::ApplyAdmitted, likewise; ApplyAdmitted in host memory.
+Status ApplyAdmittedInPlace(Table* table, const Context& core, const Batch& batch,
+                            ConstRows gradients, const Update& update, const Stamp& stamp,
+                            const Admission& admission, int64_t* declined);
+
 // Copies to the host, and waits for it; and the other way, for which the host does not wait: what
 // is copied is kept until it has been.
 Status CopyFromGpu(const Context& core, void* to, const void* from, int64_t bytes);

@@ -30,6 +30,11 @@ Status MakeGpuShard(OpKernelContext*, const TableSchema&, const TableOptions&,
 std::shared_ptr<Table> InPlace(const std::shared_ptr<Table>& shard) { return shard; }
 
 Status FindBagsInPlace(Table*, const Context&, const DeviceBags&, const Rows&) { return NoCuda(); }
+Status ApplyAdmittedInPlace(Table* table, const Context& core, const Batch& batch,
+                            ConstRows gradients, const Update& update, const Stamp& stamp,
+                            const Admission& admission, int64_t* declined) {
+  return ApplyAdmitted(core, table, batch, gradients, update, stamp, admission, declined);
+}
 Status CopyFromGpu(const Context&, void*, const void*, int64_t) { return NoCuda(); }
 Status CopyToGpu(const Context&, void*, const tensorflow::Tensor&) { return NoCuda(); }
 

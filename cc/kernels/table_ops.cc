@@ -312,6 +312,13 @@ REGISTER_KERNEL_BUILDER(Name("DynembCounters")
                             .HostMemory("counters"),
                         CountersOp);
 REGISTER_KERNEL_BUILDER(Name("DynembTakeEvicted").Device(tensorflow::DEVICE_CPU), TakeEvictedOp);
+REGISTER_KERNEL_BUILDER(Name("DynembTakeEvicted")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("table")
+                            .HostMemory("keys")
+                            .HostMemory("values")
+                            .HostMemory("dropped"),
+                        TakeEvictedOp);
 REGISTER_KERNEL_BUILDER(Name("DynembTierStats").Device(tensorflow::DEVICE_CPU), TierStatsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembFlush").Device(tensorflow::DEVICE_CPU), FlushOp);
 REGISTER_KERNEL_BUILDER(Name("DynembDescribe").Device(tensorflow::DEVICE_CPU), DescribeOp);

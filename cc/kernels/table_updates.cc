@@ -8,6 +8,7 @@
 
 #include "cc/core/base/run_calls.h"
 #include "cc/core/table/schema_change.h"
+#include "cc/kernels/gpu_place.h"
 
 namespace dynemb {
 
@@ -18,18 +19,23 @@ using tensorflow::Tensor;
 
 namespace {
 
-// As ForEachShard, with what decides about the keys of each shard.
-Status ForEachShardOf(const TableUpdates::Update& update,
+// As ForEachShard, with what decides about the keys of each shard, as tables of their memory.
+Status ForEachShardOf(const TableUpdates::Update& update, const Admission& admission,
+                      Span<const Key> keys,
                       const std::function<Status(Table*, const Batch&, const Admission&)>& call) {
+  const bool on_host = keys.space == MemorySpace::kHost;
+  const auto shards = [on_host](const TableInput& table) -> const Shards& {
+    return on_host ? table.shards : table.in_place;
+  };
   for (size_t s = 0; s < update.table.shards.size(); ++s) {
     Batch batch;
-    batch.keys = update.keys;
+    batch.keys = keys;
     batch.select = update.routing.share(static_cast<int>(s));
-    Admission admission = update.admission;
+    Admission of_shard = admission;
     if (update.candidates.resource != nullptr) {
-      admission.candidates = update.candidates.shards[s].get();
+      of_shard.candidates = shards(update.candidates)[s].get();
     }
-    DYNEMB_RETURN_IF_ERROR(call(update.table.shards[s].get(), batch, admission));
+    DYNEMB_RETURN_IF_ERROR(call(shards(update.table)[s].get(), batch, of_shard));
   }
   return Status();
 }
@@ -118,7 +124,8 @@ absl::Status TableUpdates::Hold(OpKernelContext* context, std::vector<Update>* u
 }
 
 absl::Status TableUpdates::SetAdmitted(const Tensor& admitted, Update* update) {
-  update->admission.given = {admitted.flat<bool>().data(), admitted.NumElements()};
+  update->admission.given = {admitted.flat<bool>().data(), admitted.NumElements(),
+                             update->keys.space};
   const bool is_given = update->admission.policy.kind == AdmissionPolicy::Kind::kGiven;
   if (admitted.NumElements() == (is_given ? update->keys.size : 0)) return absl::OkStatus();
   return ToTensorFlow(InvalidArgument("admitted: got ", admitted.NumElements(), " for ",
@@ -129,20 +136,28 @@ absl::Status TableUpdates::CheckRoomOf(const DeviceContext& core, const Update& 
   if (update.admission.policy.admits_all()) {
     return CheckRoom(core, update.table, update.keys, update.routing);
   }
-  if (core.space != MemorySpace::kHost) {
-    return ToTensorFlow(InvalidArgument("admission: got one for a table on a GPU, want none"));
-  }
   const TableInput& table = update.table;
   if (!table.resource->refuses_when_full() || HasRoomFor(table, update.keys.size)) {
     return absl::OkStatus();
   }
+  Span<const Key> keys = update.keys;
+  std::vector<Key> copied;
+  TF_RETURN_IF_ERROR(KeysToHost(core, &keys, &copied));
+  Admission admission = update.admission;
+  const int64_t flags = admission.given.size;
+  const std::unique_ptr<bool[]> given(new bool[static_cast<size_t>(flags)]);
+  if (flags > 0 && core.space != MemorySpace::kHost) {
+    TF_RETURN_IF_ERROR(ToTensorFlow(CopyFromGpu(core, given.get(), admission.given.data, flags)));
+    admission.given = {given.get(), flags};
+  }
   std::vector<KeyOfShard> inserted;
   int s = 0;
-  TF_RETURN_IF_ERROR(ToTensorFlow(
-      ForEachShardOf(update, [&](Table* shard, const Batch& batch, const Admission& admission) {
-        std::vector<Key> keys;
-        DYNEMB_RETURN_IF_ERROR(AppendAdmitted(core, *shard, batch, admission, &keys));
-        for (const Key key : keys) inserted.push_back({key, s});
+  TF_RETURN_IF_ERROR(ToTensorFlow(ForEachShardOf(
+      update, admission, keys, [&](Table* shard, const Batch& batch, const Admission& of_shard) {
+        std::vector<Key> keys_of_shard;
+        DYNEMB_RETURN_IF_ERROR(
+            AppendAdmitted(HostContext(core), *shard, batch, of_shard, &keys_of_shard));
+        for (const Key key : keys_of_shard) inserted.push_back({key, s});
         ++s;
         return Status();
       })));
@@ -216,13 +231,15 @@ Status TableUpdates::UpdateTable(const Context& context, const OptimizerSpec& ru
                                               Report());
                         });
   }
-  return ForEachShardOf(update, [&](Table* shard, const Batch& batch, const Admission& admission) {
-    int64_t declined;
-    const Status status = ApplyAdmitted(context, shard, batch, update.gradients, how, update.stamp,
-                                        admission, &declined);
-    update.table.resource->AddNotAdmitted(declined);
-    return status;
-  });
+  return ForEachShardOf(update, update.admission, update.keys,
+                        [&](Table* shard, const Batch& batch, const Admission& admission) {
+                          int64_t declined;
+                          const Status status =
+                              ApplyAdmittedInPlace(shard, context, batch, update.gradients, how,
+                                                   update.stamp, admission, &declined);
+                          update.table.resource->AddNotAdmitted(declined);
+                          return status;
+                        });
 }
 
 }  // namespace dynemb

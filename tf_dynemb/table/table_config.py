@@ -75,20 +75,20 @@ class TableConfig:
         max_bytes: how many bytes of memory rows and index may take, at every moment; in each process and
             shard an equal share. How many rows that are depends on what a row has: fewer when an
             optimizer's slot variables come. On top come strings that are kept (keep_keys), and the log
-            of changes while snapshots follow them. Not on GPUs yet.
+            of changes while snapshots follow them.
         on_full: what a full table does that evicts nothing. "error": the call or step that needs more
             rows is refused (tf.errors.ResourceExhaustedError) and the table is as it was. "decline":
             the first new keys of a batch are inserted while there is room; the others keep reading
             their initial value, their gradients are dropped, and `metrics` counts them.
         eviction: which rows leave to make room for new ones, in the call that inserts these:
             tf_dynemb.policies.LRU(), LFU(), SmallNorm(), or when rows expire: TTL(seconds=...),
-            TTL(steps=...), Score(function); or a list of an order and a TTL. On GPUs without TTL. Shards
+            TTL(steps=...), Score(function); or a list of an order and a TTL. Shards
             of one process have equal shares of max_rows.
         keep_evicted: how many of the rows that leave by the eviction policy are kept, with their values,
             until `take_evicted` hands them out; of more the oldest are lost. In each process, and on
-            each server. Not on GPUs yet. 0: none.
+            each server. 0: none.
         admission: which ids without a row get one when they are trained: tf_dynemb.policies.MinCount(3),
-            Probability(0.1) or Custom(function). None: all. Not on GPUs yet.
+            Probability(0.1) or Custom(function). None: all.
         storage: where rows are: [tf_dynemb.storage.HostMemory(max_bytes), tf_dynemb.storage.Disk(path)]
             keeps those used last in so much memory and the others in files. Results are those of a table
             in memory, which is None. Bounded by max_rows, not by max_bytes; not on servers and GPUs. Of

@@ -114,10 +114,6 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
                 "keep_keys: got True in the scope of a strategy of several processes, which send each "
                 "other fingerprints; want False"
             )
-        for field in ("admission", "max_bytes"):
-            got = getattr(config, field)
-            if got is not None and is_gpu(self.devices[0]):
-                raise ValueError(f"{field}: got {got} for a table on a GPU, want None or host memory")
         shares = config.storage is not None and self.exchange is not None and self.shard_num > 1
         if shares and config.refuses_when_full:
             raise ValueError(
@@ -525,7 +521,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             have the table, "saves" of all rows and "deltas", and the "save_microseconds" and
             "delta_microseconds" that writing them took, with all tables that were in them. Training sums
             gradients by key first, so that written / (found + missing) is the share of distinct ids in
-            what it looks up. Of a table on a GPU only rows, bytes and snapshots. Of one that is sharded
+            what it looks up. A table on a GPU does not count "written" and "distinct". Of one that is sharded
             across workers those of this worker; and of all such tables together "exchanges", how often
             workers have sent each other keys or rows, or have agreed on something, and the
             "all_to_all_bytes" that this worker has sent to others. Of one with storage also "rows_above"

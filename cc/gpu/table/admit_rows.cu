@@ -1,5 +1,6 @@
-#include <cub/device/device_select.cuh>
 #include <thrust/iterator/counting_iterator.h>
+
+#include <cub/device/device_select.cuh>
 
 #include "cc/gpu/for_each.cu.h"
 #include "cc/gpu/table/admit_rows.h"

@@ -167,6 +167,7 @@ struct PoolBags {
   bool mean;
   const T* weights;  // or null
   Rows out;
+  ReadCounts counts;
 
   DYNEMB_HOST_DEVICE void operator()(const Tile& tile, int64_t bag) const {
     const int64_t begin = begins[bag] < 0 ? 0 : begins[bag];
@@ -180,6 +181,9 @@ struct PoolBags {
         const int64_t own = id + tile.lane;
         const Key key = own < end ? ids[own] : 0;
         const char* const row = own < end ? rows.Find(key) : nullptr;
+        if (first == tile.lane) {
+          counts.Add(tile, bag, row != nullptr, own < end && row == nullptr);
+        }
         const T weight = own < end && weights != nullptr ? weights[own] : T(1);
         const auto count = static_cast<int>(end - id < tile.width ? end - id : tile.width);
         for (int lane = 0; lane < count; lane += kRows) {

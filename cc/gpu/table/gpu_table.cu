@@ -166,11 +166,12 @@ Status GpuTableOfMemory::FindBags(const Context& context, const DeviceBags& bags
         return Status();
       } else {
         using T = ComputeType<V>;
-        return ForEachTile<0>(context, out.count,
-                              PoolBags<V>{live_rows(), missing_values(), schema_.dim, bags.ids,
-                                          bags.begins, bags.pooling == Pooling::kMean,
-                                          reinterpret_cast<const T*>(bags.weights), out},
-                              PoolBags<V>::Width(schema_.dim));
+        return ForEachTile<0>(
+            context, out.count,
+            PoolBags<V>{live_rows(), missing_values(), schema_.dim, bags.ids, bags.begins,
+                        bags.pooling == Pooling::kMean, reinterpret_cast<const T*>(bags.weights),
+                        out, counts_.reads()},
+            PoolBags<V>::Width(schema_.dim));
       }
     });
   });
@@ -183,6 +184,7 @@ Status GpuTableOfMemory::Clear(const Context& context) {
     DYNEMB_RETURN_IF_ERROR(index_.Clear(context));
     DYNEMB_RETURN_IF_ERROR(counts_.Clear(context));
     counters_.inserted += static_cast<int64_t>(counts.inserted);
+    heads_ = inserted_ = 0;  // as the counts begin anew
     counters_.expired += static_cast<int64_t>(counts.expired);
     counters_.erased += static_cast<int64_t>(counts.removed) + counts.rows();
     rows_ = RowStore(memory_, layout_);
@@ -331,6 +333,8 @@ void GpuTableOfMemory::MoveTo(const Context& context, GpuTableOfMemory* to) {
   to->epoch_ = epoch_;
   to->hand_ = hand_;
   to->expired_hand_ = expired_hand_;
+  to->heads_ = heads_;
+  to->inserted_ = inserted_;
   to->counters_ = counters_;
 }
 

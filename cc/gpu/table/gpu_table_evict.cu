@@ -105,14 +105,22 @@ Status GpuTableOfMemory::EraseExpired(const Context& context, const GroupedBatch
   return EndLeaving(context, freed, &overflow);
 }
 
-Status GpuTableOfMemory::RemoveSomeExpired(const Context& context, int64_t rows) {
+Status GpuTableOfMemory::RemoveSomeExpired(const Context& context, const GroupedBatch& grouped,
+                                           bool inserts) {
   int64_t there = counts_.most_rows();
+  int64_t rows = Evictor::RowsToLookAt(grouped.size, inserts ? grouped.size : 0);
   if (max_rows_ >= 0) {
-    // So many rows as there are decide how many leave a full table, which must not depend on when
-    // the host hears of them.
+    // So many rows as are there decide how many leave a full table, which must not depend on when
+    // the host hears of them, nor on how often the batch has each key.
     RowCounts counts;
+    DYNEMB_RETURN_IF_ERROR(ForEachTile<kWarp>(context, WarpsFor(context, grouped.size),
+                                              CountHeads{grouped, counts_.there()}));
     DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
     there = counts.rows();
+    rows = Evictor::RowsToLookAt(static_cast<int64_t>(counts.heads - heads_),
+                                 static_cast<int64_t>(counts.inserted - inserted_));
+    heads_ = counts.heads;
+    inserted_ = counts.inserted;
   }
   const HashRange range = PassOver(rows, there, &expired_hand_);
   FreedRows freed;

@@ -212,8 +212,8 @@ class GpuTableOfMemory final : public GpuTable {
   Status EvictDownTo(const Context& context, int64_t rows);
   // Removes the rows of the batch's keys that have expired.
   Status EraseExpired(const Context& context, const GroupedBatch& grouped);
-  // Looks at about so many rows and removes those that have expired.
-  Status RemoveSomeExpired(const Context& context, int64_t rows);
+  // At the end of a call: looks at some rows and removes those that have expired.
+  Status RemoveSomeExpired(const Context& context, const GroupedBatch& grouped, bool inserts);
   // Removes all that have; waits for the stream.
   Status RemoveAllExpired(const Context& context);
   template <typename Which>
@@ -268,6 +268,7 @@ class GpuTableOfMemory final : public GpuTable {
   RowAdmitter admitter_;
   LeftRows left_;                         // rows that leave, on their way to options_.evicted
   uint64_t hand_ = 0, expired_hand_ = 0;  // upper halves of the hashes where removing goes on
+  uint64_t heads_ = 0, inserted_ = 0;     // RowCounts' after the last RemoveSomeExpired
   TableCounters counters_;                // what the host counts
   // What ExportRange has found, in the scratch memory.
   struct Range {

@@ -198,8 +198,7 @@ Status GpuTableOfMemory::Write(const Context& context, const Batch& batch, const
   }
   DYNEMB_RETURN_IF_ERROR(written);
   if (!expires()) return {};
-  return RemoveSomeExpired(context,
-                           Evictor::RowsToLookAt(grouped.size, kInserts ? grouped.size : 0));
+  return RemoveSomeExpired(context, grouped, kInserts);
 }
 
 Status GpuTableOfMemory::ReportAll(const Context& context, const GroupedBatch& grouped,

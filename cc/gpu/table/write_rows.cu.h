@@ -24,6 +24,7 @@ struct RowCounts {
   uint32_t full = 0;  // whether a key found no room
   // In all; of those that were removed, how many because they had expired.
   uint64_t inserted = 0, removed = 0, expired = 0;
+  uint64_t heads = 0;  // of batches, where somebody counts them
 
   DYNEMB_HOST_DEVICE int64_t rows() const { return int64_t{fresh} - free; }
 };
@@ -208,6 +209,18 @@ struct EraseHeads {
     const uint64_t hash = Mix64(static_cast<uint64_t>(key));
     freed.erased.Add(key);
     freed.Free(EraseKey(index.PartOf(hash), key, hash));
+  }
+};
+
+// Counts the heads of a batch.
+struct CountHeads {
+  GroupedBatch batch;
+  RowCounts* counts;
+
+  DYNEMB_HOST_DEVICE void operator()(const Tile& warp, int64_t i) const {
+    const int64_t place = i * warp.width + warp.lane;
+    const unsigned all = warp.Vote(place < batch.size && batch.IsHead(place));
+    if (warp.lane == 0 && all != 0) AtomicAdd(&counts->heads, uint64_t{CountBits(all)});
   }
 };
 
