@@ -4,6 +4,7 @@ What a table does by itself is tested with the tests of tables in host memory, w
 on a GPU. Here GPUs are those of the machine, or such as play in host memory: host_gpus.py.
 """
 
+import collections
 import pathlib
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels, op_def_registry
 
 import tf_dynemb
-from tf_dynemb import _build_info, snapshot
+from tf_dynemb import _build_info, policies, snapshot
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
 
 pytestmark = pytest.mark.skipif(
@@ -25,11 +26,33 @@ pytestmark = pytest.mark.skipif(
 GPUS = [device.name for device in tf.config.list_logical_devices("GPU")]
 several = pytest.mark.skipif(len(GPUS) < 2, reason="needs two GPUs; TF_DYNEMB_TEST_GPUS=2 makes them")
 DIM = 3
-PLACES = {"one GPU": ["/GPU:0"], "two GPUs": ["/GPU:0", "/GPU:1"], "host": None}
+PLACES = {
+    "one GPU": ["/GPU:0"],
+    "two GPUs": ["/GPU:0", "/GPU:1"],
+    "one CPU": ["/CPU:0"],
+    "two CPUs": ["/CPU:0", "/CPU:1"],
+    "host": None,
+}
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(0.1),
     "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+}
+LIMITS = {
+    "counted": {"admission": policies.MinCount(3, max_candidates=50)},
+    "drawn": {"admission": policies.Probability(0.3, seed=4)},
+    "said": {"admission": policies.Custom(lambda keys: keys % 3 > 0)},
+    "counted, expires": {
+        "admission": policies.MinCount(2, default_value=0.5),
+        "eviction": policies.TTL(steps=4),
+    },
+    "lru, expires": {
+        "max_rows": 40,
+        "eviction": [policies.LRU(), policies.TTL(steps=6)],
+        "keep_evicted": 1000,
+    },
+    "lfu, counted": {"max_rows": 40, "eviction": policies.LFU(), "admission": policies.MinCount(2)},
+    "counted, declines": {"max_rows": 40, "on_full": "decline", "admission": policies.MinCount(2)},
 }
 # Of the ops that run on GPUs, what is in their memory; everything else is in the host's.
 IN_GPU_MEMORY = {
@@ -37,7 +60,7 @@ IN_GPU_MEMORY = {
     "DynembUpsert": {"keys", "values", "scores"},
     "DynembAccum": {"keys", "values_or_deltas", "exists", "scores"},
     "DynembRemove": {"keys"},
-    "DynembApply": {"keys", "gradients", "scores"},
+    "DynembApply": {"keys", "gradients", "admitted", "scores"},
     "DynembHandles": {"weights"},
     "DynembLookupBags": {"weights", "values"},
     "DynembApplyBags": {"gradient"},
@@ -49,7 +72,6 @@ ONLY_ON_CPUS = {
     "DynembFetchedRowsView",
     "DynembFlush",
     "DynembFollow",
-    "DynembTakeEvicted",
     "DynembTierStats",
 }
 
@@ -338,6 +360,65 @@ def test_limits_and_policies(places):
     assert set(rows_of(table)) == set(range(2, 10))
     table.clear()
     assert int(table.size()) == 0
+
+
+@pytest.mark.parametrize("limits", list(LIMITS))
+@pytest.mark.parametrize("in_function", [False, True])
+def test_limits_are_those_of_host_memory(places, limits, in_function):
+    of_two = places == "two GPUs"
+    if of_two and limits == "counted, declines":
+        limits = "counted"  # GPUs have shares each, shards of one process are full together
+    tables = [make(where, **LIMITS[limits]) for where in (places, places.replace("GPU", "CPU"))]
+    random = np.random.default_rng(3)
+    batches = [random.integers(0, 120, 60) for _ in range(12)]
+    seen = []
+    for table in tables:
+        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adagrad(0.1))
+
+        def step(keys, table=table, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, keys) ** 2)
+            gradients = tape.gradient(loss, [table.handle])
+            optimizer.apply_gradients(zip(gradients, [table.handle], strict=True))
+            return loss
+
+        step = tf.function(step) if in_function else step
+        losses = [float(step(tf.constant(keys))) for keys in batches]
+        metrics = table.metrics()
+        # What goes to several GPUs names each id once.
+        counted = ["inserted", "evicted"]
+        counted += [] if of_two else ["declined", "found", "missing", "not_admitted"]
+        gone = collections.Counter()
+        if table.config.keep_evicted:
+            gone.update(table.take_evicted()[0].numpy().tolist())
+        seen.append((losses, rows_of(table), {name: int(metrics[name]) for name in counted}, gone))
+    (losses, rows, counts, gone), want = seen
+    np.testing.assert_allclose(losses, want[0], rtol=1e-5)  # sums of 180 float32 numbers
+    assert set(rows) == set(want[1])
+    assert counts == want[2]
+    assert gone == want[3]
+    for key, row in want[1].items():
+        np.testing.assert_allclose(rows[key], row, rtol=1e-6)
+
+
+def test_bytes_are_bounded(places):
+    most = 64 * 1024 * len(PLACES[places])
+    table = make(places, max_bytes=most, eviction=policies.LRU())
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+    for first in range(0, 4000, 200):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, tf.range(first, first + 200)))
+        gradients = tape.gradient(loss, [table.handle])
+        optimizer.apply_gradients(zip(gradients, [table.handle], strict=True))
+        assert int(table.memory_bytes()) <= most
+    metrics = table.metrics()
+    assert int(metrics["evicted"]) > 0
+    assert int(metrics["inserted"]) == 4000
+    assert max(rows_of(table)) == 3999
+    full = make(places, max_bytes=most)
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="give a larger max_bytes"):
+        full.upsert(tf.range(4000, dtype=tf.int64), tf.ones([4000, DIM]))
+    assert int(full.size()) == 0
 
 
 @pytest.mark.parametrize(
