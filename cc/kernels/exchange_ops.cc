@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/base/run_calls.h"
 #include "cc/core/lookup/dedup.h"
 #include "cc/core/lookup/fetched_rows_view.h"
 #include "cc/core/shard/connections.h"
@@ -58,12 +59,23 @@ class GroupByProcessOp : public CatchingKernel {
     OP_REQUIRES_OK(
         context, context->allocate_output(2 * tables, TensorShape({processes_, tables}), &counts));
     auto count = counts->matrix<int64_t>();
+    std::vector<int64_t> sizes;
     for (int t = 0; t < tables; ++t) {
       OP_REQUIRES(context, keys[t].dims() == 1,
                   ToTensorFlow(InvalidArgument("keys: got shape ", keys[t].shape().DebugString(),
                                                ", want vectors")));
-      const Span<const Key> all(keys[t].flat<int64_t>().data(), keys[t].NumElements());
-      const GroupedKeys groups = Group(all, by_hash_[static_cast<size_t>(t)]);
+      sizes.push_back(keys[t].NumElements());
+    }
+    std::vector<GroupedKeys> grouped_keys(sizes.size());
+    const PoolContext core(context);
+    OP_REQUIRES_OK(context, ToTensorFlow(RunCalls(core, sizes, [&](int64_t t, const Context&) {
+                     const auto n = static_cast<size_t>(t);
+                     const int64_t* const first = keys[static_cast<int>(t)].flat<int64_t>().data();
+                     grouped_keys[n] = Group({first, sizes[n]}, by_hash_[n]);
+                     return Status();
+                   })));
+    for (int t = 0; t < tables; ++t) {
+      const GroupedKeys& groups = grouped_keys[static_cast<size_t>(t)];
       Tensor *out, *place;
       const int64_t size = static_cast<int64_t>(groups.keys.size());
       OP_REQUIRES_OK(context, grouped.allocate(t, TensorShape({size}), &out));
