@@ -58,12 +58,13 @@ std::vector<Evictor::Unit> Evictor::UnitsFor(int64_t candidates) {
   return units;
 }
 
-void Evictor::Gather(const Range& range, Unit* unit) {
-  for (int s = unit->first_segment; s < unit->end_segment; ++s) {
+template <typename Visit>
+void Evictor::ForEachOf(const Range& range, const Unit& unit, const Visit& visit) {
+  for (int s = unit.first_segment; s < unit.end_segment; ++s) {
     LockedSegment& part = *(*segments_)[static_cast<size_t>(s)];
     const std::shared_lock<FairSharedMutex> lock(part.mutex);
     const uint64_t first = static_cast<uint64_t>(s) << kHashBits;
-    const auto gather = [&](uint64_t begin, uint64_t end) {
+    const auto visit_range = [&](uint64_t begin, uint64_t end) {
       if (begin == end) return;
       part.segment.ForEachInRange(
           {first + begin, first + (end - 1)},
@@ -71,14 +72,46 @@ void Evictor::Gather(const Range& range, Unit* unit) {
             __builtin_prefetch(row);  // where an erased row is linked
             __builtin_prefetch(row + scores_.first_byte());
           },
-          [&](const Segment::Entry& entry) {
-            unit->candidates.push_back(
-                {{Score(part.segment.row(entry.ref)), entry.hash}, entry.key});
-          });
+          [&](const Segment::Entry& entry) { visit(entry, part.segment.row(entry.ref)); });
     };
     const uint64_t end = range.begin + range.size;
-    gather(range.begin, std::min(end, kHashes));
-    gather(0, end > kHashes ? end - kHashes : 0);
+    visit_range(range.begin, std::min(end, kHashes));
+    visit_range(0, end > kHashes ? end - kHashes : 0);
+  }
+}
+
+void Evictor::Gather(const Range& range, Unit* unit) {
+  ForEachOf(range, *unit, [&](const Segment::Entry& entry, const char* row) {
+    unit->candidates.push_back({{Score(row), entry.hash}, entry.key});
+  });
+}
+
+void Evictor::GatherExpired(const Range& range, Unit* unit) {
+  ForEachOf(range, *unit, [&](const Segment::Entry& entry, const char* row) {
+    if (HasExpired(row)) {
+      unit->candidates.push_back({{INT64_MIN, entry.hash}, entry.key});
+    } else {
+      const int64_t written = scores_.LastWrite(row + layout_.meta_offset);
+      unit->earliest_write = std::min(unit->earliest_write, written);
+    }
+  });
+}
+
+void Evictor::EndPass(const Range& range, int64_t earliest_write) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  // What is written to the rows passed over is written now or later.
+  if (passed_ == 0) earliest_write_ = scores_.clock()->now();
+  earliest_write_ = std::min(earliest_write_, earliest_write);
+  passed_ += range.size;
+  if (passed_ < kHashes) return;
+  passed_ = 0;
+  rests_until_ = scores_.LastMoment(earliest_write_);
+}
+
+void Evictor::NoteTime(int64_t written) {
+  const int64_t last = scores_.LastMoment(written);
+  int64_t until = rests_until_.load(std::memory_order_relaxed);
+  while (last < until && !rests_until_.compare_exchange_weak(until, last)) {
   }
 }
 
@@ -169,17 +202,16 @@ Status Evictor::RemoveExpired(const Context& context, int64_t rows_wanted, int64
   const Range range = PassOver(rows_wanted, there, &expired_hand_);
   std::vector<Unit> units = UnitsFor(std::min(rows_wanted, there));
   std::atomic<int64_t> erased{0};
-  const Status done = context.executor->Run(
-      static_cast<int64_t>(units.size()), kNanosecondsPerUnit, [&](int64_t u) {
-        Unit& unit = units[static_cast<size_t>(u)];
-        Gather(range, &unit);
-        std::vector<Candidate>& all = unit.candidates;
-        all.erase(std::remove_if(all.begin(), all.end(),
-                                 [](const Candidate& one) { return one.order.score != INT64_MIN; }),
-                  all.end());
-        erased += Erase(&unit);
-      });
+  const Status done = context.executor->Run(static_cast<int64_t>(units.size()), kNanosecondsPerUnit,
+                                            [&](int64_t u) {
+                                              Unit& unit = units[static_cast<size_t>(u)];
+                                              GatherExpired(range, &unit);
+                                              erased += Erase(&unit);
+                                            });
   *removed = erased;
+  int64_t earliest_write = INT64_MAX;
+  for (const Unit& unit : units) earliest_write = std::min(earliest_write, unit.earliest_write);
+  if (done.ok()) EndPass(range, earliest_write);
   Keep(&units);
   return done;
 }

@@ -8,7 +8,8 @@
 // of threads. Since all segments give rows at the same time, none of them grows while others
 // shrink.
 //
-// Expired rows are removed by a hand of their own, some at each call.
+// Expired rows are removed by a hand of their own, some at each call; after a lap in which it has
+// seen when the next one expires, it rests until then.
 #ifndef TF_DYNEMB_CC_CORE_TABLE_EVICTOR_H_
 #define TF_DYNEMB_CC_CORE_TABLE_EVICTOR_H_
 
@@ -53,6 +54,10 @@ class Evictor {
   }
   // Looks at about so many rows and removes those that have expired; *removed tells how many.
   Status RemoveExpired(const Context& context, int64_t rows, int64_t* removed);
+  // False: no row has, as far as the last lap has seen.
+  bool MayHaveExpired() const { return scores_.clock()->now() > rests_until_; }
+  // A row has come with this time.
+  void NoteTime(int64_t written);
 
   const RowScores& scores() const { return scores_; }
   bool HasExpired(const char* row) const { return scores_.HasExpired(row + layout_.meta_offset); }
@@ -68,7 +73,8 @@ class Evictor {
   struct Unit {
     int first_segment, end_segment;
     std::vector<Candidate> candidates;
-    KeptRows erased;  // if they are kept
+    KeptRows erased;                     // if they are kept
+    int64_t earliest_write = INT64_MAX;  // of the rows that have not expired, where it is asked for
   };
   // What a hand passes over in each segment: hashes from `begin` on, which may begin anew.
   struct Range {
@@ -80,7 +86,13 @@ class Evictor {
   // Moves a hand over so many of the rows that there are.
   Range PassOver(int64_t wanted, int64_t rows, uint64_t* hand);
   static std::vector<Unit> UnitsFor(int64_t candidates);
+  // Calls visit(entry, row) for the rows of a unit that a hand passes over.
+  template <typename Visit>
+  void ForEachOf(const Range& range, const Unit& unit, const Visit& visit);
   void Gather(const Range& range, Unit* unit);
+  void GatherExpired(const Range& range, Unit* unit);
+  // The hand has passed over a range whose rows were written at this time or later.
+  void EndPass(const Range& range, int64_t earliest_write);
   // Erases those candidates that are still as they were; returns how many.
   int64_t Erase(Unit* unit);
   // Gives away what has been erased, in the order of the units.
@@ -92,6 +104,11 @@ class Evictor {
   LockedSegments* const segments_;
   std::mutex mutex_;                      // of the hands
   uint64_t hand_ = 0, expired_hand_ = 0;  // hashes in a segment
+  // Of a lap of the expired hand: the hashes passed over, and the earliest time of a row in it or
+  // since.
+  uint64_t passed_ = 0;
+  int64_t earliest_write_ = INT64_MAX;
+  std::atomic<int64_t> rests_until_{INT64_MIN};
 };
 
 }  // namespace dynemb

@@ -122,7 +122,9 @@ HostTable::CallStamp HostTable::Stamped(const Stamp& stamp) const {
 void HostTable::NoteTime(const char* row) {
   const int64_t at = layout_.meta_field[static_cast<int>(MetaField::kLastWriteTime)];
   if (at < 0 || !options_.eviction.uses_time()) return;
-  options_.clock->Advance(ReadInt64(row + layout_.meta_offset + at));
+  const int64_t written = ReadInt64(row + layout_.meta_offset + at);
+  options_.clock->Advance(written);
+  if (expires()) evictor_->NoteTime(written);
 }
 
 // What follows the writes of a key's row, once: its change is noted, and its meta stamped.
@@ -248,7 +250,7 @@ Status HostTable::WriteKeys(const Context& context, const Batch& batch, const Co
     });
     if (written.ok()) written = inserted;
   }
-  if (expires() && options_.removes_rows && written.ok()) {
+  if (expires() && options_.removes_rows && evictor_->MayHaveExpired() && written.ok()) {
     written =
         RemoveExpired(context, Evictor::RowsToLookAt(order->distinct(), whole.inserted()), &taken);
   }

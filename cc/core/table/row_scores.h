@@ -48,6 +48,13 @@ class RowScores {
     return policy_.expires() && IsOver(ReadInt64(meta + last_write_));
   }
 
+  // When the row was last written, of a policy by which rows expire; and the last moment at which a
+  // row written at that time is there.
+  int64_t LastWrite(const char* meta) const { return ReadInt64(meta + last_write_); }
+  int64_t LastMoment(int64_t written) const {
+    return written > INT64_MAX - policy_.ttl ? INT64_MAX : written + policy_.ttl;
+  }
+
   // The same of what Numbers has written.
   void Numbers(const char* value, const char* meta, int64_t* numbers) const;
   int64_t Score(const int64_t* numbers) const { return HasExpired(numbers) ? INT64_MIN : *numbers; }

@@ -582,6 +582,25 @@ TEST(ExpiryTest, KeysWithoutEndAreForgotten) {
   }
 }
 
+// After laps in which none has expired, and with rows that come from elsewhere and are older.
+TEST(ExpiryTest, ExpiredRowsLeaveAfterAQuietTime) {
+  const Bounded bounded(Options(-1, "ttl 1000"));
+  Keys keys(300);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<Key>(i);
+  ASSERT_OK(bounded.Upsert(keys, 5000));
+  const Bounded older(Options(-1, "ttl 1000"));
+  ASSERT_OK(older.Upsert({1000, 1001}, 4900));
+  for (int64_t now = 5001; now < 5100; ++now) ASSERT_OK(bounded.Upsert(keys, now));
+  ASSERT_OK(bounded.call->InsertRows(older.call->Export()));
+  EXPECT_EQ(bounded.table->size(), 302);
+  for (int64_t now = 5901; now < 5921; ++now) ASSERT_OK(bounded.Upsert({0}, now));
+  EXPECT_EQ(bounded.table->size(), 300);
+  EXPECT_EQ(bounded.table->counters().expired, 2);
+  for (int64_t now = 6100; now < 6120; ++now) ASSERT_OK(bounded.Upsert({0}, now));
+  EXPECT_EQ(bounded.table->size(), 1);
+  EXPECT_EQ(bounded.table->counters().expired, 301);
+}
+
 // Rows that come from elsewhere bring their time with them.
 TEST(ExpiryTest, InsertedRowsSetTheClock) {
   const Bounded from(Options(-1, "lru ttl 10")), to(Options(-1, "lru ttl 10"));
