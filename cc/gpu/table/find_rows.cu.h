@@ -131,6 +131,7 @@ struct ReadFoundRows {
   RowLayout layout;
   RowParts out;
   Reports reports;
+  ReadCounts counts;
 
   DYNEMB_HOST_DEVICE void operator()(const Tile& warp, int64_t group) const {
     const int64_t i = group * warp.width + warp.lane;
@@ -139,6 +140,7 @@ struct ReadFoundRows {
     if (position >= 0) {
       reports.Set(position, row == nullptr ? Outcome::kMissing : Outcome::kFound);
     }
+    counts.Add(warp, group, row != nullptr, row == nullptr && position >= 0);
     unsigned there = warp.Vote(row != nullptr);
     for (int lane = 0; there != 0; ++lane, there >>= 1) {
       if ((there & 1) == 0) continue;

@@ -133,6 +133,26 @@ TEST_P(GpuTableTest, AdmissionIsThatOfTheHost) {
   }
 }
 
+TEST_P(GpuTableTest, AdmissionOfAllAndWhatItWants) {
+  std::unique_ptr<GpuTable> table;
+  ASSERT_OK(MakeGpuTable(Schema(1, "sgd"), device_memory(), &table));
+  const std::vector<double> hyper = UsualHyper("sgd", 1);
+  const OptimizerSpec rule = UsualRule("sgd");
+  Updates step;
+  step.update.rule = &rule;
+  step.update.hyper = {hyper.data(), static_cast<int64_t>(hyper.size())};
+  step.keys = {1, 2};
+  step.gradients = {1, 1};
+  int64_t declined = -1;
+  ASSERT_OK(step.OfGpu(table.get(), nullptr, memory(), &declined));
+  EXPECT_EQ(table->size(), 2);
+  EXPECT_EQ(declined, 0);
+  for (const char* policy : {"min_count 2", "given"}) {  // without candidates, without flags
+    ASSERT_OK(AdmissionPolicy::Parse(policy, &step.admission.policy));
+    EXPECT_EQ(step.OfGpu(table.get(), nullptr, memory(), &declined).code(), Code::kInvalidArgument);
+  }
+}
+
 // Positions that take no part are not looked at.
 TEST_P(GpuTableTest, AdmissionOfAPartOfABatch) {
   const TableOptions none = Bounded(-1, "", OnFull::kError);

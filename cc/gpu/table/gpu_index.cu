@@ -52,6 +52,11 @@ Status GpuIndex::Clear(const Context& context) {
   return {};
 }
 
+Status GpuIndex::Empty(const Context& context) {
+  if (growing()) return Clear(context);
+  return FillBytes(context, current_.as<char>(), 0, current_.bytes());
+}
+
 Status GpuIndex::Begin(const Context& context, int64_t chunks, int64_t start, int64_t limit,
                        bool* begun) {
   *begun = false;

@@ -21,6 +21,9 @@ class GpuIndex {
   // The smallest index, in place of what there was, which nothing uses any more.
   Status Clear(const Context& context);
 
+  // Without keys, and as large as it is.
+  Status Empty(const Context& context);
+
   const Index& view() const { return view_; }
   int64_t cells() const {
     return int64_t{growing() ? view_.next.count : view_.current.count} * kCells;

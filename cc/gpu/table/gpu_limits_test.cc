@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/table/evicted_rows.h"
 #include "cc/core/table/host_table.h"
 #include "cc/gpu/table/host_access.h"
 #include "cc/gpu/table/testing/gpu_table_fixture.h"
@@ -247,6 +248,146 @@ TEST_P(GpuTableTest, RowsThatArePutBackTakeNoMoreMemory) {
   const Keys last = Numbers(50'000, 1000);
   const std::set<Key> want(last.begin(), last.end());
   for (const auto& [key, row] : call.Export()) ASSERT_EQ(want.count(key), 1u) << key;
+}
+
+// Rows of keys that were written at these times.
+TableContent WrittenAt(const TableSchema& schema, const std::vector<std::pair<Keys, int64_t>>& at) {
+  std::unique_ptr<Table> table;
+  EXPECT_TRUE(MakeHostTable(schema, &table).ok());
+  const Caller call(table.get(), HostTestMemory());
+  for (const auto& [keys, now] : at) {
+    Stamp stamp;
+    stamp.now = now;
+    EXPECT_TRUE(call.Upsert(keys, Floats(keys.size() * schema.dim, 1), stamp).ok());
+  }
+  return call.Export();
+}
+
+// Rows that are put back while memory runs out leave no more than there may be, and none of them
+// is lost when there is memory again.
+TEST_P(GpuTableTest, RowsThatArePutBackWithoutMemory) {
+  LimitedMemory limited(device_memory(), int64_t{64} << 20);
+  const TableOptions options = Bounded(1000, "lru");
+  TableSchema schema = SchemaOf(options, "");
+  schema.dim = 12;
+  std::unique_ptr<GpuTable> table;
+  ASSERT_OK(MakeGpuTable(schema, options, &limited, &table));
+  const Caller call(table.get(), memory());
+  ASSERT_OK(call.InsertRows(WrittenAt(schema, {{Numbers(0, 1000), 1}})));
+  // The memory that a call works in is there then.
+  ASSERT_OK(call.InsertRows(WrittenAt(schema, {{Numbers(5000, 20), 5}})));
+  const int64_t left = limited.left();
+  limited.Add(40'000 - left);  // less than a slab of rows
+  static_cast<void>(call.InsertRows(WrittenAt(schema, {{Numbers(6000, 126), 5}})));
+  EXPECT_LE(table->size(), 1000);
+  limited.Add(left);
+  ASSERT_OK(call.InsertRows(WrittenAt(schema, {{Numbers(7000, 254), 6}})));
+  EXPECT_EQ(table->size(), 1000);
+  const TableContent rows = call.Export();
+  for (const Key key : Numbers(7000, 254)) ASSERT_EQ(rows.count(key), 1u) << key;
+}
+
+// A refused call is no moment at which rows expire.
+TEST_P(GpuTableTest, RefusedRowsDoNotMoveTheClock) {
+  const TableOptions options = Bounded(4, "ttl 10");
+  const TableSchema schema = SchemaOf(options, "");
+  std::unique_ptr<GpuTable> table;
+  ASSERT_OK(MakeGpuTable(schema, options, device_memory(), &table));
+  const Caller call(table.get(), memory());
+  ASSERT_OK(call.InsertRows(WrittenAt(schema, {{{1, 2, 3}, 5}})));
+  EXPECT_EQ(call.InsertRows(WrittenAt(schema, {{{10, 11, 12, 13, 14}, 1000}})).code(),
+            Code::kResourceExhausted);
+  EXPECT_EQ(call.Export().size(), 3);
+}
+
+// Rows that are there can be written where there is no memory for others.
+TEST_P(GpuTableTest, RowsThatExpireWithoutMemory) {
+  LimitedMemory limited(device_memory(), int64_t{64} << 20);
+  const TableOptions options = Bounded(-1, "ttl 1000");
+  std::unique_ptr<GpuTable> table;
+  ASSERT_OK(MakeGpuTable(SchemaOf(options, ""), options, &limited, &table));
+  const Caller call(table.get(), memory());
+  ASSERT_OK(call.Upsert(Numbers(0, 1000), Floats(3000, 1)));
+  limited.Add(-limited.left());
+  Key next = 2000;
+  Status status;
+  for (; status.ok() && next < 100'000; next += 30) {
+    status = call.Upsert(Numbers(next, 30), Floats(90, 1));
+  }
+  EXPECT_EQ(status.code(), Code::kResourceExhausted);
+  ASSERT_OK(call.Upsert(Numbers(0, 3), Floats(9, 2)));
+}
+
+// What stays of a smaller size of rows counts.
+TEST_P(GpuTableTest, BytesAreBoundedAfterAMove) {
+  TableOptions options;
+  options.max_bytes = 1 << 20;
+  options.track_changes = true;
+  TableSchema schema = Schema(8);
+  std::unique_ptr<GpuTable> table;
+  ASSERT_OK(MakeGpuTable(schema, options, device_memory(), &table));
+  const Caller call(table.get(), memory());
+  const Keys keys = Numbers(0, table->max_rows() / 2);
+  ASSERT_OK(call.Upsert(keys, Floats(8 * keys.size(), 1)));
+  ASSERT_OK(call.Erase({keys[0]}));
+  schema.rule = UsualRule("adagrad");
+  std::unique_ptr<RowMove> move;
+  ASSERT_OK(table->PrepareMove(memory()->context(), schema, &move));
+  const std::unique_ptr<Table> moved = move->Run(memory()->context());
+  const Caller after(moved.get(), memory());
+  const Keys more = Numbers(1'000'000, moved->room());
+  ASSERT_OK(after.Upsert(more, Floats(8 * more.size(), 1)));
+  EXPECT_EQ(moved->room(), 0);
+  EXPECT_LE(moved->memory_bytes(), options.max_bytes);
+}
+
+// A table that is bounded by bytes is cleared without any that it would have to take.
+TEST_P(GpuTableTest, ClearingTakesNoMemory) {
+  LimitedMemory limited(device_memory(), int64_t{64} << 20);
+  TableOptions options;
+  options.max_bytes = 1 << 20;
+  options.track_changes = true;
+  std::unique_ptr<GpuTable> table;
+  ASSERT_OK(MakeGpuTable(Schema(3), options, &limited, &table));
+  const Caller call(table.get(), memory());
+  ASSERT_OK(call.Upsert({1, 2, 3}, Floats(9, 1)));
+  const int64_t left = limited.left();
+  limited.Add(-left);
+  ASSERT_OK(call.Clear());
+  EXPECT_EQ(table->size(), 0);
+  limited.Add(left);
+  ASSERT_OK(call.Upsert(Numbers(0, 5000), Floats(15'000, 1)));
+  EXPECT_LE(table->memory_bytes(), options.max_bytes);
+  std::vector<Key> changed;
+  EXPECT_EQ(table->ChangedKeys(memory()->context(), 0, TablePart(), &changed).code(),
+            Code::kFailedPrecondition);  // it was cleared since
+}
+
+// Of more rows than are kept those are dropped that the host drops.
+TEST_P(GpuTableTest, TheSameRowsAreKept) {
+  KeptRows kept[2];
+  for (const bool of_host : {false, true}) {
+    TableOptions options = Bounded(20, "lru");
+    options.keep_evicted = 5;
+    options.evicted = std::make_shared<EvictedRows>(5);
+    const TableSchema schema = SchemaOf(options, "");
+    std::unique_ptr<GpuTable> on_gpu;
+    std::unique_ptr<Table> on_host;
+    ASSERT_OK(MakeGpuTable(schema, options, device_memory(), &on_gpu));
+    ASSERT_OK(MakeHostTable(schema, options, &on_host));
+    const Caller call =
+        of_host ? Caller(on_host.get(), HostTestMemory()) : Caller(on_gpu.get(), memory());
+    for (int64_t now = 1; now < 4; ++now) {
+      Stamp stamp;
+      stamp.now = now;
+      ASSERT_OK(call.Upsert(Numbers(now * 100, 20), Floats(60, static_cast<float>(now)), stamp));
+    }
+    int64_t dropped;
+    kept[of_host] = options.evicted->Take(&dropped);
+    EXPECT_EQ(dropped, 35);
+  }
+  EXPECT_EQ(kept[0].keys, kept[1].keys);
+  EXPECT_EQ(kept[0].values, kept[1].values);
 }
 
 // Beyond 2,048 rows those that leave are of a sample. The limit holds at every moment, the same

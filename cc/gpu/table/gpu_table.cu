@@ -33,7 +33,8 @@ GpuTableOfMemory::~GpuTableOfMemory() {
 Status GpuTableOfMemory::Init(const TableOptions& options) {
   options_ = options;
   if (options_.clock == nullptr) options_.clock = std::make_shared<PolicyClock>();
-  DYNEMB_RETURN_IF_ERROR(SetLimits(0));
+  DYNEMB_RETURN_IF_ERROR(SetLimits(Taken()));
+  if (evicts() || expires()) rows_.ListFreeRows();
   if (!RunsOnHost(space())) {
     DYNEMB_RETURN_IF_ERROR(FromCuda(cudaGetDevice(&device_), "asking for the device"));
   }
@@ -47,19 +48,20 @@ Status GpuTableOfMemory::Init(const TableOptions& options) {
   return Wait(context);
 }
 
-Status GpuTableOfMemory::SetLimits(int64_t index_bytes) {
+Status GpuTableOfMemory::SetLimits(const Taken& taken) {
   max_rows_ = options_.max_rows;
   if (options_.max_bytes < 0) return {};
   // Rows that are put back are in the table for a moment beside those that leave for them.
   const auto bytes_of = [&](int64_t rows) {
     const int64_t capacity = evicts() ? rows + RowsPutBackAtOnce(rows) : rows;
-    return std::max(index_bytes, GpuIndex::ReservedBytes(capacity)) +
-           capacity * rows_.bytes_of_row();
+    return std::max(taken.index, GpuIndex::ReservedBytes(capacity)) +
+           rows_.BytesOf(capacity, taken.marks, taken.free_rows);
   };
-  int64_t fit = 0, too_many = options_.max_bytes / rows_.bytes_of_row() + 1;
+  const int64_t most = std::min<int64_t>(options_.max_bytes, int64_t{1} << 50);
+  int64_t fit = 0, too_many = std::min<int64_t>(most / layout_.row_bytes, kNoRow / 2) + 1;
   while (too_many - fit > 1) {
     const int64_t rows = fit + (too_many - fit) / 2;
-    (bytes_of(rows) <= options_.max_bytes ? fit : too_many) = rows;
+    (bytes_of(rows) <= most ? fit : too_many) = rows;
   }
   if (fit == 0) {
     return InvalidArgument("max_bytes: got ", options_.max_bytes, ", want at least ", bytes_of(1),
@@ -140,8 +142,9 @@ Status GpuTableOfMemory::ReadRows(const Context& context, const Batch& batch, co
     const Reports reports(report);
     DYNEMB_RETURN_IF_ERROR(BeginReport(context, reports));
     const Entries entries(batch);
-    return ForEachTile<kWarp>(context, WarpsFor(context, entries.most),
-                              ReadFoundRows{entries, live_rows(), layout_, rows, reports});
+    return ForEachTile<kWarp>(
+        context, WarpsFor(context, entries.most),
+        ReadFoundRows{entries, live_rows(), layout_, rows, reports, counts_.reads()});
   });
 }
 
@@ -181,7 +184,8 @@ Status GpuTableOfMemory::Clear(const Context& context) {
   return InTurn(context, true, [&]() -> Status {
     RowCounts counts;
     DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
-    DYNEMB_RETURN_IF_ERROR(index_.Clear(context));
+    // One of a table that is bounded by bytes keeps the size that it has.
+    DYNEMB_RETURN_IF_ERROR(options_.max_bytes >= 0 ? index_.Empty(context) : index_.Clear(context));
     DYNEMB_RETURN_IF_ERROR(counts_.Clear(context));
     counters_.inserted += static_cast<int64_t>(counts.inserted);
     heads_ = inserted_ = 0;  // as the counts begin anew
@@ -189,11 +193,12 @@ Status GpuTableOfMemory::Clear(const Context& context) {
     counters_.erased += static_cast<int64_t>(counts.removed) + counts.rows();
     rows_ = RowStore(memory_, layout_);
     if (options_.max_bytes >= 0) rows_.SetLimit(RowsAtMost());
-    DYNEMB_RETURN_IF_ERROR(ReserveWithin(context));
+    if (evicts() || expires()) rows_.ListFreeRows();
     if (epoch_ > 0) DYNEMB_RETURN_IF_ERROR(rows_.BeginMarks(context));
     scratch_.Free();
     room_scratch_.Free();
     candidates_.Free();
+    left_.Free();
     return erased_.ForgetAll(context, epoch_);
   });
 }
@@ -290,19 +295,21 @@ int64_t GpuTableOfMemory::index_cells() const {
 Status GpuTableOfMemory::PrepareLimits(const Context& context, const RowCounts& counts,
                                        GpuTableOfMemory* to) const {
   if (rows_.capacity() == 0) {  // whose index can have another size
-    DYNEMB_RETURN_IF_ERROR(to->SetLimits(0));
+    DYNEMB_RETURN_IF_ERROR(to->SetLimits(Taken()));
     DYNEMB_RETURN_IF_ERROR(to->index_.Clear(context));
     return to->ReserveWithin(context);
   }
-  DYNEMB_RETURN_IF_ERROR(to->SetLimits(index_.bytes()));
+  const Taken taken = {index_.bytes(), rows_.marks_bytes(), rows_.free_rows_bytes()};
+  DYNEMB_RETURN_IF_ERROR(to->SetLimits(taken));
   to->max_rows_ = std::min(to->max_rows_, max_rows_);
   to->rows_.SetLimit(to->RowsAtMost());
   if (counts.fresh <= to->RowsAtMost() && counts.rows() <= to->max_rows_) return {};
-  return ResourceExhausted("max_bytes: got ", options_.max_bytes, ", want ",
-                           index_.bytes() + counts.fresh * to->rows_.bytes_of_row(), " for ",
-                           counts.fresh, " rows of ", to->layout_.row_bytes,
-                           " bytes, as an optimizer makes them; before they had ",
-                           layout_.row_bytes, "; give a larger max_bytes");
+  return ResourceExhausted(
+      "max_bytes: got ", options_.max_bytes, ", want ",
+      taken.index + to->rows_.BytesOf(counts.fresh, taken.marks, taken.free_rows),
+      " for the places of ", counts.fresh, " rows of ", to->layout_.row_bytes,
+      " bytes, as an optimizer makes them; before they had ", layout_.row_bytes,
+      "; give a larger max_bytes");
 }
 
 Status GpuTableOfMemory::PrepareRows(const Context& context, GpuTableOfMemory* to) const {
@@ -310,6 +317,7 @@ Status GpuTableOfMemory::PrepareRows(const Context& context, GpuTableOfMemory* t
   DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
   to->max_rows_ = max_rows_;
   if (options_.max_bytes >= 0) DYNEMB_RETURN_IF_ERROR(PrepareLimits(context, counts, to));
+  if (evicts() || expires()) to->rows_.ListFreeRows();
   DYNEMB_RETURN_IF_ERROR(rows_.MakeLike(context, to->layout_, counts.fresh, &to->rows_));
   DYNEMB_RETURN_IF_ERROR(to->SetInitialRows(context));
   // One row, by which the kernel is loaded.

@@ -15,6 +15,8 @@ constexpr int64_t kMoreErased = 1 << 18;  // see gpu_table.h
 // Chunks of the index that a scan goes through before other calls get a turn; where keys are noted
 // or rows kept, as many as have keys that there is room for.
 constexpr int64_t kChunksAtOnce = 1 << 20, kNotedChunksAtOnce = 1 << 15;
+// How much of the index is looked at for a row, where few rows are in it.
+constexpr int64_t kMostCellsOfRow = 8, kLeastCells = 4096;
 constexpr uint64_t kUpperHalves = uint64_t{1} << 32;  // of hashes
 
 // Moves a hand, an upper half of a hash, over about `wanted` of so many rows. The hashes are those
@@ -41,10 +43,12 @@ Status GpuTableOfMemory::BeginErasing(const Context& context, int64_t most, Free
   return {};
 }
 
-Status GpuTableOfMemory::BeginLeaving(const Context& context, int64_t most, FreedRows* freed) {
+Status GpuTableOfMemory::BeginLeaving(const Context& context, int64_t most, bool all,
+                                      FreedRows* freed) {
+  most = std::min(most, rows_.capacity());
   DYNEMB_RETURN_IF_ERROR(BeginErasing(context, most, freed));
   if (options_.evicted == nullptr) return {};
-  return left_.Begin(context, most, layout_.value_bytes, &freed->leaving);
+  return left_.Begin(context, most, all, layout_.value_bytes, &freed->leaving);
 }
 
 Status GpuTableOfMemory::EndLeaving(const Context& context, const FreedRows& freed,
@@ -87,7 +91,7 @@ Status GpuTableOfMemory::EvictDownTo(const Context& context, int64_t rows) {
     if (leaving == 0) continue;
     FreedRows freed;
     bool overflow;
-    DYNEMB_RETURN_IF_ERROR(BeginLeaving(context, leaving, &freed));
+    DYNEMB_RETURN_IF_ERROR(BeginLeaving(context, leaving, true, &freed));
     DYNEMB_RETURN_IF_ERROR(candidates_.Erase(context, index_.view(), rows_.view(), leaving, freed));
     DYNEMB_RETURN_IF_ERROR(EndLeaving(context, freed, &overflow));
     counters_.evicted += leaving;
@@ -99,14 +103,14 @@ Status GpuTableOfMemory::EvictDownTo(const Context& context, int64_t rows) {
 Status GpuTableOfMemory::EraseExpired(const Context& context, const GroupedBatch& grouped) {
   FreedRows freed;
   bool overflow;
-  DYNEMB_RETURN_IF_ERROR(BeginLeaving(context, grouped.size, &freed));
+  DYNEMB_RETURN_IF_ERROR(BeginLeaving(context, grouped.size, true, &freed));
   DYNEMB_RETURN_IF_ERROR(ForEach(context, grouped.size,
                                  EraseExpiredHeads{grouped, index_.view(), rows_.view(), freed}));
   return EndLeaving(context, freed, &overflow);
 }
 
-Status GpuTableOfMemory::RemoveSomeExpired(const Context& context, const GroupedBatch& grouped,
-                                           bool inserts) {
+Status GpuTableOfMemory::RemoveSomeExpired(const Context& context, const Expiry& expiry,
+                                           const GroupedBatch& grouped, bool inserts) {
   int64_t there = counts_.most_rows();
   int64_t rows = Evictor::RowsToLookAt(grouped.size, inserts ? grouped.size : 0);
   if (max_rows_ >= 0) {
@@ -122,11 +126,14 @@ Status GpuTableOfMemory::RemoveSomeExpired(const Context& context, const Grouped
     heads_ = counts.heads;
     inserted_ = counts.inserted;
   }
-  const HashRange range = PassOver(rows, there, &expired_hand_);
+  // An index may be far larger than the rows that are in it.
+  const int64_t cells_of_rows = kMostCellsOfRow * rows + kLeastCells;
+  const int64_t places = std::max(there, index_.cells() / cells_of_rows * rows);
+  const HashRange range = PassOver(rows, places, &expired_hand_);
   FreedRows freed;
   bool overflow;  // those rows are left for the next time
-  DYNEMB_RETURN_IF_ERROR(BeginLeaving(context, rows, &freed));
-  const EraseIf<IsExpired> erase = {rows_.view(), {expiry()}, freed};
+  DYNEMB_RETURN_IF_ERROR(BeginLeaving(context, rows, false, &freed));
+  const EraseIf<IsExpired> erase = {rows_.view(), {expiry}, freed};
   const bool wraps = range.last < range.first;
   DYNEMB_RETURN_IF_ERROR(ForEachInRange(context, index_.view(), range.first,
                                         wraps ? ~uint64_t{0} : range.last, erase));
@@ -135,8 +142,8 @@ Status GpuTableOfMemory::RemoveSomeExpired(const Context& context, const Grouped
   return epoch_ > 0 ? DrainErased(context) : Status();
 }
 
-Status GpuTableOfMemory::RemoveAllExpired(const Context& context) {
-  const IsExpired expired = {expiry()};
+Status GpuTableOfMemory::RemoveAllExpired(const Context& context, const Expiry& expiry) {
+  const IsExpired expired = {expiry};
   uint64_t first = 0;
   for (bool done = false; !done;) {
     int64_t erased;
@@ -148,7 +155,7 @@ Status GpuTableOfMemory::RemoveAllExpired(const Context& context) {
 Status GpuTableOfMemory::RemoveExpired(const Context& context) {
   DYNEMB_RETURN_IF_ERROR(CheckContext(context, space()));
   if (!expires()) return {};
-  return InTurn(context, true, [&] { return RemoveAllExpired(context); });
+  return InTurn(context, true, [&] { return RemoveAllExpired(context, expiry()); });
 }
 
 Status GpuTableOfMemory::EraseBelow(const Context& context, MetaField field, const RowOrder& bound,
@@ -177,9 +184,8 @@ Status GpuTableOfMemory::EraseSlice(const Context& context, const Which& which, 
   FreedRows freed;
   DYNEMB_RETURN_IF_ERROR(BeginErasing(context, 1, &freed));
   if (keeps) {
-    DYNEMB_RETURN_IF_ERROR(left_.Begin(context,
-                                       std::min(chunks * IndexChunk::kCells, rows_.capacity()),
-                                       layout_.value_bytes, &freed.leaving));
+    const int64_t most = std::min(chunks * IndexChunk::kCells, rows_.capacity());
+    DYNEMB_RETURN_IF_ERROR(left_.Begin(context, most, false, layout_.value_bytes, &freed.leaving));
   }
   const uint64_t last = EndOfSlice(*first, ~uint64_t{0}, SliceWidth(chunks));
   DYNEMB_RETURN_IF_ERROR(ForEachInRange(context, index_.view(), *first, last,

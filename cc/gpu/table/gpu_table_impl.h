@@ -60,10 +60,7 @@ class GpuTableOfMemory final : public GpuTable {
 
   Status ApplyAdmitted(const Context& context, const Batch& batch, ConstRows gradients,
                        const Update& update, const Stamp& stamp, const Admission& admission,
-                       int64_t* declined) override {
-    const DeviceGuard guard(device_);
-    return admitter_.Apply(context, this, batch, gradients, update, stamp, admission, declined);
-  }
+                       int64_t* declined) override;
 
   Status Clear(const Context& context) override;
   Status Reserve(const Context& context, int64_t rows) override;
@@ -155,8 +152,11 @@ class GpuTableOfMemory final : public GpuTable {
   }
 
   // gpu_table.cu
-  // What the table may have, beside an index that takes so many bytes already.
-  Status SetLimits(int64_t index_bytes);
+  // What the table may have, where so many bytes are taken already for these parts.
+  struct Taken {
+    int64_t index = 0, marks = 0, free_rows = 0;
+  };
+  Status SetLimits(const Taken& taken);
   // An index of the size that it will have, of a table that is bounded by max_bytes.
   Status ReserveWithin(const Context& context);
   Status SetInitialRows(const Context& context);
@@ -169,18 +169,20 @@ class GpuTableOfMemory final : public GpuTable {
                  const GpuTableOfMemory& to) const;
 
   // gpu_table_write.cu
+  Status CheckAdmission(const Batch& batch, const Admission& admission) const;
   // Loads the kernels that end a call that has failed.
   Status LoadKernels(const Context& context);
   // What a call writes to the meta of its rows: where the policy goes by time, that does not fall.
   RowStamp Stamped(Stamp stamp);
-  // Notes the times of rows that come from elsewhere. Waits for the stream.
-  Status NoteTimes(const Context& context, const Batch& batch, const ConstRows& meta);
+  // The clock goes by the times of rows that InsertRows has put in. Waits for the stream.
+  Status NoteLatestTime(const Context& context);
   template <typename Wanted, typename Work>
   Status Write(const Context& context, const Batch& batch, const Report& report, const How& how,
                const Wanted& wanted, const Work& work);
   template <typename Wanted, typename Work>
   Status InsertMissing(const Context& context, const How& how, const Wanted& wanted,
-                       const Work& work, const Reports& reports, GroupedBatch* grouped);
+                       const Work& work, const Reports& reports, const Expiry& expiry,
+                       GroupedBatch* grouped);
   template <typename Wanted, typename Work>
   Status PutBack(const Context& context, const How& how, const Wanted& wanted, const Work& work,
                  const Reports& reports, GroupedBatch* grouped);
@@ -189,7 +191,8 @@ class GpuTableOfMemory final : public GpuTable {
                        int64_t max_rows, int64_t limit, const GroupedBatch& grouped, bool* worked);
   template <typename Wanted, typename WriteFound>
   Status MakeRoomForMissing(const Context& context, const GroupedBatch& grouped,
-                            const Wanted& wanted, bool refuses, const WriteFound& write_found);
+                            const Wanted& wanted, bool refuses, const Expiry& expiry,
+                            const WriteFound& write_found);
   Status ReportAll(const Context& context, const GroupedBatch& grouped, const How& how,
                    const Reports& reports) const;
   static Status SayFull(const Context& context, const Entries& entries, const Reports& reports,
@@ -200,8 +203,9 @@ class GpuTableOfMemory final : public GpuTable {
   // gpu_table_evict.cu
   // Before a call that erases at most so many rows.
   Status BeginErasing(const Context& context, int64_t most, FreedRows* freed);
-  // Before and after a call by which at most so many rows leave by the policy.
-  Status BeginLeaving(const Context& context, int64_t most, FreedRows* freed);
+  // Before and after a call by which at most so many rows leave by the policy. `all`: there must be
+  // room to keep all of them, if they are kept.
+  Status BeginLeaving(const Context& context, int64_t most, bool all, FreedRows* freed);
   // *overflow: some found no room to be kept in, and stayed.
   Status EndLeaving(const Context& context, const FreedRows& freed, bool* overflow);
   // Takes the erased keys to the host, which forgets them where it has no memory. Waits for the
@@ -213,9 +217,10 @@ class GpuTableOfMemory final : public GpuTable {
   // Removes the rows of the batch's keys that have expired.
   Status EraseExpired(const Context& context, const GroupedBatch& grouped);
   // At the end of a call: looks at some rows and removes those that have expired.
-  Status RemoveSomeExpired(const Context& context, const GroupedBatch& grouped, bool inserts);
+  Status RemoveSomeExpired(const Context& context, const Expiry& expiry,
+                           const GroupedBatch& grouped, bool inserts);
   // Removes all that have; waits for the stream.
-  Status RemoveAllExpired(const Context& context);
+  Status RemoveAllExpired(const Context& context, const Expiry& expiry);
   template <typename Which>
   Status EraseSlice(const Context& context, const Which& which, uint64_t* first, bool* done,
                     int64_t* erased);

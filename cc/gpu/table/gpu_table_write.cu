@@ -111,20 +111,57 @@ Status GpuTableOfMemory::InsertRows(const Context& context, const Batch& batch,
   const bool displaces = displaced.keys.data != nullptr || displaced.values.data != nullptr ||
                          displaced.slots.data != nullptr || displaced.meta.data != nullptr;
   return InTurn(context, true, [&]() -> Status {
-    DYNEMB_RETURN_IF_ERROR(NoteTimes(context, batch, rows.meta));
     // Rows come with scores: those of the table and of the batch leave by them together.
     How how;
     how.last_counts = how.whole_rows = true;
-    return Write(
-        context, batch, report, how, AnyHead(), [&](const GroupedBatch& grouped) -> Status {
+    const bool times = options_.eviction.uses_time();
+    const InsertRow insert = {
+        layout_, rows, times ? layout_.meta_field[static_cast<int>(MetaField::kLastWriteTime)] : -1,
+        &counts_.there()->latest};
+    static const int64_t none = INT64_MIN;
+    if (times) {
+      DYNEMB_RETURN_IF_ERROR(CopyAny(context, insert.latest, &none, sizeof(none)));
+    }
+    const Status written =
+        Write(context, batch, report, how, AnyHead(), [&](const GroupedBatch& grouped) -> Status {
           if (displaces) {
             DYNEMB_RETURN_IF_ERROR(ForEachRow(
                 context, grouped.size, DisplaceRows{grouped, rows_.view(), layout_, displaced}));
           }
-          return ForEachHead(context, grouped, rows_.view(), marks(), RowWidth(),
-                             InsertRow{layout_, rows});
+          return ForEachHead(context, grouped, rows_.view(), marks(), RowWidth(), insert);
         });
+    if (!times) return written;
+    const Status noted = NoteLatestTime(context);
+    return written.ok() ? noted : written;
   });
+}
+
+Status GpuTableOfMemory::CheckAdmission(const Batch& batch, const Admission& admission) const {
+  if (admission.policy.kind == AdmissionPolicy::Kind::kGiven) {
+    DYNEMB_RETURN_IF_ERROR(CheckSpan("admitted", admission.given, space()));
+    if (admission.given.size == batch.keys.size) return {};
+    return InvalidArgument("admitted: got ", admission.given.size, " for ", batch.keys.size,
+                           " keys, want one for each");
+  }
+  if (admission.policy.kind != AdmissionPolicy::Kind::kMinCount) return {};
+  if (admission.candidates == nullptr || admission.candidates->space() != space()) {
+    return InvalidArgument("candidates: want a table in the memory of this one");
+  }
+  return {};
+}
+
+Status GpuTableOfMemory::ApplyAdmitted(const Context& context, const Batch& batch,
+                                       ConstRows gradients, const Update& update,
+                                       const Stamp& stamp, const Admission& admission,
+                                       int64_t* declined) {
+  *declined = 0;
+  DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, Report(), space()));
+  DYNEMB_RETURN_IF_ERROR(CheckAdmission(batch, admission));
+  if (admission.policy.admits_all()) {
+    return Apply(context, batch, gradients, update, stamp, Report());
+  }
+  const DeviceGuard guard(device_);
+  return admitter_.Apply(context, this, batch, gradients, update, stamp, admission, declined);
 }
 
 RowStamp GpuTableOfMemory::Stamped(Stamp stamp) {
@@ -143,19 +180,10 @@ RowStamp GpuTableOfMemory::Stamped(Stamp stamp) {
   return stamped;
 }
 
-Status GpuTableOfMemory::NoteTimes(const Context& context, const Batch& batch,
-                                   const ConstRows& meta) {
-  const int64_t time_at = layout_.meta_field[static_cast<int>(MetaField::kLastWriteTime)];
-  if (time_at < 0 || !options_.eviction.uses_time()) return {};
-  DYNEMB_RETURN_IF_ERROR(room_scratch_.Begin(context, Scratch::Bytes<int64_t>(1)));
-  int64_t* const there = room_scratch_.Take<int64_t>(1);
-  int64_t latest = INT64_MIN;
-  const Entries entries(batch);
-  DYNEMB_RETURN_IF_ERROR(CopyAny(context, there, &latest, sizeof(latest)));
-  DYNEMB_RETURN_IF_ERROR(ForEach(context, entries.most, LatestTime{entries, meta, time_at, there}));
-  DYNEMB_RETURN_IF_ERROR(CopyAny(context, &latest, there, sizeof(latest)));
-  DYNEMB_RETURN_IF_ERROR(Wait(context));
-  options_.clock->Advance(latest);
+Status GpuTableOfMemory::NoteLatestTime(const Context& context) {
+  RowCounts counts;
+  DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
+  options_.clock->Advance(counts.latest);
   return {};
 }
 
@@ -179,7 +207,11 @@ Status GpuTableOfMemory::Write(const Context& context, const Batch& batch, const
   const bool in_order = how.in_order || (kInserts && goes_on());
   Status begun = GroupBatch(context, batch, in_order, how.scratch_bytes * (goes_on() ? 2 : 1),
                             &scratch_, &grouped);
-  if (begun.ok()) begun = ForEach(context, grouped.size, FindHeads{grouped, live_rows()});
+  const Expiry expiry = this->expiry();  // of the whole call
+  if (begun.ok()) {
+    begun =
+        ForEach(context, grouped.size, FindHeads{grouped, {index_.view(), rows_.view(), expiry}});
+  }
   if (begun.ok() && expires()) begun = EraseExpired(context, grouped);
   if (!begun.ok()) return SayFull(context, Entries(batch), reports, begun);
   grouped.last_counts = how.last_counts && in_order;
@@ -189,7 +221,7 @@ Status GpuTableOfMemory::Write(const Context& context, const Batch& batch, const
     const bool is_full = max_rows_ >= 0 && counts_.most_rows() + grouped.size > max_rows_;
     written = is_full && how.whole_rows && evicts()
                   ? PutBack(context, how, wanted, work, reports, &grouped)
-                  : InsertMissing(context, how, wanted, work, reports, &grouped);
+                  : InsertMissing(context, how, wanted, work, reports, expiry, &grouped);
   } else {
     written = work(grouped);
     if (written.ok()) written = ReportAll(context, grouped, how, reports);
@@ -198,7 +230,9 @@ Status GpuTableOfMemory::Write(const Context& context, const Batch& batch, const
   }
   DYNEMB_RETURN_IF_ERROR(written);
   if (!expires()) return {};
-  return RemoveSomeExpired(context, grouped, kInserts);
+  const Status removed = RemoveSomeExpired(context, expiry, grouped, kInserts);
+  // What the call was for has been done; without memory rows leave at another one.
+  return removed.code() == Code::kResourceExhausted ? Status() : removed;
 }
 
 Status GpuTableOfMemory::ReportAll(const Context& context, const GroupedBatch& grouped,
@@ -211,7 +245,7 @@ Status GpuTableOfMemory::ReportAll(const Context& context, const GroupedBatch& g
 template <typename Wanted, typename Work>
 Status GpuTableOfMemory::InsertMissing(const Context& context, const How& how, const Wanted& wanted,
                                        const Work& work, const Reports& reports,
-                                       GroupedBatch* grouped) {
+                                       const Expiry& expiry, GroupedBatch* grouped) {
   const int64_t max_rows = max_rows_ < 0 ? INT64_MAX : max_rows_;
   int64_t limit;
   DYNEMB_RETURN_IF_ERROR(MakeRoom(context, grouped->size, max_rows, &limit));
@@ -219,7 +253,7 @@ Status GpuTableOfMemory::InsertMissing(const Context& context, const How& how, c
     // Rows that are put back, as by a restore, are not declined.
     const bool refuses = !evicts() && (options_.on_full == OnFull::kError || how.whole_rows);
     Status found_written;
-    const Status room = MakeRoomForMissing(context, *grouped, wanted, refuses, [&] {
+    const Status room = MakeRoomForMissing(context, *grouped, wanted, refuses, expiry, [&] {
       grouped->kind = HeadKind::kFound;
       found_written = work(*grouped);
       grouped->kind = HeadKind::kNotFound;
@@ -258,13 +292,15 @@ Status GpuTableOfMemory::PutBack(const Context& context, const How& how, const W
   for (int64_t first = 0; status.ok() && first < grouped->size; first += at_once) {
     grouped->first = first;
     grouped->end = std::min(grouped->size, first + at_once);
+    // Of a call before for which there was no memory to evict.
+    if (counts_.most_rows() > max_rows_) status = EvictDownTo(context, max_rows_);
     int64_t limit;
-    status = MakeRoom(context, grouped->end - first, RowsAtMost(), &limit);
+    if (status.ok()) status = MakeRoom(context, grouped->end - first, RowsAtMost(), &limit);
+    if (!status.ok()) break;
     bool worked;
-    if (status.ok()) {
-      status = InsertAndWork(context, wanted, work, RowsAtMost(), limit, *grouped, &worked);
-    }
-    if (status.ok()) status = EvictDownTo(context, max_rows_);
+    status = InsertAndWork(context, wanted, work, RowsAtMost(), limit, *grouped, &worked);
+    const Status evicted = EvictDownTo(context, max_rows_);
+    if (status.ok()) status = evicted;
   }
   grouped->first = 0;
   grouped->end = grouped->size;
@@ -286,7 +322,7 @@ Status GpuTableOfMemory::InsertAndWork(const Context& context, const Wanted& wan
   *worked = false;
   const int64_t inserting = grouped.end - grouped.first;
   const int64_t most = std::min(limit, max_rows);
-  const bool may_be_full = std::min(counts_.most_rows() + inserting, max_rows) > limit;
+  const bool may_be_full = counts_.most_rows() + inserting > most;
   DYNEMB_RETURN_IF_ERROR(
       ForEachTile<kWarp>(context, WarpsFor(context, grouped.size),
                          InsertHeads<Wanted>{grouped, index_.view(), counts_.there(),
@@ -316,7 +352,7 @@ Status GpuTableOfMemory::InsertAndWork(const Context& context, const Wanted& wan
 template <typename Wanted, typename WriteFound>
 Status GpuTableOfMemory::MakeRoomForMissing(const Context& context, const GroupedBatch& grouped,
                                             const Wanted& wanted, bool refuses,
-                                            const WriteFound& write_found) {
+                                            const Expiry& expiry, const WriteFound& write_found) {
   std::vector<uint32_t> missing(static_cast<size_t>(WarpsFor(context, grouped.size)));
   const auto warps = static_cast<int64_t>(missing.size());
   DYNEMB_RETURN_IF_ERROR(
@@ -333,7 +369,7 @@ Status GpuTableOfMemory::MakeRoomForMissing(const Context& context, const Groupe
   int64_t room = max_rows_ - counts.rows();
   if (all <= room) return {};
   if (refuses && expires()) {
-    DYNEMB_RETURN_IF_ERROR(RemoveAllExpired(context));
+    DYNEMB_RETURN_IF_ERROR(RemoveAllExpired(context, expiry));
     DYNEMB_RETURN_IF_ERROR(counts_.Read(context, &counts));
     room = max_rows_ - counts.rows();
     if (all <= room) return {};

@@ -1,17 +1,26 @@
 #include <algorithm>
 #include <new>
+#include <numeric>
 #include <utility>
+#include <vector>
 
+#include "cc/core/base/hash.h"
 #include "cc/gpu/for_each.cu.h"
 #include "cc/gpu/table/left_rows.h"
 
 namespace dynemb {
 
-Status LeftRows::Begin(const Context& context, int64_t rows, int64_t value_bytes,
+Status LeftRows::Begin(const Context& context, int64_t rows, bool all, int64_t value_bytes,
                        LeavingRows* leaving) {
+  constexpr int64_t kBytesAtOnce = int64_t{4} << 20;
   const int64_t of_count = Scratch::Bytes<int64_t>(1);
-  const Status begun = scratch_.Begin(
-      context, of_count + Scratch::Bytes<Key>(rows) + Scratch::Bytes<char>(rows * value_bytes));
+  if (!all) rows = std::min(rows, std::max<int64_t>(1, kBytesAtOnce / value_bytes));
+  Status begun;
+  for (;; rows = (rows + 1) / 2) {
+    begun = scratch_.Begin(
+        context, of_count + Scratch::Bytes<Key>(rows) + Scratch::Bytes<char>(rows * value_bytes));
+    if (begun.code() != Code::kResourceExhausted || all || rows <= 1) break;
+  }
   if (begun.code() == Code::kResourceExhausted) {
     DYNEMB_RETURN_IF_ERROR(scratch_.Begin(context, of_count));
   } else {
@@ -40,10 +49,13 @@ Status LeftRows::End(const Context& context, const LeavingRows& leaving, Evicted
   }
   count = std::min(count, leaving.room);
   if (count == 0) return {};
-  KeptRows rows;
+  KeptRows rows, sorted;
+  std::vector<int64_t> order;
   try {
     rows.keys.resize(static_cast<size_t>(count));
     rows.values.resize(static_cast<size_t>(count * leaving.value_bytes));
+    sorted.Reserve(count, leaving.value_bytes);
+    order.resize(static_cast<size_t>(count));
   } catch (const std::bad_alloc&) {
     to->AddDropped(count);
     return {};
@@ -55,7 +67,14 @@ Status LeftRows::End(const Context& context, const LeavingRows& leaving, Evicted
   }();
   DYNEMB_RETURN_IF_ERROR(Wait(context));
   DYNEMB_RETURN_IF_ERROR(copied);
-  to->Add(std::move(rows));
+  // Threads have put them there in any order.
+  std::iota(order.begin(), order.end(), 0);
+  const auto hash = [&](int64_t i) { return Mix64(static_cast<uint64_t>(rows.keys[i])); };
+  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return hash(a) < hash(b); });
+  for (const int64_t i : order) {
+    sorted.Add(rows.keys[i], rows.values.data() + i * leaving.value_bytes, leaving.value_bytes);
+  }
+  to->Add(std::move(sorted));
   return {};
 }
 

@@ -37,11 +37,15 @@ class LeftRows {
  public:
   explicit LeftRows(DeviceMemory* memory) : scratch_(memory) {}
 
-  // Before a call in which there is room for so many. Where there is no memory for their values,
-  // they are counted as dropped.
-  Status Begin(const Context& context, int64_t rows, int64_t value_bytes, LeavingRows* leaving);
-  // After it. Waits for the stream. *overflow: there were more.
+  // Before a call by which up to so many leave; unless there must be room for `all`, for fewer
+  // where they are many bytes. Where there is no memory for their values, they are counted as
+  // dropped.
+  Status Begin(const Context& context, int64_t rows, bool all, int64_t value_bytes,
+               LeavingRows* leaving);
+  // After it; in the order of their hashes. Waits for the stream. *overflow: there were more.
   Status End(const Context& context, const LeavingRows& leaving, EvictedRows* to, bool* overflow);
+
+  void Free() { scratch_.Free(); }
 
  private:
   Scratch scratch_;

@@ -21,13 +21,15 @@ class SlabList {
  public:
   explicit SlabList(DeviceMemory* memory) : memory_(memory) {}
 
+  // What the list of so many blocks takes.
+  static int64_t ListBytes(int64_t slabs);
   // Adds a block and waits for the stream. *added: there was memory.
   Status Add(const Context& context, int64_t bytes, bool* added);
   // Gives the memory of a block back, which nothing uses any more.
   void Free(int64_t slab);
 
   int64_t size() const { return static_cast<int64_t>(slabs_.size()); }
-  int64_t bytes() const { return bytes_; }
+  int64_t bytes() const { return bytes_ + addresses_.bytes(); }
   char* slab(int64_t i) const { return slabs_[static_cast<size_t>(i)].as<char>(); }
   template <typename T>
   T* const* there() const {
@@ -35,8 +37,6 @@ class SlabList {
   }
 
  private:
-  static constexpr int64_t kMostSlabs = 1 << 16;
-
   DeviceMemory* memory_;
   std::vector<DeviceBuffer> slabs_;
   DeviceBuffer addresses_;
@@ -50,10 +50,12 @@ class RowStore {
   // No more than so many, whatever is asked for; of a store that has not more. Negative: any
   // number.
   void SetLimit(int64_t rows) { limit_ = rows; }
-  // What a row takes beside others, its mark and its place among the free ones with it.
-  int64_t bytes_of_row() const {
-    return stride_bytes_ + static_cast<int64_t>(sizeof(int64_t) + sizeof(RowRef));
-  }
+  // The list of free rows grows with the rows, not when it is first asked for.
+  void ListFreeRows() { lists_free_rows_ = true; }
+  // What so many rows take, with marks and a list of free ones, of which there are so many bytes.
+  int64_t BytesOf(int64_t rows, int64_t marks_bytes, int64_t free_rows_bytes) const;
+  int64_t marks_bytes() const { return marks_.bytes(); }
+  int64_t free_rows_bytes() const { return free_rows_.bytes(); }
 
   // Makes room for so many rows, or for as many as there is memory for: see capacity().
   Status Grow(const Context& context, int64_t rows);
@@ -82,7 +84,8 @@ class RowStore {
                   RowStore* like) const;
   // What MakeLike has left out is taken from the store that this one was made like.
   void TakeMarksAndFreeRows(RowStore* from) {
-    marks_ = std::move(from->marks_);
+    // Without rows there may be marks of a slab for which there was no memory.
+    if (capacity_ > 0) marks_ = std::move(from->marks_);
     std::swap(has_marks_, from->has_marks_);
     free_rows_ = std::move(from->free_rows_);
   }
@@ -105,6 +108,8 @@ class RowStore {
   // How many rows are in a slab: fewer than SlabSizes say in the last one of a store with a limit.
   int64_t RowsOfSlab(int64_t slab) const;
   Status AddMarks(const Context& context, int64_t rows, bool* added);
+  // Makes the list of free rows long enough for so many. kResourceExhausted.
+  Status ListFreeRows(const Context& context, int64_t rows);
 
   DeviceMemory* memory_;
   int64_t stride_bytes_;
@@ -115,6 +120,7 @@ class RowStore {
   DeviceBuffer free_rows_;
   int64_t capacity_ = 0;
   int64_t limit_ = -1;
+  bool lists_free_rows_ = false;
 };
 
 }  // namespace dynemb

@@ -24,7 +24,8 @@ struct RowCounts {
   uint32_t full = 0;  // whether a key found no room
   // In all; of those that were removed, how many because they had expired.
   uint64_t inserted = 0, removed = 0, expired = 0;
-  uint64_t heads = 0;  // of batches, where somebody counts them
+  uint64_t heads = 0;          // of batches, where somebody counts them
+  int64_t latest = INT64_MIN;  // of the times of rows that a call has put in
 
   DYNEMB_HOST_DEVICE int64_t rows() const { return int64_t{fresh} - free; }
 };
@@ -244,19 +245,6 @@ struct EraseExpiredHeads {
   }
 };
 
-// The latest of the times that rows of a batch bring with them, at an offset in their meta.
-struct LatestTime {
-  Entries entries;
-  ConstRows meta;
-  int64_t time_at;
-  int64_t* latest;
-
-  DYNEMB_HOST_DEVICE void operator()(int64_t entry) const {
-    const int64_t position = entries.position(entry);
-    if (position >= 0) AtomicMax(latest, ReadInt64(meta[position] + time_at));
-  }
-};
-
 // A new row but for its value and meta.
 struct InitialSlots {
   const char* initial_slots;
@@ -302,9 +290,13 @@ struct DisplaceRows {
 struct InsertRow {
   RowLayout layout;
   ConstRowParts from;
+  int64_t time_at;  // in the meta, of the time of a row; -1: nobody asks for it
+  int64_t* latest;
 
   DYNEMB_HOST_DEVICE void operator()(const Tile& tile, const Head& head) const {
     CopyRowIn(tile, layout, from, head.position, head.row);
+    if (time_at < 0 || tile.lane != 0) return;
+    AtomicMax(latest, ReadInt64(from.meta[head.position] + time_at));
   }
 };
 
