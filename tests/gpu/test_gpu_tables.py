@@ -41,6 +41,7 @@ IN_GPU_MEMORY = {
     "DynembHandles": {"weights"},
     "DynembLookupBags": {"weights", "values"},
     "DynembApplyBags": {"gradient"},
+    "DynembWithScores": {"weight", "same_weight"},
     "DynembWithStrings": {"weight", "same_weight"},
 }
 # Those of tables in host memory: rows fetched for a step, tables of servers that follow a feed, tiers.

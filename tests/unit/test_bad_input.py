@@ -445,6 +445,31 @@ CASES = {
         Invalid,
         r"now: got shape \[2\], want a scalar",
     ),
+    "a score too few for a lookup": (
+        lambda t: ops.dynemb_with_scores(
+            tf.zeros([0, 4]), t.resource.resource_handle, KEYS, np.zeros(1, np.int64)
+        ),
+        Invalid,
+        "scores: got 1 for 2 keys, want one for each",
+    ),
+    "a score too few to be kept": (
+        lambda t: ops.dynemb_give_scores(t.resource.resource_handle, KEYS, np.zeros(1, np.int64)),
+        Invalid,
+        "scores: got 1 for 2 keys, want one for each",
+    ),
+    "shard ids of no keys for scores": (
+        lambda t: ops.dynemb_take_scores(t.resource.resource_handle, KEYS, np.zeros(3, np.int32)),
+        Invalid,
+        "shard_ids: got 3, want one per",
+    ),
+    "scores of rows that have none": (
+        lambda t: (
+            ops.dynemb_give_scores(t.resource.resource_handle, KEYS[:1], np.zeros(1, np.int64)),
+            ops.dynemb_take_scores(t.resource.resource_handle, KEYS, SHARD_IDS),
+        ),
+        tf.errors.FailedPreconditionError,
+        "table: its rows have no scores",
+    ),
     "a score too many": (
         apply(scores=[np.zeros(3, np.int64)]),
         Invalid,

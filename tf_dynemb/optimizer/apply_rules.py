@@ -93,7 +93,7 @@ def apply_rules(
         for (resource, own_keys, rows), candidates in zip(parts, counts, strict=True):
             slices = tf.IndexedSlices(rows, own_keys)
             asked = _unsummed(slices).indices
-            admitted, scores = _admitted(handle, asked), resource.scores_of(asked)
+            admitted, scores = _admitted(handle, asked), resource.scores_of_update(asked)
             share = _Share(
                 handle, resource, candidates, slices, **common, admitted=admitted, scores=scores
             )

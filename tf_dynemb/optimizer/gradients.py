@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_dynemb.base.hints import Gradient
 from tf_dynemb.base.op_library import ops
+from tf_dynemb.base.table import Table
 from tf_dynemb.base.upcast import upcast_16bit
 from tf_dynemb.optimizer.apply_rules import limit_of
 from tf_dynemb.table.handle import TableHandle
@@ -86,6 +87,9 @@ def without_frozen(gradient: tf.IndexedSlices, handle: TableHandle) -> tf.Indexe
             f"a bool for each key, {keys.shape}"
         )
     trained = ~tf.ensure_shape(frozen, keys.shape)
+    if handle.table.config.takes_scores:  # which nobody else takes of frozen keys
+        for part, of_part in handle.table.resource.split(tf.boolean_mask(keys, ~trained)):
+            part.scores_of_update(of_part)
     rows = tf.boolean_mask(gradient.values, trained)
     return tf.IndexedSlices(rows, tf.boolean_mask(keys, trained), gradient.dense_shape)
 
@@ -172,9 +176,20 @@ def summed_over_replicas(
         what = f"training by {', '.join(handles[number].rule_name for number in spread)}"
         limits = [limit_of(handles[number]) for number in spread]
         owned = tables[0].exchange.deliver(what, tables, keys, rows, limits=limits)
+        _deliver_scores([table for table in tables if table.config.takes_scores])
         for number, dtype, keys, rows in zip(spread, dtypes, *owned, strict=True):
             gradients[number] = tf.IndexedSlices(tf.cast(rows, dtype), keys)
     return gradients
+
+
+def _deliver_scores(tables: list[Table]) -> None:
+    """Leaves the scores that lookups of all processes have left with the owners of the keys."""
+    if not tables:
+        return
+    left = [table.resource.take_all_scores() for table in tables]
+    owned = tables[0].exchange.deliver("scores", tables, *zip(*left, strict=True))
+    for table, *keys_and_scores in zip(tables, *owned, strict=True):
+        table.resource.give_scores(*keys_and_scores)
 
 
 def shrink_to(clip: float, norm: tf.Tensor) -> tf.Tensor:

@@ -197,11 +197,19 @@ class TableResource(
         )
 
     def upsert(
-        self, keys: tf.Tensor, values: tf.Tensor, now: tf.Tensor | np.int64, name: str | None = None
+        self,
+        keys: tf.Tensor,
+        values: tf.Tensor,
+        now: tf.Tensor | np.int64,
+        name: str | None = None,
+        scores: tf.Tensor | None = None,
     ) -> tf.Operation | None:
-        """Sets values (..., dim) of int64 keys (...); see the op DynembUpsert."""
+        """Sets values (..., dim) of int64 keys (...); see the op DynembUpsert.
+
+        Scores int64 (n,), equal ones for equal keys, or None.
+        """
         handle = self.resource_handle
-        scores = self._stamped(keys)
+        scores = self._stamped(keys) if scores is None else scores
         return ops.dynemb_upsert(handle, keys, self.shard_ids(keys), values, now, scores, name=name)
 
     def accum(
@@ -239,6 +247,23 @@ class TableResource(
                 "keys (n,), want (n,)"
             )
         return scores
+
+    def scores_of_update(self, keys: tf.Tensor) -> tf.Tensor | None:
+        """What an update of int64 keys (n,) gives their rows as scores; None if it gives none.
+
+        Those that lookups have left, which are forgotten then, or as scores_of.
+        """
+        if not self._limits.takes_scores:
+            return self.scores_of(keys)
+        return ops.dynemb_take_scores(self.resource_handle, keys, self.shard_ids(keys))
+
+    def give_scores(self, keys: tf.Tensor, scores: tf.Tensor) -> None:
+        """Leaves scores (n,) of int64 keys (n,) for the update; see the op DynembGiveScores."""
+        ops.dynemb_give_scores(self.resource_handle, keys, scores)
+
+    def take_all_scores(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """The keys and scores that lookups have left; see the op DynembTakeAllScores."""
+        return ops.dynemb_take_all_scores(self.resource_handle)
 
     def _stamped(self, keys: tf.Tensor) -> tf.Tensor:
         """The input `scores` of an op that writes rows of int64 keys (...)."""

@@ -17,6 +17,7 @@ from tf_dynemb.base.fingerprint import engine_keys_of
 from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.base.keys import keys_of
 from tf_dynemb.base.op_library import ops
+from tf_dynemb.base.structure import flat_numbers
 from tf_dynemb.initializers.spec import to_spec
 from tf_dynemb.optimizer.table_optimizer_config import table_optimizer
 from tf_dynemb.policies.admission import MinCount
@@ -31,6 +32,7 @@ from tf_dynemb.table.devices import device_list, is_gpu, place_of
 from tf_dynemb.table.handle import HandleOfTable, TableHandle
 from tf_dynemb.table.limits import Limits
 from tf_dynemb.table.open_storage import open_in_all
+from tf_dynemb.table.scores import Scored, highest_of_equal, scores_for, with_scores
 from tf_dynemb.table.sharded_table import ShardedTable
 from tf_dynemb.table.table_config import TableConfig
 from tf_dynemb.table.table_resource import TableResource
@@ -212,6 +214,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             on_full=config.on_full,
             eviction="" if eviction is None else eviction.engine_text,
             scores=None if eviction is None else eviction.scores,
+            takes_scores=eviction is not None and eviction.takes_scores,
             keep_evicted=config.keep_evicted,
             missing_value=None if config.admission is None else config.admission.default_value,
             track_changes=config.track_changes,
@@ -351,7 +354,11 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         return (values, exists) if return_exists else values
 
     def upsert(
-        self, keys: TensorLike, values: TensorLike, name: str | None = None
+        self,
+        keys: TensorLike,
+        values: TensorLike,
+        name: str | None = None,
+        scores: TensorLike | None = None,
     ) -> tf.Operation | None:
         """Sets the values of keys, inserting those that are missing. Of equal keys the last wins.
 
@@ -359,20 +366,28 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             keys: key_dtype, any shape (...).
             values: value_dtype, (..., dim).
             name: name of the operation.
+            scores: with eviction=Score(), the scores of the rows, signed integers or floats (...). Of
+                equal keys the highest counts. None: rows keep theirs, new ones have 0.
 
         Returns:
             The operation in a graph, None eagerly.
 
         Raises:
-            TypeError: keys or values of another dtype.
+            TypeError: keys, values or scores of another dtype.
+            ValueError: scores for another table, or of another shape.
             tf.errors.InvalidArgumentError: values of another shape; with keep_keys, two strings of one
                 fingerprint.
             tf.errors.ResourceExhaustedError: there would be more than max_rows rows, in a table that
                 neither evicts nor declines; it is as it was.
         """
         keys, values = self._keys_for_insert(keys), self._values("values", values)
-        keys, values = self._delivered("upsert", keys, values)
-        return self.resource.upsert(keys, values, self._stamp(), name)
+        if scores is None:
+            keys, values = self._delivered("upsert", keys, values)
+            return self.resource.upsert(keys, values, self._stamp(), name)
+        flat = flat_numbers("scores", scores_for(self, scores), keys)
+        keys, values, flat = self._delivered("upsert with scores", keys, values, flat)
+        scores = highest_of_equal(tf.reshape(keys, [-1]), flat)
+        return self.resource.upsert(keys, values, self._stamp(), name, scores)
 
     def accum(
         self,
@@ -712,7 +727,11 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         del name
 
     def _read(
-        self, keys: tf.Tensor, name: str | None, weight: tf.Tensor | None = None
+        self,
+        keys: tf.Tensor,
+        name: str | None,
+        weight: tf.Tensor | None = None,
+        scored: Scored | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """values (..., dim) and exists (...) of what _keys gives, with their gradient.
 
@@ -721,6 +740,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         """
         if weight is None:
             weight = self.handle.value.read_value()  # a tape watches a variable when it is read
+        weight = with_scores(self, weight, scored)
         if self.exchange is None:
             return self.resource.lookup(weight, keys, name)
         if not self.value_dtype.is_floating:
@@ -732,10 +752,10 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         return values, exists
 
     def _delivered(
-        self, what: str, keys: tf.Tensor, rows: tf.Tensor | None = None, exists: tf.Tensor | None = None
+        self, what: str, keys: tf.Tensor, rows: tf.Tensor | None = None, more: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
-        """int64 keys, and rows and exists if they are given, as this process is to write them."""
-        columns = [column for column in (rows, exists) if column is not None]
+        """int64 keys, and rows and a number for each if given, as this process is to write them."""
+        columns = [column for column in (rows, more) if column is not None]
         if self.exchange is None:
             return [keys, *columns]
         same = []
