@@ -279,6 +279,8 @@ struct KeyOfShard {
 absl::Status CheckRoomFor(const TableInput& table, const std::vector<KeyOfShard>& inserted);
 // Whether there is room for so many keys, whatever they are.
 bool HasRoomFor(const TableInput& table, int64_t keys);
+// Output 0, a string: what kResourceExhausted says, or nothing if all is well. Other errors stay.
+absl::Status SetProblem(tensorflow::OpKernelContext* context, const absl::Status& status);
 
 // The distinct keys that have no row, in the order of their first appearance.
 Status MissingKeys(const Context& context, const TableInput& table, Span<const Key> keys,

@@ -212,6 +212,54 @@ exists: shape (...), what an earlier lookup said.
 scores: as those of DynembApply.
 )doc");
 
+REGISTER_OP("DynembCheckUpdates")
+    .Input("tables: N * resource")
+    .Input("keys: N * int64")
+    .Input("shard_ids: N * int32")
+    .Input("hyper: double")
+    .Input("now: int64")
+    .Input("candidates: C * resource")
+    .Input("admitted: N * bool")
+    .Output("problem: string")
+    .Attr("N: int >= 1")
+    .Attr("C: int >= 0")
+    .Attr("dtype: {float, double}")
+    .Attr("rule: string")
+    .Attr("slot_initial: float = 0.0")
+    .Attr("admission: list(string)")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+What a DynembApply of these inputs does before any row changes: it checks them, gives rows the slots of the rule, and
+sees whether the tables have room.
+
+problem: which table has no room, and for what; empty if all have.
+)doc");
+
+REGISTER_OP("DynembCheckRoom")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("shard_ids: int32")
+    .Input("exists: bool")
+    .Output("problem: string")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Whether a table that refuses calls when it is full has room for those of the keys that have no row.
+
+exists: of which keys a DynembAccum is told that they have a row, shape (n,), and inserts none; shape (0,): all come in.
+problem: that it has none, and for what; empty if it has.
+)doc");
+
+REGISTER_OP("DynembRoom")
+    .Input("table: resource")
+    .Output("rows: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+For how many rows there is room in the table, whatever keys they are of. 0 where an optimizer's slots are yet to come.
+)doc");
+
 REGISTER_OP("DynembRecordKeyStrings")
     .Input("table: resource")
     .Input("keys: int64")

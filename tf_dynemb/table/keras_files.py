@@ -17,8 +17,9 @@ the rows lie as
     crc32_<i>   int64 ()          checksum over the chunk's arrays in this order
 
 so that never more than a chunk is held in memory beside the table. The candidates of a table that admits
-by counts lie beside its rows in the same way, under names that begin with "candidates_". The handle of a table that a layer or
-model of others has as a weight gives Keras the bytes of such a file, in memory, in place of numbers.
+by counts lie beside its rows in the same way, under names that begin with "candidates_". The handle of a
+table that a layer or model of others has as a weight gives Keras the bytes of such a file, in memory, in
+place of numbers.
 """
 
 from __future__ import annotations

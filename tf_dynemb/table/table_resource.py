@@ -294,6 +294,15 @@ class TableResource(
         """Rows and bytes of memory of each shard, int64 (shards,)."""
         return ops.dynemb_size(self.resource_handle, name=name)
 
+    def room(self) -> tf.Tensor:
+        """For how many rows there is room, whatever their keys; see the op DynembRoom."""
+        return ops.dynemb_room(self.resource_handle)
+
+    def problem_of_room(self, keys: tf.Tensor, exists: tf.Tensor | None = None) -> tf.Tensor:
+        """That there is no room for int64 keys, or nothing; see the op DynembCheckRoom."""
+        exists = tf.zeros([0], tf.bool) if exists is None else exists
+        return ops.dynemb_check_room(self.resource_handle, keys, self.shard_ids(keys), exists)
+
     def counters(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Names (n,) and numbers (n,) of what has happened; see the op DynembCounters."""
         return ops.dynemb_counters(self.resource_handle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable
@@ -120,13 +121,6 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             got = getattr(config, field)
             if got is not None and is_gpu(self.devices[0]):
                 raise ValueError(f"{field}: got {got} for a table on a GPU, want None or host memory")
-        shares = config.storage is not None and self.exchange is not None and self.shard_num > 1
-        if shares and config.refuses_when_full:
-            raise ValueError(
-                f"storage: got it with {self.shard_num} shards and on_full='error' in the scope of a "
-                "strategy of several processes, which ask each other for room for a number of rows; "
-                "want on_full='decline', an eviction or one shard"
-            )
         if config.storage is not None and places != {None}:
             raise ValueError(
                 f"storage: got {list(config.storage)} for a table on {self.devices}, want None; files "
@@ -177,18 +171,10 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         if self.exchange is not None:
             # A new variable is sent from process to process, which names none that are not the same.
             self.exchange.agree(f"the making of {self.name} ({self.resource.declared})")
-            for field in ("admission", "max_bytes"):
-                got = getattr(config, field)
-                if got is not None and config.refuses_when_full:
-                    raise ValueError(
-                        f"{field}: got {got} in the scope of a strategy of several processes, which ask "
-                        "each other for room for a number of rows; want on_full='decline' or an "
-                        "eviction with it"
-                    )
         handle = TableHandle(self, self.trainable, self.name.replace("/", "."))
         handle.optimizer_config = table_optimizer(config.optimizer)
         if config.max_rows is not None and (config.refuses_when_full or not config.is_bounded):
-            handle.limit_rows(config.max_rows, "max_rows")
+            handle.max_rows = config.max_rows
         self._handle = HandleOfTable(handle)
         self._candidates = self._make_candidates()
         self._weight = handle.value  # TensorFlow tracks it; Keras' variable it does not know
@@ -383,7 +369,8 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         keys, values = self._keys_for_insert(keys), self._values("values", values)
         if scores is None:
             keys, values = self._delivered("upsert", keys, values)
-            return self.resource.upsert(keys, values, self._stamp(), name)
+            with self._if_all_have_room(keys):
+                return self.resource.upsert(keys, values, self._stamp(), name)
         flat = flat_numbers("scores", scores_for(self, scores), keys)
         keys, values, flat = self._delivered("upsert with scores", keys, values, flat)
         scores = highest_of_equal(tf.reshape(keys, [-1]), flat)
@@ -435,7 +422,8 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             deltas = new_values - old_values
         values_or_deltas = tf.where(exists[..., None], deltas, new_values)
         keys, values_or_deltas, exists = self._delivered("accum", keys, values_or_deltas, exists)
-        return self.resource.accum(keys, values_or_deltas, exists, self._stamp(), name)
+        with self._if_all_have_room(keys, exists):
+            return self.resource.accum(keys, values_or_deltas, exists, self._stamp(), name)
 
     def remove(self, keys: TensorLike, name: str | None = None) -> tf.Operation | None:
         """Removes the rows of keys (key_dtype, any shape); keys without a row are ignored."""
@@ -695,6 +683,8 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         """What rows are made of, and how many there may be, where processes must agree."""
         limit, limits = self.handle.max_rows, self._limits()
         declared = self.resource.declared + (f", up to {limit} rows" if limit else "")
+        if self.config.max_bytes is not None:
+            declared += f", up to {self.config.max_bytes} bytes"
         if limits.eviction:
             declared += f", of which leave {limits.eviction}"
         if self.config.admission is not None:
@@ -768,6 +758,13 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         with tf.control_dependencies(same):
             flat = [tf.reshape(keys, [-1]), *columns[:1], *(tf.reshape(c, [-1]) for c in columns[1:])]
         return [one for (one,) in self.exchange.deliver(what, [self], *([part] for part in flat))]
+
+    def _if_all_have_room(self, keys: tf.Tensor, exists: tf.Tensor | None = None) -> Any:
+        """Where a call that writes int64 keys is made: if one process has no room it fails in all."""
+        if self.exchange is None or not self.config.refuses_when_full:
+            return contextlib.nullcontext()
+        problem = self.resource.problem_of_room(keys, exists)
+        return tf.control_dependencies([self.exchange.agree_on_room([self], problem)])
 
     def _keys(self, keys: TensorLike) -> tf.Tensor:
         """Checks keys. They come back as the engine's int64 keys, or as strings with keep_keys."""
