@@ -423,6 +423,7 @@ void Beside(int64_t rows, const std::string& folder) {
 }
 
 int Run(int count, char** arguments) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // some take minutes for each line
   const std::string what = count > 1 ? arguments[1] : "";
   const int64_t rows = count > 2 ? std::atoll(arguments[2]) : 1'000'000;
   const std::string folder = count > 3 ? arguments[3] : "/tmp/lifecycle_benchmark";

@@ -40,6 +40,10 @@ def lookups() -> None:
     tf_dynemb.embedding_lookup_unique(table, tf.constant([1], tf.int64))
     tf_dynemb.embedding_lookup_sparse(table, ids, combiner="sum")
     tf_dynemb.safe_embedding_lookup_sparse(table, ids, default_id=-1)
+    scored = tf_dynemb.Variable(dim=2, max_rows=9, eviction=tf_dynemb.policies.Score(), name="scored")
+    tf_dynemb.embedding_lookup(scored, tf.constant([1], tf.int64), scores=[5])
+    tf_dynemb.embedding_lookup_sparse(scored, ids, scores=ids)
+    scored.upsert(tf.constant([1], tf.int64), tf.zeros([1, 2]), scores=tf.constant([0.5]))
 
 
 def layers() -> None:

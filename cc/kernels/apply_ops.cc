@@ -53,6 +53,35 @@ class ApplyOp : public CatchingKernel {
   TableUpdates updates_;
 };
 
+class CheckUpdatesOp : public CatchingKernel {
+ public:
+  explicit CheckUpdatesOp(OpKernelConstruction* context) : CatchingKernel(context) {
+    OP_REQUIRES_OK(context, updates_.Init(context));
+  }
+
+  void TryCompute(OpKernelContext* context) override {
+    std::vector<TableUpdates::Update> updates;
+    std::vector<KeyStrings::PinGuard> pins;
+    const DeviceContext core(context);
+    OpInputList keys, shard_ids, admitted;
+    OP_REQUIRES_OK(context, updates_.Get(context, &updates));
+    OP_REQUIRES_OK(context, context->input_list("keys", &keys));
+    OP_REQUIRES_OK(context, context->input_list("shard_ids", &shard_ids));
+    OP_REQUIRES_OK(context, context->input_list("admitted", &admitted));
+    for (int i = 0; i < keys.size(); ++i) {
+      KeyInputs inputs;
+      OP_REQUIRES_OK(context, RouteKeys(keys[i], shard_ids[i], updates[i].table, &inputs));
+      updates[i].keys = inputs.keys;
+      OP_REQUIRES_OK(context, TableUpdates::SetAdmitted(admitted[i], &updates[i]));
+      updates[i].routing = std::move(inputs.routing);
+    }
+    OP_REQUIRES_OK(context, SetProblem(context, updates_.Prepare(context, core, &updates, &pins)));
+  }
+
+ private:
+  TableUpdates updates_;
+};
+
 class ApplyBagsOp : public CatchingKernel {
  public:
   explicit ApplyBagsOp(OpKernelConstruction* context) : CatchingKernel(context) {
@@ -129,6 +158,7 @@ REGISTER_KERNEL_BUILDER(Name("DynembApply")
                             .HostMemory("now")
                             .HostMemory("candidates"),
                         ApplyOp);
+REGISTER_KERNEL_BUILDER(Name("DynembCheckUpdates").Device(tensorflow::DEVICE_CPU), CheckUpdatesOp);
 REGISTER_KERNEL_BUILDER(Name("DynembApplyBags").Device(tensorflow::DEVICE_CPU), ApplyBagsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembApplyBags")
                             .Device(tensorflow::DEVICE_GPU)

@@ -530,6 +530,14 @@ absl::Status CheckRoomFor(const TableInput& table, const std::vector<KeyOfShard>
   return absl::OkStatus();
 }
 
+absl::Status SetProblem(OpKernelContext* context, const absl::Status& status) {
+  if (!status.ok() && !absl::IsResourceExhausted(status)) return status;
+  Tensor* problem;
+  TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({}), &problem));
+  problem->scalar<tensorflow::tstring>()() = std::string(status.message());
+  return absl::OkStatus();
+}
+
 Status MissingKeys(const Context& context, const TableInput& table, Span<const Key> keys,
                    const Routing& routing, std::vector<KeyOfShard>* missing) {
   const Dedup dedup(keys);

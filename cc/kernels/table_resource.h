@@ -15,6 +15,7 @@
 #include "cc/core/base/io_threads.h"
 #include "cc/core/base/span.h"
 #include "cc/core/base/status.h"
+#include "cc/core/policy/given_scores.h"
 #include "cc/core/shard/routing.h"
 #include "cc/core/snapshot/lineage.h"
 #include "cc/core/storage/storage_options.h"
@@ -85,6 +86,8 @@ class TableResource : public tensorflow::ResourceBase {
   // Counts a snapshot that has the table, and the time that it took.
   void AddSave(bool is_delta, int64_t microseconds);
   const RowReader* view() const { return view_.get(); }
+  // What lookups have given since the rows of these keys were written, for an eviction by scores.
+  GivenScores* given_scores() { return &given_scores_; }
 
   // Puts other rows in place, which contain these snapshots.
   void Replace(ShardSet::Contents contents, const std::vector<uint64_t>& snapshots);
@@ -134,6 +137,7 @@ class TableResource : public tensorflow::ResourceBase {
   const std::string name_;
   ShardSet shards_;
   const std::shared_ptr<const RowReader> view_;
+  GivenScores given_scores_;
   mutable std::mutex mutex_;  // of what follows, and of the contents being those that it is of
   Lineage lineage_;
   TableCounters earlier_;  // of shards that it had before, less what those of now began with
@@ -275,6 +279,8 @@ struct KeyOfShard {
 absl::Status CheckRoomFor(const TableInput& table, const std::vector<KeyOfShard>& inserted);
 // Whether there is room for so many keys, whatever they are.
 bool HasRoomFor(const TableInput& table, int64_t keys);
+// Output 0, a string: what kResourceExhausted says, or nothing if all is well. Other errors stay.
+absl::Status SetProblem(tensorflow::OpKernelContext* context, const absl::Status& status);
 
 // The distinct keys that have no row, in the order of their first appearance.
 Status MissingKeys(const Context& context, const TableInput& table, Span<const Key> keys,

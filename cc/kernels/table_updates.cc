@@ -199,10 +199,11 @@ absl::Status TableUpdates::SetOptimizers(OpKernelContext* context,
   return Hold(context, updates);
 }
 
-absl::Status TableUpdates::Run(OpKernelContext* context, const DeviceContext& core,
-                               std::vector<Update>* updates) const {
-  std::vector<KeyStrings::PinGuard> pins(updates->size());
-  TF_RETURN_IF_ERROR(Check(core, *updates, &pins));
+absl::Status TableUpdates::Prepare(OpKernelContext* context, const DeviceContext& core,
+                                   std::vector<Update>* updates,
+                                   std::vector<KeyStrings::PinGuard>* pins) const {
+  *pins = std::vector<KeyStrings::PinGuard>(updates->size());
+  TF_RETURN_IF_ERROR(Check(core, *updates, pins));
   // Once for each table; and again, if a restore has put other rows in place meanwhile.
   const auto untrained = [](const Update& update) {
     const TableInput& counts = update.candidates;
@@ -210,10 +211,17 @@ absl::Status TableUpdates::Run(OpKernelContext* context, const DeviceContext& co
            (counts.resource != nullptr && counts.schema.rule.name.empty());
   };
   while (std::any_of(updates->begin(), updates->end(), untrained)) {
-    pins = std::vector<KeyStrings::PinGuard>(updates->size());
+    *pins = std::vector<KeyStrings::PinGuard>(updates->size());
     TF_RETURN_IF_ERROR(SetOptimizers(context, updates));
-    TF_RETURN_IF_ERROR(Check(core, *updates, &pins));
+    TF_RETURN_IF_ERROR(Check(core, *updates, pins));
   }
+  return absl::OkStatus();
+}
+
+absl::Status TableUpdates::Run(OpKernelContext* context, const DeviceContext& core,
+                               std::vector<Update>* updates) const {
+  std::vector<KeyStrings::PinGuard> pins;
+  TF_RETURN_IF_ERROR(Prepare(context, core, updates, &pins));
   std::vector<int64_t> sizes;
   for (const Update& update : *updates) sizes.push_back(update.keys.size);
   return ToTensorFlow(RunCalls(core, sizes, [&](int64_t i, const Context& of_table) {

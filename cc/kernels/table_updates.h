@@ -42,7 +42,13 @@ class TableUpdates {
   // What an op is given about admission by its caller; errors: not one for each key.
   static absl::Status SetAdmitted(const tensorflow::Tensor& admitted, Update* update);
 
-  // Whatever is wrong with one of them is found before any changes.
+  // Finds whatever is wrong with one of them, before any row changes, and gives the tables the
+  // slots of the optimizer. kResourceExhausted: a table has no room. `pins`: to be held until Run
+  // has ended.
+  absl::Status Prepare(tensorflow::OpKernelContext* context, const DeviceContext& core,
+                       std::vector<Update>* updates, std::vector<KeyStrings::PinGuard>* pins) const;
+
+  // Prepares, and updates the rows.
   absl::Status Run(tensorflow::OpKernelContext* context, const DeviceContext& core,
                    std::vector<Update>* updates) const;
 

@@ -1,5 +1,7 @@
 // Kernels of the ops that change rows by key: upsert, accum, remove; and that keep strings. Apply
 // is in apply_ops.cc.
+#include <algorithm>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -86,6 +88,44 @@ class AccumOp : public CatchingKernel {
 
  private:
   tensorflow::DataType dtype_;
+};
+
+class CheckRoomOp : public CatchingKernel {
+ public:
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
+    TableInput table;
+    KeyInputs inputs;
+    const Tensor* exists;
+    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
+    OP_REQUIRES_OK(context, GetKeys(context, table, &inputs));
+    OP_REQUIRES_OK(context, context->input("exists", &exists));
+    const int64_t flags = exists->NumElements();
+    OP_REQUIRES(context, flags == 0 || flags == inputs.keys.size,
+                ToTensorFlow(InvalidArgument("exists: got ", flags, " for ", inputs.keys.size,
+                                             " keys, want one for each, or none")));
+    const bool* const seen = flags == 0 ? nullptr : exists->flat<bool>().data();
+    const PoolContext core(context);
+    OP_REQUIRES_OK(context,
+                   SetProblem(context, CheckRoom(core, table, inputs.keys, inputs.routing, seen)));
+  }
+};
+
+class RoomOp : public CatchingKernel {
+ public:
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
+    TableInput table;
+    Tensor* room;
+    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &room));
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (const auto& shard : table.shards) least = std::min(least, shard->room());
+    // Slots of an optimizer will take some of the bytes.
+    const bool will_grow =
+        table.resource->options().max_bytes >= 0 && table.schema.rule.name.empty();
+    room->scalar<int64_t>()() = will_grow ? 0 : std::max<int64_t>(least, 0);
+  }
 };
 
 class RemoveOp : public CatchingKernel {
@@ -175,6 +215,8 @@ REGISTER_KERNEL_BUILDER(Name("DynembAccum")
                             .HostMemory("shard_ids")
                             .HostMemory("now"),
                         AccumOp);
+REGISTER_KERNEL_BUILDER(Name("DynembCheckRoom").Device(tensorflow::DEVICE_CPU), CheckRoomOp);
+REGISTER_KERNEL_BUILDER(Name("DynembRoom").Device(tensorflow::DEVICE_CPU), RoomOp);
 REGISTER_KERNEL_BUILDER(Name("DynembRemove").Device(tensorflow::DEVICE_CPU), RemoveOp);
 REGISTER_KERNEL_BUILDER(
     Name("DynembRemove").Device(tensorflow::DEVICE_GPU).HostMemory("table").HostMemory("shard_ids"),

@@ -212,6 +212,54 @@ exists: shape (...), what an earlier lookup said.
 scores: as those of DynembApply.
 )doc");
 
+REGISTER_OP("DynembCheckUpdates")
+    .Input("tables: N * resource")
+    .Input("keys: N * int64")
+    .Input("shard_ids: N * int32")
+    .Input("hyper: double")
+    .Input("now: int64")
+    .Input("candidates: C * resource")
+    .Input("admitted: N * bool")
+    .Output("problem: string")
+    .Attr("N: int >= 1")
+    .Attr("C: int >= 0")
+    .Attr("dtype: {float, double}")
+    .Attr("rule: string")
+    .Attr("slot_initial: float = 0.0")
+    .Attr("admission: list(string)")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+What a DynembApply of these inputs does before any row changes: it checks them, gives rows the slots of the rule, and
+sees whether the tables have room.
+
+problem: which table has no room, and for what; empty if all have.
+)doc");
+
+REGISTER_OP("DynembCheckRoom")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("shard_ids: int32")
+    .Input("exists: bool")
+    .Output("problem: string")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Whether a table that refuses calls when it is full has room for those of the keys that have no row.
+
+exists: of which keys a DynembAccum is told that they have a row, shape (n,), and inserts none; shape (0,): all come in.
+problem: that it has none, and for what; empty if it has.
+)doc");
+
+REGISTER_OP("DynembRoom")
+    .Input("table: resource")
+    .Output("rows: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+For how many rows there is room in the table, whatever keys they are of. 0 where an optimizer's slots are yet to come.
+)doc");
+
 REGISTER_OP("DynembRecordKeyStrings")
     .Input("table: resource")
     .Input("keys: int64")
@@ -239,6 +287,67 @@ REGISTER_OP("DynembWithStrings")
     .Doc(R"doc(
 Passes on the weight that a DynembLookup takes, unless the table keeps another string of a key. Its gradient
 runs DynembRecordKeyStrings: so strings are kept of what is trained, and not of what is only read.
+)doc");
+
+REGISTER_OP("DynembWithScores")
+    .Input("weight: dtype")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("scores: int64")
+    .Output("same_weight: dtype")
+    .Attr("dtype: " DYNEMB_VALUE_TYPES)
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .Doc(R"doc(
+Passes on the weight that a DynembLookup takes. Its gradient runs DynembGiveScores: so scores are those of what is
+trained, and not of what is only read.
+
+scores: one per key, of a shape of as many elements.
+)doc");
+
+REGISTER_OP("DynembGiveScores")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("scores: int64")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Keeps scores of keys until DynembTakeScores asks for them. Of several of one key the highest counts.
+
+scores: one per key, of a shape of as many elements.
+)doc");
+
+REGISTER_OP("DynembTakeScores")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("shard_ids: int32")
+    .Output("scores: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+The scores that were kept of keys, which are forgotten then; where there is none that of the key's row, or 0.
+
+shard_ids: of the keys.
+scores: shape (n,) in the order of the keys; or (0,), if the table keeps none of any key.
+)doc");
+
+REGISTER_OP("DynembTakeAllScores")
+    .Input("table: resource")
+    .Output("keys: int64")
+    .Output("scores: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->output(0));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+All keys of which scores are kept, each once, and these, which are forgotten then.
+
+scores: shape (n,), as keys.
 )doc");
 
 REGISTER_OP("DynembRemove")

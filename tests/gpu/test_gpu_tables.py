@@ -64,10 +64,15 @@ IN_GPU_MEMORY = {
     "DynembHandles": {"weights"},
     "DynembLookupBags": {"weights", "values"},
     "DynembApplyBags": {"gradient"},
+    "DynembWithScores": {"weight", "same_weight"},
     "DynembWithStrings": {"weight", "same_weight"},
 }
-# Those of tables in host memory: rows fetched for a step, tables of servers that follow a feed, tiers.
+# Those of tables in host memory: rows fetched for a step, tables that are sharded across workers or
+# follow a feed, tiers.
 ONLY_ON_CPUS = {
+    "DynembCheckRoom",
+    "DynembCheckUpdates",
+    "DynembRoom",
     "DynembTable",
     "DynembFetchedRowsView",
     "DynembFlush",

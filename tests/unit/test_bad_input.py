@@ -445,6 +445,54 @@ CASES = {
         Invalid,
         r"now: got shape \[2\], want a scalar",
     ),
+    "a score too few for a lookup": (
+        lambda t: ops.dynemb_with_scores(
+            tf.zeros([0, 4]), t.resource.resource_handle, KEYS, np.zeros(1, np.int64)
+        ),
+        Invalid,
+        "scores: got 1 for 2 keys, want one for each",
+    ),
+    "a score too few to be kept": (
+        lambda t: ops.dynemb_give_scores(t.resource.resource_handle, KEYS, np.zeros(1, np.int64)),
+        Invalid,
+        "scores: got 1 for 2 keys, want one for each",
+    ),
+    "shard ids of no keys for scores": (
+        lambda t: ops.dynemb_take_scores(t.resource.resource_handle, KEYS, np.zeros(3, np.int32)),
+        Invalid,
+        "shard_ids: got 3, want one per",
+    ),
+    "scores of rows that have none": (
+        lambda t: (
+            ops.dynemb_give_scores(t.resource.resource_handle, KEYS[:1], np.zeros(1, np.int64)),
+            ops.dynemb_take_scores(t.resource.resource_handle, KEYS, SHARD_IDS),
+        ),
+        tf.errors.FailedPreconditionError,
+        "table: its rows have no scores",
+    ),
+    "room for keys that are seen or not, too few": (
+        lambda t: ops.dynemb_check_room(
+            t.resource.resource_handle, KEYS, SHARD_IDS, np.zeros(1, np.bool_)
+        ),
+        Invalid,
+        "exists: got 1 for 2 keys, want one for each, or none",
+    ),
+    "an update to be checked with shard ids of other keys": (
+        lambda t: ops.dynemb_check_updates(
+            tables=[t.resource.resource_handle],
+            keys=[KEYS],
+            shard_ids=[np.zeros(3, np.int32)],
+            hyper=[[0.1, 1.0, 0.0, 0.0, 0.0]],
+            now=np.zeros(1, np.int64),
+            candidates=[],
+            admitted=[np.zeros(0, np.bool_)],
+            dtype=tf.float32,
+            rule="sgd",
+            admission=[""],
+        ),
+        Invalid,
+        "shard_ids: got 3, want one per",
+    ),
     "a score too many": (
         apply(scores=[np.zeros(3, np.int64)]),
         Invalid,

@@ -36,14 +36,19 @@ class EmbeddingBagCollection(Collection):
             the keras.Inputs of a Functional model, of which each row is a bag. Features
             that no table names are ignored; batches that vary from feature to feature are brought to the
             full batch by their inverse indices.
+        scores: of tables with eviction=Score(), the scores of the ids, integers or floats (n,) in the
+            order of the features' values(); or of a dict of features a dict by feature, of their
+            structure. Ids of other tables get none.
 
     Returns (of a call):
         KeyedTensor, values (batch, sum of dims) of float32, or float64 if a table has that. A feature of
         several tables is named feature@table.
 
     Raises:
-        ValueError: tables of one name; in a call, tables on several devices.
-        KeyError: in a call, a feature of the tables that is not among those of the KeyedJaggedTensor.
+        ValueError: tables of one name; in a call, tables on several devices, or scores of which no table
+            orders its rows by them.
+        KeyError: in a call, a feature of the tables that is not among those of the KeyedJaggedTensor, or
+            of the scores.
         tf.errors.InvalidArgumentError: lengths that are negative or do not add up to the ids.
 
     Example:
@@ -66,11 +71,15 @@ class EmbeddingBagCollection(Collection):
             raise TypeError(f"weighted: got {weighted!r}, want True or False")
         self.weighted = weighted
 
-    def call(self, features: KeyedJaggedTensor | Mapping[str, TensorLike]) -> KeyedTensor:
+    def call(
+        self,
+        features: KeyedJaggedTensor | Mapping[str, TensorLike],
+        scores: Mapping[str, TensorLike] | TensorLike | None = None,
+    ) -> KeyedTensor:
         """Looks up and pools; see the class."""
         features = self._keyed(features)
         poolings = [self._configs[number].combiner for _, number in self._outputs]
-        values = self._look_up(features, poolings, weighted=self.weighted)
+        values = self._look_up(features, poolings, weighted=self.weighted, scores=scores)
         dims = [self._configs[number].dim for _, number in self._outputs]
         return KeyedTensor(self._output_names(), dims, values)
 

@@ -29,6 +29,9 @@ class EmbeddingCollection(Collection):
         features: KeyedJaggedTensor; or a dict of dense, ragged or sparse tensors by feature, also of
             the keras.Inputs of a Functional model, of which each row is a bag. Features
             that no table names, and weights, are ignored.
+        scores: of tables with eviction=Score(), the scores of the ids, integers or floats (n,) in the
+            order of the features' values(); or of a dict of features a dict by feature, of their
+            structure. Ids of other tables get none.
 
     Returns (of a call):
         dict: of each output the JaggedTensor of its ids' vectors, values (ids, dim), with the feature's
@@ -36,8 +39,10 @@ class EmbeddingCollection(Collection):
         feature@table. Where batches vary from feature to feature each keeps its own.
 
     Raises:
-        ValueError: tables of one name, or of several dims; in a call, tables on several devices.
-        KeyError: in a call, a feature of the tables that is not among those of the KeyedJaggedTensor.
+        ValueError: tables of one name, or of several dims; in a call, tables on several devices, or
+            scores of which no table orders its rows by them.
+        KeyError: in a call, a feature of the tables that is not among those of the KeyedJaggedTensor, or
+            of the scores.
         tf.errors.InvalidArgumentError: lengths that are negative or do not add up to the ids.
 
     Example:
@@ -64,10 +69,14 @@ class EmbeddingCollection(Collection):
             raise ValueError(f"tables: got dims {dims}, want one dim for all")
         self.with_indices = bool(need_indices)
 
-    def call(self, features: KeyedJaggedTensor | Mapping[str, TensorLike]) -> dict[str, JaggedTensor]:
+    def call(
+        self,
+        features: KeyedJaggedTensor | Mapping[str, TensorLike],
+        scores: Mapping[str, TensorLike] | TensorLike | None = None,
+    ) -> dict[str, JaggedTensor]:
         """Looks up; see the class."""
         features = self._keyed(features)
-        values = self._look_up(features, [None] * len(self._outputs))
+        values = self._look_up(features, [None] * len(self._outputs), scores=scores)
         by_key = features.to_dict()
         of_keys = [by_key[feature] for feature, _ in self._outputs]
         sizes = rows.sizes([ids.values() for ids in of_keys])

@@ -9,11 +9,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dynemb.base.checks import assert_same
 from tf_dynemb.base.hints import TensorLike
+from tf_dynemb.base.structure import flat_numbers
 from tf_dynemb.collections.configs import EmbeddingConfig
 from tf_dynemb.jagged import KeyedJaggedTensor
 from tf_dynemb.keras.layers.table_layer import TableLayer
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
+from tf_dynemb.table.scores import scores_for
 from tf_dynemb.table.variable import Variable
 
 
@@ -137,7 +140,11 @@ class Collection(keras.layers.Layer):
         return features
 
     def _look_up(
-        self, features: KeyedJaggedTensor, poolings: list[Any], weighted: bool = False
+        self,
+        features: KeyedJaggedTensor,
+        poolings: list[Any],
+        weighted: bool = False,
+        scores: Mapping[str, TensorLike] | TensorLike | None = None,
     ) -> tf.Tensor:
         """What lookup_bags gives for all outputs."""
         if not self._configs:
@@ -162,7 +169,26 @@ class Collection(keras.layers.Layer):
             strides=strides,
             inverse=inverse,
             overflow=self._overflow,
+            scores=None if scores is None else self._flat_scores(features, scores),
         )
+
+    def _flat_scores(
+        self, features: KeyedJaggedTensor, scores: Mapping[str, TensorLike] | TensorLike
+    ) -> tf.Tensor:
+        """The scores int64 (n,) of the n ids of the features; see the classes."""
+        tables = self._variables_in_order
+        table = next((table for table in tables if table.config.takes_scores), tables[0])
+        if not isinstance(scores, Mapping):
+            return flat_numbers("scores", scores_for(table, scores), features.values())
+        missing = [key for key in features.keys() if key not in scores]
+        if missing:
+            raise KeyError(f"scores: got none of {missing[0]!r}, want those of {list(features.keys())}")
+        of_features = {key: scores_for(table, scores[key]) for key in features.keys()}
+        jagged = KeyedJaggedTensor.from_tensors(of_features)
+        message = "scores: how many a row has is not that of the ids"
+        same = assert_same(jagged.lengths(), features.lengths(), message)
+        with tf.control_dependencies(same):
+            return tf.identity(jagged.values())
 
     def get_config(self) -> dict[str, Any]:
         """What from_config needs."""

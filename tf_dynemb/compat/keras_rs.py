@@ -27,11 +27,11 @@ except ImportError as error:
     ) from error
 
 from tf_dynemb.base.keys import keys_of
+from tf_dynemb.base.structure import flat_numbers
 from tf_dynemb.collections.configs import EmbeddingBagConfig
 from tf_dynemb.collections.tables import Collection
 from tf_dynemb.compat.options import unsupported, without_effect
 from tf_dynemb.jagged import JaggedTensor, KeyedJaggedTensor
-from tf_dynemb.lookup.bags import flat_weights
 
 __all__ = ["DistributedEmbedding", "FeatureConfig", "TableConfig"]
 
@@ -305,7 +305,7 @@ def _jagged(path: str, ids: Ids, weights: Ids | None, combiner: str) -> JaggedTe
     keys = keys_of(f"inputs: {path}", ids, tf.int64)
     if weights is None or (ids.shape.rank == 1 and combiner != "sum"):
         return JaggedTensor.from_tensor(keys)  # a mean of one id is the id
-    weights = tf.cast(flat_weights(weights, ids), tf.float32)
+    weights = tf.cast(flat_numbers("weights", weights, ids), tf.float32)
     if isinstance(ids, tf.RaggedTensor):
         weights = ids.with_flat_values(weights)
     elif isinstance(ids, tf.SparseTensor):

@@ -31,7 +31,14 @@ _OTHERS = (
     "tables in the same order each time; or use no pipeline (fit's pipeline=False)"
 )
 # What does not change the rows of a table whose handle it takes. Calls of functions may.
-_READING = ("DynembLookup", "DynembSize", "DynembCounters", "DynembExport", "DynembTierStats")
+_READING = (
+    "DynembLookup",
+    "DynembWithScores",
+    "DynembSize",
+    "DynembCounters",
+    "DynembExport",
+    "DynembTierStats",
+)
 # What reads tables of TensorFlow, as keras.layers.StringLookup does. Should one change between two
 # steps, the step finds that its ids are others.
 _VOCABULARIES = ("LookupTableFindV2", "LookupTableSizeV2")

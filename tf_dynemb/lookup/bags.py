@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tf_dynemb.base.checks import assert_same, assert_within
+from tf_dynemb.base.checks import assert_within
 from tf_dynemb.base.hints import AnyTensor, Ids
+from tf_dynemb.base.structure import flat_numbers, flat_of_ragged
 from tf_dynemb.base.upcast import upcast_16bit
 from tf_dynemb.lookup.embedding_lookup import lookup_keys
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
@@ -39,6 +40,7 @@ class Bags(NamedTuple):
         bags: int64 (n,), the bag of each id.
         number: int64 scalar, of bags.
         weights: (n,), or None.
+        scored: ids (m,) and their scores (m,), or None.
         in_order: whether `bags` is known to ascend.
         restore: function that gives vectors (number, dim) the outer axes of the ids.
     """
@@ -47,6 +49,7 @@ class Bags(NamedTuple):
     bags: tf.Tensor
     number: tf.Tensor
     weights: tf.Tensor | None
+    scored: tuple[tf.Tensor, tf.Tensor] | None
     in_order: bool
     restore: Callable[[tf.Tensor], AnyTensor]
 
@@ -57,6 +60,7 @@ def bags_of(
     outer_rank: int = -1,
     is_kept: Callable[[tf.Tensor, tf.Tensor | None], tf.Tensor | None] | None = None,
     default_id: tf.Tensor | None = None,
+    scores: Ids | None = None,
 ) -> Bags:
     """The bags of ids.
 
@@ -68,30 +72,33 @@ def bags_of(
         is_kept: function of ids (n,) and weights (n,) or None, that returns bool (n,), which of them
             count; or None, for all.
         default_id: scalar, the one id of bags that are empty, with weight 1. None: they stay empty.
+        scores: int64 of the same structure, or None.
 
     Raises:
-        ValueError: ids without an axis; weights of another structure (tf.errors.InvalidArgumentError
-            where only the run shows that).
+        ValueError: ids without an axis; weights or scores of another structure
+            (tf.errors.InvalidArgumentError where only the run shows that).
     """
+    beside = {"weights": weights, "scores": scores}
+    beside = {name: numbers for name, numbers in beside.items() if numbers is not None}
     if isinstance(ids, tf.RaggedTensor):
         if outer_rank == 1 and ids.shape.rank > 2:
-            if weights is not None:
-                weights = tf.reshape(_flat_of_ragged(weights, ids), [-1])
+            flats = {name: flat_of_ragged(name, numbers, ids) for name, numbers in beside.items()}
             ids = ids.merge_dims(1, -1)
-            weights = None if weights is None else ids.with_flat_values(weights)
+            beside = {name: ids.with_flat_values(tf.reshape(flats[name], [-1])) for name in flats}
         elif ids.flat_values.shape.rank != 1:
             # Ragged in outer axes only: the bags are those of the dense values.
-            if weights is not None:
-                weights = _flat_of_ragged(weights, ids)
-            inner = bags_of(ids.flat_values, weights, -1, is_kept, default_id)
+            beside = {name: flat_of_ragged(name, numbers, ids) for name, numbers in beside.items()}
+            weights, scores = beside.get("weights"), beside.get("scores")
+            inner = bags_of(ids.flat_values, weights, -1, is_kept, default_id, scores)
             return inner._replace(restore=lambda pooled: ids.with_flat_values(inner.restore(pooled)))
-    if weights is not None:
-        weights = flat_weights(weights, ids)
+    beside = {name: flat_numbers(name, numbers, ids) for name, numbers in beside.items()}
     flat, bags, number, restore = flatten(ids, outer_rank)
-    kept = None if is_kept is None else is_kept(flat, weights)
+    kept = None if is_kept is None else is_kept(flat, beside.get("weights"))
     if kept is not None:
         flat, bags = tf.boolean_mask(flat, kept), tf.boolean_mask(bags, kept)
-        weights = None if weights is None else tf.boolean_mask(weights, kept)
+        beside = {name: tf.boolean_mask(numbers, kept) for name, numbers in beside.items()}
+    weights, scores = beside.get("weights"), beside.get("scores")
+    scored = None if scores is None else (flat, scores)
     if default_id is not None:
         empty = tf.where(tf.equal(_lengths(bags, number), 0))[:, 0]
         flat = tf.concat([flat, tf.fill([tf.size(empty)], default_id)], 0)
@@ -99,7 +106,7 @@ def bags_of(
         if weights is not None:
             weights = tf.concat([weights, tf.ones([tf.size(empty)], weights.dtype)], 0)
     in_order = default_id is None and not isinstance(ids, tf.SparseTensor)
-    return Bags(flat, bags, number, weights, in_order, restore)
+    return Bags(flat, bags, number, weights, scored, in_order, restore)
 
 
 def flatten(
@@ -167,7 +174,7 @@ def pool(
     is_fused = max_norm is None and table.value_dtype.is_floating and not table.keep_keys
     if is_fused:
         return bags.restore(_pooled_by_one_op(table, bags, combiner, name))
-    vectors = upcast_16bit(lookup_keys(table, bags.ids, name, max_norm))
+    vectors = upcast_16bit(lookup_keys(table, bags.ids, name, max_norm, bags.scored))
     return bags.restore(_pooled(vectors, bags, combiner))
 
 
@@ -185,7 +192,9 @@ def _pooled_by_one_op(table: Variable, bags: Bags, combiner: str, name: str | No
     if not bags.in_order:
         keys, weights = _in_order(bags.bags, keys, weights)
     feature = BagFeature(0, 0, "mean" if combiner == "mean" else "sum")
-    return lookup_bags([table], [feature], keys, lengths, weights=weights, are_keys=True)
+    return lookup_bags(
+        [table], [feature], keys, lengths, weights=weights, are_keys=True, scored=[bags.scored]
+    )
 
 
 def _in_order(
@@ -240,52 +249,6 @@ def _or_ones(squares: tf.Tensor) -> tf.Tensor:
 def _lengths(bags: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
     """How many ids each bag has, int64 (number,)."""
     return tf.math.unsorted_segment_sum(tf.ones_like(bags), bags, number)
-
-
-def flat_weights(weights: Ids, ids: AnyTensor) -> tf.Tensor:
-    """The weights (n,) of the flat ids (n,), whose structure they must have."""
-    if isinstance(ids, tf.RaggedTensor):
-        return _flat_of_ragged(weights, ids)
-    if isinstance(ids, tf.SparseTensor):
-        _check_structure(weights, ids)
-        same = assert_same(
-            weights.indices, ids.indices, "weights: their indices are not those of the ids"
-        )
-        flat = weights.values
-    else:
-        _check_structure(weights, ids)
-        weights = tf.convert_to_tensor(weights)
-        if not weights.shape.is_compatible_with(ids.shape):
-            raise ValueError(f"weights: got shape {weights.shape}, want that of the ids, {ids.shape}")
-        same = assert_same(
-            tf.shape(weights), tf.shape(ids), "weights: their shape is not that of the ids"
-        )
-        flat = tf.reshape(weights, [-1])
-    with tf.control_dependencies(same):
-        return tf.identity(flat)
-
-
-def _flat_of_ragged(weights: Ids, ids: tf.RaggedTensor) -> tf.Tensor:
-    _check_structure(weights, ids)
-    if weights.ragged_rank != ids.ragged_rank:
-        raise ValueError(
-            f"weights: got ragged rank {weights.ragged_rank}, want that of the ids, {ids.ragged_rank}"
-        )
-    same = []
-    for got, want in zip(weights.nested_row_splits, ids.nested_row_splits, strict=True):
-        same += assert_same(got, want, "weights: their row splits are not those of the ids")
-    with tf.control_dependencies(same):
-        return tf.identity(weights.flat_values)
-
-
-def _check_structure(weights: Ids, ids: AnyTensor) -> None:
-    kinds = (tf.RaggedTensor, tf.SparseTensor)
-    for kind in kinds:
-        if isinstance(weights, kind) != isinstance(ids, kind):
-            raise ValueError(
-                f"weights: got {type(weights).__name__}, want the structure of the ids, "
-                f"{type(ids).__name__ if isinstance(ids, kinds) else 'a dense tensor'}"
-            )
 
 
 def _innermost(ragged: tf.RaggedTensor) -> tf.RaggedTensor:

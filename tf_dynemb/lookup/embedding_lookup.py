@@ -10,7 +10,9 @@ import tensorflow as tf
 from tf_dynemb import _compat
 from tf_dynemb.base.hints import AnyTensor, Gradient, Ids
 from tf_dynemb.base.op_library import ops
+from tf_dynemb.base.structure import flat_numbers
 from tf_dynemb.table.handle import TableHandle
+from tf_dynemb.table.scores import Scored, scores_for
 from tf_dynemb.table.variable import Variable
 
 
@@ -20,6 +22,7 @@ def embedding_lookup(
     name: str | None = None,
     max_norm: float | None = None,
     return_trainable: bool = False,
+    scores: Ids | None = None,
 ) -> Any:
     """Reads the values of ids so that gradients flow to the table.
 
@@ -38,14 +41,18 @@ def embedding_lookup(
         max_norm: clip every row read to this L2 norm, as tf.nn.embedding_lookup does. The gradient is
             that of the clipped row; what the table holds is not clipped.
         return_trainable: return (values, params.handle).
+        scores: of a table with eviction=Score(), the scores that the ids' rows get with the update that
+            trains what was looked up: signed integers or floats of the structure of ids. Of several of
+            one id in a step the highest counts.
 
     Returns:
         Values (..., dim) of the table's value_dtype; ragged where the ids are.
 
     Raises:
-        TypeError: params is not a Variable, or ids are of another dtype.
-        ValueError: params is a list of several; while the gradient is built, if it would have to cross a
-            loop.
+        TypeError: params is not a Variable, or ids or scores are of another dtype.
+        ValueError: params is a list of several; scores for another table, or of another structure
+            (tf.errors.InvalidArgumentError where only the run shows that); while the gradient is built,
+            if it would have to cross a loop.
 
     Example:
 
@@ -59,9 +66,10 @@ def embedding_lookup(
     ([5, -9], [[2.0, 2.0], [1.0, 1.0]])
     """
     table = table_of(params)
+    scored = _scored(table, ids, scores)
 
     def look_up(flat: tf.Tensor) -> tf.Tensor:
-        values = lookup_keys(table, table._keys(flat), name, max_norm)
+        values = lookup_keys(table, table._keys(flat), name, max_norm, scored)
         return tf.cast(values, table.value_dtype)
 
     values = _with_flat_values(look_up, ids)
@@ -74,6 +82,7 @@ def embedding_lookup_unique(
     name: str | None = None,
     max_norm: float | None = None,
     return_trainable: bool = False,
+    scores: Ids | None = None,
 ) -> Any:
     """As embedding_lookup, with each distinct id read once and its row copied to where the id stands.
 
@@ -89,16 +98,19 @@ def embedding_lookup_unique(
     [2, 2, 2]
     """
     table = table_of(params)
+    scored = _scored(table, ids, scores)
 
     def look_up(flat: tf.Tensor) -> tf.Tensor:
         keys = table._keys(flat)
         if table.config.repeats > 1:
-            values = lookup_keys(table, keys, name, max_norm)  # whose gradient has all occurrences
+            values = lookup_keys(
+                table, keys, name, max_norm, scored
+            )  # whose gradient has all occurrences
             return tf.cast(values, table.value_dtype)
         distinct, places = tf.unique(tf.reshape(keys, [-1]))
         places = tf.ensure_shape(tf.reshape(places, tf.shape(keys)), keys.shape)
         # Gradients of equal ids are summed by the gather: rows are narrowed after it.
-        values = tf.gather(lookup_keys(table, distinct, name, max_norm), places)
+        values = tf.gather(lookup_keys(table, distinct, name, max_norm, scored), places)
         return tf.cast(values, table.value_dtype)
 
     values = _with_flat_values(look_up, ids)
@@ -128,9 +140,15 @@ def table_of(params: Any) -> Variable:
 
 
 def lookup_keys(
-    table: Variable, keys: tf.Tensor, name: str | None = None, max_norm: float | None = None
+    table: Variable,
+    keys: tf.Tensor,
+    name: str | None = None,
+    max_norm: float | None = None,
+    scored: Scored | None = None,
 ) -> tf.Tensor:
     """Values (..., dim) of int64 keys, with their gradient; every row clipped to max_norm.
+
+    The gradient leaves the scores of `scored` for the update.
 
     Of rows of 16 bits in float32: whoever copies or pools them does so before casting them, so that the
     gradients of equal keys are summed in float32.
@@ -139,7 +157,7 @@ def lookup_keys(
     if isinstance(max_norm, (int, float)) and not max_norm >= 0:  # nor NaN
         raise ValueError(f"max_norm: got {max_norm}, want an L2 norm >= 0, or None")
     table._note_lookup(name)
-    values, _ = table._read(keys, name)
+    values, _ = table._read(keys, name, scored=scored)
     return values if max_norm is None else tf.clip_by_norm(values, max_norm, axes=-1)
 
 
@@ -160,6 +178,17 @@ def check_trained(table: Variable) -> None:
             "keep the handle in your own layer, self.handle = table.handle, for which Keras' files and "
             "tf.train.Checkpoint then hold the rows"
         )
+
+
+def _scored(table: Variable, ids: Ids, scores: Ids | None) -> Scored | None:
+    """Flat keys of ids, and scores of their structure."""
+    if scores is None:
+        return None
+    scores = scores_for(table, scores)
+    if not isinstance(ids, tf.RaggedTensor):
+        ids = table._keys(ids)  # also of what is no tensor yet
+        return ids, flat_numbers("scores", scores, ids)
+    return table._keys(ids.flat_values), flat_numbers("scores", scores, ids)
 
 
 def _with_flat_values(look_up: Callable[[tf.Tensor], tf.Tensor], ids: AnyTensor) -> AnyTensor:
@@ -229,5 +258,11 @@ def _sum_by_key_gradient(
     return [None, tf.gather(sums_gradient, op.outputs[2])]
 
 
-for _op_type in ("DynembLookup", "DynembWithStrings", "DynembSize", "DynembExport"):
+for _op_type in (
+    "DynembLookup",
+    "DynembWithStrings",
+    "DynembWithScores",
+    "DynembSize",
+    "DynembExport",
+):
     _compat.register_read_only(_op_type)

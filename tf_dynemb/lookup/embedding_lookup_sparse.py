@@ -10,6 +10,7 @@ from tf_dynemb.base.hints import AnyTensor, Ids, TensorLike
 from tf_dynemb.base.keys import keys_of
 from tf_dynemb.lookup.bags import bags_of, check_combiner, pool
 from tf_dynemb.lookup.embedding_lookup import table_of
+from tf_dynemb.table.scores import scores_for
 from tf_dynemb.table.variable import Variable
 
 
@@ -21,6 +22,7 @@ def embedding_lookup_sparse(
     max_norm: float | None = None,
     name: str | None = "embedding_lookup_sparse",
     return_trainable: bool = False,
+    scores: Ids | None = None,
 ) -> Any:
     """One vector per row of a sparse or ragged matrix of ids.
 
@@ -42,6 +44,7 @@ def embedding_lookup_sparse(
         max_norm: clip every vector to this L2 norm before it is pooled.
         name: scope of the operations, and name of the lookup.
         return_trainable: return (values, params.handle).
+        scores: as in embedding_lookup, of the same kind and structure as the ids.
 
     Returns:
         Values (d0, dim) of the table's value_dtype.
@@ -68,7 +71,7 @@ def embedding_lookup_sparse(
             f"sp_ids: got a tf.RaggedTensor of rank {sp_ids.shape.rank}, want 2; "
             "safe_embedding_lookup_sparse pools the last of any number of axes"
         )
-    values = _pooled(table, keys, sp_weights, name, combiner, max_norm, outer_rank=1)
+    values = _pooled(table, keys, sp_weights, name, combiner, max_norm, outer_rank=1, scores=scores)
     return (values, table.handle) if return_trainable else values
 
 
@@ -81,6 +84,7 @@ def safe_embedding_lookup_sparse(
     max_norm: float | None = None,
     name: str | None = "safe_embedding_lookup_sparse",
     return_trainable: bool = False,
+    scores: Ids | None = None,
 ) -> Any:
     """As embedding_lookup_sparse, for ids of any rank, ids of no weight, and an id for empty rows.
 
@@ -98,6 +102,7 @@ def safe_embedding_lookup_sparse(
         max_norm: clip every vector to this L2 norm before it is pooled.
         name: scope of the operations, and name of the lookup.
         return_trainable: return (values, embedding_weights.handle).
+        scores: as in embedding_lookup, of the structure of the ids. A default_id gets none.
 
     Returns:
         Values (d0, ..., dn-1, dim) of the table's value_dtype; ragged where the ids are so in more than
@@ -136,6 +141,7 @@ def safe_embedding_lookup_sparse(
         outer_rank=-1,
         is_kept=is_kept,
         default_id=default_id,
+        scores=scores,
     )
     return (values, table.handle) if return_trainable else values
 
@@ -148,11 +154,13 @@ def _pooled(
     combiner: str,
     max_norm: float | None,
     outer_rank: int,
+    scores: Ids | None,
     **options: Any,
 ) -> AnyTensor:
     """Pooled vectors in the table's dtype; the options are those of bags.bags_of."""
     with tf.name_scope(name or "embedding_lookup_sparse"):
-        bags = bags_of(keys, weights, outer_rank, **options)
+        scores = None if scores is None else scores_for(table, scores)
+        bags = bags_of(keys, weights, outer_rank, scores=scores, **options)
         return tf.cast(pool(table, bags, combiner, max_norm, name), table.value_dtype)
 
 

@@ -18,6 +18,7 @@ from tf_dynemb.lookup.embedding_lookup import (
     table_slices,
 )
 from tf_dynemb.shard.fetched_rows import exchange_of, step_resources
+from tf_dynemb.table.scores import Scored, with_scores
 from tf_dynemb.table.variable import Variable
 
 COMBINERS = ("sum", "mean")
@@ -50,6 +51,8 @@ def lookup_bags(
     table_ids: TensorLike | None = None,
     overflow: Sequence[tuple[int, int, int] | None] = (),
     are_keys: bool = False,
+    scores: tf.Tensor | None = None,
+    scored: Sequence[Scored | None] = (),
 ) -> tf.Tensor:
     """Looks up bags of ids of many features, and pools each bag to one vector.
 
@@ -78,6 +81,9 @@ def lookup_bags(
         overflow: for each table None, or (limit, other, rows): once it has `limit` rows, ids without one
             share `rows` rows of table number `other`, by their hash. Without table_ids then.
         are_keys: whether ids are int64 keys, which base.keys.keys_of has made of ids.
+        scores: int64 (n,) of the ids, which the gradient leaves for the update of tables whose eviction
+            is Score(); or None.
+        scored: instead, for each table None or keys and their scores.
 
     Returns:
         (B, sum of the features' dims), in float32, or in float64 if a table has float64. Without
@@ -115,9 +121,16 @@ def lookup_bags(
     keys = ids if are_keys else _keys_of(ids, tables)
     table_ids = _or_none(table_ids, tf.int32)
     strides = _or_none(strides, tf.int64)
-    resources = step_resources(
-        tables, lambda: _keys_of_tables(len(tables), features, keys, lengths, inputs, strides, table_ids)
-    )
+
+    def of_tables(numbers: tf.Tensor) -> list[tf.Tensor]:
+        return _of_tables(len(tables), features, numbers, lengths, inputs, strides, table_ids)
+
+    resources = step_resources(tables, lambda: of_tables(keys))
+    if scores is not None:
+        scored = [
+            (pair[0], pair[1]) if table.config.takes_scores else None
+            for table, *pair in zip(tables, of_tables(keys), of_tables(scores), strict=True)
+        ]
     bags = {
         "ids": keys,
         "lengths": tf.reshape(lengths, [-1]),
@@ -141,6 +154,10 @@ def lookup_bags(
         dims=[table.dim for table in tables],
         dtype=dtype,
     )
+    if any(each is not None for each in scored):
+        weights_of_tables = [
+            with_scores(*each) for each in zip(tables, weights_of_tables, scored, strict=True)
+        ]
     repeats = [table.config.repeats for table in tables]
     return ops.dynemb_lookup_bags(weights=weights_of_tables, tables=resources, repeats=repeats, **bags)
 
@@ -196,7 +213,7 @@ def _keys_of(ids: TensorLike, tables: list[Variable]) -> tf.Tensor:
     return tf.reshape([keys_of("ids", ids, key_dtype) for key_dtype in key_dtypes][0], [-1])
 
 
-def _keys_of_tables(
+def _of_tables(
     tables: int,
     features: list[BagFeature],
     ids: TensorLike,
@@ -205,7 +222,7 @@ def _keys_of_tables(
     strides: tf.Tensor,
     table_ids: tf.Tensor,
 ) -> list[tf.Tensor]:
-    """The ids that are looked up in each table."""
+    """The ids (n,), or a number for each, of what is looked up in each table."""
     lengths = tf.reshape(lengths, [-1])
     if strides.shape == [0]:
         sizes = tf.reduce_sum(tf.reshape(lengths, [inputs, -1]), axis=1)

@@ -61,6 +61,7 @@ def apply_rules(
     handles: Sequence[TableHandle],
     inner: keras.optimizers.Optimizer,
     untouched_rows: str,
+    has_room: tf.Tensor | None = None,
 ) -> list[tf.Operation | None]:
     """Updates the rows of tables in place.
 
@@ -70,6 +71,9 @@ def apply_rules(
         inner: gives rule, learning rate and weight decay where tables have none of their own, and counts
             the steps. Before it counts this one.
         untouched_rows: "lazy" or "catch_up".
+        has_room: of tables that are spread over processes and may refuse an update, whether all
+            processes are known to have room for all keys, a bool scalar, the same in all; None: there
+            are no such tables.
 
     Returns:
         In a graph, the operations that do it. A table that is full makes them fail, with all tables as
@@ -93,7 +97,7 @@ def apply_rules(
         for (resource, own_keys, rows), candidates in zip(parts, counts, strict=True):
             slices = tf.IndexedSlices(rows, own_keys)
             asked = _unsummed(slices).indices
-            admitted, scores = _admitted(handle, asked), resource.scores_of(asked)
+            admitted, scores = _admitted(handle, asked), resource.scores_of_update(asked)
             share = _Share(
                 handle, resource, candidates, slices, **common, admitted=admitted, scores=scores
             )
@@ -108,6 +112,9 @@ def apply_rules(
     # Nothing is trained if one of the functions fails.
     every = [share for shares in groups.values() for share in shares]
     checks = [t for share in every for t in (share.admitted, share.scores) if t is not None]
+    if has_room is not None:
+        with tf.control_dependencies(checks):
+            checks.append(tf.cond(has_room, lambda: tf.constant(True), lambda: _agree(every, step)))
     for key in sorted(groups, key=lambda key: not limited[key]):
         for op, of_op in _by_lookup(groups[key]).values():
             with tf.control_dependencies([*checks, *(done if any(limited.values()) else [])]):
@@ -115,6 +122,22 @@ def apply_rules(
     for handle in handles:
         _evict(handle)
     return done
+
+
+def _agree(shares: list[_Share], step: tf.Tensor) -> tf.Tensor:
+    """Fails in all processes if one has no room for the rows that it is to insert; else True."""
+    shares = [share for share in shares if share.handle.table.exchange is not None]
+    problems = []
+    for key in dict.fromkeys(share.key() for share in shares):
+        of_key = [share for share in shares if share.key() == key]
+        keys = [_unsummed(share.gradient).indices for share in of_key]
+        problems.append(
+            ops.dynemb_check_updates(
+                dtype=of_key[0].dtype, **_keyed(of_key, keys), **_common(of_key, step)
+            )
+        )
+    tables = [share.handle.table for share in shares]
+    return tables[0].exchange.agree_on_room(tables, tf.strings.reduce_join(problems))
 
 
 class _Rates:
@@ -177,13 +200,20 @@ def _apply_bags(shares: list[_Share], step: tf.Tensor, op: tf.Operation) -> tf.O
 def _apply(shares: list[_Share], step: tf.Tensor) -> tf.Operation:
     slices = [_unsummed(share.gradient) for share in shares]
     return ops.dynemb_apply(
-        keys=[s.indices for s in slices],
-        shard_ids=[t.resource.shard_ids(s.indices) for t, s in zip(shares, slices, strict=True)],
         gradients=[tf.cast(s.values, t.dtype) for t, s in zip(shares, slices, strict=True)],
-        admitted=[tf.zeros([0], tf.bool) if s.admitted is None else s.admitted for s in shares],
         scores=[tf.zeros([0], tf.int64) if s.scores is None else s.scores for s in shares],
+        **_keyed(shares, [s.indices for s in slices]),
         **_common(shares, step),
     )
+
+
+def _keyed(shares: list[_Share], keys: list[tf.Tensor]) -> dict[str, Any]:
+    """What ops are given of the keys (n,) of shares."""
+    return {
+        "keys": keys,
+        "shard_ids": [s.resource.shard_ids(k) for s, k in zip(shares, keys, strict=True)],
+        "admitted": [tf.zeros([0], tf.bool) if s.admitted is None else s.admitted for s in shares],
+    }
 
 
 def _common(shares: list[_Share], step: tf.Tensor) -> dict[str, Any]:
@@ -228,14 +258,6 @@ def _matrix(rows: list[tuple[float | tf.Tensor, ...]]) -> tf.Tensor:
     next_number = itertools.count(len(tensors))
     places = [place[id(x)] if tf.is_tensor(x) else next(next_number) for x in flat]
     return tf.gather(tf.concat([tf.stack(tensors), numbers], 0), np.reshape(places, (len(rows), -1)))
-
-
-def limit_of(handle: TableHandle) -> int:
-    """How many rows an update may make a table have in this process; -1: any number."""
-    table = handle.table
-    if not handle.max_rows or table.restrict_policy:
-        return -1
-    return handle.max_rows if table.exchange is None else table.exchange.share(handle.max_rows)
 
 
 def _stamps(shares: list[_Share]) -> tf.Tensor:

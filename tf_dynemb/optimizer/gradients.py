@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tf_dynemb.base.hints import Gradient
 from tf_dynemb.base.op_library import ops
+from tf_dynemb.base.table import Table
 from tf_dynemb.base.upcast import upcast_16bit
-from tf_dynemb.optimizer.apply_rules import limit_of
 from tf_dynemb.table.handle import TableHandle
 
 Pairs: TypeAlias = list[tuple[Gradient | None, keras.Variable]]
@@ -86,6 +86,9 @@ def without_frozen(gradient: tf.IndexedSlices, handle: TableHandle) -> tf.Indexe
             f"a bool for each key, {keys.shape}"
         )
     trained = ~tf.ensure_shape(frozen, keys.shape)
+    if handle.table.config.takes_scores:  # which nobody else takes of frozen keys
+        for part, of_part in handle.table.resource.split(tf.boolean_mask(keys, ~trained)):
+            part.scores_of_update(of_part)
     rows = tf.boolean_mask(gradient.values, trained)
     return tf.IndexedSlices(rows, tf.boolean_mask(keys, trained), gradient.dense_shape)
 
@@ -150,11 +153,16 @@ def norms_of(gradients: list[Gradient], handles: list[TableHandle]) -> list[tf.T
 
 def summed_over_replicas(
     gradients: list[Gradient], handles: list[TableHandle], replica: tf.distribute.ReplicaContext
-) -> list[tf.IndexedSlices]:
+) -> tuple[list[tf.IndexedSlices], tf.Tensor | None]:
     """What this process trains its rows on: of tables that are spread over processes those it owns.
 
     Tables of one process get the slices of all replicas, so that all replicas compute the same.
+
+    Returns:
+        The gradients; and whether all processes have room for the rows, see
+        AllToAllExchange.deliver_updates.
     """
+    has_room = None
     gradients = list(gradients)
     spread = [number for number, handle in enumerate(handles) if handle.table.exchange is not None]
     other = [number for number in range(len(handles)) if number not in spread]
@@ -170,11 +178,21 @@ def summed_over_replicas(
         wire_dtypes = [t.config.exchange_dtype or d for t, d in zip(tables, dtypes, strict=True)]
         rows = [tf.cast(s.values, dtype) for s, dtype in zip(sums, wire_dtypes, strict=True)]
         what = f"training by {', '.join(handles[number].rule_name for number in spread)}"
-        limits = [limit_of(handles[number]) for number in spread]
-        owned = tables[0].exchange.deliver(what, tables, keys, rows, limits=limits)
+        owned, has_room = tables[0].exchange.deliver_updates(what, tables, keys, rows)
+        _deliver_scores([table for table in tables if table.config.takes_scores])
         for number, dtype, keys, rows in zip(spread, dtypes, *owned, strict=True):
             gradients[number] = tf.IndexedSlices(tf.cast(rows, dtype), keys)
-    return gradients
+    return gradients, has_room
+
+
+def _deliver_scores(tables: list[Table]) -> None:
+    """Leaves the scores that lookups of all processes have left with the owners of the keys."""
+    if not tables:
+        return
+    left = [table.resource.take_all_scores() for table in tables]
+    owned = tables[0].exchange.deliver("scores", tables, *zip(*left, strict=True))
+    for table, *keys_and_scores in zip(tables, *owned, strict=True):
+        table.resource.give_scores(*keys_and_scores)
 
 
 def shrink_to(clip: float, norm: tf.Tensor) -> tf.Tensor:

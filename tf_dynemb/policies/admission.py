@@ -66,11 +66,10 @@ class MinCount(AdmissionPolicy):
     difference. The step that brings the last missing occurrence inserts the row and trains it.
 
     Ids that have occurred and have no row yet are candidates. Their exact counts are a table of its own,
-    `Variable.candidates`, sharded as the table is, saved and restored with it by tf.train.Checkpoint
-    and `snapshot`, deltas included. It has up to max_candidates rows, of about 40 bytes; beyond them
-    the candidates leave that have not occurred for the longest time, so that ids which come too rarely
-    are forgotten, and no id is admitted too early. Keras' files (`.keras`, `.weights.h5`) have no
-    candidates.
+    `Variable.candidates`, sharded as the table is, saved and restored with it by tf.train.Checkpoint,
+    Keras' files and `snapshot`, deltas included. It has up to max_candidates rows, of about 40 bytes;
+    beyond them the candidates leave that have not occurred for the longest time, so that ids which come
+    too rarely are forgotten, and no id is admitted too early.
 
     Like DeepRec's CounterFilter, whose filter_freq is `count`.
 

@@ -142,9 +142,13 @@ class SmallNorm(EvictionPolicy):
 @keras.saving.register_keras_serializable("tf_dynemb")
 @dataclasses.dataclass(frozen=True)
 class Score(EvictionPolicy):
-    """Evicts the rows with the lowest scores, which a function of yours gives.
+    """Evicts the rows with the lowest scores, which you give.
 
-    The function is called in each call that writes rows, training, upsert or accum, with the keys of the
+    Without a function, scores come with ids: the argument `scores` of lookups, layers and upsert. The
+    update that trains what was looked up gives the rows the scores; of several of one id the highest.
+    A write without scores leaves a row its score, and a new row has 0.
+
+    A function is called in each call that writes rows, training, upsert or accum, with the keys of the
     call; what it says is the score of their rows until the next such call. It may read whatever the
     step can, such as another table in which you keep how much each id is worth.
 
@@ -154,7 +158,7 @@ class Score(EvictionPolicy):
         function: takes keys, int64 (n,), which may repeat; returns scores of that shape, signed integers
             or floats, equal ones for equal keys. Of string ids the keys are
             fingerprints. It is part of the step's graph, so of TensorFlow operations. To be saved with a
-            model, register it with keras.saving.register_keras_serializable.
+            model, register it with keras.saving.register_keras_serializable. None: scores come with ids.
 
     Raises:
         TypeError: not a function; or, from a call that writes, scores of a dtype that is not one.
@@ -171,36 +175,34 @@ class Score(EvictionPolicy):
     ...     table.upsert(tf.constant([key], tf.int64), [[0.0]])
     >>> sorted(table.export()[0].numpy().tolist())
     [99, 300]
+
+    Or with scores that come with the ids:
+
+    >>> table = tf_dynemb.Variable(dim=1, max_rows=2, eviction=tf_dynemb.policies.Score())
+    >>> for key, score in ((99, 7), (5, 1), (98, 3)):
+    ...     table.upsert(tf.constant([key], tf.int64), [[0.0]], scores=[score])
+    >>> sorted(table.export()[0].numpy().tolist())
+    [98, 99]
     """
 
-    function: Callable[[tf.Tensor], tf.Tensor]
+    function: Callable[[tf.Tensor], tf.Tensor] | None = None
     meta_fields = ("score",)
     engine_text = "score"
 
     def __post_init__(self) -> None:
         if isinstance(self.function, dict):
             object.__setattr__(self, "function", keras.saving.deserialize_keras_object(self.function))
-        if not callable(self.function):
-            raise TypeError(f"function: got {self.function!r}, want a function of keys")
+        if self.function is not None and not callable(self.function):
+            raise TypeError(f"function: got {self.function!r}, want a function of keys, or None")
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
-        return {"function": serialized_function(self.function)}
+        return {"function": None if self.function is None else serialized_function(self.function)}
 
     def scores(self, keys: tf.Tensor) -> tf.Tensor:
         """What the function says of int64 keys, as int64 in the same order."""
-        scores = tf.convert_to_tensor(self.function(keys))
-        if scores.dtype.is_integer and scores.dtype != tf.uint64:
-            return tf.cast(scores, tf.int64)
-        if not scores.dtype.is_floating:
-            raise TypeError(
-                f"eviction: its function gave scores of {scores.dtype.name}, want signed integers or "
-                "floats"
-            )
-        finite = tf.debugging.check_numerics(tf.cast(scores, tf.float64), "eviction: the scores")
-        # The bits of floats are in the order of the numbers, those below 0 in the opposite one.
-        bits = tf.bitcast(finite + 0.0, tf.int64)
-        return tf.where(bits < 0, tf.bitwise.bitwise_xor(bits, tf.constant(2**63 - 1, tf.int64)), bits)
+        assert self.function is not None  # Eviction.scores has looked
+        return int64_scores("eviction: its function gave scores", self.function(keys))
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")
@@ -281,8 +283,14 @@ class Eviction:
 
     @property
     def scores(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
-        """What gives the scores of keys, if the order goes by given ones."""
-        return self._order.scores if isinstance(self._order, Score) else None
+        """What gives the scores of keys, if the order goes by those of a function."""
+        order = self._order
+        return order.scores if isinstance(order, Score) and order.function is not None else None
+
+    @property
+    def takes_scores(self) -> bool:
+        """Whether the order goes by scores that come with ids."""
+        return isinstance(self._order, Score) and self._order.function is None
 
     @property
     def meta_fields(self) -> tuple[str, ...]:
@@ -297,6 +305,24 @@ class Eviction:
         if not units and "used" in self.meta_fields:
             return "microseconds"
         return next(iter(units), None)
+
+
+def int64_scores(what: str, scores: Any) -> tf.Tensor:
+    """Scores of any shape as int64, in the order of the numbers; `what` begins the error.
+
+    Raises:
+        TypeError: neither signed integers nor floats.
+        tf.errors.InvalidArgumentError: floats that are not finite.
+    """
+    scores = tf.convert_to_tensor(scores)
+    if scores.dtype.is_integer and scores.dtype != tf.uint64:
+        return tf.cast(scores, tf.int64)
+    if not scores.dtype.is_floating:
+        raise TypeError(f"{what} of {scores.dtype.name}, want signed integers or floats")
+    finite = tf.debugging.check_numerics(tf.cast(scores, tf.float64), "eviction: the scores")
+    # The bits of floats are in the order of the numbers, those below 0 in the opposite one.
+    bits = tf.bitcast(finite + 0.0, tf.int64)
+    return tf.where(bits < 0, tf.bitwise.bitwise_xor(bits, tf.constant(2**63 - 1, tf.int64)), bits)
 
 
 def eviction_of(eviction: Any) -> Eviction | None:
@@ -337,7 +363,7 @@ def _policy(policy: Any) -> EvictionPolicy:
     if not isinstance(policy, EvictionPolicy):
         raise TypeError(
             f"eviction: got {policy!r}, want one of tf_dynemb.policies.LRU(), LFU(), SmallNorm(), "
-            "Score(function), TTL(steps=...) or TTL(seconds=...), or a list of them"
+            "Score(), TTL(steps=...) or TTL(seconds=...), or a list of them"
         )
     return policy
 

@@ -23,7 +23,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _compat
-from tf_dynemb.base.checks import text_if
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.base.table import Table
 
@@ -84,10 +83,10 @@ class Observer(Protocol):
 class AllToAllExchange:
     """The processes of a strategy, as the tables made in its scope see them.
 
-    agree, fetch, deliver, total, gather and gather_texts are collective: every process calls them, in
-    one order. Where the programs of two processes differ, that is an error in both, with the names of
-    what each wanted. What one of them has to refuse, such as a key that its table cannot have, all
-    refuse.
+    agree, fetch, deliver, agree_on_room, total, gather and gather_texts are collective: every process
+    calls them, in one order. Where the programs of two processes differ, that is an error in both, with
+    the names of what each wanted. What one of them has to refuse, such as a key that its table cannot
+    have, all refuse.
 
     Attributes:
         processes: how many there are.
@@ -205,7 +204,6 @@ class AllToAllExchange:
         tables: Sequence[Table],
         keys: Sequence[tf.Tensor],
         *columns: Sequence[tf.Tensor],
-        limits: Sequence[int] = (),
     ) -> list[list[tf.Tensor]]:
         """Sends keys, with what belongs to each, to their shards.
 
@@ -214,14 +212,24 @@ class AllToAllExchange:
             tables: whose keys.
             keys: for each table int64 (n,); a key may repeat.
             *columns: what belongs to them, for each table numbers (n,) or (n, d).
-            limits: for each table how many rows it may have in this process, or -1; none: any number.
 
         Returns:
             The keys for each table (m,), and each column likewise, of those that this process owns: what
             the first process sent first, and of each in its order.
+        """
+        return self.deliver_updates(what, tables, keys, *columns)[0]
 
-        Raises:
-            tf.errors.ResourceExhaustedError: in some process a table would get more rows than it may.
+    def deliver_updates(
+        self,
+        what: str,
+        tables: Sequence[Table],
+        keys: Sequence[tf.Tensor],
+        *columns: Sequence[tf.Tensor],
+    ) -> tuple[list[list[tf.Tensor]], tf.Tensor | None]:
+        """As deliver; and whether all processes have room for all keys, of tables that may refuse them.
+
+        That is a bool scalar, the same in all processes, that costs no exchange: if it is False there
+        may be room for those that have no row. None: no table refuses any.
         """
         number = len(tables)
         grouped, places, counts = self._grouped(tables, keys, distinct=False)
@@ -229,12 +237,11 @@ class AllToAllExchange:
         parts = list(grouped)
         for column in columns:
             parts += [tf.gather(*pair) for pair in zip(column, order, strict=True)]
-        limited = [(n, limit) for n, limit in enumerate(limits) if limit >= 0]
+        refusing = [n for n, table in enumerate(tables) if table.config.refuses_when_full]
         sent = room = tf.zeros([], tf.int64)
-        if limited:
-            sent = tf.reduce_max(tf.gather(counts, [n for n, _ in limited], axis=1))
-            sizes = [tf.reduce_sum(tables[n].resource.sizes()[0]) for n, _ in limited]
-            room = tf.reduce_min([limit - size for (_, limit), size in zip(limited, sizes, strict=True)])
+        if refusing:
+            sent = tf.reduce_max(tf.gather(counts, refusing, axis=1))
+            room = tf.reduce_min([tables[n].resource.room() for n in refusing])
         largest, _, got = self._exchanged(
             _program(what, tables) + _kinds(parts),
             numbers=[sent, -room],
@@ -242,14 +249,27 @@ class AllToAllExchange:
             counts=counts,
             parts=parts,
         )
-        if limited:
-            # No shard gets more keys than that, so that few steps need to ask again.
-            enough = largest[0] * self.processes + largest[1] <= 0
-            asked = [(tables[n], limit, got[n]) for n, limit in limited]
-            checked = tf.cond(enough, lambda: tf.constant(True), lambda: self._have_room(asked))
-            with tf.control_dependencies([checked]):
-                got = [tf.identity(part) for part in got]
-        return [got[first : first + number] for first in range(0, len(got), number)]
+        # No shard gets more keys than that, so that few steps need to ask again.
+        enough = largest[0] * self.processes + largest[1] <= 0 if refusing else None
+        return [got[first : first + number] for first in range(0, len(got), number)], enough
+
+    def agree_on_room(self, tables: Sequence[Table], problem: tf.Tensor) -> tf.Tensor:
+        """Fails in all processes if one of them has no room for what it is to insert.
+
+        Args:
+            tables: that are to be written.
+            problem: which of them has no room here, and for what; a string scalar, empty if all have.
+
+        Returns:
+            True, once all have agreed.
+
+        Raises:
+            tf.errors.ResourceExhaustedError: one has a problem; says which and what.
+        """
+        names = ", ".join(table.name for table in tables)
+        largest, *_ = self._exchanged(f"room in {names}", problem=problem, refusal="exhausted")
+        with tf.control_dependencies([largest]):
+            return tf.constant(True)
 
     def total(self, numbers: tf.Tensor) -> tf.Tensor:
         """The sum over processes of float64 (n,), where n is the same in all."""
@@ -296,36 +316,6 @@ class AllToAllExchange:
         with tf.device("CPU:0"):
             calls, sent_bytes = ops.dynemb_exchange_calls(self._handle)
         return {"exchanges": calls, "all_to_all_bytes": sent_bytes}
-
-    def _have_room(self, asked: list[tuple[Table, int, tf.Tensor]]) -> tf.Tensor:
-        """Fails in all processes if one of them has no room for the rows of keys that it got.
-
-        Args:
-            asked: (table, limit, keys) of each table that has a limit.
-
-        Returns:
-            True.
-        """
-        problems = []
-        for table, limit, keys in asked:
-            size = tf.reduce_sum(table.resource.sizes()[0])
-            distinct, _ = tf.unique(keys)
-            _, exists = table.resource.lookup(tf.zeros([0, table.dim], table.value_dtype), distinct)
-            new = tf.boolean_mask(distinct, ~exists)
-            text = (
-                f"{table.handle.max_rows_argument} of {table.name}: got ",
-                tf.size(new),
-                " ids without a row, such as ",
-                tf.reduce_max(new),
-                ", for ",
-                size,
-                f" rows here that may be {limit}; give a larger limit or an eviction",
-            )
-            fits = (tf.size(new, tf.int64) + size <= limit) | tf.equal(tf.size(new), 0)
-            problems.append(text_if(~fits, text))
-        names = ", ".join(table.name for table, *_ in asked)
-        self._exchanged(f"room in {names}", problem=_joined(problems), refusal="exhausted")
-        return tf.constant(True)
 
     def _exchanged(
         self,

@@ -80,7 +80,6 @@ class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable
         self.inner_optimizers: weakref.WeakSet[keras.optimizers.Optimizer] = weakref.WeakSet()
         self.optimizer_config: TableOptimizerConfig | None = None
         self.max_rows: int | None = None  # that training may make it have
-        self.max_rows_argument = ""  # of whoever made the table, for the error
         # Raises ValueError for a rule that whoever made the table does not want.
         self.check_rule: Callable[[Rule], None] = lambda rule: None
         self._warned = False
@@ -125,10 +124,6 @@ class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable
     def __tf_tracing_type__(self, context: object) -> _HandleArgument:
         """Lets a tf.function take it as an argument."""
         return _HandleArgument(self)
-
-    def limit_rows(self, max_rows: int, argument: str) -> None:
-        """Lets training make so many rows and no more; by which argument, for the error."""
-        self.max_rows, self.max_rows_argument = max_rows, argument
 
     def check_file_format(self) -> None:
         """Raises ValueError where Keras is writing a file of which it cannot read rows."""

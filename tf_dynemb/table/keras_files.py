@@ -16,8 +16,10 @@ the rows lie as
                 the other, where the schema has a line "strings"
     crc32_<i>   int64 ()          checksum over the chunk's arrays in this order
 
-so that never more than a chunk is held in memory beside the table. The handle of a table that a layer or
-model of others has as a weight gives Keras the bytes of such a file, in memory, in place of numbers.
+so that never more than a chunk is held in memory beside the table. The candidates of a table that admits
+by counts lie beside its rows in the same way, under names that begin with "candidates_". The handle of a
+table that a layer or model of others has as a weight gives Keras the bytes of such a file, in memory, in
+place of numbers.
 """
 
 from __future__ import annotations
@@ -54,7 +56,13 @@ _KINDS = {
 
 
 def write_rows(table: Table, store: Any) -> None:
-    """Writes all rows of a table to a store."""
+    """Writes all rows of a table to a store, and its candidates."""
+    _write_rows(table, store)
+    if table.candidates is not None:
+        _write_rows(table.candidates, _Candidates(store))
+
+
+def _write_rows(table: Table, store: Any) -> None:
     checksums: list[int] = []
     schema = table.resource.schema_now().encode()
     snapshots = b"".join(table.resource.snapshots().numpy())
@@ -79,24 +87,57 @@ def write_rows(table: Table, store: Any) -> None:
 
 
 def copy_rows(source: Table, table: Table) -> None:
-    """Replaces the rows of a table by those of another; raises what read_rows does."""
+    """Replaces the rows of a table by those of another, with candidates; raises what read_rows does."""
     store: dict[str, np.ndarray] = {}
     write_rows(source, store)
     read_rows(table, store)
 
 
 def read_rows(table: Table, store: Any) -> None:
-    """Replaces the rows of a table by those of a store.
+    """Replaces the rows of a table by those of a store, and its candidates.
 
     They are read beside those that the table has, which are replaced at the end, in one step, after
-    everything was found to be right. All checksums are looked at before the first row is.
+    everything was found to be right. All checksums are looked at before the first row is. If a file has
+    no candidates, as those of earlier versions and of tables without, there are none then.
 
     Raises:
         ValueError: rows that do not fit the table, or damaged ones. The table is as it was.
     """
+    staged = [(table, _staged(table, store))]
+    if table.candidates is not None:
+        of_candidates = _Candidates(store)
+        if _has_rows(table.candidates, of_candidates):
+            staged.append((table.candidates, _staged(table.candidates, of_candidates)))
+        else:
+            staged.append((table.candidates, table.candidates.resource.empty_copy()))
+    for replaced, rows in staged:
+        replaced.resource.swap(rows)
+
+
+class _Candidates:
+    """The part of a store that has the candidates of its table."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __contains__(self, name: str) -> bool:
+        return f"candidates_{name}" in self._store
+
+    def __getitem__(self, name: str) -> Any:
+        return self._store[f"candidates_{name}"]
+
+    def __setitem__(self, name: str, array: np.ndarray) -> None:
+        self._store[f"candidates_{name}"] = array
+
+
+def _has_rows(table: Table, store: Any) -> bool:
     with _parsing(table):
-        has_rows = all(name in store for name in ("schema", "snapshots", "chunks"))
-    if not has_rows:
+        return all(name in store for name in ("schema", "snapshots", "chunks"))
+
+
+def _staged(table: Table, store: Any) -> Any:
+    """A table like this one, with the rows of a store; raises what read_rows does."""
+    if not _has_rows(table, store):
         raise ValueError(f"{table.name}: the file holds no rows for this table")
     head = [_array(table, store, name) for name in ("schema", "snapshots")]
     schema, snapshots = (array.tobytes() for array in head)
@@ -131,7 +172,7 @@ def read_rows(table: Table, store: Any) -> None:
     distinct = int(tf.reduce_sum(staged.sizes()[0])) + rows_that_left(staged)
     if distinct != rows:
         raise _damaged(table, f"got {rows} rows of which only {distinct} have keys of their own")
-    table.resource.swap(staged)
+    return staged
 
 
 def _check_rule(table: Table, schema: bytes) -> None:

@@ -20,6 +20,7 @@ class Limits:
         on_full: "error" or "decline".
         eviction: the policies in the engine's text form; "" for none.
         scores: function of int64 keys that gives their scores, for the policy that wants them.
+        takes_scores: whether scores of the policy come with ids.
         keep_evicted: how many rows that have left by the policy are kept until they are taken.
         missing_value: what a key without a row reads as; None: its initial value.
         track_changes: whether the keys that change are listed from the start.
@@ -33,6 +34,7 @@ class Limits:
     on_full: str = "error"
     eviction: str = ""
     scores: Callable[[tf.Tensor], tf.Tensor] | None = None
+    takes_scores: bool = False
     keep_evicted: int = 0
     missing_value: float | None = None
     track_changes: bool = False

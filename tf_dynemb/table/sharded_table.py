@@ -154,12 +154,17 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         return values, tf.reshape(tf.gather(tf.cast(exists, tf.bool), places), shape)
 
     def upsert(
-        self, keys: tf.Tensor, values: tf.Tensor, now: tf.Tensor | np.int64, name: str | None = None
+        self,
+        keys: tf.Tensor,
+        values: tf.Tensor,
+        now: tf.Tensor | np.int64,
+        name: str | None = None,
+        scores: tf.Tensor | None = None,
     ) -> tf.Operation | None:
         """As TableResource.upsert."""
         keys, values = self._flat(keys, values=values)
-        shares = self.split(keys, values)
-        return _group([part.upsert(k, v, now) for part, k, v in shares], name)
+        shares = self.split(keys, values, *([] if scores is None else [scores]))
+        return _group([part.upsert(k, v, now, None, *s) for part, k, v, *s in shares], name)
 
     def accum(
         self,

@@ -82,7 +82,7 @@ class TableConfig:
             their initial value, their gradients are dropped, and `metrics` counts them.
         eviction: which rows leave to make room for new ones, in the call that inserts these:
             tf_dynemb.policies.LRU(), LFU(), SmallNorm(), or when rows expire: TTL(seconds=...),
-            TTL(steps=...), Score(function); or a list of an order and a TTL. Shards
+            TTL(steps=...), Score(); or a list of an order and a TTL. Shards
             of one process have equal shares of max_rows.
         keep_evicted: how many of the rows that leave by the eviction policy are kept, with their values,
             until `take_evicted` hands them out; of more the oldest are lost. In each process, and on
@@ -254,6 +254,12 @@ class TableConfig:
     def refuses_when_full(self) -> bool:
         """Whether a step that needs more rows than there may be is an error."""
         return self.is_bounded and self.eviction is None and self.on_full == "error"
+
+    @property
+    def takes_scores(self) -> bool:
+        """Whether rows leave by scores that come with ids."""
+        eviction = eviction_of(self.eviction)
+        return eviction is not None and eviction.takes_scores
 
     @property
     def by_hash(self) -> bool:

@@ -197,11 +197,19 @@ class TableResource(
         )
 
     def upsert(
-        self, keys: tf.Tensor, values: tf.Tensor, now: tf.Tensor | np.int64, name: str | None = None
+        self,
+        keys: tf.Tensor,
+        values: tf.Tensor,
+        now: tf.Tensor | np.int64,
+        name: str | None = None,
+        scores: tf.Tensor | None = None,
     ) -> tf.Operation | None:
-        """Sets values (..., dim) of int64 keys (...); see the op DynembUpsert."""
+        """Sets values (..., dim) of int64 keys (...); see the op DynembUpsert.
+
+        Scores int64 (n,), equal ones for equal keys, or None.
+        """
         handle = self.resource_handle
-        scores = self._stamped(keys)
+        scores = self._stamped(keys) if scores is None else scores
         return ops.dynemb_upsert(handle, keys, self.shard_ids(keys), values, now, scores, name=name)
 
     def accum(
@@ -240,6 +248,23 @@ class TableResource(
             )
         return scores
 
+    def scores_of_update(self, keys: tf.Tensor) -> tf.Tensor | None:
+        """What an update of int64 keys (n,) gives their rows as scores; None if it gives none.
+
+        Those that lookups have left, which are forgotten then, or as scores_of.
+        """
+        if not self._limits.takes_scores:
+            return self.scores_of(keys)
+        return ops.dynemb_take_scores(self.resource_handle, keys, self.shard_ids(keys))
+
+    def give_scores(self, keys: tf.Tensor, scores: tf.Tensor) -> None:
+        """Leaves scores (n,) of int64 keys (n,) for the update; see the op DynembGiveScores."""
+        ops.dynemb_give_scores(self.resource_handle, keys, scores)
+
+    def take_all_scores(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """The keys and scores that lookups have left; see the op DynembTakeAllScores."""
+        return ops.dynemb_take_all_scores(self.resource_handle)
+
     def _stamped(self, keys: tf.Tensor) -> tf.Tensor:
         """The input `scores` of an op that writes rows of int64 keys (...)."""
         scores = self.scores_of(keys)
@@ -268,6 +293,15 @@ class TableResource(
     def sizes(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Rows and bytes of memory of each shard, int64 (shards,)."""
         return ops.dynemb_size(self.resource_handle, name=name)
+
+    def room(self) -> tf.Tensor:
+        """For how many rows there is room, whatever their keys; see the op DynembRoom."""
+        return ops.dynemb_room(self.resource_handle)
+
+    def problem_of_room(self, keys: tf.Tensor, exists: tf.Tensor | None = None) -> tf.Tensor:
+        """That there is no room for int64 keys, or nothing; see the op DynembCheckRoom."""
+        exists = tf.zeros([0], tf.bool) if exists is None else exists
+        return ops.dynemb_check_room(self.resource_handle, keys, self.shard_ids(keys), exists)
 
     def counters(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Names (n,) and numbers (n,) of what has happened; see the op DynembCounters."""

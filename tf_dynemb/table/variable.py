@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from tf_dynemb.base.fingerprint import engine_keys_of
 from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.base.keys import keys_of
 from tf_dynemb.base.op_library import ops
+from tf_dynemb.base.structure import flat_numbers
 from tf_dynemb.initializers.spec import to_spec
 from tf_dynemb.optimizer.table_optimizer_config import table_optimizer
 from tf_dynemb.policies.admission import MinCount
@@ -31,6 +33,7 @@ from tf_dynemb.table.devices import device_list, is_gpu, place_of
 from tf_dynemb.table.handle import HandleOfTable, TableHandle
 from tf_dynemb.table.limits import Limits
 from tf_dynemb.table.open_storage import open_in_all
+from tf_dynemb.table.scores import Scored, highest_of_equal, scores_for, with_scores
 from tf_dynemb.table.sharded_table import ShardedTable
 from tf_dynemb.table.table_config import TableConfig
 from tf_dynemb.table.table_resource import TableResource
@@ -114,13 +117,6 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
                 "keep_keys: got True in the scope of a strategy of several processes, which send each "
                 "other fingerprints; want False"
             )
-        shares = config.storage is not None and self.exchange is not None and self.shard_num > 1
-        if shares and config.refuses_when_full:
-            raise ValueError(
-                f"storage: got it with {self.shard_num} shards and on_full='error' in the scope of a "
-                "strategy of several processes, which ask each other for room for a number of rows; "
-                "want on_full='decline', an eviction or one shard"
-            )
         if config.storage is not None and places != {None}:
             raise ValueError(
                 f"storage: got {list(config.storage)} for a table on {self.devices}, want None; files "
@@ -171,18 +167,10 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         if self.exchange is not None:
             # A new variable is sent from process to process, which names none that are not the same.
             self.exchange.agree(f"the making of {self.name} ({self.resource.declared})")
-            for field in ("admission", "max_bytes"):
-                got = getattr(config, field)
-                if got is not None and config.refuses_when_full:
-                    raise ValueError(
-                        f"{field}: got {got} in the scope of a strategy of several processes, which ask "
-                        "each other for room for a number of rows; want on_full='decline' or an "
-                        "eviction with it"
-                    )
         handle = TableHandle(self, self.trainable, self.name.replace("/", "."))
         handle.optimizer_config = table_optimizer(config.optimizer)
         if config.max_rows is not None and (config.refuses_when_full or not config.is_bounded):
-            handle.limit_rows(config.max_rows, "max_rows")
+            handle.max_rows = config.max_rows
         self._handle = HandleOfTable(handle)
         self._candidates = self._make_candidates()
         self._weight = handle.value  # TensorFlow tracks it; Keras' variable it does not know
@@ -208,6 +196,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             on_full=config.on_full,
             eviction="" if eviction is None else eviction.engine_text,
             scores=None if eviction is None else eviction.scores,
+            takes_scores=eviction is not None and eviction.takes_scores,
             keep_evicted=config.keep_evicted,
             missing_value=None if config.admission is None else config.admission.default_value,
             track_changes=config.track_changes,
@@ -347,7 +336,11 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         return (values, exists) if return_exists else values
 
     def upsert(
-        self, keys: TensorLike, values: TensorLike, name: str | None = None
+        self,
+        keys: TensorLike,
+        values: TensorLike,
+        name: str | None = None,
+        scores: TensorLike | None = None,
     ) -> tf.Operation | None:
         """Sets the values of keys, inserting those that are missing. Of equal keys the last wins.
 
@@ -355,20 +348,29 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             keys: key_dtype, any shape (...).
             values: value_dtype, (..., dim).
             name: name of the operation.
+            scores: with eviction=Score(), the scores of the rows, signed integers or floats (...). Of
+                equal keys the highest counts. None: rows keep theirs, new ones have 0.
 
         Returns:
             The operation in a graph, None eagerly.
 
         Raises:
-            TypeError: keys or values of another dtype.
+            TypeError: keys, values or scores of another dtype.
+            ValueError: scores for another table, or of another shape.
             tf.errors.InvalidArgumentError: values of another shape; with keep_keys, two strings of one
                 fingerprint.
             tf.errors.ResourceExhaustedError: there would be more than max_rows rows, in a table that
                 neither evicts nor declines; it is as it was.
         """
         keys, values = self._keys_for_insert(keys), self._values("values", values)
-        keys, values = self._delivered("upsert", keys, values)
-        return self.resource.upsert(keys, values, self._stamp(), name)
+        if scores is None:
+            keys, values = self._delivered("upsert", keys, values)
+            with self._if_all_have_room(keys):
+                return self.resource.upsert(keys, values, self._stamp(), name)
+        flat = flat_numbers("scores", scores_for(self, scores), keys)
+        keys, values, flat = self._delivered("upsert with scores", keys, values, flat)
+        scores = highest_of_equal(tf.reshape(keys, [-1]), flat)
+        return self.resource.upsert(keys, values, self._stamp(), name, scores)
 
     def accum(
         self,
@@ -416,7 +418,8 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             deltas = new_values - old_values
         values_or_deltas = tf.where(exists[..., None], deltas, new_values)
         keys, values_or_deltas, exists = self._delivered("accum", keys, values_or_deltas, exists)
-        return self.resource.accum(keys, values_or_deltas, exists, self._stamp(), name)
+        with self._if_all_have_room(keys, exists):
+            return self.resource.accum(keys, values_or_deltas, exists, self._stamp(), name)
 
     def remove(self, keys: TensorLike, name: str | None = None) -> tf.Operation | None:
         """Removes the rows of keys (key_dtype, any shape); keys without a row are ignored."""
@@ -676,6 +679,8 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         """What rows are made of, and how many there may be, where processes must agree."""
         limit, limits = self.handle.max_rows, self._limits()
         declared = self.resource.declared + (f", up to {limit} rows" if limit else "")
+        if self.config.max_bytes is not None:
+            declared += f", up to {self.config.max_bytes} bytes"
         if limits.eviction:
             declared += f", of which leave {limits.eviction}"
         if self.config.admission is not None:
@@ -708,7 +713,11 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         del name
 
     def _read(
-        self, keys: tf.Tensor, name: str | None, weight: tf.Tensor | None = None
+        self,
+        keys: tf.Tensor,
+        name: str | None,
+        weight: tf.Tensor | None = None,
+        scored: Scored | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """values (..., dim) and exists (...) of what _keys gives, with their gradient.
 
@@ -717,6 +726,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         """
         if weight is None:
             weight = self.handle.value.read_value()  # a tape watches a variable when it is read
+        weight = with_scores(self, weight, scored)
         if self.exchange is None:
             return self.resource.lookup(weight, keys, name)
         if not self.value_dtype.is_floating:
@@ -728,10 +738,10 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         return values, exists
 
     def _delivered(
-        self, what: str, keys: tf.Tensor, rows: tf.Tensor | None = None, exists: tf.Tensor | None = None
+        self, what: str, keys: tf.Tensor, rows: tf.Tensor | None = None, more: tf.Tensor | None = None
     ) -> list[tf.Tensor]:
-        """int64 keys, and rows and exists if they are given, as this process is to write them."""
-        columns = [column for column in (rows, exists) if column is not None]
+        """int64 keys, and rows and a number for each if given, as this process is to write them."""
+        columns = [column for column in (rows, more) if column is not None]
         if self.exchange is None:
             return [keys, *columns]
         same = []
@@ -744,6 +754,13 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         with tf.control_dependencies(same):
             flat = [tf.reshape(keys, [-1]), *columns[:1], *(tf.reshape(c, [-1]) for c in columns[1:])]
         return [one for (one,) in self.exchange.deliver(what, [self], *([part] for part in flat))]
+
+    def _if_all_have_room(self, keys: tf.Tensor, exists: tf.Tensor | None = None) -> Any:
+        """Where a call that writes int64 keys is made: if one process has no room it fails in all."""
+        if self.exchange is None or not self.config.refuses_when_full:
+            return contextlib.nullcontext()
+        problem = self.resource.problem_of_room(keys, exists)
+        return tf.control_dependencies([self.exchange.agree_on_room([self], problem)])
 
     def _keys(self, keys: TensorLike) -> tf.Tensor:
         """Checks keys. They come back as the engine's int64 keys, or as strings with keep_keys."""

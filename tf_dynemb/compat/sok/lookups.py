@@ -9,10 +9,10 @@ import tensorflow as tf
 from tf_dynemb.base.checks import assert_same, assert_within
 from tf_dynemb.base.hints import Ids, TensorLike
 from tf_dynemb.base.keys import keys_of
+from tf_dynemb.base.structure import flat_numbers
 from tf_dynemb.compat.options import unsupported
 from tf_dynemb.compat.sok.checks import paired
 from tf_dynemb.compat.sok.tables import tables_of
-from tf_dynemb.lookup.bags import flat_weights
 from tf_dynemb.lookup.embedding_lookup import lookup_keys
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
 from tf_dynemb.policies.admission import Probability
@@ -181,5 +181,7 @@ def bags_of(
         lengths = tf.math.unsorted_segment_sum(tf.ones_like(bags), bags, ids.dense_shape[0])
         if isinstance(weights, tf.SparseTensor):
             weights = tf.sparse.reorder(weights)
-    weights = tf.ones_like(keys, tf.float32) if weights is None else flat_weights(weights, ids)
+    weights = (
+        tf.ones_like(keys, tf.float32) if weights is None else flat_numbers("weights", weights, ids)
+    )
     return keys, lengths, weights

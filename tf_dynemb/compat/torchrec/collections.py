@@ -97,10 +97,8 @@ class _TorchConfigs(_Layer):
         return copies
 
     def _keep(self, configs: Sequence[EmbeddingConfig]) -> None:
-        """Keeps TorchRec's configs, and has errors about max_rows call it as TorchRec does."""
+        """Keeps TorchRec's configs."""
         self._torch_configs = tuple(configs)
-        for layer in self._table_layers():
-            layer.handle.max_rows_argument = "num_embeddings"
 
     def _modules_by_name(self) -> TableModules:
         pairs = zip(self._torch_configs, self._table_layers(), strict=True)

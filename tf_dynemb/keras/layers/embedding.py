@@ -13,10 +13,12 @@ from tf_dynemb import _compat
 from tf_dynemb.base.fingerprint import engine_keys_of
 from tf_dynemb.base.hints import AnyTensor, Ids
 from tf_dynemb.base.keys import keys_of, no_keys
+from tf_dynemb.base.structure import flat_numbers
 from tf_dynemb.keras.layers.ids import IdMask, masked_key
 from tf_dynemb.keras.layers.table_layer import TableLayer
 from tf_dynemb.lookup.bags import bags_of, check_combiner, pool
 from tf_dynemb.lookup.embedding_lookup import lookup_keys
+from tf_dynemb.table.scores import scores_for
 from tf_dynemb.table.table_config import TableConfig, take_fields
 from tf_dynemb.table.variable import Variable
 
@@ -76,6 +78,9 @@ class Embedding(TableLayer):
     Call arguments:
         ids: see above.
         weights: with a combiner only, one number per id, of the same structure as ids.
+        scores: with eviction=Score(), the score of each id's row, signed integers or floats of the same
+            structure as ids; the update of the step gives them to the rows, of several of one id the
+            highest.
 
     Raises:
         TypeError: ids that are neither integers nor strings, or that key_dtype cannot hold; a mask_key
@@ -83,9 +88,10 @@ class Embedding(TableLayer):
             ids into floats where a keras.Input has no dtype, and a float cannot hold a 64-bit id. A
             `table` that is none.
         ValueError: a combiner that is not in the list, or that integer rows cannot have; sparse ids
-            without a combiner, or ids without an axis with one; weights without a combiner, or that do
-            not fit the ids (tf.errors.InvalidArgumentError where that shows at run time only); with a
-            `table` an option of tables that is not that table's own.
+            without a combiner, or ids without an axis with one; weights without a combiner, scores
+            without eviction=Score(), or weights or scores that do not fit the ids
+            (tf.errors.InvalidArgumentError where that shows at run time only); with a `table` an option
+            of tables that is not that table's own.
 
     Example:
 
@@ -153,30 +159,34 @@ class Embedding(TableLayer):
         # Of what kind the ids of the models' Inputs are.
         self._has_dense_inputs = self._has_ragged_inputs = False
 
-    def compute_output_spec(self, ids: Any, weights: Any = None) -> keras.KerasTensor:
+    def compute_output_spec(
+        self, ids: Any, weights: Any = None, scores: Any = None
+    ) -> keras.KerasTensor:
         """As of any layer; and that vectors of ragged ids are ragged, which Keras does not find out."""
         is_ragged = bool(getattr(ids, "ragged", False))
         if is_ragged or getattr(ids, "sparse", False):
             self._has_ragged_inputs = True
         else:
             self._has_dense_inputs = True
-        vectors = super().compute_output_spec(ids, weights)
+        vectors = super().compute_output_spec(ids, weights, scores)
         if not is_ragged or self.combiner is not None:
             return vectors
         return keras.KerasTensor(vectors.shape, vectors.dtype, ragged=True)
 
-    def call(self, ids: Ids, weights: Ids | None = None) -> AnyTensor:
+    def call(self, ids: Ids, weights: Ids | None = None, scores: Ids | None = None) -> AnyTensor:
         """Looks up and combines; see the class."""
         keys = self._keys_of(ids)
+        scores = None if scores is None else scores_for(self.table, scores)
         if self.combiner is not None:
-            return self._combined(keys, weights, self._outer_rank(keys))
+            return self._combined(keys, weights, self._outer_rank(keys), scores)
         if weights is not None:
             raise ValueError("weights: got some, but there is no combiner to use them")
         if isinstance(keys, tf.SparseTensor):
             raise ValueError("ids: sparse ids need a combiner ('sum', 'mean' or 'sqrtn')")
+        scores = None if scores is None else flat_numbers("scores", scores, keys)
         if isinstance(keys, tf.RaggedTensor):
-            return keys.with_flat_values(self._cast(self._vectors(keys.flat_values)))
-        return self._cast(self._vectors(keys))
+            return keys.with_flat_values(self._cast(self._vectors(keys.flat_values, scores)))
+        return self._cast(self._vectors(keys, scores))
 
     @property
     def initializer(self) -> Any:
@@ -235,27 +245,31 @@ class Embedding(TableLayer):
             distinct, _ = tf.unique(tf.reshape(keys, [-1]))
             self.add_loss(self.embeddings_regularizer(lookup_keys(self.table, distinct)))
 
-    def _look_up(self, keys: tf.Tensor) -> tf.Tensor:
+    def _look_up(self, keys: tf.Tensor, scores: tf.Tensor | None) -> tf.Tensor:
         self._regularize(keys)
-        return lookup_keys(self.table, keys, max_norm=self.max_norm)
+        scored = None if scores is None else (keys, scores)
+        return lookup_keys(self.table, keys, max_norm=self.max_norm, scored=scored)
 
     def _outer_rank(self, ids: AnyTensor) -> int:
         """How many leading axes of the ids number the bags; -1: all but the last."""
         return -1
 
-    def _combined(self, keys: AnyTensor, weights: Ids | None, outer_rank: int) -> AnyTensor:
+    def _combined(
+        self, keys: AnyTensor, weights: Ids | None, outer_rank: int, scores: Ids | None = None
+    ) -> AnyTensor:
         assert self.combiner is not None  # it says how
-        bags = bags_of(keys, weights, outer_rank, is_kept=self._is_kept)
+        bags = bags_of(keys, weights, outer_rank, is_kept=self._is_kept, scores=scores)
         self._regularize(bags.ids)
         return self._cast(pool(self.table, bags, self.combiner, self.max_norm))
 
-    def _vectors(self, keys: tf.Tensor) -> tf.Tensor:
-        """Vectors (..., dim) of keys (...) of a dense tensor; zeros where masked."""
+    def _vectors(self, keys: tf.Tensor, scores: tf.Tensor | None) -> tf.Tensor:
+        """Vectors (..., dim) of n keys (...) with scores (n,) or None; zeros where masked."""
         kept = self._is_kept(keys)
         if kept is None:
-            return self._look_up(keys)
+            return self._look_up(keys, scores)
         flat, places = tf.reshape(keys, [-1]), tf.where(tf.reshape(kept, [-1]))
-        vectors = self._look_up(tf.gather_nd(flat, places))
+        scores = None if scores is None else tf.gather_nd(tf.reshape(scores, [-1]), places)
+        vectors = self._look_up(tf.gather_nd(flat, places), scores)
         vectors = tf.scatter_nd(places, vectors, [tf.size(flat, tf.int64), self.dim])
         shape = tf.concat([tf.shape(keys, tf.int64), [self.dim]], axis=0)
         return tf.ensure_shape(tf.reshape(vectors, shape), keys.shape + [self.dim])

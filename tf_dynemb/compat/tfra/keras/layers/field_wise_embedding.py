@@ -10,8 +10,10 @@ import tensorflow as tf
 
 from tf_dynemb.base.checks import assert_same, assert_within, whole
 from tf_dynemb.base.hints import Ids
+from tf_dynemb.base.structure import flat_numbers
 from tf_dynemb.compat.tfra.keras.layers.embedding import Embedding
-from tf_dynemb.lookup.bags import flat_weights, flatten
+from tf_dynemb.lookup.bags import flatten
+from tf_dynemb.table.scores import scores_for
 
 
 @keras.saving.register_keras_serializable("tf_dynemb.tfra")
@@ -33,6 +35,7 @@ class FieldWiseEmbedding(Embedding):
     Call arguments:
         ids: see above.
         weights: one number per id, of the same structure as ids.
+        scores: of Embedding.
 
     Raises:
         NotImplementedError: ids that are not of two axes.
@@ -71,7 +74,7 @@ class FieldWiseEmbedding(Embedding):
         self.nslots = nslots
         self.slot_map_fn = slot_map_fn
 
-    def call(self, ids: Ids, weights: Ids | None = None) -> tf.Tensor:
+    def call(self, ids: Ids, weights: Ids | None = None, scores: Ids | None = None) -> tf.Tensor:
         """Looks up and combines; see the class."""
         if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
             ids = tf.convert_to_tensor(ids)
@@ -84,8 +87,11 @@ class FieldWiseEmbedding(Embedding):
             tf.stack([examples, self._fields(ids)], axis=1), flat, tf.stack([number, self.nslots])
         )
         if weights is not None:
-            weights = cells.with_values(flat_weights(weights, ids))
-        vectors = self._combined(cells, weights, outer_rank=2)
+            weights = cells.with_values(flat_numbers("weights", weights, ids))
+        if scores is not None:
+            scores = flat_numbers("scores", scores_for(self.table, scores), ids)
+            scores = cells.with_values(scores)
+        vectors = self._combined(cells, weights, 2, scores)
         return tf.ensure_shape(vectors, [ids.shape[0], self.nslots, self.dim])
 
     def get_config(self) -> dict[str, Any]:

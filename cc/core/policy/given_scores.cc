@@ -1,0 +1,51 @@
+#include "cc/core/policy/given_scores.h"
+
+#include <algorithm>
+
+#include "cc/core/base/status.h"
+
+namespace dynemb {
+
+Status GivenScores::Add(Span<const Key> keys, Span<const int64_t> scores, int64_t most) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (int64_t i = 0; i < keys.size; ++i) {
+    const auto [at, is_new] = scores_.emplace(keys[i], scores[i]);
+    if (is_new && static_cast<int64_t>(scores_.size()) > most) {
+      scores_.erase(at);
+      return ResourceExhausted("scores: got those of more than ", most,
+                               " ids by the gradients of lookups which no optimizer has applied; "
+                               "want a DynamicEmbeddingOptimizer that applies them");
+    }
+    at->second = std::max(at->second, scores[i]);
+  }
+  return Status();
+}
+
+bool GivenScores::Take(Span<const Key> keys, int64_t* scores, std::vector<int64_t>* without) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (scores_.empty()) return false;
+  for (int64_t i = 0; i < keys.size; ++i) {
+    const auto at = scores_.find(keys[i]);
+    if (at == scores_.end()) {
+      without->push_back(i);
+    } else {
+      scores[i] = at->second;
+    }
+  }
+  // Not before: a key may come again.
+  for (int64_t i = 0; i < keys.size; ++i) scores_.erase(keys[i]);
+  return true;
+}
+
+void GivenScores::TakeAll(std::vector<Key>* keys, std::vector<int64_t>* scores) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  keys->reserve(scores_.size());
+  scores->reserve(scores_.size());
+  for (const auto& [key, score] : scores_) {
+    keys->push_back(key);
+    scores->push_back(score);
+  }
+  scores_.clear();
+}
+
+}  // namespace dynemb

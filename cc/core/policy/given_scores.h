@@ -1,0 +1,40 @@
+// GivenScores: the scores that lookups have given to keys, from their gradients until the update
+// that writes the rows. Those of all shards of a table. Thread-safe.
+#ifndef TF_DYNEMB_CC_CORE_POLICY_GIVEN_SCORES_H_
+#define TF_DYNEMB_CC_CORE_POLICY_GIVEN_SCORES_H_
+
+#include <cstdint>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "cc/core/base/span.h"
+#include "cc/core/base/status.h"
+#include "cc/core/table/table.h"
+
+namespace dynemb {
+
+class GivenScores {
+ public:
+  // Keys that are never written, since nobody applies their gradients, are not kept without end.
+  static constexpr int64_t kMaxKeys = int64_t{1} << 24;
+
+  // Notes a score of each key. Of several the highest counts, in whatever order they come.
+  // kResourceExhausted: there would be more than `most` keys; scores of some of these may be noted.
+  Status Add(Span<const Key> keys, Span<const int64_t> scores, int64_t most = kMaxKeys);
+
+  // Writes the score of each key for which there is one, and forgets it; keys may repeat. The
+  // positions of keys without one come into `without`. False: there is none of any key at all.
+  bool Take(Span<const Key> keys, int64_t* scores, std::vector<int64_t>* without);
+
+  // Hands out all keys, each once, and their scores, and forgets them.
+  void TakeAll(std::vector<Key>* keys, std::vector<int64_t>* scores);
+
+ private:
+  std::mutex mutex_;  // of what follows
+  std::unordered_map<Key, int64_t> scores_;
+};
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_CORE_POLICY_GIVEN_SCORES_H_

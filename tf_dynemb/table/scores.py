@@ -1,0 +1,66 @@
+"""Scores that come with ids, for tables whose eviction is Score() without a function.
+
+A lookup only knows ids and scores; the update that writes their rows comes later, of the sum over
+lookups, replicas and processes. So the gradient of a lookup leaves the scores with the resource of the
+table, and the update takes them from there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from tf_dynemb.base.fingerprint import engine_keys_of
+from tf_dynemb.base.op_library import ops
+from tf_dynemb.base.table import Table
+from tf_dynemb.policies.eviction import int64_scores
+
+# Keys (n,) and their scores, int64 (n,).
+Scored: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
+
+
+def scores_for(table: Table, scores: Any) -> Any:
+    """Scores of any structure as int64, in the order of the numbers.
+
+    Raises:
+        TypeError: neither signed integers nor floats.
+        ValueError: a table that does not order its rows by them.
+    """
+    if not table.config.takes_scores:
+        eviction = table.config.eviction
+        got = "None" if eviction is None else list(eviction.policies)
+        raise ValueError(
+            f"scores: got some for the table {table.name}, whose eviction is {got}; want None, or a "
+            "table with eviction=tf_dynemb.policies.Score()"
+        )
+    what = "scores: got some"
+    if isinstance(scores, tf.RaggedTensor):
+        return scores.with_flat_values(int64_scores(what, scores.flat_values))
+    if isinstance(scores, tf.SparseTensor):
+        return scores.with_values(int64_scores(what, scores.values))
+    return int64_scores(what, scores)
+
+
+def highest_of_equal(keys: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
+    """The scores (n,) of keys (n,), of equal keys the highest of theirs."""
+    distinct, places = tf.unique(keys)
+    return tf.gather(tf.math.unsorted_segment_max(scores, places, tf.size(distinct)), places)
+
+
+def with_scores(table: Table, weight: tf.Tensor, scored: Scored | None) -> tf.Tensor:
+    """The weight of a lookup, whose gradient leaves scores with the table."""
+    if scored is None:
+        return weight
+    keys, scores = (tf.reshape(part, [-1]) for part in scored)
+    for part, *of_part in table.resource.split(engine_keys_of(keys), scores):
+        weight = ops.dynemb_with_scores(weight, part.resource_handle, *of_part)
+    return weight
+
+
+@tf.RegisterGradient("DynembWithScores")
+def _with_scores_gradient(op: tf.Operation, gradient: Any) -> list[Any]:
+    """Passes the slices on. The update, an op on the same table, comes after this one by itself."""
+    _, table, keys, scores = op.inputs
+    ops.dynemb_give_scores(table, keys, scores)
+    return [gradient, None, None, None]
