@@ -133,11 +133,10 @@ Status CheckId(const std::string& folder, uint64_t got, uint64_t want) {
 }
 
 // The table of a snapshot that goes into `table`.
-Status FindTable(const SnapshotReader& reader, TableResource* table, int64_t* number) {
-  DYNEMB_RETURN_IF_ERROR(reader.FindTable(table->name(), number));
-  const TableSchema& schema = reader.manifest().tables[static_cast<size_t>(*number)].schema;
+Status FindTable(SnapshotReader* reader, TableResource* table, int64_t* number) {
+  DYNEMB_RETURN_IF_ERROR(reader->FindTable(table->name(), number));
   const Shards shards = table->shards()->shards();
-  return About(StrCat("table '", table->name(), "'"), CheckCompatible(schema, shards[0]->schema()));
+  return About(StrCat("table '", table->name(), "'"), reader->FitTo(shards[0]->schema(), *number));
 }
 
 Status LoadAllRows(const Context& context, const SnapshotReader& reader, int64_t table,
@@ -379,7 +378,7 @@ Status Follower::Apply(const Generation& generation) {
   DYNEMB_RETURN_IF_ERROR(CheckId(folder, reader->manifest().id, id));
   std::vector<int64_t> numbers(tables_.size());
   for (size_t t = 0; t < tables_.size(); ++t) {
-    DYNEMB_RETURN_IF_ERROR(About(folder, FindTable(*reader, tables_[t].get(), &numbers[t])));
+    DYNEMB_RETURN_IF_ERROR(About(folder, FindTable(reader.get(), tables_[t].get(), &numbers[t])));
   }
   DYNEMB_RETURN_IF_ERROR(reader->Verify(core));
   return Switch(generation, *generation.delta, false, weights, [&] {
@@ -426,7 +425,7 @@ Status Follower::Load(const Generation& generation) {
   for (const RefCountPtr<TableResource>& table : tables_) {
     if (ended()) return FailedPrecondition("the model is being unloaded");
     int64_t number = 0, want = 0;
-    DYNEMB_RETURN_IF_ERROR(About(folder, FindTable(*reader, table.get(), &number)));
+    DYNEMB_RETURN_IF_ERROR(About(folder, FindTable(reader.get(), table.get(), &number)));
     for (const SnapshotFile& file : reader->manifest().files) {
       if (file.table == number) want += file.rows;
     }

@@ -23,6 +23,7 @@ import redis
 import tensorflow as tf
 from redis_server import RedisServer
 from table_rows import int64
+from test_serving_int8 import quantized
 
 import tf_dynemb
 import tf_dynemb.redis
@@ -59,7 +60,7 @@ class Trainer:
             "users": tf_dynemb.Variable(dim=3, name="users"),
             "a:b/items": tf_dynemb.Variable(dim=2, devices=["/CPU:0"] * 2, name="a:b/items"),
         }
-        self.dtype = np.dtype(tf.as_dtype(value_dtype or tf.float32).as_numpy_dtype)
+        self.dtype = None if value_dtype == tf.int8 else tf.as_dtype(value_dtype or tf.float32)
         self.publisher = Publisher(self.tables, self.feed, value_dtype=value_dtype, **options)
         self.states = {}
         self._draw = random.Random(seed)
@@ -82,9 +83,13 @@ class Trainer:
 
     def _rows(self, table):
         keys, values = (tensor.numpy() for tensor in table.export())
-        return {
-            int(key): row.astype(self.dtype).tobytes() for key, row in zip(keys, values, strict=True)
-        }
+        if self.dtype is None:
+            return {
+                int(key): quantized(row).astype(np.float32).tobytes()
+                for key, row in zip(keys, values, strict=True)
+            }
+        values = values.astype(self.dtype.as_numpy_dtype)
+        return {int(key): row.tobytes() for key, row in zip(keys, values, strict=True)}
 
 
 def hashes(server, prefix="tf_dynemb"):
@@ -158,7 +163,7 @@ def at(number, error):
 
 @pytest.mark.parametrize(
     ("buckets", "transaction_rows", "value_dtype"),
-    [(1, 10_000, None), (5, 10_000, tf.bfloat16), (1, 7, tf.float16), (3, 1, None)],
+    [(1, 10_000, None), (5, 10_000, tf.bfloat16), (1, 7, tf.float16), (3, 1, None), (5, 7, tf.int8)],
 )
 def test_it_is_the_trainer_at_every_generation(buckets, transaction_rows, value_dtype, server, tmp_path):
     trainer = Trainer(tmp_path, value_dtype=value_dtype)

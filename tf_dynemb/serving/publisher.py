@@ -61,8 +61,9 @@ class Publisher(keras.callbacks.Callback):
             followers must have the same. Needs aiohttp.
         stream_certificate: of TLS, a PEM file.
         stream_key: of the certificate, a PEM file. None: it is in the same file.
-        value_dtype: tf.float16 or tf.bfloat16 for models exported so, see `for_serving`. None: values as
-            they are.
+        value_dtype: tf.float16 or tf.bfloat16 for models exported so, see `for_serving`; tf.int8 for
+            models of any floating dtype: 8 bits for a number and 32 for each row, with errors of up to
+            1/254 of the row's largest number. None: values as they are.
         full_copy_ratio: a full copy is made when the changes since the last one have so many times its
             bytes.
         keep_generations: so many of the newest generations stay, and what is needed to begin there.
@@ -127,7 +128,7 @@ class Publisher(keras.callbacks.Callback):
         self._full_copy_ratio = positive("full_copy_ratio", full_copy_ratio)
         self._keep_generations = whole("keep_generations", keep_generations)
         self._keep_seconds = None if keep_seconds is None else positive("keep_seconds", keep_seconds)
-        self._values_as = serving_dtype(value_dtype)
+        self._values_as = serving_dtype(value_dtype, tf.int8)
         self._tables = tables_by_name(model_or_tables)
         self._weights = dense_weights(model_or_tables)
         self._group = Group(self._tables.values())

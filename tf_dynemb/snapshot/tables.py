@@ -99,7 +99,8 @@ def save_tables(
         tables: by name.
         base: as of `save`.
         follow: as of `save`.
-        values_as: save values alone, without slots and meta; those of wider floats as this dtype.
+        values_as: save values alone, without slots and meta; those of wider floats as this dtype, int8
+            with a scale for each row.
         durable: whether it survives a crash of the machine; if not, a reader finds it damaged.
 
     Returns:
@@ -339,7 +340,8 @@ def load_chain(
     rows, left = 0, rows_that_left(resource)
     for number, reader in enumerate(readers):
         beginning = number == 0
-        resource.adopt(reader.tables[reader.known(name)].schema, replace=beginning)
+        schema = reader.tables[reader.known(name)].schema_for(resource.value_dtype)
+        resource.adopt(schema, replace=beginning)
         if beginning:
             ops.dynemb_set_snapshot(handle, reader.id, follow=follow)
         resource.load_snapshot(reader.path, reader.id, name)
