@@ -186,6 +186,25 @@ def test_it_is_the_trainer_at_every_generation(buckets, transaction_rows, value_
     assert not os.listdir(tmp_path / "feed" / "followers")
 
 
+@pytest.mark.parametrize("transaction_rows", [10_000, 7])
+def test_a_feed_that_is_pinned(transaction_rows, server, tmp_path):
+    trainer = Trainer(tmp_path)
+    for _ in range(5):
+        trainer.go_on()
+    with RedisFollower(trainer.feed, server.url, transaction_rows=transaction_rows) as follower:
+        assert follower.poll().generation == 5
+        for number in (2, 4, 1, 3):
+            tf_dynemb.serving.rollback(trainer.feed, number)
+            trainer.go_on()
+            status = follower.poll()
+            assert (status.generation, status.pinned, status.errors) == (number, number, 0)
+            assert hashes(server) == trainer.states[number] and generation_of(server) == number
+        with RedisFollower(trainer.feed, server.url) as another:  # that goes on from what is there
+            assert another.poll().generation == 3
+            tf_dynemb.serving.unpin(trainer.feed)
+            assert another.poll().generation == 9 and hashes(server) == trainer.states[9]
+
+
 def test_the_reader_reads_what_is_there(server, tmp_path):
     trainer = Trainer(tmp_path, value_dtype=tf.bfloat16)
     number = trainer.go_on(8)

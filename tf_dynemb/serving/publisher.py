@@ -390,6 +390,8 @@ class Publisher(keras.callbacks.Callback):
             for beat in self._alive.values()
             if isinstance(beat.get("generation"), int)
         ]
+        pinned = self._feed.look()[1]
+        needed += [g.number for g in self._generations if g.number == pinned]
         first = first_to_keep(
             self._generations, self._keep_generations, self._keep_seconds, needed, time.time()
         )
