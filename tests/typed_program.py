@@ -96,6 +96,8 @@ def training(folder: str) -> float:
     tf_dynemb.snapshot.restore(f"{folder}/rows", layer.table)
     publisher = tf_dynemb.serving.Publisher(layer.table, f"{folder}/feed", stream="127.0.0.1:0")
     assert publisher.publish() == 1 and (publisher.address or "").startswith("feed://")
+    tf_dynemb.serving.rollback(f"{folder}/feed", 1)
+    tf_dynemb.serving.unpin(f"{folder}/feed")
     publisher.close()
     with tf_dynemb.for_serving(tf.float16):
         model.export(f"{folder}/model", verbose=False)

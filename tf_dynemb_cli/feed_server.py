@@ -1,6 +1,8 @@
-"""Serves the folder of a feed to followers on other machines: `tf-dynemb feed FOLDER`.
+"""Serves the folder of a feed to followers on other machines, or rolls all its followers back.
 
     tf-dynemb feed /data/feed --listen 0.0.0.0:7700
+    tf-dynemb feed /data/feed --rollback 41
+    tf-dynemb feed /data/feed --unpin
 
 Followers name it feed://host:7700, or feeds://host:7700 where it has a certificate. It is HTTP/1.1:
 
@@ -13,7 +15,7 @@ Followers name it feed://host:7700, or feeds://host:7700 where it has a certific
 A follower takes what it lacks, from the folder, at its own pace. One that takes nothing any more is
 cut off after a minute; until then a file that it was reading keeps its place on the disk. What lies in
 /data/ never changes, so that a cache of HTTP may keep it. Where the environment has
-TF_DYNEMB_FEED_SECRET, requests must have it as their bearer token. TensorFlow is not imported.
+TF_DYNEMB_FEED_SECRET, requests must have it as their bearer token. TensorFlow is not imported to serve.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ _GENERATION = re.compile(r"[0-9]{12}")
 _HEARTBEAT = {
     "generation": (int, type(None)),
     "wants_full": (bool,),
+    "pinned": (int, type(None)),
     "beat": (int,),
     "host": (str,),
     "pid": (int,),
@@ -389,11 +392,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--most-requests", type=int, default=1000, metavar="N", help="to be answered at a time"
     )
+    pinning = parser.add_mutually_exclusive_group()
+    pinning.add_argument(
+        "--rollback",
+        type=int,
+        metavar="GENERATION",
+        help="serve nothing, but make all followers of the feed stay at this generation",
+    )
+    pinning.add_argument(
+        "--unpin", action="store_true", help="serve nothing, but let all followers follow again"
+    )
     parser.add_argument("--until-stdin-ends", action="store_true", help="end when standard input does")
 
 
+def _pin(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    from tf_dynemb import serving
+
+    try:
+        if asked.unpin:
+            serving.unpin(asked.folder)
+        else:
+            serving.rollback(asked.folder, asked.rollback)
+    except (serving.FeedError, ValueError) as error:
+        parser.error(f"{error}")
+    return 0
+
+
 def main(argv: Sequence[str], prog: str = "tf-dynemb feed") -> int:
-    """Serves until it is told to end.
+    """Serves until it is told to end, or pins the feed.
 
     Args:
         argv: the arguments.
@@ -405,11 +431,14 @@ def main(argv: Sequence[str], prog: str = "tf-dynemb feed") -> int:
     parser = argparse.ArgumentParser(
         prog,
         description="Serves the folder of a feed to followers, which name it feed://host:port. "
-        f"Requests must have the secret that is in {SECRET}, if that is set.",
+        f"Requests must have the secret that is in {SECRET}, if that is set. With --rollback or "
+        "--unpin it says at which generation all followers of the feed stay, and ends.",
         allow_abbrev=False,
     )
     add_arguments(parser)
     asked = parser.parse_args(argv)
+    if asked.unpin or asked.rollback is not None:
+        return _pin(asked, parser)
     try:
         try:
             import aiohttp  # noqa: F401

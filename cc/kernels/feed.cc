@@ -25,6 +25,7 @@ using tensorflow::Tensor;
 
 constexpr int kFormat = 1;
 constexpr int kDigits = 12;  // of the number in a manifest's name
+constexpr absl::string_view kPinned = "pinned-";
 constexpr size_t kFirstRead = size_t{64} << 10, kLargestRead = size_t{16} << 20;
 
 Status FromTensorFlow(const absl::Status& status) {
@@ -62,6 +63,12 @@ Status ReadAll(const std::string& path, std::string* content) {
     content->resize(offset + got.size());
   }
   return absl::IsOutOfRange(status) ? Status() : FromTensorFlow(status);
+}
+
+std::optional<int64_t> NumberOf(const std::string& text) {
+  const bool is_number =
+      text.size() == kDigits && text.find_first_not_of("0123456789") == std::string::npos;
+  return is_number ? std::optional<int64_t>(std::stoll(text)) : std::nullopt;
 }
 
 std::string TextOf(int64_t number) {
@@ -285,16 +292,22 @@ class FilesInMemory : public FilesToRead {
 
 }  // namespace
 
-Status Feed::Numbers(std::vector<int64_t>* numbers) const {
+Status Feed::Look(std::vector<int64_t>* numbers, std::optional<int64_t>* pinned) const {
   std::vector<std::string> names;
   numbers->clear();
+  pinned->reset();
   const absl::Status listed = Env::Default()->GetChildren(JoinPath(path_, "generations"), &names);
   if (absl::IsNotFound(listed) && !is_stream()) return Status();
   if (!listed.ok()) return FromTensorFlow(listed);
   for (const std::string& name : names) {
-    const bool is_number =
-        name.size() == kDigits && name.find_first_not_of("0123456789") == std::string::npos;
-    if (is_number) numbers->push_back(std::stoll(name));
+    const bool is_pin = name.compare(0, kPinned.size(), kPinned) == 0;
+    const std::optional<int64_t> number = NumberOf(is_pin ? name.substr(kPinned.size()) : name);
+    if (!number) continue;
+    if (!is_pin) {
+      numbers->push_back(*number);
+    } else if (!*pinned || *number < **pinned) {
+      *pinned = number;
+    }
   }
   std::sort(numbers->begin(), numbers->end());
   return Status();

@@ -51,9 +51,9 @@ class Feed {
   explicit Feed(std::string path) : path_(std::move(path)) {}
 
   const std::string& path() const { return path_; }
-  // The numbers of the generations that there are, ascending; none if there is no such folder,
-  // which of a stream is an error.
-  Status Numbers(std::vector<int64_t>* numbers) const;
+  // The numbers of the generations that there are, ascending, and of the one that followers stay
+  // at, if there is one; none if there is no such folder, which of a stream is an error.
+  Status Look(std::vector<int64_t>* numbers, std::optional<int64_t>* pinned) const;
   // Whether another machine serves it (stream_file_system.cc). Then it tells its newest generation
   // when that is after `number`, or whatever it is after a second.
   bool is_stream() const;

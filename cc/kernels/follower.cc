@@ -68,6 +68,11 @@ class Followers {
       return Get().Last([](const FollowerStatus& one) { return one.newest; },
                         std::greater<int64_t>());
     });
+    RegisterGauge("/tf_dynemb/follower/pinned",
+                  "The generation that a feed has its followers stay at; -1: none", "feed", [] {
+                    return Get().Last([](const FollowerStatus& one) { return one.pinned; },
+                                      std::greater<int64_t>());
+                  });
     RegisterGauge(
         "/tf_dynemb/follower/lag_microseconds",
         "Since the feed has had something newer, by the clocks of both machines", "feed", [] {
@@ -133,11 +138,21 @@ Status CheckId(const std::string& folder, uint64_t got, uint64_t want) {
 }
 
 // The table of a snapshot that goes into `table`.
-Status FindTable(const SnapshotReader& reader, TableResource* table, int64_t* number) {
-  DYNEMB_RETURN_IF_ERROR(reader.FindTable(table->name(), number));
-  const TableSchema& schema = reader.manifest().tables[static_cast<size_t>(*number)].schema;
+Status FindTable(SnapshotReader* reader, TableResource* table, int64_t* number) {
+  DYNEMB_RETURN_IF_ERROR(reader->FindTable(table->name(), number));
   const Shards shards = table->shards()->shards();
-  return About(StrCat("table '", table->name(), "'"), CheckCompatible(schema, shards[0]->schema()));
+  return About(StrCat("table '", table->name(), "'"), reader->FitTo(shards[0]->schema(), *number));
+}
+
+// Of a generation with a delta.
+bool Continues(const Generation& generation, const Generation& before) {
+  return generation.feed == before.feed && generation.delta->base == before.state();
+}
+
+Status DoesNotContinue(const std::string& path, int64_t number, int64_t before,
+                       const char* which = "") {
+  return Status(Code::kDataLoss, StrCat(path, ": generation ", number,
+                                        " does not continue the generation ", before, which));
 }
 
 Status LoadAllRows(const Context& context, const SnapshotReader& reader, int64_t table,
@@ -231,8 +246,9 @@ void Follower::Run() {
 }
 
 void Follower::Wait() {
-  const int64_t newest = status().newest;
-  const bool has_all = newest == (now_ ? now_->number : 0);
+  const FollowerStatus now = status();
+  const int64_t newest = now.newest;
+  const bool has_all = newest == (now_ ? now_->number : 0) || now.pinned >= 0;
   // Where the last answer told of a newer one than there was, it would be told again at once.
   if (feed_.is_stream() && has_all && told_ <= newest) {
     const Status waited = feed_.WaitForNewer(newest, &told_);
@@ -247,7 +263,8 @@ void Follower::Wait() {
 
 void Follower::Poll() {
   std::vector<int64_t> numbers;
-  const Status listed = feed_.Numbers(&numbers);
+  std::optional<int64_t> pinned;
+  const Status listed = feed_.Look(&numbers, &pinned);
   if (!listed.ok()) return Failed(listed);
   unusable_.clear();
   too_long_ = false;
@@ -259,19 +276,28 @@ void Follower::Poll() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     status_.newest = newest;
+    status_.pinned = pinned.value_or(-1);
   }
-  if (numbers.empty()) return;
-  if (now_ && newest < now_->number) {
+  if (numbers.empty() && !pinned) return;
+  if (now_ && !numbers.empty() && newest < now_->number) {
     const Generation* last;
     const Status read = ReadGeneration(newest, &last);
     if (!read.ok()) return Failed(read);
-    if (last->feed == now_->feed) return;
-    now_.reset();  // another feed was put into the folder
-    manifests_.clear();
+    if (last->feed == now_->feed && !pinned) return;
+    if (last->feed != now_->feed) {
+      now_.reset();  // another feed was put into the folder
+      manifests_.clear();
+    }
   }
   NoteLag(numbers);
-  while (!ended() && (!CheckWhole().ok() || !now_ || now_->number < newest)) {
-    if (!ApplyNext(numbers) && (too_long_ || !LoadFull(numbers))) break;
+  const int64_t last = pinned.value_or(newest);
+  const auto is_there = [&] {
+    return CheckWhole().ok() && now_ && (pinned ? now_->number == last : now_->number >= last);
+  };
+  while (!ended() && !is_there()) {
+    const bool may_apply = now_ && now_->number < last;
+    if (may_apply && ApplyNext(numbers)) continue;
+    if (too_long_ || !(pinned ? LoadPinned(numbers, last) : LoadFull(numbers))) break;
   }
   NoteLag(numbers);
 }
@@ -329,12 +355,8 @@ Status Follower::CheckNext(const std::vector<int64_t>& numbers, const Generation
   }
   DYNEMB_RETURN_IF_ERROR(ReadGeneration(number, generation));
   const std::optional<FeedPart>& delta = (*generation)->delta;
-  if (!delta || ((*generation)->feed == now_->feed && delta->base == now_->state())) {
-    return Status();
-  }
-  return Status(Code::kDataLoss,
-                StrCat(feed_.path(), ": generation ", number, " does not continue the generation ",
-                       now_->number, " that is served"));
+  if (!delta || Continues(**generation, *now_)) return Status();
+  return DoesNotContinue(feed_.path(), number, now_->number, " that is served");
 }
 
 Status Follower::ReadWeights(const Generation& generation, std::vector<Tensor>* weights) const {
@@ -379,10 +401,10 @@ Status Follower::Apply(const Generation& generation) {
   DYNEMB_RETURN_IF_ERROR(CheckId(folder, reader->manifest().id, id));
   std::vector<int64_t> numbers(tables_.size());
   for (size_t t = 0; t < tables_.size(); ++t) {
-    DYNEMB_RETURN_IF_ERROR(About(folder, FindTable(*reader, tables_[t].get(), &numbers[t])));
+    DYNEMB_RETURN_IF_ERROR(About(folder, FindTable(reader.get(), tables_[t].get(), &numbers[t])));
   }
   DYNEMB_RETURN_IF_ERROR(reader->Verify(core));
-  return Switch(generation, *generation.delta, false, weights, [&] {
+  return Switch(generation, {&*generation.delta}, false, weights, [&] {
     for (size_t t = 0; t < tables_.size(); ++t) {
       const ShardSet::Lease held = tables_[t]->shards()->Acquire();
       const std::vector<Table*> shards = Pointers(held->shards);
@@ -403,7 +425,7 @@ bool Follower::LoadFull(const std::vector<int64_t>& numbers) {
       const bool is_older = now_ && generation->feed == now_->feed && *number <= now_->number;
       if (whole && is_older) break;
       if (!generation->full) continue;
-      status = Load(*generation);
+      status = Load({generation});
       if (status.ok()) return true;
     }
     Failed(status);
@@ -413,52 +435,101 @@ bool Follower::LoadFull(const std::vector<int64_t>& numbers) {
   return false;
 }
 
-Status Follower::Load(const Generation& generation) {
-  const FileContext core;
-  const std::string folder = feed_.Folder(generation, "full");
-  std::vector<Tensor> weights;
-  std::unique_ptr<SnapshotReader> reader;
-  DYNEMB_RETURN_IF_ERROR(ReadWeights(generation, &weights));
-  DYNEMB_RETURN_IF_ERROR(SnapshotReader::Open(TensorFlowFiles(), folder, &reader));
-  DYNEMB_RETURN_IF_ERROR(CheckId(folder, reader->manifest().id, generation.full->snapshot));
-  // Beside the rows that are served, which serve on.
-  std::vector<ShardSet::Contents> loaded;
-  for (const RefCountPtr<TableResource>& table : tables_) {
-    if (ended()) return FailedPrecondition("the model is being unloaded");
-    int64_t number = 0, want = 0;
-    DYNEMB_RETURN_IF_ERROR(About(folder, FindTable(*reader, table.get(), &number)));
-    for (const SnapshotFile& file : reader->manifest().files) {
-      if (file.table == number) want += file.rows;
-    }
-    const Shards like = table->shards()->shards();
-    TableSchema schema = like[0]->schema();
-    schema.initializer.seed =
-        reader->manifest().tables[static_cast<size_t>(number)].schema.initializer.seed;
-    const auto count = static_cast<int64_t>(like.size());
-    Shards shards;
-    DYNEMB_RETURN_IF_ERROR(MakeHostShards(core, schema, table->options(), table->storage(), count,
-                                          want / count, &shards));
-    ShardSet::Contents contents = ContentsOf(std::move(shards));
-    DYNEMB_RETURN_IF_ERROR(
-        LoadAllRows(core, *reader, number, Pointers(contents.shards), contents.strings.get()));
-    int64_t rows = 0;
-    for (const auto& shard : contents.shards) rows += shard->size();
-    if (rows != want) {
-      return Status(Code::kDataLoss, StrCat(folder, ": got ", rows, " rows of table '",
-                                            table->name(), "', want ", want));
-    }
-    loaded.push_back(std::move(contents));
+bool Follower::LoadPinned(const std::vector<int64_t>& numbers, int64_t pinned) {
+  Status status;
+  std::vector<const Generation*> chain;
+  if (!std::binary_search(numbers.begin(), numbers.end(), pinned)) {
+    status = Status(Code::kNotFound, StrCat(feed_.path(), ": followers are to stay at generation ",
+                                            pinned, ", which is not there any more"));
+  } else {
+    status = ChainTo(pinned, &chain);
   }
-  return Switch(generation, *generation.full, true, weights, [&] {
+  if (status.ok()) status = Load(chain);
+  if (!status.ok()) Failed(status);
+  return status.ok();
+}
+
+Status Follower::ChainTo(int64_t number, std::vector<const Generation*>* chain) {
+  for (int64_t each = number; each > 0; --each) {
+    const Generation* generation = nullptr;
+    DYNEMB_RETURN_IF_ERROR(ReadGeneration(each, &generation));
+    const Generation* const after = chain->empty() ? nullptr : chain->front();
+    if (after != nullptr && !Continues(*after, *generation)) {
+      return DoesNotContinue(feed_.path(), each + 1, each);
+    }
+    chain->insert(chain->begin(), generation);
+    if (generation->full) return Status();
+    if (!generation->delta) break;
+  }
+  return Status(Code::kNotFound, StrCat(feed_.path(), ": the feed has no full copy from which to ",
+                                        "reach generation ", number));
+}
+
+Status Follower::LoadTable(const std::vector<std::unique_ptr<SnapshotReader>>& readers,
+                           TableResource* table, ShardSet::Contents* contents) const {
+  const FileContext core;
+  int64_t want = 0;
+  for (size_t r = 0; r < readers.size(); ++r) {
+    SnapshotReader* const reader = readers[r].get();
+    int64_t number = 0;
+    DYNEMB_RETURN_IF_ERROR(FindTable(reader, table, &number));
+    if (r == 0) {
+      for (const SnapshotFile& file : reader->manifest().files) {
+        if (file.table == number) want += file.rows;
+      }
+      const Shards like = table->shards()->shards();
+      TableSchema schema = like[0]->schema();
+      schema.initializer.seed =
+          reader->manifest().tables[static_cast<size_t>(number)].schema.initializer.seed;
+      const auto count = static_cast<int64_t>(like.size());
+      Shards shards;
+      DYNEMB_RETURN_IF_ERROR(MakeHostShards(core, schema, table->options(), table->storage(), count,
+                                            want / count, &shards));
+      *contents = ContentsOf(std::move(shards));
+    }
+    const std::vector<Table*> shards = Pointers(contents->shards);
+    if (r > 0) DYNEMB_RETURN_IF_ERROR(LoadErased(core, *reader, number, shards));
+    DYNEMB_RETURN_IF_ERROR(LoadAllRows(core, *reader, number, shards, contents->strings.get()));
+    int64_t rows = 0;
+    for (const auto& shard : contents->shards) rows += shard->size();
+    if (r == 0 && rows != want) {
+      return Status(Code::kDataLoss,
+                    StrCat("got ", rows, " rows of table '", table->name(), "', want ", want));
+    }
+  }
+  return Status();
+}
+
+Status Follower::Load(const std::vector<const Generation*>& chain) {
+  const Generation& last = *chain.back();
+  std::vector<Tensor> weights;
+  std::vector<std::unique_ptr<SnapshotReader>> readers(chain.size());
+  std::vector<const FeedPart*> parts;
+  DYNEMB_RETURN_IF_ERROR(ReadWeights(last, &weights));
+  for (size_t g = 0; g < chain.size(); ++g) {
+    const std::string folder = feed_.Folder(*chain[g], g == 0 ? "full" : "delta");
+    parts.push_back(&*(g == 0 ? chain[g]->full : chain[g]->delta));
+    DYNEMB_RETURN_IF_ERROR(SnapshotReader::Open(TensorFlowFiles(), folder, &readers[g]));
+    DYNEMB_RETURN_IF_ERROR(CheckId(folder, readers[g]->manifest().id, parts[g]->snapshot));
+  }
+  // Beside the rows that are served, which serve on.
+  std::vector<ShardSet::Contents> loaded(tables_.size());
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    if (ended()) return FailedPrecondition("the model is being unloaded");
+    DYNEMB_RETURN_IF_ERROR(
+        About(feed_.Folder(*chain[0], "full"), LoadTable(readers, tables_[t].get(), &loaded[t])));
+  }
+  return Switch(last, parts, true, weights, [&] {
     for (size_t t = 0; t < tables_.size(); ++t) {
-      tables_[t]->Replace(std::move(loaded[t]), {generation.state()});
+      tables_[t]->Replace(std::move(loaded[t]), {last.state()});
     }
     return Status();
   });
 }
 
-Status Follower::Switch(const Generation& generation, const FeedPart& part, bool is_full,
-                        const std::vector<Tensor>& weights, const std::function<Status()>& change) {
+Status Follower::Switch(const Generation& generation, const std::vector<const FeedPart*>& parts,
+                        bool is_full, const std::vector<Tensor>& weights,
+                        const std::function<Status()>& change) {
   struct Opening {  // however this ends
     RequestGate* gate;
     ~Opening() {
@@ -487,8 +558,10 @@ Status Follower::Switch(const Generation& generation, const FeedPart& part, bool
   whole_ = true;
   status_.generation = generation.number;
   status_.newer_since_seconds = 0;
-  status_.rows += part.rows;
-  status_.erased += part.erased;
+  for (const FeedPart* part : parts) {
+    status_.rows += part->rows;
+    status_.erased += part->erased;
+  }
   status_.full_copies += is_full ? 1 : 0;
   return Status();
 }
@@ -503,8 +576,10 @@ void Follower::Assign(const std::vector<Tensor>& weights) {
 }
 
 void Follower::Beat() {
+  const int64_t pinned = status().pinned;
   const std::string said = StrCat("\"generation\": ", now_ ? StrCat(now_->number) : "null",
-                                  ", \"wants_full\": ", wants_full_ ? "true" : "false");
+                                  ", \"wants_full\": ", wants_full_ ? "true" : "false",
+                                  ", \"pinned\": ", pinned >= 0 ? StrCat(pinned) : "null");
   const std::chrono::duration<double> since = steady_clock::now() - beat_at_;
   if (said == beat_said_ && since.count() < options_.heartbeat_seconds) return;
   const std::string json = StrCat("{", said, ", \"beat\": ", ++beats_, ", \"host\": \"",

@@ -4,11 +4,12 @@
 // It applies the generations of the feed in order, each one whole: it reads and checks the next one
 // first, and then closes the gate that requests go through, puts rows and weights in place, and
 // opens it again. What is missing, damaged, or does not continue the generation that is served is
-// noticed before anything changes; the next full copy takes its place.
+// noticed before anything changes; the next full copy takes its place. If the feed is pinned to a
+// generation, it goes to that one and stays.
 //
 // In TensorFlow's monitoring registry, by the label `feed`, the folder: /tf_dynemb/follower/rows,
-// erased, full_copies, errors, counters; generation, newest, lag_microseconds, gauges. Of several
-// followers of one feed counters are added up; gauges are of the one that is last.
+// erased, full_copies, errors, counters; generation, newest, pinned, lag_microseconds, gauges. Of
+// several followers of one feed counters are added up; gauges are of the one that is last.
 #ifndef TF_DYNEMB_CC_KERNELS_FOLLOWER_H_
 #define TF_DYNEMB_CC_KERNELS_FOLLOWER_H_
 
@@ -26,6 +27,7 @@
 #include <vector>
 
 #include "cc/core/base/request_gate.h"
+#include "cc/core/snapshot/reader.h"
 #include "cc/kernels/feed.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/resource_var.h"
@@ -47,6 +49,7 @@ struct FollowedWeight {
 struct FollowerStatus {
   int64_t generation = -1;         // that is served; -1: the model is as it was loaded
   int64_t newest = 0;              // of the feed
+  int64_t pinned = -1;             // which the feed has it stay at; -1: none
   double newer_since_seconds = 0;  // when that after `generation` was published; 0: there is none
   int64_t rows = 0, erased = 0, full_copies = 0, errors = 0;
   std::string last_error;
@@ -82,15 +85,23 @@ class Follower {
   // Both say whether they have put a generation in place.
   bool ApplyNext(const std::vector<int64_t>& numbers);
   bool LoadFull(const std::vector<int64_t>& numbers);
+  // Loads the generation that the feed is pinned to.
+  bool LoadPinned(const std::vector<int64_t>& numbers, int64_t pinned);
   Status CheckNext(const std::vector<int64_t>& numbers, const Generation** generation);
   Status Apply(const Generation& generation);
-  Status Load(const Generation& generation);
+  // The full copy of the first, and the changes of those after it.
+  Status Load(const std::vector<const Generation*>& chain);
+  Status LoadTable(const std::vector<std::unique_ptr<SnapshotReader>>& readers,
+                   TableResource* table, ShardSet::Contents* contents) const;
+  // The newest generation with a full copy that is not after `number`, and all up to it.
+  Status ChainTo(int64_t number, std::vector<const Generation*>* chain);
   // The weights that the model has of a generation, in the order of weights_.
   Status ReadWeights(const Generation& generation, std::vector<tensorflow::Tensor>* weights) const;
   // Calls `change` while no request is under way, and notes that `generation` is served if it
   // succeeds. If it fails, nothing is served but errors until the next full copy.
-  Status Switch(const Generation& generation, const FeedPart& part, bool is_full,
-                const std::vector<tensorflow::Tensor>& weights,
+  // `parts`: what is put in, for the counters.
+  Status Switch(const Generation& generation, const std::vector<const FeedPart*>& parts,
+                bool is_full, const std::vector<tensorflow::Tensor>& weights,
                 const std::function<Status()>& change);
   void Assign(const std::vector<tensorflow::Tensor>& weights);
   void Beat();

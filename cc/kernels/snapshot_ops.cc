@@ -255,10 +255,6 @@ struct SnapshotInput {
   int64_t table;
   SnapshotPlace place;
 
-  const TableSchema& schema() const {
-    return reader->manifest().tables[static_cast<size_t>(table)].schema;
-  }
-
   absl::Status Get(OpKernelContext* context) {
     std::string folder;
     tstring id, name;
@@ -297,19 +293,16 @@ class SnapshotKeysOp : public CatchingKernel {
     OP_REQUIRES_OK(
         context, ToTensorFlow(input.reader->List(input.table, kPieceRows, &input.place, &blocks)));
     int64_t rows = 0;
-    for (const BlockEntry& block : blocks) rows += IsRows(block) ? block.records : 0;
+    for (const BlockEntry& block : blocks) rows += HasRows(block.kind) ? block.records : 0;
     Tensor* keys;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({rows}), &keys));
     Key* to = keys->flat<int64_t>().data();
     for (const BlockEntry& block : blocks) {
-      if (!IsRows(block)) continue;
+      if (!HasRows(block.kind)) continue;
       OP_REQUIRES_OK(context, ToTensorFlow(input.reader->ReadKeys(block, to)));
       to += block.records;
     }
   }
-
- private:
-  static bool IsRows(const BlockEntry& block) { return block.kind == BlockKind::kRows; }
 };
 
 class SnapshotLoadOp : public CatchingKernel {
@@ -331,7 +324,7 @@ class SnapshotLoadOp : public CatchingKernel {
     OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
     OP_REQUIRES_OK(context, input.Get(context));
     OP_REQUIRES_OK(context, context->input("shard_ids", &shard_ids_tensor));
-    OP_REQUIRES_OK(context, ToTensorFlow(CheckCompatible(input.schema(), table.schema)));
+    OP_REQUIRES_OK(context, ToTensorFlow(input.reader->FitTo(table.schema, input.table)));
     const SnapshotReader& reader = *input.reader;
     const std::vector<Table*> shards = Pointers(table.shards);
     const Span<const int32_t> shard_ids(shard_ids_tensor->flat<int32_t>().data(),
@@ -393,24 +386,23 @@ class SnapshotVerifyOp : public CatchingKernel {
     OP_REQUIRES_OK(context, ToTensorFlow(SnapshotReader::Open(PosixFileSystem(), folder, &reader)));
     for (size_t t = 0; t < tables.size(); ++t) {
       const std::string name = names->vec<tstring>()(static_cast<int64_t>(t));
-      OP_REQUIRES_OK(context, ToTensorFlow(CheckFits(*reader, name, tables[t])));
+      OP_REQUIRES_OK(context, ToTensorFlow(CheckFits(reader.get(), name, tables[t])));
     }
     if (read_) OP_REQUIRES_OK(context, ToTensorFlow(reader->Verify(core)));
     OP_REQUIRES_OK(context, SetString(context, 0, IdText(reader->manifest().id)));
   }
 
  private:
-  static Status CheckFits(const SnapshotReader& reader, const std::string& name,
+  static Status CheckFits(SnapshotReader* reader, const std::string& name,
                           const TableInput& table) {
-    const Manifest& manifest = reader.manifest();
+    const Manifest& manifest = reader->manifest();
     if (manifest.base == 0) {
       return InvalidArgument("path: got the full snapshot ", IdText(manifest.id),
                              ", want a delta; load it by restore");
     }
     int64_t number = 0;
-    DYNEMB_RETURN_IF_ERROR(reader.FindTable(name, &number));
-    const Status fits =
-        CheckCompatible(manifest.tables[static_cast<size_t>(number)].schema, table.schema);
+    DYNEMB_RETURN_IF_ERROR(reader->FindTable(name, &number));
+    const Status fits = reader->FitTo(table.schema, number);
     if (!fits.ok()) return Status(fits.code(), StrCat("table '", name, "': ", fits.message()));
     const std::vector<uint64_t> has = table.resource->snapshots();
     const bool continues = std::any_of(has.begin(), has.end(), [&](uint64_t snapshot) {

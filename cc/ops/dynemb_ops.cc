@@ -594,7 +594,7 @@ REGISTER_OP("DynembSnapshotWrite")
     .Attr("follow: bool = false")
     .Attr("values_alone: bool = false")
     .Attr("durable: bool = true")
-    .Attr("value_dtype: {float, double, half, bfloat16} = DT_DOUBLE")
+    .Attr("value_dtype: {float, double, half, bfloat16, int8} = DT_DOUBLE")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
@@ -611,7 +611,7 @@ writers: how many write the snapshot, in any processes.
 follow: from here on follow changes, so that this snapshot can be a base.
 values_alone: leave out slots and meta, which a server does not need.
 durable: whether it survives a crash of the machine, as DynembSnapshotBegin says.
-value_dtype: with values_alone, what wider floating values are rounded to.
+value_dtype: with values_alone, what wider floating values are rounded to; int8: with a scale for each row.
 part: what has been written, for DynembSnapshotCommit.
 )doc");
 

@@ -505,7 +505,6 @@ def check_what_is_refused():
             table(devices)
     variable = table(PS)
     for act in (
-        lambda: tf_dynemb.snapshot.save(tempfile.mkdtemp(), variable),
         lambda: tf_dynemb.snapshot.restore(_snapshot(), variable),
         lambda: tf_dynemb.snapshot.load_delta(tempfile.mkdtemp(), variable),
     ):

@@ -126,6 +126,8 @@ def test_a_server_follows_a_feed(stream, server, tmp_path):
 
         np.testing.assert_array_equal(answer(), model(asked))
         assert metric("generation") == -1
+        assert metric("pinned") == -1
+        answers = {}
         for generation in range(1, 5):
             model.train_on_batch(
                 tf.range(generation * 10, dtype=tf.int64), tf.ones([generation * 10, 2])
@@ -136,10 +138,21 @@ def test_a_server_follows_a_feed(stream, server, tmp_path):
             while metric("generation") != generation:
                 assert time.monotonic() < until, "it took too long"
             np.testing.assert_array_equal(answer(), model(asked))
+            answers[generation] = answer()
         assert metric("newest") == 4 and metric("lag_microseconds") == 0
         assert metric("full_copies", "counter") == 1 and metric("errors", "counter") == 0
         assert metric("rows", "counter") > 0 and metric("erased", "counter") > 0
         assert len(list((tmp_path / "feed" / "followers").iterdir())) == 1
+        for pinned in (2, 3, -1):
+            if pinned > 0:
+                tf_dynemb.serving.rollback(tmp_path / "feed", pinned)
+            else:
+                tf_dynemb.serving.unpin(tmp_path / "feed")
+            generation, until = pinned if pinned > 0 else 4, time.monotonic() + 60
+            while (metric("pinned"), metric("generation")) != (pinned, generation):
+                assert time.monotonic() < until, "it took too long"
+            np.testing.assert_array_equal(answer(), answers[generation])
+        assert metric("errors", "counter") == 0
         rest, _ = process.communicate()
     assert process.returncode == 0
     # The thread has ended with the session; its counters stay.

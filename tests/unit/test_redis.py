@@ -23,6 +23,7 @@ import redis
 import tensorflow as tf
 from redis_server import RedisServer
 from table_rows import int64
+from test_serving_int8 import quantized
 
 import tf_dynemb
 import tf_dynemb.redis
@@ -59,7 +60,7 @@ class Trainer:
             "users": tf_dynemb.Variable(dim=3, name="users"),
             "a:b/items": tf_dynemb.Variable(dim=2, devices=["/CPU:0"] * 2, name="a:b/items"),
         }
-        self.dtype = np.dtype(tf.as_dtype(value_dtype or tf.float32).as_numpy_dtype)
+        self.dtype = None if value_dtype == tf.int8 else tf.as_dtype(value_dtype or tf.float32)
         self.publisher = Publisher(self.tables, self.feed, value_dtype=value_dtype, **options)
         self.states = {}
         self._draw = random.Random(seed)
@@ -82,9 +83,13 @@ class Trainer:
 
     def _rows(self, table):
         keys, values = (tensor.numpy() for tensor in table.export())
-        return {
-            int(key): row.astype(self.dtype).tobytes() for key, row in zip(keys, values, strict=True)
-        }
+        if self.dtype is None:
+            return {
+                int(key): quantized(row).astype(np.float32).tobytes()
+                for key, row in zip(keys, values, strict=True)
+            }
+        values = values.astype(self.dtype.as_numpy_dtype)
+        return {int(key): row.tobytes() for key, row in zip(keys, values, strict=True)}
 
 
 def hashes(server, prefix="tf_dynemb"):
@@ -158,7 +163,7 @@ def at(number, error):
 
 @pytest.mark.parametrize(
     ("buckets", "transaction_rows", "value_dtype"),
-    [(1, 10_000, None), (5, 10_000, tf.bfloat16), (1, 7, tf.float16), (3, 1, None)],
+    [(1, 10_000, None), (5, 10_000, tf.bfloat16), (1, 7, tf.float16), (3, 1, None), (5, 7, tf.int8)],
 )
 def test_it_is_the_trainer_at_every_generation(buckets, transaction_rows, value_dtype, server, tmp_path):
     trainer = Trainer(tmp_path, value_dtype=value_dtype)
@@ -179,6 +184,25 @@ def test_it_is_the_trainer_at_every_generation(buckets, transaction_rows, value_
         before = hashes(server)
         assert follower.poll() == status and hashes(server) == before
     assert not os.listdir(tmp_path / "feed" / "followers")
+
+
+@pytest.mark.parametrize("transaction_rows", [10_000, 7])
+def test_a_feed_that_is_pinned(transaction_rows, server, tmp_path):
+    trainer = Trainer(tmp_path)
+    for _ in range(5):
+        trainer.go_on()
+    with RedisFollower(trainer.feed, server.url, transaction_rows=transaction_rows) as follower:
+        assert follower.poll().generation == 5
+        for number in (2, 4, 1, 3):
+            tf_dynemb.serving.rollback(trainer.feed, number)
+            trainer.go_on()
+            status = follower.poll()
+            assert (status.generation, status.pinned, status.errors) == (number, number, 0)
+            assert hashes(server) == trainer.states[number] and generation_of(server) == number
+        with RedisFollower(trainer.feed, server.url) as another:  # that goes on from what is there
+            assert another.poll().generation == 3
+            tf_dynemb.serving.unpin(trainer.feed)
+            assert another.poll().generation == 9 and hashes(server) == trainer.states[9]
 
 
 def test_the_reader_reads_what_is_there(server, tmp_path):

@@ -528,11 +528,11 @@ def test_followers_heartbeats_alone_are_written(server, tmp_path):
     assert ask(server, "PUT", "/followers/one", b"{}")[0] == 200
     assert ask(server, "PUT", "/followers/one", b'{"beat": 2, "other": [1, 2]}')[0] == 200
     assert Feed(tmp_path / "feed").heartbeats() == {"one": {"beat": 2}}
-    whole = {"generation": 3, "wants_full": True, "beat": 7, "host": "a", "pid": 1}
+    whole = {"generation": 3, "wants_full": True, "beat": 7, "host": "a", "pid": 1, "pinned": 2}
     assert ask(server, "PUT", "/followers/one", json.dumps(whole).encode())[0] == 200
     assert Feed(tmp_path / "feed").heartbeats() == {"one": whole}
     bad = [b"", b"[1]", b"[" * 1000, b"{", b'{"generation": "x"}', b'{"wants_full": 1}', b"\xff"]
-    for body in [*bad, b'{"generation": true}', b'{"host": null}']:
+    for body in [*bad, b'{"generation": true}', b'{"host": null}', b'{"pinned": "2"}']:
         assert ask(server, "PUT", "/followers/one", body)[0] == 400, body
     assert ask(server, "PUT", "/followers/large", bytes(1 << 20))[0] == 413
     assert ask(server, "PUT", "/generations/000000000009", b"{}")[0] == 405

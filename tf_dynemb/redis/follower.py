@@ -208,7 +208,7 @@ class RedisFollower(FeedFollower):
         self._counts["rows"] += delta.rows
         self._counts["erased"] += delta.erased
 
-    def _install(self, generation: Generation) -> None:
+    def _install(self, generation: Generation, *then: Generation) -> None:
         full, store, names = generation.full, self._store, self._store.names
         assert full is not None  # _load_full has looked
         with self._feed.reading("data", generation.folder, "full") as folder:
@@ -237,6 +237,8 @@ class RedisFollower(FeedFollower):
         self._applied(generation)
         self._counts["rows"] += full.rows
         self._counts["full_copies"] += 1
+        for each in then:
+            self._apply(each)
 
     def _applied(self, generation: Generation) -> None:
         self._now, self._whole, self._half_applied = Position.of(generation), True, ""

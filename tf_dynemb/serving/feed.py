@@ -1,6 +1,7 @@
 """The feed: a folder of numbered generations, on any of TensorFlow's file systems.
 
     generations/<number>       a generation's manifest. The generation exists when this file does
+    generations/pinned-<number>    followers stay at this generation; of several, at the oldest
     data/<number>-<random>/    what the manifest names: the snapshots `delta` and `full`, and `weights`
     followers/<name>           heartbeat of a follower
     PUBLISHER                  who publishes
@@ -22,7 +23,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from tf_dynemb.snapshot.files import crc32c
 
 _FORMAT = 1
 _DIGITS = 12
+_PINNED = "pinned-"
 _STREAMS = ("feed://", "feeds://")
 _LISTING_BYTES = 1 << 24
 
@@ -171,14 +173,36 @@ class Feed:
         for name in ("generations", "data", "followers"):
             tf.io.gfile.makedirs(self.place(name))
 
-    def numbers(self) -> list[int]:
-        """The numbers of the generations that there are, ascending.
+    def look(self) -> tuple[list[int], int | None]:
+        """The numbers of the generations that there are, ascending; and of the one that is pinned.
 
         Raises:
             tf.errors.OpError: of a stream, nobody answers, or no feed is served there.
         """
         names = _names_in(self.place("generations"), self.is_stream)
-        return sorted(int(name) for name in names if len(name) == _DIGITS and name.isdecimal())
+        pins = [_number_of(name.removeprefix(_PINNED)) for name in names if name.startswith(_PINNED)]
+        pinned = min((number for number in pins if number is not None), default=None)
+        return sorted(n for n in map(_number_of, names) if n is not None), pinned
+
+    def numbers(self) -> list[int]:
+        """The numbers of the generations that there are, ascending. Raises as `look`."""
+        return self.look()[0]
+
+    def pin(self, number: int) -> None:
+        """Makes followers stay at a generation, in place of another one."""
+        self.put(self.place("generations", f"{_PINNED}{_text_of(number)}"), b"")
+        self._remove_pins(but=number)
+
+    def unpin(self) -> None:
+        """Lets followers follow."""
+        self._remove_pins()
+
+    def _remove_pins(self, but: int | None = None) -> None:
+        for name in _names_in(self.place("generations")):
+            pinned = _number_of(name.removeprefix(_PINNED)) if name.startswith(_PINNED) else None
+            if pinned is not None and pinned != but:
+                with contextlib.suppress(tf.errors.NotFoundError):
+                    tf.io.gfile.remove(self.place("generations", name))
 
     def wait_for_newer(self, number: int) -> int:
         """Of a stream: the newest generation when it is after `number`; whatever it is after a second.
@@ -321,7 +345,7 @@ class Feed:
             if name not in folders:
                 self.remove_data(name)
         for name in _names_in(self.place("generations")):
-            if name not in manifests:
+            if name not in manifests and not name.startswith(_PINNED):
                 with contextlib.suppress(tf.errors.NotFoundError):
                     tf.io.gfile.remove(self.place("generations", name))
 
@@ -341,8 +365,36 @@ class Feed:
         return found
 
 
+def chain_to(number: int, read: Callable[[int], Generation]) -> list[Generation]:
+    """The newest generation with a full copy that is not after `number`, and all up to it.
+
+    Args:
+        number: of the last.
+        read: gives a generation by its number.
+
+    Raises:
+        FeedError: one is missing, or there is no full copy.
+        FeedDamagedError: one is damaged, or does not continue the one before.
+    """
+    chain: list[Generation] = []
+    for each in range(number, 0, -1):
+        chain.insert(0, read(each))
+        after = chain[1].delta if len(chain) > 1 else None
+        if after is not None and (after.base, chain[1].feed) != (chain[0].state, chain[0].feed):
+            raise FeedDamagedError(f"generation {each + 1} does not continue generation {each}")
+        if chain[0].full is not None:
+            return chain
+        if chain[0].delta is None:
+            break
+    raise FeedError(f"the feed has no full copy from which to reach generation {number}")
+
+
 def _text_of(number: int) -> str:
     return f"{number:0{_DIGITS}}"
+
+
+def _number_of(text: str) -> int | None:
+    return int(text) if len(text) == _DIGITS and text.isdecimal() else None
 
 
 def _names_in(folder: str, must_be: bool = False) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import json
 import os
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tf_dynemb.base.checks import positive
-from tf_dynemb.serving.feed import Feed, FeedDamagedError, FeedError, Generation
+from tf_dynemb.serving.feed import Feed, FeedDamagedError, FeedError, Generation, chain_to
 from tf_dynemb.snapshot.files import SnapshotError
 
 _Self = TypeVar("_Self", bound="FeedFollower")
@@ -43,7 +44,7 @@ class FollowerStatus:
         lag_generations: how many are newer than the one that is served.
         lag_seconds: since the feed has had something newer, by the clocks of both machines; 0 if it
             has not.
-        pinned: the generation that it stays at, or None.
+        pinned: the generation that it stays at, by a pin of its own or the feed's, or None.
         rows: how many were put in since it began, those of full copies included.
         erased: how many keys were erased.
         full_copies: how many were loaded.
@@ -120,7 +121,8 @@ class FeedFollower(abc.ABC):
         self._now: Position | None = None  # that is served
         self._whole = True  # what is served is of one generation
         self._half_applied = ""  # the id of changes of which a part is applied, if they may be again
-        self._pinned: int | None = None
+        self._pinned: int | None = None  # by its own pin
+        self._feed_pinned: int | None = None  # by that of the feed
         self._manifests: dict[int, Generation] = {}
         self._newest = 0
         self._told = 0  # the newest number that a stream has told of
@@ -152,8 +154,11 @@ class FeedFollower(abc.ABC):
         """
 
     @abc.abstractmethod
-    def _install(self, generation: Generation) -> None:
-        """Puts the full copy of a generation in place of what is served. Raises as `_apply`."""
+    def _install(self, generation: Generation, *then: Generation) -> None:
+        """Puts a full copy, and the changes of generations after it, in place of what is served.
+
+        Raises as `_apply`.
+        """
 
     def _start(self) -> None:
         """Starts the thread that polls."""
@@ -183,10 +188,14 @@ class FeedFollower(abc.ABC):
             newest=self._newest,
             lag_generations=max(0, self._newest - now),
             lag_seconds=lag_seconds,
-            pinned=self._pinned,
+            pinned=self._pin,
             last_error=self._last_error,
             **self._counts,
         )
+
+    @property
+    def _pin(self) -> int | None:
+        return self._feed_pinned if self._pinned is None else self._pinned
 
     def close(self) -> None:
         """Ends the thread and tells the feed that this follower is gone. What was applied stays."""
@@ -210,7 +219,7 @@ class FeedFollower(abc.ABC):
         now = 0 if self._now is None else self._now.number
         # Where the last answer told of a newer one than there was, it would be told again at once.
         if self._feed.is_stream and self._told <= self._newest:
-            if self._newest == now or self._pinned is not None:
+            if self._newest == now or self._pin is not None:
                 try:
                     self._told = self._feed.wait_for_newer(self._newest)
                     return
@@ -220,21 +229,36 @@ class FeedFollower(abc.ABC):
         self._ended.wait(self._poll_seconds)
 
     def _follow(self) -> None:
-        numbers = self._feed.numbers()
+        numbers, self._feed_pinned = self._feed.look()
         self._unusable = set()
         self._newest = numbers[-1] if numbers else 0
         self._forget_manifests(numbers)
-        if self._pinned is not None:
-            numbers = [number for number in numbers if number <= self._pinned]
-        if not numbers:
+        if self._now is not None and numbers and self._newest < self._now.number:
+            if self._feed.read(self._newest).feed != self._now.feed:
+                self._now, self._manifests = None, {}  # another feed was put into the folder
+        if self._pin is not None:
+            self._stay_at(self._pin, numbers)
             return
-        if self._now is not None and numbers[-1] < self._now.number:
-            if self._pinned is not None or self._feed.read(numbers[-1]).feed == self._now.feed:
-                return
-            self._now, self._manifests = None, {}  # another feed was put into the folder
+        if not numbers or (self._now is not None and self._newest < self._now.number):
+            return
         while not self._whole or self._now is None or self._now.number < numbers[-1]:
             if not (self._apply_next(numbers) or self._load_full(numbers)):
                 return
+
+    def _stay_at(self, pinned: int, numbers: Sequence[int]) -> None:
+        """Goes to a generation, and no further."""
+        if pinned + 1 in numbers:
+            with contextlib.suppress(*FAILURES):
+                self._read(pinned + 1)  # which says how old that is that is served
+        while self._now is None or self._now.number != pinned or not self._whole:
+            if pinned not in numbers:
+                raise FeedError(
+                    f"{self._feed.path}: followers are to stay at generation {pinned}, which is not "
+                    f"there any more; want one of {list(numbers)}, or none"
+                )
+            if self._now is not None and self._now.number < pinned and self._apply_next(numbers):
+                continue
+            self._install(*chain_to(pinned, self._read))
 
     def _forget_manifests(self, numbers: Sequence[int]) -> None:
         there = set(numbers)
@@ -298,7 +322,7 @@ class FeedFollower(abc.ABC):
     def _beat(self) -> None:
         """Tells the publisher where this follower is."""
         now = None if self._now is None else self._now.number
-        said = {"generation": now, "wants_full": self._wants_full}
+        said = {"generation": now, "wants_full": self._wants_full, "pinned": self._pin}
         if said == self._beat_said and time.monotonic() - self._beat_at < self._heartbeat_seconds:
             return
         beat = said | {"beat": self._beats + 1, "host": socket.gethostname(), "pid": os.getpid()}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from tf_dynemb.base.checks import naming, positive, whole
 from tf_dynemb.base.op_library import ops
-from tf_dynemb.serving.feed import FeedDamagedError, FeedError, Generation
+from tf_dynemb.serving.feed import FeedDamagedError, FeedError, Generation, chain_to
 from tf_dynemb.serving.feed_follower import FeedFollower, FollowerStatus, Position, check_id
 from tf_dynemb.serving.served import Served
 from tf_dynemb.serving.switch import Switch
@@ -99,6 +99,9 @@ class Follower(FeedFollower):
     def poll(self) -> FollowerStatus:
         """Applies the generations that there are, up to the newest or the pinned one.
 
+        Where the feed is pinned, by `tf_dynemb.serving.rollback`, and this follower is not, it goes to
+        that one.
+
         What is wrong with the feed is no exception but in the status: the next poll tries again.
 
         Returns:
@@ -111,7 +114,7 @@ class Follower(FeedFollower):
         return self._poll()
 
     def pin(self, generation: int | None = None) -> FollowerStatus:
-        """Stays at a generation until `unpin`.
+        """Stays at a generation until `unpin`, whatever the feed is pinned to.
 
         Args:
             generation: its number, that of an older one as well. None: the one that is served.
@@ -135,7 +138,7 @@ class Follower(FeedFollower):
                     f"{self._feed.path}: got generation {generation}, want one of {self._feed.numbers()}"
                 )
             if here is None or generation != here or not self._whole:
-                self._go_to(generation)
+                self._install(*chain_to(generation, self._read))
             self._pinned = generation
             self._beat()
             return self.status
@@ -145,7 +148,7 @@ class Follower(FeedFollower):
         return self.pin(whole("generation", generation))
 
     def unpin(self) -> None:
-        """Follows again, from the next poll on."""
+        """Follows again, from the next poll on; the feed's pin, if it has one."""
         with self._work:
             self._pinned = None
 
@@ -179,20 +182,7 @@ class Follower(FeedFollower):
                 )
             check_id(folder, found.numpy().decode(), snapshot)
 
-    def _go_to(self, number: int) -> None:
-        """Makes what is served be of a generation, from the newest full copy that is not newer."""
-        chain: list[Generation] = []
-        for each in range(number, 0, -1):
-            chain.insert(0, self._read(each))
-            if chain[0].full is not None:
-                self._install(chain[0], chain[1:])
-                return
-            if chain[0].delta is None:
-                break
-        raise FeedError(f"{self._feed.path}: the feed has no full copy from which to reach {number}")
-
-    def _install(self, generation: Generation, then: Sequence[Generation] = ()) -> None:
-        """Puts a full copy, and the changes of the generations after it, in place of what is served."""
+    def _install(self, generation: Generation, *then: Generation) -> None:
         last, of_full = then[-1] if then else generation, generation.full
         assert of_full is not None  # or there is nothing to install
         self._served.check(last)

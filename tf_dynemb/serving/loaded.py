@@ -18,7 +18,7 @@ def follower_status(loaded: Any) -> FollowerStatus:
         loaded: what tf.saved_model.load gave.
 
     Returns:
-        The status, of which `pinned` is None.
+        The status.
 
     Raises:
         TypeError: `loaded` is not that of tf.saved_model.load.
@@ -35,14 +35,14 @@ def follower_status(loaded: Any) -> FollowerStatus:
             "tf_dynemb.for_serving(follow=...)"
         )
     numbers, last_error = ops.dynemb_follower_status(follower.resource_handle)
-    generation, newest, lag_microseconds, *counts = (int(number) for number in numbers)
+    generation, newest, pinned, lag_microseconds, *counts = (int(number) for number in numbers)
     rows, erased, full_copies, errors = counts
     return FollowerStatus(
         generation=None if generation < 0 else generation,
         newest=newest,
         lag_generations=max(0, newest - max(0, generation)),
         lag_seconds=lag_microseconds * 1e-6,
-        pinned=None,
+        pinned=None if pinned < 0 else pinned,
         rows=rows,
         erased=erased,
         full_copies=full_copies,

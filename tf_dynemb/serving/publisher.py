@@ -24,6 +24,7 @@ from tf_dynemb.serving.stream import Stream
 from tf_dynemb.shard.group import Group
 from tf_dynemb.snapshot.files import SnapshotError, SnapshotReader
 from tf_dynemb.snapshot.tables import save_tables, tables_by_name
+from tf_dynemb.table.devices import server_of
 from tf_dynemb.table.serving import serving_dtype
 
 # Of files and of processes; what training goes on after.
@@ -44,14 +45,15 @@ class Publisher(keras.callbacks.Callback):
     generation is written, so its rows and weights are those after one step.
 
     Tables that are spread over processes are published by all of them together: each makes a publisher
-    with the same arguments and calls `publish` as a step of the training. See the page
+    with the same arguments and calls `publish` as a step of the training. Parameter servers write the
+    rows that they have themselves; call `publish` or `step` where no step is under way. See the page
     "Online learning, end to end".
 
     Args:
         model_or_tables: a Keras model or layer that is built; or tables without dense weights, a
             Variable or a dict of them by name.
-        path: the feed's folder, on any of TensorFlow's file systems; of several processes one that they
-            share.
+        path: the feed's folder, on any of TensorFlow's file systems; of several processes, and of
+            parameter servers, one that they share.
         every_seconds: publish after the first step that ends so long after the last generation.
         every_steps: publish after every so many steps. With neither only `publish` publishes, and the
             end of `fit`.
@@ -61,8 +63,9 @@ class Publisher(keras.callbacks.Callback):
             followers must have the same. Needs aiohttp.
         stream_certificate: of TLS, a PEM file.
         stream_key: of the certificate, a PEM file. None: it is in the same file.
-        value_dtype: tf.float16 or tf.bfloat16 for models exported so, see `for_serving`. None: values as
-            they are.
+        value_dtype: tf.float16 or tf.bfloat16 for models exported so, see `for_serving`; tf.int8 for
+            models of any floating dtype: 8 bits for a number and 32 for each row, with errors of up to
+            1/254 of the row's largest number. None: values as they are.
         full_copy_ratio: a full copy is made when the changes since the last one have so many times its
             bytes.
         keep_generations: so many of the newest generations stay, and what is needed to begin there.
@@ -76,7 +79,7 @@ class Publisher(keras.callbacks.Callback):
         FeedInUseError: another publisher publishes into the feed; the message says which.
         TypeError: no tables; a value_dtype that tables cannot be narrowed to; a path that is none.
         ValueError: a number out of range; both every_seconds and every_steps; every_seconds or a path
-            elsewhere for tables that are spread over processes, which could not agree; a stream of a
+            elsewhere for tables that are spread over processes or on servers; a stream of a
             folder that is not of this machine, or that cannot listen there.
 
     Example:
@@ -127,22 +130,24 @@ class Publisher(keras.callbacks.Callback):
         self._full_copy_ratio = positive("full_copy_ratio", full_copy_ratio)
         self._keep_generations = whole("keep_generations", keep_generations)
         self._keep_seconds = None if keep_seconds is None else positive("keep_seconds", keep_seconds)
-        self._values_as = serving_dtype(value_dtype)
+        self._values_as = serving_dtype(value_dtype, tf.int8)
         self._tables = tables_by_name(model_or_tables)
         self._weights = dense_weights(model_or_tables)
         self._group = Group(self._tables.values())
         self._feed = Feed(path)
-        if self._group.processes > 1:
-            if every_seconds is not None:
-                raise ValueError(
-                    "every_seconds: got it for tables that are spread over processes, whose clocks "
-                    "differ; want every_steps"
-                )
+        if self._group.processes > 1 and every_seconds is not None:
+            raise ValueError(
+                "every_seconds: got it for tables that are spread over processes, whose clocks "
+                "differ; want every_steps"
+            )
+        devices = [device for table in self._tables.values() for device in table.devices]
+        if self._group.processes > 1 or any(server_of(device) for device in devices):
             if not self._feed.is_local:
                 raise ValueError(
-                    f"path: got {self._feed.path} for tables that are spread over processes, want a "
-                    "folder that they share"
+                    f"path: got {self._feed.path} for tables that are spread over processes or on "
+                    "servers, want a folder that they share"
                 )
+            self._feed = Feed(os.path.abspath(path))
         if self._feed.is_stream:
             raise ValueError(
                 f"path: got {self._feed.path}, where a feed is served; want the folder, and "
@@ -389,6 +394,8 @@ class Publisher(keras.callbacks.Callback):
             for beat in self._alive.values()
             if isinstance(beat.get("generation"), int)
         ]
+        pinned = self._feed.look()[1]
+        needed += [g.number for g in self._generations if g.number == pinned]
         first = first_to_keep(
             self._generations, self._keep_generations, self._keep_seconds, needed, time.time()
         )

@@ -83,13 +83,22 @@ def crc32c(content: bytes) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class TableInfo:
-    """A table of a snapshot: how many rows it has, how many keys a delta erases, bytes on disk."""
+    """A table of a snapshot: how many rows it has, how many keys a delta erases, bytes on disk.
+
+    `quantized`: values are numbers of 8 bits with a scale for each row, and are read as the schema's.
+    """
 
     name: str
     schema: Schema
     rows: int
     erased: int
     file_bytes: int
+    quantized: bool = False
+
+    def schema_for(self, value_dtype: tf.DType) -> Schema:
+        """That of its rows as a table of a value dtype reads them."""
+        fits = self.quantized and value_dtype.is_floating
+        return self.schema.read_as(value_dtype) if fits else self.schema
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,7 +264,7 @@ class SnapshotReader:
     def _parse_manifest(self, text: str) -> None:
         """FORMAT.md has the lines; the engine has checked them."""
         lines = iter(text.splitlines())
-        names, totals = [], []
+        names, totals, quantized = [], [], set()
         schemas = []
         for line in lines:
             word, _, rest = line.partition(" ")
@@ -270,12 +279,14 @@ class SnapshotReader:
                 totals.append([0, 0, 0])
             elif word == "schema":
                 schemas.append(Schema.parse("\n".join(next(lines) for _ in range(int(rest))) + "\n"))
+            elif word == "quantized":
+                quantized.add(names[-1])
             elif word == "file":
                 _, table, file_bytes, rows, erased = rest.split()
                 more = (int(rows), int(erased), int(file_bytes))
                 totals[int(table)] = [a + b for a, b in zip(totals[int(table)], more, strict=True)]
-        for name, schema, total in zip(names, schemas, totals, strict=True):
-            self.tables[name] = TableInfo(name, schema, *(int(number) for number in total))
+        for name, schema, (rows_of, erased_of, bytes_of) in zip(names, schemas, totals, strict=True):
+            self.tables[name] = TableInfo(name, schema, rows_of, erased_of, bytes_of, name in quantized)
 
     def _rows(self, block: _Block) -> Rows:
         """Copies a block, whose memory the next one takes."""

@@ -40,7 +40,8 @@ def save(path: str | os.PathLike[str], tables: Tables, base: str = "", follow: b
     Tables that are spread over processes are saved by all of them together, into one folder that they
     share: every process calls this, as a step of the training. Each writes the rows that it owns; the
     first one puts the new snapshot in place when all have written theirs. If one is missing, fails or
-    dies, there is no new snapshot.
+    dies, there is no new snapshot. Likewise each parameter server writes the rows that it has, into a
+    folder that it shares with this process, while no step is under way.
 
     Args:
         path: a folder of this machine's file systems; made if need be.
@@ -99,7 +100,8 @@ def save_tables(
         tables: by name.
         base: as of `save`.
         follow: as of `save`.
-        values_as: save values alone, without slots and meta; those of wider floats as this dtype.
+        values_as: save values alone, without slots and meta; those of wider floats as this dtype, int8
+            with a scale for each row.
         durable: whether it survives a crash of the machine; if not, a reader finds it damaged.
 
     Returns:
@@ -127,10 +129,10 @@ def save_tables(
             if len(devices) == 1
             else {name: table.resource.schema_now() for name, table in tables.items()}
         )
-        parts: list[str] = []
+        parts: list[tf.Tensor] = []
         for here in devices:
             for name in schemas.keys() & here.keys():
-                if tables[name].resource.schema_now() != schemas[name]:
+                if here[name].schema_now() != schemas[name]:
                     raise tf.errors.FailedPreconditionError(
                         None,
                         None,
@@ -138,7 +140,7 @@ def save_tables(
                         "save it again",
                     )
             part = ops.dynemb_snapshot_write(
-                [table.resource.resource_handle for table in here.values()],
+                [part.resource_handle for part in here.values()],
                 list(tables),
                 ["" if name in here else schemas[name] for name in tables],
                 folder,
@@ -150,8 +152,8 @@ def save_tables(
                 **rows,
                 durable=durable,
             )
-            parts.append(part.numpy().decode())
-        return json.dumps(parts)
+            parts.append(part)
+        return json.dumps([part.numpy().decode() for part in parts])  # servers write at the same time
 
     def commit() -> str:
         for handle in begun:
@@ -266,9 +268,10 @@ def load_delta(path: tf.Tensor | str | os.PathLike[str], tables: Tables) -> tf.O
     if not isinstance(path, tf.Tensor):
         path = tf.constant(_folder(path))
     tables = tables_by_name(tables)
+    handles = {name: table.resource.resource_handle for name, table in tables.items()}
     verified = [
         ops.dynemb_snapshot_verify(
-            [table.resource.resource_handle for table in here.values()],
+            [handles[name] for name in here],
             list(here),
             path,
             read=not number,
@@ -281,7 +284,7 @@ def load_delta(path: tf.Tensor | str | os.PathLike[str], tables: Tables) -> tf.O
         with tf.control_dependencies(verified):
             loaded = resource.load_snapshot(path, verified[0], name)
         with tf.control_dependencies([loaded]):
-            done.append(ops.dynemb_set_snapshot(resource.resource_handle, verified[0]))
+            done.append(ops.dynemb_set_snapshot(handles[name], verified[0]))
     return None if tf.executing_eagerly() else tf.group(*done)
 
 
@@ -339,7 +342,8 @@ def load_chain(
     rows, left = 0, rows_that_left(resource)
     for number, reader in enumerate(readers):
         beginning = number == 0
-        resource.adopt(reader.tables[reader.known(name)].schema, replace=beginning)
+        schema = reader.tables[reader.known(name)].schema_for(resource.value_dtype)
+        resource.adopt(schema, replace=beginning)
         if beginning:
             ops.dynemb_set_snapshot(handle, reader.id, follow=follow)
         resource.load_snapshot(reader.path, reader.id, name)
@@ -350,11 +354,12 @@ def load_chain(
     return rows
 
 
-def _by_device(tables: Mapping[str, Variable]) -> list[dict[str, Variable]]:
-    """The tables of each device, since one op takes those of one."""
-    devices: dict[str, dict[str, Variable]] = {}
+def _by_device(tables: Mapping[str, Variable]) -> list[dict[str, TableResource]]:
+    """What each device has of the tables, since one op takes those of one."""
+    devices: dict[str, dict[str, TableResource]] = {}
     for name, table in tables.items():
-        devices.setdefault(table.resource.host, {})[name] = table
+        for part in table.resource.parts:
+            devices.setdefault(part.host, {})[name] = part
     return list(devices.values())
 
 

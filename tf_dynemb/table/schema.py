@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import tensorflow as tf
@@ -34,6 +35,10 @@ class Schema:
     def slot_dtype(self) -> np.dtype:
         """The engine keeps the slots of 16-bit values in 32 bits."""
         return np.dtype(np.float32) if self.value_dtype.itemsize < 4 else self.value_dtype
+
+    def read_as(self, value_dtype: tf.DType) -> Schema:
+        """The same with values of another dtype."""
+        return Schema.parse(re.sub(r"(?m)^value \w+", f"value {value_dtype.name}", self.text))
 
     @classmethod
     def parse(cls, text: str) -> Schema:

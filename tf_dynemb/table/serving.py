@@ -81,15 +81,15 @@ def for_serving(
             _open.reset(token)
 
 
-def serving_dtype(value_dtype: tf.DType | str) -> tf.DType:
+def serving_dtype(value_dtype: tf.DType | str | None, *more: tf.DType) -> tf.DType:
     """What wider floating values are stored as for servers: `value_dtype`, or float64 for None.
 
     Raises:
-        TypeError: another dtype than for_serving takes.
+        TypeError: another dtype than for_serving takes, and none of `more`.
     """
     dtype = _AS_THEY_ARE if value_dtype is None else tf.as_dtype(value_dtype)
-    if value_dtype is not None and dtype not in _DTYPES:
-        names = ", ".join(choice.name for choice in _DTYPES)
+    if value_dtype is not None and dtype not in (*_DTYPES, *more):
+        names = ", ".join(choice.name for choice in (*_DTYPES, *more))
         raise TypeError(f"value_dtype: got {dtype.name}, want one of {names}, or None")
     return dtype
 

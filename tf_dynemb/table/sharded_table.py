@@ -92,8 +92,8 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         """Refuses: who asks for it needs all rows in one place."""
         raise ValueError(
             f"a table on servers or several GPUs, here of {self.shards} parts from {self.host} on, "
-            "cannot be part of this. Lookups, optimizers, checkpoints, SavedModels and Keras' files "
-            "work; for snapshots restore a tf.train.Checkpoint of it into a table of one process"
+            "cannot be part of this. Lookups, optimizers, checkpoints, SavedModels, Keras' files and "
+            "saving snapshots work; snapshots are restored into a table of one process"
         )
 
     def join_savers(self, name: str) -> None:

@@ -56,6 +56,11 @@ RowsPayload::RowsPayload(const RowLayout& layout, int64_t rows)
       meta(slots + AlignUp8(rows * layout.slots_bytes)),
       bytes(meta + AlignUp8(rows * layout.meta_bytes)) {}
 
+QuantizedRowsPayload::QuantizedRowsPayload(int64_t dim, int64_t rows)
+    : scales(rows * static_cast<int64_t>(sizeof(Key))),
+      numbers(scales + AlignUp8(rows * static_cast<int64_t>(sizeof(float)))),
+      bytes(numbers + AlignUp8(rows * dim)) {}
+
 std::vector<char> StringsPayload(Span<const std::string_view> strings, int64_t room) {
   int64_t size = strings.size * int64_t{sizeof(int64_t)};
   for (const std::string_view string : strings) size += static_cast<int64_t>(string.size());

@@ -14,7 +14,17 @@
 
 namespace dynemb {
 
-enum class BlockKind : uint16_t { kRows = 1, kErased = 2, kStrings = 3, kEnd = 255 };
+enum class BlockKind : uint16_t {
+  kRows = 1,
+  kErased = 2,
+  kStrings = 3,
+  kQuantizedRows = 4,
+  kEnd = 255
+};
+
+inline bool HasRows(BlockKind kind) {
+  return kind == BlockKind::kRows || kind == BlockKind::kQuantizedRows;
+}
 
 struct BlockHeader {
   static constexpr int64_t kBytes = 48;
@@ -41,6 +51,14 @@ struct RowsPayload {
   RowsPayload(const RowLayout& layout, int64_t rows);
 
   int64_t values, slots, meta;  // keys are at 0
+  int64_t bytes;
+};
+
+// Of a block of quantized rows.
+struct QuantizedRowsPayload {
+  QuantizedRowsPayload(int64_t dim, int64_t rows);
+
+  int64_t scales, numbers;  // keys are at 0
   int64_t bytes;
 };
 

@@ -243,7 +243,7 @@ TEST_F(HandmadeTest, ReadsWhatTheFormatAllows) {
 }
 
 TEST_F(HandmadeTest, SkipsOptionalBlocksAndRefusesRequiredOnes) {
-  for (const uint16_t kind : {3, 4, 77, 254, 256, 65535}) {
+  for (const uint16_t kind : {3, 5, 77, 254, 256, 65535}) {
     RawBlock unknown = {kind, 0, kId, 0, 1, 3, std::string(1001, 'x')};
     const auto read = [&] {
       return Read({RowsBlock(0, "a"), unknown, RowsBlock(2, "b"), EndBlock(3)});
@@ -263,6 +263,55 @@ TEST_F(HandmadeTest, SkipsOptionalBlocksAndRefusesRequiredOnes) {
     EXPECT_HAS(ReadBytes(bytes), "checksum");
     EXPECT_EQ(code_, Code::kDataLoss);
   }
+}
+
+// Rows of 8-bit numbers with a scale: what the format says of their bytes, decoded by hand.
+TEST_F(HandmadeTest, ReadsQuantizedRows) {
+  const char kHalf[] =
+      "table t\nschema 4\ndynemb-table 1\nvalue float32 3\ninitializer constant 0\nseed 0\n";
+  const auto number = [](auto value) {
+    return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
+  };
+  const auto payload = [&](float scale) {
+    return number(int64_t{-7}) + number(int64_t{8}) + number(scale) + number(0.25f) +
+           std::string("\x01\xff\x7f\x02\x81\x00\0\0", 8);
+  };
+  const auto read = [&](const char* quantized, uint16_t kind, const std::string& bytes,
+                        SnapshotContent* content) {
+    const RawBlock block = {kind, 1, kId, 0, 0, 2, bytes};
+    const std::string file = Encode(block) + Encode(EndBlock(1));
+    files_.Put("/s/f", file);
+    files_.Put("/s/MANIFEST",
+               Sealed(StrCat(kFirstLines, kHalf, quantized, "file f 0 ", file.size(), " 2 0\n")));
+    return Load(&files_, "/s", content);
+  };
+  SnapshotContent got;
+  ASSERT_OK(read("quantized\n", 4, payload(2.0f), &got));
+  EXPECT_EQ(got["t"][-7].value, number(2.0f) + number(-2.0f) + number(254.0f));
+  EXPECT_EQ(got["t"][8].value, number(0.5f) + number(-31.75f) + number(0.0f));
+  EXPECT_EQ(got["t"][8].slots + got["t"][8].meta, "");
+  for (const float scale : {-1.0f, std::numeric_limits<float>::infinity()}) {
+    EXPECT_EQ(read("quantized\n", 4, payload(scale), &got).code(), Code::kDataLoss) << scale;
+  }
+  EXPECT_EQ(read("quantized\n", 4, payload(1) + std::string(8, '\0'), &got).code(),
+            Code::kDataLoss);
+  // Blocks of the other kind.
+  EXPECT_EQ(read("", 4, payload(1), &got).code(), Code::kDataLoss);
+  EXPECT_EQ(read("quantized\n", 1, std::string(16 + 24, 'x'), &got).code(), Code::kDataLoss);
+  EXPECT_TRUE(read("", 1, std::string(8, 'x') + std::string(8 + 24, 'y'), &got).ok());
+  // Lines that cannot be.
+  for (const char* line : {"quantized 4\n", "quantized\nquantized\n"}) {
+    EXPECT_EQ(read(line, 4, payload(1), &got).code(), Code::kDataLoss) << line;
+  }
+  for (const char* more : {"meta used\n", "rule adagrad\nslot accumulator column 0\n"}) {
+    const std::string lines = more;
+    const std::string schema =
+        StrCat("table t\nschema ", 4 + std::count(lines.begin(), lines.end(), '\n'),
+               "\ndynemb-table 1\nvalue float32 3\ninitializer constant 0\nseed 0\n", lines,
+               "quantized\n");
+    EXPECT_HAS(ReadManifest(StrCat(kFirstLines, schema)), "without slots and meta");
+  }
+  EXPECT_HAS(ReadManifest(StrCat(kFirstLines, kTableLines, "quantized\n")), "of a table of floats");
 }
 
 TEST_F(HandmadeTest, RefusesBlocksThatDoNotBelong) {
@@ -298,7 +347,7 @@ TEST_F(HandmadeTest, RefusesBlocksThatDoNotBelong) {
 // not there.
 TEST_F(HandmadeTest, RefusesSizesThatDoNotFit) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
-  for (const uint16_t kind : {1, 2, 3, 255}) {
+  for (const uint16_t kind : {1, 2, 3, 4, 255}) {
     for (const int64_t number : {int64_t{-1}, int64_t{0}, int64_t{1}, int64_t{3}, int64_t{1} << 31,
                                  kMax / 16, kMax / 16 + 1, kMax / 8 + 3, kMax, -kMax - 1}) {
       RawBlock block = RowsBlock(0, "ab");

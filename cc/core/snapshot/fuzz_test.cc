@@ -216,6 +216,7 @@ const std::vector<std::string>& Words() {
                                                                 " row ",
                                                                 "\nkey ",
                                                                 "\nstrings",
+                                                                "\nquantized\n",
                                                                 "string",
                                                                 "float32 ",
                                                                 "float64 ",
@@ -249,6 +250,7 @@ const char kInt8Schema[] =
     "dynemb-table 1\nvalue int8 4\ninitializer constant 1 2 3 4\nseed 0\nkey string\n";
 const char kHalfSchema[] =
     "dynemb-table 1\nvalue float16 2\ninitializer truncated_normal 0 1\nseed 7\nmeta score\n";
+const char kHalfWithoutMeta[] = "dynemb-table 1\nvalue float16 2\ninitializer constant 0\nseed 7\n";
 
 TEST(FuzzTest, Schemas) {
   Fuzz({kAdamSchema, kInt8Schema, kHalfSchema}, Words(), 30'000, [](std::string* text, Random*) {
@@ -283,6 +285,7 @@ std::string ManifestOf(const std::vector<std::string>& schemas, const std::strin
 TEST(FuzzTest, Manifests) {
   const std::vector<std::string> pool = {
       ManifestOf({}, ""), ManifestOf({kInt8Schema}, "file f0 0 48 0 0\n"),
+      ManifestOf({kAdamSchema, kHalfWithoutMeta}, "quantized\nfile f0 1 48 0 0\n"),
       ManifestOf({kAdamSchema, kHalfSchema}, "+x y\nfile f0 0 96 1 0\nfile f1 1 100 2 3\n"),
       "dynemb-snapshot 1\nid 0000000000000001\ncreated 0\nbase 0000000000000002\n",
       // What was found and mended: a file of a table where there is none, a table without a schema.
@@ -296,6 +299,7 @@ TEST(FuzzTest, Manifests) {
     EXPECT_NE(manifest.id, 0u);
     for (const SnapshotTable& table : manifest.tables) {
       EXPECT_TRUE(table.schema.Validate().ok());
+      EXPECT_TRUE(!table.quantized || IsFloating(table.schema.value_dtype));
       EXPECT_TRUE(CheckTableName(table.name).ok());
     }
     for (const SnapshotFile& file : manifest.files) {
@@ -394,8 +398,9 @@ std::pair<std::string, std::string> TwoStrings() {
 
 std::string SeedSnapshot() {
   std::string text =
-      ManifestOf({kAdamSchema, kInt8Schema, kStringsSchema},
-                 "file f0 0 0 3 0\nfile f1 1 0 2 2\nfile f2 0 0 0 0\nfile f3 2 0 2 0\n");
+      ManifestOf({kAdamSchema, kInt8Schema, kStringsSchema, kHalfWithoutMeta},
+                 "quantized\nfile f0 0 0 3 0\nfile f1 1 0 2 2\nfile f2 0 0 0 0\nfile f3 2 0 2 0\n"
+                 "file f4 3 0 3 1\n");
   const auto block = [](uint16_t kind, uint16_t flags, int64_t records, size_t size) {
     return Encode({kind, flags, 0, 0, 0, records, std::string(size, 'k')});
   };
@@ -405,8 +410,10 @@ std::string SeedSnapshot() {
   text += Separator() + block(2, 1, 2, 16) + block(1, 1, 2, 16 + 8) + block(255, 1, 2, 0);
   const auto [keys, strings] = TwoStrings();
   text += Separator() + block(255, 1, 0, 0);
-  return text + Separator() + Encode({1, 1, 0, 0, 0, 2, keys}) +
-         Encode({3, 1, 0, 0, 0, 2, strings}) + block(255, 1, 2, 0);
+  text += Separator() + Encode({1, 1, 0, 0, 0, 2, keys}) + Encode({3, 1, 0, 0, 0, 2, strings}) +
+          block(255, 1, 2, 0);
+  // Widths: 8 + 4 + 2 in t3.
+  return text + Separator() + block(2, 1, 1, 8) + block(4, 1, 3, 24 + 16 + 8) + block(255, 1, 2, 0);
 }
 
 // Loads it as a restore does, into tables.
@@ -447,6 +454,13 @@ Status ReadAll(FileSystem* files) {
       // Whatever a reader gives, a writer takes.
       EXPECT_TRUE(CheckFingerprints(block.rows.keys, block.strings).ok());
     }
+  }
+  DYNEMB_RETURN_IF_ERROR(reader->Verify(OneThread()));
+  const auto tables = static_cast<int64_t>(reader->manifest().tables.size());
+  for (int64_t t = 0; t < tables; ++t) {
+    TableSchema wider = reader->manifest().tables[static_cast<size_t>(t)].schema;
+    wider.value_dtype = DType::kFloat64;
+    static_cast<void>(reader->FitTo(wider, t));
   }
   DYNEMB_RETURN_IF_ERROR(reader->Verify(OneThread()));
   return restored;

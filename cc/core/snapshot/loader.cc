@@ -46,7 +46,7 @@ Status LoadErased(const Context& context, const SnapshotReader& reader, int64_t 
   DYNEMB_RETURN_IF_ERROR(reader.List(table, std::numeric_limits<int64_t>::max(), &place, &all));
   for (const BlockEntry& block : all) {
     if (block.kind == BlockKind::kErased) erased.push_back(block);
-    if (block.kind == BlockKind::kRows) rows.push_back(block);
+    if (HasRows(block.kind)) rows.push_back(block);
   }
   std::mutex mutex;
   std::vector<Key> keys;
@@ -85,7 +85,7 @@ Status LoadRows(const Context& context, const SnapshotReader& reader, Span<const
                 const Span<const int32_t>* shard_ids, const std::vector<Table*>& shards,
                 KeyStrings* strings, const KeyPart& part) {
   const auto rows_of = [](const BlockEntry& block) {
-    return block.kind == BlockKind::kRows ? block.records : 0;
+    return HasRows(block.kind) ? block.records : 0;
   };
   std::vector<int64_t> first_row = {0};  // of each block
   for (const BlockEntry& block : blocks) first_row.push_back(first_row.back() + rows_of(block));

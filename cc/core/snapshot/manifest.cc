@@ -26,10 +26,11 @@ Status Damaged(std::string_view line, const char* want) {
 constexpr std::string_view kWords[][2] = {{"id", "dynemb-snapshot"},
                                           {"created", "id"},
                                           {"base", "created"},
-                                          {"table", "created base schema"},
+                                          {"table", "created base schema quantized"},
                                           {"schema", "table"},
-                                          {"file", "created base schema file"},
-                                          {kLastWord, "created base schema file"}};
+                                          {"quantized", "schema"},
+                                          {"file", "created base schema quantized file"},
+                                          {kLastWord, "created base schema quantized file"}};
 
 bool IsWord(std::string_view word) {
   return std::any_of(std::begin(kWords), std::end(kWords),
@@ -114,12 +115,25 @@ Status ParseSchema(std::string_view line, std::string_view rest, std::string_vie
                 StrCat("manifest: ", parsed.message()));
 }
 
+// Only values can be of 8 bits, and only those of floats.
+Status ParseQuantized(std::string_view line, std::string_view rest, Manifest* manifest) {
+  SnapshotTable& table = manifest->tables.back();
+  const RowLayout layout(table.schema);
+  const bool values_alone = layout.slots_bytes == 0 && layout.meta_bytes == 0;
+  if (!rest.empty() || !values_alone || !IsFloating(table.schema.value_dtype)) {
+    return Damaged(line, "it alone, of a table of floats without slots and meta");
+  }
+  table.quantized = true;
+  return Status();
+}
+
 // A line of a known word. Takes more lines from `text` if they belong to it.
 Status ParseLine(std::string_view line, std::string_view* text, Manifest* manifest) {
   std::string_view rest = line;
   const std::string_view word = Take(&rest, ' ');
   if (word == "table") return ParseTable(line, rest, manifest);
   if (word == "schema") return ParseSchema(line, rest, text, manifest);
+  if (word == "quantized") return ParseQuantized(line, rest, manifest);
   if (word == "file") return ParseFile(line, rest, manifest);
   if (word == "created") {
     return ParseWhole(rest, kMax, &manifest->created_seconds) ? Status() : Damaged(line, "seconds");
@@ -162,8 +176,9 @@ std::string Manifest::ToText() const {
   if (base != 0) text += StrCat("base ", IdText(base), "\n");
   for (const SnapshotTable& table : tables) {
     const std::string schema = table.schema.ToText();
-    text += StrCat("table ", table.name, "\nschema ",
-                   std::count(schema.begin(), schema.end(), '\n'), "\n", schema);
+    text +=
+        StrCat("table ", table.name, "\nschema ", std::count(schema.begin(), schema.end(), '\n'),
+               "\n", schema, table.quantized ? "quantized\n" : "");
   }
   for (const SnapshotFile& file : files) {
     text += StrCat("file ", file.name, " ", file.table, " ", file.bytes, " ", file.rows, " ",

@@ -18,6 +18,7 @@ inline constexpr int64_t kMaxManifestBytes = int64_t{256} << 20;
 struct SnapshotTable {
   std::string name;
   TableSchema schema;
+  bool quantized = false;  // its rows have 8-bit numbers and a scale (quantize.h)
 };
 
 struct SnapshotFile {

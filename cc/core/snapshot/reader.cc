@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cc/core/base/crc32c.h"
+#include "cc/core/snapshot/quantize.h"
 
 namespace dynemb {
 namespace {
@@ -59,6 +60,15 @@ Status SnapshotReader::FindTable(const std::string& name, int64_t* table) const 
                                         there.empty() ? "none" : there));
 }
 
+Status SnapshotReader::FitTo(const TableSchema& to, int64_t table) {
+  SnapshotTable& mine = manifest_.tables[static_cast<size_t>(table)];
+  if (mine.quantized && IsFloating(to.value_dtype)) {
+    mine.schema.value_dtype = to.value_dtype;
+    layouts_[static_cast<size_t>(table)] = RowLayout(mine.schema);
+  }
+  return CheckCompatible(mine.schema, to);
+}
+
 Status SnapshotReader::OpenFile(int64_t number, std::unique_ptr<ReadableFile>* file) const {
   const SnapshotFile& entry = manifest_.files[static_cast<size_t>(number)];
   int64_t bytes = 0;
@@ -108,12 +118,19 @@ Status SnapshotReader::ReadHeader(const ReadableFile& file, const SnapshotPlace&
                           " bytes before the end"));
   }
   const RowLayout& layout = layouts_[static_cast<size_t>(entry.table)];
+  const bool quantized = manifest_.tables[static_cast<size_t>(entry.table)].quantized;
+  // n is at most size / 8 before it is multiplied.
+  const bool has_keys = n <= size / int64_t{sizeof(Key)};
   bool fits = true;
-  if (header->kind == BlockKind::kRows || header->kind == BlockKind::kErased) {
-    // n is at most size / 8 before it is multiplied.
-    fits = n <= size / int64_t{sizeof(Key)} &&
-           size == (header->kind == BlockKind::kRows ? RowsPayload(layout, n).bytes
-                                                     : n * int64_t{sizeof(Key)});
+  if (header->kind == BlockKind::kRows && !quantized) {
+    fits = has_keys && size == RowsPayload(layout, n).bytes;
+  } else if (header->kind == BlockKind::kQuantizedRows && quantized) {
+    fits = has_keys && size == QuantizedRowsPayload(layout.dim, n).bytes;
+  } else if (header->kind == BlockKind::kErased) {
+    fits = has_keys && size == n * int64_t{sizeof(Key)};
+  } else if (HasRows(header->kind)) {
+    return Damaged(StrCat("got a block of kind ", static_cast<int>(header->kind), " of a table ",
+                          quantized ? "that is quantized" : "that is not quantized"));
   } else if (header->kind == BlockKind::kStrings && KeepsStrings(place)) {
     fits = n <= size / int64_t{sizeof(int64_t)};
   } else if (header->kind == BlockKind::kEnd) {
@@ -137,7 +154,7 @@ Status SnapshotReader::ReadHeaders(const ReadableFile& file, const SnapshotPlace
   const SnapshotPlace next = headers->behind = headers->strings_place = Behind(place, block);
   if (!KeepsStrings(place)) return Status();
   if (block.kind == BlockKind::kStrings) return At(place, Damaged("got strings without rows"));
-  if (block.kind != BlockKind::kRows) return Status();
+  if (!HasRows(block.kind)) return Status();
   DYNEMB_RETURN_IF_ERROR(At(next, ReadHeader(file, next, &strings)));
   if (strings.kind != BlockKind::kStrings || strings.records != block.records) {
     return At(next, Damaged(StrCat("got a block of kind ", static_cast<int>(strings.kind), " of ",
@@ -165,22 +182,40 @@ Status SnapshotReader::ReadPayload(const ReadableFile& file, const SnapshotPlace
   return At(place, Damaged("the block is damaged: its checksum differs"));
 }
 
+Status SnapshotReader::PartsOf(const BlockHeader& header, SnapshotBlock* block) const {
+  const char* const payload = block->payload.data();
+  const RowLayout& layout = layouts_[static_cast<size_t>(block->table)];
+  const int64_t n = header.records;
+  if (header.kind == BlockKind::kRows) {
+    block->rows = ConstParts(layout, n, payload);
+    return Status();
+  }
+  const QuantizedRowsPayload at(layout.dim, n);
+  const TableSchema& schema = manifest_.tables[static_cast<size_t>(block->table)].schema;
+  block->values.resize(static_cast<size_t>(n * layout.value_bytes));
+  block->rows.keys = {reinterpret_cast<const Key*>(payload), n};
+  block->rows.values = ConstRows(block->values.data(), n, layout.value_bytes);
+  const bool read = Dequantize(reinterpret_cast<const float*>(payload + at.scales),
+                               reinterpret_cast<const int8_t*>(payload + at.numbers), n, layout.dim,
+                               schema.value_dtype, block->values.data());
+  return read ? Status() : Damaged("got a scale that is negative or infinite");
+}
+
 Status SnapshotReader::ReadBlock(const ReadableFile& file, const SnapshotPlace& place,
                                  Headers* headers, SnapshotBlock* block) const {
   DYNEMB_RETURN_IF_ERROR(ReadHeaders(file, place, headers));
   const BlockHeader& header = headers->block;
-  const bool rows = header.kind == BlockKind::kRows, erased = header.kind == BlockKind::kErased;
+  const bool rows = HasRows(header.kind), erased = header.kind == BlockKind::kErased;
   // What is skipped may be of any size.
   DYNEMB_RETURN_IF_ERROR(ReadPayload(file, place, header, rows || erased, &block->payload));
-  const char* const payload = block->payload.data();
   block->table = manifest_.files[static_cast<size_t>(place.file)].table;
   block->rows = ConstRowParts();
   block->erased = Span<const Key>();
   block->strings.clear();
   const TableSchema& schema = manifest_.tables[static_cast<size_t>(block->table)].schema;
-  if (erased) block->erased = {reinterpret_cast<const Key*>(payload), header.records};
+  if (erased) block->erased = {reinterpret_cast<const Key*>(block->payload.data()), header.records};
   if (!rows) return At(place, CheckKeys(schema, block->erased, Code::kDataLoss));
-  block->rows = ConstParts(layouts_[static_cast<size_t>(block->table)], header.records, payload);
+  DYNEMB_RETURN_IF_ERROR(At(place, PartsOf(header, block)));
   DYNEMB_RETURN_IF_ERROR(At(place, CheckKeys(schema, block->rows.keys, Code::kDataLoss)));
   if (!KeepsStrings(place)) return Status();
   const SnapshotPlace& strings = headers->strings_place;
@@ -245,7 +280,7 @@ Status SnapshotReader::List(int64_t table, int64_t rows, SnapshotPlace* place,
       blocks->push_back({*place, header.kind, header.records});
       *place = headers.behind;
       if (header.kind == BlockKind::kErased) held[1] += header.records;
-      if (header.kind != BlockKind::kRows) continue;
+      if (!HasRows(header.kind)) continue;
       held[0] += header.records;
       listed += header.records;
     }

@@ -40,6 +40,7 @@ struct SnapshotBlock {
   std::vector<std::string_view> strings;  // of its keys, if the table keeps them
   Span<const Key> erased;                 // of an erased block
   std::vector<char> payload, strings_payload;
+  std::vector<char> values;  // of quantized rows
 };
 
 class SnapshotReader {
@@ -51,6 +52,10 @@ class SnapshotReader {
   const Manifest& manifest() const { return manifest_; }
   // The number of the table of that name; kNotFound naming those that there are.
   Status FindTable(const std::string& name, int64_t* table) const;
+
+  // Makes ready to read a table's rows into one of schema `to`: of quantized rows, values are read
+  // as its floats. Before anything of the table is read. kFailedPrecondition: they do not fit.
+  Status FitTo(const TableSchema& to, int64_t table);
 
   // Reads the block at `place`, of rows with the strings that belong to them, and moves behind it;
   // skips blocks that hold neither rows nor erased keys. `table`: blocks of this table only; -1: of
@@ -95,6 +100,8 @@ class SnapshotReader {
   // Reads whatever block is at `place`.
   Status ReadBlock(const ReadableFile& file, const SnapshotPlace& place, Headers* headers,
                    SnapshotBlock* block) const;
+  // The parts of a block of rows, given its payload.
+  Status PartsOf(const BlockHeader& header, SnapshotBlock* block) const;
   // Next within one file; `end`: there was no more.
   Status NextInFile(const ReadableFile& file, SnapshotPlace* place, SnapshotBlock* block,
                     bool* end) const;

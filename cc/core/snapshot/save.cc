@@ -35,7 +35,8 @@ bool IsRowsFile(std::string_view name) {
 bool SameTables(const std::vector<SnapshotTable>& a, const std::vector<SnapshotTable>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                     [](const SnapshotTable& one, const SnapshotTable& other) {
-                      return one.name == other.name && one.schema.ToText() == other.schema.ToText();
+                      return one.name == other.name && one.quantized == other.quantized &&
+                             one.schema.ToText() == other.schema.ToText();
                     });
 }
 

@@ -233,6 +233,64 @@ TEST_F(SnapshotTest, ValuesAloneAreSavedNarrow) {
   EXPECT_EQ(Difference({{"table", narrow}}, got), "");
 }
 
+// 8-bit numbers with a scale: whole snapshots and deltas, into tables of any floating dtype; tables
+// of whole numbers stay as they are.
+TEST_F(SnapshotTest, ValuesAloneAreSavedQuantized) {
+  const TableSchema schema = MakeSchema(DType::kFloat32, 4, "adagrad", {kLastWriteTime});
+  const TableSchema whole = MakeSchema(DType::kInt32, 2);
+  TableContent rows = RandomRows(schema, 90'000, 1);  // several blocks
+  for (auto& [key, row] : rows) {
+    for (int64_t i = 0; i < 4; ++i) {  // numbers of 8 bits, with a scale of few digits
+      const auto q = static_cast<float>(i == 0 ? 127 : (key * 31 + i * 57) % 128);
+      const float value = q * static_cast<float>(1 + std::abs(key) % 1000) / 64;
+      std::memcpy(&row.value[static_cast<size_t>(4 * i)], &value, sizeof(value));
+    }
+  }
+  const TableContent numbers = RandomRows(whole, 100, 2);
+  const Shards shards({{"table", schema, rows, 2}, {"whole", whole, numbers}});
+  std::vector<TableToSave> tables = shards.named();
+  for (TableToSave& table : tables) table.values_as = DType::kInt8;
+  Manifest manifest;
+  ASSERT_OK(SaveTables(OneThread(), &files_, "/s", tables, 0, &manifest));
+  EXPECT_TRUE(manifest.tables[0].quantized && !manifest.tables[1].quantized);
+  EXPECT_EQ(manifest.tables[0].schema.value_dtype, DType::kFloat32);
+  int64_t bytes = 0;
+  for (const SnapshotFile& file : manifest.files) bytes += file.table == 0 ? file.bytes : 0;
+  EXPECT_LE(bytes, 90'000 * (8 + 4 + 4) + 48 * 20);
+  TableContent values = rows;
+  for (auto& [key, row] : values) row.slots = row.meta = "";
+  SnapshotContent got;
+  ASSERT_OK(Load(&files_, "/s", &got));
+  EXPECT_EQ(Difference({{"table", values}, {"whole", numbers}}, got), "");
+  // Into a table of wider numbers, and one of none that fit.
+  std::unique_ptr<SnapshotReader> reader;
+  ASSERT_OK(SnapshotReader::Open(&files_, "/s", &reader));
+  ASSERT_OK(reader->FitTo(MakeSchema(DType::kFloat64, 4), 0));
+  SnapshotPlace place;
+  SnapshotBlock block;
+  bool done;
+  ASSERT_OK(reader->Next(0, &place, &block, &done));
+  double wide;
+  float same;
+  std::memcpy(&wide, block.rows.values[5] + 8 * 3, sizeof(wide));
+  std::memcpy(&same, &values[block.rows.keys[5]].value[12], sizeof(same));
+  EXPECT_EQ(wide, static_cast<double>(same));
+  EXPECT_EQ(reader->FitTo(MakeSchema(DType::kInt32, 4), 0).code(), Code::kFailedPrecondition);
+  EXPECT_EQ(reader->FitTo(MakeSchema(DType::kFloat32, 5), 0).code(), Code::kFailedPrecondition);
+  EXPECT_EQ(reader->FitTo(MakeSchema(DType::kFloat64, 2), 1).code(), Code::kFailedPrecondition);
+  // A scale beyond float32: nothing is saved, and the earlier snapshot stays.
+  const TableSchema doubles = MakeSchema(DType::kFloat64, 1);
+  const double large = 1e45;
+  const Shards others(
+      {{"table", doubles, {{1, {std::string(reinterpret_cast<const char*>(&large), 8), "", ""}}}}});
+  tables = others.named();
+  tables[0].values_as = DType::kInt8;
+  EXPECT_EQ(SaveTables(OneThread(), &files_, "/s", tables, 0, &manifest).code(),
+            Code::kInvalidArgument);
+  ASSERT_OK(Load(&files_, "/s", &got));
+  EXPECT_EQ(Difference({{"table", values}, {"whole", numbers}}, got), "");
+}
+
 // Rows from anywhere, in pieces of any size, from buffers with any stride.
 TEST_F(SnapshotTest, WritesArbitraryRows) {
   const TableSchema schema = MakeSchema(DType::kFloat32, 1000, "adagrad", {kLastWriteTime});

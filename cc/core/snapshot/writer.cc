@@ -7,6 +7,7 @@
 
 #include "cc/core/base/crc32c.h"
 #include "cc/core/lookup/widen.h"
+#include "cc/core/snapshot/quantize.h"
 
 namespace dynemb {
 namespace {
@@ -33,11 +34,17 @@ void Compact(const Rows& from, const Rows& to) {
 }  // namespace
 
 RowsFile::RowsFile(SnapshotWriter* snapshot, int64_t at, SnapshotFile entry,
-                   const TableSchema& schema)
-    : snapshot_(snapshot), at_(at), layout_(schema), schema_(schema), entry_(std::move(entry)) {
+                   const SnapshotTable& table)
+    : snapshot_(snapshot),
+      at_(at),
+      layout_(table.schema),
+      schema_(table.schema),
+      entry_(std::move(entry)) {
   const int64_t rows = RowsOfABlock(layout_);
   block_.resize(static_cast<size_t>(kHeader + RowsPayload(layout_, rows).bytes));
   room_ = MutableParts(layout_, rows, block_.data() + kHeader);
+  if (!table.quantized) return;
+  quantized_.resize(static_cast<size_t>(kHeader + QuantizedRowsPayload(schema_.dim, rows).bytes));
 }
 
 RowsFile::~RowsFile() = default;
@@ -59,12 +66,30 @@ Status RowsFile::WriteBlock(BlockKind kind, int64_t records, char* block, int64_
 
 Status RowsFile::WriteRows(int64_t rows) {
   if (rows == 0) return Status();
+  if (!quantized_.empty()) return WriteQuantized(rows);
   const RowParts block = MutableParts(layout_, rows, block_.data() + kHeader);
   Compact(room_.values, block.values);
   Compact(room_.slots, block.slots);
   Compact(room_.meta, block.meta);
   entry_.rows += rows;
   return WriteBlock(BlockKind::kRows, rows, block_.data(), RowsPayload(layout_, rows).bytes);
+}
+
+Status RowsFile::WriteQuantized(int64_t rows) {
+  const QuantizedRowsPayload at(schema_.dim, rows);
+  char* const payload = quantized_.data() + kHeader;
+  std::memset(payload, 0, static_cast<size_t>(at.bytes));  // the filling up to 8 bytes
+  std::memcpy(payload, room_.keys.data, static_cast<size_t>(rows) * sizeof(Key));
+  const ConstRows values(room_.values.data, rows, room_.values.stride_bytes);
+  if (!Quantize(values, schema_.value_dtype, schema_.dim,
+                reinterpret_cast<float*>(payload + at.scales),
+                reinterpret_cast<int8_t*>(payload + at.numbers))) {
+    return status_ = InvalidArgument(
+               "value_dtype: the table has values beyond 4e40, whose scale no float32 is; want a "
+               "wider one than int8, or none");
+  }
+  entry_.rows += rows;
+  return WriteBlock(BlockKind::kQuantizedRows, rows, quantized_.data(), at.bytes);
 }
 
 Status RowsFile::Write(int64_t rows) {
@@ -141,8 +166,8 @@ Status SnapshotWriter::Open(FileSystem* files, const std::string& folder,
   return Status();
 }
 
-Status SnapshotWriter::AddTable(const std::string& name, const TableSchema& schema,
-                                int64_t* number) {
+Status SnapshotWriter::AddTable(const std::string& name, const TableSchema& schema, int64_t* number,
+                                bool quantized) {
   DYNEMB_RETURN_IF_ERROR(CheckTableName(name));
   DYNEMB_RETURN_IF_ERROR(schema.Validate());
   for (const SnapshotTable& table : manifest_.tables) {
@@ -151,7 +176,7 @@ Status SnapshotWriter::AddTable(const std::string& name, const TableSchema& sche
     }
   }
   *number = static_cast<int64_t>(manifest_.tables.size());
-  manifest_.tables.push_back({name, schema});
+  manifest_.tables.push_back({name, schema, quantized});
   return Status();
 }
 
@@ -167,8 +192,8 @@ Status SnapshotWriter::NewFile(int64_t table, std::unique_ptr<RowsFile>* file) {
   entry.name = RowsFileName(place_.snapshot, place_.number(at));
   entry.table = table;
   const std::string path = JoinPath(folder_, entry.name);
-  std::unique_ptr<RowsFile> made(new RowsFile(this, at, std::move(entry),
-                                              manifest_.tables[static_cast<size_t>(table)].schema));
+  std::unique_ptr<RowsFile> made(
+      new RowsFile(this, at, std::move(entry), manifest_.tables[static_cast<size_t>(table)]));
   const Status begun = files_->NewWritableFile(path, &made->file_);
   if (begun.code() == Code::kNotFound) {
     return Status(begun.code(), StrCat(begun.message(),
@@ -394,7 +419,8 @@ Status WriteTables(const Context& context, FileSystem* files, const std::string&
     }
     TableSchema saved = table.shards.empty() ? *table.remote_schema : table.shards[0]->schema();
     if (table.values_as) saved = ValuesAlone(saved, *table.values_as);
-    DYNEMB_RETURN_IF_ERROR(writer.AddTable(table.name, saved, &number));
+    const bool quantized = table.values_as == DType::kInt8 && IsFloating(saved.value_dtype);
+    DYNEMB_RETURN_IF_ERROR(writer.AddTable(table.name, saved, &number, quantized));
     DYNEMB_RETURN_IF_ERROR(
         KeyStrings::PinGuard::Begin(table.strings, {}, &no_sweep[static_cast<size_t>(number)]));
     for (const Table* shard : table.shards) {

@@ -39,7 +39,7 @@ class RowsFile {
   Status Write(int64_t rows);
   // Copies rows into blocks and writes them. `strings`: of the keys, if the table keeps them.
   // kInvalidArgument: not one per key, or one whose fingerprint is not the key; a key that the
-  // schema's key dtype does not have.
+  // schema's key dtype does not have. Of a table that is quantized also: a value beyond float32.
   Status Add(const ConstRowParts& rows, Span<const std::string_view> strings = {});
   // Keys that a delta erases. kInvalidArgument: as of Add.
   Status AddErased(Span<const Key> keys);
@@ -48,9 +48,10 @@ class RowsFile {
 
  private:
   friend class SnapshotWriter;
-  RowsFile(SnapshotWriter* snapshot, int64_t at, SnapshotFile entry, const TableSchema& schema);
+  RowsFile(SnapshotWriter* snapshot, int64_t at, SnapshotFile entry, const SnapshotTable& table);
   Status WriteBlock(BlockKind kind, int64_t records, char* block, int64_t payload_bytes);
   Status WriteRows(int64_t rows);
+  Status WriteQuantized(int64_t rows);
 
   SnapshotWriter* const snapshot_;
   const int64_t at_;  // which of the writer's files
@@ -58,8 +59,9 @@ class RowsFile {
   const TableSchema schema_;
   SnapshotFile entry_;
   std::unique_ptr<WritableFile> file_;
-  Status status_;            // the first error, which all later calls return as well
-  std::vector<char> block_;  // header and payload
+  Status status_;                // the first error, which all later calls return as well
+  std::vector<char> block_;      // header and payload
+  std::vector<char> quantized_;  // likewise, of a table whose rows are quantized
   RowParts room_;
   uint32_t sequence_ = 0;
 };
@@ -75,8 +77,10 @@ class SnapshotWriter {
   SnapshotWriter(const SnapshotWriter&) = delete;
   SnapshotWriter& operator=(const SnapshotWriter&) = delete;
 
-  // Adds a table and returns its number. Errors: a name that does not fit or is there already.
-  Status AddTable(const std::string& name, const TableSchema& schema, int64_t* number);
+  // Adds a table and returns its number. `quantized`: of floating values alone, to be written as
+  // 8-bit numbers with a scale. Errors: a name that does not fit or is there already.
+  Status AddTable(const std::string& name, const TableSchema& schema, int64_t* number,
+                  bool quantized = false);
   // Begins a file of rows of a table, which has been added. Safe from any number of threads. The
   // writer must outlive it.
   Status NewFile(int64_t table, std::unique_ptr<RowsFile>* file);
@@ -118,7 +122,7 @@ struct TableToSave {
   // Of a table without shards here, whose rows other writers have.
   const TableSchema* remote_schema = nullptr;
   // Save values alone, without slots and meta: what a server needs. As numbers of this dtype where
-  // those of the table are wider floats.
+  // those of the table are wider floats; kInt8: floats as 8-bit numbers with a scale for each row.
   std::optional<DType> values_as = std::nullopt;
 };
 

@@ -108,7 +108,7 @@ Json FollowerStatus() {
       status["feed"] = point->labels.front().value;
       if (name == "lag_microseconds") {
         status["lag_seconds"] = static_cast<double>(point->int64_value) * 1e-6;
-      } else if (name == "generation" && point->int64_value < 0) {
+      } else if ((name == "generation" || name == "pinned") && point->int64_value < 0) {
         status[name] = nullptr;
       } else {
         status[name] = point->int64_value;
