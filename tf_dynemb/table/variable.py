@@ -524,9 +524,9 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             have the table, "saves" of all rows and "deltas", and the "save_microseconds" and
             "delta_microseconds" that writing them took, with all tables that were in them. Training sums
             gradients by key first, so that written / (found + missing) is the share of distinct ids in
-            what it looks up. A table on a GPU does not count "written" and "distinct". Of one that is sharded
-            across workers those of this worker; and of all such tables together "exchanges", how often
-            workers have sent each other keys or rows, or have agreed on something, and the
+            what it looks up. A table on a GPU does not count "written" and "distinct". Of one that is
+            sharded across workers those of this worker; and of all such tables together "exchanges", how
+            often workers have sent each other keys or rows, or have agreed on something, and the
             "all_to_all_bytes" that this worker has sent to others. Of one with storage also "rows_above"
             and "bytes_above", in memory; "rows_below" and "bytes_below", on disk, and the "index_bytes"
             in memory for them; "flushed_step", -1 before the first flush;
