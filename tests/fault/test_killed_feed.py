@@ -1,49 +1,23 @@
 """kill -9 of trainers and servers in a loop: a server is what the trainer was, at every generation."""
 
 import os
-import pathlib
 import random
 import signal
-import socket
-import subprocess
-import sys
 import threading
 
 import pytest
 from conftest import SOAK, SOAK_FACTOR
+from feed_processes import LAST, check, free_port, processes, undisturbed
 
 from tf_dynemb.serving.feed import Feed
 
-PROGRAM = pathlib.Path(__file__).with_name("feed_process.py")
 KILLS = 2 * SOAK_FACTOR if SOAK else 1
-LAST = 10**6
 
 
 @pytest.fixture
 def start():
-    """Starts processes, of which none is left when the test ends."""
-    children = []
-
-    def start_one(*arguments, **environment):
-        children.append(
-            subprocess.Popen(
-                [sys.executable, PROGRAM, *map(str, arguments)],
-                stdout=subprocess.PIPE,
-                text=True,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
-            )
-        )
-        return children[-1]
-
-    yield start_one
-    for child in children:
-        child.kill()
-        child.wait()
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
+    with processes() as start_one:
+        yield start_one
 
 
 def kill_while_it_runs(child, draw, lines):
@@ -56,18 +30,6 @@ def kill_while_it_runs(child, draw, lines):
             threading.Timer(draw.uniform(0, 0.1), child.send_signal, [signal.SIGKILL]).start()
     assert child.wait() == -signal.SIGKILL
     return said
-
-
-def undisturbed(start, steps):
-    """What a model is after each step."""
-    lines = start("digest", steps).communicate()[0].splitlines()
-    return {int(step): state for step, state in map(str.split, lines)}
-
-
-def check(said, want):
-    """What a server said of itself is what a trainer was after the step that the generation is of."""
-    for _, step, state, _ in said:
-        assert state == want[int(step)]
 
 
 @pytest.mark.soak
