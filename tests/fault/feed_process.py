@@ -81,7 +81,7 @@ def step_of(model):
 
 
 def look_of(model):
-    """A function of all that a request can see: the rows of all ids, whether they exist, dense weights."""
+    """A function of all that a request can see: rows of all ids, whether they exist, dense weights."""
 
     @tf.function(input_signature=[])
     def look():
