@@ -1,8 +1,7 @@
 """A trainer and servers that follow it, disturbed in every way at random moments, for half an hour.
 
-Processes are killed and stopped for a time, the disk of the feed is full for a time, clocks jump. At
-every moment a server is what the trainer was after some step, bit for bit; at the end what it is after the
-last one.
+Processes are killed and stopped for a time, the disk of the feed is full for a time, clocks jump. A
+server is at every moment what the trainer was after some step, bit for bit, and at the end what it is.
 """
 
 import contextlib
