@@ -61,11 +61,13 @@ def test_trainers_that_are_killed_leave_a_feed_that_goes_on(start, tmp_path):
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_server_beside_a_trainer_is_the_trainer_also_when_it_is_killed(streams, start, tmp_path):
     draw, feed = random.Random(7 * KILLS), tmp_path / "feed"
-    stream = {"FEED_STREAM": f"127.0.0.1:{free_port()}"} if streams else {}
-    trainer = start("train", feed, tmp_path / "checkpoint", LAST, **stream)
+    environment = {"FEED_PACE": "0.02"}
+    if streams:
+        environment["FEED_STREAM"] = f"127.0.0.1:{free_port()}"
+    trainer = start("train", feed, tmp_path / "checkpoint", LAST, **environment)
     said = []
     for _ in range(KILLS):
-        said += kill_while_it_runs(start("follow", feed, LAST, **stream), draw, 2)
+        said += kill_while_it_runs(start("follow", feed, LAST, **environment), draw, 2)
     (tmp_path / "end").touch()
     steps = int(trainer.communicate()[0].split()[-1])
     assert trainer.returncode == 0
