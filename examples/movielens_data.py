@@ -36,6 +36,7 @@ class Ratings:
         users: int64 (n,).
         movies: int64 (n,).
         stars: float32 (n,).
+        times: float64 (n,), seconds since 1970; made-up ratings come every ten seconds from 0 on.
         titles: of movies; may lack some.
         genres: of movies; empty if nothing is known.
         zips: zip codes of users; empty if nothing is known.
@@ -45,6 +46,7 @@ class Ratings:
     users: np.ndarray
     movies: np.ndarray
     stars: np.ndarray
+    times: np.ndarray
     titles: dict[int, str] = dataclasses.field(default_factory=dict)
     genres: dict[int, list[str]] = dataclasses.field(default_factory=dict)
     zips: dict[int, str] = dataclasses.field(default_factory=dict)
@@ -54,7 +56,7 @@ class Ratings:
 
     def first(self, number: int) -> Ratings:
         """The first ratings of the stream."""
-        cut = {name: getattr(self, name)[:number] for name in ("users", "movies", "stars")}
+        cut = {name: getattr(self, name)[:number] for name in ("users", "movies", "stars", "times")}
         return dataclasses.replace(self, **cut)
 
     def features(self, users: np.ndarray, movies: np.ndarray) -> dict[str, np.ndarray]:
@@ -171,6 +173,7 @@ def read(path: pathlib.Path) -> Ratings:
         users=np.array(users, np.int64)[order],
         movies=np.array(movies, np.int64)[order],
         stars=np.array(stars, np.float32)[order],
+        times=np.array(times)[order],
     )
     separator = layout.side_separator or layout.separator
     _read_movies(path.parent / layout.movies_file, separator, layout.movies, ratings)
@@ -280,6 +283,7 @@ def made_up(users: int = 943, movies: int = 1682, seed: int = 0) -> Ratings:
         users=user_ids[who],
         movies=movie_ids[what],
         stars=table[:, 2].astype(np.float32),
+        times=10.0 * np.arange(len(table)),
         titles={int(movie): f"Made-up movie {n}" for n, movie in enumerate(movie_ids)},
         genres={int(movie): genre for movie, genre in zip(movie_ids, genres, strict=True)},
         zips={int(user): f"{rng.integers(0, 800) * 125:05d}" for user in user_ids},

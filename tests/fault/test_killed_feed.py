@@ -1,49 +1,23 @@
 """kill -9 of trainers and servers in a loop: a server is what the trainer was, at every generation."""
 
 import os
-import pathlib
 import random
 import signal
-import socket
-import subprocess
-import sys
 import threading
 
 import pytest
 from conftest import SOAK, SOAK_FACTOR
+from feed_processes import LAST, check, free_port, processes, undisturbed
 
 from tf_dynemb.serving.feed import Feed
 
-PROGRAM = pathlib.Path(__file__).with_name("feed_process.py")
 KILLS = 2 * SOAK_FACTOR if SOAK else 1
-LAST = 10**6
 
 
 @pytest.fixture
 def start():
-    """Starts processes, of which none is left when the test ends."""
-    children = []
-
-    def start_one(*arguments, **environment):
-        children.append(
-            subprocess.Popen(
-                [sys.executable, PROGRAM, *map(str, arguments)],
-                stdout=subprocess.PIPE,
-                text=True,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
-            )
-        )
-        return children[-1]
-
-    yield start_one
-    for child in children:
-        child.kill()
-        child.wait()
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
+    with processes() as start_one:
+        yield start_one
 
 
 def kill_while_it_runs(child, draw, lines):
@@ -56,18 +30,6 @@ def kill_while_it_runs(child, draw, lines):
             threading.Timer(draw.uniform(0, 0.1), child.send_signal, [signal.SIGKILL]).start()
     assert child.wait() == -signal.SIGKILL
     return said
-
-
-def undisturbed(start, steps):
-    """What a model is after each step."""
-    lines = start("digest", steps).communicate()[0].splitlines()
-    return {int(step): state for step, state in map(str.split, lines)}
-
-
-def check(said, want):
-    """What a server said of itself is what a trainer was after the step that the generation is of."""
-    for _, step, state, _ in said:
-        assert state == want[int(step)]
 
 
 @pytest.mark.soak
@@ -99,11 +61,13 @@ def test_trainers_that_are_killed_leave_a_feed_that_goes_on(start, tmp_path):
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_server_beside_a_trainer_is_the_trainer_also_when_it_is_killed(streams, start, tmp_path):
     draw, feed = random.Random(7 * KILLS), tmp_path / "feed"
-    stream = {"FEED_STREAM": f"127.0.0.1:{free_port()}"} if streams else {}
-    trainer = start("train", feed, tmp_path / "checkpoint", LAST, **stream)
+    environment = {"FEED_PACE": "0.02"}
+    if streams:
+        environment["FEED_STREAM"] = f"127.0.0.1:{free_port()}"
+    trainer = start("train", feed, tmp_path / "checkpoint", LAST, **environment)
     said = []
     for _ in range(KILLS):
-        said += kill_while_it_runs(start("follow", feed, LAST, **stream), draw, 2)
+        said += kill_while_it_runs(start("follow", feed, LAST, **environment), draw, 2)
     (tmp_path / "end").touch()
     steps = int(trainer.communicate()[0].split()[-1])
     assert trainer.returncode == 0

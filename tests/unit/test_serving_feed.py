@@ -18,7 +18,8 @@ from table_rows import int64, rows_of
 
 import tf_dynemb
 from tf_dynemb.serving import FeedError, FeedInUseError, Follower, Publisher
-from tf_dynemb.serving.feed import Feed
+from tf_dynemb.serving.feed import Feed, Generation, Part, Weights
+from tf_dynemb.serving.retention import first_to_keep
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -401,6 +402,24 @@ def test_what_a_follower_needs_stays_until_it_is_dead(tmp_path):
     assert go(6)[0] > 12
     follower.close()
     assert not os.listdir(tmp_path / "feed" / "followers")
+
+
+def test_generations_stay_by_age_also_when_the_clock_is_set_to_another_time():
+    part = Part("", "", 0, 0, 0)
+    weights = Weights((), (), (), 0)
+
+    def first_of(*created_seconds, now_seconds=1000.0):
+        generations = [
+            Generation("feed", number, 0, created, "", None, part, weights)
+            for number, created in enumerate(created_seconds, start=1)
+        ]
+        return first_to_keep(generations, 1, 60.0, [], now_seconds)
+
+    assert first_of(800, 900, 950, 999) == 3  # at most 60 s old
+    assert first_of(800, 850, 900) == 3  # one stays in any case
+    assert first_of(9000, 9900, 950, 999) == 3  # the clock was 2 hours ahead
+    assert first_of(900, 90_000, 950, 999) == 3  # for a moment
+    assert first_of(1030, 999) == 1  # a little
 
 
 def test_two_publishers_in_one_process(tmp_path):
