@@ -10,6 +10,8 @@ namespace dynemb {
 namespace {
 
 constexpr double kMost = 127;
+// Numbers of this size have no digits behind the point, so that adding it rounds to nearest.
+constexpr double kToWhole = 6755399441055744;  // 1.5 * 2^52
 // The last 7 of the 24 binary digits of a float32 are left to the product with a number.
 constexpr uint32_t kScaleDigits = ~uint32_t{127};
 
@@ -44,19 +46,22 @@ bool Quantize(const ConstRows& rows, DType dtype, int64_t dim, float* scales, in
       return static_cast<double>(static_cast<ComputeType<V>>(number));
     };
     for (int64_t row = 0; row < rows.count; ++row, numbers += dim) {
-      double largest = 0;
-      bool finite = true;
+      double largest = 0, zero = 0;
       for (int64_t i = 0; i < dim; ++i) {
-        finite = finite && std::isfinite(at(row, i));
-        largest = std::max(largest, std::abs(at(row, i)));
+        const double number = at(row, i);
+        largest = std::max(largest, std::abs(number));
+        zero += number * 0;  // NaN where it is not finite
       }
-      const float scale = ScaleOf(finite ? largest : std::numeric_limits<double>::quiet_NaN());
+      const float scale = ScaleOf(largest + zero);
       scales[row] = scale;
       fits = fits && !std::isinf(scale);
-      const bool has_numbers = scale > 0 && !std::isinf(scale);
+      if (!(scale > 0) || std::isinf(scale)) {
+        std::fill_n(numbers, dim, int8_t{0});
+        continue;
+      }
       for (int64_t i = 0; i < dim; ++i) {
-        const double number = has_numbers ? std::nearbyint(at(row, i) / scale) : 0;
-        numbers[i] = static_cast<int8_t>(std::clamp(number, -kMost, kMost));
+        const double number = (at(row, i) / scale + kToWhole) - kToWhole;
+        numbers[i] = static_cast<int8_t>(static_cast<int>(std::clamp(number, -kMost, kMost)));
       }
     }
   });
