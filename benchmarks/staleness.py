@@ -1,6 +1,6 @@
 """What freshness is worth: how much worse a model predicts whose rows are a minute, an hour, a day old.
 
-    .venv/bin/python benchmarks/staleness.py --ratings ml-100k/u.data     # half an hour
+    .venv/bin/python benchmarks/staleness.py --ratings ml-100k/u.data     # an hour or so
     .venv/bin/python benchmarks/staleness.py --streams movielens --seeds 1
 
 A trainer learns a stream, second by second. Servers that follow it predict each example before it is
@@ -50,6 +50,7 @@ tf.get_logger().setLevel("ERROR")  # each model traces its functions once, which
 DAY = 86_400
 AGES = {"1 s": 1, "1 minute": 60, "10 minutes": 600, "1 hour": 3600, "6 hours": 6 * 3600, "1 day": DAY}
 CLICKS_PER_SECOND = 8
+TITLES = {"movielens": "MovieLens' ratings, as they came", "clicks": "Clicks; an item lives for a day"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,7 +285,7 @@ def draw(results: Mapping[str, Mapping], ages: Mapping[str, int], path: str) -> 
         axes.errorbar(
             list(ages.values()), np.mean(values, 1), np.std(values, 1), marker="o", color="#0072B2"
         )
-        axes.set(title=stream, xlabel="age of served rows, at most", ylabel="AUC", xscale="log")
+        axes.set(title=TITLES[stream], xlabel="age of served rows, at most", ylabel="AUC", xscale="log")
         axes.set_xticks(list(ages.values()), ages, rotation=30, ha="right")
         axes.minorticks_off()
         axes.yaxis.grid(color="#e0e0e0")
