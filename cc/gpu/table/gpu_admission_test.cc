@@ -16,19 +16,7 @@
 namespace dynemb {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Spaces, GpuTableTest,
-                         testing::Values(MemorySpace::kHost, MemorySpace::kDevice),
-                         [](const auto& info) {
-                           return info.param == MemorySpace::kHost ? "host" : "device";
-                         });
-
-TableOptions Bounded(int64_t max_rows, const std::string& eviction, OnFull on_full) {
-  TableOptions options;
-  options.max_rows = max_rows;
-  options.on_full = on_full;
-  EXPECT_TRUE(EvictionPolicy::Parse(eviction, &options.eviction).ok());
-  return options;
-}
+DYNEMB_INSTANTIATE_GPU_TABLE_TESTS();
 
 TableSchema CandidateSchema(const TableOptions& options) {
   TableSchema schema;

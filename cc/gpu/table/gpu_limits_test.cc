@@ -19,20 +19,8 @@
 namespace dynemb {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Spaces, GpuTableTest,
-                         testing::Values(MemorySpace::kHost, MemorySpace::kDevice),
-                         [](const auto& info) {
-                           return info.param == MemorySpace::kHost ? "host" : "device";
-                         });
+DYNEMB_INSTANTIATE_GPU_TABLE_TESTS();
 
-TableOptions Bounded(int64_t max_rows, const std::string& eviction,
-                     OnFull on_full = OnFull::kError) {
-  TableOptions options;
-  options.max_rows = max_rows;
-  options.on_full = on_full;
-  EXPECT_TRUE(EvictionPolicy::Parse(eviction, &options.eviction).ok());
-  return options;
-}
 TableSchema SchemaOf(const TableOptions& options, const std::string& rule) {
   TableSchema schema = Schema(3, rule);
   schema.meta = options.eviction.meta();

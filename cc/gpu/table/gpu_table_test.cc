@@ -25,11 +25,7 @@
 namespace dynemb {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Spaces, GpuTableTest,
-                         testing::Values(MemorySpace::kHost, MemorySpace::kDevice),
-                         [](const auto& info) {
-                           return info.param == MemorySpace::kHost ? "host" : "device";
-                         });
+DYNEMB_INSTANTIATE_GPU_TABLE_TESTS();
 
 // Keys that are often, some of them far more often than a piece of a long group.
 TEST_P(GpuTableTest, LongGroupsAreSummedInPieces) {

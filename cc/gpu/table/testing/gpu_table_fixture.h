@@ -59,6 +59,21 @@ class GpuTableTest : public testing::TestWithParam<MemorySpace> {
   }
 };
 
+// In the file of the tests.
+#define DYNEMB_INSTANTIATE_GPU_TABLE_TESTS()                                           \
+  INSTANTIATE_TEST_SUITE_P(                                                            \
+      Spaces, GpuTableTest, testing::Values(MemorySpace::kHost, MemorySpace::kDevice), \
+      [](const auto& info) { return info.param == MemorySpace::kHost ? "host" : "device"; })
+
+inline TableOptions Bounded(int64_t max_rows, const std::string& eviction,
+                            OnFull on_full = OnFull::kError) {
+  TableOptions options;
+  options.max_rows = max_rows;
+  options.on_full = on_full;
+  EXPECT_TRUE(EvictionPolicy::Parse(eviction, &options.eviction).ok());
+  return options;
+}
+
 inline TableSchema Schema(int64_t dim, const std::string& rule = "",
                           DType dtype = DType::kFloat32) {
   TableSchema schema;
