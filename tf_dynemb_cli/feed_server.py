@@ -25,6 +25,7 @@ import asyncio
 import contextlib
 import errno
 import hmac
+import importlib
 import json
 import os
 import pathlib
@@ -406,8 +407,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _pin(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    from tf_dynemb import serving
-
+    serving = importlib.import_module("tf_dynemb.serving")  # and TensorFlow, which serving needs not
     try:
         if asked.unpin:
             serving.unpin(asked.folder)

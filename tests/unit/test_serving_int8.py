@@ -228,6 +228,7 @@ def test_a_feed_whose_dtype_changes(tmp_path):
 def test_a_feed_that_was_written_before_there_were_quantized_rows_is_followed(tmp_path):
     other = make_model(seed=1)
     shutil.copytree(DATA / "feed_of_float32", tmp_path / "feed")
+    (tmp_path / "feed" / "followers").mkdir(exist_ok=True)  # git has no empty folders
     follower = Follower(other, tmp_path / "feed")
     status = follower.poll()
     assert (status.generation, status.errors, status.full_copies) == (2, 0, 1)
