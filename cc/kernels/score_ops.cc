@@ -49,7 +49,7 @@ class GiveScoresOp : public CatchingKernel {
     Span<const int64_t> scores;
     OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
     OP_REQUIRES_OK(context, GetScoresOfKeys(context, &keys, &scores));
-    OP_REQUIRES_OK(context, ToTensorFlow(table.resource->given_scores()->Add(keys, scores)));
+    table.resource->given_scores()->Add(keys, scores);
   }
 };
 
@@ -85,9 +85,21 @@ class TakeScoresOp : public CatchingKernel {
     std::vector<char> meta(static_cast<size_t>(inputs.keys.size * layout.meta_bytes));
     RowParts parts;
     parts.meta = Rows{meta.data(), inputs.keys.size, layout.meta_bytes};
+    std::vector<bool> is_asked(static_cast<size_t>(inputs.keys.size));
+    for (const int64_t i : positions) is_asked[static_cast<size_t>(i)] = true;
     for (size_t s = 0; s < table.shards.size(); ++s) {
-      DYNEMB_RETURN_IF_ERROR(table.shards[s]->ReadRows(
-          context, {inputs.keys, inputs.routing.share(static_cast<int>(s))}, parts, Report()));
+      const Positions* const share = inputs.routing.share(static_cast<int>(s));
+      std::vector<int64_t> of_shard = positions;
+      if (share != nullptr) {
+        of_shard.clear();
+        for (int64_t i = 0; i < *share->count; ++i) {
+          if (is_asked[static_cast<size_t>(share->at[i])]) of_shard.push_back(share->at[i]);
+        }
+      }
+      auto count = static_cast<int64_t>(of_shard.size());
+      const Positions asked = {of_shard, &count};
+      DYNEMB_RETURN_IF_ERROR(
+          table.shards[s]->ReadRows(context, {inputs.keys, &asked}, parts, Report()));
     }
     for (const int64_t i : positions) scores[i] = ReadInt64(parts.meta[i] + field);
     return Status();

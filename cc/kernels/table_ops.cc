@@ -127,6 +127,7 @@ class ClearOp : public CatchingKernel {
     for (const auto& shard : table.shards) {
       OP_REQUIRES_OK(context, ToTensorFlow(shard->Clear(core)));
     }
+    table.resource->given_scores()->Clear();
   }
 };
 

@@ -124,6 +124,7 @@ void TableResource::Replace(ShardSet::Contents contents, const std::vector<uint6
   earlier_.Add(CountersOfShards());
   const Shards before = shards_.shards();
   shards_.Replace(std::move(contents));
+  given_scores_.Clear();
   KeepEvictedOf(before);
   earlier_.Add(CountersOfShards(), -1);
   lineage_.Loaded(snapshots);

@@ -441,3 +441,74 @@ def test_scores_of_gradients_that_nobody_applies_are_no_error_later():
     tape.gradient(loss, table.handle)
     minimize(sgd(), table, lambda: tf_dynemb.embedding_lookup(table, ids(1, 2), scores=[3, 4]))
     assert scores_of(table) == {1: 9, 2: 4}
+
+
+@pytest.mark.parametrize("sparse_ids", [False, True])
+def test_a_function_beneath_an_eager_tape(sparse_ids):
+    table = tf_dynemb.Variable(dim=1, max_rows=9, eviction=Score())
+    look_up = tf.function(LOOKUPS["sparse" if sparse_ids else "ids"])
+    minimize(sgd(), table, lambda: look_up(table, ids(1, 2, 1), ids(5, 6, 7)))
+    assert scores_of(table) == {1: 7, 2: 6}
+
+
+def test_a_frozen_layer_gives_none():
+    layer = tf_dynemb.Embedding(2, name="t", max_rows=9, eviction=Score())
+    inputs = [keras.Input((), dtype="int64"), keras.Input((), dtype="int64")]
+    model = keras.Model(inputs, keras.layers.Dense(1)(layer(inputs[0], scores=inputs[1])))
+    for trainable, given in ((True, [1, 2]), (False, [50, 60]), (True, [3, 4])):
+        layer.trainable = trainable
+        model.compile(sgd(), "mse")
+        model.fit([np.array([7, 8]), np.array(given)], np.ones(2), verbose=0)
+        assert scores_of(layer.table) == ({7: 3, 8: 4} if given == [3, 4] else {7: 1, 8: 2})
+
+
+def test_scores_of_a_refused_step_and_of_rows_that_are_left_out_are_forgotten():
+    for nonfinite in ("error", "skip"):
+        table = tf_dynemb.Variable(dim=1, max_rows=9, eviction=Score())
+        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0), nonfinite=nonfinite)
+
+        def step(given, factors, table=table, optimizer=optimizer):
+            minimize(
+                optimizer,
+                table,
+                lambda: (
+                    tf_dynemb.embedding_lookup(table, ids(1, 2), scores=ids(*given))
+                    * tf.constant(factors)[:, None]
+                ),
+            )
+
+        if nonfinite == "error":
+            with pytest.raises(tf.errors.InvalidArgumentError, match="is not finite"):
+                step((500, 600), (1.0, float("nan")))
+            step((3, 4), (1.0, 1.0))
+        else:
+            step((3, 600), (1.0, float("nan")))
+            assert scores_of(table) == {1: 3}
+            step((3, 4), (1.0, 1.0))
+        assert scores_of(table) == {1: 3, 2: 4}
+
+
+def test_scores_that_wait_end_with_the_rows():
+    table = tf_dynemb.Variable(dim=1, max_rows=9, eviction=Score())
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, ids(1), scores=ids(900)))
+    tape.gradient(loss, table.handle)
+    table.clear()
+    minimize(sgd(), table, lambda: tf_dynemb.embedding_lookup(table, ids(1)))
+    assert scores_of(table) == {1: 0}
+
+
+def test_numbers_of_python_have_all_their_bits():
+    table = tf_dynemb.Variable(dim=1, max_rows=2, eviction=Score())
+    table.upsert(ids(1, 2), tf.zeros([2, 1]), scores=[1.7e9 + 1, 1.7e9])
+    table.upsert(ids(3), tf.zeros([1, 1]), scores=[1.7e9 + 2])
+    assert keys_of(table) == {1, 3}
+
+
+def test_a_subclass_whose_call_has_no_scores():
+    class WithoutScores(tf_dynemb.Embedding):
+        def call(self, ids, weights=None):
+            return super().call(ids, weights)
+
+    vectors = WithoutScores(3, name="t")(keras.Input((), dtype="int64"))
+    assert vectors.shape == (None, 3)

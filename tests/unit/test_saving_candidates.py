@@ -153,17 +153,22 @@ def test_a_file_without_candidates_still_loads(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "part", ["candidates_keys_0", "candidates_crc32", "candidates_schema", "keys_0"]
+    "part",
+    ["candidates_keys_0", "candidates_crc32", "candidates_schema", "candidates_chunks", "keys_0"],
 )
-def test_damaged_candidates_change_nothing(part):
+@pytest.mark.parametrize("missing", [False, True])
+def test_damaged_candidates_change_nothing(part, missing):
     table, expected = new_table(), Model()
     model = model_of(tf_dynemb.Embedding(table=table, name="e"))
     train(model, BATCHES[:6], expected)
     store = {}
     keras_files.write_rows(table, store)
     train(model, BATCHES[6:], expected)
-    store[part] = store[part] + 1 if part != "candidates_schema" else store[part][:-3]
-    with pytest.raises(ValueError, match=r"the file is damaged"):
+    damaged = store.pop(part)
+    if not missing:
+        store[part] = damaged + 1 if part != "candidates_schema" else damaged[:-3]
+    wrong = "the file is damaged|the file holds no rows for this table"
+    with pytest.raises(ValueError, match=wrong):
         keras_files.read_rows(table, store)
     expected.check(table)
 

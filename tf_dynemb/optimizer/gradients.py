@@ -86,11 +86,17 @@ def without_frozen(gradient: tf.IndexedSlices, handle: TableHandle) -> tf.Indexe
             f"a bool for each key, {keys.shape}"
         )
     trained = ~tf.ensure_shape(frozen, keys.shape)
-    if handle.table.config.takes_scores:  # which nobody else takes of frozen keys
-        for part, of_part in handle.table.resource.split(tf.boolean_mask(keys, ~trained)):
-            part.scores_of_update(of_part)
+    forget_scores(handle.table, tf.boolean_mask(keys, ~trained))
     rows = tf.boolean_mask(gradient.values, trained)
     return tf.IndexedSlices(rows, tf.boolean_mask(keys, trained), gradient.dense_shape)
+
+
+def forget_scores(table: Table, keys: tf.Tensor) -> None:
+    """Takes the scores that lookups have given to keys whose rows are not updated."""
+    if not table.config.takes_scores:
+        return
+    for part, of_part in table.resource.split(keys):
+        part.scores_of_update(of_part)
 
 
 def is_on(clip: float | None) -> bool:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_dynemb.base.hints import Gradient
 from tf_dynemb.base.upcast import upcast_16bit
+from tf_dynemb.optimizer.gradients import forget_scores
 from tf_dynemb.table.handle import TableHandle
 
 CHOICES = ("apply", "skip", "error")
@@ -56,7 +57,16 @@ def refuse(
         + ["were; look at the batch and the loss, clip gradients or lower the learning rate; or give "]
         + ["nonfinite='skip', which trains the other rows"]
     )
-    with tf.control_dependencies([tf.debugging.Assert(tf.equal(total, 0), [message])]):
+
+    def forget() -> tf.Tensor:
+        for gradient, handle in zip(gradients, handles, strict=True):
+            forget_scores(handle.table, tf.cast(gradient.indices, tf.int64))
+        return tf.constant(True)
+
+    forgotten = tf.cond(total > 0, forget, lambda: tf.constant(False))
+    with tf.control_dependencies([forgotten]):
+        refused = tf.debugging.Assert(tf.equal(total, 0), [message])
+    with tf.control_dependencies([refused]):
         return [tf.IndexedSlices(tf.identity(g.values), g.indices) for g in gradients]
 
 
@@ -77,6 +87,7 @@ def skip(gradient: tf.IndexedSlices, handle: TableHandle) -> tf.IndexedSlices:
         tf.print(message, dropped, output_stream=sys.stderr)
         return tf.constant(True)
 
+    forget_scores(handle.table, tf.cast(dropped, tf.int64))
     with tf.control_dependencies([tf.cond(tf.size(dropped) > 0, tell, lambda: tf.constant(False))]):
         rows = tf.boolean_mask(gradient.values, finite)
     return tf.IndexedSlices(rows, tf.boolean_mask(gradient.indices, finite))

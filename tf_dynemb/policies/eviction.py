@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_dynemb.base.checks import whole
@@ -314,7 +315,8 @@ def int64_scores(what: str, scores: Any) -> tf.Tensor:
         TypeError: neither signed integers nor floats.
         tf.errors.InvalidArgumentError: floats that are not finite.
     """
-    scores = tf.convert_to_tensor(scores)
+    # Python's floats have 64 bits, of which TensorFlow would keep 32.
+    scores = tf.convert_to_tensor(scores if tf.is_tensor(scores) else np.asarray(scores))
     if scores.dtype.is_integer and scores.dtype != tf.uint64:
         return tf.cast(scores, tf.int64)
     if not scores.dtype.is_floating:

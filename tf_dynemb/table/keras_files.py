@@ -44,6 +44,7 @@ from tf_dynemb.table.blocks import blocks_of
 from tf_dynemb.table.limits import rows_that_left
 
 CHUNK_BYTES = 8 << 20
+_OF_ROWS = ("schema", "snapshots", "chunks")
 _PARTS = ("keys", "values", "slots", "meta")
 _STRINGS = ("string_lengths", "string_bytes")
 # dtype and rank of each.
@@ -106,7 +107,9 @@ def read_rows(table: Table, store: Any) -> None:
     staged = [(table, _staged(table, store))]
     if table.candidates is not None:
         of_candidates = _Candidates(store)
-        if _has_rows(table.candidates, of_candidates):
+        with _parsing(table):
+            has_some = any(name in of_candidates for name in _OF_ROWS)
+        if has_some:
             staged.append((table.candidates, _staged(table.candidates, of_candidates)))
         else:
             staged.append((table.candidates, table.candidates.resource.empty_copy()))
@@ -132,7 +135,7 @@ class _Candidates:
 
 def _has_rows(table: Table, store: Any) -> bool:
     with _parsing(table):
-        return all(name in store for name in ("schema", "snapshots", "chunks"))
+        return all(name in store for name in _OF_ROWS)
 
 
 def _staged(table: Table, store: Any) -> Any:

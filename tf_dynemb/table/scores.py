@@ -50,7 +50,7 @@ def highest_of_equal(keys: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
 
 def with_scores(table: Table, weight: tf.Tensor, scored: Scored | None) -> tf.Tensor:
     """The weight of a lookup, whose gradient leaves scores with the table."""
-    if scored is None:
+    if scored is None or not table.handle.trainable:  # nobody would take them
         return weight
     keys, scores = (tf.reshape(part, [-1]) for part in scored)
     for part, *of_part in table.resource.split(engine_keys_of(keys), scores):
@@ -60,7 +60,8 @@ def with_scores(table: Table, weight: tf.Tensor, scored: Scored | None) -> tf.Te
 
 @tf.RegisterGradient("DynembWithScores")
 def _with_scores_gradient(op: tf.Operation, gradient: Any) -> list[Any]:
-    """Passes the slices on. The update, an op on the same table, comes after this one by itself."""
+    """Passes the slices on once the table has the scores, which the update takes."""
     _, table, keys, scores = op.inputs
-    ops.dynemb_give_scores(table, keys, scores)
-    return [gradient, None, None, None]
+    operation = ops.dynemb_give_scores(table, keys, scores)
+    with tf.control_dependencies([] if operation is None else [operation]):
+        return [tf.identity(gradient), None, None, None]

@@ -2,23 +2,22 @@
 
 #include <algorithm>
 
-#include "cc/core/base/status.h"
-
 namespace dynemb {
 
-Status GivenScores::Add(Span<const Key> keys, Span<const int64_t> scores, int64_t most) {
+void GivenScores::Add(Span<const Key> keys, Span<const int64_t> scores, int64_t most) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (int64_t i = 0; i < keys.size; ++i) {
-    const auto [at, is_new] = scores_.emplace(keys[i], scores[i]);
-    if (is_new && static_cast<int64_t>(scores_.size()) > most) {
-      scores_.erase(at);
-      return ResourceExhausted("scores: got those of more than ", most,
-                               " ids by the gradients of lookups which no optimizer has applied; "
-                               "want a DynamicEmbeddingOptimizer that applies them");
+    if (static_cast<int64_t>(scores_.size()) >= most && scores_.count(keys[i]) == 0) {
+      scores_.clear();
     }
+    const auto at = scores_.emplace(keys[i], scores[i]).first;
     at->second = std::max(at->second, scores[i]);
   }
-  return Status();
+}
+
+void GivenScores::Clear() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  scores_.clear();
 }
 
 bool GivenScores::Take(Span<const Key> keys, int64_t* scores, std::vector<int64_t>* without) {

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "cc/core/base/span.h"
-#include "cc/core/base/status.h"
 #include "cc/core/table/table.h"
 
 namespace dynemb {
@@ -19,9 +18,10 @@ class GivenScores {
   // Keys that are never written, since nobody applies their gradients, are not kept without end.
   static constexpr int64_t kMaxKeys = int64_t{1} << 24;
 
-  // Notes a score of each key. Of several the highest counts, in whatever order they come.
-  // kResourceExhausted: there would be more than `most` keys; scores of some of these may be noted.
-  Status Add(Span<const Key> keys, Span<const int64_t> scores, int64_t most = kMaxKeys);
+  // Notes a score of each key. Of several the highest counts, in whatever order they come. Where
+  // there would be more than `most` keys, those before are forgotten.
+  void Add(Span<const Key> keys, Span<const int64_t> scores, int64_t most = kMaxKeys);
+  void Clear();
 
   // Writes the score of each key for which there is one, and forgets it; keys may repeat. The
   // positions of keys without one come into `without`. False: there is none of any key at all.

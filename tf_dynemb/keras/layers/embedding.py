@@ -168,7 +168,11 @@ class Embedding(TableLayer):
             self._has_ragged_inputs = True
         else:
             self._has_dense_inputs = True
-        vectors = super().compute_output_spec(ids, weights, scores)
+        # What is not there is no argument: a subclass's call may not have it.
+        given = {"weights": weights, "scores": scores}
+        vectors = super().compute_output_spec(
+            ids, **{name: value for name, value in given.items() if value is not None}
+        )
         if not is_ragged or self.combiner is not None:
             return vectors
         return keras.KerasTensor(vectors.shape, vectors.dtype, ragged=True)
