@@ -258,7 +258,10 @@ class FeedFollower(abc.ABC):
                 )
             if self._now is not None and self._now.number < pinned and self._apply_next(numbers):
                 continue
-            self._install(*chain_to(pinned, self._read))
+            chain = chain_to(pinned, self._read)
+            if self._whole and self._now in map(Position.of, chain):
+                return  # the way there from its full copy has the changes that have just failed
+            self._install(*chain)
 
     def _forget_manifests(self, numbers: Sequence[int]) -> None:
         there = set(numbers)
