@@ -4,6 +4,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from table_rows import int64
 from test_serving_feed import (
     agreeing,
     change,
+    damage_delta,
     damage_weights,
     flip,
     go_on,
@@ -195,6 +197,10 @@ def damage_full(tmp_path, number):
     flip(max(folder.glob("rows-*"), key=lambda path: path.stat().st_size), 60)
 
 
+def remove_delta(tmp_path, number):
+    shutil.rmtree(tmp_path / "feed" / "data" / manifest_of(tmp_path, number).folder / "delta")
+
+
 @pytest.mark.parametrize(
     ("harm", "at", "message"),
     [
@@ -231,6 +237,30 @@ def test_what_cannot_be_reached_is_an_error_and_all_stays(harm, at, message, tra
     unpin(feed)
     led.poll_until(6)
     assert led.answer() == answers[6]
+
+
+@pytest.mark.parametrize("serve_while_loading", [True, False])
+@pytest.mark.parametrize("harm", [damage_delta, remove_delta])
+def test_changes_on_the_way_are_verified_before_rows_change(
+    harm, serve_while_loading, trained, tmp_path
+):
+    feed, answers = tmp_path / "feed", trained[2]
+    led = Led(feed, serve_while_loading=serve_while_loading)
+    led.poll_until(5)
+    rollback(feed, 4)
+    harm(tmp_path, 3)
+    for _ in range(2):
+        status = led.follower.poll()
+        assert (status.generation, status.pinned) == (5, 4) and status.errors > 0
+        with led.follower.reading() as generation:
+            assert generation == 5 and led.answer() == answers[5]
+    with pytest.raises((FeedError, tf.errors.OpError)):
+        led.follower.rollback(3)
+    with led.follower.reading():
+        assert led.answer() == answers[5]
+    rollback(feed, 2)
+    led.poll_until(2, pinned=2)
+    assert led.answer() == answers[2]
 
 
 def test_of_several_pins_the_oldest_counts(trained, tmp_path):
