@@ -406,6 +406,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _pin(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    import tensorflow as tf
+
     from tf_dynemb import serving
 
     try:
@@ -415,6 +417,8 @@ def _pin(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             serving.rollback(asked.folder, asked.rollback)
     except (serving.FeedError, ValueError) as error:
         parser.error(f"{error}")
+    except (tf.errors.OpError, OSError) as error:
+        parser.error(f"{asked.folder}: {getattr(error, 'message', error)}")
     return 0
 
 

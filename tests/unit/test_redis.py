@@ -487,7 +487,8 @@ def test_changes_that_were_written_in_part_and_are_no_longer_there(server, tmp_p
         RedisFollower(trainer.feed, server.url, transaction_rows=3).poll()
     assert state_of(server)["applying"] == "2" and hashes(server) != trainer.states[1]
     folder = Feed(trainer.feed).read(2).folder
-    Feed(trainer.feed).remove(2, folder)
+    Feed(trainer.feed).remove_manifest(2)
+    Feed(trainer.feed).remove_data(folder)
     follower = RedisFollower(trainer.feed, server.url)
     assert follower.poll().generation == 1
     assert hashes(server) == trainer.states[1]
@@ -502,7 +503,9 @@ def test_a_gap_is_noticed_and_the_keys_that_a_full_copy_has_not_are_gone(server,
         table.remove(table.export()[0][:5])
     trainer.publish()
     trainer.go_on()
-    Feed(trainer.feed).remove(2, Feed(trainer.feed).read(2).folder)
+    folder = Feed(trainer.feed).read(2).folder
+    Feed(trainer.feed).remove_manifest(2)
+    Feed(trainer.feed).remove_data(folder)
     status = follower.poll()
     assert status.generation == 1 and "generation 2 is missing" in status.last_error
     assert hashes(server) == trainer.states[1]

@@ -1,5 +1,6 @@
 """A feed that is pinned: all followers go to that generation, stay, and go on when it is unpinned."""
 
+import itertools
 import os
 import pathlib
 import random
@@ -310,6 +311,175 @@ def test_requests_see_one_generation_while_it_goes_back_and_forth(tmp_path):
     assert follower_status(served).errors == 0
 
 
+@pytest.fixture
+def removing(tmp_path):
+    """A publisher of full copies at 1, 8 and 13, whose next generation removes all before 13."""
+    table = tf_dynemb.Variable(dim=64, name="t")
+    publisher = Publisher(table, tmp_path / "feed", keep_generations=2, full_copy_ratio=1e9)
+    publisher._keep_generations = 20
+
+    def go_on(is_full=False):
+        table.upsert(int64(range(9)), tf.fill((9, 64), float(publisher.generation + 1)))
+        publisher._bytes_since_full = 1 << 60 if is_full else 0
+        return publisher.publish()
+
+    for number in range(1, 14):
+        go_on(number in (8, 13))
+    publisher._keep_generations = 1
+    yield go_on
+    publisher.close()
+
+
+def follows_to(path):
+    table = tf_dynemb.Variable(dim=64, name="t")
+    status = Follower(table, path).poll()
+    assert status.errors == 0
+    np.testing.assert_array_equal(table.lookup(int64([3])), np.full((1, 64), status.generation))
+    return status.generation
+
+
+@pytest.mark.parametrize("at", [0, 5, 6, 7, 8, 10, 11, 12])
+@pytest.mark.parametrize("step", ["remove_manifest", "remove_data"])
+def test_a_pin_that_comes_while_generations_are_removed(step, at, removing, tmp_path, monkeypatch):
+    """It is refused, or its chain stays."""
+    feed, calls, refused = tmp_path / "feed", [], []
+    real = getattr(Feed, step)
+    monkeypatch.setattr("tf_dynemb.serving.publisher._REMOVED_TOGETHER", 3)
+
+    def pinned_before(self, which):
+        calls.append(which)
+        if len(calls) == at + 1:
+            try:
+                rollback(feed, 11)
+            except FeedError as error:
+                refused.append(f"{error}")
+        real(self, which)
+
+    monkeypatch.setattr(Feed, step, pinned_before)
+    removing()
+    monkeypatch.undo()
+    removing()
+    numbers, pinned = Feed(feed).look()
+    if refused or len(calls) <= at:
+        assert pinned is None and numbers == [13, 14, 15] and follows_to(feed) == 15
+        assert all("generation 11 cannot be reached" in text for text in refused)
+    else:
+        assert pinned == 11 and numbers[-8:] == list(range(8, 16)) and follows_to(feed) == 11
+    assert {name[:12] for name in os.listdir(feed / "data")} == {f"{n:012}" for n in numbers}
+    # It is refused when the manifest of 8, or of 9 in its group, is gone already.
+    assert bool(refused) == (len(calls) > at and at >= (8 if step == "remove_manifest" else 6))
+
+
+def nothing_found(path):
+    raise tf.errors.NotFoundError(None, None, f"Could not find directory {path}")  # of any error
+
+
+def a_part(path):
+    return [name for name in os.listdir(path) if not name.startswith(("pinned-", "00000000001"))]
+
+
+def failing_once(at, listing):
+    real, calls = tf.io.gfile.listdir, itertools.count()
+
+    def listdir(path):
+        fails = path.endswith("generations") and next(calls) == at
+        return listing(path) if fails else real(path)
+
+    return listdir
+
+
+@pytest.mark.parametrize("listing", [nothing_found, a_part])
+def test_a_listing_that_fails_removes_nothing(listing, removing, tmp_path, monkeypatch):
+    feed = tmp_path / "feed"
+    rollback(feed, 10)
+    for at in range(4):
+        before = Feed(feed).look()[0]
+        monkeypatch.setattr(tf.io.gfile, "listdir", failing_once(at, listing))
+        number = removing()
+        monkeypatch.undo()
+        numbers, pinned = Feed(feed).look()
+        assert pinned == 10 and numbers[-1] == number and set(numbers) >= {8, 9, 10, 11, 12, 13}
+        assert numbers[:-1] == before or at > 0
+    assert follows_to(feed) == 10
+    with monkeypatch.context() as patch:
+        patch.setattr(tf.io.gfile, "listdir", nothing_found)
+        for call in (lambda: unpin(feed), lambda: rollback(feed, 12)):
+            with pytest.raises(FeedError, match=f"{feed}: got a folder that is no feed"):
+                call()
+    assert Feed(feed).look()[1] == 10
+
+
+def test_a_publisher_that_cannot_list_what_there_is_removes_nothing(trained, tmp_path, monkeypatch):
+    model, publisher, answers, _ = trained
+    publisher.close()
+    monkeypatch.setattr(tf.io.gfile, "listdir", nothing_found)
+    with pytest.raises(FeedError, match="no feed, or that cannot be listed"):
+        Publisher(model, tmp_path / "feed")
+    monkeypatch.undo()
+    led = Led(tmp_path / "feed")
+    led.poll_until(5)
+    assert led.answer() == answers[5]
+
+
+def remove_rows(tmp_path, number):
+    folder = tmp_path / "feed" / "data" / manifest_of(tmp_path, number).folder / "full"
+    min(folder.glob("rows-*")).unlink()
+
+
+def cut_rows(tmp_path, number):
+    folder = tmp_path / "feed" / "data" / manifest_of(tmp_path, number).folder / "delta"
+    file = min(folder.glob("rows-*"))
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("harm", "at", "message"),
+    [
+        (remove_rows, 1, "it is missing, or a part of it"),
+        (remove_delta, 2, "it is missing, or a part of it"),
+        (cut_rows, 3, "bytes, want"),
+        (damage_weights, 3, "weights: its checksum is wrong"),
+        (remove_data, 3, "it is missing"),
+        (remove_manifest, 2, "there is no generation 2"),
+    ],
+)
+def test_a_generation_that_has_not_all_it_needs_is_refused(harm, at, message, trained, tmp_path):
+    feed = tmp_path / "feed"
+    rollback(feed, 4)
+    harm(tmp_path, at)
+    with pytest.raises(FeedError, match=rf"generation 3 cannot be reached: .*{message}.* from 1 to 5"):
+        rollback(feed, 3)
+    assert Feed(feed).listed()[1] == [4]
+
+
+def test_a_pin_that_moves_never_ends_with_none(trained, tmp_path, monkeypatch):
+    """Another call pins what this one's removes, or removes this one's pin, at any moment."""
+    feed, real = Feed(tmp_path / "feed"), Feed.remove_pin
+    rollback(feed.path, 2)
+
+    def meanwhile(self, number):
+        real(self, number)
+        monkeypatch.undo()
+        real(self, 3)
+
+    monkeypatch.setattr(Feed, "remove_pin", meanwhile)
+    rollback(feed.path, 3)
+    assert feed.listed()[1] == [3]
+    checked = Feed.check
+
+    def fails_after_the_pin(self, number):
+        checked(self, number)
+        if number in self.listed()[1]:
+            self.pin(2)  # of another call
+            raise FeedError("it went")
+
+    monkeypatch.setattr(Feed, "check", fails_after_the_pin)
+    with pytest.raises(FeedError, match="it went"):
+        rollback(feed.path, 4)
+    monkeypatch.undo()
+    assert sorted(feed.listed()[1]) == [2, 3]
+
+
 def test_another_file_system():
     path = "ram://test_serving_rollback/feed"
     model, other, draw, states = make_model(), make_model(seed=1), random.Random(1), {}
@@ -331,6 +501,13 @@ def test_the_command(trained, tmp_path, capsys):
         command.main(["feed", feed, "--rollback", "99"])
     assert ended.value.code == 2 and "there is no generation 99" in capsys.readouterr().err
     assert Feed(feed).look()[1] == 3
+    for wrong in (["--unpin"], ["--rollback", "3"]):
+        with pytest.raises(SystemExit) as ended:
+            command.main(["feed", f"{feed}/nowhere", *wrong])
+        assert ended.value.code == 2 and "nowhere: got a folder that is no" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        command.main(["feed", "nosuch://bucket/feed", "--unpin"])
+    assert ended.value.code == 2 and "nosuch" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         command.main(["feed", feed, "--rollback", "3", "--unpin"])
     with pytest.raises(SystemExit):
@@ -363,7 +540,7 @@ def test_bad_arguments(trained, tmp_path):
     os.remove(feed / "generations" / f"{1:012}")
     with pytest.raises(FeedError, match="there is no generation 1"):
         rollback(feed, 2)  # whose full copy was there
-    with pytest.raises(FeedError, match="there is no generation"):
-        rollback(tmp_path / "nowhere", 1)
-    unpin(tmp_path / "nowhere")
+    for call in (lambda path: rollback(path, 1), unpin):
+        with pytest.raises(FeedError, match="nowhere: got a folder that is no feed"):
+            call(tmp_path / "nowhere")
     assert Feed(feed).look()[1] is None

@@ -13,8 +13,8 @@ import redis
 from tf_dynemb.base.checks import whole
 from tf_dynemb.redis.layout import TableLayout, by_bucket, bytes_of, fields_of
 from tf_dynemb.redis.store import RedisInUseError, RedisStore, connect
-from tf_dynemb.serving.feed import FeedDamagedError, Generation
-from tf_dynemb.serving.feed_follower import FeedFollower, FollowerStatus, Position, check_id
+from tf_dynemb.serving.feed import FeedDamagedError, Generation, check_id
+from tf_dynemb.serving.feed_follower import FeedFollower, FollowerStatus, Position
 from tf_dynemb.snapshot.files import Rows, SnapshotReader
 
 _LONGEST_PAUSE_SECONDS = 5.0

@@ -336,9 +336,3 @@ class FeedFollower(abc.ABC):
                 self._failed(error)
         self._beats += 1
         self._beat_at, self._beat_said = time.monotonic(), said
-
-
-def check_id(folder: str, got: str, want: str) -> None:
-    """Raises FeedDamagedError unless a snapshot is the one that the manifest names."""
-    if got != want:
-        raise FeedDamagedError(f"{folder}: got snapshot {got}, want {want}, as the manifest says")

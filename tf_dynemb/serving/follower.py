@@ -11,8 +11,8 @@ import numpy as np
 
 from tf_dynemb.base.checks import naming, positive, whole
 from tf_dynemb.base.op_library import ops
-from tf_dynemb.serving.feed import FeedDamagedError, FeedError, Generation, chain_to
-from tf_dynemb.serving.feed_follower import FeedFollower, FollowerStatus, Position, check_id
+from tf_dynemb.serving.feed import FeedDamagedError, FeedError, Generation, chain_to, check_id
+from tf_dynemb.serving.feed_follower import FeedFollower, FollowerStatus, Position
 from tf_dynemb.serving.served import Served
 from tf_dynemb.serving.switch import Switch
 from tf_dynemb.snapshot.files import SnapshotReader
