@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
+import types
 
 import numpy as np
 import pytest
@@ -262,6 +264,90 @@ def test_changes_on_the_way_are_verified_before_rows_change(
     rollback(feed, 2)
     led.poll_until(2, pinned=2)
     assert led.answer() == answers[2]
+
+
+def test_who_wanted_a_full_copy_asks_for_none_while_it_is_pinned(trained, tmp_path):
+    model, publisher, answers, train = trained
+    feed = tmp_path / "feed"
+    led, alone = Led(feed), Alone(exported(model, tmp_path / "model", feed))
+    for one in (led, alone):
+        one.poll_until(5)
+
+    def asking():
+        return [beat["wants_full"] for beat in Feed(feed).heartbeats().values()]
+
+    harm_next(publisher, tmp_path)
+    train()
+    led.follower.poll()
+    wait_until(lambda: asking() == [True, True])
+    rollback(feed, 5)
+    led.poll_until(5, pinned=5)
+    wait_until(lambda: asking() == [False, False])
+    for _ in range(3):
+        train()
+        led.follower.poll()
+    assert all(manifest_of(tmp_path, number).full is None for number in (6, 7, 8, 9))
+    unpin(feed)
+    led.follower.poll()
+    wait_until(lambda: asking() == [True, True])
+    train()
+    for one in (led, alone):
+        one.poll_until(10)
+        assert one.answer() == answers[10]
+
+
+def harm_next(publisher, tmp_path):
+    """The next generation is damaged before a follower can see it."""
+    commit = publisher._feed.commit
+
+    def damaged(generation):
+        publisher._feed.commit = commit
+        folder = tmp_path / "feed" / "data" / generation.folder / "delta"
+        flip(max(folder.glob("rows-*"), key=lambda path: path.stat().st_size), 60)
+        commit(generation)
+
+    publisher._feed.commit = damaged
+
+
+def test_a_pin_that_cannot_be_reached_is_tried_again_after_pauses(trained, tmp_path, monkeypatch):
+    feed, now, tries = tmp_path / "feed", [1000.0], []
+    led = Led(feed)
+    led.poll_until(5)
+    install = led.follower._install
+    monkeypatch.setattr(led.follower, "_install", lambda *way: tries.append(now[0]) or install(*way))
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    monkeypatch.setattr("tf_dynemb.serving.feed_follower.time", clock)
+    damage_delta(tmp_path, 2)
+    rollback(feed, 3)
+    while now[0] < 1200:
+        errors, tried = led.follower.status.errors, len(tries)
+        assert led.follower.poll().errors - errors == len(tries) - tried
+        if now[0] % 20 == 0:
+            trained[3]()  # what comes after the pin is no reason to try again
+        now[0] += 0.5
+    assert tries == [1000, 1001, 1003, 1007, 1015, 1031, 1063, 1123, 1183]
+    rollback(feed, 2)  # another pin is
+    led.follower.poll()
+    damage_delta(tmp_path, 2)  # and so it is whole again
+    rollback(feed, 3)
+    led.poll_until(3, pinned=3)
+    assert tries[-2:] == [1200, 1200] and led.answer() == trained[2][3]
+
+
+def test_a_thread_pauses_before_it_tries_a_pin_again(trained, tmp_path):
+    feed = tmp_path / "feed"
+    alone = Alone(exported(trained[0], tmp_path / "model", feed))
+    alone.poll_until(5)
+    damage_delta(tmp_path, 2)
+    rollback(feed, 3)
+    wait_until(lambda: alone.status.errors == 2)  # after a second
+    newest = alone.status.newest
+    trained[3]()
+    wait_until(lambda: alone.status.newest > newest)  # it polls every 5 ms
+    assert alone.status.errors == 2
+    damage_delta(tmp_path, 2)
+    wait_until(lambda: alone.status.generation == 3)
+    assert alone.answer() == trained[2][3]
 
 
 def test_of_several_pins_the_oldest_counts(trained, tmp_path):
