@@ -175,11 +175,9 @@ class Follower(FeedFollower):
 
     def _verify(self, tables: Mapping[str, TableResource], folder: str, snapshot: str) -> None:
         """Reads a delta through, and sees whether it fits all tables."""
-        for number, (name, table) in enumerate(tables.items()):
+        for name, table in tables.items():
             with naming(name):
-                found = ops.dynemb_snapshot_verify(
-                    [table.resource_handle], [name], folder, read=number == 0
-                )
+                found = ops.dynemb_snapshot_verify([table.resource_handle], [name], folder, read=True)
             check_id(folder, found.numpy().decode(), snapshot)
 
     def _install(self, generation: Generation, *then: Generation) -> None:
