@@ -407,7 +407,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _pin(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    serving = importlib.import_module("tf_dynemb.serving")  # and TensorFlow, which serving needs not
+    # With TensorFlow, which serving a feed needs not.
+    serving, tf = (importlib.import_module(name) for name in ("tf_dynemb.serving", "tensorflow"))
     try:
         if asked.unpin:
             serving.unpin(asked.folder)
@@ -415,6 +416,8 @@ def _pin(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             serving.rollback(asked.folder, asked.rollback)
     except (serving.FeedError, ValueError) as error:
         parser.error(f"{error}")
+    except (tf.errors.OpError, OSError) as error:
+        parser.error(f"{asked.folder}: {getattr(error, 'message', error)}")
     return 0
 
 

@@ -28,6 +28,8 @@ using tensorflow::Tensor;
 using tensorflow::core::RefCountPtr;
 
 constexpr std::chrono::seconds kFarewell{2};
+// Between two attempts to reach the generation that a feed is pinned to.
+constexpr std::chrono::seconds kFirstPause{1}, kLongestPause{60};
 
 double NowSeconds() { return static_cast<double>(tensorflow::Env::Default()->NowMicros()) * 1e-6; }
 
@@ -294,6 +296,8 @@ void Follower::Poll() {
   const auto is_there = [&] {
     return CheckWhole().ok() && now_ && (pinned ? now_->number == last : now_->number >= last);
   };
+  if (!pinned) way_.clear();
+  if (pinned && !is_there() && IsInPause(numbers, last)) return;
   while (!ended() && !is_there()) {
     const bool may_apply = now_ && now_->number < last;
     if (may_apply && ApplyNext(numbers)) continue;
@@ -445,8 +449,26 @@ bool Follower::LoadPinned(const std::vector<int64_t>& numbers, int64_t pinned) {
     status = ChainTo(pinned, &chain);
   }
   if (status.ok()) status = Load(chain);
-  if (!status.ok()) Failed(status);
-  return status.ok();
+  if (status.ok()) {
+    way_.clear();
+    return true;
+  }
+  Failed(status);
+  if (!too_long_) {
+    try_at_ = steady_clock::now() + pause_;
+    pause_ = std::min(2 * pause_, kLongestPause);
+  }
+  return false;
+}
+
+bool Follower::IsInPause(const std::vector<int64_t>& numbers, int64_t pinned) {
+  std::vector<int64_t> way(numbers.begin(),
+                           std::upper_bound(numbers.begin(), numbers.end(), pinned));
+  way.push_back(pinned);
+  if (way == way_) return steady_clock::now() < try_at_;
+  way_ = std::move(way);
+  pause_ = kFirstPause;
+  return false;
 }
 
 Status Follower::ChainTo(int64_t number, std::vector<const Generation*>* chain) {
@@ -577,9 +599,10 @@ void Follower::Assign(const std::vector<Tensor>& weights) {
 
 void Follower::Beat() {
   const int64_t pinned = status().pinned;
-  const std::string said = StrCat("\"generation\": ", now_ ? StrCat(now_->number) : "null",
-                                  ", \"wants_full\": ", wants_full_ ? "true" : "false",
-                                  ", \"pinned\": ", pinned >= 0 ? StrCat(pinned) : "null");
+  const std::string said =
+      StrCat("\"generation\": ", now_ ? StrCat(now_->number) : "null",
+             ", \"wants_full\": ", wants_full_ && pinned < 0 ? "true" : "false",
+             ", \"pinned\": ", pinned >= 0 ? StrCat(pinned) : "null");
   const std::chrono::duration<double> since = steady_clock::now() - beat_at_;
   if (said == beat_said_ && since.count() < options_.heartbeat_seconds) return;
   const std::string json = StrCat("{", said, ", \"beat\": ", ++beats_, ", \"host\": \"",

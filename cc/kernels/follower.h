@@ -85,8 +85,11 @@ class Follower {
   // Both say whether they have put a generation in place.
   bool ApplyNext(const std::vector<int64_t>& numbers);
   bool LoadFull(const std::vector<int64_t>& numbers);
-  // Loads the generation that the feed is pinned to.
+  // Loads the generation that the feed is pinned to. What has failed is tried again after a pause,
+  // or when other generations up to that one are listed.
   bool LoadPinned(const std::vector<int64_t>& numbers, int64_t pinned);
+  // Whether it has failed just before.
+  bool IsInPause(const std::vector<int64_t>& numbers, int64_t pinned);
   Status CheckNext(const std::vector<int64_t>& numbers, const Generation** generation);
   Status Apply(const Generation& generation);
   // The full copy of the first, and the changes of those after it.
@@ -122,6 +125,9 @@ class Follower {
   std::set<int64_t> unusable_;               // numbers that this poll could not apply
   bool too_long_ = false;                    // requests took longer than a switch waits
   bool wants_full_ = false;
+  std::vector<int64_t> way_;       // what was listed up to the pin, and the pin, when it was tried
+  std::chrono::seconds pause_{0};  // after the next failure
+  std::chrono::steady_clock::time_point try_at_;
   int64_t beats_ = 0;
   bool is_known_ = false;  // the feed has its last heartbeat
   int64_t told_ = 0;       // the newest number that a stream has told of

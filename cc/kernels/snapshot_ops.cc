@@ -386,23 +386,23 @@ class SnapshotVerifyOp : public CatchingKernel {
     OP_REQUIRES_OK(context, ToTensorFlow(SnapshotReader::Open(PosixFileSystem(), folder, &reader)));
     for (size_t t = 0; t < tables.size(); ++t) {
       const std::string name = names->vec<tstring>()(static_cast<int64_t>(t));
-      OP_REQUIRES_OK(context, ToTensorFlow(CheckFits(reader.get(), name, tables[t])));
+      int64_t number = 0;
+      OP_REQUIRES_OK(context, ToTensorFlow(CheckFits(reader.get(), name, tables[t], &number)));
+      if (read_) OP_REQUIRES_OK(context, ToTensorFlow(reader->VerifyTable(core, number)));
     }
-    if (read_) OP_REQUIRES_OK(context, ToTensorFlow(reader->Verify(core)));
     OP_REQUIRES_OK(context, SetString(context, 0, IdText(reader->manifest().id)));
   }
 
  private:
-  static Status CheckFits(SnapshotReader* reader, const std::string& name,
-                          const TableInput& table) {
+  static Status CheckFits(SnapshotReader* reader, const std::string& name, const TableInput& table,
+                          int64_t* number) {
     const Manifest& manifest = reader->manifest();
     if (manifest.base == 0) {
       return InvalidArgument("path: got the full snapshot ", IdText(manifest.id),
                              ", want a delta; load it by restore");
     }
-    int64_t number = 0;
-    DYNEMB_RETURN_IF_ERROR(reader->FindTable(name, &number));
-    const Status fits = reader->FitTo(table.schema, number);
+    DYNEMB_RETURN_IF_ERROR(reader->FindTable(name, number));
+    const Status fits = reader->FitTo(table.schema, *number);
     if (!fits.ok()) return Status(fits.code(), StrCat("table '", name, "': ", fits.message()));
     const std::vector<uint64_t> has = table.resource->snapshots();
     const bool continues = std::any_of(has.begin(), has.end(), [&](uint64_t snapshot) {

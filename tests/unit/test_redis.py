@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import struct
 import subprocess
@@ -203,6 +204,40 @@ def test_a_feed_that_is_pinned(transaction_rows, server, tmp_path):
             assert another.poll().generation == 3
             tf_dynemb.serving.unpin(trainer.feed)
             assert another.poll().generation == 9 and hashes(server) == trainer.states[9]
+
+
+@pytest.mark.parametrize("served", [6, 2])
+@pytest.mark.parametrize("harm", ["missing", "damaged"])
+def test_a_pin_that_cannot_be_reached_changes_nothing(harm, served, server, tmp_path):
+    """What is missing or damaged is noticed before the first write, and at each poll again."""
+    trainer = Trainer(tmp_path)
+    for _ in range(6):
+        trainer.go_on()
+    with RedisFollower(trainer.feed, server.url) as follower:
+        if served < 6:
+            tf_dynemb.serving.rollback(trainer.feed, served)
+        assert follower.poll().generation == served
+        tf_dynemb.serving.rollback(trainer.feed, 4)
+        harm_changes(trainer.feed, 3, harm)
+        before = (state_of(server), hashes(server), entries_of(server))
+        for _ in range(3):
+            status = follower.poll()
+            assert (status.generation, status.pinned, status.full_copies) == (served, 4, 1)
+            assert status.errors > 0
+            assert (state_of(server), hashes(server), entries_of(server)) == before
+        tf_dynemb.serving.rollback(trainer.feed, 1)
+        assert follower.poll().generation == 1 and hashes(server) == trainer.states[1]
+
+
+def harm_changes(feed, number, harm):
+    folder = pathlib.Path(feed, "data", Feed(feed).read(number).folder, "delta")
+    if harm == "missing":
+        shutil.rmtree(folder)
+        return
+    file = max(folder.iterdir(), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
 
 
 def test_the_reader_reads_what_is_there(server, tmp_path):
@@ -452,7 +487,8 @@ def test_changes_that_were_written_in_part_and_are_no_longer_there(server, tmp_p
         RedisFollower(trainer.feed, server.url, transaction_rows=3).poll()
     assert state_of(server)["applying"] == "2" and hashes(server) != trainer.states[1]
     folder = Feed(trainer.feed).read(2).folder
-    Feed(trainer.feed).remove(2, folder)
+    Feed(trainer.feed).remove_manifest(2)
+    Feed(trainer.feed).remove_data(folder)
     follower = RedisFollower(trainer.feed, server.url)
     assert follower.poll().generation == 1
     assert hashes(server) == trainer.states[1]
@@ -467,7 +503,9 @@ def test_a_gap_is_noticed_and_the_keys_that_a_full_copy_has_not_are_gone(server,
         table.remove(table.export()[0][:5])
     trainer.publish()
     trainer.go_on()
-    Feed(trainer.feed).remove(2, Feed(trainer.feed).read(2).folder)
+    folder = Feed(trainer.feed).read(2).folder
+    Feed(trainer.feed).remove_manifest(2)
+    Feed(trainer.feed).remove_data(folder)
     status = follower.poll()
     assert status.generation == 1 and "generation 2 is missing" in status.last_error
     assert hashes(server) == trainer.states[1]
@@ -501,11 +539,7 @@ def test_damaged_changes_are_noticed_before_anything_is_written(server, tmp_path
     follower = RedisFollower(trainer.feed, server.url)
     follower.poll()
     trainer.go_on()
-    folder = pathlib.Path(trainer.feed, "data", Feed(trainer.feed).read(2).folder, "delta")
-    file = max(folder.iterdir(), key=lambda path: path.stat().st_size)
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
+    harm_changes(trainer.feed, 2, "damaged")
     before = state_of(server)
     status = follower.poll()
     assert status.generation == 1 and "SnapshotDamagedError" in status.last_error

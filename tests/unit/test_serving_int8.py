@@ -5,15 +5,16 @@ import random
 import re
 import shutil
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from table_rows import int64
 from test_serving_feed import change, damage_delta, delta_folder, make_model, manifest_of, tables_of
-from test_serving_follow import wait_for
+from test_serving_follow import wait_for, wait_until
 
 import tf_dynemb
-from tf_dynemb.serving import Follower, Publisher
+from tf_dynemb.serving import Follower, Publisher, follower_status
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 
@@ -132,6 +133,50 @@ def test_rows_that_are_special(tmp_path):
     np.testing.assert_array_equal(got[[0, 4]], np.zeros((2, 3)))
     assert np.all(np.isnan(got[1:4]))
     np.testing.assert_array_equal(got[5], quantized(rows[5]).astype(np.float32))
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_values_beyond_a_narrow_table_are_an_error_and_all_stays(by_itself, tmp_path):
+    """Of the second table, and in a full copy as in changes."""
+
+    def model(dtype):
+        ids = keras.Input((), dtype="int64")
+        layers = [
+            tf_dynemb.keras.Embedding(2, name=name, value_dtype=dtype, dtype=dtype) for name in "ab"
+        ]
+        return keras.Model(ids, [layer(ids) for layer in layers])
+
+    trained, narrow = model("float32"), model("float16")
+    tables = [layer.table for layer in trained.layers[1:]]
+    served, follower, messages = narrow, None, []
+    if by_itself:
+        with tf_dynemb.for_serving(follow=str(tmp_path / "feed"), poll_seconds=0.005):
+            narrow.export(str(tmp_path / "model"), verbose=False)
+        served = tf.saved_model.load(str(tmp_path / "model"))
+    else:
+        follower = Follower(narrow, tmp_path / "feed")
+
+    def status():
+        return follower_status(served) if follower is None else follower.poll()
+
+    def answer():
+        outputs = served.serve(int64([1])) if follower is None else served(int64([1]))
+        return [output.numpy().ravel().tolist() for output in outputs]
+
+    with Publisher(trained, tmp_path / "feed", value_dtype=tf.int8, full_copy_ratio=1e9) as publisher:
+        for value in (127.0, 254.0, 1e5, 508.0):
+            for table in tables:
+                other = 127.0 if table is tables[0] else value
+                table.upsert(int64([1]), tf.constant([[other, value if other == value else 1.0]]))
+            number = publisher.publish()
+            if value < 1e5:
+                wait_until(lambda number=number: status().generation == number)
+                assert answer()[1] == [value, value]
+                continue
+            wait_until(lambda: "beyond those of float16" in status().last_error)
+            messages.append(status().last_error)
+            assert status().generation == 2 and answer()[1] == [254.0, 254.0]
+    assert "want a table of a wider one, bfloat16" in messages[0]
 
 
 def test_tables_of_whole_numbers_are_as_they_are_and_doubles_are_not(tmp_path):

@@ -1,12 +1,16 @@
 """A feed that is pinned: all followers go to that generation, stay, and go on when it is unpinned."""
 
+import itertools
 import os
 import pathlib
 import random
 import re
+import shutil
 import subprocess
 import sys
 import threading
+import time
+import types
 
 import numpy as np
 import pytest
@@ -15,6 +19,7 @@ from table_rows import int64
 from test_serving_feed import (
     agreeing,
     change,
+    damage_delta,
     damage_weights,
     flip,
     go_on,
@@ -195,6 +200,10 @@ def damage_full(tmp_path, number):
     flip(max(folder.glob("rows-*"), key=lambda path: path.stat().st_size), 60)
 
 
+def remove_delta(tmp_path, number):
+    shutil.rmtree(tmp_path / "feed" / "data" / manifest_of(tmp_path, number).folder / "delta")
+
+
 @pytest.mark.parametrize(
     ("harm", "at", "message"),
     [
@@ -231,6 +240,114 @@ def test_what_cannot_be_reached_is_an_error_and_all_stays(harm, at, message, tra
     unpin(feed)
     led.poll_until(6)
     assert led.answer() == answers[6]
+
+
+@pytest.mark.parametrize("serve_while_loading", [True, False])
+@pytest.mark.parametrize("harm", [damage_delta, remove_delta])
+def test_changes_on_the_way_are_verified_before_rows_change(
+    harm, serve_while_loading, trained, tmp_path
+):
+    feed, answers = tmp_path / "feed", trained[2]
+    led = Led(feed, serve_while_loading=serve_while_loading)
+    led.poll_until(5)
+    rollback(feed, 4)
+    harm(tmp_path, 3)
+    for _ in range(2):
+        status = led.follower.poll()
+        assert (status.generation, status.pinned) == (5, 4) and status.errors > 0
+        with led.follower.reading() as generation:
+            assert generation == 5 and led.answer() == answers[5]
+    with pytest.raises((FeedError, tf.errors.OpError)):
+        led.follower.rollback(3)
+    with led.follower.reading():
+        assert led.answer() == answers[5]
+    rollback(feed, 2)
+    led.poll_until(2, pinned=2)
+    assert led.answer() == answers[2]
+
+
+def test_who_wanted_a_full_copy_asks_for_none_while_it_is_pinned(trained, tmp_path):
+    model, publisher, answers, train = trained
+    feed = tmp_path / "feed"
+    led, alone = Led(feed), Alone(exported(model, tmp_path / "model", feed))
+    for one in (led, alone):
+        one.poll_until(5)
+
+    def asking():
+        return [beat["wants_full"] for beat in Feed(feed).heartbeats().values()]
+
+    harm_next(publisher, tmp_path)
+    train()
+    led.follower.poll()
+    wait_until(lambda: asking() == [True, True])
+    rollback(feed, 5)
+    led.poll_until(5, pinned=5)
+    wait_until(lambda: asking() == [False, False])
+    for _ in range(3):
+        train()
+        led.follower.poll()
+    assert all(manifest_of(tmp_path, number).full is None for number in (6, 7, 8, 9))
+    unpin(feed)
+    led.follower.poll()
+    wait_until(lambda: asking() == [True, True])
+    train()
+    for one in (led, alone):
+        one.poll_until(10)
+        assert one.answer() == answers[10]
+
+
+def harm_next(publisher, tmp_path):
+    """The next generation is damaged before a follower can see it."""
+    commit = publisher._feed.commit
+
+    def damaged(generation):
+        publisher._feed.commit = commit
+        folder = tmp_path / "feed" / "data" / generation.folder / "delta"
+        flip(max(folder.glob("rows-*"), key=lambda path: path.stat().st_size), 60)
+        commit(generation)
+
+    publisher._feed.commit = damaged
+
+
+def test_a_pin_that_cannot_be_reached_is_tried_again_after_pauses(trained, tmp_path, monkeypatch):
+    feed, now, tries = tmp_path / "feed", [1000.0], []
+    led = Led(feed)
+    led.poll_until(5)
+    install = led.follower._install
+    monkeypatch.setattr(led.follower, "_install", lambda *way: tries.append(now[0]) or install(*way))
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    monkeypatch.setattr("tf_dynemb.serving.feed_follower.time", clock)
+    damage_delta(tmp_path, 2)
+    rollback(feed, 3)
+    while now[0] < 1200:
+        errors, tried = led.follower.status.errors, len(tries)
+        assert led.follower.poll().errors - errors == len(tries) - tried
+        if now[0] % 20 == 0:
+            trained[3]()  # what comes after the pin is no reason to try again
+        now[0] += 0.5
+    assert tries == [1000, 1001, 1003, 1007, 1015, 1031, 1063, 1123, 1183]
+    rollback(feed, 2)  # another pin is
+    led.follower.poll()
+    damage_delta(tmp_path, 2)  # and so it is whole again
+    rollback(feed, 3)
+    led.poll_until(3, pinned=3)
+    assert tries[-2:] == [1200, 1200] and led.answer() == trained[2][3]
+
+
+def test_a_thread_pauses_before_it_tries_a_pin_again(trained, tmp_path):
+    feed = tmp_path / "feed"
+    alone = Alone(exported(trained[0], tmp_path / "model", feed))
+    alone.poll_until(5)
+    damage_delta(tmp_path, 2)
+    rollback(feed, 3)
+    wait_until(lambda: alone.status.errors == 2)  # after a second
+    newest = alone.status.newest
+    trained[3]()
+    wait_until(lambda: alone.status.newest > newest)  # it polls every 5 ms
+    assert alone.status.errors == 2
+    damage_delta(tmp_path, 2)
+    wait_until(lambda: alone.status.generation == 3)
+    assert alone.answer() == trained[2][3]
 
 
 def test_of_several_pins_the_oldest_counts(trained, tmp_path):
@@ -280,6 +397,175 @@ def test_requests_see_one_generation_while_it_goes_back_and_forth(tmp_path):
     assert follower_status(served).errors == 0
 
 
+@pytest.fixture
+def removing(tmp_path):
+    """A publisher of full copies at 1, 8 and 13, whose next generation removes all before 13."""
+    table = tf_dynemb.Variable(dim=64, name="t")
+    publisher = Publisher(table, tmp_path / "feed", keep_generations=2, full_copy_ratio=1e9)
+    publisher._keep_generations = 20
+
+    def go_on(is_full=False):
+        table.upsert(int64(range(9)), tf.fill((9, 64), float(publisher.generation + 1)))
+        publisher._bytes_since_full = 1 << 60 if is_full else 0
+        return publisher.publish()
+
+    for number in range(1, 14):
+        go_on(number in (8, 13))
+    publisher._keep_generations = 1
+    yield go_on
+    publisher.close()
+
+
+def follows_to(path):
+    table = tf_dynemb.Variable(dim=64, name="t")
+    status = Follower(table, path).poll()
+    assert status.errors == 0
+    np.testing.assert_array_equal(table.lookup(int64([3])), np.full((1, 64), status.generation))
+    return status.generation
+
+
+@pytest.mark.parametrize("at", [0, 5, 6, 7, 8, 10, 11, 12])
+@pytest.mark.parametrize("step", ["remove_manifest", "remove_data"])
+def test_a_pin_that_comes_while_generations_are_removed(step, at, removing, tmp_path, monkeypatch):
+    """It is refused, or its chain stays."""
+    feed, calls, refused = tmp_path / "feed", [], []
+    real = getattr(Feed, step)
+    monkeypatch.setattr("tf_dynemb.serving.publisher._REMOVED_TOGETHER", 3)
+
+    def pinned_before(self, which):
+        calls.append(which)
+        if len(calls) == at + 1:
+            try:
+                rollback(feed, 11)
+            except FeedError as error:
+                refused.append(f"{error}")
+        real(self, which)
+
+    monkeypatch.setattr(Feed, step, pinned_before)
+    removing()
+    monkeypatch.undo()
+    removing()
+    numbers, pinned = Feed(feed).look()
+    if refused or len(calls) <= at:
+        assert pinned is None and numbers == [13, 14, 15] and follows_to(feed) == 15
+        assert all("generation 11 cannot be reached" in text for text in refused)
+    else:
+        assert pinned == 11 and numbers[-8:] == list(range(8, 16)) and follows_to(feed) == 11
+    assert {name[:12] for name in os.listdir(feed / "data")} == {f"{n:012}" for n in numbers}
+    # It is refused when the manifest of 8, or of 9 in its group, is gone already.
+    assert bool(refused) == (len(calls) > at and at >= (8 if step == "remove_manifest" else 6))
+
+
+def nothing_found(path):
+    raise tf.errors.NotFoundError(None, None, f"Could not find directory {path}")  # of any error
+
+
+def a_part(path):
+    return [name for name in os.listdir(path) if not name.startswith(("pinned-", "00000000001"))]
+
+
+def failing_once(at, listing):
+    real, calls = tf.io.gfile.listdir, itertools.count()
+
+    def listdir(path):
+        fails = path.endswith("generations") and next(calls) == at
+        return listing(path) if fails else real(path)
+
+    return listdir
+
+
+@pytest.mark.parametrize("listing", [nothing_found, a_part])
+def test_a_listing_that_fails_removes_nothing(listing, removing, tmp_path, monkeypatch):
+    feed = tmp_path / "feed"
+    rollback(feed, 10)
+    for at in range(4):
+        before = Feed(feed).look()[0]
+        monkeypatch.setattr(tf.io.gfile, "listdir", failing_once(at, listing))
+        number = removing()
+        monkeypatch.undo()
+        numbers, pinned = Feed(feed).look()
+        assert pinned == 10 and numbers[-1] == number and set(numbers) >= {8, 9, 10, 11, 12, 13}
+        assert numbers[:-1] == before or at > 0
+    assert follows_to(feed) == 10
+    with monkeypatch.context() as patch:
+        patch.setattr(tf.io.gfile, "listdir", nothing_found)
+        for call in (lambda: unpin(feed), lambda: rollback(feed, 12)):
+            with pytest.raises(FeedError, match=f"{feed}: got a folder that is no feed"):
+                call()
+    assert Feed(feed).look()[1] == 10
+
+
+def test_a_publisher_that_cannot_list_what_there_is_removes_nothing(trained, tmp_path, monkeypatch):
+    model, publisher, answers, _ = trained
+    publisher.close()
+    monkeypatch.setattr(tf.io.gfile, "listdir", nothing_found)
+    with pytest.raises(FeedError, match="no feed, or that cannot be listed"):
+        Publisher(model, tmp_path / "feed")
+    monkeypatch.undo()
+    led = Led(tmp_path / "feed")
+    led.poll_until(5)
+    assert led.answer() == answers[5]
+
+
+def remove_rows(tmp_path, number):
+    folder = tmp_path / "feed" / "data" / manifest_of(tmp_path, number).folder / "full"
+    min(folder.glob("rows-*")).unlink()
+
+
+def cut_rows(tmp_path, number):
+    folder = tmp_path / "feed" / "data" / manifest_of(tmp_path, number).folder / "delta"
+    file = min(folder.glob("rows-*"))
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("harm", "at", "message"),
+    [
+        (remove_rows, 1, "it is missing, or a part of it"),
+        (remove_delta, 2, "it is missing, or a part of it"),
+        (cut_rows, 3, "bytes, want"),
+        (damage_weights, 3, "weights: its checksum is wrong"),
+        (remove_data, 3, "it is missing"),
+        (remove_manifest, 2, "there is no generation 2"),
+    ],
+)
+def test_a_generation_that_has_not_all_it_needs_is_refused(harm, at, message, trained, tmp_path):
+    feed = tmp_path / "feed"
+    rollback(feed, 4)
+    harm(tmp_path, at)
+    with pytest.raises(FeedError, match=rf"generation 3 cannot be reached: .*{message}.* from 1 to 5"):
+        rollback(feed, 3)
+    assert Feed(feed).listed()[1] == [4]
+
+
+def test_a_pin_that_moves_never_ends_with_none(trained, tmp_path, monkeypatch):
+    """Another call pins what this one's removes, or removes this one's pin, at any moment."""
+    feed, real = Feed(tmp_path / "feed"), Feed.remove_pin
+    rollback(feed.path, 2)
+
+    def meanwhile(self, number):
+        real(self, number)
+        monkeypatch.undo()
+        real(self, 3)
+
+    monkeypatch.setattr(Feed, "remove_pin", meanwhile)
+    rollback(feed.path, 3)
+    assert feed.listed()[1] == [3]
+    checked = Feed.check
+
+    def fails_after_the_pin(self, number):
+        checked(self, number)
+        if number in self.listed()[1]:
+            self.pin(2)  # of another call
+            raise FeedError("it went")
+
+    monkeypatch.setattr(Feed, "check", fails_after_the_pin)
+    with pytest.raises(FeedError, match="it went"):
+        rollback(feed.path, 4)
+    monkeypatch.undo()
+    assert sorted(feed.listed()[1]) == [2, 3]
+
+
 def test_another_file_system():
     path = "ram://test_serving_rollback/feed"
     model, other, draw, states = make_model(), make_model(seed=1), random.Random(1), {}
@@ -301,6 +587,13 @@ def test_the_command(trained, tmp_path, capsys):
         command.main(["feed", feed, "--rollback", "99"])
     assert ended.value.code == 2 and "there is no generation 99" in capsys.readouterr().err
     assert Feed(feed).look()[1] == 3
+    for wrong in (["--unpin"], ["--rollback", "3"]):
+        with pytest.raises(SystemExit) as ended:
+            command.main(["feed", f"{feed}/nowhere", *wrong])
+        assert ended.value.code == 2 and "nowhere: got a folder that is no" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        command.main(["feed", "nosuch://bucket/feed", "--unpin"])
+    assert ended.value.code == 2 and "nosuch" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         command.main(["feed", feed, "--rollback", "3", "--unpin"])
     with pytest.raises(SystemExit):
@@ -333,7 +626,7 @@ def test_bad_arguments(trained, tmp_path):
     os.remove(feed / "generations" / f"{1:012}")
     with pytest.raises(FeedError, match="there is no generation 1"):
         rollback(feed, 2)  # whose full copy was there
-    with pytest.raises(FeedError, match="there is no generation"):
-        rollback(tmp_path / "nowhere", 1)
-    unpin(tmp_path / "nowhere")
+    for call in (lambda path: rollback(path, 1), unpin):
+        with pytest.raises(FeedError, match="nowhere: got a folder that is no feed"):
+            call(tmp_path / "nowhere")
     assert Feed(feed).look()[1] is None

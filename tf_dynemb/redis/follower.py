@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ import redis
 from tf_dynemb.base.checks import whole
 from tf_dynemb.redis.layout import TableLayout, by_bucket, bytes_of, fields_of
 from tf_dynemb.redis.store import RedisInUseError, RedisStore, connect
-from tf_dynemb.serving.feed import FeedDamagedError, Generation
-from tf_dynemb.serving.feed_follower import FeedFollower, FollowerStatus, Position, check_id
+from tf_dynemb.serving.feed import FeedDamagedError, Generation, check_id
+from tf_dynemb.serving.feed_follower import FeedFollower, FollowerStatus, Position
 from tf_dynemb.snapshot.files import Rows, SnapshotReader
 
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -178,67 +179,90 @@ class RedisFollower(FeedFollower):
         super()._follow()
 
     def _apply(self, generation: Generation) -> None:
-        delta, store = generation.delta, self._store
-        assert delta is not None  # _apply_next has looked
+        with self._changes(generation, self._store.tables) as reader:
+            self._write_changes(generation, reader)
+
+    @contextlib.contextmanager
+    def _changes(
+        self, generation: Generation, layouts: Mapping[str, TableLayout]
+    ) -> Iterator[SnapshotReader]:
+        """The changes of a generation, verified, for tables of these layouts."""
+        assert generation.delta is not None  # who calls this has looked
         # A copy of its own, of which nothing can be removed or overwritten in the middle.
         with self._feed.reading("data", generation.folder, "delta", private=True) as folder:
             with SnapshotReader(folder) as reader:
-                check_id(folder, reader.id, delta.snapshot)
+                check_id(folder, reader.id, generation.delta.snapshot)
                 reader.verify()
                 for name, layout in self._layouts(reader).items():
-                    if layout != store.tables.get(name):
+                    if layout != layouts.get(name):
                         raise FeedDamagedError(
-                            f"{folder}: got table {name!r} of {layout}, want "
-                            f"{store.tables.get(name)}, of which the rows in Redis are"
+                            f"{folder}: got table {name!r} of {layout}, want {layouts.get(name)}, of "
+                            "which the rows in Redis are"
                         )
-                parts = _parts(reader, self._transaction_rows)
-                if delta.rows + delta.erased > self._transaction_rows:
-                    for number, part in enumerate(parts):
-                        self._whole, self._half_applied = False, delta.snapshot
-                        progress = f"changes {delta.snapshot} {number}"
-                        fields = {"applying": str(generation.number), "progress": progress}
-                        with store.transaction(fields) as pipe:
-                            self._write(pipe, part, new=False)
-                    parts = iter(())
-                with store.transaction(_state_of(generation)) as pipe:
-                    for part in parts:
-                        self._write(pipe, part, new=False)
-                    self._tell(pipe, generation, reader, full=False)
+                yield reader
+
+    def _write_changes(self, generation: Generation, reader: SnapshotReader) -> None:
+        delta, store = generation.delta, self._store
+        assert delta is not None  # they are those of the reader
+        parts = _parts(reader, self._transaction_rows)
+        if delta.rows + delta.erased > self._transaction_rows:
+            for number, part in enumerate(parts):
+                self._whole, self._half_applied = False, delta.snapshot
+                progress = f"changes {delta.snapshot} {number}"
+                fields = {"applying": str(generation.number), "progress": progress}
+                with store.transaction(fields) as pipe:
+                    self._write(pipe, part, new=False)
+            parts = iter(())
+        with store.transaction(_state_of(generation)) as pipe:
+            for part in parts:
+                self._write(pipe, part, new=False)
+            self._tell(pipe, generation, reader, full=False)
         self._applied(generation)
         self._counts["rows"] += delta.rows
         self._counts["erased"] += delta.erased
 
     def _install(self, generation: Generation, *then: Generation) -> None:
+        full = generation.full
+        assert full is not None  # or there is nothing to install
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(self._feed.reading("data", generation.folder, "full"))
+            reader = stack.enter_context(SnapshotReader(folder))
+            check_id(folder, reader.id, full.snapshot)
+            reader.verify()
+            # All of it before the first write: readers of Redis see each generation on the way.
+            layouts = self._layouts(reader)
+            changes = [stack.enter_context(self._changes(each, layouts)) for each in then]
+            self._write_full(generation, reader, layouts)
+            for each, its_changes in zip(then, changes, strict=True):
+                self._write_changes(each, its_changes)
+
+    def _write_full(
+        self, generation: Generation, reader: SnapshotReader, layouts: dict[str, TableLayout]
+    ) -> None:
         full, store, names = generation.full, self._store, self._store.names
-        assert full is not None  # _load_full has looked
-        with self._feed.reading("data", generation.folder, "full") as folder:
-            with SnapshotReader(folder) as reader:
-                check_id(folder, reader.id, full.snapshot)
-                reader.verify()
-                layouts, leftover = self._layouts(reader), store.layouts_of_new()
-                with store.transaction({"progress": f"full {full.snapshot} -1"}) as pipe:
-                    for name, layout in leftover.items():
-                        pipe.unlink(*(names.new_rows(name, b) for b in range(layout.buckets)))
-                    pipe.delete(names.new_tables)
-                    texts = {name: layout.to_text() for name, layout in layouts.items()}
-                    pipe.hset(names.new_tables, mapping=texts)
-                written: set[tuple[str, int]] = set()
-                for number, part in enumerate(_parts(reader, self._transaction_rows)):
-                    with store.transaction({"progress": f"full {full.snapshot} {number}"}) as pipe:
-                        written |= self._write(pipe, part, new=True)
-                with store.transaction(_state_of(generation)) as pipe:
-                    for name, layout in store.tables.items():
-                        pipe.unlink(*(names.rows(name, b) for b in range(layout.buckets)))
-                    for name, bucket in sorted(written):
-                        pipe.rename(names.new_rows(name, bucket), names.rows(name, bucket))
-                    pipe.rename(names.new_tables, names.tables)
-                    self._tell(pipe, generation, reader, full=True)
-                store.tables = layouts
+        assert full is not None  # it is that of the reader
+        leftover = store.layouts_of_new()
+        with store.transaction({"progress": f"full {full.snapshot} -1"}) as pipe:
+            for name, layout in leftover.items():
+                pipe.unlink(*(names.new_rows(name, b) for b in range(layout.buckets)))
+            pipe.delete(names.new_tables)
+            texts = {name: layout.to_text() for name, layout in layouts.items()}
+            pipe.hset(names.new_tables, mapping=texts)
+        written: set[tuple[str, int]] = set()
+        for number, part in enumerate(_parts(reader, self._transaction_rows)):
+            with store.transaction({"progress": f"full {full.snapshot} {number}"}) as pipe:
+                written |= self._write(pipe, part, new=True)
+        with store.transaction(_state_of(generation)) as pipe:
+            for name, layout in store.tables.items():
+                pipe.unlink(*(names.rows(name, b) for b in range(layout.buckets)))
+            for name, bucket in sorted(written):
+                pipe.rename(names.new_rows(name, bucket), names.rows(name, bucket))
+            pipe.rename(names.new_tables, names.tables)
+            self._tell(pipe, generation, reader, full=True)
+        store.tables = layouts
         self._applied(generation)
         self._counts["rows"] += full.rows
         self._counts["full_copies"] += 1
-        for each in then:
-            self._apply(each)
 
     def _applied(self, generation: Generation) -> None:
         self._now, self._whole, self._half_applied = Position.of(generation), True, ""

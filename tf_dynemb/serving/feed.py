@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb.snapshot.files import crc32c
+from tf_dynemb.snapshot.files import SnapshotError, SnapshotReader, crc32c
 
 _FORMAT = 1
 _DIGITS = 12
@@ -179,30 +179,78 @@ class Feed:
         Raises:
             tf.errors.OpError: of a stream, nobody answers, or no feed is served there.
         """
-        names = _names_in(self.place("generations"), self.is_stream)
+        numbers, pins = self._parse_names(_names_in(self.place("generations"), self.is_stream))
+        return numbers, min(pins, default=None)
+
+    def listed(self) -> tuple[list[int], list[int]]:
+        """The numbers of the generations, ascending; and of all pins. Of a folder that must be a feed.
+
+        Raises:
+            FeedError: it is none, or cannot be listed.
+        """
+        try:
+            return self._parse_names(_names_in(self.place("generations"), must_be=True))
+        except tf.errors.OpError as error:
+            raise FeedError(
+                f"{self.path}: got a folder that is no feed, or that cannot be listed now; want the one "
+                f"that a Publisher publishes into ({error.message})"
+            ) from error
+
+    @staticmethod
+    def _parse_names(names: Sequence[str]) -> tuple[list[int], list[int]]:
         pins = [_number_of(name.removeprefix(_PINNED)) for name in names if name.startswith(_PINNED)]
-        pinned = min((number for number in pins if number is not None), default=None)
-        return sorted(n for n in map(_number_of, names) if n is not None), pinned
+        return (
+            sorted(number for number in map(_number_of, names) if number is not None),
+            [number for number in pins if number is not None],
+        )
 
     def numbers(self) -> list[int]:
         """The numbers of the generations that there are, ascending. Raises as `look`."""
         return self.look()[0]
 
+    def has(self, number: int) -> bool:
+        """Whether there is such a generation, whatever a listing says."""
+        return tf.io.gfile.exists(self.place("generations", _text_of(number)))
+
     def pin(self, number: int) -> None:
-        """Makes followers stay at a generation, in place of another one."""
-        self.put(self.place("generations", f"{_PINNED}{_text_of(number)}"), b"")
-        self._remove_pins(but=number)
+        """Makes followers stay at a generation; of several, at the oldest."""
+        self.put(self._pin_of(number), b"")
 
-    def unpin(self) -> None:
-        """Lets followers follow."""
-        self._remove_pins()
+    def remove_pin(self, number: int) -> None:
+        """Removes one, if it is there."""
+        with contextlib.suppress(tf.errors.NotFoundError):
+            tf.io.gfile.remove(self._pin_of(number))
 
-    def _remove_pins(self, but: int | None = None) -> None:
-        for name in _names_in(self.place("generations")):
-            pinned = _number_of(name.removeprefix(_PINNED)) if name.startswith(_PINNED) else None
-            if pinned is not None and pinned != but:
-                with contextlib.suppress(tf.errors.NotFoundError):
-                    tf.io.gfile.remove(self.place("generations", name))
+    def _pin_of(self, number: int) -> str:
+        return self.place("generations", f"{_PINNED}{_text_of(number)}")
+
+    def check(self, number: int) -> None:
+        """Looks whether a generation can be reached: for all files on the way, with their sizes.
+
+        Raises:
+            FeedError: there is no such generation, or no way to it.
+            FeedDamagedError: a file on the way is missing or has another size; or a manifest, or the
+                weights, are damaged.
+        """
+        chain = chain_to(number, self.read)
+        for each in chain:
+            kind, part = ("full", each.full) if each is chain[0] else ("delta", each.delta)
+            place = self.place("data", each.folder, kind)
+            try:
+                with tempfile.TemporaryDirectory(prefix="tf_dynemb-") as folder:
+                    tf.io.gfile.copy(f"{place}/MANIFEST", os.path.join(folder, "MANIFEST"))
+                    with SnapshotReader(folder) as reader:
+                        assert part is not None  # it is in the chain
+                        check_id(place, reader.id, part.snapshot)
+                for name, want in reader.files.items():
+                    got = tf.io.gfile.stat(f"{place}/{name}").length
+                    if got != want:
+                        raise FeedDamagedError(f"{place}/{name}: got {got} bytes, want {want}")
+            except tf.errors.NotFoundError as error:
+                raise FeedDamagedError(f"{place}: it is missing, or a part of it") from error
+            except SnapshotError as error:
+                raise FeedDamagedError(f"{place}: {error}") from error
+        self.read_weights(chain[-1])
 
     def wait_for_newer(self, number: int) -> int:
         """Of a stream: the newest generation when it is after `number`; whatever it is after a second.
@@ -326,11 +374,10 @@ class Feed:
             arrays[name] = array.reshape(shape)
         return arrays
 
-    def remove(self, number: int, folder: str) -> None:
-        """Removes a generation; first what makes it exist."""
+    def remove_manifest(self, number: int) -> None:
+        """Makes a generation exist no more; its data stays."""
         with contextlib.suppress(tf.errors.NotFoundError):
             tf.io.gfile.remove(self.place("generations", _text_of(number)))
-        self.remove_data(folder)
 
     def remove_data(self, folder: str) -> None:
         """Removes a folder of data, if it is there."""
@@ -387,6 +434,12 @@ def chain_to(number: int, read: Callable[[int], Generation]) -> list[Generation]
         if chain[0].delta is None:
             break
     raise FeedError(f"the feed has no full copy from which to reach generation {number}")
+
+
+def check_id(folder: str, got: str, want: str) -> None:
+    """Raises FeedDamagedError unless a snapshot is the one that the manifest names."""
+    if got != want:
+        raise FeedDamagedError(f"{folder}: got snapshot {got}, want {want}, as the manifest says")
 
 
 def _text_of(number: int) -> str:

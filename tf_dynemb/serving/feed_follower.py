@@ -32,6 +32,8 @@ class ApplyError(Exception):
 FAILURES = (FeedError, SnapshotError, tf.errors.OpError, OSError, TimeoutError, ApplyError)
 # Those of the latter: of requests that take too long, for one.
 _NOT_OF_THE_FEED = (TimeoutError, ApplyError)
+# Between two attempts to reach the generation that a feed is pinned to.
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +130,11 @@ class FeedFollower(abc.ABC):
         self._told = 0  # the newest number that a stream has told of
         self._unusable: set[int] = set()  # numbers that this poll could not apply
         self._wants_full = False
+        self._way: tuple[int, list[int]] | None = (
+            None  # a pin, what was listed up to it when it was tried
+        )
+        self._pause_seconds = _FIRST_PAUSE_SECONDS  # after the next failure
+        self._try_at = -float("inf")
         self._beats = 0
         self._beat_at = -float("inf")
         self._beat_said: dict[str, Any] = {}
@@ -239,6 +246,7 @@ class FeedFollower(abc.ABC):
         if self._pin is not None:
             self._stay_at(self._pin, numbers)
             return
+        self._way = None
         if not numbers or (self._now is not None and self._newest < self._now.number):
             return
         while not self._whole or self._now is None or self._now.number < numbers[-1]:
@@ -246,11 +254,37 @@ class FeedFollower(abc.ABC):
                 return
 
     def _stay_at(self, pinned: int, numbers: Sequence[int]) -> None:
-        """Goes to a generation, and no further."""
+        """Goes to a generation, and no further.
+
+        What has failed is tried again after a pause, or when other generations up to that are listed.
+        """
         if pinned + 1 in numbers:
             with contextlib.suppress(*FAILURES):
                 self._read(pinned + 1)  # which says how old that is that is served
-        while self._now is None or self._now.number != pinned or not self._whole:
+        if self._is_at(pinned):
+            self._way = None
+            return
+        way = (pinned, [number for number in numbers if number <= pinned])
+        if way != self._way:
+            self._way, self._pause_seconds, self._try_at = way, _FIRST_PAUSE_SECONDS, -float("inf")
+        if time.monotonic() < self._try_at:
+            return
+        try:
+            self._go_to(pinned, numbers)
+        except _NOT_OF_THE_FEED:
+            raise
+        except FAILURES as error:
+            self._failed(error)
+        if not self._is_at(pinned):
+            self._try_at = time.monotonic() + self._pause_seconds
+            self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
+
+    def _is_at(self, number: int) -> bool:
+        return self._whole and self._now is not None and self._now.number == number
+
+    def _go_to(self, pinned: int, numbers: Sequence[int]) -> None:
+        """Goes there if it can. Raises as `_apply`, or says so in the status."""
+        while not self._is_at(pinned):
             if pinned not in numbers:
                 raise FeedError(
                     f"{self._feed.path}: followers are to stay at generation {pinned}, which is not "
@@ -258,7 +292,10 @@ class FeedFollower(abc.ABC):
                 )
             if self._now is not None and self._now.number < pinned and self._apply_next(numbers):
                 continue
-            self._install(*chain_to(pinned, self._read))
+            chain = chain_to(pinned, self._read)
+            if self._whole and self._now in [Position.of(each) for each in chain]:
+                return  # the way there from its full copy has the changes that have just failed
+            self._install(*chain)
 
     def _forget_manifests(self, numbers: Sequence[int]) -> None:
         there = set(numbers)
@@ -322,7 +359,8 @@ class FeedFollower(abc.ABC):
     def _beat(self) -> None:
         """Tells the publisher where this follower is."""
         now = None if self._now is None else self._now.number
-        said = {"generation": now, "wants_full": self._wants_full, "pinned": self._pin}
+        pin = self._pin
+        said = {"generation": now, "wants_full": self._wants_full and pin is None, "pinned": pin}
         if said == self._beat_said and time.monotonic() - self._beat_at < self._heartbeat_seconds:
             return
         beat = said | {"beat": self._beats + 1, "host": socket.gethostname(), "pid": os.getpid()}
@@ -333,9 +371,3 @@ class FeedFollower(abc.ABC):
                 self._failed(error)
         self._beats += 1
         self._beat_at, self._beat_said = time.monotonic(), said
-
-
-def check_id(folder: str, got: str, want: str) -> None:
-    """Raises FeedDamagedError unless a snapshot is the one that the manifest names."""
-    if got != want:
-        raise FeedDamagedError(f"{folder}: got snapshot {got}, want {want}, as the manifest says")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from tf_dynemb.base.checks import naming, positive, whole
 from tf_dynemb.base.op_library import ops
-from tf_dynemb.serving.feed import FeedDamagedError, FeedError, Generation, chain_to
-from tf_dynemb.serving.feed_follower import FeedFollower, FollowerStatus, Position, check_id
+from tf_dynemb.serving.feed import FeedDamagedError, FeedError, Generation, chain_to, check_id
+from tf_dynemb.serving.feed_follower import FeedFollower, FollowerStatus, Position
 from tf_dynemb.serving.served import Served
 from tf_dynemb.serving.switch import Switch
 from tf_dynemb.snapshot.files import SnapshotReader
@@ -160,7 +160,7 @@ class Follower(FeedFollower):
         weights = self._feed.read_weights(generation)
         # A copy of its own, of which nothing can be removed or overwritten in the middle.
         with self._feed.reading("data", generation.folder, "delta", private=True) as folder:
-            self._verify(folder, delta.snapshot)
+            self._verify(tables, folder, delta.snapshot)
             with self._switch.change(self._longest_wait_seconds):
                 self._whole = False
                 for name, table in tables.items():
@@ -173,13 +173,11 @@ class Follower(FeedFollower):
         self._counts["erased"] += delta.erased
         self._wants_full = False
 
-    def _verify(self, folder: str, snapshot: str) -> None:
+    def _verify(self, tables: Mapping[str, TableResource], folder: str, snapshot: str) -> None:
         """Reads a delta through, and sees whether it fits all tables."""
-        for number, (name, table) in enumerate(self._served.tables.items()):
+        for name, table in tables.items():
             with naming(name):
-                found = ops.dynemb_snapshot_verify(
-                    [table.resource_handle], [name], folder, read=number == 0
-                )
+                found = ops.dynemb_snapshot_verify([table.resource_handle], [name], folder, read=True)
             check_id(folder, found.numpy().decode(), snapshot)
 
     def _install(self, generation: Generation, *then: Generation) -> None:
@@ -202,12 +200,19 @@ class Follower(FeedFollower):
                     raise FeedDamagedError(f"{full}: got {found} rows of table {name!r}, want {want}")
                 ops.dynemb_set_snapshot(table.resource_handle, generation.state)
                 for folder, each in zip(deltas, then, strict=True):
-                    ops.dynemb_snapshot_verify([table.resource_handle], [name], folder, read=True)
                     table.load_snapshot(folder, each.state, name)
                     ops.dynemb_set_snapshot(table.resource_handle, each.state)
 
+            # All of it before the first row changes.
+            empty = {name: table.empty_copy() for name, table in self._served.tables.items()}
+            before = generation.state
+            for folder, each in zip(deltas, then, strict=True):
+                for table in empty.values():
+                    ops.dynemb_set_snapshot(table.resource_handle, before)
+                self._verify(empty, folder, each.state)
+                before = each.state
             if self._serve_while_loading:
-                self._load_beside(load, last, weights)
+                self._load_beside(load, empty, last, weights)
             else:
                 self._load_in_place(load, last, weights, reader)
         parts = [of_full, *(each.delta for each in then if each.delta is not None)]
@@ -219,10 +224,10 @@ class Follower(FeedFollower):
     def _load_beside(
         self,
         load: Callable[[str, TableResource], None],
+        staged: Mapping[str, TableResource],
         last: Generation,
         weights: dict[str, np.ndarray],
     ) -> None:
-        staged = {name: table.empty_copy() for name, table in self._served.tables.items()}
         for name, table in staged.items():
             with naming(name):
                 load(name, table)

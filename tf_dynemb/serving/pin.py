@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator, Sequence
 
 from tf_dynemb.base.checks import whole
-from tf_dynemb.serving.feed import Feed, FeedError, chain_to
+from tf_dynemb.serving.feed import Feed, FeedError
 
 
 def rollback(path: str | os.PathLike[str], generation: int) -> None:
@@ -26,8 +28,9 @@ def rollback(path: str | os.PathLike[str], generation: int) -> None:
         generation: its number.
 
     Raises:
-        FeedError: the feed has no such generation, or no full copy from which to reach it.
-        FeedDamagedError: what it needs is damaged.
+        FeedError: the feed has no such generation, or no full copy from which to reach it; or the folder
+            is no feed, or cannot be listed. All stays as it was.
+        FeedDamagedError: a file that it needs is missing or has another size.
         ValueError: no number; or feed://host:port, at which nothing can be written.
         tf.errors.OpError: it could not be written.
 
@@ -49,13 +52,24 @@ def rollback(path: str | os.PathLike[str], generation: int) -> None:
     2
     """
     feed = _writable(path)
-    chain_to(whole("generation", generation), feed.read)
-    feed.pin(generation)
-    try:
-        feed.read(generation)  # the publisher may have removed it just before
-    except FeedError:
-        feed.unpin()
-        raise
+    whole("generation", generation)
+    numbers, before = feed.listed()
+    with _naming(feed, generation, numbers):
+        feed.check(generation)
+        while True:
+            feed.pin(generation)
+            try:
+                feed.check(generation)  # the publisher may have removed something just before
+            except BaseException:
+                if generation not in before:
+                    feed.remove_pin(generation)
+                raise
+            for each in before:
+                if each != generation:
+                    feed.remove_pin(each)
+            # Another call may have removed this one's pin, and this one that call's.
+            if feed.listed()[1]:
+                return
 
 
 def unpin(path: str | os.PathLike[str]) -> None:
@@ -67,12 +81,27 @@ def unpin(path: str | os.PathLike[str]) -> None:
         path: as of `rollback`.
 
     Raises:
+        FeedError: the folder is no feed, or cannot be listed.
         ValueError: feed://host:port, at which nothing can be written.
         tf.errors.OpError: it could not be written.
 
     Example: see rollback.
     """
-    _writable(path).unpin()
+    feed = _writable(path)
+    for each in feed.listed()[1]:
+        feed.remove_pin(each)
+
+
+@contextlib.contextmanager
+def _naming(feed: Feed, generation: int, numbers: Sequence[int]) -> Iterator[None]:
+    """Says in errors of the feed which generation was asked for, and which there are."""
+    try:
+        yield
+    except FeedError as error:
+        there = f"those from {numbers[0]} to {numbers[-1]}" if numbers else "none"
+        raise type(error)(
+            f"{feed.path}: generation {generation} cannot be reached: {error}; the feed has {there}"
+        ) from error
 
 
 def _writable(path: str | os.PathLike[str]) -> Feed:

@@ -30,6 +30,7 @@ from tf_dynemb.table.serving import serving_dtype
 # Of files and of processes; what training goes on after.
 _FAILURES = (FeedError, SnapshotError, tf.errors.OpError, OSError)
 _LEAST_FULL_BYTES = 1 << 20
+_REMOVED_AT_MOST, _REMOVED_TOGETHER = 256, 16  # old generations, after one is published
 
 
 class Publisher(keras.callbacks.Callback):
@@ -304,7 +305,7 @@ class Publisher(keras.callbacks.Callback):
             self._feed.make()
             self._lease = Lease(self._feed, self._lease_seconds)
             try:
-                for number in self._feed.numbers():
+                for number in self._feed.listed()[0]:
                     self._last_number = number
                     with contextlib.suppress(FeedDamagedError):  # of no use to anybody
                         self._generations.append(self._feed.read(number))
@@ -389,20 +390,48 @@ class Publisher(keras.callbacks.Callback):
                 warnings.warn(f"{self._feed.path}: {error}; followers wait", stacklevel=4)
 
     def _remove_old(self) -> None:
+        """Removes generations that nobody needs, a few each time, so that training does not wait long.
+
+        Manifests go first. Who pins the feed looks for them after he has put the pin, and this looks for
+        pins after it has removed them; so one of the two sees the other, and they come back.
+        """
+        for _ in range(_REMOVED_AT_MOST // _REMOVED_TOGETHER):
+            first = self._first_to_keep()
+            old = [each for each in self._generations[:_REMOVED_TOGETHER] if each.number < first]
+            if not old:
+                return
+            first = 0
+            try:
+                for each in old:
+                    self._feed.remove_manifest(each.number)
+                first = self._first_to_keep(gone=old[-1].number)
+            finally:
+                for each in old:
+                    if each.number < first:
+                        self._feed.remove_data(each.folder)
+                        self._generations.pop(0)
+                    else:
+                        self._feed.commit(each)
+
+    def _first_to_keep(self, gone: int = 0) -> int:
+        """The number of the first generation that stays. `gone`: those up to it need not be listed.
+
+        Raises:
+            FeedError: the feed cannot be listed as it is.
+        """
+        numbers, pins = self._feed.listed()
+        known = {each.number for each in self._generations if each.number > gone}
+        if any(self._feed.has(number) for number in known.difference(numbers)):
+            raise FeedError(f"{self._feed.path}: a listing has not all that is there")
         needed = [
             beat["generation"] + 1
             for beat in self._alive.values()
             if isinstance(beat.get("generation"), int)
         ]
-        pinned = self._feed.look()[1]
-        needed += [g.number for g in self._generations if g.number == pinned]
-        first = first_to_keep(
+        needed += [number for number in pins if number in known]
+        return first_to_keep(
             self._generations, self._keep_generations, self._keep_seconds, needed, time.time()
         )
-        while self._generations[0].number < first:
-            old = self._generations[0]
-            self._feed.remove(old.number, old.folder)
-            self._generations.pop(0)
 
 
 class _Unknown(Exception):

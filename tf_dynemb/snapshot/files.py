@@ -158,6 +158,7 @@ class SnapshotReader:
         _check(_c.dynemb_reader_open(os.fsencode(path), ctypes.byref(self._handle)))
         self.id, self.base, self.created_seconds = "", "", 0
         self.tables: dict[str, TableInfo] = {}
+        self.files: dict[str, int] = {}  # bytes by name, without the manifest
         self._manifest = _c.dynemb_reader_manifest(self._handle).decode()
         self._parse_manifest(self._manifest)
         self._names = list(self.tables)
@@ -282,7 +283,8 @@ class SnapshotReader:
             elif word == "quantized":
                 quantized.add(names[-1])
             elif word == "file":
-                _, table, file_bytes, rows, erased = rest.split()
+                file, table, file_bytes, rows, erased = rest.split()
+                self.files[file] = int(file_bytes)
                 more = (int(rows), int(erased), int(file_bytes))
                 totals[int(table)] = [a + b for a, b in zip(totals[int(table)], more, strict=True)]
         for name, schema, (rows_of, erased_of, bytes_of) in zip(names, schemas, totals, strict=True):

@@ -270,13 +270,8 @@ def load_delta(path: tf.Tensor | str | os.PathLike[str], tables: Tables) -> tf.O
     tables = tables_by_name(tables)
     handles = {name: table.resource.resource_handle for name, table in tables.items()}
     verified = [
-        ops.dynemb_snapshot_verify(
-            [handles[name] for name in here],
-            list(here),
-            path,
-            read=not number,
-        )
-        for number, here in enumerate(_by_device(tables))
+        ops.dynemb_snapshot_verify([handles[name] for name in here], list(here), path, read=True)
+        for here in _by_device(tables)
     ]
     done = []
     for name, table in tables.items():

@@ -68,23 +68,34 @@ bool Quantize(const ConstRows& rows, DType dtype, int64_t dim, float* scales, in
   return fits;
 }
 
-bool Dequantize(const float* scales, const int8_t* numbers, int64_t rows, int64_t dim, DType dtype,
-                char* values) {
+Status Dequantize(const float* scales, const int8_t* numbers, int64_t rows, int64_t dim,
+                  DType dtype, char* values) {
   for (int64_t row = 0; row < rows; ++row) {
-    if (scales[row] < 0 || std::isinf(scales[row])) return false;
+    if (scales[row] < 0 || std::isinf(scales[row])) {
+      return Status(Code::kDataLoss, "got a scale that is negative or infinite");
+    }
   }
+  bool fits = true;
   VisitFloat(dtype, [&](auto tag) {
     using V = typename decltype(tag)::type;
     using Compute = ComputeType<V>;
     for (int64_t row = 0; row < rows; ++row) {
       const auto scale = static_cast<Compute>(scales[row]);
+      const auto is_infinite = [&](int number) {
+        const V value = static_cast<V>(scale * static_cast<Compute>(number));
+        return std::isinf(static_cast<Compute>(value));
+      };
+      const bool may_be = is_infinite(-128);  // the largest of all int8
+      if (may_be && std::any_of(numbers, numbers + dim, is_infinite)) fits = false;
       for (int64_t i = 0; i < dim; ++i, ++numbers, values += sizeof(V)) {
         const V value = static_cast<V>(scale * static_cast<Compute>(*numbers));
         std::memcpy(values, &value, sizeof(V));
       }
     }
   });
-  return true;
+  if (fits) return Status();
+  return InvalidArgument("value_dtype: got values beyond those of ", Name(dtype),
+                         "; want a table of a wider one, bfloat16 or float32");
 }
 
 }  // namespace dynemb

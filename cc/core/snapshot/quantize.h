@@ -13,6 +13,7 @@
 
 #include "cc/core/base/dtype.h"
 #include "cc/core/base/span.h"
+#include "cc/core/base/status.h"
 
 namespace dynemb {
 
@@ -21,10 +22,10 @@ namespace dynemb {
 bool Quantize(const ConstRows& rows, DType dtype, int64_t dim, float* scales, int8_t* numbers);
 
 // Writes `rows` rows of `dim` numbers of `dtype`, floating, to `values`, packed; rounded to nearest
-// where they are narrower than float32. False: a scale is negative or infinite, which none is that
-// Quantize gives.
-bool Dequantize(const float* scales, const int8_t* numbers, int64_t rows, int64_t dim, DType dtype,
-                char* values);
+// where they are narrower than float32. kDataLoss: a scale is negative or infinite, which none is
+// that Quantize gives. kInvalidArgument: a number is beyond those of `dtype`.
+Status Dequantize(const float* scales, const int8_t* numbers, int64_t rows, int64_t dim,
+                  DType dtype, char* values);
 
 }  // namespace dynemb
 

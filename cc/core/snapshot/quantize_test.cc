@@ -39,7 +39,8 @@ std::vector<double> ThereAndBack(const std::vector<V>& row, DType from, DType to
   if (!good) return {};
   std::vector<To> back(held.size());
   EXPECT_TRUE(
-      Dequantize(scales.data(), held.data(), 3, dim, to, reinterpret_cast<char*>(back.data())));
+      Dequantize(scales.data(), held.data(), 3, dim, to, reinterpret_cast<char*>(back.data()))
+          .ok());
   std::vector<double> read;
   for (size_t i = 0; i < row.size(); ++i) {
     read.push_back(Number(back[i]));
@@ -130,9 +131,32 @@ TEST(QuantizeTest, ScalesBeyondFloat32AreRefused) {
   float value[2];
   for (const float scale : {-1.0f, std::numeric_limits<float>::infinity()}) {
     const float scales[] = {1, scale};
-    EXPECT_FALSE(
-        Dequantize(scales, numbers, 2, 1, DType::kFloat32, reinterpret_cast<char*>(value)));
+    EXPECT_EQ(
+        Dequantize(scales, numbers, 2, 1, DType::kFloat32, reinterpret_cast<char*>(value)).code(),
+        Code::kDataLoss);
   }
+}
+
+TEST(QuantizeTest, NumbersBeyondTheDTypeThatIsReadAreRefused) {
+  char values[4 * sizeof(double)];
+  const auto read = [&](float scale, int8_t number, DType dtype) {
+    const float scales[] = {1, scale};
+    const int8_t numbers[] = {1, -2, 3, number};
+    return Dequantize(scales, numbers, 2, 2, dtype, values);
+  };
+  const float kMostFloat = std::numeric_limits<float>::max();
+  EXPECT_TRUE(read(515, 127, DType::kFloat16).ok()) << 515 * 127;
+  EXPECT_TRUE(read(516, 126, DType::kFloat16).ok());
+  for (const int8_t number : {int8_t{127}, int8_t{-127}}) {
+    const Status status = read(516, number, DType::kFloat16);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_NE(status.message().find("beyond those of float16"), std::string::npos);
+    EXPECT_TRUE(read(516, number, DType::kBFloat16).ok());
+    EXPECT_FALSE(read(kMostFloat / 100, number, DType::kFloat32).ok());
+    EXPECT_FALSE(read(kMostFloat / 127, number, DType::kBFloat16).ok()) << "rounded up";
+    EXPECT_TRUE(read(kMostFloat, number, DType::kFloat64).ok());
+  }
+  EXPECT_TRUE(read(std::numeric_limits<float>::quiet_NaN(), 0, DType::kFloat16).ok());
 }
 
 }  // namespace

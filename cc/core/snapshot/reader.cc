@@ -195,10 +195,9 @@ Status SnapshotReader::PartsOf(const BlockHeader& header, SnapshotBlock* block) 
   block->values.resize(static_cast<size_t>(n * layout.value_bytes));
   block->rows.keys = {reinterpret_cast<const Key*>(payload), n};
   block->rows.values = ConstRows(block->values.data(), n, layout.value_bytes);
-  const bool read = Dequantize(reinterpret_cast<const float*>(payload + at.scales),
-                               reinterpret_cast<const int8_t*>(payload + at.numbers), n, layout.dim,
-                               schema.value_dtype, block->values.data());
-  return read ? Status() : Damaged("got a scale that is negative or infinite");
+  return Dequantize(reinterpret_cast<const float*>(payload + at.scales),
+                    reinterpret_cast<const int8_t*>(payload + at.numbers), n, layout.dim,
+                    schema.value_dtype, block->values.data());
 }
 
 Status SnapshotReader::ReadBlock(const ReadableFile& file, const SnapshotPlace& place,
@@ -332,14 +331,16 @@ Status SnapshotReader::ReadKeys(const BlockEntry& block, Key* keys) const {
 
 Status SnapshotReader::Verify(const Context& context) const {
   for (size_t table = 0; table < manifest_.tables.size(); ++table) {
-    SnapshotPlace place;
-    std::vector<BlockEntry> blocks;
-    DYNEMB_RETURN_IF_ERROR(
-        List(static_cast<int64_t>(table), std::numeric_limits<int64_t>::max(), &place, &blocks));
-    DYNEMB_RETURN_IF_ERROR(
-        ForEachBlock(context, blocks, [](int64_t, const SnapshotBlock&) { return Status(); }));
+    DYNEMB_RETURN_IF_ERROR(VerifyTable(context, static_cast<int64_t>(table)));
   }
   return Status();
+}
+
+Status SnapshotReader::VerifyTable(const Context& context, int64_t table) const {
+  SnapshotPlace place;
+  std::vector<BlockEntry> blocks;
+  DYNEMB_RETURN_IF_ERROR(List(table, std::numeric_limits<int64_t>::max(), &place, &blocks));
+  return ForEachBlock(context, blocks, [](int64_t, const SnapshotBlock&) { return Status(); });
 }
 
 }  // namespace dynemb

@@ -80,6 +80,8 @@ class SnapshotReader {
 
   // Reads everything once, in parallel.
   Status Verify(const Context& context) const;
+  // Those of one table.
+  Status VerifyTable(const Context& context, int64_t table) const;
 
  private:
   SnapshotReader(FileSystem* files, std::string folder)
