@@ -328,8 +328,7 @@ def test_scores_of_several_steps_whose_gradients_one_update_uses():
 def test_replicas_stamp_the_highest_score(replicas):
     cpus = tf.config.list_logical_devices("CPU")
     strategy = tf.distribute.MirroredStrategy([cpu.name for cpu in cpus[:replicas]])
-    if strategy.num_replicas_in_sync < replicas:
-        pytest.skip("wants logical CPUs")
+    assert strategy.num_replicas_in_sync == replicas
     with strategy.scope():
         table = tf_dynemb.Variable(dim=1, max_rows=20, eviction=Score())
         optimizer = sgd()
