@@ -443,8 +443,9 @@ bool Follower::LoadPinned(const std::vector<int64_t>& numbers, int64_t pinned) {
   Status status;
   std::vector<const Generation*> chain;
   if (!std::binary_search(numbers.begin(), numbers.end(), pinned)) {
-    status = Status(Code::kNotFound, StrCat(feed_.path(), ": followers are to stay at generation ",
-                                            pinned, ", which is not there any more"));
+    status = Status(Code::kNotFound,
+                    StrCat(feed_.path(), ": pinned to generation ", pinned,
+                           ", which has been removed; pin another one, or unpin the feed"));
   } else {
     status = ChainTo(pinned, &chain);
   }

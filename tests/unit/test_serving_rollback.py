@@ -190,7 +190,7 @@ def test_what_is_pinned_stays(restarted, tmp_path):
     for follower in os.listdir(tmp_path / "feed" / "followers"):  # which would keep what it needs
         os.remove(tmp_path / "feed" / "followers" / follower)
     assert go(3)[0] > pinned
-    # A pin on what is not there keeps nothing.
+    # A pin on a missing generation keeps nothing.
     Feed(tmp_path / "feed").pin(pinned)
     assert go(6)[0] > pinned + 4
 
@@ -207,7 +207,11 @@ def remove_delta(tmp_path, number):
 @pytest.mark.parametrize(
     ("harm", "at", "message"),
     [
-        (remove_manifest, 2, "followers are to stay at generation 2, which is not there any more"),
+        (
+            remove_manifest,
+            2,
+            "pinned to generation 2, which has been removed; pin .*, or unpin the feed",
+        ),
         (remove_manifest, 1, "there is no generation 1"),
         (remove_data, 2, "weights: it is missing"),
         (damage_weights, 2, "weights: its checksum is wrong"),

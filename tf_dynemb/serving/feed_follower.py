@@ -287,8 +287,8 @@ class FeedFollower(abc.ABC):
         while not self._is_at(pinned):
             if pinned not in numbers:
                 raise FeedError(
-                    f"{self._feed.path}: followers are to stay at generation {pinned}, which is not "
-                    f"there any more; want one of {list(numbers)}, or none"
+                    f"{self._feed.path}: pinned to generation {pinned}, which has been removed; pin "
+                    f"one of {list(numbers)}, or unpin the feed"
                 )
             if self._now is not None and self._now.number < pinned and self._apply_next(numbers):
                 continue

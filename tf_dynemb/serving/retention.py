@@ -30,7 +30,7 @@ def first_to_keep(
     """
     wanted = [generations[-1].number - keep_generations + 1, *needed]
     if keep_seconds is not None:
-        # Those of the future were made before the clock was set back, nobody knows how long ago.
+        # Those with a later time were made before the clock was set back; their age is unknown.
         young = [g.number for g in generations if abs(now_seconds - g.created_seconds) <= keep_seconds]
         wanted += young[:1]
     full = [g.number for g in generations if g.full is not None and g.number <= min(wanted)]

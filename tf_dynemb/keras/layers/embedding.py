@@ -168,7 +168,7 @@ class Embedding(TableLayer):
             self._has_ragged_inputs = True
         else:
             self._has_dense_inputs = True
-        # What is not there is no argument: a subclass's call may not have it.
+        # Arguments that are None are left out: a subclass's call may not take them.
         given = {"weights": weights, "scores": scores}
         vectors = super().compute_output_spec(
             ids, **{name: value for name, value in given.items() if value is not None}
