@@ -14,9 +14,10 @@ ROWS, BATCH = 6_000, 100
 
 @pytest.fixture
 def table(tmp_path):
-    """A table of which a tenth is in memory."""
+    """A table of which a half is in memory: many times what is read ahead, which would have to leave
+    for later batches otherwise."""
     table = tf_dynemb.Variable(
-        dim=4, name="users", storage=[HostMemory(60_000), Disk(tmp_path / "disk")], initializer="zeros"
+        dim=4, name="users", storage=[HostMemory(240_000), Disk(tmp_path / "disk")], initializer="zeros"
     )
     table.upsert(tf.range(ROWS, dtype=tf.int64), tf.random.stateless_normal([ROWS, 4], [1, 2]))
     return table
@@ -43,7 +44,7 @@ def test_rows_are_there_when_they_are_asked_for(table):
         np.testing.assert_array_equal(y, want_y)
     assert next(plain, None) is None
     read = misses(table)
-    assert read > 1_000
+    assert read > 500
     (x, _), *_ = batches().skip(11)
     table.lookup(x["user"])
     assert misses(table) == read
