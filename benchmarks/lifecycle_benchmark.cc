@@ -27,6 +27,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -183,7 +184,8 @@ TableOptions Bounded(int64_t max_rows, const char* eviction) {
   return options;
 }
 
-// Steps of two tables in turns: medians of ratios, and the tail of the second alone.
+// Steps of two tables in turns: the ratio of all their time, the median of the steps' ratios, and
+// the tails.
 void Compare(const char* what, const Context& context, Subject* plain, Subject* other, int steps,
              const std::function<std::vector<int64_t>(int step)>& numbers_of) {
   std::vector<double> ratios, seconds[2];
@@ -196,11 +198,14 @@ void Compare(const char* what, const Context& context, Subject* plain, Subject* 
     }
     ratios.push_back(seconds[1].back() / seconds[0].back());
   }
+  const auto sum = [](const std::vector<double>& of) {
+    return std::accumulate(of.begin(), of.end(), 0.0);
+  };
   std::printf(
-      "%s: %.3f of the other (quartiles %.3f, %.3f); p50 %.2f ms, p99 %.2f ms: %.2f; the other's "
-      "p50 "
-      "%.2f, p99 %.2f\n",
-      what, Quantile(ratios, 0.5), Quantile(ratios, 0.25), Quantile(ratios, 0.75),
+      "%s: %.3f of the other's time; of its steps %.3f (quartiles %.3f, %.3f); p50 %.2f ms, p99 "
+      "%.2f ms: %.2f; the other's p50 %.2f, p99 %.2f\n",
+      what, sum(seconds[1]) / sum(seconds[0]), Quantile(ratios, 0.5), Quantile(ratios, 0.25),
+      Quantile(ratios, 0.75),
       1e3 * Quantile(seconds[1], 0.5), 1e3 * Quantile(seconds[1], 0.99),
       Quantile(seconds[1], 0.99) / Quantile(seconds[1], 0.5), 1e3 * Quantile(seconds[0], 0.5),
       1e3 * Quantile(seconds[0], 0.99));

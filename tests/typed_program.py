@@ -15,7 +15,7 @@ import tf_dynemb
 
 
 def tables() -> tuple[int, str, list[str]]:
-    optimizer = tf_dynemb.TableOptimizerConfig("adagrad", learning_rate=0.05)
+    optimizer = tf_dynemb.keras.optimizers.TableOptimizerConfig("adagrad", learning_rate=0.05)
     config = tf_dynemb.TableConfig(
         name="users", dim=4, max_rows=100, track_changes=True, optimizer=optimizer
     )
@@ -69,9 +69,9 @@ def collections() -> tuple[list[str], dict[str, tf_dynemb.JaggedTensor]]:
 
 
 def optimizers() -> list[tf_dynemb.DynamicEmbeddingOptimizer]:
-    inner = [tf_dynemb.RowwiseAdagrad(0.1), tf_dynemb.SmartDecayAdam(), keras.optimizers.Adam(), "sgd"]
+    inner = [tf_dynemb.RowwiseAdagrad(0.1), tf_dynemb.keras.optimizers.SmartDecayAdam(), keras.optimizers.Adam(), "sgd"]
     wrapped = [tf_dynemb.DynamicEmbeddingOptimizer(each) for each in inner]
-    tf_dynemb.LossScaleOptimizer(wrapped[0])
+    tf_dynemb.keras.optimizers.LossScaleOptimizer(wrapped[0])
     return wrapped
 
 

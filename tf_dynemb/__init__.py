@@ -23,10 +23,7 @@ from tf_dynemb.lookup.embedding_lookup_sparse import (
     safe_embedding_lookup_sparse,
 )
 from tf_dynemb.optimizer.dynamic_embedding_optimizer import DynamicEmbeddingOptimizer
-from tf_dynemb.optimizer.loss_scale_optimizer import LossScaleOptimizer
 from tf_dynemb.optimizer.rowwise_adagrad import RowwiseAdagrad
-from tf_dynemb.optimizer.smart_decay_adam import SmartDecayAdam
-from tf_dynemb.optimizer.table_optimizer_config import TableOptimizerConfig
 from tf_dynemb.policies import FrequencyRestrictPolicy, RestrictPolicy, TimestampRestrictPolicy
 from tf_dynemb.table.get_variable import get_variable
 from tf_dynemb.table.serving import for_serving
@@ -47,12 +44,9 @@ __all__ = [
     "JaggedTensor",
     "KeyedJaggedTensor",
     "KeyedTensor",
-    "LossScaleOptimizer",
     "RestrictPolicy",
     "RowwiseAdagrad",
-    "SmartDecayAdam",
     "TableConfig",
-    "TableOptimizerConfig",
     "TimestampRestrictPolicy",
     "Variable",
     "compat",

@@ -107,7 +107,7 @@ class Scenes:
             head = keras.layers.Dense(1, kernel_initializer=draw, kernel_regularizer=regularizer)
             model = keras.Model(inputs, head(table(inputs)))
             optimizer = tf_dynemb.DynamicEmbeddingOptimizer(optimizer())
-            optimizer = tf_dynemb.LossScaleOptimizer(optimizer) if scaled else optimizer
+            optimizer = tf_dynemb.keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer
             metrics = ["mae", keras.metrics.AUC(from_logits=True, name="auc")]
             model.compile(optimizer, loss, metrics=metrics)
         return model

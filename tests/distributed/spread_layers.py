@@ -105,7 +105,7 @@ class Layers(Program):
         """A step whose gradient is infinite in one process, and one in which it is not."""
         with self.strategy.scope():
             layer = self.lib.keras.Embedding(1, initializer="ones", name="scaled")
-            optimizer = self.lib.LossScaleOptimizer(
+            optimizer = self.lib.keras.optimizers.LossScaleOptimizer(
                 self.lib.DynamicEmbeddingOptimizer(K.SGD(1.0)), initial_scale=16.0
             )
             optimizer.build(layer.trainable_variables)

@@ -61,7 +61,7 @@ def lookup_model(strategy, key_dtype="int64", optimizer=lambda: K.SGD(0.1), scal
         model = Model()
         optimizer = tf_dynemb.DynamicEmbeddingOptimizer(optimizer())
         if scaled:
-            optimizer = tf_dynemb.LossScaleOptimizer(optimizer, initial_scale=64.0)
+            optimizer = tf_dynemb.keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=64.0)
         model.compile(optimizer, **{"loss": "mse", "metrics": ["mae"], **compiled})
     return model
 

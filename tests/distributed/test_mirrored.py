@@ -70,7 +70,7 @@ def trained_by_fit(strategy, make, head=True, scaled=False):
     with strategy.scope():
         model = make_model(head)
         optimizer = tf_dynemb.DynamicEmbeddingOptimizer(make())
-        optimizer = tf_dynemb.LossScaleOptimizer(optimizer) if scaled else optimizer
+        optimizer = tf_dynemb.keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer
         model.compile(optimizer, "mse", jit_compile=False)
     targets = TARGETS if head else np.repeat(TARGETS, 4, axis=1)
     model.fit(IDS, targets, batch_size=BATCH, shuffle=False, verbose=0)
@@ -148,7 +148,7 @@ def test_a_step_that_overflows_in_one_replica_is_skipped_by_all(bad):
     strategy = mirrored()
     with strategy.scope():
         layer = tf_dynemb.keras.Embedding(1, initializer="ones")
-        optimizer = tf_dynemb.LossScaleOptimizer(
+        optimizer = tf_dynemb.keras.optimizers.LossScaleOptimizer(
             tf_dynemb.DynamicEmbeddingOptimizer(K.SGD(1.0)), initial_scale=16.0
         )
         optimizer.build(layer.trainable_variables)

@@ -32,7 +32,7 @@ def make_model():
 
 def wrapped(inner=None, scaled=False):
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(inner or K.Adam(0.1))
-    return tf_dynemb.LossScaleOptimizer(optimizer) if scaled else optimizer
+    return tf_dynemb.keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer
 
 
 def fit(model, **kwargs):
@@ -259,26 +259,26 @@ def test_frozen_layers_do_not_train():
 def test_mixed_float16_with_the_defaults_of_compile():
     keras.config.set_dtype_policy("mixed_float16")
     model = make_model()
-    with pytest.raises(ValueError, match="tf_dynemb.LossScaleOptimizer"):
+    with pytest.raises(ValueError, match="tf_dynemb.keras.optimizers.LossScaleOptimizer"):
         model.compile(wrapped(), "mse")
 
 
 def test_keras_loss_scaling_around_and_inside_is_refused():
-    with pytest.raises(ValueError, match="tf_dynemb.LossScaleOptimizer"):
+    with pytest.raises(ValueError, match="tf_dynemb.keras.optimizers.LossScaleOptimizer"):
         K.LossScaleOptimizer(wrapped())
     ours = wrapped()
-    tf_dynemb.LossScaleOptimizer(ours)
-    with pytest.raises(ValueError, match="tf_dynemb.LossScaleOptimizer"):
+    tf_dynemb.keras.optimizers.LossScaleOptimizer(ours)
+    with pytest.raises(ValueError, match="tf_dynemb.keras.optimizers.LossScaleOptimizer"):
         K.LossScaleOptimizer(ours)
     with pytest.raises(
-        ValueError, match="LossScaleOptimizer cannot train.*put tf_dynemb.LossScaleOptimizer"
+        ValueError, match="LossScaleOptimizer cannot train.*put tf_dynemb.keras.optimizers.LossScaleOptimizer"
     ):
         wrapped(K.LossScaleOptimizer(K.SGD()))
 
 
 def test_our_loss_scaling_wants_our_wrapper():
     with pytest.raises(TypeError, match="inner_optimizer: got SGD, want a DynamicEmbeddingOptimizer"):
-        tf_dynemb.LossScaleOptimizer(K.SGD())
+        tf_dynemb.keras.optimizers.LossScaleOptimizer(K.SGD())
 
 
 def test_loss_scaling_in_float32_changes_nothing():
@@ -314,7 +314,7 @@ def test_low_precision_trains(policy, scaled, auto):
 def test_a_step_that_overflows_leaves_rows_alone_and_halves_the_scale():
     table = tf_dynemb.Variable(dim=1, initializer=1.0)
     dense = keras.Variable([1.0])
-    optimizer = tf_dynemb.LossScaleOptimizer(
+    optimizer = tf_dynemb.keras.optimizers.LossScaleOptimizer(
         wrapped(K.SGD(1.0)), initial_scale=16.0, dynamic_growth_steps=2
     )
     optimizer.build([table.handle, dense])
@@ -341,7 +341,7 @@ def test_a_step_that_overflows_leaves_rows_alone_and_halves_the_scale():
 def test_loss_scaling_replaces_a_fixed_factor():
     """As in Keras, or gradients would be divided twice and the loss multiplied once."""
     inner = K.SGD(1.0, loss_scale_factor=4.0)
-    optimizer = tf_dynemb.LossScaleOptimizer(wrapped(inner), initial_scale=8.0)
+    optimizer = tf_dynemb.keras.optimizers.LossScaleOptimizer(wrapped(inner), initial_scale=8.0)
     assert inner.loss_scale_factor is None
     table = tf_dynemb.Variable(dim=1)
     with tf.GradientTape() as tape:

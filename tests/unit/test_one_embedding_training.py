@@ -160,10 +160,10 @@ def test_optimizers_by_their_arguments():
     assert (ftrl.l1_regularization_strength, ftrl.l2_regularization_strength) == (0.3, 0.4)
     assert ftrl.beta == 0.7
     adam = oe.SmartDecayAdam(0.5, (0.8, 0.9), 1e-3, 0.1)
-    assert isinstance(adam, tf_dynemb.SmartDecayAdam) and adam.weight_decay == 0.1
+    assert isinstance(adam, tf_dynemb.keras.optimizers.SmartDecayAdam) and adam.weight_decay == 0.1
     assert (adam.beta_1, adam.beta_2, adam.epsilon) == (0.8, 0.9, 1e-3)
     assert oe.SmartDecayAdam().epsilon == 1e-8 and oe.Ftrl().weight_decay is None
-    again = tf_dynemb.SmartDecayAdam.from_config(adam.get_config())
+    again = tf_dynemb.keras.optimizers.SmartDecayAdam.from_config(adam.get_config())
     assert again.get_config() == adam.get_config()
 
 

@@ -176,7 +176,7 @@ def test_optimizers_that_have_not_trained_the_table(adam):
 
 
 def test_loss_scaling_is_seen_through():
-    optimizer = tf_dynemb.LossScaleOptimizer(
+    optimizer = tf_dynemb.keras.optimizers.LossScaleOptimizer(
         tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
     )
     table = tf_dynemb.Variable(dim=2)

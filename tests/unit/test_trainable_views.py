@@ -49,7 +49,7 @@ def test_a_table_with_two_trainables_is_trained_once(way, graph, loss_scaling):
     lookup(table, "users"), lookup(table, "friends")
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.25, global_clipnorm=1.5))
     if loss_scaling:
-        optimizer = tf_dynemb.LossScaleOptimizer(optimizer, initial_scale=4.0)
+        optimizer = tf_dynemb.keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=4.0)
     optimizer.build([table.handle])
 
     def step():

@@ -32,7 +32,7 @@ SAME = {
     "adagrad": lambda: keras.optimizers.Adagrad(0.1),
     "rowwise_adagrad": lambda: tf_dynemb.RowwiseAdagrad(0.1),
     "ftrl": lambda: keras.optimizers.Ftrl(0.1),
-    "smart_decay_adam": lambda: tf_dynemb.SmartDecayAdam(0.1),
+    "smart_decay_adam": lambda: tf_dynemb.keras.optimizers.SmartDecayAdam(0.1),
 }
 
 

@@ -1,6 +1,6 @@
-"""For Keras: layers and callbacks."""
+"""For Keras: layers, optimizers and callbacks."""
 
-from tf_dynemb.keras import callbacks, layers
+from tf_dynemb.keras import callbacks, layers, optimizers
 from tf_dynemb.keras.callbacks import EvictionCallback, RestrictCallback
 from tf_dynemb.keras.layers import Embedding, EmbeddingBag
 from tf_dynemb.keras.table_metrics import TableMetrics
@@ -13,4 +13,5 @@ __all__ = [
     "TableMetrics",
     "callbacks",
     "layers",
+    "optimizers",
 ]

@@ -1,1 +1,1 @@
-"""Training tables with Keras optimizers. `tf_dynemb` itself has the public names of these modules."""
+"""Training tables with Keras optimizers. `tf_dynemb.keras.optimizers` has the public names."""

@@ -60,7 +60,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
 
     Args:
         inner_optimizer: SGD, RMSprop, Adam, AdamW, Adamax, Nadam, Adadelta, Adagrad, Ftrl or Lion of
-            keras.optimizers, tf_dynemb.RowwiseAdagrad or tf_dynemb.SmartDecayAdam. Others are refused
+            keras.optimizers, tf_dynemb.RowwiseAdagrad or tf_dynemb.keras.optimizers.SmartDecayAdam. Others are refused
             with the reason. Or the name or config of one, as keras.optimizers.get takes it.
             gradient_accumulation_steps means what it means in Keras: gradients of so many steps are
             summed, of a table those of the rows that occur, and their mean is clipped and trains.
@@ -131,7 +131,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         if name == "loss_scale_factor" and not self._lets_loss_scaling_in:
             raise ValueError(
                 "Keras' LossScaleOptimizer cannot read the gradients of dynamic tables; compile with "
-                "tf_dynemb.LossScaleOptimizer(DynamicEmbeddingOptimizer(...)), or with "
+                "tf_dynemb.keras.optimizers.LossScaleOptimizer(DynamicEmbeddingOptimizer(...)), or with "
                 "auto_scale_loss=False. A fixed loss_scale_factor belongs to the inner optimizer"
             )
         super().__setattr__(name, value)

@@ -29,7 +29,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     Example:
 
     >>> import keras, tf_dynemb
-    >>> optimizer = tf_dynemb.LossScaleOptimizer(
+    >>> optimizer = tf_dynemb.keras.optimizers.LossScaleOptimizer(
     ...     tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam()))
     """
 

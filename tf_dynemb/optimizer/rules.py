@@ -87,7 +87,7 @@ REFUSED: dict[str, str] = {
     "ScheduleFreeAdamW": "it trains on one view of the weights and evaluates another",
     "MultiOptimizer": "it has no rule of its own; wrap the optimizer that the tables shall have",
     "LossScaleOptimizer": (
-        "it scales gradients before they reach the tables; put tf_dynemb.LossScaleOptimizer around the "
+        "it scales gradients before they reach the tables; put tf_dynemb.keras.optimizers.LossScaleOptimizer around the "
         "DynamicEmbeddingOptimizer instead"
     ),
 }

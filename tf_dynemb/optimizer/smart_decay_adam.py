@@ -29,7 +29,7 @@ class SmartDecayAdam(keras.optimizers.Adam):
     Example:
 
     >>> import tf_dynemb
-    >>> optimizer = tf_dynemb.DynamicEmbeddingOptimizer(tf_dynemb.SmartDecayAdam(1e-3))
+    >>> optimizer = tf_dynemb.DynamicEmbeddingOptimizer(tf_dynemb.keras.optimizers.SmartDecayAdam(1e-3))
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class TableOptimizerConfig:
     Example:
 
     >>> import tf_dynemb
-    >>> config = tf_dynemb.TableOptimizerConfig("adagrad", learning_rate=0.05)
+    >>> config = tf_dynemb.keras.optimizers.TableOptimizerConfig("adagrad", learning_rate=0.05)
     >>> table = tf_dynemb.Variable(dim=8, optimizer=config)
     """
 

@@ -105,7 +105,7 @@ def SmartDecayAdam(
     amsgrad: bool = False,
     do_bias_correction: bool = True,
 ) -> smart_decay_adam.SmartDecayAdam:
-    """tf_dynemb.SmartDecayAdam by OneEmbedding's arguments.
+    """tf_dynemb.keras.optimizers.SmartDecayAdam by OneEmbedding's arguments.
 
     Args:
         lr: number or a schedule of Keras.
