@@ -82,19 +82,21 @@ def test_a_restored_table_continues_the_chain(tmp_path):
 def test_a_delta_of_what_is_not_known_is_refused(tmp_path):
     table = tf_dynemb.Variable(dim=1, name="t")
     table.upsert(int64([1]), [[1.0]])
-    plain = snapshot.save(tmp_path / "plain", table)
-    followed = snapshot.save(tmp_path / "followed", table, follow=True)
+    other = tf_dynemb.Variable(dim=1, name="other")
+    both = {"other": other, "t": table}
+    plain = snapshot.save(tmp_path / "plain", both)
+    followed = snapshot.save(tmp_path / "followed", both, follow=True)
     for base, why in (
-        (plain, "the table does not know what has changed since this snapshot"),
+        (plain, "table 'other': base: the table does not know what has changed since this snapshot"),
         ("0123456789abcdef", "the table does not know"),
     ):
         with pytest.raises(tf.errors.FailedPreconditionError, match=why):
-            snapshot.save(tmp_path / "delta", table, base=base)
+            snapshot.save(tmp_path / "delta", both, base=base)
     with pytest.raises(tf.errors.InvalidArgumentError, match="want 16 hex digits"):
         snapshot.save(tmp_path / "delta", table, base="latest")
     table.clear()
-    with pytest.raises(tf.errors.FailedPreconditionError, match="was cleared"):
-        snapshot.save(tmp_path / "delta", table, base=followed)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="table 't': .*was cleared"):
+        snapshot.save(tmp_path / "delta", both, base=followed)
     assert not (tmp_path / "delta" / "MANIFEST").exists()
 
 

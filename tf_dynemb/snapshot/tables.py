@@ -51,8 +51,8 @@ def save(path: str | os.PathLike[str], tables: Tables, base: str = "", follow: b
             snapshot with this id; see `follow`. A delta follows changes itself, so that the next one can
             continue it.
         follow: from now on follow changes in the tables, so that this snapshot can be the base of a
-            delta; tables made with track_changes=True do so always. Costs 8 bytes per row, and up to
-            16 MiB per shard for removed keys.
+            delta; tables made with track_changes=True do so always. Costs a bit per row and 8 bytes per
+            changed or removed key, on GPUs 8 bytes per row and 16 per removed key.
 
     Returns:
         The id of the snapshot, 16 hex digits.

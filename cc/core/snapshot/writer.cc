@@ -393,6 +393,11 @@ class JobRows {
   std::vector<char> narrow_;  // values as they are written
 };
 
+// An error that one of several tables has.
+Status Named(std::string_view table, const Status& error) {
+  return Status(error.code(), StrCat("table '", table, "': ", error.message()));
+}
+
 }  // namespace
 
 TableSchema ValuesAlone(const TableSchema& schema, DType values_as) {
@@ -446,7 +451,9 @@ Status WriteTables(const Context& context, FileSystem* files, const std::string&
         Job& job = jobs[static_cast<size_t>(j)];
         job.status = save(job);
       });
-  for (const Job& job : jobs) DYNEMB_RETURN_IF_ERROR(job.status);
+  for (const Job& job : jobs) {
+    if (!job.status.ok()) return Named(tables[static_cast<size_t>(job.table)].name, job.status);
+  }
   DYNEMB_RETURN_IF_ERROR(ran);
   return writer.Finish(base, part);
 }
