@@ -379,6 +379,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         new_values: TensorLike,
         exists: TensorLike,
         name: str | None = None,
+        scores: TensorLike | None = None,
     ) -> tf.Operation | None:
         """Adds new_values - old_values to rows that were seen, inserts new_values where none was.
 
@@ -392,12 +393,14 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             new_values: value_dtype, (..., dim).
             exists: bool, (...).
             name: name of the operation.
+            scores: as of upsert, of the rows that are changed.
 
         Returns:
             The operation in a graph, None eagerly.
 
         Raises:
             TypeError: an argument of another dtype.
+            ValueError: scores for another table, or of another shape.
             tf.errors.InvalidArgumentError: an argument of another shape; with keep_keys, two strings of
                 one fingerprint.
         """
@@ -417,9 +420,15 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         with tf.control_dependencies(same):
             deltas = new_values - old_values
         values_or_deltas = tf.where(exists[..., None], deltas, new_values)
-        keys, values_or_deltas, exists = self._delivered("accum", keys, values_or_deltas, exists)
+        what, given = "accum", []
+        if scores is not None:
+            what, given = "accum with scores", [flat_numbers("scores", scores_for(self, scores), keys)]
+        keys, values_or_deltas, exists, *given = self._delivered(
+            what, keys, values_or_deltas, exists, *given
+        )
+        given = [highest_of_equal(tf.reshape(keys, [-1]), flat) for flat in given]
         with self._if_all_have_room(keys, exists):
-            return self.resource.accum(keys, values_or_deltas, exists, self._stamp(), name)
+            return self.resource.accum(keys, values_or_deltas, exists, self._stamp(), name, *given)
 
     def remove(self, keys: TensorLike, name: str | None = None) -> tf.Operation | None:
         """Removes the rows of keys (key_dtype, any shape); keys without a row are ignored."""
@@ -738,10 +747,10 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         return values, exists
 
     def _delivered(
-        self, what: str, keys: tf.Tensor, rows: tf.Tensor | None = None, more: tf.Tensor | None = None
+        self, what: str, keys: tf.Tensor, rows: tf.Tensor | None = None, *numbers: tf.Tensor
     ) -> list[tf.Tensor]:
-        """int64 keys, and rows and a number for each if given, as this process is to write them."""
-        columns = [column for column in (rows, more) if column is not None]
+        """int64 keys, and rows and numbers for each if given, as this process is to write them."""
+        columns = [*([] if rows is None else [rows]), *numbers]
         if self.exchange is None:
             return [keys, *columns]
         same = []
