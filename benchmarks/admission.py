@@ -3,7 +3,7 @@
     python benchmarks/admission.py [--ids 16384] [--rows 1000000] [--rounds 30]
 
 "idle": all ids have rows. "new ids": a fifth of each batch comes for the first time. Times are ratios to
-the table without a policy that trains the same ids; the table of candidates is measured at its limit.
+the table without a policy that trains the same ids; candidates and sketch are measured at their limits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tf_dynemb.policies import MinCount, Probability
 POLICIES = {
     "none": None,
     "none again": None,
-    "MinCount(3)": MinCount(3, max_candidates=200_000),
+    "MinCount(3)": MinCount(3, max_candidates=20_000),
+    "with a sketch": MinCount(3, max_candidates=20_000, sketch_bytes=2**20),
     "Probability(0.3)": Probability(0.3),
 }
 
@@ -78,9 +79,12 @@ def main():
                     ratios[name].append(seconds / times["none"])
         for name in list(tables)[1:]:
             print(f"{scene:8} {name:16} {quartiles(ratios[name])}")
-    candidates = tables["MinCount(3)"].table.candidates
+    candidates, sketch = tables["with a sketch"].table.tables_of_counts.values()
     rows, taken = int(candidates.size()), int(candidates.memory_bytes())
     print(f"candidates: {rows} rows, {taken / rows:.0f} bytes each")
+    # Of a row of counters for each of 4 hashes, which is as wide as e times the counts that it is for.
+    counts = 2**20 / 4 / np.e
+    print(f"sketch: {int(sketch.size())} rows, {int(sketch.memory_bytes()) / counts:.1f} bytes a count")
 
 
 if __name__ == "__main__":

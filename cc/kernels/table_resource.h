@@ -88,6 +88,8 @@ class TableResource : public tensorflow::ResourceBase {
   const RowReader* view() const { return view_.get(); }
   // What lookups have given since the rows of these keys were written, for an eviction by scores.
   GivenScores* given_scores() { return &given_scores_; }
+  // Of a sketch of counts: held while counts go into it (Admission::sketch_mutex).
+  std::mutex* sketch_mutex() { return &sketch_mutex_; }
 
   // Puts other rows in place, which contain these snapshots.
   void Replace(ShardSet::Contents contents, const std::vector<uint64_t>& snapshots);
@@ -138,6 +140,7 @@ class TableResource : public tensorflow::ResourceBase {
   ShardSet shards_;
   const std::shared_ptr<const RowReader> view_;
   GivenScores given_scores_;
+  std::mutex sketch_mutex_;
   mutable std::mutex mutex_;  // of what follows, and of the contents being those that it is of
   Lineage lineage_;
   TableCounters earlier_;  // of shards that it had before, less what those of now began with

@@ -35,6 +35,10 @@ Status ForEachShardOf(const TableUpdates::Update& update, const Admission& admis
     if (update.candidates.resource != nullptr) {
       of_shard.candidates = shards(update.candidates)[s].get();
     }
+    if (update.sketch.resource != nullptr) {
+      of_shard.sketch = update.sketch.shards[0].get();
+      of_shard.sketch_mutex = update.sketch.resource->sketch_mutex();
+    }
     DYNEMB_RETURN_IF_ERROR(call(shards(update.table)[s].get(), batch, of_shard));
   }
   return Status();
@@ -119,6 +123,14 @@ absl::Status TableUpdates::Hold(OpKernelContext* context, std::vector<Update>* u
           "candidates: want a table of float32, dim 1, with the shards of its table, ",
           update.table.shards.size()));
     }
+    if (!admission_[i].has_sketch()) continue;
+    if (next == held.size()) return ToTensorFlow(InvalidArgument("candidates: got too few"));
+    update.sketch = std::move(held[next++]);
+    TF_RETURN_IF_ERROR(ToTensorFlow(CountSketch::Check(update.sketch.schema)));
+    if (update.sketch.shards.size() != 1) {
+      return ToTensorFlow(InvalidArgument("candidates: got a sketch of ",
+                                          update.sketch.shards.size(), " shards, want one"));
+    }
   }
   return absl::OkStatus();
 }
@@ -191,6 +203,7 @@ absl::Status TableUpdates::SetOptimizers(OpKernelContext* context,
     // A change of schema waits for all who hold the table.
     update.table = TableInput();
     update.candidates = TableInput();
+    update.sketch = TableInput();
   }
   for (const auto& [resource, optimizer] : wanted) {
     TF_RETURN_IF_ERROR(

@@ -30,6 +30,7 @@ class TableUpdates {
     Routing routing;
     Stamp stamp;
     TableInput candidates;  // of a table whose admission counts occurrences
+    TableInput sketch;      // of the counts that leave the candidates
     Admission admission;    // but for its candidates, which are those of a shard
   };
 
@@ -56,7 +57,7 @@ class TableUpdates {
   // Whatever can be found wrong before anything changes. The strings of the keys are held then.
   absl::Status Check(const DeviceContext& core, const std::vector<Update>& updates,
                      std::vector<KeyStrings::PinGuard>* pins) const;
-  // The tables of the op, and their candidates, held together.
+  // The tables of the op, their candidates and sketches, held together.
   absl::Status Hold(tensorflow::OpKernelContext* context, std::vector<Update>* updates) const;
   // Gives tables that have no optimizer yet this one; holds all of them anew then.
   absl::Status SetOptimizers(tensorflow::OpKernelContext* context,

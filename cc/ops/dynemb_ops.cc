@@ -168,10 +168,11 @@ hyper: shape (N, h), of each table the rule's hyper-parameters in the order of c
 now: shape (N,).
 rule: name of the rule.
 slot_initial: start of the slots that take it from the user.
-admission: of each table which of its keys without a row get one: '' for all, 'min_count 3', 'probability 0.25 seed 7'
-  or 'given'. The gradients of others are dropped.
+admission: of each table which of its keys without a row get one: '' for all, 'min_count 3', 'min_count 3 sketch 64
+  process 0 of 2' (64 blocks), 'probability 0.25 seed 7' or 'given'. The gradients of others are dropped.
 candidates: of each table with 'min_count', in their order, the table that counts occurrences of keys without a row;
-  of float, dim 1, with as many shards.
+  of float, dim 1, with as many shards, and keeping the rows that are evicted if there is a sketch; and after it the
+  table of the sketch, of int8, in one shard.
 admitted: of each table with 'given' whether each key is admitted, shape (n,); of the others shape (0,).
 scores: of each table whose eviction is 'score' the score of each key, shape (n,), equal ones for equal keys; or shape
   (0,), for which rows keep theirs.

@@ -62,7 +62,9 @@ class Limits(Program):
             keys, scores = self.share(0, IDS[0], self.index), self.share(0, SCORES[0], self.index)
             if "REPLICAS" in os.environ:
                 keys, scores = IDS[0], SCORES[0]
-            table.upsert(keys, np.zeros([len(keys), 1], np.float32), scores=scores // 2)
+            zeros = np.zeros([len(keys), 1], np.float32)
+            table.upsert(keys, zeros, scores=scores // 2)
+            table.accum(keys, zeros, zeros, keys % 2 == 0, scores=scores // 4)
             left = table.resource.take_all_scores()[0]
             result[name] = {"scores": self.scores(table), "left": len(left.numpy())}
         return result
@@ -95,6 +97,7 @@ class Limits(Program):
         policies = self.lib.policies
         admitting = {
             "MinCount": policies.MinCount(4),
+            "Sketch": policies.MinCount(4, max_candidates=8, sketch_bytes=2**15),
             "Probability": policies.Probability(0.2, seed=3),
             "Custom": policies.Custom(lambda keys: keys % 3 == 0),
         }
@@ -106,25 +109,27 @@ class Limits(Program):
                         1, initializer="zeros", max_rows=400, admission=policy, name=name
                     )
                 step = self.on_batches(layer, **clip)
+                table = layer.table
                 for number in range(STEPS):
                     step(number, IDS[number])
-                table = layer.table
-                result[(name, *clip)] = {
-                    "rows": self.rows(table),
-                    "candidates": {} if table.candidates is None else self.rows(table.candidates),
-                }
+                    if name == "Sketch" and number == STEPS // 2:
+                        self.read_again(table)
+                # Which ids are candidates, and which in the sketch, depends on the number of processes.
+                counts = {} if table.candidates is None or table.sketch else self.rows(table.candidates)
+                result[(name, *clip)] = {"rows": self.rows(table), "candidates": counts}
                 if name == "MinCount":
                     result[("in files", *clip)] = self.read_again(table)
         return result
 
     def read_again(self, table):
-        """The same after all rows and candidates were in a file of Keras, which has those of all."""
+        """The same after all rows and counts were in a file of Keras, which has those of all."""
         from tf_dynemb.table import keras_files  # not before there is a strategy
 
         store = {}
         keras_files.write_rows(table, store)
         table.clear()
-        table.candidates.clear()
+        for counts in table.tables_of_counts.values():
+            counts.clear()
         keras_files.read_rows(table, store)
         return {"rows": self.rows(table), "candidates": self.rows(table.candidates)}
 

@@ -407,8 +407,8 @@ def test_limits_are_those_of_host_memory(places, limits, in_function):
         losses = [float(step(tf.constant(keys))) for keys in batches]
         metrics = table.metrics()
         # What goes to several GPUs names each id once.
-        counted = ["inserted", "evicted"]
-        counted += [] if of_two else ["declined", "found", "missing", "not_admitted"]
+        counted = ["inserted", "evicted", "distinct"]
+        counted += [] if of_two else ["declined", "found", "missing", "not_admitted", "written"]
         gone = collections.Counter()
         if table.config.keep_evicted:
             gone.update(table.take_evicted()[0].numpy().tolist())
@@ -450,6 +450,10 @@ def test_bytes_are_bounded(places):
         ({"devices": ["/GPU:0", "/CPU:0"]}, "want all CPUs or all GPUs"),
         ({"devices": ["/job:ps/task:0/device:GPU:0"]}, "servers have tables in host memory"),
         ({"devices": "/TPU:0"}, "devices: got '/TPU:0', want a CPU such as '/CPU:0', a GPU such as"),
+        (
+            {"devices": ["/GPU:0"], "admission": policies.MinCount(2, sketch_bytes=2**14)},
+            "admission: got sketch_bytes=16384 for a table on .*, want 0; a sketch is in host memory",
+        ),
         pytest.param(
             {"devices": ["/GPU:0", "/GPU:1"], "keep_keys": True, "key_dtype": tf.string},
             "keep_keys: got True, want False for a table on servers or several GPUs",

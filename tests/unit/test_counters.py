@@ -20,7 +20,8 @@ def numbers(table):
 @pytest.mark.parametrize("bounded", [{}, {"max_rows": 50, "eviction": LRU()}])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_distinct_keys_of_writes(shards, bounded):
-    table = tf_dynemb.Variable(dim=2, devices=["/CPU:0"] * shards, **bounded)
+    devices = ["/CPU:0"] * shards if shards > 1 else None  # or on the GPU: `make test_gpu`
+    table = tf_dynemb.Variable(dim=2, devices=devices, **bounded)
     random, want = np.random.default_rng(0), collections.Counter()
     for _ in range(20):
         ids = random.zipf(1.2, 30) % 200

@@ -103,7 +103,7 @@ PLACES = {"one shard": ["/CPU:0"], "shards": ["/CPU:0"] * 3, "devices": ["/CPU:0
 @pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize(
     ("lookup", "dtype"),
-    [(lookup, tf.int64) for lookup in (*LOOKUPS, "upsert")]
+    [(lookup, tf.int64) for lookup in (*LOOKUPS, "upsert", "accum")]
     + [("ids", tf.float32), ("sparse", tf.int32), ("upsert", tf.float64)],
 )
 def test_rows_have_the_highest_score_that_came_with_their_ids(lookup, in_graph, dtype):
@@ -113,6 +113,9 @@ def test_rows_have_the_highest_score_that_came_with_their_ids(lookup, in_graph, 
     def step(keys, scores):
         if lookup == "upsert":
             table.upsert(keys, tf.ones([tf.size(keys), 1]), scores=scores)
+        elif lookup == "accum":
+            values, exists = table.lookup(keys, return_exists=True)
+            table.accum(keys, values, values + 1, exists, scores=scores)
         else:
             minimize(optimizer, table, lambda: LOOKUPS[lookup](table, keys, scores))
 
@@ -148,6 +151,44 @@ def test_rows_that_are_written_without_scores_keep_theirs(place):
         **{key: key + 10 for key in range(8)},
         **{1: -1, 3: 99, 30: 98, 31: 0, 8: 0, 20: 0},
     }
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_accum_writes_the_scores_of_rows_that_it_changes(place):
+    table = tf_dynemb.Variable(dim=1, max_rows=50, eviction=Score(), devices=PLACES[place])
+    table.upsert(ids(1, 2, 3), tf.ones([3, 1]), scores=[10, 20, 30])
+    keys = ids(1, 2, 3, 3, 4, 5)
+    exists = tf.constant([True, False, True, True, False, True])
+    table.accum(keys, tf.zeros([6, 1]), tf.ones([6, 1]), exists, scores=[1, 2, 3, 4, 5, 6])
+    assert scores_of(table) == {1: 1, 2: 20, 3: 4, 4: 5}
+    table.accum(ids(1), tf.zeros([1, 1]), tf.ones([1, 1]), [True])
+    assert scores_of(table)[1] == 1
+    with pytest.raises(ValueError, match=r"scores: got shape \(2,\), want that of the ids, \(1,\)"):
+        table.accum(ids(1), tf.zeros([1, 1]), tf.ones([1, 1]), [True], scores=[1, 2])
+
+
+@pytest.mark.parametrize("dynamic_input", [False, True])
+def test_a_model_of_slots_with_an_input_of_scores(dynamic_input):
+    layer = tf_dynemb.All2AllDenseEmbedding(
+        5, 1, slot_num=2, nnz_per_slot=1, dynamic_input=dynamic_input, eviction=Score()
+    )
+    shape = [] if dynamic_input else [2, 1]
+    given, worth = (keras.Input(shape, dtype="int64", name=name) for name in ("ids", "worth"))
+    model = keras.Model([given, worth], layer(given, scores=worth))
+    model.compile(sgd(), "mse")
+    expected, random = Model(5), np.random.default_rng(6)
+    for turn in range(15):
+        keys = random.integers(0, 14, [2, *shape])
+        scores = random.permutation(1000)[: keys.size].reshape(keys.shape) + 1000 * (turn % 2)
+        model.train_on_batch({"ids": keys, "worth": scores}, np.zeros([*keys.shape, 1]))
+        expected.write(keys.reshape(-1).tolist(), scores.reshape(-1).tolist())
+        assert scores_of(layer.table) == expected.rows
+    keys = np.zeros([2, *shape], np.int64)
+    with pytest.raises(ValueError, match="scores: got shape"):
+        layer(keys, scores=np.zeros([3, *shape], np.int64))
+    plain = tf_dynemb.All2AllDenseEmbedding(5, 1, 2, 1, dynamic_input=dynamic_input)
+    with pytest.raises(ValueError, match="scores: got some for the table .*, whose eviction is None"):
+        plain(keys, scores=keys)
 
 
 def test_lookups_that_are_not_trained_give_no_scores():

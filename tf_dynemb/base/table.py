@@ -32,6 +32,7 @@ class Table(Protocol):
     config: Any
     checkpoint: bool
     candidates: Any
+    tables_of_counts: Any
 
     def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
         """See there."""

@@ -30,7 +30,7 @@ class _Share:
 
     handle: TableHandle
     resource: TableResource
-    candidates: TableResource | None  # the same part of the table's candidates
+    counts: tuple[TableResource, ...]  # the same part of the table's candidates, and their sketch
     gradient: tf.IndexedSlices
     stamp: tf.Tensor | np.int64  # of the rows' restrict policy, the same for all parts
     rule: Rule
@@ -92,15 +92,13 @@ def apply_rules(
         }
         keys = tf.cast(gradient.indices, tf.int64)
         parts = handle.table.resource.split(keys, gradient.values)
-        counts = handle.table.candidates
-        counts = [None] * len(parts) if counts is None else counts.resource.parts
-        for (resource, own_keys, rows), candidates in zip(parts, counts, strict=True):
+        of_counts = [table.resource.parts for table in handle.table.tables_of_counts.values()]
+        counts = list(zip(*of_counts, strict=True)) or [()] * len(parts)
+        for (resource, own_keys, rows), of_part in zip(parts, counts, strict=True):
             slices = tf.IndexedSlices(rows, own_keys)
             asked = _unsummed(slices).indices
             admitted, scores = _admitted(handle, asked), resource.scores_of_update(asked)
-            share = _Share(
-                handle, resource, candidates, slices, **common, admitted=admitted, scores=scores
-            )
+            share = _Share(handle, resource, of_part, slices, **common, admitted=admitted, scores=scores)
             groups.setdefault(share.key(), []).append(share)
     step = tf.cast(inner.iterations, tf.float64) + 1
     done: list[tf.Operation | None] = []
@@ -224,15 +222,19 @@ def _common(shares: list[_Share], step: tf.Tensor) -> dict[str, Any]:
         "now": _stamps(shares),
         "rule": rule.name,
         "slot_initial": rule.slot_initial,
-        "candidates": [s.candidates.resource_handle for s in shares if s.candidates is not None],
+        "candidates": [counts.resource_handle for share in shares for counts in share.counts],
         "admission": [_admission(share) for share in shares],
     }
 
 
 def _admission(share: _Share) -> str:
     """The table's admission as the engine reads it."""
-    policy = share.handle.table.config.admission
-    return "" if policy is None else policy.engine_text
+    table = share.handle.table
+    if table.config.admission is None:
+        return ""
+    if table.exchange is None:
+        return table.config.admission.engine_text()
+    return table.config.admission.engine_text(table.exchange.index, table.exchange.processes)
 
 
 def _admitted(handle: TableHandle, keys: tf.Tensor) -> tf.Tensor | None:

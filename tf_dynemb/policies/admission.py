@@ -19,6 +19,13 @@ import tensorflow as tf
 from tf_dynemb.base.checks import whole
 from tf_dynemb.base.functions import serialized_function
 
+# The table of a sketch has so many counters, of a byte, in a row; the engine takes any number.
+SKETCH_DIM = 256
+# CountSketch of the engine.
+_SKETCH_ROWS = 4
+_MOST_SKETCH_COUNT = 128
+_LEAST_SKETCH_BYTES = 2**14
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdmissionPolicy(abc.ABC):
@@ -37,10 +44,9 @@ class AdmissionPolicy(abc.ABC):
         if value is not None and not (number and np.isfinite(value)):
             raise ValueError(f"default_value: got {value!r}, want a finite number or None")
 
-    @property
     @abc.abstractmethod
-    def engine_text(self) -> str:
-        """The policy as the engine reads it."""
+    def engine_text(self, process: int = 0, processes: int = 1) -> str:
+        """The policy as the engine reads it, in one of the processes that a table is sharded across."""
 
     @property
     def repeats(self) -> int:
@@ -71,12 +77,26 @@ class MinCount(AdmissionPolicy):
     beyond them the candidates leave that have not occurred for the longest time, so that ids which come
     too rarely are forgotten, and no id is admitted too early.
 
-    Like DeepRec's CounterFilter, whose filter_freq is `count`.
+    With sketch_bytes they are not forgotten: the counts that leave go into a count-min sketch (Cormode
+    and Muthukrishnan, 2005), of 4 rows of counters of a byte, and an id that is no candidate begins with
+    the sketch's estimate. So it is admitted at its count-th occurrence at the latest, however many
+    others come between. An estimate is too large with probability e^-4, 1.8 %, at most; such an id is
+    admitted too early, as may be one that had a row which was evicted. A sketch would fill, and so all
+    its counters are halved, rounded down, before estimates have been raised by more than
+    sketch_bytes / 10.9 in all: an id that does not come while so many counts leave may be forgotten as
+    before. Its counters are the table
+    `Variable.sketch`, saved and restored as candidates are. Restored into a table with other
+    sketch_bytes, or that is sharded across another number of workers, it begins anew. Only in host
+    memory; training threads take turns at it.
+
+    Like DeepRec's CounterFilter, whose filter_freq is `count`; with sketch_bytes like its CBFFilter.
 
     Args:
-        count: the occurrences, 1 to 2^20.
+        count: the occurrences, 1 to 2^20; with sketch_bytes up to 128.
         max_candidates: how many ids are counted at a time; in each process its share, if the table is
             sharded across workers or servers.
+        sketch_bytes: the bytes of the sketch's counters, from 16384; in each process its share. 0: there
+            is none.
         default_value: see AdmissionPolicy.
 
     Raises:
@@ -101,17 +121,28 @@ class MinCount(AdmissionPolicy):
 
     count: int
     max_candidates: int = dataclasses.field(default=2**20, kw_only=True)
+    sketch_bytes: int = dataclasses.field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "count", whole("count", self.count, 1, 2**20))
+        least = 0 if self.sketch_bytes == 0 else _LEAST_SKETCH_BYTES
+        object.__setattr__(self, "sketch_bytes", whole("sketch_bytes", self.sketch_bytes, least, 2**40))
+        if self.sketch_bytes and self.count > _MOST_SKETCH_COUNT:
+            raise ValueError(
+                f"sketch_bytes: got {self.sketch_bytes} with count {self.count}, want a count up to "
+                f"{_MOST_SKETCH_COUNT}, since the counters of a sketch are bytes; or 0"
+            )
         most = whole("max_candidates", self.max_candidates, 1, 2**40)
         object.__setattr__(self, "max_candidates", most)
 
-    @property
-    def engine_text(self) -> str:
-        """min_count and the count."""
-        return f"min_count {self.count}"
+    def engine_text(self, process: int = 0, processes: int = 1) -> str:
+        """min_count and the count; of a sketch the blocks of each of its rows."""
+        text = f"min_count {self.count}"
+        if not self.sketch_bytes:
+            return text
+        bytes_of_rows = max(self.sketch_bytes // processes, _LEAST_SKETCH_BYTES) // _SKETCH_ROWS
+        return f"{text} sketch {bytes_of_rows // SKETCH_DIM} process {process} of {processes}"
 
     @property
     def repeats(self) -> int:
@@ -152,9 +183,9 @@ class Probability(AdmissionPolicy):
         object.__setattr__(self, "p", float(self.p))
         object.__setattr__(self, "seed", whole("seed", self.seed, -(2**63), 2**63 - 1))
 
-    @property
-    def engine_text(self) -> str:
+    def engine_text(self, process: int = 0, processes: int = 1) -> str:
         """probability and the seed."""
+        del process, processes
         return f"probability {self.p!r} seed {self.seed}"
 
 
@@ -192,9 +223,9 @@ class Custom(AdmissionPolicy):
         if not callable(self.function):
             raise TypeError(f"function: got {self.function!r}, want a function of keys")
 
-    @property
-    def engine_text(self) -> str:
+    def engine_text(self, process: int = 0, processes: int = 1) -> str:
         """That the caller of an update says."""
+        del process, processes
         return "given"
 
     def get_config(self) -> dict[str, Any]:

@@ -34,8 +34,8 @@ def save(path: str | os.PathLike[str], tables: Tables, base: str = "", follow: b
     and on GPUs may be in one snapshot; devices write their tables one after the other.
 
     The candidates of a table with admission=MinCount(...) are saved with it, as a table of the name
-    "<name>.candidates"; `restore` takes them where the snapshot has them, and otherwise begins to count
-    anew.
+    "<name>.candidates", and their sketch as "<name>.sketch"; `restore` takes them where the snapshot
+    has them, and otherwise begins to count anew.
 
     Tables that are spread over processes are saved by all of them together, into one folder that they
     share: every process calls this, as a step of the training. Each writes the rows that it owns; the
@@ -82,7 +82,7 @@ def save(path: str | os.PathLike[str], tables: Tables, base: str = "", follow: b
     """
     if not tf.executing_eagerly():
         raise RuntimeError("snapshot.save works eagerly; call it outside of tf.function")
-    return save_tables(_folder(path), _with_candidates(tables_by_name(tables)), base, follow)
+    return save_tables(_folder(path), _with_counts(tables_by_name(tables)), base, follow)
 
 
 def save_tables(
@@ -196,7 +196,7 @@ def restore(path: str | os.PathLike[str], tables: Tables, follow: bool = False) 
     if not tf.executing_eagerly():
         raise RuntimeError("snapshot.restore works eagerly; call it outside of tf.function")
     tables, paths = tables_by_name(tables), _paths(path)
-    candidates = _with_candidates(tables).items() - tables.items()
+    counts = {name: table for name, table in _with_counts(tables).items() if name not in tables}
     group = Group(tables.values())
     staged = []
 
@@ -212,7 +212,7 @@ def restore(path: str | os.PathLike[str], tables: Tables, follow: bool = False) 
                 with naming(table.name):
                     loaded, rows[name] = load_beside(table.resource, readers, name, follow)
                 staged.append((table.resource, loaded))
-            for name, table in candidates:  # of which the snapshot may have none
+            for name, table in counts.items():  # of which the snapshot may have none
                 there = all(name in reader.tables for reader in readers)
                 loaded, _ = load_beside(table.resource, readers if there else [], name, follow)
                 staged.append((table.resource, loaded))
@@ -358,10 +358,14 @@ def _by_device(tables: Mapping[str, Variable]) -> list[dict[str, TableResource]]
     return list(devices.values())
 
 
-def _with_candidates(tables: Mapping[str, Variable]) -> dict[str, Variable]:
-    """The tables, and those of the candidates that they have."""
-    candidates = {f"{name}.candidates": table.candidates for name, table in tables.items()}
-    return {**tables, **{name: counts for name, counts in candidates.items() if counts is not None}}
+def _with_counts(tables: Mapping[str, Variable]) -> dict[str, Variable]:
+    """The tables, and those of the candidates and sketches that they have."""
+    counts = {
+        f"{name}.{what}": of_counts
+        for name, table in tables.items()
+        for what, of_counts in table.tables_of_counts.items()
+    }
+    return {**tables, **counts}
 
 
 def _paths(path: Any) -> list[str]:

@@ -17,9 +17,9 @@ the rows lie as
     crc32_<i>   int64 ()          checksum over the chunk's arrays in this order
 
 so that never more than a chunk is held in memory beside the table. The candidates of a table that admits
-by counts lie beside its rows in the same way, under names that begin with "candidates_". The handle of a
-table that a layer or model of others has as a weight gives Keras the bytes of such a file, in memory, in
-place of numbers.
+by counts, and their sketch, lie beside its rows in the same way, under names that begin with
+"candidates_" and "sketch_". The handle of a table that a layer or model of others has as a weight gives
+Keras the bytes of such a file, in memory, in place of numbers.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _KINDS = {
 
 
 def write_rows(table: Table, store: Any) -> None:
-    """Writes all rows of a table to a store, and its candidates."""
+    """Writes all rows of a table to a store, and its candidates and their sketch."""
     _write_rows(table, store)
-    if table.candidates is not None:
-        _write_rows(table.candidates, _Candidates(store))
+    for name, counts in table.tables_of_counts.items():
+        _write_rows(counts, _PartOfStore(store, name))
 
 
 def _write_rows(table: Table, store: Any) -> None:
@@ -95,42 +95,40 @@ def copy_rows(source: Table, table: Table) -> None:
 
 
 def read_rows(table: Table, store: Any) -> None:
-    """Replaces the rows of a table by those of a store, and its candidates.
+    """Replaces the rows of a table by those of a store, and its candidates and their sketch.
 
     They are read beside those that the table has, which are replaced at the end, in one step, after
     everything was found to be right. All checksums are looked at before the first row is. If a file has
-    no candidates, as those of earlier versions and of tables without, there are none then.
+    no candidates or no sketch, as those of earlier versions and of tables without, there are none then.
 
     Raises:
         ValueError: rows that do not fit the table, or damaged ones. The table is as it was.
     """
     staged = [(table, _staged(table, store))]
-    if table.candidates is not None:
-        of_candidates = _Candidates(store)
+    for name, counts in table.tables_of_counts.items():
+        of_counts = _PartOfStore(store, name)
         with _parsing(table):
-            has_some = any(name in of_candidates for name in _OF_ROWS)
-        if has_some:
-            staged.append((table.candidates, _staged(table.candidates, of_candidates)))
-        else:
-            staged.append((table.candidates, table.candidates.resource.empty_copy()))
+            has_some = any(part in of_counts for part in _OF_ROWS)
+        staged.append((counts, _staged(counts, of_counts) if has_some else counts.resource.empty_copy()))
     for replaced, rows in staged:
         replaced.resource.swap(rows)
 
 
-class _Candidates:
-    """The part of a store that has the candidates of its table."""
+class _PartOfStore:
+    """The part of a store under names that begin with the name of what it has."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, name: str) -> None:
         self._store = store
+        self._name = name
 
     def __contains__(self, name: str) -> bool:
-        return f"candidates_{name}" in self._store
+        return f"{self._name}_{name}" in self._store
 
     def __getitem__(self, name: str) -> Any:
-        return self._store[f"candidates_{name}"]
+        return self._store[f"{self._name}_{name}"]
 
     def __setitem__(self, name: str, array: np.ndarray) -> None:
-        self._store[f"candidates_{name}"] = array
+        self._store[f"{self._name}_{name}"] = array
 
 
 def _has_rows(table: Table, store: Any) -> bool:

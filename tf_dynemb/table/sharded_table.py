@@ -173,12 +173,13 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         exists: tf.Tensor,
         now: tf.Tensor | np.int64,
         name: str | None = None,
+        scores: tf.Tensor | None = None,
     ) -> tf.Operation | None:
         """As TableResource.accum."""
         exists = tf.reshape(exists, [-1])
         keys, values_or_deltas = self._flat(keys, values_or_deltas=values_or_deltas)
-        shares = self.split(keys, values_or_deltas, exists)
-        return _group([part.accum(k, v, e, now) for part, k, v, e in shares], name)
+        shares = self.split(keys, values_or_deltas, exists, *([] if scores is None else [scores]))
+        return _group([part.accum(k, v, e, now, None, *s) for part, k, v, e, *s in shares], name)
 
     def remove(self, keys: tf.Tensor, name: str | None = None) -> tf.Operation | None:
         """As TableResource.remove."""

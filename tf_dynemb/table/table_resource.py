@@ -219,8 +219,9 @@ class TableResource(
         exists: tf.Tensor,
         now: tf.Tensor | np.int64,
         name: str | None = None,
+        scores: tf.Tensor | None = None,
     ) -> tf.Operation | None:
-        """Adds to values of int64 keys or sets them; see the op DynembAccum."""
+        """Adds to values of int64 keys or sets them; see the op DynembAccum. Scores as of upsert."""
         return ops.dynemb_accum(
             self.resource_handle,
             keys,
@@ -228,7 +229,7 @@ class TableResource(
             values_or_deltas,
             exists,
             now,
-            self._stamped(keys),
+            self._stamped(keys) if scores is None else scores,
             name=name,
         )
 

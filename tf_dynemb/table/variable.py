@@ -21,7 +21,7 @@ from tf_dynemb.base.op_library import ops
 from tf_dynemb.base.structure import flat_numbers
 from tf_dynemb.initializers.spec import to_spec
 from tf_dynemb.optimizer.table_optimizer_config import table_optimizer
-from tf_dynemb.policies.admission import MinCount
+from tf_dynemb.policies.admission import SKETCH_DIM, MinCount
 from tf_dynemb.policies.eviction import LRU, eviction_of
 from tf_dynemb.policies.restrict_policy import RestrictPolicy, stamp_of
 from tf_dynemb.shard.exchange import AllToAllExchange
@@ -122,6 +122,11 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
                 f"storage: got {list(config.storage)} for a table on {self.devices}, want None; files "
                 "are for tables in host memory, and not on servers, for now"
             )
+        if isinstance(config.admission, MinCount) and config.admission.sketch_bytes and places != {None}:
+            raise ValueError(
+                f"admission: got sketch_bytes={config.admission.sketch_bytes} for a table on "
+                f"{self.devices}, want 0; a sketch is in host memory, and not on servers, for now"
+            )
         init_rows = -(-self.init_size // self.shard_num)
         spec = to_spec(self.initializer, self.dim, self.value_dtype)
         tiers = storage_of(config.storage)
@@ -173,6 +178,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             handle.max_rows = config.max_rows
         self._handle = HandleOfTable(handle)
         self._candidates = self._make_candidates()
+        self._sketch = self._make_sketch()
         self._weight = handle.value  # TensorFlow tracks it; Keras' variable it does not know
         self._saveable_of_name = self.resource.join_savers(self.name)
         # Gives the store of Keras that has its rows, while that is open: layers may share the table.
@@ -219,6 +225,24 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             partition_strategy="hash" if config.by_hash else "mod",
             max_rows=policy.max_candidates,
             eviction=LRU(),
+            # All that leave in a step go into the sketch at its end.
+            keep_evicted=policy.max_candidates if policy.sketch_bytes else 0,
+            track_changes=config.track_changes,
+        )
+
+    def _make_sketch(self) -> Variable | None:
+        """The table of the counters of a sketch: one for the shards of this process together."""
+        config, policy = self.config, self.config.admission
+        if not isinstance(policy, MinCount) or not policy.sketch_bytes:
+            return None
+        return Variable(
+            name=f"{self.name}.sketch",
+            dim=SKETCH_DIM,
+            value_dtype=tf.int8,
+            trainable=False,
+            checkpoint=config.checkpoint,
+            devices=self.devices[0] or None,
+            partition_strategy="mod",
             track_changes=config.track_changes,
         )
 
@@ -265,6 +289,23 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         Of dim 1 and float32. None under other policies.
         """
         return self._candidates
+
+    @property
+    def sketch(self) -> Variable | None:
+        """With admission=MinCount(..., sketch_bytes=...): the table of the sketch's counters.
+
+        Of int8; its rows are of no id. None elsewhere.
+        """
+        return self._sketch
+
+    @property
+    def tables_of_counts(self) -> dict[str, Variable]:
+        """The tables that an admission policy counts in, by what they are: "candidates" and "sketch".
+
+        What saves or restores this table does so with them.
+        """
+        tables = {"candidates": self._candidates, "sketch": self._sketch}
+        return {name: table for name, table in tables.items() if table is not None}
 
     @property
     def restrict_policy(self) -> RestrictPolicy | None:
@@ -379,6 +420,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         new_values: TensorLike,
         exists: TensorLike,
         name: str | None = None,
+        scores: TensorLike | None = None,
     ) -> tf.Operation | None:
         """Adds new_values - old_values to rows that were seen, inserts new_values where none was.
 
@@ -392,12 +434,14 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             new_values: value_dtype, (..., dim).
             exists: bool, (...).
             name: name of the operation.
+            scores: as of upsert, of the rows that are changed.
 
         Returns:
             The operation in a graph, None eagerly.
 
         Raises:
             TypeError: an argument of another dtype.
+            ValueError: scores for another table, or of another shape.
             tf.errors.InvalidArgumentError: an argument of another shape; with keep_keys, two strings of
                 one fingerprint.
         """
@@ -417,9 +461,15 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         with tf.control_dependencies(same):
             deltas = new_values - old_values
         values_or_deltas = tf.where(exists[..., None], deltas, new_values)
-        keys, values_or_deltas, exists = self._delivered("accum", keys, values_or_deltas, exists)
+        what, given = "accum", []
+        if scores is not None:
+            what, given = "accum with scores", [flat_numbers("scores", scores_for(self, scores), keys)]
+        keys, values_or_deltas, exists, *given = self._delivered(
+            what, keys, values_or_deltas, exists, *given
+        )
+        given = [highest_of_equal(tf.reshape(keys, [-1]), flat) for flat in given]
         with self._if_all_have_room(keys, exists):
-            return self.resource.accum(keys, values_or_deltas, exists, self._stamp(), name)
+            return self.resource.accum(keys, values_or_deltas, exists, self._stamp(), name, *given)
 
     def remove(self, keys: TensorLike, name: str | None = None) -> tf.Operation | None:
         """Removes the rows of keys (key_dtype, any shape); keys without a row are ignored."""
@@ -517,22 +567,21 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
 
         Returns:
             int64 scalars by name: "rows" and "bytes" that there are; and numbers that only grow: "found"
-            and "missing" keys of lookups, each time; "written" keys of training, upsert, accum and
-            restores; rows "inserted", "erased" (by remove, restrict or clear), "evicted" to make room
-            and "expired"; keys "declined" by a full table, and gradients of keys that were
+            and "missing" keys of lookups, each time; "written" keys of training, upsert, accum, remove
+            and restores; rows "inserted", "erased" (by remove, restrict or clear), "evicted" to make
+            room and "expired"; keys "declined" by a full table, and gradients of keys that were
             "not_admitted"; "distinct" keys of writes, those that a call repeats once; snapshots that
             have the table, "saves" of all rows and "deltas", and the "save_microseconds" and
             "delta_microseconds" that writing them took, with all tables that were in them. Training sums
             gradients by key first, so that written / (found + missing) is the share of distinct ids in
-            what it looks up. A table on a GPU does not count "written" and "distinct". Of one that is
-            sharded across workers those of this worker; and of all such tables together "exchanges", how
-            often workers have sent each other keys or rows, or have agreed on something, and the
-            "all_to_all_bytes" that this worker has sent to others. Of one with storage also "rows_above"
-            and "bytes_above", in memory; "rows_below" and "bytes_below", on disk, and the "index_bytes"
-            in memory for them; "flushed_step", -1 before the first flush;
-            and since the table was made or restored "hits", keys that needed nothing from disk,
-            "misses", keys whose rows came from there, and "rows_read", "rows_written" and "rows_left",
-            to make room. Eagerly.
+            what it looks up. Of a table that is sharded across workers those of this worker; and of all
+            such tables together "exchanges", how often workers have sent each other keys or rows, or
+            have agreed on something, and the "all_to_all_bytes" that this worker has sent to others. Of
+            one with storage also "rows_above" and "bytes_above", in memory; "rows_below" and
+            "bytes_below", on disk, and the "index_bytes" in memory for them; "flushed_step", -1 before
+            the first flush; and since the table was made or restored "hits", keys that needed nothing
+            from disk, "misses", keys whose rows came from there, and "rows_read", "rows_written" and
+            "rows_left", to make room. Eagerly.
 
         TensorFlow's monitoring registry has rows, bytes and the counters that all tables have, summed
         over the tables of one name, as /tf_dynemb/table/<name of the number>, with the table's name as
@@ -665,7 +714,8 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         """In a SavedModel the resource is what it makes of itself for one."""
         if save_type == "savedmodel":
             children["resource"] = self.resource.in_saved_model()
-            children.pop("_candidates", None)  # nothing trains there
+            for name in ("_candidates", "_sketch"):  # nothing trains there
+                children.pop(name, None)
         return children
 
     def saveables(self) -> dict[str, Any]:
@@ -684,7 +734,8 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         if limits.eviction:
             declared += f", of which leave {limits.eviction}"
         if self.config.admission is not None:
-            declared += f", admits {self.config.admission.engine_text}"
+            processes = 1 if self.exchange is None else self.exchange.processes
+            declared += f", admits {self.config.admission.engine_text(0, processes)}"
         if self.config.exchange_dtype is not None:
             declared += f", sent as {tf.as_dtype(self.config.exchange_dtype).name}"
         return declared + (", declines" if limits.on_full == "decline" else "")
@@ -738,10 +789,10 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         return values, exists
 
     def _delivered(
-        self, what: str, keys: tf.Tensor, rows: tf.Tensor | None = None, more: tf.Tensor | None = None
+        self, what: str, keys: tf.Tensor, rows: tf.Tensor | None = None, *numbers: tf.Tensor
     ) -> list[tf.Tensor]:
-        """int64 keys, and rows and a number for each if given, as this process is to write them."""
-        columns = [column for column in (rows, more) if column is not None]
+        """int64 keys, and rows and numbers for each if given, as this process is to write them."""
+        columns = [*([] if rows is None else [rows]), *numbers]
         if self.exchange is None:
             return [keys, *columns]
         same = []

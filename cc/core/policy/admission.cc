@@ -1,12 +1,14 @@
 #include "cc/core/policy/admission.h"
 
 #include <algorithm>
+#include <cstring>
 #include <sstream>
 #include <string>
 #include <utility>
 
 #include "cc/core/lookup/dedup.h"
 #include "cc/core/optimizer/sgd.h"
+#include "cc/core/table/evicted_rows.h"
 
 namespace dynemb {
 namespace {
@@ -17,6 +19,7 @@ struct Missing {
   std::vector<Key> keys;           // distinct
   std::vector<int64_t> key_at;     // of each position, its place among the keys
   std::vector<float> occurrences;  // of each key in this batch
+  std::vector<float> begun;        // what it begins with as a candidate, if it is none
   std::vector<bool> admitted;      // of each key
 };
 
@@ -29,13 +32,32 @@ ConstRows RowsOf(const std::vector<float>& numbers) {
           sizeof(float)};
 }
 
-// How often the keys had occurred before.
+// How often the keys had occurred before; `begun`: of those that are no candidates.
 Status Counts(const Context& context, const Admission& admission, const std::vector<Key>& keys,
-              std::vector<float>* counts) {
+              std::vector<float>* counts, std::vector<float>* begun) {
   counts->assign(keys.size(), 0.0f);
   const Rows rows = {reinterpret_cast<char*>(counts->data()), static_cast<int64_t>(counts->size()),
                      sizeof(float)};
-  return admission.candidates->Find(context, {keys}, rows, Report());
+  if (!admission.policy.has_sketch()) {
+    return admission.candidates->Find(context, {keys}, rows, Report());
+  }
+  std::vector<int64_t> positions(keys.size());
+  int64_t count = 0;
+  Positions misses = {positions, &count};
+  Report report;
+  report.misses = &misses;
+  DYNEMB_RETURN_IF_ERROR(admission.candidates->Find(context, {keys}, rows, report));
+  positions.resize(static_cast<size_t>(count));
+  std::vector<Key> missing;
+  for (const int64_t position : positions) missing.push_back(keys[static_cast<size_t>(position)]);
+  std::vector<float> estimates(missing.size());
+  const CountSketch sketch(admission.sketch, admission.policy.sketch);
+  DYNEMB_RETURN_IF_ERROR(sketch.Estimate(context, missing, estimates.data()));
+  for (size_t i = 0; i < positions.size(); ++i) {
+    const auto k = static_cast<size_t>(positions[i]);
+    (*counts)[k] = (*begun)[k] = estimates[i];
+  }
+  return Status();
 }
 
 Status Judge(const Context& context, const Batch& batch, const Admission& admission,
@@ -49,11 +71,12 @@ Status Judge(const Context& context, const Batch& batch, const Admission& admiss
   missing->key_at = dedup.inverse();
   missing->occurrences.assign(missing->keys.size(), 0.0f);
   for (const int64_t k : missing->key_at) ++missing->occurrences[static_cast<size_t>(k)];
+  missing->begun.assign(missing->keys.size(), 0.0f);
   missing->admitted.assign(missing->keys.size(), true);
   std::vector<float> before;
   const AdmissionPolicy& policy = admission.policy;
   if (policy.kind == AdmissionPolicy::Kind::kMinCount) {
-    DYNEMB_RETURN_IF_ERROR(Counts(context, admission, missing->keys, &before));
+    DYNEMB_RETURN_IF_ERROR(Counts(context, admission, missing->keys, &before, &missing->begun));
   }
   for (size_t i = 0; i < missing->positions.size(); ++i) {
     const size_t k = static_cast<size_t>(missing->key_at[i]);
@@ -76,33 +99,57 @@ Status Judge(const Context& context, const Batch& batch, const Admission& admiss
   return Status();
 }
 
-// The keys, and occurrences, that are admitted or not.
-std::vector<Key> KeysThatAre(bool admitted, const Missing& missing,
-                             std::vector<float>* occurrences) {
+// The keys that are admitted or not.
+std::vector<Key> KeysThatAre(bool admitted, const Missing& missing) {
   std::vector<Key> keys;
   for (size_t k = 0; k < missing.keys.size(); ++k) {
-    if (missing.admitted[k] != admitted) continue;
-    keys.push_back(missing.keys[k]);
-    occurrences->push_back(missing.occurrences[k]);
+    if (missing.admitted[k] == admitted) keys.push_back(missing.keys[k]);
   }
   return keys;
+}
+
+// Notes the counts in the sketch that have left the candidates, and those that never got there: of
+// the keys at these positions.
+Status NoteForgotten(const Context& context, const Admission& admission,
+                     const std::vector<Key>& keys, const std::vector<float>& counts,
+                     Span<const int64_t> positions) {
+  int64_t dropped;
+  EvictedRows* const evicted = admission.candidates->evicted();
+  KeptRows left = evicted == nullptr ? KeptRows() : evicted->Take(&dropped);
+  std::vector<float> of_left(left.keys.size());
+  if (!left.keys.empty()) std::memcpy(of_left.data(), left.values.data(), left.values.size());
+  for (const int64_t position : positions) {
+    left.keys.push_back(keys[static_cast<size_t>(position)]);
+    of_left.push_back(counts[static_cast<size_t>(position)]);
+  }
+  return CountSketch(admission.sketch, admission.policy.sketch).Note(context, left.keys, of_left);
 }
 
 // Those that have got rows are no candidates any more; the others have occurred.
 Status UpdateCandidates(const Context& context, const Admission& admission,
                         const Missing& missing) {
   if (admission.policy.kind != AdmissionPolicy::Kind::kMinCount) return Status();
-  std::vector<float> occurrences, of_admitted;
-  const std::vector<Key> declined = KeysThatAre(false, missing, &occurrences);
-  const std::vector<Key> admitted = KeysThatAre(true, missing, &of_admitted);
+  const std::vector<Key> declined = KeysThatAre(false, missing);
+  std::vector<float> counts;
+  for (size_t k = 0; k < missing.keys.size(); ++k) {
+    if (!missing.admitted[k]) counts.push_back(missing.begun[k] + missing.occurrences[k]);
+  }
   const OptimizerSpec adds = CandidateOptimizer();
   const double hyper[] = {-1, 1, 0};  // learning rate, step, weight decay
   Update update;
   update.rule = &adds;
   update.hyper = {hyper, 3};
-  DYNEMB_RETURN_IF_ERROR(admission.candidates->Apply(context, {declined}, RowsOf(occurrences),
-                                                     update, Stamp{admission.step}, Report()));
-  return admission.candidates->Erase(context, {admitted}, Report());
+  std::vector<int64_t> positions(declined.size());
+  int64_t count = 0;
+  Positions misses = {positions, &count};
+  Report report;
+  if (admission.policy.has_sketch()) report.misses = &misses;
+  DYNEMB_RETURN_IF_ERROR(admission.candidates->Apply(context, {declined}, RowsOf(counts), update,
+                                                     Stamp{admission.step}, report));
+  DYNEMB_RETURN_IF_ERROR(
+      admission.candidates->Erase(context, {KeysThatAre(true, missing)}, Report()));
+  if (!admission.policy.has_sketch()) return Status();
+  return NoteForgotten(context, admission, declined, counts, {positions.data(), count});
 }
 
 // The positions of a batch whose keys have no row, as call(report) reports them.
@@ -120,7 +167,19 @@ Status MissesOf(const Batch& batch, const Call& call, std::vector<int64_t>* posi
 
 Status Wrong(std::string_view text) {
   return InvalidArgument("admission: got '", std::string(text),
-                         "', want '', 'min_count N', 'probability P seed N' or 'given'");
+                         "', want '', 'min_count N', 'min_count N sketch N process N of N', ",
+                         "'probability P seed N' or 'given'");
+}
+
+// What follows "min_count N sketch".
+bool ParseSketch(std::istringstream* words, AdmissionPolicy* policy) {
+  constexpr int64_t kMostBlocks = int64_t{1} << 32, kMostProcesses = int64_t{1} << 20;
+  SketchShape& shape = policy->sketch;
+  std::string process, of;
+  return *words >> shape.blocks >> process >> shape.process >> of >> shape.processes &&
+         process == "process" && of == "of" && shape.blocks > 0 && shape.blocks <= kMostBlocks &&
+         shape.process >= 0 && shape.process < shape.processes &&
+         shape.processes <= kMostProcesses && policy->min_count <= CountSketch::kMostCount + 1;
 }
 
 }  // namespace
@@ -134,6 +193,8 @@ Status AdmissionPolicy::Parse(std::string_view text, AdmissionPolicy* policy) {
     if (kind == "min_count") {
       parsed.kind = Kind::kMinCount;
       good = words >> parsed.min_count && parsed.min_count >= 1;
+      if (good && words >> rest) good = rest == "sketch" && ParseSketch(&words, &parsed);
+      rest.clear();
     } else if (kind == "probability") {
       parsed.kind = Kind::kProbability;
       good = words >> parsed.probability >> seed >> parsed.seed && seed == "seed" &&
@@ -169,6 +230,10 @@ Status ApplyAdmitted(const Context& context, Table* table, const Batch& batch, C
         },
         &positions));
     if (positions.empty()) return Status();
+    std::unique_lock<std::mutex> lock;
+    if (admission.policy.has_sketch()) {
+      lock = std::unique_lock<std::mutex>(*admission.sketch_mutex);
+    }
     Missing missing;
     DYNEMB_RETURN_IF_ERROR(Judge(context, batch, admission, std::move(positions), &missing));
     std::vector<int64_t> inserted;
@@ -198,8 +263,7 @@ Status AppendAdmitted(const Context& context, const Table& table, const Batch& b
         &positions));
     Missing missing;
     DYNEMB_RETURN_IF_ERROR(Judge(context, batch, admission, std::move(positions), &missing));
-    std::vector<float> occurrences;
-    const std::vector<Key> admitted = KeysThatAre(true, missing, &occurrences);
+    const std::vector<Key> admitted = KeysThatAre(true, missing);
     keys->insert(keys->end(), admitted.begin(), admitted.end());
     return Status();
   });

@@ -3,11 +3,14 @@
 // A key that is not admitted keeps reading its initial value, and its gradient is dropped. Under
 // kMinCount the keys that have occurred and have no row yet, the candidates, are a table as well:
 // its rows are one float32, how often the key has occurred. So counts are saved, restored, sharded
-// and bounded as any rows are, by the table that holds them.
+// and bounded as any rows are, by the table that holds them. Counts that leave it when it is full
+// may go into a sketch (count_sketch.h), with whose estimate a key begins when it becomes a
+// candidate.
 #ifndef TF_DYNEMB_CC_CORE_POLICY_ADMISSION_H_
 #define TF_DYNEMB_CC_CORE_POLICY_ADMISSION_H_
 
 #include <cstdint>
+#include <mutex>
 #include <string_view>
 #include <vector>
 
@@ -17,6 +20,7 @@
 #include "cc/core/base/span.h"
 #include "cc/core/base/status.h"
 #include "cc/core/optimizer/optimizer_spec.h"
+#include "cc/core/policy/count_sketch.h"
 #include "cc/core/table/table.h"
 
 namespace dynemb {
@@ -31,12 +35,15 @@ struct AdmissionPolicy {
 
   Kind kind = Kind::kAll;
   int64_t min_count = 1;
+  SketchShape sketch;  // of the counts that leave the candidates
   double probability = 1;
   int64_t seed = 0;
 
   bool admits_all() const { return kind == Kind::kAll; }
+  bool has_sketch() const { return sketch.blocks > 0; }
 
-  // The text form: "", "min_count 3", "probability 0.25 seed 7" or "given".
+  // The text form: "", "min_count 3", "min_count 3 sketch 64 process 0 of 2" (64 blocks),
+  // "probability 0.25 seed 7" or "given".
   static Status Parse(std::string_view text, AdmissionPolicy* policy);
 };
 
@@ -55,6 +62,11 @@ OptimizerSpec CandidateOptimizer();
 struct Admission {
   AdmissionPolicy policy;
   Table* candidates = nullptr;  // of kMinCount; of float32, dim 1, with CandidateOptimizer
+  // Of a policy with a sketch: the table of its counters, in host memory, and what is held while
+  // counts go from one to the other. The candidates must keep the rows that leave
+  // (TableOptions::keep_evicted).
+  Table* sketch = nullptr;
+  std::mutex* sketch_mutex = nullptr;
   // Of kGiven: whether each key of the batch is admitted, in its memory. Equal keys must have the
   // same.
   Span<const bool> given;

@@ -2,8 +2,10 @@
 #include "cc/core/policy/admission.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <set>
 #include <thread>
@@ -37,10 +39,18 @@ struct Admitting {
     if (max_candidates >= 0) {
       EXPECT_TRUE(EvictionPolicy::Parse("lru", &of_candidates.eviction).ok());
       schema.meta = of_candidates.eviction.meta();
+      of_candidates.keep_evicted = max_candidates;
     }
+    of_candidates = OptionsOfShards(of_candidates, 1)[0];
     EXPECT_TRUE(MakeHostTable(schema, of_candidates, &candidates).ok());
     admission.policy = Policy(policy);
     admission.candidates = candidates.get();
+    TableSchema of_sketch;
+    of_sketch.value_dtype = DType::kInt8;
+    of_sketch.dim = 256;
+    EXPECT_TRUE(MakeHostTable(of_sketch, TableOptions(), &sketch).ok());
+    admission.sketch = sketch.get();
+    admission.sketch_mutex = &sketch_mutex;
   }
 
   // Adds 1 to the row of each key of the batch that has one, or is given one.
@@ -78,7 +88,8 @@ struct Admitting {
   std::map<Key, float> values() const { return Values(table.get()); }
   std::map<Key, float> counts() const { return Values(candidates.get()); }
 
-  std::unique_ptr<Table> table, candidates;
+  std::unique_ptr<Table> table, candidates, sketch;
+  std::mutex sketch_mutex;
   Admission admission;
 };
 
@@ -90,9 +101,19 @@ TEST(AdmissionTest, TextForms) {
   EXPECT_EQ(Policy("probability 0.25 seed -7").probability, 0.25);
   EXPECT_EQ(Policy("probability 0.25 seed -7").seed, -7);
   EXPECT_EQ(Policy("given").kind, AdmissionPolicy::Kind::kGiven);
+  const AdmissionPolicy sketch = Policy("min_count 128 sketch 64 process 1 of 2");
+  EXPECT_EQ(sketch.min_count, 128);
+  EXPECT_EQ(sketch.sketch.blocks, 64);
+  EXPECT_EQ(sketch.sketch.process, 1);
+  EXPECT_EQ(sketch.sketch.processes, 2);
+  EXPECT_FALSE(Policy("min_count 3").has_sketch());
   for (const char* wrong :
        {"min_count", "min_count 0", "min_count x", "min_count 3 4", "all", "probability 2 seed 1",
-        "probability 0.5", "probability nan seed 1", "probability 0.5 seed", "given 1"}) {
+        "probability 0.5", "probability nan seed 1", "probability 0.5 seed", "given 1",
+        "min_count 3 sketch", "min_count 3 sketch 0 process 0 of 1",
+        "min_count 3 sketch 64 process 2 of 2", "min_count 3 sketch 64 process -1 of 2",
+        "min_count 3 sketch 64 process 0 of 1 x", "min_count 3 sketch 64 process 0",
+        "min_count 129 sketch 64 process 0 of 1", "min_count 3 sketch 64 processes 0 of 1"}) {
     AdmissionPolicy policy;
     EXPECT_EQ(AdmissionPolicy::Parse(wrong, &policy).code(), Code::kInvalidArgument) << wrong;
   }
@@ -150,6 +171,73 @@ TEST(AdmissionTest, CandidatesAreBounded) {
     ASSERT_LE(two.candidates->size(), 100);
   }
   EXPECT_EQ(two.table->size(), 24);  // the first and the last of the others came once
+}
+
+TEST(AdmissionTest, WithASketchAKeyThatComesRarelyIsAdmittedAtLast) {
+  for (const bool sketch : {false, true}) {
+    Admitting three(sketch ? "min_count 3 sketch 64 process 0 of 1" : "min_count 3", -1, 100);
+    for (int64_t step = 1; step <= 50; ++step) {
+      Keys keys;
+      for (Key k = 0; k < 40; ++k) keys.push_back(step * 40 + k);
+      if (step % 20 == 0 || step == 1) keys.push_back(-1);  // with 760 others between
+      three.Step(keys, step);
+      ASSERT_LE(three.candidates->size(), 100);
+      ASSERT_EQ(three.values().count(-1), sketch && step >= 40 ? 1 : 0) << step;
+    }
+    EXPECT_EQ(three.table->size(), sketch ? 1 : 0);
+    EXPECT_EQ(three.sketch->size() > 0, sketch);
+  }
+}
+
+TEST(AdmissionTest, WithASketchNoneIsAdmittedTooLateAndFewTooEarly) {
+  std::mt19937 random(1);
+  Admitting three("min_count 3 sketch 256 process 0 of 1", -1, 500);
+  std::map<Key, int> occurred;
+  std::map<Key, int> admitted;  // after how many occurrences
+  for (int64_t step = 1; step <= 100; ++step) {
+    Keys keys;
+    for (int i = 0; i < 200; ++i) keys.push_back(static_cast<Key>(random() % 12'000));
+    for (const Key key : keys) ++occurred[key];
+    three.Step(keys, step);
+    for (const auto& [key, value] : three.values()) admitted.emplace(key, occurred[key]);
+  }
+  int64_t early = 0;
+  for (const auto& [key, times] : occurred) {
+    const auto at = admitted.find(key);
+    ASSERT_EQ(at != admitted.end() || times < 3, true) << key << " came " << times;
+    if (at == admitted.end()) continue;
+    early += at->second < 3;
+  }
+  EXPECT_GT(admitted.size(), 1000u);
+  EXPECT_LE(static_cast<double>(early) / static_cast<double>(occurred.size()), std::exp(-4));
+}
+
+TEST(AdmissionTest, WithASketchTheSameForTheSameCalls) {
+  const auto run = [](int64_t batch, int64_t max_candidates) {
+    std::mt19937 random(2);
+    Admitting three("min_count 3 sketch 16 process 0 of 1", -1, max_candidates);
+    for (int64_t step = 1; step <= 6000 / batch; ++step) {
+      Keys keys;
+      for (int64_t i = 0; i < batch; ++i) keys.push_back(static_cast<Key>(random() % 3000));
+      three.Step(keys, step);
+    }
+    std::set<Key> rows;  // whose values depend on the batch that brings them
+    for (const auto& [key, value] : three.values()) rows.insert(key);
+    return std::make_pair(rows, three.counts());
+  };
+  EXPECT_EQ(run(100, 50), run(100, 50));
+  // As long as no candidate has to leave, for any batches.
+  EXPECT_EQ(run(100, 4000), run(1, 4000));
+}
+
+TEST(AdmissionTest, WhatTheCandidatesHaveNoRoomForGoesIntoTheSketch) {
+  Admitting two("min_count 2 sketch 16 process 0 of 1", -1, 10);
+  Keys keys;
+  for (Key key = 0; key < 50; ++key) keys.push_back(key);
+  EXPECT_EQ(two.Step(keys, 1), 50);
+  EXPECT_EQ(two.candidates->size(), 10);
+  EXPECT_EQ(two.Step(keys, 2), 0);
+  EXPECT_EQ(two.table->size(), 50);
 }
 
 TEST(AdmissionTest, ProbabilityIsAFunctionOfSeedKeyAndStep) {
@@ -212,6 +300,41 @@ TEST(AdmissionTest, OccurrencesOfThreadsAddUp) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(never.counts(), (Map{{1, 2 * kThreads * kSteps}, {2, kThreads * kSteps}}));
+}
+
+TEST(AdmissionTest, ThreadsTakeTurnsAtASketch) {
+  // One candidate at a time: the others are in the sketch, from which no thread loses a count.
+  Admitting never("min_count 128 sketch 1024 process 0 of 1", -1, 1);
+  constexpr int kThreads = 4, kSteps = 20;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      const OptimizerSpec rule = CandidateOptimizer();
+      const double hyper[] = {1, 1, 0};
+      Update update;
+      update.rule = &rule;
+      update.hyper = {hyper, 3};
+      const float gradient = 1;
+      for (int i = 0; i < kSteps; ++i) {
+        for (const Key key : {1, 2, 3}) {
+          int64_t declined;
+          ASSERT_OK(ApplyAdmitted(OneThread(), never.table.get(), {{&key, 1}},
+                                  {reinterpret_cast<const char*>(&gradient), 1, sizeof(float)},
+                                  update, Stamp(), never.admission, &declined));
+          ASSERT_EQ(declined, 1);
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const Keys keys = {1, 2, 3};
+  Floats estimates(3);
+  ASSERT_OK(CountSketch(never.sketch.get(), never.admission.policy.sketch)
+                .Estimate(OneThread(), keys, estimates.data()));
+  for (const auto& [key, count] : never.counts()) {
+    estimates[static_cast<size_t>(key - 1)] = count;
+  }
+  EXPECT_EQ(estimates, Floats(3, kThreads * kSteps));
 }
 
 TEST(AdmissionTest, AMissingKeyReadsTheValueForIt) {

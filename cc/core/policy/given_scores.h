@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <mutex>
-#include <unordered_map>
 #include <vector>
 
 #include "cc/core/base/span.h"
@@ -31,8 +30,27 @@ class GivenScores {
   void TakeAll(std::vector<Key>* keys, std::vector<int64_t>* scores);
 
  private:
+  static constexpr int32_t kNone = -1;
+  struct Entry {
+    Key key;
+    int64_t score;
+    int64_t taken;  // the number of the call that took it; 0: none has
+  };
+
+  // The place of a key among the entries, or the cell that it would have. Entries are in the order
+  // in which keys came, which is often the one in which they are taken: so the one after the last
+  // that was found is looked at first.
+  int32_t Find(Key key, size_t* cell);
+  // Cells for so many entries, of those that were not taken.
+  void Rebuild(size_t entries);
+  void Forget();
+
   std::mutex mutex_;  // of what follows
-  std::unordered_map<Key, int64_t> scores_;
+  std::vector<Entry> entries_;
+  std::vector<int32_t> cells_;  // places of entries, by open addressing, at most half full
+  int64_t left_ = 0;            // entries that were not taken
+  int64_t calls_ = 0;           // that have taken some
+  int32_t next_ = 0;            // after the last entry that was found
 };
 
 }  // namespace dynemb

@@ -65,6 +65,33 @@ TEST(GivenScores, TheHighestScoreCountsUntilItIsTaken) {
   EXPECT_EQ(AllOf(&given), Scores());
 }
 
+TEST(GivenScores, ManyKeysInTheOrderInWhichTheyCameAndInAnother) {
+  GivenScores given;
+  std::mt19937_64 random(4);
+  Scores model;
+  for (int turn = 0; turn < 30; ++turn) {
+    std::vector<Key> keys(turn % 3 == 0 ? 20'000 : 10);
+    std::vector<int64_t> scores(keys.size());
+    for (size_t i = 0; i < keys.size(); ++i) {
+      keys[i] = static_cast<Key>(random() % 30'000);
+      scores[i] = static_cast<int64_t>(random() % 5);
+    }
+    given.Add(keys, scores);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const auto [at, is_new] = model.emplace(keys[i], scores[i]);
+      at->second = std::max(at->second, scores[i]);
+    }
+    if (turn % 2 == 1) std::shuffle(keys.begin(), keys.end(), random);
+    if (turn % 5 == 4) keys.resize(keys.size() / 2);  // the others are left
+    std::vector<int64_t> taken(keys.size(), -1), without;
+    ASSERT_TRUE(given.Take(keys, taken.data(), &without));
+    ASSERT_TRUE(without.empty());
+    for (size_t i = 0; i < keys.size(); ++i) ASSERT_EQ(taken[i], model.at(keys[i]));
+    for (const Key key : keys) model.erase(key);
+  }
+  EXPECT_EQ(AllOf(&given), model);
+}
+
 TEST(GivenScores, KeysThatNobodyWritesAreNotKeptWithoutEnd) {
   GivenScores given;
   given.Add(std::vector<Key>{1, 2, 2, 1}, std::vector<int64_t>{5, 6, 7, 4}, 2);

@@ -187,6 +187,8 @@ Status GpuTableOfMemory::Clear(const Context& context) {
     // One of a table that is bounded by bytes keeps the size that it has.
     DYNEMB_RETURN_IF_ERROR(options_.max_bytes >= 0 ? index_.Empty(context) : index_.Clear(context));
     DYNEMB_RETURN_IF_ERROR(counts_.Clear(context));
+    counters_.written += static_cast<int64_t>(counts.written);
+    counters_.distinct += static_cast<int64_t>(counts.distinct);
     counters_.inserted += static_cast<int64_t>(counts.inserted);
     heads_ = inserted_ = 0;  // as the counts begin anew
     counters_.expired += static_cast<int64_t>(counts.expired);
@@ -274,6 +276,8 @@ TableCounters GpuTableOfMemory::counters() const {
     counters = counters_;
     return counts_.AddReads(context, &counters);
   }));
+  counters.written += static_cast<int64_t>(counts.written);
+  counters.distinct += static_cast<int64_t>(counts.distinct);
   counters.inserted += static_cast<int64_t>(counts.inserted);
   counters.expired += static_cast<int64_t>(counts.expired);
   counters.erased += static_cast<int64_t>(counts.removed) - counters.evicted - counters.expired;

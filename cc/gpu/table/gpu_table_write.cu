@@ -147,6 +147,9 @@ Status GpuTableOfMemory::CheckAdmission(const Batch& batch, const Admission& adm
   if (admission.candidates == nullptr || admission.candidates->space() != space()) {
     return InvalidArgument("candidates: want a table in the memory of this one");
   }
+  if (admission.policy.has_sketch()) {
+    return InvalidArgument("admission: got a sketch for a table on a GPU, want none");
+  }
   return {};
 }
 
@@ -237,6 +240,9 @@ Status GpuTableOfMemory::Write(const Context& context, const Batch& batch, const
 
 Status GpuTableOfMemory::ReportAll(const Context& context, const GroupedBatch& grouped,
                                    const How& how, const Reports& reports) const {
+  DYNEMB_RETURN_IF_ERROR(
+      ForEachTile<kWarp>(context, WarpsFor(context, grouped.size),
+                         CountWritten{grouped, how.each_reports, counts_.there()}));
   if (reports.outcomes == nullptr && reports.misses == nullptr) return {};
   return ForEach(context, grouped.size, ReportEntries{grouped, how.each_reports, reports});
 }

@@ -24,8 +24,9 @@ struct RowCounts {
   uint32_t full = 0;  // whether a key found no room
   // In all; of those that were removed, how many because they had expired.
   uint64_t inserted = 0, removed = 0, expired = 0;
-  uint64_t heads = 0;          // of batches, where somebody counts them
-  int64_t latest = INT64_MIN;  // of the times of rows that a call has put in
+  uint64_t heads = 0;                  // of batches, where somebody counts them
+  uint64_t written = 0, distinct = 0;  // TableCounters
+  int64_t latest = INT64_MIN;          // of the times of rows that a call has put in
 
   DYNEMB_HOST_DEVICE int64_t rows() const { return int64_t{fresh} - free; }
 };
@@ -402,6 +403,36 @@ struct ReportEntries {
     if (!batch.IsEntry(place)) return;
     const int64_t of = each_reports ? place : batch.HeadOf(place);
     reports.Set(batch.position(place), batch.outcome[of]);
+  }
+};
+
+// Counts the entries of a batch that were written, and their keys.
+struct CountWritten {
+  GroupedBatch batch;
+  bool each_reports;  // as ReportEntries
+  RowCounts* counts;
+
+  DYNEMB_HOST_DEVICE void operator()(const Tile& warp, int64_t i) const {
+    const int64_t place = i * warp.width + warp.lane;
+    const bool entry = place < batch.size && batch.IsEntry(place);
+    const unsigned written = warp.Vote(entry && Has(each_reports ? place : batch.HeadOf(place)));
+    const unsigned distinct = warp.Vote(entry && batch.IsHead(place) && HasSome(place));
+    if (warp.lane != 0) return;
+    if (written != 0) AtomicAdd(&counts->written, uint64_t{CountBits(written)});
+    if (distinct != 0) AtomicAdd(&counts->distinct, uint64_t{CountBits(distinct)});
+  }
+
+  DYNEMB_HOST_DEVICE bool Has(int64_t place) const {
+    return batch.outcome[place] == Outcome::kFound || batch.outcome[place] == Outcome::kInserted;
+  }
+  // Of a head: whether an entry of its key was written.
+  DYNEMB_HOST_DEVICE bool HasSome(int64_t place) const {
+    const int64_t head = place;
+    do {
+      if (Has(place)) return true;
+      ++place;
+    } while (each_reports && batch.IsSameGroup(head, place));
+    return false;
   }
 };
 

@@ -9,9 +9,11 @@ import tensorflow as tf
 
 from tf_dynemb.base.checks import assert_same, whole
 from tf_dynemb.base.keys import keys_of
+from tf_dynemb.base.structure import flat_numbers
 from tf_dynemb.keras.layers.table_layer import TableLayer
 from tf_dynemb.lookup.embedding_lookup import lookup_keys
 from tf_dynemb.table.indexed_table import IndexedTable, devices_here, in_range
+from tf_dynemb.table.scores import scores_for
 from tf_dynemb.table.table_config import TableConfig, take_fields
 from tf_dynemb.table.variable import Variable
 
@@ -125,14 +127,16 @@ class All2AllDenseEmbedding(SlotLayer):
 
     Call arguments:
         inputs: see dynamic_input.
+        scores: with eviction=Score(), the score of each key's row, signed integers or floats of the
+            shape of the inputs, which the update that trains it writes.
 
     Returns:
         Vectors inputs.shape + (dim,), of the layer's compute dtype.
 
     Raises:
         TypeError: inputs that are no integers, or that key_dtype cannot hold.
-        ValueError: an argument that is out of range; inputs of another shape
-            (tf.errors.InvalidArgumentError where only the run shows that).
+        ValueError: an argument that is out of range; inputs or scores of another shape, scores without
+            eviction=Score() (tf.errors.InvalidArgumentError where only the run shows that).
         tf.errors.InvalidArgumentError: without a hash table, a key out of range.
 
     Example:
@@ -161,7 +165,7 @@ class All2AllDenseEmbedding(SlotLayer):
         self.nnz_per_slot = whole("nnz_per_slot", nnz_per_slot)
         self.dynamic_input = bool(dynamic_input)
 
-    def call(self, inputs: Any) -> tf.Tensor:
+    def call(self, inputs: Any, scores: Any = None) -> tf.Tensor:
         """Looks keys up; see the class."""
         if isinstance(inputs, (tf.SparseTensor, tf.RaggedTensor)):
             raise TypeError(f"inputs: got {type(inputs).__name__}, want a dense tensor")
@@ -180,7 +184,10 @@ class All2AllDenseEmbedding(SlotLayer):
             with tf.control_dependencies(assert_same(tf.shape(keys)[1:], want[1:], message)):
                 keys = tf.identity(keys)
         keys = tf.ensure_shape(keys, want)
-        return self._cast(lookup_keys(self.table, in_range(self.table, keys)))
+        scored = None
+        if scores is not None:
+            scored = keys, flat_numbers("scores", scores_for(self.table, scores), keys)
+        return self._cast(lookup_keys(self.table, in_range(self.table, keys), scored=scored))
 
     def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
