@@ -160,10 +160,11 @@ Status DoesNotContinue(const std::string& path, int64_t number, int64_t before,
 }
 
 // Calls `go_on` before each `rows_at_a_time` rows; its error ends it.
-Status LoadAllRows(const Context& context, const SnapshotReader& reader, int64_t table,
-                   const std::vector<Table*>& shards, KeyStrings* strings,
-                   int64_t rows_at_a_time = std::numeric_limits<int64_t>::max(),
-                   const std::function<Status()>& go_on = [] { return Status(); }) {
+Status LoadAllRows(
+    const Context& context, const SnapshotReader& reader, int64_t table,
+    const std::vector<Table*>& shards, KeyStrings* strings,
+    int64_t rows_at_a_time = std::numeric_limits<int64_t>::max(),
+    const std::function<Status()>& go_on = [] { return Status(); }) {
   SnapshotPlace place;
   for (;;) {
     std::vector<BlockEntry> blocks;

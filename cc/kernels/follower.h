@@ -101,16 +101,15 @@ class Follower {
                    TableResource* table, ShardSet::Contents* contents);
   // The newest generation with a full copy that is not after `number`, and all up to it.
   Status ChainTo(int64_t number, std::vector<const Generation*>* chain);
-  // The weights that the model has of a generation, in the order of weights_; nothing for those that
-  // the feed does not have, which stay as they are.
+  // The weights that the model has of a generation, in the order of weights_; nothing for those
+  // that the feed does not have, which stay as they are.
   using Weights = std::vector<std::optional<tensorflow::Tensor>>;
   Status ReadWeights(const Generation& generation, Weights* weights) const;
   // Calls `change` while no request is under way, and notes that `generation` is served if it
   // succeeds. If it fails, nothing is served but errors until the next full copy.
   // `parts`: what is put in, for the counters.
   Status Switch(const Generation& generation, const std::vector<const FeedPart*>& parts,
-                bool is_full, const Weights& weights,
-                const std::function<Status()>& change);
+                bool is_full, const Weights& weights, const std::function<Status()>& change);
   void Assign(const Weights& weights);
   void Beat();
   // Until it is worth while to poll again.

@@ -117,7 +117,9 @@ def test_any_operation_that_fails(is_new, tmp_path, monkeypatch):
 def test_a_file_in_the_way(tmp_path):
     (tmp_path / "file").write_text("here")
     for path in (tmp_path / "file", tmp_path / "file" / "feed"):
-        with pytest.raises(FeedError, match=f"got {path}, where no publisher can begin: .*want a folder"):
+        with pytest.raises(
+            FeedError, match=f"got {path}, where no publisher can begin: .*want a folder"
+        ):
             Publisher(table_of(1), path)
     assert all_under(tmp_path) == [("file", 4)]
 

@@ -103,7 +103,13 @@ class Relay(http.server.BaseHTTPRequestHandler):
             content = answer.read()
         self.send_response(answer.status)
         for name, value in answer.getheaders():
-            if name.lower() not in ("transfer-encoding", "connection", "content-length", "server", "date"):
+            if name.lower() not in (
+                "transfer-encoding",
+                "connection",
+                "content-length",
+                "server",
+                "date",
+            ):
                 self.send_header(name, value)
         length = answer.headers.get("Content-Length") if self.command == "HEAD" else len(content)
         self.send_header("Content-Length", str(length or 0))
@@ -118,11 +124,13 @@ class Relay(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def slow_stream(tmp_path):
-    publisher = Publisher(agreeing(), tmp_path / "feed", stream="127.0.0.1:0", keep_generations=2)
+    """A model, its publisher, and what followers connect to."""
+    model = agreeing()
+    publisher = Publisher(model, tmp_path / "feed", stream="127.0.0.1:0", keep_generations=2)
     server = SlowServer(publisher.address.removeprefix("feed://"))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield publisher, server
+    yield model, publisher, server
     server.may_go.set()
     server.shutdown()
     thread.join()
@@ -130,12 +138,7 @@ def slow_stream(tmp_path):
 
 
 def test_a_thread_that_loads_for_long_keeps_what_it_loads(slow_stream, tmp_path):
-    publisher, server = slow_stream
-    model = publisher._model_of_test = agreeing()
-    publisher.close()
-    publisher = Publisher(
-        model, tmp_path / "feed", stream=server.behind, keep_generations=2, full_copy_ratio=1e9
-    )
+    model, publisher, server = slow_stream
 
     def publish(number):
         set_all(model, KEYS, number)
@@ -157,7 +160,6 @@ def test_a_thread_that_loads_for_long_keeps_what_it_loads(slow_stream, tmp_path)
     status = follower_status(served)
     assert (status.errors, status.full_copies) == (0, 1)
     assert numbers_in(served.serve(KEYS)) == {7.0}
-    publisher.close()
 
 
 # --- A request sees one generation --------------------------------------------------------------------
@@ -178,7 +180,9 @@ def test_a_switch_leaves_alone_what_the_feed_does_not_have(tmp_path):
         def again(i):
             with tf.control_dependencies([module.count.assign_add(1), module.scale.assign_add(1.0)]):
                 # It takes a while, so that a switch waits for it.
-                return i + 1 + tf.cast(tf.reduce_sum(tf.fill((40, 40), 1.0) @ tf.zeros((40, 40))), tf.int64)
+                return (
+                    i + 1 + tf.cast(tf.reduce_sum(tf.fill((40, 40), 1.0) @ tf.zeros((40, 40))), tf.int64)
+                )
 
         (done,) = tf.while_loop(lambda i: i < times, lambda i: (again(i),), (tf.constant(0, tf.int64),))
         return {"rows": rows, "done": done}
@@ -256,7 +260,12 @@ def test_two_models_follow_one_feed_in_one_process(tmp_path):
     model = agreeing()
     path = export(model, tmp_path)
     models = [tf.saved_model.load(path), tf.saved_model.load(path)]
-    publisher, ended, mixed, seen = Publisher(model, tmp_path / "feed"), threading.Event(), [], [set(), set()]
+    publisher, ended, mixed, seen = (
+        Publisher(model, tmp_path / "feed"),
+        threading.Event(),
+        [],
+        [set(), set()],
+    )
 
     def request(index):
         while not ended.is_set():
@@ -300,7 +309,9 @@ def test_each_call_within_one_function_is_of_one_generation(tmp_path):
 
     @tf.function(input_signature=spec)
     def outer(ids):
-        mapped = tf.map_fn(lambda one: served.serve(one[None])[0][0, 0], ids[:8], fn_output_signature=tf.float32)
+        mapped = tf.map_fn(
+            lambda one: served.serve(one[None])[0][0, 0], ids[:8], fn_output_signature=tf.float32
+        )
         return [served.serve(ids), served.again(ids), served.serve(ids)], mapped
 
     publisher, ended, mixed, seen = Publisher(model, tmp_path / "feed"), threading.Event(), [], set()
@@ -332,6 +343,11 @@ def test_models_that_come_and_go_during_switches(tmp_path):
     path = export(model, tmp_path)
     publisher, ended = Publisher(model, tmp_path / "feed"), threading.Event()
 
+    def use(served):
+        wait_until(lambda: follower_status(served).generation is not None)
+        served.serve(IDS)
+        assert follower_status(served).errors == 0
+
     def train():
         while not ended.is_set():
             change(model, draw)
@@ -340,12 +356,8 @@ def test_models_that_come_and_go_during_switches(tmp_path):
     thread = threading.Thread(target=train)
     thread.start()
     try:
-        for _ in range(12):
-            served = tf.saved_model.load(path)
-            wait_until(lambda: (follower_status(served).generation or 0) > 0)  # noqa: B023
-            served.serve(IDS)
-            assert follower_status(served).errors == 0
-            del served
+        for _ in range(6):
+            use(tf.saved_model.load(path))
             gc.collect()
     finally:
         ended.set()

@@ -211,8 +211,8 @@ class Feed:
         except (tf.errors.OpError, OSError) as error:
             raise FeedError(
                 f"path: got {self.path}, where no publisher can begin: "
-                f"{getattr(error, 'message', error)}; want a folder that this process may read and write, "
-                "on a file system with room"
+                f"{getattr(error, 'message', error)}; want a folder that this process may read and "
+                "write, on a file system with room"
             ) from error
 
     def look(self) -> tuple[list[int], Pin | None]:

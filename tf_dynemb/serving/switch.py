@@ -49,15 +49,17 @@ class Switch:
         until = time.monotonic() + wait_seconds
         with self._condition:
             if threading.get_ident() in self._depths:
-                raise RuntimeError("a follower cannot go on inside of reading(), which holds it in place")
+                raise RuntimeError(
+                    "a follower cannot go on inside of reading(), which holds it in place"
+                )
             self._changing = True
             try:
                 while self._depths:
                     left = until - time.monotonic()
                     if left <= 0:
                         raise TimeoutError(
-                            f"{len(self._depths)} requests took longer than {wait_seconds} s; the switch "
-                            "to the next generation is tried again"
+                            f"{len(self._depths)} requests took longer than {wait_seconds} s; the "
+                            "switch to the next generation is tried again"
                         )
                     self._condition.wait(left)
             except BaseException:
