@@ -387,22 +387,31 @@ def test_a_request_may_end_in_another_thread(tmp_path):
 # --- The follower is the trainer ----------------------------------------------------------------------
 
 
-def test_a_row_whose_time_is_over_is_missing_in_a_follower_too(tmp_path):
+def test_rows_whose_time_is_over_go_as_the_trainer_removes_them(tmp_path):
+    """What differs until then has expired; a full copy has none of it."""
     table = tf_dynemb.Variable(
         dim=1, name="t", initializer="zeros", eviction=tf_dynemb.policies.TTL(steps=3)
     )
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build([table.handle])
     other = tf_dynemb.Variable(dim=1, name="t", initializer="zeros")
-    follower = Follower(other, tmp_path / "feed")
+    follower, ids, last_trained = Follower(other, tmp_path / "feed"), np.arange(2020), {}
     with Publisher(table, tmp_path / "feed", full_copy_ratio=1e9) as publisher:
-        for step in range(12):
+        for step in range(20):
+            batch = range(2000) if step == 0 else [2000 + step, 2000 + step // 2]
+            last_trained |= dict.fromkeys(batch, step)
             with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, int64([100 + step])))
+                loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, int64(list(batch))))
             optimizer.apply(tape.gradient(loss, [table.handle]), [table.handle])
+            if step == 19:
+                publisher._state = ""  # so that it is a full copy
             publisher.publish()
-            assert follower.poll().errors == 0
-            ids = int64(range(100, 112))
-            want, exists = table.lookup(ids, return_exists=True)
-            np.testing.assert_array_equal(other.lookup(ids), want)
-            assert np.count_nonzero(exists) <= 4
+            assert follower.poll().errors == 0 and follower.status.generation == step + 1
+            want, exists = table.lookup(int64(ids), return_exists=True)
+            _, has = other.lookup(int64(ids), return_exists=True)
+            differ = set(ids[exists.numpy() != has.numpy()].tolist())
+            expired = {key for key, trained in last_trained.items() if step - trained >= 3}
+            assert differ <= expired
+            same = np.isin(ids, list(differ), invert=True)
+            np.testing.assert_array_equal(other.lookup(int64(ids))[same], want[same])
+    assert not differ and int(other.size()) == np.count_nonzero(exists)
