@@ -215,6 +215,16 @@ def resource_of(variable: keras.Variable) -> tf.Tensor:
     return variable.handle
 
 
+def resource_with(handle: tf.Tensor) -> Any:
+    """The object that made the handle of a resource, or None.
+
+    TensorFlow keeps it for the words of its errors and has no public getter. Where it has it elsewhere a
+    table in parts is taken for several of one name, and refused, where a SavedModel is to follow.
+    """
+    reference = getattr(handle, "_parent_trackable", None)
+    return None if reference is None else reference()
+
+
 def timeout_of(strategy: tf.distribute.Strategy) -> float | None:
     """The timeout_seconds of the CommunicationOptions that a strategy was made with.
 

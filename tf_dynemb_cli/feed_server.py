@@ -52,6 +52,7 @@ _HEARTBEAT = {
     "generation": (int, type(None)),
     "wants_full": (bool,),
     "pinned": (int, type(None)),
+    "needs": (int, type(None)),
     "beat": (int,),
     "host": (str,),
     "pid": (int,),

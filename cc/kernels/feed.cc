@@ -71,6 +71,16 @@ std::optional<int64_t> NumberOf(const std::string& text) {
   return is_number ? std::optional<int64_t>(std::stoll(text)) : std::nullopt;
 }
 
+// Of what follows "pinned-": <number>-<id of its state>.
+std::optional<FeedPin> PinOf(const std::string& text) {
+  FeedPin pin;
+  const std::optional<int64_t> number = NumberOf(text.substr(0, kDigits));
+  const bool is_pin = number && text.size() > kDigits && text[kDigits] == '-' &&
+                      ParseId(text.substr(kDigits + 1), &pin.state).ok();
+  pin.number = number.value_or(0);
+  return is_pin ? std::optional<FeedPin>(pin) : std::nullopt;
+}
+
 std::string TextOf(int64_t number) {
   char text[32];
   std::snprintf(text, sizeof text, "%0*" PRId64, kDigits, number);
@@ -292,7 +302,7 @@ class FilesInMemory : public FilesToRead {
 
 }  // namespace
 
-Status Feed::Look(std::vector<int64_t>* numbers, std::optional<int64_t>* pinned) const {
+Status Feed::Look(std::vector<int64_t>* numbers, std::optional<FeedPin>* pinned) const {
   std::vector<std::string> names;
   numbers->clear();
   pinned->reset();
@@ -300,13 +310,12 @@ Status Feed::Look(std::vector<int64_t>* numbers, std::optional<int64_t>* pinned)
   if (absl::IsNotFound(listed) && !is_stream()) return Status();
   if (!listed.ok()) return FromTensorFlow(listed);
   for (const std::string& name : names) {
-    const bool is_pin = name.compare(0, kPinned.size(), kPinned) == 0;
-    const std::optional<int64_t> number = NumberOf(is_pin ? name.substr(kPinned.size()) : name);
-    if (!number) continue;
-    if (!is_pin) {
+    if (name.compare(0, kPinned.size(), kPinned) == 0) {
+      const std::optional<FeedPin> pin = PinOf(name.substr(kPinned.size()));
+      const auto order = [](const FeedPin& one) { return std::pair(one.number, one.state); };
+      if (pin && (!*pinned || order(*pin) < order(**pinned))) *pinned = pin;
+    } else if (const std::optional<int64_t> number = NumberOf(name)) {
       numbers->push_back(*number);
-    } else if (!*pinned || *number < **pinned) {
-      *pinned = number;
     }
   }
   std::sort(numbers->begin(), numbers->end());

@@ -46,6 +46,12 @@ struct Generation {
   uint64_t state() const { return (delta ? delta : full)->snapshot; }
 };
 
+// The generation that followers of a feed stay at.
+struct FeedPin {
+  int64_t number = 0;
+  uint64_t state = 0;  // of that generation: another feed in the folder has the number as well
+};
+
 class Feed {
  public:
   explicit Feed(std::string path) : path_(std::move(path)) {}
@@ -53,7 +59,7 @@ class Feed {
   const std::string& path() const { return path_; }
   // The numbers of the generations that there are, ascending, and of the one that followers stay
   // at, if there is one; none if there is no such folder, which of a stream is an error.
-  Status Look(std::vector<int64_t>* numbers, std::optional<int64_t>* pinned) const;
+  Status Look(std::vector<int64_t>* numbers, std::optional<FeedPin>* pinned) const;
   // Whether another machine serves it (stream_file_system.cc). Then it tells its newest generation
   // when that is after `number`, or whatever it is after a second.
   bool is_stream() const;

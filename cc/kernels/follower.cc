@@ -28,6 +28,8 @@ using tensorflow::Tensor;
 using tensorflow::core::RefCountPtr;
 
 constexpr std::chrono::seconds kFarewell{2};
+// Of a full copy, between two looks at whether the follower still lives and says so.
+constexpr int64_t kRowsAtATime = int64_t{1} << 20;
 // Between two attempts to reach the generation that a feed is pinned to.
 constexpr std::chrono::seconds kFirstPause{1}, kLongestPause{60};
 
@@ -157,12 +159,20 @@ Status DoesNotContinue(const std::string& path, int64_t number, int64_t before,
                                         " does not continue the generation ", before, which));
 }
 
-Status LoadAllRows(const Context& context, const SnapshotReader& reader, int64_t table,
-                   const std::vector<Table*>& shards, KeyStrings* strings) {
+// Calls `go_on` before each `rows_at_a_time` rows; its error ends it.
+Status LoadAllRows(
+    const Context& context, const SnapshotReader& reader, int64_t table,
+    const std::vector<Table*>& shards, KeyStrings* strings,
+    int64_t rows_at_a_time = std::numeric_limits<int64_t>::max(),
+    const std::function<Status()>& go_on = [] { return Status(); }) {
   SnapshotPlace place;
-  std::vector<BlockEntry> blocks;
-  DYNEMB_RETURN_IF_ERROR(reader.List(table, std::numeric_limits<int64_t>::max(), &place, &blocks));
-  return LoadRows(context, reader, blocks, nullptr, shards, strings);
+  for (;;) {
+    std::vector<BlockEntry> blocks;
+    DYNEMB_RETURN_IF_ERROR(go_on());
+    DYNEMB_RETURN_IF_ERROR(reader.List(table, rows_at_a_time, &place, &blocks));
+    if (blocks.empty()) return Status();
+    DYNEMB_RETURN_IF_ERROR(LoadRows(context, reader, blocks, nullptr, shards, strings));
+  }
 }
 
 }  // namespace
@@ -265,7 +275,7 @@ void Follower::Wait() {
 
 void Follower::Poll() {
   std::vector<int64_t> numbers;
-  std::optional<int64_t> pinned;
+  std::optional<FeedPin> pinned;
   const Status listed = feed_.Look(&numbers, &pinned);
   if (!listed.ok()) return Failed(listed);
   unusable_.clear();
@@ -278,30 +288,29 @@ void Follower::Poll() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     status_.newest = newest;
-    status_.pinned = pinned.value_or(-1);
+    status_.pinned = pinned ? pinned->number : -1;
   }
   if (numbers.empty() && !pinned) return;
-  if (now_ && !numbers.empty() && newest < now_->number) {
+  if (now_ && !pinned && newest < now_->number) {
     const Generation* last;
     const Status read = ReadGeneration(newest, &last);
     if (!read.ok()) return Failed(read);
-    if (last->feed == now_->feed && !pinned) return;
-    if (last->feed != now_->feed) {
-      now_.reset();  // another feed was put into the folder
-      manifests_.clear();
-    }
+    if (last->feed == now_->feed) return;
+    now_.reset();  // another feed was put into the folder
+    manifests_.clear();
   }
   NoteLag(numbers);
-  const int64_t last = pinned.value_or(newest);
+  const int64_t last = pinned ? pinned->number : newest;
   const auto is_there = [&] {
-    return CheckWhole().ok() && now_ && (pinned ? now_->number == last : now_->number >= last);
+    if (!CheckWhole().ok() || !now_) return false;
+    return pinned ? now_->number == last && now_->state() == pinned->state : now_->number >= last;
   };
   if (!pinned) way_.clear();
-  if (pinned && !is_there() && IsInPause(numbers, last)) return;
+  if (pinned && !is_there() && IsInPause(numbers, *pinned)) return;
   while (!ended() && !is_there()) {
     const bool may_apply = now_ && now_->number < last;
     if (may_apply && ApplyNext(numbers)) continue;
-    if (too_long_ || !(pinned ? LoadPinned(numbers, last) : LoadFull(numbers))) break;
+    if (too_long_ || !(pinned ? LoadPinned(numbers, *pinned) : LoadFull(numbers))) break;
   }
   NoteLag(numbers);
 }
@@ -348,7 +357,14 @@ bool Follower::ApplyNext(const std::vector<int64_t>& numbers) {
   }
   if (status.ok()) return true;
   Failed(status);
-  if (!too_long_) unusable_.insert(now_->number + 1);
+  if (too_long_) return false;
+  // Another feed may have been put into the folder since manifests were read.
+  if (generation != nullptr && generation->feed != now_->feed) {
+    manifests_.clear();
+  } else {
+    manifests_.erase(now_->number + 1);
+    unusable_.insert(now_->number + 1);
+  }
   return false;
 }
 
@@ -363,7 +379,7 @@ Status Follower::CheckNext(const std::vector<int64_t>& numbers, const Generation
   return DoesNotContinue(feed_.path(), number, now_->number, " that is served");
 }
 
-Status Follower::ReadWeights(const Generation& generation, std::vector<Tensor>* weights) const {
+Status Follower::ReadWeights(const Generation& generation, Weights* weights) const {
   std::map<std::string, Tensor> named;
   DYNEMB_RETURN_IF_ERROR(feed_.ReadWeights(generation, &named));
   for (const FollowedWeight& weight : weights_) {
@@ -377,7 +393,7 @@ Status Follower::ReadWeights(const Generation& generation, std::vector<Tensor>* 
                                "' of the model; want one of a model of the same "
                                "layers and names, or export the model again");
       }
-      weights->emplace_back(there);
+      weights->emplace_back();
       continue;
     }
     if (found->second.dtype() != there.dtype() || found->second.shape() != there.shape()) {
@@ -387,7 +403,7 @@ Status Follower::ReadWeights(const Generation& generation, std::vector<Tensor>* 
                              weight.name, "', want ", tensorflow::DataTypeString(there.dtype()),
                              " ", there.shape().DebugString(), ", as the model has it");
     }
-    weights->push_back(found->second);
+    weights->emplace_back(found->second);
   }
   return Status();
 }
@@ -395,7 +411,7 @@ Status Follower::ReadWeights(const Generation& generation, std::vector<Tensor>* 
 Status Follower::Apply(const Generation& generation) {
   const FileContext core;
   const std::string folder = feed_.Folder(generation, "delta");
-  std::vector<Tensor> weights;
+  Weights weights;
   std::unique_ptr<FileSystem> files;
   std::unique_ptr<SnapshotReader> reader;
   DYNEMB_RETURN_IF_ERROR(ReadWeights(generation, &weights));
@@ -434,21 +450,32 @@ bool Follower::LoadFull(const std::vector<int64_t>& numbers) {
     }
     Failed(status);
     if (too_long_) return false;
+    manifests_.erase(*number);  // as in ApplyNext
   }
   wants_full_ = true;
   return false;
 }
 
-bool Follower::LoadPinned(const std::vector<int64_t>& numbers, int64_t pinned) {
-  Status status;
-  std::vector<const Generation*> chain;
-  if (!std::binary_search(numbers.begin(), numbers.end(), pinned)) {
-    status = Status(Code::kNotFound,
-                    StrCat(feed_.path(), ": pinned to generation ", pinned,
-                           ", which has been removed; pin another one, or unpin the feed"));
-  } else {
-    status = ChainTo(pinned, &chain);
+Status Follower::ChainToPin(const std::vector<int64_t>& numbers, const FeedPin& pin,
+                            std::vector<const Generation*>* chain) {
+  const auto cannot = [&](const char* why) {
+    return Status(Code::kNotFound, StrCat(feed_.path(), ": pinned to generation ", pin.number, ", ",
+                                          why, "; pin another one, or unpin the feed"));
+  };
+  if (!std::binary_search(numbers.begin(), numbers.end(), pin.number)) {
+    return cannot("which has been removed");
   }
+  const Generation* generation = nullptr;
+  DYNEMB_RETURN_IF_ERROR(ReadGeneration(pin.number, &generation));
+  if (generation->state() != pin.state) {
+    return cannot("of another feed than the one that has been put in its place");
+  }
+  return ChainTo(pin.number, chain);
+}
+
+bool Follower::LoadPinned(const std::vector<int64_t>& numbers, const FeedPin& pin) {
+  std::vector<const Generation*> chain;
+  Status status = ChainToPin(numbers, pin, &chain);
   if (status.ok()) status = Load(chain);
   if (status.ok()) {
     way_.clear();
@@ -456,16 +483,17 @@ bool Follower::LoadPinned(const std::vector<int64_t>& numbers, int64_t pinned) {
   }
   Failed(status);
   if (!too_long_) {
+    manifests_.clear();  // as in ApplyNext
     try_at_ = steady_clock::now() + pause_;
     pause_ = std::min(2 * pause_, kLongestPause);
   }
   return false;
 }
 
-bool Follower::IsInPause(const std::vector<int64_t>& numbers, int64_t pinned) {
+bool Follower::IsInPause(const std::vector<int64_t>& numbers, const FeedPin& pin) {
   std::vector<int64_t> way(numbers.begin(),
-                           std::upper_bound(numbers.begin(), numbers.end(), pinned));
-  way.push_back(pinned);
+                           std::upper_bound(numbers.begin(), numbers.end(), pin.number));
+  way.insert(way.end(), {pin.number, static_cast<int64_t>(pin.state)});
   if (way == way_) return steady_clock::now() < try_at_;
   way_ = std::move(way);
   pause_ = kFirstPause;
@@ -489,7 +517,7 @@ Status Follower::ChainTo(int64_t number, std::vector<const Generation*>* chain) 
 }
 
 Status Follower::LoadTable(const std::vector<std::unique_ptr<SnapshotReader>>& readers,
-                           TableResource* table, ShardSet::Contents* contents) const {
+                           TableResource* table, ShardSet::Contents* contents) {
   const FileContext core;
   int64_t want = 0;
   for (size_t r = 0; r < readers.size(); ++r) {
@@ -512,7 +540,13 @@ Status Follower::LoadTable(const std::vector<std::unique_ptr<SnapshotReader>>& r
     }
     const std::vector<Table*> shards = Pointers(contents->shards);
     if (r > 0) DYNEMB_RETURN_IF_ERROR(LoadErased(core, *reader, number, shards));
-    DYNEMB_RETURN_IF_ERROR(LoadAllRows(core, *reader, number, shards, contents->strings.get()));
+    const auto go_on = [this] {
+      if (ended()) return FailedPrecondition("the model is being unloaded");
+      Beat();
+      return Status();
+    };
+    DYNEMB_RETURN_IF_ERROR(
+        LoadAllRows(core, *reader, number, shards, contents->strings.get(), kRowsAtATime, go_on));
     int64_t rows = 0;
     for (const auto& shard : contents->shards) rows += shard->size();
     if (r == 0 && rows != want) {
@@ -525,7 +559,7 @@ Status Follower::LoadTable(const std::vector<std::unique_ptr<SnapshotReader>>& r
 
 Status Follower::Load(const std::vector<const Generation*>& chain) {
   const Generation& last = *chain.back();
-  std::vector<Tensor> weights;
+  Weights weights;
   std::vector<std::unique_ptr<SnapshotReader>> readers(chain.size());
   std::vector<const FeedPart*> parts;
   DYNEMB_RETURN_IF_ERROR(ReadWeights(last, &weights));
@@ -535,10 +569,15 @@ Status Follower::Load(const std::vector<const Generation*>& chain) {
     DYNEMB_RETURN_IF_ERROR(SnapshotReader::Open(TensorFlowFiles(), folder, &readers[g]));
     DYNEMB_RETURN_IF_ERROR(CheckId(folder, readers[g]->manifest().id, parts[g]->snapshot));
   }
+  // It may take longer than the publisher keeps generations that nobody needs.
+  needs_ = chain[0]->number;
+  struct Ending {
+    std::optional<int64_t>* needs;
+    ~Ending() { needs->reset(); }
+  } const ending{&needs_};
   // Beside the rows that are served, which serve on.
   std::vector<ShardSet::Contents> loaded(tables_.size());
   for (size_t t = 0; t < tables_.size(); ++t) {
-    if (ended()) return FailedPrecondition("the model is being unloaded");
     DYNEMB_RETURN_IF_ERROR(
         About(feed_.Folder(*chain[0], "full"), LoadTable(readers, tables_[t].get(), &loaded[t])));
   }
@@ -551,7 +590,7 @@ Status Follower::Load(const std::vector<const Generation*>& chain) {
 }
 
 Status Follower::Switch(const Generation& generation, const std::vector<const FeedPart*>& parts,
-                        bool is_full, const std::vector<Tensor>& weights,
+                        bool is_full, const Weights& weights,
                         const std::function<Status()>& change) {
   struct Opening {  // however this ends
     RequestGate* gate;
@@ -589,11 +628,12 @@ Status Follower::Switch(const Generation& generation, const std::vector<const Fe
   return Status();
 }
 
-void Follower::Assign(const std::vector<Tensor>& weights) {
+void Follower::Assign(const Weights& weights) {
   for (size_t w = 0; w < weights_.size(); ++w) {
+    if (!weights[w]) continue;
     tensorflow::Var* const variable = weights_[w].variable.get();
     tensorflow::mutex_lock lock(*variable->mu());
-    *variable->tensor() = weights[w];  // who has read the one before keeps it
+    *variable->tensor() = *weights[w];  // who has read the one before keeps it
     variable->is_initialized = true;
   }
 }
@@ -603,7 +643,8 @@ void Follower::Beat() {
   const std::string said =
       StrCat("\"generation\": ", now_ ? StrCat(now_->number) : "null",
              ", \"wants_full\": ", wants_full_ && pinned < 0 ? "true" : "false",
-             ", \"pinned\": ", pinned >= 0 ? StrCat(pinned) : "null");
+             ", \"pinned\": ", pinned >= 0 ? StrCat(pinned) : "null",
+             ", \"needs\": ", needs_ ? StrCat(*needs_) : "null");
   const std::chrono::duration<double> since = steady_clock::now() - beat_at_;
   if (said == beat_said_ && since.count() < options_.heartbeat_seconds) return;
   const std::string json = StrCat("{", said, ", \"beat\": ", ++beats_, ", \"host\": \"",

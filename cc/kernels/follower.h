@@ -87,26 +87,30 @@ class Follower {
   bool LoadFull(const std::vector<int64_t>& numbers);
   // Loads the generation that the feed is pinned to. What has failed is tried again after a pause,
   // or when other generations up to that one are listed.
-  bool LoadPinned(const std::vector<int64_t>& numbers, int64_t pinned);
+  bool LoadPinned(const std::vector<int64_t>& numbers, const FeedPin& pin);
   // Whether it has failed just before.
-  bool IsInPause(const std::vector<int64_t>& numbers, int64_t pinned);
+  bool IsInPause(const std::vector<int64_t>& numbers, const FeedPin& pin);
+  // The generation that the feed is pinned to, and all on the way there.
+  Status ChainToPin(const std::vector<int64_t>& numbers, const FeedPin& pin,
+                    std::vector<const Generation*>* chain);
   Status CheckNext(const std::vector<int64_t>& numbers, const Generation** generation);
   Status Apply(const Generation& generation);
   // The full copy of the first, and the changes of those after it.
   Status Load(const std::vector<const Generation*>& chain);
   Status LoadTable(const std::vector<std::unique_ptr<SnapshotReader>>& readers,
-                   TableResource* table, ShardSet::Contents* contents) const;
+                   TableResource* table, ShardSet::Contents* contents);
   // The newest generation with a full copy that is not after `number`, and all up to it.
   Status ChainTo(int64_t number, std::vector<const Generation*>* chain);
-  // The weights that the model has of a generation, in the order of weights_.
-  Status ReadWeights(const Generation& generation, std::vector<tensorflow::Tensor>* weights) const;
+  // The weights that the model has of a generation, in the order of weights_; nothing for those
+  // that the feed does not have, which stay as they are.
+  using Weights = std::vector<std::optional<tensorflow::Tensor>>;
+  Status ReadWeights(const Generation& generation, Weights* weights) const;
   // Calls `change` while no request is under way, and notes that `generation` is served if it
   // succeeds. If it fails, nothing is served but errors until the next full copy.
   // `parts`: what is put in, for the counters.
   Status Switch(const Generation& generation, const std::vector<const FeedPart*>& parts,
-                bool is_full, const std::vector<tensorflow::Tensor>& weights,
-                const std::function<Status()>& change);
-  void Assign(const std::vector<tensorflow::Tensor>& weights);
+                bool is_full, const Weights& weights, const std::function<Status()>& change);
+  void Assign(const Weights& weights);
   void Beat();
   // Until it is worth while to poll again.
   void Wait();
@@ -125,6 +129,7 @@ class Follower {
   std::set<int64_t> unusable_;               // numbers that this poll could not apply
   bool too_long_ = false;                    // requests took longer than a switch waits
   bool wants_full_ = false;
+  std::optional<int64_t> needs_;   // the first generation of those that are being loaded
   std::vector<int64_t> way_;       // what was listed up to the pin, and the pin, when it was tried
   std::chrono::seconds pause_{0};  // after the next failure
   std::chrono::steady_clock::time_point try_at_;

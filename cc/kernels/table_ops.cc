@@ -278,11 +278,13 @@ class DescribeOp : public CatchingKernel {
   void TryCompute(OpKernelContext* context) override {
     TableInput table;
     OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
-    Tensor *name, *schema;
+    Tensor *name, *schema, *id;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &name));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &schema));
+    OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({}), &id));
     name->scalar<tensorflow::tstring>()() = table.resource->name();
     schema->scalar<tensorflow::tstring>()() = table.schema.ToText();
+    id->scalar<int64_t>()() = table.resource->id();
   }
 };
 
@@ -327,7 +329,8 @@ REGISTER_KERNEL_BUILDER(Name("DynembDescribe")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("table")
                             .HostMemory("name")
-                            .HostMemory("schema"),
+                            .HostMemory("schema")
+                            .HostMemory("id"),
                         DescribeOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSize").Device(tensorflow::DEVICE_CPU), SizeOp);
 REGISTER_KERNEL_BUILDER(Name("DynembSize")

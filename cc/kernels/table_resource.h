@@ -27,6 +27,7 @@
 #include "cc/kernels/monitoring.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/platform/random.h"
 
 namespace dynemb {
 
@@ -73,6 +74,8 @@ class TableResource : public tensorflow::ResourceBase {
   const TableOptions& options() const { return options_; }
   const Storage& storage() const { return storage_; }
   const std::string& name() const { return name_; }
+  // Drawn when it is made: no other table has it, in any process.
+  int64_t id() const { return id_; }
   // Whether it is an error if it is full.
   bool refuses_when_full() const {
     return options_.is_bounded() && !options_.eviction.evicts() &&
@@ -137,6 +140,7 @@ class TableResource : public tensorflow::ResourceBase {
   const TableOptions options_;
   const Storage storage_;
   const std::string name_;
+  const int64_t id_ = static_cast<int64_t>(tensorflow::random::New64());
   ShardSet shards_;
   const std::shared_ptr<const RowReader> view_;
   GivenScores given_scores_;

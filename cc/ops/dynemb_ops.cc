@@ -458,10 +458,10 @@ REGISTER_OP("DynembDescribe")
     .Input("table: resource")
     .Output("name: string")
     .Output("schema: string")
+    .Output("id: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      c->set_output(1, c->Scalar());
+      for (int output = 0; output < 3; ++output) c->set_output(output, c->Scalar());
       return absl::OkStatus();
     })
     .Doc(R"doc(
@@ -469,6 +469,7 @@ What a table is called and what its rows are made of, for who has nothing but it
 
 name: the attribute table_name of the op that made the table.
 schema: in the text form of TableSchema.
+id: drawn when the table was made; handles of one table have the same.
 )doc");
 
 REGISTER_OP("DynembRestrict")

@@ -289,6 +289,10 @@ class Served(tf.Module):
     def size(self):
         return self.table.size()
 
+    @tf.function(input_signature=[])
+    def export(self):
+        return self.table.export()
+
 
 def check_saved_models():
     """Which test_parameter_servers loads, in a process without servers."""
@@ -296,10 +300,11 @@ def check_saved_models():
     for number, devices in enumerate(PLACES):
         module = Served(devices)
         module.upsert(int64([1, -2, 4]), tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
-        assert int(module.size()) == 3
+        assert int(module.size()) == 3 == len(module.export()[0])
         tf.saved_model.save(module, str(folder / f"module{number}"))
         with tf_dynemb.for_serving(tf.float16):
             tf.saved_model.save(module, str(folder / f"serving{number}"))
+        compare_checkpoint_of_export(module, folder / f"module{number}")
     (folder / "unseen.json").write_text(json.dumps(module.lookup(int64([99])).numpy().tolist()))
     ids = keras.Input((3,), dtype="int64")
     layer = tf_dynemb.keras.Embedding(2, combiner="sum", devices=PS, initializer="ones", name="emb")
@@ -307,6 +312,14 @@ def check_saved_models():
     layer.table.upsert(int64([1, -2]), [[1.0, 2.0], [3.0, 4.0]])
     model.export(str(folder / "exported"), verbose=False)
     model.save(folder / "model.keras")
+
+
+def compare_checkpoint_of_export(module, path):
+    """Onto other servers, and into one process."""
+    for devices in (None, PS):
+        other = Served(devices)
+        tf.train.Checkpoint(other).restore(str(path / "variables/variables")).expect_partial()
+        assert rows_of(other.table) == rows_of(module.table)
 
 
 def check_keras_files():

@@ -2,6 +2,8 @@
 
 server_feed.py first FOLDER PIDS RESULT     PIDS: JSON, process ids by "job/task"
 server_feed.py next FOLDER {} RESULT
+
+RESULT gets what the model has answered, by what test_server_feed loads in a process without servers.
 """
 
 import json
@@ -27,8 +29,15 @@ from tf_dynemb.serving.feed import Feed
 PS = ["/job:ps/task:0", "/job:ps/task:1"]
 
 
+ANSWERED = {}
+
+
 def int64(keys):
     return tf.constant(keys, tf.int64)
+
+
+def answer_of(model):
+    return model(int64(range(-70, 70))).numpy().tolist()  # also ids without rows
 
 
 def make_model(devices=None):
@@ -75,6 +84,8 @@ def content_of(model):
 
 def first(folder, pids):
     job, feed = Job(), Feed(f"{folder}/feed")
+    job.go_on(range(-10, 10))
+    export(job.model, folder)
     os.chdir(folder)
     publisher = Publisher(
         job.model, "feed", full_copy_ratio=1e9
@@ -94,6 +105,7 @@ def first(folder, pids):
         len(os.listdir(f"{folder}/feed/data/{manifest.folder}/delta")) == 3 + 2
     )  # users of both, items
     # Whole copies, which come late.
+    ANSWERED["generation 5"] = answer_of(job.model)
     late = make_model()
     assert Follower(late, feed.path).poll().generation == 5 and content_of(late) == content_of(job.model)
     check_an_error_on_one_server(folder)
@@ -127,6 +139,20 @@ def first(folder, pids):
     assert feed.numbers() == [1, 2, 3, 4, 5] and len(os.listdir(data)) == 5
     assert follower.poll().generation == 5 and content_of(other) == before
     follower.close()
+
+
+def export(model, folder):
+    """In all ways, while the rows are on servers: plain, for servers, to follow."""
+    model.export(f"{folder}/plain", verbose=False)
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", model.__call__, [tf.TensorSpec([None], tf.int64, "ids")])
+    with tf_dynemb.for_serving():
+        archive.write_out(f"{folder}/serving", verbose=False)
+    with tf_dynemb.for_serving(follow=f"{folder}/feed", poll_seconds=0.005):
+        model.export(f"{folder}/follows", verbose=False)
+        tf.saved_model.save(model, f"{folder}/follows_saved")
+    ANSWERED["export"] = answer_of(model)
 
 
 def check_an_error_on_one_server(folder):
@@ -191,6 +217,6 @@ def after(folder, pids):
 if __name__ == "__main__":
     phase, folder, pids, path = sys.argv[1:]
     {"first": first, "next": after}[phase](folder, json.loads(pids))
-    pathlib.Path(path).write_text("{}")
+    pathlib.Path(path).write_text(json.dumps(ANSWERED))
     sys.stdout.flush()
     os._exit(0)  # a coordinator of a cluster that has lost a server waits for it

@@ -75,10 +75,14 @@ def test_a_saved_model_serves_without_servers(outcomes, folder, number):
     assert int(loaded.size()) == 3
     loaded.upsert(int64([7, 8]), tf.ones([2, 2]))
     assert int(loaded.size()) == 5
+    keys, values = loaded.export()
+    rows = dict(zip(keys.numpy().tolist(), values.numpy().tolist(), strict=True))
+    assert rows == {1: [1, 2], -2: [3, 4], 4: [5, 6], 7: [1, 1], 8: [1, 1]} and len(keys) == 5
     # What is loaded can be saved again.
     tf.saved_model.save(loaded, folder / f"again{number}")
     again = tf.saved_model.load(folder / f"again{number}")
     assert int(again.size()) == 5
+    assert again.lookup(int64([8, -2])).numpy().tolist() == [[1.0, 1.0], [3.0, 4.0]]
     serving = tf.saved_model.load(folder / f"serving{number}")
     assert serving.lookup(int64([4])).numpy().tolist() == [[5.0, 6.0]]
 

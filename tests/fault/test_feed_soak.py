@@ -4,8 +4,6 @@ Processes are killed and stopped for a time, the disk of the feed is full for a 
 server is at every moment what the trainer was after some step, bit for bit, and at the end what it is.
 """
 
-import contextlib
-import pathlib
 import random
 import signal
 import subprocess
@@ -15,6 +13,7 @@ import time
 import pytest
 from conftest import SOAK, SOAK_FACTOR
 from feed_processes import LAST, check, free_port, processes, undisturbed
+from small_disk import SmallDisk
 
 from tf_dynemb.serving.feed import Feed
 
@@ -22,44 +21,6 @@ SECONDS = 18 * SOAK_FACTOR if SOAK else 0  # in any case each disturbance once
 # What a follower is, and whether it follows the stream.
 FOLLOWERS = [("follow", False), ("serve", True)] + ([("follow", True), ("serve", False)] if SOAK else [])
 PATIENCE_SECONDS = 240
-
-
-class SmallDisk:
-    """A file system of 24 MiB that can be full, in a mount namespace that ends with a process.
-
-    Attributes:
-        within: what starts a process that sees it.
-        folder: where such a process sees it.
-        from_here: the same for this process.
-        fills_up: False where this user may not mount: then it is an ordinary folder.
-    """
-
-    def __init__(self, folder: pathlib.Path):
-        self.folder = self.from_here = folder
-        self.within: list[str] = []
-        folder.mkdir()
-        mount = f"mount -t tmpfs -o size=24m none '{folder}' && echo mounted && exec cat"
-        self._keeper = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", mount], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        self.fills_up = self._keeper.stdout.readline() == b"mounted\n"
-        if self.fills_up:
-            self.within = ["nsenter", f"--mount=/proc/{self._keeper.pid}/ns/mnt"]
-            self.from_here = pathlib.Path(f"/proc/{self._keeper.pid}/root{folder}")
-
-    def fill(self) -> None:
-        with open(self.from_here / "filler", "wb", buffering=0) as file:
-            for size in (1 << 16, 1 << 12, 1):
-                with contextlib.suppress(OSError):
-                    while True:
-                        file.write(bytes(size))
-
-    def free(self) -> None:
-        (self.from_here / "filler").unlink(missing_ok=True)
-
-    def close(self) -> None:
-        self._keeper.stdin.close()
-        self._keeper.wait()
 
 
 class Watched:

@@ -1,5 +1,6 @@
 """A feed that is pinned: all followers go to that generation, stay, and go on when it is unpinned."""
 
+import dataclasses
 import itertools
 import os
 import pathlib
@@ -35,7 +36,7 @@ from test_serving_follow import IDS, export, wait_for, wait_until
 
 import tf_dynemb
 from tf_dynemb.serving import FeedError, Follower, Publisher, follower_status, rollback, unpin
-from tf_dynemb.serving.feed import Feed
+from tf_dynemb.serving.feed import Feed, Pin
 from tf_dynemb_cli import command
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -92,6 +93,14 @@ def trained(tmp_path):
         train()
     yield model, publisher, answers, train
     publisher.close()
+
+
+def pin_of(feed, number):
+    return Pin(number, feed.read(number).state)
+
+
+def pinned_at(feed):
+    return Feed(feed).look()[1].number
 
 
 def exported(model, path, follow):
@@ -190,8 +199,10 @@ def test_what_is_pinned_stays(restarted, tmp_path):
     for follower in os.listdir(tmp_path / "feed" / "followers"):  # which would keep what it needs
         os.remove(tmp_path / "feed" / "followers" / follower)
     assert go(3)[0] > pinned
-    # A pin on a missing generation keeps nothing.
-    Feed(tmp_path / "feed").pin(pinned)
+    # A pin on a missing generation keeps nothing, nor one on another feed's.
+    feed = Feed(tmp_path / "feed")
+    feed.pin(Pin(pinned, "0123456789abcdef"))
+    feed.pin(Pin(feed.numbers()[0], "0123456789abcdef"))
     assert go(6)[0] > pinned + 4
 
 
@@ -225,8 +236,9 @@ def test_what_cannot_be_reached_is_an_error_and_all_stays(harm, at, message, tra
     led = Led(feed)
     rollback(feed, 4)  # there is a pin before
     led.poll_until(4, pinned=4)
+    pin = pin_of(Feed(feed), 2)
     harm(tmp_path, at)
-    Feed(feed).pin(2)
+    Feed(feed).pin(pin)
     late = Alone(path)
     wait_until(lambda: late.status.errors > 0)
     assert late.status.generation is None and late.status.pinned == 2
@@ -358,15 +370,24 @@ def test_of_several_pins_the_oldest_counts(trained, tmp_path):
     """What a command that was killed between two leaves."""
     feed = Feed(tmp_path / "feed")
     for number in (4, 2, 3):
-        feed.put(feed.place("generations", f"pinned-{number:012}"), b"")
-    for name in ("pinned-", "pinned-7", "pinned-x00000000001", "pinned-000000000001.ab12.new"):
+        feed.pin(pin_of(feed, number))
+    state = feed.read(1).state
+    for name in (
+        "pinned-",
+        "pinned-000000000001",
+        f"pinned-7-{state}",
+        f"pinned-x00000000001-{state}",
+        f"pinned-000000000001-{state}0",
+        f"pinned-000000000001-{state[1:]}x",
+        f"pinned-000000000001-{state}.ab12.new",
+    ):
         feed.put(feed.place("generations", name), b"")
-    assert feed.look() == ([1, 2, 3, 4, 5], 2)
+    assert feed.look() == ([1, 2, 3, 4, 5], pin_of(feed, 2))
     led, alone = Led(feed.path), Alone(exported(trained[0], tmp_path / "model", feed.path))
     led.poll_until(2, pinned=2)
     alone.poll_until(2, pinned=2)
     rollback(feed.path, 3)
-    assert feed.look()[1] == 3
+    assert feed.look()[1] == pin_of(feed, 3)
 
 
 def test_requests_see_one_generation_while_it_goes_back_and_forth(tmp_path):
@@ -434,7 +455,7 @@ def test_a_pin_that_comes_while_generations_are_removed(step, at, removing, tmp_
     """It is refused, or its chain stays."""
     feed, calls, refused = tmp_path / "feed", [], []
     real = getattr(Feed, step)
-    monkeypatch.setattr("tf_dynemb.serving.publisher._REMOVED_TOGETHER", 3)
+    monkeypatch.setattr("tf_dynemb.serving.publisher._REMOVED_AT_MOST", 3)
 
     def pinned_before(self, which):
         calls.append(which)
@@ -446,15 +467,18 @@ def test_a_pin_that_comes_while_generations_are_removed(step, at, removing, tmp_
         real(self, which)
 
     monkeypatch.setattr(Feed, step, pinned_before)
-    removing()
+    for _ in range(4):  # each removes three
+        removing()
     monkeypatch.undo()
-    removing()
+    newest = removing()
     numbers, pinned = Feed(feed).look()
     if refused or len(calls) <= at:
-        assert pinned is None and numbers == [13, 14, 15] and follows_to(feed) == 15
+        assert pinned is None and numbers == list(range(13, newest + 1))
+        assert follows_to(feed) == newest
         assert all("generation 11 cannot be reached" in text for text in refused)
     else:
-        assert pinned == 11 and numbers[-8:] == list(range(8, 16)) and follows_to(feed) == 11
+        assert pinned.number == 11 and follows_to(feed) == 11
+        assert numbers[numbers.index(8) :] == list(range(8, newest + 1))
     assert {name[:12] for name in os.listdir(feed / "data")} == {f"{n:012}" for n in numbers}
     # It is refused when the manifest of 8, or of 9 in its group, is gone already.
     assert bool(refused) == (len(calls) > at and at >= (8 if step == "remove_manifest" else 6))
@@ -488,7 +512,7 @@ def test_a_listing_that_fails_removes_nothing(listing, removing, tmp_path, monke
         number = removing()
         monkeypatch.undo()
         numbers, pinned = Feed(feed).look()
-        assert pinned == 10 and numbers[-1] == number and set(numbers) >= {8, 9, 10, 11, 12, 13}
+        assert pinned.number == 10 and numbers[-1] == number and set(numbers) >= {8, 9, 10, 11, 12, 13}
         assert numbers[:-1] == before or at > 0
     assert follows_to(feed) == 10
     with monkeypatch.context() as patch:
@@ -496,7 +520,7 @@ def test_a_listing_that_fails_removes_nothing(listing, removing, tmp_path, monke
         for call in (lambda: unpin(feed), lambda: rollback(feed, 12)):
             with pytest.raises(FeedError, match=f"{feed}: got a folder that is no feed"):
                 call()
-    assert Feed(feed).look()[1] == 10
+    assert pinned_at(feed) == 10
 
 
 def test_a_publisher_that_cannot_list_what_there_is_removes_nothing(trained, tmp_path, monkeypatch):
@@ -539,35 +563,37 @@ def test_a_generation_that_has_not_all_it_needs_is_refused(harm, at, message, tr
     harm(tmp_path, at)
     with pytest.raises(FeedError, match=rf"generation 3 cannot be reached: .*{message}.* from 1 to 5"):
         rollback(feed, 3)
-    assert Feed(feed).listed()[1] == [4]
+    assert Feed(feed).listed()[1] == [pin_of(Feed(feed), 4)]
 
 
 def test_a_pin_that_moves_never_ends_with_none(trained, tmp_path, monkeypatch):
     """Another call pins what this one's removes, or removes this one's pin, at any moment."""
     feed, real = Feed(tmp_path / "feed"), Feed.remove_pin
     rollback(feed.path, 2)
+    two, three = pin_of(feed, 2), pin_of(feed, 3)
 
-    def meanwhile(self, number):
-        real(self, number)
+    def meanwhile(self, pin):
+        real(self, pin)
         monkeypatch.undo()
-        real(self, 3)
+        real(self, three)
 
     monkeypatch.setattr(Feed, "remove_pin", meanwhile)
     rollback(feed.path, 3)
-    assert feed.listed()[1] == [3]
+    assert feed.listed()[1] == [three]
     checked = Feed.check
 
     def fails_after_the_pin(self, number):
-        checked(self, number)
-        if number in self.listed()[1]:
-            self.pin(2)  # of another call
+        generation = checked(self, number)
+        if pin_of(self, number) in self.listed()[1]:
+            self.pin(two)  # of another call
             raise FeedError("it went")
+        return generation
 
     monkeypatch.setattr(Feed, "check", fails_after_the_pin)
     with pytest.raises(FeedError, match="it went"):
         rollback(feed.path, 4)
     monkeypatch.undo()
-    assert sorted(feed.listed()[1]) == [2, 3]
+    assert sorted(feed.listed()[1]) == [two, three]
 
 
 def test_another_file_system():
@@ -586,11 +612,11 @@ def test_another_file_system():
 def test_the_command(trained, tmp_path, capsys):
     feed = str(tmp_path / "feed")
     assert command.main(["feed", feed, "--rollback", "3"]) == 0
-    assert Feed(feed).look()[1] == 3
+    assert pinned_at(feed) == 3
     with pytest.raises(SystemExit) as ended:
         command.main(["feed", feed, "--rollback", "99"])
     assert ended.value.code == 2 and "there is no generation 99" in capsys.readouterr().err
-    assert Feed(feed).look()[1] == 3
+    assert pinned_at(feed) == 3
     for wrong in (["--unpin"], ["--rollback", "3"]):
         with pytest.raises(SystemExit) as ended:
             command.main(["feed", f"{feed}/nowhere", *wrong])
@@ -615,7 +641,7 @@ def test_a_stream_tells_of_pins_and_takes_none(trained, tmp_path):
         with pytest.raises(ValueError, match="where a feed is served; want the folder"):
             call()
     rollback(tmp_path / "feed", 3)
-    assert Feed(address).look() == ([1, 2, 3, 4, 5], 3)
+    assert Feed(address).look() == ([1, 2, 3, 4, 5], pin_of(Feed(address), 3))
 
 
 def test_bad_arguments(trained, tmp_path):
@@ -634,3 +660,132 @@ def test_bad_arguments(trained, tmp_path):
         with pytest.raises(FeedError, match="nowhere: got a folder that is no feed"):
             call(tmp_path / "nowhere")
     assert Feed(feed).look()[1] is None
+
+
+def put_another_feed_in_place(feed, tmp_path, generations):
+    """As somebody does who clears the folder and begins again; pins that there are stay."""
+    for name in os.listdir(feed / "generations"):
+        if not name.startswith("pinned-"):
+            os.remove(feed / "generations" / name)
+    shutil.rmtree(feed / "data")
+    other = make_model(seed=9)
+    publisher, draw, answers = Publisher(other, feed), random.Random(9), {}
+
+    def train():
+        change(other, draw)
+        answers[publisher.publish()] = other(IDS).numpy().tolist()
+
+    for _ in range(generations):
+        train()
+    return publisher, answers, train
+
+
+@pytest.mark.parametrize("generations", [2, 6])
+def test_a_pin_is_of_one_feed(generations, trained, tmp_path):
+    """Another feed's generation of that number is not taken for it."""
+    model, publisher, answers, _ = trained
+    feed = tmp_path / "feed"
+    path = exported(model, tmp_path / "model", feed)
+    # One that goes back to the pin when another feed is there, and those that have been there before.
+    led, late, alone = Led(feed), Led(feed), Alone(path)
+    late.poll_until(5)
+    rollback(feed, 3)
+    led.poll_until(3, pinned=3)
+    alone.poll_until(3, pinned=3)
+    publisher.close()
+    again, others, train = put_another_feed_in_place(feed, tmp_path, generations)
+    assert pinned_at(feed) == 3
+    errors = alone.status.errors
+    new, new_alone = Led(feed), Alone(path)
+    before = late.answer(), new.answer(), new_alone.answer()
+    for _ in range(2):
+        for follower in (led, late, new):
+            status = follower.follower.poll()
+            assert status.pinned == 3
+        assert (led.status.generation, led.answer()) == (3, answers[3])
+        assert (late.status.generation, new.status.generation) == (late.status.generation, None)
+        want = "of another feed than the one" if 3 in others else "which has been removed"
+        for follower in (late, new):  # at once, or when it is tried again
+            wait_until(lambda: want in follower.follower.poll().last_error)  # noqa: B023
+        wait_until(lambda: want in new_alone.status.last_error)  # noqa: B023
+        assert (late.answer(), new.answer(), new_alone.answer()) == before
+        assert new_alone.status.generation is None
+        assert (alone.status.generation, alone.answer()) == (3, answers[3])
+        assert led.status.errors == 0 and alone.status.errors == errors
+        assert not any(beat["wants_full"] for beat in Feed(feed).heartbeats().values())
+        train()
+    unpin(feed)
+    for follower in (led, late, new):
+        follower.follower.poll()  # which may find that what it has read before is of the old one
+    for follower in (led, late, new, alone, new_alone):
+        follower.poll_until(generations + 2)
+        assert follower.answer() == others[generations + 2]
+    again.close()
+
+
+def test_a_pin_of_its_own_is_of_one_feed(trained, tmp_path):
+    model, publisher, answers, _ = trained
+    feed, led = tmp_path / "feed", Led(tmp_path / "feed")
+    led.poll_until(5)
+    led.follower.rollback(3)
+    publisher.close()
+    again, others, train = put_another_feed_in_place(feed, tmp_path, 2)
+    for _ in range(3):
+        led.poll_until(3, pinned=3)
+        assert led.answer() == answers[3]
+        train()
+    led.follower.unpin()
+    led.poll_until(5)
+    assert led.answer() == others[5]
+    again.close()
+
+
+@pytest.mark.parametrize("generations", [300, 3000])
+def test_after_a_long_pin_a_publish_removes_a_few(generations, tmp_path, monkeypatch):
+    """So that training does not wait; the oldest first, until all are gone."""
+    table, feed = tf_dynemb.Variable(dim=1, name="t"), Feed(tmp_path / "feed")
+    publisher = Publisher(table, feed.path, keep_generations=3, full_copy_ratio=1e9)
+    publisher.publish()
+    one = feed.read(1)
+    for number in range(2, generations + 1):  # as of a publisher that has published so often
+        folder = feed.new_folder(number)
+        os.mkdir(feed.place("data", folder))
+        more = dataclasses.replace(one, number=number, folder=folder)
+        publisher._generations.append(more)
+        with open(feed.place("generations", f"{number:012}"), "w") as manifest:
+            manifest.write(more.to_text())
+    publisher._last_number = generations
+    rollback(feed.path, 1)
+    publisher.publish()
+    assert feed.numbers() == list(range(1, generations + 2))
+    unpin(feed.path)
+    publisher._bytes_since_full = 1 << 60  # the next one has a full copy, from which all can begin
+    operations = []
+    for owner, names in ((tf.io.gfile, OPERATIONS), (os, ("makedirs",))):
+        for name in names:
+            counted = counting(operations, getattr(owner, name))
+            monkeypatch.setattr(owner, name, counted)
+    left = [feed.numbers()]
+    while len(left[-1]) > 3 and len(left) < 4:
+        operations.clear()
+        publisher.publish()
+        assert len(operations) < 120, operations
+        left.append(feed.numbers())
+    for before, after in itertools.pairwise(left[1:]):
+        assert after[0] - before[0] == 16 and after == list(range(after[0], before[-1] + 2))
+    monkeypatch.undo()
+    for _ in range(generations // 15 + 3):
+        publisher.publish()
+    assert feed.numbers() == list(range(generations + 2, publisher.generation + 1))
+    assert len(os.listdir(feed.place("data"))) == len(feed.numbers())
+
+
+OPERATIONS = ("copy", "exists", "GFile", "listdir", "makedirs", "remove", "rename", "rmtree", "stat")
+
+
+def counting(operations, function):
+    def counted(*arguments, **options):
+        operations.append((getattr(function, "__name__", "?"), *arguments))
+        return function(*arguments, **options)
+
+    return counted

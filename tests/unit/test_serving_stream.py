@@ -461,6 +461,11 @@ def test_a_forked_child_does_not_keep_the_server(tmp_path):
 # --- the server alone ---------------------------------------------------------------------------------
 
 
+def made(feed):
+    with feed.begun():
+        return feed
+
+
 def ask(address, method, path, body=None, **headers):
     connection = http.client.HTTPConnection(address, timeout=60)
     connection.request(method, path, body, headers)
@@ -470,7 +475,7 @@ def ask(address, method, path, body=None, **headers):
 
 def test_the_server_reads_files_ranges_and_folders(server, tmp_path):
     feed = Feed(tmp_path / "feed")
-    feed.make()
+    made(feed)
     content = bytes(range(256)) * 9
     (tmp_path / "feed" / "data" / "some").write_bytes(content)
     assert ask(server, "GET", "/data/some") == (200, content)
@@ -514,7 +519,7 @@ def test_the_server_reads_files_ranges_and_folders(server, tmp_path):
     ],
 )
 def test_nothing_outside_of_the_feed_can_be_read_or_written(path, server, tmp_path):
-    Feed(tmp_path / "feed").make()
+    made(Feed(tmp_path / "feed"))
     for place in ("secret", "feed/secret", "feed/PUBLISHER", "feed/data/.hidden"):
         (tmp_path / place).write_text("secret")
     for method in ("GET", "PUT", "DELETE", "POST"):
@@ -524,7 +529,7 @@ def test_nothing_outside_of_the_feed_can_be_read_or_written(path, server, tmp_pa
 
 
 def test_followers_heartbeats_alone_are_written(server, tmp_path):
-    Feed(tmp_path / "feed").make()
+    made(Feed(tmp_path / "feed"))
     assert ask(server, "PUT", "/followers/one", b"{}")[0] == 200
     assert ask(server, "PUT", "/followers/one", b'{"beat": 2, "other": [1, 2]}')[0] == 200
     assert Feed(tmp_path / "feed").heartbeats() == {"one": {"beat": 2}}
@@ -563,7 +568,7 @@ def test_heartbeats_that_are_none_do_not_stop_a_publisher(tmp_path):
 
 def test_what_may_be_cached(tmp_path, monkeypatch):
     feed = Feed(tmp_path / "feed")
-    feed.make()
+    made(feed)
     feed.put(feed.place("data", "some"), b"content")
     feed.put(feed.place("generations", "000000000001"), b"manifest")
     with served(tmp_path / "feed") as address:
@@ -588,7 +593,7 @@ def headers_of(address, path, **headers):
 def test_a_newer_generation_is_told_at_once(server, tmp_path):
     """newer-than answers when a generation is added, or after a second; also for a missing folder."""
     assert ask(server, "GET", "/newer-than/0") == (200, b"0\n")
-    Feed(tmp_path / "feed").make()
+    made(Feed(tmp_path / "feed"))
     assert ask(server, "GET", "/newer-than/0") == (200, b"0\n")
     generations = tmp_path / "feed" / "generations"
     (generations / "000000000005").touch()
@@ -606,7 +611,7 @@ def test_a_newer_generation_is_told_at_once(server, tmp_path):
 def test_more_requests_than_it_may_answer_are_refused(tmp_path):
     """A file that is being sent is one; and of too many connections the oldest are closed."""
     feed = Feed(tmp_path / "feed")
-    feed.make()
+    made(feed)
     feed.put(feed.place("data", "large"), bytes(64 << 20))
     with served(tmp_path / "feed", "--most-requests=2") as address:
         opened = [http.client.HTTPConnection(address, timeout=60) for _ in range(5)]

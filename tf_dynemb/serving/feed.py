@@ -1,7 +1,7 @@
 """The feed: a folder of numbered generations, on any of TensorFlow's file systems.
 
     generations/<number>       a generation's manifest. The generation exists when this file does
-    generations/pinned-<number>    followers stay at this generation; of several, at the oldest
+    generations/pinned-<number>-<state>    followers stay at this generation; of several, at the oldest
     data/<number>-<random>/    what the manifest names: the snapshots `delta` and `full`, and `weights`
     followers/<name>           heartbeat of a follower
     PUBLISHER                  who publishes
@@ -20,11 +20,12 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -147,6 +148,18 @@ class Generation:
         return cls(**fields | {"weights": Weights(**weights)})
 
 
+class Pin(NamedTuple):
+    """The generation that followers of a feed stay at.
+
+    Attributes:
+        number: of the generation.
+        state: its `state`; in another feed, put in the place of that one, the number has another.
+    """
+
+    number: int
+    state: str
+
+
 class Feed:
     """The files of a feed.
 
@@ -168,13 +181,42 @@ class Feed:
         """The path of what is in the feed."""
         return "/".join((self.path, *names))
 
-    def make(self) -> None:
-        """Makes the folders, as far as there are none."""
-        for name in ("generations", "data", "followers"):
-            tf.io.gfile.makedirs(self.place(name))
+    @contextlib.contextmanager
+    def begun(self) -> Iterator[None]:
+        """Makes the folders, as far as there are none; where the body fails, those that it made go."""
+        folders = [self.place(name) for name in ("generations", "data", "followers")]
+        missing: list[str] = []
+        try:
+            with self.writable():
+                missing += [folder for folder in folders if not tf.io.gfile.exists(folder)]
+                place = self.path
+                while place != os.path.dirname(place) and not tf.io.gfile.exists(place):
+                    missing.append(place)
+                    place = os.path.dirname(place) or "."
+                for folder in folders:
+                    tf.io.gfile.makedirs(folder)
+            yield
+        except BaseException:
+            if self.is_local:  # elsewhere a folder is a part of names, as a rule
+                for folder in missing:
+                    with contextlib.suppress(OSError):  # somebody has put something into it
+                        os.rmdir(folder)
+            raise
 
-    def look(self) -> tuple[list[int], int | None]:
-        """The numbers of the generations that there are, ascending; and of the one that is pinned.
+    @contextlib.contextmanager
+    def writable(self) -> Iterator[None]:
+        """Raises FeedError where the body, which begins to publish, meets an error of files."""
+        try:
+            yield
+        except (tf.errors.OpError, OSError) as error:
+            raise FeedError(
+                f"path: got {self.path}, where no publisher can begin: "
+                f"{getattr(error, 'message', error)}; want a folder that this process may read and "
+                "write, on a file system with room"
+            ) from error
+
+    def look(self) -> tuple[list[int], Pin | None]:
+        """The numbers of the generations that there are, ascending; and the one that is pinned.
 
         Raises:
             tf.errors.OpError: of a stream, nobody answers, or no feed is served there.
@@ -182,8 +224,8 @@ class Feed:
         numbers, pins = self._parse_names(_names_in(self.place("generations"), self.is_stream))
         return numbers, min(pins, default=None)
 
-    def listed(self) -> tuple[list[int], list[int]]:
-        """The numbers of the generations, ascending; and of all pins. Of a folder that must be a feed.
+    def listed(self) -> tuple[list[int], list[Pin]]:
+        """The numbers of the generations, ascending; and all pins. Of a folder that must be a feed.
 
         Raises:
             FeedError: it is none, or cannot be listed.
@@ -197,11 +239,11 @@ class Feed:
             ) from error
 
     @staticmethod
-    def _parse_names(names: Sequence[str]) -> tuple[list[int], list[int]]:
-        pins = [_number_of(name.removeprefix(_PINNED)) for name in names if name.startswith(_PINNED)]
+    def _parse_names(names: Sequence[str]) -> tuple[list[int], list[Pin]]:
+        pins = [_pin_of(name.removeprefix(_PINNED)) for name in names if name.startswith(_PINNED)]
         return (
             sorted(number for number in map(_number_of, names) if number is not None),
-            [number for number in pins if number is not None],
+            [pin for pin in pins if pin is not None],
         )
 
     def numbers(self) -> list[int]:
@@ -212,20 +254,20 @@ class Feed:
         """Whether there is such a generation, whatever a listing says."""
         return tf.io.gfile.exists(self.place("generations", _text_of(number)))
 
-    def pin(self, number: int) -> None:
+    def pin(self, pin: Pin) -> None:
         """Makes followers stay at a generation; of several, at the oldest."""
-        self.put(self._pin_of(number), b"")
+        self.put(self._place_of_pin(pin), b"")
 
-    def remove_pin(self, number: int) -> None:
+    def remove_pin(self, pin: Pin) -> None:
         """Removes one, if it is there."""
         with contextlib.suppress(tf.errors.NotFoundError):
-            tf.io.gfile.remove(self._pin_of(number))
+            tf.io.gfile.remove(self._place_of_pin(pin))
 
-    def _pin_of(self, number: int) -> str:
-        return self.place("generations", f"{_PINNED}{_text_of(number)}")
+    def _place_of_pin(self, pin: Pin) -> str:
+        return self.place("generations", f"{_PINNED}{_text_of(pin.number)}-{pin.state}")
 
-    def check(self, number: int) -> None:
-        """Looks whether a generation can be reached: for all files on the way, with their sizes.
+    def check(self, number: int) -> Generation:
+        """A generation that can be reached: looks for all files on the way, with their sizes.
 
         Raises:
             FeedError: there is no such generation, or no way to it.
@@ -251,6 +293,7 @@ class Feed:
             except SnapshotError as error:
                 raise FeedDamagedError(f"{place}: {error}") from error
         self.read_weights(chain[-1])
+        return chain[-1]
 
     def wait_for_newer(self, number: int) -> int:
         """Of a stream: the newest generation when it is after `number`; whatever it is after a second.
@@ -448,6 +491,13 @@ def _text_of(number: int) -> str:
 
 def _number_of(text: str) -> int | None:
     return int(text) if len(text) == _DIGITS and text.isdecimal() else None
+
+
+def _pin_of(text: str) -> Pin | None:
+    number, state = _number_of(text[:_DIGITS]), text[_DIGITS + 1 :]
+    if number is None or not re.fullmatch("-[0-9a-f]{16}", text[_DIGITS:]):
+        return None
+    return Pin(number, state)
 
 
 def _names_in(folder: str, must_be: bool = False) -> list[str]:

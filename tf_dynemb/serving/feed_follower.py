@@ -12,13 +12,13 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import tensorflow as tf
 
 from tf_dynemb.base.checks import positive
-from tf_dynemb.serving.feed import Feed, FeedDamagedError, FeedError, Generation, chain_to
+from tf_dynemb.serving.feed import Feed, FeedDamagedError, FeedError, Generation, Pin, chain_to
 from tf_dynemb.snapshot.files import SnapshotError
 
 _Self = TypeVar("_Self", bound="FeedFollower")
@@ -123,14 +123,15 @@ class FeedFollower(abc.ABC):
         self._now: Position | None = None  # that is served
         self._whole = True  # what is served is of one generation
         self._half_applied = ""  # the id of changes of which a part is applied, if they may be again
-        self._pinned: int | None = None  # by its own pin
-        self._feed_pinned: int | None = None  # by that of the feed
+        self._pinned: Pin | None = None  # of its own
+        self._feed_pinned: Pin | None = None  # that of the feed
         self._manifests: dict[int, Generation] = {}
         self._newest = 0
         self._told = 0  # the newest number that a stream has told of
         self._unusable: set[int] = set()  # numbers that this poll could not apply
         self._wants_full = False
-        self._way: tuple[int, list[int]] | None = (
+        self._needs: int | None = None  # the first generation of those that are being loaded
+        self._way: tuple[Pin, list[int]] | None = (
             None  # a pin, what was listed up to it when it was tried
         )
         self._pause_seconds = _FIRST_PAUSE_SECONDS  # after the next failure
@@ -195,13 +196,13 @@ class FeedFollower(abc.ABC):
             newest=self._newest,
             lag_generations=max(0, self._newest - now),
             lag_seconds=lag_seconds,
-            pinned=self._pin,
+            pinned=None if self._pin is None else self._pin.number,
             last_error=self._last_error,
             **self._counts,
         )
 
     @property
-    def _pin(self) -> int | None:
+    def _pin(self) -> Pin | None:
         return self._feed_pinned if self._pinned is None else self._pinned
 
     def close(self) -> None:
@@ -240,62 +241,83 @@ class FeedFollower(abc.ABC):
         self._unusable = set()
         self._newest = numbers[-1] if numbers else 0
         self._forget_manifests(numbers)
-        if self._now is not None and numbers and self._newest < self._now.number:
-            if self._feed.read(self._newest).feed != self._now.feed:
-                self._now, self._manifests = None, {}  # another feed was put into the folder
         if self._pin is not None:
             self._stay_at(self._pin, numbers)
             return
         self._way = None
-        if not numbers or (self._now is not None and self._newest < self._now.number):
+        if not numbers:
             return
+        if self._now is not None and self._newest < self._now.number:
+            if self._feed.read(self._newest).feed == self._now.feed:
+                return
+            self._now, self._manifests = None, {}  # another feed was put into the folder
         while not self._whole or self._now is None or self._now.number < numbers[-1]:
             if not (self._apply_next(numbers) or self._load_full(numbers)):
                 return
 
-    def _stay_at(self, pinned: int, numbers: Sequence[int]) -> None:
+    def _stay_at(self, pin: Pin, numbers: Sequence[int]) -> None:
         """Goes to a generation, and no further.
 
         What has failed is tried again after a pause, or when other generations up to that are listed.
         """
-        if pinned + 1 in numbers:
+        if pin.number + 1 in numbers:
             with contextlib.suppress(*FAILURES):
-                self._read(pinned + 1)  # which says how old that is that is served
-        if self._is_at(pinned):
+                self._read(pin.number + 1)  # which says how old that is that is served
+        if self._is_at(pin):
             self._way = None
             return
-        way = (pinned, [number for number in numbers if number <= pinned])
+        way = (pin, [number for number in numbers if number <= pin.number])
         if way != self._way:
             self._way, self._pause_seconds, self._try_at = way, _FIRST_PAUSE_SECONDS, -float("inf")
         if time.monotonic() < self._try_at:
             return
         try:
-            self._go_to(pinned, numbers)
+            self._go_to(pin, numbers)
         except _NOT_OF_THE_FEED:
             raise
         except FAILURES as error:
             self._failed(error)
-        if not self._is_at(pinned):
+        if not self._is_at(pin):
+            self._manifests.clear()  # as in _apply_next
             self._try_at = time.monotonic() + self._pause_seconds
             self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
 
-    def _is_at(self, number: int) -> bool:
-        return self._whole and self._now is not None and self._now.number == number
+    def _is_at(self, pin: Pin) -> bool:
+        if not self._whole or self._now is None:
+            return False
+        return (self._now.number, self._now.state) == (pin.number, pin.state)
 
-    def _go_to(self, pinned: int, numbers: Sequence[int]) -> None:
+    def _go_to(self, pin: Pin, numbers: Sequence[int]) -> None:
         """Goes there if it can. Raises as `_apply`, or says so in the status."""
-        while not self._is_at(pinned):
-            if pinned not in numbers:
-                raise FeedError(
-                    f"{self._feed.path}: pinned to generation {pinned}, which has been removed; pin "
-                    f"one of {list(numbers)}, or unpin the feed"
-                )
-            if self._now is not None and self._now.number < pinned and self._apply_next(numbers):
+        while not self._is_at(pin):
+            if pin.number not in numbers:
+                self._cannot_stay_at(pin, "which has been removed", numbers)
+            if self._read(pin.number).state != pin.state:
+                why = "of another feed than the one that has been put in its place"
+                self._cannot_stay_at(pin, why, numbers)
+            if self._now is not None and self._now.number < pin.number and self._apply_next(numbers):
                 continue
-            chain = chain_to(pinned, self._read)
+            chain = chain_to(pin.number, self._read)
             if self._whole and self._now in [Position.of(each) for each in chain]:
                 return  # the way there from its full copy has the changes that have just failed
-            self._install(*chain)
+            with self._loading(chain[0]):
+                self._install(*chain)
+
+    def _cannot_stay_at(self, pin: Pin, why: str, numbers: Sequence[int]) -> NoReturn:
+        raise FeedError(
+            f"{self._feed.path}: pinned to generation {pin.number}, {why}; pin one of {list(numbers)}, "
+            "or unpin the feed"
+        )
+
+    @contextlib.contextmanager
+    def _loading(self, first: Generation) -> Iterator[None]:
+        """What the feed has from a generation on stays: loading it may take long."""
+        self._needs = first.number
+        try:
+            self._beat()
+            yield
+        finally:
+            self._needs = None
 
     def _forget_manifests(self, numbers: Sequence[int]) -> None:
         there = set(numbers)
@@ -334,7 +356,12 @@ class FeedFollower(abc.ABC):
             raise
         except FAILURES as error:
             self._failed(error)
-            self._unusable.add(number)
+            # Another feed may have been put into the folder since manifests were read.
+            read = self._manifests.pop(number, None)
+            if read is not None and read.feed != self._now.feed:
+                self._manifests.clear()
+            else:
+                self._unusable.add(number)
             return False
         return True
 
@@ -347,20 +374,25 @@ class FeedFollower(abc.ABC):
                 if self._whole and self._now and same_feed and number <= self._now.number:
                     break
                 if generation.full is not None:
-                    self._install(generation)
+                    with self._loading(generation):
+                        self._install(generation)
                     return True
             except _NOT_OF_THE_FEED:
                 raise
             except FAILURES as error:
                 self._failed(error)
+                self._manifests.pop(number, None)  # as in _apply_next
         self._wants_full = True
         return False
 
     def _beat(self) -> None:
         """Tells the publisher where this follower is."""
-        now = None if self._now is None else self._now.number
-        pin = self._pin
-        said = {"generation": now, "wants_full": self._wants_full and pin is None, "pinned": pin}
+        said = {
+            "generation": None if self._now is None else self._now.number,
+            "wants_full": self._wants_full and self._pin is None,
+            "pinned": None if self._pin is None else self._pin.number,
+            "needs": self._needs,
+        }
         if said == self._beat_said and time.monotonic() - self._beat_at < self._heartbeat_seconds:
             return
         beat = said | {"beat": self._beats + 1, "host": socket.gethostname(), "pid": os.getpid()}

@@ -11,7 +11,7 @@ import numpy as np
 
 from tf_dynemb.base.checks import naming, positive, whole
 from tf_dynemb.base.op_library import ops
-from tf_dynemb.serving.feed import FeedDamagedError, FeedError, Generation, chain_to, check_id
+from tf_dynemb.serving.feed import FeedDamagedError, FeedError, Generation, Pin, chain_to, check_id
 from tf_dynemb.serving.feed_follower import FeedFollower, FollowerStatus, Position
 from tf_dynemb.serving.served import Served
 from tf_dynemb.serving.switch import Switch
@@ -138,8 +138,11 @@ class Follower(FeedFollower):
                     f"{self._feed.path}: got generation {generation}, want one of {self._feed.numbers()}"
                 )
             if here is None or generation != here or not self._whole:
-                self._install(*chain_to(generation, self._read))
-            self._pinned = generation
+                chain = chain_to(generation, self._read)
+                with self._loading(chain[0]):
+                    self._install(*chain)
+            assert self._now is not None  # it is there
+            self._pinned = Pin(self._now.number, self._now.state)
             self._beat()
             return self.status
 

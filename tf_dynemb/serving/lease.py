@@ -15,7 +15,8 @@ import socket
 import threading
 import time
 import uuid
-from typing import Any, TextIO
+from io import FileIO
+from typing import Any
 
 import tensorflow as tf
 
@@ -39,7 +40,8 @@ class Lease:
         self._name = f"process {os.getpid()} on {socket.gethostname()}"
         self._nonce = uuid.uuid4().hex
         self._beats = 0
-        self._lock: TextIO | None = None
+        self._lock: FileIO | None = None
+        self._is_first = not tf.io.gfile.exists(self._place)
         self._ended = threading.Event()
         self._file = threading.Lock()  # nobody here reads it while it is put in place
         self._thread: threading.Thread | None = None
@@ -59,8 +61,8 @@ class Lease:
             if holder.get("nonce") != self._nonce:
                 raise self._in_use(holder)
 
-    def release(self) -> None:
-        """Gives it up."""
+    def release(self, as_before: bool = False) -> None:
+        """Gives it up; with `as_before` its file goes too, if there was none before."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -69,19 +71,36 @@ class Lease:
                 with contextlib.suppress(tf.errors.NotFoundError):
                     tf.io.gfile.remove(self._place)
         if self._lock is not None:
+            if as_before and self._is_first:
+                with contextlib.suppress(OSError):
+                    os.remove(self._place)
             self._lock.close()
+            self._lock = None
 
     def _lock_file(self) -> None:
-        lock = open(self._place, "a+", encoding="utf-8")  # noqa: SIM115  open as long as the lease
+        while self._lock is None:
+            lock = open(self._place, "ab+", buffering=0)  # noqa: SIM115  open as long as the lease
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._has_name(lock):
+                    self._lock = lock
+            except BlockingIOError:
+                raise self._in_use(self._read()) from None
+            finally:
+                if self._lock is None:
+                    lock.close()
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise self._in_use(self._read()) from None
-        lock.truncate(0)
-        lock.write(self._text())
-        lock.flush()
-        self._lock = lock
+            self._lock.truncate(0)
+            self._lock.write(self._text().encode())
+        except BaseException:
+            self.release(as_before=True)
+            raise
+
+    def _has_name(self, lock: FileIO) -> bool:
+        """Whether it is the file that others find: who could not begin a feed has removed its own."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(lock.fileno()), os.stat(self._place))
+        return False
 
     def _wait_for_silence(self) -> None:
         """Returns when nobody has the lease; raises as soon as somebody is seen to have it."""

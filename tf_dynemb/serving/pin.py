@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from tf_dynemb.base.checks import whole
-from tf_dynemb.serving.feed import Feed, FeedError
+from tf_dynemb.serving.feed import Feed, FeedError, Pin
 
 
 def rollback(path: str | os.PathLike[str], generation: int) -> None:
@@ -55,17 +55,17 @@ def rollback(path: str | os.PathLike[str], generation: int) -> None:
     whole("generation", generation)
     numbers, before = feed.listed()
     with _naming(feed, generation, numbers):
-        feed.check(generation)
+        pin = Pin(generation, feed.check(generation).state)
         while True:
-            feed.pin(generation)
+            feed.pin(pin)
             try:
                 feed.check(generation)  # the publisher may have removed something just before
             except BaseException:
-                if generation not in before:
-                    feed.remove_pin(generation)
+                if pin not in before:
+                    feed.remove_pin(pin)
                 raise
             for each in before:
-                if each != generation:
+                if each != pin:
                     feed.remove_pin(each)
             # Another call may have removed this one's pin, and this one that call's.
             if feed.listed()[1]:

@@ -30,7 +30,7 @@ from tf_dynemb.table.serving import serving_dtype
 # Of files and of processes; what training goes on after.
 _FAILURES = (FeedError, SnapshotError, tf.errors.OpError, OSError)
 _LEAST_FULL_BYTES = 1 << 20
-_REMOVED_AT_MOST, _REMOVED_TOGETHER = 256, 16  # old generations, after one is published
+_REMOVED_AT_MOST = 16  # old generations, after one is published
 
 
 class Publisher(keras.callbacks.Callback):
@@ -78,6 +78,8 @@ class Publisher(keras.callbacks.Callback):
 
     Raises:
         FeedInUseError: another publisher publishes into the feed; the message says which.
+        FeedError: the folder cannot be written, as of a disk that is full. All is as before; make the
+            publisher again when there is room.
         TypeError: no tables; a value_dtype that tables cannot be narrowed to; a path that is none.
         ValueError: a number out of range; both every_seconds and every_steps; every_seconds or a path
             elsewhere for tables that are spread over processes or on servers; a stream of a
@@ -302,20 +304,25 @@ class Publisher(keras.callbacks.Callback):
 
     def _begin_feed(self) -> str:
         if self._group.index == 0:
-            self._feed.make()
-            self._lease = Lease(self._feed, self._lease_seconds)
-            try:
-                for number in self._feed.listed()[0]:
-                    self._last_number = number
-                    with contextlib.suppress(FeedDamagedError):  # of no use to anybody
-                        self._generations.append(self._feed.read(number))
-                self._feed.remove_leftovers(self._generations)
-                if self._start_stream is not None:
-                    self._stream = self._start_stream()
-            except BaseException:
-                self.close()
-                raise
+            with self._feed.begun():
+                with self._feed.writable():
+                    self._lease = Lease(self._feed, self._lease_seconds)
+                try:
+                    with self._feed.writable():
+                        self._read_feed()
+                    if self._start_stream is not None:
+                        self._stream = self._start_stream()
+                except BaseException:
+                    self._lease.release(as_before=True)
+                    raise
         return ""
+
+    def _read_feed(self) -> None:
+        for number in self._feed.listed()[0]:
+            self._last_number = number
+            with contextlib.suppress(FeedDamagedError):  # of no use to anybody
+                self._generations.append(self._feed.read(number))
+        self._feed.remove_leftovers(self._generations)
 
     def _begin_generation(self) -> str:
         if self._group.index > 0:
@@ -390,28 +397,29 @@ class Publisher(keras.callbacks.Callback):
                 warnings.warn(f"{self._feed.path}: {error}; followers wait", stacklevel=4)
 
     def _remove_old(self) -> None:
-        """Removes generations that nobody needs, a few each time, so that training does not wait long.
+        """Removes generations that nobody needs, the oldest first.
+
+        A few each time: after a pin of days there are thousands, for which training must not wait.
 
         Manifests go first. Who pins the feed looks for them after he has put the pin, and this looks for
         pins after it has removed them; so one of the two sees the other, and they come back.
         """
-        for _ in range(_REMOVED_AT_MOST // _REMOVED_TOGETHER):
-            first = self._first_to_keep()
-            old = [each for each in self._generations[:_REMOVED_TOGETHER] if each.number < first]
-            if not old:
-                return
-            first = 0
-            try:
-                for each in old:
-                    self._feed.remove_manifest(each.number)
-                first = self._first_to_keep(gone=old[-1].number)
-            finally:
-                for each in old:
-                    if each.number < first:
-                        self._feed.remove_data(each.folder)
-                        self._generations.pop(0)
-                    else:
-                        self._feed.commit(each)
+        first = self._first_to_keep()
+        old = [each for each in self._generations[:_REMOVED_AT_MOST] if each.number < first]
+        if not old:
+            return
+        first = 0
+        try:
+            for each in old:
+                self._feed.remove_manifest(each.number)
+            first = self._first_to_keep(gone=old[-1].number)
+        finally:
+            for each in old:
+                if each.number < first:
+                    self._feed.remove_data(each.folder)
+                    self._generations.pop(0)
+                else:
+                    self._feed.commit(each)
 
     def _first_to_keep(self, gone: int = 0) -> int:
         """The number of the first generation that stays. `gone`: those up to it need not be listed.
@@ -420,15 +428,15 @@ class Publisher(keras.callbacks.Callback):
             FeedError: the feed cannot be listed as it is.
         """
         numbers, pins = self._feed.listed()
-        known = {each.number for each in self._generations if each.number > gone}
-        if any(self._feed.has(number) for number in known.difference(numbers)):
+        known = {each.number: each.state for each in self._generations if each.number > gone}
+        if any(self._feed.has(number) for number in known.keys() - set(numbers)):
             raise FeedError(f"{self._feed.path}: a listing has not all that is there")
-        needed = [
-            beat["generation"] + 1
-            for beat in self._alive.values()
-            if isinstance(beat.get("generation"), int)
-        ]
-        needed += [number for number in pins if number in known]
+        needed = [pin.number for pin in pins if known.get(pin.number) == pin.state]
+        for beat in self._alive.values():
+            if isinstance(beat.get("generation"), int):
+                needed.append(beat["generation"] + 1)
+            if isinstance(beat.get("needs"), int):  # what it loads now
+                needed.append(beat["needs"])
         return first_to_keep(
             self._generations, self._keep_generations, self._keep_seconds, needed, time.time()
         )

@@ -140,14 +140,19 @@ def _by_name(variables: Iterable[tf.Variable]) -> dict[str, list[tf.Variable]]:
 
 def _tables_among(objects: Iterable[object]) -> dict[str, LoadedTable]:
     found: dict[str, LoadedTable] = {}
+    ids: set[int] = set()  # of tables; one that was in parts has a resource for each
     for resource in objects:
         if not isinstance(resource, tf.saved_model.experimental.TrackableResource):
             continue
         handle = resource.resource_handle
         try:
-            name, schema = (text.numpy().decode() for text in ops.dynemb_describe(handle))
+            name, schema, identity = (part.numpy() for part in ops.dynemb_describe(handle))
         except tf.errors.InvalidArgumentError:
             continue  # a resource of another kind, such as a vocabulary
+        if int(identity) in ids:
+            continue
+        ids.add(int(identity))
+        name = name.decode()
         if not name:
             raise ValueError(
                 "loaded_or_model: got a table in shards with a partitioner of its own, which a "
@@ -156,10 +161,10 @@ def _tables_among(objects: Iterable[object]) -> dict[str, LoadedTable]:
             )
         if name in found:
             raise ValueError(
-                f"loaded_or_model: got several tables named {name!r}; want names of their own, and no "
-                "tables that were exported in parts"
+                f"loaded_or_model: got several tables named {name!r}, want names of their own; a "
+                "SavedModel of an older version may have the parts of one, export that again"
             )
-        found[name] = LoadedTable(handle, name, schema)
+        found[name] = LoadedTable(handle, name, schema.decode())
     if not found:
         raise ValueError("loaded_or_model: got a SavedModel without tables, want one with some")
     return found

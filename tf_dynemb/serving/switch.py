@@ -17,29 +17,25 @@ class Switch:
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._requests = 0
+        self._depths: dict[int, int] = {}  # of requests under way, by the thread that began them
         self._changing = False
-        self._here = threading.local()
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
-        """No change takes place inside. May be nested in a thread."""
-        if self._depth:
-            self._here.depth += 1
-        else:
-            with self._condition:
-                while self._changing:
-                    self._condition.wait()
-                self._requests += 1
-            self._here.depth = 1
+        """No change takes place inside. May be nested in a thread; may end in another one."""
+        thread = threading.get_ident()
+        with self._condition:
+            while self._changing and thread not in self._depths:
+                self._condition.wait()
+            self._depths[thread] = self._depths.get(thread, 0) + 1
         try:
             yield
         finally:
-            self._here.depth -= 1
-            if not self._here.depth:
-                with self._condition:
-                    self._requests -= 1
-                    if not self._requests:
+            with self._condition:
+                self._depths[thread] -= 1
+                if not self._depths[thread]:
+                    del self._depths[thread]
+                    if not self._depths:
                         self._condition.notify_all()
 
     @contextlib.contextmanager
@@ -50,18 +46,20 @@ class Switch:
             TimeoutError: requests that had begun before took longer than `wait_seconds`.
             RuntimeError: this thread is inside of a request.
         """
-        if self._depth:
-            raise RuntimeError("a follower cannot go on inside of reading(), which holds it in place")
         until = time.monotonic() + wait_seconds
         with self._condition:
+            if threading.get_ident() in self._depths:
+                raise RuntimeError(
+                    "a follower cannot go on inside of reading(), which holds it in place"
+                )
             self._changing = True
             try:
-                while self._requests:
+                while self._depths:
                     left = until - time.monotonic()
                     if left <= 0:
                         raise TimeoutError(
-                            f"{self._requests} requests took longer than {wait_seconds} s; the switch "
-                            "to the next generation is tried again"
+                            f"{len(self._depths)} requests took longer than {wait_seconds} s; the "
+                            "switch to the next generation is tried again"
                         )
                     self._condition.wait(left)
             except BaseException:
@@ -74,7 +72,3 @@ class Switch:
             with self._condition:
                 self._changing = False
                 self._condition.notify_all()
-
-    @property
-    def _depth(self) -> int:
-        return getattr(self._here, "depth", 0)

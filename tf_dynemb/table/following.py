@@ -56,11 +56,13 @@ class Following(tf.saved_model.experimental.TrackableResource):
 
         @functools.wraps(function.python_function)
         def one_generation(*args: Any, **kwargs: Any) -> Any:
+            graph = tf.compat.v1.get_default_graph()
             pin = ops.dynemb_pin(handle)
+            before = len(graph.get_operations())
             with tf.control_dependencies([pin]):
                 outputs = function(*args, **kwargs)
-            tensors = [t for t in tf.nest.flatten(outputs, expand_composites=True) if tf.is_tensor(t)]
-            with tf.control_dependencies(tensors):
+            calls = [op for op in graph.get_operations()[before:] if op.type != "Placeholder"]
+            with tf.control_dependencies(calls):  # there may be no outputs
                 unpin = ops.dynemb_unpin(pin)
             with tf.control_dependencies([unpin]):
                 return tf.nest.map_structure(
@@ -98,6 +100,8 @@ class Following(tf.saved_model.experimental.TrackableResource):
                 name = ops.dynemb_describe(handle)[0].numpy().decode()
             except tf.errors.InvalidArgumentError:
                 continue  # a resource of another kind
+            # Of a table in parts that of the first, which has all rows in the SavedModel.
+            handle = getattr(_compat.resource_with(handle), "followed_handle", handle)
             self._add_named(self._tables, name, handle)
 
     @staticmethod

@@ -2,7 +2,8 @@
 
 Ops on a resource run where it is, so that ids, rows and gradients travel and nothing else. A part is
 one engine table, however many of the table's shards its place has: shards are a matter of the
-partitioner alone.
+partitioner alone. In a SavedModel all parts are one table, with all rows: each function has an op for
+each part there as well, and the resources of all have one name.
 """
 
 from __future__ import annotations
@@ -65,20 +66,17 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         places = [place_of(device) for device in devices]
         distinct = list(dict.fromkeys(places))
         self._part_of_shard = [distinct.index(place) for place in places]
-        parts = []
+        parts: list[_Part] = []
         for index, place in enumerate(distinct):
             init = init_rows * places.count(place)
             of_part = limits.share(index, len(distinct))
+            device = place if place is not None and is_gpu(place) else ""
+            arguments = (schema, 1, default_partition_fn, init, adopt_seed, checkpoint, of_part, device)
             with tf.device(place):
-                device = place if place is not None and is_gpu(place) else ""
-                parts.append(
-                    _Part(schema, 1, default_partition_fn, init, adopt_seed, checkpoint, of_part, device)
-                )
+                parts.append(_Part(parts[0] if parts else None, *arguments))
         self._parts: tuple[_Part, ...] = tuple(parts)
         self.shards = len(parts)  # as export_rows counts them
         self.value_dtype = parts[0].value_dtype
-        self._saved_model = tf.Module()
-        self._saved_model.parts = parts
 
     __deepcopy__ = TableResource.__deepcopy__
 
@@ -229,7 +227,8 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
     def sizes(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         """Rows and bytes of memory of each part, int64 (parts,)."""
         rows, memory_bytes = zip(*(part.sizes() for part in self._parts), strict=True)
-        return tf.concat(rows, 0, name=name or "concat"), tf.concat(memory_bytes, 0)
+        own = tf.cast(self._are_tables_of_their_own(), tf.int64)
+        return tf.multiply(tf.concat(rows, 0), own, name=name), tf.concat(memory_bytes, 0) * own
 
     def size_of(self, shard: int, name: str | None = None) -> tf.Tensor:
         """Rows of one shard, int64 scalar; goes through the keys of its part."""
@@ -253,7 +252,11 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         """As TableResource.export_rows_with_strings; with a limit of the part cursor[0] alone."""
         options: dict[str, Any] = {"name": name, "whole_rows": whole_rows}
         if limit < 0:
-            exported = [part.export_rows_with_strings(cursor, **options) for part in self._parts]
+            limits = tf.unstack(tf.where(self._are_tables_of_their_own(), limit, 0), self.shards)
+            exported = [
+                part.export_rows_with_strings(cursor, of_part, **options)
+                for part, of_part in zip(self._parts, limits, strict=True)
+            ]
             keys, values, slots, meta, schema, _, strings = zip(*exported, strict=True)
             with _here():
                 rows = [tf.concat(column, 0) for column in (keys, values, slots, meta)]
@@ -298,9 +301,10 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
 
     def counters(self) -> tuple[tf.Tensor, tf.Tensor]:
         """As TableResource.counters: the sums over all parts."""
-        parts = [part.counters() for part in self._parts]
+        names, numbers = zip(*(part.counters() for part in self._parts), strict=True)
         with _here():
-            return tf.identity(parts[0][0]), tf.add_n([numbers for _, numbers in parts])
+            own = tf.cast(self._are_tables_of_their_own(), tf.int64)
+            return tf.identity(names[0]), tf.linalg.matvec(tf.stack(numbers, 1), own)
 
     def take_evicted(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """As TableResource.take_evicted: of one part after the other."""
@@ -325,12 +329,20 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         for part, of_other in zip(self._parts, other._parts, strict=True):
             part.swap(of_other)
 
-    def in_saved_model(self) -> tf.Module:
-        """What a SavedModel holds in place of this: the parts, each with its rows.
+    def in_saved_model(self) -> TableResource:
+        """What a SavedModel holds in place of this: the first part, which has the others with it."""
+        return self._parts[0]
 
-        Its graphs have an op for each part. Loaded into one process they are so many tables there.
+    def _are_tables_of_their_own(self) -> tf.Tensor:
+        """Of each part whether it is another table than the first, bool (parts,); of the first True.
+
+        In a SavedModel all are one, whose rows would be counted once for each.
         """
-        return self._saved_model
+        with _here():
+            if tf.executing_eagerly():
+                return tf.ones([self.shards], tf.bool)
+            ids = tf.stack([ops.dynemb_describe(part.resource_handle).id for part in self._parts])
+            return tf.concat([[True], ids[1:] != ids[0]], 0)
 
     def _flat(self, keys: tf.Tensor, **rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Keys (n,) and rows (n, dim); an error if they are not of keys' shape + (dim,)."""
@@ -350,16 +362,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
 
     def tensors_to_save(self) -> dict[str, tf.Tensor]:
         """As TableResource.tensors_to_save."""
-        if not self._checkpoint:
-            return {}
-        saved = [part.tensors_to_save() for part in self._parts]
-        with _here():
-            return {
-                name: array
-                if name in ("schema", "snapshots")
-                else tf.concat([s[name] for s in saved], 0)
-                for name, array in saved[0].items()
-            }
+        return _rows_of(self._parts)
 
     def copy_to_cpu(self, copies: dict[Any, Any]) -> None:
         """As TableResource.copy_to_cpu."""
@@ -388,13 +391,63 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
 
 
 class _Part(TableResource):
-    """A part. What it saves comes to this process: a server would write it to files of its own."""
+    """A part.
+
+    Args:
+        first: the first part of the table, or None of that.
+        *arguments: of TableResource.
+    """
+
+    def __init__(self, first: _Part | None, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._first = first
+        self._others: list[_Part] = []  # of the first part: those after it
+        if first is not None:
+            first._others.append(self)
+            self._graph_name = first._graph_name  # so that they are one in a SavedModel
+
+    @property
+    def followed_handle(self) -> tf.Tensor:
+        """What a SavedModel that follows puts rows into: the first part's."""
+        return (self._first or self).resource_handle
+
+    def children_to_save(self, children: dict[str, Any], save_type: str) -> dict[str, Any]:
+        """In a SavedModel the first part has the others."""
+        children = super().children_to_save(children, save_type)
+        if save_type != "savedmodel":
+            return children
+        return children | {f"part_{n}": part for n, part in enumerate(self._others, 1)}
 
     def tensors_to_save(self) -> dict[str, tf.Tensor]:
-        """As TableResource.tensors_to_save, in the memory of this process."""
-        saved = super().tensors_to_save()
+        """What a SavedModel holds: the rows of all parts with the first one.
+
+        Of the function that saves what was loaded from it, whose table has all rows: its own.
+        """
+        if self._first is not None:
+            return {}
+        return _rows_of([self, *self._others]) if tf.executing_eagerly() else super().tensors_to_save()
+
+    def own_rows(self) -> dict[str, tf.Tensor]:
+        """The rows of this part, in the memory of this process: a server has files of its own.
+
+        What is not saved of them stays where it is.
+        """
+        with tf.device(None if self._gpu else self.host):
+            saved = super().tensors_to_save()
         with _here():
             return {name: tf.identity(array) for name, array in saved.items()}
+
+
+def _rows_of(parts: Sequence[_Part]) -> dict[str, tf.Tensor]:
+    """As TableResource.tensors_to_save, of several parts."""
+    saved = [part.own_rows() for part in parts]
+    with _here():
+        return {
+            name: array
+            if name in ("schema", "snapshots")
+            else tf.concat([rows.pop(name) for rows in saved], 0)
+            for name, array in list(saved[0].items())
+        }
 
 
 def _here() -> Any:

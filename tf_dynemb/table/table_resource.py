@@ -349,7 +349,7 @@ class TableResource(
     def export_rows_with_strings(
         self,
         cursor: TensorLike = (0, 0, 0),
-        limit: int = -1,
+        limit: TensorLike = -1,
         name: str | None = None,
         whole_rows: bool = True,
     ) -> Any:
@@ -357,7 +357,7 @@ class TableResource(
 
         Without `whole_rows` values and slots have no columns.
         """
-        arguments = tf.constant(cursor, tf.int64), tf.constant(limit, tf.int64)
+        arguments = tf.constant(cursor, tf.int64), tf.cast(limit, tf.int64)
         if self._gpu is not None and tf.executing_eagerly():
             with tf.device("/CPU:0"):
                 return self._export_to_host[whole_rows](*arguments)

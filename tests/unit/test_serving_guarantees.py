@@ -1,0 +1,417 @@
+"""What "Online learning, end to end" guarantees of followers, in the ways in which it could break."""
+
+import contextlib
+import gc
+import http.client
+import http.server
+import os
+import random
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from table_rows import int64
+from test_serving_feed import agreeing, change, make_model, set_all, values_of
+from test_serving_follow import IDS, export, wait_for, wait_until
+
+import tf_dynemb
+from tf_dynemb.serving import Follower, Publisher, follower_status, one_generation
+from tf_dynemb.serving.feed import Feed
+from tf_dynemb.serving.switch import Switch
+
+KEYS = tf.range(100, dtype=tf.int64)
+
+
+def numbers_in(outputs):
+    return {float(number) for output in tf.nest.flatten(outputs) for number in np.unique(output)}
+
+
+def follower_file(feed):
+    (name,) = [name for name in os.listdir(feed / "followers") if not name.endswith(".new")]
+    return name
+
+
+# --- What a follower needs stays ----------------------------------------------------------------------
+
+
+def publish_many(table, publisher, times):
+    """Of which the newest alone would stay, and each has a full copy."""
+    for _ in range(times):
+        table.upsert(int64([7]), [[float(publisher.generation + 1)]])
+        publisher._bytes_since_full = 1 << 60
+        publisher.publish()
+
+
+def small_feed(tmp_path):
+    table = tf_dynemb.Variable(dim=1, name="t", initializer="zeros")
+    publisher = Publisher(table, tmp_path / "feed", keep_generations=2)
+    publish_many(table, publisher, 3)
+    return table, publisher
+
+
+def test_a_full_copy_that_takes_long_to_load_stays(tmp_path, monkeypatch):
+    """For a follower that begins, too: by the time that it has it, others may have come and gone."""
+    table, publisher = small_feed(tmp_path)
+    other = tf_dynemb.Variable(dim=1, name="t", initializer="zeros")
+    follower = Follower(other, tmp_path / "feed")
+    install, installed = follower._install, []
+
+    def slowly(generation, *then):
+        publish_many(table, publisher, 5)
+        install(generation, *then)
+        installed.append(generation.number)
+
+    monkeypatch.setattr(follower, "_install", slowly)
+    status = follower.poll()
+    assert (status.generation, status.errors) == (3, 0) and installed == [3]
+    status = follower.poll()
+    assert (status.generation, status.errors, status.full_copies) == (8, 0, 1)
+    assert other.lookup(int64([7])).numpy() == [[8.0]]
+    assert Feed(tmp_path / "feed").numbers()[0] == 3
+    publish_many(table, publisher, 3)
+    assert Feed(tmp_path / "feed").numbers()[0] > 3
+
+
+class SlowServer(http.server.ThreadingHTTPServer):
+    """Between a follower and a stream: the first rows of a full copy come when they are let go."""
+
+    daemon_threads = True
+
+    def __init__(self, address):
+        super().__init__(("127.0.0.1", 0), Relay)
+        self.behind, self.is_asked, self.may_go = address, threading.Event(), threading.Event()
+
+    def handle_error(self, request, client_address):
+        pass  # a follower that was unloaded
+
+
+class Relay(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def relay(self):
+        if "/full/rows" in self.path:
+            self.server.is_asked.set()
+            self.server.may_go.wait(60)
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        connection = http.client.HTTPConnection(self.server.behind, timeout=60)
+        with contextlib.closing(connection):
+            named = {name: self.headers[name] for name in ("Range",) if name in self.headers}
+            connection.request(self.command, self.path, body, named)
+            answer = connection.getresponse()
+            content = answer.read()
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in (
+                "transfer-encoding",
+                "connection",
+                "content-length",
+                "server",
+                "date",
+            ):
+                self.send_header(name, value)
+        length = answer.headers.get("Content-Length") if self.command == "HEAD" else len(content)
+        self.send_header("Content-Length", str(length or 0))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_HEAD = do_PUT = do_DELETE = relay  # noqa: N815
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def slow_stream(tmp_path):
+    """A model, its publisher, and what followers connect to."""
+    model = agreeing()
+    publisher = Publisher(model, tmp_path / "feed", stream="127.0.0.1:0", keep_generations=2)
+    server = SlowServer(publisher.address.removeprefix("feed://"))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield model, publisher, server
+    server.may_go.set()
+    server.shutdown()
+    thread.join()
+    publisher.close()
+
+
+def test_a_thread_that_loads_for_long_keeps_what_it_loads(slow_stream, tmp_path):
+    model, publisher, server = slow_stream
+
+    def publish(number):
+        set_all(model, KEYS, number)
+        publisher._bytes_since_full = 1 << 60
+        publisher.publish()
+
+    publish(1)
+    with tf_dynemb.for_serving(follow=f"feed://127.0.0.1:{server.server_port}", poll_seconds=0.005):
+        model.export(str(tmp_path / "model"), verbose=False)
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    assert server.is_asked.wait(60)
+    beat = Feed(tmp_path / "feed").heartbeats()[follower_file(tmp_path / "feed")]
+    assert (beat["generation"], beat["needs"]) == (None, 1)
+    for number in range(2, 8):
+        publish(number)
+    assert Feed(tmp_path / "feed").numbers()[0] == 1
+    server.may_go.set()
+    wait_for(served, 7)
+    status = follower_status(served)
+    assert (status.errors, status.full_copies) == (0, 1)
+    assert numbers_in(served.serve(KEYS)) == {7.0}
+
+
+# --- A request sees one generation --------------------------------------------------------------------
+
+
+def test_a_switch_leaves_alone_what_the_feed_does_not_have(tmp_path):
+    """Such as a count of requests, which goes on while a generation is read."""
+    module = tf.Module()
+    module.table = table = tf_dynemb.Variable(dim=1, initializer="zeros", name="t")
+    module.count = tf.Variable(0, name="count", dtype=tf.int64)
+    module.scale = tf.Variable(1.0, name="scale")  # of a feed of tables alone, which has no weights
+    spec = tf.TensorSpec([], tf.int64)
+
+    @tf.function(input_signature=[spec])
+    def serve(times):
+        rows = table.lookup(int64([7]))
+
+        def again(i):
+            with tf.control_dependencies([module.count.assign_add(1), module.scale.assign_add(1.0)]):
+                # It takes a while, so that a switch waits for it.
+                return (
+                    i + 1 + tf.cast(tf.reduce_sum(tf.fill((40, 40), 1.0) @ tf.zeros((40, 40))), tf.int64)
+                )
+
+        (done,) = tf.while_loop(lambda i: i < times, lambda i: (again(i),), (tf.constant(0, tf.int64),))
+        return {"rows": rows, "done": done}
+
+    with tf_dynemb.for_serving(follow=tmp_path / "feed", poll_seconds=0.001):
+        serve = one_generation(serve)
+        tf.saved_model.save(module, str(tmp_path / "model"), signatures=serve)
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    publisher, total, ended = Publisher(table, tmp_path / "feed"), 0, threading.Event()
+
+    def train():
+        while not ended.is_set():
+            publisher.publish()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        for _ in range(200):
+            total += int(served.signatures["serving_default"](times=tf.constant(200, tf.int64))["done"])
+    finally:
+        ended.set()
+        thread.join()
+    assert follower_status(served).generation > 3 and follower_status(served).errors == 0
+    assert int(served.count) == total and float(served.scale) == total + 1.0
+
+
+def test_a_function_without_outputs_sees_one_generation_too(tmp_path):
+    """What it writes to is all that is known of it."""
+    module = tf.Module()
+    module.model = model = agreeing()
+    module.seen = tf.Variable(tf.zeros([3], tf.int64), name="seen")
+    keys = tf.range(9, dtype=tf.int64)
+
+    @tf.function(input_signature=[])
+    def look():
+        first, _, _ = model(keys)
+        wait = tf.while_loop(
+            lambda i, _: i < 300,
+            lambda i, s: (i + 1, tf.nn.softmax(s @ s)),
+            (0, tf.fill((60, 60), 1e-3) + tf.reduce_sum(first) * 0),
+        )[1]
+        with tf.control_dependencies([wait]):
+            _, second, dense = model(keys)
+        module.seen.assign(tf.cast([first[0, 0], second[0, 0], dense[0, 0]], tf.int64))
+
+    with tf_dynemb.for_serving(follow=tmp_path / "feed", poll_seconds=0.001):
+        module.look = one_generation(look)
+        tf.saved_model.save(module, str(tmp_path / "model"))
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    publisher, ended, numbers = Publisher(model, tmp_path / "feed"), threading.Event(), set()
+
+    def train():
+        while not ended.is_set():
+            set_all(model, keys, publisher.generation + 1)
+            publisher.publish()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        until = 400
+        while len(numbers) < 10 and until:
+            served.look()
+            seen = set(served.seen.numpy().tolist())
+            assert len(seen) == 1, seen
+            numbers |= seen
+            until -= 1
+    finally:
+        ended.set()
+        thread.join()
+    assert len(numbers) == 10
+
+
+def test_two_models_follow_one_feed_in_one_process(tmp_path):
+    """And each call is of one generation, of which the two may have different ones."""
+    model = agreeing()
+    path = export(model, tmp_path)
+    models = [tf.saved_model.load(path), tf.saved_model.load(path)]
+    publisher, ended, mixed, seen = (
+        Publisher(model, tmp_path / "feed"),
+        threading.Event(),
+        [],
+        [set(), set()],
+    )
+
+    def request(index):
+        while not ended.is_set():
+            numbers = numbers_in(models[index].serve(KEYS))
+            seen[index] |= numbers
+            mixed.extend([numbers] * (len(numbers) > 1))
+
+    threads = [threading.Thread(target=request, args=(index % 2,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(1, 30):
+            set_all(model, KEYS, number)
+            publisher._bytes_since_full = 1 << 60 if number % 3 == 0 else 0
+            publisher.publish()
+            if number == 15:
+                thread_of_unloaded = tf.saved_model.load(path)  # that comes and goes meanwhile
+                wait_for(thread_of_unloaded, 15)
+                del thread_of_unloaded
+                gc.collect()
+        for one in models:
+            assert wait_for(one, 29).errors == 0
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert not mixed and len(seen[0]) > 1 and len(seen[1]) > 1
+    assert len(os.listdir(tmp_path / "feed" / "followers")) == 2
+
+
+def test_each_call_within_one_function_is_of_one_generation(tmp_path):
+    """A tf.function that calls two signatures, and one of them twice, is several requests."""
+    model = agreeing()
+    archive = keras.export.ExportArchive()
+    spec = [tf.TensorSpec([None], tf.int64, "ids")]
+    with tf_dynemb.for_serving(follow=tmp_path / "feed", poll_seconds=0.001):
+        archive.track_and_add_endpoint("serve", model, spec)
+        archive.add_endpoint("again", lambda ids: model(ids), spec)
+        archive.write_out(str(tmp_path / "model"), verbose=False)
+    served = tf.saved_model.load(str(tmp_path / "model"))
+
+    @tf.function(input_signature=spec)
+    def outer(ids):
+        mapped = tf.map_fn(
+            lambda one: served.serve(one[None])[0][0, 0], ids[:8], fn_output_signature=tf.float32
+        )
+        return [served.serve(ids), served.again(ids), served.serve(ids)], mapped
+
+    publisher, ended, mixed, seen = Publisher(model, tmp_path / "feed"), threading.Event(), [], set()
+
+    def request():
+        while not ended.is_set():
+            calls, _ = outer(KEYS)
+            for numbers in map(numbers_in, calls):
+                mixed.extend([numbers] * (len(numbers) > 1))
+                seen.update(numbers)
+
+    threads = [threading.Thread(target=request) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(1, 30):
+            set_all(model, KEYS, number)
+            publisher.publish()
+        assert wait_for(served, 29).errors == 0
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert not mixed and len(seen) > 1
+
+
+def test_models_that_come_and_go_during_switches(tmp_path):
+    model, draw = make_model(), random.Random(2)
+    path = export(model, tmp_path)
+    publisher, ended = Publisher(model, tmp_path / "feed"), threading.Event()
+
+    def use(served):
+        wait_until(lambda: follower_status(served).generation is not None)
+        served.serve(IDS)
+        assert follower_status(served).errors == 0
+
+    def train():
+        while not ended.is_set():
+            change(model, draw)
+            publisher.publish()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        for _ in range(6):
+            use(tf.saved_model.load(path))
+            gc.collect()
+    finally:
+        ended.set()
+        thread.join()
+    assert os.listdir(tmp_path / "feed" / "followers") == []
+    late = make_model(seed=4)
+    assert Follower(late, tmp_path / "feed").poll().generation == publisher.generation
+    assert values_of(late) == values_of(model)
+
+
+def test_a_request_may_end_in_another_thread(tmp_path):
+    """As those of web frameworks do, which enter and leave a context in threads of a pool."""
+    switch = Switch()
+    with contextlib.ExitStack() as stack:
+        thread = threading.Thread(target=stack.enter_context, args=(switch.request(),))
+        thread.start()
+        thread.join()
+        with pytest.raises(TimeoutError, match="1 requests took longer"), switch.change(0.01):
+            pass
+    for _ in range(2):
+        with switch.change(1.0):
+            pass
+        with switch.request(), switch.request(), pytest.raises(RuntimeError), switch.change(1.0):
+            pass
+
+
+# --- The follower is the trainer ----------------------------------------------------------------------
+
+
+def test_rows_whose_time_is_over_go_as_the_trainer_removes_them(tmp_path):
+    """What differs until then has expired; a full copy has none of it."""
+    table = tf_dynemb.Variable(
+        dim=1, name="t", initializer="zeros", eviction=tf_dynemb.policies.TTL(steps=3)
+    )
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build([table.handle])
+    other = tf_dynemb.Variable(dim=1, name="t", initializer="zeros")
+    follower, ids, last_trained = Follower(other, tmp_path / "feed"), np.arange(2020), {}
+    with Publisher(table, tmp_path / "feed", full_copy_ratio=1e9) as publisher:
+        for step in range(20):
+            batch = range(2000) if step == 0 else [2000 + step, 2000 + step // 2]
+            last_trained |= dict.fromkeys(batch, step)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, int64(list(batch))))
+            optimizer.apply(tape.gradient(loss, [table.handle]), [table.handle])
+            if step == 19:
+                publisher._state = ""  # so that it is a full copy
+            publisher.publish()
+            assert follower.poll().errors == 0 and follower.status.generation == step + 1
+            want, exists = table.lookup(int64(ids), return_exists=True)
+            _, has = other.lookup(int64(ids), return_exists=True)
+            differ = set(ids[exists.numpy() != has.numpy()].tolist())
+            expired = {key for key, trained in last_trained.items() if step - trained >= 3}
+            assert differ <= expired
+            same = np.isin(ids, list(differ), invert=True)
+            np.testing.assert_array_equal(other.lookup(int64(ids))[same], want[same])
+    assert not differ and int(other.size()) == np.count_nonzero(exists)
