@@ -62,6 +62,22 @@ def test_a_model_that_was_exported_from_servers_follows(name, first, folder):
     np.testing.assert_allclose(answers_of(served), first[0]["generation 5"], rtol=1e-6)
 
 
+@pytest.mark.parametrize(("name", "want"), [("plain", "export"), ("follows", "generation 5")])
+def test_a_session_has_one_table_too(name, want, first, folder):
+    """As loaders in C and C++ do: the parts' resources have one name in it."""
+    with tf.compat.v1.Session(graph=tf.Graph()) as session:
+        loaded = tf.compat.v1.saved_model.load(session, ["serve"], str(folder / name))
+        signature = loaded.signature_def["serving_default"]
+        (ids,), (output,) = signature.inputs.values(), signature.outputs.values()
+        until, answer = time.monotonic() + 60, None
+        while answer is None or (
+            name == "follows" and not np.allclose(answer, first[0][want], rtol=1e-6)
+        ):
+            assert time.monotonic() < until, answer
+            answer = session.run(output.name, {ids.name: np.arange(-70, 70)})
+    np.testing.assert_allclose(answer, first[0][want], rtol=1e-6)
+
+
 def test_a_job_that_is_started_again_goes_on(cluster, folder, first):
     cluster.start("ps", 1)
     cluster.wait()

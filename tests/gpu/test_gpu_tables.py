@@ -360,17 +360,29 @@ def test_saved_models_have_tables_in_host_memory(tmp_path, places):
     want = model.predict(x, verbose=0)
     loaded = tf.saved_model.load(tmp_path / "1")
     np.testing.assert_allclose(loaded.serve(tf.constant(x)), want, rtol=1e-5)
+    with tf_dynemb.for_serving(follow=tmp_path / "feed", poll_seconds=0.01):
+        model.export(tmp_path / "follows", verbose=False)
+    model.fit(x, np.ones([10, 1]), verbose=0)
+    with tf_dynemb.serving.Publisher(model, tmp_path / "feed") as publisher:
+        publisher.publish()
+    later = model.predict(x, verbose=0)
     # Also where there is no GPU, and TensorFlow puts nothing elsewhere than it was told to.
     program = f"""
+import time
 import tensorflow as tf, tf_dynemb
 tf.config.set_visible_devices([], "GPU")
 tf.config.set_soft_device_placement(False)
+ids, until = tf.reshape(tf.range(20, dtype=tf.int64), [10, 2]), time.monotonic() + 60
 loaded = tf.saved_model.load({str(tmp_path / "1")!r})
-print(loaded.serve(tf.reshape(tf.range(20, dtype=tf.int64), [10, 2])).numpy().ravel().tolist())
+follows = tf.saved_model.load({str(tmp_path / "follows")!r})
+while tf_dynemb.serving.follower_status(follows).generation != 1:
+    assert time.monotonic() < until, tf_dynemb.serving.follower_status(follows)
+    time.sleep(0.01)
+print([model.serve(ids).numpy().ravel().tolist() for model in (loaded, follows)])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    np.testing.assert_allclose(eval(done.stdout), want.ravel(), rtol=1e-5)
+    np.testing.assert_allclose(eval(done.stdout), [want.ravel(), later.ravel()], rtol=1e-5)
 
 
 def test_limits_and_policies(places):
