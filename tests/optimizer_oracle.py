@@ -107,7 +107,7 @@ def adagrad(w, g, s, lr, t, initial_accumulator_value=START, epsilon=1e-7):
 
 def rowwise_adagrad(w, g, s, lr, t, initial_accumulator_value=START, epsilon=1e-7):
     s["n"] = s.get("n", initial_accumulator_value) + np.mean(g**2)
-    return w - lr * g / np.sqrt(s["n"] + epsilon)
+    return w - lr * g / (np.sqrt(s["n"]) + epsilon)
 
 
 def ftrl(w, g, s, lr, t, power=-0.5, initial=START, l1=0.0, l2=0.0, shrinkage=0.0, beta=0.0):

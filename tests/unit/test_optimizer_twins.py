@@ -36,7 +36,8 @@ def rows_of(table) -> dict:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", CASES)
 def test_keras_dense(name, dtype):
-    # With one column the mean of a row's squares is the column's square: plain Adagrad.
+    # With one column the mean of a row's squares is the column's square: plain Adagrad, but for where
+    # epsilon stands, which 1e-7 beside accumulators of 0.1 and more changes by less than the tolerance.
     dim = 1 if name == "rowwise_adagrad" else DIM
     table = make_table(dtype, dim)
     dense = keras.Variable(table.lookup(tf.constant(KEYS)).numpy(), dtype=dtype)

@@ -2,7 +2,8 @@
 // Optimization", 2011), as keras.optimizers.Adagrad: epsilon is added under the root. Beside it the
 // row-wise form with one accumulator per row, the mean of the squared gradient's columns (Mudigere
 // et al.: "Software-Hardware Co-design for Fast and Scalable Training of Deep Learning
-// Recommendation Models", 2022, section 4.1.4), at a 1/dim of the memory.
+// Recommendation Models", 2022, section 4.1.4), at a 1/dim of the memory; as TorchRec's
+// EXACT_ROWWISE_ADAGRAD: epsilon is added to the root.
 #ifndef TF_DYNEMB_CC_CORE_OPTIMIZER_ADAGRAD_H_
 #define TF_DYNEMB_CC_CORE_OPTIMIZER_ADAGRAD_H_
 
@@ -41,16 +42,16 @@ struct RowwiseAdagrad {
   using Step = Adagrad::Step<T>;
   template <typename T>
   struct OfRow {
-    T learning_rate, root;
+    T learning_rate, divisor;
   };
   template <typename T>
   DYNEMB_HOST_DEVICE static OfRow<T> RowUpdate(const Step<T>& step, T mean_square, T* slot) {
     slot[0] += mean_square;
-    return {step.learning_rate, std::sqrt(slot[0] + step.epsilon)};
+    return {step.learning_rate, std::sqrt(slot[0]) + step.epsilon};
   }
   template <typename T>
   DYNEMB_HOST_DEVICE static void Update(const OfRow<T>& row, T gradient, T* weight, const T*) {
-    *weight -= row.learning_rate * gradient / row.root;
+    *weight -= row.learning_rate * gradient / row.divisor;
   }
 };
 

@@ -346,7 +346,7 @@ TEST(Rules, RowwiseAdagradHasOneNumberPerRow) {
                            reinterpret_cast<const char*>(g.data())});
     for (const double x : g) accumulator += x * x / kDim;
     for (int64_t c = 0; c < kDim; ++c) {
-      want[c] = want[c] * (1 - 0.01 * 0.5) - 0.5 * g[c] / std::sqrt(accumulator + 1e-3);
+      want[c] = want[c] * (1 - 0.01 * 0.5) - 0.5 * g[c] / (std::sqrt(accumulator) + 1e-3);
       ASSERT_NEAR(value[c], want[c], 1e-13) << t;
     }
     ASSERT_NEAR(slots[0], accumulator, 1e-12);
