@@ -202,6 +202,21 @@ def test_lookups_that_are_not_trained_give_no_scores():
     assert scores_of(table) == {1: 1, 2: 5}
 
 
+def test_gradients_are_summed_by_the_table_with_scores_as_without():
+    table, optimizer = tf_dynemb.Variable(dim=1, max_rows=9, eviction=Score()), sgd()
+    optimizer.build([table.handle])
+
+    @tf.function
+    def step(scores):
+        keys = ids(1, 1, 1, 2)
+        minimize(optimizer, table, lambda: tf_dynemb.embedding_lookup(table, keys, scores=scores))
+
+    step(ids(5, 7, 6, 3))
+    assert int(table.metrics()["written"]) == 4  # keys that were summed before would be 2
+    assert scores_of(table) == {1: 7, 2: 3}
+    assert table.export()[1].numpy().sum() == -4
+
+
 def test_scores_of_masked_ids_and_of_those_without_weight_are_not_kept():
     layer = tf_dynemb.Embedding(1, mask_zero=True, max_rows=9, eviction=Score())
     bag = tf_dynemb.EmbeddingBag(table=layer, mask_zero=True)

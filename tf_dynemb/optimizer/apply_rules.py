@@ -280,9 +280,20 @@ def _unsummed(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
 
     Tables sum by key themselves, in the pass that updates the rows.
     """
-    keys, rows = gradient.indices, gradient.values
-    if tf.is_symbolic_tensor(rows) and rows.op.type == "DynembSumByKey":
-        summed_keys, summed_rows, _ = rows.op.outputs
-        if keys is summed_keys and rows is summed_rows:
-            keys, rows = rows.op.inputs
-    return tf.IndexedSlices(rows, keys)
+    (keys, of_keys), (rows, of_rows) = map(_behind_identity, (gradient.indices, gradient.values))
+    if not tf.is_symbolic_tensor(rows) or rows.op.type != "DynembSumByKey":
+        return gradient
+    if keys.op.name != rows.op.name or (keys.value_index, rows.value_index) != (0, 1):
+        return gradient
+    keys, rows = rows.op.inputs
+    with tf.control_dependencies([*of_keys, *of_rows]):
+        return tf.IndexedSlices(tf.identity(rows), tf.identity(keys))
+
+
+def _behind_identity(tensor: tf.Tensor) -> tuple[tf.Tensor, list[tf.Operation]]:
+    """What a tensor of a graph is the identity of, and what its identity waits for: given scores."""
+    waits: list[tf.Operation] = []
+    while tf.is_symbolic_tensor(tensor) and tensor.op.type == "Identity":
+        waits += tensor.op.control_inputs
+        tensor = tensor.op.inputs[0]
+    return tensor, waits
