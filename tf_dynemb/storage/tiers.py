@@ -63,7 +63,8 @@ class Disk(Tier):
 
     It belongs to one table of one process at a time. A table that is made on a folder where another one
     was flushed (`Variable.flush`), in this or an ended process, begins with the rows of that flush, and
-    with what its optimizer kept beside them. What was never flushed is gone with its table.
+    with what its optimizer kept beside them; with any number of shards and any partitioner. It must have
+    the name, dim and dtypes of the other one. What was never flushed is gone with its table.
 
     Args:
         path: the folder, which is made if need be; best on a local SSD. Or a list of folders, on several
@@ -80,7 +81,7 @@ class Disk(Tier):
         ValueError: an empty path, one with a line break, or one twice.
 
     A table on a file system without direct reads, such as tmpfs on some kernels, is a
-    tf.errors.FailedPreconditionError with direct_io.
+    tf.errors.FailedPreconditionError with direct_io; so is one on a folder that has the rows of another.
 
     Example:
 
@@ -162,6 +163,7 @@ _numbers = itertools.count()
 def engine_text(
     tiers: tuple[HostMemory, Disk],
     keep_seed: bool,
+    key_mod: bool,
     process: int = 0,
     processes: int = 1,
     by_hash: bool = False,
@@ -171,6 +173,7 @@ def engine_text(
     Args:
         tiers: of the table.
         keep_seed: whether a table that is opened again has the seed of its initial values from there.
+        key_mod: whether the shard of a key is that of the default partitioner.
         process: which of the processes that the table is sharded across this one is.
         processes: how many.
         by_hash: whether a hash says which of them has a row.
@@ -182,6 +185,7 @@ def engine_text(
         "reopen": int(disk.reopen),
         "keep_seed": int(keep_seed),
         "direct": int(disk.direct_io),
+        "key_mod": int(key_mod),
     }
     paths = disk.paths
     if processes > 1:  # which may have one file system

@@ -57,6 +57,7 @@ Status DiskFolder::Open(FileSystem* files, const Options& options,
                         std::shared_ptr<DiskFolder>* folder) {
   if (options.paths.empty()) return InvalidArgument("storage: got no folder, want one");
   std::shared_ptr<DiskFolder> opened(new DiskFolder(files, options.paths));
+  opened->name_ = FlushManifest::OneLine(options.name);
   DYNEMB_RETURN_IF_ERROR(opened->LockAll());
   for (const std::string& path : options.paths) {
     DYNEMB_RETURN_IF_ERROR(files->CheckReads(JoinPath(path, kLock)));
@@ -132,6 +133,13 @@ Status DiskFolder::ReadFlushed() {
   if (!read.ok() && read.code() != Code::kNotFound) return read;
   for (size_t i = 0; i < paths_.size(); ++i) DYNEMB_RETURN_IF_ERROR(CheckPart(i, flushed.get()));
   if (flushed == nullptr) return Status();
+  if (name_.empty()) name_ = flushed->name;
+  if (!flushed->name.empty() && flushed->name != name_) {
+    return FailedPrecondition(path(), ": it has the rows of the table '", flushed->name, "', got '",
+                              name_,
+                              "'; give the name that it had, another folder, or reopen=False, "
+                              "which removes them");
+  }
   DYNEMB_RETURN_IF_ERROR(FindFiles(*flushed));
   // It may have been put in place by a process that ended before it could sync that; the files of
   // the flush before must not be gone for good before it.
@@ -260,10 +268,28 @@ std::string DiskFolder::PathOf(uint64_t number, Kind kind) const {
   return JoinPath(paths_[number % paths_.size()], name);
 }
 
+void DiskFolder::Share(uint64_t number, int64_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Shared& shared = shared_[number];
+  ++shared.shards;
+  shared.bytes = bytes;
+}
+
+int64_t DiskFolder::bytes_shared() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  int64_t bytes = 0;
+  for (const auto& [number, shared] : shared_) bytes += (shared.shards - 1) * shared.bytes;
+  return bytes;
+}
+
 void DiskFolder::Remove(uint64_t number, Kind kind, int64_t bytes) {
   // Without memory for that the file stays until the folder is opened again.
   static_cast<void>(OrNoMemory([&] {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (const auto shared = shared_.find(number); shared != shared_.end()) {
+      if (--shared->second.shards > 0) return;
+      shared_.erase(shared);
+    }
     kept_[number] = {kind, bytes};
   }));
   RemoveKept();
@@ -345,6 +371,7 @@ Status DiskFolder::FlushScope::Commit(FlushManifest manifest) {
   }
   manifest.id = folder_->id_;
   manifest.folders = static_cast<int64_t>(folder_->paths_.size());
+  manifest.name = folder_->name_;
   for (const std::string& path : folder_->paths_) DYNEMB_RETURN_IF_ERROR(files->SyncFolder(path));
   const std::string text = manifest.ToText();
   // That it can be read says that there was memory for all of it.

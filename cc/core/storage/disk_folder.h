@@ -32,10 +32,11 @@ class DiskFolder {
   struct Options {
     std::vector<std::string> paths;  // no two of them the same
     bool reopen = true;              // else what a flush has left there is removed
+    std::string name = "";           // of the table; "": that of whoever has flushed it
   };
   // Makes the folders if need be. kFailedPrecondition: another table has one of them, or the last
-  // flush was of other folders. kDataLoss: what it has left is damaged or not all there. After an
-  // error no file has been removed.
+  // flush was of other folders or of a table of another name. kDataLoss: what it has left is
+  // damaged or not all there. After an error no file has been removed.
   static Status Open(FileSystem* files, const Options& options,
                      std::shared_ptr<DiskFolder>* folder);
   // To read what the last flush has left, also while a table has the folders: nothing in them is
@@ -69,7 +70,12 @@ class DiskFolder {
   // The number of a new file.
   uint64_t NewFile();
   std::string PathOf(uint64_t number, Kind kind) const;
-  // Removes a file of so many bytes, as soon as no flush can name it.
+  // That one more shard has rows in a file of the last flush, of so many bytes; each must Remove
+  // it.
+  void Share(uint64_t number, int64_t bytes);
+  // Bytes of files of several shards, counted once less than by these.
+  int64_t bytes_shared() const;
+  // Removes a file of so many bytes, as soon as no shard has it and no flush can name it.
   void Remove(uint64_t number, Kind kind, int64_t bytes);
   // Of the files that are only there for the last flush.
   int64_t bytes_kept() const;
@@ -92,6 +98,10 @@ class DiskFolder {
   struct Kept {
     Kind kind;
     int64_t bytes;
+  };
+  struct Shared {
+    int64_t shards = 0;
+    int64_t bytes = 0;
   };
 
   DiskFolder(FileSystem* files, std::vector<std::string> paths)
@@ -125,6 +135,8 @@ class DiskFolder {
   std::shared_ptr<const FlushManifest> flushed_;  // until it is taken
   std::set<uint64_t> named_;                      // the files of the last flush
   std::map<uint64_t, Kept> kept_;                 // to be removed later
+  std::map<uint64_t, Shared> shared_;             // files that were there, and who has them
+  std::string name_;                              // of the table
 };
 
 }  // namespace dynemb

@@ -67,18 +67,4 @@ Status Flush(const std::vector<TieredTable*>& shards, KeyStrings* strings, DiskF
   });
 }
 
-Status ReadFlushedStrings(const FlushManifest& flushed, DiskFolder* folder, KeyStrings* strings) {
-  for (const FlushedShard& shard : flushed.shards) {
-    const std::string path = folder->PathOf(shard.index, DiskFolder::Kind::kIndex);
-    DYNEMB_RETURN_IF_ERROR(ReadIndexFile(
-        folder->files(), path, shard.index, shard.rows, [&](const IndexEntries& entries) {
-          if (entries.strings.size() != entries.keys.size()) {
-            return Status(Code::kDataLoss, StrCat(path, ": it has no strings"));
-          }
-          return strings->Record(entries.keys, entries.strings);
-        }));
-  }
-  return Status();
-}
-
 }  // namespace dynemb

@@ -65,8 +65,11 @@ void FlushedFolders::OpenShard(const FlushedShard& flushed) {
     const std::string path = disk_->PathOf(file.number, DiskFolder::Kind::kRows);
     shard->files[slot] = files_.size();
     files_.push_back({path, DiskFolder::Kind::kRows, number, file.bytes, 0, -1, 0});
-    const Status opened = shard->log.ReopenFile(slot, file, flushed.schemas[file.schema_number]);
+    std::shared_ptr<const RowLog::File> of_rows;
+    const Status opened =
+        RowLog::OpenFile(disk_.get(), file, flushed.schemas[file.schema_number], &of_rows);
     if (opened.ok()) {
+      shard->log.AddFile(slot, *of_rows);
       files_.back().records = shard->log.records(slot);
       files_.back().record_bytes = shard->log.record_bytes(slot);
     } else {

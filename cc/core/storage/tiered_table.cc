@@ -348,6 +348,24 @@ class Tiered final : public TieredTable {
     const Alone alone(*this);
     tiers_->EndFlush(unsynced);
   }
+  Status ShareFile(const RowLog::File& file, int64_t* slot) override {
+    return OrNoMemory([&] {
+      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      return tiers_->below()->ShareFile(file, slot);
+    });
+  }
+  Status PlaceRows(Span<const Key> keys, Span<const Location> locations, int64_t room) override {
+    return OrNoMemory([&] {
+      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      return tiers_->below()->PlaceRows(keys, locations, room);
+    });
+  }
+  Status EndReopening() override {
+    return OrNoMemory([&] {
+      const Alone alone(*this);
+      return tiers_->below()->ReadNumbers();
+    });
+  }
   void WaitForUpkeep() override {
     if (upkeep_) upkeep_->Finish();
   }

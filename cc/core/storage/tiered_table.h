@@ -44,6 +44,7 @@
 #include "cc/core/base/status.h"
 #include "cc/core/storage/flush_manifest.h"
 #include "cc/core/storage/index_file.h"
+#include "cc/core/storage/row_log.h"
 #include "cc/core/storage/storage_options.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_options.h"
@@ -89,6 +90,11 @@ class TieredTable : public Table {
   virtual Status FlushPart(int part, IndexEntries* entries, FlushedShard* flushed) = 0;
   virtual void EndFlush(const std::set<uint64_t>& unsynced) = 0;
 
+  // Of a Reopening (reopening.h), in the life of which nothing else is called; as of DiskRows.
+  virtual Status ShareFile(const RowLog::File& file, int64_t* slot) = 0;
+  virtual Status PlaceRows(Span<const Key> keys, Span<const Location> locations, int64_t room) = 0;
+  virtual Status EndReopening() = 0;
+
   // Waits until nothing is to be done between calls (StorageOptions::in_background).
   virtual void WaitForUpkeep() = 0;
 
@@ -97,10 +103,10 @@ class TieredTable : public Table {
   virtual Status RemoveDeadRecords() = 0;
 };
 
-// An empty table, or one with the rows of StorageOptions::flushed, of which `schema` is
-// StorageOptions::SchemaFor. max_rows is its own, no share of a RowBudget. Errors: a schema or
-// options that are not valid; TableOptions::max_bytes; StorageOptions::max_bytes that has no room
-// for a row; files that are missing or damaged.
+// An empty table; or one that is to get its rows of StorageOptions::flushed, of which `schema` is
+// StorageOptions::SchemaFor, from a Reopening. max_rows is its own, no share of a RowBudget.
+// Errors: a schema or options that are not valid; TableOptions::max_bytes;
+// StorageOptions::max_bytes that has no room for a row.
 Status MakeTieredTable(const TableSchema& schema, const TableOptions& options,
                        const StorageOptions& storage, std::unique_ptr<Table>* table);
 

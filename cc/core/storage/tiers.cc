@@ -93,14 +93,14 @@ Status Tiers::Make(const TableSchema& schema, const TableOptions& options,
   DYNEMB_RETURN_IF_ERROR(made->MakeAbove(schema, &made->above_));
   made->below_ = std::make_unique<DiskRows>(storage.disk, storage.least_file_bytes,
                                             options.eviction, made->options_.clock);
-  if (storage.flushed != nullptr) {
-    DYNEMB_RETURN_IF_ERROR(
-        made->below_->Reopen(storage.flushed->shards[static_cast<size_t>(storage.shard)]));
+  std::vector<TableSchema> schemas;
+  if (storage.flushed != nullptr) schemas = storage.flushed->shards[0].schemas;
+  schemas.push_back(schema);
+  for (const TableSchema& each : schemas) {
+    DiskRows::NextSchema next;
+    DYNEMB_RETURN_IF_ERROR(made->below_->PrepareSchema(each, &next));
+    made->below_->SetSchema(std::move(next));
   }
-  DiskRows::NextSchema next;
-  DYNEMB_RETURN_IF_ERROR(made->below_->PrepareSchema(schema, &next));
-  made->below_->SetSchema(std::move(next));
-  if (storage.flushed != nullptr) DYNEMB_RETURN_IF_ERROR(made->below_->ReadNumbers());
   made->MakeUsed();
   *tiers = std::move(made);
   return Status();
