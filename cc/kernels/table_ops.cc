@@ -87,7 +87,8 @@ class TableOp : public CatchingKernel {
     if (!storage_.empty()) {
       storage = std::make_shared<StorageOptions>();
       options.have_shares = true;
-      TF_RETURN_IF_ERROR(ToTensorFlow(StorageOptions::Parse(storage_, table_name_, storage.get())));
+      TF_RETURN_IF_ERROR(ToTensorFlow(
+          StorageOptions::Parse(storage_, table_name_, options_.max_bytes, storage.get())));
       // A restore makes a table beside the one that has the folder, without a name.
       if (storage->is_shared && !named_.name().empty() && storage->disk->flushed_step() >= 0) {
         return ToTensorFlow(FailedPrecondition(storage->disk->path(), ": the table ", named_.name(),

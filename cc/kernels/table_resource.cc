@@ -535,7 +535,10 @@ absl::Status CheckRoomFor(const TableInput& table, const std::vector<KeyOfShard>
     }
     const int64_t most = table.shards[b]->max_rows();
     if (count <= std::max<int64_t>(0, room)) continue;
-    const char* const limit = options.max_bytes >= 0 ? "max_bytes" : "max_rows";
+    const char* limit = options.max_bytes >= 0 ? "max_bytes" : "max_rows";
+    if (options.max_bytes >= 0 && table.resource->storage() != nullptr) {
+      limit = options.max_rows >= 0 ? "max_rows or Disk(max_bytes)" : "Disk(max_bytes)";
+    }
     return ToTensorFlow(ResourceExhausted(
         limit, " of ", table.resource->name(), ": got ", count, " ids without a row, such as ",
         more[b][0], ", for ", most - room, " rows ", budgets == 1 ? "here" : "in their shard",

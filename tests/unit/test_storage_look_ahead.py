@@ -14,8 +14,9 @@ ROWS, BATCH = 6_000, 100
 
 @pytest.fixture
 def table(tmp_path):
-    """A table of which a half is in memory: many times what is read ahead, which would have to leave
-    for later batches otherwise.
+    """A table of which a half is in memory, many times what is read ahead.
+
+    That would have to leave for later batches otherwise.
     """
     table = tf_dynemb.Variable(
         dim=4, name="users", storage=[HostMemory(240_000), Disk(tmp_path / "disk")], initializer="zeros"

@@ -58,8 +58,9 @@ def _describe(opened: FlushedFolders, paths: Sequence[str]) -> dict[str, Any]:
     one_of_each = list({file.file: file for file in opened.files}.values())
     live_bytes = _sum(file.live_bytes for file in of_rows)
     file_bytes = _sum(file.bytes for file in one_of_each)
-    known = [(file.live_bytes, file.dead_bytes) for file in one_of_each if file.kind == "rows"]
-    record_bytes = _sum(None if None in sizes else sum(sizes) for sizes in known)
+    record_bytes = _sum(
+        _sum([file.live_bytes, file.dead_bytes]) for file in one_of_each if file.kind == "rows"
+    )
     missing = [path for path in paths if not os.path.isdir(path)]
     missing += [f"folder {n} of {opened.folders}" for n in range(len(paths) + 1, opened.folders + 1)]
     return {
@@ -72,7 +73,7 @@ def _describe(opened: FlushedFolders, paths: Sequence[str]) -> dict[str, Any]:
         **report.schema_record(opened.schema),
         "file_bytes": file_bytes,
         "live_bytes": live_bytes,
-        "dead_bytes": None if None in (record_bytes, live_bytes) else record_bytes - live_bytes,
+        "dead_bytes": _sum([record_bytes, None if live_bytes is None else -live_bytes]),
         "space_amplification": file_bytes / live_bytes if file_bytes and live_bytes else None,
         "bytes_on_disk": _bytes_on_disk(paths),
         "files": [dataclasses.asdict(file) for file in opened.files],

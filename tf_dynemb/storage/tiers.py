@@ -75,10 +75,16 @@ class Disk(Tier):
             as in a container: only `HostMemory` keeps rows then, and a read from the disk takes less of
             the processor. Otherwise the page cache keeps what it has room for, and reads of that are
             faster.
+        max_bytes: what the files of rows and indexes may take, over all folders and shards of the table,
+            in each process; from 1 MiB. About a quarter of it is for rows, so many as have room at four
+            times their bytes and 24 more each: dead rows wait for compaction, and the files of the last
+            flush for the next one. What a table does that is full is said by its `eviction` and
+            `on_full`, as with max_rows. None: any number.
 
     Raises:
         TypeError: no path or list of paths; reopen or direct_io is no bool.
-        ValueError: an empty path, one with a line break, or one twice.
+        ValueError: an empty path, one with a line break, or one twice; max_bytes is no whole number from
+            2**20.
 
     A table on a file system without direct reads, such as tmpfs on some kernels, is a
     tf.errors.FailedPreconditionError with direct_io; so is one on a folder that has the rows of another.
@@ -105,6 +111,7 @@ class Disk(Tier):
     path: str | Sequence[str]
     reopen: bool = True
     direct_io: bool = False
+    max_bytes: int | None = None
 
     def __post_init__(self) -> None:
         is_list = isinstance(self.path, (list, tuple))
@@ -115,6 +122,9 @@ class Disk(Tier):
         for name in ("reopen", "direct_io"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"Disk({name}): got {getattr(self, name)!r}, want True or False")
+        if self.max_bytes is not None:
+            max_bytes = whole("Disk(max_bytes)", self.max_bytes, 2**20)
+            object.__setattr__(self, "max_bytes", max_bytes)
 
     @property
     def paths(self) -> list[str]:

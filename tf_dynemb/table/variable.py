@@ -194,10 +194,12 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         """Of the rows that this process, or the servers together, may have."""
         config, eviction = self.config, eviction_of(self.config.eviction)
         limits = {}
-        for field in ("max_rows", "max_bytes"):
-            limit = getattr(config, field)
+        for field, limit in (("max_rows", config.max_rows), ("max_bytes", config.bytes_limit)):
             if config.is_bounded and limit is not None:
-                limits[field] = int(limit if self.exchange is None else self.exchange.share(limit))
+                # Each process has so many bytes of disk.
+                of_each = field == "max_bytes" and config.storage is not None
+                shared = None if of_each else self.exchange
+                limits[field] = int(limit if shared is None else shared.share(limit))
         return Limits(
             name=self.name,
             **limits,

@@ -58,11 +58,13 @@ Status DiskFolder::Open(FileSystem* files, const Options& options,
   if (options.paths.empty()) return InvalidArgument("storage: got no folder, want one");
   std::shared_ptr<DiskFolder> opened(new DiskFolder(files, options.paths));
   opened->name_ = FlushManifest::OneLine(options.name);
+  opened->max_bytes_ = options.max_bytes;
   DYNEMB_RETURN_IF_ERROR(opened->LockAll());
   for (const std::string& path : options.paths) {
     DYNEMB_RETURN_IF_ERROR(files->CheckReads(JoinPath(path, kLock)));
   }
   DYNEMB_RETURN_IF_ERROR(options.reopen ? opened->ReadFlushed() : opened->ForgetFlush());
+  if (options.max_bytes >= 0) DYNEMB_RETURN_IF_ERROR(opened->CountBytes());
   DYNEMB_RETURN_IF_ERROR(opened->RemoveOthers());
   *folder = std::move(opened);
   return Status();
@@ -208,6 +210,23 @@ Status DiskFolder::FindFiles(const FlushManifest& flushed) {
   return Status();
 }
 
+Status DiskFolder::CountBytes() {
+  for (const uint64_t number : named_) {
+    const auto index = kept_.find(number);  // FindFiles has left the indexes there
+    std::unique_ptr<ReadableFile> file;
+    int64_t bytes;
+    DYNEMB_RETURN_IF_ERROR(files_->NewReadableFile(
+        PathOf(number, index == kept_.end() ? Kind::kRows : Kind::kIndex), &file));
+    DYNEMB_RETURN_IF_ERROR(file->Size(&bytes));
+    bytes_ += bytes;
+  }
+  if (bytes_ <= max_bytes_) return Status();
+  return FailedPrecondition(path(), ": the last flush has ", bytes_,
+                            " bytes, got Disk(max_bytes=", max_bytes_,
+                            "); give more, or first run `tf-dynemb storage compact`, which removes "
+                            "dead rows");
+}
+
 Status DiskFolder::RemoveOthers() {
   for (const std::string& folder : paths_) {
     std::vector<std::string> names;
@@ -268,6 +287,23 @@ std::string DiskFolder::PathOf(uint64_t number, Kind kind) const {
   return JoinPath(paths_[number % paths_.size()], name);
 }
 
+Status DiskFolder::TakeSpace(int64_t bytes) {
+  if (max_bytes_ < 0) return Status();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (bytes > max_bytes_ - bytes_) {
+    return ResourceExhausted(path(), ": got ", bytes, " bytes to write, for ", bytes_,
+                             " in files of at most Disk(max_bytes=", max_bytes_,
+                             "); a flush lets the files of the last one go");
+  }
+  bytes_ += bytes;
+  return Status();
+}
+
+void DiskFolder::GiveSpace(int64_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  bytes_ -= bytes;
+}
+
 void DiskFolder::Share(uint64_t number, int64_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   Shared& shared = shared_[number];
@@ -305,6 +341,7 @@ int64_t DiskFolder::bytes_kept() const {
 void DiskFolder::RemoveKept() {
   static_cast<void>(OrNoMemory([&] {
     std::vector<std::string> gone;
+    int64_t gone_bytes = 0;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (flushing_ || locks_.empty()) return;
@@ -314,10 +351,12 @@ void DiskFolder::RemoveKept() {
           continue;
         }
         gone.push_back(PathOf(kept->first, kept->second.kind));
+        gone_bytes += kept->second.bytes;
         kept = kept_.erase(kept);
       }
     }
     for (const std::string& path : gone) static_cast<void>(files_->Remove(path));
+    GiveSpace(gone_bytes);
   }));
 }
 

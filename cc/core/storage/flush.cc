@@ -16,8 +16,9 @@ Status FlushShard(TieredTable* table, KeyStrings* strings, DiskFolder* folder,
   flushed->index = folder->NewFile();
   IndexFileWriter index;
   const auto write = [&] {
-    DYNEMB_RETURN_IF_ERROR(index.Open(
-        folder->files(), folder->PathOf(flushed->index, DiskFolder::Kind::kIndex), flushed->index));
+    DYNEMB_RETURN_IF_ERROR(index.Open(folder->files(),
+                                      folder->PathOf(flushed->index, DiskFolder::Kind::kIndex),
+                                      flushed->index, folder));
     IndexEntries entries;
     for (int part = 0; part < DiskIndex::kParts; ++part) {
       entries = IndexEntries();

@@ -28,14 +28,22 @@ int64_t FixedBytes(int64_t entries, bool strings) {
 
 }  // namespace
 
-Status IndexFileWriter::Open(FileSystem* files, const std::string& path, uint64_t number) {
+Status IndexFileWriter::Write(std::string_view bytes) {
+  const int64_t size = static_cast<int64_t>(bytes.size());
+  if (folder_ != nullptr) DYNEMB_RETURN_IF_ERROR(folder_->TakeSpace(size));
+  bytes_ += size;
+  return file_->Append(bytes);
+}
+
+Status IndexFileWriter::Open(FileSystem* files, const std::string& path, uint64_t number,
+                             DiskFolder* folder) {
+  folder_ = folder;
   number_ = number;
   DYNEMB_RETURN_IF_ERROR(files->NewWritableFile(path, &file_));
   char header[kHeaderBytes];
   std::memcpy(header, kMagic, sizeof(kMagic));
   Store(number, header + 8);
-  bytes_ = kHeaderBytes;
-  return file_->Append({header, kHeaderBytes});
+  return Write({header, kHeaderBytes});
 }
 
 Status IndexFileWriter::Append(const IndexEntries& all) {
@@ -65,9 +73,8 @@ Status IndexFileWriter::Append(const IndexEntries& all) {
       at = std::copy(string.begin(), string.end(), at);
     }
     Store(Checksum(number_, block_), &block_[0]);
-    DYNEMB_RETURN_IF_ERROR(file_->Append(block_));
+    DYNEMB_RETURN_IF_ERROR(Write(block_));
     entries_ += n;
-    bytes_ += static_cast<int64_t>(block_.size());
     begin += n;
   }
   return Status();

@@ -12,6 +12,7 @@
 
 #include "cc/core/base/file_system.h"
 #include "cc/core/base/status.h"
+#include "cc/core/storage/disk_folder.h"
 #include "cc/core/storage/disk_index.h"
 
 namespace dynemb {
@@ -24,7 +25,9 @@ struct IndexEntries {
 
 class IndexFileWriter {
  public:
-  Status Open(FileSystem* files, const std::string& path, uint64_t number);
+  // `folder`: whose space it takes, if it is not null.
+  Status Open(FileSystem* files, const std::string& path, uint64_t number,
+              DiskFolder* folder = nullptr);
   Status Append(const IndexEntries& entries);
   // Syncs and closes it.
   Status Finish();
@@ -33,6 +36,8 @@ class IndexFileWriter {
 
  private:
   std::unique_ptr<WritableFile> file_;
+  Status Write(std::string_view bytes);
+  DiskFolder* folder_ = nullptr;
   uint64_t number_ = 0;
   int64_t entries_ = 0, bytes_ = 0;
   std::string block_;

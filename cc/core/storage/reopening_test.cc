@@ -220,6 +220,22 @@ TEST(ReopeningTest, TheCommandKnowsSharedFiles) {
                          [](const auto& file) { return file.second > 1; });
   };
   EXPECT_GT(shared_files(), 0);
+  {  // A row of one shard is damaged; to the others it is none.
+    std::unique_ptr<FlushedFolders> folders;
+    ASSERT_OK(FlushedFolders::Open(&files, {"/tiers"}, &folders));
+    const FlushedFolders::File file = folders->files()[1];
+    const std::string whole = files.Get(file.path);
+    std::string bytes = whole;
+    bytes[static_cast<size_t>(file.bytes - 3)] ^= 1;  // in the last record
+    files.Put(file.path, bytes);
+    ASSERT_OK(FlushedFolders::Open(&files, {"/tiers"}, &folders));
+    for (size_t f = 0; f < folders->files().size(); ++f) folders->Verify(f);
+    EXPECT_GT(folders->damages().size(), 1u);
+    for (const FlushedFolders::Damage& damage : folders->damages()) {
+      EXPECT_EQ(damage.what.find("no row is lost"), std::string::npos) << damage.what;
+    }
+    files.Put(file.path, whole);
+  }
   ASSERT_OK(CompactFolders(&files, {"/tiers"}, 4'000));
   EXPECT_EQ(shared_files(), 0);
   // It has left each row in the shard that had it, whatever the partitioner.

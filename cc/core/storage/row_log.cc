@@ -87,6 +87,7 @@ Status RowLog::NewFile(int64_t* slot) {
   file->header_bytes = static_cast<int64_t>(header.size());
   FileSystem* const files = folder_->files();
   std::unique_ptr<ReadableFile> reader;
+  DYNEMB_RETURN_IF_ERROR(folder_->TakeSpace(file->header_bytes));
   std::unique_ptr<WritableFile> writer;
   Status made = files->NewWritableFile(file->path, &writer);
   file->writer = std::move(writer);
@@ -94,6 +95,7 @@ Status RowLog::NewFile(int64_t* slot) {
   if (made.ok()) made = files->NewReadableFile(file->path, &reader);
   if (!made.ok()) {
     static_cast<void>(files->Remove(file->path));
+    folder_->GiveSpace(file->header_bytes);
     return made;
   }
   file->reader = std::move(reader);
@@ -213,10 +215,13 @@ Status RowLog::Append(Span<const Key> keys, const char* rows, Location* location
       Seal(*file, keys[done + i], record);
       locations[done + i] = LocationOf(current_, file->bytes + i * record_bytes);
     }
+    DYNEMB_RETURN_IF_ERROR(folder_->TakeSpace(n * record_bytes));
     const Status written =
         file->writer->Append({block.data(), static_cast<size_t>(n * record_bytes)});
     if (!written.ok()) {
       // The end of the file is unknown now: no more is appended. The rows before it can be read.
+      file->behind = n * record_bytes;
+      file_bytes_ += file->behind;
       EndFile(true);
       return written;
     }

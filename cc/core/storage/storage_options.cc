@@ -5,13 +5,14 @@
 
 namespace dynemb {
 
-Status StorageOptions::Parse(const std::string& text, const std::string& name,
+Status StorageOptions::Parse(const std::string& text, const std::string& name, int64_t max_bytes,
                              StorageOptions* options) {
   std::istringstream in(text);
   std::string host, owner_word, owner, reopen_word, seed_word, direct_word, mod_word, path;
   bool direct;
   DiskFolder::Options folders;
   folders.name = name;
+  folders.max_bytes = max_bytes;
   in >> host >> options->max_bytes >> owner_word >> owner >> reopen_word >> folders.reopen >>
       seed_word >> options->keep_seed >> direct_word >> direct >> mod_word >> options->key_mod >>
       std::ws;

@@ -35,12 +35,14 @@ struct StorageOptions {
   // Whether the shard of a key is KeyMod; else who makes the table says it.
   bool key_mod = true;
 
-  // Reads the text that the op DynembTable is given for a table of a name, and opens the folders:
-  // see DiskFolder::OpenFor. A line of words and one for each folder:
+  // Reads the text that the op DynembTable is given for a table of a name, whose files may take so
+  // many bytes, and opens the folders: see DiskFolder::OpenFor. A line of words and one for each
+  // folder:
   //   host BYTES owner WORD reopen 0|1 keep_seed 0|1 direct 0|1 key_mod 0|1
   //   PATH
   // direct: past the page cache (DirectFileSystem).
-  static Status Parse(const std::string& text, const std::string& name, StorageOptions* options);
+  static Status Parse(const std::string& text, const std::string& name, int64_t max_bytes,
+                      StorageOptions* options);
 
   // The schema of a table that is to have this one and begins with the rows of a flush: with their
   // optimizer and meta. kFailedPrecondition: they are none that such a table can have.
