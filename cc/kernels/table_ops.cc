@@ -8,7 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/base/no_memory.h"
+#include "cc/core/shard/routing.h"
 #include "cc/core/storage/flush.h"
+#include "cc/core/storage/reopening.h"
 #include "cc/core/storage/tiered_table.h"
 #include "cc/core/table/evicted_rows.h"
 #include "cc/kernels/catching_kernel.h"
@@ -28,6 +31,16 @@ using tensorflow::TensorShape;
 using tensorflow::core::RefCountPtr;
 
 constexpr int64_t kMaxShards = 65536;
+
+Status TieredTables(const Shards& shards, std::vector<TieredTable*>* tables) {
+  for (const auto& shard : shards) {
+    tables->push_back(dynamic_cast<TieredTable*>(shard.get()));
+    if (tables->back() == nullptr) {
+      return FailedPrecondition("the table has no rows on disk: give it storage");
+    }
+  }
+  return Status();
+}
 
 // See NamedResource.
 class TableOp : public CatchingKernel {
@@ -74,7 +87,8 @@ class TableOp : public CatchingKernel {
     if (!storage_.empty()) {
       storage = std::make_shared<StorageOptions>();
       options.have_shares = true;
-      TF_RETURN_IF_ERROR(ToTensorFlow(StorageOptions::Parse(storage_, storage.get())));
+      TF_RETURN_IF_ERROR(ToTensorFlow(
+          StorageOptions::Parse(storage_, table_name_, options_.max_bytes, storage.get())));
       // A restore makes a table beside the one that has the folder, without a name.
       if (storage->is_shared && !named_.name().empty() && storage->disk->flushed_step() >= 0) {
         return ToTensorFlow(FailedPrecondition(storage->disk->path(), ": the table ", named_.name(),
@@ -86,14 +100,25 @@ class TableOp : public CatchingKernel {
     TF_RETURN_IF_ERROR(
         MakeShards(context, schema_, options, storage, shards_, init_rows_, &shards));
     ShardSet::Contents contents = ContentsOf(std::move(shards));
+    std::shared_ptr<Reopening> reopening;
     if (storage != nullptr && storage->flushed != nullptr) {
-      if (contents.strings != nullptr) {
-        TF_RETURN_IF_ERROR(ToTensorFlow(
-            ReadFlushedStrings(*storage->flushed, storage->disk.get(), contents.strings.get())));
-      }
-      storage->flushed.reset();  // those that are put in the place of these begin without
+      // Those that are put in the place of these begin without.
+      const auto flushed = std::exchange(storage->flushed, nullptr);
+      TF_RETURN_IF_ERROR(ToTensorFlow(OrNoMemory([&] {
+        std::vector<TieredTable*> tables;
+        DYNEMB_RETURN_IF_ERROR(TieredTables(contents.shards, &tables));
+        reopening = std::make_shared<Reopening>(flushed, storage->disk, std::move(tables),
+                                                contents.strings.get());
+        if (!storage->key_mod) return Status();
+        DYNEMB_RETURN_IF_ERROR(Reopen(reopening.get(), [&](Span<const Key> keys, const Reopening&) {
+          return KeyMod(keys, shards_);
+        }));
+        reopening.reset();
+        return Status();
+      })));
     }
     *resource = new TableResource(std::move(contents), options, std::move(storage), table_name_);
+    (*resource)->set_reopening(std::move(reopening));
     return absl::OkStatus();
   }
 
@@ -240,7 +265,7 @@ class TierStatsOp : public CatchingKernel {
     std::vector<std::pair<const char*, int64_t>> all;
     if (has_tiers) {
       const DiskFolder& disk = *table.resource->storage()->disk;
-      sum.bytes_below += disk.bytes_kept();
+      sum.bytes_below += disk.bytes_kept() - disk.bytes_shared();
       all.emplace_back("flushed_step", disk.flushed_step());
       TierStats::ForEach(
           [&](const char* name, int64_t TierStats::* what) { all.emplace_back(name, sum.*what); });
@@ -260,15 +285,33 @@ class FlushOp : public CatchingKernel {
     OP_REQUIRES(context, step >= 0,
                 ToTensorFlow(InvalidArgument("step: got ", step, ", want 0 or more")));
     std::vector<TieredTable*> shards;
-    for (const auto& shard : table.shards) {
-      auto* const tiered = dynamic_cast<TieredTable*>(shard.get());
-      OP_REQUIRES(
-          context, tiered != nullptr,
-          ToTensorFlow(FailedPrecondition("the table has no rows on disk: give it storage")));
-      shards.push_back(tiered);
-    }
+    OP_REQUIRES_OK(context, ToTensorFlow(TieredTables(table.shards, &shards)));
+    OP_REQUIRES(context, !table.resource->is_reopening(),
+                ToTensorFlow(FailedPrecondition(
+                    "the rows of the last flush are not all there yet: see DynembReopen")));
     OP_REQUIRES_OK(context, ToTensorFlow(Flush(shards, table.strings.get(),
                                                table.resource->storage()->disk.get(), step)));
+  }
+};
+
+class ReopenOp : public CatchingKernel {
+ public:
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
+    TableInput table;
+    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
+    std::vector<TieredTable*> shards;
+    OP_REQUIRES_OK(context, ToTensorFlow(TieredTables(table.shards, &shards)));
+    const Tensor* shard_ids;
+    OP_REQUIRES_OK(context, context->input("shard_ids", &shard_ids));
+    std::vector<Key> next;
+    OP_REQUIRES_OK(context,
+                   ToTensorFlow(table.resource->Reopen(
+                       {shard_ids->flat<int32_t>().data(), shard_ids->NumElements()}, &next)));
+    Tensor* keys;
+    OP_REQUIRES_OK(context, context->allocate_output(
+                                0, TensorShape({static_cast<int64_t>(next.size())}), &keys));
+    std::copy(next.begin(), next.end(), keys->flat<int64_t>().data());
   }
 };
 
@@ -324,6 +367,7 @@ REGISTER_KERNEL_BUILDER(Name("DynembTakeEvicted")
                         TakeEvictedOp);
 REGISTER_KERNEL_BUILDER(Name("DynembTierStats").Device(tensorflow::DEVICE_CPU), TierStatsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembFlush").Device(tensorflow::DEVICE_CPU), FlushOp);
+REGISTER_KERNEL_BUILDER(Name("DynembReopen").Device(tensorflow::DEVICE_CPU), ReopenOp);
 REGISTER_KERNEL_BUILDER(Name("DynembDescribe").Device(tensorflow::DEVICE_CPU), DescribeOp);
 REGISTER_KERNEL_BUILDER(Name("DynembDescribe")
                             .Device(tensorflow::DEVICE_GPU)

@@ -9,6 +9,7 @@
 #include "cc/core/lookup/dedup.h"
 #include "cc/core/lookup/widen.h"
 #include "cc/core/snapshot/writer.h"
+#include "cc/core/storage/reopening.h"
 #include "cc/core/storage/tiered_table.h"
 #include "cc/core/table/evicted_rows.h"
 #include "cc/core/table/host_table.h"
@@ -31,8 +32,7 @@ std::vector<Table*> Pointers(const Shards& shards) {
 
 namespace {
 
-using MakeShard =
-    std::function<Status(int64_t number, const TableOptions&, std::shared_ptr<Table>*)>;
+using MakeShard = std::function<Status(const TableOptions&, std::shared_ptr<Table>*)>;
 
 Status MakeEach(const Context& context, const TableOptions& options, int64_t number,
                 int64_t rows_of_shard, const MakeShard& make, Shards* shards) {
@@ -40,7 +40,7 @@ Status MakeEach(const Context& context, const TableOptions& options, int64_t num
   const std::vector<TableOptions> of_shards = OptionsOfShards(options, static_cast<int>(number));
   for (size_t s = 0; s < shards->size(); ++s) {
     std::shared_ptr<Table>& shard = (*shards)[s];
-    DYNEMB_RETURN_IF_ERROR(make(static_cast<int64_t>(s), of_shards[s], &shard));
+    DYNEMB_RETURN_IF_ERROR(make(of_shards[s], &shard));
     DYNEMB_RETURN_IF_ERROR(shard->Reserve(context, std::min(rows_of_shard, shard->max_rows())));
   }
   return Status();
@@ -53,15 +53,14 @@ Status MakeHostShards(const Context& context, const TableSchema& schema,
                       int64_t rows_of_shard, Shards* shards) {
   TableSchema of_table = schema;
   if (storage != nullptr) {
-    DYNEMB_RETURN_IF_ERROR(storage->SchemaFor(schema, number, &of_table));
+    DYNEMB_RETURN_IF_ERROR(storage->SchemaFor(schema, &of_table));
   }
-  const auto make = [&](int64_t s, const TableOptions& of_shard, std::shared_ptr<Table>* shard) {
+  const auto make = [&](const TableOptions& of_shard, std::shared_ptr<Table>* shard) {
     std::unique_ptr<Table> made;
     if (storage == nullptr) {
       DYNEMB_RETURN_IF_ERROR(MakeHostTable(of_table, of_shard, &made));
     } else {
-      DYNEMB_RETURN_IF_ERROR(
-          MakeTieredTable(of_table, of_shard, storage->OfShard(s, number), &made));
+      DYNEMB_RETURN_IF_ERROR(MakeTieredTable(of_table, of_shard, storage->OfShard(number), &made));
     }
     *shard = std::move(made);
     return Status();
@@ -80,7 +79,7 @@ absl::Status MakeShards(OpKernelContext* context, const TableSchema& schema,
   if (storage != nullptr) {
     return ToTensorFlow(InvalidArgument("storage: got some for a table on a GPU, want none"));
   }
-  const auto make = [&](int64_t, const TableOptions& of_shard, std::shared_ptr<Table>* shard) {
+  const auto make = [&](const TableOptions& of_shard, std::shared_ptr<Table>* shard) {
     return MakeGpuShard(context, schema, of_shard, shard);
   };
   return ToTensorFlow(MakeEach(core, options, number, rows_of_shard, make, shards));
@@ -174,6 +173,20 @@ void TableResource::Swap(TableResource* other) {
   KeepEvictedOf(before);
   for (TableResource* table : {this, other}) table->earlier_.Add(table->CountersOfShards(), -1);
   std::swap(lineage_, other->lineage_);
+}
+
+Status TableResource::Reopen(Span<const int32_t> shard_ids, std::vector<Key>* keys) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  keys->clear();
+  if (reopening_ == nullptr) return Status();
+  if (awaits_shard_ids_) DYNEMB_RETURN_IF_ERROR(reopening_->Place(shard_ids));
+  awaits_shard_ids_ = false;
+  Span<const Key> next;
+  DYNEMB_RETURN_IF_ERROR(reopening_->Next(&next));
+  keys->assign(next.data, next.data + next.size);
+  awaits_shard_ids_ = next.size > 0;
+  if (!awaits_shard_ids_) reopening_.reset();
+  return Status();
 }
 
 Status TableResource::EpochOf(uint64_t snapshot, const Shards& shards, int64_t* epoch) const {
@@ -522,7 +535,10 @@ absl::Status CheckRoomFor(const TableInput& table, const std::vector<KeyOfShard>
     }
     const int64_t most = table.shards[b]->max_rows();
     if (count <= std::max<int64_t>(0, room)) continue;
-    const char* const limit = options.max_bytes >= 0 ? "max_bytes" : "max_rows";
+    const char* limit = options.max_bytes >= 0 ? "max_bytes" : "max_rows";
+    if (options.max_bytes >= 0 && table.resource->storage() != nullptr) {
+      limit = options.max_rows >= 0 ? "max_rows or Disk(max_bytes)" : "Disk(max_bytes)";
+    }
     return ToTensorFlow(ResourceExhausted(
         limit, " of ", table.resource->name(), ": got ", count, " ids without a row, such as ",
         more[b][0], ", for ", most - room, " rows ", budgets == 1 ? "here" : "in their shard",

@@ -31,6 +31,8 @@
 
 namespace dynemb {
 
+class Reopening;
+
 std::vector<Table*> Pointers(const Shards& shards);
 
 // How the rows of a table are stored; null: in memory alone.
@@ -73,6 +75,14 @@ class TableResource : public tensorflow::ResourceBase {
   // Of the shards together, and of those that are put in their place.
   const TableOptions& options() const { return options_; }
   const Storage& storage() const { return storage_; }
+  // The rows of the last flush are to come from `reopening`, of the shards of now.
+  void set_reopening(std::shared_ptr<Reopening> reopening) { reopening_ = std::move(reopening); }
+  // As of the op DynembReopen.
+  Status Reopen(Span<const int32_t> shard_ids, std::vector<Key>* keys);
+  bool is_reopening() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return reopening_ != nullptr;
+  }
   const std::string& name() const { return name_; }
   // Drawn when it is made: no other table has it, in any process.
   int64_t id() const { return id_; }
@@ -148,6 +158,8 @@ class TableResource : public tensorflow::ResourceBase {
   mutable std::mutex mutex_;  // of what follows, and of the contents being those that it is of
   Lineage lineage_;
   TableCounters earlier_;  // of shards that it had before, less what those of now began with
+  std::shared_ptr<Reopening> reopening_;  // null: all rows are there
+  bool awaits_shard_ids_ = false;
 };
 
 // TensorFlow's intra-op threads.

@@ -103,8 +103,8 @@ eviction: which rows leave to make room, and when they expire: '', 'lru', 'lfu',
   and after it ' ttl 1000', in units of `now`. Shards that evict have equal shares of max_rows.
 keep_evicted: how many rows that have left by the policy are kept for DynembTakeEvicted.
 missing_value: what each number of a key without a row reads as; none: its initial value.
-storage: where rows are: '', in memory; or lines as 'host 1000000 owner a reopen 1 keep_seed 0 direct 0' and '/path', in so
-  many bytes of memory, and those for which there is no room in files in that folder, or in several. Tables of one
+storage: where rows are: '', in memory; or lines as 'host 1000000 owner a reopen 1 keep_seed 0 direct 0 key_mod 1' and '/path', in
+  so many bytes of memory, and those for which there is no room in files in that folder, or in several. Tables of one
   owner may share it. See StorageOptions of cc/core/storage/storage_options.h.
 table_name: for errors.
 )doc");
@@ -452,6 +452,23 @@ REGISTER_OP("DynembFlush")
 Has all rows of a table on disk, so that its folder can be opened again as of now; see cc/core/storage/flush.h.
 
 step: what the flush is called; not negative.
+)doc");
+
+REGISTER_OP("DynembReopen")
+    .Input("table: resource")
+    .Input("shard_ids: int32")
+    .Output("keys: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Gives rows of the last flush of its folder to the shards of a table that was made with storage and 'key_mod 0', some in
+each call. Until that is done the table is for nothing else.
+
+shard_ids: for each of the keys that the call before gave, its shard; in the first call none.
+keys: those of the next rows; none: all rows are there.
 )doc");
 
 REGISTER_OP("DynembDescribe")

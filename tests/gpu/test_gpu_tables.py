@@ -76,6 +76,7 @@ ONLY_ON_CPUS = {
     "DynembTable",
     "DynembFetchedRowsView",
     "DynembFlush",
+    "DynembReopen",
     "DynembFollow",
     "DynembTierStats",
 }

@@ -295,7 +295,11 @@ def test_what_the_disk_says_is_the_error_of_the_call(tmp_path):
         ({"storage": []}, ValueError, r"storage: got \[\], want"),
         ({"storage": [HostMemory(5)]}, ValueError, "these two, in this order"),
         ({"storage": [Disk("a"), HostMemory(5)]}, ValueError, "these two, in this order"),
-        ({"max_bytes": 5}, ValueError, "max_bytes: got 5 for a table with storage"),
+        (
+            {"max_bytes": 5},
+            ValueError,
+            "max_bytes: got 5 for a table with storage.*Disk.max_bytes. its files",
+        ),
         ({"eviction": tf_dynemb.policies.LRU()}, ValueError, "without max_rows or max_bytes"),
     ],
 )

@@ -76,8 +76,9 @@ def test_info_says_what_was_trained(tmp_path, capsys):
     sizes = {path: path.stat().st_size for folder in folders for path in folder.glob("*")}
     status, found = said(capsys, "info", *folders)  # while the table is open
     assert status == 0 and found["damages"] == found["missing_folders"] == []
-    described = {name: found[name] for name in ("step", "shards", "rows", "dim", "rule", "keep_keys")}
-    assert described == {
+    about = ("table", "step", "shards", "rows", "dim", "rule", "keep_keys")
+    assert {name: found[name] for name in about} == {
+        "table": "users",
         "step": 5,
         "shards": 2,
         "rows": len(seen),
@@ -100,7 +101,7 @@ def test_info_says_what_was_trained(tmp_path, capsys):
 
     assert main(["info", *map(str, folders), "--noprogress"]) == 0
     head, rows, *_ = capsys.readouterr().out.splitlines()
-    assert head == f"{folders[0]} {folders[1]}: flushed as step 5"
+    assert head == f"{folders[0]} {folders[1]}: table users, flushed as step 5"
     assert rows.startswith(f"  rows {len(seen)}, shards 2; int64 -> float32 x {DIM}; adam (")
 
 
@@ -111,6 +112,27 @@ def test_info_counts_the_dead(tmp_path, capsys):
     # What stayed in memory was written for the flush alone.
     assert 1_000 * ROW_BYTES < found["dead_bytes"] <= 4_000 * ROW_BYTES
     assert found["dead_bytes"] % ROW_BYTES == 0
+
+
+def test_files_of_several_shards_count_once(tmp_path, capsys):
+    want = write(tmp_path, rounds=2)
+    table = make(tmp_path, devices=["/CPU:0"] * 3)
+    table.flush(4)
+    del table
+    gc.collect()
+    _, found = said(capsys, "info", tmp_path)
+    names = [file["file"] for file in found["files"]]
+    assert len(set(names)) < len(names) and (found["shards"], found["rows"]) == (3, 2_000)
+    sizes = {name: os.path.getsize(name) for name in names}
+    assert found["file_bytes"] <= sum(sizes.values()) == found["bytes_on_disk"]
+    assert found["live_bytes"] == 2_000 * ROW_BYTES
+    assert 0 <= found["dead_bytes"] < found["file_bytes"] - found["live_bytes"]
+    assert said(capsys, "verify", tmp_path)[0] == 0
+    assert said(capsys, "compact", tmp_path)[0] == 0
+    _, found = said(capsys, "info", tmp_path)
+    names = [file["file"] for file in found["files"]]
+    assert len(set(names)) == len(names) and found["dead_bytes"] == 0
+    assert content(make(tmp_path)) == want
 
 
 def test_a_folder_that_is_missing(tmp_path, capsys):
@@ -272,7 +294,7 @@ def test_what_is_no_folder_of_a_flush(tmp_path, capsys, command):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("text")
     write(tmp_path / "later")
-    (tmp_path / "later" / "FLUSHED").write_text("dynemb-tier 2\nmore\n")
+    (tmp_path / "later" / "FLUSHED").write_text("dynemb-tier 9\nmore\n")
 
     def refused(*folders):
         assert main([command, *map(str, folders), "--noprogress"]) == 2
@@ -284,7 +306,7 @@ def test_what_is_no_folder_of_a_flush(tmp_path, capsys, command):
         assert f"{tmp_path / name}: there is no flush in it" in refused(tmp_path / name)
     assert not (tmp_path / "none").exists() and os.listdir(tmp_path / "empty") == []
     assert "file" in refused(tmp_path / "file")
-    assert "got format version 2, this reader knows 1; open it with the version" in refused(
+    assert "got format version 9, this reader knows up to 2; open it with the version" in refused(
         tmp_path / "later"
     )
     assert "none of them twice" in refused(tmp_path / "later", tmp_path / "later")

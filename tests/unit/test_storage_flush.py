@@ -14,6 +14,7 @@ from table_rows import int64, rows_of
 
 import tf_dynemb
 from tf_dynemb import snapshot
+from tf_dynemb.base.op_library import ops
 from tf_dynemb.storage import Disk, HostMemory
 
 SMALL = 60_000  # bytes: some hundred rows
@@ -59,6 +60,125 @@ def test_training_goes_on_where_it_was(tmp_path, devices):
     assert int(metrics["rows_above"]) == 0 and int(metrics["rows_below"]) == len(rows_of(plain))
     # Missing keys read what they would have.
     assert (table.lookup(int64([-7])).numpy() == plain.lookup(int64([-7])).numpy()).all()
+
+
+def by_digits(keys, shards):
+    return tf.cast(keys // 10 % shards, tf.int32)
+
+
+def test_training_goes_on_with_other_shards(tmp_path):
+    initializer = keras.initializers.RandomNormal(seed=1)
+    plain = tf_dynemb.Variable(dim=4, name="plain", initializer=initializer)
+    for begin, (shards, partitioner) in enumerate(
+        [(1, None), (3, None), (2, by_digits), (2, None), (4, by_digits), (1, None)]
+    ):
+        options = {"devices": ["/CPU:0"] * shards, "partitioner": partitioner}
+        table = make(tmp_path, initializer=initializer, max_bytes=SMALL * shards, **options)
+        assert table.flushed_step == (begin or None)
+        assert rows_of(table) == rows_of(plain)
+        ids = np.arange(3_000)
+        owners = ids % shards if partitioner is None else ids // 10 % shards
+        exists = plain.lookup(int64(ids), return_exists=True)[1].numpy()
+        assert [int(shard.size()) for shard in table.tables] == [
+            int(exists[owners == shard].sum()) for shard in range(shards)
+        ]
+        # A delta of what changes after the opening.
+        base = snapshot.save(tmp_path / f"base{begin}", table, follow=True)
+        for each in (table, plain):
+            train(each, 3, 3 * begin)
+        snapshot.save(tmp_path / f"delta{begin}", table, base=base)
+        other = tf_dynemb.Variable(dim=4, name="users")
+        snapshot.restore([tmp_path / f"base{begin}", tmp_path / f"delta{begin}"], other)
+        assert rows_of(other) == rows_of(plain)
+        table.flush(begin + 1)
+        size = sum(path.stat().st_size for path in tmp_path.glob("tier-*"))
+        metrics = table.metrics()
+        assert int(metrics["bytes_below"]) == size
+        train(table, 1, 99)  # never flushed
+        del table
+        gc.collect()
+    assert len(rows_of(plain)) > 2_500
+
+
+def test_strings_go_to_other_shards(tmp_path):
+    fields = {"key_dtype": tf.string, "keep_keys": True, "initializer": "zeros"}
+    words = tf.strings.as_string(tf.range(2_000))
+    for shards in (2, 1, 3):
+        devices = ["/CPU:0"] * shards
+        table = make(tmp_path, devices=devices, partitioner=by_digits, max_bytes=200_000, **fields)
+        if shards == 2:
+            table.upsert(words, tf.ones([2_000, 4]))
+        assert sorted(table.export()[0].numpy()) == sorted(words.numpy())
+        table.flush(1)
+        del table
+        gc.collect()
+
+
+def test_partitioners_that_fail_leave_the_folder(tmp_path):
+    table = make(tmp_path)
+    train(table, 2)
+    table.flush(2)
+    want = rows_of(table)
+    del table
+    gc.collect()
+
+    def fails(keys, shards):
+        raise RuntimeError("no shards today")
+
+    for partitioner, error, match in (
+        (fails, RuntimeError, "no shards today"),
+        (lambda keys, shards: keys, TypeError, "partitioner: got int64, want int32"),
+        (
+            lambda keys, shards: tf.fill(tf.shape(keys), shards),
+            tf.errors.InvalidArgumentError,
+            "shard_ids: got 2 for key .*, want shards from 0 to 1",
+        ),
+        (
+            lambda keys, shards: tf.zeros([0], tf.int32),
+            tf.errors.InvalidArgumentError,
+            "shard_ids: got 0, want one for each of",
+        ),
+    ):
+        with pytest.raises(error, match=match):
+            make(tmp_path, devices=["/CPU:0"] * 2, partitioner=partitioner, max_bytes=2 * SMALL)
+        gc.collect()
+    with tf.Graph().as_default(), pytest.raises(ValueError, match="partitioner: got .* session's graph"):
+        make(tmp_path, devices=["/CPU:0"] * 2, partitioner=by_digits)
+    assert rows_of(make(tmp_path)) == want
+
+
+def test_a_session_has_other_shards(tmp_path):
+    table = make(tmp_path)
+    table.upsert(tf.range(100, dtype=tf.int64), tf.ones([100, 4]))
+    table.flush(1)
+    del table
+    gc.collect()
+    with tf.Graph().as_default() as graph:
+        table = make(tmp_path, devices=["/CPU:0"] * 2)
+        sizes = [shard.size() for shard in table.tables]
+    with tf.compat.v1.Session(graph=graph) as session:
+        assert session.run(sizes) == [50, 50]
+
+
+def test_no_flush_before_all_rows_are_there(tmp_path):
+    table = make(tmp_path)
+    table.upsert(tf.range(100, dtype=tf.int64), tf.ones([100, 4]))
+    table.flush(1)
+    schema = table.resource.schema_now().replace("rule none", "")
+    del table
+    gc.collect()
+    text = f"host 100000 owner x reopen 1 keep_seed 0 direct 0 key_mod 0\n{tmp_path}"
+    handle = ops.dynemb_table(schema=schema, shards=2, storage=text, table_name="users")
+    with pytest.raises(tf.errors.FailedPreconditionError, match="not all there yet: see DynembReopen"):
+        ops.dynemb_flush(handle, 2)
+    keys = ops.dynemb_reopen(handle, tf.zeros([0], tf.int32))
+    while len(keys) > 0:
+        keys = ops.dynemb_reopen(handle, tf.ones([len(keys)], tf.int32))
+    assert ops.dynemb_size(handle)[0].numpy().tolist() == [0, 100]
+    ops.dynemb_flush(handle, 2)
+    plain = tf_dynemb.Variable(dim=4, name="plain").resource.resource_handle
+    with pytest.raises(tf.errors.FailedPreconditionError, match="give it storage"):
+        ops.dynemb_reopen(plain, tf.zeros([0], tf.int32))
 
 
 def test_a_random_seed_is_kept(tmp_path):
@@ -174,7 +294,7 @@ def test_other_tables_do_not_get_the_rows(tmp_path):
     for fields, match in (
         ({"dim": 5}, "rows of another kind of table"),
         ({"key_dtype": tf.string}, "rows of another kind of table"),
-        ({"devices": ["/CPU:0"] * 2}, "rows of a table of 1 shards, got 2"),
+        ({"name": "items"}, "rows of the table 'users', got 'items'; give the name that it had"),
     ):
         with pytest.raises(tf.errors.FailedPreconditionError, match=match):
             make(tmp_path / "disk", **fields)

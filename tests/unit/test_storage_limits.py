@@ -65,7 +65,7 @@ class Trainer:
         ]
         self.step = 0
 
-    def train(self, steps):
+    def train(self, steps, ids_of=ids_of):
         for _ in range(steps):
             for table, optimizer in zip(self.tables, self.optimizers, strict=True):
                 with tf.GradientTape() as tape:
@@ -206,3 +206,92 @@ def test_a_keras_layer_with_everything(tmp_path):
     assert numbers(layer.table)["rows"] == 300
     there = set(layer.table.export()[0].numpy().tolist())
     assert there | left == set(range(1_500)) and not there & left
+
+
+MIB = 2**20
+DIM = 8
+ROW_BYTES = 3 * 4 * DIM  # with Adam's slots
+
+
+def room(max_bytes, of_policy=0):
+    """For how many rows Disk(max_bytes) has it, which have some bytes for a policy."""
+    return max_bytes // (4 * (ROW_BYTES + of_policy + 24))
+
+
+def bytes_on_disk(folder):
+    return sum(path.stat().st_size for path in folder.glob("tier-*"))
+
+
+def on_a_small_disk(folder, devices=None, **more):
+    storage = [HostMemory(100_000 * len(devices or [0])), Disk(folder, max_bytes=MIB)]
+    return tf_dynemb.Variable(**fields(dim=DIM, max_rows=None, devices=devices, **more), storage=storage)
+
+
+def test_rows_leave_a_disk_that_is_full(tmp_path):
+    """Those that leave a table in memory of so many rows."""
+    most = room(MIB, of_policy=8)  # for when it was last written
+    assert most == 2_048  # of which precisely the lowest leave
+    table = on_a_small_disk(tmp_path, eviction=LRU())
+    plain = tf_dynemb.Variable(**fields(dim=DIM, max_rows=most, eviction=LRU()))
+    trainer = Trainer(table, plain)
+
+    def some_new(step):
+        return tf.concat([ids_of(step), tf.range(300, dtype=tf.int64) + 5_000 + step * 100], 0)
+
+    for step in range(30):
+        trainer.train(1, some_new)
+        if step % 7 == 6:
+            table.flush(step)
+        assert bytes_on_disk(tmp_path) <= MIB
+    assert content(table) == content(plain)
+    seen = numbers(table)
+    assert seen["rows"] == most and seen["evicted"] > 1_000
+    assert seen["bytes_below"] == bytes_on_disk(tmp_path) > MIB // 4
+
+
+def test_a_step_without_room_on_the_disk_is_an_error(tmp_path):
+    table, most = on_a_small_disk(tmp_path), room(MIB)
+    trainer = Trainer(table)
+    trainer.train(1, lambda step: tf.range(most, dtype=tf.int64))
+    want = rows_of(table)
+    with pytest.raises(tf.errors.ResourceExhaustedError, match=r"Disk\(max_bytes\) of users: got 1 ids"):
+        table.upsert(int64([5, 9_999]), tf.ones([2, DIM]))
+    assert rows_of(table) == want
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        trainer.train(1, lambda step: int64([5, 9_999]))
+    assert rows_of(table) == want
+    for step in range(20):
+        trainer.train(1, lambda _, first=step * 100: tf.range(first, first + 100, dtype=tf.int64))
+        assert bytes_on_disk(tmp_path) <= MIB
+    table.remove(int64([0]))
+    trainer.train(1, lambda step: int64([9_999]))
+    assert int(table.size()) == most
+
+
+def test_a_full_disk_declines(tmp_path):
+    table = on_a_small_disk(tmp_path, devices=["/CPU:0"] * 2, on_full="decline")
+    trainer, most = Trainer(table), room(MIB // 2)  # of a shard
+    for first in range(0, 3_000, 500):
+        trainer.train(1, lambda _, first=first: tf.range(first, first + 500, dtype=tf.int64))
+    assert [int(shard.size()) for shard in table.tables] == [most] * 2
+    assert numbers(table)["declined"] == 3_000 - 2 * most
+
+
+def test_a_disk_that_is_too_small(tmp_path):
+    for max_bytes in (2**20 - 1, 1.5, "many", True):
+        with pytest.raises(
+            ValueError, match=r"Disk\(max_bytes\): got .*, want a whole number >= 1048576"
+        ):
+            Disk(tmp_path, max_bytes=max_bytes)
+    disk = Disk(tmp_path, max_bytes=MIB)
+    assert Disk.from_config(disk.get_config()) == disk
+    with pytest.raises(tf.errors.InvalidArgumentError, match="in which no row of .* bytes has room"):
+        storage = [HostMemory(2**24), disk]
+        tf_dynemb.Variable(dim=100_000, name="users", storage=storage)
+    table = tf_dynemb.Variable(dim=DIM, name="users", storage=[HostMemory(60_000), Disk(tmp_path)])
+    table.upsert(tf.range(40_000, dtype=tf.int64), tf.ones([40_000, DIM]))
+    table.flush(1)
+    del table
+    gc.collect()
+    with pytest.raises(tf.errors.FailedPreconditionError, match="the last flush has .* bytes, got Disk"):
+        on_a_small_disk(tmp_path)

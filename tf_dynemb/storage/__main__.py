@@ -54,20 +54,26 @@ def _rows(opened: FlushedFolders) -> int | None:
 
 def _describe(opened: FlushedFolders, paths: Sequence[str]) -> dict[str, Any]:
     of_rows = [file for file in opened.files if file.kind == "rows"]
+    # Several shards may have one file, in which each says dead what is not its own.
+    one_of_each = list({file.file: file for file in opened.files}.values())
     live_bytes = _sum(file.live_bytes for file in of_rows)
-    file_bytes = _sum(file.bytes for file in opened.files)
+    file_bytes = _sum(file.bytes for file in one_of_each)
+    record_bytes = _sum(
+        _sum([file.live_bytes, file.dead_bytes]) for file in one_of_each if file.kind == "rows"
+    )
     missing = [path for path in paths if not os.path.isdir(path)]
     missing += [f"folder {n} of {opened.folders}" for n in range(len(paths) + 1, opened.folders + 1)]
     return {
         "folders": list(paths),
         "missing_folders": missing,
+        "table": opened.table or None,
         "step": opened.step,
         "shards": 1 + max(file.shard for file in opened.files),
         "rows": _rows(opened),
         **report.schema_record(opened.schema),
         "file_bytes": file_bytes,
         "live_bytes": live_bytes,
-        "dead_bytes": _sum(file.dead_bytes for file in of_rows),
+        "dead_bytes": _sum([record_bytes, None if live_bytes is None else -live_bytes]),
         "space_amplification": file_bytes / live_bytes if file_bytes and live_bytes else None,
         "bytes_on_disk": _bytes_on_disk(paths),
         "files": [dataclasses.asdict(file) for file in opened.files],
@@ -87,7 +93,8 @@ def info(asked: argparse.Namespace) -> None:
     def size(name: str) -> str:
         return "unknown" if found[name] is None else f"{found[name] / 2**20:.1f} MiB"
 
-    print(f"{' '.join(paths)}: flushed as step {found['step']}")
+    table = f"table {found['table']}, " if found["table"] else ""
+    print(f"{' '.join(paths)}: {table}flushed as step {found['step']}")
     rows = "unknown" if found["rows"] is None else found["rows"]
     print(f"  rows {rows}, shards {found['shards']}; {report.schema_line(opened.schema)}")
     ratio = found["space_amplification"]

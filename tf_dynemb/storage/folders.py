@@ -98,6 +98,7 @@ class FlushedFolders:
         self._handle = ctypes.c_void_p()
         _check(_c.dynemb_folders_open(_lines(paths), ctypes.byref(self._handle)))
         self.step = self.folders = 0
+        self.table = ""
         self.files: list[File] = []
         self.damages: list[Damage] = []
         self._read_report()
@@ -132,6 +133,8 @@ class FlushedFolders:
                 self.step = int(rest)
             elif word == "folders":
                 self.folders = int(rest)
+            elif word == "name":
+                self.table = rest
             elif word == "file":
                 shard, kind, *numbers, path = rest.split(" ", 6)
                 self.files.append(_file(path, int(shard), kind, *map(int, numbers)))

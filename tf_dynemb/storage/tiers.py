@@ -63,7 +63,8 @@ class Disk(Tier):
 
     It belongs to one table of one process at a time. A table that is made on a folder where another one
     was flushed (`Variable.flush`), in this or an ended process, begins with the rows of that flush, and
-    with what its optimizer kept beside them. What was never flushed is gone with its table.
+    with what its optimizer kept beside them; with any number of shards and any partitioner. It must have
+    the name, dim and dtypes of the other one. What was never flushed is gone with its table.
 
     Args:
         path: the folder, which is made if need be; best on a local SSD. Or a list of folders, on several
@@ -74,13 +75,19 @@ class Disk(Tier):
             as in a container: only `HostMemory` keeps rows then, and a read from the disk takes less of
             the processor. Otherwise the page cache keeps what it has room for, and reads of that are
             faster.
+        max_bytes: what the files of rows and indexes may take, over all folders and shards of the table,
+            in each process; from 1 MiB. About a quarter of it is for rows, so many as have room at four
+            times their bytes and 24 more each: dead rows wait for compaction, and the files of the last
+            flush for the next one. What a table does that is full is said by its `eviction` and
+            `on_full`, as with max_rows. None: any number.
 
     Raises:
         TypeError: no path or list of paths; reopen or direct_io is no bool.
-        ValueError: an empty path, one with a line break, or one twice.
+        ValueError: an empty path, one with a line break, or one twice; max_bytes is no whole number from
+            2**20.
 
     A table on a file system without direct reads, such as tmpfs on some kernels, is a
-    tf.errors.FailedPreconditionError with direct_io.
+    tf.errors.FailedPreconditionError with direct_io; so is one on a folder that has the rows of another.
 
     Example:
 
@@ -104,6 +111,7 @@ class Disk(Tier):
     path: str | Sequence[str]
     reopen: bool = True
     direct_io: bool = False
+    max_bytes: int | None = None
 
     def __post_init__(self) -> None:
         is_list = isinstance(self.path, (list, tuple))
@@ -114,6 +122,9 @@ class Disk(Tier):
         for name in ("reopen", "direct_io"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"Disk({name}): got {getattr(self, name)!r}, want True or False")
+        if self.max_bytes is not None:
+            max_bytes = whole("Disk(max_bytes)", self.max_bytes, 2**20)
+            object.__setattr__(self, "max_bytes", max_bytes)
 
     @property
     def paths(self) -> list[str]:
@@ -162,6 +173,7 @@ _numbers = itertools.count()
 def engine_text(
     tiers: tuple[HostMemory, Disk],
     keep_seed: bool,
+    key_mod: bool,
     process: int = 0,
     processes: int = 1,
     by_hash: bool = False,
@@ -171,6 +183,7 @@ def engine_text(
     Args:
         tiers: of the table.
         keep_seed: whether a table that is opened again has the seed of its initial values from there.
+        key_mod: whether the shard of a key is that of the default partitioner.
         process: which of the processes that the table is sharded across this one is.
         processes: how many.
         by_hash: whether a hash says which of them has a row.
@@ -182,6 +195,7 @@ def engine_text(
         "reopen": int(disk.reopen),
         "keep_seed": int(keep_seed),
         "direct": int(disk.direct_io),
+        "key_mod": int(key_mod),
     }
     paths = disk.paths
     if processes > 1:  # which may have one file system

@@ -91,8 +91,8 @@ class TableConfig:
             Probability(0.1) or Custom(function). None: all.
         storage: where rows are: [tf_dynemb.storage.HostMemory(max_bytes), tf_dynemb.storage.Disk(path)]
             keeps those used last in so much memory and the others in files. Results are those of a table
-            in memory, which is None. Bounded by max_rows, not by max_bytes; not on servers and GPUs. Of
-            a table that is sharded across workers each process has so much memory and its own folder.
+            in memory, which is None. Bounded by max_rows, or Disk(max_bytes); not on servers and GPUs.
+            Of a table that is sharded across workers each process has so much memory and its own folder.
         partition_strategy: which process has the row of an id, of a table that is sharded across
             workers. "hash": a hash of the id says it, so that ids of any pattern are spread evenly.
             "mod": the id modulo the number of workers, which is SOK's rule; ids from 0 on, without gaps,
@@ -191,7 +191,14 @@ class TableConfig:
         eviction = eviction_of(self.eviction)
         self._set("eviction", eviction)
         self._set("admission", admission_of(self.admission))
-        has_limit = self.max_rows is not None or self.max_bytes is not None
+        self._set("storage", storage_of(self.storage))
+        if self.storage is not None and self.max_bytes is not None:
+            raise ValueError(
+                f"max_bytes: got {self.max_bytes} for a table with storage, want None; "
+                "HostMemory(max_bytes) bounds its memory, Disk(max_bytes) its files, and max_rows its "
+                "rows, wherever they are"
+            )
+        has_limit = self.max_rows is not None or self.bytes_limit is not None
         if not has_limit and self.on_full == "decline":
             raise ValueError(
                 "on_full: got 'decline' without max_rows or max_bytes, so that the table is never full"
@@ -207,13 +214,6 @@ class TableConfig:
                 f"keep_evicted: got {self.keep_evicted} without an eviction policy, so that no row "
                 "would leave"
             )
-        self._set("storage", storage_of(self.storage))
-        if self.storage is not None:
-            if self.max_bytes is not None:
-                raise ValueError(
-                    f"max_bytes: got {self.max_bytes} for a table with storage, want None; "
-                    "HostMemory(max_bytes) bounds its memory, max_rows its rows, wherever they are"
-                )
         if self.partition_strategy not in (None, "hash", "mod"):
             raise ValueError(
                 f"partition_strategy: got {self.partition_strategy!r}, want None, 'hash' or 'mod'; how "
@@ -244,9 +244,15 @@ class TableConfig:
         object.__setattr__(self, field, value)
 
     @property
+    def bytes_limit(self) -> int | None:
+        """How many bytes rows may take: those of a table with storage on disk, others in memory."""
+        tiers = storage_of(self.storage)
+        return self.max_bytes if tiers is None else tiers[1].max_bytes
+
+    @property
     def is_bounded(self) -> bool:
         """Whether there is a bound that the table itself keeps."""
-        if self.max_bytes is not None:
+        if self.bytes_limit is not None:
             return True
         return self.max_rows is not None and (self.restrict_policy is None or self.eviction is not None)
 

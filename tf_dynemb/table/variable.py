@@ -133,8 +133,16 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         group = Group([self])
         self._storage_text = ""
         if tiers is not None:
+            key_mod = self.shard_num == 1 or self.partition_fn is default_partition_fn
+            with tf.init_scope():
+                if not key_mod and tiers[1].reopen and not tf.executing_eagerly():
+                    raise ValueError(
+                        f"partitioner: got {self.partition_fn!r} for a table with storage of "
+                        f"{self.shard_num} shards in a session's graph, want the default one, or "
+                        "Disk(reopen=False)"
+                    )
             self._storage_text = engine_text(
-                tiers, not spec.seed_is_given, group.index, group.processes, config.by_hash
+                tiers, not spec.seed_is_given, key_mod, group.index, group.processes, config.by_hash
             )
         schema = (
             f"dynemb-table 1\nvalue {self.value_dtype.name} {self.dim}\n"
@@ -192,10 +200,12 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         """Of the rows that this process, or the servers together, may have."""
         config, eviction = self.config, eviction_of(self.config.eviction)
         limits = {}
-        for field in ("max_rows", "max_bytes"):
-            limit = getattr(config, field)
+        for field, limit in (("max_rows", config.max_rows), ("max_bytes", config.bytes_limit)):
             if config.is_bounded and limit is not None:
-                limits[field] = int(limit if self.exchange is None else self.exchange.share(limit))
+                # Each process has so many bytes of disk.
+                of_each = field == "max_bytes" and config.storage is not None
+                shared = None if of_each else self.exchange
+                limits[field] = int(limit if shared is None else shared.share(limit))
         return Limits(
             name=self.name,
             **limits,

@@ -27,7 +27,8 @@ std::vector<std::string> PathsOf(std::string_view lines) {
 
 std::string ReportOf(const FlushedFolders& folders) {
   const FlushManifest& manifest = folders.manifest();
-  std::string report = StrCat("step ", manifest.step, "\nfolders ", manifest.folders, "\n");
+  std::string report = StrCat("step ", manifest.step, "\nfolders ", manifest.folders, "\nname ",
+                              manifest.name, "\n");
   for (const FlushedFolders::File& file : folders.files()) {
     const char* const kind = file.kind == DiskFolder::Kind::kIndex ? " index " : " rows ";
     report += StrCat("file ", file.shard, kind, file.bytes, " ", file.rows, " ", file.records, " ",

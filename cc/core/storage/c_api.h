@@ -19,6 +19,7 @@ int dynemb_folders_open(const char* folders, dynemb_folders** opened);
 /* What has been found until now; it stays until the next call with these:
      step <number>
      folders <number>
+     name <of the table>, or nothing if that is not known
      file <shard> index|rows <bytes> <rows> <records> <record_bytes> <path>
      damage <offset> <path><tab><what>
      schema, and after this line the text of the schema (cc/core/table/row_layout.h) */

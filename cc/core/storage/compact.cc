@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "cc/core/storage/flush.h"
+#include "cc/core/storage/reopening.h"
 #include "cc/core/storage/tiered_table.h"
 #include "cc/core/table/key_strings.h"
 
@@ -25,21 +26,22 @@ Status CompactFolders(FileSystem* files, const std::vector<std::string>& paths,
   storage.max_rows = 1;  // in memory
   storage.least_file_bytes = least_file_bytes;
   const TableSchema& schema = storage.flushed->schema();
-  KeyStrings strings;
-  if (schema.strings) {
-    DYNEMB_RETURN_IF_ERROR(ReadFlushedStrings(*storage.flushed, storage.disk.get(), &strings));
-  }
+  KeyStrings kept;
+  KeyStrings* const strings = schema.strings ? &kept : nullptr;
   std::vector<std::unique_ptr<Table>> tables;
   std::vector<TieredTable*> shards;
   for (size_t s = 0; s < storage.flushed->shards.size(); ++s) {
-    storage.shard = static_cast<int64_t>(s);
     tables.emplace_back();
     DYNEMB_RETURN_IF_ERROR(MakeTieredTable(schema, TableOptions(), storage, &tables.back()));
     shards.push_back(static_cast<TieredTable*>(tables.back().get()));
-    DYNEMB_RETURN_IF_ERROR(shards.back()->RemoveDeadRecords());
   }
-  return Flush(shards, schema.strings ? &strings : nullptr, storage.disk.get(),
-               storage.flushed->step);
+  Reopening reopening(storage.flushed, storage.disk, shards, strings);
+  DYNEMB_RETURN_IF_ERROR(Reopen(&reopening, [](Span<const Key> keys, const Reopening& of) {
+    return std::vector<int32_t>(static_cast<size_t>(keys.size),
+                                static_cast<int32_t>(of.had_shard()));
+  }));
+  for (TieredTable* const shard : shards) DYNEMB_RETURN_IF_ERROR(shard->RemoveDeadRecords());
+  return Flush(shards, strings, storage.disk.get(), storage.flushed->step);
 }
 
 }  // namespace dynemb

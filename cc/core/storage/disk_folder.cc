@@ -57,11 +57,14 @@ Status DiskFolder::Open(FileSystem* files, const Options& options,
                         std::shared_ptr<DiskFolder>* folder) {
   if (options.paths.empty()) return InvalidArgument("storage: got no folder, want one");
   std::shared_ptr<DiskFolder> opened(new DiskFolder(files, options.paths));
+  opened->name_ = FlushManifest::OneLine(options.name);
+  opened->max_bytes_ = options.max_bytes;
   DYNEMB_RETURN_IF_ERROR(opened->LockAll());
   for (const std::string& path : options.paths) {
     DYNEMB_RETURN_IF_ERROR(files->CheckReads(JoinPath(path, kLock)));
   }
   DYNEMB_RETURN_IF_ERROR(options.reopen ? opened->ReadFlushed() : opened->ForgetFlush());
+  if (options.max_bytes >= 0) DYNEMB_RETURN_IF_ERROR(opened->CountBytes());
   DYNEMB_RETURN_IF_ERROR(opened->RemoveOthers());
   *folder = std::move(opened);
   return Status();
@@ -132,6 +135,13 @@ Status DiskFolder::ReadFlushed() {
   if (!read.ok() && read.code() != Code::kNotFound) return read;
   for (size_t i = 0; i < paths_.size(); ++i) DYNEMB_RETURN_IF_ERROR(CheckPart(i, flushed.get()));
   if (flushed == nullptr) return Status();
+  if (name_.empty()) name_ = flushed->name;
+  if (!flushed->name.empty() && flushed->name != name_) {
+    return FailedPrecondition(path(), ": it has the rows of the table '", flushed->name, "', got '",
+                              name_,
+                              "'; give the name that it had, another folder, or reopen=False, "
+                              "which removes them");
+  }
   DYNEMB_RETURN_IF_ERROR(FindFiles(*flushed));
   // It may have been put in place by a process that ended before it could sync that; the files of
   // the flush before must not be gone for good before it.
@@ -200,6 +210,23 @@ Status DiskFolder::FindFiles(const FlushManifest& flushed) {
   return Status();
 }
 
+Status DiskFolder::CountBytes() {
+  for (const uint64_t number : named_) {
+    const auto index = kept_.find(number);  // FindFiles has left the indexes there
+    std::unique_ptr<ReadableFile> file;
+    int64_t bytes;
+    DYNEMB_RETURN_IF_ERROR(files_->NewReadableFile(
+        PathOf(number, index == kept_.end() ? Kind::kRows : Kind::kIndex), &file));
+    DYNEMB_RETURN_IF_ERROR(file->Size(&bytes));
+    bytes_ += bytes;
+  }
+  if (bytes_ <= max_bytes_) return Status();
+  return FailedPrecondition(path(), ": the last flush has ", bytes_,
+                            " bytes, got Disk(max_bytes=", max_bytes_,
+                            "); give more, or first run `tf-dynemb storage compact`, which removes "
+                            "dead rows");
+}
+
 Status DiskFolder::RemoveOthers() {
   for (const std::string& folder : paths_) {
     std::vector<std::string> names;
@@ -260,10 +287,45 @@ std::string DiskFolder::PathOf(uint64_t number, Kind kind) const {
   return JoinPath(paths_[number % paths_.size()], name);
 }
 
+Status DiskFolder::TakeSpace(int64_t bytes) {
+  if (max_bytes_ < 0) return Status();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (bytes > max_bytes_ - bytes_) {
+    return ResourceExhausted(path(), ": got ", bytes, " bytes to write, for ", bytes_,
+                             " in files of at most Disk(max_bytes=", max_bytes_,
+                             "); a flush lets the files of the last one go");
+  }
+  bytes_ += bytes;
+  return Status();
+}
+
+void DiskFolder::GiveSpace(int64_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  bytes_ -= bytes;
+}
+
+void DiskFolder::Share(uint64_t number, int64_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Shared& shared = shared_[number];
+  ++shared.shards;
+  shared.bytes = bytes;
+}
+
+int64_t DiskFolder::bytes_shared() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  int64_t bytes = 0;
+  for (const auto& [number, shared] : shared_) bytes += (shared.shards - 1) * shared.bytes;
+  return bytes;
+}
+
 void DiskFolder::Remove(uint64_t number, Kind kind, int64_t bytes) {
   // Without memory for that the file stays until the folder is opened again.
   static_cast<void>(OrNoMemory([&] {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (const auto shared = shared_.find(number); shared != shared_.end()) {
+      if (--shared->second.shards > 0) return;
+      shared_.erase(shared);
+    }
     kept_[number] = {kind, bytes};
   }));
   RemoveKept();
@@ -279,6 +341,7 @@ int64_t DiskFolder::bytes_kept() const {
 void DiskFolder::RemoveKept() {
   static_cast<void>(OrNoMemory([&] {
     std::vector<std::string> gone;
+    int64_t gone_bytes = 0;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (flushing_ || locks_.empty()) return;
@@ -288,10 +351,12 @@ void DiskFolder::RemoveKept() {
           continue;
         }
         gone.push_back(PathOf(kept->first, kept->second.kind));
+        gone_bytes += kept->second.bytes;
         kept = kept_.erase(kept);
       }
     }
     for (const std::string& path : gone) static_cast<void>(files_->Remove(path));
+    GiveSpace(gone_bytes);
   }));
 }
 
@@ -345,6 +410,7 @@ Status DiskFolder::FlushScope::Commit(FlushManifest manifest) {
   }
   manifest.id = folder_->id_;
   manifest.folders = static_cast<int64_t>(folder_->paths_.size());
+  manifest.name = folder_->name_;
   for (const std::string& path : folder_->paths_) DYNEMB_RETURN_IF_ERROR(files->SyncFolder(path));
   const std::string text = manifest.ToText();
   // That it can be read says that there was memory for all of it.

@@ -32,10 +32,13 @@ class DiskFolder {
   struct Options {
     std::vector<std::string> paths;  // no two of them the same
     bool reopen = true;              // else what a flush has left there is removed
+    std::string name = "";           // of the table; "": that of whoever has flushed it
+    int64_t max_bytes = -1;          // of the files of rows and indexes; negative: any number
   };
   // Makes the folders if need be. kFailedPrecondition: another table has one of them, or the last
-  // flush was of other folders. kDataLoss: what it has left is damaged or not all there. After an
-  // error no file has been removed.
+  // flush was of other folders or of a table of another name, or has more bytes than there may be.
+  // kDataLoss: what it has left is damaged or not all there. After an error no file has been
+  // removed.
   static Status Open(FileSystem* files, const Options& options,
                      std::shared_ptr<DiskFolder>* folder);
   // To read what the last flush has left, also while a table has the folders: nothing in them is
@@ -69,7 +72,17 @@ class DiskFolder {
   // The number of a new file.
   uint64_t NewFile();
   std::string PathOf(uint64_t number, Kind kind) const;
-  // Removes a file of so many bytes, as soon as no flush can name it.
+  // That one more shard has rows in a file of the last flush, of so many bytes; each must Remove
+  // it.
+  void Share(uint64_t number, int64_t bytes);
+  // Bytes of files of several shards, counted once less than by these.
+  int64_t bytes_shared() const;
+  // Before so many bytes are written to a file; they are given back when it is removed.
+  // kResourceExhausted: there may not be so many more.
+  Status TakeSpace(int64_t bytes);
+  void GiveSpace(int64_t bytes);
+  int64_t max_bytes() const { return max_bytes_; }
+  // Removes a file of so many bytes, as soon as no shard has it and no flush can name it.
   void Remove(uint64_t number, Kind kind, int64_t bytes);
   // Of the files that are only there for the last flush.
   int64_t bytes_kept() const;
@@ -93,6 +106,10 @@ class DiskFolder {
     Kind kind;
     int64_t bytes;
   };
+  struct Shared {
+    int64_t shards = 0;
+    int64_t bytes = 0;
+  };
 
   DiskFolder(FileSystem* files, std::vector<std::string> paths)
       : files_(files), paths_(std::move(paths)) {}
@@ -104,6 +121,7 @@ class DiskFolder {
   Status CheckPart(size_t folder, const FlushManifest* flushed);
   Status FindFiles(const FlushManifest& flushed);
   Status RemoveOthers();
+  Status CountBytes();
   Status WriteParts();
   // Puts a file in place in one step.
   Status WriteWhole(const std::string& folder, const char* name, const std::string& text);
@@ -125,6 +143,10 @@ class DiskFolder {
   std::shared_ptr<const FlushManifest> flushed_;  // until it is taken
   std::set<uint64_t> named_;                      // the files of the last flush
   std::map<uint64_t, Kept> kept_;                 // to be removed later
+  std::map<uint64_t, Shared> shared_;             // files that were there, and who has them
+  int64_t bytes_ = 0;                             // of all files, if there is a bound
+  std::string name_;                              // of the table
+  int64_t max_bytes_ = -1;
 };
 
 }  // namespace dynemb

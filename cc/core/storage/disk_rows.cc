@@ -20,33 +20,18 @@ DiskRows::DiskRows(std::shared_ptr<DiskFolder> folder, int64_t least_file_bytes,
       log_(std::move(folder), least_file_bytes),
       least_file_bytes_(least_file_bytes) {}
 
-Status DiskRows::Reopen(const FlushedShard& flushed) {
-  for (const TableSchema& schema : flushed.schemas) {
-    NextSchema next;
-    DYNEMB_RETURN_IF_ERROR(PrepareSchema(schema, &next));
-    SetSchema(std::move(next));
+Status DiskRows::PlaceRows(Span<const Key> keys, Span<const Location> locations, int64_t room) {
+  if (room > 0 && !index_.Reserve(index_.size() + room)) return NoMemory();
+  for (int64_t i = 0; i < keys.size; ++i) {
+    const uint64_t hash = DiskHash(keys[i]);
+    if (index_.Find(hash) != kNowhere) {
+      return Status(Code::kDataLoss, StrCat("key ", keys[i], " is there twice"));
+    }
+    constexpr int64_t kUnknown[DiskIndex::kMostNumbers] = {};
+    if (!index_.Put(hash, locations[i], kUnknown)) return NoMemory();
+    log_.Live(locations[i]);
   }
-  if (schemas_.size() != flushed.schemas.size()) {
-    return Status(Code::kDataLoss,
-                  StrCat(folder_->path(), "/FLUSHED: a schema is there twice in a row"));
-  }
-  DYNEMB_RETURN_IF_ERROR(log_.Reopen(flushed));
-  const std::string path = folder_->PathOf(flushed.index, DiskFolder::Kind::kIndex);
-  return ReadIndexFile(
-      folder_->files(), path, flushed.index, flushed.rows, [&](const IndexEntries& entries) {
-        if (index_.size() == 0 && !index_.Reserve(flushed.rows)) return NoMemory();
-        for (size_t i = 0; i < entries.keys.size(); ++i) {
-          const uint64_t hash = DiskHash(entries.keys[i]);
-          const Location location = entries.locations[i];
-          if (!log_.HasRecordAt(location) || index_.Find(hash) != kNowhere) {
-            return Status(Code::kDataLoss, StrCat(path, ": it does not fit the files of rows"));
-          }
-          constexpr int64_t kUnknown[DiskIndex::kMostNumbers] = {};
-          if (!index_.Put(hash, location, kUnknown)) return NoMemory();
-          log_.Live(location);
-        }
-        return Status();
-      });
+  return Status();
 }
 
 Status DiskRows::ReadNumbers() {

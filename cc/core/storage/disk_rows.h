@@ -34,10 +34,11 @@ class DiskRows {
   // There is no schema yet.
   DiskRows(std::shared_ptr<DiskFolder> folder, int64_t least_file_bytes,
            const EvictionPolicy& policy, std::shared_ptr<PolicyClock> clock);
-  // The rows, and the schema, as of a flush. Errors: of files that are missing or damaged. When the
-  // schema of now is set, ReadNumbers must be called.
-  Status Reopen(const FlushedShard& flushed);
-  // Reads what the policy asks, if there is one, from all rows, and sets the clock to the latest.
+  // Of rows that are opened again (reopening.h): a file that has some of them; where they are, with
+  // room for so many at once; and at the end ReadNumbers, which reads what the policy asks, if
+  // there is one, from all rows, and sets the clock to the latest. kDataLoss: a key is there twice.
+  Status ShareFile(const RowLog::File& file, int64_t* slot) { return log_.ShareFile(file, slot); }
+  Status PlaceRows(Span<const Key> keys, Span<const Location> locations, int64_t room);
   Status ReadNumbers();
 
   bool empty() const { return index_.size() == 0; }

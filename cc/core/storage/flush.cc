@@ -16,8 +16,9 @@ Status FlushShard(TieredTable* table, KeyStrings* strings, DiskFolder* folder,
   flushed->index = folder->NewFile();
   IndexFileWriter index;
   const auto write = [&] {
-    DYNEMB_RETURN_IF_ERROR(index.Open(
-        folder->files(), folder->PathOf(flushed->index, DiskFolder::Kind::kIndex), flushed->index));
+    DYNEMB_RETURN_IF_ERROR(index.Open(folder->files(),
+                                      folder->PathOf(flushed->index, DiskFolder::Kind::kIndex),
+                                      flushed->index, folder));
     IndexEntries entries;
     for (int part = 0; part < DiskIndex::kParts; ++part) {
       entries = IndexEntries();
@@ -65,20 +66,6 @@ Status Flush(const std::vector<TieredTable*>& shards, KeyStrings* strings, DiskF
     }
     return scope.Commit(std::move(manifest));
   });
-}
-
-Status ReadFlushedStrings(const FlushManifest& flushed, DiskFolder* folder, KeyStrings* strings) {
-  for (const FlushedShard& shard : flushed.shards) {
-    const std::string path = folder->PathOf(shard.index, DiskFolder::Kind::kIndex);
-    DYNEMB_RETURN_IF_ERROR(ReadIndexFile(
-        folder->files(), path, shard.index, shard.rows, [&](const IndexEntries& entries) {
-          if (entries.strings.size() != entries.keys.size()) {
-            return Status(Code::kDataLoss, StrCat(path, ": it has no strings"));
-          }
-          return strings->Record(entries.keys, entries.strings);
-        }));
-  }
-  return Status();
 }
 
 }  // namespace dynemb

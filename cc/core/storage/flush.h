@@ -1,4 +1,5 @@
-// A flush: all rows of a table on disk, so that the folder can be opened again as of now.
+// A flush: all rows of a table on disk, so that the folder can be opened again as of now
+// (reopening.h).
 //
 // Calls of the table go on meanwhile, and wait for a 64th of the rows at most: those of it that are
 // only in memory are written, as copies, and where all of them are is noted. Then files are synced
@@ -24,9 +25,6 @@ namespace dynemb {
 // stands then, or this one if it could not be said to have ended.
 Status Flush(const std::vector<TieredTable*>& shards, KeyStrings* strings, DiskFolder* folder,
              int64_t step);
-
-// Gives a table that has been opened again the strings of its keys.
-Status ReadFlushedStrings(const FlushManifest& flushed, DiskFolder* folder, KeyStrings* strings);
 
 }  // namespace dynemb
 

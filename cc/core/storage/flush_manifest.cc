@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kMostFolders = 1 << 16;
 
 constexpr std::string_view kFirstWord = "dynemb-tier";
-constexpr int kFormat = 1;
+constexpr int kFormat = 2;  // 1 has no name
 constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMostRows = int64_t{1} << 48;
 
@@ -20,15 +20,14 @@ Status Damaged(std::string_view line, const char* want) {
   return Status(Code::kDataLoss, StrCat("got line '", Printable(line), "', want ", want));
 }
 
-Status ParseFormat(std::string_view line) {
+Status ParseFormat(std::string_view line, int64_t* format) {
   std::string_view number = line;
-  int64_t format;
-  if (Take(&number, ' ') != kFirstWord || !ParseWhole(number, kMax, &format)) {
+  if (Take(&number, ' ') != kFirstWord || !ParseWhole(number, kMax, format)) {
     return Damaged(line, "dynemb-tier <version>");
   }
-  if (format == kFormat) return Status();
+  if (*format >= 1 && *format <= kFormat) return Status();
   return Status(Code::kUnimplemented,
-                StrCat("got format version ", format, ", this reader knows ", kFormat,
+                StrCat("got format version ", *format, ", this reader knows up to ", kFormat,
                        "; open it with the version of tf_dynemb that wrote it or a later one"));
 }
 
@@ -75,6 +74,14 @@ bool HaveSameValues(const TableSchema& a, const TableSchema& b) {
 
 }  // namespace
 
+std::string FlushManifest::OneLine(std::string_view name) {
+  std::string line(name);
+  for (char& c : line) {
+    if (static_cast<unsigned char>(c) < ' ') c = '?';
+  }
+  return line;
+}
+
 std::set<uint64_t> FlushManifest::files() const {
   std::set<uint64_t> numbers;
   for (const FlushedShard& shard : shards) {
@@ -85,8 +92,8 @@ std::set<uint64_t> FlushManifest::files() const {
 }
 
 std::string FlushManifest::ToText() const {
-  std::string text =
-      StrCat(kFirstWord, " ", kFormat, "\nid ", id, "\nstep ", step, "\nfolders ", folders, "\n");
+  std::string text = StrCat(kFirstWord, " ", kFormat, "\nid ", id, "\nstep ", step, "\nfolders ",
+                            folders, "\nname ", OneLine(name), "\n");
   for (const FlushedShard& shard : shards) {
     text += StrCat("shard\nindex ", shard.index, " ", shard.rows, "\n");
     for (const TableSchema& schema : shard.schemas) {
@@ -104,7 +111,8 @@ std::string FlushManifest::ToText() const {
 Status FlushManifest::Parse(std::string_view text, FlushManifest* manifest) {
   *manifest = FlushManifest();
   std::string_view rest = text;
-  DYNEMB_RETURN_IF_ERROR(ParseFormat(Take(&rest, '\n')));
+  int64_t format;
+  DYNEMB_RETURN_IF_ERROR(ParseFormat(Take(&rest, '\n'), &format));
   rest = text;
   if (!TakeChecksumLine(&rest)) {
     return Status(Code::kDataLoss,
@@ -119,6 +127,12 @@ Status FlushManifest::Parse(std::string_view text, FlushManifest* manifest) {
     std::string_view value = line;
     if (Take(&value, ' ') != word || !ParseWhole(value, kMax, number)) return Damaged(line, word);
   }
+  if (format >= 2) {
+    const std::string_view line = Take(&rest, '\n');
+    std::string_view value = line;
+    if (Take(&value, ' ') != "name") return Damaged(line, "name");
+    manifest->name = value;
+  }
   while (!rest.empty()) {
     const std::string_view line = Take(&rest, '\n');
     if (line == "shard") {
@@ -132,12 +146,20 @@ Status FlushManifest::Parse(std::string_view text, FlushManifest* manifest) {
   if (manifest->folders == 0 || manifest->folders > kMostFolders || manifest->shards.empty()) {
     return Status(Code::kDataLoss, "it has no folder, too many of them, or no shard");
   }
+  // All shards have had them one after the other.
+  const std::vector<TableSchema>& schemas = manifest->shards[0].schemas;
+  const auto is_alike = [](const TableSchema& a, const TableSchema& b) {
+    return a.ToText() == b.ToText() && HaveSameValues(a, b);
+  };
   for (const FlushedShard& shard : manifest->shards) {
-    if (shard.schemas.empty() || shard.schemas.back().ToText() != manifest->schema().ToText() ||
-        !std::all_of(shard.schemas.begin(), shard.schemas.end(), [&](const TableSchema& schema) {
-          return HaveSameValues(schema, manifest->schema());
-        })) {
+    if (shard.schemas.empty() || !std::equal(shard.schemas.begin(), shard.schemas.end(),
+                                             schemas.begin(), schemas.end(), is_alike)) {
       return Status(Code::kDataLoss, "its schemas are not those of one table");
+    }
+  }
+  for (size_t i = 1; i < schemas.size(); ++i) {
+    if (!HaveSameValues(schemas[i], schemas[0]) || is_alike(schemas[i], schemas[i - 1])) {
+      return Status(Code::kDataLoss, "its schemas are not those of one table, one after the other");
     }
   }
   return Status();

@@ -36,10 +36,13 @@ struct FlushManifest {
   int64_t id = 0;       // of the folders that belong together
   int64_t step = 0;     // what the flush was called with
   int64_t folders = 1;  // over which the files are spread
+  std::string name;     // of the table; "": not known
   std::vector<FlushedShard> shards;
 
   const TableSchema& schema() const { return shards[0].schemas.back(); }
-  // The numbers of all files.
+  // A name of a table as one line.
+  static std::string OneLine(std::string_view name);
+  // The numbers of all files, of which several shards may have the same.
   std::set<uint64_t> files() const;
 
   std::string ToText() const;

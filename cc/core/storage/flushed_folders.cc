@@ -65,8 +65,11 @@ void FlushedFolders::OpenShard(const FlushedShard& flushed) {
     const std::string path = disk_->PathOf(file.number, DiskFolder::Kind::kRows);
     shard->files[slot] = files_.size();
     files_.push_back({path, DiskFolder::Kind::kRows, number, file.bytes, 0, -1, 0});
-    const Status opened = shard->log.ReopenFile(slot, file, flushed.schemas[file.schema_number]);
+    std::shared_ptr<const RowLog::File> of_rows;
+    const Status opened =
+        RowLog::OpenFile(disk_.get(), file, flushed.schemas[file.schema_number], &of_rows);
     if (opened.ok()) {
+      shard->log.AddFile(slot, *of_rows);
       files_.back().records = shard->log.records(slot);
       files_.back().record_bytes = shard->log.record_bytes(slot);
     } else {
@@ -157,11 +160,16 @@ void FlushedFolders::Verify(size_t number) {
     }
     return Status();
   };
+  const bool is_shared = std::count_if(files_.begin(), files_.end(), [&](const File& other) {
+                           return other.path == file.path;
+                         }) > 1;
   const auto damaged = [&](Location location) {
     const Entry* const entry = entry_at(location);
+    const char* const no_row = is_shared
+                                   ? "a record is damaged that is dead, or the row of another shard"
+                                   : "a dead record is damaged; no row is lost";
     Found(file.path, RowLog::OffsetOf(location),
-          entry == nullptr ? "a dead record is damaged; no row is lost"
-                           : StrCat("the row of key ", entry->key, " is damaged"));
+          entry == nullptr ? no_row : StrCat("the row of key ", entry->key, " is damaged"));
   };
   const Status scanned = shard.log.ScanFile(slot, record, damaged);
   if (!scanned.ok()) Found(file.path, -1, scanned);

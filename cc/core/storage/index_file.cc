@@ -28,14 +28,22 @@ int64_t FixedBytes(int64_t entries, bool strings) {
 
 }  // namespace
 
-Status IndexFileWriter::Open(FileSystem* files, const std::string& path, uint64_t number) {
+Status IndexFileWriter::Write(std::string_view bytes) {
+  const int64_t size = static_cast<int64_t>(bytes.size());
+  if (folder_ != nullptr) DYNEMB_RETURN_IF_ERROR(folder_->TakeSpace(size));
+  bytes_ += size;
+  return file_->Append(bytes);
+}
+
+Status IndexFileWriter::Open(FileSystem* files, const std::string& path, uint64_t number,
+                             DiskFolder* folder) {
+  folder_ = folder;
   number_ = number;
   DYNEMB_RETURN_IF_ERROR(files->NewWritableFile(path, &file_));
   char header[kHeaderBytes];
   std::memcpy(header, kMagic, sizeof(kMagic));
   Store(number, header + 8);
-  bytes_ = kHeaderBytes;
-  return file_->Append({header, kHeaderBytes});
+  return Write({header, kHeaderBytes});
 }
 
 Status IndexFileWriter::Append(const IndexEntries& all) {
@@ -65,9 +73,8 @@ Status IndexFileWriter::Append(const IndexEntries& all) {
       at = std::copy(string.begin(), string.end(), at);
     }
     Store(Checksum(number_, block_), &block_[0]);
-    DYNEMB_RETURN_IF_ERROR(file_->Append(block_));
+    DYNEMB_RETURN_IF_ERROR(Write(block_));
     entries_ += n;
-    bytes_ += static_cast<int64_t>(block_.size());
     begin += n;
   }
   return Status();
@@ -78,66 +85,84 @@ Status IndexFileWriter::Finish() {
   return file_->Close();
 }
 
+Status IndexFileReader::Damaged() const {
+  return Status(Code::kDataLoss, StrCat(path_, ": it is damaged or another file, at byte ", at_));
+}
+
+Status IndexFileReader::Open(FileSystem* files, const std::string& path, uint64_t number,
+                             int64_t entries) {
+  path_ = path;
+  number_ = number;
+  at_ = 0;
+  left_ = entries;
+  DYNEMB_RETURN_IF_ERROR(files->NewReadableFile(path, &file_));
+  DYNEMB_RETURN_IF_ERROR(file_->Size(&size_));
+  char header[kHeaderBytes];
+  if (size_ < kHeaderBytes || entries > size_ / FixedBytes(1, false)) return Damaged();
+  DYNEMB_RETURN_IF_ERROR(file_->Read(0, kHeaderBytes, header));
+  if (std::memcmp(header, kMagic, sizeof(kMagic)) != 0 || Load<uint64_t>(header + 8) != number) {
+    return Damaged();
+  }
+  at_ = kHeaderBytes;
+  return Status();
+}
+
+Status IndexFileReader::Next(const IndexEntries** entries) {
+  *entries = &some_;
+  some_.keys.clear();
+  some_.locations.clear();
+  some_.strings.clear();
+  if (left_ == 0) return Status();
+  if (size_ - at_ < kBlockHeaderBytes) return Damaged();
+  char block_header[kBlockHeaderBytes];
+  DYNEMB_RETURN_IF_ERROR(file_->Read(at_, kBlockHeaderBytes, block_header));
+  const uint32_t word = Load<uint32_t>(block_header + 4);
+  const bool strings = word >> 31 != 0;
+  const int64_t n = word & ~(uint32_t{1} << 31);
+  const int64_t string_bytes = Load<int64_t>(block_header + 8);
+  if (n == 0 || n > kMostEntries || n > left_ || string_bytes < 0 ||
+      string_bytes > size_ - at_ - kBlockHeaderBytes - FixedBytes(n, strings)) {
+    return Damaged();
+  }
+  bytes_.resize(static_cast<size_t>(kBlockHeaderBytes + FixedBytes(n, strings) + string_bytes));
+  DYNEMB_RETURN_IF_ERROR(file_->Read(at_, static_cast<int64_t>(bytes_.size()), &bytes_[0]));
+  if (Load<uint32_t>(bytes_.data()) != Checksum(number_, bytes_)) return Damaged();
+  const char* from = bytes_.data() + kBlockHeaderBytes;
+  some_.keys.resize(static_cast<size_t>(n));
+  std::memcpy(some_.keys.data(), from, static_cast<size_t>(n) * 8);
+  from += n * 8;
+  some_.locations.assign(static_cast<size_t>(n), 0);
+  for (Location& location : some_.locations) {
+    std::memcpy(&location, from, kLocationBytes);
+    from += kLocationBytes;
+  }
+  const char* string = from + n * 4;
+  const char* const end = bytes_.data() + bytes_.size();
+  for (int64_t i = 0; strings && i < n; ++i, from += 4) {
+    const uint32_t length = Load<uint32_t>(from);
+    if (length > end - string) return Damaged();
+    some_.strings.emplace_back(string, length);
+    string += length;
+  }
+  at_ += static_cast<int64_t>(bytes_.size());
+  left_ -= n;
+  return Status();
+}
+
 Status ReadIndexFile(FileSystem* files, const std::string& path, uint64_t number, int64_t entries,
                      const EntriesFunction& block, int64_t* position) {
-  int64_t own = 0;
-  int64_t& at = position == nullptr ? own : *position;
-  at = 0;
-  const auto damaged = [&] {
-    return Status(Code::kDataLoss, StrCat(path, ": it is damaged or another file, at byte ", at));
+  IndexFileReader reader;
+  const auto read = [&] {
+    DYNEMB_RETURN_IF_ERROR(reader.Open(files, path, number, entries));
+    while (true) {
+      if (position != nullptr) *position = reader.position();  // where the block begins
+      const IndexEntries* some;
+      DYNEMB_RETURN_IF_ERROR(reader.Next(&some));
+      if (some->keys.empty()) return Status();
+      DYNEMB_RETURN_IF_ERROR(block(*some));
+    }
   };
-  std::unique_ptr<ReadableFile> file;
-  DYNEMB_RETURN_IF_ERROR(files->NewReadableFile(path, &file));
-  int64_t size;
-  DYNEMB_RETURN_IF_ERROR(file->Size(&size));
-  char header[kHeaderBytes];
-  if (size < kHeaderBytes || entries > size / FixedBytes(1, false)) return damaged();
-  DYNEMB_RETURN_IF_ERROR(file->Read(0, kHeaderBytes, header));
-  if (std::memcmp(header, kMagic, sizeof(kMagic)) != 0 || Load<uint64_t>(header + 8) != number) {
-    return damaged();
-  }
-  std::string bytes;
-  IndexEntries some;
-  int64_t done = 0;
-  at = kHeaderBytes;
-  while (done < entries) {
-    if (size - at < kBlockHeaderBytes) return damaged();
-    char block_header[kBlockHeaderBytes];
-    DYNEMB_RETURN_IF_ERROR(file->Read(at, kBlockHeaderBytes, block_header));
-    const uint32_t word = Load<uint32_t>(block_header + 4);
-    const bool strings = word >> 31 != 0;
-    const int64_t n = word & ~(uint32_t{1} << 31);
-    const int64_t string_bytes = Load<int64_t>(block_header + 8);
-    if (n == 0 || n > kMostEntries || n > entries - done || string_bytes < 0 ||
-        string_bytes > size - at - kBlockHeaderBytes - FixedBytes(n, strings)) {
-      return damaged();
-    }
-    bytes.resize(static_cast<size_t>(kBlockHeaderBytes + FixedBytes(n, strings) + string_bytes));
-    DYNEMB_RETURN_IF_ERROR(file->Read(at, static_cast<int64_t>(bytes.size()), &bytes[0]));
-    if (Load<uint32_t>(bytes.data()) != Checksum(number, bytes)) return damaged();
-    const char* from = bytes.data() + kBlockHeaderBytes;
-    some.keys.resize(static_cast<size_t>(n));
-    std::memcpy(some.keys.data(), from, static_cast<size_t>(n) * 8);
-    from += n * 8;
-    some.locations.assign(static_cast<size_t>(n), 0);
-    for (Location& location : some.locations) {
-      std::memcpy(&location, from, kLocationBytes);
-      from += kLocationBytes;
-    }
-    some.strings.clear();
-    const char* string = from + n * 4;
-    const char* const end = bytes.data() + bytes.size();
-    for (int64_t i = 0; strings && i < n; ++i, from += 4) {
-      const uint32_t length = Load<uint32_t>(from);
-      if (length > end - string) return damaged();
-      some.strings.emplace_back(string, length);
-      string += length;
-    }
-    DYNEMB_RETURN_IF_ERROR(block(some));
-    at += static_cast<int64_t>(bytes.size());
-    done += n;
-  }
-  return Status();
+  return read();
 }
 
 }  // namespace dynemb

@@ -12,6 +12,7 @@
 
 #include "cc/core/base/file_system.h"
 #include "cc/core/base/status.h"
+#include "cc/core/storage/disk_folder.h"
 #include "cc/core/storage/disk_index.h"
 
 namespace dynemb {
@@ -24,7 +25,9 @@ struct IndexEntries {
 
 class IndexFileWriter {
  public:
-  Status Open(FileSystem* files, const std::string& path, uint64_t number);
+  // `folder`: whose space it takes, if it is not null.
+  Status Open(FileSystem* files, const std::string& path, uint64_t number,
+              DiskFolder* folder = nullptr);
   Status Append(const IndexEntries& entries);
   // Syncs and closes it.
   Status Finish();
@@ -33,14 +36,36 @@ class IndexFileWriter {
 
  private:
   std::unique_ptr<WritableFile> file_;
+  Status Write(std::string_view bytes);
+  DiskFolder* folder_ = nullptr;
   uint64_t number_ = 0;
   int64_t entries_ = 0, bytes_ = 0;
   std::string block_;
 };
 
-// Calls block(entries) for all of a file of so many entries, in the order in which they were
-// written. kDataLoss: it is damaged, cut off, or another one. *position: how far it was read, in
-// bytes.
+// Reads a file of so many entries, in the order in which they were written. kDataLoss: it is
+// damaged, cut off, or another one.
+class IndexFileReader {
+ public:
+  Status Open(FileSystem* files, const std::string& path, uint64_t number, int64_t entries);
+  // The next ones, which stay until the next call; none: there are no more.
+  Status Next(const IndexEntries** entries);
+  // How far it has been read, in bytes.
+  int64_t position() const { return at_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  Status Damaged() const;
+  std::string path_;
+  std::unique_ptr<ReadableFile> file_;
+  uint64_t number_ = 0;
+  int64_t size_ = 0, at_ = 0, left_ = 0;  // bytes; entries
+  std::string bytes_;
+  IndexEntries some_;
+};
+
+// Calls block(entries) for all of a file. *position: where the block begins, or what is damaged,
+// and at the end how far it was read.
 using EntriesFunction = std::function<Status(const IndexEntries& entries)>;
 Status ReadIndexFile(FileSystem* files, const std::string& path, uint64_t number, int64_t entries,
                      const EntriesFunction& block, int64_t* position = nullptr);

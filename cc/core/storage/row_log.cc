@@ -68,10 +68,16 @@ std::string RowLog::Header(const File& file, int64_t row_bytes, const std::strin
   return header;
 }
 
-Status RowLog::NewFile(int64_t* slot) {
-  int64_t at = slots_held_ ? slots() : 0;
+Status RowLog::FreeSlot(int64_t* slot) const {
+  int64_t& at = *slot = slots_held_ ? slots() : 0;
   while (at < slots() && files_[at] != nullptr) ++at;
   if (at == kMostSlots) return ResourceExhausted(folder_->path(), ": too many files");
+  return Status();
+}
+
+Status RowLog::NewFile(int64_t* slot) {
+  int64_t at;
+  DYNEMB_RETURN_IF_ERROR(FreeSlot(&at));
   auto file = std::make_shared<File>();
   file->number = folder_->NewFile();
   file->path = folder_->PathOf(file->number, DiskFolder::Kind::kRows);
@@ -81,11 +87,15 @@ Status RowLog::NewFile(int64_t* slot) {
   file->header_bytes = static_cast<int64_t>(header.size());
   FileSystem* const files = folder_->files();
   std::unique_ptr<ReadableFile> reader;
-  Status made = files->NewWritableFile(file->path, &file->writer);
+  DYNEMB_RETURN_IF_ERROR(folder_->TakeSpace(file->header_bytes));
+  std::unique_ptr<WritableFile> writer;
+  Status made = files->NewWritableFile(file->path, &writer);
+  file->writer = std::move(writer);
   if (made.ok()) made = file->writer->Append(header);
   if (made.ok()) made = files->NewReadableFile(file->path, &reader);
   if (!made.ok()) {
     static_cast<void>(files->Remove(file->path));
+    folder_->GiveSpace(file->header_bytes);
     return made;
   }
   file->reader = std::move(reader);
@@ -97,21 +107,15 @@ Status RowLog::NewFile(int64_t* slot) {
 
 void RowLog::Add(int64_t slot, std::shared_ptr<File> file) {
   if (slot >= slots()) files_.resize(static_cast<size_t>(slot) + 1);
-  file_bytes_ += file->bytes;
+  file_bytes_ += file->disk_bytes();
   files_[slot] = std::move(file);
 }
 
-Status RowLog::Reopen(const FlushedShard& flushed) {
-  for (const auto& [slot, of_flush] : flushed.files) {
-    DYNEMB_RETURN_IF_ERROR(ReopenFile(slot, of_flush, flushed.schemas[of_flush.schema_number]));
-  }
-  return Status();
-}
-
-Status RowLog::ReopenFile(int64_t slot, const FlushedFile& of_flush, const TableSchema& schema) {
+Status RowLog::OpenFile(DiskFolder* folder, const FlushedFile& of_flush, const TableSchema& schema,
+                        std::shared_ptr<const File>* opened) {
   auto file = std::make_shared<File>();
   file->number = of_flush.number;
-  file->path = folder_->PathOf(file->number, DiskFolder::Kind::kRows);
+  file->path = folder->PathOf(file->number, DiskFolder::Kind::kRows);
   file->schema_number = of_flush.schema_number;
   file->bytes = of_flush.bytes;
   const std::string header = Header(*file, RowLayout(schema).row_bytes, schema.ToText());
@@ -119,27 +123,43 @@ Status RowLog::ReopenFile(int64_t slot, const FlushedFile& of_flush, const Table
   file->header_bytes = static_cast<int64_t>(header.size());
   int64_t size;
   std::unique_ptr<ReadableFile> reader;
-  DYNEMB_RETURN_IF_ERROR(folder_->files()->NewReadableFile(file->path, &reader));
+  DYNEMB_RETURN_IF_ERROR(folder->files()->NewReadableFile(file->path, &reader));
   file->reader = std::move(reader);
   DYNEMB_RETURN_IF_ERROR(file->reader->Size(&size));
   if (file->bytes < file->header_bytes || size < file->bytes) {
     return Status(Code::kDataLoss, StrCat(file->path, ": got ", size, " bytes, want ", file->bytes,
                                           "; the file is cut off"));
   }
+  file->behind = size - file->bytes;
   std::string read(header.size(), '\0');
   DYNEMB_RETURN_IF_ERROR(file->reader->Read(0, file->header_bytes, &read[0]));
   if (read != header) {
     return Status(Code::kDataLoss,
                   StrCat(file->path, ": its header is not that of the file of the last flush"));
   }
-  Add(slot, std::move(file));
+  *opened = std::move(file);
+  return Status();
+}
+
+void RowLog::AddFile(int64_t slot, const File& file) {
+  auto shared = std::make_shared<File>(file);
+  folder_->Share(file.number, file.disk_bytes());
+  Add(slot, std::move(shared));
+}
+
+Status RowLog::ShareFile(const File& file, int64_t* slot) {
+  DYNEMB_RETURN_IF_ERROR(FreeSlot(slot));
+  AddFile(*slot, file);
   return Status();
 }
 
 bool RowLog::HasRecordAt(Location location) const {
-  const int64_t slot = SlotOf(location), offset = OffsetOf(location);
-  if (slot >= slots() || files_[slot] == nullptr) return false;
-  const File& file = *files_[slot];
+  const int64_t slot = SlotOf(location);
+  return slot < slots() && files_[slot] != nullptr &&
+         HasRecordAt(*files_[slot], OffsetOf(location));
+}
+
+bool RowLog::HasRecordAt(const File& file, int64_t offset) {
   return offset >= file.header_bytes && offset + file.record_bytes <= file.bytes &&
          (offset - file.header_bytes) % file.record_bytes == 0;
 }
@@ -161,10 +181,10 @@ void RowLog::SetUnsynced(uint64_t number) {
 
 void RowLog::Remove(int64_t slot) {
   File* const file = files_[slot].get();
-  file_bytes_ -= file->bytes;
+  file_bytes_ -= file->disk_bytes();
   live_bytes_ -= file->live * file->record_bytes;
   file->writer.reset();
-  folder_->Remove(file->number, DiskFolder::Kind::kRows, file->bytes);
+  folder_->Remove(file->number, DiskFolder::Kind::kRows, file->disk_bytes());
   files_[slot].reset();
 }
 
@@ -193,13 +213,15 @@ Status RowLog::Append(Span<const Key> keys, const char* rows, Location* location
       std::memcpy(record + kRecordHeaderBytes, rows + (done + i) * row_bytes_,
                   static_cast<size_t>(row_bytes_));
       Seal(*file, keys[done + i], record);
-      locations[done + i] = static_cast<uint64_t>(current_) << 30 |
-                            static_cast<uint64_t>((file->bytes + i * record_bytes) / 8);
+      locations[done + i] = LocationOf(current_, file->bytes + i * record_bytes);
     }
+    DYNEMB_RETURN_IF_ERROR(folder_->TakeSpace(n * record_bytes));
     const Status written =
         file->writer->Append({block.data(), static_cast<size_t>(n * record_bytes)});
     if (!written.ok()) {
       // The end of the file is unknown now: no more is appended. The rows before it can be read.
+      file->behind = n * record_bytes;
+      file_bytes_ += file->behind;
       EndFile(true);
       return written;
     }
@@ -293,7 +315,7 @@ Status RowLog::Block::ForEachRecord(const RecordFunction& record,
                                     const DamagedFunction& damaged) const {
   for (int64_t at = begin_; at < end_; at += record_bytes_) {
     const char* const bytes = &bytes_[static_cast<size_t>(at - begin_)];
-    const Location location = static_cast<uint64_t>(slot_) << 30 | static_cast<uint64_t>(at / 8);
+    const Location location = LocationOf(slot_, at);
     if (IsWhole(number_, {bytes, static_cast<size_t>(record_bytes_)})) {
       DYNEMB_RETURN_IF_ERROR(
           record(Load<Key>(bytes + 8), location, schema_number_, bytes + kRecordHeaderBytes));

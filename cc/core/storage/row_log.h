@@ -36,6 +36,25 @@ class RowLog {
   static int64_t OffsetOf(Location location) {
     return static_cast<int64_t>(location & ((uint64_t{1} << 30) - 1)) * 8;
   }
+  static Location LocationOf(int64_t slot, int64_t offset) {
+    return static_cast<uint64_t>(slot) << 30 | static_cast<uint64_t>(offset / 8);
+  }
+
+  struct File {
+    std::string path;
+    uint64_t number = 0;
+    std::shared_ptr<WritableFile> writer;  // null: it is complete
+    std::shared_ptr<const ReadableFile> reader;
+    SchemaNumber schema_number = 0;
+    int64_t record_bytes = 0;
+    int64_t header_bytes = 0;
+    int64_t bytes = 0;   // that have been written, with the header
+    int64_t behind = 0;  // that are behind these on disk, since no flush has them
+    int64_t live = 0;    // records
+    int64_t disk_bytes() const { return bytes + behind; }
+    bool damaged = false;
+    bool unsynced = false;
+  };
 
   // `least_file_bytes`: a file is ended when it has so many and a sixteenth of all live bytes.
   RowLog(std::shared_ptr<DiskFolder> folder, int64_t least_file_bytes);
@@ -117,15 +136,19 @@ class RowLog {
   // Removes all files.
   void Clear();
 
-  // Opens the files of a flush, in a log that has none; no record of them is live yet. kDataLoss: a
-  // file is missing, damaged or cut off.
-  Status Reopen(const FlushedShard& flushed);
-  // The same of one file, with rows of this schema.
-  Status ReopenFile(int64_t slot, const FlushedFile& of_flush, const TableSchema& schema);
+  // A file of a flush with rows of this schema, opened. kDataLoss: it is missing, damaged or cut
+  // off.
+  static Status OpenFile(DiskFolder* folder, const FlushedFile& of_flush, const TableSchema& schema,
+                         std::shared_ptr<const File>* file);
+  // Puts it at a slot that is free or new, and at any; other logs may have it as well. No record of
+  // it is live yet.
+  void AddFile(int64_t slot, const File& file);
+  Status ShareFile(const File& file, int64_t* slot);
   int64_t record_bytes(int64_t slot) const { return files_[slot]->record_bytes; }
   int64_t records(int64_t slot) const;
   // Whether a file has a record there.
   bool HasRecordAt(Location location) const;
+  static bool HasRecordAt(const File& file, int64_t offset);
   // While they are held, what was a file's slot becomes no other's.
   void HoldSlots(bool held) { slots_held_ = held; }
   // Of the file of a location. No other has had it, or will: with it, a location means one record
@@ -143,20 +166,7 @@ class RowLog {
   int64_t files() const;
 
  private:
-  struct File {
-    std::string path;
-    uint64_t number;
-    std::unique_ptr<WritableFile> writer;  // null: it is complete
-    std::shared_ptr<const ReadableFile> reader;
-    SchemaNumber schema_number;
-    int64_t record_bytes;
-    int64_t header_bytes;
-    int64_t bytes = 0;  // that have been written, with the header
-    int64_t live = 0;   // records
-    bool damaged = false;
-    bool unsynced = false;
-  };
-
+  Status FreeSlot(int64_t* slot) const;
   Status NewFile(int64_t* slot);
   // The file at `slot`, which is free or new.
   void Add(int64_t slot, std::shared_ptr<File> file);

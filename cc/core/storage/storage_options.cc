@@ -5,21 +5,25 @@
 
 namespace dynemb {
 
-Status StorageOptions::Parse(const std::string& text, StorageOptions* options) {
+Status StorageOptions::Parse(const std::string& text, const std::string& name, int64_t max_bytes,
+                             StorageOptions* options) {
   std::istringstream in(text);
-  std::string host, owner_word, owner, reopen_word, seed_word, direct_word, path;
+  std::string host, owner_word, owner, reopen_word, seed_word, direct_word, mod_word, path;
   bool direct;
   DiskFolder::Options folders;
+  folders.name = name;
+  folders.max_bytes = max_bytes;
   in >> host >> options->max_bytes >> owner_word >> owner >> reopen_word >> folders.reopen >>
-      seed_word >> options->keep_seed >> direct_word >> direct >> std::ws;
+      seed_word >> options->keep_seed >> direct_word >> direct >> mod_word >> options->key_mod >>
+      std::ws;
   const bool words = !in.fail() && host == "host" && owner_word == "owner" &&
                      reopen_word == "reopen" && seed_word == "keep_seed" &&
-                     direct_word == "direct" && options->max_bytes > 0;
+                     direct_word == "direct" && mod_word == "key_mod" && options->max_bytes > 0;
   while (std::getline(in, path)) folders.paths.push_back(path);
   if (!words || folders.paths.empty()) {
     return InvalidArgument("storage: got '", Printable(text),
-                           "', want 'host BYTES owner WORD reopen 0|1 keep_seed 0|1 direct 0|1' "
-                           "and lines of paths");
+                           "', want 'host BYTES owner WORD reopen 0|1 keep_seed 0|1 direct 0|1 "
+                           "key_mod 0|1' and lines of paths");
   }
   FileSystem* const files = direct ? DirectFileSystem() : PosixFileSystem();
   DYNEMB_RETURN_IF_ERROR(
@@ -29,16 +33,9 @@ Status StorageOptions::Parse(const std::string& text, StorageOptions* options) {
   return Status();
 }
 
-Status StorageOptions::SchemaFor(const TableSchema& schema, int64_t shards,
-                                 TableSchema* of_table) const {
+Status StorageOptions::SchemaFor(const TableSchema& schema, TableSchema* of_table) const {
   *of_table = schema;
   if (flushed == nullptr) return Status();
-  const int64_t had = static_cast<int64_t>(flushed->shards.size());
-  if (had != shards) {
-    return FailedPrecondition(disk->path(), ": it has the rows of a table of ", had,
-                              " shards, got ", shards, "; open it with ", had,
-                              " and save a snapshot, which a table of any number can load");
-  }
   const TableSchema& before = flushed->schema();
   if (Status fits = CheckCompatible(before, schema); !fits.ok()) {
     return FailedPrecondition(disk->path(),
@@ -54,9 +51,8 @@ Status StorageOptions::SchemaFor(const TableSchema& schema, int64_t shards,
   return Status();
 }
 
-StorageOptions StorageOptions::OfShard(int64_t number, int64_t shards) const {
+StorageOptions StorageOptions::OfShard(int64_t shards) const {
   StorageOptions of_shard = *this;
-  of_shard.shard = number;
   if (max_bytes >= 0) of_shard.max_bytes = max_bytes / shards;
   if (max_rows >= 0) of_shard.max_rows = max_rows / shards;
   return of_shard;

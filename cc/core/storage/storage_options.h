@@ -25,28 +25,30 @@ struct StorageOptions {
   int64_t least_file_bytes = int64_t{4} << 20;
   // Whether a thread makes room and compacts files between calls; else calls do it.
   bool in_background = false;
-  // The rows to begin with, of DiskFolder::TakeFlushed; null: none.
+  // The rows to begin with, of DiskFolder::TakeFlushed, when a Reopening has given them to their
+  // shards; null: none.
   std::shared_ptr<const FlushManifest> flushed;
   // Whether missing keys then read the initial values that they read there.
   bool keep_seed = false;
   // Whether another table of the same owner has the folder already.
   bool is_shared = false;
-  // Which of the shards this is for.
-  int64_t shard = 0;
+  // Whether the shard of a key is KeyMod; else who makes the table says it.
+  bool key_mod = true;
 
-  // Reads the text that the op DynembTable is given, and opens the folders: see
-  // DiskFolder::OpenFor. A line of words and one for each folder:
-  //   host BYTES owner WORD reopen 0|1 keep_seed 0|1 direct 0|1
+  // Reads the text that the op DynembTable is given for a table of a name, whose files may take so
+  // many bytes, and opens the folders: see DiskFolder::OpenFor. A line of words and one for each
+  // folder:
+  //   host BYTES owner WORD reopen 0|1 keep_seed 0|1 direct 0|1 key_mod 0|1
   //   PATH
   // direct: past the page cache (DirectFileSystem).
-  static Status Parse(const std::string& text, StorageOptions* options);
+  static Status Parse(const std::string& text, const std::string& name, int64_t max_bytes,
+                      StorageOptions* options);
 
   // The schema of a table that is to have this one and begins with the rows of a flush: with their
-  // optimizer and meta. kFailedPrecondition: they are rows of so many shards, or none that such a
-  // table can have.
-  Status SchemaFor(const TableSchema& schema, int64_t shards, TableSchema* of_table) const;
-  // Those of one of several shards, which have equal shares of the memory.
-  StorageOptions OfShard(int64_t shard, int64_t shards) const;
+  // optimizer and meta. kFailedPrecondition: they are none that such a table can have.
+  Status SchemaFor(const TableSchema& schema, TableSchema* of_table) const;
+  // Those of each of several shards, which have equal shares of the memory.
+  StorageOptions OfShard(int64_t shards) const;
 };
 
 }  // namespace dynemb

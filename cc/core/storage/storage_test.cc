@@ -217,10 +217,11 @@ TEST(TieredTableTest, KeepsWithinItsBytes) {
 TEST(TieredTableTest, ReadsDirectly) {
   const std::string path = JoinPath(::testing::TempDir(), "direct");
   const auto text = [&](int direct) {
-    return StrCat("host 100000 owner direct reopen 1 keep_seed 0 direct ", direct, "\n", path);
+    return StrCat("host 100000 owner direct reopen 1 keep_seed 0 direct ", direct, " key_mod 1\n",
+                  path);
   };
   StorageOptions storage;
-  const Status parsed = StorageOptions::Parse(text(1), &storage);
+  const Status parsed = StorageOptions::Parse(text(1), "", -1, &storage);
   if (!parsed.ok()) {
     EXPECT_NE(parsed.message().find("leave direct_io of Disk out"), std::string::npos);
     return;
@@ -237,7 +238,7 @@ TEST(TieredTableTest, ReadsDirectly) {
     twins.Compare();
     EXPECT_GT(twins.tiered()->tier_stats().rows_read, 1000);
   }
-  ASSERT_OK(StorageOptions::Parse(text(0), &storage));
+  ASSERT_OK(StorageOptions::Parse(text(0), "", -1, &storage));
   EXPECT_EQ(storage.disk->files(), PosixFileSystem());
 }
 
@@ -563,7 +564,7 @@ TEST(TieredTableTest, RefusesWhatItCannot) {
   EXPECT_EQ(make({}), Code::kInvalidArgument) << "no disk";
   ASSERT_OK(DiskFolder::Open(&files, {{"/tiers"}}, &storage.disk));
   TableOptions bounded;
-  bounded.max_bytes = 1000;
+  bounded.max_bytes = 100;  // on disk
   EXPECT_EQ(make(bounded), Code::kInvalidArgument);
   storage.max_bytes = 100;
   EXPECT_EQ(make({}), Code::kInvalidArgument) << "no room for a row";

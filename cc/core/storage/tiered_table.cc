@@ -322,6 +322,15 @@ class Tiered final : public TieredTable {
     DYNEMB_RETURN_IF_ERROR(CheckMove(schema_, schema));
     return OrNoMemory([&] {
       const Alone alone(*this);
+      const RowLayout layout(schema);
+      const int64_t more = tiers_->size() - tiers_->RowsWithinDisk(layout);
+      if (more > 0 && !options_.eviction.evicts()) {
+        return ResourceExhausted("Disk(max_bytes): got ", tiers_->size(), " rows that are to have ",
+                                 layout.row_bytes, " bytes, of which there may be ",
+                                 tiers_->RowsWithinDisk(layout),
+                                 "; want a larger Disk(max_bytes), or an eviction policy");
+      }
+      if (more > 0) DYNEMB_RETURN_IF_ERROR(tiers_->Evict(more));
       DYNEMB_RETURN_IF_ERROR(tiers_->AllDown());
       auto made = std::make_unique<Move>();
       DYNEMB_RETURN_IF_ERROR(tiers_->PrepareSchema(schema, &made->next));
@@ -348,6 +357,24 @@ class Tiered final : public TieredTable {
     const Alone alone(*this);
     tiers_->EndFlush(unsynced);
   }
+  Status ShareFile(const RowLog::File& file, int64_t* slot) override {
+    return OrNoMemory([&] {
+      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      return tiers_->below()->ShareFile(file, slot);
+    });
+  }
+  Status PlaceRows(Span<const Key> keys, Span<const Location> locations, int64_t room) override {
+    return OrNoMemory([&] {
+      const std::unique_lock<FairSharedMutex> lock(mutex_);
+      return tiers_->below()->PlaceRows(keys, locations, room);
+    });
+  }
+  Status EndReopening() override {
+    return OrNoMemory([&] {
+      const Alone alone(*this);
+      return tiers_->below()->ReadNumbers();
+    });
+  }
   void WaitForUpkeep() override {
     if (upkeep_) upkeep_->Finish();
   }
@@ -366,7 +393,10 @@ class Tiered final : public TieredTable {
     const std::shared_lock<FairSharedMutex> lock(mutex_);
     return tiers_->room();
   }
-  int64_t max_rows() const override { return tiers_->max_rows(); }
+  int64_t max_rows() const override {
+    const std::shared_lock<FairSharedMutex> lock(mutex_);
+    return tiers_->max_rows();
+  }
   EvictedRows* evicted() const override { return tiers_->evicted(); }
   TableCounters counters() const override {
     const std::shared_lock<FairSharedMutex> lock(mutex_);
@@ -684,9 +714,10 @@ class Tiered final : public TieredTable {
       const bool refuses = !evicts && (options_.on_full == OnFull::kError || whole_rows != nullptr);
       if (refuses && expires()) DYNEMB_RETURN_IF_ERROR(tiers_->SweepExpired(tiers_->size()));
       if (refuses && !has_room()) {
-        return ResourceExhausted("max_rows: got ", missing.size(), " keys without a row, for ",
-                                 tiers_->size(), " rows of at most ", tiers_->max_rows(),
-                                 "; want a larger max_rows, or an eviction policy");
+        return ResourceExhausted(tiers_->limit(), ": got ", missing.size(),
+                                 " keys without a row, for ", tiers_->size(), " rows of at most ",
+                                 tiers_->max_rows(), "; want a larger ", tiers_->limit(),
+                                 ", or an eviction policy");
       }
       if (whole_rows != nullptr) SortByScore(batch, distinct, *whole_rows, &missing);
     } else {
@@ -1004,11 +1035,6 @@ Status MakeTieredTable(const TableSchema& schema, const TableOptions& options,
                        const StorageOptions& storage, std::unique_ptr<Table>* table) {
   DYNEMB_RETURN_IF_ERROR(schema.Validate());
   DYNEMB_RETURN_IF_ERROR(options.Validate());
-  if (options.max_bytes >= 0) {
-    return InvalidArgument("max_bytes: got ", options.max_bytes,
-                           " for a table with storage, want none: HostMemory bounds its memory, "
-                           "and max_rows its rows");
-  }
   if (storage.max_bytes < 0 && storage.max_rows < 0) {
     return InvalidArgument("storage: got no limit of host memory, want one");
   }

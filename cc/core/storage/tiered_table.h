@@ -14,11 +14,13 @@
 // has named for two laps of its hand.
 //
 // Limits. max_rows and the eviction policy are of both tiers together, and hold as those of a host
-// table do (TableOptions, Evictor): a table of up to Evictor::kUnitRows rows evicts the same rows,
-// a larger one the lowest of a sample of its own. No row is read for that: what the policy asks is
-// in the index of the disk. A call that may need more room than there is has the lock alone.
-// The table above does not remove rows by itself (TableOptions::removes_rows); one that has expired
-// is missing there as well as below from the same moment on, by one clock.
+// table do (TableOptions, Evictor); a bound of the bytes on disk is one of rows as well, so that
+// rows that are dead and files of the last flush have their room. A table of up to
+// Evictor::kUnitRows rows evicts the same rows, a larger one the lowest of a sample of its own. No
+// row is read for that: what the policy asks is in the index of the disk. A call that may need more
+// room than there is has the lock alone. The table above does not remove rows by itself
+// (TableOptions::removes_rows); one that has expired is missing there as well as below from the
+// same moment on, by one clock.
 //
 // Locks. One lock for all of it, shared by calls that move no rows between the tiers (reads, which
 // have the disk read without it, and writes of keys that are not below while there is room above),
@@ -44,6 +46,7 @@
 #include "cc/core/base/status.h"
 #include "cc/core/storage/flush_manifest.h"
 #include "cc/core/storage/index_file.h"
+#include "cc/core/storage/row_log.h"
 #include "cc/core/storage/storage_options.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_options.h"
@@ -89,6 +92,11 @@ class TieredTable : public Table {
   virtual Status FlushPart(int part, IndexEntries* entries, FlushedShard* flushed) = 0;
   virtual void EndFlush(const std::set<uint64_t>& unsynced) = 0;
 
+  // Of a Reopening (reopening.h), in the life of which nothing else is called; as of DiskRows.
+  virtual Status ShareFile(const RowLog::File& file, int64_t* slot) = 0;
+  virtual Status PlaceRows(Span<const Key> keys, Span<const Location> locations, int64_t room) = 0;
+  virtual Status EndReopening() = 0;
+
   // Waits until nothing is to be done between calls (StorageOptions::in_background).
   virtual void WaitForUpkeep() = 0;
 
@@ -97,10 +105,10 @@ class TieredTable : public Table {
   virtual Status RemoveDeadRecords() = 0;
 };
 
-// An empty table, or one with the rows of StorageOptions::flushed, of which `schema` is
-// StorageOptions::SchemaFor. max_rows is its own, no share of a RowBudget. Errors: a schema or
-// options that are not valid; TableOptions::max_bytes; StorageOptions::max_bytes that has no room
-// for a row; files that are missing or damaged.
+// An empty table; or one that is to get its rows of StorageOptions::flushed, of which `schema` is
+// StorageOptions::SchemaFor, from a Reopening. max_rows is its own, no share of a RowBudget.
+// TableOptions::max_bytes is of the files below (Tiers::RowsWithinDisk), and what DiskFolder has of
+// it is of those of all shards. Errors: a schema or options that are not valid; no room for a row.
 Status MakeTieredTable(const TableSchema& schema, const TableOptions& options,
                        const StorageOptions& storage, std::unique_ptr<Table>* table);
 

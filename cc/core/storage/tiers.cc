@@ -90,17 +90,27 @@ Context Tiers::Inner(const Context& context) {
 Status Tiers::Make(const TableSchema& schema, const TableOptions& options,
                    const StorageOptions& storage, std::unique_ptr<Tiers>* tiers) {
   std::unique_ptr<Tiers> made(new Tiers(schema, options, storage));
-  DYNEMB_RETURN_IF_ERROR(made->MakeAbove(schema, &made->above_));
-  made->below_ = std::make_unique<DiskRows>(storage.disk, storage.least_file_bytes,
-                                            options.eviction, made->options_.clock);
-  if (storage.flushed != nullptr) {
-    DYNEMB_RETURN_IF_ERROR(
-        made->below_->Reopen(storage.flushed->shards[static_cast<size_t>(storage.shard)]));
+  if (made->RowsWithinDisk(made->layout_) == 0) {
+    return InvalidArgument("Disk(max_bytes): got ", options.max_bytes,
+                           " for a shard, in which no row of ", made->layout_.row_bytes,
+                           " bytes has room; want more");
   }
-  DiskRows::NextSchema next;
-  DYNEMB_RETURN_IF_ERROR(made->below_->PrepareSchema(schema, &next));
-  made->below_->SetSchema(std::move(next));
-  if (storage.flushed != nullptr) DYNEMB_RETURN_IF_ERROR(made->below_->ReadNumbers());
+  DYNEMB_RETURN_IF_ERROR(made->MakeAbove(schema, &made->above_));
+  // So that dead rows and the file that is written are a small part of what there may be.
+  constexpr int64_t kFiles = 64;
+  const int64_t least_file_bytes =
+      options.max_bytes < 0 ? storage.least_file_bytes
+                            : std::min(storage.least_file_bytes, options.max_bytes / kFiles);
+  made->below_ = std::make_unique<DiskRows>(storage.disk, least_file_bytes, options.eviction,
+                                            made->options_.clock);
+  std::vector<TableSchema> schemas;
+  if (storage.flushed != nullptr) schemas = storage.flushed->shards[0].schemas;
+  schemas.push_back(schema);
+  for (const TableSchema& each : schemas) {
+    DiskRows::NextSchema next;
+    DYNEMB_RETURN_IF_ERROR(made->below_->PrepareSchema(each, &next));
+    made->below_->SetSchema(std::move(next));
+  }
   made->MakeUsed();
   *tiers = std::move(made);
   return Status();

@@ -41,10 +41,24 @@ class Tiers {
   // How many rows may be above.
   int64_t max_rows_above() const { return above_->max_rows(); }
   // How many rows there may be, and how many more: large numbers where any number may.
-  int64_t max_rows() const { return options_.max_rows < 0 ? INT64_MAX : options_.max_rows; }
+  int64_t max_rows() const {
+    const int64_t most = options_.max_rows < 0 ? INT64_MAX : options_.max_rows;
+    return std::min(most, RowsWithinDisk(layout_));
+  }
   int64_t room() const {
-    return options_.max_rows < 0 ? INT64_MAX
-                                 : options_.max_rows - (rows_above() + below_->size() - copies_);
+    const int64_t most = max_rows();
+    return most == INT64_MAX ? most : most - (rows_above() + below_->size() - copies_);
+  }
+  // How many rows of a layout there may be for TableOptions::max_bytes, which is of all files.
+  // These have up to 1.6 times the bytes of all rows, and again so much of the last flush, and two
+  // indexes, of 14 bytes a row.
+  int64_t RowsWithinDisk(const RowLayout& layout) const {
+    if (options_.max_bytes < 0) return INT64_MAX;
+    return options_.max_bytes / (4 * (RowLog::kRecordHeaderBytes + layout.row_bytes + 8));
+  }
+  // What max_rows() is of, for an error.
+  const char* limit() const {
+    return max_rows() == options_.max_rows ? "max_rows" : "Disk(max_bytes)";
   }
   // Rows that are above and have a copy below.
   int64_t copies() const { return copies_; }

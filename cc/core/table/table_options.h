@@ -29,7 +29,8 @@ struct TableOptions {
   // How many rows the table may have; negative: any number.
   int64_t max_rows = -1;
   // How many bytes its rows and index may take, which is less than it may take for all: the log of
-  // tracked changes and what a call needs come on top. Negative: any number.
+  // tracked changes and what a call needs come on top. With storage: that its files may take.
+  // Negative: any number.
   int64_t max_bytes = -1;
   OnFull on_full = OnFull::kError;
   EvictionPolicy eviction;

@@ -2,11 +2,14 @@
 #ifndef TF_DYNEMB_CC_CORE_STORAGE_TESTING_OPENED_H_
 #define TF_DYNEMB_CC_CORE_STORAGE_TESTING_OPENED_H_
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "cc/core/shard/routing.h"
 #include "cc/core/storage/flush.h"
+#include "cc/core/storage/reopening.h"
 #include "cc/core/storage/storage_options.h"
 #include "cc/core/storage/tiered_table.h"
 #include "cc/core/testing/harness.h"
@@ -24,30 +27,41 @@ struct Opened {
     return static_cast<TieredTable*>(shards[shard].get());
   }
   Status Flush(int64_t step, KeyStrings* strings = nullptr) const {
+    return dynemb::Flush(all(), strings, storage.disk.get(), step);
+  }
+  std::vector<TieredTable*> all() const {
     std::vector<TieredTable*> tables;
     for (size_t s = 0; s < shards.size(); ++s) tables.push_back(tiered(s));
-    return dynemb::Flush(tables, strings, storage.disk.get(), step);
+    return tables;
   }
 };
+
+// `owners`: the shard of each key; KeyMod, as in a kernel, if it is null.
+using Owners = std::function<std::vector<int32_t>(Span<const Key> keys)>;
 
 inline Status Open(MemoryFileSystem* files, const TableSchema& schema, int64_t max_rows,
                    Opened* opened, int64_t shards = 1,
                    const DiskFolder::Options& folders = {{"/tiers"}},
-                   const TableOptions& options = TableOptions()) {
+                   const TableOptions& options = TableOptions(), const Owners& owners = nullptr,
+                   KeyStrings* strings = nullptr) {
   *opened = Opened();
   opened->storage.max_rows = max_rows;
   opened->storage.least_file_bytes = 4'000;
   DYNEMB_RETURN_IF_ERROR(DiskFolder::Open(files, folders, &opened->storage.disk));
   opened->storage.flushed = opened->storage.disk->TakeFlushed();
   opened->was_flushed = opened->storage.flushed != nullptr;
-  DYNEMB_RETURN_IF_ERROR(opened->storage.SchemaFor(schema, shards, &opened->schema));
+  DYNEMB_RETURN_IF_ERROR(opened->storage.SchemaFor(schema, &opened->schema));
   for (int64_t s = 0; s < shards; ++s) {
     opened->shards.emplace_back();
-    DYNEMB_RETURN_IF_ERROR(MakeTieredTable(
-        opened->schema, options, opened->storage.OfShard(s, shards), &opened->shards.back()));
+    DYNEMB_RETURN_IF_ERROR(MakeTieredTable(opened->schema, options, opened->storage.OfShard(shards),
+                                           &opened->shards.back()));
   }
-  opened->storage.flushed.reset();
-  return Status();
+  const auto flushed = std::exchange(opened->storage.flushed, nullptr);
+  if (flushed == nullptr) return Status();
+  Reopening reopening(flushed, opened->storage.disk, opened->all(), strings);
+  return Reopen(&reopening, [&](Span<const Key> keys, const Reopening&) {
+    return owners ? owners(keys) : KeyMod(keys, shards);
+  });
 }
 
 inline TableContent ContentOf(const Opened& opened, size_t shard = 0) {
