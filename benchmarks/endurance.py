@@ -2,17 +2,17 @@
 
     .venv/bin/python benchmarks/endurance.py FOLDER --minutes 60 [--batch 4096] [--every_seconds 60]
 
-Keras' `fit` trains three tables on ids of which a tenth was never there before: one bounded by LRU behind an
-admission policy, one by LFU with a half-life and a time to live, one by LRU with most of its rows on the
-disk. Beside it go on: a feed over a socket every second, which a SavedModel in another process follows; a
-delta of the tables as a snapshot every 10 s, every fifth time or where a table has changed more than it has
-rows a full one; a checkpoint and a flush every
-minute; evicted rows that are handed out. FOLDER, which must be new, gets all that is written.
+Keras' `fit` trains three tables on ids of which a tenth was never there before: one bounded by LRU
+behind an admission policy, one by LFU with a half-life and a time to live, one by LRU with most of its
+rows on the disk. Beside it go on: a feed over a socket every second, which a SavedModel in another
+process follows; a delta of the tables as a snapshot every 10 s, every fifth time or where a table has
+changed more than it has rows a full one; a checkpoint and a flush every minute; evicted rows that are
+handed out. FOLDER, which must be new, gets all that is written.
 
-Prints a line of a Markdown table for each span of `--every_seconds`: steps a second, p50 and p99 of a step
-in milliseconds (without the callbacks between steps), resident memory of trainer and server, rows of the
-tables, bytes of what lies on the disk, how many generations behind the server is, and the p99 of its answers
-in milliseconds. In the end the server's rows are compared with the trainer's, bit for bit.
+Prints a line of a Markdown table for each span of `--every_seconds`: steps a second, p50 and p99 of a
+step in milliseconds (without the callbacks between steps), resident memory of trainer and server, rows
+of the tables, bytes of what lies on the disk, how many generations behind the server is, and the p99 of
+its answers in milliseconds. In the end the server's rows are compared with the trainer's, bit for bit.
 """
 
 from __future__ import annotations
@@ -129,7 +129,9 @@ def serve(model: str) -> None:
                 "p99": p99,
             }
             if line.startswith("{"):  # what it answers to these ids
-                ids = {name: tf.constant(of_table, tf.int64) for name, of_table in json.loads(line).items()}
+                ids = {
+                    name: tf.constant(of_table, tf.int64) for name, of_table in json.loads(line).items()
+                }
                 said["answers"] = served.serve(ids).numpy().ravel().tolist()
             print(json.dumps(said), flush=True)
         os._exit(0)
@@ -202,7 +204,9 @@ class Upkeep(keras.callbacks.Callback):
         self.evicted += len(keys)
 
     def ask(self, line: str) -> dict:
-        assert self.server is not None and self.server.stdin is not None and self.server.stdout is not None
+        assert (
+            self.server is not None and self.server.stdin is not None and self.server.stdout is not None
+        )
         self.server.stdin.write(line + "\n")
         self.server.stdin.flush()
         return json.loads(self.server.stdout.readline())
@@ -223,7 +227,10 @@ class Upkeep(keras.callbacks.Callback):
             f"{said['resident']:.0f}",
             "/".join(f"{size:,}" for size in sizes),
             f"{int(self.tables['users'].candidates.size()):,}",
-            *(f"{folder_mb(self.folder / each):.0f}" for each in ("feed", "pages", "snapshots", "checkpoints")),
+            *(
+                f"{folder_mb(self.folder / each):.0f}"
+                for each in ("feed", "pages", "snapshots", "checkpoints")
+            ),
             f"{self.evicted:,}",
             str(self.newest() - said["generation"]),
             f"{said['p99']:.1f}",
@@ -256,8 +263,10 @@ def train(options: argparse.Namespace) -> None:
     )
     assert upkeep.server.stdout is not None and upkeep.server.stdout.readline() == "ready\n"
     print(
-        "| minutes | steps/s | p50 ms | p99 ms | trainer MB | server MB | rows | candidates | feed MB | storage MB "
-        "| snapshots MB | checkpoints MB | evicted | behind | answer p99 ms |\n|" + "---|" * 15
+        "| minutes | steps/s | p50 ms | p99 ms | trainer MB | server MB | rows | candidates | feed MB "
+        "| storage MB | snapshots MB | checkpoints MB | evicted | behind | answer p99 ms |\n|"
+        + "---|"
+        * 15
     )
     of_batches = tf.data.Dataset.from_generator(
         lambda: batches(options.batch),
@@ -274,7 +283,9 @@ def train(options: argparse.Namespace) -> None:
         time.sleep(0.1)
     ids = {name: layers[name].table.export()[0].numpy()[:1_000].tolist() for name in TABLES}
     served = np.array(upkeep.ask(json.dumps(ids))["answers"], np.float32)
-    own = model({name: tf.constant(of_table, tf.int64) for name, of_table in ids.items()}).numpy().ravel()
+    own = (
+        model({name: tf.constant(of_table, tf.int64) for name, of_table in ids.items()}).numpy().ravel()
+    )
     np.testing.assert_array_equal(served, own)
     print(f"the server answers as the trainer does; generation {generation}, step {upkeep.step}")
     publisher.close()
@@ -283,7 +294,9 @@ def train(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--batch", type=int, default=4096)

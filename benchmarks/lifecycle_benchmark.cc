@@ -205,8 +205,7 @@ void Compare(const char* what, const Context& context, Subject* plain, Subject* 
       "%s: %.3f of the other's time; of its steps %.3f (quartiles %.3f, %.3f); p50 %.2f ms, p99 "
       "%.2f ms: %.2f; the other's p50 %.2f, p99 %.2f\n",
       what, sum(seconds[1]) / sum(seconds[0]), Quantile(ratios, 0.5), Quantile(ratios, 0.25),
-      Quantile(ratios, 0.75),
-      1e3 * Quantile(seconds[1], 0.5), 1e3 * Quantile(seconds[1], 0.99),
+      Quantile(ratios, 0.75), 1e3 * Quantile(seconds[1], 0.5), 1e3 * Quantile(seconds[1], 0.99),
       Quantile(seconds[1], 0.99) / Quantile(seconds[1], 0.5), 1e3 * Quantile(seconds[0], 0.5),
       1e3 * Quantile(seconds[0], 0.99));
 }

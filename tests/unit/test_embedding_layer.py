@@ -365,11 +365,20 @@ def test_keras_names_of_arguments():
     ("make", "message"),
     [
         (lambda: tf_dynemb.Embedding(100, 8), "no number of rows.*Embedding\\(8\\)"),
-        (lambda: tf_dynemb.Embedding(input_dim=100, output_dim=8), "no number of rows"),
+        (
+            lambda: tf_dynemb.Embedding(input_dim=100, output_dim=8),
+            "input_dim: got 100; .*no number of rows",
+        ),
+        (lambda: tf_dynemb.Embedding(8, weights=[[1.0]]), "weights: got it, want none; .*upsert"),
+        (lambda: tf_dynemb.Embedding(8, input_length=3), "input_length: got it, want none"),
+        (
+            lambda: tf_dynemb.Embedding(8, embeddings_constraint="non_neg"),
+            "embeddings_constraint: got it",
+        ),
         (lambda: tf_dynemb.Embedding(8, output_dim=8), "dim and output_dim: got both"),
     ],
 )
-def test_a_number_of_rows_is_refused(make, message):
+def test_what_only_keras_embedding_has_is_refused(make, message):
     with pytest.raises(TypeError, match=message):
         make()
 

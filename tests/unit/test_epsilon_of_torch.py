@@ -1,4 +1,4 @@
-"""What docs/migrating-from-torchrec.md says of epsilon, against PyTorch's and FBGEMM's formulas in NumPy."""
+"""What the page on moving from TorchRec says of epsilon, against the formulas of PyTorch and FBGEMM."""
 
 import keras
 import numpy as np

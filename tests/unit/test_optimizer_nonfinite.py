@@ -1,8 +1,8 @@
 """Gradients that are NaN or infinite are data: the optimizer applies them as Keras does.
 
 They make the numbers of their own key not finite, those of the batch's other keys where the optimizer
-clips by norm, and never touch a row that is not in the batch. tf_dynemb.keras.optimizers.LossScaleOptimizer, as Keras'
-own, leaves such steps out.
+clips by norm, and never touch a row that is not in the batch.
+tf_dynemb.keras.optimizers.LossScaleOptimizer, as Keras' own, leaves such steps out.
 """
 
 import keras

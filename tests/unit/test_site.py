@@ -39,6 +39,15 @@ def test_every_public_name_is_in_the_reference_once():
     assert set(tf_dynemb.__all__) - MODULES <= here
 
 
+@pytest.mark.parametrize("module", sorted(MODULES - {"compat", "keras"}))
+def test_every_public_name_of_a_module_is_in_the_reference(module):
+    text = "".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
+    names = getattr(tf_dynemb, module).__all__
+    at_top = [name for name in names if f"::: tf_dynemb.{name}\n" in text]
+    missing = [name for name in names if f"tf_dynemb.{module}.{name}" not in text]
+    assert set(missing) <= set(at_top)
+
+
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_what_the_reference_names_exists_and_is_described(name):
     module, _, attribute = name.rpartition(".")

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import tensorflow as tf
 
 from tf_dynemb.base.hints import TensorLike
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is an integer of Python or NumPy; a bool is none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a real number of Python or NumPy; a bool is none."""
+    return isinstance(value, (numbers.Real, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def whole(argument: str, number: Any, least: int = 1, most: int = 2**62) -> int:
@@ -18,8 +29,7 @@ def whole(argument: str, number: Any, least: int = 1, most: int = 2**62) -> int:
     Raises:
         ValueError: it is no whole number from `least` to `most`.
     """
-    is_whole = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
-    if not is_whole or not least <= number <= most:
+    if not is_whole(number) or not least <= number <= most:
         limits = f">= {least}" if most >= 2**62 else f"from {least} to {most}"
         raise ValueError(f"{argument}: got {number!r}, want a whole number {limits}")
     return int(number)
@@ -31,8 +41,7 @@ def positive(argument: str, number: Any) -> float:
     Raises:
         ValueError: it is no finite number > 0.
     """
-    is_number = isinstance(number, (int, float, np.number)) and not isinstance(number, bool)
-    if not is_number or not 0 < number < float("inf"):
+    if not is_number(number) or not 0 < number < float("inf"):
         raise ValueError(f"{argument}: got {number!r}, want a number > 0")
     return float(number)
 

@@ -2,7 +2,7 @@
 
 from tf_dynemb.initializers.bounded_normal import BoundedNormal
 from tf_dynemb.initializers.columns import Columns
-from tf_dynemb.initializers.spec import InitializerSpec, distribution, to_spec
+from tf_dynemb.initializers.spec import InitializerSpec, to_spec
 from tf_dynemb.initializers.variance_scaling import VarianceScaling
 
 __all__ = [
@@ -10,6 +10,5 @@ __all__ = [
     "Columns",
     "InitializerSpec",
     "VarianceScaling",
-    "distribution",
     "to_spec",
 ]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
+from tf_dynemb.base.checks import is_whole
 from tf_dynemb.initializers.kinds import resolve
 
 
@@ -45,7 +45,7 @@ class Columns(keras.initializers.Initializer):
             if not isinstance(part, Sequence) or len(part) != 2:
                 raise ValueError(f"parts: got {part!r}, want a pair (number of columns, initializer)")
             width, initializer = part
-            if not isinstance(width, (int, np.integer)) or isinstance(width, bool) or width < 1:
+            if not is_whole(width) or width < 1:
                 raise ValueError(f"parts: got {width!r} columns, want a whole number >= 1")
             self.parts.append((int(width), resolve(initializer)))
         self.seed = seed

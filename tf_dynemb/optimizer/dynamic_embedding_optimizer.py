@@ -60,13 +60,13 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
 
     Args:
         inner_optimizer: SGD, RMSprop, Adam, AdamW, Adamax, Nadam, Adadelta, Adagrad, Ftrl or Lion of
-            keras.optimizers, tf_dynemb.RowwiseAdagrad or tf_dynemb.keras.optimizers.SmartDecayAdam. Others are refused
-            with the reason. Or the name or config of one, as keras.optimizers.get takes it.
-            gradient_accumulation_steps means what it means in Keras: gradients of so many steps are
-            summed, of a table those of the rows that occur, and their mean is clipped and trains.
-            use_ema, ema_momentum and ema_overwrite_frequency, too: rows have moving
-            averages, which are moved at each of their updates by all steps since the last one, and
-            take the rows' places every so many steps and at the end of fit; without
+            keras.optimizers, tf_dynemb.RowwiseAdagrad or tf_dynemb.keras.optimizers.SmartDecayAdam.
+            Others are refused with the reason. Or the name or config of one, as keras.optimizers.get
+            takes it. gradient_accumulation_steps means what it means in Keras: gradients of so many
+            steps are summed, of a table those of the rows that occur, and their mean is clipped and
+            trains. use_ema, ema_momentum and ema_overwrite_frequency, too: rows have moving averages,
+            which are moved at each of their updates by all steps since the last one, and take the
+            rows' places every so many steps and at the end of fit; without
             gradient_accumulation_steps, and for tables that neither admit nor evict. Both keep a table
             beside each table, which checkpoints have and Keras' files have not. They work in one
             process; of several replicas, only use_ema without ema_overwrite_frequency, as in Keras.

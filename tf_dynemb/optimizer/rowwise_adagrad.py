@@ -16,8 +16,8 @@ class RowwiseAdagrad(keras.optimizers.Adagrad):
         accumulator += mean(gradient**2)
         row -= learning_rate * gradient / (sqrt(accumulator) + epsilon)
 
-    Dense variables, which have no rows, are trained by keras.optimizers.Adagrad, which adds epsilon under
-    the root.
+    Dense variables, which have no rows, are trained by keras.optimizers.Adagrad, which adds epsilon
+    under the root.
 
     Args:
         As keras.optimizers.Adagrad. TorchRec's defaults are `initial_accumulator_value=0.0` and

@@ -87,7 +87,8 @@ REFUSED: dict[str, str] = {
     "ScheduleFreeAdamW": "it trains on one view of the weights and evaluates another",
     "MultiOptimizer": "it has no rule of its own; wrap the optimizer that the tables shall have",
     "LossScaleOptimizer": (
-        "it scales gradients before they reach the tables; put tf_dynemb.keras.optimizers.LossScaleOptimizer around the "
+        "it scales gradients before they reach the tables; put "
+        "tf_dynemb.keras.optimizers.LossScaleOptimizer around the "
         "DynamicEmbeddingOptimizer instead"
     ),
 }
@@ -104,6 +105,8 @@ def rule_of(optimizer: keras.optimizers.Optimizer, untouched_rows: str = "lazy")
         TypeError: not a Keras 3 optimizer.
         ValueError: an optimizer without a rule for rows, or an option that rows cannot have.
     """
+    if isinstance(optimizer, type):
+        raise TypeError(f"inner_optimizer: got the class {optimizer.__name__}, want one of it")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
             f"inner_optimizer: got {type(optimizer).__name__}, want an optimizer of keras.optimizers "

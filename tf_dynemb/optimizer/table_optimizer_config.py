@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import keras
 
+from tf_dynemb.base.checks import is_number
 from tf_dynemb.optimizer.rules import rule_of
 
 _SCHEDULE = keras.optimizers.schedules.LearningRateSchedule
@@ -104,8 +104,7 @@ def table_optimizer(optimizer: Any) -> TableOptimizerConfig | None:
 
 
 def _number(argument: str, number: Any, want: str) -> float:
-    is_number = isinstance(number, numbers.Real) and not isinstance(number, bool)
-    if not is_number or not 0 <= number < math.inf:
+    if not is_number(number) or not 0 <= number < math.inf:
         raise ValueError(f"{argument}: got {number!r}, want {want}")
     return float(number)
 

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb.base.checks import whole
+from tf_dynemb.base.checks import is_number, whole
 from tf_dynemb.base.functions import serialized_function
 
 # The table of a sketch has so many counters, of a byte, in a row; the engine takes any number.
@@ -40,8 +40,7 @@ class AdmissionPolicy(abc.ABC):
 
     def __post_init__(self) -> None:
         value = self.default_value
-        number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-        if value is not None and not (number and np.isfinite(value)):
+        if value is not None and not (is_number(value) and np.isfinite(value)):
             raise ValueError(f"default_value: got {value!r}, want a finite number or None")
 
     @abc.abstractmethod
@@ -177,8 +176,7 @@ class Probability(AdmissionPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        number = isinstance(self.p, (int, float, np.number)) and not isinstance(self.p, bool)
-        if not (number and 0 <= self.p <= 1):
+        if not (is_number(self.p) and 0 <= self.p <= 1):
             raise ValueError(f"p: got {self.p!r}, want a number from 0 to 1")
         object.__setattr__(self, "p", float(self.p))
         object.__setattr__(self, "seed", whole("seed", self.seed, -(2**63), 2**63 - 1))

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb.base.checks import whole
+from tf_dynemb.base.checks import is_number, whole
 from tf_dynemb.base.functions import serialized_function
 
 _MICROSECONDS = 1_000_000
@@ -376,8 +376,7 @@ def _check_times(name: str, steps: Any, seconds: Any, may_be_none: bool) -> None
         raise ValueError(f"{names[0]} and {names[1]}: got {steps} and {seconds}, want one of them")
     if steps is not None:
         whole(names[0], steps, 1, 2**62)
-    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    if seconds is not None and not (number and 1e-6 <= seconds <= 1e12):
+    if seconds is not None and not (is_number(seconds) and 1e-6 <= seconds <= 1e12):
         raise ValueError(f"{names[1]}: got {seconds!r}, want a number of seconds from 1e-6 to 1e12")
 
 

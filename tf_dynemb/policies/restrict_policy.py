@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dynemb.base.checks import is_whole
 from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.base.table import Table
 
@@ -239,7 +240,7 @@ def stamp_of(policy: RestrictPolicy | None) -> tf.Tensor | np.int64:
 def _row_count(argument: str, rows: TensorLike) -> tf.Tensor:
     """A number of rows, given as an integer or an integer tensor, as int64."""
     is_tensor = isinstance(rows, (tf.Tensor, tf.Variable)) and rows.dtype.is_integer
-    if isinstance(rows, bool) or not (is_tensor or isinstance(rows, (int, np.integer))):
+    if not (is_tensor or is_whole(rows)):
         raise TypeError(f"{argument}: got {rows!r}, want an integer")
     if not is_tensor and not 0 <= rows < 2**63:
         raise ValueError(f"{argument}: got {rows}, want a number of rows >= 0, less than 2^63")

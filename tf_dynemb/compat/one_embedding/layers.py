@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import snapshot
-from tf_dynemb.base.checks import assert_same, assert_within, whole
+from tf_dynemb.base.checks import assert_same, assert_within, is_whole, whole
 from tf_dynemb.base.hints import Ids
 from tf_dynemb.base.keys import keys_of
 from tf_dynemb.compat.one_embedding.options import (
@@ -109,7 +108,7 @@ class MultiTableEmbedding(keras.layers.Layer):
         self._key_type = _key_type(key_type)
         self._padding = _padding(padding_idx, self._key_type)
         self._persistent_path = persistent_path_of(store_options)
-        if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool):
+        if not is_whole(seed):
             raise ValueError(f"seed: got {seed!r}, want an integer")
         tables_given = tables
         if tables is None:
@@ -392,7 +391,7 @@ def _padding(padding_idx: object, key_type: tf.DType) -> int | None:
     """The int64 key of padding_idx."""
     if padding_idx is None:
         return None
-    if not isinstance(padding_idx, (int, np.integer)) or isinstance(padding_idx, bool):
+    if not is_whole(padding_idx):
         raise ValueError(f"padding_idx: got {padding_idx!r}, want an id of {key_type.name}")
     if not key_type.min <= padding_idx <= key_type.max:
         raise ValueError(f"padding_idx: got {padding_idx}, which {key_type.name} does not hold")

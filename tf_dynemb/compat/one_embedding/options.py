@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
-from tf_dynemb.base.checks import whole
+from tf_dynemb.base.checks import is_number, whole
 from tf_dynemb.compat.options import without_effect
 from tf_dynemb.initializers import BoundedNormal, Columns
 from tf_dynemb.storage import Disk, HostMemory, Tier
@@ -366,7 +365,6 @@ def _path(path: object) -> str:
 
 
 def _budget(name: str, megabytes: Any) -> float:
-    is_number = isinstance(megabytes, (int, float, np.number)) and not isinstance(megabytes, bool)
-    if not is_number or not 0 <= megabytes < math.inf:
+    if not is_number(megabytes) or not 0 <= megabytes < math.inf:
         raise ValueError(f"{name}: got {megabytes!r}, want a number of MB >= 0")
     return float(megabytes)

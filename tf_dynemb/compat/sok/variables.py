@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dynemb.base.checks import whole
+from tf_dynemb.base.checks import is_number, whole
 from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.compat.options import unsupported, without_effect
 from tf_dynemb.compat.sok.setup import seeded
@@ -350,8 +350,7 @@ def _initializer(initializer: object) -> object:
 
 
 def _admission(filter_ratio: float) -> Probability | None:
-    number = isinstance(filter_ratio, (int, float)) and not isinstance(filter_ratio, bool)
-    if not (number and 0 <= filter_ratio <= 1):
+    if not (is_number(filter_ratio) and 0 <= filter_ratio <= 1):
         raise ValueError(f"filter_ratio: got {filter_ratio!r}, want a number from 0 to 1")
     return None if filter_ratio == 1 else Probability(filter_ratio, default_value=0.0)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import keras
 import tensorflow as tf
 
+from tf_dynemb.base.checks import is_whole
 from tf_dynemb.collections import configs as core
 from tf_dynemb.compat.torchrec.virtual_tables import VirtualTableEvictionPolicy
 from tf_dynemb.initializers.kinds import resolve
@@ -194,8 +195,7 @@ class EmbeddingConfig:
             number = getattr(self, field)
             if number is None and field in ("num_embeddings", "hash_size"):
                 continue
-            is_whole = isinstance(number, numbers.Integral) and not isinstance(number, bool)
-            if not is_whole or not 1 <= number < 2**62:
+            if not is_whole(number) or not 1 <= number < 2**62:
                 raise self._error(field, number, "a whole number >= 1")
             setattr(self, field, int(number))
         if self.dtype is not None:

@@ -31,6 +31,15 @@ _DENSE_IDS = (
 )
 
 
+# Arguments of keras.layers.Embedding that a table cannot have, and what to do instead.
+_OF_KERAS = {
+    "embeddings_constraint": "rows are not constrained; see embeddings_regularizer",
+    "input_length": "ids may have any length",
+    "lora_rank": "rows are trained whole",
+    "weights": "give the rows once the layer is made: layer.table.upsert(keys, values)",
+}
+
+
 @keras.saving.register_keras_serializable("tf_dynemb")
 class Embedding(TableLayer):
     """Turns ids into trained vectors; the ids need not be known in advance.
@@ -119,11 +128,16 @@ class Embedding(TableLayer):
         **kwargs: Any,
     ) -> None:
         if isinstance(combiner, (int, np.integer)) or "input_dim" in kwargs:
+            got = f"combiner: got {combiner!r}, want None, 'sum', 'mean' or 'sqrtn'"
+            if "input_dim" in kwargs:
+                got = f"input_dim: got {kwargs['input_dim']!r}"
             raise TypeError(
-                f"combiner: got {combiner!r}, want None, 'sum', 'mean' or 'sqrtn'; the table needs no "
-                "number of rows (input_dim): keras.layers.Embedding(1000, 8) is "
+                f"{got}; the table needs no number of rows: keras.layers.Embedding(1000, 8) is "
                 "tf_dynemb.keras.Embedding(8)"
             )
+        for argument, instead in _OF_KERAS.items():
+            if argument in kwargs:
+                raise TypeError(f"{argument}: got it, want none; {instead}")
         if "output_dim" in kwargs:
             if dim is not None:
                 raise TypeError(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
+from tf_dynemb.base.checks import is_whole
 from tf_dynemb.base.fingerprint import fingerprint
 from tf_dynemb.base.keys import keys_of
 
@@ -34,7 +34,7 @@ def masked_key(mask_zero: bool, mask_key: Any, key_dtype: tf.DType) -> int | Non
         return 0
     if mask_key is None:
         return None
-    if not isinstance(mask_key, (int, np.integer)) or isinstance(mask_key, bool):
+    if not is_whole(mask_key):
         raise TypeError(f"mask_key: got {mask_key!r}, want an integer, as the ids are integers")
     if not -(2**63) <= mask_key < 2**64:
         raise ValueError(f"mask_key: got {mask_key}, want a 64-bit integer")
