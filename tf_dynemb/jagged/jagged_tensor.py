@@ -377,7 +377,8 @@ def _from_tensor(argument: str, tensor: Any, dtype: tf.DType) -> JaggedTensor:
         return JaggedTensor(flat, lengths=lengths)
     if hasattr(tensor, "iloc"):  # a pandas.Series, for whose marks of missing values None stands
         tensor = tensor.astype(object).where(tensor.notna(), None)
-    if isinstance(tensor, (list, tuple)) or getattr(tensor, "dtype", None) == np.dtype(object):
+    is_object = not tf.is_tensor(tensor) and getattr(tensor, "dtype", None) == np.dtype(object)
+    if isinstance(tensor, (list, tuple)) or is_object:
         parts = [_row(part) for part in tensor]
         flat = as_tensor(argument, [number for part in parts for number in part], dtype)
         return JaggedTensor(flat, lengths=tf.constant([len(part) for part in parts], tf.int32))
