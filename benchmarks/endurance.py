@@ -129,9 +129,7 @@ def serve(model: str) -> None:
                 "p99": p99,
             }
             if line.startswith("{"):  # what it answers to these ids
-                ids = {
-                    name: tf.constant(of_table, tf.int64) for name, of_table in json.loads(line).items()
-                }
+                ids = {name: tf.constant(of_table, tf.int64) for name, of_table in json.loads(line).items()}
                 said["answers"] = served.serve(ids).numpy().ravel().tolist()
             print(json.dumps(said), flush=True)
         os._exit(0)
@@ -204,9 +202,7 @@ class Upkeep(keras.callbacks.Callback):
         self.evicted += len(keys)
 
     def ask(self, line: str) -> dict:
-        assert (
-            self.server is not None and self.server.stdin is not None and self.server.stdout is not None
-        )
+        assert self.server is not None and self.server.stdin is not None and self.server.stdout is not None
         self.server.stdin.write(line + "\n")
         self.server.stdin.flush()
         return json.loads(self.server.stdout.readline())
@@ -227,10 +223,7 @@ class Upkeep(keras.callbacks.Callback):
             f"{said['resident']:.0f}",
             "/".join(f"{size:,}" for size in sizes),
             f"{int(self.tables['users'].candidates.size()):,}",
-            *(
-                f"{folder_mb(self.folder / each):.0f}"
-                for each in ("feed", "pages", "snapshots", "checkpoints")
-            ),
+            *(f"{folder_mb(self.folder / each):.0f}" for each in ("feed", "pages", "snapshots", "checkpoints")),
             f"{self.evicted:,}",
             str(self.newest() - said["generation"]),
             f"{said['p99']:.1f}",
@@ -281,9 +274,7 @@ def train(options: argparse.Namespace) -> None:
         time.sleep(0.1)
     ids = {name: layers[name].table.export()[0].numpy()[:1_000].tolist() for name in TABLES}
     served = np.array(upkeep.ask(json.dumps(ids))["answers"], np.float32)
-    own = (
-        model({name: tf.constant(of_table, tf.int64) for name, of_table in ids.items()}).numpy().ravel()
-    )
+    own = model({name: tf.constant(of_table, tf.int64) for name, of_table in ids.items()}).numpy().ravel()
     np.testing.assert_array_equal(served, own)
     print(f"the server answers as the trainer does; generation {generation}, step {upkeep.step}")
     publisher.close()
@@ -292,9 +283,7 @@ def train(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--batch", type=int, default=4096)

@@ -183,12 +183,7 @@ CASES: dict[str, Case] = {
     "adamw": _case(_K.AdamW, adam, 0.01, _NO_DECAY),
     "smart_decay_adam": _case(tf_dynemb.keras.optimizers.SmartDecayAdam, smart_decay_adam, 0.01),
     "smart_decay_adam_numbers": _case(
-        tf_dynemb.keras.optimizers.SmartDecayAdam,
-        smart_decay_adam,
-        0.02,
-        beta_1=0.8,
-        beta_2=0.95,
-        epsilon=1e-2,
+        tf_dynemb.keras.optimizers.SmartDecayAdam, smart_decay_adam, 0.02, beta_1=0.8, beta_2=0.95, epsilon=1e-2
     ),
     "adamax": _case(_K.Adamax, adamax, 0.02, beta_1=0.8, beta_2=0.9, epsilon=1e-2),
     "nadam": _case(_K.Nadam, nadam, 0.01),

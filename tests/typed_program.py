@@ -69,12 +69,7 @@ def collections() -> tuple[list[str], dict[str, tf_dynemb.JaggedTensor]]:
 
 
 def optimizers() -> list[tf_dynemb.DynamicEmbeddingOptimizer]:
-    inner = [
-        tf_dynemb.RowwiseAdagrad(0.1),
-        tf_dynemb.keras.optimizers.SmartDecayAdam(),
-        keras.optimizers.Adam(),
-        "sgd",
-    ]
+    inner = [tf_dynemb.RowwiseAdagrad(0.1), tf_dynemb.keras.optimizers.SmartDecayAdam(), keras.optimizers.Adam(), "sgd"]
     wrapped = [tf_dynemb.DynamicEmbeddingOptimizer(each) for each in inner]
     tf_dynemb.keras.optimizers.LossScaleOptimizer(wrapped[0])
     return wrapped

@@ -281,9 +281,10 @@ def keras_exports() -> bool:
 
 
 def layer_given_dense_for_ragged() -> tuple[Any, Any]:
-    """The layer of a Functional model that is being called, and the outermost such model, if ids that
-    the layer depends on are ragged or sparse in the model and dense in this call; else None twice. As
-    above.
+    """The layer that a Functional model calls for dense ids, made of ragged or sparse ones; None: none.
+
+    And the outermost Functional model that is being called, or None. The layer's ids are such if they
+    depend on an Input, or on what another layer gave, that is ragged or sparse in the model. As above.
     """
     layer = model = None
     for frame in _callers():

@@ -1,4 +1,4 @@
-"""Collections of string features, alone and beside integer ones: every form of ids, every way to call."""
+"""Collections of strings, alone and beside integers: every form of ids, every way to call."""
 
 import keras
 import numpy as np

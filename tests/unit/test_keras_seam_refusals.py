@@ -271,8 +271,7 @@ def test_keras_loss_scaling_around_and_inside_is_refused():
     with pytest.raises(ValueError, match="tf_dynemb.keras.optimizers.LossScaleOptimizer"):
         K.LossScaleOptimizer(ours)
     with pytest.raises(
-        ValueError,
-        match="LossScaleOptimizer cannot train.*put tf_dynemb.keras.optimizers.LossScaleOptimizer",
+        ValueError, match="LossScaleOptimizer cannot train.*put tf_dynemb.keras.optimizers.LossScaleOptimizer"
     ):
         wrapped(K.LossScaleOptimizer(K.SGD()))
 

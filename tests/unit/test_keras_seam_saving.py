@@ -21,9 +21,7 @@ OPTIMIZERS = {
     "nadam": lambda: wrapped(K.Nadam(0.1)),
     "momentum": lambda: wrapped(K.SGD(0.05, momentum=0.9)),
     "schedule": lambda: wrapped(K.Adagrad(K.schedules.ExponentialDecay(0.5, 3, 0.7))),
-    "scaled": lambda: tf_dynemb.keras.optimizers.LossScaleOptimizer(
-        wrapped(K.Adam(0.1)), dynamic_growth_steps=3
-    ),
+    "scaled": lambda: tf_dynemb.keras.optimizers.LossScaleOptimizer(wrapped(K.Adam(0.1)), dynamic_growth_steps=3),
 }
 
 

@@ -240,9 +240,7 @@ CONFIGS = {
     "ftrl": lambda: wrap(K.Ftrl(0.5, l1_regularization_strength=0.25, beta=0.5)),
     "rowwise": lambda: wrap(tf_dynemb.RowwiseAdagrad(0.5, initial_accumulator_value=0.25)),
     "name": lambda: tf_dynemb.DynamicEmbeddingOptimizer(K.Lion(), name="mine"),
-    "scaled": lambda: tf_dynemb.keras.optimizers.LossScaleOptimizer(
-        wrap(), initial_scale=64.0, dynamic_growth_steps=5
-    ),
+    "scaled": lambda: tf_dynemb.keras.optimizers.LossScaleOptimizer(wrap(), initial_scale=64.0, dynamic_growth_steps=5),
 }
 
 

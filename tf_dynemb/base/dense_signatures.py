@@ -31,8 +31,8 @@ def problem() -> str | None:
     if layer is None:
         return None
     return (
-        f"ids: layer {layer.name} has ragged or sparse Inputs, for which Keras exports a dense signature "
-        f"that would count padding as ids; want a signature of your own: {advice(model)}"
+        f"ids: layer {layer.name} has ragged or sparse Inputs, for which Keras exports a dense "
+        f"signature that would count padding as ids; want a signature of your own: {advice(model)}"
     )
 
 
