@@ -564,7 +564,6 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
         return f"<tf_dynemb.KeyedJaggedTensor of {list(self._keys)}, {self._values!r}>"
 
 
-@keras.saving.register_keras_serializable("tf_dynemb")
 def jagged_of(key: str, tensor: TensorLike, weights: TensorLike | None = None) -> JaggedTensor:
     """JaggedTensor.from_tensor of the rows of a key, which errors name."""
     try:
@@ -574,6 +573,7 @@ def jagged_of(key: str, tensor: TensorLike, weights: TensorLike | None = None) -
         raise kind(f"key {key!r}: {error}") from error
 
 
+@keras.saving.register_keras_serializable("tf_dynemb")
 class FromTensors(keras.Operation):
     """KeyedJaggedTensor.from_tensors as a step of a Functional model, of Inputs without numbers."""
 
