@@ -17,13 +17,14 @@ from tf_dynemb.jagged import KeyedJaggedTensor, KeyedTensor
 class EmbeddingBagCollection(Collection):
     """Many tables of pooled embeddings with an open vocabulary, as torchrec.EmbeddingBagCollection.
 
-    Of each table in turn, each of its features gives dim columns: the sum or mean of the rows of an
-    example's ids. One op looks up all tables, and one trains all that have the same optimizer, so the
-    cost of a step does not grow with the number of features, but with that of ids. Train it with a
+    Of each table in turn, each of its features gives dim columns: the rows of an example's ids, pooled.
+    One op looks up all tables, and one trains all that have the same optimizer, so the cost of a step
+    does not grow with the number of features, but with that of ids. Train it with a
     tf_dynemb.DynamicEmbeddingOptimizer.
 
-    A bag without ids gives zeros. With `weighted`, of ids v with weights w, SUM is sum(w v) and MEAN is
-    sum(w v) / sum(w), and gradients flow to the weights too; otherwise weights are ignored.
+    A bag without ids gives zeros. Of ids v with weights w a combiner is as in Embedding: "sum" is
+    sum(w v), "mean" sum(w v) / sum(w), "sqrtn" sum(w v) / sqrt(sum(w^2)). With `weighted` gradients flow
+    to the weights too; otherwise weights are ignored, and w is 1.
 
     Args:
         tables: EmbeddingBagConfig for each table; names must differ, devices must not: all tables are on

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_dynemb.base.checks import assert_same
@@ -179,7 +180,7 @@ class Collection(keras.layers.Layer):
             raise ValueError(f"{self.name}: got no tables to look up in")
         keys = list(features.keys())
         bag_features = [
-            BagFeature(keys.index(feature), number, pooling)
+            BagFeature(keys.index(feature), number, "sum" if pooling == "sqrtn" else pooling)
             for (feature, number), pooling in zip(self._outputs, poolings, strict=True)
         ]
         strides = inverse = None
@@ -187,19 +188,30 @@ class Collection(keras.layers.Layer):
             strides = features.stride_per_key_tensor()
         if poolings[0] is not None:
             inverse = _inverse_in_order(features, keys)
-        return lookup_bags(
+        weights = features.weights() if weighted else None
+        values = lookup_bags(
             self._variables_in_order,
             bag_features,
             features.values(),
             features.lengths(),
             inputs=len(keys),
-            weights=features.weights() if weighted else None,
+            weights=weights,
             strides=strides,
             inverse=inverse,
             overflow=self._overflow,
             are_keys=are_keys,
             scores=None if scores is None else self._flat_scores(features, scores),
         )
+        if "sqrtn" not in poolings:
+            return values
+        roots = _roots(features, weights, inverse, values.dtype)
+        divisors = [
+            roots[feature.key] if pooling == "sqrtn" else tf.ones_like(roots[0])
+            for feature, pooling in zip(bag_features, poolings, strict=True)
+        ]
+        dims = [self._configs[feature.table].dim for feature in bag_features]
+        columns = np.repeat(np.arange(len(dims)), dims)
+        return values / tf.gather(tf.stack(divisors, 1), columns, axis=1)
 
     def _flat_scores(
         self, features: KeyedJaggedTensor, scores: Mapping[str, TensorLike] | TensorLike
@@ -237,6 +249,24 @@ def _as_keys(feature: str, ids: JaggedTensor, key_dtypes: list[tf.DType]) -> Jag
     """The keys of the ids of a feature, which the key_dtypes of all its tables must be able to hold."""
     keys = [keys_of(f"key {feature!r}", ids.values(), key_dtype) for key_dtype in key_dtypes][0]
     return ids.with_values(keys, ids.weights_or_none())
+
+
+def _roots(
+    features: KeyedJaggedTensor, weights: tf.Tensor | None, inverse: tf.Tensor | None, dtype: tf.DType
+) -> tf.Tensor:
+    """By which "sqrtn" divides the sum of each bag, (features, batch); 1 where that is 0."""
+    lengths = features.lengths()
+    if weights is None:
+        squares = tf.cast(lengths, dtype)
+    else:
+        number = tf.size(lengths)
+        of_ids = tf.square(tf.cast(weights, dtype))
+        squares = tf.math.unsorted_segment_sum(of_ids, tf.repeat(tf.range(number), lengths), number)
+    roots = tf.sqrt(tf.where(squares > 0, squares, tf.ones_like(squares)))
+    if inverse is None:
+        return tf.reshape(roots, [len(features.keys()), -1])
+    begins = tf.cumsum(tf.cast(features.stride_per_key_tensor(), inverse.dtype), exclusive=True)
+    return tf.gather(roots, inverse + begins[:, None])
 
 
 def _inverse_in_order(features: KeyedJaggedTensor, keys: list[str]) -> tf.Tensor | None:
