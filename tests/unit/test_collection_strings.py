@@ -156,6 +156,32 @@ def test_weights_of_ids_of_several_dtypes():
     assert tape.gradient(values, users.weights()).numpy().tolist() == [33.0, 22.0]
 
 
+def test_weights_of_ids_of_several_dtypes_in_a_functional_model(tmp_path):
+    """Which a `.keras` has too."""
+    inputs = {
+        "tag": input_of("ragged", "tag", "string"),
+        "tag_weight": input_of("ragged", "tag_weight", "float32"),
+        "user": keras.Input((), dtype="int64", name="user"),
+        "user_weight": keras.Input((), name="user_weight"),
+    }
+    collection = collection_of("bags", weighted=True, tag="string", user="int64")
+    features = {
+        name: JaggedTensor.from_tensor(inputs[name], inputs[f"{name}_weight"])
+        for name in ("tag", "user")
+    }
+    model = keras.Model(inputs, collection(features).values())
+    batch = {
+        "tag": tf.ragged.constant([["a", "b"], []]),
+        "tag_weight": tf.ragged.constant([[1.0, 2.0], []]),
+        "user": int64([3, 2]),
+        "user_weight": tf.constant([5.0, 6.0]),
+    }
+    want = [[5.0, 50.0, 15.0, 150.0], [0.0, 0.0, 12.0, 120.0]]
+    assert model(batch).numpy().tolist() == want
+    model.save(tmp_path / "m.keras")
+    assert keras.saving.load_model(tmp_path / "m.keras")(batch).numpy().tolist() == want
+
+
 def test_rows_of_a_mixed_collection_are_trained_as_those_of_two(tmp_path):
     """By fit; and a `.keras` has them."""
 

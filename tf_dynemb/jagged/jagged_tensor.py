@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -197,7 +198,8 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
             tensor: tf.RaggedTensor (rows, None) or (rows, None, dim); tf.SparseTensor (rows, columns),
                 whose columns only say in which order the values of a row come; a dense tensor or NumPy
                 array (rows,), one value each, or (rows, n); a list, object array or pandas.Series of
-                rows, which are sequences, single values, or None for no values; or a JaggedTensor.
+                rows, which are sequences, single values, or None for no values; or a JaggedTensor. Of a
+                keras.Input of a Functional model the result is a place in the model.
             weights: numbers in the same form and with the same rows, or None.
 
         Raises:
@@ -213,6 +215,8 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
         >>> jt.weights().numpy().tolist(), jt.to_ragged().to_list()
         ([0.5, 1.0, 2.0], [[1, 2], [], [3]])
         """
+        if isinstance(tensor, keras.KerasTensor):
+            return FromTensor()(tensor, weights)
         if isinstance(tensor, tf.SparseTensor) and isinstance(weights, tf.SparseTensor):
             tensor, weights = tf.sparse.reorder(tensor), tf.sparse.reorder(weights)
             same = _with_same(tensor.indices, weights.indices, "indices")
@@ -325,6 +329,15 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
             padding = tf.cast(tf.convert_to_tensor(padding_value, dtype_hint=flat.dtype), flat.dtype)
         shape = [None, desired_length, *flat.shape[1:]]
         return rows.to_ragged(flat, self.offsets()).to_tensor(padding, shape=shape)
+
+
+@keras.saving.register_keras_serializable("tf_dynemb")
+class FromTensor(keras.Operation):
+    """JaggedTensor.from_tensor as a step of a Functional model, of Inputs without numbers."""
+
+    def call(self, tensor: tf.Tensor, weights: tf.Tensor | None = None) -> JaggedTensor:
+        """As from_tensor."""
+        return JaggedTensor.from_tensor(tensor, weights)
 
 
 def _joined(argument: str, parts: Sequence[Any], dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
