@@ -69,6 +69,13 @@ _WHILE_BODY_GRADIENT = required(
     "_WhileBodyGradFuncGraph",
     "gradients of lookups in loops could not be told from others, and would be wrong",
 )
+_RUN_THROUGH_GRAPH = required(
+    required(
+        "keras.src.ops.function", "Function", "exports of ragged models could count padding as ids"
+    ),
+    "_run_through_graph",
+    "exports of ragged models could count padding as ids",
+)
 _VARIABLE_ACCESSED = required(
     "tensorflow.python.ops.resource_variable_ops",
     "variable_accessed",
@@ -271,6 +278,41 @@ def keras_exports() -> bool:
     return any(
         frame.f_globals.get("__name__", "").startswith("keras.src.export.") for frame in _callers()
     )
+
+
+def layer_given_dense_for_ragged() -> tuple[Any, Any]:
+    """The layer that a Functional model calls for dense ids, made of ragged or sparse ones; None: none.
+
+    And the outermost Functional model that is being called, or None. The layer's ids are such if they
+    depend on an Input, or on what another layer gave, that is ragged or sparse in the model. As above.
+    """
+    layer = model = None
+    for frame in _callers():
+        if frame.f_code is not _RUN_THROUGH_GRAPH.__code__:
+            continue
+        values = frame.f_locals
+        model = values["self"]
+        if layer is None and _is_given_dense_for_ragged(values["node"], values["tensor_dict"]):
+            layer = values["node"].operation
+    return (None, None) if layer is None else (layer, model)
+
+
+def _is_given_dense_for_ragged(node: Any, values: dict[int, Any]) -> bool:
+    """Whether a value that a call depends on is a tensor where the model was made of no dense one.
+
+    Args:
+        node: the call, of a Functional model.
+        values: what stands for the model's KerasTensors, by their ids.
+    """
+    nodes, seen = [node], {id(node)}
+    for each in nodes:
+        for place in each.input_tensors:
+            is_dense = isinstance(values.get(id(place)), tf.Tensor)
+            if is_dense and (getattr(place, "ragged", False) or getattr(place, "sparse", False)):
+                return True
+        nodes += [parent for parent in each.parent_nodes if id(parent) not in seen]
+        seen.update(map(id, nodes))
+    return False
 
 
 def writes_legacy_h5() -> bool:

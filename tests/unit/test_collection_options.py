@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from collection_scenes import KINDS, collection_of, config_of, fill, tables_of
+from table_rows import int64
 
 import tf_dynemb
-from tf_dynemb import KeyedJaggedTensor
+from tf_dynemb import JaggedTensor, KeyedJaggedTensor
 from tf_dynemb.compat.torchrec import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
@@ -475,3 +476,75 @@ def test_a_collection_that_is_not_pooled_trains():
     weights = collection.trainable_weights
     wrapped().apply(tape.gradient(loss, weights), weights)
     assert rows_of(collection.embeddings["t"].weight) == {4: [-4.0] * 2, 9: [-1.0] * 2}
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sqrtn_is_that_of_layers(weighted, in_graph):
+    """In one collection with the other combiners, of one feature in several tables; and gradients."""
+    bags = tf.ragged.constant([[1, 2, 1, 3], [], [2]], dtype=tf.int64)
+    weights = tf.ragged.constant([[1.0, -2.0, 0.5, 3.0], [], [0.0]])
+    combiners = {"a": "sqrtn", "b": "mean", "c": "sqrtn", "d": "sum"}
+    configs = [
+        tf_dynemb.EmbeddingBagConfig(name=name, dim=2, features=["f", "g"], combiner=combiner)
+        for name, combiner in combiners.items()
+    ]
+    collection = tf_dynemb.EmbeddingBagCollection(configs, weighted=weighted)
+    layers = {
+        name: tf_dynemb.Embedding(combiner=combiner, table=collection.tables[name])
+        for name, combiner in combiners.items()
+    }
+    for number, table in enumerate(collection.tables.values()):
+        fill(table, {1: [1.0, 2.0 + number], 2: [3.0, 4.0], 3: [-5.0, 6.0]})
+    tables = list(collection.tables.values())
+    handles, coefficients = [table.handle.value for table in tables], tf.range(16.0)
+
+    def pooled(numbers):
+        of_g = weights.with_values(2 * numbers)
+        features = {"f": (bags, weights.with_values(numbers)), "g": (bags[:, 1:], of_g[:, 1:])}
+        jagged = {name: JaggedTensor.from_tensor(*each) for name, each in features.items()}
+        by_collection = collection(jagged).values()
+        by_layers = [
+            layer(ids, weights=w if weighted else None)
+            for layer in layers.values()
+            for ids, w in features.values()
+        ]
+        return by_collection, tf.concat(by_layers, 1)
+
+    def both(numbers):
+        found = []
+        for index in range(2):
+            with tf.GradientTape() as tape:
+                tape.watch(numbers)
+                values = pooled(numbers)[index]
+                loss = tf.reduce_sum(values * coefficients)
+            gradients = tape.gradient(loss, [numbers, *handles], unconnected_gradients="zero")
+            found.append([values, gradients[0], *(dense(each) for each in gradients[1:])])
+        return found
+
+    by_collection, by_layers = (tf.function(both) if in_graph else both)(weights.values)
+    assert np.abs(by_layers[0]).sum() > 0
+    for got, want in zip(by_collection, by_layers, strict=True):
+        # Divided after the sum and not before it: a few roundings of numbers up to 100.
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def dense(slices):
+    """Gradients of a table's rows of ids 0 to 3."""
+    return tf.math.unsorted_segment_sum(slices.values, slices.indices, 4)
+
+
+def test_sqrtn_of_batches_that_vary():
+    """Each example is divided by the root of its own bag."""
+    config = tf_dynemb.EmbeddingBagConfig(
+        name="t", dim=1, features=["f", "g"], combiner="sqrtn", initializer=1.0
+    )
+    features = KeyedJaggedTensor(
+        ["f", "g"],
+        int64(range(10)),
+        lengths=[4, 1, 4, 0, 1],
+        stride_per_key_per_rank=[[2], [3]],
+        inverse_indices=(["g", "f"], [[2, 0, 1], [1, 0, 0]]),
+    )
+    values = tf_dynemb.EmbeddingBagCollection([config])(features).values()
+    assert values.numpy().tolist() == [[1.0, 1.0], [2.0, 2.0], [2.0, 0.0]]

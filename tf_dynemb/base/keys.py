@@ -12,6 +12,7 @@ import warnings
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.base import dense_signatures
 from tf_dynemb.base.checks import as_tensor
 from tf_dynemb.base.fingerprint import fingerprint
 from tf_dynemb.base.hints import AnyTensor, Ids
@@ -29,11 +30,16 @@ def keys_of(argument: str, ids: Ids, key_dtype: tf.DType, keep_strings: bool = F
 
     Raises:
         TypeError: ids that are neither integers nor strings, or that key_dtype cannot hold.
-        ValueError: what no tensor can hold.
+        ValueError: what no tensor can hold; ids of a dense signature that Keras makes of ragged Inputs.
     """
     if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
         ids = as_tensor(argument, ids, key_dtype)
     dtype = ids.dtype
+    message = dense_signatures.problem()
+    if message is not None:
+        if not _compat.traces_default_signature():
+            raise ValueError(message)
+        return no_keys(ids, message, keep_strings)
     remedy = _remedy(dtype, key_dtype)
     if remedy is not None:
         message = (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_dynemb.base.checks import whole
-from tf_dynemb.lookup.lookup_bags import COMBINERS
+from tf_dynemb.lookup.bags import check_combiner
 from tf_dynemb.table.table_config import TableConfig
 
 
@@ -76,7 +76,7 @@ class EmbeddingBagConfig(EmbeddingConfig):
     """A table of an EmbeddingBagCollection: an EmbeddingConfig and how bags are pooled.
 
     Args:
-        combiner: "sum" or "mean".
+        combiner: "sum", "mean" or "sqrtn".
         **fields: of EmbeddingConfig.
 
     Example:
@@ -90,5 +90,6 @@ class EmbeddingBagConfig(EmbeddingConfig):
 
     def _check(self) -> None:
         super()._check()
-        if self.combiner not in COMBINERS:
-            raise ValueError(f"combiner: got {self.combiner!r}, want one of {COMBINERS}")
+        if self.combiner is None:
+            raise ValueError("combiner: got None, want 'sum', 'mean' or 'sqrtn'")
+        check_combiner(self.combiner, tf.as_dtype(self.value_dtype))

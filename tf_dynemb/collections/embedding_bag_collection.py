@@ -17,13 +17,14 @@ from tf_dynemb.jagged import KeyedJaggedTensor, KeyedTensor
 class EmbeddingBagCollection(Collection):
     """Many tables of pooled embeddings with an open vocabulary, as torchrec.EmbeddingBagCollection.
 
-    Of each table in turn, each of its features gives dim columns: the sum or mean of the rows of an
-    example's ids. One op looks up all tables, and one trains all that have the same optimizer, so the
-    cost of a step does not grow with the number of features, but with that of ids. Train it with a
+    Of each table in turn, each of its features gives dim columns: the rows of an example's ids, pooled.
+    One op looks up all tables, and one trains all that have the same optimizer, so the cost of a step
+    does not grow with the number of features, but with that of ids. Train it with a
     tf_dynemb.DynamicEmbeddingOptimizer.
 
-    A bag without ids gives zeros. With `weighted`, of ids v with weights w, SUM is sum(w v) and MEAN is
-    sum(w v) / sum(w), and gradients flow to the weights too; otherwise weights are ignored.
+    A bag without ids gives zeros. Of ids v with weights w a combiner is as in Embedding: "sum" is
+    sum(w v), "mean" sum(w v) / sum(w), "sqrtn" sum(w v) / sqrt(sum(w^2)). With `weighted` gradients flow
+    to the weights too; otherwise weights are ignored, and w is 1.
 
     Args:
         tables: EmbeddingBagConfig for each table; names must differ, devices must not: all tables are on
@@ -33,9 +34,10 @@ class EmbeddingBagCollection(Collection):
 
     Call arguments:
         features: KeyedJaggedTensor; or a dict of dense, ragged or sparse tensors by feature, also of
-            the keras.Inputs of a Functional model, of which each row is a bag. Features
-            that no table names are ignored; batches that vary from feature to feature are brought to the
-            full batch by their inverse indices.
+            the keras.Inputs of a Functional model, of which each row is a bag. Where tables
+            have several key_dtypes only a dict can have the ids of all. Features that no table names
+            are ignored; batches that vary from feature to feature are brought to the full batch by
+            their inverse indices.
         scores: of tables with eviction=Score(), the scores of the ids, integers or floats (n,) in the
             order of the features' values(); or of a dict of features a dict by feature, of their
             structure. Ids of other tables get none.
@@ -47,6 +49,8 @@ class EmbeddingBagCollection(Collection):
     Raises:
         ValueError: tables of one name; in a call, tables on several devices, or scores of which no table
             orders its rows by them.
+        TypeError: in a call, ids that a table's key_dtype cannot hold; a KeyedJaggedTensor for tables of
+            strings and tables of integers.
         KeyError: in a call, a feature of the tables that is not among those of the KeyedJaggedTensor, or
             of the scores.
         tf.errors.InvalidArgumentError: lengths that are negative or do not add up to the ids.
@@ -77,9 +81,9 @@ class EmbeddingBagCollection(Collection):
         scores: Mapping[str, TensorLike] | TensorLike | None = None,
     ) -> KeyedTensor:
         """Looks up and pools; see the class."""
-        features = self._keyed(features)
+        keyed, ids = self._keyed(features)
         poolings = [self._configs[number].combiner for _, number in self._outputs]
-        values = self._look_up(features, poolings, weighted=self.weighted, scores=scores)
+        values = self._look_up(keyed, poolings, self.weighted, scores, are_keys=ids is not None)
         dims = [self._configs[number].dim for _, number in self._outputs]
         return KeyedTensor(self._output_names(), dims, values)
 

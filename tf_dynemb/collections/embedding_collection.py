@@ -27,8 +27,9 @@ class EmbeddingCollection(Collection):
 
     Call arguments:
         features: KeyedJaggedTensor; or a dict of dense, ragged or sparse tensors by feature, also of
-            the keras.Inputs of a Functional model, of which each row is a bag. Features
-            that no table names, and weights, are ignored.
+            the keras.Inputs of a Functional model, of which each row is a bag. Where tables
+            have several key_dtypes only a dict can have the ids of all. Features that no table names,
+            and weights, are ignored.
         scores: of tables with eviction=Score(), the scores of the ids, integers or floats (n,) in the
             order of the features' values(); or of a dict of features a dict by feature, of their
             structure. Ids of other tables get none.
@@ -41,6 +42,8 @@ class EmbeddingCollection(Collection):
     Raises:
         ValueError: tables of one name, or of several dims; in a call, tables on several devices, or
             scores of which no table orders its rows by them.
+        TypeError: in a call, ids that a table's key_dtype cannot hold; a KeyedJaggedTensor for tables of
+            strings and tables of integers.
         KeyError: in a call, a feature of the tables that is not among those of the KeyedJaggedTensor, or
             of the scores.
         tf.errors.InvalidArgumentError: lengths that are negative or do not add up to the ids.
@@ -75,19 +78,21 @@ class EmbeddingCollection(Collection):
         scores: Mapping[str, TensorLike] | TensorLike | None = None,
     ) -> dict[str, JaggedTensor]:
         """Looks up; see the class."""
-        features = self._keyed(features)
-        values = self._look_up(features, [None] * len(self._outputs), scores=scores)
-        by_key = features.to_dict()
+        keyed, ids_by_key = self._keyed(features)
+        poolings = [None] * len(self._outputs)
+        values = self._look_up(keyed, poolings, scores=scores, are_keys=ids_by_key is not None)
+        by_key = keyed.to_dict()
+        ids_by_key = ids_by_key or by_key
         of_keys = [by_key[feature] for feature, _ in self._outputs]
-        sizes = rows.sizes([ids.values() for ids in of_keys])
+        sizes = rows.sizes([keys.values() for keys in of_keys])
         parts = tf.split(values, sizes, num=len(of_keys))
         return {
             name: JaggedTensor(
                 part,
-                weights=ids.values() if self.with_indices else None,
-                lengths=ids.lengths(),
+                weights=ids_by_key[feature].values() if self.with_indices else None,
+                lengths=by_key[feature].lengths(),
             )
-            for name, part, ids in zip(self._output_names(), parts, of_keys, strict=True)
+            for name, part, (feature, _) in zip(self._output_names(), parts, self._outputs, strict=True)
         }
 
     def get_config(self) -> dict[str, Any]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_dynemb.base.checks import assert_same
 from tf_dynemb.base.hints import TensorLike
+from tf_dynemb.base.keys import keys_of
 from tf_dynemb.base.structure import flat_numbers
 from tf_dynemb.collections.configs import EmbeddingConfig
-from tf_dynemb.jagged import KeyedJaggedTensor
+from tf_dynemb.jagged import JaggedTensor, KeyedJaggedTensor
+from tf_dynemb.jagged.keyed_jagged_tensor import jagged_of
 from tf_dynemb.keras.layers.table_layer import TableLayer
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
 from tf_dynemb.table.scores import scores_for
@@ -46,6 +49,18 @@ class CollectionTable(TableLayer):
 def _shared_name(config: EmbeddingConfig) -> str:
     """The name of the table whose rows ids share."""
     return f"{config.name}_shared"
+
+
+class Features(NamedTuple):
+    """What a collection looks up.
+
+    Attributes:
+        keyed: the ids of all features; or their int64 keys, where ids of several dtypes were given.
+        ids: in the latter case the ids of each feature.
+    """
+
+    keyed: KeyedJaggedTensor
+    ids: dict[str, JaggedTensor] | None = None
 
 
 class Collection(keras.layers.Layer):
@@ -117,8 +132,8 @@ class Collection(keras.layers.Layer):
             for feature, number in self._outputs
         ]
 
-    def _keyed(self, features: KeyedJaggedTensor | Mapping[str, TensorLike]) -> KeyedJaggedTensor:
-        """Features as a KeyedJaggedTensor; those of a dict that no table names may be of any kind."""
+    def _keyed(self, features: KeyedJaggedTensor | Mapping[str, TensorLike]) -> Features:
+        """Features as one KeyedJaggedTensor; those of a dict that no table names may be of any kind."""
         if isinstance(features, (Mapping, KeyedJaggedTensor)):
             keys = list(features.keys())
             for feature, number in self._outputs:
@@ -127,17 +142,30 @@ class Collection(keras.layers.Layer):
                         f"{feature!r}, a feature of table {self._configs[number].name!r}, is not among "
                         f"the features {keys}"
                     )
+        key_dtypes: dict[str, list[tf.DType]] = {}  # of the tables of each feature
+        for feature, number in self._outputs:
+            key_dtypes.setdefault(feature, []).append(self._variables_in_order[number].key_dtype)
+        distinct = {dtype for dtypes in key_dtypes.values() for dtype in dtypes}
         if isinstance(features, Mapping):
-            named = {feature for feature, _ in self._outputs}
-            return KeyedJaggedTensor.from_tensors(
-                {key: tensor for key, tensor in features.items() if key in named}
-            )
+            named = {key: tensor for key, tensor in features.items() if key in key_dtypes}
+            if len(distinct) < 2:
+                return Features(KeyedJaggedTensor.from_tensors(named))
+            # Ids of several dtypes become one tensor as keys.
+            ids = {key: jagged_of(key, tensor) for key, tensor in named.items()}
+            jts = {key: _as_keys(key, jt, key_dtypes[key]) for key, jt in ids.items()}
+            return Features(KeyedJaggedTensor.from_jt_dict(jts), ids)
         if not isinstance(features, KeyedJaggedTensor):
             raise TypeError(
                 f"features: got {type(features).__name__}, want a KeyedJaggedTensor, or a dict of "
                 "dense, ragged or sparse tensors by the names of features"
             )
-        return features
+        if tf.string in distinct and len(distinct) > 1:
+            names = {config.name: tf.as_dtype(config.key_dtype).name for config in self._configs}
+            raise TypeError(
+                f"features: got a KeyedJaggedTensor, whose ids are all {features.values().dtype.name}, "
+                f"for tables of key_dtypes {names}; want a dict of tensors by the names of features"
+            )
+        return Features(features)
 
     def _look_up(
         self,
@@ -145,13 +173,14 @@ class Collection(keras.layers.Layer):
         poolings: list[Any],
         weighted: bool = False,
         scores: Mapping[str, TensorLike] | TensorLike | None = None,
+        are_keys: bool = False,
     ) -> tf.Tensor:
         """What lookup_bags gives for all outputs."""
         if not self._configs:
             raise ValueError(f"{self.name}: got no tables to look up in")
         keys = list(features.keys())
         bag_features = [
-            BagFeature(keys.index(feature), number, pooling)
+            BagFeature(keys.index(feature), number, "sum" if pooling == "sqrtn" else pooling)
             for (feature, number), pooling in zip(self._outputs, poolings, strict=True)
         ]
         strides = inverse = None
@@ -159,18 +188,30 @@ class Collection(keras.layers.Layer):
             strides = features.stride_per_key_tensor()
         if poolings[0] is not None:
             inverse = _inverse_in_order(features, keys)
-        return lookup_bags(
+        weights = features.weights() if weighted else None
+        values = lookup_bags(
             self._variables_in_order,
             bag_features,
             features.values(),
             features.lengths(),
             inputs=len(keys),
-            weights=features.weights() if weighted else None,
+            weights=weights,
             strides=strides,
             inverse=inverse,
             overflow=self._overflow,
+            are_keys=are_keys,
             scores=None if scores is None else self._flat_scores(features, scores),
         )
+        if "sqrtn" not in poolings:
+            return values
+        roots = _roots(features, weights, inverse, values.dtype)
+        divisors = [
+            roots[feature.key] if pooling == "sqrtn" else tf.ones_like(roots[0])
+            for feature, pooling in zip(bag_features, poolings, strict=True)
+        ]
+        dims = [self._configs[feature.table].dim for feature in bag_features]
+        columns = np.repeat(np.arange(len(dims)), dims)
+        return values / tf.gather(tf.stack(divisors, 1), columns, axis=1)
 
     def _flat_scores(
         self, features: KeyedJaggedTensor, scores: Mapping[str, TensorLike] | TensorLike
@@ -202,6 +243,30 @@ class Collection(keras.layers.Layer):
         config = dict(config)
         config["tables"] = [cls.config_class.from_config(table) for table in config["tables"]]
         return cls(**config)
+
+
+def _as_keys(feature: str, ids: JaggedTensor, key_dtypes: list[tf.DType]) -> JaggedTensor:
+    """The keys of the ids of a feature, which the key_dtypes of all its tables must be able to hold."""
+    keys = [keys_of(f"key {feature!r}", ids.values(), key_dtype) for key_dtype in key_dtypes][0]
+    return ids.with_values(keys, ids.weights_or_none())
+
+
+def _roots(
+    features: KeyedJaggedTensor, weights: tf.Tensor | None, inverse: tf.Tensor | None, dtype: tf.DType
+) -> tf.Tensor:
+    """By which "sqrtn" divides the sum of each bag, (features, batch); 1 where that is 0."""
+    lengths = features.lengths()
+    if weights is None:
+        squares = tf.cast(lengths, dtype)
+    else:
+        number = tf.size(lengths)
+        of_ids = tf.square(tf.cast(weights, dtype))
+        squares = tf.math.unsorted_segment_sum(of_ids, tf.repeat(tf.range(number), lengths), number)
+    roots = tf.sqrt(tf.where(squares > 0, squares, tf.ones_like(squares)))
+    if inverse is None:
+        return tf.reshape(roots, [len(features.keys()), -1])
+    begins = tf.cumsum(tf.cast(features.stride_per_key_tensor(), inverse.dtype), exclusive=True)
+    return tf.gather(roots, inverse + begins[:, None])
 
 
 def _inverse_in_order(features: KeyedJaggedTensor, keys: list[str]) -> tf.Tensor | None:

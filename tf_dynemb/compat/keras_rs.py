@@ -36,8 +36,7 @@ from tf_dynemb.jagged import JaggedTensor, KeyedJaggedTensor
 __all__ = ["DistributedEmbedding", "FeatureConfig", "TableConfig"]
 
 _PREPROCESSED = "preprocessed_inputs_per_placement"  # keras_rs' name
-# A bag by "sqrtn" is a sum whose weights are divided by the root of the sum of their squares.
-_POOLING = {"sum": "sum", "mean": "mean", "sqrtn": "sum"}
+_COMBINERS = ["sum", "mean", "sqrtn"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,10 +190,10 @@ class DistributedEmbedding(Collection):
             path: _jagged(path, of_ids, of_weights, combiner)
             for (path, combiner), of_ids, of_weights in zip(combiners.items(), ids, given, strict=True)
         }
-        if weights is not None or "sqrtn" in combiners.values():
-            jagged = {path: _weighted(jt, combiners[path]) for path, jt in jagged.items()}
+        if weights is not None:
+            jagged = {path: _weighted(jt) for path, jt in jagged.items()}
         kjt = KeyedJaggedTensor.from_jt_dict(jagged)
-        poolings = [_POOLING[combiners[path]] for path, _ in self._outputs]
+        poolings = [combiners[path] for path, _ in self._outputs]
         dims = [configs[path].table.embedding_dim for path, _ in self._outputs]
         columns = self._look_up(kjt, poolings, weighted=kjt.weights_or_none() is not None)
         columns = tf.cast(columns, self.compute_dtype)
@@ -273,8 +272,8 @@ def _config(
         named: optimizers by name, which tables share, and so one op trains them. More are added.
         devices: of the table.
     """
-    if table.combiner not in _POOLING:
-        raise ValueError(f"{table.name}: combiner: got {table.combiner!r}, want one of {list(_POOLING)}")
+    if table.combiner not in _COMBINERS:
+        raise ValueError(f"{table.name}: combiner: got {table.combiner!r}, want one of {_COMBINERS}")
     if table.placement not in ("auto", "default_device"):
         raise ValueError(
             f"{table.name}: placement: got {table.placement!r}, want 'auto' or 'default_device'; the "
@@ -291,7 +290,7 @@ def _config(
         features=paths,
         initializer=table.initializer,
         optimizer=keras.optimizers.get(optimizer),
-        combiner=_POOLING[table.combiner],
+        combiner=table.combiner,
         devices=devices,
     )
 
@@ -315,14 +314,8 @@ def _jagged(path: str, ids: Ids, weights: Ids | None, combiner: str) -> JaggedTe
     return JaggedTensor.from_tensor(keys, weights)
 
 
-def _weighted(jt: JaggedTensor, combiner: str) -> JaggedTensor:
-    """With weights of 1 if there are none; as a sum is to have them."""
-    weights = jt.weights_or_none()
-    if weights is None:
-        weights = tf.ones_like(jt.values(), tf.float32)
-    if combiner == "sqrtn":
-        lengths = jt.lengths()
-        bag = tf.repeat(tf.range(tf.size(lengths)), lengths)
-        squares = tf.math.segment_sum(weights**2, bag)
-        weights *= tf.gather(tf.math.rsqrt(tf.where(squares > 0, squares, 1.0)), bag)
-    return JaggedTensor(jt.values(), weights, lengths=jt.lengths())
+def _weighted(jt: JaggedTensor) -> JaggedTensor:
+    """With weights of 1 if there are none."""
+    if jt.weights_or_none() is not None:
+        return jt
+    return jt.with_values(jt.values(), tf.ones_like(jt.values(), tf.float32))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -197,7 +198,8 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
             tensor: tf.RaggedTensor (rows, None) or (rows, None, dim); tf.SparseTensor (rows, columns),
                 whose columns only say in which order the values of a row come; a dense tensor or NumPy
                 array (rows,), one value each, or (rows, n); a list, object array or pandas.Series of
-                rows, which are sequences, single values, or None for no values; or a JaggedTensor.
+                rows, which are sequences, single values, or None for no values; or a JaggedTensor. Of a
+                keras.Input of a Functional model the result is a place in the model.
             weights: numbers in the same form and with the same rows, or None.
 
         Raises:
@@ -213,6 +215,8 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
         >>> jt.weights().numpy().tolist(), jt.to_ragged().to_list()
         ([0.5, 1.0, 2.0], [[1, 2], [], [3]])
         """
+        if isinstance(tensor, keras.KerasTensor):
+            return FromTensor()(tensor, weights)
         if isinstance(tensor, tf.SparseTensor) and isinstance(weights, tf.SparseTensor):
             tensor, weights = tf.sparse.reorder(tensor), tf.sparse.reorder(weights)
             same = _with_same(tensor.indices, weights.indices, "indices")
@@ -327,6 +331,15 @@ class JaggedTensor(RowsValue, tf.experimental.BatchableExtensionType):
         return rows.to_ragged(flat, self.offsets()).to_tensor(padding, shape=shape)
 
 
+@keras.saving.register_keras_serializable("tf_dynemb")
+class FromTensor(keras.Operation):
+    """JaggedTensor.from_tensor as a step of a Functional model, of Inputs without numbers."""
+
+    def call(self, tensor: tf.Tensor, weights: tf.Tensor | None = None) -> JaggedTensor:
+        """As from_tensor."""
+        return JaggedTensor.from_tensor(tensor, weights)
+
+
 def _joined(argument: str, parts: Sequence[Any], dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
     """Rows one after the other, and their lengths. Rows without values have the dtype of the others."""
     tensors = [as_tensor(f"{argument}[{i}]", part, dtype) for i, part in enumerate(parts)]
@@ -377,7 +390,8 @@ def _from_tensor(argument: str, tensor: Any, dtype: tf.DType) -> JaggedTensor:
         return JaggedTensor(flat, lengths=lengths)
     if hasattr(tensor, "iloc"):  # a pandas.Series, for whose marks of missing values None stands
         tensor = tensor.astype(object).where(tensor.notna(), None)
-    if isinstance(tensor, (list, tuple)) or getattr(tensor, "dtype", None) == np.dtype(object):
+    is_object = not tf.is_tensor(tensor) and getattr(tensor, "dtype", None) == np.dtype(object)
+    if isinstance(tensor, (list, tuple)) or is_object:
         parts = [_row(part) for part in tensor]
         flat = as_tensor(argument, [number for part in parts for number in part], dtype)
         return JaggedTensor(flat, lengths=tf.constant([len(part) for part in parts], tf.int32))

@@ -266,7 +266,8 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
         weights = {key: jt._weights for key, jt in jt_dict.items() if jt._weights is not None}
         all_or_none("weights", keys, weights)
         all_or_none("examples", keys, [key for key in keys if jt_dict[key]._is_example])
-        values = rows.of_one_dtype("values", {key: jt._values for key, jt in jt_dict.items()})
+        remedy = "; a collection takes features of several dtypes as a dict of tensors"
+        values = rows.of_one_dtype("values", {key: jt._values for key, jt in jt_dict.items()}, remedy)
         lengths, strides = joined_lengths(jt_dict, values)
         result = KeyedJaggedTensor._of(
             _keys=keys,
@@ -315,13 +316,7 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
         if any(isinstance(tensors[key], keras.KerasTensor) for key in keys):
             parts = {key: tensors[key] for key in keys}
             return FromTensors()(parts, weights and {key: weights[key] for key in keys})
-        jts = {}
-        for key in keys:
-            try:
-                jts[key] = JaggedTensor.from_tensor(tensors[key], weights and weights[key])
-            except (TypeError, ValueError) as error:
-                kind = TypeError if isinstance(error, TypeError) else ValueError
-                raise kind(f"key {key!r}: {error}") from error
+        jts = {key: jagged_of(key, tensors[key], weights and weights[key]) for key in keys}
         return KeyedJaggedTensor.from_jt_dict(jts)
 
     @staticmethod
@@ -567,6 +562,15 @@ class KeyedJaggedTensor(KeyedSizes, tf.experimental.BatchableExtensionType):
 
     def __repr__(self) -> str:
         return f"<tf_dynemb.KeyedJaggedTensor of {list(self._keys)}, {self._values!r}>"
+
+
+def jagged_of(key: str, tensor: TensorLike, weights: TensorLike | None = None) -> JaggedTensor:
+    """JaggedTensor.from_tensor of the rows of a key, which errors name."""
+    try:
+        return JaggedTensor.from_tensor(tensor, weights)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"key {key!r}: {error}") from error
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")

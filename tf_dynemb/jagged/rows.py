@@ -196,7 +196,9 @@ def sizes(tensors: list[tf.Tensor]) -> tf.Tensor:
     return tf.reshape(tf.concat(tf.shape_n(tensors), 0), [len(tensors), -1])[:, 0]
 
 
-def of_one_dtype(argument: str, tensors: dict[_Name, tf.Tensor]) -> dict[_Name, tf.Tensor]:
+def of_one_dtype(
+    argument: str, tensors: dict[_Name, tf.Tensor], remedy: str = ""
+) -> dict[_Name, tf.Tensor]:
     """Tensors by name: int32 beside int64 becomes int64; else dtypes must be equal.
 
     Raises:
@@ -207,7 +209,7 @@ def of_one_dtype(argument: str, tensors: dict[_Name, tf.Tensor]) -> dict[_Name, 
         return {name: tf.cast(tensor, tf.int64) for name, tensor in tensors.items()}
     if len(dtypes) > 1:
         got = ", ".join(f"{name!r}: {tensor.dtype.name}" for name, tensor in tensors.items())
-        raise ValueError(f"{argument}: got {got}; want one dtype")
+        raise ValueError(f"{argument}: got {got}; want one dtype{remedy}")
     return tensors
 
 

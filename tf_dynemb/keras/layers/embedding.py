@@ -9,10 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb import _compat
 from tf_dynemb.base.fingerprint import engine_keys_of
 from tf_dynemb.base.hints import AnyTensor, Ids
-from tf_dynemb.base.keys import keys_of, no_keys
+from tf_dynemb.base.keys import keys_of
 from tf_dynemb.base.structure import flat_numbers
 from tf_dynemb.keras.layers.ids import IdMask, masked_key
 from tf_dynemb.keras.layers.table_layer import TableLayer
@@ -21,14 +20,6 @@ from tf_dynemb.lookup.embedding_lookup import lookup_keys
 from tf_dynemb.table.scores import scores_for
 from tf_dynemb.table.table_config import TableConfig, take_fields
 from tf_dynemb.table.variable import Variable
-
-# Where Keras would save a signature of dense ids, whose padding would be ids like others.
-_DENSE_IDS = (
-    "ids: layer {} has ragged or sparse Inputs, for which Keras exports a dense signature that would "
-    "count padding as ids; want a signature of your own: serve = tf.function(lambda ids: {{'output': "
-    "model(ids)}}, input_signature=[tf.RaggedTensorSpec([None, None], tf.int64)]); "
-    "tf.saved_model.save(model, path, signatures=serve)"
-)
 
 
 # Arguments of keras.layers.Embedding that a table cannot have, and what to do instead.
@@ -170,18 +161,12 @@ class Embedding(TableLayer):
         self.supports_masking = True
         self.supports_jit = False
         self.built = True
-        # Of what kind the ids of the models' Inputs are.
-        self._has_dense_inputs = self._has_ragged_inputs = False
 
     def compute_output_spec(
         self, ids: Any, weights: Any = None, scores: Any = None
     ) -> keras.KerasTensor:
         """As of any layer; and that vectors of ragged ids are ragged, which Keras does not find out."""
         is_ragged = bool(getattr(ids, "ragged", False))
-        if is_ragged or getattr(ids, "sparse", False):
-            self._has_ragged_inputs = True
-        else:
-            self._has_dense_inputs = True
         # Arguments that are None are left out: a subclass's call may not take them.
         given = {"weights": weights, "scores": scores}
         vectors = super().compute_output_spec(
@@ -245,11 +230,6 @@ class Embedding(TableLayer):
     def _keys_of(self, ids: Ids) -> AnyTensor:
         if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
             ids = tf.convert_to_tensor(ids)
-            if self._has_ragged_inputs and not self._has_dense_inputs and tf.is_symbolic_tensor(ids):
-                if _compat.traces_default_signature():
-                    return no_keys(ids, _DENSE_IDS.format(self.name), self.table.keep_keys)
-                if _compat.keras_exports():
-                    raise ValueError(_DENSE_IDS.format(self.name))
         return keys_of("ids", ids, self.table.key_dtype, self.table.keep_keys)
 
     def _is_kept(self, keys: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor | None:
