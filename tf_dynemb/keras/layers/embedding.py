@@ -21,7 +21,6 @@ from tf_dynemb.table.scores import scores_for
 from tf_dynemb.table.table_config import TableConfig, take_fields
 from tf_dynemb.table.variable import Variable
 
-
 # Arguments of keras.layers.Embedding that a table cannot have, and what to do instead.
 _OF_KERAS = {
     "embeddings_constraint": "rows are not constrained; see embeddings_regularizer",
