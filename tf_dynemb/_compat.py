@@ -76,6 +76,8 @@ _RUN_THROUGH_GRAPH = required(
     "_run_through_graph",
     "exports of ragged models could count padding as ids",
 )
+if not {"self", "node", "tensor_dict"} <= set(_RUN_THROUGH_GRAPH.__code__.co_varnames):
+    required(_RUN_THROUGH_GRAPH, "a variable node or tensor_dict", "exports could count padding as ids")
 _VARIABLE_ACCESSED = required(
     "tensorflow.python.ops.resource_variable_ops",
     "variable_accessed",
