@@ -6,7 +6,9 @@ ImportError. What only costs speed or comfort warns, with what is lost.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import itertools
 import sys
 import types
 import warnings
@@ -76,7 +78,8 @@ _RUN_THROUGH_GRAPH = required(
     "_run_through_graph",
     "exports of ragged models could count padding as ids",
 )
-if not {"self", "node", "tensor_dict"} <= set(_RUN_THROUGH_GRAPH.__code__.co_varnames):
+_CODE = _RUN_THROUGH_GRAPH.__code__
+if not {"self", "node", "tensor_dict"} <= {*_CODE.co_varnames, *_CODE.co_cellvars}:
     required(_RUN_THROUGH_GRAPH, "a variable node or tensor_dict", "exports could count padding as ids")
 _VARIABLE_ACCESSED = required(
     "tensorflow.python.ops.resource_variable_ops",
@@ -359,6 +362,36 @@ def wrap_exported_functions(wrap: Callable[[Any], Any]) -> None:
     setattr(wrapped_add_endpoint, _WRAPPED, True)
     archive._backend_add_endpoint = wrapped_add_endpoint
     layer._default_save_signature = property(wrapped_signature)
+
+
+def check_saved_signatures(check: Callable[[str, Any], None]) -> None:
+    """Has each signature checked that a SavedModel is saved with, however it is saved; once for all.
+
+    Args:
+        check: function of a signature's name and its concrete function, which raises for a wrong one.
+    """
+    purpose = "a SavedModel could mix two generations of a feed"
+    serialization = importlib.import_module("tensorflow.python.saved_model.signature_serialization")
+    canonicalize = required(serialization, "canonicalize_signatures", purpose)
+    if hasattr(canonicalize, _WRAPPED):
+        return
+
+    @functools.wraps(canonicalize)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        signatures, *others = canonicalize(*args, **kwargs)
+        for name, concrete in signatures.items():
+            check(name, concrete)
+        return (signatures, *others)
+
+    setattr(checked, _WRAPPED, True)
+    serialization.canonicalize_signatures = checked
+
+
+def op_types_in(concrete: Any) -> set[str]:
+    """The types of the operations of a concrete function and of the functions that it calls."""
+    graph = concrete.graph.as_graph_def()
+    nodes = itertools.chain(graph.node, *(each.node_def for each in graph.library.function))
+    return {node.op for node in nodes}
 
 
 def _callers() -> Iterator[types.FrameType]:

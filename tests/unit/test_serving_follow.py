@@ -339,6 +339,11 @@ def test_bad_arguments(tmp_path):
             tf_dynemb.serving.one_generation(tf.function(table.lookup))
         with pytest.raises(ValueError, match="of whose functions none is wrapped"):
             tf.saved_model.save(module, str(tmp_path / "model"))
+        with pytest.raises(ValueError, match="signature 'serving_default' that reads 't' in a function of"):
+            tf.saved_model.save(module, str(tmp_path / "model"), signatures=module.serve)
+        with pytest.raises(ValueError, match="signature 'mine' that reads 't'.*want .*one_generation"):
+            serve = module.serve.get_concrete_function()
+            tf.saved_model.save(module, str(tmp_path / "model"), signatures={"mine": serve})
     twins = [tf_dynemb.Variable(dim=1, name="t") for _ in range(2)]
     both = tf.function(lambda ids: [twin.lookup(ids) for twin in twins], input_signature=spec)
     with (
@@ -361,3 +366,37 @@ def test_bad_arguments(tmp_path):
     tf.saved_model.save(tf.Module(), str(tmp_path / "plain"))
     with pytest.raises(ValueError, match="a model that does not follow"):
         follower_status(tf.saved_model.load(str(tmp_path / "plain")))
+
+
+def test_a_signature_of_ones_own_is_wrapped_or_refused(tmp_path):
+    """Of a Keras model, whose own functions are wrapped: by tf.saved_model.save and ExportArchive."""
+    ids = keras.Input((), dtype="int64", name="ids")
+    rows = tf_dynemb.keras.Embedding(1, name="users")(ids)
+    model = keras.Model(ids, keras.layers.Dense(1)(rows))
+    spec = [tf.TensorSpec([None], tf.int64, "ids")]
+    mine = tf.function(lambda ids: {"out": model(ids)}, input_signature=spec)
+    weights = tf.function(lambda ids: {"out": model.layers[-1].kernel + 1.0}, input_signature=spec)
+
+    def archived(**endpoints):
+        archive = keras.export.ExportArchive()
+        archive.track(model)
+        archive.add_endpoint("serve", model.call, spec)
+        for name, endpoint in endpoints.items():
+            archive.add_endpoint(name, endpoint)
+        archive.write_out(str(tmp_path / "model"), verbose=False)
+
+    mine(tf.constant([1], tf.int64))  # traced before
+    with tf_dynemb.for_serving(follow=tmp_path / "feed"):
+        with pytest.raises(ValueError, match="signature 'mine' that reads 'users' in a function of your own"):
+            archived(mine=mine)
+        with pytest.raises(ValueError, match="signature 'weights' that reads 'dense.*/kernel"):
+            archived(weights=weights)
+        with pytest.raises(ValueError, match="signature 'serving_default' that reads 'users'"):
+            tf.saved_model.save(model, str(tmp_path / "model"), signatures=mine)
+        archived(mine=tf_dynemb.serving.one_generation(mine))
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    np.testing.assert_array_equal(
+        served.signatures["mine"](ids=tf.constant([4], tf.int64))["out"], model(tf.constant([4], tf.int64))
+    )
+    with tf_dynemb.for_serving():  # which does not follow
+        tf.saved_model.save(model, str(tmp_path / "alone"), signatures=mine)

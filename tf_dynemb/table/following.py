@@ -87,11 +87,36 @@ class Following(tf.saved_model.experimental.TrackableResource):
             )
         return any(table is handle for handle in self._tables.values())
 
+    def check_signature(self, name: str, concrete: Any) -> None:
+        """Refuses a signature that reads what follows and is of no function given to `wrap`.
+
+        Raises:
+            ValueError: a call of it could see two generations.
+        """
+        read = [table for table, _ in self._tables_read_by(concrete)]
+        weights = [weight.handle for weight in self._weights.values()]
+        for variable in concrete.variables:
+            if any(variable.handle is weight for weight in weights):
+                read.append(variable.name)
+        if read and "DynembPin" not in _compat.op_types_in(concrete):
+            raise ValueError(
+                f"follow: got a signature {name!r} that reads {read[0]!r} in a function of your own, "
+                "where a call could see two generations; want "
+                "tf_dynemb.serving.one_generation(function) in its place"
+            )
+
     def _add(self, concrete: Any) -> None:
         for variable in concrete.variables:
             # Not the handle weight of a table, which has no numbers.
             if variable.shape.num_elements() != 0:
                 self._add_named(self._weights, variable.name.removesuffix(":0"), variable)
+        for name, handle in self._tables_read_by(concrete):
+            # Of a table in parts that of the first, which has all rows in the SavedModel.
+            handle = getattr(_compat.resource_with(handle), "followed_handle", handle)
+            self._add_named(self._tables, name, handle)
+
+    def _tables_read_by(self, concrete: Any) -> Iterator[tuple[str, tf.Tensor]]:
+        """Names and handles."""
         others = [self.resource_handle, *(variable.handle for variable in concrete.variables)]
         for handle in concrete.captured_inputs:
             if handle.dtype != tf.resource or any(handle is other for other in others):
@@ -100,9 +125,7 @@ class Following(tf.saved_model.experimental.TrackableResource):
                 name = ops.dynemb_describe(handle)[0].numpy().decode()
             except tf.errors.InvalidArgumentError:
                 continue  # a resource of another kind
-            # Of a table in parts that of the first, which has all rows in the SavedModel.
-            handle = getattr(_compat.resource_with(handle), "followed_handle", handle)
-            self._add_named(self._tables, name, handle)
+            yield name, handle
 
     @staticmethod
     def _add_named(named: dict[str, Any], name: str, thing: Any) -> None:
@@ -137,6 +160,7 @@ def following(path: str | os.PathLike[str] | None, poll_seconds: float) -> Itera
         yield
         return
     _compat.wrap_exported_functions(_wrap_if_open)
+    _compat.check_saved_signatures(_check_if_open)
     token = _open.set(Following(path, poll_seconds))
     try:
         yield
@@ -199,6 +223,12 @@ def followed_children(table: tf.Tensor, has_default_partitioner: bool) -> dict[s
             "hold apart from its functions; want one shard, or the default partitioner"
         )
     return {"follower": follower}
+
+
+def _check_if_open(name: str, concrete: Any) -> None:
+    follower = _open.get()
+    if follower is not None:
+        follower.check_signature(name, concrete)
 
 
 def _wrap_if_open(function: Any) -> Any:
