@@ -171,7 +171,7 @@ class Feed:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
             raise TypeError(f"path: got {path!r}, want the path of a folder")
-        self.path = os.fspath(path).rstrip("/")
+        self.path = os.fspath(path).removeprefix("file://").rstrip("/")
         # Whether the engine can read and write there itself.
         self.is_local = "://" not in self.path
         # Whether it is a folder that another machine serves: tf_dynemb_cli/feed_server.py.

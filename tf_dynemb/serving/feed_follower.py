@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import atexit
 import contextlib
 import dataclasses
 import json
@@ -12,6 +13,7 @@ import socket
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -33,6 +35,7 @@ FAILURES = (FeedError, SnapshotError, tf.errors.OpError, OSError, TimeoutError, 
 # Those of the latter: of requests that take too long, for one.
 _NOT_OF_THE_FEED = (TimeoutError, ApplyError)
 # Between two attempts to reach the generation that a feed is pinned to.
+_AT_EXIT_SECONDS = 10.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 
 
@@ -86,6 +89,16 @@ class Position:
     def of(cls, generation: Generation) -> Position:
         """The position of who has applied a generation."""
         return cls(generation.number, generation.feed, generation.state, generation.step)
+
+
+_with_threads: weakref.WeakSet[FeedFollower] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_threads() -> None:
+    """Before the interpreter ends: a thread that it ends within TensorFlow takes the process with it."""
+    for follower in list(_with_threads):
+        follower._end_thread(_AT_EXIT_SECONDS)
 
 
 class FeedFollower(abc.ABC):
@@ -172,6 +185,7 @@ class FeedFollower(abc.ABC):
         """Starts the thread that polls."""
         self._thread = threading.Thread(target=self._run, name="tf_dynemb-follower", daemon=True)
         self._thread.start()
+        _with_threads.add(self)
 
     def _poll(self) -> FollowerStatus:
         """What `poll` does."""
@@ -207,12 +221,15 @@ class FeedFollower(abc.ABC):
 
     def close(self) -> None:
         """Ends the thread and tells the feed that this follower is gone. What was applied stays."""
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._end_thread()
         if self._beats:
             self._feed.remove_heartbeat(self.name)
+
+    def _end_thread(self, seconds: float | None = None) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(seconds)
+            self._thread = None
 
     def _run(self) -> None:
         while not self._ended.is_set():

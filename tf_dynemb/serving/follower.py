@@ -96,6 +96,10 @@ class Follower(FeedFollower):
                 )
             yield None if self._now is None else self._now.number
 
+    def _end_thread(self, seconds: float | None = None) -> None:
+        self._switch.end()
+        super()._end_thread(seconds)
+
     def poll(self) -> FollowerStatus:
         """Applies the generations that there are, up to the newest or the pinned one.
 

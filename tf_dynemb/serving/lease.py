@@ -15,12 +15,26 @@ import socket
 import threading
 import time
 import uuid
+import weakref
 from io import FileIO
 from typing import Any
 
 import tensorflow as tf
 
 from tf_dynemb.serving.feed import Feed, FeedInUseError
+
+_held: weakref.WeakSet[Lease] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """In a forked process, which would hold the lock of one that has ended."""
+    for lease in _held:
+        if lease._lock is not None:
+            lease._lock.close()
+            lease._lock = None
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class Lease:
@@ -47,6 +61,7 @@ class Lease:
         self._thread: threading.Thread | None = None
         if feed.is_local:
             self._lock_file()
+            _held.add(self)
             return
         self._wait_for_silence()
         self._write()

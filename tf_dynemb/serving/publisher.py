@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -182,6 +183,8 @@ class Publisher(keras.callbacks.Callback):
         self._steps = self._steps_of_epochs = 0
         self._published_at = time.monotonic()
         self._published_steps = 0
+        self._process = os.getpid()
+        self._publishing = threading.Lock()  # one generation at a time
         self._group.run(self._begin_feed)
 
     def __enter__(self) -> Publisher:
@@ -212,7 +215,13 @@ class Publisher(keras.callbacks.Callback):
                 no new generation then, and the next one has its changes.
             tf.errors.InvalidArgumentError: a value that value_dtype cannot hold.
             ValueError: the publisher is closed.
+            RuntimeError: in a tf.function, or in a process forked from the one that made the publisher.
         """
+        self._check_caller("publish")
+        with self._publishing:
+            return self._publish()
+
+    def _publish(self) -> int:
         plan = json.loads(self._group.run(self._begin_generation)[0])
         folder, wants_full = plan["folder"], plan["wants_full"]
         try:
@@ -250,12 +259,29 @@ class Publisher(keras.callbacks.Callback):
         return plan["number"]
 
     def step(self) -> None:
-        """Counts a step of training; publishes if it is time. A failure is a warning."""
+        """Counts a step of training; publishes if it is time. A failure is a warning.
+
+        Raises:
+            RuntimeError: in a tf.function, which runs it once, or in a process forked from the one that
+                made the publisher.
+        """
+        self._check_caller("step")
         self._steps += 1
         self._publish_if_due()
 
+    def _check_caller(self, method: str) -> None:
+        if tf.inside_function():
+            raise RuntimeError(f"Publisher.{method} works eagerly; call it outside of tf.function")
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"Publisher.{method}: got a call in process {os.getpid()}, forked from {self._process}, "
+                "which publishes; want it there"
+            )
+
     def close(self) -> None:
         """Gives the feed up for other publishers; followers at `address` reach it no more."""
+        if os.getpid() != self._process:
+            return  # the process that it was forked from publishes on
         if self._stream is not None:
             self._stream.close()
             self._stream = None

@@ -30,6 +30,7 @@ class Stream:
         certificate, key: of TLS, PEM files. None: without TLS.
 
     Raises:
+        TypeError: an address that is no text.
         ValueError: an address that is none or cannot be listened at; files that cannot be read; a secret
             that cannot be sent; aiohttp is not installed.
         OSError: no process can be started.
@@ -42,6 +43,8 @@ class Stream:
         certificate: str | os.PathLike[str] | None = None,
         key: str | os.PathLike[str] | None = None,
     ) -> None:
+        if not isinstance(address, str):
+            raise TypeError(f"stream: got {address!r}, want 'host:port'")
         try:
             host, port = feed_server.parse_address(address)
         except ValueError as error:

@@ -87,10 +87,15 @@ def serving_dtype(value_dtype: tf.DType | str | None, *more: tf.DType) -> tf.DTy
     Raises:
         TypeError: another dtype than for_serving takes, and none of `more`.
     """
-    dtype = _AS_THEY_ARE if value_dtype is None else tf.as_dtype(value_dtype)
-    if value_dtype is not None and dtype not in (*_DTYPES, *more):
+    if value_dtype is None:
+        return _AS_THEY_ARE
+    dtype = None
+    with contextlib.suppress(TypeError):
+        dtype = tf.as_dtype(value_dtype)
+    if dtype not in (*_DTYPES, *more):
         names = ", ".join(choice.name for choice in (*_DTYPES, *more))
-        raise TypeError(f"value_dtype: got {dtype.name}, want one of {names}, or None")
+        got = repr(value_dtype) if dtype is None else dtype.name
+        raise TypeError(f"value_dtype: got {got}, want one of {names}, or None")
     return dtype
 
 

@@ -4,9 +4,15 @@
 // meanwhile wait for the switch. They wait without a thread: a server's threads are needed by the
 // requests that have begun. A request that enters again, by a function within a function, never
 // waits, so that it cannot wait for a switch that waits for it.
+//
+// Where requests are long, switches would keep the others waiting most of the time. So the gate is
+// closed by force for a tenth of the time at most: after it was closed, a switch first waits nine
+// times as long, ten seconds at most, for a moment in which no request is inside, while others
+// still enter.
 #ifndef TF_DYNEMB_CC_CORE_BASE_REQUEST_GATE_H_
 #define TF_DYNEMB_CC_CORE_BASE_REQUEST_GATE_H_
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -42,15 +48,23 @@ class RequestGate {
     const auto within = entered_.find(request);
     if (--within->second > 0) return;
     entered_.erase(within);
-    if (--inside_ == 0) empty_.notify_all();
+    if (--inside_ > 0) return;
+    closed_ = closed_ || wanted_;  // before anybody else enters
+    empty_.notify_all();
   }
 
   // Keeps new requests out, until Open, which is to be called in any case. Returns whether nobody
-  // is inside: false if requests took longer, or after End.
+  // is inside: false if requests took longer than `longest_wait` after new ones were kept out, or
+  // after End.
   bool Close(std::chrono::duration<double> longest_wait) {
     std::unique_lock<std::mutex> lock(mutex_);
+    const auto can_switch = [this] { return inside_ == 0 || ended_; };
+    wanted_ = true;
+    empty_.wait_until(lock, open_until_, can_switch);
+    wanted_ = false;
     closed_ = true;
-    empty_.wait_for(lock, longest_wait, [this] { return inside_ == 0 || ended_; });
+    closed_at_ = Clock::now();
+    empty_.wait_for(lock, longest_wait, can_switch);
     return inside_ == 0;
   }
 
@@ -59,6 +73,10 @@ class RequestGate {
     std::vector<std::pair<int64_t, std::function<void()>>> entering;
     {
       std::lock_guard<std::mutex> lock(mutex_);
+      if (closed_) {
+        const Clock::time_point now = Clock::now();
+        open_until_ = now + std::min<Clock::duration>(9 * (now - closed_at_), kLongestOpen);
+      }
       closed_ = false;
       entering.swap(waiting_);
       for (const auto& [request, entered] : entering) {
@@ -76,6 +94,9 @@ class RequestGate {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::seconds kLongestOpen{10};
+
   std::mutex mutex_;  // of what follows
   std::condition_variable empty_;
   // How often each request has entered; 0 of one that waits.
@@ -83,7 +104,9 @@ class RequestGate {
   int64_t inside_ = 0;  // requests that have entered
   std::vector<std::pair<int64_t, std::function<void()>>> waiting_;
   bool closed_ = false;
+  bool wanted_ = false;  // a switch waits for a moment without requests
   bool ended_ = false;
+  Clock::time_point closed_at_, open_until_;
 };
 
 }  // namespace dynemb

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <new>
 #include <string>
@@ -63,6 +64,39 @@ TEST(RequestGate, ASwitchWaitsForTheLastRequest) {
   leaving.join();
   gate.Enter(1, [] {});  // waits
   EXPECT_TRUE(gate.Close(Seconds(0)));
+}
+
+TEST(RequestGate, AfterItWasClosedASwitchWaitsForAMomentWithoutRequests) {
+  RequestGate gate;
+  std::string log;
+  gate.Enter(1, [] {});
+  EXPECT_FALSE(gate.Close(Seconds(2)));
+  OpenHere(&gate);  // and is not closed by force in the next 10 seconds
+  std::atomic<bool> closed{false};
+  std::thread closing([&] { closed = gate.Close(Seconds(0)); });
+  for (int64_t request = 2; request < 1000; ++request) {
+    gate.Enter(request, [&] { log += "."; });
+    gate.Leave(request - 1);
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(log, std::string(998, '.'));
+  gate.Leave(999);
+  closing.join();
+  EXPECT_TRUE(closed);
+  gate.Enter(1000, [&] { log += "!"; });
+  EXPECT_EQ(log.back(), '.');  // it is closed
+  OpenHere(&gate);
+  EXPECT_EQ(log.back(), '!');
+}
+
+TEST(RequestGate, TheEndEndsAlsoTheWaitForAMomentWithoutRequests) {
+  RequestGate gate;
+  gate.Enter(1, [] {});
+  EXPECT_FALSE(gate.Close(Seconds(2)));
+  OpenHere(&gate);
+  std::thread ending([&] { gate.End(); });
+  EXPECT_FALSE(gate.Close(Seconds(0)));
+  ending.join();
 }
 
 TEST(RequestGate, AfterTheEndNoSwitchWaits) {
