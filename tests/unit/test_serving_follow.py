@@ -339,9 +339,7 @@ def test_bad_arguments(tmp_path):
             tf_dynemb.serving.one_generation(tf.function(table.lookup))
         with pytest.raises(ValueError, match="of whose functions none is wrapped"):
             tf.saved_model.save(module, str(tmp_path / "model"))
-        with pytest.raises(
-            ValueError, match="'serving_default' that reads 't' in a function of"
-        ):
+        with pytest.raises(ValueError, match="'serving_default' that reads 't' in a function of"):
             tf.saved_model.save(module, str(tmp_path / "model"), signatures=module.serve)
         with pytest.raises(ValueError, match="signature 'mine' that reads 't'.*want .*one_generation"):
             serve = module.serve.get_concrete_function()
@@ -389,9 +387,7 @@ def test_a_signature_of_ones_own_is_wrapped_or_refused(tmp_path):
 
     mine(tf.constant([1], tf.int64))  # traced before
     with tf_dynemb.for_serving(follow=tmp_path / "feed"):
-        with pytest.raises(
-            ValueError, match="signature 'mine' that reads 'users' in a function"
-        ):
+        with pytest.raises(ValueError, match="signature 'mine' that reads 'users' in a function"):
             archived(mine=mine)
         with pytest.raises(ValueError, match="signature 'weights' that reads 'dense.*/kernel"):
             archived(weights=weights)
