@@ -371,7 +371,7 @@ def check_saved_signatures(check: Callable[[str, Any], None]) -> None:
         check: function of a signature's name and its concrete function, which raises for a wrong one.
     """
     purpose = "a SavedModel could mix two generations of a feed"
-    serialization = importlib.import_module("tensorflow.python.saved_model.signature_serialization")
+    serialization: Any = importlib.import_module("tensorflow.python.saved_model.signature_serialization")
     canonicalize = required(serialization, "canonicalize_signatures", purpose)
     if hasattr(canonicalize, _WRAPPED):
         return
