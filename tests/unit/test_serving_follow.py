@@ -32,6 +32,7 @@ from test_serving_feed import (
 import tf_dynemb
 from tf_dynemb.serving import Follower, Publisher, follower_status
 from tf_dynemb.serving.feed import Feed
+from tf_dynemb.table.following import Following
 
 IDS = int64(range(-50, 150))  # also ids without rows, and ids that are erased
 
@@ -199,7 +200,7 @@ class Later(keras.layers.Layer):
         return ids + tf.cast(tf.reduce_sum(square) * 0, tf.int64)
 
 
-def test_a_request_sees_one_generation_over_tables_and_dense_weights(tmp_path):
+def test_a_request_sees_one_generation_over_tables_and_dense_weights(tmp_path, monkeypatch):
     """Requests that last longer than a switch, in threads, while generations come fast."""
     ids = keras.Input((), dtype="int64", name="ids")
     first = tf_dynemb.keras.Embedding(8, initializer="zeros", name="first")(ids)
@@ -208,7 +209,8 @@ def test_a_request_sees_one_generation_over_tables_and_dense_weights(tmp_path):
     later = Later()(ids, first)
     second = tf_dynemb.keras.Embedding(4, initializer="zeros", name="second")(later)
     model = keras.Model(ids, [first, early, second])
-    # The same without a pin: a tf.function that was traced before is taken as it is.
+    # The same without a pin, which is refused otherwise.
+    monkeypatch.setattr(Following, "check_signature", lambda *arguments: None)
     unpinned = tf.function(lambda ids: model(ids))
     keys = tf.range(500, dtype=tf.int64)
     unpinned(keys)
@@ -337,8 +339,12 @@ def test_bad_arguments(tmp_path):
     with tf_dynemb.for_serving(follow=tmp_path / "feed"):
         with pytest.raises(TypeError, match="want a tf.function with an input_signature"):
             tf_dynemb.serving.one_generation(tf.function(table.lookup))
-        with pytest.raises(ValueError, match="of whose functions none is wrapped"):
+        with pytest.raises(ValueError, match="signature 'serving_default' that reads 't'"):
             tf.saved_model.save(module, str(tmp_path / "model"))
+        with pytest.raises(ValueError, match="of whose functions none is wrapped"):
+            alone = tf.Module()
+            alone.table = table
+            tf.saved_model.save(alone, str(tmp_path / "model"))
         with pytest.raises(ValueError, match="'serving_default' that reads 't' in a function of"):
             tf.saved_model.save(module, str(tmp_path / "model"), signatures=module.serve)
         with pytest.raises(ValueError, match="signature 'mine' that reads 't'.*want .*one_generation"):
