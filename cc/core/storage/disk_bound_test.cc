@@ -142,7 +142,7 @@ TEST(DiskBoundTest, ALargerSchemaHasFewerRows) {
   }
 }
 
-// What is written is bounded itself, whoever writes: here with room for as many rows as one likes.
+// The bytes that are written are bounded too, here of a table whose limit of rows is far away.
 TEST(DiskBoundTest, NoFileHasMoreThanThereMayBe) {
   constexpr int64_t kLittle = 30'000;
   const TableSchema schema = TwinSchema(2, "");

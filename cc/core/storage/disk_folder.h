@@ -32,7 +32,7 @@ class DiskFolder {
   struct Options {
     std::vector<std::string> paths;  // no two of them the same
     bool reopen = true;              // else what a flush has left there is removed
-    std::string name = "";           // of the table; "": that of whoever has flushed it
+    std::string name = "";           // of the table; "": any
     int64_t max_bytes = -1;          // of the files of rows and indexes; negative: any number
   };
   // Makes the folders if need be. kFailedPrecondition: another table has one of them, or the last
