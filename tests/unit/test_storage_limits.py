@@ -295,3 +295,26 @@ def test_a_disk_that_is_too_small(tmp_path):
     gc.collect()
     with pytest.raises(tf.errors.FailedPreconditionError, match="the last flush has .* bytes, got Disk"):
         on_a_small_disk(tmp_path)
+
+
+def test_a_time_to_live_for_rows_that_have_no_times(tmp_path):
+    """They were flushed, or saved, by a table without one, and stay until they are written again."""
+    keys = tf.range(500, dtype=tf.int64)
+
+    def make(storage=True, **more):
+        where = {"storage": tiers(tmp_path / "disk")} if storage else {}
+        return tf_dynemb.Variable(dim=4, name="users", **where, **more)
+
+    table = make()
+    table.upsert(keys, tf.ones([500, 4]))
+    table.flush(1)
+    saved = tf.train.Checkpoint(table=table).save(tmp_path / "checkpoint")
+    del table
+    gc.collect()
+    for storage in (True, False):
+        table = make(storage, eviction=TTL(seconds=86_400))
+        if not storage:
+            tf.train.Checkpoint(table=table).restore(saved)
+        table.upsert(int64([1_000]), tf.ones([1, 4]))  # when the table learns what time it is
+        _, exists = table.lookup(keys, return_exists=True)
+        assert bool(tf.reduce_all(exists)) and int(table.size()) == 501

@@ -238,7 +238,7 @@ TEST(BoundedStorageTest, ExpiredRowsAreNotFlushed) {
       for (Key first = 0; first < 20'000; first += 1000) {
         Keys keys;
         for (Key key = first; key < first + 1000; ++key) keys.push_back(key);
-        ASSERT_OK(call.Upsert(keys, Floats(1000, 1), {0}));
+        ASSERT_OK(call.Upsert(keys, Floats(1000, 1), {1}));
       }
       ASSERT_OK(call.Upsert({-1}, {1}, {100}));
       ASSERT_OK(call.Erase({-1}));
@@ -258,7 +258,7 @@ TEST(BoundedStorageTest, RestrictsRowsThatHaveNotExpired) {
   ASSERT_OK(MakeTieredTableOn(std::make_shared<MemoryFileSystem>(), TwinSchema(1, "", options), 20,
                               &table, options));
   const Caller call(table.get(), HostTestMemory());
-  for (Key key = 0; key < 500; ++key) ASSERT_OK(call.Upsert({key}, {1}, {key < 400 ? 0 : 60}));
+  for (Key key = 0; key < 500; ++key) ASSERT_OK(call.Upsert({key}, {1}, {key < 400 ? 1 : 60}));
   Keys twice;
   for (Key key = 400; key < 430; ++key) twice.push_back(key);
   ASSERT_OK(call.Upsert(twice, Floats(30, 1), {60}));  // of which TwinSchema counts the writes

@@ -92,6 +92,7 @@ void Evictor::GatherExpired(const Range& range, Unit* unit) {
       unit->candidates.push_back({{INT64_MIN, entry.hash}, entry.key});
     } else {
       const int64_t written = scores_.LastWrite(row + layout_.meta_offset);
+      if (written == RowScores::kNoTime) return;
       unit->earliest_write = std::min(unit->earliest_write, written);
     }
   });

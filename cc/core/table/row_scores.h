@@ -1,5 +1,6 @@
 // RowScores: what an eviction policy says of a row: its score, and whether it has expired; and the
-// clock that it goes by.
+// clock that it goes by. A row that was last written at kNoTime, as one that comes from a table or
+// file without times, does not expire before it is written.
 #ifndef TF_DYNEMB_CC_CORE_TABLE_ROW_SCORES_H_
 #define TF_DYNEMB_CC_CORE_TABLE_ROW_SCORES_H_
 
@@ -26,6 +27,7 @@ class PolicyClock {
 
 class RowScores {
  public:
+  static constexpr int64_t kNoTime = 0;
   // The numbers of a row that the policy reads, for who keeps them apart from it.
   static constexpr int kMostNumbers = 2;
   static int NumbersOf(const EvictionPolicy& policy) {
@@ -52,7 +54,8 @@ class RowScores {
   // row written at that time is there.
   int64_t LastWrite(const char* meta) const { return ReadInt64(meta + last_write_); }
   int64_t LastMoment(int64_t written) const {
-    return written > INT64_MAX - policy_.ttl ? INT64_MAX : written + policy_.ttl;
+    return written == kNoTime || written > INT64_MAX - policy_.ttl ? INT64_MAX
+                                                                   : written + policy_.ttl;
   }
 
   // The same of what Numbers has written.
@@ -71,7 +74,8 @@ class RowScores {
   bool IsOver(int64_t written) const {
     // A time that a file says may be anything.
     const int64_t now = clock_->now();
-    return written<now&& static_cast<uint64_t>(now) -
+    return written != kNoTime &&
+           written<now&& static_cast<uint64_t>(now) -
                    static_cast<uint64_t>(written)> static_cast<uint64_t>(policy_.ttl);
   }
   int64_t Order(const char* value, const char* meta) const;

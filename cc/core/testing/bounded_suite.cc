@@ -499,6 +499,17 @@ TEST(ExpiryTest, AnExpiredRowIsMissingFromThatMoment) {
   EXPECT_EQ(values[0], initial[0] - static_cast<float>(hyper[0]));
 }
 
+// As rows are that come from a table or file without times.
+TEST(ExpiryTest, ARowWithoutATimeDoesNotExpireBeforeItIsWritten) {
+  const Bounded bounded(Options(-1, "lru ttl 10"));
+  ASSERT_OK(bounded.Upsert({1, 2}, 0));
+  for (int64_t now = 1000; now < 1100; ++now) ASSERT_OK(bounded.Upsert({3}, now));
+  EXPECT_EQ(bounded.keys(), Set({1, 2, 3}));
+  ASSERT_OK(bounded.Upsert({1}, 1100));
+  ASSERT_OK(bounded.Upsert({3}, 1111));
+  EXPECT_EQ(bounded.keys(), Set({2, 3}));
+}
+
 // Rows whose time is over are handed out as well, whether a hand comes by or a write of their key.
 TEST(ExpiryTest, ExpiredRowsCanBeTaken) {
   TableOptions options = Options(-1, "ttl 5");
