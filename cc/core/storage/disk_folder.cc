@@ -340,8 +340,7 @@ int64_t DiskFolder::bytes_kept() const {
 
 void DiskFolder::RemoveKept() {
   static_cast<void>(OrNoMemory([&] {
-    std::vector<std::string> gone;
-    int64_t gone_bytes = 0;
+    std::vector<std::pair<std::string, int64_t>> unused;  // with their bytes
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (flushing_ || locks_.empty()) return;
@@ -350,13 +349,13 @@ void DiskFolder::RemoveKept() {
           ++kept;
           continue;
         }
-        gone.push_back(PathOf(kept->first, kept->second.kind));
-        gone_bytes += kept->second.bytes;
+        unused.emplace_back(PathOf(kept->first, kept->second.kind), kept->second.bytes);
         kept = kept_.erase(kept);
       }
     }
-    for (const std::string& path : gone) static_cast<void>(files_->Remove(path));
-    GiveSpace(gone_bytes);
+    for (const auto& [path, bytes] : unused) {
+      if (files_->Remove(path).ok()) GiveSpace(bytes);  // else they are still there
+    }
   }));
 }
 
