@@ -48,7 +48,7 @@ def disk(tmp_path):
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_disk_that_is_full(is_new, disk):
     if not disk.fills_up:
-        # Each operation that can fail for want of space is made to, without a mount, in the tests below.
+        # Each operation that can fail for want of space is made to, without a mount, in the test above.
         pytest.skip("to mount the small file system that is filled takes root")
     folder = disk.from_here / "deep" / "feed"
     if not is_new:
