@@ -103,7 +103,7 @@ eviction: which rows leave to make room, and when they expire: '', 'lru', 'lfu',
   and after it ' ttl 1000', in units of `now`. Shards that evict have equal shares of max_rows.
 keep_evicted: how many rows that have left by the policy are kept for DynembTakeEvicted.
 missing_value: what each number of a key without a row reads as; none: its initial value.
-storage: where rows are: '', in memory; or lines as 'host 1000000 owner a reopen 1 keep_seed 0 direct 0 key_mod 1' and '/path', in
+storage: where rows are: '', in memory; or lines as 'host 1000000 owner a reopen 1 keep_seed 0 direct 0 key_mod 1 part -' and '/path', in
   so many bytes of memory, and those for which there is no room in files in that folder, or in several. Tables of one
   owner may share it. See StorageOptions of cc/core/storage/storage_options.h.
 table_name: for errors.

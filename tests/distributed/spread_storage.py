@@ -5,6 +5,7 @@ python spread_storage.py FOLDER SCENE
 A scene is a function below; each process leaves what it saw in FOLDER/SCENE-<index>.json.
 """
 
+import gc
 import json
 import os
 import pathlib
@@ -122,6 +123,18 @@ def errors(folder):
 def one_is_missing(folder):
     """A process that has lost its disk."""
     return says(make, folder, "steps")
+
+
+def one_is_missing_elsewhere(folder):
+    """The same where each process has a disk that the others do not see."""
+    own = folder / f"disk-{INDEX}"
+    table = make(own, "steps")
+    table.flush(5)
+    del table
+    gc.collect()
+    if INDEX == 1:
+        shutil.rmtree(own)
+    return says(make, own, "steps")
 
 
 def killed(folder):

@@ -58,9 +58,10 @@ def test_what_fails_in_one_process_fails_in_all(tmp_path):
         assert "process-1-of-2-by-hash" in each["gone"]
         assert each["flushed_step"] == 7
     for error in run(tmp_path, "one_is_missing", 2):
-        assert (
-            "FailedPreconditionError" in error and "the processes [1] of 2 have no rows there" in error
-        )
+        assert "FailedPreconditionError" in error and "none of process-1-of-2-by-hash;" in error
+    for error in run(tmp_path, "one_is_missing_elsewhere", 2):
+        assert "FailedPreconditionError: " in error
+        assert "the processes [1] of 2 have no rows there" in error and "flush as step 5" in error
 
 
 def test_processes_that_ended_in_the_middle_of_a_flush(tmp_path):

@@ -167,7 +167,7 @@ def test_no_flush_before_all_rows_are_there(tmp_path):
     schema = table.resource.schema_now().replace("rule none", "")
     del table
     gc.collect()
-    text = f"host 100000 owner x reopen 1 keep_seed 0 direct 0 key_mod 0\n{tmp_path}"
+    text = f"host 100000 owner x reopen 1 keep_seed 0 direct 0 key_mod 0 part -\n{tmp_path}"
     handle = ops.dynemb_table(schema=schema, shards=2, storage=text, table_name="users")
     with pytest.raises(tf.errors.FailedPreconditionError, match="not all there yet: see DynembReopen"):
         ops.dynemb_flush(handle, 2)
@@ -419,7 +419,7 @@ def test_rows_of_several_processes_are_not_opened_by_one(tmp_path):
     table.flush(1)
     with pytest.raises(
         tf.errors.FailedPreconditionError,
-        match="sharded across 2 processes with partition_strategy='mod', got 1 processes; open it",
+        match="sharded across 2 processes, got 1 process; open it",
     ):
         make(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["process-1-of-2"]

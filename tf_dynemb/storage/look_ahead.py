@@ -33,7 +33,8 @@ def look_ahead(
 
     Raises:
         ValueError: batches is no whole number above 0; ids_of gives no pairs.
-            Or a table is sharded across processes, whose lookups all of them make at one time.
+            Or a table is sharded across processes, whose lookups all of them make at one time, or on
+            servers, which tf.data does not reach.
         TypeError: ids of another dtype than the table's keys.
 
     The lookups are in the table's metrics, as "found", "missing" and "misses".
@@ -72,10 +73,10 @@ def _looked_up(pair: tuple[Table, Ids]) -> tf.Tensor:
         look_up = table.lookup
     except (TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"ids_of: got {pair!r}, want pairs (table, ids)") from error
-    if table.exchange is not None:
+    if table.exchange is not None or table.is_sharded:
+        where = "on servers" if table.is_sharded else "sharded across processes"
         raise ValueError(
-            f"ids_of: got the table {table.name}, which is sharded across processes, want one of this "
-            "process alone"
+            f"ids_of: got the table {table.name}, which is {where}, want one of this process alone"
         )
     if isinstance(ids, tf.RaggedTensor):
         ids = ids.flat_values

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
-import re
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tf_dynemb.base.checks import whole
 
@@ -63,23 +61,24 @@ class Disk(Tier):
 
     It belongs to one table of one process at a time. A table that is made on a folder where another one
     was flushed (`Variable.flush`), in this or an ended process, begins with the rows of that flush, and
-    with what its optimizer kept beside them; with any number of shards and any partitioner. It must have
-    the name, dim and dtypes of the other one. What was never flushed is gone with its table.
+    with what its optimizer kept beside them; with any number of shards and any partitioner, but on
+    servers with those that it had. It must have the name, dim and dtypes of the other one. What was
+    never flushed is gone with its table.
 
     Args:
         path: the folder, which is made if need be; best on a local SSD. Or a list of folders, on several
-            disks, over which files are spread. Of a table that is sharded across processes each has a
-            folder of its own in there.
+            disks, over which files are spread. Of a table that is sharded across processes, or on
+            servers, each of these has a folder of its own in there.
         reopen: False removes what a flush has left there; the table begins empty.
         direct_io: True reads files past the system's page cache (O_DIRECT). For where memory is scarce,
             as in a container: only `HostMemory` keeps rows then, and a read from the disk takes less of
             the processor. Otherwise the page cache keeps what it has room for, and reads of that are
             faster.
         max_bytes: what the files of rows and indexes may take, over all folders and shards of the table,
-            in each process; from 1 MiB. About a quarter of it is for rows, so many as have room at four
-            times their bytes and 24 more each: dead rows wait for compaction, and the files of the last
-            flush for the next one. What a table does that is full is said by its `eviction` and
-            `on_full`, as with max_rows. None: any number.
+            in each process or server; from 1 MiB. About a quarter of it is for rows, so many as have
+            room at four times their bytes and 24 more each: dead rows wait for compaction, and the
+            files of the last flush for the next one. What a table does that is full is said by its
+            `eviction` and `on_full`, as with max_rows. None: any number.
 
     Raises:
         TypeError: no path or list of paths; reopen or direct_io is no bool.
@@ -167,72 +166,50 @@ def storage_of(tiers: Any) -> tuple[HostMemory, Disk] | None:
     return tuple(tiers)
 
 
-_numbers = itertools.count()
+@dataclasses.dataclass(frozen=True)
+class TableStorage:
+    """The tiers of one table, or of one part of it, and how the folders are opened.
 
-
-def engine_text(
-    tiers: tuple[HostMemory, Disk],
-    keep_seed: bool,
-    key_mod: bool,
-    process: int = 0,
-    processes: int = 1,
-    by_hash: bool = False,
-) -> str:
-    """What the op DynembTable is told, for a new owner of the folders.
-
-    Args:
-        tiers: of the table.
+    Attributes:
+        memory, disk: the tiers.
         keep_seed: whether a table that is opened again has the seed of its initial values from there.
         key_mod: whether the shard of a key is that of the default partitioner.
-        process: which of the processes that the table is sharded across this one is.
-        processes: how many.
-        by_hash: whether a hash says which of them has a row.
+        part: the folder's name in those of `disk`; "-": these themselves.
+        owner: the same for tables that are one to the user, and for no others.
     """
-    memory, disk = tiers
-    words = {
-        "host": memory.max_bytes,
-        "owner": f"{os.getpid()}.{next(_numbers)}",
-        "reopen": int(disk.reopen),
-        "keep_seed": int(keep_seed),
-        "direct": int(disk.direct_io),
-        "key_mod": int(key_mod),
-    }
-    paths = disk.paths
-    if processes > 1:  # which may have one file system
-        name = f"process-{process}-of-{processes}{_BY_HASH if by_hash else ''}"
-        paths = [os.path.join(path, name) for path in paths]
-    return "\n".join([" ".join(f"{word} {value}" for word, value in words.items()), *paths])
 
+    memory: HostMemory
+    disk: Disk
+    keep_seed: bool
+    key_mod: bool
+    part: str = "-"
+    owner: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
 
-def check_processes(disk: Disk, processes: int, by_hash: bool = False) -> None:
-    """Fails if the folder has the rows of a table that was sharded across processes in another way.
+    def of_part(self, kind: str, index: int, parts: int, rule: str = "") -> TableStorage:
+        """That of one of several parts of the table.
 
-    Raises:
-        tf.errors.FailedPreconditionError: it has.
-    """
-    path = disk.paths[0]
-    flushed = {(1, "")} if os.path.exists(os.path.join(path, _FLUSHED)) else set()
-    for folder in os.listdir(path) if os.path.isdir(path) else ():
-        match = _PROCESS.fullmatch(folder)
-        if match and os.path.exists(os.path.join(path, folder, _FLUSHED)):
-            flushed.add((int(match[1]), match[2] or ""))
-    wanted = (processes, _BY_HASH if by_hash and processes > 1 else "")
-    others = sorted(flushed - {wanted})
-    if others:
-        had, got = (
-            f"{number} processes"
-            + (f" with partition_strategy='{'hash' if rule else 'mod'}'" * (number > 1))
-            for number, rule in (others[0], wanted)
+        Args:
+            kind: what has a part: "process" or "server".
+            index: which of them this is.
+            parts: how many there are; of one the folders are the table's.
+            rule: how keys are given to parts, such as "by-hash"; "" for key mod parts.
+        """
+        if parts == 1:
+            return self
+        part = f"{kind}-{index}-of-{parts}" + (f"-{rule}" if rule else "")
+        return dataclasses.replace(self, part=part)
+
+    def engine_text(self) -> str:
+        """What the op DynembTable is told."""
+        words = {
+            "host": self.memory.max_bytes,
+            "owner": self.owner,
+            "reopen": int(self.disk.reopen),
+            "keep_seed": int(self.keep_seed),
+            "direct": int(self.disk.direct_io),
+            "key_mod": int(self.key_mod),
+            "part": self.part,
+        }
+        return "\n".join(
+            [" ".join(f"{word} {value}" for word, value in words.items()), *self.disk.paths]
         )
-        raise tf.errors.FailedPreconditionError(
-            None,
-            None,
-            f"{path}: it has the rows of a table that was sharded across {had}, got {got}; open it in"
-            " the same way and save a snapshot, which any table can load, or remove the folder",
-        )
-
-
-# As the engine writes them (DiskFolder), and as engine_text names folders.
-_FLUSHED = "FLUSHED"
-_BY_HASH = "-by-hash"
-_PROCESS = re.compile(rf"process-\d+-of-(\d+)({_BY_HASH})?")

@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_dynemb.storage.tiers import TableStorage
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
@@ -25,7 +27,7 @@ class Limits:
         missing_value: what a key without a row reads as; None: its initial value.
         track_changes: whether the keys that change are listed from the start.
         repeats: how many occurrences of a key in a batch its admission counts.
-        storage: its tiers in the engine's text form; "" for memory alone.
+        storage: its tiers; None for memory alone. max_bytes are then those of its files.
     """
 
     name: str = "table"
@@ -39,15 +41,17 @@ class Limits:
     missing_value: float | None = None
     track_changes: bool = False
     repeats: int = 1
-    storage: str = ""
+    storage: TableStorage | None = None
 
-    def share(self, index: int, parts: int) -> Limits:
-        """Those of one of several parts, which together have no more than all."""
-        return dataclasses.replace(
-            self,
-            max_rows=share_of(self.max_rows, index, parts),
-            max_bytes=share_of(self.max_bytes, index, parts),
-        )
+    def share(self, index: int, parts: int, rule: str = "") -> Limits:
+        """Those of one of several parts, which together have no more than all.
+
+        But each server has so many bytes of memory and of disk. `rule` is that of TableStorage.of_part.
+        """
+        shared = dataclasses.replace(self, max_rows=share_of(self.max_rows, index, parts))
+        if self.storage is None:
+            return dataclasses.replace(shared, max_bytes=share_of(self.max_bytes, index, parts))
+        return dataclasses.replace(shared, storage=self.storage.of_part("server", index, parts, rule))
 
     def unlimited(self) -> Limits:
         """Those of a table that holds a copy of all rows."""
@@ -63,7 +67,7 @@ class Limits:
             "eviction": self.eviction,
             "keep_evicted": self.keep_evicted,
             "track_changes": self.track_changes,
-            "storage": self.storage,
+            "storage": "" if self.storage is None else self.storage.engine_text(),
             **self.attributes_of_reads(),
         }
 

@@ -66,10 +66,11 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         places = [place_of(device) for device in devices]
         distinct = list(dict.fromkeys(places))
         self._part_of_shard = [distinct.index(place) for place in places]
+        rule = "" if self.partitions_by_key_mod else "by-partitioner"
         parts: list[_Part] = []
         for index, place in enumerate(distinct):
             init = init_rows * places.count(place)
-            of_part = limits.share(index, len(distinct))
+            of_part = limits.share(index, len(distinct), rule)
             device = place if place is not None and is_gpu(place) else ""
             arguments = (schema, 1, default_partition_fn, init, adopt_seed, checkpoint, of_part, device)
             with tf.device(place):
@@ -111,6 +112,15 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
             return tf.identity(shard_ids)
 
     @property
+    def partitions_by_key_mod(self) -> bool:
+        """Whether the shard of a key is key mod shards."""
+        return self._shards_in_all == 1 or self._partitioner is default_partition_fn
+
+    def part_numbers(self, keys: tf.Tensor) -> tf.Tensor:
+        """The number of the part of each int64 key, int32 (n,)."""
+        return tf.gather(self._part_of_shard, self.shard_ids(keys))
+
+    @property
     def parts(self) -> list[TableResource]:
         """The resources that `split` names, in its order."""
         return list(self._parts)
@@ -120,7 +130,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         columns = (keys, *columns)
         if self.shards == 1:
             return [(self._parts[0], *columns)]
-        part_numbers = tf.gather(self._part_of_shard, self.shard_ids(keys))
+        part_numbers = self.part_numbers(keys)
         shares = [tf.dynamic_partition(column, part_numbers, self.shards) for column in columns]
         return list(zip(self._parts, *shares, strict=True))
 
@@ -313,6 +323,28 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
             keys, values, dropped = zip(*parts, strict=True)
             return tf.concat(keys, 0), tf.concat(values, 0), tf.add_n(dropped)
 
+    def tier_stats(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """As TableResource.tier_stats: the sums over all parts, and the earliest step of a flush."""
+        names, numbers = zip(*(part.tier_stats() for part in self._parts), strict=True)
+        with _here():
+            of_parts = tf.stack(numbers, 1)
+            is_step = tf.equal(names[0], "flushed_step")
+            summed, least = tf.reduce_sum(of_parts, 1), tf.reduce_min(of_parts, 1)
+            return tf.identity(names[0]), tf.where(is_step, least, summed)
+
+    flushed_step = TableResource.flushed_step
+
+    def flush(self, step: int) -> None:
+        """As TableResource.flush, on all servers at one time."""
+
+        @tf.function  # whose errors come at once
+        def flush() -> None:
+            for part in self._parts:
+                part.flush(step)
+
+        with naming(self.table_name):
+            flush()
+
     def snapshots(self) -> tf.Tensor:
         """As TableResource.snapshots: those that all parts were restored with."""
         return self._parts[0].snapshots()
@@ -405,6 +437,11 @@ class _Part(TableResource):
         if first is not None:
             first._others.append(self)
             self._graph_name = first._graph_name  # so that they are one in a SavedModel
+
+    def _make(self, arguments: dict[str, Any]) -> tf.Tensor:
+        # Eagerly a server is not waited for: an error that it has would come with any later operation.
+        make = super()._make
+        return tf.function(make)(arguments) if tf.executing_eagerly() else make(arguments)
 
     @property
     def followed_handle(self) -> tf.Tensor:

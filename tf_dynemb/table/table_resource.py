@@ -545,12 +545,15 @@ class TableResource(
             arguments["table_name"] = self.table_name if self._routes_by_key else ""
             arguments |= self._limits.attributes_of_reads()
         if self._gpu is None or eager == self._of_session:  # a SavedModel's, of a table made eagerly
-            handle = ops.dynemb_table(**arguments)
-            if eager and self._limits.storage and not self._routes_by_key:
+            handle = self._make(arguments)
+            if eager and self._limits.storage is not None and not self._routes_by_key:
                 self._reopen(handle)
             return handle
         with tf.device(self._gpu):
             return ops.dynemb_gpu_table(**arguments)
+
+    def _make(self, arguments: dict[str, Any]) -> tf.Tensor:
+        return ops.dynemb_table(**arguments)
 
     def _reopen(self, handle: tf.Tensor) -> None:
         """Gives the rows that its folder has to the shards of a new table."""

@@ -28,11 +28,10 @@ from tf_dynemb.shard.exchange import AllToAllExchange
 from tf_dynemb.shard.fetched_rows import fetched_rows_view
 from tf_dynemb.shard.group import Group
 from tf_dynemb.shard.partitioner import default_partition_fn
-from tf_dynemb.storage.tiers import check_processes, engine_text, storage_of
 from tf_dynemb.table.devices import device_list, is_gpu, place_of
 from tf_dynemb.table.handle import HandleOfTable, TableHandle
 from tf_dynemb.table.limits import Limits
-from tf_dynemb.table.open_storage import open_in_all
+from tf_dynemb.table.open_storage import check_opened, open_in_all, storage_of_table
 from tf_dynemb.table.scores import Scored, highest_of_equal, scores_for, with_scores
 from tf_dynemb.table.sharded_table import ShardedTable
 from tf_dynemb.table.table_config import TableConfig
@@ -117,11 +116,6 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
                 "keep_keys: got True in the scope of a strategy of several processes, which send each "
                 "other fingerprints; want False"
             )
-        if config.storage is not None and places != {None}:
-            raise ValueError(
-                f"storage: got {list(config.storage)} for a table on {self.devices}, want None; files "
-                "are for tables in host memory, and not on servers, for now"
-            )
         if isinstance(config.admission, MinCount) and config.admission.sketch_bytes and places != {None}:
             raise ValueError(
                 f"admission: got sketch_bytes={config.admission.sketch_bytes} for a table on "
@@ -129,21 +123,10 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             )
         init_rows = -(-self.init_size // self.shard_num)
         spec = to_spec(self.initializer, self.dim, self.value_dtype)
-        tiers = storage_of(config.storage)
         group = Group([self])
-        self._storage_text = ""
-        if tiers is not None:
-            key_mod = self.shard_num == 1 or self.partition_fn is default_partition_fn
-            with tf.init_scope():
-                if not key_mod and tiers[1].reopen and not tf.executing_eagerly():
-                    raise ValueError(
-                        f"partitioner: got {self.partition_fn!r} for a table with storage of "
-                        f"{self.shard_num} shards in a session's graph, want the default one, or "
-                        "Disk(reopen=False)"
-                    )
-            self._storage_text = engine_text(
-                tiers, not spec.seed_is_given, key_mod, group.index, group.processes, config.by_hash
-            )
+        self._storage = storage_of_table(
+            config, self.devices, self.partition_fn, not spec.seed_is_given, group
+        )
         schema = (
             f"dynemb-table 1\nvalue {self.value_dtype.name} {self.dim}\n"
             f"initializer {spec.text}\nseed {spec.seed}\nkey {self.key_dtype.name}\n"
@@ -169,14 +152,14 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
                     by_hash=config.by_hash,
                 )
 
-            if tiers is not None and self.exchange is not None:
-                self.resource, self._flushed_step = open_in_all(group, tiers[1], config.by_hash, make)
+            if self._storage is not None and self.exchange is not None:
+                self.resource, self._flushed_step = open_in_all(group, self._storage, make)
             else:
-                if tiers is not None:
-                    check_processes(tiers[1], 1)
                 self.resource = make()
         else:
             self.resource = ShardedTable(schema, self.devices, self.partition_fn, init_rows, **options)
+            if self._storage is not None:
+                check_opened(self.resource, self._storage)
         if self.exchange is not None:
             # A new variable is sent from process to process, which names none that are not the same.
             self.exchange.agree(f"the making of {self.name} ({self.resource.declared})")
@@ -203,7 +186,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         for field, limit in (("max_rows", config.max_rows), ("max_bytes", config.bytes_limit)):
             if config.is_bounded and limit is not None:
                 # Each process has so many bytes of disk.
-                of_each = field == "max_bytes" and config.storage is not None
+                of_each = field == "max_bytes" and self._storage is not None
                 shared = None if of_each else self.exchange
                 limits[field] = int(limit if shared is None else shared.share(limit))
         return Limits(
@@ -217,7 +200,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             missing_value=None if config.admission is None else config.admission.default_value,
             track_changes=config.track_changes,
             repeats=config.repeats,
-            storage=self._storage_text,
+            storage=self._storage,
         )
 
     def _make_candidates(self) -> Variable | None:

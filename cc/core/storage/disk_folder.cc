@@ -103,6 +103,13 @@ Status DiskFolder::OpenToRead(FileSystem* files, const std::vector<std::string>&
   return Status();
 }
 
+Status DiskFolder::HasFlush(FileSystem* files, const std::string& path, bool* has_flush) {
+  std::unique_ptr<ReadableFile> file;
+  const Status opened = files->NewReadableFile(JoinPath(path, kFlushed), &file);
+  *has_flush = opened.ok();
+  return opened.code() == Code::kNotFound ? Status() : opened;
+}
+
 Status DiskFolder::LockAll() {
   for (const std::string& path : paths_) {
     DYNEMB_RETURN_IF_ERROR(files_->CreateFolder(path));

@@ -47,6 +47,8 @@ class DiskFolder {
   // kDataLoss: FLUSHED is damaged.
   static Status OpenToRead(FileSystem* files, const std::vector<std::string>& paths,
                            std::shared_ptr<DiskFolder>* folder);
+  // Whether a flush has left rows in the first folder of a table.
+  static Status HasFlush(FileSystem* files, const std::string& path, bool* has_flush);
   // The same for all tables of one owner, which are one to the user (a restore makes another one
   // beside it and puts that in its place): they share the folder that is open. *was_open: it is.
   static Status OpenFor(FileSystem* files, const Options& options, const std::string& owner,

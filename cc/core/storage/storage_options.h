@@ -38,9 +38,9 @@ struct StorageOptions {
   // Reads the text that the op DynembTable is given for a table of a name, whose files may take so
   // many bytes, and opens the folders: see DiskFolder::OpenFor. A line of words and one for each
   // folder:
-  //   host BYTES owner WORD reopen 0|1 keep_seed 0|1 direct 0|1 key_mod 0|1
+  //   host BYTES owner WORD reopen 0|1 keep_seed 0|1 direct 0|1 key_mod 0|1 part -|NAME
   //   PATH
-  // direct: past the page cache (DirectFileSystem).
+  // direct: past the page cache (DirectFileSystem). part: see folder_of_part.h.
   static Status Parse(const std::string& text, const std::string& name, int64_t max_bytes,
                       StorageOptions* options);
 

@@ -217,8 +217,8 @@ TEST(TieredTableTest, KeepsWithinItsBytes) {
 TEST(TieredTableTest, ReadsDirectly) {
   const std::string path = JoinPath(::testing::TempDir(), "direct");
   const auto text = [&](int direct) {
-    return StrCat("host 100000 owner direct reopen 1 keep_seed 0 direct ", direct, " key_mod 1\n",
-                  path);
+    return StrCat("host 100000 owner direct reopen 1 keep_seed 0 direct ", direct,
+                  " key_mod 1 part -\n", path);
   };
   StorageOptions storage;
   const Status parsed = StorageOptions::Parse(text(1), "", -1, &storage);

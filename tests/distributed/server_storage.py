@@ -1,0 +1,140 @@
+"""What test_server_storage runs: a client of servers whose tables have storage.
+
+server_storage.py SCENE FOLDER RESULT
+
+A scene is a function below, whose answer RESULT gets as JSON.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import server_cluster
+import tensorflow as tf
+from workers import says
+
+import tf_dynemb
+from tf_dynemb.storage import Disk, HostMemory, look_ahead
+
+PS = [f"/job:ps/task:{task}" for task in range(3)]
+STEPS = 6
+TABLES = {
+    "mod": {},
+    "bounded": {"max_rows": 1_600, "eviction": tf_dynemb.policies.LFU()},
+    "partitioner": {"partitioner": lambda keys, shards: tf.cast(keys // 7 % shards, tf.int32)},
+}
+
+
+def make(folder, name, devices=PS[:2], memory=50_000, **more):
+    """A table; without a folder in the servers' memory."""
+    return tf_dynemb.Variable(
+        dim=4,
+        initializer=keras.initializers.RandomUniform(seed=5),
+        name=name,
+        devices=devices,
+        storage=None if folder is None else [HostMemory(memory), Disk(folder / name)],
+        **{**TABLES.get(name, {}), **more},
+    )
+
+
+class Trainer:
+    def __init__(self, table, step=0):
+        self.table, self.step = table, step
+        self.optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1))
+        self.optimizer.build([table.handle])
+        self.optimizer.iterations.assign(step)
+
+        @tf.function
+        def train(ids):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((tf_dynemb.embedding_lookup(table, ids) - 1) ** 2)
+            handles = [table.handle]
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, handles), handles, strict=True))
+
+        self.run = train
+
+    def train(self, steps):
+        for _ in range(steps):
+            ids = np.random.default_rng(self.step).integers(0, 6_000, 1_000)
+            self.run(tf.constant(ids, tf.int64))
+            self.step += 1
+
+
+def rows_of(table):
+    keys, *parts = (part.numpy() for part in table.resource.export_rows()[:4])
+    return {str(key): [part[i].tobytes().hex() for part in parts] for i, key in enumerate(keys.tolist())}
+
+
+def train(folder):
+    """Tables with storage beside tables in the servers' memory, which train on after the flush."""
+    saw = {}
+    for name in TABLES:
+        tiered, plain = Trainer(make(folder, name)), Trainer(make(None, name))
+        for trainer in (tiered, plain):
+            trainer.train(STEPS)
+        tiered.table.flush(STEPS)
+        saw[name] = {
+            "rows": rows_of(tiered.table),
+            "same": rows_of(tiered.table) == rows_of(plain.table),
+        }
+        saw[name]["flushed_step"] = tiered.table.flushed_step
+        saw[name]["metrics"] = {key: int(value) for key, value in tiered.table.metrics().items()}
+        plain.train(STEPS)
+        saw[name]["after"] = rows_of(plain.table)
+        tiered.train(1)  # which no flush has
+    table = tiered.table
+    checkpoint = tf.train.Checkpoint(table=table)
+    before, path = rows_of(table), checkpoint.write(str(folder / "checkpoint"))
+    table.remove(tf.range(3_000, dtype=tf.int64))
+    checkpoint.read(path).assert_consumed()
+    saw["restored"] = rows_of(table) == before
+    saw["taken"] = says(make, folder, table.name)
+    return saw
+
+
+def go_on(folder):
+    """In servers that were started anew: the rows are those of the flush, and train on."""
+    saw = {}
+    for name in TABLES:
+        table = make(folder, name)
+        saw[name] = {"rows": rows_of(table), "step": table.flushed_step}
+        Trainer(table, table.flushed_step).train(STEPS)
+        saw[name]["after"] = rows_of(table)
+    return saw
+
+
+def refused(folder):
+    """What cannot be opened, or be made."""
+    other_rule = TABLES["mod"] | {
+        "partitioner": lambda keys, shards: tf.cast(keys // 5 % shards, tf.int32)
+    }
+    table = make(folder, "few", PS[:1])
+    table.upsert(tf.range(9, dtype=tf.int64), tf.ones([9, 4]))
+    dataset = tf.data.Dataset.from_tensors(tf.constant([1], tf.int64))
+    return {
+        "three": says(make, folder, "mod", PS),
+        "one": says(make, folder, "mod", PS[:1]),
+        "here": says(make, folder, "mod", None),
+        "other_rule": says(make, folder, "mod", **other_rule),
+        "other_partitioner": says(make, folder, "partitioner", **other_rule),
+        "twice": says(make, folder, "twice", [PS[0], PS[1], PS[0]]),
+        "look_ahead": says(lambda: list(look_ahead(lambda ids: [(table, ids)])(dataset))),
+        "step": says(table.flush, -1),
+    }
+
+
+def one_is_missing(folder):
+    """A server that has lost its disk."""
+    return says(make, folder, "mod")
+
+
+if __name__ == "__main__":
+    scene, folder, result = sys.argv[1:]
+    server_cluster.connect()
+    answer = globals()[scene](pathlib.Path(folder))
+    pathlib.Path(result).write_text(json.dumps(answer))
