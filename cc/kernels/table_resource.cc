@@ -120,12 +120,11 @@ int64_t TableResource::MemoryUsed() const {
 
 void TableResource::Replace(ShardSet::Contents contents, const std::vector<uint64_t>& snapshots) {
   std::lock_guard<std::mutex> lock(mutex_);
-  earlier_.Add(CountersOfShards());
+  CountShardsThatGo();
   const Shards before = shards_.shards();
   shards_.Replace(std::move(contents));
   given_scores_.Clear();
   KeepEvictedOf(before);
-  earlier_.Add(CountersOfShards(), -1);
   lineage_.Loaded(snapshots);
 }
 
@@ -137,6 +136,11 @@ void TableResource::KeepEvictedOf(const Shards& before) {
     KeptRows rows = from->Take(&dropped);
     to->PutBack(std::move(rows), dropped);
   }));
+}
+
+void TableResource::CountShardsThatGo() {
+  earlier_.Add(CountersOfShards());
+  for (const auto& shard : shards_.shards()) earlier_.erased += shard->size();
 }
 
 TableCounters TableResource::CountersOfShards() const {
@@ -167,11 +171,10 @@ void TableResource::AddSave(bool is_delta, int64_t microseconds) {
 void TableResource::Swap(TableResource* other) {
   if (other == this) return;
   std::scoped_lock lock(mutex_, other->mutex_);
-  for (TableResource* table : {this, other}) table->earlier_.Add(table->CountersOfShards());
+  for (TableResource* table : {this, other}) table->CountShardsThatGo();
   const Shards before = shards_.shards();
   ShardSet::Swap(&shards_, &other->shards_);
   KeepEvictedOf(before);
-  for (TableResource* table : {this, other}) table->earlier_.Add(table->CountersOfShards(), -1);
   std::swap(lineage_, other->lineage_);
 }
 

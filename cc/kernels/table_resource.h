@@ -144,6 +144,8 @@ class TableResource : public tensorflow::ResourceBase {
  private:
   // Those of the shards of now.
   TableCounters CountersOfShards() const;
+  // Goes on counting when they are replaced, whose rows are erased by that.
+  void CountShardsThatGo();
   // What has left the shards before, and was not taken.
   void KeepEvictedOf(const Shards& before);
 
@@ -157,7 +159,7 @@ class TableResource : public tensorflow::ResourceBase {
   std::mutex sketch_mutex_;
   mutable std::mutex mutex_;  // of what follows, and of the contents being those that it is of
   Lineage lineage_;
-  TableCounters earlier_;  // of shards that it had before, less what those of now began with
+  TableCounters earlier_;                 // of shards that it had before
   std::shared_ptr<Reopening> reopening_;  // null: all rows are there
   bool awaits_shard_ids_ = false;
 };

@@ -3,9 +3,11 @@
 Tables on the servers are compared with tables in this process, and with dicts.
 """
 
+import collections
 import copy
 import ctypes
 import json
+import math
 import os
 import pathlib
 import re
@@ -458,6 +460,31 @@ def check_limits_of_rows():
     with pytest.raises(tf.errors.ResourceExhaustedError):
         step(int64([6]))
     assert int(variable.size()) == 6
+
+
+def check_a_sketch_of_admission():
+    """Each server has one for the ids that it has: none is admitted too late, few too early."""
+    for places in PLACES:
+        policy = tf_dynemb.policies.MinCount(3, max_candidates=40, sketch_bytes=2**16)
+        variable = table(places, admission=policy, name="sketched")
+        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+
+        @tf.function
+        def step(ids, variable=variable, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf_dynemb.embedding_lookup(variable, ids))
+            handles = [variable.handle]
+            optimizer.apply_gradients(zip(tape.gradient(loss, handles), handles, strict=True))
+
+        came = collections.Counter()
+        for ids in np.random.default_rng(5).integers(0, 700, [40, 60]):
+            step(tf.constant(ids))
+            came.update(ids.tolist())
+        there = set(variable.export()[0].numpy().tolist())
+        often = {key for key, times in came.items() if times >= 3}
+        assert often <= there and len(there - often) <= math.exp(-4) * len(came)
+        assert len(often) > 400 and int(variable.candidates.size()) <= 40
+        assert int(variable.sketch.size()) > 0
 
 
 def check_partitioners():

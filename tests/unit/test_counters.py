@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tf_dynemb
 from tf_dynemb import snapshot
-from tf_dynemb.policies import LRU
+from tf_dynemb.policies import LRU, MinCount, Probability
 
 
 def numbers(table):
@@ -34,15 +34,74 @@ def test_distinct_keys_of_writes(shards, bounded):
     assert {name: got[name] for name in want} == want
 
 
-def test_what_training_writes_is_distinct_for_each_lookup():
-    """So that written / (found + missing) is the share of distinct ids in what was looked up."""
+MODES = {"eager": {}, "graph": {}, "graph, clipnorm": {"clipnorm": 1e9}}
+
+
+def train(table, ids, mode):
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.1, **MODES[mode]))
+
+    def step():
+        optimizer.minimize(lambda: tf.reduce_sum(tf_dynemb.embedding_lookup(table, ids)), [table.handle])
+
+    (step if mode == "eager" else tf.function(step))()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_share_of_distinct_ids_in_training(mode):
     table = tf_dynemb.Variable(dim=2)
-    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.1))
-    ids = tf.constant([1, 1, 1, 2], tf.int64)
-    optimizer.minimize(lambda: tf.reduce_sum(tf_dynemb.embedding_lookup(table, ids)), [table.handle])
+    train(table, tf.constant([1, 1, 1, 2], tf.int64), mode)
     got = numbers(table)
-    assert (got["found"], got["missing"]) == (0, 4)
-    assert (got["written"], got["distinct"]) == (2, 2)
+    assert (got["found"], got["missing"], got["distinct"]) == (0, 4, 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("counter", "options"),
+    [
+        ("declined", {"max_rows": 1, "on_full": "decline"}),
+        ("not_admitted", {"admission": Probability(0.0)}),
+        ("not_admitted", {"admission": MinCount(9)}),
+    ],
+    ids=["full", "probability", "count"],
+)
+def test_ids_that_get_no_row_count_once_a_step(counter, options, mode):
+    table = tf_dynemb.Variable(dim=1, **options)
+    table.upsert(tf.constant([5], tf.int64), [[1.0]])
+    train(table, tf.constant([7, 5, 7, 7, 8], tf.int64), mode)
+    assert numbers(table)[counter] == 2
+    assert int(table.size()) == 1
+
+
+def through_checkpoint(folder, source, table):
+    path = tf.train.Checkpoint(table=source).write(str(folder / "checkpoint"))
+    return lambda: tf.train.Checkpoint(table=table).read(path)
+
+
+def through_snapshot(folder, source, table):
+    snapshot.save(folder / "snapshot", {"t": source})
+    return lambda: snapshot.restore(folder / "snapshot", {"t": table})
+
+
+@pytest.mark.parametrize("through", [through_checkpoint, through_snapshot])
+@pytest.mark.parametrize("max_rows", [None, 10])
+def test_restores_are_counted(tmp_path, through, max_rows):
+    """What was inserted and has not left is there."""
+    source = tf_dynemb.Variable(
+        dim=1, name="t", eviction=LRU() if max_rows else None, max_rows=max_rows and 100
+    )
+    source.upsert(tf.range(100, dtype=tf.int64), tf.ones([100, 1]))
+    table = tf_dynemb.Variable(dim=1, name="t", eviction=LRU() if max_rows else None, max_rows=max_rows)
+    table.upsert(tf.range(1000, 1008, dtype=tf.int64), tf.ones([8, 1]))
+    restore, before = through(tmp_path, source, table), numbers(table)
+    for _ in range(2):
+        restore()
+        got = numbers(table)
+        assert got["rows"] == (max_rows or 100)
+        gone = got["erased"] + got["evicted"] + got["expired"]
+        assert got["inserted"] - gone == got["rows"]
+        assert all(got[name] >= before[name] for name in before if name not in ("rows", "bytes"))
+        assert got["written"] >= before["written"] + got["rows"] and got["erased"] > before["erased"]
+        before = got
 
 
 def test_snapshots_and_deltas_are_counted_and_timed(tmp_path):

@@ -162,6 +162,18 @@ def test_charts(trained, tmp_path, command):
     assert png.read_bytes().startswith(b"\x89PNG") and png.stat().st_size > 5000
 
 
+def test_a_table_and_what_counts_for_its_admission_are_one(tmp_path, capsys):
+    policy = tf_dynemb.policies.MinCount(2, max_candidates=1, sketch_bytes=2**14)
+    table = tf_dynemb.Variable(dim=2, name="ads", admission=policy)
+    table.upsert(tf.constant([7], tf.int64), [[3.0, 4.0]])
+    snapshot.save(tmp_path / "ads", table)
+    assert main(["top", str(tmp_path / "ads"), "--by=norm", "--json", "--noprogress"]) == 0
+    assert [row["key"] for row in json.loads(capsys.readouterr().out)] == [7]
+    table = tf_dynemb.Variable(dim=2, name="candidates")  # a name as any other
+    snapshot.save(tmp_path / "candidates", table)
+    assert main(["top", str(tmp_path / "candidates"), "--by=norm", "--json", "--noprogress"]) == 0
+
+
 def test_bad_command_lines(trained, tmp_path, capsys, monkeypatch):
     path = trained[0]
     for command, message in (

@@ -30,7 +30,8 @@ def whole(argument: str, number: Any, least: int = 1, most: int = 2**62) -> int:
         ValueError: it is no whole number from `least` to `most`.
     """
     if not is_whole(number) or not least <= number <= most:
-        limits = f">= {least}" if most >= 2**62 else f"from {least} to {most}"
+        is_open = most >= 2**62 and not (is_whole(number) and number > most)
+        limits = f">= {least}" if is_open else f"from {least} to {most}"
         raise ValueError(f"{argument}: got {number!r}, want a whole number {limits}")
     return int(number)
 

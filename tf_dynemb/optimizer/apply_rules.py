@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tf_dynemb import _compat
 from tf_dynemb.base.op_library import ops
+from tf_dynemb.base.table import Table
 from tf_dynemb.lookup.lookup_bags import bag_arguments
 from tf_dynemb.optimizer.rules import Rule, rule_of
 from tf_dynemb.optimizer.table_optimizer_config import TableOptimizerConfig
@@ -31,6 +32,7 @@ class _Share:
     handle: TableHandle
     resource: TableResource
     counts: tuple[TableResource, ...]  # the same part of the table's candidates, and their sketch
+    admission: str  # as the engine reads it
     gradient: tf.IndexedSlices
     stamp: tf.Tensor | np.int64  # of the rows' restrict policy, the same for all parts
     rule: Rule
@@ -94,11 +96,20 @@ def apply_rules(
         parts = handle.table.resource.split(keys, gradient.values)
         of_counts = [table.resource.parts for table in handle.table.tables_of_counts.values()]
         counts = list(zip(*of_counts, strict=True)) or [()] * len(parts)
-        for (resource, own_keys, rows), of_part in zip(parts, counts, strict=True):
+        for number, ((resource, own_keys, rows), of_part) in enumerate(zip(parts, counts, strict=True)):
             slices = tf.IndexedSlices(rows, own_keys)
             asked = _unsummed(slices).indices
             admitted, scores = _admitted(handle, asked), resource.scores_of_update(asked)
-            share = _Share(handle, resource, of_part, slices, **common, admitted=admitted, scores=scores)
+            share = _Share(
+                handle,
+                resource,
+                of_part,
+                _admission(handle.table, number, len(parts)),
+                slices,
+                **common,
+                admitted=admitted,
+                scores=scores,
+            )
             groups.setdefault(share.key(), []).append(share)
     step = tf.cast(inner.iterations, tf.float64) + 1
     done: list[tf.Operation | None] = []
@@ -223,18 +234,17 @@ def _common(shares: list[_Share], step: tf.Tensor) -> dict[str, Any]:
         "rule": rule.name,
         "slot_initial": rule.slot_initial,
         "candidates": [counts.resource_handle for share in shares for counts in share.counts],
-        "admission": [_admission(share) for share in shares],
+        "admission": [share.admission for share in shares],
     }
 
 
-def _admission(share: _Share) -> str:
-    """The table's admission as the engine reads it."""
-    table = share.handle.table
+def _admission(table: Table, part: int, parts: int) -> str:
+    """The admission of one of the parts that this process has of a table, as the engine reads it."""
     if table.config.admission is None:
         return ""
-    if table.exchange is None:
-        return table.config.admission.engine_text()
-    return table.config.admission.engine_text(table.exchange.index, table.exchange.processes)
+    if table.exchange is not None:
+        part, parts = table.exchange.index, table.exchange.processes
+    return table.config.admission.engine_text(part, parts)
 
 
 def _admitted(handle: TableHandle, keys: tf.Tensor) -> tf.Tensor | None:

@@ -78,15 +78,14 @@ class MinCount(AdmissionPolicy):
 
     With sketch_bytes they are not forgotten: the counts that leave go into a count-min sketch (Cormode
     and Muthukrishnan, 2005), of 4 rows of counters of a byte, and an id that is no candidate begins with
-    the sketch's estimate. So it is admitted at its count-th occurrence at the latest, however many
-    others come between. An estimate is too large with probability e^-4, 1.8 %, at most; such an id is
-    admitted too early, as may be one that had a row which was evicted. A sketch would fill, and so all
-    its counters are halved, rounded down, before estimates have been raised by more than
-    sketch_bytes / 10.9 in all: an id that does not come while so many counts leave may be forgotten as
-    before. Its counters are the table
-    `Variable.sketch`, saved and restored as candidates are. Restored into a table with other
-    sketch_bytes, or that is sharded across another number of workers, it begins anew. Only in host
-    memory; training threads take turns at it.
+    the sketch's estimate. While the sketch has room for the counts that leave, it is admitted at its
+    count-th occurrence at the latest. An estimate is too large with probability e^-4, 1.8 %, at most;
+    such an id is admitted too early, as may be one that had a row which was evicted. A sketch would
+    fill, and so all its counters are halved, rounded down, before estimates have been raised by more
+    than sketch_bytes / 10.9 in all: an id that does not come while so many counts leave may be forgotten
+    as before. Its counters are the table `Variable.sketch`, saved and restored as candidates are.
+    Restored into a table with other sketch_bytes, or that is sharded across another number of workers or
+    servers, it begins anew. Only in host memory; training threads take turns at it.
 
     Like DeepRec's CounterFilter, whose filter_freq is `count`; with sketch_bytes like its CBFFilter.
 

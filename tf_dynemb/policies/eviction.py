@@ -83,10 +83,12 @@ class LFU(EvictionPolicy):
 
     Args:
         half_life_steps: half-life in steps of the optimizer, which an upsert or accum does not count.
-        half_life_seconds: half-life in seconds. Neither: writes count for ever.
+        half_life_seconds: half-life in seconds, from 0.02. Neither: writes count for ever. A long one,
+            such as a month, is an order by frequency and then by time: of rows that were written equally
+            often those leave first whose writes are the older, by a ten millionth of it or more.
 
     Raises:
-        ValueError: both, or one that is not positive.
+        ValueError: both, or one that is not positive, or too short.
 
     Example:
 
@@ -221,7 +223,8 @@ class TTL(EvictionPolicy):
     `[LFU(), TTL(seconds=86400)]`, for another order.
 
     Args:
-        steps: steps of the optimizer. An upsert or accum has the step of the last training.
+        steps: steps of the optimizer. An upsert or accum has the step of the last training, before the
+            first one step 1.
         seconds: seconds, by the clock of the machine that holds the table.
 
     Raises:
@@ -350,7 +353,7 @@ def eviction_of(eviction: Any) -> Eviction | None:
     if len(orders) > 1 or len(policies) - len(orders) > 1:
         raise ValueError(
             f"eviction: got {list(policies)}, want one order (LRU, LFU, SmallNorm, Score), one TTL, or "
-            "both"
+            "both; an order by frequency and then by time is LFU with a long half-life"
         )
     if len({policy.unit for policy in policies if policy.unit is not None}) > 1:
         raise ValueError(f"eviction: got {list(policies)}, want all times in steps or all in seconds")
@@ -376,8 +379,10 @@ def _check_times(name: str, steps: Any, seconds: Any, may_be_none: bool) -> None
         raise ValueError(f"{names[0]} and {names[1]}: got {steps} and {seconds}, want one of them")
     if steps is not None:
         whole(names[0], steps, 1, 2**62)
-    if seconds is not None and not (is_number(seconds) and 1e-6 <= seconds <= 1e12):
-        raise ValueError(f"{names[1]}: got {seconds!r}, want a number of seconds from 1e-6 to 1e12")
+    # The engine counts half-lives since 1970, which must not be too many.
+    least = 0.02 if name == "half_life" else 1e-6
+    if seconds is not None and not (is_number(seconds) and least <= seconds <= 1e12):
+        raise ValueError(f"{names[1]}: got {seconds!r}, want a number of seconds from {least} to 1e12")
 
 
 def _unit(steps: int | None, seconds: float | None) -> str | None:

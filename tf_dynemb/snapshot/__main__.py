@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import datetime
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from tf_dynemb.base.command_line import command_adder, progress_bar, run_command
@@ -20,12 +20,18 @@ def _bar(total: int | None, what: str, asked: argparse.Namespace) -> Any:
 
 def _one_table(path: str, table: str | None) -> str:
     with SnapshotReader(path) as reader:
-        names = list(reader.tables)
+        names = [name for name in reader.tables if not _counts_for_another(name, reader.tables)]
         if table is None and len(names) == 1:
             return names[0]
         if table is None:
             raise ValueError(f"--table: {path} has the tables {names}; say which")
         return reader.known(table)
+
+
+def _counts_for_another(name: str, names: Container[str]) -> bool:
+    """Whether it is the candidates or the sketch of another table."""
+    other, _, what = name.rpartition(".")
+    return what in ("candidates", "sketch") and other in names
 
 
 def _rows_of(path: str, table: str | None = None) -> int:

@@ -116,10 +116,11 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
                 "keep_keys: got True in the scope of a strategy of several processes, which send each "
                 "other fingerprints; want False"
             )
-        if isinstance(config.admission, MinCount) and config.admission.sketch_bytes and places != {None}:
+        policy = config.admission
+        if isinstance(policy, MinCount) and policy.sketch_bytes and is_gpu(self.devices[0]):
             raise ValueError(
-                f"admission: got sketch_bytes={config.admission.sketch_bytes} for a table on "
-                f"{self.devices}, want 0; a sketch is in host memory, and not on servers, for now"
+                f"admission: got sketch_bytes={policy.sketch_bytes} for a table on {self.devices}, want "
+                "0; a sketch is in host memory, for now"
             )
         init_rows = -(-self.init_size // self.shard_num)
         spec = to_spec(self.initializer, self.dim, self.value_dtype)
@@ -224,7 +225,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         )
 
     def _make_sketch(self) -> Variable | None:
-        """The table of the counters of a sketch: one for the shards of this process together."""
+        """The table of a sketch's counters: one for the shards of this process, or of each server."""
         config, policy = self.config, self.config.admission
         if not isinstance(policy, MinCount) or not policy.sketch_bytes:
             return None
@@ -234,7 +235,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             value_dtype=tf.int8,
             trainable=False,
             checkpoint=config.checkpoint,
-            devices=self.devices[0] or None,
+            devices=list({place_of(device): device for device in self.devices}.values()),
             partition_strategy="mod",
             track_changes=config.track_changes,
         )
@@ -561,20 +562,20 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         Returns:
             int64 scalars by name: "rows" and "bytes" that there are; and numbers that only grow: "found"
             and "missing" keys of lookups, each time; "written" keys of training, upsert, accum, remove
-            and restores; rows "inserted", "erased" (by remove, restrict or clear), "evicted" to make
-            room and "expired"; keys "declined" by a full table, and gradients of keys that were
-            "not_admitted"; "distinct" keys of writes, those that a call repeats once; snapshots that
-            have the table, "saves" of all rows and "deltas", and the "save_microseconds" and
-            "delta_microseconds" that writing them took, with all tables that were in them. Training sums
-            gradients by key first, so that written / (found + missing) is the share of distinct ids in
-            what it looks up. Of a table that is sharded across workers those of this worker; and of all
-            such tables together "exchanges", how often workers have sent each other keys or rows, or
-            have agreed on something, and the "all_to_all_bytes" that this worker has sent to others. Of
-            one with storage also "rows_above" and "bytes_above", in memory; "rows_below" and
-            "bytes_below", on disk, and the "index_bytes" in memory for them; "flushed_step", -1 before
-            the first flush; and since the table was made or restored "hits", keys that needed nothing
-            from disk, "misses", keys whose rows came from there, and "rows_read", "rows_written" and
-            "rows_left", to make room. Eagerly.
+            and restores; rows "inserted", "erased" (by remove, restrict or clear, or when a restore
+            replaces them), "evicted" to make room and "expired"; each key of a call once, keys
+            "declined" by a full table, "not_admitted" ones, whose gradients are dropped, and the
+            "distinct" ones of writes; snapshots that have the table, "saves" of all rows and "deltas",
+            and the "save_microseconds" and "delta_microseconds" that writing them took, with all tables
+            that were in them. Where training alone reads and writes, distinct / (found + missing) is the
+            share of distinct ids in what it looks up. Of a table that is sharded across workers those of
+            this worker; and of all such tables together "exchanges", how often workers have sent each
+            other keys or rows, or have agreed on something, and the "all_to_all_bytes" that this worker
+            has sent to others. Of one with storage also "rows_above" and "bytes_above", in memory;
+            "rows_below" and "bytes_below", on disk, and the "index_bytes" in memory for them;
+            "flushed_step", -1 before the first flush; and since the table was made or restored "hits",
+            keys that needed nothing from disk, "misses", keys whose rows came from there, and
+            "rows_read", "rows_written" and "rows_left", to make room. Eagerly.
 
         TensorFlow's monitoring registry has rows, bytes and the counters that all tables have, summed
         over the tables of one name, as /tf_dynemb/table/<name of the number>, with the table's name as

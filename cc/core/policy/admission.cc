@@ -242,7 +242,7 @@ Status ApplyAdmitted(const Context& context, Table* table, const Batch& batch, C
         inserted.push_back(missing.positions[i]);
       }
     }
-    *declined = static_cast<int64_t>(missing.positions.size() - inserted.size());
+    *declined = std::count(missing.admitted.begin(), missing.admitted.end(), false);
     if (!inserted.empty()) {
       int64_t count = static_cast<int64_t>(inserted.size());
       const Positions select = {inserted, &count};

@@ -76,8 +76,8 @@ struct Admission {
 // table->Apply for the keys that have a row or are admitted. Under kMinCount each position of the
 // batch counts as an occurrence, those of this batch too; a key that gets its row is no candidate
 // any more. Tables in host memory; GpuTable::ApplyAdmitted is that of others. Errors: as of Apply;
-// the keys that have rows may have been updated then. *declined: how many positions had no row and
-// got none.
+// the keys that have rows may have been updated then. *declined: how many distinct keys had no
+// row and got none.
 Status ApplyAdmitted(const Context& context, Table* table, const Batch& batch, ConstRows gradients,
                      const Update& update, const Stamp& stamp, const Admission& admission,
                      int64_t* declined);

@@ -802,13 +802,11 @@ class Tiered final : public TieredTable {
     if (numbers.empty()) return;
     std::vector<bool> is_declined(static_cast<size_t>(distinct.size()));
     for (const int64_t number : numbers) is_declined[static_cast<size_t>(number)] = true;
-    int64_t positions = 0;
     for (int64_t j = 0; j < PositionsOf(batch); ++j) {
       if (!is_declined[static_cast<size_t>(distinct.number(j))]) continue;
       (*outcomes)[static_cast<size_t>(PositionOf(batch, j))] = Outcome::kDeclined;
-      ++positions;
     }
-    tiers_->CountDeclined(positions);
+    tiers_->CountDeclined(static_cast<int64_t>(numbers.size()));
   }
 
   // Writes the keys of these numbers, as many at a time as there is room for above. `has_begun` is

@@ -114,7 +114,8 @@ int64_t HostTable::size() const {
     std::shared_lock<FairSharedMutex> lock(part->mutex);
     rows += part->segment.size();
   }
-  return rows;
+  // Of rows that came and left meanwhile both may have been counted.
+  return options_.budget == nullptr ? rows : std::min(rows, options_.budget->max_rows());
 }
 
 int64_t HostTable::room() const {

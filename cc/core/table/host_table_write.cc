@@ -113,7 +113,7 @@ struct HostTable::CallStamp {
 HostTable::CallStamp HostTable::Stamped(const Stamp& stamp) const {
   const EvictionPolicy& policy = options_.eviction;
   int64_t now = stamp.now;
-  if (policy.uses_time()) now = std::max<int64_t>(options_.clock->Advance(stamp.now), 0);
+  if (policy.uses_time()) now = options_.clock->Stamp(stamp.now);
   const bool is_given = policy.order == EvictionPolicy::Order::kGiven;
   return {now, policy.half_life > 0 ? DecayedWrite(now, policy.half_life) : 0,
           is_given ? stamp.scores : Span<const int64_t>()};
@@ -319,7 +319,8 @@ std::vector<int64_t> HostTable::LeaveOut(Span<const Span<const int64_t>> keys, i
       left_out.SetAll(keys[i], outcome);
     }
   }
-  counters_.Add(&TableCounters::declined, left_out.count(Outcome::kDeclined));
+  const int64_t left = std::max<int64_t>(keys.size - most, 0);
+  counters_.Add(&TableCounters::declined, outcome == Outcome::kDeclined ? left : 0);
   whole->Add(left_out);
   return positions;
 }

@@ -4,6 +4,7 @@
 #ifndef TF_DYNEMB_CC_CORE_TABLE_ROW_SCORES_H_
 #define TF_DYNEMB_CC_CORE_TABLE_ROW_SCORES_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -20,6 +21,8 @@ class PolicyClock {
   int64_t now() const { return now_.load(std::memory_order_relaxed); }
   // Sets it, if it has not come so far, and returns it.
   int64_t Advance(int64_t to);
+  // The same as the time of a write `now`, which is never kNoTime.
+  int64_t Stamp(int64_t now) { return std::max<int64_t>(Advance(now), 1); }
 
  private:
   std::atomic<int64_t> now_{INT64_MIN};

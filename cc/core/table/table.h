@@ -274,16 +274,17 @@ class ChangeTracker {
 
 // What has happened to a table of this process since it was made. Numbers only grow.
 struct TableCounters {
-  int64_t found = 0;         // keys of reads that had a row; repeated ones count each time
-  int64_t missing = 0;       // and those that had none
-  int64_t written = 0;       // keys of writes, likewise
-  int64_t inserted = 0;      // rows
-  int64_t erased = 0;        // rows that were removed by key, by restrict or by Clear
-  int64_t evicted = 0;       // rows that left to make room
-  int64_t expired = 0;       // rows that left because their time was over
+  int64_t found = 0;     // keys of reads that had a row; repeated ones count each time
+  int64_t missing = 0;   // and those that had none
+  int64_t written = 0;   // keys of writes, likewise
+  int64_t inserted = 0;  // rows
+  int64_t erased = 0;    // rows that were removed by key, by restrict or by Clear
+  int64_t evicted = 0;   // rows that left to make room
+  int64_t expired = 0;   // rows that left because their time was over
+  // Those from here on count repeated keys of a call once.
   int64_t declined = 0;      // keys that were not inserted, as kDeclined
   int64_t not_admitted = 0;  // keys of updates that an admission policy gave no row
-  int64_t distinct = 0;      // keys that were written, repeated ones of a call once
+  int64_t distinct = 0;      // keys that were written
   int64_t saves = 0;         // snapshots that have the table; of a whole table, and
   int64_t deltas = 0;        // of its changes
   int64_t save_microseconds = 0;

@@ -87,6 +87,14 @@ struct AdmitGiven {
   }
 };
 
+struct CountHeads {
+  GroupedBatch batch;
+  uint32_t* count;
+  DYNEMB_HOST_DEVICE void operator()(int64_t place) const {
+    if (batch.IsHead(place)) AtomicAdd(count, 1u);
+  }
+};
+
 struct SetToOne {
   float* numbers;
   DYNEMB_HOST_DEVICE void operator()(int64_t i) const { numbers[i] = 1; }
@@ -117,13 +125,14 @@ Status RowAdmitter::Run(const Context& context, Table* table, const Batch& batch
   DYNEMB_RETURN_IF_ERROR(
       scratch_.Begin(context, Scratch::Bytes<Outcome>(n) + Scratch::Bytes<float>(n) +
                                   2 * (Scratch::Bytes<int64_t>(n) + Scratch::Bytes<int64_t>(1)) +
-                                  Scratch::Bytes<char>(temp_bytes_)));
+                                  Scratch::Bytes<uint32_t>(1) + Scratch::Bytes<char>(temp_bytes_)));
   outcomes_ = scratch_.Take<Outcome>(n);
   counts_ = scratch_.Take<float>(n);
   int64_t* const at = scratch_.Take<int64_t>(n);
   int64_t* const admitted_at = scratch_.Take<int64_t>(n);
   int64_t* const count = scratch_.Take<int64_t>(1);
   int64_t* const admitted_count = scratch_.Take<int64_t>(1);
+  distinct_ = scratch_.Take<uint32_t>(1);
   temp_ = scratch_.Take<char>(temp_bytes_);
 
   // Positions that take no part are as if they had been found.
@@ -141,13 +150,16 @@ Status RowAdmitter::Run(const Context& context, Table* table, const Batch& batch
   if (all == 0) return {};
   DYNEMB_RETURN_IF_ERROR(Judge(context, {batch.keys, &missing}, admission));
   DYNEMB_RETURN_IF_ERROR(Select(context, Outcome::kInserted, admitted_at, &admitted));
-  *declined = all - admitted.at.size;
   if (admitted.at.size > 0) {
     DYNEMB_RETURN_IF_ERROR(
         table->Apply(context, {batch.keys, &admitted}, gradients, update, stamp, Report()));
   }
-  if (admission.policy.kind != AdmissionPolicy::Kind::kMinCount) return {};
+  if (admitted.at.size == all && admission.policy.kind != AdmissionPolicy::Kind::kMinCount) {
+    return {};
+  }
   DYNEMB_RETURN_IF_ERROR(Select(context, Outcome::kMissing, at, &missing));
+  DYNEMB_RETURN_IF_ERROR(CountDistinct(context, {batch.keys, &missing}, declined));
+  if (admission.policy.kind != AdmissionPolicy::Kind::kMinCount) return {};
   return UpdateCandidates(context, {batch.keys, &missing}, {batch.keys, &admitted}, admission);
 }
 
@@ -157,6 +169,18 @@ Status RowAdmitter::Select(const Context& context, Outcome outcome, int64_t* at,
                                          temp_, &temp_bytes_));
   DYNEMB_RETURN_IF_ERROR(CopyAny(context, &positions->at.size, positions->count, sizeof(int64_t)));
   return Wait(context);
+}
+
+Status RowAdmitter::CountDistinct(const Context& context, const Batch& batch, int64_t* count) {
+  GroupedBatch grouped;
+  DYNEMB_RETURN_IF_ERROR(GroupBatch(context, batch, true, 0, &group_scratch_, &grouped));
+  DYNEMB_RETURN_IF_ERROR(FillBytes(context, distinct_, 0, sizeof(*distinct_)));
+  DYNEMB_RETURN_IF_ERROR(ForEach(context, grouped.size, CountHeads{grouped, distinct_}));
+  uint32_t distinct;
+  DYNEMB_RETURN_IF_ERROR(CopyAny(context, &distinct, distinct_, sizeof(distinct)));
+  DYNEMB_RETURN_IF_ERROR(Wait(context));
+  *count = distinct;
+  return {};
 }
 
 Status RowAdmitter::Judge(const Context& context, const Batch& missing,

@@ -22,7 +22,7 @@ class RowAdmitter {
   explicit RowAdmitter(DeviceMemory* memory) : scratch_(memory), group_scratch_(memory) {}
   ~RowAdmitter() { static_cast<void>(order_.WaitForAll()); }
 
-  // The candidates are on the same GPU.
+  // *declined: how many distinct keys were not admitted. The candidates are on the same GPU.
   Status Apply(const Context& context, Table* table, const Batch& batch, ConstRows gradients,
                const Update& update, const Stamp& stamp, const Admission& admission,
                int64_t* declined);
@@ -33,6 +33,8 @@ class RowAdmitter {
              int64_t* declined);
   // The positions with this outcome, in their order. Waits for the stream.
   Status Select(const Context& context, Outcome outcome, int64_t* at, Positions* positions);
+  // How many distinct keys there are. Waits for the stream.
+  Status CountDistinct(const Context& context, const Batch& batch, int64_t* count);
   // Sets the outcome of those missing keys to kInserted that are admitted.
   Status Judge(const Context& context, const Batch& missing, const Admission& admission);
   // Keys that are not admitted have occurred; those that are, are no candidates any more.
@@ -46,7 +48,7 @@ class RowAdmitter {
   int64_t size_ = 0;
   Outcome* outcomes_ = nullptr;
   float* counts_ = nullptr;
-  int64_t* selected_ = nullptr;  // how many, while it is not known to the host
+  uint32_t* distinct_ = nullptr;
   char* temp_ = nullptr;
   int64_t temp_bytes_ = 0;
 };

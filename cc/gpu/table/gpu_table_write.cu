@@ -169,7 +169,7 @@ Status GpuTableOfMemory::ApplyAdmitted(const Context& context, const Batch& batc
 
 RowStamp GpuTableOfMemory::Stamped(Stamp stamp) {
   const EvictionPolicy& policy = options_.eviction;
-  if (policy.uses_time()) stamp.now = std::max<int64_t>(options_.clock->Advance(stamp.now), 0);
+  if (policy.uses_time()) stamp.now = options_.clock->Stamp(stamp.now);
   RowStamp stamped(layout_, stamp);
   if (policy.half_life > 0) {
     stamped.score = layout_.meta_field[static_cast<int>(MetaField::kScore)];

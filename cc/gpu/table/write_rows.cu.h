@@ -156,15 +156,15 @@ struct LeaveOut {
   }
 };
 
-// How many entries were declined.
+// How many keys were declined.
 struct CountDeclined {
   GroupedBatch batch;
   uint32_t* count;
 
   DYNEMB_HOST_DEVICE void operator()(const Tile& warp, int64_t i) const {
     const int64_t place = i * warp.width + warp.lane;
-    const bool declined = place < batch.size && batch.IsEntry(place) &&
-                          batch.outcome[batch.HeadOf(place)] == Outcome::kDeclined;
+    const bool declined =
+        place < batch.size && batch.IsHead(place) && batch.outcome[place] == Outcome::kDeclined;
     const unsigned all = warp.Vote(declined);
     if (warp.lane == 0 && all != 0) AtomicAdd(count, CountBits(all));
   }
