@@ -387,11 +387,12 @@ Status Follower::ReadWeights(const Generation& generation, Weights* weights) con
     tensorflow::tf_shared_lock lock(*weight.variable->mu());
     const Tensor& there = *weight.variable->tensor();
     if (found == named.end()) {
-      // Of a feed of tables alone; or the state of a random generator, which no publisher has.
-      if (!named.empty() && tensorflow::DataTypeIsFloating(there.dtype())) {
+      // Others are counters, or the state of a random generator, which no publisher has.
+      if (!generation.tables_alone && tensorflow::DataTypeIsFloating(there.dtype())) {
         return InvalidArgument(feed_.path(), ": got a feed without the dense weight '", weight.name,
-                               "' of the model; want one of a model of the same "
-                               "layers and names, or export the model again");
+                               "' of the model, which would grow old; want a feed of the whole model "
+                               "or of tables alone, Publisher(model) or Publisher(layer.table); or "
+                               "export the model again");
       }
       weights->emplace_back();
       continue;

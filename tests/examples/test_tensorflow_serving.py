@@ -1,7 +1,7 @@
 """The ops in TensorFlow Serving's build, on a stand-in for its workspace.
 
-The stand-in has the files that add_to_serving.sh changes, and repositories of the names that are referred
-to there, which lead to the installed TensorFlow; of its headers each has those that are its own. Its
+The stand-in has the files that add_to_serving.sh changes, and repositories of the names that are used
+there, which lead to the installed TensorFlow; of its headers each has those that are its own. Its
 tensorflow_model_server is the program of examples/online/server, told of no op library.
 """
 

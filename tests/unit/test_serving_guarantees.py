@@ -7,6 +7,8 @@ import http.server
 import os
 import random
 import threading
+import time
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -18,8 +20,10 @@ from test_serving_follow import IDS, export, wait_for, wait_until
 
 import tf_dynemb
 from tf_dynemb.serving import Follower, Publisher, follower_status, one_generation
+from tf_dynemb.serving import publisher as publisher_module
 from tf_dynemb.serving.feed import Feed
 from tf_dynemb.serving.switch import Switch
+from tf_dynemb.table.table_resource import TableResource
 
 KEYS = tf.range(100, dtype=tf.int64)
 
@@ -387,31 +391,48 @@ def test_a_request_may_end_in_another_thread(tmp_path):
 # --- The follower is the trainer ----------------------------------------------------------------------
 
 
-def test_rows_whose_time_is_over_go_as_the_trainer_removes_them(tmp_path):
-    """What differs until then has expired; a full copy has none of it."""
-    table = tf_dynemb.Variable(
-        dim=1, name="t", initializer="zeros", eviction=tf_dynemb.policies.TTL(steps=3)
-    )
+@pytest.mark.parametrize("devices", [None, ["/CPU:0"] * 3], ids=["one shard", "three shards"])
+def test_rows_whose_time_is_over_are_not_served(devices, tmp_path, monkeypatch):
+    """At any generation, if there is time to look for them before each; no write comes to their keys."""
+    monkeypatch.setattr(publisher_module, "_SHARE_OF_EXPIRY", 1.0)
+    expiry = tf_dynemb.policies.TTL(steps=3)
+    table = tf_dynemb.Variable(dim=1, name="t", initializer="zeros", eviction=expiry, devices=devices)
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build([table.handle])
     other = tf_dynemb.Variable(dim=1, name="t", initializer="zeros")
-    follower, ids, last_trained = Follower(other, tmp_path / "feed"), np.arange(2020), {}
+    follower, ids, last_trained = Follower(other, tmp_path / "feed"), np.arange(5020), {}
     with Publisher(table, tmp_path / "feed", full_copy_ratio=1e9) as publisher:
-        for step in range(20):
-            batch = range(2000) if step == 0 else [2000 + step, 2000 + step // 2]
+        for step in range(10):
+            batch = range(5000) if step == 0 else [5000 + step, 5000 + step // 2]
             last_trained |= dict.fromkeys(batch, step)
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, int64(list(batch))))
             optimizer.apply(tape.gradient(loss, [table.handle]), [table.handle])
-            if step == 19:
-                publisher._state = ""  # so that it is a full copy
             publisher.publish()
             assert follower.poll().errors == 0 and follower.status.generation == step + 1
-            want, exists = table.lookup(int64(ids), return_exists=True)
-            _, has = other.lookup(int64(ids), return_exists=True)
-            differ = set(ids[exists.numpy() != has.numpy()].tolist())
-            expired = {key for key, trained in last_trained.items() if step - trained >= 3}
-            assert differ <= expired
-            same = np.isin(ids, list(differ), invert=True)
-            np.testing.assert_array_equal(other.lookup(int64(ids))[same], want[same])
-    assert not differ and int(other.size()) == np.count_nonzero(exists)
+            lives = {key for key, trained in last_trained.items() if step - trained <= 3}
+            values, has = other.lookup(int64(ids), return_exists=True)
+            assert set(ids[has.numpy()].tolist()) == lives
+            np.testing.assert_array_equal(values, table.lookup(int64(ids)))
+    assert follower.status.full_copies == 1 and follower.status.erased >= 5000
+
+
+def test_looking_for_rows_whose_time_is_over_takes_a_hundredth_of_the_time(tmp_path, monkeypatch):
+    now, passes = [0.0], []
+
+    def look(table):
+        passes.append(now[0])
+        now[0] += 2.0
+
+    monkeypatch.setattr(
+        publisher_module, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    )
+    monkeypatch.setattr(TableResource, "remove_expired", look)
+    expires = tf_dynemb.Variable(dim=1, name="t", eviction=tf_dynemb.policies.TTL(seconds=60))
+    stays = tf_dynemb.Variable(dim=1, name="u", eviction=tf_dynemb.policies.LRU(), max_rows=9)
+    with Publisher({"t": expires, "u": stays}, tmp_path / "feed") as publisher:
+        while now[0] < 1000:
+            publisher.publish()
+            now[0] += 10.0
+    # Of one table; not before the first generation, which has all rows.
+    assert passes == [10.0, 212.0, 414.0, 616.0, 818.0]
