@@ -4,6 +4,7 @@ import contextlib
 import gc
 import http.client
 import http.server
+import json
 import os
 import random
 import threading
@@ -19,7 +20,7 @@ from test_serving_feed import agreeing, change, make_model, set_all, values_of
 from test_serving_follow import IDS, export, wait_for, wait_until
 
 import tf_dynemb
-from tf_dynemb.serving import Follower, Publisher, follower_status, one_generation
+from tf_dynemb.serving import Follower, Publisher, follower_status, one_generation, rollback
 from tf_dynemb.serving import publisher as publisher_module
 from tf_dynemb.serving.feed import Feed
 from tf_dynemb.serving.switch import Switch
@@ -76,6 +77,91 @@ def test_a_full_copy_that_takes_long_to_load_stays(tmp_path, monkeypatch):
     assert Feed(tmp_path / "feed").numbers()[0] == 3
     publish_many(table, publisher, 3)
     assert Feed(tmp_path / "feed").numbers()[0] > 3
+
+
+class Beats:
+    """The heartbeats that a follower in Python writes; `has_more` is set at the third from now on."""
+
+    def __init__(self, follower, monkeypatch):
+        self.said, self.has_more = [], threading.Event()
+        self._put, self._enough = follower._feed.put, 3
+        monkeypatch.setattr(follower._feed, "put", self.put)
+
+    def put(self, place, content):
+        self._put(place, content)
+        self.said.append(json.loads(content))
+        if len(self.said) >= self._enough:
+            self.has_more.set()
+
+    def wait_for_more(self):
+        self._enough = len(self.said) + 3
+        self.has_more.clear()
+        assert self.has_more.wait(60)
+
+
+@pytest.mark.parametrize("what", ["_install", "_apply"])
+def test_a_follower_tells_that_it_lives_while_it_loads(what, tmp_path, monkeypatch):
+    table, publisher = small_feed(tmp_path)
+    other = tf_dynemb.Variable(dim=1, name="t", initializer="zeros")
+    follower = Follower(other, tmp_path / "feed", heartbeat_seconds=0.001)
+    if what == "_apply":
+        follower.poll()
+        table.upsert(int64([7]), [[5.0]])
+        publisher.publish()
+    beats, load = Beats(follower, monkeypatch), getattr(follower, what)
+
+    def slowly(*generations):
+        beats.wait_for_more()
+        load(*generations)
+
+    monkeypatch.setattr(follower, what, slowly)
+    assert follower.poll().generation == publisher.generation
+    during = {(beat["generation"], beat["needs"]) for beat in beats.said[:-1]}
+    assert during >= ({(None, 3)} if what == "_install" else {(3, None)})
+    assert [beat["beat"] for beat in beats.said] == sorted(beat["beat"] for beat in beats.said)
+    before = len(beats.said)
+    assert not [one for one in threading.enumerate() if one.name == "tf_dynemb-heartbeat"]
+    assert len(beats.said) == before
+
+
+def feed_of_changes(tmp_path, generations):
+    table = tf_dynemb.Variable(dim=1, name="t", initializer="zeros")
+    with Publisher(table, tmp_path / "feed") as publisher:
+        for number in range(generations):
+            table.upsert(int64([7]), [[float(number)]])
+            publisher.publish()
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_follower_tells_of_each_generation_while_it_catches_up(pinned, tmp_path, monkeypatch):
+    feed_of_changes(tmp_path, 12)
+    follower = Follower(tf_dynemb.Variable(dim=1, name="t"), tmp_path / "feed")
+    follower.pin(1)
+    follower.unpin()
+    if pinned:
+        rollback(tmp_path / "feed", 12)
+    beats = Beats(follower, monkeypatch)
+    assert follower.poll().generation == 12
+    assert [beat["generation"] for beat in beats.said] == list(range(1, 13))
+
+
+def test_a_model_tells_of_each_generation_while_it_catches_up(tmp_path):
+    feed_of_changes(tmp_path, 12)
+    module = tf.Module()
+    module.table = table = tf_dynemb.Variable(dim=1, name="t", initializer="zeros")
+    spec = tf.TensorSpec([None], tf.int64)
+    with tf_dynemb.for_serving(follow=tmp_path / "feed", poll_seconds=0.005):
+        serve = one_generation(
+            tf.function(lambda ids: {"rows": table.lookup(ids)}, input_signature=[spec])
+        )
+        tf.saved_model.save(module, str(tmp_path / "model"), signatures=serve)
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    wait_for(served, 12)
+    feed = Feed(tmp_path / "feed")
+    wait_until(lambda: [beat["generation"] for beat in feed.heartbeats().values()] == [12])
+    (beat,) = feed.heartbeats().values()
+    assert beat["beat"] >= 12
+    del served
 
 
 class SlowServer(http.server.ThreadingHTTPServer):
