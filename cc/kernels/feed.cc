@@ -409,6 +409,7 @@ Status CopyToMemory(const std::string& folder, std::unique_ptr<FileSystem>* file
   std::map<std::string, std::string> content;
   DYNEMB_RETURN_IF_ERROR(FromTensorFlow(Env::Default()->GetChildren(folder, &names)));
   for (const std::string& name : names) {
+    if (name == "LOCK") continue;  // of who has written the folder; it is empty
     const std::string path = JoinPath(folder, name);
     DYNEMB_RETURN_IF_ERROR(ReadAll(path, &content[path]));
   }

@@ -172,6 +172,7 @@ class SlowServer(http.server.ThreadingHTTPServer):
     def __init__(self, address):
         super().__init__(("127.0.0.1", 0), Relay)
         self.behind, self.is_asked, self.may_go = address, threading.Event(), threading.Event()
+        self.asked = []  # the paths
 
     def handle_error(self, request, client_address):
         pass  # a follower that was unloaded
@@ -181,6 +182,7 @@ class Relay(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def relay(self):
+        self.server.asked.append(self.path)
         if "/full/rows" in self.path:
             self.server.is_asked.set()
             self.server.may_go.wait(60)
@@ -250,6 +252,25 @@ def test_a_thread_that_loads_for_long_keeps_what_it_loads(slow_stream, tmp_path)
     status = follower_status(served)
     assert (status.errors, status.full_copies) == (0, 1)
     assert numbers_in(served.serve(KEYS)) == {7.0}
+
+
+def test_each_file_of_a_generation_is_fetched_by_one_request(slow_stream, tmp_path):
+    """Up to 4 MiB of it: requests cost both machines more than the bytes of a generation do."""
+    model, publisher, server = slow_stream
+    server.may_go.set()
+    with tf_dynemb.for_serving(follow=f"feed://127.0.0.1:{server.server_port}", poll_seconds=0.005):
+        model.export(str(tmp_path / "model"), verbose=False)
+    served, keys = tf.saved_model.load(str(tmp_path / "model")), tf.range(10_000, dtype=tf.int64)
+    for number in (1, 2):
+        set_all(model, keys, number)
+        publisher.publish()
+        assert wait_for(served, number).errors == 0
+    folder = f"/data/{Feed(tmp_path / 'feed').read(2).folder}"
+    delta = tmp_path / "feed" / folder[1:] / "delta"
+    names = [name for name in os.listdir(delta) if name != "LOCK"]
+    assert max(os.path.getsize(delta / name) for name in names) > 100_000
+    files = [f"{folder}/weights", f"{folder}/delta/", *(f"{folder}/delta/{name}" for name in names)]
+    assert sorted(path for path in server.asked if path.startswith(folder)) == sorted(files)
 
 
 # --- A request sees one generation --------------------------------------------------------------------
