@@ -511,7 +511,7 @@ REGISTER_OP("DynembRemoveExpired")
     .Input("table: resource")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
-    .Doc("Removes all rows whose time to live is over, by a pass over the rows if there may be some.");
+    .Doc("Removes all rows whose time is over, by a pass over the table if there may be some.");
 
 REGISTER_OP("DynembNow")
     .Input("table: resource")
