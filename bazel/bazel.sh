@@ -2,6 +2,7 @@
 # Runs the Bazel that this project builds with: $BAZEL, or `bazel` or `bazelisk` on PATH, whichever is new enough first.
 #   bazel/bazel.sh build //:native       any Bazel command
 #   bazel/bazel.sh --major               prints the major version (4 for Debian's 4.2.3); fails if there is none that fits
+#   bazel/bazel.sh --command             prints the command itself, to be run in another workspace
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -28,6 +29,7 @@ for candidate in ${BAZEL:+"$BAZEL"} bazel bazelisk; do
   major=$(major_of "$candidate")
   if [[ $major =~ ^[0-9]+$ ]] && ((major >= oldest && major <= newest)); then
     [[ ${1:-} == --major ]] && echo "$major" && exit 0
+    [[ ${1:-} == --command ]] && echo "env $(environment_of "$candidate") $candidate" && exit 0
     exec env $(environment_of "$candidate") "$candidate" "$@"
   fi
   tried+=("$candidate (version ${major:-unknown})")

@@ -135,6 +135,19 @@ class FeedServer:
         self._most_requests = most_requests
         self._requests = 0
         self._newest = NewestGeneration(self._folder)
+        server = self
+
+        class File(web.FileResponse):
+            """A file, which is a request that is being answered until it is sent."""
+
+            async def prepare(self, request: web.BaseRequest) -> Any:
+                server._requests += 1
+                try:
+                    return await super().prepare(request)
+                finally:
+                    server._requests -= 1
+
+        self._file = File
 
     def application(self) -> web.Application:
         """What answers requests."""
@@ -168,20 +181,6 @@ class FeedServer:
 
         return admit
 
-    def _file(self, place: pathlib.Path, caching: str) -> web.FileResponse:
-        """A file, which is a request that is being answered until it is sent."""
-        server = self
-
-        class File(self._web.FileResponse):  # type: ignore[name-defined]
-            async def prepare(self, request: web.BaseRequest) -> Any:
-                server._requests += 1
-                try:
-                    return await super().prepare(request)
-                finally:
-                    server._requests -= 1
-
-        return File(place, headers={"Cache-Control": caching, "Vary": "Authorization"})
-
     def _text(self, text: str, status: int = 200) -> web.Response:
         return self._web.Response(status=status, text=text, headers={"Cache-Control": "no-store"})
 
@@ -203,10 +202,9 @@ class FeedServer:
             return self._web.Response(status=301, headers={"Location": f"{request.path}/"})
         who = "private" if self._secret else "public"
         never_changes = request.path.startswith("/data/")
+        caching = f"{who}, max-age=31536000, immutable" if never_changes else "no-store"
         with open(place, "rb"):  # what fails here says why; it would be a 404 below
-            return self._file(
-                place, f"{who}, max-age=31536000, immutable" if never_changes else "no-store"
-            )
+            return self._file(place, headers={"Cache-Control": caching, "Vary": "Authorization"})
 
     async def _list(self, request: web.Request) -> web.Response:
         path = request.match_info["names"].rstrip("/")

@@ -105,6 +105,11 @@ class Fields {
     if (!(number >= 0 && number <= 9e15)) Wrong(name, "a number of things");
     return status_->ok() ? static_cast<int64_t>(number) : 0;
   }
+  // `otherwise` if there is no such field.
+  bool Flag(const char* name, bool otherwise) {
+    if (object_.fields().count(name) == 0) return otherwise;
+    return Get(name, Value::kBoolValue, "true or false").bool_value();
+  }
   const ListValue& List(const char* name) {
     return Get(name, Value::kListValue, "a list").list_value();
   }
@@ -159,6 +164,7 @@ void ParseWeights(const Struct& object, Generation* generation, Status* status) 
   const ListValue& dtypes = fields.List("dtypes");
   const ListValue& shapes = fields.List("shapes");
   generation->weights_crc32c = static_cast<uint32_t>(fields.Count("crc32c"));
+  generation->tables_alone = fields.Flag("tables_alone", names.values_size() == 0);
   if (names.values_size() != dtypes.values_size() || names.values_size() != shapes.values_size()) {
     *status = DataLoss("a manifest with other numbers of names, dtypes and shapes of weights");
     return;
@@ -403,6 +409,7 @@ Status CopyToMemory(const std::string& folder, std::unique_ptr<FileSystem>* file
   std::map<std::string, std::string> content;
   DYNEMB_RETURN_IF_ERROR(FromTensorFlow(Env::Default()->GetChildren(folder, &names)));
   for (const std::string& name : names) {
+    if (name == "LOCK") continue;  // of who has written the folder; it is empty
     const std::string path = JoinPath(folder, name);
     DYNEMB_RETURN_IF_ERROR(ReadAll(path, &content[path]));
   }

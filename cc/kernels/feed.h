@@ -40,6 +40,7 @@ struct Generation {
   std::string folder;
   std::optional<FeedPart> delta, full;  // one of the two at least
   std::vector<FeedWeight> weights;      // one after the other in the file `weights`
+  bool tables_alone = false;            // the publisher has no model: followers keep their weights
   uint32_t weights_crc32c = 0;
 
   // The state of the tables, which the delta of the next generation continues.

@@ -3,18 +3,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
-#include <limits>
 #include <new>
 #include <utility>
 
 #include "cc/core/base/no_memory.h"
-#include "cc/core/snapshot/loader.h"
-#include "cc/core/snapshot/reader.h"
+#include "cc/kernels/followers.h"
 #include "cc/kernels/http_client.h"
-#include "cc/kernels/monitoring.h"
 #include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/host_info.h"
 #include "tensorflow/core/platform/logging.h"
@@ -24,101 +21,11 @@ namespace dynemb {
 namespace {
 
 using std::chrono::steady_clock;
-using tensorflow::Tensor;
 using tensorflow::core::RefCountPtr;
 
 constexpr std::chrono::seconds kFarewell{2};
-// Of a full copy, between two looks at whether the follower still lives and says so.
-constexpr int64_t kRowsAtATime = int64_t{1} << 20;
 // Between two attempts to reach the generation that a feed is pinned to.
 constexpr std::chrono::seconds kFirstPause{1}, kLongestPause{60};
-
-double NowSeconds() { return static_cast<double>(tensorflow::Env::Default()->NowMicros()) * 1e-6; }
-
-// The followers of this process, for monitoring, and so that none runs on when the process exits
-// and what it works with is destroyed.
-class Followers {
- public:
-  static Followers& Get() {
-    static Followers* const followers = new Followers();
-    return *followers;
-  }
-  void Add(Follower* follower) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    running_.insert(follower);
-  }
-  void Remove(Follower* follower) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    running_.erase(follower);
-    AddCounters(follower->status(), &gone_[follower->path()]);
-  }
-
- private:
-  Followers() {
-    std::atexit([] {
-      std::lock_guard<std::mutex> lock(Get().mutex_);
-      for (Follower* follower : Get().running_) follower->Stop();
-    });
-    Register("rows", "Rows that followers of feeds have put in", &FollowerStatus::rows);
-    Register("erased", "Keys that followers of feeds have erased", &FollowerStatus::erased);
-    Register("full_copies", "Full copies that followers have loaded", &FollowerStatus::full_copies);
-    Register("errors", "What went wrong with following feeds", &FollowerStatus::errors);
-    RegisterGauge("/tf_dynemb/follower/generation",
-                  "The generation that is served; -1: the model is as it was loaded", "feed", [] {
-                    return Get().Last([](const FollowerStatus& one) { return one.generation; },
-                                      std::less<int64_t>());
-                  });
-    RegisterGauge("/tf_dynemb/follower/newest", "The newest generation of a feed", "feed", [] {
-      return Get().Last([](const FollowerStatus& one) { return one.newest; },
-                        std::greater<int64_t>());
-    });
-    RegisterGauge("/tf_dynemb/follower/pinned",
-                  "The generation that a feed has its followers stay at; -1: none", "feed", [] {
-                    return Get().Last([](const FollowerStatus& one) { return one.pinned; },
-                                      std::greater<int64_t>());
-                  });
-    RegisterGauge(
-        "/tf_dynemb/follower/lag_microseconds",
-        "Since the feed has had something newer, by the clocks of both machines", "feed", [] {
-          return Get().Last([](const FollowerStatus& one) { return one.lag_microseconds(); },
-                            std::greater<int64_t>());
-        });
-  }
-
-  static void AddCounters(const FollowerStatus& status, FollowerStatus* sum) {
-    sum->rows += status.rows;
-    sum->erased += status.erased;
-    sum->full_copies += status.full_copies;
-    sum->errors += status.errors;
-  }
-
-  static void Register(const char* name, const char* about, int64_t FollowerStatus::* what) {
-    RegisterCounter(StrCat("/tf_dynemb/follower/", name), about, "feed", [what] {
-      std::lock_guard<std::mutex> lock(Get().mutex_);
-      std::map<std::string, FollowerStatus> sums = Get().gone_;
-      for (Follower* one : Get().running_) AddCounters(one->status(), &sums[one->path()]);
-      NumbersByLabel numbers;
-      for (const auto& [path, sum] : sums) numbers[path] = sum.*what;
-      return numbers;
-    });
-  }
-
-  template <typename Number, typename ComesFirst>
-  NumbersByLabel Last(const Number& number, const ComesFirst& comes_first) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    NumbersByLabel last;
-    for (Follower* follower : running_) {
-      const int64_t mine = number(follower->status());
-      const auto [found, is_first] = last.emplace(follower->path(), mine);
-      if (!is_first && comes_first(mine, found->second)) found->second = mine;
-    }
-    return last;
-  }
-
-  std::mutex mutex_;  // of what follows; held while a follower is read, so that it does not go
-  std::set<Follower*> running_;
-  std::map<std::string, FollowerStatus> gone_;  // by feed
-};
 
 // As that of a Follower in Python.
 std::string NewName() {
@@ -129,23 +36,6 @@ std::string NewName() {
     if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.' && c != '-') c = '-';
   }
   return StrCat(host, "-", getpid(), "-", number);
-}
-
-Status About(const std::string& what, const Status& status) {
-  return status.ok() ? status : Status(status.code(), StrCat(what, ": ", status.message()));
-}
-
-Status CheckId(const std::string& folder, uint64_t got, uint64_t want) {
-  if (got == want) return Status();
-  return Status(Code::kDataLoss, StrCat(folder, ": got snapshot ", IdText(got), ", want ",
-                                        IdText(want), ", as the manifest says"));
-}
-
-// The table of a snapshot that goes into `table`.
-Status FindTable(SnapshotReader* reader, TableResource* table, int64_t* number) {
-  DYNEMB_RETURN_IF_ERROR(reader->FindTable(table->name(), number));
-  const Shards shards = table->shards()->shards();
-  return About(StrCat("table '", table->name(), "'"), reader->FitTo(shards[0]->schema(), *number));
 }
 
 // Of a generation with a delta.
@@ -159,27 +49,12 @@ Status DoesNotContinue(const std::string& path, int64_t number, int64_t before,
                                         " does not continue the generation ", before, which));
 }
 
-// Calls `go_on` before each `rows_at_a_time` rows; its error ends it.
-Status LoadAllRows(
-    const Context& context, const SnapshotReader& reader, int64_t table,
-    const std::vector<Table*>& shards, KeyStrings* strings,
-    int64_t rows_at_a_time = std::numeric_limits<int64_t>::max(),
-    const std::function<Status()>& go_on = [] { return Status(); }) {
-  SnapshotPlace place;
-  for (;;) {
-    std::vector<BlockEntry> blocks;
-    DYNEMB_RETURN_IF_ERROR(go_on());
-    DYNEMB_RETURN_IF_ERROR(reader.List(table, rows_at_a_time, &place, &blocks));
-    if (blocks.empty()) return Status();
-    DYNEMB_RETURN_IF_ERROR(LoadRows(context, reader, blocks, nullptr, shards, strings));
-  }
-}
-
 }  // namespace
 
 int64_t FollowerStatus::lag_microseconds() const {
   if (newer_since_seconds == 0) return 0;
-  return static_cast<int64_t>(std::max(0.0, NowSeconds() - newer_since_seconds) * 1e6);
+  const double now = static_cast<double>(tensorflow::Env::Default()->NowMicros());
+  return static_cast<int64_t>(std::max(0.0, now - newer_since_seconds * 1e6));
 }
 
 Follower::Follower(FollowerOptions options, std::vector<RefCountPtr<TableResource>> tables,
@@ -190,18 +65,18 @@ Follower::Follower(FollowerOptions options, std::vector<RefCountPtr<TableResourc
       tables_(std::move(tables)),
       weights_(std::move(weights)),
       gate_(std::move(gate)) {
-  Followers::Get().Add(this);
+  AddFollower(this);
   try {
     thread_ = std::thread([this] { Run(); });
   } catch (const std::exception&) {  // a process that has no thread left has no memory for one
-    Followers::Get().Remove(this);
+    RemoveFollower(this);
     throw std::bad_alloc();
   }
 }
 
 Follower::~Follower() {
   Stop();
-  Followers::Get().Remove(this);
+  RemoveFollower(this);
 }
 
 void Follower::Stop() {
@@ -309,8 +184,10 @@ void Follower::Poll() {
   if (pinned && !is_there() && IsInPause(numbers, *pinned)) return;
   while (!ended() && !is_there()) {
     const bool may_apply = now_ && now_->number < last;
-    if (may_apply && ApplyNext(numbers)) continue;
-    if (too_long_ || !(pinned ? LoadPinned(numbers, *pinned) : LoadFull(numbers))) break;
+    if (!may_apply || !ApplyNext(numbers)) {
+      if (too_long_ || !(pinned ? LoadPinned(numbers, *pinned) : LoadFull(numbers))) break;
+    }
+    Beat();  // before the next one, too
   }
   NoteLag(numbers);
 }
@@ -379,65 +256,9 @@ Status Follower::CheckNext(const std::vector<int64_t>& numbers, const Generation
   return DoesNotContinue(feed_.path(), number, now_->number, " that is served");
 }
 
-Status Follower::ReadWeights(const Generation& generation, Weights* weights) const {
-  std::map<std::string, Tensor> named;
-  DYNEMB_RETURN_IF_ERROR(feed_.ReadWeights(generation, &named));
-  for (const FollowedWeight& weight : weights_) {
-    const auto found = named.find(weight.name);
-    tensorflow::tf_shared_lock lock(*weight.variable->mu());
-    const Tensor& there = *weight.variable->tensor();
-    if (found == named.end()) {
-      // Of a feed of tables alone; or the state of a random generator, which no publisher has.
-      if (!named.empty() && tensorflow::DataTypeIsFloating(there.dtype())) {
-        return InvalidArgument(feed_.path(), ": got a feed without the dense weight '", weight.name,
-                               "' of the model; want one of a model of the same "
-                               "layers and names, or export the model again");
-      }
-      weights->emplace_back();
-      continue;
-    }
-    if (found->second.dtype() != there.dtype() || found->second.shape() != there.shape()) {
-      return InvalidArgument(feed_.path(), ": got ",
-                             tensorflow::DataTypeString(found->second.dtype()), " ",
-                             found->second.shape().DebugString(), " for the dense weight '",
-                             weight.name, "', want ", tensorflow::DataTypeString(there.dtype()),
-                             " ", there.shape().DebugString(), ", as the model has it");
-    }
-    weights->emplace_back(found->second);
-  }
-  return Status();
-}
-
-Status Follower::Apply(const Generation& generation) {
-  const FileContext core;
-  const std::string folder = feed_.Folder(generation, "delta");
-  Weights weights;
-  std::unique_ptr<FileSystem> files;
-  std::unique_ptr<SnapshotReader> reader;
-  DYNEMB_RETURN_IF_ERROR(ReadWeights(generation, &weights));
-  DYNEMB_RETURN_IF_ERROR(CopyToMemory(folder, &files));
-  DYNEMB_RETURN_IF_ERROR(SnapshotReader::Open(files.get(), folder, &reader));
-  const uint64_t id = generation.delta->snapshot;
-  DYNEMB_RETURN_IF_ERROR(CheckId(folder, reader->manifest().id, id));
-  std::vector<int64_t> numbers(tables_.size());
-  for (size_t t = 0; t < tables_.size(); ++t) {
-    DYNEMB_RETURN_IF_ERROR(About(folder, FindTable(reader.get(), tables_[t].get(), &numbers[t])));
-  }
-  DYNEMB_RETURN_IF_ERROR(reader->Verify(core));
-  return Switch(generation, {&*generation.delta}, false, weights, [&] {
-    for (size_t t = 0; t < tables_.size(); ++t) {
-      const ShardSet::Lease held = tables_[t]->shards()->Acquire();
-      const std::vector<Table*> shards = Pointers(held->shards);
-      DYNEMB_RETURN_IF_ERROR(LoadErased(core, *reader, numbers[t], shards));
-      DYNEMB_RETURN_IF_ERROR(LoadAllRows(core, *reader, numbers[t], shards, held->strings.get()));
-      tables_[t]->set_snapshot(id);
-    }
-    return Status();
-  });
-}
-
 bool Follower::LoadFull(const std::vector<int64_t>& numbers) {
   const bool whole = CheckWhole().ok();
+  bool fits = true;  // or another full copy mends nothing
   for (auto number = numbers.rbegin(); number != numbers.rend() && !ended(); ++number) {
     const Generation* generation = nullptr;
     Status status = ReadGeneration(*number, &generation);
@@ -451,8 +272,9 @@ bool Follower::LoadFull(const std::vector<int64_t>& numbers) {
     Failed(status);
     if (too_long_) return false;
     manifests_.erase(*number);  // as in ApplyNext
+    fits = fits && status.code() != Code::kInvalidArgument;
   }
-  wants_full_ = true;
+  wants_full_ = fits;
   return false;
 }
 
@@ -514,128 +336,6 @@ Status Follower::ChainTo(int64_t number, std::vector<const Generation*>* chain) 
   }
   return Status(Code::kNotFound, StrCat(feed_.path(), ": the feed has no full copy from which to ",
                                         "reach generation ", number));
-}
-
-Status Follower::LoadTable(const std::vector<std::unique_ptr<SnapshotReader>>& readers,
-                           TableResource* table, ShardSet::Contents* contents) {
-  const FileContext core;
-  int64_t want = 0;
-  for (size_t r = 0; r < readers.size(); ++r) {
-    SnapshotReader* const reader = readers[r].get();
-    int64_t number = 0;
-    DYNEMB_RETURN_IF_ERROR(FindTable(reader, table, &number));
-    if (r == 0) {
-      for (const SnapshotFile& file : reader->manifest().files) {
-        if (file.table == number) want += file.rows;
-      }
-      const Shards like = table->shards()->shards();
-      TableSchema schema = like[0]->schema();
-      schema.initializer.seed =
-          reader->manifest().tables[static_cast<size_t>(number)].schema.initializer.seed;
-      const auto count = static_cast<int64_t>(like.size());
-      Shards shards;
-      DYNEMB_RETURN_IF_ERROR(MakeHostShards(core, schema, table->options(), table->storage(), count,
-                                            want / count, &shards));
-      *contents = ContentsOf(std::move(shards));
-    }
-    const std::vector<Table*> shards = Pointers(contents->shards);
-    if (r > 0) DYNEMB_RETURN_IF_ERROR(LoadErased(core, *reader, number, shards));
-    const auto go_on = [this] {
-      if (ended()) return FailedPrecondition("the model is being unloaded");
-      Beat();
-      return Status();
-    };
-    DYNEMB_RETURN_IF_ERROR(
-        LoadAllRows(core, *reader, number, shards, contents->strings.get(), kRowsAtATime, go_on));
-    int64_t rows = 0;
-    for (const auto& shard : contents->shards) rows += shard->size();
-    if (r == 0 && rows != want) {
-      return Status(Code::kDataLoss,
-                    StrCat("got ", rows, " rows of table '", table->name(), "', want ", want));
-    }
-  }
-  return Status();
-}
-
-Status Follower::Load(const std::vector<const Generation*>& chain) {
-  const Generation& last = *chain.back();
-  Weights weights;
-  std::vector<std::unique_ptr<SnapshotReader>> readers(chain.size());
-  std::vector<const FeedPart*> parts;
-  DYNEMB_RETURN_IF_ERROR(ReadWeights(last, &weights));
-  for (size_t g = 0; g < chain.size(); ++g) {
-    const std::string folder = feed_.Folder(*chain[g], g == 0 ? "full" : "delta");
-    parts.push_back(&*(g == 0 ? chain[g]->full : chain[g]->delta));
-    DYNEMB_RETURN_IF_ERROR(SnapshotReader::Open(TensorFlowFiles(), folder, &readers[g]));
-    DYNEMB_RETURN_IF_ERROR(CheckId(folder, readers[g]->manifest().id, parts[g]->snapshot));
-  }
-  // It may take longer than the publisher keeps generations that nobody needs.
-  needs_ = chain[0]->number;
-  struct Ending {
-    std::optional<int64_t>* needs;
-    ~Ending() { needs->reset(); }
-  } const ending{&needs_};
-  // Beside the rows that are served, which serve on.
-  std::vector<ShardSet::Contents> loaded(tables_.size());
-  for (size_t t = 0; t < tables_.size(); ++t) {
-    DYNEMB_RETURN_IF_ERROR(
-        About(feed_.Folder(*chain[0], "full"), LoadTable(readers, tables_[t].get(), &loaded[t])));
-  }
-  return Switch(last, parts, true, weights, [&] {
-    for (size_t t = 0; t < tables_.size(); ++t) {
-      tables_[t]->Replace(std::move(loaded[t]), {last.state()});
-    }
-    return Status();
-  });
-}
-
-Status Follower::Switch(const Generation& generation, const std::vector<const FeedPart*>& parts,
-                        bool is_full, const Weights& weights,
-                        const std::function<Status()>& change) {
-  struct Opening {  // however this ends
-    RequestGate* gate;
-    ~Opening() {
-      // Not on this thread, on which a request must not run.
-      gate->Open([](std::function<void()> entered) {
-        tensorflow::Env::Default()->SchedClosure(std::move(entered));
-      });
-    }
-  } opening{gate_.get()};
-  if (!gate_->Close(std::chrono::duration<double>(options_.longest_wait_seconds))) {
-    too_long_ = true;
-    return Status(Code::kFailedPrecondition,
-                  StrCat("requests took longer than ", options_.longest_wait_seconds,
-                         " s; the switch to the next generation is tried again"));
-  }
-  const auto set_whole = [this](bool whole) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    whole_ = whole;
-  };
-  set_whole(false);
-  DYNEMB_RETURN_IF_ERROR(change());
-  Assign(weights);
-  now_ = generation;
-  wants_full_ = false;
-  std::lock_guard<std::mutex> lock(mutex_);
-  whole_ = true;
-  status_.generation = generation.number;
-  status_.newer_since_seconds = 0;
-  for (const FeedPart* part : parts) {
-    status_.rows += part->rows;
-    status_.erased += part->erased;
-  }
-  status_.full_copies += is_full ? 1 : 0;
-  return Status();
-}
-
-void Follower::Assign(const Weights& weights) {
-  for (size_t w = 0; w < weights_.size(); ++w) {
-    if (!weights[w]) continue;
-    tensorflow::Var* const variable = weights_[w].variable.get();
-    tensorflow::mutex_lock lock(*variable->mu());
-    *variable->tensor() = *weights[w];  // who has read the one before keeps it
-    variable->is_initialized = true;
-  }
 }
 
 void Follower::Beat() {

@@ -7,9 +7,12 @@
 // noticed before anything changes; the next full copy takes its place. If the feed is pinned to a
 // generation, it goes to that one and stays.
 //
-// In TensorFlow's monitoring registry, by the label `feed`, the folder: /tf_dynemb/follower/rows,
-// erased, full_copies, errors, counters; generation, newest, pinned, lag_microseconds, gauges. Of
-// several followers of one feed counters are added up; gauges are of the one that is last.
+// follower.cc finds the generation that comes next; follower_load.cc puts it in place.
+//
+// In TensorFlow's monitoring registry (followers.cc), by the label `feed`, the folder:
+// /tf_dynemb/follower/rows, erased, full_copies, errors, counters; generation, newest, pinned,
+// lag_microseconds, gauges. Of several followers of one feed counters are added up; gauges are of
+// the one that is last.
 #ifndef TF_DYNEMB_CC_KERNELS_FOLLOWER_H_
 #define TF_DYNEMB_CC_KERNELS_FOLLOWER_H_
 
@@ -94,13 +97,19 @@ class Follower {
   Status ChainToPin(const std::vector<int64_t>& numbers, const FeedPin& pin,
                     std::vector<const Generation*>* chain);
   Status CheckNext(const std::vector<int64_t>& numbers, const Generation** generation);
+  // The newest generation with a full copy that is not after `number`, and all up to it.
+  Status ChainTo(int64_t number, std::vector<const Generation*>* chain);
+  void Beat();
+  // Until it is worth while to poll again.
+  void Wait();
+  bool ended() const;
+
+  // The changes of a generation.
   Status Apply(const Generation& generation);
   // The full copy of the first, and the changes of those after it.
   Status Load(const std::vector<const Generation*>& chain);
   Status LoadTable(const std::vector<std::unique_ptr<SnapshotReader>>& readers,
                    TableResource* table, ShardSet::Contents* contents);
-  // The newest generation with a full copy that is not after `number`, and all up to it.
-  Status ChainTo(int64_t number, std::vector<const Generation*>* chain);
   // The weights that the model has of a generation, in the order of weights_; nothing for those
   // that the feed does not have, which stay as they are.
   using Weights = std::vector<std::optional<tensorflow::Tensor>>;
@@ -111,10 +120,6 @@ class Follower {
   Status Switch(const Generation& generation, const std::vector<const FeedPart*>& parts,
                 bool is_full, const Weights& weights, const std::function<Status()>& change);
   void Assign(const Weights& weights);
-  void Beat();
-  // Until it is worth while to poll again.
-  void Wait();
-  bool ended() const;
 
   const FollowerOptions options_;
   const Feed feed_;

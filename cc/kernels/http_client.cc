@@ -22,6 +22,7 @@ namespace {
 constexpr int64_t kConnectSeconds = 5;
 constexpr int64_t kSilentSeconds = 10;  // a server that sends and takes nothing for so long
 constexpr size_t kIdleHandles = 16;
+constexpr long kBufferBytes = 512L << 10;            // of what is received between two calls
 constexpr int64_t kWholeAnswer = int64_t{64} << 20;  // the limit of one that is no part of a file
 constexpr size_t kMessageBytes = 500;
 
@@ -207,6 +208,7 @@ absl::Status SendHttp(const HttpRequest& request, HttpResponse* response) {
   curl_easy_setopt(curl, CURLOPT_PROXY, "");
   curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, ReadHeader);
   curl_easy_setopt(curl, CURLOPT_HEADERDATA, &transfer);
+  curl_easy_setopt(curl, CURLOPT_BUFFERSIZE, kBufferBytes);
   curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, Receive);
   curl_easy_setopt(curl, CURLOPT_WRITEDATA, &transfer);
   curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);

@@ -1,4 +1,4 @@
-// Kernels of the ops of policies: restrict, and the clock.
+// Kernels of the ops of policies: restrict, the removal of what has expired, and the clock.
 #include <string>
 
 #include "cc/core/policy/clock.h"
@@ -58,6 +58,19 @@ class RestrictOp : public CatchingKernel {
   MetaField field_ = MetaField::kLastWriteTime;
 };
 
+class RemoveExpiredOp : public CatchingKernel {
+ public:
+  using CatchingKernel::CatchingKernel;
+  void TryCompute(OpKernelContext* context) override {
+    TableInput table;
+    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
+    const PoolContext core(context);
+    for (const auto& shard : table.shards) {
+      OP_REQUIRES_OK(context, ToTensorFlow(shard->RemoveExpired(core)));
+    }
+  }
+};
+
 class NowOp : public CatchingKernel {
  public:
   using CatchingKernel::CatchingKernel;
@@ -76,6 +89,11 @@ REGISTER_KERNEL_BUILDER(Name("DynembRestrict")
                             .HostMemory("trigger")
                             .HostMemory("removed"),
                         RestrictOp);
+REGISTER_KERNEL_BUILDER(Name("DynembRemoveExpired").Device(tensorflow::DEVICE_CPU),
+                        RemoveExpiredOp);
+REGISTER_KERNEL_BUILDER(
+    Name("DynembRemoveExpired").Device(tensorflow::DEVICE_GPU).HostMemory("table"),
+    RemoveExpiredOp);
 REGISTER_KERNEL_BUILDER(Name("DynembNow").Device(tensorflow::DEVICE_CPU), NowOp);
 REGISTER_KERNEL_BUILDER(
     Name("DynembNow").Device(tensorflow::DEVICE_GPU).HostMemory("table").HostMemory("now"), NowOp);

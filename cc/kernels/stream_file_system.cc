@@ -34,6 +34,8 @@ namespace {
 constexpr absl::string_view kPlain = "feed://", kTls = "feeds://";
 constexpr char kSecret[] = "TF_DYNEMB_FEED_SECRET";
 constexpr int64_t kFetchedAhead = int64_t{4} << 20;
+// Who reads so much of the beginning of a file reads on: feed.cc, and not who looks at a header.
+constexpr int64_t kReadsOn = int64_t{64} << 10;
 
 absl::Status ReadOnly(absl::string_view path) {
   return absl::UnimplementedError(
@@ -89,7 +91,8 @@ absl::Status Ask(const std::string& method, absl::string_view path, HttpResponse
   return made.ok() ? Send(request, path, response) : made;
 }
 
-// Reads that follow each other get their bytes from what one request has fetched ahead.
+// Reads that follow each other get their bytes from what one request has fetched ahead. A file that
+// is shorter than that is one request.
 class StreamedFile : public tensorflow::RandomAccessFile {
  public:
   explicit StreamedFile(std::string path) : path_(std::move(path)) {}
@@ -121,13 +124,14 @@ class StreamedFile : public tensorflow::RandomAccessFile {
  private:
   // kOutOfRange: there is nothing from there on.
   absl::Status Fetch(int64_t at, int64_t bytes) const {
-    const bool follows = at > 0 && at == first_ + static_cast<int64_t>(fetched_.size());
+    const bool reads_on =
+        at > 0 ? at == first_ + static_cast<int64_t>(fetched_.size()) : bytes >= kReadsOn;
     if (at >= file_bytes_) return AtEnd();
     HttpRequest request;
     HttpResponse response;
     absl::Status status = NewRequest("GET", path_, &request);
     request.first_byte = at;
-    request.bytes = follows ? std::max(bytes, kFetchedAhead) : bytes;
+    request.bytes = reads_on ? std::max(bytes, kFetchedAhead) : bytes;
     if (status.ok()) status = Send(request, path_, &response);
     if (!status.ok()) return status;
     if (response.is_folder) {

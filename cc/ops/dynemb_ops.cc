@@ -507,6 +507,12 @@ removed: how many rows went.
 field: which number of the row's meta.
 )doc");
 
+REGISTER_OP("DynembRemoveExpired")
+    .Input("table: resource")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc("Removes all rows whose time is over, by a pass over the table if there may be some.");
+
 REGISTER_OP("DynembNow")
     .Input("table: resource")
     .Output("now: int64")

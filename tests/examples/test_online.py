@@ -522,8 +522,8 @@ def test_a_signal_ends_a_server_and_a_second_at_once(model, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "status", "message"),
     [
-        ([], 1, "want --ops=PATH and --model=NAME=PATH"),
-        (["--model=m"], 1, "want --ops=PATH and --model=NAME=PATH"),
+        ([], 1, "want --model=NAME=PATH"),
+        (["--model=m"], 1, "want --model=NAME=PATH"),
         (["--model=m=nowhere"], 1, "Could not find SavedModel"),
         (["--model=m=nowhere", "--ops=nowhere.so"], 1, "nowhere.so"),
         (["--port=x"], 2, "Flags:"),

@@ -508,6 +508,11 @@ CASES = {
         Invalid,
         "got shard 9, want 0 to",
     ),
+    "rows that expire, of no table": (
+        lambda t: ops.dynemb_remove_expired(tf.Variable(1.0).handle),
+        Invalid,
+        "wrong type",
+    ),
     "a field that rows lack": (
         lambda t: ops.dynemb_restrict(t.resource.resource_handle, 1, 1, field="used"),
         Refused,

@@ -171,9 +171,7 @@ def test_a_model_that_does_not_fit_the_feed_serves_on(tmp_path):
     model = make_model()
     served = tf.saved_model.load(export(model, tmp_path))
     before = served.serve(IDS)
-    ids = keras.Input((), dtype="int64")
-    other = keras.Model(ids, tf_dynemb.keras.Embedding(3, name="users")(ids))
-    Publisher(other, tmp_path / "feed").publish()
+    Publisher(tf_dynemb.Variable(dim=3, name="users"), tmp_path / "feed").publish()
     wait_until(lambda: "items" in follower_status(served).last_error)
     assert follower_status(served).generation is None
     np.testing.assert_array_equal(served.serve(IDS), before)

@@ -4,9 +4,12 @@ import contextlib
 import gc
 import http.client
 import http.server
+import json
 import os
 import random
 import threading
+import time
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -17,9 +20,11 @@ from test_serving_feed import agreeing, change, make_model, set_all, values_of
 from test_serving_follow import IDS, export, wait_for, wait_until
 
 import tf_dynemb
-from tf_dynemb.serving import Follower, Publisher, follower_status, one_generation
+from tf_dynemb.serving import Follower, Publisher, follower_status, one_generation, rollback
+from tf_dynemb.serving import publisher as publisher_module
 from tf_dynemb.serving.feed import Feed
 from tf_dynemb.serving.switch import Switch
+from tf_dynemb.table.table_resource import TableResource
 
 KEYS = tf.range(100, dtype=tf.int64)
 
@@ -74,6 +79,91 @@ def test_a_full_copy_that_takes_long_to_load_stays(tmp_path, monkeypatch):
     assert Feed(tmp_path / "feed").numbers()[0] > 3
 
 
+class Beats:
+    """The heartbeats that a follower in Python writes; `has_more` is set at the third from now on."""
+
+    def __init__(self, follower, monkeypatch):
+        self.said, self.has_more = [], threading.Event()
+        self._put, self._enough = follower._feed.put, 3
+        monkeypatch.setattr(follower._feed, "put", self.put)
+
+    def put(self, place, content):
+        self._put(place, content)
+        self.said.append(json.loads(content))
+        if len(self.said) >= self._enough:
+            self.has_more.set()
+
+    def wait_for_more(self):
+        self._enough = len(self.said) + 3
+        self.has_more.clear()
+        assert self.has_more.wait(60)
+
+
+@pytest.mark.parametrize("what", ["_install", "_apply"])
+def test_a_follower_tells_that_it_lives_while_it_loads(what, tmp_path, monkeypatch):
+    table, publisher = small_feed(tmp_path)
+    other = tf_dynemb.Variable(dim=1, name="t", initializer="zeros")
+    follower = Follower(other, tmp_path / "feed", heartbeat_seconds=0.001)
+    if what == "_apply":
+        follower.poll()
+        table.upsert(int64([7]), [[5.0]])
+        publisher.publish()
+    beats, load = Beats(follower, monkeypatch), getattr(follower, what)
+
+    def slowly(*generations):
+        beats.wait_for_more()
+        load(*generations)
+
+    monkeypatch.setattr(follower, what, slowly)
+    assert follower.poll().generation == publisher.generation
+    during = {(beat["generation"], beat["needs"]) for beat in beats.said[:-1]}
+    assert during >= ({(None, 3)} if what == "_install" else {(3, None)})
+    assert [beat["beat"] for beat in beats.said] == sorted(beat["beat"] for beat in beats.said)
+    before = len(beats.said)
+    assert not [one for one in threading.enumerate() if one.name == "tf_dynemb-heartbeat"]
+    assert len(beats.said) == before
+
+
+def feed_of_changes(tmp_path, generations):
+    table = tf_dynemb.Variable(dim=1, name="t", initializer="zeros")
+    with Publisher(table, tmp_path / "feed") as publisher:
+        for number in range(generations):
+            table.upsert(int64([7]), [[float(number)]])
+            publisher.publish()
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_follower_tells_of_each_generation_while_it_catches_up(pinned, tmp_path, monkeypatch):
+    feed_of_changes(tmp_path, 12)
+    follower = Follower(tf_dynemb.Variable(dim=1, name="t"), tmp_path / "feed")
+    follower.pin(1)
+    follower.unpin()
+    if pinned:
+        rollback(tmp_path / "feed", 12)
+    beats = Beats(follower, monkeypatch)
+    assert follower.poll().generation == 12
+    assert [beat["generation"] for beat in beats.said] == list(range(1, 13))
+
+
+def test_a_model_tells_of_each_generation_while_it_catches_up(tmp_path):
+    feed_of_changes(tmp_path, 12)
+    module = tf.Module()
+    module.table = table = tf_dynemb.Variable(dim=1, name="t", initializer="zeros")
+    spec = tf.TensorSpec([None], tf.int64)
+    with tf_dynemb.for_serving(follow=tmp_path / "feed", poll_seconds=0.005):
+        serve = one_generation(
+            tf.function(lambda ids: {"rows": table.lookup(ids)}, input_signature=[spec])
+        )
+        tf.saved_model.save(module, str(tmp_path / "model"), signatures=serve)
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    wait_for(served, 12)
+    feed = Feed(tmp_path / "feed")
+    wait_until(lambda: [beat["generation"] for beat in feed.heartbeats().values()] == [12])
+    (beat,) = feed.heartbeats().values()
+    assert beat["beat"] >= 12
+    del served
+
+
 class SlowServer(http.server.ThreadingHTTPServer):
     """Between a follower and a stream: the first rows of a full copy come when they are let go."""
 
@@ -82,6 +172,7 @@ class SlowServer(http.server.ThreadingHTTPServer):
     def __init__(self, address):
         super().__init__(("127.0.0.1", 0), Relay)
         self.behind, self.is_asked, self.may_go = address, threading.Event(), threading.Event()
+        self.asked = []  # the paths
 
     def handle_error(self, request, client_address):
         pass  # a follower that was unloaded
@@ -91,6 +182,7 @@ class Relay(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def relay(self):
+        self.server.asked.append(self.path)
         if "/full/rows" in self.path:
             self.server.is_asked.set()
             self.server.may_go.wait(60)
@@ -160,6 +252,25 @@ def test_a_thread_that_loads_for_long_keeps_what_it_loads(slow_stream, tmp_path)
     status = follower_status(served)
     assert (status.errors, status.full_copies) == (0, 1)
     assert numbers_in(served.serve(KEYS)) == {7.0}
+
+
+def test_each_file_of_a_generation_is_fetched_by_one_request(slow_stream, tmp_path):
+    """Up to 4 MiB of it: requests cost both machines more than the bytes of a generation do."""
+    model, publisher, server = slow_stream
+    server.may_go.set()
+    with tf_dynemb.for_serving(follow=f"feed://127.0.0.1:{server.server_port}", poll_seconds=0.005):
+        model.export(str(tmp_path / "model"), verbose=False)
+    served, keys = tf.saved_model.load(str(tmp_path / "model")), tf.range(10_000, dtype=tf.int64)
+    for number in (1, 2):
+        set_all(model, keys, number)
+        publisher.publish()
+        assert wait_for(served, number).errors == 0
+    folder = f"/data/{Feed(tmp_path / 'feed').read(2).folder}"
+    delta = tmp_path / "feed" / folder[1:] / "delta"
+    names = [name for name in os.listdir(delta) if name != "LOCK"]
+    assert max(os.path.getsize(delta / name) for name in names) > 100_000
+    files = [f"{folder}/weights", f"{folder}/delta/", *(f"{folder}/delta/{name}" for name in names)]
+    assert sorted(path for path in server.asked if path.startswith(folder)) == sorted(files)
 
 
 # --- A request sees one generation --------------------------------------------------------------------
@@ -387,31 +498,48 @@ def test_a_request_may_end_in_another_thread(tmp_path):
 # --- The follower is the trainer ----------------------------------------------------------------------
 
 
-def test_rows_whose_time_is_over_go_as_the_trainer_removes_them(tmp_path):
-    """What differs until then has expired; a full copy has none of it."""
-    table = tf_dynemb.Variable(
-        dim=1, name="t", initializer="zeros", eviction=tf_dynemb.policies.TTL(steps=3)
-    )
+@pytest.mark.parametrize("devices", [None, ["/CPU:0"] * 3], ids=["one shard", "three shards"])
+def test_rows_whose_time_is_over_are_not_served(devices, tmp_path, monkeypatch):
+    """At any generation, if there is time to look for them before each; no write comes to their keys."""
+    monkeypatch.setattr(publisher_module, "_SHARE_OF_EXPIRY", 1.0)
+    expiry = tf_dynemb.policies.TTL(steps=3)
+    table = tf_dynemb.Variable(dim=1, name="t", initializer="zeros", eviction=expiry, devices=devices)
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build([table.handle])
     other = tf_dynemb.Variable(dim=1, name="t", initializer="zeros")
-    follower, ids, last_trained = Follower(other, tmp_path / "feed"), np.arange(2020), {}
+    follower, ids, last_trained = Follower(other, tmp_path / "feed"), np.arange(5020), {}
     with Publisher(table, tmp_path / "feed", full_copy_ratio=1e9) as publisher:
-        for step in range(20):
-            batch = range(2000) if step == 0 else [2000 + step, 2000 + step // 2]
+        for step in range(10):
+            batch = range(5000) if step == 0 else [5000 + step, 5000 + step // 2]
             last_trained |= dict.fromkeys(batch, step)
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, int64(list(batch))))
             optimizer.apply(tape.gradient(loss, [table.handle]), [table.handle])
-            if step == 19:
-                publisher._state = ""  # so that it is a full copy
             publisher.publish()
             assert follower.poll().errors == 0 and follower.status.generation == step + 1
-            want, exists = table.lookup(int64(ids), return_exists=True)
-            _, has = other.lookup(int64(ids), return_exists=True)
-            differ = set(ids[exists.numpy() != has.numpy()].tolist())
-            expired = {key for key, trained in last_trained.items() if step - trained >= 3}
-            assert differ <= expired
-            same = np.isin(ids, list(differ), invert=True)
-            np.testing.assert_array_equal(other.lookup(int64(ids))[same], want[same])
-    assert not differ and int(other.size()) == np.count_nonzero(exists)
+            lives = {key for key, trained in last_trained.items() if step - trained <= 3}
+            values, has = other.lookup(int64(ids), return_exists=True)
+            assert set(ids[has.numpy()].tolist()) == lives
+            np.testing.assert_array_equal(values, table.lookup(int64(ids)))
+    assert follower.status.full_copies == 1 and follower.status.erased >= 5000
+
+
+def test_looking_for_rows_whose_time_is_over_takes_a_hundredth_of_the_time(tmp_path, monkeypatch):
+    now, passes = [0.0], []
+
+    def look(table):
+        passes.append(now[0])
+        now[0] += 2.0
+
+    monkeypatch.setattr(
+        publisher_module, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    )
+    monkeypatch.setattr(TableResource, "remove_expired", look)
+    expires = tf_dynemb.Variable(dim=1, name="t", eviction=tf_dynemb.policies.TTL(seconds=60))
+    stays = tf_dynemb.Variable(dim=1, name="u", eviction=tf_dynemb.policies.LRU(), max_rows=9)
+    with Publisher({"t": expires, "u": stays}, tmp_path / "feed") as publisher:
+        while now[0] < 1000:
+            publisher.publish()
+            now[0] += 10.0
+    # Of one table; not before the first generation, which has all rows.
+    assert passes == [10.0, 212.0, 414.0, 616.0, 818.0]

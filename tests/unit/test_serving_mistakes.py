@@ -2,17 +2,23 @@
 
 import multiprocessing.pool
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
-from table_rows import int64
+from table_rows import int64, rows_of
+from test_serving_feed import export
+from test_serving_follow import wait_for, wait_until
 
 import tf_dynemb
-from tf_dynemb.serving import FeedInUseError, Follower, Publisher
+from tf_dynemb.serving import FeedInUseError, Follower, Publisher, follower_status
+from tf_dynemb.serving.feed import Feed
 
 PATIENCE_SECONDS = 300
 
@@ -141,3 +147,134 @@ def test_threads_that_publish_at_the_same_time(tmp_path):
 def test_arguments_that_are_none(arguments, error, message, tmp_path):
     with pytest.raises(error, match=message):
         Publisher(table_of(), tmp_path / "feed", **arguments)
+
+
+# --- Ctrl-C -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["before it is there", "when it is there", "when it is noted"])
+@pytest.mark.parametrize("kind", ["delta", "full copy", "both"])
+def test_ctrl_c_while_a_generation_is_put_in_place(kind, step, tmp_path, monkeypatch):
+    """The feed has the generation, or has not; the next one goes on from there, and so do followers."""
+    table, other = table_of(), tf_dynemb.Variable(dim=2, name="t")
+    publisher, follower = Publisher(table, tmp_path / "feed"), Follower(other, tmp_path / "feed")
+    commit, note, states = publisher._feed.commit, publisher._note, {}
+
+    def publish():
+        states[publisher.publish()] = rows_of(table)
+        return follower.poll()
+
+    def change():
+        table.upsert(int64([len(states) + 10]), [[1.0, 1.0]])
+        table.remove(int64([2]))
+
+    def interrupted(generation):
+        if step != "before it is there":
+            (commit if step == "when it is there" else note)(generation)
+        raise KeyboardInterrupt
+
+    if kind != "full copy":
+        publish()
+    if kind == "both":
+        publisher._bytes_since_full = 1 << 60
+    change()
+    place = (publisher, "_note") if step == "when it is noted" else (publisher._feed, "commit")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(*place, interrupted)
+        publisher.publish()
+    before = len(states)
+    status = follower.poll()
+    if step == "before it is there":
+        assert status.newest == before
+        assert len(os.listdir(tmp_path / "feed/data")) == before
+    else:
+        assert status.generation == status.newest == before + 1
+        assert rows_of(other) == rows_of(table)
+    change()
+    status = publish()
+    assert (
+        status.generation
+        == status.newest
+        == publisher.generation
+        == len(states) + (step != "before it is there")
+    )
+    assert rows_of(other) == rows_of(table)
+    assert (status.errors, status.full_copies) == (0, 1)
+
+
+# --- Dense weights that the feed does not have --------------------------------------------------------
+
+
+def scored(name="scored"):
+    ids = keras.Input((), dtype="int64", name="ids")
+    rows = tf_dynemb.keras.Embedding(2, initializer="zeros", name="users")(ids)
+    return keras.Model(ids, keras.layers.Dense(1, name="score")(rows), name=name)
+
+
+def test_a_feed_of_a_layer_is_not_one_of_the_model_around_it(tmp_path):
+    """Its dense weights would stay as they were exported, beside rows that go on."""
+    model, feed = scored(), tmp_path / "feed"
+    layer = model.get_layer("users")
+    loaded = export(model, str(tmp_path / "loaded"))
+    with tf_dynemb.for_serving(follow=feed, poll_seconds=0.001):
+        model.export(tmp_path / "model", verbose=False)
+    by_itself = tf.saved_model.load(str(tmp_path / "model"))
+    ids = int64([7])
+    before = by_itself.serve(ids)
+    with Publisher(layer, feed) as publisher:
+        layer.table.upsert(ids, tf.ones((1, 2)))
+        publisher.publish()
+        wait_until(lambda: follower_status(by_itself).errors > 2)
+        status = follower_status(by_itself)
+        assert re.search(
+            "without the dense weight 'score/(kernel|bias)' of the model", status.last_error
+        )
+        assert status.generation is None
+        # A full copy would mend nothing, and cost the trainer one at each generation.
+        assert not any(beat["wants_full"] for beat in Feed(feed).heartbeats().values())
+        for follows in (loaded, scored()):
+            follower = Follower(follows, feed)
+            with pytest.raises(ValueError, match=r"dense weights \['score/bias', 'score/kernel'\]"):
+                follower.poll()
+            assert follower.status.generation is None
+    np.testing.assert_array_equal(by_itself.serve(ids), before)
+    np.testing.assert_array_equal(loaded.serve(ids), before)
+
+
+def test_a_feed_of_a_part_of_the_model_is_refused(tmp_path):
+    part, feed = scored(), tmp_path / "feed"
+    ids = keras.Input((), dtype="int64", name="ids")
+    model = keras.Model(ids, keras.layers.Dense(1, name="after")(part(ids)))
+    with Publisher(part, feed) as publisher:
+        publisher.publish()
+    with pytest.raises(ValueError, match=r"dense weights \['after/bias', 'after/kernel'\]"):
+        Follower(model, feed).poll()
+    assert Follower(scored(), feed).poll().generation == 1
+
+
+@pytest.mark.parametrize("as_dict", [False, True], ids=["a table", "a dict of tables"])
+def test_a_feed_of_tables_alone_leaves_dense_weights_as_they_are(as_dict, tmp_path):
+    model, feed = scored(), tmp_path / "feed"
+    table = model.get_layer("users").table
+    loaded = export(model, str(tmp_path / "loaded"))
+    with tf_dynemb.for_serving(follow=feed, poll_seconds=0.001):
+        model.export(tmp_path / "model", verbose=False)
+    by_itself = tf.saved_model.load(str(tmp_path / "model"))
+    with Publisher({"users": table} if as_dict else table, feed) as publisher:
+        table.upsert(int64([7]), tf.ones((1, 2)))
+        publisher.publish()
+        assert Follower(loaded, feed).poll().generation == 1
+        assert wait_for(by_itself, 1).errors == 0
+    want = model(int64([7]))
+    np.testing.assert_array_equal(loaded.serve(int64([7])), want)
+    np.testing.assert_array_equal(by_itself.serve(int64([7])), want)
+
+
+def test_a_feed_of_a_layer_fits_what_has_no_dense_weights(tmp_path):
+    layer = scored().get_layer("users")
+    other = scored().get_layer("users")
+    with Publisher(layer, tmp_path / "feed") as publisher:
+        layer.table.upsert(int64([7]), tf.ones((1, 2)))
+        publisher.publish()
+    assert Follower(other, tmp_path / "feed").poll().generation == 1
+    np.testing.assert_array_equal(other.table.lookup(int64([7])), [[1.0, 1.0]])

@@ -79,12 +79,14 @@ class Weights:
         dtypes: their names.
         shapes: of the variables.
         crc32c: of the file.
+        tables_alone: the publisher has tables and no model, so that followers keep their dense weights.
     """
 
     names: tuple[str, ...]
     dtypes: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     crc32c: int
+    tables_alone: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +145,7 @@ class Generation:
         weights = fields["weights"]
         weights["shapes"] = tuple(tuple(shape) for shape in weights["shapes"])
         weights["names"], weights["dtypes"] = tuple(weights["names"]), tuple(weights["dtypes"])
+        weights.setdefault("tables_alone", not weights["names"])  # of feeds that do not say so
         for part in ("delta", "full"):
             fields[part] = fields[part] and Part(**fields[part])
         return cls(**fields | {"weights": Weights(**weights)})
@@ -383,7 +386,9 @@ class Feed:
                 raise FeedError(f"{place}: it was removed while it was being read") from error
             yield folder
 
-    def write_weights(self, folder: str, arrays: Mapping[str, np.ndarray]) -> Weights:
+    def write_weights(
+        self, folder: str, arrays: Mapping[str, np.ndarray], tables_alone: bool = False
+    ) -> Weights:
         """Writes the dense weights of a generation by name."""
         content = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays.values())
         self.put(self.place("data", folder, "weights"), content)
@@ -392,6 +397,7 @@ class Feed:
             dtypes=tuple(array.dtype.name for array in arrays.values()),
             shapes=tuple(array.shape for array in arrays.values()),
             crc32c=crc32c(content),
+            tables_alone=tables_alone,
         )
 
     def read_weights(self, generation: Generation) -> dict[str, np.ndarray]:

@@ -149,6 +149,7 @@ class FeedFollower(abc.ABC):
         )
         self._pause_seconds = _FIRST_PAUSE_SECONDS  # after the next failure
         self._try_at = -float("inf")
+        self._beat_lock = threading.Lock()  # of what follows, which a thread writes during long loads
         self._beats = 0
         self._beat_at = -float("inf")
         self._beat_said: dict[str, Any] = {}
@@ -271,6 +272,7 @@ class FeedFollower(abc.ABC):
         while not self._whole or self._now is None or self._now.number < numbers[-1]:
             if not (self._apply_next(numbers) or self._load_full(numbers)):
                 return
+            self._beat()
 
     def _stay_at(self, pin: Pin, numbers: Sequence[int]) -> None:
         """Goes to a generation, and no further.
@@ -313,6 +315,7 @@ class FeedFollower(abc.ABC):
                 why = "of another feed than the one that has been put in its place"
                 self._cannot_stay_at(pin, why, numbers)
             if self._now is not None and self._now.number < pin.number and self._apply_next(numbers):
+                self._beat()
                 continue
             chain = chain_to(pin.number, self._read)
             if self._whole and self._now in [Position.of(each) for each in chain]:
@@ -331,10 +334,28 @@ class FeedFollower(abc.ABC):
         """What the feed has from a generation on stays: loading it may take long."""
         self._needs = first.number
         try:
-            self._beat()
-            yield
+            with self._beating():
+                yield
         finally:
             self._needs = None
+
+    @contextlib.contextmanager
+    def _beating(self) -> Iterator[None]:
+        """Tells the publisher that this follower lives, also while the body takes long."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(self._heartbeat_seconds):
+                self._beat()
+
+        self._beat()
+        thread = threading.Thread(target=beat, name="tf_dynemb-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def _forget_manifests(self, numbers: Sequence[int]) -> None:
         there = set(numbers)
@@ -368,7 +389,8 @@ class FeedFollower(abc.ABC):
                     f"{self._feed.path}: generation {number} does not continue the generation "
                     f"{self._now.number} that is served"
                 )
-            self._apply(generation)
+            with self._beating():
+                self._apply(generation)
         except _NOT_OF_THE_FEED:
             raise
         except FAILURES as error:
@@ -403,20 +425,22 @@ class FeedFollower(abc.ABC):
         return False
 
     def _beat(self) -> None:
-        """Tells the publisher where this follower is."""
-        said = {
-            "generation": None if self._now is None else self._now.number,
-            "wants_full": self._wants_full and self._pin is None,
-            "pinned": None if self._pin is None else self._pin.number,
-            "needs": self._needs,
-        }
-        if said == self._beat_said and time.monotonic() - self._beat_at < self._heartbeat_seconds:
-            return
-        beat = said | {"beat": self._beats + 1, "host": socket.gethostname(), "pid": os.getpid()}
-        try:
-            self._feed.put(self._feed.place("followers", self.name), json.dumps(beat).encode())
-        except (tf.errors.OpError, OSError) as error:  # such as of a feed that one may only read
-            if self._newest:  # a feed that does not exist yet gets heartbeats later
-                self._failed(error)
-        self._beats += 1
-        self._beat_at, self._beat_said = time.monotonic(), said
+        """Tells the publisher where this follower is, if that has changed or it is time."""
+        with self._beat_lock:
+            said = {
+                "generation": None if self._now is None else self._now.number,
+                "wants_full": self._wants_full and self._pin is None,
+                "pinned": None if self._pin is None else self._pin.number,
+                "needs": self._needs,
+            }
+            now = time.monotonic()
+            if said == self._beat_said and now - self._beat_at < self._heartbeat_seconds:
+                return
+            beat = said | {"beat": self._beats + 1, "host": socket.gethostname(), "pid": os.getpid()}
+            try:
+                self._feed.put(self._feed.place("followers", self.name), json.dumps(beat).encode())
+            except (tf.errors.OpError, OSError) as error:  # such as of a feed that one may only read
+                if self._newest:  # a feed that does not exist yet gets heartbeats later
+                    self._failed(error)
+            self._beats += 1
+            self._beat_at, self._beat_said = now, said

@@ -32,6 +32,7 @@ from tf_dynemb.table.serving import serving_dtype
 _FAILURES = (FeedError, SnapshotError, tf.errors.OpError, OSError)
 _LEAST_FULL_BYTES = 1 << 20
 _REMOVED_AT_MOST = 16  # old generations, after one is published
+_SHARE_OF_EXPIRY = 0.01  # of the time, for looking for rows whose time is over
 
 
 class Publisher(keras.callbacks.Callback):
@@ -52,8 +53,9 @@ class Publisher(keras.callbacks.Callback):
     "Online learning, end to end".
 
     Args:
-        model_or_tables: a Keras model or layer that is built; or tables without dense weights, a
-            Variable or a dict of them by name.
+        model_or_tables: a Keras model that is built, or a layer where that is all that is served; or
+            tables alone, a Variable or a dict of them by name: then followers keep the dense weights
+            that they have.
         path: the feed's folder, on any of TensorFlow's file systems; of several processes, and of
             parameter servers, one that they share.
         every_seconds: publish after the first step that ends so long after the last generation.
@@ -137,6 +139,7 @@ class Publisher(keras.callbacks.Callback):
         self._values_as = serving_dtype(value_dtype, tf.int8)
         self._tables = tables_by_name(model_or_tables)
         self._weights = dense_weights(model_or_tables)
+        self._tables_alone = not isinstance(model_or_tables, keras.Layer)
         self._group = Group(self._tables.values())
         self._feed = Feed(path)
         if self._group.processes > 1 and every_seconds is not None:
@@ -183,6 +186,7 @@ class Publisher(keras.callbacks.Callback):
         self._steps = self._steps_of_epochs = 0
         self._published_at = time.monotonic()
         self._published_steps = 0
+        self._look_for_expired_at = -float("inf")
         self._process = os.getpid()
         self._publishing = threading.Lock()  # one generation at a time
         self._group.run(self._begin_feed)
@@ -223,40 +227,46 @@ class Publisher(keras.callbacks.Callback):
 
     def _publish(self) -> int:
         plan = json.loads(self._group.run(self._begin_generation)[0])
-        folder, wants_full = plan["folder"], plan["wants_full"]
+        number, folder = plan["number"], plan["folder"]
         try:
             delta = full = None
-            if self._state:
+            if plan["base"]:
+                self._remove_expired()
                 with contextlib.suppress(_Unknown):
-                    delta = self._save(folder, "delta", self._state)
-            if delta is None or wants_full:
+                    delta = self._save(folder, "delta", plan["base"])
+            if delta is None or plan["wants_full"]:
                 # Beside a delta, which the next one continues, it need not be a base.
                 full = self._save(folder, "full", follow=delta is None)
 
             def commit() -> str:
                 if self._group.index == 0:
-                    self._commit(plan["number"], folder, delta, full)
+                    self._commit(number, folder, delta, full)
                 return ""
 
             self._group.run(commit)
         except BaseException:
             if self._group.index == 0:
                 with contextlib.suppress(*_FAILURES):
-                    self._feed.remove_data(folder)
+                    self._end_failed(number, folder)
             raise
-        published = delta or full
-        assert published is not None  # without a delta there is a full copy
-        self._state = published.snapshot
-        self._bytes_since_full += 0 if delta is None else delta.file_bytes
-        if full is not None:
-            self._full_bytes, self._bytes_since_full = full.file_bytes, 0
         self._published_at = time.monotonic()
         self._published_steps = self._steps
         if self._group.index == 0:
             with contextlib.suppress(*_FAILURES):
                 self._remove_old()
             self._keep_streaming()
-        return plan["number"]
+        return number
+
+    def _end_failed(self, number: int, folder: str) -> None:
+        """Removes the data of a generation, unless Ctrl-C came when it was in place already."""
+        if self._last_number == number:
+            return
+        if self._feed.has(number):
+            generation = self._feed.read(number)
+            if generation.folder == folder:
+                self._note(generation)
+                return
+        self._feed.remove_data(folder)
 
     def step(self) -> None:
         """Counts a step of training; publishes if it is time. A failure is a warning.
@@ -364,9 +374,25 @@ class Publisher(keras.callbacks.Callback):
         wants_full = self._bytes_since_full > limit or any(
             beat.get("wants_full") for beat in self._alive.values()
         )
+        folder = self._feed.new_folder(number)
         return json.dumps(
-            {"number": number, "folder": self._feed.new_folder(number), "wants_full": wants_full}
+            {"number": number, "folder": folder, "base": self._state, "wants_full": wants_full}
         )
+
+    def _remove_expired(self) -> None:
+        """Has the rows leave whose time is over: changes have what has left, not what has expired.
+
+        By passes over the tables, which take a part of the time at most, the more seldom the longer.
+        """
+        began = time.monotonic()
+        if began < self._look_for_expired_at:
+            return
+        for table in self._tables.values():
+            for part in table.resource.parts:
+                if part.expires:
+                    part.remove_expired()
+        took = time.monotonic() - began
+        self._look_for_expired_at = began + took / _SHARE_OF_EXPIRY
 
     @contextlib.contextmanager
     def _place(self, *names: str) -> Iterator[str]:
@@ -407,13 +433,26 @@ class Publisher(keras.callbacks.Callback):
             folder=folder,
             delta=delta,
             full=full,
-            weights=self._feed.write_weights(folder, arrays),
+            weights=self._feed.write_weights(folder, arrays, self._tables_alone),
         )
         assert self._lease is not None  # _begin_generation has looked
         self._lease.check()
         self._feed.commit(generation)
-        self._last_number = number
-        self._generations.append(generation)
+        self._note(generation)
+
+    def _note(self, generation: Generation) -> None:
+        """That a generation is in place, which the next one continues.
+
+        The number is noted last, so that _end_failed can see whether all is.
+        """
+        self._state = generation.state
+        if generation.delta is not None:
+            self._bytes_since_full += generation.delta.file_bytes
+        if generation.full is not None:
+            self._full_bytes, self._bytes_since_full = generation.full.file_bytes, 0
+        earlier = [each for each in self._generations if each.number < generation.number]
+        self._generations = [*earlier, generation]
+        self._last_number = generation.number
 
     def _keep_streaming(self) -> None:
         if self._stream is not None:

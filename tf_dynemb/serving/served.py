@@ -56,6 +56,7 @@ class Served:
         if isinstance(model, (Variable, Mapping, keras.Layer)):
             self.tables = {name: table.resource for name, table in tables_by_name(model).items()}
             self._variables = _by_name(_dense_variables(model))
+            self._floating = _floating(_dense_variables(model))
         elif hasattr(model, "signatures"):
             if follower_thread(model) is not None:
                 raise ValueError(
@@ -65,6 +66,8 @@ class Served:
             objects = list(tf.train.TrackableView(model).descendants())
             self.tables = _tables_among(objects)
             self._variables = _by_name(o for o in objects if isinstance(o, tf.Variable))
+            signatures = model.signatures.values()
+            self._floating = _floating(v for one in signatures for v in one.variables)
         else:
             raise TypeError(
                 f"loaded_or_model: got {type(model).__name__}, want what tf.saved_model.load gave, a "
@@ -72,8 +75,15 @@ class Served:
             )
 
     def check(self, generation: Generation) -> None:
-        """Raises ValueError unless the model has the dense weights of a generation."""
+        """Raises ValueError unless the model has the dense weights of a generation, and no others."""
         weights = generation.weights
+        missing = sorted(self._floating - set(weights.names))
+        if missing and not weights.tables_alone:
+            raise ValueError(
+                f"loaded_or_model: got a model with the dense weights {missing} that the feed does not "
+                "have, which would grow old; want a feed of the whole model, or of tables alone: "
+                "Publisher(model), Publisher(layer.table)"
+            )
         for name, dtype, shape in zip(weights.names, weights.dtypes, weights.shapes, strict=True):
             if name not in self._variables:
                 raise ValueError(
@@ -136,6 +146,12 @@ def _by_name(variables: Iterable[tf.Variable]) -> dict[str, list[tf.Variable]]:
     for variable in variables:
         named.setdefault(variable.name.removesuffix(":0"), []).append(variable)
     return named
+
+
+def _floating(variables: Iterable[tf.Variable]) -> set[str]:
+    """Names of those that training changes: no counters, nor handle weights, which have no numbers."""
+    floats = [v for v in variables if v.dtype.is_floating and v.shape.num_elements() != 0]
+    return set(_by_name(floats))
 
 
 def _tables_among(objects: Iterable[object]) -> dict[str, LoadedTable]:

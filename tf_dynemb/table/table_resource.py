@@ -287,6 +287,15 @@ class TableResource(
         removed = ops.dynemb_restrict(handle, num_reserved, trigger, field=field, name=name)
         return None if tf.executing_eagerly() else removed.op
 
+    @property
+    def expires(self) -> bool:
+        """Whether rows have a time to live."""
+        return "ttl" in self._limits.eviction.split()
+
+    def remove_expired(self) -> tf.Operation | None:
+        """Removes the rows whose time is over; see the op DynembRemoveExpired."""
+        return ops.dynemb_remove_expired(self.resource_handle)
+
     def now(self) -> tf.Tensor:
         """The time by the clock of the machine with the rows; see the op DynembNow."""
         return ops.dynemb_now(self.resource_handle)

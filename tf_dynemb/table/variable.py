@@ -116,10 +116,10 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
                 "keep_keys: got True in the scope of a strategy of several processes, which send each "
                 "other fingerprints; want False"
             )
-        policy = config.admission
-        if isinstance(policy, MinCount) and policy.sketch_bytes and is_gpu(self.devices[0]):
+        counts = config.admission
+        if isinstance(counts, MinCount) and counts.sketch_bytes and is_gpu(self.devices[0]):
             raise ValueError(
-                f"admission: got sketch_bytes={policy.sketch_bytes} for a table on {self.devices}, want "
+                f"admission: got sketch_bytes={counts.sketch_bytes} for a table on {self.devices}, want "
                 "0; a sketch is in host memory, for now"
             )
         init_rows = -(-self.init_size // self.shard_num)

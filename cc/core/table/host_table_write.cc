@@ -327,7 +327,7 @@ std::vector<int64_t> HostTable::LeaveOut(Span<const Span<const int64_t>> keys, i
 
 Status HostTable::RemoveExpired(const Context& context) {
   DYNEMB_RETURN_IF_ERROR(CheckContext(context));
-  if (!expires()) return Status();
+  if (!expires() || !evictor_->MayHaveExpired()) return Status();
   RowBudget::Taken taken(options_.budget.get());
   return OrNoMemory([&] { return RemoveExpired(context, size(), &taken); });
 }

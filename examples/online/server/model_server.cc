@@ -313,13 +313,16 @@ class SignalWaiter {
 absl::Status Serve(const std::string& ops, const std::string& model_flag, const std::string& host,
                    int port) {
   const size_t equals = model_flag.find('=');
-  if (ops.empty() || equals == 0 || equals == std::string::npos) {
-    return absl::InvalidArgumentError("want --ops=PATH and --model=NAME=PATH; see --help");
+  if (equals == 0 || equals == std::string::npos) {
+    return absl::InvalidArgumentError("want --model=NAME=PATH; see --help");
   }
   SignalWaiter signals;  // the last to be destroyed: a signal ends what takes long before, too
-  void* library = nullptr;
-  absl::Status status = tensorflow::Env::Default()->LoadDynamicLibrary(ops.c_str(), &library);
-  if (!status.ok()) return status;
+  absl::Status status;
+  if (!ops.empty()) {
+    void* library = nullptr;
+    status = tensorflow::Env::Default()->LoadDynamicLibrary(ops.c_str(), &library);
+    if (!status.ok()) return status;
+  }
   ServedModel model;
   if (status = model.Load(model_flag.substr(equals + 1)); !status.ok()) return status;
 
@@ -340,7 +343,7 @@ int main(int count, char** arguments) {
   std::string ops, model, host = "127.0.0.1";
   int32_t port = 8501;
   const std::vector<tensorflow::Flag> flags = {
-      {"ops", &ops, "the op library, _tf_dynemb_ops.so"},
+      {"ops", &ops, "the op library, _tf_dynemb_ops.so; none where it is linked in"},
       {"model", &model, "NAME=PATH, of a SavedModel"},
       {"host", &host, "the address to listen on"},
       {"port", &port, "the port to listen on; 0: any that is free"},
