@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import itertools
 import sys
 import types
@@ -327,6 +328,21 @@ def writes_legacy_h5() -> bool:
         and frame.f_code.co_name.startswith("save_")
         for frame in _callers()
     )
+
+
+_COMPILE = inspect.unwrap(keras.Model.compile).__code__
+
+
+def model_being_compiled() -> keras.Model | None:
+    """The model whose compile asks a layer for an attribute; None where somebody else asks.
+
+    Asked by the getter of that attribute. From 3.15 on compile asks all layers whether they are trainable;
+    where it does not, what compile could find is found when the optimizer is built.
+    """
+    for frame in itertools.islice(_callers(), 4):  # a comprehension may lie between
+        if frame.f_code is _COMPILE:
+            return frame.f_locals["self"]
+    return None
 
 
 _WRAPPED = "wrapped_by_tf_dynemb"
