@@ -336,8 +336,8 @@ _COMPILE = inspect.unwrap(keras.Model.compile).__code__
 def model_being_compiled() -> keras.Model | None:
     """The model whose compile asks a layer for an attribute; None where somebody else asks.
 
-    Asked by the getter of that attribute. From 3.15 on compile asks all layers whether they are trainable;
-    where it does not, what compile could find is found when the optimizer is built.
+    Asked by the getter of that attribute. From 3.15 on compile asks all layers whether they are
+    trainable; where it does not, what compile could find is found when the optimizer is built.
     """
     for frame in itertools.islice(_callers(), 4):  # a comprehension may lie between
         if frame.f_code is _COMPILE:

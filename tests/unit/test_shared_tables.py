@@ -26,6 +26,15 @@ def by_layer():
     return tf_dynemb.EmbeddingBag(table=items, name="history_items"), items
 
 
+def by_slots():
+    """The target in slots of one key, as of All2AllDenseEmbedding; it shares the history's table."""
+    of_history = tf_dynemb.EmbeddingBag(4, name="items")
+    slots = tf_dynemb.All2AllDenseEmbedding(
+        slot_num=1, nnz_per_slot=1, dynamic_input=True, table=of_history, name="target_item"
+    )
+    return of_history, slots
+
+
 def by_variable():
     items = tf_dynemb.Variable(dim=4, name="items", initializer="uniform")
     return Embedding(table=items, combiner="mean", name="a"), Embedding(table=items, name="b")
@@ -42,7 +51,7 @@ def table_in(model):
     return table
 
 
-@pytest.mark.parametrize("share", [by_layer, by_variable])
+@pytest.mark.parametrize("share", [by_layer, by_variable, by_slots])
 def test_both_train_the_same_rows(share):
     """As the same model with keras.layers.Embedding, called for both, in one step of SGD."""
     model = two_towers(share)
@@ -63,7 +72,7 @@ def test_both_train_the_same_rows(share):
     assert sum(weight is table.handle for weight in model.trainable_weights) == 1
 
 
-@pytest.mark.parametrize("share", [by_layer, by_variable])
+@pytest.mark.parametrize("share", [by_layer, by_variable, by_slots])
 @pytest.mark.parametrize("file", ["model.keras", "model.weights.h5"])
 def test_files_of_keras_keep_what_is_shared(share, file, tmp_path):
     model = two_towers(share)
@@ -117,6 +126,49 @@ def test_what_contradicts_the_table_is_refused(options, error, message):
         options = options | {"table": Embedding(4, name="items")}
     with pytest.raises(error, match=message):
         Embedding(**options)
+
+
+SLOTS = {"slot_num": 1, "nnz_per_slot": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dim": 5}, "dim: got 5 with the table items, whose dim is 4"),
+        ({"max_rows": 8}, "max_rows: got 8 with the table items, whose max_rows is 9"),
+        ({"initializer": "ones"}, "initializer: got 'ones' with"),
+        ({"use_hashtable": False}, "use_hashtable: got False with the table"),
+    ],
+)
+def test_slots_refuse_what_contradicts_the_table(options, message):
+    items = Embedding(4, name="items", max_rows=9)
+    with pytest.raises(ValueError, match=message):
+        tf_dynemb.All2AllDenseEmbedding(**SLOTS, table=items, **options)
+    again = tf_dynemb.All2AllDenseEmbedding(9, 4, **SLOTS, table=items)
+    assert again.table is items.table and (again.dim, again.max_rows) == (4, 9)
+
+
+@pytest.mark.parametrize("key_dtype", ["int32", "string"])
+def test_slots_share_tables_of_int64_keys_alone(key_dtype):
+    items = Embedding(4, name="items", key_dtype=key_dtype)
+    with pytest.raises(ValueError, match="key_dtype: got tf.int64 with the table items"):
+        tf_dynemb.All2AllDenseEmbedding(**SLOTS, table=items)
+
+
+def test_a_table_of_row_numbers_is_not_shared():
+    numbers = tf_dynemb.All2AllDenseEmbedding(9, 4, **SLOTS, use_hashtable=False, name="numbers")
+    for share in (
+        lambda: Embedding(table=numbers),
+        lambda: tf_dynemb.All2AllDenseEmbedding(**SLOTS, table=numbers),
+    ):
+        with pytest.raises(ValueError, match="table: got numbers, made without a hash table"):
+            share()
+
+
+def test_slots_need_a_size_without_a_table():
+    for options in ({"dim": 4}, {"max_rows": 9}):
+        with pytest.raises(ValueError, match="(max_rows|dim): got None"):
+            tf_dynemb.All2AllDenseEmbedding(**SLOTS, **options)
 
 
 def test_what_is_the_tables_own_may_be_said_again():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -14,7 +13,7 @@ from tf_dynemb.base.hints import AnyTensor, Ids
 from tf_dynemb.base.keys import keys_of
 from tf_dynemb.base.structure import flat_numbers
 from tf_dynemb.keras.layers.ids import IdMask, masked_key
-from tf_dynemb.keras.layers.table_layer import TableLayer
+from tf_dynemb.keras.layers.table_layer import Shared, TableLayer
 from tf_dynemb.lookup.bags import bags_of, check_combiner, pool
 from tf_dynemb.lookup.embedding_lookup import lookup_keys
 from tf_dynemb.table.scores import scores_for
@@ -114,7 +113,7 @@ class Embedding(TableLayer):
         mask_key: int | str | None = None,
         max_norm: float | None = None,
         embeddings_regularizer: object = None,
-        table: Variable | keras.layers.Layer | Mapping[str, Any] | None = None,
+        table: Shared | None = None,
         **kwargs: Any,
     ) -> None:
         if isinstance(combiner, (int, np.integer)) or "input_dim" in kwargs:

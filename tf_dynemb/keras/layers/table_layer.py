@@ -6,7 +6,7 @@ import pathlib
 import uuid
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import h5py
 import keras
@@ -16,13 +16,16 @@ import tensorflow as tf
 from tf_dynemb import _compat
 from tf_dynemb.optimizer.dynamic_embedding_optimizer import DynamicEmbeddingOptimizer
 from tf_dynemb.table import keras_files
+from tf_dynemb.table.indexed_table import IndexedTable
 from tf_dynemb.table.variable import Variable
 
 _ROWS_FILE = "rows.h5"
 _IN_ASSETS = "rows_file_in_assets"
 _BY_ANOTHER_LAYER = "rows_by_another_layer"
+# What `share` takes.
+Shared: TypeAlias = Variable | keras.layers.Layer | Mapping[str, Any]
 # Fields of a TableConfig that a layer may be given beside a table, if it has the same.
-_SAME = {"dim": int, "key_dtype": tf.as_dtype, "value_dtype": tf.as_dtype}
+_SAME = {"dim": int, "max_rows": int, "key_dtype": tf.as_dtype, "value_dtype": tf.as_dtype}
 
 
 class TableLayer(keras.layers.Layer):
@@ -31,23 +34,28 @@ class TableLayer(keras.layers.Layer):
     # Gives the layer or Variable whose table this layer has. Keras would take a layer for a part of it.
     _shared: Callable[[], Any] | None = None
 
-    def share(self, shared: Any, **fields: object) -> None:
+    def share(self, shared: Shared, **fields: object) -> None:
         """Makes the table of another layer, or a Variable, this layer's too.
 
         Args:
             shared: the layer, the Variable, or the config of one.
-            **fields: of a TableConfig, as this layer was given them: None, or for dim and dtypes what
-                the table has.
+            **fields: of a TableConfig, as this layer was given them: None, or for dim, max_rows and
+                dtypes what the table has.
 
         Raises:
             TypeError: neither a layer with a table nor a Variable.
-            ValueError: another field, or another value.
+            ValueError: another field, or another value; a table whose keys are the numbers of rows.
         """
         if isinstance(shared, Mapping):
             shared = keras.saving.deserialize_keras_object(shared)
         table = getattr(shared, "table", shared)
         if not isinstance(table, Variable):
             raise TypeError(f"table: got {shared!r}, want a layer with a table, or a tf_dynemb.Variable")
+        if isinstance(table, IndexedTable):
+            raise ValueError(
+                f"table: got {table.name}, made without a hash table, whose own layer keeps keys below "
+                "its number of rows; want one that takes any key"
+            )
         for name, value in fields.items():
             own = getattr(table.config, name)
             if value is not None and not (name in _SAME and own == _SAME[name](value)):
@@ -73,7 +81,7 @@ class TableLayer(keras.layers.Layer):
 
     @property
     def trainable(self) -> bool:
-        """As Keras'. A model that is compiled asks, and hears if its optimizer cannot train the table."""
+        """As Keras'. A model that is compiled asks, and hears if it cannot train the table."""
         model = _compat.model_being_compiled()
         if model is not None and self._trainable and self.handle.trainable:
             optimizer = model.optimizer
