@@ -110,6 +110,10 @@ for _name in (
     required(tf.Module, _name, "checkpoints and SavedModels would not hold the rows")
 
 
+_SAVED_MODEL = "tensorflow.python.saved_model.save"
+required(_SAVED_MODEL, "save", "SavedModels would lack the values of variables")
+
+
 # Mixins that give public names to the methods by which TensorFlow saves objects. It asks which of them a
 # class has, so that each has its own mixin.
 
@@ -328,6 +332,11 @@ def writes_legacy_h5() -> bool:
         and frame.f_code.co_name.startswith("save_")
         for frame in _callers()
     )
+
+
+def saves_saved_model() -> bool:
+    """Whether a SavedModel is being saved; TensorFlow asks objects for tensors without saying so."""
+    return any(frame.f_globals.get("__name__") == _SAVED_MODEL for frame in _callers())
 
 
 _COMPILE = inspect.unwrap(keras.Model.compile).__code__

@@ -66,7 +66,7 @@ class _HandleArgument(tf.types.experimental.TraceType):
         return id(self._handle)
 
 
-class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable):
+class TableHandle(_compat.SavesChildren, _compat.SavesTensors, keras.Variable):
     """The trainable weight of a table. Made by the table; pass it where a variable is asked for."""
 
     __slots__ = ("table",)  # and not among the attributes, which the table keeps: see HandleOfTable
@@ -134,6 +134,22 @@ class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable
                 "model.save_weights('<name>.weights.h5')"
             )
 
+    def read(self) -> tf.Tensor:
+        """The weight (0, dim), to which the gradient of a lookup goes; a tape watches it from then on.
+
+        A session need not have initialized it: a table is there without, too.
+        """
+        assigned = []
+        if not tf.executing_eagerly():
+            with tf.init_scope():
+                of_session = not tf.executing_eagerly()
+            if of_session:
+                assigned = [
+                    self.value.assign(tf.zeros([0, self.table.dim], self.dtype), read_value=False)
+                ]
+        with tf.control_dependencies(assigned):
+            return self.value.read_value()
+
     def __array__(self, dtype: Any = None, copy: object = None) -> np.ndarray:
         """What Keras writes into its files for a weight of a layer or model that is none of ours.
 
@@ -196,6 +212,17 @@ class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable
         if save_type == "checkpoint":
             children["table"] = self.table
         return children
+
+    def tensors_to_save(self) -> dict[str, tf.Tensor]:
+        """The empty weight, which a SavedModel wants; nothing in a checkpoint.
+
+        There TensorFlow would refuse it in place of the rows, which say what does not fit.
+        """
+        return {"VARIABLE_VALUE": self.value} if _compat.saves_saved_model() else {}
+
+    def copy_to_cpu(self, copies: dict[Any, Any]) -> None:
+        """It has nothing that a thread could write."""
+        copies[self] = self
 
     def restore_tensors(self, tensors: dict[str, tf.Tensor]) -> Any:
         """Takes nothing. Keras' own assigns what several replicas have, but there are no numbers."""

@@ -721,8 +721,14 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         return self._exported_keys(keys, strings), tf.ensure_shape(values, [None, self.dim])
 
     def children_to_save(self, children: dict[str, Any], save_type: str) -> dict[str, Any]:
-        """In a SavedModel the resource is what it makes of itself for one."""
-        if save_type == "savedmodel":
+        """In a SavedModel the resource is what it makes of itself for one.
+
+        In a checkpoint there is no weight: it has no numbers, and of another dim TensorFlow would refuse
+        it before the table could say what it wants.
+        """
+        if save_type == "checkpoint":
+            children.pop("_weight", None)
+        else:
             children["resource"] = self.resource.in_saved_model()
             for name in ("_candidates", "_sketch"):  # nothing trains there
                 children.pop(name, None)
@@ -786,7 +792,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         goes to `weight` (0, dim); None: to the handle.
         """
         if weight is None:
-            weight = self.handle.value.read_value()  # a tape watches a variable when it is read
+            weight = self.handle.read()
         weight = with_scores(self, weight, scored)
         if self.exchange is None:
             return self.resource.lookup(weight, keys, name)
