@@ -339,6 +339,22 @@ def saves_saved_model() -> bool:
     return any(frame.f_globals.get("__name__") == _SAVED_MODEL for frame in _callers())
 
 
+_BUILD_EAGER = required(
+    tf.compat.v1.train.Saver, "_build_eager", "a Saver would leave the rows of tables out"
+).__code__
+
+
+def var_list_of_saver() -> Any:
+    """What the tf.compat.v1.train.Saver was given that saves or restores eagerly; None: there is none.
+
+    What asks for saveables is a SavedModel or a checkpoint otherwise, which has the rows already.
+    """
+    for frame in _callers():
+        if frame.f_code is _BUILD_EAGER:
+            return frame.f_locals["self"]._var_list
+    return None
+
+
 _COMPILE = inspect.unwrap(keras.Model.compile).__code__
 
 

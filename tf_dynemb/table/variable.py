@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb._compat import SavedBySaver, SavesChildren
+from tf_dynemb._compat import SavedBySaver, SavesChildren, saveable_of_names, var_list_of_saver
 from tf_dynemb.base.checks import as_tensor, assert_same, whole
 from tf_dynemb.base.fingerprint import engine_keys_of
 from tf_dynemb.base.hints import TensorLike
@@ -735,8 +735,25 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         return children
 
     def saveables(self) -> dict[str, Any]:
-        """The rows; "VARIABLE_VALUE" adds nothing to the name that they have there."""
-        return {} if self._saveable_of_name is None else {"VARIABLE_VALUE": self._saveable_of_name}
+        """The rows; "VARIABLE_VALUE" adds nothing to the name that they have there.
+
+        Raises:
+            ValueError: eagerly, another table of this name in a var_list without names.
+        """
+        if self._saveable_of_name is not None:
+            return {"VARIABLE_VALUE": self._saveable_of_name}
+        given = var_list_of_saver()
+        if given is None or not self.checkpoint:
+            return {}
+        if not isinstance(given, dict):
+            tables = {id(t): t for t in (getattr(v, "table", v) for v in tf.nest.flatten(list(given)))}
+            if [getattr(table, "name", None) for table in tables.values()].count(self.name) > 1:
+                raise ValueError(
+                    f"var_list: got several of the name {self.name!r}, want a dict that gives each one "
+                    "a name of its own"
+                )
+        saved = {"VARIABLE_VALUE": self, **self.tables_of_counts}
+        return {attribute: _saveable_of(table) for attribute, table in saved.items()}
 
     # What lookups, optimizers and savers of this package use.
 
@@ -870,6 +887,17 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
                 f"{self.value_dtype.name}"
             )
         return values
+
+
+def _saveable_of(table: Variable) -> Callable[..., Any]:
+    """Function of a name, by default the table's, that gives what an eager Saver takes."""
+
+    def of_name(name: str | None = None) -> Any:
+        resource = table.resource
+        rows = resource.tensors_to_save()
+        return saveable_of_names(name or table.name, rows, resource.restore_tensors)
+
+    return of_name
 
 
 def _by_name(names: tf.Tensor, numbers: tf.Tensor) -> dict[str, tf.Tensor]:
