@@ -339,6 +339,18 @@ def saves_saved_model() -> bool:
     return any(frame.f_globals.get("__name__") == _SAVED_MODEL for frame in _callers())
 
 
+def counts_parameters() -> bool:
+    """Whether summary or count_params of Keras asks for the shape of a weight, to multiply it.
+
+    Asked by the getter of the shape. Where Keras has these functions elsewhere its totals leave the rows
+    of tables out.
+    """
+    for frame in itertools.islice(_callers(), 4):  # a comprehension may lie between
+        if frame.f_globals.get("__name__") == "keras.src.utils.summary_utils":
+            return True
+    return False
+
+
 _BUILD_EAGER = required(
     tf.compat.v1.train.Saver, "_build_eager", "a Saver would leave the rows of tables out"
 ).__code__

@@ -95,6 +95,13 @@ class TableHandle(_compat.SavesChildren, _compat.SavesTensors, _compat.SavedBySa
         _by_variable[id(self.value)] = table
 
     @property
+    def shape(self) -> tf.TensorShape:
+        """(0, dim); for Keras' summary and count_params (rows, dim)."""
+        if tf.executing_eagerly() and _compat.counts_parameters():
+            return tf.TensorShape([int(self.table.size()), self.table.dim])
+        return super().shape
+
+    @property
     def overwrite_with_gradient(self) -> bool:
         """Asked by every Keras optimizer before it touches anything: refuses those that are not ours."""
         if self._optimizers_at_work:

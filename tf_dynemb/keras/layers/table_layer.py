@@ -95,10 +95,6 @@ class TableLayer(keras.layers.Layer):
     def trainable(self, value: bool) -> None:
         keras.layers.Layer.trainable.fset(self, value)
 
-    def count_params(self) -> int:
-        """Rows times dim: what there is now, not what there was when the layer was made."""
-        return int(self.table.size()) * self.table.dim
-
     def get_config(self) -> dict[str, Any]:
         """As Keras'; refuses to be written to a file that cannot give the rows back."""
         self.handle.check_file_format()
