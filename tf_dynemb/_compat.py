@@ -339,6 +339,22 @@ def saves_saved_model() -> bool:
     return any(frame.f_globals.get("__name__") == _SAVED_MODEL for frame in _callers())
 
 
+def layer_being_cloned() -> tuple[keras.Layer, dict[int, Any], Callable[[Any], Any]] | None:
+    """The layer of which keras.models.clone_model makes another one now; None: it makes none.
+
+    And its clones by the ids of what they are of, and its function that makes one. Keras tells a layer
+    nothing of it; where it has them elsewhere layers that share a table are cloned with one each.
+    """
+    for frame in _callers():
+        if (
+            frame.f_globals.get("__name__") == "keras.src.models.cloning"
+            and {"layer", "cache", "clone_function"} <= frame.f_locals.keys()
+        ):
+            values = frame.f_locals
+            return values["layer"], values["cache"], values["clone_function"]
+    return None
+
+
 def counts_parameters() -> bool:
     """Whether summary or count_params of Keras asks for the shape of a weight, to multiply it.
 

@@ -91,6 +91,56 @@ def test_files_of_keras_keep_what_is_shared(share, file, tmp_path):
     assert values_of(table_in(again)) == values_of(table_in(model))
 
 
+def by_layer_made_later():
+    """The layer that shares comes before the one that it shares the table of, in the model."""
+    items = Embedding(4, name="items")
+    return items, tf_dynemb.EmbeddingBag(table=items, name="history_items")
+
+
+def later_first(share):
+    """As two_towers, but layers are called, and so cloned, in the other order."""
+    history = keras.Input((None,), dtype="int64", ragged=True, name="history")
+    target = keras.Input((), dtype="int64", name="target")
+    of_target, of_history = share()
+    pooled = of_history(history)
+    pair = keras.layers.Concatenate()([of_target(target), pooled])
+    return keras.Model({"history": history, "target": target}, keras.layers.Dense(1)(pair))
+
+
+@pytest.mark.parametrize(
+    ("make", "share"),
+    [
+        pytest.param(two_towers, by_layer, id="layer"),
+        pytest.param(later_first, by_layer_made_later, id="layer made later"),
+        pytest.param(two_towers, by_variable, id="variable"),
+        pytest.param(two_towers, by_slots, id="slots"),
+    ],
+)
+@pytest.mark.parametrize("function", [None, lambda layer: layer.from_config(layer.get_config())])
+def test_clones_share_as_the_model_does(make, share, function):
+    model = make(share)
+    table_in(model).upsert(int64([1]), [[1.0, 2.0, 3.0, 4.0]])
+    clones = [keras.models.clone_model(model, clone_function=function) for _ in range(2)]
+    assert len({id(table_in(each)) for each in (model, *clones)}) == 3
+    assert [values_of(table_in(clone)) for clone in clones] == [{}, {}]
+    clones[0].set_weights(model.get_weights())
+    assert values_of(table_in(clones[0])) == values_of(table_in(model)) != values_of(table_in(clones[1]))
+    np.testing.assert_array_equal(clones[0](BATCH), model(BATCH))
+
+
+def test_a_clone_function_may_keep_the_layer_of_a_table():
+    items = Embedding(4, name="items")
+    target = keras.Input((), dtype="int64")
+    both = [tf_dynemb.EmbeddingBag(table=items, name="bag")(target[:, None]), items(target)]
+    model = keras.Model(target, keras.layers.Concatenate()(both))
+
+    def kept(layer):
+        return layer if layer is items else layer.from_config(layer.get_config())
+
+    clone = keras.models.clone_model(model, clone_function=kept)
+    assert clone.get_layer("bag").table is items.table
+
+
 def test_a_layer_that_no_model_has_is_saved_by_the_one_that_shares_its_table(tmp_path):
     ids = keras.Input((), dtype="int64")
     model = keras.Model(ids, Embedding(table=Embedding(2, name="inner"), name="outer")(ids))

@@ -64,7 +64,7 @@ class Embedding(TableLayer):
             added loss of the layer.
         table: a layer of this package, or a Variable, whose table this layer looks up instead of one of
             its own: so a pooled history and a target item share one. The options of the table are given
-            where it is made. Keras' files keep what is shared; keras.models.clone_model does not.
+            where it is made. Keras' files and keras.models.clone_model keep what is shared.
         **kwargs: the other fields of a tf_dynemb.TableConfig: max_rows, max_bytes, on_full, eviction,
             keep_evicted, admission, storage, optimizer, frozen_keys, devices, partitioner,
             partition_strategy, exchange_dtype, init_size, restrict_policy, keep_keys, track_changes,

@@ -47,7 +47,7 @@ class TableLayer(keras.layers.Layer):
             ValueError: another field, or another value; a table whose keys are the numbers of rows.
         """
         if isinstance(shared, Mapping):
-            shared = keras.saving.deserialize_keras_object(shared)
+            shared = _shared_of_config(shared)
         table = getattr(shared, "table", shared)
         if not isinstance(table, Variable):
             raise TypeError(f"table: got {shared!r}, want a layer with a table, or a tf_dynemb.Variable")
@@ -157,3 +157,21 @@ class TableLayer(keras.layers.Layer):
                 return  # they were in the variables
             raise ValueError(f"{self.name}: the file is damaged: {self._rows_file} is missing")
         keras_files.read_rows_of_file(self.table, path)
+
+
+def _shared_of_config(config: Mapping[str, Any]) -> Any:
+    """What config_of_shared gave the config of; in a model that is cloned the clone of it."""
+    cloned = _compat.layer_being_cloned()
+    if cloned is not None:
+        layer, clones, clone = cloned
+        original = layer._shared() if isinstance(layer, TableLayer) and layer._shared else None
+        if original is not None and id(original) == config.get("shared_object_id"):
+            if id(original) not in clones:
+                is_layer = isinstance(original, keras.Layer)
+                clones[id(original)] = clone(original) if is_layer else _deserialize(config)
+            return clones[id(original)]
+    return _deserialize(config)
+
+
+def _deserialize(config: Mapping[str, Any]) -> Any:
+    return keras.saving.deserialize_keras_object(config)
