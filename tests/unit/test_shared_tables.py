@@ -7,6 +7,7 @@ import tensorflow as tf
 from table_rows import int64, values_of
 
 import tf_dynemb
+from tf_dynemb.compat import torchrec
 from tf_dynemb.keras import Embedding
 
 
@@ -89,6 +90,50 @@ def test_files_of_keras_keep_what_is_shared(share, file, tmp_path):
     for each in (model, again):
         each.fit(BATCH, LABELS, verbose=0)
     assert values_of(table_in(again)) == values_of(table_in(model))
+
+
+COLLECTIONS = {
+    "bags": lambda: tf_dynemb.EmbeddingBagCollection(
+        [tf_dynemb.EmbeddingBagConfig(name="items", dim=4, features=["history"])]
+    ),
+    "torchrec": lambda: torchrec.EmbeddingBagCollection(
+        [torchrec.EmbeddingBagConfig(None, 4, "items", feature_names=["history"])]
+    ),
+}
+
+
+def with_collection(kind):
+    """The history is pooled by a collection, whose table the target's layer shares."""
+    history = keras.Input((None,), dtype="int64", ragged=True, name="history")
+    target = keras.Input((), dtype="int64", name="target")
+    bags = COLLECTIONS[kind]()
+    of_target = Embedding(table=bags.tables["items"], name="target_item")
+    pair = keras.layers.Concatenate()([bags({"history": history}).values(), of_target(target)])
+    model = keras.Model({"history": history, "target": target}, keras.layers.Dense(1)(pair))
+    model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1)), "mse")
+    return model
+
+
+def tables_with_collection(model):
+    bags = next(layer for layer in model.layers if hasattr(layer, "tables"))
+    return bags.tables["items"], model.get_layer("target_item").table
+
+
+@pytest.mark.parametrize("kind", COLLECTIONS)
+@pytest.mark.parametrize("way", ["file", "clone"])
+def test_a_layer_shares_the_table_of_a_collection(kind, way, tmp_path):
+    model = with_collection(kind)
+    model.fit(BATCH, LABELS, verbose=0)
+    if way == "file":
+        model.save(tmp_path / "model.keras")
+        again = keras.saving.load_model(tmp_path / "model.keras")
+    else:
+        again = keras.models.clone_model(model)
+        again.set_weights(model.get_weights())
+    (pooled, target), (table, _) = tables_with_collection(again), tables_with_collection(model)
+    assert pooled is target is not table
+    assert values_of(pooled) == values_of(table) and set(values_of(table)) == {1, 2, -7, 5}
+    np.testing.assert_array_equal(again(BATCH), model(BATCH))
 
 
 def by_layer_made_later():

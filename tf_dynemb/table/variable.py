@@ -191,6 +191,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         self._saveable_of_name = self.resource.join_savers(self.name)
         # Gives the store of Keras that has its rows, while that is open: layers may share the table.
         self.store_of_keras: Callable[[], Any] = lambda: None
+        self.is_shared = False  # whether a layer was given it that did not make it
         self._size_of_session: tf.Tensor | None = None
         with tf.init_scope():
             if not tf.executing_eagerly():  # the graph may be finalized before somebody asks

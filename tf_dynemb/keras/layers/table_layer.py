@@ -47,7 +47,7 @@ class TableLayer(keras.layers.Layer):
             ValueError: another field, or another value; a table whose keys are the numbers of rows.
         """
         if isinstance(shared, Mapping):
-            shared = _shared_of_config(shared)
+            shared = shared_of_config(shared)
         table = getattr(shared, "table", shared)
         if not isinstance(table, Variable):
             raise TypeError(f"table: got {shared!r}, want a layer with a table, or a tf_dynemb.Variable")
@@ -64,13 +64,13 @@ class TableLayer(keras.layers.Layer):
                     "give it where the table is made, or leave out `table`"
                 )
         self._shared = lambda: shared
+        table.is_shared = True
         self.hold(table)
 
     def config_of_shared(self) -> dict[str, Any]:
-        """The config of what `share` was given. Keras' files make one object of those with one id."""
+        """The config of what `share` was given."""
         assert self._shared is not None  # share was called
-        shared = self._shared()
-        return keras.saving.serialize_keras_object(shared) | {"shared_object_id": id(shared)}
+        return config_of_shared(self._shared())
 
     def hold(self, table: Variable) -> None:
         """Makes a table this layer's, its handle a weight."""
@@ -159,19 +159,19 @@ class TableLayer(keras.layers.Layer):
         keras_files.read_rows_of_file(self.table, path)
 
 
-def _shared_of_config(config: Mapping[str, Any]) -> Any:
+def config_of_shared(shared: Variable | keras.layers.Layer) -> dict[str, Any]:
+    """The config of what layers share. Keras' files make one object of those with one id."""
+    return keras.saving.serialize_keras_object(shared) | {"shared_object_id": id(shared)}
+
+
+def shared_of_config(config: Mapping[str, Any]) -> Any:
     """What config_of_shared gave the config of; in a model that is cloned the clone of it."""
     cloned = _compat.layer_being_cloned()
-    if cloned is not None:
-        layer, clones, clone = cloned
-        original = layer._shared() if isinstance(layer, TableLayer) and layer._shared else None
-        if original is not None and id(original) == config.get("shared_object_id"):
-            if id(original) not in clones:
-                is_layer = isinstance(original, keras.Layer)
-                clones[id(original)] = clone(original) if is_layer else _deserialize(config)
-            return clones[id(original)]
-    return _deserialize(config)
-
-
-def _deserialize(config: Mapping[str, Any]) -> Any:
-    return keras.saving.deserialize_keras_object(config)
+    if cloned is None:
+        return keras.saving.deserialize_keras_object(config)
+    layer, clones, clone = cloned
+    original = layer._shared() if isinstance(layer, TableLayer) and layer._shared else None
+    if config["shared_object_id"] not in clones:
+        made = clone(original) if isinstance(original, keras.Layer) else None
+        clones[config["shared_object_id"]] = made or keras.saving.deserialize_keras_object(config)
+    return clones[config["shared_object_id"]]
