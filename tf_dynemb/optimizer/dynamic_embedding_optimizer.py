@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_dynemb import _compat
 from tf_dynemb.base.hints import Gradient, LearningRate
+from tf_dynemb.base.session import is_in_session
 from tf_dynemb.optimizer import nonfinite as nonfinite_gradients
 from tf_dynemb.optimizer.apply_rules import apply_rules, rule_of_table
 from tf_dynemb.optimizer.gradient_sums import GradientSums
@@ -168,12 +169,11 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         super().build(variables)
 
     def _refuse_sessions(self) -> None:
-        with tf.init_scope():
-            if not tf.executing_eagerly():
-                raise RuntimeError(
-                    f"{self.name} trains eagerly and in tf.function, not in the graph of a "
-                    "tf.compat.v1.Session; in the latter change rows by upsert and accum"
-                )
+        if is_in_session():
+            raise RuntimeError(
+                f"{self.name} trains eagerly and in tf.function, not in the graph of a "
+                "tf.compat.v1.Session; in the latter change rows by upsert and accum"
+            )
 
     def rule_for(self, handle: TableHandle) -> Rule:
         """The rule that is to train a table.
