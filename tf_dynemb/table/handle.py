@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.base.session import is_in_session
 from tf_dynemb.base.table import Table
 from tf_dynemb.optimizer.rules import Rule
 from tf_dynemb.optimizer.table_optimizer_config import TableOptimizerConfig
@@ -147,13 +148,9 @@ class TableHandle(_compat.SavesChildren, _compat.SavesTensors, _compat.SavedBySa
         A session need not have initialized it: a table is there without, too.
         """
         assigned = []
-        if not tf.executing_eagerly():
-            with tf.init_scope():
-                of_session = not tf.executing_eagerly()
-            if of_session:
-                assigned = [
-                    self.value.assign(tf.zeros([0, self.table.dim], self.dtype), read_value=False)
-                ]
+        if not tf.executing_eagerly() and is_in_session():
+            nothing = tf.zeros([0, self.table.dim], self.dtype)
+            assigned.append(self.value.assign(nothing, read_value=False))
         with tf.control_dependencies(assigned):
             return self.value.read_value()
 
