@@ -215,6 +215,7 @@ def test_a_layer_of_integers_that_should_train_is_refused():
     model = keras.Sequential([keras.Input((), dtype="int64"), rows, cast, keras.layers.Dense(1)])
     with pytest.raises(TypeError, match="a table of int32 cannot be trained; .* trainable=False"):
         model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam()), "mse")
+        model.fit(np.arange(8), np.ones((8, 1)), verbose=0)
 
 
 def test_behind_stop_gradient_an_optimizer_with_slots_is_refused():

@@ -153,3 +153,4 @@ def test_a_loaded_model_goes_on_with_the_rule_of_its_rows(tmp_path):
     model = keras.saving.load_model(tmp_path / "model.keras", compile=False)
     with pytest.raises(ValueError, match="rule sgd for rows that adam has trained"):
         model.compile(wrapped(K.SGD()), "mse")
+        fit(model, SECOND)

@@ -147,6 +147,7 @@ def test_a_saved_model_of_an_unwrapped_kind_of_loop(tmp_path):
     assert m.rows(other) == m.rows(model)
     with pytest.raises(ValueError, match="items: .* rows that adam_amsgrad has trained"):
         other.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Ftrl()), "mse")
+        m.train(other, 0, 1)
     other.compile(
         tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(amsgrad=True)), "mse", run_eagerly=True
     )
