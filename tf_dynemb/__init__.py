@@ -12,6 +12,7 @@ from tf_dynemb.base.op_library import ops as _ops  # noqa: F401  first: it says 
 # isort: split
 from tf_dynemb import compat, distribute, initializers, keras, policies, serving, snapshot, storage
 from tf_dynemb.base.fingerprint import fingerprint
+from tf_dynemb.base.public_names import shows
 from tf_dynemb.collections.configs import EmbeddingBagConfig, EmbeddingConfig
 from tf_dynemb.collections.embedding_bag_collection import EmbeddingBagCollection
 from tf_dynemb.collections.embedding_collection import EmbeddingCollection
@@ -65,8 +66,4 @@ __all__ = [
     "snapshot",
     "storage",
 ]
-
-
-def __dir__() -> list[str]:
-    """The public names; the other modules are how it is made."""
-    return __all__
+__dir__ = shows(__all__)  # the other modules are how it is made

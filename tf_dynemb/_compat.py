@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import itertools
 import sys
 import types
@@ -107,6 +108,10 @@ for _name in (
     "_gather_saveables_for_checkpoint",
 ):
     required(tf.Module, _name, "checkpoints and SavedModels would not hold the rows")
+
+
+_SAVED_MODEL = "tensorflow.python.saved_model.save"
+required(_SAVED_MODEL, "save", "SavedModels would lack the values of variables")
 
 
 # Mixins that give public names to the methods by which TensorFlow saves objects. It asks which of them a
@@ -327,6 +332,70 @@ def writes_legacy_h5() -> bool:
         and frame.f_code.co_name.startswith("save_")
         for frame in _callers()
     )
+
+
+def saves_saved_model() -> bool:
+    """Whether a SavedModel is being saved; TensorFlow asks objects for tensors without saying so."""
+    return any(frame.f_globals.get("__name__") == _SAVED_MODEL for frame in _callers())
+
+
+def layer_being_cloned() -> tuple[keras.Layer, dict[int, Any], Callable[[Any], Any]] | None:
+    """The layer of which keras.models.clone_model makes another one now; None: it makes none.
+
+    And its clones by the ids of what they are of, and its function that makes one. Keras tells a layer
+    nothing of it; where it has them elsewhere layers that share a table are cloned with one each.
+    """
+    for frame in _callers():
+        if (
+            frame.f_globals.get("__name__") == "keras.src.models.cloning"
+            and {"layer", "cache", "clone_function"} <= frame.f_locals.keys()
+        ):
+            values = frame.f_locals
+            return values["layer"], values["cache"], values["clone_function"]
+    return None
+
+
+def counts_parameters() -> bool:
+    """Whether summary or count_params of Keras asks for the shape of a weight, to multiply it.
+
+    Asked by the getter of the shape. Where Keras has these functions elsewhere its totals leave the rows
+    of tables out.
+    """
+    for frame in itertools.islice(_callers(), 4):  # a comprehension may lie between
+        if frame.f_globals.get("__name__") == "keras.src.utils.summary_utils":
+            return True
+    return False
+
+
+_BUILD_EAGER = required(
+    tf.compat.v1.train.Saver, "_build_eager", "a Saver would leave the rows of tables out"
+).__code__
+
+
+def var_list_of_saver() -> Any:
+    """What the tf.compat.v1.train.Saver was given that saves or restores eagerly; None: there is none.
+
+    What asks for saveables is a SavedModel or a checkpoint otherwise, which has the rows already.
+    """
+    for frame in _callers():
+        if frame.f_code is _BUILD_EAGER:
+            return frame.f_locals["self"]._var_list
+    return None
+
+
+_COMPILE = inspect.unwrap(keras.Model.compile).__code__
+
+
+def model_being_compiled() -> keras.Model | None:
+    """The model whose compile asks a layer for an attribute; None where somebody else asks.
+
+    Asked by the getter of that attribute. From 3.15 on compile asks all layers whether they are
+    trainable; where it does not, what compile could find is found when the optimizer is built.
+    """
+    for frame in itertools.islice(_callers(), 4):  # a comprehension may lie between
+        if frame.f_code is _COMPILE:
+            return frame.f_locals["self"]
+    return None
 
 
 _WRAPPED = "wrapped_by_tf_dynemb"

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import keras
 
+from tf_dynemb.base.public_names import shows
 from tf_dynemb.keras.callbacks import table_of
 from tf_dynemb.table.variable import Variable
 
@@ -20,6 +21,9 @@ except ImportError as error:
     raise ImportError(
         "tf_dynemb.prometheus needs prometheus_client: pip install prometheus_client"
     ) from error
+
+__all__ = ["TableCollector"]
+__dir__ = shows(__all__)
 
 # What there is now; the other numbers only grow.
 _TIERS = ("rows_above", "bytes_above", "rows_below", "bytes_below", "index_bytes", "flushed_step")

@@ -166,15 +166,37 @@ def test_clone_model_makes_a_table_of_its_own():
     assert values_of(layer.table) == {1: [5.0, 5.0]}
 
 
-def test_summary_tells_the_rows_there_are(capsys):
-    layer = Embedding(4, name="users")
-    model = functional(layer)
-    assert layer.count_params() == 0
-    layer.table.upsert(int64(np.arange(1234)), np.zeros([1234, 4], np.float32))
-    assert layer.count_params() == 4 * 1234
+def test_summary_and_counts_have_the_rows_there_are(capsys):
+    """In the lines of layers and in the totals, trainable or not, of shared tables once."""
+    users = Embedding(4, name="users")
+    again = tf_dynemb.EmbeddingBag(table=users, name="history")
+    genres = Embedding(2, name="genres", trainable=False)
+    configs = [tf_dynemb.EmbeddingBagConfig(name="tags", dim=3, features=["tag"])]
+    tags = tf_dynemb.EmbeddingBagCollection(configs, name="bags")
+    ids = keras.Input((), dtype="int64")
+    inner = keras.Model(ids, keras.layers.Dense(5, name="dense")(users(ids)), name="inner")
+    bag = ids[:, None]
+    model = keras.Model(ids, [inner(ids), again(bag), genres(ids), tags({"tag": bag}).values()])
+    dense = 4 * 5 + 5
+    assert model.count_params() == dense and users.count_params() == 0
+    for rows, (table, dim) in enumerate(
+        [(users.table, 4), (genres.table, 2), (tags.tables["tags"], 3)], start=1
+    ):
+        table.upsert(int64(np.arange(1000 * rows)), np.zeros([1000 * rows, dim], np.float32))
+    trainable, frozen = 4000 + 9000 + dense, 4000
+    counts = [layer.count_params() for layer in (users, again, genres, tags, inner, model)]
+    assert counts == [4000, 4000, 4000, 9000, 4000 + dense, trainable + frozen]
     model.summary()
-    line = next(line for line in capsys.readouterr().out.splitlines() if "users" in line)
-    assert "4,936" in line
+    lines = capsys.readouterr().out.splitlines()
+
+    def number_of(name):
+        return next(line for line in lines if name in line).replace(",", "")
+
+    assert str(trainable + frozen) in number_of(" Total params")
+    assert str(trainable) in number_of(" Trainable params")
+    assert str(frozen) in number_of(" Non-trainable params")
+    assert "4000" in number_of("history") and "9000" in number_of("bags")
+    assert users.handle.shape == (0, 4)  # for all others
 
 
 def test_the_handle_is_the_layers_one_weight():

@@ -10,6 +10,7 @@ import tensorflow as tf
 from table_rows import int64, rows_of, schema_of, values_of
 
 import tf_dynemb
+from tf_dynemb.table.schema import Schema
 
 
 class Module(tf.Module):
@@ -40,7 +41,13 @@ def arrays_in(path):
     """What the SavedModel at `path` holds, by the last part of its name."""
     reader = tf.train.load_checkpoint(f"{path}/variables/variables")
     names = {name.rsplit("/", 1)[-1]: name for name in reader.get_variable_to_shape_map()}
-    return {short: reader.get_tensor(names[short]) for short in names}
+    return with_numbers({short: reader.get_tensor(names[short]) for short in names})
+
+
+def with_numbers(arrays):
+    """Saved rows with the bytes of values as the numbers that their schema says."""
+    dtype = Schema.parse(arrays["schema"].decode()).value_dtype
+    return arrays | {"values": np.ascontiguousarray(arrays["values"]).view(dtype)}
 
 
 def bytes_in(path):
@@ -166,9 +173,10 @@ def test_outside_of_it_everything_is_saved(tmp_path):
     def stored(name):
         path = tf.train.Checkpoint(table=table).save(tmp_path / name)
         reader = tf.train.load_checkpoint(path)
-        return {
-            part: reader.get_tensor(f"table/resource/.ATTRIBUTES/{part}") for part in ("values", "slots")
-        }
+        parts = ("values", "slots", "schema")
+        return with_numbers(
+            {part: reader.get_tensor(f"table/resource/.ATTRIBUTES/{part}") for part in parts}
+        )
 
     everything = stored("a")
     with pytest.raises(KeyError), tf_dynemb.for_serving():

@@ -1,5 +1,11 @@
 """The public names of the package, and nothing beside them."""
 
+import importlib
+import subprocess
+import sys
+
+import pytest
+
 import tf_dynemb
 
 NAMES = """
@@ -10,6 +16,33 @@ compat distribute embedding_lookup embedding_lookup_sparse embedding_lookup_uniq
 fingerprint for_serving get_variable initializers keras policies
 safe_embedding_lookup_sparse serving snapshot storage
 """.split()
+
+
+# The modules that documentation imports names of.
+MODULES = """
+keras keras.callbacks keras.layers keras.optimizers distribute snapshot initializers policies serving
+storage gpu jagged redis prometheus compat compat.tfra compat.tfra.keras compat.tfra.keras.layers
+compat.torchrec compat.sok compat.one_embedding compat.keras_rs
+""".split()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_shows_its_public_names_alone(name):
+    module = importlib.import_module(f"tf_dynemb.{name}")
+    assert dir(module) == sorted(module.__all__) != []
+    assert all(hasattr(module, each) for each in module.__all__)
+
+
+def test_dialects_are_imported_when_they_are_asked_for():
+    program = """
+import sys, tf_dynemb
+assert not any(name.startswith("tf_dynemb.compat.") for name in sys.modules)
+assert tf_dynemb.compat.tfra.get_variable
+assert "tf_dynemb.compat.sok" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    with pytest.raises(AttributeError, match="has no attribute 'hugectr', want one of"):
+        tf_dynemb.compat.hugectr  # noqa: B018
 
 
 def test_the_names_of_the_package():

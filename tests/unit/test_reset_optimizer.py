@@ -98,3 +98,107 @@ def test_a_table_that_was_never_trained_is_as_before():
     table.upsert(int64([1]), [[1.0, 2.0]])
     table.reset_optimizer()
     assert values_of(table) == {1: [1.0, 2.0]}
+
+
+in_compile = pytest.mark.skipif(
+    tuple(map(int, keras.__version__.split(".")[:2])) < (3, 15),
+    reason="compile of this Keras asks layers nothing; fit finds it, before its first step",
+)
+
+
+def functional(layer):
+    ids = keras.Input((), dtype="int64")
+    return keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
+
+
+class Subclassed(keras.Model):
+    def __init__(self, layer):
+        super().__init__()
+        self.parts, self.dense = {"users": layer}, keras.layers.Dense(1)
+
+    def call(self, ids):
+        return self.dense(self.parts["users"](ids))
+
+
+def collection(layer):
+    """Another layer's table has the slots; the collection is what the model has."""
+    config = tf_dynemb.EmbeddingBagConfig(name="users", dim=2, features=["user"])
+    bags = tf_dynemb.EmbeddingBagCollection([config])
+    ids = keras.Input((None,), dtype="int64")
+    model = keras.Model(ids, keras.layers.Dense(1)(bags({"user": ids}).values()))
+    train(bags.tables["users"], K.Adam(0.1))
+    return model
+
+
+MODELS = {
+    "Sequential": lambda layer: keras.Sequential(
+        [keras.Input((), dtype="int64"), layer, keras.layers.Dense(1)]
+    ),
+    "Functional": functional,
+    "nested": lambda layer: keras.Sequential(
+        [keras.Input((), dtype="int64"), functional(layer), keras.layers.Dense(1)]
+    ),
+    "subclassed": Subclassed,
+    "collection": collection,
+}
+
+
+@in_compile
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("kind", MODELS)
+def test_compile_finds_the_slots_of_another_optimizer(kind, scaled):
+    layer = tf_dynemb.Embedding(2, name="users")
+    model = MODELS[kind](layer)
+    train(layer.table, K.Adam(0.1))
+    before = rows_of(layer.table)
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(K.SGD(0.1))
+    if scaled:
+        optimizer = tf_dynemb.keras.optimizers.LossScaleOptimizer(optimizer)
+    with pytest.raises(ValueError, match=r"users: got .* rule sgd for rows that adam has trained"):
+        model.compile(optimizer, "mse")
+    assert rows_of(layer.table) == before and not optimizer.built
+    model.compile(tf_dynemb.DynamicEmbeddingOptimizer(K.Adam(0.1)), "mse")
+    if kind != "collection":
+        model.fit(np.array(KEYS), np.ones([3, 1]), verbose=0)
+
+
+@pytest.mark.parametrize("frozen", ["layer", "model", "compiled to evaluate"])
+def test_compile_asks_nothing_of_tables_that_it_does_not_train(frozen):
+    layer = tf_dynemb.Embedding(2, name="users")
+    model = MODELS["Functional"](layer)
+    train(layer.table, K.Adam(0.1))
+    if frozen == "compiled to evaluate":
+        model.compile("sgd", "mse")
+    else:
+        (layer if frozen == "layer" else model).trainable = False
+        model.compile(tf_dynemb.DynamicEmbeddingOptimizer("sgd"), "mse")
+    model.evaluate(np.array(KEYS), np.ones([3, 1]), verbose=0)
+
+
+@in_compile
+def test_compile_finds_what_a_tables_own_optimizer_cannot_do():
+    layer = tf_dynemb.Embedding(2, name="users", optimizer="nadam")
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer("adam", untouched_rows="catch_up")
+    with pytest.raises(ValueError, match="users: untouched_rows: got 'catch_up' with Nadam"):
+        MODELS["Functional"](layer).compile(optimizer, "mse")
+
+
+@in_compile
+def test_compile_finds_tables_of_integers():
+    layer = tf_dynemb.Embedding(2, name="codes", value_dtype="int32", initializer=0)
+    ids = keras.Input((), dtype="int64")
+    with pytest.raises(TypeError, match="codes: a table of int32 cannot be trained"):
+        keras.Model(ids, layer(ids)).compile(tf_dynemb.DynamicEmbeddingOptimizer("adam"), "mse")
+
+
+@in_compile
+def test_a_saved_model_is_compiled_with_its_own_optimizer(tmp_path):
+    layer = tf_dynemb.Embedding(2, name="users")
+    model = MODELS["Functional"](layer)
+    model.compile(tf_dynemb.DynamicEmbeddingOptimizer("adam"), "mse")
+    model.fit(np.array(KEYS), np.ones([3, 1]), verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    loaded.fit(np.array(KEYS), np.ones([3, 1]), verbose=0)
+    with pytest.raises(ValueError, match="rule sgd for rows that adam has trained"):
+        loaded.compile(tf_dynemb.DynamicEmbeddingOptimizer("sgd"), "mse")

@@ -232,8 +232,8 @@ def test_a_given_seed_stays_and_a_drawn_one_is_restored(tmp_path):
 
 
 OTHER = {
-    "dim": (dict(dim=5), "dim|shape"),
-    "dtype": (dict(dtype="float64"), "dtype|type"),
+    "dim": (dict(dim=5), "^items: rows do not fit the table: their dim is"),
+    "dtype": (dict(dtype="float64"), "^items: rows do not fit the table: their value dtype is"),
     "adagrad-like rule": (dict(optimizer="rowwise"), "optimizer rule is adam_amsgrad.*rowwise_adagrad"),
     "same slots, other rule": (dict(optimizer="scheduled"), "optimizer rule is adam_amsgrad"),
 }
@@ -254,6 +254,41 @@ def test_a_restore_that_cannot_be_right_is_refused(case, direction, tmp_path):
     assert m.rows(target) == before
     assert schema_of(m.tables(target)[0]) == schema
     m.train(target, 3, 4)  # and it goes on
+
+
+# Of a table of three float32, 12 bytes: what another one is, and what the two differ in.
+WANT = {
+    "dim": (dict(dim=5), "dim is 3, the table's is 5"),
+    "float64": (dict(dim=3, value_dtype="float64"), "value dtype is float32, the table's is float64"),
+    "bfloat16": (dict(dim=3, value_dtype="bfloat16"), "value dtype is float32, the table's is bfloat16"),
+    "as many bytes": (dict(dim=12, value_dtype="int8"), "value dtype is float32, the table's is int8"),
+}
+
+
+@pytest.mark.parametrize("devices", [None, ["/CPU:0"] * 2])
+@pytest.mark.parametrize("of", ["table", "layer", "weights"])
+@pytest.mark.parametrize("case", WANT)
+def test_rows_of_another_kind_say_what_the_table_wants(case, of, devices, tmp_path):
+    """And not TensorFlow, of a tensor's name in the file."""
+
+    def made(**options):
+        return tf_dynemb.Embedding(name="users", initializer="ones", devices=devices, **options)
+
+    def checkpoint(layer):
+        whole = {"table": layer.table, "layer": layer, "weights": layer.weights}
+        return tf.train.Checkpoint(it=whole[of])
+
+    options, message = WANT[case]
+    source, target = made(dim=3), made(**options)
+    source.table.upsert(int64([1, 2]), tf.ones([2, 3]))
+    target.table.upsert(int64([7]), tf.ones([1, target.dim], target.table.value_dtype))
+    before = rows_of(target.table)
+    path = checkpoint(source).write(str(tmp_path / "c"))
+    remedy = "make the table as the one was that they were saved from"
+    with pytest.raises(tf.errors.FailedPreconditionError) as refused:
+        checkpoint(target).read(path)
+    assert refused.value.message == f"users: rows do not fit the table: their {message}; {remedy}"
+    assert rows_of(target.table) == before
 
 
 def test_a_second_rule_after_a_restore_is_refused_by_name(tmp_path):

@@ -7,6 +7,7 @@ import tensorflow as tf
 from table_rows import int64, values_of
 
 import tf_dynemb
+from tf_dynemb.compat import torchrec
 from tf_dynemb.keras import Embedding
 
 
@@ -26,6 +27,15 @@ def by_layer():
     return tf_dynemb.EmbeddingBag(table=items, name="history_items"), items
 
 
+def by_slots():
+    """The target in slots of one key, as of All2AllDenseEmbedding; it shares the history's table."""
+    of_history = tf_dynemb.EmbeddingBag(4, name="items")
+    slots = tf_dynemb.All2AllDenseEmbedding(
+        slot_num=1, nnz_per_slot=1, dynamic_input=True, table=of_history, name="target_item"
+    )
+    return of_history, slots
+
+
 def by_variable():
     items = tf_dynemb.Variable(dim=4, name="items", initializer="uniform")
     return Embedding(table=items, combiner="mean", name="a"), Embedding(table=items, name="b")
@@ -42,7 +52,7 @@ def table_in(model):
     return table
 
 
-@pytest.mark.parametrize("share", [by_layer, by_variable])
+@pytest.mark.parametrize("share", [by_layer, by_variable, by_slots])
 def test_both_train_the_same_rows(share):
     """As the same model with keras.layers.Embedding, called for both, in one step of SGD."""
     model = two_towers(share)
@@ -63,7 +73,7 @@ def test_both_train_the_same_rows(share):
     assert sum(weight is table.handle for weight in model.trainable_weights) == 1
 
 
-@pytest.mark.parametrize("share", [by_layer, by_variable])
+@pytest.mark.parametrize("share", [by_layer, by_variable, by_slots])
 @pytest.mark.parametrize("file", ["model.keras", "model.weights.h5"])
 def test_files_of_keras_keep_what_is_shared(share, file, tmp_path):
     model = two_towers(share)
@@ -80,6 +90,100 @@ def test_files_of_keras_keep_what_is_shared(share, file, tmp_path):
     for each in (model, again):
         each.fit(BATCH, LABELS, verbose=0)
     assert values_of(table_in(again)) == values_of(table_in(model))
+
+
+COLLECTIONS = {
+    "bags": lambda: tf_dynemb.EmbeddingBagCollection(
+        [tf_dynemb.EmbeddingBagConfig(name="items", dim=4, features=["history"])]
+    ),
+    "torchrec": lambda: torchrec.EmbeddingBagCollection(
+        [torchrec.EmbeddingBagConfig(None, 4, "items", feature_names=["history"])]
+    ),
+}
+
+
+def with_collection(kind):
+    """The history is pooled by a collection, whose table the target's layer shares."""
+    history = keras.Input((None,), dtype="int64", ragged=True, name="history")
+    target = keras.Input((), dtype="int64", name="target")
+    bags = COLLECTIONS[kind]()
+    of_target = Embedding(table=bags.tables["items"], name="target_item")
+    pair = keras.layers.Concatenate()([bags({"history": history}).values(), of_target(target)])
+    model = keras.Model({"history": history, "target": target}, keras.layers.Dense(1)(pair))
+    model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1)), "mse")
+    return model
+
+
+def tables_with_collection(model):
+    bags = next(layer for layer in model.layers if hasattr(layer, "tables"))
+    return bags.tables["items"], model.get_layer("target_item").table
+
+
+@pytest.mark.parametrize("kind", COLLECTIONS)
+@pytest.mark.parametrize("way", ["file", "clone"])
+def test_a_layer_shares_the_table_of_a_collection(kind, way, tmp_path):
+    model = with_collection(kind)
+    model.fit(BATCH, LABELS, verbose=0)
+    if way == "file":
+        model.save(tmp_path / "model.keras")
+        again = keras.saving.load_model(tmp_path / "model.keras")
+    else:
+        again = keras.models.clone_model(model)
+        again.set_weights(model.get_weights())
+    (pooled, target), (table, _) = tables_with_collection(again), tables_with_collection(model)
+    assert pooled is target is not table
+    assert values_of(pooled) == values_of(table) and set(values_of(table)) == {1, 2, -7, 5}
+    np.testing.assert_array_equal(again(BATCH), model(BATCH))
+
+
+def by_layer_made_later():
+    """The layer that shares comes before the one that it shares the table of, in the model."""
+    items = Embedding(4, name="items")
+    return items, tf_dynemb.EmbeddingBag(table=items, name="history_items")
+
+
+def later_first(share):
+    """As two_towers, but layers are called, and so cloned, in the other order."""
+    history = keras.Input((None,), dtype="int64", ragged=True, name="history")
+    target = keras.Input((), dtype="int64", name="target")
+    of_target, of_history = share()
+    pooled = of_history(history)
+    pair = keras.layers.Concatenate()([of_target(target), pooled])
+    return keras.Model({"history": history, "target": target}, keras.layers.Dense(1)(pair))
+
+
+@pytest.mark.parametrize(
+    ("make", "share"),
+    [
+        pytest.param(two_towers, by_layer, id="layer"),
+        pytest.param(later_first, by_layer_made_later, id="layer made later"),
+        pytest.param(two_towers, by_variable, id="variable"),
+        pytest.param(two_towers, by_slots, id="slots"),
+    ],
+)
+@pytest.mark.parametrize("function", [None, lambda layer: layer.from_config(layer.get_config())])
+def test_clones_share_as_the_model_does(make, share, function):
+    model = make(share)
+    table_in(model).upsert(int64([1]), [[1.0, 2.0, 3.0, 4.0]])
+    clones = [keras.models.clone_model(model, clone_function=function) for _ in range(2)]
+    assert len({id(table_in(each)) for each in (model, *clones)}) == 3
+    assert [values_of(table_in(clone)) for clone in clones] == [{}, {}]
+    clones[0].set_weights(model.get_weights())
+    assert values_of(table_in(clones[0])) == values_of(table_in(model)) != values_of(table_in(clones[1]))
+    np.testing.assert_array_equal(clones[0](BATCH), model(BATCH))
+
+
+def test_a_clone_function_may_keep_the_layer_of_a_table():
+    items = Embedding(4, name="items")
+    target = keras.Input((), dtype="int64")
+    both = [tf_dynemb.EmbeddingBag(table=items, name="bag")(target[:, None]), items(target)]
+    model = keras.Model(target, keras.layers.Concatenate()(both))
+
+    def kept(layer):
+        return layer if layer is items else layer.from_config(layer.get_config())
+
+    clone = keras.models.clone_model(model, clone_function=kept)
+    assert clone.get_layer("bag").table is items.table
 
 
 def test_a_layer_that_no_model_has_is_saved_by_the_one_that_shares_its_table(tmp_path):
@@ -117,6 +221,49 @@ def test_what_contradicts_the_table_is_refused(options, error, message):
         options = options | {"table": Embedding(4, name="items")}
     with pytest.raises(error, match=message):
         Embedding(**options)
+
+
+SLOTS = {"slot_num": 1, "nnz_per_slot": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dim": 5}, "dim: got 5 with the table items, whose dim is 4"),
+        ({"max_rows": 8}, "max_rows: got 8 with the table items, whose max_rows is 9"),
+        ({"initializer": "ones"}, "initializer: got 'ones' with"),
+        ({"use_hashtable": False}, "use_hashtable: got False with the table"),
+    ],
+)
+def test_slots_refuse_what_contradicts_the_table(options, message):
+    items = Embedding(4, name="items", max_rows=9)
+    with pytest.raises(ValueError, match=message):
+        tf_dynemb.All2AllDenseEmbedding(**SLOTS, table=items, **options)
+    again = tf_dynemb.All2AllDenseEmbedding(9, 4, **SLOTS, table=items)
+    assert again.table is items.table and (again.dim, again.max_rows) == (4, 9)
+
+
+@pytest.mark.parametrize("key_dtype", ["int32", "string"])
+def test_slots_share_tables_of_int64_keys_alone(key_dtype):
+    items = Embedding(4, name="items", key_dtype=key_dtype)
+    with pytest.raises(ValueError, match="key_dtype: got tf.int64 with the table items"):
+        tf_dynemb.All2AllDenseEmbedding(**SLOTS, table=items)
+
+
+def test_a_table_of_row_numbers_is_not_shared():
+    numbers = tf_dynemb.All2AllDenseEmbedding(9, 4, **SLOTS, use_hashtable=False, name="numbers")
+    for share in (
+        lambda: Embedding(table=numbers),
+        lambda: tf_dynemb.All2AllDenseEmbedding(**SLOTS, table=numbers),
+    ):
+        with pytest.raises(ValueError, match="table: got numbers, made without a hash table"):
+            share()
+
+
+def test_slots_need_a_size_without_a_table():
+    for options in ({"dim": 4}, {"max_rows": 9}):
+        with pytest.raises(ValueError, match="(max_rows|dim): got None"):
+            tf_dynemb.All2AllDenseEmbedding(**SLOTS, **options)
 
 
 def test_what_is_the_tables_own_may_be_said_again():

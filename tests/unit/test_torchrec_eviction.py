@@ -362,3 +362,16 @@ def test_configs_evict_and_admit(kind):
     table = collection_of(kind, [config]).tables["t"]
     assert table.config.eviction.policies == tuple(eviction) and table.config.admission == MinCount(2)
     assert config_of(kind, None, eviction=TTL(seconds=5)).table_config().max_rows is None
+
+
+def test_policies_have_the_bases_that_programs_ask_for():
+    for policy in (
+        torchrec.LRU_EvictionPolicy(),
+        torchrec.LFU_EvictionPolicy(),
+        torchrec.DistanceLFU_EvictionPolicy(decay_exponent=0.0),
+    ):
+        assert isinstance(policy, torchrec.MCHEvictionPolicy)
+    for policy in (torchrec.NoEvictionPolicy(), torchrec.CountBasedEvictionPolicy(eviction_threshold=0)):
+        assert isinstance(policy, torchrec.VirtualTableEvictionPolicy)
+    with pytest.raises(TypeError, match="abstract"):
+        torchrec.MCHEvictionPolicy()

@@ -29,6 +29,36 @@ def rows(exported) -> dict:
     return dict(zip(keys, values, strict=True))
 
 
+LOOKUPS = {
+    "lookup": lambda table, ids: table.lookup(ids),
+    "embedding_lookup": tf_dynemb.embedding_lookup,
+    "sparse": lambda table, ids: tf_dynemb.embedding_lookup_sparse(
+        table, tf.sparse.from_dense(ids[:, None]), None, combiner="sum"
+    ),
+    "layer": lambda table, ids: tf_dynemb.Embedding(table=table)(ids),
+    "function": lambda table, ids: tf.function(tf_dynemb.embedding_lookup)(table, ids),
+    "branch": lambda table, ids: tf.cond(
+        ids[0] > 0, lambda: tf_dynemb.embedding_lookup(table, ids), lambda: tf.zeros([2, 2])
+    ),
+}
+
+
+@pytest.mark.parametrize("devices", [None, CPUS])
+@pytest.mark.parametrize("way", LOOKUPS)
+def test_a_lookup_needs_no_initializer(graph, way, devices):
+    """As upsert needs none; and its gradient is there."""
+    table = tf_dynemb.Variable(dim=2, initializer=1.0, devices=devices)
+    ids = int64([7, 8])
+    upsert, values = table.upsert(ids[:1], [[2.0, 3.0]]), LOOKUPS[way](table, ids)
+    (gradient,) = tf.gradients(tf.reduce_sum(values * 1.0), [table.handle.value])
+    with v1.Session() as session:
+        session.run(upsert)
+        for _ in range(2):
+            assert session.run(values).tolist() == [[2, 3], [1, 1]]
+            if way != "lookup":  # which has none
+                assert session.run(gradient.values).tolist() == [[1, 1], [1, 1]]
+
+
 @pytest.mark.parametrize("devices", [None, CPUS])
 def test_every_method_is_an_operation(graph, devices):
     """Nothing happens while the graph is built; each run does what the method says, once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import numbers
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeGuard
 
@@ -11,6 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb.base.hints import TensorLike
+
+_OF_TENSORFLOW = re.compile(r"^\{\{function_node \S+\}\} | \[Op:\w+\]( name: ?\S*)?$")
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -53,7 +56,12 @@ def naming(name: str) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        raise type(error)(error.node_def, error.op, f"{name}: {error.message}") from None
+        raise type(error)(error.node_def, error.op, f"{name}: {message_of(error)}") from None
+
+
+def message_of(error: tf.errors.OpError) -> str:
+    """What an operation says, without what TensorFlow puts around it where it runs eagerly."""
+    return _OF_TENSORFLOW.sub("", error.message)
 
 
 def as_tensor(argument: str, value: TensorLike, dtype: tf.DType) -> tf.Tensor:

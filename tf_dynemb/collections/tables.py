@@ -17,15 +17,20 @@ from tf_dynemb.base.structure import flat_numbers
 from tf_dynemb.collections.configs import EmbeddingConfig
 from tf_dynemb.jagged import JaggedTensor, KeyedJaggedTensor
 from tf_dynemb.jagged.keyed_jagged_tensor import jagged_of
-from tf_dynemb.keras.layers.table_layer import TableLayer
+from tf_dynemb.keras.layers.table_layer import TableLayer, config_of_shared
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
 from tf_dynemb.table.scores import scores_for
+from tf_dynemb.table.table_config import table_alone
 from tf_dynemb.table.variable import Variable
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")
 class CollectionTable(TableLayer):
     """One table of a collection.
+
+    Args:
+        config: what it is made from.
+        shared: the config of the table, where a layer outside of the collection shares it.
 
     Attributes:
         config: what it was made from.
@@ -34,7 +39,7 @@ class CollectionTable(TableLayer):
         shared: the layer of the rows that ids share, if there are num_oov_rows.
     """
 
-    def __init__(self, config: EmbeddingConfig) -> None:
+    def __init__(self, config: EmbeddingConfig, shared: Mapping[str, Any] | None = None) -> None:
         super().__init__(name=config.name, trainable=config.trainable, autocast=False)
         self.config = config
         self.shared = None
@@ -42,7 +47,10 @@ class CollectionTable(TableLayer):
             # Which rows a step may make is decided where ids are sent to the shared ones.
             config = dataclasses.replace(config, num_oov_rows=None, max_rows=None)
             self.shared = CollectionTable(dataclasses.replace(config, name=_shared_name(config)))
-        self.hold(Variable(config))
+        if shared is None:
+            self.hold(Variable(table_alone(config)))
+        else:
+            self.share(shared)
         self.built = True
 
 
@@ -68,12 +76,19 @@ class Collection(keras.layers.Layer):
 
     Args:
         tables: configs, whose devices must be the same.
+        shared: by table its config, of those that layers outside of the collection share. From
+            get_config.
         **kwargs: of keras.layers.Layer.
     """
 
     config_class: type[EmbeddingConfig]
 
-    def __init__(self, tables: Sequence[EmbeddingConfig], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingConfig],
+        shared: Mapping[str, Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(autocast=False, **kwargs)
         if not isinstance(tables, (list, tuple)):
             raise TypeError(
@@ -91,16 +106,17 @@ class Collection(keras.layers.Layer):
         # Files and checkpoints know a layer by its attribute: rows stay those of their table when a
         # collection gets others, or another order.
         for config in self._configs:
-            setattr(self, f"table {config.name}", CollectionTable(config))
+            of_table = (shared or {}).get(config.name)
+            setattr(self, f"table {config.name}", CollectionTable(config, of_table))
         layers = self._table_layers()
         # The shared rows come after all others, so that a table's number is that of its config.
         layers += [layer.shared for layer in layers if layer.shared is not None]
         self._overflow: list[tuple[int, int, int] | None] = [None] * len(layers)
-        shared = len(self._configs)
+        rows_of_all = len(self._configs)
         for number, config in enumerate(self._configs):
             if config.num_oov_rows is not None:
-                self._overflow[number] = (config.max_rows, shared, config.num_oov_rows)
-                shared += 1
+                self._overflow[number] = (config.max_rows, rows_of_all, config.num_oov_rows)
+                rows_of_all += 1
         self._variables_in_order = [layer.table for layer in layers]
         self._outputs = [
             (feature, number)
@@ -235,6 +251,9 @@ class Collection(keras.layers.Layer):
         """What from_config needs."""
         config = super().get_config()
         config["tables"] = [table.get_config() for table in self._configs]
+        shared = {name: table for name, table in self.tables.items() if table.is_shared}
+        if shared:
+            config["shared"] = {name: config_of_shared(table) for name, table in shared.items()}
         return config
 
     @classmethod

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb.base.hints import Ids
+from tf_dynemb.base.public_names import shows
 
 try:
     from keras_rs.layers import FeatureConfig, TableConfig
@@ -34,6 +35,7 @@ from tf_dynemb.compat.options import unsupported, without_effect
 from tf_dynemb.jagged import JaggedTensor, KeyedJaggedTensor
 
 __all__ = ["DistributedEmbedding", "FeatureConfig", "TableConfig"]
+__dir__ = shows(__all__)
 
 _PREPROCESSED = "preprocessed_inputs_per_placement"  # keras_rs' name
 _COMBINERS = ["sum", "mean", "sqrtn"]

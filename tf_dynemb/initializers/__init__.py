@@ -1,5 +1,6 @@
 """Initial values: from what users write to what the engine computes."""
 
+from tf_dynemb.base.public_names import shows
 from tf_dynemb.initializers.bounded_normal import BoundedNormal
 from tf_dynemb.initializers.columns import Columns
 from tf_dynemb.initializers.spec import InitializerSpec, to_spec
@@ -12,3 +13,4 @@ __all__ = [
     "VarianceScaling",
     "to_spec",
 ]
+__dir__ = shows(__all__)

@@ -44,6 +44,7 @@ Example: features of a dataset, in a model.
 1
 """
 
+from tf_dynemb.base.public_names import shows
 from tf_dynemb.jagged.jagged_tensor import JaggedTensor
 from tf_dynemb.jagged.keyed_jagged_tensor import KeyedJaggedTensor
 from tf_dynemb.jagged.keyed_tensor import KeyedTensor
@@ -53,3 +54,4 @@ __all__ = [
     "KeyedJaggedTensor",
     "KeyedTensor",
 ]
+__dir__ = shows(__all__)

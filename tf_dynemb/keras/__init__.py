@@ -1,5 +1,6 @@
 """For Keras: layers, optimizers and callbacks."""
 
+from tf_dynemb.base.public_names import shows
 from tf_dynemb.keras import callbacks, layers, optimizers
 from tf_dynemb.keras.callbacks import EvictionCallback, RestrictCallback
 from tf_dynemb.keras.layers import Embedding, EmbeddingBag
@@ -15,3 +16,4 @@ __all__ = [
     "layers",
     "optimizers",
 ]
+__dir__ = shows(__all__)

@@ -10,9 +10,13 @@ import keras
 import numpy as np
 
 from tf_dynemb.base.checks import whole
+from tf_dynemb.base.public_names import shows
 from tf_dynemb.base.table import Table
 from tf_dynemb.table.handle import handles_in
 from tf_dynemb.table.variable import Variable
+
+__all__ = ["EvictionCallback", "RestrictCallback"]
+__dir__ = shows(__all__)
 
 
 class EverySteps(keras.callbacks.Callback):

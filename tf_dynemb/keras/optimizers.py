@@ -1,5 +1,6 @@
 """Keras optimizers that train tables, and what goes with them."""
 
+from tf_dynemb.base.public_names import shows
 from tf_dynemb.optimizer.dynamic_embedding_optimizer import DynamicEmbeddingOptimizer
 from tf_dynemb.optimizer.loss_scale_optimizer import LossScaleOptimizer
 from tf_dynemb.optimizer.rowwise_adagrad import RowwiseAdagrad
@@ -13,3 +14,4 @@ __all__ = [
     "SmartDecayAdam",
     "TableOptimizerConfig",
 ]
+__dir__ = shows(__all__)

@@ -53,9 +53,18 @@ class _Share:
 
 
 def rule_of_table(handle: TableHandle, inner: keras.optimizers.Optimizer, untouched_rows: str) -> Rule:
-    """The rule that trains a table under an inner optimizer."""
+    """The rule that trains a table under an inner optimizer.
+
+    Raises:
+        ValueError: the table's own optimizer cannot have `untouched_rows`.
+    """
     own = handle.optimizer_config
-    return rule_of(inner if own is None or own.optimizer is None else own.optimizer, untouched_rows)
+    if own is None or own.optimizer is None:
+        return rule_of(inner, untouched_rows)
+    try:
+        return rule_of(own.optimizer, untouched_rows)
+    except ValueError as error:
+        raise ValueError(f"{handle.path}: {error}, as the table's own optimizer") from None
 
 
 def apply_rules(

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_dynemb import _compat
 from tf_dynemb.base.hints import Gradient, LearningRate
+from tf_dynemb.base.session import is_in_session
 from tf_dynemb.optimizer import nonfinite as nonfinite_gradients
 from tf_dynemb.optimizer.apply_rules import apply_rules, rule_of_table
 from tf_dynemb.optimizer.gradient_sums import GradientSums
@@ -153,23 +154,10 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         """
         if self.built:
             return
-        with tf.init_scope():
-            if not tf.executing_eagerly():
-                raise RuntimeError(
-                    f"{self.name} trains eagerly and in tf.function, not in the graph of a "
-                    "tf.compat.v1.Session; in the latter change rows by upsert and accum"
-                )
+        self._refuse_sessions()
         variables = [handle_of(variable) for variable in variables]
-        for handle in handles_in(variables):
-            if not handle.table.value_dtype.is_floating:
-                raise TypeError(
-                    f"{handle.path}: a table of {handle.table.value_dtype.name} cannot be trained; use "
-                    "a floating value_dtype, or make it with trainable=False and change the rows by "
-                    "upsert and accum"
-                )
-            rule = self._rule_of(handle)
-            handle.check_rule(rule)
-            _check_slots(handle, rule)
+        rules = [(handle, self.rule_for(handle)) for handle in handles_in(variables)]
+        for handle, rule in rules:
             handle.rule_name = rule.name
             handle.inner_optimizers.add(self.inner_optimizer)
         with tf.init_scope():
@@ -179,6 +167,31 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
                 self._averages = RowAverages(handles_in(variables), self.inner_optimizer.ema_momentum)
         self.inner_optimizer.build([v for v in variables if not isinstance(v, TableHandle)])
         super().build(variables)
+
+    def _refuse_sessions(self) -> None:
+        if is_in_session():
+            raise RuntimeError(
+                f"{self.name} trains eagerly and in tf.function, not in the graph of a "
+                "tf.compat.v1.Session; in the latter change rows by upsert and accum"
+            )
+
+    def rule_for(self, handle: TableHandle) -> Rule:
+        """The rule that is to train a table.
+
+        Raises:
+            What build does.
+        """
+        self._refuse_sessions()
+        if not handle.table.value_dtype.is_floating:
+            raise TypeError(
+                f"{handle.path}: a table of {handle.table.value_dtype.name} cannot be trained; use "
+                "a floating value_dtype, or make it with trainable=False and change the rows by "
+                "upsert and accum"
+            )
+        rule = self._rule_of(handle)
+        handle.check_rule(rule)
+        _check_slots(handle, rule)
+        return rule
 
     def apply(
         self,

@@ -39,7 +39,7 @@ def side_table(handle: TableHandle, suffix: str, more_columns: int = 0) -> Varia
 
 def read(table: Table, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Rows (n, dim) of int64 keys (n,), and which of them exist, (n,)."""
-    return table.resource.lookup(table.handle.value.read_value(), keys)
+    return table.resource.lookup(table.handle.read(), keys)
 
 
 def write(table: Table, keys: tf.Tensor, rows: tf.Tensor) -> tf.Operation | None:

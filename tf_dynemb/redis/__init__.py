@@ -10,9 +10,11 @@ try:
 except ImportError as error:
     raise ImportError("tf_dynemb.redis needs redis: pip install tf_dynemb[redis]") from error
 
+from tf_dynemb.base.public_names import shows
 from tf_dynemb.redis.follower import RedisFollower
 from tf_dynemb.redis.layout import TableLayout
 from tf_dynemb.redis.reader import RedisReader
 from tf_dynemb.redis.store import RedisError, RedisInUseError
 
 __all__ = ["RedisError", "RedisFollower", "RedisInUseError", "RedisReader", "TableLayout"]
+__dir__ = shows(__all__)

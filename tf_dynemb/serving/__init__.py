@@ -6,6 +6,7 @@ folder; `Follower` applies them to a model that serves, in order and each one wh
 `rollback` makes all followers of a feed serve an older generation, until `unpin`.
 """
 
+from tf_dynemb.base.public_names import shows
 from tf_dynemb.serving.feed import FeedDamagedError, FeedError, FeedInUseError
 from tf_dynemb.serving.feed_follower import FollowerStatus
 from tf_dynemb.serving.follower import Follower
@@ -26,3 +27,4 @@ __all__ = [
     "rollback",
     "unpin",
 ]
+__dir__ = shows(__all__)

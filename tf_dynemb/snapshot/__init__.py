@@ -5,6 +5,7 @@ write snapshots as NumPy arrays, without a model. `tf-dynemb snapshot --help` is
 line.
 """
 
+from tf_dynemb.base.public_names import shows
 from tf_dynemb.snapshot.convert import compact, diff, export_table, import_table
 from tf_dynemb.snapshot.files import (
     SnapshotDamagedError,
@@ -38,3 +39,4 @@ __all__ = [
     "restore",
     "save",
 ]
+__dir__ = shows(__all__)

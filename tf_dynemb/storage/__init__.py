@@ -5,7 +5,9 @@ rows, and what it computes, are those of a table in memory, to the last bit. The
 tables beyond memory" says how.
 """
 
+from tf_dynemb.base.public_names import shows
 from tf_dynemb.storage.look_ahead import look_ahead
 from tf_dynemb.storage.tiers import Disk, HostMemory, Tier
 
 __all__ = ["Disk", "HostMemory", "Tier", "look_ahead"]
+__dir__ = shows(__all__)

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.base.session import is_in_session
 from tf_dynemb.base.table import Table
 from tf_dynemb.optimizer.rules import Rule
 from tf_dynemb.optimizer.table_optimizer_config import TableOptimizerConfig
@@ -66,7 +67,7 @@ class _HandleArgument(tf.types.experimental.TraceType):
         return id(self._handle)
 
 
-class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable):
+class TableHandle(_compat.SavesChildren, _compat.SavesTensors, _compat.SavedBySaver, keras.Variable):
     """The trainable weight of a table. Made by the table; pass it where a variable is asked for."""
 
     __slots__ = ("table",)  # and not among the attributes, which the table keeps: see HandleOfTable
@@ -93,6 +94,13 @@ class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable
             name=name,
         )
         _by_variable[id(self.value)] = table
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """(0, dim); for Keras' summary and count_params (rows, dim)."""
+        if tf.executing_eagerly() and _compat.counts_parameters():
+            return tf.TensorShape([int(self.table.size()), self.table.dim])
+        return super().shape
 
     @property
     def overwrite_with_gradient(self) -> bool:
@@ -133,6 +141,18 @@ class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable
                 f"{self.path} back; want model.save('<name>.keras') or "
                 "model.save_weights('<name>.weights.h5')"
             )
+
+    def read(self) -> tf.Tensor:
+        """The weight (0, dim), to which the gradient of a lookup goes; a tape watches it from then on.
+
+        A session need not have initialized it: a table is there without, too.
+        """
+        assigned = []
+        if not tf.executing_eagerly() and is_in_session():
+            nothing = tf.zeros([0, self.table.dim], self.dtype)
+            assigned.append(self.value.assign(nothing, read_value=False))
+        with tf.control_dependencies(assigned):
+            return self.value.read_value()
 
     def __array__(self, dtype: Any = None, copy: object = None) -> np.ndarray:
         """What Keras writes into its files for a weight of a layer or model that is none of ours.
@@ -196,6 +216,21 @@ class TableHandle(_compat.SavesChildren, _compat.RestoresTensors, keras.Variable
         if save_type == "checkpoint":
             children["table"] = self.table
         return children
+
+    def saveables(self) -> dict[str, Any]:
+        """The table's."""
+        return self.table.saveables()
+
+    def tensors_to_save(self) -> dict[str, tf.Tensor]:
+        """The empty weight, which a SavedModel wants; nothing in a checkpoint.
+
+        There TensorFlow would refuse it in place of the rows, which say what does not fit.
+        """
+        return {"VARIABLE_VALUE": self.value} if _compat.saves_saved_model() else {}
+
+    def copy_to_cpu(self, copies: dict[Any, Any]) -> None:
+        """It has nothing that a thread could write."""
+        copies[self] = self
 
     def restore_tensors(self, tensors: dict[str, tf.Tensor]) -> Any:
         """Takes nothing. Keras' own assigns what several replicas have, but there are no numbers."""

@@ -39,6 +39,7 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
+from tf_dynemb.base.checks import message_of
 from tf_dynemb.base.table import Table
 from tf_dynemb.table.blocks import blocks_of
 from tf_dynemb.table.limits import rows_that_left
@@ -162,7 +163,7 @@ def _staged(table: Table, store: Any) -> Any:
         try:
             staged.import_rows(*tensors, schema, **more)
         except tf.errors.OpError as error:
-            raise ValueError(f"{table.name}: {error.message}") from error
+            raise ValueError(f"{table.name}: {message_of(error)}") from error
 
     ids = [snapshots[at : at + 16] for at in range(0, len(snapshots), 16)]
     put(_empty(widths), replace=True, snapshots=ids)  # takes over rule and seed as well

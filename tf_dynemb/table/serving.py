@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_dynemb.base.session import is_in_session
 from tf_dynemb.table.following import following
 
 _DTYPES = (tf.float32, tf.float16, tf.bfloat16)
@@ -107,11 +108,47 @@ def saved_schema(schema: str) -> str:
 def saved_rows(
     keys: tf.Tensor, values: tf.Tensor, slots: tf.Tensor, meta: tf.Tensor, schema: tf.Tensor
 ) -> dict[str, tf.Tensor]:
-    """What is saved of exported rows, by name."""
+    """What is saved of exported rows, by name.
+
+    Values as bytes: TensorFlow refuses another dtype before a table could say which one it wants.
+    """
     if _open.get() is not None:
         schema = _rewrite(schema, values.dtype, _regex_replace)
         values, slots, meta = _narrowed(values), slots[:, :0], meta[:, :0]
+    values = _bytes(values)
     return {"keys": keys, "values": values, "slots": slots, "meta": meta, "schema": schema}
+
+
+def restored_rows(saved: dict[str, tf.Tensor], dtype: tf.DType) -> dict[str, tf.Tensor]:
+    """What is imported of what saved_rows gave, into a table of a dtype.
+
+    If they are of another dtype or dim, which only the schema says, the values are other numbers.
+    """
+    return saved | {"values": _numbers(saved["values"], _stored_as(dtype))}
+
+
+def _in_host_memory() -> Any:
+    """Where exported rows are, and those to import, so that TensorFlow copies none to a GPU.
+
+    A session's Saver wants all that it saves under one name on one device, and so takes it as it is.
+    """
+    return contextlib.nullcontext() if is_in_session() else tf.device("/CPU:0")
+
+
+def _bytes(values: tf.Tensor) -> tf.Tensor:
+    """Numbers (n, dim) as uint8 (n, bytes)."""
+    with _in_host_memory():
+        rows, dim = tf.unstack(tf.shape(values), num=2)
+        return tf.reshape(tf.bitcast(values, tf.uint8), [rows, dim * values.dtype.size])
+
+
+def _numbers(values: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """The inverse of _bytes; leaves out bytes that are too few for a number."""
+    with _in_host_memory():
+        rows, width = tf.unstack(tf.shape(values), num=2)
+        dim = width // dtype.size
+        each = [] if dtype.size == 1 else [dtype.size]
+        return tf.bitcast(tf.reshape(values[:, : dim * dtype.size], [rows, dim, *each]), dtype)
 
 
 def _stored_as(dtype: tf.DType) -> tf.DType:

@@ -21,6 +21,7 @@ from tf_dynemb.base.op_library import ops
 from tf_dynemb.shard.partitioner import default_partition_fn
 from tf_dynemb.table.devices import is_gpu, place_of
 from tf_dynemb.table.limits import Limits
+from tf_dynemb.table.serving import restored_rows
 from tf_dynemb.table.table_resource import TableResource, partitioned
 
 
@@ -414,7 +415,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
 
         @tf.function
         def replace() -> None:
-            staged.import_rows(**tensors, replace=True)
+            staged.import_rows(**restored_rows(tensors, self.value_dtype), replace=True)
             self.swap(staged)
 
         with naming(self.table_name):

@@ -329,6 +329,11 @@ class TableConfig:
 FIELDS = tuple(field.name for field in dataclasses.fields(TableConfig))
 
 
+def table_alone(config: TableConfig) -> TableConfig:
+    """The TableConfig in the config of something that has a table and more."""
+    return TableConfig(**{name: getattr(config, name) for name in FIELDS})
+
+
 def take_fields(arguments: dict[str, Any], besides: Sequence[str] = ()) -> dict[str, Any]:
     """Takes the fields of a TableConfig out of a layer's keyword arguments, but for some."""
     return {name: arguments.pop(name) for name in FIELDS if name in arguments and name not in besides}

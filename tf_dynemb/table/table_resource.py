@@ -22,7 +22,7 @@ from tf_dynemb.table.devices import is_gpu
 from tf_dynemb.table.following import followed_children
 from tf_dynemb.table.limits import Limits
 from tf_dynemb.table.schema import Schema
-from tf_dynemb.table.serving import saved_rows, saved_schema
+from tf_dynemb.table.serving import restored_rows, saved_rows, saved_schema
 
 
 class TableResource(
@@ -611,7 +611,7 @@ class TableResource(
         if not tensors:
             return tf.no_op()
         with naming(self.table_name):
-            return self.import_rows(**tensors, replace=True)
+            return self.import_rows(**restored_rows(tensors, self.value_dtype), replace=True)
 
 
 def partitioned(

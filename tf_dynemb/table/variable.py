@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dynemb._compat import SavedBySaver, SavesChildren
+from tf_dynemb._compat import SavedBySaver, SavesChildren, saveable_of_names, var_list_of_saver
 from tf_dynemb.base.checks import as_tensor, assert_same, whole
 from tf_dynemb.base.fingerprint import engine_keys_of
 from tf_dynemb.base.hints import TensorLike
@@ -175,6 +175,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         self._saveable_of_name = self.resource.join_savers(self.name)
         # Gives the store of Keras that has its rows, while that is open: layers may share the table.
         self.store_of_keras: Callable[[], Any] = lambda: None
+        self.is_shared = False  # whether a layer was given it that did not make it
         self._size_of_session: tf.Tensor | None = None
         with tf.init_scope():
             if not tf.executing_eagerly():  # the graph may be finalized before somebody asks
@@ -705,16 +706,39 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         return self._exported_keys(keys, strings), tf.ensure_shape(values, [None, self.dim])
 
     def children_to_save(self, children: dict[str, Any], save_type: str) -> dict[str, Any]:
-        """In a SavedModel the resource is what it makes of itself for one."""
-        if save_type == "savedmodel":
+        """In a SavedModel the resource is what it makes of itself for one.
+
+        In a checkpoint there is no weight: it has no numbers, and of another dim TensorFlow would refuse
+        it before the table could say what it wants.
+        """
+        if save_type == "checkpoint":
+            children.pop("_weight", None)
+        else:
             children["resource"] = self.resource.in_saved_model()
             for name in ("_candidates", "_sketch"):  # nothing trains there
                 children.pop(name, None)
         return children
 
     def saveables(self) -> dict[str, Any]:
-        """The rows; "VARIABLE_VALUE" adds nothing to the name that they have there."""
-        return {} if self._saveable_of_name is None else {"VARIABLE_VALUE": self._saveable_of_name}
+        """The rows; "VARIABLE_VALUE" adds nothing to the name that they have there.
+
+        Raises:
+            ValueError: eagerly, another table of this name in a var_list without names.
+        """
+        if self._saveable_of_name is not None:
+            return {"VARIABLE_VALUE": self._saveable_of_name}
+        given = var_list_of_saver()
+        if given is None or not self.checkpoint:
+            return {}
+        if not isinstance(given, dict):
+            tables = {id(t): t for t in (getattr(v, "table", v) for v in tf.nest.flatten(list(given)))}
+            if [getattr(table, "name", None) for table in tables.values()].count(self.name) > 1:
+                raise ValueError(
+                    f"var_list: got several of the name {self.name!r}, want a dict that gives each one "
+                    "a name of its own"
+                )
+        saved = {"VARIABLE_VALUE": self, **self.tables_of_counts}
+        return {attribute: _saveable_of(table) for attribute, table in saved.items()}
 
     # What lookups, optimizers and savers of this package use.
 
@@ -770,7 +794,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         goes to `weight` (0, dim); None: to the handle.
         """
         if weight is None:
-            weight = self.handle.value.read_value()  # a tape watches a variable when it is read
+            weight = self.handle.read()
         weight = with_scores(self, weight, scored)
         if self.exchange is None:
             return self.resource.lookup(weight, keys, name)
@@ -848,6 +872,17 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
                 f"{self.value_dtype.name}"
             )
         return values
+
+
+def _saveable_of(table: Variable) -> Callable[..., Any]:
+    """Function of a name, by default the table's, that gives what an eager Saver takes."""
+
+    def of_name(name: str | None = None) -> Any:
+        resource = table.resource
+        rows = resource.tensors_to_save()
+        return saveable_of_names(name or table.name, rows, resource.restore_tensors)
+
+    return of_name
 
 
 def _by_name(names: tf.Tensor, numbers: tf.Tensor) -> dict[str, tf.Tensor]:

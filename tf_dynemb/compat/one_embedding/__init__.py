@@ -5,6 +5,7 @@ looked up any number of times in a step, and what is wrong is an exception that 
 the memory of the host so far. The page "Migrating from OneEmbedding" says more.
 """
 
+from tf_dynemb.base.public_names import shows
 from tf_dynemb.compat.one_embedding.layers import MultiTableEmbedding, MultiTableMultiColumnEmbedding
 from tf_dynemb.compat.one_embedding.optimizers import Ftrl, Optimizer, SmartDecayAdam
 from tf_dynemb.compat.one_embedding.options import (
@@ -40,3 +41,4 @@ __all__ = [
     "make_trunc_normal_initializer",
     "make_uniform_initializer",
 ]
+__dir__ = shows(__all__)

@@ -173,10 +173,6 @@ class MultiTableEmbedding(keras.layers.Layer):
         del device
         return self
 
-    def count_params(self) -> int:
-        """Rows times dim: what there is now, not what there was when the layer was made."""
-        return sum(layer.count_params() for layer in self._table_layers())
-
     def save_snapshot(self, snapshot_name: str | os.PathLike[str]) -> None:
         """Saves the rows, with what optimizers keep in them, as tf_dynemb.snapshot.save does.
 

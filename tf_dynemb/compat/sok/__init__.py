@@ -6,6 +6,7 @@ and no fixed batch is needed; where rows are, and how they travel, is that of ev
 "Migrating from SOK" says what is different.
 """
 
+from tf_dynemb.base.public_names import shows
 from tf_dynemb.compat.sok import optimizers
 from tf_dynemb.compat.sok.files import Saver, dump, incremental_model_dump, load
 from tf_dynemb.compat.sok.layers import All2AllDenseEmbedding, DistributedEmbedding, get_embedding
@@ -50,3 +51,4 @@ __all__ = [
     "sparse_read_and_evict",
     "split_embedding_variable_from_others",
 ]
+__dir__ = shows(__all__)

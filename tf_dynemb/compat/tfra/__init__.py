@@ -5,6 +5,7 @@
 The page "Migrating from TFRA" says what is different.
 """
 
+from tf_dynemb.base.public_names import shows
 from tf_dynemb.compat.tfra import keras, shadow_ops
 from tf_dynemb.compat.tfra.kv_creator import (
     CuckooHashTableConfig,
@@ -56,3 +57,4 @@ __all__ = [
     "safe_embedding_lookup_sparse",
     "shadow_ops",
 ]
+__dir__ = shows(__all__)

@@ -5,6 +5,7 @@
 The page "Migrating from TorchRec" says what is different.
 """
 
+from tf_dynemb.base.public_names import shows
 from tf_dynemb.compat.torchrec.collections import EmbeddingBagCollection, EmbeddingCollection
 from tf_dynemb.compat.torchrec.configs import (
     DataType,
@@ -75,3 +76,4 @@ __all__ = [
     "jt_is_equal",
     "kjt_is_equal",
 ]
+__dir__ = shows(__all__)

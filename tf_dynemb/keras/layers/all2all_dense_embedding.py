@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_dynemb.base.checks import assert_same, whole
 from tf_dynemb.base.keys import keys_of
 from tf_dynemb.base.structure import flat_numbers
-from tf_dynemb.keras.layers.table_layer import TableLayer
+from tf_dynemb.keras.layers.table_layer import Shared, TableLayer
 from tf_dynemb.lookup.embedding_lookup import lookup_keys
 from tf_dynemb.table.indexed_table import IndexedTable, devices_here, in_range
 from tf_dynemb.table.scores import scores_for
@@ -29,18 +29,18 @@ class SlotLayer(TableLayer):
 
     def __init__(
         self,
-        max_rows: int,
-        dim: int,
-        slot_num: int,
+        max_rows: int | None,
+        dim: int | None,
+        slot_num: int | None,
         use_hashtable: bool = True,
         key_dtype: tf.DType | str = tf.int64,
         initializer: object = "uniform",
+        table: Shared | None = None,
         **kwargs: Any,
     ) -> None:
         fields = take_fields(kwargs, besides=_NOT_GIVEN)
         # Keras would cast to the compute dtype of a mixed policy.
         super().__init__(autocast=False, **kwargs)
-        self.max_rows = whole("max_rows", max_rows)
         self.slot_num = whole("slot_num", slot_num)
         self.use_hashtable = bool(use_hashtable)
         self.key_dtype = tf.as_dtype(tf.int64 if key_dtype is None else key_dtype)
@@ -49,43 +49,63 @@ class SlotLayer(TableLayer):
                 f"key_dtype: got {self.key_dtype.name}, want int64, which takes narrower ids too, or "
                 "uint32"
             )
+        if table is None:
+            self.hold(self._new_table(max_rows, dim, initializer, fields))
+        else:
+            if not self.use_hashtable:
+                raise ValueError(
+                    f"use_hashtable: got False with the table {table!r}, want True, or no table"
+                )
+            if initializer != "uniform":
+                fields["initializer"] = initializer
+            self.share(table, dim=dim, max_rows=max_rows, key_dtype=tf.int64, **fields)
+        self.dim = self.table.dim
+        self.supports_jit = False
+        self.built = True
+
+    def _new_table(
+        self, max_rows: int | None, dim: int | None, initializer: object, fields: dict[str, Any]
+    ) -> Variable:
+        """The layer's own table, of other fields of a TableConfig."""
+        rows = whole("max_rows", max_rows)
         policies = (fields.get("eviction"), fields.get("restrict_policy"))
         if policies != (None, None) and not self.use_hashtable:
             raise ValueError(
                 "use_hashtable: got False with an eviction or restrict_policy, want True; without "
                 "a hash table every key below max_rows has its row, and none has to leave"
             )
-        fields.setdefault("value_dtype", self.variable_dtype)
-        fields.setdefault("partition_strategy", "mod")  # SOK's
+        # SOK's strategy.
+        own = {"dim": dim, "value_dtype": self.variable_dtype, "partition_strategy": "mod"}
         config = TableConfig(
             name=self.name,
-            dim=dim,
             devices=devices_here(),
             initializer=initializer,
             trainable=self.trainable,
-            max_rows=self.max_rows if self.use_hashtable else None,
-            **fields,
+            max_rows=rows if self.use_hashtable else None,
+            **(own | fields),
         )
-        self.dim = config.dim
-        if self.use_hashtable:
-            self.hold(Variable(config))
-        else:
-            self.hold(IndexedTable(self.max_rows, f"max_rows {self.max_rows}", config))
-        self.supports_jit = False
-        self.built = True
+        return Variable(config) if self.use_hashtable else IndexedTable(rows, f"max_rows {rows}", config)
+
+    @property
+    def max_rows(self) -> int | None:
+        """How many rows the table may have; None for a table of others that has no such limit."""
+        table = self.table
+        return table.rows if isinstance(table, IndexedTable) else table.config.max_rows
 
     def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
-        config = self.table.config.get_config()
+        if self._shared is None:
+            config = self.table.config.get_config() | {"max_rows": self.max_rows}
+            for field in ("devices", "partitioner"):
+                del config[field]
+        else:
+            config = {"table": self.config_of_shared()}
         config.update(super().get_config())
         config.update(
-            max_rows=self.max_rows,
             slot_num=self.slot_num,
             use_hashtable=self.use_hashtable,
             key_dtype=self.key_dtype.name,
         )
-        for field in ("devices", "partitioner"):
-            del config[field]
         return config
 
     @classmethod
@@ -114,7 +134,8 @@ class All2AllDenseEmbedding(SlotLayer):
         max_rows: how many rows all replicas together may have, as of a TableConfig: training that would
             make more is refused (tf.errors.ResourceExhaustedError, with the table as it was), unless
             there is an `eviction`, a `restrict_policy` or on_full="decline". The rows of a process are
-            counted together: there may be as many as its replicas have a share in.
+            counted together: there may be as many as its replicas have a share in. Left out, as dim is,
+            with a `table`.
         dim: numbers per row.
         slot_num: slots, all of one key space.
         nnz_per_slot: keys per slot.
@@ -122,6 +143,8 @@ class All2AllDenseEmbedding(SlotLayer):
         use_hashtable: True: keys are any. False: keys are the numbers of rows, 0 <= key < max_rows.
         key_dtype: tf.int64 (also None) or tf.uint32.
         initializer: see tf_dynemb.initializers.to_spec. The default is that of keras.layers.Embedding.
+        table: a layer of this package, or a Variable, whose table of integer keys this layer looks up in
+            place of one of its own; see Embedding.
         **kwargs: other fields of a TableConfig, but for devices and partitioner; and name, trainable and
             dtype of keras.layers.Layer.
 
@@ -134,9 +157,10 @@ class All2AllDenseEmbedding(SlotLayer):
         Vectors inputs.shape + (dim,), of the layer's compute dtype.
 
     Raises:
-        TypeError: inputs that are no integers, or that key_dtype cannot hold.
-        ValueError: an argument that is out of range; inputs or scores of another shape, scores without
-            eviction=Score() (tf.errors.InvalidArgumentError where only the run shows that).
+        TypeError: inputs that are no integers, or that key_dtype cannot hold; a `table` that is none.
+        ValueError: an argument that is out of range; with a `table` an option of tables that is not that
+            table's own, or a table without a hash table; inputs or scores of another shape, scores
+            without eviction=Score() (tf.errors.InvalidArgumentError where only the run shows that).
         tf.errors.InvalidArgumentError: without a hash table, a key out of range.
 
     Example:
@@ -149,19 +173,18 @@ class All2AllDenseEmbedding(SlotLayer):
 
     def __init__(
         self,
-        max_rows: int,
-        dim: int,
-        slot_num: int,
-        nnz_per_slot: int,
+        max_rows: int | None = None,
+        dim: int | None = None,
+        slot_num: int | None = None,
+        nnz_per_slot: int | None = None,
         dynamic_input: bool = False,
         use_hashtable: bool = True,
         key_dtype: tf.DType | str = tf.int64,
         initializer: object = "uniform",
+        table: Shared | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            max_rows, dim, slot_num, use_hashtable, key_dtype, initializer=initializer, **kwargs
-        )
+        super().__init__(max_rows, dim, slot_num, use_hashtable, key_dtype, initializer, table, **kwargs)
         self.nnz_per_slot = whole("nnz_per_slot", nnz_per_slot)
         self.dynamic_input = bool(dynamic_input)
 

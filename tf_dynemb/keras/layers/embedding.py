@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -14,7 +13,7 @@ from tf_dynemb.base.hints import AnyTensor, Ids
 from tf_dynemb.base.keys import keys_of
 from tf_dynemb.base.structure import flat_numbers
 from tf_dynemb.keras.layers.ids import IdMask, masked_key
-from tf_dynemb.keras.layers.table_layer import TableLayer
+from tf_dynemb.keras.layers.table_layer import Shared, TableLayer
 from tf_dynemb.lookup.bags import bags_of, check_combiner, pool
 from tf_dynemb.lookup.embedding_lookup import lookup_keys
 from tf_dynemb.table.scores import scores_for
@@ -65,7 +64,7 @@ class Embedding(TableLayer):
             added loss of the layer.
         table: a layer of this package, or a Variable, whose table this layer looks up instead of one of
             its own: so a pooled history and a target item share one. The options of the table are given
-            where it is made. Keras' files keep what is shared; keras.models.clone_model does not.
+            where it is made. Keras' files and keras.models.clone_model keep what is shared.
         **kwargs: the other fields of a tf_dynemb.TableConfig: max_rows, max_bytes, on_full, eviction,
             keep_evicted, admission, storage, optimizer, frozen_keys, devices, partitioner,
             partition_strategy, exchange_dtype, init_size, restrict_policy, keep_keys, track_changes,
@@ -114,7 +113,7 @@ class Embedding(TableLayer):
         mask_key: int | str | None = None,
         max_norm: float | None = None,
         embeddings_regularizer: object = None,
-        table: Variable | keras.layers.Layer | Mapping[str, Any] | None = None,
+        table: Shared | None = None,
         **kwargs: Any,
     ) -> None:
         if isinstance(combiner, (int, np.integer)) or "input_dim" in kwargs:

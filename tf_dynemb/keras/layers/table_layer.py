@@ -6,7 +6,7 @@ import pathlib
 import uuid
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import h5py
 import keras
@@ -14,14 +14,18 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.optimizer.dynamic_embedding_optimizer import DynamicEmbeddingOptimizer
 from tf_dynemb.table import keras_files
+from tf_dynemb.table.indexed_table import IndexedTable
 from tf_dynemb.table.variable import Variable
 
 _ROWS_FILE = "rows.h5"
 _IN_ASSETS = "rows_file_in_assets"
 _BY_ANOTHER_LAYER = "rows_by_another_layer"
+# What `share` takes.
+Shared: TypeAlias = Variable | keras.layers.Layer | Mapping[str, Any]
 # Fields of a TableConfig that a layer may be given beside a table, if it has the same.
-_SAME = {"dim": int, "key_dtype": tf.as_dtype, "value_dtype": tf.as_dtype}
+_SAME = {"dim": int, "max_rows": int, "key_dtype": tf.as_dtype, "value_dtype": tf.as_dtype}
 
 
 class TableLayer(keras.layers.Layer):
@@ -30,23 +34,28 @@ class TableLayer(keras.layers.Layer):
     # Gives the layer or Variable whose table this layer has. Keras would take a layer for a part of it.
     _shared: Callable[[], Any] | None = None
 
-    def share(self, shared: Any, **fields: object) -> None:
+    def share(self, shared: Shared, **fields: object) -> None:
         """Makes the table of another layer, or a Variable, this layer's too.
 
         Args:
             shared: the layer, the Variable, or the config of one.
-            **fields: of a TableConfig, as this layer was given them: None, or for dim and dtypes what
-                the table has.
+            **fields: of a TableConfig, as this layer was given them: None, or for dim, max_rows and
+                dtypes what the table has.
 
         Raises:
             TypeError: neither a layer with a table nor a Variable.
-            ValueError: another field, or another value.
+            ValueError: another field, or another value; a table whose keys are the numbers of rows.
         """
         if isinstance(shared, Mapping):
-            shared = keras.saving.deserialize_keras_object(shared)
+            shared = shared_of_config(shared)
         table = getattr(shared, "table", shared)
         if not isinstance(table, Variable):
             raise TypeError(f"table: got {shared!r}, want a layer with a table, or a tf_dynemb.Variable")
+        if isinstance(table, IndexedTable):
+            raise ValueError(
+                f"table: got {table.name}, made without a hash table, whose own layer keeps keys below "
+                "its number of rows; want one that takes any key"
+            )
         for name, value in fields.items():
             own = getattr(table.config, name)
             if value is not None and not (name in _SAME and own == _SAME[name](value)):
@@ -55,13 +64,13 @@ class TableLayer(keras.layers.Layer):
                     "give it where the table is made, or leave out `table`"
                 )
         self._shared = lambda: shared
+        table.is_shared = True
         self.hold(table)
 
     def config_of_shared(self) -> dict[str, Any]:
-        """The config of what `share` was given. Keras' files make one object of those with one id."""
+        """The config of what `share` was given."""
         assert self._shared is not None  # share was called
-        shared = self._shared()
-        return keras.saving.serialize_keras_object(shared) | {"shared_object_id": id(shared)}
+        return config_of_shared(self._shared())
 
     def hold(self, table: Variable) -> None:
         """Makes a table this layer's, its handle a weight."""
@@ -70,9 +79,21 @@ class TableLayer(keras.layers.Layer):
         self._rows_file: str | None = None
         self._store_of_rows: Any = None
 
-    def count_params(self) -> int:
-        """Rows times dim: what there is now, not what there was when the layer was made."""
-        return int(self.table.size()) * self.table.dim
+    @property
+    def trainable(self) -> bool:
+        """As Keras'. A model that is compiled asks, and hears if it cannot train the table."""
+        model = _compat.model_being_compiled()
+        if model is not None and self._trainable and self.handle.trainable:
+            optimizer = model.optimizer
+            if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+                optimizer = optimizer.inner_optimizer
+            if isinstance(optimizer, DynamicEmbeddingOptimizer):
+                optimizer.rule_for(self.handle)
+        return super().trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        keras.layers.Layer.trainable.fset(self, value)
 
     def get_config(self) -> dict[str, Any]:
         """As Keras'; refuses to be written to a file that cannot give the rows back."""
@@ -136,3 +157,21 @@ class TableLayer(keras.layers.Layer):
                 return  # they were in the variables
             raise ValueError(f"{self.name}: the file is damaged: {self._rows_file} is missing")
         keras_files.read_rows_of_file(self.table, path)
+
+
+def config_of_shared(shared: Variable | keras.layers.Layer) -> dict[str, Any]:
+    """The config of what layers share. Keras' files make one object of those with one id."""
+    return keras.saving.serialize_keras_object(shared) | {"shared_object_id": id(shared)}
+
+
+def shared_of_config(config: Mapping[str, Any]) -> Any:
+    """What config_of_shared gave the config of; in a model that is cloned the clone of it."""
+    cloned = _compat.layer_being_cloned()
+    if cloned is None:
+        return keras.saving.deserialize_keras_object(config)
+    layer, clones, clone = cloned
+    original = layer._shared() if isinstance(layer, TableLayer) and layer._shared else None
+    if config["shared_object_id"] not in clones:
+        made = clone(original) if isinstance(original, keras.Layer) else None
+        clones[config["shared_object_id"]] = made or keras.saving.deserialize_keras_object(config)
+    return clones[config["shared_object_id"]]
