@@ -20,6 +20,7 @@ from tf_dynemb.lookup.lookup_bags import bag_arguments
 from tf_dynemb.optimizer.rules import Rule, rule_of
 from tf_dynemb.optimizer.table_optimizer_config import TableOptimizerConfig
 from tf_dynemb.policies.admission import Custom
+from tf_dynemb.table.counts import admission_text
 from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.table_resource import TableResource
 
@@ -223,18 +224,8 @@ def _common(shares: list[_Share], step: tf.Tensor) -> dict[str, Any]:
         "rule": rule.name,
         "slot_initial": rule.slot_initial,
         "candidates": [counts.resource_handle for share in shares for counts in share.counts],
-        "admission": [_admission(share) for share in shares],
+        "admission": [admission_text(share.handle.table) for share in shares],
     }
-
-
-def _admission(share: _Share) -> str:
-    """The table's admission as the engine reads it."""
-    table = share.handle.table
-    if table.config.admission is None:
-        return ""
-    if table.exchange is None:
-        return table.config.admission.engine_text()
-    return table.config.admission.engine_text(table.exchange.index, table.exchange.processes)
 
 
 def _admitted(handle: TableHandle, keys: tf.Tensor) -> tf.Tensor | None:
