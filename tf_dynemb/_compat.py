@@ -108,6 +108,7 @@ for _name in (
     "_gather_saveables_for_checkpoint",
 ):
     required(tf.Module, _name, "checkpoints and SavedModels would not hold the rows")
+required(tf.Module, "_update_uid", "counts of ids would outlive the restore of a checkpoint without any")
 
 
 _SAVED_MODEL = "tensorflow.python.saved_model.save"
@@ -160,6 +161,14 @@ class SavesTensors(RestoresTensors):
 
     def _copy_trackable_to_cpu(self, object_map: dict[Any, Any]) -> None:
         self.copy_to_cpu(object_map)
+
+
+def restore_of(trackable: Any) -> int:
+    """The number of the last restore of a checkpoint that had an object in it; -1: there was none.
+
+    TensorFlow numbers all of its objects before it restores any, and has no public getter.
+    """
+    return getattr(trackable, "_update_uid", -1)
 
 
 class SavedBySaver:

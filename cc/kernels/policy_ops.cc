@@ -1,10 +1,14 @@
-// Kernels of the ops of policies: restrict, the removal of what has expired, and the clock.
+// Kernels of the ops of policies: restrict, the removal of what has expired, the clock, and counts
+// of admission.
 #include <string>
+#include <vector>
 
+#include "cc/core/policy/admission.h"
 #include "cc/core/policy/clock.h"
 #include "cc/core/policy/restrict.h"
 #include "cc/kernels/catching_kernel.h"
 #include "cc/kernels/table_resource.h"
+#include "cc/kernels/table_updates.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 
@@ -81,6 +85,37 @@ class NowOp : public CatchingKernel {
   }
 };
 
+class SketchCountsOp : public CatchingKernel {
+ public:
+  explicit SketchCountsOp(OpKernelConstruction* context) : CatchingKernel(context) {
+    std::string text;
+    OP_REQUIRES_OK(context, context->GetAttr("admission", &text));
+    OP_REQUIRES_OK(context, ToTensorFlow(AdmissionPolicy::Parse(text, &policy_)));
+    OP_REQUIRES(
+        context, policy_.has_sketch(),
+        ToTensorFlow(InvalidArgument("admission: got '", text, "', want one with a sketch")));
+  }
+
+  void TryCompute(OpKernelContext* context) override {
+    std::vector<TableInput> tables;
+    OP_REQUIRES_OK(context,
+                   GetTablesOf(context, {&context->input(0), &context->input(1)}, false, &tables));
+    const TableInput &candidates = tables[0], &sketch = tables[1];
+    OP_REQUIRES_OK(context, CheckCandidates(candidates));
+    OP_REQUIRES_OK(context, CheckSketch(sketch));
+    Admission admission;
+    admission.policy = policy_;
+    admission.candidates = candidates.shards[0].get();
+    admission.sketch = sketch.shards[0].get();
+    admission.sketch_mutex = sketch.resource->sketch_mutex();
+    OP_REQUIRES_OK(context, ToTensorFlow(SketchCountsThatLeft(PoolContext(context), admission)));
+  }
+
+ private:
+  AdmissionPolicy policy_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("DynembSketchCounts").Device(tensorflow::DEVICE_CPU), SketchCountsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembRestrict").Device(tensorflow::DEVICE_CPU), RestrictOp);
 REGISTER_KERNEL_BUILDER(Name("DynembRestrict")
                             .Device(tensorflow::DEVICE_GPU)

@@ -33,7 +33,7 @@ Status ForEachShardOf(const TableUpdates::Update& update, const Admission& admis
     batch.select = update.routing.share(static_cast<int>(s));
     Admission of_shard = admission;
     if (update.candidates.resource != nullptr) {
-      of_shard.candidates = shards(update.candidates)[s].get();
+      of_shard.candidates = shards(update.candidates)[0].get();
     }
     if (update.sketch.resource != nullptr) {
       of_shard.sketch = update.sketch.shards[0].get();
@@ -117,22 +117,29 @@ absl::Status TableUpdates::Hold(OpKernelContext* context, std::vector<Update>* u
     if (next == held.size()) return ToTensorFlow(InvalidArgument("candidates: got too few"));
     update.candidates = std::move(held[next++]);
     const TableInput& counts = update.candidates;
-    if (counts.shards.size() != update.table.shards.size() || counts.schema.dim != 1 ||
-        counts.schema.value_dtype != DType::kFloat32) {
-      return ToTensorFlow(InvalidArgument(
-          "candidates: want a table of float32, dim 1, with the shards of its table, ",
-          update.table.shards.size()));
-    }
+    TF_RETURN_IF_ERROR(CheckCandidates(counts));
     if (!admission_[i].has_sketch()) continue;
     if (next == held.size()) return ToTensorFlow(InvalidArgument("candidates: got too few"));
     update.sketch = std::move(held[next++]);
-    TF_RETURN_IF_ERROR(ToTensorFlow(CountSketch::Check(update.sketch.schema)));
-    if (update.sketch.shards.size() != 1) {
-      return ToTensorFlow(InvalidArgument("candidates: got a sketch of ",
-                                          update.sketch.shards.size(), " shards, want one"));
-    }
+    TF_RETURN_IF_ERROR(CheckSketch(update.sketch));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckCandidates(const TableInput& candidates) {
+  const TableSchema& schema = candidates.schema;
+  if (candidates.shards.size() == 1 && schema.dim == 1 && schema.value_dtype == DType::kFloat32) {
+    return absl::OkStatus();
+  }
+  return ToTensorFlow(InvalidArgument("candidates: got ", candidates.shards.size(), " shards of ",
+                                      Name(schema.value_dtype), ", dim ", schema.dim,
+                                      ", want one of float32, dim 1"));
+}
+
+absl::Status CheckSketch(const TableInput& sketch) {
+  if (sketch.shards.size() == 1) return ToTensorFlow(CountSketch::Check(sketch.schema));
+  return ToTensorFlow(
+      InvalidArgument("candidates: got a sketch of ", sketch.shards.size(), " shards, want one"));
 }
 
 absl::Status TableUpdates::SetAdmitted(const Tensor& admitted, Update* update) {

@@ -16,6 +16,10 @@
 
 namespace dynemb {
 
+// Errors: not a table that counts candidates, or the counters of their sketch.
+absl::Status CheckCandidates(const TableInput& candidates);
+absl::Status CheckSketch(const TableInput& sketch);
+
 // The updates of one op: its inputs tables, hyper, now and candidates, its attrs dtype, rule,
 // slot_initial and admission, and what the op adds for each table.
 class TableUpdates {

@@ -171,8 +171,8 @@ slot_initial: start of the slots that take it from the user.
 admission: of each table which of its keys without a row get one: '' for all, 'min_count 3', 'min_count 3 sketch 64
   process 0 of 2' (64 blocks), 'probability 0.25 seed 7' or 'given'. The gradients of others are dropped.
 candidates: of each table with 'min_count', in their order, the table that counts occurrences of keys without a row;
-  of float, dim 1, with as many shards, and keeping the rows that are evicted if there is a sketch; and after it the
-  table of the sketch, of int8, in one shard.
+  of float, dim 1, in one shard, and keeping the rows that are evicted if there is a sketch; and after it the table of
+  the sketch, of int8, in one shard.
 admitted: of each table with 'given' whether each key is admitted, shape (n,); of the others shape (0,).
 scores: of each table whose eviction is 'score' the score of each key, shape (n,), equal ones for equal keys; or shape
   (0,), for which rows keep theirs.
@@ -523,6 +523,19 @@ Microseconds since 1970; more than any execution before it in this process gave.
 
 table: the table whose rows the number is for. In a tf.function it makes the clock be read between the writes
   before and after it, and on the table's device.
+)doc");
+
+REGISTER_OP("DynembSketchCounts")
+    .Input("candidates: resource")
+    .Input("sketch: resource")
+    .Attr("admission: string")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Puts the counts into a sketch that have left the candidates of a table outside of DynembApply, as in a restore.
+
+candidates: as those of DynembApply, with the sketch after them.
+admission: as that of DynembApply, of a policy with a sketch.
 )doc");
 
 REGISTER_OP("DynembExport")

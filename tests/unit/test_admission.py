@@ -282,6 +282,126 @@ def test_counts_are_in_snapshots_and_deltas():
     assert keys_of(again) == set() and counts_of(again) == {}
 
 
+def train(table, *batches):
+    optimizer = sgd()
+    for batch in batches:
+        minimize(optimizer, table, lambda table, b=batch: tf_dynemb.embedding_lookup(table, ids(*b)))
+
+
+def test_the_shards_of_a_process_have_their_candidates_together(tmp_path):
+    table = tf_dynemb.Variable(dim=1, admission=MinCount(2, max_candidates=9))
+    train(table, range(0, 27, 3))
+    path = tf.train.Checkpoint(t=table).write(str(tmp_path / "c"))
+    policy, devices = MinCount(2, max_candidates=9), ["/CPU:0"] * 3
+    other = tf_dynemb.Variable(dim=1, admission=policy, devices=devices)  # all are of the first shard
+    tf.train.Checkpoint(t=other).read(path).assert_consumed()
+    assert counts_of(other) == dict.fromkeys(range(0, 27, 3), 1)
+    train(other, range(0, 27, 3))
+    assert keys_of(other) == set(range(0, 27, 3)) and counts_of(other) == {}
+
+
+@pytest.mark.parametrize("place", ["host", "shards"])
+@pytest.mark.parametrize("in_session", [False, True], ids=["eager", "session"])
+def test_a_checkpoint_without_counts_leaves_none(place, in_session, tmp_path):
+    path = tf.train.Checkpoint(t=tf_dynemb.Variable(dim=1, name="t")).write(str(tmp_path / "c"))
+    devices = ["/CPU:0"] * 3 if place == "shards" else None
+
+    def make():
+        return tf_dynemb.Variable(dim=1, name="t", admission=MinCount(2), devices=devices)
+
+    if not in_session:
+        table = make()
+        train(table, [5])
+        tf.train.Checkpoint(t=table).read(path)
+        assert counts_of(table) == {}
+        train(table, [5])
+        assert keys_of(table) == set()
+        return
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        table = make()
+        count, candidates = table.candidates.upsert(ids(5), [[1.0]]), table.candidates.size()
+        restored = tf.train.Checkpoint(t=table).read(path)
+        session.run(count)
+        assert session.run(candidates) == 1
+        restored.run_restore_ops(session)
+        assert session.run(candidates) == 0
+
+
+def test_counts_that_are_restored_later_stay(tmp_path):
+    """As those of a table that is made after the restore, and of one that is restored by parts."""
+    saved = tf_dynemb.Variable(dim=1, admission=MinCount(3), name="t")
+    train(saved, [5, 5], [6])
+    path = tf.train.Checkpoint(t=saved).write(str(tmp_path / "c"))
+    late, counts, rows = (tf_dynemb.Variable(dim=1, admission=MinCount(3), name="t") for _ in range(3))
+    checkpoint = tf.train.Checkpoint()
+    checkpoint.read(path)
+    checkpoint.t = late
+    assert counts_of(late) == {5: 2, 6: 1}
+    train(counts, [7, 7, 7])
+    only_counts = tf.train.Checkpoint(t=tf.train.Checkpoint(_candidates=counts.candidates))
+    only_counts.read(path)
+    assert counts_of(counts) == {5: 2, 6: 1} and keys_of(counts) == {7}
+    train(rows, [8])
+    for _ in range(2):
+        tf.train.Checkpoint(t=rows).read(path)
+        assert counts_of(rows) == {5: 2, 6: 1}
+
+
+WRITES = {
+    "upsert": lambda table, key: table.upsert(ids(key), [[1.0]]),
+    "accum": lambda table, key: table.accum(ids(key), [[0.0]], [[1.0]], [False]),
+}
+
+
+def in_a_graph(call):
+    """Makes a call in a tf.function, which cannot return an operation."""
+
+    @tf.function
+    def function():
+        call()
+
+    function()
+
+
+@pytest.mark.parametrize("run", [lambda call: call(), in_a_graph], ids=["eager", "graph"])
+@pytest.mark.parametrize("write", WRITES)
+def test_an_id_that_was_written_and_evicted_begins_anew(write, run):
+    table = tf_dynemb.Variable(dim=1, admission=MinCount(2), max_rows=1, eviction=LRU())
+    train(table, [5])
+    run(lambda: WRITES[write](table, 5))
+    assert keys_of(table) == {5} and counts_of(table) == {}
+    run(lambda: WRITES[write](table, 6))
+    train(table, [5])
+    assert keys_of(table) == {6} and counts_of(table) == {5: 1}
+
+
+def test_accum_of_an_id_that_it_does_not_insert_leaves_its_count():
+    table = tf_dynemb.Variable(dim=1, admission=MinCount(3))
+    train(table, [5, 6])
+    table.accum(ids(5, 6), [[0.0]] * 2, [[1.0]] * 2, [True, False])
+    assert keys_of(table) == {6} and counts_of(table) == {5: 1}
+
+
+def test_an_upsert_that_is_refused_leaves_counts():
+    table = tf_dynemb.Variable(dim=1, admission=MinCount(3), max_rows=1)
+    train(table, [5, 6])
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        table.upsert(ids(5, 6), [[1.0]] * 2)
+    assert keys_of(table) == set() and counts_of(table) == {5: 1, 6: 1}
+
+
+@pytest.mark.parametrize("run", [lambda call: call(), in_a_graph], ids=["eager", "graph"])
+def test_a_table_that_is_cleared_has_counted_nothing(run):
+    policy = MinCount(3, max_candidates=1, sketch_bytes=2**14)
+    table = tf_dynemb.Variable(dim=1, admission=policy)
+    train(table, [5, 6, 7], [5, 6, 7], [8, 8, 8])
+    assert keys_of(table) == {8} and int(table.sketch.size()) > 0
+    run(table.clear)
+    assert keys_of(table) == set() and counts_of(table) == {} and int(table.sketch.size()) == 0
+    train(table, [5, 6, 7])
+    assert keys_of(table) == set()
+
+
 def test_a_saved_model_has_no_candidates_and_reads_the_default():
     layer = tf_dynemb.keras.Embedding(1, admission=MinCount(2, default_value=-1.0), name="e")
     model = keras.Sequential([keras.Input((), dtype="int64"), layer])

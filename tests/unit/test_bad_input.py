@@ -109,6 +109,13 @@ def save(path="/nowhere", tables=None, **arguments):
 
 
 # What is wrong: (call of the table, class of the error, its message).
+OF_SKETCH = "min_count 3 sketch 64 process 0 of 1"
+
+
+def candidates():
+    return ops.dynemb_table(schema="dynemb-table 1\nvalue float32 1\ninitializer constant 0\nseed 0\n")
+
+
 CASES = {
     # Making a Variable.
     "no name": (variable(name=None), ValueError, "name: got None, want a string"),
@@ -492,6 +499,23 @@ CASES = {
         ),
         Invalid,
         "shard_ids: got 3, want one per",
+    ),
+    "counts that left something else than candidates": (
+        lambda t: ops.dynemb_sketch_counts(
+            t.resource.resource_handle, t.resource.resource_handle, admission=OF_SKETCH
+        ),
+        Invalid,
+        "candidates: got 2 shards of float32, dim 4, want one of float32, dim 1",
+    ),
+    "counts for something else than a sketch": (
+        lambda t: ops.dynemb_sketch_counts(candidates(), candidates(), admission=OF_SKETCH),
+        Invalid,
+        "candidates: got a sketch of float32, dim 1, want int8, dim 32 or more",
+    ),
+    "counts without a sketch": (
+        lambda t: ops.dynemb_sketch_counts(candidates(), candidates(), admission="min_count 3"),
+        Invalid,
+        "admission: got 'min_count 3', want one with a sketch",
     ),
     "a score too many": (
         apply(scores=[np.zeros(3, np.int64)]),

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from table_rows import int64, rows_of
+from table_rows import int64, rows_of, values_of
 
 import tf_dynemb
 from tf_dynemb import snapshot
@@ -161,6 +161,70 @@ def test_a_folder_that_is_opened_again_goes_on(tmp_path, policy):
         table.flush(step)
         del table, trainer
         gc.collect()
+
+
+def flushed(folder, rows, at_once=1, **more):
+    """A folder of rows that were written one after the other, or some at once, and what they are."""
+    table = tf_dynemb.Variable(**fields(max_rows=None, **more), storage=tiers(folder))
+    values = np.random.default_rng(0).normal(size=(rows, table.dim)).astype(np.float32)
+    for first in range(0, rows, at_once):
+        keys = tf.range(first, first + at_once, dtype=tf.int64)
+        table.upsert(keys, values[first : first + at_once])
+    table.flush(1)
+    return values_of(table)
+
+
+@pytest.mark.parametrize("route", ["by key", "by function"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_folder_that_is_opened_with_a_lower_limit_has_no_more_rows(shards, route, tmp_path):
+    policy = [LRU(), TTL(seconds=10**6)]
+    before = flushed(tmp_path, 2_000, eviction=TTL(seconds=10**6))
+    more = {"devices": ["/CPU:0"] * shards}
+    if route == "by function":
+        more["partitioner"] = lambda keys, shards: tf.cast(keys // 7 % shards, tf.int32)
+    table = tf_dynemb.Variable(
+        **fields(max_rows=120, eviction=policy, keep_evicted=2_000, **more),
+        storage=tiers(tmp_path, shards),
+    )
+    assert int(table.size()) == 120 and numbers(table)["evicted"] == 1_880
+    assert len(table.take_evicted()[0]) == 1_880
+    shard_ids = table.resource.shard_ids(int64(sorted(before))).numpy() if shards > 1 else [0] * 2_000
+    of_shards = [[k for k in sorted(before) if shard_ids[k] == s] for s in range(shards)]
+    stay = [k for of_shard in of_shards for k in of_shard[-(120 // shards) :]]
+    assert values_of(table) == {k: before[k] for k in stay}
+    with pytest.raises(tf.errors.FailedPreconditionError, match="another table"):
+        tf_dynemb.Variable(**fields(), storage=tiers(tmp_path))
+
+
+@pytest.mark.parametrize("on_full", ["error", "decline"])
+@pytest.mark.parametrize("route", ["by key", "by function"])
+def test_a_lower_limit_without_a_policy_is_refused(on_full, route, tmp_path):
+    before = flushed(tmp_path, 1_000)
+    more = {"devices": ["/CPU:0"] * 3, "on_full": on_full}
+    if route == "by function":  # all rows in one shard, which has more than its share
+        more["partitioner"] = lambda keys, shards: tf.zeros(tf.shape(keys), tf.int32)
+    for max_rows in (999, 1_000):
+        arguments = fields(max_rows=max_rows, **more) | {"storage": tiers(tmp_path, 3)}
+        if max_rows == 1_000:
+            assert values_of(tf_dynemb.Variable(**arguments)) == before
+            continue
+        with pytest.raises(
+            tf.errors.FailedPreconditionError,
+            match="the last flush has 1000 rows, got a table of at most 999; want max_rows",
+        ):
+            tf_dynemb.Variable(**arguments)
+
+
+def test_a_disk_with_a_lower_limit_has_no_more_rows(tmp_path):
+    rows, most = 6_000, MIB // (4 * (4 * DIM + 8 + 24))
+    before = flushed(tmp_path, rows, at_once=100, dim=DIM, eviction=TTL(seconds=10**6))
+    assert bytes_on_disk(tmp_path) < MIB and most < rows
+    with pytest.raises(tf.errors.FailedPreconditionError, match="the last flush has 6000 rows, got"):
+        on_a_small_disk(tmp_path)
+    table = on_a_small_disk(tmp_path, eviction=LRU())
+    assert int(table.size()) == most
+    after = values_of(table)
+    assert after.items() <= before.items() and min(after) > rows - most - 1_000  # a sample's lowest left
 
 
 def test_what_leaves_is_in_deltas_and_a_restore_goes_on(tmp_path, pair):

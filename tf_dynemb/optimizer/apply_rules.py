@@ -16,11 +16,11 @@ import tensorflow as tf
 
 from tf_dynemb import _compat
 from tf_dynemb.base.op_library import ops
-from tf_dynemb.base.table import Table
 from tf_dynemb.lookup.lookup_bags import bag_arguments
 from tf_dynemb.optimizer.rules import Rule, rule_of
 from tf_dynemb.optimizer.table_optimizer_config import TableOptimizerConfig
 from tf_dynemb.policies.admission import Custom
+from tf_dynemb.table.counts import admission_text
 from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.table_resource import TableResource
 
@@ -113,7 +113,7 @@ def apply_rules(
                 handle,
                 resource,
                 of_part,
-                _admission(handle.table, number, len(parts)),
+                admission_text(handle.table, number, len(parts)),
                 slices,
                 **common,
                 admitted=admitted,
@@ -245,15 +245,6 @@ def _common(shares: list[_Share], step: tf.Tensor) -> dict[str, Any]:
         "candidates": [counts.resource_handle for share in shares for counts in share.counts],
         "admission": [share.admission for share in shares],
     }
-
-
-def _admission(table: Table, part: int, parts: int) -> str:
-    """The admission of one of the parts that this process has of a table, as the engine reads it."""
-    if table.config.admission is None:
-        return ""
-    if table.exchange is not None:
-        part, parts = table.exchange.index, table.exchange.processes
-    return table.config.admission.engine_text(part, parts)
 
 
 def _admitted(handle: TableHandle, keys: tf.Tensor) -> tf.Tensor | None:

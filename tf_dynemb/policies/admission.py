@@ -71,10 +71,10 @@ class MinCount(AdmissionPolicy):
     difference. The step that brings the last missing occurrence inserts the row and trains it.
 
     Ids that have occurred and have no row yet are candidates. Their exact counts are a table of its own,
-    `Variable.candidates`, sharded as the table is, saved and restored with it by tf.train.Checkpoint,
-    Keras' files and `snapshot`, deltas included. It has up to max_candidates rows, of about 40 bytes;
-    beyond them the candidates leave that have not occurred for the longest time, so that ids which come
-    too rarely are forgotten, and no id is admitted too early.
+    `Variable.candidates`, beside the table, saved and restored with it by tf.train.Checkpoint, Keras'
+    files and `snapshot`, deltas included; what is restored without counts has none. It has up to
+    max_candidates rows, of about 40 bytes; beyond them the candidates leave that have not occurred for
+    the longest time, so that ids which come too rarely are forgotten, and no id is admitted too early.
 
     With sketch_bytes they are not forgotten: the counts that leave go into a count-min sketch (Cormode
     and Muthukrishnan, 2005), of 4 rows of counters of a byte, and an id that is no candidate begins with
@@ -83,9 +83,10 @@ class MinCount(AdmissionPolicy):
     such an id is admitted too early, as may be one that had a row which was evicted. A sketch would
     fill, and so all its counters are halved, rounded down, before estimates have been raised by more
     than sketch_bytes / 10.9 in all: an id that does not come while so many counts leave may be forgotten
-    as before. Its counters are the table `Variable.sketch`, saved and restored as candidates are.
-    Restored into a table with other sketch_bytes, or that is sharded across another number of workers or
-    servers, it begins anew. Only in host memory; training threads take turns at it.
+    as before. Its counters are the table `Variable.sketch`, saved and restored as candidates are; it
+    takes up the counts for which a restore has no candidates. Restored into a table with other
+    sketch_bytes, or that is sharded across another number of workers or servers, it begins anew. Only in
+    host memory; training threads take turns at it.
 
     Like DeepRec's CounterFilter, whose filter_freq is `count`; with sketch_bytes like its CBFFilter.
 

@@ -16,6 +16,7 @@ from tf_dynemb.base.op_library import ops
 from tf_dynemb.shard.group import Group
 from tf_dynemb.snapshot.convert import check_chain
 from tf_dynemb.snapshot.files import SnapshotDamagedError, SnapshotReader
+from tf_dynemb.table.counts import sketch_counts_that_left
 from tf_dynemb.table.handle import handles_in
 from tf_dynemb.table.limits import rows_that_left
 from tf_dynemb.table.table_resource import TableResource
@@ -236,6 +237,8 @@ def restore(path: str | os.PathLike[str], tables: Tables, follow: bool = False) 
             )
     for resource, loaded in staged:
         ops.dynemb_swap(resource.resource_handle, loaded.resource_handle)
+    for table in tables.values():
+        sketch_counts_that_left(table)
 
 
 def load_delta(path: tf.Tensor | str | os.PathLike[str], tables: Tables) -> tf.Operation | None:

@@ -42,6 +42,7 @@ import tensorflow as tf
 from tf_dynemb.base.checks import message_of
 from tf_dynemb.base.table import Table
 from tf_dynemb.table.blocks import blocks_of
+from tf_dynemb.table.counts import sketch_counts_that_left
 from tf_dynemb.table.limits import rows_that_left
 
 CHUNK_BYTES = 8 << 20
@@ -113,6 +114,7 @@ def read_rows(table: Table, store: Any) -> None:
         staged.append((counts, _staged(counts, of_counts) if has_some else counts.resource.empty_copy()))
     for replaced, rows in staged:
         replaced.resource.swap(rows)
+    sketch_counts_that_left(table)
 
 
 class _PartOfStore:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tf_dynemb._compat import SavesChildren, SavesTensors
 from tf_dynemb.base.checks import assert_same, naming
+from tf_dynemb.base.grouped import grouped
 from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.shard.partitioner import default_partition_fn
@@ -81,6 +82,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         self.value_dtype = parts[0].value_dtype
 
     __deepcopy__ = TableResource.__deepcopy__
+    when_restored = staticmethod(TableResource.when_restored)
 
     @property
     def host(self) -> str:
@@ -173,7 +175,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         """As TableResource.upsert."""
         keys, values = self._flat(keys, values=values)
         shares = self.split(keys, values, *([] if scores is None else [scores]))
-        return _group([part.upsert(k, v, now, None, *s) for part, k, v, *s in shares], name)
+        return grouped([part.upsert(k, v, now, None, *s) for part, k, v, *s in shares], name)
 
     def accum(
         self,
@@ -188,20 +190,20 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         exists = tf.reshape(exists, [-1])
         keys, values_or_deltas = self._flat(keys, values_or_deltas=values_or_deltas)
         shares = self.split(keys, values_or_deltas, exists, *([] if scores is None else [scores]))
-        return _group([part.accum(k, v, e, now, None, *s) for part, k, v, e, *s in shares], name)
+        return grouped([part.accum(k, v, e, now, None, *s) for part, k, v, e, *s in shares], name)
 
     def remove(self, keys: tf.Tensor, name: str | None = None) -> tf.Operation | None:
         """As TableResource.remove."""
         shares = self.split(tf.reshape(keys, [-1]))
-        return _group([part.remove(k) for part, k in shares], name)
+        return grouped([part.remove(k) for part, k in shares], name)
 
     def clear(self, name: str | None = None) -> tf.Operation | None:
         """As TableResource.clear."""
-        return _group([part.clear() for part in self._parts], name)
+        return grouped([part.clear() for part in self._parts], name)
 
     def reset_optimizer(self) -> tf.Operation | None:
         """As TableResource.reset_optimizer."""
-        return _group([part.reset_optimizer() for part in self._parts], None)
+        return grouped([part.reset_optimizer() for part in self._parts], None)
 
     def restrict(
         self, num_reserved: tf.Tensor, trigger: tf.Tensor, field: str, name: str | None = None
@@ -303,7 +305,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         with _here():  # which of these rows is for a GPU has room for all of them
             columns = [tf.convert_to_tensor(column) for column in (values, slots, meta)]
             shares = self.split(tf.convert_to_tensor(keys), *columns)
-        return _group(
+        return grouped(
             [
                 part.import_rows(k, v, s, m, schema, replace, snapshots=snapshots)
                 for part, k, v, s, m in shares
@@ -419,8 +421,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
             self.swap(staged)
 
         with naming(self.table_name):
-            replace()
-        return tf.no_op()
+            return self.when_restored(self, replace())
 
 
 class _Part(TableResource):
@@ -491,8 +492,3 @@ def _rows_of(parts: Sequence[_Part]) -> dict[str, tf.Tensor]:
 def _here() -> Any:
     """The device scope of this process' memory."""
     return tf.device("/CPU:0")
-
-
-def _group(operations: list[tf.Operation | None], name: str | None = None) -> tf.Operation | None:
-    """One operation in a graph; eagerly None, where all is done."""
-    return None if tf.executing_eagerly() else tf.group(*operations, name=name)

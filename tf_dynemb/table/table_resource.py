@@ -48,6 +48,12 @@ class TableResource(
         by_hash: whether a hash says which process owns a key; else key mod processes.
     """
 
+    # Is told when the rows are those of a checkpoint, with the operation that makes them so in a graph;
+    # gives one that follows.
+    when_restored: Callable[[Any, tf.Operation | None], tf.Operation | None] = staticmethod(
+        lambda resource, done: done
+    )
+
     def __init__(
         self,
         schema: str,
@@ -611,7 +617,8 @@ class TableResource(
         if not tensors:
             return tf.no_op()
         with naming(self.table_name):
-            return self.import_rows(**restored_rows(tensors, self.value_dtype), replace=True)
+            done = self.import_rows(**restored_rows(tensors, self.value_dtype), replace=True)
+            return self.when_restored(self, done)
 
 
 def partitioned(

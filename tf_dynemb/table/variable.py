@@ -15,6 +15,7 @@ import tensorflow as tf
 from tf_dynemb._compat import SavedBySaver, SavesChildren, saveable_of_names, var_list_of_saver
 from tf_dynemb.base.checks import as_tensor, assert_same, whole
 from tf_dynemb.base.fingerprint import engine_keys_of
+from tf_dynemb.base.grouped import grouped
 from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.base.keys import keys_of
 from tf_dynemb.base.op_library import ops
@@ -28,6 +29,7 @@ from tf_dynemb.shard.exchange import AllToAllExchange
 from tf_dynemb.shard.fetched_rows import fetched_rows_view
 from tf_dynemb.shard.group import Group
 from tf_dynemb.shard.partitioner import default_partition_fn
+from tf_dynemb.table.counts import CountsOfCheckpoint
 from tf_dynemb.table.devices import device_list, is_gpu, place_of
 from tf_dynemb.table.handle import HandleOfTable, TableHandle
 from tf_dynemb.table.limits import Limits
@@ -171,6 +173,10 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         self._handle = HandleOfTable(handle)
         self._candidates = self._make_candidates()
         self._sketch = self._make_sketch()
+        if self.tables_of_counts:
+            restored = CountsOfCheckpoint(self)
+            for table in (self, *self.tables_of_counts.values()):
+                table.resource.when_restored = restored
         self._weight = handle.value  # TensorFlow tracks it; Keras' variable it does not know
         self._saveable_of_name = self.resource.join_savers(self.name)
         # Gives the store of Keras that has its rows, while that is open: layers may share the table.
@@ -206,7 +212,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         )
 
     def _make_candidates(self) -> Variable | None:
-        """The table of candidates, sharded as this one."""
+        """The table of candidates: beside the rows, for all shards of a place together."""
         config, policy = self.config, self.config.admission
         if not isinstance(policy, MinCount):
             return None
@@ -215,13 +221,13 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             key_dtype=config.key_dtype,
             trainable=False,
             checkpoint=config.checkpoint,
-            devices=config.devices,
+            devices=config.devices if self.is_sharded else self.devices[0] or None,
             partitioner=config.partitioner,
             partition_strategy="hash" if config.by_hash else "mod",
             max_rows=policy.max_candidates,
             eviction=LRU(),
-            # All that leave in a step go into the sketch at its end.
-            keep_evicted=policy.max_candidates if policy.sketch_bytes else 0,
+            # What leaves in a step or a restore goes into the sketch at its end, however much that is.
+            keep_evicted=2**40 if policy.sketch_bytes else 0,
             track_changes=config.track_changes,
         )
 
@@ -402,11 +408,13 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         if scores is None:
             keys, values = self._delivered("upsert", keys, values)
             with self._if_all_have_room(keys):
-                return self.resource.upsert(keys, values, self._stamp(), name)
+                done = self.resource.upsert(keys, values, self._stamp(), name)
+            return self._no_candidates(keys, done)
         flat = flat_numbers("scores", scores_for(self, scores), keys)
         keys, values, flat = self._delivered("upsert with scores", keys, values, flat)
         scores = highest_of_equal(tf.reshape(keys, [-1]), flat)
-        return self.resource.upsert(keys, values, self._stamp(), name, scores)
+        done = self.resource.upsert(keys, values, self._stamp(), name, scores)
+        return self._no_candidates(keys, done)
 
     def accum(
         self,
@@ -464,7 +472,8 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         )
         given = [highest_of_equal(tf.reshape(keys, [-1]), flat) for flat in given]
         with self._if_all_have_room(keys, exists):
-            return self.resource.accum(keys, values_or_deltas, exists, self._stamp(), name, *given)
+            done = self.resource.accum(keys, values_or_deltas, exists, self._stamp(), name, *given)
+        return self._no_candidates(keys, done, exists)
 
     def remove(self, keys: TensorLike, name: str | None = None) -> tf.Operation | None:
         """Removes the rows of keys (key_dtype, any shape); keys without a row are ignored."""
@@ -472,8 +481,9 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         return self.resource.remove(own, name)
 
     def clear(self, name: str | None = None) -> tf.Operation | None:
-        """Removes all rows, slot variables with them."""
-        return self.resource.clear(name)
+        """Removes all rows, slot variables with them, and what an admission policy has counted."""
+        counts = [table.clear() for table in self.tables_of_counts.values()]
+        return grouped([*counts, self.resource.clear()], name)
 
     def reset_optimizer(self, optimizer: Any = None) -> tf.Operation | None:
         """Forgets the optimizer, and its slot variables in all rows, so that another one can train them.
@@ -830,6 +840,17 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             return contextlib.nullcontext()
         problem = self.resource.problem_of_room(keys, exists)
         return tf.control_dependencies([self.exchange.agree_on_room([self], problem)])
+
+    def _no_candidates(
+        self, keys: tf.Tensor, done: tf.Operation | None, exists: tf.Tensor | None = None
+    ) -> tf.Operation | None:
+        """Forgets the counts of int64 keys that `done` has given rows, but not where they had some."""
+        if self._candidates is None:
+            return done
+        if exists is not None:
+            keys = tf.boolean_mask(tf.reshape(keys, [-1]), ~tf.reshape(exists, [-1]))
+        with tf.control_dependencies([] if done is None else [done]):
+            return grouped([done, self._candidates.resource.remove(keys)])
 
     def _keys(self, keys: TensorLike) -> tf.Tensor:
         """Checks keys. They come back as the engine's int64 keys, or as strings with keep_keys."""

@@ -253,6 +253,13 @@ Status ApplyAdmitted(const Context& context, Table* table, const Batch& batch, C
   });
 }
 
+Status SketchCountsThatLeft(const Context& context, const Admission& admission) {
+  return OrNoMemory([&] {
+    const std::lock_guard<std::mutex> lock(*admission.sketch_mutex);
+    return NoteForgotten(context, admission, {}, {}, {});
+  });
+}
+
 Status AppendAdmitted(const Context& context, const Table& table, const Batch& batch,
                       const Admission& admission, std::vector<Key>* keys) {
   return OrNoMemory([&] {

@@ -82,6 +82,10 @@ Status ApplyAdmitted(const Context& context, Table* table, const Batch& batch, C
                      const Update& update, const Stamp& stamp, const Admission& admission,
                      int64_t* declined);
 
+// Puts the counts into the sketch that have left the candidates, which a restore into fewer of them
+// makes leave. ApplyAdmitted does so with those that leave in its call. For a policy with a sketch.
+Status SketchCountsThatLeft(const Context& context, const Admission& admission);
+
 // Appends the distinct keys that ApplyAdmitted would give rows.
 Status AppendAdmitted(const Context& context, const Table& table, const Batch& batch,
                       const Admission& admission, std::vector<Key>* keys);

@@ -240,6 +240,29 @@ TEST(AdmissionTest, WhatTheCandidatesHaveNoRoomForGoesIntoTheSketch) {
   EXPECT_EQ(two.table->size(), 50);
 }
 
+// As a restore brings candidates: rows that are inserted, of which some leave again.
+TEST(AdmissionTest, CountsThatHaveLeftOutsideOfAStepGoIntoTheSketch) {
+  Admitting from("min_count 3", -1, 50), to("min_count 3 sketch 16 process 0 of 1", -1, 50);
+  Keys keys;
+  for (Key key = 0; key < 50; ++key) keys.push_back(key);
+  from.Step(keys, 1);
+  from.Step(keys, 2);
+  const TableContent counted = Caller(from.candidates.get(), HostTestMemory()).Export();
+  ASSERT_OK(Caller(to.candidates.get(), HostTestMemory()).InsertRows(counted));
+  keys.clear();
+  for (Key key = 100; key < 140; ++key) keys.push_back(key);
+  to.Step(keys, 3);  // for which 40 of the others leave
+  EXPECT_EQ(to.candidates->size(), 50);
+  TableContent more;
+  for (Key key = 200; key < 230; ++key) more[key] = counted.begin()->second;
+  ASSERT_OK(Caller(to.candidates.get(), HostTestMemory()).InsertRows(more));
+  EXPECT_EQ(to.candidates->size(), 50);
+  ASSERT_OK(SketchCountsThatLeft(OneThread(), to.admission));
+  int64_t dropped;
+  EXPECT_EQ(to.candidates->evicted()->Take(&dropped).size(), 0);
+  for (const auto& [key, row] : counted) EXPECT_EQ(to.Step({key}, 4), 0) << key;
+}
+
 TEST(AdmissionTest, ProbabilityIsAFunctionOfSeedKeyAndStep) {
   Admitting a("probability 0.25 seed 7"), b("probability 0.25 seed 7"),
       c("probability 0.25 seed 8");

@@ -187,39 +187,63 @@ TEST(BoundedStorageTest, TheDiskHasAnEnd) {
   }
 }
 
-// A folder that is opened again with a lower limit: rows that are there can be written, new ones
-// are refused, or as many leave as are too many.
+// A folder that is opened again with a lower limit: as many rows leave as are too many, or it is
+// refused, and is as it was.
 TEST(BoundedStorageTest, MoreRowsThanALowerLimit) {
-  for (const std::string policy : {"", "lru"}) {
+  for (const std::string policy : {"", "ttl 1000", "lru", "lru ttl 1000"}) {
+    SCOPED_TRACE(policy);
     MemoryFileSystem files;
-    Keys keys(500);
-    for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<Key>(i);
-    for (const int64_t max_rows : {500, 300}) {
-      SCOPED_TRACE(StrCat(policy, ", ", max_rows));
-      const TableOptions options = Options(max_rows, policy);
-      Opened opened;
-      ASSERT_OK(Open(&files, TwinSchema(2, "", options), 50, &opened, 1, {{"/tiers"}}, options));
-      const Caller call(opened.tiered(), HostTestMemory());
-      Outcomes outcomes;
-      if (max_rows == 500) {
-        for (Key key = 0; key < 500; ++key) {
-          ASSERT_OK(call.Upsert({key}, {1, 1}, {key}));
-        }
-        ASSERT_OK(opened.Flush(1));
-        continue;
-      }
-      EXPECT_EQ(opened.tiered()->size(), 500);
-      ASSERT_OK(call.Upsert({}, {}, {500}));
-      ASSERT_OK(call.Upsert(keys, Floats(1000, 2), {500}, &outcomes));
-      EXPECT_EQ(outcomes, Outcomes(500, kFound));
-      const Status status = call.Upsert({7, 1000}, Floats(4, 3), {501}, &outcomes);
-      EXPECT_EQ(status.code(), policy.empty() ? Code::kResourceExhausted : Code::kOk);
-      EXPECT_EQ(opened.tiered()->size(), policy.empty() ? 500 : 300);
-      if (!policy.empty()) {
-        EXPECT_EQ(outcomes, Outcomes({kFound, kInserted}));
-      }
+    const auto open = [&](int64_t max_rows, int64_t keep_evicted, Opened* opened) {
+      TableOptions options = Options(max_rows, policy);
+      options.keep_evicted = keep_evicted;
+      options.have_shares = true;
+      options = OptionsOfShards(options, 1)[0];
+      return Open(&files, TwinSchema(2, "", options), 50, opened, 1, {{"/tiers"}}, options);
+    };
+    Opened opened;
+    ASSERT_OK(open(500, 0, &opened));
+    for (Key key = 0; key < 500; ++key) {
+      ASSERT_OK(Caller(opened.tiered(), HostTestMemory()).Upsert({key}, {1, 1}, {key}));
     }
+    ASSERT_OK(opened.Flush(1));
+    const TableContent flushed = ContentOf(opened);
+    if (EvictionPolicy named; EvictionPolicy::Parse(policy, &named).ok() && named.evicts()) {
+      ASSERT_OK(open(300, 500, &opened));
+      TableContent want = flushed;
+      for (Key key = 0; key < 200; ++key) want.erase(key);
+      EXPECT_EQ(Difference(want, ContentOf(opened)), "");
+      EXPECT_EQ(opened.tiered()->size(), 300);
+      EXPECT_EQ(opened.tiered()->counters().evicted, 200);
+      int64_t dropped;
+      EXPECT_EQ(opened.tiered()->evicted()->Take(&dropped).size(), 200);
+      continue;
+    }
+    const Status status = open(300, 0, &opened);
+    EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+    EXPECT_EQ(status.message(),
+              "/tiers: the last flush has 500 rows, got a table of at most 300; want max_rows, or "
+              "Disk(max_bytes), for as many, or an eviction policy, by which the others leave");
+    ASSERT_OK(open(500, 0, &opened));
+    EXPECT_EQ(Difference(flushed, ContentOf(opened)), "");
   }
+}
+
+// Shards of which one has more than its share, where all have no more than they may together.
+TEST(BoundedStorageTest, RowsOfALimitOnOtherShards) {
+  MemoryFileSystem files;
+  const TableOptions all = Options(300, ""), shared = Options(100, "");
+  Opened opened;
+  ASSERT_OK(Open(&files, TwinSchema(2, "", all), 50, &opened, 1, {{"/tiers"}}, all));
+  Keys keys(300);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<Key>(3 * i);
+  ASSERT_OK(Caller(opened.tiered(), HostTestMemory()).Upsert(keys, Floats(600, 1), {1}));
+  ASSERT_OK(opened.Flush(1));
+  ASSERT_OK(Open(&files, TwinSchema(2, "", all), 50, &opened, 3, {{"/tiers"}}, shared));
+  EXPECT_EQ(opened.tiered()->size(), 300);
+  const Caller call(opened.tiered(), HostTestMemory());
+  ASSERT_OK(call.Upsert(keys, Floats(600, 2), {2}));
+  EXPECT_EQ(call.Upsert({9, 900}, Floats(4, 3), {3}).code(), Code::kResourceExhausted);
+  ASSERT_OK(Caller(opened.tiered(1), HostTestMemory()).Upsert({1}, {1, 1}, {3}));
 }
 
 // A row that had expired when its table was flushed does not come back, though the folder knows no

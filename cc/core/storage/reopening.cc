@@ -51,8 +51,23 @@ Status Reopening::Next(Span<const Key>* keys) {
       ++shard_;
     }
     for (TieredTable* const shard : shards_) DYNEMB_RETURN_IF_ERROR(shard->EndReopening());
-    return Status();
+    return CheckLimits();
   });
+}
+
+Status Reopening::CheckLimits() const {
+  int64_t rows = 0, most = 0;
+  for (const TieredTable* const shard : shards_) {
+    const int64_t max_rows = shard->max_rows();
+    if (max_rows == INT64_MAX) return Status();
+    rows += shard->size();
+    most += max_rows;
+  }
+  if (rows <= most) return Status();
+  return FailedPrecondition(folder_->path(), ": the last flush has ", rows,
+                            " rows, got a table of at most ", most,
+                            "; want max_rows, or Disk(max_bytes), for as many, or an eviction "
+                            "policy, by which the others leave");
 }
 
 Status Reopening::Place(Span<const int32_t> shard_ids) {

@@ -32,7 +32,8 @@ class Reopening {
   Reopening(std::shared_ptr<const FlushManifest> flushed, std::shared_ptr<DiskFolder> folder,
             std::vector<TieredTable*> shards, KeyStrings* strings);
   // The keys of the next rows, which Place must give to shards before the call after; none: all
-  // have their rows. Errors: of files that are missing or damaged.
+  // have their rows. Errors: of files that are missing or damaged. kFailedPrecondition: there are
+  // more rows than the shards may have together, and they do not evict.
   Status Next(Span<const Key>* keys);
   // The shard that had these rows.
   int64_t had_shard() const { return static_cast<int64_t>(shard_); }
@@ -50,6 +51,7 @@ class Reopening {
   };
   // The files of a shard of the flush.
   Status OpenFiles();
+  Status CheckLimits() const;
 
   const std::shared_ptr<const FlushManifest> flushed_;
   const std::shared_ptr<DiskFolder> folder_;

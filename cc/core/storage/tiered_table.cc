@@ -372,7 +372,10 @@ class Tiered final : public TieredTable {
   Status EndReopening() override {
     return OrNoMemory([&] {
       const Alone alone(*this);
-      return tiers_->below()->ReadNumbers();
+      DYNEMB_RETURN_IF_ERROR(tiers_->below()->ReadNumbers());
+      if (tiers_->room() >= 0) return Status();
+      if (expires()) DYNEMB_RETURN_IF_ERROR(tiers_->SweepExpired(tiers_->size()));
+      return options_.eviction.evicts() ? tiers_->Evict(-tiers_->room()) : Status();
     });
   }
   void WaitForUpkeep() override {

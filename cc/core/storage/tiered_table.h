@@ -92,7 +92,8 @@ class TieredTable : public Table {
   virtual Status FlushPart(int part, IndexEntries* entries, FlushedShard* flushed) = 0;
   virtual void EndFlush(const std::set<uint64_t>& unsynced) = 0;
 
-  // Of a Reopening (reopening.h), in the life of which nothing else is called; as of DiskRows.
+  // Of a Reopening (reopening.h), in the life of which nothing else is called; as of DiskRows. At
+  // the end as many rows leave as are more than there may be, if the table evicts.
   virtual Status ShareFile(const RowLog::File& file, int64_t* slot) = 0;
   virtual Status PlaceRows(Span<const Key> keys, Span<const Location> locations, int64_t room) = 0;
   virtual Status EndReopening() = 0;

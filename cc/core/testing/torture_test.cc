@@ -7,33 +7,21 @@
 // - of the keys that nobody removes no update is lost: the sums are exact, and every export and
 //   every snapshot has each of them once; of the others none twice;
 // - a full snapshot and the deltas that continue it make up the table, to the byte.
-#include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <filesystem>
-#include <functional>
-#include <map>
-#include <random>
+#include <memory>
+#include <string>
 #include <thread>
-#include <utility>
+#include <vector>
 
 #include "cc/core/policy/restrict.h"
-#include "cc/core/snapshot/reader.h"
-#include "cc/core/snapshot/writer.h"
-#include "cc/core/table/host_table.h"
-#include "cc/core/testing/caller.h"
+#include "cc/core/testing/tortured.h"
 
 namespace dynemb {
 namespace {
 
-using Random = std::mt19937_64;
-
-constexpr size_t kShards = 3;
-constexpr int kThreads = 16;
-constexpr int64_t kDim = 13;  // long enough to be seen half written
 // Keys below it are trained by all and removed by nobody; the next so many are trained, the next
 // are written, and all of these are removed as well. Keys of a thread's own, which only come, are
 // larger; the higher half of what comes is for restrictions to remove.
@@ -41,47 +29,6 @@ constexpr Key kKeys = 60;
 constexpr Key kFresh = 1'000'000;
 constexpr int64_t kForEver = INT64_MAX;  // the stamp that keeps a row in every restriction
 constexpr int64_t kLeft = 400;           // rows that a restriction leaves
-
-constexpr int Calls(int calls) {
-  return kUnderThreadSanitizer ? calls / 5 : kUnderAddressSanitizer ? calls / 2 : calls;
-}
-
-// SGD with momentum 1 and learning rate 1: after k gradients of -1 the slot is k and the value
-// 1 + 2 + ... + k more than when inserted.
-const OptimizerSpec& Momentum() {
-  static const OptimizerSpec* const rule = new OptimizerSpec(UsualRule("sgd_momentum"));
-  return *rule;
-}
-
-// Rows whose column c is column 0 plus c.
-TableSchema Schema() {
-  TableSchema schema;
-  schema.dim = kDim;
-  schema.rule = Momentum();
-  schema.meta.add(MetaField::kLastWriteTime);
-  schema.meta.add(MetaField::kCount);
-  schema.initializer.constant.clear();
-  for (int64_t c = 0; c < kDim; ++c) schema.initializer.constant.push_back(static_cast<double>(c));
-  return schema;
-}
-
-Floats RowsFrom(const std::vector<int64_t>& numbers) {
-  Floats rows;
-  for (const int64_t number : numbers) {
-    for (int64_t c = 0; c < kDim; ++c) rows.push_back(static_cast<float>(number + c));
-  }
-  return rows;
-}
-
-// Fails the test if a value is a mixture.
-void CheckValue(Key key, const float* value) {
-  for (int64_t c = 0; c < kDim; ++c) {
-    if (value[c] == value[0] + static_cast<float>(c)) continue;
-    ADD_FAILURE() << "key " << key << ": column 0 is " << value[0] << ", column " << c << " "
-                  << value[c];
-    return;
-  }
-}
 
 bool IsTrained(Key key) { return key < 2 * kKeys || key >= kFresh; }
 
@@ -102,98 +49,17 @@ void CheckAll(const TableContent& content) {
   for (Key key = 0; key < kKeys; ++key) EXPECT_EQ(content.count(key), 1u) << "key " << key;
 }
 
-class Torture : public ::testing::Test {
+class Torture : public ::testing::Test, protected Tortured {
  protected:
   void SetUp() override {
-    const TableHarness harness = HostTableHarness();
-    shards_.clear();
-    callers_.clear();
+    MetaFields meta;
+    meta.add(MetaField::kLastWriteTime);
+    meta.add(MetaField::kCount);
+    Make(WholeRowSchema(meta), TableOptions());
     trained_ = 0;
-    for (size_t s = 0; s < kShards; ++s) {
-      shards_.push_back(harness.Make(Schema()));
-      callers_.emplace_back(shards_.back().get(), HostTestMemory());
-    }
-    folder_ = StrCat(::testing::TempDir(), "/torture-", getpid());
     Keys all;
     for (Key key = 0; key < kKeys; ++key) all.push_back(key);
     Train(all, kForEver);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
-  // Calls call(caller, keys) for each shard with its keys.
-  void ForEachShard(const Keys& keys, const std::function<void(const Caller&, const Keys&)>& call) {
-    Keys shares[kShards];
-    for (const Key key : keys) shares[static_cast<size_t>(key) % kShards].push_back(key);
-    for (size_t s = 0; s < kShards; ++s) call(callers_[s], shares[s]);
-  }
-
-  void Train(const Keys& keys, int64_t now) {
-    ForEachShard(keys, [&](const Caller& caller, const Keys& share) {
-      ASSERT_OK(
-          caller.Apply(share, Floats(share.size() * kDim, -1.0f), Momentum(), {1, 1, 0, 1}, {now}));
-    });
-  }
-
-  std::vector<Table*> Tables() const {
-    std::vector<Table*> tables;
-    for (const auto& shard : shards_) tables.push_back(shard.get());
-    return tables;
-  }
-
-  TableContent Export() const {
-    TableContent content;
-    for (const auto& shard : shards_) {
-      content.merge(ExportAll(*shard, HostTestMemory(), 50));
-    }
-    return content;
-  }
-
-  // Saves to a folder, all or what has changed since an epoch, and puts what the files say into
-  // `content`.
-  void Save(const std::string& name, int64_t since_epoch, uint64_t base, uint64_t* id,
-            TableContent* content) const {
-    const std::string folder = JoinPath(folder_, name);
-    Manifest manifest;
-    ASSERT_OK(SaveTables(HostTestMemory()->context(), PosixFileSystem(), folder,
-                         {{"table", Tables(), since_epoch}}, base, &manifest));
-    *id = manifest.id;
-    std::unique_ptr<SnapshotReader> reader;
-    ASSERT_OK(SnapshotReader::Open(PosixFileSystem(), folder, &reader));
-    EXPECT_EQ(reader->manifest().base, base);
-    const RowLayout layout(manifest.tables[0].schema);
-    SnapshotPlace place;
-    TableContent rows;
-    for (bool done = false;;) {
-      SnapshotBlock block;
-      ASSERT_OK(reader->Next(0, &place, &block, &done));
-      if (done) break;
-      for (int64_t i = 0; i < block.erased.size; ++i) content->erase(block.erased[i]);
-      for (int64_t i = 0; i < block.rows.keys.size; ++i) {
-        const auto bytes = [&](const ConstRows& part, int64_t size) {
-          return std::string(part[i], static_cast<size_t>(size));
-        };
-        const RowBytes row{bytes(block.rows.values, layout.value_bytes),
-                           bytes(block.rows.slots, layout.slots_bytes),
-                           bytes(block.rows.meta, layout.meta_bytes)};
-        EXPECT_TRUE(rows.emplace(block.rows.keys[i], row).second)
-            << "key " << block.rows.keys[i] << " was saved twice";
-      }
-    }
-    for (const auto& [key, row] : rows) (*content)[key] = row;
-  }
-
-  // A full snapshot and deltas of it, and what they make up.
-  struct Chain {
-    uint64_t id = 0;
-    int64_t epoch = -1;
-    TableContent content;
-  };
-  void Continue(const std::string& name, Chain* chain) const {
-    int64_t ended;
-    ASSERT_OK(BeginEpoch(HostTestMemory()->context(), Tables(), &ended));
-    Save(name, chain->epoch, chain->id, &chain->id, &chain->content);
-    chain->epoch = ended;
-    CheckAll(chain->content);
   }
 
   void Run();
@@ -202,9 +68,6 @@ class Torture : public ::testing::Test {
   void WriteSome(Random* random);
   void ReadSome(Random* random);
 
-  std::vector<std::shared_ptr<Table>> shards_;
-  std::vector<Caller> callers_;
-  std::string folder_;
   std::atomic<int64_t> clock_{0};
   std::atomic<int64_t> trained_{0};  // how often all keys that stay were trained
 };
@@ -316,7 +179,9 @@ void Torture::Run() {
             break;
           }
           default:
-            if (i % 10 == 0) Continue(StrCat("chain-", t), &chains[t / 8]);
+            if (i % 10 != 0) break;
+            Continue(StrCat("chain-", t), &chains[t / 8]);
+            CheckAll(chains[t / 8].content);
         }
       }
     });
@@ -336,6 +201,7 @@ void Torture::Run() {
   }
   for (size_t c = 0; c < 2; ++c) {
     Continue(StrCat("chain-", 8 * c + 7), &chains[c]);
+    CheckAll(chains[c].content);
     EXPECT_EQ(Difference(content, chains[c].content), "") << "chain " << c;
   }
 }
