@@ -77,8 +77,9 @@ class SketchCountsOp : public CatchingKernel {
     std::string text;
     OP_REQUIRES_OK(context, context->GetAttr("admission", &text));
     OP_REQUIRES_OK(context, ToTensorFlow(AdmissionPolicy::Parse(text, &policy_)));
-    OP_REQUIRES(context, policy_.has_sketch(),
-                ToTensorFlow(InvalidArgument("admission: got '", text, "', want one with a sketch")));
+    OP_REQUIRES(
+        context, policy_.has_sketch(),
+        ToTensorFlow(InvalidArgument("admission: got '", text, "', want one with a sketch")));
   }
 
   void TryCompute(OpKernelContext* context) override {

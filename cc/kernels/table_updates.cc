@@ -138,8 +138,8 @@ absl::Status CheckCandidates(const TableInput& candidates) {
 
 absl::Status CheckSketch(const TableInput& sketch) {
   if (sketch.shards.size() == 1) return ToTensorFlow(CountSketch::Check(sketch.schema));
-  return ToTensorFlow(InvalidArgument("candidates: got a sketch of ", sketch.shards.size(),
-                                      " shards, want one"));
+  return ToTensorFlow(
+      InvalidArgument("candidates: got a sketch of ", sketch.shards.size(), " shards, want one"));
 }
 
 absl::Status TableUpdates::SetAdmitted(const Tensor& admitted, Update* update) {

@@ -182,7 +182,8 @@ def test_a_folder_that_is_opened_with_a_lower_limit_has_no_more_rows(shards, rou
     if route == "by function":
         more["partitioner"] = lambda keys, shards: tf.cast(keys // 7 % shards, tf.int32)
     table = tf_dynemb.Variable(
-        **fields(max_rows=120, eviction=policy, keep_evicted=2_000, **more), storage=tiers(tmp_path, shards)
+        **fields(max_rows=120, eviction=policy, keep_evicted=2_000, **more),
+        storage=tiers(tmp_path, shards),
     )
     assert int(table.size()) == 120 and numbers(table)["evicted"] == 1_880
     assert len(table.take_evicted()[0]) == 1_880

@@ -83,8 +83,8 @@ class MinCount(AdmissionPolicy):
     admitted too early, as may be one that had a row which was evicted. A sketch would fill, and so all
     its counters are halved, rounded down, before estimates have been raised by more than
     sketch_bytes / 10.9 in all: an id that does not come while so many counts leave may be forgotten as
-    before. Its counters are the table `Variable.sketch`, saved and restored as candidates are; it takes up
-    the counts for which a restore has no candidates. Restored into a table with other sketch_bytes, or
+    before. Its counters are the table `Variable.sketch`, saved and restored as candidates are; counts
+    for which a restore has no candidates go into it. Restored into a table with other sketch_bytes, or
     that is sharded across another number of workers, it begins anew. Only in host memory; training
     threads take turns at it.
 

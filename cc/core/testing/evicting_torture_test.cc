@@ -1,6 +1,6 @@
-// torture_test.cc with tables that have no room for all: sixteen threads train, read, upsert, insert
-// rows, erase, have expired rows leave, take what has left, export, save, and save chains of deltas,
-// while rows leave by each policy.
+// torture_test.cc with tables that have no room for all: sixteen threads train, read, upsert,
+// insert rows, erase, have expired rows leave, take what has left, export, save, and save chains of
+// deltas, while rows leave by each policy.
 //
 // What must hold, whatever the interleaving:
 // - no shard has more rows than it may, and a table that once had would have them still;
@@ -190,7 +190,8 @@ void EvictingTorture::Run(const TableOptions& options) {
     rows += shard->size();
   }
   EXPECT_EQ(counters.inserted - counters.erased - counters.evicted - counters.expired, rows);
-  EXPECT_GT(options.keep_evicted > 0 ? counters.evicted + counters.expired : counters.declined, 1000)
+  EXPECT_GT(options.keep_evicted > 0 ? counters.evicted + counters.expired : counters.declined,
+            1000)
       << "little has left: this has shown little";
   if (options.keep_evicted > 0) {
     EXPECT_EQ(taken_, counters.evicted + counters.expired);

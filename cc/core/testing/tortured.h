@@ -1,5 +1,5 @@
-// Tortured: the shards of one table of whole rows, to which threads do at once what can be done, and
-// saves of them, for torture_test.cc and evicting_torture_test.cc.
+// Tortured: the shards of one table of whole rows, to which threads do at once what can be done,
+// and saves of them, for torture_test.cc and evicting_torture_test.cc.
 #ifndef TF_DYNEMB_CC_CORE_TESTING_TORTURED_H_
 #define TF_DYNEMB_CC_CORE_TESTING_TORTURED_H_
 
