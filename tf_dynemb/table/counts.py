@@ -1,7 +1,7 @@
 """What the counts of an admission policy have to do with the rows of their table.
 
 They are tables beside it (Variable.tables_of_counts), and go where its rows go. Counts that have left
-the candidates belong into their sketch. A step sees to those that leave in it, what is here to others.
+the candidates belong into their sketch: a step sees to those that leave in it, what is here to others.
 """
 
 from __future__ import annotations

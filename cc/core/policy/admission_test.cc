@@ -10,6 +10,7 @@
 #include <set>
 #include <thread>
 
+#include "cc/core/table/evicted_rows.h"
 #include "cc/core/table/host_table.h"
 #include "cc/core/testing/caller.h"
 #include "gtest/gtest.h"

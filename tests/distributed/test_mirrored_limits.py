@@ -1,0 +1,103 @@
+"""Bounded tables under MirroredStrategy: N replicas keep, evict and admit what one does."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from replicas import mirrored
+
+import tf_dynemb
+from tf_dynemb.policies import LFU, LRU, TTL, MinCount, Score, SmallNorm
+from tf_dynemb.policies.eviction import eviction_of
+
+MAX_ROWS, STEPS, BATCH = 40, 25, 24
+
+POLICIES = {
+    "LRU": lambda: {"eviction": LRU()},
+    "LFU": lambda: {"eviction": LFU()},
+    "LFU with a half-life": lambda: {"eviction": LFU(half_life_steps=4)},
+    "TTL": lambda: {"eviction": TTL(steps=3), "max_rows": None},
+    "LFU and TTL": lambda: {"eviction": [LFU(), TTL(steps=5)]},
+    "SmallNorm": lambda: {"eviction": SmallNorm()},
+    "Score": lambda: {"eviction": Score()},
+    "LRU, MinCount": lambda: {"eviction": LRU(), "admission": MinCount(3)},
+    "LRU, MinCount with a sketch": lambda: {
+        "eviction": LRU(),
+        "admission": MinCount(3, max_candidates=10, sketch_bytes=2**14),
+    },
+}
+
+
+def batches():
+    """Some ids come often, in several replicas, most of them rarely, and which ones changes."""
+    draw = np.random.default_rng(4)
+    return [(200 * draw.random(BATCH) ** 3).astype(np.int64) + 2 * step for step in range(STEPS)]
+
+
+def train(strategy, options):
+    """With whole gradients, whose sums any order gets right."""
+    with strategy.scope():
+        table = tf_dynemb.Variable(
+            dim=2,
+            initializer=keras.initializers.RandomUniform(-1, 1, seed=7),
+            name="t",
+            **{"max_rows": MAX_ROWS, "keep_evicted": 1_000, **options()},
+        )
+        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0, momentum=0.5))
+        optimizer.build([table.handle])
+    is_scored = isinstance(table.config.eviction, Score)
+
+    def step(ids):
+        scores = {"scores": ids * 13 % 47} if is_scored else {}
+        with tf.GradientTape() as tape:
+            rows = tf_dynemb.embedding_lookup(table, ids, **scores)
+            loss = tf.reduce_sum(2.0 * rows) - tf.reduce_sum(
+                tf.cast(ids % 5, tf.float32)[:, None] * rows
+            )
+        gradients = tape.gradient(loss, [table.handle])
+        optimizer.apply_gradients(zip(gradients, [table.handle], strict=True))
+
+    run = tf.function(lambda ids: strategy.run(step, (ids,)))
+    data = tf.data.Dataset.from_tensor_slices(np.concatenate(batches())).batch(BATCH)
+    for ids in strategy.experimental_distribute_dataset(data):
+        run(ids)
+    return table
+
+
+def all_of(table):
+    """Key to the bytes of its row, but for times by the clock."""
+    eviction = eviction_of(table.config.eviction)
+    by_clock = eviction is not None and eviction.unit == "microseconds"
+    keys, *parts = (part.numpy() for part in table.resource.export_rows()[: 3 if by_clock else 4])
+    return {key: [part[i].tobytes() for part in parts] for i, key in enumerate(keys.tolist())}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_replicas_keep_what_one_keeps(policy):
+    alone = train(tf.distribute.get_strategy(), POLICIES[policy])
+    spread = train(mirrored(), POLICIES[policy])
+    assert all_of(spread) == all_of(alone) != {}
+    for name, counts in alone.tables_of_counts.items():
+        assert all_of(spread.tables_of_counts[name]) == all_of(counts) != {}
+    left, also = (
+        sorted(zip(keys.numpy().tolist(), values.numpy().tolist(), strict=True))
+        for keys, values, _ in (alone.take_evicted(), spread.take_evicted())
+    )
+    assert also == left and len(left) > 10
+    assert policy == "TTL" or int(spread.size()) == MAX_ROWS
+
+
+def test_the_latest_stay_in_replicas():
+    """By a dict: of equal times some."""
+    times = {}
+    table = train(mirrored(), POLICIES["LRU"])
+    for now, ids in enumerate(batches()):
+        new = [key for key in dict.fromkeys(ids.tolist()) if key not in times]
+        times |= dict.fromkeys(set(ids.tolist()) - set(new), now)
+        for key in sorted(times, key=times.__getitem__)[: max(0, len(times) + len(new) - MAX_ROWS)]:
+            del times[key]
+        times |= dict.fromkeys(new, now)
+    kept = all_of(table).keys()
+    oldest = min(times.values())
+    assert len(kept) == len(times) == MAX_ROWS
+    assert {key for key, now in times.items() if now > oldest} <= kept
