@@ -400,9 +400,11 @@ def test_limits_and_policies(places):
 @pytest.mark.parametrize("in_function", [False, True])
 def test_limits_are_those_of_host_memory(places, limits, in_function):
     of_two = places == "two GPUs"
-    if of_two and limits == "counted, declines":
-        limits = "counted"  # GPUs have shares each, shards of one process are full together
-    tables = [make(where, **LIMITS[limits]) for where in (places, places.replace("GPU", "CPU"))]
+    options = LIMITS[limits]
+    if of_two and limits.startswith("counted"):
+        # GPUs have shares each, of rows and candidates; shards of one process are full together.
+        options = {"admission": policies.MinCount(3)}
+    tables = [make(where, **options) for where in (places, places.replace("GPU", "CPU"))]
     random = np.random.default_rng(3)
     batches = [random.integers(0, 120, 60) for _ in range(12)]
     seen = []
