@@ -41,7 +41,7 @@ from movielens_report import Result
 from tqdm import tqdm
 
 import tf_dynemb
-from tf_dynemb.policies import LFU, LRU
+from tf_dynemb.policies import LFU, LRU, MinCount
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string(
@@ -77,7 +77,13 @@ FEATURES = {
 # Tables with a share of the rows that the dynamic model has in the end, and which rows they keep. Genres
 # are few, and none is rare.
 SHARES = {"half": 2, "a quarter": 4}
-POLICIES = {"LRU": {"eviction": LRU()}, "LFU": {"eviction": LFU()}}
+_DECAYED = LFU(half_life_steps=1000)  # an eighth of the stream's steps
+POLICIES = {
+    "LRU": {"eviction": LRU()},
+    "LFU": {"eviction": LFU()},
+    "LFU with a half-life": {"eviction": _DECAYED},
+    "LFU with a half-life, MinCount(2)": {"eviction": _DECAYED, "admission": MinCount(2)},
+}
 BOUNDED = ("user", "movie", "zip")
 
 

@@ -216,7 +216,7 @@ def test_from_end_to_end(tmp_path):
     assert "same bit for bit" in run.stdout
     table = json.loads((tmp_path / "json" / "table.json").read_text())
     results = {result["name"]: result for result in table["results"]}
-    assert len(results) == 6 + 2 * 3
+    assert len(results) == 6 + 2 * 5
     # A row each for the users and the movies that came, no more.
     assert results["dynamic"]["rows"] == sum(
         len(set(ids.tolist())) for ids in (ratings.users, ratings.movies)
