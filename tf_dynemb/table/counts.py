@@ -7,6 +7,7 @@ the candidates belong into their sketch: a step sees to those that leave in it, 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +16,10 @@ from tf_dynemb import _compat
 from tf_dynemb.base.grouped import grouped
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.base.table import Table
+from tf_dynemb.policies.admission import SKETCH_DIM, MinCount
+from tf_dynemb.policies.eviction import LRU
+from tf_dynemb.table.devices import is_gpu, place_of
+from tf_dynemb.table.table_config import TableConfig
 
 
 def admission_text(table: Table, part: int = 0, parts: int = 1) -> str:
@@ -43,6 +48,52 @@ def sketch_counts_that_left(table: Table) -> tf.Operation | None:
         for part, of_part in enumerate(candidates)
     ]
     return grouped(done)
+
+
+def configs_of_counts(config: TableConfig, devices: Sequence[str]) -> dict[str, TableConfig]:
+    """What the tables are made of that the admission policy of a table counts in.
+
+    Args:
+        config: of the table.
+        devices: for each of its shards the device that it is on.
+
+    Returns:
+        By what it is: of MinCount "candidates", and with sketch_bytes "sketch". Of the shards of a
+        process, or of one server or GPU, each is one.
+    """
+    policy = config.admission
+    if not isinstance(policy, MinCount):
+        return {}
+    of_places = {place_of(device): device for device in devices}
+    in_parts = None not in of_places and (len(of_places) > 1 or not is_gpu(devices[0]))
+    common: dict[str, Any] = {
+        "trainable": False,
+        "checkpoint": config.checkpoint,
+        "track_changes": config.track_changes,
+    }
+    candidates = TableConfig(
+        name=f"{config.name}.candidates",
+        key_dtype=config.key_dtype,
+        devices=config.devices if in_parts else devices[0] or None,
+        partitioner=config.partitioner,
+        partition_strategy="hash" if config.by_hash else "mod",
+        max_rows=policy.max_candidates,
+        eviction=LRU(),
+        # What leaves in a step or a restore goes into the sketch at its end, however much that is.
+        keep_evicted=2**40 if policy.sketch_bytes else 0,
+        **common,
+    )
+    if not policy.sketch_bytes:
+        return {"candidates": candidates}
+    sketch = TableConfig(
+        name=f"{config.name}.sketch",
+        dim=SKETCH_DIM,
+        value_dtype=tf.int8,
+        devices=list(of_places.values()),
+        partition_strategy="mod",
+        **common,
+    )
+    return {"candidates": candidates, "sketch": sketch}
 
 
 class CountsOfCheckpoint:

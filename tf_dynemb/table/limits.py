@@ -8,7 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_dynemb.policies.eviction import eviction_of
+from tf_dynemb.shard.exchange import AllToAllExchange
 from tf_dynemb.storage.tiers import TableStorage
+from tf_dynemb.table.table_config import TableConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +77,39 @@ class Limits:
     def attributes_of_reads(self) -> dict[str, Any]:
         """Those of the op that matter where nothing is written, as in a SavedModel."""
         return {"missing_value": [] if self.missing_value is None else [float(self.missing_value)]}
+
+
+def limits_of(
+    config: TableConfig, exchange: AllToAllExchange | None, storage: TableStorage | None
+) -> Limits:
+    """Those of the rows that this process, or the servers together, may have.
+
+    Args:
+        config: of the table.
+        exchange: of the processes that it is spread over, or None.
+        storage: its tiers, or None.
+    """
+    eviction = eviction_of(config.eviction)
+    limits = {}
+    for field, limit in (("max_rows", config.max_rows), ("max_bytes", config.bytes_limit)):
+        if config.is_bounded and limit is not None:
+            # Each process has so many bytes of disk.
+            of_each = field == "max_bytes" and storage is not None
+            shared = None if of_each else exchange
+            limits[field] = int(limit if shared is None else shared.share(limit))
+    return Limits(
+        name=config.name,
+        **limits,
+        on_full=config.on_full,
+        eviction="" if eviction is None else eviction.engine_text,
+        scores=None if eviction is None else eviction.scores,
+        takes_scores=eviction is not None and eviction.takes_scores,
+        keep_evicted=config.keep_evicted,
+        missing_value=None if config.admission is None else config.admission.default_value,
+        track_changes=config.track_changes,
+        repeats=config.repeats,
+        storage=storage,
+    )
 
 
 def share_of(number: int, index: int, parts: int) -> int:

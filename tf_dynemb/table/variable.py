@@ -22,17 +22,17 @@ from tf_dynemb.base.op_library import ops
 from tf_dynemb.base.structure import flat_numbers
 from tf_dynemb.initializers.spec import to_spec
 from tf_dynemb.optimizer.table_optimizer_config import table_optimizer
-from tf_dynemb.policies.admission import SKETCH_DIM, MinCount
-from tf_dynemb.policies.eviction import LRU, eviction_of
+from tf_dynemb.policies.admission import MinCount
+from tf_dynemb.policies.eviction import eviction_of
 from tf_dynemb.policies.restrict_policy import RestrictPolicy, stamp_of
 from tf_dynemb.shard.exchange import AllToAllExchange
 from tf_dynemb.shard.fetched_rows import fetched_rows_view
 from tf_dynemb.shard.group import Group
 from tf_dynemb.shard.partitioner import default_partition_fn
-from tf_dynemb.table.counts import CountsOfCheckpoint
+from tf_dynemb.table.counts import CountsOfCheckpoint, configs_of_counts
 from tf_dynemb.table.devices import device_list, is_gpu, place_of
 from tf_dynemb.table.handle import HandleOfTable, TableHandle
-from tf_dynemb.table.limits import Limits
+from tf_dynemb.table.limits import limits_of
 from tf_dynemb.table.open_storage import check_opened, open_in_all, storage_of_table
 from tf_dynemb.table.scores import Scored, highest_of_equal, scores_for, with_scores
 from tf_dynemb.table.sharded_table import ShardedTable
@@ -118,11 +118,11 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
                 "keep_keys: got True in the scope of a strategy of several processes, which send each "
                 "other fingerprints; want False"
             )
-        counts = config.admission
-        if isinstance(counts, MinCount) and counts.sketch_bytes and is_gpu(self.devices[0]):
+        admission = config.admission
+        if isinstance(admission, MinCount) and admission.sketch_bytes and is_gpu(self.devices[0]):
             raise ValueError(
-                f"admission: got sketch_bytes={counts.sketch_bytes} for a table on {self.devices}, want "
-                "0; a sketch is in host memory, for now"
+                f"admission: got sketch_bytes={admission.sketch_bytes} for a table on {self.devices}, "
+                "want 0; a sketch is in host memory, for now"
             )
         init_rows = -(-self.init_size // self.shard_num)
         spec = to_spec(self.initializer, self.dim, self.value_dtype)
@@ -130,6 +130,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         self._storage = storage_of_table(
             config, self.devices, self.partition_fn, not spec.seed_is_given, group
         )
+        self._limits = limits_of(config, self.exchange, self._storage)
         schema = (
             f"dynemb-table 1\nvalue {self.value_dtype.name} {self.dim}\n"
             f"initializer {spec.text}\nseed {spec.seed}\nkey {self.key_dtype.name}\n"
@@ -139,7 +140,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         options: dict[str, Any] = {
             "adopt_seed": not spec.seed_is_given,
             "checkpoint": self.checkpoint,
-            "limits": self._limits(),
+            "limits": self._limits,
         }
         if in_one_place:
 
@@ -171,8 +172,8 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         if config.max_rows is not None and (config.refuses_when_full or not config.is_bounded):
             handle.max_rows = config.max_rows
         self._handle = HandleOfTable(handle)
-        self._candidates = self._make_candidates()
-        self._sketch = self._make_sketch()
+        counts = {what: Variable(each) for what, each in configs_of_counts(config, self.devices).items()}
+        self._candidates, self._sketch = counts.get("candidates"), counts.get("sketch")
         if self.tables_of_counts:
             restored = CountsOfCheckpoint(self)
             for table in (self, *self.tables_of_counts.values()):
@@ -186,66 +187,6 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         with tf.init_scope():
             if not tf.executing_eagerly():  # the graph may be finalized before somebody asks
                 self._size_of_session = self.size()
-
-    def _limits(self) -> Limits:
-        """Of the rows that this process, or the servers together, may have."""
-        config, eviction = self.config, eviction_of(self.config.eviction)
-        limits = {}
-        for field, limit in (("max_rows", config.max_rows), ("max_bytes", config.bytes_limit)):
-            if config.is_bounded and limit is not None:
-                # Each process has so many bytes of disk.
-                of_each = field == "max_bytes" and self._storage is not None
-                shared = None if of_each else self.exchange
-                limits[field] = int(limit if shared is None else shared.share(limit))
-        return Limits(
-            name=self.name,
-            **limits,
-            on_full=config.on_full,
-            eviction="" if eviction is None else eviction.engine_text,
-            scores=None if eviction is None else eviction.scores,
-            takes_scores=eviction is not None and eviction.takes_scores,
-            keep_evicted=config.keep_evicted,
-            missing_value=None if config.admission is None else config.admission.default_value,
-            track_changes=config.track_changes,
-            repeats=config.repeats,
-            storage=self._storage,
-        )
-
-    def _make_candidates(self) -> Variable | None:
-        """The table of candidates: beside the rows, for all shards of a place together."""
-        config, policy = self.config, self.config.admission
-        if not isinstance(policy, MinCount):
-            return None
-        return Variable(
-            name=f"{self.name}.candidates",
-            key_dtype=config.key_dtype,
-            trainable=False,
-            checkpoint=config.checkpoint,
-            devices=config.devices if self.is_sharded else self.devices[0] or None,
-            partitioner=config.partitioner,
-            partition_strategy="hash" if config.by_hash else "mod",
-            max_rows=policy.max_candidates,
-            eviction=LRU(),
-            # What leaves in a step or a restore goes into the sketch at its end, however much that is.
-            keep_evicted=2**40 if policy.sketch_bytes else 0,
-            track_changes=config.track_changes,
-        )
-
-    def _make_sketch(self) -> Variable | None:
-        """The table of a sketch's counters: one for the shards of this process, or of each server."""
-        config, policy = self.config, self.config.admission
-        if not isinstance(policy, MinCount) or not policy.sketch_bytes:
-            return None
-        return Variable(
-            name=f"{self.name}.sketch",
-            dim=SKETCH_DIM,
-            value_dtype=tf.int8,
-            trainable=False,
-            checkpoint=config.checkpoint,
-            devices=list({place_of(device): device for device in self.devices}.values()),
-            partition_strategy="mod",
-            track_changes=config.track_changes,
-        )
 
     def get_config(self) -> dict[str, Any]:
         """What from_config needs, of plain objects; the rows are not in it."""
@@ -755,7 +696,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
     @property
     def _declared(self) -> str:
         """What rows are made of, and how many there may be, where processes must agree."""
-        limit, limits = self.handle.max_rows, self._limits()
+        limit, limits = self.handle.max_rows, self._limits
         declared = self.resource.declared + (f", up to {limit} rows" if limit else "")
         if self.config.max_bytes is not None:
             declared += f", up to {self.config.max_bytes} bytes"
