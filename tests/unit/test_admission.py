@@ -393,7 +393,7 @@ def test_an_upsert_that_is_refused_leaves_counts():
 @pytest.mark.parametrize("run", [lambda call: call(), in_a_graph], ids=["eager", "graph"])
 def test_a_table_that_is_cleared_has_counted_nothing(run):
     policy = MinCount(3, max_candidates=1, sketch_bytes=2**14)
-    table = tf_dynemb.Variable(dim=1, admission=policy)
+    table = tf_dynemb.Variable(dim=1, admission=policy, devices="/CPU:0")  # where sketches are
     train(table, [5, 6, 7], [5, 6, 7], [8, 8, 8])
     assert keys_of(table) == {8} and int(table.sketch.size()) > 0
     run(table.clear)
