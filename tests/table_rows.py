@@ -24,5 +24,15 @@ def rows_of(table) -> dict:
     return {int(key): tuple(part[i].tobytes() for part in parts) for i, key in enumerate(keys.tolist())}
 
 
+def rows_as_json(table) -> dict:
+    """rows_of, as JSON holds it."""
+    return {str(key): [part.hex() for part in parts] for key, parts in rows_of(table).items()}
+
+
+def with_whole_gradients(rows, ids) -> tf.Tensor:
+    """A loss whose gradients any order of sums gets right: 2 - ids % 5 for each number of a row."""
+    return tf.reduce_sum(2.0 * rows) - tf.reduce_sum(tf.cast(ids % 5, tf.float32)[:, None] * rows)
+
+
 def schema_of(table) -> str:
     return table.resource.schema_now()

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import server_cluster
 import tensorflow as tf
+from table_rows import with_whole_gradients
 
 import tf_dynemb
 from tf_dynemb.policies import LFU, LRU, TTL, MinCount, Probability, Score, SmallNorm
@@ -40,8 +41,8 @@ CASES = {
     "MinCount": {"eviction": LRU(), "admission": MinCount(3)},
     "Probability": {"eviction": LFU(), "admission": Probability(0.4, seed=3)},
 }
-# Of metrics(); keys that got no row a server counts once in a batch, since each travels once.
-COUNTED = ("rows", "inserted", "evicted", "expired")
+# Of metrics(); what is found and written counts each time that an id travels, once to a server.
+COUNTED = ("rows", "inserted", "evicted", "expired", "declined", "not_admitted", "distinct")
 
 
 def batches():
@@ -68,9 +69,7 @@ def train(table):
         scores = {"scores": ids * 13 % 47} if is_scored else {}
         with tf.GradientTape() as tape:
             rows = tf_dynemb.embedding_lookup(table, ids, **scores)
-            loss = tf.reduce_sum(2.0 * rows) - tf.reduce_sum(
-                tf.cast(ids % 5, tf.float32)[:, None] * rows
-            )
+            loss = with_whole_gradients(rows, ids)
         optimizer.apply_gradients([(tape.gradient(loss, table.handle), table.handle)])
         return rows
 

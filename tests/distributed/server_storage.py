@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import server_cluster
 import tensorflow as tf
+from table_rows import rows_as_json
 from workers import says
 
 import tf_dynemb
@@ -65,11 +66,6 @@ class Trainer:
             self.step += 1
 
 
-def rows_of(table):
-    keys, *parts = (part.numpy() for part in table.resource.export_rows()[:4])
-    return {str(key): [part[i].tobytes().hex() for part in parts] for i, key in enumerate(keys.tolist())}
-
-
 def train(folder):
     """Tables with storage beside tables in the servers' memory, which train on after the flush."""
     saw = {}
@@ -79,20 +75,20 @@ def train(folder):
             trainer.train(STEPS)
         tiered.table.flush(STEPS)
         saw[name] = {
-            "rows": rows_of(tiered.table),
-            "same": rows_of(tiered.table) == rows_of(plain.table),
+            "rows": rows_as_json(tiered.table),
+            "same": rows_as_json(tiered.table) == rows_as_json(plain.table),
         }
         saw[name]["flushed_step"] = tiered.table.flushed_step
         saw[name]["metrics"] = {key: int(value) for key, value in tiered.table.metrics().items()}
         plain.train(STEPS)
-        saw[name]["after"] = rows_of(plain.table)
+        saw[name]["after"] = rows_as_json(plain.table)
         tiered.train(1)  # which no flush has
     table = tiered.table
     checkpoint = tf.train.Checkpoint(table=table)
-    before, path = rows_of(table), checkpoint.write(str(folder / "checkpoint"))
+    before, path = rows_as_json(table), checkpoint.write(str(folder / "checkpoint"))
     table.remove(tf.range(3_000, dtype=tf.int64))
     checkpoint.read(path).assert_consumed()
-    saw["restored"] = rows_of(table) == before
+    saw["restored"] = rows_as_json(table) == before
     saw["taken"] = says(make, folder, table.name)
     return saw
 
@@ -102,9 +98,9 @@ def go_on(folder):
     saw = {}
     for name in TABLES:
         table = make(folder, name)
-        saw[name] = {"rows": rows_of(table), "step": table.flushed_step}
+        saw[name] = {"rows": rows_as_json(table), "step": table.flushed_step}
         Trainer(table, table.flushed_step).train(STEPS)
-        saw[name]["after"] = rows_of(table)
+        saw[name]["after"] = rows_as_json(table)
     return saw
 
 

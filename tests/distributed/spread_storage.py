@@ -18,6 +18,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import numpy as np
 import tensorflow as tf
+from table_rows import rows_as_json
 from workers import says
 
 import tf_dynemb
@@ -65,11 +66,6 @@ class Trainer:
             self.step += 1
 
 
-def rows_of(table):
-    keys, *parts = (part.numpy() for part in table.resource.export_rows()[:4])
-    return {str(key): [part[i].tobytes().hex() for part in parts] for i, key in enumerate(keys.tolist())}
-
-
 def train(folder):
     """Tables with storage beside tables in memory."""
     saw = {}
@@ -81,7 +77,7 @@ def train(folder):
                 trainer.train(STEPS)
             pair[0].flush(trainers[0].step)
             assert pair[0].flushed_step == STEPS * (number + 1)
-        tiered, plain = (rows_of(table) for table in pair)
+        tiered, plain = (rows_as_json(table) for table in pair)
         metrics = {key: int(value) for key, value in pair[0].metrics().items()}
         saw[name] = {"rows": tiered, "same": tiered == plain, "metrics": metrics}
     return saw
@@ -92,9 +88,9 @@ def go_on(folder):
     saw = {}
     for name, more in TABLES.items():
         table = make(folder, name, **more)
-        saw[name] = {"rows": rows_of(table), "step": table.flushed_step}
+        saw[name] = {"rows": rows_as_json(table), "step": table.flushed_step}
         Trainer(table, table.flushed_step).train(STEPS)
-        saw[name]["after"] = rows_of(table)
+        saw[name]["after"] = rows_as_json(table)
     return saw
 
 
@@ -155,7 +151,7 @@ def after_a_kill(folder):
     return {
         "step": table.flushed_step,
         "own": table.resource.flushed_step(),
-        "rows": len(rows_of(table)),
+        "rows": len(rows_as_json(table)),
     }
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from replicas import mirrored
+from table_rows import with_whole_gradients
 
 import tf_dynemb
 from tf_dynemb.policies import LFU, LRU, TTL, MinCount, Score, SmallNorm
@@ -51,9 +52,7 @@ def train(strategy, options):
         scores = {"scores": ids * 13 % 47} if is_scored else {}
         with tf.GradientTape() as tape:
             rows = tf_dynemb.embedding_lookup(table, ids, **scores)
-            loss = tf.reduce_sum(2.0 * rows) - tf.reduce_sum(
-                tf.cast(ids % 5, tf.float32)[:, None] * rows
-            )
+            loss = with_whole_gradients(rows, ids)
         gradients = tape.gradient(loss, [table.handle])
         optimizer.apply_gradients(zip(gradients, [table.handle], strict=True))
 

@@ -169,7 +169,7 @@ class Deltas(Snapshots):
 
 
 class Flushes(Training):
-    """A table with storage alone, in its folder; what it has counted is not there."""
+    """A table with storage, flushed to its folder, which has no counts of admission."""
 
     def __init__(self, folder, bounded):
         storage = [HostMemory(60_000), Disk(folder)]
