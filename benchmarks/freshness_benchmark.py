@@ -12,8 +12,9 @@ this machine, so that their clocks are one. Prints a Markdown table:
 - p50, p99: seconds from the beginning of apply_gradients to the first lookup that has it;
 - bytes per row: of the feed's changes, beside those of key and value;
 - publishing: the share of the trainer's time that publishing takes;
-- read p50, p99: microseconds of one request of 32 ids, while the server follows, and
-  the ratio to the same while nothing is published.
+- read p50, p99: microseconds of one request of 32 ids, while the server follows, and the ratio to
+  the same while the trainer trains a table as large that nobody follows;
+- idle p99: that of the same request while nothing is trained.
 """
 
 import json
@@ -45,6 +46,8 @@ ROLE = flags.DEFINE_enum("role", None, ["measured", "other"], "For this program 
 MODEL = flags.DEFINE_string("model", None, "For this program itself.")
 STEPS_PER_SECOND = 10
 STEP_KEY = -1
+# What the trainer does: nothing; trains a table that nobody follows; trains the one that is followed.
+PHASES = ["idle", "beside training", "following"]
 
 
 def make():
@@ -54,7 +57,9 @@ def make():
 
 
 def serve():
-    """Follows until standard input ends; the one that is measured prints when it saw each step first."""
+    """Follows in each phase, which a line of standard input ends; the one that is measured prints when it
+    saw each step first, and the seconds of its requests.
+    """
     served = tf.saved_model.load(MODEL.value)
     batches = np.random.default_rng(1).integers(0, ROWS.value, (997, 32))
     batches[:, 0] = STEP_KEY
@@ -76,18 +81,16 @@ def serve():
             time.sleep(0.0005)  # as a server that is not saturated
         return seen, took
 
-    seen, quiet, busy = {}, [], []
-    if ROLE.value == "measured":
-        end = time.monotonic() + 3
-        _, quiet = measure(lambda: time.monotonic() > end)
     print("ready", flush=True)
-    if ROLE.value == "measured":
-        done = threading.Event()
-        threading.Thread(target=lambda: (sys.stdin.readline(), done.set()), daemon=True).start()
-        seen, busy = measure(done.is_set)
-    else:
-        sys.stdin.readline()
-    print(json.dumps({"seen": seen, "quiet": quiet, "busy": busy, "errors": status(served).errors}))
+    seen, took = {}, {}
+    for phase in PHASES:
+        if ROLE.value == "measured":
+            done = threading.Event()
+            threading.Thread(target=lambda: (sys.stdin.readline(), done.set()), daemon=True).start()
+            seen, took[phase] = measure(done.is_set)
+        else:
+            sys.stdin.readline()
+    print(json.dumps({"seen": seen, "took": took, "errors": status(served).errors}))
 
 
 def start_servers(model, count):
@@ -128,22 +131,40 @@ def train(way, count, rate):
         with tf_dynemb.for_serving(follow=publisher.address or f"{folder}/feed", poll_seconds=0.01):
             model.export(f"{folder}/model", verbose=False)
         keys = tf.range(ROWS.value, dtype=tf.int64)
-        table.upsert(keys, tf.random.normal((ROWS.value, DIM.value)))
-        table.upsert(tf.constant([STEP_KEY], tf.int64), tf.zeros((1, DIM.value)))
+        unfollowed = tf_dynemb.Variable(dim=DIM.value, name="unfollowed")
+        optimizer.build([table.handle, unfollowed.handle])
+        for each in (table, unfollowed):
+            each.upsert(keys, tf.random.normal((ROWS.value, DIM.value)))
+            each.upsert(tf.constant([STEP_KEY], tf.int64), tf.zeros((1, DIM.value)))
         publisher.publish()
         servers = start_servers(f"{folder}/model", count)
         draw, began, publishing = np.random.default_rng(0), {}, 0.0
         changed = rate // STEPS_PER_SECOND
         gradient = tf.constant(draw.normal(size=(changed, DIM.value)), tf.float32) * 1e-3
         gradient = tf.concat([-tf.ones((1, DIM.value)), gradient], 0)
-        start = time.monotonic()
         steps = int(SECONDS.value * STEPS_PER_SECOND)
-        for step in range(1, steps + 1):
-            time.sleep(max(0, start + step / STEPS_PER_SECOND - time.monotonic()))
-            ids = np.concatenate([[STEP_KEY], draw.choice(ROWS.value, changed, replace=False)])
-            slices = tf.IndexedSlices(gradient, tf.constant(ids), tf.constant([-1, DIM.value]))
-            began[step] = time.time()
-            optimizer.apply([slices], [table.handle])
+
+        def end_phase():
+            for server in servers:
+                print(file=server.stdin, flush=True)
+
+        def steps_of(trained):
+            start = time.monotonic()
+            for step in range(1, steps + 1):
+                time.sleep(max(0, start + step / STEPS_PER_SECOND - time.monotonic()))
+                ids = np.concatenate([[STEP_KEY], draw.choice(ROWS.value, changed, replace=False)])
+                slices = tf.IndexedSlices(gradient, tf.constant(ids), tf.constant([-1, DIM.value]))
+                began[step] = time.time()
+                optimizer.apply([slices], [trained.handle])
+                yield
+
+        time.sleep(SECONDS.value)
+        end_phase()
+        for _ in steps_of(unfollowed):
+            pass
+        end_phase()
+        start = time.monotonic()
+        for _ in steps_of(table):
             before = time.monotonic()
             publisher.step()
             publishing += time.monotonic() - before
@@ -153,7 +174,7 @@ def train(way, count, rate):
         deltas = [feed.read(number).delta for number in feed.numbers()[1:]]
         row_bytes = sum(d.file_bytes for d in deltas) / sum(d.rows for d in deltas)
         time.sleep(2 * EVERY.value)
-        said = [json.loads(server.communicate("end\n")[0]) for server in servers]
+        said = [json.loads(server.communicate("\n")[0]) for server in servers]
         publisher.close()
     ages = []
     first = said[-1]
@@ -163,7 +184,7 @@ def train(way, count, rate):
         if first_seen:
             ages.append(first_seen[0] - when)
     p50, p99 = np.percentile(ages, [50, 99])
-    read = [np.percentile(first[what], [50, 99]) * 1e6 for what in ("quiet", "busy")]
+    idle, beside, following = (np.percentile(first["took"][phase], [50, 99]) * 1e6 for phase in PHASES)
     least = 8 + 4 * DIM.value
     cells = [
         way,
@@ -173,7 +194,8 @@ def train(way, count, rate):
         f"{p99:.2f}",
         f"{row_bytes:.0f} ({row_bytes / least:.2f}x)",
         f"{publishing / wall:.1%}",
-        *(f"{busy:.0f} ({busy / quiet:.2f}x)" for quiet, busy in zip(*read, strict=True)),
+        *(f"{then:.0f} ({then / before:.2f}x)" for then, before in zip(following, beside, strict=True)),
+        f"{idle[1]:.0f}",
     ]
     print(f"| {' | '.join(cells)} |", flush=True)
     assert len(ages) == steps and not any(s["errors"] for s in said), (len(ages), steps)
@@ -186,9 +208,9 @@ def main(argv):
         return
     print(
         "| way | servers | rows/s | p50 s | p99 s | bytes per row | publishing | read p50 us "
-        "| read p99 us |"
+        "| read p99 us | idle p99 us |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for count in SERVERS.value:
         for rate in RATES.value:
             for way in WAYS.value:

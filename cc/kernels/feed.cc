@@ -404,13 +404,15 @@ FileSystem* TensorFlowFiles() {
   return files;
 }
 
-Status CopyToMemory(const std::string& folder, std::unique_ptr<FileSystem>* files) {
+Status CopyToMemory(const std::string& folder, const std::function<Status()>& go_on,
+                    std::unique_ptr<FileSystem>* files) {
   std::vector<std::string> names;
   std::map<std::string, std::string> content;
   DYNEMB_RETURN_IF_ERROR(FromTensorFlow(Env::Default()->GetChildren(folder, &names)));
   for (const std::string& name : names) {
     if (name == "LOCK") continue;  // of who has written the folder; it is empty
     const std::string path = JoinPath(folder, name);
+    DYNEMB_RETURN_IF_ERROR(go_on());
     DYNEMB_RETURN_IF_ERROR(ReadAll(path, &content[path]));
   }
   *files = std::make_unique<FilesInMemory>(std::move(content));

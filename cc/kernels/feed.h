@@ -4,6 +4,7 @@
 #define TF_DYNEMB_CC_KERNELS_FEED_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -85,8 +86,9 @@ class Feed {
 FileSystem* TensorFlowFiles();
 
 // A copy of the files of a folder in memory, of which nothing can be removed or overwritten; paths
-// are those that they have now.
-Status CopyToMemory(const std::string& folder, std::unique_ptr<FileSystem>* files);
+// are those that they have now. Calls `go_on` before each file; its error ends it.
+Status CopyToMemory(const std::string& folder, const std::function<Status()>& go_on,
+                    std::unique_ptr<FileSystem>* files);
 
 }  // namespace dynemb
 

@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "cc/core/base/request_gate.h"
+#include "cc/core/snapshot/loader.h"
 #include "cc/core/snapshot/reader.h"
 #include "cc/kernels/feed.h"
 #include "cc/kernels/table_resource.h"
@@ -100,12 +101,15 @@ class Follower {
   // The newest generation with a full copy that is not after `number`, and all up to it.
   Status ChainTo(int64_t number, std::vector<const Generation*>* chain);
   void Beat();
+  // Between parts of what takes long: beats, or an error if the follower has ended.
+  Status GoOn();
   // Until it is worth while to poll again.
   void Wait();
   bool ended() const;
 
   // The changes of a generation.
   Status Apply(const Generation& generation);
+  Status ReadChanges(SnapshotReader* reader, TableResource* table, TableChanges* changes);
   // The full copy of the first, and the changes of those after it.
   Status Load(const std::vector<const Generation*>& chain);
   Status LoadTable(const std::vector<std::unique_ptr<SnapshotReader>>& readers,

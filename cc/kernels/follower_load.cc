@@ -1,5 +1,5 @@
 // What a follower does with a generation: reads and checks it, and puts rows and weights in place.
-#include <limits>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -8,6 +8,7 @@
 
 #include "cc/core/snapshot/loader.h"
 #include "cc/core/snapshot/reader.h"
+#include "cc/core/storage/worker_threads.h"
 #include "cc/kernels/follower.h"
 #include "tensorflow/core/platform/env.h"
 
@@ -16,7 +17,7 @@ namespace {
 
 using tensorflow::Tensor;
 
-// Of a full copy, between two looks at whether the follower still lives and says so.
+// Between two looks at whether the follower is to go on.
 constexpr int64_t kRowsAtATime = int64_t{1} << 20;
 
 Status About(const std::string& what, const Status& status) {
@@ -36,19 +37,18 @@ Status FindTable(SnapshotReader* reader, TableResource* table, int64_t* number) 
   return About(StrCat("table '", table->name(), "'"), reader->FitTo(shards[0]->schema(), *number));
 }
 
-// Calls `go_on` before each `rows_at_a_time` rows; its error ends it.
-Status LoadAllRows(
-    const Context& context, const SnapshotReader& reader, int64_t table,
-    const std::vector<Table*>& shards, KeyStrings* strings,
-    int64_t rows_at_a_time = std::numeric_limits<int64_t>::max(),
-    const std::function<Status()>& go_on = [] { return Status(); }) {
+// Calls load(blocks) for the blocks of some rows of a table after another, and `go_on` before each;
+// an error of either ends it.
+template <typename Load>
+Status InParts(const SnapshotReader& reader, int64_t table, const std::function<Status()>& go_on,
+               const Load& load) {
   SnapshotPlace place;
   for (;;) {
     std::vector<BlockEntry> blocks;
     DYNEMB_RETURN_IF_ERROR(go_on());
-    DYNEMB_RETURN_IF_ERROR(reader.List(table, rows_at_a_time, &place, &blocks));
+    DYNEMB_RETURN_IF_ERROR(reader.List(table, kRowsAtATime, &place, &blocks));
     if (blocks.empty()) return Status();
-    DYNEMB_RETURN_IF_ERROR(LoadRows(context, reader, blocks, nullptr, shards, strings));
+    DYNEMB_RETURN_IF_ERROR(load(blocks));
   }
 }
 
@@ -92,25 +92,36 @@ Status Follower::Apply(const Generation& generation) {
   std::unique_ptr<FileSystem> files;
   std::unique_ptr<SnapshotReader> reader;
   DYNEMB_RETURN_IF_ERROR(ReadWeights(generation, &weights));
-  DYNEMB_RETURN_IF_ERROR(CopyToMemory(folder, &files));
+  DYNEMB_RETURN_IF_ERROR(CopyToMemory(folder, [this] { return GoOn(); }, &files));
   DYNEMB_RETURN_IF_ERROR(SnapshotReader::Open(files.get(), folder, &reader));
   const uint64_t id = generation.delta->snapshot;
   DYNEMB_RETURN_IF_ERROR(CheckId(folder, reader->manifest().id, id));
-  std::vector<int64_t> numbers(tables_.size());
+  std::vector<TableChanges> changes(tables_.size());
   for (size_t t = 0; t < tables_.size(); ++t) {
-    DYNEMB_RETURN_IF_ERROR(About(folder, FindTable(reader.get(), tables_[t].get(), &numbers[t])));
+    DYNEMB_RETURN_IF_ERROR(About(folder, ReadChanges(reader.get(), tables_[t].get(), &changes[t])));
   }
-  DYNEMB_RETURN_IF_ERROR(reader->Verify(core));
+  // Requests wait: on threads that give way to nobody.
+  Context at_once;
+  at_once.executor = ComputeThreads();
   return Switch(generation, {&*generation.delta}, false, weights, [&] {
     for (size_t t = 0; t < tables_.size(); ++t) {
       const ShardSet::Lease held = tables_[t]->shards()->Acquire();
-      const std::vector<Table*> shards = Pointers(held->shards);
-      DYNEMB_RETURN_IF_ERROR(LoadErased(core, *reader, numbers[t], shards));
-      DYNEMB_RETURN_IF_ERROR(LoadAllRows(core, *reader, numbers[t], shards, held->strings.get()));
+      DYNEMB_RETURN_IF_ERROR(
+          changes[t].Apply(at_once, Pointers(held->shards), held->strings.get()));
       tables_[t]->set_snapshot(id);
     }
     return Status();
   });
+}
+
+Status Follower::ReadChanges(SnapshotReader* reader, TableResource* table, TableChanges* changes) {
+  const FileContext core;
+  int64_t number = 0;
+  DYNEMB_RETURN_IF_ERROR(FindTable(reader, table, &number));
+  DYNEMB_RETURN_IF_ERROR(changes->ReadErased(core, *reader, number));
+  return InParts(
+      *reader, number, [this] { return GoOn(); },
+      [&](Span<const BlockEntry> blocks) { return changes->ReadRows(core, *reader, blocks); });
 }
 
 Status Follower::LoadTable(const std::vector<std::unique_ptr<SnapshotReader>>& readers,
@@ -137,13 +148,11 @@ Status Follower::LoadTable(const std::vector<std::unique_ptr<SnapshotReader>>& r
     }
     const std::vector<Table*> shards = Pointers(contents->shards);
     if (r > 0) DYNEMB_RETURN_IF_ERROR(LoadErased(core, *reader, number, shards));
-    const auto go_on = [this] {
-      if (ended()) return FailedPrecondition("the model is being unloaded");
-      Beat();
-      return Status();
-    };
-    DYNEMB_RETURN_IF_ERROR(
-        LoadAllRows(core, *reader, number, shards, contents->strings.get(), kRowsAtATime, go_on));
+    DYNEMB_RETURN_IF_ERROR(InParts(
+        *reader, number, [this] { return GoOn(); },
+        [&](Span<const BlockEntry> blocks) {
+          return LoadRows(core, *reader, blocks, nullptr, shards, contents->strings.get());
+        }));
     int64_t rows = 0;
     for (const auto& shard : contents->shards) rows += shard->size();
     if (r == 0 && rows != want) {
@@ -151,6 +160,12 @@ Status Follower::LoadTable(const std::vector<std::unique_ptr<SnapshotReader>>& r
                     StrCat("got ", rows, " rows of table '", table->name(), "', want ", want));
     }
   }
+  return Status();
+}
+
+Status Follower::GoOn() {
+  if (ended()) return FailedPrecondition("the model is being unloaded");
+  Beat();
   return Status();
 }
 

@@ -416,7 +416,7 @@ std::string SeedSnapshot() {
   return text + Separator() + block(2, 1, 1, 8) + block(4, 1, 3, 24 + 16 + 8) + block(255, 1, 2, 0);
 }
 
-// Loads it as a restore does, into tables.
+// Loads it as a follower does, into tables.
 Status Restore(const SnapshotReader& reader) {
   const Manifest& manifest = reader.manifest();
   for (size_t t = 0; t < manifest.tables.size(); ++t) {
@@ -426,12 +426,13 @@ Status Restore(const SnapshotReader& reader) {
     DYNEMB_RETURN_IF_ERROR(MakeHostTable(schema, &made));
     const std::vector<Table*> shards = {made.get()};
     KeyStrings strings;
-    DYNEMB_RETURN_IF_ERROR(LoadErased(OneThread(), reader, number, shards));
     SnapshotPlace place;
     std::vector<BlockEntry> blocks;
+    TableChanges changes;
+    DYNEMB_RETURN_IF_ERROR(changes.ReadErased(OneThread(), reader, number));
     DYNEMB_RETURN_IF_ERROR(reader.List(number, int64_t{1} << 40, &place, &blocks));
-    DYNEMB_RETURN_IF_ERROR(LoadRows(OneThread(), reader, blocks, nullptr, shards,
-                                    schema.strings ? &strings : nullptr));
+    DYNEMB_RETURN_IF_ERROR(changes.ReadRows(OneThread(), reader, blocks));
+    DYNEMB_RETURN_IF_ERROR(changes.Apply(OneThread(), shards, schema.strings ? &strings : nullptr));
   }
   return Status();
 }

@@ -42,6 +42,25 @@ Status ApplyBlock(const Context& context, const ChangeBlock& block,
 Status LoadErased(const Context& context, const SnapshotReader& reader, int64_t table,
                   const std::vector<Table*>& shards);
 
+// What a table of a snapshot erases and has, read and checked, so that to put it into the shards
+// waits for no file: for those who keep others waiting meanwhile. Takes the memory of all of it.
+class TableChanges {
+ public:
+  // The schema of the rows and the keys that LoadErased would erase.
+  Status ReadErased(const Context& context, const SnapshotReader& reader, int64_t table);
+  // Adds the rows of blocks, which List gave.
+  Status ReadRows(const Context& context, const SnapshotReader& reader,
+                  Span<const BlockEntry> blocks);
+  // As LoadErased and LoadRows of all that was read.
+  Status Apply(const Context& context, const std::vector<Table*>& shards,
+               KeyStrings* strings) const;
+
+ private:
+  TableSchema schema_;
+  std::vector<Key> erased_;
+  std::vector<SnapshotBlock> blocks_;
+};
+
 // Puts the rows of blocks, which List gave, into the shards, as ApplyBlock. `shard_ids`: the shard
 // of each row of all blocks, in order, or null. Errors: as ApplyBlock, and damage.
 Status LoadRows(const Context& context, const SnapshotReader& reader, Span<const BlockEntry> blocks,

@@ -17,7 +17,8 @@ namespace {
 
 constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 
-class LoaderTest : public ::testing::Test {
+// Whether rows are all read before the first is put in place.
+class LoaderTest : public ::testing::TestWithParam<bool> {
  protected:
   std::unique_ptr<SnapshotReader> Open() {
     std::unique_ptr<SnapshotReader> reader;
@@ -34,8 +35,17 @@ class LoaderTest : public ::testing::Test {
     // Every other context of the test memory has threads.
     Context context = HostTestMemory()->context();
     if (context.executor->concurrency() == 1) context = HostTestMemory()->context();
-    DYNEMB_RETURN_IF_ERROR(LoadErased(context, *reader, 0, to));
     DYNEMB_RETURN_IF_ERROR(reader->List(0, kAll, &place, &blocks));
+    if (GetParam() && shard_ids == nullptr) {
+      TableChanges changes;
+      DYNEMB_RETURN_IF_ERROR(changes.ReadErased(context, *reader, 0));
+      const int64_t half = static_cast<int64_t>(blocks.size()) / 2;
+      DYNEMB_RETURN_IF_ERROR(changes.ReadRows(context, *reader, {blocks.data(), half}));
+      DYNEMB_RETURN_IF_ERROR(changes.ReadRows(
+          context, *reader, {blocks.data() + half, static_cast<int64_t>(blocks.size()) - half}));
+      return changes.Apply(context, to, nullptr);
+    }
+    DYNEMB_RETURN_IF_ERROR(LoadErased(context, *reader, 0, to));
     return LoadRows(context, *reader, blocks, shard_ids, to, nullptr);
   }
   // A writer of one table with one file, and what to call to make a snapshot of it.
@@ -52,9 +62,11 @@ class LoaderTest : public ::testing::Test {
   std::unique_ptr<SnapshotWriter> writer_;
 };
 
+INSTANTIATE_TEST_SUITE_P(ReadBefore, LoaderTest, ::testing::Bool());
+
 TableContent ContentOf(const Table& shard) { return ExportAll(shard, HostTestMemory(), 1000); }
 
-TEST_F(LoaderTest, RowsGoToTheirShards) {
+TEST_P(LoaderTest, RowsGoToTheirShards) {
   const TableSchema schema =
       MakeSchema(DType::kFloat32, 64, "adagrad", {MetaField::kLastWriteTime});
   const TableContent rows = RandomRows(schema, 10'000, 1);  // 5 blocks
@@ -77,7 +89,7 @@ TEST_F(LoaderTest, RowsGoToTheirShards) {
 
 // Shard ids are of the keys in the order of the blocks, which ReadKeys gives; pieces of any size
 // are together the whole.
-TEST_F(LoaderTest, RowsGoToTheShardsThatACallerSays) {
+TEST_P(LoaderTest, RowsGoToTheShardsThatACallerSays) {
   const TableSchema schema = MakeSchema(DType::kFloat32, 16);
   const TableContent rows = RandomRows(schema, 50'000, 2);  // about 4 blocks in 2 files
   ASSERT_OK(Save(&files_, "/s", Shards({{"t", schema, rows, 2}})));
@@ -124,7 +136,7 @@ TEST_F(LoaderTest, RowsGoToTheShardsThatACallerSays) {
 }
 
 // FORMAT.md: erased keys go before the rows of the delta come, wherever their blocks stand.
-TEST_F(LoaderTest, KeysAreErasedBeforeRowsCome) {
+TEST_P(LoaderTest, KeysAreErasedBeforeRowsCome) {
   const TableSchema schema = MakeSchema(DType::kInt8, 1);
   const Shards table(
       {{"t", schema, {{1, {"a", "", ""}}, {2, {"b", "", ""}}, {3, {"c", "", ""}}}, 2}});
@@ -146,7 +158,7 @@ TEST_F(LoaderTest, KeysAreErasedBeforeRowsCome) {
   EXPECT_EQ(Difference({{1, {"a", "", ""}}}, ContentOf(*table.named()[0].shards[1])), "");
 }
 
-TEST_F(LoaderTest, SlotsAreAsTheTableHasThem) {
+TEST_P(LoaderTest, SlotsAreAsTheTableHasThem) {
   const TableSchema with = MakeSchema(DType::kFloat32, 2, "adagrad"),
                     without = MakeSchema(DType::kFloat32, 2);
   const TableContent rows = RandomRows(with, 100, 3);
@@ -168,7 +180,7 @@ TEST_F(LoaderTest, SlotsAreAsTheTableHasThem) {
 }
 
 // A flipped bit of a header, of rows, of the block that ends a file.
-TEST_F(LoaderTest, DamageIsAnError) {
+TEST_P(LoaderTest, DamageIsAnError) {
   const TableSchema schema = MakeSchema(DType::kFloat32, 64);
   ASSERT_OK(Save(&files_, "/s", Shards({{"t", schema, RandomRows(schema, 10'000, 4), 2}})));
   const auto reader = Open();

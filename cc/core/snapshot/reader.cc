@@ -293,7 +293,7 @@ Status SnapshotReader::List(int64_t table, int64_t rows, SnapshotPlace* place,
 
 Status SnapshotReader::ForEachBlock(
     const Context& context, Span<const BlockEntry> blocks,
-    const std::function<Status(int64_t number, const SnapshotBlock& block)>& visit) const {
+    const std::function<Status(int64_t number, SnapshotBlock& block)>& visit) const {
   std::atomic<bool> failed{false};
   const auto read = [&](int64_t begin, int64_t end) {
     std::unique_ptr<ReadableFile> file;
@@ -340,7 +340,7 @@ Status SnapshotReader::VerifyTable(const Context& context, int64_t table) const 
   SnapshotPlace place;
   std::vector<BlockEntry> blocks;
   DYNEMB_RETURN_IF_ERROR(List(table, std::numeric_limits<int64_t>::max(), &place, &blocks));
-  return ForEachBlock(context, blocks, [](int64_t, const SnapshotBlock&) { return Status(); });
+  return ForEachBlock(context, blocks, [](int64_t, SnapshotBlock&) { return Status(); });
 }
 
 }  // namespace dynemb

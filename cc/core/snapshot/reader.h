@@ -69,11 +69,11 @@ class SnapshotReader {
               std::vector<BlockEntry>* blocks) const;
 
   // Reads blocks that List gave, on all threads of the context: each thread reads consecutive ones,
-  // and holds one block. Calls visit(number, block), number being that of the block in `blocks`,
-  // from several threads. Goes on until an error, its own or of `visit`.
+  // and holds one block, which `visit` may move away. Calls visit(number, block), number being that
+  // of the block in `blocks`, from several threads. Goes on until an error, its own or of `visit`.
   Status ForEachBlock(
       const Context& context, Span<const BlockEntry> blocks,
-      const std::function<Status(int64_t number, const SnapshotBlock& block)>& visit) const;
+      const std::function<Status(int64_t number, SnapshotBlock& block)>& visit) const;
 
   // The keys of a rows block that List gave, unchecked. `keys` has room for them.
   Status ReadKeys(const BlockEntry& block, Key* keys) const;
