@@ -166,12 +166,8 @@ void Follower::Poll() {
     status_.pinned = pinned ? pinned->number : -1;
   }
   if (numbers.empty() && !pinned) return;
-  if (now_ && !pinned && newest < now_->number) {
-    const Generation* last;
-    const Status read = ReadGeneration(newest, &last);
-    if (!read.ok()) return Failed(read);
-    if (last->feed == now_->feed) return;
-    now_.reset();  // another feed was put into the folder
+  if (now_ && !pinned && newest <= now_->number && !IsInFeed()) {
+    now_.reset();
     manifests_.clear();
   }
   NoteLag(numbers);
@@ -190,6 +186,13 @@ void Follower::Poll() {
     Beat();  // before the next one, too
   }
   NoteLag(numbers);
+}
+
+bool Follower::IsInFeed() const {
+  Generation there;
+  const Status read = feed_.Read(now_->number, &there);
+  if (!read.ok()) return read.code() != Code::kNotFound;
+  return there.feed == now_->feed && there.state() == now_->state();
 }
 
 void Follower::NoteLag(const std::vector<int64_t>& numbers) {
@@ -266,6 +269,7 @@ bool Follower::LoadFull(const std::vector<int64_t>& numbers) {
       const bool is_older = now_ && generation->feed == now_->feed && *number <= now_->number;
       if (whole && is_older) break;
       if (!generation->full) continue;
+      wants_full_ = false;  // unless this one is of no use
       status = Load({generation});
       if (status.ok()) return true;
     }

@@ -84,6 +84,9 @@ class Follower {
   void Poll();
   // When what is newer than what is served was published, as far as it can be read.
   void NoteLag(const std::vector<int64_t>& numbers);
+  // Whether the feed still has the generation that is served, of which a listing may not know yet,
+  // or cannot say so. It has not if another feed, or one from a backup, was put into the folder.
+  bool IsInFeed() const;
   Status ReadGeneration(int64_t number, const Generation** generation);
   void Failed(const Status& status);
   // Both say whether they have put a generation in place.

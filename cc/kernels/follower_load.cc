@@ -30,11 +30,16 @@ Status CheckId(const std::string& folder, uint64_t got, uint64_t want) {
                                         IdText(want), ", as the manifest says"));
 }
 
-// The table of a snapshot that goes into `table`.
+// The table of a snapshot that goes into `table`. kInvalidArgument: there is none, or it does not
+// fit, and so will none of this feed.
 Status FindTable(SnapshotReader* reader, TableResource* table, int64_t* number) {
-  DYNEMB_RETURN_IF_ERROR(reader->FindTable(table->name(), number));
+  const auto misfit = [](const Status& status) {
+    return status.ok() ? status : Status(Code::kInvalidArgument, status.message());
+  };
+  DYNEMB_RETURN_IF_ERROR(misfit(reader->FindTable(table->name(), number)));
   const Shards shards = table->shards()->shards();
-  return About(StrCat("table '", table->name(), "'"), reader->FitTo(shards[0]->schema(), *number));
+  return About(StrCat("table '", table->name(), "'"),
+               misfit(reader->FitTo(shards[0]->schema(), *number)));
 }
 
 // Calls load(blocks) for the blocks of some rows of a table after another, and `go_on` before each;
@@ -231,7 +236,8 @@ Status Follower::Switch(const Generation& generation, const std::vector<const Fe
   std::lock_guard<std::mutex> lock(mutex_);
   whole_ = true;
   status_.generation = generation.number;
-  status_.newer_since_seconds = 0;
+  // Until NoteLag: as if the next one had come with this one.
+  status_.newer_since_seconds = generation.number < status_.newest ? generation.created_seconds : 0;
   for (const FeedPart* part : parts) {
     status_.rows += part->rows;
     status_.erased += part->erased;

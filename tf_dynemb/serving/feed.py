@@ -35,6 +35,9 @@ from tf_dynemb.snapshot.files import SnapshotError, SnapshotReader, crc32c
 _FORMAT = 1
 _DIGITS = 12
 _PINNED = "pinned-"
+# What a publisher names: the data of a generation; and its manifest, or a file that was to become one.
+_FOLDER = re.compile(r"\d{12}-[0-9a-f]{8}")
+_MANIFEST = re.compile(r"\d{12}(\.[0-9a-f]{8}\.new)?")
 _STREAMS = ("feed://", "feeds://")
 _LISTING_BYTES = 1 << 24
 
@@ -45,6 +48,10 @@ class FeedError(Exception):
 
 class FeedInUseError(FeedError):
     """Another publisher publishes into the feed; the message names it."""
+
+
+class FeedMismatchError(FeedError):
+    """The feed is of other tables than those that follow it."""
 
 
 class FeedDamagedError(FeedError):
@@ -174,9 +181,10 @@ class Feed:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
             raise TypeError(f"path: got {path!r}, want the path of a folder")
-        self.path = os.fspath(path).removeprefix("file://").rstrip("/")
+        path = os.fspath(path).removeprefix("file://")
         # Whether the engine can read and write there itself.
-        self.is_local = "://" not in self.path
+        self.is_local = "://" not in path
+        self.path = os.path.abspath(path) if self.is_local else path.rstrip("/")
         # Whether it is a folder that another machine serves: tf_dynemb_cli/feed_server.py.
         self.is_stream = self.path.startswith(_STREAMS)
 
@@ -186,7 +194,13 @@ class Feed:
 
     @contextlib.contextmanager
     def begun(self) -> Iterator[None]:
-        """Makes the folders, as far as there are none; where the body fails, those that it made go."""
+        """Makes the folders, as far as there are none; where the body fails, those that it made go.
+
+        Raises:
+            FeedError: it cannot be written, or holds something else than a feed.
+        """
+        with self.writable():
+            self._check_no_other_files()
         folders = [self.place(name) for name in ("generations", "data", "followers")]
         missing: list[str] = []
         try:
@@ -205,6 +219,15 @@ class Feed:
                     with contextlib.suppress(OSError):  # somebody has put something into it
                         os.rmdir(folder)
             raise
+
+    def _check_no_other_files(self) -> None:
+        found = set(_names_in(self.path))
+        other = found - {"followers", "PUBLISHER"}
+        if other and "generations" not in found:
+            raise FeedError(
+                f"path: got {self.path}, which is no feed and holds {sorted(other)[:5]}; want a new or "
+                "empty folder, or that of a feed"
+            )
 
     @contextlib.contextmanager
     def writable(self) -> Iterator[None]:
@@ -434,14 +457,17 @@ class Feed:
             tf.io.gfile.rmtree(self.place("data", folder))
 
     def remove_leftovers(self, generations: Sequence[Generation]) -> None:
-        """Removes what belongs to none of them, such as what a publisher that was killed has left."""
+        """Removes what belongs to none of them, such as what a publisher that was killed has left.
+
+        Files of other names, which no publisher gives, stay.
+        """
         folders = {generation.folder for generation in generations}
         manifests = {_text_of(generation.number) for generation in generations}
         for name in _names_in(self.place("data")):
-            if name not in folders:
+            if name not in folders and _FOLDER.fullmatch(name):
                 self.remove_data(name)
         for name in _names_in(self.place("generations")):
-            if name not in manifests and not name.startswith(_PINNED):
+            if name not in manifests and _MANIFEST.fullmatch(name):
                 with contextlib.suppress(tf.errors.NotFoundError):
                     tf.io.gfile.remove(self.place("generations", name))
 

@@ -20,7 +20,15 @@ from typing import Any, NoReturn, TypeVar
 import tensorflow as tf
 
 from tf_dynemb.base.checks import positive
-from tf_dynemb.serving.feed import Feed, FeedDamagedError, FeedError, Generation, Pin, chain_to
+from tf_dynemb.serving.feed import (
+    Feed,
+    FeedDamagedError,
+    FeedError,
+    FeedMismatchError,
+    Generation,
+    Pin,
+    chain_to,
+)
 from tf_dynemb.snapshot.files import SnapshotError
 
 _Self = TypeVar("_Self", bound="FeedFollower")
@@ -34,6 +42,8 @@ class ApplyError(Exception):
 FAILURES = (FeedError, SnapshotError, tf.errors.OpError, OSError, TimeoutError, ApplyError)
 # Those of the latter: of requests that take too long, for one.
 _NOT_OF_THE_FEED = (TimeoutError, ApplyError)
+# Of tables that are none of the feed's.
+_MISFITS = (FeedMismatchError, tf.errors.FailedPreconditionError)
 # Between two attempts to reach the generation that a feed is pinned to.
 _AT_EXIT_SECONDS = 10.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
@@ -265,14 +275,27 @@ class FeedFollower(abc.ABC):
         self._way = None
         if not numbers:
             return
-        if self._now is not None and self._newest < self._now.number:
-            if self._feed.read(self._newest).feed == self._now.feed:
-                return
-            self._now, self._manifests = None, {}  # another feed was put into the folder
+        is_newest = self._now is not None and self._newest <= self._now.number
+        if is_newest and not self._is_in_feed():
+            self._now, self._manifests = None, {}
         while not self._whole or self._now is None or self._now.number < numbers[-1]:
             if not (self._apply_next(numbers) or self._load_full(numbers)):
                 return
             self._beat()
+
+    def _is_in_feed(self) -> bool:
+        """Whether the feed still has the generation that is served, of which a listing may not know yet.
+
+        It has not if another feed, or one from a backup, was put into the folder.
+        """
+        assert self._now is not None
+        try:
+            there = self._feed.read(self._now.number)
+        except FeedDamagedError:
+            return True  # of no use to anybody else
+        except FeedError:
+            return False
+        return (there.feed, there.state) == (self._now.feed, self._now.state)
 
     def _stay_at(self, pin: Pin, numbers: Sequence[int]) -> None:
         """Goes to a generation, and no further.
@@ -406,6 +429,7 @@ class FeedFollower(abc.ABC):
 
     def _load_full(self, numbers: Sequence[int]) -> bool:
         """Loads the newest full copy that is newer than what is served; False if there is none."""
+        fits = True  # or another full copy mends nothing
         for number in reversed(numbers):
             try:
                 generation = self._read(number)
@@ -413,6 +437,7 @@ class FeedFollower(abc.ABC):
                 if self._whole and self._now and same_feed and number <= self._now.number:
                     break
                 if generation.full is not None:
+                    self._wants_full = False  # unless this one is of no use
                     with self._loading(generation):
                         self._install(generation)
                     return True
@@ -421,7 +446,8 @@ class FeedFollower(abc.ABC):
             except FAILURES as error:
                 self._failed(error)
                 self._manifests.pop(number, None)  # as in _apply_next
-        self._wants_full = True
+                fits = fits and not isinstance(error, _MISFITS)
+        self._wants_full = fits
         return False
 
     def _beat(self) -> None:

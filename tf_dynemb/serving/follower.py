@@ -11,7 +11,15 @@ import numpy as np
 
 from tf_dynemb.base.checks import naming, positive, whole
 from tf_dynemb.base.op_library import ops
-from tf_dynemb.serving.feed import FeedDamagedError, FeedError, Generation, Pin, chain_to, check_id
+from tf_dynemb.serving.feed import (
+    FeedDamagedError,
+    FeedError,
+    FeedMismatchError,
+    Generation,
+    Pin,
+    chain_to,
+    check_id,
+)
 from tf_dynemb.serving.feed_follower import FeedFollower, FollowerStatus, Position
 from tf_dynemb.serving.served import Served
 from tf_dynemb.serving.switch import Switch
@@ -199,6 +207,12 @@ class Follower(FeedFollower):
             ]
             reader = stack.enter_context(SnapshotReader(full))
             check_id(full, reader.id, of_full.snapshot)
+            missing = [name for name in self._served.tables if name not in reader.tables]
+            if missing:
+                raise FeedMismatchError(
+                    f"{self._feed.path}: got a feed of the tables {sorted(reader.tables)}, want one with "
+                    f"{missing}, which follow it"
+                )
 
             def load(name: str, table: TableResource) -> None:
                 found = load_chain(table, [reader], name)

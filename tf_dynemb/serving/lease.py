@@ -75,6 +75,14 @@ class Lease:
                 holder = self._read()
             if holder.get("nonce") != self._nonce:
                 raise self._in_use(holder)
+        elif not self._has_name(self._lock):
+            holder = self._read()
+            if holder:
+                raise self._in_use(holder)
+            raise FeedInUseError(
+                f"{self._place}: the file of this publisher is gone, so that another one may have "
+                "begun; was the folder moved or removed? Make another Publisher"
+            )
 
     def release(self, as_before: bool = False) -> None:
         """Gives it up; with `as_before` its file goes too, if there was none before."""

@@ -1,0 +1,277 @@
+"""What is done to the folder of a feed while it is used: other files, moves, removal, backups."""
+
+import os
+import pathlib
+import shutil
+
+import pytest
+import tensorflow as tf
+from table_rows import int64
+from test_serving_follow import wait_until
+
+import tf_dynemb
+from tf_dynemb.serving import (
+    FeedError,
+    FeedInUseError,
+    Follower,
+    Publisher,
+    follower_status,
+    one_generation,
+)
+from tf_dynemb.serving.feed import Feed
+
+KEY = int64([1])
+
+
+def table_of(dim=1, name="t", value_dtype="float32"):
+    return tf_dynemb.Variable(dim=dim, name=name, value_dtype=value_dtype)
+
+
+def put(table, number):
+    table.upsert(KEY, tf.fill((1, table.dim), float(number)))
+
+
+class Alone:
+    """A SavedModel of a table that follows by itself."""
+
+    def __init__(self, feed, path, **table):
+        module = tf.Module()
+        module.table = table_of(**table)
+        spec = tf.TensorSpec([None], tf.int64, "ids")
+        with tf_dynemb.for_serving(follow=feed, poll_seconds=0.01):
+            serve = one_generation(tf.function(module.table.lookup, input_signature=[spec]))
+            tf.saved_model.save(module, path, signatures=serve)
+        self.loaded = tf.saved_model.load(path)
+
+    def has(self, number):
+        serve = self.loaded.signatures["serving_default"]
+        wait_until(lambda: serve(ids=KEY)["output_0"][0, 0] == number)
+
+    @property
+    def status(self):
+        return follower_status(self.loaded)
+
+
+class Led:
+    """A table with a Follower in Python."""
+
+    def __init__(self, feed, path):
+        del path
+        self.table = table_of()
+        self.follower = Follower(self.table, feed)
+
+    def has(self, number):
+        self.follower.poll()
+        assert self.table.lookup(KEY)[0, 0] == number, self.status
+
+    @property
+    def status(self):
+        return self.follower.status
+
+
+ways = pytest.mark.parametrize("way", [Led, Alone])
+
+
+def publish(table, publisher, *numbers):
+    for number in numbers:
+        put(table, number)
+        publisher.publish()
+
+
+@pytest.mark.parametrize("names", [["data/ratings.csv"], ["a.py", "generations.txt"]])
+def test_a_folder_that_is_no_feed_is_refused(names, tmp_path):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(FeedError, match="is no feed and holds .*want a new or empty folder"):
+        Publisher(table_of(), tmp_path)
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == set(names)
+
+
+def test_files_of_others_in_a_feed_stay(tmp_path):
+    feed, table = tmp_path / "feed", table_of()
+    with Publisher(table, feed) as publisher:
+        publish(table, publisher, 1, 2)
+    mine = ["notes.txt", "data/ratings.csv", "data/my_set/a.csv", "generations/notes.txt"]
+    left = ["data/000000000009-0123abcd/delta/a", "generations/000000000009.0123abcd.new"]
+    for name in mine + left:
+        (feed / name).parent.mkdir(exist_ok=True, parents=True)
+        (feed / name).write_text("text")
+    with Publisher(table, feed) as publisher:
+        assert publisher.generation == 2
+        publish(table, publisher, 3)
+    assert all((feed / name).read_text() == "text" for name in mine)
+    assert not any((feed / name).exists() for name in left)
+
+
+def remove_lock(feed):
+    (feed / "PUBLISHER").unlink()
+
+
+def remove_folder(feed):
+    shutil.rmtree(feed)
+
+
+def move_folder(feed):
+    feed.rename(feed.with_name("moved"))
+
+
+@pytest.mark.parametrize("harm", [remove_lock, remove_folder, move_folder])
+def test_a_publisher_whose_folder_was_taken_away_publishes_no_more(harm, tmp_path):
+    feed, table, other = tmp_path / "feed", table_of(), table_of()
+    first = Publisher(table, feed)
+    publish(table, first, 1)
+    harm(feed)
+    with pytest.raises(FeedInUseError, match="PUBLISHER.* is gone.*Make another Publisher"):
+        first.publish()
+    with Publisher(other, feed) as second:
+        publish(other, second, 2)
+        with pytest.raises(FeedInUseError, match="into which process .* publishes"):
+            first.publish()
+        publish(other, second, 3)
+        newest = Feed(feed).read(second.generation)
+    copy = table_of()
+    status = Follower(copy, feed).poll()
+    assert (status.generation, status.errors) == (newest.number, 0)
+    assert copy.lookup(KEY)[0, 0] == 3
+    first.close()
+
+
+def test_a_publisher_goes_on_after_the_process_has_changed_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table = table_of()
+    with Publisher(table, "feed") as publisher, Follower(table_of(), pathlib.Path("feed")) as follower:
+        (tmp_path / "other").mkdir()
+        os.chdir("other")
+        publish(table, publisher, 1)
+        assert follower.poll().generation == 1
+    assert os.listdir() == []
+
+
+@ways
+def test_another_feed_with_as_many_generations(way, tmp_path):
+    feed = tmp_path / "feed"
+    for trainer in (1, 2, 3):
+        shutil.rmtree(feed, ignore_errors=True)
+        table = table_of()
+        with Publisher(table, feed) as publisher:
+            publish(table, publisher, trainer)
+        if trainer == 1:
+            follower = way(feed, tmp_path / "model")
+        follower.has(trainer)
+    assert follower.status.errors == 0
+
+
+@ways
+def test_a_feed_from_a_backup(way, tmp_path):
+    feed, backup, table = tmp_path / "feed", tmp_path / "backup", table_of()
+    with Publisher(table, feed) as publisher:
+        publish(table, publisher, 1, 2, 3)
+        shutil.copytree(feed, backup, ignore=shutil.ignore_patterns("PUBLISHER"))
+        publish(table, publisher, 4, 5)
+        follower = way(feed, tmp_path / "model")
+        follower.has(5)
+    shutil.rmtree(feed)
+    backup.rename(feed)
+    follower.has(3)
+    with Publisher(table, feed) as publisher:
+        for number in (14, 15, 16):  # generations 4 and 5 again
+            publish(table, publisher, number)
+            follower.has(number)
+        assert publisher.generation == 6
+    assert follower.status.lag_generations == 0
+
+
+@ways
+def test_the_newest_generation_is_lost(way, tmp_path):
+    """As by a power cut: feeds are not synced to the disk. The next publisher reuses its number."""
+    feed, table = tmp_path / "feed", table_of()
+    with Publisher(table, feed) as publisher:
+        publish(table, publisher, 1, 2, 3)
+    follower = way(feed, tmp_path / "model")
+    follower.has(3)
+    (feed / "generations/000000000003").unlink()
+    follower.has(2)
+    with Publisher(table, feed) as publisher:
+        publish(table, publisher, 4)
+        assert publisher.generation == 3
+        follower.has(4)
+
+
+def test_a_manifest_that_is_damaged_after_it_was_applied_changes_nothing(tmp_path):
+    feed, table = tmp_path / "feed", table_of()
+    with Publisher(table, feed) as publisher:
+        publish(table, publisher, 1, 2)
+    led = Led(feed, None)
+    led.has(2)
+    (feed / "generations/000000000002").write_text("")
+    led.has(2)
+    assert (led.status.generation, led.status.errors) == (2, 0)
+
+
+def damage_delta(feed, number):
+    folder = feed / "data" / Feed(feed).read(number).folder / "delta"
+    (rows,) = [path for path in folder.iterdir() if path.name not in ("MANIFEST", "LOCK")]
+    content = bytearray(rows.read_bytes())
+    content[len(content) // 2] ^= 1
+    rows.write_bytes(content)
+
+
+def full_copies(feed):
+    feed = Feed(feed)
+    return [number for number in feed.numbers() if feed.read(number).full is not None]
+
+
+def test_one_full_copy_answers_one_wish(tmp_path):
+    """Of a follower that is not heard of again, such as one that was killed then."""
+    feed, table = tmp_path / "feed", table_of()
+    with Publisher(table, feed, full_copy_ratio=1e9) as publisher:
+        publish(table, publisher, 1)
+        led = Led(feed, None)
+        led.has(1)
+        for number in (2, 6):
+            publish(table, publisher, number)
+            damage_delta(feed, publisher.generation)
+            assert led.follower.poll().generation < number
+            publish(table, publisher, *range(number + 1, number + 4))
+            if number == 2:
+                assert full_copies(feed) == [1, 3]
+            led.has(number + 3)
+        assert full_copies(feed) == [1, 3, 7]
+
+
+@pytest.mark.parametrize(
+    ("copy", "why"),
+    [
+        (dict(dim=2), "dim"),
+        (dict(name="other"), "table|tables"),
+        (dict(value_dtype="float16"), "dtype"),
+    ],
+    ids=["dim", "name", "dtype"],
+)
+def test_a_table_that_does_not_fit_asks_for_no_full_copy(copy, why, tmp_path):
+    feed, table = tmp_path / "feed", table_of()
+    alone = Alone(feed, tmp_path / "model", **copy)
+    with Publisher(table, feed, full_copy_ratio=1e9) as publisher:
+        with Follower(table_of(**copy), feed) as follower:
+            for number in (1, 2, 3, 4):
+                publish(table, publisher, number)
+                status = follower.poll()
+                assert status.generation is None and why.split("|")[0] in status.last_error
+                wait_until(lambda: alone.status.newest == publisher.generation)
+                wait_until(lambda: alone.status.errors >= publisher.generation)
+        assert full_copies(feed) == [1]
+    assert alone.status.generation is None
+
+
+def test_who_catches_up_says_how_far_it_is_behind(tmp_path):
+    feed, table = tmp_path / "feed", table_of()
+    with Publisher(table, feed, keep_generations=1000, full_copy_ratio=1e9) as publisher:
+        publish(table, publisher, *range(1, 301))
+        alone, seen = Alone(feed, tmp_path / "model"), []
+        while not seen or seen[-1].generation != 300:
+            seen.append(alone.status)
+        behind = [each for each in seen if each.generation and each.generation < each.newest]
+        assert behind and all(each.lag_seconds > 0 for each in behind)
+        assert seen[-1].lag_seconds == 0
