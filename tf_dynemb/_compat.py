@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import itertools
 import sys
 import types
@@ -392,22 +391,53 @@ def var_list_of_saver() -> Any:
     return None
 
 
-_COMPILE = inspect.unwrap(keras.Model.compile).__code__
-
-
-def model_being_compiled() -> keras.Model | None:
-    """The model whose compile asks a layer for an attribute; None where somebody else asks.
-
-    Asked by the getter of that attribute. From 3.15 on compile asks all layers whether they are
-    trainable; where it does not, what compile could find is found when the optimizer is built.
-    """
-    for frame in itertools.islice(_callers(), 4):  # a comprehension may lie between
-        if frame.f_code is _COMPILE:
-            return frame.f_locals["self"]
-    return None
-
-
 _WRAPPED = "wrapped_by_tf_dynemb"
+
+
+def map_var_lists(taken: Callable[[Any], Any]) -> None:
+    """Has each tf.compat.v1.train.Saver take other objects than those in its var_list; once for all.
+
+    It saves a tf.Variable by itself and asks it for nothing.
+
+    Args:
+        taken: function of an object in a var_list that returns what takes its place, or itself.
+    """
+    begin = tf.compat.v1.train.Saver.__init__
+    if hasattr(begin, _WRAPPED):
+        return
+
+    @functools.wraps(begin)
+    def wrapped(self: Any, var_list: Any = None, *args: Any, **kwargs: Any) -> None:
+        if isinstance(var_list, (list, tuple, set, dict)):
+            var_list = list(var_list) if isinstance(var_list, set) else var_list
+            var_list = tf.nest.map_structure(taken, var_list)
+        begin(self, var_list, *args, **kwargs)
+
+    setattr(wrapped, _WRAPPED, True)
+    tf.compat.v1.train.Saver.__init__ = wrapped
+
+
+def check_compiled_models(check: Callable[[keras.Model], None]) -> None:
+    """Has each model checked at the end of its compile; once for all.
+
+    Keras tells neither layers nor optimizers that a model is compiled. compile is public; it stands in
+    the class that defines it, for Keras compares it with that.
+
+    Args:
+        check: function of a model, which raises for one that cannot be trained.
+    """
+    owner: Any = next(each for each in keras.Model.__mro__ if "compile" in vars(each))
+    compile_model = owner.compile
+    if hasattr(compile_model, _WRAPPED):
+        return
+
+    @functools.wraps(compile_model)
+    def wrapped(self: keras.Model, *args: Any, **kwargs: Any) -> None:
+        compile_model(self, *args, **kwargs)
+        check(self)
+
+    setattr(wrapped, _WRAPPED, True)
+    owner.compile = wrapped
 
 
 def wrap_exported_functions(wrap: Callable[[Any], Any]) -> None:

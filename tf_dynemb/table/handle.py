@@ -278,6 +278,9 @@ def handle_of(variable: Any) -> Any:
     return variable if table is None else table.handle
 
 
+_compat.map_var_lists(handle_of)
+
+
 def handles_in(variables: Iterable[Any]) -> list[TableHandle]:
     """The table handles among variables."""
     return [v for v in variables if isinstance(v, TableHandle)]
