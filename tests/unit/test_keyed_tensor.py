@@ -51,7 +51,9 @@ def test_from_tensor_list():
 
 
 def test_from_no_tensors():
-    with pytest.raises(ValueError, match="tensors: got 0 for 0 keys, want one for each, and at least one"):
+    with pytest.raises(
+        ValueError, match="tensors: got 0 for 0 keys, want one for each, and at least one"
+    ):
         KeyedTensor.from_tensor_list([], [])
 
 

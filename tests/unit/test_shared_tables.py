@@ -190,12 +190,12 @@ def both_inside(first):
     """Both layers are in a model inside."""
     make = by_layer if first == "bag" else by_layer_made_later
     inner = (two_towers if first == "bag" else later_first)(make)
-    ids = {name: keras.Input(part.shape[1:], dtype="int64", ragged=part.ragged, name=name)
-           for name, part in inner.input.items()}
+    ids = {
+        name: keras.Input(part.shape[1:], dtype="int64", ragged=part.ragged, name=name)
+        for name, part in inner.input.items()
+    }
     model = keras.Model(ids, inner(ids))
-    return model, lambda made: [
-        made.layers[-1].get_layer(name) for name in ("history_items", "items")
-    ]
+    return model, lambda made: [made.layers[-1].get_layer(name) for name in ("history_items", "items")]
 
 
 def in_two_models(first):
@@ -206,14 +206,13 @@ def in_two_models(first):
     parts = {
         "bag": keras.Sequential([keras.Input((3,), dtype="int64"), bag], name="bags"),
         "inner": keras.Sequential(
-            [keras.Input((3,), dtype="int64"), items, keras.layers.GlobalAveragePooling1D()], name="means"
+            [keras.Input((3,), dtype="int64"), items, keras.layers.GlobalAveragePooling1D()],
+            name="means",
         ),
     }
     both = [parts[name](ids) for name in sorted(parts, reverse=first == "inner")]
     model = keras.Model(ids, keras.layers.Add()(both))
-    return model, lambda made: (
-        made.get_layer("bags").layers[0], made.get_layer("means").layers[0]
-    )
+    return model, lambda made: (made.get_layer("bags").layers[0], made.get_layer("means").layers[0])
 
 
 @pytest.mark.parametrize("recursive", [False, True])
@@ -221,8 +220,8 @@ def in_two_models(first):
 @pytest.mark.parametrize("make", [outer_and_inner, both_inside, in_two_models])
 def test_clones_share_across_nested_models(make, first, recursive):
     model, sharing = make(first)
-    (one, other), table = sharing(model), sharing(model)[0].table
-    assert other.table is table
+    table, other = (layer.table for layer in sharing(model))
+    assert other is table
     table.upsert(int64([1]), [[1.0, 2.0, 3.0, 4.0]])
     clones = [keras.models.clone_model(model, recursive=recursive) for _ in range(2)]
     tables = [[layer.table for layer in sharing(clone)] for clone in clones]

@@ -292,8 +292,8 @@ def _check_compiled(model: keras.Model, what: str) -> None:
         )
     if model.jit_compile:
         warnings.warn(
-            f"model: got one that is compiled with jit_compile=True, which has no effect: distribute.{what} "
-            "does not compile steps by XLA; the results are the same",
+            "model: got one that is compiled with jit_compile=True, which has no effect: "
+            f"distribute.{what} does not compile steps by XLA; the results are the same",
             stacklevel=3,
         )
 

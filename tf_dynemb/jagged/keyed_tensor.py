@@ -129,8 +129,8 @@ class KeyedTensor(Keyed, Value, tf.experimental.BatchableExtensionType):
         keys = as_keys(keys)
         if len(tensors) != len(keys) or not tensors:
             raise ValueError(
-                f"tensors: got {len(tensors)} for {len(keys)} keys, want one for each, and at least one; "
-                "KeyedTensor([], [], values) has no key, where values say how many rows there are"
+                f"tensors: got {len(tensors)} for {len(keys)} keys, want one for each, and at least one;"
+                " KeyedTensor([], [], values) has no key, where values say how many rows there are"
             )
         if cat_dim != key_dim:
             raise ValueError(
