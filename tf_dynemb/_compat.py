@@ -72,16 +72,48 @@ _WHILE_BODY_GRADIENT = required(
     "_WhileBodyGradFuncGraph",
     "gradients of lookups in loops could not be told from others, and would be wrong",
 )
-_RUN_THROUGH_GRAPH = required(
-    required(
-        "keras.src.ops.function", "Function", "exports of ragged models could count padding as ids"
-    ),
-    "_run_through_graph",
-    "exports of ragged models could count padding as ids",
+
+
+def _code_of(function: Any, variables: set[str], purpose: str, inner: str = "") -> types.CodeType:
+    """The code of a function, or of the one named `inner` that it makes, which has these variables.
+
+    Raises:
+        ImportError: as `required`.
+    """
+    code: types.CodeType | None = function.__code__
+    if inner:
+        made = (each for each in function.__code__.co_consts if isinstance(each, types.CodeType))
+        code = next((each for each in made if each.co_name == inner), None)
+    names = {*code.co_varnames, *code.co_cellvars, *code.co_freevars} if code else set()
+    if code is None or not variables <= names:
+        what = f"a function {inner or function.__name__} with the variables {sorted(variables)}"
+        return required(function, what, purpose)
+    return code
+
+
+# What looks at callers, since Keras says nothing of it: where it is elsewhere, importing fails.
+_PADDING = "exports of ragged models could count padding as ids, and serve wrong numbers"
+_RUN_THROUGH_GRAPH = _code_of(
+    required(required("keras.src.ops.function", "Function", _PADDING), "_run_through_graph", _PADDING),
+    {"self", "node", "tensor_dict"},
+    _PADDING,
 )
-_CODE = _RUN_THROUGH_GRAPH.__code__
-if not {"self", "node", "tensor_dict"} <= {*_CODE.co_varnames, *_CODE.co_cellvars}:
-    required(_RUN_THROUGH_GRAPH, "a variable node or tensor_dict", "exports could count padding as ids")
+_SIGNATURE = required(
+    required("keras.src.backend.tensorflow.layer", "TFLayer", _PADDING),
+    "_default_save_signature",
+    _PADDING,
+)
+_code_of(inspect.unwrap(_SIGNATURE.fget), {"self"}, _PADDING, "serving_default")
+_EXPORT = "keras.src.export."
+if not keras.export.ExportArchive.__module__.startswith(_EXPORT):
+    required(keras.export, f"ExportArchive of {_EXPORT}", _PADDING)
+_SHARING = "clones of models would have a table for each layer, where layers share one"
+_CLONE_LAYER = _code_of(
+    required("keras.src.models.cloning", "_wrap_clone_function", _SHARING),
+    {"layer", "cache", "clone_function"},
+    _SHARING,
+    "wrapped_clone_function",
+)
 _VARIABLE_ACCESSED = required(
     "tensorflow.python.ops.resource_variable_ops",
     "variable_accessed",
@@ -282,8 +314,7 @@ def traces_default_signature() -> bool:
 
     For a model without keras.Inputs it takes floats, and dense tensors for all. tf.saved_model.save and
     model.export trace it for every model, also where other signatures are given. There is no way to
-    tell it from a function of the user's but by who calls; where Keras has it elsewhere, its inputs are
-    treated as the user's.
+    tell it from a function of the user's but by who calls: TensorFlow traces it when it saves.
     """
     names = ("serving_default", "tf__serving_default")  # as autograph calls it
     return any(
@@ -294,9 +325,7 @@ def traces_default_signature() -> bool:
 
 def keras_exports() -> bool:
     """Whether a model is called by model.export or keras.export.ExportArchive. As above."""
-    return any(
-        frame.f_globals.get("__name__", "").startswith("keras.src.export.") for frame in _callers()
-    )
+    return any(frame.f_globals.get("__name__", "").startswith(_EXPORT) for frame in _callers())
 
 
 def layer_given_dense_for_ragged() -> tuple[Any, Any]:
@@ -307,7 +336,7 @@ def layer_given_dense_for_ragged() -> tuple[Any, Any]:
     """
     layer = model = None
     for frame in _callers():
-        if frame.f_code is not _RUN_THROUGH_GRAPH.__code__:
+        if frame.f_code is not _RUN_THROUGH_GRAPH:
             continue
         values = frame.f_locals
         model = values["self"]
@@ -335,16 +364,20 @@ def _is_given_dense_for_ragged(node: Any, values: dict[int, Any]) -> bool:
 
 
 def writes_legacy_h5() -> bool:
-    """Whether a model is being written to a plain `.h5`. As above."""
-    return any(
-        frame.f_globals.get("__name__", "").endswith(".legacy_h5_format")
-        and frame.f_code.co_name.startswith("save_")
-        for frame in _callers()
-    )
+    """Whether a model is being written to a plain `.h5`, or read from one.
+
+    Keras has no public getter. Where it says it elsewhere such files are written without their rows.
+    """
+    return bool(_GLOBAL_ATTRIBUTE("use_legacy_config"))
 
 
 def saves_saved_model() -> bool:
-    """Whether a SavedModel is being saved; TensorFlow asks objects for tensors without saying so."""
+    """Whether a SavedModel is being saved.
+
+    TensorFlow asks objects for tensors as for a checkpoint, without saying which of both it saves, and
+    its own context of saving is over by then. Where it saves elsewhere, what it has saved cannot be
+    loaded: the weights of handles are missing.
+    """
     return any(frame.f_globals.get("__name__") == _SAVED_MODEL for frame in _callers())
 
 
@@ -352,13 +385,10 @@ def layer_being_cloned() -> tuple[keras.Layer, dict[int, Any], Callable[[Any], A
     """The layer of which keras.models.clone_model makes another one now; None: it makes none.
 
     And its clones by the ids of what they are of, and its function that makes one. Keras tells a layer
-    nothing of it; where it has them elsewhere layers that share a table are cloned with one each.
+    nothing of it: it makes one of a config, as of any.
     """
     for frame in _callers():
-        if (
-            frame.f_globals.get("__name__") == "keras.src.models.cloning"
-            and {"layer", "cache", "clone_function"} <= frame.f_locals.keys()
-        ):
+        if frame.f_code is _CLONE_LAYER:
             values = frame.f_locals
             return values["layer"], values["cache"], values["clone_function"]
     return None
@@ -376,38 +406,52 @@ def counts_parameters() -> bool:
     return False
 
 
-_BUILD_EAGER = required(
-    tf.compat.v1.train.Saver, "_build_eager", "a Saver would leave the rows of tables out"
-).__code__
-
-
-def var_list_of_saver() -> Any:
-    """What the tf.compat.v1.train.Saver was given that saves or restores eagerly; None: there is none.
-
-    What asks for saveables is a SavedModel or a checkpoint otherwise, which has the rows already.
-    """
-    for frame in _callers():
-        if frame.f_code is _BUILD_EAGER:
-            return frame.f_locals["self"]._var_list
-    return None
-
-
-_COMPILE = inspect.unwrap(keras.Model.compile).__code__
-
-
-def model_being_compiled() -> keras.Model | None:
-    """The model whose compile asks a layer for an attribute; None where somebody else asks.
-
-    Asked by the getter of that attribute. From 3.15 on compile asks all layers whether they are
-    trainable; where it does not, what compile could find is found when the optimizer is built.
-    """
-    for frame in itertools.islice(_callers(), 4):  # a comprehension may lie between
-        if frame.f_code is _COMPILE:
-            return frame.f_locals["self"]
-    return None
-
-
 _WRAPPED = "wrapped_by_tf_dynemb"
+
+
+def replace_var_lists(taken: Callable[[Any], Any]) -> None:
+    """Has each tf.compat.v1.train.Saver take another var_list than it is given; once for all.
+
+    It saves a tf.Variable by itself and asks it for nothing.
+
+    Args:
+        taken: function of a var_list, a list, tuple, set or dict, that returns what takes its place.
+    """
+    begin = tf.compat.v1.train.Saver.__init__
+    if hasattr(begin, _WRAPPED):
+        return
+
+    @functools.wraps(begin)
+    def wrapped(self: Any, var_list: Any = None, *args: Any, **kwargs: Any) -> None:
+        if isinstance(var_list, (list, tuple, set, dict)):
+            var_list = taken(var_list)
+        begin(self, var_list, *args, **kwargs)
+
+    setattr(wrapped, _WRAPPED, True)
+    tf.compat.v1.train.Saver.__init__ = wrapped
+
+
+def check_compiled_models(check: Callable[[keras.Model], None]) -> None:
+    """Has each model checked at the end of its compile; once for all.
+
+    Keras tells neither layers nor optimizers that a model is compiled. compile is public; it stands in
+    the class that defines it, for Keras compares it with that.
+
+    Args:
+        check: function of a model, which raises for one that cannot be trained.
+    """
+    owner: Any = next(each for each in keras.Model.__mro__ if "compile" in vars(each))
+    compile_model = owner.compile
+    if hasattr(compile_model, _WRAPPED):
+        return
+
+    @functools.wraps(compile_model)
+    def wrapped(self: keras.Model, *args: Any, **kwargs: Any) -> None:
+        compile_model(self, *args, **kwargs)
+        check(self)
+
+    setattr(wrapped, _WRAPPED, True)
+    owner.compile = wrapped
 
 
 def wrap_exported_functions(wrap: Callable[[Any], Any]) -> None:
@@ -433,6 +477,7 @@ def wrap_exported_functions(wrap: Callable[[Any], Any]) -> None:
     ) -> Any:
         return wrap(add_endpoint(self, name, fn, input_signature, **options))
 
+    @functools.wraps(signature.fget)
     def wrapped_signature(self: Any) -> Any:
         function = signature.fget(self)
         return None if function is None else wrap(function)

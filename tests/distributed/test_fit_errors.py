@@ -105,6 +105,13 @@ def test_steps_per_execution_is_refused():
             function(model, X, Y, verbose=0)
 
 
+def test_jit_compile_is_warned_about():
+    model = made(jit_compile=True)
+    for function in (fit, evaluate):
+        with pytest.warns(UserWarning, match="jit_compile=True, which has no effect"):
+            function(model, X, Y, verbose=0)
+
+
 def test_an_optimizer_of_no_strategy():
     optimizer = keras.optimizers.SGD(0.1)
     model = made()

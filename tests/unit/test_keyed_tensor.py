@@ -50,6 +50,13 @@ def test_from_tensor_list():
     assert kt.key_dim() == 0 and kt["b"].shape == [3, 2]
 
 
+def test_from_no_tensors():
+    with pytest.raises(
+        ValueError, match="tensors: got 0 for 0 keys, want one for each, and at least one"
+    ):
+        KeyedTensor.from_tensor_list([], [])
+
+
 def test_regroup():
     one = kt_of()
     two = KeyedTensor(["d", "b"], [1, 1], tf.constant([[70.0, 80.0], [71.0, 81.0]]))

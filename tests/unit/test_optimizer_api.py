@@ -299,7 +299,7 @@ class OwnSGD(K.SGD):
         (OwnSGD(), ValueError, "OwnSGD cannot train.*a subclass may update in its own way. Use one of"),
         (7, TypeError, "inner_optimizer: got int, want an optimizer of keras.optimizers"),
         (None, TypeError, "got NoneType"),
-        (K.Adam, TypeError, "inner_optimizer: got the class Adam, want one of it"),
+        (K.Adam, TypeError, r"got the class Adam, want an optimizer of it, such as Adam\(\)"),
         (tf.compat.v1.train.AdamOptimizer(), TypeError, "got AdamOptimizer"),
     ],
     ids=lambda value: getattr(type(value), "__name__", None),

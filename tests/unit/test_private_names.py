@@ -9,7 +9,10 @@ import keras
 import pytest
 import tensorflow as tf
 from keras.src.backend.common import global_state
+from keras.src.backend.tensorflow.layer import TFLayer
 from keras.src.layers import layer as layer_module
+from keras.src.models import cloning
+from keras.src.ops import function as keras_function
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tensorflow.python.ops import resource_variable_ops, while_v2
 
@@ -51,6 +54,9 @@ def test_the_keras_that_is_installed_is_in_range():
         (global_state, "get_global_attribute", "silently stay untrained"),
         (layer_module, "CallContext", "silently stay untrained"),
         (BaseOptimizer, "_use_weight_decay", "exclude_from_weight_decay"),
+        (TFLayer, "_default_save_signature", "count padding as ids"),
+        (keras_function.Function, "_run_through_graph", "count padding as ids"),
+        (cloning, "_wrap_clone_function", "clones of models would have a table for each layer"),
     ],
 )
 def test_what_is_missing_fails_at_import(owner, name, lost, monkeypatch):
@@ -65,6 +71,31 @@ def test_a_call_context_without_its_layer_fails_at_import(monkeypatch):
     monkeypatch.setattr(layer_module, "CallContext", lambda entry_layer: object())
     with pytest.raises(ImportError, match="entry_layer, which is missing"):
         import_again()
+
+
+def test_functions_that_keep_what_is_looked_for_elsewhere_fail_at_import(monkeypatch):
+    """Callers are looked at for these variables."""
+
+    def of_other_names(clone, function=None, recursive=False, cache=None):
+        return lambda layer: clone
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cloning, "_wrap_clone_function", of_other_names)
+        with pytest.raises(ImportError, match="a function wrapped_clone_function with the variables"):
+            import_again()
+    with monkeypatch.context() as patch:
+        patch.setattr(keras_function.Function, "_run_through_graph", lambda self, inputs: inputs)
+        with pytest.raises(ImportError, match=r"variables \['node', 'self', 'tensor_dict'\], which is"):
+            import_again()
+    with monkeypatch.context() as patch:
+        patch.setattr(TFLayer, "_default_save_signature", property(lambda self: None))
+        with pytest.raises(ImportError, match="a function serving_default .*count padding as ids"):
+            import_again()
+    with monkeypatch.context() as patch:
+        patch.setattr(keras.export.ExportArchive, "__module__", "keras.src.saving.exports")
+        with pytest.raises(ImportError, match="ExportArchive of keras.src.export.*count padding as ids"):
+            import_again()
+    import_again()
 
 
 def test_the_outermost_layer_is_seen():

@@ -39,6 +39,19 @@ def test_a_policy_without_a_table_is_as_good_as_its_class(policy):
             use()
 
 
+@pytest.mark.parametrize(
+    ("policy", "made_with"), [(TIME, None), (TIME, FREQUENCY), (FREQUENCY, None), (FREQUENCY, TIME)]
+)
+def test_a_policy_of_rows_without_its_numbers_says_so(policy, made_with):
+    table = tf_dynemb.Variable(name="users", restrict_policy=made_with)
+    put(table, [1, 2])
+    for what in ("status", "apply_restriction"):
+        text = f"{policy.__name__}.{what}: the rows of users have no numbers of this policy"
+        with pytest.raises(ValueError, match=text):
+            policy(table).status if what == "status" else policy(table).apply_restriction(1)
+    assert int(table.size()) == 2
+
+
 def put(table, keys):
     table.upsert(int64(keys), tf.zeros([len(keys), table.dim]))
 

@@ -379,6 +379,22 @@ def test_the_undamaged_files_load(saved, tmp_path):
     assert m.rows(model) == want
 
 
+def test_too_little_memory_is_no_damage(monkeypatch, tmp_path):
+    table = tf_dynemb.Variable(dim=1, name="items")
+    table.upsert(int64([1]), [[1.0]])
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        saving.write_rows(table, file)
+    before = rows_of(table)
+
+    def fails(*_, **__):
+        raise MemoryError("Unable to allocate 8 MiB")
+
+    monkeypatch.setattr(h5py.Dataset, "__array__", fails)
+    with pytest.raises(MemoryError, match="^items: there is no memory for what the file holds.*8 MiB"):
+        saving.read_rows_of_file(table, tmp_path / "rows.h5")
+    assert rows_of(table) == before
+
+
 @pytest.mark.parametrize(
     "cause", [OSError(errno.ENOSPC, "No space left on device"), PermissionError(errno.EACCES, "no")]
 )

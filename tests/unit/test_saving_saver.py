@@ -17,6 +17,9 @@ VAR_LISTS = {
     "dict of the table": lambda dense, table: {"t": table},
     "handle": lambda dense, table: [dense, table.handle],
     "both": lambda dense, table: (table, table.handle),
+    "weight of the handle": lambda dense, table: [dense, table.handle.value],
+    "dict of weights": lambda dense, table: {"dense": dense, "t": table.handle.value},
+    "set": lambda dense, table: {table},
 }
 
 
@@ -81,3 +84,19 @@ def test_rows_that_do_not_fit_are_refused(tmp_path):
     path = Saver([table]).save(None, str(tmp_path / "model"))
     with pytest.raises(tf.errors.FailedPreconditionError, match="^users: .* dim is 2, the table's is 3"):
         Saver([other]).restore(None, path)
+
+
+@pytest.mark.parametrize("given", ["table", "handle", "weight of the handle"])
+def test_a_session_saves_the_rows(given, tmp_path):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        table = tf_dynemb.Variable(dim=2, name="users")
+        weight = table.handle.value
+        what = {"table": table, "handle": table.handle, "weight of the handle": weight}[given]
+        saver, filled, cleared = Saver([what]), table.upsert(int64([3]), [[1.0, 2.0]]), table.clear()
+        exported = table.export()
+        session.run([tf.compat.v1.global_variables_initializer(), filled])
+        path = saver.save(session, str(tmp_path / "model"))
+        session.run(cleared)
+        saver.restore(session, path)
+        keys, values = session.run(exported)
+        assert keys.tolist() == [3] and values.tolist() == [[1.0, 2.0]]

@@ -173,6 +173,64 @@ def test_clones_share_as_the_model_does(make, share, function):
     np.testing.assert_array_equal(clones[0](BATCH), model(BATCH))
 
 
+def outer_and_inner(first):
+    """The history's layer is the model's own, the target's is in a model inside; which comes first."""
+    items = Embedding(4, name="items")
+    pooled = tf_dynemb.EmbeddingBag(table=items, name="history_items")
+    history = keras.Input((None,), dtype="int64", ragged=True, name="history")
+    target = keras.Input((), dtype="int64", name="target")
+    inner = keras.Model(target, items(target), name="inner")
+    pair = {"bag": lambda: pooled(history), "inner": lambda: inner(target)}
+    both = [pair[name]() for name in sorted(pair, reverse=first == "inner")]
+    model = keras.Model({"history": history, "target": target}, keras.layers.Dense(1)(sum(both)))
+    return model, lambda made: (made.get_layer("history_items"), made.get_layer("inner").layers[-1])
+
+
+def both_inside(first):
+    """Both layers are in a model inside."""
+    make = by_layer if first == "bag" else by_layer_made_later
+    inner = (two_towers if first == "bag" else later_first)(make)
+    ids = {
+        name: keras.Input(part.shape[1:], dtype="int64", ragged=part.ragged, name=name)
+        for name, part in inner.input.items()
+    }
+    model = keras.Model(ids, inner(ids))
+    return model, lambda made: [made.layers[-1].get_layer(name) for name in ("history_items", "items")]
+
+
+def in_two_models(first):
+    """Each layer is in a model of its own inside: a Sequential and a Functional one."""
+    items = Embedding(4, name="items")
+    bag = tf_dynemb.EmbeddingBag(table=items, name="history_items")
+    ids = keras.Input((3,), dtype="int64")
+    parts = {
+        "bag": keras.Sequential([keras.Input((3,), dtype="int64"), bag], name="bags"),
+        "inner": keras.Sequential(
+            [keras.Input((3,), dtype="int64"), items, keras.layers.GlobalAveragePooling1D()],
+            name="means",
+        ),
+    }
+    both = [parts[name](ids) for name in sorted(parts, reverse=first == "inner")]
+    model = keras.Model(ids, keras.layers.Add()(both))
+    return model, lambda made: (made.get_layer("bags").layers[0], made.get_layer("means").layers[0])
+
+
+@pytest.mark.parametrize("recursive", [False, True])
+@pytest.mark.parametrize("first", ["bag", "inner"])
+@pytest.mark.parametrize("make", [outer_and_inner, both_inside, in_two_models])
+def test_clones_share_across_nested_models(make, first, recursive):
+    model, sharing = make(first)
+    table, other = (layer.table for layer in sharing(model))
+    assert other is table
+    table.upsert(int64([1]), [[1.0, 2.0, 3.0, 4.0]])
+    clones = [keras.models.clone_model(model, recursive=recursive) for _ in range(2)]
+    tables = [[layer.table for layer in sharing(clone)] for clone in clones]
+    assert all(one is other for one, other in tables)
+    assert len({id(each) for each in (table, tables[0][0], tables[1][0])}) == 3
+    clones[0].set_weights(model.get_weights())
+    assert values_of(tables[0][0]) == values_of(table) and values_of(tables[1][0]) == {}
+
+
 def test_a_clone_function_may_keep_the_layer_of_a_table():
     items = Embedding(4, name="items")
     target = keras.Input((), dtype="int64")

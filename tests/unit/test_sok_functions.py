@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import errno
 import functools
 import inspect
 import os
@@ -292,6 +293,27 @@ def test_files_are_streamed(tmp_path):
     tracemalloc.stop()
     assert peak < 8 << 20 and (tmp_path / "v_values.file").stat().st_size == 4 * rows * dim
     assert int(other.table.size()) == rows
+
+
+def test_restoring_is_all_or_nothing(tmp_path, monkeypatch):
+    """The disk fails after all checks, in the middle of the values."""
+    variable = sok.DynamicVariable(dimension=1, name="v")
+    sok.assign(variable, int64([1]), [[1.0]])
+    sok.Saver().dump_to_file(variable, tmp_path)
+    sok.assign(variable, int64([2]), [[2.0]])
+    before, from_file = values_of(variable.table), np.fromfile
+
+    def of_values(file, dtype, count):
+        if dtype == np.float32:
+            raise OSError(errno.EIO, "Input/output error")
+        return from_file(file, dtype, count)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output error"):
+        patch.setattr(np, "fromfile", of_values)
+        sok.Saver().restore_from_file(variable, tmp_path)
+    assert values_of(variable.table) == before == {1: [1.0], 2: [2.0]}
+    sok.Saver().restore_from_file(variable, tmp_path)
+    assert values_of(variable.table) == {1: [1.0]}
 
 
 def no_space(*_):

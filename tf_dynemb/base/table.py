@@ -33,6 +33,7 @@ class Table(Protocol):
     checkpoint: bool
     candidates: Any
     tables_of_counts: Any
+    saveable_of_name: Callable[..., Any] | None
 
     def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
         """See there."""
@@ -41,9 +42,6 @@ class Table(Protocol):
         """See there."""
 
     def lookup(self, keys: TensorLike, return_exists: bool = False, name: str | None = None) -> Any:
-        """See there."""
-
-    def saveables(self) -> dict[str, Any]:
         """See there."""
 
     def metrics(self) -> Mapping[str, tf.Tensor]:

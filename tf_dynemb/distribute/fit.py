@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Collection
 from typing import Any
 
@@ -288,6 +289,12 @@ def _check_compiled(model: keras.Model, what: str) -> None:
             f"{model.steps_per_execution}, want 1: "
             f"distribute.{what} runs one batch at a time; compile it without, or use model.{what} where "
             "there is one replica"
+        )
+    if model.jit_compile:
+        warnings.warn(
+            "model: got one that is compiled with jit_compile=True, which has no effect: "
+            f"distribute.{what} does not compile steps by XLA; the results are the same",
+            stacklevel=3,
         )
 
 

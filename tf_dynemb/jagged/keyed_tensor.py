@@ -128,7 +128,10 @@ class KeyedTensor(Keyed, Value, tf.experimental.BatchableExtensionType):
         tensors = [as_tensor(f"tensors[{i}]", tensor, tf.float32) for i, tensor in enumerate(tensors)]
         keys = as_keys(keys)
         if len(tensors) != len(keys) or not tensors:
-            raise ValueError(f"tensors: got {len(tensors)} for {len(keys)} keys, want one for each")
+            raise ValueError(
+                f"tensors: got {len(tensors)} for {len(keys)} keys, want one for each, and at least one;"
+                " KeyedTensor([], [], values) has no key, where values say how many rows there are"
+            )
         if cat_dim != key_dim:
             raise ValueError(
                 f"cat_dim: got {cat_dim}, want key_dim, {key_dim}: keys lie beside each other"

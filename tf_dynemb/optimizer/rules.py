@@ -106,7 +106,10 @@ def rule_of(optimizer: keras.optimizers.Optimizer, untouched_rows: str = "lazy")
         ValueError: an optimizer without a rule for rows, or an option that rows cannot have.
     """
     if isinstance(optimizer, type):
-        raise TypeError(f"inner_optimizer: got the class {optimizer.__name__}, want one of it")
+        raise TypeError(
+            f"inner_optimizer: got the class {optimizer.__name__}, want an optimizer of it, such as "
+            f"{optimizer.__name__}()"
+        )
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
             f"inner_optimizer: got {type(optimizer).__name__}, want an optimizer of keras.optimizers "

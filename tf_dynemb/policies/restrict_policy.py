@@ -105,7 +105,14 @@ class RestrictPolicy(abc.ABC):
     def apply_restriction(
         self, num_reserved: TensorLike, trigger: TensorLike | None = None, name: str | None = None
     ) -> tf.Operation | None:
-        """Removes all rows but the num_reserved with the highest numbers; see Variable.restrict."""
+        """Removes all rows but the num_reserved with the highest numbers; see Variable.restrict.
+
+        Raises:
+            TypeError, ValueError: what Variable.restrict raises.
+            ValueError: the Variable was made without this policy.
+        """
+        if self.meta_field not in self.var.config.meta_fields:
+            raise self._without_numbers("apply_restriction")
         num_reserved = _row_count("num_reserved", num_reserved)
         trigger = num_reserved if trigger is None else _row_count("trigger", trigger)
         if self.var.exchange is not None:
@@ -120,15 +127,18 @@ class RestrictPolicy(abc.ABC):
             ValueError: the Variable was made without this policy.
         """
         if type(self.var.restrict_policy) is not type(self):
-            raise ValueError(
-                f"{type(self).__name__}.status: the rows of {self.var.name} have no numbers of this "
-                f"policy; make the Variable with restrict_policy={type(self).__name__}, and "
-                "read variable.restrict_policy.status"
-            )
+            raise self._without_numbers("status")
         keys, _, _, meta, *_, strings = self.var.resource.export_rows_with_strings(whole_rows=False)
         fields = self.var.config.meta_fields
         numbers = tf.reshape(tf.bitcast(tf.reshape(meta, [-1, 8]), tf.int64), [-1, len(fields)])
         return self.var._exported_keys(keys, strings), numbers[:, fields.index(self.meta_field)]
+
+    def _without_numbers(self, what: str) -> ValueError:
+        return ValueError(
+            f"{type(self).__name__}.{what}: the rows of {self.var.name} have no numbers of this "
+            f"policy; make the Variable with restrict_policy={type(self).__name__}, and use "
+            f"variable.restrict_policy.{what}"
+        )
 
     @classmethod
     def get_config(cls) -> dict[str, Any]:

@@ -290,9 +290,15 @@ def _parsing(table: Table) -> Iterator[None]:
 
     What the system says by a number, such as of a full disk, a permission or a file that is missing, is
     not about the bytes of the file and passes as it is; but for EINVAL, of an offset that the file says.
+    Of memory nobody can tell whether there is too little, or the file wants more than it has.
     """
     try:
         yield
+    except MemoryError as error:
+        raise MemoryError(
+            f"{table.name}: there is no memory for what the file holds, or it is damaged and says that "
+            f"it holds more: {error}"
+        ) from error
     except Exception as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise

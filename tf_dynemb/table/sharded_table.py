@@ -98,9 +98,6 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
             "saving snapshots work; snapshots are restored into a table of one process"
         )
 
-    def join_savers(self, name: str) -> None:
-        """Nothing: there are no sessions with tables in parts."""
-
     def shard_ids(self, keys: tf.Tensor) -> tf.Tensor:
         """The shard of each int64 key, flat int32."""
         if self._shards_in_all == 1:

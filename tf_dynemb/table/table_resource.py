@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import uuid
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -121,36 +120,6 @@ class TableResource(
             "a table cannot be copied by copy.deepcopy; make another Variable and restore a checkpoint "
             "of this one into it, or a tf_dynemb.snapshot"
         )
-
-    def join_savers(self, name: str) -> Callable[..., Any] | None:
-        """Lets tf.compat.v1.train.Saver carry the rows, where a session's graph is built.
-
-        Args:
-            name: the table's; where the graph has another table of it, a number is added.
-
-        Returns:
-            Function of a name or None that gives what a Saver takes, by None under the name above; None
-            elsewhere.
-        """
-        with tf.init_scope():
-            if not self._checkpoint or tf.executing_eagerly():
-                return None
-            collection = tf.compat.v1.GraphKeys.SAVEABLE_OBJECTS
-            taken = {saveable.name for saveable in tf.compat.v1.get_collection(collection)}
-            numbered = (f"{name}_{number}" if number else name for number in itertools.count())
-            name = next(unique for unique in numbered if f"{unique}/rows" not in taken)
-            saveable = self._saveable(name)
-            tf.compat.v1.add_to_collection(collection, saveable)
-
-        def of_name(name: str | None = None) -> Any:
-            return saveable if name is None else self._saveable(name)
-
-        return of_name
-
-    def _saveable(self, name: str) -> Any:
-        # A tf.train.Checkpoint, whose names are such, has the rows already.
-        rows = {} if "/.ATTRIBUTES/" in name else self.tensors_to_save()
-        return _compat.saveable_of_names(name, rows, self.restore_tensors)
 
     @property
     def declared(self) -> str:

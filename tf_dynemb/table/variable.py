@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from tf_dynemb._compat import SavedBySaver, SavesChildren, saveable_of_names, var_list_of_saver
+from tf_dynemb._compat import SavesChildren
 from tf_dynemb.base.checks import as_tensor, assert_same, whole
-from tf_dynemb.base.fingerprint import engine_keys_of
 from tf_dynemb.base.grouped import grouped
 from tf_dynemb.base.hints import TensorLike
-from tf_dynemb.base.keys import keys_of
-from tf_dynemb.base.op_library import ops
 from tf_dynemb.base.structure import flat_numbers
 from tf_dynemb.initializers.spec import to_spec
 from tf_dynemb.optimizer.table_optimizer_config import table_optimizer
-from tf_dynemb.policies.admission import MinCount
-from tf_dynemb.policies.eviction import eviction_of
-from tf_dynemb.policies.restrict_policy import RestrictPolicy, stamp_of
+from tf_dynemb.policies.restrict_policy import RestrictPolicy
 from tf_dynemb.shard.exchange import AllToAllExchange
-from tf_dynemb.shard.fetched_rows import fetched_rows_view
 from tf_dynemb.shard.group import Group
 from tf_dynemb.shard.partitioner import default_partition_fn
+from tf_dynemb.table.calls import TableCalls
 from tf_dynemb.table.counts import CountsOfCheckpoint, configs_of_counts
-from tf_dynemb.table.devices import device_list, is_gpu, place_of
+from tf_dynemb.table.devices import device_list
 from tf_dynemb.table.handle import HandleOfTable, TableHandle
+from tf_dynemb.table.in_savers import join_savers
 from tf_dynemb.table.limits import limits_of
-from tf_dynemb.table.open_storage import check_opened, open_in_all, storage_of_table
-from tf_dynemb.table.scores import Scored, highest_of_equal, scores_for, with_scores
+from tf_dynemb.table.make_resource import check_places, made_resource
+from tf_dynemb.table.open_storage import storage_of_table
+from tf_dynemb.table.scores import highest_of_equal, scores_for
 from tf_dynemb.table.sharded_table import ShardedTable
 from tf_dynemb.table.table_config import TableConfig
-from tf_dynemb.table.table_resource import TableResource
 from tf_dynemb.table.views import SlotVariable, TableShard, slot_variables
-
-_LATEST = -(2**63)  # Stamp::kLatest of the engine: the time of the last step
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")
-class Variable(SavesChildren, SavedBySaver, tf.Module):
+class Variable(TableCalls, SavesChildren, tf.Module):
     """A table of rows by key, with an open vocabulary: no key is listed in advance.
 
     A key is any 64-bit integer (none is reserved) or a string, which is turned into its fingerprint.
@@ -102,68 +94,15 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         self._restrict_policy = None if policy is None else policy(self)
         if self._restrict_policy is not None:
             self._restrict_policy.is_held_by_its_table()
-        places = {place_of(device) for device in self.devices}
-        in_one_place = len(places) == 1 and (None in places or is_gpu(self.devices[0]))
-        if self.keep_keys and not in_one_place:
-            raise ValueError(
-                "keep_keys: got True, want False for a table on servers or several GPUs, for now"
-            )
         self.exchange = AllToAllExchange.of_scope()
-        if self.exchange is not None and places != {None}:
-            raise ValueError(
-                f"devices: got {self.devices} in the scope of a strategy of several processes, want None"
-            )
-        if self.keep_keys and self.exchange is not None:
-            raise ValueError(
-                "keep_keys: got True in the scope of a strategy of several processes, which send each "
-                "other fingerprints; want False"
-            )
-        admission = config.admission
-        if isinstance(admission, MinCount) and admission.sketch_bytes and is_gpu(self.devices[0]):
-            raise ValueError(
-                f"admission: got sketch_bytes={admission.sketch_bytes} for a table on {self.devices}, "
-                "want 0; a sketch is in host memory, for now"
-            )
-        init_rows = -(-self.init_size // self.shard_num)
-        spec = to_spec(self.initializer, self.dim, self.value_dtype)
+        check_places(config, self.devices, self.exchange)
         group = Group([self])
+        spec = to_spec(self.initializer, self.dim, self.value_dtype)
         self._storage = storage_of_table(
             config, self.devices, self.partition_fn, not spec.seed_is_given, group
         )
         self._limits = limits_of(config, self.exchange, self._storage)
-        schema = (
-            f"dynemb-table 1\nvalue {self.value_dtype.name} {self.dim}\n"
-            f"initializer {spec.text}\nseed {spec.seed}\nkey {self.key_dtype.name}\n"
-            + (f"meta {' '.join(config.meta_fields)}\n" if config.meta_fields else "")
-            + ("strings\n" if self.keep_keys else "")
-        )
-        options: dict[str, Any] = {
-            "adopt_seed": not spec.seed_is_given,
-            "checkpoint": self.checkpoint,
-            "limits": self._limits,
-        }
-        if in_one_place:
-
-            def make() -> TableResource:
-                return TableResource(
-                    schema,
-                    self.shard_num,
-                    self.partition_fn,
-                    init_rows,
-                    **options,
-                    device=self.devices[0],
-                    exchange=self.exchange,
-                    by_hash=config.by_hash,
-                )
-
-            if self._storage is not None and self.exchange is not None:
-                self.resource, self._flushed_step = open_in_all(group, self._storage, make)
-            else:
-                self.resource = make()
-        else:
-            self.resource = ShardedTable(schema, self.devices, self.partition_fn, init_rows, **options)
-            if self._storage is not None:
-                check_opened(self.resource, self._storage)
+        self.resource, self._flushed_step = made_resource(self, spec, self._limits, self._storage, group)
         if self.exchange is not None:
             # A new variable is sent from process to process, which names none that are not the same.
             self.exchange.agree(f"the making of {self.name} ({self.resource.declared})")
@@ -179,7 +118,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             for table in (self, *self.tables_of_counts.values()):
                 table.resource.when_restored = restored
         self._weight = handle.value  # TensorFlow tracks it; Keras' variable it does not know
-        self._saveable_of_name = self.resource.join_savers(self.name)
+        self.saveable_of_name = join_savers(self)
         # Gives the store of Keras that has its rows, while that is open: layers may share the table.
         self.store_of_keras: Callable[[], Any] = lambda: None
         self.is_shared = False  # whether a layer was given it that did not make it
@@ -669,182 +608,6 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             for name in ("_candidates", "_sketch"):  # nothing trains there
                 children.pop(name, None)
         return children
-
-    def saveables(self) -> dict[str, Any]:
-        """The rows; "VARIABLE_VALUE" adds nothing to the name that they have there.
-
-        Raises:
-            ValueError: eagerly, another table of this name in a var_list without names.
-        """
-        if self._saveable_of_name is not None:
-            return {"VARIABLE_VALUE": self._saveable_of_name}
-        given = var_list_of_saver()
-        if given is None or not self.checkpoint:
-            return {}
-        if not isinstance(given, dict):
-            tables = {id(t): t for t in (getattr(v, "table", v) for v in tf.nest.flatten(list(given)))}
-            if [getattr(table, "name", None) for table in tables.values()].count(self.name) > 1:
-                raise ValueError(
-                    f"var_list: got several of the name {self.name!r}, want a dict that gives each one "
-                    "a name of its own"
-                )
-        saved = {"VARIABLE_VALUE": self, **self.tables_of_counts}
-        return {attribute: _saveable_of(table) for attribute, table in saved.items()}
-
-    # What lookups, optimizers and savers of this package use.
-
-    @property
-    def _declared(self) -> str:
-        """What rows are made of, and how many there may be, where processes must agree."""
-        limit, limits = self.handle.max_rows, self._limits
-        declared = self.resource.declared + (f", up to {limit} rows" if limit else "")
-        if self.config.max_bytes is not None:
-            declared += f", up to {self.config.max_bytes} bytes"
-        if limits.eviction:
-            declared += f", of which leave {limits.eviction}"
-        if self.config.admission is not None:
-            processes = 1 if self.exchange is None else self.exchange.processes
-            declared += f", admits {self.config.admission.engine_text(0, processes)}"
-        if self.config.exchange_dtype is not None:
-            declared += f", sent as {tf.as_dtype(self.config.exchange_dtype).name}"
-        return declared + (", declines" if limits.on_full == "decline" else "")
-
-    def _stamp(self, step: Callable[[], tf.Tensor] | None = None) -> tf.Tensor | np.int64:
-        """The time that a call writes into its rows, int64 scalar, if policies read one.
-
-        Args:
-            step: function that gives the optimizer's step, int64 scalar; None: between two steps.
-        """
-        policy, eviction = self._restrict_policy, eviction_of(self.config.eviction)
-        if eviction is not None and eviction.unit is not None:
-            if eviction.unit == "steps":
-                return np.int64(_LATEST) if step is None else step()
-            if policy is None or policy.meta_field != "used":
-                return self.resource.now()
-        return stamp_of(policy)
-
-    def _problem_of(self, keys: tf.Tensor) -> tf.Tensor | None:
-        """Why int64 keys cannot have rows, a string scalar, empty if they can; None: any key can."""
-        del keys
-        return None
-
-    def _note_lookup(self, name: str | None) -> None:
-        """Is told of every lookup through which gradients flow, and of its name."""
-        del name
-
-    def _read(
-        self,
-        keys: tf.Tensor,
-        name: str | None,
-        weight: tf.Tensor | None = None,
-        scored: Scored | None = None,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """values (..., dim) and exists (...) of what _keys gives, with their gradient.
-
-        Rows of 16 bits are read as float32, so that their gradients are summed in float32. The gradient
-        goes to `weight` (0, dim); None: to the handle.
-        """
-        if weight is None:
-            weight = self.handle.read()
-        weight = with_scores(self, weight, scored)
-        if self.exchange is None:
-            return self.resource.lookup(weight, keys, name)
-        if not self.value_dtype.is_floating:
-            weight = tf.cast(weight, self.value_dtype)
-        resource, exists = fetched_rows_view(self, keys)
-        none = tf.zeros([0], tf.int32)
-        options = {"dim": self.dim, "repeats": self.config.repeats, "name": name}
-        values, _ = ops.dynemb_lookup(weight, resource, keys, none, **options)
-        return values, exists
-
-    def _delivered(
-        self, what: str, keys: tf.Tensor, rows: tf.Tensor | None = None, *numbers: tf.Tensor
-    ) -> list[tf.Tensor]:
-        """int64 keys, and rows and numbers for each if given, as this process is to write them."""
-        columns = [*([] if rows is None else [rows]), *numbers]
-        if self.exchange is None:
-            return [keys, *columns]
-        same = []
-        if rows is not None:
-            want = tf.concat([tf.shape(keys), [self.dim]], axis=0)
-            same = assert_same(
-                tf.shape(rows), want, "values: their shape is not that of the keys + (dim,)"
-            )
-            columns[0] = tf.reshape(rows, [-1, self.dim])
-        with tf.control_dependencies(same):
-            flat = [tf.reshape(keys, [-1]), *columns[:1], *(tf.reshape(c, [-1]) for c in columns[1:])]
-        return [one for (one,) in self.exchange.deliver(what, [self], *([part] for part in flat))]
-
-    def _if_all_have_room(self, keys: tf.Tensor, exists: tf.Tensor | None = None) -> Any:
-        """Where a call that writes int64 keys is made: if one process has no room it fails in all."""
-        if self.exchange is None or not self.config.refuses_when_full:
-            return contextlib.nullcontext()
-        problem = self.resource.problem_of_room(keys, exists)
-        return tf.control_dependencies([self.exchange.agree_on_room([self], problem)])
-
-    def _no_candidates(
-        self, keys: tf.Tensor, done: tf.Operation | None, exists: tf.Tensor | None = None
-    ) -> tf.Operation | None:
-        """Forgets the counts of int64 keys that `done` has given rows, but not where they had some."""
-        if self._candidates is None:
-            return done
-        if exists is not None:
-            keys = tf.boolean_mask(tf.reshape(keys, [-1]), ~tf.reshape(exists, [-1]))
-        with tf.control_dependencies([] if done is None else [done]):
-            return grouped([done, self._candidates.resource.remove(keys)])
-
-    def _keys(self, keys: TensorLike) -> tf.Tensor:
-        """Checks keys. They come back as the engine's int64 keys, or as strings with keep_keys."""
-        if isinstance(keys, (tf.RaggedTensor, tf.SparseTensor)):
-            raise TypeError(
-                f"keys: got {type(keys).__name__}, want a dense tensor; give its flat_values or values, "
-                "or use tf_dynemb.embedding_lookup_sparse or tf_dynemb.keras.Embedding"
-            )
-        return keys_of("keys", keys, self.key_dtype, self.keep_keys)
-
-    def _checked_keys(self, keys: TensorLike) -> tf.Tensor:
-        """The int64 keys of keys that get no rows; with keep_keys checks the strings."""
-        keys = self._keys(keys)
-        engine_keys = engine_keys_of(keys)
-        if not self.keep_keys:
-            return engine_keys
-        with tf.control_dependencies(self.resource.check_strings(engine_keys, keys)):
-            return tf.identity(engine_keys)
-
-    def _keys_for_insert(self, keys: TensorLike) -> tf.Tensor:
-        """The int64 keys of keys that may get rows, whose strings are kept first with keep_keys."""
-        keys = self._keys(keys)
-        engine_keys = engine_keys_of(keys)
-        if not self.keep_keys:
-            return engine_keys
-        with tf.control_dependencies(self.resource.keep_strings(engine_keys, keys)):
-            return tf.identity(engine_keys)
-
-    def _exported_keys(self, keys: tf.Tensor, strings: tf.Tensor) -> tf.Tensor:
-        """Keys as users see them, of the engine's keys (n,) and their strings, if they are kept."""
-        if self.keep_keys:
-            return strings
-        return tf.cast(keys, tf.int32) if self.key_dtype == tf.int32 else keys
-
-    def _values(self, argument: str, values: TensorLike) -> tf.Tensor:
-        values = as_tensor(argument, values, self.value_dtype)
-        if values.dtype != self.value_dtype:
-            raise TypeError(
-                f"{argument}: got {values.dtype.name}, the table's value_dtype is "
-                f"{self.value_dtype.name}"
-            )
-        return values
-
-
-def _saveable_of(table: Variable) -> Callable[..., Any]:
-    """Function of a name, by default the table's, that gives what an eager Saver takes."""
-
-    def of_name(name: str | None = None) -> Any:
-        resource = table.resource
-        rows = resource.tensors_to_save()
-        return saveable_of_names(name or table.name, rows, resource.restore_tensors)
-
-    return of_name
 
 
 def _by_name(names: tf.Tensor, numbers: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -21,6 +21,7 @@ from tf_dynemb.compat.sok.checks import paired
 from tf_dynemb.compat.sok.tables import (
     BLOCK_BYTES,
     id_dtype_of,
+    replace_rows,
     rows_of,
     set_rows,
     tables_of,
@@ -130,9 +131,7 @@ class Saver:
             return f"{files.rows} rows, {_checksum(files.keys):08x} {_checksum(files.values):08x}"
 
         _assert_alike(f"{filepath}: the files of {table.name}", Group([table]).run(check))
-        table.clear()
-        for keys, values in _read(table, found[0]):
-            set_rows(table, keys, values)
+        replace_rows(table, _read(table, found[0]))
         return "OK"
 
     def load_embedding_values(self, embedding_variable: Any, tensors: Any) -> str:

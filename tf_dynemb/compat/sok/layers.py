@@ -91,7 +91,7 @@ class _SokLayer(_Layer):
         config = dict(config)
         rows = config["max_vocabulary_size_per_gpu"] * config.pop("replicas", replicas())
         config["max_vocabulary_size_per_gpu"] = -(-rows // replicas())
-        return cls(**config)
+        return super().from_config(config)
 
 
 @keras.saving.register_keras_serializable("tf_dynemb.sok")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf_dynemb.lookup.embedding_lookup import table_of
+from tf_dynemb.shard.group import Group
 from tf_dynemb.table.blocks import blocks_of
 from tf_dynemb.table.variable import Variable
 
@@ -25,6 +26,32 @@ def set_rows(table: Variable, keys: tf.Tensor, values: tf.Tensor) -> None:
     keys, values = tf.cast(keys, table.key_dtype), tf.cast(values, table.value_dtype)
     mine = table.resource.owned(tf.cast(keys, tf.int64))
     table.upsert(tf.boolean_mask(keys, mine), tf.boolean_mask(values, mine))
+
+
+def replace_rows(table: Variable, blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Makes a table hold rows that all processes have alike, with slot variables as of new rows.
+
+    They are put into a table beside it, which takes its place when all processes have read all blocks:
+    what fails before leaves the table as it was, in every process.
+
+    Args:
+        table: whose rows are replaced.
+        blocks: keys (n,), int64, and values (n, dim), each key once.
+    """
+    beside = table.resource.empty_copy()
+
+    def read() -> str:
+        for block_keys, block_values in blocks:
+            keys, values = tf.constant(block_keys), tf.cast(block_values, table.value_dtype)
+            mine = table.resource.owned(keys)
+            keys, values = tf.boolean_mask(keys, mine), tf.boolean_mask(values, mine)
+            beside.upsert(keys, values, table._stamp())
+        return ""
+
+    Group([table]).run(read)
+    table.resource.swap(beside)
+    for counts in table.tables_of_counts.values():
+        counts.clear()
 
 
 def tables_of(variables: Any) -> list[Variable]:

@@ -108,11 +108,6 @@ class SlotLayer(TableLayer):
         )
         return config
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> SlotLayer:
-        """The inverse of get_config."""
-        return cls(**config)
-
     def _cast(self, vectors: tf.Tensor) -> tf.Tensor:
         return tf.cast(vectors, self.compute_dtype)
 

@@ -220,11 +220,6 @@ class Embedding(TableLayer):
         )
         return config
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Embedding:
-        """The inverse of get_config; what is wrong with it is raised as it is."""
-        return cls(**config)
-
     def _keys_of(self, ids: Ids) -> AnyTensor:
         if not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
             ids = tf.convert_to_tensor(ids)

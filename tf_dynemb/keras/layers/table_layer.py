@@ -6,7 +6,7 @@ import pathlib
 import uuid
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import h5py
 import keras
@@ -14,14 +14,17 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _compat
-from tf_dynemb.optimizer.dynamic_embedding_optimizer import DynamicEmbeddingOptimizer
 from tf_dynemb.table import keras_files
 from tf_dynemb.table.indexed_table import IndexedTable
 from tf_dynemb.table.variable import Variable
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _ROWS_FILE = "rows.h5"
 _IN_ASSETS = "rows_file_in_assets"
 _BY_ANOTHER_LAYER = "rows_by_another_layer"
+_CLONED_FROM = "cloned_from"  # in the config of a layer whose table others share: its id
 # What `share` takes.
 Shared: TypeAlias = Variable | keras.layers.Layer | Mapping[str, Any]
 # Fields of a TableConfig that a layer may be given beside a table, if it has the same.
@@ -79,26 +82,29 @@ class TableLayer(keras.layers.Layer):
         self._rows_file: str | None = None
         self._store_of_rows: Any = None
 
-    @property
-    def trainable(self) -> bool:
-        """As Keras'. A model that is compiled asks, and hears if it cannot train the table."""
-        model = _compat.model_being_compiled()
-        if model is not None and self._trainable and self.handle.trainable:
-            optimizer = model.optimizer
-            if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-                optimizer = optimizer.inner_optimizer
-            if isinstance(optimizer, DynamicEmbeddingOptimizer):
-                optimizer.rule_for(self.handle)
-        return super().trainable
-
-    @trainable.setter
-    def trainable(self, value: bool) -> None:
-        keras.layers.Layer.trainable.fset(self, value)
-
     def get_config(self) -> dict[str, Any]:
         """As Keras'; refuses to be written to a file that cannot give the rows back."""
         self.handle.check_file_format()
-        return super().get_config()
+        config = super().get_config()
+        if self.table.is_shared:
+            config[_CLONED_FROM] = id(self)
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """The inverse of get_config; what is wrong with it is raised as it is.
+
+        Where keras.models.clone_model makes nested models of their configs, it is their layer that
+        others of the clone share the table of.
+        """
+        config = dict(config)
+        original, cloned = config.pop(_CLONED_FROM, None), _compat.layer_being_cloned()
+        if original is None or cloned is None:
+            return cls(**config)
+        _, clones, _ = cloned
+        if original not in clones:
+            clones[original] = cls(**config)
+        return clones[original]
 
     # Keras writes variables first and then assets, and reads them in the same order. Rows go to the
     # variables where those are a file, and to the assets where Keras holds the variables in memory (in
