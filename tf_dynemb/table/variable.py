@@ -34,6 +34,7 @@ from tf_dynemb.table.devices import device_list, is_gpu, place_of
 from tf_dynemb.table.handle import HandleOfTable, TableHandle
 from tf_dynemb.table.limits import limits_of
 from tf_dynemb.table.open_storage import check_opened, open_in_all, storage_of_table
+from tf_dynemb.table.remove_if import RowTest, remove_if
 from tf_dynemb.table.scores import Scored, highest_of_equal, scores_for, with_scores
 from tf_dynemb.table.sharded_table import ShardedTable
 from tf_dynemb.table.table_config import TableConfig
@@ -498,6 +499,34 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         return self._restrict_policy.apply_restriction(
             num_reserved, trigger=trigger, name=name, **kwargs
         )
+
+    def remove_if(self, function: RowTest) -> int:
+        """Removes the rows of which a function says so, by a pass over the table, block by block.
+
+        With it rows leave that are below a threshold: of their norm, of how often or when they were
+        written. Of a table that is sharded across workers those of this worker; all of them are to call
+        it. What others write to a row between the function and the removal goes with it. Eagerly.
+
+        Args:
+            function: takes keys (n,), as export has them, values (n, dim), and a dict of what policies
+                keep of each row, int64 (n,): "used", when it was last written, in the unit of the policy;
+                "count", how often; or "score". Returns bool (n,).
+
+        Returns:
+            How many rows went.
+
+        Raises:
+            TypeError, ValueError: the function gave something else. Rows of the blocks before are gone.
+
+        Example: as DeepRec's L2WeightEvict, before a save.
+
+        >>> import tensorflow as tf, tf_dynemb
+        >>> table = tf_dynemb.Variable(dim=2)
+        >>> table.upsert(tf.constant([5, 6], tf.int64), [[3.0, 4.0], [0.1, 0.2]])
+        >>> table.remove_if(lambda keys, values, numbers: tf.norm(values, axis=1) < 1.0)
+        1
+        """
+        return remove_if(self, function)
 
     def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
         """Number of rows, int64 scalar: of shard `index`, or of all, which a finalized graph has too."""
