@@ -241,7 +241,8 @@ class TTL(EvictionPolicy):
     Args:
         steps: steps of the optimizer. An upsert or accum has the step of the last training, before the
             first one step 1.
-        seconds: seconds, by the clock of the machine that holds the table.
+        seconds: seconds, by the clock of the machine that holds the table; of several workers or servers
+            by that of the first.
 
     Raises:
         ValueError: not one of them, or one that is not positive.
