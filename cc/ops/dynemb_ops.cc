@@ -386,16 +386,19 @@ REGISTER_OP("DynembCounters")
     .Input("table: resource")
     .Output("names: string")
     .Output("counters: int64")
+    .Output("by_shard: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(c->UnknownDim()));
       c->set_output(1, c->output(0));
+      c->set_output(2, c->Matrix(c->UnknownDim(), c->UnknownDim()));
       return absl::OkStatus();
     })
     .Doc(R"doc(
 What has happened to a table since it was made, over all shards. Numbers only grow, also over restores.
 
 names: of the counters; TableCounters of cc/core/table/table.h says what each is.
+by_shard: (shards, counters), those of each shard; 0 where the table alone counts.
 )doc");
 
 REGISTER_OP("DynembTakeEvicted")

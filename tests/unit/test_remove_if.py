@@ -66,6 +66,8 @@ def test_functions_that_give_something_else():
     table.upsert(int64([1, 2]), [[0.0], [0.0]])
     with pytest.raises(TypeError, match="function: it gave int64, want a bool for each row"):
         table.remove_if(lambda keys, values, numbers: keys)
-    with pytest.raises(ValueError, match=r"function: it gave \(2, 1\), want \(2,\), a bool for each row"):
+    with pytest.raises(
+        ValueError, match=r"function: it gave \(2, 1\), want \(2,\), a bool for each row"
+    ):
         table.remove_if(lambda keys, values, numbers: values > 0)
     assert int(table.size()) == 2

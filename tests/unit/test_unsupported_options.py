@@ -53,9 +53,7 @@ def test_warned_about_once(case):
 
 @pytest.mark.parametrize("argument", REFUSED)
 def test_refused_with_what_to_do(argument):
-    with pytest.raises(
-        ValueError, match=f"^{argument}: got .*, want (None|False|1.0); "
-    ):
+    with pytest.raises(ValueError, match=f"^{argument}: got .*, want (None|False|1.0); "):
         REFUSED[argument]()
 
 

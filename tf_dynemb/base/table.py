@@ -58,7 +58,8 @@ class Table(Protocol):
     def _declared(self) -> str: ...
 
     @property
-    def reads_clock(self) -> bool: ...
+    def reads_clock(self) -> bool:
+        """See there."""
 
     def _stamp(
         self, step: Callable[[], tf.Tensor] | None = None, now: tf.Tensor | None = None

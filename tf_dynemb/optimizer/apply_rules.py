@@ -74,7 +74,7 @@ def apply_rules(
     handles: Sequence[TableHandle],
     inner: keras.optimizers.Optimizer,
     untouched_rows: str,
-    agreed: Agreed = Agreed(),
+    agreed: Agreed | None = None,
 ) -> list[tf.Operation | None]:
     """Updates the rows of tables in place.
 
@@ -84,12 +84,13 @@ def apply_rules(
         inner: gives rule, learning rate and weight decay where tables have none of their own, and counts
             the steps. Before it counts this one.
         untouched_rows: "lazy" or "catch_up".
-        agreed: of tables that are spread over processes, what all processes know alike.
+        agreed: of tables that are spread over processes, what all processes know alike. None: nothing.
 
     Returns:
         In a graph, the operations that do it. A table that is full makes them fail, with all tables as
         they were, unless tables of several rules or dtypes have limits: those before it are trained.
     """
+    agreed = Agreed() if agreed is None else agreed
     groups: dict[tuple[object, ...], list[_Share]] = {}
     rates = _Rates(inner)
     for gradient, handle in zip(gradients, handles, strict=True):
@@ -132,7 +133,9 @@ def apply_rules(
     checks = [t for share in every for t in (share.admitted, share.scores) if t is not None]
     if agreed.has_room is not None:
         with tf.control_dependencies(checks):
-            checks.append(tf.cond(agreed.has_room, lambda: tf.constant(True), lambda: _agree(every, step)))
+            checks.append(
+                tf.cond(agreed.has_room, lambda: tf.constant(True), lambda: _agree(every, step))
+            )
     for key in sorted(groups, key=lambda key: not limited[key]):
         for op, of_op in _by_lookup(groups[key]).values():
             with tf.control_dependencies([*checks, *(done if any(limited.values()) else [])]):

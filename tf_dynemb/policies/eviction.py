@@ -114,8 +114,8 @@ class LFU(EvictionPolicy):
         whole("epoch_steps", self.epoch_steps, 1, 2**62)
         if (self.half_life_steps, self.half_life_seconds) != (None, None):
             raise ValueError(
-                f"epoch_steps: got {self.epoch_steps} with a half-life, want one of them: the count of an "
-                "epoch does not fade"
+                f"epoch_steps: got {self.epoch_steps} with a half-life, want one of them: the counts of "
+                "epochs do not fade"
             )
 
     @property

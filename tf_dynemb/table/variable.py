@@ -41,6 +41,8 @@ from tf_dynemb.table.table_config import TableConfig
 from tf_dynemb.table.table_resource import TableResource
 from tf_dynemb.table.views import SlotVariable, TableShard, slot_variables
 
+# What no shard counts.
+_COUNTED_OF_TABLES = ("not_admitted", "saves", "deltas", "save_microseconds", "delta_microseconds")
 _LATEST = -(2**63)  # Stamp::kLatest of the engine: the time of the last step
 
 
@@ -510,8 +512,8 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
 
         Args:
             function: takes keys (n,), as export has them, values (n, dim), and a dict of what policies
-                keep of each row, int64 (n,): "used", when it was last written, in the unit of the policy;
-                "count", how often; or "score". Returns bool (n,).
+                keep of each row, int64 (n,): "used", when it was last written, in the unit of the
+                policy; "count", how often; or "score". Returns bool (n,).
 
         Returns:
             How many rows went.
@@ -538,7 +540,7 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             return tf.reduce_sum(self.resource.sizes(name)[0])
         return self.resource.size_of(whole("index", index, 0, self.shard_num - 1), name)
 
-    def metrics(self) -> dict[str, tf.Tensor]:
+    def metrics(self, by_shard: bool = False) -> dict[str, tf.Tensor]:
         """What there is in the table, and what has happened to it since it was made in this process.
 
         Returns:
@@ -559,6 +561,10 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             keys that needed nothing from disk, "misses", keys whose rows came from there, and
             "rows_read", "rows_written" and "rows_left", to make room. Eagerly.
 
+            With by_shard int64 (shards,): rows, bytes, and those numbers that each shard counts, in the
+            order of the table's devices, or servers, and the shards on each. They tell whether one is
+            asked much more often than others.
+
         TensorFlow's monitoring registry has rows, bytes and the counters that all tables have, summed
         over the tables of one name, as /tf_dynemb/table/<name of the number>, with the table's name as
         the label `table`; and /tf_dynemb/all_to_all_bytes, what this process has sent to others.
@@ -573,7 +579,13 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         >>> int(metrics["rows"]), int(metrics["inserted"]), int(metrics["evicted"])
         (2, 3, 1)
         """
-        counters = _by_name(*self.resource.counters())
+        names, numbers, of_shards = self.resource.counters()
+        if by_shard:
+            rows, memory_bytes = self.resource.sizes()
+            of_each = _by_name(names, tf.transpose(of_shards))
+            counted = {name: n for name, n in of_each.items() if name not in _COUNTED_OF_TABLES}
+            return {"rows": rows, "bytes": memory_bytes, **counted}
+        counters = _by_name(names, numbers)
         metrics = {"rows": self.size(), "bytes": self.memory_bytes(), **counters}
         if self.exchange is not None:
             metrics |= self.exchange.metrics()

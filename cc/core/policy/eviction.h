@@ -36,27 +36,23 @@ struct EvictionPolicy {
   bool evicts() const { return order != Order::kNone; }
   bool expires() const { return ttl > 0; }
   // Whether it depends on `now`, which must then never fall.
-  bool uses_time() const {
-    return expires() || order == Order::kLastWriteTime || adds_writes();
-  }
+  bool uses_time() const { return expires() || order == Order::kLastWriteTime || adds_writes(); }
   // Whether a score is made of all writes of a row, each of which adds WriteAt to it by AddWrite.
-  bool adds_writes() const {
-    return order == Order::kDecayedCount || order == Order::kEpochCount;
-  }
+  bool adds_writes() const { return order == Order::kDecayedCount || order == Order::kEpochCount; }
   int64_t WriteAt(int64_t now) const;
   // The meta fields that the rows must have; and the one with the score, unless that is the norm.
   MetaFields meta() const;
   MetaField score_field() const;
 
-  // The text form: "", "lru", "lfu", "lfu half_life 1000", "lfu epoch 1000", "norm" or "score"; after
-  // it may come " ttl 500".
+  // The text form: "", "lru", "lfu", "lfu half_life 1000", "lfu epoch 1000", "norm" or "score";
+  // after it may come " ttl 500".
   static Status Parse(std::string_view text, EvictionPolicy* policy);
 };
 
 inline constexpr int64_t kNeverWritten = INT64_MIN;
 
-// The score of kEpochCount: the number of the epoch of the last write, and below it, in 32 bits that do
-// not overflow, how many writes there were in all; as HierarchicalKV's kEpochLfu.
+// The score of kEpochCount: the number of the epoch of the last write, and below it, in 32 bits
+// that do not overflow, how many writes there were in all; as HierarchicalKV's kEpochLfu.
 int64_t EpochWrite(int64_t now, int64_t epoch);
 DYNEMB_HOST_DEVICE inline int64_t AddEpochWrite(int64_t score, int64_t write) {
   constexpr int64_t kMost = 0xffffffff;

@@ -51,10 +51,9 @@ TEST(BoundedTableTest, WhatCannotBeIsRefused) {
   unbounded = Options(-1, "lru ttl 5");
   EXPECT_TRUE(MakeHostTable(Schema(unbounded), unbounded, &table).ok());
   EvictionPolicy policy;
-  for (const char* bad :
-       {"fifo", "lru lru", "lfu half_life", "lfu half_life 0", "lru half_life 5", "score 5", "ttl",
-        "ttl -1", "ttl 1x", "lru ttl 5 6", " lru", "lru  ttl 5", "lfu epoch", "lfu epoch 0",
-        "lfu half_life 5 epoch 5", "lru epoch 5"}) {
+  for (const char* bad : {"fifo", "lru lru", "lfu half_life", "lfu half_life 0", "lru half_life 5",
+                          "score 5", "ttl", "ttl -1", "ttl 1x", "lru ttl 5 6", " lru", "lru  ttl 5",
+                          "lfu epoch", "lfu epoch 0", "lfu half_life 5 epoch 5", "lru epoch 5"}) {
     EXPECT_EQ(EvictionPolicy::Parse(bad, &policy).code(), Code::kInvalidArgument) << bad;
   }
 }

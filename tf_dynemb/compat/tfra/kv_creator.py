@@ -41,8 +41,6 @@ class HkvEvictStrategy(enum.IntEnum):
     CUSTOMIZED = 4
 
 
-
-
 @dataclasses.dataclass(frozen=True)
 class CuckooHashTableConfig:
     """The configuration of a CuckooHashTableCreator, empty as in TFRA.
@@ -74,8 +72,8 @@ class HkvHashTableConfig:
             epoch those that were written least often. CUSTOMIZED: those to which gen_scores_fn gives the
             lowest scores.
         step_per_epoch: with EPOCHLFU, how many steps of the optimizer an epoch has; 0: there is one. In
-            TFRA it is a number of calls that write the table; here upsert and accum write in the epoch of
-            the last step. Otherwise without effect.
+            TFRA it is a number of calls that write the table; here upsert and accum write in the epoch
+            of the last step. Otherwise without effect.
         gen_scores_fn: with CUSTOMIZED, what tf_dynemb.policies.Score takes: of int64 keys (n,) their
             scores, int64 (n,); export_keys_and_scores gives them. Otherwise without effect.
         reserved_key_start_bit: without effect: no key is reserved.

@@ -22,9 +22,7 @@ from tf_dynemb.policies.restrict_policy import (
 )
 from tf_dynemb.table.remove_if import RowTest
 
-_LOWEST = (
-    "leave use_virtual_table out, and give num_embeddings rows and eviction=tf_dynemb.policies."
-)
+_LOWEST = "leave use_virtual_table out, and give num_embeddings rows and eviction=tf_dynemb.policies."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,7 +156,9 @@ class TimestampBasedEvictionPolicy(VirtualTableEvictionPolicy):
         whole("eviction_ttl_mins", self.eviction_ttl_mins, 0, 10**10)
         rows = "rows leave when their time is over, whatever the number of ids"
         self._refuse("training_id_eviction_trigger_count", 0, rows)
-        keeps = "a model that serves has the rows of its table: give its table fewer by a restrict_policy"
+        keeps = (
+            "a model that serves has the rows of its table: give its table fewer by a restrict_policy"
+        )
         self._refuse("max_inference_id_num_per_rank", 0, keeps)
         whole("inference_eviction_ttl_mins", self.inference_eviction_ttl_mins or 0, 0, 10**10)
 
