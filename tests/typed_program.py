@@ -30,6 +30,10 @@ def tables() -> tuple[int, str, list[str]]:
     same.remove(keys)
     counters: Mapping[str, tf.Tensor] = table.metrics()
     assert int(counters["rows"]) == 2 and table.key_dtype.name == "int64"
+    of_shards: Mapping[str, tf.Tensor] = table.metrics(by_shard=True)
+    assert of_shards["rows"].numpy().tolist() == [2]
+    removed: int = table.remove_if(lambda keys, values, numbers: tf.norm(values, axis=1) > 1.0)
+    assert removed == 0
     return table.dim, table.name, table.devices
 
 

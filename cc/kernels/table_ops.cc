@@ -213,6 +213,16 @@ class CountersOp : public CatchingKernel {
       all.emplace_back(name, counters.*what);
     });
     OutputNumbers(context, all);
+    const std::vector<TableCounters> shards = table.resource->counters_by_shard();
+    Tensor* by_shard;
+    const TensorShape shape(
+        {static_cast<int64_t>(shards.size()), static_cast<int64_t>(all.size())});
+    OP_REQUIRES_OK(context, context->allocate_output(2, shape, &by_shard));
+    int64_t* to = by_shard->flat<int64_t>().data();
+    for (const TableCounters& shard : shards) {
+      TableCounters::ForEach(
+          [&](const char*, int64_t TableCounters::* what) { *to++ = shard.*what; });
+    }
   }
 };
 
@@ -355,7 +365,8 @@ REGISTER_KERNEL_BUILDER(Name("DynembCounters")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("table")
                             .HostMemory("names")
-                            .HostMemory("counters"),
+                            .HostMemory("counters")
+                            .HostMemory("by_shard"),
                         CountersOp);
 REGISTER_KERNEL_BUILDER(Name("DynembTakeEvicted").Device(tensorflow::DEVICE_CPU), TakeEvictedOp);
 REGISTER_KERNEL_BUILDER(Name("DynembTakeEvicted")

@@ -139,33 +139,41 @@ void TableResource::KeepEvictedOf(const Shards& before) {
 }
 
 void TableResource::CountShardsThatGo() {
-  earlier_.Add(CountersOfShards());
-  for (const auto& shard : shards_.shards()) earlier_.erased += shard->size();
+  earlier_ = CountersByShard();
+  const Shards& shards = shards_.shards();
+  for (size_t s = 0; s < shards.size(); ++s) earlier_[s].erased += shards[s]->size();
 }
 
-TableCounters TableResource::CountersOfShards() const {
-  TableCounters counters;
-  for (const auto& shard : shards_.shards()) counters.Add(shard->counters());
+std::vector<TableCounters> TableResource::CountersByShard() const {
+  std::vector<TableCounters> counters = earlier_;
+  const Shards& shards = shards_.shards();
+  counters.resize(std::max(counters.size(), shards.size()));
+  for (size_t s = 0; s < shards.size(); ++s) counters[s].Add(shards[s]->counters());
   return counters;
+}
+
+std::vector<TableCounters> TableResource::counters_by_shard() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return CountersByShard();
 }
 
 TableCounters TableResource::counters() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  TableCounters counters = earlier_;
-  counters.Add(CountersOfShards());
+  TableCounters counters = of_table_;
+  for (const TableCounters& of_shard : CountersByShard()) counters.Add(of_shard);
   return counters;
 }
 
 void TableResource::AddNotAdmitted(int64_t keys) {
   if (keys == 0) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  earlier_.not_admitted += keys;
+  of_table_.not_admitted += keys;
 }
 
 void TableResource::AddSave(bool is_delta, int64_t microseconds) {
   std::lock_guard<std::mutex> lock(mutex_);
-  ++(is_delta ? earlier_.deltas : earlier_.saves);
-  (is_delta ? earlier_.delta_microseconds : earlier_.save_microseconds) += microseconds;
+  ++(is_delta ? of_table_.deltas : of_table_.saves);
+  (is_delta ? of_table_.delta_microseconds : of_table_.save_microseconds) += microseconds;
 }
 
 void TableResource::Swap(TableResource* other) {

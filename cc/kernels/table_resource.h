@@ -91,8 +91,9 @@ class TableResource : public tensorflow::ResourceBase {
     return options_.is_bounded() && !options_.eviction.evicts() &&
            options_.on_full == OnFull::kError;
   }
-  // Of all shards that it had.
+  // Of all shards that it had; and by shard, without what is counted of tables alone.
   TableCounters counters() const;
+  std::vector<TableCounters> counters_by_shard() const;
   int64_t rows() const;
   // Counts keys that an admission policy gave no row.
   void AddNotAdmitted(int64_t keys);
@@ -143,7 +144,7 @@ class TableResource : public tensorflow::ResourceBase {
 
  private:
   // Those of the shards of now.
-  TableCounters CountersOfShards() const;
+  std::vector<TableCounters> CountersByShard() const;
   // Goes on counting when they are replaced, whose rows are erased by that.
   void CountShardsThatGo();
   // What has left the shards before, and was not taken.
@@ -159,7 +160,8 @@ class TableResource : public tensorflow::ResourceBase {
   std::mutex sketch_mutex_;
   mutable std::mutex mutex_;  // of what follows, and of the contents being those that it is of
   Lineage lineage_;
-  TableCounters earlier_;                 // of shards that it had before
+  std::vector<TableCounters> earlier_;    // by shard, of those that it had before
+  TableCounters of_table_;                // what no shard counts
   std::shared_ptr<Reopening> reopening_;  // null: all rows are there
   bool awaits_shard_ids_ = false;
 };

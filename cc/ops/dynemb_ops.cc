@@ -98,9 +98,8 @@ max_bytes: how many bytes of memory their rows and indices may take together; -1
   an equal share.
 on_full: what a full table does with the keys that it has no room for, unless it evicts: the call is an error,
   or the last keys of the batch are not inserted and their gradients dropped.
-eviction: which rows leave to make room, and when they expire: '', 'lru', 'lfu', 'lfu half_life 100', 'norm' or
-  'score',
-  and after it ' ttl 1000', in units of `now`. Shards that evict have equal shares of max_rows.
+eviction: which rows leave to make room, and when they expire: '', 'lru', 'lfu', 'lfu half_life 100',
+  'lfu epoch 100', 'norm' or 'score', and after it ' ttl 1000', in units of `now`. Shards that evict have equal shares of max_rows.
 keep_evicted: how many rows that have left by the policy are kept for DynembTakeEvicted.
 missing_value: what each number of a key without a row reads as; none: its initial value.
 storage: where rows are: '', in memory; or lines as 'host 1000000 owner a reopen 1 keep_seed 0 direct 0 key_mod 1 part -' and '/path', in
@@ -387,16 +386,19 @@ REGISTER_OP("DynembCounters")
     .Input("table: resource")
     .Output("names: string")
     .Output("counters: int64")
+    .Output("by_shard: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(c->UnknownDim()));
       c->set_output(1, c->output(0));
+      c->set_output(2, c->Matrix(c->UnknownDim(), c->UnknownDim()));
       return absl::OkStatus();
     })
     .Doc(R"doc(
 What has happened to a table since it was made, over all shards. Numbers only grow, also over restores.
 
 names: of the counters; TableCounters of cc/core/table/table.h says what each is.
+by_shard: (shards, counters), those of each shard; 0 where the table alone counts.
 )doc");
 
 REGISTER_OP("DynembTakeEvicted")

@@ -31,6 +31,7 @@ CASES = {
     "LRU": {"eviction": LRU()},
     "LFU": {"eviction": LFU()},
     "LFU with a half-life": {"eviction": LFU(half_life_steps=4)},
+    "LFU of epochs": {"eviction": LFU(epoch_steps=4)},
     "TTL": {"eviction": TTL(steps=3), "max_rows": None},
     "LRU and TTL": {"eviction": [LRU(), TTL(steps=3)]},
     "LFU and TTL": {"eviction": [LFU(), TTL(steps=5)]},

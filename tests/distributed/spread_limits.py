@@ -121,6 +121,32 @@ class Limits(Program):
                     result[("in files", *clip)] = self.read_again(table)
         return result
 
+    def clocks(self):
+        """When the rows of this process were written, by clocks that are far apart."""
+        readings = [10**15, 3 * 10**15, 5]  # the first process has neither the latest nor the earliest
+        result = {}
+
+        def now():
+            return tf.constant(readings[self.index], tf.int64)
+
+        for name in ("step", "upsert", "accum"):
+            with self.strategy.scope():
+                ttl = self.lib.policies.TTL(seconds=1e6)
+                layer = self.lib.Embedding(1, initializer="zeros", eviction=ttl, name=name)
+            table, keys = layer.table, tf.range(8, dtype=tf.int64)
+            table.resource.now = now
+            if name == "step":
+                self.on_batches(layer)(0, IDS[0])
+            elif name == "upsert":
+                table.upsert(keys, tf.ones([8, 1]))
+            else:
+                zeros, seen = tf.zeros([8, 1]), tf.zeros([8], tf.bool)
+                table.accum(keys, zeros, zeros, seen)
+            keys, _, _, meta, *_ = table.resource.export_rows()
+            times = meta.numpy().view(np.int64)[:, 0]
+            result[name] = dict(zip(keys.numpy().tolist(), times.tolist(), strict=True))
+        return result
+
     def read_again(self, table):
         """The same after all rows and counts were in a file of Keras, which has those of all."""
         from tf_dynemb.table import keras_files  # not before there is a strategy
@@ -263,7 +289,7 @@ def main(folder):
     program = Limits()
     scenes = ["given_scores", "admission"]
     if "REPLICAS" not in os.environ:
-        scenes += ["full", "full_by_bytes"]
+        scenes += ["full", "full_by_bytes", "clocks"]
     result = {name: getattr(program, name)() for name in scenes}
     if "REPLICAS" not in os.environ:
         result["full_shard"] = program.full_shard(folder)

@@ -17,6 +17,7 @@ POLICIES = {
     "LRU": lambda: {"eviction": LRU()},
     "LFU": lambda: {"eviction": LFU()},
     "LFU with a half-life": lambda: {"eviction": LFU(half_life_steps=4)},
+    "LFU of epochs": lambda: {"eviction": LFU(epoch_steps=4)},
     "TTL": lambda: {"eviction": TTL(steps=3), "max_rows": None},
     "LFU and TTL": lambda: {"eviction": [LFU(), TTL(steps=5)]},
     "SmallNorm": lambda: {"eviction": SmallNorm()},

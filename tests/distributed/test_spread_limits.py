@@ -174,3 +174,11 @@ def test_an_owner_without_bytes_is_an_error_in_all_processes(processes):
     steps = [step for each in seen for step in each["steps"]]
     assert max(each["bytes"] for each in (*seen, *steps)) <= 2**20
     assert [each["size"] for each in seen] == [0] * last + [20]
+
+
+def test_the_time_of_a_step_is_that_of_the_first_process(processes):
+    """Whatever the clocks of the others say; of upsert and accum, too."""
+    for name in ("step", "upsert", "accum"):
+        times = union([process["clocks"][name] for process in processes])
+        assert set(times.values()) == {10**15}, name
+        assert len(times) > 5

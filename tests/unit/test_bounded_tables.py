@@ -598,6 +598,11 @@ def test_the_number_of_threads_and_of_graphs_does_not_matter():
             "all times in steps or all in seconds",
         ),
         (
+            {"max_rows": 5, "eviction": [LFU(epoch_steps=3), TTL(seconds=3)]},
+            ValueError,
+            "all times in steps or all in seconds",
+        ),
+        (
             {"eviction": TTL(steps=3), "restrict_policy": tf_dynemb.TimestampRestrictPolicy},
             ValueError,
             "which writes others",
@@ -625,6 +630,8 @@ def test_what_cannot_be_is_refused(arguments, error, message):
         lambda: TTL(seconds=-1),
         lambda: LFU(half_life_steps=1.5),
         lambda: LFU(half_life_steps=1, half_life_seconds=1),
+        lambda: LFU(half_life_seconds=1, epoch_steps=1),
+        lambda: LFU(epoch_steps=0),
         lambda: LFU(half_life_seconds=0.01),  # too many since 1970
         lambda: TTL(steps=2**62 + 1),
     ],

@@ -34,6 +34,39 @@ def test_distinct_keys_of_writes(shards, bounded):
     assert {name: got[name] for name in want} == want
 
 
+@pytest.mark.parametrize("shards", [1, 3])
+def test_counters_of_each_shard_only_grow(shards, tmp_path):
+    """Their sums are those of the table, through a restore; each counts the keys that it has."""
+    devices = ["/CPU:0"] * shards if shards > 1 else None
+    table = tf_dynemb.Variable(dim=1, name="t", devices=devices, max_rows=60, eviction=LRU())
+    random, written, before = np.random.default_rng(0), np.zeros(shards, np.int64), None
+    checkpoint = tf.train.Checkpoint(table=table)
+    for turn in range(8):
+        ids = random.integers(-500, 500, 40)
+        owners = table.resource.shard_ids(tf.constant(ids)).numpy() if shards > 1 else 0 * ids
+        written += np.bincount(owners, minlength=shards)
+        table.upsert(tf.constant(ids), tf.ones([40, 1]))
+        table.lookup(tf.constant(ids[:7]))
+        if turn == 5:
+            path = checkpoint.save(str(tmp_path / "c"))
+            checkpoint.restore(path)
+        of_shards = {name: each.numpy() for name, each in table.metrics(by_shard=True).items()}
+        whole = numbers(table)
+        assert {name: each.sum() for name, each in of_shards.items()} == {
+            name: whole[name] for name in of_shards
+        }
+        assert {"rows", "bytes", "found", "written", "evicted", "distinct"} < set(of_shards)
+        assert all(each.shape == (shards,) for each in of_shards.values())
+        if turn < 5:  # a restore writes, too
+            assert of_shards["written"].tolist() == written.tolist()
+        if before is not None:
+            grow = set(of_shards) - {"rows", "bytes"}
+            assert all((of_shards[name] >= before[name]).all() for name in grow)
+        before = of_shards
+    assert (before["evicted"] > 0).all()
+    assert "saves" not in before and whole["saves"] == 0
+
+
 MODES = {"eager": {}, "graph": {}, "graph, clipnorm": {"clipnorm": 1e9}}
 
 

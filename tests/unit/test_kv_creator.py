@@ -48,6 +48,7 @@ def test_the_environment_counts_where_a_creator_says_nothing(monkeypatch):
         ),
         de.HkvHashTableCreator(de.HkvHashTableConfig(5, 9, 1, de.HkvEvictStrategy.EPOCHLRU, 7)),
         de.HkvHashTableCreator(de.HkvHashTableConfig(5, None, evict_strategy=1)),
+        de.HkvHashTableCreator(de.HkvHashTableConfig(5, 9, evict_strategy=3, step_per_epoch=7)),
     ],
 )
 def test_creators_go_through_their_configs(creator):
@@ -87,11 +88,6 @@ def test_scores_of_a_function():
 
 
 REFUSED = {
-    "evict_strategy EPOCHLFU": (
-        lambda: de.HkvHashTableConfig(evict_strategy=de.HkvEvictStrategy.EPOCHLFU, step_per_epoch=10),
-        ValueError,
-        "evict_strategy: got .*EPOCHLFU.*, want .*half_life_steps",
-    ),
     "evict_strategy CUSTOMIZED": (
         lambda: de.HkvHashTableConfig(evict_strategy=4),
         ValueError,
@@ -100,7 +96,7 @@ REFUSED = {
     "evict_strategy of words": (
         lambda: de.HkvHashTableConfig(evict_strategy="LRU"),
         ValueError,
-        "evict_strategy: got 'LRU', want an HkvEvictStrategy: LRU, LFU, EPOCHLRU, CUSTOMIZED",
+        "evict_strategy: got 'LRU', want an HkvEvictStrategy: LRU, LFU, EPOCHLRU, EPOCHLFU, CUSTOMIZED",
     ),
     "step_per_epoch": (
         lambda: de.HkvHashTableConfig(step_per_epoch=-1),
@@ -267,6 +263,36 @@ def test_scores_are_exported(devices):
             place = {time: number for number, time in enumerate(sorted(set(got.values())))}
             got = {key: place[time] + 1 for key, time in got.items()}
         assert got == want
+
+
+@pytest.mark.parametrize("step_per_epoch", [0, 3])
+def test_epochs_come_first_and_then_counts(step_per_epoch):
+    """HierarchicalKV's: in a dict, epoch << 32 | count, of which the lowest leaves."""
+    creator = hkv(5, 5, evict_strategy=de.HkvEvictStrategy.EPOCHLFU, step_per_epoch=step_per_epoch)
+    table = de.Variable(dim=1, kv_creator=creator)
+    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    random, want, left = np.random.default_rng(5), {}, 0
+
+    def scores():
+        keys, scores = table.export_keys_and_scores(split_size=10)
+        return dict(zip(keys.numpy().tolist(), scores.numpy().tolist(), strict=True))
+
+    for step in range(1, 60):
+        epoch = step // step_per_epoch if step_per_epoch else 0
+        key = int(random.zipf(1.3)) % 20
+        optimizer.minimize(
+            lambda key=key: tf.reduce_sum(de.embedding_lookup(table, int64([key]))), [table.handle]
+        )
+        for gone in set(want) - set(scores()):
+            assert len(want) == 5 and key not in want
+            assert want.pop(gone) <= min(want.values())  # of equal ones a hash decides
+            left += 1
+        written = [key, *(k for k in (2, 3) if k in want and step % 5 == 0)]
+        table.upsert(int64(written[1:]), tf.zeros([len(written) - 1, 1]))  # in the epoch of the step
+        for each in written:
+            want[each] = epoch << 32 | (want.get(each, 0) & 0xFFFFFFFF) + 1
+        assert scores() == want
+    assert left > 10
 
 
 def test_scores_of_a_restrict_policy_and_of_none():

@@ -80,6 +80,7 @@ POLICIES = {
     "LRU": lambda: LRU(),
     "LFU": lambda: LFU(),
     "LFU with half-life": lambda: LFU(half_life_steps=5),
+    "LFU of epochs": lambda: LFU(epoch_steps=5),
     "SmallNorm": lambda: SmallNorm(),
     "Score": lambda: Score(lambda keys: keys % 17),
     "LRU and TTL": lambda: [LRU(), TTL(steps=4)],

@@ -1,6 +1,7 @@
 """tf_dynemb.compat.torchrec's managed collision and policies of virtual tables."""
 
 import collections
+import time
 
 import keras
 import numpy as np
@@ -219,22 +220,32 @@ REFUSED = {
     "count": (
         torchrec.CountBasedEvictionPolicy,
         ValueError,
-        "eviction_threshold: got 15, want 0; .*LFU",
+        "decay_rate: got 0.99, want 1.0; .*half_life_steps",
     ),
     "norm": (
-        lambda: torchrec.FeatureL2NormBasedEvictionPolicy(eviction_threshold=0.5),
+        lambda: torchrec.FeatureL2NormBasedEvictionPolicy(eviction_threshold=-0.5),
         ValueError,
-        "eviction_threshold: got 0.5, want 0.0; .*SmallNorm",
+        "eviction_threshold: got -0.5, want a norm from 0",
     ),
-    "count for inference": (
+    "norm of words": (
+        lambda: torchrec.FeatureL2NormBasedEvictionPolicy(inference_eviction_threshold="low"),
+        ValueError,
+        "inference_eviction_threshold: got 'low', want a norm from 0",
+    ),
+    "counts that fade for inference": (
         lambda: torchrec.CountBasedEvictionPolicy(eviction_threshold=0, inference_eviction_threshold=3),
         ValueError,
-        "inference_eviction_threshold: got 3, want 0; .*export that",
+        "decay_rate: got 0.99, want 1.0; ",
+    ),
+    "trigger of a threshold": (
+        lambda: torchrec.FeatureL2NormBasedEvictionPolicy(training_id_eviction_trigger_count=-1),
+        ValueError,
+        "training_id_eviction_trigger_count: got -1, want a whole number >= 0",
     ),
     "time for inference": (
-        lambda: torchrec.TimestampBasedEvictionPolicy(inference_eviction_ttl_mins=5),
+        lambda: torchrec.TimestampBasedEvictionPolicy(inference_eviction_ttl_mins=-5),
         ValueError,
-        "inference_eviction_ttl_mins: got 5, want 1440; .*restore a checkpoint",
+        "inference_eviction_ttl_mins: got -5, want a whole number from 0",
     ),
     "ids for inference": (
         lambda: torchrec.TimestampBasedEvictionPolicy(max_inference_id_num_per_rank=5),
@@ -317,6 +328,8 @@ def test_what_has_no_exact_meaning_is_refused(case):
         (torchrec.TimestampBasedEvictionPolicy(eviction_ttl_mins=0), None),
         (torchrec.CountBasedEvictionPolicy(eviction_threshold=0, decay_rate=0.5), None),
         (torchrec.FeatureL2NormBasedEvictionPolicy(), None),
+        (torchrec.FeatureL2NormBasedEvictionPolicy(eviction_threshold=0.5), None),
+        (torchrec.CountBasedEvictionPolicy(decay_rate=1.0), None),
     ],
 )
 def test_virtual_tables(kind, policy, eviction):
@@ -333,6 +346,94 @@ def test_virtual_tables(kind, policy, eviction):
     assert 0.45 < np.abs(rows).max() <= 0.5
     table.upsert(tf.range(1000, dtype=tf.int64), rows)
     assert int(table.size()) == 1000
+
+
+def virtual(kind, policy, **more):
+    config = config_of(
+        kind, 1 << 40, use_virtual_table=True, virtual_table_eviction_policy=policy, **more
+    )
+    assert type(config).from_config(config.get_config()) == config
+    return collection_of(kind, [config])
+
+
+def step(layer, *ids):
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    with tf.GradientTape() as tape:
+        output = layer(features(*ids))
+        values = output["f"] if isinstance(output, torchrec.KeyedTensor) else output["f"].values()
+        loss = tf.reduce_sum(values)
+    variables = layer.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+
+@both
+@pytest.mark.parametrize("trigger_count", [0, 12])
+@pytest.mark.parametrize("table_size", [1, 3])
+def test_rows_below_a_count_leave_when_it_is_triggered(kind, trigger_count, table_size):
+    """Against a dict of counts, which begin anew where a row has left."""
+    policy = torchrec.CountBasedEvictionPolicy(
+        eviction_threshold=3, decay_rate=1.0, training_id_eviction_trigger_count=trigger_count
+    )
+    layer, counts = virtual(kind, policy, table_size=table_size), {}
+    random, left = np.random.default_rng(1), 0
+    for now in range(1, 61):
+        ids = set((random.zipf(1.4, 3) % 50).tolist())
+        step(layer, *ids)
+        counts |= {key: counts.get(key, 0) + 1 for key in ids}
+        if now % 10 == 0:
+            below = {key for key in counts if counts[key] < 3} if len(counts) > trigger_count else set()
+            assert layer.trigger_feature_evict() == {"t": len(below)}
+            left += len(below)
+            counts = {key: count for key, count in counts.items() if key not in below}
+        assert set(values_of(layer.tables["t"])) == set(counts)
+    assert left > 10 and counts
+
+
+@both
+def test_rows_below_a_norm_leave_when_it_is_triggered(kind):
+    policy = torchrec.FeatureL2NormBasedEvictionPolicy(
+        eviction_threshold=0.5, inference_eviction_threshold=2.0
+    )
+    layer = virtual(kind, policy)
+    rows = np.random.default_rng(2).normal(size=(200, 2)).astype(np.float32)
+    norms = np.linalg.norm(rows.astype(np.float64), axis=1)
+    table = layer.tables["t"]
+    table.upsert(tf.range(200, dtype=tf.int64), rows)
+    assert layer.trigger_feature_evict() == {"t": int((norms < 0.5).sum())}
+    assert set(values_of(table)) == set(np.flatnonzero(norms >= 0.5).tolist())
+    layer.evict_for_inference()
+    assert set(values_of(table)) == set(np.flatnonzero(norms >= 2.0).tolist())
+
+
+@both
+def test_rows_that_a_model_which_serves_does_not_have(kind, monkeypatch, tmp_path):
+    """Of a checkpoint of the model that trains, which goes on; and one that is as in training."""
+    policy = torchrec.CountBasedEvictionPolicy(
+        eviction_threshold=0, decay_rate=1.0, inference_eviction_threshold=2
+    )
+    layer, served = virtual(kind, policy), virtual(kind, policy)
+    for ids in ((1, 2), (2, 3), (2, 3)):
+        step(layer, *ids)
+    path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "c"))
+    tf.train.Checkpoint(layer=served).restore(path).assert_consumed()
+    assert layer.trigger_feature_evict() == {}
+    assert served.evict_for_inference() == {"t": 1}
+    assert set(values_of(layer.tables["t"])) == {1, 2, 3}
+    assert set(values_of(served.tables["t"])) == {2, 3}
+    for minutes in (0, 60):
+        policy = torchrec.TimestampBasedEvictionPolicy(
+            eviction_ttl_mins=minutes, inference_eviction_ttl_mins=10
+        )
+        layer = virtual(kind, policy)
+        step(layer, 1)
+        assert layer.evict_for_inference() == {"t": 0}
+        later = time.time() + 9.9 * 60
+        monkeypatch.setattr(time, "time", lambda later=later: later)
+        assert layer.evict_for_inference() == {"t": 0}
+        monkeypatch.setattr(time, "time", lambda later=later: later + 60)
+        assert layer.evict_for_inference() == {"t": 1}
+        monkeypatch.undo()
+    assert virtual(kind, None).evict_for_inference() == {}
 
 
 @both

@@ -55,7 +55,13 @@ class Table(Protocol):
     @property
     def _declared(self) -> str: ...
 
-    def _stamp(self, step: Callable[[], tf.Tensor] | None = None) -> tf.Tensor | np.int64: ...
+    @property
+    def reads_clock(self) -> bool:
+        """See there."""
+
+    def _stamp(
+        self, step: Callable[[], tf.Tensor] | None = None, now: tf.Tensor | None = None
+    ) -> tf.Tensor | np.int64: ...
 
     def _problem_of(self, keys: tf.Tensor) -> tf.Tensor | None: ...
 

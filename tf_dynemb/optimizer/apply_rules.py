@@ -15,7 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.base.agreed import Agreed
 from tf_dynemb.base.op_library import ops
+from tf_dynemb.base.table import Table
 from tf_dynemb.lookup.lookup_bags import bag_arguments
 from tf_dynemb.optimizer.rules import Rule, rule_of
 from tf_dynemb.optimizer.table_optimizer_config import TableOptimizerConfig
@@ -72,7 +74,7 @@ def apply_rules(
     handles: Sequence[TableHandle],
     inner: keras.optimizers.Optimizer,
     untouched_rows: str,
-    has_room: tf.Tensor | None = None,
+    agreed: Agreed | None = None,
 ) -> list[tf.Operation | None]:
     """Updates the rows of tables in place.
 
@@ -82,21 +84,20 @@ def apply_rules(
         inner: gives rule, learning rate and weight decay where tables have none of their own, and counts
             the steps. Before it counts this one.
         untouched_rows: "lazy" or "catch_up".
-        has_room: of tables that are spread over processes and may refuse an update, whether all
-            processes are known to have room for all keys, a bool scalar, the same in all; None: there
-            are no such tables.
+        agreed: of tables that are spread over processes, what all processes know alike. None: nothing.
 
     Returns:
         In a graph, the operations that do it. A table that is full makes them fail, with all tables as
         they were, unless tables of several rules or dtypes have limits: those before it are trained.
     """
+    agreed = Agreed() if agreed is None else agreed
     groups: dict[tuple[object, ...], list[_Share]] = {}
     rates = _Rates(inner)
     for gradient, handle in zip(gradients, handles, strict=True):
         own = handle.optimizer_config or TableOptimizerConfig()
         optimizer = own.optimizer or inner
         common: dict[str, Any] = {
-            "stamp": handle.table._stamp(lambda: tf.cast(inner.iterations, tf.int64) + 1),
+            "stamp": _stamp(handle.table, inner, agreed),
             "rule": rule_of(optimizer, untouched_rows),
             "learning_rate": rates.of(own),
             "weight_decay": _weight_decay(handle, own, optimizer, inner),
@@ -130,9 +131,11 @@ def apply_rules(
     # Nothing is trained if one of the functions fails.
     every = [share for shares in groups.values() for share in shares]
     checks = [t for share in every for t in (share.admitted, share.scores) if t is not None]
-    if has_room is not None:
+    if agreed.has_room is not None:
         with tf.control_dependencies(checks):
-            checks.append(tf.cond(has_room, lambda: tf.constant(True), lambda: _agree(every, step)))
+            checks.append(
+                tf.cond(agreed.has_room, lambda: tf.constant(True), lambda: _agree(every, step))
+            )
     for key in sorted(groups, key=lambda key: not limited[key]):
         for op, of_op in _by_lookup(groups[key]).values():
             with tf.control_dependencies([*checks, *(done if any(limited.values()) else [])]):
@@ -140,6 +143,12 @@ def apply_rules(
     for handle in handles:
         _evict(handle)
     return done
+
+
+def _stamp(table: Table, inner: keras.optimizers.Optimizer, agreed: Agreed) -> tf.Tensor | np.int64:
+    """The time of the step, for the rows of a table."""
+    now = None if table.exchange is None else agreed.now
+    return table._stamp(lambda: tf.cast(inner.iterations, tf.int64) + 1, now)
 
 
 def _agree(shares: list[_Share], step: tf.Tensor) -> tf.Tensor:

@@ -376,7 +376,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         inner = self.inner_optimizer
         steps = inner.gradient_accumulation_steps
         gradients, handles = [without_frozen(*pair) for pair in tables], [h for _, h in tables]
-        gradients, has_room = summed_over_replicas(gradients, handles, replica)
+        gradients, agreed = summed_over_replicas(gradients, handles, replica)
         gradients = [unscaled(gradient, inner.loss_scale_factor) for gradient in gradients]
         if self.nonfinite != "apply" or steps:
             gradients = [sum_by_key(*pair) for pair in zip(gradients, handles, strict=True)]
@@ -405,7 +405,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             del strategy
             if self._averages is not None:
                 return self._train_with_averages(gradients, handles)
-            return apply_rules(gradients, handles, inner, self.untouched_rows, has_room)
+            return apply_rules(gradients, handles, inner, self.untouched_rows, agreed)
 
         return dense, update() if replica is None else replica.merge_call(update)
 

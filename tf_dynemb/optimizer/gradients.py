@@ -8,6 +8,7 @@ from typing import TypeAlias
 import keras
 import tensorflow as tf
 
+from tf_dynemb.base.agreed import Agreed
 from tf_dynemb.base.hints import Gradient
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.base.table import Table
@@ -159,16 +160,15 @@ def norms_of(gradients: list[Gradient], handles: list[TableHandle]) -> list[tf.T
 
 def summed_over_replicas(
     gradients: list[Gradient], handles: list[TableHandle], replica: tf.distribute.ReplicaContext
-) -> tuple[list[tf.IndexedSlices], tf.Tensor | None]:
+) -> tuple[list[tf.IndexedSlices], Agreed]:
     """What this process trains its rows on: of tables that are spread over processes those it owns.
 
     Tables of one process get the slices of all replicas, so that all replicas compute the same.
 
     Returns:
-        The gradients; and whether all processes have room for the rows, see
-        AllToAllExchange.deliver_updates.
+        The gradients; and what all processes know alike.
     """
-    has_room = None
+    agreed = Agreed()
     gradients = list(gradients)
     spread = [number for number, handle in enumerate(handles) if handle.table.exchange is not None]
     other = [number for number in range(len(handles)) if number not in spread]
@@ -184,11 +184,11 @@ def summed_over_replicas(
         wire_dtypes = [t.config.exchange_dtype or d for t, d in zip(tables, dtypes, strict=True)]
         rows = [tf.cast(s.values, dtype) for s, dtype in zip(sums, wire_dtypes, strict=True)]
         what = f"training by {', '.join(handles[number].rule_name for number in spread)}"
-        owned, has_room = tables[0].exchange.deliver_updates(what, tables, keys, rows)
+        owned, agreed = tables[0].exchange.deliver(what, tables, keys, rows)
         _deliver_scores([table for table in tables if table.config.takes_scores])
         for number, dtype, keys, rows in zip(spread, dtypes, *owned, strict=True):
             gradients[number] = tf.IndexedSlices(tf.cast(rows, dtype), keys)
-    return gradients, has_room
+    return gradients, agreed
 
 
 def _deliver_scores(tables: list[Table]) -> None:
@@ -196,7 +196,7 @@ def _deliver_scores(tables: list[Table]) -> None:
     if not tables:
         return
     left = [table.resource.take_all_scores() for table in tables]
-    owned = tables[0].exchange.deliver("scores", tables, *zip(*left, strict=True))
+    owned, _ = tables[0].exchange.deliver("scores", tables, *zip(*left, strict=True))
     for table, *keys_and_scores in zip(tables, *owned, strict=True):
         table.resource.give_scores(*keys_and_scores)
 

@@ -79,16 +79,19 @@ class LFU(EvictionPolicy):
 
     A call counts once, however often its batch has the key. With a half-life a write counts half after
     that time, a quarter after twice that time, and so on: forward decay (Cormode, Shkapenyuk,
-    Srivastava, Xu, "Forward Decay: A Practical Time Decay Model for Streaming Systems", 2009).
+    Srivastava, Xu, "Forward Decay: A Practical Time Decay Model for Streaming Systems", 2009). With
+    epochs the rows leave first that were last written in an earlier epoch, and of one epoch those that
+    were written least often in all, as with HierarchicalKV's kEpochLfu.
 
     Args:
         half_life_steps: half-life in steps of the optimizer, which an upsert or accum does not count.
         half_life_seconds: half-life in seconds, from 0.02. Neither: writes count for ever. A long one,
             such as a month, is an order by frequency and then by time: of rows that were written equally
             often those leave first whose writes are the older, by a ten millionth of it or more.
+        epoch_steps: how many steps of the optimizer an epoch has; without a half-life.
 
     Raises:
-        ValueError: both, or one that is not positive, or too short.
+        TypeError, ValueError: two of them, or one that is not positive, or too short.
 
     Example:
 
@@ -102,23 +105,36 @@ class LFU(EvictionPolicy):
 
     half_life_steps: int | None = None
     half_life_seconds: float | None = None
+    epoch_steps: int | None = None
 
     def __post_init__(self) -> None:
         _check_times("half_life", self.half_life_steps, self.half_life_seconds, may_be_none=True)
+        if self.epoch_steps is None:
+            return
+        whole("epoch_steps", self.epoch_steps, 1, 2**62)
+        if (self.half_life_steps, self.half_life_seconds) != (None, None):
+            raise ValueError(
+                f"epoch_steps: got {self.epoch_steps} with a half-life, want one of them: the counts of "
+                "epochs do not fade"
+            )
 
     @property
     def meta_fields(self) -> tuple[str, ...]:
-        """The count, or the decayed one."""
+        """The count, or the decayed one, or that of an epoch."""
         return ("count",) if self.unit is None else ("score",)
 
     @property
     def unit(self) -> str | None:
-        """That of the half-life."""
+        """That of the half-life or the epoch."""
+        if self.epoch_steps is not None:
+            return "steps"
         return _unit(self.half_life_steps, self.half_life_seconds)
 
     @property
     def engine_text(self) -> str:
-        """lfu, and the half-life."""
+        """lfu, and the half-life or the epoch."""
+        if self.epoch_steps is not None:
+            return f"lfu epoch {self.epoch_steps}"
         if self.unit is None:
             return "lfu"
         return f"lfu half_life {_time(self.half_life_steps, self.half_life_seconds)}"
@@ -225,7 +241,8 @@ class TTL(EvictionPolicy):
     Args:
         steps: steps of the optimizer. An upsert or accum has the step of the last training, before the
             first one step 1.
-        seconds: seconds, by the clock of the machine that holds the table.
+        seconds: seconds, by the clock of the machine that holds the table; of several workers or servers
+            by that of the first.
 
     Raises:
         ValueError: not one of them, or one that is not positive.

@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.base.agreed import Agreed
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.base.table import Table
 
@@ -204,7 +205,7 @@ class AllToAllExchange:
         tables: Sequence[Table],
         keys: Sequence[tf.Tensor],
         *columns: Sequence[tf.Tensor],
-    ) -> list[list[tf.Tensor]]:
+    ) -> tuple[list[list[tf.Tensor]], Agreed]:
         """Sends keys, with what belongs to each, to their shards.
 
         Args:
@@ -215,21 +216,7 @@ class AllToAllExchange:
 
         Returns:
             The keys for each table (m,), and each column likewise, of those that this process owns: what
-            the first process sent first, and of each in its order.
-        """
-        return self.deliver_updates(what, tables, keys, *columns)[0]
-
-    def deliver_updates(
-        self,
-        what: str,
-        tables: Sequence[Table],
-        keys: Sequence[tf.Tensor],
-        *columns: Sequence[tf.Tensor],
-    ) -> tuple[list[list[tf.Tensor]], tf.Tensor | None]:
-        """As deliver; and whether all processes have room for all keys, of tables that may refuse them.
-
-        That is a bool scalar, the same in all processes, that costs no exchange: if it is False there
-        may be room for those that have no row. None: no table refuses any.
+            the first process sent first, and of each in its order. And what all know.
         """
         number = len(tables)
         grouped, places, counts = self._grouped(tables, keys, distinct=False)
@@ -242,16 +229,21 @@ class AllToAllExchange:
         if refusing:
             sent = tf.reduce_max(tf.gather(counts, refusing, axis=1))
             room = tf.reduce_min([tables[n].resource.room() for n in refusing])
+        timed = [table for table in tables if table.reads_clock]
+        clock = tf.constant(tf.int64.min)  # of all but the first, so that the largest is that of it
+        if timed and self.index == 0:
+            clock = timed[0].resource.now()
         largest, _, got = self._exchanged(
             _program(what, tables) + _kinds(parts),
-            numbers=[sent, -room],
+            numbers=[sent, -room, clock],
             problem=_problem(tables, keys) if columns else None,
             counts=counts,
             parts=parts,
         )
         # No shard gets more keys than that, so that few steps need to ask again.
         enough = largest[0] * self.processes + largest[1] <= 0 if refusing else None
-        return [got[first : first + number] for first in range(0, len(got), number)], enough
+        agreed = Agreed(enough, largest[2] if timed else None)
+        return [got[first : first + number] for first in range(0, len(got), number)], agreed
 
     def agree_on_room(self, tables: Sequence[Table], problem: tf.Tensor) -> tf.Tensor:
         """Fails in all processes if one of them has no room for what it is to insert.

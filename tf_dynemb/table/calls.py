@@ -74,19 +74,28 @@ class TableCalls:
             declared += f", sent as {tf.as_dtype(self.config.exchange_dtype).name}"
         return declared + (", declines" if limits.on_full == "decline" else "")
 
-    def _stamp(self, step: Callable[[], tf.Tensor] | None = None) -> tf.Tensor | np.int64:
+    @property
+    def reads_clock(self) -> bool:
+        """Whether eviction goes by the clock, and no restrict policy says the time of writes."""
+        policy, eviction = self._restrict_policy, eviction_of(self.config.eviction)
+        says_time = policy is not None and policy.meta_field == "used"
+        return eviction is not None and eviction.unit == "microseconds" and not says_time
+
+    def _stamp(
+        self, step: Callable[[], tf.Tensor] | None = None, now: tf.Tensor | None = None
+    ) -> tf.Tensor | np.int64:
         """The time that a call writes into its rows, int64 scalar, if policies read one.
 
         Args:
             step: function that gives the optimizer's step, int64 scalar; None: between two steps.
+            now: the time by the clock, where processes have agreed on it; None: it is read.
         """
-        policy, eviction = self._restrict_policy, eviction_of(self.config.eviction)
-        if eviction is not None and eviction.unit is not None:
-            if eviction.unit == "steps":
-                return np.int64(_LATEST) if step is None else step()
-            if policy is None or policy.meta_field != "used":
-                return self.resource.now()
-        return stamp_of(policy)
+        if self.reads_clock:
+            return self.resource.now() if now is None else now
+        eviction = eviction_of(self.config.eviction)
+        if eviction is not None and eviction.unit == "steps":
+            return np.int64(_LATEST) if step is None else step()
+        return stamp_of(self._restrict_policy)
 
     def _problem_of(self, keys: tf.Tensor) -> tf.Tensor | None:
         """Why int64 keys cannot have rows, a string scalar, empty if they can; None: any key can."""
@@ -124,11 +133,14 @@ class TableCalls:
 
     def _delivered(
         self, what: str, keys: tf.Tensor, rows: tf.Tensor | None = None, *numbers: tf.Tensor
-    ) -> list[tf.Tensor]:
-        """int64 keys, and rows and numbers for each if given, as this process is to write them."""
+    ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
+        """int64 keys, and rows and numbers for each if given, as this process is to write them.
+
+        And the time by the clock that processes have agreed on.
+        """
         columns = [*([] if rows is None else [rows]), *numbers]
         if self.exchange is None:
-            return [keys, *columns]
+            return [keys, *columns], None
         same = []
         if rows is not None:
             want = tf.concat([tf.shape(keys), [self.dim]], axis=0)
@@ -138,7 +150,8 @@ class TableCalls:
             columns[0] = tf.reshape(rows, [-1, self.dim])
         with tf.control_dependencies(same):
             flat = [tf.reshape(keys, [-1]), *columns[:1], *(tf.reshape(c, [-1]) for c in columns[1:])]
-        return [one for (one,) in self.exchange.deliver(what, [self._table], *([part] for part in flat))]
+        delivered, agreed = self.exchange.deliver(what, [self._table], *([part] for part in flat))
+        return [one for (one,) in delivered], agreed.now
 
     def _if_all_have_room(self, keys: tf.Tensor, exists: tf.Tensor | None = None) -> Any:
         """Where a call that writes int64 keys is made: if one process has no room it fails in all."""

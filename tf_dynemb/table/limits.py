@@ -119,7 +119,7 @@ def share_of(number: int, index: int, parts: int) -> int:
 
 def rows_that_left(table: Any) -> int:
     """How many rows have left a TableResource or ShardedTable by its eviction policy, in its life."""
-    names, numbers = table.counters()
+    names, numbers, _ = table.counters()
     return sum(
         int(number)
         for name, number in zip(names.numpy(), numbers.numpy(), strict=True)

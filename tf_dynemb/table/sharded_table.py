@@ -309,12 +309,14 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
             ]
         )
 
-    def counters(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """As TableResource.counters: the sums over all parts."""
-        names, numbers = zip(*(part.counters() for part in self._parts), strict=True)
+    def counters(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """As TableResource.counters: the sums over all parts, and those of the shards of each part."""
+        names, numbers, by_shard = zip(*(part.counters() for part in self._parts), strict=True)
         with _here():
             own = tf.cast(self._are_tables_of_their_own(), tf.int64)
-            return tf.identity(names[0]), tf.linalg.matvec(tf.stack(numbers, 1), own)
+            shards = [tf.multiply(*pair) for pair in zip(by_shard, tf.unstack(own), strict=True)]
+            sums = tf.linalg.matvec(tf.stack(numbers, 1), own)
+            return tf.identity(names[0]), sums, tf.concat(shards, 0)
 
     def take_evicted(self, name: str | None = None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """As TableResource.take_evicted: of one part after the other."""

@@ -288,7 +288,7 @@ class TableResource(
         exists = tf.zeros([0], tf.bool) if exists is None else exists
         return ops.dynemb_check_room(self.resource_handle, keys, self.shard_ids(keys), exists)
 
-    def counters(self) -> tuple[tf.Tensor, tf.Tensor]:
+    def counters(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Names (n,) and numbers (n,) of what has happened; see the op DynembCounters."""
         return ops.dynemb_counters(self.resource_handle)
 

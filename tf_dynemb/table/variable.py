@@ -29,10 +29,14 @@ from tf_dynemb.table.in_savers import join_savers
 from tf_dynemb.table.limits import limits_of
 from tf_dynemb.table.make_resource import check_places, made_resource
 from tf_dynemb.table.open_storage import storage_of_table
+from tf_dynemb.table.remove_if import RowTest, remove_if
 from tf_dynemb.table.scores import highest_of_equal, scores_for
 from tf_dynemb.table.sharded_table import ShardedTable
 from tf_dynemb.table.table_config import TableConfig
 from tf_dynemb.table.views import SlotVariable, TableShard, slot_variables
+
+# What no shard counts.
+_COUNTED_OF_TABLES = ("not_admitted", "saves", "deltas", "save_microseconds", "delta_microseconds")
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")
@@ -286,14 +290,14 @@ class Variable(TableCalls, SavesChildren, tf.Module):
         """
         keys, values = self._keys_for_insert(keys), self._values("values", values)
         if scores is None:
-            keys, values = self._delivered("upsert", keys, values)
+            (keys, values), now = self._delivered("upsert", keys, values)
             with self._if_all_have_room(keys):
-                done = self.resource.upsert(keys, values, self._stamp(), name)
+                done = self.resource.upsert(keys, values, self._stamp(now=now), name)
             return self._no_candidates(keys, done)
         flat = flat_numbers("scores", scores_for(self, scores), keys)
-        keys, values, flat = self._delivered("upsert with scores", keys, values, flat)
+        (keys, values, flat), now = self._delivered("upsert with scores", keys, values, flat)
         scores = highest_of_equal(tf.reshape(keys, [-1]), flat)
-        done = self.resource.upsert(keys, values, self._stamp(), name, scores)
+        done = self.resource.upsert(keys, values, self._stamp(now=now), name, scores)
         return self._no_candidates(keys, done)
 
     def accum(
@@ -347,17 +351,18 @@ class Variable(TableCalls, SavesChildren, tf.Module):
         what, given = "accum", []
         if scores is not None:
             what, given = "accum with scores", [flat_numbers("scores", scores_for(self, scores), keys)]
-        keys, values_or_deltas, exists, *given = self._delivered(
+        (keys, values_or_deltas, exists, *given), now = self._delivered(
             what, keys, values_or_deltas, exists, *given
         )
         given = [highest_of_equal(tf.reshape(keys, [-1]), flat) for flat in given]
         with self._if_all_have_room(keys, exists):
-            done = self.resource.accum(keys, values_or_deltas, exists, self._stamp(), name, *given)
+            stamp = self._stamp(now=now)
+            done = self.resource.accum(keys, values_or_deltas, exists, stamp, name, *given)
         return self._no_candidates(keys, done, exists)
 
     def remove(self, keys: TensorLike, name: str | None = None) -> tf.Operation | None:
         """Removes the rows of keys (key_dtype, any shape); keys without a row are ignored."""
-        (own,) = self._delivered("remove", self._checked_keys(keys))
+        (own,), _ = self._delivered("remove", self._checked_keys(keys))
         return self.resource.remove(own, name)
 
     def clear(self, name: str | None = None) -> tf.Operation | None:
@@ -438,6 +443,34 @@ class Variable(TableCalls, SavesChildren, tf.Module):
             num_reserved, trigger=trigger, name=name, **kwargs
         )
 
+    def remove_if(self, function: RowTest) -> int:
+        """Removes the rows of which a function says so, by a pass over the table, block by block.
+
+        With it rows leave that are below a threshold: of their norm, of how often or when they were
+        written. Of a table that is sharded across workers those of this worker; all of them are to call
+        it. What others write to a row between the function and the removal goes with it. Eagerly.
+
+        Args:
+            function: takes keys (n,), as export has them, values (n, dim), and a dict of what policies
+                keep of each row, int64 (n,): "used", when it was last written, in the unit of the
+                policy; "count", how often; or "score". Returns bool (n,).
+
+        Returns:
+            How many rows went.
+
+        Raises:
+            TypeError, ValueError: the function gave something else. Rows of the blocks before are gone.
+
+        Example: as DeepRec's L2WeightEvict, before a save.
+
+        >>> import tensorflow as tf, tf_dynemb
+        >>> table = tf_dynemb.Variable(dim=2)
+        >>> table.upsert(tf.constant([5, 6], tf.int64), [[3.0, 4.0], [0.1, 0.2]])
+        >>> table.remove_if(lambda keys, values, numbers: tf.norm(values, axis=1) < 1.0)
+        1
+        """
+        return remove_if(self, function)
+
     def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
         """Number of rows, int64 scalar: of shard `index`, or of all, which a finalized graph has too."""
         if index is None:
@@ -447,7 +480,7 @@ class Variable(TableCalls, SavesChildren, tf.Module):
             return tf.reduce_sum(self.resource.sizes(name)[0])
         return self.resource.size_of(whole("index", index, 0, self.shard_num - 1), name)
 
-    def metrics(self) -> dict[str, tf.Tensor]:
+    def metrics(self, by_shard: bool = False) -> dict[str, tf.Tensor]:
         """What there is in the table, and what has happened to it since it was made in this process.
 
         Returns:
@@ -468,6 +501,10 @@ class Variable(TableCalls, SavesChildren, tf.Module):
             keys that needed nothing from disk, "misses", keys whose rows came from there, and
             "rows_read", "rows_written" and "rows_left", to make room. Eagerly.
 
+            With by_shard int64 (shards,): rows, bytes, and those numbers that each shard counts, in the
+            order of the table's devices, or servers, and the shards on each. They tell whether one is
+            asked much more often than others.
+
         TensorFlow's monitoring registry has rows, bytes and the counters that all tables have, summed
         over the tables of one name, as /tf_dynemb/table/<name of the number>, with the table's name as
         the label `table`; and /tf_dynemb/all_to_all_bytes, what this process has sent to others.
@@ -482,7 +519,13 @@ class Variable(TableCalls, SavesChildren, tf.Module):
         >>> int(metrics["rows"]), int(metrics["inserted"]), int(metrics["evicted"])
         (2, 3, 1)
         """
-        counters = _by_name(*self.resource.counters())
+        names, numbers, of_shards = self.resource.counters()
+        if by_shard:
+            rows, memory_bytes = self.resource.sizes()
+            of_each = _by_name(names, tf.transpose(of_shards))
+            counted = {name: n for name, n in of_each.items() if name not in _COUNTED_OF_TABLES}
+            return {"rows": rows, "bytes": memory_bytes, **counted}
+        counters = _by_name(names, numbers)
         metrics = {"rows": self.size(), "bytes": self.memory_bytes(), **counters}
         if self.exchange is not None:
             metrics |= self.exchange.metrics()

@@ -39,10 +39,14 @@ double LogOfOnePlusPowerOfTwo(double x) {
 
 MetaFields EvictionPolicy::meta() const {
   MetaFields fields;
-  if (order == Order::kLastWriteTime || expires()) fields.add(MetaField::kLastWriteTime);
-  if (order == Order::kCount) fields.add(MetaField::kCount);
-  if (order == Order::kDecayedCount || order == Order::kGiven) fields.add(MetaField::kScore);
+  if (expires()) fields.add(MetaField::kLastWriteTime);
+  if (evicts() && order != Order::kNorm) fields.add(score_field());
   return fields;
+}
+
+MetaField EvictionPolicy::score_field() const {
+  if (order == Order::kCount) return MetaField::kCount;
+  return adds_writes() || order == Order::kGiven ? MetaField::kScore : MetaField::kLastWriteTime;
 }
 
 Status EvictionPolicy::Parse(std::string_view text, EvictionPolicy* policy) {
@@ -65,6 +69,9 @@ Status EvictionPolicy::Parse(std::string_view text, EvictionPolicy* policy) {
       parsed.order = Order::kCount;
       good = number("half_life", &parsed.half_life);
       if (parsed.half_life > 0) parsed.order = Order::kDecayedCount;
+      good = good && number("epoch", &parsed.epoch);
+      if (parsed.epoch > 0) parsed.order = Order::kEpochCount;
+      good = good && (parsed.half_life == 0 || parsed.epoch == 0);
     } else if (name == "norm") {
       parsed.order = Order::kNorm;
     } else if (name == "score") {
@@ -77,7 +84,7 @@ Status EvictionPolicy::Parse(std::string_view text, EvictionPolicy* policy) {
   if (!good) {
     return InvalidArgument(
         "eviction: got '", text,
-        "', want '', lru, lfu, lfu half_life N, norm or score, and after it ttl N, ",
+        "', want '', lru, lfu, lfu half_life N, lfu epoch N, norm or score, and after it ttl N, ",
         "where N is 1 or more");
   }
   *policy = parsed;
@@ -99,7 +106,17 @@ int64_t DecayedWrite(int64_t now, int64_t half_life) {
   return whole * kOne + static_cast<int64_t>(rest * kOne);
 }
 
-int64_t AddWrite(int64_t score, int64_t write) {
+int64_t EpochWrite(int64_t now, int64_t epoch) {
+  const int64_t number = std::max<int64_t>(now, 0) / epoch;
+  return std::min<int64_t>(number, INT32_MAX) << 32;
+}
+
+int64_t EvictionPolicy::WriteAt(int64_t now) const {
+  if (order == Order::kDecayedCount) return DecayedWrite(now, half_life);
+  return order == Order::kEpochCount ? EpochWrite(now, epoch) : 0;
+}
+
+int64_t AddDecayedWrite(int64_t score, int64_t write) {
   static const DecayLogs logs;
   return logs.Add(score, write);
 }

@@ -21,12 +21,14 @@ struct EvictionPolicy {
     kLastWriteTime,  // least recently written first (LRU)
     kCount,          // least often written first (LFU)
     kDecayedCount,   // the same, where a write counts half after each half-life
+    kEpochCount,     // last written in an earlier epoch first, and of one epoch least often
     kNorm,           // smallest L2 norm of the value first
     kGiven,          // lowest score first, of those that callers give (Stamp::scores)
   };
 
   Order order = Order::kNone;
   int64_t half_life = 0;  // of kDecayedCount, in units of `now`; 1 or more
+  int64_t epoch = 0;      // of kEpochCount, how long one is; 1 or more
   // A row that was not written for longer than this, in units of `now`, counts as missing. 0: rows
   // do not expire.
   int64_t ttl = 0;
@@ -34,18 +36,31 @@ struct EvictionPolicy {
   bool evicts() const { return order != Order::kNone; }
   bool expires() const { return ttl > 0; }
   // Whether it depends on `now`, which must then never fall.
-  bool uses_time() const {
-    return expires() || order == Order::kLastWriteTime || order == Order::kDecayedCount;
-  }
-  // The meta fields that the rows must have.
+  bool uses_time() const { return expires() || order == Order::kLastWriteTime || adds_writes(); }
+  // Whether a score is made of all writes of a row, each of which adds WriteAt to it by AddWrite.
+  bool adds_writes() const { return order == Order::kDecayedCount || order == Order::kEpochCount; }
+  int64_t WriteAt(int64_t now) const;
+  // The meta fields that the rows must have; and the one with the score, unless that is the norm.
   MetaFields meta() const;
+  MetaField score_field() const;
 
-  // The text form: "", "lru", "lfu", "lfu half_life 1000", "norm" or "score"; after it may come "
-  // ttl 500".
+  // The text form: "", "lru", "lfu", "lfu half_life 1000", "lfu epoch 1000", "norm" or "score";
+  // after it may come " ttl 500".
   static Status Parse(std::string_view text, EvictionPolicy* policy);
 };
 
-// What a write `now` adds to the score of kDecayedCount, in the form that AddWrite takes.
+inline constexpr int64_t kNeverWritten = INT64_MIN;
+
+// The score of kEpochCount: the number of the epoch of the last write, and below it, in 32 bits
+// that do not overflow, how many writes there were in all; as HierarchicalKV's kEpochLfu.
+int64_t EpochWrite(int64_t now, int64_t epoch);
+DYNEMB_HOST_DEVICE inline int64_t AddEpochWrite(int64_t score, int64_t write) {
+  constexpr int64_t kMost = 0xffffffff;
+  const int64_t count = score & kMost;  // kNeverWritten has none
+  return write | (count < kMost ? count + 1 : kMost);
+}
+
+// What a write `now` adds to the score of kDecayedCount, in the form that AddDecayedWrite takes.
 int64_t DecayedWrite(int64_t now, int64_t half_life);
 // The score of a row that has this score, or kNeverWritten, after such a write. It is
 //
@@ -54,8 +69,7 @@ int64_t DecayedWrite(int64_t now, int64_t half_life);
 // which orders rows as their decayed counts do at any later moment, without changing while time
 // passes (forward decay: Cormode, Shkapenyuk, Srivastava, Xu, "Forward Decay: A Practical Time
 // Decay Model for Streaming Systems", 2009). The same to the bit on every machine.
-int64_t AddWrite(int64_t score, int64_t write);
-inline constexpr int64_t kNeverWritten = INT64_MIN;
+int64_t AddDecayedWrite(int64_t score, int64_t write);
 
 // log2(1 + 2^-x) in fixed point, between places that are computed once: it is above the function,
 // by less than 2e-5 of its value. Also in a GPU's memory.
@@ -72,7 +86,7 @@ struct DecayLogs {
     const double part = static_cast<double>(x % kStep) / kStep;
     return static_cast<int64_t>(at[i] + part * (at[i + 1] - at[i]));
   }
-  // AddWrite.
+  // AddDecayedWrite.
   DYNEMB_HOST_DEVICE int64_t Add(int64_t score, int64_t write) const {
     if (score == kNeverWritten) return write;
     const int64_t high = score > write ? score : write, low = score > write ? write : score;
@@ -82,6 +96,11 @@ struct DecayLogs {
     return high + At(static_cast<int64_t>(apart));
   }
 };
+
+// The score after a write, of a policy that adds them.
+inline int64_t AddWrite(const EvictionPolicy& policy, int64_t score, int64_t write) {
+  return policy.epoch > 0 ? AddEpochWrite(score, write) : AddDecayedWrite(score, write);
+}
 
 }  // namespace dynemb
 

@@ -51,9 +51,9 @@ TEST(BoundedTableTest, WhatCannotBeIsRefused) {
   unbounded = Options(-1, "lru ttl 5");
   EXPECT_TRUE(MakeHostTable(Schema(unbounded), unbounded, &table).ok());
   EvictionPolicy policy;
-  for (const char* bad :
-       {"fifo", "lru lru", "lfu half_life", "lfu half_life 0", "lru half_life 5", "score 5", "ttl",
-        "ttl -1", "ttl 1x", "lru ttl 5 6", " lru", "lru  ttl 5"}) {
+  for (const char* bad : {"fifo", "lru lru", "lfu half_life", "lfu half_life 0", "lru half_life 5",
+                          "score 5", "ttl", "ttl -1", "ttl 1x", "lru ttl 5 6", " lru", "lru  ttl 5",
+                          "lfu epoch", "lfu epoch 0", "lfu half_life 5 epoch 5", "lru epoch 5"}) {
     EXPECT_EQ(EvictionPolicy::Parse(bad, &policy).code(), Code::kInvalidArgument) << bad;
   }
 }
@@ -134,7 +134,7 @@ TEST(DecayedCountTest, IsTheLogarithmOfTheSum) {
       const double at = static_cast<double>(now) / static_cast<double>(half_life);
       sum = sum * std::exp2(from - at) + 1;
       from = at;
-      score = AddWrite(score, DecayedWrite(now, half_life));
+      score = AddDecayedWrite(score, DecayedWrite(now, half_life));
       // Each write drops less than one unit of 2^-24, and so does the division; what it adds is too
       // large by up to 2e-5 of itself, and all that has been added is less than log2(i + 1) + at.
       const double bound = 2.0 * (i + 1) / (1 << 24) + 2e-5 * (std::log2(i + 1.0) + at);
@@ -144,9 +144,18 @@ TEST(DecayedCountTest, IsTheLogarithmOfTheSum) {
   // The ends of what a file may say.
   for (const int64_t score : {INT64_MAX, INT64_MIN + 1, int64_t{0}}) {
     for (const int64_t now : {INT64_MAX, INT64_MIN, int64_t{0}}) {
-      EXPECT_GE(AddWrite(score, DecayedWrite(now, 1)), std::max<int64_t>(score, 0));
+      EXPECT_GE(AddDecayedWrite(score, DecayedWrite(now, 1)), std::max<int64_t>(score, 0));
     }
   }
+}
+
+TEST(EpochCountTest, HasTheEpochAboveTheCount) {
+  int64_t score = kNeverWritten;
+  for (const int64_t now : {1, 9, 10, 11, 35}) score = AddEpochWrite(score, EpochWrite(now, 10));
+  EXPECT_EQ(score, int64_t{3} << 32 | 5);
+  EXPECT_EQ(AddEpochWrite(INT64_MAX, EpochWrite(0, 1)), 0xffffffff);  // does not overflow
+  EXPECT_EQ(AddEpochWrite(0, EpochWrite(INT64_MAX, 1)), int64_t{INT32_MAX} << 32 | 1);
+  EXPECT_EQ(AddEpochWrite(-1, EpochWrite(INT64_MIN, 1)), 0xffffffff);
 }
 
 TEST(MaxBytesTest, KeysOfOneSegmentMakeTheTableFullEarlier) {

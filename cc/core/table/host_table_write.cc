@@ -88,7 +88,7 @@ bool HostTable::InsertInitial(Entry* entry) const {
   CopyBytes(entry->row + layout_.slots_offset, initial_slots_.data(), layout_.slots_bytes);
   char* const meta = entry->row + layout_.meta_offset;
   std::memset(meta, 0, static_cast<size_t>(layout_.meta_bytes));
-  if (options_.eviction.half_life > 0) {
+  if (options_.eviction.adds_writes()) {
     WriteInt64(kNeverWritten, meta + layout_.meta_field[static_cast<int>(MetaField::kScore)]);
   }
   return true;
@@ -107,7 +107,7 @@ void HostTable::EraseExpired(Entry* entry, Task* task) const {
 // What a call writes to the meta of its rows: where the policy goes by time, that does not fall.
 struct HostTable::CallStamp {
   int64_t now;
-  int64_t write;               // of AddWrite, if there is a half-life
+  int64_t write;               // of AddWrite, if the policy adds writes
   Span<const int64_t> scores;  // by position, if they are given
 };
 HostTable::CallStamp HostTable::Stamped(const Stamp& stamp) const {
@@ -115,8 +115,7 @@ HostTable::CallStamp HostTable::Stamped(const Stamp& stamp) const {
   int64_t now = stamp.now;
   if (policy.uses_time()) now = options_.clock->Stamp(stamp.now);
   const bool is_given = policy.order == EvictionPolicy::Order::kGiven;
-  return {now, policy.half_life > 0 ? DecayedWrite(now, policy.half_life) : 0,
-          is_given ? stamp.scores : Span<const int64_t>()};
+  return {now, policy.WriteAt(now), is_given ? stamp.scores : Span<const int64_t>()};
 }
 // Notes the time of a row that comes from elsewhere.
 void HostTable::NoteTime(const char* row) {
@@ -155,9 +154,9 @@ void HostTable::StampMeta(const CallStamp& stamp, int64_t position, char* row) c
     // Unsigned, since a count that was inserted may be anything.
     WriteInt64(static_cast<int64_t>(static_cast<uint64_t>(ReadInt64(meta + at)) + 1), meta + at);
   }
-  if (options_.eviction.half_life > 0) {
+  if (options_.eviction.adds_writes()) {
     char* const score = meta + field(MetaField::kScore);
-    WriteInt64(AddWrite(ReadInt64(score), stamp.write), score);
+    WriteInt64(AddWrite(options_.eviction, ReadInt64(score), stamp.write), score);
   }
   if (!stamp.scores.empty()) WriteInt64(stamp.scores[position], meta + field(MetaField::kScore));
 }

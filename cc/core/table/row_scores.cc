@@ -22,10 +22,7 @@ RowScores::RowScores(const EvictionPolicy& policy, const RowLayout& layout, DTyp
       clock_(std::move(clock)) {
   const auto offset = [&](MetaField field) { return layout.meta_field[static_cast<int>(field)]; };
   last_write_ = offset(MetaField::kLastWriteTime);
-  score_ = offset(policy.order == EvictionPolicy::Order::kCount          ? MetaField::kCount
-                  : policy.order == EvictionPolicy::Order::kDecayedCount ? MetaField::kScore
-                  : policy.order == EvictionPolicy::Order::kGiven ? MetaField::kScore
-                                                                  : MetaField::kLastWriteTime);
+  score_ = offset(policy.score_field());
   first_byte_ = reads_values() ? 0 : layout.meta_offset + score_;
 }
 

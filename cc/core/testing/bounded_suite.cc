@@ -145,6 +145,9 @@ class Model {
     if (policy_ == "lfu") return static_cast<double>(writes.size());
     if (policy_ == "score") return static_cast<double>(ScoreOf(key, writes.back()));
     if (policy_ == "norm") return 2.0 * static_cast<double>(key) * static_cast<double>(key);
+    if (policy_ == "lfu epoch 10") {
+      return 1e6 * static_cast<double>(writes.back() / 10) + static_cast<double>(writes.size());
+    }
     double count = 0;  // lfu half_life 10
     for (const int64_t at : writes)
       count += std::exp2(static_cast<double>(at - writes.back()) / 10);
@@ -158,7 +161,8 @@ class Model {
 
 class EvictionTest : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Policies, EvictionTest,
-                         ::testing::Values("lru", "lfu", "norm", "lfu half_life 10", "score"));
+                         ::testing::Values("lru", "lfu", "norm", "lfu half_life 10", "lfu epoch 10",
+                                           "score"));
 
 TEST_P(EvictionTest, SmallTablesKeepExactlyTheRowsOfTheHighestScores) {
   for (const int64_t max_rows : {1, 2, 7, 100, 1000}) {

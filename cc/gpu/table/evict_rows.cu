@@ -66,13 +66,7 @@ RowScore::RowScore(const EvictionPolicy& policy, const TableSchema& schema, cons
                    const Expiry& expires)
     : dim(schema.dim), dtype(schema.value_dtype), expiry(expires) {
   if (policy.order == EvictionPolicy::Order::kNorm) return;
-  MetaField field = MetaField::kLastWriteTime;
-  if (policy.order == EvictionPolicy::Order::kCount) field = MetaField::kCount;
-  if (policy.order == EvictionPolicy::Order::kDecayedCount ||
-      policy.order == EvictionPolicy::Order::kGiven) {
-    field = MetaField::kScore;
-  }
-  meta_at = layout.meta_offset + layout.meta_field[static_cast<int>(field)];
+  meta_at = layout.meta_offset + layout.meta_field[static_cast<int>(policy.score_field())];
 }
 
 DYNEMB_HOST_DEVICE int64_t RowScore::operator()(const char* row) const {

@@ -171,10 +171,10 @@ RowStamp GpuTableOfMemory::Stamped(Stamp stamp) {
   const EvictionPolicy& policy = options_.eviction;
   if (policy.uses_time()) stamp.now = options_.clock->Stamp(stamp.now);
   RowStamp stamped(layout_, stamp);
-  if (policy.half_life > 0) {
+  if (policy.adds_writes()) {
     stamped.score = layout_.meta_field[static_cast<int>(MetaField::kScore)];
-    stamped.write = DecayedWrite(stamp.now, policy.half_life);
-    stamped.logs = decay_logs_.as<DecayLogs>();
+    stamped.write = policy.WriteAt(stamp.now);
+    if (policy.half_life > 0) stamped.logs = decay_logs_.as<DecayLogs>();
   }
   if (policy.order == EvictionPolicy::Order::kGiven && !stamp.scores.empty()) {
     stamped.given = layout_.meta_field[static_cast<int>(MetaField::kScore)];

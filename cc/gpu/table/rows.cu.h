@@ -252,8 +252,8 @@ struct RowStamp {
   int64_t now = 0;
   int64_t meta_offset = 0, meta_bytes = 0;
   int64_t used = -1, count = -1;  // places in the meta
-  // Of decayed counts, where the policy has them: their place, what a write adds, and logarithms in
-  // the table's memory.
+  // Of a policy that adds writes: the place of the score, what a write adds, and of decayed counts
+  // logarithms in the table's memory.
   int64_t score = -1, write = 0;
   const DecayLogs* logs = nullptr;
   // Of scores that are given: their place, and each key's.
@@ -275,9 +275,11 @@ struct RowStamp {
     char* const meta = row + meta_offset;
     for (int64_t at = 0; is_new && at < meta_bytes; at += 8) *Number(meta + at) = 0;
     if (score >= 0) {
-      int64_t decayed = is_new ? kNeverWritten : *Number(meta + score);
-      for (int64_t i = 0; i < writes; ++i) decayed = logs->Add(decayed, write);
-      *Number(meta + score) = decayed;
+      int64_t sum = is_new ? kNeverWritten : *Number(meta + score);
+      for (int64_t i = 0; i < writes; ++i) {
+        sum = logs != nullptr ? logs->Add(sum, write) : AddEpochWrite(sum, write);
+      }
+      *Number(meta + score) = sum;
     }
     if (given >= 0 && writes > 0) *Number(meta + given) = scores[position];
     if (used >= 0 && writes > 0) *Number(meta + used) = now;

@@ -41,20 +41,6 @@ class HkvEvictStrategy(enum.IntEnum):
     CUSTOMIZED = 4
 
 
-# EPOCHLRU compares epochs first, then times. Neither ever falls, so that it orders as times alone do.
-# CUSTOMIZED is by gen_scores_fn.
-_EVICTION = {
-    HkvEvictStrategy.LRU: LRU(),
-    HkvEvictStrategy.LFU: LFU(),
-    HkvEvictStrategy.EPOCHLRU: LRU(),
-    HkvEvictStrategy.CUSTOMIZED: None,
-}
-_NO_EPOCHS = (
-    "LFU counts all writes; make the Variable without the creator, with max_rows and "
-    "eviction=tf_dynemb.policies.LFU(half_life_steps=...), to forget old ones"
-)
-
-
 @dataclasses.dataclass(frozen=True)
 class CuckooHashTableConfig:
     """The configuration of a CuckooHashTableCreator, empty as in TFRA.
@@ -81,17 +67,19 @@ class HkvHashTableConfig:
         max_hbm_for_values: bytes of GPU memory for values; without effect, as all parts of a row lie
             together.
         evict_strategy: LRU: the rows that were written longest ago leave. LFU: those that were written
-            least often, as tf_dynemb.policies.LFU says. EPOCHLRU: as LRU, which is the same order.
-            CUSTOMIZED: those to which gen_scores_fn gives the lowest scores. EPOCHLFU is refused: no
-            count of a row is by epochs.
-        step_per_epoch: without effect; EPOCHLRU orders alike for any number.
+            least often, as tf_dynemb.policies.LFU says. EPOCHLRU: as LRU, which is the same order, since
+            epochs rise with time. EPOCHLFU: those that were last written in an earlier epoch, and of one
+            epoch those that were written least often. CUSTOMIZED: those to which gen_scores_fn gives the
+            lowest scores.
+        step_per_epoch: with EPOCHLFU, how many steps of the optimizer an epoch has; 0: there is one. In
+            TFRA it is a number of calls that write the table; here upsert and accum write in the epoch
+            of the last step. Otherwise without effect.
         gen_scores_fn: with CUSTOMIZED, what tf_dynemb.policies.Score takes: of int64 keys (n,) their
             scores, int64 (n,); export_keys_and_scores gives them. Otherwise without effect.
         reserved_key_start_bit: without effect: no key is reserved.
 
     Raises:
-        ValueError: a strategy that is refused, or that is none; a capacity that is none; CUSTOMIZED
-            without gen_scores_fn.
+        ValueError: a strategy that is none; a capacity that is none; CUSTOMIZED without gen_scores_fn.
 
     Example:
 
@@ -130,14 +118,11 @@ class HkvHashTableConfig:
         try:
             strategy = HkvEvictStrategy(self.evict_strategy)
         except ValueError:
-            names = ", ".join(each.name for each in _EVICTION)
+            names = ", ".join(each.name for each in HkvEvictStrategy)
             raise ValueError(
                 f"evict_strategy: got {self.evict_strategy!r}, want an HkvEvictStrategy: {names}"
             ) from None
         object.__setattr__(self, "evict_strategy", strategy)
-        if strategy not in _EVICTION:
-            lru = HkvEvictStrategy.LRU
-            unsupported(owner, "evict_strategy", strategy, lru, instead=_NO_EPOCHS, changes_results=True)
         if isinstance(self.gen_scores_fn, dict):
             function = keras.saving.deserialize_keras_object(self.gen_scores_fn)
             object.__setattr__(self, "gen_scores_fn", function)
@@ -270,7 +255,13 @@ class HkvHashTableCreator(KVCreator):
         """Which rows leave a table that is full."""
         if self.config.max_capacity is None:
             return None
-        return _EVICTION[self.config.evict_strategy] or Score(self.config.gen_scores_fn)
+        strategy = self.config.evict_strategy
+        if strategy == HkvEvictStrategy.CUSTOMIZED:
+            return Score(self.config.gen_scores_fn)
+        if strategy == HkvEvictStrategy.EPOCHLFU:
+            return LFU(epoch_steps=self.config.step_per_epoch or None)
+        # EPOCHLRU compares epochs first, then times. Neither ever falls, so it orders as times alone do.
+        return LFU() if strategy == HkvEvictStrategy.LFU else LRU()
 
     def get_config(self) -> dict[str, Any]:
         """What from_config needs."""

@@ -120,8 +120,9 @@ class Variable(CoreVariable):
         """All keys (n,), as export has them, and what eviction ranks their rows by, int64 (n,).
 
         The score of a row is what gen_scores_fn gave (CUSTOMIZED; of floats numbers in their order), the
-        time of its last write in microseconds (LRU), or the number of its
-        writes (LFU); without eviction that of the restrict_policy. Rows of the lowest leave first.
+        time of its last write in microseconds (LRU), the number of its writes (LFU), or
+        epoch << 32 | that number (EPOCHLFU); without eviction that of the restrict_policy. Rows of the
+        lowest leave first.
 
         Args:
             split_size: without effect; in TFRA how many rows are copied at once.

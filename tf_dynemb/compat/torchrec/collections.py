@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_dynemb.collections import embedding_bag_collection, embedding_collection
 from tf_dynemb.collections.tables import Collection, CollectionTable
 from tf_dynemb.compat.torchrec.configs import EmbeddingBagConfig, EmbeddingConfig
+from tf_dynemb.compat.torchrec.virtual_tables import VirtualTableEvictionPolicy
 from tf_dynemb.table.devices import device_list
 from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.variable import Variable
@@ -99,6 +100,40 @@ class _TorchConfigs(_Layer):
     def _keep(self, configs: Sequence[EmbeddingConfig]) -> None:
         """Keeps TorchRec's configs."""
         self._torch_configs = tuple(configs)
+
+    def trigger_feature_evict(self) -> dict[str, int]:
+        """Removes the rows that the policies of virtual tables say, as FBGEMM's method of that name.
+
+        Those below an `eviction_threshold`, of tables that have more rows than the policy's
+        `training_id_eviction_trigger_count`. Call it between steps, as often as rows are to leave. In
+        several processes each of them is to call it. Eagerly.
+
+        Returns:
+            By the names of the tables with a threshold, how many rows have left in this process.
+        """
+        return {
+            name: table.remove_if(policy.test) if int(table.size()) > policy.trigger_count else 0
+            for name, table, policy in self._evicting()
+            if policy.test is not None
+        }
+
+    def evict_for_inference(self) -> dict[str, int]:
+        """Removes the rows that a model which serves is not to have, before it is saved.
+
+        Those below an `inference_eviction_threshold`, or older than `inference_eviction_ttl_mins`. They
+        are gone from these tables: to go on with training, restore a checkpoint into a second model, and
+        call it there. Otherwise as trigger_feature_evict.
+        """
+        tests = [(n, table, policy.inference_test) for n, table, policy in self._evicting()]
+        return {name: table.remove_if(test) for name, table, test in tests if test is not None}
+
+    def _evicting(self) -> list[tuple[str, Variable, VirtualTableEvictionPolicy]]:
+        """Name, table and policy where there is one."""
+        return [
+            (config.name, self.tables[config.name], config.virtual_table_eviction_policy)
+            for config in self._torch_configs
+            if config.virtual_table_eviction_policy is not None
+        ]
 
     def _modules_by_name(self) -> TableModules:
         pairs = zip(self._torch_configs, self._table_layers(), strict=True)

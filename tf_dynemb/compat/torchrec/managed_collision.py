@@ -71,7 +71,7 @@ class LFU_EvictionPolicy(MCHEvictionPolicy):  # noqa: N801  TorchRec's name
 
     >>> from tf_dynemb.compat import torchrec
     >>> torchrec.LFU_EvictionPolicy().eviction
-    LFU(half_life_steps=None, half_life_seconds=None)
+    LFU(half_life_steps=None, half_life_seconds=None, epoch_steps=None)
     """
 
     threshold_filtering_func: Callable[..., Any] | None = None
@@ -132,7 +132,7 @@ class DistanceLFU_EvictionPolicy(MCHEvictionPolicy):  # noqa: N801  TorchRec's n
 
     >>> from tf_dynemb.compat import torchrec
     >>> torchrec.DistanceLFU_EvictionPolicy(decay_exponent=0.0).eviction
-    LFU(half_life_steps=None, half_life_seconds=None)
+    LFU(half_life_steps=None, half_life_seconds=None, epoch_steps=None)
     """
 
     decay_exponent: float = 1.0
