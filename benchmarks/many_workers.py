@@ -1,6 +1,6 @@
 """What a step costs on many workers, in one stage and in two; docs/scaling.md has what it printed.
 
-.venv/bin/python benchmarks/many_workers.py --work_ns 243
+.venv/bin/python benchmarks/many_workers.py --work_ns 243 98
 
 As many exchanges as there are descriptors for are real: of 64 workers in one stage and in two, of 256
 in two, each with connections and threads of its own in this process, which group ids, and send ids, rows
@@ -26,10 +26,12 @@ from processes import DIM, ROWS, exchanges_of_step, sent_bytes, traffic
 
 from tf_dynemb.base.op_library import ops
 
-WAYS = ((64, 1), (64, 2), (256, 1), (256, 2), (1024, 1), (1024, 2))
+COUNTS = (32, 64, 256, 1024)
+# Ids, how many a worker has in a step, and bytes of each number of a row on its way.
+CASES = (("uniform", 65536, 4), ("uniform", 65536, 2), ("zipf", 65536, 4), ("uniform", 4096, 4))
 REAL = ((64, 1), (64, 2), (256, 2))  # others would need more descriptors than a process has as a rule
 BATCH_OF_REAL = 1024
-SMALL_ROUNDS, LARGE_ROUNDS, LARGE_BYTES = 20, 5, 16 << 20
+SMALL_ROUNDS, CALLS, LARGE_ROUNDS, LARGE_BYTES = 10, 10, 5, 16 << 20
 
 
 class Workers:
@@ -128,8 +130,8 @@ def measured_prices() -> Prices:
     for _ in range(SMALL_ROUNDS):
         for workers, of_one in zip(both, seconds, strict=True):
             start = time.process_time()
-            workers.each(lambda handle, _: exchanged(handle, none, []))
-            of_one.append(time.process_time() - start)
+            workers.each(lambda handle, _: [exchanged(handle, none, []) for _ in range(CALLS)])
+            of_one.append((time.process_time() - start) / CALLS)
     one, two = (statistics.median(of_one) for of_one in seconds)
     messages = [sum(int(m.sum()) for m, _ in traffic(np.zeros((64, 64), int), s, 1)) for s in (1, 2)]
     message = (one - two) / (messages[0] - messages[1])
@@ -162,31 +164,35 @@ def seconds_of(exchange: list, prices: Prices, bytes_per_second: float, latency:
 def simulate(options) -> None:
     check_counts()
     measured = measured_prices()
-    print(f"a call    {1e6 * measured.call:6.1f} us\na message {1e6 * measured.message:6.1f} us\na byte    {1e9 * measured.byte:6.2f} ns")  # fmt: skip
+    print(f"a call    {1e6 * measured.call:7.1f} us")
+    print(f"a message {1e6 * measured.message:7.1f} us")
+    print(f"a byte    {1e9 * measured.byte:7.2f} ns")
     network = 1e9 * options.gigabits / 8, 1e-6 * options.latency_us
     free = Prices(measured.call, measured.message, 0)
-    print(f"{'ids':14} {'workers':>7} {'stages':>6} {'messages':>8} {'MB':>6}", end="")
-    print(f" {'rows, gradients':>15} {'work':>6} {'scaling':>8} {'network alone':>14}")
-    for name, batch in (("uniform", 65536), ("zipf", 65536), ("uniform", 4096), ("zipf", 4096)):
-        for count in dict.fromkeys(count for count, _ in WAYS):
+    columns = " ".join(f"{f'at {work:.0f} ns':>9} {'network':>7}" for work in options.work_ns)
+    print(f"{'ids':7} {'a worker':>8} {'bits':>4} {'workers':>7} {'stages':>6} {'messages':>8}", end="")
+    print(f" {'MB':>6} {'wait ms':>7} {columns}")
+    for name, batch, value_bytes in CASES:
+        for count in COUNTS:
             numbers = Numbers(ROWS, name)
             owners = [owners_by_op(keys_of(numbers.draw(batch)), count) for _ in range(count)]
-            work = 1e-9 * options.work_ns * batch
-            for stages in (s for c, s in WAYS if c == count):
-                exchanges = exchanges_of_step(owners, DIM, stages)
-                messages = sum(m.sum(axis=1) for e in exchanges for m, _ in e).max()
-                sent = np.mean(sent_bytes(owners, DIM, stages))
+            for stages in (1, 2):
+                exchanges = exchanges_of_step(owners, DIM, stages, value_bytes)
+                messages, sent = (
+                    max(sum(e[n].sum(axis=1) for exchange in exchanges for e in exchange))
+                    for n in range(2)
+                )
                 # The ids have travelled while the step before was computed.
-                waits, alone = (
+                waits = [
                     sum(seconds_of(e, prices, *network) for e in exchanges[1:])
                     for prices in (measured, free)
-                )
+                ]
+                work = [1e-9 * of_id * batch for of_id in options.work_ns]
+                shares = " ".join(f"{w / (w + waits[0]):9.0%} {w / (w + waits[1]):7.0%}" for w in work)
                 print(
-                    f"{name:7} {batch:6} {count:7} {stages:6} {messages:8} {1e-6 * sent:6.1f}"
-                    f" {1e3 * waits:12.1f} ms {1e3 * work:6.1f}"
-                    f" {work / (work + waits):8.0%} {work / (work + alone):14.0%}",
-                    flush=True,
+                    f"{name:7} {batch:8} {8 * value_bytes:4} {count:7} {stages:6} {messages:8}", end=""
                 )
+                print(f" {1e-6 * sent:6.1f} {1e3 * waits[0]:7.1f} {shares}", flush=True)
 
 
 def skew(count: int = 64, batch: int = 65536, exponent: float = 1.2) -> None:
@@ -209,7 +215,7 @@ def skew(count: int = 64, batch: int = 65536, exponent: float = 1.2) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--work_ns", type=float, help="of an id in a step of one process, by its clock")
+    parser.add_argument("--work_ns", type=float, nargs="+", help="of an id in a step of one process")
     parser.add_argument("--gigabits", type=float, default=25, help="a second; default: %(default)s")
     parser.add_argument("--latency_us", type=float, default=50, help="default: %(default)s")
     parser.add_argument("--skew", action="store_true")

@@ -233,19 +233,20 @@ def traffic(
     return found
 
 
-def exchanges_of_step(owners: list[np.ndarray], dim: int, stages: int) -> list:
+def exchanges_of_step(owners: list[np.ndarray], dim: int, stages: int, value_bytes: int = 4) -> list:
     """The traffic of the three exchanges of a step: ids, rows, gradients.
 
     Args:
         owners: of each process the owner of each of its distinct ids.
-        dim: of rows of float32.
+        dim: of rows.
         stages: 1 or 2.
+        value_bytes: of each number of a row on its way.
     """
     asked = np.array([np.bincount(of_ids, minlength=len(owners)) for of_ids in owners])
     return [
         traffic(asked, stages, 8),
-        traffic(asked.T, stages, 4 * dim + 1),  # and whether a row exists
-        traffic(asked, stages, 8 + 4 * dim, numbers=2),
+        traffic(asked.T, stages, value_bytes * dim + 1),  # and whether a row exists
+        traffic(asked, stages, 8 + value_bytes * dim, numbers=2),
     ]
 
 

@@ -50,7 +50,7 @@ def alone(folder):
     return run(folder / "1", 1)[0]
 
 
-@pytest.fixture(scope="module", params=COUNTS, ids=lambda param: "{} in {}".format(*param))
+@pytest.fixture(scope="module", params=COUNTS, ids=lambda param: "{}in{}".format(*param))
 def processes(request, folder):
     count, stages = request.param
     with pytest.MonkeyPatch.context() as patch:
