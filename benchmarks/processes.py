@@ -12,7 +12,7 @@ process, and the spread between the fastest and the slowest round.
     dlrm       a model of 26 tables, --examples for each process, with a pipeline and without, in turns;
                one process alone has those of two
 
---extrapolate out.json prints what the cost model makes of that for more processes.
+benchmarks/many_workers.py says what that makes of more processes.
 
 --wire prints how many of the ids of a step are distinct, how many times the least possible bytes a step
 sends, and how many times an even share of the rows the process with most of them has to find and update:
@@ -22,6 +22,7 @@ with what processes sent.
 
 import argparse
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -36,7 +37,6 @@ from compare.streams import Numbers, keys_of
 HERE = pathlib.Path(__file__).resolve().parent
 ROWS, DIM, WARM_UP = 1_000_000, 32, 3
 SMALL, LARGE, LARGE_BYTES = "smallest exchange", "exchange of 4 MiB", 4 << 20
-EXCHANGES = 2  # that a step waits for: rows, gradients; ids have come while the last was computed
 TABLES, TABLE_ROWS, TABLE_DIM, EPOCH = 26, 100_000, 16, 8
 
 
@@ -200,51 +200,63 @@ def measure(options, count: int) -> dict:
     return {case: [max(r) for r in zip(*(o[case] for o in of_each), strict=True)] for case in of_each[0]}
 
 
-def extrapolate(results: dict, batch: int, cores: int) -> None:
-    """Prints the cost model of docs/scaling.md for more processes, each with so many cores."""
-    middle = {
-        int(count): {case: statistics.median(seconds) for case, seconds in cases.items()}
-        for count, cases in results.items()
-    }
-    counts = [count for count in middle if count > 1]
-    # What a message costs in work, at both its ends: N (N - 1) of them on the cores of this machine.
-    here = len(os.sched_getaffinity(0))
-    message = min(middle[count][SMALL] * here / (count * (count - 1)) for count in counts)
-    seconds_per_id = middle[1]["weak"] / batch
-    of_two = middle[2]
-    bytes_per_second = LARGE_BYTES / 2 / (of_two[LARGE] - of_two[SMALL])
-    print(f"work per id      {1e9 * seconds_per_id:10.0f} ns")
-    print(f"exchange of 2    {1e6 * of_two[SMALL]:10.0f} us")
-    print(f"work per message {1e6 * message:10.0f} us")
-    print(f"to one other     {1e-6 * bytes_per_second:10.0f} MB/s")
-    print(f"{'processes':>9} {'ids':>7} {'work':>8} {'latency':>8} {'wire':>8} {'total':>9}")
-    for count in (8, 64, 1024):
-        for ids in (4096, 16384, 65536):
-            wire = 2 * ids * (8 + 4 * DIM) * (count - 1) / count / bytes_per_second
-            latency = EXCHANGES * (of_two[SMALL] + message * (count - 2) / cores)
-            work = seconds_per_id * ids * here / cores
-            times = " ".join(f"{1e3 * t:8.1f}" for t in (work, latency, wire, work + latency + wire))
-            print(f"{count:9} {ids:7} {times} ms")
+def via(count: int, stages: int) -> np.ndarray:
+    """Through which process items go from each to each, (count, count), as cc/core/shard/grid.h."""
+    columns = count if stages == 1 else math.isqrt(count - 1) + 1
+    start, column = np.arange(count)[:, None], np.arange(count) % columns
+    through = start // columns * columns + column
+    return np.where(through < count, through, column % (count // columns) * columns + column)
 
 
-def sent_bytes(owners: list[np.ndarray], dim: int) -> list[int]:
-    """Bytes that each process sends the others in a step.
+def traffic(
+    items: np.ndarray, stages: int, item_bytes: int, numbers: int = 0
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Messages and bytes (count, count) from each process to each in each stage of an exchange.
+
+    Args:
+        items: of one table, from each process to each.
+        stages: 1 or 2.
+        item_bytes: of each item.
+        numbers: that processes agree on.
+    """
+    count = len(items)
+    through = via(count, stages)
+    start, end = np.indices((count, count))
+    found = []
+    for first, last in ((start, through), (through, end))[:stages]:
+        pairs = (first * count + last).ravel()
+        bundles = np.bincount(pairs, minlength=count**2).reshape(count, count)
+        moved = np.bincount(pairs, items.ravel(), count**2).astype(np.int64).reshape(count, count)
+        messages = (bundles > 0) & (start != end)
+        # A message has a header of 48 bytes, and numbers and counts of items of 8.
+        found.append((messages, messages * (48 + 8 * (numbers + bundles) + item_bytes * moved)))
+    return found
+
+
+def exchanges_of_step(owners: list[np.ndarray], dim: int, stages: int, value_bytes: int = 4) -> list:
+    """The traffic of the three exchanges of a step: ids, rows, gradients.
 
     Args:
         owners: of each process the owner of each of its distinct ids.
-        dim: of rows of float32.
+        dim: of rows.
+        stages: 1 or 2.
+        value_bytes: of each number of a row on its way.
     """
-    count = len(owners)
-    of_pair = np.array([np.bincount(of_ids, minlength=count) for of_ids in owners])
-    np.fill_diagonal(of_pair, 0)
-    # A message has a header of 48 bytes, and numbers and counts of items of 8: one of ids, one of rows
-    # and whether they exist, one of ids and gradients, with two numbers.
-    heads = (count - 1) * (3 * 48 + 8 * (1 + 1 + 3))
-    asks, answers = of_pair.sum(axis=1), of_pair.sum(axis=0)
-    return (heads + asks * 8 + answers * (4 * dim + 1) + asks * (8 + 4 * dim)).tolist()
+    asked = np.array([np.bincount(of_ids, minlength=len(owners)) for of_ids in owners])
+    return [
+        traffic(asked, stages, 8),
+        traffic(asked.T, stages, value_bytes * dim + 1),  # and whether a row exists
+        traffic(asked, stages, 8 + value_bytes * dim, numbers=2),
+    ]
 
 
-def overhead(owners: list[np.ndarray], dim: int = DIM) -> tuple[float, float]:
+def sent_bytes(owners: list[np.ndarray], dim: int, stages: int = 1) -> list[int]:
+    """Bytes that each process sends the others in a step: see exchanges_of_step."""
+    exchanges = exchanges_of_step(owners, dim, stages)
+    return sum(sent.sum(axis=1) for exchange in exchanges for _, sent in exchange).tolist()
+
+
+def overhead(owners: list[np.ndarray], dim: int = DIM, stages: int = 1) -> tuple[float, float]:
     """How many times the bytes of the ids, rows and gradients that must travel processes send and get.
 
     Returns:
@@ -254,7 +266,7 @@ def overhead(owners: list[np.ndarray], dim: int = DIM) -> tuple[float, float]:
     count = len(owners)
     travel = sum(int(np.sum(of_ids != index)) for index, of_ids in enumerate(owners))
     got = np.bincount(np.concatenate(owners), minlength=count)
-    return sum(sent_bytes(owners, dim)) / (2 * (8 + 4 * dim) * travel), got.max() / got.mean()
+    return sum(sent_bytes(owners, dim, stages)) / (2 * (8 + 4 * dim) * travel), got.max() / got.mean()
 
 
 def owners_of(ids: np.ndarray, count: int, by_hash: bool) -> np.ndarray:
@@ -308,9 +320,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--exchange_dtype", help="of the table; default: float32, its own")
     parser.add_argument("--json", type=pathlib.Path, help="where to write all seconds")
-    parser.add_argument("--extrapolate", type=pathlib.Path, help="what --json wrote")
     parser.add_argument("--wire", action="store_true", help="count bytes, measure nothing")
-    parser.add_argument("--cores", type=int, default=16, help="of a process, to extrapolate for")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -319,9 +329,6 @@ def main() -> None:
         return
     if options.wire:
         wire()
-        return
-    if options.extrapolate:
-        extrapolate(json.loads(options.extrapolate.read_text()), options.batch, options.cores)
         return
     results = {}
     for count in options.processes:

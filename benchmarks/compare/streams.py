@@ -31,15 +31,16 @@ def row_values(rows: int, dim: int) -> np.ndarray:
 class Numbers:
     """Draws row numbers below `rows`.
 
-    ids: "uniform", or "zipf" where the k-th most frequent number has a chance in proportion to k^-1.05.
+    ids: "uniform", or "zipf" where the k-th most frequent number has a chance in proportion to
+    k^-exponent.
     """
 
-    def __init__(self, rows: int, ids: str):
+    def __init__(self, rows: int, ids: str, exponent: float = ZIPF_EXPONENT):
         self._rows = rows
         self._random = np.random.default_rng(11)
         self._up_to = None
         if ids == "zipf":
-            self._up_to = np.cumsum(np.arange(1.0, rows + 1.0) ** -ZIPF_EXPONENT)
+            self._up_to = np.cumsum(np.arange(1.0, rows + 1.0) ** -exponent)
         elif ids != "uniform":
             raise ValueError(f"ids: got {ids!r}, want uniform or zipf")
 
@@ -59,5 +60,9 @@ class Numbers:
         if self._up_to is None:
             return self._random.integers(0, self._rows, n)
         rank = np.searchsorted(self._up_to, self._random.random(n) * self._up_to[-1])
+        return self.of_ranks(np.minimum(rank, self._rows - 1))
+
+    def of_ranks(self, ranks: np.ndarray) -> np.ndarray:
+        """The numbers of ranks of a Zipf distribution, the most frequent has rank 0."""
         # Frequent rows shall not be neighbours: a prime that does not divide `rows` permutes them.
-        return np.minimum(rank, self._rows - 1) * 1_000_000_007 % self._rows
+        return ranks * 1_000_000_007 % self._rows

@@ -12,6 +12,7 @@
 #include "cc/core/lookup/fetched_rows_view.h"
 #include "cc/core/shard/connections.h"
 #include "cc/core/shard/exchange.h"
+#include "cc/core/shard/grid.h"
 #include "cc/core/shard/grouped_keys.h"
 #include "cc/core/shard/routing.h"
 #include "cc/kernels/catching_kernel.h"
@@ -132,11 +133,16 @@ class ExchangeResource : public tensorflow::ResourceBase {
   Status Listen(int port) { return connections_.Listen(port); }
   int port() const { return connections_.port(); }
 
-  Status Connect(const std::vector<std::string>& addresses, int index, const std::string& secret,
-                 double timeout_seconds) {
+  Status Connect(const std::vector<std::string>& addresses, int index, int stages,
+                 const std::string& secret, double timeout_seconds) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    DYNEMB_RETURN_IF_ERROR(connections_.Connect(addresses, index, secret, timeout_seconds));
-    return Exchange::Make(std::move(connections_), &exchange_);
+    const int processes = static_cast<int>(addresses.size());
+    if (index < 0 || index >= processes)
+      return InvalidArgument("index: got ", index, ", want 0 to ", processes - 1);
+    const Grid grid(processes, stages);
+    DYNEMB_RETURN_IF_ERROR(
+        connections_.Connect(addresses, index, grid.Peers(index), secret, timeout_seconds));
+    return Exchange::Make(std::move(connections_), grid, &exchange_);
   }
 
   // Null before they are connected.
@@ -184,7 +190,10 @@ class ConnectOp : public CatchingKernel {
  public:
   explicit ConnectOp(OpKernelConstruction* context) : CatchingKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("index", &index_));
+    OP_REQUIRES_OK(context, context->GetAttr("stages", &stages_));
     OP_REQUIRES_OK(context, context->GetAttr("timeout_seconds", &timeout_seconds_));
+    OP_REQUIRES(context, stages_ == 1 || stages_ == 2,
+                ToTensorFlow(InvalidArgument("stages: got ", stages_, ", want 1 or 2")));
   }
 
   void TryCompute(OpKernelContext* context) override {
@@ -197,11 +206,12 @@ class ConnectOp : public CatchingKernel {
                 ToTensorFlow(InvalidArgument("secret: got ", secret.size(), ", want one")));
     const std::vector<std::string> addresses(texts.data(), texts.data() + texts.size());
     OP_REQUIRES_OK(context, ToTensorFlow(resource->Connect(addresses, static_cast<int>(index_),
-                                                           secret(0), timeout_seconds_)));
+                                                           static_cast<int>(stages_), secret(0),
+                                                           timeout_seconds_)));
   }
 
  private:
-  int64_t index_;
+  int64_t index_, stages_;
   float timeout_seconds_;
 };
 
@@ -356,11 +366,13 @@ class ExchangeCallsOp : public CatchingKernel {
   void TryCompute(OpKernelContext* context) override {
     RefCountPtr<ExchangeResource> resource;
     OP_REQUIRES_OK(context, GetExchange(context, &resource));
-    Tensor *calls, *sent_bytes;
+    Tensor *calls, *sent_bytes, *sent_messages;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &calls));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &sent_bytes));
+    OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({}), &sent_messages));
     calls->scalar<int64_t>()() = resource->exchange()->calls();
     sent_bytes->scalar<int64_t>()() = resource->exchange()->sent_bytes();
+    sent_messages->scalar<int64_t>()() = resource->exchange()->sent_messages();
   }
 };
 

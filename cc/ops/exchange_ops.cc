@@ -98,15 +98,17 @@ REGISTER_OP("DynembConnect")
     .Input("addresses: string")
     .Input("secret: string")
     .Attr("index: int >= 0")
+    .Attr("stages: int = 1")
     .Attr("timeout_seconds: float")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Connects this process to all others, which do the same.
+Connects this process to those to which it sends, which do the same.
 
 addresses: shape (processes,), "host:port" of where each listens, the same in all.
 secret: 16 bytes that these processes alone know.
 index: the number of this process.
+stages: 1: every process sends to every other; 2: along the rows and columns of a grid; the same in all.
 )doc");
 
 REGISTER_OP("DynembExchange")
@@ -147,14 +149,15 @@ REGISTER_OP("DynembExchangeCalls")
     .Input("exchange: resource")
     .Output("calls: int64")
     .Output("sent_bytes: int64")
+    .Output("sent_messages: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      c->set_output(1, c->Scalar());
+      for (int output = 0; output < 3; ++output) c->set_output(output, c->Scalar());
       return absl::OkStatus();
     })
     .Doc(R"doc(
-How often this process has exchanged with the others, and how many bytes it has sent them.
+How often this process has exchanged with the others, and how many bytes and messages it has sent them,
+with what it passed on.
 )doc");
 
 REGISTER_OP("DynembFetchedRowsView")

@@ -608,11 +608,11 @@ def wait(path, what):
     os._exit(0)  # the others are still there
 
 
-def cannot_listen(folder):
-    """The last process has ports that are none; what each is told when it makes a table."""
+def cannot_connect(folder, variable, value):
+    """In the last process a variable has another value; what each is told when it makes a table."""
     program = Program()
     if program.index == program.count - 1:
-        os.environ["TF_DYNEMB_EXCHANGE_PORTS"] = "many"
+        os.environ[variable] = value
     with program.strategy.scope():
         error = says(program.lib.Variable, dim=1, name="unconnected")
     with open(os.path.join(folder, str(program.index)), "w") as file:
@@ -656,4 +656,6 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    {"wait": wait, "all": main, "cannot_listen": cannot_listen}[sys.argv[2]](sys.argv[1], *sys.argv[3:])
+    {"wait": wait, "all": main, "cannot_connect": cannot_connect}[sys.argv[2]](
+        sys.argv[1], *sys.argv[3:]
+    )

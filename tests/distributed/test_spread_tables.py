@@ -19,7 +19,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 from processes import overhead, owners_of, sent_bytes  # noqa: E402
 
 TIMEOUT_SECONDS = 450  # for a busy machine; alone it is a fraction
-COUNTS = (2, 3, 4)
+# Processes, and stages of their exchanges.
+COUNTS = ((2, 1), (3, 1), (4, 1), (4, 2))
 # 200 steps of float32 sums that processes add up in another order than one does.
 TOLERANCE = 1e-5
 
@@ -35,7 +36,8 @@ def run(folder, count):
     dies = [count > 1 and index == count - 1 for index in range(count)]
     for process, output, died in zip(processes, outputs, dies, strict=True):
         assert process.returncode == (9 if died else 0), output
-    return [pickle.loads((folder / str(index)).read_bytes()) for index in range(count)]
+    results = [pickle.loads((folder / str(index)).read_bytes()) for index in range(count)]
+    return [result | {"folder": folder} for result in results]
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +50,13 @@ def alone(folder):
     return run(folder / "1", 1)[0]
 
 
-@pytest.fixture(scope="module", params=COUNTS)
+@pytest.fixture(scope="module", params=COUNTS, ids=lambda param: "{}in{}".format(*param))
 def processes(request, folder):
-    return run(folder / str(request.param), request.param)
+    count, stages = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TF_DYNEMB_EXCHANGE_STAGES", str(stages))
+        results = run(folder / f"{count} in {stages}", count)
+    return [result | {"stages": stages} for result in results]
 
 
 @pytest.fixture(scope="module", params=(1, 2, 3, 4))
@@ -294,8 +300,11 @@ def test_bytes_on_the_wire_are_what_the_scaling_page_says(processes, rule, ids, 
     count = len(processes)
     wires = [process["wire"][rule, ids, number] for process in processes]
     owners = [owners_of(wire["distinct"], count, rule == "hash") for wire in wires]
-    assert [wire["all_to_all_bytes"] for wire in wires] == sent_bytes(owners, WIRE_DIM)
+    stages = processes[0]["stages"]
+    assert [wire["all_to_all_bytes"] for wire in wires] == sent_bytes(owners, WIRE_DIM, stages)
     assert all(wire["exchanges"] == 3 for wire in wires)
+    each_sends = count - 1 if stages == 1 else 2  # of four: along a row, and along a column
+    assert all(wire["all_to_all_messages"] == 3 * each_sends for wire in wires)
     bytes_over_least, rows_over_even = overhead(owners, WIRE_DIM)
     # Heads of messages, a byte for whether a row exists; few ids are not spread evenly.
     assert 1 <= bytes_over_least <= {64: 1.2, 1024: 1.02, 20_000: 1.01}[number]
@@ -356,20 +365,28 @@ def test_a_process_that_never_answers_is_an_error_after_the_timeout(folder, what
     assert TIMEOUT_OF_WAITING - 1 <= result["seconds"] < 60, result
 
 
-def test_a_process_that_cannot_be_connected_is_an_error_in_all(tmp_path):
-    run_job(2, "spread_program.py", tmp_path, "cannot_listen")
+@pytest.mark.parametrize(
+    "name, value, problem",
+    [
+        ("PORTS", "many", "process 1: TF_DYNEMB_EXCHANGE_PORTS: got 'many', want a port, or first-last"),
+        ("STAGES", "0", "process 1: TF_DYNEMB_EXCHANGE_STAGES: got '0', want 1 or 2"),
+        ("STAGES", "2", "TF_DYNEMB_EXCHANGE_STAGES differs: process 0 has 1, process 1 has 2"),
+    ],
+)
+def test_a_process_that_cannot_be_connected_is_an_error_in_all(tmp_path, name, value, problem):
+    run_job(2, "spread_program.py", tmp_path, "cannot_connect", f"TF_DYNEMB_EXCHANGE_{name}", value)
     for index in range(2):
         said = (tmp_path / str(index)).read_text()
         assert said.startswith("UnavailableError: processes that share tables connect to each other")
-        assert "process 1: TF_DYNEMB_EXCHANGE_PORTS: got 'many', want a port, or first-last" in said
+        assert problem in said
 
 
-def test_checkpoints_of_each_process_have_all_rows(processes, folder):
+def test_checkpoints_of_each_process_have_all_rows(processes):
     last = list(OPTIMIZERS)[-1]
     rows = union([process[last]["rows"] for process in processes])
     for index, process in enumerate(processes):
         assert process["checkpoint"] == [True, True]
-        path = folder / str(len(processes)) / str(index)
+        path = process["folder"] / str(index)
         layer = tf_dynemb.keras.Embedding(3, combiner="sum", name="users")
         tf.train.Checkpoint(table=layer.table).read(f"{path}.checkpoint").assert_consumed()
         model = keras.Sequential([keras.Input((2,), dtype="int64"), layer])

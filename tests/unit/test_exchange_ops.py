@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tf_dynemb.base.op_library import ops
-from tf_dynemb.shard.exchange import listening
+from tf_dynemb.shard.exchange import listening, stages
 
 PART_DTYPES = (tf.int64, tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int8, tf.bool)
 
@@ -83,17 +83,17 @@ def test_parts_of_any_dtype_come_out_as_they_went_in(dtype):
     for one, want in zip(got, parts, strict=True):
         assert one.dtype == dtype
         np.testing.assert_array_equal(one.numpy(), want.numpy())
-    calls, sent_bytes = ops.dynemb_exchange_calls(handle)
-    assert (int(calls), int(sent_bytes)) == (1, 0)  # to others
+    calls, sent_bytes, messages = ops.dynemb_exchange_calls(handle)
+    assert (int(calls), int(sent_bytes), int(messages)) == (1, 0, 0)  # to others
 
 
 TWO = tf.zeros([2], tf.int64)
 SECRET = "sixteen letters."
 
 
-def connect(addresses, secret=SECRET, index=0):
+def connect(addresses, secret=SECRET, index=0, **options):
     handle, _ = ops.dynemb_listen()
-    return ops.dynemb_connect(handle, addresses, secret, index=index, timeout_seconds=0.1)
+    return ops.dynemb_connect(handle, addresses, secret, index=index, timeout_seconds=0.1, **options)
 
 
 REFUSED = {
@@ -125,6 +125,7 @@ REFUSED = {
     ),
     "a port that cannot be": (lambda: ops.dynemb_listen(port=70000), "port: got 70000"),
     "an index too large": (lambda: connect(["127.0.0.1:1"], index=1), "index: got 1"),
+    "a third stage": (lambda: connect(["127.0.0.1:1"], stages=3), "stages: got 3, want 1 or 2"),
     "a short secret": (lambda: connect(["127.0.0.1:1"], secret="short"), "secret: got 5 bytes"),
     "two secrets": (lambda: connect(["127.0.0.1:1"], secret=[SECRET, SECRET]), "secret: got 2"),
     "nobody there": (lambda: connect(["127.0.0.1:1", "127.0.0.1:2"], index=1), "to process 0 at"),
@@ -161,6 +162,19 @@ def test_ports_of_the_environment(monkeypatch):
         monkeypatch.setenv(name, text)
         with pytest.raises(ValueError, match=f"{name}: got '{text}', want a port, or first-last"):
             listening()
+
+
+def test_stages_of_the_environment(monkeypatch):
+    name = "TF_DYNEMB_EXCHANGE_STAGES"
+    monkeypatch.delenv(name, raising=False)
+    assert [stages(processes) for processes in (2, 31, 32, 1024)] == [1, 1, 2, 2]
+    for text in ("1", "2"):
+        monkeypatch.setenv(name, text)
+        assert [stages(processes) for processes in (2, 1024)] == [int(text)] * 2
+    for text in ("0", "3", "two"):
+        monkeypatch.setenv(name, text)
+        with pytest.raises(ValueError, match=f"{name}: got '{text}', want 1 or 2"):
+            stages(2)
 
 
 def test_refusals_in_a_graph_are_errors_of_their_calls_alone():

@@ -2,9 +2,10 @@
 
 Under MultiWorkerMirroredStrategy each process owns a part of the keys, by a hash of the key or by key
 mod processes (TableConfig.partition_strategy). What a step needs of the others goes over connections of
-the op library, one between every two processes (cc/core/shard/exchange.h): to each process just the
-items that it needs, in one exchange for all tables. In every exchange processes agree on what they do,
-so that all go on, or all get one error.
+the op library (cc/core/shard/exchange.h): to each process just the items that it needs, in one exchange
+for all tables. Of few processes each sends to each other one; many are a grid, in which items go along a
+row and then along a column (cc/core/shard/grid.h). In every exchange processes agree on what they do, so
+that all go on, or all get one error.
 
 Tables know of it only that there is an exchange.
 """
@@ -29,6 +30,8 @@ from tf_dynemb.base.table import Table
 
 _CONNECT_SECONDS = 60.0  # until all are connected, once each listens
 _PORTS = "TF_DYNEMB_EXCHANGE_PORTS"
+_STAGES = "TF_DYNEMB_EXCHANGE_STAGES"
+_TWO_STAGES_FROM = 32  # processes
 _TEXT_BYTES = 1024  # of what processes tell each other before they are connected
 
 _GROUP_KEYS = itertools.count(0x64790000)  # far from those that strategies count from 1
@@ -304,10 +307,10 @@ class AllToAllExchange:
         return (number + self.processes - 1 - self.index) // self.processes
 
     def metrics(self) -> dict[str, tf.Tensor]:
-        """How often this process has exchanged with the others, and the bytes that it has sent them."""
+        """How often this process has exchanged with the others, and what it has sent them."""
         with tf.device("CPU:0"):
-            calls, sent_bytes = ops.dynemb_exchange_calls(self._handle)
-        return {"exchanges": calls, "all_to_all_bytes": sent_bytes}
+            calls, sent_bytes, messages = ops.dynemb_exchange_calls(self._handle)
+        return {"exchanges": calls, "all_to_all_bytes": sent_bytes, "all_to_all_messages": messages}
 
     def _exchanged(
         self,
@@ -387,20 +390,24 @@ class AllToAllExchange:
         problem = f"process {self.index}: "
         try:
             self._handle, port = listening()
-            mine = f"{int(port)} {secrets.token_hex(8)}"
+            mine = f"{int(port)} {stages(self.processes)} {secrets.token_hex(8)}"
         except Exception as error:  # which the others wait to hear of
-            mine = f"0 {problem}{error}"
-        lines = [line.split(" ", 1) for line in told(mine, 1)]
-        problems = [text for port, text in lines if port == "0"]
+            mine = f"0 0 {problem}{error}"
+        lines = [line.split(" ", 2) for line in told(mine, 1)]
+        problems = [text for port, _, text in lines if port == "0"]
+        if not problems and len({of_each for _, of_each, _ in lines}) > 1:
+            had = (f"process {n} has {of_each}" for n, (_, of_each, _) in enumerate(lines))
+            problems = [f"{_STAGES} differs: {', '.join(had)}"]
         if not problems:
-            addresses = [f"{host}:{port}" for host, (port, _) in zip(hosts, lines, strict=True)]
+            addresses = [f"{host}:{port}" for host, (port, *_) in zip(hosts, lines, strict=True)]
             failed = ""
             try:
                 ops.dynemb_connect(
                     self._handle,
                     addresses,
-                    lines[0][1],
+                    lines[0][2],
                     index=self.index,
+                    stages=int(lines[0][1]),
                     timeout_seconds=_CONNECT_SECONDS,
                 )
             except Exception as error:  # likewise
@@ -431,6 +438,14 @@ def listening() -> tuple[tf.Tensor, tf.Tensor]:
         except tf.errors.UnavailableError as error:
             taken = error
     raise tf.errors.UnavailableError(None, None, f"{_PORTS}={text}: none is free: {taken.message}")
+
+
+def stages(processes: int) -> int:
+    """Of an exchange between so many processes, 1 or 2: what the environment says, or the default."""
+    text = os.environ.get(_STAGES, "")
+    if text not in ("", "1", "2"):
+        raise ValueError(f"{_STAGES}: got {text!r}, want 1 or 2")
+    return int(text) if text else 1 + (processes >= _TWO_STAGES_FROM)
 
 
 def _problem(tables: Sequence[Table], keys: Sequence[tf.Tensor]) -> tf.Tensor | None:

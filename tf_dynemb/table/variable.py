@@ -494,12 +494,12 @@ class Variable(TableCalls, SavesChildren, tf.Module):
             that were in them. Where training alone reads and writes, distinct / (found + missing) is the
             share of distinct ids in what it looks up. Of a table that is sharded across workers those of
             this worker; and of all such tables together "exchanges", how often workers have sent each
-            other keys or rows, or have agreed on something, and the "all_to_all_bytes" that this worker
-            has sent to others. Of one with storage also "rows_above" and "bytes_above", in memory;
-            "rows_below" and "bytes_below", on disk, and the "index_bytes" in memory for them;
-            "flushed_step", -1 before the first flush; and since the table was made or restored "hits",
-            keys that needed nothing from disk, "misses", keys whose rows came from there, and
-            "rows_read", "rows_written" and "rows_left", to make room. Eagerly.
+            other keys or rows, or have agreed on something, and the "all_to_all_bytes" and
+            "all_to_all_messages" that this worker has sent to others. Of one with storage also
+            "rows_above" and "bytes_above", in memory; "rows_below" and "bytes_below", on disk, and the
+            "index_bytes" in memory for them; "flushed_step", -1 before the first flush; and since the
+            table was made or restored "hits", keys that needed nothing from disk, "misses", keys whose
+            rows came from there, and "rows_read", "rows_written" and "rows_left", to make room. Eagerly.
 
             With by_shard int64 (shards,): rows, bytes, and those numbers that each shard counts, in the
             order of the table's devices, or servers, and the shards on each. They tell whether one is

@@ -295,10 +295,15 @@ Status Connections::Listen(int port) {
 }
 
 Status Connections::Connect(const std::vector<std::string>& addresses, int index,
-                            const std::string& secret, double timeout_seconds) {
+                            const std::vector<int>& peers, const std::string& secret,
+                            double timeout_seconds) {
   const int processes = static_cast<int>(addresses.size());
   if (index < 0 || index >= processes)
     return InvalidArgument("index: got ", index, ", want 0 to ", processes - 1);
+  for (const int peer : peers) {
+    if (peer < 0 || peer >= processes || peer == index)
+      return InvalidArgument("peers: got ", peer, ", want others of 0 to ", processes - 1);
+  }
   if (secret.size() != kSecretBytes)
     return InvalidArgument("secret: got ", secret.size(), " bytes, want ", kSecretBytes);
   if (!listener_.is_open()) return FailedPrecondition("it does not listen: call Listen before");
@@ -315,29 +320,32 @@ Status Connections::Connect(const std::vector<std::string>& addresses, int index
                          Printable(addresses[process], 200), ": ", why.message()));
   };
   std::vector<Socket> sockets(addresses.size());
-  for (int process = 0; process < index; ++process) {
+  const auto after = std::upper_bound(peers.begin(), peers.end(), index);
+  for (auto peer = peers.begin(); peer != after; ++peer) {
+    const int process = *peer;
     Status status = ConnectTo(addresses[process], deadline, &sockets[process]);
     if (status.ok()) status = MoveAll(sockets[process], true, &mine, sizeof(mine), deadline);
     if (!status.ok()) return failed(process, status);
   }
   Door door(listener, mine);
-  for (int missing = processes - 1 - index; missing > 0; --missing) {
+  for (auto missing = peers.end() - after; missing > 0; --missing) {
     Socket socket;
     int64_t process;
     if (const Status status = door.Next(deadline, &socket, &process); !status.ok()) {
-      const auto absent = std::find_if(sockets.begin() + index + 1, sockets.end(),
-                                       [](const Socket& one) { return !one.is_open(); });
-      return failed(static_cast<int>(absent - sockets.begin()), status);
+      return failed(
+          *std::find_if(after, peers.end(), [&](int peer) { return !sockets[peer].is_open(); }),
+          status);
     }
-    if (process <= index || process >= processes || sockets[process].is_open()) {
+    if (!std::binary_search(after, peers.end(), process) || sockets[process].is_open()) {
       return InvalidArgument("index: a process says that it is number ", process,
-                             ", which another one is, or none of ", processes, " can be");
+                             ", which another one is, or none that connects to ", index, " can be");
     }
     const Status status = MoveAll(socket, true, &mine, sizeof(mine), deadline);
     if (!status.ok()) return failed(static_cast<int>(process), status);
     sockets[process] = std::move(socket);
   }
-  for (int process = 0; process < index; ++process) {  // its answer, which comes when it is so far
+  for (auto peer = peers.begin(); peer != after; ++peer) {
+    const int process = *peer;  // its answer, which comes when it is so far
     Hello hello;
     const Status status = MoveAll(sockets[process], false, &hello, sizeof(hello), deadline);
     if (!status.ok()) return failed(process, status);

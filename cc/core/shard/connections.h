@@ -1,8 +1,8 @@
-// Connections: a TCP connection between every two of the processes that share tables.
+// Connections: TCP connections between processes that share tables.
 //
-// Each process listens, all learn all addresses from outside, and each connects to those whose
-// number is less than its own. Both ends begin with a secret that only these processes know, so
-// that a stranger who connects is turned away.
+// Each process listens, all learn all addresses from outside, and each connects to those of its
+// peers whose number is less than its own. Both ends begin with a secret that only these processes
+// know, so that a stranger who connects is turned away.
 #ifndef TF_DYNEMB_CC_CORE_SHARD_CONNECTIONS_H_
 #define TF_DYNEMB_CC_CORE_SHARD_CONNECTIONS_H_
 
@@ -43,15 +43,16 @@ class Connections {
   int port() const { return port_; }
 
   // Connects this process, number `index` of those at `addresses` ("host:port", "[::1]:port"), to
-  // all others, and listens no more, also if it fails. All call it with the same addresses and
-  // secret. Errors: kInvalidArgument for an address or secret that cannot be; kUnavailable for a
-  // process that cannot be reached, or does not come within the time, by name.
-  Status Connect(const std::vector<std::string>& addresses, int index, const std::string& secret,
-                 double timeout_seconds);
+  // its peers, ascending, and listens no more, also if it fails. All call it with the same
+  // addresses and secret, and are peers of their peers. Errors: kInvalidArgument for an address,
+  // peer or secret that cannot be; kUnavailable for a process that cannot be reached, or does not
+  // come within the time, by name.
+  Status Connect(const std::vector<std::string>& addresses, int index,
+                 const std::vector<int>& peers, const std::string& secret, double timeout_seconds);
 
   int processes() const { return static_cast<int>(sockets_.size()); }
   int index() const { return index_; }
-  // To the process of a number, without blocking; that to itself is not open.
+  // To the process of a number, without blocking; those to others than its peers are not open.
   Socket& socket(int process) { return sockets_[static_cast<size_t>(process)]; }
   const std::string& address(int process) const { return addresses_[static_cast<size_t>(process)]; }
 

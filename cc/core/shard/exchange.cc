@@ -1,19 +1,15 @@
 #include "cc/core/shard/exchange.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <set>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -21,298 +17,356 @@
 #include "cc/core/base/fingerprint.h"
 #include "cc/core/base/hash.h"
 #include "cc/core/base/no_memory.h"
+#include "cc/core/shard/round.h"
 
 namespace dynemb {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-constexpr uint64_t kMagic = 0x31676e6168637865;
-constexpr int64_t kMostWords = 1 << 20;
-constexpr int64_t kMostBytes = int64_t{1} << 47;
-constexpr size_t kBuffersOfCall = 64;  // of one system call
-// How long a machine may say nothing of bytes that were sent to it. One that is there and does not
-// read says every two minutes that it is.
-constexpr int64_t kSilentMilliseconds = 180000;
-
-struct Header {
-  uint64_t magic = kMagic;
-  uint64_t message = 0;  // its number
-  uint64_t program = 0;  // its fingerprint
-  int64_t refuses = 0;
-  int64_t words = 0;
-  int64_t bytes = 0;  // of all items
-};
-
-// Bytes that are to be sent or received, in pieces.
-class Pieces {
- public:
-  void Add(const void* bytes, int64_t size) {
-    if (size > 0) pieces_.push_back({const_cast<void*>(bytes), static_cast<size_t>(size)});
-  }
-  bool empty() const { return next_ == pieces_.size(); }
-  iovec* data() { return pieces_.data() + next_; }
-  size_t size() const { return std::min(pieces_.size() - next_, kBuffersOfCall); }
-  void Advance(size_t bytes) {
-    while (bytes > 0) {
-      iovec& piece = pieces_[next_];
-      const size_t moved = std::min(bytes, piece.iov_len);
-      piece.iov_base = static_cast<char*>(piece.iov_base) + moved;
-      piece.iov_len -= moved;
-      bytes -= moved;
-      if (piece.iov_len == 0) ++next_;
-    }
-  }
-
- private:
-  std::vector<iovec> pieces_;
-  size_t next_ = 0;
-};
-
-// A message from one process.
-struct Incoming {
-  enum class Stage { kHeader, kWords, kWaits, kItems, kDone };
-  Stage stage = Stage::kHeader;
-  Header header;
-  std::vector<int64_t> words;
-  Pieces pieces;  // of this stage
-};
-
-// One message from each process to each other.
-class Round {
- public:
-  // `events`: an epoll that has all sockets, edge-triggered, by the number of the process.
-  Round(Connections* connections, const Socket& events, Header header, std::vector<int64_t> numbers,
-        double timeout_seconds)
-      : connections_(*connections),
-        events_(events),
-        header_(header),
-        numbers_(std::move(numbers)),
-        incoming_(static_cast<size_t>(connections->processes())),
-        outgoing_(incoming_.size()),
-        heads_(incoming_.size()) {
-    if (timeout_seconds > 0 && timeout_seconds < 1e9)
-      deadline_ =
-          Clock::now() + std::chrono::microseconds(static_cast<int64_t>(1e6 * timeout_seconds));
-  }
-
-  // The message to a process: counts of its items, and the items.
-  void Send(int process, const int64_t* counts, int64_t tables, const Pieces& items,
-            int64_t bytes) {
-    Head& head = heads_[static_cast<size_t>(process)];
-    head.words = numbers_;
-    head.words.insert(head.words.end(), counts, counts + tables);
-    head.header = header_;
-    head.header.words = static_cast<int64_t>(head.words.size());
-    head.header.bytes = bytes;
-    if (process == connections_.index()) return;
-    Pieces& pieces = outgoing_[static_cast<size_t>(process)];
-    pieces.Add(&head.header, sizeof(Header));
-    pieces.Add(head.words.data(), static_cast<int64_t>(head.words.size() * sizeof(int64_t)));
-    for (Pieces rest = items; !rest.empty(); rest.Advance(rest.data()->iov_len))
-      pieces.Add(rest.data()->iov_base, static_cast<int64_t>(rest.data()->iov_len));
-    sent_bytes_ +=
-        static_cast<int64_t>(sizeof(Header) + head.words.size() * sizeof(int64_t)) + bytes;
-  }
-
-  // Moves everything. Calls receive() when the heads of all are here: it says where items go, by
-  // Receive, and those of which it says nothing are dropped.
-  Status Run(const std::function<void()>& receive) {
-    const int processes = connections_.processes();
-    Incoming& own = incoming_[static_cast<size_t>(connections_.index())];
-    own.header = heads_[static_cast<size_t>(connections_.index())].header;
-    own.words = heads_[static_cast<size_t>(connections_.index())].words;
-    own.stage = Incoming::Stage::kWaits;
-    waiting_ = unfinished_ = processes - 1;
-    for (int i = 1; i < processes; ++i) {  // each begins with another one
-      const int p = (connections_.index() + i) % processes;
-      incoming_[p].pieces.Add(&incoming_[p].header, sizeof(Header));
-      DYNEMB_RETURN_IF_ERROR(Move(p));
-    }
-    while (waiting_ > 0) DYNEMB_RETURN_IF_ERROR(MoveWhatIsReady());
-    receive();
-    for (int i = 1; i < processes; ++i) {
-      const int p = (connections_.index() + i) % processes;
-      BeginItems(&incoming_[p]);
-      DYNEMB_RETURN_IF_ERROR(Move(p));
-    }
-    while (unfinished_ > 0) DYNEMB_RETURN_IF_ERROR(MoveWhatIsReady());
-    return Status();
-  }
-
-  const Incoming& incoming(int process) const { return incoming_[static_cast<size_t>(process)]; }
-  // Where items of a process go.
-  void Receive(int process, char* to, int64_t bytes) {
-    Incoming& one = incoming_[static_cast<size_t>(process)];
-    one.pieces.Add(to, bytes);
-    one.header.bytes -= bytes;
-  }
-  int64_t sent_bytes() const { return sent_bytes_; }
-
- private:
-  struct Head {
-    Header header;
-    std::vector<int64_t> words;
-  };
-
-  Status Gone(int process, const std::string& why) const {
-    return Unavailable("process ", connections_.index(), " has lost process ", process, " at ",
-                       connections_.address(process), ": ", why,
-                       "; start the processes anew, from what was saved last");
-  }
-
-  Status MoveWhatIsReady() {
-    constexpr int kMostEvents = 256;
-    constexpr int64_t kLookAfter = 10000;
-    epoll_event ready[kMostEvents];
-    int64_t wait = kLookAfter;
-    if (waiting_ > 0 && deadline_ != Clock::time_point::max()) {
-      const auto left =
-          std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
-      wait = std::clamp<int64_t>(left + 1, 0, kLookAfter);
-    }
-    const int count = epoll_wait(events_.descriptor(), ready, kMostEvents, static_cast<int>(wait));
-    if (count < 0 && errno != EINTR) return Unavailable(strerror(errno));
-    for (int e = 0; e < count; ++e)
-      DYNEMB_RETURN_IF_ERROR(Move(static_cast<int>(ready[e].data.u32)));
-    if (count != 0) return Status();
-    if (waiting_ > 0 && Clock::now() >= deadline_) return Late();
-    return CheckSilence();
-  }
-
-  Status Late() const {
-    std::string missing;
-    for (int p = 0; p < connections_.processes(); ++p) {
-      if (incoming(p).stage < Incoming::Stage::kWaits)
-        missing += StrCat(missing.empty() ? "" : ", ", p);
-    }
-    return Status(Code::kDeadlineExceeded,
-                  StrCat("process ", connections_.index(), " has waited for process ", missing,
-                         " for the timeout_seconds of the strategy's CommunicationOptions"));
-  }
-
-  // A machine that is gone answers no more. Where nothing was sent to it, keepalive notices.
-  Status CheckSilence() {
-    for (int p = 0; p < connections_.processes(); ++p) {
-      if (p == connections_.index()) continue;
-      tcp_info info = {};
-      socklen_t size = sizeof(info);
-      if (getsockopt(connections_.socket(p).descriptor(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0)
-        continue;
-      if ((info.tcpi_unacked > 0 || info.tcpi_probes > 0) &&
-          info.tcpi_last_ack_recv > kSilentMilliseconds) {
-        return Gone(p, "its machine does not answer");
-      }
-    }
-    return Status();
-  }
-
-  // What can be moved to and from a process now.
-  Status Move(int process) {
-    const int descriptor = connections_.socket(process).descriptor();
-    Pieces& out = outgoing_[static_cast<size_t>(process)];
-    Incoming& in = incoming_[static_cast<size_t>(process)];
-    while (!out.empty()) {
-      msghdr message = {};
-      message.msg_iov = out.data();
-      message.msg_iovlen = out.size();
-      const ssize_t sent = sendmsg(descriptor, &message, MSG_NOSIGNAL);
-      if (sent >= 0) {
-        out.Advance(static_cast<size_t>(sent));
-      } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-        break;
-      } else if (errno != EINTR) {
-        return Gone(process, strerror(errno));
-      }
-    }
-    while (!in.pieces.empty()) {
-      msghdr message = {};
-      message.msg_iov = in.pieces.data();
-      message.msg_iovlen = in.pieces.size();
-      const ssize_t got = recvmsg(descriptor, &message, 0);
-      if (got > 0) {
-        in.pieces.Advance(static_cast<size_t>(got));
-        if (in.pieces.empty()) DYNEMB_RETURN_IF_ERROR(EndStage(process, &in));
-      } else if (got == 0) {
-        return Gone(process, "it closed the connection");
-      } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-        break;
-      } else if (errno != EINTR) {
-        return Gone(process, strerror(errno));
-      }
-    }
-    if (in.stage == Incoming::Stage::kItems && in.pieces.empty() && out.empty()) {
-      in.stage = Incoming::Stage::kDone;
-      --unfinished_;
-    }
-    return Status();
-  }
-
-  Status EndStage(int process, Incoming* in) {
-    const Header& header = in->header;
-    if (in->stage == Incoming::Stage::kHeader) {
-      if (header.magic != kMagic || header.message != header_.message || header.words < 0 ||
-          header.words > kMostWords || header.bytes < 0 || header.bytes > kMostBytes) {
-        return Gone(process, "it sent what is no message of this exchange");
-      }
-      in->words.resize(static_cast<size_t>(header.words));
-      in->pieces.Add(in->words.data(), header.words * static_cast<int64_t>(sizeof(int64_t)));
-      in->stage = Incoming::Stage::kWords;
-    }
-    if (in->stage == Incoming::Stage::kWords && in->pieces.empty()) {
-      in->stage = Incoming::Stage::kWaits;
-      --waiting_;
-    }
-    return Status();
-  }
-
-  void BeginItems(Incoming* in) {
-    in->stage = Incoming::Stage::kItems;
-    if (in->header.bytes > 0 && dropped_.empty()) dropped_.resize(1 << 16);
-    while (in->header.bytes > 0) {
-      const int64_t bytes =
-          std::min<int64_t>(in->header.bytes, static_cast<int64_t>(dropped_.size()));
-      in->pieces.Add(dropped_.data(), bytes);
-      in->header.bytes -= bytes;
-    }
-  }
-
-  Connections& connections_;
-  const Socket& events_;
-  const Header header_;
-  const std::vector<int64_t> numbers_;
-  std::vector<Incoming> incoming_;
-  std::vector<Pieces> outgoing_;
-  std::vector<Head> heads_;
-  std::vector<char> dropped_;
-  Clock::time_point deadline_ = Clock::time_point::max();  // until all heads are here
-  int waiting_ = 0;                                        // processes whose heads are not
-  int unfinished_ = 0;  // processes to or from which there is something to move
-  int64_t sent_bytes_ = 0;
-};
 
 // Bytes of the items of a process, by the counts of their tables; -1: counts that cannot be.
 int64_t BytesOf(const int64_t* counts, int64_t tables, const std::vector<int64_t>& item_bytes) {
   int64_t bytes = 0;
   for (size_t p = 0; p < item_bytes.size(); ++p) {
     const int64_t count = counts[static_cast<int64_t>(p) % tables];
-    if (count < 0 || count > (kMostBytes - bytes) / item_bytes[p]) return -1;
+    if (count < 0 || count > (kMostItemBytes - bytes) / item_bytes[p]) return -1;
     bytes += count * item_bytes[p];
   }
   return bytes;
 }
 
+// Memory that is kept from call to call, and not written before it is used.
+class Buffer {
+ public:
+  // Room for so many bytes; what was there is lost. Throws std::bad_alloc.
+  char* Reserve(int64_t bytes) {
+    if (bytes > size_) {
+      size_ = 0;
+      memory_.reset();
+      memory_.reset(new char[static_cast<size_t>(bytes)]);
+      size_ = bytes;
+    }
+    return memory_.get();
+  }
+
+ private:
+  std::unique_ptr<char[]> memory_;
+  int64_t size_ = 0;
+};
+
+// One call. A bundle is what one process has for another one, part for part; to all, it is the same
+// for each. The message to a process of the row has the bundles for that one's column, its own
+// last; the message to a process of the column has a bundle of each of the senders.
+class Transfer {
+ public:
+  Transfer(const Grid& grid, int index, const ExchangeCall& call, uint64_t program, Round* round,
+           Buffer* buffer)
+      : grid_(grid),
+        index_(index),
+        call_(call),
+        program_(program),
+        round_(*round),
+        buffer_(*buffer),
+        senders_(grid.Senders(index)),
+        column_(grid.Column(index)),
+        nothing_(static_cast<size_t>(call.tables), 0),
+        refuses_(!call.problem.empty()),
+        largest_(call.numbers) {}
+
+  // Errors: those that end the exchange.
+  Status Run() {
+    DYNEMB_RETURN_IF_ERROR(SendAlongRow());
+    DYNEMB_RETURN_IF_ERROR(AwaitHeads(senders_, false));
+    DYNEMB_RETURN_IF_ERROR(TakeHeadsOfRow());
+    DYNEMB_RETURN_IF_ERROR(SendHeadsAlongColumn());
+    DYNEMB_RETURN_IF_ERROR(AwaitHeads(column_, true));
+    DYNEMB_RETURN_IF_ERROR(TakeHeadsOfColumn());
+    if (goes_on()) PlaceItems();
+    DYNEMB_RETURN_IF_ERROR(StartItems(senders_));
+    // Where processes do not go on, all know it by now, and nothing goes along columns.
+    if (goes_on()) DYNEMB_RETURN_IF_ERROR(StartItems(column_));
+    for (const int p : senders_)
+      if (p != index_) DYNEMB_RETURN_IF_ERROR(round_.AwaitItems(p));
+    if (goes_on()) DYNEMB_RETURN_IF_ERROR(SendItemsAlongColumn());
+    for (const int p : column_)
+      if (p != index_) DYNEMB_RETURN_IF_ERROR(round_.AwaitItems(p));
+    for (const int p : grid_.Peers(index_)) DYNEMB_RETURN_IF_ERROR(round_.AwaitSent(p));
+    return Status();
+  }
+
+  // What all processes know after Run.
+  bool goes_on() const { return !refuses_ && !differs_; }
+  bool refuses() const { return refuses_; }
+  const std::vector<int64_t>& largest() const { return largest_; }
+  const std::vector<int64_t>& counts() const { return counts_; }
+  // What call.allocate has said.
+  const Status& allocated() const { return allocated_; }
+
+ private:
+  size_t bundles() const { return call_.to_all ? 1 : column_.size(); }  // of a message of the row
+  // Bundles of such a message that are passed on.
+  size_t passed() const { return call_.to_all ? column_.size() > 1 : column_.size() - 1; }
+
+  // Of the bundle that this process has for another one.
+  const int64_t* OwnCounts(int to) const {
+    if (!call_.problem.empty()) return nothing_.data();
+    return call_.counts.data + (call_.to_all ? 0 : to * call_.tables);
+  }
+  const char* const* OwnItems(int to) const {
+    return own_items_.data() + (call_.to_all ? 0 : static_cast<size_t>(to) * call_.parts.size());
+  }
+  // Of the bundle of one of the senders for one of the column, by their places there.
+  const int64_t* Counts(size_t sender, size_t to) const {
+    if (senders_[sender] == index_) return OwnCounts(column_[to]);
+    return round_.words(senders_[sender]).data() + call_.numbers.size() +
+           (call_.to_all ? 0 : to * nothing_.size());
+  }
+  char*& PassedItems(size_t sender, size_t to) {
+    return passed_items_[sender * passed() + (call_.to_all ? 0 : to)];
+  }
+  int64_t Bytes(const int64_t* counts) const {
+    return BytesOf(counts, call_.tables, call_.item_bytes);
+  }
+  int64_t BytesOfPart(const int64_t* counts, size_t part) const {
+    return counts[static_cast<int64_t>(part) % call_.tables] * call_.item_bytes[part];
+  }
+
+  Header MakeHeader() const {
+    Header header;
+    header.program = program_;
+    header.refuses = refuses_;
+    header.differs = differs_;
+    return header;
+  }
+
+  Status SendAlongRow() {
+    const int64_t targets = call_.to_all ? 1 : grid_.processes();
+    std::vector<const char*> next = call_.parts;
+    for (int64_t to = 0; to < targets; ++to) {
+      own_items_.insert(own_items_.end(), next.begin(), next.end());
+      const int64_t* const counts = OwnCounts(static_cast<int>(to));
+      for (size_t part = 0; part < next.size(); ++part) next[part] += BytesOfPart(counts, part);
+    }
+    std::vector<int> row = grid_.Row(index_);  // each begins with another one
+    std::rotate(row.begin(), std::upper_bound(row.begin(), row.end(), index_), row.end());
+    for (const int via : row) {
+      if (via == index_) continue;
+      Header header = MakeHeader();
+      std::vector<int64_t> words = call_.numbers;
+      for (const int to : call_.to_all ? std::vector<int>{via} : grid_.Column(via)) {
+        const int64_t* const counts = OwnCounts(to);
+        words.insert(words.end(), counts, counts + call_.tables);
+        header.bytes += Bytes(counts);
+        SendOwnItems(via, to);
+      }
+      DYNEMB_RETURN_IF_ERROR(round_.Send(via, header, std::move(words)));
+    }
+    return Status();
+  }
+
+  void SendOwnItems(int via, int to) {
+    for (size_t part = 0; part < call_.parts.size(); ++part)
+      round_.SendItems(via, OwnItems(to)[part], BytesOfPart(OwnCounts(to), part));
+  }
+
+  Status AwaitHeads(const std::vector<int>& from, bool of_column) {
+    for (const int p : from) {
+      if (p == index_) continue;
+      const Status status = round_.AwaitHead(p);
+      if (status.code() == Code::kDeadlineExceeded) return Late(from, of_column);
+      DYNEMB_RETURN_IF_ERROR(status);
+    }
+    return Status();
+  }
+
+  // Who passes items on begins with it when all of its senders are there.
+  Status Late(const std::vector<int>& from, bool of_column) const {
+    std::set<int> missing;
+    for (const int p : from) {
+      if (p == index_ || round_.has_head(p)) continue;
+      const std::vector<int> some = of_column ? grid_.Senders(p) : std::vector<int>{p};
+      missing.insert(some.begin(), some.end());
+    }
+    std::string text;
+    for (const int p : missing) text += StrCat(text.empty() ? "" : ", ", p);
+    return Status(
+        Code::kDeadlineExceeded,
+        StrCat("process ", index_, " has waited for ",
+               of_column && missing.size() > 1 ? "one or more of the processes " : "process ", text,
+               " for the timeout_seconds of the strategy's CommunicationOptions"));
+  }
+
+  // What a process says of itself and of those for whom it speaks, with so many bundles.
+  Status TakeHeads(const std::vector<int>& from, const std::function<size_t(int)>& bundles) {
+    for (const int p : from) {
+      if (p == index_) continue;
+      refuses_ = refuses_ || round_.header(p).refuses != 0;
+      differs_ = differs_ || round_.header(p).differs != 0 || round_.header(p).program != program_;
+    }
+    if (!goes_on()) return Status();
+    const size_t tables = nothing_.size();
+    for (const int p : from) {
+      if (p == index_) continue;
+      const std::vector<int64_t>& words = round_.words(p);
+      const size_t count = bundles(p);
+      bool fits = words.size() == largest_.size() + count * tables;
+      int64_t bytes = 0;
+      for (size_t b = 0; fits && b < count; ++b) {
+        const int64_t more = Bytes(words.data() + largest_.size() + b * tables);
+        fits = more >= 0 && (bytes += more) <= kMostItemBytes;
+      }
+      if (!fits || bytes != round_.header(p).bytes)
+        return Status(Code::kInternal, "a process sent counts that are not of its items");
+      for (size_t n = 0; n < largest_.size(); ++n) largest_[n] = std::max(largest_[n], words[n]);
+    }
+    return Status();
+  }
+
+  // Receives what is for others of the column.
+  Status TakeHeadsOfRow() {
+    DYNEMB_RETURN_IF_ERROR(TakeHeads(senders_, [&](int) { return bundles(); }));
+    if (!goes_on()) return Status();
+    const auto each = [&](const std::function<void(size_t, size_t, int64_t)>& body) {
+      for (size_t s = 0; s < senders_.size(); ++s) {
+        if (senders_[s] == index_) continue;
+        for (size_t to = 0; to < passed(); ++to) body(s, to, Bytes(Counts(s, to)));
+      }
+    };
+    int64_t all_bytes = 0;
+    each([&](size_t, size_t, int64_t bytes) { all_bytes += bytes; });
+    char* next = buffer_.Reserve(all_bytes);
+    passed_items_.resize(senders_.size() * passed());
+    each([&](size_t s, size_t to, int64_t bytes) {
+      PassedItems(s, to) = next;
+      round_.Receive(senders_[s], next, bytes);
+      next += bytes;
+    });
+    for (const int p : senders_)
+      if (p != index_) DYNEMB_RETURN_IF_ERROR(round_.Start(p));
+    return Status();
+  }
+
+  Status SendHeadsAlongColumn() {
+    for (size_t to = 0; to + 1 < column_.size(); ++to) {
+      Header header = MakeHeader();
+      std::vector<int64_t> words = largest_;
+      for (size_t s = 0; s < senders_.size() && goes_on(); ++s) {
+        const int64_t* const counts = Counts(s, to);
+        words.insert(words.end(), counts, counts + call_.tables);
+        header.bytes += Bytes(counts);
+      }
+      DYNEMB_RETURN_IF_ERROR(round_.Send(column_[to], header, std::move(words)));
+    }
+    return Status();
+  }
+
+  Status TakeHeadsOfColumn() {
+    DYNEMB_RETURN_IF_ERROR(TakeHeads(column_, [&](int p) { return grid_.Senders(p).size(); }));
+    if (!goes_on()) return Status();
+    std::vector<size_t> next(static_cast<size_t>(grid_.processes()), 0);  // bundle of its message
+    for (int from = 0; from < grid_.processes(); ++from) {
+      const int via = grid_.Via(from, index_);
+      const size_t bundle = next[static_cast<size_t>(via)]++;
+      const int64_t* const counts =
+          via == index_ ? Counts(bundle, column_.size() - 1)
+                        : round_.words(via).data() + largest_.size() + bundle * nothing_.size();
+      counts_.insert(counts_.end(), counts, counts + call_.tables);
+    }
+    return Status();
+  }
+
+  // Says where items for this process go, and puts its own there.
+  void PlaceItems() {
+    if (call_.parts.empty()) return;
+    std::vector<char*> next;
+    allocated_ = OrNoMemory([&] { return call_.allocate(counts_, &next); });
+    if (!allocated_.ok()) return;
+    size_t sender = 0;
+    for (int from = 0; from < grid_.processes(); ++from) {
+      const int via = grid_.Via(from, index_);
+      const char* passed_items = nullptr;
+      if (via == index_ && from != index_ && call_.to_all && passed() > 0)
+        passed_items = PassedItems(sender, 0);
+      if (via == index_) ++sender;
+      for (size_t part = 0; part < call_.parts.size(); ++part) {
+        const int64_t bytes = BytesOfPart(counts_.data() + from * call_.tables, part);
+        if (from == index_) {
+          Copy(next[part], OwnItems(index_)[part], bytes);
+        } else if (passed_items != nullptr) {
+          copies_.push_back({next[part], passed_items, bytes});
+          passed_items += bytes;
+        } else {
+          round_.Receive(via == index_ ? from : via, next[part], bytes);
+        }
+        next[part] += bytes;
+      }
+    }
+  }
+
+  // Receives what there is, and drops that for which there is no place.
+  Status StartItems(const std::vector<int>& from) {
+    for (const int p : from) {
+      if (p == index_) continue;
+      round_.DropRest(p);
+      DYNEMB_RETURN_IF_ERROR(round_.Start(p));
+    }
+    return Status();
+  }
+
+  // When those of the row are here.
+  Status SendItemsAlongColumn() {
+    for (size_t to = 0; to + 1 < column_.size(); ++to) {
+      for (size_t s = 0; s < senders_.size(); ++s) {
+        if (senders_[s] == index_) {
+          SendOwnItems(column_[to], column_[to]);
+        } else {
+          round_.SendItems(column_[to], PassedItems(s, to), Bytes(Counts(s, to)));
+        }
+      }
+      DYNEMB_RETURN_IF_ERROR(round_.Start(column_[to]));
+    }
+    for (const CopyOfPart& copy : copies_) Copy(copy.to, copy.from, copy.bytes);
+    return Status();
+  }
+
+  static void Copy(char* to, const char* from, int64_t bytes) {
+    if (bytes > 0) memcpy(to, from, static_cast<size_t>(bytes));
+  }
+
+  struct CopyOfPart {
+    char* to;
+    const char* from;
+    int64_t bytes;
+  };
+
+  const Grid& grid_;
+  const int index_;
+  const ExchangeCall& call_;
+  const uint64_t program_;
+  Round& round_;
+  Buffer& buffer_;
+  const std::vector<int> senders_, column_;
+  const std::vector<int64_t> nothing_;  // counts of no items
+
+  std::vector<const char*> own_items_;  // (processes, parts); to all: (1, parts)
+  std::vector<char*> passed_items_;     // in the buffer, by sender and process of the column
+  std::vector<CopyOfPart> copies_;      // of what was passed on and is for this process as well
+  bool refuses_ = false;
+  bool differs_ = false;
+  std::vector<int64_t> largest_, counts_;
+  Status allocated_;
+};
+
 }  // namespace
 
 class Exchange::State {
  public:
-  explicit State(Connections connections) : connections_(std::move(connections)) {}
+  State(Connections connections, const Grid& grid)
+      : connections_(std::move(connections)), grid_(grid) {}
 
   Status Init() {
     events_ = Socket(epoll_create1(EPOLL_CLOEXEC));
     if (!events_.is_open()) return ResourceExhausted("epoll: ", strerror(errno));
     for (int p = 0; p < connections_.processes(); ++p) {
-      if (p == connections_.index()) continue;
+      if (!connections_.socket(p).is_open()) continue;
       epoll_event event = {};
       event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
       event.data.u32 = static_cast<uint32_t>(p);
@@ -367,6 +421,7 @@ class Exchange::State {
       });
       if (is_moving_) Break(status);  // no process knows where it is now
       sent_bytes_ += result.sent_bytes;
+      sent_messages_ += result.sent_messages;
       ++done_calls_;
       call.done(status, result);
     }
@@ -374,6 +429,7 @@ class Exchange::State {
 
   int processes() const { return connections_.processes(); }
   int64_t sent_bytes() const { return sent_bytes_; }
+  int64_t sent_messages() const { return sent_messages_; }
   int64_t calls() const { return done_calls_; }
 
  private:
@@ -384,123 +440,72 @@ class Exchange::State {
   }
 
   Status Run(const ExchangeCall& call, ExchangeResult* result) {
-    const int64_t processes = connections_.processes();
-    const int index = connections_.index();
-    const bool refuses = !call.problem.empty();
     is_moving_ = true;
-    Header header;
-    header.message = ++messages_;
-    header.program = Fingerprint(call.program);
+    uint64_t program = Fingerprint(call.program);
     for (const size_t shape : {call.numbers.size(), call.parts.size(), size_t{call.to_all}})
-      header.program = Mix64(header.program ^ shape);
-    header.refuses = refuses ? 1 : 0;
-    Round round(&connections_, events_, header, call.numbers, call.timeout_seconds);
-    std::vector<int64_t> first(call.parts.size(), 0);  // item of the next process, of each part
-    const std::vector<int64_t> nothing(static_cast<size_t>(call.tables), 0);
-    std::vector<const char*> own(call.parts.size());
-    for (int p = 0; p < processes; ++p) {
-      const int64_t* counts =
-          refuses ? nothing.data() : call.counts.data + (call.to_all ? 0 : p * call.tables);
-      Pieces items;
-      for (size_t part = 0; part < call.parts.size(); ++part) {
-        const char* from = call.parts[part] + first[part] * call.item_bytes[part];
-        if (p == index) own[part] = from;
-        const int64_t count = counts[static_cast<int64_t>(part) % call.tables];
-        items.Add(from, count * call.item_bytes[part]);
-        if (!call.to_all) first[part] += count;
-      }
-      round.Send(p, counts, call.tables, items, BytesOf(counts, call.tables, call.item_bytes));
-    }
-
-    bool same = true, refused = false, fits = true;
-    Status allocated;
-    DYNEMB_RETURN_IF_ERROR(round.Run([&] {
-      const size_t words = call.numbers.size() + static_cast<size_t>(call.tables);
-      for (int p = 0; p < processes; ++p) {
-        same = same && round.incoming(p).header.program == header.program;
-        refused = refused || round.incoming(p).header.refuses != 0;
-      }
-      if (!same || refused) return;
-      std::vector<int64_t>* const largest = &result->largest;
-      std::vector<int64_t>* const all_counts = &result->counts;
-      *largest = call.numbers;
-      for (int p = 0; p < processes; ++p) {
-        const Incoming& one = round.incoming(p);
-        const int64_t* counts = one.words.data() + call.numbers.size();
-        fits = fits && one.words.size() == words &&
-               BytesOf(counts, call.tables, call.item_bytes) == one.header.bytes;
-        if (!fits) return;
-        for (size_t n = 0; n < largest->size(); ++n)
-          (*largest)[n] = std::max((*largest)[n], one.words[n]);
-        all_counts->insert(all_counts->end(), counts, counts + call.tables);
-      }
-      std::vector<char*> to;
-      if (!call.parts.empty())
-        allocated = OrNoMemory([&] { return call.allocate(*all_counts, &to); });
-      if (!allocated.ok() || call.parts.empty()) return;
-      for (int p = 0; p < processes; ++p) {
-        for (size_t part = 0; part < call.parts.size(); ++part) {
-          const int64_t bytes = (*all_counts)[static_cast<size_t>(
-                                    p * call.tables + static_cast<int64_t>(part) % call.tables)] *
-                                call.item_bytes[part];
-          if (p == index && bytes > 0) memcpy(to[part], own[part], static_cast<size_t>(bytes));
-          if (p != index) round.Receive(p, to[part], bytes);
-          to[part] += bytes;
-        }
-      }
-    }));
-    result->sent_bytes = round.sent_bytes();
-    if (!fits) return Status(Code::kInternal, "a process sent counts that are not of its items");
-    if (!same || refused) return Tell(call, refused);
+      program = Mix64(program ^ shape);
+    Round round(&connections_, events_, ++rounds_, call.timeout_seconds);
+    Transfer transfer(grid_, connections_.index(), call, program, &round, &buffer_);
+    const Status moved = transfer.Run();
+    result->sent_bytes += round.sent_bytes();
+    result->sent_messages += round.sent_messages();
+    DYNEMB_RETURN_IF_ERROR(moved);
+    if (!transfer.goes_on()) return Tell(call, transfer.refuses(), result);
     is_moving_ = false;
-    return allocated;
+    result->largest = transfer.largest();
+    result->counts = transfer.counts();
+    return transfer.allocated();
   }
 
   // The error of all processes: what each of them says.
-  Status Tell(const ExchangeCall& call, bool refused) {
+  Status Tell(const ExchangeCall& call, bool refused, ExchangeResult* result) {
     std::string text = refused ? call.problem : call.program;
     if (static_cast<int64_t>(text.size()) > kMostTextBytes) text.resize(kMostTextBytes);
-    Header header;
-    header.message = ++messages_;
-    const int64_t bytes = static_cast<int64_t>(text.size());
-    Pieces items;
-    items.Add(text.data(), bytes);
-    Round round(&connections_, events_, header, {}, 0);
-    const int processes = connections_.processes();
-    for (int p = 0; p < processes; ++p) round.Send(p, nullptr, 0, items, bytes);
-    std::vector<std::string> texts(static_cast<size_t>(processes));
-    DYNEMB_RETURN_IF_ERROR(round.Run([&] {
-      for (int p = 0; p < processes; ++p) {
-        std::string& one = texts[static_cast<size_t>(p)];
-        if (p == connections_.index()) {
-          one = text;
-        } else if (round.incoming(p).header.bytes <= kMostTextBytes) {
-          one.resize(static_cast<size_t>(round.incoming(p).header.bytes));
-          round.Receive(p, one.data(), static_cast<int64_t>(one.size()));
-        }
-      }
-    }));
-    is_moving_ = false;
+    const auto size = static_cast<int64_t>(text.size());
+    std::string texts;
+    ExchangeCall telling;
+    telling.program = "telling";
+    telling.tables = 1;
+    telling.counts = {&size, 1};
+    telling.item_bytes = {1};
+    telling.parts = {text.data()};
+    telling.to_all = true;
+    telling.allocate = [&](const std::vector<int64_t>& sizes, std::vector<char*>* parts) {
+      int64_t bytes = 0;
+      for (const int64_t one : sizes) bytes += one;
+      texts.resize(static_cast<size_t>(bytes));
+      parts->push_back(texts.data());
+      return Status();
+    };
+    ExchangeResult told;
+    const Status status = Run(telling, &told);
+    result->sent_bytes += told.sent_bytes;
+    result->sent_messages += told.sent_messages;
+    DYNEMB_RETURN_IF_ERROR(status);
     std::string all;
-    for (int p = 0; p < processes; ++p) {
-      if (texts[p].empty()) continue;
-      all += StrCat(all.empty() ? "" : "; ", "process ", p, ": ", texts[p]);
+    size_t first = 0;
+    for (int p = 0; p < connections_.processes(); ++p) {
+      const auto bytes = static_cast<size_t>(told.counts[static_cast<size_t>(p)]);
+      if (bytes > 0)
+        all += StrCat(all.empty() ? "" : "; ", "process ", p, ": ", texts.substr(first, bytes));
+      first += bytes;
     }
     if (refused)
       return Status(call.refusal, StrCat("processes refuse what they were to do: ", all));
     return InvalidArgument(
         "the programs of the processes differ: they must make the same tables, in the same order, "
-        "and "
-        "look them up and train them in the same order. Got ",
+        "and look them up and train them in the same order. Got ",
         all);
   }
 
   Connections connections_;
+  const Grid grid_;
   Socket events_;
-  uint64_t messages_ = 0;
+  Buffer buffer_;  // of what is passed on
+  uint64_t rounds_ = 0;
   bool is_moving_ = false;  // from the beginning of a call until all have had all of it
   Status broken_;
-  std::atomic<int64_t> sent_bytes_{0}, done_calls_{0};
+  std::atomic<int64_t> sent_bytes_{0}, sent_messages_{0}, done_calls_{0};
 
   std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
@@ -508,8 +513,9 @@ class Exchange::State {
   bool is_ending_ = false;
 };
 
-Status Exchange::Make(Connections connections, std::unique_ptr<Exchange>* exchange) {
-  const auto state = std::make_shared<State>(std::move(connections));
+Status Exchange::Make(Connections connections, const Grid& grid,
+                      std::unique_ptr<Exchange>* exchange) {
+  const auto state = std::make_shared<State>(std::move(connections), grid);
   DYNEMB_RETURN_IF_ERROR(state->Init());
   try {
     std::thread([state] { state->Serve(); }).detach();
@@ -525,6 +531,7 @@ Exchange::~Exchange() { state_->End(); }
 Status Exchange::Start(ExchangeCall call) { return state_->Start(std::move(call)); }
 int Exchange::processes() const { return state_->processes(); }
 int64_t Exchange::sent_bytes() const { return state_->sent_bytes(); }
+int64_t Exchange::sent_messages() const { return state_->sent_messages(); }
 int64_t Exchange::calls() const { return state_->calls(); }
 
 }  // namespace dynemb

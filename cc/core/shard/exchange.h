@@ -2,13 +2,13 @@
 //
 // Processes make the same calls in one order. In each of them a process says what it is about to do
 // (its program), whether it can, and some numbers; and sends items of some tables, as many to each
-// process as that one needs. Items are bytes, which go from the caller's memory to the receiver's
-// without a copy between. All processes go on, with the largest of each of the numbers; or all get
-// the same error, if their programs differ or one of them cannot go on.
+// process as that one needs. All processes go on, with the largest of each of the numbers; or all
+// get the same error, if their programs differ or one of them cannot go on.
 //
-// A message is a header, then the numbers and the count of items of each table (together its
-// words), then the items: part for part. A receiver allocates when it has all words, so it takes
-// whatever size comes.
+// Messages go in one stage or two, as a Grid says. Each has a header, then the numbers and the
+// counts of items of each table (together its words), then the items. Who passes items on sends
+// their counts on as soon as those of all its senders are here, and the items when it has them all.
+// So a process knows of all others before it allocates, and takes whatever size comes.
 #ifndef TF_DYNEMB_CC_CORE_SHARD_EXCHANGE_H_
 #define TF_DYNEMB_CC_CORE_SHARD_EXCHANGE_H_
 
@@ -21,6 +21,7 @@
 #include "cc/core/base/span.h"
 #include "cc/core/base/status.h"
 #include "cc/core/shard/connections.h"
+#include "cc/core/shard/grid.h"
 
 namespace dynemb {
 
@@ -28,7 +29,8 @@ namespace dynemb {
 struct ExchangeResult {
   std::vector<int64_t> largest;  // of each number
   std::vector<int64_t> counts;   // (processes, tables) of items that each process sent
-  int64_t sent_bytes = 0;        // to other processes
+  int64_t sent_bytes = 0;        // to other processes, with what it passed on
+  int64_t sent_messages = 0;
 };
 
 struct ExchangeCall {
@@ -50,7 +52,8 @@ struct ExchangeCall {
   std::function<Status(const std::vector<int64_t>& counts, std::vector<char*>* parts)> allocate;
   // Called last, on that thread. Throws nothing. Errors: kInvalidArgument if programs differ;
   // `refusal`; what `allocate` says, in this process alone; kUnavailable if a process is gone,
-  // kDeadlineExceeded if one does not come: these end the exchange, and later calls say so.
+  // kDeadlineExceeded if one does not come, or kResourceExhausted if there is no memory for what
+  // this process passes on: these end the exchange, and later calls say so.
   std::function<void(const Status&, const ExchangeResult&)> done;
 };
 
@@ -58,8 +61,10 @@ constexpr int64_t kMostTextBytes = 1 << 20;
 
 class Exchange {
  public:
-  // Over connections that are made. Errors: there is no thread, or no descriptor to be had.
-  static Status Make(Connections connections, std::unique_ptr<Exchange>* exchange);
+  // Over connections to the peers of the grid. Errors: there is no thread, or no descriptor to be
+  // had.
+  static Status Make(Connections connections, const Grid& grid,
+                     std::unique_ptr<Exchange>* exchange);
   ~Exchange();
 
   // From any thread; calls are done one after the other. Errors, where `done` is not called: counts
@@ -67,8 +72,9 @@ class Exchange {
   Status Start(ExchangeCall call);
 
   int processes() const;
-  // Bytes that were sent to other processes, and calls that were done.
+  // Bytes and messages that were sent to other processes, and calls that were done.
   int64_t sent_bytes() const;
+  int64_t sent_messages() const;
   int64_t calls() const;
 
  private:
