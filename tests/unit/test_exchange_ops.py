@@ -167,7 +167,7 @@ def test_ports_of_the_environment(monkeypatch):
 def test_stages_of_the_environment(monkeypatch):
     name = "TF_DYNEMB_EXCHANGE_STAGES"
     monkeypatch.delenv(name, raising=False)
-    assert [stages(processes) for processes in (2, 31, 32, 1024)] == [1, 1, 2, 2]
+    assert [stages(processes) for processes in (2, 127, 128, 1024)] == [1, 1, 2, 2]
     for text in ("1", "2"):
         monkeypatch.setenv(name, text)
         assert [stages(processes) for processes in (2, 1024)] == [int(text)] * 2

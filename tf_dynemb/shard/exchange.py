@@ -31,7 +31,7 @@ from tf_dynemb.base.table import Table
 _CONNECT_SECONDS = 60.0  # until all are connected, once each listens
 _PORTS = "TF_DYNEMB_EXCHANGE_PORTS"
 _STAGES = "TF_DYNEMB_EXCHANGE_STAGES"
-_TWO_STAGES_FROM = 32  # processes
+_TWO_STAGES_FROM = 128  # processes
 _TEXT_BYTES = 1024  # of what processes tell each other before they are connected
 
 _GROUP_KEYS = itertools.count(0x64790000)  # far from those that strategies count from 1
