@@ -24,6 +24,8 @@ using std::chrono::steady_clock;
 using tensorflow::core::RefCountPtr;
 
 constexpr std::chrono::seconds kFarewell{2};
+// Of generations that are applied in one switch, unless the first alone has more.
+constexpr int64_t kMostRowsAtOnce = 1'000'000;
 // Between two attempts to reach the generation that a feed is pinned to.
 constexpr std::chrono::seconds kFirstPause{1}, kLongestPause{60};
 
@@ -228,14 +230,28 @@ void Follower::Failed(const Status& status) {
 }
 
 bool Follower::ApplyNext(const std::vector<int64_t>& numbers) {
-  if (!now_ || !CheckWhole().ok() || unusable_.count(now_->number + 1) != 0) return false;
+  if (!now_ || !CheckWhole().ok()) return false;
   const Generation* generation = nullptr;
-  Status status = CheckNext(numbers, &generation);
-  if (status.ok()) {
-    if (!generation->delta) return false;
-    status = Apply(*generation);
+  std::vector<const Generation*> next;
+  Status status;
+  int64_t rows = 0;
+  for (const Generation* before = &*now_; static_cast<int>(next.size()) < at_once_;
+       before = generation) {
+    if (unusable_.count(before->number + 1) != 0) break;
+    status = CheckNext(numbers, *before, &generation);
+    if (!status.ok() || !generation->delta) break;
+    rows += generation->delta->rows;
+    if (!next.empty() && rows > kMostRowsAtOnce) break;
+    next.push_back(generation);
   }
-  if (status.ok()) return true;
+  if (!next.empty()) {
+    status = Apply(next);
+    if (!status.ok() && !too_long_ && CheckWhole().ok() && at_once_ > 1) {
+      at_once_ = 1;  // as far as they can be applied
+      return ApplyNext(numbers);
+    }
+  }
+  if (status.ok()) return !next.empty();
   Failed(status);
   if (too_long_) return false;
   // Another feed may have been put into the folder since manifests were read.
@@ -248,15 +264,16 @@ bool Follower::ApplyNext(const std::vector<int64_t>& numbers) {
   return false;
 }
 
-Status Follower::CheckNext(const std::vector<int64_t>& numbers, const Generation** generation) {
-  const int64_t number = now_->number + 1;
+Status Follower::CheckNext(const std::vector<int64_t>& numbers, const Generation& before,
+                           const Generation** generation) {
+  const int64_t number = before.number + 1;
   if (!std::binary_search(numbers.begin(), numbers.end(), number)) {
     return Status(Code::kDataLoss, StrCat(feed_.path(), ": generation ", number, " is missing"));
   }
   DYNEMB_RETURN_IF_ERROR(ReadGeneration(number, generation));
   const std::optional<FeedPart>& delta = (*generation)->delta;
-  if (!delta || Continues(**generation, *now_)) return Status();
-  return DoesNotContinue(feed_.path(), number, now_->number, " that is served");
+  if (!delta || Continues(**generation, before)) return Status();
+  return DoesNotContinue(feed_.path(), number, before.number, " that is served");
 }
 
 bool Follower::LoadFull(const std::vector<int64_t>& numbers) {

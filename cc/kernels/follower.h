@@ -100,7 +100,9 @@ class Follower {
   // The generation that the feed is pinned to, and all on the way there.
   Status ChainToPin(const std::vector<int64_t>& numbers, const FeedPin& pin,
                     std::vector<const Generation*>* chain);
-  Status CheckNext(const std::vector<int64_t>& numbers, const Generation** generation);
+  // The generation after `before`; an error if there is none that can be applied to it.
+  Status CheckNext(const std::vector<int64_t>& numbers, const Generation& before,
+                   const Generation** generation);
   // The newest generation with a full copy that is not after `number`, and all up to it.
   Status ChainTo(int64_t number, std::vector<const Generation*>* chain);
   void Beat();
@@ -110,9 +112,10 @@ class Follower {
   void Wait();
   bool ended() const;
 
-  // The changes of a generation.
-  Status Apply(const Generation& generation);
-  Status ReadChanges(SnapshotReader* reader, TableResource* table, TableChanges* changes);
+  // The changes of generations that follow each other, in one switch.
+  Status Apply(const std::vector<const Generation*>& generations);
+  // Those of one, for each table, into memory.
+  Status ReadChanges(const Generation& generation, std::vector<TableChanges>* changes);
   // The full copy of the first, and the changes of those after it.
   Status Load(const std::vector<const Generation*>& chain);
   Status LoadTable(const std::vector<std::unique_ptr<SnapshotReader>>& readers,
@@ -140,6 +143,8 @@ class Follower {
   std::map<int64_t, Generation> manifests_;  // by number
   std::set<int64_t> unusable_;               // numbers that this poll could not apply
   bool too_long_ = false;                    // requests took longer than a switch waits
+  // How many generations a switch applies: more where it is long until it can take place.
+  int at_once_ = 1;
   bool wants_full_ = false;
   std::optional<int64_t> needs_;   // the first generation of those that are being loaded
   std::vector<int64_t> way_;       // what was listed up to the pin, and the pin, when it was tried

@@ -1,4 +1,6 @@
 // What a follower does with a generation: reads and checks it, and puts rows and weights in place.
+#include <algorithm>
+#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -19,6 +21,9 @@ using tensorflow::Tensor;
 
 // Between two looks at whether the follower is to go on.
 constexpr int64_t kRowsAtATime = int64_t{1} << 20;
+// A switch that has to wait longer for requests takes place with more generations the next time.
+constexpr std::chrono::milliseconds kAtOnce{100};
+constexpr int kMostAtOnce = 64;
 
 Status About(const std::string& what, const Status& status) {
   return status.ok() ? status : Status(status.code(), StrCat(what, ": ", status.message()));
@@ -90,43 +95,51 @@ Status Follower::ReadWeights(const Generation& generation, Weights* weights) con
   return Status();
 }
 
-Status Follower::Apply(const Generation& generation) {
-  const FileContext core;
-  const std::string folder = feed_.Folder(generation, "delta");
+Status Follower::Apply(const std::vector<const Generation*>& generations) {
   Weights weights;
-  std::unique_ptr<FileSystem> files;
-  std::unique_ptr<SnapshotReader> reader;
-  DYNEMB_RETURN_IF_ERROR(ReadWeights(generation, &weights));
-  DYNEMB_RETURN_IF_ERROR(CopyToMemory(folder, [this] { return GoOn(); }, &files));
-  DYNEMB_RETURN_IF_ERROR(SnapshotReader::Open(files.get(), folder, &reader));
-  const uint64_t id = generation.delta->snapshot;
-  DYNEMB_RETURN_IF_ERROR(CheckId(folder, reader->manifest().id, id));
-  std::vector<TableChanges> changes(tables_.size());
-  for (size_t t = 0; t < tables_.size(); ++t) {
-    DYNEMB_RETURN_IF_ERROR(About(folder, ReadChanges(reader.get(), tables_[t].get(), &changes[t])));
+  std::vector<std::vector<TableChanges>> changes(generations.size());
+  std::vector<const FeedPart*> parts;
+  for (size_t g = 0; g < generations.size(); ++g) {
+    parts.push_back(&*generations[g]->delta);
+    DYNEMB_RETURN_IF_ERROR(ReadChanges(*generations[g], &changes[g]));
   }
+  DYNEMB_RETURN_IF_ERROR(ReadWeights(*generations.back(), &weights));
   // Requests wait: on threads that give way to nobody.
   Context at_once;
   at_once.executor = ComputeThreads();
-  return Switch(generation, {&*generation.delta}, false, weights, [&] {
-    for (size_t t = 0; t < tables_.size(); ++t) {
-      const ShardSet::Lease held = tables_[t]->shards()->Acquire();
-      DYNEMB_RETURN_IF_ERROR(
-          changes[t].Apply(at_once, Pointers(held->shards), held->strings.get()));
-      tables_[t]->set_snapshot(id);
+  return Switch(*generations.back(), parts, false, weights, [&] {
+    for (size_t g = 0; g < generations.size(); ++g) {
+      for (size_t t = 0; t < tables_.size(); ++t) {
+        const ShardSet::Lease held = tables_[t]->shards()->Acquire();
+        DYNEMB_RETURN_IF_ERROR(
+            changes[g][t].Apply(at_once, Pointers(held->shards), held->strings.get()));
+        tables_[t]->set_snapshot(parts[g]->snapshot);
+      }
     }
     return Status();
   });
 }
 
-Status Follower::ReadChanges(SnapshotReader* reader, TableResource* table, TableChanges* changes) {
+Status Follower::ReadChanges(const Generation& generation, std::vector<TableChanges>* changes) {
   const FileContext core;
-  int64_t number = 0;
-  DYNEMB_RETURN_IF_ERROR(FindTable(reader, table, &number));
-  DYNEMB_RETURN_IF_ERROR(changes->ReadErased(core, *reader, number));
-  return InParts(
-      *reader, number, [this] { return GoOn(); },
-      [&](Span<const BlockEntry> blocks) { return changes->ReadRows(core, *reader, blocks); });
+  const auto go_on = [this] { return GoOn(); };
+  const std::string folder = feed_.Folder(generation, "delta");
+  std::unique_ptr<FileSystem> files;
+  std::unique_ptr<SnapshotReader> reader;
+  DYNEMB_RETURN_IF_ERROR(CopyToMemory(folder, go_on, &files));
+  DYNEMB_RETURN_IF_ERROR(SnapshotReader::Open(files.get(), folder, &reader));
+  DYNEMB_RETURN_IF_ERROR(CheckId(folder, reader->manifest().id, generation.delta->snapshot));
+  changes->resize(tables_.size());
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    TableChanges& of_table = (*changes)[t];
+    int64_t number = 0;
+    DYNEMB_RETURN_IF_ERROR(About(folder, FindTable(reader.get(), tables_[t].get(), &number)));
+    DYNEMB_RETURN_IF_ERROR(of_table.ReadErased(core, *reader, number));
+    DYNEMB_RETURN_IF_ERROR(InParts(*reader, number, go_on, [&](Span<const BlockEntry> blocks) {
+      return of_table.ReadRows(core, *reader, blocks);
+    }));
+  }
+  return Status();
 }
 
 Status Follower::LoadTable(const std::vector<std::unique_ptr<SnapshotReader>>& readers,
@@ -218,7 +231,11 @@ Status Follower::Switch(const Generation& generation, const std::vector<const Fe
       });
     }
   } opening{gate_.get()};
-  if (!gate_->Close(std::chrono::duration<double>(options_.longest_wait_seconds))) {
+  const auto began = std::chrono::steady_clock::now();
+  const bool closed = gate_->Close(std::chrono::duration<double>(options_.longest_wait_seconds));
+  const bool at_once = std::chrono::steady_clock::now() - began < kAtOnce;
+  at_once_ = at_once ? 1 : std::min(2 * at_once_, kMostAtOnce);
+  if (!closed) {
     too_long_ = true;
     return Status(Code::kFailedPrecondition,
                   StrCat("requests took longer than ", options_.longest_wait_seconds,

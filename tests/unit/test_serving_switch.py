@@ -3,7 +3,12 @@
 import threading
 
 import pytest
+import tensorflow as tf
+from table_rows import int64
+from test_serving_follow import wait_for, wait_until
 
+import tf_dynemb
+from tf_dynemb.serving import Publisher, follower_status, one_generation
 from tf_dynemb.serving.switch import Switch
 
 LONG = 120  # seconds that nothing here takes
@@ -60,3 +65,49 @@ def test_after_the_end_no_change_waits():
         failed_change(switch, 2.0)
         switch.end()
         failed_change(switch, LONG)
+
+
+def test_generations_that_had_to_wait_for_requests_come_in_one_switch(tmp_path):
+    """Where requests are long a switch is seldom possible: one generation each time would not keep up."""
+    feed, table, ids = tmp_path / "feed", tf_dynemb.Variable(dim=1, name="t"), int64([1])
+    held, let_go, entered = threading.Event(), threading.Event(), threading.Event()
+
+    def wait(ids):
+        entered.set()
+        if held.is_set():
+            let_go.wait()
+        return ids
+
+    def serve(ids):
+        waited = tf.numpy_function(wait, [ids], tf.int64)
+        with tf.control_dependencies([waited]):
+            return module.table.lookup(ids)
+
+    module = tf.Module()
+    module.table = tf_dynemb.Variable(dim=1, name="t")
+    with tf_dynemb.for_serving(follow=feed, poll_seconds=0.01):
+        spec = tf.TensorSpec([None], tf.int64, "ids")
+        tf.saved_model.save(
+            module, tmp_path / "model", signatures=one_generation(tf.function(serve, [spec]))
+        )
+    loaded = tf.saved_model.load(tmp_path / "model")
+    signature = loaded.signatures["serving_default"]
+    with Publisher(table, feed) as publisher:
+        table.upsert(ids, [[1.0]])
+        publisher.publish()
+        wait_for(loaded, 1)
+        held.set()
+        entered.clear()
+        request = in_thread(lambda: signature(ids=ids))
+        entered.wait()
+        held.clear()
+        for number in (2, 3):
+            table.upsert(ids, [[float(number)]])
+            publisher.publish()
+        wait_until(lambda: "requests took longer" in follower_status(loaded).last_error)
+        let_go.set()
+        seen = []
+        while not seen or seen[-1] != 3:
+            seen.append(float(signature(ids=ids)["output_0"][0, 0]))
+        request.join()
+    assert set(seen) <= {1, 3}
