@@ -527,7 +527,9 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
             "rows_below" and "bytes_below", on disk, and the "index_bytes" in memory for them;
             "flushed_step", -1 before the first flush; and since the table was made or restored "hits",
             keys that needed nothing from disk, "misses", keys whose rows came from there, and
-            "rows_read", "rows_written" and "rows_left", to make room. Eagerly.
+            "rows_read", "rows_written" and "rows_left", to make room. Of one with
+            DeviceMemory the "rows_on_device" and "bytes_on_device" that there are, how many rows came
+            up, "device_misses", and left again, "rows_left_device". Eagerly.
 
         TensorFlow's monitoring registry has rows, bytes and the counters that all tables have, summed
         over the tables of one name, as /tf_dynemb/table/<name of the number>, with the table's name as
@@ -637,10 +639,10 @@ class Variable(SavesChildren, SavedBySaver, tf.Module):
         return self.resource.flushed_step() if self.exchange is None else self._flushed_step
 
     def _check_has_storage(self, what: str) -> None:
-        if self.config.storage is None:
+        if self._storage is None or self._storage.disk is None:
             raise ValueError(
                 f"{what}: got the table {self.name}, whose rows are in memory alone, want one with "
-                "storage; tf_dynemb.snapshot saves any"
+                "storage on a Disk; tf_dynemb.snapshot saves any"
             )
 
     def memory_bytes(self) -> tf.Tensor:

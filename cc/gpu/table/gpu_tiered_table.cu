@@ -252,14 +252,19 @@ class Tiered final : public GpuTieredTable {
   int device() const override { return device_; }
   int64_t index_cells() const override { return tiers_->above()->index_cells(); }
   Table* below() const override { return tiers_->below(); }
+  Status WithAllBelow(const std::function<Status()>& work) override {
+    return Asked([&]() -> Status {
+      DYNEMB_RETURN_IF_ERROR(OrNoMemory([&] { return tiers_->AllDown(); }));
+      return work();
+    });
+  }
   GpuTierStats gpu_tier_stats() const override {
     return Asked([&] {
       GpuTierStats stats;
-      stats.rows_on_gpu = tiers_->above()->size();
-      stats.bytes_on_gpu = tiers_->above()->memory_bytes();
-      stats.rows_in_host = tiers_->below()->size();
-      stats.gpu_misses = tiers_->misses();
-      stats.rows_left_gpu = tiers_->rows_left();
+      stats.rows_on_device = tiers_->above()->size();
+      stats.bytes_on_device = tiers_->above()->memory_bytes();
+      stats.device_misses = tiers_->misses();
+      stats.rows_left_device = tiers_->rows_left();
       return stats;
     });
   }
@@ -406,6 +411,10 @@ class Tiered final : public GpuTieredTable {
       at = scratch_.Take<int64_t>(n);
       count = scratch_.Take<int64_t>(1);
       if (full.outcomes.empty()) full.outcomes = {own, n, context.space};
+      // What is wrong with the arguments is known before anything is done.
+      DYNEMB_RETURN_IF_ERROR(FillBytes(context, count, 0, sizeof(*count)));
+      const Positions none = {{at, 0, context.space}, count};
+      DYNEMB_RETURN_IF_ERROR(op({batch.keys, &none}, Report()));
       return GpuTiers::ToHost(context, batch, &keys, &positions);
     });
     if (!begun.ok()) return SayFull(context, batch, report, begun);

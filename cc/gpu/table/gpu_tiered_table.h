@@ -33,6 +33,7 @@
 #define TF_DYNEMB_CC_GPU_TABLE_GPU_TIERED_TABLE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "cc/core/base/status.h"
@@ -40,23 +41,37 @@
 #include "cc/core/table/table_options.h"
 #include "cc/gpu/table/device_memory.h"
 #include "cc/gpu/table/gpu_table.h"
-#include "cc/gpu/table/gpu_tiers.h"
 
 namespace dynemb {
 
-// Numbers of the tiers of one table; those without "now" only grow.
+// What there may be above; negative: any number. One of the two is given.
+struct GpuBudget {
+  int64_t max_bytes = -1;  // of rows and index
+  int64_t max_rows = -1;
+};
+
+// Numbers of the tier above; those without "now" only grow.
 struct GpuTierStats {
-  int64_t rows_on_gpu = 0;   // now
-  int64_t bytes_on_gpu = 0;  // now
-  int64_t rows_in_host = 0;  // now: in the table below
-  int64_t gpu_misses = 0;    // distinct keys of calls whose rows came from below
-  int64_t rows_left_gpu = 0;
+  int64_t rows_on_device = 0;    // now
+  int64_t bytes_on_device = 0;   // now: of rows and index
+  int64_t device_misses = 0;     // rows that came up because a call named them
+  int64_t rows_left_device = 0;  // rows that went below
+
+  template <typename Visit>
+  static void ForEach(const Visit& visit) {
+    visit("rows_on_device", &GpuTierStats::rows_on_device);
+    visit("bytes_on_device", &GpuTierStats::bytes_on_device);
+    visit("device_misses", &GpuTierStats::device_misses);
+    visit("rows_left_device", &GpuTierStats::rows_left_device);
+  }
 };
 
 class GpuTieredTable : public GpuTable {
  public:
   virtual GpuTierStats gpu_tier_stats() const = 0;
   virtual Table* below() const = 0;
+  // Calls work(), during which all rows are below; all other calls wait for it.
+  virtual Status WithAllBelow(const std::function<Status()>& work) = 0;
 };
 
 // An empty table over `below`, which is empty, has the same schema and no limit, and is of the

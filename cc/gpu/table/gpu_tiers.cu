@@ -85,6 +85,7 @@ Status GpuTiers::Init() {
 Context GpuTiers::OwnContext() const {
   Context context;
   context.space = memory_->space();
+  context.executor = ComputeThreads();
   context.stream = memory_->stream();
   return context;
 }

@@ -15,16 +15,11 @@
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_options.h"
 #include "cc/gpu/table/gpu_table.h"
+#include "cc/gpu/table/gpu_tiered_table.h"
 #include "cc/gpu/table/host_access.h"
 #include "cc/gpu/table/scratch.h"
 
 namespace dynemb {
-
-// What there may be above, in the GPU's memory; negative: any number. One of the two is given.
-struct GpuBudget {
-  int64_t max_bytes = -1;  // of rows and index
-  int64_t max_rows = -1;
-};
 
 // Not thread-safe: the table makes one call at a time, on the table's device.
 class GpuTiers {

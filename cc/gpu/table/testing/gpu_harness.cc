@@ -145,8 +145,7 @@ TableHarness GpuTieredOnHostHarness(const std::string& name, int64_t max_rows,
         *table = std::move(made);
         return Status();
       });
-  harness.rows_in_memory = make_below == nullptr;
-  harness.bytes_ahead = kBytesAhead;
+  harness.rows_in_memory = false;  // or in that of the other tier, of another size
   return harness;
 }
 
@@ -158,7 +157,7 @@ TableHarness GpuTieredThroughHostHarness(const std::string& name, int64_t max_ro
         *table = MakeHostAccess(std::move(made), HostDeviceMemory());
         return Status();
       });
-  harness.bytes_ahead = kBytesAhead;
+  harness.rows_in_memory = false;
   return harness;
 }
 
