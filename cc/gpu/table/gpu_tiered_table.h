@@ -13,7 +13,8 @@
 // for each copy of those that move, where some are missing.
 //
 // A batch of more distinct keys than there is room for above is done in slices, each with all
-// positions of its keys, for which all other rows go below. The bags of one call are not divided:
+// positions of its keys, for which all other rows go below. Gradients of a key that is more than 32
+// times in such a batch may be rounded otherwise than in one that is not divided. The bags of one call are not divided:
 // that is an error (FindBags).
 //
 // Exports, histograms and restricts read rows where they are; exports come in the order of hashes,
