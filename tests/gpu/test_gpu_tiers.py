@@ -81,7 +81,9 @@ def test_training_is_that_of_a_table_without_tiers(tiers, devices):
         table.remove(random_ids(3))
         table.upsert(random_ids(4), tf.ones([200, 4]))
     assert rows(tables[0]) == rows(tables[1])
-    values = [[each.numpy().tolist() for each in t.lookup(random_ids(5), return_exists=True)] for t in tables]
+    values = [
+        [each.numpy().tolist() for each in t.lookup(random_ids(5), return_exists=True)] for t in tables
+    ]
     assert values[0] == values[1]
     tables[0].clear()
     assert int(tables[0].size()) == 0
@@ -172,7 +174,11 @@ def test_a_delta_has_what_has_changed_and_nothing_that_has_moved(tmp_path):
 
 @pytest.mark.parametrize(
     "admission",
-    [policies.MinCount(2), policies.Probability(0.3, seed=4), policies.Custom(lambda keys: keys % 3 > 0)],
+    [
+        policies.MinCount(2),
+        policies.Probability(0.3, seed=4),
+        policies.Custom(lambda keys: keys % 3 > 0),
+    ],
     ids=["counted", "drawn", "said"],
 )
 def test_admission_is_that_of_a_table_without_tiers(tiers, admission):
@@ -211,7 +217,9 @@ def test_bags_with_more_ids_than_there_is_room_for_are_an_error(tiers):
     table.upsert(ids, tf.ones([KEYS, 4]))
     features = [BagFeature(0, 0, "sum")]
     before = rows_of(table)
-    with pytest.raises(tf.errors.ResourceExhaustedError, match=r"DeviceMemory\(max_bytes\).*smaller batches"):
+    with pytest.raises(
+        tf.errors.ResourceExhaustedError, match=r"DeviceMemory\(max_bytes\).*smaller batches"
+    ):
         lookup_bags([table], features, ids, lengths=[KEYS])
     assert rows_of(table) == before
     got = lookup_bags([table], features, ids[:50], lengths=[20, 30])
@@ -262,7 +270,10 @@ def test_metrics_of_three_tiers(tmp_path):
         ({"storage": [HostMemory(1000), Disk("/tmp/none")]}, "want DeviceMemory first"),
         ({"max_rows": 10}, "DeviceMemory for a table with max_rows=10.*for now.*restrict"),
         ({"eviction": policies.TTL(steps=3)}, "eviction=.*TTL.*want none of these"),
-        ({"storage": [DeviceMemory(1000), HostMemory(), Disk("/tmp/none")]}, "want max_bytes above a Disk"),
+        (
+            {"storage": [DeviceMemory(1000), HostMemory(), Disk("/tmp/none")]},
+            "want max_bytes above a Disk",
+        ),
         ({"storage": [DeviceMemory(1000), HostMemory(1000)]}, "want no max_bytes without a Disk"),
         ({"storage": [DeviceMemory(1000)]}, "or before HostMemory.., in this order"),
     ],
@@ -283,3 +294,39 @@ def test_a_table_without_a_disk_is_not_flushed():
     table = make([DeviceMemory(SMALL), HostMemory()])
     with pytest.raises(ValueError, match="want one with storage on a Disk"):
         table.flush(1)
+
+
+def test_a_saved_model_has_all_rows(tmp_path):
+    model, table = model_of([DeviceMemory(SMALL), HostMemory()])
+    x, y = data()
+    model.fit(x, y, batch_size=32, verbose=0)
+    want = model.predict(x, batch_size=32, verbose=0)
+    model.export(str(tmp_path / "served"), verbose=False)
+    served = tf.saved_model.load(str(tmp_path / "served"))
+    got = served.serve(x)
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-6)
+    model.save(str(tmp_path / "model.keras"))
+    loaded = keras.saving.load_model(str(tmp_path / "model.keras"))
+    assert loaded.get_layer("ids").table.config.storage == table.config.storage
+    assert rows_of(loaded.get_layer("ids").table) == rows_of(table)
+
+
+def test_a_function_looks_up():
+    table = make([DeviceMemory(SMALL), HostMemory()])
+    other = make()
+    for each in (table, other):
+        each.upsert(tf.range(KEYS, dtype=tf.int64), tf.reshape(tf.range(4.0 * KEYS), [KEYS, 4]))
+    look_up = [tf.function(each.lookup) for each in (table, other)]
+    for seed in range(5):
+        got, want = (each(random_ids(seed)).numpy() for each in look_up)
+        np.testing.assert_array_equal(got, want)
+
+
+def test_look_ahead_brings_rows_up():
+    table = make([DeviceMemory(SMALL), HostMemory()])
+    table.upsert(tf.range(KEYS, dtype=tf.int64), tf.ones([KEYS, 4]))
+    before = numbers(table)["device_misses"]
+    dataset = tf.data.Dataset.range(500).batch(50)
+    dataset = dataset.apply(tf_dynemb.storage.look_ahead(lambda ids: [(table, ids)]))
+    assert [int(batch[0]) for batch in dataset] == list(range(0, 500, 50))
+    assert numbers(table)["device_misses"] - before > 300  # the last rows may have been there

@@ -204,7 +204,7 @@ def storage_of(tiers: Any) -> tuple[Tier, ...] | None:
             f"storage: got {tiers!r}, want {_WANT}, in this order; tables in one memory alone take "
             "max_bytes instead"
         )
-    memory = tier_of(tiers, HostMemory)
+    memory = next(tier for tier in tiers if isinstance(tier, HostMemory))
     if (memory.max_bytes is None) is (Disk in kinds):
         want = "max_bytes above a Disk" if Disk in kinds else "no max_bytes without a Disk below"
         raise ValueError(f"storage: got {memory}, want {want}")
@@ -255,6 +255,11 @@ class TableStorage:
     def disk(self) -> Disk | None:
         """Where rows are that no memory has room for; None: there is no such place."""
         return tier_of(self.tiers, Disk)
+
+    @property
+    def folder(self) -> str:
+        """The first folder of `disk`, for errors; "" without one."""
+        return "" if self.disk is None else self.disk.paths[0]
 
     def engine_text(self) -> str:
         """What the op DynembTable is told."""

@@ -117,7 +117,7 @@ def check_opened(table: ShardedTable, storage: TableStorage) -> None:
                 raise tf.errors.FailedPreconditionError(
                     None,
                     None,
-                    f"{storage.disk.paths[0]}: server {index} has the row of key {int(keys[at])}, which "
+                    f"{storage.folder}: server {index} has the row of key {int(keys[at])}, which "
                     f"the partitioner gives to server {owners[at]}; give the partitioner and the order "
                     "of devices that the table had, or save a snapshot with those",
                 )
@@ -131,7 +131,7 @@ def _flush_and_seed(part: TableResource) -> tuple[int | None, str]:
 
 def _step_of(found: Sequence[Sequence[Any]], parts: str, storage: TableStorage) -> int | None:
     """The earliest step of the flushes of all parts; None if there was none."""
-    path = storage.disk.paths[0]
+    path = storage.folder
     steps, seeds = zip(*found, strict=True)
     missing = [index for index, step in enumerate(steps) if step is None]
     if 0 < len(missing) < len(steps):

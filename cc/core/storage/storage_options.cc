@@ -32,10 +32,11 @@ Status StorageOptions::Parse(const std::string& text, const std::string& name, i
                      options->max_bytes > 0;
   while (std::getline(in, path)) folders.paths.push_back(path);
   if (!words || folders.paths.empty()) {
-    return InvalidArgument("storage: got '", Printable(text),
-                           "', want 'host BYTES owner WORD reopen 0|1 keep_seed 0|1 direct 0|1 "
-                           "key_mod 0|1 part -|NAME' and lines of paths, or 'device BYTES' before or "
-                           "instead of them");
+    return InvalidArgument(
+        "storage: got '", Printable(text),
+        "', want 'host BYTES owner WORD reopen 0|1 keep_seed 0|1 direct 0|1 "
+        "key_mod 0|1 part -|NAME' and lines of paths, or 'device BYTES' before or "
+        "instead of them");
   }
   FileSystem* const files = direct ? DirectFileSystem() : PosixFileSystem();
   const std::string first = folders.paths[0];

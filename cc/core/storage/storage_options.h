@@ -42,7 +42,8 @@ struct StorageOptions {
   // folder:
   //   host BYTES owner WORD reopen 0|1 keep_seed 0|1 direct 0|1 key_mod 0|1 part -|NAME
   //   PATH
-  // and before them, of a table on a GPU, 'device BYTES', which may be all. direct: past the page cache (DirectFileSystem). part: see folder_of_part.h.
+  // and before them, of a table on a GPU, 'device BYTES', which may be all. direct: past the page
+  // cache (DirectFileSystem). part: see folder_of_part.h.
   static Status Parse(const std::string& text, const std::string& name, int64_t max_bytes,
                       StorageOptions* options);
 

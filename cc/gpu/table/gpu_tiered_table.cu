@@ -1,5 +1,3 @@
-#include "cc/gpu/table/gpu_tiered_table.h"
-
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -16,6 +14,7 @@
 #include "cc/gpu/for_each.cu.h"
 #include "cc/gpu/table/admit_rows.h"
 #include "cc/gpu/table/device_guard.h"
+#include "cc/gpu/table/gpu_tiered_table.h"
 #include "cc/gpu/table/gpu_tiers.h"
 #include "cc/gpu/table/stream_order.h"
 #include "cc/gpu/table/write_rows.cu.h"
@@ -122,8 +121,8 @@ class Tiered final : public GpuTieredTable {
     };
     return Call(context, batch, report, true, changed,
                 [&](const Batch& part, const Report& of_part) {
-                  return tiers_->above()->Accumulate(context, part, values_or_deltas, exists,
-                                                     stamp, of_part);
+                  return tiers_->above()->Accumulate(context, part, values_or_deltas, exists, stamp,
+                                                     of_part);
                 });
   }
 
@@ -192,8 +191,7 @@ class Tiered final : public GpuTieredTable {
     return InTurn(context, [&]() -> Status {
       std::vector<Key> gone;
       const bool tracking = changes_->tracking();
-      const Status status =
-          tiers_->EraseBelow(field, bound, tracking ? &gone : nullptr, erased);
+      const Status status = tiers_->EraseBelow(field, bound, tracking ? &gone : nullptr, erased);
       Batch batch;
       batch.keys = gone;
       changes_->Note(batch, tiers_->size(), [](int64_t) { return true; });
@@ -345,8 +343,8 @@ class Tiered final : public GpuTieredTable {
     const int64_t n = batch.keys.size;
     if (!report->outcomes.empty() || n == 0) return {};
     DYNEMB_RETURN_IF_ERROR(scratch_.Begin(
-        context, Scratch::Bytes<Outcome>(n) + Scratch::Bytes<int64_t>(n) +
-                     Scratch::Bytes<int64_t>(1)));
+        context,
+        Scratch::Bytes<Outcome>(n) + Scratch::Bytes<int64_t>(n) + Scratch::Bytes<int64_t>(1)));
     report->outcomes = {scratch_.Take<Outcome>(n), n, context.space};
     return {};
   }
@@ -405,8 +403,8 @@ class Tiered final : public GpuTieredTable {
     const Status begun = OrNoMemory([&]() -> Status {
       const int64_t n = batch.keys.size;
       DYNEMB_RETURN_IF_ERROR(scratch_.Begin(
-          context, Scratch::Bytes<Outcome>(n) + Scratch::Bytes<int64_t>(n) +
-                       Scratch::Bytes<int64_t>(1)));
+          context,
+          Scratch::Bytes<Outcome>(n) + Scratch::Bytes<int64_t>(n) + Scratch::Bytes<int64_t>(1)));
       Outcome* const own = scratch_.Take<Outcome>(n);
       at = scratch_.Take<int64_t>(n);
       count = scratch_.Take<int64_t>(1);
@@ -575,9 +573,9 @@ class Tiered final : public GpuTieredTable {
 
 }  // namespace
 
-Status MakeGpuTieredTable(const TableSchema& schema, const TableOptions& options, const GpuBudget& budget,
-                          DeviceMemory* memory, std::unique_ptr<Table> below,
-                          std::unique_ptr<GpuTieredTable>* table) {
+Status MakeGpuTieredTable(const TableSchema& schema, const TableOptions& options,
+                          const GpuBudget& budget, DeviceMemory* memory,
+                          std::unique_ptr<Table> below, std::unique_ptr<GpuTieredTable>* table) {
   DYNEMB_RETURN_IF_ERROR(schema.Validate());
   DYNEMB_RETURN_IF_ERROR(options.Validate());
   if (options.is_bounded() || options.eviction.evicts() || options.eviction.expires()) {

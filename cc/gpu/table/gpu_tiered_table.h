@@ -5,17 +5,17 @@
 // Where a row is. Above: in a GpuTable that is bounded by the budget. Below: in any table of the
 // host's memory. A row is in one of the two, whole, and moves whole.
 //
-// Calls. All work by key is the table above's: a call first has the rows of its batch above. The GPU
-// finds which keys are missing there; these alone go to the host, and are looked up below. Their
-// rows come up, others leave for them: of some that a hand passes over, in the order of hashes,
-// those that no call has named for the longest time. Then the table above does the call. The host
-// waits for the GPU once in a call of which no key is missing above, if there are rows below; and
-// for each copy of those that move, where some are missing.
+// Calls. All work by key is the table above's: a call first has the rows of its batch above. The
+// GPU finds which keys are missing there; these alone go to the host, and are looked up below.
+// Their rows come up, others leave for them: of some that a hand passes over, in the order of
+// hashes, those that no call has named for the longest time. Then the table above does the call.
+// The host waits for the GPU once in a call of which no key is missing above, if there are rows
+// below; and for each copy of those that move, where some are missing.
 //
 // A batch of more distinct keys than there is room for above is done in slices, each with all
 // positions of its keys, for which all other rows go below. Gradients of a key that is more than 32
-// times in such a batch may be rounded otherwise than in one that is not divided. The bags of one call are not divided:
-// that is an error (FindBags).
+// times in such a batch may be rounded otherwise than in one that is not divided. The bags of one
+// call are not divided: that is an error (FindBags).
 //
 // Exports, histograms and restricts read rows where they are; exports come in the order of hashes,
 // which no move changes.
@@ -78,9 +78,9 @@ class GpuTieredTable : public GpuTable {
 // An empty table over `below`, which is empty, has the same schema and no limit, and is of the
 // host's memory. kInvalidArgument: options with a limit
 // or an eviction policy; no room for a row.
-Status MakeGpuTieredTable(const TableSchema& schema, const TableOptions& options, const GpuBudget& budget,
-                          DeviceMemory* memory, std::unique_ptr<Table> below,
-                          std::unique_ptr<GpuTieredTable>* table);
+Status MakeGpuTieredTable(const TableSchema& schema, const TableOptions& options,
+                          const GpuBudget& budget, DeviceMemory* memory,
+                          std::unique_ptr<Table> below, std::unique_ptr<GpuTieredTable>* table);
 
 }  // namespace dynemb
 

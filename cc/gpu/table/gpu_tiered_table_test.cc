@@ -18,8 +18,7 @@ namespace {
 
 // Over a table that has rows on disk itself: three tiers.
 TableHarness ThreeTiers(const std::string& name, int64_t rows_above, int64_t rows_in_memory) {
-  return GpuTieredOnHostHarness(
-      name, rows_above, TieredHarness(name, rows_in_memory, false).make);
+  return GpuTieredOnHostHarness(name, rows_above, TieredHarness(name, rows_in_memory, false).make);
 }
 
 INSTANTIATE_TEST_SUITE_P(OneRowAbove, TableConformance,
@@ -91,11 +90,9 @@ TEST(GpuTieredTable, RowsThatAreUsedStayAbove) {
     ASSERT_OK(call.Upsert(Numbers(first, 100), Floats(200, 1.0f), Stamp(), nullptr));
     ASSERT_OK(call.Find(hot, &found, nullptr));
   }
-  // A row that is not used leaves within some laps; of these all would, and come up again.
-  EXPECT_LT(table->gpu_tier_stats().device_misses, 2000);
-  const int64_t before = table->gpu_tier_stats().device_misses;
-  ASSERT_OK(call.Find(hot, &found, nullptr));
-  EXPECT_EQ(table->gpu_tier_stats().device_misses, before);
+  // Were it a matter of chance, some ten of them would leave in each of 199 steps, and come up
+  // again.
+  EXPECT_LT(table->gpu_tier_stats().device_misses, 500);
 }
 
 // Some steps of a table without tiers and of one with room for so many of 40 rows.
@@ -122,8 +119,8 @@ void CompareSteps(int64_t max_rows, int positions) {
             "");
 }
 
-// Gradients of a key that is more than 32 times in a batch are added up in pieces, which begin where
-// the batch as a whole says. So only of a batch that is not divided these are the same.
+// Gradients of a key that is more than 32 times in a batch are added up in pieces, which begin
+// where the batch as a whole says. So only of a batch that is not divided these are the same.
 TEST(GpuTieredTable, AddsUpManyGradientsOfAKeyAsWithoutTiers) {
   CompareSteps(40, 3000);
   CompareSteps(5, 400);

@@ -1,5 +1,3 @@
-#include "cc/gpu/table/gpu_tiers.h"
-
 #include <algorithm>
 #include <utility>
 
@@ -8,6 +6,7 @@
 #include "cc/core/storage/tier_changes.h"
 #include "cc/core/storage/worker_threads.h"
 #include "cc/gpu/for_each.cu.h"
+#include "cc/gpu/table/gpu_tiers.h"
 #include "cc/gpu/table/grouped_batch.cu.h"
 
 namespace dynemb {
@@ -41,8 +40,7 @@ struct GatherKeys {
 template <typename T>
 Status CopyToHost(const Context& context, const T* from, int64_t n, std::vector<T>* to) {
   to->resize(static_cast<size_t>(n));
-  DYNEMB_RETURN_IF_ERROR(
-      CopyAny(context, to->data(), from, n * static_cast<int64_t>(sizeof(T))));
+  DYNEMB_RETURN_IF_ERROR(CopyAny(context, to->data(), from, n * static_cast<int64_t>(sizeof(T))));
   return Wait(context);
 }
 
@@ -54,8 +52,8 @@ Batch BatchOf(Span<const Key> keys) {
 
 }  // namespace
 
-Status GpuTiers::Make(const TableSchema& schema, const TableOptions& options, const GpuBudget& budget,
-                      DeviceMemory* memory, std::unique_ptr<Table> below,
+Status GpuTiers::Make(const TableSchema& schema, const TableOptions& options,
+                      const GpuBudget& budget, DeviceMemory* memory, std::unique_ptr<Table> below,
                       std::unique_ptr<GpuTiers>* tiers) {
   std::unique_ptr<GpuTiers> made(new GpuTiers(schema, options, budget, memory));
   DYNEMB_RETURN_IF_ERROR(made->Init());
@@ -110,8 +108,8 @@ Status GpuTiers::ToHost(const Context& context, const Batch& batch, std::vector<
   }
   std::vector<int64_t> count, at;
   DYNEMB_RETURN_IF_ERROR(CopyToHost(context, batch.select->count, 1, &count));
-  DYNEMB_RETURN_IF_ERROR(CopyToHost(context, batch.select->at.data,
-                                    std::min(count[0], batch.select->at.size), &at));
+  DYNEMB_RETURN_IF_ERROR(
+      CopyToHost(context, batch.select->at.data, std::min(count[0], batch.select->at.size), &at));
   for (const int64_t position : at) {
     if (position < 0 || position >= size) continue;
     positions->push_back(position);
@@ -146,16 +144,14 @@ Status GpuTiers::MissingAbove(const Context& context, const Batch& batch, std::v
   own_.found += all - missing;
   keys->clear();
   if (missing == 0) return {};
-  DYNEMB_RETURN_IF_ERROR(
-      ForEach(context, missing, GatherKeys{batch.keys.data, at, gathered}));
+  DYNEMB_RETURN_IF_ERROR(ForEach(context, missing, GatherKeys{batch.keys.data, at, gathered}));
   return CopyToHost(context, gathered, missing, keys);
 }
 
 Status GpuTiers::KeysBelow(const std::vector<Key>& keys, std::vector<Key>* below) const {
   below->clear();
   std::vector<Outcome> outcomes(keys.size(), Outcome::kMissing);
-  DYNEMB_RETURN_IF_ERROR(
-      below_->ReadRows(Below(), BatchOf(keys), RowParts(), {outcomes, nullptr}));
+  DYNEMB_RETURN_IF_ERROR(below_->ReadRows(Below(), BatchOf(keys), RowParts(), {outcomes, nullptr}));
   for (size_t i = 0; i < keys.size(); ++i) {
     if (outcomes[i] == Outcome::kFound) below->push_back(keys[i]);
   }
@@ -187,8 +183,7 @@ Status GpuTiers::BringUp(Span<const Key> keys) {
   std::vector<Key> from_below;
   DYNEMB_RETURN_IF_ERROR(KeysBelow({keys.data, keys.data + keys.size}, &from_below));
   misses_ += static_cast<int64_t>(from_below.size());
-  return Uncounted(
-      [&] { return MoveRows(below_.get(), above_of_host_.get(), from_below); });
+  return Uncounted([&] { return MoveRows(below_.get(), above_of_host_.get(), from_below); });
 }
 
 Status GpuTiers::MakeRoom(int64_t rows, bool* made) {
@@ -220,8 +215,8 @@ Status GpuTiers::Leave(int64_t least, int64_t most, int64_t* left) {
     DYNEMB_RETURN_IF_ERROR(above_of_host_->Export(Below(), &hand_, out, &count));
     keys.resize(static_cast<size_t>(count));
     DYNEMB_RETURN_IF_ERROR(LongestUnused(&keys));
-    const auto leaving = static_cast<size_t>(
-        std::min((count + kCandidates - 1) / kCandidates, most - *left));
+    const auto leaving =
+        static_cast<size_t>(std::min((count + kCandidates - 1) / kCandidates, most - *left));
     if (keys.size() > leaving) keys.resize(leaving);
     in_vain = keys.empty() ? in_vain + count + 1 : 0;
     DYNEMB_RETURN_IF_ERROR(MoveRows(above_of_host_.get(), below_.get(), keys));
@@ -327,7 +322,8 @@ Status GpuTiers::MoveSome(Table* from, Table* to, Span<const Key> keys, HostRows
   }
   // What has been inserted, or has not been erased, is where it was.
   for (size_t i = 0; i < outcomes.size(); ++i) {
-    if ((outcomes[i] == Outcome::kFull) == is_inserted) twice.push_back(keys[static_cast<int64_t>(i)]);
+    if ((outcomes[i] == Outcome::kFull) == is_inserted)
+      twice.push_back(keys[static_cast<int64_t>(i)]);
   }
   static_cast<void>(to->Erase(Below(), BatchOf(twice), Report()));
   return moved;
@@ -336,8 +332,8 @@ Status GpuTiers::MoveSome(Table* from, Table* to, Span<const Key> keys, HostRows
 Status GpuTiers::KeysOf(int64_t part, std::vector<Key>* keys) const {
   keys->clear();
   std::vector<Key> some(static_cast<size_t>(kScanKeys));
-  for (const Table* table : {static_cast<const Table*>(above_of_host_.get()),
-                             static_cast<const Table*>(below_.get())}) {
+  for (const Table* table :
+       {static_cast<const Table*>(above_of_host_.get()), static_cast<const Table*>(below_.get())}) {
     Cursor cursor;
     cursor.part = part;
     cursor.parts = TierChanges::kParts;

@@ -25,8 +25,8 @@ namespace dynemb {
 class GpuTiers {
  public:
   // `options`: of the table above, but for its bound, which is the budget.
-  static Status Make(const TableSchema& schema, const TableOptions& options, const GpuBudget& budget,
-                     DeviceMemory* memory, std::unique_ptr<Table> below,
+  static Status Make(const TableSchema& schema, const TableOptions& options,
+                     const GpuBudget& budget, DeviceMemory* memory, std::unique_ptr<Table> below,
                      std::unique_ptr<GpuTiers>* tiers);
 
   GpuTable* above() const { return above_.get(); }
