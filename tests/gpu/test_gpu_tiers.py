@@ -12,6 +12,7 @@ import tf_dynemb
 from tf_dynemb import _build_info, policies, snapshot
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
 from tf_dynemb.storage import DeviceMemory, Disk, HostMemory
+from tf_dynemb.table.table_config import TableConfig
 
 pytestmark = pytest.mark.skipif(
     not _build_info.CUDA_VERSION, reason="the op library was built without CUDA"
@@ -306,9 +307,9 @@ def test_a_saved_model_has_all_rows(tmp_path):
     got = served.serve(x)
     np.testing.assert_allclose(got.numpy(), want, rtol=1e-6)
     model.save(str(tmp_path / "model.keras"))
-    loaded = keras.saving.load_model(str(tmp_path / "model.keras"))
-    assert loaded.get_layer("ids").table.config.storage == table.config.storage
-    assert rows_of(loaded.get_layer("ids").table) == rows_of(table)
+    loaded = keras.saving.load_model(str(tmp_path / "model.keras")).get_layer("ids").table
+    assert (loaded.config.storage, loaded.config.devices) == (None, None)  # files name no GPU
+    assert rows_of(loaded) == rows_of(table)
 
 
 def test_a_function_looks_up():
@@ -330,3 +331,10 @@ def test_look_ahead_brings_rows_up():
     dataset = dataset.apply(tf_dynemb.storage.look_ahead(lambda ids: [(table, ids)]))
     assert [int(batch[0]) for batch in dataset] == list(range(0, 500, 50))
     assert numbers(table)["device_misses"] - before > 300  # the last rows may have been there
+
+
+def test_a_config_names_no_gpu():
+    storage = [DeviceMemory(SMALL), HostMemory(50_000), Disk("/tmp/none")]
+    config = TableConfig(dim=4, devices=["/GPU:0"], storage=storage)
+    assert config.storage == tuple(storage)
+    assert TableConfig.from_config(config.get_config()).storage == tuple(storage[1:])

@@ -219,6 +219,12 @@ def tier_of(tiers: Sequence[Tier] | None, kind: type[_AnyTier]) -> _AnyTier | No
     return next((tier for tier in tiers or () if isinstance(tier, kind)), None)
 
 
+def in_host_memory(tiers: Sequence[Tier] | None) -> tuple[Tier, ...] | None:
+    """The tiers of a table off its GPUs; None: its rows are in host memory alone."""
+    others = tuple(tier for tier in tiers or () if not isinstance(tier, DeviceMemory))
+    return others if tier_of(others, Disk) is not None else None
+
+
 @dataclasses.dataclass(frozen=True)
 class TableStorage:
     """The tiers of one table, or of one part of it, and how the folders are opened.

@@ -22,7 +22,14 @@ from tf_dynemb.policies.admission import AdmissionPolicy, admission_of
 from tf_dynemb.policies.eviction import EvictionPolicy, eviction_of
 from tf_dynemb.policies.restrict_policy import RestrictPolicy, policy_class, registered_name
 from tf_dynemb.shard.partitioner import default_partition_fn
-from tf_dynemb.storage.tiers import DeviceMemory, Disk, Tier, storage_of, tier_of
+from tf_dynemb.storage.tiers import (
+    DeviceMemory,
+    Disk,
+    Tier,
+    in_host_memory,
+    storage_of,
+    tier_of,
+)
 from tf_dynemb.table.devices import device_list, place_of
 
 KEY_DTYPES = (tf.int64, tf.int32, tf.string)
@@ -301,8 +308,8 @@ class TableConfig:
     def get_config(self) -> dict[str, Any]:
         """What the constructor takes, of plain objects.
 
-        Servers and GPUs are left out: they are those of a job, not of a model, and whoever loads it has
-        others. A function and a policy of one's own must be registered with Keras.
+        Servers and GPUs are left out, with what is in GPUs' memory: they are those of a job, not of a
+        model, and whoever loads it has others. A function and a policy of one's own must be registered with Keras.
         """
         serialize = keras.saving.serialize_keras_object
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -317,8 +324,8 @@ class TableConfig:
         eviction, optimizer = eviction_of(self.eviction), table_optimizer(self.optimizer)
         if eviction is not None:
             config["eviction"] = [serialize(policy) for policy in eviction.policies]
-        if self.storage is not None:
-            config["storage"] = [serialize(tier) for tier in self.storage]
+        storage = in_host_memory(storage_of(self.storage))
+        config["storage"] = storage and [serialize(tier) for tier in storage]
         config["optimizer"] = None if optimizer is None else optimizer.get_config()
         if self.devices is not None:
             devices = device_list(self.devices)
