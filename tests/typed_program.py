@@ -101,6 +101,8 @@ def training(folder: str) -> float:
     assert records == [1] and batches.steps(processes=2, replicas=1) == 1
     storage = [tf_dynemb.storage.HostMemory(10**6), tf_dynemb.storage.Disk(f"{folder}/disk")]
     assert len(tf_dynemb.Variable(dim=2, storage=storage).devices) == 1
+    assert tf_dynemb.storage.DeviceMemory(10**6).max_bytes > 0
+    assert tf_dynemb.storage.HostMemory().max_bytes is None
     tf_dynemb.snapshot.save(f"{folder}/rows", layer.table)
     tf_dynemb.snapshot.restore(f"{folder}/rows", layer.table)
     publisher = tf_dynemb.serving.Publisher(layer.table, f"{folder}/feed", stream="127.0.0.1:0")

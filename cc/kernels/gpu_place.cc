@@ -10,6 +10,7 @@
 #include "cc/gpu/table/device_buffer.h"
 #include "cc/gpu/table/device_memory.h"
 #include "cc/gpu/table/gpu_table.h"
+#include "cc/gpu/table/gpu_tiered_table.h"
 #include "cc/gpu/table/host_access.h"
 #include "cc/gpu/table/widen_rows.h"
 #include "tensorflow/core/framework/allocator.h"
@@ -79,8 +80,11 @@ void UseGpu(OpKernelContext* context, Context* core) {
   core->stream = plays ? nullptr : StreamOf(context)->platform_specific_handle().stream;
 }
 
-Status MakeGpuShard(OpKernelContext* context, const TableSchema& schema,
-                    const TableOptions& options, std::shared_ptr<Table>* shard) {
+namespace {
+
+// make(memory, &table) makes one of TensorFlow's memory of the op's GPU.
+template <typename Made, typename Make>
+Status MakeShardOn(OpKernelContext* context, const Make& make, std::shared_ptr<Table>* shard) {
   const std::string& platform = Platform(context);
   if (platform != "CUDA" && platform != kHostGpu) {
     return FailedPrecondition("devices: got a GPU of ", platform, ", want one of CUDA");
@@ -89,11 +93,36 @@ Status MakeGpuShard(OpKernelContext* context, const TableSchema& schema,
   UseGpu(context, &core);
   const auto memory = std::make_shared<TensorFlowMemory>(
       context->device()->GetAllocator(tensorflow::AllocatorAttributes()), core);
-  std::unique_ptr<GpuTable> made;
-  DYNEMB_RETURN_IF_ERROR(MakeGpuTable(schema, options, memory.get(), &made));
+  std::unique_ptr<Made> made;
+  DYNEMB_RETURN_IF_ERROR(make(memory.get(), &made));
   std::shared_ptr<GpuTable> table(made.release(), [memory](GpuTable* held) { delete held; });
   *shard = MakeHostAccess(std::move(table), memory.get());
   return {};
+}
+
+}  // namespace
+
+Status MakeGpuShard(OpKernelContext* context, const TableSchema& schema,
+                    const TableOptions& options, std::shared_ptr<Table>* shard) {
+  return MakeShardOn<GpuTable>(
+      context,
+      [&](DeviceMemory* memory, std::unique_ptr<GpuTable>* table) {
+        return MakeGpuTable(schema, options, memory, table);
+      },
+      shard);
+}
+
+Status MakeGpuTieredShard(OpKernelContext* context, const TableSchema& schema,
+                          const TableOptions& options, int64_t max_bytes,
+                          std::unique_ptr<Table> below, std::shared_ptr<Table>* shard) {
+  GpuBudget budget;
+  budget.max_bytes = max_bytes;
+  return MakeShardOn<GpuTieredTable>(
+      context,
+      [&](DeviceMemory* memory, std::unique_ptr<GpuTieredTable>* table) {
+        return MakeGpuTieredTable(schema, options, budget, memory, std::move(below), table);
+      },
+      shard);
 }
 
 std::shared_ptr<Table> InPlace(const std::shared_ptr<Table>& shard) {

@@ -29,6 +29,11 @@ void UseGpu(tensorflow::OpKernelContext* context, Context* core);
 Status MakeGpuShard(tensorflow::OpKernelContext* context, const TableSchema& schema,
                     const TableOptions& options, std::shared_ptr<Table>* shard);
 
+// The same with so many bytes there, over a table of the host's memory that has the other rows.
+Status MakeGpuTieredShard(tensorflow::OpKernelContext* context, const TableSchema& schema,
+                          const TableOptions& options, int64_t max_bytes,
+                          std::unique_ptr<Table> below, std::shared_ptr<Table>* shard);
+
 // The table as one of the memory where it is, to be called in the GPU's stream; one that is in the
 // host's memory itself.
 std::shared_ptr<Table> InPlace(const std::shared_ptr<Table>& shard);

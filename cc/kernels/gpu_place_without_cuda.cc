@@ -27,6 +27,11 @@ Status MakeGpuShard(OpKernelContext*, const TableSchema&, const TableOptions&,
   return NoCuda();
 }
 
+Status MakeGpuTieredShard(OpKernelContext*, const TableSchema&, const TableOptions&, int64_t,
+                          std::unique_ptr<Table>, std::shared_ptr<Table>*) {
+  return NoCuda();
+}
+
 std::shared_ptr<Table> InPlace(const std::shared_ptr<Table>& shard) { return shard; }
 
 Status FindBagsInPlace(Table*, const Context&, const DeviceBags&, const Rows&) { return NoCuda(); }

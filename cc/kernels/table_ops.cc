@@ -14,7 +14,9 @@
 #include "cc/core/storage/reopening.h"
 #include "cc/core/storage/tiered_table.h"
 #include "cc/core/table/evicted_rows.h"
+#include "cc/gpu/table/gpu_tiered_table.h"
 #include "cc/kernels/catching_kernel.h"
+#include "cc/kernels/gpu_place.h"
 #include "cc/kernels/named_resource.h"
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -32,9 +34,15 @@ using tensorflow::core::RefCountPtr;
 
 constexpr int64_t kMaxShards = 65536;
 
+// The table of host memory that has the rows which are not on a GPU.
+Table* InHostMemory(const std::shared_ptr<Table>& shard) {
+  const auto* const tiered = dynamic_cast<const GpuTieredTable*>(InPlace(shard).get());
+  return tiered == nullptr ? shard.get() : tiered->below();
+}
+
 Status TieredTables(const Shards& shards, std::vector<TieredTable*>* tables) {
   for (const auto& shard : shards) {
-    tables->push_back(dynamic_cast<TieredTable*>(shard.get()));
+    tables->push_back(dynamic_cast<TieredTable*>(InHostMemory(shard)));
     if (tables->back() == nullptr) {
       return FailedPrecondition("the table has no rows on disk: give it storage");
     }
@@ -264,9 +272,16 @@ class TierStatsOp : public CatchingKernel {
     TableInput table;
     OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
     TierStats sum;
-    bool has_tiers = false;
+    GpuTierStats on_gpus;
+    bool has_tiers = false, has_gpu_tiers = false;
     for (const auto& shard : table.shards) {
-      const auto* const tiered = dynamic_cast<const TieredTable*>(shard.get());
+      if (const auto* const tiered = dynamic_cast<const GpuTieredTable*>(InPlace(shard).get())) {
+        has_gpu_tiers = true;
+        const GpuTierStats stats = tiered->gpu_tier_stats();
+        GpuTierStats::ForEach(
+            [&](const char*, int64_t GpuTierStats::* what) { on_gpus.*what += stats.*what; });
+      }
+      const auto* const tiered = dynamic_cast<const TieredTable*>(InHostMemory(shard));
       if (tiered == nullptr) continue;
       has_tiers = true;
       const TierStats stats = tiered->tier_stats();
@@ -279,6 +294,11 @@ class TierStatsOp : public CatchingKernel {
       all.emplace_back("flushed_step", disk.flushed_step());
       TierStats::ForEach(
           [&](const char* name, int64_t TierStats::* what) { all.emplace_back(name, sum.*what); });
+    }
+    if (has_gpu_tiers) {
+      GpuTierStats::ForEach([&](const char* name, int64_t GpuTierStats::* what) {
+        all.emplace_back(name, on_gpus.*what);
+      });
     }
     OutputNumbers(context, all);
   }
@@ -299,8 +319,12 @@ class FlushOp : public CatchingKernel {
     OP_REQUIRES(context, !table.resource->is_reopening(),
                 ToTensorFlow(FailedPrecondition(
                     "the rows of the last flush are not all there yet: see DynembReopen")));
-    OP_REQUIRES_OK(context, ToTensorFlow(Flush(shards, table.strings.get(),
-                                               table.resource->storage()->disk.get(), step)));
+    const auto flush = [&] {
+      return Flush(shards, table.strings.get(), table.resource->storage()->disk.get(), step);
+    };
+    auto* const on_gpu = dynamic_cast<GpuTieredTable*>(table.in_place[0].get());
+    OP_REQUIRES_OK(context,
+                   ToTensorFlow(on_gpu == nullptr ? flush() : on_gpu->WithAllBelow(flush)));
   }
 };
 
@@ -377,7 +401,16 @@ REGISTER_KERNEL_BUILDER(Name("DynembTakeEvicted")
                             .HostMemory("dropped"),
                         TakeEvictedOp);
 REGISTER_KERNEL_BUILDER(Name("DynembTierStats").Device(tensorflow::DEVICE_CPU), TierStatsOp);
+REGISTER_KERNEL_BUILDER(Name("DynembTierStats")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("table")
+                            .HostMemory("names")
+                            .HostMemory("numbers"),
+                        TierStatsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembFlush").Device(tensorflow::DEVICE_CPU), FlushOp);
+REGISTER_KERNEL_BUILDER(
+    Name("DynembFlush").Device(tensorflow::DEVICE_GPU).HostMemory("table").HostMemory("step"),
+    FlushOp);
 REGISTER_KERNEL_BUILDER(Name("DynembReopen").Device(tensorflow::DEVICE_CPU), ReopenOp);
 REGISTER_KERNEL_BUILDER(Name("DynembDescribe").Device(tensorflow::DEVICE_CPU), DescribeOp);
 REGISTER_KERNEL_BUILDER(Name("DynembDescribe")

@@ -46,6 +46,27 @@ Status MakeEach(const Context& context, const TableOptions& options, int64_t num
   return Status();
 }
 
+// One of so many.
+Status MakeHostShard(const TableSchema& schema, const TableOptions& options, const Storage& storage,
+                     int64_t number, std::unique_ptr<Table>* shard) {
+  if (storage == nullptr || storage->disk == nullptr) return MakeHostTable(schema, options, shard);
+  return MakeTieredTable(schema, options, storage->OfShard(number), shard);
+}
+
+// One on the op's GPU with the others of its rows in the host's memory, and on disk.
+Status MakeShardOverHost(OpKernelContext* context, const TableSchema& schema,
+                         const TableOptions& options, const Storage& storage,
+                         std::shared_ptr<Table>* shard) {
+  TableSchema of_table;
+  DYNEMB_RETURN_IF_ERROR(storage->SchemaFor(schema, &of_table));
+  TableOptions of_below = options;
+  of_below.track_changes = false;  // they are known above
+  std::unique_ptr<Table> below;
+  DYNEMB_RETURN_IF_ERROR(MakeHostShard(of_table, of_below, storage, 1, &below));
+  return MakeGpuTieredShard(context, of_table, options, storage->max_device_bytes, std::move(below),
+                            shard);
+}
+
 }  // namespace
 
 Status MakeHostShards(const Context& context, const TableSchema& schema,
@@ -55,13 +76,12 @@ Status MakeHostShards(const Context& context, const TableSchema& schema,
   if (storage != nullptr) {
     DYNEMB_RETURN_IF_ERROR(storage->SchemaFor(schema, &of_table));
   }
+  if (storage != nullptr && storage->max_device_bytes >= 0) {
+    return InvalidArgument("storage: got DeviceMemory for a table in host memory, want none");
+  }
   const auto make = [&](const TableOptions& of_shard, std::shared_ptr<Table>* shard) {
     std::unique_ptr<Table> made;
-    if (storage == nullptr) {
-      DYNEMB_RETURN_IF_ERROR(MakeHostTable(of_table, of_shard, &made));
-    } else {
-      DYNEMB_RETURN_IF_ERROR(MakeTieredTable(of_table, of_shard, storage->OfShard(number), &made));
-    }
+    DYNEMB_RETURN_IF_ERROR(MakeHostShard(of_table, of_shard, storage, number, &made));
     *shard = std::move(made);
     return Status();
   };
@@ -76,11 +96,13 @@ absl::Status MakeShards(OpKernelContext* context, const TableSchema& schema,
     return ToTensorFlow(
         MakeHostShards(core, schema, options, storage, number, rows_of_shard, shards));
   }
-  if (storage != nullptr) {
-    return ToTensorFlow(InvalidArgument("storage: got some for a table on a GPU, want none"));
+  if (storage != nullptr && storage->max_device_bytes < 0) {
+    return ToTensorFlow(
+        InvalidArgument("storage: got none of DeviceMemory for a table on a GPU, want it first"));
   }
   const auto make = [&](const TableOptions& of_shard, std::shared_ptr<Table>* shard) {
-    return MakeGpuShard(context, schema, of_shard, shard);
+    return storage == nullptr ? MakeGpuShard(context, schema, of_shard, shard)
+                              : MakeShardOverHost(context, schema, of_shard, storage, shard);
   };
   return ToTensorFlow(MakeEach(core, options, number, rows_of_shard, make, shards));
 }

@@ -104,7 +104,7 @@ keep_evicted: how many rows that have left by the policy are kept for DynembTake
 missing_value: what each number of a key without a row reads as; none: its initial value.
 storage: where rows are: '', in memory; or lines as 'host 1000000 owner a reopen 1 keep_seed 0 direct 0 key_mod 1 part -' and '/path', in
   so many bytes of memory, and those for which there is no room in files in that folder, or in several. Tables of one
-  owner may share it. See StorageOptions of cc/core/storage/storage_options.h.
+  owner may share it. Of a table on a GPU before these, or alone, 'device 1000000': in so many bytes of its memory. See StorageOptions of cc/core/storage/storage_options.h.
 table_name: for errors.
 )doc");
 
@@ -438,7 +438,8 @@ REGISTER_OP("DynembTierStats")
     .Doc(R"doc(
 What there is in the tiers of a table, and what has moved between them since its shards were made.
 
-names: of the numbers; TierStats of cc/core/storage/tiered_table.h says what each is, and "flushed_step" is that of
+names: of the numbers; TierStats of cc/core/storage/tiered_table.h and GpuTierStats of
+  cc/gpu/table/gpu_tiered_table.h say what each is, and "flushed_step" is that of
   the last flush or -1. None for a table without storage.
 )doc");
 

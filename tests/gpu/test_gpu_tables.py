@@ -68,17 +68,15 @@ IN_GPU_MEMORY = {
     "DynembWithStrings": {"weight", "same_weight"},
 }
 # Those of tables in host memory: rows fetched for a step, tables that are sharded across workers or
-# follow a feed, tiers.
+# follow a feed, folders that are opened again.
 ONLY_ON_CPUS = {
     "DynembCheckRoom",
     "DynembCheckUpdates",
     "DynembRoom",
     "DynembTable",
     "DynembFetchedRowsView",
-    "DynembFlush",
     "DynembReopen",
     "DynembFollow",
-    "DynembTierStats",
 }
 
 

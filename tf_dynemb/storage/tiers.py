@@ -6,13 +6,16 @@ import dataclasses
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 
 from tf_dynemb.base.checks import whole
 
-_WANT = "[tf_dynemb.storage.HostMemory(max_bytes), tf_dynemb.storage.Disk(path)]"
+_WANT = (
+    "[tf_dynemb.storage.HostMemory(max_bytes), tf_dynemb.storage.Disk(path)], or on a GPU "
+    "tf_dynemb.storage.DeviceMemory(max_bytes) before these or before HostMemory()"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +34,47 @@ class Tier:
 
 @keras.saving.register_keras_serializable("tf_dynemb")
 @dataclasses.dataclass(frozen=True)
+class DeviceMemory(Tier):
+    """Memory of the GPU for the rows that were used last, of a table whose `devices` are GPUs.
+
+    The other rows are in the tiers that follow. Rows that a call names are in this memory while it runs;
+    a batch with more distinct ids than there is room for is done in parts, which is slow, and bags of
+    one call with more are an error.
+
+    Args:
+        max_bytes: what rows and their index may take on each GPU. On top come 8 to 16 bytes for each row
+            that has room there, and what a call needs.
+
+    Raises:
+        ValueError: no whole number above 0.
+
+    A table with it has no max_rows that it keeps itself, no max_bytes, no eviction policy, and no
+    Disk(max_bytes), for now. That not one row has room is a tf.errors.InvalidArgumentError.
+
+    Example:
+
+    >>> import tf_dynemb
+    >>> from tf_dynemb.table.table_config import TableConfig
+    >>> tiers = [tf_dynemb.storage.DeviceMemory(2**30), tf_dynemb.storage.HostMemory()]
+    >>> TableConfig(name="users", dim=16, devices=["/GPU:0"], storage=tiers).storage
+    (DeviceMemory(max_bytes=1073741824), HostMemory(max_bytes=None))
+    """
+
+    max_bytes: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_bytes", whole("DeviceMemory(max_bytes)", self.max_bytes))
+
+
+@keras.saving.register_keras_serializable("tf_dynemb")
+@dataclasses.dataclass(frozen=True)
 class HostMemory(Tier):
-    """Host memory for the rows that were used last.
+    """Host memory for the rows that were used last; or for all that `DeviceMemory` has no room for.
 
     Args:
         max_bytes: what rows and their index may take, over all shards of the table. On top come about 16
-            bytes for each row on disk, 2 for each row in memory, and what a call needs.
+            bytes for each row on disk, 2 for each row in memory, and what a call needs. None: any
+            number, where no `Disk` follows.
 
     Raises:
         ValueError: no whole number above 0.
@@ -48,10 +86,11 @@ class HostMemory(Tier):
     HostMemory(max_bytes=1073741824)
     """
 
-    max_bytes: int
+    max_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "max_bytes", whole("HostMemory(max_bytes)", self.max_bytes))
+        if self.max_bytes is not None:
+            object.__setattr__(self, "max_bytes", whole("HostMemory(max_bytes)", self.max_bytes))
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")
@@ -144,11 +183,12 @@ def _path(path: Any, given: object) -> str:
     return path
 
 
-def storage_of(tiers: Any) -> tuple[HostMemory, Disk] | None:
+def storage_of(tiers: Any) -> tuple[Tier, ...] | None:
     """The tiers that a user has given, checked.
 
     Raises:
-        TypeError, ValueError: no list of HostMemory and Disk, in this order.
+        TypeError, ValueError: no list of HostMemory and Disk, or DeviceMemory and one or both of these,
+            in this order.
     """
     if tiers is None:
         return None
@@ -158,12 +198,31 @@ def storage_of(tiers: Any) -> tuple[HostMemory, Disk] | None:
         keras.saving.deserialize_keras_object(tier) if isinstance(tier, Mapping) else tier
         for tier in tiers
     ]
-    if [type(tier) for tier in tiers] != [HostMemory, Disk]:
+    kinds = [type(tier) for tier in tiers]
+    if kinds not in ([HostMemory, Disk], [DeviceMemory, HostMemory], [DeviceMemory, HostMemory, Disk]):
         raise ValueError(
-            f"storage: got {tiers!r}, want {_WANT}: these two, in this order; tables in memory alone "
-            "take max_bytes instead"
+            f"storage: got {tiers!r}, want {_WANT}, in this order; tables in one memory alone take "
+            "max_bytes instead"
         )
+    memory = next(tier for tier in tiers if isinstance(tier, HostMemory))
+    if (memory.max_bytes is None) is (Disk in kinds):
+        want = "max_bytes above a Disk" if Disk in kinds else "no max_bytes without a Disk below"
+        raise ValueError(f"storage: got {memory}, want {want}")
     return tuple(tiers)
+
+
+_AnyTier = TypeVar("_AnyTier", bound=Tier)
+
+
+def tier_of(tiers: Sequence[Tier] | None, kind: type[_AnyTier]) -> _AnyTier | None:
+    """That of a kind among the tiers of a table; None: there is none."""
+    return next((tier for tier in tiers or () if isinstance(tier, kind)), None)
+
+
+def in_host_memory(tiers: Sequence[Tier] | None) -> tuple[Tier, ...] | None:
+    """The tiers of a table off its GPUs; None: its rows are in host memory alone."""
+    others = tuple(tier for tier in tiers or () if not isinstance(tier, DeviceMemory))
+    return others if tier_of(others, Disk) is not None else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,15 +230,14 @@ class TableStorage:
     """The tiers of one table, or of one part of it, and how the folders are opened.
 
     Attributes:
-        memory, disk: the tiers.
+        tiers: as storage_of gives them.
         keep_seed: whether a table that is opened again has the seed of its initial values from there.
         key_mod: whether the shard of a key is that of the default partitioner.
         part: the folder's name in those of `disk`; "-": these themselves.
         owner: the same for tables that are one to the user, and for no others.
     """
 
-    memory: HostMemory
-    disk: Disk
+    tiers: tuple[Tier, ...]
     keep_seed: bool
     key_mod: bool
     part: str = "-"
@@ -194,22 +252,36 @@ class TableStorage:
             parts: how many there are; of one the folders are the table's.
             rule: how keys are given to parts, such as "by-hash"; "" for key mod parts.
         """
-        if parts == 1:
+        if parts == 1 or self.disk is None:
             return self
         part = f"{kind}-{index}-of-{parts}" + (f"-{rule}" if rule else "")
         return dataclasses.replace(self, part=part)
 
+    @property
+    def disk(self) -> Disk | None:
+        """Where rows are that no memory has room for; None: there is no such place."""
+        return tier_of(self.tiers, Disk)
+
+    @property
+    def folder(self) -> str:
+        """The first folder of `disk`, for errors; "" without one."""
+        return "" if self.disk is None else self.disk.paths[0]
+
     def engine_text(self) -> str:
         """What the op DynembTable is told."""
-        words = {
-            "host": self.memory.max_bytes,
-            "owner": self.owner,
-            "reopen": int(self.disk.reopen),
-            "keep_seed": int(self.keep_seed),
-            "direct": int(self.disk.direct_io),
-            "key_mod": int(self.key_mod),
-            "part": self.part,
-        }
-        return "\n".join(
-            [" ".join(f"{word} {value}" for word, value in words.items()), *self.disk.paths]
-        )
+        lines = []
+        device, memory = tier_of(self.tiers, DeviceMemory), tier_of(self.tiers, HostMemory)
+        if device is not None:
+            lines.append(f"device {device.max_bytes}")
+        if self.disk is not None and memory is not None:
+            words = {
+                "host": memory.max_bytes,
+                "owner": self.owner,
+                "reopen": int(self.disk.reopen),
+                "keep_seed": int(self.keep_seed),
+                "direct": int(self.disk.direct_io),
+                "key_mod": int(self.key_mod),
+                "part": self.part,
+            }
+            lines += [" ".join(f"{word} {value}" for word, value in words.items()), *self.disk.paths]
+        return "\n".join(lines)

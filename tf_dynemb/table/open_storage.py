@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_dynemb.shard.group import Group
 from tf_dynemb.shard.partitioner import default_partition_fn
-from tf_dynemb.storage.tiers import TableStorage, storage_of
+from tf_dynemb.storage.tiers import DeviceMemory, Disk, TableStorage, storage_of, tier_of
 from tf_dynemb.table.devices import is_gpu, place_of
 from tf_dynemb.table.sharded_table import ShardedTable
 from tf_dynemb.table.table_config import TableConfig
@@ -40,10 +40,13 @@ def storage_of_table(
     if tiers is None:
         return None
     places = [place_of(device) for device in devices]
-    if is_gpu(devices[0]):
+    disk, on_gpus = tier_of(tiers, Disk), is_gpu(devices[0])
+    if on_gpus is not (tier_of(tiers, DeviceMemory) is not None):
+        want = "DeviceMemory first" if on_gpus else "no DeviceMemory, or devices=['/GPU:0']"
+        raise ValueError(f"storage: got {list(tiers)} for a table on {devices}, want {want}")
+    if on_gpus and disk is not None and len(devices) > 1:
         raise ValueError(
-            f"storage: got {list(tiers)} for a table on {devices}, want None; files are for tables in "
-            "host memory, for now"
+            f"storage: got {list(tiers)} for a table on {devices}, want no Disk, or one GPU, for now"
         )
     if places[0] is not None and len(set(places)) < len(places):
         raise ValueError(
@@ -53,12 +56,12 @@ def storage_of_table(
     # Each of several servers has its rows as one shard.
     key_mod = len(set(places)) == len(places) or partitioner is default_partition_fn
     with tf.init_scope():
-        if not key_mod and tiers[1].reopen and not tf.executing_eagerly():
+        if not key_mod and disk is not None and disk.reopen and not tf.executing_eagerly():
             raise ValueError(
                 f"partitioner: got {partitioner!r} for a table with storage of {len(devices)} shards in "
                 "a session's graph, want the default one, or Disk(reopen=False)"
             )
-    storage = TableStorage(*tiers, keep_seed, key_mod)
+    storage = TableStorage(tiers, keep_seed, key_mod)
     return storage.of_part("process", group.index, group.processes, "by-hash" if config.by_hash else "")
 
 
@@ -99,6 +102,8 @@ def check_opened(table: ShardedTable, storage: TableStorage) -> None:
         tf.errors.FailedPreconditionError: the rows are of some of the servers alone, or of different
             tables, or the partitioner gives some of them to other servers.
     """
+    if storage.disk is None:
+        return
     _step_of([_flush_and_seed(part) for part in table.parts], "servers", storage)
     if table.partitions_by_key_mod:
         return
@@ -112,7 +117,7 @@ def check_opened(table: ShardedTable, storage: TableStorage) -> None:
                 raise tf.errors.FailedPreconditionError(
                     None,
                     None,
-                    f"{storage.disk.paths[0]}: server {index} has the row of key {int(keys[at])}, which "
+                    f"{storage.folder}: server {index} has the row of key {int(keys[at])}, which "
                     f"the partitioner gives to server {owners[at]}; give the partitioner and the order "
                     "of devices that the table had, or save a snapshot with those",
                 )
@@ -126,7 +131,7 @@ def _flush_and_seed(part: TableResource) -> tuple[int | None, str]:
 
 def _step_of(found: Sequence[Sequence[Any]], parts: str, storage: TableStorage) -> int | None:
     """The earliest step of the flushes of all parts; None if there was none."""
-    path = storage.disk.paths[0]
+    path = storage.folder
     steps, seeds = zip(*found, strict=True)
     missing = [index for index, step in enumerate(steps) if step is None]
     if 0 < len(missing) < len(steps):

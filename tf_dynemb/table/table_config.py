@@ -22,7 +22,14 @@ from tf_dynemb.policies.admission import AdmissionPolicy, admission_of
 from tf_dynemb.policies.eviction import EvictionPolicy, eviction_of
 from tf_dynemb.policies.restrict_policy import RestrictPolicy, policy_class, registered_name
 from tf_dynemb.shard.partitioner import default_partition_fn
-from tf_dynemb.storage.tiers import Tier, storage_of
+from tf_dynemb.storage.tiers import (
+    DeviceMemory,
+    Disk,
+    Tier,
+    in_host_memory,
+    storage_of,
+    tier_of,
+)
 from tf_dynemb.table.devices import device_list, place_of
 
 KEY_DTYPES = (tf.int64, tf.int32, tf.string)
@@ -91,8 +98,10 @@ class TableConfig:
             Probability(0.1) or Custom(function). None: all.
         storage: where rows are: [tf_dynemb.storage.HostMemory(max_bytes), tf_dynemb.storage.Disk(path)]
             keeps those used last in so much memory and the others in files. Results are those of a table
-            in memory, which is None. Bounded by max_rows, or Disk(max_bytes); not on servers and GPUs.
+            in memory, which is None. Bounded by max_rows, or Disk(max_bytes).
             Of a table that is sharded across workers each process has so much memory and its own folder.
+            On GPUs [tf_dynemb.storage.DeviceMemory(max_bytes), tf_dynemb.storage.HostMemory()], or these
+            two with a bound of HostMemory and a Disk, without limits.
         partition_strategy: which process has the row of an id, of a table that is sharded across
             workers. "hash": a hash of the id says it, so that ids of any pattern are spread evenly.
             "mod": the id modulo the number of workers, which is SOK's rule; ids from 0 on, without gaps,
@@ -199,6 +208,12 @@ class TableConfig:
                 "rows, wherever they are"
             )
         has_limit = self.max_rows is not None or self.bytes_limit is not None
+        if tier_of(self.storage, DeviceMemory) is not None and (self.is_bounded or eviction is not None):
+            raise ValueError(
+                f"storage: got DeviceMemory for a table with max_rows={self.max_rows}, "
+                f"max_bytes={self.bytes_limit} and eviction={eviction}, want none of these, for now; "
+                "`restrict` removes rows when it is called"
+            )
         if not has_limit and self.on_full == "decline":
             raise ValueError(
                 "on_full: got 'decline' without max_rows or max_bytes, so that the table is never full"
@@ -247,7 +262,10 @@ class TableConfig:
     def bytes_limit(self) -> int | None:
         """How many bytes rows may take: those of a table with storage on disk, others in memory."""
         tiers = storage_of(self.storage)
-        return self.max_bytes if tiers is None else tiers[1].max_bytes
+        if tiers is None:
+            return self.max_bytes
+        disk = tier_of(tiers, Disk)
+        return None if disk is None else disk.max_bytes
 
     @property
     def is_bounded(self) -> bool:
@@ -290,8 +308,9 @@ class TableConfig:
     def get_config(self) -> dict[str, Any]:
         """What the constructor takes, of plain objects.
 
-        Servers and GPUs are left out: they are those of a job, not of a model, and whoever loads it has
-        others. A function and a policy of one's own must be registered with Keras.
+        Servers and GPUs are left out, with what is in GPUs' memory: they are those of a job, not of a
+        model, and whoever loads it has others. A function and a policy of one's own must be registered
+        with Keras.
         """
         serialize = keras.saving.serialize_keras_object
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -306,8 +325,8 @@ class TableConfig:
         eviction, optimizer = eviction_of(self.eviction), table_optimizer(self.optimizer)
         if eviction is not None:
             config["eviction"] = [serialize(policy) for policy in eviction.policies]
-        if self.storage is not None:
-            config["storage"] = [serialize(tier) for tier in self.storage]
+        storage = in_host_memory(storage_of(self.storage))
+        config["storage"] = storage and [serialize(tier) for tier in storage]
         config["optimizer"] = None if optimizer is None else optimizer.get_config()
         if self.devices is not None:
             devices = device_list(self.devices)

@@ -499,7 +499,9 @@ class Variable(TableCalls, SavesChildren, tf.Module):
             "rows_above" and "bytes_above", in memory; "rows_below" and "bytes_below", on disk, and the
             "index_bytes" in memory for them; "flushed_step", -1 before the first flush; and since the
             table was made or restored "hits", keys that needed nothing from disk, "misses", keys whose
-            rows came from there, and "rows_read", "rows_written" and "rows_left", to make room. Eagerly.
+            rows came from there, and "rows_read", "rows_written" and "rows_left", to make room. Of one
+            with DeviceMemory the "rows_on_device" and "bytes_on_device" that there are, how many rows
+            came up, "device_misses", and left again, "rows_left_device". Eagerly.
 
             With by_shard int64 (shards,): rows, bytes, and those numbers that each shard counts, in the
             order of the table's devices, or servers, and the shards on each. They tell whether one is
@@ -619,10 +621,10 @@ class Variable(TableCalls, SavesChildren, tf.Module):
         return self.resource.flushed_step() if self.exchange is None else self._flushed_step
 
     def _check_has_storage(self, what: str) -> None:
-        if self.config.storage is None:
+        if self._storage is None or self._storage.disk is None:
             raise ValueError(
                 f"{what}: got the table {self.name}, whose rows are in memory alone, want one with "
-                "storage; tf_dynemb.snapshot saves any"
+                "storage on a Disk; tf_dynemb.snapshot saves any"
             )
 
     def memory_bytes(self) -> tf.Tensor:

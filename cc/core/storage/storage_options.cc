@@ -9,7 +9,14 @@ namespace dynemb {
 
 Status StorageOptions::Parse(const std::string& text, const std::string& name, int64_t max_bytes,
                              StorageOptions* options) {
+  constexpr char kDevice[] = "device ";
   std::istringstream in(text);
+  if (text.compare(0, sizeof(kDevice) - 1, kDevice) == 0) {
+    std::string word;
+    in >> word >> options->max_device_bytes >> std::ws;
+    if (in.eof() && options->max_device_bytes > 0) return Status();
+    if (options->max_device_bytes <= 0) in.setstate(std::ios::failbit);
+  }
   std::string host, owner_word, owner, reopen_word, seed_word, direct_word, mod_word, part_word,
       part, path;
   bool direct;
@@ -25,9 +32,11 @@ Status StorageOptions::Parse(const std::string& text, const std::string& name, i
                      options->max_bytes > 0;
   while (std::getline(in, path)) folders.paths.push_back(path);
   if (!words || folders.paths.empty()) {
-    return InvalidArgument("storage: got '", Printable(text),
-                           "', want 'host BYTES owner WORD reopen 0|1 keep_seed 0|1 direct 0|1 "
-                           "key_mod 0|1 part -|NAME' and lines of paths");
+    return InvalidArgument(
+        "storage: got '", Printable(text),
+        "', want 'host BYTES owner WORD reopen 0|1 keep_seed 0|1 direct 0|1 "
+        "key_mod 0|1 part -|NAME' and lines of paths, or 'device BYTES' before or "
+        "instead of them");
   }
   FileSystem* const files = direct ? DirectFileSystem() : PosixFileSystem();
   const std::string first = folders.paths[0];
@@ -69,6 +78,7 @@ StorageOptions StorageOptions::OfShard(int64_t shards) const {
   StorageOptions of_shard = *this;
   if (max_bytes >= 0) of_shard.max_bytes = max_bytes / shards;
   if (max_rows >= 0) of_shard.max_rows = max_rows / shards;
+  if (max_device_bytes >= 0) of_shard.max_device_bytes = max_device_bytes / shards;
   return of_shard;
 }
 

@@ -19,8 +19,10 @@ struct StorageOptions {
   int64_t max_bytes = -1;
   // How many rows may be above, besides; negative: any number.
   int64_t max_rows = -1;
-  // Where the others are.
+  // Where the others are; null: there are no others, and no bound (of a table on a GPU).
   std::shared_ptr<DiskFolder> disk;
+  // Of a table on a GPU: what rows and their index may take there; the others are here.
+  int64_t max_device_bytes = -1;
   // A file is ended when it has so many bytes, and a sixteenth of all.
   int64_t least_file_bytes = int64_t{4} << 20;
   // Whether a thread makes room and compacts files between calls; else calls do it.
@@ -40,7 +42,8 @@ struct StorageOptions {
   // folder:
   //   host BYTES owner WORD reopen 0|1 keep_seed 0|1 direct 0|1 key_mod 0|1 part -|NAME
   //   PATH
-  // direct: past the page cache (DirectFileSystem). part: see folder_of_part.h.
+  // and before them, of a table on a GPU, 'device BYTES', which may be all. direct: past the page
+  // cache (DirectFileSystem). part: see folder_of_part.h.
   static Status Parse(const std::string& text, const std::string& name, int64_t max_bytes,
                       StorageOptions* options);
 

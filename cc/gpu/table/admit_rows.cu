@@ -2,6 +2,7 @@
 
 #include <cub/device/device_select.cuh>
 
+#include "cc/core/table/call_checks.h"
 #include "cc/gpu/for_each.cu.h"
 #include "cc/gpu/table/admit_rows.h"
 #include "cc/gpu/table/group_batch.h"
@@ -101,6 +102,23 @@ struct SetToOne {
 };
 
 }  // namespace
+
+Status CheckAdmission(const Batch& batch, const Admission& admission, MemorySpace space) {
+  if (admission.policy.kind == AdmissionPolicy::Kind::kGiven) {
+    DYNEMB_RETURN_IF_ERROR(CheckSpan("admitted", admission.given, space));
+    if (admission.given.size == batch.keys.size) return {};
+    return InvalidArgument("admitted: got ", admission.given.size, " for ", batch.keys.size,
+                           " keys, want one for each");
+  }
+  if (admission.policy.kind != AdmissionPolicy::Kind::kMinCount) return {};
+  if (admission.candidates == nullptr || admission.candidates->space() != space) {
+    return InvalidArgument("candidates: want a table in the memory of this one");
+  }
+  if (admission.policy.has_sketch()) {
+    return InvalidArgument("admission: got a sketch for a table on a GPU, want none");
+  }
+  return {};
+}
 
 Status RowAdmitter::Apply(const Context& context, Table* table, const Batch& batch,
                           ConstRows gradients, const Update& update, const Stamp& stamp,

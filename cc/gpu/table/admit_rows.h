@@ -15,6 +15,9 @@
 
 namespace dynemb {
 
+// What can be checked about the admission of a batch for a table in this memory.
+Status CheckAdmission(const Batch& batch, const Admission& admission, MemorySpace space);
+
 // Calls from several threads run one after the other. Each waits for its stream, to hear how many
 // keys are missing; where some are, once more, to hear how many are admitted.
 class RowAdmitter {

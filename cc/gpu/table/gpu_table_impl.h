@@ -169,7 +169,6 @@ class GpuTableOfMemory final : public GpuTable {
                  const GpuTableOfMemory& to) const;
 
   // gpu_table_write.cu
-  Status CheckAdmission(const Batch& batch, const Admission& admission) const;
   // Loads the kernels that end a call that has failed.
   Status LoadKernels(const Context& context);
   // What a call writes to the meta of its rows: where the policy goes by time, that does not fall.

@@ -136,30 +136,13 @@ Status GpuTableOfMemory::InsertRows(const Context& context, const Batch& batch,
   });
 }
 
-Status GpuTableOfMemory::CheckAdmission(const Batch& batch, const Admission& admission) const {
-  if (admission.policy.kind == AdmissionPolicy::Kind::kGiven) {
-    DYNEMB_RETURN_IF_ERROR(CheckSpan("admitted", admission.given, space()));
-    if (admission.given.size == batch.keys.size) return {};
-    return InvalidArgument("admitted: got ", admission.given.size, " for ", batch.keys.size,
-                           " keys, want one for each");
-  }
-  if (admission.policy.kind != AdmissionPolicy::Kind::kMinCount) return {};
-  if (admission.candidates == nullptr || admission.candidates->space() != space()) {
-    return InvalidArgument("candidates: want a table in the memory of this one");
-  }
-  if (admission.policy.has_sketch()) {
-    return InvalidArgument("admission: got a sketch for a table on a GPU, want none");
-  }
-  return {};
-}
-
 Status GpuTableOfMemory::ApplyAdmitted(const Context& context, const Batch& batch,
                                        ConstRows gradients, const Update& update,
                                        const Stamp& stamp, const Admission& admission,
                                        int64_t* declined) {
   *declined = 0;
   DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, Report(), space()));
-  DYNEMB_RETURN_IF_ERROR(CheckAdmission(batch, admission));
+  DYNEMB_RETURN_IF_ERROR(CheckAdmission(batch, admission, space()));
   if (admission.policy.admits_all()) {
     return Apply(context, batch, gradients, update, stamp, Report());
   }

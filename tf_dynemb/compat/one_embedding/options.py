@@ -207,7 +207,10 @@ def make_cached_host_mem_store_options(
     storage_dim: int = -1,
     physical_block_size: int = 4096,
 ) -> dict[str, Any]:
-    """Rows in host memory with a cache on the device, which is not there yet; said once by a warning.
+    """Rows in host memory; the cache on the device is not made, which is said once by a warning.
+
+    Tables of tf_dynemb itself have such a cache: `devices=["/GPU:0"]` with
+    `storage=[tf_dynemb.storage.DeviceMemory(max_bytes), tf_dynemb.storage.HostMemory()]`.
 
     Args: as of the others; cache_budget_mb above 0.
 

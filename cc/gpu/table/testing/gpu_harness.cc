@@ -10,9 +10,11 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/table/host_table.h"
 #include "cc/gpu/cuda_status.h"
 #include "cc/gpu/devices.h"
 #include "cc/gpu/table/gpu_table.h"
+#include "cc/gpu/table/gpu_tiered_table.h"
 #include "cc/gpu/table/host_access.h"
 
 namespace dynemb {
@@ -96,6 +98,17 @@ MakeTable MakerThroughHost(DeviceMemory* memory) {
   };
 }
 
+Status MakeTiered(const TableSchema& schema, int64_t max_rows, const MakeTable& make_below,
+                  std::unique_ptr<GpuTieredTable>* table) {
+  std::unique_ptr<Table> below;
+  DYNEMB_RETURN_IF_ERROR(make_below != nullptr ? make_below(schema, &below)
+                                               : MakeHostTable(schema, TableOptions(), &below));
+  GpuBudget budget;
+  budget.max_rows = max_rows;
+  return MakeGpuTieredTable(schema, TableOptions(), budget, HostDeviceMemory(), std::move(below),
+                            table);
+}
+
 }  // namespace
 
 TestMemory* GpuTestMemory() {
@@ -121,6 +134,31 @@ TableHarness GpuThroughHostHarness() {
 
 TableHarness GpuOnHostThroughHostHarness() {
   return HostHarness("GpuTableOnHostThroughHost", MakerThroughHost(HostDeviceMemory()));
+}
+
+TableHarness GpuTieredOnHostHarness(const std::string& name, int64_t max_rows,
+                                    MakeTable make_below) {
+  TableHarness harness =
+      HostHarness(name, [=](const TableSchema& schema, std::unique_ptr<Table>* table) {
+        std::unique_ptr<GpuTieredTable> made;
+        DYNEMB_RETURN_IF_ERROR(MakeTiered(schema, max_rows, make_below, &made));
+        *table = std::move(made);
+        return Status();
+      });
+  harness.rows_in_memory = false;  // or in that of the other tier, of another size
+  return harness;
+}
+
+TableHarness GpuTieredThroughHostHarness(const std::string& name, int64_t max_rows) {
+  TableHarness harness =
+      HostHarness(name, [=](const TableSchema& schema, std::unique_ptr<Table>* table) {
+        std::unique_ptr<GpuTieredTable> made;
+        DYNEMB_RETURN_IF_ERROR(MakeTiered(schema, max_rows, nullptr, &made));
+        *table = MakeHostAccess(std::move(made), HostDeviceMemory());
+        return Status();
+      });
+  harness.rows_in_memory = false;
+  return harness;
 }
 
 Status GpuForTests() {

@@ -3,6 +3,8 @@
 #ifndef TF_DYNEMB_CC_GPU_TABLE_TESTING_GPU_HARNESS_H_
 #define TF_DYNEMB_CC_GPU_TABLE_TESTING_GPU_HARNESS_H_
 
+#include <string>
+
 #include "cc/core/base/status.h"
 #include "cc/core/testing/harness.h"
 
@@ -15,6 +17,13 @@ TableHarness GpuOnHostHarness();
 // The same behind HostAccess.
 TableHarness GpuThroughHostHarness();
 TableHarness GpuOnHostThroughHostHarness();
+
+// Tables over host memory, with room for so many rows above, on the host. `make_below`: the table
+// below; null: one in memory alone.
+TableHarness GpuTieredOnHostHarness(const std::string& name, int64_t max_rows,
+                                    MakeTable make_below = nullptr);
+// The same behind HostAccess.
+TableHarness GpuTieredThroughHostHarness(const std::string& name, int64_t max_rows);
 
 // Why GpuHarness cannot be used; ok where it can.
 Status GpuForTests();

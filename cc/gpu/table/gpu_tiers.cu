@@ -1,0 +1,445 @@
+#include <algorithm>
+#include <utility>
+
+#include "cc/core/base/hash.h"
+#include "cc/core/base/no_memory.h"
+#include "cc/core/storage/tier_changes.h"
+#include "cc/core/storage/worker_threads.h"
+#include "cc/gpu/for_each.cu.h"
+#include "cc/gpu/table/gpu_tiers.h"
+#include "cc/gpu/table/grouped_batch.cu.h"
+
+namespace dynemb {
+namespace {
+
+constexpr int64_t kMoveBytes = int64_t{16} << 20;  // of rows that move at once
+constexpr int64_t kScanKeys = 1 << 16;             // that a scan asks for at once
+constexpr int64_t kCandidates = 4;                 // for each row that leaves
+
+struct NoteUse {
+  Entries entries;
+  uint32_t* last_use;
+  int shift;
+  uint32_t now;
+
+  DYNEMB_HOST_DEVICE void operator()(int64_t entry) const {
+    const int64_t position = entries.position(entry);
+    if (position < 0) return;
+    // What several threads write at once is the same.
+    last_use[Mix64(static_cast<uint64_t>(entries.keys[position])) >> shift] = now;
+  }
+};
+
+struct GatherKeys {
+  const Key* keys;
+  const int64_t* at;
+  Key* out;
+  DYNEMB_HOST_DEVICE void operator()(int64_t i) const { out[i] = keys[at[i]]; }
+};
+
+template <typename T>
+Status CopyToHost(const Context& context, const T* from, int64_t n, std::vector<T>* to) {
+  to->resize(static_cast<size_t>(n));
+  DYNEMB_RETURN_IF_ERROR(CopyAny(context, to->data(), from, n * static_cast<int64_t>(sizeof(T))));
+  return Wait(context);
+}
+
+Batch BatchOf(Span<const Key> keys) {
+  Batch batch;
+  batch.keys = keys;
+  return batch;
+}
+
+}  // namespace
+
+Status GpuTiers::Make(const TableSchema& schema, const TableOptions& options,
+                      const GpuBudget& budget, DeviceMemory* memory, std::unique_ptr<Table> below,
+                      std::unique_ptr<GpuTiers>* tiers) {
+  std::unique_ptr<GpuTiers> made(new GpuTiers(schema, options, budget, memory));
+  DYNEMB_RETURN_IF_ERROR(made->Init());
+  made->below_ = std::move(below);
+  *tiers = std::move(made);
+  return {};
+}
+
+Status GpuTiers::Init() {
+  TableOptions of_above = options_;
+  of_above.max_bytes = budget_.max_bytes;
+  of_above.max_rows = budget_.max_rows;
+  of_above.track_changes = false;
+  std::unique_ptr<GpuTable> above;
+  DYNEMB_RETURN_IF_ERROR(MakeGpuTable(schema_, of_above, memory_, &above));
+  above_ = std::move(above);
+  above_of_host_ = MakeHostAccess(above_, memory_);
+  int bits = 6;
+  while (int64_t{1} << bits < 2 * above_->max_rows()) ++bits;
+  use_shift_ = 64 - bits;
+  const int64_t bytes = (int64_t{1} << bits) * static_cast<int64_t>(sizeof(uint32_t));
+  if (!last_use_.Allocate(memory_, bytes)) return ResourceExhausted("no GPU memory for a table");
+  DYNEMB_RETURN_IF_ERROR(FillBytes(OwnContext(), last_use_.as<char>(), 0, bytes));
+  return Wait(OwnContext());
+}
+
+Context GpuTiers::OwnContext() const {
+  Context context;
+  context.space = memory_->space();
+  context.executor = ComputeThreads();
+  context.stream = memory_->stream();
+  return context;
+}
+
+Context GpuTiers::Below() {
+  Context context;
+  context.executor = ComputeThreads();
+  return context;
+}
+
+Status GpuTiers::ToHost(const Context& context, const Batch& batch, std::vector<Key>* keys,
+                        std::vector<int64_t>* positions) {
+  const int64_t size = batch.keys.size;
+  std::vector<Key> all;
+  DYNEMB_RETURN_IF_ERROR(CopyToHost(context, batch.keys.data, size, &all));
+  keys->clear();
+  positions->clear();
+  if (batch.select == nullptr) {
+    for (int64_t i = 0; i < size; ++i) positions->push_back(i);
+    *keys = std::move(all);
+    return {};
+  }
+  std::vector<int64_t> count, at;
+  DYNEMB_RETURN_IF_ERROR(CopyToHost(context, batch.select->count, 1, &count));
+  DYNEMB_RETURN_IF_ERROR(
+      CopyToHost(context, batch.select->at.data, std::min(count[0], batch.select->at.size), &at));
+  for (const int64_t position : at) {
+    if (position < 0 || position >= size) continue;
+    positions->push_back(position);
+    keys->push_back(all[static_cast<size_t>(position)]);
+  }
+  return {};
+}
+
+Status GpuTiers::Use(const Context& context, const Batch& batch) {
+  const Entries entries(batch);
+  return ForEach(context, entries.most,
+                 NoteUse{entries, last_use_.as<uint32_t>(), use_shift_, ++now_});
+}
+
+Status GpuTiers::MissingAbove(const Context& context, const Batch& batch, std::vector<Key>* keys) {
+  const int64_t most = Entries(batch).most;
+  DYNEMB_RETURN_IF_ERROR(scratch_.Begin(
+      context,
+      Scratch::Bytes<int64_t>(most) + Scratch::Bytes<Key>(most) + Scratch::Bytes<int64_t>(1)));
+  int64_t* const at = scratch_.Take<int64_t>(most);
+  Key* const gathered = scratch_.Take<Key>(most);
+  int64_t* const count = scratch_.Take<int64_t>(1);
+  Positions misses = {{at, most, context.space}, count};
+  DYNEMB_RETURN_IF_ERROR(above_->ReadRows(context, batch, RowParts(), {{}, &misses}));
+  int64_t missing = 0, all = batch.keys.size;
+  DYNEMB_RETURN_IF_ERROR(CopyAny(context, &missing, count, sizeof(missing)));
+  if (batch.select != nullptr) {
+    DYNEMB_RETURN_IF_ERROR(CopyAny(context, &all, batch.select->count, sizeof(all)));
+  }
+  DYNEMB_RETURN_IF_ERROR(Wait(context));
+  own_.missing += missing;
+  own_.found += all - missing;
+  keys->clear();
+  if (missing == 0) return {};
+  DYNEMB_RETURN_IF_ERROR(ForEach(context, missing, GatherKeys{batch.keys.data, at, gathered}));
+  return CopyToHost(context, gathered, missing, keys);
+}
+
+Status GpuTiers::KeysBelow(const std::vector<Key>& keys, std::vector<Key>* below) const {
+  below->clear();
+  std::vector<Outcome> outcomes(keys.size(), Outcome::kMissing);
+  DYNEMB_RETURN_IF_ERROR(below_->ReadRows(Below(), BatchOf(keys), RowParts(), {outcomes, nullptr}));
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (outcomes[i] == Outcome::kFound) below->push_back(keys[i]);
+  }
+  return {};
+}
+
+Status GpuTiers::MakeResident(const Context& context, const Batch& batch, bool inserts,
+                              bool* fits) {
+  *fits = true;
+  const int64_t most = Entries(batch).most;
+  if (most == 0) return {};
+  DYNEMB_RETURN_IF_ERROR(Use(context, batch));
+  if (below_->size() == 0 && (!inserts || above_->HasRoom(most))) return {};
+  std::vector<Key> missing, from_below;
+  DYNEMB_RETURN_IF_ERROR(MissingAbove(context, batch, &missing));
+  if (missing.empty()) return {};
+  const DistinctKeys distinct{Span<const Key>(missing)};
+  DYNEMB_RETURN_IF_ERROR(KeysBelow(distinct.keys(), &from_below));
+  const auto brought = static_cast<int64_t>(from_below.size());
+  return Uncounted([&]() -> Status {
+    DYNEMB_RETURN_IF_ERROR(MakeRoom(inserts ? distinct.size() : brought, fits));
+    if (!*fits) return {};
+    misses_ += brought;
+    return MoveRows(below_.get(), above_of_host_.get(), from_below);
+  });
+}
+
+Status GpuTiers::BringUp(Span<const Key> keys) {
+  std::vector<Key> from_below;
+  DYNEMB_RETURN_IF_ERROR(KeysBelow({keys.data, keys.data + keys.size}, &from_below));
+  misses_ += static_cast<int64_t>(from_below.size());
+  return Uncounted([&] { return MoveRows(below_.get(), above_of_host_.get(), from_below); });
+}
+
+Status GpuTiers::MakeRoom(int64_t rows, bool* made) {
+  *made = above_->HasRoom(rows);
+  if (*made) return {};
+  const int64_t room = above_->room();
+  *made = rows <= room;
+  if (*made || rows > above_->max_rows()) return {};
+  // Some more, so that the next calls find room; but few of those that they may want.
+  const int64_t least = rows - room, ahead = std::min(rows, above_->max_rows() / 16);
+  int64_t left;
+  DYNEMB_RETURN_IF_ERROR(Leave(least, least + ahead, &left));
+  *made = left >= least;
+  return {};
+}
+
+// A hand goes over the rows in the order of their hashes. Of some at a time those leave that have
+// not been named for the longest time.
+Status GpuTiers::Leave(int64_t least, int64_t most, int64_t* left) {
+  *left = 0;
+  const int64_t rows = above_->size();
+  for (int64_t in_vain = 0; *left < least && in_vain <= 2 * rows;) {
+    std::vector<Key> keys(
+        static_cast<size_t>(std::clamp(kCandidates * (most - *left), kCandidates, kScanKeys)));
+    RowParts out;
+    out.keys = keys;
+    if (hand_.done) hand_ = Cursor();
+    int64_t count = 0;
+    DYNEMB_RETURN_IF_ERROR(above_of_host_->Export(Below(), &hand_, out, &count));
+    keys.resize(static_cast<size_t>(count));
+    DYNEMB_RETURN_IF_ERROR(LongestUnused(&keys));
+    const auto leaving =
+        static_cast<size_t>(std::min((count + kCandidates - 1) / kCandidates, most - *left));
+    if (keys.size() > leaving) keys.resize(leaving);
+    in_vain = keys.empty() ? in_vain + count + 1 : 0;
+    DYNEMB_RETURN_IF_ERROR(MoveRows(above_of_host_.get(), below_.get(), keys));
+    *left += static_cast<int64_t>(keys.size());
+  }
+  return {};
+}
+
+Status GpuTiers::LongestUnused(std::vector<Key>* keys) {
+  if (keys->empty()) return {};
+  const auto place = [&](Key key) { return Mix64(static_cast<uint64_t>(key)) >> use_shift_; };
+  uint64_t first = ~uint64_t{0}, last = 0;
+  for (const Key key : *keys) {
+    first = std::min(first, place(key));
+    last = std::max(last, place(key));
+  }
+  std::vector<uint32_t> uses;
+  DYNEMB_RETURN_IF_ERROR(CopyToHost(OwnContext(), last_use_.as<uint32_t>() + first,
+                                    static_cast<int64_t>(last - first + 1), &uses));
+  std::vector<std::pair<uint32_t, Key>> unused;  // for so many calls
+  for (const Key key : *keys) {
+    const uint32_t calls = now_ - uses[static_cast<size_t>(place(key) - first)];
+    if (calls > 0) unused.emplace_back(calls, key);
+  }
+  std::sort(unused.begin(), unused.end(), [](const auto& a, const auto& b) { return b < a; });
+  keys->clear();
+  for (const auto& [calls, key] : unused) keys->push_back(key);
+  return {};
+}
+
+Status GpuTiers::AllDown() {
+  return Uncounted([&]() -> Status {
+    Cursor cursor;
+    std::vector<Key> keys;
+    while (!cursor.done) {
+      keys.resize(static_cast<size_t>(kScanKeys));
+      RowParts out;
+      out.keys = keys;
+      int64_t count = 0;
+      DYNEMB_RETURN_IF_ERROR(above_of_host_->Export(Below(), &cursor, out, &count));
+      keys.resize(static_cast<size_t>(count));
+      DYNEMB_RETURN_IF_ERROR(MoveRows(above_of_host_.get(), below_.get(), keys));
+    }
+    return {};
+  });
+}
+
+template <typename F>
+Status GpuTiers::Uncounted(const F& move) {
+  const TableCounters before = above_->counters();
+  const Status status = move();
+  own_.Add(above_->counters());
+  own_.Add(before, -1);
+  return status;
+}
+
+TableCounters GpuTiers::counters() const {
+  TableCounters counters = above_->counters();
+  counters.Add(own_, -1);
+  return counters;
+}
+
+int64_t GpuTiers::RowsAtOnce() const {
+  return std::max<int64_t>(1, kMoveBytes / layout_.row_bytes);
+}
+
+RowParts GpuTiers::PartsOf(HostRows* rows, int64_t count) const {
+  const auto part = [&](std::vector<char>* bytes, int64_t each) -> Rows {
+    bytes->resize(static_cast<size_t>(count * each));
+    return each == 0 ? Rows() : Rows(bytes->data(), count, each);
+  };
+  return {{},
+          part(&rows->values, layout_.value_bytes),
+          part(&rows->slots, layout_.slots_bytes),
+          part(&rows->meta, layout_.meta_bytes)};
+}
+
+Status GpuTiers::MoveRows(Table* from, Table* to, Span<const Key> keys) {
+  HostRows rows;
+  const int64_t at_once = RowsAtOnce();
+  for (int64_t first = 0; first < keys.size; first += at_once) {
+    const int64_t n = std::min(at_once, keys.size - first);
+    DYNEMB_RETURN_IF_ERROR(MoveSome(from, to, {keys.data + first, n}, &rows));
+    if (to == below_.get()) rows_left_ += n;
+  }
+  return {};
+}
+
+Status GpuTiers::MoveSome(Table* from, Table* to, Span<const Key> keys, HostRows* rows) {
+  const Batch batch = BatchOf(keys);
+  const RowParts parts = PartsOf(rows, keys.size);
+  std::vector<Outcome> outcomes(static_cast<size_t>(keys.size), Outcome::kFull);
+  std::vector<Key> twice;
+  twice.reserve(outcomes.size());  // no memory is wanted after an error
+  DYNEMB_RETURN_IF_ERROR(from->ReadRows(Below(), batch, parts, Report()));
+  Status moved = to->InsertRows(Below(), batch, {{}, parts.values, parts.slots, parts.meta},
+                                RowParts(), {outcomes, nullptr});
+  const bool is_inserted = moved.ok();
+  if (is_inserted) {
+    std::fill(outcomes.begin(), outcomes.end(), Outcome::kFull);
+    moved = from->Erase(Below(), batch, {outcomes, nullptr});
+    if (moved.ok()) return {};
+  }
+  // What has been inserted, or has not been erased, is where it was.
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    if ((outcomes[i] == Outcome::kFull) == is_inserted)
+      twice.push_back(keys[static_cast<int64_t>(i)]);
+  }
+  static_cast<void>(to->Erase(Below(), BatchOf(twice), Report()));
+  return moved;
+}
+
+Status GpuTiers::KeysOf(int64_t part, std::vector<Key>* keys) const {
+  keys->clear();
+  std::vector<Key> some(static_cast<size_t>(kScanKeys));
+  for (const Table* table :
+       {static_cast<const Table*>(above_of_host_.get()), static_cast<const Table*>(below_.get())}) {
+    Cursor cursor;
+    cursor.part = part;
+    cursor.parts = TierChanges::kParts;
+    while (!cursor.done) {
+      RowParts out;
+      out.keys = some;
+      int64_t count = 0;
+      DYNEMB_RETURN_IF_ERROR(table->Export(Below(), &cursor, out, &count));
+      keys->insert(keys->end(), some.begin(), some.begin() + count);
+    }
+  }
+  return {};
+}
+
+Status GpuTiers::ReadRows(std::vector<Key>* keys, HostRows* rows) {
+  const auto n = static_cast<int64_t>(keys->size());
+  const RowParts parts = PartsOf(rows, n);
+  std::vector<Outcome> above(keys->size(), Outcome::kMissing), below = above;
+  DYNEMB_RETURN_IF_ERROR(
+      above_of_host_->ReadRows(Below(), BatchOf(*keys), parts, {above, nullptr}));
+  const int64_t found = std::count(above.begin(), above.end(), Outcome::kFound);
+  own_.found += found;
+  own_.missing += n - found;
+  DYNEMB_RETURN_IF_ERROR(below_->ReadRows(Below(), BatchOf(*keys), parts, {below, nullptr}));
+  // Those that are there move together.
+  size_t next = 0;
+  const auto move = [&](std::vector<char>* part, int64_t bytes, size_t i) {
+    const auto each = static_cast<size_t>(bytes);
+    std::copy_n(part->begin() + static_cast<std::ptrdiff_t>(i * each), each,
+                part->begin() + static_cast<std::ptrdiff_t>(next * each));
+  };
+  for (size_t i = 0; i < above.size(); ++i) {
+    if (above[i] != Outcome::kFound && below[i] != Outcome::kFound) continue;
+    if (next < i) {
+      (*keys)[next] = (*keys)[i];
+      move(&rows->values, layout_.value_bytes, i);
+      move(&rows->slots, layout_.slots_bytes, i);
+      move(&rows->meta, layout_.meta_bytes, i);
+    }
+    ++next;
+  }
+  keys->resize(next);
+  return {};
+}
+
+template <typename Visit>
+Status GpuTiers::ForEachRow(const Table& table, const RowLayout& layout, const Visit& visit) {
+  std::vector<Key> keys(static_cast<size_t>(kScanKeys));
+  std::vector<char> meta(static_cast<size_t>(kScanKeys * layout.meta_bytes));
+  Cursor cursor;
+  while (!cursor.done) {
+    RowParts out;
+    out.keys = keys;
+    out.meta = Rows(meta.data(), kScanKeys, layout.meta_bytes);
+    int64_t count = 0;
+    DYNEMB_RETURN_IF_ERROR(table.Export(Below(), &cursor, out, &count));
+    for (int64_t i = 0; i < count; ++i) visit(keys[static_cast<size_t>(i)], out.meta[i]);
+  }
+  return {};
+}
+
+Status GpuTiers::EraseBelow(MetaField field, const RowOrder& bound, std::vector<Key>* gone,
+                            int64_t* erased) {
+  const int64_t offset = layout_.meta_field[static_cast<int>(field)];
+  *erased = 0;
+  for (Table* table : {static_cast<Table*>(above_of_host_.get()), below_.get()}) {
+    if (gone != nullptr) {
+      DYNEMB_RETURN_IF_ERROR(ForEachRow(*table, layout_, [&](Key key, const char* meta) {
+        const RowOrder order = {ReadInt64(meta + offset), Mix64(static_cast<uint64_t>(key))};
+        if (order < bound) gone->push_back(key);
+      }));
+    }
+    int64_t of_table;
+    DYNEMB_RETURN_IF_ERROR(table->EraseBelow(Below(), field, bound, &of_table));
+    *erased += of_table;
+    if (table == below_.get()) own_.erased -= of_table;
+  }
+  return {};
+}
+
+Status GpuTiers::Clear(const Context& context) {
+  const int64_t rows_below = below_->size();
+  DYNEMB_RETURN_IF_ERROR(above_->Clear(context));
+  DYNEMB_RETURN_IF_ERROR(below_->Clear(Below()));
+  own_.erased -= rows_below;
+  hand_ = Cursor();
+  scratch_.Free();
+  return {};
+}
+
+Status GpuTiers::PrepareSchema(const TableSchema& schema, Next* next) {
+  DYNEMB_RETURN_IF_ERROR(AllDown());
+  // The memory of the rows goes to the next ones.
+  DYNEMB_RETURN_IF_ERROR(Uncounted([&] { return above_->Clear(OwnContext()); }));
+  next->tiers.reset(new GpuTiers(schema, options_, budget_, memory_));
+  DYNEMB_RETURN_IF_ERROR(next->tiers->Init());
+  return below_->PrepareMove(Below(), schema, &next->below);
+}
+
+std::unique_ptr<GpuTiers> GpuTiers::TakeNext(Next next) {
+  next.tiers->below_ = next.below->Run(Below());
+  next.tiers->misses_ = misses_;
+  next.tiers->rows_left_ = rows_left_;
+  // What was counted goes on.
+  next.tiers->own_.Add(counters(), -1);
+  return std::move(next.tiers);
+}
+
+}  // namespace dynemb

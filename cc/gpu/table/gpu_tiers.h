@@ -1,0 +1,138 @@
+// GpuTiers: the rows of a table that are in a GPU's memory and in the host's, and how they move
+// between the two. See gpu_tiered_table.h for what is where.
+#ifndef TF_DYNEMB_CC_GPU_TABLE_GPU_TIERS_H_
+#define TF_DYNEMB_CC_GPU_TABLE_GPU_TIERS_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cc/core/base/context.h"
+#include "cc/core/base/span.h"
+#include "cc/core/base/status.h"
+#include "cc/core/storage/distinct_keys.h"
+#include "cc/core/table/row_layout.h"
+#include "cc/core/table/table.h"
+#include "cc/core/table/table_options.h"
+#include "cc/gpu/table/gpu_table.h"
+#include "cc/gpu/table/gpu_tiered_table.h"
+#include "cc/gpu/table/host_access.h"
+#include "cc/gpu/table/scratch.h"
+
+namespace dynemb {
+
+// Not thread-safe: the table makes one call at a time, on the table's device.
+class GpuTiers {
+ public:
+  // `options`: of the table above, but for its bound, which is the budget.
+  static Status Make(const TableSchema& schema, const TableOptions& options,
+                     const GpuBudget& budget, DeviceMemory* memory, std::unique_ptr<Table> below,
+                     std::unique_ptr<GpuTiers>* tiers);
+
+  GpuTable* above() const { return above_.get(); }
+  Table* below() const { return below_.get(); }
+  const RowLayout& layout() const { return layout_; }
+
+  // The batch's rows are above, and if it `inserts` there is room for its other keys; they are the
+  // ones that have been used last. *fits: false, if there is not so much room above.
+  Status MakeResident(const Context& context, const Batch& batch, bool inserts, bool* fits);
+  // The same of distinct keys, where no row is above.
+  Status BringUp(Span<const Key> keys);
+  // Has all rows below.
+  Status AllDown();
+  // The keys of the positions that take part, and these positions, to the host's memory. Positions
+  // that lie outside of the batch are left out. Waits for the stream.
+  static Status ToHost(const Context& context, const Batch& batch, std::vector<Key>* keys,
+                       std::vector<int64_t>* positions);
+
+  // Keys of all rows with hashes in the 64th of them that `part` is, in no order.
+  Status KeysOf(int64_t part, std::vector<Key>* keys) const;
+  // Whole rows of distinct keys, of those that have one, without moving any: `keys` become those of
+  // the rows.
+  struct HostRows {
+    std::vector<char> values, slots, meta;
+  };
+  Status ReadRows(std::vector<Key>* keys, HostRows* rows);
+  // Removes all rows below an order, and adds their keys to `gone` if that is not null.
+  Status EraseBelow(MetaField field, const RowOrder& bound, std::vector<Key>* gone,
+                    int64_t* erased);
+  Status Clear(const Context& context);
+
+  // The tiers with another schema, as far as they can be made before; all rows must be below.
+  struct Next {
+    std::unique_ptr<GpuTiers> tiers;  // without a table below
+    std::unique_ptr<RowMove> below;
+  };
+  Status PrepareSchema(const TableSchema& schema, Next* next);
+  // Cannot fail. These have no rows any more.
+  std::unique_ptr<GpuTiers> TakeNext(Next next);
+
+  int64_t size() const { return above_->size() + below_->size(); }
+  int64_t memory_bytes() const {
+    return above_->memory_bytes() + below_->memory_bytes() + last_use_.bytes();
+  }
+  // What calls of the table have counted, without those of the tiers.
+  TableCounters counters() const;
+  int64_t misses() const { return misses_; }
+  int64_t rows_left() const { return rows_left_; }
+
+  // The context of calls of `below`.
+  static Context Below();
+
+ private:
+  GpuTiers(const TableSchema& schema, const TableOptions& options, const GpuBudget& budget,
+           DeviceMemory* memory)
+      : schema_(schema),
+        layout_(schema),
+        options_(options),
+        budget_(budget),
+        memory_(memory),
+        scratch_(memory) {}
+  Status Init();
+  Context OwnContext() const;
+
+  // Notes that the keys of a batch are used now.
+  Status Use(const Context& context, const Batch& batch);
+  // The keys at positions that have no row above. Waits for the stream.
+  Status MissingAbove(const Context& context, const Batch& batch, std::vector<Key>* keys);
+  Status KeysBelow(const std::vector<Key>& keys, std::vector<Key>* below) const;
+  // Room above for so many rows, for which others leave, but for those that are used now.
+  Status MakeRoom(int64_t rows, bool* made);
+  Status Leave(int64_t least, int64_t most, int64_t* left);
+  // Those of the keys that are not used now, the longest unused first.
+  Status LongestUnused(std::vector<Key>* keys);
+  // Moves the rows of distinct keys, which have theirs in `from`. Each row is in one of the two
+  // also after an error.
+  Status MoveRows(Table* from, Table* to, Span<const Key> keys);
+  Status MoveSome(Table* from, Table* to, Span<const Key> keys, HostRows* rows);
+  // Calls move(), and leaves what it counts above out of counters().
+  template <typename F>
+  Status Uncounted(const F& move);
+  RowParts PartsOf(HostRows* rows, int64_t count) const;
+  int64_t RowsAtOnce() const;
+  // Calls visit(keys of some rows, their meta).
+  template <typename Visit>
+  static Status ForEachRow(const Table& table, const RowLayout& layout, const Visit& visit);
+
+  const TableSchema schema_;
+  const RowLayout layout_;
+  const TableOptions options_;
+  const GpuBudget budget_;
+  DeviceMemory* const memory_;
+  std::shared_ptr<GpuTable> above_;
+  std::unique_ptr<HostAccess> above_of_host_;  // the same table, for the tiers' own calls
+  std::unique_ptr<Table> below_;
+  Scratch scratch_;
+  // The number of the last call that has named a key of these hashes: one number for each top part
+  // of them, of which there are more than rows above.
+  DeviceBuffer last_use_;
+  int use_shift_ = 0;
+  uint32_t now_ = 0;
+  Cursor hand_;  // where Leave goes on
+  TableCounters own_;
+  int64_t misses_ = 0, rows_left_ = 0;
+};
+
+}  // namespace dynemb
+
+#endif  // TF_DYNEMB_CC_GPU_TABLE_GPU_TIERS_H_
