@@ -83,7 +83,7 @@ class Follower(FeedFollower):
             self._start()
 
     def _claim_tables(self) -> None:
-        """Raises ValueError if another Follower has one of them, which would switch within `reading()`."""
+        """Raises ValueError if another Follower has one: neither's `reading()` would hold the other."""
         ids = self._served.table_ids()
         with _of_tables_lock:
             for table_id, name in ids.items():
@@ -91,8 +91,8 @@ class Follower(FeedFollower):
                 if other is not None:
                     raise ValueError(
                         f"loaded_or_model: got a model with the table {name!r}, which the Follower "
-                        f"{other.name!r} of {other._feed.path} follows; want that one, or call its close() "
-                        "before: each would apply what the other has applied"
+                        f"{other.name!r} of {other._feed.path} follows; want that one, or its close() "
+                        "before: each would switch what the other's reading() holds"
                     )
             for table_id in ids:
                 _of_tables[table_id] = self

@@ -102,11 +102,11 @@ class Following(tf.saved_model.experimental.TrackableResource):
         names = {id(handle): name for name, handle in self._tables_read_by(concrete)}
         names |= {id(weight.handle): name for name, weight in self._weights.items()}
         for use in uses_in(concrete):
-            name_of_read = names.get(id(use.handle))
-            if name_of_read is not None and _PIN not in use.beside:
+            read = names.get(id(use.handle))
+            if read is not None and _PIN not in use.beside:
                 raise ValueError(
-                    f"follow: got a signature {name!r} that reads {name_of_read!r} in a function of your "
-                    "own, where a call could see two generations; want "
+                    f"follow: got a signature {name!r} that reads {read!r} in a function of your own, "
+                    "where a call could see two generations; want "
                     "tf_dynemb.serving.one_generation(function) in its place, over all that it reads"
                 )
 
@@ -130,8 +130,8 @@ class Following(tf.saved_model.experimental.TrackableResource):
             if "BatchFunction" in apart and id(use.handle) in names:
                 raise ValueError(
                     f"follow: got a function {name!r} that reads {names[id(use.handle)]!r} in a batch, "
-                    "where a call could see two generations; want the batch around the wrapped function, "
-                    "tf.nondifferentiable_batch_function(...)(tf_dynemb.serving.one_generation(function))"
+                    "where a call could see two generations; want the batch around the wrapped "
+                    "function, tf.nondifferentiable_batch_function(...)(one_generation(function))"
                 )
 
     def _add(self, concrete: Any) -> None:

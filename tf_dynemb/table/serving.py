@@ -46,7 +46,8 @@ def for_serving(
     With `follow` the SavedModel follows a feed of `tf_dynemb.serving.Publisher` by itself wherever it is
     loaded: by a thread of the op library, which ends when the model is unloaded. Each call of the
     functions that `model.export` makes sees one generation; for others there is
-    `tf_dynemb.serving.one_generation`. A signature that reads what follows outside of these is refused. Before the first generation the model serves what was exported.
+    `tf_dynemb.serving.one_generation`. A signature that reads what follows outside of these is refused.
+    Before the first generation the model serves what was exported.
 
     Args:
         value_dtype: tf.float16 or tf.bfloat16; tf.float32 for tables of float64. Tables whose values
