@@ -510,13 +510,6 @@ def check_saved_signatures(check: Callable[[str, Any], None]) -> None:
     serialization.canonicalize_signatures = checked
 
 
-def op_types_in(concrete: Any) -> set[str]:
-    """The types of the operations of a concrete function and of the functions that it calls."""
-    graph = concrete.graph.as_graph_def()
-    nodes = itertools.chain(graph.node, *(each.node_def for each in graph.library.function))
-    return {node.op for node in nodes}
-
-
 def _callers() -> Iterator[types.FrameType]:
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:

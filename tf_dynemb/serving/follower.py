@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -26,6 +28,10 @@ from tf_dynemb.serving.switch import Switch
 from tf_dynemb.snapshot.files import SnapshotReader
 from tf_dynemb.snapshot.tables import load_chain
 from tf_dynemb.table.table_resource import TableResource
+
+# The Followers that are not closed, by the ids of the tables that they apply generations to.
+_of_tables: weakref.WeakValueDictionary[int, Follower] = weakref.WeakValueDictionary()
+_of_tables_lock = threading.Lock()
 
 
 class Follower(FeedFollower):
@@ -57,7 +63,8 @@ class Follower(FeedFollower):
     Raises:
         TypeError: a model or a path that is none.
         ValueError: a model without tables, or with several of one name; one that follows a feed by
-            itself; a number out of range; a name that cannot be one.
+            itself, or that another Follower follows which is not closed; a number out of range; a name
+            that cannot be one.
 
     Example: see Publisher.
     """
@@ -79,8 +86,33 @@ class Follower(FeedFollower):
         self._longest_wait_seconds = positive("longest_wait_seconds", longest_wait_seconds)
         self._served = Served(loaded_or_model)
         self._switch = Switch()
+        self._claim_tables()
         if background:
             self._start()
+
+    def _claim_tables(self) -> None:
+        """Raises ValueError if another Follower has one: neither's `reading()` would hold the other."""
+        ids = self._served.table_ids()
+        with _of_tables_lock:
+            for table_id, name in ids.items():
+                other = _of_tables.get(table_id)
+                if other is not None:
+                    raise ValueError(
+                        f"loaded_or_model: got a model with the table {name!r}, which the Follower "
+                        f"{other.name!r} of {other._feed.path} follows; want that one, or its close() "
+                        "before: each would switch what the other's reading() holds"
+                    )
+            for table_id in ids:
+                _of_tables[table_id] = self
+
+    def close(self) -> None:
+        """Ends the thread and tells the feed that this follower is gone. What was applied stays."""
+        try:
+            super().close()
+        finally:
+            with _of_tables_lock:
+                for table_id in [each for each, follower in _of_tables.items() if follower is self]:
+                    del _of_tables[table_id]
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[int | None]:

@@ -74,6 +74,14 @@ class Served:
                 "Keras model or layer, a tf_dynemb.Variable, or a dict of them"
             )
 
+    def table_ids(self) -> dict[int, str]:
+        """The tables' names by their ids, which all handles of a table in this process share."""
+        return {
+            int(ops.dynemb_describe(part.resource_handle)[2]): name
+            for name, table in self.tables.items()
+            for part in table.parts
+        }
+
     def check(self, generation: Generation) -> None:
         """Raises ValueError unless the model has the dense weights of a generation, and no others."""
         weights = generation.weights

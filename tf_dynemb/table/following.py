@@ -13,8 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.base.captures import IN_PLACE, uses_in
 from tf_dynemb.base.checks import positive
 from tf_dynemb.base.op_library import ops
+
+_PIN = "DynembPin"
 
 
 class Following(tf.saved_model.experimental.TrackableResource):
@@ -46,7 +49,8 @@ class Following(tf.saved_model.experimental.TrackableResource):
 
         Raises:
             TypeError: it is no tf.function with an input_signature.
-            ValueError: two of its tables or dense weights have one name, by which they are followed.
+            ValueError: two of its tables or dense weights have one name, by which they are followed; or
+                it reads where a pin does not hold, as in a batch.
         """
         if getattr(function, "input_signature", None) is None:
             raise TypeError(
@@ -70,7 +74,9 @@ class Following(tf.saved_model.experimental.TrackableResource):
                 )
 
         wrapped = tf.function(one_generation, input_signature=function.input_signature, autograph=False)
-        self._add(wrapped.get_concrete_function())
+        concrete = wrapped.get_concrete_function()
+        self._check_parts(getattr(function.python_function, "__name__", "function"), concrete)
+        self._add(concrete)
         return wrapped
 
     def follows(self, table: tf.Tensor) -> bool:
@@ -88,32 +94,61 @@ class Following(tf.saved_model.experimental.TrackableResource):
         return any(table is handle for handle in self._tables.values())
 
     def check_signature(self, name: str, concrete: Any) -> None:
-        """Refuses a signature that reads what follows and is of no function given to `wrap`.
+        """Refuses a signature that reads what follows outside of the functions given to `wrap`.
 
         Raises:
             ValueError: a call of it could see two generations.
         """
-        read = [table for table, _ in self._tables_read_by(concrete)]
-        weights = [weight.handle for weight in self._weights.values()]
-        for variable in concrete.variables:
-            if any(variable.handle is weight for weight in weights):
-                read.append(variable.name)
-        if read and "DynembPin" not in _compat.op_types_in(concrete):
-            raise ValueError(
-                f"follow: got a signature {name!r} that reads {read[0]!r} in a function of your own, "
-                "where a call could see two generations; want "
-                "tf_dynemb.serving.one_generation(function) in its place"
-            )
+        names = {id(handle): name for name, handle in self._tables_read_by(concrete)}
+        names |= {id(weight.handle): name for name, weight in self._weights.items()}
+        for use in uses_in(concrete):
+            read = names.get(id(use.handle))
+            if read is not None and _PIN not in use.beside:
+                raise ValueError(
+                    f"follow: got a signature {name!r} that reads {read!r} in a function of your own, "
+                    "where a call could see two generations; want "
+                    "tf_dynemb.serving.one_generation(function) in its place, over all that it reads"
+                )
+
+    def _check_parts(self, name: str, concrete: Any) -> None:
+        """Refuses a function whose pin does not hold for all that it reads.
+
+        A batch merges calls, and TensorFlow, for which it is an operation without state, may run it
+        before the pin and after the unpin of each. A pin in a batch or in tf.data is of another step: it
+        waits for the switch that waits for the call.
+        """
+        names = {id(handle): name for name, handle in self._tables_read_by(concrete)}
+        names |= {id(weight.handle): name for name, weight in self._weights_read_by(concrete)}
+        for use in uses_in(concrete):
+            apart = [op for op in use.around if op not in IN_PLACE]
+            if apart and use.handle is self.resource_handle:
+                raise ValueError(
+                    f"follow: got a function {name!r} that calls a function of one_generation in "
+                    f"{apart[0]}, where the two could wait for each other; want one_generation around "
+                    "one of the two alone"
+                )
+            if "BatchFunction" in apart and id(use.handle) in names:
+                raise ValueError(
+                    f"follow: got a function {name!r} that reads {names[id(use.handle)]!r} in a batch, "
+                    "where a call could see two generations; want the batch around the wrapped "
+                    "function, tf.nondifferentiable_batch_function(...)(one_generation(function))"
+                )
 
     def _add(self, concrete: Any) -> None:
-        for variable in concrete.variables:
-            # Not the handle weight of a table, which has no numbers.
-            if variable.shape.num_elements() != 0:
-                self._add_named(self._weights, variable.name.removesuffix(":0"), variable)
+        for name, weight in self._weights_read_by(concrete):
+            self._add_named(self._weights, name, weight)
         for name, handle in self._tables_read_by(concrete):
             # Of a table in parts that of the first, which has all rows in the SavedModel.
             handle = getattr(_compat.resource_with(handle), "followed_handle", handle)
             self._add_named(self._tables, name, handle)
+
+    @staticmethod
+    def _weights_read_by(concrete: Any) -> Iterator[tuple[str, tf.Variable]]:
+        """Names and variables."""
+        for variable in concrete.variables:
+            # Not the handle weight of a table, which has no numbers.
+            if variable.shape.num_elements() != 0:
+                yield variable.name.removesuffix(":0"), variable
 
     def _tables_read_by(self, concrete: Any) -> Iterator[tuple[str, tf.Tensor]]:
         """Names and handles."""
@@ -176,6 +211,11 @@ def one_generation(function: Any) -> Any:
     `input_signature`, and `tf.saved_model.save` of a Keras model without signatures make is wrapped so
     already. Tables and dense weights that no such function reads do not follow.
 
+    To batch calls in the graph, batch around it, `tf.nondifferentiable_batch_function(...)(one)` of a
+    function `one` that is wrapped: each batch is of one generation then. A batch within is refused if it
+    reads what follows, since it runs once for several calls. A function that is wrapped may call others
+    that are, and is of one generation with them, but not in a batch or in tf.data.
+
     Args:
         function: a tf.function with an `input_signature`.
 
@@ -184,7 +224,8 @@ def one_generation(function: Any) -> Any:
 
     Raises:
         TypeError: `function` is no such function.
-        ValueError: no `for_serving(follow=...)` is open; two tables or dense weights of one name.
+        ValueError: no `for_serving(follow=...)` is open; two tables or dense weights of one name; a
+            function that reads in a batch, or calls a wrapped one in a batch or in tf.data.
 
     Example:
 

@@ -46,7 +46,8 @@ def for_serving(
     With `follow` the SavedModel follows a feed of `tf_dynemb.serving.Publisher` by itself wherever it is
     loaded: by a thread of the op library, which ends when the model is unloaded. Each call of the
     functions that `model.export` makes sees one generation; for others there is
-    `tf_dynemb.serving.one_generation`. Before the first generation the model serves what was exported.
+    `tf_dynemb.serving.one_generation`. A signature that reads what follows outside of these is refused.
+    Before the first generation the model serves what was exported.
 
     Args:
         value_dtype: tf.float16 or tf.bfloat16; tf.float32 for tables of float64. Tables whose values
@@ -59,7 +60,8 @@ def for_serving(
     Raises:
         TypeError: another dtype; a path that is none.
         ValueError: a number out of range. From the call that saves: tables or dense weights that are
-            to follow and have one name, or none that would follow.
+            to follow and have one name, or none that would follow; a signature whose call could see
+            two generations.
         tf.errors.InvalidArgumentError: from the call that saves: a value that float16 cannot hold.
 
     Example:

@@ -1,0 +1,272 @@
+"""Ways in which a request could meet two generations: they are refused, or are of one."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from table_rows import int64
+from test_serving_feed import agreeing, export, set_all
+from test_serving_follow import wait_until
+
+import tf_dynemb
+from tf_dynemb.base.captures import uses_in
+from tf_dynemb.serving import Follower, Publisher, follower_status, one_generation
+
+SPEC = [tf.TensorSpec([None], tf.int64, "ids")]
+KEYS = tf.range(50, dtype=tf.int64)
+IN_A_BATCH = r"that reads 'first' in a batch.*want the batch around the wrapped function"
+
+
+def batched(function):
+    batch = tf.nondifferentiable_batch_function(2, 100, 16, max_enqueued_batches=100)
+    return lambda ids: batch(function)(ids)
+
+
+def mapped(function):
+    return lambda ids: tf.data.Dataset.from_tensors(ids).map(function).get_single_element()
+
+
+def called(function):
+    return tf.function(function, input_signature=SPEC)
+
+
+@pytest.fixture(name="module")
+def fixture_module(tmp_path):
+    module = tf.Module()
+    module.model = agreeing()
+    module.count = tf.Variable(0, name="count")  # which does not follow
+    with tf_dynemb.for_serving(follow=tmp_path / "feed", poll_seconds=0.001):
+        yield module
+
+
+def all_of(module):
+    return called(lambda ids: tf.concat(module.model(ids), -1))
+
+
+# --- A signature that reads beside a wrapped function -------------------------------------------------
+
+
+def rows(module, ids):
+    return module.model.get_layer("second").table.lookup(ids)
+
+
+def weights(module, ids):
+    return module.model.get_layer("dense").bias + tf.cast(ids[:1], tf.float32) * 0
+
+
+def branched(module, ids):
+    return tf.cond(ids[0] > 0, lambda: rows(module, ids), lambda: tf.zeros([50, 4]))
+
+
+def looped(module, ids):
+    def again(i, total):
+        return i + 1, total + tf.reduce_sum(rows(module, ids[i : i + 1]))
+
+    return tf.while_loop(lambda i, _: i < 3, again, (0, 0.0))[1]
+
+
+def in_a_function(module, ids):
+    return called(lambda ids: rows(module, ids))(ids)
+
+
+def in_a_batch(module, ids):
+    return batched(lambda ids: rows(module, ids))(ids)
+
+
+def in_a_map(module, ids):
+    return mapped(lambda ids: rows(module, ids))(ids)
+
+
+WAYS = [rows, weights, branched, looped, in_a_function, in_a_batch, in_a_map]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_a_signature_that_reads_beside_a_wrapped_function_is_refused(way, module, tmp_path):
+    wrapped = one_generation(all_of(module))
+    serve = called(lambda ids: {"wrapped": wrapped(ids), "beside": way(module, ids)})
+    name = "dense/bias" if way is weights else "second"
+    with pytest.raises(ValueError, match=f"signature 'serving_default' that reads '{name}' in a func"):
+        tf.saved_model.save(module, str(tmp_path / "model"), signatures=serve)
+
+
+def test_a_signature_may_read_what_does_not_follow_beside_a_wrapped_function(module, tmp_path):
+    wrapped = one_generation(all_of(module))
+    serve = called(lambda ids: {"rows": wrapped(ids), "count": module.count.read_value()})
+    tf.saved_model.save(module, str(tmp_path / "model"), signatures=serve)
+    served = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
+    assert set(served(ids=KEYS)) == {"rows", "count"}
+
+
+# --- Batches ------------------------------------------------------------------------------------------
+
+
+def of_a_batch(module):
+    return batched(all_of(module))
+
+
+def of_a_batch_after_a_lookup(module):
+    def serve(ids):
+        first = all_of(module)(ids)
+        with tf.control_dependencies([first]):
+            return first + batched(all_of(module))(tf.identity(ids))
+
+    return serve
+
+
+def of_a_batch_in_a_branch(module):
+    return lambda ids: tf.cond(
+        ids[0] > 0, lambda: batched(all_of(module))(ids), lambda: tf.zeros([1, 13])
+    )
+
+
+@pytest.mark.parametrize(
+    "way", [of_a_batch, of_a_batch_after_a_lookup, of_a_batch_in_a_branch], ids=lambda way: way.__name__
+)
+def test_a_wrapped_function_that_reads_in_a_batch_is_refused(way, module):
+    with pytest.raises(ValueError, match=IN_A_BATCH):
+        one_generation(called(way(module)))
+
+
+def test_an_exported_model_that_reads_in_a_batch_is_refused(module, tmp_path):
+    class Batching(keras.Model):
+        def call(self, ids):
+            return tf.ensure_shape(batched(all_of(module))(ids), [None, 13])
+
+    model = Batching()
+    model.inner = module.model
+    model(KEYS)
+    with pytest.raises(ValueError, match=IN_A_BATCH):
+        model.export(
+            str(tmp_path / "model"),
+            verbose=False,
+            input_signature=[keras.InputSpec(shape=(None,), dtype="int64")],
+        )
+
+
+def test_a_wrapped_function_may_batch_what_reads_nothing(module):
+    wrapped = one_generation(called(lambda ids: all_of(module)(batched(lambda ids: ids + 0)(ids))))
+    assert wrapped(KEYS).shape == (50, 13)
+
+
+def test_a_batch_around_a_wrapped_function_is_of_one_generation(module, tmp_path):
+    serve = called(batched(one_generation(all_of(module))))
+    tf.saved_model.save(module, str(tmp_path / "model"), signatures={"serve": serve})
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    assert numbers_served(served, module.model, tmp_path) >= {float(n) for n in range(1, 20)}
+
+
+def test_tf_data_in_a_wrapped_function_is_of_one_generation(module, tmp_path):
+    serve = one_generation(called(mapped(all_of(module))))
+    tf.saved_model.save(module, str(tmp_path / "model"), signatures={"serve": serve})
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    assert numbers_served(served, module.model, tmp_path) >= {float(n) for n in range(1, 20)}
+
+
+def numbers_served(served, model, tmp_path):
+    """The numbers of which requests were while generations came, each of which was of one."""
+    publisher, ended, seen = Publisher(model, tmp_path / "feed"), threading.Event(), set()
+    call = served.signatures["serve"]
+
+    def request():
+        while not ended.is_set():
+            (answer,) = call(ids=KEYS).values()
+            seen.add(tuple(np.unique(answer)))
+
+    threads = [threading.Thread(target=request) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(1, 20):
+            set_all(model, KEYS, number)
+            publisher.publish()
+            wait_until(lambda: (float(number),) in seen)  # noqa: B023
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert follower_status(served).errors == 0
+    assert {len(numbers) for numbers in seen} == {1}
+    return {number for (number,) in seen}
+
+
+# --- A wrapped function within another one ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("within", [batched, mapped], ids=lambda within: within.__name__)
+def test_a_wrapped_function_that_another_one_calls_in_another_step_is_refused(within, module):
+    inner = one_generation(all_of(module))
+    op = {"batched": "BatchFunction", "mapped": "MapDataset"}[within.__name__]
+    message = f"that calls a function of one_generation in {op}.*want one_generation around one of"
+    with pytest.raises(ValueError, match=message):
+        one_generation(called(lambda ids: all_of(module)(ids) + within(inner)(ids)))
+
+
+# --- Uses of what a function captures -----------------------------------------------------------------
+
+
+def test_uses_are_found_in_functions_within_functions():
+    variables = [tf.Variable(float(n), name=f"v{n}") for n in range(4)]
+    first, second, third, fourth = variables
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.int32)])
+    def function(n):
+        def again(i, total):
+            inner = tf.switch_case(n, [second.read_value, lambda: third + 1.0])
+            return i + 1, total + inner
+
+        total = tf.while_loop(lambda i, _: tf.cast(i, tf.float32) < first, again, (0, 0.0))[1]
+        parts = tf.data.Dataset.range(3).map(lambda i: fourth + tf.cast(i, tf.float32))
+        return total + parts.reduce(0.0, lambda a, b: a + b)
+
+    names = {id(variable.handle): variable.name[:2] for variable in variables}
+    found = {(names[id(use.handle)], use.around) for use in uses_in(function.get_concrete_function())}
+    assert found == {
+        ("v0", ("While",)),
+        ("v1", ("While", "Case")),
+        ("v2", ("While", "Case")),
+        ("v3", ("MapDataset",)),
+    }
+
+
+# --- Two followers ------------------------------------------------------------------------------------
+
+
+def copy_of(what, tmp_path):
+    """What a Follower takes, twice: objects that share their tables."""
+    if what == "variable":
+        table = tf_dynemb.Variable(dim=1, name="t")
+        return table, {"t": table}
+    if what == "sharded":
+        table = tf_dynemb.Variable(dim=1, devices=["/CPU:0"] * 2, name="t")
+        return table, table
+    loaded = export(agreeing(), str(tmp_path / "model"))
+    return loaded, loaded
+
+
+@pytest.mark.parametrize("what", ["variable", "sharded", "loaded"])
+def test_a_second_follower_of_a_model_is_refused_until_the_first_is_closed(what, tmp_path):
+    one, same = copy_of(what, tmp_path)
+    first = Follower(one, tmp_path / "feed", name="one")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"table '\w+', which the Follower 'one' of .*feed follows"):
+            Follower(same, tmp_path / "other", name="two")
+    first.close()
+    with Follower(same, tmp_path / "other", name="two") as second:
+        first.close()  # again, which leaves the second one's
+        with pytest.raises(ValueError, match="the Follower 'two'"):
+            Follower(one, tmp_path / "feed")
+        assert second.poll().generation is None
+    third = Follower(one, tmp_path / "feed")
+    del third  # as good as closed
+    Follower(one, tmp_path / "feed").close()
+
+
+def test_followers_of_copies_follow_one_feed(tmp_path):
+    table = tf_dynemb.Variable(dim=1, name="t")
+    table.upsert(int64([7]), [[1.0]])
+    Publisher(table, tmp_path / "feed").publish()
+    copies = [tf_dynemb.Variable(dim=1, name="t") for _ in range(2)]
+    followers = [Follower(copy, tmp_path / "feed") for copy in copies]
+    assert [follower.poll().generation for follower in followers] == [1, 1]
