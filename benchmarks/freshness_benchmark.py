@@ -57,8 +57,9 @@ def make():
 
 
 def serve():
-    """Follows in each phase, which a line of standard input ends; the one that is measured prints when it
-    saw each step first, and the seconds of its requests.
+    """Follows in each phase, which a line of standard input ends.
+
+    The one that is measured prints when it saw each step first, and the seconds of its requests.
     """
     served = tf.saved_model.load(MODEL.value)
     batches = np.random.default_rng(1).integers(0, ROWS.value, (997, 32))
@@ -85,9 +86,9 @@ def serve():
     seen, took = {}, {}
     for phase in PHASES:
         if ROLE.value == "measured":
-            done = threading.Event()
-            threading.Thread(target=lambda: (sys.stdin.readline(), done.set()), daemon=True).start()
-            seen, took[phase] = measure(done.is_set)
+            line = threading.Thread(target=sys.stdin.readline, daemon=True)
+            line.start()
+            seen, took[phase] = measure(lambda line=line: not line.is_alive())
         else:
             sys.stdin.readline()
     print(json.dumps({"seen": seen, "took": took, "errors": status(served).errors}))

@@ -68,7 +68,7 @@ def test_after_the_end_no_change_waits():
 
 
 def test_generations_that_had_to_wait_for_requests_come_in_one_switch(tmp_path):
-    """Where requests are long a switch is seldom possible: one generation each time would not keep up."""
+    """Where requests are long a switch is seldom: one generation each time would not keep up."""
     feed, table, ids = tmp_path / "feed", tf_dynemb.Variable(dim=1, name="t"), int64([1])
     held, let_go, entered = threading.Event(), threading.Event(), threading.Event()
 

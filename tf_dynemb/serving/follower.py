@@ -242,8 +242,8 @@ class Follower(FeedFollower):
             missing = [name for name in self._served.tables if name not in reader.tables]
             if missing:
                 raise FeedMismatchError(
-                    f"{self._feed.path}: got a feed of the tables {sorted(reader.tables)}, want one with "
-                    f"{missing}, which follow it"
+                    f"{self._feed.path}: got a feed of the tables {sorted(reader.tables)}, want one "
+                    f"with {missing}, which follow it"
                 )
 
             def load(name: str, table: TableResource) -> None:
