@@ -240,12 +240,12 @@ bool Follower::ApplyNext(const std::vector<int64_t>& numbers) {
     if (unusable_.count(before->number + 1) != 0) break;
     status = CheckNext(numbers, *before, &generation);
     if (!status.ok() || !generation->delta) break;
-    rows += generation->delta->rows;
+    rows += generation->delta->rows + generation->delta->erased;
     if (!next.empty() && rows > kMostRowsAtOnce) break;
     next.push_back(generation);
   }
   if (!next.empty()) {
-    status = Apply(next);
+    status = OrNoMemory([&] { return Apply(next); });
     if (!status.ok() && !too_long_ && CheckWhole().ok() && at_once_ > 1) {
       at_once_ = 1;  // as far as they can be applied
       return ApplyNext(numbers);
@@ -278,7 +278,7 @@ Status Follower::CheckNext(const std::vector<int64_t>& numbers, const Generation
 
 bool Follower::LoadFull(const std::vector<int64_t>& numbers) {
   const bool whole = CheckWhole().ok();
-  bool fits = true;  // or another full copy mends nothing
+  std::optional<bool> fits;  // the newest full copy, or another one mends nothing
   for (auto number = numbers.rbegin(); number != numbers.rend() && !ended(); ++number) {
     const Generation* generation = nullptr;
     Status status = ReadGeneration(*number, &generation);
@@ -293,9 +293,9 @@ bool Follower::LoadFull(const std::vector<int64_t>& numbers) {
     Failed(status);
     if (too_long_) return false;
     manifests_.erase(*number);  // as in ApplyNext
-    fits = fits && status.code() != Code::kInvalidArgument;
+    if (!fits) fits = status.code() != Code::kInvalidArgument;
   }
-  wants_full_ = fits;
+  wants_full_ = fits.value_or(true);
   return false;
 }
 

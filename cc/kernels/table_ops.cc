@@ -319,12 +319,12 @@ class FlushOp : public CatchingKernel {
     OP_REQUIRES(context, !table.resource->is_reopening(),
                 ToTensorFlow(FailedPrecondition(
                     "the rows of the last flush are not all there yet: see DynembReopen")));
-    const auto flush = [&] {
-      return Flush(shards, table.strings.get(), table.resource->storage()->disk.get(), step);
-    };
     auto* const on_gpu = dynamic_cast<GpuTieredTable*>(table.in_place[0].get());
-    OP_REQUIRES_OK(context,
-                   ToTensorFlow(on_gpu == nullptr ? flush() : on_gpu->WithAllBelow(flush)));
+    OP_REQUIRES_OK(context, ToTensorFlow(Flush(
+                                shards, table.strings.get(), table.resource->storage()->disk.get(),
+                                step, [&](const std::function<Status()>& flush) {
+                                  return on_gpu == nullptr ? flush() : on_gpu->WithAllBelow(flush);
+                                })));
   }
 };
 

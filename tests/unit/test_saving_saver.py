@@ -86,6 +86,23 @@ def test_rows_that_do_not_fit_are_refused(tmp_path):
         Saver([other]).restore(None, path)
 
 
+def test_a_session_of_which_all_global_variables_are_restored_is_ready(tmp_path):
+    """As MonitoredTrainingSession looks, which initializes nothing then."""
+    with tf.Graph().as_default():
+        table = tf_dynemb.Variable(dim=2, name="users")
+        filled, exported = table.upsert(int64([3]), [[1.0, 2.0]]), table.export()
+        saver = Saver(tf.compat.v1.global_variables())
+        missing = tf.compat.v1.report_uninitialized_variables()
+        initialize = tf.compat.v1.global_variables_initializer()
+        with tf.compat.v1.Session() as session:
+            session.run([initialize, filled])
+            path = saver.save(session, str(tmp_path / "model"))
+        with tf.compat.v1.Session() as session:
+            saver.restore(session, path)
+            assert session.run(missing).tolist() == []
+            assert session.run(exported)[0].tolist() == [3]
+
+
 @pytest.mark.parametrize("given", ["table", "handle", "weight of the handle"])
 def test_a_session_saves_the_rows(given, tmp_path):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:

@@ -89,6 +89,13 @@ def test_a_folder_that_is_no_feed_is_refused(names, tmp_path):
     assert files == set(names)
 
 
+def test_a_volume_that_has_names_of_its_file_system_is_empty(tmp_path):
+    for name in ("lost+found", ".snapshot"):
+        (tmp_path / name).mkdir()
+    with Publisher(table_of(), tmp_path) as publisher:
+        assert publisher.publish() == 1
+
+
 def test_files_of_others_in_a_feed_stay(tmp_path):
     feed, table = tmp_path / "feed", table_of()
     with Publisher(table, feed) as publisher:
@@ -210,8 +217,8 @@ def test_a_manifest_that_is_damaged_after_it_was_applied_changes_nothing(tmp_pat
     assert (led.status.generation, led.status.errors) == (2, 0)
 
 
-def damage_delta(feed, number):
-    folder = feed / "data" / Feed(feed).read(number).folder / "delta"
+def damage(feed, number, part):
+    folder = feed / "data" / Feed(feed).read(number).folder / part
     (rows,) = [path for path in folder.iterdir() if path.name not in ("MANIFEST", "LOCK")]
     content = bytearray(rows.read_bytes())
     content[len(content) // 2] ^= 1
@@ -232,7 +239,7 @@ def test_one_full_copy_answers_one_wish(tmp_path):
         led.has(1)
         for number in (2, 6):
             publish(table, publisher, number)
-            damage_delta(feed, publisher.generation)
+            damage(feed, publisher.generation, "delta")
             assert led.follower.poll().generation < number
             publish(table, publisher, *range(number + 1, number + 4))
             if number == 2:
@@ -263,6 +270,23 @@ def test_a_table_that_does_not_fit_asks_for_no_full_copy(copy, why, tmp_path):
                 wait_until(lambda: alone.status.errors >= publisher.generation)
         assert full_copies(feed) == [1]
     assert alone.status.generation is None
+
+
+def test_a_damaged_full_copy_is_asked_for_anew_whatever_older_ones_have(tmp_path):
+    """The newest decides: older ones may be of a model that had other tables."""
+    feed, table, other = tmp_path / "feed", table_of(), table_of(name="u")
+    with Publisher(other, feed) as publisher:
+        publish(other, publisher, 1)
+    led = Led(feed, None)
+    assert led.follower.poll().generation is None
+    assert not any(beat["wants_full"] for beat in Feed(feed).heartbeats().values())
+    with Publisher(table, feed) as publisher:
+        publish(table, publisher, 2)
+        damage(feed, 2, "full")
+        assert led.follower.poll().generation is None
+        assert all(beat["wants_full"] for beat in Feed(feed).heartbeats().values())
+        publish(table, publisher, 3)
+        led.has(3)
 
 
 def test_who_catches_up_says_how_far_it_is_behind(tmp_path):

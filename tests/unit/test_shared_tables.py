@@ -222,6 +222,7 @@ def test_clones_share_across_nested_models(make, first, recursive):
     model, sharing = make(first)
     table, other = (layer.table for layer in sharing(model))
     assert other is table
+    assert all("cloned_from" not in layer.get_config() for layer in sharing(model))
     table.upsert(int64([1]), [[1.0, 2.0, 3.0, 4.0]])
     clones = [keras.models.clone_model(model, recursive=recursive) for _ in range(2)]
     tables = [[layer.table for layer in sharing(clone)] for clone in clones]

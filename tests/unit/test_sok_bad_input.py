@@ -10,6 +10,7 @@ from table_rows import int64, rows_of
 
 import tf_dynemb
 from tf_dynemb.compat import sok
+from tf_dynemb.compat.sok.tables import replace_rows
 
 Invalid = tf.errors.InvalidArgumentError
 # No layer, and then one of each kind: what may be given to both.
@@ -513,6 +514,19 @@ FILES = {
     ),
     "more than there may be": (range(11), np.zeros([11, 2]), ValueError, "got 11 keys, want 10 at most"),
 }
+
+
+@pytest.mark.parametrize(
+    ("key_dtype", "message"),
+    [("string", "t: got keys of integers for a table whose keys are str"), ("int32", "t: got a key")],
+)
+def test_rows_that_come_with_other_keys(key_dtype, message):
+    table = tf_dynemb.Variable(dim=1, name="t", key_dtype=key_dtype, keep_keys=key_dtype == "string")
+    table.upsert(tf.constant(["a"] if key_dtype == "string" else [7]), [[1.0]])
+    before = rows_of(table)
+    with pytest.raises(ValueError, match=message):
+        replace_rows(table, [(np.array([7, 2**40 + 1]), np.ones((2, 1), np.float32))])
+    assert rows_of(table) == before
 
 
 @pytest.mark.parametrize("what", FILES)

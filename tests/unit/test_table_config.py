@@ -11,6 +11,7 @@ from table_rows import int64, values_of
 import tf_dynemb
 from tf_dynemb import TableConfig
 from tf_dynemb.optimizer.table_optimizer_config import TableOptimizerConfig
+from tf_dynemb.storage import DeviceMemory, HostMemory
 
 
 @keras.saving.register_keras_serializable("test_table_config")
@@ -55,6 +56,15 @@ def test_the_inverse_of_get_config(case):
     assert again == config and again.get_config() == config.get_config()
     assert dataclasses.replace(config, dim=config.dim + 1) != config
     assert tf_dynemb.Variable(again).config is again
+
+
+def test_how_much_of_a_gpu_is_a_matter_of_the_job():
+    """It is in no config, and yet two that differ in it are not the same table."""
+    storages = [[DeviceMemory(size), HostMemory()] for size in (1, 2, 2)]
+    on_gpus = [TableConfig(storage=storage) for storage in storages]
+    off = TableConfig()
+    assert on_gpus[0] != on_gpus[1] == on_gpus[2] != off
+    assert {str(config.get_config()) for config in on_gpus} == {str(off.get_config())}
 
 
 def test_a_config_is_frozen():

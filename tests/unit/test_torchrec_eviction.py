@@ -12,7 +12,7 @@ from table_rows import values_of
 import tf_dynemb
 from tf_dynemb.compat import torchrec
 from tf_dynemb.policies import LFU, LRU, TTL, MinCount, SmallNorm
-from tf_dynemb.storage import Disk, HostMemory
+from tf_dynemb.storage import DeviceMemory, Disk, HostMemory
 
 both = pytest.mark.parametrize("kind", ["bags", "rows"])
 
@@ -447,6 +447,16 @@ def test_virtual_tables_on_disk(kind, tmp_path):
     table.upsert(ids, tf.ones([3000, table.dim]))
     assert int(table.metrics()["rows_below"]) > 1000
     assert float(tf.reduce_min(table.lookup(ids))) == 1
+
+
+@both
+def test_files_of_tables_over_host_memory_name_no_gpu(kind, tmp_path):
+    """Who loads one has other GPUs, or none."""
+    disk = [HostMemory(60_000), Disk(tmp_path / "t")]
+    for storage, want in (([HostMemory()], None), (disk, disk)):
+        config = config_of(kind, use_virtual_table=True, storage=[DeviceMemory(60_000), *storage])
+        again = type(config).from_config(config.get_config())
+        assert again == config_of(kind, use_virtual_table=True, storage=want)
 
 
 @both

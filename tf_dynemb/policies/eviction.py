@@ -81,7 +81,9 @@ class LFU(EvictionPolicy):
     that time, a quarter after twice that time, and so on: forward decay (Cormode, Shkapenyuk,
     Srivastava, Xu, "Forward Decay: A Practical Time Decay Model for Streaming Systems", 2009). With
     epochs the rows leave first that were last written in an earlier epoch, and of one epoch those that
-    were written least often in all, as with HierarchicalKV's kEpochLfu.
+    were written least often in all, as with HierarchicalKV's kEpochLfu. These numbers are kept with the
+    rows, in checkpoints too: of rows that were saved with another half-life, or other epochs, the order
+    is wrong until they are written again.
 
     Args:
         half_life_steps: half-life in steps of the optimizer, which an upsert or accum does not count.
@@ -242,7 +244,7 @@ class TTL(EvictionPolicy):
         steps: steps of the optimizer. An upsert or accum has the step of the last training, before the
             first one step 1.
         seconds: seconds, by the clock of the machine that holds the table; of several workers or servers
-            by that of the first.
+            by that of the first (with a restrict policy that keeps times, each has its own clock's).
 
     Raises:
         ValueError: not one of them, or one that is not positive.

@@ -222,8 +222,10 @@ class Feed:
 
     def _check_no_other_files(self) -> None:
         found = set(_names_in(self.path))
-        other = found - {"followers", "PUBLISHER"}
-        if other and "generations" not in found:
+        # File systems have names of their own in the root of a volume.
+        other = {name for name in found if not name.startswith(".")}
+        other -= {"followers", "PUBLISHER", "lost+found"}
+        if other and self.is_local and "generations" not in found:
             raise FeedError(
                 f"path: got {self.path}, which is no feed and holds {sorted(other)[:5]}; want a new or "
                 "empty folder, or that of a feed"

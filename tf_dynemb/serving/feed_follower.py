@@ -152,6 +152,8 @@ class FeedFollower(abc.ABC):
         self._newest = 0
         self._told = 0  # the newest number that a stream has told of
         self._unusable: set[int] = set()  # numbers that this poll could not apply
+        self._misfit: Generation | None = None  # whose tables are others than those that follow
+        self._looked_at = -float("inf")  # whether the feed has what is served
         self._wants_full = False
         self._needs: int | None = None  # the first generation of those that are being loaded
         self._way: tuple[Pin, list[int]] | None = (
@@ -275,8 +277,7 @@ class FeedFollower(abc.ABC):
         self._way = None
         if not numbers:
             return
-        is_newest = self._now is not None and self._newest <= self._now.number
-        if is_newest and not self._is_in_feed():
+        if self._now is not None and self._newest <= self._now.number and not self._is_in_feed():
             self._now, self._manifests = None, {}
         while not self._whole or self._now is None or self._now.number < numbers[-1]:
             if not (self._apply_next(numbers) or self._load_full(numbers)):
@@ -286,9 +287,14 @@ class FeedFollower(abc.ABC):
     def _is_in_feed(self) -> bool:
         """Whether the feed still has the generation that is served, of which a listing may not know yet.
 
-        It has not if another feed, or one from a backup, was put into the folder.
+        It has not if another feed, or one from a backup, was put into the folder. On other file systems
+        than local ones, where each look is a request, it looks as often as it sends heartbeats.
         """
         assert self._now is not None
+        now = time.monotonic()
+        if not self._feed.is_local and now - self._looked_at < self._heartbeat_seconds:
+            return True
+        self._looked_at = now
         try:
             there = self._feed.read(self._now.number)
         except FeedDamagedError:
@@ -429,10 +435,13 @@ class FeedFollower(abc.ABC):
 
     def _load_full(self, numbers: Sequence[int]) -> bool:
         """Loads the newest full copy that is newer than what is served; False if there is none."""
-        fits = True  # or another full copy mends nothing
+        damaged = False  # the newest full copy; if it is none that fits, another one mends nothing
         for number in reversed(numbers):
             try:
                 generation = self._read(number)
+                if generation == self._misfit:
+                    self._wants_full = damaged
+                    return False
                 same_feed = self._now is not None and generation.feed == self._now.feed
                 if self._whole and self._now and same_feed and number <= self._now.number:
                     break
@@ -445,9 +454,12 @@ class FeedFollower(abc.ABC):
                 raise
             except FAILURES as error:
                 self._failed(error)
-                self._manifests.pop(number, None)  # as in _apply_next
-                fits = fits and not isinstance(error, _MISFITS)
-        self._wants_full = fits
+                read = self._manifests.pop(number, None)  # as in _apply_next
+                if isinstance(error, _MISFITS):
+                    self._misfit, self._wants_full = read, damaged
+                    return False
+                damaged = True
+        self._wants_full = True
         return False
 
     def _beat(self) -> None:

@@ -32,6 +32,8 @@ from tf_dynemb.table.table_resource import TableResource
 # The Followers that are not closed, by the ids of the tables that they apply generations to.
 _of_tables: weakref.WeakValueDictionary[int, Follower] = weakref.WeakValueDictionary()
 _of_tables_lock = threading.Lock()
+# A forked process has none of their threads, and may follow by itself.
+os.register_at_fork(after_in_child=_of_tables.clear)
 
 
 class Follower(FeedFollower):

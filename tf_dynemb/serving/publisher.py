@@ -154,7 +154,6 @@ class Publisher(keras.callbacks.Callback):
                     f"path: got {self._feed.path} for tables that are spread over processes or on "
                     "servers, want a folder that they share"
                 )
-            self._feed = Feed(os.path.abspath(path))
         if self._feed.is_stream:
             raise ValueError(
                 f"path: got {self._feed.path}, where a feed is served; want the folder, and "

@@ -78,12 +78,15 @@ def _taken(var_list: Any) -> Any:
         ValueError: several tables of one name in one without names.
     """
     tables: dict[int, TableInSaver] = {}
+    weights: list[tf.Variable] = []
 
     def taken(variable: Any) -> Any:
         handle = handle_of(variable)
         table = getattr(handle, "table", handle)
         if not hasattr(table, "saveable_of_name"):
             return variable
+        if isinstance(variable, tf.Variable):
+            weights.append(variable)
         return tables.setdefault(id(table), TableInSaver(table))
 
     var_list = tf.nest.map_structure(taken, list(var_list) if isinstance(var_list, set) else var_list)
@@ -94,6 +97,9 @@ def _taken(var_list: Any) -> Any:
             f"var_list: got several of the name {twice[0]!r}, want a dict that gives each one a name of "
             "its own"
         )
+    if weights and not isinstance(var_list, dict) and not tf.executing_eagerly():
+        # Sessions look whether all variables are initialized, these without numbers too.
+        return [*tf.nest.flatten(var_list), *weights]
     return var_list
 
 

@@ -339,7 +339,11 @@ class TableConfig:
         return cls(**config)
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.get_config() == other.get_config()
+        if type(self) is not type(other):
+            return False
+        # Which get_config leaves out.
+        on_devices = [tier_of(storage_of(each.storage), DeviceMemory) for each in (self, other)]
+        return on_devices[0] == on_devices[1] and self.get_config() == other.get_config()
 
     def __hash__(self) -> int:
         return hash((type(self), self.name, self.dim))

@@ -439,10 +439,12 @@ class Exchange::State {
     for (int p = 0; p < connections_.processes(); ++p) connections_.socket(p).Shutdown();
   }
 
-  Status Run(const ExchangeCall& call, ExchangeResult* result) {
+  // `is_telling`: of Tell, in which no process that keeps to the rules refuses or differs.
+  Status Run(const ExchangeCall& call, ExchangeResult* result, bool is_telling = false) {
     is_moving_ = true;
     uint64_t program = Fingerprint(call.program);
-    for (const size_t shape : {call.numbers.size(), call.parts.size(), size_t{call.to_all}})
+    for (const size_t shape : {call.numbers.size(), static_cast<size_t>(call.tables),
+                               call.parts.size(), size_t{call.to_all}})
       program = Mix64(program ^ shape);
     Round round(&connections_, events_, ++rounds_, call.timeout_seconds);
     Transfer transfer(grid_, connections_.index(), call, program, &round, &buffer_);
@@ -450,6 +452,8 @@ class Exchange::State {
     result->sent_bytes += round.sent_bytes();
     result->sent_messages += round.sent_messages();
     DYNEMB_RETURN_IF_ERROR(moved);
+    if (!transfer.goes_on() && is_telling)
+      return Status(Code::kInternal, "a process has not said why it refuses");
     if (!transfer.goes_on()) return Tell(call, transfer.refuses(), result);
     is_moving_ = false;
     result->largest = transfer.largest();
@@ -478,7 +482,7 @@ class Exchange::State {
       return Status();
     };
     ExchangeResult told;
-    const Status status = Run(telling, &told);
+    const Status status = Run(telling, &told, true);
     result->sent_bytes += told.sent_bytes;
     result->sent_messages += told.sent_messages;
     DYNEMB_RETURN_IF_ERROR(status);

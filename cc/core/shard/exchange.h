@@ -8,7 +8,8 @@
 // Messages go in one stage or two, as a Grid says. Each has a header, then the numbers and the
 // counts of items of each table (together its words), then the items. Who passes items on sends
 // their counts on as soon as those of all its senders are here, and the items when it has them all.
-// So a process knows of all others before it allocates, and takes whatever size comes.
+// So a process knows of all others before it allocates what is for itself, and takes whatever size
+// comes.
 #ifndef TF_DYNEMB_CC_CORE_SHARD_EXCHANGE_H_
 #define TF_DYNEMB_CC_CORE_SHARD_EXCHANGE_H_
 

@@ -49,22 +49,26 @@ Status FlushShard(TieredTable* table, KeyStrings* strings, DiskFolder* folder,
 }  // namespace
 
 Status Flush(const std::vector<TieredTable*>& shards, KeyStrings* strings, DiskFolder* folder,
-             int64_t step) {
+             int64_t step, const std::function<Status(const std::function<Status()>&)>& hold) {
   return OrNoMemory([&] {
     DiskFolder::FlushScope scope(folder);
     KeyStrings::PinGuard pin;  // since before it is known which keys have rows
     DYNEMB_RETURN_IF_ERROR(KeyStrings::PinGuard::Begin(strings, {}, &pin));
-    FlushManifest manifest;
-    manifest.step = step;
-    for (TieredTable* const table : shards) {
-      manifest.shards.emplace_back();
-      std::set<uint64_t> unsynced;
-      DYNEMB_RETURN_IF_ERROR(table->BeginFlush());
-      const Status flushed = FlushShard(table, strings, folder, &manifest.shards.back(), &unsynced);
-      table->EndFlush(unsynced);
-      DYNEMB_RETURN_IF_ERROR(flushed);
-    }
-    return scope.Commit(std::move(manifest));
+    const auto flush = [&]() -> Status {
+      FlushManifest manifest;
+      manifest.step = step;
+      for (TieredTable* const table : shards) {
+        manifest.shards.emplace_back();
+        std::set<uint64_t> unsynced;
+        DYNEMB_RETURN_IF_ERROR(table->BeginFlush());
+        const Status flushed =
+            FlushShard(table, strings, folder, &manifest.shards.back(), &unsynced);
+        table->EndFlush(unsynced);
+        DYNEMB_RETURN_IF_ERROR(flushed);
+      }
+      return scope.Commit(std::move(manifest));
+    };
+    return hold ? hold(flush) : flush();
   });
 }
 

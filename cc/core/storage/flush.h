@@ -11,6 +11,7 @@
 #define TF_DYNEMB_CC_CORE_STORAGE_FLUSH_H_
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "cc/core/base/status.h"
@@ -21,10 +22,12 @@
 namespace dynemb {
 
 // Flushes the shards of a table, all of this folder. `strings`: null if the table keeps none.
-// `step`: what it is called, from 0. Errors: of the disk; rows that are damaged. The last flush
-// stands then, or this one if it could not be said to have ended.
+// `step`: what it is called, from 0. `hold`: calls its argument, the flush, with whatever else it
+// holds meanwhile, after the strings are pinned; null: nothing. Errors: of the disk; rows that are
+// damaged. The last flush stands then, or this one if it could not be said to have ended.
 Status Flush(const std::vector<TieredTable*>& shards, KeyStrings* strings, DiskFolder* folder,
-             int64_t step);
+             int64_t step,
+             const std::function<Status(const std::function<Status()>&)>& hold = nullptr);
 
 }  // namespace dynemb
 

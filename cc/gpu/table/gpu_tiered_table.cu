@@ -191,7 +191,9 @@ class Tiered final : public GpuTieredTable {
     return InTurn(context, [&]() -> Status {
       std::vector<Key> gone;
       const bool tracking = changes_->tracking();
-      const Status status = tiers_->EraseBelow(field, bound, tracking ? &gone : nullptr, erased);
+      const Status status = OrNoMemory(
+          [&] { return tiers_->EraseBelow(field, bound, tracking ? &gone : nullptr, erased); });
+      if (!status.ok()) changes_->Forget();  // what has gone may be unknown
       Batch batch;
       batch.keys = gone;
       changes_->Note(batch, tiers_->size(), [](int64_t) { return true; });
@@ -528,6 +530,7 @@ class Tiered final : public GpuTieredTable {
     listed.reserve(keys.size());
     for (const Key key : keys) listed.push_back(Mix64(static_cast<uint64_t>(key)));
     std::sort(listed.begin(), listed.end());
+    listed.erase(std::unique(listed.begin(), listed.end()), listed.end());
     *hashes = &(exported_[part] = std::move(listed));
     return {};
   }

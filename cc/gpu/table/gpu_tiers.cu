@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kMoveBytes = int64_t{16} << 20;  // of rows that move at once
 constexpr int64_t kScanKeys = 1 << 16;             // that a scan asks for at once
+constexpr int64_t kLeastScanKeys = 1 << 10;        // for rows that leave
 constexpr int64_t kCandidates = 4;                 // for each row that leaves
 
 struct NoteUse {
@@ -207,7 +208,7 @@ Status GpuTiers::Leave(int64_t least, int64_t most, int64_t* left) {
   const int64_t rows = above_->size();
   for (int64_t in_vain = 0; *left < least && in_vain <= 2 * rows;) {
     std::vector<Key> keys(
-        static_cast<size_t>(std::clamp(kCandidates * (most - *left), kCandidates, kScanKeys)));
+        static_cast<size_t>(std::clamp(kCandidates * (most - *left), kLeastScanKeys, kScanKeys)));
     RowParts out;
     out.keys = keys;
     if (hand_.done) hand_ = Cursor();
@@ -267,7 +268,7 @@ Status GpuTiers::AllDown() {
 template <typename F>
 Status GpuTiers::Uncounted(const F& move) {
   const TableCounters before = above_->counters();
-  const Status status = move();
+  const Status status = OrNoMemory(move);
   own_.Add(above_->counters());
   own_.Add(before, -1);
   return status;
@@ -312,12 +313,14 @@ Status GpuTiers::MoveSome(Table* from, Table* to, Span<const Key> keys, HostRows
   std::vector<Key> twice;
   twice.reserve(outcomes.size());  // no memory is wanted after an error
   DYNEMB_RETURN_IF_ERROR(from->ReadRows(Below(), batch, parts, Report()));
-  Status moved = to->InsertRows(Below(), batch, {{}, parts.values, parts.slots, parts.meta},
-                                RowParts(), {outcomes, nullptr});
+  Status moved = OrNoMemory([&] {
+    return to->InsertRows(Below(), batch, {{}, parts.values, parts.slots, parts.meta}, RowParts(),
+                          {outcomes, nullptr});
+  });
   const bool is_inserted = moved.ok();
   if (is_inserted) {
     std::fill(outcomes.begin(), outcomes.end(), Outcome::kFull);
-    moved = from->Erase(Below(), batch, {outcomes, nullptr});
+    moved = OrNoMemory([&] { return from->Erase(Below(), batch, {outcomes, nullptr}); });
     if (moved.ok()) return {};
   }
   // What has been inserted, or has not been erased, is where it was.
@@ -325,7 +328,7 @@ Status GpuTiers::MoveSome(Table* from, Table* to, Span<const Key> keys, HostRows
     if ((outcomes[i] == Outcome::kFull) == is_inserted)
       twice.push_back(keys[static_cast<int64_t>(i)]);
   }
-  static_cast<void>(to->Erase(Below(), BatchOf(twice), Report()));
+  static_cast<void>(OrNoMemory([&] { return to->Erase(Below(), BatchOf(twice), Report()); }));
   return moved;
 }
 
@@ -352,12 +355,13 @@ Status GpuTiers::ReadRows(std::vector<Key>* keys, HostRows* rows) {
   const auto n = static_cast<int64_t>(keys->size());
   const RowParts parts = PartsOf(rows, n);
   std::vector<Outcome> above(keys->size(), Outcome::kMissing), below = above;
+  // The row above last, which is the row if memory ran out in the middle of a move.
+  DYNEMB_RETURN_IF_ERROR(below_->ReadRows(Below(), BatchOf(*keys), parts, {below, nullptr}));
   DYNEMB_RETURN_IF_ERROR(
       above_of_host_->ReadRows(Below(), BatchOf(*keys), parts, {above, nullptr}));
   const int64_t found = std::count(above.begin(), above.end(), Outcome::kFound);
   own_.found += found;
   own_.missing += n - found;
-  DYNEMB_RETURN_IF_ERROR(below_->ReadRows(Below(), BatchOf(*keys), parts, {below, nullptr}));
   // Those that are there move together.
   size_t next = 0;
   const auto move = [&](std::vector<char>* part, int64_t bytes, size_t i) {

@@ -102,7 +102,7 @@ class GpuTiers {
   // Those of the keys that are not used now, the longest unused first.
   Status LongestUnused(std::vector<Key>* keys);
   // Moves the rows of distinct keys, which have theirs in `from`. Each row is in one of the two
-  // also after an error.
+  // also after an error; in both if there is no memory to put that right, and the one above is it.
   Status MoveRows(Table* from, Table* to, Span<const Key> keys);
   Status MoveSome(Table* from, Table* to, Span<const Key> keys, HostRows* rows);
   // Calls move(), and leaves what it counts above out of counters().

@@ -37,11 +37,22 @@ def replace_rows(table: Variable, blocks: Iterable[tuple[np.ndarray, np.ndarray]
     Args:
         table: whose rows are replaced.
         blocks: keys (n,), int64, and values (n, dim), each key once.
+
+    Raises:
+        ValueError: the table's keys are strings, which SOK's files do not have; or int32, and a key is
+            larger.
     """
+    if table.keep_keys:
+        raise ValueError(
+            f"{table.name}: got keys of integers for a table whose keys are strings, want a table with "
+            "integer keys, or files of tf_dynemb.snapshot, which have strings"
+        )
     beside = table.resource.empty_copy()
 
     def read() -> str:
         for block_keys, block_values in blocks:
+            if np.any(block_keys != block_keys.astype(table.key_dtype.as_numpy_dtype)):
+                raise ValueError(f"{table.name}: got a key that is no {table.key_dtype.name}")
             keys, values = tf.constant(block_keys), tf.cast(block_values, table.value_dtype)
             mine = table.resource.owned(keys)
             keys, values = tf.boolean_mask(keys, mine), tf.boolean_mask(values, mine)

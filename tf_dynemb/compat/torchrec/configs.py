@@ -26,7 +26,7 @@ from tf_dynemb.policies.admission import AdmissionPolicy, admission_of
 from tf_dynemb.policies.choice import policy_fields
 from tf_dynemb.policies.eviction import EvictionPolicy
 from tf_dynemb.policies.restrict_policy import RestrictPolicy
-from tf_dynemb.storage.tiers import Tier, storage_of
+from tf_dynemb.storage.tiers import Tier, in_host_memory, storage_of
 from tf_dynemb.table.devices import device_list, is_gpu
 
 _Made = TypeVar("_Made")
@@ -361,8 +361,8 @@ class EmbeddingConfig:
             config["eviction"] = keras.saving.get_registered_name(self.eviction)
         for field in ("admission", "virtual_table_eviction_policy"):
             config[field] = serialize(config[field])
-        if self.storage is not None:
-            config["storage"] = [serialize(tier) for tier in self.storage]
+        storage = in_host_memory(self.storage)  # files name no GPU
+        config["storage"] = None if storage is None else [serialize(tier) for tier in storage]
         return config
 
     @classmethod

@@ -160,7 +160,8 @@ class TimestampBasedEvictionPolicy(VirtualTableEvictionPolicy):
             "a model that serves has the rows of its table: give its table fewer by a restrict_policy"
         )
         self._refuse("max_inference_id_num_per_rank", 0, keeps)
-        whole("inference_eviction_ttl_mins", self.inference_eviction_ttl_mins or 0, 0, 10**10)
+        if self.inference_eviction_ttl_mins is not None:
+            whole("inference_eviction_ttl_mins", self.inference_eviction_ttl_mins, 0, 10**10)
 
     @property
     def restrict_policy(self) -> type[RestrictPolicy] | None:

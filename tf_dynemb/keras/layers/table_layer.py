@@ -86,7 +86,7 @@ class TableLayer(keras.layers.Layer):
         """As Keras'; refuses to be written to a file that cannot give the rows back."""
         self.handle.check_file_format()
         config = super().get_config()
-        if self.table.is_shared:
+        if self.table.is_shared and _compat.layer_being_cloned() is not None:
             config[_CLONED_FROM] = id(self)
         return config
 
