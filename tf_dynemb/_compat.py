@@ -406,52 +406,42 @@ def counts_parameters() -> bool:
     return False
 
 
+_BUILD_EAGER = _code_of(
+    required(
+        tf.compat.v1.train.Saver, "_build_eager", "a Saver would leave the rows of tables out"
+    ),
+    {"self"},
+    "a Saver would leave the rows of tables out",
+)
+
+
+def var_list_of_saver() -> Any:
+    """What the tf.compat.v1.train.Saver was given that saves or restores eagerly; None: there is none.
+
+    What asks for saveables is a SavedModel or a checkpoint otherwise, which has the rows already.
+    """
+    for frame in _callers():
+        if frame.f_code is _BUILD_EAGER:
+            return frame.f_locals["self"]._var_list
+    return None
+
+
+_COMPILE = inspect.unwrap(keras.Model.compile).__code__
+
+
+def model_being_compiled() -> keras.Model | None:
+    """The model whose compile asks a layer for an attribute; None where somebody else asks.
+
+    Asked by the getter of that attribute. From 3.15 on compile asks all layers whether they are
+    trainable; where it does not, what compile could find is found when the optimizer is built.
+    """
+    for frame in itertools.islice(_callers(), 4):  # a comprehension may lie between
+        if frame.f_code is _COMPILE:
+            return frame.f_locals["self"]
+    return None
+
+
 _WRAPPED = "wrapped_by_tf_dynemb"
-
-
-def replace_var_lists(taken: Callable[[Any], Any]) -> None:
-    """Has each tf.compat.v1.train.Saver take another var_list than it is given; once for all.
-
-    It saves a tf.Variable by itself and asks it for nothing.
-
-    Args:
-        taken: function of a var_list, a list, tuple, set or dict, that returns what takes its place.
-    """
-    begin = tf.compat.v1.train.Saver.__init__
-    if hasattr(begin, _WRAPPED):
-        return
-
-    @functools.wraps(begin)
-    def wrapped(self: Any, var_list: Any = None, *args: Any, **kwargs: Any) -> None:
-        if isinstance(var_list, (list, tuple, set, dict)):
-            var_list = taken(var_list)
-        begin(self, var_list, *args, **kwargs)
-
-    setattr(wrapped, _WRAPPED, True)
-    tf.compat.v1.train.Saver.__init__ = wrapped
-
-
-def check_compiled_models(check: Callable[[keras.Model], None]) -> None:
-    """Has each model checked at the end of its compile; once for all.
-
-    Keras tells neither layers nor optimizers that a model is compiled. compile is public; it stands in
-    the class that defines it, for Keras compares it with that.
-
-    Args:
-        check: function of a model, which raises for one that cannot be trained.
-    """
-    owner: Any = next(each for each in keras.Model.__mro__ if "compile" in vars(each))
-    compile_model = owner.compile
-    if hasattr(compile_model, _WRAPPED):
-        return
-
-    @functools.wraps(compile_model)
-    def wrapped(self: keras.Model, *args: Any, **kwargs: Any) -> None:
-        compile_model(self, *args, **kwargs)
-        check(self)
-
-    setattr(wrapped, _WRAPPED, True)
-    owner.compile = wrapped
 
 
 def wrap_exported_functions(wrap: Callable[[Any], Any]) -> None:

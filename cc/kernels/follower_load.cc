@@ -99,11 +99,11 @@ Status Follower::Apply(const std::vector<const Generation*>& generations) {
   Weights weights;
   std::vector<std::vector<TableChanges>> changes(generations.size());
   std::vector<const FeedPart*> parts;
+  DYNEMB_RETURN_IF_ERROR(ReadWeights(*generations.back(), &weights));
   for (size_t g = 0; g < generations.size(); ++g) {
     parts.push_back(&*generations[g]->delta);
     DYNEMB_RETURN_IF_ERROR(ReadChanges(*generations[g], &changes[g]));
   }
-  DYNEMB_RETURN_IF_ERROR(ReadWeights(*generations.back(), &weights));
   // Requests wait: on threads that give way to nobody.
   Context at_once;
   at_once.executor = ComputeThreads();

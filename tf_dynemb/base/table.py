@@ -44,6 +44,9 @@ class Table(Protocol):
     def lookup(self, keys: TensorLike, return_exists: bool = False, name: str | None = None) -> Any:
         """See there."""
 
+    def saveables(self) -> dict[str, Any]:
+        """See there."""
+
     def metrics(self) -> Mapping[str, tf.Tensor]:
         """See there."""
 

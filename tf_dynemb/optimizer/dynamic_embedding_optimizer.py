@@ -605,19 +605,6 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         return cls(**config)
 
 
-def _check_model(model: keras.Model) -> None:
-    """Raises what build does, of a model that is compiled with an optimizer for tables."""
-    optimizer = model.optimizer
-    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
-    if isinstance(optimizer, DynamicEmbeddingOptimizer):
-        for handle in handles_in(model.trainable_variables):
-            optimizer.rule_for(handle)
-
-
-_compat.check_compiled_models(_check_model)
-
-
 def check_made_in_scope(optimizer: keras.optimizers.Optimizer) -> None:
     """Raises ValueError for an optimizer whose steps each of several replicas would count."""
     innermost = optimizer

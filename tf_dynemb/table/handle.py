@@ -67,7 +67,7 @@ class _HandleArgument(tf.types.experimental.TraceType):
         return id(self._handle)
 
 
-class TableHandle(_compat.SavesChildren, _compat.SavesTensors, keras.Variable):
+class TableHandle(_compat.SavesChildren, _compat.SavesTensors, _compat.SavedBySaver, keras.Variable):
     """The trainable weight of a table. Made by the table; pass it where a variable is asked for."""
 
     __slots__ = ("table",)  # and not among the attributes, which the table keeps: see HandleOfTable
@@ -216,6 +216,10 @@ class TableHandle(_compat.SavesChildren, _compat.SavesTensors, keras.Variable):
         if save_type == "checkpoint":
             children["table"] = self.table
         return children
+
+    def saveables(self) -> dict[str, Any]:
+        """The table's."""
+        return self.table.saveables()
 
     def tensors_to_save(self) -> dict[str, tf.Tensor]:
         """The empty weight, which a SavedModel wants; nothing in a checkpoint.

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tf_dynemb import _compat
 from tf_dynemb.base.table import Table
-from tf_dynemb.table.handle import handle_of
 
 
 def join_savers(table: Table) -> Callable[..., Any] | None:
@@ -41,66 +40,29 @@ def _saveable(resource: Any, name: str) -> Any:
     return _compat.saveable_of_names(name, resource.tensors_to_save(), resource.restore_tensors)
 
 
-class TableInSaver(_compat.SavedBySaver, tf.Module):
-    """What a Saver has of a table."""
+def saveables_of(table: Table) -> dict[str, Any]:
+    """What a Saver with the table in its var_list saves: the rows, and what an admission policy counts.
 
-    def __init__(self, table: Table) -> None:
-        super().__init__()
-        self._table = table
+    "VARIABLE_VALUE" adds nothing to the name that they have there.
 
-    @property
-    def name(self) -> str:
-        """The table's."""
-        return self._table.name
-
-    def saveables(self) -> dict[str, Any]:
-        """The rows, and what an admission policy counts; nothing with checkpoint=False.
-
-        "VARIABLE_VALUE" adds nothing to the name that they have.
-        """
-        table = self._table
-        if table.saveable_of_name is not None:
-            return {"VARIABLE_VALUE": table.saveable_of_name}
-        if not table.checkpoint:
-            return {}
-        saved = {"VARIABLE_VALUE": table, **table.tables_of_counts}
-        return {attribute: _by_name(each) for attribute, each in saved.items()}
+    Raises:
+        ValueError: eagerly, another table of this name in a var_list without names.
+    """
+    if table.saveable_of_name is not None:
+        return {"VARIABLE_VALUE": table.saveable_of_name}
+    given = _compat.var_list_of_saver()
+    if given is None or not table.checkpoint:
+        return {}
+    if not isinstance(given, dict):
+        tables = {id(t): t for t in (getattr(v, "table", v) for v in tf.nest.flatten(list(given)))}
+        if [getattr(each, "name", None) for each in tables.values()].count(table.name) > 1:
+            raise ValueError(
+                f"var_list: got several of the name {table.name!r}, want a dict that gives each one a "
+                "name of its own"
+            )
+    saved = {"VARIABLE_VALUE": table, **table.tables_of_counts}
+    return {attribute: _by_name(each) for attribute, each in saved.items()}
 
 
 def _by_name(table: Table) -> Callable[..., Any]:
     return lambda name=None: _saveable(table.resource, name or table.name)
-
-
-def _taken(var_list: Any) -> Any:
-    """A var_list with what a Saver is to have of its tables, handles and weights of handles.
-
-    Raises:
-        ValueError: several tables of one name in one without names.
-    """
-    tables: dict[int, TableInSaver] = {}
-    weights: list[tf.Variable] = []
-
-    def taken(variable: Any) -> Any:
-        handle = handle_of(variable)
-        table = getattr(handle, "table", handle)
-        if not hasattr(table, "saveable_of_name"):
-            return variable
-        if isinstance(variable, tf.Variable):
-            weights.append(variable)
-        return tables.setdefault(id(table), TableInSaver(table))
-
-    var_list = tf.nest.map_structure(taken, list(var_list) if isinstance(var_list, set) else var_list)
-    names = [table.name for table in tables.values()]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice and tf.executing_eagerly() and not isinstance(var_list, dict):
-        raise ValueError(
-            f"var_list: got several of the name {twice[0]!r}, want a dict that gives each one a name of "
-            "its own"
-        )
-    if weights and not isinstance(var_list, dict) and not tf.executing_eagerly():
-        # Sessions look whether all variables are initialized, these without numbers too.
-        return [*tf.nest.flatten(var_list), *weights]
-    return var_list
-
-
-_compat.replace_var_lists(_taken)

@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 import keras
 import tensorflow as tf
 
-from tf_dynemb._compat import SavesChildren
+from tf_dynemb._compat import SavedBySaver, SavesChildren
 from tf_dynemb.base.checks import as_tensor, assert_same, whole
 from tf_dynemb.base.grouped import grouped
 from tf_dynemb.base.hints import TensorLike
@@ -25,7 +25,7 @@ from tf_dynemb.table.calls import TableCalls
 from tf_dynemb.table.counts import CountsOfCheckpoint, configs_of_counts
 from tf_dynemb.table.devices import device_list
 from tf_dynemb.table.handle import HandleOfTable, TableHandle
-from tf_dynemb.table.in_savers import join_savers
+from tf_dynemb.table.in_savers import join_savers, saveables_of
 from tf_dynemb.table.limits import limits_of
 from tf_dynemb.table.make_resource import check_places, made_resource
 from tf_dynemb.table.open_storage import storage_of_table
@@ -40,7 +40,7 @@ _COUNTED_OF_TABLES = ("not_admitted", "saves", "deltas", "save_microseconds", "d
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")
-class Variable(TableCalls, SavesChildren, tf.Module):
+class Variable(TableCalls, SavesChildren, SavedBySaver, tf.Module):
     """A table of rows by key, with an open vocabulary: no key is listed in advance.
 
     A key is any 64-bit integer (none is reserved) or a string, which is turned into its fingerprint.
@@ -639,6 +639,10 @@ class Variable(TableCalls, SavesChildren, tf.Module):
         """
         keys, values, *_, strings = self.resource.export_rows_with_strings(name=name)
         return self._exported_keys(keys, strings), tf.ensure_shape(values, [None, self.dim])
+
+    def saveables(self) -> dict[str, Any]:
+        """What a tf.compat.v1.train.Saver saves that has it in its var_list."""
+        return saveables_of(self)
 
     def children_to_save(self, children: dict[str, Any], save_type: str) -> dict[str, Any]:
         """In a SavedModel the resource is what it makes of itself for one.

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.optimizer.dynamic_embedding_optimizer import DynamicEmbeddingOptimizer
 from tf_dynemb.table import keras_files
 from tf_dynemb.table.indexed_table import IndexedTable
 from tf_dynemb.table.variable import Variable
@@ -81,6 +82,22 @@ class TableLayer(keras.layers.Layer):
         self.handle = table.handle
         self._rows_file: str | None = None
         self._store_of_rows: Any = None
+
+    @property
+    def trainable(self) -> bool:
+        """As Keras'. A model that is compiled asks, and hears if it cannot train the table."""
+        model = _compat.model_being_compiled()
+        if model is not None and self._trainable and self.handle.trainable:
+            optimizer = model.optimizer
+            if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+                optimizer = optimizer.inner_optimizer
+            if isinstance(optimizer, DynamicEmbeddingOptimizer):
+                optimizer.rule_for(self.handle)
+        return super().trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        keras.layers.Layer.trainable.fset(self, value)
 
     def get_config(self) -> dict[str, Any]:
         """As Keras'; refuses to be written to a file that cannot give the rows back."""
