@@ -232,13 +232,14 @@ class AllToAllExchange:
         if refusing:
             sent = tf.reduce_max(tf.gather(counts, refusing, axis=1))
             room = tf.reduce_min([tables[n].resource.room() for n in refusing])
+        numbers = [sent, -room]
         timed = [table for table in tables if table.reads_clock]
-        clock = tf.constant(tf.int64.min)  # of all but the first, so that the largest is that of it
-        if timed and self.index == 0:
-            clock = timed[0].resource.now()
+        if timed:  # of all but the first the least number, so that the largest is that of it
+            is_first = self.index == 0
+            numbers.append(timed[0].resource.now() if is_first else tf.constant(tf.int64.min))
         largest, _, got = self._exchanged(
             _program(what, tables) + _kinds(parts),
-            numbers=[sent, -room, clock],
+            numbers=numbers,
             problem=_problem(tables, keys) if columns else None,
             counts=counts,
             parts=parts,
