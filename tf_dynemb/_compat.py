@@ -407,9 +407,7 @@ def counts_parameters() -> bool:
 
 
 _BUILD_EAGER = _code_of(
-    required(
-        tf.compat.v1.train.Saver, "_build_eager", "a Saver would leave the rows of tables out"
-    ),
+    required(tf.compat.v1.train.Saver, "_build_eager", "a Saver would leave the rows of tables out"),
     {"self"},
     "a Saver would leave the rows of tables out",
 )

@@ -65,7 +65,7 @@ def train(tables, steps, first=0):
 def test_training_is_that_of_a_table_without_tiers(tiers, devices):
     storage = tiers()
     if len(devices) > 1 and len(storage) > 2:
-        pytest.skip("a Disk is for tables on one GPU")
+        pytest.skip("not supported: a Disk for a table on several GPUs, which is refused")
     tables = make(storage, devices), make(None, devices)
     rows = rows_of if len(devices) == 1 else values_of
     train(tables, 20)

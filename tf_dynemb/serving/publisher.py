@@ -179,7 +179,7 @@ class Publisher(keras.callbacks.Callback):
         self._lease: Lease | None = None
         self._generations: list[Generation] = []  # those in the feed
         self._last_number = 0
-        self._wishes: dict[str, Any] = {}  # _wishes_now of the last full copy
+        self._answered: dict[str, Any] = {}  # _requests at the last full copy
         self._alive: dict[str, dict[str, Any]] = {}  # heartbeats of followers
         self._state = ""  # of the tables, which the next delta continues; "" if there is none
         self._full_bytes = self._bytes_since_full = 0
@@ -371,16 +371,15 @@ class Publisher(keras.callbacks.Callback):
         for name in self._seen.forgotten:
             self._feed.remove_heartbeat(name)
         limit = max(self._full_bytes, _LEAST_FULL_BYTES) * self._full_copy_ratio
-        # Each wish once: whoever is not served by its full copy says so anew.
-        wants_full = (
-            self._bytes_since_full > limit or not self._wishes.items() >= self._wishes_now().items()
-        )
+        # One full copy answers a request: a follower that cannot use it sends another heartbeat.
+        answered = self._answered.items() >= self._requests().items()
+        wants_full = self._bytes_since_full > limit or not answered
         folder = self._feed.new_folder(number)
         return json.dumps(
             {"number": number, "folder": folder, "base": self._state, "wants_full": wants_full}
         )
 
-    def _wishes_now(self) -> dict[str, Any]:
+    def _requests(self) -> dict[str, Any]:
         """The followers that want a full copy, with the number of the heartbeat that says so."""
         return {name: beat.get("beat") for name, beat in self._alive.items() if beat.get("wants_full")}
 
@@ -455,7 +454,7 @@ class Publisher(keras.callbacks.Callback):
             self._bytes_since_full += generation.delta.file_bytes
         if generation.full is not None:
             self._full_bytes, self._bytes_since_full = generation.full.file_bytes, 0
-            self._wishes = self._wishes_now()
+            self._answered = self._requests()
         earlier = [each for each in self._generations if each.number < generation.number]
         self._generations = [*earlier, generation]
         self._last_number = generation.number

@@ -56,7 +56,7 @@ class TableCalls:
     @property
     def handle(self) -> TableHandle:
         """See Variable."""
-        raise NotImplementedError  # Variable has it
+        raise NotImplementedError  # abstract: Variable, the only subclass, has it
 
     @property
     def _declared(self) -> str:

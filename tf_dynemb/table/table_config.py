@@ -309,8 +309,8 @@ class TableConfig:
         """What the constructor takes, of plain objects.
 
         Servers and GPUs are left out, with what is in GPUs' memory: they are those of a job, not of a
-        model, and whoever loads it has others. A function and a policy of one's own must be registered
-        with Keras.
+        model, and whoever loads it has others. Functions and policies that users define must be
+        registered with Keras.
         """
         serialize = keras.saving.serialize_keras_object
         config = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -91,7 +91,7 @@ class _ThresholdPolicy(VirtualTableEvictionPolicy):
         return self.training_id_eviction_trigger_count
 
     def _below(self, threshold: float) -> RowTest:
-        raise NotImplementedError  # a subclass has it
+        raise NotImplementedError  # abstract: each policy with a threshold has its own
 
     @property
     def test(self) -> RowTest | None:
