@@ -62,6 +62,7 @@ class Feed {
   // The numbers of the generations that there are, ascending, and of the one that followers stay
   // at, if there is one; none if there is no such folder, which of a stream is an error.
   Status Look(std::vector<int64_t>* numbers, std::optional<FeedPin>* pinned) const;
+  bool is_local() const { return path_.find("://") == std::string::npos; }
   // Whether another machine serves it (stream_file_system.cc). Then it tells its newest generation
   // when that is after `number`, or whatever it is after a second.
   bool is_stream() const;

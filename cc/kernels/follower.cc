@@ -190,7 +190,11 @@ void Follower::Poll() {
   NoteLag(numbers);
 }
 
-bool Follower::IsInFeed() const {
+bool Follower::IsInFeed() {
+  const auto now = steady_clock::now();
+  const std::chrono::duration<double> since = now - looked_at_;
+  if (!feed_.is_local() && since.count() < options_.heartbeat_seconds) return true;
+  looked_at_ = now;
   Generation there;
   const Status read = feed_.Read(now_->number, &there);
   if (!read.ok()) return read.code() != Code::kNotFound;

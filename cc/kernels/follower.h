@@ -86,7 +86,7 @@ class Follower {
   void NoteLag(const std::vector<int64_t>& numbers);
   // Whether the feed still has the generation that is served, of which a listing may not know yet,
   // or cannot say so. It has not if another feed, or one from a backup, was put into the folder.
-  bool IsInFeed() const;
+  bool IsInFeed();
   Status ReadGeneration(int64_t number, const Generation** generation);
   void Failed(const Status& status);
   // Both say whether they have put a generation in place.
@@ -154,6 +154,7 @@ class Follower {
   bool is_known_ = false;  // the feed has its last heartbeat
   int64_t told_ = 0;       // the newest number that a stream has told of
   std::chrono::steady_clock::time_point beat_at_;
+  std::chrono::steady_clock::time_point looked_at_;  // for the generation that is served
   std::string beat_said_;
 
   mutable std::mutex mutex_;  // of what follows

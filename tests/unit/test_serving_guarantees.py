@@ -273,6 +273,22 @@ def test_each_file_of_a_generation_is_fetched_by_one_request(slow_stream, tmp_pa
     assert sorted(path for path in server.asked if path.startswith(folder)) == sorted(files)
 
 
+def test_a_thread_that_has_all_asks_for_little(slow_stream, tmp_path):
+    """Where each look is a request, it looks for the generation that it serves at heartbeats alone."""
+    model, publisher, server = slow_stream
+    server.may_go.set()
+    with tf_dynemb.for_serving(follow=f"feed://127.0.0.1:{server.server_port}", poll_seconds=0.005):
+        model.export(str(tmp_path / "model"), verbose=False)
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    set_all(model, KEYS, 1)
+    publisher.publish()
+    wait_for(served, 1)
+    manifest = next(path for path in reversed(server.asked) if path.startswith("/generations/0"))
+    before = len(server.asked)
+    wait_until(lambda: len([path for path in server.asked[before:] if path == "/generations/"]) >= 4)
+    assert server.asked[before:].count(manifest) <= 1
+
+
 # --- A request sees one generation --------------------------------------------------------------------
 
 
