@@ -406,22 +406,63 @@ def counts_parameters() -> bool:
     return False
 
 
-_BUILD_EAGER = _code_of(
-    required(tf.compat.v1.train.Saver, "_build_eager", "a Saver would leave the rows of tables out"),
-    {"self"},
-    "a Saver would leave the rows of tables out",
-)
+_SAVER = "a Saver would leave the rows of tables out"
+_BUILD_SAVER = _code_of(required(tf.compat.v1.train.Saver, "_build", _SAVER), {"self"}, _SAVER)
+_SAVEABLES = "tensorflow.python.training.saving.saveable_object_util"
+_SAVERS_ASK = [required(_SAVEABLES, f, _SAVER) for f in ("op_list_to_dict", "saveable_objects_for_op")]
+_CODES_OF_SAVERS = {function.__code__ for function in _SAVERS_ASK}
 
 
 def var_list_of_saver() -> Any:
-    """What the tf.compat.v1.train.Saver was given that saves or restores eagerly; None: there is none.
+    """What the tf.compat.v1.train.Saver has that is being built; None: there is none.
 
     What asks for saveables is a SavedModel or a checkpoint otherwise, which has the rows already.
     """
     for frame in _callers():
-        if frame.f_code is _BUILD_EAGER:
+        if frame.f_code is _BUILD_SAVER:
             return frame.f_locals["self"]._var_list
     return None
+
+
+def save_beside(
+    variable: tf.Variable, children: Callable[[Any], dict[str, Any]], check: Callable[[Any], None]
+) -> None:
+    """Has checkpoints of one tf.Variable hold more than it, and a Saver say what it would leave out.
+
+    A Saver asks a variable for nothing of this: who asks for an attribute is looked at.
+
+    Args:
+        variable: any; its class becomes one of its own.
+        children: function of it, of what a checkpoint saves with it by name.
+        check: function of it, called when it is in the var_list of a Saver; may raise.
+    """
+    kind: Any = type(variable)
+    variable.__class__ = _kind_with_children(kind, children, check)
+
+
+@functools.cache
+def _kind_with_children(
+    kind: Any, children: Callable[[Any], dict[str, Any]], check: Callable[[Any], None]
+) -> Any:
+    class WithChildren(SavesChildren, kind):
+        def children_to_save(self, found: dict[str, Any], save_type: str) -> dict[str, Any]:
+            return found | children(self) if save_type == "checkpoint" else found
+
+        @property
+        def _in_graph_mode(self) -> Any:
+            if sys._getframe(1).f_code in _CODES_OF_SAVERS:
+                check(self)
+            own = vars(self).get("_in_graph_mode")
+            return super()._in_graph_mode if own is None else own
+
+    class WithChildrenOnReplicas(WithChildren):
+        def _gather_saveables_for_checkpoint(
+            self,
+        ) -> Any:  # which a Saver asks those of several replicas
+            check(self)
+            return super()._gather_saveables_for_checkpoint()
+
+    return WithChildrenOnReplicas if issubclass(kind, tf.distribute.DistributedValues) else WithChildren
 
 
 _COMPILE = inspect.unwrap(keras.Model.compile).__code__

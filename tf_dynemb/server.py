@@ -80,7 +80,7 @@ def check_cluster(cluster: Any, job: object, task: object, source: str) -> None:
                 raise ValueError(f"{source}: got address {address!r} in job {name!r}, want host:port")
     if job not in cluster:
         raise ValueError(f"{source}: got job {job!r}, want one of the cluster's, {sorted(cluster)}")
-    if not isinstance(task, int) or isinstance(task, bool) or not 0 <= task < len(cluster[job]):
+    if type(task) is not int or not 0 <= task < len(cluster[job]):
         raise ValueError(
             f"{source}: got task {task!r} of job {job!r}, want 0 to {len(cluster[job]) - 1}"
         )

@@ -209,3 +209,12 @@ def test_what_cannot_be_split():
     for part in (0.9, 1.5, -0.5):
         with pytest.raises(ValueError, match=f"got {part} of 4 examples, want a part between 0 and 1"):
             fit(model, X, Y, validation_split=part)
+
+
+@pytest.mark.parametrize("often", [0, -1, 1.5, True])
+def test_how_often_to_validate_is_checked_before_the_first_epoch(often):
+    model = made(tf.distribute.get_strategy())
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=f"validation_freq: got {often}, want a whole number >= 1"):
+        fit(model, X, Y, validation_data=(X, Y), validation_freq=often, verbose=0)
+    np.testing.assert_equal(model.get_weights(), before)

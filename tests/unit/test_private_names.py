@@ -1,5 +1,6 @@
 """What TensorFlow and Keras do not promise to keep: where it is missing, that is said."""
 
+import ast
 import importlib.util
 import pathlib
 import re
@@ -165,3 +166,22 @@ def test_private_modules_are_named_in_one_place(path):
         r"^\s*(?:from|import) (?:tensorflow\.python|keras\.src)|\bsuper\(\)\._(?:trackable|serialize)"
     )
     assert not re.findall(imports, path.read_text(), re.MULTILINE)
+
+
+def test_private_attributes_are_defined_here():
+    """The source does not say whose an object is, so it is told by who defines the name."""
+    paths = [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "_compat.py"]
+    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]
+    defined, used = set(), set()
+    for node in nodes:
+        is_assigned = isinstance(getattr(node, "ctx", None), ast.Store)
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            defined.add(node.name)
+        elif isinstance(node, ast.Name) and is_assigned:
+            defined.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            used.add(node.attr)
+            if is_assigned and isinstance(node.value, ast.Name) and node.value.id == "self":
+                defined.add(node.attr)
+    private = {name for name in used if name.startswith("_") and not name.endswith("__")}
+    assert private - defined == {"_exit", "_replace"}  # of os and of named tuples, which document them

@@ -134,5 +134,5 @@ def test_what_is_refused():
         tf_dynemb.DynamicEmbeddingOptimizer(K.SGD(use_ema=True, gradient_accumulation_steps=2))
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(K.SGD(use_ema=True))
     table = tf_dynemb.Variable(max_rows=9, eviction=tf_dynemb.policies.LRU(), name="bounded")
-    with pytest.raises(ValueError, match="use_ema: got it for bounded"):
+    with pytest.raises(ValueError, match="use_ema: got True for bounded"):
         optimizer.build([table.handle])

@@ -302,7 +302,7 @@ def test_without_a_signature_a_model_of_ones_own_class_serves_no_wrong_rows(tmp_
     with pytest.raises(TypeError, match="ids: got float32, .*input_signature=.*keras.InputSpec"):
         model.export(tmp_path / "a", verbose=False)
     with pytest.warns(
-        UserWarning, match="will fail when it is run; give tf.saved_model.save signatures"
+        UserWarning, match="will fail when it is run; the signatures that tf.saved_model.save is given"
     ):
         tf.saved_model.save(model, tmp_path / "b")
     serve = tf.saved_model.load(tmp_path / "b").signatures["serving_default"]

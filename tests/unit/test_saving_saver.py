@@ -1,8 +1,11 @@
 """tf.compat.v1.train.Saver, eagerly: rows of the tables in its var_list."""
 
+import contextlib
+
 import keras
 import pytest
 import tensorflow as tf
+from replicas import mirrored
 from table_rows import int64, rows_of
 
 import tf_dynemb
@@ -97,3 +100,70 @@ def test_a_session_saves_the_rows(given, tmp_path):
         saver.restore(session, path)
         keys, values = session.run(exported)
         assert keys.tolist() == [3] and values.tolist() == [[1.0, 2.0]]
+
+
+WEIGHTS_BELOW_HANDLES = {
+    "list": lambda table: [table.handle.value],
+    "dict": lambda table: {"t": table.handle.value},
+    "of another table": lambda table: [table.handle.value, tf_dynemb.Variable(name="other")],
+}
+
+
+@pytest.mark.parametrize("in_session", [False, True])
+@pytest.mark.parametrize("given", [*WEIGHTS_BELOW_HANDLES, "all of a session"])
+def test_the_variable_below_a_handle_is_refused_without_the_rows(given, in_session, tmp_path):
+    """As tf.Module.trainable_variables and tf.compat.v1.global_variables have it."""
+    graph = tf.Graph().as_default() if in_session else contextlib.nullcontext()
+    with graph:
+        table = tf_dynemb.Variable(dim=2, name="users")
+        if given in WEIGHTS_BELOW_HANDLES:
+            var_list = WEIGHTS_BELOW_HANDLES[given](table)
+        else:
+            var_list = tf.compat.v1.global_variables() if in_session else [*table.trainable_variables]
+        with pytest.raises(
+            ValueError, match="^var_list: .* below the handle of users, which has no rows"
+        ):
+            Saver(var_list).save(None, str(tmp_path / "model"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("in_session", [False, True])
+def test_the_variable_below_a_handle_may_be_beside_its_rows(in_session, tmp_path):
+    graph = tf.Graph().as_default() if in_session else contextlib.nullcontext()
+    with graph, tf.compat.v1.Session() if in_session else contextlib.nullcontext() as session:
+        table, unsaved = (
+            tf_dynemb.Variable(dim=2, name=n, checkpoint=n == "users") for n in ("users", "no")
+        )
+        saver = Saver({"a": table.handle.value, "b": table, "c": unsaved.handle.value})
+        if in_session:
+            session.run(tf.compat.v1.global_variables_initializer())
+        path = saver.save(session, str(tmp_path / "model"))
+    names = {name.partition("/")[0] for name, _ in tf.train.list_variables(path)}
+    assert names == {"a", "b", "c"}
+
+
+def test_the_variable_below_a_handle_of_several_replicas(tmp_path):
+    """Which TensorFlow asks otherwise."""
+    with mirrored().scope():
+        table = tf_dynemb.Variable(dim=2, name="users")
+    table.upsert(int64([3]), [[1.0, 2.0]])
+    weight = table.handle.value
+    assert isinstance(weight, tf.distribute.DistributedValues) and not weight._in_graph_mode
+    with pytest.raises(ValueError, match="^var_list: .* below the handle of users, which has no rows"):
+        Saver([weight]).save(None, str(tmp_path / "model"))
+    path = tf.train.Checkpoint(weight=weight, table=table).save(str(tmp_path / "c"))
+    other = tf_dynemb.Variable(dim=2, name="users")
+    tf.train.Checkpoint(table=other).restore(path).expect_partial()
+    assert rows_of(other) == rows_of(table) != {}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_checkpoint_of_the_variable_below_a_handle_holds_the_rows(is_async, tmp_path):
+    table, other = (tf_dynemb.Variable(dim=2, name="users", devices=d) for d in (None, CPUS))
+    table.upsert(int64([3]), [[1.0, 2.0]])
+    options = tf.train.CheckpointOptions(enable_async=is_async)
+    saved = tf.train.Checkpoint(weights=table.trainable_variables)
+    path = saved.save(str(tmp_path / "c"), options=options)
+    saved.sync()
+    tf.train.Checkpoint(weights=other.trainable_variables).restore(path).assert_consumed()
+    assert rows_of(other) == rows_of(table) != {}

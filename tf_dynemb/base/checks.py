@@ -26,6 +26,11 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (numbers.Real, np.integer, np.floating)) and not isinstance(value, bool)
 
 
+def is_flag(value: object) -> TypeGuard[bool]:
+    """Whether it is True or False, of Python or NumPy."""
+    return isinstance(value, (bool, np.bool_))
+
+
 def whole(argument: str, number: Any, least: int = 1, most: int = 2**62) -> int:
     """The number as an int.
 
@@ -48,6 +53,17 @@ def positive(argument: str, number: Any) -> float:
     if not is_number(number) or not 0 < number < float("inf"):
         raise ValueError(f"{argument}: got {number!r}, want a number > 0")
     return float(number)
+
+
+def flag(argument: str, value: Any) -> bool:
+    """The value as a bool.
+
+    Raises:
+        TypeError: it is neither True nor False.
+    """
+    if not is_flag(value):
+        raise TypeError(f"{argument}: got {value!r}, want True or False")
+    return bool(value)
 
 
 @contextlib.contextmanager

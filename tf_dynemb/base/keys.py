@@ -72,8 +72,8 @@ def no_keys(ids: AnyTensor, message: str, keep_strings: bool = False) -> tf.Tens
     """
     if not _compat.keras_exports():  # which serves another one
         warnings.warn(
-            f"the signature that Keras makes up for this model will fail when it is run; give "
-            f"tf.saved_model.save signatures. The reason: {message}",
+            "the signature that Keras makes up for this model will fail when it is run; the signatures "
+            f"that tf.saved_model.save is given take its place. The reason: {message}",
             stacklevel=2,
         )
     shape = tf.shape(ids.values if isinstance(ids, tf.SparseTensor) else ids)

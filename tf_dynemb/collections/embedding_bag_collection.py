@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from tf_dynemb.base.checks import flag
 from tf_dynemb.base.hints import TensorLike
 from tf_dynemb.collections.configs import EmbeddingBagConfig
 from tf_dynemb.collections.tables import Collection
@@ -71,9 +72,7 @@ class EmbeddingBagCollection(Collection):
         self, tables: Sequence[EmbeddingBagConfig], weighted: bool = False, **kwargs: Any
     ) -> None:
         super().__init__(tables, **kwargs)
-        if not isinstance(weighted, bool):
-            raise TypeError(f"weighted: got {weighted!r}, want True or False")
-        self.weighted = weighted
+        self.weighted = flag("weighted", weighted)
 
     def call(
         self,

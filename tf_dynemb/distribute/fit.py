@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dynemb.base.checks import whole
 from tf_dynemb.distribute import backup
 from tf_dynemb.distribute import callbacks as callbacks_of
 from tf_dynemb.distribute.agreement import batches_in_step, check_same_files
@@ -105,6 +106,8 @@ def fit(
     """
     _check_compiled(model, "fit")
     steps = steps_of(model)
+    if not isinstance(validation_freq, Collection):
+        validation_freq = whole("validation_freq", validation_freq)
     processes = steps.processes
     drawn = np.random.randint(2**31) if shuffle else 0
     seed = processes.of_chief(backup.seed_of(callbacks, drawn)) if shuffle else None

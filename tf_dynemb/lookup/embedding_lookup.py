@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.base.checks import is_number
 from tf_dynemb.base.hints import AnyTensor, Gradient, Ids
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.base.structure import flat_numbers
@@ -154,7 +155,7 @@ def lookup_keys(
     gradients of equal keys are summed in float32.
     """
     check_trained(table)
-    if isinstance(max_norm, (int, float)) and not max_norm >= 0:  # nor NaN
+    if is_number(max_norm) and not max_norm >= 0:  # nor NaN
         raise ValueError(f"max_norm: got {max_norm}, want an L2 norm >= 0, or None")
     table._note_lookup(name)
     values, _ = table._read(keys, name, scored=scored)

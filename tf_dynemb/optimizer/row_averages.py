@@ -38,8 +38,8 @@ class RowAverages(tf.Module):
             config = handle.table.config
             if config.eviction or config.admission or config.restrict_policy:
                 raise ValueError(
-                    f"use_ema: got it for {handle.path}, whose rows are admitted or evicted by when and "
-                    "how often they are trained, want False; or a table without such policies"
+                    f"use_ema: got True for {handle.path}, whose rows are admitted or evicted by when "
+                    "and how often they are trained, want False; or a table without such policies"
                 )
             self.tables[handle.path] = side_table(handle, "averages", more_columns=2)
 

@@ -144,8 +144,8 @@ class Publisher(keras.callbacks.Callback):
         self._feed = Feed(path)
         if self._group.processes > 1 and every_seconds is not None:
             raise ValueError(
-                "every_seconds: got it for tables that are spread over processes, whose clocks "
-                "differ; want every_steps"
+                f"every_seconds: got {every_seconds!r} for tables that are spread over processes, whose "
+                "clocks differ; want every_steps"
             )
         devices = [device for table in self._tables.values() for device in table.devices]
         if self._group.processes > 1 or any(server_of(device) for device in devices):
@@ -161,8 +161,8 @@ class Publisher(keras.callbacks.Callback):
             )
         if stream is not None and not self._feed.is_local:
             raise ValueError(
-                f"stream: got it for {self._feed.path}, want a folder of this machine; followers read "
-                "another file system themselves"
+                f"stream: got {stream!r} for {self._feed.path}, want a folder of this machine; "
+                "followers read another file system themselves"
             )
         if stream is None and (stream_certificate is not None or stream_key is not None):
             raise ValueError("stream_certificate, stream_key: got them without stream, want it as well")

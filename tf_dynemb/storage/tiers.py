@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import keras
 
-from tf_dynemb.base.checks import whole
+from tf_dynemb.base.checks import flag, whole
 
 _WANT = (
     "[tf_dynemb.storage.HostMemory(max_bytes), tf_dynemb.storage.Disk(path)], or on a GPU "
@@ -158,8 +158,7 @@ class Disk(Tier):
             raise ValueError(f"Disk(path): got {self.path!r}, want folders, none of them twice")
         object.__setattr__(self, "path", paths[0] if len(paths) == 1 else tuple(paths))
         for name in ("reopen", "direct_io"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"Disk({name}): got {getattr(self, name)!r}, want True or False")
+            object.__setattr__(self, name, flag(f"Disk({name})", getattr(self, name)))
         if self.max_bytes is not None:
             max_bytes = whole("Disk(max_bytes)", self.max_bytes, 2**20)
             object.__setattr__(self, "max_bytes", max_bytes)

@@ -24,6 +24,7 @@ from tf_dynemb.base.table import Table
 from tf_dynemb.optimizer.rules import Rule
 from tf_dynemb.optimizer.table_optimizer_config import TableOptimizerConfig
 from tf_dynemb.table import keras_files
+from tf_dynemb.table.in_savers import check_saved
 
 # Tables by the id of the tf.Variable below their handles, which they keep alive.
 _by_variable: weakref.WeakValueDictionary[int, Table] = weakref.WeakValueDictionary()
@@ -94,6 +95,7 @@ class TableHandle(_compat.SavesChildren, _compat.SavesTensors, _compat.SavedBySa
             name=name,
         )
         _by_variable[id(self.value)] = table
+        _compat.save_beside(self.value, _rows_beside, _check_saver)
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -139,7 +141,8 @@ class TableHandle(_compat.SavesChildren, _compat.SavesTensors, _compat.SavedBySa
             raise ValueError(
                 f"filepath: got a file of Keras' legacy format, .h5, which cannot give the rows of "
                 f"{self.path} back; want model.save('<name>.keras') or "
-                "model.save_weights('<name>.weights.h5')"
+                "model.save_weights('<name>.weights.h5'). Keras has emptied the file already, which "
+                "holds no model now"
             )
 
     def read(self) -> tf.Tensor:
@@ -270,6 +273,18 @@ def _dtype_of_weight(table: Table) -> tf.DType:
     narrow = table.value_dtype in (tf.float16, tf.bfloat16)
     cannot_be_sent = table.exchange is not None and table.value_dtype == tf.int8
     return tf.float32 if narrow or cannot_be_sent else table.value_dtype
+
+
+def _rows_beside(variable: Any) -> dict[str, Any]:
+    """What a checkpoint of the tf.Variable alone has, as one of the handle."""
+    table = _by_variable.get(id(variable))
+    return {} if table is None else {"table": table}
+
+
+def _check_saver(variable: Any) -> None:
+    table = _by_variable.get(id(variable))
+    if table is not None:
+        check_saved(table)
 
 
 def handle_of(variable: Any) -> Any:

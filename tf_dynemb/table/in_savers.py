@@ -64,5 +64,19 @@ def saveables_of(table: Table) -> dict[str, Any]:
     return {attribute: _by_name(each) for attribute, each in saved.items()}
 
 
+def check_saved(table: Table) -> None:
+    """Raises ValueError where a Saver has the tf.Variable below the table's handle, and not the rows."""
+    given = _compat.var_list_of_saver()
+    if given is None or not table.checkpoint:
+        return
+    saved = tf.nest.flatten(list(given.values() if isinstance(given, dict) else given))
+    own = table.saveable_of_name
+    if not any(getattr(each, "table", each) is table or (own and each is own()) for each in saved):
+        raise ValueError(
+            f"var_list: got the tf.Variable below the handle of {table.name}, which has no rows; want "
+            "the table itself in the list too, or in a session a Saver without a var_list"
+        )
+
+
 def _by_name(table: Table) -> Callable[..., Any]:
     return lambda name=None: _saveable(table.resource, name or table.name)

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from tf_dynemb.base.checks import whole
+from tf_dynemb.base.checks import flag, whole
 from tf_dynemb.initializers.kinds import resolve
 from tf_dynemb.initializers.spec import distribution
 from tf_dynemb.optimizer.table_optimizer_config import TableOptimizerConfig, table_optimizer
@@ -181,9 +180,7 @@ class TableConfig:
         self._set("initializer", resolve(self.initializer))
         distribution(self.initializer, self.dim, value_dtype)  # which checks
         for argument in ("trainable", "checkpoint", "keep_keys", "track_changes"):
-            if not isinstance(getattr(self, argument), (bool, np.bool_)):
-                raise TypeError(f"{argument}: got {getattr(self, argument)!r}, want True or False")
-            self._set(argument, bool(getattr(self, argument)))
+            self._set(argument, flag(argument, getattr(self, argument)))
         for argument, parameters in (("partitioner", "keys, shard_num"), ("frozen_keys", "keys")):
             function = getattr(self, argument)
             if isinstance(function, Mapping):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import keras
 import tensorflow as tf
 
+from tf_dynemb.base.checks import flag
 from tf_dynemb.collections import embedding_bag_collection, embedding_collection
 from tf_dynemb.collections.tables import Collection, CollectionTable
 from tf_dynemb.compat.torchrec.configs import EmbeddingBagConfig, EmbeddingConfig
@@ -190,8 +191,7 @@ class EmbeddingBagCollection(_TorchConfigs, embedding_bag_collection.EmbeddingBa
         device: Any = None,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(is_weighted, bool):
-            raise TypeError(f"is_weighted: got {is_weighted!r}, want True or False")
+        is_weighted = flag("is_weighted", is_weighted)
         configs, devices = self._copies(tables), _devices_of(device)
         core = [config.table_config(devices) for config in configs]
         super().__init__(core, weighted=is_weighted, **kwargs)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-import numbers
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
 import tensorflow as tf
 
-from tf_dynemb.base.checks import is_whole
+from tf_dynemb.base.checks import is_flag, is_number, is_whole
 from tf_dynemb.collections import configs as core
 from tf_dynemb.compat.torchrec.virtual_tables import VirtualTableEvictionPolicy
 from tf_dynemb.initializers.kinds import resolve
@@ -178,7 +177,7 @@ class EmbeddingConfig:
         if not isinstance(self.name, str) or "/" in self.name:
             raise self._error("name", self.name, "a string without '/'")
         for field in ("enable_grad", "sparse", "use_virtual_table"):
-            if not isinstance(getattr(self, field), bool):
+            if not is_flag(getattr(self, field)):
                 raise self._error(field, getattr(self, field), "True or False")
         names = self.feature_names
         if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
@@ -206,7 +205,7 @@ class EmbeddingConfig:
         self._check_policies()
         for field in ("weight_init_max", "weight_init_min"):
             bound = getattr(self, field)
-            if bound is not None and not (isinstance(bound, numbers.Real) and math.isfinite(bound)):
+            if bound is not None and not (is_number(bound) and math.isfinite(bound)):
                 raise self._error(field, bound, "a finite number")
         if self.get_weight_init_min() > self.get_weight_init_max():
             raise self._error("weight_init_min", self.weight_init_min, "not more than weight_init_max")

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
-from tf_dynemb.base.checks import whole
+from tf_dynemb.base.checks import positive, whole
 from tf_dynemb.compat.options import unsupported, without_effect
 from tf_dynemb.compat.torchrec.collections import EmbeddingBagCollection, EmbeddingCollection
 from tf_dynemb.compat.torchrec.configs import EmbeddingConfig
@@ -106,9 +105,7 @@ class LRU_EvictionPolicy(MCHEvictionPolicy):  # noqa: N801  TorchRec's name
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        exponent = self.decay_exponent
-        if not isinstance(exponent, numbers.Real) or not exponent > 0:
-            raise ValueError(f"decay_exponent: got {exponent!r}, want a number > 0")
+        positive("decay_exponent", self.decay_exponent)
 
     @property
     def eviction(self) -> EvictionPolicy:

@@ -126,7 +126,7 @@ class Embedding(TableLayer):
             )
         for argument, instead in _OF_KERAS.items():
             if argument in kwargs:
-                raise TypeError(f"{argument}: got it, want none; {instead}")
+                raise TypeError(f"{argument}: not supported; {instead}")
         if "output_dim" in kwargs:
             if dim is not None:
                 raise TypeError(

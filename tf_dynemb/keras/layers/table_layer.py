@@ -86,14 +86,15 @@ class TableLayer(keras.layers.Layer):
     @property
     def trainable(self) -> bool:
         """As Keras'. A model that is compiled asks, and hears if it cannot train the table."""
+        trainable: bool = super().trainable
         model = _compat.model_being_compiled()
-        if model is not None and self._trainable and self.handle.trainable:
+        if model is not None and trainable and self.handle.trainable:
             optimizer = model.optimizer
             if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
                 optimizer = optimizer.inner_optimizer
             if isinstance(optimizer, DynamicEmbeddingOptimizer):
                 optimizer.rule_for(self.handle)
-        return super().trainable
+        return trainable
 
     @trainable.setter
     def trainable(self, value: bool) -> None:
