@@ -1,6 +1,7 @@
 // Kernels of the ops that train: an optimizer rule over the rows of keys.
 #include <vector>
 
+#include "cc/core/base/run_calls.h"
 #include "cc/core/lookup/bags.h"
 #include "cc/kernels/bag_inputs.h"
 #include "cc/kernels/catching_kernel.h"
@@ -38,7 +39,8 @@ class ApplyOp : public CatchingKernel {
     for (int i = 0; i < keys.size(); ++i) {
       TableUpdates::Update& update = updates[i];
       KeyInputs inputs;
-      OP_REQUIRES_OK(context, RouteKeys(keys[i], shard_ids[i], update.table, &inputs, core.space));
+      OP_REQUIRES_OK(context,
+                     RouteKeys(core, keys[i], shard_ids[i], update.table, &inputs, core.space));
       OP_REQUIRES_OK(context, RowsOfKeys("gradients", gradients[i], inputs, update.table.schema.dim,
                                          &update.gradients));
       update.keys = inputs.keys;
@@ -70,7 +72,7 @@ class CheckUpdatesOp : public CatchingKernel {
     OP_REQUIRES_OK(context, context->input_list("admitted", &admitted));
     for (int i = 0; i < keys.size(); ++i) {
       KeyInputs inputs;
-      OP_REQUIRES_OK(context, RouteKeys(keys[i], shard_ids[i], updates[i].table, &inputs));
+      OP_REQUIRES_OK(context, RouteKeys(core, keys[i], shard_ids[i], updates[i].table, &inputs));
       updates[i].keys = inputs.keys;
       OP_REQUIRES_OK(context, TableUpdates::SetAdmitted(admitted[i], &updates[i]));
       updates[i].routing = std::move(inputs.routing);
@@ -114,10 +116,13 @@ class ApplyBagsOp : public CatchingKernel {
                                                trained_[i], ", whose rows have ", dim)));
     }
     std::vector<BagGradient> gradients(updates.size());
-    OP_REQUIRES_OK(context, ToTensorFlow(core.executor->Run(
-                                static_cast<int64_t>(updates.size()), 1'000'000, [&](int64_t i) {
-                                  gradients[i] = GradientOfTable(bags, trained_[i]);
-                                })));
+    std::vector<int64_t> sizes;  // in ids
+    for (const int64_t table : trained_) sizes.push_back(bags.ids_of_table(table));
+    const auto find = [&](int64_t i, const Context& core) {
+      return GradientOfTable(core, bags, trained_[i], &gradients[i]);
+    };
+    const PoolContext host(context);
+    OP_REQUIRES_OK(context, ToTensorFlow(RunCalls(host, sizes, find, kGradientNanoseconds)));
     std::vector<GpuBagGradient> on_gpu;
     tensorflow::Tensor held;
     if (core.space != MemorySpace::kHost) {
@@ -137,7 +142,7 @@ class ApplyBagsOp : public CatchingKernel {
       const int64_t shards = update.table.shard_count();
       if (shards == 1) continue;
       OP_REQUIRES_OK(context,
-                     ToTensorFlow(Routing::Make(update.keys, KeyMod(update.keys, shards),
+                     ToTensorFlow(Routing::Make(core, update.keys, KeyMod(update.keys, shards),
                                                 static_cast<int>(shards), &update.routing)));
     }
     OP_REQUIRES_OK(context, updates_.Run(context, core, &updates));

@@ -1,6 +1,7 @@
 // Kernels of lookups of bags, and of their gradients; what trains on these is in apply_ops.cc.
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <vector>
@@ -109,11 +110,12 @@ class RouteOverflowOp : public CatchingKernel {
   // Gives the ids of a table for which it has no room to the one instead.
   Status RouteOverflow(const Context& context, const TableInput& table, const Bags& bags,
                        size_t number, std::vector<int32_t>* table_ids) {
-    const BagGradient of_table = GradientOfTable(bags, static_cast<int64_t>(number));
+    BagGradient of_table;
+    DYNEMB_RETURN_IF_ERROR(GradientOfTable(context, bags, static_cast<int64_t>(number), &of_table));
     const int shards = static_cast<int>(table.shard_count());
     Routing routing;
     DYNEMB_RETURN_IF_ERROR(
-        Routing::Make(of_table.keys(), KeyMod(of_table.keys(), shards), shards, &routing));
+        Routing::Make(context, of_table.keys(), KeyMod(of_table.keys(), shards), shards, &routing));
     std::vector<KeyOfShard> missing;
     DYNEMB_RETURN_IF_ERROR(MissingKeys(context, table, of_table.keys(), routing, &missing));
     int64_t room = limits_[number];
@@ -164,9 +166,7 @@ class SumBagsOp : public CatchingKernel {
     const DType dtype = bags.dtype();
     const PoolContext core(context);
     std::vector<int64_t> sizes(dims_.size());  // in ids
-    for (int64_t f = 0; f < bags.feature_count(); ++f) {
-      sizes[bags.feature(f).table] += bags.ids(f).second - bags.ids(f).first;
-    }
+    for (size_t t = 0; t < sizes.size(); ++t) sizes[t] = bags.ids_of_table(static_cast<int64_t>(t));
     struct OfTable {
       BagGradient gradient;
       std::optional<Dedup> dedup;
@@ -174,15 +174,22 @@ class SumBagsOp : public CatchingKernel {
       Rows sums;
     };
     std::vector<OfTable> of_tables(dims_.size());
-    const int64_t tables = static_cast<int64_t>(dims_.size());
+    const auto find = [&](int64_t t, const Context& core) {
+      return GradientOfTable(core, bags, t, &of_tables[t].gradient);
+    };
+    OP_REQUIRES_OK(context, ToTensorFlow(RunCalls(core, sizes, find, kGradientNanoseconds)));
     // Each table on one thread.
-    OP_REQUIRES_OK(context, ToTensorFlow(core.executor->Run(tables, 1'000'000, [&](int64_t t) {
-                     OfTable& of_table = of_tables[t];
-                     of_table.gradient = GradientOfTable(bags, t);
-                     of_table.dedup.emplace(of_table.gradient.keys());
-                     of_table.repeated =
-                         Repetitions(*of_table.dedup, repeats_.empty() ? 1 : repeats_[t]);
-                   })));
+    const int64_t tables = static_cast<int64_t>(dims_.size());
+    const int64_t ids = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+    constexpr int64_t kDedupNanoseconds = 10;  // of an id
+    const auto group = [&](int64_t t) {
+      OfTable& of_table = of_tables[t];
+      of_table.dedup.emplace(of_table.gradient.keys());
+      of_table.repeated = Repetitions(*of_table.dedup, repeats_.empty() ? 1 : repeats_[t]);
+    };
+    OP_REQUIRES_OK(context,
+                   ToTensorFlow(core.executor->Run(
+                       tables, ids * kDedupNanoseconds / std::max<int64_t>(1, tables), group)));
     for (size_t t = 0; t < dims_.size(); ++t) {
       OfTable& of_table = of_tables[t];
       const Dedup& dedup = *of_table.dedup;

@@ -69,11 +69,10 @@ class GroupByProcessOp : public CatchingKernel {
     }
     std::vector<GroupedKeys> grouped_keys(sizes.size());
     const PoolContext core(context);
-    OP_REQUIRES_OK(context, ToTensorFlow(RunCalls(core, sizes, [&](int64_t t, const Context&) {
+    OP_REQUIRES_OK(context, ToTensorFlow(RunCalls(core, sizes, [&](int64_t t, const Context& core) {
                      const auto n = static_cast<size_t>(t);
                      const int64_t* const first = keys[static_cast<int>(t)].flat<int64_t>().data();
-                     grouped_keys[n] = Group({first, sizes[n]}, by_hash_[n]);
-                     return Status();
+                     return Group(core, {first, sizes[n]}, by_hash_[n], &grouped_keys[n]);
                    })));
     for (int t = 0; t < tables; ++t) {
       const GroupedKeys& groups = grouped_keys[static_cast<size_t>(t)];
@@ -90,15 +89,16 @@ class GroupByProcessOp : public CatchingKernel {
  private:
   static constexpr int64_t kMostProcesses = 1 << 20;
 
-  GroupedKeys Group(Span<const Key> keys, bool by_hash) const {
-    if (!distinct_) return GroupByProcess(keys, processes_, by_hash);
+  Status Group(const Context& context, Span<const Key> keys, bool by_hash,
+               GroupedKeys* groups) const {
+    if (!distinct_) return GroupByProcess(context, keys, processes_, by_hash, groups);
     const Dedup dedup(keys);
-    GroupedKeys groups = GroupByProcess(dedup.unique(), processes_, by_hash);
+    DYNEMB_RETURN_IF_ERROR(GroupByProcess(context, dedup.unique(), processes_, by_hash, groups));
     std::vector<int64_t> places(dedup.inverse().size());
     for (size_t i = 0; i < places.size(); ++i)
-      places[i] = groups.places[static_cast<size_t>(dedup.inverse()[i])];
-    groups.places = std::move(places);
-    return groups;
+      places[i] = groups->places[static_cast<size_t>(dedup.inverse()[i])];
+    groups->places = std::move(places);
+    return Status();
   }
 
   int64_t processes_;

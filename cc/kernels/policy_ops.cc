@@ -67,11 +67,9 @@ class RemoveExpiredOp : public CatchingKernel {
   using CatchingKernel::CatchingKernel;
   void TryCompute(OpKernelContext* context) override {
     TableInput table;
-    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
-    const PoolContext core(context);
-    for (const auto& shard : table.shards) {
-      OP_REQUIRES_OK(context, ToTensorFlow(shard->RemoveExpired(core)));
-    }
+    OP_REQUIRES_OK(context, CallShards(context, &table, [](const Context& core, Table* shard) {
+                     return shard->RemoveExpired(core);
+                   }));
   }
 };
 

@@ -155,11 +155,9 @@ class ClearOp : public CatchingKernel {
   using CatchingKernel::CatchingKernel;
   void TryCompute(OpKernelContext* context) override {
     TableInput table;
-    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
-    const PoolContext core(context);
-    for (const auto& shard : table.shards) {
-      OP_REQUIRES_OK(context, ToTensorFlow(shard->Clear(core)));
-    }
+    OP_REQUIRES_OK(context, CallShards(context, &table, [](const Context& core, Table* shard) {
+                     return shard->Clear(core);
+                   }));
     table.resource->given_scores()->Clear();
   }
 };

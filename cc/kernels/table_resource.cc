@@ -370,6 +370,16 @@ absl::Status GetTable(OpKernelContext* context, tensorflow::DataType dtype, Tabl
   return dtype == tensorflow::DT_INVALID ? absl::OkStatus() : CheckDType(dtype, table->schema);
 }
 
+absl::Status CallShards(OpKernelContext* context, TableInput* table,
+                        const std::function<Status(const Context&, Table*)>& call) {
+  TF_RETURN_IF_ERROR(GetTable(context, tensorflow::DT_INVALID, table));
+  const PoolContext core(context);
+  for (const auto& shard : table->shards) {
+    TF_RETURN_IF_ERROR(ToTensorFlow(call(core, shard.get())));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status GetTableToRead(OpKernelContext* context, tensorflow::DataType dtype, bool may_be_view,
                             TableInput* table) {
   TF_RETURN_IF_ERROR(GetInput(context, may_be_view, table));
@@ -382,14 +392,14 @@ absl::Status GetKeys(OpKernelContext* context, const TableInput& table, KeyInput
   const Tensor *keys, *shard_ids;
   TF_RETURN_IF_ERROR(context->input("keys", &keys));
   TF_RETURN_IF_ERROR(context->input("shard_ids", &shard_ids));
-  return RouteKeys(*keys, *shard_ids, table, inputs, space);
+  return RouteKeys(PoolContext(context), *keys, *shard_ids, table, inputs, space);
 }
 
-absl::Status RouteKeys(const Tensor& keys, const Tensor& shard_ids, const TableInput& table,
-                       KeyInputs* inputs, MemorySpace space) {
+absl::Status RouteKeys(const Context& context, const Tensor& keys, const Tensor& shard_ids,
+                       const TableInput& table, KeyInputs* inputs, MemorySpace space) {
   inputs->keys_tensor = &keys;
   inputs->keys = {keys.flat<int64_t>().data(), keys.NumElements(), space};
-  return ToTensorFlow(Routing::Make(inputs->keys,
+  return ToTensorFlow(Routing::Make(context, inputs->keys,
                                     {shard_ids.flat<int32_t>().data(), shard_ids.NumElements()},
                                     static_cast<int>(table.shard_count()), &inputs->routing));
 }

@@ -223,6 +223,10 @@ struct TableInput {
 // Errors: not a table; a view; a value dtype other than `dtype` (DT_INVALID where the op has none).
 absl::Status GetTable(tensorflow::OpKernelContext* context, tensorflow::DataType dtype,
                       TableInput* table);
+// Gets the table of an op without a dtype, and calls call(context, shard) for each of its shards in
+// turn.
+absl::Status CallShards(tensorflow::OpKernelContext* context, TableInput* table,
+                        const std::function<Status(const Context&, Table*)>& call);
 // The tables of handles that are not the input "table", all that the op works on: see
 // ShardSet::Acquire. Views only if `may_be_views`.
 std::vector<const tensorflow::Tensor*> TensorsOf(const tensorflow::OpInputList& list);
@@ -246,9 +250,9 @@ struct KeyInputs {
 absl::Status GetKeys(tensorflow::OpKernelContext* context, const TableInput& table,
                      KeyInputs* inputs, MemorySpace space = MemorySpace::kHost);
 // The same for given tensors.
-absl::Status RouteKeys(const tensorflow::Tensor& keys, const tensorflow::Tensor& shard_ids,
-                       const TableInput& table, KeyInputs* inputs,
-                       MemorySpace space = MemorySpace::kHost);
+absl::Status RouteKeys(const Context& context, const tensorflow::Tensor& keys,
+                       const tensorflow::Tensor& shard_ids, const TableInput& table,
+                       KeyInputs* inputs, MemorySpace space = MemorySpace::kHost);
 
 // Puts keys that are on the op's GPU into `copy`, and waits for it; others stay where they are.
 absl::Status KeysToHost(const Context& core, Span<const Key>* keys, std::vector<Key>* copy);

@@ -4,14 +4,9 @@
 #include <numeric>
 
 namespace dynemb {
-namespace {
-
-constexpr int64_t kNanosecondsOfSize = 200;  // keys of tables
-
-}  // namespace
 
 Status RunCalls(const Context& context, const std::vector<int64_t>& sizes,
-                const std::function<Status(int64_t, const Context&)>& call) {
+                const std::function<Status(int64_t, const Context&)>& call, int64_t nanoseconds) {
   FirstError error;
   if (context.space != MemorySpace::kHost) {  // one stream, whose calls do not wait
     for (size_t i = 0; i < sizes.size(); ++i) error.Add(call(static_cast<int64_t>(i), context));
@@ -34,7 +29,7 @@ Status RunCalls(const Context& context, const std::vector<int64_t>& sizes,
                    [&](int64_t a, int64_t b) { return sizes[a] > sizes[b]; });
   const int64_t mean = small.empty() ? 0 : total / static_cast<int64_t>(small.size());
   return error.Or(
-      context.executor->Run(static_cast<int64_t>(small.size()), mean * kNanosecondsOfSize,
+      context.executor->Run(static_cast<int64_t>(small.size()), mean * nanoseconds,
                             [&](int64_t i) { error.Add(call(small[i], OneThread())); }));
 }
 

@@ -6,8 +6,10 @@
 #ifndef TF_DYNEMB_CC_CORE_BASE_SPAN_H_
 #define TF_DYNEMB_CC_CORE_BASE_SPAN_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 #include <vector>
 
@@ -47,6 +49,22 @@ struct Span {
   T* begin() const { return data; }
   T* end() const { return data + size; }
 };
+
+// The place of the first number that is not in [0, limit), or how many there are. Of signed
+// integers on the host. If all are in it, that costs no more than reading them: no branch for each.
+template <typename T>
+int64_t FirstOutside(const Span<const T>& numbers, int64_t limit) {
+  using Unsigned = std::make_unsigned_t<T>;
+  const auto last =
+      static_cast<Unsigned>(std::min<int64_t>(limit - 1, std::numeric_limits<T>::max()));
+  Unsigned outside = 0;  // its highest bit
+  for (const T x : numbers) {
+    outside |= static_cast<Unsigned>(x) | static_cast<Unsigned>(last - static_cast<Unsigned>(x));
+  }
+  if (static_cast<T>(outside) >= 0) return numbers.size;
+  return std::find_if(numbers.begin(), numbers.end(), [&](T x) { return x < 0 || x >= limit; }) -
+         numbers.begin();
+}
 
 // `count` records; record i starts at data + i * stride_bytes, or, with offsets, which lie in the
 // same memory space, at data + offsets[i]: so rows of a call may repeat, or be columns of several

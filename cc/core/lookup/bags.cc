@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "cc/core/base/run_calls.h"
@@ -53,19 +54,21 @@ struct Share {
   int64_t feature, begin, end;
 };
 
+void AddShares(const Bags& bags, int64_t f, std::vector<Share>* shares) {
+  const int64_t rows = bags.rows(f);
+  int64_t ids = rows;
+  if (bags.feature(f).pooling != Pooling::kNone && rows > 0) {
+    ids = std::max(rows, bags.ids_of_bag(f, rows - 1).second - bags.ids_of_bag(f, 0).first);
+  }
+  const int64_t step = std::max<int64_t>(1, kIdsPerTask * rows / std::max<int64_t>(1, ids));
+  for (int64_t begin = 0; begin < rows; begin += step) {
+    shares->push_back({f, begin, std::min(rows, begin + step)});
+  }
+}
+
 std::vector<Share> SharesOf(const Bags& bags) {
   std::vector<Share> shares;
-  for (int64_t f = 0; f < bags.feature_count(); ++f) {
-    const int64_t rows = bags.rows(f);
-    int64_t ids = rows;
-    if (bags.feature(f).pooling != Pooling::kNone && rows > 0) {
-      ids = std::max(rows, bags.bag(f, rows - 1).end - bags.bag(f, 0).begin);
-    }
-    const int64_t step = std::max<int64_t>(1, kIdsPerTask * rows / std::max<int64_t>(1, ids));
-    for (int64_t begin = 0; begin < rows; begin += step) {
-      shares.push_back({f, begin, std::min(rows, begin + step)});
-    }
-  }
+  for (int64_t f = 0; f < bags.feature_count(); ++f) AddShares(bags, f, &shares);
   return shares;
 }
 
@@ -108,7 +111,7 @@ class Reader {
     }
     Routing routing;
     const int32_t shards = FirstShard(bags_.table_count());
-    DYNEMB_RETURN_IF_ERROR(Routing::Make(keys_, shard_ids_, shards, &routing));
+    DYNEMB_RETURN_IF_ERROR(Routing::Make(context_, keys_, shard_ids_, shards, &routing));
     int32_t shard = 0;
     for (int64_t t = 0; t < bags_.table_count(); ++t) {
       for (const RowReader* const part : bags_.table(t).shards) {
@@ -210,10 +213,18 @@ Status FindShare(const Bags& bags, const Share& share, char* out) {
   return status;
 }
 
+// About how many ids a share has on average: threads are asked for by what there is to do.
+int64_t IdsOfShare(const Bags& bags, const std::vector<Share>& shares) {
+  int64_t rows = 0;
+  for (const Share& share : shares) rows += share.end - share.begin;
+  return std::max(rows, bags.input().ids.size) / std::max<int64_t>(1, shares.size());
+}
+
 // Runs the tasks, and returns the first error.
-Status RunAll(const Context& context, int64_t tasks, const std::function<Status(int64_t)>& task) {
+Status RunAll(const Context& context, int64_t tasks, int64_t ids_of_task,
+              const std::function<Status(int64_t)>& task) {
   FirstError error;
-  return error.Or(context.executor->Run(tasks, kIdsPerTask * kNanosecondsPerId,
+  return error.Or(context.executor->Run(tasks, ids_of_task * kNanosecondsPerId,
                                         [&](int64_t i) { error.Add(task(i)); }));
 }
 
@@ -375,12 +386,11 @@ Status Bags::ComputeOutputLayout() {
     (pooled ? columns_ : rows_) += pooled ? dim : rows;
     if (!pooled || input_.inverse.empty()) continue;
     const int64_t bags = first_bag_[feature.input + 1] - first_bag_[feature.input];
-    for (int64_t e = 0; e < rows; ++e) {
-      const int64_t bag = input_.inverse[feature.input * rows + e];
-      if (bag < 0 || bag >= bags) {
-        return InvalidArgument("inverse: got bag ", bag, " of feature ", feature.input,
-                               ", want 0 to ", bags - 1);
-      }
+    const Span<const int64_t> of_rows(input_.inverse.data + feature.input * rows, rows);
+    const int64_t outside = FirstOutside(of_rows, bags);
+    if (outside < rows) {
+      return InvalidArgument("inverse: got bag ", of_rows[outside], " of feature ", feature.input,
+                             ", want 0 to ", bags - 1);
     }
   }
   return Status();
@@ -393,17 +403,19 @@ int64_t Bags::rows(int64_t f) const {
   return input_.inverse.empty() ? end - begin : input_.inverse.size / input_.features;
 }
 
-Bags::Bag Bags::bag(int64_t f, int64_t row) const {
+std::pair<int64_t, int64_t> Bags::ids_of_bag(int64_t f, int64_t row) const {
   const BagFeature& feature = features_[f];
   const int64_t first = first_bag_[feature.input];
-  if (feature.pooling == Pooling::kNone) {
-    const int64_t id = begin(first) + row;
-    return {id, id + 1, 1};
-  }
+  if (feature.pooling == Pooling::kNone) return {begin(first) + row, begin(first) + row + 1};
   const int64_t b =
       first + (input_.inverse.empty() ? row : input_.inverse[feature.input * rows_ + row]);
-  Bag bag = {begin(b), begin(b + 1), 1};
-  if (feature.pooling == Pooling::kMean && bag.end > bag.begin) {
+  return {begin(b), begin(b + 1)};
+}
+
+Bags::Bag Bags::bag(int64_t f, int64_t row) const {
+  const auto [first, end] = ids_of_bag(f, row);
+  Bag bag = {first, end, 1};
+  if (features_[f].pooling == Pooling::kMean && bag.end > bag.begin) {
     bag.divisor = static_cast<double>(bag.end - bag.begin);
     if (input_.weights != nullptr) {
       bag.divisor = 0;
@@ -422,48 +434,60 @@ double Bags::weight(int64_t id) const {
 
 Status FindBags(const Context& context, const Bags& bags, char* out) {
   const std::vector<Share> shares = SharesOf(bags);
-  return RunAll(context, static_cast<int64_t>(shares.size()),
+  return RunAll(context, static_cast<int64_t>(shares.size()), IdsOfShare(bags, shares),
                 [&](int64_t i) { return FindShare(bags, shares[i], out); });
 }
 
-void BagGradient::Add(Key key, int64_t offset, double scale) {
-  keys_.push_back(key);
-  offsets_.push_back(offset);
-  if (scale == 1 && scales_.empty()) return;
-  scales_.resize(keys_.size() - 1, 1);
-  scales_.push_back(scale);
-}
-
-BagGradient GradientOfTable(const Bags& bags, int64_t table) {
+Status GradientOfTable(const Context& context, const Bags& bags, int64_t table,
+                       BagGradient* gradient) {
   const bool has_table_ids = !bags.input().table_ids.empty();
   const BagTable& of = bags.table(table);
+  std::vector<Share> shares;
   std::vector<int64_t> features;
-  int64_t ids = 0;  // of the features of this table
+  bool scaled = bags.input().weights != nullptr;
   for (int64_t f = 0; f < bags.feature_count(); ++f) {
-    const bool own = bags.feature(f).table == table;
-    if (own || has_table_ids) features.push_back(f);
-    if (own) ids += bags.ids(f).second - bags.ids(f).first;
+    if (bags.feature(f).table != table && !has_table_ids) continue;
+    features.push_back(f);
+    AddShares(bags, f, &shares);
+    scaled = scaled || (bags.feature(f).pooling == Pooling::kMean && !bags.single(f));
   }
-  if (!has_table_ids && ids > 0 && features.size() == 1 && bags.in_order(features[0]) &&
-      of.hash_size == 0) {
+  if (!has_table_ids && features.size() == 1 && bags.in_order(features[0]) && of.hash_size == 0 &&
+      !shares.empty()) {
     const int64_t f = features[0];
-    return {{bags.input().ids.data + bags.ids(f).first, ids},
-            bags.offset(f, 0),
-            bags.columns() * SizeOf(bags.dtype())};
+    const auto [first, end] = bags.ids(f);
+    *gradient = {{bags.input().ids.data + first, end - first},
+                 bags.offset(f, 0),
+                 bags.columns() * SizeOf(bags.dtype())};
+    return Status();
   }
-  BagGradient gradient;
-  gradient.Reserve(ids);
-  for (const int64_t f : features) {
-    for (int64_t row = 0; row < bags.rows(f); ++row) {
+  std::vector<int64_t> ends(shares.size());  // of the ids of a share in the gradient
+  const auto run = [&](int64_t nanoseconds_of_id, const auto& task) {
+    return context.executor->Run(static_cast<int64_t>(shares.size()),
+                                 IdsOfShare(bags, shares) * nanoseconds_of_id, task);
+  };
+  DYNEMB_RETURN_IF_ERROR(run(has_table_ids ? 1 : 0, [&](int64_t s) {
+    const auto [f, begin, end] = shares[s];
+    for (int64_t row = begin; row < end; ++row) {
+      const auto [id, id_end] = bags.ids_of_bag(f, row);
+      ends[s] += id_end - id;
+      if (!has_table_ids) continue;
+      for (int64_t i = id; i < id_end; ++i) ends[s] -= bags.table_id(f, i) != table;
+    }
+  }));
+  std::partial_sum(ends.begin(), ends.end(), ends.begin());
+  *gradient = BagGradient(ends.empty() ? 0 : ends.back(), scaled);
+  return run(4, [&](int64_t s) {
+    const auto [f, begin, end] = shares[s];
+    int64_t at = s == 0 ? 0 : ends[s - 1];
+    for (int64_t row = begin; row < end; ++row) {
       const Bags::Bag bag = bags.bag(f, row);
       const int64_t offset = bags.offset(f, row);
       for (int64_t id = bag.begin; id < bag.end; ++id) {
         if (has_table_ids && bags.table_id(f, id) != table) continue;
-        gradient.Add(of.key_of(bags.input().ids[id]), offset, bags.weight(id) / bag.divisor);
+        gradient->Set(at++, of.key_of(bags.input().ids[id]), offset, bags.weight(id) / bag.divisor);
       }
     }
-  }
-  return gradient;
+  });
 }
 
 Status GradientOfWeights(const Context& context, const Bags& bags, const char* gradient,
@@ -471,11 +495,12 @@ Status GradientOfWeights(const Context& context, const Bags& bags, const char* g
   std::memset(weights, 0, bags.input().ids.size * SizeOf(bags.dtype()));
   // Several rows may have to do with one id; those of an input feature are added up one after the
   // other.
-  std::vector<std::vector<Share>> of_input(bags.input().features);
+  const int64_t inputs = bags.input().features;
+  std::vector<std::vector<Share>> of_input(inputs);
   for (const Share& share : SharesOf(bags)) {
     of_input[bags.feature(share.feature).input].push_back(share);
   }
-  return RunAll(context, static_cast<int64_t>(of_input.size()), [&](int64_t input) {
+  return RunAll(context, inputs, bags.input().ids.size / inputs, [&](int64_t input) {
     for (const Share& share : of_input[input]) {
       const BagTable& table = bags.table(bags.feature(share.feature).table);
       Status status;

@@ -8,6 +8,7 @@
 #define TF_DYNEMB_CC_CORE_LOOKUP_BAGS_H_
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -97,10 +98,19 @@ class Bags {
     double divisor;
   };
   Bag bag(int64_t f, int64_t row) const;
+  std::pair<int64_t, int64_t> ids_of_bag(int64_t f, int64_t row) const;  // [first, second)
   // All ids of a feature: [first, second).
   std::pair<int64_t, int64_t> ids(int64_t f) const {
     const int64_t input = features_[f].input;
     return {begin(first_bag_[input]), begin(first_bag_[input + 1])};
+  }
+  // How many ids the features of a table have.
+  int64_t ids_of_table(int64_t t) const {
+    int64_t count = 0;
+    for (int64_t f = 0; f < feature_count(); ++f) {
+      if (features_[f].table == t) count += ids(f).second - ids(f).first;
+    }
+    return count;
   }
   // Whether each row of a feature is that of its bag's only id, with nothing to be done to it.
   bool single(int64_t f) const {
@@ -145,35 +155,43 @@ Status FindBags(const Context& context, const Bags& bags, char* out);
 
 // The gradient of the output to what one table gave: for each key where its gradient is, in bytes
 // from the begin of the output's gradient, and what to multiply it by (empty: nothing). Keys may
-// repeat. Either Add made it, or it is a view of the ids of the input, which it must not outlive.
+// repeat. Either it owns the keys, or it is a view of the ids of the input, which it must not
+// outlive.
 class BagGradient {
  public:
   BagGradient() = default;
   // Of ids of which each has its gradient after that of the one before.
   BagGradient(Span<const Key> ids, int64_t first_offset, int64_t stride)
-      : ids_(ids), offset_(first_offset), stride_(stride) {}
-
-  void Reserve(int64_t n) {
-    keys_.reserve(n);
-    offsets_.reserve(n);
+      : keys_(ids), offset_(first_offset), stride_(stride) {}
+  // Of `size` keys, to be set.
+  BagGradient(int64_t size, bool scaled)
+      : own_keys_(new Key[size]),
+        offsets_(new int64_t[size]),
+        scales_(scaled ? new double[size] : nullptr),
+        keys_(own_keys_.get(), size) {}
+  void Set(int64_t i, Key key, int64_t offset, double scale) {
+    own_keys_[i] = key;
+    offsets_[i] = offset;
+    if (scales_ != nullptr) scales_[i] = scale;
   }
-  void Add(Key key, int64_t offset, double scale);
 
-  Span<const Key> keys() const { return stride_ > 0 ? ids_ : Span<const Key>(keys_); }
+  Span<const Key> keys() const { return keys_; }
   ConstRows rows(const char* gradient) const {
-    if (stride_ > 0) return {gradient + offset_, ids_.size, stride_};
-    return {gradient, Span<const int64_t>(offsets_)};
+    if (stride_ > 0) return {gradient + offset_, keys_.size, stride_};
+    return {gradient, Span<const int64_t>(offsets_.get(), keys_.size)};
   }
-  Span<const double> scales() const { return scales_; }
+  Span<const double> scales() const { return {scales_.get(), scales_ == nullptr ? 0 : keys_.size}; }
 
  private:
-  Span<const Key> ids_;
+  std::unique_ptr<Key[]> own_keys_;
+  std::unique_ptr<int64_t[]> offsets_;
+  std::unique_ptr<double[]> scales_;
+  Span<const Key> keys_;
   int64_t offset_ = 0, stride_ = 0;
-  std::vector<Key> keys_;
-  std::vector<int64_t> offsets_;
-  std::vector<double> scales_;
 };
-BagGradient GradientOfTable(const Bags& bags, int64_t table);
+Status GradientOfTable(const Context& context, const Bags& bags, int64_t table,
+                       BagGradient* gradient);
+constexpr int64_t kGradientNanoseconds = 5;  // about what that takes for an id, for RunCalls
 
 // The gradient of the output to the weight of each id, to `weights`: numbers of bags.dtype().
 // `gradient` and `out` are those of the output.

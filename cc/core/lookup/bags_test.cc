@@ -212,7 +212,8 @@ void RunCase(const Case& c, uint64_t seed) {
   for (size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(out[i], want[i], tolerance) << i;
 
   for (int64_t t = 0; t < 3; ++t) {
-    const BagGradient of_table = GradientOfTable(bags, t);
+    BagGradient of_table;
+    ASSERT_TRUE(GradientOfTable(context, bags, t, &of_table).ok());
     const ConstRows rows = of_table.rows(reinterpret_cast<const char*>(g.data()));
     std::map<Key, std::vector<double>> sums;
     for (int64_t i = 0; i < of_table.keys().size; ++i) {

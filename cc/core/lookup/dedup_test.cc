@@ -38,7 +38,7 @@ std::vector<Key> RandomKeys(int64_t n, uint64_t distinct, uint64_t seed) {
 }
 
 TEST(Dedup, KeepsTheOrderOfFirstAppearance) {
-  for (const int64_t n : {0, 1, 7, 1000}) {
+  for (const int64_t n : {0, 1, 7, 64, 65, 1000}) {  // 64 are fetched ahead at a time
     for (const uint64_t distinct : {1, 3, 100, 1000000}) {
       const std::vector<Key> keys = RandomKeys(n, distinct, n + distinct);
       const Dedup dedup{Span<const Key>(keys)};
@@ -55,7 +55,7 @@ TEST(Dedup, KeepsTheOrderOfFirstAppearance) {
 }
 
 TEST(SumByKey, AddsInBatchOrderForAnyNumberOfThreads) {
-  constexpr int64_t kRows = 3000, kDim = 3;
+  constexpr int64_t kRows = 30000, kDim = 3;  // of which several threads sort slices
   const std::vector<Key> keys = RandomKeys(kRows, 1200, 1);
   std::mt19937 random(2);
   std::normal_distribution<float> normal;

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "cc/core/base/context.h"
 #include "cc/core/base/span.h"
+#include "cc/core/base/status.h"
 #include "cc/core/table/table.h"
 
 namespace dynemb {
@@ -17,7 +19,8 @@ struct GroupedKeys {
 };
 
 // By ProcessOf.
-GroupedKeys GroupByProcess(Span<const Key> keys, int64_t processes, bool by_hash);
+Status GroupByProcess(const Context& context, Span<const Key> keys, int64_t processes, bool by_hash,
+                      GroupedKeys* grouped);
 
 }  // namespace dynemb
 

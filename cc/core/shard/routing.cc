@@ -1,6 +1,6 @@
 #include "cc/core/shard/routing.h"
 
-#include <utility>
+#include "cc/core/base/sort_by_part.h"
 
 namespace dynemb {
 
@@ -11,29 +11,34 @@ std::vector<int32_t> KeyMod(Span<const Key> keys, int64_t shards) {
   return shard_ids;
 }
 
-Status Routing::Make(Span<const Key> keys, Span<const int32_t> shard_ids, int shards,
-                     Routing* routing, const KeyPart& part) {
+Status Routing::Make(const Context& context, Span<const Key> keys, Span<const int32_t> shard_ids,
+                     int shards, Routing* routing, const KeyPart& part) {
   routing->shares_.clear();
   if (shards == 1 && part.of == 1) return Status();
-  if (shards > 1 && shard_ids.size != keys.size) {
-    return InvalidArgument("shard_ids: got ", shard_ids.size, ", want one per key, ", keys.size,
-                           ", of the keys' shape, from the partitioner");
-  }
-  std::vector<Share> shares(shards);
-  for (int64_t i = 0; i < keys.size; ++i) {
-    const int32_t shard_id = shards > 1 ? shard_ids[i] : 0;
-    if (shard_id < 0 || shard_id >= shards) {
-      return InvalidArgument("partitioner: got shard ", shard_id, " for key ", keys[i],
-                             ", want 0 to ", shards - 1);
+  if (shards > 1) {
+    if (shard_ids.size != keys.size) {
+      return InvalidArgument("shard_ids: got ", shard_ids.size, ", want one per key, ", keys.size,
+                             ", of the keys' shape, from the partitioner");
     }
-    if (part.has(keys[i])) shares[shard_id].at.push_back(i);
+    const int64_t outside = FirstOutside(shard_ids, shards);
+    if (outside < keys.size) {
+      return InvalidArgument("partitioner: got shard ", shard_ids[outside], " for key ",
+                             keys[outside], ", want 0 to ", shards - 1);
+    }
   }
-  for (Share& share : shares) {
-    share.count = static_cast<int64_t>(share.at.size());
-    share.positions.at = share.at;
-    share.positions.count = &share.count;
+  std::vector<int64_t> begins(static_cast<size_t>(shards) + 1);
+  routing->at_.resize(static_cast<size_t>(keys.size));
+  int64_t* const at = routing->at_.data();
+  const auto shard_of = [&](int64_t i) { return shards > 1 ? shard_ids[i] : 0; };
+  DYNEMB_RETURN_IF_ERROR(SortByPart(
+      context, keys.size, shards, [&](int64_t i) { return part.has(keys[i]) ? shard_of(i) : -1; },
+      [&](int64_t i, int64_t, int64_t place) { at[place] = i; }, begins.data()));
+  routing->shares_.resize(static_cast<size_t>(shards));
+  for (size_t s = 0; s < routing->shares_.size(); ++s) {
+    Share& share = routing->shares_[s];
+    share.count = begins[s + 1] - begins[s];
+    share.positions = {{at + begins[s], share.count}, &share.count};
   }
-  routing->shares_ = std::move(shares);  // moves the buffers of a vector, not its elements
   return Status();
 }
 

@@ -46,8 +46,8 @@ class Routing {
  public:
   // With one shard `shard_ids` may be empty. Keys that are not in `part` go to no shard. Errors:
   // not one shard per key; a shard outside [0, shards), naming the key.
-  static Status Make(Span<const Key> keys, Span<const int32_t> shard_ids, int shards,
-                     Routing* routing, const KeyPart& part = KeyPart());
+  static Status Make(const Context& context, Span<const Key> keys, Span<const int32_t> shard_ids,
+                     int shards, Routing* routing, const KeyPart& part = KeyPart());
 
   // The share of a shard, as the select of a batch; the routing must outlive it. Null: all keys.
   const Positions* share(int shard) const {
@@ -56,10 +56,10 @@ class Routing {
 
  private:
   struct Share {
-    std::vector<int64_t> at;
     int64_t count = 0;
     Positions positions;
   };
+  std::vector<int64_t> at_;  // the positions of all shares, one share after the other
   std::vector<Share> shares_;
 };
 

@@ -82,8 +82,8 @@ Status ApplyBlock(const Context& context, const ChangeBlock& block,
     shard_of_row = by_key = KeyMod(keys, count);
   }
   Routing routing;
-  DYNEMB_RETURN_IF_ERROR(
-      Routing::Make(keys, shard_of_row, static_cast<int>(count), &routing, part));
+  DYNEMB_RETURN_IF_ERROR(Routing::Make(HostContext(context), keys, shard_of_row,
+                                       static_cast<int>(count), &routing, part));
   KeyStrings::PinGuard pin;
   if (strings != nullptr) {
     DYNEMB_RETURN_IF_ERROR(strings->Record(keys, block.strings, context));

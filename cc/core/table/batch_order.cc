@@ -4,17 +4,12 @@
 #include <new>
 #include <utility>
 
+#include "cc/core/base/sort_by_part.h"
+
 namespace dynemb {
 namespace {
 
-constexpr int64_t kSliceKeys = 4096;  // fewer are not worth another thread
-
 uint64_t Hash(Key key) { return Mix64(static_cast<uint64_t>(key)); }
-
-// As all that the constructor asks memory for.
-void OrThrow(const Status& ran) {
-  if (!ran.ok()) throw std::bad_alloc();
-}
 
 }  // namespace
 
@@ -27,35 +22,16 @@ BatchOrder::BatchOrder(const Context& context, const Batch& batch)
   const auto position = [&](int64_t i) {
     return batch.select == nullptr ? i : batch.select->at[i];
   };
-  const int64_t slices =
-      std::max<int64_t>(1, std::min<int64_t>(context.executor->concurrency(), size_ / kSliceKeys));
-  const auto slice_begin = [&](int64_t slice) { return size_ * slice / slices; };
-  std::vector<int64_t> next(slices * kSegments);
-  OrThrow(context.executor->Run(slices, 2 * size_ / slices, [&](int64_t slice) {
-    int64_t* count = &next[slice * kSegments];
-    for (int64_t i = slice_begin(slice); i < slice_begin(slice + 1); ++i) {
-      ++count[SegmentOf(Hash(batch.keys[position(i)]))];
-    }
-  }));
-  int64_t begin = 0;
-  for (int segment = 0; segment < kSegments; ++segment) {
-    begin_[segment] = begin;
-    for (int64_t slice = 0; slice < slices; ++slice) {
-      const int64_t count = next[slice * kSegments + segment];
-      next[slice * kSegments + segment] = begin;
-      begin += count;
-    }
-  }
-  begin_[kSegments] = begin;
-  OrThrow(context.executor->Run(slices, 3 * size_ / slices, [&](int64_t slice) {
-    int64_t* to = &next[slice * kSegments];
-    for (int64_t i = slice_begin(slice); i < slice_begin(slice + 1); ++i) {
-      const Key key = batch.keys[position(i)];
-      const int64_t at = to[SegmentOf(Hash(key))]++;
-      keys_[at] = key;
-      positions_[at] = position(i);
-    }
-  }));
+  const Status sorted = SortByPart(
+      context, size_, kSegments,
+      [&](int64_t i) { return SegmentOf(Hash(batch.keys[position(i)])); },
+      [&](int64_t i, int64_t, int64_t at) {
+        const int64_t from = position(i);
+        positions_[at] = from;
+        keys_[at] = batch.keys[from];
+      },
+      begin_);
+  if (!sorted.ok()) throw std::bad_alloc();
 }
 
 int64_t BatchOrder::Group(int64_t segment, Scratch* scratch) {

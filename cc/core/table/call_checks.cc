@@ -17,12 +17,9 @@ Status CheckPositions(const Positions& select, int64_t n) {
   if (taking_part < 0 || taking_part > select.at.size) {
     return InvalidArgument("select.count: got ", taking_part, ", want 0 to ", select.at.size);
   }
-  for (int64_t j = 0; j < taking_part; ++j) {
-    if (select.at[j] < 0 || select.at[j] >= n) {
-      return InvalidArgument("select: got position ", select.at[j], ", want 0 to ", n - 1);
-    }
-  }
-  return Status();
+  const int64_t outside = FirstOutside(Span<const int64_t>(select.at.data, taking_part), n);
+  if (outside == taking_part) return Status();
+  return InvalidArgument("select: got position ", select.at[outside], ", want 0 to ", n - 1);
 }
 
 }  // namespace
