@@ -244,7 +244,7 @@ class TTL(EvictionPolicy):
         steps: steps of the optimizer. An upsert or accum has the step of the last training, before the
             first one step 1.
         seconds: seconds, by the clock of the machine that holds the table; of several workers or servers
-            by that of the first (with a restrict policy that keeps times, each has its own clock's).
+            by that of the first.
 
     Raises:
         ValueError: not one of them, or one that is not positive.
