@@ -16,6 +16,10 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
+bool ScoresAddUp(const TableInput& table) {
+  return table.resource->options().eviction.adds_scores();
+}
+
 // The inputs keys and scores, a score for each key.
 absl::Status GetScoresOfKeys(OpKernelContext* context, Span<const Key>* keys,
                              Span<const int64_t>* scores) {
@@ -49,7 +53,9 @@ class GiveScoresOp : public CatchingKernel {
     Span<const int64_t> scores;
     OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
     OP_REQUIRES_OK(context, GetScoresOfKeys(context, &keys, &scores));
-    table.resource->given_scores()->Add(keys, scores);
+    using Several = GivenScores::Several;
+    table.resource->given_scores()->Add(keys, scores,
+                                        ScoresAddUp(table) ? Several::kSum : Several::kHighest);
   }
 };
 
@@ -65,7 +71,7 @@ class TakeScoresOp : public CatchingKernel {
     std::vector<int64_t> scores(static_cast<size_t>(n)), without;
     if (!table.resource->given_scores()->Take(inputs.keys, scores.data(), &without)) {
       scores.clear();  // rows keep theirs
-    } else if (!without.empty()) {
+    } else if (!without.empty() && !ScoresAddUp(table)) {
       OP_REQUIRES_OK(context, ToTensorFlow(ReadScores(PoolContext(context), table, inputs, without,
                                                       scores.data())));
     }

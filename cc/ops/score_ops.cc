@@ -30,7 +30,8 @@ REGISTER_OP("DynembGiveScores")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc(R"doc(
-Keeps scores of keys until DynembTakeScores asks for them. Of several of one key the highest counts.
+Keeps scores of keys until DynembTakeScores asks for them. Of several of one key the highest counts,
+or of a table whose scores add up their sum.
 
 scores: one per key, of a shape of as many elements.
 )doc");
@@ -46,7 +47,8 @@ REGISTER_OP("DynembTakeScores")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-The scores that were kept of keys, which are forgotten then; where there is none that of the key's row, or 0.
+The scores that were kept of keys, which are forgotten then; where there is none that of the key's row, or 0,
+or of a table whose scores add up 0.
 
 shard_ids: of the keys.
 scores: shape (n,) in the order of the keys; or (0,), if the table keeps none of any key.

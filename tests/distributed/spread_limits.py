@@ -129,15 +129,18 @@ class Limits(Program):
         def now():
             return tf.constant(readings[self.index], tf.int64)
 
-        for name in ("step", "upsert", "accum"):
+        keeps = {"eviction": self.lib.policies.TTL(seconds=1e6)}
+        restricted = {"restrict_policy": self.lib.TimestampRestrictPolicy}
+        options = {name: keeps for name in ("step", "upsert", "accum")}
+        options |= {"restricted step": keeps | restricted, "restricted upsert": restricted}
+        for name, policies in options.items():
             with self.strategy.scope():
-                ttl = self.lib.policies.TTL(seconds=1e6)
-                layer = self.lib.Embedding(1, initializer="zeros", eviction=ttl, name=name)
+                layer = self.lib.Embedding(1, initializer="zeros", **policies, name=name.split()[-1])
             table, keys = layer.table, tf.range(8, dtype=tf.int64)
             table.resource.now = now
-            if name == "step":
+            if name.endswith("step"):
                 self.on_batches(layer)(0, IDS[0])
-            elif name == "upsert":
+            elif name.endswith("upsert"):
                 table.upsert(keys, tf.ones([8, 1]))
             else:
                 zeros, seen = tf.zeros([8, 1]), tf.zeros([8], tf.bool)

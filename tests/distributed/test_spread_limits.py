@@ -177,8 +177,8 @@ def test_an_owner_without_bytes_is_an_error_in_all_processes(processes):
 
 
 def test_the_time_of_a_step_is_that_of_the_first_process(processes):
-    """Whatever the clocks of the others say; of upsert and accum, too."""
-    for name in ("step", "upsert", "accum"):
+    """Whatever the clocks of the others say; of upsert and accum, and for a restrict policy, too."""
+    for name in ("step", "upsert", "accum", "restricted step", "restricted upsert"):
         times = union([process["clocks"][name] for process in processes])
         assert set(times.values()) == {10**15}, name
         assert len(times) > 5

@@ -57,6 +57,16 @@ def test_shards_that_do_not_evict_are_full_together(devices):
     assert keys_of(table) == {0, 2, 4}
 
 
+def test_shards_that_evict_have_equal_shares():
+    """Ids of one shard fill its share alone; of ids of all shards there are max_rows in all."""
+    table = tf_dynemb.Variable(dim=1, max_rows=1002, eviction=LRU(), devices=["/CPU:0"] * 4)
+    skewed = 4 * tf.range(3000, dtype=tf.int64)
+    table.upsert(skewed, tf.ones([3000, 1]))
+    assert [int(table.size(shard)) for shard in range(4)] == [251, 0, 0, 0]
+    table.upsert(tf.range(5000, dtype=tf.int64), tf.ones([5000, 1]))
+    assert [int(table.size(shard)) for shard in range(4)] == [251, 251, 250, 250]
+
+
 def test_declined_ids_keep_their_initial_value_and_are_counted():
     table = tf_dynemb.Variable(dim=1, max_rows=2, on_full="decline", initializer=5.0)
     layer_weight = tf.Variable(1.0)

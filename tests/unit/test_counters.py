@@ -152,3 +152,12 @@ def test_snapshots_and_deltas_are_counted_and_timed(tmp_path):
     assert got["save_microseconds"] > 0 and got["delta_microseconds"] > 0
     assert got["save_microseconds"] + got["delta_microseconds"] <= took
     assert (numbers(other)["saves"], numbers(other)["deltas"]) == (3, 0)
+
+
+def test_counters_and_removals_are_no_graphs():
+    table = tf_dynemb.Variable(dim=1)
+    for name, call in (("metrics", table.metrics), ("remove_if", lambda: table.remove_if(max))):
+        with pytest.raises(RuntimeError, match=f"{name} works eagerly; call it outside"):
+            tf.function(call)()
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="metrics works eagerly"):
+        tf_dynemb.Variable(dim=1).metrics()

@@ -389,3 +389,24 @@ def test_bad_input(what):
     wrong, error, message = BAD[what]
     with pytest.raises(error, match=message):
         wrong()
+
+
+def test_tables_may_have_limits(tmp_path):
+    """Which keras_rs has not; they go through configs and files."""
+    movies, users = table_of(), table_of("users")
+    configs = {"seen": feature_of("seen", movies), "who": feature_of("who", users, 1)}
+    limits = {"movies": {"max_rows": 2, "eviction": tf_dynemb.policies.LRU()}}
+    layer = Ours(configs, limits=limits)
+    again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
+    for each in (layer, again):
+        for key in range(5):
+            each.tables["movies"].upsert(tf.constant([key], tf.int64), [[0.0] * DIM])
+            each.tables["users"].upsert(tf.constant([key], tf.int64), [[0.0] * DIM])
+        assert sorted(each.tables["movies"].export()[0].numpy()) == [3, 4]
+        assert int(each.tables["users"].size()) == 5
+    with pytest.raises(
+        TypeError, match=r"limits of movies: got \['rows'\], want limits of a table: max"
+    ):
+        Ours(configs, limits={"movies": {"rows": 5}})
+    with pytest.raises(ValueError, match=r"limits: got some for \['books'\], which are no tables"):
+        Ours(configs, limits={"books": {"max_rows": 5}})

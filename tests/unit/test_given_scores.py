@@ -130,6 +130,74 @@ def test_rows_have_the_highest_score_that_came_with_their_ids(lookup, in_graph, 
         assert dtype.is_floating or scores_of(table) == model.rows
 
 
+def sums_of(table):
+    """What the rows' meta stands for, where scores add up."""
+    sums = {key: 2.0 ** (score / 2**24) for key, score in scores_of(table).items()}
+    return {key: 0.0 if total < 1e-9 else total for key, total in sums.items()}
+
+
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("lookup", [*LOOKUPS, "upsert", "accum"])
+def test_scores_that_add_up(lookup, place, in_graph):
+    """Of ids that repeat in a batch, in lookups of a step, and over steps."""
+    table = tf_dynemb.Variable(
+        dim=1, max_rows=90, eviction=Score(adds_up=True), devices=PLACES[place], initializer="ones"
+    )
+    optimizer, sums = sgd(), {}
+
+    def step(keys, scores):
+        if lookup == "upsert":
+            table.upsert(keys, tf.ones([tf.size(keys), 1]), scores=scores)
+        elif lookup == "accum":
+            values, exists = table.lookup(keys, return_exists=True)
+            table.accum(keys, values, values + 1, exists, scores=scores)
+        else:
+            minimize(optimizer, table, lambda: LOOKUPS[lookup](table, keys, scores))
+
+    step = tf.function(step, reduce_retracing=True) if in_graph else step
+    random = np.random.default_rng(4)
+    for _ in range(12):
+        keys = random.integers(0, 14, int(random.integers(3, 9)))
+        scores = np.where(random.random(len(keys)) < 0.2, 0, random.exponential(9, len(keys)))
+        step(tf.constant(keys), tf.constant(scores))
+        for key, score in zip(keys.tolist(), scores.tolist(), strict=True):
+            sums[key] = sums.get(key, 0) + score
+    # Steps of 2^-20, of several additions 2e-5 each of what is added.
+    assert sums_of(table) == pytest.approx(sums, rel=3e-4, abs=1e-5)
+
+
+def test_the_lowest_sum_leaves():
+    table = tf_dynemb.Variable(dim=1, max_rows=2, eviction=Score(adds_up=True))
+    for key, score in ((1, 3), (2, 2), (2, 2)):
+        table.upsert(ids(key), [[1.0]], scores=[score])
+    table.upsert(ids(3), [[1.0]])  # 1 leaves; it has nothing itself, and leaves next
+    assert keys_of(table) == {2, 3}
+    table.upsert(ids(4), [[1.0]], scores=[1e-3])
+    assert keys_of(table) == {2, 4}
+    for scores, got in (([-1.0], "want numbers from 0"), ([2.0**25], "to 2.24"), ([np.nan], "NaN")):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=got):
+            table.upsert(ids(4), [[1.0]], scores=scores)
+    policy = Score(lambda keys: tf.ones_like(keys), adds_up=True)
+    counts = tf_dynemb.Variable(dim=1, max_rows=9, eviction=policy)
+    for _ in range(5):
+        counts.upsert(ids(1, 1, 2), tf.ones([3, 1]))
+    assert sums_of(counts) == pytest.approx({1: 5, 2: 5}, rel=3e-4)
+    with pytest.raises(TypeError, match="adds_up: got 'yes', want True or False"):
+        Score(adds_up="yes")
+
+
+def test_scores_of_one_collection_add_up_or_not():
+    configs = [
+        tf_dynemb.EmbeddingConfig(name=name, dim=1, max_rows=9, eviction=policy, features=[name])
+        for name, policy in (("a", Score()), ("b", Score(adds_up=True)))
+    ]
+    collection = tf_dynemb.EmbeddingCollection(configs)
+    features = {"a": ids(1)[None], "b": ids(2)[None]}
+    with pytest.raises(ValueError, match=r"scores: got some for \['a', 'b'\], .*collections of their"):
+        collection(features, scores={"a": [[1]], "b": [[1]]})
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_rows_that_are_written_without_scores_keep_theirs(place):
     table = tf_dynemb.Variable(dim=1, max_rows=50, eviction=Score(), devices=PLACES[place])

@@ -16,6 +16,7 @@ from table_rows import int64
 
 from tf_dynemb.compat import one_embedding as oe
 from tf_dynemb.compat import options as compat_options
+from tf_dynemb.policies import LRU
 
 
 def test_what_the_functions_return():
@@ -192,6 +193,32 @@ def test_options_made_by_hand_are_checked():
     before = copy.deepcopy(good)
     oe.MultiTableEmbedding("e", 2, tf.float32, tf.int64, None, good)
     assert good == before
+
+
+def test_tables_may_have_limits(tmp_path):
+    """Which OneEmbedding has not; they go through configs."""
+    initializer = oe.make_constant_initializer(1.0)
+    tables = [
+        oe.make_table_options(initializer, max_rows=2, eviction=LRU()),
+        oe.make_table([oe.make_column_options(initializer)], max_rows=3, on_full="decline"),
+        oe.make_table(initializer, max_bytes=40_000),
+    ]
+    store = oe.make_device_mem_store_options(str(tmp_path), capacity=10)
+    layer = oe.MultiTableEmbedding("t", 1, tf.float32, tf.int64, tables, store)
+    again = oe.MultiTableEmbedding.from_config(layer.get_config())
+    for each in (layer, again):
+        for key in range(5):
+            for table in each.tables[:2]:
+                table.upsert(tf.constant([key], tf.int64), [[0.0]])
+        evicting, declining, in_bytes = each.tables
+        assert sorted(evicting.export()[0].numpy()) == [3, 4]
+        assert sorted(declining.export()[0].numpy()) == [0, 1, 2]
+        with pytest.raises(tf.errors.ResourceExhaustedError, match="max_bytes of t_table_2"):
+            in_bytes.upsert(tf.range(5000, dtype=tf.int64), tf.zeros([5000, 1]))
+    with pytest.raises(TypeError, match=r"make_table_options: got \['capacity'\], want limits"):
+        oe.make_table_options(initializer, capacity=5)
+    with pytest.raises(ValueError, match="eviction: got LRU.*without max_rows"):
+        oe.make_table_options(initializer, eviction=LRU())
 
 
 def test_all_names_have_a_docstring_and_are_exported():

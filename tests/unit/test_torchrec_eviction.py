@@ -1,8 +1,8 @@
 """tf_dynemb.compat.torchrec's managed collision and policies of virtual tables."""
 
 import collections
-import time
 
+import host_gpus
 import keras
 import numpy as np
 import pytest
@@ -22,9 +22,9 @@ def config_of(kind, rows=8, **more):
     return make(rows, 2, "t", feature_names=["f"], **{"init_fn": 0.0, **more})
 
 
-def collection_of(kind, configs):
+def collection_of(kind, configs, **more):
     make = torchrec.EmbeddingBagCollection if kind == "bags" else torchrec.EmbeddingCollection
-    return make(configs)
+    return make(configs, **more)
 
 
 def module_of(rows=8, policy=None, **more):
@@ -217,10 +217,37 @@ REFUSED = {
         TypeError,
         "managed_collision_collection: got dict, want a ManagedCollisionCollection",
     ),
-    "count": (
-        torchrec.CountBasedEvictionPolicy,
+    "rate": (
+        lambda: torchrec.CountBasedEvictionPolicy(decay_rate=1.01),
         ValueError,
-        "decay_rate: got 0.99, want 1.0; .*half_life_steps",
+        "decay_rate: got 1.01, want a number above 0, and at most 1",
+    ),
+    "rate of a mixture": (
+        lambda: torchrec.CountTimestampMixedEvictionPolicy(decay_rate=0),
+        ValueError,
+        "decay_rate: got 0, want a number above 0, and at most 1",
+    ),
+    "rate of scores": (
+        lambda: torchrec.FeatureScoreBasedEvictionPolicy(decay_rate="slow"),
+        ValueError,
+        "decay_rate: got 'slow', want a number above 0, and at most 1",
+    ),
+    "minutes of a mixture": (
+        lambda: torchrec.CountTimestampMixedEvictionPolicy(inference_eviction_ttl_mins=0.5),
+        ValueError,
+        "inference_eviction_ttl_mins: got 0.5, want a whole number from 0",
+    ),
+    "rows that stay": (
+        lambda: torchrec.FeatureScoreBasedEvictionPolicy(training_id_keep_count=-1),
+        ValueError,
+        "training_id_keep_count: got -1, want a whole number >= 0",
+    ),
+    "score for inference": (
+        lambda: torchrec.FeatureScoreBasedEvictionPolicy(
+            inference_eviction_feature_score_threshold=float("nan")
+        ),
+        ValueError,
+        "inference_eviction_feature_score_threshold: got nan, want a score from 0",
     ),
     "norm": (
         lambda: torchrec.FeatureL2NormBasedEvictionPolicy(eviction_threshold=-0.5),
@@ -231,11 +258,6 @@ REFUSED = {
         lambda: torchrec.FeatureL2NormBasedEvictionPolicy(inference_eviction_threshold="low"),
         ValueError,
         "inference_eviction_threshold: got 'low', want a norm from 0",
-    ),
-    "counts that fade for inference": (
-        lambda: torchrec.CountBasedEvictionPolicy(eviction_threshold=0, inference_eviction_threshold=3),
-        ValueError,
-        "decay_rate: got 0.99, want 1.0; ",
     ),
     "trigger of a threshold": (
         lambda: torchrec.FeatureL2NormBasedEvictionPolicy(training_id_eviction_trigger_count=-1),
@@ -248,9 +270,9 @@ REFUSED = {
         "inference_eviction_ttl_mins: got -5, want a whole number from 0",
     ),
     "ids for inference": (
-        lambda: torchrec.TimestampBasedEvictionPolicy(max_inference_id_num_per_rank=5),
+        lambda: torchrec.TimestampBasedEvictionPolicy(max_inference_id_num_per_rank=-5),
         ValueError,
-        "max_inference_id_num_per_rank: got 5, want 0; ",
+        "max_inference_id_num_per_rank: got -5, want a whole number >= 0",
     ),
     "trigger": (
         lambda: torchrec.TimestampBasedEvictionPolicy(training_id_eviction_trigger_count=5),
@@ -262,8 +284,6 @@ REFUSED = {
         ValueError,
         "eviction_ttl_mins: got -1, want a whole number from 0",
     ),
-    "mixed": (torchrec.CountTimestampMixedEvictionPolicy, ValueError, "is not supported; .*TTL"),
-    "scores": (torchrec.FeatureScoreBasedEvictionPolicy, ValueError, "is not supported; .*num_embedd"),
     "virtual policy without": (
         lambda: config_of("rows", virtual_table_eviction_policy=torchrec.NoEvictionPolicy()),
         ValueError,
@@ -340,7 +360,7 @@ def test_virtual_tables(kind, policy, eviction):
     assert type(config).from_config(config.get_config()) == config
     layer = collection_of(kind, [config])
     table = layer.tables["t"]
-    assert table.config.max_rows is None
+    assert table.config.max_rows in (None, 2**62)
     assert (table.config.eviction and table.config.eviction.policies) == eviction
     rows = table.lookup(tf.range(1000, dtype=tf.int64)).numpy()
     assert 0.45 < np.abs(rows).max() <= 0.5
@@ -349,6 +369,8 @@ def test_virtual_tables(kind, policy, eviction):
 
 
 def virtual(kind, policy, **more):
+    if host_gpus.tables_are_there():
+        more.pop("table_size", None)  # a GPU has one shard
     config = config_of(
         kind, 1 << 40, use_virtual_table=True, virtual_table_eviction_policy=policy, **more
     )
@@ -356,10 +378,10 @@ def virtual(kind, policy, **more):
     return collection_of(kind, [config])
 
 
-def step(layer, *ids):
+def step(layer, *ids, **more):
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
     with tf.GradientTape() as tape:
-        output = layer(features(*ids))
+        output = layer(features(*ids), **more)
         values = output["f"] if isinstance(output, torchrec.KeyedTensor) else output["f"].values()
         loss = tf.reduce_sum(values)
     variables = layer.trainable_variables
@@ -405,6 +427,13 @@ def test_rows_below_a_norm_leave_when_it_is_triggered(kind):
     assert set(values_of(table)) == set(np.flatnonzero(norms >= 2.0).tolist())
 
 
+def pass_time(layer, monkeypatch, minutes):
+    """Lets the clock of the table go on, as of all that is written from now on."""
+    resource = layer.tables["t"].resource
+    now = resource.now
+    monkeypatch.setattr(resource, "now", lambda: now() + int(minutes * 60e6))
+
+
 @both
 def test_rows_that_a_model_which_serves_does_not_have(kind, monkeypatch, tmp_path):
     """Of a checkpoint of the model that trains, which goes on; and one that is as in training."""
@@ -427,13 +456,136 @@ def test_rows_that_a_model_which_serves_does_not_have(kind, monkeypatch, tmp_pat
         layer = virtual(kind, policy)
         step(layer, 1)
         assert layer.evict_for_inference() == {"t": 0}
-        later = time.time() + 9.9 * 60
-        monkeypatch.setattr(time, "time", lambda later=later: later)
+        pass_time(layer, monkeypatch, 9.9)
         assert layer.evict_for_inference() == {"t": 0}
-        monkeypatch.setattr(time, "time", lambda later=later: later + 60)
+        pass_time(layer, monkeypatch, 1)
         assert layer.evict_for_inference() == {"t": 1}
-        monkeypatch.undo()
     assert virtual(kind, None).evict_for_inference() == {}
+
+
+POLICIES = {
+    "count": lambda **more: torchrec.CountBasedEvictionPolicy(eviction_threshold=3, **more),
+    "mixed": lambda **more: torchrec.CountTimestampMixedEvictionPolicy(
+        eviction_threshold=3, eviction_ttl_mins=25, **more
+    ),
+}
+
+
+@both
+@pytest.mark.parametrize("rate", [1.0, 0.9, 0.3])
+@pytest.mark.parametrize("name", POLICIES)
+def test_counts_that_fade(kind, name, rate, monkeypatch, tmp_path):
+    """Against a dict of FBGEMM's numbers: all counts times the rate, then those below leave.
+
+    Of the mixture only those that were not written for 25 minutes. In the middle it goes on in another
+    collection, from a checkpoint.
+    """
+    policy = POLICIES[name](decay_rate=rate, training_id_eviction_trigger_count=6)
+    layer, counts, written = virtual(kind, policy, table_size=2), {}, {}
+    random, left, stayed = np.random.default_rng(3), 0, 0
+    for now in range(120):
+        ids = set((random.zipf(1.3, 4) % 40).tolist())
+        step(layer, *ids)
+        pass_time(layer, monkeypatch, 1)
+        counts |= {key: counts.get(key, 0) + 1 for key in ids}
+        written |= {key: now for key in ids}
+        if now % 10 == 9:
+            counts = {key: count * rate for key, count in counts.items()}
+            gone = {key for key, count in counts.items() if count < 3}
+            stayed += len(gone)
+            if name == "mixed":
+                gone = {key for key in gone if now + 1 - written[key] >= 25}  # and moments
+            if len(counts) <= 6:
+                gone = set()
+            assert layer.trigger_feature_evict() == {"t": len(gone)}
+            left += len(gone)
+            counts = {key: count for key, count in counts.items() if key not in gone}
+        assert set(values_of(layer.tables["t"])) == set(counts)
+        if now == 65:
+            path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "c"))
+            again = virtual(kind, policy)
+            tf.train.Checkpoint(layer=again).restore(path).assert_consumed()
+            monkeypatch.undo()
+            layer = again
+            pass_time(layer, monkeypatch, now + 1)
+    assert left > 10 and (name == "count" or stayed > left)
+
+
+@both
+@pytest.mark.parametrize("trigger_count", [0, 30])
+def test_feature_scores_add_up_and_fade(kind, trigger_count, tmp_path):
+    """Against a dict of sums; in the middle it goes on from a checkpoint."""
+    policy = torchrec.FeatureScoreBasedEvictionPolicy(
+        decay_rate=0.8, training_id_eviction_trigger_count=trigger_count, training_id_keep_count=12
+    )
+    layer, sums = virtual(kind, policy, table_size=3), {}
+    random, left = np.random.default_rng(5), 0
+    for now in range(80):
+        ids = (random.zipf(1.3, 6) % 60).tolist()  # which repeat
+        scores = random.exponential(size=6)
+        step(layer, *ids, scores=scores)
+        for key, score in zip(ids, scores, strict=True):
+            sums[key] = sums.get(key, 0) + score
+        if now % 8 == 7:
+            sums = {key: total * 0.8 for key, total in sums.items()}
+            there = len(sums)
+            if there > trigger_count:
+                best = sorted(sums, key=sums.get, reverse=True)[:12]
+                sums = {key: sums[key] for key in best}
+            assert layer.trigger_feature_evict() == {"t": there - len(sums)}
+            left += there - len(sums)
+        assert set(values_of(layer.tables["t"])) == set(sums)
+        if now == 43:
+            path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "c"))
+            layer = virtual(kind, policy)
+            tf.train.Checkpoint(layer=layer).restore(path).assert_consumed()
+    assert left > 20
+
+
+@both
+def test_feature_scores_with_a_time_to_live(kind, monkeypatch):
+    """As FBGEMM: times in place of scores, which may be given nevertheless."""
+    policy = torchrec.FeatureScoreBasedEvictionPolicy(training_id_keep_count=1, eviction_ttl_mins=60)
+    layer = virtual(kind, policy)
+    step(layer, 1, 2, scores=[1, 2])
+    assert layer.trigger_feature_evict() == {}
+    assert set(values_of(layer.tables["t"])) == {1, 2}
+    pass_time(layer, monkeypatch, 61)
+    step(layer, 3, scores=[0])
+    assert set(values_of(layer.tables["t"])) == {3}
+    off = torchrec.FeatureScoreBasedEvictionPolicy(training_id_keep_count=1, enable_eviction=False)
+    layer = virtual(kind, off)
+    step(layer, 1, 2, scores=[1, 2])
+    assert layer.trigger_feature_evict() == {} and len(values_of(layer.tables["t"])) == 2
+
+
+@both
+def test_so_many_rows_for_inference(kind, monkeypatch):
+    scored = torchrec.FeatureScoreBasedEvictionPolicy(
+        training_id_keep_count=9,
+        max_inference_id_num_per_rank=3,
+        inference_eviction_feature_score_threshold=2.5,
+        inference_eviction_ttl_mins=30,
+    )
+    layer = virtual(kind, scored)
+    step(layer, 10, 11, scores=[50, 60])
+    pass_time(layer, monkeypatch, 31)
+    step(layer, 1, 2, 3, scores=[1, 2, 3])
+    assert layer.evict_for_inference() == {"t": 4}  # two for their time, two for their scores
+    assert set(values_of(layer.tables["t"])) == {3}
+    step(layer, 1, 2, 3, 4, 5, scores=[3, 4, 0, 6, 7])
+    assert layer.evict_for_inference() == {"t": 2}
+    assert set(values_of(layer.tables["t"])) == {2, 4, 5}
+    for minutes in (0, 60):
+        last = torchrec.TimestampBasedEvictionPolicy(
+            eviction_ttl_mins=minutes, max_inference_id_num_per_rank=2
+        )
+        layer = virtual(kind, last, table_size=2)
+        for ids in ((1, 2, 3), (4, 2), (3,)):
+            step(layer, *ids)
+        step(layer, 4)
+        assert layer.evict_for_inference() == {"t": 2}
+        assert set(values_of(layer.tables["t"])) == {3, 4}
 
 
 @both
@@ -442,7 +594,7 @@ def test_virtual_tables_on_disk(kind, tmp_path):
     storage = [HostMemory(60_000), Disk(tmp_path / "t")]
     config = config_of(kind, 4, init_fn=None, use_virtual_table=True, storage=storage)
     assert type(config).from_config(config.get_config()) == config
-    table = collection_of(kind, [config]).tables["t"]
+    table = collection_of(kind, [config], device="cpu").tables["t"]
     ids = tf.range(3000, dtype=tf.int64)
     table.upsert(ids, tf.ones([3000, table.dim]))
     assert int(table.metrics()["rows_below"]) > 1000

@@ -234,7 +234,14 @@ class Collection(keras.layers.Layer):
     ) -> tf.Tensor:
         """The scores int64 (n,) of the n ids of the features; see the classes."""
         tables = self._variables_in_order
-        table = next((table for table in tables if table.config.takes_scores), tables[0])
+        taking = [table for table in tables if table.config.takes_scores]
+        policies = [table.config.takes_scores for table in tables]
+        if len({policy.adds_up for policy in policies if policy}) > 1:
+            raise ValueError(
+                f"scores: got some for {[table.name for table in taking]}, of which those of some "
+                "tables add up and others not; want collections of their own"
+            )
+        table = (taking or tables)[0]
         if not isinstance(scores, Mapping):
             return flat_numbers("scores", scores_for(table, scores), features.values())
         missing = [key for key in features.keys() if key not in scores]

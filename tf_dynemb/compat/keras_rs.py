@@ -10,7 +10,8 @@ as in an EmbeddingBagCollection; its columns go back into the structure of the c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -31,7 +32,7 @@ from tf_dynemb.base.keys import keys_of
 from tf_dynemb.base.structure import flat_numbers
 from tf_dynemb.collections.configs import EmbeddingBagConfig
 from tf_dynemb.collections.tables import Collection
-from tf_dynemb.compat.options import unsupported, without_effect
+from tf_dynemb.compat.options import plain_limits, unsupported, without_effect
 from tf_dynemb.jagged import JaggedTensor, KeyedJaggedTensor
 
 __all__ = ["DistributedEmbedding", "FeatureConfig", "TableConfig"]
@@ -112,6 +113,9 @@ class DistributedEmbedding(Collection):
         table_stacking: without effect: all tables are looked up in one op.
         update_stats: must be False, as in keras_rs on TensorFlow.
         devices: where all tables are, as of tf_dynemb.Variable.
+        limits: by the names of tables their max_rows, max_bytes, on_full, eviction and admission, of
+            tf_dynemb.TableConfig, such as {"movies": {"max_rows": 10**6, "eviction": LRU()}}; keras_rs
+            has none. None: no limit.
         **kwargs: of keras.layers.Layer.
 
     Call arguments:
@@ -143,6 +147,7 @@ class DistributedEmbedding(Collection):
         table_stacking: str | Sequence[str] | Sequence[Sequence[str]] = "auto",
         update_stats: bool = False,
         devices: Sequence[str] | str | None = None,
+        limits: Mapping[str, Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
         owner = "keras_rs.DistributedEmbedding"
@@ -161,10 +166,18 @@ class DistributedEmbedding(Collection):
         named: dict[str, keras.optimizers.Optimizer] = {}  # those given as names
         for path, feature in features.by_path.items():
             paths_of.setdefault(id(feature.table), (feature.table, []))[1].append(path)
-        configs = [_config(table, paths, named, devices) for table, paths in paths_of.values()]
+        bounds = {name: plain_limits(f"limits of {name}", each) for name, each in (limits or {}).items()}
+        unknown = bounds.keys() - {table.name for table, _ in paths_of.values()}
+        if unknown:
+            raise ValueError(f"limits: got some for {sorted(unknown)}, which are no tables of features")
+        configs = [
+            _config(table, paths, named, devices, bounds.get(table.name, {}))
+            for table, paths in paths_of.values()
+        ]
         super().__init__(configs, **kwargs)
         self.table_stacking = table_stacking
         self._features = features
+        self._limits = json.dumps(bounds)  # nobody can change it
 
     def preprocess(self, inputs: Any, weights: Any = None, training: bool = False) -> dict[str, Any]:
         """Inputs and weights in one, which call takes as `inputs`; as in keras_rs, optional.
@@ -245,6 +258,7 @@ class DistributedEmbedding(Collection):
             features=features,
             tables=[table.get_config() for table in tables.values()],
             table_stacking=self.table_stacking,
+            limits=json.loads(self._limits),
         )
         return config
 
@@ -264,7 +278,11 @@ class DistributedEmbedding(Collection):
 
 
 def _config(
-    table: Any, paths: list[str], named: dict[str, Any], devices: Sequence[str] | str | None
+    table: Any,
+    paths: list[str],
+    named: dict[str, Any],
+    devices: Sequence[str] | str | None,
+    limits: Mapping[str, Any],
 ) -> EmbeddingBagConfig:
     """The config of a table that features at these paths look up.
 
@@ -273,6 +291,7 @@ def _config(
         paths: of the features.
         named: optimizers by name, which tables share, and so one op trains them. More are added.
         devices: of the table.
+        limits: of the table, see LIMITS.
     """
     if table.combiner not in _COMBINERS:
         raise ValueError(f"{table.name}: combiner: got {table.combiner!r}, want one of {_COMBINERS}")
@@ -294,6 +313,7 @@ def _config(
         optimizer=keras.optimizers.get(optimizer),
         combiner=table.combiner,
         devices=devices,
+        **limits,
     )
 
 

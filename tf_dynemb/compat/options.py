@@ -6,6 +6,10 @@ Refused if results would differ, warned about once if only speed or place would.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from tf_dynemb.table.table_config import TableConfig
 
 _warned: set[tuple[str, str]] = set()
 
@@ -64,6 +68,31 @@ def without_effect(owner: str, instead: str, **options: tuple[object, object]) -
     """
     for argument, (got, default) in options.items():
         unsupported(owner, argument, got, default, instead=instead, changes_results=False)
+
+
+LIMITS = ("max_rows", "max_bytes", "on_full", "eviction", "admission")
+
+
+def plain_limits(owner: str, limits: Mapping[str, Any]) -> dict[str, Any]:
+    """The limits of a table, checked, of plain objects, which TableConfig takes too.
+
+    Args:
+        owner: what they were given to, for the error.
+        limits: fields of a TableConfig, of LIMITS.
+
+    Raises:
+        TypeError, ValueError: other names, or what TableConfig raises.
+
+    Example:
+
+    >>> plain_limits("make_table_options", {"max_rows": 5})
+    {'max_rows': 5}
+    """
+    unknown = [name for name in limits if name not in LIMITS]
+    if unknown:
+        raise TypeError(f"{owner}: got {unknown}, want limits of a table: {', '.join(LIMITS)}")
+    config = TableConfig(**limits).get_config()
+    return {name: config[name] for name in limits}
 
 
 class Unsupported:

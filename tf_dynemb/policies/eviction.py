@@ -20,6 +20,11 @@ from tf_dynemb.base.checks import is_number, whole
 from tf_dynemb.base.functions import serialized_function
 
 _MICROSECONDS = 1_000_000
+# Scores that add up: in steps of 2^-20 until the update, then as 2^24 times the logarithm of their sum.
+_SCORE_UNIT = 2.0**20
+_MOST_SCORE = 2.0**24
+LOG_UNIT = 2.0**24
+NO_SCORE = -(2**63)  # kNeverWritten of the engine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +172,8 @@ class Score(EvictionPolicy):
 
     Without a function, scores come with ids: the argument `scores` of lookups, layers and upsert. The
     update that trains what was looked up gives the rows the scores; of several of one id the highest.
-    A write without scores leaves a row its score, and a new row has 0.
+    A write without scores leaves a row its score, and a new row has 0. With adds_up the score of a row
+    is the sum of all that it was given, of each id in the step and in all steps.
 
     A function is called in each call that writes rows, training, upsert or accum, with the keys of the
     call; what it says is the score of their rows until the next such call. It may read whatever the
@@ -180,12 +186,14 @@ class Score(EvictionPolicy):
             or floats, equal ones for equal keys. Of string ids the keys are
             fingerprints. It is part of the step's graph, so of TensorFlow operations. To be saved with a
             model, register it with keras.saving.register_keras_serializable. None: scores come with ids.
+        adds_up: whether the scores of a row are summed over its writes, in place of the last one. They
+            are then numbers from 0 to 2^24, in steps of 2^-20, and sums are right to some 1e-5 of them.
 
     Raises:
         TypeError: not a function; or, from a call that writes, scores of a dtype that is not one.
         ValueError: from a call that writes, scores of another shape.
         tf.errors.InvalidArgumentError: from a call that writes, which then has changed nothing: scores
-            that are not finite, or not as many as keys.
+            that are not finite, not as many as keys, or with adds_up out of range.
 
     Example:
 
@@ -204,13 +212,24 @@ class Score(EvictionPolicy):
     ...     table.upsert(tf.constant([key], tf.int64), [[0.0]], scores=[score])
     >>> sorted(table.export()[0].numpy().tolist())
     [98, 99]
+
+    Scores that add up:
+
+    >>> policy = tf_dynemb.policies.Score(adds_up=True)
+    >>> table = tf_dynemb.Variable(dim=1, max_rows=2, eviction=policy)
+    >>> for key, score in ((99, 2), (5, 3), (99, 2), (98, 1)):
+    ...     table.upsert(tf.constant([key], tf.int64), [[0.0]], scores=[score])
+    >>> sorted(table.export()[0].numpy().tolist())
+    [98, 99]
     """
 
     function: Callable[[tf.Tensor], tf.Tensor] | None = None
+    adds_up: bool = False
     meta_fields = ("score",)
-    engine_text = "score"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.adds_up, (bool, np.bool_)):
+            raise TypeError(f"adds_up: got {self.adds_up!r}, want True or False")
         if isinstance(self.function, dict):
             object.__setattr__(self, "function", keras.saving.deserialize_keras_object(self.function))
         if self.function is not None and not callable(self.function):
@@ -218,12 +237,44 @@ class Score(EvictionPolicy):
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
-        return {"function": None if self.function is None else serialized_function(self.function)}
+        function = None if self.function is None else serialized_function(self.function)
+        return {"function": function, "adds_up": bool(self.adds_up)}
+
+    @property
+    def engine_text(self) -> str:
+        """score, and whether they add up."""
+        return "score sum" if self.adds_up else "score"
 
     def scores(self, keys: tf.Tensor) -> tf.Tensor:
-        """What the function says of int64 keys, as int64 in the same order."""
+        """What the function says of int64 keys, as rows get it: int64 in the same order."""
         assert self.function is not None  # Eviction.scores has looked
-        return int64_scores("eviction: its function gave scores", self.function(keys))
+        return self.written(self.given("eviction: its function gave scores", self.function(keys)))
+
+    def given(self, what: str, scores: Any) -> tf.Tensor:
+        """Scores of any shape as int64: in the order of the numbers, or to be summed.
+
+        Args:
+            what: begins the error.
+            scores: signed integers or floats.
+
+        Raises:
+            TypeError: other scores.
+            tf.errors.InvalidArgumentError: floats that are not finite, or scores out of range.
+        """
+        return summed_scores(what, scores) if self.adds_up else int64_scores(what, scores)
+
+    def of_equal(self, keys: tf.Tensor, given: tf.Tensor) -> tf.Tensor:
+        """Of given scores (n,) of keys (n,) for each the highest of equal keys, or their sum."""
+        distinct, places = tf.unique(keys)
+        reduce = tf.math.unsorted_segment_sum if self.adds_up else tf.math.unsorted_segment_max
+        return tf.gather(reduce(given, places, tf.size(distinct)), places)
+
+    def written(self, given: tf.Tensor) -> tf.Tensor:
+        """What rows get of given scores, which were brought together by key."""
+        if not self.adds_up:
+            return given
+        logarithms = tf.math.log(tf.cast(tf.maximum(given, 1), tf.float64) / _SCORE_UNIT) / np.log(2.0)
+        return tf.where(given > 0, tf.cast(tf.round(logarithms * LOG_UNIT), tf.int64), NO_SCORE)
 
 
 @keras.saving.register_keras_serializable("tf_dynemb")
@@ -244,7 +295,7 @@ class TTL(EvictionPolicy):
         steps: steps of the optimizer. An upsert or accum has the step of the last training, before the
             first one step 1.
         seconds: seconds, by the clock of the machine that holds the table; of several workers or servers
-            by that of the first (with a restrict policy that keeps times, each has its own clock's).
+            by that of the first.
 
     Raises:
         ValueError: not one of them, or one that is not positive.
@@ -311,9 +362,10 @@ class Eviction:
         return order.scores if isinstance(order, Score) and order.function is not None else None
 
     @property
-    def takes_scores(self) -> bool:
-        """Whether the order goes by scores that come with ids."""
-        return isinstance(self._order, Score) and self._order.function is None
+    def takes_scores(self) -> Score | None:
+        """The policy of which scores come with ids, if the order is one."""
+        order = self._order
+        return order if isinstance(order, Score) and order.function is None else None
 
     @property
     def meta_fields(self) -> tuple[str, ...]:
@@ -330,20 +382,31 @@ class Eviction:
         return next(iter(units), None)
 
 
-def int64_scores(what: str, scores: Any) -> tf.Tensor:
-    """Scores of any shape as int64, in the order of the numbers; `what` begins the error.
-
-    Raises:
-        TypeError: neither signed integers nor floats.
-        tf.errors.InvalidArgumentError: floats that are not finite.
-    """
+def _numbers(what: str, scores: Any) -> tf.Tensor:
+    """Scores as int64 or, of floats that are finite, as float64."""
     # Python's floats have 64 bits, of which TensorFlow would keep 32.
     scores = tf.convert_to_tensor(scores if tf.is_tensor(scores) else np.asarray(scores))
     if scores.dtype.is_integer and scores.dtype != tf.uint64:
         return tf.cast(scores, tf.int64)
     if not scores.dtype.is_floating:
         raise TypeError(f"{what} of {scores.dtype.name}, want signed integers or floats")
-    finite = tf.debugging.check_numerics(tf.cast(scores, tf.float64), "eviction: the scores")
+    return tf.debugging.check_numerics(tf.cast(scores, tf.float64), "eviction: the scores")
+
+
+def summed_scores(what: str, scores: Any) -> tf.Tensor:
+    """Scores of any shape as int64 that can be summed; see Score.given."""
+    numbers = _numbers(what, scores)
+    in_range = (numbers >= 0) & (numbers <= tf.cast(_MOST_SCORE, numbers.dtype))
+    message = f"{what}, want numbers from 0 to 2^24, since they add up"
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(in_range), [message])]):
+        return tf.cast(tf.round(tf.cast(numbers, tf.float64) * _SCORE_UNIT), tf.int64)
+
+
+def int64_scores(what: str, scores: Any) -> tf.Tensor:
+    """Scores of any shape as int64, in the order of the numbers; see Score.given."""
+    finite = _numbers(what, scores)
+    if finite.dtype == tf.int64:
+        return finite
     # The bits of floats are in the order of the numbers, those below 0 in the opposite one.
     bits = tf.bitcast(finite + 0.0, tf.int64)
     return tf.where(bits < 0, tf.bitwise.bitwise_xor(bits, tf.constant(2**63 - 1, tf.int64)), bits)

@@ -102,6 +102,11 @@ class RestrictPolicy(abc.ABC):
     def now(self) -> tf.Tensor | np.int64:
         """The number that the rows of one call get, int64 scalar. Called once for each call."""
 
+    @property
+    def reads_clock(self) -> bool:
+        """Whether `now` is TimestampRestrictPolicy's, which the processes of a table agree on."""
+        return type(self).now is TimestampRestrictPolicy.now
+
     def apply_restriction(
         self, num_reserved: TensorLike, trigger: TensorLike | None = None, name: str | None = None
     ) -> tf.Operation | None:
@@ -151,8 +156,9 @@ class TimestampRestrictPolicy(RestrictPolicy):
     """Keeps the rows that were written last.
 
     The number is the time of the write in microseconds since 1970, by the clock of the machine that
-    holds the table; a later write of the same process always has a higher number, all rows of one call
-    the same. After a restart, or on another machine, times go on from what that machine's clock says.
+    holds the table, of several workers by that of the first; a later write of the same process always
+    has a higher number, all rows of one call the same. After a restart, or on another machine, times go
+    on from what that machine's clock says.
     In a TF1 session, where the order of two writes is yours to fix, fix that of their clock reads too:
     build the second write under tf.control_dependencies on the first.
 

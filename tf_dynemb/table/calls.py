@@ -76,10 +76,11 @@ class TableCalls:
 
     @property
     def reads_clock(self) -> bool:
-        """Whether eviction goes by the clock, and no restrict policy says the time of writes."""
+        """Whether the times that a call writes into rows are the clock's, for any of its policies."""
         policy, eviction = self._restrict_policy, eviction_of(self.config.eviction)
-        says_time = policy is not None and policy.meta_field == "used"
-        return eviction is not None and eviction.unit == "microseconds" and not says_time
+        if policy is not None and policy.meta_field == "used":
+            return policy.reads_clock
+        return eviction is not None and eviction.unit == "microseconds"
 
     def _stamp(
         self, step: Callable[[], tf.Tensor] | None = None, now: tf.Tensor | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dynemb.policies.eviction import eviction_of
+from tf_dynemb.policies.eviction import Score, eviction_of
 from tf_dynemb.shard.exchange import AllToAllExchange
 from tf_dynemb.storage.tiers import TableStorage
 from tf_dynemb.table.table_config import TableConfig
@@ -25,7 +25,7 @@ class Limits:
         on_full: "error" or "decline".
         eviction: the policies in the engine's text form; "" for none.
         scores: function of int64 keys that gives their scores, for the policy that wants them.
-        takes_scores: whether scores of the policy come with ids.
+        takes_scores: the policy of which scores come with ids, or None.
         keep_evicted: how many rows that have left by the policy are kept until they are taken.
         missing_value: what a key without a row reads as; None: its initial value.
         track_changes: whether the keys that change are listed from the start.
@@ -39,7 +39,7 @@ class Limits:
     on_full: str = "error"
     eviction: str = ""
     scores: Callable[[tf.Tensor], tf.Tensor] | None = None
-    takes_scores: bool = False
+    takes_scores: Score | None = None
     keep_evicted: int = 0
     missing_value: float | None = None
     track_changes: bool = False
@@ -103,7 +103,7 @@ def limits_of(
         on_full=config.on_full,
         eviction="" if eviction is None else eviction.engine_text,
         scores=None if eviction is None else eviction.scores,
-        takes_scores=eviction is not None and eviction.takes_scores,
+        takes_scores=None if eviction is None else eviction.takes_scores,
         keep_evicted=config.keep_evicted,
         missing_value=None if config.admission is None else config.admission.default_value,
         track_changes=config.track_changes,

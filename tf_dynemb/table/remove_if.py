@@ -19,9 +19,12 @@ def remove_if(table: Table, function: RowTest) -> int:
     """See Variable.remove_if.
 
     Raises:
+        RuntimeError: in a graph.
         TypeError: the function gave something else than bools.
         ValueError: it did not give one for each row.
     """
+    if not tf.executing_eagerly():
+        raise RuntimeError("remove_if works eagerly; call it outside of tf.function, and of graphs")
     resource, fields = table.resource, table.config.meta_fields
     limit = max(1, _BLOCK_BYTES // resource.row_bytes())
     cursor, removed = (0, 0, 0), 0

@@ -14,20 +14,20 @@ import tensorflow as tf
 from tf_dynemb.base.fingerprint import engine_keys_of
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.base.table import Table
-from tf_dynemb.policies.eviction import int64_scores
 
 # Keys (n,) and their scores, int64 (n,).
 Scored: TypeAlias = "tuple[tf.Tensor, tf.Tensor]"
 
 
 def scores_for(table: Table, scores: Any) -> Any:
-    """Scores of any structure as int64, in the order of the numbers.
+    """Scores of any structure as int64: what Score.given says of them.
 
     Raises:
         TypeError: neither signed integers nor floats.
         ValueError: a table that does not order its rows by them.
     """
-    if not table.config.takes_scores:
+    policy = table.config.takes_scores
+    if policy is None:
         eviction = table.config.eviction
         got = "None" if eviction is None else list(eviction.policies)
         raise ValueError(
@@ -36,16 +36,16 @@ def scores_for(table: Table, scores: Any) -> Any:
         )
     what = "scores: got some"
     if isinstance(scores, tf.RaggedTensor):
-        return scores.with_flat_values(int64_scores(what, scores.flat_values))
+        return scores.with_flat_values(policy.given(what, scores.flat_values))
     if isinstance(scores, tf.SparseTensor):
-        return scores.with_values(int64_scores(what, scores.values))
-    return int64_scores(what, scores)
+        return scores.with_values(policy.given(what, scores.values))
+    return policy.given(what, scores)
 
 
-def highest_of_equal(keys: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
-    """The scores (n,) of keys (n,), of equal keys the highest of theirs."""
-    distinct, places = tf.unique(keys)
-    return tf.gather(tf.math.unsorted_segment_max(scores, places, tf.size(distinct)), places)
+def written_scores(table: Table, keys: tf.Tensor, given: tf.Tensor) -> tf.Tensor:
+    """What rows of keys (...) get of the scores (n,) in their order that scores_for has given."""
+    policy = table.config.takes_scores
+    return given if policy is None else policy.written(policy.of_equal(tf.reshape(keys, [-1]), given))
 
 
 def with_scores(table: Table, weight: tf.Tensor, scored: Scored | None) -> tf.Tensor:

@@ -18,7 +18,7 @@ from tf_dynemb.initializers.kinds import resolve
 from tf_dynemb.initializers.spec import distribution
 from tf_dynemb.optimizer.table_optimizer_config import TableOptimizerConfig, table_optimizer
 from tf_dynemb.policies.admission import AdmissionPolicy, admission_of
-from tf_dynemb.policies.eviction import EvictionPolicy, eviction_of
+from tf_dynemb.policies.eviction import EvictionPolicy, Score, eviction_of
 from tf_dynemb.policies.restrict_policy import RestrictPolicy, policy_class, registered_name
 from tf_dynemb.shard.partitioner import default_partition_fn
 from tf_dynemb.storage.tiers import (
@@ -277,10 +277,10 @@ class TableConfig:
         return self.is_bounded and self.eviction is None and self.on_full == "error"
 
     @property
-    def takes_scores(self) -> bool:
-        """Whether rows leave by scores that come with ids."""
+    def takes_scores(self) -> Score | None:
+        """The policy by which rows leave, if its scores come with ids."""
         eviction = eviction_of(self.eviction)
-        return eviction is not None and eviction.takes_scores
+        return None if eviction is None else eviction.takes_scores
 
     @property
     def by_hash(self) -> bool:

@@ -229,9 +229,10 @@ class TableResource(
 
         Those that lookups have left, which are forgotten then, or as scores_of.
         """
-        if not self._limits.takes_scores:
+        policy = self._limits.takes_scores
+        if policy is None:
             return self.scores_of(keys)
-        return ops.dynemb_take_scores(self.resource_handle, keys, self.shard_ids(keys))
+        return policy.written(ops.dynemb_take_scores(self.resource_handle, keys, self.shard_ids(keys)))
 
     def give_scores(self, keys: tf.Tensor, scores: tf.Tensor) -> None:
         """Leaves scores (n,) of int64 keys (n,) for the update; see the op DynembGiveScores."""

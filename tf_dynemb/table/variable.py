@@ -30,7 +30,7 @@ from tf_dynemb.table.limits import limits_of
 from tf_dynemb.table.make_resource import check_places, made_resource
 from tf_dynemb.table.open_storage import storage_of_table
 from tf_dynemb.table.remove_if import RowTest, remove_if
-from tf_dynemb.table.scores import highest_of_equal, scores_for
+from tf_dynemb.table.scores import scores_for, written_scores
 from tf_dynemb.table.sharded_table import ShardedTable
 from tf_dynemb.table.table_config import TableConfig
 from tf_dynemb.table.views import SlotVariable, TableShard, slot_variables
@@ -275,7 +275,7 @@ class Variable(TableCalls, SavesChildren, SavedBySaver, tf.Module):
             values: value_dtype, (..., dim).
             name: name of the operation.
             scores: with eviction=Score(), the scores of the rows, signed integers or floats (...). Of
-                equal keys the highest counts. None: rows keep theirs, new ones have 0.
+                equal keys the highest counts, or their sum. None: rows keep theirs, new ones have 0.
 
         Returns:
             The operation in a graph, None eagerly.
@@ -296,7 +296,7 @@ class Variable(TableCalls, SavesChildren, SavedBySaver, tf.Module):
             return self._no_candidates(keys, done)
         flat = flat_numbers("scores", scores_for(self, scores), keys)
         (keys, values, flat), now = self._delivered("upsert with scores", keys, values, flat)
-        scores = highest_of_equal(tf.reshape(keys, [-1]), flat)
+        scores = written_scores(self, keys, flat)
         done = self.resource.upsert(keys, values, self._stamp(now=now), name, scores)
         return self._no_candidates(keys, done)
 
@@ -354,7 +354,7 @@ class Variable(TableCalls, SavesChildren, SavedBySaver, tf.Module):
         (keys, values_or_deltas, exists, *given), now = self._delivered(
             what, keys, values_or_deltas, exists, *given
         )
-        given = [highest_of_equal(tf.reshape(keys, [-1]), flat) for flat in given]
+        given = [written_scores(self, keys, flat) for flat in given]
         with self._if_all_have_room(keys, exists):
             stamp = self._stamp(now=now)
             done = self.resource.accum(keys, values_or_deltas, exists, stamp, name, *given)
@@ -459,6 +459,7 @@ class Variable(TableCalls, SavesChildren, SavedBySaver, tf.Module):
             How many rows went.
 
         Raises:
+            RuntimeError: in a graph.
             TypeError, ValueError: the function gave something else. Rows of the blocks before are gone.
 
         Example: as DeepRec's L2WeightEvict, before a save.
@@ -511,6 +512,9 @@ class Variable(TableCalls, SavesChildren, SavedBySaver, tf.Module):
         over the tables of one name, as /tf_dynemb/table/<name of the number>, with the table's name as
         the label `table`; and /tf_dynemb/all_to_all_bytes, what this process has sent to others.
 
+        Raises:
+            RuntimeError: in a graph.
+
         Example:
 
         >>> import tensorflow as tf, tf_dynemb
@@ -521,6 +525,8 @@ class Variable(TableCalls, SavesChildren, SavedBySaver, tf.Module):
         >>> int(metrics["rows"]), int(metrics["inserted"]), int(metrics["evicted"])
         (2, 3, 1)
         """
+        if not tf.executing_eagerly():
+            raise RuntimeError("metrics works eagerly; call it outside of tf.function, and of graphs")
         names, numbers, of_shards = self.resource.counters()
         if by_shard:
             rows, memory_bytes = self.resource.sizes()

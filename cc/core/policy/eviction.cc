@@ -46,7 +46,7 @@ MetaFields EvictionPolicy::meta() const {
 
 MetaField EvictionPolicy::score_field() const {
   if (order == Order::kCount) return MetaField::kCount;
-  return adds_writes() || order == Order::kGiven ? MetaField::kScore : MetaField::kLastWriteTime;
+  return adds_writes() || takes_scores() ? MetaField::kScore : MetaField::kLastWriteTime;
 }
 
 Status EvictionPolicy::Parse(std::string_view text, EvictionPolicy* policy) {
@@ -75,17 +75,19 @@ Status EvictionPolicy::Parse(std::string_view text, EvictionPolicy* policy) {
     } else if (name == "norm") {
       parsed.order = Order::kNorm;
     } else if (name == "score") {
-      parsed.order = Order::kGiven;
+      const bool sum = at < words.size() && words[at] == "sum";
+      at += sum;
+      parsed.order = sum ? Order::kGivenSum : Order::kGiven;
     } else {
       good = false;
     }
   }
   good = good && number("ttl", &parsed.ttl) && at == words.size();
   if (!good) {
-    return InvalidArgument(
-        "eviction: got '", text,
-        "', want '', lru, lfu, lfu half_life N, lfu epoch N, norm or score, and after it ttl N, ",
-        "where N is 1 or more");
+    return InvalidArgument("eviction: got '", text,
+                           "', want '', lru, lfu, lfu half_life N, lfu epoch N, norm, score or "
+                           "score sum, and after it ",
+                           "ttl N, where N is 1 or more");
   }
   *policy = parsed;
   return Status();

@@ -24,6 +24,7 @@ struct EvictionPolicy {
     kEpochCount,     // last written in an earlier epoch first, and of one epoch least often
     kNorm,           // smallest L2 norm of the value first
     kGiven,          // lowest score first, of those that callers give (Stamp::scores)
+    kGivenSum,       // lowest sum first of the scores that callers give, see AddDecayedWrite
   };
 
   Order order = Order::kNone;
@@ -39,17 +40,25 @@ struct EvictionPolicy {
   bool uses_time() const { return expires() || order == Order::kLastWriteTime || adds_writes(); }
   // Whether a score is made of all writes of a row, each of which adds WriteAt to it by AddWrite.
   bool adds_writes() const { return order == Order::kDecayedCount || order == Order::kEpochCount; }
+  // Whether calls give scores; and whether these add up, by AddDecayedWrite.
+  bool takes_scores() const { return order == Order::kGiven || adds_scores(); }
+  bool adds_scores() const { return order == Order::kGivenSum; }
+  // The score of a row that nobody has written.
+  int64_t first_score() const;
   int64_t WriteAt(int64_t now) const;
   // The meta fields that the rows must have; and the one with the score, unless that is the norm.
   MetaFields meta() const;
   MetaField score_field() const;
 
-  // The text form: "", "lru", "lfu", "lfu half_life 1000", "lfu epoch 1000", "norm" or "score";
-  // after it may come " ttl 500".
+  // The text form: "", "lru", "lfu", "lfu half_life 1000", "lfu epoch 1000", "norm", "score" or
+  // "score sum"; after it may come " ttl 500".
   static Status Parse(std::string_view text, EvictionPolicy* policy);
 };
 
 inline constexpr int64_t kNeverWritten = INT64_MIN;
+inline int64_t EvictionPolicy::first_score() const {
+  return adds_writes() || adds_scores() ? kNeverWritten : 0;
+}
 
 // The score of kEpochCount: the number of the epoch of the last write, and below it, in 32 bits
 // that do not overflow, how many writes there were in all; as HierarchicalKV's kEpochLfu.
@@ -68,7 +77,8 @@ int64_t DecayedWrite(int64_t now, int64_t half_life);
 //
 // which orders rows as their decayed counts do at any later moment, without changing while time
 // passes (forward decay: Cormode, Shkapenyuk, Srivastava, Xu, "Forward Decay: A Practical Time
-// Decay Model for Streaming Systems", 2009). The same to the bit on every machine.
+// Decay Model for Streaming Systems", 2009). The same to the bit on every machine. Of kGivenSum
+// callers give the writes: a write of 2^24 log2(w) adds w, and kNeverWritten adds nothing.
 int64_t AddDecayedWrite(int64_t score, int64_t write);
 
 // log2(1 + 2^-x) in fixed point, between places that are computed once: it is above the function,

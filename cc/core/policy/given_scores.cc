@@ -43,7 +43,8 @@ void GivenScores::Forget() {
   next_ = 0;
 }
 
-void GivenScores::Add(Span<const Key> keys, Span<const int64_t> scores, int64_t most) {
+void GivenScores::Add(Span<const Key> keys, Span<const int64_t> scores, Several several,
+                      int64_t most) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto count = static_cast<size_t>(keys.size);
   if (2 * (entries_.size() + count) > cells_.size()) {
@@ -53,7 +54,12 @@ void GivenScores::Add(Span<const Key> keys, Span<const int64_t> scores, int64_t 
     size_t cell = 0;
     const int32_t place = Find(keys[i], &cell);
     if (place != kNone && entries_[place].taken == 0) {
-      entries_[place].score = std::max(entries_[place].score, scores[i]);
+      int64_t& score = entries_[place].score;
+      if (several == Several::kHighest) {
+        score = std::max(score, scores[i]);
+      } else {
+        score += std::min(scores[i], INT64_MAX - score);
+      }
       continue;
     }
     if (left_ >= most) {

@@ -17,9 +17,12 @@ class GivenScores {
   // Keys that are never written, since nobody applies their gradients, are not kept without end.
   static constexpr int64_t kMaxKeys = int64_t{1} << 24;
 
-  // Notes a score of each key. Of several the highest counts, in whatever order they come. Where
-  // there would be more than `most` keys, those before are forgotten.
-  void Add(Span<const Key> keys, Span<const int64_t> scores, int64_t most = kMaxKeys);
+  // Of several scores of one key, which may come in any order: the highest counts, or their sum.
+  enum class Several { kHighest, kSum };
+  // Notes a score of each key; scores that are summed are not negative. Where there would be more
+  // than `most` keys, those before are forgotten.
+  void Add(Span<const Key> keys, Span<const int64_t> scores, Several several = Several::kHighest,
+           int64_t most = kMaxKeys);
   void Clear();
 
   // Writes the score of each key for which there is one, and forgets it; keys may repeat. The

@@ -16,6 +16,7 @@ namespace dynemb {
 namespace {
 
 using Scores = std::map<Key, int64_t>;
+constexpr auto kHighest = GivenScores::Several::kHighest, kSum = GivenScores::Several::kSum;
 
 Scores AllOf(GivenScores* given) {
   std::vector<Key> keys;
@@ -94,12 +95,20 @@ TEST(GivenScores, ManyKeysInTheOrderInWhichTheyCameAndInAnother) {
 
 TEST(GivenScores, KeysThatNobodyWritesAreNotKeptWithoutEnd) {
   GivenScores given;
-  given.Add(std::vector<Key>{1, 2, 2, 1}, std::vector<int64_t>{5, 6, 7, 4}, 2);
-  given.Add(std::vector<Key>{2, 3, 2}, std::vector<int64_t>{8, 9, 1}, 2);
+  given.Add(std::vector<Key>{1, 2, 2, 1}, std::vector<int64_t>{5, 6, 7, 4}, kHighest, 2);
+  given.Add(std::vector<Key>{2, 3, 2}, std::vector<int64_t>{8, 9, 1}, kHighest, 2);
   EXPECT_EQ(AllOf(&given), (Scores{{2, 1}, {3, 9}}));
   given.Add(std::vector<Key>{4}, std::vector<int64_t>{1});
   given.Clear();
   EXPECT_EQ(AllOf(&given), Scores());
+}
+
+TEST(GivenScores, ScoresAddUp) {
+  GivenScores given;
+  given.Add(std::vector<Key>{1, 2, 1}, std::vector<int64_t>{5, 6, 7}, kSum);
+  given.Add(std::vector<Key>{2, 3}, std::vector<int64_t>{1, INT64_MAX - 1}, kSum);
+  given.Add(std::vector<Key>{3}, std::vector<int64_t>{9}, kSum);  // not beyond the largest number
+  EXPECT_EQ(AllOf(&given), (Scores{{1, 12}, {2, 7}, {3, INT64_MAX}}));
 }
 
 TEST(GivenScores, OfThreadsTheHighestCounts) {

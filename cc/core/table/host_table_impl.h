@@ -155,7 +155,8 @@ class HostTable final : public Table {
   bool InsertInitial(Entry* entry) const;
   void EraseExpired(Entry* entry, Task* task) const;
   CallStamp Stamped(const Stamp& stamp) const;
-  void StampMeta(const CallStamp& stamp, int64_t position, char* row) const;
+  void StampMeta(const CallStamp& stamp, char* row) const;
+  void GiveScore(const CallStamp& stamp, const Entry& entry) const;
   void NoteTime(const char* row);
   void Wrote(const CallStamp& stamp, const Entry& entry, Task* task) const;
   static void Changed(const Entry& entry, Task* task);

@@ -88,8 +88,8 @@ bool HostTable::InsertInitial(Entry* entry) const {
   CopyBytes(entry->row + layout_.slots_offset, initial_slots_.data(), layout_.slots_bytes);
   char* const meta = entry->row + layout_.meta_offset;
   std::memset(meta, 0, static_cast<size_t>(layout_.meta_bytes));
-  if (options_.eviction.adds_writes()) {
-    WriteInt64(kNeverWritten, meta + layout_.meta_field[static_cast<int>(MetaField::kScore)]);
+  if (const int64_t score = options_.eviction.first_score(); score != 0) {
+    WriteInt64(score, meta + layout_.meta_field[static_cast<int>(MetaField::kScore)]);
   }
   return true;
 }
@@ -114,8 +114,7 @@ HostTable::CallStamp HostTable::Stamped(const Stamp& stamp) const {
   const EvictionPolicy& policy = options_.eviction;
   int64_t now = stamp.now;
   if (policy.uses_time()) now = options_.clock->Stamp(stamp.now);
-  const bool is_given = policy.order == EvictionPolicy::Order::kGiven;
-  return {now, policy.WriteAt(now), is_given ? stamp.scores : Span<const int64_t>()};
+  return {now, policy.WriteAt(now), policy.takes_scores() ? stamp.scores : Span<const int64_t>()};
 }
 // Notes the time of a row that comes from elsewhere.
 void HostTable::NoteTime(const char* row) {
@@ -129,7 +128,8 @@ void HostTable::NoteTime(const char* row) {
 // What follows the writes of a key's row, once: its change is noted, and its meta stamped.
 void HostTable::Wrote(const CallStamp& stamp, const Entry& entry, Task* task) const {
   Changed(entry, task);
-  StampMeta(stamp, entry.last(), entry.row);
+  StampMeta(stamp, entry.row);
+  GiveScore(stamp, entry);
 }
 // Without a branch: some keys of a group are mostly listed already, and others are not.
 void HostTable::Changed(const Entry& entry, Task* task) {
@@ -144,7 +144,7 @@ void HostTable::ListChanges(LockedSegment* part, Task* task) {
     if (!part->segment.Mark(key, hash)) part->changes.Add(key, part->segment.size());
   }
 }
-void HostTable::StampMeta(const CallStamp& stamp, int64_t position, char* row) const {
+void HostTable::StampMeta(const CallStamp& stamp, char* row) const {
   if (layout_.meta_bytes == 0) return;
   char* const meta = row + layout_.meta_offset;
   const auto field = [&](MetaField f) { return layout_.meta_field[static_cast<int>(f)]; };
@@ -158,7 +158,14 @@ void HostTable::StampMeta(const CallStamp& stamp, int64_t position, char* row) c
     char* const score = meta + field(MetaField::kScore);
     WriteInt64(AddWrite(options_.eviction, ReadInt64(score), stamp.write), score);
   }
-  if (!stamp.scores.empty()) WriteInt64(stamp.scores[position], meta + field(MetaField::kScore));
+}
+// Once for each key of a call.
+void HostTable::GiveScore(const CallStamp& stamp, const Entry& entry) const {
+  if (stamp.scores.empty()) return;
+  char* const at =
+      entry.row + layout_.meta_offset + layout_.meta_field[static_cast<int>(MetaField::kScore)];
+  const int64_t given = stamp.scores[entry.last()];
+  WriteInt64(options_.eviction.adds_scores() ? AddDecayedWrite(ReadInt64(at), given) : given, at);
 }
 
 // In which order missing keys are inserted where there is no room for all: that of the batch. Of
@@ -519,12 +526,14 @@ Status HostTable::Accumulate(const Context& context, const Batch& batch, ConstRo
                          } else {
                            outcome = Outcome::kFull;
                          }
-                         if (entry.row != nullptr) StampMeta(stamp, position, entry.row);
+                         if (entry.row != nullptr) StampMeta(stamp, entry.row);
                          written |= entry.row != nullptr;
                        }
                        task->Set(position, outcome);
                      }
-                     if (written) Changed(entry, task);
+                     if (!written) return;
+                     Changed(entry, task);
+                     GiveScore(stamp, entry);
                    });
 }
 

@@ -232,6 +232,55 @@ TEST(EvictionTest, GivenScores) {
   EXPECT_EQ(bounded.keys(), Set({1, 3, 5}));
 }
 
+// Scores that add up, against the sums in double; a call adds one for each key, however often its
+// batch has it, and a row without any is the lowest.
+TEST(EvictionTest, GivenScoresThatAddUp) {
+  constexpr double kOne = 1 << 24;
+  const Bounded bounded(Options(40, "score sum"), "sgd");
+  std::map<Key, double> sums;
+  std::mt19937_64 random(7);
+  for (int turn = 0; turn < 100; ++turn) {
+    Keys keys(20);
+    for (Key& key : keys) key = static_cast<Key>(random() % 40);
+    std::map<Key, int64_t> given;
+    for (const Key key : keys) {
+      given[key] = random() % 5 == 0 ? kNeverWritten : static_cast<int64_t>(random() % (1 << 27));
+    }
+    std::vector<int64_t> scores;
+    for (const Key key : keys) scores.push_back(given[key]);
+    const Floats values(2 * keys.size(), 1);
+    if (turn % 3 == 0) {
+      ASSERT_OK(bounded.call->Upsert(keys, values, {0, scores}));
+    } else if (turn % 3 == 1) {
+      ASSERT_OK(bounded.call->Apply(keys, values, UsualRule("sgd"), PlainSgd(), {0, scores}));
+    } else {
+      Outcomes outcomes;
+      Floats found;
+      ASSERT_OK(bounded.call->Find(keys, &found, &outcomes));
+      std::vector<bool> exists;
+      for (const Outcome outcome : outcomes) exists.push_back(outcome == kFound);
+      ASSERT_OK(bounded.call->Accumulate(keys, values, exists, {0, scores}));
+    }
+    for (const auto& [key, score] : given) {
+      sums[key] += score == kNeverWritten ? 0 : std::exp2(static_cast<double>(score) / kOne);
+    }
+  }
+  const auto sum_of = [&](Key key) {
+    const int64_t score = Numbers<int64_t>(bounded.call->Export().at(key).meta)[0];
+    return std::exp2(static_cast<double>(score) / kOne);
+  };
+  ASSERT_EQ(bounded.table->size(), 40);
+  // Each addition is above by less than 2e-5 of the part that it adds.
+  for (const auto& [key, sum] : sums) EXPECT_NEAR(sum_of(key) / sum, 1, 2e-5 * 50) << key;
+  ASSERT_OK(bounded.call->Upsert({100}, {1, 1}));  // says nothing
+  EXPECT_EQ(Numbers<int64_t>(bounded.call->Export().at(100).meta)[0], kNeverWritten);
+  ASSERT_OK(bounded.call->Upsert({101}, {1, 1}));
+  EXPECT_EQ(bounded.keys().count(100), 0);
+  sums.erase(std::min_element(sums.begin(), sums.end(),
+                              [](const auto& a, const auto& b) { return a.second < b.second; }));
+  for (const auto& [key, sum] : sums) EXPECT_EQ(bounded.keys().count(key), 1) << key;
+}
+
 // An evicted key that comes back begins anew, with its optimizer state.
 TEST(EvictionTest, AnEvictedKeyComesBackAsANewOne) {
   const Bounded bounded(Options(2, "lru"), "adagrad");

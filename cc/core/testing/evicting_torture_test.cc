@@ -212,7 +212,7 @@ TEST_P(EvictingTorture, SixteenThreadsAtOnce) {
 
 INSTANTIATE_TEST_SUITE_P(Policies, EvictingTorture,
                          ::testing::Values("", "lru", "lfu", "lfu half_life 10", "lfu epoch 10",
-                                           "norm", "score", "lru ttl 60", "ttl 40"));
+                                           "norm", "score", "score sum", "lru ttl 60", "ttl 40"));
 
 }  // namespace
 }  // namespace dynemb

@@ -84,7 +84,7 @@ Status GpuTableOfMemory::SetInitialRows(const Context& context) {
     missing.initializer.constant = {*options_.missing_value};
     DYNEMB_RETURN_IF_ERROR(missing_.SetSchema(context, missing));
   }
-  if (options_.eviction.half_life == 0) return {};
+  if (options_.eviction.half_life == 0 && !options_.eviction.adds_scores()) return {};
   if (!decay_logs_.Allocate(memory_, sizeof(DecayLogs))) {
     return ResourceExhausted("no GPU memory for a table");
   }

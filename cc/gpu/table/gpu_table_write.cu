@@ -157,11 +157,12 @@ RowStamp GpuTableOfMemory::Stamped(Stamp stamp) {
   if (policy.adds_writes()) {
     stamped.score = layout_.meta_field[static_cast<int>(MetaField::kScore)];
     stamped.write = policy.WriteAt(stamp.now);
-    if (policy.half_life > 0) stamped.logs = decay_logs_.as<DecayLogs>();
   }
-  if (policy.order == EvictionPolicy::Order::kGiven && !stamp.scores.empty()) {
+  if (policy.half_life > 0 || policy.adds_scores()) stamped.logs = decay_logs_.as<DecayLogs>();
+  if (policy.takes_scores()) {
     stamped.given = layout_.meta_field[static_cast<int>(MetaField::kScore)];
-    stamped.scores = stamp.scores.data;
+    stamped.first_score = policy.first_score();
+    if (!stamp.scores.empty()) stamped.scores = stamp.scores.data;
   }
   return stamped;
 }

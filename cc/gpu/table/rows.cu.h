@@ -252,12 +252,12 @@ struct RowStamp {
   int64_t now = 0;
   int64_t meta_offset = 0, meta_bytes = 0;
   int64_t used = -1, count = -1;  // places in the meta
-  // Of a policy that adds writes: the place of the score, what a write adds, and of decayed counts
-  // logarithms in the table's memory.
+  // Of a policy that adds writes: the place of the score, and what a write adds; of decayed counts
+  // and of scores that add up also logarithms in the table's memory.
   int64_t score = -1, write = 0;
   const DecayLogs* logs = nullptr;
-  // Of scores that are given: their place, and each key's.
-  int64_t given = -1;
+  // Of scores that are given: their place, that of a new row, and each key's, if the call has some.
+  int64_t given = -1, first_score = 0;
   const int64_t* scores = nullptr;
 
   RowStamp() = default;
@@ -281,7 +281,11 @@ struct RowStamp {
       }
       *Number(meta + score) = sum;
     }
-    if (given >= 0 && writes > 0) *Number(meta + given) = scores[position];
+    if (given >= 0 && is_new) *Number(meta + given) = first_score;
+    if (scores != nullptr && writes > 0) {
+      const int64_t one = scores[position];
+      *Number(meta + given) = logs != nullptr ? logs->Add(*Number(meta + given), one) : one;
+    }
     if (used >= 0 && writes > 0) *Number(meta + used) = now;
     if (count >= 0) {
       // Unsigned, since the count of a row that was inserted whole may be anything.

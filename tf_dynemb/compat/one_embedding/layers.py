@@ -125,7 +125,8 @@ class MultiTableEmbedding(keras.layers.Layer):
         for table_name, table, own in zip(self._table_names, tables, seeds, strict=True):
             initializer = keras_initializer(table, dims, own)
             storage = tiers_of(store_options, name, table_name, len(tables))
-            layer = self._make_table(f"{name}_{table_name}", initializer, storage, check_rule)
+            limits = table.get("limits", {})
+            layer = self._make_table(f"{name}_{table_name}", initializer, storage, limits, check_rule)
             setattr(self, f"_{table_name}", layer)
         # As text: nobody can change it, nor what was given.
         self._config = json.dumps(
@@ -245,7 +246,12 @@ class MultiTableEmbedding(keras.layers.Layer):
         return [getattr(self, f"_{name}") for name in self._table_names]
 
     def _make_table(
-        self, name: str, initializer: object, storage: list[Tier] | None, check_rule: Callable[..., Any]
+        self,
+        name: str,
+        initializer: object,
+        storage: list[Tier] | None,
+        limits: Mapping[str, Any],
+        check_rule: Callable[..., Any],
     ) -> TableLayer:
         config = TableConfig(
             key_dtype=tf.int32 if self._key_type == tf.int32 else tf.int64,
@@ -255,6 +261,7 @@ class MultiTableEmbedding(keras.layers.Layer):
             initializer=initializer,
             trainable=self.trainable,
             storage=storage,
+            **limits,
         )
         table = Variable(config)
         table.handle.check_rule = check_rule

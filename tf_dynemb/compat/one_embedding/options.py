@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from tf_dynemb.base.checks import is_number, whole
-from tf_dynemb.compat.options import without_effect
+from tf_dynemb.compat.options import plain_limits, without_effect
 from tf_dynemb.initializers import BoundedNormal, Columns
 from tf_dynemb.storage import Disk, HostMemory, Tier
 
@@ -89,14 +89,18 @@ def make_column_options(initializer: Mapping[str, Any]) -> dict[str, Any]:
     return {"initializer": _checked("initializer", initializer)}
 
 
-def make_table_options(param: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def make_table_options(
+    param: Mapping[str, Any] | Sequence[Mapping[str, Any]], **limits: Any
+) -> dict[str, Any]:
     """A table.
 
     Args:
         param: an initializer for the whole row, or a list of column options, one for each column.
+        **limits: max_rows, max_bytes, on_full, eviction, admission, of tf_dynemb.TableConfig, which
+            OneEmbedding has not.
 
     Raises:
-        ValueError: neither.
+        TypeError, ValueError: neither; limits that TableConfig refuses.
 
     Example:
 
@@ -104,13 +108,14 @@ def make_table_options(param: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -
     >>> oe.make_table_options(oe.make_constant_initializer(0.5))
     {'initializer': {'type': 'constant', 'value': 0.5}}
     """
+    bounds = {"limits": plain_limits("make_table_options", limits)} if limits else {}
     if isinstance(param, Mapping):
-        return {"initializer": _checked("param", param)}
+        return {"initializer": _checked("param", param), **bounds}
     if isinstance(param, (list, tuple)) and param:
         for column in param:
             if not isinstance(column, Mapping) or "initializer" not in column:
                 raise ValueError(f"param: got the column {column!r}, want make_column_options(...)")
-        return {"columns": [make_column_options(column["initializer"]) for column in param]}
+        return {"columns": [make_column_options(column["initializer"]) for column in param], **bounds}
     raise ValueError(f"param: got {param!r}, want an initializer or a list of make_column_options(...)")
 
 

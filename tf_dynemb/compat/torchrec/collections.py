@@ -14,6 +14,7 @@ from tf_dynemb.base.checks import flag
 from tf_dynemb.collections import embedding_bag_collection, embedding_collection
 from tf_dynemb.collections.tables import Collection, CollectionTable
 from tf_dynemb.compat.torchrec.configs import EmbeddingBagConfig, EmbeddingConfig
+from tf_dynemb.compat.torchrec.fading_scores import fading_scores_of
 from tf_dynemb.compat.torchrec.virtual_tables import VirtualTableEvictionPolicy
 from tf_dynemb.table.devices import device_list
 from tf_dynemb.table.handle import TableHandle
@@ -99,34 +100,38 @@ class _TorchConfigs(_Layer):
         return copies
 
     def _keep(self, configs: Sequence[EmbeddingConfig]) -> None:
-        """Keeps TorchRec's configs."""
+        """Keeps TorchRec's configs; and of tables whose scores fade how often it has looked at them."""
         self._torch_configs = tuple(configs)
+        for name, table in self.tables.items():
+            fading = fading_scores_of(table)
+            if fading is not None:
+                looks = self.add_weight((), "zeros", "int64", trainable=False, name=f"{name}_looks")
+                setattr(self, f"_{name}_looks", looks)  # by which tf.train.Checkpoint finds it
+                fading.count_looks_in(looks)
 
     def trigger_feature_evict(self) -> dict[str, int]:
         """Removes the rows that the policies of virtual tables say, as FBGEMM's method of that name.
 
-        Those below an `eviction_threshold`, of tables that have more rows than the policy's
-        `training_id_eviction_trigger_count`. Call it between steps, as often as rows are to leave. In
-        several processes each of them is to call it. Eagerly.
+        Those below an `eviction_threshold`, or beyond a `training_id_keep_count`, of tables that have
+        more rows than the policy's `training_id_eviction_trigger_count`. First counts and scores fade by
+        the policy's `decay_rate`. Call it between steps, as often as rows are to leave. In several
+        processes each of them is to call it. Eagerly.
 
         Returns:
-            By the names of the tables with a threshold, how many rows have left in this process.
+            By the names of the tables of which rows may leave, how many have left in this process.
         """
-        return {
-            name: table.remove_if(policy.test) if int(table.size()) > policy.trigger_count else 0
-            for name, table, policy in self._evicting()
-            if policy.test is not None
-        }
+        removed = {name: policy.evict(table) for name, table, policy in self._evicting()}
+        return {name: rows for name, rows in removed.items() if rows is not None}
 
     def evict_for_inference(self) -> dict[str, int]:
         """Removes the rows that a model which serves is not to have, before it is saved.
 
-        Those below an `inference_eviction_threshold`, or older than `inference_eviction_ttl_mins`. They
-        are gone from these tables: to go on with training, restore a checkpoint into a second model, and
-        call it there. Otherwise as trigger_feature_evict.
+        Those below a threshold for inference, older than `inference_eviction_ttl_mins`, or beyond
+        `max_inference_id_num_per_rank`. They are gone from these tables: to go on with training, restore
+        a checkpoint into a second model, and call it there. Otherwise as trigger_feature_evict.
         """
-        tests = [(n, table, policy.inference_test) for n, table, policy in self._evicting()]
-        return {name: table.remove_if(test) for name, table, test in tests if test is not None}
+        removed = {name: policy.evict_for_inference(table) for name, table, policy in self._evicting()}
+        return {name: rows for name, rows in removed.items() if rows is not None}
 
     def _evicting(self) -> list[tuple[str, Variable, VirtualTableEvictionPolicy]]:
         """Name, table and policy where there is one."""

@@ -132,8 +132,9 @@ class EmbeddingConfig:
             and the like. None: all.
         use_virtual_table: True: num_embeddings is how many ids there may be, and no limit of rows.
         virtual_table_eviction_policy: with it, which rows leave: TimestampBasedEvictionPolicy, or when
-            the collection is told to look, by trigger_feature_evict, CountBasedEvictionPolicy or
-            FeatureL2NormBasedEvictionPolicy. None, NoEvictionPolicy: none.
+            the collection is told to look, by trigger_feature_evict, CountBasedEvictionPolicy,
+            CountTimestampMixedEvictionPolicy, FeatureL2NormBasedEvictionPolicy or
+            FeatureScoreBasedEvictionPolicy. None, NoEvictionPolicy: none.
         storage: with use_virtual_table, rows beyond memory, as TorchRec's compute kernels KEY_VALUE and
             SSD_VIRTUAL_TABLE have them: [tf_dynemb.storage.HostMemory(max_bytes),
             tf_dynemb.storage.Disk(path)], the cache and the SSD. None: rows in memory alone.
@@ -245,7 +246,11 @@ class EmbeddingConfig:
         policy = self.virtual_table_eviction_policy
         if policy is None:
             return {}
-        return {"eviction": policy.eviction, "restrict_policy": policy.restrict_policy}
+        return {
+            "max_rows": policy.max_rows,
+            "eviction": policy.eviction,
+            "restrict_policy": policy.restrict_policy,
+        }
 
     def _to_enum(self, field: str, kind: type[enum.Enum]) -> None:
         """Makes a field of what has the value of a member that member."""
