@@ -1,5 +1,6 @@
 // The calls of a tiered table that read by key.
 #include <algorithm>
+#include <memory>
 #include <shared_mutex>
 #include <utility>
 #include <vector>
@@ -57,21 +58,19 @@ Status Tiered::Read(const Context& context, const Batch& batch, const Report& re
                     const Above& above, const Copy& copy, FromBelow* kept) const {
   DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
   std::shared_lock<FairSharedMutex> lock(mutex_);
-  const Context inner = Tiers::Inner(context);
   DiskRows* const below = tiers_->below();
-  if (below->empty()) return above(inner, report);
-  std::vector<int64_t> own;
+  if (below->empty()) return above(Tiers::Inner(context), report);
+  std::unique_ptr<int64_t[]> own;  // of which no more is written than there is to be
   int64_t count = 0;
   Positions misses = {{}, &count};
   if (report.misses != nullptr) {
     misses.at = report.misses->at;
   } else {
-    own.resize(
-        static_cast<size_t>(batch.select == nullptr ? batch.keys.size : batch.select->at.size));
-    misses.at = own;
+    const int64_t n = batch.select == nullptr ? batch.keys.size : batch.select->at.size;
+    own.reset(new int64_t[static_cast<size_t>(n)]);
+    misses.at = {own.get(), n};
   }
-  DYNEMB_RETURN_IF_ERROR(above(inner, {report.outcomes, &misses}));
-  tiers_->Touch(batch);
+  DYNEMB_RETURN_IF_ERROR(above(tiers_->Using(context), {report.outcomes, &misses}));
   // Which of those that are not above are below.
   std::vector<std::pair<Location, int64_t>> wanted;
   int64_t missing = 0;

@@ -84,7 +84,7 @@ Status Tiered::Erase(const Context& context, const Batch& batch, const Report& r
     {
       const std::shared_lock<FairSharedMutex> lock(mutex_);
       std::vector<Key> keys_below;
-      DYNEMB_RETURN_IF_ERROR(tiers_->KeysBelow(batch, &keys_below));
+      DYNEMB_RETURN_IF_ERROR(tiers_->KeysBelow(context, batch, &keys_below));
       if (keys_below.empty()) return WriteAbove(context, batch, report, erase, changed);
     }
     const Alone alone(*this);
@@ -130,7 +130,7 @@ Status Tiered::Write(const Context& context, const Batch& batch, const Report& r
     Status written;
     {
       const std::shared_lock<FairSharedMutex> lock(mutex_);
-      DYNEMB_RETURN_IF_ERROR(tiers_->KeysBelow(batch, &keys_below));
+      DYNEMB_RETURN_IF_ERROR(tiers_->KeysBelow(context, batch, &keys_below));
       rows_written = tiers_->below()->rows_written();
       if (keys_below.empty() && tiers_->TakeRoom(n)) {
         is_written = true;
@@ -142,7 +142,7 @@ Status Tiered::Write(const Context& context, const Batch& batch, const Report& r
     if (!is_written) {
       const Alone alone(*this);
       if (tiers_->below()->rows_written() != rows_written) {
-        DYNEMB_RETURN_IF_ERROR(tiers_->KeysBelow(batch, &keys_below));
+        DYNEMB_RETURN_IF_ERROR(tiers_->KeysBelow(context, batch, &keys_below));
       }
       DYNEMB_RETURN_IF_ERROR(CheckArguments(context, batch, write));
       DYNEMB_RETURN_IF_ERROR(BringAllUp(batch, keys_below, &is_written));
