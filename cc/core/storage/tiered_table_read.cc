@@ -1,5 +1,6 @@
 // The calls of a tiered table that read by key.
 #include <algorithm>
+#include <cstddef>
 #include <memory>
 #include <shared_mutex>
 #include <utility>
@@ -33,8 +34,8 @@ Status Tiered::Find(const Context& context, const Batch& batch, Rows values,
     const Alone alone(*this);
     // What was asked for has been read; that it stays below is no error.
     static_cast<void>(OrNoMemory([&] {
-      return tiers_->BringUp(from_below.keys, from_below.locations, from_below.numbers,
-                             from_below.rows);
+      return tiers_->BringUp(from_below.locations, from_below.numbers, &from_below.keys,
+                             &from_below.rows);
     }));
     return Status();
   });
@@ -124,21 +125,27 @@ Status Tiered::ReadBelow(const Batch& batch, const std::vector<ReadOfBelow>& rea
       kept == nullptr ? 0 : static_cast<size_t>(std::max<int64_t>(1, tiers_->max_rows_above() / 2));
   std::vector<char> rows;
   for (const ReadOfBelow& read : reads) {
-    rows.resize(read.locations.size() * row_bytes);
+    const size_t count = read.locations.size();
+    rows.resize(count * row_bytes);
     DYNEMB_RETURN_IF_ERROR(tiers_->below()->Read(read.reads, rows.data()));
+    const size_t begin = kept == nullptr ? 0 : kept->keys.size();
+    const size_t keeps = std::min(count, most_kept - begin);
     size_t w = 0;
-    for (size_t i = 0; i < read.locations.size(); ++i) {
-      const char* const row = &rows[i * row_bytes];
-      const Key key = batch.keys[read.wanted[w].second];
+    for (size_t i = 0; i < count; ++i) {
+      if (i < keeps) kept->keys.push_back(batch.keys[read.wanted[w].second]);
       for (; w < read.wanted.size() && read.wanted[w].first == read.locations[i]; ++w) {
-        copy(read.wanted[w].second, row);
+        copy(read.wanted[w].second, &rows[i * row_bytes]);
       }
-      if (kept == nullptr || kept->keys.size() == most_kept) continue;
-      kept->keys.push_back(key);
-      kept->locations.push_back(read.locations[i]);
-      kept->numbers.push_back(read.numbers[i]);
-      kept->rows.insert(kept->rows.end(), row, row + row_bytes);
     }
+    if (keeps == 0) continue;
+    const auto append = [keeps](const auto& from, auto* to) {
+      to->insert(to->end(), from.begin(), from.begin() + static_cast<std::ptrdiff_t>(keeps));
+    };
+    append(read.locations, &kept->locations);
+    append(read.numbers, &kept->numbers);
+    if (begin == 0) kept->rows.swap(rows);  // most calls read once, and keep all of it
+    if (begin > 0) kept->rows.insert(kept->rows.end(), rows.begin(), rows.end());
+    kept->rows.resize((begin + keeps) * row_bytes);
   }
   return Status();
 }

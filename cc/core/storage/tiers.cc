@@ -367,29 +367,27 @@ bool Tiers::MakeRoomAhead() {
   return left.ok();
 }
 
-Status Tiers::BringUp(const std::vector<Key>& keys, const std::vector<Location>& locations,
-                      const std::vector<uint64_t>& numbers, const std::vector<char>& rows) {
+Status Tiers::BringUp(const std::vector<Location>& locations, const std::vector<uint64_t>& numbers,
+                      std::vector<Key>* keys, std::vector<char>* rows) {
   const size_t row_bytes = static_cast<size_t>(layout_.row_bytes);
-  if (rows.size() != keys.size() * row_bytes) return Status();  // the schema has changed
-  const DistinctKeys all{Span<const Key>(keys)};
-  DYNEMB_RETURN_IF_ERROR(MakeRoom(static_cast<int64_t>(keys.size()),
-                                  static_cast<int64_t>(keys.size()),
-                                  [&](Key key) { return all.NumberOf(key) >= 0; }));
+  if (rows->size() != keys->size() * row_bytes) return Status();  // the schema has changed
+  const int64_t n = static_cast<int64_t>(keys->size());
+  const DistinctKeys all{Span<const Key>(*keys)};
+  DYNEMB_RETURN_IF_ERROR(MakeRoom(n, n, [&](Key key) { return all.NumberOf(key) >= 0; }));
   std::vector<Outcome> outcomes;
-  DYNEMB_RETURN_IF_ERROR(FindAbove(keys, &outcomes));
-  std::vector<Key> up;
-  std::vector<char> up_rows;
-  up.reserve(keys.size());
-  up_rows.reserve(rows.size());
-  below_->ForEachHash(keys, [&](int64_t number, uint64_t hash) {
+  DYNEMB_RETURN_IF_ERROR(FindAbove(*keys, &outcomes));
+  size_t up = 0;
+  below_->ForEachHash(*keys, [&](int64_t number, uint64_t hash) {
     const size_t i = static_cast<size_t>(number);
     if (outcomes[i] == Outcome::kFound || below_->Find(hash) != locations[i]) return;
     if (below_->NumberOf(locations[i]) != numbers[i]) return;
-    up.push_back(keys[i]);
-    up_rows.insert(up_rows.end(), rows.begin() + static_cast<std::ptrdiff_t>(i * row_bytes),
-                   rows.begin() + static_cast<std::ptrdiff_t>((i + 1) * row_bytes));
+    if (up < i) {
+      (*keys)[up] = (*keys)[i];
+      std::memcpy(&(*rows)[up * row_bytes], &(*rows)[i * row_bytes], row_bytes);
+    }
+    ++up;
   });
-  return InsertAbove(up, up_rows.data());
+  return InsertAbove({keys->data(), static_cast<int64_t>(up)}, rows->data());
 }
 
 Status Tiers::MakeResident(Span<const Key> keys, int64_t next, const Stays& stays) {

@@ -89,9 +89,9 @@ class Tiers {
   bool MakeRoomAhead();
 
   // Brings rows that were read at these locations, of files of these numbers, up as copies, if they
-  // are still there and not above.
-  Status BringUp(const std::vector<Key>& keys, const std::vector<Location>& locations,
-                 const std::vector<uint64_t>& numbers, const std::vector<char>& rows);
+  // are still there and not above. Moves those that are together.
+  Status BringUp(const std::vector<Location>& locations, const std::vector<uint64_t>& numbers,
+                 std::vector<Key>* keys, std::vector<char>* rows);
   // Has the rows of these distinct keys, as far as there are any, above and not below; and room for
   // the others. `next`: as of MakeRoom.
   Status MakeResident(Span<const Key> keys, int64_t next, const Stays& stays);
