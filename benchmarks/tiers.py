@@ -4,9 +4,9 @@
         [--limits | --tail]
 
 FOLDER is on the disk that is measured. Half of the bytes fit into host memory. A batch has distinct ids:
-at 95 %, so many of a tenth of the rows, which stay in memory, and the others of the rest, in turn, most
-of which are on disk by then; "misses" says how many of the keys were. The page cache is as it is:
-where it holds the files, it is measured, and not the disk.
+at 95 %, so many of a tenth of the rows, drawn at random, which stay in memory, and the others of the
+rest, in turn, most of which are on disk by then; "misses" says how many of the keys were. The page
+cache is as it is: where it holds the files, it is measured, and not the disk.
 
 With --limits instead: Adam steps of which a fifth of the ids is new, on tables without a limit, with the
 limit that they have reached, and with a time to live, in memory and with storage.
@@ -67,8 +67,7 @@ class Batches:
 
     def __init__(self, rows: int, ids: int):
         self.random = np.random.default_rng(1)
-        self.hot = self.random.permutation(rows // 10)
-        self.cold = rows // 10 + self.random.permutation(rows - rows // 10)
+        self.hot, self.cold = np.split(self.random.permutation(rows), [rows // 10])
         self.at, self.ids = 0, ids
 
     def draw(self, hit_rate: int):

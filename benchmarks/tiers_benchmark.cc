@@ -10,10 +10,10 @@
 //   cold    a curve for which the page cache is emptied before each call; root alone can do it
 // MEMORY is the share of the rows that fits into memory (0.5). Rows are of dim 16, float32, with
 // Adam's slots: 200 bytes. A call has 16,384 keys; a step is a lookup of them and one Apply. At a
-// hit rate of 95 %, so many keys are of a tenth of the rows, which stay in memory, the others of
-// the rest in turn, most of which are on disk by then. All three take turns; medians of ROUNDS
-// (20) calls. WHO is any of "mtr": the table in memory, with tiers, and RocksDB. HITS is one hit
-// rate in percent, in place of all.
+// hit rate of 95 %, so many keys are of a tenth of the rows, drawn at random, which stay in memory,
+// the others of the rest in turn, most of which are on disk by then. All three take turns; medians
+// of ROUNDS (20) calls. WHO is any of "mtr": the table in memory, with tiers, and RocksDB. HITS is
+// one hit rate in percent, in place of all.
 //
 // RocksDB has the same bytes of memory, a quarter of them as write buffers and the rest as its
 // block cache; no log of writes, universal compaction, Bloom filters, direct reads and writes, and
@@ -219,10 +219,12 @@ class RocksRows : public Subject {
 
 class Keys {
  public:
-  explicit Keys(int64_t rows) : rows_(rows), hot_(rows / 10), cold_(rows - rows / 10) {
-    std::iota(hot_.begin(), hot_.end(), 0);
-    std::iota(cold_.begin(), cold_.end(), rows / 10);
+  explicit Keys(int64_t rows) : rows_(rows), cold_(rows) {
+    std::iota(cold_.begin(), cold_.end(), 0);
     std::shuffle(cold_.begin(), cold_.end(), random_);
+    const auto first = cold_.end() - static_cast<std::ptrdiff_t>(rows / 10);
+    hot_.assign(first, cold_.end());
+    cold_.erase(first, cold_.end());
   }
   static Key Of(int64_t number) { return static_cast<Key>(Mix64(static_cast<uint64_t>(number))); }
   std::vector<Key> Range(int64_t begin, int64_t end) const {
@@ -230,7 +232,11 @@ class Keys {
     for (; begin < end; ++begin) keys.push_back(Of(begin));
     return keys;
   }
-  std::vector<Key> Hot() const { return Range(0, static_cast<int64_t>(hot_.size())); }
+  std::vector<Key> Hot() const {
+    std::vector<Key> keys;
+    for (const int64_t number : hot_) keys.push_back(Of(number));
+    return keys;
+  }
   std::vector<Key> Draw(int64_t hit_percent) {
     const int64_t hits = kKeys * hit_percent / 100;
     std::vector<Key> keys;

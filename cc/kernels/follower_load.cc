@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/base/worker_threads.h"
 #include "cc/core/snapshot/loader.h"
 #include "cc/core/snapshot/reader.h"
-#include "cc/core/storage/worker_threads.h"
 #include "cc/kernels/follower.h"
 #include "tensorflow/core/platform/env.h"
 

@@ -60,6 +60,8 @@ class InlineExecutor : public Executor {
   }
 };
 
+class UseMarks;
+
 struct Context {
   MemorySpace space = MemorySpace::kHost;
   // Host calls: never null. Device calls: may be null.
@@ -67,6 +69,8 @@ struct Context {
   // Device calls: the stream (cudaStream_t or the fake device's). Results are there in stream
   // order.
   void* stream = nullptr;
+  // Calls that look keys up in a cache: where it notes that they are used; null: nowhere.
+  UseMarks* use_marks = nullptr;
 };
 
 // Host calls on the calling thread.

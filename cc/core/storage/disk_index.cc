@@ -17,14 +17,6 @@ DiskIndex::Entry DiskIndex::FindEntry(uint64_t hash) const {
 }
 
 // An entry lies some slots behind its place, half of them in the next cache line.
-void DiskIndex::Prefetch(uint64_t hash) const {
-  const Part& part = parts_[PartOf(hash)];
-  if (part.size == 0) return;
-  const int64_t home = part.Home(hash);
-  __builtin_prefetch(&part.hashes[home]);
-  __builtin_prefetch(&part.hashes[home + kNextLine]);
-}
-
 void DiskIndex::PrefetchEntry(uint64_t hash) const {
   const Part& part = parts_[PartOf(hash)];
   if (part.size == 0) return;

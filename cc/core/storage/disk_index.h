@@ -55,8 +55,6 @@ class DiskIndex {
   // kNowhere: there is no such entry.
   Location Find(uint64_t hash) const { return FindEntry(hash).location; }
   Entry FindEntry(uint64_t hash) const;
-  void Prefetch(uint64_t hash) const;
-  // Of a hash that has an entry, as it is likely.
   void PrefetchEntry(uint64_t hash) const;
 
   // Inserts or overwrites. False: no memory, and nothing has changed; an entry that is there is

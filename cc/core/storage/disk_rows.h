@@ -54,7 +54,6 @@ class DiskRows {
     return expires_ && scores_->HasExpired(entry.numbers);
   }
   int64_t Score(const DiskIndex::Entry& entry) const { return scores_->Score(entry.numbers); }
-  void Prefetch(uint64_t hash) const { index_.Prefetch(hash); }
   void PrefetchEntry(uint64_t hash) const { index_.PrefetchEntry(hash); }
   const DiskIndex& index() const { return index_; }
   // Calls visit(i, hash) for each of some keys, whose entries are fetched ahead.

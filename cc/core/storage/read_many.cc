@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "cc/core/base/no_memory.h"
+#include "cc/core/base/worker_threads.h"
 #include "cc/core/storage/io_uring.h"
-#include "cc/core/storage/worker_threads.h"
 
 namespace dynemb {
 namespace {

@@ -148,9 +148,10 @@ TEST(TiersTest, ARowIsNotBroughtUpOverANewerOneAtItsPlace) {
   ASSERT_OK(tiers->below()->Read({&location, 1}, row.data()));
   ASSERT_OK(tiers->Clear(OneThread()));
   ASSERT_EQ(put_below(2), location);
-  ASSERT_OK(tiers->BringUp({7}, {location}, {number}, row));
+  std::vector<Key> keys = {7};
+  ASSERT_OK(tiers->BringUp({location}, {number}, &keys, &row));
   EXPECT_EQ(tiers->above()->size(), 0);
-  ASSERT_OK(tiers->BringUp({7}, {location}, {tiers->below()->NumberOf(location)}, row));
+  ASSERT_OK(tiers->BringUp({location}, {tiers->below()->NumberOf(location)}, &keys, &row));
   EXPECT_EQ(tiers->above()->size(), 1);
 }
 

@@ -3,8 +3,8 @@
 //
 // Where a row is. Above: in a host table. Below: in DiskRows. A row that is both above and below is
 // the same in both: a copy below, which saves writing the row when it leaves again, goes before the
-// row changes. So the row above, if there is one, is the row, and the index of the disk tells by
-// itself which keys a call may simply write: those that are not in it.
+// row changes. So the row above, if there is one, is the row. One that is dirty (CacheTable) has no
+// copy: a call may simply write it, as it may any key that is not in the index of the disk.
 //
 // Calls. Reads look above and then below. Find brings what it read from below up, as a copy, since
 // training writes what it has looked up; ReadRows and the scans leave rows where they are. A call
@@ -26,7 +26,7 @@
 // have the disk read without it, and writes of keys that are not below while there is room above),
 // and taken alone by those that do, by EraseBelow, Clear, BeginEpoch, each part of a flush and of
 // the upkeep. The host table's own locks come after it. Because calls hold it while their tasks
-// run, these run on threads that never wait for it (worker_threads.h).
+// run, these run on threads that never wait for it (cc/core/base/worker_threads.h).
 //
 // Between calls, a thread makes room above for the next ones and compacts files (upkeep): a part at
 // a time, with the lock held alone for that; files are read without it. A call that finds no room

@@ -7,7 +7,7 @@
 
 #include "cc/core/base/hash.h"
 #include "cc/core/base/no_memory.h"
-#include "cc/core/storage/worker_threads.h"
+#include "cc/core/base/worker_threads.h"
 #include "cc/core/table/batch_order.h"
 #include "cc/core/table/host_table.h"
 #include "cc/core/table/memory_bound.h"
@@ -17,8 +17,6 @@ namespace {
 
 constexpr int64_t kHandKeys = 1024;     // that leave at once, and most that a hand looks at
 constexpr int64_t kKeysPerTask = 4096;  // that a task looks up
-constexpr int64_t kAhead = 8;           // keys that are fetched ahead
-constexpr int kLeastUsedBits = 10, kMostUsedBits = 30;
 
 // Calls look(begin, end) for shares of [0, n), on several threads if there are many. An error:
 // there is no memory for these, and nothing has been called.
@@ -32,24 +30,6 @@ Status InShares(int64_t n, const Look& look) {
   return ComputeThreads()->Run(tasks, 0, [&](int64_t task) {
     look(task * kKeysPerTask, std::min(n, (task + 1) * kKeysPerTask));
   });
-}
-
-// Calls visit(position, hash) for the positions from the begin-th on, and ahead of it fetch(hash).
-template <typename Fetch, typename Visit>
-void ForEachHashIn(const Batch& batch, int64_t begin, int64_t end, const Fetch& fetch,
-                   const Visit& visit) {
-  uint64_t ahead[kAhead];
-  const auto next = [&](int64_t j) {
-    if (j >= end) return;
-    ahead[j % kAhead] = DiskHash(batch.keys[PositionOf(batch, j)]);
-    fetch(ahead[j % kAhead]);
-  };
-  for (int64_t j = begin; j < begin + kAhead; ++j) next(j);
-  for (int64_t j = begin; j < end; ++j) {
-    const uint64_t hash = ahead[j % kAhead];
-    next(j + kAhead);
-    visit(PositionOf(batch, j), hash);
-  }
 }
 
 // Moves those of the first n rows that have been found, and their keys, together.
@@ -111,7 +91,8 @@ Status Tiers::Make(const TableSchema& schema, const TableOptions& options,
     DYNEMB_RETURN_IF_ERROR(made->below_->PrepareSchema(each, &next));
     made->below_->SetSchema(std::move(next));
   }
-  made->MakeUsed();
+  made->use_marks_.emplace(made->max_rows_above());
+  made->ResetHands();
   *tiers = std::move(made);
   return Status();
 }
@@ -125,7 +106,7 @@ void Tiers::SetScores() {
   scores_.emplace(options_.eviction, layout_, schema_.value_dtype, options_.clock);
 }
 
-Status Tiers::MakeAbove(const TableSchema& schema, std::unique_ptr<Table>* table) const {
+Status Tiers::MakeAbove(const TableSchema& schema, std::unique_ptr<CacheTable>* table) const {
   TableOptions of_above;
   of_above.missing_value = options_.missing_value;
   of_above.eviction = options_.eviction;
@@ -144,18 +125,9 @@ Status Tiers::MakeAbove(const TableSchema& schema, std::unique_ptr<Table>* table
     }
     of_above.max_rows = storage_.max_rows < 0 ? rows : std::min(rows, storage_.max_rows);
   }
-  DYNEMB_RETURN_IF_ERROR(MakeHostTable(schema, of_above, table));
+  DYNEMB_RETURN_IF_ERROR(MakeCacheTable(schema, of_above, table));
   // So that the index does not grow to more, twice for a moment, than it was counted as.
   return storage_.max_bytes < 0 ? Status() : (*table)->Reserve(OneThread(), of_above.max_rows);
-}
-
-void Tiers::MakeUsed() {
-  int bits = kLeastUsedBits;
-  while (bits < kMostUsedBits && int64_t{1} << bits < max_rows_above()) ++bits;
-  used_size_ = size_t{1} << bits;
-  used_shift_ = 64 - bits;
-  used_.reset(new std::atomic<uint8_t>[used_size_]());
-  ResetHands();
 }
 
 RowParts Tiers::PartsOf(char* rows, int64_t count) const {
@@ -170,44 +142,25 @@ RowParts Tiers::PartsOf(char* rows, int64_t count) const {
   return parts;
 }
 
-Status Tiers::KeysBelow(const Batch& batch, std::vector<Key>* keys) {
+Status Tiers::KeysBelow(const Context& context, const Batch& batch, std::vector<Key>* keys) {
   keys->clear();
   if (below_->empty()) return Status();
-  std::mutex mutex;
-  Status collected;
-  DYNEMB_RETURN_IF_ERROR(InShares(PositionsOf(batch), [&](int64_t begin, int64_t end) {
+  std::vector<Key> asked;  // of which the table above cannot tell that they have no row below
+  DYNEMB_RETURN_IF_ERROR(above_->KeysNotDirty(Using(context), batch, &asked));
+  std::mutex mutex;  // of `keys`
+  const int64_t n = static_cast<int64_t>(asked.size());
+  DYNEMB_RETURN_IF_ERROR(InShares(n, [&](int64_t begin, int64_t end) {
+    const Span<const Key> share = {asked.data() + begin, end - begin};
     std::vector<Key> some;
-    const Status looked = OrNoMemory([&] {
-      ForEachHashIn(
-          batch, begin, end,
-          [&](uint64_t hash) {
-            below_->Prefetch(hash);
-            __builtin_prefetch(&Used(hash));
-          },
-          [&](int64_t position, uint64_t hash) {
-            SetUsed(hash);
-            if (below_->FindAny(hash) != kNowhere) some.push_back(batch.keys[position]);
-          });
-      const std::lock_guard<std::mutex> lock(mutex);
-      keys->insert(keys->end(), some.begin(), some.end());
-      return Status();
+    below_->ForEachHash(share, [&](int64_t i, uint64_t hash) {
+      if (below_->FindAny(hash) != kNowhere) some.push_back(share[i]);
     });
-    if (looked.ok()) return;
     const std::lock_guard<std::mutex> lock(mutex);
-    collected = looked;
+    keys->insert(keys->end(), some.begin(), some.end());
   }));
   std::sort(keys->begin(), keys->end());
   keys->erase(std::unique(keys->begin(), keys->end()), keys->end());
-  return collected;
-}
-
-void Tiers::Touch(const Batch& batch) {
-  // An error only makes rows seem unused.
-  static_cast<void>(InShares(PositionsOf(batch), [&](int64_t begin, int64_t end) {
-    ForEachHashIn(
-        batch, begin, end, [&](uint64_t hash) { __builtin_prefetch(&Used(hash)); },
-        [&](int64_t, uint64_t hash) { SetUsed(hash); });
-  }));
+  return Status();
 }
 
 bool Tiers::TakeRoom(int64_t keys) {
@@ -277,6 +230,7 @@ Status Tiers::CopyDown(const std::vector<Key>& keys) {
   below_->ForEachHash(keys, [&](int64_t i, uint64_t hash) {
     if (below_->FindAny(hash) == kNowhere) changed.push_back(keys[static_cast<size_t>(i)]);
   });
+  above_->Clean(changed);  // before there is a copy
   const int64_t at_once = std::max<int64_t>(1, kReadBytes / layout_.row_bytes);
   const int64_t most = std::min(at_once, static_cast<int64_t>(changed.size()));
   std::vector<char> rows(static_cast<size_t>(most * layout_.row_bytes));
@@ -350,9 +304,9 @@ Status Tiers::Leave(int64_t wanted, int64_t most, int64_t most_looks, const Stay
   Status left;
   *looks = 0;
   const bool spares = most_looks < INT64_MAX;
-  const int spared_laps = kJustUsed + 1, most_laps = spared_laps + (spares ? 0 : 1);
-  for (int laps = 0; laps < most_laps && above_->room() < wanted && most > 0 &&
-                     *looks < most_looks && left.ok();) {
+  const int64_t most_laps = kSparedLaps + (spares ? 0 : 1);
+  for (int64_t laps = 0; laps < most_laps && above_->room() < wanted && most > 0 &&
+                         *looks < most_looks && left.ok();) {
     Cursor& hand = hands_[turn_];
     turn_ = (turn_ + 1) % hands_.size();
     RowParts out;
@@ -363,14 +317,9 @@ Status Tiers::Leave(int64_t wanted, int64_t most, int64_t most_looks, const Stay
     const int64_t most_leave = std::min(most, wanted - above_->room());
     for (int64_t i = 0; i < count && static_cast<int64_t>(leaving.size()) < most_leave; ++i) {
       const Key key = keys[static_cast<size_t>(i)];
-      std::atomic<uint8_t>& used = Used(DiskHash(key));
       // In the last lap nothing is spared that need not stay.
-      const uint8_t left_laps = used.load(std::memory_order_relaxed);
-      if (laps < spared_laps && left_laps != 0) {
-        used.store(static_cast<uint8_t>(left_laps - 1), std::memory_order_relaxed);
-      } else if (!stays(key)) {
-        leaving.push_back(key);
-      }
+      if (laps < kSparedLaps && use_marks_->Spare(Mix64(static_cast<uint64_t>(key)))) continue;
+      if (!stays(key)) leaving.push_back(key);
     }
     const bool lap_is_over = turn_ == 0 && std::all_of(hands_.begin(), hands_.end(),
                                                        [](const Cursor& h) { return h.done; });
@@ -418,29 +367,27 @@ bool Tiers::MakeRoomAhead() {
   return left.ok();
 }
 
-Status Tiers::BringUp(const std::vector<Key>& keys, const std::vector<Location>& locations,
-                      const std::vector<uint64_t>& numbers, const std::vector<char>& rows) {
+Status Tiers::BringUp(const std::vector<Location>& locations, const std::vector<uint64_t>& numbers,
+                      std::vector<Key>* keys, std::vector<char>* rows) {
   const size_t row_bytes = static_cast<size_t>(layout_.row_bytes);
-  if (rows.size() != keys.size() * row_bytes) return Status();  // the schema has changed
-  const DistinctKeys all{Span<const Key>(keys)};
-  DYNEMB_RETURN_IF_ERROR(MakeRoom(static_cast<int64_t>(keys.size()),
-                                  static_cast<int64_t>(keys.size()),
-                                  [&](Key key) { return all.NumberOf(key) >= 0; }));
+  if (rows->size() != keys->size() * row_bytes) return Status();  // the schema has changed
+  const int64_t n = static_cast<int64_t>(keys->size());
+  const DistinctKeys all{Span<const Key>(*keys)};
+  DYNEMB_RETURN_IF_ERROR(MakeRoom(n, n, [&](Key key) { return all.NumberOf(key) >= 0; }));
   std::vector<Outcome> outcomes;
-  DYNEMB_RETURN_IF_ERROR(FindAbove(keys, &outcomes));
-  std::vector<Key> up;
-  std::vector<char> up_rows;
-  up.reserve(keys.size());
-  up_rows.reserve(rows.size());
-  below_->ForEachHash(keys, [&](int64_t number, uint64_t hash) {
+  DYNEMB_RETURN_IF_ERROR(FindAbove(*keys, &outcomes));
+  size_t up = 0;
+  below_->ForEachHash(*keys, [&](int64_t number, uint64_t hash) {
     const size_t i = static_cast<size_t>(number);
     if (outcomes[i] == Outcome::kFound || below_->Find(hash) != locations[i]) return;
     if (below_->NumberOf(locations[i]) != numbers[i]) return;
-    up.push_back(keys[i]);
-    up_rows.insert(up_rows.end(), rows.begin() + static_cast<std::ptrdiff_t>(i * row_bytes),
-                   rows.begin() + static_cast<std::ptrdiff_t>((i + 1) * row_bytes));
+    if (up < i) {
+      (*keys)[up] = (*keys)[i];
+      std::memcpy(&(*rows)[up * row_bytes], &(*rows)[i * row_bytes], row_bytes);
+    }
+    ++up;
   });
-  return InsertAbove(up, up_rows.data());
+  return InsertAbove({keys->data(), static_cast<int64_t>(up)}, rows->data());
 }
 
 Status Tiers::MakeResident(Span<const Key> keys, int64_t next, const Stays& stays) {

@@ -19,8 +19,10 @@
 #include "cc/core/storage/tiered_table.h"
 #include "cc/core/table/batch_order.h"
 #include "cc/core/table/evicted_rows.h"
+#include "cc/core/table/host_table.h"
 #include "cc/core/table/row_scores.h"
 #include "cc/core/table/table.h"
+#include "cc/core/table/use_marks.h"
 
 namespace dynemb {
 
@@ -70,9 +72,7 @@ class Tiers {
 
   // Shared: the keys of a batch that have a row below, each once. Notes that all are used, as far
   // as there are rows below.
-  Status KeysBelow(const Batch& batch, std::vector<Key>* keys);
-  // Shared: notes that they are used.
-  void Touch(const Batch& batch);
+  Status KeysBelow(const Context& context, const Batch& batch, std::vector<Key>* keys);
 
   // Room for one more call of so many keys, which will insert no more, above and in all; shared.
   // False: there may be none. `Give` when the call has returned.
@@ -89,9 +89,9 @@ class Tiers {
   bool MakeRoomAhead();
 
   // Brings rows that were read at these locations, of files of these numbers, up as copies, if they
-  // are still there and not above.
-  Status BringUp(const std::vector<Key>& keys, const std::vector<Location>& locations,
-                 const std::vector<uint64_t>& numbers, const std::vector<char>& rows);
+  // are still there and not above. Moves those that are together.
+  Status BringUp(const std::vector<Location>& locations, const std::vector<uint64_t>& numbers,
+                 std::vector<Key>* keys, std::vector<char>* rows);
   // Has the rows of these distinct keys, as far as there are any, above and not below; and room for
   // the others. `next`: as of MakeRoom.
   Status MakeResident(Span<const Key> keys, int64_t next, const Stays& stays);
@@ -134,7 +134,7 @@ class Tiers {
   // Makes what takes the place of `above`, empty, with another schema; and puts it there, when
   // AllDown has been called. The latter cannot fail.
   struct Next {
-    std::unique_ptr<Table> above;
+    std::unique_ptr<CacheTable> above;
     DiskRows::NextSchema schema;
   };
   Status PrepareSchema(const TableSchema& schema, Next* next);
@@ -154,20 +154,24 @@ class Tiers {
   const RowScores* scores() const { return scores_ ? &*scores_ : nullptr; }
 
   int64_t memory_bytes() const {
-    return above_->memory_bytes() + below_->memory_bytes() + static_cast<int64_t>(used_size_);
+    return above_->memory_bytes() + below_->memory_bytes() + use_marks_->memory_bytes();
   }
   TierStats stats() const;
   void AddMisses(int64_t keys) const { misses_.fetch_add(keys, std::memory_order_relaxed); }
 
-  // The context of calls of `above` while the table's lock is held, on behalf of `context`.
+  // The context of calls of `above` while the table's lock is held, on behalf of `context`; and of
+  // calls that look keys up and note that these are used.
   static Context Inner(const Context& context);
+  Context Using(const Context& context) {
+    Context inner = Inner(context);
+    inner.use_marks = &*use_marks_;
+    return inner;
+  }
 
  private:
-  static constexpr int64_t kHands = BatchOrder::kSegments;  // of a clock
-  // How many laps of the hands a row is spared that has been used. With one, all rows would be
-  // alike at the end of a lap, and those that were brought up last could leave first.
-  static constexpr uint8_t kJustUsed = 2;
-  static constexpr int64_t kScanKeys = 2048;               // that a scan asks for at once
+  static constexpr int64_t kHands = BatchOrder::kSegments;           // of a clock
+  static constexpr int64_t kSparedLaps = UseMarks::kSparedLaps + 1;  // in which a row may stay
+  static constexpr int64_t kScanKeys = 2048;                         // that a scan asks for at once
   static constexpr int64_t kReadBytes = int64_t{4} << 20;  // of rows that are read at once
 
   // The context of calls of `above` on threads of the tiers' own.
@@ -181,24 +185,15 @@ class Tiers {
   }
   void SetScores();
 
-  Status MakeAbove(const TableSchema& schema, std::unique_ptr<Table>* table) const;
+  Status MakeAbove(const TableSchema& schema, std::unique_ptr<CacheTable>* table) const;
   // With what calls under way may insert.
   int64_t rows_above() const { return above_->max_rows() - above_->room(); }
-  void MakeUsed();
-  std::atomic<uint8_t>& Used(uint64_t hash) { return used_[hash >> used_shift_]; }
-  void SetUsed(uint64_t hash) {
-    std::atomic<uint8_t>& used = Used(hash);
-    if (used.load(std::memory_order_relaxed) != kJustUsed) {
-      used.store(kJustUsed, std::memory_order_relaxed);
-    }
-  }
-
   Status InsertAbove(Span<const Key> keys, char* rows);
   // Whether MakeRoomAhead has something to do. Not where all rows are used all the time: calls make
   // room themselves then.
   bool WantsRoomAhead() const {
     return !below_->empty() && above_->room() < room_ahead() &&
-           ahead_looks_ <= (kJustUsed + 1) * max_rows_above();
+           ahead_looks_ <= kSparedLaps * max_rows_above();
   }
   // How much room there should be between calls.
   int64_t room_ahead() const { return std::min(2 * most_keys_, max_rows_above() / 8); }
@@ -245,15 +240,12 @@ class Tiers {
   std::optional<RowScores> scores_;
   // Rows above that had expired when a call named them, where somebody keeps what leaves.
   std::shared_ptr<EvictedRows> expired_above_;
-  std::unique_ptr<Table> above_;
+  // A row there that is dirty has no copy below.
+  std::unique_ptr<CacheTable> above_;
   std::unique_ptr<DiskRows> below_;
   int64_t copies_ = 0;
   std::atomic<int64_t> calls_{0};  // keys of calls that have taken room
-  // How many laps of the clock's hands keys of a hash are spared: a byte for each top part of
-  // hashes. What is written by several threads at once is all the same.
-  std::unique_ptr<std::atomic<uint8_t>[]> used_;
-  size_t used_size_ = 0;
-  int used_shift_ = 0;
+  std::optional<UseMarks> use_marks_;
   // The clock's hands, one for each segment of the table above. They take turns, so that all
   // segments give up rows alike: the memory of one that had more rows than others stays with it.
   std::vector<Cursor> hands_;

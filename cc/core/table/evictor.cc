@@ -136,7 +136,7 @@ int64_t Evictor::Erase(Unit* unit) {
       const auto& [order, key] = leaving[i];
       bool beyond, marked;
       Segment::Ref ref = part.segment.FindAtHome(key, order.hash, &beyond, &marked);
-      if (ref == Segment::kNone && beyond) ref = part.segment.FindBeyond(key, order.hash);
+      if (ref == Segment::kNone && beyond) ref = part.segment.FindBeyond(key, order.hash, &marked);
       // Others may have written or erased it meanwhile.
       if (ref == Segment::kNone || Score(part.segment.row(ref)) != order.score) continue;
       if (keeps) {

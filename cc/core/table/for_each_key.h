@@ -29,11 +29,11 @@ struct LocatedKey {
   uint64_t hash;
   Segment::Ref ref;  // kNone: it has no row
   char* row;         // or nullptr
-  bool marked;       // Segment::Mark; false: it may be
+  bool marked;       // Segment::Mark
 };
 
 // Calls visit(i, located) for i in [begin, end), in order, with the chunk and then the row of each
-// key(i) in segment_of(hash), and what fetch(i) asks for, fetched ahead for a group of keys;
+// key(i) in segment_of(hash), and what fetch(i, hash) asks for, fetched ahead for a group of keys;
 // and end_group() after each group. While a group is visited the rows of the next one and the
 // chunks of the one after that are on their way. If keys are distinct `visit` may change the row of
 // its key, insert and erase it.
@@ -65,12 +65,12 @@ void ForEachKey(int64_t begin, int64_t end, int64_t row_bytes, const KeyAt& key,
       of[i].ref = segment.FindAtHome(of[i].key, of[i].hash, &beyond, &of[i].marked);
       later |= static_cast<uint32_t>(beyond) << i;
       found(segment, &of[i]);
-      fetch(group + i);
+      fetch(group + i, of[i].hash);
     }
     for (; later != 0; later &= later - 1) {
       LocatedKey& one = of[__builtin_ctz(later)];
       const Segment& segment = segment_of(one.hash);
-      one.ref = segment.FindBeyond(one.key, one.hash);
+      one.ref = segment.FindBeyond(one.key, one.hash, &one.marked);
       found(segment, &one);
     }
   };

@@ -50,7 +50,15 @@ HostTable::HostTable(const TableSchema& schema, const TableOptions& options,
 HostTable::~HostTable() { GiveBack(size()); }
 
 Status HostTable::Make(const TableSchema& schema, TableOptions options,
-                       std::unique_ptr<Table>* table) {
+                       std::unique_ptr<HostTable>* table) {
+  DYNEMB_RETURN_IF_ERROR(schema.Validate());
+  DYNEMB_RETURN_IF_ERROR(options.Validate());
+  for (int field = 0; field < kMetaFields; ++field) {
+    if (!options.eviction.meta().has(MetaField(field)) || schema.meta.has(MetaField(field)))
+      continue;
+    return InvalidArgument("eviction: want the meta field ", Name(MetaField(field)),
+                           " in the schema, for the policy to read");
+  }
   DYNEMB_RETURN_IF_ERROR(SetBudget(RowLayout(schema), 0, &options));
   // A table that takes the place of this one goes on with its clock.
   if (options.clock == nullptr) options.clock = std::make_shared<PolicyClock>();
@@ -163,15 +171,19 @@ Status HostTable::LimitArenas() {
 
 Status MakeHostTable(const TableSchema& schema, const TableOptions& options,
                      std::unique_ptr<Table>* table) {
-  DYNEMB_RETURN_IF_ERROR(schema.Validate());
-  DYNEMB_RETURN_IF_ERROR(options.Validate());
-  for (int field = 0; field < kMetaFields; ++field) {
-    if (!options.eviction.meta().has(MetaField(field)) || schema.meta.has(MetaField(field)))
-      continue;
-    return InvalidArgument("eviction: want the meta field ", Name(MetaField(field)),
-                           " in the schema, for the policy to read");
-  }
-  return HostTable::Make(schema, options, table);
+  std::unique_ptr<HostTable> made;
+  DYNEMB_RETURN_IF_ERROR(HostTable::Make(schema, options, &made));
+  *table = std::move(made);
+  return Status();
+}
+
+Status MakeCacheTable(const TableSchema& schema, TableOptions options,
+                      std::unique_ptr<CacheTable>* table) {
+  options.marks_dirty = true;
+  std::unique_ptr<HostTable> made;
+  DYNEMB_RETURN_IF_ERROR(HostTable::Make(schema, options, &made));
+  *table = std::move(made);
+  return Status();
 }
 
 }  // namespace dynemb

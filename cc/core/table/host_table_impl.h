@@ -24,11 +24,11 @@
 
 namespace dynemb {
 
-class HostTable final : public Table {
+class HostTable final : public CacheTable {
  public:
-  // Errors: a limit that not one row fits into, no memory.
+  // Errors: a schema or options that are not valid, a limit that not one row fits into, no memory.
   static Status Make(const TableSchema& schema, TableOptions options,
-                     std::unique_ptr<Table>* table);
+                     std::unique_ptr<HostTable>* table);
   HostTable(const TableSchema& schema, const TableOptions& options,
             std::shared_ptr<SlabArena> index_arena);
   ~HostTable() override;
@@ -46,6 +46,8 @@ class HostTable final : public Table {
               const Report& report) const override;
   Status ReadRows(const Context& context, const Batch& batch, const RowParts& rows,
                   const Report& report) const override;
+  Status KeysNotDirty(const Context& context, const Batch& batch,
+                      std::vector<Key>* keys) const override;
 
   Status Apply(const Context& context, const Batch& batch, ConstRows gradients,
                const Update& update, const Stamp& stamp, const Report& report) override;
@@ -56,6 +58,7 @@ class HostTable final : public Table {
   Status Erase(const Context& context, const Batch& batch, const Report& report) override;
   Status InsertRows(const Context& context, const Batch& batch, const ConstRowParts& rows,
                     const RowParts& displaced, const Report& report) override;
+  void Clean(Span<const Key> keys) override;
 
   Status RemoveExpired(const Context& context) override;
   Status Clear(const Context& context) override;
@@ -113,6 +116,9 @@ class HostTable final : public Table {
   template <typename PositionAt, typename KeyAt>
   struct KeysToRead;
   template <typename Read>
+  Status ForEachShare(const Context& context, const Batch& batch, int64_t share_keys,
+                      const Read& read) const;
+  template <typename Read>
   Status ReadKeys(const Context& context, const Batch& batch, const Report& report,
                   const Read& read) const;
 
@@ -160,7 +166,7 @@ class HostTable final : public Table {
   void NoteTime(const char* row);
   void Wrote(const CallStamp& stamp, const Entry& entry, Task* task) const;
   static void Changed(const Entry& entry, Task* task);
-  static void ListChanges(LockedSegment* part, Task* task);
+  void ListChanges(LockedSegment* part, Task* task) const;
 
   // --- host_table_scan.cc ---
   static int FirstSegment(const TablePart& part) {

@@ -38,7 +38,7 @@ struct HostTable::Task : TaskReport {
       : TaskReport(report), sums(static_cast<size_t>(scratch_bytes)) {}
   RowUpdater::Row updates[kKeysPerGroup];  // to be made at the end of the group of keys
   int64_t update_count = 0;
-  // Keys of the group that have been written and may not be listed as changed.
+  // Keys of the group that have been written and are not marked.
   struct {
     Key key;
     uint64_t hash;
@@ -136,12 +136,14 @@ void HostTable::Changed(const Entry& entry, Task* task) {
   task->changed[task->changed_count] = {entry.key, entry.hash};
   task->changed_count += !entry.marked;
 }
-void HostTable::ListChanges(LockedSegment* part, Task* task) {
+void HostTable::ListChanges(LockedSegment* part, Task* task) const {
   const int64_t count = std::exchange(task->changed_count, 0);
-  if (!part->changes.tracking()) return;
+  const bool tracking = part->changes.tracking();
+  if (!tracking && !options_.marks_dirty) return;
   for (int64_t i = 0; i < count; ++i) {
     const auto& [key, hash] = task->changed[i];
-    if (!part->segment.Mark(key, hash)) part->changes.Add(key, part->segment.size());
+    const bool was_marked = part->segment.Mark(key, hash);
+    if (tracking && !was_marked) part->changes.Add(key, part->segment.size());
   }
 }
 void HostTable::StampMeta(const CallStamp& stamp, char* row) const {
@@ -277,7 +279,7 @@ Status HostTable::TakeForMissing(const Context& context, BatchOrder* order, cons
       const std::shared_lock<FairSharedMutex> lock(parts_[s]->mutex);
       ForEachKey(
           0, distinct, 0, [&](int64_t i) { return order->key(s, i); },
-          [&](uint64_t) -> const Segment& { return parts_[s]->segment; }, [](int64_t) {},
+          [&](uint64_t) -> const Segment& { return parts_[s]->segment; }, [](int64_t, uint64_t) {},
           [&](int64_t i, const LocatedKey& at) {
             if (at.row == nullptr && inserts(order->positions(s, i))) ++missing;
           },
@@ -378,7 +380,7 @@ Status HostTable::WriteInOrder(const Context& context, BatchOrder* order, const 
       ForEachKey(
           0, distinct, layout_.row_bytes, [&](int64_t i) { return order->key(s, i); },
           [&](uint64_t) -> const Segment& { return part->segment; },
-          [&](int64_t i) {
+          [&](int64_t i, uint64_t) {
             if (inputs.data == nullptr) return;
             PrefetchRow(inputs[order->positions(s, i)[0]], layout_.value_bytes);
           },
@@ -573,9 +575,22 @@ Status HostTable::InsertRows(const Context& context, const Batch& batch, const C
           CopyBytes(entry.row + layout_.meta_offset, rows.meta[entry.last()], layout_.meta_bytes);
           NoteTime(entry.row);
         }
-        Changed(entry, task);
+        if (!options_.marks_dirty) Changed(entry, task);
         task->SetAll(entry.positions, outcome);
       });
+}
+
+void HostTable::Clean(Span<const Key> keys) {
+  std::unique_lock<FairSharedMutex> lock;  // of the segment of the last key
+  for (const Key key : keys) {
+    const uint64_t hash = Mix64(static_cast<uint64_t>(key));
+    LockedSegment& part = *parts_[BatchOrder::SegmentOf(hash)];
+    if (lock.mutex() != &part.mutex) {
+      if (lock.owns_lock()) lock.unlock();
+      lock = std::unique_lock<FairSharedMutex>(part.mutex);
+    }
+    part.segment.Unmark(key, hash);
+  }
 }
 
 }  // namespace dynemb

@@ -16,11 +16,13 @@ void KeyIndex::Free(SlabArena* arena) {
   *this = KeyIndex();
 }
 
-KeyIndex::Ref KeyIndex::FindBeyond(int64_t key, uint64_t hash) const {
+KeyIndex::Ref KeyIndex::FindBeyond(int64_t key, uint64_t hash, bool* marked) const {
+  *marked = false;
   uint32_t at = Home(hash);
   for (uint32_t probes = 1; probes < chunk_count_; ++probes) {
     at = Next(at);
     if (const uint32_t mask = Match(chunks_[at], key)) {
+      *marked = AreMarked(chunks_[at], mask);
       return chunks_[at].refs[__builtin_ctz(mask)];
     }
     if (!overflows(at)) break;

@@ -78,8 +78,8 @@ class KeyIndex {
     }
     return kNone;
   }
-  // The row of a key that is in a later chunk, or kNone.
-  Ref FindBeyond(int64_t key, uint64_t hash) const;
+  // The row of a key that is in a later chunk, or kNone. *marked: it is there, and marked.
+  Ref FindBeyond(int64_t key, uint64_t hash, bool* marked) const;
 
   // Adds a missing key. There must be an unused cell. False: there is none before
   // chunk `end`, and nothing has changed.
@@ -92,12 +92,14 @@ class KeyIndex {
 
   // Marks a key that is there. Returns whether it was marked before.
   bool Mark(int64_t key, uint64_t hash) {
-    uint32_t at = Home(hash);
-    uint32_t cell;
-    while ((cell = Match(chunks_[at], key)) == 0) at = Next(at);
-    return MarkCells(&chunks_[at], cell);
+    Chunk& chunk = chunks_[ChunkOf(key, hash)];
+    return MarkCells(&chunk, Match(chunk, key));
   }
-  // Takes all marks away.
+  // Takes the mark of a key away that is there; all marks.
+  void Unmark(int64_t key, uint64_t hash) {
+    Chunk& chunk = chunks_[ChunkOf(key, hash)];
+    chunk.marks &= static_cast<uint16_t>(~Match(chunk, key));
+  }
   void ClearMarks();
 
   // Always inline: gcc takes a function that only prefetches for one without effects, and drops
@@ -147,6 +149,12 @@ class KeyIndex {
     uint32_t mask = 0;
     for (int c = 0; c < kCells; ++c) mask |= static_cast<uint32_t>(chunk.keys[c] == key) << c;
     return mask & chunk.used;
+  }
+  // Where a key lies that is there.
+  uint32_t ChunkOf(int64_t key, uint64_t hash) const {
+    uint32_t at = Home(hash);
+    while (Match(chunks_[at], key) == 0) at = Next(at);
+    return at;
   }
   uint32_t Next(uint32_t chunk) const { return chunk + 1 == chunk_count_ ? 0 : chunk + 1; }
 

@@ -58,7 +58,9 @@ class Segment {
     if (index_.empty()) return kNone;
     return IndexOf(hash).FindAtHome(key, hash, beyond, marked);
   }
-  Ref FindBeyond(int64_t key, uint64_t hash) const { return IndexOf(hash).FindBeyond(key, hash); }
+  Ref FindBeyond(int64_t key, uint64_t hash, bool* marked) const {
+    return IndexOf(hash).FindBeyond(key, hash, marked);
+  }
   // Adds a missing key; the row's bytes are undefined. kNone: no memory.
   Ref Insert(int64_t key, uint64_t hash);
   // Removes a key that is there. Returns whether it was marked.
@@ -87,8 +89,10 @@ class Segment {
   template <typename Convert>
   void TakeRows(Segment* from, const Convert& convert);
 
-  // A key's mark says whether the change log lists it. As KeyIndex.
+  // A key's mark says whether the change log lists it or, in a cache, whether its row is dirty. As
+  // KeyIndex.
   bool Mark(int64_t key, uint64_t hash) { return IndexOf(hash).Mark(key, hash); }
+  void Unmark(int64_t key, uint64_t hash) { IndexOf(hash).Unmark(key, hash); }
   void ClearMarks() {
     index_.ClearMarks();
     old_index_.ClearMarks();

@@ -45,6 +45,12 @@ class SegmentTest : public ::testing::Test {
     EXPECT_EQ(segment_.Mark(at->first, Hash(at->first)), at->second.marked);
     at->second.marked = true;
   }
+  void UnmarkAny() {
+    const auto at = known_.lower_bound(static_cast<Key>(random_()));
+    if (at == known_.end()) return;
+    segment_.Unmark(at->first, Hash(at->first));
+    at->second.marked = false;
+  }
   void ClearMarks() {
     segment_.ClearMarks();
     for (auto& one : known_) one.second.marked = false;
@@ -58,18 +64,17 @@ class SegmentTest : public ::testing::Test {
       bool beyond, marked;
       Segment::Ref ref = segment_.FindAtHome(key, Hash(key), &beyond, &marked);
       if (ref == Segment::kNone && beyond) {
-        ref = segment_.FindBeyond(key, Hash(key));
-      } else {
-        ASSERT_EQ(marked, want.marked) << key;
+        ref = segment_.FindBeyond(key, Hash(key), &marked);
       }
       ASSERT_EQ(ref, want.ref) << key;
+      ASSERT_EQ(marked, want.marked) << key;
       ASSERT_TRUE(refs.insert(ref).second);
     }
     for (int i = 0; i < 100; ++i) {
       const Key key = NewKey(0, 0);
       bool beyond, marked;
       ASSERT_EQ(segment_.FindAtHome(key, Hash(key), &beyond, &marked), Segment::kNone);
-      ASSERT_TRUE(!beyond || segment_.FindBeyond(key, Hash(key)) == Segment::kNone);
+      ASSERT_TRUE(!beyond || segment_.FindBeyond(key, Hash(key), &marked) == Segment::kNone);
     }
     int64_t visited = 0;
     constexpr uint64_t kRanges = 32, kWidth = (kHashes + 1) / kRanges;
@@ -113,6 +118,7 @@ TEST_F(SegmentTest, IsRightAtEveryMomentOfItsGrowth) {
       EraseAny();
     }
     for (int i = 0; i < 200; ++i) MarkAny();
+    for (int i = 0; i < 20; ++i) UnmarkAny();
     if (random_() % 100 == 0) ClearMarks();
     // Often while there are two arrays, which each last for a 32nd of the keys.
     if (segment_.growing() || random_() % 50 == 0) Compare();
@@ -126,6 +132,7 @@ TEST_F(SegmentTest, GrowsWhereAllKeysCrowd) {
     for (int i = 0; i < 50; ++i) Insert(NewKey(0x3fff, 14));
     for (int i = 0; i < 450; ++i) Insert(NewKey(0x2aa, 10));
     for (int i = 0; i < 100; ++i) MarkAny();
+    for (int i = 0; i < 10; ++i) UnmarkAny();
     if (segment_.growing() || round % 8 == 0) Compare();
     if (HasFatalFailure()) return;
   }

@@ -37,6 +37,8 @@ struct TableOptions {
   // Whether rows leave by the policy. False: it says how calls stamp rows and which have expired,
   // and these stay until a call names them; somebody else has rows leave.
   bool removes_rows = true;
+  // Whether rows that calls write are marked as dirty (CacheTable). Changes are not tracked then.
+  bool marks_dirty = false;
   // The clock of the policy; null: the table has one of its own.
   std::shared_ptr<PolicyClock> clock;
   // How many rows that have left by the policy are kept, with their values, until they are taken.

@@ -3,8 +3,8 @@
 
 #include "cc/core/base/hash.h"
 #include "cc/core/base/no_memory.h"
+#include "cc/core/base/worker_threads.h"
 #include "cc/core/storage/tier_changes.h"
-#include "cc/core/storage/worker_threads.h"
 #include "cc/gpu/for_each.cu.h"
 #include "cc/gpu/table/gpu_tiers.h"
 #include "cc/gpu/table/grouped_batch.cu.h"

@@ -1,4 +1,4 @@
-#include "cc/core/storage/worker_threads.h"
+#include "cc/core/base/worker_threads.h"
 
 #include <algorithm>
 #include <condition_variable>
