@@ -20,6 +20,7 @@
 #include "cc/kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/profiler/lib/traceme.h"
 
 namespace dynemb {
 namespace {
@@ -33,6 +34,7 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::tstring;
 using tensorflow::core::RefCountPtr;
+using tsl::profiler::TraceMe;
 
 class GroupByProcessOp : public CatchingKernel {
  public:
@@ -239,13 +241,23 @@ class ExchangeOp : public AsyncOpKernel {
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    // TensorFlow's profiler shows an asynchronous op until it has started; this shows until it is
+    // done. It is moved to the thread where it ends: events that two threads start and end make
+    // TensorFlow crash.
+    auto activity = std::make_shared<TraceMe>(
+        [this] { return StrCat("DynembExchange: ", program_.substr(0, kMostLetters)); });
+    DoneCallback end = [activity, done = std::move(done)] {
+      activity->Stop();
+      done();
+    };
     bool is_started = false;
-    CatchNoMemory(context, [&] { is_started = Start(context, done); });
-    if (!is_started) done();
+    CatchNoMemory(context, [&] { is_started = Start(context, end); });
+    if (!is_started) end();
   }
 
  private:
   static constexpr int64_t kMostNumbers = 1 << 30;
+  static constexpr size_t kMostLetters = 64;  // in a profile
 
   // False, with the context's status, if it cannot.
   bool Start(OpKernelContext* context, const DoneCallback& done) {

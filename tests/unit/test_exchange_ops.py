@@ -87,6 +87,15 @@ def test_parts_of_any_dtype_come_out_as_they_went_in(dtype):
     assert (int(calls), int(sent_bytes), int(messages)) == (1, 0, 0)  # to others
 
 
+def test_a_profile_shows_exchanges_until_they_are_done(tmp_path):
+    handle, counts = alone(), tf.constant([[1 << 16]], tf.int64)
+    with tf.profiler.experimental.Profile(str(tmp_path)):
+        for _ in range(3):
+            exchanged([tf.zeros([1 << 16, 8])], counts, handle)
+    (profile,) = tmp_path.glob("**/*.xplane.pb")
+    assert b"DynembExchange: a test" in profile.read_bytes()
+
+
 TWO = tf.zeros([2], tf.int64)
 SECRET = "sixteen letters."
 
