@@ -26,6 +26,8 @@ get_clone() {  # get_clone FOLDER: the last commit
 build() {  # build VERSION: its wheel, with a tag of a glibc, into dist
   cd "$root/$1"
   rm -rf dist
+  # They need NumPy 1, for which the newest of other packages are not: so they are tested with the oldest.
+  [[ $1 != 2.16.* && $1 != 2.17.* ]] || export PIP_CONSTRAINT=$PWD/requirements-oldest.txt
   make --no-print-directory TENSORFLOW="$tensorflow==$1" \
     BAZEL_FLAGS="${BAZEL_FLAGS:-} --curses=no --noshow_progress --disk_cache=$root/cache" wheel
   bazel/bazel.sh shutdown
@@ -55,6 +57,10 @@ try() {  # try VERSION: what a user does
 run_tests() {  # run_tests VERSION
   cd "$root/$1"
   .venv/bin/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --quiet $MATRIX_TESTS
+}
+
+keras_of() {  # keras_of ENVIRONMENT: the version of its Keras
+  "$root/$1/bin/python" -c 'from importlib.metadata import version; print(version("keras"))' || echo -
 }
 
 attempt() {  # attempt VERSION STEP: "ok" or "failed"; what it prints goes to a log
@@ -89,10 +95,11 @@ for version in "$@"; do
   if [[ $built == ok ]]; then
     wheel=$(cd "$root/$version/dist/tagged" && echo *.whl)
     tried=$(attempt "$version" try)
-    keras=$("$root/$version/bare/bin/python" -c 'from importlib.metadata import version; print(version("keras"))' || echo -)
+    keras=$(keras_of "$version/bare")
     if [[ -n ${MATRIX_TESTS:-} ]]; then
       tests=$(attempt "$version" run_tests)
       tests+=$(tail -n 1 "$root/$version.run_tests.log" | sed -n 's/^[= ]*\([0-9].*\) in .*/: \1/p')
+      tests+=", Keras $(keras_of "$version/.venv")"
     fi
   fi
   echo "| $version | $keras | $wheel | $tried | $tests |" >> "$results"

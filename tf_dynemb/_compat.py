@@ -496,13 +496,15 @@ def wrap_exported_functions(wrap: Callable[[Any], Any]) -> None:
     purpose = "a SavedModel could not be made to follow a feed"
     archive = required("keras.src.backend.tensorflow.export", "TFExportArchive", purpose)
     layer = required("keras.src.backend.tensorflow.layer", "TFLayer", purpose)
-    add_endpoint = required(archive, "_backend_add_endpoint", purpose)
+    # That of the backend; before Keras 3.14 it had the name of the one that users call, which calls it.
+    method = "add_endpoint" if "add_endpoint" in vars(archive) else "_backend_add_endpoint"
+    add_endpoint = required(archive, method, purpose)
     signature = required(layer, "_default_save_signature", purpose)
     if hasattr(add_endpoint, _WRAPPED):
         return
 
     def wrapped_add_endpoint(
-        self: Any, name: str, fn: Callable[..., Any], input_signature: Any, **options: Any
+        self: Any, name: str, fn: Callable[..., Any], input_signature: Any = None, **options: Any
     ) -> Any:
         return wrap(add_endpoint(self, name, fn, input_signature, **options))
 
@@ -512,7 +514,7 @@ def wrap_exported_functions(wrap: Callable[[Any], Any]) -> None:
         return None if function is None else wrap(function)
 
     setattr(wrapped_add_endpoint, _WRAPPED, True)
-    archive._backend_add_endpoint = wrapped_add_endpoint
+    setattr(archive, method, wrapped_add_endpoint)
     layer._default_save_signature = property(wrapped_signature)
 
 

@@ -9,12 +9,13 @@ import tempfile
 
 import numpy as np
 import pytest
+from keras_rs_here import need_keras_rs
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
-pytest.importorskip("keras_rs", reason="keras-rs is for Python 3.11 and later")
+need_keras_rs()
 
 import dlrm_criteo  # noqa: E402
 

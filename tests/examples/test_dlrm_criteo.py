@@ -14,13 +14,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_rs_here import need_keras_rs
 from table_rows import rows_of
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
-pytest.importorskip("keras_rs", reason="keras-rs is for Python 3.11 and later")
+need_keras_rs()
 
 import criteo_data  # noqa: E402
 import dlrm_criteo  # noqa: E402

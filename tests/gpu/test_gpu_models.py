@@ -7,12 +7,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_rs_here import need_keras_rs
 
 import tf_dynemb
 from tf_dynemb import _build_info
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
-pytest.importorskip("keras_rs", reason="keras-rs is for Python 3.11 and later")
+need_keras_rs()
 
 import criteo_data  # noqa: E402
 import dlrm_criteo  # noqa: E402

@@ -91,12 +91,11 @@ def assert_equal_results(ours, theirs, dtype, weighted):
             np.testing.assert_array_equal(a, b)
         got, want = got.flat_values, want.flat_values
     assert got.shape == want.shape
-    np.testing.assert_allclose(got, want, **TOLERANCE[dtype])
-    np.testing.assert_allclose(
-        dense_gradient(gradient), tf.convert_to_tensor(want_gradient), **TOLERANCE[dtype]
-    )
-    if weighted:
-        np.testing.assert_allclose(of_weights, tf.convert_to_tensor(want_of_weights), **TOLERANCE[dtype])
+    results = [(got, want), (dense_gradient(gradient), want_gradient)]
+    for a, b in results + [(of_weights, want_of_weights)] * weighted:
+        # As numbers that NumPy 1 can compare with those of NumPy.
+        a, b = (tf.cast(tf.convert_to_tensor(each), tf.float64) for each in (a, b))
+        np.testing.assert_allclose(a, b, **TOLERANCE[dtype])
 
 
 dtypes = st.sampled_from(["float32", "float32", "float64", "float16", "bfloat16"])

@@ -1,11 +1,13 @@
 """Models with ragged or sparse Inputs: the dense signatures of Keras are refused, the advice works."""
 
+import importlib
 import re
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_rs_here import need_keras_rs
 from table_rows import int64
 
 import tf_dynemb
@@ -42,7 +44,8 @@ def torchrec_collection(ids):
 
 
 def keras_rs_layer(ids):
-    keras_rs = pytest.importorskip("tf_dynemb.compat.keras_rs")
+    need_keras_rs()
+    keras_rs = importlib.import_module("tf_dynemb.compat.keras_rs")
     table = keras_rs.TableConfig("movies", 1000, 1, combiner="sum", initializer="ones")
     feature = keras_rs.FeatureConfig("f", table, input_shape=(2, None), output_shape=(2, 1))
     return keras_rs.DistributedEmbedding({"f": feature})({"f": ids})["f"]

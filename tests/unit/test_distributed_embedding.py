@@ -8,10 +8,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_rs_here import need_keras_rs
 
 import tf_dynemb
 
-keras_rs = pytest.importorskip("keras_rs", reason="keras-rs is for Python 3.11 and later")
+need_keras_rs()
+keras_rs = importlib.import_module("keras_rs")
 compat = importlib.import_module("tf_dynemb.compat.keras_rs")
 
 Ours, Theirs = compat.DistributedEmbedding, keras_rs.layers.DistributedEmbedding

@@ -5,6 +5,7 @@ import importlib
 import pkgutil
 
 import pytest
+from keras_rs_here import need_keras_rs
 
 import tf_dynemb
 
@@ -19,6 +20,8 @@ def modules():
 def test_examples(name, request):
     if name.startswith("tf_dynemb.redis"):
         request.getfixturevalue("redis_of_examples")
+    if name == "tf_dynemb.compat.keras_rs":
+        need_keras_rs()
     module = importlib.import_module(name)
     assert doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
 

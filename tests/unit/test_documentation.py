@@ -6,6 +6,7 @@ import re
 import unittest.mock
 
 import pytest
+from keras_rs_here import need_keras_rs
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -20,6 +21,8 @@ BLOCKS = [
 def test_block_runs(block, tmp_path, monkeypatch, request):
     if "tf_dynemb.redis" in block:
         request.getfixturevalue("redis_of_examples")
+    if "keras_rs" in block:
+        need_keras_rs()
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "block.py"  # a file, so that tf.function finds its source
     path.write_text(block)

@@ -10,6 +10,7 @@ import pkgutil
 import re
 
 import pytest
+from keras_rs_here import need_keras_rs
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -85,7 +86,9 @@ def test_what_sok_exports_is_there_or_said_to_be_missing():
 def test_names_of_ours_are_there(page):
     ours = {name for each in quoted(page) for name in re.findall(r"tf_dynemb((?:\.\w+)+)", each)}
     assert len(ours) > 7
-    for name in ours:
+    for name in sorted(ours, key=lambda name: "keras_rs" in name):  # which may not be there
+        if "keras_rs" in name:
+            need_keras_rs()
         pkgutil.resolve_name(f"tf_dynemb{name}")
 
 

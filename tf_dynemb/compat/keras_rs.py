@@ -22,10 +22,10 @@ from tf_dynemb.base.public_names import shows
 
 try:
     from keras_rs.layers import FeatureConfig, TableConfig
-except ImportError as error:
+except (ImportError, AttributeError) as error:  # the latter beside TensorFlow 2.16
     raise ImportError(
-        "tf_dynemb.compat.keras_rs is made of keras_rs' configs, and keras-rs is not installed "
-        f"({error}); pip install keras-rs"
+        "tf_dynemb.compat.keras_rs is made of keras_rs' configs, and keras-rs 0.2 or later is not "
+        f"there or cannot be imported ({error}); pip install keras-rs, beside TensorFlow 2.17 or later"
     ) from error
 
 from tf_dynemb.base.keys import keys_of
