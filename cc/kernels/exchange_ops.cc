@@ -244,15 +244,16 @@ class ExchangeOp : public AsyncOpKernel {
     // TensorFlow's profiler shows an asynchronous op until it has started; this shows until it is
     // done. It is moved to the thread where it ends: events that two threads start and end make
     // TensorFlow crash.
-    auto activity = std::make_shared<TraceMe>(
-        [this] { return StrCat("DynembExchange: ", program_.substr(0, kMostLetters)); });
-    DoneCallback end = [activity, done = std::move(done)] {
-      activity->Stop();
-      done();
-    };
     bool is_started = false;
-    CatchNoMemory(context, [&] { is_started = Start(context, end); });
-    if (!is_started) end();
+    CatchNoMemory(context, [&] {
+      auto activity = std::make_shared<TraceMe>(
+          [this] { return StrCat("DynembExchange: ", program_.substr(0, kMostLetters)); });
+      is_started = Start(context, [activity, done] {
+        activity->Stop();
+        done();
+      });
+    });
+    if (!is_started) done();
   }
 
  private:

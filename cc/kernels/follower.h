@@ -86,6 +86,7 @@ class Follower {
   void NoteLag(const std::vector<int64_t>& numbers);
   // Whether the feed still has the generation that is served, of which a listing may not know yet,
   // or cannot say so. It has not if another feed, or one from a backup, was put into the folder.
+  // Where each look is a request it looks at heartbeats alone.
   bool IsInFeed();
   Status ReadGeneration(int64_t number, const Generation** generation);
   void Failed(const Status& status);

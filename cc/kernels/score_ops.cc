@@ -54,8 +54,13 @@ class GiveScoresOp : public CatchingKernel {
     OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
     OP_REQUIRES_OK(context, GetScoresOfKeys(context, &keys, &scores));
     using Several = GivenScores::Several;
-    table.resource->given_scores()->Add(keys, scores,
-                                        ScoresAddUp(table) ? Several::kSum : Several::kHighest);
+    const bool add_up = ScoresAddUp(table);
+    const int64_t bad = add_up ? FirstOutside(scores, INT64_MAX) : scores.size;
+    OP_REQUIRES(
+        context, bad == scores.size,
+        ToTensorFlow(InvalidArgument("scores: got ", scores.data[bad],
+                                     ", want numbers from 0 for a table that adds them up")));
+    table.resource->given_scores()->Add(keys, scores, add_up ? Several::kSum : Several::kHighest);
   }
 };
 

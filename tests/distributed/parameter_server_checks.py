@@ -363,8 +363,13 @@ def check_fit_of_a_plain_client():
 
 
 def check_restrict():
-    for policy in (tf_dynemb.TimestampRestrictPolicy, tf_dynemb.FrequencyRestrictPolicy):
-        alone, spread = table(restrict_policy=policy), table(PS, restrict_policy=policy)
+    for policy, eviction in (
+        (tf_dynemb.TimestampRestrictPolicy, None),
+        (tf_dynemb.FrequencyRestrictPolicy, None),
+        (tf_dynemb.FrequencyRestrictPolicy, tf_dynemb.policies.TTL(seconds=10**6)),  # two numbers a row
+    ):
+        limits = {"restrict_policy": policy, "eviction": eviction}
+        alone, spread = table(**limits), table(PS, **limits)
         for variable in (alone, spread):
             rng = np.random.default_rng(2)
             for _ in range(5):

@@ -64,7 +64,7 @@ def address(folder, announced):
 
 
 def answers(url):
-    with contextlib.suppress(ConnectionRefusedError):
+    with contextlib.suppress(ConnectionError):  # refused, or reset by a server that ends
         socket.create_connection(Connection(url).address).close()
         return True
     return False

@@ -1,5 +1,7 @@
 """The ops by which processes exchange keys and rows, against NumPy; and what they refuse."""
 
+import concurrent.futures
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -88,12 +90,36 @@ def test_parts_of_any_dtype_come_out_as_they_went_in(dtype):
 
 
 def test_a_profile_shows_exchanges_until_they_are_done(tmp_path):
-    handle, counts = alone(), tf.constant([[1 << 16]], tf.int64)
-    with tf.profiler.experimental.Profile(str(tmp_path)):
-        for _ in range(3):
-            exchanged([tf.zeros([1 << 16, 8])], counts, handle)
+    """That of a process that was first ends after that of the other one has begun."""
+    xplane = pytest.importorskip("tensorflow.tsl.profiler.protobuf.xplane_pb2")
+    handles, ports = zip(*(ops.dynemb_listen() for _ in range(2)), strict=True)
+    hosts = [f"127.0.0.1:{int(port)}" for port in ports]
+    counts, part = tf.constant([[0], [3]], tf.int64), tf.zeros([3, 8])
+
+    def connect(index):
+        ops.dynemb_connect(handles[index], hosts, "sixteen letters.", index=index, timeout_seconds=60)
+
+    def exchange(index):
+        exchanged([part], counts if index == 0 else tf.reverse(counts, [0]), handles[index])
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        list(threads.map(connect, range(2)))
+        with tf.profiler.experimental.Profile(str(tmp_path)):
+            first = threads.submit(exchange, 0)
+            for _ in range(100):  # some milliseconds, in which the first one begins
+                tf.linalg.matmul(tf.ones([64, 64]), tf.ones([64, 64]))
+            exchange(1)
+            first.result()
     (profile,) = tmp_path.glob("**/*.xplane.pb")
-    assert b"DynembExchange: a test" in profile.read_bytes()
+    spans = []
+    for plane in xplane.XSpace.FromString(profile.read_bytes()).planes:
+        for line in plane.lines:
+            for event in line.events:
+                if plane.event_metadata[event.metadata_id].name == "DynembExchange: a test":
+                    start = line.timestamp_ns * 1000 + event.offset_ps
+                    spans.append((start, start + event.duration_ps))
+    (_, first_end), (second_start, second_end) = sorted(spans)
+    assert second_start < first_end and second_start < second_end
 
 
 TWO = tf.zeros([2], tf.int64)

@@ -16,7 +16,7 @@ from table_rows import int64
 
 from tf_dynemb.compat import one_embedding as oe
 from tf_dynemb.compat import options as compat_options
-from tf_dynemb.policies import LRU
+from tf_dynemb.policies import LRU, Score
 
 
 def test_what_the_functions_return():
@@ -219,6 +219,11 @@ def test_tables_may_have_limits(tmp_path):
         oe.make_table_options(initializer, capacity=5)
     with pytest.raises(ValueError, match="eviction: got LRU.*without max_rows"):
         oe.make_table_options(initializer, eviction=LRU())
+    with pytest.raises(ValueError, match="make_table_options: got .* register it with keras.saving"):
+        oe.make_table_options(initializer, max_rows=2, eviction=Score(lambda keys: keys))
+    by_hand = {"initializer": initializer, "limits": {"max_rowz": 5}}
+    with pytest.raises(TypeError, match=r"limits of table_0: got \['max_rowz'\], want limits"):
+        oe.MultiTableEmbedding("a", 2, tf.float32, tf.int64, [by_hand], store)
 
 
 def test_all_names_have_a_docstring_and_are_exported():

@@ -512,6 +512,36 @@ def test_counts_that_fade(kind, name, rate, monkeypatch, tmp_path):
 
 
 @both
+@pytest.mark.parametrize("threshold", [3, 5, 7, 100])
+def test_a_row_at_the_threshold_stays(kind, threshold):
+    policy = torchrec.FeatureScoreBasedEvictionPolicy(
+        inference_eviction_feature_score_threshold=threshold
+    )
+    layer = virtual(kind, policy)
+    step(layer, 1, 2, 3, scores=[threshold, threshold * 0.999, 2 * threshold])
+    assert layer.evict_for_inference() == {"t": 1}
+    assert set(values_of(layer.tables["t"])) == {1, 3}
+    policy = torchrec.CountBasedEvictionPolicy(eviction_threshold=threshold)
+    layer = virtual(kind, policy)
+    for n in range(threshold):
+        step(layer, *([4, 5] if n else [4]))
+    assert layer.evict_for_inference() == {"t": 1}
+    assert set(values_of(layer.tables["t"])) == {4}
+
+
+@both
+def test_scores_fade_where_none_leaves_in_training(kind):
+    policy = torchrec.FeatureScoreBasedEvictionPolicy(
+        decay_rate=0.5, inference_eviction_feature_score_threshold=1.5
+    )
+    layer = virtual(kind, policy)
+    step(layer, 1, 2, scores=[2.0, 4.0])
+    assert layer.trigger_feature_evict() == {}
+    assert layer.evict_for_inference() == {"t": 1}
+    assert set(values_of(layer.tables["t"])) == {2}
+
+
+@both
 @pytest.mark.parametrize("trigger_count", [0, 30])
 def test_feature_scores_add_up_and_fade(kind, trigger_count, tmp_path):
     """Against a dict of sums; in the middle it goes on from a checkpoint."""

@@ -92,7 +92,15 @@ def plain_limits(owner: str, limits: Mapping[str, Any]) -> dict[str, Any]:
     if unknown:
         raise TypeError(f"{owner}: got {unknown}, want limits of a table: {', '.join(LIMITS)}")
     config = TableConfig(**limits).get_config()
-    return {name: config[name] for name in limits}
+    plain = {name: config[name] for name in limits}
+    try:
+        TableConfig(**plain)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{owner}: got {limits!r}, of which a function or policy cannot be made again from plain "
+            "objects, as the options are kept: register it with keras.saving.register_keras_serializable"
+        ) from error
+    return plain
 
 
 class Unsupported:

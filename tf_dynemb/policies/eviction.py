@@ -187,7 +187,10 @@ class Score(EvictionPolicy):
             fingerprints. It is part of the step's graph, so of TensorFlow operations. To be saved with a
             model, register it with keras.saving.register_keras_serializable. None: scores come with ids.
         adds_up: whether the scores of a row are summed over its writes, in place of the last one. They
-            are then numbers from 0 to 2^24, in steps of 2^-20, and sums are right to some 1e-5 of them.
+            are then numbers from 0 to 2^24, in steps of 2^-20. Rows keep 2^24 times the logarithm of
+            their sum to base 2, rounded down: it is right to 1e-5 of it and 4e-8 for each addition (a
+            million additions of 1 make 990,000), and additions below 4e-8 of a sum do nothing. Each
+            gradient that is computed adds, so compute one for each update.
 
     Raises:
         TypeError: not a function; or, from a call that writes, scores of a dtype that is not one.

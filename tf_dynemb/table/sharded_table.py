@@ -64,6 +64,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         self._partitioner = partitioner
         self._checkpoint = checkpoint
         self._shards_in_all = len(devices)
+        self._meta = next((line for line in schema.splitlines() if line.startswith("meta ")), "")
         self._repeats = limits.repeats
         places = [place_of(device) for device in devices]
         distinct = list(dict.fromkeys(places))
@@ -209,7 +210,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
 
         Exact unless others write at the same time: a row that is written between may go all the same.
         """
-        schema = f"dynemb-table 1\nvalue int8 1\ninitializer constant 0\nseed 0\nmeta {field}\n"
+        schema = f"dynemb-table 1\nvalue int8 1\ninitializer constant 0\nseed 0\n{self._meta}\n"
 
         def cut() -> tf.Tensor:
             keys, _, _, meta, *_ = self.export_rows_with_strings(whole_rows=False)

@@ -214,10 +214,10 @@ Status FindShare(const Bags& bags, const Share& share, char* out) {
 }
 
 // About how many ids a share has on average: threads are asked for by what there is to do.
-int64_t IdsOfShare(const Bags& bags, const std::vector<Share>& shares) {
+int64_t IdsOfShare(int64_t ids, const std::vector<Share>& shares) {
   int64_t rows = 0;
   for (const Share& share : shares) rows += share.end - share.begin;
-  return std::max(rows, bags.input().ids.size) / std::max<int64_t>(1, shares.size());
+  return std::max(rows, ids) / std::max<int64_t>(1, shares.size());
 }
 
 // Runs the tasks, and returns the first error.
@@ -434,7 +434,8 @@ double Bags::weight(int64_t id) const {
 
 Status FindBags(const Context& context, const Bags& bags, char* out) {
   const std::vector<Share> shares = SharesOf(bags);
-  return RunAll(context, static_cast<int64_t>(shares.size()), IdsOfShare(bags, shares),
+  return RunAll(context, static_cast<int64_t>(shares.size()),
+                IdsOfShare(bags.input().ids.size, shares),
                 [&](int64_t i) { return FindShare(bags, shares[i], out); });
 }
 
@@ -461,9 +462,10 @@ Status GradientOfTable(const Context& context, const Bags& bags, int64_t table,
     return Status();
   }
   std::vector<int64_t> ends(shares.size());  // of the ids of a share in the gradient
+  const int64_t ids = has_table_ids ? bags.input().ids.size : bags.ids_of_table(table);
   const auto run = [&](int64_t nanoseconds_of_id, const auto& task) {
     return context.executor->Run(static_cast<int64_t>(shares.size()),
-                                 IdsOfShare(bags, shares) * nanoseconds_of_id, task);
+                                 IdsOfShare(ids, shares) * nanoseconds_of_id, task);
   };
   DYNEMB_RETURN_IF_ERROR(run(has_table_ids ? 1 : 0, [&](int64_t s) {
     const auto [f, begin, end] = shares[s];

@@ -90,7 +90,8 @@ struct Stamp {
   static constexpr int64_t kLatest = INT64_MIN;
   int64_t now = 0;
   // The score of each key of the batch, in the batch's memory, where an eviction policy goes by
-  // scores that are given. Equal keys have equal scores. Empty: rows keep theirs; new ones have 0.
+  // scores that are given. Equal keys have equal scores. Empty: rows keep theirs; new ones have
+  // EvictionPolicy::first_score().
   Span<const int64_t> scores = {};
 };
 

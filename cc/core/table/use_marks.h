@@ -12,9 +12,10 @@
 namespace dynemb {
 
 // A byte for each row that there may be, by the low bits of Mix64 of its key: rows that share one
-// are spared together. The order in which the hand comes by is that of the upper bits: it would
-// meet rows that share one by these side by side, and 53 % of the ids of Zipf(1.05) were not found
-// in a cache of 10 % of the rows where 50.6 % are now. Use from any number of threads; Spare alone.
+// use it up together: one that was used may leave in place of another one. The order in which the
+// hand comes by is that of the upper bits: it would meet rows that share one by these side by side,
+// and 53 % of the ids of Zipf(1.05) were not found in a cache of 10 % of the rows where 50.6 % are
+// now. Use from any number of threads; Spare alone.
 class UseMarks {
  public:
   // How many times Spare spares a row that has been used. With one lap of the hand, all rows would

@@ -24,6 +24,7 @@ from tf_dynemb.compat.one_embedding.options import (
     tiers_of,
 )
 from tf_dynemb.compat.one_embedding.storage import check_storage
+from tf_dynemb.compat.options import plain_limits
 from tf_dynemb.keras.layers.ids import masked_key
 from tf_dynemb.keras.layers.table_layer import TableLayer
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
@@ -125,7 +126,7 @@ class MultiTableEmbedding(keras.layers.Layer):
         for table_name, table, own in zip(self._table_names, tables, seeds, strict=True):
             initializer = keras_initializer(table, dims, own)
             storage = tiers_of(store_options, name, table_name, len(tables))
-            limits = table.get("limits", {})
+            limits = plain_limits(f"limits of {table_name}", table.get("limits", {}))
             layer = self._make_table(f"{name}_{table_name}", initializer, storage, limits, check_rule)
             setattr(self, f"_{table_name}", layer)
         # As text: nobody can change it, nor what was given.

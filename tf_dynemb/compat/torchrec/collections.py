@@ -113,13 +113,17 @@ class _TorchConfigs(_Layer):
         """Removes the rows that the policies of virtual tables say, as FBGEMM's method of that name.
 
         Those below an `eviction_threshold`, or beyond a `training_id_keep_count`, of tables that have
-        more rows than the policy's `training_id_eviction_trigger_count`. First counts and scores fade by
-        the policy's `decay_rate`. Call it between steps, as often as rows are to leave. In several
-        processes each of them is to call it. Eagerly.
+        more rows than the policy's `training_id_eviction_trigger_count`. First all counts and scores
+        fade by the policy's `decay_rate`, whether rows leave or not. Call it between steps, as often as
+        rows are to leave. In several processes each of them is to call it. Eagerly.
 
         Returns:
             By the names of the tables of which rows may leave, how many have left in this process.
         """
+        for table in self.tables.values():  # in all processes alike
+            fading = fading_scores_of(table)
+            if fading is not None:
+                fading.look()
         removed = {name: policy.evict(table) for name, table, policy in self._evicting()}
         return {name: rows for name, rows in removed.items() if rows is not None}
 

@@ -95,7 +95,6 @@ class _ThresholdPolicy(VirtualTableEvictionPolicy):
         """Below eviction_threshold."""
         if not self.eviction_threshold:
             return None
-        _look(table)
         below = self._below(table, self.eviction_threshold)  # for which processes may have to agree
         if int(table.size()) <= self.training_id_eviction_trigger_count:
             return 0
@@ -109,22 +108,18 @@ class _ThresholdPolicy(VirtualTableEvictionPolicy):
         return table.remove_if(self._below(table, threshold)) if threshold else None
 
 
-def _sum_of(table: Variable, numbers: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """How often rows were written, or their scores, float64 (n,), as far as these have not faded."""
+def _is_below(table: Variable, numbers: Mapping[str, tf.Tensor], threshold: float) -> tf.Tensor:
+    """Which rows have a lower count or score than this, bool (n,)."""
     fading = fading_scores_of(table)
-    return tf.cast(numbers["count"], tf.float64) if fading is None else fading.sums(numbers["score"])
+    if fading is None:
+        return tf.cast(numbers["count"], tf.float64) < threshold
+    # Rows keep logarithms, by which a sum of 3 may be a little less: one at the threshold is not below.
+    return fading.sums(numbers["score"]) < threshold * (1 - 1e-4)
 
 
 def _below_sum(table: Variable, threshold: float) -> RowTest:
     """Which rows have a lower count or score."""
-    return lambda keys, values, numbers: _sum_of(table, numbers) < threshold
-
-
-def _look(table: Variable) -> None:
-    """Lets numbers fade, once for each trigger_feature_evict, in all processes alike."""
-    fading = fading_scores_of(table)
-    if fading is not None:
-        fading.look()
+    return lambda keys, values, numbers: _is_below(table, numbers, threshold)
 
 
 def _minutes_ago(table: Variable, minutes: int) -> int:
@@ -392,7 +387,7 @@ class CountTimestampMixedEvictionPolicy(_ThresholdPolicy):
     def _rare_and_old(table: Variable, threshold: float, minutes: int) -> RowTest:
         last = _minutes_ago(table, minutes)
         return lambda keys, values, numbers: (
-            (_sum_of(table, numbers) < threshold) & (numbers["used"] < last)
+            _is_below(table, numbers, threshold) & (numbers["used"] < last)
         )
 
 
@@ -483,7 +478,6 @@ class FeatureScoreBasedEvictionPolicy(VirtualTableEvictionPolicy):
         """All but those of the highest scores."""
         if not (self.enable_eviction and self.training_id_keep_count) or self.eviction_ttl_mins:
             return None
-        _look(table)
         if int(table.size()) <= self.training_id_eviction_trigger_count:
             return 0
         return _keep_highest(table, self.training_id_keep_count, "score")
