@@ -185,34 +185,45 @@ class SentFile : public tensorflow::WritableFile {
   bool is_sent_ = false;
 };
 
+// Until TensorFlow 2.22 each method has an argument more, which nothing uses.
+#ifdef TF_USE_FILESYSTEM_METHODS_WITH_NO_TRANSACTION_SUPPORT
+#define TF_DYNEMB_TOKEN , tensorflow::TransactionToken*
+using PathThatMayExist = const std::string&;
+#else
+#define TF_DYNEMB_TOKEN
+using PathThatMayExist = absl::string_view;
+#endif
+
 class StreamFileSystem : public tensorflow::FileSystem {
  public:
+#ifdef TF_USE_FILESYSTEM_METHODS_WITH_NO_TRANSACTION_SUPPORT
   TF_USE_FILESYSTEM_METHODS_WITH_NO_TRANSACTION_SUPPORT;
+#endif
 
-  absl::Status NewRandomAccessFile(const std::string& path, tensorflow::TransactionToken*,
+  absl::Status NewRandomAccessFile(const std::string& path TF_DYNEMB_TOKEN,
                                    std::unique_ptr<tensorflow::RandomAccessFile>* file) override {
     *file = std::make_unique<StreamedFile>(path);
     return absl::OkStatus();
   }
-  absl::Status NewWritableFile(const std::string& path, tensorflow::TransactionToken*,
+  absl::Status NewWritableFile(const std::string& path TF_DYNEMB_TOKEN,
                                std::unique_ptr<tensorflow::WritableFile>* file) override {
     *file = std::make_unique<SentFile>(path);
     return absl::OkStatus();
   }
-  absl::Status NewAppendableFile(const std::string& path, tensorflow::TransactionToken*,
+  absl::Status NewAppendableFile(const std::string& path TF_DYNEMB_TOKEN,
                                  std::unique_ptr<tensorflow::WritableFile>*) override {
     return ReadOnly(path);
   }
   absl::Status NewReadOnlyMemoryRegionFromFile(
-      const std::string& path, tensorflow::TransactionToken*,
+      const std::string& path TF_DYNEMB_TOKEN,
       std::unique_ptr<tensorflow::ReadOnlyMemoryRegion>*) override {
     return ReadOnly(path);
   }
-  absl::Status FileExists(const std::string& path, tensorflow::TransactionToken*) override {
+  absl::Status FileExists(PathThatMayExist path TF_DYNEMB_TOKEN) override {
     HttpResponse response;
-    return Ask("HEAD", path, &response);
+    return Ask("HEAD", std::string(path), &response);
   }
-  absl::Status GetChildren(const std::string& path, tensorflow::TransactionToken*,
+  absl::Status GetChildren(const std::string& path TF_DYNEMB_TOKEN,
                            std::vector<std::string>* names) override {
     HttpResponse response;
     const absl::Status status =
@@ -221,12 +232,36 @@ class StreamFileSystem : public tensorflow::FileSystem {
     *names = absl::StrSplit(response.body, '\n', absl::SkipEmpty());
     return absl::OkStatus();
   }
-  absl::Status GetMatchingPaths(const std::string& pattern, tensorflow::TransactionToken*,
+  absl::Status GetMatchingPaths(const std::string& pattern TF_DYNEMB_TOKEN,
                                 std::vector<std::string>*) override {
     return ReadOnly(pattern);
   }
-  absl::Status Stat(const std::string& path, tensorflow::TransactionToken*,
+  absl::Status Stat(const std::string& path TF_DYNEMB_TOKEN,
                     tensorflow::FileStatistics* stat) override {
+    return StatOf(path, stat);
+  }
+  absl::Status GetFileSize(const std::string& path TF_DYNEMB_TOKEN, uint64_t* bytes) override {
+    tensorflow::FileStatistics stat;
+    const absl::Status status = StatOf(path, &stat);
+    *bytes = static_cast<uint64_t>(stat.length);
+    return status;
+  }
+  absl::Status DeleteFile(const std::string& path TF_DYNEMB_TOKEN) override {
+    HttpResponse response;
+    return Ask("DELETE", path, &response);
+  }
+  absl::Status RenameFile(const std::string& from, const std::string& TF_DYNEMB_TOKEN) override {
+    return ReadOnly(from);
+  }
+  absl::Status CreateDir(const std::string& path TF_DYNEMB_TOKEN) override {
+    return ReadOnly(path);
+  }
+  absl::Status DeleteDir(const std::string& path TF_DYNEMB_TOKEN) override {
+    return ReadOnly(path);
+  }
+
+ private:
+  static absl::Status StatOf(const std::string& path, tensorflow::FileStatistics* stat) {
     HttpResponse response;
     const absl::Status status = Ask("HEAD", path, &response);
     if (!status.ok()) return status;
@@ -236,28 +271,9 @@ class StreamFileSystem : public tensorflow::FileSystem {
                                        response.is_folder || is_root || absl::EndsWith(path, "/"));
     return absl::OkStatus();
   }
-  absl::Status GetFileSize(const std::string& path, tensorflow::TransactionToken* token,
-                           uint64_t* bytes) override {
-    tensorflow::FileStatistics stat;
-    const absl::Status status = Stat(path, token, &stat);
-    *bytes = static_cast<uint64_t>(stat.length);
-    return status;
-  }
-  absl::Status DeleteFile(const std::string& path, tensorflow::TransactionToken*) override {
-    HttpResponse response;
-    return Ask("DELETE", path, &response);
-  }
-  absl::Status RenameFile(const std::string& from, const std::string&,
-                          tensorflow::TransactionToken*) override {
-    return ReadOnly(from);
-  }
-  absl::Status CreateDir(const std::string& path, tensorflow::TransactionToken*) override {
-    return ReadOnly(path);
-  }
-  absl::Status DeleteDir(const std::string& path, tensorflow::TransactionToken*) override {
-    return ReadOnly(path);
-  }
 };
+
+#undef TF_DYNEMB_TOKEN
 
 class StreamFileSystemWithTls : public StreamFileSystem {};
 
