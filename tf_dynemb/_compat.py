@@ -555,7 +555,7 @@ def built_on(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 
 def excluded_from_weight_decay(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
     """What optimizer.exclude_from_weight_decay was told. Keras has the setter but no public getter."""
-    # From Keras 3.16 on, in which the other one knows only the variables that the optimizer was built on.
+    # From Keras 3.16 on, where the other one knows only what the optimizer was built on.
     if hasattr(optimizer, "_is_excluded_from_weight_decay"):
         return optimizer._is_excluded_from_weight_decay(variable)
     return not optimizer._use_weight_decay(variable)

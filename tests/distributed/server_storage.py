@@ -125,7 +125,7 @@ def refused(folder):
 
 
 def error_of(*arguments, **options):
-    """Of a call, in words; of no later one: a server may tell an error once more with what comes next."""
+    """Of a call, in words, and of no later one: a server may tell it again with what comes next."""
     said = says(*arguments, **options)
     for server in PS:
         for _ in range(5):
