@@ -14,4 +14,5 @@ def need_keras_rs() -> None:
     try:
         importlib.import_module("keras_rs.layers").DistributedEmbedding  # noqa: B018
     except (ImportError, AttributeError) as error:
-        pytest.skip(f"keras_rs: {error}", allow_module_level=True)
+        reason = "needs keras-rs, which is not for this version of Python or TensorFlow"
+        pytest.skip(f"{reason}: {error}", allow_module_level=True)

@@ -96,6 +96,24 @@ LOOKUPS = {
         0,
     ),
 }
+
+
+def step_of(lookup, table, in_graph):
+    """A function of keys and scores that trains the rows by a lookup, or writes them."""
+    optimizer = sgd()
+
+    def step(keys, scores):
+        if lookup == "upsert":
+            table.upsert(keys, tf.ones([tf.size(keys), 1]), scores=scores)
+        elif lookup == "accum":
+            values, exists = table.lookup(keys, return_exists=True)
+            table.accum(keys, values, values + 1, exists, scores=scores)
+        else:
+            minimize(optimizer, table, lambda: LOOKUPS[lookup](table, keys, scores))
+
+    return tf.function(step, reduce_retracing=True) if in_graph else step
+
+
 # The last one as on servers.
 PLACES = {"one shard": ["/CPU:0"], "shards": ["/CPU:0"] * 3, "devices": ["/CPU:0", "/CPU:1"]}
 
@@ -108,18 +126,7 @@ PLACES = {"one shard": ["/CPU:0"], "shards": ["/CPU:0"] * 3, "devices": ["/CPU:0
 )
 def test_rows_have_the_highest_score_that_came_with_their_ids(lookup, in_graph, dtype):
     table = tf_dynemb.Variable(dim=1, max_rows=5, eviction=Score())
-    optimizer, model = sgd(), Model(5)
-
-    def step(keys, scores):
-        if lookup == "upsert":
-            table.upsert(keys, tf.ones([tf.size(keys), 1]), scores=scores)
-        elif lookup == "accum":
-            values, exists = table.lookup(keys, return_exists=True)
-            table.accum(keys, values, values + 1, exists, scores=scores)
-        else:
-            minimize(optimizer, table, lambda: LOOKUPS[lookup](table, keys, scores))
-
-    step = tf.function(step, reduce_retracing=True) if in_graph else step
+    step, model = step_of(lookup, table, in_graph), Model(5)
     random = np.random.default_rng(3)
     for turn in range(15):
         keys = random.integers(0, 14, int(random.integers(2, 7)))
@@ -144,18 +151,7 @@ def test_scores_that_add_up(lookup, place, in_graph):
     table = tf_dynemb.Variable(
         dim=1, max_rows=90, eviction=Score(adds_up=True), devices=PLACES[place], initializer="ones"
     )
-    optimizer, sums = sgd(), {}
-
-    def step(keys, scores):
-        if lookup == "upsert":
-            table.upsert(keys, tf.ones([tf.size(keys), 1]), scores=scores)
-        elif lookup == "accum":
-            values, exists = table.lookup(keys, return_exists=True)
-            table.accum(keys, values, values + 1, exists, scores=scores)
-        else:
-            minimize(optimizer, table, lambda: LOOKUPS[lookup](table, keys, scores))
-
-    step = tf.function(step, reduce_retracing=True) if in_graph else step
+    step, sums = step_of(lookup, table, in_graph), {}
     random = np.random.default_rng(4)
     for _ in range(12):
         keys = random.integers(0, 14, int(random.integers(3, 9)))

@@ -306,7 +306,7 @@ class TableConfig:
         """What the constructor takes, of plain objects.
 
         Servers and GPUs are left out, with what is in GPUs' memory: they are those of a job, not of a
-        model, and whoever loads it has others. Functions and policies that users define must be
+        model, and a job that loads it has others. Functions and policies that users define must be
         registered with Keras.
         """
         serialize = keras.saving.serialize_keras_object
