@@ -15,7 +15,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 
 import pytest
@@ -26,19 +25,13 @@ sys.path.insert(0, str(ONLINE))
 
 from online_api import Connection, Recommender  # noqa: E402
 from online_processes import OPS, SERVER, environment, started  # noqa: E402
+from side_by_side import wait_until  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not SERVER.exists(),
     reason="the model server is not built: `make online_server`, which needs the packages "
     "libcpp-httplib-dev and nlohmann-json3-dev",
 )
-
-
-def wait_until(condition, seconds=120):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it took too long"
-        time.sleep(0.01)
 
 
 def run(folder, *flags):
@@ -106,7 +99,7 @@ def example(tmp_path_factory):
     ratings = write_ratings(folder / "ratings.tsv")
     process = run(folder, f"--ratings={ratings}", "--users=1000000")
     try:
-        wait_until(lambda: address(folder, "serving") or process.poll() is not None)
+        wait_until(lambda: address(folder, "serving") or process.poll() is not None, 120)
         assert process.poll() is None, process.stderr.read()
         trainer, server = address(folder, "training"), address(folder, "serving")
         yield folder, Connection(trainer), Connection(server)

@@ -1,5 +1,6 @@
 """A feed: what a publisher writes is what a follower serves; what is wrong is noticed and healed."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -9,11 +10,13 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from side_by_side import again_and_again, wait_until
 from table_rows import int64, rows_of
 
 import tf_dynemb
@@ -527,6 +530,22 @@ def set_all(model, ids, number):
     model.get_layer("dense").bias.assign([float(number)])
 
 
+def publish_until(model, publisher, ids, seen_enough, least=30):
+    """Publishes generations, of which all numbers are the generation's, and yields each.
+
+    At least so many, and until seen_enough(), which says what others have seen of them; fails if that
+    takes too long.
+    """
+    until = time.monotonic() + 120
+    for number in itertools.count(publisher.generation + 1):
+        if number > least and seen_enough():
+            return
+        assert time.monotonic() < until, "it took too long"
+        set_all(model, ids, number)
+        publisher.publish()
+        yield number
+
+
 @pytest.mark.parametrize("loaded", [True, False])
 def test_requests_under_load_see_one_generation(loaded, tmp_path):
     """Requests of several calls, which last longer than a switch, while generations come fast."""
@@ -547,33 +566,24 @@ def test_requests_under_load_see_one_generation(loaded, tmp_path):
         other = agreeing()
         served = tf.function(lambda ids: other(ids))
         follower = Follower(other, tmp_path / "feed", background=True, poll_seconds=0.001)
-    last, wrong, seen = 30, [], set()
+    wrong, seen = [], set()
 
     def request():
-        while True:
-            with follower.reading() as generation:
-                numbers = set()
-                for part in np.array_split(ids.numpy(), 3):
-                    for output in served(tf.constant(part)):
-                        numbers |= set(np.unique(output))
-            if generation is not None:
-                seen.add(generation)
-                if numbers != {float(generation)}:
-                    wrong.append((generation, numbers))
-            if wrong or generation == last:
-                return
+        with follower.reading() as generation:
+            numbers = set()
+            for part in np.array_split(ids.numpy(), 3):
+                for output in served(tf.constant(part)):
+                    numbers |= set(np.unique(output))
+        if generation is not None:
+            seen.add(generation)
+            if numbers != {float(generation)}:
+                wrong.append((generation, numbers))
 
-    threads = [threading.Thread(target=request) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for number in range(2, last + 1):
-        set_all(model, ids, number)
-        publisher.publish()
-    for thread in threads:
-        thread.join()
+    with again_and_again(*[request] * 3):
+        *_, last = publish_until(model, publisher, ids, lambda: len(seen) > 2)
+        wait_until(lambda: last in seen)
     follower.close()
-    assert not wrong
-    assert len(seen) > 2 and follower.status.errors == 0
+    assert not wrong and follower.status.errors == 0
 
 
 def test_a_request_that_takes_long_holds_up_no_others(tmp_path):

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 import tensorflow as tf
+from side_by_side import wait_until
 from table_rows import int64
-from test_serving_follow import wait_until
 
 import tf_dynemb
 from tf_dynemb.serving import (

@@ -1,18 +1,18 @@
 """A SavedModel of for_serving(follow=...): it follows a feed by itself, without a Follower."""
 
+import functools
 import gc
 import os
 import random
 import re
 import subprocess
 import sys
-import threading
-import time
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from side_by_side import again_and_again, wait_until
 from table_rows import int64
 from test_serving_feed import (
     agreeing,
@@ -23,6 +23,7 @@ from test_serving_feed import (
     double,
     go_on,
     make_model,
+    publish_until,
     remove_data,
     remove_manifest,
     set_all,
@@ -42,14 +43,6 @@ def export(model, tmp_path, value_dtype=None, **options):
     with tf_dynemb.for_serving(value_dtype, follow=tmp_path / "feed", poll_seconds=0.005, **options):
         model.export(path, verbose=False)
     return path
-
-
-def wait_until(condition, seconds=60):
-    """Until condition() is true; fails if it takes too long."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it took too long"
-        time.sleep(0.002)
 
 
 def wait_for(served, generation):
@@ -220,31 +213,22 @@ def test_a_request_sees_one_generation_over_tables_and_dense_weights(tmp_path, m
         archive.write_out(str(tmp_path / "model"), verbose=False)
     served = tf.saved_model.load(str(tmp_path / "model"))
     publisher = Publisher(model, tmp_path / "feed")
-    ended, mixtures, seen = threading.Event(), {"serve": 0, "unpinned": 0}, set()
+    mixtures, seen = {"serve": 0, "unpinned": 0}, set()
 
     def request(name):
-        while not ended.is_set():
-            outputs = getattr(served, name)(keys)
-            numbers = {float(number) for output in outputs for number in np.unique(output)}
-            mixtures[name] += len(numbers) > 1
-            if name == "serve":
-                seen.update(numbers)
+        outputs = getattr(served, name)(keys)
+        numbers = {float(number) for output in outputs for number in np.unique(output)}
+        mixtures[name] += len(numbers) > 1
+        if name == "serve":
+            seen.update(numbers)
 
-    threads = [threading.Thread(target=request, args=(n,)) for n in ("serve", "serve", "unpinned")]
-    for thread in threads:
-        thread.start()
-    number, until = 0, time.monotonic() + 60
-    # Until it is shown that without the pin there are mixtures.
-    while (number < 30 or not mixtures["unpinned"]) and time.monotonic() < until:
-        number += 1
-        set_all(model, keys, number)
-        publisher.publish()
-        wait_until(lambda: follower_status(served).generation == number)  # noqa: B023
-    ended.set()
-    for thread in threads:
-        thread.join()
-    assert mixtures["unpinned"] > 0
-    assert mixtures["serve"] == 0 and len(seen) > 3
+    requests = [functools.partial(request, name) for name in ("serve", "serve", "unpinned")]
+    with again_and_again(*requests):
+        # Until it is shown that without the pin there are mixtures.
+        shown = lambda: mixtures["unpinned"] and len(seen) > 3  # noqa: E731
+        for number in publish_until(model, publisher, keys, shown):
+            wait_for(served, number)
+    assert mixtures["serve"] == 0
     assert follower_status(served).full_copies == 1
 
 

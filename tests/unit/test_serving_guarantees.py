@@ -1,6 +1,7 @@
 """What "Online learning, end to end" guarantees of followers, in the ways in which it could break."""
 
 import contextlib
+import functools
 import gc
 import http.client
 import http.server
@@ -15,9 +16,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from side_by_side import again_and_again, wait_until
 from table_rows import int64
-from test_serving_feed import agreeing, change, make_model, set_all, values_of
-from test_serving_follow import IDS, export, wait_for, wait_until
+from test_serving_feed import agreeing, change, make_model, publish_until, set_all, values_of
+from test_serving_follow import IDS, export, wait_for
 
 import tf_dynemb
 from tf_dynemb.serving import Follower, Publisher, follower_status, one_generation, rollback
@@ -318,21 +320,12 @@ def test_a_switch_leaves_alone_what_the_feed_does_not_have(tmp_path):
         serve = one_generation(serve)
         tf.saved_model.save(module, str(tmp_path / "model"), signatures=serve)
     served = tf.saved_model.load(str(tmp_path / "model"))
-    publisher, total, ended = Publisher(table, tmp_path / "feed"), 0, threading.Event()
-
-    def train():
-        while not ended.is_set():
-            publisher.publish()
-
-    thread = threading.Thread(target=train)
-    thread.start()
-    try:
-        for _ in range(200):
-            total += int(served.signatures["serving_default"](times=tf.constant(200, tf.int64))["done"])
-    finally:
-        ended.set()
-        thread.join()
-    assert follower_status(served).generation > 3 and follower_status(served).errors == 0
+    publisher, total = Publisher(table, tmp_path / "feed"), 0
+    times = tf.constant(200, tf.int64)
+    with again_and_again(publisher.publish):
+        while total < 200 * 200 or (follower_status(served).generation or 0) <= 3:
+            total += int(served.signatures["serving_default"](times=times)["done"])
+    assert follower_status(served).errors == 0
     assert int(served.count) == total and float(served.scale) == total + 1.0
 
 
@@ -359,27 +352,21 @@ def test_a_function_without_outputs_sees_one_generation_too(tmp_path):
         module.look = one_generation(look)
         tf.saved_model.save(module, str(tmp_path / "model"))
     served = tf.saved_model.load(str(tmp_path / "model"))
-    publisher, ended, numbers = Publisher(model, tmp_path / "feed"), threading.Event(), set()
+    publisher, numbers = Publisher(model, tmp_path / "feed"), set()
 
     def train():
-        while not ended.is_set():
-            set_all(model, keys, publisher.generation + 1)
-            publisher.publish()
+        set_all(model, keys, publisher.generation + 1)
+        publisher.publish()
 
-    thread = threading.Thread(target=train)
-    thread.start()
-    try:
-        until = 400
-        while len(numbers) < 10 and until:
-            served.look()
-            seen = set(served.seen.numpy().tolist())
-            assert len(seen) == 1, seen
-            numbers |= seen
-            until -= 1
-    finally:
-        ended.set()
-        thread.join()
-    assert len(numbers) == 10
+    def look_again():
+        served.look()
+        seen = set(served.seen.numpy().tolist())
+        assert len(seen) == 1, seen
+        numbers.update(seen)
+        return len(numbers) >= 10
+
+    with again_and_again(train):
+        wait_until(look_again)
 
 
 def test_two_models_follow_one_feed_in_one_process(tmp_path):
@@ -387,39 +374,24 @@ def test_two_models_follow_one_feed_in_one_process(tmp_path):
     model = agreeing()
     path = export(model, tmp_path)
     models = [tf.saved_model.load(path), tf.saved_model.load(path)]
-    publisher, ended, mixed, seen = (
-        Publisher(model, tmp_path / "feed"),
-        threading.Event(),
-        [],
-        [set(), set()],
-    )
+    publisher, mixed, seen = Publisher(model, tmp_path / "feed"), [], [set(), set()]
 
     def request(index):
-        while not ended.is_set():
-            numbers = numbers_in(models[index].serve(KEYS))
-            seen[index] |= numbers
-            mixed.extend([numbers] * (len(numbers) > 1))
+        numbers = numbers_in(models[index].serve(KEYS))
+        seen[index] |= numbers
+        mixed.extend([numbers] * (len(numbers) > 1))
 
-    threads = [threading.Thread(target=request, args=(index % 2,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
-        for number in range(1, 30):
-            set_all(model, KEYS, number)
+    with again_and_again(*[functools.partial(request, index % 2) for index in range(4)]):
+        for number in publish_until(model, publisher, KEYS, lambda: min(map(len, seen)) > 2):
             publisher._bytes_since_full = 1 << 60 if number % 3 == 0 else 0
-            publisher.publish()
             if number == 15:
-                thread_of_unloaded = tf.saved_model.load(path)  # that comes and goes meanwhile
-                wait_for(thread_of_unloaded, 15)
-                del thread_of_unloaded
+                third = tf.saved_model.load(path)  # that comes and goes meanwhile
+                wait_for(third, 15)
+                del third
                 gc.collect()
         for one in models:
-            assert wait_for(one, 29).errors == 0
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-    assert not mixed and len(seen[0]) > 1 and len(seen[1]) > 1
+            assert wait_for(one, number).errors == 0
+    assert not mixed
     assert len(os.listdir(tmp_path / "feed" / "followers")) == 2
 
 
@@ -441,34 +413,24 @@ def test_each_call_within_one_function_is_of_one_generation(tmp_path):
         )
         return [served.serve(ids), served.again(ids), served.serve(ids)], mapped
 
-    publisher, ended, mixed, seen = Publisher(model, tmp_path / "feed"), threading.Event(), [], set()
+    publisher, mixed, seen = Publisher(model, tmp_path / "feed"), [], set()
 
     def request():
-        while not ended.is_set():
-            calls, _ = outer(KEYS)
-            for numbers in map(numbers_in, calls):
-                mixed.extend([numbers] * (len(numbers) > 1))
-                seen.update(numbers)
+        calls, _ = outer(KEYS)
+        for numbers in map(numbers_in, calls):
+            mixed.extend([numbers] * (len(numbers) > 1))
+            seen.update(numbers)
 
-    threads = [threading.Thread(target=request) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        for number in range(1, 30):
-            set_all(model, KEYS, number)
-            publisher.publish()
-        assert wait_for(served, 29).errors == 0
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-    assert not mixed and len(seen) > 1
+    with again_and_again(*[request] * 3):
+        *_, last = publish_until(model, publisher, KEYS, lambda: len(seen) > 2)
+        assert wait_for(served, last).errors == 0
+    assert not mixed
 
 
 def test_models_that_come_and_go_during_switches(tmp_path):
     model, draw = make_model(), random.Random(2)
     path = export(model, tmp_path)
-    publisher, ended = Publisher(model, tmp_path / "feed"), threading.Event()
+    publisher = Publisher(model, tmp_path / "feed")
 
     def use(served):
         wait_until(lambda: follower_status(served).generation is not None)
@@ -476,19 +438,13 @@ def test_models_that_come_and_go_during_switches(tmp_path):
         assert follower_status(served).errors == 0
 
     def train():
-        while not ended.is_set():
-            change(model, draw)
-            publisher.publish()
+        change(model, draw)
+        publisher.publish()
 
-    thread = threading.Thread(target=train)
-    thread.start()
-    try:
+    with again_and_again(train):
         for _ in range(6):
             use(tf.saved_model.load(path))
             gc.collect()
-    finally:
-        ended.set()
-        thread.join()
     assert os.listdir(tmp_path / "feed" / "followers") == []
     late = make_model(seed=4)
     assert Follower(late, tmp_path / "feed").poll().generation == publisher.generation

@@ -9,9 +9,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from side_by_side import wait_until
 from table_rows import int64
 from test_serving_feed import change, damage_delta, delta_folder, make_model, manifest_of, tables_of
-from test_serving_follow import wait_for, wait_until
+from test_serving_follow import wait_for
 
 import tf_dynemb
 from tf_dynemb.serving import Follower, Publisher, follower_status

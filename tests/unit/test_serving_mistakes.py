@@ -12,9 +12,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from side_by_side import wait_until
 from table_rows import int64, rows_of
 from test_serving_feed import export
-from test_serving_follow import wait_for, wait_until
+from test_serving_follow import wait_for
 
 import tf_dynemb
 from tf_dynemb.serving import FeedInUseError, Follower, Publisher, follower_status

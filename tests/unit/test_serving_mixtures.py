@@ -1,14 +1,12 @@
 """Ways in which a request could meet two generations: they are refused, or are of one."""
 
-import threading
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from side_by_side import again_and_again, wait_until
 from table_rows import int64
-from test_serving_feed import agreeing, export, set_all
-from test_serving_follow import wait_until
+from test_serving_feed import agreeing, export, publish_until
 
 import tf_dynemb
 from tf_dynemb.base.captures import uses_in
@@ -166,26 +164,16 @@ def test_tf_data_in_a_wrapped_function_is_of_one_generation(module, tmp_path):
 
 def numbers_served(served, model, tmp_path):
     """The numbers of which requests were while generations came, each of which was of one."""
-    publisher, ended, seen = Publisher(model, tmp_path / "feed"), threading.Event(), set()
+    publisher, seen = Publisher(model, tmp_path / "feed"), set()
     call = served.signatures["serve"]
 
     def request():
-        while not ended.is_set():
-            (answer,) = call(ids=KEYS).values()
-            seen.add(tuple(np.unique(answer)))
+        (answer,) = call(ids=KEYS).values()
+        seen.add(tuple(np.unique(answer)))
 
-    threads = [threading.Thread(target=request) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        for number in range(1, 20):
-            set_all(model, KEYS, number)
-            publisher.publish()
+    with again_and_again(request, request, request):
+        for number in publish_until(model, publisher, KEYS, lambda: True, least=19):
             wait_until(lambda: (float(number),) in seen)  # noqa: B023
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
     assert follower_status(served).errors == 0
     assert {len(numbers) for numbers in seen} == {1}
     return {number for (number,) in seen}

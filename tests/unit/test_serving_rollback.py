@@ -9,13 +9,13 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from side_by_side import again_and_again, wait_until
 from table_rows import int64
 from test_serving_feed import (
     agreeing,
@@ -32,7 +32,7 @@ from test_serving_feed import (
     set_all,
     values_of,
 )
-from test_serving_follow import IDS, export, wait_for, wait_until
+from test_serving_follow import IDS, export, wait_for
 
 import tf_dynemb
 from tf_dynemb.serving import FeedError, Follower, Publisher, follower_status, rollback, unpin
@@ -398,27 +398,23 @@ def test_requests_see_one_generation_while_it_goes_back_and_forth(tmp_path):
         set_all(model, ids, number)
         publisher.publish()
     wait_for(served, 4)
-    ended, mixtures, seen = threading.Event(), [], set()
+    mixtures, seen = [], set()
 
     def request():
-        while not ended.is_set():
-            numbers = {float(n) for output in served.serve(ids) for n in np.unique(output)}
-            seen.update(numbers)
-            if len(numbers) > 1:
-                mixtures.append(numbers)
+        numbers = {float(n) for output in served.serve(ids) for n in np.unique(output)}
+        seen.update(numbers)
+        if len(numbers) > 1:
+            mixtures.append(numbers)
 
-    threads = [threading.Thread(target=request) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
+    def go_back_and_forth():
         for number in (1, 3, 2, 4, 1) * 4:
             rollback(tmp_path / "feed", number)
             wait_for(served, number)
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-    assert not mixtures and len(seen) > 1
+        return len(seen) > 1
+
+    with again_and_again(request, request):
+        wait_until(go_back_and_forth)
+    assert not mixtures
     assert follower_status(served).errors == 0
 
 

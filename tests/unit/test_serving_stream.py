@@ -22,8 +22,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import trustme
+from side_by_side import wait_until
 from test_serving_feed import damage_delta, go_on, make_model, values_of
-from test_serving_follow import IDS, wait_for, wait_until
+from test_serving_follow import IDS, wait_for
 
 import tf_dynemb
 from tf_dynemb.serving import Follower, Publisher, follower_status, stream
