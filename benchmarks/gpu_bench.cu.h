@@ -292,7 +292,8 @@ TableSchema SchemaOf(int64_t dim, const Training* training = nullptr, DType dtyp
 // there.
 class Subject {
  public:
-  Subject(const Bench& bench, const TableSchema& schema, int64_t rows, int64_t n, int64_t spare = 0)
+  Subject(const Bench& bench, const TableSchema& schema, int64_t rows, int64_t n, int64_t spare = 0,
+          const TableOptions& options = TableOptions())
       : bench(bench),
         dim(schema.dim),
         row_bytes(RowLayout(schema).row_bytes),
@@ -300,7 +301,7 @@ class Subject {
         schema_(schema),
         array_(Numbers(bench, rows * units * kUnit)),
         buffers_(bench, n * dim * 4) {
-    Check(MakeGpuTable(schema, CudaMemory(), &table));
+    Check(MakeGpuTable(schema, options, CudaMemory(), &table));
     Check(table->Reserve(bench.context, rows + spare));
   }
 
@@ -317,6 +318,19 @@ class Subject {
                  : ForEach(bench.context, n * dim, FillValues<float>{row, dim, values.get()}));
       Check(table->Upsert(bench.context, {{keys.get(), n, kDevice}},
                           OnDevice(values.get(), n, dim * (half ? 2 : 4)), Stamp(), NoReport()));
+    }
+    bench.Sync();
+  }
+
+  // Upserts as many rows as the table has, and may have, so that those leave.
+  void Churn(int64_t rows) {
+    const int64_t chunk = kMillion / 4;
+    const DeviceArray<Key> keys = Allocate<Key>(chunk);
+    for (int64_t row = rows, n; row < 2 * rows; row += n) {
+      n = std::min(chunk, 2 * rows - row);
+      Check(ForEach(bench.context, n, FillKeys{row, keys.get()}));
+      Check(table->Upsert(bench.context, {{keys.get(), n, kDevice}}, Values(n),
+                          Stamp{row / chunk, {}}, NoReport()));
     }
     bench.Sync();
   }

@@ -1,6 +1,7 @@
 // What the GPU table's calls cost beside what the card itself allows.
 //
-//   gpu_table_benchmark [--case=limits,find,insert,step,bags,growth,cpu] [--json=FILE] [--quick]
+//   gpu_table_benchmark [--case=limits,find,bounded,insert,step,bags,growth,cpu] [--json=FILE]
+//   [--quick]
 //                       [--rounds=N]
 //
 // A line says the case and its numbers, the median time of all rounds with the least and the most,
@@ -115,6 +116,34 @@ void FindCase(const Bench& bench) {
       FindPoint("tenth_absent", n, true, kInitial, true, &subject);
       FindPoint("leave_no_outcomes", n, false, kLeave, false, &subject);
     }
+  }
+}
+
+// Finds in a table with a limit, by the share of the rows that it may have. The last share is of a
+// table that has evicted as many rows as it has.
+void BoundedCase(const Bench& bench) {
+  const int64_t n = bench.Scaled(kMillion);
+  for (const int64_t dim : {8, 64}) {
+    const int64_t rows = bench.Fit(RowsOfFind(dim), 8 * dim + kIndexBytes);
+    TableOptions options;
+    options.max_rows = rows;
+    Check(EvictionPolicy::Parse("lru", &options.eviction));
+    TableSchema schema = SchemaOf(dim);
+    schema.meta = options.eviction.meta();
+    Subject subject(bench, schema, rows, n, 0, options);
+    for (const int64_t percent : {50, 75, 100}) {
+      subject.Fill(rows / 100 * percent);
+      FindPoint("bounded", n, false, true, true, &subject);
+    }
+    subject.Churn(rows);
+    const Batches batches(n, rows, [=](int64_t batch, int64_t i) {
+      const uint64_t any = Mix64((1ull << 52) + batch * n + i);
+      return rows + static_cast<int64_t>(any % static_cast<uint64_t>(rows));
+    });
+    const auto outcomes = Allocate<Outcome>(n);
+    bench.Measure("find/bounded_after_eviction", {{"dim", dim}, {"rows", rows}, {"batch", n}}, n,
+                  n * (9 + 2 * 4 * dim), subject.Find(batches, true, outcomes.get()),
+                  {subject.Limit(Access::kGather, batches)});
   }
 }
 
@@ -402,7 +431,8 @@ Status ParseOptions(int argc, char** argv, Options* options) {
         options->cases.insert(one);
       }
     } else {
-      return InvalidArgument(argument, ": want --case=limits,find,insert,step,bags,growth,cpu, ",
+      return InvalidArgument(argument,
+                             ": want --case=limits,find,bounded,insert,step,bags,growth,cpu, ",
                              "--json=FILE, --quick or --rounds=N");
     }
   }
@@ -417,8 +447,8 @@ int Main(int argc, char** argv) {
   const Bench bench(options);
   DescribeDevice(bench);
   const std::pair<const char*, void (*)(const Bench&)> cases[] = {
-      {"limits", LimitsCase}, {"find", FindCase},     {"insert", InsertCase}, {"step", StepCase},
-      {"bags", BagsCase},     {"growth", GrowthCase}, {"cpu", CpuCase}};
+      {"limits", LimitsCase}, {"find", FindCase}, {"bounded", BoundedCase}, {"insert", InsertCase},
+      {"step", StepCase},     {"bags", BagsCase}, {"growth", GrowthCase},   {"cpu", CpuCase}};
   for (const auto& [name, run] : cases) {
     if (options.cases.count(name) == 0) continue;
     const auto begin = std::chrono::steady_clock::now();

@@ -9,6 +9,7 @@
 #include "cc/core/base/fair_shared_mutex.h"
 #include "cc/core/base/hash.h"
 #include "cc/core/base/no_memory.h"
+#include "cc/core/storage/distinct_keys.h"
 #include "cc/core/storage/tier_changes.h"
 #include "cc/core/table/call_checks.h"
 #include "cc/gpu/for_each.cu.h"

@@ -18,21 +18,21 @@ namespace {
 
 // Over a table that has rows on disk itself: three tiers.
 TableHarness ThreeTiers(const std::string& name, int64_t rows_above, int64_t rows_in_memory) {
-  return GpuTieredOnHostHarness(name, rows_above, TieredHarness(name, rows_in_memory, false).make);
+  return GpuTieredHarness(name, rows_above, TieredHarness(name, rows_in_memory, false).make);
 }
 
 INSTANTIATE_TEST_SUITE_P(OneRowAbove, TableConformance,
-                         ::testing::Values(GpuTieredOnHostHarness("OneRowAbove", 1)));
-DYNEMB_INSTANTIATE_CONFORMANCE(FewRowsAbove, GpuTieredOnHostHarness("FewRowsAbove", 40));
+                         ::testing::Values(GpuTieredHarness("OneRowAbove", 1)));
+DYNEMB_INSTANTIATE_CONFORMANCE(FewRowsAbove, GpuTieredHarness("FewRowsAbove", 40));
 INSTANTIATE_TEST_SUITE_P(ManyRowsAbove, TableConformance,
-                         ::testing::Values(GpuTieredOnHostHarness("ManyRowsAbove", 1000)));
+                         ::testing::Values(GpuTieredHarness("ManyRowsAbove", 1000)));
 INSTANTIATE_TEST_SUITE_P(ThroughHost, TableConformance,
                          ::testing::Values(GpuTieredThroughHostHarness("ThroughHost", 40)));
 INSTANTIATE_TEST_SUITE_P(ThreeTiers, TableConformance,
                          ::testing::Values(ThreeTiers("ThreeTiers", 40, 60)));
 INSTANTIATE_TEST_SUITE_P(GpuTiered, TableConcurrency,
-                         ::testing::Values(GpuTieredOnHostHarness("FewRowsAbove", 16),
-                                           GpuTieredOnHostHarness("ManyRowsAbove", 2000),
+                         ::testing::Values(GpuTieredHarness("FewRowsAbove", 16),
+                                           GpuTieredHarness("ManyRowsAbove", 2000),
                                            ThreeTiers("ThreeTiers", 100, 300)),
                          [](const auto& info) { return info.param.name; });
 
@@ -45,7 +45,7 @@ std::unique_ptr<GpuTieredTable> Make(const TableSchema& schema, int64_t max_rows
   GpuBudget budget;
   budget.max_rows = max_rows;
   std::unique_ptr<GpuTieredTable> table;
-  const Status made = MakeGpuTieredTable(schema, TableOptions(), budget, HostDeviceMemory(),
+  const Status made = MakeGpuTieredTable(schema, TableOptions(), budget, DeviceMemoryForTests(),
                                          std::move(below), &table);
   EXPECT_TRUE(made.ok()) << made.message();
   return table;
@@ -53,7 +53,8 @@ std::unique_ptr<GpuTieredTable> Make(const TableSchema& schema, int64_t max_rows
 
 TEST(GpuTieredTable, CountsWhatCallsDoAndNoMoves) {
   for (const int64_t max_rows : {1, 30, 400}) {
-    Twins twins(Make(TwinSchema(4, "adam"), max_rows), static_cast<uint64_t>(max_rows));
+    Twins twins(Make(TwinSchema(4, "adam"), max_rows), static_cast<uint64_t>(max_rows),
+                TableOptions(), 0, TestMemoryForTests());
     for (int call = 0; call < 400; ++call) ASSERT_OK(twins.Call(500, 60));
     twins.Compare();
     twins.CompareCounters();
@@ -61,7 +62,7 @@ TEST(GpuTieredTable, CountsWhatCallsDoAndNoMoves) {
 }
 
 TEST(GpuTieredTable, ChangesItsSchemaWithRowsInBothTiers) {
-  Twins twins(Make(TwinSchema(4, ""), 50), 3);
+  Twins twins(Make(TwinSchema(4, ""), 50), 3, TableOptions(), 0, TestMemoryForTests());
   for (int call = 0; call < 100; ++call) ASSERT_OK(twins.Call(300, 30));
   twins.MoveTo(TwinSchema(4, "adam"));
   for (int call = 0; call < 200; ++call) ASSERT_OK(twins.Call(300, 30));
@@ -71,7 +72,7 @@ TEST(GpuTieredTable, ChangesItsSchemaWithRowsInBothTiers) {
 
 TEST(GpuTieredTable, NeverHasMoreRowsAboveThanThereIsRoomFor) {
   const auto table = Make(TwinSchema(2, "sgd"), 64);
-  const Caller call(table.get(), HostTestMemory());
+  const Caller call(table.get(), TestMemoryForTests());
   for (int64_t first = 0; first < 2000; first += 50) {
     ASSERT_OK(call.Upsert(Numbers(first, 50), Floats(100, 1.0f), Stamp(), nullptr));
     EXPECT_LE(table->gpu_tier_stats().rows_on_device, 64);
@@ -82,7 +83,7 @@ TEST(GpuTieredTable, NeverHasMoreRowsAboveThanThereIsRoomFor) {
 
 TEST(GpuTieredTable, RowsThatAreUsedStayAbove) {
   const auto table = Make(TwinSchema(2, "sgd"), 1000);
-  const Caller call(table.get(), HostTestMemory());
+  const Caller call(table.get(), TestMemoryForTests());
   const Keys hot = Numbers(0, 100);
   Floats found;
   ASSERT_OK(call.Upsert(hot, Floats(200, 1.0f), Stamp(), nullptr));
@@ -99,7 +100,7 @@ TEST(GpuTieredTable, RowsThatAreUsedStayAbove) {
 void CompareSteps(int64_t max_rows, int positions) {
   const TableSchema schema = TwinSchema(3, "adam");
   std::unique_ptr<GpuTable> plain;
-  ASSERT_OK(MakeGpuTable(schema, HostDeviceMemory(), &plain));
+  ASSERT_OK(MakeGpuTable(schema, DeviceMemoryForTests(), &plain));
   const auto tiered = Make(schema, max_rows);
   std::mt19937_64 random(1);
   for (int step = 1; step < 6; ++step) {
@@ -110,12 +111,12 @@ void CompareSteps(int64_t max_rows, int positions) {
       for (int d = 0; d < 3; ++d) gradients.push_back(static_cast<float>(random() % 1000) / 997);
     }
     for (Table* table : {static_cast<Table*>(plain.get()), static_cast<Table*>(tiered.get())}) {
-      ASSERT_OK(Caller(table, HostTestMemory())
+      ASSERT_OK(Caller(table, TestMemoryForTests())
                     .Apply(keys, gradients, schema.rule, UsualHyper("adam", step)));
     }
   }
-  EXPECT_EQ(Difference(ExportAll(*plain, HostTestMemory(), 100),
-                       ExportAll(*tiered, HostTestMemory(), 100)),
+  EXPECT_EQ(Difference(ExportAll(*plain, TestMemoryForTests(), 100),
+                       ExportAll(*tiered, TestMemoryForTests(), 100)),
             "");
 }
 
@@ -132,7 +133,7 @@ TEST(GpuTieredTable, LosesNoRowWhenTheDiskBelowFails) {
   const TableSchema schema = TwinSchema(8, "adam");
   std::unique_ptr<Table> below;
   ASSERT_OK(MakeTieredTableOn(files, schema, 100, &below));
-  Twins twins(Make(schema, 150, std::move(below)), 9);
+  Twins twins(Make(schema, 150, std::move(below)), 9, TableOptions(), 0, TestMemoryForTests());
   Fault fault;
   fault.dies = true;
   int failed = 0;

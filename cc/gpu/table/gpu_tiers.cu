@@ -6,16 +6,17 @@
 #include "cc/core/base/worker_threads.h"
 #include "cc/core/storage/tier_changes.h"
 #include "cc/gpu/for_each.cu.h"
+#include "cc/gpu/table/atomics.cu.h"
 #include "cc/gpu/table/gpu_tiers.h"
 #include "cc/gpu/table/grouped_batch.cu.h"
+#include "cc/gpu/table/sort_pairs.h"
 
 namespace dynemb {
 namespace {
 
-constexpr int64_t kMoveBytes = int64_t{16} << 20;  // of rows that move at once
-constexpr int64_t kScanKeys = 1 << 16;             // that a scan asks for at once
-constexpr int64_t kLeastScanKeys = 1 << 10;        // for rows that leave
-constexpr int64_t kCandidates = 4;                 // for each row that leaves
+constexpr int64_t kScanKeys = 1 << 16;  // that a scan asks for at once
+constexpr int64_t kCandidates = 4;      // for each row that leaves
+constexpr int64_t kLeastCandidates = 1 << 10, kMostCandidates = 1 << 18;  // at once
 
 struct NoteUse {
   Entries entries;
@@ -31,11 +32,55 @@ struct NoteUse {
   }
 };
 
-struct GatherKeys {
+// Of candidates: for how many calls they have not been named, the most first.
+struct SinceUse {
+  const Key* keys;
+  const uint32_t* last_use;
+  int shift;
+  uint32_t now;
+  uint32_t* since;
+  uint32_t* numbers;
+
+  DYNEMB_HOST_DEVICE void operator()(int64_t i) const {
+    since[i] = ~(now - last_use[Mix64(static_cast<uint64_t>(keys[i])) >> shift]);
+    numbers[i] = static_cast<uint32_t>(i);
+  }
+};
+
+// The first candidates of that order, and how many of them are not used now.
+struct TakeUnused {
+  const Key* keys;
+  const uint32_t* since;
+  const uint32_t* order;
+  Key* out;
+  int64_t* unused;
+
+  DYNEMB_HOST_DEVICE void operator()(int64_t i) const {
+    out[i] = keys[order[i]];
+    if (since[i] != ~uint32_t{0}) AtomicAdd(unused, int64_t{1});
+  }
+};
+
+// The keys at some positions, each once, in any order.
+struct TakeDistinct {
   const Key* keys;
   const int64_t* at;
+  uint32_t* cells;  // of a hash table: numbers of positions; kNone: none
+  uint64_t mask;
   Key* out;
-  DYNEMB_HOST_DEVICE void operator()(int64_t i) const { out[i] = keys[at[i]]; }
+  int64_t* count;
+
+  DYNEMB_HOST_DEVICE void operator()(int64_t i) const {
+    const Key key = keys[at[i]];
+    uint64_t cell = Mix64(static_cast<uint64_t>(key)) & mask;
+    for (;; cell = (cell + 1) & mask) {
+      const uint32_t first = AtomicCas(&cells[cell], kNone, static_cast<uint32_t>(i));
+      if (first == kNone) break;
+      if (keys[at[first]] == key) return;
+    }
+    out[AtomicAdd(count, int64_t{1})] = key;
+  }
+  static constexpr uint32_t kNone = ~uint32_t{0};
 };
 
 template <typename T>
@@ -58,7 +103,7 @@ Status GpuTiers::Make(const TableSchema& schema, const TableOptions& options,
                       std::unique_ptr<GpuTiers>* tiers) {
   std::unique_ptr<GpuTiers> made(new GpuTiers(schema, options, budget, memory));
   DYNEMB_RETURN_IF_ERROR(made->Init());
-  made->below_ = std::move(below);
+  made->SetBelow(std::move(below));
   *tiers = std::move(made);
   return {};
 }
@@ -79,6 +124,11 @@ Status GpuTiers::Init() {
   if (!last_use_.Allocate(memory_, bytes)) return ResourceExhausted("no GPU memory for a table");
   DYNEMB_RETURN_IF_ERROR(FillBytes(OwnContext(), last_use_.as<char>(), 0, bytes));
   return Wait(OwnContext());
+}
+
+void GpuTiers::SetBelow(std::unique_ptr<Table> below) {
+  below_ = std::move(below);
+  mover_.emplace(above_.get(), below_.get(), layout_, memory_, OwnContext(), Below());
 }
 
 Context GpuTiers::OwnContext() const {
@@ -127,12 +177,16 @@ Status GpuTiers::Use(const Context& context, const Batch& batch) {
 
 Status GpuTiers::MissingAbove(const Context& context, const Batch& batch, std::vector<Key>* keys) {
   const int64_t most = Entries(batch).most;
+  int64_t cells = 64;
+  while (cells < 2 * most) cells *= 2;
   DYNEMB_RETURN_IF_ERROR(scratch_.Begin(
-      context,
-      Scratch::Bytes<int64_t>(most) + Scratch::Bytes<Key>(most) + Scratch::Bytes<int64_t>(1)));
+      context, Scratch::Bytes<int64_t>(most) + Scratch::Bytes<Key>(most) +
+                   Scratch::Bytes<uint32_t>(cells) + 2 * Scratch::Bytes<int64_t>(1)));
   int64_t* const at = scratch_.Take<int64_t>(most);
-  Key* const gathered = scratch_.Take<Key>(most);
+  Key* const distinct = scratch_.Take<Key>(most);
+  uint32_t* const table = scratch_.Take<uint32_t>(cells);
   int64_t* const count = scratch_.Take<int64_t>(1);
+  int64_t* const distinct_count = scratch_.Take<int64_t>(1);
   Positions misses = {{at, most, context.space}, count};
   DYNEMB_RETURN_IF_ERROR(above_->ReadRows(context, batch, RowParts(), {{}, &misses}));
   int64_t missing = 0, all = batch.keys.size;
@@ -145,8 +199,18 @@ Status GpuTiers::MissingAbove(const Context& context, const Batch& batch, std::v
   own_.found += all - missing;
   keys->clear();
   if (missing == 0) return {};
-  DYNEMB_RETURN_IF_ERROR(ForEach(context, missing, GatherKeys{batch.keys.data, at, gathered}));
-  return CopyToHost(context, gathered, missing, keys);
+  while (cells > 64 && cells >= 4 * missing) cells /= 2;
+  DYNEMB_RETURN_IF_ERROR(FillBytes(context, table, 0xff, cells * int64_t{sizeof(*table)}));
+  DYNEMB_RETURN_IF_ERROR(FillBytes(context, distinct_count, 0, sizeof(*distinct_count)));
+  DYNEMB_RETURN_IF_ERROR(
+      ForEach(context, missing,
+              TakeDistinct{batch.keys.data, at, table, static_cast<uint64_t>(cells - 1), distinct,
+                           distinct_count}));
+  int64_t each_once = 0;
+  DYNEMB_RETURN_IF_ERROR(CopyAny(context, &each_once, distinct_count, sizeof(each_once)));
+  DYNEMB_RETURN_IF_ERROR(CopyToHost(context, distinct, missing, keys));
+  keys->resize(static_cast<size_t>(each_once));
+  return {};
 }
 
 Status GpuTiers::KeysBelow(const std::vector<Key>& keys, std::vector<Key>* below) const {
@@ -169,22 +233,20 @@ Status GpuTiers::MakeResident(const Context& context, const Batch& batch, bool i
   std::vector<Key> missing, from_below;
   DYNEMB_RETURN_IF_ERROR(MissingAbove(context, batch, &missing));
   if (missing.empty()) return {};
-  const DistinctKeys distinct{Span<const Key>(missing)};
-  DYNEMB_RETURN_IF_ERROR(KeysBelow(distinct.keys(), &from_below));
+  DYNEMB_RETURN_IF_ERROR(KeysBelow(missing, &from_below));
+  const auto wanted = static_cast<int64_t>(missing.size());
   const auto brought = static_cast<int64_t>(from_below.size());
   return Uncounted([&]() -> Status {
-    DYNEMB_RETURN_IF_ERROR(MakeRoom(inserts ? distinct.size() : brought, fits));
+    DYNEMB_RETURN_IF_ERROR(MakeRoom(inserts ? wanted : brought, fits));
     if (!*fits) return {};
-    misses_ += brought;
-    return MoveRows(below_.get(), above_of_host_.get(), from_below);
+    return mover_->Up(from_below, &misses_);
   });
 }
 
 Status GpuTiers::BringUp(Span<const Key> keys) {
   std::vector<Key> from_below;
   DYNEMB_RETURN_IF_ERROR(KeysBelow({keys.data, keys.data + keys.size}, &from_below));
-  misses_ += static_cast<int64_t>(from_below.size());
-  return Uncounted([&] { return MoveRows(below_.get(), above_of_host_.get(), from_below); });
+  return Uncounted([&] { return mover_->Up(from_below, &misses_); });
 }
 
 Status GpuTiers::MakeRoom(int64_t rows, bool* made) {
@@ -206,45 +268,55 @@ Status GpuTiers::MakeRoom(int64_t rows, bool* made) {
 Status GpuTiers::Leave(int64_t least, int64_t most, int64_t* left) {
   *left = 0;
   const int64_t rows = above_->size();
+  std::vector<Key> keys;
   for (int64_t in_vain = 0; *left < least && in_vain <= 2 * rows;) {
-    std::vector<Key> keys(
-        static_cast<size_t>(std::clamp(kCandidates * (most - *left), kLeastScanKeys, kScanKeys)));
-    RowParts out;
-    out.keys = keys;
-    if (hand_.done) hand_ = Cursor();
-    int64_t count = 0;
-    DYNEMB_RETURN_IF_ERROR(above_of_host_->Export(Below(), &hand_, out, &count));
-    keys.resize(static_cast<size_t>(count));
-    DYNEMB_RETURN_IF_ERROR(LongestUnused(&keys));
-    const auto leaving =
-        static_cast<size_t>(std::min((count + kCandidates - 1) / kCandidates, most - *left));
-    if (keys.size() > leaving) keys.resize(leaving);
-    in_vain = keys.empty() ? in_vain + count + 1 : 0;
-    DYNEMB_RETURN_IF_ERROR(MoveRows(above_of_host_.get(), below_.get(), keys));
+    int64_t passed;
+    DYNEMB_RETURN_IF_ERROR(LongestUnused(most - *left, &keys, &passed));
+    in_vain = keys.empty() ? in_vain + passed + 1 : 0;
+    DYNEMB_RETURN_IF_ERROR(mover_->Down(keys, &rows_left_));
     *left += static_cast<int64_t>(keys.size());
   }
   return {};
 }
 
-Status GpuTiers::LongestUnused(std::vector<Key>* keys) {
-  if (keys->empty()) return {};
-  const auto place = [&](Key key) { return Mix64(static_cast<uint64_t>(key)) >> use_shift_; };
-  uint64_t first = ~uint64_t{0}, last = 0;
-  for (const Key key : *keys) {
-    first = std::min(first, place(key));
-    last = std::max(last, place(key));
-  }
-  std::vector<uint32_t> uses;
-  DYNEMB_RETURN_IF_ERROR(CopyToHost(OwnContext(), last_use_.as<uint32_t>() + first,
-                                    static_cast<int64_t>(last - first + 1), &uses));
-  std::vector<std::pair<uint32_t, Key>> unused;  // for so many calls
-  for (const Key key : *keys) {
-    const uint32_t calls = now_ - uses[static_cast<size_t>(place(key) - first)];
-    if (calls > 0) unused.emplace_back(calls, key);
-  }
-  std::sort(unused.begin(), unused.end(), [](const auto& a, const auto& b) { return b < a; });
+// Of the rows that the hand passes next, those that are not used now: up to `most`, and of all that
+// it has `passed` as many as leave for each candidate.
+Status GpuTiers::LongestUnused(int64_t most, std::vector<Key>* keys, int64_t* passed) {
+  const Context context = OwnContext();
+  const int64_t room = std::clamp(kCandidates * most, kLeastCandidates, kMostCandidates);
+  int64_t temp_bytes;
+  DYNEMB_RETURN_IF_ERROR(SortTempBytes(context, room, &temp_bytes));
+  DYNEMB_RETURN_IF_ERROR(
+      scratch_.Begin(context, 2 * Scratch::Bytes<Key>(room) + 4 * Scratch::Bytes<uint32_t>(room) +
+                                  Scratch::Bytes<int64_t>(1) + Scratch::Bytes<char>(temp_bytes)));
+  Key* const candidates = scratch_.Take<Key>(room);
+  Key* const sorted = scratch_.Take<Key>(room);
+  uint32_t* const since = scratch_.Take<uint32_t>(room);
+  uint32_t* const numbers = scratch_.Take<uint32_t>(room);
+  uint32_t* const by_since = scratch_.Take<uint32_t>(room);
+  uint32_t* const order = scratch_.Take<uint32_t>(room);
+  int64_t* const unused = scratch_.Take<int64_t>(1);
+  char* const temp = scratch_.Take<char>(temp_bytes);
+
   keys->clear();
-  for (const auto& [calls, key] : unused) keys->push_back(key);
+  RowParts out;
+  out.keys = {candidates, room, context.space};
+  if (hand_.done) hand_ = Cursor();
+  DYNEMB_RETURN_IF_ERROR(above_->Export(context, &hand_, out, passed));
+  if (*passed == 0) return {};
+  DYNEMB_RETURN_IF_ERROR(FillBytes(context, unused, 0, sizeof(*unused)));
+  DYNEMB_RETURN_IF_ERROR(
+      ForEach(context, *passed,
+              SinceUse{candidates, last_use_.as<uint32_t>(), use_shift_, now_, since, numbers}));
+  DYNEMB_RETURN_IF_ERROR(
+      SortPairs(context, *passed, 32, Pairs32{since, numbers, by_since, order}, temp, temp_bytes));
+  const int64_t leaving = std::min((*passed + kCandidates - 1) / kCandidates, most);
+  DYNEMB_RETURN_IF_ERROR(
+      ForEach(context, leaving, TakeUnused{candidates, by_since, order, sorted, unused}));
+  int64_t count = 0;
+  DYNEMB_RETURN_IF_ERROR(CopyAny(context, &count, unused, sizeof(count)));
+  DYNEMB_RETURN_IF_ERROR(CopyToHost(context, sorted, leaving, keys));
+  keys->resize(static_cast<size_t>(count));  // the ones that are used come after them
   return {};
 }
 
@@ -259,7 +331,7 @@ Status GpuTiers::AllDown() {
       int64_t count = 0;
       DYNEMB_RETURN_IF_ERROR(above_of_host_->Export(Below(), &cursor, out, &count));
       keys.resize(static_cast<size_t>(count));
-      DYNEMB_RETURN_IF_ERROR(MoveRows(above_of_host_.get(), below_.get(), keys));
+      DYNEMB_RETURN_IF_ERROR(mover_->Down(keys, &rows_left_));
     }
     return {};
   });
@@ -280,10 +352,6 @@ TableCounters GpuTiers::counters() const {
   return counters;
 }
 
-int64_t GpuTiers::RowsAtOnce() const {
-  return std::max<int64_t>(1, kMoveBytes / layout_.row_bytes);
-}
-
 RowParts GpuTiers::PartsOf(HostRows* rows, int64_t count) const {
   const auto part = [&](std::vector<char>* bytes, int64_t each) -> Rows {
     bytes->resize(static_cast<size_t>(count * each));
@@ -293,43 +361,6 @@ RowParts GpuTiers::PartsOf(HostRows* rows, int64_t count) const {
           part(&rows->values, layout_.value_bytes),
           part(&rows->slots, layout_.slots_bytes),
           part(&rows->meta, layout_.meta_bytes)};
-}
-
-Status GpuTiers::MoveRows(Table* from, Table* to, Span<const Key> keys) {
-  HostRows rows;
-  const int64_t at_once = RowsAtOnce();
-  for (int64_t first = 0; first < keys.size; first += at_once) {
-    const int64_t n = std::min(at_once, keys.size - first);
-    DYNEMB_RETURN_IF_ERROR(MoveSome(from, to, {keys.data + first, n}, &rows));
-    if (to == below_.get()) rows_left_ += n;
-  }
-  return {};
-}
-
-Status GpuTiers::MoveSome(Table* from, Table* to, Span<const Key> keys, HostRows* rows) {
-  const Batch batch = BatchOf(keys);
-  const RowParts parts = PartsOf(rows, keys.size);
-  std::vector<Outcome> outcomes(static_cast<size_t>(keys.size), Outcome::kFull);
-  std::vector<Key> twice;
-  twice.reserve(outcomes.size());  // no memory is wanted after an error
-  DYNEMB_RETURN_IF_ERROR(from->ReadRows(Below(), batch, parts, Report()));
-  Status moved = OrNoMemory([&] {
-    return to->InsertRows(Below(), batch, {{}, parts.values, parts.slots, parts.meta}, RowParts(),
-                          {outcomes, nullptr});
-  });
-  const bool is_inserted = moved.ok();
-  if (is_inserted) {
-    std::fill(outcomes.begin(), outcomes.end(), Outcome::kFull);
-    moved = OrNoMemory([&] { return from->Erase(Below(), batch, {outcomes, nullptr}); });
-    if (moved.ok()) return {};
-  }
-  // What has been inserted, or has not been erased, is where it was.
-  for (size_t i = 0; i < outcomes.size(); ++i) {
-    if ((outcomes[i] == Outcome::kFull) == is_inserted)
-      twice.push_back(keys[static_cast<int64_t>(i)]);
-  }
-  static_cast<void>(OrNoMemory([&] { return to->Erase(Below(), BatchOf(twice), Report()); }));
-  return moved;
 }
 
 Status GpuTiers::KeysOf(int64_t part, std::vector<Key>* keys) const {
@@ -438,7 +469,7 @@ Status GpuTiers::PrepareSchema(const TableSchema& schema, Next* next) {
 }
 
 std::unique_ptr<GpuTiers> GpuTiers::TakeNext(Next next) {
-  next.tiers->below_ = next.below->Run(Below());
+  next.tiers->SetBelow(next.below->Run(Below()));
   next.tiers->misses_ = misses_;
   next.tiers->rows_left_ = rows_left_;
   // What was counted goes on.

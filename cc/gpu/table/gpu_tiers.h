@@ -5,18 +5,19 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "cc/core/base/context.h"
 #include "cc/core/base/span.h"
 #include "cc/core/base/status.h"
-#include "cc/core/storage/distinct_keys.h"
 #include "cc/core/table/row_layout.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_options.h"
 #include "cc/gpu/table/gpu_table.h"
 #include "cc/gpu/table/gpu_tiered_table.h"
 #include "cc/gpu/table/host_access.h"
+#include "cc/gpu/table/row_mover.h"
 #include "cc/gpu/table/scratch.h"
 
 namespace dynemb {
@@ -89,27 +90,22 @@ class GpuTiers {
         memory_(memory),
         scratch_(memory) {}
   Status Init();
+  void SetBelow(std::unique_ptr<Table> below);
   Context OwnContext() const;
 
   // Notes that the keys of a batch are used now.
   Status Use(const Context& context, const Batch& batch);
-  // The keys at positions that have no row above. Waits for the stream.
+  // The keys that have no row above, each once. Waits for the stream.
   Status MissingAbove(const Context& context, const Batch& batch, std::vector<Key>* keys);
   Status KeysBelow(const std::vector<Key>& keys, std::vector<Key>* below) const;
   // Room above for so many rows, for which others leave, but for those that are used now.
   Status MakeRoom(int64_t rows, bool* made);
   Status Leave(int64_t least, int64_t most, int64_t* left);
-  // Those of the keys that are not used now, the longest unused first.
-  Status LongestUnused(std::vector<Key>* keys);
-  // Moves the rows of distinct keys, which have theirs in `from`. Each row is in one of the two
-  // also after an error; in both if there is no memory to put that right, and the one above is it.
-  Status MoveRows(Table* from, Table* to, Span<const Key> keys);
-  Status MoveSome(Table* from, Table* to, Span<const Key> keys, HostRows* rows);
+  Status LongestUnused(int64_t most, std::vector<Key>* keys, int64_t* passed);
   // Calls move(), and leaves what it counts above out of counters().
   template <typename F>
   Status Uncounted(const F& move);
   RowParts PartsOf(HostRows* rows, int64_t count) const;
-  int64_t RowsAtOnce() const;
   // Calls visit(keys of some rows, their meta).
   template <typename Visit>
   static Status ForEachRow(const Table& table, const RowLayout& layout, const Visit& visit);
@@ -122,6 +118,7 @@ class GpuTiers {
   std::shared_ptr<GpuTable> above_;
   std::unique_ptr<HostAccess> above_of_host_;  // the same table, for the tiers' own calls
   std::unique_ptr<Table> below_;
+  std::optional<RowMover> mover_;
   Scratch scratch_;
   // The number of the last call that has named a key of these hashes: one number for each top part
   // of them, of which there are more than rows above.

@@ -28,10 +28,10 @@ inline TableSchema TwinSchema(int64_t dim, const std::string& rule,
 
 class Twins {
  public:
-  // Both have the rows of the tiered table, and these options.
+  // Both have the rows of the tiered table, and these options. `memory`: of its calls.
   Twins(std::unique_ptr<Table> tiered, uint64_t seed, const TableOptions& options = TableOptions(),
-        int64_t step = 0)
-      : random_(seed), tiered_(std::move(tiered)), step_(step) {
+        int64_t step = 0, TestMemory* memory = HostTestMemory())
+      : memory_(memory), random_(seed), tiered_(std::move(tiered)), step_(step) {
     EXPECT_TRUE(MakeHostTable(tiered_->schema(), options, &host_).ok());
     const TableContent rows = Content();
     const Caller call(host_.get(), HostTestMemory());
@@ -71,7 +71,7 @@ class Twins {
     };
     Floats found[2];
     Outcomes outcomes[2];
-    const Status status = call(Caller(tiered_.get(), HostTestMemory()), &found[0], &outcomes[0]);
+    const Status status = call(Caller(tiered_.get(), memory_), &found[0], &outcomes[0]);
     const bool is_full = status.message().find("max_rows: got ") == 0;
     if (!status.ok() && !is_full) return status;
     const Status other = call(Caller(host_.get(), HostTestMemory()), &found[1], &outcomes[1]);
@@ -84,7 +84,7 @@ class Twins {
     EXPECT_EQ(outcomes[0], outcomes[1]) << "step " << step_ << ", " << dice;
     return status;
   }
-  TableContent Content() const { return ExportAll(*tiered_, HostTestMemory(), 333); }
+  TableContent Content() const { return ExportAll(*tiered_, memory_, 333); }
   void Compare() const {
     EXPECT_EQ(tiered_->size(), host_->size());
     EXPECT_EQ(Difference(ExportAll(*host_, HostTestMemory(), 1000), Content()), "");
@@ -97,11 +97,8 @@ class Twins {
   }
   // Both get this schema.
   void MoveTo(const TableSchema& schema) {
-    for (std::unique_ptr<Table>* table : {&tiered_, &host_}) {
-      std::unique_ptr<RowMove> move;
-      ASSERT_TRUE((*table)->PrepareMove(OneThread(), schema, &move).ok());
-      *table = move->Run(OneThread());
-    }
+    Move(memory_->context(), schema, &tiered_);
+    Move(OneThread(), schema, &host_);
   }
   TieredTable* tiered() const { return static_cast<TieredTable*>(tiered_.get()); }
   Table* host() const { return host_.get(); }
@@ -109,6 +106,14 @@ class Twins {
   int64_t Below(int64_t n) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(n)); }
 
  private:
+  static void Move(const Context& context, const TableSchema& schema,
+                   std::unique_ptr<Table>* table) {
+    std::unique_ptr<RowMove> move;
+    ASSERT_TRUE((*table)->PrepareMove(context, schema, &move).ok());
+    *table = move->Run(context);
+  }
+
+  TestMemory* const memory_;
   std::mt19937_64 random_;
   std::unique_ptr<Table> tiered_, host_;
   int64_t step_;

@@ -105,60 +105,64 @@ Status MakeTiered(const TableSchema& schema, int64_t max_rows, const MakeTable& 
                                                : MakeHostTable(schema, TableOptions(), &below));
   GpuBudget budget;
   budget.max_rows = max_rows;
-  return MakeGpuTieredTable(schema, TableOptions(), budget, HostDeviceMemory(), std::move(below),
-                            table);
+  return MakeGpuTieredTable(schema, TableOptions(), budget, DeviceMemoryForTests(),
+                            std::move(below), table);
+}
+
+TableHarness OnGpu(TableHarness harness) {
+  harness.same_nans = false;
+  harness.bytes_ahead = kBytesAhead;
+  return harness;
+}
+
+TableHarness Tiered(TableHarness harness) {
+  harness.rows_in_memory = false;  // or in that of the other tier, of another size
+  return GpuForTests().ok() ? OnGpu(std::move(harness)) : harness;
 }
 
 }  // namespace
+
+DeviceMemory* DeviceMemoryForTests() {
+  return GpuForTests().ok() ? CudaMemory() : HostDeviceMemory();
+}
+
+TestMemory* TestMemoryForTests() { return GpuForTests().ok() ? GpuTestMemory() : HostTestMemory(); }
 
 TestMemory* GpuTestMemory() {
   static CudaTestMemory* const memory = new CudaTestMemory;
   return memory;
 }
 
-TableHarness GpuHarness() {
-  TableHarness harness = {"GpuTable", Maker(CudaMemory()), GpuTestMemory()};
-  harness.same_nans = false;
-  harness.bytes_ahead = kBytesAhead;
-  return harness;
-}
+TableHarness GpuHarness() { return OnGpu({"GpuTable", Maker(CudaMemory()), GpuTestMemory()}); }
 
 TableHarness GpuOnHostHarness() { return HostHarness("GpuTableOnHost", Maker(HostDeviceMemory())); }
 
 TableHarness GpuThroughHostHarness() {
-  TableHarness harness = HostHarness("GpuTableThroughHost", MakerThroughHost(CudaMemory()));
-  harness.same_nans = false;
-  harness.bytes_ahead = kBytesAhead;
-  return harness;
+  return OnGpu(HostHarness("GpuTableThroughHost", MakerThroughHost(CudaMemory())));
 }
 
 TableHarness GpuOnHostThroughHostHarness() {
   return HostHarness("GpuTableOnHostThroughHost", MakerThroughHost(HostDeviceMemory()));
 }
 
-TableHarness GpuTieredOnHostHarness(const std::string& name, int64_t max_rows,
-                                    MakeTable make_below) {
-  TableHarness harness =
-      HostHarness(name, [=](const TableSchema& schema, std::unique_ptr<Table>* table) {
-        std::unique_ptr<GpuTieredTable> made;
-        DYNEMB_RETURN_IF_ERROR(MakeTiered(schema, max_rows, make_below, &made));
-        *table = std::move(made);
-        return Status();
-      });
-  harness.rows_in_memory = false;  // or in that of the other tier, of another size
-  return harness;
+TableHarness GpuTieredHarness(const std::string& name, int64_t max_rows, MakeTable make_below) {
+  const auto make = [=](const TableSchema& schema, std::unique_ptr<Table>* table) {
+    std::unique_ptr<GpuTieredTable> made;
+    DYNEMB_RETURN_IF_ERROR(MakeTiered(schema, max_rows, make_below, &made));
+    *table = std::move(made);
+    return Status();
+  };
+  return Tiered({name, make, TestMemoryForTests()});
 }
 
 TableHarness GpuTieredThroughHostHarness(const std::string& name, int64_t max_rows) {
-  TableHarness harness =
-      HostHarness(name, [=](const TableSchema& schema, std::unique_ptr<Table>* table) {
-        std::unique_ptr<GpuTieredTable> made;
-        DYNEMB_RETURN_IF_ERROR(MakeTiered(schema, max_rows, nullptr, &made));
-        *table = MakeHostAccess(std::move(made), HostDeviceMemory());
-        return Status();
-      });
-  harness.rows_in_memory = false;
-  return harness;
+  const auto make = [=](const TableSchema& schema, std::unique_ptr<Table>* table) {
+    std::unique_ptr<GpuTieredTable> made;
+    DYNEMB_RETURN_IF_ERROR(MakeTiered(schema, max_rows, nullptr, &made));
+    *table = MakeHostAccess(std::move(made), DeviceMemoryForTests());
+    return Status();
+  };
+  return Tiered(HostHarness(name, make));
 }
 
 Status GpuForTests() {

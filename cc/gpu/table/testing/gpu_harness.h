@@ -7,6 +7,7 @@
 
 #include "cc/core/base/status.h"
 #include "cc/core/testing/harness.h"
+#include "cc/gpu/table/device_memory.h"
 
 namespace dynemb {
 
@@ -18,10 +19,10 @@ TableHarness GpuOnHostHarness();
 TableHarness GpuThroughHostHarness();
 TableHarness GpuOnHostThroughHostHarness();
 
-// Tables over host memory, with room for so many rows above, on the host. `make_below`: the table
-// below; null: one in memory alone.
-TableHarness GpuTieredOnHostHarness(const std::string& name, int64_t max_rows,
-                                    MakeTable make_below = nullptr);
+// Tables over host memory, with room for so many rows above, on the GPU where there is one and on
+// the host otherwise. `make_below`: the table below; null: one in memory alone.
+TableHarness GpuTieredHarness(const std::string& name, int64_t max_rows,
+                              MakeTable make_below = nullptr);
 // The same behind HostAccess.
 TableHarness GpuTieredThroughHostHarness(const std::string& name, int64_t max_rows);
 
@@ -30,6 +31,10 @@ Status GpuForTests();
 
 // The memory of GpuHarness.
 TestMemory* GpuTestMemory();
+
+// The GPU's where there is one, otherwise the host's.
+DeviceMemory* DeviceMemoryForTests();
+TestMemory* TestMemoryForTests();
 
 }  // namespace dynemb
 
