@@ -130,6 +130,7 @@ struct ReadFoundRows {
   LiveRows rows;
   RowLayout layout;
   RowParts out;
+  bool copies;  // whether `out` has anything
   Reports reports;
   ReadCounts counts;
 
@@ -141,7 +142,7 @@ struct ReadFoundRows {
       reports.Set(position, row == nullptr ? Outcome::kMissing : Outcome::kFound);
     }
     counts.Add(warp, group, row != nullptr, row == nullptr && position >= 0);
-    unsigned there = warp.Vote(row != nullptr);
+    unsigned there = copies ? warp.Vote(row != nullptr) : 0;
     for (int lane = 0; there != 0; ++lane, there >>= 1) {
       if ((there & 1) == 0) continue;
       CopyRowOut(warp, layout, warp.Broadcast(row, lane), out, warp.Broadcast(position, lane));

@@ -142,9 +142,11 @@ Status GpuTableOfMemory::ReadRows(const Context& context, const Batch& batch, co
     const Reports reports(report);
     DYNEMB_RETURN_IF_ERROR(BeginReport(context, reports));
     const Entries entries(batch);
+    const bool copies = rows.keys.data != nullptr || rows.values.data != nullptr ||
+                        rows.slots.data != nullptr || rows.meta.data != nullptr;
     return ForEachTile<kWarp>(
         context, WarpsFor(context, entries.most),
-        ReadFoundRows{entries, live_rows(), layout_, rows, reports, counts_.reads()});
+        ReadFoundRows{entries, live_rows(), layout_, rows, copies, reports, counts_.reads()});
   });
 }
 

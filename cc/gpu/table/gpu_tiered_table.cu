@@ -47,18 +47,16 @@ class Tiered final : public GpuTieredTable {
 
   Status Find(const Context& context, const Batch& batch, Rows values,
               const Report& report) const override {
-    return Call(context, batch, report, false, NoChange(),
-                [&](const Batch& part, const Report& of_part) {
-                  return tiers_->above()->Find(context, part, values, of_part);
-                });
+    return Read(context, batch, report, [&](const Batch& part, const Report& of_part) {
+      return tiers_->above()->Find(context, part, values, of_part);
+    });
   }
 
   Status ReadRows(const Context& context, const Batch& batch, const RowParts& rows,
                   const Report& report) const override {
-    return Call(context, batch, report, false, NoChange(),
-                [&](const Batch& part, const Report& of_part) {
-                  return tiers_->above()->ReadRows(context, part, rows, of_part);
-                });
+    return Read(context, batch, report, [&](const Batch& part, const Report& of_part) {
+      return tiers_->above()->ReadRows(context, part, rows, of_part);
+    });
   }
 
   Status FindBags(const Context& context, const DeviceBags& bags, Rows out) const override {
@@ -317,28 +315,45 @@ class Tiered final : public GpuTieredTable {
     return ask();
   }
 
+  // Calls that only read are made above first: mostly that is all.
+  template <typename Op>
+  Status Read(const Context& context, const Batch& batch, const Report& report,
+              const Op& op) const {
+    DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report, space()));
+    return InTurn(context, [&]() -> Status {
+      bool found;
+      const Status read = tiers_->ReadAbove(context, batch, report, op, &found);
+      if (!read.ok()) return SayFull(context, batch, report, read);
+      return found ? Status() : CallInTurn(context, batch, report, false, NoChange(), op);
+    });
+  }
+
   // The frame of all calls by key: op(batch, report) does it above. inserts: whether missing keys
   // get rows. changed(position, outcome): whether that is a change.
   template <typename Changed, typename Op>
   Status Call(const Context& context, const Batch& batch, const Report& report, bool inserts,
               const Changed& changed, const Op& op) const {
     DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report, space()));
-    return InTurn(context, [&]() -> Status {
-      const bool notes = changes_->tracking() && !std::is_same_v<Changed, NoChange>;
-      bool fits = true;
-      Report noted = report;
-      Status status = OrNoMemory([&]() -> Status {
-        if (notes) DYNEMB_RETURN_IF_ERROR(WithOutcomes(context, batch, &noted));
-        return tiers_->MakeResident(context, batch, inserts, &fits);
-      });
-      if (!status.ok()) return SayFull(context, batch, report, status);
-      if (!fits) return InSlices(context, batch, report, changed, op);
-      status = op(batch, noted);
-      if (notes && (status.ok() || status.code() == Code::kResourceExhausted)) {
-        Note(context, batch, noted, changed);
-      }
-      return status;
+    return InTurn(context,
+                  [&] { return CallInTurn(context, batch, report, inserts, changed, op); });
+  }
+  template <typename Changed, typename Op>
+  Status CallInTurn(const Context& context, const Batch& batch, const Report& report, bool inserts,
+                    const Changed& changed, const Op& op) const {
+    const bool notes = changes_->tracking() && !std::is_same_v<Changed, NoChange>;
+    bool fits = true;
+    Report noted = report;
+    Status status = OrNoMemory([&]() -> Status {
+      if (notes) DYNEMB_RETURN_IF_ERROR(WithOutcomes(context, batch, &noted));
+      return tiers_->MakeResident(context, batch, inserts, &fits);
     });
+    if (!status.ok()) return SayFull(context, batch, report, status);
+    if (!fits) return InSlices(context, batch, report, changed, op);
+    status = op(batch, noted);
+    if (notes && (status.ok() || status.code() == Code::kResourceExhausted)) {
+      Note(context, batch, noted, changed);
+    }
+    return status;
   }
 
   // A report that has outcomes.

@@ -175,6 +175,40 @@ Status GpuTiers::Use(const Context& context, const Batch& batch) {
                  NoteUse{entries, last_use_.as<uint32_t>(), use_shift_, ++now_});
 }
 
+Status GpuTiers::ReadMisses(const Context& context, const Batch& batch, const Positions& misses,
+                            int64_t* missing) {
+  int64_t all = batch.keys.size;
+  DYNEMB_RETURN_IF_ERROR(CopyAny(context, missing, misses.count, sizeof(*missing)));
+  if (batch.select != nullptr) {
+    DYNEMB_RETURN_IF_ERROR(CopyAny(context, &all, batch.select->count, sizeof(all)));
+  }
+  DYNEMB_RETURN_IF_ERROR(Wait(context));
+  own_.missing += *missing;
+  own_.found += all - *missing;
+  return {};
+}
+
+Status GpuTiers::ReadAbove(const Context& context, const Batch& batch, const Report& report,
+                           const std::function<Status(const Batch&, const Report&)>& read,
+                           bool* found) {
+  *found = true;
+  const int64_t most = Entries(batch).most;
+  DYNEMB_RETURN_IF_ERROR(Use(context, batch));
+  if (most == 0 || below_->size() == 0) return read(batch, report);
+  DYNEMB_RETURN_IF_ERROR(
+      scratch_.Begin(context, Scratch::Bytes<int64_t>(most) + Scratch::Bytes<int64_t>(1)));
+  Positions own = {{scratch_.Take<int64_t>(most), most, context.space}, scratch_.Take<int64_t>(1)};
+  Report with_misses = report;
+  if (report.misses == nullptr) with_misses.misses = &own;
+  DYNEMB_RETURN_IF_ERROR(read(batch, with_misses));
+  const TableCounters before = own_;
+  int64_t missing;
+  DYNEMB_RETURN_IF_ERROR(ReadMisses(context, batch, *with_misses.misses, &missing));
+  *found = missing == 0;
+  if (*found) own_ = before;
+  return {};
+}
+
 Status GpuTiers::MissingAbove(const Context& context, const Batch& batch, std::vector<Key>* keys) {
   const int64_t most = Entries(batch).most;
   int64_t cells = 64;
@@ -189,14 +223,8 @@ Status GpuTiers::MissingAbove(const Context& context, const Batch& batch, std::v
   int64_t* const distinct_count = scratch_.Take<int64_t>(1);
   Positions misses = {{at, most, context.space}, count};
   DYNEMB_RETURN_IF_ERROR(above_->ReadRows(context, batch, RowParts(), {{}, &misses}));
-  int64_t missing = 0, all = batch.keys.size;
-  DYNEMB_RETURN_IF_ERROR(CopyAny(context, &missing, count, sizeof(missing)));
-  if (batch.select != nullptr) {
-    DYNEMB_RETURN_IF_ERROR(CopyAny(context, &all, batch.select->count, sizeof(all)));
-  }
-  DYNEMB_RETURN_IF_ERROR(Wait(context));
-  own_.missing += missing;
-  own_.found += all - missing;
+  int64_t missing;
+  DYNEMB_RETURN_IF_ERROR(ReadMisses(context, batch, misses, &missing));
   keys->clear();
   if (missing == 0) return {};
   while (cells > 64 && cells >= 4 * missing) cells /= 2;

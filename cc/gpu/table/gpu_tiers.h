@@ -4,6 +4,7 @@
 #define TF_DYNEMB_CC_GPU_TABLE_GPU_TIERS_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -37,6 +38,10 @@ class GpuTiers {
   // The batch's rows are above, and if it `inserts` there is room for its other keys; they are the
   // ones that have been used last. *fits: false, if there is not so much room above.
   Status MakeResident(const Context& context, const Batch& batch, bool inserts, bool* fits);
+  // Calls read(batch, report), of the table above. *found: whether that was all, for no key was
+  // missing there, or nothing is below; otherwise the rows are yet to be made resident, and read.
+  Status ReadAbove(const Context& context, const Batch& batch, const Report& report,
+                   const std::function<Status(const Batch&, const Report&)>& read, bool* found);
   // The same of distinct keys, where no row is above.
   Status BringUp(Span<const Key> keys);
   // Has all rows below.
@@ -95,6 +100,10 @@ class GpuTiers {
 
   // Notes that the keys of a batch are used now.
   Status Use(const Context& context, const Batch& batch);
+  // How many of the batch's keys there are, and how many of them `misses` has; waits for the
+  // stream. They are left out of what calls count.
+  Status ReadMisses(const Context& context, const Batch& batch, const Positions& misses,
+                    int64_t* missing);
   // The keys that have no row above, each once. Waits for the stream.
   Status MissingAbove(const Context& context, const Batch& batch, std::vector<Key>* keys);
   Status KeysBelow(const std::vector<Key>& keys, std::vector<Key>* below) const;
