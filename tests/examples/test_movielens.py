@@ -216,7 +216,7 @@ def test_from_end_to_end(tmp_path):
     assert "same bit for bit" in run.stdout
     table = json.loads((tmp_path / "json" / "table.json").read_text())
     results = {result["name"]: result for result in table["results"]}
-    assert len(results) == 6 + 2 * 5
+    assert len(results) == 6 + 2 * 6
     # A row each for the users and the movies that came, no more.
     assert results["dynamic"]["rows"] == sum(
         len(set(ids.tolist())) for ids in (ratings.users, ratings.movies)
@@ -225,6 +225,7 @@ def test_from_end_to_end(tmp_path):
     halves = [len(set(ids.tolist())) // 2 for ids in (ratings.users, ratings.movies)]
     for policy in ("LRU", "LFU"):
         assert results[f"half of the rows, {policy}"]["rows"] == sum(halves)
+    assert results["half of the rows, by table"]["rows"] == pytest.approx(sum(halves), abs=1)
     assert run.stdout.count("| hashed, memory of") == 2
     assert (tmp_path / "output" / "curves.png").stat().st_size > 10_000
 

@@ -161,3 +161,36 @@ def test_counters_and_removals_are_no_graphs():
             tf.function(call)()
     with tf.Graph().as_default(), pytest.raises(RuntimeError, match="metrics works eagerly"):
         tf_dynemb.Variable(dim=1).metrics()
+
+
+@pytest.mark.parametrize(("shards", "max_rows"), [(1, None), (3, None), (1, 30)])
+def test_ids_with_and_without_rows(shards, max_rows):
+    """Lookups, upserts and accums of ids that repeat, of which some have rows: against a set of keys."""
+    devices = ["/CPU:0"] * shards if shards > 1 else None
+    limits = {} if max_rows is None else {"max_rows": max_rows, "on_full": "decline"}
+    table = tf_dynemb.Variable(dim=1, devices=devices, **limits)
+    random, rows, want = np.random.default_rng(7), set(), collections.Counter()
+    for turn in range(30):
+        ids = random.zipf(1.2, 20) % 80
+        if turn % 3 == 0:
+            table.lookup(tf.constant(ids))
+            found = sum(key in rows for key in ids)
+            want.update(found=found, missing=20 - found)
+            continue
+        seen, ones = random.random(20) < (0.5 if turn % 3 == 2 else 0), tf.ones([20, 1])
+        if turn % 3 == 1:
+            table.upsert(tf.constant(ids), ones)
+        else:
+            table.accum(tf.constant(ids), ones, ones, tf.constant(seen))
+        for key in dict.fromkeys(ids.tolist()):
+            inserts = key not in rows and not seen[ids == key].all()
+            if inserts and max_rows is not None and len(rows) == max_rows:
+                want["declined"] += 1
+                continue
+            # An accum passes over occurrences of which one says that there was a row, before there is.
+            first = 0 if key in rows else np.argmin(seen[ids == key])
+            if inserts or key in rows:
+                rows.add(key)
+                want.update(inserted=inserts, distinct=1, written=(ids == key).sum() - first)
+    got = numbers(table)
+    assert {name: got[name] for name in want} == want and want["missing"] > 10

@@ -2,12 +2,12 @@
 
 import collections
 
-import host_gpus
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from table_rows import values_of
+from virtual_tables import collection_of, config_of, features, pass_time, step, virtual
 
 import tf_dynemb
 from tf_dynemb.compat import torchrec
@@ -15,16 +15,6 @@ from tf_dynemb.policies import LFU, LRU, TTL, MinCount, SmallNorm
 from tf_dynemb.storage import DeviceMemory, Disk, HostMemory
 
 both = pytest.mark.parametrize("kind", ["bags", "rows"])
-
-
-def config_of(kind, rows=8, **more):
-    make = torchrec.EmbeddingBagConfig if kind == "bags" else torchrec.EmbeddingConfig
-    return make(rows, 2, "t", feature_names=["f"], **{"init_fn": 0.0, **more})
-
-
-def collection_of(kind, configs, **more):
-    make = torchrec.EmbeddingBagCollection if kind == "bags" else torchrec.EmbeddingCollection
-    return make(configs, **more)
 
 
 def module_of(rows=8, policy=None, **more):
@@ -42,10 +32,6 @@ def managed(kind, policy=None, configs=None, modules=None, given=None, **more):
         else torchrec.ManagedCollisionEmbeddingCollection
     )
     return make(given or collection_of(kind, configs), mcc, **more)
-
-
-def features(*ids):
-    return torchrec.KeyedJaggedTensor(["f"], tf.constant(ids, tf.int64), lengths=[len(ids)])
 
 
 def train(layer, *ids):
@@ -368,26 +354,6 @@ def test_virtual_tables(kind, policy, eviction):
     assert int(table.size()) == 1000
 
 
-def virtual(kind, policy, **more):
-    if host_gpus.tables_are_there():
-        more.pop("table_size", None)  # a GPU has one shard
-    config = config_of(
-        kind, 1 << 40, use_virtual_table=True, virtual_table_eviction_policy=policy, **more
-    )
-    assert type(config).from_config(config.get_config()) == config
-    return collection_of(kind, [config])
-
-
-def step(layer, *ids, **more):
-    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
-    with tf.GradientTape() as tape:
-        output = layer(features(*ids), **more)
-        values = output["f"] if isinstance(output, torchrec.KeyedTensor) else output["f"].values()
-        loss = tf.reduce_sum(values)
-    variables = layer.trainable_variables
-    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-
-
 @both
 @pytest.mark.parametrize("trigger_count", [0, 12])
 @pytest.mark.parametrize("table_size", [1, 3])
@@ -427,13 +393,6 @@ def test_rows_below_a_norm_leave_when_it_is_triggered(kind):
     assert set(values_of(table)) == set(np.flatnonzero(norms >= 2.0).tolist())
 
 
-def pass_time(layer, monkeypatch, minutes):
-    """Lets the clock of the table go on, as of all that is written from now on."""
-    resource = layer.tables["t"].resource
-    now = resource.now
-    monkeypatch.setattr(resource, "now", lambda: now() + int(minutes * 60e6))
-
-
 @both
 def test_rows_that_a_model_which_serves_does_not_have(kind, monkeypatch, tmp_path):
     """Of a checkpoint of the model that trains, which goes on; and one that is as in training."""
@@ -461,132 +420,6 @@ def test_rows_that_a_model_which_serves_does_not_have(kind, monkeypatch, tmp_pat
         pass_time(layer, monkeypatch, 1)
         assert layer.evict_for_inference() == {"t": 1}
     assert virtual(kind, None).evict_for_inference() == {}
-
-
-POLICIES = {
-    "count": lambda **more: torchrec.CountBasedEvictionPolicy(eviction_threshold=3, **more),
-    "mixed": lambda **more: torchrec.CountTimestampMixedEvictionPolicy(
-        eviction_threshold=3, eviction_ttl_mins=25, **more
-    ),
-}
-
-
-@both
-@pytest.mark.parametrize("rate", [1.0, 0.9, 0.3])
-@pytest.mark.parametrize("name", POLICIES)
-def test_counts_that_fade(kind, name, rate, monkeypatch, tmp_path):
-    """Against a dict of FBGEMM's numbers: all counts times the rate, then those below leave.
-
-    Of the mixture only those that were not written for 25 minutes. In the middle it goes on in another
-    collection, from a checkpoint.
-    """
-    policy = POLICIES[name](decay_rate=rate, training_id_eviction_trigger_count=6)
-    layer, counts, written = virtual(kind, policy, table_size=2), {}, {}
-    random, left, stayed = np.random.default_rng(3), 0, 0
-    for now in range(120):
-        ids = set((random.zipf(1.3, 4) % 40).tolist())
-        step(layer, *ids)
-        pass_time(layer, monkeypatch, 1)
-        counts |= {key: counts.get(key, 0) + 1 for key in ids}
-        written |= {key: now for key in ids}
-        if now % 10 == 9:
-            counts = {key: count * rate for key, count in counts.items()}
-            gone = {key for key, count in counts.items() if count < 3}
-            stayed += len(gone)
-            if name == "mixed":
-                gone = {key for key in gone if now + 1 - written[key] >= 25}  # and moments
-            if len(counts) <= 6:
-                gone = set()
-            assert layer.trigger_feature_evict() == {"t": len(gone)}
-            left += len(gone)
-            counts = {key: count for key, count in counts.items() if key not in gone}
-        assert set(values_of(layer.tables["t"])) == set(counts)
-        if now == 65:
-            path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "c"))
-            again = virtual(kind, policy)
-            tf.train.Checkpoint(layer=again).restore(path).assert_consumed()
-            monkeypatch.undo()
-            layer = again
-            pass_time(layer, monkeypatch, now + 1)
-    assert left > 10 and (name == "count" or stayed > left)
-
-
-@both
-@pytest.mark.parametrize("threshold", [3, 5, 7, 100])
-def test_a_row_at_the_threshold_stays(kind, threshold):
-    policy = torchrec.FeatureScoreBasedEvictionPolicy(
-        inference_eviction_feature_score_threshold=threshold
-    )
-    layer = virtual(kind, policy)
-    step(layer, 1, 2, 3, scores=[threshold, threshold * 0.999, 2 * threshold])
-    assert layer.evict_for_inference() == {"t": 1}
-    assert set(values_of(layer.tables["t"])) == {1, 3}
-    policy = torchrec.CountBasedEvictionPolicy(eviction_threshold=threshold)
-    layer = virtual(kind, policy)
-    for n in range(threshold):
-        step(layer, *([4, 5] if n else [4]))
-    assert layer.evict_for_inference() == {"t": 1}
-    assert set(values_of(layer.tables["t"])) == {4}
-
-
-@both
-def test_scores_fade_where_none_leaves_in_training(kind):
-    policy = torchrec.FeatureScoreBasedEvictionPolicy(
-        decay_rate=0.5, inference_eviction_feature_score_threshold=1.5
-    )
-    layer = virtual(kind, policy)
-    step(layer, 1, 2, scores=[2.0, 4.0])
-    assert layer.trigger_feature_evict() == {}
-    assert layer.evict_for_inference() == {"t": 1}
-    assert set(values_of(layer.tables["t"])) == {2}
-
-
-@both
-@pytest.mark.parametrize("trigger_count", [0, 30])
-def test_feature_scores_add_up_and_fade(kind, trigger_count, tmp_path):
-    """Against a dict of sums; in the middle it goes on from a checkpoint."""
-    policy = torchrec.FeatureScoreBasedEvictionPolicy(
-        decay_rate=0.8, training_id_eviction_trigger_count=trigger_count, training_id_keep_count=12
-    )
-    layer, sums = virtual(kind, policy, table_size=3), {}
-    random, left = np.random.default_rng(5), 0
-    for now in range(80):
-        ids = (random.zipf(1.3, 6) % 60).tolist()  # which repeat
-        scores = random.exponential(size=6)
-        step(layer, *ids, scores=scores)
-        for key, score in zip(ids, scores, strict=True):
-            sums[key] = sums.get(key, 0) + score
-        if now % 8 == 7:
-            sums = {key: total * 0.8 for key, total in sums.items()}
-            there = len(sums)
-            if there > trigger_count:
-                best = sorted(sums, key=sums.get, reverse=True)[:12]
-                sums = {key: sums[key] for key in best}
-            assert layer.trigger_feature_evict() == {"t": there - len(sums)}
-            left += there - len(sums)
-        assert set(values_of(layer.tables["t"])) == set(sums)
-        if now == 43:
-            path = tf.train.Checkpoint(layer=layer).save(str(tmp_path / "c"))
-            layer = virtual(kind, policy)
-            tf.train.Checkpoint(layer=layer).restore(path).assert_consumed()
-    assert left > 20
-
-
-@both
-def test_feature_scores_with_a_time_to_live(kind, monkeypatch):
-    """As FBGEMM: times in place of scores, which may be given nevertheless."""
-    policy = torchrec.FeatureScoreBasedEvictionPolicy(training_id_keep_count=1, eviction_ttl_mins=60)
-    layer = virtual(kind, policy)
-    step(layer, 1, 2, scores=[1, 2])
-    assert layer.trigger_feature_evict() == {}
-    assert set(values_of(layer.tables["t"])) == {1, 2}
-    pass_time(layer, monkeypatch, 61)
-    step(layer, 3, scores=[0])
-    assert set(values_of(layer.tables["t"])) == {3}
-    off = torchrec.FeatureScoreBasedEvictionPolicy(training_id_keep_count=1, enable_eviction=False)
-    layer = virtual(kind, off)
-    step(layer, 1, 2, scores=[1, 2])
-    assert layer.trigger_feature_evict() == {} and len(values_of(layer.tables["t"])) == 2
 
 
 @both

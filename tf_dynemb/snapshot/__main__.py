@@ -29,9 +29,9 @@ def _one_table(path: str, table: str | None) -> str:
 
 
 def _counts_for_another(name: str, names: Container[str]) -> bool:
-    """Whether it is the candidates or the sketch of another table."""
+    """Whether it is what counts for another table: its candidates, their sketch, or looks."""
     other, _, what = name.rpartition(".")
-    return what in ("candidates", "sketch") and other in names
+    return what in ("candidates", "sketch", "looks") and other in names
 
 
 def _rows_of(path: str, table: str | None = None) -> int:

@@ -36,7 +36,8 @@ def save(path: str | os.PathLike[str], tables: Tables, base: str = "", follow: b
 
     The candidates of a table with admission=MinCount(...) are saved with it, as a table of the name
     "<name>.candidates", and their sketch as "<name>.sketch"; `restore` takes them where the snapshot
-    has them, and otherwise begins to count anew.
+    has them, and otherwise begins to count anew. So is, as "<name>.looks", how often the scores of a
+    virtual table of tf_dynemb.compat.torchrec have faded.
 
     Tables that are spread over processes are saved by all of them together, into one folder that they
     share: every process calls this, as a step of the training. Each writes the rows that it owns; the
@@ -83,7 +84,11 @@ def save(path: str | os.PathLike[str], tables: Tables, base: str = "", follow: b
     """
     if not tf.executing_eagerly():
         raise RuntimeError("snapshot.save works eagerly; call it outside of tf.function")
-    return save_tables(_folder(path), _with_counts(tables_by_name(tables)), base, follow)
+    folder, tables = _folder(path), tables_by_name(tables)
+    for table in tables.values():
+        if table.saved_number is not None:
+            table.saved_number.write()
+    return save_tables(folder, _with_counts(tables), base, follow)
 
 
 def save_tables(
@@ -239,6 +244,8 @@ def restore(path: str | os.PathLike[str], tables: Tables, follow: bool = False) 
         ops.dynemb_swap(resource.resource_handle, loaded.resource_handle)
     for table in tables.values():
         sketch_counts_that_left(table)
+        if table.saved_number is not None:
+            table.saved_number.read()
 
 
 def load_delta(path: tf.Tensor | str | os.PathLike[str], tables: Tables) -> tf.Operation | None:
@@ -362,13 +369,18 @@ def _by_device(tables: Mapping[str, Variable]) -> list[dict[str, TableResource]]
 
 
 def _with_counts(tables: Mapping[str, Variable]) -> dict[str, Variable]:
-    """The tables, and those of the candidates and sketches that they have."""
+    """The tables, those of the candidates and sketches that they have, and of their saved numbers."""
     counts = {
         f"{name}.{what}": of_counts
         for name, table in tables.items()
         for what, of_counts in table.tables_of_counts.items()
     }
-    return {**tables, **counts}
+    numbers = {
+        f"{name}.{table.saved_number.what}": table.saved_number.row
+        for name, table in tables.items()
+        if table.saved_number is not None
+    }
+    return {**tables, **counts, **numbers}
 
 
 def _paths(path: Any) -> list[str]:

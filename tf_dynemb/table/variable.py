@@ -121,6 +121,7 @@ class Variable(TableCalls, SavesChildren, SavedBySaver, tf.Module):
             restored = CountsOfCheckpoint(self)
             for table in (self, *self.tables_of_counts.values()):
                 table.resource.when_restored = restored
+        self.saved_number: Any = None  # a SavedNumber
         self._weight = handle.value  # TensorFlow tracks it; Keras' variable it does not know
         self.saveable_of_name = join_savers(self)
         # Gives the store of Keras that has its rows, while that is open: layers may share the table.

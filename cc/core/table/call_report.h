@@ -11,7 +11,8 @@
 
 namespace dynemb {
 
-// Outcomes of one task.
+// Outcomes of one task. It counts those without a row, of which there are few: the others are the
+// rest.
 class TaskReport {
  public:
   explicit TaskReport(const Report& report)
@@ -24,32 +25,40 @@ class TaskReport {
 
   void Set(int64_t position, Outcome outcome) {
     if (outcomes_ != nullptr) outcomes_[position] = outcome;
-    ++counts_[static_cast<int>(outcome)];
-    if (outcome == Outcome::kFound || outcome == Outcome::kInserted) return;
-    full_ |= outcome == Outcome::kFull;
-    if (wants_misses_) misses_.push_back(position);
+    if (!HasRow(outcome)) LeftOut({&position, 1}, outcome);
   }
-  // Without a loop where nobody asks.
+  // All positions of a key. Without a loop where nobody asks.
   void SetAll(Span<const int64_t> positions, Outcome outcome) {
-    counts_[static_cast<int>(outcome)] += positions.size;
-    full_ |= outcome == Outcome::kFull;
     if (outcomes_ != nullptr) {
       for (const int64_t position : positions) outcomes_[position] = outcome;
     }
-    if (!wants_misses_ || outcome == Outcome::kFound || outcome == Outcome::kInserted) return;
-    for (const int64_t position : positions) misses_.push_back(position);
+    if (HasRow(outcome)) return;
+    LeftOut(positions, outcome);
+    ++keys_left_out_;
   }
+  // A key without a row at any of its positions, which Set has been told of.
+  void AddKeyLeftOut() { ++keys_left_out_; }
 
+  static bool HasRow(Outcome outcome) {
+    return outcome == Outcome::kFound || outcome == Outcome::kInserted;
+  }
   bool full() const { return full_; }
-  // How many positions have this outcome.
-  int64_t count(Outcome outcome) const { return counts_[static_cast<int>(outcome)]; }
+  // How many positions have no row, and in calls that write how many keys.
+  int64_t left_out() const { return left_out_; }
+  int64_t keys_left_out() const { return keys_left_out_; }
   const std::vector<int64_t>& misses() const { return misses_; }
 
  private:
+  void LeftOut(Span<const int64_t> positions, Outcome outcome) {
+    left_out_ += positions.size;
+    full_ |= outcome == Outcome::kFull;
+    if (wants_misses_) misses_.insert(misses_.end(), positions.begin(), positions.end());
+  }
+
   Outcome* const outcomes_;
   const bool wants_misses_;
   std::vector<int64_t> misses_;
-  int64_t counts_[5] = {};
+  int64_t left_out_ = 0, keys_left_out_ = 0;
   bool full_ = false;
 };
 

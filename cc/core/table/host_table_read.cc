@@ -119,8 +119,8 @@ Status HostTable::ReadKeys(const Context& context, const Batch& batch, const Rep
     TaskReport reported(report);
     read(keys, &reported);
     whole.Add(reported);
-    counters_.Add(&TableCounters::found, reported.count(Outcome::kFound));
-    counters_.Add(&TableCounters::missing, reported.count(Outcome::kMissing));
+    counters_.Add(&TableCounters::found, keys.end - keys.begin - reported.left_out());
+    counters_.Add(&TableCounters::missing, reported.left_out());
   });
 }
 

@@ -47,9 +47,13 @@ struct HostTable::Task : TaskReport {
   std::vector<char> sums;  // of the gradients of each key of the group
   // Rows that have been inserted, and removed by key or because they had expired.
   int64_t inserted = 0, erased = 0, expired = 0;
-  int64_t distinct = 0;  // keys that have been written
-  KeptRows gone;         // those that had expired, if they are kept
-  int64_t written() const { return count(Outcome::kFound) + count(Outcome::kInserted); }
+  KeptRows gone;  // those that had expired, if they are kept
+  // Positions and keys that it has gone through, of which some were left out or deferred.
+  int64_t positions = 0, keys = 0, positions_deferred = 0;
+  int64_t written() const { return positions - positions_deferred - left_out(); }
+  int64_t distinct() const {
+    return keys - static_cast<int64_t>(deferred.size()) - keys_left_out();
+  }
   // Distinct keys that were left out, to be inserted when there is room: where they stand in the
   // batch, in its order.
   std::vector<Span<const int64_t>> deferred;
@@ -57,6 +61,7 @@ struct HostTable::Task : TaskReport {
   // Without memory for the rest of the call its outcome is this one.
   void Defer(Span<const int64_t> positions, const Report& report) {
     deferred.push_back(positions);
+    positions_deferred += positions.size;
     if (report.outcomes.empty()) return;
     for (const int64_t i : positions) report.outcomes[i] = Outcome::kFull;
   }
@@ -391,15 +396,15 @@ Status HostTable::WriteInOrder(const Context& context, BatchOrder* order, const 
               task->Defer(entry.positions, report);
               return;
             }
-            const int64_t written = task->written();
             write_key(entry, task);
-            if (task->written() != written) ++task->distinct;
           },
           [&] {
             end_group(task);
             ListChanges(part, task);
           });
       task->inserted += part->segment.size() + task->erased + task->expired - rows_before;
+      task->positions += order->size(s);
+      task->keys += distinct;
     }
   };
   const auto add_full = [&](int64_t begin, int64_t end) {
@@ -435,7 +440,7 @@ Status HostTable::WriteInOrder(const Context& context, BatchOrder* order, const 
 void HostTable::Count(Task* done, RowBudget::Taken* taken) {
   Task& task = *done;
   counters_.Add(&TableCounters::written, task.written());
-  counters_.Add(&TableCounters::distinct, task.distinct);
+  counters_.Add(&TableCounters::distinct, task.distinct());
   counters_.Add(&TableCounters::inserted, task.inserted);
   counters_.Add(&TableCounters::erased, task.erased);
   counters_.Add(&TableCounters::expired, task.expired);
@@ -516,7 +521,7 @@ Status HostTable::Accumulate(const Context& context, const Batch& batch, ConstRo
   };
   return WriteKeys(context, batch, values_or_deltas, report, inserts,
                    [&, stamp = Stamped(stamp)](Entry entry, Task* task) {
-                     bool written = false;
+                     bool written = false, has_row = false;
                      for (const int64_t position : entry.positions) {
                        Outcome outcome = entry.row != nullptr ? Outcome::kFound : Outcome::kMissing;
                        if ((entry.row != nullptr) == exists[position]) {
@@ -532,7 +537,9 @@ Status HostTable::Accumulate(const Context& context, const Batch& batch, ConstRo
                          written |= entry.row != nullptr;
                        }
                        task->Set(position, outcome);
+                       has_row |= TaskReport::HasRow(outcome);
                      }
+                     if (!has_row) task->AddKeyLeftOut();
                      if (!written) return;
                      Changed(entry, task);
                      GiveScore(stamp, entry);

@@ -18,6 +18,7 @@ from tf_dynemb.compat.torchrec.fading_scores import fading_scores_of
 from tf_dynemb.compat.torchrec.virtual_tables import VirtualTableEvictionPolicy
 from tf_dynemb.table.devices import device_list
 from tf_dynemb.table.handle import TableHandle
+from tf_dynemb.table.saved_number import SavedNumber
 from tf_dynemb.table.variable import Variable
 
 
@@ -108,6 +109,7 @@ class _TorchConfigs(_Layer):
                 looks = self.add_weight((), "zeros", "int64", trainable=False, name=f"{name}_looks")
                 setattr(self, f"_{name}_looks", looks)  # by which tf.train.Checkpoint finds it
                 fading.count_looks_in(looks)
+                SavedNumber(table, "looks", looks)
 
     def trigger_feature_evict(self) -> dict[str, int]:
         """Removes the rows that the policies of virtual tables say, as FBGEMM's method of that name.
@@ -123,7 +125,7 @@ class _TorchConfigs(_Layer):
         for table in self.tables.values():  # in all processes alike
             fading = fading_scores_of(table)
             if fading is not None:
-                fading.look()
+                fading.look(table)
         removed = {name: policy.evict(table) for name, table, policy in self._evicting()}
         return {name: rows for name, rows in removed.items() if rows is not None}
 

@@ -52,8 +52,12 @@ class FadingScores(Score):
         """Gives it the weight with the number of looks, int64 (); None: there was none."""
         object.__setattr__(self, "looks", looks)
 
-    def look(self) -> None:
-        """Lets all sums fade."""
+    def look(self, table: Variable) -> None:
+        """Lets all sums of a table fade, and the scores of gradients that wait for their update."""
+        for part in table.resource.parts if self.function is None else ():
+            keys, scores = part.take_all_scores()
+            faded = tf.round(tf.cast(scores, tf.float64) * self.decay_rate)
+            part.give_scores(keys, tf.cast(faded, tf.int64))
         self.looks.assign_add(1)  # type: ignore[attr-defined]
 
     def written(self, given: tf.Tensor) -> tf.Tensor:
@@ -71,8 +75,14 @@ class FadingScores(Score):
     def _grown(self) -> tf.Tensor:
         looks = getattr(self, "looks", None)
         of_one = -math.log2(self.decay_rate) * LOG_UNIT
-        if looks is None:
+        if not of_one:
             return tf.zeros([], tf.int64)
+        if looks is None:
+            raise RuntimeError(
+                f"eviction: got {self} for a table of its own, which no collection lets fade; want a "
+                "table of tf_dynemb.compat.torchrec.EmbeddingCollection or EmbeddingBagCollection, or "
+                "eviction=tf_dynemb.policies.LFU(half_life_steps=...)"
+            )
         return tf.cast(tf.round(tf.cast(looks.value, tf.float64) * of_one), tf.int64)
 
 
