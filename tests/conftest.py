@@ -1,6 +1,7 @@
 """What all tests share: settings that must be made before TensorFlow starts, and how much to try."""
 
 import contextlib
+import gc
 import os
 
 # Read when TensorFlow is loaded.
@@ -42,6 +43,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if getattr(item.obj, "is_hypothesis_test", False):
             item.add_marker(pytest.mark.soak)
+
+
+def pytest_collection_finish():
+    """What imports have made stays to the end: collections of garbage, a tenth of the time, skip it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
