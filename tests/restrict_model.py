@@ -1,4 +1,4 @@
-"""What tests of restrict policies share: which rows a restriction must leave, found by sorting."""
+"""What tests of restrict policies and of evictions share: which rows must leave, found by sorting."""
 
 import numpy as np
 
@@ -24,5 +24,20 @@ def status_of(table) -> dict:
     return dict(zip(keys, numbers, strict=True))
 
 
-def keys_of(table) -> set:
-    return set(table.export()[0].numpy().tolist())
+class LowestLeave:
+    """Which keys a table may have: those whose scores, of their last writes, are lowest leave."""
+
+    def __init__(self, max_rows, score):
+        self.max_rows, self.score, self.rows = max_rows, score, {}
+
+    def write(self, keys):
+        distinct = list(dict.fromkeys(keys))
+        missing = [key for key in distinct if key not in self.rows]
+        self.rows |= {key: self.score(key) for key in distinct if key in self.rows}
+        for _ in range(min(len(self.rows), len(self.rows) + len(missing) - self.max_rows)):
+            lowest = min(self.rows.values())
+            leaving = [key for key, score in self.rows.items() if score == lowest]
+            assert len(leaving) == 1, "the test is to have no ties"
+            del self.rows[leaving[0]]
+        room = self.max_rows - len(self.rows)
+        self.rows |= {key: self.score(key) for key in missing[:room]}

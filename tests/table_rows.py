@@ -10,6 +10,23 @@ def int64(keys) -> tf.Tensor:
     return tf.constant(keys, tf.int64)
 
 
+def ids(*numbers) -> tf.Tensor:
+    return int64(numbers)
+
+
+def keys_of(table) -> set:
+    return set(table.export()[0].numpy().tolist())
+
+
+def write(table, *keys) -> None:
+    """Rows of ones."""
+    table.upsert(int64(keys), tf.ones([len(keys), table.dim]))
+
+
+def metrics_of(table) -> dict:
+    return {name: int(number) for name, number in table.metrics().items()}
+
+
 def values_of(table) -> dict:
     """Key to the list of its values; fails if a key appears twice."""
     keys, values = (tensor.numpy().tolist() for tensor in table.export())

@@ -1,18 +1,13 @@
 """The layers and lookups of other libraries, and loss scaling, in processes as in one."""
 
-import pathlib
 import pickle
-import sys
 
 import numpy as np
 import pytest
 from spread_layers import STEPS
 from spread_program import IDS
+from spread_rows import union
 from workers import run_job
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
-
-from processes import owners_of  # noqa: E402
 
 COUNT = 2
 
@@ -27,20 +22,11 @@ def seen(tmp_path_factory):
     return processes, pickle.loads((folders[1] / "0").read_bytes())
 
 
-def union(rows_of_processes, by_hash=True):
-    """The rows of all processes, each with its owner."""
-    rows = {}
-    for index, own in enumerate(rows_of_processes):
-        assert np.all(owners_of(np.array(list(own), np.int64), COUNT, by_hash) == index)
-        rows.update(own)
-    return rows
-
-
 def test_rows_are_those_of_one_process_to_the_bit(seen):
     processes, alone = seen
     for name, want in alone["layers"]["rows"].items():
         got = [
-            union(tables, by_hash=name != "dynamic")  # SOK's rule is the remainder
+            union(tables, "mod" if name == "dynamic" else "hash")  # SOK's rule is the remainder
             for tables in zip(*(p["layers"]["rows"][name] for p in processes), strict=True)
         ]
         assert got == want, name
@@ -51,7 +37,7 @@ def test_what_sok_dumps_is_loaded(seen):
     processes, alone = seen
     rows = [process["layers"]["rows"]["dynamic"][0] for process in processes]
     assert [process["layers"]["loaded"] for process in processes] == rows
-    assert alone["layers"]["loaded"] == union(rows, by_hash=False)
+    assert alone["layers"]["loaded"] == union(rows, "mod")
 
 
 def test_a_step_that_overflows_in_one_process_is_skipped_by_all(seen):

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 from spread_limits import IDS, SCORES, STEPS
-from test_spread_tables import union
+from spread_rows import union
 from workers import end_job, start_job, wait_for_job
 
 TIMEOUT_SECONDS = 300  # for a busy machine; alone it is a fraction

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from spread_program import IDS, INTEGER_STEPS, OPTIMIZERS, SOK_STEPS, STEPS, WIRE_DIM, WIRE_IDS
 from spread_program import TIMEOUT_SECONDS as TIMEOUT_OF_WAITING
+from spread_rows import union
 from workers import end_job, run_job, start_job, wait_for_job
 
 import tf_dynemb
@@ -65,17 +66,6 @@ def replicas(request, folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REPLICAS", str(request.param))
         return run(folder / f"{request.param} replicas", 1)
-
-
-def union(rows_of_processes, rule="hash"):
-    """The rows of all processes, of which no two have the same key, and each is with its owner."""
-    rows, count = {}, len(rows_of_processes)
-    for index, own in enumerate(rows_of_processes):
-        keys = np.array(list(own), np.int64)
-        assert count == 1 or np.all(owners_of(keys, count, rule == "hash") == index)
-        assert not rows.keys() & own.keys()
-        rows.update(own)
-    return rows
 
 
 def rows_of(table):

@@ -1,36 +1,26 @@
 """Starts the processes of feed_process.py, and compares what they said."""
 
 import contextlib
-import os
 import pathlib
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+
+from started_programs import StartedProgram
 
 PROGRAM = pathlib.Path(__file__).with_name("feed_process.py")
 LAST = 10**6  # a step or a generation that is never reached
 
 
 @contextlib.contextmanager
-def processes() -> Iterator[Callable[..., subprocess.Popen]]:
+def processes() -> Iterator[Callable[..., StartedProgram]]:
     """Gives a function that starts one, of which none is left afterwards.
 
-    Its arguments are those of feed_process.py, and variables of the environment; `within` is a command
-    that it is started by, such as nsenter; `pipes` are further arguments of Popen.
+    Its arguments are those of feed_process.py, and variables of the environment.
     """
     children = []
 
-    def start(*arguments, within=(), pipes=None, **environment):
-        children.append(
-            subprocess.Popen(
-                [*within, sys.executable, str(PROGRAM), *map(str, arguments)],
-                stdout=subprocess.PIPE,
-                text=True,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
-                **{"stdin": subprocess.DEVNULL} | (pipes or {}),
-            )
-        )
+    def start(*arguments, **environment):
+        children.append(StartedProgram(PROGRAM, *arguments, environment=environment))
         return children[-1]
 
     try:
@@ -48,7 +38,7 @@ def free_port() -> int:
 
 def undisturbed(start, steps: int) -> dict[int, str]:
     """What a model is after each step."""
-    lines = start("digest", steps).communicate()[0].splitlines()
+    lines = start("digest", steps).output().splitlines()
     return {int(step): state for step, state in map(str.split, lines)}
 
 

@@ -50,18 +50,18 @@ def test_a_disk_that_is_full(is_new, disk):
     if not disk.fills_up:
         # Each operation that can fail for want of space is made to, without a mount, in the test above.
         pytest.skip("to mount the small file system that is filled takes root")
-    folder = disk.from_here / "deep" / "feed"
+    folder = disk.folder / "deep" / "feed"
     if not is_new:
         check_it_works(folder, 1)
         (folder / "PUBLISHER").write_text("")  # whose room another file has taken
     disk.fill()
-    before = all_under(disk.from_here)
+    before = all_under(disk.folder)
     for _ in range(2):
         with pytest.raises(FeedError) as raised:
             Publisher(table_of(2), folder, stream="127.0.0.1:0")
         for part in (f"path: got {folder}", NO_ROOM, "want a folder that", "with room"):
             assert part in str(raised.value)
-        assert all_under(disk.from_here) == before
+        assert all_under(disk.folder) == before
     disk.free()
     check_it_works(folder, 3)
 

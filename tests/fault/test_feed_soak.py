@@ -6,13 +6,13 @@ server is at every moment what the trainer was after some step, bit for bit, and
 
 import random
 import signal
-import subprocess
 import threading
 import time
 
 import pytest
 from conftest import SOAK, SOAK_FACTOR
 from feed_processes import LAST, check, free_port, processes, undisturbed
+from side_by_side import wait_until
 from small_disk import SmallDisk
 
 from tf_dynemb.serving.feed import Feed
@@ -21,6 +21,8 @@ SECONDS = 18 * SOAK_FACTOR if SOAK else 0  # in any case each disturbance once
 # What a follower is, and whether it follows the stream.
 FOLLOWERS = [("follow", False), ("serve", True)] + ([("follow", True), ("serve", False)] if SOAK else [])
 PATIENCE_SECONDS = 240
+# Of a stop, of a full disk, between two disturbances: all longer than a trainer waits for a follower.
+STOP, FULL, PAUSE = (4, 3, 1) if SOAK else (1, 1, 0.3)
 
 
 class Watched:
@@ -61,13 +63,6 @@ class Watched:
         self.child.send_signal(signal.SIGCONT)
 
 
-def wait_until(condition):
-    until = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < until, "it took too long"
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def disk(tmp_path):
     small = SmallDisk(tmp_path / "disk")
@@ -86,24 +81,15 @@ def test_servers_are_the_trainer_whatever_happens(disk, tmp_path):
     with processes() as start:
 
         def start_trainer():
-            return start(
-                "train",
-                feed,
-                tmp_path / "checkpoint",
-                LAST,
-                within=disk.within,
-                pipes={"stdin": subprocess.PIPE},
-                **common,
-                **stream,
-            )
+            return start("train", feed, tmp_path / "checkpoint", LAST, **common, **stream)
 
         def start_follower(role, streams):
             place, extra = feed, stream if streams else {}
             if role == "serve":
                 place = tmp_path / f"model-{streams}"
                 if not place.exists():
-                    assert start("export", feed, place, within=disk.within, **extra).wait() == 0
-            return start(role, place, LAST, within=disk.within, **common, **extra)
+                    assert start("export", feed, place, **extra).wait() == 0
+            return start(role, place, LAST, **common, **extra)
 
         trainer = Watched(start_trainer)
         followers = [Watched(lambda each=each: start_follower(*each)) for each in FOLLOWERS]
@@ -112,25 +98,25 @@ def test_servers_are_the_trainer_whatever_happens(disk, tmp_path):
         def alive(watched):
             """Until it has said something since it was started."""
             full_before, child = full, watched.child
-            wait_until(lambda: watched.has_begun or child.poll() is not None)
+            wait_until(lambda: watched.has_begun or child.poll() is not None, PATIENCE_SECONDS)
             if watched is trainer and child.poll() is not None and full != full_before:
                 watched.begin()  # a publisher that cannot write its name
                 alive(watched)
-            assert watched.child.poll() is None, f"{watched.child.args} ended by itself"
+            assert watched.child.poll() is None, f"{watched.child.arguments} ended by itself"
 
         def fill_disk():
             nonlocal full
             if disk.fills_up:
                 full += 1
                 disk.fill()
-                time.sleep(draw.uniform(0.2, 3))
+                time.sleep(draw.uniform(0.2, FULL))
                 disk.free()
 
         disturbances = [("fill the disk", fill_disk)]
         for name, watched in [("trainer", trainer), *zip(FOLLOWERS, followers, strict=True)]:
             disturbances.append((f"kill {name}", watched.kill))
             disturbances.append(
-                (f"stop {name}", lambda watched=watched: watched.stop_for(draw.uniform(0.1, 4)))
+                (f"stop {name}", lambda watched=watched: watched.stop_for(draw.uniform(0.1, STOP)))
             )
         counts = dict.fromkeys((name for name, _ in disturbances), 0)
         until = time.monotonic() + SECONDS
@@ -139,17 +125,20 @@ def test_servers_are_the_trainer_whatever_happens(disk, tmp_path):
             for name, disturb in draw.sample(disturbances, len(disturbances)):
                 for watched in (trainer, *followers):
                     alive(watched)
-                time.sleep(draw.uniform(0, 1))
+                time.sleep(draw.uniform(0, PAUSE))
                 disturb()
                 counts[name] += 1
         for watched in (trainer, *followers):
             alive(watched)
         (tmp_path / "end").touch()
-        wait_until(lambda: trainer.said and len(trainer.said[-1]) == 2)
+        wait_until(lambda: trainer.said and len(trainer.said[-1]) == 2, PATIENCE_SECONDS)
         last, steps = trainer.said[-1]
-        assert Feed(disk.from_here / "feed").numbers()[-1] == int(last)
+        assert Feed(feed).numbers()[-1] == int(last)
         for watched in followers:
-            wait_until(lambda watched=watched: watched.said and watched.said[-1][:2] == [last, steps])
+            wait_until(
+                lambda watched=watched: watched.said and watched.said[-1][:2] == [last, steps],
+                PATIENCE_SECONDS,
+            )
         trainer.child.stdin.close()
         assert trainer.ended() == 0
     said = [list(watched.said) for watched in followers]

@@ -1,17 +1,15 @@
 """kill -9 in a loop: a Keras training that is resumed each time ends like one that nobody disturbed."""
 
 import collections
-import os
 import pathlib
 import random
 import signal
-import subprocess
-import sys
 import threading
 
 import killed_training
 import pytest
 from conftest import SOAK, SOAK_FACTOR
+from started_programs import StartedProgram
 
 PROGRAM = pathlib.Path(__file__).with_name("killed_training.py")
 # In a soak 200 kills of each way.
@@ -19,12 +17,7 @@ KILLS = 2 * SOAK_FACTOR if SOAK else 1
 
 
 def start(way, folder, steps):
-    return subprocess.Popen(
-        [sys.executable, PROGRAM, way, str(folder), str(steps)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    return StartedProgram(PROGRAM, way, folder, steps)
 
 
 class Said:
@@ -54,7 +47,7 @@ def test_a_killed_training_ends_like_an_undisturbed_one(way, tmp_path):
     # that a kill may wait, so that none of them is at its end.
     steps = 20 + 15 * KILLS
     undisturbed, said = Said(), Said()
-    for line in start(way, tmp_path / "undisturbed", steps).communicate()[0].splitlines():
+    for line in start(way, tmp_path / "undisturbed", steps).output().splitlines():
         undisturbed.read(line)
     assert undisturbed.steps == list(range(steps))
     draw = random.Random(KILLS)

@@ -13,6 +13,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from gpu_models import model_of
+from table_rows import ids
 from tensorflow.python.framework import kernels, op_def_registry
 
 import tf_dynemb
@@ -78,10 +80,6 @@ ONLY_ON_CPUS = {
     "DynembReopen",
     "DynembFollow",
 }
-
-
-def ids(*numbers):
-    return tf.constant(numbers, tf.int64)
 
 
 def make(places="one GPU", **arguments):
@@ -224,21 +222,8 @@ def test_bags_want_tables_of_the_same_gpus():
         lookup_bags(tables, features, ids(1, 2), lengths=[1, 1])
 
 
-def model_of(places, combiner=None):
-    inputs = keras.Input((2,), dtype="int64")
-    layer = tf_dynemb.keras.Embedding(
-        DIM,
-        combiner=combiner,
-        initializer=keras.initializers.RandomUniform(-1, 1, seed=3),
-        devices=PLACES[places],
-    )
-    rows = layer(inputs)
-    if combiner is None:
-        rows = keras.layers.Flatten()(rows)
-    outputs = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=1))(rows)
-    model = keras.Model(inputs, outputs)
-    model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.05)), "mse")
-    return model, layer.table
+def model_at(places, combiner=None):
+    return model_of(2, DIM, combiner, devices=PLACES[places])
 
 
 @pytest.mark.parametrize("places", ["one GPU", pytest.param("two GPUs", marks=several), "host"])
@@ -256,8 +241,8 @@ def test_keras_layers_train_under_gpu_strategies(places, strategy, combiner):
         ),
     }[strategy]()
     with made.scope():
-        model, table = model_of(places, combiner)
-    alone, of_alone = model_of("host", combiner)
+        model, table = model_at(places, combiner)
+    alone, of_alone = model_at("host", combiner)
     alone.set_weights(model.get_weights())
     for each in (model, alone):
         each.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
@@ -269,8 +254,8 @@ def test_keras_layers_train_under_gpu_strategies(places, strategy, combiner):
 
 def check_snapshots_of_several_gpus(tmp_path, places, way):
     """They are saved, and restored into a table in one place."""
-    model, table = model_of(places)
-    loaded = model_of("host")[1]
+    model, table = model_at(places)
+    loaded = model_at("host")[1]
     model.fit(np.random.default_rng(5).integers(0, 99, [32, 2]), np.ones([32, 1], "float32"), verbose=0)
     base = snapshot.save(tmp_path / "full", {"t": table}, follow=True)
     snapshot.restore(tmp_path / "full", {"t": loaded})
@@ -289,7 +274,7 @@ def test_files_are_those_of_host_memory(tmp_path, places, way):
     if way in ("snapshot", "deltas") and places != "one GPU":
         check_snapshots_of_several_gpus(tmp_path, places, way)
         return
-    models = {where: model_of(where) for where in (places, "host")}
+    models = {where: model_at(where) for where in (places, "host")}
     numbers = np.random.default_rng(5)
     for start, end in ((places, "host"), ("host", places)):
         (model, table), (other, loaded) = models[start], models[end]
@@ -353,7 +338,7 @@ def test_a_snapshot_has_tables_of_several_devices(tmp_path):
 
 
 def test_saved_models_have_tables_in_host_memory(tmp_path, places):
-    model, table = model_of(places)
+    model, table = model_at(places)
     x = np.arange(20).reshape(10, 2)
     model.fit(x, np.ones([10, 1]), verbose=0)
     model.export(tmp_path / "1", verbose=False)

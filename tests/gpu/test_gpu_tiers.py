@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from table_rows import rows_of, values_of
+from gpu_models import model_of
+from table_rows import metrics_of, rows_of, values_of
 
 import tf_dynemb
 from tf_dynemb import _build_info, policies, snapshot
@@ -42,10 +43,6 @@ def make(storage=None, devices=("/GPU:0",), **fields):
     return tf_dynemb.Variable(**fields, storage=storage, devices=list(devices) if devices else None)
 
 
-def numbers(table):
-    return {name: int(number) for name, number in table.metrics().items()}
-
-
 def random_ids(seed, n=200):
     return tf.constant(np.random.default_rng(seed).integers(0, KEYS, n), tf.int64)
 
@@ -71,11 +68,11 @@ def test_training_is_that_of_a_table_without_tiers(tiers, devices):
     train(tables, 20)
     assert rows(tables[0]) == rows(tables[1])
     assert len(rows(tables[0])) > 2000
-    metrics = numbers(tables[0])
+    metrics = metrics_of(tables[0])
     assert 0 < metrics["bytes_on_device"] <= SMALL * len(devices)
     assert 0 < metrics["rows_on_device"] < 400 * len(devices)
     assert metrics["device_misses"] > 1000 and metrics["rows_left_device"] > 1000
-    want = numbers(tables[1])
+    want = metrics_of(tables[1])
     for name in ("rows", "found", "missing", "written", "inserted", "erased", "distinct"):
         assert metrics[name] == want[name], name
     for table in tables:
@@ -90,23 +87,8 @@ def test_training_is_that_of_a_table_without_tiers(tiers, devices):
     assert int(tables[0].size()) == 0
 
 
-def model_of(storage, combiner=None):
-    inputs = keras.Input((3,), dtype="int64")
-    layer = tf_dynemb.keras.Embedding(
-        4,
-        combiner=combiner,
-        initializer=keras.initializers.RandomUniform(-1, 1, seed=3),
-        devices=["/GPU:0"],
-        storage=storage,
-        name="ids",
-    )
-    rows = layer(inputs)
-    if combiner is None:
-        rows = keras.layers.Flatten()(rows)
-    outputs = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=1))(rows)
-    model = keras.Model(inputs, outputs)
-    model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.05)), "mse")
-    return model, layer.table
+def model_with(storage, combiner=None):
+    return model_of(3, 4, combiner, devices=["/GPU:0"], storage=storage)
 
 
 def data(seed=4):
@@ -116,7 +98,7 @@ def data(seed=4):
 
 @pytest.mark.parametrize("combiner", [None, "mean"])
 def test_a_keras_layer_trains_as_without_tiers(tiers, combiner):
-    models = [model_of(storage, combiner) for storage in (tiers(), None)]
+    models = [model_with(storage, combiner) for storage in (tiers(), None)]
     x, y = data()
     models[1][0].set_weights(models[0][0].get_weights())
     for model, _ in models:
@@ -124,14 +106,14 @@ def test_a_keras_layer_trains_as_without_tiers(tiers, combiner):
     got, want = (model.predict(x, batch_size=32, verbose=0) for model, _ in models)
     np.testing.assert_array_equal(got, want)
     assert rows_of(models[0][1]) == rows_of(models[1][1])
-    assert numbers(models[0][1])["device_misses"] > 1000
+    assert metrics_of(models[0][1])["device_misses"] > 1000
 
 
 @pytest.mark.parametrize("way", ["checkpoint", "keras weights", "snapshot", "deltas"])
 @pytest.mark.parametrize("start", [True, False])
 def test_files_are_those_of_tables_without_tiers(tiers, tmp_path, way, start):
     storages = (tiers(), None) if start else (None, tiers())
-    (model, table), (other, loaded) = (model_of(storage) for storage in storages)
+    (model, table), (other, loaded) = (model_with(storage) for storage in storages)
     x, y = data()
     path = str(tmp_path / "saved")
     model.fit(x, y, batch_size=32, verbose=0)
@@ -186,7 +168,7 @@ def test_admission_is_that_of_a_table_without_tiers(tiers, admission):
     tables = make(tiers(), admission=admission), make(admission=admission)
     train(tables, 10)
     assert rows_of(tables[0]) == rows_of(tables[1])
-    assert numbers(tables[0])["not_admitted"] == numbers(tables[1])["not_admitted"] > 100
+    assert metrics_of(tables[0])["not_admitted"] == metrics_of(tables[1])["not_admitted"] > 100
 
 
 def test_restrict_is_that_of_a_table_without_tiers(tiers):
@@ -237,7 +219,7 @@ def test_a_batch_may_have_more_ids_than_there_is_room_for(tiers):
                 loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, ids) ** 2)
             optimizer.apply([tape.gradient(loss, table.handle)], [table.handle])
     assert rows_of(tables[0]) == rows_of(tables[1])
-    assert numbers(tables[0])["bytes_on_device"] <= SMALL
+    assert metrics_of(tables[0])["bytes_on_device"] <= SMALL
 
 
 def test_what_was_flushed_is_there_again(tmp_path):
@@ -258,7 +240,7 @@ def test_what_was_flushed_is_there_again(tmp_path):
 def test_metrics_of_three_tiers(tmp_path):
     table = make([DeviceMemory(SMALL), HostMemory(60_000), Disk(str(tmp_path / "users"))])
     table.upsert(tf.range(KEYS, dtype=tf.int64), tf.zeros([KEYS, 4]))
-    metrics = numbers(table)
+    metrics = metrics_of(table)
     assert metrics["rows"] == KEYS
     assert KEYS == metrics["rows_on_device"] + metrics["rows_above"] + metrics["rows_below"]
     assert min(metrics["rows_on_device"], metrics["rows_above"], metrics["rows_below"]) > 0
@@ -298,7 +280,7 @@ def test_a_table_without_a_disk_is_not_flushed():
 
 
 def test_a_saved_model_has_all_rows(tmp_path):
-    model, table = model_of([DeviceMemory(SMALL), HostMemory()])
+    model, table = model_with([DeviceMemory(SMALL), HostMemory()])
     x, y = data()
     model.fit(x, y, batch_size=32, verbose=0)
     want = model.predict(x, batch_size=32, verbose=0)
@@ -326,11 +308,11 @@ def test_a_function_looks_up():
 def test_look_ahead_brings_rows_up():
     table = make([DeviceMemory(SMALL), HostMemory()])
     table.upsert(tf.range(KEYS, dtype=tf.int64), tf.ones([KEYS, 4]))
-    before = numbers(table)["device_misses"]
+    before = metrics_of(table)["device_misses"]
     dataset = tf.data.Dataset.range(500).batch(50)
     dataset = dataset.apply(tf_dynemb.storage.look_ahead(lambda ids: [(table, ids)]))
     assert [int(batch[0]) for batch in dataset] == list(range(0, 500, 50))
-    assert numbers(table)["device_misses"] - before > 300  # the last rows may have been there
+    assert metrics_of(table)["device_misses"] - before > 300  # the last rows may have been there
 
 
 def test_a_config_names_no_gpu():

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from table_rows import ids, keys_of, metrics_of
 
 import tf_dynemb
 from tf_dynemb.policies import LRU, Custom, MinCount, Probability
@@ -14,21 +15,9 @@ from tf_dynemb.policies import LRU, Custom, MinCount, Probability
 BATCHES = np.random.default_rng(0).zipf(1.3, [40, 60]) % 1000
 
 
-def ids(*numbers):
-    return tf.constant(numbers, tf.int64)
-
-
-def keys_of(table):
-    return set(table.export()[0].numpy().tolist())
-
-
 def counts_of(table):
     keys, counts = (array.numpy() for array in table.candidates.export())
     return dict(zip(keys.tolist(), counts[:, 0].tolist(), strict=True))
-
-
-def numbers(table):
-    return {name: int(number) for name, number in table.metrics().items()}
 
 
 def sgd(**options):
@@ -103,7 +92,7 @@ def test_every_occurrence_counts_however_ids_are_looked_up(lookup, optimizer, in
     keys, values = (array.numpy() for array in table.export())
     assert dict(zip(keys.tolist(), values[:, 0].tolist(), strict=True)) == model.rows
     assert counts_of(table) == model.candidates
-    assert numbers(table)["not_admitted"] == lost
+    assert metrics_of(table)["not_admitted"] == lost
 
 
 @pytest.mark.parametrize("size", [1, 7, 2400])
@@ -147,7 +136,7 @@ def test_a_collection_counts_in_each_of_its_tables():
         "c": set(),
     }
     assert counts_of(tables["a"]) == {2: 1.0}
-    assert numbers(tables["c"])["not_admitted"] == 2
+    assert metrics_of(tables["c"])["not_admitted"] == 2
 
 
 def test_an_id_that_is_not_admitted_reads_its_initial_value_or_the_default():

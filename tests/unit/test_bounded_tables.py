@@ -1,4 +1,7 @@
-"""Tables with a limit of rows: eviction, declined ids, expiry, metrics; in Keras, collections, files."""
+"""Tables with a limit of rows or bytes: eviction, declined ids, expiry; in Keras, collections, files.
+
+Rows that have left are in test_evicted_rows.py, functions of scores in test_score_policy.py.
+"""
 
 import collections
 
@@ -6,25 +9,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from restrict_model import LowestLeave
+from table_rows import ids, keys_of, metrics_of, write
 
 import tf_dynemb
-from tf_dynemb.policies import LFU, LRU, TTL, Score, SmallNorm
-
-
-def ids(*numbers):
-    return tf.constant(numbers, tf.int64)
-
-
-def keys_of(table):
-    return set(table.export()[0].numpy().tolist())
-
-
-def write(table, *numbers):
-    table.upsert(ids(*numbers), tf.ones([len(numbers), table.dim]))
-
-
-def numbers(table):
-    return {name: int(number) for name, number in table.metrics().items()}
+from tf_dynemb.policies import LFU, LRU, TTL, SmallNorm
 
 
 def test_a_full_table_refuses_upsert_and_training_and_is_as_it_was():
@@ -84,7 +73,7 @@ def test_declined_ids_keep_their_initial_value_and_are_counted():
     assert keys_of(table) == {7, 8}
     assert table.lookup(ids(9)).numpy().tolist() == [[5.0]]
     assert layer_weight.numpy() == 1.0 - 10.0 - (5.0 + 4.0 + 5.0)  # dense weights train as ever
-    assert numbers(table)["declined"] == 1  # a key of a call counts once
+    assert metrics_of(table)["declined"] == 1  # a key of a call counts once
 
 
 @pytest.mark.parametrize("eviction", [LRU, LRU(), [LRU()], [LRU(), TTL(seconds=3600)]])
@@ -103,7 +92,7 @@ def test_trained_rows_stay_and_old_ones_leave(eviction):
         if len(recent) > 3:
             recent.popitem(last=False)
         assert keys_of(table) == set(recent)
-    found = numbers(table)
+    found = metrics_of(table)
     assert found["rows"] == 3
     assert found["inserted"] - found["evicted"] == 3
 
@@ -142,25 +131,6 @@ def test_least_frequent_smallest_and_decayed():
     assert keys_of(table) == {2, 3}
 
 
-class LowestLeave:
-    """Which keys a table may have: those whose scores, of their last writes, are lowest leave."""
-
-    def __init__(self, max_rows, score):
-        self.max_rows, self.score, self.rows = max_rows, score, {}
-
-    def write(self, keys):
-        distinct = list(dict.fromkeys(keys))
-        missing = [key for key in distinct if key not in self.rows]
-        self.rows |= {key: self.score(key) for key in distinct if key in self.rows}
-        for _ in range(min(len(self.rows), len(self.rows) + len(missing) - self.max_rows)):
-            lowest = min(self.rows.values())
-            leaving = [key for key, score in self.rows.items() if score == lowest]
-            assert len(leaving) == 1, "the test is to have no ties"
-            del self.rows[leaving[0]]
-        room = self.max_rows - len(self.rows)
-        self.rows |= {key: self.score(key) for key in missing[:room]}
-
-
 def test_a_long_half_life_orders_by_frequency_and_then_by_time():
     steps = 300
     table = tf_dynemb.Variable(dim=1, max_rows=6, eviction=LFU(half_life_steps=1000 * steps))
@@ -190,278 +160,6 @@ def test_a_long_half_life_orders_by_frequency_and_then_by_time():
             evicted.add(gone)
             del written[gone]
     assert len(evicted) > 10
-
-
-@pytest.mark.parametrize("dtype", [tf.int32, tf.int64, tf.float16, tf.float64])
-@pytest.mark.parametrize("call", ["minimize", "function", "bags", "upsert", "accum"])
-def test_rows_of_the_lowest_given_scores_leave(call, dtype):
-    """Scores fall and rise, below zero and above it, from one write to the next."""
-    turn = tf.Variable(0, dtype=tf.int64)
-
-    def scores(keys):
-        shuffled = (keys * 7 + turn * 13) % 101 - 50
-        return tf.cast(shuffled, dtype)
-
-    table = tf_dynemb.Variable(dim=1, max_rows=5, eviction=Score(scores))
-    layer = tf_dynemb.EmbeddingBag(1, table=table)
-    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
-    model = LowestLeave(5, lambda key: (key * 7 + int(turn) * 13) % 101 - 50)
-
-    def step(keys, pooled=False):
-        with tf.GradientTape() as tape:
-            rows = layer(keys[None]) if pooled else tf_dynemb.embedding_lookup(table, keys)
-            loss = tf.reduce_sum(rows)
-        optimizer.apply_gradients([(tape.gradient(loss, table.handle), table.handle)])
-
-    calls = {
-        "minimize": step,
-        "function": tf.function(step, reduce_retracing=True),
-        "bags": tf.function(lambda keys: step(keys, pooled=True), reduce_retracing=True),
-        "upsert": lambda keys: table.upsert(keys, tf.ones([len(keys), 1])),
-        "accum": lambda keys: table.accum(
-            keys,
-            tf.ones([len(keys), 1]),
-            tf.ones([len(keys), 1]),
-            table.lookup(keys, return_exists=True)[1],
-        ),
-    }
-    random = np.random.default_rng(3)
-    for _ in range(30):
-        keys = random.integers(0, 14, int(random.integers(1, 5))).tolist()
-        calls[call](ids(*keys))
-        model.write(keys)
-        assert keys_of(table) == set(model.rows)
-        turn.assign_add(1)
-    assert numbers(table)["evicted"] > 20
-
-
-def test_scores_of_shards_and_files(tmp_path):
-    """Each shard orders its share; scores are in a checkpoint, and the function in a layer's config."""
-    table = tf_dynemb.Variable(dim=1, max_rows=4, devices=["/CPU:0"] * 2, eviction=Score(lowest_id))
-    write(table, *range(20))
-    write(table, 0, 1)
-    assert keys_of(table) == {0, 1, 2, 3}
-    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
-    smaller = tf_dynemb.Variable(dim=1, max_rows=2, eviction=Score(lowest_id))
-    tf.train.Checkpoint(table=smaller).restore(path).assert_consumed()
-    assert keys_of(smaller) == {0, 1}
-    layer = tf_dynemb.keras.Embedding(2, max_rows=7, eviction=[Score(lowest_id)])
-    again = tf_dynemb.keras.Embedding.from_config(layer.get_config())
-    assert again.table.config.eviction == layer.table.config.eviction
-
-
-@keras.saving.register_keras_serializable("tests")
-def lowest_id(keys):
-    return -keys
-
-
-def test_scores_are_asked_for_a_vector_of_keys():
-    shapes = []
-
-    def scores(keys):
-        shapes.append(keys.shape)
-        return keys
-
-    table = tf_dynemb.Variable(dim=1, max_rows=3, eviction=Score(scores))
-    for shape in ((), (1,), (2, 2), (1, 2, 1)):
-        keys = tf.reshape(tf.range(np.prod(shape, dtype=int), dtype=tf.int64), shape)
-        table.upsert(keys, tf.ones([*shape, 1]))
-        table.accum(keys, tf.zeros([*shape, 1]), tf.ones([*shape, 1]), tf.ones(shape, tf.bool))
-    assert [shape.rank for shape in shapes] == [1] * 8
-
-
-@pytest.mark.parametrize("function", [False, True])
-def test_a_step_whose_scores_fail_trains_no_table(function):
-    """Also none of another rule, or whose gradients are those of bags."""
-    first = tf_dynemb.Variable(dim=1, optimizer=keras.optimizers.Adagrad())
-    bags = tf_dynemb.EmbeddingBag(1)
-    last = tf_dynemb.Variable(dim=1, max_rows=4, eviction=Score(lambda keys: keys / 0))
-    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
-    handles = [first.handle, bags.table.handle, last.handle]
-
-    def step():
-        keys = ids(1, 2)
-        with tf.GradientTape() as tape:
-            rows = [tf_dynemb.embedding_lookup(first, keys), bags(keys[None])]
-            loss = sum(map(tf.reduce_sum, [*rows, tf_dynemb.embedding_lookup(last, keys)]))
-        optimizer.apply_gradients(zip(tape.gradient(loss, handles), handles, strict=True))
-
-    with pytest.raises(tf.errors.InvalidArgumentError, match="eviction: the scores"):
-        (tf.function(step) if function else step)()
-    assert [keys_of(table) for table in (first, bags.table, last)] == [set()] * 3
-
-
-@keras.saving.register_keras_serializable("tests")
-def highest_id(keys):
-    return keys
-
-
-def test_functions_are_saved_as_those_that_tf_function_was_given():
-    for policy in (Score(tf.function(highest_id)), tf_dynemb.policies.Custom(tf.function(highest_id))):
-        again = type(policy).from_config(policy.get_config())
-        assert again.function is highest_id
-
-
-@pytest.mark.parametrize(
-    ("function", "error", "message"),
-    [
-        (lambda keys: keys > 3, TypeError, "scores of bool, want signed integers or floats"),
-        (lambda keys: tf.strings.as_string(keys), TypeError, "scores of string, want"),
-        (
-            lambda keys: keys[:1],
-            tf.errors.InvalidArgumentError,
-            "scores: got 1 for 2 keys, want one for",
-        ),
-        (lambda keys: keys / 0, tf.errors.InvalidArgumentError, "the scores : Tensor had (NaN|Inf)"),
-    ],
-)
-def test_scores_that_are_none_are_refused(function, error, message):
-    table = tf_dynemb.Variable(dim=1, max_rows=4, eviction=Score(function))
-    with pytest.raises(error, match=message):
-        write(table, 0, 1)
-    assert keys_of(table) == set()
-    with pytest.raises(TypeError, match="function: got 3, want a function of keys"):
-        Score(3)
-
-
-@pytest.mark.parametrize("devices", [["/CPU:0"], ["/CPU:0"] * 3, ["/CPU:0", "/CPU:1"]])
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
-def test_rows_that_left_can_be_taken(devices, dtype):
-    """With the values that training had given them; not those that were removed."""
-    table = tf_dynemb.Variable(
-        dim=2, value_dtype=dtype, max_rows=12, eviction=LRU(), keep_evicted=100, devices=devices
-    )
-    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(0.5))
-    random, before, left = np.random.default_rng(5), {}, 0
-    for turn in range(30):
-        keys = tf.constant(random.integers(0, 60, 5))
-        optimizer.minimize(
-            lambda keys=keys: tf.reduce_sum(tf_dynemb.embedding_lookup(table, keys)), [table.handle]
-        )
-        exported = [part.numpy() for part in table.export()]
-        now = {key: row.tolist() for key, row in zip(*exported, strict=True)}
-        gone = {key: row for key, row in before.items() if key not in now}
-        got_keys, got_values, dropped = (part.numpy() for part in table.take_evicted())
-        assert dict(zip(got_keys.tolist(), got_values.tolist(), strict=True)) == gone
-        assert dropped == 0 and got_values.dtype == dtype
-        left += len(gone)
-        if turn % 7 == 3:
-            table.remove(tf.constant(list(now)[:2]))
-            now = {key: now[key] for key in list(now)[2:]}
-        before = now
-    assert left > 50 and left == numbers(table)["evicted"]
-    table.clear()
-    assert table.take_evicted()[0].shape == (0,) and table.take_evicted()[1].shape == (0, 2)
-
-
-def test_more_rows_than_are_kept_are_lost_and_counted():
-    table = tf_dynemb.Variable(dim=1, max_rows=2, eviction=LRU(), keep_evicted=3)
-    for key in range(8):
-        write(table, key)
-    taken = tf.function(table.take_evicted)()
-    assert [part.numpy().tolist() for part in taken] == [[3, 4, 5], [[1.0]] * 3, 3]
-    assert int(table.take_evicted()[2]) == 0
-
-
-def ways_to_load(tmp_path, layer):
-    """Functions that put the rows back that the layer has now, each by another way."""
-    model = keras.Sequential([keras.Input((), dtype="int64"), layer])
-    table, weights = layer.table, str(tmp_path / "m.weights.h5")
-    model.save_weights(weights)
-    tf_dynemb.snapshot.save(tmp_path / "snapshot", table)
-    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
-    return [
-        lambda: model.load_weights(weights),
-        lambda: tf_dynemb.snapshot.restore(tmp_path / "snapshot", table),
-        lambda: tf.train.Checkpoint(table=table).restore(path),
-    ]
-
-
-@pytest.mark.parametrize("devices", [["/CPU:0"], ["/CPU:0", "/CPU:1"]])
-def test_rows_that_left_stay_and_go_on_leaving_after_a_load(devices, tmp_path):
-    layer = tf_dynemb.keras.Embedding(1, max_rows=6, eviction=LRU(), keep_evicted=10, devices=devices)
-    table = layer.table
-    write(table, *range(6))
-    for load in ways_to_load(tmp_path, layer):
-        write(table, 6, 7)
-        load()
-        assert keys_of(table) == set(range(6))
-        write(table, 8, 9)
-        keys, _, dropped = table.take_evicted()
-        assert len(keys) == 4 and int(dropped) == 0
-        assert set(range(6)) - keys_of(table) <= set(keys.numpy().tolist())
-        write(table, *range(6))
-        table.take_evicted()
-
-
-def test_a_restore_that_is_refused_leaves_what_has_left():
-    table = tf_dynemb.Variable(dim=1, max_rows=4, eviction=LRU(), keep_evicted=10)
-    write(table, 1, 2, 3, 4)
-    write(table, 5)
-    before = keys_of(table)
-    other = tf_dynemb.Variable(dim=1, eviction=LRU(), max_rows=50)
-    write(other, *range(100, 120))
-    keys, values, slots, meta, schema, _ = other.resource.export_rows()
-    twice = tf.concat([keys[:-1], keys[:1]], 0)
-    with pytest.raises(tf.errors.OpError):
-        table.resource.import_rows(twice, values, slots, meta, schema, replace=True)
-    assert keys_of(table) == before and len(table.take_evicted()[0]) == 1
-
-
-def test_a_restore_and_rows_that_leave(tmp_path):
-    """What is replaced has not left; what finds no room in a smaller table has."""
-    table = tf_dynemb.Variable(dim=1, max_rows=6, eviction=LRU(), keep_evicted=10)
-    write(table, *range(6))
-    path = tf.train.Checkpoint(table=table).save(str(tmp_path / "c"))
-    write(table, 7)
-    tf.train.Checkpoint(table=table).restore(path)
-    assert len(table.take_evicted()[0]) == 1 and keys_of(table) == set(range(6))
-    smaller = tf_dynemb.Variable(dim=1, max_rows=4, eviction=LRU(), keep_evicted=10)
-    tf.train.Checkpoint(table=smaller).restore(path)
-    keys = set(smaller.take_evicted()[0].numpy().tolist())
-    assert len(keys) == 2 and keys_of(smaller) == set(range(6)) - keys
-
-
-def test_a_callback_is_given_the_rows_that_leave():
-    ids = keras.Input((), dtype="int64")
-    limits = {"eviction": LRU(), "keep_evicted": 10}
-    users = tf_dynemb.keras.Embedding(2, max_rows=20, name="users", **limits)
-    items = tf_dynemb.keras.Embedding(3, max_rows=30, name="items", **limits)
-    others = tf_dynemb.keras.Embedding(1, name="others")
-    rows = [layer(ids) for layer in (users, items, others)]
-    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Concatenate()(rows)))
-    model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD()), "mse")
-    left = collections.defaultdict(list)
-
-    def note(table, keys, values):
-        assert values.shape == (len(keys), table.dim)
-        left[table.name].append(keys.tolist())
-
-    callback = tf_dynemb.keras.EvictionCallback(note, every_steps=2)
-    data = {"x": np.arange(100), "y": np.ones(100), "batch_size": 5, "shuffle": False, "verbose": 0}
-    model.fit(**data, callbacks=[callback])
-    assert [len(keys) for keys in left["users"]] == [10] * 8
-    assert [len(keys) for keys in left["items"]] == [10] * 7
-    assert sorted(sum(left["users"], [])) == list(range(80))
-    only = tf_dynemb.keras.EvictionCallback(note, [users], every_steps=3)
-    with pytest.warns(
-        UserWarning, match="users: 5 rows that have left are lost, since .*keep_evicted=10"
-    ):
-        model.fit(**data, callbacks=[only])
-
-    def fail(table, keys, values):
-        raise KeyError("no")
-
-    with pytest.raises(KeyError, match="no"):
-        model.fit(**data, callbacks=[tf_dynemb.keras.EvictionCallback(fail)])
-    with pytest.raises(TypeError, match="function: got 3, want a function of table, keys and values"):
-        tf_dynemb.keras.EvictionCallback(3)
-    with pytest.raises(ValueError, match=r"the tables \['others'\] have no keep_evicted"):
-        model.fit(**data, callbacks=[tf_dynemb.keras.EvictionCallback(note, [others])])
-    with pytest.raises(
-        ValueError, match="others: got keep_evicted=0, for which rows that leave are gone"
-    ):
-        others.table.take_evicted()
 
 
 def test_rows_expire_after_steps():
@@ -509,7 +207,7 @@ def test_a_checkpoint_has_scores_and_restores_into_another_limit(tmp_path):
     assert keys_of(other) == set(range(20))
     write(other, 100)
     assert keys_of(other) == {*range(1, 20), 100}
-    before = numbers(other)
+    before = metrics_of(other)
     smaller = tf_dynemb.Variable(dim=1, max_rows=5, eviction=LRU(), name="t")
     tf.train.Checkpoint(table=smaller).restore(path).assert_consumed()
     assert keys_of(smaller) == set(range(15, 20))
@@ -520,7 +218,9 @@ def test_a_checkpoint_has_scores_and_restores_into_another_limit(tmp_path):
     assert keys_of(refuses) == {1}
     # Counters go on over a restore.
     tf.train.Checkpoint(table=other).restore(path)
-    assert all(numbers(other)[name] >= before[name] for name in before if name not in ("rows", "bytes"))
+    assert all(
+        metrics_of(other)[name] >= before[name] for name in before if name not in ("rows", "bytes")
+    )
 
 
 def test_deltas_have_what_was_evicted(tmp_path):
@@ -687,7 +387,7 @@ def test_bytes_stay_within_their_bound_and_rows_leave(shards):
     for _ in range(40):
         step(tf.constant(random.integers(0, 2**60, 1000)))
         assert int(table.memory_bytes()) <= most
-    metrics = numbers(table)
+    metrics = metrics_of(table)
     assert metrics["rows"] + metrics["evicted"] == metrics["inserted"]
     assert metrics["rows"] * (16 * 4 * 3 + 16) > 0.4 * most  # small shards use least of it
     assert table.config == type(table.config).from_config(table.config.get_config())
@@ -700,7 +400,7 @@ def test_a_table_whose_bytes_are_full():
     assert int(table.size()) == 0
     declining = tf_dynemb.Variable(dim=1, max_bytes=2**18, on_full="decline")
     declining.upsert(tf.range(100_000, dtype=tf.int64), tf.ones([100_000, 1]))
-    found = numbers(declining)
+    found = metrics_of(declining)
     assert found["rows"] + found["declined"] == 100_000
     assert found["bytes"] <= 2**18
     with pytest.raises(tf.errors.InvalidArgumentError, match="max_bytes: got 10, want at least"):

@@ -1,7 +1,9 @@
 """What configure.sh makes of the CUDA toolkits that it may find."""
 
+import functools
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 
@@ -10,10 +12,28 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def configure(output, *arguments, **environment):
-    """Runs configure.sh for this Python. Returns the process, and the settings that it has written."""
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """This Python, which says once what of TensorFlow configure.sh asks it, and then the same again."""
+    folder = tmp_path_factory.mktemp("python")
+    script, said = folder / "python", folder / "said"
+    script.write_text(
+        f'#!/bin/sh\nset -e\n[ -e {said} ] || {shlex.quote(sys.executable)} "$@" > {said}.new\n'
+        f"[ -e {said} ] || mv {said}.new {said}\ncat {said}\n"
+    )
+    script.chmod(0o755)
+    return script
+
+
+@pytest.fixture
+def configure(python):
+    """Runs configure.sh. Returns the process, and the settings that it has written."""
+    return functools.partial(run_configure, python)
+
+
+def run_configure(python, output, *arguments, **environment):
     run = subprocess.run(
-        [ROOT / "configure.sh", f"--python={sys.executable}", f"--output={output}", *arguments],
+        [ROOT / "configure.sh", f"--python={python}", f"--output={output}", *arguments],
         env=os.environ | environment,
         capture_output=True,
         text=True,
@@ -52,14 +72,14 @@ def toolkit(tmp_path):
     return make
 
 
-def test_none_is_none(output):
+def test_none_is_none(configure, output):
     run, settings = configure(output, "--cuda=none")
     assert run.returncode == 0, run.stderr
     assert settings["TF_DYNEMB_CUDA"] == settings["TF_DYNEMB_CUDA_VERSION"] == ""
     assert run.stdout.strip().endswith("CUDA none")
 
 
-def test_a_toolkit_that_works(output, toolkit):
+def test_a_toolkit_that_works(configure, output, toolkit):
     root = toolkit("12.4")
     run, settings = configure(output, f"--cuda={root}")
     assert run.returncode == 0, run.stderr
@@ -79,7 +99,9 @@ KINDS = ["old", "no library", "another compiler", "no version"]
 
 
 @pytest.mark.parametrize("kind, problem", PROBLEMS, ids=KINDS)
-def test_one_that_does_not_work_is_an_error_where_it_was_named(output, toolkit, kind, problem):
+def test_one_that_does_not_work_is_an_error_where_it_was_named(
+    configure, output, toolkit, kind, problem
+):
     root = toolkit(**kind)
     run, settings = configure(output, f"--cuda={root}", CUDA_HOME=str(root))
     assert run.returncode == 1 and not settings
@@ -87,7 +109,7 @@ def test_one_that_does_not_work_is_an_error_where_it_was_named(output, toolkit, 
 
 
 @pytest.mark.parametrize("kind, problem", PROBLEMS, ids=KINDS)
-def test_and_a_build_for_the_cpu_where_it_was_found(output, toolkit, kind, problem):
+def test_and_a_build_for_the_cpu_where_it_was_found(configure, output, toolkit, kind, problem):
     root = toolkit(**kind)
     run, settings = configure(output, CUDA_HOME=str(root))
     assert run.returncode == 0
@@ -97,7 +119,7 @@ def test_and_a_build_for_the_cpu_where_it_was_found(output, toolkit, kind, probl
     assert problem in run.stderr
 
 
-def test_an_nvcc_that_fails(output, toolkit):
+def test_an_nvcc_that_fails(configure, output, toolkit):
     root = toolkit("12.4")
     (root / "bin/nvcc").write_text("#!/bin/sh\nexit 1\n")
     run, settings = configure(output, CUDA_HOME=str(root))
@@ -106,24 +128,24 @@ def test_an_nvcc_that_fails(output, toolkit):
 
 
 @pytest.mark.parametrize("home", ["/nowhere", "/no where"])
-def test_a_home_of_cuda_that_is_not_there_is_said(output, home):
+def test_a_home_of_cuda_that_is_not_there_is_said(configure, output, home):
     run, settings = configure(output, CUDA_HOME=home)
     assert run.returncode == 0 and settings["TF_DYNEMB_CUDA"] == ""
     assert f"{home} cannot be used: bin/nvcc or include/cuda_runtime.h is not there" in run.stderr
 
 
-def test_a_home_of_cuda_may_be_none(output):
+def test_a_home_of_cuda_may_be_none(configure, output):
     run, settings = configure(output, CUDA_HOME="none")
     assert run.returncode == 0 and settings["TF_DYNEMB_CUDA"] == "" and not run.stderr
 
 
-def test_a_relative_path_is_one_from_the_root_of_the_checkout(output, toolkit):
+def test_a_relative_path_is_one_from_the_root_of_the_checkout(configure, output, toolkit):
     relative = os.path.relpath(toolkit("12.4"), ROOT)
     _, settings = configure(output, f"--cuda={relative}")
     assert settings["TF_DYNEMB_CUDA"] == f"{ROOT}/{relative}"
 
 
-def test_no_toolkit_in_the_folder_that_was_named(output, tmp_path):
+def test_no_toolkit_in_the_folder_that_was_named(configure, output, tmp_path):
     run, settings = configure(output, f"--cuda={tmp_path}")
     assert run.returncode == 1 and not settings
     assert "bin/nvcc or include/cuda_runtime.h is not there" in run.stderr

@@ -7,14 +7,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from table_rows import metrics_of
 
 import tf_dynemb
 from tf_dynemb import snapshot
 from tf_dynemb.policies import LRU, MinCount, Probability
-
-
-def numbers(table):
-    return {name: int(number) for name, number in table.metrics().items()}
 
 
 @pytest.mark.parametrize("bounded", [{}, {"max_rows": 50, "eviction": LRU()}])
@@ -30,7 +27,7 @@ def test_distinct_keys_of_writes(shards, bounded):
         found = tf.constant([True] * 5)  # of keys that have no row nothing is written
         keys = tf.range(1000, 1005, dtype=tf.int64)
         table.accum(keys, tf.zeros([5, 2]), tf.ones([5, 2]), found)
-    got = numbers(table)
+    got = metrics_of(table)
     assert {name: got[name] for name in want} == want
 
 
@@ -51,7 +48,7 @@ def test_counters_of_each_shard_only_grow(shards, tmp_path):
             path = checkpoint.save(str(tmp_path / "c"))
             checkpoint.restore(path)
         of_shards = {name: each.numpy() for name, each in table.metrics(by_shard=True).items()}
-        whole = numbers(table)
+        whole = metrics_of(table)
         assert {name: each.sum() for name, each in of_shards.items()} == {
             name: whole[name] for name in of_shards
         }
@@ -83,7 +80,7 @@ def train(table, ids, mode):
 def test_the_share_of_distinct_ids_in_training(mode):
     table = tf_dynemb.Variable(dim=2)
     train(table, tf.constant([1, 1, 1, 2], tf.int64), mode)
-    got = numbers(table)
+    got = metrics_of(table)
     assert (got["found"], got["missing"], got["distinct"]) == (0, 4, 2)
 
 
@@ -101,7 +98,7 @@ def test_ids_that_get_no_row_count_once_a_step(counter, options, mode):
     table = tf_dynemb.Variable(dim=1, **options)
     table.upsert(tf.constant([5], tf.int64), [[1.0]])
     train(table, tf.constant([7, 5, 7, 7, 8], tf.int64), mode)
-    assert numbers(table)[counter] == 2
+    assert metrics_of(table)[counter] == 2
     assert int(table.size()) == 1
 
 
@@ -125,10 +122,10 @@ def test_restores_are_counted(tmp_path, through, max_rows):
     source.upsert(tf.range(100, dtype=tf.int64), tf.ones([100, 1]))
     table = tf_dynemb.Variable(dim=1, name="t", eviction=LRU() if max_rows else None, max_rows=max_rows)
     table.upsert(tf.range(1000, 1008, dtype=tf.int64), tf.ones([8, 1]))
-    restore, before = through(tmp_path, source, table), numbers(table)
+    restore, before = through(tmp_path, source, table), metrics_of(table)
     for _ in range(2):
         restore()
-        got = numbers(table)
+        got = metrics_of(table)
         assert got["rows"] == (max_rows or 100)
         gone = got["erased"] + got["evicted"] + got["expired"]
         assert got["inserted"] - gone == got["rows"]
@@ -147,11 +144,11 @@ def test_snapshots_and_deltas_are_counted_and_timed(tmp_path):
     table.upsert(keys[:5], tf.zeros([5, 2]))
     snapshot.save(tmp_path / "delta", table, base=base)
     took = (time.monotonic() - began) * 1e6
-    got = numbers(table)
+    got = metrics_of(table)
     assert (got["saves"], got["deltas"]) == (3, 1)
     assert got["save_microseconds"] > 0 and got["delta_microseconds"] > 0
     assert got["save_microseconds"] + got["delta_microseconds"] <= took
-    assert (numbers(other)["saves"], numbers(other)["deltas"]) == (3, 0)
+    assert (metrics_of(other)["saves"], metrics_of(other)["deltas"]) == (3, 0)
 
 
 def test_counters_and_removals_are_no_graphs():

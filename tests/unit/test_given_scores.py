@@ -4,18 +4,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from table_rows import ids, keys_of
 
 import tf_dynemb
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
 from tf_dynemb.policies import LRU, TTL, Score
-
-
-def ids(*numbers):
-    return tf.constant(numbers, tf.int64)
-
-
-def keys_of(table):
-    return set(table.export()[0].numpy().tolist())
 
 
 def scores_of(table):

@@ -9,14 +9,11 @@ import prometheus_client
 import pytest
 import tensorflow as tf
 from prometheus_client.parser import text_string_to_metric_families
+from table_rows import write
 
 import tf_dynemb
 import tf_dynemb.prometheus
 from tf_dynemb.policies import LRU
-
-
-def write(table, *keys):
-    table.upsert(tf.constant(keys, tf.int64), tf.ones([len(keys), table.dim]))
 
 
 def test_a_scrape_says_what_metrics_says():

@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from restrict_model import keys_of, mix64, status_of, survivors
-from table_rows import INT64_MAX, INT64_MIN, int64, rows_of, values_of
+from restrict_model import mix64, status_of, survivors
+from table_rows import INT64_MAX, INT64_MIN, int64, keys_of, rows_of, values_of
 
 import tf_dynemb
 from tf_dynemb.base.op_library import ops

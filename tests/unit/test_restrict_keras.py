@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from replicas import mirrored
-from restrict_model import keys_of, status_of, survivors
-from table_rows import int64, rows_of, values_of
+from restrict_model import status_of, survivors
+from table_rows import int64, keys_of, rows_of, values_of
 
 import tf_dynemb
 

@@ -15,10 +15,6 @@ from tf_dynemb.table import keras_files
 BATCHES = np.random.default_rng(0).zipf(1.3, [12, 16]) % 200
 
 
-def ids(*numbers):
-    return tf.constant(numbers, tf.int64)
-
-
 def rows_of(table):
     keys, values = (array.numpy() for array in table.export())
     return dict(zip(keys.tolist(), values[:, 0].tolist(), strict=True))

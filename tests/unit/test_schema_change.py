@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from side_by_side import again_and_again
 
 import tf_dynemb
 
@@ -33,28 +34,6 @@ def train_one_row(table):
     optimizer.apply_gradients(zip(tape.gradient(loss, [table.handle]), [table.handle], strict=True))
 
 
-def while_others(work, others):
-    """Does `work` while a thread does `others` over and over; raises what either of them raised."""
-    done, errors = threading.Event(), []
-
-    def repeat():
-        try:
-            while not done.is_set():
-                others()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=repeat)
-    thread.start()
-    try:
-        work()
-    finally:
-        done.set()
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
 @pytest.mark.parametrize("round_", range(10))
 def test_exports_have_whole_rows(round_):
     table = table_with_rows()
@@ -69,7 +48,8 @@ def test_exports_have_whole_rows(round_):
         elif np.any(slots != START):  # the row that was trained
             assert np.count_nonzero(np.any(slots != START, axis=1)) == 1
 
-    while_others(lambda: train_one_row(table), export)
+    with again_and_again(export):
+        train_one_row(table)
     export()
 
 

@@ -1,91 +1,42 @@
 """A feed: what a publisher writes is what a follower serves; what is wrong is noticed and healed."""
 
-import itertools
-import json
 import os
-import pathlib
 import random
 import re
 import shutil
-import subprocess
-import sys
 import threading
-import time
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from damaged_feeds import (
+    damage_delta,
+    damage_manifest,
+    damage_weights,
+    double,
+    manifest_of,
+    remove_data,
+    remove_manifest,
+)
+from feed_models import (
+    agreeing,
+    change,
+    export_and_load,
+    go_on,
+    make_model,
+    publish_until,
+    published,
+    set_all,
+    tables_of,
+    values_of,
+)
 from side_by_side import again_and_again, wait_until
 from table_rows import int64, rows_of
 
 import tf_dynemb
 from tf_dynemb.serving import FeedError, FeedInUseError, Follower, Publisher
-from tf_dynemb.serving.feed import Feed, Generation, Part, Weights
-from tf_dynemb.serving.retention import first_to_keep
-
-ROOT = pathlib.Path(__file__).parents[2]
-
-
-def make_model(seed=0):
-    """Two tables, one of them in two shards, and a dense layer."""
-    keras.utils.set_random_seed(seed)
-    users = tf_dynemb.keras.Embedding(3, initializer="uniform", name="users")
-    items = tf_dynemb.keras.Embedding(2, devices=["/CPU:0"] * 2, initializer="normal", name="items")
-    ids = keras.Input((), dtype="int64", name="ids")
-    joined = keras.layers.Concatenate()([users(ids), items(ids)])
-    model = keras.Model(ids, keras.layers.Dense(2, name="dense")(joined))
-    model.compile(tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.1)), "mse")
-    return model
-
-
-def tables_of(model):
-    return [model.get_layer(name).table for name in ("users", "items")]
-
-
-def change(model, draw):
-    """Training, upserts and removals of random keys."""
-    users, items = tables_of(model)
-    keys = int64(draw.sample(range(80), draw.randint(1, 20)))
-    kind = draw.choice(["train", "train", "upsert", "remove"])
-    if kind == "train":
-        model.train_on_batch(keys, np.ones((len(keys), 2), np.float32))
-    elif kind == "upsert":
-        users.upsert(keys, tf.random.normal((len(keys), 3)))
-    else:
-        items.remove(keys)
-
-
-def values_of(model):
-    """The values of all rows by table and key, and the dense weights, as bytes."""
-    found = [{key: row[0] for key, row in rows_of(table).items()} for table in tables_of(model)]
-    return found, [weight.numpy().tobytes() for weight in model.get_layer("dense").weights]
-
-
-def export(model, path):
-    with tf_dynemb.for_serving():
-        model.export(path, verbose=False)
-    return tf.saved_model.load(path)
-
-
-def published(tmp_path, generations=3, **options):
-    """A model, its publisher, and what the model was at each generation, from 1."""
-    model, draw = make_model(), random.Random(7)
-    publisher = Publisher(model, tmp_path / "feed", **options)
-    states = {}
-    for _ in range(generations):
-        go_on(model, publisher, draw, states)
-    return model, publisher, draw, states
-
-
-def go_on(model, publisher, draw, states):
-    for _ in range(4):
-        change(model, draw)
-    states[publisher.publish()] = values_of(model)
-
-
-def manifest_of(tmp_path, number):
-    return Feed(tmp_path / "feed").read(number)
+from tf_dynemb.serving.feed import Feed
 
 
 @pytest.mark.parametrize("serve_while_loading", [True, False])
@@ -125,7 +76,7 @@ def test_a_feed_that_comes_later_is_no_error(tmp_path):
 def test_a_saved_model_that_was_loaded_follows(kind, tmp_path):
     model, publisher, draw, states = published(tmp_path, 1)
     if kind == "export":
-        served = export(model, str(tmp_path / "model"))
+        served = export_and_load(model, str(tmp_path / "model"))
         call = served.serve
     else:
         tf.saved_model.save(model, str(tmp_path / "model"))
@@ -168,38 +119,6 @@ def test_narrow_values_are_those_of_an_export(dtype, tmp_path):
     assert all(bytes_of.values())
 
 
-def test_a_value_that_is_too_large_is_an_error_and_then_published(tmp_path):
-    table = tf_dynemb.Variable(dim=2, name="t")
-    publisher = Publisher(table, tmp_path / "feed", value_dtype=tf.float16)
-    publisher.publish()
-    table.upsert(int64([1, 2]), [[1.0, 1e6], [2.0, 2.0]])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="beyond those of float16; want a wider"):
-        publisher.publish()
-    table.upsert(int64([1]), [[1.0, 1.5]])
-    assert publisher.publish() == 2
-    with tf_dynemb.snapshot.open(delta_folder(tmp_path, 2)) as reader:
-        assert sorted(key for rows in reader.rows() for key in rows.keys) == [1, 2]
-
-
-def delta_folder(tmp_path, number):
-    return str(tmp_path / "feed" / "data" / manifest_of(tmp_path, number).folder / "delta")
-
-
-def test_a_delta_has_values_alone_and_little_more_than_their_bytes(tmp_path):
-    table = tf_dynemb.Variable(dim=32, name="t")
-    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam())
-    publisher = Publisher(table, tmp_path / "feed")
-    publisher.publish()
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, tf.range(5000, dtype=tf.int64)))
-    optimizer.apply([tape.gradient(loss, table.handle)], [table.handle])
-    publisher.publish()
-    delta = manifest_of(tmp_path, 2).delta
-    assert delta.rows == 5000 and delta.file_bytes <= 1.01 * 5000 * (8 + 4 * 32)
-    with tf_dynemb.snapshot.open(delta_folder(tmp_path, 2)) as reader:
-        assert reader.tables["t"].schema.slots == () or not reader.tables["t"].schema.slots
-
-
 def test_strings_of_keys_go_along(tmp_path):
     def make():
         return tf_dynemb.Variable(dim=1, key_dtype="string", keep_keys=True, name="t")
@@ -217,40 +136,6 @@ def test_strings_of_keys_go_along(tmp_path):
     for served, feed in ((other, "plain"), (narrow, "feed")):
         assert Follower(served, tmp_path / feed).poll().generation == 2
         assert sorted(served.export()[0].numpy()) == [b"a", b"b", b"c"]
-
-
-def flip(path, at):
-    """Flips a bit of a file."""
-    content = bytearray(path.read_bytes())
-    content[at] ^= 4
-    path.write_bytes(content)
-
-
-def damage_delta(tmp_path, number):
-    flip(max(pathlib.Path(delta_folder(tmp_path, number)).glob("rows-*")), 60)
-
-
-def remove_manifest(tmp_path, number):
-    os.remove(tmp_path / "feed" / "generations" / f"{number:012}")
-
-
-def damage_manifest(tmp_path, number):
-    flip(tmp_path / "feed" / "generations" / f"{number:012}", 40)
-
-
-def damage_weights(tmp_path, number):
-    flip(tmp_path / "feed" / "data" / manifest_of(tmp_path, number).folder / "weights", 3)
-
-
-def remove_data(tmp_path, number):
-    shutil.rmtree(tmp_path / "feed" / "data" / manifest_of(tmp_path, number).folder)
-
-
-def double(tmp_path, number):
-    """The manifest of the generation before once more, as that of this one."""
-    feed = Feed(tmp_path / "feed")
-    before = feed.read(number - 1)
-    feed.commit(type(before)(**vars(before) | {"number": number}))
 
 
 @pytest.mark.parametrize(
@@ -315,28 +200,6 @@ def test_rollback_and_pinning(tmp_path):
         Follower(make_model(), tmp_path / "empty").pin()
 
 
-def test_a_publisher_that_comes_after_another_goes_on(tmp_path):
-    model, publisher, draw, states = published(tmp_path, 3)
-    other = make_model(seed=1)
-    follower = Follower(other, tmp_path / "feed")
-    follower.poll()
-    publisher.close()
-    with pytest.raises(ValueError, match="the publisher is closed"):
-        publisher.publish()
-    # As a trainer that went back to a checkpoint: rows that the follower has are not there.
-    again = make_model(seed=5)
-    for _ in range(3):
-        change(again, draw)
-    with Publisher(again, tmp_path / "feed") as publisher:
-        assert publisher.publish() == 4
-        assert follower.poll().generation == 4 and follower.status.errors == 0
-        assert values_of(other) == values_of(again)
-        change(again, draw)
-        assert publisher.publish() == 5
-    assert follower.poll().generation == 5
-    assert values_of(other) == values_of(again)
-
-
 def test_another_feed_in_the_folder_is_followed(tmp_path):
     model, publisher, draw, states = published(tmp_path, 5)
     other = make_model(seed=1)
@@ -359,97 +222,6 @@ def test_a_table_that_was_cleared_is_followed(tmp_path):
     assert manifest_of(tmp_path, 3).delta is None
     assert follower.poll().generation == 3 and follower.status.errors == 0
     assert values_of(other) == states[3]
-
-
-def test_a_full_copy_comes_by_size_and_old_generations_go(tmp_path):
-    table = tf_dynemb.Variable(dim=64, name="t")
-    # Full copies count as 1 MiB at least; a generation has a quarter of that.
-    publisher = Publisher(table, tmp_path / "feed", keep_generations=3)
-    full = []
-    for number in range(1, 13):
-        table.upsert(tf.range(1000, dtype=tf.int64), tf.random.normal((1000, 64)))
-        publisher.publish()
-        if manifest_of(tmp_path, number).full is not None:
-            full.append(number)
-        # All that are wanted, from a full copy on.
-        want = [n for n in full if n <= max(1, number - 2)][-1]
-        assert Feed(tmp_path / "feed").numbers() == list(range(want, number + 1))
-        assert len(os.listdir(tmp_path / "feed" / "data")) == number + 1 - want
-    assert full == [1, 6, 11]
-
-
-def test_what_a_follower_needs_stays_until_it_is_dead(tmp_path):
-    table = tf_dynemb.Variable(dim=64, name="t")
-    other = tf_dynemb.Variable(dim=64, name="t")
-    options = {"keep_generations": 1, "full_copy_ratio": 0.01}  # a full copy every second time
-    publisher = Publisher(table, tmp_path / "feed", **options)
-
-    def go(times):
-        for _ in range(times):
-            table.upsert(tf.range(100, dtype=tf.int64), tf.random.normal((100, 64)))
-            publisher.publish()
-        return Feed(tmp_path / "feed").numbers()
-
-    go(1)
-    follower = Follower(other, tmp_path / "feed", name="slow")
-    assert follower.poll().generation == 1
-    assert go(6)[0] <= 2
-    beat = json.loads((tmp_path / "feed" / "followers" / "slow").read_text())
-    assert beat["generation"] == 1 and beat["pid"] == os.getpid()
-    # It goes on by the changes, without a full copy.
-    assert follower.poll().generation == 7 and follower.status.full_copies == 1
-    assert go(4)[0] >= 5
-    # Its file stays as it is: for this publisher it is dead at once.
-    publisher.close()
-    publisher = Publisher(table, tmp_path / "feed", forget_followers_after_seconds=1e-9, **options)
-    assert go(6)[0] > 12
-    follower.close()
-    assert not os.listdir(tmp_path / "feed" / "followers")
-
-
-def test_generations_stay_by_age_also_when_the_clock_is_set_to_another_time():
-    part = Part("", "", 0, 0, 0)
-    weights = Weights((), (), (), 0)
-
-    def first_of(*created_seconds, now_seconds=1000.0):
-        generations = [
-            Generation("feed", number, 0, created, "", None, part, weights)
-            for number, created in enumerate(created_seconds, start=1)
-        ]
-        return first_to_keep(generations, 1, 60.0, [], now_seconds)
-
-    assert first_of(800, 900, 950, 999) == 3  # at most 60 s old
-    assert first_of(800, 850, 900) == 3  # one stays in any case
-    assert first_of(9000, 9900, 950, 999) == 3  # the clock was 2 hours ahead
-    assert first_of(900, 90_000, 950, 999) == 3  # for a moment
-    assert first_of(1030, 999) == 1  # a little
-
-
-def test_two_publishers_in_one_process(tmp_path):
-    table = tf_dynemb.Variable(dim=1, name="t")
-    first = Publisher(table, tmp_path / "feed")
-    with pytest.raises(FeedInUseError, match=rf"into which process {os.getpid()} on .* publishes"):
-        Publisher(table, tmp_path / "feed")
-    first.close()
-    Publisher(table, tmp_path / "feed").close()
-
-
-def test_a_second_publisher_in_another_process_is_refused_by_name(tmp_path):
-    table = tf_dynemb.Variable(dim=1, name="t")
-    publisher = Publisher(table, tmp_path / "feed")
-    program = (
-        "import sys, tf_dynemb\n"
-        "tf_dynemb.serving.Publisher(tf_dynemb.Variable(dim=1, name='t'), sys.argv[1])\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "feed")],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert run.returncode == 1
-    assert f"FeedInUseError: path: got {tmp_path}/feed, into which process {os.getpid()}" in run.stderr
-    assert publisher.publish() == 1
 
 
 def put_ghost(path):
@@ -485,67 +257,6 @@ def test_a_feed_in_another_file_system():
     assert values_of(late) == values_of(model)
 
 
-def test_training_goes_on_when_a_generation_cannot_be_written(tmp_path):
-    model, publisher, draw, states = published(tmp_path, 2, every_steps=2)
-    data = tmp_path / "feed" / "data"
-    shutil.move(data, tmp_path / "away")
-    data.write_text("in the way")
-    with pytest.warns(UserWarning, match="no generation was published, the next one will have its"):
-        publisher.step()
-        publisher.step()
-    change(model, draw)
-    os.remove(data)
-    shutil.move(tmp_path / "away", data)
-    publisher.step()
-    publisher.step()
-    assert publisher.generation == 3
-    other = make_model(seed=1)
-    follower = Follower(other, tmp_path / "feed")
-    assert follower.poll().generation == 3
-    assert values_of(other) == values_of(model)
-
-
-def test_leftovers_of_a_publisher_that_was_killed_go(tmp_path):
-    model, publisher, draw, states = published(tmp_path, 2)
-    publisher.close()
-    (tmp_path / "feed" / "data" / "000000000003-0123abcd" / "delta").mkdir(parents=True)
-    (tmp_path / "feed" / "generations" / "000000000003.0123abcd.new").write_text("half")
-    with Publisher(model, tmp_path / "feed"):
-        assert len(os.listdir(tmp_path / "feed" / "data")) == 2
-        assert len(os.listdir(tmp_path / "feed" / "generations")) == 2
-
-
-def agreeing():
-    ids = keras.Input((), dtype="int64", name="ids")
-    first = tf_dynemb.keras.Embedding(8, initializer="zeros", name="first")(ids)
-    second = tf_dynemb.keras.Embedding(4, initializer="zeros", name="second")(ids)
-    dense = keras.layers.Dense(1, kernel_initializer="zeros", use_bias=True, name="dense")
-    return keras.Model(ids, [first, second, dense(first) * 0 + dense.bias])
-
-
-def set_all(model, ids, number):
-    for name in ("first", "second"):
-        table = model.get_layer(name).table
-        table.upsert(ids, tf.fill((len(ids), table.dim), float(number)))
-    model.get_layer("dense").bias.assign([float(number)])
-
-
-def publish_until(model, publisher, ids, seen_enough, least=30):
-    """Publishes generations, of which all numbers are the generation's, and yields each.
-
-    At least so many, and until seen_enough(), which says what others have seen of them; fails if that
-    takes too long.
-    """
-    until = time.monotonic() + 120
-    for number in itertools.count(publisher.generation + 1):
-        if number > least and seen_enough():
-            return
-        assert time.monotonic() < until, "it took too long"
-        set_all(model, ids, number)
-        publisher.publish()
-        yield number
-
-
 @pytest.mark.parametrize("loaded", [True, False])
 def test_requests_under_load_see_one_generation(loaded, tmp_path):
     """Requests of several calls, which last longer than a switch, while generations come fast."""
@@ -554,7 +265,7 @@ def test_requests_under_load_see_one_generation(loaded, tmp_path):
     set_all(model, ids, 1)
     publisher.publish()
     if loaded:
-        served = export(agreeing(), str(tmp_path / "model")).serve
+        served = export_and_load(agreeing(), str(tmp_path / "model")).serve
         follower = Follower(
             served_object := tf.saved_model.load(str(tmp_path / "model")),
             tmp_path / "feed",
@@ -630,40 +341,6 @@ def test_a_generation_that_is_applied_in_part_is_not_served(tmp_path, monkeypatc
     assert follower.poll().generation == 3
     with follower.reading():
         assert values_of(other) == states[3]
-
-
-def test_bad_arguments_of_a_publisher(tmp_path):
-    table = tf_dynemb.Variable(dim=1, name="t")
-    for options, error, message in [
-        ({"every_steps": 0}, ValueError, "every_steps: got 0, want a whole number >= 1"),
-        ({"every_steps": 1.5}, ValueError, "every_steps: got 1.5"),
-        ({"every_seconds": 0}, ValueError, "every_seconds: got 0, want a number > 0"),
-        ({"every_seconds": "1"}, ValueError, "every_seconds: got '1'"),
-        ({"every_seconds": 1, "every_steps": 1}, ValueError, "got 1 and 1, want one of them"),
-        ({"keep_generations": 0}, ValueError, "keep_generations: got 0"),
-        ({"keep_seconds": -1}, ValueError, "keep_seconds: got -1"),
-        ({"full_copy_ratio": float("nan")}, ValueError, "full_copy_ratio: got nan"),
-        ({"forget_followers_after_seconds": 0}, ValueError, "forget_followers_after_seconds: got 0"),
-        ({"value_dtype": tf.int32}, TypeError, "value_dtype: got int32, want one of float32"),
-    ]:
-        with pytest.raises(error, match=message):
-            Publisher(table, tmp_path / "feed", **options)
-    with pytest.raises(TypeError, match="path: got 7, want the path of a folder"):
-        Publisher(table, 7)
-    with pytest.raises(TypeError, match="tables: got list, want a Variable"):
-        Publisher([table], tmp_path / "feed")
-    with pytest.raises(ValueError, match="which is not built, want one that was called once"):
-        Publisher(keras.Sequential([tf_dynemb.keras.Embedding(2)]), tmp_path / "feed")
-    ids = keras.Input((), dtype="int64")
-    rows = tf_dynemb.keras.Embedding(2)(ids)
-    twins = []
-    for name in "ab":
-        layer = keras.layers.Dense(1, name="d")
-        layer.build((None, 2))
-        twins.append(keras.Sequential([layer], name=name)(rows))
-    with pytest.raises(ValueError, match="got 2 dense weights named 'd/kernel'.*names of their own"):
-        Publisher(keras.Model(ids, twins), tmp_path / "feed")
-    assert not (tmp_path / "feed").exists()
 
 
 def test_bad_arguments_of_a_follower(tmp_path):

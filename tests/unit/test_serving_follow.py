@@ -12,42 +12,33 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from side_by_side import again_and_again, wait_until
-from table_rows import int64
-from test_serving_feed import (
-    agreeing,
-    change,
+from damaged_feeds import (
     damage_delta,
     damage_manifest,
     damage_weights,
     double,
+    remove_data,
+    remove_manifest,
+)
+from feed_models import (
+    IDS,
+    agreeing,
+    change,
+    export_following,
     go_on,
     make_model,
     publish_until,
-    remove_data,
-    remove_manifest,
     set_all,
     tables_of,
+    wait_for,
 )
+from side_by_side import again_and_again, wait_until
+from table_rows import int64
 
 import tf_dynemb
 from tf_dynemb.serving import Follower, Publisher, follower_status
 from tf_dynemb.serving.feed import Feed
 from tf_dynemb.table.following import Following
-
-IDS = int64(range(-50, 150))  # also ids without rows, and ids that are erased
-
-
-def export(model, tmp_path, value_dtype=None, **options):
-    path = str(tmp_path / "model")
-    with tf_dynemb.for_serving(value_dtype, follow=tmp_path / "feed", poll_seconds=0.005, **options):
-        model.export(path, verbose=False)
-    return path
-
-
-def wait_for(served, generation):
-    wait_until(lambda: follower_status(served).generation == generation)
-    return follower_status(served)
 
 
 def followers(tmp_path):
@@ -56,7 +47,7 @@ def followers(tmp_path):
 
 def test_it_is_the_trainer_at_every_generation(tmp_path):
     model, draw, states = make_model(), random.Random(7), {}
-    served = tf.saved_model.load(export(model, tmp_path))
+    served = tf.saved_model.load(export_following(model, tmp_path))
     before = model(IDS)
     publisher = Publisher(model, tmp_path / "feed")
     assert follower_status(served).generation is None
@@ -84,7 +75,7 @@ def test_it_is_the_trainer_at_every_generation(tmp_path):
 
 
 def test_a_model_that_follows_by_itself_takes_no_other_follower(tmp_path):
-    served = tf.saved_model.load(export(make_model(), tmp_path))
+    served = tf.saved_model.load(export_following(make_model(), tmp_path))
     with pytest.raises(ValueError, match="follows a feed by itself"):
         Follower(served, tmp_path / "feed")
 
@@ -92,7 +83,7 @@ def test_a_model_that_follows_by_itself_takes_no_other_follower(tmp_path):
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 def test_narrow_values_are_those_of_an_export(dtype, tmp_path):
     model, draw = make_model(), random.Random(3)
-    served = tf.saved_model.load(export(model, tmp_path, dtype))
+    served = tf.saved_model.load(export_following(model, tmp_path, dtype))
     with Publisher(model, tmp_path / "feed", value_dtype=dtype) as publisher:
         for _ in range(3):
             change(model, draw)
@@ -106,7 +97,7 @@ def test_narrow_values_are_those_of_an_export(dtype, tmp_path):
 
 def test_erased_keys_are_erased(tmp_path):
     model = make_model()
-    served = tf.saved_model.load(export(model, tmp_path))
+    served = tf.saved_model.load(export_following(model, tmp_path))
     publisher = Publisher(model, tmp_path / "feed")
     users, items = tables_of(model)
     for table in (users, items):
@@ -132,7 +123,7 @@ def test_erased_keys_are_erased(tmp_path):
 )
 def test_what_is_wrong_with_a_generation_is_noticed_and_healed(harm, message, tmp_path):
     model, draw, states = make_model(), random.Random(7), {}
-    path = export(model, tmp_path)
+    path = export_following(model, tmp_path)
     publisher, outputs = Publisher(model, tmp_path / "feed"), {}
     for number in range(1, 5):
         go_on(model, publisher, draw, states)
@@ -162,7 +153,7 @@ def wants_full(tmp_path):
 
 def test_a_model_that_does_not_fit_the_feed_serves_on(tmp_path):
     model = make_model()
-    served = tf.saved_model.load(export(model, tmp_path))
+    served = tf.saved_model.load(export_following(model, tmp_path))
     before = served.serve(IDS)
     Publisher(tf_dynemb.Variable(dim=3, name="users"), tmp_path / "feed").publish()
     wait_until(lambda: "items" in follower_status(served).last_error)
@@ -171,7 +162,7 @@ def test_a_model_that_does_not_fit_the_feed_serves_on(tmp_path):
 
 
 def test_a_feed_without_a_dense_weight_of_the_model_is_an_error(tmp_path):
-    served = tf.saved_model.load(export(agreeing(), tmp_path))
+    served = tf.saved_model.load(export_following(agreeing(), tmp_path))
     ids = keras.Input((), dtype="int64")
     first, second = (tf_dynemb.keras.Embedding(d, name=n) for d, n in ((8, "first"), (4, "second")))
     outputs = [keras.layers.Dense(1, name="another")(first(ids)), second(ids)]
@@ -293,7 +284,7 @@ def test_the_signature_that_tensorflow_takes_of_a_model_follows(tmp_path):
 def test_a_process_that_ends_without_unloading_ends(tmp_path):
     """As a server that is stopped: the thread is joined before what it works with is destroyed."""
     model = make_model()
-    path = export(model, tmp_path)
+    path = export_following(model, tmp_path)
     Publisher(model, tmp_path / "feed").publish()
     program = (
         "import sys, tensorflow as tf, tf_dynemb\n"

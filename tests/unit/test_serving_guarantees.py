@@ -16,10 +16,19 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from feed_models import (
+    IDS,
+    agreeing,
+    change,
+    export_following,
+    make_model,
+    publish_until,
+    set_all,
+    values_of,
+    wait_for,
+)
 from side_by_side import again_and_again, wait_until
 from table_rows import int64
-from test_serving_feed import agreeing, change, make_model, publish_until, set_all, values_of
-from test_serving_follow import IDS, export, wait_for
 
 import tf_dynemb
 from tf_dynemb.serving import Follower, Publisher, follower_status, one_generation, rollback
@@ -372,7 +381,7 @@ def test_a_function_without_outputs_sees_one_generation_too(tmp_path):
 def test_two_models_follow_one_feed_in_one_process(tmp_path):
     """And each call is of one generation, of which the two may have different ones."""
     model = agreeing()
-    path = export(model, tmp_path)
+    path = export_following(model, tmp_path)
     models = [tf.saved_model.load(path), tf.saved_model.load(path)]
     publisher, mixed, seen = Publisher(model, tmp_path / "feed"), [], [set(), set()]
 
@@ -429,7 +438,7 @@ def test_each_call_within_one_function_is_of_one_generation(tmp_path):
 
 def test_models_that_come_and_go_during_switches(tmp_path):
     model, draw = make_model(), random.Random(2)
-    path = export(model, tmp_path)
+    path = export_following(model, tmp_path)
     publisher = Publisher(model, tmp_path / "feed")
 
     def use(served):

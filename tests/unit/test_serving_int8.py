@@ -9,29 +9,15 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from damaged_feeds import damage_delta, delta_folder, manifest_of
+from feed_models import change, make_model, quantized, tables_of, wait_for
 from side_by_side import wait_until
 from table_rows import int64
-from test_serving_feed import change, damage_delta, delta_folder, make_model, manifest_of, tables_of
-from test_serving_follow import wait_for
 
 import tf_dynemb
 from tf_dynemb.serving import Follower, Publisher, follower_status
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
-
-
-def quantized(row):
-    """What a row of floats is read as: NumPy's words for cc/core/snapshot/quantize.h."""
-    row = np.asarray(row, np.float64)
-    if not np.all(np.isfinite(row)):
-        return np.full(row.shape, np.nan)
-    exact = np.max(np.abs(row)) / 127
-    if exact < 2.0**-126:
-        return np.zeros(row.shape)
-    _, exponent = np.frexp(exact)
-    digit = 2.0 ** (exponent - 17)
-    scale = np.floor(exact / digit) * digit
-    return scale * np.clip(np.rint(row / scale), -127, 127) + 0.0  # -0 is no whole number
 
 
 def rows_of(table, rounded=lambda row: row):

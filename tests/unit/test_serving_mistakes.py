@@ -12,10 +12,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from feed_models import export_and_load, wait_for
 from side_by_side import wait_until
 from table_rows import int64, rows_of
-from test_serving_feed import export
-from test_serving_follow import wait_for
 
 import tf_dynemb
 from tf_dynemb.serving import FeedInUseError, Follower, Publisher, follower_status
@@ -216,7 +215,7 @@ def test_a_feed_of_a_layer_is_not_one_of_the_model_around_it(tmp_path):
     """Its dense weights would stay as they were exported, beside rows that go on."""
     model, feed = scored(), tmp_path / "feed"
     layer = model.get_layer("users")
-    loaded = export(model, str(tmp_path / "loaded"))
+    loaded = export_and_load(model, str(tmp_path / "loaded"))
     with tf_dynemb.for_serving(follow=feed, poll_seconds=0.001):
         model.export(tmp_path / "model", verbose=False)
     by_itself = tf.saved_model.load(str(tmp_path / "model"))
@@ -257,7 +256,7 @@ def test_a_feed_of_a_part_of_the_model_is_refused(tmp_path):
 def test_a_feed_of_tables_alone_leaves_dense_weights_as_they_are(as_dict, tmp_path):
     model, feed = scored(), tmp_path / "feed"
     table = model.get_layer("users").table
-    loaded = export(model, str(tmp_path / "loaded"))
+    loaded = export_and_load(model, str(tmp_path / "loaded"))
     with tf_dynemb.for_serving(follow=feed, poll_seconds=0.001):
         model.export(tmp_path / "model", verbose=False)
     by_itself = tf.saved_model.load(str(tmp_path / "model"))

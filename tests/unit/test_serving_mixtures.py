@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from feed_models import agreeing, export_and_load, publish_until
 from side_by_side import again_and_again, wait_until
 from table_rows import int64
-from test_serving_feed import agreeing, export, publish_until
 
 import tf_dynemb
 from tf_dynemb.base.captures import uses_in
@@ -229,7 +229,7 @@ def copy_of(what, tmp_path):
     if what == "sharded":
         table = tf_dynemb.Variable(dim=1, devices=["/CPU:0"] * 2, name="t")
         return table, table
-    loaded = export(agreeing(), str(tmp_path / "model"))
+    loaded = export_and_load(agreeing(), str(tmp_path / "model"))
     return loaded, loaded
 
 

@@ -1,7 +1,5 @@
 """A feed that is pinned: all followers go to that generation, stay, and go on when it is unpinned."""
 
-import dataclasses
-import itertools
 import os
 import pathlib
 import random
@@ -15,67 +13,38 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
-from side_by_side import again_and_again, wait_until
-from table_rows import int64
-from test_serving_feed import (
-    agreeing,
-    change,
+from damaged_feeds import (
+    cut_rows,
     damage_delta,
+    damage_full,
     damage_weights,
     flip,
+    manifest_of,
+    remove_data,
+    remove_delta,
+    remove_manifest,
+    remove_rows,
+)
+from feed_followers import Alone, Led
+from feed_models import (
+    IDS,
+    agreeing,
+    change,
+    export_following,
     go_on,
     make_model,
-    manifest_of,
     published,
-    remove_data,
-    remove_manifest,
     set_all,
     values_of,
+    wait_for,
 )
-from test_serving_follow import IDS, export, wait_for
+from side_by_side import again_and_again, wait_until
 
-import tf_dynemb
 from tf_dynemb.serving import FeedError, Follower, Publisher, follower_status, rollback, unpin
 from tf_dynemb.serving.feed import Feed, Pin
 from tf_dynemb_cli import command
 
 ROOT = pathlib.Path(__file__).parents[2]
-
-
-class Alone:
-    """A model that follows by itself, as a Follower."""
-
-    def __init__(self, path):
-        self.served = tf.saved_model.load(path)
-
-    def poll_until(self, generation, pinned=None):
-        wait_until(lambda: (self.status.generation, self.status.pinned) == (generation, pinned))
-
-    @property
-    def status(self):
-        return follower_status(self.served)
-
-    def answer(self):
-        return self.served.serve(IDS).numpy().tolist()
-
-
-class Led:
-    """A Follower of a Keras model."""
-
-    def __init__(self, path, **options):
-        self.model = make_model(seed=1)
-        self.follower = Follower(self.model, path, **options)
-
-    def poll_until(self, generation, pinned=None):
-        status = self.follower.poll()
-        assert (status.generation, status.pinned) == (generation, pinned), status
-
-    @property
-    def status(self):
-        return self.follower.status
-
-    def answer(self):
-        return self.model(IDS).numpy().tolist()
 
 
 @pytest.fixture
@@ -103,12 +72,6 @@ def pinned_at(feed):
     return Feed(feed).look()[1].number
 
 
-def exported(model, path, follow):
-    with tf_dynemb.for_serving(follow=follow, poll_seconds=0.005):
-        model.export(str(path), verbose=False)
-    return str(path)
-
-
 def test_all_followers_go_back_and_stay_and_go_on(trained, tmp_path):
     model, publisher, answers, train = trained
     feed = tmp_path / "feed"
@@ -118,8 +81,8 @@ def test_all_followers_go_back_and_stay_and_go_on(trained, tmp_path):
             Led(feed),
             Led(feed, serve_while_loading=False),
             Led(publisher.address),
-            Alone(exported(model, tmp_path / "by_folder", feed)),
-            Alone(exported(model, tmp_path / "by_stream", publisher.address)),
+            Alone(export_following(model, tmp_path, follow=feed, name="by_folder")),
+            Alone(export_following(model, tmp_path, follow=publisher.address, name="by_stream")),
         ]
 
     def all_at(followers, generation, pinned=None):
@@ -175,46 +138,6 @@ def test_a_pin_of_its_own_comes_first(trained, tmp_path):
     led.poll_until(4, pinned=4)
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_what_is_pinned_stays(restarted, tmp_path):
-    options = {"keep_generations": 1, "full_copy_ratio": 0.01}  # a full copy every second time
-    table, other = (tf_dynemb.Variable(dim=64, name="t") for _ in range(2))
-    publisher = Publisher(table, tmp_path / "feed", **options)
-
-    def go(times):
-        for _ in range(times):
-            table.upsert(int64(range(100)), tf.fill((100, 64), float(publisher.generation + 1)))
-            publisher.publish()
-        return Feed(tmp_path / "feed").numbers()
-
-    pinned = go(6)[0] + 1
-    rollback(tmp_path / "feed", pinned)
-    if restarted:
-        publisher.close()
-        publisher = Publisher(table, tmp_path / "feed", **options)
-    assert go(8)[0] <= pinned
-    assert Follower(other, tmp_path / "feed").poll().generation == pinned
-    np.testing.assert_array_equal(other.lookup(int64(range(100))), np.full((100, 64), pinned))
-    unpin(tmp_path / "feed")
-    for follower in os.listdir(tmp_path / "feed" / "followers"):  # which would keep what it needs
-        os.remove(tmp_path / "feed" / "followers" / follower)
-    assert go(3)[0] > pinned
-    # A pin on a missing generation keeps nothing, nor one on another feed's.
-    feed = Feed(tmp_path / "feed")
-    feed.pin(Pin(pinned, "0123456789abcdef"))
-    feed.pin(Pin(feed.numbers()[0], "0123456789abcdef"))
-    assert go(6)[0] > pinned + 4
-
-
-def damage_full(tmp_path, number):
-    folder = tmp_path / "feed" / "data" / manifest_of(tmp_path, number).folder / "full"
-    flip(max(folder.glob("rows-*"), key=lambda path: path.stat().st_size), 60)
-
-
-def remove_delta(tmp_path, number):
-    shutil.rmtree(tmp_path / "feed" / "data" / manifest_of(tmp_path, number).folder / "delta")
-
-
 @pytest.mark.parametrize(
     ("harm", "at", "message"),
     [
@@ -232,7 +155,7 @@ def remove_delta(tmp_path, number):
 def test_what_cannot_be_reached_is_an_error_and_all_stays(harm, at, message, trained, tmp_path):
     model, _, answers, train = trained
     feed = tmp_path / "feed"
-    path = exported(model, tmp_path / "model", feed)
+    path = export_following(model, tmp_path)
     led = Led(feed)
     rollback(feed, 4)  # there is a pin before
     led.poll_until(4, pinned=4)
@@ -285,7 +208,7 @@ def test_changes_on_the_way_are_verified_before_rows_change(
 def test_who_wanted_a_full_copy_asks_for_none_while_it_is_pinned(trained, tmp_path):
     model, publisher, answers, train = trained
     feed = tmp_path / "feed"
-    led, alone = Led(feed), Alone(exported(model, tmp_path / "model", feed))
+    led, alone = Led(feed), Alone(export_following(model, tmp_path))
     for one in (led, alone):
         one.poll_until(5)
 
@@ -352,7 +275,7 @@ def test_a_pin_that_cannot_be_reached_is_tried_again_after_pauses(trained, tmp_p
 
 def test_a_thread_pauses_before_it_tries_a_pin_again(trained, tmp_path):
     feed = tmp_path / "feed"
-    alone = Alone(exported(trained[0], tmp_path / "model", feed))
+    alone = Alone(export_following(trained[0], tmp_path))
     alone.poll_until(5)
     damage_delta(tmp_path, 2)
     rollback(feed, 3)
@@ -383,7 +306,7 @@ def test_of_several_pins_the_oldest_counts(trained, tmp_path):
     ):
         feed.put(feed.place("generations", name), b"")
     assert feed.look() == ([1, 2, 3, 4, 5], pin_of(feed, 2))
-    led, alone = Led(feed.path), Alone(exported(trained[0], tmp_path / "model", feed.path))
+    led, alone = Led(feed.path), Alone(export_following(trained[0], tmp_path))
     led.poll_until(2, pinned=2)
     alone.poll_until(2, pinned=2)
     rollback(feed.path, 3)
@@ -392,7 +315,7 @@ def test_of_several_pins_the_oldest_counts(trained, tmp_path):
 
 def test_requests_see_one_generation_while_it_goes_back_and_forth(tmp_path):
     model, ids = agreeing(), tf.range(500, dtype=tf.int64)
-    served = tf.saved_model.load(export(model, tmp_path))
+    served = tf.saved_model.load(export_following(model, tmp_path))
     publisher = Publisher(model, tmp_path / "feed")
     for number in range(1, 5):
         set_all(model, ids, number)
@@ -418,110 +341,13 @@ def test_requests_see_one_generation_while_it_goes_back_and_forth(tmp_path):
     assert follower_status(served).errors == 0
 
 
-@pytest.fixture
-def removing(tmp_path):
-    """A publisher of full copies at 1, 8 and 13, whose next generation removes all before 13."""
-    table = tf_dynemb.Variable(dim=64, name="t")
-    publisher = Publisher(table, tmp_path / "feed", keep_generations=2, full_copy_ratio=1e9)
-    publisher._keep_generations = 20
-
-    def go_on(is_full=False):
-        table.upsert(int64(range(9)), tf.fill((9, 64), float(publisher.generation + 1)))
-        publisher._bytes_since_full = 1 << 60 if is_full else 0
-        return publisher.publish()
-
-    for number in range(1, 14):
-        go_on(number in (8, 13))
-    publisher._keep_generations = 1
-    yield go_on
-    publisher.close()
-
-
-def follows_to(path):
-    table = tf_dynemb.Variable(dim=64, name="t")
-    status = Follower(table, path).poll()
-    assert status.errors == 0
-    np.testing.assert_array_equal(table.lookup(int64([3])), np.full((1, 64), status.generation))
-    return status.generation
-
-
-@pytest.mark.parametrize("at", [0, 5, 6, 7, 8, 10, 11, 12])
-@pytest.mark.parametrize("step", ["remove_manifest", "remove_data"])
-def test_a_pin_that_comes_while_generations_are_removed(step, at, removing, tmp_path, monkeypatch):
-    """It is refused, or its chain stays."""
-    feed, calls, refused = tmp_path / "feed", [], []
-    real = getattr(Feed, step)
-    monkeypatch.setattr("tf_dynemb.serving.publisher._REMOVED_AT_MOST", 3)
-
-    def pinned_before(self, which):
-        calls.append(which)
-        if len(calls) == at + 1:
-            try:
-                rollback(feed, 11)
-            except FeedError as error:
-                refused.append(f"{error}")
-        real(self, which)
-
-    monkeypatch.setattr(Feed, step, pinned_before)
-    for _ in range(4):  # each removes three
-        removing()
-    monkeypatch.undo()
-    newest = removing()
-    numbers, pinned = Feed(feed).look()
-    if refused or len(calls) <= at:
-        assert pinned is None and numbers == list(range(13, newest + 1))
-        assert follows_to(feed) == newest
-        assert all("generation 11 cannot be reached" in text for text in refused)
-    else:
-        assert pinned.number == 11 and follows_to(feed) == 11
-        assert numbers[numbers.index(8) :] == list(range(8, newest + 1))
-    assert {name[:12] for name in os.listdir(feed / "data")} == {f"{n:012}" for n in numbers}
-    # It is refused when the manifest of 8, or of 9 in its group, is gone already.
-    assert bool(refused) == (len(calls) > at and at >= (8 if step == "remove_manifest" else 6))
-
-
-def nothing_found(path):
-    raise tf.errors.NotFoundError(None, None, f"Could not find directory {path}")  # of any error
-
-
-def a_part(path):
-    return [name for name in os.listdir(path) if not name.startswith(("pinned-", "00000000001"))]
-
-
-def failing_once(at, listing):
-    real, calls = tf.io.gfile.listdir, itertools.count()
-
-    def listdir(path):
-        fails = path.endswith("generations") and next(calls) == at
-        return listing(path) if fails else real(path)
-
-    return listdir
-
-
-@pytest.mark.parametrize("listing", [nothing_found, a_part])
-def test_a_listing_that_fails_removes_nothing(listing, removing, tmp_path, monkeypatch):
-    feed = tmp_path / "feed"
-    rollback(feed, 10)
-    for at in range(4):
-        before = Feed(feed).look()[0]
-        monkeypatch.setattr(tf.io.gfile, "listdir", failing_once(at, listing))
-        number = removing()
-        monkeypatch.undo()
-        numbers, pinned = Feed(feed).look()
-        assert pinned.number == 10 and numbers[-1] == number and set(numbers) >= {8, 9, 10, 11, 12, 13}
-        assert numbers[:-1] == before or at > 0
-    assert follows_to(feed) == 10
-    with monkeypatch.context() as patch:
-        patch.setattr(tf.io.gfile, "listdir", nothing_found)
-        for call in (lambda: unpin(feed), lambda: rollback(feed, 12)):
-            with pytest.raises(FeedError, match=f"{feed}: got a folder that is no feed"):
-                call()
-    assert pinned_at(feed) == 10
-
-
 def test_a_publisher_that_cannot_list_what_there_is_removes_nothing(trained, tmp_path, monkeypatch):
     model, publisher, answers, _ = trained
     publisher.close()
+
+    def nothing_found(path):
+        raise tf.errors.NotFoundError(None, None, f"Could not find directory {path}")
+
     monkeypatch.setattr(tf.io.gfile, "listdir", nothing_found)
     with pytest.raises(FeedError, match="no feed, or that cannot be listed"):
         Publisher(model, tmp_path / "feed")
@@ -529,17 +355,6 @@ def test_a_publisher_that_cannot_list_what_there_is_removes_nothing(trained, tmp
     led = Led(tmp_path / "feed")
     led.poll_until(5)
     assert led.answer() == answers[5]
-
-
-def remove_rows(tmp_path, number):
-    folder = tmp_path / "feed" / "data" / manifest_of(tmp_path, number).folder / "full"
-    min(folder.glob("rows-*")).unlink()
-
-
-def cut_rows(tmp_path, number):
-    folder = tmp_path / "feed" / "data" / manifest_of(tmp_path, number).folder / "delta"
-    file = min(folder.glob("rows-*"))
-    file.write_bytes(file.read_bytes()[:-1])
 
 
 @pytest.mark.parametrize(
@@ -681,7 +496,7 @@ def test_a_pin_is_of_one_feed(generations, trained, tmp_path):
     """Another feed's generation of that number is not taken for it."""
     model, publisher, answers, _ = trained
     feed = tmp_path / "feed"
-    path = exported(model, tmp_path / "model", feed)
+    path = export_following(model, tmp_path)
     # One that goes back to the pin when another feed is there, and those that have been there before.
     led, late, alone = Led(feed), Led(feed), Alone(path)
     late.poll_until(5)
@@ -734,54 +549,3 @@ def test_a_pin_of_its_own_is_of_one_feed(trained, tmp_path):
     led.poll_until(5)
     assert led.answer() == others[5]
     again.close()
-
-
-@pytest.mark.parametrize("generations", [300, 3000])
-def test_after_a_long_pin_a_publish_removes_a_few(generations, tmp_path, monkeypatch):
-    """So that training does not wait; the oldest first, until all are gone."""
-    table, feed = tf_dynemb.Variable(dim=1, name="t"), Feed(tmp_path / "feed")
-    publisher = Publisher(table, feed.path, keep_generations=3, full_copy_ratio=1e9)
-    publisher.publish()
-    one = feed.read(1)
-    for number in range(2, generations + 1):  # as of a publisher that has published so often
-        folder = feed.new_folder(number)
-        os.mkdir(feed.place("data", folder))
-        more = dataclasses.replace(one, number=number, folder=folder)
-        publisher._generations.append(more)
-        with open(feed.place("generations", f"{number:012}"), "w") as manifest:
-            manifest.write(more.to_text())
-    publisher._last_number = generations
-    rollback(feed.path, 1)
-    publisher.publish()
-    assert feed.numbers() == list(range(1, generations + 2))
-    unpin(feed.path)
-    publisher._bytes_since_full = 1 << 60  # the next one has a full copy, from which all can begin
-    operations = []
-    for owner, names in ((tf.io.gfile, OPERATIONS), (os, ("makedirs",))):
-        for name in names:
-            counted = counting(operations, getattr(owner, name))
-            monkeypatch.setattr(owner, name, counted)
-    left = [feed.numbers()]
-    while len(left[-1]) > 3 and len(left) < 4:
-        operations.clear()
-        publisher.publish()
-        assert len(operations) < 120, operations
-        left.append(feed.numbers())
-    for before, after in itertools.pairwise(left[1:]):
-        assert after[0] - before[0] == 16 and after == list(range(after[0], before[-1] + 2))
-    monkeypatch.undo()
-    for _ in range(generations // 15 + 3):
-        publisher.publish()
-    assert feed.numbers() == list(range(generations + 2, publisher.generation + 1))
-    assert len(os.listdir(feed.place("data"))) == len(feed.numbers())
-
-
-OPERATIONS = ("copy", "exists", "GFile", "listdir", "makedirs", "remove", "rename", "rmtree", "stat")
-
-
-def counting(operations, function):
-    def counted(*arguments, **options):
-        operations.append((getattr(function, "__name__", "?"), *arguments))
-        return function(*arguments, **options)
-
-    return counted

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 import tensorflow as tf
+from feed_models import wait_for
 from side_by_side import wait_until
 from table_rows import int64
-from test_serving_follow import wait_for
 
 import tf_dynemb
 from tf_dynemb.serving import Publisher, follower_status, one_generation

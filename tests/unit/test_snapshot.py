@@ -1,16 +1,17 @@
 """tf_dynemb.snapshot: whole tables to folders and back, while others write."""
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
 import saving_models as m
 import tensorflow as tf
 from process_memory import measured_environment
+from side_by_side import again_and_again, wait_until
 from snapshot_rows import damage
 from table_rows import int64, rows_of, values_of
 
@@ -222,36 +223,35 @@ def test_rows_are_whole_while_others_write(tmp_path):
     table = tf_dynemb.Variable(dim=8, devices=["/CPU:0"] * 2, name="t")
     lasting = tf.range(2000, dtype=tf.int64)
     table.upsert(lasting, tf.zeros((2000, 8)))
-    stop = threading.Event()
     writes = [0, 0]
 
-    def write(thread):
-        draw = np.random.default_rng(thread)
-        while not stop.is_set():
+    def writer(number):
+        draw = np.random.default_rng(number)
+
+        def write():
             keys = draw.permutation(2000)[:500]
             table.upsert(int64(keys), np.repeat(draw.normal(size=(500, 1)), 8, 1).astype("float32"))
             passing = int64(draw.integers(10_000, 11_000, 100))
             table.upsert(passing, tf.fill((100, 8), 5.0))
             table.remove(passing)
-            writes[thread] += 1
+            writes[number] += 1
 
-    threads = [threading.Thread(target=write, args=(thread,)) for thread in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(10):
-            done = list(writes)
-            snapshot.save(tmp_path, table)
-            with snapshot.open(tmp_path) as reader:
-                keys, values = map(np.concatenate, zip(*reader, strict=True))
-            assert sorted(keys[keys < 10_000]) == list(range(2000))
-            assert len(set(keys.tolist())) == len(keys)
-            assert (values == values[:, :1]).all()
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert all(now > 0 for now in writes) and done != [0, 0]
+        return write
+
+    saves = itertools.count(1)
+
+    def saved_often():
+        both_write = all(writes)
+        snapshot.save(tmp_path, table)
+        with snapshot.open(tmp_path) as reader:
+            keys, values = map(np.concatenate, zip(*reader, strict=True))
+        assert sorted(keys[keys < 10_000]) == list(range(2000))
+        assert len(set(keys.tolist())) == len(keys)
+        assert (values == values[:, :1]).all()
+        return next(saves) >= 10 and both_write
+
+    with again_and_again(*map(writer, range(2))):
+        wait_until(saved_often)
 
 
 _MEMORY = """

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from table_rows import int64, rows_of
+from table_rows import int64, metrics_of, rows_of
 
 import tf_dynemb
 from tf_dynemb import snapshot
@@ -27,10 +27,6 @@ def tiers(tmp_path):
         return [HostMemory(max_bytes), Disk(made[-1])]
 
     return make
-
-
-def numbers(table):
-    return {name: int(number) for name, number in table.metrics().items()}
 
 
 def random_ids(seed, n=400):
@@ -62,7 +58,7 @@ def test_training_is_that_of_a_table_in_memory(tiers, devices):
     )
     train([tiered, plain], 20)
     assert rows_of(tiered) == rows_of(plain)
-    got, want = numbers(tiered), numbers(plain)
+    got, want = metrics_of(tiered), metrics_of(plain)
     assert got["rows_below"] > 1_000 and got["misses"] > 0 and got["rows_read"] > 0
     assert {name: got[name] for name in want if name != "bytes"} == {
         name: number for name, number in want.items() if name != "bytes"
@@ -108,7 +104,7 @@ def test_ids_are_admitted_as_to_a_table_in_memory(tiers, tmp_path, devices, admi
         assert rows_of(tiered) == rows_of(plain)
         every = int64(range(KEYS))
         assert tiered.lookup(every).numpy().tobytes() == plain.lookup(every).numpy().tobytes()
-    got, want = numbers(tiered), numbers(plain)
+    got, want = metrics_of(tiered), metrics_of(plain)
     assert got["rows_below"] > 200 and 0 < want["rows"] < KEYS
     assert got["not_admitted"] == want["not_admitted"] > 0 and got["inserted"] == want["inserted"]
     counted = tiered.candidates is not None
@@ -140,8 +136,8 @@ def test_a_restrict_policy_bounds_rows_on_the_disk_too(tiers, policy):
         train([tiered, plain], 1, first=step)
         assert rows_of(tiered) == rows_of(plain)
         assert int(tiered.size()) <= 1_600
-        below = max(below, numbers(tiered)["rows_below"])
-    assert below > 500 and numbers(tiered)["erased"] == numbers(plain)["erased"] > 1_000
+        below = max(below, metrics_of(tiered)["rows_below"])
+    assert below > 500 and metrics_of(tiered)["erased"] == metrics_of(plain)["erased"] > 1_000
 
 
 def test_a_folder_that_is_opened_again_counts_candidates_anew(tiers):
@@ -210,7 +206,7 @@ def test_strings_that_are_kept(tiers):
         keys, values = (tensor.numpy() for tensor in table.export())
         of_each.append({key: value.tobytes() for key, value in zip(keys, values, strict=True)})
     assert of_each[0] == of_each[1] and b"1999" in of_each[0]
-    assert numbers(tiered)["rows_below"] > 500
+    assert metrics_of(tiered)["rows_below"] > 500
 
 
 def test_an_embedding_layer(tiers):
@@ -224,7 +220,7 @@ def test_an_embedding_layer(tiers):
         fitted = model.fit(x, np.ones((2_000, 4, 1)), epochs=2, batch_size=200, shuffle=False, verbose=0)
         losses.append((fitted.history["loss"], rows_of(layer.table)))
         if storage is not None:
-            assert numbers(layer.table)["misses"] > 0
+            assert metrics_of(layer.table)["misses"] > 0
             config = layer.get_config()
             assert keras.saving.deserialize_keras_object(config["storage"][0]) == storage[0]
     assert losses[0] == losses[1]

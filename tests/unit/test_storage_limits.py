@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from table_rows import int64, rows_of, values_of
+from table_rows import int64, metrics_of, rows_of, values_of
 
 import tf_dynemb
 from tf_dynemb import snapshot
@@ -44,10 +44,6 @@ def pair(tmp_path):
         return with_storage, tf_dynemb.Variable(**more)
 
     return make
-
-
-def numbers(table):
-    return {name: int(number) for name, number in table.metrics().items()}
 
 
 def ids_of(step, n=500):
@@ -102,7 +98,7 @@ def test_the_rows_that_leave_are_those_of_a_table_in_memory(pair, policy, device
         if "TTL" not in policy:  # whose rows leave by and by
             left = [evicted(table) for table in tables]
             assert left[0] == left[1] != {}
-    got, want = numbers(tiered), numbers(plain)
+    got, want = metrics_of(tiered), metrics_of(plain)
     assert got["rows_below"] > 200 and got["misses"] > 0
     same = {"inserted", "found", "missing", "written", "distinct"}
     same |= set() if "TTL" in policy else {"evicted", "rows"}
@@ -128,7 +124,7 @@ def test_a_full_table_without_a_policy(pair, on_full):
     if on_full == "decline":
         trainer.train(10)
         assert content(tiered) == content(plain)
-        got, want = numbers(tiered), numbers(plain)
+        got, want = metrics_of(tiered), metrics_of(plain)
         assert got["rows"] == MAX_ROWS and got["declined"] == want["declined"] > 0
         assert got["rows_below"] > 200
         return
@@ -187,7 +183,7 @@ def test_a_folder_that_is_opened_with_a_lower_limit_has_no_more_rows(shards, rou
         **fields(max_rows=120, eviction=policy, keep_evicted=2_000, **more),
         storage=tiers(tmp_path, shards),
     )
-    assert int(table.size()) == 120 and numbers(table)["evicted"] == 1_880
+    assert int(table.size()) == 120 and metrics_of(table)["evicted"] == 1_880
     assert len(table.take_evicted()[0]) == 1_880
     shard_ids = table.resource.shard_ids(int64(sorted(before))).numpy() if shards > 1 else [0] * 2_000
     of_shards = [[k for k in sorted(before) if shard_ids[k] == s] for s in range(shards)]
@@ -269,7 +265,7 @@ def test_a_keras_layer_with_everything(tmp_path):
     keeping = tf_dynemb.keras.EvictionCallback(lambda table, keys, values: left.update(keys.tolist()))
     ids = np.repeat(np.arange(1_500), 2)
     model.fit(ids, np.ones(len(ids)), batch_size=100, callbacks=[keeping], shuffle=False, verbose=0)
-    assert numbers(layer.table)["rows"] == 300
+    assert metrics_of(layer.table)["rows"] == 300
     there = set(layer.table.export()[0].numpy().tolist())
     assert there | left == set(range(1_500)) and not there & left
 
@@ -315,8 +311,8 @@ def test_rows_leave_a_disk_that_is_full(tmp_path):
         assert bytes_on_disk(tmp_path) <= MIB
     assert content(table) == content(plain)
     seen, on_disk = None, 0
-    while numbers(table) != seen:  # the thread that compacts may be at it
-        seen, on_disk = numbers(table), bytes_on_disk(tmp_path)
+    while metrics_of(table) != seen:  # the thread that compacts may be at it
+        seen, on_disk = metrics_of(table), bytes_on_disk(tmp_path)
     assert seen["rows"] == most and seen["evicted"] > 1_000
     assert seen["bytes_below"] == on_disk > MIB // 4
 
@@ -346,7 +342,7 @@ def test_a_full_disk_declines(tmp_path):
     for first in range(0, 3_000, 500):
         trainer.train(1, lambda _, first=first: tf.range(first, first + 500, dtype=tf.int64))
     assert [int(shard.size()) for shard in table.tables] == [most] * 2
-    assert numbers(table)["declined"] == 3_000 - 2 * most
+    assert metrics_of(table)["declined"] == 3_000 - 2 * most
 
 
 def test_a_disk_that_is_too_small(tmp_path):

@@ -355,12 +355,12 @@ void CheckMemoryComesAndGoes(const TableHarness& harness) {
 // Batches and tables large enough for what small ones never reach: calls divided over threads, many
 // growths, large slabs. Each value tells its key.
 void CheckManyRows(const TableHarness& harness) {
-  constexpr int64_t kDim = 12, kBatch = 30'000, kBatches = 8;
+  constexpr int64_t kDim = 12, kBatch = 30'000;
   Tested t(harness, FloatSchema(kDim, "sgd", {}));
   const auto key = [](int64_t i) { return (i % 3 - 1) * (i << (i % 40)) + i; };
   const auto value = [](int64_t i, int64_t c) { return static_cast<float>(i * 16 + c); };
   Keys all;
-  for (int64_t i = 0; i < kBatch * kBatches; ++i) all.push_back(key(i));
+  for (int64_t i = 0; i < kBatch * harness.batches_of_many_rows; ++i) all.push_back(key(i));
   std::sort(all.begin(), all.end());
   all.erase(std::unique(all.begin(), all.end()), all.end());
   std::shuffle(all.begin(), all.end(), std::mt19937(3));

@@ -100,6 +100,8 @@ struct TableHarness {
   bool rows_in_memory = true;
   // What it may take ahead of need, where it does not know how many rows there are.
   int64_t bytes_ahead = 0;
+  // Batches of 30,000 rows that it is filled with; fewer for one that moves each row by itself.
+  int64_t batches_of_many_rows = 8;
 
   // Makes a table or stops the test.
   std::unique_ptr<Table> Make(const TableSchema& schema) const;

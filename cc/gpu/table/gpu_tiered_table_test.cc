@@ -21,8 +21,13 @@ TableHarness ThreeTiers(const std::string& name, int64_t rows_above, int64_t row
   return GpuTieredHarness(name, rows_above, TieredHarness(name, rows_in_memory, false).make);
 }
 
-INSTANTIATE_TEST_SUITE_P(OneRowAbove, TableConformance,
-                         ::testing::Values(GpuTieredHarness("OneRowAbove", 1)));
+TableHarness OneRowAbove() {
+  TableHarness harness = GpuTieredHarness("OneRowAbove", 1);
+  harness.batches_of_many_rows = 1;
+  return harness;
+}
+
+INSTANTIATE_TEST_SUITE_P(OneRowAbove, TableConformance, ::testing::Values(OneRowAbove()));
 DYNEMB_INSTANTIATE_CONFORMANCE(FewRowsAbove, GpuTieredHarness("FewRowsAbove", 40));
 INSTANTIATE_TEST_SUITE_P(ManyRowsAbove, TableConformance,
                          ::testing::Values(GpuTieredHarness("ManyRowsAbove", 1000)));

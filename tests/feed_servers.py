@@ -1,0 +1,42 @@
+"""`tf-dynemb feed`, the server of a feed, in a process of its own; and certificates for it."""
+
+import os
+import subprocess
+import sys
+
+import trustme
+
+HERE = "127.0.0.1:0"
+
+
+class served:
+    def __init__(self, folder, *flags):
+        command = [
+            sys.executable,
+            "-m",
+            "tf_dynemb_cli",
+            "feed",
+            str(folder),
+            f"--listen={HERE}",
+            *flags,
+        ]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+    def __enter__(self):
+        return self.process.stdout.readline().strip().partition("://")[2]
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.communicate()
+        assert self.process.returncode == 0
+
+
+def make_certificates(folder):
+    """Files of a certificate of this machine, its key, and of who has signed it."""
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost", "127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(folder / "certificate.pem")
+    issued.private_key_pem.write_to_path(folder / "key.pem")
+    authority.cert_pem.write_to_path(folder / "authority.pem")
+    return folder
