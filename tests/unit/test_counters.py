@@ -189,5 +189,5 @@ def test_ids_with_and_without_rows(shards, max_rows):
             if inserts or key in rows:
                 rows.add(key)
                 want.update(inserted=inserts, distinct=1, written=(ids == key).sum() - first)
-    got = numbers(table)
+    got = metrics_of(table)
     assert {name: got[name] for name in want} == want and want["missing"] > 10
