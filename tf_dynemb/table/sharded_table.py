@@ -97,7 +97,8 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         raise ValueError(
             f"a table on servers or several GPUs, here of {self.shards} parts from {self.host} on, "
             "cannot be part of this. Lookups, optimizers, checkpoints, SavedModels, Keras' files and "
-            "snapshots work; what needs one table, such as a delta that is loaded while it serves, does not"
+            "snapshots work; what needs one table, such as a delta that is loaded while it serves, does "
+            "not"
         )
 
     def shard_ids(self, keys: tf.Tensor) -> tf.Tensor:
@@ -357,18 +358,18 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         ids_of = None if by_key_mod else self.part_numbers
         arguments = (path, identity, name)
 
-        def load(number: int, part: TableResource) -> None:
+        def load(number: int, part: _Part) -> None:
             part.load_part_of_snapshot(*arguments, number, self.shards, ids_of)
 
         self._on_all(load)
 
-    def _on_all(self, call: Callable[[int, TableResource], Any]) -> None:
+    def _on_all(self, call: Callable[[int, _Part], Any]) -> None:
         """Calls call(number, part) for all parts, at one time and on their devices."""
 
         @tf.function  # whose errors come at once, of servers as well
         def on_all() -> None:
             for number, part in enumerate(self._parts):
-                with tf.device(part.host):
+                with part.on_its_device():
                     call(number, part)
 
         on_all()
@@ -465,6 +466,10 @@ class _Part(TableResource):
         make = super()._make
         return tf.function(make)(arguments) if tf.executing_eagerly() else make(arguments)
 
+    def on_its_device(self) -> Any:
+        """The device scope of what is done there: on a GPU that of its resource."""
+        return tf.device(None if self._gpu else self.host)
+
     @property
     def followed_handle(self) -> tf.Tensor:
         """What a SavedModel that follows puts rows into: the first part's."""
@@ -491,7 +496,7 @@ class _Part(TableResource):
 
         What is not saved of them stays where it is.
         """
-        with tf.device(None if self._gpu else self.host):
+        with self.on_its_device():
             saved = super().tensors_to_save()
         with _here():
             return {name: tf.identity(array) for name, array in saved.items()}
