@@ -139,7 +139,8 @@ table_name: the table's name in the snapshot.
 cursor: where to begin: (0, 0, 0), or what the call before returned as next.
 shard_ids: the shard of each key that DynembSnapshotKeys gives for this cursor.
 key_mod: load all rows that are left, each into shard key mod shards, rounded down; shard_ids are not looked at.
-part, parts, by_hash: leave out the rows that process `part` of so many does not have, by the rule of DynembGroupByProcess.
+part, parts, by_hash: leave out the rows that process `part` of so many does not have, by the rule of DynembGroupByProcess;
+  without key_mod into a table of one shard, those of which shard_ids says another part.
 done: there is no more.
 )doc");
 

@@ -20,6 +20,7 @@ from table_rows import rows_as_json
 from workers import says
 
 import tf_dynemb
+from tf_dynemb import snapshot
 from tf_dynemb.storage import Disk, HostMemory, look_ahead
 
 PS = [f"/job:ps/task:{task}" for task in range(3)]
@@ -102,6 +103,47 @@ def go_on(folder):
         Trainer(table, table.flushed_step).train(STEPS)
         saw[name]["after"] = rows_as_json(table)
     return saw
+
+
+def onto_others(folder):
+    """Rows of two servers go to other numbers of them; whether they are those of a table in memory."""
+    same = {}
+    for name in ("mod", "partitioner"):
+        saved, plain = Trainer(make(folder / "saved", name)), Trainer(make(None, name, None))
+        saved.train(STEPS)
+        base = snapshot.save(folder / name / "full", saved.table, follow=True)
+        saved.train(1)
+        some = tf.range(0, 6_000, 5, dtype=tf.int64)
+        saved.table.remove(some)
+        snapshot.save(folder / name / "delta", saved.table, base=base)
+        path = tf.train.Checkpoint(t=saved.table).write(str(folder / name / "checkpoint"))
+        plain.train(STEPS + 1)
+        plain.table.remove(some)
+        want = rows_as_json(plain.table)
+        plain.train(2)
+        chain = [folder / name / part for part in ("full", "delta")]
+        for where, devices in {"three": PS, "one": PS[:1], "here": None, "two": PS[1:]}.items():
+            other = Trainer(make(folder / where, name, devices), 99)
+            other.train(1)
+            tf.train.Checkpoint(t=other.table).read(path).assert_consumed()
+            same[f"{name}, {where}, checkpoint"] = rows_as_json(other.table) == want
+            other.train(1)
+            snapshot.restore(chain, other.table, follow=True)
+            same[f"{name}, {where}, snapshots"] = rows_as_json(other.table) == want
+            snapshot.save(folder / name / where, other.table)
+            other.step = STEPS + 1
+            other.optimizer.iterations.assign(other.step)
+            other.train(2)
+            same[f"{name}, {where}, trained on"] = rows_as_json(other.table) == rows_as_json(plain.table)
+            snapshot.restore(folder / name / where, other.table)
+            same[f"{name}, {where}, again"] = rows_as_json(other.table) == want
+            before = rows_as_json(other.table)
+            with open(sorted((folder / name / where).glob("rows-*"))[-1], "r+b") as file:
+                file.truncate(100)
+            said = error_of(snapshot.restore, folder / name / where, other.table)
+            same[f"{name}, {where}, damage"] = said if "DataLossError" not in said else True
+            same[f"{name}, {where}, after damage"] = rows_as_json(other.table) == before
+    return same
 
 
 def refused(folder):

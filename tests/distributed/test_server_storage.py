@@ -75,6 +75,12 @@ def test_and_go_on_as_they_would_have(trained, continued, name):
     assert continued[name]["after"] == trained[name]["after"]
 
 
+def test_other_numbers_of_servers_have_the_rows(cluster, tmp_path, continued):
+    same, _ = cluster.run(PROGRAM, "onto_others", tmp_path, tmp_path / "result")
+    assert len(same) == 48 and all(each is True for each in same.values()), same
+    start_anew(cluster)
+
+
 def test_what_is_refused(cluster, folder, continued):
     saw, _ = cluster.run(PROGRAM, "refused", folder, folder / "refused")
     other = "FailedPreconditionError"

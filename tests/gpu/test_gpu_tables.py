@@ -253,20 +253,25 @@ def test_keras_layers_train_under_gpu_strategies(places, strategy, combiner):
 
 
 def check_snapshots_of_several_gpus(tmp_path, places, way):
-    """They are saved, and restored into a table in one place."""
+    """They are saved, and restored into a table in one place and into one like this."""
     model, table = model_at(places)
     loaded = model_at("host")[1]
     model.fit(np.random.default_rng(5).integers(0, 99, [32, 2]), np.ones([32, 1], "float32"), verbose=0)
-    base = snapshot.save(tmp_path / "full", {"t": table}, follow=True)
+    base, chain = snapshot.save(tmp_path / "full", {"t": table}, follow=True), ["full"]
     snapshot.restore(tmp_path / "full", {"t": loaded})
     if way == "deltas":
+        chain.append("delta")
         table.remove(ids(*list(rows_of(table))[:5]))
         table.upsert(ids(7, 1000), tf.ones([2, DIM]))
         snapshot.save(tmp_path / "delta", {"t": table}, base=base)
         snapshot.load_delta(tmp_path / "delta", {"t": loaded})
     assert rows_of(loaded) == rows_of(table) and len(rows_of(table)) > 10
-    with pytest.raises(ValueError, match="several GPUs.*snapshots are restored into a table of one"):
-        snapshot.restore(tmp_path / "full", {"t": table})
+    before = rows_of(table)
+    table.clear()
+    snapshot.restore([tmp_path / part for part in chain], {"t": table})
+    assert rows_of(table) == before
+    with pytest.raises(ValueError, match="several GPUs.*a delta that is loaded while it serves"):
+        snapshot.load_delta(tmp_path / "full", {"t": table})
 
 
 @pytest.mark.parametrize("way", ["checkpoint", "keras weights", "snapshot", "deltas"])

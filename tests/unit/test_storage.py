@@ -296,7 +296,7 @@ def test_what_the_disk_says_is_the_error_of_the_call(tmp_path):
             ValueError,
             "max_bytes: got 5 for a table with storage.*Disk.max_bytes. its files",
         ),
-        ({"eviction": tf_dynemb.policies.LRU()}, ValueError, "without max_rows or max_bytes"),
+        ({"eviction": tf_dynemb.policies.LRU()}, ValueError, r"without max_rows or Disk\(max_bytes\)"),
     ],
 )
 def test_bad_arguments(fields, error, match, tmp_path):

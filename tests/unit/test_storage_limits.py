@@ -345,6 +345,41 @@ def test_a_full_disk_declines(tmp_path):
     assert metrics_of(table)["declined"] == 3_000 - 2 * most
 
 
+def test_long_strings_count_in_the_bytes_of_a_disk(tmp_path):
+    """They are in the indexes of flushes: one that has no room leaves the last one, and the table."""
+
+    def names(first):
+        return [f"{number:>2000}" for number in range(first, first + 200)]
+
+    def make(max_bytes=MIB):
+        storage = [HostMemory(100_000), Disk(tmp_path, max_bytes=max_bytes)]
+        return tf_dynemb.Variable(
+            dim=DIM, name="users", key_dtype=tf.string, keep_keys=True, storage=storage
+        )
+
+    table = make()
+    table.upsert(tf.constant(names(0)), tf.ones([200, DIM]))
+    table.flush(1)
+    assert bytes_on_disk(tmp_path) > 200 * 2_000
+    no_room = "no room for its index.*a larger one"
+    for first in (200, 400):
+        table.upsert(tf.constant(names(first)), tf.ones([200, DIM]))
+        with pytest.raises(tf.errors.ResourceExhaustedError, match=no_room):
+            table.flush(2)
+        assert bytes_on_disk(tmp_path) <= MIB and table.flushed_step == 1
+    assert {key.strip() for key in values_of(table)} == {str(number).encode() for number in range(600)}
+    table.remove(tf.constant(names(200) + names(400)))
+    table.flush(3)  # what is gone takes no room
+    table.upsert(tf.constant(names(200)), tf.ones([200, DIM]))
+    del table
+    gc.collect()
+    assert int(make().size()) == 200
+    table = make(4 * MIB)
+    table.upsert(tf.constant(names(200) + names(400)), tf.ones([400, DIM]))
+    table.flush(4)
+    assert bytes_on_disk(tmp_path) > 600 * 2_000 and table.flushed_step == 4
+
+
 def test_a_disk_that_is_too_small(tmp_path):
     for max_bytes in (2**20 - 1, 1.5, "many", True):
         with pytest.raises(
@@ -386,3 +421,53 @@ def test_a_time_to_live_for_rows_that_have_no_times(tmp_path):
         table.upsert(int64([1_000]), tf.ones([1, 4]))  # when the table learns what time it is
         _, exists = table.lookup(keys, return_exists=True)
         assert bool(tf.reduce_all(exists)) and int(table.size()) == 501
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "snapshot", "folder"])
+@pytest.mark.parametrize("before", [TTL(seconds=86_400), TTL(steps=2), None])
+def test_a_time_to_live_of_another_unit(tmp_path, before, way):
+    """Rows without the times that a policy asks for stay until they are written; then these count."""
+    after = TTL(seconds=86_400) if before == TTL(steps=2) else TTL(steps=2)
+
+    def make(folder, eviction):
+        storage = None if folder is None else tiers(tmp_path / folder)
+        return tf_dynemb.Variable(**fields(max_rows=None, eviction=eviction), storage=storage)
+
+    def train(trainer, first, steps):
+        trainer.train(steps, lambda _: tf.range(first, first + 400, dtype=tf.int64))
+
+    def passed_on(folder):
+        """A table of the second policy with the rows that one of the first had."""
+        first = make(folder, before)
+        train(Trainer(first), 0, 1)
+        if way == "checkpoint":
+            path = tf.train.Checkpoint(table=first).save(str(tmp_path / f"checkpoint-{folder}"))
+        elif way == "snapshot":
+            snapshot.save(tmp_path / f"snapshot-{folder}", first)
+        elif folder is not None:
+            first.flush(1)
+            del first
+            gc.collect()
+            return make(folder, after)
+        else:
+            path = tf.train.Checkpoint(table=first).save(str(tmp_path / "checkpoint"))
+        second = make(None if folder is None else f"{folder}-2", after)
+        if way == "snapshot":
+            snapshot.restore(tmp_path / f"snapshot-{folder}", second)
+        else:
+            tf.train.Checkpoint(table=second).restore(path)
+        return second
+
+    tiered, plain = passed_on("disk"), passed_on(None)
+    trainer = Trainer(tiered, plain)
+    for optimizer in trainer.optimizers:
+        optimizer.iterations.assign(1)
+    everything = tf.range(2_000, dtype=tf.int64)
+    for first in (200, 1_000, 1_000, 1_000):
+        train(trainer, first, 1)
+        there = [table.lookup(everything, return_exists=True)[1].numpy() for table in (tiered, plain)]
+        np.testing.assert_array_equal(*there)
+    expires = after == TTL(steps=2)
+    assert there[0][:200].all()  # which no step has written since
+    assert there[0][200:600].all() != expires and there[0][1_000:1_400].all()
+    assert metrics_of(tiered)["rows_below"] > 0

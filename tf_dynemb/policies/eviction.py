@@ -289,7 +289,8 @@ class TTL(EvictionPolicy):
     begins anew. Its memory is used again: each call that writes looks at some rows and removes those
     that have expired, so that they leave without a scan of the table; until then `size` counts them. The
     time is that of the table: the latest step, or clock reading, of a write. It never goes back, also
-    not if the clock does, or if a checkpoint is restored whose rows are younger.
+    not if the clock does, or if a checkpoint is restored whose rows are younger. Restored rows that have
+    no times, or times in the other unit, do not expire before they are written.
 
     In a table that is full the rows that would expire first leave; give a list, such as
     `[LFU(), TTL(seconds=86400)]`, for another order.
@@ -356,7 +357,8 @@ class Eviction:
     @property
     def engine_text(self) -> str:
         """As the op DynembTable reads it."""
-        return " ".join([self._order.engine_text] + ([self._ttl.engine_text] if self._ttl else []))
+        words = [self._order.engine_text, self._ttl and self._ttl.engine_text, self.unit]
+        return " ".join(word for word in words if word)
 
     @property
     def scores(self) -> Callable[[tf.Tensor], tf.Tensor] | None:

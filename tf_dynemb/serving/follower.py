@@ -215,7 +215,7 @@ class Follower(FeedFollower):
                 for name, table in tables.items():
                     with naming(name):
                         table.load_snapshot(folder, delta.snapshot, name)
-                        ops.dynemb_set_snapshot(table.resource_handle, delta.snapshot)
+                        table.set_snapshot(delta.snapshot)
                 self._served.assign(weights)
                 self._now, self._whole = Position.of(generation), True
         self._counts["rows"] += delta.rows
@@ -253,17 +253,17 @@ class Follower(FeedFollower):
                 want = reader.tables[name].rows
                 if found != want:
                     raise FeedDamagedError(f"{full}: got {found} rows of table {name!r}, want {want}")
-                ops.dynemb_set_snapshot(table.resource_handle, generation.state)
+                table.set_snapshot(generation.state)
                 for folder, each in zip(deltas, then, strict=True):
                     table.load_snapshot(folder, each.state, name)
-                    ops.dynemb_set_snapshot(table.resource_handle, each.state)
+                    table.set_snapshot(each.state)
 
             # All of it before the first row changes.
             empty = {name: table.empty_copy() for name, table in self._served.tables.items()}
             before = generation.state
             for folder, each in zip(deltas, then, strict=True):
                 for table in empty.values():
-                    ops.dynemb_set_snapshot(table.resource_handle, before)
+                    table.set_snapshot(before)
                 self._verify(empty, folder, each.state)
                 before = each.state
             if self._serve_while_loading:

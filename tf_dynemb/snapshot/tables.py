@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import keras
 import tensorflow as tf
@@ -19,10 +19,12 @@ from tf_dynemb.snapshot.files import SnapshotDamagedError, SnapshotReader
 from tf_dynemb.table.counts import sketch_counts_that_left
 from tf_dynemb.table.handle import handles_in
 from tf_dynemb.table.limits import rows_that_left
+from tf_dynemb.table.sharded_table import ShardedTable
 from tf_dynemb.table.table_resource import TableResource
 from tf_dynemb.table.variable import Variable
 
 Tables: TypeAlias = Variable | Mapping[str, Variable] | keras.Layer
+_Resource = TypeVar("_Resource", TableResource, ShardedTable)
 
 
 def save(path: str | os.PathLike[str], tables: Tables, base: str = "", follow: bool = False) -> str:
@@ -183,7 +185,8 @@ def restore(path: str | os.PathLike[str], tables: Tables, follow: bool = False) 
     once, unless something failed before. All threads of TensorFlow read, with about 3 MiB each.
 
     Tables that are spread over processes are restored by all of them together, as they are saved. Each
-    keeps the rows that it owns, however many processes have saved them.
+    keeps the rows that it owns, however many processes have saved them. So does each parameter server,
+    while no step is under way: it reads the files, in a folder that it shares with this process.
 
     Args:
         path: a snapshot's folder; or a list: of a full snapshot and of the deltas that continue it.
@@ -241,7 +244,7 @@ def restore(path: str | os.PathLike[str], tables: Tables, follow: bool = False) 
                 "of their own"
             )
     for resource, loaded in staged:
-        ops.dynemb_swap(resource.resource_handle, loaded.resource_handle)
+        resource.swap(loaded)
     for table in tables.values():
         sketch_counts_that_left(table)
         if table.saved_number is not None:
@@ -324,8 +327,8 @@ def delta_function(tables: Tables) -> tf.types.experimental.GenericFunction:
 
 
 def load_beside(
-    resource: TableResource, readers: Sequence[SnapshotReader], name: str, follow: bool = False
-) -> tuple[TableResource, int]:
+    resource: _Resource, readers: Sequence[SnapshotReader], name: str, follow: bool = False
+) -> tuple[_Resource, int]:
     """A table with the rows of a chain of snapshots, like `resource` and beside it.
 
     Returns:
@@ -336,26 +339,28 @@ def load_beside(
 
 
 def load_chain(
-    resource: TableResource, readers: Sequence[SnapshotReader], name: str, follow: bool = False
+    resource: TableResource | ShardedTable,
+    readers: Sequence[SnapshotReader],
+    name: str,
+    follow: bool = False,
 ) -> int:
     """Puts the rows of a chain of snapshots in the place of those that a table has.
 
     Returns:
         How many rows of the first snapshot there are, in this process.
     """
-    handle = resource.resource_handle
     rows, left = 0, rows_that_left(resource)
     for number, reader in enumerate(readers):
         beginning = number == 0
         schema = reader.tables[reader.known(name)].schema_for(resource.value_dtype)
         resource.adopt(schema, replace=beginning)
         if beginning:
-            ops.dynemb_set_snapshot(handle, reader.id, follow=follow)
+            resource.set_snapshot(reader.id, follow)
         resource.load_snapshot(reader.path, reader.id, name)
         if beginning:
-            rows = int(tf.reduce_sum(ops.dynemb_size(handle)[0])) + rows_that_left(resource) - left
+            rows = int(tf.reduce_sum(resource.sizes()[0])) + rows_that_left(resource) - left
         # What has been read so far is of the version that ends here.
-        ops.dynemb_set_snapshot(handle, reader.id, follow=follow)
+        resource.set_snapshot(reader.id, follow)
     return rows
 
 

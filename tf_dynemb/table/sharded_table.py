@@ -83,6 +83,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         self.value_dtype = parts[0].value_dtype
 
     __deepcopy__ = TableResource.__deepcopy__
+    adopt = TableResource.adopt
     when_restored = staticmethod(TableResource.when_restored)
 
     @property
@@ -96,7 +97,8 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         raise ValueError(
             f"a table on servers or several GPUs, here of {self.shards} parts from {self.host} on, "
             "cannot be part of this. Lookups, optimizers, checkpoints, SavedModels, Keras' files and "
-            "saving snapshots work; snapshots are restored into a table of one process"
+            "snapshots work; what needs one table, such as a delta that is loaded while it serves, does "
+            "not"
         )
 
     def shard_ids(self, keys: tf.Tensor) -> tf.Tensor:
@@ -339,18 +341,38 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
 
     def flush(self, step: int) -> None:
         """As TableResource.flush, on all servers at one time."""
-
-        @tf.function  # whose errors come at once
-        def flush() -> None:
-            for part in self._parts:
-                part.flush(step)
-
         with naming(self.table_name):
-            flush()
+            self._on_all(lambda _, part: part.flush(step))
 
     def snapshots(self) -> tf.Tensor:
         """As TableResource.snapshots: those that all parts were restored with."""
         return self._parts[0].snapshots()
+
+    def set_snapshot(self, identity: str, follow: bool = False) -> None:
+        """As TableResource.set_snapshot."""
+        self._on_all(lambda _, part: part.set_snapshot(identity, follow))
+
+    def load_snapshot(self, path: str, identity: str, name: str) -> None:
+        """As TableResource.load_snapshot, eagerly: each part reads the files, and keeps its rows."""
+        by_key_mod = self.partitions_by_key_mod and self._shards_in_all == self.shards
+        ids_of = None if by_key_mod else self.part_numbers
+        arguments = (path, identity, name)
+
+        def load(number: int, part: _Part) -> None:
+            part.load_part_of_snapshot(*arguments, number, self.shards, ids_of)
+
+        self._on_all(load)
+
+    def _on_all(self, call: Callable[[int, _Part], Any]) -> None:
+        """Calls call(number, part) for all parts, at one time and on their devices."""
+
+        @tf.function  # whose errors come at once, of servers as well
+        def on_all() -> None:
+            for number, part in enumerate(self._parts):
+                with part.on_its_device():
+                    call(number, part)
+
+        on_all()
 
     def empty_copy(self) -> ShardedTable:
         """As TableResource.empty_copy, on the same devices."""
@@ -361,8 +383,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
 
     def swap(self, other: ShardedTable) -> None:
         """As TableResource.swap; one part after the other."""
-        for part, of_other in zip(self._parts, other._parts, strict=True):
-            part.swap(of_other)
+        self._on_all(lambda number, part: part.swap(other._parts[number]))
 
     def in_saved_model(self) -> TableResource:
         """What a SavedModel holds in place of this: the first part, which has the others with it."""
@@ -445,6 +466,10 @@ class _Part(TableResource):
         make = super()._make
         return tf.function(make)(arguments) if tf.executing_eagerly() else make(arguments)
 
+    def on_its_device(self) -> Any:
+        """The device scope of what is done there: on a GPU that of its resource."""
+        return tf.device(None if self._gpu else self.host)
+
     @property
     def followed_handle(self) -> tf.Tensor:
         """What a SavedModel that follows puts rows into: the first part's."""
@@ -471,7 +496,7 @@ class _Part(TableResource):
 
         What is not saved of them stays where it is.
         """
-        with tf.device(None if self._gpu else self.host):
+        with self.on_its_device():
             saved = super().tensors_to_save()
         with _here():
             return {name: tf.identity(array) for name, array in saved.items()}

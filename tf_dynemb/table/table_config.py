@@ -211,14 +211,13 @@ class TableConfig:
                 f"max_bytes={self.bytes_limit} and eviction={eviction}, want none of these, for now; "
                 "`restrict` removes rows when it is called"
             )
+        limits = f"max_rows or {'max_bytes' if self.storage is None else 'Disk(max_bytes)'}"
         if not has_limit and self.on_full == "decline":
-            raise ValueError(
-                "on_full: got 'decline' without max_rows or max_bytes, so that the table is never full"
-            )
+            raise ValueError(f"on_full: got 'decline' without {limits}, so that the table is never full")
         if not has_limit and eviction is not None and not eviction.expires:
             raise ValueError(
-                f"eviction: got {eviction.policies[0]} without max_rows or max_bytes, so that no row "
-                "would leave; give one of them"
+                f"eviction: got {eviction.policies[0]} without {limits}, so that no row would leave; "
+                "give one of them"
             )
         self._set("keep_evicted", whole("keep_evicted", self.keep_evicted, 0))
         if self.keep_evicted and eviction is None:

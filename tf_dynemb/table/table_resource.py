@@ -446,6 +446,10 @@ class TableResource(
         _, shards, partitioner, _, *others = self._arguments
         return TableResource(schema, shards, partitioner, 0, *others)
 
+    def set_snapshot(self, identity: tf.Tensor | str, follow: bool = False) -> None:
+        """The table has all rows of a snapshot; see the op DynembSetSnapshot."""
+        ops.dynemb_set_snapshot(self.resource_handle, identity, follow=follow)
+
     def adopt(self, schema: Schema, replace: bool) -> None:
         """Takes over the optimizer rule of rows to come; with `replace` their seed, and drops all rows.
 
@@ -476,8 +480,34 @@ class TableResource(
         Returns:
             A tensor, which a graph has when the rows are there.
         """
-        beginning = tf.zeros([3], tf.int64)
         part, parts = (0, 1) if self.exchange is None else (self.exchange.index, self.exchange.processes)
+        shard_ids = None if self._routes_by_key else self.shard_ids
+        return self.load_part_of_snapshot(path, identity, name, part, parts, shard_ids)
+
+    def load_part_of_snapshot(
+        self,
+        path: tf.Tensor | str,
+        identity: tf.Tensor | str,
+        name: str,
+        part: int,
+        parts: int,
+        ids_of: Callable[[tf.Tensor], tf.Tensor] | None,
+    ) -> tf.Tensor:
+        """As load_snapshot, of the rows that one of several parts of a table has.
+
+        Args:
+            path: as of load_snapshot.
+            identity: as of load_snapshot.
+            name: as of load_snapshot.
+            part: the number of the part that this is.
+            parts: how many there are.
+            ids_of: gives int64 keys (n,) their shards, or with several parts the parts that they are in;
+                None: key mod number of them.
+
+        Returns:
+            As load_snapshot.
+        """
+        beginning = tf.zeros([3], tf.int64)
 
         def load(cursor: tf.Tensor, shard_ids: tf.Tensor, key_mod: bool) -> Any:
             return ops.dynemb_snapshot_load(
@@ -493,12 +523,12 @@ class TableResource(
                 by_hash=self.by_hash,
             )
 
-        if self._routes_by_key:
+        if ids_of is None:
             return load(beginning, tf.zeros([0], tf.int32), key_mod=True)[1]
 
         def step(cursor: tf.Tensor, done: tf.Tensor) -> Any:
             keys = ops.dynemb_snapshot_keys(path, identity, name, cursor)
-            return load(cursor, self.shard_ids(keys), key_mod=False)
+            return load(cursor, ids_of(keys), key_mod=False)
 
         return tf.while_loop(lambda _, done: ~done, step, (beginning, tf.constant(False)))[1]
 

@@ -61,7 +61,11 @@ Status EvictionPolicy::Parse(std::string_view text, EvictionPolicy* policy) {
     return read.ec == std::errc() && read.ptr == word.data() + word.size() && *to > 0;
   };
   bool good = true;
-  if (at < words.size() && words[at] != "ttl") {
+  size_t end = words.size();
+  if (end > 0 && words.back() == "steps") parsed.unit = Unit::kSteps;
+  if (end > 0 && words.back() == "microseconds") parsed.unit = Unit::kMicroseconds;
+  end -= parsed.unit != Unit::kAny;
+  if (at < end && words[at] != "ttl") {
     const std::string_view name = words[at++];
     if (name == "lru") {
       parsed.order = Order::kLastWriteTime;
@@ -82,12 +86,12 @@ Status EvictionPolicy::Parse(std::string_view text, EvictionPolicy* policy) {
       good = false;
     }
   }
-  good = good && number("ttl", &parsed.ttl) && at == words.size();
+  good = good && number("ttl", &parsed.ttl) && at == end;
   if (!good) {
     return InvalidArgument("eviction: got '", text,
                            "', want '', lru, lfu, lfu half_life N, lfu epoch N, norm, score or "
                            "score sum, and after it ",
-                           "ttl N, where N is 1 or more");
+                           "ttl N, where N is 1 or more; last steps or microseconds");
   }
   *policy = parsed;
   return Status();

@@ -33,6 +33,15 @@ struct EvictionPolicy {
   // A row that was not written for longer than this, in units of `now`, counts as missing. 0: rows
   // do not expire.
   int64_t ttl = 0;
+  // What `now` counts. Times in another unit are none: they are of rows from a table with another
+  // policy.
+  enum class Unit : uint8_t { kAny, kSteps, kMicroseconds } unit = Unit::kAny;
+  // The first time that is one of the clock, in microseconds since 1970: no table has been trained
+  // for so many steps.
+  static constexpr int64_t kFirstMicrosecond = 100'000'000'000'000;
+  bool has_unit_of(int64_t time) const {
+    return unit == Unit::kAny || (unit == Unit::kMicroseconds) == (time >= kFirstMicrosecond);
+  }
 
   bool evicts() const { return order != Order::kNone; }
   bool expires() const { return ttl > 0; }
@@ -51,7 +60,7 @@ struct EvictionPolicy {
   MetaField score_field() const;
 
   // The text form: "", "lru", "lfu", "lfu half_life 1000", "lfu epoch 1000", "norm", "score" or
-  // "score sum"; after it may come " ttl 500".
+  // "score sum"; after it may come " ttl 500", and last " steps" or " microseconds".
   static Status Parse(std::string_view text, EvictionPolicy* policy);
 };
 

@@ -44,8 +44,9 @@ struct KeyPart {
 
 class Routing {
  public:
-  // With one shard `shard_ids` may be empty. Keys that are not in `part` go to no shard. Errors:
-  // not one shard per key; a shard outside [0, shards), naming the key.
+  // With one shard `shard_ids` may be empty. Keys that are not in `part` go to no shard; with one
+  // shard `shard_ids` may say which part each key is in. Errors: not one shard per key; a shard
+  // outside [0, shards), naming the key.
   static Status Make(const Context& context, Span<const Key> keys, Span<const int32_t> shard_ids,
                      int shards, Routing* routing, const KeyPart& part = KeyPart());
 

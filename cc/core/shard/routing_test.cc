@@ -51,6 +51,19 @@ TEST(Routing, LeavesOutWhatIsOfOtherProcesses) {
             Code::kInvalidArgument);
 }
 
+TEST(Routing, LeavesOutWhatIdsSayIsOfOtherParts) {
+  const std::vector<Key> keys = {10, 11, -1, -2, 14};
+  const std::vector<int32_t> parts = {2, 0, 1, 2, 0};
+  const std::vector<std::vector<int64_t>> of_three = {{1, 4}, {2}, {0, 3}};
+  Routing routing;
+  for (int64_t index = 0; index < 3; ++index) {
+    ASSERT_TRUE(Routing::Make(OneThread(), keys, parts, 1, &routing, {index, 3}).ok());
+    EXPECT_EQ(At(routing.share(0)), of_three[static_cast<size_t>(index)]);
+  }
+  EXPECT_EQ(Routing::Make(OneThread(), keys, parts, 1, &routing, {0, 2}).code(),
+            Code::kInvalidArgument);
+}
+
 TEST(Routing, RefusesBadIdsAndNamesTheKey) {
   const std::vector<Key> keys = {10, -77};
   for (const int32_t shard_id : {-1, 2}) {

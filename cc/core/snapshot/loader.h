@@ -28,7 +28,8 @@ struct ChangeBlock {
 
 // Erases the keys, in whatever shard they are, and puts the rows into the shards. What rows lack is
 // as in a new row, what the shards do not have is left out. `shard_ids`: the shard of each row;
-// null: key mod number of shards, rounded down. Rows whose keys are not in `part` are left out.
+// null: key mod number of shards, rounded down. Rows whose keys are not in `part` are left out; of
+// one shard `shard_ids` may say which part each is in.
 // `strings`: the table's, null if it keeps none; those of the rows are recorded there. Errors: the
 // schemas are not compatible, two strings of one fingerprint, no memory; keys may have been erased
 // and rows put in then.

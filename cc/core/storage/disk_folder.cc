@@ -300,7 +300,8 @@ Status DiskFolder::TakeSpace(int64_t bytes) {
   if (bytes > max_bytes_ - bytes_) {
     return ResourceExhausted(path(), ": got ", bytes, " bytes to write, for ", bytes_,
                              " in files of at most Disk(max_bytes=", max_bytes_,
-                             "); a flush lets the files of the last one go");
+                             "); a flush lets the files of the last one go. Where a flush has no "
+                             "room for its index, of keys and their strings, want a larger one");
   }
   bytes_ += bytes;
   return Status();

@@ -44,7 +44,8 @@ Status DiskRows::ReadNumbers() {
     NumbersOf(row, numbers);
     index_.Put(hash, index_.Find(hash), numbers);
     if (at >= 0) {
-      latest = std::max(latest, ReadInt64(row + layouts_.back().layout.meta_offset + at));
+      const int64_t time = ReadInt64(row + layouts_.back().layout.meta_offset + at);
+      if (policy_.has_unit_of(time)) latest = std::max(latest, time);
     }
     return Status();
   }));

@@ -53,7 +53,8 @@ TEST(BoundedTableTest, WhatCannotBeIsRefused) {
   EvictionPolicy policy;
   for (const char* bad : {"fifo", "lru lru", "lfu half_life", "lfu half_life 0", "lru half_life 5",
                           "score 5", "ttl", "ttl -1", "ttl 1x", "lru ttl 5 6", " lru", "lru  ttl 5",
-                          "lfu epoch", "lfu epoch 0", "lfu half_life 5 epoch 5", "lru epoch 5"}) {
+                          "lfu epoch", "lfu epoch 0", "lfu half_life 5 epoch 5", "lru epoch 5",
+                          "steps lru", "lru ttl steps", "lru ttl 5 steps steps"}) {
     EXPECT_EQ(EvictionPolicy::Parse(bad, &policy).code(), Code::kInvalidArgument) << bad;
   }
 }

@@ -163,7 +163,7 @@ class HostTable final : public CacheTable {
   CallStamp Stamped(const Stamp& stamp) const;
   void StampMeta(const CallStamp& stamp, char* row) const;
   void GiveScore(const CallStamp& stamp, const Entry& entry) const;
-  void NoteTime(const char* row);
+  void NoteTime(char* row);
   void Wrote(const CallStamp& stamp, const Entry& entry, Task* task) const;
   static void Changed(const Entry& entry, Task* task);
   void ListChanges(LockedSegment* part, Task* task) const;

@@ -121,11 +121,13 @@ HostTable::CallStamp HostTable::Stamped(const Stamp& stamp) const {
   if (policy.uses_time()) now = options_.clock->Stamp(stamp.now);
   return {now, policy.WriteAt(now), policy.takes_scores() ? stamp.scores : Span<const int64_t>()};
 }
-// Notes the time of a row that comes from elsewhere.
-void HostTable::NoteTime(const char* row) {
+// Notes the time of a row that comes from elsewhere; one in another unit is none.
+void HostTable::NoteTime(char* row) {
   const int64_t at = layout_.meta_field[static_cast<int>(MetaField::kLastWriteTime)];
   if (at < 0 || !options_.eviction.uses_time()) return;
-  const int64_t written = ReadInt64(row + layout_.meta_offset + at);
+  char* const time = row + layout_.meta_offset + at;
+  if (!options_.eviction.has_unit_of(ReadInt64(time))) WriteInt64(RowScores::kNoTime, time);
+  const int64_t written = ReadInt64(time);
   options_.clock->Advance(written);
   if (expires()) evictor_->NoteTime(written);
 }

@@ -29,7 +29,11 @@ RowScores::RowScores(const EvictionPolicy& policy, const RowLayout& layout, DTyp
 int64_t RowScores::Order(const char* value, const char* meta) const {
   // Of a row that has not expired, whatever a caller has given.
   constexpr int64_t kLowest = INT64_MIN + 1;
-  if (!reads_values()) return std::max(ReadInt64(meta + score_), kLowest);
+  if (!reads_values()) {
+    const int64_t score = ReadInt64(meta + score_);
+    const bool is_time = policy_.order == EvictionPolicy::Order::kLastWriteTime;
+    return std::max(is_time ? TimeOf(score) : score, kLowest);
+  }
   const double norm = norm_(dim_, value);
   int64_t bits;  // in the order of the numbers, which are not negative
   std::memcpy(&bits, &norm, sizeof(bits));
@@ -40,7 +44,7 @@ void RowScores::Numbers(const char* value, const char* meta, int64_t* numbers) c
   if (policy_.evicts()) *numbers++ = Order(value, meta);
   if (policy_.expires()) {
     const bool time_is_score = policy_.order == EvictionPolicy::Order::kLastWriteTime;
-    *(time_is_score ? numbers - 1 : numbers) = ReadInt64(meta + last_write_);
+    *(time_is_score ? numbers - 1 : numbers) = TimeOf(ReadInt64(meta + last_write_));
   }
 }
 

@@ -81,6 +81,8 @@ class RowScores {
            written<now&& static_cast<uint64_t>(now) -
                    static_cast<uint64_t>(written)> static_cast<uint64_t>(policy_.ttl);
   }
+  // A time of a row, or none.
+  int64_t TimeOf(int64_t time) const { return policy_.has_unit_of(time) ? time : kNoTime; }
   int64_t Order(const char* value, const char* meta) const;
 
   EvictionPolicy policy_;
