@@ -33,7 +33,7 @@ __global__ void Kernel(int64_t n, const __grid_constant__ Body body) {
 // DYNEMB_HOST_DEVICE.
 template <typename Body>
 Status ForEach(const Context& context, int64_t n, const Body& body) {
-  if (n > 0) CountKernelStart();
+  if (n > 0) DYNEMB_RETURN_IF_ERROR(CountKernelStart());
   if (RunsOnHost(context.space)) {
     for (int64_t i = 0; i < n; ++i) body(i);
     return {};

@@ -19,7 +19,7 @@ Status CallArguments::Send(const Context& context, const std::vector<char>& argu
   Turn& turn = turns_[current_];
   DYNEMB_RETURN_IF_ERROR(MakeRoom(context, bytes, &turn));
   const char* from = arguments.data();
-  if (!RunsOnHost(context.space)) {
+  if (bytes > 0 && !RunsOnHost(context.space)) {
     std::memcpy(turn.pinned, from, arguments.size());
     from = turn.pinned;
   }

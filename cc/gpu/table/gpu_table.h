@@ -6,7 +6,8 @@
 //
 // The host waits for the device in these calls alone: Export, EraseBelow, RemoveExpired,
 // PrepareMove and its move, the first BeginEpoch, ChangedKeys, Clear, size, counters,
-// ApplyAdmitted; InsertRows where a policy goes by time; of the calls that change rows those that
+// ApplyAdmitted; FindBagsOfTables and ApplyToTables where four calls with the same first table are
+// under way; InsertRows where a policy goes by time; of the calls that change rows those that
 // take memory or find none left: before the table takes some for rows it asks how many there really
 // are, and where calls have asked in vain one after the other it takes memory for some calls ahead,
 // up to 4 MiB or an eighth of its rows; those that may exceed max_rows, for which it counts missing

@@ -322,6 +322,10 @@ TEST_P(GpuTogetherTest, OneErrorStopsNoOther) {
   out.Pull();
   EXPECT_EQ(std::count(out.host(), out.host() + 4, 0.0f), 4);
   EXPECT_NE(std::count(out.host() + 4, out.host() + 12, 0.0f), 8);
+  // Nothing to do, for tables and without any.
+  const Mirror<int64_t> none(memory(), std::vector<int64_t>{0});
+  for (BagsOfTable& call : bags) call = {call.table, {call.bags.ids, none.span()}, out.rows(0, 2)};
+  EXPECT_TRUE(FindBagsOfTables(memory()->context(), bags).ok());
   EXPECT_TRUE(ApplyToTables(memory()->context(), {}).ok());
   EXPECT_TRUE(FindBagsOfTables(memory()->context(), {}).ok());
 }
@@ -368,6 +372,54 @@ TEST_P(GpuTogetherTest, MemoryRunsOut) {
     ASSERT_OK(ApplyToTables(memory()->context(), calls));
     for (const auto& table : tables) EXPECT_EQ(table->size(), kBatch);
   }
+}
+
+// Whichever kernel cannot be started: keys have whole rows or none, and tables go on.
+TEST_P(GpuTogetherTest, AKernelIsNotStarted) {
+  constexpr int64_t kTables = 3, kDim = 2;
+  const std::vector<TableSchema> schemas(kTables, Schema(kDim, "sgd"));
+  const std::vector<double> hyper = {0.5, 1, 0};
+  const Keys keys = Numbers(0, 50);
+  Gradients gradients(memory(), keys, int64_t{kDim * sizeof(float)});
+  Floats initial;
+  ASSERT_OK(Caller(Make(schemas[0]).get(), memory()).Find(keys, &initial));
+  int64_t errors = 0;
+  for (int64_t failing = 0; failing < kStartsOfApply + 2; ++failing) {
+    SCOPED_TRACE(failing);
+    const GpuTables tables = MakeAll(schemas);
+    std::vector<ApplyOfTable> calls;
+    for (const auto& table : tables) {
+      ASSERT_OK(Caller(table.get(), memory()).Upsert({keys[0]}, Floats(kDim, 7.0f)));
+      ASSERT_OK(table->Reserve(memory()->context(), 1000));
+      calls.push_back(CallOf(table.get(), gradients, hyper));
+    }
+    failing_kernel_start = kernel_starts + failing;
+    const Status status = ApplyToTables(memory()->context(), calls);
+    failing_kernel_start = -1;
+    if (!status.ok()) {
+      EXPECT_EQ(status.code(), Code::kResourceExhausted);
+      ++errors;
+    }
+    Floats want = initial;
+    std::fill_n(want.begin(), kDim, 7.0f);
+    for (const int64_t round : {0, 1}) {
+      for (const auto& table : tables) {
+        const Caller call(table.get(), memory());
+        Floats values;
+        ASSERT_OK(call.Find(keys, &values));
+        EXPECT_EQ(values, want);  // gradients are zeros
+        const int64_t rows = static_cast<int64_t>(call.Export(100).size());
+        EXPECT_EQ(rows, table->size());
+        if (round == 1 || status.ok()) {
+          EXPECT_EQ(rows, 50);
+        }
+      }
+      ASSERT_OK(ApplyToTables(memory()->context(), calls));
+    }
+  }
+  // Those before anything was inserted are made up for by calls of one table.
+  EXPECT_GT(errors, 1);
+  EXPECT_LT(errors, kStartsOfApply);
 }
 
 // Threads that name the same tables in different orders, beside readers and calls of one table.

@@ -62,6 +62,8 @@ class Launches {
   // Of several, which all can be called in that context.
   Launches(const Context& context, CallArguments* arguments)
       : context_(context), arguments_(arguments) {}
+  Launches(const Launches&) = delete;
+  Launches& operator=(const Launches&) = delete;
 
   // bodies[t](tile, i) for i in [0, sizes[t]), as ForEachTile of tile.cu.h.
   template <int kWidth, typename Body>

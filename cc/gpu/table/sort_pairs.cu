@@ -30,7 +30,7 @@ Status SortOnHost(int64_t n, int bits, const Pairs& pairs) {
 template <typename Pairs>
 Status Sort(const Context& context, int64_t n, int bits, const Pairs& pairs, void* temp,
             int64_t temp_bytes) {
-  CountKernelStart();
+  DYNEMB_RETURN_IF_ERROR(CountKernelStart());
   if (RunsOnHost(context.space)) return SortOnHost(n, bits, pairs);
   auto bytes = static_cast<size_t>(temp_bytes);
   return FromCuda(cub::DeviceRadixSort::SortPairs(temp, bytes, pairs.by, pairs.by_out, pairs.with,
