@@ -1,8 +1,7 @@
 // What the GPU table's calls cost beside what the card itself allows.
 //
-//   gpu_table_benchmark [--case=limits,find,bounded,insert,step,bags,growth,cpu] [--json=FILE]
-//   [--quick]
-//                       [--rounds=N]
+//   gpu_table_benchmark [--case=limits,find,bounded,insert,step,bags,tables,growth,cpu]
+//                       [--json=FILE] [--quick] [--rounds=N]
 //
 // A line says the case and its numbers, the median time of all rounds with the least and the most,
 // keys per second, the bytes that must be moved per second, and for each limit its time and the
@@ -28,6 +27,7 @@
 #include "benchmarks/gpu_bench.cu.h"
 #include "benchmarks/threads_executor.h"
 #include "cc/core/table/host_table.h"
+#include "cc/gpu/kernel_starts.h"
 
 namespace dynemb {
 namespace {
@@ -296,6 +296,131 @@ void BagsCase(const Bench& bench) {
   }
 }
 
+// Many tables of a model, each with a batch of its own, whose bags have one id: as one call and as
+// a call for each. By the host's clock, for what counts is how soon the next call can be made: the
+// host's work and the device's go on side by side.
+class ManyTables {
+ public:
+  ManyTables(const Bench& bench, int64_t tables, int64_t n)
+      : bench_(bench),
+        training_("adagrad"),
+        tables_(tables),
+        n_(n),
+        batches_(AnyRows(tables * n, kRows)),
+        begins_(Upload(Ends(n))),
+        numbers_(Numbers(bench, tables * n * kDim * 4)) {
+    const DeviceArray<Key> keys = Allocate<Key>(kRows);
+    Check(ForEach(bench.context, kRows, FillKeys{0, keys.get()}));
+    const DeviceArray<char> values = Numbers(bench, kRows * kDim * 4);
+    const TableSchema schema = SchemaOf(kDim, &training_);
+    for (int64_t t = 0; t < tables; ++t) {
+      made_.emplace_back();
+      Check(MakeGpuTable(schema, CudaMemory(), &made_.back()));
+      Check(made_.back()->Reserve(bench.context, kRows + 16 * n));
+      Check(made_.back()->Upsert(bench.context, {{keys.get(), kRows, kDevice}},
+                                 OnDevice(values.get(), kRows, kDim * 4), Stamp(), NoReport()));
+    }
+    bench.Sync();
+  }
+
+  void FindBags(int round, bool together) const {
+    std::vector<BagsOfTable> calls;
+    for (int64_t t = 0; t < tables_; ++t) {
+      calls.push_back(
+          {made_[t].get(), {KeysOf(round, t), {begins_.get(), n_ + 1, kDevice}}, NumbersOf(t)});
+    }
+    if (together) return Check(FindBagsOfTables(bench_.context, calls));
+    for (const BagsOfTable& call : calls) {
+      Check(call.table->FindBags(bench_.context, call.bags, call.out));
+    }
+  }
+  void Apply(int round, bool together) const {
+    std::vector<ApplyOfTable> calls;
+    for (int64_t t = 0; t < tables_; ++t) {
+      calls.push_back(
+          {made_[t].get(), {KeysOf(round, t)}, NumbersOf(t), training_.update(kDevice), Stamp()});
+    }
+    if (together) return Check(ApplyToTables(bench_.context, calls));
+    for (const ApplyOfTable& call : calls) {
+      Check(call.table->Apply(bench_.context, call.batch, call.gradients, call.update, call.stamp,
+                              NoReport()));
+    }
+  }
+
+  // Microseconds of a call, where one follows the other.
+  template <typename F>
+  double Time(const F& call) const {
+    constexpr int kCalls = 10;
+    bench_.Sync();
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < kCalls; ++i) call(i);
+    bench_.Sync();
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+    return took.count() / kCalls;
+  }
+
+ private:
+  static constexpr int64_t kRows = 1 << 16, kDim = 16;
+  static std::vector<int64_t> Ends(int64_t bags) {
+    std::vector<int64_t> ends(bags + 1);
+    for (int64_t b = 0; b <= bags; ++b) ends[b] = b;
+    return ends;
+  }
+  Span<const Key> KeysOf(int round, int64_t t) const {
+    return {batches_.device(round).keys.data + t * n_, n_, kDevice};
+  }
+  Rows NumbersOf(int64_t t) const {
+    return OnDevice(numbers_.get() + t * n_ * kDim * 4, n_, kDim * 4);
+  }
+
+  const Bench& bench_;
+  const Training training_;
+  const int64_t tables_, n_;
+  const Batches batches_;
+  const DeviceArray<int64_t> begins_;
+  const DeviceArray<char> numbers_;
+  std::vector<std::unique_ptr<GpuTable>> made_;
+};
+
+void TablesCase(const Bench& bench) {
+  for (const int64_t count : {26, 104}) {
+    for (const int64_t n : {2048, 16384}) {
+      const ManyTables tables(bench, count, n);
+      for (const bool trains : {false, true}) {
+        std::vector<double> together, alone, ratios;
+        const auto call = [&](bool at_once) {
+          return [&, at_once](int round) {
+            trains ? tables.Apply(round, at_once) : tables.FindBags(round, at_once);
+          };
+        };
+        for (int round = 0; round < kWarmUp + bench.options.rounds; ++round) {
+          const double one = tables.Time(call(true)), each = tables.Time(call(false));
+          if (round < kWarmUp) continue;
+          together.push_back(one);
+          alone.push_back(each);
+          ratios.push_back(each / one);
+        }
+        const int64_t before = kernel_starts;
+        call(true)(0);
+        const int64_t starts = kernel_starts - before;
+        call(false)(0);
+        const int64_t starts_alone = kernel_starts - before - starts;
+        bench.Emit(trains ? "tables/apply" : "tables/bags", {{"tables", count}, {"batch", n}},
+                   {{"us", Median(together)},
+                    {"us_alone", Median(alone)},
+                    {"ratio", Median(ratios)},
+                    {"starts", starts},
+                    {"starts_alone", starts_alone}},
+                   Format("%9.1f us [%9.1f %9.1f], one after the other %9.1f us, ratio %.2f [%.2f "
+                          "%.2f], %lld starts, one after the other %lld",
+                          Median(together), Quantile(together, 0), Quantile(together, 1),
+                          Median(alone), Median(ratios), Quantile(ratios, 0), Quantile(ratios, 1),
+                          static_cast<long long>(starts), static_cast<long long>(starts_alone)));
+      }
+    }
+  }
+}
+
 // Upserts of new rows into a table for which nothing was reserved, each from an idle device.
 void Grow(const Bench& bench, int64_t dim, int64_t wanted_rows) {
   using Clock = std::chrono::steady_clock;
@@ -431,9 +556,9 @@ Status ParseOptions(int argc, char** argv, Options* options) {
         options->cases.insert(one);
       }
     } else {
-      return InvalidArgument(argument,
-                             ": want --case=limits,find,bounded,insert,step,bags,growth,cpu, ",
-                             "--json=FILE, --quick or --rounds=N");
+      return InvalidArgument(
+          argument, ": want --case=limits,find,bounded,insert,step,bags,tables,growth,cpu, ",
+          "--json=FILE, --quick or --rounds=N");
     }
   }
   if (options->rounds == 0) options->rounds = options->quick ? 3 : 15;
@@ -447,8 +572,9 @@ int Main(int argc, char** argv) {
   const Bench bench(options);
   DescribeDevice(bench);
   const std::pair<const char*, void (*)(const Bench&)> cases[] = {
-      {"limits", LimitsCase}, {"find", FindCase}, {"bounded", BoundedCase}, {"insert", InsertCase},
-      {"step", StepCase},     {"bags", BagsCase}, {"growth", GrowthCase},   {"cpu", CpuCase}};
+      {"limits", LimitsCase}, {"find", FindCase},     {"bounded", BoundedCase},
+      {"insert", InsertCase}, {"step", StepCase},     {"bags", BagsCase},
+      {"tables", TablesCase}, {"growth", GrowthCase}, {"cpu", CpuCase}};
   for (const auto& [name, run] : cases) {
     if (options.cases.count(name) == 0) continue;
     const auto begin = std::chrono::steady_clock::now();

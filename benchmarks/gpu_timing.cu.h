@@ -79,8 +79,8 @@ __global__ void SpinKernel(long long cycles) {
 }
 
 struct Options {
-  std::set<std::string> cases = {"limits", "find", "bounded", "insert",
-                                 "step",   "bags", "growth",  "cpu"};
+  std::set<std::string> cases = {"limits", "find",   "bounded", "insert", "step",
+                                 "bags",   "tables", "growth",  "cpu"};
   std::string json;
   bool quick = false;
   int rounds = 0;  // if not said, 15, and 3 for a quick run

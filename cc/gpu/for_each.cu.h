@@ -10,6 +10,7 @@
 #include "cc/core/base/context.h"
 #include "cc/core/base/status.h"
 #include "cc/gpu/cuda_status.h"
+#include "cc/gpu/kernel_starts.h"
 
 namespace dynemb {
 namespace for_each_internal {
@@ -32,6 +33,7 @@ __global__ void Kernel(int64_t n, const __grid_constant__ Body body) {
 // DYNEMB_HOST_DEVICE.
 template <typename Body>
 Status ForEach(const Context& context, int64_t n, const Body& body) {
+  if (n > 0) DYNEMB_RETURN_IF_ERROR(CountKernelStart());
   if (RunsOnHost(context.space)) {
     for (int64_t i = 0; i < n; ++i) body(i);
     return {};

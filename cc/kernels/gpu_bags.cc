@@ -153,16 +153,23 @@ absl::Status FindBagsOnGpu(OpKernelContext* context, const DeviceContext& core,
       bags.feature_count(), ns, [&](int64_t f) { features[f].Write(staging); })));
   Tensor there;
   TF_RETURN_IF_ERROR(staging.Send(context, core, &there));
+  const auto schema = [&](int64_t f) -> const TableSchema& {
+    return tables[bags.feature(f).table].schema;
+  };
+  std::vector<Rows> rows;
+  std::vector<BagsOfTable> calls;
   for (int64_t f = 0; f < bags.feature_count(); ++f) {
-    const TableInput& table = tables[bags.feature(f).table];
-    const int64_t dim = table.schema.dim;
-    const DType dtype = GradientDType(table.schema.value_dtype);
-    const Rows rows(out + bags.offset(f, 0), bags.rows(f), bags.columns() * SizeOf(bags.dtype()),
-                    core.space);
-    const Rows narrow = NarrowRows(rows, dtype, bags.dtype(), dim);
-    TF_RETURN_IF_ERROR(ToTensorFlow(
-        FindBagsInPlace(table.in_place[0].get(), core, features[f].There(core, there), narrow)));
-    TF_RETURN_IF_ERROR(ToTensorFlow(WidenInPlace(core, rows, dtype, bags.dtype(), dim)));
+    rows.emplace_back(out + bags.offset(f, 0), bags.rows(f), bags.columns() * SizeOf(bags.dtype()),
+                      core.space);
+    calls.push_back(
+        {static_cast<const GpuTable*>(tables[bags.feature(f).table].in_place[0].get()),
+         features[f].There(core, there),
+         NarrowRows(rows[f], GradientDType(schema(f).value_dtype), bags.dtype(), schema(f).dim)});
+  }
+  TF_RETURN_IF_ERROR(ToTensorFlow(FindBagsInPlace(core, calls)));
+  for (int64_t f = 0; f < bags.feature_count(); ++f) {
+    TF_RETURN_IF_ERROR(ToTensorFlow(WidenInPlace(
+        core, rows[f], GradientDType(schema(f).value_dtype), bags.dtype(), schema(f).dim)));
   }
   return absl::OkStatus();
 }

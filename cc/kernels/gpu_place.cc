@@ -130,8 +130,12 @@ std::shared_ptr<Table> InPlace(const std::shared_ptr<Table>& shard) {
   return access == nullptr ? shard : access->table();
 }
 
-Status FindBagsInPlace(Table* table, const Context& core, const DeviceBags& bags, const Rows& out) {
-  return static_cast<GpuTable*>(table)->FindBags(core, bags, out);
+Status FindBagsInPlace(const Context& core, const std::vector<BagsOfTable>& calls) {
+  return FindBagsOfTables(core, calls);
+}
+
+Status ApplyInPlace(const Context& core, const std::vector<ApplyOfTable>& calls) {
+  return ApplyToTables(core, calls);
 }
 
 Status ApplyAdmittedInPlace(Table* table, const Context& core, const Batch& batch,

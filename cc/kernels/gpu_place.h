@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "cc/core/base/context.h"
 #include "cc/core/base/dtype.h"
@@ -38,8 +39,9 @@ Status MakeGpuTieredShard(tensorflow::OpKernelContext* context, const TableSchem
 // host's memory itself.
 std::shared_ptr<Table> InPlace(const std::shared_ptr<Table>& shard);
 
-// GpuTable::FindBags of a table that is InPlace.
-Status FindBagsInPlace(Table* table, const Context& core, const DeviceBags& bags, const Rows& out);
+// FindBagsOfTables and ApplyToTables of cc/gpu/table/gpu_table.h.
+Status FindBagsInPlace(const Context& core, const std::vector<BagsOfTable>& calls);
+Status ApplyInPlace(const Context& core, const std::vector<ApplyOfTable>& calls);
 
 // GpuTable::ApplyAdmitted, likewise; ApplyAdmitted in host memory.
 Status ApplyAdmittedInPlace(Table* table, const Context& core, const Batch& batch,

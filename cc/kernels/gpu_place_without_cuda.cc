@@ -34,7 +34,8 @@ Status MakeGpuTieredShard(OpKernelContext*, const TableSchema&, const TableOptio
 
 std::shared_ptr<Table> InPlace(const std::shared_ptr<Table>& shard) { return shard; }
 
-Status FindBagsInPlace(Table*, const Context&, const DeviceBags&, const Rows&) { return NoCuda(); }
+Status FindBagsInPlace(const Context&, const std::vector<BagsOfTable>&) { return NoCuda(); }
+Status ApplyInPlace(const Context&, const std::vector<ApplyOfTable>&) { return NoCuda(); }
 Status ApplyAdmittedInPlace(Table* table, const Context& core, const Batch& batch,
                             ConstRows gradients, const Update& update, const Stamp& stamp,
                             const Admission& admission, int64_t* declined) {

@@ -242,11 +242,31 @@ absl::Status TableUpdates::Run(OpKernelContext* context, const DeviceContext& co
                                std::vector<Update>* updates) const {
   std::vector<KeyStrings::PinGuard> pins;
   TF_RETURN_IF_ERROR(Prepare(context, core, updates, &pins));
+  if (core.space != MemorySpace::kHost) return ToTensorFlow(RunOnGpu(core, rule_, *updates));
   std::vector<int64_t> sizes;
   for (const Update& update : *updates) sizes.push_back(update.keys.size);
   return ToTensorFlow(RunCalls(core, sizes, [&](int64_t i, const Context& of_table) {
     return UpdateTable(of_table, rule_, (*updates)[i]);
   }));
+}
+
+Status TableUpdates::RunOnGpu(const Context& context, const OptimizerSpec& rule,
+                              const std::vector<Update>& updates) {
+  FirstError error;
+  std::vector<ApplyOfTable> calls;
+  for (const Update& update : updates) {
+    if (!update.admission.policy.admits_all() || update.table.in_place.size() != 1) {
+      error.Add(UpdateTable(context, rule, update));
+      continue;
+    }
+    calls.push_back({static_cast<GpuTable*>(update.table.in_place[0].get()),
+                     {update.keys, update.routing.share(0)},
+                     update.gradients,
+                     {&rule, update.hyper, update.scales},
+                     update.stamp});
+  }
+  error.Add(ApplyInPlace(context, calls));
+  return error.Or(Status());
 }
 
 Status TableUpdates::UpdateTable(const Context& context, const OptimizerSpec& rule,

@@ -68,6 +68,9 @@ class TableUpdates {
                              std::vector<Update>* updates) const;
   // Whether the table has room for the rows that an update will insert.
   static absl::Status CheckRoomOf(const DeviceContext& core, const Update& update);
+  // Updates tables on a GPU.
+  static Status RunOnGpu(const Context& context, const OptimizerSpec& rule,
+                         const std::vector<Update>& updates);
   // Updates one table.
   static Status UpdateTable(const Context& context, const OptimizerSpec& rule,
                             const Update& update);

@@ -45,7 +45,7 @@ Status SelectPositions(const Context& context, int64_t n, const HasOutcome& is, 
 struct NoteHeads {
   GroupedBatch batch;
   DYNEMB_HOST_DEVICE void operator()(int64_t place) const {
-    if (batch.IsHead(place)) batch.head[batch.group[place]] = static_cast<uint32_t>(place);
+    if (batch.IsHead(place)) batch.head[batch.GroupOf(place)] = static_cast<uint32_t>(place);
   }
 };
 

@@ -1,4 +1,6 @@
+#include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "cc/core/optimizer/rule.h"
 #include "cc/gpu/table/apply_rows.h"
@@ -34,8 +36,8 @@ struct Gradients {
   template <bool kOfGradients>
   DYNEMB_HOST_DEVICE int AddSome(const GroupedBatch& batch, int level, int64_t place, int64_t end,
                                  int64_t block, Block<T>* sum) const {
-    Block<T> numbers[kAtOnce];
-    T scale[kAtOnce];
+    Block<T> numbers[kAtOnce] = {};  // also those beyond the last column
+    T scale[kAtOnce] = {};
     int count = 0;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -260,42 +262,78 @@ struct CatchUpHead {
   }
 };
 
+// WorkOnHeads of all calls, each with its own of `work`.
+template <typename Work>
+Status WorkOnAll(const std::vector<ApplyCall>& calls, const std::vector<Work>& work, int width,
+                 Launches* launches) {
+  std::vector<WorkOnHeads<Work>> bodies;
+  std::vector<int64_t> warps;
+  for (size_t t = 0; t < calls.size(); ++t) {
+    bodies.push_back({calls[t].batch, calls[t].rows, calls[t].marks, width, work[t]});
+    warps.push_back(WarpsFor(launches->context(), calls[t].batch.size));
+  }
+  return launches->ForTiles<kWarp>(bodies, warps);
+}
+
 template <typename V>
-Status CatchUpRows(const Context& context, const TableSchema& schema, std::string_view rule,
-                   const ApplyCall& call) {
-  const Span<const double> hyper = call.update.hyper;
-  CatchUpHead<V> work = {{}, hyper.data[Hyper::kStep], schema.dim, call.layout.slots_offset, 0};
-  DYNEMB_RETURN_IF_ERROR(GetCatchUp(rule, hyper, &work.catch_up, &work.column_slots));
-  return ForEachHead(context, call.batch, call.rows, call.marks, TileWidth(schema.dim), work);
+Status CatchUpRows(const TableSchema& schema, std::string_view rule,
+                   const std::vector<ApplyCall>& calls, Launches* launches) {
+  std::vector<CatchUpHead<V>> work;
+  for (const ApplyCall& call : calls) {
+    const Span<const double> hyper = call.update.hyper;
+    work.push_back({{}, hyper.data[Hyper::kStep], schema.dim, call.layout.slots_offset, 0});
+    DYNEMB_RETURN_IF_ERROR(
+        GetCatchUp(rule, hyper, &work.back().catch_up, &work.back().column_slots));
+  }
+  return WorkOnAll(calls, work, TileWidth(schema.dim), launches);
+}
+
+// The gradients of each call, the pieces of whose long groups are summed first.
+template <typename T>
+Status PrepareGradients(const std::vector<ApplyCall>& calls, int64_t dim, int width,
+                        Launches* launches, Scratch* scratch,
+                        std::vector<Gradients<T>>* gradients) {
+  for (const ApplyCall& call : calls) {
+    gradients->push_back({call.gradients, call.update.scales.data_or_null(), dim, {}});
+  }
+  for (int level = 1; level < kLevels; ++level) {
+    std::vector<SumPieces<T>> bodies;
+    std::vector<int64_t> pieces;
+    for (size_t t = 0; t < calls.size(); ++t) {
+      pieces.push_back(calls[t].batch.size / PlacesOf(level));
+      (*gradients)[t].pieces[level] = scratch->Take<T>(pieces[t] * dim);
+      bodies.push_back({calls[t].batch, (*gradients)[t], level});
+    }
+    DYNEMB_RETURN_IF_ERROR(launches->ForTiles<0>(bodies, pieces, width));
+  }
+  return {};
 }
 
 template <typename Rule, typename V>
-Status Apply(const Context& context, const TableSchema& schema, const ApplyCall& call,
+Status Apply(const TableSchema& schema, const std::vector<ApplyCall>& calls, Launches* launches,
              Scratch* scratch) {
   using T = ComputeType<V>;
-  const int64_t n = call.batch.size, dim = schema.dim;
+  const int64_t dim = schema.dim;
   const int width = TileWidth((dim + kBlock - 1) / kBlock);
-  Gradients<T> gradients = {call.gradients, call.update.scales.data_or_null(), dim, {}};
-  for (int level = 1; level < kLevels; ++level) {
-    gradients.pieces[level] = scratch->Take<T>(n / PlacesOf(level) * dim);
-    DYNEMB_RETURN_IF_ERROR(ForEachTile<0>(context, n / PlacesOf(level),
-                                          SumPieces<T>{call.batch, gradients, level}, width));
+  std::vector<Gradients<T>> gradients;
+  DYNEMB_RETURN_IF_ERROR(PrepareGradients<T>(calls, dim, width, launches, scratch, &gradients));
+  std::vector<UpdateHead<Rule, V>> updates;
+  for (size_t t = 0; t < calls.size(); ++t) {
+    const double* const hyper = calls[t].update.hyper.data;
+    updates.push_back({calls[t].batch,
+                       gradients[t],
+                       dim,
+                       calls[t].layout.slots_offset,
+                       calls[t].stamp,
+                       calls[t].initial,
+                       {},
+                       typename Rule::template Step<T>(hyper),
+                       static_cast<T>(hyper[Hyper::kWeightDecay] * hyper[Hyper::kLearningRate])});
+    for (int k = 0; k < Rule::kSlotCount; ++k) {
+      updates[t].initial_slots[k] = static_cast<T>(schema.rule.slots[k].initial);
+    }
   }
-  const double* const hyper = call.update.hyper.data;
-  UpdateHead<Rule, V> update = {
-      call.batch,
-      gradients,
-      dim,
-      call.layout.slots_offset,
-      call.stamp,
-      call.initial,
-      {},
-      typename Rule::template Step<T>(hyper),
-      static_cast<T>(hyper[Hyper::kWeightDecay] * hyper[Hyper::kLearningRate])};
-  for (int k = 0; k < Rule::kSlotCount; ++k) {
-    update.initial_slots[k] = static_cast<T>(schema.rule.slots[k].initial);
-  }
-  return ForEachHead(context, call.batch, call.rows, call.marks, width, update);
+  return WorkOnAll(calls, updates, width, launches);
 }
 
 }  // namespace
@@ -309,7 +347,7 @@ int64_t ApplyScratchBytes(const TableSchema& schema, int64_t n) {
   return bytes;
 }
 
-Status ApplyRows(const Context& context, const TableSchema& schema, const ApplyCall& call,
+Status ApplyRows(const TableSchema& schema, const std::vector<ApplyCall>& calls, Launches* launches,
                  Scratch* scratch) {
   Status status = InvalidArgument("no rule ", schema.rule.name);
   const RuleName name(schema.rule.name);
@@ -317,12 +355,12 @@ Status ApplyRows(const Context& context, const TableSchema& schema, const ApplyC
     using V = typename decltype(value_tag)::type;
     if constexpr (!std::is_integral_v<V>) {
       if (name.catches_up) {
-        status = CatchUpRows<V>(context, schema, name.rule, call);
+        status = CatchUpRows<V>(schema, name.rule, calls, launches);
         if (!status.ok()) return;
       }
       VisitRule(AllRules(), name.rule, [&](auto rule_tag) {
         using Rule = typename decltype(rule_tag)::type;
-        status = Apply<Rule, V>(context, schema, call, scratch);
+        status = Apply<Rule, V>(schema, calls, launches, scratch);
       });
     }
   });

@@ -4,12 +4,14 @@
 #define TF_DYNEMB_CC_GPU_TABLE_APPLY_ROWS_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "cc/core/base/context.h"
 #include "cc/core/base/status.h"
 #include "cc/core/table/row_layout.h"
 #include "cc/core/table/table.h"
 #include "cc/gpu/table/grouped_batch.cu.h"
+#include "cc/gpu/table/launches.cu.h"
 #include "cc/gpu/table/rows.cu.h"
 #include "cc/gpu/table/scratch.h"
 
@@ -29,7 +31,9 @@ struct ApplyCall {
 // What ApplyRows takes from the scratch memory, for a batch of n entries.
 int64_t ApplyScratchBytes(const TableSchema& schema, int64_t n);
 
-Status ApplyRows(const Context& context, const TableSchema& schema, const ApplyCall& call,
+// `calls`: of tables whose rows have the same value dtype, dim and rule, which are the schema's; as
+// many as `launches` is for.
+Status ApplyRows(const TableSchema& schema, const std::vector<ApplyCall>& calls, Launches* launches,
                  Scratch* scratch);
 
 }  // namespace dynemb

@@ -17,6 +17,7 @@ GpuTableOfMemory::GpuTableOfMemory(const TableSchema& schema, DeviceMemory* memo
       index_(memory),
       rows_(memory, layout_),
       scratch_(memory),
+      arguments_(memory),
       initial_(memory),
       missing_(memory),
       erased_(memory),
@@ -150,7 +151,8 @@ Status GpuTableOfMemory::ReadRows(const Context& context, const Batch& batch, co
   });
 }
 
-Status GpuTableOfMemory::FindBags(const Context& context, const DeviceBags& bags, Rows out) const {
+Status GpuTableOfMemory::CheckBags(const Context& context, const DeviceBags& bags,
+                                   const Rows& out) const {
   DYNEMB_RETURN_IF_ERROR(CheckContext(context, space()));
   DYNEMB_RETURN_IF_ERROR(CheckSpan("ids", bags.ids, space()));
   DYNEMB_RETURN_IF_ERROR(CheckSpan("begins", bags.begins, space()));
@@ -162,25 +164,9 @@ Status GpuTableOfMemory::FindBags(const Context& context, const DeviceBags& bags
   Batch of_bags;
   of_bags.keys = Span<const Key>(reinterpret_cast<const Key*>(bags.begins.data),
                                  bags.begins.size - 1, space());
-  DYNEMB_RETURN_IF_ERROR(
-      CheckValues("out", of_bags, out, GradientDType(schema_.value_dtype), schema_.dim, space()));
-  return InTurn(context, false, [&] {
-    return VisitDType(schema_.value_dtype, [&](auto tag) -> Status {
-      using V = typename decltype(tag)::type;
-      if constexpr (std::is_integral_v<V>) {
-        return Status();
-      } else {
-        using T = ComputeType<V>;
-        return ForEachTile<0>(
-            context, out.count,
-            PoolBags<V>{live_rows(), missing_values(), schema_.dim, bags.ids, bags.begins,
-                        bags.pooling == Pooling::kMean, reinterpret_cast<const T*>(bags.weights),
-                        out, counts_.reads()},
-            PoolBags<V>::Width(schema_.dim));
-      }
-    });
-  });
+  return CheckValues("out", of_bags, out, GradientDType(schema_.value_dtype), schema_.dim, space());
 }
+
 Status GpuTableOfMemory::Clear(const Context& context) {
   DYNEMB_RETURN_IF_ERROR(CheckContext(context, space()));
   return InTurn(context, true, [&]() -> Status {

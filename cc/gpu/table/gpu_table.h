@@ -6,7 +6,8 @@
 //
 // The host waits for the device in these calls alone: Export, EraseBelow, RemoveExpired,
 // PrepareMove and its move, the first BeginEpoch, ChangedKeys, Clear, size, counters,
-// ApplyAdmitted; InsertRows where a policy goes by time; of the calls that change rows those that
+// ApplyAdmitted; FindBagsOfTables and ApplyToTables where four calls with the same first table are
+// under way; InsertRows where a policy goes by time; of the calls that change rows those that
 // take memory or find none left: before the table takes some for rows it asks how many there really
 // are, and where calls have asked in vain one after the other it takes memory for some calls ahead,
 // up to 4 MiB or an eighth of its rows; those that may exceed max_rows, for which it counts missing
@@ -36,6 +37,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "cc/core/base/context.h"
 #include "cc/core/base/span.h"
@@ -76,6 +78,29 @@ class GpuTable : public Table {
   // nine tenths of that, beyond which it grows.
   virtual int64_t index_cells() const = 0;
 };
+
+// FindBags of several tables, which may be the same, in the same context. Tables whose values have
+// the same dtype and dim are read by one kernel, however many there are. Returns the first error,
+// which stops none of the others.
+struct BagsOfTable {
+  const GpuTable* table = nullptr;
+  DeviceBags bags;
+  Rows out;
+};
+Status FindBagsOfTables(const Context& context, const std::vector<BagsOfTable>& calls);
+
+// Apply of several tables, likewise: those whose values have the same dtype and dim, and the same
+// rule, are changed by the same kernels, unless they have limits, rows that expire, tiers, a
+// selection of the batch or IfMissing::kReport, which are called one after the other. Each table is
+// as after a call of its own, to the last bit; so it is where there is no memory.
+struct ApplyOfTable {
+  GpuTable* table = nullptr;
+  Batch batch;
+  ConstRows gradients;
+  Update update;
+  Stamp stamp;
+};
+Status ApplyToTables(const Context& context, const std::vector<ApplyOfTable>& calls);
 
 // An empty table in the given memory, which must outlive it and those that its rows are moved to.
 // Its rows are those of `device_memory`'s device. Errors: a schema that is not valid.

@@ -1,6 +1,7 @@
 // GpuTableOfMemory, as its own files see it: the table in a GPU's memory. gpu_table.cu makes
 // tables, reads them and moves their rows; gpu_table_write.cu has the calls that change rows by
-// key, gpu_table_evict.cu how rows leave, gpu_table_scan.cu the calls that go through all rows.
+// key, gpu_table_together.cu those of several tables in the same kernels, gpu_table_evict.cu how
+// rows leave, gpu_table_scan.cu the calls that go through all rows.
 #ifndef TF_DYNEMB_CC_GPU_TABLE_GPU_TABLE_IMPL_H_
 #define TF_DYNEMB_CC_GPU_TABLE_GPU_TABLE_IMPL_H_
 
@@ -15,6 +16,8 @@
 #include "cc/core/table/row_scores.h"
 #include "cc/gpu/for_each.cu.h"
 #include "cc/gpu/table/admit_rows.h"
+#include "cc/gpu/table/apply_rows.h"
+#include "cc/gpu/table/call_arguments.h"
 #include "cc/gpu/table/device_guard.h"
 #include "cc/gpu/table/erase_log.h"
 #include "cc/gpu/table/evict_rows.h"
@@ -93,8 +96,22 @@ class GpuTableOfMemory final : public GpuTable {
   int device() const override { return device_; }
   int64_t index_cells() const override;
 
+  // gpu_table_together.cu
+  // Of tables whose values have the same dtype and dim.
+  static Status FindBagsInOne(const Context& context, const std::vector<const BagsOfTable*>& calls);
+  // Whether the call can be one of ApplyInOne.
+  bool AppliesInOne(const ApplyOfTable& call) const;
+  // Of different tables whose values have the same dtype and dim, and one rule. *begun: false and
+  // an error: nothing has been done.
+  static Status ApplyInOne(const Context& context, const std::vector<const ApplyOfTable*>& calls,
+                           bool* begun);
+  Status CheckBags(const Context& context, const DeviceBags& bags, const Rows& out) const;
+  Status CheckApply(const Context& context, const Batch& batch, const ConstRows& gradients,
+                    const Update& update, const Stamp& stamp, const Report& report) const;
+
  private:
   class Move;
+  class ApplyCalls;
   // How a call that changes rows works.
   struct How {
     bool in_order = false;      // it looks at all entries of a key, in their order
@@ -125,6 +142,10 @@ class GpuTableOfMemory final : public GpuTable {
     const Status ended = order_.End(context, writes);
     return status.ok() ? ended : status;
   }
+  // The same for a call of several tables, which may be named more than once, on the same device.
+  template <typename F>
+  static Status InTurnOfAll(const Context& context, std::vector<const GpuTableOfMemory*> tables,
+                            bool writes, const F& call);
   // For the table's own waits.
   Context OwnContext() const;
 
@@ -145,6 +166,10 @@ class GpuTableOfMemory final : public GpuTable {
   RowMarks marks() const { return rows_.marks(epoch_); }
   InitialSlots initial_slots() const {
     return {initial_.slots(), layout_.slots_offset, layout_.slots_bytes};
+  }
+  ApplyCall CallOf(const GroupedBatch& grouped, const ConstRows& gradients, const Update& update,
+                   const RowStamp& stamp) const {
+    return {grouped, gradients, update, rows_.view(), marks(), layout_, stamp, initial_.values()};
   }
   // Of the row, where a number of its meta begins.
   int64_t FieldOffset(MetaField field) const {
@@ -197,6 +222,8 @@ class GpuTableOfMemory final : public GpuTable {
   static Status SayFull(const Context& context, const Entries& entries, const Reports& reports,
                         const Status& error);
   Status MakeRoom(const Context& context, int64_t inserting, int64_t max_rows, int64_t* limit);
+  // kResourceExhausted: keys of the call found no room. Waits for the stream.
+  Status SayWhetherFull(const Context& context);
   int64_t Headroom(int64_t inserting) const;
 
   // gpu_table_evict.cu
@@ -263,7 +290,8 @@ class GpuTableOfMemory final : public GpuTable {
   RowStore rows_;
   mutable KnownCounts counts_;
   mutable Scratch scratch_;
-  InitialRows initial_, missing_;  // what new rows hold; what Find gives for a missing one
+  mutable CallArguments arguments_;  // of calls of several tables, this one the first
+  InitialRows initial_, missing_;    // what new rows hold; what Find gives for a missing one
   DeviceBuffer decay_logs_;
   mutable EraseLog erased_;
   int waits_in_vain_ = 0;  // one after the other, for counts that would not have been needed

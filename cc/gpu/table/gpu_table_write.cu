@@ -19,8 +19,9 @@ constexpr int kMostWaitsInVain = 2;
 
 }  // namespace
 
-Status GpuTableOfMemory::Apply(const Context& context, const Batch& batch, ConstRows gradients,
-                               const Update& update, const Stamp& stamp, const Report& report) {
+Status GpuTableOfMemory::CheckApply(const Context& context, const Batch& batch,
+                                    const ConstRows& gradients, const Update& update,
+                                    const Stamp& stamp, const Report& report) const {
   DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report, space()));
   DYNEMB_RETURN_IF_ERROR(CheckValues("gradients", batch, gradients,
                                      GradientDType(schema_.value_dtype), schema_.dim, space()));
@@ -30,17 +31,21 @@ Status GpuTableOfMemory::Apply(const Context& context, const Batch& batch, Const
   std::unique_ptr<RowUpdater> checked;
   DYNEMB_RETURN_IF_ERROR(
       MakeRowUpdater(update.rule->name, schema_.value_dtype, update.hyper, &checked));
-  DYNEMB_RETURN_IF_ERROR(CheckAttached(schema_, *update.rule));
+  return CheckAttached(schema_, *update.rule);
+}
+
+Status GpuTableOfMemory::Apply(const Context& context, const Batch& batch, ConstRows gradients,
+                               const Update& update, const Stamp& stamp, const Report& report) {
+  DYNEMB_RETURN_IF_ERROR(CheckApply(context, batch, gradients, update, stamp, report));
   return InTurn(context, true, [&] {
     const RowStamp stamped = Stamped(stamp);
     How how;
     how.in_order = true;
     how.scratch_bytes = ApplyScratchBytes(schema_, Entries(batch).most);
     const auto apply = [&](const GroupedBatch& grouped) {
-      return ApplyRows(
-          context, schema_,
-          {grouped, gradients, update, rows_.view(), marks(), layout_, stamped, initial_.values()},
-          &scratch_);
+      Launches launches(context);
+      return ApplyRows(schema_, {CallOf(grouped, gradients, update, stamped)}, &launches,
+                       &scratch_);
     };
     return update.if_missing == IfMissing::kInsert
                ? Write(context, batch, report, how, AnyHead(), apply)
@@ -328,7 +333,10 @@ Status GpuTableOfMemory::InsertAndWork(const Context& context, const Wanted& wan
   // Whatever happens, what has been taken is counted.
   DYNEMB_RETURN_IF_ERROR(counts_.EndCall(context, most, inserting));
   DYNEMB_RETURN_IF_ERROR(status);
-  if (!may_be_full) return {};
+  return may_be_full ? SayWhetherFull(context) : Status();
+}
+
+Status GpuTableOfMemory::SayWhetherFull(const Context& context) {
   RowCounts counts;
   DYNEMB_RETURN_IF_ERROR(counts_.ReadAndForgetFull(context, &counts));
   if (counts.full == 0) return {};

@@ -3,11 +3,13 @@
 #define TF_DYNEMB_CC_GPU_TABLE_GROUP_BATCH_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "cc/core/base/context.h"
 #include "cc/core/base/status.h"
 #include "cc/core/table/table.h"
 #include "cc/gpu/table/grouped_batch.cu.h"
+#include "cc/gpu/table/launches.cu.h"
 #include "cc/gpu/table/scratch.h"
 
 namespace dynemb {
@@ -21,6 +23,10 @@ namespace dynemb {
 // kResourceExhausted: no memory; kInvalidArgument: 2^29 keys and more.
 Status GroupBatch(const Context& context, const Batch& batch, bool in_order, int64_t more_bytes,
                   Scratch* scratch, GroupedBatch* grouped);
+
+// The same for those of several tables, each by itself, with one sort for all.
+Status GroupBatches(const std::vector<Batch>& batches, bool in_order, int64_t more_bytes,
+                    Launches* launches, Scratch* scratch, std::vector<GroupedBatch>* grouped);
 
 }  // namespace dynemb
 

@@ -50,8 +50,10 @@ enum class HeadKind : uint8_t { kAll, kFound, kNotFound };
 struct GroupedBatch {
   Entries entries;
   int64_t size = 0;  // entries.most; also the group of what is no entry
-  // By place: the entry of the group that is its first, or, where they are not in order, its last.
+  // By place: the entry of the group that is its first, or, where they are not in order, its last;
+  // plus `first_group`, by which the groups of several batches that were sorted together are apart.
   const uint32_t* group = nullptr;
+  uint32_t first_group = 0;
   // By place, where they are in order; null: place and entry are one.
   const uint32_t* entry = nullptr;
   uint32_t* head = nullptr;    // by group, where they are in order: the place of its head
@@ -63,15 +65,16 @@ struct GroupedBatch {
   int64_t first = 0, end = 0;
 
   DYNEMB_HOST_DEVICE bool in_order() const { return entry != nullptr; }
-  DYNEMB_HOST_DEVICE bool IsEntry(int64_t place) const { return group[place] != size; }
+  DYNEMB_HOST_DEVICE uint32_t GroupOf(int64_t place) const { return group[place] - first_group; }
+  DYNEMB_HOST_DEVICE bool IsEntry(int64_t place) const { return GroupOf(place) != size; }
   DYNEMB_HOST_DEVICE bool IsHead(int64_t place) const {
     if (place < first || place >= end) return false;
-    const uint32_t of = group[place];
+    const uint32_t of = GroupOf(place);
     if (of == size) return false;
     return of == (in_order() ? entry[place] : place);
   }
   DYNEMB_HOST_DEVICE int64_t HeadOf(int64_t place) const {
-    return in_order() ? head[group[place]] : group[place];
+    return in_order() ? head[GroupOf(place)] : GroupOf(place);
   }
   DYNEMB_HOST_DEVICE bool IsSameGroup(int64_t place, int64_t other) const {
     return other < size && group[other] == group[place];

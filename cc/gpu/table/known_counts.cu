@@ -82,7 +82,11 @@ Status KnownCounts::ForgetTaken(const Context& context) {
 }
 
 Status KnownCounts::EndCall(const Context& context, int64_t limit, int64_t inserted) {
-  DYNEMB_RETURN_IF_ERROR(ForEach(context, 1, CountRows{there(), limit}));
+  DYNEMB_RETURN_IF_ERROR(ForEach(context, 1, Ending(context, limit, inserted)));
+  return Ended(context, inserted);
+}
+
+Status KnownCounts::Ended(const Context& context, int64_t inserted) {
   most_rows_ += inserted;
   if (RunsOnHost(context.space)) {
     most_rows_ = there()->rows();
@@ -90,7 +94,6 @@ Status KnownCounts::EndCall(const Context& context, int64_t limit, int64_t inser
   }
   inserted_since_ += inserted;
   if (under_way_ || inserted == 0) return {};
-  DYNEMB_RETURN_IF_ERROR(CopyAny(context, sent_, there(), sizeof(RowCounts)));
   DYNEMB_RETURN_IF_ERROR(FromCuda(cudaEventRecord(came_, StreamOf(context)), "sending counts"));
   under_way_ = true;
   inserted_since_ = 0;

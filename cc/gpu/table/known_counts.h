@@ -43,6 +43,13 @@ class KnownCounts {
 
   // The end of a call that inserted at most so many rows, up to `limit` in all.
   Status EndCall(const Context& context, int64_t limit, int64_t inserted);
+  // Its two halves: what a kernel does then; and what follows when that has been put into the
+  // stream.
+  CountRows Ending(const Context& context, int64_t limit, int64_t inserted) const {
+    const bool sends = !RunsOnHost(context.space) && !under_way_ && inserted > 0;
+    return {there(), limit, sends ? sent_ : nullptr};
+  }
+  Status Ended(const Context& context, int64_t inserted);
 
  private:
   DeviceBuffer buffer_, reads_;

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/gpu/kernel_starts.h"
 #include "cc/gpu/table/device_buffer.h"
 #include "cc/gpu/table/sort_pairs.h"
 
@@ -29,6 +30,7 @@ Status SortOnHost(int64_t n, int bits, const Pairs& pairs) {
 template <typename Pairs>
 Status Sort(const Context& context, int64_t n, int bits, const Pairs& pairs, void* temp,
             int64_t temp_bytes) {
+  DYNEMB_RETURN_IF_ERROR(CountKernelStart());
   if (RunsOnHost(context.space)) return SortOnHost(n, bits, pairs);
   auto bytes = static_cast<size_t>(temp_bytes);
   return FromCuda(cub::DeviceRadixSort::SortPairs(temp, bytes, pairs.by, pairs.by_out, pairs.with,

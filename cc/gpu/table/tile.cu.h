@@ -18,6 +18,7 @@
 #include "cc/core/base/macros.h"
 #include "cc/core/base/status.h"
 #include "cc/gpu/cuda_status.h"
+#include "cc/gpu/kernel_starts.h"
 
 namespace dynemb {
 
@@ -119,6 +120,7 @@ __global__ void __launch_bounds__(kThreads)
 // ForEach of for_each.cu.h. kWidth is the tile's width, or 0: `width` is.
 template <int kWidth, typename Body>
 Status ForEachTile(const Context& context, int64_t n, const Body& body, int width = kWidth) {
+  if (n > 0) DYNEMB_RETURN_IF_ERROR(CountKernelStart());
   if (RunsOnHost(context.space)) {
     for (int64_t i = 0; i < n; ++i) body(Tile{0, 1}, i);
     return {};

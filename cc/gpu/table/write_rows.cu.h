@@ -35,6 +35,7 @@ struct RowCounts {
 struct CountRows {
   RowCounts* counts;
   int64_t limit;
+  RowCounts* sent;  // pinned memory of the host, for which they are copied; or null
 
   DYNEMB_HOST_DEVICE void operator()(int64_t) const {
     const int64_t room = limit > counts->rows() ? limit - counts->rows() : 0;
@@ -45,6 +46,7 @@ struct CountRows {
     counts->inserted += taken;
     counts->removed += counts->freed;
     counts->taken = counts->freed = 0;
+    if (sent != nullptr) *sent = *counts;
   }
 };
 
@@ -77,7 +79,7 @@ struct FindHeads {
     const bool found = row != kNoRow && !rows.expiry.HasExpired(rows.rows[row]);
     batch.row[place] = row;
     batch.outcome[place] = found ? Outcome::kFound : Outcome::kMissing;
-    if (batch.in_order()) batch.head[batch.group[place]] = static_cast<uint32_t>(place);
+    if (batch.in_order()) batch.head[batch.GroupOf(place)] = static_cast<uint32_t>(place);
   }
 };
 
