@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 
-import trustme
-
 HERE = "127.0.0.1:0"
 
 
@@ -34,6 +32,8 @@ class served:
 
 def make_certificates(folder):
     """Files of a certificate of this machine, its key, and of who has signed it."""
+    import trustme  # which tests without TLS do without
+
     authority = trustme.CA()
     issued = authority.issue_cert("localhost", "127.0.0.1")
     issued.cert_chain_pems[0].write_to_path(folder / "certificate.pem")

@@ -39,7 +39,7 @@ struct EvictionPolicy {
   // The first time that is one of the clock, in microseconds since 1970: no table has been trained
   // for so many steps.
   static constexpr int64_t kFirstMicrosecond = 100'000'000'000'000;
-  bool has_unit_of(int64_t time) const {
+  DYNEMB_HOST_DEVICE bool has_unit_of(int64_t time) const {
     return unit == Unit::kAny || (unit == Unit::kMicroseconds) == (time >= kFirstMicrosecond);
   }
 

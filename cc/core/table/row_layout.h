@@ -89,7 +89,9 @@ DYNEMB_HOST_DEVICE inline int64_t ReadInt64(const char* from) {
   std::memcpy(&number, from, sizeof(number));
   return number;
 }
-inline void WriteInt64(int64_t number, char* to) { std::memcpy(to, &number, sizeof(number)); }
+DYNEMB_HOST_DEVICE inline void WriteInt64(int64_t number, char* to) {
+  std::memcpy(to, &number, sizeof(number));
+}
 
 // Writes the initial slots of a new row (packed, slot dtype of the schema).
 void FillInitialSlots(const TableSchema& schema, char* slots);

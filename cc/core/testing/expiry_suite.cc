@@ -178,5 +178,23 @@ TEST(ExpiryTest, InsertedRowsSetTheClock) {
   EXPECT_EQ(to.keys(), Set({2, 3}));
 }
 
+// Of a table whose policy counts steps, and this one's clock is that of the world; and back.
+TEST(ExpiryTest, TimesInAnotherUnitAreNone) {
+  const int64_t clock = EvictionPolicy::kFirstMicrosecond;
+  const std::string units[] = {" steps", " microseconds"};
+  for (const int64_t begin : {int64_t{0}, clock}) {
+    const Bounded from(Options(-1, "lru ttl 10" + units[begin == 0]));
+    const Bounded to(Options(-1, "lru ttl 10" + units[begin != 0]));
+    ASSERT_OK(from.Upsert({1, 2}, clock - begin + 5));
+    ASSERT_OK(to.call->InsertRows(from.call->Export()));
+    ASSERT_OK(to.Upsert({3}, begin + 100));
+    EXPECT_EQ(to.keys(), Set({1, 2, 3}));
+    ASSERT_OK(to.Upsert({1, 4}, begin + 200));
+    EXPECT_EQ(to.keys(), Set({1, 2, 4}));
+    ASSERT_OK(to.Upsert({5}, begin + 300));
+    EXPECT_EQ(to.keys(), Set({2, 5}));
+  }
+}
+
 }  // namespace
 }  // namespace dynemb

@@ -122,7 +122,7 @@ Status GpuTableOfMemory::InsertRows(const Context& context, const Batch& batch,
     const bool times = options_.eviction.uses_time();
     const InsertRow insert = {
         layout_, rows, times ? layout_.meta_field[static_cast<int>(MetaField::kLastWriteTime)] : -1,
-        &counts_.there()->latest};
+        options_.eviction, &counts_.there()->latest};
     static const int64_t none = INT64_MIN;
     if (times) {
       DYNEMB_RETURN_IF_ERROR(CopyAny(context, insert.latest, &none, sizeof(none)));

@@ -59,6 +59,8 @@ struct RowSlabs {
   }
 };
 
+inline constexpr int64_t kNoTime = 0;  // RowScores::kNoTime
+
 // Which rows have expired: those that were last written longer ago than a time, and count as
 // missing.
 struct Expiry {
@@ -69,7 +71,6 @@ struct Expiry {
     if (last_write_at < 0) return false;
     // A time that a file says may be anything.
     const int64_t written = ReadInt64(row + last_write_at);
-    constexpr int64_t kNoTime = 0;  // RowScores::kNoTime
     const uint64_t age = static_cast<uint64_t>(now) - static_cast<uint64_t>(written);
     return written != kNoTime && written < now && age > static_cast<uint64_t>(ttl);
   }

@@ -294,12 +294,18 @@ struct InsertRow {
   RowLayout layout;
   ConstRowParts from;
   int64_t time_at;  // in the meta, of the time of a row; -1: nobody asks for it
+  EvictionPolicy policy;
   int64_t* latest;
 
   DYNEMB_HOST_DEVICE void operator()(const Tile& tile, const Head& head) const {
     CopyRowIn(tile, layout, from, head.position, head.row);
-    if (time_at < 0 || tile.lane != 0) return;
-    AtomicMax(latest, ReadInt64(from.meta[head.position] + time_at));
+    if (time_at < 0) return;
+    const int64_t time = ReadInt64(from.meta[head.position] + time_at);
+    const bool is_time = policy.has_unit_of(time);
+    tile.Sync();  // the row has been written
+    if (tile.lane != 0) return;
+    if (is_time) AtomicMax(latest, time);
+    if (!is_time) WriteInt64(kNoTime, head.row + layout.meta_offset + time_at);
   }
 };
 
