@@ -68,7 +68,7 @@ def test_an_exported_model_predicts_the_same_of_rounded_rows(dtype, tmp_path):
             for table, ids in zip(m.tables(model), (inputs["ids"], inputs["tags"]), strict=True):
                 keys = tf.reshape(ids, [-1])
                 table.upsert(keys, tf.cast(tf.cast(table.lookup(keys), dtype), tf.float32))
-        np.testing.assert_array_equal(loaded.serve(inputs), model(inputs))
+        m.assert_same_predictions(loaded.serve(inputs), model(inputs))
 
 
 @pytest.mark.parametrize("dtype, width", [(None, 4), ("float16", 2), ("bfloat16", 2)])

@@ -32,7 +32,7 @@ def exported(tmp_path_factory):
 def test_export(exported):
     _, want, path = exported
     loaded = tf.saved_model.load(path)
-    np.testing.assert_array_equal(predicted(loaded.serve), want)
+    m.assert_same_predictions(predicted(loaded.serve), want)
 
 
 def test_saved_model_save(tmp_path):
@@ -41,7 +41,7 @@ def test_saved_model_save(tmp_path):
     loaded = tf.saved_model.load(tmp_path / "m")
     serve = loaded.signatures["serving_default"]  # Keras calls its inputs so
     got = predicted(lambda inputs: serve(inputs=inputs["ids"], inputs_1=inputs["tags"]))
-    np.testing.assert_array_equal(got, m.probe(model))
+    m.assert_same_predictions(got, m.probe(model))
 
 
 class Module(tf.Module):
@@ -141,7 +141,7 @@ def test_a_model_from_dot_keras_exports_what_it_loaded(exported, tmp_path):
     model.save(tmp_path / "m.keras")
     keras.models.load_model(tmp_path / "m.keras").export(tmp_path / "m", verbose=False)
     loaded = tf.saved_model.load(tmp_path / "m")
-    np.testing.assert_array_equal(predicted(loaded.serve), want)
+    m.assert_same_predictions(predicted(loaded.serve), want)
 
 
 def in_session(path, session):
@@ -171,10 +171,10 @@ def test_sessions(exported):
         sessions.append(session)
     for _ in range(2):
         for serve in serves:
-            np.testing.assert_array_equal(predicted(serve), want)
+            m.assert_same_predictions(predicted(serve), want)
     sessions.pop(0).close()
     for serve in serves[1:]:
-        np.testing.assert_array_equal(predicted(serve), want)
+        m.assert_same_predictions(predicted(serve), want)
     for session in sessions:
         session.close()
 
@@ -227,7 +227,7 @@ def test_a_loaded_and_saved_again_model_serves_in_sessions(exported, tmp_path):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         serve = in_session(path=again, session=session)
         for _ in range(2):
-            np.testing.assert_array_equal(predicted(serve), want)
+            m.assert_same_predictions(predicted(serve), want)
 
 
 def test_slots_travel_too(tmp_path):
@@ -273,9 +273,9 @@ def test_export_of_a_model_of_ones_own_class(two_towers, spec, tmp_path):
     signature = {name: spec(each) for name, each in SPECS.items()}
     two_towers.export(tmp_path, verbose=False, input_signature=[signature])
     loaded = tf.saved_model.load(tmp_path)
-    np.testing.assert_array_equal(loaded.serve(IDS_AND_TAGS), two_towers(IDS_AND_TAGS))
+    m.assert_same_predictions(loaded.serve(IDS_AND_TAGS), two_towers(IDS_AND_TAGS))
     served = loaded.signatures["serving_default"](**IDS_AND_TAGS)
-    np.testing.assert_array_equal(served["output_0"], two_towers(IDS_AND_TAGS))
+    m.assert_same_predictions(served["output_0"], two_towers(IDS_AND_TAGS))
 
 
 def test_saved_model_of_a_model_of_ones_own_class(two_towers, tmp_path):
@@ -285,7 +285,7 @@ def test_saved_model_of_a_model_of_ones_own_class(two_towers, tmp_path):
     with pytest.warns(UserWarning, match="the signature that Keras makes up .* ids: got float32"):
         tf.saved_model.save(two_towers, tmp_path, signatures=serve)
     served = tf.saved_model.load(tmp_path).signatures["serving_default"](**IDS_AND_TAGS)
-    np.testing.assert_array_equal(served["out"], two_towers(IDS_AND_TAGS))
+    m.assert_same_predictions(served["out"], two_towers(IDS_AND_TAGS))
 
 
 def test_without_a_signature_a_model_of_ones_own_class_serves_no_wrong_rows(tmp_path):
