@@ -17,7 +17,8 @@ def wait_until(condition, seconds=60):
 def again_and_again(*functions):
     """Calls each of the functions in a thread of its own, again and again until the block ends.
 
-    What one of them raises ends its thread, and is raised at the end of the block.
+    What one of them raises ends its thread, and is raised at the end of the block, also where the block
+    has raised something that followed from it.
     """
     ended, errors = threading.Event(), []
 
@@ -37,5 +38,5 @@ def again_and_again(*functions):
         ended.set()
         for thread in threads:
             thread.join()
-    if errors:
-        raise errors[0]
+        if errors:
+            raise errors[0]

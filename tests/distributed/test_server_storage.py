@@ -76,9 +76,11 @@ def test_and_go_on_as_they_would_have(trained, continued, name):
 
 
 def test_other_numbers_of_servers_have_the_rows(cluster, tmp_path, continued):
-    same, _ = cluster.run(PROGRAM, "onto_others", tmp_path, tmp_path / "result")
+    try:
+        same, _ = cluster.run(PROGRAM, "onto_others", tmp_path, tmp_path / "result")
+    finally:
+        start_anew(cluster)
     assert len(same) == 48 and all(each is True for each in same.values()), same
-    start_anew(cluster)
 
 
 def test_what_is_refused(cluster, folder, continued):

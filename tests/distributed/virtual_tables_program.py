@@ -95,11 +95,6 @@ class OnServers(VirtualTables):
 
         self.lib, self.torchrec, self.index = tf_dynemb, torchrec, 0
 
-    def copy(self, trained, collection, path):
-        """By a checkpoint: servers restore no snapshots."""
-        path = tf.train.Checkpoint(tables=trained.tables).write(path)
-        tf.train.Checkpoint(tables=collection.tables).read(path).assert_consumed()
-
     def traced(self, train):
         run = tf.function(lambda *batch: self.strategy.run(train, batch), reduce_retracing=True)
 

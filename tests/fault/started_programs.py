@@ -21,6 +21,8 @@ _FORKS.set_forkserver_preload(
 class StartedProgram:
     """A process that runs a file as `python FILE ARGUMENTS` would, as subprocess.Popen has one.
 
+    It ends without Python's shutdown, as a fork does: nothing that is registered with atexit runs.
+
     Attributes:
         stdout: what it prints, as a file of text.
         stdin: what it reads, as a file of bytes.
@@ -50,7 +52,7 @@ class StartedProgram:
     def poll(self) -> int | None:
         return self._process.exitcode
 
-    def wait(self, seconds: float | None = None) -> int:
+    def wait(self, seconds: float = 300) -> int:
         """The exit status, or the negative number of the signal that ended it."""
         self._process.join(seconds)
         assert self.poll() is not None, f"{self.arguments} did not end in {seconds} s"

@@ -21,7 +21,7 @@ SECONDS = 18 * SOAK_FACTOR if SOAK else 0  # in any case each disturbance once
 # What a follower is, and whether it follows the stream.
 FOLLOWERS = [("follow", False), ("serve", True)] + ([("follow", True), ("serve", False)] if SOAK else [])
 PATIENCE_SECONDS = 240
-# Of a stop, of a full disk, between two disturbances: all longer than a trainer waits for a follower.
+# At most so many seconds: of a stop, of a full disk, between two disturbances.
 STOP, FULL, PAUSE = (4, 3, 1) if SOAK else (1, 1, 0.3)
 
 

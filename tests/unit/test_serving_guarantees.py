@@ -331,9 +331,14 @@ def test_a_switch_leaves_alone_what_the_feed_does_not_have(tmp_path):
     served = tf.saved_model.load(str(tmp_path / "model"))
     publisher, total = Publisher(table, tmp_path / "feed"), 0
     times = tf.constant(200, tf.int64)
+
+    def count():
+        nonlocal total
+        total += int(served.signatures["serving_default"](times=times)["done"])
+        return total >= 200 * 200 and (follower_status(served).generation or 0) > 3
+
     with again_and_again(publisher.publish):
-        while total < 200 * 200 or (follower_status(served).generation or 0) <= 3:
-            total += int(served.signatures["serving_default"](times=times)["done"])
+        wait_until(count, 240)
     assert follower_status(served).errors == 0
     assert int(served.count) == total and float(served.scale) == total + 1.0
 

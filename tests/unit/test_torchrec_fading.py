@@ -294,6 +294,24 @@ def test_rows_of_a_table_whose_scores_do_not_fade(tmp_path):
     go_on(layer, "scores", model)
 
 
+def test_deltas_of_a_table_that_was_restored_without_looks(tmp_path):
+    """The first snapshot has none, and the delta that follows it has them."""
+    other = tf_dynemb.Variable(
+        dim=2, max_rows=2**62, eviction=tf_dynemb.policies.Score(adds_up=True), name="t"
+    )
+    other.upsert(tf.constant([1, 2], tf.int64), tf.zeros([2, 2]), scores=[3.0, 4.0])
+    base = tf_dynemb.snapshot.save(tmp_path / "full", other)
+    layer, model = looked_at("scores")
+    tf_dynemb.snapshot.restore(tmp_path / "full", layer, follow=True)
+    model.sums = {1: 3.0, 2: 4.0}
+    go_on(layer, "scores", model)
+    tf_dynemb.snapshot.save(tmp_path / "delta", layer, base=base)
+    again, _ = looked_at("scores")
+    tf_dynemb.snapshot.restore([tmp_path / "full", tmp_path / "delta"], again)
+    model.check(again)
+    go_on(again, "scores", model)
+
+
 @each
 def test_the_table_written_and_trained_outside_of_its_collection(name):
     layer, model = looked_at(name)

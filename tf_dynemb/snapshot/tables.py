@@ -222,8 +222,7 @@ def restore(path: str | os.PathLike[str], tables: Tables, follow: bool = False) 
                     loaded, rows[name] = load_beside(table.resource, readers, name, follow)
                 staged.append((table.resource, loaded))
             for name, table in counts.items():  # of which the snapshot may have none
-                there = all(name in reader.tables for reader in readers)
-                loaded, _ = load_beside(table.resource, readers if there else [], name, follow)
+                loaded, _ = load_beside(table.resource, readers, name, follow, optional=True)
                 staged.append((table.resource, loaded))
         return json.dumps({"ids": [reader.id for reader in readers], "rows": rows, "want": want})
 
@@ -263,7 +262,8 @@ def load_delta(path: tf.Tensor | str | os.PathLike[str], tables: Tables) -> tf.O
     changes nothing of the result; so a model that was exported at any time after the base was saved can
     take it. Afterwards only the delta that continues this one is taken. SavedModels and checkpoints
     carry the ids of the snapshots of which they have all rows. Candidates of an admission policy, which
-    only training needs, stay as they are.
+    only training needs, stay as they are, and so does the number of times that scores of a virtual table
+    have faded.
 
     Args:
         path: the delta's folder, a string or a scalar string tensor.
@@ -327,7 +327,11 @@ def delta_function(tables: Tables) -> tf.types.experimental.GenericFunction:
 
 
 def load_beside(
-    resource: _Resource, readers: Sequence[SnapshotReader], name: str, follow: bool = False
+    resource: _Resource,
+    readers: Sequence[SnapshotReader],
+    name: str,
+    follow: bool = False,
+    optional: bool = False,
 ) -> tuple[_Resource, int]:
     """A table with the rows of a chain of snapshots, like `resource` and beside it.
 
@@ -335,7 +339,7 @@ def load_beside(
         It, and how many rows of the first snapshot there are, in this process.
     """
     staged = resource.empty_copy()
-    return staged, load_chain(staged, readers, name, follow)
+    return staged, load_chain(staged, readers, name, follow, optional)
 
 
 def load_chain(
@@ -343,14 +347,25 @@ def load_chain(
     readers: Sequence[SnapshotReader],
     name: str,
     follow: bool = False,
+    optional: bool = False,
 ) -> int:
     """Puts the rows of a chain of snapshots in the place of those that a table has.
+
+    Args:
+        resource: the table, which is empty where `optional`.
+        readers: of the chain.
+        name: of the table in it.
+        follow: as of `restore`.
+        optional: whether snapshots may be without the table, which had no rows then.
 
     Returns:
         How many rows of the first snapshot there are, in this process.
     """
     rows, left = 0, rows_that_left(resource)
     for number, reader in enumerate(readers):
+        if optional and name not in reader.tables:
+            resource.set_snapshot(reader.id, follow)
+            continue
         beginning = number == 0
         schema = reader.tables[reader.known(name)].schema_for(resource.value_dtype)
         resource.adopt(schema, replace=beginning)

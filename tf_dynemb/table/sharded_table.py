@@ -98,7 +98,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
             f"a table on servers or several GPUs, here of {self.shards} parts from {self.host} on, "
             "cannot be part of this. Lookups, optimizers, checkpoints, SavedModels, Keras' files and "
             "snapshots work; what needs one table, such as a delta that is loaded while it serves, does "
-            "not"
+            "not; snapshot.restore takes a full snapshot and its deltas"
         )
 
     def shard_ids(self, keys: tf.Tensor) -> tf.Tensor:
@@ -382,7 +382,7 @@ class ShardedTable(SavesChildren, SavesTensors, tf.Module):
         return ShardedTable(schema, devices, partitioner, 0, *options)
 
     def swap(self, other: ShardedTable) -> None:
-        """As TableResource.swap; one part after the other."""
+        """As TableResource.swap, of all parts."""
         self._on_all(lambda number, part: part.swap(other._parts[number]))
 
     def in_saved_model(self) -> TableResource:
