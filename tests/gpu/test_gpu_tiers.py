@@ -88,7 +88,7 @@ def test_training_is_that_of_a_table_without_tiers(tiers, devices):
 
 
 def model_with(storage, combiner=None):
-    return model_of(3, 4, combiner, devices=["/GPU:0"], storage=storage)
+    return model_of(3, 4, combiner, devices=["/GPU:0"], storage=storage, name="ids")
 
 
 def data(seed=4):

@@ -357,8 +357,12 @@ class Eviction:
     @property
     def engine_text(self) -> str:
         """As the op DynembTable reads it."""
-        words = [self._order.engine_text, self._ttl and self._ttl.engine_text, self.unit]
+        words = [self._order.engine_text, self._ttl and self._ttl.engine_text, *self._units()]
         return " ".join(word for word in words if word)
+
+    def _units(self) -> set[str]:
+        """What the policies say of their times: at most one, for they agree."""
+        return {policy.unit for policy in self.policies if policy.unit is not None}
 
     @property
     def scores(self) -> Callable[[tf.Tensor], tf.Tensor] | None:
@@ -381,7 +385,7 @@ class Eviction:
     @property
     def unit(self) -> str | None:
         """Of the times that rows are written at: "steps", "microseconds", or None for no times."""
-        units = {p.unit for p in self.policies if p.unit is not None}
+        units = self._units()
         if not units and "used" in self.meta_fields:
             return "microseconds"
         return next(iter(units), None)

@@ -50,12 +50,12 @@ class RowScores {
     return HasExpired(meta) ? INT64_MIN : Order(value, meta);
   }
   bool HasExpired(const char* meta) const {
-    return policy_.expires() && IsOver(ReadInt64(meta + last_write_));
+    return policy_.expires() && IsOver(LastWrite(meta));
   }
 
   // When the row was last written, of a policy by which rows expire; and the last moment at which a
   // row written at that time is there.
-  int64_t LastWrite(const char* meta) const { return ReadInt64(meta + last_write_); }
+  int64_t LastWrite(const char* meta) const { return TimeOf(ReadInt64(meta + last_write_)); }
   int64_t LastMoment(int64_t written) const {
     return written == kNoTime || written > INT64_MAX - policy_.ttl ? INT64_MAX
                                                                    : written + policy_.ttl;

@@ -27,7 +27,7 @@ Status GpuTableOfMemory::InTurnOfAll(const Context& context,
   }
   Status status = OrNoMemory(call);
   for (const GpuTableOfMemory* table : tables) {
-    const Status ended = table->order_.End(context, writes);
+    const Status ended = OrNoMemory([&] { return table->order_.End(context, writes); });
     if (status.ok()) status = ended;
   }
   return status;
@@ -262,6 +262,25 @@ Status ApplyToTables(const Context& context, const std::vector<ApplyOfTable>& ca
         call.table->Apply(context, call.batch, call.gradients, call.update, call.stamp, Report()));
   };
   Groups<ApplyOfTable> groups;
+  const auto apply_groups = [&] {
+    for (const auto& group : groups) {
+      bool begun = false;
+      if (group.size() > 1) {
+        const Status applied = GpuTableOfMemory::ApplyInOne(context, group, &begun);
+        if (begun || applied.ok()) {
+          error.Add(applied);
+          continue;
+        }
+      }
+      // Alone, or there was no memory to work on all at once.
+      for (const ApplyOfTable* call : group) apply_alone(*call);
+    }
+    groups.clear();
+  };
+  const auto has_table = [](const std::vector<const ApplyOfTable*>& group, const Table* table) {
+    return std::any_of(group.begin(), group.end(),
+                       [&](const ApplyOfTable* of) { return of->table == table; });
+  };
   for (const ApplyOfTable& call : calls) {
     const auto* table = dynamic_cast<const GpuTableOfMemory*>(call.table);
     const bool can =
@@ -269,6 +288,11 @@ Status ApplyToTables(const Context& context, const std::vector<ApplyOfTable>& ca
         table->CheckApply(context, call.batch, call.gradients, call.update, call.stamp, Report())
             .ok();
     if (!can) {
+      // After the table's calls before it.
+      if (std::any_of(groups.begin(), groups.end(),
+                      [&](const auto& group) { return has_table(group, call.table); })) {
+        apply_groups();
+      }
       apply_alone(call);
       continue;
     }
@@ -279,24 +303,10 @@ Status ApplyToTables(const Context& context, const std::vector<ApplyOfTable>& ca
         },
         &groups);
     // A table's further calls come in further groups, in their order.
-    if (group != nullptr && std::any_of(group->begin(), group->end(),
-                                        [&](const auto* of) { return of->table == table; })) {
-      group = nullptr;
-    }
+    if (group != nullptr && has_table(*group, call.table)) group = nullptr;
     AddTo(group, call, &groups);
   }
-  for (const auto& group : groups) {
-    bool begun = false;
-    if (group.size() > 1) {
-      const Status applied = GpuTableOfMemory::ApplyInOne(context, group, &begun);
-      if (begun || applied.code() != Code::kResourceExhausted) {
-        error.Add(applied);
-        continue;
-      }
-    }
-    // Alone, or there was no memory to work on all at once.
-    for (const ApplyOfTable* call : group) apply_alone(*call);
-  }
+  apply_groups();
   return error.Or(Status());
 }
 

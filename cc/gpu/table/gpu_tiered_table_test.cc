@@ -10,6 +10,7 @@
 #include "cc/core/storage/testing/twins.h"
 #include "cc/core/testing/concurrency.h"
 #include "cc/core/testing/conformance.h"
+#include "cc/gpu/kernel_starts.h"
 #include "cc/gpu/table/testing/gpu_harness.h"
 #include "cc/gpu/table/testing/gpu_table_fixture.h"
 
@@ -130,6 +131,29 @@ void CompareSteps(int64_t max_rows, int positions) {
 TEST(GpuTieredTable, AddsUpManyGradientsOfAKeyAsWithoutTiers) {
   CompareSteps(40, 3000);
   CompareSteps(5, 400);
+}
+
+// Whichever of the starts of a call fails, of which the GPU has no memory for a kernel.
+TEST(GpuTieredTable, LosesNoRowWhenAKernelCannotBeStarted) {
+  const auto table = Make(TwinSchema(4, "adam"), 100);
+  const Caller call(table.get(), TestMemoryForTests());
+  const Keys all = Numbers(0, 300);
+  Floats values;
+  for (int i = 0; i < 4 * 300; ++i) values.push_back(static_cast<float>(i));
+  ASSERT_OK(call.Upsert(all, values, Stamp(), nullptr));
+  const TableContent rows = ExportAll(*table, TestMemoryForTests(), 50);
+  int64_t first = 0, failing = 0, failed = 0;
+  for (bool ended = false; !ended; ++failing, first = (first + 60) % 300) {
+    const int64_t begin = kernel_starts;
+    failing_kernel_start = begin + failing;
+    Floats found;
+    failed += !call.Find(Numbers(first, 60), &found, nullptr).ok();
+    failing_kernel_start = -1;
+    ended = kernel_starts - begin <= failing;
+    ASSERT_EQ(Difference(ExportAll(*table, TestMemoryForTests(), 50), rows), "") << failing;
+    ASSERT_EQ(table->size(), 300) << failing;
+  }
+  EXPECT_GT(failed, 5);
 }
 
 // A disk that fails, and works again.

@@ -11,6 +11,7 @@
 
 #include "cc/core/base/context.h"
 #include "cc/core/base/macros.h"
+#include "cc/core/base/no_memory.h"
 #include "cc/core/base/status.h"
 #include "cc/gpu/for_each.cu.h"
 #include "cc/gpu/table/call_arguments.h"
@@ -139,7 +140,7 @@ inline Status Launches::Run() {
   DYNEMB_RETURN_IF_ERROR(arguments_->Send(context_, bytes_, &there));
   Status status;
   for (const auto& start : noted_) {
-    status = start(there);
+    status = OrNoMemory([&] { return start(there); });
     if (!status.ok()) break;
     ++started_;
   }

@@ -3,6 +3,7 @@
 #define TF_DYNEMB_CC_GPU_TABLE_ROW_MOVER_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "cc/core/base/context.h"
 #include "cc/core/base/span.h"
@@ -31,9 +32,9 @@ class RowMover {
         here_(here),
         staging_(memory, there) {}
 
-  // Moves the rows of distinct keys (of the host's memory) that are in the one table, and adds how
-  // many have moved to *moved. Each row is in one of the two also after an error; in both if there
-  // is no memory to put that right, and the one above is it.
+  // Moves the rows of distinct keys (of the host's memory), of those that are in the one table, and
+  // adds how many keys there were to *moved. Each row is in one of the two also after an error; in
+  // both if there is no memory to put that right, and the one above is it.
   Status Up(Span<const Key> keys, int64_t* moved) { return Move(true, keys, moved); }
   Status Down(Span<const Key> keys, int64_t* moved) { return Move(false, keys, moved); }
 
@@ -46,7 +47,9 @@ class RowMover {
   };
 
   Status Move(bool up, Span<const Key> keys, int64_t* moved);
-  Status MoveSome(bool up, Span<const Key> keys);
+  Status MoveSome(bool up, Span<const Key> keys, bool* of_below);
+  // The keys that have a row in the table that has been read.
+  static void Found(const Piece& piece, std::vector<Key>* keys);
   Status Begin(Span<const Key> keys, Piece* piece);
   void TakeRows(Piece* piece);
 
@@ -56,17 +59,10 @@ class RowMover {
   Status ReadAbove(Piece* piece);
   Status InsertAbove(const Piece& piece);
   Status EraseAbove(const Piece& piece);
-  Status Outcomes(const Piece& piece, const Status& called);
 
   Batch KeysHere(const Piece& piece) const { return {{piece.keys.host, piece.keys.size}}; }
   Batch KeysThere(const Piece& piece) const {
     return {{piece.keys.there, piece.keys.size, there_.space}};
-  }
-  Report ReportHere(const Piece& piece) const {
-    return {{piece.outcomes.host, piece.outcomes.size}, nullptr};
-  }
-  Report ReportThere(const Piece& piece) const {
-    return {{piece.outcomes.there, piece.outcomes.size, there_.space}, nullptr};
   }
   RowParts RowsHere(const Piece& piece) const {
     return RowsOf(piece, &Staged<char>::host, MemorySpace::kHost);

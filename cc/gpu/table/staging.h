@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <new>
 
 #include "cc/core/base/context.h"
 #include "cc/core/base/status.h"
@@ -42,8 +43,10 @@ class Staging {
       return ResourceExhausted("no GPU memory for the ", bytes, " bytes of a call from the host");
     }
     if (RunsOnHost(context_.space)) {
-      host_ = new char[bytes];
-      return {};
+      host_ = new (std::nothrow) char[bytes];
+      if (host_ != nullptr) return {};
+      there_.Free();
+      return ResourceExhausted("no memory for the ", bytes, " bytes of a call");
     }
     void* host = nullptr;
     const Status status = FromCuda(cudaMallocHost(&host, static_cast<size_t>(bytes)),
