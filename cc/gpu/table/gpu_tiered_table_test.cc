@@ -143,17 +143,21 @@ TEST(GpuTieredTable, LosesNoRowWhenAKernelCannotBeStarted) {
   ASSERT_OK(call.Upsert(all, values, Stamp(), nullptr));
   const TableContent rows = ExportAll(*table, TestMemoryForTests(), 50);
   int64_t first = 0, failing = 0, failed = 0;
-  for (bool ended = false; !ended; ++failing, first = (first + 60) % 300) {
-    const int64_t begin = kernel_starts;
+  for (bool ended = false; !ended && failing < 1000; first = (first + 60) % 300) {
+    const int64_t begin = kernel_starts, misses = table->gpu_tier_stats().device_misses;
     failing_kernel_start = begin + failing;
     Floats found;
     failed += !call.Find(Numbers(first, 60), &found, nullptr).ok();
     failing_kernel_start = -1;
-    ended = kernel_starts - begin <= failing;
+    const bool all_started = kernel_starts - begin <= failing;
     ASSERT_EQ(Difference(ExportAll(*table, TestMemoryForTests(), 50), rows), "") << failing;
     ASSERT_EQ(table->size(), 300) << failing;
+    // Of a call that moves rows in both directions all have been tried; others start fewer.
+    ended = all_started && table->gpu_tier_stats().device_misses == misses + 60;
+    failing += !all_started;
   }
-  EXPECT_GT(failed, 5);
+  EXPECT_GT(failing, 20);
+  EXPECT_GT(failed, 0);  // the others are made up for by moves of fewer rows
 }
 
 // A disk that fails, and works again.
