@@ -49,9 +49,7 @@ class RowScores {
   int64_t Score(const char* value, const char* meta) const {
     return HasExpired(meta) ? INT64_MIN : Order(value, meta);
   }
-  bool HasExpired(const char* meta) const {
-    return policy_.expires() && IsOver(LastWrite(meta));
-  }
+  bool HasExpired(const char* meta) const { return policy_.expires() && IsOver(LastWrite(meta)); }
 
   // When the row was last written, of a policy by which rows expire; and the last moment at which a
   // row written at that time is there.
