@@ -6,20 +6,12 @@ import pickle
 import pytest
 from spread_limits import IDS, SCORES, STEPS
 from spread_rows import union
-from workers import end_job, start_job, wait_for_job
-
-TIMEOUT_SECONDS = 300  # for a busy machine; alone it is a fraction
+from workers import run_job
 
 
 def run(folder, count):
     folder.mkdir()
-    processes = start_job(count, "spread_limits.py", folder)
-    try:
-        outputs = wait_for_job(processes, TIMEOUT_SECONDS)
-    finally:
-        end_job(processes)
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output
+    run_job(count, "spread_limits.py", folder, timeout=300)  # on a busy machine
     return [pickle.loads((folder / str(index)).read_bytes()) for index in range(count)]
 
 

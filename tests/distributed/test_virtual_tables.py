@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import server_cluster
 from virtual_model import CASES, Model
-from workers import ROOT, end_job, start_job, wait_for_job
+from workers import ROOT, run_job
 
 sys.path.append(str(ROOT / "benchmarks"))
 
 from processes import owners_of  # noqa: E402
 
 COUNT = 2  # of processes
-TIMEOUT_SECONDS = 300  # for a busy machine; alone it is a fraction
 
 
 def owners(keys):
@@ -26,13 +25,7 @@ def owners(keys):
 def workers(tmp_path_factory):
     """What each of the processes has seen."""
     folder = tmp_path_factory.mktemp("workers")
-    processes = start_job(COUNT, "virtual_tables_program.py", folder)
-    try:
-        outputs = wait_for_job(processes, TIMEOUT_SECONDS)
-    finally:
-        end_job(processes)
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output
+    run_job(COUNT, "virtual_tables_program.py", folder, timeout=300)  # on a busy machine
     return [pickle.loads((folder / f"{index}.seen").read_bytes()) for index in range(COUNT)]
 
 
