@@ -1,33 +1,27 @@
 """Starts and ends servers, `python -m tf_dynemb.server`, and the programs that are their clients."""
 
-import contextlib
 import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
+
+from free_ports import free_ports
+from workers import end_job, wait_for_job
 
 FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parents[1]
 TIMEOUT_SECONDS = 240
 
 
-def free_ports(number):
-    """Ports of the loopback that nobody listens on; held together, so that they differ."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
 def environment(**more):
     """That of a process of the cluster: this one's, with the package in its path."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(FOLDER), *sys.path])
     inherited = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-    return {**inherited, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2", **more}
+    inherited |= {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return {**inherited, **more}
 
 
 class Cluster:
@@ -40,6 +34,7 @@ class Cluster:
         }
         self.addresses["chief"] = [f"127.0.0.1:{next(ports)}"]
         self.servers = {}
+        self.errors = tempfile.NamedTemporaryFile()  # what all servers say of them
 
     def __enter__(self):
         for job in self.addresses.keys() - {"chief"}:
@@ -52,6 +47,7 @@ class Cluster:
         for server in self.servers.values():
             server.kill()
             server.communicate()
+        self.errors.close()
 
     def start(self, job, task):
         """Starts a server, anew if there was one."""
@@ -62,16 +58,17 @@ class Cluster:
             [sys.executable, "-m", "tf_dynemb.server"],
             env=environment(TF_CONFIG=json.dumps(config)),
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self.errors,
             text=True,
         )
 
     def wait(self):
         """Until all servers that were started listen."""
         for (job, task), server in self.servers.items():
-            if server.poll() is None and not hasattr(server, "address"):
+            if not hasattr(server, "address"):
                 server.address = server.stdout.readline()
-                assert f"/job:{job}/task:{task} at grpc://127.0.0.1:" in server.address
+                listens = f"/job:{job}/task:{task} at grpc://127.0.0.1:" in server.address
+                assert listens, pathlib.Path(self.errors.name).read_text()
 
     def stop(self, job, task, number=signal.SIGTERM):
         """Ends a server by a signal; returns its exit status and what it said."""
@@ -87,16 +84,19 @@ class Cluster:
             What it has written, as JSON, to the path that is its last argument; and what it has printed.
         """
         *arguments, path = map(str, arguments)
-        process = subprocess.run(
+        process = subprocess.Popen(
             [sys.executable, str(FOLDER / program), *arguments, path],
             env=environment(CLUSTER=json.dumps(self.addresses)),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=TIMEOUT_SECONDS,
         )
-        assert process.returncode == 0, process.stdout
-        return json.loads(pathlib.Path(path).read_text()), process.stdout
+        try:
+            printed = wait_for_job([process], TIMEOUT_SECONDS)[0]
+        finally:
+            end_job([process])
+        assert process.returncode == 0, printed
+        return json.loads(pathlib.Path(path).read_text()), printed
 
 
 def connected_strategy():

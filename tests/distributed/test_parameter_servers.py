@@ -4,12 +4,12 @@ One group of servers serves all clients, one after the other. The tests come in 
 members die.
 """
 
+import concurrent.futures
 import json
 import re
 import signal
 import subprocess
 import sys
-import threading
 
 import coordinator_checks
 import numpy as np
@@ -117,13 +117,13 @@ def replaced(cluster, coordinator_outcomes, folder):
         cluster.wait()
 
     worker = cluster.servers["worker", 0]
-    thread = threading.Thread(target=start_anew)
-    thread.start()
-    try:
-        return cluster.run("replaced_worker.py", worker.pid, folder / "replaced")[0]
-    finally:
-        worker.kill()  # if that has failed before it did
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        started = thread.submit(start_anew)
+        try:
+            return cluster.run("replaced_worker.py", worker.pid, folder / "replaced")[0]
+        finally:
+            worker.kill()  # if that has failed before it did
+            started.result()
 
 
 def test_a_worker_that_comes_back_takes_part(replaced):

@@ -4,32 +4,13 @@ import concurrent.futures
 import json
 import os
 import pathlib
-import random
 import signal
-import socket
 import subprocess
 import sys
 
+from free_ports import free_ports
+
 ROOT = pathlib.Path(__file__).parents[2]
-
-
-def free_ports(number):
-    """Ports of the loopback that nobody listens on.
-
-    Below those that Linux assigns by itself (from 32768), which a connection of another
-    job may take before the server has it.
-    """
-    ports = []
-    while len(ports) < number:
-        port = random.SystemRandom().randrange(10000, 32000)
-        with socket.socket() as one:
-            try:
-                one.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        if port not in ports:
-            ports.append(port)
-    return ports
 
 
 def start_job(number, program, *arguments, config=None):

@@ -2,7 +2,6 @@
 
 import contextlib
 import pathlib
-import socket
 from collections.abc import Callable, Iterator
 
 from started_programs import StartedProgram
@@ -29,11 +28,6 @@ def processes() -> Iterator[Callable[..., StartedProgram]]:
         for child in children:
             child.kill()
             child.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
 
 
 def undisturbed(start, steps: int) -> dict[int, str]:

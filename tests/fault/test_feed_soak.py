@@ -11,7 +11,8 @@ import time
 
 import pytest
 from conftest import SOAK, SOAK_FACTOR
-from feed_processes import LAST, check, free_port, processes, undisturbed
+from feed_processes import LAST, check, processes, undisturbed
+from free_ports import free_ports
 from side_by_side import wait_until
 from small_disk import SmallDisk
 
@@ -76,7 +77,7 @@ def test_servers_are_the_trainer_whatever_happens(disk, tmp_path):
     seed = random.SystemRandom().randrange(10**6) if SOAK else 1
     print(f"seed {seed}; the disk {'fills up' if disk.fills_up else 'cannot be filled'}")
     draw = random.Random(seed)
-    feed, stream = disk.folder / "feed", {"FEED_STREAM": f"127.0.0.1:{free_port()}"}
+    feed, stream = disk.folder / "feed", {"FEED_STREAM": f"127.0.0.1:{free_ports(1)[0]}"}
     common = {"FEED_PACE": "0.03", "FEED_CLOCK_JUMPS": "1"}
     with processes() as start:
 

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 from conftest import SOAK, SOAK_FACTOR
-from feed_processes import LAST, check, free_port, processes, undisturbed
+from feed_processes import LAST, check, processes, undisturbed
+from free_ports import free_ports
 
 from tf_dynemb.serving.feed import Feed
 
@@ -63,7 +64,7 @@ def test_a_server_beside_a_trainer_is_the_trainer_also_when_it_is_killed(streams
     draw, feed = random.Random(7 * KILLS), tmp_path / "feed"
     environment = {"FEED_PACE": "0.02"}
     if streams:
-        environment["FEED_STREAM"] = f"127.0.0.1:{free_port()}"
+        environment["FEED_STREAM"] = f"127.0.0.1:{free_ports(1)[0]}"
     trainer = start("train", feed, tmp_path / "checkpoint", LAST, **environment)
     said = []
     for _ in range(KILLS):
