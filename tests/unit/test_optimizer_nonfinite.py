@@ -102,6 +102,24 @@ def test_a_step_with_gradients_that_are_not_finite_is_refused(function):
     )
 
 
+@pytest.mark.parametrize("nonfinite", ["skip", "error"])
+def test_of_a_string_its_fingerprint_is_said(nonfinite, capfd):
+    ids = tf.constant(["a", "b"])
+    table = tf_dynemb.Variable(dim=1, initializer=1.0, name="users", key_dtype="string")
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer("sgd", nonfinite=nonfinite)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf_dynemb.embedding_lookup(table, ids) * [[1.0], [np.nan]])
+    gradient = tape.gradient(loss, table.handle)
+    said = ""
+    try:
+        optimizer.apply([gradient], [table.handle])
+    except tf.errors.InvalidArgumentError as raised:
+        said = str(raised)
+    said += capfd.readouterr().err
+    assert "of the string of fingerprint " in said
+    assert str(int(tf_dynemb.fingerprint(ids)[1])) in said
+
+
 def test_a_skipped_key_is_not_counted_for_its_admission():
     """Its occurrences are several in the batch, of which the engine is given each."""
     options = {"admission": tf_dynemb.policies.MinCount(2)}

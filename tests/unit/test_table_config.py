@@ -103,6 +103,18 @@ def test_ids_that_may_be_just_as_many_as_rows_are_spread_by_their_remainder():
             ValueError,
             "optimizer.clipnorm: got 1.0, want none",
         ),
+        *(
+            (
+                dict(optimizer=keras.optimizers.SGD(**option)),
+                ValueError,
+                f"optimizer.{name}: got {got}, ",
+            )
+            for name, got, option in [
+                ("use_ema", "True", {"use_ema": True}),
+                ("gradient_accumulation_steps", "4", {"gradient_accumulation_steps": 4}),
+                ("loss_scale_factor", "8.0", {"loss_scale_factor": 8.0}),
+            ]
+        ),
         (dict(optimizer="nonesuch"), ValueError, "nonesuch"),
     ],
 )

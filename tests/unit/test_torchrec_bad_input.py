@@ -11,6 +11,7 @@ from collection_scenes import KINDS, NONE, collection_of, config_of, jagged, tab
 
 import tf_dynemb
 from tf_dynemb.compat import torchrec
+from tf_dynemb.compat.options import forget_warnings
 
 both = pytest.mark.parametrize("kind", KINDS)
 
@@ -55,6 +56,12 @@ CONFIGS = {
     "hashed rows without a limit": (dict(hash_size=5), ValueError, "hash_size: got 5"),
     "a flag of words": (dict(enable_grad="no"), ValueError, "enable_grad: got 'no', want True or False"),
     "no flag": (dict(sparse=None), ValueError, "sparse: got None, want True or False"),
+    "position weights": (
+        dict(need_pos=True),
+        ValueError,
+        "need_pos: got True, want False; in Embedding",
+    ),
+    "pruned rows": (dict(num_embeddings_post_pruning=3), ValueError, "post_pruning: got 3, want None"),
     "a name of a path": (dict(name="a/b"), ValueError, "name: got 'a/b', want a string without '/'"),
     "no name": (dict(name=None), ValueError, "name: got None, want a string"),
     "a bound of words": (dict(weight_init_min="a"), ValueError, "weight_init_min: got 'a', want a fin"),
@@ -74,6 +81,24 @@ def test_configs(kind, what):
     make = torchrec.EmbeddingBagConfig if kind == "bags" else torchrec.EmbeddingConfig
     with pytest.raises(error, match=message):
         collection_of(kind, make(**given))
+
+
+def test_torchrecs_fields_at_their_defaults_say_nothing_and_without_effect_warn_once(recwarn):
+    forget_warnings()
+    given = {
+        "input_dim": 2**20,
+        "total_num_buckets": 4,
+        "enable_embedding_update": True,
+        "stash_weights": True,
+    }
+    defaults = dict(num_embeddings_post_pruning=None, need_pos=False)
+    defaults |= {name: type(value)() if value is True else None for name, value in given.items()}
+    config_of("bags", **defaults)
+    assert not recwarn.list
+    for _ in range(2):
+        config = config_of("bags", **given)
+    assert sorted(str(one.message).split()[1] for one in recwarn.list) == sorted(given)
+    assert type(config).from_config(config.get_config()) == config
 
 
 def test_configs_of_unknown_fields():

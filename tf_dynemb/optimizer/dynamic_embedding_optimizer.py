@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -33,8 +33,10 @@ from tf_dynemb.optimizer.gradients import (
 )
 from tf_dynemb.optimizer.row_averages import RowAverages
 from tf_dynemb.optimizer.rules import UNTOUCHED_ROWS, Rule, rule_of
+from tf_dynemb.table import keras_files
 from tf_dynemb.table.handle import TableHandle, handle_of, handles_in
 from tf_dynemb.table.schema import Schema
+from tf_dynemb.table.variable import Variable
 
 
 def _inner_optimizers(name: str) -> property:
@@ -69,8 +71,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             which are moved at each of their updates by all steps since the last one, and take the
             rows' places every so many steps and at the end of fit; without
             gradient_accumulation_steps, and for tables that neither admit nor evict. Both keep a table
-            beside each table, which checkpoints have and Keras' files have not. They work in one
-            process; of several replicas, only use_ema without ema_overwrite_frequency, as in Keras.
+            beside each table, which checkpoints and Keras' files have. They work in one process; of several replicas, only use_ema without ema_overwrite_frequency, as in Keras.
             keras.callbacks.SwapEMAWeights swaps dense variables alone.
         name: name of the optimizer.
         nonfinite: what to do with gradients that are NaN or infinite, after replicas and lookups are
@@ -568,10 +569,17 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             for handle in handles_in(variables):
                 self._averages.overwrite(handle, tf.cast(self.iterations, tf.float64))
 
+    def save_own_variables(self, store: Any) -> None:
+        """As Keras' own; with the sums and averages of rows, under their names."""
+        super().save_own_variables(store)
+        for name, table in self._side_tables():
+            keras_files.write_rows(table, keras_files.PartOfStore(store, name))
+
     def load_own_variables(self, store: Any) -> None:
         """As Keras' own, which warns of a state for variables that are not there yet and skips it.
 
-        The warning says what follows, since the rows have been loaded by now.
+        The warning says what follows, since the rows have been loaded by now. Sums and averages that a
+        file does not have begin anew.
         """
         if not self.built and len(store.keys()) not in (0, len(self.variables)):
             warnings.warn(
@@ -582,7 +590,22 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
                 stacklevel=2,
             )
             return
-        super().load_own_variables(store)
+        for name, table in self._side_tables():
+            of_table = keras_files.PartOfStore(store, name)
+            if keras_files.has_some(table, of_table):
+                keras_files.read_rows(table, of_table)
+            else:
+                table.clear()
+        # Keras counts what is there.
+        super().load_own_variables({name: store[name] for name in store.keys() if name.isdigit()})
+
+    def _side_tables(self) -> Iterator[tuple[str, Variable]]:
+        """The tables of sums and averages that files have, with the name of each there."""
+        for what, kept in (("gradients", self._sums), ("averages", self._averages)):
+            tables = {} if kept is None else kept.tables
+            for number, table in enumerate(tables.values()):
+                if table.checkpoint:
+                    yield f"{what}_{number}", table
 
     def get_config(self) -> dict[str, Any]:
         """What from_config needs."""

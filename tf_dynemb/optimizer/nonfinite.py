@@ -31,7 +31,7 @@ def refuse(
     Raises:
         tf.errors.InvalidArgumentError: one is not finite; in all processes.
     """
-    what = [f"{handle.path}: the gradient of key " for handle in handles]
+    what = [f"{handle.path}: the gradient of {_keys_of(handle)} " for handle in handles]
     firsts, numbers = [], []
     for gradient in gradients:
         bad = tf.boolean_mask(gradient.indices, ~_are_finite(gradient.values))
@@ -83,14 +83,19 @@ def skip(gradient: tf.IndexedSlices, handle: TableHandle) -> tf.IndexedSlices:
         finite &= ~tf.reduce_any(gradient.indices[:, None] == dropped, axis=1)
 
     def tell() -> tf.Tensor:
-        message = f"{handle.path}: gradients that are not finite, whose rows stay as they are, of keys"
-        tf.print(message, dropped, output_stream=sys.stderr)
+        message = f"{handle.path}: gradients that are not finite, whose rows stay as they are, of"
+        tf.print(f"{message} {_keys_of(handle)}", dropped, output_stream=sys.stderr)
         return tf.constant(True)
 
     forget_scores(handle.table, tf.cast(dropped, tf.int64))
     with tf.control_dependencies([tf.cond(tf.size(dropped) > 0, tell, lambda: tf.constant(False))]):
         rows = tf.boolean_mask(gradient.values, finite)
     return tf.IndexedSlices(rows, tf.boolean_mask(gradient.indices, finite))
+
+
+def _keys_of(handle: TableHandle) -> str:
+    """What the int64 keys of gradients are."""
+    return "the string of fingerprint" if handle.table.key_dtype == tf.string else "key"
 
 
 def _are_finite(rows: tf.Tensor) -> tf.Tensor:

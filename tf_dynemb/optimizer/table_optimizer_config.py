@@ -12,6 +12,11 @@ import keras
 from tf_dynemb.base.checks import is_number
 from tf_dynemb.optimizer.rules import rule_of
 
+# What a model's optimizer does with the gradients of all tables and dense variables.
+_OF_ALL_TABLES = (
+    *("clipnorm", "clipvalue", "global_clipnorm"),
+    *("use_ema", "gradient_accumulation_steps", "loss_scale_factor"),
+)
 _SCHEDULE = keras.optimizers.schedules.LearningRateSchedule
 
 
@@ -34,8 +39,8 @@ class TableOptimizerConfig:
 
     Raises:
         TypeError: an optimizer that is not one of Keras 3.
-        ValueError: an optimizer that cannot train rows, or that clips gradients, which the inner
-            optimizer does for all; a number that is negative or not finite.
+        ValueError: an optimizer that cannot train rows, or that clips, accumulates or scales gradients
+            or has use_ema, as the inner optimizer does for all; a number that is negative or not finite.
 
     Example:
 
@@ -64,11 +69,11 @@ class TableOptimizerConfig:
             if not isinstance(optimizer, keras.optimizers.Optimizer):
                 raise TypeError(f"optimizer: got {optimizer!r}, want a Keras 3 optimizer or its name")
             rule_of(optimizer)
-            for clip in ("clipnorm", "clipvalue", "global_clipnorm"):
-                if getattr(optimizer, clip):
+            for option in _OF_ALL_TABLES:
+                if getattr(optimizer, option):
                     raise ValueError(
-                        f"optimizer.{clip}: got {getattr(optimizer, clip)!r}, want none; gradients are "
-                        "clipped as the inner optimizer of DynamicEmbeddingOptimizer says"
+                        f"optimizer.{option}: got {getattr(optimizer, option)!r}, want none; that is as "
+                        "the inner optimizer of DynamicEmbeddingOptimizer says, for all tables"
                     )
         rate = self.learning_rate
         if isinstance(rate, Mapping):

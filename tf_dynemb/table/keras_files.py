@@ -62,7 +62,7 @@ def write_rows(table: Table, store: Any) -> None:
     """Writes all rows of a table to a store, and its candidates and their sketch."""
     _write_rows(table, store)
     for name, counts in table.tables_of_counts.items():
-        _write_rows(counts, _PartOfStore(store, name))
+        _write_rows(counts, PartOfStore(store, name))
 
 
 def _write_rows(table: Table, store: Any) -> None:
@@ -108,16 +108,21 @@ def read_rows(table: Table, store: Any) -> None:
     """
     staged = [(table, _staged(table, store))]
     for name, counts in table.tables_of_counts.items():
-        of_counts = _PartOfStore(store, name)
-        with _parsing(table):
-            has_some = any(part in of_counts for part in _OF_ROWS)
-        staged.append((counts, _staged(counts, of_counts) if has_some else counts.resource.empty_copy()))
+        of_counts = PartOfStore(store, name)
+        some = has_some(counts, of_counts)
+        staged.append((counts, _staged(counts, of_counts) if some else counts.resource.empty_copy()))
     for replaced, rows in staged:
         replaced.resource.swap(rows)
     sketch_counts_that_left(table)
 
 
-class _PartOfStore:
+def has_some(table: Table, store: Any) -> bool:
+    """Whether a store has rows of a table, whole or damaged."""
+    with _parsing(table):
+        return any(part in store for part in _OF_ROWS)
+
+
+class PartOfStore:
     """The part of a store under names that begin with the name of what it has."""
 
     def __init__(self, store: Any, name: str) -> None:

@@ -1,7 +1,7 @@
 """TorchRec's configs of the tables of a collection, on tables that grow.
 
-The names, their order and what they mean are those of torchrec.modules.embedding_configs, with the
-fields that make no sense here left out, and with optimizer, learning rate and more per table.
+The names and what they mean are those of torchrec.modules.embedding_configs, with optimizer, learning
+rate and more per table.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tf_dynemb.base.checks import is_flag, is_number, is_whole
 from tf_dynemb.collections import configs as core
+from tf_dynemb.compat.options import unsupported
 from tf_dynemb.compat.torchrec.virtual_tables import VirtualTableEvictionPolicy
 from tf_dynemb.initializers.kinds import resolve
 from tf_dynemb.optimizer.rowwise_adagrad import RowwiseAdagrad
@@ -94,6 +95,15 @@ _OPTIMIZERS = {
 }
 _DTYPES = {DataType.FP32: tf.float32, DataType.FP16: tf.float16, DataType.BF16: tf.bfloat16}
 _VALUE_DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64)
+# TorchRec's fields that are not supported: default, what happens instead, whether results differ.
+_UNSUPPORTED = (
+    ("num_embeddings_post_pruning", None, "no row is pruned", True),
+    ("need_pos", False, "no position weights are made; give per-sample weights", True),
+    ("input_dim", None, "ids are any 64-bit integers", False),
+    ("total_num_buckets", None, "rows go to shards by their hash", False),
+    ("enable_embedding_update", False, "every table can be written to", False),
+    ("stash_weights", False, "rows stay where they are", False),
+)
 
 
 @dataclasses.dataclass(eq=False)
@@ -138,6 +148,11 @@ class EmbeddingConfig:
         storage: with use_virtual_table, rows beyond memory, as TorchRec's compute kernels KEY_VALUE and
             SSD_VIRTUAL_TABLE have them: [tf_dynemb.storage.HostMemory(max_bytes),
             tf_dynemb.storage.Disk(path)], the cache and the SSD. None: rows in memory alone.
+        num_embeddings_post_pruning, need_pos: TorchRec's, refused where given: no row is pruned, and
+            position weights are not made.
+        input_dim, total_num_buckets, enable_embedding_update, stash_weights: TorchRec's, without effect:
+            ids are any, rows go to shards by their hash and stay there, and every table can be written
+            to.
 
     Raises:
         ValueError, TypeError: an argument that is out of range, or that contradicts another.
@@ -173,6 +188,12 @@ class EmbeddingConfig:
     use_virtual_table: bool = False
     virtual_table_eviction_policy: VirtualTableEvictionPolicy | None = None
     storage: Sequence[Tier] | None = None
+    num_embeddings_post_pruning: int | None = None
+    need_pos: bool = False
+    input_dim: int | None = None
+    total_num_buckets: int | None = None
+    enable_embedding_update: bool = False
+    stash_weights: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or "/" in self.name:
@@ -211,6 +232,18 @@ class EmbeddingConfig:
         if self.get_weight_init_min() > self.get_weight_init_max():
             raise self._error("weight_init_min", self.weight_init_min, "not more than weight_init_max")
         self.own_training()  # which checks
+        self._check_unsupported()
+
+    def _check_unsupported(self) -> None:
+        for option, default, instead, changes_results in _UNSUPPORTED:
+            unsupported(
+                type(self).__name__,
+                option,
+                getattr(self, option),
+                default,
+                instead=f"in {type(self).__name__} {self.name!r}: {instead}",
+                changes_results=changes_results,
+            )
 
     def _check_policies(self) -> None:
         policies = self._made(lambda: policy_fields(self.eviction))
