@@ -164,7 +164,7 @@ GPU_TESTS := $(addprefix tests/unit/test_,optimizer_twins.py variable.py variabl
   variable_session.py lookup_bags.py embedding_layer.py gradients.py restrict.py snapshot.py snapshot_deltas.py \
   snapshot_strings.py keep_keys.py saving_checkpoint.py torchrec_collections.py torchrec_eviction.py torchrec_fading.py \
   collection_options.py distributed_embedding.py bounded_tables.py evicted_rows.py score_policy.py \
-  admission.py counters.py)
+  admission.py admission_sketch.py counters.py)
 NOT_ON_GPUS := --deselect tests/unit/test_saving_checkpoint.py::test_a_table_and_an_optimizer_made_after_the_restore \
   --deselect tests/unit/test_collection_options.py::TestPerTable::test_shards \
   --deselect tests/unit/test_torchrec_collections.py::test_options_of_a_table \

@@ -114,6 +114,11 @@ class SketchCountsOp : public CatchingKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("DynembSketchCounts").Device(tensorflow::DEVICE_CPU), SketchCountsOp);
+REGISTER_KERNEL_BUILDER(Name("DynembSketchCounts")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("candidates")
+                            .HostMemory("sketch"),
+                        SketchCountsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembRestrict").Device(tensorflow::DEVICE_CPU), RestrictOp);
 REGISTER_KERNEL_BUILDER(Name("DynembRestrict")
                             .Device(tensorflow::DEVICE_GPU)

@@ -19,7 +19,8 @@ using tensorflow::Tensor;
 
 namespace {
 
-// As ForEachShard, with what decides about the keys of each shard, as tables of their memory.
+// As ForEachShard, with what decides about the keys of each shard, as tables of their memory; with a
+// sketch, as tables of the host's.
 Status ForEachShardOf(const TableUpdates::Update& update, const Admission& admission,
                       Span<const Key> keys,
                       const std::function<Status(Table*, const Batch&, const Admission&)>& call) {
@@ -36,6 +37,7 @@ Status ForEachShardOf(const TableUpdates::Update& update, const Admission& admis
       of_shard.candidates = shards(update.candidates)[0].get();
     }
     if (update.sketch.resource != nullptr) {
+      of_shard.candidates = update.candidates.shards[0].get();
       of_shard.sketch = update.sketch.shards[0].get();
       of_shard.sketch_mutex = update.sketch.resource->sketch_mutex();
     }

@@ -24,7 +24,7 @@ def rows_of(table):
 
 def new_table(shards=1, count=3, sketch_bytes=2**16, max_candidates=50, **options):
     policy = MinCount(count, max_candidates=max_candidates, sketch_bytes=sketch_bytes)
-    devices = ["/CPU:0"] * shards
+    devices = ["/CPU:0"] * shards if shards > 1 else None  # of a table on a GPU there is one
     options = {"admission": policy, "devices": devices, "name": "t", **options}
     return tf_dynemb.Variable(dim=1, **options)
 

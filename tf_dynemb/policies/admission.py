@@ -85,8 +85,9 @@ class MinCount(AdmissionPolicy):
     than sketch_bytes / 10.9 in all: an id that does not come while so many counts leave may be forgotten
     as before. Its counters are the table `Variable.sketch`, saved and restored as candidates are; it
     takes up the counts for which a restore has no candidates. Restored into a table with other
-    sketch_bytes, or that is sharded across another number of workers or servers, it begins anew. Only in
-    host memory; training threads take turns at it.
+    sketch_bytes, or that is sharded across another number of workers or servers, it begins anew.
+    Training threads take turns at it; for a table on a GPU the host asks it, so that steps with ids
+    that have no row wait for copies.
 
     Like DeepRec's CounterFilter, whose filter_freq is `count`; with sketch_bytes like its CBFFilter.
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_dynemb.initializers.spec import InitializerSpec
-from tf_dynemb.policies.admission import MinCount
 from tf_dynemb.shard.exchange import AllToAllExchange
 from tf_dynemb.shard.group import Group
 from tf_dynemb.storage.tiers import TableStorage
@@ -32,12 +31,6 @@ def check_places(config: TableConfig, devices: Sequence[str], exchange: AllToAll
         raise ValueError(
             "keep_keys: got True in the scope of a strategy of several processes, which send each "
             "other fingerprints; want False"
-        )
-    admission = config.admission
-    if isinstance(admission, MinCount) and admission.sketch_bytes and is_gpu(devices[0]):
-        raise ValueError(
-            f"admission: got sketch_bytes={admission.sketch_bytes} for a table on {devices}, "
-            "want 0; a sketch is in host memory, for now"
         )
 
 

@@ -60,12 +60,12 @@ Status Counts(const Context& context, const Admission& admission, const std::vec
   return Status();
 }
 
-Status Judge(const Context& context, const Batch& batch, const Admission& admission,
+Status Judge(const Context& context, Span<const Key> keys, const Admission& admission,
              std::vector<int64_t> positions, Missing* missing) {
   std::sort(positions.begin(), positions.end());
   missing->positions = std::move(positions);
   std::vector<Key> all;
-  for (const int64_t position : missing->positions) all.push_back(batch.keys[position]);
+  for (const int64_t position : missing->positions) all.push_back(keys[position]);
   const Dedup dedup(all);
   missing->keys = dedup.unique();
   missing->key_at = dedup.inverse();
@@ -215,6 +215,28 @@ OptimizerSpec CandidateOptimizer() {
   return spec;
 }
 
+Status AdmitMissing(const Context& context, Span<const Key> keys, std::vector<int64_t> missing,
+                    const Admission& admission,
+                    const std::function<Status(std::vector<int64_t>)>& insert, int64_t* declined) {
+  *declined = 0;
+  if (missing.empty()) return Status();
+  std::unique_lock<std::mutex> lock;
+  if (admission.policy.has_sketch()) {
+    lock = std::unique_lock<std::mutex>(*admission.sketch_mutex);
+  }
+  Missing judged;
+  DYNEMB_RETURN_IF_ERROR(Judge(context, keys, admission, std::move(missing), &judged));
+  std::vector<int64_t> inserted;
+  for (size_t i = 0; i < judged.positions.size(); ++i) {
+    if (judged.admitted[static_cast<size_t>(judged.key_at[i])]) {
+      inserted.push_back(judged.positions[i]);
+    }
+  }
+  *declined = std::count(judged.admitted.begin(), judged.admitted.end(), false);
+  if (!inserted.empty()) DYNEMB_RETURN_IF_ERROR(insert(std::move(inserted)));
+  return UpdateCandidates(context, admission, judged);
+}
+
 Status ApplyAdmitted(const Context& context, Table* table, const Batch& batch, ConstRows gradients,
                      const Update& update, const Stamp& stamp, const Admission& admission,
                      int64_t* declined) {
@@ -222,34 +244,19 @@ Status ApplyAdmitted(const Context& context, Table* table, const Batch& batch, C
   return OrNoMemory([&] {
     Update of_rows = update;
     of_rows.if_missing = IfMissing::kReport;
-    std::vector<int64_t> positions;
+    std::vector<int64_t> missing;
     DYNEMB_RETURN_IF_ERROR(MissesOf(
         batch,
         [&](const Report& report) {
           return table->Apply(context, batch, gradients, of_rows, stamp, report);
         },
-        &positions));
-    if (positions.empty()) return Status();
-    std::unique_lock<std::mutex> lock;
-    if (admission.policy.has_sketch()) {
-      lock = std::unique_lock<std::mutex>(*admission.sketch_mutex);
-    }
-    Missing missing;
-    DYNEMB_RETURN_IF_ERROR(Judge(context, batch, admission, std::move(positions), &missing));
-    std::vector<int64_t> inserted;
-    for (size_t i = 0; i < missing.positions.size(); ++i) {
-      if (missing.admitted[static_cast<size_t>(missing.key_at[i])]) {
-        inserted.push_back(missing.positions[i]);
-      }
-    }
-    *declined = std::count(missing.admitted.begin(), missing.admitted.end(), false);
-    if (!inserted.empty()) {
-      int64_t count = static_cast<int64_t>(inserted.size());
-      const Positions select = {inserted, &count};
-      DYNEMB_RETURN_IF_ERROR(
-          table->Apply(context, {batch.keys, &select}, gradients, update, stamp, Report()));
-    }
-    return UpdateCandidates(context, admission, missing);
+        &missing));
+    const auto insert = [&](std::vector<int64_t> positions) {
+      int64_t count = static_cast<int64_t>(positions.size());
+      const Positions select = {positions, &count};
+      return table->Apply(context, {batch.keys, &select}, gradients, update, stamp, Report());
+    };
+    return AdmitMissing(context, batch.keys, std::move(missing), admission, insert, declined);
   });
 }
 
@@ -269,7 +276,7 @@ Status AppendAdmitted(const Context& context, const Table& table, const Batch& b
         [&](const Report& report) { return table.ReadRows(context, batch, RowParts(), report); },
         &positions));
     Missing missing;
-    DYNEMB_RETURN_IF_ERROR(Judge(context, batch, admission, std::move(positions), &missing));
+    DYNEMB_RETURN_IF_ERROR(Judge(context, batch.keys, admission, std::move(positions), &missing));
     const std::vector<Key> admitted = KeysThatAre(true, missing);
     keys->insert(keys->end(), admitted.begin(), admitted.end());
     return Status();

@@ -10,6 +10,7 @@
 #define TF_DYNEMB_CC_CORE_POLICY_ADMISSION_H_
 
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string_view>
 #include <vector>
@@ -62,9 +63,9 @@ OptimizerSpec CandidateOptimizer();
 struct Admission {
   AdmissionPolicy policy;
   Table* candidates = nullptr;  // of kMinCount; of float32, dim 1, with CandidateOptimizer
-  // Of a policy with a sketch: the table of its counters, in host memory, and what is held while
-  // counts go from one to the other. The candidates must keep the rows that leave
-  // (TableOptions::keep_evicted).
+  // Of a policy with a sketch: the table of its counters, and what is held while counts go from one
+  // to the other. Both tables are called through the host, and the candidates must keep the rows
+  // that leave (TableOptions::keep_evicted).
   Table* sketch = nullptr;
   std::mutex* sketch_mutex = nullptr;
   // Of kGiven: whether each key of the batch is admitted, in its memory. Equal keys must have the
@@ -81,6 +82,13 @@ struct Admission {
 Status ApplyAdmitted(const Context& context, Table* table, const Batch& batch, ConstRows gradients,
                      const Update& update, const Stamp& stamp, const Admission& admission,
                      int64_t* declined);
+
+// What ApplyAdmitted does with keys of a batch that have no row: decides about those at these
+// positions, calls insert(the positions, ascending, of those that are admitted) if there are any,
+// and counts. All memory is the host's.
+Status AdmitMissing(const Context& context, Span<const Key> keys, std::vector<int64_t> missing,
+                    const Admission& admission,
+                    const std::function<Status(std::vector<int64_t>)>& insert, int64_t* declined);
 
 // Puts the counts into the sketch that have left the candidates, which a restore into fewer of them
 // makes leave. ApplyAdmitted does so with those that leave in its call. For a policy with a sketch.

@@ -1,5 +1,8 @@
 #include <thrust/iterator/counting_iterator.h>
 
+#include <utility>
+#include <vector>
+
 #include <cub/device/device_select.cuh>
 
 #include "cc/core/table/call_checks.h"
@@ -111,11 +114,13 @@ Status CheckAdmission(const Batch& batch, const Admission& admission, MemorySpac
                            " keys, want one for each");
   }
   if (admission.policy.kind != AdmissionPolicy::Kind::kMinCount) return {};
-  if (admission.candidates == nullptr || admission.candidates->space() != space) {
-    return InvalidArgument("candidates: want a table in the memory of this one");
-  }
-  if (admission.policy.has_sketch()) {
-    return InvalidArgument("admission: got a sketch for a table on a GPU, want none");
+  const MemorySpace of_counts = admission.policy.has_sketch() ? MemorySpace::kHost : space;
+  for (const Table* const counts : {admission.candidates, admission.sketch}) {
+    const bool wanted = counts == admission.candidates || admission.policy.has_sketch();
+    if (wanted && (counts == nullptr || counts->space() != of_counts)) {
+      return InvalidArgument("candidates: want tables in the memory of this one; with a sketch, in "
+                             "the host's");
+    }
   }
   return {};
 }
@@ -166,12 +171,15 @@ Status RowAdmitter::Run(const Context& context, Table* table, const Batch& batch
   DYNEMB_RETURN_IF_ERROR(Select(context, Outcome::kMissing, at, &missing));
   const int64_t all = missing.at.size;
   if (all == 0) return {};
+  const auto insert = [&] {
+    return table->Apply(context, {batch.keys, &admitted}, gradients, update, stamp, Report());
+  };
+  if (admission.policy.has_sketch()) {
+    return AdmitOnHost(context, batch.keys, missing, &admitted, admission, insert, declined);
+  }
   DYNEMB_RETURN_IF_ERROR(Judge(context, {batch.keys, &missing}, admission));
   DYNEMB_RETURN_IF_ERROR(Select(context, Outcome::kInserted, admitted_at, &admitted));
-  if (admitted.at.size > 0) {
-    DYNEMB_RETURN_IF_ERROR(
-        table->Apply(context, {batch.keys, &admitted}, gradients, update, stamp, Report()));
-  }
+  if (admitted.at.size > 0) DYNEMB_RETURN_IF_ERROR(insert());
   if (admitted.at.size == all && admission.policy.kind != AdmissionPolicy::Kind::kMinCount) {
     return {};
   }
@@ -187,6 +195,31 @@ Status RowAdmitter::Select(const Context& context, Outcome outcome, int64_t* at,
                                          temp_, &temp_bytes_));
   DYNEMB_RETURN_IF_ERROR(CopyAny(context, &positions->at.size, positions->count, sizeof(int64_t)));
   return Wait(context);
+}
+
+Status RowAdmitter::AdmitOnHost(const Context& context, Span<const Key> keys,
+                                const Positions& missing, Positions* admitted,
+                                const Admission& admission, const std::function<Status()>& insert,
+                                int64_t* declined) {
+  std::vector<Key> copied(static_cast<size_t>(keys.size));
+  std::vector<int64_t> positions(static_cast<size_t>(missing.at.size));
+  DYNEMB_RETURN_IF_ERROR(
+      CopyAny(context, copied.data(), keys.data, keys.size * static_cast<int64_t>(sizeof(Key))));
+  DYNEMB_RETURN_IF_ERROR(
+      CopyAny(context, positions.data(), missing.at.data,
+              missing.at.size * static_cast<int64_t>(sizeof(positions[0]))));
+  DYNEMB_RETURN_IF_ERROR(Wait(context));
+  const auto insert_at = [&](std::vector<int64_t> at) {
+    const auto count = admitted->at.size = static_cast<int64_t>(at.size());
+    DYNEMB_RETURN_IF_ERROR(CopyAny(context, admitted->at.data, at.data(),
+                                   count * static_cast<int64_t>(sizeof(at[0]))));
+    DYNEMB_RETURN_IF_ERROR(CopyAny(context, admitted->count, &count, sizeof(count)));
+    const Status inserted = insert();
+    const Status waited = Wait(context);  // until the copies have been made
+    return inserted.ok() ? waited : inserted;
+  };
+  return AdmitMissing(HostContext(context), copied, std::move(positions), admission, insert_at,
+                      declined);
 }
 
 Status RowAdmitter::CountDistinct(const Context& context, const Batch& batch, int64_t* count) {

@@ -3,6 +3,7 @@
 #define TF_DYNEMB_CC_GPU_TABLE_ADMIT_ROWS_H_
 
 #include <cstdint>
+#include <functional>
 #include <mutex>
 
 #include "cc/core/base/context.h"
@@ -19,13 +20,15 @@ namespace dynemb {
 Status CheckAdmission(const Batch& batch, const Admission& admission, MemorySpace space);
 
 // Calls from several threads run one after the other. Each waits for its stream, to hear how many
-// keys are missing; where some are, once more, to hear how many are admitted.
+// keys are missing; where some are, once more, to hear how many are admitted. Of a policy with a
+// sketch the host decides about the missing keys (AdmitMissing).
 class RowAdmitter {
  public:
   explicit RowAdmitter(DeviceMemory* memory) : scratch_(memory), group_scratch_(memory) {}
   ~RowAdmitter() { static_cast<void>(order_.WaitForAll()); }
 
-  // *declined: how many distinct keys were not admitted. The candidates are on the same GPU.
+  // *declined: how many distinct keys were not admitted. The candidates are on the same GPU; those
+  // of a policy with a sketch, and the sketch, are called through the host.
   Status Apply(const Context& context, Table* table, const Batch& batch, ConstRows gradients,
                const Update& update, const Stamp& stamp, const Admission& admission,
                int64_t* declined);
@@ -38,6 +41,10 @@ class RowAdmitter {
   Status Select(const Context& context, Outcome outcome, int64_t* at, Positions* positions);
   // How many distinct keys there are. Waits for the stream.
   Status CountDistinct(const Context& context, const Batch& batch, int64_t* count);
+  // Does all that follows for a policy with a sketch; the memory at admitted.at is free.
+  Status AdmitOnHost(const Context& context, Span<const Key> keys, const Positions& missing,
+                     Positions* admitted, const Admission& admission,
+                     const std::function<Status()>& insert, int64_t* declined);
   // Sets the outcome of those missing keys to kInserted that are admitted.
   Status Judge(const Context& context, const Batch& missing, const Admission& admission);
   // Keys that are not admitted have occurred; those that are, are no candidates any more.
