@@ -293,7 +293,7 @@ def timeout_of(strategy: tf.distribute.Strategy) -> float | None:
         return strategy.extended._communication_options.timeout_seconds
     except AttributeError as error:
         warnings.warn(
-            "a process that never comes is waited for without end: this TensorFlow does not say which "
+            "a process that never comes is waited for half an hour: this TensorFlow does not say which "
             f"timeout_seconds the strategy was made with ({error})",
             stacklevel=2,
         )

@@ -111,8 +111,8 @@ def connected_strategy():
     )
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    # The first results of two workers at once: TensorFlow 2.21's client has died or waited for ever as it
-    # copied them, in 2 of 150 jobs; never later. So these come one after the other.
+    # TensorFlow 2.21's client has died, or waited for ever, as it copied the first results of two
+    # workers at once, in 2 of 150 jobs. So these come one after the other.
     first = tf.function(lambda: tf.constant(0))
     for _ in range(2 * resolver.cluster_spec().num_tasks("worker")):
         coordinator.schedule(first).fetch()

@@ -99,6 +99,8 @@ class Layers(Program):
         dynamic.table.clear()
         self.sok.load(os.path.join(folder, "dumped"), dynamic)
         result["loaded"] = self.rows(dynamic.table)
+        exchange = dynamic.table.exchange  # None in one process
+        result["timeout"] = exchange and exchange.timeout_seconds
         return result
 
     def overflow(self):

@@ -40,6 +40,11 @@ def test_what_sok_dumps_is_loaded(seen):
     assert alone["layers"]["loaded"] == union(rows, "mod")
 
 
+def test_processes_wait_half_an_hour_where_the_strategy_says_nothing(seen):
+    processes, _ = seen
+    assert [process["layers"]["timeout"] for process in processes] == [1800.0] * COUNT
+
+
 def test_a_step_that_overflows_in_one_process_is_skipped_by_all(seen):
     processes, _ = seen
     for process in processes:

@@ -17,7 +17,8 @@ from tf_dynemb.serving import Follower, Publisher, feed_follower, follower_statu
 from tf_dynemb.serving.feed import Feed
 
 SECONDS = 360 * SOAK_FACTOR if SOAK else 180
-BETWEEN_DISTURBANCES_SECONDS = 60 if SOAK else 15
+# On average; at most twice as many, so that each kind comes.
+BETWEEN_DISTURBANCES_SECONDS = min(60, SECONDS / 12)
 EVERY_SECONDS, KEEP_SECONDS, FORGET_SECONDS = 5, 600, 300
 
 

@@ -154,7 +154,7 @@ def test_a_timeout_that_is_kept_elsewhere_is_warned_about():
     options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=7)
     strategy = types.SimpleNamespace(extended=types.SimpleNamespace(_communication_options=options))
     assert _compat.timeout_of(strategy) == 7
-    with pytest.warns(UserWarning, match="waited for without end"):
+    with pytest.warns(UserWarning, match="waited for half an hour"):
         assert _compat.timeout_of(types.SimpleNamespace(extended=types.SimpleNamespace())) is None
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tf_dynemb.base.checks import whole
@@ -23,6 +25,8 @@ class EmbeddingConfig(TableConfig):
             a second table, by their hash. What an id shares has been trained by others; it keeps it
             until rows are removed. None: a step that would make one row more is refused, or with a
             restrict_policy makes room.
+        embeddings_regularizer: a Keras regularizer of the rows that a batch looks up, each once; an
+            added loss of the collection. Not with num_oov_rows.
         **fields: name, dim and all others of tf_dynemb.table.table_config.TableConfig.
 
     Raises:
@@ -40,6 +44,7 @@ class EmbeddingConfig(TableConfig):
     initializer: object = "uniform"
     features: Sequence[str] = ()
     num_oov_rows: int | None = None
+    embeddings_regularizer: object = None
 
     def __post_init__(self) -> None:
         try:
@@ -66,9 +71,20 @@ class EmbeddingConfig(TableConfig):
                     f"num_oov_rows: got {self.num_oov_rows}, want None without max_rows, and with a "
                     "restrict_policy, an eviction or on_full='decline'"
                 )
+        self._set("embeddings_regularizer", keras.regularizers.get(self.embeddings_regularizer))
+        if self.embeddings_regularizer is not None and self.num_oov_rows is not None:
+            raise ValueError(
+                f"embeddings_regularizer: got {self.embeddings_regularizer!r}, want None with "
+                "num_oov_rows"
+            )
         value_dtype = tf.as_dtype(self.value_dtype)
         if not value_dtype.is_floating:
             raise TypeError(f"value_dtype: got {value_dtype.name}, want floats")
+
+    def get_config(self) -> dict[str, Any]:
+        """What the constructor takes, of plain objects."""
+        regularizer = keras.saving.serialize_keras_object(self.embeddings_regularizer)
+        return super().get_config() | {"embeddings_regularizer": regularizer}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

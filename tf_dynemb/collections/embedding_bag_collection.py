@@ -31,6 +31,8 @@ class EmbeddingBagCollection(Collection):
         tables: EmbeddingBagConfig for each table; names must differ, devices must not: all tables are on
             one device, or on the same servers.
         weighted: whether the ids' weights count.
+        shared: by the name of a table the layer or Variable whose table it is, in place of one of its
+            own: so a collection and a layer share one. Its options are given where it is made.
         **kwargs: of keras.layers.Layer.
 
     Call arguments:

@@ -23,6 +23,8 @@ class EmbeddingCollection(Collection):
     Args:
         tables: EmbeddingConfig for each table; names must differ.
         need_indices: whether the results carry the ids, as their weights.
+        shared: by the name of a table the layer or Variable whose table it is, in place of one of its
+            own: so a collection and a layer share one. Its options are given where it is made.
         **kwargs: of keras.layers.Layer.
 
     Call arguments:

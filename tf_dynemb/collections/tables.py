@@ -17,10 +17,10 @@ from tf_dynemb.base.structure import flat_numbers
 from tf_dynemb.collections.configs import EmbeddingConfig
 from tf_dynemb.jagged import JaggedTensor, KeyedJaggedTensor
 from tf_dynemb.jagged.keyed_jagged_tensor import jagged_of
-from tf_dynemb.keras.layers.table_layer import TableLayer, config_of_shared
+from tf_dynemb.keras.layers.table_layer import Shared, TableLayer, config_of_shared
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
 from tf_dynemb.table.scores import scores_for
-from tf_dynemb.table.table_config import table_alone
+from tf_dynemb.table.table_config import FIELDS, table_alone
 from tf_dynemb.table.variable import Variable
 
 
@@ -30,7 +30,7 @@ class CollectionTable(TableLayer):
 
     Args:
         config: what it is made from.
-        shared: the config of the table, where a layer outside of the collection shares it.
+        shared: the layer or Variable whose table it is in place of one of its own, or the config of one.
 
     Attributes:
         config: what it was made from.
@@ -39,19 +39,34 @@ class CollectionTable(TableLayer):
         shared: the layer of the rows that ids share, if there are num_oov_rows.
     """
 
-    def __init__(self, config: EmbeddingConfig, shared: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, config: EmbeddingConfig, shared: Shared | None = None) -> None:
         super().__init__(name=config.name, trainable=config.trainable, autocast=False)
         self.config = config
+        self.embeddings_regularizer = config.embeddings_regularizer
         self.shared = None
         if config.num_oov_rows is not None:
+            if shared is not None and not isinstance(shared, Mapping):
+                raise ValueError(
+                    f"num_oov_rows: got {config.num_oov_rows} with a shared table, want None"
+                )
             # Which rows a step may make is decided where ids are sent to the shared ones.
             config = dataclasses.replace(config, num_oov_rows=None, max_rows=None)
             self.shared = CollectionTable(dataclasses.replace(config, name=_shared_name(config)))
         if shared is None:
             self.hold(Variable(table_alone(config)))
-        else:
+        elif isinstance(shared, Mapping):  # of a table that was this one's own, or of others
             self.share(shared)
+        else:
+            self.share(shared, **_fields_given(config))
         self.built = True
+
+
+def _fields_given(config: EmbeddingConfig) -> dict[str, object]:
+    """The fields of its table that a config does not leave at their defaults, and its dim."""
+    of_config = config.get_config()
+    defaults = type(config)(name=config.name, dim=config.dim).get_config()
+    names = [name for name in FIELDS if name != "name" and of_config[name] != defaults[name]]
+    return {name: getattr(config, name) for name in (*names, "dim")}
 
 
 def _shared_name(config: EmbeddingConfig) -> str:
@@ -76,8 +91,8 @@ class Collection(keras.layers.Layer):
 
     Args:
         tables: configs, whose devices must be the same.
-        shared: by table its config, of those that layers outside of the collection share. From
-            get_config.
+        shared: see the classes; or by table its config, of those that layers outside of the collection
+            share. From get_config.
         **kwargs: of keras.layers.Layer.
     """
 
@@ -86,7 +101,7 @@ class Collection(keras.layers.Layer):
     def __init__(
         self,
         tables: Sequence[EmbeddingConfig],
-        shared: Mapping[str, Mapping[str, Any]] | None = None,
+        shared: Mapping[str, Shared] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(autocast=False, **kwargs)
@@ -103,6 +118,9 @@ class Collection(keras.layers.Layer):
         names += [_shared_name(config) for config in self._configs if config.num_oov_rows is not None]
         if len(set(names)) < len(names):
             raise ValueError(f"tables: got names {names}, want each once")
+        for name in shared or {}:
+            if name not in names:
+                raise ValueError(f"shared: got {name!r}, want names of the tables {names}")
         # Files and checkpoints know a layer by its attribute: rows stay those of their table when a
         # collection gets others, or another order.
         for config in self._configs:
@@ -218,6 +236,7 @@ class Collection(keras.layers.Layer):
             are_keys=are_keys,
             scores=None if scores is None else self._flat_scores(features, scores),
         )
+        self._regularize(features, are_keys)
         if "sqrtn" not in poolings:
             return values
         roots = _roots(features, weights, inverse, values.dtype)
@@ -228,6 +247,16 @@ class Collection(keras.layers.Layer):
         dims = [self._configs[feature.table].dim for feature in bag_features]
         columns = np.repeat(np.arange(len(dims)), dims)
         return values / tf.gather(tf.stack(divisors, 1), columns, axis=1)
+
+    def _regularize(self, features: KeyedJaggedTensor, are_keys: bool) -> None:
+        """Adds the losses of the tables' regularizers."""
+        for layer in self._table_layers():
+            if layer.embeddings_regularizer is None:
+                continue
+            ids = tf.concat([features[key].values() for key in layer.config.features], 0)
+            if not are_keys:
+                ids = keys_of(f"ids of {layer.name}", ids, layer.table.key_dtype, layer.table.keep_keys)
+            layer.regularize(ids)
 
     def _flat_scores(
         self, features: KeyedJaggedTensor, scores: Mapping[str, TensorLike] | TensorLike
@@ -258,10 +287,12 @@ class Collection(keras.layers.Layer):
         """What from_config needs."""
         config = super().get_config()
         config["tables"] = [table.get_config() for table in self._configs]
-        shared = {name: table for name, table in self.tables.items() if table.is_shared}
-        if shared:
-            config["shared"] = {name: config_of_shared(table) for name, table in shared.items()}
-        return config
+        shared = {
+            layer.name: layer.config_of_shared() if layer.shares else config_of_shared(layer.table)
+            for layer in self._table_layers()
+            if layer.table.is_shared
+        }
+        return config | ({"shared": shared} if shared else {})
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Collection:

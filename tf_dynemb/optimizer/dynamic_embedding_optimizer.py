@@ -71,7 +71,8 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             which are moved at each of their updates by all steps since the last one, and take the
             rows' places every so many steps and at the end of fit; without
             gradient_accumulation_steps, and for tables that neither admit nor evict. Both keep a table
-            beside each table, which checkpoints and Keras' files have. They work in one process; of several replicas, only use_ema without ema_overwrite_frequency, as in Keras.
+            beside each table, which checkpoints and Keras' files have. They work in one process; of
+            several replicas, only use_ema without ema_overwrite_frequency, as in Keras.
             keras.callbacks.SwapEMAWeights swaps dense variables alone.
         name: name of the optimizer.
         nonfinite: what to do with gradients that are NaN or infinite, after replicas and lookups are

@@ -29,6 +29,7 @@ from tf_dynemb.base.op_library import ops
 from tf_dynemb.base.table import Table
 
 _CONNECT_SECONDS = 60.0  # until all are connected, once each listens
+_WAIT_SECONDS = 1800.0  # until all have called the same, where the strategy has no timeout
 _PORTS = "TF_DYNEMB_EXCHANGE_PORTS"
 _STAGES = "TF_DYNEMB_EXCHANGE_STAGES"
 _TWO_STAGES_FROM = 128  # processes
@@ -96,8 +97,8 @@ class AllToAllExchange:
         processes: how many there are.
         index: which of them this one is.
         timeout_seconds: how long this process waits for the others to call the same: the timeout of the
-            strategy's tf.distribute.experimental.CommunicationOptions; 0: for ever, as TensorFlow's own
-            collectives. A process that has died is noticed without it.
+            strategy's tf.distribute.experimental.CommunicationOptions, or without one half an hour, as
+            torch.distributed's of Gloo. A process that has died is noticed without it.
 
     Raises:
         tf.errors.UnavailableError: in all processes, if one cannot connect to another one.
@@ -118,9 +119,10 @@ class AllToAllExchange:
                 "give each device a process of its own, with CUDA_VISIBLE_DEVICES"
             )
         self._observer: Observer | None = None
-        self.timeout_seconds = float(_compat.timeout_of(strategy) or 0)
+        of_strategy = float(_compat.timeout_of(strategy) or 0)
+        self.timeout_seconds = of_strategy or _WAIT_SECONDS
         with tf.init_scope(), tf.device("CPU:0"):
-            self._connect([worker.rpartition(":")[0] for worker in workers])
+            self._connect([worker.rpartition(":")[0] for worker in workers], of_strategy)
 
     @staticmethod
     def of(strategy: tf.distribute.Strategy) -> AllToAllExchange | None:
@@ -371,8 +373,11 @@ class AllToAllExchange:
             distinct=distinct,
         )
 
-    def _connect(self, hosts: Sequence[str]) -> None:
-        """Connects to the processes on these hosts; where one cannot, that is an error in all."""
+    def _connect(self, hosts: Sequence[str], timeout_seconds: float) -> None:
+        """Connects to the processes on these hosts; where one cannot, that is an error in all.
+
+        TensorFlow's collective waits so long for all to tell of themselves; 0: for ever.
+        """
         group_key = next(_GROUP_KEYS)
 
         def told(text: str, number: int) -> list[str]:
@@ -384,7 +389,7 @@ class AllToAllExchange:
                 group_key=group_key,
                 instance_key=number,
                 ordering_token=[],
-                timeout_seconds=self.timeout_seconds,
+                timeout_seconds=timeout_seconds,
             )
             return [line.tobytes().decode(errors="replace").rstrip() for line in gathered.numpy()]
 

@@ -1,9 +1,8 @@
 #include <thrust/iterator/counting_iterator.h>
 
+#include <cub/device/device_select.cuh>
 #include <utility>
 #include <vector>
-
-#include <cub/device/device_select.cuh>
 
 #include "cc/core/table/call_checks.h"
 #include "cc/gpu/for_each.cu.h"
@@ -118,8 +117,9 @@ Status CheckAdmission(const Batch& batch, const Admission& admission, MemorySpac
   for (const Table* const counts : {admission.candidates, admission.sketch}) {
     const bool wanted = counts == admission.candidates || admission.policy.has_sketch();
     if (wanted && (counts == nullptr || counts->space() != of_counts)) {
-      return InvalidArgument("candidates: want tables in the memory of this one; with a sketch, in "
-                             "the host's");
+      return InvalidArgument(
+          "candidates: want tables in the memory of this one; with a sketch, in "
+          "the host's");
     }
   }
   return {};
@@ -205,9 +205,8 @@ Status RowAdmitter::AdmitOnHost(const Context& context, Span<const Key> keys,
   std::vector<int64_t> positions(static_cast<size_t>(missing.at.size));
   DYNEMB_RETURN_IF_ERROR(
       CopyAny(context, copied.data(), keys.data, keys.size * static_cast<int64_t>(sizeof(Key))));
-  DYNEMB_RETURN_IF_ERROR(
-      CopyAny(context, positions.data(), missing.at.data,
-              missing.at.size * static_cast<int64_t>(sizeof(positions[0]))));
+  DYNEMB_RETURN_IF_ERROR(CopyAny(context, positions.data(), missing.at.data,
+                                 missing.at.size * static_cast<int64_t>(sizeof(positions[0]))));
   DYNEMB_RETURN_IF_ERROR(Wait(context));
   const auto insert_at = [&](std::vector<int64_t> at) {
     const auto count = admitted->at.size = static_cast<int64_t>(at.size());

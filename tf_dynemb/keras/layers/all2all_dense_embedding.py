@@ -140,6 +140,7 @@ class All2AllDenseEmbedding(SlotLayer):
         initializer: see tf_dynemb.initializers.to_spec. The default is that of keras.layers.Embedding.
         table: a layer of this package, or a Variable, whose table of integer keys this layer looks up in
             place of one of its own; see Embedding.
+        embeddings_regularizer: see Embedding.
         **kwargs: other fields of a TableConfig, but for devices and partitioner; and name, trainable and
             dtype of keras.layers.Layer.
 
@@ -177,9 +178,11 @@ class All2AllDenseEmbedding(SlotLayer):
         key_dtype: tf.DType | str = tf.int64,
         initializer: object = "uniform",
         table: Shared | None = None,
+        embeddings_regularizer: object = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(max_rows, dim, slot_num, use_hashtable, key_dtype, initializer, table, **kwargs)
+        self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
         self.nnz_per_slot = whole("nnz_per_slot", nnz_per_slot)
         self.dynamic_input = bool(dynamic_input)
 
@@ -205,10 +208,16 @@ class All2AllDenseEmbedding(SlotLayer):
         scored = None
         if scores is not None:
             scored = keys, flat_numbers("scores", scores_for(self.table, scores), keys)
-        return self._cast(lookup_keys(self.table, in_range(self.table, keys), scored=scored))
+        keys = in_range(self.table, keys)
+        self.regularize(keys)
+        return self._cast(lookup_keys(self.table, keys, scored=scored))
 
     def get_config(self) -> dict[str, Any]:
         """What from_config needs."""
         config = super().get_config()
-        config.update(nnz_per_slot=self.nnz_per_slot, dynamic_input=self.dynamic_input)
+        config.update(
+            nnz_per_slot=self.nnz_per_slot,
+            dynamic_input=self.dynamic_input,
+            embeddings_regularizer=keras.saving.serialize_keras_object(self.embeddings_regularizer),
+        )
         return config

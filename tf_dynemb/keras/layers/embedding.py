@@ -214,9 +214,7 @@ class Embedding(TableLayer):
             mask_zero=self.mask_zero,
             mask_key=self.mask_key,
             max_norm=self.max_norm,
-            embeddings_regularizer=keras.regularizers.serialize(self.embeddings_regularizer)
-            if self.embeddings_regularizer
-            else None,
+            embeddings_regularizer=keras.saving.serialize_keras_object(self.embeddings_regularizer),
         )
         return config
 
@@ -231,13 +229,8 @@ class Embedding(TableLayer):
             return None
         return tf.not_equal(engine_keys_of(keys), tf.constant(self._masked, tf.int64))
 
-    def _regularize(self, keys: tf.Tensor) -> None:
-        if self.embeddings_regularizer is not None:
-            distinct, _ = tf.unique(tf.reshape(keys, [-1]))
-            self.add_loss(self.embeddings_regularizer(lookup_keys(self.table, distinct)))
-
     def _look_up(self, keys: tf.Tensor, scores: tf.Tensor | None) -> tf.Tensor:
-        self._regularize(keys)
+        self.regularize(keys)
         scored = None if scores is None else (keys, scores)
         return lookup_keys(self.table, keys, max_norm=self.max_norm, scored=scored)
 
@@ -250,7 +243,7 @@ class Embedding(TableLayer):
     ) -> AnyTensor:
         assert self.combiner is not None  # it says how
         bags = bags_of(keys, weights, outer_rank, is_kept=self._is_kept, scores=scores)
-        self._regularize(bags.ids)
+        self.regularize(bags.ids)
         return self._cast(pool(self.table, bags, self.combiner, self.max_norm))
 
     def _vectors(self, keys: tf.Tensor, scores: tf.Tensor | None) -> tf.Tensor:

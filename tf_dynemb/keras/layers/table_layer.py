@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dynemb import _compat
+from tf_dynemb.lookup.embedding_lookup import lookup_keys
 from tf_dynemb.optimizer.dynamic_embedding_optimizer import DynamicEmbeddingOptimizer
 from tf_dynemb.table import keras_files
 from tf_dynemb.table.indexed_table import IndexedTable
@@ -37,6 +38,8 @@ class TableLayer(keras.layers.Layer):
 
     # Gives the layer or Variable whose table this layer has. Keras would take a layer for a part of it.
     _shared: Callable[[], Any] | None = None
+    # A Keras regularizer of the rows that a batch looks up, or None.
+    embeddings_regularizer: Any = None
 
     def share(self, shared: Shared, **fields: object) -> None:
         """Makes the table of another layer, or a Variable, this layer's too.
@@ -71,6 +74,11 @@ class TableLayer(keras.layers.Layer):
         table.is_shared = True
         self.hold(table)
 
+    @property
+    def shares(self) -> bool:
+        """Whether `share` was called."""
+        return self._shared is not None
+
     def config_of_shared(self) -> dict[str, Any]:
         """The config of what `share` was given."""
         assert self._shared is not None  # share was called
@@ -82,6 +90,12 @@ class TableLayer(keras.layers.Layer):
         self.handle = table.handle
         self._rows_file: str | None = None
         self._store_of_rows: Any = None
+
+    def regularize(self, keys: tf.Tensor) -> None:
+        """Adds the loss of embeddings_regularizer: of the rows of keys (...), each once."""
+        if self.embeddings_regularizer is not None:
+            distinct, _ = tf.unique(tf.reshape(keys, [-1]))
+            self.add_loss(self.embeddings_regularizer(lookup_keys(self.table, distinct)))
 
     @property
     def trainable(self) -> bool:
