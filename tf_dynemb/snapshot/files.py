@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tf_dynemb.base.op_library import LIBRARY_PATH
+from tf_dynemb.base.c_functions import c_functions as _c
+from tf_dynemb.base.c_functions import check
 from tf_dynemb.table.schema import Schema
 
 
@@ -37,8 +38,6 @@ class _Block(ctypes.Structure):
     )
 
 
-_c = ctypes.CDLL(str(LIBRARY_PATH))
-_c.dynemb_error.restype = ctypes.c_char_p
 _c.dynemb_reader_manifest.restype = ctypes.c_char_p
 for _name in ("reader_manifest", "reader_verify", "reader_close", "writer_close"):
     getattr(_c, f"dynemb_{_name}").argtypes = (ctypes.c_void_p,)
@@ -72,8 +71,7 @@ _ERRORS = {3: ValueError, 5: SnapshotNotFoundError, 15: SnapshotDamagedError}
 
 
 def _check(code: int) -> None:
-    if code:
-        raise _ERRORS.get(code, SnapshotError)(_c.dynemb_error().decode(errors="replace"))
+    check(code, _ERRORS, SnapshotError)
 
 
 def crc32c(content: bytes) -> int:

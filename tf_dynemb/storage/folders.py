@@ -10,11 +10,10 @@ import dataclasses
 import os
 from collections.abc import Callable, Sequence
 
-from tf_dynemb.base.op_library import LIBRARY_PATH
+from tf_dynemb.base.c_functions import c_functions as _c
+from tf_dynemb.base.c_functions import check
 from tf_dynemb.table.schema import Schema
 
-_c = ctypes.CDLL(str(LIBRARY_PATH))
-_c.dynemb_error.restype = ctypes.c_char_p
 _c.dynemb_folders_open.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p))
 _c.dynemb_folders_report.argtypes = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_char_p))
 _c.dynemb_folders_verify.argtypes = (ctypes.c_void_p, ctypes.c_int64)
@@ -31,9 +30,7 @@ class StorageDamagedError(StorageError):
 
 
 def _check(code: int) -> None:
-    if code:
-        message = os.fsdecode(_c.dynemb_error())
-        raise (StorageDamagedError if code == 15 else StorageError)(message)
+    check(code, {15: StorageDamagedError}, StorageError)
 
 
 def _lines(paths: Sequence[str]) -> bytes:
