@@ -49,7 +49,7 @@ def test_a_process_has_a_number_among_all_of_all_machines():
                 unittest.mock.patch.object(AllToAllExchange, "_connect") as connect,
             ):
                 numbers.append(AllToAllExchange(strategy).index)
-            connect.assert_called_once_with(["a", "a", "b", "b"])
+            connect.assert_called_once_with(["a", "a", "b", "b"], 0.0)
     assert numbers == [0, 1, 2, 3]
 
 

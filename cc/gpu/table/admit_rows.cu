@@ -113,14 +113,17 @@ Status CheckAdmission(const Batch& batch, const Admission& admission, MemorySpac
                            " keys, want one for each");
   }
   if (admission.policy.kind != AdmissionPolicy::Kind::kMinCount) return {};
-  const MemorySpace of_counts = admission.policy.has_sketch() ? MemorySpace::kHost : space;
-  for (const Table* const counts : {admission.candidates, admission.sketch}) {
-    const bool wanted = counts == admission.candidates || admission.policy.has_sketch();
-    if (wanted && (counts == nullptr || counts->space() != of_counts)) {
-      return InvalidArgument(
-          "candidates: want tables in the memory of this one; with a sketch, in "
-          "the host's");
-    }
+  const bool has_sketch = admission.policy.has_sketch();
+  const auto is_called_through = [](const Table* table, MemorySpace wanted) {
+    return table != nullptr && table->space() == wanted;
+  };
+  if (!is_called_through(admission.candidates, has_sketch ? MemorySpace::kHost : space)) {
+    return InvalidArgument(
+        "candidates: want a table in the memory of this one; with a sketch, one "
+        "that is called through the host");
+  }
+  if (has_sketch && !is_called_through(admission.sketch, MemorySpace::kHost)) {
+    return InvalidArgument("candidates: want a sketch that is called through the host");
   }
   return {};
 }
