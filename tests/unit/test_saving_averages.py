@@ -1,5 +1,6 @@
 """Sums of gradients and moving averages of rows in Keras' files: training goes on as Keras' own does."""
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -53,6 +54,35 @@ def keras_file(model, make, path):
     return keras.models.load_model(path / "m.keras")
 
 
+def beside(model):
+    """The tables of sums or averages, by the path of the handle of the one beside which each is."""
+    ((_, tables),) = model.optimizer._side_tables().items()
+    return tables
+
+
+def of_two_tables(make, dims=(1, 1), frozen=(), names=("a", "b"), more=()):
+    """A model of the rows of two tables; `more` layers after them."""
+    ids = keras.Input((), dtype="int64")
+    layers = [
+        tf_dynemb.keras.Embedding(dim, initializer="zeros", name=name, trainable=number not in frozen)
+        for number, (dim, name) in enumerate(zip(dims, names, strict=True))
+    ]
+    output = keras.layers.Concatenate()([layer(ids) for layer in layers])
+    for layer in more:
+        output = layer(output)
+    model = keras.Model(ids, output)
+    model.compile(tf_dynemb.DynamicEmbeddingOptimizer(make()), "mse")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def trained(model, steps=4):
+    for step in range(steps):
+        want = np.array([[1.0, 3.0, 5.0, 7.0][: model.output_shape[-1]]])
+        model.train_on_batch(np.array([step % 2]), want)
+    return model
+
+
 @pytest.mark.parametrize("save", [weights_file, keras_file])
 @pytest.mark.parametrize("name", STEPS)
 def test_training_goes_on(name, save, tmp_path):
@@ -73,6 +103,74 @@ def test_what_a_file_does_not_have_begins_anew(name, tmp_path):
     plain = train(ours(lambda: K.SGD(0.1)), 0, 2)
     plain.save_weights(tmp_path / "m.weights.h5")
     model = train(ours(make), 0, 2)
-    assert any(rows_of(table) for _, table in model.optimizer._side_tables())
-    model.load_weights(tmp_path / "m.weights.h5")
-    assert all(rows_of(table) == {} for _, table in model.optimizer._side_tables())
+    (table,) = beside(model).values()
+    assert rows_of(table)
+    with pytest.warns(UserWarning, match=r"the file has no state for \['rows\."):
+        model.load_weights(tmp_path / "m.weights.h5")
+    assert rows_of(table) == {}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("dims", [(1, 1), (1, 3)])
+@pytest.mark.parametrize("frozen", [[0], []])
+def test_each_table_has_its_own(name, dims, frozen, tmp_path):
+    """Also where tables of the file are frozen, or those that it is loaded into."""
+    make, path = STEPS[name], tmp_path / "m.weights.h5"
+    model = trained(of_two_tables(make, dims, frozen))
+    model.save_weights(path)
+    other = of_two_tables(make, dims, frozen=[] if frozen else [0])
+    trained(other, 1)  # which is replaced
+    if frozen:
+        with pytest.warns(UserWarning, match=r"the file has no state for \['a\."):
+            other.load_weights(path)
+        assert rows_of(beside(other)["a"]) == {}
+    else:
+        other.load_weights(path)
+    assert rows_of(beside(other)["b"]) == rows_of(beside(model)["b"]) != {}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_layers_of_other_names_are_known_by_their_order(name, tmp_path):
+    make, path = STEPS[name], tmp_path / "m.weights.h5"
+    model = trained(of_two_tables(make))
+    model.save_weights(path)
+    other = of_two_tables(make, names=("c", "d"))
+    other.load_weights(path)
+    got, want = ([rows_of(table) for table in beside(one).values()] for one in (other, model))
+    assert got == want and got[0] != got[1]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_without_the_count_of_steps_they_begin_anew(name, tmp_path):
+    """Keras skips the optimizer's variables where there are not as many."""
+    make, path = STEPS[name], tmp_path / "m.weights.h5"
+    trained(of_two_tables(make)).save_weights(path)
+    other = of_two_tables(make, more=[keras.layers.Dense(2)])
+    with pytest.warns(UserWarning, match=r"the file has no state for \['a\."):
+        other.load_weights(path, skip_mismatch=True)
+    assert all(rows_of(table) == {} for table in beside(other).values())
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_of_a_damaged_file_nothing_is_taken(name, tmp_path):
+    make, path = STEPS[name], tmp_path / "m.weights.h5"
+    trained(of_two_tables(make)).save_weights(path)
+    what = {"accumulation": "gradients", "averages": "averages"}[name]
+    with h5py.File(path, "r+") as file:
+        values = file[f"optimizer/vars/{what}_1_values_0"]
+        values[0, 0] ^= 1
+    other = trained(of_two_tables(make), 1)
+    before = [rows_of(table) for table in beside(other).values()]
+    with pytest.raises(ValueError, match="the file is damaged"):
+        other.load_weights(path)
+    assert [rows_of(table) for table in beside(other).values()] == before
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_two_tables_of_one_name_are_refused(name):
+    tables = [tf_dynemb.Variable(dim=1, name="t") for _ in range(2)]
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(STEPS[name]())
+    with pytest.raises(
+        ValueError, match="t: got two tables of this name for an optimizer with use_ema or"
+    ):
+        optimizer.build([table.handle for table in tables])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ from tf_dynemb import _compat
 from tf_dynemb.base.hints import Gradient, LearningRate
 from tf_dynemb.base.session import is_in_session
 from tf_dynemb.optimizer import nonfinite as nonfinite_gradients
+from tf_dynemb.optimizer import side_tables
 from tf_dynemb.optimizer.apply_rules import apply_rules, rule_of_table
 from tf_dynemb.optimizer.gradient_sums import GradientSums
 from tf_dynemb.optimizer.gradients import (
@@ -573,14 +574,14 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
     def save_own_variables(self, store: Any) -> None:
         """As Keras' own; with the sums and averages of rows, under their names."""
         super().save_own_variables(store)
-        for name, table in self._side_tables():
-            keras_files.write_rows(table, keras_files.PartOfStore(store, name))
+        for what, tables in self._side_tables().items():
+            side_tables.write_to_file(what, tables, store)
 
     def load_own_variables(self, store: Any) -> None:
         """As Keras' own, which warns of a state for variables that are not there yet and skips it.
 
         The warning says what follows, since the rows have been loaded by now. Sums and averages that a
-        file does not have begin anew.
+        file does not have, or without the count of steps, begin anew, which is warned of.
         """
         if not self.built and len(store.keys()) not in (0, len(self.variables)):
             warnings.warn(
@@ -591,22 +592,35 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
                 stacklevel=2,
             )
             return
-        for name, table in self._side_tables():
-            of_table = keras_files.PartOfStore(store, name)
-            if keras_files.has_some(table, of_table):
-                keras_files.read_rows(table, of_table)
-            else:
-                table.clear()
-        # Keras counts what is there.
-        super().load_own_variables({name: store[name] for name in store.keys() if name.isdigit()})
+        # Keras counts what is there, and skips all if it is not as many as there are variables.
+        of_variables = {name: store[name] for name in store.keys() if name.isdigit()}
+        are_loaded = len(of_variables) == len(self.variables)
+        found, missing = [], []
+        for what, tables in self._side_tables().items():
+            parts = (
+                side_tables.parts_of_file(what, tables, store) if are_loaded else [None] * len(tables)
+            )
+            for table, part in zip(tables.values(), parts, strict=True):
+                found.append((table, part)) if part is not None else missing.append(table)
+        keras_files.read_rows_of_all(found)
+        for table in missing:
+            table.clear()
+        if missing:
+            warnings.warn(
+                f"{self.name}: the file has no state for {[table.name for table in missing]}, which "
+                "begin anew: sums of gradients at 0, averages at the rows",
+                stacklevel=2,
+            )
+        super().load_own_variables(of_variables)
 
-    def _side_tables(self) -> Iterator[tuple[str, Variable]]:
-        """The tables of sums and averages that files have, with the name of each there."""
-        for what, kept in (("gradients", self._sums), ("averages", self._averages)):
-            tables = {} if kept is None else kept.tables
-            for number, table in enumerate(tables.values()):
-                if table.checkpoint:
-                    yield f"{what}_{number}", table
+    def _side_tables(self) -> dict[str, dict[str, Variable]]:
+        """The tables of sums and averages that files have, by the path of their table's handle."""
+        kept = {"gradients": self._sums, "averages": self._averages}
+        tables = {what: each.tables for what, each in kept.items() if each is not None}
+        return {
+            what: {path: table for path, table in each.items() if table.checkpoint}
+            for what, each in tables.items()
+        }
 
     def get_config(self) -> dict[str, Any]:
         """What from_config needs."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from tf_dynemb.optimizer.side_tables import read, side_table, write
+from tf_dynemb.optimizer.side_tables import read, side_tables, write
 from tf_dynemb.table.handle import TableHandle
 
 
@@ -20,19 +20,19 @@ class GradientSums(tf.Module):
         handles: of the tables.
 
     Raises:
-        ValueError: a table that counts occurrences for its admission.
+        ValueError: a table that counts occurrences for its admission; two of one name.
     """
 
     def __init__(self, handles: Iterable[TableHandle]) -> None:
         super().__init__()
-        self.tables = {}
+        handles = list(handles)
         for handle in handles:
             if handle.table.config.repeats > 1:
                 raise ValueError(
                     f"gradient_accumulation_steps: got them for {handle.path}, whose admission counts "
                     "occurrences, want None; use larger batches"
                 )
-            self.tables[handle.path] = side_table(handle, "gradients")
+        self.tables = side_tables(handles, "gradients")
 
     def add(self, gradient: tf.IndexedSlices, handle: TableHandle) -> None:
         """Adds the gradient of a step, of which each key comes once."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from tf_dynemb.optimizer.side_tables import read, side_table, write
+from tf_dynemb.optimizer.side_tables import read, side_tables, write
 from tf_dynemb.table.handle import TableHandle
 
 _LOW = 2.0**24  # a float32 holds the integers up to it
@@ -27,13 +27,14 @@ class RowAverages(tf.Module):
         momentum: between 0 and 1.
 
     Raises:
-        ValueError: a table with rules on which rows it has, which count and date the writes of rows.
+        ValueError: a table with rules on which rows it has, which count and date the writes of rows; two
+            tables of one name.
     """
 
     def __init__(self, handles: Iterable[TableHandle], momentum: float) -> None:
         super().__init__()
         self.momentum = momentum
-        self.tables = {}
+        handles = list(handles)
         for handle in handles:
             config = handle.table.config
             if config.eviction or config.admission or config.restrict_policy:
@@ -41,7 +42,7 @@ class RowAverages(tf.Module):
                     f"use_ema: got True for {handle.path}, whose rows are admitted or evicted by when "
                     "and how often they are trained, want False; or a table without such policies"
                 )
-            self.tables[handle.path] = side_table(handle, "averages", more_columns=2)
+        self.tables = side_tables(handles, "averages", more_columns=2)
 
     def before_step(self, keys: tf.Tensor, handle: TableHandle, step: tf.Tensor) -> tf.Tensor:
         """The averages (n, dim) of rows before a step.

@@ -2,11 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
 import tensorflow as tf
 
 from tf_dynemb.base.table import Table
+from tf_dynemb.table import keras_files
 from tf_dynemb.table.handle import TableHandle
 from tf_dynemb.table.variable import Variable
+
+_NAME = "name"  # in a file, of the table beside which one is
+
+
+def side_tables(
+    handles: Iterable[TableHandle], suffix: str, more_columns: int = 0
+) -> dict[str, Variable]:
+    """An empty table beside each of some, by the path of its handle; see side_table.
+
+    Raises:
+        ValueError: two tables of one name, or what side_table raises.
+    """
+    tables: dict[str, Variable] = {}
+    for handle in handles:
+        if handle.path in tables:
+            raise ValueError(
+                f"{handle.path}: got two tables of this name for an optimizer with use_ema or "
+                "gradient_accumulation_steps, want names of their own"
+            )
+        tables[handle.path] = side_table(handle, suffix, more_columns)
+    return tables
+
+
+def write_to_file(what: str, tables: Mapping[str, Variable], store: Any) -> None:
+    """Writes tables of one kind, such as "averages", to a store of Keras; with their names."""
+    for number, (name, table) in enumerate(tables.items()):
+        part = keras_files.PartOfStore(store, f"{what}_{number}")
+        part[_NAME] = np.frombuffer(name.encode(), np.uint8)
+        keras_files.write_rows(table, part)
+
+
+def parts_of_file(what: str, tables: Mapping[str, Variable], store: Any) -> list[Any]:
+    """For each table the part of a store with its rows, or None.
+
+    They are known by name; if none has a name that is in the file, and there are as many, by their
+    order, as Keras knows variables.
+    """
+    parts: list[Any] = []
+    while _NAME in (part := keras_files.PartOfStore(store, f"{what}_{len(parts)}")):
+        parts.append(part)
+    names = [np.asarray(part[_NAME]).tobytes().decode(errors="replace") for part in parts]
+    if len(names) == len(tables) and not set(names) & set(tables):
+        return parts
+    by_name = dict(zip(names, parts, strict=True))
+    return [by_name.get(name) for name in tables]
 
 
 def side_table(handle: TableHandle, suffix: str, more_columns: int = 0) -> Variable:

@@ -18,7 +18,8 @@ the rows lie as
 
 so that never more than a chunk is held in memory beside the table. The candidates of a table that admits
 by counts, and their sketch, lie beside its rows in the same way, under names that begin with
-"candidates_" and "sketch_". The handle of a table that a layer or model of others has as a weight gives
+"candidates_" and "sketch_". So do tables that an optimizer keeps beside others, among its variables,
+which Keras holds in memory until a `.keras` is written. The handle of a table that a layer or model of others has as a weight gives
 Keras the bytes of such a file, in memory, in place of numbers.
 """
 
@@ -32,7 +33,7 @@ import re
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import h5py
@@ -97,29 +98,32 @@ def copy_rows(source: Table, table: Table) -> None:
 
 
 def read_rows(table: Table, store: Any) -> None:
-    """Replaces the rows of a table by those of a store, and its candidates and their sketch.
+    """Replaces the rows of a table by those of a store; see read_rows_of_all."""
+    read_rows_of_all([(table, store)])
 
-    They are read beside those that the table has, which are replaced at the end, in one step, after
-    everything was found to be right. All checksums are looked at before the first row is. If a file has
+
+def read_rows_of_all(stores: Sequence[tuple[Table, Any]]) -> None:
+    """Replaces the rows of tables by those of a store for each, and their candidates and sketches.
+
+    They are read beside those that the tables have, which are replaced at the end, each in one step,
+    after everything was found to be right. All checksums are looked at before the first row is. If a file has
     no candidates or no sketch, as those of earlier versions and of tables without, there are none then.
 
     Raises:
-        ValueError: rows that do not fit the table, or damaged ones. The table is as it was.
+        ValueError: rows that do not fit a table, or damaged ones. The tables are as they were.
     """
-    staged = [(table, _staged(table, store))]
-    for name, counts in table.tables_of_counts.items():
-        of_counts = PartOfStore(store, name)
-        some = has_some(counts, of_counts)
-        staged.append((counts, _staged(counts, of_counts) if some else counts.resource.empty_copy()))
+    staged = []
+    for table, store in stores:
+        staged.append((table, _staged(table, store)))
+        for name, counts in table.tables_of_counts.items():
+            of_counts = PartOfStore(store, name)
+            with _parsing(table):
+                some = any(part in of_counts for part in _OF_ROWS)
+            staged.append((counts, _staged(counts, of_counts) if some else counts.resource.empty_copy()))
     for replaced, rows in staged:
         replaced.resource.swap(rows)
-    sketch_counts_that_left(table)
-
-
-def has_some(table: Table, store: Any) -> bool:
-    """Whether a store has rows of a table, whole or damaged."""
-    with _parsing(table):
-        return any(part in store for part in _OF_ROWS)
+    for table, _ in stores:
+        sketch_counts_that_left(table)
 
 
 class PartOfStore:
