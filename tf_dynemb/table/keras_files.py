@@ -19,8 +19,8 @@ the rows lie as
 so that never more than a chunk is held in memory beside the table. The candidates of a table that admits
 by counts, and their sketch, lie beside its rows in the same way, under names that begin with
 "candidates_" and "sketch_". So do tables that an optimizer keeps beside others, among its variables,
-which Keras holds in memory until a `.keras` is written. The handle of a table that a layer or model of others has as a weight gives
-Keras the bytes of such a file, in memory, in place of numbers.
+which Keras holds in memory until a `.keras` is written. The handle of a table that a layer or model of
+others has as a weight gives Keras the bytes of such a file, in memory, in place of numbers.
 """
 
 from __future__ import annotations
@@ -106,8 +106,9 @@ def read_rows_of_all(stores: Sequence[tuple[Table, Any]]) -> None:
     """Replaces the rows of tables by those of a store for each, and their candidates and sketches.
 
     They are read beside those that the tables have, which are replaced at the end, each in one step,
-    after everything was found to be right. All checksums are looked at before the first row is. If a file has
-    no candidates or no sketch, as those of earlier versions and of tables without, there are none then.
+    after everything was found to be right. All checksums are looked at before the first row is. If a
+    file has no candidates or no sketch, as those of earlier versions and of tables without, there are
+    none then.
 
     Raises:
         ValueError: rows that do not fit a table, or damaged ones. The tables are as they were.
