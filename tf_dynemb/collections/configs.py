@@ -78,8 +78,12 @@ class EmbeddingConfig(TableConfig):
                 "num_oov_rows"
             )
         value_dtype = tf.as_dtype(self.value_dtype)
-        if not value_dtype.is_floating:
-            raise TypeError(f"value_dtype: got {value_dtype.name}, want floats")
+        if not value_dtype.is_floating and self.trainable:
+            raise TypeError(f"value_dtype: got {value_dtype.name}, want floats, or trainable=False")
+        if not value_dtype.is_floating and self.num_oov_rows is not None:
+            raise ValueError(
+                f"num_oov_rows: got {self.num_oov_rows} for rows of {value_dtype.name}, want None"
+            )
 
     def get_config(self) -> dict[str, Any]:
         """What the constructor takes, of plain objects."""

@@ -46,14 +46,14 @@ class EmbeddingBagCollection(Collection):
             structure. Ids of other tables get none.
 
     Returns (of a call):
-        KeyedTensor, values (batch, sum of dims) of float32, or float64 if a table has that. A feature of
-        several tables is named feature@table.
+        KeyedTensor, values (batch, sum of dims) of float32, or float64 if a table has that; of tables of
+        integers their dtype. A feature of several tables is named feature@table.
 
     Raises:
-        ValueError: tables of one name; in a call, tables on several devices, or scores of which no table
-            orders its rows by them.
-        TypeError: in a call, ids that a table's key_dtype cannot hold; a KeyedJaggedTensor for tables of
-            strings and tables of integers.
+        ValueError: tables of one name; in a call, tables on several devices, scores of which no table
+            orders its rows by them, or weights of rows of integers.
+        TypeError: tables of integers and of others; in a call, ids that a table's key_dtype cannot hold,
+            or a KeyedJaggedTensor for tables of string keys and of integer keys.
         KeyError: in a call, a feature of the tables that is not among those of the KeyedJaggedTensor, or
             of the scores.
         tf.errors.InvalidArgumentError: lengths that are negative or do not add up to the ids.

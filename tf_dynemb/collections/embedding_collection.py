@@ -44,8 +44,8 @@ class EmbeddingCollection(Collection):
     Raises:
         ValueError: tables of one name, or of several dims; in a call, tables on several devices, or
             scores of which no table orders its rows by them.
-        TypeError: in a call, ids that a table's key_dtype cannot hold; a KeyedJaggedTensor for tables of
-            strings and tables of integers.
+        TypeError: tables of integers and of others; in a call, ids that a table's key_dtype cannot hold,
+            or a KeyedJaggedTensor for tables of string keys and of integer keys.
         KeyError: in a call, a feature of the tables that is not among those of the KeyedJaggedTensor, or
             of the scores.
         tf.errors.InvalidArgumentError: lengths that are negative or do not add up to the ids.

@@ -18,6 +18,7 @@ from tf_dynemb.collections.configs import EmbeddingConfig
 from tf_dynemb.jagged import JaggedTensor, KeyedJaggedTensor
 from tf_dynemb.jagged.keyed_jagged_tensor import jagged_of
 from tf_dynemb.keras.layers.table_layer import Shared, TableLayer, config_of_shared
+from tf_dynemb.lookup.embedding_lookup import lookup_keys
 from tf_dynemb.lookup.lookup_bags import BagFeature, lookup_bags
 from tf_dynemb.table.scores import scores_for
 from tf_dynemb.table.table_config import FIELDS, table_alone
@@ -136,6 +137,13 @@ class Collection(keras.layers.Layer):
                 self._overflow[number] = (config.max_rows, rows_of_all, config.num_oov_rows)
                 rows_of_all += 1
         self._variables_in_order = [layer.table for layer in layers]
+        dtypes = {table.value_dtype for table in self._variables_in_order}
+        self._of_integers = any(not dtype.is_floating for dtype in dtypes)
+        if self._of_integers and len(dtypes) > 1:
+            raise TypeError(
+                f"tables: got value_dtypes {sorted(dtype.name for dtype in dtypes)}, want one for all "
+                "where it is one of integers"
+            )
         self._outputs = [
             (feature, number)
             for number, config in enumerate(self._configs)
@@ -212,6 +220,10 @@ class Collection(keras.layers.Layer):
         """What lookup_bags gives for all outputs."""
         if not self._configs:
             raise ValueError(f"{self.name}: got no tables to look up in")
+        if self._of_integers:
+            if weighted or scores is not None:
+                raise ValueError(f"{self.name}: got weights or scores, but the rows are of integers")
+            return self._look_up_integers(features, poolings, are_keys)
         keys = list(features.keys())
         bag_features = [
             BagFeature(keys.index(feature), number, "sum" if pooling == "sqrtn" else pooling)
@@ -247,6 +259,26 @@ class Collection(keras.layers.Layer):
         dims = [self._configs[feature.table].dim for feature in bag_features]
         columns = np.repeat(np.arange(len(dims)), dims)
         return values / tf.gather(tf.stack(divisors, 1), columns, axis=1)
+
+    def _look_up_integers(
+        self, features: KeyedJaggedTensor, poolings: list[Any], are_keys: bool
+    ) -> tf.Tensor:
+        """As _look_up, of rows of integers, which the op for several tables does not read."""
+        keys = list(features.keys())
+        inverse = None if poolings[0] is None else _inverse_in_order(features, keys)
+        parts = []
+        for (feature, number), pooling in zip(self._outputs, poolings, strict=True):
+            table, jagged = self._variables_in_order[number], features[feature]
+            ids = jagged.values()
+            if not are_keys:
+                ids = keys_of(feature, ids, table.key_dtype, table.keep_keys)
+            rows = lookup_keys(table, ids)
+            if pooling is not None:
+                lengths = jagged.lengths()
+                bags = tf.repeat(tf.range(tf.size(lengths)), lengths)
+                rows = tf.math.unsorted_segment_sum(rows, bags, tf.size(lengths))
+            parts.append(rows if inverse is None else tf.gather(rows, inverse[keys.index(feature)]))
+        return tf.concat(parts, 0 if poolings[0] is None else 1)
 
     def _regularize(self, features: KeyedJaggedTensor, are_keys: bool) -> None:
         """Adds the losses of the tables' regularizers."""
