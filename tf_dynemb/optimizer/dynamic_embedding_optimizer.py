@@ -34,7 +34,6 @@ from tf_dynemb.optimizer.gradients import (
 )
 from tf_dynemb.optimizer.row_averages import RowAverages
 from tf_dynemb.optimizer.rules import UNTOUCHED_ROWS, Rule, rule_of
-from tf_dynemb.table import keras_files
 from tf_dynemb.table.handle import TableHandle, handle_of, handles_in
 from tf_dynemb.table.schema import Schema
 from tf_dynemb.table.variable import Variable
@@ -574,8 +573,7 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
     def save_own_variables(self, store: Any) -> None:
         """As Keras' own; with the sums and averages of rows, under their names."""
         super().save_own_variables(store)
-        for what, tables in self._side_tables().items():
-            side_tables.write_to_file(what, tables, store)
+        side_tables.write_to_file(self._side_tables(), store)
 
     def load_own_variables(self, store: Any) -> None:
         """As Keras' own, which warns of a state for variables that are not there yet and skips it.
@@ -594,21 +592,12 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
             return
         # Keras counts what is there, and skips all if it is not as many as there are variables.
         of_variables = {name: store[name] for name in store.keys() if name.isdigit()}
-        are_loaded = len(of_variables) == len(self.variables)
-        found, missing = [], []
-        for what, tables in self._side_tables().items():
-            parts = (
-                side_tables.parts_of_file(what, tables, store) if are_loaded else [None] * len(tables)
-            )
-            for table, part in zip(tables.values(), parts, strict=True):
-                found.append((table, part)) if part is not None else missing.append(table)
-        keras_files.read_rows_of_all(found)
-        for table in missing:
-            table.clear()
-        if missing:
+        has_steps = len(of_variables) == len(self.variables)
+        anew = side_tables.read_from_file(self._side_tables(), store if has_steps else {})
+        if anew:
             warnings.warn(
-                f"{self.name}: the file has no state for {[table.name for table in missing]}, which "
-                "begin anew: sums of gradients at 0, averages at the rows",
+                f"{self.name}: the file has no state for {[table.name for table in anew]}, which begin "
+                "anew: sums of gradients at 0, averages at the rows",
                 stacklevel=2,
             )
         super().load_own_variables(of_variables)

@@ -35,15 +35,40 @@ def side_tables(
     return tables
 
 
-def write_to_file(what: str, tables: Mapping[str, Variable], store: Any) -> None:
-    """Writes tables of one kind, such as "averages", to a store of Keras; with their names."""
-    for number, (name, table) in enumerate(tables.items()):
-        part = keras_files.PartOfStore(store, f"{what}_{number}")
-        part[_NAME] = np.frombuffer(name.encode(), np.uint8)
-        keras_files.write_rows(table, part)
+def write_to_file(kinds: Mapping[str, Mapping[str, Variable]], store: Any) -> None:
+    """Writes tables to a store of Keras, with the names of those beside which they are.
+
+    Args:
+        kinds: by what they are, such as "averages", the tables by these names.
+        store: see tf_dynemb.table.keras_files.
+    """
+    for what, tables in kinds.items():
+        for number, (name, table) in enumerate(tables.items()):
+            part = keras_files.PartOfStore(store, f"{what}_{number}")
+            part[_NAME] = np.frombuffer(name.encode(), np.uint8)
+            keras_files.write_rows(table, part)
 
 
-def parts_of_file(what: str, tables: Mapping[str, Variable], store: Any) -> list[Any]:
+def read_from_file(kinds: Mapping[str, Mapping[str, Variable]], store: Any) -> list[Variable]:
+    """Replaces the rows of tables by those of a store; returns those that it has none for, now empty.
+
+    Raises:
+        ValueError: rows that do not fit, or damaged ones. All tables are as they were.
+    """
+    found, empty = [], []
+    for what, tables in kinds.items():
+        for table, part in zip(tables.values(), _parts(what, tables, store), strict=True):
+            if part is None:
+                empty.append(table)
+            else:
+                found.append((table, part))
+    keras_files.read_rows_of_all(found)
+    for table in empty:
+        table.clear()
+    return empty
+
+
+def _parts(what: str, tables: Mapping[str, Variable], store: Any) -> list[Any]:
     """For each table the part of a store with its rows, or None.
 
     They are known by name; if none has a name that is in the file, and there are as many, by their
