@@ -97,6 +97,11 @@ def test_a_model_is_saved(tmp_path):
             "got 'mean' for rows of int64, want 'sum'",
         ),
         (
+            lambda: config_of("bags", embeddings_regularizer="l2"),
+            ValueError,
+            "embeddings_regularizer: got .* for rows of int64, want None",
+        ),
+        (
             lambda: config_of("bags", max_rows=3, num_oov_rows=1),
             ValueError,
             "num_oov_rows: got 1 for rows of int64, want None",

@@ -80,10 +80,9 @@ class EmbeddingConfig(TableConfig):
         value_dtype = tf.as_dtype(self.value_dtype)
         if not value_dtype.is_floating and self.trainable:
             raise TypeError(f"value_dtype: got {value_dtype.name}, want floats, or trainable=False")
-        if not value_dtype.is_floating and self.num_oov_rows is not None:
-            raise ValueError(
-                f"num_oov_rows: got {self.num_oov_rows} for rows of {value_dtype.name}, want None"
-            )
+        for option in () if value_dtype.is_floating else ("num_oov_rows", "embeddings_regularizer"):
+            if (got := getattr(self, option)) is not None:
+                raise ValueError(f"{option}: got {got!r} for rows of {value_dtype.name}, want None")
 
     def get_config(self) -> dict[str, Any]:
         """What the constructor takes, of plain objects."""

@@ -269,10 +269,7 @@ class Collection(keras.layers.Layer):
         parts = []
         for (feature, number), pooling in zip(self._outputs, poolings, strict=True):
             table, jagged = self._variables_in_order[number], features[feature]
-            ids = jagged.values()
-            if not are_keys:
-                ids = keys_of(feature, ids, table.key_dtype, table.keep_keys)
-            rows = lookup_keys(table, ids)
+            rows = lookup_keys(table, _keys_of_table(table, jagged.values(), are_keys))
             if pooling is not None:
                 lengths = jagged.lengths()
                 bags = tf.repeat(tf.range(tf.size(lengths)), lengths)
@@ -286,9 +283,7 @@ class Collection(keras.layers.Layer):
             if layer.embeddings_regularizer is None:
                 continue
             ids = tf.concat([features[key].values() for key in layer.config.features], 0)
-            if not are_keys:
-                ids = keys_of(f"ids of {layer.name}", ids, layer.table.key_dtype, layer.table.keep_keys)
-            layer.regularize(ids)
+            layer.regularize(_keys_of_table(layer.table, ids, are_keys))
 
     def _flat_scores(
         self, features: KeyedJaggedTensor, scores: Mapping[str, TensorLike] | TensorLike
@@ -332,6 +327,11 @@ class Collection(keras.layers.Layer):
         config = dict(config)
         config["tables"] = [cls.config_class.from_config(table) for table in config["tables"]]
         return cls(**config)
+
+
+def _keys_of_table(table: Variable, ids: tf.Tensor, are_keys: bool) -> tf.Tensor:
+    """The keys (n,) of ids for one table of a collection, unless they are keys."""
+    return ids if are_keys else keys_of(f"ids of {table.name}", ids, table.key_dtype, table.keep_keys)
 
 
 def _as_keys(feature: str, ids: JaggedTensor, key_dtypes: list[tf.DType]) -> JaggedTensor:
