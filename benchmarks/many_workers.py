@@ -43,8 +43,15 @@ class Workers:
         addresses = [f"127.0.0.1:{int(port)}" for port in ports]
 
         def connect(handle, index):
+            # By sockets, as between machines.
             ops.dynemb_connect(
-                handle, addresses, "sixteen letters.", index=index, stages=stages, timeout_seconds=300.0
+                handle,
+                addresses,
+                "sixteen letters.",
+                index=index,
+                stages=stages,
+                shared_memory=False,
+                timeout_seconds=300.0,
             )
 
         self.each(connect)

@@ -8,7 +8,8 @@ process, and the spread between the fastest and the slowest round.
 
     weak       each process has --batch ids of its own
     strong     all together have --batch ids
-    exchange   alone: the smallest, and one of 4 MiB for each process; and TensorFlow's all-to-all
+    exchange   alone: the smallest, and one of 4 MiB for each process; by sockets alone, without shared
+               memory; and TensorFlow's all-to-all
     dlrm       a model of 26 tables, --examples for each process, with a pipeline and without, in turns;
                one process alone has those of two
 
@@ -88,13 +89,17 @@ def worker(options) -> None:
         batches = batches_of(batch)
         seconds[case] = _rounds(options.rounds, lambda n: step(batches[n % 8]).numpy())  # noqa: B023
     if several:
-        seconds |= _exchange(options, table.exchange, tf)
+        seconds |= _exchange(options, strategy, table.exchange, tf)
     seconds |= _dlrm(options, strategy, index, tf)
     pathlib.Path(f"{options.worker}.{index}").write_text(json.dumps(seconds))
 
 
-def _exchange(options, exchange, tf) -> dict:
+def _exchange(options, strategy, exchange, tf) -> dict:
     """Exchanges alone, and TensorFlow's all-to-all of as many bytes, in turns."""
+    from tf_dynemb.shard.exchange import AllToAllExchange
+
+    os.environ["TF_DYNEMB_EXCHANGE_SHARED_MEMORY"] = "0"
+    by_sockets = AllToAllExchange(strategy)
     group = {"group_size": options.count, "group_key": 77, "ordering_token": []}
 
     @tf.function
@@ -102,13 +107,20 @@ def _exchange(options, exchange, tf) -> dict:
         buffers = tf.zeros([options.count, words], tf.int64)
         return tf.raw_ops.CollectiveAllToAllV2(input=buffers, instance_key=1 + words, **group)
 
-    @tf.function
-    def exchanged(words):
-        counts = tf.fill([options.count, 1], tf.cast(words, tf.int64))
-        parts = [tf.zeros([options.count * words], tf.int64)]
-        return exchange._exchanged("a benchmark", counts=counts, parts=parts)[2][0]
+    def exchanged_by(exchange):
+        @tf.function
+        def exchanged(words):
+            counts = tf.fill([options.count, 1], tf.cast(words, tf.int64))
+            parts = [tf.zeros([options.count * words], tf.int64)]
+            return exchange._exchanged("a benchmark", counts=counts, parts=parts)[2][0]
 
-    cases = {SMALL: exchanged, f"TensorFlow's {SMALL}": swap}
+        return exchanged
+
+    cases = {
+        SMALL: exchanged_by(exchange),
+        f"{SMALL} by sockets": exchanged_by(by_sockets),
+        f"TensorFlow's {SMALL}": swap,
+    }
     seconds = {}
     for names, words in ((cases, 8), (cases, LARGE_BYTES // 8 // options.count)):
         calls = [

@@ -136,14 +136,14 @@ class ExchangeResource : public tensorflow::ResourceBase {
   int port() const { return connections_.port(); }
 
   Status Connect(const std::vector<std::string>& addresses, int index, int stages,
-                 const std::string& secret, double timeout_seconds) {
+                 const std::string& secret, bool shared_memory, double timeout_seconds) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const int processes = static_cast<int>(addresses.size());
     if (index < 0 || index >= processes)
       return InvalidArgument("index: got ", index, ", want 0 to ", processes - 1);
     const Grid grid(processes, stages);
-    DYNEMB_RETURN_IF_ERROR(
-        connections_.Connect(addresses, index, grid.Peers(index), secret, timeout_seconds));
+    DYNEMB_RETURN_IF_ERROR(connections_.Connect(addresses, index, grid.Peers(index), secret,
+                                                shared_memory, timeout_seconds));
     return Exchange::Make(std::move(connections_), grid, &exchange_);
   }
 
@@ -193,6 +193,7 @@ class ConnectOp : public CatchingKernel {
   explicit ConnectOp(OpKernelConstruction* context) : CatchingKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("index", &index_));
     OP_REQUIRES_OK(context, context->GetAttr("stages", &stages_));
+    OP_REQUIRES_OK(context, context->GetAttr("shared_memory", &shared_memory_));
     OP_REQUIRES_OK(context, context->GetAttr("timeout_seconds", &timeout_seconds_));
     OP_REQUIRES(context, stages_ == 1 || stages_ == 2,
                 ToTensorFlow(InvalidArgument("stages: got ", stages_, ", want 1 or 2")));
@@ -209,11 +210,12 @@ class ConnectOp : public CatchingKernel {
     const std::vector<std::string> addresses(texts.data(), texts.data() + texts.size());
     OP_REQUIRES_OK(context, ToTensorFlow(resource->Connect(addresses, static_cast<int>(index_),
                                                            static_cast<int>(stages_), secret(0),
-                                                           timeout_seconds_)));
+                                                           shared_memory_, timeout_seconds_)));
   }
 
  private:
   int64_t index_, stages_;
+  bool shared_memory_;
   float timeout_seconds_;
 };
 

@@ -99,6 +99,7 @@ REGISTER_OP("DynembConnect")
     .Input("secret: string")
     .Attr("index: int >= 0")
     .Attr("stages: int = 1")
+    .Attr("shared_memory: bool = true")
     .Attr("timeout_seconds: float")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
@@ -109,6 +110,7 @@ addresses: shape (processes,), "host:port" of where each listens, the same in al
 secret: 16 bytes that these processes alone know.
 index: the number of this process.
 stages: 1: every process sends to every other; 2: along the rows and columns of a grid; the same in all.
+shared_memory: processes of one machine that both say so exchange through memory that both map, if it can be had.
 )doc");
 
 REGISTER_OP("DynembExchange")

@@ -361,6 +361,7 @@ def test_a_process_that_never_answers_is_an_error_after_the_timeout(folder, what
         ("PORTS", "many", "process 1: TF_DYNEMB_EXCHANGE_PORTS: got 'many', want a port, or first-last"),
         ("STAGES", "0", "process 1: TF_DYNEMB_EXCHANGE_STAGES: got '0', want 1 or 2"),
         ("STAGES", "2", "TF_DYNEMB_EXCHANGE_STAGES differs: process 0 has 1, process 1 has 2"),
+        ("SHARED_MEMORY", "no", "process 1: TF_DYNEMB_EXCHANGE_SHARED_MEMORY: got 'no', want 0 or 1"),
     ],
 )
 def test_a_process_that_cannot_be_connected_is_an_error_in_all(tmp_path, name, value, problem):

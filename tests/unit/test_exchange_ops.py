@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tf_dynemb.base.op_library import ops
-from tf_dynemb.shard.exchange import listening, stages
+from tf_dynemb.shard.exchange import listening, shared_memory, stages
 
 PART_DTYPES = (tf.int64, tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int8, tf.bool)
 
@@ -210,6 +210,19 @@ def test_stages_of_the_environment(monkeypatch):
         monkeypatch.setenv(name, text)
         with pytest.raises(ValueError, match=f"{name}: got '{text}', want 1 or 2"):
             stages(2)
+
+
+def test_shared_memory_of_the_environment(monkeypatch):
+    name = "TF_DYNEMB_EXCHANGE_SHARED_MEMORY"
+    monkeypatch.delenv(name, raising=False)
+    assert shared_memory()
+    for text in ("0", "1"):
+        monkeypatch.setenv(name, text)
+        assert shared_memory() == bool(int(text))
+    for text in ("2", "no"):
+        monkeypatch.setenv(name, text)
+        with pytest.raises(ValueError, match=f"{name}: got '{text}', want 0 or 1"):
+            shared_memory()
 
 
 def test_refusals_in_a_graph_are_errors_of_their_calls_alone():

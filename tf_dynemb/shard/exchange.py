@@ -32,6 +32,7 @@ _CONNECT_SECONDS = 60.0  # until all are connected, once each listens
 _WAIT_SECONDS = 1800.0  # until all have called the same, where the strategy has no timeout
 _PORTS = "TF_DYNEMB_EXCHANGE_PORTS"
 _STAGES = "TF_DYNEMB_EXCHANGE_STAGES"
+_SHARED_MEMORY = "TF_DYNEMB_EXCHANGE_SHARED_MEMORY"
 _TWO_STAGES_FROM = 128  # processes
 _TEXT_BYTES = 1024  # of what processes tell each other before they are connected
 
@@ -395,6 +396,7 @@ class AllToAllExchange:
 
         problem = f"process {self.index}: "
         try:
+            memory = shared_memory()
             self._handle, port = listening()
             mine = f"{int(port)} {stages(self.processes)} {secrets.token_hex(8)}"
         except Exception as error:  # which the others wait to hear of
@@ -414,6 +416,7 @@ class AllToAllExchange:
                     lines[0][2],
                     index=self.index,
                     stages=int(lines[0][1]),
+                    shared_memory=memory,
                     timeout_seconds=_CONNECT_SECONDS,
                 )
             except Exception as error:  # likewise
@@ -452,6 +455,14 @@ def stages(processes: int) -> int:
     if text not in ("", "1", "2"):
         raise ValueError(f"{_STAGES}: got {text!r}, want 1 or 2")
     return int(text) if text else 1 + (processes >= _TWO_STAGES_FROM)
+
+
+def shared_memory() -> bool:
+    """Whether this process exchanges with others of its machine through shared memory, if they do so."""
+    text = os.environ.get(_SHARED_MEMORY, "")
+    if text not in ("", "0", "1"):
+        raise ValueError(f"{_SHARED_MEMORY}: got {text!r}, want 0 or 1")
+    return text != "0"
 
 
 def _problem(tables: Sequence[Table], keys: Sequence[tf.Tensor]) -> tf.Tensor | None:

@@ -5,7 +5,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -14,8 +13,6 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
-#include <mutex>
-#include <set>
 
 namespace dynemb {
 namespace {
@@ -23,8 +20,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kSecretBytes = 16;
+constexpr size_t kMemoryNameBytes = 48;
 constexpr uint64_t kMagic =
-    0x31656d79646e6474;  // of this protocol, and of machines of one byte order
+    0x32656d79646e6474;  // of this protocol, and of machines of one byte order
 // Connections that have not said who they are; more than that wait in the kernel's queue.
 constexpr size_t kMostStrangers = 64;
 
@@ -33,38 +31,8 @@ struct Hello {
   uint64_t magic = kMagic;
   char secret[kSecretBytes] = {};
   int64_t index = 0;
-};
-
-// The sockets of this process.
-class OpenSockets {
- public:
-  // Lives for ever.
-  static OpenSockets& Get() {
-    static OpenSockets* const sockets = [] {
-      pthread_atfork([] { Get().mutex_.lock(); }, [] { Get().mutex_.unlock(); },
-                     [] {
-                       for (const int descriptor : Get().descriptors_) close(descriptor);
-                       Get().descriptors_.clear();
-                       Get().mutex_.unlock();
-                     });
-      return new OpenSockets;
-    }();
-    return *sockets;
-  }
-
-  void Add(int descriptor) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    descriptors_.insert(descriptor);
-  }
-  // Not those of the process that this one was forked from.
-  void Close(int descriptor) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (descriptors_.erase(descriptor) > 0) close(descriptor);
-  }
-
- private:
-  std::mutex mutex_;
-  std::set<int> descriptors_;
+  // The name of the memory that one offers, and the other one takes; empty: none.
+  char memory[kMemoryNameBytes] = {};
 };
 
 std::string ErrorText(int error) { return strerror(error); }
@@ -167,13 +135,41 @@ Status ConnectTo(const std::string& address, Clock::time_point deadline, Socket*
   return Unavailable(why);
 }
 
+// Whether both ends are on one machine: then each has the address of the other, or both have one of
+// the loopback's, which has many.
+bool IsLocal(const Socket& socket) {
+  sockaddr_storage own = {}, other = {};
+  socklen_t own_size = sizeof(own), other_size = sizeof(other);
+  if (getsockname(socket.descriptor(), reinterpret_cast<sockaddr*>(&own), &own_size) != 0 ||
+      getpeername(socket.descriptor(), reinterpret_cast<sockaddr*>(&other), &other_size) != 0 ||
+      own.ss_family != other.ss_family) {
+    return false;
+  }
+  if (own.ss_family == AF_INET) {
+    const in_addr_t own_address = reinterpret_cast<sockaddr_in*>(&own)->sin_addr.s_addr;
+    const in_addr_t other_address = reinterpret_cast<sockaddr_in*>(&other)->sin_addr.s_addr;
+    return own_address == other_address || ntohl(other_address) >> 24 == IN_LOOPBACKNET;
+  }
+  return memcmp(&reinterpret_cast<sockaddr_in6*>(&own)->sin6_addr,
+                &reinterpret_cast<sockaddr_in6*>(&other)->sin6_addr, sizeof(in6_addr)) == 0;
+}
+
+void SetMemory(Hello* hello, const SharedMemory* memory) {
+  memset(hello->memory, 0, kMemoryNameBytes);
+  if (memory != nullptr) memory->name().copy(hello->memory, kMemoryNameBytes - 1);
+}
+
+std::string MemoryOf(const Hello& hello) {
+  return std::string(hello.memory, strnlen(hello.memory, kMemoryNameBytes));
+}
+
 // Connections that were accepted, until they have said who they are.
 class Door {
  public:
   Door(const Socket& listener, const Hello& expected) : listener_(listener), expected_(expected) {}
 
-  // The next process that has said the secret, and its number; kUnavailable after the deadline.
-  Status Next(Clock::time_point deadline, Socket* socket, int64_t* index) {
+  // The next process that has said the secret; kUnavailable after the deadline.
+  Status Next(Clock::time_point deadline, Socket* socket, Hello* hello) {
     while (true) {
       if (Milliseconds(deadline) == 0) return Unavailable("it did not connect in time");
       std::vector<pollfd> waiting;
@@ -197,7 +193,7 @@ class Door {
           continue;
         }
         *socket = std::move(one.socket);
-        *index = one.hello.index;
+        *hello = one.hello;
         return Status();
       }
       if (!comes) continue;
@@ -237,23 +233,6 @@ class Door {
 };
 
 }  // namespace
-
-Socket::Socket(int descriptor) : descriptor_(descriptor) {
-  if (is_open()) OpenSockets::Get().Add(descriptor);
-}
-
-Socket& Socket::operator=(Socket&& other) noexcept {
-  std::swap(descriptor_, other.descriptor_);
-  return *this;
-}
-
-Socket::~Socket() {
-  if (is_open()) OpenSockets::Get().Close(descriptor_);
-}
-
-void Socket::Shutdown() {
-  if (is_open()) shutdown(descriptor_, SHUT_RDWR);
-}
 
 Status Connections::Listen(int port) {
   if (port < 0 || port > 65535) return InvalidArgument("port: got ", port, ", want 0 to 65535");
@@ -296,7 +275,7 @@ Status Connections::Listen(int port) {
 
 Status Connections::Connect(const std::vector<std::string>& addresses, int index,
                             const std::vector<int>& peers, const std::string& secret,
-                            double timeout_seconds) {
+                            bool shared_memory, double timeout_seconds) {
   const int processes = static_cast<int>(addresses.size());
   if (index < 0 || index >= processes)
     return InvalidArgument("index: got ", index, ", want 0 to ", processes - 1);
@@ -319,44 +298,57 @@ Status Connections::Connect(const std::vector<std::string>& addresses, int index
                   StrCat("process ", index, " has no connection to process ", process, " at ",
                          Printable(addresses[process], 200), ": ", why.message()));
   };
-  std::vector<Socket> sockets(addresses.size());
+  std::vector<Channel> channels(addresses.size());
+  std::vector<std::pair<Socket, std::unique_ptr<SharedMemory>>> called(addresses.size());
   const auto after = std::upper_bound(peers.begin(), peers.end(), index);
   for (auto peer = peers.begin(); peer != after; ++peer) {
     const int process = *peer;
-    Status status = ConnectTo(addresses[process], deadline, &sockets[process]);
-    if (status.ok()) status = MoveAll(sockets[process], true, &mine, sizeof(mine), deadline);
+    auto& [socket, memory] = called[process];
+    Status status = ConnectTo(addresses[process], deadline, &socket);
+    if (status.ok() && shared_memory && IsLocal(socket)) memory = SharedMemory::Make();
+    SetMemory(&mine, memory.get());
+    if (status.ok()) status = MoveAll(socket, true, &mine, sizeof(mine), deadline);
     if (!status.ok()) return failed(process, status);
   }
   Door door(listener, mine);
   for (auto missing = peers.end() - after; missing > 0; --missing) {
     Socket socket;
-    int64_t process;
-    if (const Status status = door.Next(deadline, &socket, &process); !status.ok()) {
-      return failed(
-          *std::find_if(after, peers.end(), [&](int peer) { return !sockets[peer].is_open(); }),
-          status);
+    Hello hello;
+    if (const Status status = door.Next(deadline, &socket, &hello); !status.ok()) {
+      return failed(*std::find_if(after, peers.end(),
+                                  [&](int peer) { return !channels[peer].socket().is_open(); }),
+                    status);
     }
-    if (!std::binary_search(after, peers.end(), process) || sockets[process].is_open()) {
+    const int64_t process = hello.index;
+    if (!std::binary_search(after, peers.end(), process) || channels[process].socket().is_open()) {
       return InvalidArgument("index: a process says that it is number ", process,
                              ", which another one is, or none that connects to ", index, " can be");
     }
+    std::unique_ptr<SharedMemory> memory;
+    if (shared_memory) memory = SharedMemory::Open(MemoryOf(hello));
+    SetMemory(&mine, memory.get());
     const Status status = MoveAll(socket, true, &mine, sizeof(mine), deadline);
     if (!status.ok()) return failed(static_cast<int>(process), status);
-    sockets[process] = std::move(socket);
+    if (memory != nullptr) memory->RemoveName();
+    channels[process] = Channel(std::move(socket), std::move(memory));
   }
   for (auto peer = peers.begin(); peer != after; ++peer) {
     const int process = *peer;  // its answer, which comes when it is so far
+    auto& [socket, memory] = called[process];
     Hello hello;
-    const Status status = MoveAll(sockets[process], false, &hello, sizeof(hello), deadline);
+    const Status status = MoveAll(socket, false, &hello, sizeof(hello), deadline);
     if (!status.ok()) return failed(process, status);
     if (hello.magic != kMagic || hello.index != process ||
         memcmp(hello.secret, mine.secret, kSecretBytes) != 0) {
       return failed(process, Unavailable("something else answered there"));
     }
+    if (MemoryOf(hello).empty()) memory.reset();
+    if (memory != nullptr) memory->RemoveName();
+    channels[process] = Channel(std::move(socket), std::move(memory));
   }
   index_ = index;
   addresses_ = addresses;
-  sockets_ = std::move(sockets);
+  channels_ = std::move(channels);
   return Status();
 }
 

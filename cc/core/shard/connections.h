@@ -1,38 +1,20 @@
-// Connections: TCP connections between processes that share tables.
+// Connections: between processes that share tables.
 //
 // Each process listens, all learn all addresses from outside, and each connects to those of its
-// peers whose number is less than its own. Both ends begin with a secret that only these processes
-// know, so that a stranger who connects is turned away.
+// peers whose number is less than its own, by TCP. Both ends begin with a secret that only these
+// processes know, so that a stranger who connects is turned away. Two on one machine agree on
+// memory that both map, if it can be had.
 #ifndef TF_DYNEMB_CC_CORE_SHARD_CONNECTIONS_H_
 #define TF_DYNEMB_CC_CORE_SHARD_CONNECTIONS_H_
 
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cc/core/base/status.h"
+#include "cc/core/shard/channel.h"
 
 namespace dynemb {
-
-// A socket, closed with its owner, and in a child that is forked: else the others would not learn
-// that this process has died while its child lives.
-class Socket {
- public:
-  Socket() = default;
-  explicit Socket(int descriptor);
-  Socket(Socket&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept;
-  ~Socket();
-
-  int descriptor() const { return descriptor_; }
-  bool is_open() const { return descriptor_ >= 0; }
-  // Sends and receives nothing more; the other end is told.
-  void Shutdown();
-
- private:
-  int descriptor_ = -1;
-};
 
 class Connections {
  public:
@@ -44,16 +26,18 @@ class Connections {
 
   // Connects this process, number `index` of those at `addresses` ("host:port", "[::1]:port"), to
   // its peers, ascending, and listens no more, also if it fails. All call it with the same
-  // addresses and secret, and are peers of their peers. Errors: kInvalidArgument for an address,
+  // addresses and secret, and are peers of their peers. Memory is shared where both ends allow it.
+  // Errors: kInvalidArgument for an address,
   // peer or secret that cannot be; kUnavailable for a process that cannot be reached, or does not
   // come within the time, by name.
   Status Connect(const std::vector<std::string>& addresses, int index,
-                 const std::vector<int>& peers, const std::string& secret, double timeout_seconds);
+                 const std::vector<int>& peers, const std::string& secret, bool shared_memory,
+                 double timeout_seconds);
 
-  int processes() const { return static_cast<int>(sockets_.size()); }
+  int processes() const { return static_cast<int>(channels_.size()); }
   int index() const { return index_; }
-  // To the process of a number, without blocking; those to others than its peers are not open.
-  Socket& socket(int process) { return sockets_[static_cast<size_t>(process)]; }
+  // To the process of a number; the sockets of those to others than its peers are not open.
+  Channel& channel(int process) { return channels_[static_cast<size_t>(process)]; }
   const std::string& address(int process) const { return addresses_[static_cast<size_t>(process)]; }
 
  private:
@@ -61,7 +45,7 @@ class Connections {
   int port_ = 0;
   int index_ = 0;
   std::vector<std::string> addresses_;
-  std::vector<Socket> sockets_;
+  std::vector<Channel> channels_;
 };
 
 }  // namespace dynemb

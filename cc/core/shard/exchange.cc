@@ -366,12 +366,12 @@ class Exchange::State {
     events_ = Socket(epoll_create1(EPOLL_CLOEXEC));
     if (!events_.is_open()) return ResourceExhausted("epoll: ", strerror(errno));
     for (int p = 0; p < connections_.processes(); ++p) {
-      if (!connections_.socket(p).is_open()) continue;
+      if (!connections_.channel(p).socket().is_open()) continue;
       epoll_event event = {};
       event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
       event.data.u32 = static_cast<uint32_t>(p);
-      if (epoll_ctl(events_.descriptor(), EPOLL_CTL_ADD, connections_.socket(p).descriptor(),
-                    &event) != 0) {
+      if (epoll_ctl(events_.descriptor(), EPOLL_CTL_ADD,
+                    connections_.channel(p).socket().descriptor(), &event) != 0) {
         return ResourceExhausted("epoll: ", strerror(errno));
       }
     }
@@ -436,7 +436,7 @@ class Exchange::State {
   void Break(const Status& status) {
     is_moving_ = false;
     if (!OrNoMemory([&] { broken_ = status; }).ok()) broken_ = NoMemory();
-    for (int p = 0; p < connections_.processes(); ++p) connections_.socket(p).Shutdown();
+    for (int p = 0; p < connections_.processes(); ++p) connections_.channel(p).Shutdown();
   }
 
   // `is_telling`: of Tell, in which no process that keeps to the rules refuses or differs.

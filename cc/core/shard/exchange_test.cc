@@ -1,18 +1,21 @@
 // Exchange: what each process sends is what the others get, whatever sizes meet; refusals and
 // programs that differ are the same error in all; and a process that is gone, or late, or a
-// stranger, is noticed; all in one stage and in two. Processes are threads here, each with
-// connections of its own.
+// stranger, is noticed; all in one stage and in two, through sockets and through shared memory.
+// Processes are threads here, each with connections of its own.
 #include "cc/core/shard/exchange.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <functional>
 #include <future>
 #include <memory>
@@ -20,6 +23,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -37,7 +41,7 @@ void InEach(int processes, const std::function<void(int)>& body) {
 
 std::string AddressOf(int port) { return StrCat("127.0.0.1:", port); }
 
-std::vector<std::unique_ptr<Exchange>> MakeExchanges(const Grid& grid) {
+std::vector<std::unique_ptr<Exchange>> MakeExchanges(const Grid& grid, bool shared_memory) {
   std::vector<Connections> connections(static_cast<size_t>(grid.processes()));
   std::vector<std::string> addresses;
   for (Connections& one : connections) {
@@ -46,48 +50,60 @@ std::vector<std::unique_ptr<Exchange>> MakeExchanges(const Grid& grid) {
   }
   std::vector<std::unique_ptr<Exchange>> exchanges(connections.size());
   InEach(grid.processes(), [&](int p) {
-    const Status status = connections[p].Connect(addresses, p, grid.Peers(p), kSecret, 60);
+    const Status status =
+        connections[p].Connect(addresses, p, grid.Peers(p), kSecret, shared_memory, 60);
     ASSERT_TRUE(status.ok()) << status.message();
+    for (const int peer : grid.Peers(p))
+      EXPECT_EQ(connections[p].channel(peer).has_memory(), shared_memory);
     ASSERT_TRUE(Exchange::Make(std::move(connections[p]), grid, &exchanges[p]).ok());
   });
   return exchanges;
 }
 
-// Of so many processes, each to each other or through a process between.
-class ExchangeOf : public testing::TestWithParam<std::pair<int, int>> {
+// Of so many processes, each to each other or through a process between; through shared memory, or
+// sockets alone.
+struct Shape {
+  int processes, stages;
+};
+class ExchangeOf : public testing::TestWithParam<std::tuple<Shape, bool>> {
  protected:
-  int processes() const { return GetParam().first; }
-  Grid grid() const { return Grid(GetParam().first, GetParam().second); }
+  int processes() const { return std::get<0>(GetParam()).processes; }
+  Grid grid() const { return Grid(processes(), std::get<0>(GetParam()).stages); }
+  std::vector<std::unique_ptr<Exchange>> MakeExchanges() const {
+    return dynemb::MakeExchanges(grid(), std::get<1>(GetParam()));
+  }
 };
 
-using Params = std::vector<std::pair<int, int>>;
-std::string NameOf(const testing::TestParamInfo<std::pair<int, int>>& info) {
-  return StrCat(info.param.first, "in", info.param.second);
+auto EachWay(const std::vector<Shape>& shapes) {
+  return testing::Combine(testing::ValuesIn(shapes), testing::Bool());
+}
+std::string NameOf(const testing::TestParamInfo<std::tuple<Shape, bool>>& info) {
+  const auto& [shape, shared_memory] = info.param;
+  return StrCat(shape.processes, "in", shape.stages, shared_memory ? "shared" : "");
 }
 INSTANTIATE_TEST_SUITE_P(Stages, ExchangeOf,
-                         testing::ValuesIn(Params{{3, 1}, {3, 2}, {4, 2}, {5, 2}, {7, 2}, {9, 2}}),
-                         NameOf);
+                         EachWay({{3, 1}, {3, 2}, {4, 2}, {5, 2}, {7, 2}, {9, 2}}), NameOf);
 // Squares, products, primes, and grids whose last row is one process or lacks one.
 class AnyExchangeOf : public ExchangeOf {};
 INSTANTIATE_TEST_SUITE_P(Stages, AnyExchangeOf,
-                         testing::ValuesIn(Params{{1, 1},
-                                                  {2, 1},
-                                                  {3, 1},
-                                                  {5, 1},
-                                                  {1, 2},
-                                                  {2, 2},
-                                                  {3, 2},
-                                                  {4, 2},
-                                                  {5, 2},
-                                                  {6, 2},
-                                                  {7, 2},
-                                                  {10, 2},
-                                                  {11, 2},
-                                                  {16, 2},
-                                                  {17, 2},
-                                                  {24, 2},
-                                                  {31, 2},
-                                                  {37, 2}}),
+                         EachWay({{1, 1},
+                                  {2, 1},
+                                  {3, 1},
+                                  {5, 1},
+                                  {1, 2},
+                                  {2, 2},
+                                  {3, 2},
+                                  {4, 2},
+                                  {5, 2},
+                                  {6, 2},
+                                  {7, 2},
+                                  {10, 2},
+                                  {11, 2},
+                                  {16, 2},
+                                  {17, 2},
+                                  {24, 2},
+                                  {31, 2},
+                                  {37, 2}}),
                          NameOf);
 
 struct Answer {
@@ -137,7 +153,7 @@ ExchangeCall Saying(const std::string& program, const std::string& problem = "")
 
 TEST_P(AnyExchangeOf, WhatIsSentIsWhatArrives) {
   const int processes = this->processes();
-  const auto exchanges = MakeExchanges(grid());
+  const auto exchanges = MakeExchanges();
   std::mt19937 random(static_cast<uint32_t>(processes));
   for (int round = 0; round < 10; ++round) {
     const int64_t tables = random() % 3 + 1, columns = random() % 2 + 1;
@@ -197,7 +213,7 @@ TEST_P(AnyExchangeOf, WhatIsSentIsWhatArrives) {
 }
 
 TEST_P(ExchangeOf, WhatOneRefusesAllRefuseAndTheNextCallIsDone) {
-  const auto exchanges = MakeExchanges(grid());
+  const auto exchanges = MakeExchanges();
   const std::vector<int64_t> counts(static_cast<size_t>(processes()), 2);
   const std::string items(2 * counts.size(), 'x');
   for (int refusing = 0; refusing < processes(); ++refusing) {
@@ -218,7 +234,7 @@ TEST_P(ExchangeOf, WhatOneRefusesAllRefuseAndTheNextCallIsDone) {
 }
 
 TEST_P(ExchangeOf, ProgramsThatDifferAreToldByAll) {
-  const auto exchanges = MakeExchanges(grid());
+  const auto exchanges = MakeExchanges();
   const std::vector<int64_t> counts(static_cast<size_t>(processes()), 3);
   const std::string items(3 * counts.size(), 'x');
   for (int other = 0; other < processes(); ++other) {
@@ -245,7 +261,7 @@ TEST_P(ExchangeOf, ProgramsThatDifferAreToldByAll) {
 
 TEST_P(ExchangeOf, OneThatIsGoneIsAnErrorOfAllOthersAndOfTheirNextCalls) {
   for (int gone = 0; gone < processes(); ++gone) {
-    auto exchanges = MakeExchanges(grid());
+    auto exchanges = MakeExchanges();
     exchanges[gone].reset();
     InEach(processes(), [&](int p) {
       if (p == gone) return;
@@ -261,7 +277,7 @@ TEST_P(ExchangeOf, OneThatIsGoneIsAnErrorOfAllOthersAndOfTheirNextCalls) {
 
 TEST_P(ExchangeOf, OneThatDoesNotComeIsNamedAfterTheTime) {
   for (int absent = 0; absent < processes(); ++absent) {
-    auto exchanges = MakeExchanges(grid());
+    auto exchanges = MakeExchanges();
     std::atomic<int> late{0};
     InEach(processes(), [&](int p) {
       if (p == absent) return;
@@ -282,7 +298,7 @@ TEST_P(ExchangeOf, OneThatDoesNotComeIsNamedAfterTheTime) {
 }
 
 TEST_P(ExchangeOf, MemoryThatIsNotThereIsAnErrorOfThatProcessAlone) {
-  auto exchanges = MakeExchanges(grid());
+  auto exchanges = MakeExchanges();
   const std::vector<int64_t> counts(static_cast<size_t>(processes()), 1);
   InEach(processes(), [&](int p) {
     const std::string items(counts.size(), static_cast<char>('a' + p));
@@ -307,7 +323,7 @@ TEST_P(ExchangeOf, MemoryThatIsNotThereIsAnErrorOfThatProcessAlone) {
 }
 
 TEST(Exchange, RefusesCountsThatCannotBe) {
-  const auto exchanges = MakeExchanges(Grid(1, 1));
+  const auto exchanges = MakeExchanges(Grid(1, 1), true);
   const std::string items(2, 'x');
   for (const std::vector<int64_t>& counts :
        {std::vector<int64_t>{-1}, {1, 1}, {}, {int64_t{1} << 60}}) {
@@ -322,7 +338,7 @@ TEST(Exchange, RefusesCountsThatCannotBe) {
 
 // All come at once; that more is sent than moves in the time is no matter.
 TEST_P(ExchangeOf, TheTimeIsForComing) {
-  auto exchanges = MakeExchanges(grid());
+  auto exchanges = MakeExchanges();
   constexpr int64_t kMany = 1 << 26;
   const std::string items(kMany, 'x');
   // From the first to the last, which in two stages is not in its row.
@@ -356,7 +372,10 @@ TEST_P(ExchangeOf, TheTimeIsForComing) {
 }
 
 // What is forked keeps no connection open.
-TEST(Exchange, OneThatDiesIsMissedThoughItsChildLives) {
+class OneOfTwo : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(SharedMemory, OneOfTwo, testing::Bool());
+
+TEST_P(OneOfTwo, ThatDiesIsMissedThoughItsChildLives) {
   int to_child[2];
   ASSERT_EQ(pipe(to_child), 0);
   Connections first, second;
@@ -365,7 +384,8 @@ TEST(Exchange, OneThatDiesIsMissedThoughItsChildLives) {
   const std::vector<std::string> addresses = {AddressOf(first.port()), AddressOf(second.port())};
   std::unique_ptr<Exchange> exchange;
   InEach(2, [&](int p) {
-    ASSERT_TRUE((p == 0 ? first : second).Connect(addresses, p, {1 - p}, kSecret, 60).ok());
+    ASSERT_TRUE(
+        (p == 0 ? first : second).Connect(addresses, p, {1 - p}, kSecret, GetParam(), 60).ok());
   });
   const pid_t child = fork();  // which lives on until the end, with the descriptors of its parent
   if (child == 0) {
@@ -380,6 +400,33 @@ TEST(Exchange, OneThatDiesIsMissedThoughItsChildLives) {
   EXPECT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
   for (const int descriptor : to_child) close(descriptor);
+}
+
+TEST(Connections, ShareMemoryWhereBothAllowItAndItIsThere) {
+  // For more than a page of memory there is no room.
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  for (const auto& [one_allows, other_allows, there] :
+       {std::tuple(true, true, true), std::tuple(true, false, true), std::tuple(false, true, true),
+        std::tuple(true, true, false)}) {
+    const rlimit limit = {there ? before.rlim_cur : 4096, before.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    Connections first, second;
+    ASSERT_TRUE(first.Listen(0).ok());
+    ASSERT_TRUE(second.Listen(0).ok());
+    // As the name of a machine is for itself, on Debian.
+    const std::vector<std::string> addresses = {StrCat("127.0.1.1:", first.port()),
+                                                AddressOf(second.port())};
+    InEach(2, [&, allowed = std::array{one_allows, other_allows}](int p) {
+      Connections& own = p == 0 ? first : second;
+      const Status status = own.Connect(addresses, p, {1 - p}, kSecret, allowed[p], 60);
+      EXPECT_TRUE(status.ok()) << status.message();
+    });
+    EXPECT_EQ(first.channel(1).has_memory(), one_allows && other_allows && there);
+    EXPECT_EQ(second.channel(0).has_memory(), one_allows && other_allows && there);
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
 }
 
 TEST(Connections, StrangersAreTurnedAway) {
@@ -400,7 +447,8 @@ TEST(Connections, StrangersAreTurnedAway) {
   const std::string garbage(200, 'G');
   ASSERT_EQ(send(wrong.descriptor(), garbage.data(), garbage.size(), 0), 200);
   InEach(2, [&](int p) {
-    const Status status = (p == 0 ? first : second).Connect(addresses, p, {1 - p}, kSecret, 60);
+    const Status status =
+        (p == 0 ? first : second).Connect(addresses, p, {1 - p}, kSecret, true, 60);
     EXPECT_TRUE(status.ok()) << status.message();
   });
 }
@@ -412,14 +460,14 @@ TEST(Connections, SayWhomTheyDoNotReach) {
   ASSERT_TRUE(gone.Listen(0).ok());
   std::vector<std::string> addresses = {AddressOf(gone.port()), AddressOf(alone.port())};
   gone = Connections();  // refuses from now on
-  Status status = alone.Connect(addresses, 1, {0}, kSecret, 60);
+  Status status = alone.Connect(addresses, 1, {0}, kSecret, true, 60);
   EXPECT_EQ(status.code(), Code::kUnavailable);
   EXPECT_NE(status.message().find("process 1 has no connection to process 0 at " + addresses[0]),
             std::string::npos)
       << status.message();
 
   ASSERT_TRUE(alone.Listen(0).ok());
-  status = alone.Connect({AddressOf(alone.port()), "127.0.0.1:1"}, 0, {1}, kSecret, 0.05);
+  status = alone.Connect({AddressOf(alone.port()), "127.0.0.1:1"}, 0, {1}, kSecret, true, 0.05);
   EXPECT_EQ(status.code(), Code::kUnavailable);
   EXPECT_NE(status.message().find("process 0 has no connection to process 1"), std::string::npos)
       << status.message();
@@ -431,7 +479,7 @@ TEST(Connections, SayWhomTheyDoNotReach) {
   addresses = {AddressOf(alone.port()), AddressOf(other.port())};
   InEach(2, [&](int p) {
     const std::string secret = p == 0 ? kSecret : "another secret.!";
-    EXPECT_EQ((p == 0 ? alone : other).Connect(addresses, p, {1 - p}, secret, 0.2).code(),
+    EXPECT_EQ((p == 0 ? alone : other).Connect(addresses, p, {1 - p}, secret, true, 0.2).code(),
               Code::kUnavailable);
   });
 }
@@ -439,17 +487,18 @@ TEST(Connections, SayWhomTheyDoNotReach) {
 TEST(Connections, RefuseArgumentsThatCannotBe) {
   Connections one;
   EXPECT_EQ(one.Listen(70000).code(), Code::kInvalidArgument);
-  EXPECT_EQ(one.Connect({"127.0.0.1:1"}, 0, {}, kSecret, 1).code(), Code::kFailedPrecondition);
+  EXPECT_EQ(one.Connect({"127.0.0.1:1"}, 0, {}, kSecret, true, 1).code(),
+            Code::kFailedPrecondition);
   ASSERT_TRUE(one.Listen(0).ok());
   Connections taken;
   EXPECT_EQ(taken.Listen(one.port()).code(), Code::kUnavailable);
-  EXPECT_EQ(one.Connect({"127.0.0.1:1"}, 1, {}, kSecret, 1).code(), Code::kInvalidArgument);
-  EXPECT_EQ(one.Connect({"127.0.0.1:1"}, 0, {1}, kSecret, 1).code(), Code::kInvalidArgument);
-  EXPECT_EQ(one.Connect({"127.0.0.1:1"}, 0, {}, "short", 1).code(), Code::kInvalidArgument);
+  EXPECT_EQ(one.Connect({"127.0.0.1:1"}, 1, {}, kSecret, true, 1).code(), Code::kInvalidArgument);
+  EXPECT_EQ(one.Connect({"127.0.0.1:1"}, 0, {1}, kSecret, true, 1).code(), Code::kInvalidArgument);
+  EXPECT_EQ(one.Connect({"127.0.0.1:1"}, 0, {}, "short", true, 1).code(), Code::kInvalidArgument);
   for (const char* address : {"host", ":1", "host:"}) {
     Connections two;
     ASSERT_TRUE(two.Listen(0).ok());
-    EXPECT_EQ(two.Connect({address, "127.0.0.1:1"}, 1, {0}, kSecret, 1).code(),
+    EXPECT_EQ(two.Connect({address, "127.0.0.1:1"}, 1, {0}, kSecret, true, 1).code(),
               Code::kInvalidArgument);
   }
 }

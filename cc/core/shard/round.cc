@@ -130,10 +130,11 @@ Status Round::MoveWhatIsReady(Clock::time_point deadline) {
 
 Status Round::CheckSilence() {
   for (int p = 0; p < connections_.processes(); ++p) {
-    if (!connections_.socket(p).is_open()) continue;
+    if (!connections_.channel(p).socket().is_open()) continue;
     tcp_info info = {};
     socklen_t size = sizeof(info);
-    if (getsockopt(connections_.socket(p).descriptor(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0)
+    if (getsockopt(connections_.channel(p).socket().descriptor(), IPPROTO_TCP, TCP_INFO, &info,
+                   &size) != 0)
       continue;
     if ((info.tcpi_unacked > 0 || info.tcpi_probes > 0) &&
         info.tcpi_last_ack_recv > kSilentMilliseconds) {
@@ -144,15 +145,12 @@ Status Round::CheckSilence() {
 }
 
 Status Round::Move(int process) {
-  const int descriptor = connections_.socket(process).descriptor();
+  Channel& channel = connections_.channel(process);
   Pieces& out = outgoing_[static_cast<size_t>(process)].pieces;
   Incoming& in = incoming_[static_cast<size_t>(process)];
   size_t sent_now = 0;
   while (!out.empty() && sent_now < kBytesOfTurn) {
-    msghdr message = {};
-    message.msg_iov = out.data();
-    message.msg_iovlen = out.size();
-    const ssize_t sent = sendmsg(descriptor, &message, MSG_NOSIGNAL);
+    const ssize_t sent = channel.Send(out.data(), out.size());
     if (sent >= 0) {
       out.Advance(static_cast<size_t>(sent));
       sent_now += static_cast<size_t>(sent);
@@ -165,10 +163,7 @@ Status Round::Move(int process) {
   }
   size_t got_now = 0;
   while (!in.pieces.empty() && got_now < kBytesOfTurn) {
-    msghdr message = {};
-    message.msg_iov = in.pieces.data();
-    message.msg_iovlen = in.pieces.size();
-    const ssize_t got = recvmsg(descriptor, &message, 0);
+    const ssize_t got = channel.Receive(in.pieces.data(), in.pieces.size());
     if (got > 0) {
       in.pieces.Advance(static_cast<size_t>(got));
       got_now += static_cast<size_t>(got);
@@ -182,7 +177,9 @@ Status Round::Move(int process) {
     }
   }
   // An edge of the epoll may be over: it says nothing more of what is left here.
-  if ((sent_now >= kBytesOfTurn && !out.empty()) || (got_now >= kBytesOfTurn && !in.pieces.empty()))
+  if ((sent_now >= kBytesOfTurn && !out.empty()) ||
+      (got_now >= kBytesOfTurn && !in.pieces.empty()) ||
+      channel.has_more(!out.empty(), !in.pieces.empty()))
     moving_.push_back(process);
   return Status();
 }
