@@ -9,10 +9,11 @@
 #   make soak    long counts                   make clean   removes what was built; distclean also .venv
 #   make bench   speed beside other libraries  make docs  the site of the documentation, in build/site
 #   make wheels  one for each TensorFlow       make matrix  and the tests beside each
+#   make bare_systems   a wheel on bare Debians and Ubuntus
 #   make cc_aarch64  C++ tests for 64-bit ARM, emulated; make wheel_aarch64  a wheel for it
 #
 # Settings: TENSORFLOW=tensorflow==2.16.2 (remembered in .venv), PYTHON=python3.12 (of which .venv is made),
-# WHEELS_FOR='2.18.1 2.21.0', DEMO_FLAGS, ONLINE_FLAGS, BENCH_FLAGS, PYTEST_FLAGS, BAZEL_FLAGS, SOAK_SHARE=0.1 (the part of the long counts to run).
+# WHEELS_FOR='2.18.1 2.21.0', WHEEL=dist/NAME.whl, SYSTEMS='noble sid', DEMO_FLAGS, ONLINE_FLAGS, BENCH_FLAGS, PYTEST_FLAGS, BAZEL_FLAGS, SOAK_SHARE=0.1 (the part of the long counts to run).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -34,7 +35,7 @@ GOOGLETEST := $(or $(TF_DYNEMB_GOOGLETEST),/usr/src/googletest)
 
 CPP_FILES = $(shell find cc benchmarks examples -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.inc')
 
-.PHONY: help build machine native demo online online_server bench docs test test_distributed test_gpu cc_test cc_asan cc_asan_not_large cc_tsan cc_aarch64 py_test soak lint format wheel wheel_aarch64 wheels matrix clean distclean
+.PHONY: help build machine native demo online online_server bench docs test test_distributed test_gpu cc_test cc_asan cc_asan_not_large cc_tsan cc_aarch64 py_test soak lint format wheel wheel_aarch64 wheels matrix bare_systems clean distclean
 
 help:
 	@sed -n '1,/^$$/s/^# \?//p' Makefile
@@ -220,6 +221,12 @@ wheels: machine
 
 matrix: machine
 	@MATRIX_TESTS='$(MATRIX_TESTS)' bazel/wheels.sh $(WHEELS_FOR)
+
+# As root, with debootstrap.
+WHEEL ?= $(lastword $(sort $(wildcard dist/*manylinux*$(shell uname -m).whl)))
+SYSTEMS ?= bookworm trixie jammy noble
+bare_systems:
+	@SYSTEM_TESTS='$(SYSTEM_TESTS)' bazel/bare_systems.sh '$(WHEEL)' $(SYSTEMS)
 
 clean:
 	@[ ! -e bazel-bin ] || $(BAZEL) clean

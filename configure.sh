@@ -136,8 +136,8 @@ there and installs none: $python -m pip install tensorflow-cpu (or tensorflow), 
 { read -r tf_version && read -r tf_include && read -r tf_framework && read -r tf_defines && read -r tf_cuda; } <"$facts"
 
 case $tf_version in
-  2.1[6-9].* | 2.2[01].*) ;;
-  *) echo "configure.sh: warning: TensorFlow $tf_version has not been tried; 2.16 to 2.21 have" >&2 ;;
+  2.1[6-9].* | 2.2[0-2].*) ;;
+  *) echo "configure.sh: warning: TensorFlow $tf_version has not been tried; 2.16 to 2.22 have" >&2 ;;
 esac
 
 if [[ $cuda != none && $tf_cuda != none && ${tf_cuda%%.*} != "${cuda_version%%.*}" ]]; then

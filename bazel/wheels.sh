@@ -60,7 +60,8 @@ run_tests() {  # run_tests VERSION
 }
 
 keras_of() {  # keras_of ENVIRONMENT: the version of its Keras
-  "$root/$1/bin/python" -c 'from importlib.metadata import version; print(version("keras"))' || echo -
+  # A nightly Keras is a package of another name.
+  "$root/$1/bin/python" -c 'import keras; print(keras.__version__)' 2>/dev/null || echo -
 }
 
 attempt() {  # attempt VERSION STEP: "ok" or "failed"; what it prints goes to a log

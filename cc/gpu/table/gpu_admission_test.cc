@@ -1,5 +1,5 @@
 // Admission of keys to tables on a GPU: what ApplyAdmitted does in host memory.
-#include <cstring>
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <random>
@@ -51,7 +51,7 @@ struct Updates {
     const Mirror<Key> there(memory, keys);
     const Mirror<float> rows(memory, gradients);
     Mirror<bool> flags(memory, static_cast<int64_t>(given.size()));
-    std::memcpy(flags.host(), given.data(), given.size());
+    std::copy(given.begin(), given.end(), flags.host());
     flags.Push();
     Admission of_call = admission;
     of_call.candidates = candidates;
