@@ -65,6 +65,9 @@ compiler=$("$cc" --version | head -n 1)
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+printf '#include <string>\nint main() { return std::string().size(); }\n' >"$scratch/try.cc"
+"$cc" -std=c++17 -x c++ -c "$scratch/try.cc" -o "$scratch/try.o" 2>"$scratch/err" ||
+  die "$cc does not compile C++17: $(grep -m 1 -i error "$scratch/err" || tail -n 1 "$scratch/err"); install g++, or name a compiler with --cc=PATH"
 
 look_at_cuda() {  # look_at_cuda FOLDER: sets cuda_version and cuda_lib, or cuda_problem: why that toolkit cannot be used
   local nvcc=$1/bin/nvcc lib

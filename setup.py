@@ -19,8 +19,15 @@ import sys
 from pathlib import Path
 
 from setuptools import Distribution, setup
-from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:
+    raise SystemExit(
+        "\ntf_dynemb is packed by setuptools 77 or later, which makes wheels itself: `pip install "
+        "--upgrade setuptools`, or leave out --no-build-isolation."
+    ) from None
 
 ROOT = Path(__file__).resolve().parent
 NATIVE = ("_tf_dynemb_ops.so", "_build_info.py")
@@ -57,6 +64,15 @@ def find_python():
     )
 
 
+def run(command):
+    """Runs a command in the source tree; SystemExit if it fails."""
+    print("tf_dynemb:", *command, flush=True)
+    if subprocess.run(command, cwd=ROOT, env=outer_environment(), check=False).returncode:
+        raise SystemExit(
+            f"\ntf_dynemb: {command[0]} failed, see above; docs/building.md says what it needs."
+        )
+
+
 def build_native():
     """Builds the op library with Bazel and returns the folder it is in."""
     python = find_python()
@@ -67,12 +83,12 @@ def build_native():
         ["./configure.sh", f"--python={python}", f"--output={bazelrc}"],
         ["bazel/bazel.sh", f"--bazelrc={bazelrc}", "build", "//:native"],
     )
-    for command in commands:
-        print("tf_dynemb:", *command, flush=True)
-        if subprocess.run(command, cwd=ROOT, env=outer_environment(), check=False).returncode:
-            raise SystemExit(
-                f"\ntf_dynemb: {command[0]} failed, see above; docs/building.md says what it needs."
-            )
+    try:
+        for command in commands:
+            run(command)
+    finally:
+        # Bazel's server would stay for hours.
+        subprocess.run(["bazel/bazel.sh", "shutdown"], cwd=ROOT, capture_output=True, check=False)
     return ROOT / "bazel-bin" / "tf_dynemb"
 
 

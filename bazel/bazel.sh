@@ -23,10 +23,19 @@ major_of() {  # major_of COMMAND
   echo "${version%%[.-]*}"
 }
 
+# Debian's runs in a Java of the system.
+lacks_java() {  # lacks_java COMMAND
+  [[ -z ${JAVA_HOME:-} ]] && ! command -v javac >/dev/null && dpkg-query -S "$(readlink -f "$(command -v "$1")")" 2>/dev/null | grep -q ^bazel-bootstrap:
+}
+
 tried=()
 for candidate in ${BAZEL:+"$BAZEL"} bazel bazelisk; do
   command -v "$candidate" >/dev/null || continue
   major=$(major_of "$candidate")
+  if lacks_java "$candidate"; then
+    tried+=("$candidate (needs Java: apt-get install default-jdk-headless)")
+    continue
+  fi
   if [[ $major =~ ^[0-9]+$ ]] && ((major >= oldest && major <= newest)); then
     [[ ${1:-} == --major ]] && echo "$major" && exit 0
     [[ ${1:-} == --command ]] && echo "env $(environment_of "$candidate") $candidate" && exit 0
@@ -34,5 +43,5 @@ for candidate in ${BAZEL:+"$BAZEL"} bazel bazelisk; do
   fi
   tried+=("$candidate (version ${major:-unknown})")
 done
-echo "bazel/bazel.sh: no Bazel from $oldest to $newest: ${tried[*]:-neither bazel nor bazelisk is on PATH}; see docs/building.md" >&2
+echo "bazel/bazel.sh: no Bazel from $oldest to $newest: ${tried[*]:-neither bazel nor bazelisk is on PATH: apt-get install bazel-bootstrap}; see docs/building.md" >&2
 exit 1

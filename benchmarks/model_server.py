@@ -7,20 +7,22 @@ Clients on this machine ask for the chances of a click of one user and 200 movie
 it has the answer. Prints a Markdown table, in milliseconds and for each number of connections, of three
 states, so that what publishing costs is told from what training takes of the cores:
 
-- quiet: the trainer is stopped;
+- stopped: the trainer is;
 - trains: it trains, and publishes nothing;
-- publishes: it trains, and publishes every half second.
+- trains and publishes: every half second.
 
-Each state has a trainer and a server of its own; `generations` were served meanwhile.
+Each state has a trainer and a server of its own, which was brought to so many `generations` meanwhile.
+A request that is answered by anything but HTTP 200 is an error.
 """
 
+import concurrent.futures
 import contextlib
+import http.client
 import json
 import pathlib
 import signal
 import sys
 import tempfile
-import threading
 import time
 
 import numpy as np
@@ -33,27 +35,42 @@ from online_processes import running  # noqa: E402
 
 SECONDS = flags.DEFINE_float("seconds", 20, "How long to ask in each state.", lower_bound=1)
 CONNECTIONS = flags.DEFINE_list("connections", ["1", "4"], "So many clients at once.")
-STATES = {"quiet": 3600, "trains": 3600, "publishes": 0.5}  # seconds between two generations
+# Seconds between two generations.
+STATES = {"stopped": 3600, "trains": 3600, "trains and publishes": 0.5}
+HEADS = (
+    "trainer",
+    "connections",
+    "requests/s",
+    "p50, ms",
+    "p99, ms",
+    "slowest, ms",
+    "errors",
+    "generations",
+)
 
 
-def ask(url: str, body: str, until: float, took: list) -> None:
-    """Asks until then, and appends the milliseconds of each request."""
-    connection = Connection(url)
+def ask(url: str, body: str, until: float) -> tuple[list[float], int]:
+    """Asks until then: the milliseconds of each request that was answered, and how many were not."""
+    connection, took, errors = Connection(url), [], 0
     while (began := time.perf_counter()) < until:
-        connection.send("POST", ":predict", body)
-        took.append(1e3 * (time.perf_counter() - began))
+        try:
+            status, _ = connection.send("POST", ":predict", body)
+        except (OSError, http.client.HTTPException):
+            connection, status = Connection(url), None
+        if status == 200:
+            took.append(1e3 * (time.perf_counter() - began))
+        else:
+            errors += 1
+    return took, errors
 
 
-def measure(url: str, body: str, connections: int) -> np.ndarray:
-    """Milliseconds of all requests."""
+def measure(url: str, body: str, connections: int) -> tuple[np.ndarray, int]:
+    """Milliseconds of all requests that were answered, and how many were not."""
     until = time.perf_counter() + SECONDS.value
-    took = [[] for _ in range(connections)]
-    threads = [threading.Thread(target=ask, args=(url, body, until, part)) for part in took]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return np.concatenate(took)
+    with concurrent.futures.ThreadPoolExecutor(connections) as threads:
+        asked = [threads.submit(ask, url, body, until) for _ in range(connections)]
+        took, errors = zip(*(one.result() for one in asked), strict=True)
+    return np.concatenate(took), sum(errors)
 
 
 @contextlib.contextmanager
@@ -68,26 +85,25 @@ def stopped(process):
 
 def main(argv):
     del argv
-    print("| trainer | connections | requests/s | p50 ms | p99 ms | slowest ms | generations |")
-    print("|---|---|---|---|---|---|---|")
+    print(f"| {' | '.join(HEADS)} |\n{'|---' * len(HEADS)}|")
     for state, publish_every in STATES.items():
         with contextlib.ExitStack() as stack:
             folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
             processes = stack.enter_context(running(folder, f"--publish_every={publish_every}"))
             server = Connection(processes.server_url)
             first_generation(server, patience=60)
-            if state == "quiet":
+            if state == "stopped":
                 stack.enter_context(stopped(processes.trainer))
             body = json.dumps(Recommender(server, folder).request([7]))
-            ask(processes.server_url, body, time.perf_counter() + 1, [])  # the first are slower
+            ask(processes.server_url, body, time.perf_counter() + 1)  # the first are slower
             for connections in map(int, CONNECTIONS.value):
                 before = server("GET")["follower"]["generation"]
-                took = measure(processes.server_url, body, connections)
+                took, errors = measure(processes.server_url, body, connections)
                 generations = server("GET")["follower"]["generation"] - before
                 p50, p99 = np.percentile(took, [50, 99])
                 print(
                     f"| {state} | {connections} | {len(took) / SECONDS.value:.0f} | {p50:.2f} "
-                    f"| {p99:.2f} | {took.max():.1f} | {generations} |",
+                    f"| {p99:.2f} | {took.max():.1f} | {errors} | {generations} |",
                     flush=True,
                 )
 

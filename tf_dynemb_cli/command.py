@@ -16,6 +16,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
+import os
+import runpy
 import sys
 from collections.abc import Sequence
 
@@ -57,6 +60,18 @@ def _parser(filled: bool = False) -> argparse.ArgumentParser:
     return parser
 
 
+def _versions() -> str:
+    spec = importlib.util.find_spec("tf_dynemb")
+    assert spec is not None and spec.submodule_search_locations  # it lies beside this package
+    path = os.path.join(spec.submodule_search_locations[0], "version.py")
+    version = runpy.run_path(path)["__version__"]
+    try:
+        importlib.import_module("tf_dynemb")
+    except ImportError as error:
+        return f"tf_dynemb {version}, which cannot be imported: {' '.join(str(error).split())}"
+    return f"tf_dynemb {version}, TensorFlow {importlib.import_module('tensorflow').__version__}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
@@ -67,14 +82,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: that of the command, or 2 if there is none of this name.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
+    # What TensorFlow says of itself as it is loaded is no part of an answer.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     if argv and argv[0] in COMMANDS:
-        command = importlib.import_module(COMMANDS[argv[0]][1])
-        return command.main(argv[1:], f"tf-dynemb {argv[0]}")
+        prog = f"tf-dynemb {argv[0]}"
+        try:
+            command = importlib.import_module(COMMANDS[argv[0]][1])
+        except ImportError as error:  # no TensorFlow, or another one
+            print(f"{prog}: {' '.join(str(error).split())}", file=sys.stderr)
+            return 2
+        return command.main(argv[1:], prog)
     parser = _parser()
     args = parser.parse_args(argv)
     if args.version:
-        package, tf = (importlib.import_module(name) for name in ("tf_dynemb", "tensorflow"))
-        print(f"tf_dynemb {package.__version__}, TensorFlow {tf.__version__}")
+        print(_versions())
     elif args.print_completion:
         try:
             import shtab

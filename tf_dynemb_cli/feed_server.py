@@ -448,11 +448,16 @@ def main(argv: Sequence[str], prog: str = "tf-dynemb feed") -> int:
             raise ValueError("it needs aiohttp: pip install tf_dynemb[stream]") from None
         secret = secret_of_environment()
         context = _tls(asked.certificate, asked.key)
-        opened = _open_socket(asked.listen)
+        try:
+            opened = _open_socket(asked.listen)
+        except ValueError as error:
+            raise ValueError(f"--listen: {error}") from None
     except (ValueError, OSError) as error:
         if asked.until_stdin_ends:  # who has started it reads this
             print(f"error: {error}", flush=True)
             return 2
         parser.error(f"{error}")
+    if not os.path.isdir(asked.folder):
+        print(f"{prog}: {asked.folder} is no folder yet; it is served as soon as it is", file=sys.stderr)
     asyncio.run(_serve(asked, secret, opened, context))
     return 0

@@ -416,7 +416,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module")
     add("script", metavar="SCRIPT", help="what each process runs, with this Python")
-    add("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="of SCRIPT")
+    rest = add("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="of SCRIPT")
+    rest.required = False  # of which argparse would speak where something else is missing
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "tf-dynemb launch") -> int:

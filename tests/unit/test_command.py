@@ -63,6 +63,55 @@ def test_version(capsys):
     assert capsys.readouterr().out == want
 
 
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["snapshot", "info", "folder"], ["storage", "--help"]]
+)
+def test_without_tensorflow_it_says_so_in_one_line(arguments):
+    program = (
+        "import sys; sys.modules['tensorflow'] = None; from tf_dynemb_cli import command; "
+        "sys.exit(command.main(sys.argv[1:]))"
+    )
+    status, printed, said = run(*arguments, program=("-c", program))
+    line = printed + said
+    assert "tf_dynemb needs TensorFlow" in line and line.count("\n") == 1
+    if arguments == ["--version"]:
+        assert status == 0 and line.startswith(
+            f"tf_dynemb {tf_dynemb.__version__}, which cannot be imported: "
+        )
+    else:
+        assert status == 2 and line.startswith(f"tf-dynemb {arguments[0]}: ")
+
+
+@pytest.mark.parametrize("name", ["launch", "server", "snapshot", "storage"])
+def test_commands_are_modules_too(name):
+    status, printed, _ = run("--help", program=("-m", f"tf_dynemb.{name}"))
+    assert status == 0 and printed.startswith(f"usage: python -m tf_dynemb.{name} ")
+
+
+def test_a_feed_of_no_folder_says_so(tmp_path):
+    status, printed, said = run("feed", str(tmp_path / "none"), "--listen", "99")
+    assert status == 2 and "--listen: got '99', want HOST:PORT" in said
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tf_dynemb_cli",
+            "feed",
+            str(tmp_path / "none"),
+            "--listen",
+            "127.0.0.1:0",
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        printed = server.stdout.readline()
+        server.terminate()
+        said = server.stderr.read()
+    assert printed.startswith("feed://127.0.0.1:") and "none is no folder yet" in said
+
+
 def test_launch(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import sys; print(sys.argv[1:])")
@@ -70,7 +119,8 @@ def test_launch(tmp_path):
     assert status == 0
     assert sorted(printed.splitlines()) == [f"[{i}] ['--epochs', '3']" for i in range(2)]
     status, _, error = run("launch", str(script))
-    assert status == 2 and "tf-dynemb launch: error: " in error
+    assert status == 2
+    assert error.endswith("tf-dynemb launch: error: the following arguments are required: -n\n")
 
 
 def test_server(capsys, monkeypatch):

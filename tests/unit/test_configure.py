@@ -4,6 +4,7 @@ import functools
 import os
 import pathlib
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -70,6 +71,44 @@ def toolkit(tmp_path):
         return root
 
     return make
+
+
+def test_a_compiler_that_compiles_no_cpp_is_an_error(configure, output, tmp_path):
+    """As gcc without g++, which is a package of its own."""
+    compiler = tmp_path / "gcc"
+    compiler.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo "gcc 12.2.0" && exit\n'
+        "echo \"gcc: fatal error: cannot execute 'cc1plus'\" >&2\nexit 1\n"
+    )
+    compiler.chmod(0o755)
+    run, _ = configure(output, f"--cc={compiler}", "--cuda=none")
+    assert run.returncode != 0 and not output.exists()
+    assert (
+        "does not compile C++17: gcc: fatal error: cannot execute 'cc1plus'; install g++" in run.stderr
+    )
+
+
+def test_a_bazel_without_java_is_an_error(tmp_path):
+    """Debian's has none of its own."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name in ("env", "bash", "grep", "tail", "dirname", "readlink"):
+        (commands / name).symlink_to(shutil.which(name))
+    for name, answer in (
+        ("bazel", "bazel no_version"),
+        ("dpkg-query", "bazel-bootstrap: /usr/bin/bazel"),
+    ):
+        (commands / name).write_text(f"#!{shutil.which('sh')}\necho '{answer}'\n")
+        (commands / name).chmod(0o755)
+    run = subprocess.run(
+        [ROOT / "bazel/bazel.sh", "--major"],
+        env={"PATH": str(commands)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert "bazel (needs Java: apt-get install default-jdk-headless)" in run.stderr
 
 
 def test_none_is_none(configure, output):

@@ -16,7 +16,7 @@ def import_after(preparation: str) -> str:
 def test_without_tensorflow_it_says_so():
     error = import_after("sys.modules['tensorflow'] = None")
     assert "ImportError: tf_dynemb needs TensorFlow 2.16 or later" in error
-    assert "pip install tensorflow" in error
+    assert f"pip install tensorflow=={tf.__version__}" in error
 
 
 def test_beside_another_tensorflow_it_names_both_versions():

@@ -20,16 +20,19 @@ _REBUILD = (
 
 def _load() -> types.ModuleType:
     try:
+        build = importlib.import_module("tf_dynemb._build_info")
+    except ImportError:
+        build = None
+    try:
         import tensorflow as tf
     except ImportError as error:
+        wanted = f"=={build.TENSORFLOW_VERSION}" if build else ""
         raise ImportError(
             "tf_dynemb needs TensorFlow 2.16 or later, which is not installed here; "
-            "`pip install tensorflow` (or tensorflow-cpu) first"
+            f"`pip install tensorflow{wanted}` (or tensorflow-cpu{wanted}) first"
         ) from error
-    try:
-        build = importlib.import_module("tf_dynemb._build_info")
-    except ImportError as error:
-        raise ImportError(f"the op library of tf_dynemb has not been built; {_REBUILD}") from error
+    if build is None:
+        raise ImportError(f"the op library of tf_dynemb has not been built; {_REBUILD}")
     if build.TENSORFLOW_VERSION != tf.__version__:
         raise ImportError(
             f"tf_dynemb was built for TensorFlow {build.TENSORFLOW_VERSION}, found TensorFlow "

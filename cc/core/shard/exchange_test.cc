@@ -16,6 +16,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <fstream>
 #include <functional>
 #include <future>
 #include <memory>
@@ -425,6 +426,15 @@ TEST(Connections, ShareMemoryWhereBothAllowItAndItIsThere) {
     });
     EXPECT_EQ(first.channel(1).has_memory(), one_allows && other_allows && there);
     EXPECT_EQ(second.channel(0).has_memory(), one_allows && other_allows && there);
+    // No name is left in /dev/shm.
+    std::ifstream maps("/proc/self/maps");
+    int mapped = 0;
+    for (std::string line; std::getline(maps, line);) {
+      if (line.find("/tf_dynemb-") == std::string::npos) continue;
+      ++mapped;
+      EXPECT_NE(line.find(" (deleted)"), std::string::npos) << line;
+    }
+    EXPECT_EQ(mapped, first.channel(1).has_memory() ? 2 : 0);
   }
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
 }
