@@ -72,7 +72,7 @@ class Workers:
 
     def sent(self) -> np.ndarray:
         """Bytes and messages that each has sent (count, 2)."""
-        return np.array([[int(n) for n in ops.dynemb_exchange_calls(h)[1:]] for h in self._handles])
+        return np.array([[int(n) for n in ops.dynemb_exchange_calls(h)[1:3]] for h in self._handles])
 
 
 def exchanged(handle, counts, parts, numbers=()):

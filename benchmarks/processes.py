@@ -100,6 +100,9 @@ def _exchange(options, strategy, exchange, tf) -> dict:
 
     os.environ["TF_DYNEMB_EXCHANGE_SHARED_MEMORY"] = "0"
     by_sockets = AllToAllExchange(strategy)
+    del os.environ["TF_DYNEMB_EXCHANGE_SHARED_MEMORY"]
+    for one, peers in ((exchange, options.count - 1), (by_sockets, 0)):
+        assert int(one.metrics()["shared_memory_peers"]) == peers
     group = {"group_size": options.count, "group_key": 77, "ordering_token": []}
 
     @tf.function
@@ -116,9 +119,10 @@ def _exchange(options, strategy, exchange, tf) -> dict:
 
         return exchanged
 
+    exchanged_by_sockets = exchanged_by(by_sockets)
     cases = {
         SMALL: exchanged_by(exchange),
-        f"{SMALL} by sockets": exchanged_by(by_sockets),
+        f"{SMALL} by sockets": exchanged_by_sockets,
         f"TensorFlow's {SMALL}": swap,
     }
     seconds = {}
@@ -127,7 +131,9 @@ def _exchange(options, strategy, exchange, tf) -> dict:
             (name.replace(SMALL, SMALL if words == 8 else LARGE), call) for name, call in names.items()
         ]
         for number in range(WARM_UP + options.rounds):
+            calls.append(calls.pop(0))  # each has each before it
             for name, call in calls:
+                exchanged_by_sockets(tf.constant(1)).numpy()  # all processes are here
                 start = time.perf_counter()
                 call(tf.constant(words)).numpy()
                 if number >= WARM_UP:

@@ -381,13 +381,15 @@ class ExchangeCallsOp : public CatchingKernel {
   void TryCompute(OpKernelContext* context) override {
     RefCountPtr<ExchangeResource> resource;
     OP_REQUIRES_OK(context, GetExchange(context, &resource));
-    Tensor *calls, *sent_bytes, *sent_messages;
+    Tensor *calls, *sent_bytes, *sent_messages, *shared_memory_peers;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &calls));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &sent_bytes));
     OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({}), &sent_messages));
+    OP_REQUIRES_OK(context, context->allocate_output(3, TensorShape({}), &shared_memory_peers));
     calls->scalar<int64_t>()() = resource->exchange()->calls();
     sent_bytes->scalar<int64_t>()() = resource->exchange()->sent_bytes();
     sent_messages->scalar<int64_t>()() = resource->exchange()->sent_messages();
+    shared_memory_peers->scalar<int64_t>()() = resource->exchange()->shared_memory_peers();
   }
 };
 

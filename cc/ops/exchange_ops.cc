@@ -152,14 +152,15 @@ REGISTER_OP("DynembExchangeCalls")
     .Output("calls: int64")
     .Output("sent_bytes: int64")
     .Output("sent_messages: int64")
+    .Output("shared_memory_peers: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      for (int output = 0; output < 3; ++output) c->set_output(output, c->Scalar());
+      for (int output = 0; output < 4; ++output) c->set_output(output, c->Scalar());
       return absl::OkStatus();
     })
     .Doc(R"doc(
 How often this process has exchanged with the others, and how many bytes and messages it has sent them,
-with what it passed on.
+with what it passed on; and with how many of them it exchanges through shared memory.
 )doc");
 
 REGISTER_OP("DynembFetchedRowsView")

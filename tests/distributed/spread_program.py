@@ -479,6 +479,7 @@ class Program:
             optimizer.apply(tape.gradient(loss, [table.handle]), [table.handle])
             after = table.exchange.metrics()
             moved = {what: int(after[what] - before[what]) for what in after}
+            moved["shared_memory_peers"] = int(after["shared_memory_peers"])
             results[rule, name, n] = {**moved, "distinct": np.unique(ids)}
         return results
 

@@ -295,6 +295,7 @@ def test_bytes_on_the_wire_are_what_the_scaling_page_says(processes, rule, ids, 
     assert all(wire["exchanges"] == 3 for wire in wires)
     each_sends = count - 1 if stages == 1 else 2  # of four: along a row, and along a column
     assert all(wire["all_to_all_messages"] == 3 * each_sends for wire in wires)
+    assert all(wire["shared_memory_peers"] == each_sends for wire in wires)
     bytes_over_least, rows_over_even = overhead(owners, WIRE_DIM)
     # Heads of messages, a byte for whether a row exists; few ids are not spread evenly.
     assert 1 <= bytes_over_least <= {64: 1.2, 1024: 1.02, 20_000: 1.01}[number]

@@ -85,7 +85,7 @@ def test_parts_of_any_dtype_come_out_as_they_went_in(dtype):
     for one, want in zip(got, parts, strict=True):
         assert one.dtype == dtype
         np.testing.assert_array_equal(one.numpy(), want.numpy())
-    calls, sent_bytes, messages = ops.dynemb_exchange_calls(handle)
+    calls, sent_bytes, messages, _ = ops.dynemb_exchange_calls(handle)
     assert (int(calls), int(sent_bytes), int(messages)) == (1, 0, 0)  # to others
 
 
@@ -223,6 +223,26 @@ def test_shared_memory_of_the_environment(monkeypatch):
         monkeypatch.setenv(name, text)
         with pytest.raises(ValueError, match=f"{name}: got '{text}', want 0 or 1"):
             shared_memory()
+
+
+@pytest.mark.parametrize("allowed", [(True, True), (True, False), (False, True)])
+def test_memory_is_shared_where_both_allow_it(allowed):
+    handles, ports = zip(*(ops.dynemb_listen() for _ in range(2)), strict=True)
+    hosts = [f"127.0.0.1:{int(port)}" for port in ports]
+
+    def connect(index):
+        ops.dynemb_connect(
+            handles[index],
+            hosts,
+            "sixteen letters.",
+            index=index,
+            shared_memory=allowed[index],
+            timeout_seconds=60,
+        )
+
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        list(threads.map(connect, range(2)))
+    assert [int(ops.dynemb_exchange_calls(handle)[3]) for handle in handles] == [int(all(allowed))] * 2
 
 
 def test_refusals_in_a_graph_are_errors_of_their_calls_alone():

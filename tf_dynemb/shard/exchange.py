@@ -311,10 +311,15 @@ class AllToAllExchange:
         return (number + self.processes - 1 - self.index) // self.processes
 
     def metrics(self) -> dict[str, tf.Tensor]:
-        """How often this process has exchanged with the others, and what it has sent them."""
+        """How often this process has exchanged with the others, what it has sent them, and by what."""
         with tf.device("CPU:0"):
-            calls, sent_bytes, messages = ops.dynemb_exchange_calls(self._handle)
-        return {"exchanges": calls, "all_to_all_bytes": sent_bytes, "all_to_all_messages": messages}
+            calls, sent_bytes, messages, by_memory = ops.dynemb_exchange_calls(self._handle)
+        return {
+            "exchanges": calls,
+            "all_to_all_bytes": sent_bytes,
+            "all_to_all_messages": messages,
+            "shared_memory_peers": by_memory,
+        }
 
     def _exchanged(
         self,

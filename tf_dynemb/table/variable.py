@@ -496,8 +496,9 @@ class Variable(TableCalls, SavesChildren, SavedBySaver, tf.Module):
             that were in them. Where training alone reads and writes, distinct / (found + missing) is the
             share of distinct ids in what it looks up. Of a table that is sharded across workers those of
             this worker; and of all such tables together "exchanges", how often workers have sent each
-            other keys or rows, or have agreed on something, and the "all_to_all_bytes" and
-            "all_to_all_messages" that this worker has sent to others. Of one with storage also
+            other keys or rows, or have agreed on something, the "all_to_all_bytes" and
+            "all_to_all_messages" that this worker has sent to others, and with how many of them through
+            shared memory, "shared_memory_peers". Of one with storage also
             "rows_above" and "bytes_above", in memory; "rows_below" and "bytes_below", on disk, and the
             "index_bytes" in memory for them; "flushed_step", -1 before the first flush; and since the
             table was made or restored "hits", keys that needed nothing from disk, "misses", keys whose

@@ -63,46 +63,50 @@ void Socket::Shutdown() {
 }
 
 ssize_t Channel::Send(iovec* pieces, size_t count) {
-  if (memory_ == nullptr) {
+  if (rings_ == nullptr) {
     msghdr message = {};
     message.msg_iov = pieces;
     message.msg_iovlen = count;
     return sendmsg(socket_.descriptor(), &message, MSG_NOSIGNAL);
   }
-  bool wake;
-  const ssize_t sent = memory_->Write(pieces, count, &wake);
-  if (wake) Wake();
+  bool wake_peer;
+  const ssize_t sent = rings_->Write(pieces, count, &wake_peer);
+  if (wake_peer) Wake();
   if (sent > 0) return sent;
-  errno = EBADMSG;
-  if (sent < 0) return -1;
-  const int taken = TakeWakes();
-  if (taken == 0) errno = EPIPE;
-  if (taken > 0) errno = EAGAIN;
+  if (sent < 0) {
+    errno = EBADMSG;
+    return -1;
+  }
+  const Peer peer = TakeWakes();
+  if (peer == Peer::kClosed) errno = EPIPE;
+  if (peer == Peer::kThere) errno = EAGAIN;
   return -1;
 }
 
 ssize_t Channel::Receive(iovec* pieces, size_t count) {
-  if (memory_ == nullptr) {
+  if (rings_ == nullptr) {
     msghdr message = {};
     message.msg_iov = pieces;
     message.msg_iovlen = count;
     return recvmsg(socket_.descriptor(), &message, 0);
   }
-  int taken = 1;
-  while (true) {
-    bool wake;
-    const ssize_t got = memory_->Read(pieces, count, &wake);
-    if (wake) Wake();
-    errno = EBADMSG;
-    if (got != 0) return got;
-    if (taken == 0) return 0;
-    taken = TakeWakes();
-    if (taken < 0) return -1;
-    // What it wrote before it closed is read first.
-    if (taken == 0) continue;
-    errno = EAGAIN;
-    return -1;
+  bool wake_peer;
+  ssize_t got = rings_->Read(pieces, count, &wake_peer);
+  Peer peer = Peer::kThere;
+  if (got == 0) {
+    peer = TakeWakes();
+    // What it wrote before it went is received first.
+    if (peer != Peer::kThere) {
+      const int error = errno;
+      got = rings_->Read(pieces, count, &wake_peer);
+      errno = error;
+    }
   }
+  if (wake_peer) Wake();
+  if (got > 0 || (got == 0 && peer == Peer::kClosed)) return got;
+  if (got < 0) errno = EBADMSG;
+  if (got == 0 && peer == Peer::kThere) errno = EAGAIN;
+  return -1;
 }
 
 void Channel::Wake() {
@@ -112,13 +116,14 @@ void Channel::Wake() {
   while (send(socket_.descriptor(), &wake, 1, MSG_NOSIGNAL) < 0 && errno == EINTR) continue;
 }
 
-int Channel::TakeWakes() {
+Channel::Peer Channel::TakeWakes() {
   char wakes[256];
   while (true) {
     const ssize_t got = recv(socket_.descriptor(), wakes, sizeof(wakes), 0);
-    if (got == 0) return 0;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return 1;
-    if (got < 0 && errno != EINTR) return -1;
+    // One that goes with a wake that it has not taken resets the connection.
+    if (got == 0 || (got < 0 && errno == ECONNRESET)) return Peer::kClosed;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Peer::kThere;
+    if (got < 0 && errno != EINTR) return Peer::kFailed;
   }
 }
 

@@ -11,7 +11,7 @@
 #include <memory>
 #include <utility>
 
-#include "cc/core/shard/shared_memory.h"
+#include "cc/core/shard/shared_rings.h"
 
 namespace dynemb {
 
@@ -37,33 +37,36 @@ class Socket {
 class Channel {
  public:
   Channel() = default;
-  // `memory`: null where there is none.
-  Channel(Socket socket, std::unique_ptr<SharedMemory> memory)
-      : socket_(std::move(socket)), memory_(std::move(memory)) {}
+  // `rings`: null where there are none.
+  Channel(Socket socket, std::unique_ptr<SharedRings> rings)
+      : socket_(std::move(socket)), rings_(std::move(rings)) {}
 
-  // Whose events say that something can be sent or received, edge-triggered.
+  // Whose events, edge-triggered, say that something can be sent or received, where has_more does
+  // not.
   const Socket& socket() const { return socket_; }
-  bool has_memory() const { return memory_ != nullptr; }
+  bool has_rings() const { return rings_ != nullptr; }
   void Shutdown() { socket_.Shutdown(); }
 
   // As sendmsg and recvmsg without blocking: -1 and errno, EAGAIN where an event will say so; what
-  // is received is 0 where the other end has closed.
+  // is received is 0 where the other end has closed and all that it sent has been received.
   ssize_t Send(iovec* pieces, size_t count);
   ssize_t Receive(iovec* pieces, size_t count);
   // Whether something of this kind can be moved of which no event will tell: Send and Receive take
   // each other's wakes.
   bool has_more(bool to_send, bool to_receive) const {
-    return memory_ != nullptr &&
-           ((to_send && memory_->has_room()) || (to_receive && memory_->has_bytes()));
+    return rings_ != nullptr &&
+           ((to_send && rings_->has_room()) || (to_receive && rings_->has_bytes()));
   }
 
  private:
+  enum class Peer { kThere, kClosed, kFailed };  // kFailed: and errno
+
   void Wake();
-  // Takes the wakes that have come. 1: the other end is there; 0: it has closed; -1 and errno.
-  int TakeWakes();
+  // Takes the wakes that have come.
+  Peer TakeWakes();
 
   Socket socket_;
-  std::unique_ptr<SharedMemory> memory_;
+  std::unique_ptr<SharedRings> rings_;
 };
 
 }  // namespace dynemb

@@ -20,7 +20,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kSecretBytes = 16;
-constexpr size_t kMemoryNameBytes = 48;
 constexpr uint64_t kMagic =
     0x32656d79646e6474;  // of this protocol, and of machines of one byte order
 // Connections that have not said who they are; more than that wait in the kernel's queue.
@@ -31,9 +30,10 @@ struct Hello {
   uint64_t magic = kMagic;
   char secret[kSecretBytes] = {};
   int64_t index = 0;
-  // The name of the memory that one offers, and the other one takes; empty: none.
-  char memory[kMemoryNameBytes] = {};
+  // What the one that connects offers, and the other one takes of it.
+  RingsOffer rings;
 };
+static_assert(sizeof(Hello) == 64, "no padding that would be sent as it is");
 
 std::string ErrorText(int error) { return strerror(error); }
 
@@ -135,8 +135,8 @@ Status ConnectTo(const std::string& address, Clock::time_point deadline, Socket*
   return Unavailable(why);
 }
 
-// Whether both ends are on one machine: then each has the address of the other, or both have one of
-// the loopback's, which has many.
+// Whether both ends are on one machine: then each has the address of the other, or both have some
+// of the loopback's, which has many.
 bool IsLocal(const Socket& socket) {
   sockaddr_storage own = {}, other = {};
   socklen_t own_size = sizeof(own), other_size = sizeof(other);
@@ -148,19 +148,13 @@ bool IsLocal(const Socket& socket) {
   if (own.ss_family == AF_INET) {
     const in_addr_t own_address = reinterpret_cast<sockaddr_in*>(&own)->sin_addr.s_addr;
     const in_addr_t other_address = reinterpret_cast<sockaddr_in*>(&other)->sin_addr.s_addr;
-    return own_address == other_address || ntohl(other_address) >> 24 == IN_LOOPBACKNET;
+    const auto is_loopback = [](in_addr_t address) {
+      return ntohl(address) >> 24 == IN_LOOPBACKNET;
+    };
+    return own_address == other_address || (is_loopback(own_address) && is_loopback(other_address));
   }
   return memcmp(&reinterpret_cast<sockaddr_in6*>(&own)->sin6_addr,
                 &reinterpret_cast<sockaddr_in6*>(&other)->sin6_addr, sizeof(in6_addr)) == 0;
-}
-
-void SetMemory(Hello* hello, const SharedMemory* memory) {
-  memset(hello->memory, 0, kMemoryNameBytes);
-  if (memory != nullptr) memory->name().copy(hello->memory, kMemoryNameBytes - 1);
-}
-
-std::string MemoryOf(const Hello& hello) {
-  return std::string(hello.memory, strnlen(hello.memory, kMemoryNameBytes));
 }
 
 // Connections that were accepted, until they have said who they are.
@@ -224,7 +218,9 @@ class Door {
              sizeof(Hello) - one->got, 0);
     if (got < 0) return errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR;
     one->got += static_cast<size_t>(got);
-    return got == 0 || one->got == sizeof(Hello);
+    // One of another version need not say as much.
+    const bool is_other = one->got >= sizeof(kMagic) && one->hello.magic != kMagic;
+    return got == 0 || is_other || one->got == sizeof(Hello);
   }
 
   const Socket& listener_;
@@ -299,14 +295,14 @@ Status Connections::Connect(const std::vector<std::string>& addresses, int index
                          Printable(addresses[process], 200), ": ", why.message()));
   };
   std::vector<Channel> channels(addresses.size());
-  std::vector<std::pair<Socket, std::unique_ptr<SharedMemory>>> called(addresses.size());
+  std::vector<std::pair<Socket, std::unique_ptr<SharedRings>>> called(addresses.size());
   const auto after = std::upper_bound(peers.begin(), peers.end(), index);
   for (auto peer = peers.begin(); peer != after; ++peer) {
     const int process = *peer;
-    auto& [socket, memory] = called[process];
+    auto& [socket, rings] = called[process];
     Status status = ConnectTo(addresses[process], deadline, &socket);
-    if (status.ok() && shared_memory && IsLocal(socket)) memory = SharedMemory::Make();
-    SetMemory(&mine, memory.get());
+    if (status.ok() && shared_memory && IsLocal(socket)) rings = SharedRings::Make();
+    mine.rings = rings == nullptr ? RingsOffer() : rings->offer();
     if (status.ok()) status = MoveAll(socket, true, &mine, sizeof(mine), deadline);
     if (!status.ok()) return failed(process, status);
   }
@@ -324,17 +320,15 @@ Status Connections::Connect(const std::vector<std::string>& addresses, int index
       return InvalidArgument("index: a process says that it is number ", process,
                              ", which another one is, or none that connects to ", index, " can be");
     }
-    std::unique_ptr<SharedMemory> memory;
-    if (shared_memory) memory = SharedMemory::Open(MemoryOf(hello));
-    SetMemory(&mine, memory.get());
+    std::unique_ptr<SharedRings> rings = shared_memory ? SharedRings::Open(hello.rings) : nullptr;
+    mine.rings = rings == nullptr ? RingsOffer() : hello.rings;
     const Status status = MoveAll(socket, true, &mine, sizeof(mine), deadline);
     if (!status.ok()) return failed(static_cast<int>(process), status);
-    if (memory != nullptr) memory->RemoveName();
-    channels[process] = Channel(std::move(socket), std::move(memory));
+    channels[process] = Channel(std::move(socket), std::move(rings));
   }
   for (auto peer = peers.begin(); peer != after; ++peer) {
     const int process = *peer;  // its answer, which comes when it is so far
-    auto& [socket, memory] = called[process];
+    auto& [socket, rings] = called[process];
     Hello hello;
     const Status status = MoveAll(socket, false, &hello, sizeof(hello), deadline);
     if (!status.ok()) return failed(process, status);
@@ -342,9 +336,9 @@ Status Connections::Connect(const std::vector<std::string>& addresses, int index
         memcmp(hello.secret, mine.secret, kSecretBytes) != 0) {
       return failed(process, Unavailable("something else answered there"));
     }
-    if (MemoryOf(hello).empty()) memory.reset();
-    if (memory != nullptr) memory->RemoveName();
-    channels[process] = Channel(std::move(socket), std::move(memory));
+    if (hello.rings.process == 0) rings.reset();
+    if (rings != nullptr) rings->EndOffer();
+    channels[process] = Channel(std::move(socket), std::move(rings));
   }
   index_ = index;
   addresses_ = addresses;

@@ -2,8 +2,8 @@
 //
 // Each process listens, all learn all addresses from outside, and each connects to those of its
 // peers whose number is less than its own, by TCP. Both ends begin with a secret that only these
-// processes know, so that a stranger who connects is turned away. Two on one machine agree on
-// memory that both map, if it can be had.
+// processes know, so that a stranger who connects is turned away. Two on one machine share rings in
+// memory, if both allow it and it can be had.
 #ifndef TF_DYNEMB_CC_CORE_SHARD_CONNECTIONS_H_
 #define TF_DYNEMB_CC_CORE_SHARD_CONNECTIONS_H_
 
@@ -26,8 +26,7 @@ class Connections {
 
   // Connects this process, number `index` of those at `addresses` ("host:port", "[::1]:port"), to
   // its peers, ascending, and listens no more, also if it fails. All call it with the same
-  // addresses and secret, and are peers of their peers. Memory is shared where both ends allow it.
-  // Errors: kInvalidArgument for an address,
+  // addresses and secret, and are peers of their peers. Errors: kInvalidArgument for an address,
   // peer or secret that cannot be; kUnavailable for a process that cannot be reached, or does not
   // come within the time, by name.
   Status Connect(const std::vector<std::string>& addresses, int index,

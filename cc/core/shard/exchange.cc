@@ -367,6 +367,7 @@ class Exchange::State {
     if (!events_.is_open()) return ResourceExhausted("epoll: ", strerror(errno));
     for (int p = 0; p < connections_.processes(); ++p) {
       if (!connections_.channel(p).socket().is_open()) continue;
+      if (connections_.channel(p).has_rings()) ++shared_memory_peers_;
       epoll_event event = {};
       event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
       event.data.u32 = static_cast<uint32_t>(p);
@@ -428,6 +429,7 @@ class Exchange::State {
   }
 
   int processes() const { return connections_.processes(); }
+  int shared_memory_peers() const { return shared_memory_peers_; }
   int64_t sent_bytes() const { return sent_bytes_; }
   int64_t sent_messages() const { return sent_messages_; }
   int64_t calls() const { return done_calls_; }
@@ -505,6 +507,7 @@ class Exchange::State {
   Connections connections_;
   const Grid grid_;
   Socket events_;
+  int shared_memory_peers_ = 0;
   Buffer buffer_;  // of what is passed on
   uint64_t rounds_ = 0;
   bool is_moving_ = false;  // from the beginning of a call until all have had all of it
@@ -534,6 +537,7 @@ Exchange::~Exchange() { state_->End(); }
 
 Status Exchange::Start(ExchangeCall call) { return state_->Start(std::move(call)); }
 int Exchange::processes() const { return state_->processes(); }
+int Exchange::shared_memory_peers() const { return state_->shared_memory_peers(); }
 int64_t Exchange::sent_bytes() const { return state_->sent_bytes(); }
 int64_t Exchange::sent_messages() const { return state_->sent_messages(); }
 int64_t Exchange::calls() const { return state_->calls(); }

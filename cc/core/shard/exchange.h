@@ -73,6 +73,8 @@ class Exchange {
   Status Start(ExchangeCall call);
 
   int processes() const;
+  // With how many of the others it exchanges through shared memory.
+  int shared_memory_peers() const;
   // Bytes and messages that were sent to other processes, and calls that were done.
   int64_t sent_bytes() const;
   int64_t sent_messages() const;

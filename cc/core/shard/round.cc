@@ -125,7 +125,15 @@ Status Round::MoveWhatIsReady(Clock::time_point deadline) {
   for (int e = 0; e < count; ++e) DYNEMB_RETURN_IF_ERROR(Move(static_cast<int>(ready[e].data.u32)));
   if (!is_idle) return Status();
   if (Clock::now() >= deadline) return Status(Code::kDeadlineExceeded, "");
-  return CheckSilence();
+  DYNEMB_RETURN_IF_ERROR(CheckSilence());
+  // An event that was missed costs ten seconds, not a job that hangs.
+  for (size_t p = 0; p < incoming_.size(); ++p) {
+    if (!outgoing_[p].pieces.empty() ||
+        (connections_.channel(static_cast<int>(p)).socket().is_open() &&
+         !incoming_[p].pieces.empty()))
+      DYNEMB_RETURN_IF_ERROR(Move(static_cast<int>(p)));
+  }
+  return Status();
 }
 
 Status Round::CheckSilence() {
@@ -177,9 +185,10 @@ Status Round::Move(int process) {
     }
   }
   // An edge of the epoll may be over: it says nothing more of what is left here.
-  if ((sent_now >= kBytesOfTurn && !out.empty()) ||
-      (got_now >= kBytesOfTurn && !in.pieces.empty()) ||
-      channel.has_more(!out.empty(), !in.pieces.empty()))
+  const bool has_more = (sent_now >= kBytesOfTurn && !out.empty()) ||
+                        (got_now >= kBytesOfTurn && !in.pieces.empty()) ||
+                        channel.has_more(!out.empty(), !in.pieces.empty());
+  if (has_more && std::find(moving_.begin(), moving_.end(), process) == moving_.end())
     moving_.push_back(process);
   return Status();
 }

@@ -1,8 +1,7 @@
 // Round: at most one message from this process to each other, and one back.
 //
 // A message is a header, then words, then items, which are bytes. The receiver says where items go
-// when it has the words, so it takes whatever size comes, from the sender's memory to its own
-// without a copy between.
+// when it has the words, so it takes whatever size comes, and no message is put together anywhere.
 #ifndef TF_DYNEMB_CC_CORE_SHARD_ROUND_H_
 #define TF_DYNEMB_CC_CORE_SHARD_ROUND_H_
 
