@@ -3,7 +3,9 @@
 import builtins
 import importlib
 import sys
+import threading
 import urllib.request
+from wsgiref.simple_server import make_server
 
 import prometheus_client
 import pytest
@@ -23,7 +25,9 @@ def test_a_scrape_says_what_metrics_says():
     layer(tf.constant([1, 2]))
     registry = prometheus_client.CollectorRegistry()
     registry.register(tf_dynemb.prometheus.TableCollector([users, layer]))
-    server, thread = prometheus_client.start_http_server(0, "127.0.0.1", registry)
+    server = make_server("127.0.0.1", 0, prometheus_client.make_wsgi_app(registry))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
     try:
         for keys in ((1, 2, 3), (3, 4), (5,)):
             write(users, *keys)

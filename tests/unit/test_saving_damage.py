@@ -167,7 +167,12 @@ def test_damaged_groups_of_weights(saved, target, tmp_path):
         except Exception as error:  # mostly one of h5py's own, about groups of Keras
             texts += re.findall("for object <Embedding.*?>:\\s*(.*)", str(error))
         at = good.find(b"HEAP", at + 1)
-    assert texts and all(re.match("(items|tags_table): the file is damaged: ", text) for text in texts)
+    ours = [text for text in texts if re.match("(items|tags_table): the file is damaged: ", text)]
+    # Keras 3.12 looks for a group before it asks the layer, and says what h5py does.
+    keras_own = [
+        text for text in texts if text.startswith("Unable to synchronously check link existence")
+    ]
+    assert ours and len(ours) + len(keras_own) == len(texts)
 
 
 def test_names_of_files_in_an_archive(saved, target, tmp_path):
