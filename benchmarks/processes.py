@@ -8,8 +8,8 @@ process, and the spread between the fastest and the slowest round.
 
     weak       each process has --batch ids of its own
     strong     all together have --batch ids
-    exchange   alone: the smallest, and one of 4 MiB for each process; by sockets alone, without shared
-               memory; and TensorFlow's all-to-all
+    exchange   alone: the smallest, and those of 4 and 32 MiB for each process; by sockets alone, without
+               shared memory; and TensorFlow's all-to-all
     dlrm       a model of 26 tables, --examples for each process, with a pipeline and without, in turns;
                one process alone has those of two
 
@@ -37,7 +37,8 @@ from compare.streams import Numbers, keys_of
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROWS, DIM, WARM_UP = 1_000_000, 32, 3
-SMALL, LARGE, LARGE_BYTES = "smallest exchange", "exchange of 4 MiB", 4 << 20
+# Numbers of 8 bytes that a process has for all.
+SIZES = {"smallest exchange": 64, "exchange of 4 MiB": 1 << 19, "exchange of 32 MiB": 1 << 22}
 TABLES, TABLE_ROWS, TABLE_DIM, EPOCH = 26, 100_000, 16, 8
 
 
@@ -106,36 +107,37 @@ def _exchange(options, strategy, exchange, tf) -> dict:
     group = {"group_size": options.count, "group_key": 77, "ordering_token": []}
 
     @tf.function
-    def swap(words):
-        buffers = tf.zeros([options.count, words], tf.int64)
-        return tf.raw_ops.CollectiveAllToAllV2(input=buffers, instance_key=1 + words, **group)
+    def swap(numbers):
+        buffers = tf.reshape(numbers, [options.count, -1])
+        # Another size is another instance, and so traced anew.
+        key = 1 + buffers.shape[1]
+        return tf.raw_ops.CollectiveAllToAllV2(input=buffers, instance_key=key, **group)
 
     def exchanged_by(exchange):
         @tf.function
-        def exchanged(words):
-            counts = tf.fill([options.count, 1], tf.cast(words, tf.int64))
-            parts = [tf.zeros([options.count * words], tf.int64)]
-            return exchange._exchanged("a benchmark", counts=counts, parts=parts)[2][0]
+        def exchanged(numbers):
+            words = numbers.shape[0] // options.count
+            counts = tf.fill([options.count, 1], tf.constant(words, tf.int64))
+            return exchange._exchanged("a benchmark", counts=counts, parts=[numbers])[2][0]
 
         return exchanged
 
     exchanged_by_sockets = exchanged_by(by_sockets)
     cases = {
-        SMALL: exchanged_by(exchange),
-        f"{SMALL} by sockets": exchanged_by_sockets,
-        f"TensorFlow's {SMALL}": swap,
+        "{}": exchanged_by(exchange),
+        "{} by sockets": exchanged_by_sockets,
+        "TensorFlow's {}": swap,
     }
     seconds = {}
-    for names, words in ((cases, 8), (cases, LARGE_BYTES // 8 // options.count)):
-        calls = [
-            (name.replace(SMALL, SMALL if words == 8 else LARGE), call) for name, call in names.items()
-        ]
+    for size, words in SIZES.items():
+        numbers = tf.zeros([words // options.count * options.count], tf.int64)
+        calls = [(name.format(size), call) for name, call in cases.items()]
         for number in range(WARM_UP + options.rounds):
             calls.append(calls.pop(0))  # each has each before it
             for name, call in calls:
-                exchanged_by_sockets(tf.constant(1)).numpy()  # all processes are here
+                exchanged_by_sockets(numbers[: options.count]).numpy()  # all processes are here
                 start = time.perf_counter()
-                call(tf.constant(words)).numpy()
+                call(numbers).numpy()
                 if number >= WARM_UP:
                     seconds.setdefault(name, []).append(time.perf_counter() - start)
     return seconds
