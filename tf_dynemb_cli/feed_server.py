@@ -451,7 +451,9 @@ def main(argv: Sequence[str], prog: str = "tf-dynemb feed") -> int:
         try:
             opened = _open_socket(asked.listen)
         except ValueError as error:
-            raise ValueError(f"--listen: {error}") from None
+            # A Publisher, which reads this, names its own argument.
+            argument = "" if asked.until_stdin_ends else "--listen: "
+            raise ValueError(f"{argument}{error}") from None
     except (ValueError, OSError) as error:
         if asked.until_stdin_ends:  # who has started it reads this
             print(f"error: {error}", flush=True)
