@@ -90,7 +90,7 @@ SharedRings::~SharedRings() { EndOffer(); }
 std::unique_ptr<SharedRings> SharedRings::Make() {
   const int descriptor = memfd_create("tf_dynemb", MFD_CLOEXEC);
   if (descriptor < 0) return nullptr;
-  // Memory that is not there would be a signal at its first use.
+  // Reserved: without it a full machine would be a signal (SIGBUS) at the first use.
   int error;
   do {
     error = posix_fallocate(descriptor, 0, sizeof(Memory));
