@@ -15,6 +15,18 @@
 #include "cc/gpu/table/widen_rows.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/device_base.h"
+#include "tensorflow/core/public/version.h"
+
+// TensorFlow 2.19's stream_executor.h includes a class that needs LLVM's headers, which TensorFlow's
+// package does not have. Only a method that nothing here calls takes it, so its name is enough.
+// Newer versions say no TF_MINOR_VERSION, and need none of this.
+#if TF_MINOR_VERSION == 19
+#define XLA_STREAM_EXECUTOR_GPU_TMA_METADATA_H_
+namespace stream_executor::gpu {
+class TmaDescriptor {};
+}  // namespace stream_executor::gpu
+#endif
+
 #include "xla/stream_executor/platform.h"
 #include "xla/stream_executor/stream.h"
 #include "xla/stream_executor/stream_executor.h"
