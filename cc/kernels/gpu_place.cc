@@ -17,9 +17,9 @@
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/public/version.h"
 
-// TensorFlow 2.19's stream_executor.h includes a class that needs LLVM's headers, which TensorFlow's
-// package does not have. Only a method that nothing here calls takes it, so its name is enough.
-// Newer versions say no TF_MINOR_VERSION, and need none of this.
+// In TensorFlow 2.19 stream_executor.h includes a class that needs headers of LLVM's, which
+// TensorFlow's package does not have. Only a method that nothing here calls takes it: its name is
+// enough. Newer versions need no LLVM there; the newest do not define TF_MINOR_VERSION.
 #if TF_MINOR_VERSION == 19
 #define XLA_STREAM_EXECUTOR_GPU_TMA_METADATA_H_
 namespace stream_executor::gpu {
