@@ -92,13 +92,18 @@ def build_native():
     return ROOT / "bazel-bin" / "tf_dynemb"
 
 
-def version_label():
-    """Returns what the version ends with, of a library that is built already; else nothing."""
-    if not NATIVE_DIR:
-        return ""
+def build_info():
+    """Returns what a library that is built already was built with, by name; else nothing."""
     built = {}
-    exec((Path(NATIVE_DIR) / "_build_info.py").read_text(), built)
-    return f"+tf{built['TENSORFLOW_VERSION']}"
+    if NATIVE_DIR:
+        exec((Path(NATIVE_DIR) / "_build_info.py").read_text(), built)
+    return built
+
+
+def version_label():
+    """Returns what the version ends with: TensorFlow's as pip names it, 2.22.0rc0 for 2.22.0-rc0."""
+    version = build_info().get("TENSORFLOW_VERSION")
+    return f"+tf{version.replace('-', '')}" if version else ""
 
 
 class BuildPackage(build_py):
@@ -131,6 +136,12 @@ class PlatformDistribution(Distribution):
     def has_ext_modules(self):
         """Says so."""
         return True
+
+    def parse_config_files(self, *args, **kwargs):
+        """Adds the license of CUDA's runtime, which is in a library that was built with CUDA: NOTICE."""
+        super().parse_config_files(*args, **kwargs)
+        if build_info().get("CUDA_VERSION") and self.metadata.license_expression:
+            self.metadata.license_expression += " AND LicenseRef-NVIDIA-CUDA-EULA"
 
 
 setup(

