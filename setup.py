@@ -138,7 +138,7 @@ class PlatformDistribution(Distribution):
         return True
 
     def parse_config_files(self, *args, **kwargs):
-        """Adds the license of CUDA's runtime, which is in a library that was built with CUDA: NOTICE."""
+        """Adds the license of CUDA's runtime, if it is in a library that is built already: NOTICE."""
         super().parse_config_files(*args, **kwargs)
         if build_info().get("CUDA_VERSION") and self.metadata.license_expression:
             self.metadata.license_expression += " AND LicenseRef-NVIDIA-CUDA-EULA"
