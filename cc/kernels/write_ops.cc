@@ -180,9 +180,19 @@ class WithStringsOp : public CatchingKernel {
   void TryCompute(OpKernelContext* context) override {
     StringInputs inputs;
     OP_REQUIRES_OK(context, inputs.Get(context));
+    std::vector<int64_t> missing;
     OP_REQUIRES_OK(context, ToTensorFlow(inputs.table.strings->Check(
-                                inputs.keys.keys, inputs.strings, PoolContext(context))));
+                                inputs.keys.keys, inputs.strings, &missing, PoolContext(context))));
     context->set_output(0, context->input(0));
+    const TensorShape shape({static_cast<int64_t>(missing.size())});
+    Tensor *keys, *strings;
+    OP_REQUIRES_OK(context, context->allocate_output("missing_keys", shape, &keys));
+    OP_REQUIRES_OK(context, context->allocate_output("missing_strings", shape, &strings));
+    for (int64_t i = 0; i < shape.num_elements(); ++i) {
+      const int64_t at = missing[static_cast<size_t>(i)];
+      keys->vec<int64_t>()(i) = inputs.keys.keys[at];
+      strings->vec<tensorflow::tstring>()(i) = inputs.strings[static_cast<size_t>(at)];
+    }
   }
 };
 
@@ -199,7 +209,9 @@ REGISTER_KERNEL_BUILDER(Name("DynembWithStrings")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("table")
                             .HostMemory("keys")
-                            .HostMemory("strings"),
+                            .HostMemory("strings")
+                            .HostMemory("missing_keys")
+                            .HostMemory("missing_strings"),
                         WithStringsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembUpsert").Device(tensorflow::DEVICE_CPU), UpsertOp);
 REGISTER_KERNEL_BUILDER(Name("DynembUpsert")

@@ -5,7 +5,14 @@
 namespace dynemb {
 namespace {
 
+using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::NoOutputs;
+
+absl::Status WithStringsShapes(InferenceContext* c) {
+  c->set_output(0, c->input(0));
+  for (const int missing : {1, 2}) c->set_output(missing, c->Vector(InferenceContext::kUnknownDim));
+  return absl::OkStatus();
+}
 
 REGISTER_OP("DynembUpsert")
     .Input("table: resource")
@@ -87,12 +94,18 @@ REGISTER_OP("DynembWithStrings")
     .Input("keys: int64")
     .Input("strings: string")
     .Output("same_weight: dtype")
+    .Output("missing_keys: int64")
+    .Output("missing_strings: string")
     .Attr("dtype: " DYNEMB_VALUE_TYPES)
     .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .SetShapeFn(WithStringsShapes)
     .Doc(R"doc(
 Passes on the weight that a DynembLookup takes, unless the table keeps another string of a key. Its gradient
-runs DynembRecordKeyStrings: so strings are kept of what is trained, and not of what is only read.
+runs DynembRecordKeyStrings for the keys of which the table kept none: so strings are kept of what is trained,
+and not of what is only read.
+
+missing_keys: those without a string, in the order of the batch, which may have them more than once.
+missing_strings: the string of each.
 )doc");
 
 REGISTER_OP("DynembRemove")

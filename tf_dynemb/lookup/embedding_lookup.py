@@ -242,10 +242,13 @@ def table_slices(
 
 
 @tf.RegisterGradient("DynembWithStrings")
-def _with_strings_gradient(op: tf.Operation, gradient: tf.Tensor) -> list[tf.Tensor | None]:
+def _with_strings_gradient(
+    op: tf.Operation, gradient: tf.Tensor, *of_missing: object
+) -> list[tf.Tensor | None]:
     """Passes the slices on once the strings are kept, which their keys need to get rows."""
-    _, table, keys, strings = op.inputs
-    operation = ops.dynemb_record_key_strings(table, keys, strings)
+    del of_missing
+    _, missing_keys, missing_strings = op.outputs
+    operation = ops.dynemb_record_key_strings(op.inputs[1], missing_keys, missing_strings)
     with tf.control_dependencies([] if operation is None else [operation]):
         return [tf.identity(gradient), None, None, None]
 

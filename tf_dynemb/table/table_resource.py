@@ -160,7 +160,7 @@ class TableResource(
         """
         engine_keys = engine_keys_of(keys)
         if self.keeps_strings:
-            weight = ops.dynemb_with_strings(weight, self.resource_handle, engine_keys, keys)
+            weight, *_ = ops.dynemb_with_strings(weight, self.resource_handle, engine_keys, keys)
         return ops.dynemb_lookup(
             weight,
             self.resource_handle,
@@ -424,7 +424,7 @@ class TableResource(
     def check_strings(self, keys: tf.Tensor, strings: tf.Tensor) -> list[tf.Tensor]:
         """Fails where the table keeps another string of a key; returns what keep_strings does."""
         nothing = tf.zeros([0, 1])
-        checked = ops.dynemb_with_strings(nothing, self.resource_handle, keys, strings)
+        checked, *_ = ops.dynemb_with_strings(nothing, self.resource_handle, keys, strings)
         return [] if tf.executing_eagerly() else [checked]
 
     def keep_strings(self, keys: tf.Tensor, strings: tf.Tensor) -> list[tf.Operation]:

@@ -86,40 +86,41 @@ Status KeyStrings::ForEach(const Context& context, Span<const Key> keys,
   });
 }
 
-template <typename Known, typename Missing>
-Status KeyStrings::Compare(const Context& context, Span<const Key> keys,
-                           Span<const std::string_view> strings, const Known& known,
-                           const Missing& missing) const {
-  EarliestError error;
-  const auto visit = [&](int64_t i, const StringSegment& segment, StringSegment::Cell* cell) {
-    if (cell == nullptr) return missing(i);
-    const std::string_view kept = segment.string(*cell);
-    if (kept == strings[i]) return known(cell);
-    error.Add(i, [&] { return TwoStrings(keys[i], kept, strings[i]); });
-  };
-  DYNEMB_RETURN_IF_ERROR(ForEach<true>(context, keys, strings, visit));
-  return error.status();
-}
-
-Status KeyStrings::Record(Span<const Key> keys, Span<const std::string_view> strings,
-                          const Context& context) {
+Status KeyStrings::Check(Span<const Key> keys, Span<const std::string_view> strings,
+                         std::vector<int64_t>* missing, const Context& context) {
   DYNEMB_RETURN_IF_ERROR(CheckSizes(keys, strings));
   const HostContext host(context);
   return OrNoMemory([&] {
     const uint32_t stamp = StampOf(calls_.load());
-    // The common case, all keys known, is done side by side.
     std::vector<char> is_missing(static_cast<size_t>(keys.size));
-    DYNEMB_RETURN_IF_ERROR(Compare(
-        host, keys, strings, [&](StringSegment::Cell* cell) { SetStamp(cell, stamp); },
-        [&](int64_t i) { is_missing[static_cast<size_t>(i)] = true; }));
-    std::vector<int64_t> missing;
+    EarliestError error;
+    const auto check = [&](int64_t i, const StringSegment& segment, StringSegment::Cell* cell) {
+      if (cell == nullptr) {
+        is_missing[static_cast<size_t>(i)] = true;
+        return;
+      }
+      const std::string_view kept = segment.string(*cell);
+      if (kept == strings[i]) return SetStamp(cell, stamp);
+      error.Add(i, [&] { return TwoStrings(keys[i], kept, strings[i]); });
+    };
+    DYNEMB_RETURN_IF_ERROR(ForEach<true>(host, keys, strings, check));
+    missing->clear();
     for (int64_t i = 0; i < keys.size; ++i) {
-      if (is_missing[static_cast<size_t>(i)]) missing.push_back(i);
+      if (is_missing[static_cast<size_t>(i)]) missing->push_back(i);
     }
-    if (missing.empty()) return Status();
-    int64_t count = static_cast<int64_t>(missing.size());
-    return Insert(host, keys, strings, {missing, &count}, stamp);
+    return error.status();
   });
+}
+
+Status KeyStrings::Record(Span<const Key> keys, Span<const std::string_view> strings,
+                          const Context& context) {
+  std::vector<int64_t> missing;
+  DYNEMB_RETURN_IF_ERROR(Check(keys, strings, &missing, context));
+  if (missing.empty()) return Status();
+  int64_t count = static_cast<int64_t>(missing.size());
+  const HostContext host(context);
+  return OrNoMemory(
+      [&] { return Insert(host, keys, strings, {missing, &count}, StampOf(calls_.load())); });
 }
 
 Status KeyStrings::Insert(const Context& context, Span<const Key> keys,
@@ -185,15 +186,6 @@ Status KeyStrings::Insert(const Context& context, Span<const Key> keys,
   }
   size_ += added;
   return Status();
-}
-
-Status KeyStrings::Check(Span<const Key> keys, Span<const std::string_view> strings,
-                         const Context& context) const {
-  DYNEMB_RETURN_IF_ERROR(CheckSizes(keys, strings));
-  const HostContext host(context);
-  return OrNoMemory([&] {
-    return Compare(host, keys, strings, [](const StringSegment::Cell*) {}, [](int64_t) {});
-  });
 }
 
 Status KeyStrings::PinGuard::Begin(KeyStrings* strings, Span<const Key> keys, PinGuard* guard,

@@ -6,7 +6,8 @@
 //   Record   on every call that may lead to a row: an upsert, or the gradient of a lookup, whose
 //            row is inserted by a later apply
 //   PinGuard held by a call while it inserts rows; it finds that all of its keys have strings
-//   Check    on every other call by strings: a read must not give one string's row to another
+//   Check    on every other call by strings: a read must not give one string's row to another. What
+//            it finds counts as recorded, so that a gradient records only what its lookup missed
 //   Sweep    drops, now and then, the strings of keys without rows, when rows were removed or
 //            gradients never applied. Not those of the last kGraceCalls calls that pinned, which
 //            may be on their way to a row
@@ -56,9 +57,9 @@ class KeyStrings {
                 const Context& context = OneThread());
 
   // kInvalidArgument, naming both strings, if a key has another string than strings[i]. Keys that
-  // have none are fine.
+  // have none are fine, and their positions are put into `missing`, in order.
   Status Check(Span<const Key> keys, Span<const std::string_view> strings,
-               const Context& context = OneThread()) const;
+               std::vector<int64_t>* missing, const Context& context = OneThread());
 
   // While it lives strings stay. An export holds one of no keys.
   class PinGuard {
@@ -95,10 +96,6 @@ class KeyStrings {
   template <bool with_string, typename Visit>
   Status ForEach(const Context& context, Span<const Key> keys, Span<const std::string_view> strings,
                  const Visit& visit) const;
-  // Compares, and calls known(cell) or missing(position).
-  template <typename Known, typename Missing>
-  Status Compare(const Context& context, Span<const Key> keys, Span<const std::string_view> strings,
-                 const Known& known, const Missing& missing) const;
   Status Insert(const Context& context, Span<const Key> keys, Span<const std::string_view> strings,
                 const Positions& missing, uint32_t stamp);
   Status SweepAlone(const Context& context, const std::vector<std::shared_ptr<Table>>& shards);

@@ -133,8 +133,10 @@ TEST(KeyStrings, AReadBehindAnotherString) {
   ASSERT_TRUE(Record(&kept, {5}, {"five"}).ok());
   const std::vector<Key> keys = {1, 5};
   const std::vector<std::string_view> same = {"one", "five"}, other = {"one", "FIVE"};
-  EXPECT_TRUE(kept.Check(keys, same).ok());
-  EXPECT_EQ(kept.Check(keys, other).code(), Code::kInvalidArgument);
+  std::vector<int64_t> missing = {7};
+  EXPECT_TRUE(kept.Check(keys, same, &missing).ok());
+  EXPECT_EQ(missing, std::vector<int64_t>{0});
+  EXPECT_EQ(kept.Check(keys, other, &missing).code(), Code::kInvalidArgument);
   EXPECT_EQ(kept.size(), 1);
 }
 
@@ -182,8 +184,13 @@ TEST(KeyStrings, ASweepDropsOldStringsWithoutRowsAndNoOthers) {
     Age(&kept);
     ASSERT_TRUE(Record(&kept, young, Names(young)).ok());  // whose gradient is not applied yet
     ASSERT_TRUE(Begin(&kept, {5000}).ok());  // a call that pins keeps its strings, too
+    const std::vector<Key> found = {6000};   // as a lookup does, whose gradient may follow
+    const std::string_view name = "6000";
+    std::vector<int64_t> missing;
+    ASSERT_TRUE(kept.Check(found, {&name, 1}, &missing).ok());
     ASSERT_TRUE(kept.Sweep(tables.context(), tables.shards()).ok());
-    EXPECT_EQ(kept.size(), 111);
+    EXPECT_EQ(kept.size(), 112);
+    EXPECT_EQ(Get(&kept, found), Strings{"6000"});
     EXPECT_EQ(Get(&kept, rows), Names(rows));
     EXPECT_EQ(Get(&kept, young), Names(young));
     EXPECT_EQ(Get(&kept, {5000, 5001, 100}), (Strings{"5000", "?", "?"}));
@@ -322,10 +329,12 @@ TEST(KeyStrings, WithoutMemoryNothingIsKept) {
   EXPECT_EQ(kept.size(), 9000);
   EXPECT_EQ(Get(&kept, both), both_names);
   EXPECT_EQ(Get(&kept, old), old_names);
-  // What reads alone needs no memory, but for what the executor takes.
+  // Neither does a read do anything else without memory; a pin needs what the executor takes.
   KeyStrings::PinGuard guard;
   const auto check = [&](const Context& context) {
-    return kept.Check(Span<const Key>(both), Span<const std::string_view>(views), context);
+    std::vector<int64_t> missing;
+    return kept.Check(Span<const Key>(both), Span<const std::string_view>(views), &missing,
+                      context);
   };
   const auto pin = [&](const Context& context) {
     return KeyStrings::PinGuard::Begin(&kept, Span<const Key>(both), &guard, context);
@@ -334,7 +343,8 @@ TEST(KeyStrings, WithoutMemoryNothingIsKept) {
   allocations_left = 0;
   const Status checked = check(one_thread), pinned = pin(one_thread);
   allocations_left = -1;
-  EXPECT_TRUE(checked.ok());
+  EXPECT_EQ(checked.code(), Code::kResourceExhausted);
+  EXPECT_TRUE(check(one_thread).ok());
   EXPECT_TRUE(pinned.ok());
   NoMemoryExecutor no_memory;
   Context without;

@@ -172,7 +172,7 @@ template <bool with_string, typename KeyAt, typename SegmentOf, typename Prefetc
           typename Visit>
 void ForEachString(int64_t begin, int64_t end, const KeyAt& key, const SegmentOf& segment_of,
                    const Prefetch& prefetch, const More& prefetch_more, const Visit& visit) {
-  constexpr int64_t kGroup = 32;
+  constexpr int64_t kGroup = 8;  // of three groups the lines and strings stay in the first cache
   struct Located {
     uint64_t hash;
     StringSegment::Cell* cell;
