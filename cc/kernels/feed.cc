@@ -342,8 +342,12 @@ Status Feed::WaitForNewer(int64_t number, int64_t* newest) const {
                             "no feed is served there");
 }
 
+std::string Feed::ManifestPath(int64_t number) const {
+  return JoinPath(path_, JoinPath("generations", TextOf(number)));
+}
+
 Status Feed::Read(int64_t number, Generation* generation) const {
-  const std::string place = JoinPath(path_, JoinPath("generations", TextOf(number)));
+  const std::string place = ManifestPath(number);
   std::string text;
   Status status = ReadAll(place, &text);
   if (status.code() == Code::kNotFound) {
@@ -353,8 +357,20 @@ Status Feed::Read(int64_t number, Generation* generation) const {
   *generation = Generation();
   status = ParseManifest(text, generation);
   if (!status.ok()) return Status(status.code(), StrCat(place, ": got ", status.message()));
+  generation->manifest = std::move(text);
   if (generation->number == number) return Status();
   return DataLoss(place, ": got generation ", generation->number, ", want ", number);
+}
+
+bool Feed::MayHold(const Generation& generation) const {
+  std::string text;
+  const Status read = ReadAll(ManifestPath(generation.number), &text);
+  // Most often it is the same text, and need not be parsed.
+  if (read.ok() && text == generation.manifest) return true;
+  Generation there;
+  const Status parsed = Read(generation.number, &there);
+  if (!parsed.ok()) return parsed.code() != Code::kNotFound;
+  return there.feed == generation.feed && there.state() == generation.state();
 }
 
 std::string Feed::Folder(const Generation& generation, const std::string& part) const {

@@ -43,6 +43,7 @@ struct Generation {
   std::vector<FeedWeight> weights;      // one after the other in the file `weights`
   bool tables_alone = false;            // the publisher has no model: followers keep their weights
   uint32_t weights_crc32c = 0;
+  std::string manifest;  // as it was read
 
   // The state of the tables, which the delta of the next generation continues.
   uint64_t state() const { return (delta ? delta : full)->snapshot; }
@@ -69,6 +70,9 @@ class Feed {
   Status WaitForNewer(int64_t number, int64_t* newest) const;
   // kDataLoss: damaged; kNotFound: it has been removed; kUnimplemented: of a later format.
   Status Read(int64_t number, Generation* generation) const;
+  // False: there is none of that number, or, since the feed was begun anew, another one. True, too,
+  // if it cannot be read.
+  bool MayHold(const Generation& generation) const;
   // The folder of a part of a generation, "delta" or "full".
   std::string Folder(const Generation& generation, const std::string& part) const;
   // By name. kDataLoss: damaged or missing.
@@ -80,6 +84,8 @@ class Feed {
   void RemoveHeartbeat(const std::string& follower) const;
 
  private:
+  std::string ManifestPath(int64_t number) const;
+
   const std::string path_;
 };
 

@@ -195,10 +195,7 @@ bool Follower::IsInFeed() {
   const std::chrono::duration<double> since = now - looked_at_;
   if (!feed_.is_local() && since.count() < options_.heartbeat_seconds) return true;
   looked_at_ = now;
-  Generation there;
-  const Status read = feed_.Read(now_->number, &there);
-  if (!read.ok()) return read.code() != Code::kNotFound;
-  return there.feed == now_->feed && there.state() == now_->state();
+  return feed_.MayHold(*now_);
 }
 
 void Follower::NoteLag(const std::vector<int64_t>& numbers) {

@@ -124,10 +124,11 @@ Status Follower::ReadChanges(const Generation& generation, std::vector<TableChan
   const FileContext core;
   const auto go_on = [this] { return GoOn(); };
   const std::string folder = feed_.Folder(generation, "delta");
-  std::unique_ptr<FileSystem> files;
+  std::unique_ptr<FileSystem> fetched;
   std::unique_ptr<SnapshotReader> reader;
-  DYNEMB_RETURN_IF_ERROR(CopyToMemory(folder, go_on, &files));
-  DYNEMB_RETURN_IF_ERROR(SnapshotReader::Open(files.get(), folder, &reader));
+  if (!feed_.is_local()) DYNEMB_RETURN_IF_ERROR(CopyToMemory(folder, go_on, &fetched));
+  FileSystem* const files = fetched ? fetched.get() : TensorFlowFiles();
+  DYNEMB_RETURN_IF_ERROR(SnapshotReader::Open(files, folder, &reader));
   DYNEMB_RETURN_IF_ERROR(CheckId(folder, reader->manifest().id, generation.delta->snapshot));
   changes->resize(tables_.size());
   for (size_t t = 0; t < tables_.size(); ++t) {
