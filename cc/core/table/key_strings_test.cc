@@ -329,7 +329,7 @@ TEST(KeyStrings, WithoutMemoryNothingIsKept) {
   EXPECT_EQ(kept.size(), 9000);
   EXPECT_EQ(Get(&kept, both), both_names);
   EXPECT_EQ(Get(&kept, old), old_names);
-  // Neither does a read do anything else without memory; a pin needs what the executor takes.
+  // A check without memory says so; a pin needs none but what the executor takes.
   KeyStrings::PinGuard guard;
   const auto check = [&](const Context& context) {
     std::vector<int64_t> missing;
