@@ -57,7 +57,7 @@ snapshot: the id that DynembSnapshotBegin gave.
 base: empty, or the id of an earlier snapshot: write what has changed since.
 writer: which of several writers this is, each of which writes rows of its own.
 writers: how many write the snapshot, in any processes.
-follow: from here on follow changes, so that this snapshot can be a base.
+follow: from here on track changes, so that this snapshot can be a base.
 values_alone: leave out slots and meta, which a server does not need.
 durable: whether it survives a crash of the machine, as DynembSnapshotBegin says.
 value_dtype: with values_alone, what wider floating values are rounded to; int8: with a scale for each row.
@@ -70,7 +70,7 @@ REGISTER_OP("DynembSnapshotCommit")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc(R"doc(
-Makes the snapshot be, in one step, in which it takes the place of an earlier one.
+Atomically commits the snapshot, which takes the place of an earlier one.
 
 save: as DynembSnapshotBegin gave it.
 parts: shape (writers,), what each writer has written, in their order.
@@ -188,7 +188,7 @@ REGISTER_OP("DynembSetSnapshot")
 Says that the table holds what a snapshot holds.
 
 snapshot: the id of the snapshot.
-follow: from here on follow changes, so that the snapshot can be the base of a delta.
+follow: from here on track changes, so that the snapshot can be the base of a delta.
 )doc");
 
 REGISTER_OP("DynembSwap")

@@ -52,9 +52,9 @@ def save(path: str | os.PathLike[str], tables: Tables, base: str = "", follow: b
         tables: a Variable; or name -> Variable; or a Keras model or layer, whose tables are all saved by
             their names.
         base: saves a delta: only the rows that were written, and the keys that were removed, since the
-            snapshot with this id; see `follow`. A delta follows changes itself, so that the next one can
+            snapshot with this id; see `follow`. A delta tracks changes itself, so that the next one can
             continue it.
-        follow: from now on follow changes in the tables, so that this snapshot can be the base of a
+        follow: from now on track changes in the tables, so that this snapshot can be the base of a
             delta; tables made with track_changes=True do so always. Costs a bit per row and 8 bytes per
             changed or removed key, on GPUs 8 bytes per row and 16 per removed key.
 

@@ -60,7 +60,7 @@ int dynemb_writer_open(const char* folder, dynemb_writer** writer);
 int dynemb_writer_add_table(dynemb_writer* writer, const char* name, const char* schema);
 /* Adds the rows and erased keys of a block to its table. */
 int dynemb_writer_add(dynemb_writer* writer, const dynemb_block* block);
-/* Makes the snapshot be. `base`: the id of the snapshot that it is a delta of, or "". */
+/* Atomically commits the snapshot. `base`: the id of the snapshot that it is a delta of, or "". */
 int dynemb_writer_commit(dynemb_writer* writer, const char* base);
 /* Frees the writer; without a commit, removes what was written. */
 void dynemb_writer_close(dynemb_writer* writer);

@@ -44,11 +44,11 @@ class SnapshotSave {
   uint64_t id() const { return id_; }
   int64_t created_seconds() const { return created_seconds_; }
 
-  // Makes the snapshot be, of the parts of all writers in their order. After an error the earlier
-  // snapshot, if any, is still there, unless the error says that the new one is in place but may
-  // not survive a crash of the machine, or that it may be. kInvalidArgument: they are not the parts
-  // of this snapshot. kFailedPrecondition: they are of other tables or bases than the first one, or
-  // this folder does not have their files.
+  // Atomically commits the snapshot, of the parts of all writers in their order. After an error the
+  // earlier snapshot, if any, is still there, unless the error says that the new one is in place
+  // but may not survive a crash of the machine, or that it may be. kInvalidArgument: they are not
+  // the parts of this snapshot. kFailedPrecondition: they are of other tables or bases than the
+  // first one, or this folder does not have their files.
   Status Commit(const std::vector<Manifest>& parts, Manifest* manifest);
 
  private:

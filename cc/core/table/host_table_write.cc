@@ -121,7 +121,7 @@ HostTable::CallStamp HostTable::Stamped(const Stamp& stamp) const {
   if (policy.uses_time()) now = options_.clock->Stamp(stamp.now);
   return {now, policy.WriteAt(now), policy.takes_scores() ? stamp.scores : Span<const int64_t>()};
 }
-// Notes the time of a row that comes from elsewhere; one in another unit is none.
+// Notes the time of a row that comes from elsewhere; a time in another unit is replaced by kNoTime.
 void HostTable::NoteTime(char* row) {
   const int64_t at = layout_.meta_field[static_cast<int>(MetaField::kLastWriteTime)];
   if (at < 0 || !options_.eviction.uses_time()) return;

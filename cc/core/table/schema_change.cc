@@ -1,5 +1,6 @@
 #include "cc/core/table/schema_change.h"
 
+#include <memory>
 #include <utility>
 
 #include "cc/core/table/call_checks.h"
@@ -20,12 +21,17 @@ Status SetOptimizer(const OptimizerSpec& optimizer, TableSchema* schema) {
 Status MoveRows(const Context& context, const TableSchema& schema,
                 std::vector<std::shared_ptr<Table>>* shards) {
   std::vector<std::unique_ptr<RowMove>> moves(shards->size());
+  // Takes memory, so before rows move: after that nothing may fail.
+  std::vector<std::shared_ptr<std::unique_ptr<Table>>> moved(shards->size());
   for (size_t s = 0; s < shards->size(); ++s) {
     if ((*shards)[s]->schema().ToText() == schema.ToText()) continue;
     DYNEMB_RETURN_IF_ERROR((*shards)[s]->PrepareMove(context, schema, &moves[s]));
+    moved[s] = std::make_shared<std::unique_ptr<Table>>();
   }
   for (size_t s = 0; s < shards->size(); ++s) {
-    if (moves[s] != nullptr) (*shards)[s] = moves[s]->Run(context);
+    if (moves[s] == nullptr) continue;
+    *moved[s] = moves[s]->Run(context);
+    (*shards)[s] = std::shared_ptr<Table>(moved[s], moved[s]->get());
   }
   return Status();
 }
