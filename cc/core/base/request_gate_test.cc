@@ -4,26 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <new>
 #include <string>
 #include <thread>
 #include <vector>
 
-namespace {
-// How many allocations of this thread succeed before all fail; -1: all succeed.
-thread_local int64_t allocations_left = -1;
-}  // namespace
-
-void* operator new(size_t bytes) {
-  if (allocations_left == 0) throw std::bad_alloc();
-  if (allocations_left > 0) --allocations_left;
-  void* const data = std::malloc(bytes + (bytes == 0));
-  if (data == nullptr) throw std::bad_alloc();
-  return data;
-}
-void operator delete(void* data) noexcept { std::free(data); }
-void operator delete(void* data, size_t) noexcept { std::free(data); }
+#include "cc/core/testing/failing_allocations.h"
 
 namespace dynemb {
 namespace {

@@ -4,9 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <map>
-#include <new>
 #include <random>
 #include <string>
 #include <string_view>
@@ -14,22 +12,8 @@
 #include <vector>
 
 #include "cc/core/table/host_table.h"
+#include "cc/core/testing/failing_allocations.h"
 #include "cc/core/testing/no_memory_executor.h"
-
-namespace {
-// How many allocations of this thread succeed before all fail; -1: all succeed.
-thread_local int64_t allocations_left = -1;
-}  // namespace
-
-void* operator new(size_t bytes) {
-  if (allocations_left == 0) throw std::bad_alloc();
-  if (allocations_left > 0) --allocations_left;
-  void* const data = std::malloc(bytes + (bytes == 0));
-  if (data == nullptr) throw std::bad_alloc();
-  return data;
-}
-void operator delete(void* data) noexcept { std::free(data); }
-void operator delete(void* data, size_t) noexcept { std::free(data); }
 
 namespace dynemb {
 namespace {

@@ -21,7 +21,8 @@ Status SetOptimizer(const OptimizerSpec& optimizer, TableSchema* schema) {
 Status MoveRows(const Context& context, const TableSchema& schema,
                 std::vector<std::shared_ptr<Table>>* shards) {
   std::vector<std::unique_ptr<RowMove>> moves(shards->size());
-  // Takes memory, so before rows move: after that nothing may fail.
+  // Where the moved tables go. Made before, for a shared pointer takes memory of its own, and when
+  // rows have moved nothing may fail any more.
   std::vector<std::shared_ptr<std::unique_ptr<Table>>> moved(shards->size());
   for (size_t s = 0; s < shards->size(); ++s) {
     if ((*shards)[s]->schema().ToText() == schema.ToText()) continue;

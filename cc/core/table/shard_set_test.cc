@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <new>
@@ -14,21 +13,8 @@
 
 #include "cc/core/table/host_table.h"
 #include "cc/core/testing/caller.h"
+#include "cc/core/testing/failing_allocations.h"
 #include "cc/core/testing/harness.h"
-
-namespace {
-// How many allocations of this thread succeed before one fails; less than 0: all do.
-thread_local int allocations_left = -1;
-}  // namespace
-
-void* operator new(size_t bytes) {
-  if (allocations_left >= 0 && allocations_left-- == 0) throw std::bad_alloc();
-  void* const at = std::malloc(bytes);
-  if (at == nullptr) throw std::bad_alloc();
-  return at;
-}
-void operator delete(void* at) noexcept { std::free(at); }
-void operator delete(void* at, size_t) noexcept { std::free(at); }
 
 namespace dynemb {
 namespace {
@@ -174,7 +160,7 @@ TEST(ShardSet, AMoveThatFailsHalfWayLeavesAllAsItWas) {
   EXPECT_EQ(Values(shards)[2], 7);
 }
 
-// Whichever of the allocations fails: all rows are there, in tables of one schema.
+// Memory ends at each of the allocations in turn: all rows are there, in tables of one schema.
 TEST(ShardSet, AnAllocationThatFailsLosesNoRows) {
   bool has_failed = true;
   for (int allocation = 0; has_failed; ++allocation) {
@@ -189,7 +175,7 @@ TEST(ShardSet, AnAllocationThatFailsLosesNoRows) {
       is_set = set.SetOptimizer(context, adam).ok();
     } catch (const std::bad_alloc&) {
     }
-    has_failed = allocations_left < 0;
+    has_failed = allocations_left == 0;
     allocations_left = -1;
     ASSERT_EQ(Values(set.shards()), before);
     for (const auto& shard : set.shards()) {
