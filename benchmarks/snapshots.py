@@ -1,4 +1,4 @@
-"""Steps of a training beside the first tracked save of its table, and a restore.
+"""Steps beside the first tracked save of a table, a restore, and lookups beside a save and a first step.
 
     .venv/bin/python benchmarks/snapshots.py --rows 20000000
 
@@ -30,6 +30,55 @@ def milliseconds(times, quantile):
     return 1e3 * sorted(times)[int(quantile * (len(times) - 1))]
 
 
+def new_step(table):
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.01))
+    gradient = tf.ones([BATCH, DIM])
+
+    @tf.function
+    def step(ids):
+        optimizer.apply_gradients([(tf.IndexedSlices(gradient, ids, [0, DIM]), table.handle)])
+
+    return step
+
+
+def timed(what):
+    begin = time.perf_counter()
+    what()
+    return time.perf_counter() - begin
+
+
+def lookups_beside_first_step(ids, folder):
+    """Prints how long lookups take while a first step, which gives rows slots, waits for a save."""
+    table = new_table()
+    for begin in range(0, len(ids), BATCH):
+        table.upsert(tf.constant(ids[begin : begin + BATCH]), tf.ones([BATCH, DIM]))
+    step = new_step(table)
+    some = tf.constant(ids[:1024])
+    lookup = tf.function(lambda: table.lookup(some))
+    quiet = [timed(lookup) for _ in range(LEAST_STEPS)]
+    took = {}
+
+    def note(name, what):
+        took[name] = timed(what)
+
+    save = threading.Thread(
+        target=note, args=("save", lambda: tf_dynemb.snapshot.save(folder, {"t": table}))
+    )
+    first_step = threading.Thread(
+        target=note, args=("first step", lambda: step(tf.constant(ids[:BATCH])))
+    )
+    save.start()
+    first_step.start()
+    beside = []
+    while "save" not in took:
+        beside.append(timed(lookup))
+    first_step.join()
+    save.join()
+    print(f"save {took['save']:.2f} s, first step {took['first step']:.2f} s")
+    for name, times in (("quiet", quiet), ("beside both", beside)):
+        print(f"lookup of {len(some):,} ids {name}, ms: slowest of {len(times)} {max(times) * 1e3:.1f}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
@@ -37,12 +86,7 @@ def main():
     options = parser.parse_args()
 
     table = new_table()
-    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.01))
-    gradient = tf.ones([BATCH, DIM])
-
-    @tf.function
-    def step(ids):
-        optimizer.apply_gradients([(tf.IndexedSlices(gradient, ids, [0, DIM]), table.handle)])
+    step = new_step(table)
 
     random = np.random.default_rng(0)
     ids = random.integers(-(2**62), 2**62, -(-options.rows // BATCH) * BATCH)
@@ -58,11 +102,6 @@ def main():
             step(batch)
             taken.append(time.perf_counter() - begin)
         return taken
-
-    def timed(what):
-        begin = time.perf_counter()
-        what()
-        return time.perf_counter() - begin
 
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         saved = []
@@ -84,6 +123,8 @@ def main():
             seconds = timed(lambda other=other: tf_dynemb.snapshot.restore(folder, {"t": other}))
             print(f"restore {seconds:.2f} s")
             del other
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        lookups_beside_first_step(ids, folder)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@
 #include "benchmarks/threads_executor.h"
 #include "cc/core/base/copy_bytes.h"
 #include "cc/core/base/hash.h"
-#include "cc/core/lookup/dedup.h"
+#include "cc/core/lookup/sum_by_key.h"
 #include "cc/core/optimizer/rule.h"
 #include "cc/core/table/batch_order.h"
 #include "cc/core/table/host_table.h"
@@ -304,8 +304,8 @@ void SumByKey(State& state, int64_t dim, int64_t percent) {
   };
   int64_t b = 0;
   for (auto _ : state) {
-    const Dedup dedup(batches[b++ % kBatches]);
-    Check(SumByKey(context, dedup, DType::kFloat32, dim, view(rows), {}, view(sums)));
+    const DistinctKeys keys(batches[b++ % kBatches]);
+    Check(SumByKey(context, keys, DType::kFloat32, dim, view(rows), {}, view(sums)));
     benchmark::DoNotOptimize(sums.data());
   }
   PerKey(state);

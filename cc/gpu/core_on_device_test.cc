@@ -147,7 +147,7 @@ TEST_P(CoreTest, BadCallsAreErrors) {
   Array<int64_t> keys(context_, kKeys);
   Array<float> values(context_, std::vector<float>(kKeys.size() - 1));
   Context other = context_;
-  other.space = MemorySpace::kFakeDevice;
+  other.space = MemorySpace::kSimulatedDevice;
   const auto message = [&](const Context& context, const Distribution& distribution) {
     return FillRandomRows(context, distribution, 1, keys.span(), DType::kFloat32, 1, values.rows(1))
         .message();

@@ -8,7 +8,7 @@
 
 #include "cc/core/base/run_calls.h"
 #include "cc/core/lookup/bags.h"
-#include "cc/core/lookup/dedup.h"
+#include "cc/core/lookup/sum_by_key.h"
 #include "cc/kernels/bag_inputs.h"
 #include "cc/kernels/catching_kernel.h"
 #include "cc/kernels/gpu_bags.h"
@@ -169,7 +169,7 @@ class SumBagsOp : public CatchingKernel {
     for (size_t t = 0; t < sizes.size(); ++t) sizes[t] = bags.ids_of_table(static_cast<int64_t>(t));
     struct OfTable {
       BagGradient gradient;
-      std::optional<Dedup> dedup;
+      std::optional<DistinctKeys> distinct_keys;
       std::vector<Key> repeated;
       Rows sums;
     };
@@ -184,26 +184,26 @@ class SumBagsOp : public CatchingKernel {
     constexpr int64_t kDedupNanoseconds = 10;  // of an id
     const auto group = [&](int64_t t) {
       OfTable& of_table = of_tables[t];
-      of_table.dedup.emplace(of_table.gradient.keys());
-      of_table.repeated = Repetitions(*of_table.dedup, repeats_.empty() ? 1 : repeats_[t]);
+      of_table.distinct_keys.emplace(of_table.gradient.keys());
+      of_table.repeated = Repetitions(*of_table.distinct_keys, repeats_.empty() ? 1 : repeats_[t]);
     };
     OP_REQUIRES_OK(context,
                    ToTensorFlow(core.executor->Run(
                        tables, ids * kDedupNanoseconds / std::max<int64_t>(1, tables), group)));
     for (size_t t = 0; t < dims_.size(); ++t) {
       OfTable& of_table = of_tables[t];
-      const Dedup& dedup = *of_table.dedup;
-      const int64_t size = dedup.size() + static_cast<int64_t>(of_table.repeated.size());
+      const DistinctKeys& distinct_keys = *of_table.distinct_keys;
+      const int64_t size = distinct_keys.size() + static_cast<int64_t>(of_table.repeated.size());
       Tensor *distinct, *summed;
       OP_REQUIRES_OK(context, keys.allocate(t, TensorShape({size}), &distinct));
       OP_REQUIRES_OK(context, sums.allocate(t, TensorShape({size, dims_[t]}), &summed));
-      CopyKeys(dedup, of_table.repeated, distinct->flat<int64_t>().data());
-      of_table.sums = MutableRowsOf(summed, dedup.size(), dims_[t] * SizeOf(dtype));
-      ClearRows(dedup.size(), dims_[t] * SizeOf(dtype), summed);
+      CopyKeys(distinct_keys, of_table.repeated, distinct->flat<int64_t>().data());
+      of_table.sums = MutableRowsOf(summed, distinct_keys.size(), dims_[t] * SizeOf(dtype));
+      ClearRows(distinct_keys.size(), dims_[t] * SizeOf(dtype), summed);
     }
     OP_REQUIRES_OK(context, ToTensorFlow(RunCalls(core, sizes, [&](int64_t t, const Context& core) {
                      const OfTable& of_table = of_tables[t];
-                     return SumByKey(core, *of_table.dedup, dtype, dims_[t],
+                     return SumByKey(core, *of_table.distinct_keys, dtype, dims_[t],
                                      of_table.gradient.rows(gradient), of_table.gradient.scales(),
                                      of_table.sums);
                    })));

@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "cc/core/base/run_calls.h"
-#include "cc/core/lookup/dedup.h"
 #include "cc/core/lookup/fetched_rows_view.h"
 #include "cc/core/shard/connections.h"
 #include "cc/core/shard/exchange.h"
 #include "cc/core/shard/grid.h"
 #include "cc/core/shard/grouped_keys.h"
 #include "cc/core/shard/routing.h"
+#include "cc/core/table/distinct_keys.h"
 #include "cc/kernels/catching_kernel.h"
 #include "cc/kernels/monitoring.h"
 #include "cc/kernels/table_resource.h"
@@ -94,11 +94,11 @@ class GroupByProcessOp : public CatchingKernel {
   Status Group(const Context& context, Span<const Key> keys, bool by_hash,
                GroupedKeys* groups) const {
     if (!distinct_) return GroupByProcess(context, keys, processes_, by_hash, groups);
-    const Dedup dedup(keys);
-    DYNEMB_RETURN_IF_ERROR(GroupByProcess(context, dedup.unique(), processes_, by_hash, groups));
-    std::vector<int64_t> places(dedup.inverse().size());
+    const DistinctKeys distinct(keys);
+    DYNEMB_RETURN_IF_ERROR(GroupByProcess(context, distinct.keys(), processes_, by_hash, groups));
+    std::vector<int64_t> places(distinct.numbers().size());
     for (size_t i = 0; i < places.size(); ++i)
-      places[i] = groups->places[static_cast<size_t>(dedup.inverse()[i])];
+      places[i] = groups->places[static_cast<size_t>(distinct.numbers()[i])];
     groups->places = std::move(places);
     return Status();
   }

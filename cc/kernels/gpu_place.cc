@@ -87,9 +87,9 @@ bool OnGpu(OpKernelContext* context) {
 
 void UseGpu(OpKernelContext* context, Context* core) {
   if (!OnGpu(context)) return;
-  const bool plays = Platform(context) == kHostGpu;
-  core->space = plays ? MemorySpace::kFakeDevice : MemorySpace::kDevice;
-  core->stream = plays ? nullptr : StreamOf(context)->platform_specific_handle().stream;
+  const bool is_simulated = Platform(context) == kHostGpu;
+  core->space = is_simulated ? MemorySpace::kSimulatedDevice : MemorySpace::kDevice;
+  core->stream = is_simulated ? nullptr : StreamOf(context)->platform_specific_handle().stream;
 }
 
 namespace {

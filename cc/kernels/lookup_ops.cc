@@ -1,5 +1,5 @@
 // Kernels of the lookup and of what its gradient needs.
-#include "cc/core/lookup/dedup.h"
+#include "cc/core/lookup/sum_by_key.h"
 #include "cc/core/lookup/widen.h"
 #include "cc/kernels/catching_kernel.h"
 #include "cc/kernels/repetitions.h"
@@ -75,23 +75,26 @@ class SumByKeyOp : public CatchingKernel {
         ToTensorFlow(InvalidArgument("keys and rows: got shapes ", keys.shape().DebugString(),
                                      " and ", rows.shape().DebugString(),
                                      ", want (n,) and (n, dim)")));
-    const Dedup dedup(Span<const Key>(keys.flat<int64_t>().data(), keys.NumElements()));
+    const DistinctKeys distinct_keys(
+        Span<const Key>(keys.flat<int64_t>().data(), keys.NumElements()));
     const int64_t dim = rows.dim_size(1);
-    const std::vector<Key> repeated = Repetitions(dedup, repeats_);
-    const int64_t size = dedup.size() + static_cast<int64_t>(repeated.size());
+    const std::vector<Key> repeated = Repetitions(distinct_keys, repeats_);
+    const int64_t size = distinct_keys.size() + static_cast<int64_t>(repeated.size());
     Tensor *distinct, *sums, *inverse;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({size}), &distinct));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({size, dim}), &sums));
     OP_REQUIRES_OK(context, context->allocate_output(2, keys.shape(), &inverse));
-    CopyKeys(dedup, repeated, distinct->flat<int64_t>().data());
-    std::copy(dedup.inverse().begin(), dedup.inverse().end(), inverse->flat<int64_t>().data());
+    CopyKeys(distinct_keys, repeated, distinct->flat<int64_t>().data());
+    std::copy(distinct_keys.numbers().begin(), distinct_keys.numbers().end(),
+              inverse->flat<int64_t>().data());
     const DType dtype = ToCore(dtype_);
     const int64_t row_bytes = dim * SizeOf(dtype);
     const PoolContext core(context);
-    OP_REQUIRES_OK(context, ToTensorFlow(SumByKey(core, dedup, dtype, dim,
-                                                  RowsOf(rows, keys.NumElements(), row_bytes), {},
-                                                  MutableRowsOf(sums, dedup.size(), row_bytes))));
-    ClearRows(dedup.size(), row_bytes, sums);
+    OP_REQUIRES_OK(context,
+                   ToTensorFlow(SumByKey(core, distinct_keys, dtype, dim,
+                                         RowsOf(rows, keys.NumElements(), row_bytes), {},
+                                         MutableRowsOf(sums, distinct_keys.size(), row_bytes))));
+    ClearRows(distinct_keys.size(), row_bytes, sums);
   }
 
  private:

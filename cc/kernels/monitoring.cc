@@ -18,6 +18,7 @@
 namespace dynemb {
 namespace {
 
+using tensorflow::core::RefCountPtr;
 using tensorflow::monitoring::CollectionRegistry;
 using tensorflow::monitoring::MetricCollectorGetter;
 using tensorflow::monitoring::MetricDef;
@@ -86,15 +87,25 @@ class Tables {
   }
   template <typename Number>
   ByName Sums(const Number& number) {
-    std::lock_guard<std::mutex> lock(mutex_);
     ByName sums;
-    for (const TableResource* table : tables_) sums[table->name()] += number(*table);
+    for (const auto& table : Existing()) sums[table->name()] += number(*table);
     return sums;
   }
 
-  std::mutex
-      mutex_;  // of what follows; held while a table is read, so that it does not go meanwhile
-  std::set<const TableResource*> tables_;
+  // The tables, which exist for as long as what is returned. So calls that wait for leases are made
+  // without the mutex, which a table's destructor takes, maybe on a thread that has such a lease.
+  std::vector<RefCountPtr<const TableResource>> Existing() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<RefCountPtr<const TableResource>> tables;
+    for (const TableResource* table : tables_) {
+      RefCountPtr<const TableResource> existing = table->IfExists();
+      if (existing != nullptr) tables.push_back(std::move(existing));
+    }
+    return tables;
+  }
+
+  std::mutex mutex_;                           // of what follows
+  std::set<const TableResource*> tables_;      // some of which may be about to go
   std::map<std::string, TableCounters> gone_;  // of tables that are no more, by their names
 };
 

@@ -35,7 +35,7 @@ class RestrictOp : public CatchingKernel {
     TableInput table;
     int64_t num_reserved, trigger;
     Tensor* removed;
-    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
+    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table, CallLength::kLong));
     OP_REQUIRES_OK(context, GetRowCount(context, "num_reserved", &num_reserved));
     OP_REQUIRES_OK(context, GetRowCount(context, "trigger", &trigger));
     OP_REQUIRES(context, table.schema.meta.has(field_),

@@ -8,26 +8,27 @@
 #include <cstring>
 #include <vector>
 
-#include "cc/core/lookup/dedup.h"
+#include "cc/core/table/distinct_keys.h"
 #include "tensorflow/core/framework/tensor.h"
 
 namespace dynemb {
 
 // Of each distinct key as many copies as it occurs beyond the first, up to `most` occurrences.
-inline std::vector<Key> Repetitions(const Dedup& dedup, int64_t most) {
+inline std::vector<Key> Repetitions(const DistinctKeys& distinct, int64_t most) {
   std::vector<Key> repeated;
   if (most <= 1) return repeated;
-  std::vector<int64_t> seen(static_cast<size_t>(dedup.size()));
-  for (const int64_t u : dedup.inverse()) {
+  std::vector<int64_t> seen(static_cast<size_t>(distinct.size()));
+  for (const int64_t u : distinct.numbers()) {
     const int64_t before = seen[static_cast<size_t>(u)]++;
-    if (before > 0 && before < most) repeated.push_back(dedup.unique()[static_cast<size_t>(u)]);
+    if (before > 0 && before < most) repeated.push_back(distinct.keys()[static_cast<size_t>(u)]);
   }
   return repeated;
 }
 
-inline void CopyKeys(const Dedup& dedup, const std::vector<Key>& repeated, int64_t* keys) {
+inline void CopyKeys(const DistinctKeys& distinct, const std::vector<Key>& repeated,
+                     int64_t* keys) {
   std::copy(repeated.begin(), repeated.end(),
-            std::copy(dedup.unique().begin(), dedup.unique().end(), keys));
+            std::copy(distinct.keys().begin(), distinct.keys().end(), keys));
 }
 
 // Writes zeros to the rows of a tensor after the first ones.

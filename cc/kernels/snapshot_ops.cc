@@ -62,7 +62,7 @@ absl::Status GetTables(OpKernelContext* context, const Tensor* remote, const Ten
                         ", want one axis, and that shape of other inputs of tables"));
   }
   std::vector<TableInput> held;
-  TF_RETURN_IF_ERROR(GetTablesOf(context, TensorsOf(handles), false, &held));
+  TF_RETURN_IF_ERROR(GetTablesOf(context, TensorsOf(handles), false, &held, CallLength::kLong));
   *tables = std::vector<TableInput>(static_cast<size_t>((*names)->NumElements()));
   int here = 0;
   for (size_t t = 0; t < tables->size(); ++t) {
@@ -321,7 +321,7 @@ class SnapshotLoadOp : public CatchingKernel {
     TableInput table;
     SnapshotInput input;
     const Tensor* shard_ids_tensor;
-    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
+    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table, CallLength::kLong));
     OP_REQUIRES_OK(context, input.Get(context));
     OP_REQUIRES_OK(context, context->input("shard_ids", &shard_ids_tensor));
     OP_REQUIRES_OK(context, ToTensorFlow(input.reader->FitTo(table.schema, input.table)));

@@ -307,7 +307,7 @@ class FlushOp : public CatchingKernel {
   using CatchingKernel::CatchingKernel;
   void TryCompute(OpKernelContext* context) override {
     TableInput table;
-    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
+    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table, CallLength::kLong));
     int64_t step;
     OP_REQUIRES_OK(context, GetScalar(context, "step", &step));
     OP_REQUIRES(context, step >= 0,
@@ -331,7 +331,7 @@ class ReopenOp : public CatchingKernel {
   using CatchingKernel::CatchingKernel;
   void TryCompute(OpKernelContext* context) override {
     TableInput table;
-    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table));
+    OP_REQUIRES_OK(context, GetTable(context, tensorflow::DT_INVALID, &table, CallLength::kLong));
     std::vector<TieredTable*> shards;
     OP_REQUIRES_OK(context, ToTensorFlow(TieredTables(table.shards, &shards)));
     const Tensor* shard_ids;

@@ -6,11 +6,11 @@
 
 #include "cc/core/base/run_calls.h"
 #include "cc/core/base/shared_tasks.h"
-#include "cc/core/lookup/dedup.h"
 #include "cc/core/lookup/widen.h"
 #include "cc/core/snapshot/writer.h"
 #include "cc/core/storage/reopening.h"
 #include "cc/core/storage/tiered_table.h"
+#include "cc/core/table/distinct_keys.h"
 #include "cc/core/table/evicted_rows.h"
 #include "cc/core/table/host_table.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -323,7 +323,7 @@ std::vector<const Tensor*> TensorsOf(const tensorflow::OpInputList& list) {
 }
 
 absl::Status GetTablesOf(OpKernelContext* context, const std::vector<const Tensor*>& handles,
-                         bool may_be_views, std::vector<TableInput>* tables) {
+                         bool may_be_views, std::vector<TableInput>* tables, CallLength length) {
   *tables = std::vector<TableInput>(handles.size());
   std::vector<const ShardSet*> sets;
   for (size_t t = 0; t < handles.size(); ++t) {
@@ -340,7 +340,7 @@ absl::Status GetTablesOf(OpKernelContext* context, const std::vector<const Tenso
     }
     sets.push_back(table.resource->shards());
   }
-  std::vector<ShardSet::Lease> leases = ShardSet::Acquire(sets);
+  std::vector<ShardSet::Lease> leases = ShardSet::Acquire(sets, length);
   for (size_t t = 0; t < handles.size(); ++t) {
     TableInput& table = (*tables)[t];
     table.lease = std::move(leases[t]);
@@ -354,25 +354,27 @@ absl::Status GetTablesOf(OpKernelContext* context, const std::vector<const Tenso
 
 namespace {
 
-absl::Status GetInput(OpKernelContext* context, bool may_be_view, TableInput* table) {
+absl::Status GetInput(OpKernelContext* context, bool may_be_view, TableInput* table,
+                      CallLength length) {
   const Tensor* handle;
   std::vector<TableInput> tables;
   TF_RETURN_IF_ERROR(context->input("table", &handle));
-  TF_RETURN_IF_ERROR(GetTablesOf(context, {handle}, may_be_view, &tables));
+  TF_RETURN_IF_ERROR(GetTablesOf(context, {handle}, may_be_view, &tables, length));
   *table = std::move(tables[0]);
   return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::Status GetTable(OpKernelContext* context, tensorflow::DataType dtype, TableInput* table) {
-  TF_RETURN_IF_ERROR(GetInput(context, false, table));
+absl::Status GetTable(OpKernelContext* context, tensorflow::DataType dtype, TableInput* table,
+                      CallLength length) {
+  TF_RETURN_IF_ERROR(GetInput(context, false, table, length));
   return dtype == tensorflow::DT_INVALID ? absl::OkStatus() : CheckDType(dtype, table->schema);
 }
 
 absl::Status CallShards(OpKernelContext* context, TableInput* table,
                         const std::function<Status(const Context&, Table*)>& call) {
-  TF_RETURN_IF_ERROR(GetTable(context, tensorflow::DT_INVALID, table));
+  TF_RETURN_IF_ERROR(GetTable(context, tensorflow::DT_INVALID, table, CallLength::kLong));
   const PoolContext core(context);
   for (const auto& shard : table->shards) {
     TF_RETURN_IF_ERROR(ToTensorFlow(call(core, shard.get())));
@@ -381,8 +383,8 @@ absl::Status CallShards(OpKernelContext* context, TableInput* table,
 }
 
 absl::Status GetTableToRead(OpKernelContext* context, tensorflow::DataType dtype, bool may_be_view,
-                            TableInput* table) {
-  TF_RETURN_IF_ERROR(GetInput(context, may_be_view, table));
+                            TableInput* table, CallLength length) {
+  TF_RETURN_IF_ERROR(GetInput(context, may_be_view, table, length));
   if (CanWiden(table->schema.value_dtype, ToCore(dtype))) return absl::OkStatus();
   return CheckDType(dtype, table->schema);
 }
@@ -600,8 +602,8 @@ absl::Status SetProblem(OpKernelContext* context, const absl::Status& status) {
 
 Status MissingKeys(const Context& context, const TableInput& table, Span<const Key> keys,
                    const Routing& routing, std::vector<KeyOfShard>* missing) {
-  const Dedup dedup(keys);
-  std::vector<int> shard_of(static_cast<size_t>(dedup.size()), -1);  // of those that are missing
+  const DistinctKeys distinct(keys);
+  std::vector<int> shard_of(static_cast<size_t>(distinct.size()), -1);  // of those that are missing
   std::vector<int64_t> at(static_cast<size_t>(keys.size));
   int64_t count = 0;
   Positions misses;
@@ -613,12 +615,12 @@ Status MissingKeys(const Context& context, const TableInput& table, Span<const K
     DYNEMB_RETURN_IF_ERROR(table.shards[s]->ReadRows(
         context, {keys, routing.share(static_cast<int>(s))}, RowParts(), report));
     for (int64_t m = 0; m < count; ++m) {
-      shard_of[static_cast<size_t>(dedup.inverse()[misses.at[m]])] = static_cast<int>(s);
+      shard_of[static_cast<size_t>(distinct.numbers()[misses.at[m]])] = static_cast<int>(s);
     }
   }
-  for (int64_t u = 0; u < dedup.size(); ++u) {
+  for (int64_t u = 0; u < distinct.size(); ++u) {
     const int shard = shard_of[static_cast<size_t>(u)];
-    if (shard >= 0) missing->push_back({dedup.unique()[u], shard});
+    if (shard >= 0) missing->push_back({distinct.keys()[u], shard});
   }
   return Status();
 }

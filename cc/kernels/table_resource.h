@@ -84,6 +84,11 @@ class TableResource : public tensorflow::ResourceBase {
     return reopening_ != nullptr;
   }
   const std::string& name() const { return name_; }
+
+  // A reference to the table, or none if its destructor has been called.
+  tensorflow::core::RefCountPtr<const TableResource> IfExists() const {
+    return tensorflow::core::RefCountPtr<const TableResource>(TryRef() ? this : nullptr);
+  }
   // Drawn when it is made: no other table has it, in any process.
   int64_t id() const { return id_; }
   // Whether it is an error if it is full.
@@ -222,9 +227,9 @@ struct TableInput {
 
 // Errors: not a table; a view; a value dtype other than `dtype` (DT_INVALID where the op has none).
 absl::Status GetTable(tensorflow::OpKernelContext* context, tensorflow::DataType dtype,
-                      TableInput* table);
+                      TableInput* table, CallLength length = CallLength::kShort);
 // Gets the table of an op without a dtype, and calls call(context, shard) for each of its shards in
-// turn.
+// turn: a long call.
 absl::Status CallShards(tensorflow::OpKernelContext* context, TableInput* table,
                         const std::function<Status(const Context&, Table*)>& call);
 // The tables of handles that are not the input "table", all that the op works on: see
@@ -232,12 +237,13 @@ absl::Status CallShards(tensorflow::OpKernelContext* context, TableInput* table,
 std::vector<const tensorflow::Tensor*> TensorsOf(const tensorflow::OpInputList& list);
 absl::Status GetTablesOf(tensorflow::OpKernelContext* context,
                          const std::vector<const tensorflow::Tensor*>& handles, bool may_be_views,
-                         std::vector<TableInput>* tables);
+                         std::vector<TableInput>* tables, CallLength length = CallLength::kShort);
 
 // For ops that look up or export values of `dtype`, the table's own or a wider one to which they
 // Widen() them. `may_be_view`: only lookups.
 absl::Status GetTableToRead(tensorflow::OpKernelContext* context, tensorflow::DataType dtype,
-                            bool may_be_view, TableInput* table);
+                            bool may_be_view, TableInput* table,
+                            CallLength length = CallLength::kShort);
 
 // The inputs keys and shard_ids of an op, and to which shards they go.
 struct KeyInputs {

@@ -19,8 +19,8 @@ using tensorflow::Tensor;
 
 namespace {
 
-// As ForEachShard, with what decides about the keys of each shard, as tables of their memory; with
-// a sketch, as tables of the host's.
+// ForEachShard with the Admission of each shard, whose tables are in the memory of the keys, or
+// with a sketch in the host's. One shard after the other: they share the candidates and the sketch.
 Status ForEachShardOf(const TableUpdates::Update& update, const Admission& admission,
                       Span<const Key> keys,
                       const std::function<Status(Table*, const Batch&, const Admission&)>& call) {

@@ -34,7 +34,7 @@ class ExportOp : public CatchingKernel {
     TableInput table;
     int64_t limit;
     const Tensor* cursor;
-    OP_REQUIRES_OK(context, GetTableToRead(context, dtype_, false, &table));
+    OP_REQUIRES_OK(context, GetTableToRead(context, dtype_, false, &table, CallLength::kLong));
     OP_REQUIRES_OK(context, GetScalar(context, "limit", &limit));
     OP_REQUIRES_OK(context, context->input("cursor", &cursor));
     OP_REQUIRES(context, cursor->dims() == 1 && cursor->NumElements() == 3,
@@ -171,7 +171,7 @@ class ImportOp : public CatchingKernel {
     const Tensor *schema_text, *slots, *meta;
     std::vector<uint64_t> snapshots;
     TableSchema from;
-    OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
+    OP_REQUIRES_OK(context, GetTable(context, dtype_, &table, CallLength::kLong));
     OP_REQUIRES_OK(context, GetKeys(context, table, &inputs));
     OP_REQUIRES_OK(context, context->input("schema", &schema_text));
     OP_REQUIRES(
@@ -202,7 +202,7 @@ class ImportOp : public CatchingKernel {
       const RefCountPtr<TableResource> resource = table.resource.GetNewRef();
       table = TableInput();  // a change of schema waits for all who hold the table
       OP_REQUIRES_OK(context, ToTensorFlow(resource->shards()->SetOptimizer(core, from.rule)));
-      OP_REQUIRES_OK(context, GetTable(context, dtype_, &table));
+      OP_REQUIRES_OK(context, GetTable(context, dtype_, &table, CallLength::kLong));
     }
     Shards targets = table.shards;
     std::shared_ptr<KeyStrings> target_strings = table.strings;

@@ -1,7 +1,7 @@
 """Tables in the memory of GPUs: where things are, several GPUs, strategies, files, what is refused.
 
 What a table does by itself is tested with the tests of tables in host memory, which `make test_gpu` puts
-on a GPU. Here GPUs are those of the machine, or such as play in host memory: host_gpus.py.
+on a GPU. Here GPUs are those of the machine, or simulated ones in host memory: host_gpus.py.
 """
 
 import collections

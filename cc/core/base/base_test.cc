@@ -219,7 +219,6 @@ TEST(Status, CodesAreThoseOfTensorFlow) {
   EXPECT_EQ(static_cast<int>(Code::kOk), 0);
   EXPECT_EQ(static_cast<int>(Code::kInvalidArgument), 3);
   EXPECT_EQ(static_cast<int>(Code::kNotFound), 5);
-  EXPECT_EQ(static_cast<int>(Code::kAlreadyExists), 6);
   EXPECT_EQ(static_cast<int>(Code::kResourceExhausted), 8);
   EXPECT_EQ(static_cast<int>(Code::kFailedPrecondition), 9);
   EXPECT_EQ(static_cast<int>(Code::kOutOfRange), 11);
@@ -245,11 +244,11 @@ TEST(Status, CarriesCodeAndMessage) {
 
 TEST(Span, KnowsItsSpaceThroughConversions) {
   int numbers[3] = {1, 2, 3};
-  const Span<int> span(numbers, 3, MemorySpace::kFakeDevice);
+  const Span<int> span(numbers, 3, MemorySpace::kSimulatedDevice);
   const Span<const int> view = span;
   EXPECT_EQ(view.data, numbers);
   EXPECT_EQ(view.size, 3);
-  EXPECT_EQ(view.space, MemorySpace::kFakeDevice);
+  EXPECT_EQ(view.space, MemorySpace::kSimulatedDevice);
   static_assert(!std::is_convertible_v<Span<const int>, Span<int>>);
   static_assert(!std::is_convertible_v<Span<int>, Span<const int64_t>>);
   static_assert(!std::is_convertible_v<const std::vector<int>&, Span<int>>);

@@ -66,7 +66,7 @@ struct Context {
   MemorySpace space = MemorySpace::kHost;
   // Host calls: never null. Device calls: may be null.
   Executor* executor = nullptr;
-  // Device calls: the stream (cudaStream_t or the fake device's). Results are there in stream
+  // Device calls: the stream (cudaStream_t or the simulated device's). Results are there in stream
   // order.
   void* stream = nullptr;
   // Calls that look keys up in a cache: where it notes that they are used; null: nowhere.

@@ -28,10 +28,10 @@ class FirstError {
   Status first_;
 };
 
-// Runs call(i, context) for i in [0, sizes.size()), each once. Large ones, by their sizes, have the
-// whole context; small ones run side by side, each on one thread. Of a device, one after the other.
-// Returns the first error, which stops none of the others. `nanoseconds`: about what one of a size
-// takes, of which calls of tables need so many for a key.
+// Runs call(i, context) for i in [0, sizes.size()), each once. A large call, by its size, runs on
+// all threads; small ones run side by side, each on one thread. On a device they run one after the
+// other. An error stops none of the others; returns the first one. `nanoseconds`: the approximate
+// time of a call of size 1, by default that of a table's call per key.
 Status RunCalls(const Context& context, const std::vector<int64_t>& sizes,
                 const std::function<Status(int64_t, const Context&)>& call,
                 int64_t nanoseconds = 200);

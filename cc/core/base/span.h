@@ -17,11 +17,11 @@
 
 namespace dynemb {
 
-// Where memory lies. kFakeDevice belongs to the tests: host memory that the host may not touch, but
-// for what plays the device.
-enum class MemorySpace : uint8_t { kHost, kDevice, kFakeDevice };
+// Where memory lies. kSimulatedDevice belongs to the tests: host memory that only the simulated
+// device may touch.
+enum class MemorySpace : uint8_t { kHost, kDevice, kSimulatedDevice };
 
-// Whether what works on memory runs on the host: there, and where the host plays the device.
+// Whether what works on memory runs on the host: there, and on a simulated device.
 inline bool RunsOnHost(MemorySpace space) { return space != MemorySpace::kDevice; }
 
 template <typename T>

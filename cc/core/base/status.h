@@ -18,7 +18,6 @@ enum class Code {
   kInvalidArgument = 3,
   kDeadlineExceeded = 4,
   kNotFound = 5,
-  kAlreadyExists = 6,
   kResourceExhausted = 8,
   kFailedPrecondition = 9,
   kOutOfRange = 11,

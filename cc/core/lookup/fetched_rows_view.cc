@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cstring>
 #include <utility>
-#include <vector>
 
 #include "cc/core/base/copy_bytes.h"
-#include "cc/core/base/hash.h"
 #include "cc/core/table/call_checks.h"
 #include "cc/core/table/call_report.h"
+#include "cc/core/table/key_numbers.h"
 
 namespace dynemb {
 namespace {
@@ -21,15 +20,13 @@ class FetchedRowsView final : public RowReader {
  public:
   FetchedRowsView(Span<const Key> keys, ConstRows values, TableSchema schema,
                   std::shared_ptr<const void> memory)
-      : keys_(keys), values_(values), schema_(std::move(schema)), memory_(std::move(memory)) {
-    // Open addressing over places in keys_, at most half full.
-    size_t cells = 16;
-    while (cells < 2 * static_cast<size_t>(keys.size)) cells *= 2;
-    places_.resize(cells, kNone);
+      : keys_(keys),
+        values_(values),
+        schema_(std::move(schema)),
+        memory_(std::move(memory)),
+        places_(keys.size) {
     for (int64_t i = 0; i < keys.size; ++i) {
-      const size_t cell = CellOf(keys[i]);
-      if (places_[cell] != kNone) continue;
-      places_[cell] = static_cast<uint32_t>(i);
+      places_.Add(keys[i], keys_.data, static_cast<uint32_t>(i));
     }
   }
 
@@ -62,21 +59,21 @@ class FetchedRowsView final : public RowReader {
   }
 
  private:
-  static constexpr uint32_t kNone = 0xffffffffu;
+  static constexpr uint32_t kNone = KeyNumbers<uint32_t>::kNone;
 
   // Calls read(i, place or kNone) for the positions of a batch.
   template <typename F>
   Status Read(const Context& context, const Batch& batch, const Report& report,
               const F& read) const {
-    const int64_t n = batch.select == nullptr ? batch.keys.size : *batch.select->count;
+    const int64_t n = batch.size();
     const int64_t tasks = (n + kKeysPerTask - 1) / kKeysPerTask;
     CallReport whole(report);
     return context.executor->Run(tasks, kKeysPerTask * kNanosecondsPerKey, [&](int64_t task) {
       TaskReport reported(report);
       const int64_t end = std::min(n, (task + 1) * kKeysPerTask);
       for (int64_t j = task * kKeysPerTask; j < end; ++j) {
-        const int64_t i = batch.select == nullptr ? j : batch.select->at[j];
-        const uint32_t place = places_[CellOf(batch.keys[i])];
+        const int64_t i = batch.position(j);
+        const uint32_t place = places_.Find(batch.keys[i], keys_.data);
         read(i, place);
         reported.Set(i, place == kNone ? Outcome::kMissing : Outcome::kFound);
       }
@@ -84,19 +81,11 @@ class FetchedRowsView final : public RowReader {
     });
   }
 
-  // The cell that has the key, or the empty one where it would be.
-  size_t CellOf(Key key) const {
-    const size_t mask = places_.size() - 1;
-    size_t cell = Mix64(static_cast<uint64_t>(key)) & mask;
-    while (places_[cell] != kNone && keys_[places_[cell]] != key) cell = (cell + 1) & mask;
-    return cell;
-  }
-
   const Span<const Key> keys_;
   const ConstRows values_;
   const TableSchema schema_;
   const std::shared_ptr<const void> memory_;
-  std::vector<uint32_t> places_;
+  KeyNumbers<uint32_t> places_;  // of keys among keys_
 };
 
 }  // namespace

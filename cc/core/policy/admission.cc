@@ -6,8 +6,8 @@
 #include <string>
 #include <utility>
 
-#include "cc/core/lookup/dedup.h"
 #include "cc/core/optimizer/sgd.h"
+#include "cc/core/table/distinct_keys.h"
 #include "cc/core/table/evicted_rows.h"
 
 namespace dynemb {
@@ -22,10 +22,6 @@ struct Missing {
   std::vector<float> begun;        // what it begins with as a candidate, if it is none
   std::vector<bool> admitted;      // of each key
 };
-
-int64_t SizeOf(const Batch& batch) {
-  return batch.select == nullptr ? batch.keys.size : *batch.select->count;
-}
 
 ConstRows RowsOf(const std::vector<float>& numbers) {
   return {reinterpret_cast<const char*>(numbers.data()), static_cast<int64_t>(numbers.size()),
@@ -66,9 +62,9 @@ Status Judge(const Context& context, Span<const Key> keys, const Admission& admi
   missing->positions = std::move(positions);
   std::vector<Key> all;
   for (const int64_t position : missing->positions) all.push_back(keys[position]);
-  const Dedup dedup(all);
-  missing->keys = dedup.unique();
-  missing->key_at = dedup.inverse();
+  const DistinctKeys distinct(all);
+  missing->keys = distinct.keys();
+  missing->key_at = distinct.numbers();
   missing->occurrences.assign(missing->keys.size(), 0.0f);
   for (const int64_t k : missing->key_at) ++missing->occurrences[static_cast<size_t>(k)];
   missing->begun.assign(missing->keys.size(), 0.0f);
@@ -155,7 +151,7 @@ Status UpdateCandidates(const Context& context, const Admission& admission,
 // The positions of a batch whose keys have no row, as call(report) reports them.
 template <typename Call>
 Status MissesOf(const Batch& batch, const Call& call, std::vector<int64_t>* positions) {
-  positions->resize(static_cast<size_t>(SizeOf(batch)));
+  positions->resize(static_cast<size_t>(batch.size()));
   int64_t count = 0;
   Positions misses = {*positions, &count};
   Report report;

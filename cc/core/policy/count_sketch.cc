@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "cc/core/base/hash.h"
-#include "cc/core/lookup/dedup.h"
+#include "cc/core/table/distinct_keys.h"
 
 namespace dynemb {
 namespace {
@@ -161,8 +161,8 @@ Status CountSketch::Raise(const Context& context, Span<const Key> keys, Span<con
       places.push_back(counter.place);
     }
   }
-  const Dedup distinct(row_of);
-  *rows = distinct.unique();
+  const DistinctKeys distinct(row_of);
+  *rows = distinct.keys();
   DYNEMB_RETURN_IF_ERROR(Read(context, *rows, counters));
   *raised = 0;
   for (int64_t i = 0; i < keys.size; ++i) {
@@ -171,7 +171,7 @@ Status CountSketch::Raise(const Context& context, Span<const Key> keys, Span<con
     for (int64_t at = i * kHashes; at < (i + 1) * kHashes; ++at) {
       const auto of_key = static_cast<size_t>(at);
       int8_t& counter =
-          (*counters)[static_cast<size_t>(distinct.inverse()[of_key] * dim_ + places[of_key])];
+          (*counters)[static_cast<size_t>(distinct.numbers()[of_key] * dim_ + places[of_key])];
       estimate = std::clamp<int64_t>(counter, 0, estimate);
       counter = std::max(counter, static_cast<int8_t>(count));
     }

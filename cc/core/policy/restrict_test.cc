@@ -161,7 +161,7 @@ TEST(Restrict, RefusesWhatItCannotDoAndChangesNothing) {
   }
   EXPECT_EQ(Contents(shards), before);
 
-  const TableHarness device = HostTableOnFakeDeviceHarness();
+  const TableHarness device = HostTableOnSimulatedDeviceHarness();
   const Shards elsewhere = {device.Make(Schema(MetaField::kScore))};
   status = RestrictTo(device.memory->context(), elsewhere, MetaField::kScore, 0, &erased);
   EXPECT_EQ(status.code(), Code::kInvalidArgument);

@@ -1,9 +1,10 @@
 // Lineage: which snapshots the rows of a table contain, so that a delta of one of them can be
 // saved, or loaded into the table.
 //
-// Bounded, for any number of chains of deltas side by side. Once a delta of a base has been saved,
-// nobody asks any more for deltas of the snapshot that the base itself was a delta of. Beyond kMost
-// those go that were saved, or a base, least recently.
+// It has at most kMost snapshots, for any number of chains of deltas side by side. Once a delta of
+// a base has been saved, the snapshot that the base itself was a delta of is forgotten: nobody asks
+// for deltas of it any more. Beyond kMost, the least recently used are forgotten; a snapshot is
+// used when it is saved, and when it is the base of a delta.
 #ifndef TF_DYNEMB_CC_CORE_SNAPSHOT_LINEAGE_H_
 #define TF_DYNEMB_CC_CORE_SNAPSHOT_LINEAGE_H_
 

@@ -124,11 +124,11 @@ Status Reopening::Place(Span<const int32_t> shard_ids) {
   });
 }
 
-Status Reopen(Reopening* reopening, const OwnersFunction& owners) {
+Status Reopen(Reopening* reopening, const ShardIdsFunction& shard_ids) {
   Span<const Key> keys;
   DYNEMB_RETURN_IF_ERROR(reopening->Next(&keys));
   while (keys.size > 0) {
-    DYNEMB_RETURN_IF_ERROR(reopening->Place(owners(keys, *reopening)));
+    DYNEMB_RETURN_IF_ERROR(reopening->Place(shard_ids(keys, *reopening)));
     DYNEMB_RETURN_IF_ERROR(reopening->Next(&keys));
   }
   return Status();

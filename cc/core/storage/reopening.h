@@ -66,10 +66,10 @@ class Reopening {
   std::vector<OpenedFile*> at_;            // by slot of the shard of the flush; null: there is none
 };
 
-// Gives all rows to the shards that owners(keys, reopening) tells.
-using OwnersFunction =
+// Gives all rows to the shards shard_ids(keys, reopening).
+using ShardIdsFunction =
     std::function<std::vector<int32_t>(Span<const Key> keys, const Reopening& reopening)>;
-Status Reopen(Reopening* reopening, const OwnersFunction& owners);
+Status Reopen(Reopening* reopening, const ShardIdsFunction& shard_ids);
 
 }  // namespace dynemb
 

@@ -38,10 +38,10 @@ class Sharded {
   }
   Status Reopen(MemoryFileSystem* files, const TableSchema& schema, int64_t shards,
                 bool key_mod = true) {
-    owners_ = [shards, key_mod](Span<const Key> keys) {
+    shard_ids_ = [shards, key_mod](Span<const Key> keys) {
       return key_mod ? KeyMod(keys, shards) : HighKeysFirst(keys, shards);
     };
-    return Open(files, schema, 30 * shards, &opened_, shards, {{"/tiers"}}, {}, owners_);
+    return Open(files, schema, 30 * shards, &opened_, shards, {{"/tiers"}}, {}, shard_ids_);
   }
   void Close() { opened_ = Opened(); }
   // The same random calls on both.
@@ -53,7 +53,7 @@ class Sharded {
       for (int k = 0; k < 40; ++k) {
         keys.push_back(static_cast<Key>(random() % static_cast<uint64_t>(keys_of_table)));
       }
-      const std::vector<int32_t> owners = owners_(keys);
+      const std::vector<int32_t> shard_ids = shard_ids_(keys);
       Floats values(keys.size() * static_cast<size_t>(schema.dim));
       for (float& value : values) value = static_cast<float>(random() % 1000) / 64;
       const uint64_t dice = random() % 10;
@@ -68,7 +68,7 @@ class Sharded {
         Keys own;
         Floats numbers;
         for (size_t k = 0; k < keys.size(); ++k) {
-          if (owners[k] != static_cast<int32_t>(s)) continue;
+          if (shard_ids[k] != static_cast<int32_t>(s)) continue;
           own.push_back(keys[k]);
           const auto first = values.begin() + static_cast<std::ptrdiff_t>(k) * schema.dim;
           numbers.insert(numbers.end(), first, first + schema.dim);
@@ -89,7 +89,7 @@ class Sharded {
       const TableContent of_shard = ContentOf(opened_, s);
       Keys keys;
       for (const auto& [key, row] : of_shard) keys.push_back(key);
-      for (const int32_t owner : owners_(keys)) ASSERT_EQ(owner, static_cast<int32_t>(s));
+      for (const int32_t shard : shard_ids_(keys)) ASSERT_EQ(shard, static_cast<int32_t>(s));
       all.insert(of_shard.begin(), of_shard.end());
     }
     ASSERT_EQ(Difference(want, all), "");
@@ -114,7 +114,7 @@ class Sharded {
  private:
   Opened opened_;
   std::unique_ptr<Table> host_;
-  Owners owners_;
+  Owners shard_ids_;
   int64_t step_ = 0;
 };
 
@@ -246,8 +246,8 @@ TEST(ReopeningTest, TheCommandKnowsSharedFiles) {
     const FlushedShard& shard = manifest.shards[s];
     ASSERT_OK(ReadIndexFile(&files, StrCat("/tiers/tier-", shard.index, ".index"), shard.index,
                             shard.rows, [&](const IndexEntries& entries) {
-                              for (const int32_t owner : HighKeysFirst(entries.keys, 3)) {
-                                EXPECT_EQ(owner, static_cast<int32_t>(s));
+                              for (const int32_t shard : HighKeysFirst(entries.keys, 3)) {
+                                EXPECT_EQ(shard, static_cast<int32_t>(s));
                               }
                               return Status();
                             }));

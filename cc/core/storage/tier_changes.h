@@ -16,8 +16,8 @@
 #include "cc/core/base/hash.h"
 #include "cc/core/base/no_memory.h"
 #include "cc/core/storage/disk_index.h"
-#include "cc/core/storage/distinct_keys.h"
 #include "cc/core/table/change_log.h"
+#include "cc/core/table/distinct_keys.h"
 #include "cc/core/table/table.h"
 
 namespace dynemb {
@@ -87,12 +87,12 @@ class TierChanges {
   };
   template <typename Changed>
   void NoteAll(const Batch& batch, int64_t rows, const Changed& changed) {
-    const int64_t n = PositionsOf(batch);
+    const int64_t n = batch.size();
     int64_t begin[kParts + 1] = {};
     std::vector<Key> keys;
     keys.reserve(static_cast<size_t>(n));
     for (int64_t j = 0; j < n; ++j) {
-      const int64_t position = PositionOf(batch, j);
+      const int64_t position = batch.position(j);
       if (!changed(position)) continue;
       keys.push_back(batch.keys[position]);
       ++begin[PartOf(keys.back()) + 1];

@@ -18,10 +18,10 @@
 #include "cc/core/base/fair_shared_mutex.h"
 #include "cc/core/base/no_memory.h"
 #include "cc/core/storage/background_work.h"
-#include "cc/core/storage/distinct_keys.h"
 #include "cc/core/storage/tier_changes.h"
 #include "cc/core/storage/tiered_table.h"
 #include "cc/core/storage/tiers.h"
+#include "cc/core/table/distinct_keys.h"
 
 namespace dynemb {
 

@@ -18,8 +18,8 @@ bool IsDone(Outcome outcome) { return outcome == Outcome::kFound || outcome == O
 // Fills a report from the outcomes of all positions.
 void FillReport(const Batch& batch, const std::vector<Outcome>& outcomes, const Report& report) {
   int64_t misses = 0;
-  for (int64_t j = 0; j < PositionsOf(batch); ++j) {
-    const int64_t position = PositionOf(batch, j);
+  for (int64_t j = 0; j < batch.size(); ++j) {
+    const int64_t position = batch.position(j);
     const Outcome outcome = outcomes[static_cast<size_t>(position)];
     if (!report.outcomes.empty()) report.outcomes[position] = outcome;
     if (report.misses != nullptr && !IsDone(outcome)) report.misses->at[misses++] = position;
@@ -91,13 +91,13 @@ Status Tiered::Erase(const Context& context, const Batch& batch, const Report& r
     const DistinctKeys distinct(batch);
     std::vector<Outcome> found;
     if (expires()) DYNEMB_RETURN_IF_ERROR(tiers_->RemoveExpired(distinct.keys(), &found));
-    const int64_t n = PositionsOf(batch);
+    const int64_t n = batch.size();
     std::vector<Outcome> outcomes(static_cast<size_t>(batch.keys.size), Outcome::kFull);
     std::vector<int64_t> erased(static_cast<size_t>(distinct.size()));  // below, of each key
     const Status above = erase(Tiers::Inner(context), batch, {outcomes, nullptr});
     DiskRows* const below = tiers_->below();
     for (int64_t j = 0; j < n; ++j) {
-      const int64_t position = PositionOf(batch, j);
+      const int64_t position = batch.position(j);
       Outcome& outcome = outcomes[static_cast<size_t>(position)];
       int64_t& only_below = erased[static_cast<size_t>(distinct.number(j))];
       const uint64_t hash = DiskHash(batch.keys[position]);
@@ -123,7 +123,7 @@ Status Tiered::Write(const Context& context, const Batch& batch, const Report& r
   DYNEMB_RETURN_IF_ERROR(CheckBatch(context, batch, report));
   return OrNoMemory([&] {
     if (report.misses != nullptr) *report.misses->count = 0;
-    const int64_t n = PositionsOf(batch);
+    const int64_t n = batch.size();
     std::vector<Key> keys_below;
     int64_t rows_written;
     bool is_written = false;
@@ -165,7 +165,7 @@ Status Tiered::CheckArguments(const Context& context, const Batch& batch, const 
 }
 
 Status Tiered::BringAllUp(const Batch& batch, const std::vector<Key>& keys_below, bool* done) {
-  const int64_t n = PositionsOf(batch);
+  const int64_t n = batch.size();
   *done = n <= std::min(tiers_->max_rows_above() / 4, tiers_->room());
   if (!*done) return Status();
   std::optional<DistinctKeys> distinct;  // made if a row is to leave
@@ -188,9 +188,9 @@ void Tiered::SweepNow() {
 
 void Tiered::NoteLooks(const Batch& batch, Span<const Outcome> outcomes) {
   if (!expires()) return;
-  const int64_t n = PositionsOf(batch);
+  const int64_t n = batch.size();
   int64_t inserted = 0;
-  for (int64_t j = 0; j < n; ++j) inserted += outcomes[PositionOf(batch, j)] == Outcome::kInserted;
+  for (int64_t j = 0; j < n; ++j) inserted += outcomes[batch.position(j)] == Outcome::kInserted;
   looks_.fetch_add(Evictor::RowsToLookAt(n, inserted), std::memory_order_relaxed);
 }
 
@@ -284,10 +284,10 @@ Status Tiered::FindMissing(const Batch& batch, const DistinctKeys& distinct, con
       outcome = Outcome::kFound;
     }
   });
-  for (int64_t j = 0; j < PositionsOf(batch); ++j) {
+  for (int64_t j = 0; j < batch.size(); ++j) {
     const size_t number = static_cast<size_t>(distinct.number(j));
     if (found[number] == Outcome::kFound || is_new[number]) continue;
-    is_new[number] = inserts(PositionOf(batch, j));
+    is_new[number] = inserts(batch.position(j));
   }
   for (int64_t number = 0; number < distinct.size(); ++number) {
     (is_new[static_cast<size_t>(number)] ? missing : others)->push_back(number);
@@ -299,8 +299,8 @@ void Tiered::SortByScore(const Batch& batch, const DistinctKeys& distinct,
                          const ConstRowParts& rows, std::vector<int64_t>* numbers) const {
   if (tiers_->scores() == nullptr) return;
   std::vector<int64_t> scores(static_cast<size_t>(distinct.size()));
-  for (int64_t j = 0; j < PositionsOf(batch); ++j) {  // the last position counts
-    const int64_t position = PositionOf(batch, j);
+  for (int64_t j = 0; j < batch.size(); ++j) {  // the last position counts
+    const int64_t position = batch.position(j);
     scores[static_cast<size_t>(distinct.number(j))] =
         tiers_->scores()->Score(rows.values[position], rows.meta[position]);
   }
@@ -314,9 +314,9 @@ void Tiered::Decline(const Batch& batch, const DistinctKeys& distinct,
   if (numbers.empty()) return;
   std::vector<bool> is_declined(static_cast<size_t>(distinct.size()));
   for (const int64_t number : numbers) is_declined[static_cast<size_t>(number)] = true;
-  for (int64_t j = 0; j < PositionsOf(batch); ++j) {
+  for (int64_t j = 0; j < batch.size(); ++j) {
     if (!is_declined[static_cast<size_t>(distinct.number(j))]) continue;
-    (*outcomes)[static_cast<size_t>(PositionOf(batch, j))] = Outcome::kDeclined;
+    (*outcomes)[static_cast<size_t>(batch.position(j))] = Outcome::kDeclined;
   }
   tiers_->CountDeclined(static_cast<int64_t>(numbers.size()));
 }
@@ -326,7 +326,7 @@ Status Tiered::WriteInSlices(const Context& inner, const Batch& batch, const Dis
                              const std::vector<int64_t>& numbers, const WriteRows& write,
                              const Changed& changed, std::vector<Outcome>* outcomes,
                              bool* has_begun) {
-  const int64_t n = PositionsOf(batch), most = tiers_->max_rows_above();
+  const int64_t n = batch.size(), most = tiers_->max_rows_above();
   const int64_t keys = static_cast<int64_t>(numbers.size());
   const int64_t slices = (keys + most - 1) / most;
   const bool whole = slices == 1 && keys == distinct.size();
@@ -346,7 +346,7 @@ Status Tiered::WriteInSlices(const Context& inner, const Batch& batch, const Dis
     for (int64_t j = 0; j < n; ++j) {
       if (slice_at(j) < 0) continue;
       int64_t& at = next[static_cast<size_t>(slice_at(j))];
-      positions[static_cast<size_t>(at++)] = PositionOf(batch, j);
+      positions[static_cast<size_t>(at++)] = batch.position(j);
     }
   }
   std::vector<Key> of_slice;

@@ -14,19 +14,16 @@ uint64_t Hash(Key key) { return Mix64(static_cast<uint64_t>(key)); }
 }  // namespace
 
 BatchOrder::BatchOrder(const Context& context, const Batch& batch)
-    : size_(batch.select == nullptr ? batch.keys.size : *batch.select->count),
+    : size_(batch.size()),
       keys_(new Key[size_]),
       positions_(new int64_t[size_]),
       ends_(new int64_t[size_]) {
   std::fill(distinct_, distinct_ + kSegments, -1);
-  const auto position = [&](int64_t i) {
-    return batch.select == nullptr ? i : batch.select->at[i];
-  };
   const Status sorted = SortByPart(
       context, size_, kSegments,
-      [&](int64_t i) { return SegmentOf(Hash(batch.keys[position(i)])); },
+      [&](int64_t i) { return SegmentOf(Hash(batch.keys[batch.position(i)])); },
       [&](int64_t i, int64_t, int64_t at) {
-        const int64_t from = position(i);
+        const int64_t from = batch.position(i);
         positions_[at] = from;
         keys_[at] = batch.keys[from];
       },
@@ -42,22 +39,15 @@ int64_t BatchOrder::Group(int64_t segment, Scratch* scratch) {
   int64_t* const ends = &ends_[begin];
   std::vector<int64_t>& number = scratch->number;  // of each entry's key
   number.resize(n);
-  // Open addressing, at most half full: a cell holds 1 + the number of a distinct key.
-  int64_t cells = 2;
-  while (cells < 2 * n) cells *= 2;
-  std::vector<int64_t>& table = scratch->table;
-  table.assign(cells, 0);
+  scratch->numbers.Reset(n);
   int64_t distinct = 0;
   for (int64_t i = 0; i < n; ++i) {
     const Key key = keys[i];
-    uint64_t at = Hash(key) & (cells - 1);
-    while (table[at] != 0 && keys[table[at] - 1] != key) at = (at + 1) & (cells - 1);
-    if (table[at] == 0) {
+    number[i] = scratch->numbers.Add(key, keys, distinct);
+    if (number[i] == distinct) {
       keys[distinct] = key;  // distinct <= i: what is overwritten has been read
-      ends[distinct] = 0;
-      table[at] = ++distinct;
+      ends[distinct++] = 0;
     }
-    number[i] = table[at] - 1;
     ++ends[number[i]];
   }
   // From counts to begins, which become the ends as positions are put there.

@@ -9,6 +9,7 @@
 
 #include "cc/core/base/context.h"
 #include "cc/core/base/hash.h"
+#include "cc/core/table/key_numbers.h"
 #include "cc/core/table/table.h"
 
 namespace dynemb {
@@ -21,7 +22,8 @@ class BatchOrder {
 
   // Memory that Group works in: of several calls in turn, not of two at once.
   struct Scratch {
-    std::vector<int64_t> table, number, positions;
+    KeyNumbers<int64_t> numbers;
+    std::vector<int64_t> number, positions;
   };
 
   // Sorts by segment: a counting sort on all threads. Keys and positions are copied. Throws

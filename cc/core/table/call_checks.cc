@@ -166,7 +166,7 @@ Status CheckMetaField(const RowLayout& layout, MetaField field) {
   return FailedPrecondition("the table's rows have no meta field ", Name(field));
 }
 
-Status CheckAttached(const TableSchema& schema, const OptimizerSpec& rule) {
+Status CheckOptimizer(const TableSchema& schema, const OptimizerSpec& rule) {
   if (schema.rule == rule) return Status();
   return FailedPrecondition("the table is trained by ", schema.rule.DebugString(), ", got ",
                             rule.DebugString(), "; set the optimizer first");

@@ -70,7 +70,7 @@ Status CheckTablePart(const TablePart& part);
 Status CheckMetaField(const RowLayout& layout, MetaField field);
 
 // That the table is trained by this rule.
-Status CheckAttached(const TableSchema& schema, const OptimizerSpec& rule);
+Status CheckOptimizer(const TableSchema& schema, const OptimizerSpec& rule);
 
 // That rows of a table can be moved into one of another schema: of the same key, value dtype, dim
 // and initializer.

@@ -1,15 +1,15 @@
 // Evictor: makes room in a host table by removing the rows of lowest score among some candidates.
 //
-// A hand goes round the hashes of all segments at once. To evict n rows it passes over about
-// kCandidates times as many, or kUnitRows if those are more, as many in each segment, and the n
-// lowest of them leave. So a table of up to kUnitRows rows evicts exactly the lowest; in a larger
-// one who leaves is among the lowest 1 / kCandidates of a random sample, at a cost that does not
-// depend on the number of rows. Which rows leave depends on the table and on n, not on the number
-// of threads. Since all segments give rows at the same time, none of them grows while others
-// shrink.
+// Sampled eviction, as that of Redis: to evict n rows, it takes kCandidates * n rows as candidates,
+// or kUnitRows if those are more, and removes the n candidates of lowest score. Candidates are the
+// rows that follow in the order of their hashes, from where the last eviction ended (the hand, as
+// in the CLOCK algorithm), as many in each segment. So a table of up to kUnitRows rows evicts
+// exactly the lowest. In a larger one the rows that leave are the lowest 1 / kCandidates of a
+// random sample, at a cost that does not depend on the number of rows. Which rows leave depends on
+// the table and on n, not on the number of threads. All segments lose rows at the same rate.
 //
-// Expired rows are removed by a hand of their own, some at each call; after a lap in which it has
-// seen when the next one expires, it rests until then.
+// Expired rows are removed by a hand of their own, some at each call. After a lap, in which it has
+// seen when the next row expires, it does nothing until then.
 #ifndef TF_DYNEMB_CC_CORE_TABLE_EVICTOR_H_
 #define TF_DYNEMB_CC_CORE_TABLE_EVICTOR_H_
 

@@ -1,10 +1,10 @@
 // HostTable: the table in host memory.
 //
-// 64 segments by the top bits of the key's hash, each with a lock of its own and growing by itself
-// (segment.h). A batch is first sorted by segment; then every segment's keys are worked off by one
-// thread under one taking of the segment's lock, in groups whose chunks and rows are prefetched:
-// readers share the lock. So one call takes each lock at most once, one key is always changed by
-// one thread, and results do not depend on the number of threads.
+// Keys are divided into 64 segments by the top bits of their hash. Each segment has a lock, and
+// grows independently (segment.h). A write first sorts its batch by segment. Then one thread writes
+// all keys of a segment while it holds the segment's lock, in groups whose chunks and rows it
+// prefetches. So a write takes each lock at most once, a key is always written by one thread, and
+// results do not depend on the number of threads. Reads share the locks.
 #ifndef TF_DYNEMB_CC_CORE_TABLE_HOST_TABLE_H_
 #define TF_DYNEMB_CC_CORE_TABLE_HOST_TABLE_H_
 
@@ -17,14 +17,14 @@
 
 namespace dynemb {
 
-// A host table whose rows may lie elsewhere too, as they are here: a cache. A row is dirty that a
-// call other than InsertRows has written since it was inserted, or cleaned.
+// A host table that is a cache of rows that are stored elsewhere too. A row is dirty if a call
+// other than InsertRows has written it since it was inserted or last cleaned.
 class CacheTable : public Table {
  public:
   // Appends the keys of a batch that have no dirty row, in no order and as often as they are there.
   virtual Status KeysNotDirty(const Context& context, const Batch& batch,
                               std::vector<Key>* keys) const = 0;
-  // These keys, of which all have rows, have none that is dirty from here on.
+  // Marks the rows of these keys as not dirty. All of them have rows.
   virtual void Clean(Span<const Key> keys) = 0;
 };
 

@@ -89,7 +89,7 @@ struct HostTable::KeysToRead {
 template <typename Read>
 Status HostTable::ForEachShare(const Context& context, const Batch& batch, int64_t share_keys,
                                const Read& read) const {
-  const int64_t n = batch.select == nullptr ? batch.keys.size : *batch.select->count;
+  const int64_t n = batch.size();
   return context.executor->Run(
       (n + share_keys - 1) / share_keys, share_keys * kNanosecondsPerKey, [&](int64_t task) {
         const int64_t begin = task * share_keys, end = std::min(n, begin + share_keys);

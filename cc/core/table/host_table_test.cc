@@ -1,4 +1,4 @@
-// HostTable against the contract, on the host and behind the fake device, and what it promises
+// HostTable against the contract, on the host and behind the simulated device, and what it promises
 // beyond.
 #include "cc/core/table/host_table.h"
 
@@ -19,7 +19,7 @@ namespace dynemb {
 namespace {
 
 DYNEMB_INSTANTIATE_CONFORMANCE(HostTable, HostTableHarness());
-DYNEMB_INSTANTIATE_CONFORMANCE(HostTableOnFakeDevice, HostTableOnFakeDeviceHarness());
+DYNEMB_INSTANTIATE_CONFORMANCE(HostTableOnSimulatedDevice, HostTableOnSimulatedDeviceHarness());
 
 // The tests below ask for more than the contract does.
 class HostTableTest : public ::testing::Test {

@@ -213,9 +213,8 @@ Status HostTable::WriteKeys(const Context& context, const Batch& batch, const Co
   CallReport whole(report);
   const Status ordered = OrNoMemory([&] { order.emplace(context, batch); });
   if (!ordered.ok()) {
-    const int64_t n = batch.select == nullptr ? batch.keys.size : *batch.select->count;
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t position = batch.select == nullptr ? i : batch.select->at[i];
+    for (int64_t i = 0; i < batch.size(); ++i) {
+      const int64_t position = batch.position(i);
       whole.AddFull({&position, 1});
     }
     return ordered;
@@ -460,7 +459,7 @@ Status HostTable::Apply(const Context& context, const Batch& batch, ConstRows gr
   std::unique_ptr<RowUpdater> updater;
   DYNEMB_RETURN_IF_ERROR(
       MakeRowUpdater(update.rule->name, schema_.value_dtype, update.hyper, &updater));
-  DYNEMB_RETURN_IF_ERROR(CheckAttached(schema_, *update.rule));
+  DYNEMB_RETURN_IF_ERROR(CheckOptimizer(schema_, *update.rule));
   const int64_t gradient_bytes = schema_.dim * SizeOf(gradient_dtype_);
   const bool inserts = update.if_missing == IfMissing::kInsert;
   const auto write_key = [&, stamp = Stamped(stamp)](Entry entry, Task* task) {

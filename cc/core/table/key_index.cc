@@ -68,7 +68,7 @@ KeyIndex::Ref KeyIndex::Erase(int64_t key, uint64_t hash, bool* marked) {
 void KeyIndex::ClearMarks() {
   marks_since_ = static_cast<uint16_t>(marks_since_ + (1u << kCells));
   if (marks_since_ != 0) return;
-  // It has come round, every 2,048th time: what is left of the last time it was 0 must go.
+  // The number has wrapped around, as every 2,048th time: marks of the last 0 would count again.
   for (uint32_t at = 0; at < chunk_count_; ++at) chunks_[at].marks = 0;
 }
 

@@ -11,9 +11,10 @@
 // counts on its way, so there are no tombstones and erasing never degrades the index. (The counts
 // are those of F14: Bronson and Shi, "Open-sourcing F14 for faster, more memory-efficient hash
 // tables", 2019.) A count that has reached 255 stays there; it costs probes, never a wrong answer.
-// Keys lie in the array in the order of their hashes, so that it grows by reading and writing
-// memory from front to back. A key may be marked: bit c of `marks` is cell c's, and the other 11
-// bits say since when the marks count, so that all are taken away by counting on, in no time.
+// Keys are in the array in the order of their hashes, so that it grows by reading and writing
+// memory from front to back. A key may be marked: bit c of `marks` is the mark of cell c. The other
+// 11 bits are the number of ClearMarks calls when the mark was set; marks with an older number do
+// not count, so that ClearMarks takes constant time.
 #ifndef TF_DYNEMB_CC_CORE_TABLE_KEY_INDEX_H_
 #define TF_DYNEMB_CC_CORE_TABLE_KEY_INDEX_H_
 

@@ -19,7 +19,8 @@
 
 namespace dynemb {
 
-// Thread-safe. Must not be asked by a task that somebody in a call waits for.
+// Thread-safe. Its calls may wait for other calls of the table, so a task of an executor, which a
+// call waits for, must not call it.
 class RowBudget {
  public:
   explicit RowBudget(int64_t max_rows) : max_rows_(max_rows) {}

@@ -9,14 +9,18 @@
 
 namespace dynemb {
 
-ShardSet::Lease ShardSet::Acquire() const {
+ShardSet::Lease ShardSet::Acquire(CallLength length) const {
   Lease lease;
+  if (length == CallLength::kLong) {
+    lease.long_lock_ = std::shared_lock<FairSharedMutex>(long_calls_mutex_);
+  }
   lease.lock_ = std::shared_lock<FairSharedMutex>(schema_mutex_);
   lease.contents_ = copy();
   return lease;
 }
 
-std::vector<ShardSet::Lease> ShardSet::Acquire(const std::vector<const ShardSet*>& sets) {
+std::vector<ShardSet::Lease> ShardSet::Acquire(const std::vector<const ShardSet*>& sets,
+                                               CallLength length) {
   std::vector<size_t> order(sets.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::sort(order.begin(), order.end(),
@@ -27,7 +31,7 @@ std::vector<ShardSet::Lease> ShardSet::Acquire(const std::vector<const ShardSet*
     if (k > 0 && sets[order[k - 1]] == set) {
       leases[order[k]].contents_ = leases[order[k - 1]].contents_;  // which holds the lock
     } else {
-      leases[order[k]] = set->Acquire();
+      leases[order[k]] = set->Acquire(length);
     }
   }
   return leases;
@@ -35,6 +39,8 @@ std::vector<ShardSet::Lease> ShardSet::Acquire(const std::vector<const ShardSet*
 
 Status ShardSet::ChangeSchema(const Context& context,
                               const std::function<Status(TableSchema* schema)>& change) {
+  // While this one is waited for, short calls go on.
+  std::unique_lock<FairSharedMutex> no_long_calls(long_calls_mutex_);
   std::unique_lock<FairSharedMutex> alone(schema_mutex_);
   Contents contents = copy();
   TableSchema schema = contents.schema();

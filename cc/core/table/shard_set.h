@@ -2,9 +2,10 @@
 //
 // A call works on what it acquires: the shards do not change their schema while it holds its lease.
 // A change of schema (an optimizer's slots, a further meta field) waits for the calls under way,
-// keeps new ones out, moves the rows, and publishes all shards at once, or none. That is the only
-// time that calls wait here; a restore puts other shards in place, and calls under way finish on
-// those that they acquired.
+// keeps new ones out, moves the rows, and publishes all shards at once, or none. It first waits for
+// the long calls, such as a save, while short ones, such as lookups, still come and go. That is the
+// only time that calls wait here; a restore puts other shards in place, and calls under way finish
+// on those that they acquired.
 #ifndef TF_DYNEMB_CC_CORE_TABLE_SHARD_SET_H_
 #define TF_DYNEMB_CC_CORE_TABLE_SHARD_SET_H_
 
@@ -24,6 +25,9 @@ namespace dynemb {
 
 using Shards = std::vector<std::shared_ptr<Table>>;
 
+// kLong: a call that goes through a table, or reads or writes files.
+enum class CallLength { kShort, kLong };
+
 class ShardSet {
  public:
   struct Contents {
@@ -41,6 +45,7 @@ class ShardSet {
 
    private:
     friend class ShardSet;
+    std::shared_lock<FairSharedMutex> long_lock_;  // of a long call
     std::shared_lock<FairSharedMutex> lock_;
     Contents contents_;
   };
@@ -51,8 +56,9 @@ class ShardSet {
   // for the first lease. For the same reason a call that needs several sets acquires them by
   // Acquire of all, which does it in an order of their own; a set may be named more than once
   // there.
-  Lease Acquire() const;
-  static std::vector<Lease> Acquire(const std::vector<const ShardSet*>& sets);
+  Lease Acquire(CallLength length = CallLength::kShort) const;
+  static std::vector<Lease> Acquire(const std::vector<const ShardSet*>& sets,
+                                    CallLength length = CallLength::kShort);
 
   // Makes `change` of the schema and moves the rows, if it is a change. Errors: those of `change`;
   // no memory; the set is as it was then. The caller must have no lease of it.
@@ -83,8 +89,10 @@ class ShardSet {
     return contents_;
   }
 
-  mutable FairSharedMutex schema_mutex_;  // shared by leases; taken alone by a change of schema
-  mutable std::mutex mutex_;              // of contents_; after schema_mutex_
+  // Shared by leases, the first by those of long calls alone; taken alone by a change of schema, in
+  // this order.
+  mutable FairSharedMutex long_calls_mutex_, schema_mutex_;
+  mutable std::mutex mutex_;  // of contents_; after schema_mutex_
   Contents contents_;
 };
 

@@ -3,11 +3,15 @@
 #include "cc/core/table/shard_set.h"
 
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <new>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -41,6 +45,15 @@ std::map<Key, float> Values(const Shards& shards) {
     }
   }
   return values;
+}
+
+// Whether a thread of this process sleeps: proc(5), the field after the name in parentheses.
+bool IsAsleep(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string stat;
+  std::getline(file, stat);
+  const size_t name_end = stat.rfind(')');
+  return name_end != std::string::npos && stat.compare(name_end, 3, ") S") == 0;
 }
 
 // A table that has no memory for a move.
@@ -219,6 +232,31 @@ TEST(ShardSet, LeasesOfSeveralSetsDoNotBlockEachOther) {
     }
     for (std::thread& thread : threads) thread.join();
   }
+}
+
+// A save, say, is under way, and then the first step of an optimizer comes, which waits for it:
+// what is looked up meanwhile does not wait. The state of its thread says when it waits.
+TEST(ShardSet, ShortCallsGoOnWhileAChangeWaitsForALongOne) {
+  ShardSet set({MakeShards(2, 100), nullptr});
+  ShardSet::Lease save = set.Acquire(CallLength::kLong);
+  std::atomic<pid_t> changes{0};
+  std::atomic<bool> has_changed{false};
+  std::thread step([&] {
+    changes = static_cast<pid_t>(syscall(SYS_gettid));
+    EXPECT_TRUE(set.SetOptimizer(OneThread(), UsualRule("adam")).ok());
+    has_changed = true;
+  });
+  while (changes == 0 || !IsAsleep(changes)) std::this_thread::yield();
+  std::thread lookup([&] {
+    const auto leases = ShardSet::Acquire({&set});
+    EXPECT_EQ(Values(leases[0]->shards).size(), 100u);
+  });
+  lookup.join();
+  EXPECT_FALSE(has_changed) << "the save goes on";
+  EXPECT_EQ(save->schema().rule.name, "");
+  save = ShardSet::Lease();
+  step.join();
+  EXPECT_EQ(set.Acquire(CallLength::kLong)->schema().rule.name, "adam");
 }
 
 // What was seen to go wrong where shards got their slots one after the other, and rows were laid

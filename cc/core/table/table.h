@@ -73,6 +73,11 @@ struct Positions {
 struct Batch {
   Span<const Key> keys;
   const Positions* select = nullptr;
+
+  // How many positions take part, and which the j-th of them is. Not of a batch in the memory of a
+  // device.
+  int64_t size() const { return select == nullptr ? keys.size : *select->count; }
+  int64_t position(int64_t j) const { return select == nullptr ? j : select->at[j]; }
 };
 
 // What a call reports per key. Both may be left empty. `misses` receives the positions whose
@@ -233,23 +238,23 @@ class RowScanner {
   virtual Status Export(const Context& context, Cursor* cursor, const RowParts& out,
                         int64_t* rows) const = 0;
 
-  // The hook of restrict. Read a row's order as the 128-bit number (score with its sign bit
-  // flipped, hash). Histogram looks at the rows that agree with `prefix` in the first `prefix_bits`
-  // bits and adds to counts[b] the number of those with b in the next log2(counts.size) bits,
-  // counts.size being a power of two up to 65536 and prefix_bits a multiple of that logarithm: so a
-  // radix selection finds the bound that leaves exactly n rows, in memory that does not depend on
-  // the number of rows. EraseBelow removes the rows whose order is less than `bound`, in slices
-  // that let other calls through. kFailedPrecondition if the schema lacks `field`.
+  // For restrict, which keeps the n rows of highest order by a radix selection: its memory does not
+  // depend on the number of rows. A row's order is the 128-bit number (score with its sign bit
+  // flipped, hash). Histogram counts the rows whose order begins with the first `prefix_bits` bits
+  // of `prefix`, by the log2(counts.size) bits that follow: it adds to counts[b] the number of rows
+  // in which these are b. counts.size is a power of two up to 65536, and prefix_bits a multiple of
+  // its logarithm. EraseBelow removes the rows whose order is less than `bound`, in slices between
+  // which other calls run. kFailedPrecondition if the schema lacks `field`.
   virtual Status Histogram(const Context& context, MetaField field, const RowOrder& prefix,
                            int prefix_bits, Span<int64_t> counts) const = 0;
   virtual Status EraseBelow(const Context& context, MetaField field, const RowOrder& bound,
                             int64_t* erased) = 0;
 };
 
-// Tells which keys have changed (change data capture). Time is divided into epochs, numbered by the
-// caller, which begin in one piece of the table after the other: no call waits for those under way.
-// Until BeginEpoch is called for the first time, or TableOptions ask for it, changes are not
-// tracked, and the epoch is 0.
+// Tells which keys have changed (change data capture). Time is divided into epochs, which the
+// caller numbers. An epoch begins in one segment of the table after the other, so that no call
+// waits for the calls under way in all of them. Until BeginEpoch is called for the first time, or
+// TableOptions ask for it, changes are not tracked, and the epoch is 0.
 class ChangeTracker {
  public:
   virtual ~ChangeTracker() = default;

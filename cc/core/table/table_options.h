@@ -34,8 +34,9 @@ struct TableOptions {
   int64_t max_bytes = -1;
   OnFull on_full = OnFull::kError;
   EvictionPolicy eviction;
-  // Whether rows leave by the policy. False: it says how calls stamp rows and which have expired,
-  // and these stay until a call names them; somebody else has rows leave.
+  // Whether the table removes rows by the policy. False: the policy only says how calls stamp rows,
+  // and which rows have expired; these stay until a call names them. The table is then part of
+  // another one, which removes rows of both.
   bool removes_rows = true;
   // Whether rows that calls write are marked as dirty (CacheTable). Changes are not tracked then.
   bool marks_dirty = false;

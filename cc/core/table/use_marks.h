@@ -1,5 +1,5 @@
-// UseMarks: which rows of a cache have been used lately: the marks of a clock (second chance),
-// whose hand somebody else moves.
+// UseMarks: which rows of a cache have been used lately: the reference bits of the CLOCK algorithm
+// (second chance). The hand, which clears them, is the evicting cache's.
 #ifndef TF_DYNEMB_CC_CORE_TABLE_USE_MARKS_H_
 #define TF_DYNEMB_CC_CORE_TABLE_USE_MARKS_H_
 

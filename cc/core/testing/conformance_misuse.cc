@@ -17,7 +17,7 @@ constexpr int64_t kKeys = 4;
 constexpr int64_t kDim = 3;
 
 MemorySpace OtherThan(MemorySpace space) {
-  return space == MemorySpace::kHost ? MemorySpace::kFakeDevice : MemorySpace::kHost;
+  return space == MemorySpace::kHost ? MemorySpace::kSimulatedDevice : MemorySpace::kHost;
 }
 
 // A table with rows 1, 2 and 3, and good arguments for every call, to be spoilt.

@@ -106,14 +106,14 @@ class HostMemory : public TestMemory {
   ThreadsExecutor threads_{2};
 };
 
-class FakeDeviceMemory : public TestMemory {
+class SimulatedDeviceMemory : public TestMemory {
  public:
-  FakeDevice* device() { return &device_; }
-  MemorySpace space() const override { return MemorySpace::kFakeDevice; }
+  SimulatedDevice* device() { return &device_; }
+  MemorySpace space() const override { return MemorySpace::kSimulatedDevice; }
   Context context() override { return device_.context(); }
   char* Allocate(int64_t bytes) override {
     char* data = device_.Allocate(bytes);
-    if (data == nullptr) CheckOk(ResourceExhausted("out of memory"), "fake device");
+    if (data == nullptr) CheckOk(ResourceExhausted("out of memory"), "simulated device");
     return data;
   }
   void Free(char* data) override { device_.Free(data); }
@@ -125,11 +125,11 @@ class FakeDeviceMemory : public TestMemory {
   }
 
  private:
-  FakeDevice device_{int64_t{1} << 30};
+  SimulatedDevice device_{int64_t{1} << 30};
 };
 
-FakeDeviceMemory* TheFakeDevice() {
-  static FakeDeviceMemory* const memory = new FakeDeviceMemory;
+SimulatedDeviceMemory* TheSimulatedDevice() {
+  static SimulatedDeviceMemory* const memory = new SimulatedDeviceMemory;
   return memory;
 }
 
@@ -140,7 +140,7 @@ TestMemory* HostTestMemory() {
   return memory;
 }
 
-TestMemory* FakeDeviceTestMemory() { return TheFakeDevice(); }
+TestMemory* SimulatedDeviceTestMemory() { return TheSimulatedDevice(); }
 
 std::unique_ptr<Table> TableHarness::Make(const TableSchema& schema) const {
   std::unique_ptr<Table> table;
@@ -152,14 +152,14 @@ TableHarness HostHarness(const std::string& name, MakeTable make) {
   return {name, std::move(make), HostTestMemory()};
 }
 
-TableHarness FakeDeviceHarness(const std::string& name, MakeTable make) {
+TableHarness SimulatedDeviceHarness(const std::string& name, MakeTable make) {
   const auto make_behind = [make](const TableSchema& schema, std::unique_ptr<Table>* table) {
     std::unique_ptr<Table> host;
     DYNEMB_RETURN_IF_ERROR(make(schema, &host));
-    *table = MakeFakeDeviceTable(TheFakeDevice()->device(), std::move(host));
+    *table = MakeSimulatedDeviceTable(TheSimulatedDevice()->device(), std::move(host));
     return Status();
   };
-  return {name, make_behind, FakeDeviceTestMemory()};
+  return {name, make_behind, SimulatedDeviceTestMemory()};
 }
 
 TableHarness HostTableHarness() {
@@ -168,8 +168,8 @@ TableHarness HostTableHarness() {
   });
 }
 
-TableHarness HostTableOnFakeDeviceHarness() {
-  return FakeDeviceHarness("HostTableOnFakeDevice", HostTableHarness().make);
+TableHarness HostTableOnSimulatedDeviceHarness() {
+  return SimulatedDeviceHarness("HostTableOnSimulatedDevice", HostTableHarness().make);
 }
 
 std::vector<std::pair<Key, RowBytes>> ExportSome(const Table& table, TestMemory* memory,

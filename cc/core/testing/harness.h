@@ -3,7 +3,7 @@
 // whole-table exports.
 //
 // The suites touch a tested table's memory through TestMemory alone, so that the same tests run on
-// host memory, on the fake device and on a real one.
+// host memory, on the simulated device and on a real one.
 #ifndef TF_DYNEMB_CC_CORE_TESTING_HARNESS_H_
 #define TF_DYNEMB_CC_CORE_TESTING_HARNESS_H_
 
@@ -21,7 +21,7 @@
 #include "cc/core/base/span.h"
 #include "cc/core/base/status.h"
 #include "cc/core/table/table.h"
-#include "cc/core/testing/fake_device.h"
+#include "cc/core/testing/simulated_device.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define DYNEMB_TSAN 1
@@ -72,8 +72,8 @@ class TestMemory {
 
 // The host's memory. Every other call is given threads to share its work with. Lives for ever.
 TestMemory* HostTestMemory();
-// The fake device's. Lives for ever.
-TestMemory* FakeDeviceTestMemory();
+// The simulated device's. Lives for ever.
+TestMemory* SimulatedDeviceTestMemory();
 
 using MakeTable = std::function<Status(const TableSchema&, std::unique_ptr<Table>*)>;
 
@@ -112,12 +112,12 @@ struct TableHarness {
 };
 
 TableHarness HostHarness(const std::string& name, MakeTable make);
-// The same table behind the fake device.
-TableHarness FakeDeviceHarness(const std::string& name, MakeTable make);
+// The same table behind the simulated device.
+TableHarness SimulatedDeviceHarness(const std::string& name, MakeTable make);
 
-// The host table, and behind the fake device.
+// The host table, and behind the simulated device.
 TableHarness HostTableHarness();
-TableHarness HostTableOnFakeDeviceHarness();
+TableHarness HostTableOnSimulatedDeviceHarness();
 
 inline void PrintTo(const TableHarness& harness, std::ostream* out) { *out << harness.name; }
 

@@ -221,7 +221,7 @@ TEST_P(GpuTableTest, BadBagsAreErrors) {
   bad.begins = begins.span(0);
   EXPECT_EQ(code(bad, out.rows(2, 2)), Code::kInvalidArgument);
   bad = good;
-  bad.ids.space = MemorySpace::kFakeDevice;
+  bad.ids.space = MemorySpace::kSimulatedDevice;
   EXPECT_EQ(code(bad, out.rows(2, 2)), Code::kInvalidArgument);
   const auto integers = Make([] {
     TableSchema schema;

@@ -31,7 +31,7 @@ Status GpuTableOfMemory::CheckApply(const Context& context, const Batch& batch,
   std::unique_ptr<RowUpdater> checked;
   DYNEMB_RETURN_IF_ERROR(
       MakeRowUpdater(update.rule->name, schema_.value_dtype, update.hyper, &checked));
-  return CheckAttached(schema_, *update.rule);
+  return CheckOptimizer(schema_, *update.rule);
 }
 
 Status GpuTableOfMemory::Apply(const Context& context, const Batch& batch, ConstRows gradients,

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "cc/core/lookup/dedup.h"
 #include "cc/core/table/call_checks.h"
 #include "cc/core/table/call_report.h"
+#include "cc/core/table/distinct_keys.h"
 #include "cc/gpu/table/device_guard.h"
 #include "cc/gpu/table/staging.h"
 
@@ -172,14 +172,14 @@ class HostAccessOfTable final : public HostAccess {
     const Call call(batch);
     std::vector<Key> keys;
     for (const int64_t position : call.positions) keys.push_back(batch.keys[position]);
-    const Dedup dedup{Span<const Key>(keys)};
-    std::vector<int64_t> last(static_cast<size_t>(dedup.size()));
-    for (int64_t i = 0; i < call.size(); ++i) last[dedup.inverse()[i]] = call.positions[i];
+    const DistinctKeys distinct{Span<const Key>(keys)};
+    std::vector<int64_t> last(static_cast<size_t>(distinct.size()));
+    for (int64_t i = 0; i < call.size(); ++i) last[distinct.numbers()[i]] = call.positions[i];
     std::vector<Outcome> outcomes(batch.keys.size, Outcome::kFull);  // by the last position
     const Status status = InsertAll(batch.keys, last, rows, displaced, outcomes.data());
     if (!status.ok() && status.code() != Code::kResourceExhausted) return status;
     for (int64_t i = 0; i < call.size(); ++i) {
-      const int64_t to = call.positions[i], from = last[dedup.inverse()[i]];
+      const int64_t to = call.positions[i], from = last[distinct.numbers()[i]];
       if (outcomes[from] != Outcome::kFound) continue;
       if (displaced.keys.data != nullptr) displaced.keys[to] = keys[i];
       if (to == from) continue;
@@ -190,7 +190,7 @@ class HostAccessOfTable final : public HostAccess {
       copy(displaced.slots, layout_.slots_bytes);
       copy(displaced.meta, layout_.meta_bytes);
     }
-    call.Report(report, [&](int64_t i) { return outcomes[last[dedup.inverse()[i]]]; });
+    call.Report(report, [&](int64_t i) { return outcomes[last[distinct.numbers()[i]]]; });
     return status;
   }
 
@@ -283,9 +283,8 @@ class HostAccessOfTable final : public HostAccess {
   struct Call {
     Call(Span<const Key> keys, std::vector<int64_t> at) : keys_of(keys), positions(std::move(at)) {}
     explicit Call(const Batch& of) : keys_of(of.keys) {
-      const int64_t n = of.select == nullptr ? of.keys.size : *of.select->count;
-      positions.resize(static_cast<size_t>(n));
-      for (int64_t i = 0; i < n; ++i) positions[i] = of.select == nullptr ? i : of.select->at[i];
+      positions.resize(static_cast<size_t>(of.size()));
+      for (int64_t i = 0; i < of.size(); ++i) positions[i] = of.position(i);
     }
     int64_t size() const { return static_cast<int64_t>(positions.size()); }
     // Of so many of the keys.

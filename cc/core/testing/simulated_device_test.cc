@@ -1,6 +1,6 @@
-// The fake device keeps its promise: the host cannot touch its memory, its table refuses the host's
-// memory, and host tables refuse its own.
-#include "cc/core/testing/fake_device.h"
+// The simulated device keeps its promise: the host cannot touch its memory, its table refuses the
+// host's memory, and host tables refuse its own.
+#include "cc/core/testing/simulated_device.h"
 
 #include <unistd.h>
 
@@ -27,8 +27,8 @@ bool HostCanRead(const char* data) {
   return written == 1;
 }
 
-TEST(FakeDevice, HostCannotTouchItsMemory) {
-  FakeDevice device(1 << 20);
+TEST(SimulatedDevice, HostCannotTouchItsMemory) {
+  SimulatedDevice device(1 << 20);
   char* const data = device.Allocate(4);
   device.CopyIn(data, "abc", 4);
   char text[4] = {};
@@ -39,8 +39,8 @@ TEST(FakeDevice, HostCannotTouchItsMemory) {
   device.Free(data);
 }
 
-TEST(FakeDevice, AllocationsDoNotOverlapAndAreUsedAgain) {
-  FakeDevice device(4096);
+TEST(SimulatedDevice, AllocationsDoNotOverlapAndAreUsedAgain) {
+  SimulatedDevice device(4096);
   char* const a = device.Allocate(1000);
   char* const b = device.Allocate(1000);
   char* const c = device.Allocate(1000);
@@ -56,8 +56,8 @@ TEST(FakeDevice, AllocationsDoNotOverlapAndAreUsedAgain) {
 }
 
 // A label is not believed: the pointers themselves must be the device's.
-TEST(FakeDeviceTable, RefusesHostMemoryUnderAnyLabel) {
-  const TableHarness harness = FakeDeviceHarness("", MakeReferenceTable);
+TEST(SimulatedDeviceTable, RefusesHostMemoryUnderAnyLabel) {
+  const TableHarness harness = SimulatedDeviceHarness("", MakeReferenceTable);
   const std::unique_ptr<Table> table = harness.Make(TableSchema());
   const Context context = harness.memory->context();
   const Mirror<Key> keys(harness.memory, Keys{1});
@@ -68,7 +68,7 @@ TEST(FakeDeviceTable, RefusesHostMemoryUnderAnyLabel) {
     return table->Find(context, batch, rows, {{}, &misses}).code();
   };
   ASSERT_EQ(find({keys.span()}, values.rows(1, 1)), Code::kOk);
-  for (const MemorySpace space : {MemorySpace::kHost, MemorySpace::kFakeDevice}) {
+  for (const MemorySpace space : {MemorySpace::kHost, MemorySpace::kSimulatedDevice}) {
     Key key = 1;
     float value = 0;
     EXPECT_EQ(find({Span<const Key>(&key, 1, space)}, values.rows(1, 1)), Code::kInvalidArgument);
@@ -88,11 +88,11 @@ TEST(FakeDeviceTable, RefusesHostMemoryUnderAnyLabel) {
   EXPECT_EQ(table->Clear(context).code(), Code::kOk);
 }
 
-TEST(FakeDeviceTable, HostTablesRefuseItsMemory) {
+TEST(SimulatedDeviceTable, HostTablesRefuseItsMemory) {
   const TableHarness harness = HostHarness("", MakeReferenceTable);
   const std::unique_ptr<Table> table = harness.Make(TableSchema());
-  const Mirror<Key> keys(FakeDeviceTestMemory(), Keys{1});
-  const Mirror<float> values(FakeDeviceTestMemory(), 1);
+  const Mirror<Key> keys(SimulatedDeviceTestMemory(), Keys{1});
+  const Mirror<float> values(SimulatedDeviceTestMemory(), 1);
   EXPECT_EQ(table->Find(harness.memory->context(), {keys.span()}, values.rows(1, 1), {}).code(),
             Code::kInvalidArgument);
 }

@@ -1,4 +1,4 @@
-#include "cc/core/testing/fake_device.h"
+#include "cc/core/testing/simulated_device.h"
 
 #include <sys/mman.h>
 
@@ -19,23 +19,23 @@ namespace {
 char* Map(int64_t bytes, int protection) {
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   void* memory = mmap(nullptr, bytes, protection, kFlags, -1, 0);
-  if (memory == MAP_FAILED) Die("fake device: mmap");
+  if (memory == MAP_FAILED) Die("simulated device: mmap");
   return static_cast<char*>(memory);
 }
 
 }  // namespace
 
-FakeDevice::FakeDevice(int64_t bytes)
+SimulatedDevice::SimulatedDevice(int64_t bytes)
     : bytes_(bytes),
       addresses_(Map(bytes, PROT_NONE)),
       contents_(Map(bytes, PROT_READ | PROT_WRITE)) {}
 
-FakeDevice::~FakeDevice() {
+SimulatedDevice::~SimulatedDevice() {
   munmap(addresses_, bytes_);
   munmap(contents_, bytes_);
 }
 
-char* FakeDevice::Allocate(int64_t bytes) {
+char* SimulatedDevice::Allocate(int64_t bytes) {
   constexpr int64_t kAlignment = 256;  // as cudaMalloc
   const int64_t rounded = (std::max<int64_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
   std::lock_guard<std::mutex> lock(mutex_);
@@ -49,27 +49,27 @@ char* FakeDevice::Allocate(int64_t bytes) {
   return addresses_ + offset;
 }
 
-void FakeDevice::Free(char* data) {
+void SimulatedDevice::Free(char* data) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (blocks_.erase(data - addresses_) != 1) Die("fake device: freed what was not allocated");
+  if (blocks_.erase(data - addresses_) != 1) Die("simulated device: freed what was not allocated");
 }
 
-void FakeDevice::CopyIn(char* to_device, const char* from_host, int64_t bytes) {
+void SimulatedDevice::CopyIn(char* to_device, const char* from_host, int64_t bytes) {
   if (bytes > 0) std::memcpy(Content(to_device), from_host, bytes);
 }
 
-void FakeDevice::CopyOut(char* to_host, const char* from_device, int64_t bytes) {
+void SimulatedDevice::CopyOut(char* to_host, const char* from_device, int64_t bytes) {
   if (bytes > 0) std::memcpy(to_host, Content(from_device), bytes);
 }
 
-Context FakeDevice::context() {
+Context SimulatedDevice::context() {
   Context context;
-  context.space = MemorySpace::kFakeDevice;
+  context.space = MemorySpace::kSimulatedDevice;
   context.stream = this;
   return context;
 }
 
-bool FakeDevice::Owns(const void* data, int64_t bytes) const {
+bool SimulatedDevice::Owns(const void* data, int64_t bytes) const {
   const char* begin = static_cast<const char*>(data);
   return begin >= addresses_ && begin <= addresses_ + bytes_ && bytes >= 0 &&
          bytes <= addresses_ + bytes_ - begin;
@@ -77,14 +77,14 @@ bool FakeDevice::Owns(const void* data, int64_t bytes) const {
 
 namespace {
 
-class FakeDeviceTable final : public Table {
+class SimulatedDeviceTable final : public Table {
  public:
-  FakeDeviceTable(FakeDevice* device, std::unique_ptr<Table> table)
+  SimulatedDeviceTable(SimulatedDevice* device, std::unique_ptr<Table> table)
       : device_(device), table_(std::move(table)) {
     host_.executor = &executor_;
   }
 
-  MemorySpace space() const override { return MemorySpace::kFakeDevice; }
+  MemorySpace space() const override { return MemorySpace::kSimulatedDevice; }
   const TableSchema& schema() const override { return table_->schema(); }
   int64_t size() const override { return table_->size(); }
   int64_t memory_bytes() const override { return table_->memory_bytes(); }
@@ -223,9 +223,9 @@ class FakeDeviceTable final : public Table {
   // device's.
   class OnHost {
    public:
-    OnHost(FakeDevice* device, const Context& context) : device_(device) {
-      if (context.space != MemorySpace::kFakeDevice || context.stream != device) {
-        Refuse("the context is not the fake device's");
+    OnHost(SimulatedDevice* device, const Context& context) : device_(device) {
+      if (context.space != MemorySpace::kSimulatedDevice || context.stream != device) {
+        Refuse("the context is not the simulated device's");
       }
     }
 
@@ -265,21 +265,22 @@ class FakeDeviceTable final : public Table {
 
    private:
     Positions* Of(const Positions& positions, Positions* copy) {
-      *copy = {Of(positions.at), Of(positions.count, sizeof(int64_t), MemorySpace::kFakeDevice)};
+      *copy = {Of(positions.at),
+               Of(positions.count, sizeof(int64_t), MemorySpace::kSimulatedDevice)};
       return copy;
     }
     template <typename T>
     T* Of(T* data, int64_t bytes, MemorySpace space) {
-      if (space != MemorySpace::kFakeDevice) Refuse("a span is of another memory space");
+      if (space != MemorySpace::kSimulatedDevice) Refuse("a span is of another memory space");
       if (data == nullptr) return nullptr;
       if (!device_->Owns(data, bytes)) Refuse("a span is not in its memory");
       return device_->Content(data);
     }
     void Refuse(const char* why) {
-      if (status_.ok()) status_ = InvalidArgument("fake device: ", why);
+      if (status_.ok()) status_ = InvalidArgument("simulated device: ", why);
     }
 
-    FakeDevice* const device_;
+    SimulatedDevice* const device_;
     Status status_;
     Positions select_;
     Positions misses_;
@@ -288,23 +289,23 @@ class FakeDeviceTable final : public Table {
   // The host table's move, into a table on the device.
   class Move : public RowMove {
    public:
-    Move(FakeDevice* device, std::unique_ptr<RowMove> host_move)
+    Move(SimulatedDevice* device, std::unique_ptr<RowMove> host_move)
         : device_(device), host_move_(std::move(host_move)) {
       host_.executor = &executor_;
     }
     std::unique_ptr<Table> Run(const Context& context) override {
-      if (context.stream != device_) Die("fake device: a move in a foreign context");
-      return MakeFakeDeviceTable(device_, host_move_->Run(host_));
+      if (context.stream != device_) Die("simulated device: a move in a foreign context");
+      return MakeSimulatedDeviceTable(device_, host_move_->Run(host_));
     }
 
    private:
-    FakeDevice* const device_;
+    SimulatedDevice* const device_;
     const std::unique_ptr<RowMove> host_move_;
     InlineExecutor executor_;
     Context host_;
   };
 
-  FakeDevice* const device_;
+  SimulatedDevice* const device_;
   const std::unique_ptr<Table> table_;
   InlineExecutor executor_;
   Context host_;
@@ -312,8 +313,9 @@ class FakeDeviceTable final : public Table {
 
 }  // namespace
 
-std::unique_ptr<Table> MakeFakeDeviceTable(FakeDevice* device, std::unique_ptr<Table> host_table) {
-  return std::make_unique<FakeDeviceTable>(device, std::move(host_table));
+std::unique_ptr<Table> MakeSimulatedDeviceTable(SimulatedDevice* device,
+                                                std::unique_ptr<Table> host_table) {
+  return std::make_unique<SimulatedDeviceTable>(device, std::move(host_table));
 }
 
 }  // namespace dynemb

@@ -1,12 +1,11 @@
-// Dedup and sums by key, against maps and plain loops.
-#include "cc/core/lookup/dedup.h"
+// DistinctKeys and sums by key, against maps and plain loops.
+#include "cc/core/lookup/sum_by_key.h"
 
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <cstdint>
 #include <limits>
-#include <map>
 #include <random>
 #include <thread>
 #include <vector>
@@ -37,23 +36,6 @@ std::vector<Key> RandomKeys(int64_t n, uint64_t distinct, uint64_t seed) {
   return keys;
 }
 
-TEST(Dedup, KeepsTheOrderOfFirstAppearance) {
-  for (const int64_t n : {0, 1, 7, 64, 65, 1000}) {  // 64 are fetched ahead at a time
-    for (const uint64_t distinct : {1, 3, 100, 1000000}) {
-      const std::vector<Key> keys = RandomKeys(n, distinct, n + distinct);
-      const Dedup dedup{Span<const Key>(keys)};
-      std::map<Key, int64_t> place;
-      std::vector<Key> unique;
-      for (int64_t i = 0; i < n; ++i) {
-        const auto [at, is_new] = place.emplace(keys[i], static_cast<int64_t>(place.size()));
-        if (is_new) unique.push_back(keys[i]);
-        EXPECT_EQ(dedup.inverse()[i], at->second);
-      }
-      EXPECT_EQ(dedup.unique(), unique);
-    }
-  }
-}
-
 TEST(SumByKey, AddsInBatchOrderForAnyNumberOfThreads) {
   constexpr int64_t kRows = 30000, kDim = 3;  // of which several threads sort slices
   const std::vector<Key> keys = RandomKeys(kRows, 1200, 1);
@@ -61,11 +43,11 @@ TEST(SumByKey, AddsInBatchOrderForAnyNumberOfThreads) {
   std::normal_distribution<float> normal;
   std::vector<float> rows(kRows * kDim);
   for (float& x : rows) x = normal(random);
-  const Dedup dedup{Span<const Key>(keys)};
-  std::vector<float> want(dedup.size() * kDim, 0.0f);
+  const DistinctKeys distinct{Span<const Key>(keys)};
+  std::vector<float> want(distinct.size() * kDim, 0.0f);
   for (int64_t i = 0; i < kRows; ++i) {
     for (int64_t c = 0; c < kDim; ++c) {
-      want[dedup.inverse()[i] * kDim + c] += rows[i * kDim + c];
+      want[distinct.numbers()[i] * kDim + c] += rows[i * kDim + c];
     }
   }
   InlineExecutor inline_executor;
@@ -77,9 +59,9 @@ TEST(SumByKey, AddsInBatchOrderForAnyNumberOfThreads) {
     std::vector<float> sums(want.size(), -1.0f);
     const std::vector<double> others(kRows, 2.0);  // where an empty span of scales may lie
     const Status summed =
-        SumByKey(context, dedup, DType::kFloat32, kDim,
+        SumByKey(context, distinct, DType::kFloat32, kDim,
                  {reinterpret_cast<const char*>(rows.data()), kRows, kDim * 4}, {others.data(), 0},
-                 {reinterpret_cast<char*>(sums.data()), dedup.size(), kDim * 4});
+                 {reinterpret_cast<char*>(sums.data()), distinct.size(), kDim * 4});
     EXPECT_TRUE(summed.ok());
     EXPECT_EQ(sums, want);  // bit for bit: the same additions in the same order
   }
@@ -90,12 +72,12 @@ TEST(SumByKey, RoundsSixteenBitSumsOnce) {
   const std::vector<Key> keys(257, 5);
   std::vector<BFloat16> rows(257, BFloat16(1.0f));
   rows[0] = BFloat16(256.0f);
-  const Dedup dedup{Span<const Key>(keys)};
+  const DistinctKeys distinct{Span<const Key>(keys)};
   InlineExecutor executor;
   Context context;
   context.executor = &executor;
   BFloat16 sum;
-  EXPECT_TRUE(SumByKey(context, dedup, DType::kBFloat16, 1,
+  EXPECT_TRUE(SumByKey(context, distinct, DType::kBFloat16, 1,
                        {reinterpret_cast<const char*>(rows.data()), 257, 2}, {},
                        {reinterpret_cast<char*>(&sum), 1, 2})
                   .ok());

@@ -1,13 +1,13 @@
-// A fake device: memory of MemorySpace::kFakeDevice that the host may not touch, copies into and
-// out of it, a stream, and a table on it.
+// A simulated device: memory of MemorySpace::kSimulatedDevice that the host may not touch, copies
+// into and out of it, a stream, and a table on it.
 //
 // A device address lies in pages without any access right, so a host that follows a device pointer
 // dies at once; what is stored at it lies elsewhere, where only device operations look. With it the
 // conformance suite proves that neither the suite nor the contract ever needs the host to look at a
 // device result: what holds here holds on a GPU. Operations run when they are called, on the
 // calling thread; the rows of the tables lie in host memory.
-#ifndef TF_DYNEMB_CC_CORE_TESTING_FAKE_DEVICE_H_
-#define TF_DYNEMB_CC_CORE_TESTING_FAKE_DEVICE_H_
+#ifndef TF_DYNEMB_CC_CORE_TESTING_SIMULATED_DEVICE_H_
+#define TF_DYNEMB_CC_CORE_TESTING_SIMULATED_DEVICE_H_
 
 #include <cstdint>
 #include <map>
@@ -20,13 +20,13 @@
 
 namespace dynemb {
 
-class FakeDevice {
+class SimulatedDevice {
  public:
   // `bytes` is all the memory that there will be. Pages that are never used cost nothing.
-  explicit FakeDevice(int64_t bytes);
-  ~FakeDevice();
-  FakeDevice(const FakeDevice&) = delete;
-  FakeDevice& operator=(const FakeDevice&) = delete;
+  explicit SimulatedDevice(int64_t bytes);
+  ~SimulatedDevice();
+  SimulatedDevice(const SimulatedDevice&) = delete;
+  SimulatedDevice& operator=(const SimulatedDevice&) = delete;
 
   // Null when the memory is used up. Any thread.
   char* Allocate(int64_t bytes);
@@ -54,11 +54,12 @@ class FakeDevice {
   std::map<int64_t, int64_t> blocks_;  // what is allocated: offset -> bytes
 };
 
-// A table of space kFakeDevice over a host table: each call runs as a device operation. Batches,
-// buffers and contexts that are not of `device` are kInvalidArgument, also where the label is right
-// and the pointer is not. `device` must outlive the table.
-std::unique_ptr<Table> MakeFakeDeviceTable(FakeDevice* device, std::unique_ptr<Table> host_table);
+// A table of space kSimulatedDevice over a host table: each call runs as a device operation.
+// Batches, buffers and contexts that are not of `device` are kInvalidArgument, also where the label
+// is right and the pointer is not. `device` must outlive the table.
+std::unique_ptr<Table> MakeSimulatedDeviceTable(SimulatedDevice* device,
+                                                std::unique_ptr<Table> host_table);
 
 }  // namespace dynemb
 
-#endif  // TF_DYNEMB_CC_CORE_TESTING_FAKE_DEVICE_H_
+#endif  // TF_DYNEMB_CC_CORE_TESTING_SIMULATED_DEVICE_H_
