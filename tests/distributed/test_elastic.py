@@ -39,6 +39,8 @@ class Lines:
     @staticmethod
     def _read(process, lines, index, seen):
         for line in process.stdout:
+            if not line.endswith("\n"):  # a kill cut it off
+                return
             lines.append(line.strip())
             seen(index, lines[-1])
 

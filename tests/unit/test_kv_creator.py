@@ -7,7 +7,7 @@ import tensorflow as tf
 from table_rows import int64, values_of
 
 from tf_dynemb.compat import tfra as de
-from tf_dynemb.policies import LFU, LRU
+from tf_dynemb.policies import LFU, LRU, MinCount, Score
 
 
 def memory_of(**arguments) -> int:
@@ -353,3 +353,24 @@ def test_a_table_of_another_limit_is_another_table():
     with pytest.raises(ValueError, match="max_rows"):
         de.get_variable("hkv_of_a_name", kv_creator=hkv(4, 7))
     assert table.config.max_rows == 6
+
+
+def test_limits_that_tfra_has_no_name_for():
+    limits = dict(max_rows=2, eviction=LRU(), keep_evicted=5, max_bytes=2**20, admission=MinCount(2))
+    table = de.Variable(dim=1, name="limited", **limits)
+    for key in (1, 2, 3):
+        table.upsert(int64([key]), [[0.0]])
+    assert values_of(table).keys() == {2, 3} and table.take_evicted()[0].numpy().tolist() == [1]
+    assert (table.config.max_bytes, table.config.admission) == (2**20, MinCount(2))
+    found = de.get_variable("limited_by_name", dim=1, max_rows=2, on_full="decline")
+    found.upsert(int64([1, 2, 3]), tf.zeros([3, 1]))
+    assert len(values_of(found)) == 2
+    assert de.get_variable("limited_by_name", dim=1, max_rows=2, on_full="decline") is found
+    with pytest.raises(ValueError, match="limited_by_name"):
+        de.get_variable("limited_by_name", dim=1, max_rows=3, on_full="decline")
+    with pytest.raises(TypeError, match=r"tfra.Variable: got \['capacity'\], want limits of a table"):
+        de.Variable(dim=1, capacity=5)
+    with pytest.raises(TypeError, match="max_rows: got one beside the kv_creator's"):
+        de.Variable(dim=1, kv_creator=hkv(8, 8), max_rows=5)
+    with pytest.raises(ValueError, match=r"tfra.Variable: eviction: got Score\(\), whose scores"):
+        de.Variable(dim=1, max_rows=5, eviction=Score())

@@ -221,6 +221,8 @@ def test_tables_may_have_limits(tmp_path):
         oe.make_table_options(initializer, eviction=LRU())
     with pytest.raises(ValueError, match="make_table_options: got .* register it with keras.saving"):
         oe.make_table_options(initializer, max_rows=2, eviction=Score(lambda keys: keys))
+    with pytest.raises(ValueError, match=r"make_table_options: eviction: got Score\(\), whose scores"):
+        oe.make_table_options(initializer, max_rows=2, eviction=Score())
     by_hand = {"initializer": initializer, "limits": {"max_rowz": 5}}
     with pytest.raises(TypeError, match=r"limits of table_0: got \['max_rowz'\], want limits"):
         oe.MultiTableEmbedding("a", 2, tf.float32, tf.int64, [by_hand], store)

@@ -9,8 +9,9 @@ import tensorflow as tf
 from table_rows import int64, values_of
 
 import tf_dynemb
+from tf_dynemb import TimestampRestrictPolicy
 from tf_dynemb.compat import sok
-from tf_dynemb.policies import LFU, LRU, TTL, Probability
+from tf_dynemb.policies import LFU, LRU, TTL, MinCount, Probability, Score
 
 
 def train(variable, look_up, optimizer=None):
@@ -116,3 +117,29 @@ def test_the_filter_beside_variables_that_have_none():
     ids = tf.ragged.constant([[0, 1]], dtype=tf.int64)
     rows = sok.lookup_sparse(variables, [ids, ids], combiners=["sum"] * 2, use_low_frequency_filter=True)
     assert [row.numpy().tolist() for row in rows] == [[[3.0]], [[0.0]]]
+
+
+def test_limits_that_sok_has_no_name_for():
+    variable, look_up = dynamic(
+        2, evict_strategy=LRU(), max_bytes=2**20, keep_evicted=5, admission=MinCount(2)
+    )
+    train(variable, lambda: look_up([1, 2, 2, 3, 3]))
+    assert values_of(variable.table).keys() == {2, 3}  # 1 has occurred once
+    train(variable, lambda: look_up([1]))
+    assert variable.table.take_evicted()[0].numpy().tolist() in ([2], [3])
+    assert variable.table.config.max_bytes == 2**20
+    full, look_up = dynamic(2, evict_strategy=TimestampRestrictPolicy, on_full="decline")
+    train(full, lambda: look_up([1, 2, 3]))
+    assert len(values_of(full.table)) == 2
+    with pytest.raises(ValueError, match="filter_ratio: got 0.5 beside an admission"):
+        dynamic(filter_ratio=0.5, admission=MinCount(2))
+    with pytest.raises(TypeError, match=r"got \['max_rows'\], which are no arguments"):
+        dynamic(max_rows=5)
+
+
+@pytest.mark.parametrize(("make", "argument"), [(dynamic, "evict_strategy"), (layer, "eviction")])
+def test_scores_that_lookups_cannot_give(make, argument):
+    """They would all be 0, so that rows would leave by chance."""
+    with pytest.raises(ValueError, match=r"eviction: got Score\(\), .* want Score\(function\)"):
+        make(2, **{argument: Score()})
+    assert make(2, **{argument: Score(lambda keys: keys)})[0].table.config.max_rows == 2

@@ -501,3 +501,21 @@ def test_policies_have_the_bases_that_programs_ask_for():
         assert isinstance(policy, torchrec.VirtualTableEvictionPolicy)
     with pytest.raises(TypeError, match="abstract"):
         torchrec.MCHEvictionPolicy()
+
+
+@both
+def test_limits_that_torchrec_has_no_name_for(kind):
+    limited = dict(eviction=LRU(), keep_evicted=5, max_bytes=2**20)
+    declining = dict(on_full="decline")
+    for fields in (limited, declining):
+        config = config_of(kind, 2, **fields)
+        again = type(config).from_config(config.get_config())
+        assert again.get_config() == config.get_config()
+        layer = collection_of(kind, [again])
+        (table,) = layer.tables.values()
+        for key in (1, 2, 3):
+            table.upsert(tf.constant([key], tf.int64), tf.zeros([1, config.embedding_dim]))
+        assert values_of(table).keys() == ({2, 3} if fields is limited else {1, 2})
+        if fields is limited:
+            assert table.take_evicted()[0].numpy().tolist() == [1]
+            assert table.config.max_bytes == 2**20

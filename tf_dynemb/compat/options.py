@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from tf_dynemb.policies.eviction import eviction_of
 from tf_dynemb.table.table_config import TableConfig
 
 _warned: set[tuple[str, str]] = set()
@@ -70,7 +71,34 @@ def without_effect(owner: str, instead: str, **options: tuple[object, object]) -
         unsupported(owner, argument, got, default, instead=instead, changes_results=False)
 
 
-LIMITS = ("max_rows", "max_bytes", "on_full", "eviction", "admission")
+LIMITS = ("max_rows", "max_bytes", "on_full", "eviction", "admission", "keep_evicted")
+
+
+def check_limits(owner: str, limits: Mapping[str, Any]) -> None:
+    """Checks that all of these are fields of LIMITS, of a table whose lookups take no scores.
+
+    Args:
+        owner: what they were given to, for the error.
+        limits: fields of a TableConfig, by name.
+
+    Raises:
+        TypeError: other names, or what TableConfig raises.
+        ValueError: an eviction by scores that come with ids; what TableConfig raises.
+
+    Example:
+
+    >>> from tf_dynemb.policies import LRU
+    >>> check_limits("sok.DynamicVariable", {"max_rows": 5, "eviction": LRU()})
+    """
+    unknown = [name for name in limits if name not in LIMITS]
+    if unknown:
+        raise TypeError(f"{owner}: got {unknown}, want limits of a table: {', '.join(LIMITS)}")
+    eviction = eviction_of(limits.get("eviction"))
+    if eviction is not None and eviction.takes_scores:
+        raise ValueError(
+            f"{owner}: eviction: got Score(), whose scores come with lookups, which take none here; "
+            "want Score(function), of ids, or another policy"
+        )
 
 
 def plain_limits(owner: str, limits: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,16 +109,14 @@ def plain_limits(owner: str, limits: Mapping[str, Any]) -> dict[str, Any]:
         limits: fields of a TableConfig, of LIMITS.
 
     Raises:
-        TypeError, ValueError: other names, or what TableConfig raises.
+        TypeError, ValueError: what check_limits raises, or TableConfig.
 
     Example:
 
     >>> plain_limits("make_table_options", {"max_rows": 5})
     {'max_rows': 5}
     """
-    unknown = [name for name in limits if name not in LIMITS]
-    if unknown:
-        raise TypeError(f"{owner}: got {unknown}, want limits of a table: {', '.join(LIMITS)}")
+    check_limits(owner, limits)
     config = TableConfig(**limits).get_config()
     plain = {name: config[name] for name in limits}
     try:

@@ -68,7 +68,7 @@ class MinCount(AdmissionPolicy):
     """Admits an id when it has occurred so often in training: a frequency filter.
 
     Every occurrence in a batch counts, so that splitting batches, threads and replicas make no
-    difference. The step that brings the last missing occurrence inserts the row and trains it.
+    difference as long as no candidate has to leave. The step that brings the last missing occurrence inserts the row and trains it.
 
     Ids that have occurred and have no row yet are candidates. Their exact counts are a table of its own,
     `Variable.candidates`, beside the table, saved and restored with it by tf.train.Checkpoint, Keras'
@@ -156,7 +156,7 @@ class Probability(AdmissionPolicy):
     """Admits an id in a step with a probability: an id is admitted after 1 / p steps on average.
 
     Whether it is admitted is a pure function of the seed, the id and the number of the step, so that
-    threads, batches and replicas make no difference. Needs no memory.
+    threads and replicas make no difference. Needs no memory.
 
     Args:
         p: the probability, 0 to 1.

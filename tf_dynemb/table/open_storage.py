@@ -111,14 +111,14 @@ def check_opened(table: ShardedTable, storage: TableStorage) -> None:
         cursor = tf.zeros([3], tf.int64)
         while int(cursor[0]) < part.shards:
             keys, _, _, _, _, cursor, _ = part.export_rows_with_strings(cursor, 2**20, whole_rows=False)
-            shard_ids = table.part_numbers(keys).numpy()
-            if (shard_ids != index).any():
-                at = int((shard_ids != index).argmax())
+            servers = table.part_numbers(keys).numpy()
+            if (servers != index).any():
+                at = int((servers != index).argmax())
                 raise tf.errors.FailedPreconditionError(
                     None,
                     None,
                     f"{storage.folder}: server {index} has the row of key {int(keys[at])}, which "
-                    f"the partitioner gives to server {shard_ids[at]}; give the partitioner and the order "
+                    f"the partitioner gives to server {servers[at]}; give the partitioner and the order "
                     "of devices that the table had, or save a snapshot with those",
                 )
 

@@ -59,8 +59,12 @@ class TierChanges {
   // False: they are not known.
   bool Since(int64_t since, const TablePart& part, std::vector<Key>* keys) const {
     for (int p = FirstPart(part); p < EndPart(part); ++p) {
-      const std::lock_guard<std::mutex> lock(parts_[p].mutex);
-      if (!parts_[p].log.AppendSince(since, keys)) return false;
+      const size_t begin = keys->size();
+      {
+        const std::lock_guard<std::mutex> lock(parts_[p].mutex);
+        if (!parts_[p].log.AppendSince(since, keys)) return false;
+      }
+      ChangeLog::RemoveRepetitions(begin, keys);
     }
     return true;
   }

@@ -10,13 +10,6 @@ namespace {
 
 constexpr int64_t kFirstRoom = 16;
 
-// Sorts keys[begin, end) and leaves each once.
-void RemoveRepetitions(size_t begin, std::vector<Key>* keys) {
-  const auto first = keys->begin() + static_cast<std::ptrdiff_t>(begin);
-  std::sort(first, keys->end());
-  keys->erase(std::unique(first, keys->end()), keys->end());
-}
-
 }  // namespace
 
 void ChangeLog::BeginEpoch(int64_t epoch, int64_t rows) {
@@ -74,13 +67,17 @@ void ChangeLog::Trim(int64_t through) {
 
 bool ChangeLog::AppendSince(int64_t since, std::vector<Key>* keys) const {
   if (!tracking() || since < known_since_) return false;
-  const size_t begin = keys->size();
   for (const Epoch& epoch : past_) {
     if (epoch.number > since) keys->insert(keys->end(), epoch.keys.begin(), epoch.keys.end());
   }
   if (epoch_ > since) keys->insert(keys->end(), current_.begin(), current_.end());
-  RemoveRepetitions(begin, keys);
   return true;
+}
+
+void ChangeLog::RemoveRepetitions(size_t begin, std::vector<Key>* keys) {
+  const auto first = keys->begin() + static_cast<std::ptrdiff_t>(begin);
+  std::sort(first, keys->end());
+  keys->erase(std::unique(first, keys->end()), keys->end());
 }
 
 int64_t ChangeLog::memory_bytes() const {

@@ -2,8 +2,8 @@
 //
 // In each epoch a key is listed once: whether a key with a row is listed already its mark says
 // (segment.h). The exception is a key that is erased and comes back, again and again, in one epoch:
-// its new row does not know of the old one's mark. Repetitions are removed when the log is read,
-// and when it has become long.
+// its new row does not know of the old one's mark. Repetitions are removed after the log has been
+// read, and when it has become long.
 //
 // The log is no longer than twice the rows that the segment had, and kLeastKeys: a consumer
 // that has not asked for so long copies all rows in less time. Then the oldest epochs are
@@ -11,6 +11,7 @@
 #ifndef TF_DYNEMB_CC_CORE_TABLE_CHANGE_LOG_H_
 #define TF_DYNEMB_CC_CORE_TABLE_CHANGE_LOG_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -40,9 +41,11 @@ class ChangeLog {
   // Forgets the epochs up to this one.
   void Trim(int64_t through);
 
-  // Appends the keys that have changed in later epochs than `since`, each once. False: they are not
-  // known.
+  // Appends the keys that have changed in later epochs than `since`; some may be repeated. False:
+  // they are not known.
   bool AppendSince(int64_t since, std::vector<Key>* keys) const;
+  // Sorts keys[begin], ... and leaves each once: for what has been appended, without the lock.
+  static void RemoveRepetitions(size_t begin, std::vector<Key>* keys);
 
   int64_t memory_bytes() const;
 

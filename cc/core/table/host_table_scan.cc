@@ -155,8 +155,12 @@ Status HostTable::ChangedKeys(const Context& context, int64_t since, const Table
   bool known = true;
   DYNEMB_RETURN_IF_ERROR(OrNoMemory([&] {
     for (int s = FirstSegment(part); known && s < EndSegment(part); ++s) {
-      std::shared_lock<FairSharedMutex> lock(parts_[s]->mutex);
-      known = parts_[s]->changes.AppendSince(since, keys);
+      const size_t begin = keys->size();
+      {
+        std::shared_lock<FairSharedMutex> lock(parts_[s]->mutex);
+        known = parts_[s]->changes.AppendSince(since, keys);
+      }
+      ChangeLog::RemoveRepetitions(begin, keys);
     }
   }));
   if (known) return Status();

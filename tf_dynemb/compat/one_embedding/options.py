@@ -96,11 +96,11 @@ def make_table_options(
 
     Args:
         param: an initializer for the whole row, or a list of column options, one for each column.
-        **limits: max_rows, max_bytes, on_full, eviction, admission, of tf_dynemb.TableConfig, which
-            OneEmbedding has not.
+        **limits: max_rows, max_bytes, on_full, eviction, admission, keep_evicted, of
+            tf_dynemb.TableConfig, which OneEmbedding has not.
 
     Raises:
-        TypeError, ValueError: neither; limits that TableConfig refuses.
+        TypeError, ValueError: neither; limits that TableConfig refuses, and Score() without a function.
 
     Example:
 

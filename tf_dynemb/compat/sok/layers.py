@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_dynemb.base.checks import whole
+from tf_dynemb.compat.options import check_limits
 from tf_dynemb.compat.sok.lookups import bags_of
 from tf_dynemb.compat.sok.setup import seeded
 from tf_dynemb.keras.layers import all2all_dense_embedding as core
@@ -45,13 +46,15 @@ class _SokLayer(_Layer):
         self.embedding_vec_size = whole("embedding_vec_size", embedding_vec_size)
         if embedding_initializer is None:
             embedding_initializer = keras.initializers.RandomUniform(-0.05, 0.05)
+        policies = policy_fields(eviction)
+        check_limits("sok." + type(self).__name__, {"eviction": policies.get("eviction")})
         super().__init__(
             per_replica * self._replicas,
             self.embedding_vec_size,
             slot_num,
             *arguments,
             initializer=seeded(embedding_initializer),
-            **policy_fields(eviction),
+            **policies,
             **kwargs,
         )
         if not self.use_hashtable:

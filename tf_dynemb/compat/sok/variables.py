@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_dynemb.base.checks import is_number, whole
 from tf_dynemb.base.hints import TensorLike
-from tf_dynemb.compat.options import unsupported, without_effect
+from tf_dynemb.compat.options import LIMITS, check_limits, unsupported, without_effect
 from tf_dynemb.compat.sok.setup import seeded
 from tf_dynemb.compat.sok.tables import set_rows, tables_of
 from tf_dynemb.policies.admission import Probability
@@ -32,6 +32,8 @@ _OF_STORES = (
     "device_id",
     "io_by_cpu",
 )
+# Of TableConfig: those for which SOK has no name.
+_LIMITS = ("max_bytes", "on_full", "admission", "keep_evicted")
 _PLACE = "the scope's strategy and the table's devices say where rows are"
 # Made when they are asked for: making one draws from Python's random.
 _INITIALIZERS: dict[str, Callable[[], object]] = {
@@ -188,7 +190,8 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
             then it reads zeros and its gradient is dropped. Less than 1 needs lookups with
             use_low_frequency_filter.
         **kwargs: options of SOK's stores, without effect: max_hbm_for_vectors, max_load_factor,
-            max_bucket_size, block_size, device_id, io_by_cpu.
+            max_bucket_size, block_size, device_id, io_by_cpu. And max_bytes, on_full, admission and
+            keep_evicted of TableConfig, which SOK has not.
 
     Returns:
         The handle of the table, which tapes and optimizers take; `handle.table` is the table itself.
@@ -197,7 +200,8 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
 
     Raises:
         TypeError: an argument that is not in the list.
-        ValueError: an argument that is out of range.
+        ValueError: an argument that is out of range; an evict_strategy by Score() without a function;
+            an admission beside a filter_ratio.
 
     Example:
 
@@ -208,6 +212,7 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
     >>> sok.all2all_dense_embedding(v, tf.constant([2**62, -7], tf.int64)).numpy().tolist()
     [[1.0, 2.0, 3.0], [0.5, 0.5, 0.5]]
     """
+    limits = {name: kwargs.pop(name) for name in _LIMITS if name in kwargs}
     unknown = sorted(set(kwargs) - set(_OF_STORES))
     if unknown:
         raise TypeError(f"DynamicVariable: got {unknown}, which are no arguments of it")
@@ -239,6 +244,14 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
             policies["eviction"] = LRU()
     else:
         policies = policy_fields(evict_strategy)
+    policies |= limits
+    check_limits(
+        "sok.DynamicVariable", {name: value for name, value in policies.items() if name in LIMITS}
+    )
+    filtering = _admission(filter_ratio)
+    if filtering is not None:
+        if policies.setdefault("admission", filtering) is not filtering:
+            raise ValueError(f"filter_ratio: got {filter_ratio} beside an admission, want one of them")
     if max_capacity is not None:
         max_capacity = whole("max_capacity", max_capacity) * replicas()
     table = table_variable.Variable(
@@ -251,7 +264,6 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
         trainable=trainable,
         init_size=whole("init_capacity", init_capacity, 0),
         max_rows=max_capacity,
-        admission=_admission(filter_ratio),
         partition_strategy="mod",
         **policies,
     )

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_dynemb.base.checks import whole
 from tf_dynemb.base.hints import Ids
-from tf_dynemb.compat.options import without_effect
+from tf_dynemb.compat.options import check_limits, without_effect
 from tf_dynemb.compat.tfra.kv_creator import add_fields_of
 from tf_dynemb.lookup.embedding_lookup import embedding_lookup
 from tf_dynemb.policies.eviction import eviction_of
@@ -37,9 +37,12 @@ class Variable(CoreVariable):
             not. If neither does, the environment's TF_HASHTABLE_INIT_SIZE, per shard.
         bp_v2: without effect: rows are always updated in place.
         short_file_name: without effect: no file is named after a table.
+        **limits: max_rows, max_bytes, on_full, eviction, admission, keep_evicted, of TableConfig, which
+            TFRA has not. Not beside an HkvHashTableCreator, which has limits itself.
 
     Raises:
-        TypeError, ValueError: what TableConfig raises; a kv_creator of another kind.
+        TypeError, ValueError: what TableConfig raises; a kv_creator of another kind; an eviction by
+            Score() without a function.
 
     Example:
 
@@ -69,6 +72,7 @@ class Variable(CoreVariable):
         bp_v2: bool = False,
         short_file_name: bool = False,
         keep_keys: bool = False,
+        **limits: Any,
     ) -> None:
         arguments = {**locals()}
         self._lookup_names: set[str] = set()
@@ -217,6 +221,7 @@ def get_variable(
     bp_v2: bool = False,
     short_file_name: bool = False,
     keep_keys: bool = False,
+    **limits: Any,
 ) -> Variable:
     """tf_dynemb.get_variable with TFRA's arguments, in their order; of Variable, see there.
 
@@ -231,7 +236,9 @@ def get_variable(
     True
     """
     arguments = {**locals()}
-    return find_or_make(_config(arguments), lambda config: Variable(**arguments | {"name": config.name}))
+    config = _config(arguments)
+    del arguments["limits"]
+    return find_or_make(config, lambda config: Variable(**arguments | limits | {"name": config.name}))
 
 
 def _config(arguments: dict[str, Any]) -> TableConfig:
@@ -242,7 +249,8 @@ def _config(arguments: dict[str, Any]) -> TableConfig:
         bp_v2=(arguments["bp_v2"], False),
         short_file_name=(arguments["short_file_name"], False),
     )
-    fields = take_fields({**arguments})
+    check_limits("tfra.Variable", arguments["limits"])
+    fields = take_fields({**arguments, **arguments["limits"]})
     add_fields_of(arguments["kv_creator"], fields)
     if not fields["init_size"]:
         fields["init_size"] = init_rows_of_environment() * len(device_list(fields["devices"]))

@@ -153,6 +153,7 @@ class EmbeddingConfig:
         input_dim, total_num_buckets, enable_embedding_update, stash_weights: TorchRec's, without effect:
             ids are any, rows go to shards by their hash and stay there, and every table can be written
             to.
+        max_bytes, on_full, keep_evicted: of TableConfig, which TorchRec has not.
 
     Raises:
         ValueError, TypeError: an argument that is out of range, or that contradicts another.
@@ -194,6 +195,9 @@ class EmbeddingConfig:
     total_num_buckets: int | None = None
     enable_embedding_update: bool = False
     stash_weights: bool = False
+    max_bytes: int | None = None
+    on_full: str = "error"
+    keep_evicted: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or "/" in self.name:
@@ -358,6 +362,9 @@ class EmbeddingConfig:
                 trainable=self.enable_grad,
                 num_oov_rows=self.hash_size,
                 admission=self.admission,
+                max_bytes=self.max_bytes,
+                on_full=self.on_full,
+                keep_evicted=self.keep_evicted,
                 storage=self.storage,
                 **self._policies(),
                 optimizer=self.own_training(),
