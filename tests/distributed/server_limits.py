@@ -15,32 +15,21 @@ import traceback
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
+import limit_cases
 import numpy as np
 import server_cluster
 import tensorflow as tf
 from table_rows import with_whole_gradients
 
 import tf_dynemb
-from tf_dynemb.policies import LFU, LRU, TTL, MinCount, Probability, Score, SmallNorm
+from tf_dynemb.policies import LRU
 
 PS = ["/job:ps/task:0", "/job:ps/task:1"]
 MAX_ROWS, STEPS = 60, 25
 MANY = 1_000  # more than leave
 
-CASES = {
-    "LRU": {"eviction": LRU()},
-    "LFU": {"eviction": LFU()},
-    "LFU with a half-life": {"eviction": LFU(half_life_steps=4)},
-    "LFU of epochs": {"eviction": LFU(epoch_steps=4)},
-    "TTL": {"eviction": TTL(steps=3), "max_rows": None},
-    "LRU and TTL": {"eviction": [LRU(), TTL(steps=3)]},
-    "LFU and TTL": {"eviction": [LFU(), TTL(steps=5)]},
-    "SmallNorm": {"eviction": SmallNorm()},
-    "Score": {"eviction": Score()},
-    "Score of a function": {"eviction": Score(lambda keys: keys * 7 % 61)},
+CASES = limit_cases.CASES | {
     "max_bytes": {"eviction": LRU(), "max_rows": None, "max_bytes": 60_000},
-    "MinCount": {"eviction": LRU(), "admission": MinCount(3)},
-    "Probability": {"eviction": LFU(), "admission": Probability(0.4, seed=3)},
 }
 # Of metrics(); what is found and written counts each time that an id travels, once to a server.
 COUNTED = ("rows", "inserted", "evicted", "expired", "declined", "not_admitted", "distinct")
@@ -62,8 +51,7 @@ def train(table):
     """With whole gradients, whose sums any order gets right."""
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0, momentum=0.5))
     optimizer.build([table.handle])
-    eviction = table.config.eviction
-    is_scored = isinstance(eviction, Score) and eviction.scores is None
+    is_scored = limit_cases.takes_scores(table)
 
     @tf.function
     def step(ids):

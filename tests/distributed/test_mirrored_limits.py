@@ -1,6 +1,7 @@
 """Bounded tables under MirroredStrategy: N replicas keep, evict and admit what one does."""
 
 import keras
+import limit_cases
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,25 +9,17 @@ from replicas import mirrored
 from table_rows import with_whole_gradients
 
 import tf_dynemb
-from tf_dynemb.policies import LFU, LRU, TTL, MinCount, Score, SmallNorm
+from tf_dynemb.policies import LRU, Custom, MinCount
 from tf_dynemb.policies.eviction import eviction_of
 
 MAX_ROWS, STEPS, BATCH = 40, 25, 24
 
-POLICIES = {
-    "LRU": lambda: {"eviction": LRU()},
-    "LFU": lambda: {"eviction": LFU()},
-    "LFU with a half-life": lambda: {"eviction": LFU(half_life_steps=4)},
-    "LFU of epochs": lambda: {"eviction": LFU(epoch_steps=4)},
-    "TTL": lambda: {"eviction": TTL(steps=3), "max_rows": None},
-    "LFU and TTL": lambda: {"eviction": [LFU(), TTL(steps=5)]},
-    "SmallNorm": lambda: {"eviction": SmallNorm()},
-    "Score": lambda: {"eviction": Score()},
-    "LRU, MinCount": lambda: {"eviction": LRU(), "admission": MinCount(3)},
-    "LRU, MinCount with a sketch": lambda: {
+POLICIES = limit_cases.CASES | {
+    "MinCount with a sketch": {
         "eviction": LRU(),
         "admission": MinCount(3, max_candidates=10, sketch_bytes=2**14),
     },
+    "Custom": {"eviction": LRU(), "admission": Custom(lambda keys: keys % 3 > 0)},
 }
 
 
@@ -43,11 +36,11 @@ def train(strategy, options):
             dim=2,
             initializer=keras.initializers.RandomUniform(-1, 1, seed=7),
             name="t",
-            **{"max_rows": MAX_ROWS, "keep_evicted": 1_000, **options()},
+            **{"max_rows": MAX_ROWS, "keep_evicted": 1_000, **options},
         )
         optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0, momentum=0.5))
         optimizer.build([table.handle])
-    is_scored = isinstance(table.config.eviction, Score)
+    is_scored = limit_cases.takes_scores(table)
 
     def step(ids):
         scores = {"scores": ids * 13 % 47} if is_scored else {}
@@ -85,6 +78,16 @@ def test_replicas_keep_what_one_keeps(policy):
     )
     assert also == left and len(left) > 10
     assert policy == "TTL" or int(spread.size()) == MAX_ROWS
+
+
+def test_full_replicas_decline_what_one_declines():
+    options = {"on_full": "decline", "keep_evicted": 0}
+    alone = train(tf.distribute.get_strategy(), options)
+    spread = train(mirrored(), options)
+    first = list(dict.fromkeys(np.concatenate(batches()).tolist()))
+    assert all_of(spread) == all_of(alone)
+    assert all_of(spread).keys() == set(first[:MAX_ROWS]) and len(first) > MAX_ROWS
+    assert int(spread.metrics()["declined"]) > 0
 
 
 def test_the_latest_stay_in_replicas():
