@@ -69,8 +69,8 @@ def lookups_beside_first_step(ids, folder):
     )
     save.start()
     first_step.start()
-    beside = []
-    while "save" not in took:
+    beside = [timed(lookup)]
+    while save.is_alive():
         beside.append(timed(lookup))
     first_step.join()
     save.join()

@@ -181,15 +181,15 @@ class SumBagsOp : public CatchingKernel {
     // Each table on one thread.
     const int64_t tables = static_cast<int64_t>(dims_.size());
     const int64_t ids = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-    constexpr int64_t kDedupNanoseconds = 10;  // of an id
+    constexpr int64_t kDistinctKeyNanoseconds = 10;  // of an id
     const auto group = [&](int64_t t) {
       OfTable& of_table = of_tables[t];
       of_table.distinct_keys.emplace(of_table.gradient.keys());
       of_table.repeated = Repetitions(*of_table.distinct_keys, repeats_.empty() ? 1 : repeats_[t]);
     };
-    OP_REQUIRES_OK(context,
-                   ToTensorFlow(core.executor->Run(
-                       tables, ids * kDedupNanoseconds / std::max<int64_t>(1, tables), group)));
+    OP_REQUIRES_OK(
+        context, ToTensorFlow(core.executor->Run(
+                     tables, ids * kDistinctKeyNanoseconds / std::max<int64_t>(1, tables), group)));
     for (size_t t = 0; t < dims_.size(); ++t) {
       OfTable& of_table = of_tables[t];
       const DistinctKeys& distinct_keys = *of_table.distinct_keys;

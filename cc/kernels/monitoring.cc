@@ -95,8 +95,8 @@ class Tables {
   // The tables, which exist for as long as what is returned. So calls that wait for leases are made
   // without the mutex, which a table's destructor takes, maybe on a thread that has such a lease.
   std::vector<RefCountPtr<const TableResource>> Existing() {
+    std::vector<RefCountPtr<const TableResource>> tables;  // which goes after the lock
     std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<RefCountPtr<const TableResource>> tables;
     for (const TableResource* table : tables_) {
       RefCountPtr<const TableResource> existing = table->IfExists();
       if (existing != nullptr) tables.push_back(std::move(existing));

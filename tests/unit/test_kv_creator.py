@@ -372,5 +372,7 @@ def test_limits_that_tfra_has_no_name_for():
         de.Variable(dim=1, capacity=5)
     with pytest.raises(TypeError, match="max_rows: got one beside the kv_creator's"):
         de.Variable(dim=1, kv_creator=hkv(8, 8), max_rows=5)
+    with pytest.raises(TypeError, match="on_full: got 'decline' beside the kv_creator's strategy"):
+        de.Variable(dim=1, kv_creator=hkv(8, 8), on_full="decline")
     with pytest.raises(ValueError, match=r"tfra.Variable: eviction: got Score\(\), whose scores"):
         de.Variable(dim=1, max_rows=5, eviction=Score())

@@ -128,18 +128,27 @@ def test_limits_that_sok_has_no_name_for():
     train(variable, lambda: look_up([1]))
     assert variable.table.take_evicted()[0].numpy().tolist() in ([2], [3])
     assert variable.table.config.max_bytes == 2**20
-    full, look_up = dynamic(2, evict_strategy=TimestampRestrictPolicy, on_full="decline")
+    full, look_up = dynamic(2, evict_strategy=None, on_full="decline")
     train(full, lambda: look_up([1, 2, 3]))
-    assert len(values_of(full.table)) == 2
+    assert len(values_of(full.table)) == 2 and int(full.table.metrics()["declined"]) == 1
+    by_bytes, look_up = dynamic(max_bytes=2**16)
+    for first in range(0, 5000, 1000):
+        train(by_bytes, lambda first=first: look_up(range(first, first + 1000)))
+    assert int(by_bytes.table.metrics()["evicted"]) > 0
+    for strategy in ("kLru", LRU(), TimestampRestrictPolicy):
+        with pytest.raises(ValueError, match="on_full: got 'decline' beside the evict_strategy"):
+            dynamic(2, evict_strategy=strategy, on_full="decline")
     with pytest.raises(ValueError, match="filter_ratio: got 0.5 beside an admission"):
         dynamic(filter_ratio=0.5, admission=MinCount(2))
     with pytest.raises(TypeError, match=r"got \['max_rows'\], which are no arguments"):
         dynamic(max_rows=5)
 
 
-@pytest.mark.parametrize(("make", "argument"), [(dynamic, "evict_strategy"), (layer, "eviction")])
-def test_scores_that_lookups_cannot_give(make, argument):
-    """They would all be 0, so that rows would leave by chance."""
+def test_scores_that_lookups_cannot_give():
+    """They would all be 0, so that rows would leave by chance. The layer's calls take them."""
     with pytest.raises(ValueError, match=r"eviction: got Score\(\), .* want Score\(function\)"):
-        make(2, **{argument: Score()})
-    assert make(2, **{argument: Score(lambda keys: keys)})[0].table.config.max_rows == 2
+        dynamic(2, evict_strategy=Score())
+    assert dynamic(2, evict_strategy=Score(lambda keys: keys))[0].table.config.max_rows == 2
+    assert layer(2, eviction=Score())[0].table.config.takes_scores
+    with pytest.raises(ValueError, match=r"sok.DistributedEmbedding: eviction: got Score\(\)"):
+        sok.DistributedEmbedding("sum", 2, 1, 1, 1, eviction=Score())

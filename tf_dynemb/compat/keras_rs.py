@@ -113,9 +113,9 @@ class DistributedEmbedding(Collection):
         table_stacking: without effect: all tables are looked up in one op.
         update_stats: must be False, as in keras_rs on TensorFlow.
         devices: where all tables are, as of tf_dynemb.Variable.
-        limits: by the names of tables their max_rows, max_bytes, on_full, eviction and admission, of
-            tf_dynemb.TableConfig, such as {"movies": {"max_rows": 10**6, "eviction": LRU()}}; keras_rs
-            has none. None: no limit.
+        limits: by the names of tables their max_rows, max_bytes, on_full, eviction, admission and
+            keep_evicted, of tf_dynemb.TableConfig, such as {"movies": {"max_rows": 10**6, "eviction":
+            LRU()}}; keras_rs has none. None: no limit.
         **kwargs: of keras.layers.Layer.
 
     Call arguments:

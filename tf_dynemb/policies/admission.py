@@ -68,7 +68,8 @@ class MinCount(AdmissionPolicy):
     """Admits an id when it has occurred so often in training: a frequency filter.
 
     Every occurrence in a batch counts, so that splitting batches, threads and replicas make no
-    difference as long as no candidate has to leave. The step that brings the last missing occurrence inserts the row and trains it.
+    difference as long as no candidate has to leave. The step that brings the last missing occurrence
+    inserts the row and trains it.
 
     Ids that have occurred and have no row yet are candidates. Their exact counts are a table of its own,
     `Variable.candidates`, beside the table, saved and restored with it by tf.train.Checkpoint, Keras'

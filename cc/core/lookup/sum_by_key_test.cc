@@ -1,4 +1,4 @@
-// DistinctKeys and sums by key, against maps and plain loops.
+// Sums by key, against plain loops.
 #include "cc/core/lookup/sum_by_key.h"
 
 #include <gtest/gtest.h>

@@ -114,7 +114,7 @@ class Sharded {
  private:
   Opened opened_;
   std::unique_ptr<Table> host_;
-  Owners shard_ids_;
+  ShardIdsOf shard_ids_;
   int64_t step_ = 0;
 };
 

@@ -46,15 +46,13 @@ class _SokLayer(_Layer):
         self.embedding_vec_size = whole("embedding_vec_size", embedding_vec_size)
         if embedding_initializer is None:
             embedding_initializer = keras.initializers.RandomUniform(-0.05, 0.05)
-        policies = policy_fields(eviction)
-        check_limits("sok." + type(self).__name__, {"eviction": policies.get("eviction")})
         super().__init__(
             per_replica * self._replicas,
             self.embedding_vec_size,
             slot_num,
             *arguments,
             initializer=seeded(embedding_initializer),
-            **policies,
+            **policy_fields(eviction),
             **kwargs,
         )
         if not self.use_hashtable:
@@ -212,6 +210,8 @@ class DistributedEmbedding(_SokLayer, core.SlotLayer):
         eviction: Policy = None,
         **kwargs: Any,
     ) -> None:
+        policies = policy_fields(eviction)
+        check_limits("sok.DistributedEmbedding", {"eviction": policies.get("eviction")})
         super().__init__(
             max_vocabulary_size_per_gpu,
             embedding_vec_size,

@@ -162,7 +162,7 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
     *,
     init_capacity: int = 0,
     max_capacity: int | None = None,
-    evict_strategy: str | EvictionPolicy | type[RestrictPolicy] = "kLru",
+    evict_strategy: str | EvictionPolicy | type[RestrictPolicy] | None = "kLru",
     filter_ratio: float = 1.0,
     **kwargs: Any,
 ) -> TableHandle:
@@ -185,7 +185,8 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
         max_capacity: so many rows for each replica, at every moment.
         evict_strategy: which rows make room for new ones. "kLru": those that were written longest ago;
             or tf_dynemb.policies.LFU() and the like. Or a RestrictPolicy: when training has made more
-            rows than there may be, a sixteenth goes. "kCustomized" is refused.
+            rows than there may be, a sixteenth goes. None: none, so that a full table refuses a step,
+            or by on_full="decline" makes no new rows. "kCustomized" is refused.
         filter_ratio: with which probability an id without a row gets one in a step that trains it; until
             then it reads zeros and its gradient is dropped. Less than 1 needs lookups with
             use_low_frequency_filter.
@@ -240,7 +241,7 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
         )
         # Also without a limit rows know when they were written, for incremental_model_dump.
         policies: dict[str, Any] = {"restrict_policy": TimestampRestrictPolicy}
-        if max_capacity is not None:
+        if max_capacity is not None or limits.get("max_bytes") is not None:
             policies["eviction"] = LRU()
     else:
         policies = policy_fields(evict_strategy)
@@ -248,10 +249,16 @@ def DynamicVariable(  # noqa: N802  SOK's name, of a class there
     check_limits(
         "sok.DynamicVariable", {name: value for name, value in policies.items() if name in LIMITS}
     )
+    if policies.get("on_full") == "decline" and evict_strategy is not None:
+        raise ValueError(
+            f"on_full: got 'decline' beside the evict_strategy {evict_strategy!r}, by which rows leave; "
+            "want evict_strategy=None"
+        )
     filtering = _admission(filter_ratio)
     if filtering is not None:
-        if policies.setdefault("admission", filtering) is not filtering:
+        if policies.get("admission") is not None:
             raise ValueError(f"filter_ratio: got {filter_ratio} beside an admission, want one of them")
+        policies["admission"] = filtering
     if max_capacity is not None:
         max_capacity = whole("max_capacity", max_capacity) * replicas()
     table = table_variable.Variable(

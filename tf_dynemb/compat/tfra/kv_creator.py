@@ -356,5 +356,10 @@ def add_fields_of(kv_creator: Any, fields: dict[str, Any]) -> None:
     for field in ("max_rows", "eviction"):
         if fields.get(field) is not None:
             raise TypeError(f"{field}: got one beside the kv_creator's, want one of them")
+    if fields.get("on_full", "error") != "error":
+        raise TypeError(
+            f"on_full: got {fields['on_full']!r} beside the kv_creator's strategy, by which rows leave; "
+            "leave it out"
+        )
     fields["max_rows"] = kv_creator.max_rows * shards
     fields["eviction"] = kv_creator.eviction

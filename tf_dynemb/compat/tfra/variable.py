@@ -38,7 +38,8 @@ class Variable(CoreVariable):
         bp_v2: without effect: rows are always updated in place.
         short_file_name: without effect: no file is named after a table.
         **limits: max_rows, max_bytes, on_full, eviction, admission, keep_evicted, of TableConfig, which
-            TFRA has not. Not beside an HkvHashTableCreator, which has limits itself.
+            TFRA has not. max_rows, on_full and eviction not beside an HkvHashTableCreator, which says
+            them.
 
     Raises:
         TypeError, ValueError: what TableConfig raises; a kv_creator of another kind; an eviction by

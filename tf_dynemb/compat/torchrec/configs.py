@@ -195,9 +195,9 @@ class EmbeddingConfig:
     total_num_buckets: int | None = None
     enable_embedding_update: bool = False
     stash_weights: bool = False
-    max_bytes: int | None = None
-    on_full: str = "error"
-    keep_evicted: int = 0
+    max_bytes: int | None = dataclasses.field(default=None, kw_only=True)
+    on_full: str = dataclasses.field(default="error", kw_only=True)
+    keep_evicted: int = dataclasses.field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or "/" in self.name:
@@ -257,9 +257,11 @@ class EmbeddingConfig:
             if (
                 self.hash_size is not None
                 or self.num_embeddings is None
+                and self.max_bytes is None
                 and not (evicts and evicts.expires)
             ):
-                raise self._error("eviction", self.eviction, "num_embeddings with it, and no hash_size")
+                want = "num_embeddings or max_bytes with it, and no hash_size"
+                raise self._error("eviction", self.eviction, want)
             self.eviction = list(evicts.policies) if evicts else policies["restrict_policy"]
         if self.use_virtual_table and (self.eviction is not None or self.hash_size is not None):
             want = "False with an eviction or a hash_size"

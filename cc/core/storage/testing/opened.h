@@ -36,14 +36,14 @@ struct Opened {
   }
 };
 
-// `owners`: the shard of each key; KeyMod, as in a kernel, if it is null.
-using Owners = std::function<std::vector<int32_t>(Span<const Key> keys)>;
+// `shard_ids`: the shard of each key; KeyMod, as in a kernel, if it is null.
+using ShardIdsOf = std::function<std::vector<int32_t>(Span<const Key> keys)>;
 
 inline Status Open(MemoryFileSystem* files, const TableSchema& schema, int64_t max_rows,
                    Opened* opened, int64_t shards = 1,
                    const DiskFolder::Options& folders = {{"/tiers"}},
-                   const TableOptions& options = TableOptions(), const Owners& owners = nullptr,
-                   KeyStrings* strings = nullptr) {
+                   const TableOptions& options = TableOptions(),
+                   const ShardIdsOf& shard_ids = nullptr, KeyStrings* strings = nullptr) {
   *opened = Opened();
   opened->storage.max_rows = max_rows;
   opened->storage.least_file_bytes = 4'000;
@@ -60,7 +60,7 @@ inline Status Open(MemoryFileSystem* files, const TableSchema& schema, int64_t m
   if (flushed == nullptr) return Status();
   Reopening reopening(flushed, opened->storage.disk, opened->all(), strings);
   return Reopen(&reopening, [&](Span<const Key> keys, const Reopening&) {
-    return owners ? owners(keys) : KeyMod(keys, shards);
+    return shard_ids ? shard_ids(keys) : KeyMod(keys, shards);
   });
 }
 
