@@ -298,7 +298,7 @@ REFUSED = {
     "eviction without a limit": (
         lambda: config_of("rows", None, eviction=LRU()),
         ValueError,
-        "eviction: got LRU.*, want num_embeddings with it",
+        "eviction: got LRU.*, want num_embeddings or max_bytes with it",
     ),
     "eviction of another kind": (
         lambda: config_of("rows", eviction=max),
