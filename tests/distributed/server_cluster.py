@@ -9,6 +9,7 @@ import sys
 import tempfile
 
 from free_ports import free_ports
+from started_programs import StartedProgram
 from workers import end_job, wait_for_job
 
 FOLDER = pathlib.Path(__file__).parent
@@ -54,12 +55,10 @@ class Cluster:
         if (job, task) in self.servers:
             self.servers[job, task].communicate(timeout=TIMEOUT_SECONDS)
         config = {"cluster": self.addresses, "task": {"type": job, "index": task}}
-        self.servers[job, task] = subprocess.Popen(
-            [sys.executable, "-m", "tf_dynemb.server"],
+        self.servers[job, task] = StartedProgram(
+            ["-m", "tf_dynemb.server"],
             env=environment(TF_CONFIG=json.dumps(config)),
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            text=True,
+            stderr=self.errors.name,
         )
 
     def wait(self):
@@ -84,12 +83,10 @@ class Cluster:
             What it has written, as JSON, to the path that is its last argument; and what it has printed.
         """
         *arguments, path = map(str, arguments)
-        process = subprocess.Popen(
-            [sys.executable, str(FOLDER / program), *arguments, path],
+        process = StartedProgram(
+            [FOLDER / program, *arguments, path],
             env=environment(CLUSTER=json.dumps(self.addresses)),
-            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
         )
         try:
             printed = wait_for_job([process], TIMEOUT_SECONDS)[0]

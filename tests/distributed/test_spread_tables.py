@@ -11,7 +11,8 @@ import tensorflow as tf
 from spread_program import IDS, INTEGER_STEPS, OPTIMIZERS, SOK_STEPS, STEPS, WIRE_DIM, WIRE_IDS
 from spread_program import TIMEOUT_SECONDS as TIMEOUT_OF_WAITING
 from spread_rows import union
-from workers import end_job, run_job, start_job, wait_for_job
+from started_programs import StartedProgram
+from workers import end_job, run_job, start_job, start_python, wait_for_job
 
 import tf_dynemb
 
@@ -29,7 +30,9 @@ TOLERANCE = 1e-5
 def run(folder, count):
     """What each of `count` processes saw; of one alone without a strategy, a list of one."""
     folder.mkdir()
-    processes = start_job(count, "spread_program.py", folder, "all")
+    # Once with processes that are not forked of one, whose hashes of strings differ.
+    start = start_python if count == 3 else StartedProgram
+    processes = start_job(count, "spread_program.py", folder, "all", start=start)
     try:
         outputs = wait_for_job(processes, TIMEOUT_SECONDS)
     finally:

@@ -9,11 +9,19 @@ import subprocess
 import sys
 
 from free_ports import free_ports
+from started_programs import StartedProgram
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def start_job(number, program, *arguments, config=None):
+def start_python(arguments, env, stderr):
+    """A process of `python ARGUMENTS` that shares nothing with others, as StartedProgram's do."""
+    env = {**env, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "PYTHONFAULTHANDLER": "1"}
+    command = [sys.executable, *arguments]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=stderr, text=True)
+
+
+def start_job(number, program, *arguments, config=None, start=StartedProgram):
     """Processes that run a program of this folder together.
 
     Args:
@@ -21,25 +29,16 @@ def start_job(number, program, *arguments, config=None):
         program: its file's name.
         *arguments: of the program.
         config: whether they have a TF_CONFIG; None: all but one alone have.
+        start: what starts one, StartedProgram or start_python.
     """
     workers = [f"127.0.0.1:{port}" for port in free_ports(number)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    environment |= {"PYTHONFAULTHANDLER": "1"}
-    environment.pop("TF_CONFIG", None)
+    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     started = []
     for index in range(number):
         task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
         mine = {"TF_CONFIG": json.dumps(task)} if (number > 1 if config is None else config) else {}
-        command = [sys.executable, str(pathlib.Path(__file__).with_name(program)), *map(str, arguments)]
-        started.append(
-            subprocess.Popen(
-                command,
-                env=environment | mine,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
+        command = [str(pathlib.Path(__file__).with_name(program)), *map(str, arguments)]
+        started.append(start(command, env=environment | mine, stderr=subprocess.STDOUT))
     return started
 
 

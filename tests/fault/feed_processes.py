@@ -1,6 +1,7 @@
 """Starts the processes of feed_process.py, and compares what they said."""
 
 import contextlib
+import os
 import pathlib
 from collections.abc import Callable, Iterator
 
@@ -19,7 +20,7 @@ def processes() -> Iterator[Callable[..., StartedProgram]]:
     children = []
 
     def start(*arguments, **environment):
-        children.append(StartedProgram(PROGRAM, *arguments, environment=environment))
+        children.append(StartedProgram([PROGRAM, *arguments], env=os.environ | environment))
         return children[-1]
 
     try:
@@ -32,7 +33,7 @@ def processes() -> Iterator[Callable[..., StartedProgram]]:
 
 def undisturbed(start, steps: int) -> dict[int, str]:
     """What a model is after each step."""
-    lines = start("digest", steps).output().splitlines()
+    lines = start("digest", steps).communicate()[0].splitlines()
     return {int(step): state for step, state in map(str.split, lines)}
 
 

@@ -45,14 +45,14 @@ def test_trainers_that_are_killed_leave_a_feed_that_goes_on(start, tmp_path):
         kills += 1
         numbers = Feed(feed).numbers()
         follower = start("follow", feed, numbers[-1])
-        said = [line.split() for line in follower.output().splitlines()]
+        said = [line.split() for line in follower.communicate()[0].splitlines()]
         assert follower.wait() == 0
         check(said, want)
         assert said[-1][0] == str(numbers[-1]) and said[-1][3] == "0"
     trainer = start("train", feed, tmp_path / "checkpoint", steps)
-    assert trainer.output().split()[-1] == str(steps) and trainer.wait() == 0
+    assert trainer.communicate()[0].split()[-1] == str(steps) and trainer.wait() == 0
     last = Feed(feed).numbers()[-1]
-    said = start("follow", feed, last).output().splitlines()
+    said = start("follow", feed, last).communicate()[0].splitlines()
     assert said[-1].split()[1:3] == [str(steps), want[steps]]
     # Nothing is left of what came to nothing.
     assert len(os.listdir(feed / "data")) == len(Feed(feed).numbers())
@@ -70,10 +70,10 @@ def test_a_server_beside_a_trainer_is_the_trainer_also_when_it_is_killed(streams
     for _ in range(KILLS):
         said += kill_while_it_runs(start("follow", feed, LAST, **environment), draw, 2)
     (tmp_path / "end").touch()
-    steps = int(trainer.output().split()[-1])
+    steps = int(trainer.communicate()[0].split()[-1])
     assert trainer.wait() == 0
     want = undisturbed(start, steps)
     follower = start("follow", feed, Feed(feed).numbers()[-1])
-    said += [line.split() for line in follower.output().splitlines()]
+    said += [line.split() for line in follower.communicate()[0].splitlines()]
     check(said, want)
     assert said[-1][2] == want[steps]

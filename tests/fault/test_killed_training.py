@@ -17,7 +17,7 @@ KILLS = 2 * SOAK_FACTOR if SOAK else 1
 
 
 def start(way, folder, steps):
-    return StartedProgram(PROGRAM, way, folder, steps)
+    return StartedProgram([PROGRAM, way, folder, steps])
 
 
 class Said:
@@ -47,7 +47,7 @@ def test_a_killed_training_ends_like_an_undisturbed_one(way, tmp_path):
     # that a kill may wait, so that none of them is at its end.
     steps = 20 + 15 * KILLS
     undisturbed, said = Said(), Said()
-    for line in start(way, tmp_path / "undisturbed", steps).output().splitlines():
+    for line in start(way, tmp_path / "undisturbed", steps).communicate()[0].splitlines():
         undisturbed.read(line)
     assert undisturbed.steps == list(range(steps))
     draw = random.Random(KILLS)
