@@ -21,6 +21,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 TENSORFLOW := $(or $(TENSORFLOW),$(shell bazel/default_tensorflow.sh))
+export TENSORFLOW # to find_python.sh
 SOAK_SHARE ?= 1
 
 VENV := .venv

