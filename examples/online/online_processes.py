@@ -91,7 +91,7 @@ def running(
     with (
         started(command + ([f"--ratings={ratings}"] if ratings else []), folder, "training") as trainer,
         started(
-            [server, f"--ops={OPS}", f"--model=recommender={folder / 'recommender/1'}", "--port=0"],
+            [server, f"--ops={OPS}", f"--model=recommender={folder / 'recommender'}", "--port=0"],
             folder,
             "serving",
         ) as served,

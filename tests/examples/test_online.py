@@ -517,7 +517,7 @@ def test_a_signal_ends_a_server_and_a_second_at_once(model, tmp_path):
     [
         ([], 1, "want --model=NAME=PATH"),
         (["--model=m"], 1, "want --model=NAME=PATH"),
-        (["--model=m=nowhere"], 1, "Could not find SavedModel"),
+        (["--model=m=nowhere"], 1, "nowhere has neither a SavedModel nor folders of one"),
         (["--model=m=nowhere", "--ops=nowhere.so"], 1, "nowhere.so"),
         (["--port=x"], 2, "Flags:"),
         (["something"], 2, "Flags:"),

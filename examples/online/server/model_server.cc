@@ -3,6 +3,9 @@
 //
 //   model_server --ops=_tf_dynemb_ops.so --model=recommender=PATH [--port=8501] [--host=127.0.0.1]
 //
+// PATH is a SavedModel, or a folder of versions, of which the newest is served as soon as it is
+// there.
+//
 //   POST /v1/models/recommender:predict     {"instances": [...]} or {"inputs": {...}}
 //   GET  /v1/models/recommender             version and state; what is served of the feed
 //   GET  /v1/models/recommender/metadata    signatures
@@ -21,6 +24,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -36,6 +40,7 @@
 #include "absl/strings/str_cat.h"
 #include "examples/online/server/json_tensors.h"
 #include "examples/online/server/metrics.h"
+#include "examples/online/server/newest_model.h"
 #include "examples/online/server/served_model.h"
 #include "httplib.h"
 #include "tensorflow/core/platform/env.h"
@@ -82,6 +87,15 @@ int HttpStatus(const absl::Status& status) {
 
 std::string Text(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+// As TensorFlow Serving has it.
+Json VersionStatus(const std::string& version, const char* state, const absl::Status& status) {
+  return {{"version", version},
+          {"state", state},
+          {"status",
+           {{"error_code", absl::StatusCodeToString(status.code())},
+            {"error_message", std::string(status.message())}}}};
 }
 
 std::string ErrorText(std::string_view message) { return Text({{"error", std::string(message)}}); }
@@ -145,7 +159,7 @@ httplib::Server::HandlerResponse RefuseBodies(const httplib::Request& request,
 
 class Server {
  public:
-  Server(std::string name, const ServedModel& model) : name_(std::move(name)), model_(model) {
+  Server(std::string name, const NewestModel& models) : name_(std::move(name)), models_(models) {
     http_.set_payload_max_length(kLargestBodyBytes);
     http_.set_tcp_nodelay(true);
     http_.new_task_queue = [] { return new httplib::ThreadPool(kConnections); };
@@ -162,26 +176,28 @@ class Server {
                                                             const httplib::ContentReader& reader) {
       std::string body;
       if (!ReadBody(request, reader, &body, &response)) return;
-      Reply(request, [&](Json* reply) { return model_.Predict(body, reply); }, &response);
+      Reply(
+          request,
+          [&](const ServedModel& model, Json* reply) { return model.Predict(body, reply); },
+          &response);
     });
     http_.Post(kAnyPath, [](const httplib::Request& request, httplib::Response& response,
                             const httplib::ContentReader& reader) {
       std::string body;
       if (ReadBody(request, reader, &body, &response)) response.status = 404;
     });
-    Get(kModelPath, [this](Json* reply) {
-      *reply = {
-          {"model_version_status",
-           {{{"version", model_.version()},
-             {"state", "AVAILABLE"},
-             {"status", {{"error_code", "OK"}, {"error_message", ""}}}}}},
-          {"follower", FollowerStatus()},
-      };
+    Get(kModelPath, [this](const ServedModel& model, Json* reply) {
+      Json versions = Json::array({VersionStatus(model.version(), "AVAILABLE", absl::OkStatus())});
+      std::string version;
+      if (absl::Status failure = models_.failure(&version); !failure.ok()) {
+        versions.push_back(VersionStatus(version, "END", failure));
+      }
+      *reply = {{"model_version_status", versions}, {"follower", FollowerStatus()}};
       return absl::OkStatus();
     });
-    Get(absl::StrCat(kModelPath, "/metadata"), [this](Json* reply) {
-      *reply = {{"model_spec", {{"name", name_}, {"version", model_.version()}}},
-                {"metadata", {{"signature_def", model_.Metadata()}}}};
+    Get(absl::StrCat(kModelPath, "/metadata"), [this](const ServedModel& model, Json* reply) {
+      *reply = {{"model_spec", {{"name", name_}, {"version", model.version()}}},
+                {"metadata", {{"signature_def", model.Metadata()}}}};
       return absl::OkStatus();
     });
     const auto metrics = [](const httplib::Request&, httplib::Response& response) {
@@ -220,7 +236,7 @@ class Server {
   }
 
  private:
-  using Answer = std::function<absl::Status(Json* reply)>;
+  using Answer = std::function<absl::Status(const ServedModel& model, Json* reply)>;
 
   void Get(const std::string& pattern, const Answer& answer) {
     http_.Get(pattern,
@@ -233,14 +249,15 @@ class Server {
   void Reply(const httplib::Request& request, const Answer& answer, httplib::Response* response) {
     const auto began = std::chrono::steady_clock::now();
     const std::string name = request.matches[1], version = request.matches[2];
+    const std::shared_ptr<const ServedModel> model = models_.Get();
     absl::Status status;
     Json reply;
-    if (name != name_ || (!version.empty() && version != model_.version())) {
+    if (name != name_ || (!version.empty() && version != model->version())) {
       status = absl::NotFoundError(
           absl::StrCat("there is no model ", name, version.empty() ? "" : " of version ", version,
-                       "; want ", name_, " of version ", model_.version()));
+                       "; want ", name_, " of version ", model->version()));
     } else {
-      status = answer(&reply);
+      status = answer(*model, &reply);
     }
     response->status = HttpStatus(status);
     response->set_content(status.ok() ? Text(reply) : ErrorText(status.message()),
@@ -250,7 +267,7 @@ class Server {
   }
 
   const std::string name_;
-  const ServedModel& model_;
+  const NewestModel& models_;
   httplib::Server http_;
 };
 
@@ -323,10 +340,10 @@ absl::Status Serve(const std::string& ops, const std::string& model_flag, const 
     status = tensorflow::Env::Default()->LoadDynamicLibrary(ops.c_str(), &library);
     if (!status.ok()) return status;
   }
-  ServedModel model;
-  if (status = model.Load(model_flag.substr(equals + 1)); !status.ok()) return status;
+  NewestModel models;
+  if (status = models.Load(model_flag.substr(equals + 1)); !status.ok()) return status;
 
-  Server server(model_flag.substr(0, equals), model);
+  Server server(model_flag.substr(0, equals), models);
   signals.SetServer(&server);
   const bool has_listened = server.Listen(host, port);
   signals.SetServer(nullptr);
@@ -344,7 +361,7 @@ int main(int count, char** arguments) {
   int32_t port = 8501;
   const std::vector<tensorflow::Flag> flags = {
       {"ops", &ops, "the op library, _tf_dynemb_ops.so; none where it is linked in"},
-      {"model", &model, "NAME=PATH, of a SavedModel"},
+      {"model", &model, "NAME=PATH, of a SavedModel or of a folder of versions"},
       {"host", &host, "the address to listen on"},
       {"port", &port, "the port to listen on; 0: any that is free"},
   };
