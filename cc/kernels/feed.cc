@@ -8,6 +8,7 @@
 
 #include "cc/core/base/crc32c.h"
 #include "cc/core/snapshot/manifest.h"
+#include "cc/kernels/stream_file_system.h"
 #include "cc/kernels/table_resource.h"
 #include "google/protobuf/struct.pb.h"
 #include "google/protobuf/util/json_util.h"
@@ -48,6 +49,7 @@ Status DataLoss(const Args&... args) {
 
 // Without asking for the size first, which would be a second request where files are far away.
 Status ReadAll(const std::string& path, std::string* content) {
+  if (IsStream(path)) return FromTensorFlow(FetchFile(path, content));
   std::unique_ptr<tensorflow::RandomAccessFile> file;
   DYNEMB_RETURN_IF_ERROR(FromTensorFlow(Env::Default()->NewRandomAccessFile(path, &file)));
   content->clear();
@@ -328,9 +330,7 @@ Status Feed::Look(std::vector<int64_t>* numbers, std::optional<FeedPin>* pinned)
   return Status();
 }
 
-bool Feed::is_stream() const {
-  return path_.rfind("feed://", 0) == 0 || path_.rfind("feeds://", 0) == 0;
-}
+bool Feed::is_stream() const { return IsStream(path_); }
 
 Status Feed::WaitForNewer(int64_t number, int64_t* newest) const {
   const std::string place = JoinPath(path_, JoinPath("newer-than", StrCat(number)));

@@ -69,6 +69,7 @@ class Handles {
 
 // What a transfer reads and writes; libcurl calls the functions below with it.
 struct Transfer {
+  CURL* handle = nullptr;
   const std::string* sent = nullptr;
   size_t sent_bytes = 0;
   std::string* received = nullptr;
@@ -84,6 +85,13 @@ size_t Receive(char* data, size_t, size_t bytes, void* opaque) {
     return 0;
   }
   try {
+    if (transfer->received->empty()) {
+      curl_off_t length = 0;  // -1: the server does not say
+      curl_easy_getinfo(transfer->handle, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &length);
+      if (length > 0) {
+        transfer->received->reserve(std::min(static_cast<size_t>(length), transfer->limit));
+      }
+    }
     transfer->received->append(data, bytes);
   } catch (const std::bad_alloc&) {  // libcurl is C
     transfer->no_memory = true;
@@ -191,6 +199,7 @@ absl::Status SendHttp(const HttpRequest& request, HttpResponse* response) {
   CURL* const curl = handle.get();
   *response = HttpResponse();
   Transfer transfer;
+  transfer.handle = curl;
   transfer.sent = &request.body;
   transfer.received = &response->body;
   // A server that knows no ranges sends all.

@@ -1,14 +1,5 @@
-// StreamFileSystem: feeds of other machines as one of TensorFlow's file systems. feed://host:port
-// is the folder that `tf-dynemb feed` or Publisher(stream=...) serves there (tf_dynemb_cli/
-// feed_server.py), feeds://host:port the same over TLS. So followers, in C++ and in Python, read it
-// as they read any other folder.
-//
-// A file is read by GET and a range of bytes, a folder is listed by GET of its path with a slash
-// (a name each line), a follower's heartbeat is a PUT and a DELETE. All else is kUnimplemented.
-// A file appears when it is whole.
-//
-// TF_DYNEMB_FEED_SECRET, an environment variable, is sent with each request; TF_DYNEMB_FEED_CA is a
-// file of certificates to trust instead of the machine's.
+#include "cc/kernels/stream_file_system.h"
+
 #include <algorithm>
 #include <cctype>
 #include <cstdint>
@@ -34,7 +25,8 @@ namespace {
 constexpr absl::string_view kPlain = "feed://", kTls = "feeds://";
 constexpr char kSecret[] = "TF_DYNEMB_FEED_SECRET";
 constexpr int64_t kFetchedAhead = int64_t{4} << 20;
-// Who reads so much of the beginning of a file reads on: feed.cc, and not who looks at a header.
+constexpr int64_t kFetchedAtOnce = int64_t{64} << 20;
+// Who reads so much of the beginning of a file reads on, and not who looks at a header.
 constexpr int64_t kReadsOn = int64_t{64} << 10;
 
 absl::Status ReadOnly(absl::string_view path) {
@@ -91,6 +83,19 @@ absl::Status Ask(const std::string& method, absl::string_view path, HttpResponse
   return made.ok() ? Send(request, path, response) : made;
 }
 
+// A part of a file, of at most so many bytes. kOutOfRange: there is nothing from there on.
+absl::Status FetchPart(const std::string& path, int64_t first_byte, int64_t bytes,
+                       HttpResponse* part) {
+  HttpRequest request;
+  const absl::Status made = NewRequest("GET", path, &request);
+  if (!made.ok()) return made;
+  request.first_byte = first_byte;
+  request.bytes = bytes;
+  const absl::Status status = Send(request, path, part);
+  if (!status.ok() || !part->is_folder) return status;
+  return absl::FailedPreconditionError(absl::StrCat(path, ": it is a folder"));
+}
+
 // Reads that follow each other get their bytes from what one request has fetched ahead. A file that
 // is shorter than that is one request.
 class StreamedFile : public tensorflow::RandomAccessFile {
@@ -127,19 +132,13 @@ class StreamedFile : public tensorflow::RandomAccessFile {
     const bool reads_on =
         at > 0 ? at == first_ + static_cast<int64_t>(fetched_.size()) : bytes >= kReadsOn;
     if (at >= file_bytes_) return AtEnd();
-    HttpRequest request;
-    HttpResponse response;
-    absl::Status status = NewRequest("GET", path_, &request);
-    request.first_byte = at;
-    request.bytes = reads_on ? std::max(bytes, kFetchedAhead) : bytes;
-    if (status.ok()) status = Send(request, path_, &response);
+    HttpResponse part;
+    const absl::Status status =
+        FetchPart(path_, at, reads_on ? std::max(bytes, kFetchedAhead) : bytes, &part);
     if (!status.ok()) return status;
-    if (response.is_folder) {
-      return absl::FailedPreconditionError(absl::StrCat(path_, ": it is a folder"));
-    }
     first_ = at;
-    fetched_ = std::move(response.body);
-    file_bytes_ = response.file_bytes;
+    fetched_ = std::move(part.body);
+    file_bytes_ = part.file_bytes;
     return fetched_.empty() ? AtEnd() : absl::OkStatus();
   }
   absl::Status AtEnd() const {
@@ -281,4 +280,28 @@ REGISTER_FILE_SYSTEM("feed", StreamFileSystem);
 REGISTER_FILE_SYSTEM("feeds", StreamFileSystemWithTls);
 
 }  // namespace
+
+bool IsStream(absl::string_view path) {
+  return absl::StartsWith(path, kPlain) || absl::StartsWith(path, kTls);
+}
+
+absl::Status FetchFile(const std::string& path, std::string* content) {
+  content->clear();
+  int64_t file_bytes = 0;
+  do {
+    HttpResponse part;
+    const absl::Status status =
+        FetchPart(path, static_cast<int64_t>(content->size()), kFetchedAtOnce, &part);
+    if (absl::IsOutOfRange(status) || (status.ok() && part.body.empty())) break;
+    if (!status.ok()) return status;
+    file_bytes = part.file_bytes;
+    if (content->empty()) {
+      *content = std::move(part.body);
+    } else {
+      content->append(part.body);
+    }
+  } while (static_cast<int64_t>(content->size()) < file_bytes);
+  return absl::OkStatus();
+}
+
 }  // namespace dynemb

@@ -337,6 +337,36 @@ def test_a_server_that_sends_less_than_was_asked_for(tmp_path):
         assert (tmp_path / "some").read_bytes() == content
 
 
+def test_generations_come_whole_in_parts(tmp_path):
+    """By a server between, which sends at most 150 bytes of a file at a time."""
+    model, draw, states, parts = make_model(), random.Random(7), {}, []
+    with Publisher(model, tmp_path / "feed", stream=HERE) as publisher:
+
+        def a_little(handler):
+            headers = {}
+            if "Range" in handler.headers:
+                first = int(re.match(r"bytes=(\d+)-", handler.headers["Range"])[1])
+                headers["Range"] = f"bytes={first}-{first + 149}"
+            connection = http.client.HTTPConnection(*host_and_port(publisher.address))
+            # `say` leaves the body out where HEAD is asked, and says how long it is.
+            method = handler.command.replace("HEAD", "GET")
+            connection.request(method, handler.path, headers=headers)
+            answer = connection.getresponse()
+            part = answer.headers.get("Content-Range")
+            handler.say(answer.status, answer.read(), **({"Content-Range": part} if part else {}))
+            parts.append(part)
+
+        with answering(a_little) as address:
+            loaded = exported(model, tmp_path, address)
+            for number in range(1, 4):
+                go_on(model, publisher, draw, states)
+                wait_for(loaded, number)
+                np.testing.assert_array_equal(loaded.serve(IDS), model(IDS))
+            del loaded
+            gc.collect()
+    assert len(list(filter(None, parts))) > 30
+
+
 def test_a_listing_that_lags_behind_does_not_make_followers_spin(tmp_path):
     """newer-than tells of a generation that the folder, as a cache has it, does not show yet."""
     polls = []
