@@ -106,10 +106,11 @@ def publish_until(model, publisher, ids, seen_enough, least=30):
         yield number
 
 
-def export_following(model, tmp_path, value_dtype=None, follow=None, name="model", poll_seconds=0.005):
+def export_following(model, tmp_path, value_dtype=None, follow=None, name="model", **options):
     """Exports a model that follows by itself, the feed beside it or another; returns its path."""
     path, follow = str(tmp_path / name), follow or tmp_path / "feed"
-    with tf_dynemb.for_serving(value_dtype, follow=follow, poll_seconds=poll_seconds):
+    options = {"poll_seconds": 0.005} | options
+    with tf_dynemb.for_serving(value_dtype, follow=follow, **options):
         model.export(path, verbose=False)
     return path
 

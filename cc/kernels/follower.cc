@@ -105,6 +105,13 @@ FollowerStatus Follower::status() const {
 Status Follower::CheckWhole() const {
   std::lock_guard<std::mutex> lock(mutex_);
   if (whole_) return Status();
+  if (dropped_) {
+    return FailedPrecondition(
+        feed_.path(),
+        ": a full copy is being loaded, and with serve_while_loading=False the "
+        "model serves nothing meanwhile (last error: ",
+        status_.last_error.empty() ? "none" : status_.last_error, ")");
+  }
   return FailedPrecondition(feed_.path(),
                             ": the model is between two generations, since applying "
                             "one failed (",

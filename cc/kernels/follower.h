@@ -43,6 +43,7 @@ struct FollowerOptions {
   double poll_seconds = 0;
   double heartbeat_seconds = 0;
   double longest_wait_seconds = 0;
+  bool serve_while_loading = true;
 };
 
 struct FollowedWeight {
@@ -75,7 +76,8 @@ class Follower {
 
   FollowerStatus status() const;
   const std::string& path() const { return feed_.path(); }
-  // Of requests: an error if applying a generation failed half-way.
+  // Of requests: an error if applying a generation failed half-way, or while a full copy is loaded
+  // and nothing is to be served meanwhile.
   Status CheckWhole() const;
 
  private:
@@ -125,12 +127,18 @@ class Follower {
   // that the feed does not have, which stay as they are.
   using Weights = std::vector<std::optional<tensorflow::Tensor>>;
   Status ReadWeights(const Generation& generation, Weights* weights) const;
+  // Calls `change` while no request is under way. An error if requests take too long.
+  Status WhileNoRequest(const std::function<Status()>& change);
+  // Serves nothing from now on, and frees the rows.
+  Status DropRows();
   // Calls `change` while no request is under way, and notes that `generation` is served if it
   // succeeds. If it fails, nothing is served but errors until the next full copy.
   // `parts`: what is put in, for the counters.
   Status Switch(const Generation& generation, const std::vector<const FeedPart*>& parts,
                 bool is_full, const Weights& weights, const std::function<Status()>& change);
   void Assign(const Weights& weights);
+  void NoteServed(const Generation& generation, const std::vector<const FeedPart*>& parts,
+                  bool is_full);
 
   const FollowerOptions options_;
   const Feed feed_;
@@ -161,7 +169,8 @@ class Follower {
   mutable std::mutex mutex_;  // of what follows
   std::condition_variable ending_;
   bool ended_ = false;
-  bool whole_ = true;  // what is served is of one generation
+  bool whole_ = true;     // what is served is of one generation
+  bool dropped_ = false;  // nothing is served until a full copy is loaded
   FollowerStatus status_;
 
   std::mutex join_mutex_;  // of thread_

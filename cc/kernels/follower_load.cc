@@ -206,6 +206,17 @@ Status Follower::Load(const std::vector<const Generation*>& chain) {
     std::optional<int64_t>* needs;
     ~Ending() { needs->reset(); }
   } const ending{&needs_};
+  if (!options_.serve_while_loading) {
+    // What can be loaded at no time is no reason to serve nothing.
+    for (const auto& table : tables_) {
+      for (const auto& reader : readers) {
+        int64_t number = 0;
+        DYNEMB_RETURN_IF_ERROR(
+            About(feed_.Folder(last, "full"), FindTable(reader.get(), table.get(), &number)));
+      }
+    }
+    DYNEMB_RETURN_IF_ERROR(DropRows());
+  }
   // Beside the rows that are served, which serve on.
   std::vector<ShardSet::Contents> loaded(tables_.size());
   for (size_t t = 0; t < tables_.size(); ++t) {
@@ -220,9 +231,7 @@ Status Follower::Load(const std::vector<const Generation*>& chain) {
   });
 }
 
-Status Follower::Switch(const Generation& generation, const std::vector<const FeedPart*>& parts,
-                        bool is_full, const Weights& weights,
-                        const std::function<Status()>& change) {
+Status Follower::WhileNoRequest(const std::function<Status()>& change) {
   struct Opening {  // however this ends
     RequestGate* gate;
     ~Opening() {
@@ -242,17 +251,53 @@ Status Follower::Switch(const Generation& generation, const std::vector<const Fe
                   StrCat("requests took longer than ", options_.longest_wait_seconds,
                          " s; the switch to the next generation is tried again"));
   }
-  const auto set_whole = [this](bool whole) {
+  {
     std::lock_guard<std::mutex> lock(mutex_);
-    whole_ = whole;
-  };
-  set_whole(false);
-  DYNEMB_RETURN_IF_ERROR(change());
-  Assign(weights);
+    whole_ = false;
+  }
+  return change();
+}
+
+Status Follower::DropRows() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (dropped_) return Status();
+  }
+  return WhileNoRequest([this] {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      dropped_ = true;
+    }
+    for (const auto& table : tables_) {
+      const Shards rows = table->shards()->shards();
+      Shards none;
+      DYNEMB_RETURN_IF_ERROR(MakeHostShards(FileContext(), rows[0]->schema(), table->options(),
+                                            table->storage(), static_cast<int64_t>(rows.size()), 0,
+                                            &none));
+      table->Replace(ContentsOf(std::move(none)), {});
+    }
+    return Status();
+  });
+}
+
+Status Follower::Switch(const Generation& generation, const std::vector<const FeedPart*>& parts,
+                        bool is_full, const Weights& weights,
+                        const std::function<Status()>& change) {
+  return WhileNoRequest([&] {
+    DYNEMB_RETURN_IF_ERROR(change());
+    Assign(weights);
+    NoteServed(generation, parts, is_full);
+    return Status();
+  });
+}
+
+void Follower::NoteServed(const Generation& generation, const std::vector<const FeedPart*>& parts,
+                          bool is_full) {
   now_ = generation;
   wants_full_ = false;
   std::lock_guard<std::mutex> lock(mutex_);
   whole_ = true;
+  dropped_ = false;
   status_.generation = generation.number;
   // Until NoteLag: as if the next one had come with this one.
   status_.newer_since_seconds = generation.number < status_.newest ? generation.created_seconds : 0;
@@ -261,7 +306,6 @@ Status Follower::Switch(const Generation& generation, const std::vector<const Fe
     status_.erased += part->erased;
   }
   status_.full_copies += is_full ? 1 : 0;
-  return Status();
 }
 
 void Follower::Assign(const Weights& weights) {

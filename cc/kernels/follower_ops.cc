@@ -86,6 +86,7 @@ class FollowOp : public CatchingKernel {
     OP_REQUIRES_OK(context, context->GetAttr("poll_seconds", &poll));
     OP_REQUIRES_OK(context, context->GetAttr("heartbeat_seconds", &heartbeat));
     OP_REQUIRES_OK(context, context->GetAttr("longest_wait_seconds", &longest_wait));
+    OP_REQUIRES_OK(context, context->GetAttr("serve_while_loading", &options_.serve_while_loading));
     OP_REQUIRES(context, !options_.path.empty(),
                 ToTensorFlow(InvalidArgument("path: got '', want the folder of a feed")));
     for (const float seconds : {poll, heartbeat, longest_wait}) {
@@ -195,14 +196,17 @@ class PinOp : public AsyncOpKernel {
   }
 
  private:
+  // Not with OP_REQUIRES_OK, which ends the process in an AsyncOpKernel.
   static void SetPin(OpKernelContext* context, const FollowerResource* follower,
                      std::shared_ptr<Pin> pin) {
     const std::shared_ptr<Follower> following = follower->follower();
-    if (following != nullptr) OP_REQUIRES_OK(context, ToTensorFlow(following->CheckWhole()));
-    Tensor* output;
+    absl::Status status;
+    if (following != nullptr) status = ToTensorFlow(following->CheckWhole());
+    Tensor* output = nullptr;
     tensorflow::AllocatorAttributes on_host;
     on_host.set_on_host(true);
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output, on_host));
+    if (status.ok()) status = context->allocate_output(0, TensorShape({}), &output, on_host);
+    if (!status.ok()) return context->SetStatus(status);
     output->scalar<tensorflow::Variant>()() = PinVariant{std::move(pin)};
   }
 };

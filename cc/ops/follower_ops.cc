@@ -36,6 +36,7 @@ REGISTER_OP("DynembFollow")
     .Attr("poll_seconds: float = 0.05")
     .Attr("heartbeat_seconds: float = 10.0")
     .Attr("longest_wait_seconds: float = 1.0")
+    .Attr("serve_while_loading: bool = true")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc(R"doc(
@@ -49,6 +50,8 @@ poll_seconds: how often the thread looks for a new generation.
 heartbeat_seconds: how often the publisher is told that this follower lives.
 longest_wait_seconds: so long a switch to the next generation waits for requests that have begun; if they take
   longer it is tried again later.
+serve_while_loading: while a full copy is loaded, what was there before is served; if false nothing is, and its rows
+  are freed before.
 )doc");
 
 REGISTER_OP("DynembPin")

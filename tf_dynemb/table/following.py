@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_dynemb import _compat
 from tf_dynemb.base.captures import IN_PLACE, uses_in
-from tf_dynemb.base.checks import positive
+from tf_dynemb.base.checks import flag, positive
 from tf_dynemb.base.op_library import ops
 
 _PIN = "DynembPin"
@@ -29,15 +29,19 @@ class Following(tf.saved_model.experimental.TrackableResource):
     Args:
         path: the feed's folder.
         poll_seconds: how often the thread looks for a new generation.
+        serve_while_loading: whether what is there is served while a full copy is loaded beside it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], poll_seconds: float) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], poll_seconds: float, serve_while_loading: bool
+    ) -> None:
         if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
             raise TypeError(f"follow: got {path!r}, want the path of a feed's folder")
         super().__init__(device="/CPU:0")
         path = os.fspath(path)
         self._path = path if "://" in path else os.path.abspath(path)
         self._poll_seconds = positive("poll_seconds", poll_seconds)
+        self._serve_while_loading = flag("serve_while_loading", serve_while_loading)
         self._graph_name = f"tf_dynemb_{uuid.uuid4().hex}"  # as of TableResource
         self._tables: dict[str, tf.Tensor] = {}  # handles by the tables' names
         self._weights: dict[str, tf.Variable] = {}  # by their names
@@ -181,6 +185,7 @@ class Following(tf.saved_model.experimental.TrackableResource):
             path=self._path,
             weight_names=list(self._weights),
             poll_seconds=self._poll_seconds,
+            serve_while_loading=self._serve_while_loading,
         )
 
 
@@ -189,14 +194,16 @@ _open: contextvars.ContextVar[Following | None] = contextvars.ContextVar("follow
 
 
 @contextlib.contextmanager
-def following(path: str | os.PathLike[str] | None, poll_seconds: float) -> Iterator[None]:
+def following(
+    path: str | os.PathLike[str] | None, poll_seconds: float, serve_while_loading: bool
+) -> Iterator[None]:
     """SavedModels that are saved inside follow a feed; with None as `path` as if it were not there."""
     if path is None:
         yield
         return
     _compat.wrap_exported_functions(_wrap_if_open)
     _compat.check_saved_signatures(_check_if_open)
-    token = _open.set(Following(path, poll_seconds))
+    token = _open.set(Following(path, poll_seconds, serve_while_loading))
     try:
         yield
     finally:

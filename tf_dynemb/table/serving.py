@@ -32,6 +32,7 @@ def for_serving(
     *,
     follow: str | os.PathLike[str] | None = None,
     poll_seconds: float = 0.05,
+    serve_while_loading: bool = True,
 ) -> Iterator[None]:
     """Leaves out of SavedModels that are saved inside what only training needs.
 
@@ -56,6 +57,9 @@ def for_serving(
             `address` of a publisher with a stream; need not be there yet. A narrower `value_dtype`
             must be that of the Publisher as well.
         poll_seconds: how often the thread looks for a new generation.
+        serve_while_loading: while a full copy is loaded, as at the beginning, calls see what was there
+            before, and both are in memory. False: the older rows are freed first, and calls raise
+            tf.errors.FailedPreconditionError until it is loaded.
 
     Raises:
         TypeError: another dtype; a path that is none.
@@ -76,7 +80,7 @@ def for_serving(
     >>> served.serve(tf.constant([7], tf.int64)).numpy().tolist()
     [[1.0, 1.0]]
     """
-    with following(follow, poll_seconds):
+    with following(follow, poll_seconds, serve_while_loading):
         token = _open.set(serving_dtype(value_dtype))
         try:
             yield
