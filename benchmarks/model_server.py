@@ -107,13 +107,13 @@ def new_versions(models: pathlib.Path, every: float):
             shutil.copytree(models / "1", draft)
             draft.rename(models / str(version))
 
-    thread = threading.Thread(target=copy)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        copies = thread.submit(copy)
+        try:
+            yield
+        finally:
+            over.set()
+        copies.result()
 
 
 def loaded(server: Connection) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dynemb
+from tf_dynemb.serving import Publisher
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples" / "online"))
 
@@ -88,22 +89,78 @@ def test_the_newest_version_serves(folder, tmp_path):
         wait_until(lambda: versions(server) == [("11", "AVAILABLE")])
 
 
+def add_broken(folder, version):
+    draft = folder.with_name("broken")
+    draft.mkdir()
+    (draft / "saved_model.pb").write_bytes(b"is being copied")
+    draft.rename(folder / str(version))
+
+
 def test_a_version_that_cannot_be_loaded_leaves_the_one_before(folder, tmp_path):
     export(folder, 1)
     with serving(folder, tmp_path) as server:
-        (folder / "2").mkdir()
-        (folder / "2" / "saved_model.pb").write_bytes(b"is being copied")
+        add_broken(folder, 2)
+        (folder / "3").write_text("no folder")
         wait_until(lambda: versions(server) == [("1", "AVAILABLE"), ("2", "END")])
         status = server("GET")["model_version_status"][1]["status"]
         assert status["error_code"] != "OK" and status["error_message"]
         assert server("POST", ":predict", {"inputs": [7]}) == {"outputs": [7]}
-        shutil.rmtree(folder / "2")
+        (folder / "2").rename(tmp_path / "removed")
         wait_until(lambda: versions(server) == [("1", "AVAILABLE")])
         export(folder, 2)
         wait_until(lambda: versions(server) == [("2", "AVAILABLE")])
         assert server("POST", ":predict", {"inputs": [7]}) == {"outputs": [14]}
     log = (tmp_path / "serving.log").read_text()
     assert log.count("version 2, which is tried again: ") == 1 and log.count("version 2 serves") == 1
+
+
+def test_a_server_begins_with_the_newest_that_can_be_loaded(folder, tmp_path):
+    for version in (1, 2):
+        export(folder, version)
+    add_broken(folder, 3)
+    with serving(folder, tmp_path) as server:
+        assert versions(server) == [("2", "AVAILABLE"), ("3", "END")]
+        (folder / "3").rename(tmp_path / "removed")
+        export(folder, 3)
+        wait_until(lambda: versions(server) == [("3", "AVAILABLE")])
+
+
+def test_a_version_that_follows_begins_where_the_one_before_was(folder, tmp_path):
+    """Not with what was exported, for as long as it takes to load the feed's full copy."""
+    rows = 1_000_000
+    layer = tf_dynemb.keras.Embedding(1, initializer="zeros", name="numbers")
+    model = keras.Sequential([keras.Input((), dtype="int64"), layer])
+
+    def set_row(number):
+        layer.table.upsert(tf.constant([7], tf.int64), tf.constant([[float(number)]]))
+
+    def export_following(version):
+        with tf_dynemb.for_serving(follow=tmp_path / "feed", poll_seconds=0.3):
+            model.export(tmp_path / "draft", verbose=False)
+        (tmp_path / "draft").rename(folder / str(version))
+
+    with Publisher(model, tmp_path / "feed") as publisher:
+        layer.table.upsert(tf.range(rows, dtype=tf.int64), tf.ones((rows, 1)))
+        set_row(1)
+        export_following(1)
+        with serving(folder, tmp_path) as server:
+            other, seen = Connection("http://{}:{}/v1/models/m".format(*server.address)), []
+
+            def ask():
+                seen.append(other("POST", ":predict", {"inputs": [7]})["outputs"][0][0])
+
+            with again_and_again(ask):
+                set_row(2)
+                publisher.publish()
+                wait_until(lambda: seen and seen[-1] == 2)
+                set_row(0)
+                export_following(2)
+                set_row(2)
+                wait_until(lambda: versions(server) == [("2", "AVAILABLE")])
+                set_row(3)
+                publisher.publish()
+                wait_until(lambda: seen[-1] == 3)
+    assert seen == sorted(seen) and set(seen) == {1, 2, 3}
 
 
 def test_tables_of_a_replaced_version_are_freed(folder, tmp_path):

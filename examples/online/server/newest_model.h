@@ -1,10 +1,13 @@
 // The newest version of a model, in the folders of TensorFlow Serving: `path` has a SavedModel in a
 // folder for each version, named by its number. The one of the highest number is loaded beside the
-// one that serves, then takes its place, which no request notices. Whatever cannot be loaded, or
-// not yet, is tried again. Where `path` is a SavedModel itself, it is the only one. Thread-safe.
+// one that serves, then takes its place, which no request notices; if it follows a feed, as soon as
+// it is as far as the one before. One that cannot be loaded, or not yet, is tried again, after a
+// second, two, four and so on up to a minute, while the one before serves. Where `path` is a
+// SavedModel itself, it is the only one. Thread-safe.
 #ifndef TF_DYNEMB_EXAMPLES_ONLINE_SERVER_NEWEST_MODEL_H_
 #define TF_DYNEMB_EXAMPLES_ONLINE_SERVER_NEWEST_MODEL_H_
 
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -21,7 +24,8 @@ class NewestModel {
  public:
   ~NewestModel();
 
-  // Loads what is there now, and then looks every second for what is newer. To be called once.
+  // Loads the newest of those that can be loaded, and then looks every second for what is newer. To
+  // be called once.
   absl::Status Load(const std::string& path);
 
   // Lives as long as somebody has it.
@@ -34,16 +38,26 @@ class NewestModel {
  private:
   void Watch();
   void LookForANewer();
+  // Until what has just been loaded is as far in its feed as what serves was before; not for ever.
+  void WaitUntilItHasFollowed(double generation);
+  bool ended() const;
+  // Of a version that cannot be loaded.
+  void Failed(const std::string& version, const absl::Status& status);
 
   std::string path_;  // of the folder of versions
-  mutable std::mutex mutex_;
+
+  // Of the thread alone, once there is one.
+  std::vector<std::shared_ptr<const ServedModel>> replaced_;  // freed when no request has them
+  std::chrono::seconds pause_{0};                             // after the next failure
+  std::chrono::steady_clock::time_point try_at_;
+
+  mutable std::mutex mutex_;  // of what follows
   std::shared_ptr<const ServedModel> serving_;
   std::string failed_version_;
   absl::Status failure_;
   bool is_over_ = false;
   std::condition_variable over_;
-  // Freed by the thread, so that no request waits for it: Watch's own.
-  std::vector<std::shared_ptr<const ServedModel>> replaced_;
+
   std::thread thread_;
 };
 
