@@ -50,7 +50,7 @@ machine:
 
 $(VENV_STAMP): | machine
 	@echo "making .venv of $$(bazel/find_python.sh) with $(TENSORFLOW)"
-	@"$$(bazel/find_python.sh)" -m venv --clear $(VENV)
+	@python=$$(bazel/find_python.sh); "$$python" -m venv --clear $(VENV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check '$(TENSORFLOW)' -r requirements-dev.txt
 	@# Python sources are used in place: an edit is seen at once.
 	@pwd > "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tf_dynemb.pth"

@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
 # Prints the path of the Python that .venv is made of: $PYTHON, or the first on PATH for which $TENSORFLOW has wheels and which
 # can make virtual environments. Fails, saying why, if there is none.
+#   bazel/find_python.sh --newest    prints the newest minor version of Python 3 that $TENSORFLOW has wheels for
 set -euo pipefail
 
-# The newest Python that wheels of a TensorFlow are for.
-newest=13
-if [[ ${TENSORFLOW:-} =~ ==2\.([0-9]+) ]]; then
+newest=14  # of what is not known to have fewer; pip says it then
+if [[ ${TENSORFLOW:-==2.21} =~ [=~]=\ *2\.([0-9]+) ]]; then
   minor=${BASH_REMATCH[1]}
   ((minor >= 20)) || newest=12
-  ((minor <= 21)) || newest=14
+  ((minor < 20 || minor > 21)) || newest=13
+fi
+if [[ ${1:-} == --newest ]]; then
+  echo "$newest"
+  exit
 fi
 probe="
 import sys

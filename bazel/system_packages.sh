@@ -19,7 +19,8 @@ has_compiler() {
 # redis-tools has the server too, under another name; the package redis-server would also start it, now and whenever the machine does.
 compiler='' python='' bazel='' optional=()
 has_compiler || compiler=missing
-why_no_python=$("$here/find_python.sh" 2>&1 >/dev/null) || python=missing
+# One that .venv is made of already need not be on PATH.
+[[ -x $here/../.venv/bin/python ]] || why_no_python=$("$here/find_python.sh" 2>&1 >/dev/null) || python=missing
 "$here/bazel.sh" --major >/dev/null 2>&1 || bazel=missing
 [[ -d ${TF_DYNEMB_GOOGLETEST:-/usr/src/googletest} ]] || optional+=(googletest)
 [[ -e /usr/include/benchmark/benchmark.h ]] || optional+=(libbenchmark-dev)
@@ -57,7 +58,8 @@ packages=("${extra[@]}") advice=()  # what to install; what no package of this d
 [[ -z $compiler ]] || packages+=(g++)
 if [[ $python ]]; then
   version=$(apt_version python3)
-  if [[ -z ${PYTHON:-} && (-z $version || $version =~ ^3\.1[0-3]\.) ]]; then
+  minor=${version#3.} minor=${minor%%.*}
+  if [[ -z ${PYTHON:-} ]] && { [[ -z $version ]] || ((minor >= 10 && minor <= $("$here/find_python.sh" --newest))); }; then
     packages+=(python3 python3-venv)
   else
     advice+=("$why_no_python. Install such a Python with its venv module and name it: make PYTHON=PATH")

@@ -100,10 +100,10 @@ fi
 
 mkdir -p "$root"
 {
-  echo "Commit $(git rev-parse --short HEAD), $(date -u +%F), $("$(bazel/find_python.sh)" --version), $(uname -m)."
+  echo "Commit $(git rev-parse --short HEAD), $(date -u +%F), $(uname -m)."
   echo
-  echo "| TensorFlow | Keras | wheel | installed, README's example | tests |"
-  echo "|---|---|---|---|---|"
+  echo "| TensorFlow | Python | Keras | wheel | installed, README's example | tests |"
+  echo "|---|---|---|---|---|---|"
 } > "$results"
 for version in "$@"; do
   echo "wheels.sh: TensorFlow $version"
@@ -120,7 +120,8 @@ for version in "$@"; do
       tests+=", Keras $(keras_of "$version/.venv")"
     fi
   fi
-  echo "| $version | $keras | $wheel | $tried | $tests |" >> "$results"
+  python=$("$root/$version/.venv/bin/python" --version 2>/dev/null || echo -)
+  echo "| $version | ${python#Python } | $keras | $wheel | $tried | $tests |" >> "$results"
 done
 cat "$results"
 ! grep -q failed "$results"
