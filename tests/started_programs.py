@@ -8,25 +8,30 @@ import atexit
 import contextlib
 import faulthandler
 import multiprocessing
+import multiprocessing.connection
 import os
 import runpy
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     ["tensorflow", "keras", "tf_dynemb", "tf_dynemb.serving", "tf_dynemb.snapshot"]
 )
+# An exit status can be read once, and starting a process asks for those of all others.
+_POLLS = threading.Lock()
 
 
 class StartedProgram:
     """A process that runs what `python ARGUMENTS` would, with the interface of subprocess.Popen.
 
-    What it has registered with atexit runs; then it ends as a fork does, without freeing what modules
-    hold. Hashes of strings have the same seed in all of them.
+    It differs in that it imports from where this process does, whatever PYTHONPATH says; that hashes of
+    strings have the same seed in all of them; and that after what is registered with atexit it ends as
+    a fork does, without freeing what modules hold.
 
     Args:
         arguments: a file's path, or "-m" and a module's name, and the program's arguments.
@@ -53,18 +58,23 @@ class StartedProgram:
             args=(self.args, dict(os.environ if env is None else env), reads, writes, stderr),
             daemon=True,
         )
-        self._process.start()
+        with _POLLS:
+            self._process.start()
         for of_child in (reads, writes):
             of_child.close()
         self.stdin, self.stdout = _file(stdin, "wb"), _file(stdout, "r")
         self.pid = self._process.pid
-        # One thread waits for the process, since it cannot be waited for by several.
-        self._waits = threading.Thread(target=self._process.join, daemon=True)
+        self._waits = threading.Thread(target=self._join, daemon=True)
         self._waits.start()
         self._printed: list[str] = []
         self._reads = threading.Thread(
             target=lambda: self._printed.append(self.stdout.read()), daemon=True
         )
+
+    def _join(self):
+        multiprocessing.connection.wait([self._process.sentinel])
+        with _POLLS:
+            self._process.join()
 
     @property
     def returncode(self) -> int | None:
@@ -82,13 +92,14 @@ class StartedProgram:
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
         """What it prints to its end, without anything more to read."""
+        until = None if timeout is None else time.monotonic() + timeout
         if self._reads.ident is None:
             self.stdin.close()
             self._reads.start()
         self._reads.join(timeout)
         if self._reads.is_alive():
             raise subprocess.TimeoutExpired(self.args, timeout)
-        self.wait()
+        self.wait(None if until is None else max(0, until - time.monotonic()))
         return self._printed[0], None
 
     def send_signal(self, number: int) -> None:

@@ -5,11 +5,11 @@ import pathlib
 import re
 import subprocess
 import sys
-import tempfile
 
 import numpy as np
 import pytest
 from keras_rs_here import need_keras_rs
+from local_ray import local_ray
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -99,13 +99,7 @@ def test_one_or_two_processes_train_the_same(uninterrupted, tmp_path):
 
 def test_ray_train_is_another_launcher(uninterrupted, tmp_path):
     """Two workers of a cluster that Ray starts on this machine, on its loopback."""
-    with tempfile.TemporaryDirectory() as folder:  # with a short name, for there are sockets in it
-        said = printed(
-            "dlrm_criteo_ray.py",
-            HOME=str(tmp_path),
-            RAY_TMPDIR=folder,
-            RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # all that this does is that it is the loopback
-            RAY_USAGE_STATS_ENABLED="0",
-        )
+    with local_ray(tmp_path) as variables:
+        said = printed("dlrm_criteo_ray.py", **variables)
     report = [line for line in said if not re.match(r"(\x1b\S*)?\(", line)]  # not by a worker
     assert without_speed_and_memory(report) == without_speed_and_memory(uninterrupted[1].splitlines())

@@ -5,7 +5,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 
 import numpy as np
 import pyarrow
@@ -15,6 +14,7 @@ import tensorflow as tf
 
 pytest.importorskip("ray", reason="Ray is for Python 3.11 and later")
 
+from local_ray import local_ray  # noqa: E402
 from ray_data_program import EPOCHS, made  # noqa: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -35,20 +35,13 @@ def test_a_dataset_that_ray_splits(tmp_path):
         pyarrow.parquet.write_table(table, data / f"{number}.parquet")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     environment.pop("TF_CONFIG", None)
-    with tempfile.TemporaryDirectory() as folder:  # with a short name, for there are sockets in it
-        environment |= {
-            "HOME": str(tmp_path),
-            "RAY_TMPDIR": folder,
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # all that this does is that it is the loopback
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_worker_niceness": "0",  # a busy machine would not let them come to anything
-        }
+    with local_ray(tmp_path) as variables:
         program = pathlib.Path(__file__).with_name("ray_data_program.py")
         run = subprocess.run(
             [sys.executable, str(program), str(data), str(ROWS // 2)],
             capture_output=True,
             text=True,
-            env=environment,
+            env=environment | variables,
             timeout=TIMEOUT_SECONDS,
             check=False,
         )

@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def start_python(arguments, env, stderr):
-    """A process of `python ARGUMENTS` that shares nothing with others, as StartedProgram's do."""
+    """A process of `python ARGUMENTS`, where a StartedProgram is forked of what others are."""
     env = {**env, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "PYTHONFAULTHANDLER": "1"}
     command = [sys.executable, *arguments]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=stderr, text=True)
