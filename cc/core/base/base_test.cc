@@ -18,6 +18,7 @@
 #include "cc/core/base/rng.h"
 #include "cc/core/base/span.h"
 #include "cc/core/base/status.h"
+#include "cc/core/testing/executors.h"
 #include "gtest/gtest.h"
 
 namespace dynemb {
@@ -311,15 +312,7 @@ TEST(Context, TasksThatRunOutOfMemoryStopNoOthers) {
 
 // Without memory to begin with.
 TEST(Context, AnExecutorThatHasNoMemorySaysSo) {
-  class Exhausted : public Executor {
-   public:
-    int concurrency() const override { return 1; }
-
-   private:
-    void RunEach(int64_t, int64_t, const std::function<void(int64_t)>&) override {
-      throw std::bad_alloc();
-    }
-  } executor;
+  NoMemoryExecutor executor;
   EXPECT_EQ(executor.Run(5, 1, [&](int64_t) { FAIL(); }).code(), Code::kResourceExhausted);
 }
 

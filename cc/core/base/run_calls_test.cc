@@ -3,25 +3,17 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <functional>
 #include <new>
 #include <utility>
 #include <vector>
 
+#include "cc/core/testing/executors.h"
+
 namespace dynemb {
 namespace {
 
-// Of four threads, last task first.
-class Backwards : public Executor {
- public:
-  int concurrency() const override { return 4; }
-  void RunEach(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
-    for (int64_t i = tasks; i-- > 0;) task(i);
-  }
-};
-
 TEST(RunCalls, CallsEachOnceLargeOnesWithAllThreads) {
-  Backwards executor;
+  BackwardExecutor executor;
   Context context;
   context.executor = &executor;
   // Sizes, and how many threads each table has.
@@ -44,7 +36,7 @@ TEST(RunCalls, CallsEachOnceLargeOnesWithAllThreads) {
 }
 
 TEST(RunCalls, AnErrorOrNoMemoryStopsNoOthers) {
-  Backwards executor;
+  BackwardExecutor executor;
   Context context;
   context.executor = &executor;
   for (const std::vector<int64_t>& sizes :

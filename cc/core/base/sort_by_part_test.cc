@@ -5,22 +5,12 @@
 
 #include <limits>
 #include <random>
-#include <thread>
 #include <vector>
+
+#include "cc/core/testing/executors.h"
 
 namespace dynemb {
 namespace {
-
-// Runs every task on a thread of its own.
-class ThreadPerTask : public Executor {
- public:
-  int concurrency() const override { return 3; }
-  void RunEach(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
-    std::vector<std::thread> threads;
-    for (int64_t i = 0; i < tasks; ++i) threads.emplace_back([&task, i] { task(i); });
-    for (std::thread& thread : threads) thread.join();
-  }
-};
 
 TEST(SortByPart, IsStableAndLeavesOutWhatIsOfNoPartForAnyNumberOfThreads) {
   ThreadPerTask threads;

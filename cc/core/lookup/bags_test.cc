@@ -16,6 +16,7 @@
 
 #include "cc/core/shard/routing.h"
 #include "cc/core/table/host_table.h"
+#include "cc/core/testing/executors.h"
 
 namespace dynemb {
 namespace {
@@ -75,15 +76,6 @@ class Tables {
   std::vector<std::unique_ptr<Table>> held_;
   std::vector<BagTable> tables_;
   std::vector<std::map<Key, std::vector<double>>> rows_;
-};
-
-// Several tasks at once in no order, whatever the machine.
-class Backwards : public Executor {
- public:
-  int concurrency() const override { return 4; }
-  void RunEach(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
-    for (int64_t i = tasks; i-- > 0;) task(i);
-  }
 };
 
 struct Case {
@@ -205,7 +197,7 @@ void RunCase(const Case& c, uint64_t seed) {
   const double tolerance = c.out == DType::kFloat64 ? 1e-9 : 2e-3;
   std::vector<O> out(want.size(), O(99)), of_weights(ids.size(), O(99));
   const std::vector<O> g(gradient.begin(), gradient.end());
-  Backwards executor;
+  BackwardExecutor executor;
   Context context;
   context.executor = &executor;
   ASSERT_TRUE(FindBags(context, bags, reinterpret_cast<char*>(out.data())).ok());

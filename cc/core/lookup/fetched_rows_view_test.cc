@@ -10,8 +10,8 @@
 #include <random>
 #include <vector>
 
+#include "cc/core/testing/executors.h"
 #include "cc/core/testing/harness.h"
-#include "cc/core/testing/no_memory_executor.h"
 
 namespace dynemb {
 namespace {

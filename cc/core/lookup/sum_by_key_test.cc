@@ -3,26 +3,15 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <random>
-#include <thread>
 #include <vector>
+
+#include "cc/core/testing/executors.h"
 
 namespace dynemb {
 namespace {
-
-// Runs every task on a thread of its own: results must not depend on who computes them.
-class ThreadPerTask : public Executor {
- public:
-  int concurrency() const override { return 4; }
-  void RunEach(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
-    std::vector<std::thread> threads;
-    for (int64_t i = 0; i < tasks; ++i) threads.emplace_back([&task, i] { task(i); });
-    for (std::thread& thread : threads) thread.join();
-  }
-};
 
 std::vector<Key> RandomKeys(int64_t n, uint64_t distinct, uint64_t seed) {
   const Key special[] = {std::numeric_limits<Key>::min(), -1, 0, 1,

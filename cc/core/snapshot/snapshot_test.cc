@@ -12,8 +12,8 @@
 #include "cc/core/snapshot/writer.h"
 #include "cc/core/table/host_table.h"
 #include "cc/core/testing/caller.h"
+#include "cc/core/testing/executors.h"
 #include "cc/core/testing/memory_file_system.h"
-#include "cc/core/testing/no_memory_executor.h"
 #include "cc/core/testing/snapshots.h"
 #include "gtest/gtest.h"
 

@@ -13,7 +13,7 @@
 
 #include "cc/core/testing/caller.h"
 #include "cc/core/testing/conformance.h"
-#include "cc/core/testing/no_memory_executor.h"
+#include "cc/core/testing/executors.h"
 
 namespace dynemb {
 namespace {
@@ -167,15 +167,6 @@ TEST_F(HostTableTest, AMoveNeedsNoMemoryOfTheExecutor) {
   EXPECT_EQ(read, values);
   EXPECT_EQ(moved->size(), 3);
 }
-
-// Counts the tasks and runs them backwards: nothing may depend on their order.
-class BackwardExecutor : public Executor {
- public:
-  int concurrency() const override { return 7; }
-  void RunEach(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
-    for (int64_t i = tasks - 1; i >= 0; --i) task(i);
-  }
-};
 
 // The rows, where they lie and so in which order they are exported do not depend on the executor.
 TEST_F(HostTableTest, IsTheSameForAnyExecutor) {

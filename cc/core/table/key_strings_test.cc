@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "cc/core/table/host_table.h"
+#include "cc/core/testing/executors.h"
 #include "cc/core/testing/failing_allocations.h"
-#include "cc/core/testing/no_memory_executor.h"
 
 namespace dynemb {
 namespace {

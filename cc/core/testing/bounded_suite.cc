@@ -15,6 +15,7 @@
 #include "cc/core/base/hash.h"
 #include "cc/core/table/evicted_rows.h"
 #include "cc/core/testing/bounded.h"
+#include "cc/core/testing/executors.h"
 #include "gtest/gtest.h"
 
 namespace dynemb {
@@ -363,14 +364,6 @@ TEST_P(EvictionTest, RowsThatLeaveCanBeTaken) {
   EXPECT_EQ(evicted()->Take(&dropped).size(), 0);
   EXPECT_EQ(dropped, 0);
 }
-
-class BackwardExecutor : public Executor {
- public:
-  int concurrency() const override { return 5; }
-  void RunEach(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
-    for (int64_t i = tasks - 1; i >= 0; --i) task(i);
-  }
-};
 
 // Which rows leave a large table does not depend on the threads.
 TEST_P(EvictionTest, IsTheSameForAnyExecutor) {
