@@ -182,6 +182,19 @@ class Later(keras.layers.Layer):
         return ids + tf.cast(tf.reduce_sum(square) * 0, tf.int64)
 
 
+def test_it_follows_on_another_file_system(tmp_path):
+    """Whose files are read into memory: TensorFlow's ram://, of this process."""
+    model, draw, states = make_model(), random.Random(7), {}
+    feed = f"ram://{tmp_path}/feed"
+    publisher = Publisher(model, feed)
+    served = tf.saved_model.load(export_following(model, tmp_path, follow=feed))
+    for number in range(1, 4):
+        go_on(model, publisher, draw, states)
+        wait_for(served, number)
+        np.testing.assert_array_equal(served.serve(IDS), model(IDS))
+    assert follower_status(served).errors == 0
+
+
 def test_a_request_sees_one_generation_over_tables_and_dense_weights(tmp_path, monkeypatch):
     """Requests that last longer than a switch, in threads, while generations come fast."""
     ids = keras.Input((), dtype="int64", name="ids")
