@@ -22,8 +22,8 @@ namespace dynemb {
 // Whether a path is of this file system.
 bool IsStream(absl::string_view path);
 
-// The whole of a file. One of up to 64 MiB is fetched into the memory that it stays in: TensorFlow's
-// interface reads into what the caller has made before it knows how much there is.
+// The whole of a file. One of up to 64 MiB is fetched into the memory that it stays in:
+// TensorFlow's interface reads into what the caller has made before it knows how much there is.
 absl::Status FetchFile(const std::string& path, std::string* content);
 
 }  // namespace dynemb
