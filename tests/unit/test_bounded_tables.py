@@ -131,16 +131,24 @@ def test_least_frequent_smallest_and_decayed():
     assert keys_of(table) == {2, 3}
 
 
-def test_a_long_half_life_orders_by_frequency_and_then_by_time():
+@pytest.mark.parametrize(
+    ("eviction", "time"),
+    [
+        # Steps, and no row expires.
+        ([LFU(), LRU(), TTL(steps=10**6)], lambda times: times[-1]),
+        (LFU(half_life_steps=300_000), lambda times: sum(times) / len(times)),
+    ],
+)
+def test_frequency_and_then_time(eviction, time):
     steps = 300
-    table = tf_dynemb.Variable(dim=1, max_rows=6, eviction=LFU(half_life_steps=1000 * steps))
+    table = tf_dynemb.Variable(dim=1, max_rows=6, eviction=eviction)
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
     step, random, written = 0, np.random.default_rng(1), {}
 
-    def score(key):  # how often, and when on the average
+    def score(key):
         times = written.setdefault(key, [])
         times.append(step)
-        return len(times), sum(times) / len(times)
+        return len(times), time(times)
 
     model, evicted = LowestLeave(6, score), set()
 
@@ -302,6 +310,11 @@ def test_the_number_of_threads_and_of_graphs_does_not_matter():
         ({"max_rows": 5, "on_full": "evict"}, ValueError, "want 'error' or 'decline'"),
         ({"max_rows": 5, "eviction": "lru"}, TypeError, r"policies.LRU\(\)"),
         ({"max_rows": 5, "eviction": [LRU(), LFU()]}, ValueError, "one order"),
+        (
+            {"max_rows": 5, "eviction": [LFU(half_life_steps=9), LRU(), TTL(steps=3)]},
+            ValueError,
+            r"LFU\(\) and then LRU\(\)",
+        ),
         (
             {"max_rows": 5, "eviction": [LFU(half_life_steps=3), TTL(seconds=3)]},
             ValueError,

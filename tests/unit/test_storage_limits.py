@@ -77,6 +77,7 @@ POLICIES = {
     "LFU": lambda: LFU(),
     "LFU with half-life": lambda: LFU(half_life_steps=5),
     "LFU of epochs": lambda: LFU(epoch_steps=5),
+    "LFU, then LRU, and TTL": lambda: [LFU(), LRU(), TTL(steps=9)],
     "SmallNorm": lambda: SmallNorm(),
     "Score": lambda: Score(lambda keys: keys % 17),
     "LRU and TTL": lambda: [LRU(), TTL(steps=4)],

@@ -29,7 +29,7 @@ NO_SCORE = -(2**63)  # kNeverWritten of the engine
 
 @dataclasses.dataclass(frozen=True)
 class EvictionPolicy(abc.ABC):
-    """Base of the eviction policies. Give Variable(eviction=...) an instance, or a list of two."""
+    """Base of the eviction policies. Give Variable(eviction=...) an instance, or a list of several."""
 
     @property
     def meta_fields(self) -> tuple[str, ...]:
@@ -92,9 +92,7 @@ class LFU(EvictionPolicy):
 
     Args:
         half_life_steps: half-life in steps of the optimizer, which an upsert or accum does not count.
-        half_life_seconds: half-life in seconds, from 0.02. Neither: writes count for ever. A long one,
-            such as a month, is an order by frequency and then by time: of rows that were written equally
-            often those leave first whose writes are the older, by a ten millionth of it or more.
+        half_life_seconds: half-life in seconds, from 0.02. Neither: writes count for ever.
         epoch_steps: how many steps of the optimizer an epoch has; without a half-life.
 
     Raises:
@@ -108,6 +106,14 @@ class LFU(EvictionPolicy):
     ...     table.upsert(tf.constant([key], tf.int64), [[0.0]])
     >>> sorted(table.export()[0].numpy().tolist())
     [5, 8]
+
+    By frequency and then by time: of rows that were written equally often those leave first that were
+    not written for the longest time, to 16 milliseconds. Beyond 8 million writes the time alone decides.
+
+    >>> by_both = [tf_dynemb.policies.LFU(), tf_dynemb.policies.LRU()]
+    >>> table = tf_dynemb.Variable(dim=1, max_rows=2, eviction=by_both)
+    >>> table.config.eviction.policies
+    (LFU(half_life_steps=None, half_life_seconds=None, epoch_steps=None), LRU())
     """
 
     half_life_steps: int | None = None
@@ -332,6 +338,14 @@ class TTL(EvictionPolicy):
 
 
 @dataclasses.dataclass(frozen=True)
+class _LFUThenLRU(EvictionPolicy):
+    """What LFU() and then LRU() are together."""
+
+    meta_fields = ("score",)
+    engine_text = "lfu lru"
+
+
+@dataclasses.dataclass(frozen=True)
 class Eviction:
     """Policies of one table together: an order, a time to live, or both.
 
@@ -343,7 +357,8 @@ class Eviction:
 
     @property
     def _order(self) -> EvictionPolicy:
-        return next((p for p in self.policies if not isinstance(p, TTL)), LRU())
+        orders = [policy for policy in self.policies if not isinstance(policy, TTL)]
+        return _LFUThenLRU() if len(orders) == 2 else next(iter(orders), LRU())
 
     @property
     def _ttl(self) -> TTL | None:
@@ -386,7 +401,7 @@ class Eviction:
     def unit(self) -> str | None:
         """Of the times that rows are written at: "steps", "microseconds", or None for no times."""
         units = self._units()
-        if not units and "used" in self.meta_fields:
+        if not units and ("used" in self.meta_fields or isinstance(self._order, _LFUThenLRU)):
             return "microseconds"
         return next(iter(units), None)
 
@@ -426,11 +441,11 @@ def eviction_of(eviction: Any) -> Eviction | None:
 
     Args:
         eviction: None, a policy, a class of one that needs no arguments, or a list of an order (LRU,
-            LFU, SmallNorm, Score) and a TTL.
+            LFU, SmallNorm, Score, or LFU() and LRU() after it) and a TTL.
 
     Raises:
         TypeError: something else.
-        ValueError: two orders, two TTLs, or times of which one is in steps and another in seconds.
+        ValueError: two other orders, two TTLs, or times of which one is in steps and another in seconds.
     """
     if eviction is None or isinstance(eviction, Eviction):
         return eviction
@@ -441,10 +456,11 @@ def eviction_of(eviction: Any) -> Eviction | None:
         return None
     together = Eviction(policies)
     orders = [policy for policy in policies if not isinstance(policy, TTL)]
-    if len(orders) > 1 or len(policies) - len(orders) > 1:
+    is_order = len(orders) < 2 or orders == [LFU(), LRU()]
+    if not is_order or len(policies) - len(orders) > 1:
         raise ValueError(
-            f"eviction: got {list(policies)}, want one order (LRU, LFU, SmallNorm, Score), one TTL, or "
-            "both; an order by frequency and then by time is LFU with a long half-life"
+            f"eviction: got {list(policies)}, want one order (LRU, LFU, SmallNorm, Score; or LFU() and "
+            "then LRU()), one TTL, or both; by time and then by frequency is LFU(epoch_steps=...)"
         )
     if len({policy.unit for policy in policies if policy.unit is not None}) > 1:
         raise ValueError(f"eviction: got {list(policies)}, want all times in steps or all in seconds")

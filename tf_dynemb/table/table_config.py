@@ -87,9 +87,9 @@ class TableConfig:
             the first new keys of a batch are inserted while there is room; the others keep reading
             their initial value, their gradients are dropped, and `metrics` counts them.
         eviction: which rows leave to make room for new ones, in the call that inserts these:
-            tf_dynemb.policies.LRU(), LFU(), SmallNorm(), or when rows expire: TTL(seconds=...),
-            TTL(steps=...), Score(); or a list of an order and a TTL. Shards
-            of one process have equal shares of max_rows.
+            tf_dynemb.policies.LRU(), LFU(), SmallNorm(), Score(), or when rows expire: TTL(seconds=...),
+            TTL(steps=...); or a list of an order and a TTL, in which the order may be LFU() and then
+            LRU(). Shards of one process have equal shares of max_rows.
         keep_evicted: how many of the rows that leave by the eviction policy are kept, with their values,
             until `take_evicted` hands them out; of more the oldest are lost. In each process, and on
             each server. 0: none.

@@ -76,6 +76,10 @@ Status EvictionPolicy::Parse(std::string_view text, EvictionPolicy* policy) {
       good = good && number("epoch", &parsed.epoch);
       if (parsed.epoch > 0) parsed.order = Order::kEpochCount;
       good = good && (parsed.half_life == 0 || parsed.epoch == 0);
+      if (at < end && words[at] == "lru" && parsed.order == Order::kCount) {
+        ++at;
+        parsed.order = Order::kCountThenTime;
+      }
     } else if (name == "norm") {
       parsed.order = Order::kNorm;
     } else if (name == "score") {
@@ -88,10 +92,10 @@ Status EvictionPolicy::Parse(std::string_view text, EvictionPolicy* policy) {
   }
   good = good && number("ttl", &parsed.ttl) && at == end;
   if (!good) {
-    return InvalidArgument("eviction: got '", text,
-                           "', want '', lru, lfu, lfu half_life N, lfu epoch N, norm, score or "
-                           "score sum, and after it ",
-                           "ttl N, where N is 1 or more; last steps or microseconds");
+    return InvalidArgument(
+        "eviction: got '", text,
+        "', want '', lru, lfu, lfu half_life N, lfu epoch N, lfu lru, norm, "
+        "score or score sum, and after it ttl N, where N is 1 or more; last steps or microseconds");
   }
   *policy = parsed;
   return Status();
@@ -117,7 +121,13 @@ int64_t EpochWrite(int64_t now, int64_t epoch) {
   return std::min<int64_t>(number, INT32_MAX) << 32;
 }
 
+int64_t CountedWrite(int64_t now) {
+  if (now >= EvictionPolicy::kFirstMicrosecond) now >>= 14;
+  return std::clamp<int64_t>(now, 0, (int64_t{1} << 40) - 1);
+}
+
 int64_t EvictionPolicy::WriteAt(int64_t now) const {
+  if (order == Order::kCountThenTime) return CountedWrite(now);
   if (order == Order::kDecayedCount) return DecayedWrite(now, half_life);
   return order == Order::kEpochCount ? EpochWrite(now, epoch) : 0;
 }

@@ -22,6 +22,7 @@ struct EvictionPolicy {
     kCount,          // least often written first (LFU)
     kDecayedCount,   // the same, where a write counts half after each half-life
     kEpochCount,     // last written in an earlier epoch first, and of one epoch least often
+    kCountThenTime,  // least often written first, and of those least recently
     kNorm,           // smallest L2 norm of the value first
     kGiven,          // lowest score first, of those that callers give (Stamp::scores)
     kGivenSum,       // lowest sum first of the scores that callers give, see AddDecayedWrite
@@ -48,7 +49,10 @@ struct EvictionPolicy {
   // Whether it depends on `now`, which must then never fall.
   bool uses_time() const { return expires() || order == Order::kLastWriteTime || adds_writes(); }
   // Whether a score is made of all writes of a row, each of which adds WriteAt to it by AddWrite.
-  bool adds_writes() const { return order == Order::kDecayedCount || order == Order::kEpochCount; }
+  bool adds_writes() const {
+    return order == Order::kDecayedCount || order == Order::kEpochCount ||
+           order == Order::kCountThenTime;
+  }
   // Whether calls give scores; and whether these add up, by AddDecayedWrite.
   bool takes_scores() const { return order == Order::kGiven || adds_scores(); }
   bool adds_scores() const { return order == Order::kGivenSum; }
@@ -59,8 +63,8 @@ struct EvictionPolicy {
   MetaFields meta() const;
   MetaField score_field() const;
 
-  // The text form: "", "lru", "lfu", "lfu half_life 1000", "lfu epoch 1000", "norm", "score" or
-  // "score sum"; after it may come " ttl 500", and last " steps" or " microseconds".
+  // The text form: "", "lru", "lfu", "lfu half_life 1000", "lfu epoch 1000", "lfu lru", "norm",
+  // "score" or "score sum"; after it may come " ttl 500", and last " steps" or " microseconds".
   static Status Parse(std::string_view text, EvictionPolicy* policy);
 };
 
@@ -76,6 +80,16 @@ DYNEMB_HOST_DEVICE inline int64_t AddEpochWrite(int64_t score, int64_t write) {
   constexpr int64_t kMost = 0xffffffff;
   const int64_t count = score & kMost;  // kNeverWritten has none
   return write | (count < kMost ? count + 1 : kMost);
+}
+
+// The score of kCountThenTime: how many writes there were, in 23 bits that do not overflow, and
+// below it the time of the last in 40, in steps or in 2^14 microseconds.
+int64_t CountedWrite(int64_t now);
+DYNEMB_HOST_DEVICE inline int64_t AddCountedWrite(int64_t score, int64_t write) {
+  constexpr int kTimeBits = 40;
+  constexpr int64_t kMost = (int64_t{1} << 23) - 1;
+  const int64_t count = score < 0 ? 0 : score >> kTimeBits;  // kNeverWritten has none
+  return (count < kMost ? count + 1 : kMost) << kTimeBits | write;
 }
 
 // What a write `now` adds to the score of kDecayedCount, in the form that AddDecayedWrite takes.
@@ -118,6 +132,7 @@ struct DecayLogs {
 
 // The score after a write, of a policy that adds them.
 inline int64_t AddWrite(const EvictionPolicy& policy, int64_t score, int64_t write) {
+  if (policy.order == EvictionPolicy::Order::kCountThenTime) return AddCountedWrite(score, write);
   return policy.epoch > 0 ? AddEpochWrite(score, write) : AddDecayedWrite(score, write);
 }
 

@@ -49,7 +49,7 @@ TableOptions KeepingOptions(int64_t max_rows, const std::string& policy, OnFull 
 class LimitsOfTiersTest : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Policies, LimitsOfTiersTest,
                          ::testing::Values("", "lru", "lfu", "lfu half_life 10", "lfu epoch 10",
-                                           "norm", "score", "score sum"));
+                                           "lfu lru", "norm", "score", "score sum"));
 
 // Which rows a small table has, what each call says, what leaves, what is counted and what has
 // changed: as in memory, however few rows are there, and after the folder was opened again.

@@ -51,10 +51,28 @@ TEST(BoundedTableTest, WhatCannotBeIsRefused) {
   unbounded = Options(-1, "lru ttl 5");
   EXPECT_TRUE(MakeHostTable(Schema(unbounded), unbounded, &table).ok());
   EvictionPolicy policy;
-  for (const char* bad : {"fifo", "lru lru", "lfu half_life", "lfu half_life 0", "lru half_life 5",
-                          "score 5", "ttl", "ttl -1", "ttl 1x", "lru ttl 5 6", " lru", "lru  ttl 5",
-                          "lfu epoch", "lfu epoch 0", "lfu half_life 5 epoch 5", "lru epoch 5",
-                          "steps lru", "lru ttl steps", "lru ttl 5 steps steps"}) {
+  for (const char* bad : {"fifo",
+                          "lru lru",
+                          "lfu half_life",
+                          "lfu half_life 0",
+                          "lru half_life 5",
+                          "score 5",
+                          "ttl",
+                          "ttl -1",
+                          "ttl 1x",
+                          "lru ttl 5 6",
+                          " lru",
+                          "lru  ttl 5",
+                          "lfu epoch",
+                          "lfu epoch 0",
+                          "lfu half_life 5 epoch 5",
+                          "lru epoch 5",
+                          "lfu half_life 5 lru",
+                          "lfu epoch 5 lru",
+                          "lfu lru lru",
+                          "steps lru",
+                          "lru ttl steps",
+                          "lru ttl 5 steps steps"}) {
     EXPECT_EQ(EvictionPolicy::Parse(bad, &policy).code(), Code::kInvalidArgument) << bad;
   }
 }
@@ -157,6 +175,19 @@ TEST(EpochCountTest, HasTheEpochAboveTheCount) {
   EXPECT_EQ(AddEpochWrite(INT64_MAX, EpochWrite(0, 1)), 0xffffffff);  // does not overflow
   EXPECT_EQ(AddEpochWrite(0, EpochWrite(INT64_MAX, 1)), int64_t{INT32_MAX} << 32 | 1);
   EXPECT_EQ(AddEpochWrite(-1, EpochWrite(INT64_MIN, 1)), 0xffffffff);
+}
+
+TEST(CountThenTimeTest, HasTheCountAboveTheTime) {
+  int64_t score = kNeverWritten;
+  for (const int64_t now : {1, 9, 35}) score = AddCountedWrite(score, CountedWrite(now));
+  EXPECT_EQ(score, int64_t{3} << 40 | 35);
+  constexpr int64_t kMicrosecond = EvictionPolicy::kFirstMicrosecond;
+  EXPECT_LT(CountedWrite(1'000'000'000), CountedWrite(kMicrosecond));
+  EXPECT_LT(CountedWrite(kMicrosecond), CountedWrite(kMicrosecond + 20'000));
+  // The ends of what a file may say.
+  constexpr int64_t kMostTime = (int64_t{1} << 40) - 1;
+  EXPECT_EQ(AddCountedWrite(INT64_MAX, CountedWrite(INT64_MAX)), INT64_MAX);
+  EXPECT_EQ(AddCountedWrite(-1, CountedWrite(INT64_MIN)), kMostTime + 1);
 }
 
 TEST(MaxBytesTest, KeysOfOneSegmentMakeTheTableFullEarlier) {

@@ -142,6 +142,9 @@ class Model {
     const std::vector<int64_t>& writes = rows_.at(key).writes;
     if (policy_ == "lru") return static_cast<double>(writes.back());
     if (policy_ == "lfu") return static_cast<double>(writes.size());
+    if (policy_ == "lfu lru") {
+      return 1e6 * static_cast<double>(writes.size()) + static_cast<double>(writes.back());
+    }
     if (policy_ == "score") return static_cast<double>(ScoreOf(key, writes.back()));
     if (policy_ == "norm") return 2.0 * static_cast<double>(key) * static_cast<double>(key);
     if (policy_ == "lfu epoch 10") {
@@ -161,7 +164,7 @@ class Model {
 class EvictionTest : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Policies, EvictionTest,
                          ::testing::Values("lru", "lfu", "norm", "lfu half_life 10", "lfu epoch 10",
-                                           "score"));
+                                           "lfu lru", "score"));
 
 TEST_P(EvictionTest, SmallTablesKeepExactlyTheRowsOfTheHighestScores) {
   for (const int64_t max_rows : {1, 2, 7, 100, 1000}) {

@@ -212,7 +212,8 @@ TEST_P(EvictingTorture, SixteenThreadsAtOnce) {
 
 INSTANTIATE_TEST_SUITE_P(Policies, EvictingTorture,
                          ::testing::Values("", "lru", "lfu", "lfu half_life 10", "lfu epoch 10",
-                                           "norm", "score", "score sum", "lru ttl 60", "ttl 40"));
+                                           "lfu lru", "norm", "score", "score sum", "lru ttl 60",
+                                           "ttl 40"));
 
 }  // namespace
 }  // namespace dynemb

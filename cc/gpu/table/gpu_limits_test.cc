@@ -30,8 +30,8 @@ TableSchema SchemaOf(const TableOptions& options, const std::string& rule) {
 // A table of the host's memory is the model, which is exact up to 2,048 rows: bounded_table_test.
 // Every call of both, with keys that repeat, as many as there is room for and more.
 TEST_P(GpuTableTest, BoundedTablesAreThoseOfTheHost) {
-  for (const char* policy : {"", "lru", "lfu", "norm", "lfu half_life 10", "lfu epoch 10", "score",
-                             "score sum", "lru ttl 7", "score ttl 5"}) {
+  for (const char* policy : {"", "lru", "lfu", "norm", "lfu half_life 10", "lfu epoch 10",
+                             "lfu lru", "score", "score sum", "lru ttl 7", "score ttl 5"}) {
     for (const int64_t max_rows : {1, 7, 100, 1000}) {
       SCOPED_TRACE(StrCat("policy '", policy, "', ", max_rows, " rows"));
       const TableOptions options = Bounded(max_rows, policy, OnFull::kDecline);

@@ -162,6 +162,7 @@ RowStamp GpuTableOfMemory::Stamped(Stamp stamp) {
   if (policy.adds_writes()) {
     stamped.score = layout_.meta_field[static_cast<int>(MetaField::kScore)];
     stamped.write = policy.WriteAt(stamp.now);
+    stamped.order = policy.order;
   }
   if (policy.half_life > 0 || policy.adds_scores()) stamped.logs = decay_logs_.as<DecayLogs>();
   if (policy.takes_scores()) {

@@ -256,6 +256,7 @@ struct RowStamp {
   // Of a policy that adds writes: the place of the score, and what a write adds; of decayed counts
   // and of scores that add up also logarithms in the table's memory.
   int64_t score = -1, write = 0;
+  EvictionPolicy::Order order = EvictionPolicy::Order::kNone;
   const DecayLogs* logs = nullptr;
   // Of scores that are given: their place, that of a new row, and each key's, if the call has some.
   int64_t given = -1, first_score = 0;
@@ -270,6 +271,12 @@ struct RowStamp {
         count(layout.meta_field[static_cast<int>(MetaField::kCount)]) {}
 
   DYNEMB_HOST_DEVICE static int64_t* Number(char* at) { return reinterpret_cast<int64_t*>(at); }
+  // AddWrite of the policy.
+  DYNEMB_HOST_DEVICE int64_t Add(int64_t sum) const {
+    if (order == EvictionPolicy::Order::kDecayedCount) return logs->Add(sum, write);
+    if (order == EvictionPolicy::Order::kEpochCount) return AddEpochWrite(sum, write);
+    return AddCountedWrite(sum, write);
+  }
   // Of a row that the call has written so many times, which may be new; `position` is one of its
   // key. By one lane.
   DYNEMB_HOST_DEVICE void Write(char* row, bool is_new, int64_t writes, int64_t position) const {
@@ -277,9 +284,7 @@ struct RowStamp {
     for (int64_t at = 0; is_new && at < meta_bytes; at += 8) *Number(meta + at) = 0;
     if (score >= 0) {
       int64_t sum = is_new ? kNeverWritten : *Number(meta + score);
-      for (int64_t i = 0; i < writes; ++i) {
-        sum = logs != nullptr ? logs->Add(sum, write) : AddEpochWrite(sum, write);
-      }
+      for (int64_t i = 0; i < writes; ++i) sum = Add(sum);
       *Number(meta + score) = sum;
     }
     if (given >= 0 && is_new) *Number(meta + given) = first_score;
