@@ -8,6 +8,7 @@ import pickle
 import sys
 
 import keras
+import limit_cases
 import numpy as np
 import tensorflow as tf
 from spread_program import Program
@@ -119,6 +120,18 @@ class Limits(Program):
                 result[(name, *clip)] = {"rows": self.rows(table), "candidates": counts}
                 if name == "MinCount":
                     result[("in files", *clip)] = self.read_again(table)
+        return result
+
+    def evicting(self):
+        """What this process has of tables from which rows leave by each policy."""
+        result = {}
+        for name, options in limit_cases.CASES.items():
+            with self.strategy.scope():
+                table = limit_cases.make(partition_strategy="mod", **options)
+            step = limit_cases.trains(table, self.strategy)
+            for number, ids in enumerate(limit_cases.batches()):
+                step(self.mine(number, ids))
+            result[name] = limit_cases.state(table)
         return result
 
     def clocks(self):
@@ -292,7 +305,7 @@ def main(folder):
     program = Limits()
     scenes = ["given_scores", "admission"]
     if "REPLICAS" not in os.environ:
-        scenes += ["full", "full_by_bytes", "clocks"]
+        scenes += ["evicting", "full", "full_by_bytes", "clocks"]
     result = {name: getattr(program, name)() for name in scenes}
     if "REPLICAS" not in os.environ:
         result["full_shard"] = program.full_shard(folder)

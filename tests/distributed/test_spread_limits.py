@@ -3,7 +3,9 @@
 import collections
 import pickle
 
+import limit_cases
 import pytest
+import tensorflow as tf
 from spread_limits import IDS, SCORES, STEPS
 from spread_rows import union
 from workers import run_job
@@ -115,6 +117,21 @@ def test_the_same_ids_are_admitted_in_processes(processes, alone):
 
 def test_the_same_ids_are_admitted_in_replicas(replicas, alone):
     check_admission(replicas, alone)
+
+
+@pytest.mark.parametrize("name", limit_cases.CASES)
+def test_the_rows_that_leave_are_those_of_as_many_shards_in_one_process(processes, name):
+    """Rows, their slots and meta, what has left and who waits for admission."""
+    table = limit_cases.make(devices=["/CPU:0"] * len(processes), **limit_cases.CASES[name])
+    step = limit_cases.trains(table)
+    for ids in limit_cases.batches():
+        step(tf.constant(ids))
+    want = limit_cases.state(table)
+    seen = [process["evicting"][name] for process in processes]
+    left = sorted(row for process in seen for row in process.pop("left"))
+    assert left == want.pop("left") and len(left) > 10
+    for part, rows in want.items():
+        assert union([process[part] for process in seen], "mod") == rows != {}, part
 
 
 @pytest.mark.parametrize("name", ["MinCount", "Custom"])
