@@ -1,7 +1,7 @@
 """How old what is served is: from apply_gradients in one process to a lookup of it in another.
 
     .venv/bin/python benchmarks/freshness_benchmark.py [--rates 1000,10000,100000] [--seconds 20]
-        [--ways folder,stream] [--servers 1,8]
+        [--ways folder,stream] [--servers 1,8] [--full_copy_ratio 1]
 
 A trainer changes so many rows a second of a table, in steps of a tenth of a second, and publishes every
 `--every_seconds`. Servers follow, by the folder or by a stream over a socket: each is a SavedModel that
@@ -12,6 +12,7 @@ this machine, so that their clocks are one. Prints a Markdown table:
 - p50, p99: seconds from the beginning of apply_gradients to the first lookup that has it;
 - bytes per row: of the feed's changes, beside those of key and value;
 - publishing: the share of the trainer's time that publishing takes;
+- full copies: how many of those generations had one;
 - read p50, p99: microseconds of one request of 32 ids, while the server follows, and the ratio to
   the same while the trainer trains a table as large that nobody follows;
 - idle p99: that of the same request while nothing is trained.
@@ -42,6 +43,9 @@ ROWS = flags.DEFINE_integer("rows", 1_000_000, "Rows of the table.", lower_bound
 DIM = flags.DEFINE_integer("dim", 32, "Numbers per row.", lower_bound=1)
 WAYS = flags.DEFINE_list("ways", ["folder", "stream"], "How servers follow.")
 SERVERS = flags.DEFINE_list("servers", ["1", "8"], "How many, of which the first is measured.")
+FULL_COPY_RATIO = flags.DEFINE_float(
+    "full_copy_ratio", 1, "Of the Publisher; 1e9: no full copy but the first.", lower_bound=1e-9
+)
 ROLE = flags.DEFINE_enum("role", None, ["measured", "other"], "For this program itself: a server.")
 MODEL = flags.DEFINE_string("model", None, "For this program itself.")
 STEPS_PER_SECOND = 10
@@ -126,7 +130,7 @@ def train(way, count, rate):
             model,
             f"{folder}/feed",
             every_seconds=EVERY.value,
-            full_copy_ratio=1e9,
+            full_copy_ratio=FULL_COPY_RATIO.value,
             stream="127.0.0.1:0" if way == "stream" else None,
         )
         with tf_dynemb.for_serving(follow=publisher.address or f"{folder}/feed", poll_seconds=0.01):
@@ -172,7 +176,9 @@ def train(way, count, rate):
         wall = time.monotonic() - start
         publisher.publish()
         feed = Feed(f"{folder}/feed")
-        deltas = [feed.read(number).delta for number in feed.numbers()[1:]]
+        generations = [feed.read(number) for number in feed.numbers()[1:]]
+        deltas = [generation.delta for generation in generations]
+        full_copies = sum(generation.full is not None for generation in generations)
         row_bytes = sum(d.file_bytes for d in deltas) / sum(d.rows for d in deltas)
         time.sleep(2 * EVERY.value)
         said = [json.loads(server.communicate("\n")[0]) for server in servers]
@@ -195,6 +201,7 @@ def train(way, count, rate):
         f"{p99:.2f}",
         f"{row_bytes:.0f} ({row_bytes / least:.2f}x)",
         f"{publishing / wall:.1%}",
+        str(full_copies),
         *(f"{then:.0f} ({then / before:.2f}x)" for then, before in zip(following, beside, strict=True)),
         f"{idle[1]:.0f}",
     ]
@@ -208,10 +215,10 @@ def main(argv):
         serve()
         return
     print(
-        "| way | servers | rows/s | p50 s | p99 s | bytes per row | publishing | read p50 us "
-        "| read p99 us | idle p99 us |"
+        "| way | servers | rows/s | p50 s | p99 s | bytes per row | publishing "
+        "| full copies | read p50 us | read p99 us | idle p99 us |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
     for count in SERVERS.value:
         for rate in RATES.value:
             for way in WAYS.value:
