@@ -213,7 +213,8 @@ void Compare(const char* what, const Context& context, Subject* plain, Subject* 
 void Eviction(int64_t rows) {
   Threads context(1);
   std::mt19937_64 random(1);
-  for (const char* policy : {"lru", "lfu", "lfu half_life 1000", "norm", "lru ttl 1000000000000"}) {
+  for (const char* policy :
+       {"lru", "lfu", "lfu half_life 1000", "lfu lru", "norm", "lru ttl 1000000000000"}) {
     {
       Subject plain, bounded(Bounded(2 * rows, policy));
       plain.Fill(context, rows);

@@ -105,7 +105,7 @@ class SketchCountsOp : public CatchingKernel {
     admission.policy = policy_;
     admission.candidates = candidates.shards[0].get();
     admission.sketch = sketch.shards[0].get();
-    admission.sketch_mutex = sketch.resource->sketch_mutex();
+    admission.calls = candidates.resource->admission_calls();
     OP_REQUIRES_OK(context, ToTensorFlow(SketchCountsThatLeft(PoolContext(context), admission)));
   }
 

@@ -107,8 +107,8 @@ class TableResource : public tensorflow::ResourceBase {
   const RowReader* view() const { return view_.get(); }
   // What lookups have given since the rows of these keys were written, for an eviction by scores.
   GivenScores* given_scores() { return &given_scores_; }
-  // Of a sketch of counts: held while counts go into it (Admission::sketch_mutex).
-  std::mutex* sketch_mutex() { return &sketch_mutex_; }
+  // Of the updates of the table that these are the candidates of.
+  AdmissionCalls* admission_calls() { return &admission_calls_; }
 
   // Puts other rows in place, which contain these snapshots.
   void Replace(ShardSet::Contents contents, const std::vector<uint64_t>& snapshots);
@@ -162,7 +162,7 @@ class TableResource : public tensorflow::ResourceBase {
   ShardSet shards_;
   const std::shared_ptr<const RowReader> view_;
   GivenScores given_scores_;
-  std::mutex sketch_mutex_;
+  AdmissionCalls admission_calls_;
   mutable std::mutex mutex_;  // of what follows, and of the contents being those that it is of
   Lineage lineage_;
   std::vector<TableCounters> earlier_;    // by shard, of those that it had before

@@ -35,11 +35,11 @@ Status ForEachShardOf(const TableUpdates::Update& update, const Admission& admis
     Admission of_shard = admission;
     if (update.candidates.resource != nullptr) {
       of_shard.candidates = shards(update.candidates)[0].get();
+      of_shard.calls = update.candidates.resource->admission_calls();
     }
     if (update.sketch.resource != nullptr) {
       of_shard.candidates = update.candidates.shards[0].get();
       of_shard.sketch = update.sketch.shards[0].get();
-      of_shard.sketch_mutex = update.sketch.resource->sketch_mutex();
     }
     DYNEMB_RETURN_IF_ERROR(call(shards(update.table)[s].get(), batch, of_shard));
   }

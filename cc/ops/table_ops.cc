@@ -54,7 +54,7 @@ max_bytes: how many bytes of memory their rows and indices may take together; -1
 on_full: what a full table does with the keys that it has no room for, unless it evicts: the call is an error,
   or the last keys of the batch are not inserted and their gradients dropped.
 eviction: which rows leave to make room, and when they expire: '', 'lru', 'lfu', 'lfu half_life 100',
-  'lfu epoch 100', 'norm' or 'score', and after it ' ttl 1000', in units of `now`;
+  'lfu epoch 100', 'lfu lru', 'norm', 'score' or 'score sum', and after it ' ttl 1000', in units of `now`;
   last ' steps' or ' microseconds', if rows may come whose times are the other. Shards that evict have equal shares of max_rows.
 keep_evicted: how many rows that have left by the policy are kept for DynembTakeEvicted.
 missing_value: what each number of a key without a row reads as; none: its initial value.

@@ -1,8 +1,10 @@
-// A library for LD_PRELOAD by which operations on the files of a folder fail, whoever makes them in the
-// process: Python, TensorFlow or the engine. It takes the place of functions of the C library.
+// Fault injection: a library for LD_PRELOAD by which operations on the files of a folder fail, whoever
+// makes them in the process: Python, TensorFlow or the engine. It takes the place of functions of the C
+// library.
 //
-// Operations are counted: what opens, reads, writes, syncs, makes, renames or removes a file or a folder,
-// or lists or looks for one. A write that fails has written the first half.
+// Operations are counted: what opens, reads, copies, writes, syncs, closes, makes, renames, locks or
+// removes a file or a folder, or lists or looks for one. A write that fails has written the first half,
+// and so has the closing of a file with a buffer.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -11,6 +13,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -38,9 +41,13 @@ Outcome Failed(Outcome outcome) {
   return outcome;
 }
 
+bool IsCounted(const std::string& path) {
+  return counts && !exempt && path.compare(0, folder.size(), folder) == 0;
+}
+
 // What an operation on a path comes to.
-Outcome Count(const std::string& path) {
-  if (!counts || exempt || path.compare(0, folder.size(), folder) != 0) return kWorks;
+Outcome OutcomeOf(const std::string& path) {
+  if (!IsCounted(path)) return kWorks;
   const int64_t number = ++operations;
   if (number == failing) return Failed(kind == kOnceAfterItsEffect ? kFailsAfterItsEffect : kFails);
   return number > failing && kind == kFromThereOn ? Failed(kHasNoEffect) : kWorks;
@@ -53,13 +60,19 @@ std::string PathOf(int descriptor) {
   return size < 0 ? std::string() : std::string(path, static_cast<size_t>(size));
 }
 
-Outcome Count(int descriptor) { return counts ? Count(PathOf(descriptor)) : kWorks; }
-Outcome Count(FILE* file) { return counts ? Count(fileno(file)) : kWorks; }
+Outcome OutcomeOf(int descriptor) { return counts ? OutcomeOf(PathOf(descriptor)) : kWorks; }
 
-Outcome CountAt(int place, const char* path) {
+// Of a copy, either end of which may lie in the folder.
+Outcome OutcomeOf(int from, int to) {
+  if (!counts) return kWorks;
+  const std::string source = PathOf(from);
+  return OutcomeOf(IsCounted(source) ? source : PathOf(to));
+}
+
+Outcome OutcomeAt(int place, const char* path) {
   if (!counts || path == nullptr) return kWorks;
-  if (path[0] == '/' || place == AT_FDCWD) return Count(std::string(path));
-  return Count(PathOf(place) + "/" + path);
+  if (path[0] == '/' || place == AT_FDCWD) return OutcomeOf(std::string(path));
+  return OutcomeOf(PathOf(place) + "/" + path);
 }
 
 template <typename Function>
@@ -79,8 +92,7 @@ Result Do(Outcome outcome, Call call, Result failed) {
 
 // Of a write that fails the first half is made.
 template <typename Call>
-ssize_t Write(int descriptor, size_t size, Call call) {
-  const Outcome outcome = Count(descriptor);
+ssize_t Write(Outcome outcome, size_t size, Call call) {
   if (outcome == kWorks) return call(size);
   if (outcome != kHasNoEffect) call(outcome == kFails ? size / 2 : size);
   errno = error_number;
@@ -94,15 +106,16 @@ ssize_t Write(int descriptor, size_t size, Call call) {
 extern "C" {
 
 // From now on the `number`-th operation on what is in the folder fails with an error of errno.h; with
-// kFromThereOn all after it, too. `others`: not what the calling thread does.
-void fail_operation(const char* of_folder, int64_t number, int how, int with_error, int others) {
+// kFromThereOn all after it, too. `other_threads`: not what the calling thread does.
+void fail_operation(const char* of_folder, int64_t number, int how, int with_error,
+                    int other_threads) {
   counts = false;
   folder = std::string(of_folder) + "/";
   operations = 0;
   failing = number;
   kind = how;
   error_number = with_error;
-  exempt = others != 0;
+  exempt = other_threads != 0;
   counts = true;
 }
 
@@ -122,7 +135,7 @@ int64_t operations_so_far() { return operations; }
     va_start(arguments, flags);                                                             \
     const mode_t mode = va_arg(arguments, mode_t);                                          \
     va_end(arguments);                                                                      \
-    return Do(CountAt(AT_FDCWD, path), [&] { return next(path, flags, mode); }, -1);        \
+    return Do(OutcomeAt(AT_FDCWD, path), [&] { return next(path, flags, mode); }, -1);        \
   }
 OPEN(open)
 OPEN(open64)
@@ -134,7 +147,7 @@ OPEN(open64)
     va_start(arguments, flags);                                                             \
     const mode_t mode = va_arg(arguments, mode_t);                                          \
     va_end(arguments);                                                                      \
-    return Do(CountAt(place, path), [&] { return next(place, path, flags, mode); }, -1);    \
+    return Do(OutcomeAt(place, path), [&] { return next(place, path, flags, mode); }, -1);    \
   }
 OPEN_AT(openat)
 OPEN_AT(openat64)
@@ -142,44 +155,47 @@ OPEN_AT(openat64)
 #define OPEN_FILE(name)                                                                     \
   FILE* name(const char* path, const char* mode) {                                          \
     NEXT(name);                                                                             \
-    return Do(CountAt(AT_FDCWD, path), [&] { return next(path, mode); }, (FILE*)nullptr);   \
+    return Do(OutcomeAt(AT_FDCWD, path), [&] { return next(path, mode); }, (FILE*)nullptr);   \
   }
 OPEN_FILE(fopen)
 OPEN_FILE(fopen64)
 
 ssize_t write(int file, const void* data, size_t size) {
   NEXT(write);
-  return Write(file, size, [&](size_t part) { return next(file, data, part); });
+  return Write(OutcomeOf(file), size, [&](size_t part) { return next(file, data, part); });
 }
 
 #define WRITE_AT(name, offset_type)                                                         \
   ssize_t name(int file, const void* data, size_t size, offset_type offset) {               \
     NEXT(name);                                                                             \
-    return Write(file, size, [&](size_t part) { return next(file, data, part, offset); });  \
+    return Write(OutcomeOf(file), size, [&](size_t part) { return next(file, data, part, offset); });  \
   }
 WRITE_AT(pwrite, off_t)
 WRITE_AT(pwrite64, off64_t)
 
 size_t fwrite(const void* data, size_t each, size_t count, FILE* file) {
   NEXT(fwrite);
-  const ssize_t written = Write(fileno(file), each * count, [&](size_t part) {
+  const ssize_t written = Write(OutcomeOf(fileno(file)), each * count, [&](size_t part) {
     return static_cast<ssize_t>(next(data, 1, part, file));
   });
   return written < 0 || each == 0 ? 0 : static_cast<size_t>(written) / each;
 }
 
-// Where all fails, a buffer is lost, as that of a process that was killed.
+// What is in a buffer is written here, by the C library itself: all of it, the first half, or as by a
+// process that was killed nothing.
 int fclose(FILE* file) {
   NEXT(fclose);
-  const Outcome outcome = Count(file);
+  const Outcome outcome = OutcomeOf(fileno(file));
   if (outcome == kWorks) return next(file);
-  if (kind == kFromThereOn) {
-    NEXT(open);
-    const int nowhere = next("/dev/null", O_RDWR);
-    dup2(nowhere, fileno(file));
-    close(nowhere);
-  }
+  const int kept = dup(fileno(file));
+  const off64_t before = lseek64(kept, 0, SEEK_END);
   next(file);
+  const off64_t after = lseek64(kept, 0, SEEK_END);
+  if (outcome != kFailsAfterItsEffect && after > before) {
+    const off64_t size = kind == kFromThereOn ? before : before + (after - before) / 2;
+    Next<int(int, off64_t)>("ftruncate64")(kept, size);
+  }
+  Next<int(int)>("close")(kept);
   errno = error_number;
   return EOF;
 }
@@ -187,7 +203,7 @@ int fclose(FILE* file) {
 ssize_t copy_file_range(int from, off64_t* from_offset, int to, off64_t* to_offset, size_t size,
                         unsigned flags) {
   NEXT(copy_file_range);
-  return Write(to, size, [&](size_t part) {
+  return Write(OutcomeOf(from, to), size, [&](size_t part) {
     return next(from, from_offset, to, to_offset, part, flags);
   });
 }
@@ -195,20 +211,20 @@ ssize_t copy_file_range(int from, off64_t* from_offset, int to, off64_t* to_offs
 #define SEND(name, offset_type)                                                             \
   ssize_t name(int to, int from, offset_type* offset, size_t size) {                        \
     NEXT(name);                                                                             \
-    return Write(to, size, [&](size_t part) { return next(to, from, offset, part); });      \
+    return Write(OutcomeOf(from, to), size, [&](size_t part) { return next(to, from, offset, part); });      \
   }
 SEND(sendfile, off_t)
 SEND(sendfile64, off64_t)
 
 ssize_t read(int file, void* data, size_t size) {
   NEXT(read);
-  return Do(Count(file), [&] { return next(file, data, size); }, ssize_t{-1});
+  return Do(OutcomeOf(file), [&] { return next(file, data, size); }, ssize_t{-1});
 }
 
 #define READ_AT(name, offset_type)                                                          \
   ssize_t name(int file, void* data, size_t size, offset_type offset) {                     \
     NEXT(name);                                                                             \
-    return Do(Count(file), [&] { return next(file, data, size, offset); }, ssize_t{-1});    \
+    return Do(OutcomeOf(file), [&] { return next(file, data, size, offset); }, ssize_t{-1});    \
   }
 READ_AT(pread, off_t)
 READ_AT(pread64, off64_t)
@@ -216,15 +232,25 @@ READ_AT(pread64, off64_t)
 #define OF_DESCRIPTOR(name)                                                                 \
   int name(int file) {                                                                      \
     NEXT(name);                                                                             \
-    return Do(Count(file), [&] { return next(file); }, -1);                                 \
+    return Do(OutcomeOf(file), [&] { return next(file); }, -1);                                 \
   }
+// What fails has closed the file all the same.
+int close(int file) {
+  NEXT(close);
+  const Outcome outcome = OutcomeOf(file);
+  const int result = next(file);
+  if (outcome == kWorks) return result;
+  errno = error_number;
+  return -1;
+}
+
 OF_DESCRIPTOR(fsync)
 OF_DESCRIPTOR(fdatasync)
 
 #define OF_SIZE(name, size_type)                                                            \
   int name(int file, size_type size) noexcept {                                             \
     NEXT(name);                                                                             \
-    return Do(Count(file), [&] { return next(file, size); }, -1);                           \
+    return Do(OutcomeOf(file), [&] { return next(file, size); }, -1);                           \
   }
 OF_SIZE(ftruncate, off_t)
 OF_SIZE(ftruncate64, off64_t)
@@ -232,54 +258,96 @@ OF_SIZE(ftruncate64, off64_t)
 #define OF_PATH(name)                                                                       \
   int name(const char* path) noexcept {                                                     \
     NEXT(name);                                                                             \
-    return Do(CountAt(AT_FDCWD, path), [&] { return next(path); }, -1);                     \
+    return Do(OutcomeAt(AT_FDCWD, path), [&] { return next(path); }, -1);                     \
   }
 OF_PATH(unlink)
 OF_PATH(rmdir)
 
 int unlinkat(int place, const char* path, int flags) noexcept {
   NEXT(unlinkat);
-  return Do(CountAt(place, path), [&] { return next(place, path, flags); }, -1);
+  return Do(OutcomeAt(place, path), [&] { return next(place, path, flags); }, -1);
 }
 
 int mkdir(const char* path, mode_t mode) noexcept {
   NEXT(mkdir);
-  return Do(CountAt(AT_FDCWD, path), [&] { return next(path, mode); }, -1);
+  return Do(OutcomeAt(AT_FDCWD, path), [&] { return next(path, mode); }, -1);
 }
 
 int rename(const char* from, const char* to) noexcept {
   NEXT(rename);
-  return Do(CountAt(AT_FDCWD, to), [&] { return next(from, to); }, -1);
+  return Do(OutcomeAt(AT_FDCWD, to), [&] { return next(from, to); }, -1);
 }
 
 int access(const char* path, int mode) noexcept {
   NEXT(access);
-  return Do(CountAt(AT_FDCWD, path), [&] { return next(path, mode); }, -1);
+  return Do(OutcomeAt(AT_FDCWD, path), [&] { return next(path, mode); }, -1);
 }
 
 #define STAT(name, stat_type)                                                               \
   int name(const char* path, stat_type* found) noexcept {                                   \
     NEXT(name);                                                                             \
-    return Do(CountAt(AT_FDCWD, path), [&] { return next(path, found); }, -1);              \
+    return Do(OutcomeAt(AT_FDCWD, path), [&] { return next(path, found); }, -1);              \
   }
 STAT(stat, struct stat)
 STAT(stat64, struct stat64)
 STAT(lstat, struct stat)
 STAT(lstat64, struct stat64)
 
+#define STAT_OPEN(name, stat_type)                                                          \
+  int name(int file, stat_type* found) noexcept {                                           \
+    NEXT(name);                                                                             \
+    return Do(OutcomeOf(file), [&] { return next(file, found); }, -1);                      \
+  }
+STAT_OPEN(fstat, struct stat)
+STAT_OPEN(fstat64, struct stat64)
+
+#define STAT_AT(name, stat_type)                                                            \
+  int name(int place, const char* path, stat_type* found, int flags) noexcept {             \
+    NEXT(name);                                                                             \
+    return Do(OutcomeAt(place, path), [&] { return next(place, path, found, flags); }, -1); \
+  }
+STAT_AT(fstatat, struct stat)
+STAT_AT(fstatat64, struct stat64)
+
 // By which programs built beside a C library before 2.33 call stat.
-int __xstat(int version, const char* path, struct stat* found) noexcept {
-  static auto* const next = Next<int(int, const char*, struct stat*)>("__xstat");
-  return Do(CountAt(AT_FDCWD, path), [&] { return next(version, path, found); }, -1);
-}
-int __xstat64(int version, const char* path, struct stat64* found) noexcept {
-  static auto* const next = Next<int(int, const char*, struct stat64*)>("__xstat64");
-  return Do(CountAt(AT_FDCWD, path), [&] { return next(version, path, found); }, -1);
-}
+#define OLD_STAT(name, stat_type)                                                           \
+  int name(int version, const char* path, stat_type* found) noexcept {                      \
+    static auto* const next = Next<int(int, const char*, stat_type*)>(#name);               \
+    return Do(OutcomeAt(AT_FDCWD, path), [&] { return next(version, path, found); }, -1);   \
+  }
+OLD_STAT(__xstat, struct stat)
+OLD_STAT(__xstat64, struct stat64)
+OLD_STAT(__lxstat, struct stat)
+OLD_STAT(__lxstat64, struct stat64)
+
+#define OLD_STAT_OPEN(name, stat_type)                                                      \
+  int name(int version, int file, stat_type* found) noexcept {                              \
+    static auto* const next = Next<int(int, int, stat_type*)>(#name);                       \
+    return Do(OutcomeOf(file), [&] { return next(version, file, found); }, -1);             \
+  }
+OLD_STAT_OPEN(__fxstat, struct stat)
+OLD_STAT_OPEN(__fxstat64, struct stat64)
 
 DIR* opendir(const char* path) {
   NEXT(opendir);
-  return Do(CountAt(AT_FDCWD, path), [&] { return next(path); }, (DIR*)nullptr);
+  return Do(OutcomeAt(AT_FDCWD, path), [&] { return next(path); }, (DIR*)nullptr);
+}
+DIR* fdopendir(int file) {
+  NEXT(fdopendir);
+  return Do(OutcomeOf(file), [&] { return next(file); }, (DIR*)nullptr);
+}
+
+#define READ_FOLDER(name, entry_type)                                                       \
+  entry_type* name(DIR* listing) {                                                          \
+    NEXT(name);                                                                             \
+    return Do(OutcomeOf(dirfd(listing)), [&] { return next(listing); }, (entry_type*)nullptr); \
+  }
+READ_FOLDER(readdir, struct dirent)
+READ_FOLDER(readdir64, struct dirent64)
+
+int flock(int file, int operation) noexcept {
+  NEXT(flock);
+  return Do(OutcomeOf(file), [&] { return next(file, operation); }, -1);
 }
 
 }  // extern "C"

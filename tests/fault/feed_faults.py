@@ -1,12 +1,12 @@
-"""Publishes and follows while operations on the feed's files fail, each one in turn. A program.
+"""Fault injection: each operation on the files of a feed fails in turn while it is used. A program.
 
 It runs with the library of failing_files.cc preloaded. What followers serve is compared with what the
 trainer was after the step that their generation is of, bit for bit.
 
     LD_PRELOAD=failing_files.so python feed_faults.py SCENE FOLDER EVERY
 
-tries every EVERY-th operation of a SCENE (publish, poll, serve), in each way to fail, and prints how
-many it tried of each.
+tries every EVERY-th operation of a SCENE (publish, poll, load, serve), in each way to fail, and prints
+how many it tried of each.
 """
 
 import ctypes
@@ -33,19 +33,21 @@ for _name in ("stop_failing", "operations_so_far"):
 
 
 class Fault:
-    """An operation on the files of a folder that fails, the `number`-th of the body of `with`.
+    """An operation on the files of a folder that fails: the `number`-th of the body of `with`.
+
+    Of all threads, or with `other_threads` of all but this one.
 
     Attributes:
         met: whether there were so many operations.
     """
 
-    def __init__(self, folder, number, how, others=False):
+    def __init__(self, folder, number, how, other_threads=False):
         self._arguments = (
             os.fsencode(folder),
             ctypes.c_int64(number),
             HOW.index(how),
             errno.ENOSPC if number % 2 else errno.EIO,
-            int(others),
+            int(other_threads),
         )
         self._number, self._ended = number, None
 
@@ -127,9 +129,10 @@ def publish(folder, how, every):
                     trainer.publish()
                 except FAILURES as error:
                     failed = error
+            assert fault.met or failed is None
             newest = Feed(feed).numbers()[-1]
-            if failed is None:
-                assert newest == before + 1
+            if how != "from there on":
+                assert newest == (before if failed else before + 1), failed
             status = follower.poll()
             assert status.generation == newest in (before, before + 1), f"{status}; {failed!r}"
             check_serves(trainer, newest, feed_process.digest(look()))
@@ -159,40 +162,45 @@ def publish(folder, how, every):
     return tried
 
 
-def poll(folder, how, every):
-    """A Follower whose files fail, in a step forward, and where it begins with a full copy."""
+def poll(folder, how, every, begins_anew=False):
+    """A Follower whose files fail, in a step forward."""
     feed, tried = f"{folder}/feed", 0
     trainer = Trainer(feed)
     trainer.step()
     trainer.publish()
     copy = feed_process.make()
     look = feed_process.look_of(copy)
-    for begins_anew in (False, True):
-        follower = Follower(copy, feed, name="one")
-        for number in itertools.count(1, every):
-            before = follower.poll().generation
-            trainer.step()
-            newest = trainer.publish()
-            if begins_anew:
-                follower.close()
-                follower = Follower(copy, feed, name="one")
-            with Fault(feed, number, how) as fault:
-                status = follower.poll()
-            assert status.generation in (before, newest, *([None] if begins_anew else [])), status
-            served = before if status.generation is None else status.generation
-            check_serves(trainer, served, feed_process.digest(look()))
-            if served != newest:
-                assert status.errors > 0 and status.last_error, status
+    follower = Follower(copy, feed, name="one")
+    for number in itertools.count(1, every):
+        before = follower.poll().generation
+        trainer.step()
+        newest = trainer.publish()
+        if begins_anew:
+            follower.close()
+            follower = Follower(copy, feed, name="one")
+        errors = follower.status.errors
+        with Fault(feed, number, how) as fault:
             status = follower.poll()
-            assert status.generation == newest, status
-            check_serves(trainer, newest, feed_process.digest(look()))
-            assert not follower.poll().lag_generations
-            if not fault.met:
-                break
-            tried += 1
-        follower.close()
+        # Of full copies the one before the newest will do.
+        assert status.generation in (before, newest, *([None] if begins_anew else [])), status
+        served = status.generation or before
+        check_serves(trainer, served, feed_process.digest(look()))
+        assert served == newest or (status.errors > errors and status.last_error), status
+        status = follower.poll()
+        assert status.generation == newest, status
+        check_serves(trainer, newest, feed_process.digest(look()))
+        assert not follower.poll().lag_generations
+        if not fault.met:
+            break
+        tried += 1
+    follower.close()
     trainer.publisher.close()
     return tried
+
+
+def load(folder, how, every):
+    """A Follower whose files fail where it begins with a full copy."""
+    return poll(folder, how, every, begins_anew=True)
 
 
 def serve(folder, how, every):
@@ -222,11 +230,14 @@ def serve(folder, how, every):
         name = f"{newest:012d}"
         (data,) = (each for each in os.listdir(f"{feed}/data") if each.startswith(f"{name}-"))
         shutil.copytree(f"{feed}/data/{data}", f"{shown}/data/{data}")
-        with Fault(shown, number, how, others=True) as fault:
+        with Fault(shown, number, how, other_threads=True) as fault:
             shutil.copy(f"{feed}/generations/{name}", f"{shown}/{name}")
             os.rename(f"{shown}/{name}", f"{shown}/generations/{name}")
             look_until(lambda at, fault=fault, newest=newest: at == newest or fault.met)
             has_ended = not fault.met
+            if how == "from there on" and fault.met:  # as if the folder were gone for some polls
+                errors = follower_status(served).errors
+                look_until(lambda _, errors=errors: follower_status(served).errors > errors + 1)
         look_until(lambda at, newest=newest: at == newest)
         if has_ended:
             break
@@ -240,6 +251,9 @@ def serve(folder, how, every):
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    scene, folder, every = {"publish": publish, "poll": poll, "serve": serve}[sys.argv[1]], *sys.argv[2:]
+    scene, folder, every = (
+        {"publish": publish, "poll": poll, "load": load, "serve": serve}[sys.argv[1]],
+        *sys.argv[2:],
+    )
     for how in HOW:
         print(scene(os.path.join(folder, how), how, int(every)), flush=True)

@@ -1,4 +1,4 @@
-"""Operations on the files of a feed fail, each in turn, of publishers and followers: nothing is lost."""
+"""Fault injection: each operation on a feed's files fails in turn, of publishers and followers."""
 
 import os
 import pathlib
@@ -27,8 +27,8 @@ def failing_files(tmp_path_factory):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("scene", "least"), [("publish", 40), ("poll", 40), ("serve", 40)])
-def test_any_operation_that_fails(scene, least, failing_files, tmp_path):
+@pytest.mark.parametrize("scene", ["publish", "poll", "load", "serve"])
+def test_any_operation_that_fails(scene, failing_files, tmp_path):
     arguments = [HERE / "feed_faults.py", scene, tmp_path, str(EVERY)]
     paths = os.pathsep.join(map(str, (HERE, HERE.parent, *sys.path)))
     environment = os.environ | {"LD_PRELOAD": str(failing_files), "PYTHONPATH": paths}
@@ -38,4 +38,4 @@ def test_any_operation_that_fails(scene, least, failing_files, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     tried = list(map(int, done.stdout.split()))
     print(scene, tried)
-    assert len(tried) == 3 and min(tried) * EVERY >= least
+    assert len(tried) == 3 and min(tried) * EVERY >= 30

@@ -170,6 +170,22 @@ def test_frequency_and_then_time(eviction, time):
     assert len(evicted) > 10
 
 
+def test_frequency_and_then_time_by_the_clock():
+    table = tf_dynemb.Variable(dim=1, max_rows=4, eviction=[LFU(), LRU()])
+    for second, key in enumerate((3, 1, 4, 2, 1)):  # 1 twice; of the others 3 is the oldest
+        table.resource.now = lambda second=second: tf.constant(10**15 + second * 10**6, tf.int64)
+        write(table, key)
+    for new, gone in ((5, 3), (6, 4), (7, 2), (8, 5)):
+        second += 1
+        table.resource.now = lambda second=second: tf.constant(10**15 + second * 10**6, tf.int64)
+        before = keys_of(table)
+        write(table, new)
+        assert before - keys_of(table) == {gone}
+    again = tf_dynemb.TableConfig.from_config(table.config.get_config())
+    assert again.eviction.policies == (LFU(), LRU())
+    assert table.config.eviction.unit == "microseconds"
+
+
 def test_rows_expire_after_steps():
     table = tf_dynemb.Variable(dim=1, eviction=TTL(steps=3), initializer=7.0)
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))

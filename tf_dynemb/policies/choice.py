@@ -18,7 +18,7 @@ def policy_fields(policy: Policy) -> dict[str, Any]:
 
     Args:
         policy: a RestrictPolicy, its class or the name that Keras has for it; or an eviction policy, or
-            a list of an order and a TTL; or None.
+            a list of orders and a TTL; or None.
 
     Raises:
         TypeError, ValueError: something else.

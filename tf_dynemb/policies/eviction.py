@@ -87,8 +87,8 @@ class LFU(EvictionPolicy):
     Srivastava, Xu, "Forward Decay: A Practical Time Decay Model for Streaming Systems", 2009). With
     epochs the rows leave first that were last written in an earlier epoch, and of one epoch those that
     were written least often in all, as with HierarchicalKV's kEpochLfu. These numbers are kept with the
-    rows, in checkpoints too: of rows that were saved with another half-life, or other epochs, the order
-    is wrong until they are written again.
+    rows, in checkpoints too: rows that were saved with another half-life, or other epochs, may leave
+    first or last.
 
     Args:
         half_life_steps: half-life in steps of the optimizer, which an upsert or accum does not count.
@@ -107,8 +107,9 @@ class LFU(EvictionPolicy):
     >>> sorted(table.export()[0].numpy().tolist())
     [5, 8]
 
-    By frequency and then by time: of rows that were written equally often those leave first that were
-    not written for the longest time, to 16 milliseconds. Beyond 8 million writes the time alone decides.
+    LFU, ties broken by LRU: of rows that were written equally often those leave first that were not
+    written for the longest time, in steps with a TTL in steps, else to 16 milliseconds. Beyond 8,388,607
+    writes the time alone decides. The score of a row is 2^40 times its count, and the time.
 
     >>> by_both = [tf_dynemb.policies.LFU(), tf_dynemb.policies.LRU()]
     >>> table = tf_dynemb.Variable(dim=1, max_rows=2, eviction=by_both)

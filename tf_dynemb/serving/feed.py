@@ -537,23 +537,20 @@ def _pin_of(text: str) -> Pin | None:
 def _names_in(folder: str, must_be: bool = False) -> list[str]:
     """Files and folders, of object stores with a slash at the end; none if there is no such folder."""
     try:
+        # gfile.listdir says that a folder is missing whatever has happened to it.
+        if folder.startswith(_STREAMS):
+            with tf.io.gfile.GFile(f"{folder}/", "rb") as listing:
+                return listing.read(_LISTING_BYTES).decode().split()
         try:
-            return _listed(folder)
+            names = tf.io.gfile.listdir(folder)
         except tf.errors.NotFoundError:
-            # gfile.listdir says this whatever has happened; stat says what.
             tf.io.gfile.stat(folder)
-            return _listed(folder)
+            names = tf.io.gfile.listdir(folder)
+        return [name.rstrip("/") for name in names]
     except tf.errors.NotFoundError:
         if must_be:
             raise
         return []
-
-
-def _listed(folder: str) -> list[str]:
-    if folder.startswith(_STREAMS):
-        with tf.io.gfile.GFile(f"{folder}/", "rb") as listing:
-            return listing.read(_LISTING_BYTES).decode().split()
-    return [name.rstrip("/") for name in tf.io.gfile.listdir(folder)]
 
 
 def _files_in(folder: str) -> list[str]:

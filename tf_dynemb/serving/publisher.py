@@ -244,11 +244,14 @@ class Publisher(keras.callbacks.Callback):
                 return ""
 
             self._group.run(commit)
-        except BaseException:
+        except BaseException as error:
             if self._group.index == 0:
                 with contextlib.suppress(*_FAILURES):
                     self._end_failed(number, folder)
-            raise
+            # What is in place is published, whatever the file system has said of it.
+            in_place = self._group.processes == 1 and self._last_number == number
+            if not (in_place and isinstance(error, _FAILURES)):
+                raise
         self._published_at = time.monotonic()
         self._published_steps = self._steps
         if self._group.index == 0:

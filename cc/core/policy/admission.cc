@@ -216,10 +216,6 @@ Status AdmitMissing(const Context& context, Span<const Key> keys, std::vector<in
                     const std::function<Status(std::vector<int64_t>)>& insert, int64_t* declined) {
   *declined = 0;
   if (missing.empty()) return Status();
-  std::unique_lock<std::mutex> lock;
-  if (admission.policy.has_sketch()) {
-    lock = std::unique_lock<std::mutex>(*admission.sketch_mutex);
-  }
   Missing judged;
   DYNEMB_RETURN_IF_ERROR(Judge(context, keys, admission, std::move(missing), &judged));
   std::vector<int64_t> inserted;
@@ -238,16 +234,33 @@ Status ApplyAdmitted(const Context& context, Table* table, const Batch& batch, C
                      int64_t* declined) {
   *declined = 0;
   return OrNoMemory([&] {
+    AdmissionCalls* const calls =
+        admission.policy.kind == AdmissionPolicy::Kind::kMinCount ? admission.calls : nullptr;
+    const int64_t inserting = calls == nullptr ? 0 : calls->inserting.load();
     Update of_rows = update;
     of_rows.if_missing = IfMissing::kReport;
+    const auto apply_to_rows = [&](const Batch& of, std::vector<int64_t>* missing) {
+      return MissesOf(
+          of,
+          [&](const Report& report) {
+            return table->Apply(context, of, gradients, of_rows, stamp, report);
+          },
+          missing);
+    };
     std::vector<int64_t> missing;
-    DYNEMB_RETURN_IF_ERROR(MissesOf(
-        batch,
-        [&](const Report& report) {
-          return table->Apply(context, batch, gradients, of_rows, stamp, report);
-        },
-        &missing));
+    DYNEMB_RETURN_IF_ERROR(apply_to_rows(batch, &missing));
+    std::unique_lock<std::mutex> lock;
+    if (calls != nullptr && !missing.empty()) {
+      lock = std::unique_lock<std::mutex>(calls->mutex);
+      if (calls->inserting != inserting) {  // some of them may have got rows since
+        std::vector<int64_t> were_missing = std::move(missing);
+        int64_t count = static_cast<int64_t>(were_missing.size());
+        const Positions select = {were_missing, &count};
+        DYNEMB_RETURN_IF_ERROR(apply_to_rows({batch.keys, &select}, &missing));
+      }
+    }
     const auto insert = [&](std::vector<int64_t> positions) {
+      if (calls != nullptr) ++calls->inserting;
       int64_t count = static_cast<int64_t>(positions.size());
       const Positions select = {positions, &count};
       return table->Apply(context, {batch.keys, &select}, gradients, update, stamp, Report());
@@ -258,7 +271,7 @@ Status ApplyAdmitted(const Context& context, Table* table, const Batch& batch, C
 
 Status SketchCountsThatLeft(const Context& context, const Admission& admission) {
   return OrNoMemory([&] {
-    const std::lock_guard<std::mutex> lock(*admission.sketch_mutex);
+    const std::lock_guard<std::mutex> lock(admission.calls->mutex);
     return NoteForgotten(context, admission, {}, {}, {});
   });
 }

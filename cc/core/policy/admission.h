@@ -9,6 +9,7 @@
 #ifndef TF_DYNEMB_CC_CORE_POLICY_ADMISSION_H_
 #define TF_DYNEMB_CC_CORE_POLICY_ADMISSION_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <mutex>
@@ -59,15 +60,21 @@ DYNEMB_HOST_DEVICE inline bool IsDrawn(double probability, int64_t seed, Key key
 // The optimizer of a table of candidates, which adds occurrences up.
 OptimizerSpec CandidateOptimizer();
 
+// What the calls of kMinCount on one table share. They decide about missing keys one after the
+// other, so that each sees the counts and the rows of those before it.
+struct AdmissionCalls {
+  std::mutex mutex;                   // held from the decision until the counts say so
+  std::atomic<int64_t> inserting{0};  // how many calls have given keys rows
+};
+
 // What decides about the keys of one update.
 struct Admission {
   AdmissionPolicy policy;
   Table* candidates = nullptr;  // of kMinCount; of float32, dim 1, with CandidateOptimizer
-  // Of a policy with a sketch: the table of its counters, and what is held while counts go from one
-  // to the other. Both tables are called through the host, and the candidates must keep the rows
-  // that leave (TableOptions::keep_evicted).
+  // Of a policy with a sketch: the table of its counters. Both tables are called through the host,
+  // and the candidates must keep the rows that leave (TableOptions::keep_evicted).
   Table* sketch = nullptr;
-  std::mutex* sketch_mutex = nullptr;
+  AdmissionCalls* calls = nullptr;  // of kMinCount
   // Of kGiven: whether each key of the batch is admitted, in its memory. Equal keys must have the
   // same.
   Span<const bool> given;
@@ -85,7 +92,7 @@ Status ApplyAdmitted(const Context& context, Table* table, const Batch& batch, C
 
 // What ApplyAdmitted does with keys of a batch that have no row: decides about those at these
 // positions, calls insert(the positions, ascending, of those that are admitted) if there are any,
-// and counts. All memory is the host's.
+// and counts. All memory is the host's. Under kMinCount the caller holds admission.calls->mutex.
 Status AdmitMissing(const Context& context, Span<const Key> keys, std::vector<int64_t> missing,
                     const Admission& admission,
                     const std::function<Status(std::vector<int64_t>)>& insert, int64_t* declined);

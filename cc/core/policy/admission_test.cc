@@ -46,34 +46,40 @@ struct Admitting {
     EXPECT_TRUE(MakeHostTable(schema, of_candidates, &candidates).ok());
     admission.policy = Policy(policy);
     admission.candidates = candidates.get();
+    admission.step = 1;
     TableSchema of_sketch;
     of_sketch.value_dtype = DType::kInt8;
     of_sketch.dim = 256;
     EXPECT_TRUE(MakeHostTable(of_sketch, TableOptions(), &sketch).ok());
     admission.sketch = sketch.get();
-    admission.sketch_mutex = &sketch_mutex;
+    admission.calls = &calls;
   }
 
   // Adds 1 to the row of each key of the batch that has one, or is given one.
-  int64_t Step(const Keys& keys, int64_t step = 1, const bool* given = nullptr) {
+  int64_t Train(const Keys& keys, const Admission& of_step) {
     const Floats gradients(keys.size(), -1.0f);
     const ConstRows rows = {reinterpret_cast<const char*>(gradients.data()),
                             static_cast<int64_t>(gradients.size()), sizeof(float)};
     const OptimizerSpec rule = CandidateOptimizer();
-    const double hyper[] = {1, static_cast<double>(step), 0};
+    const double hyper[] = {1, static_cast<double>(of_step.step), 0};
     Update update;
     update.rule = &rule;
     update.hyper = {hyper, 3};
+    int64_t declined = -1;
+    EXPECT_TRUE(
+        ApplyAdmitted(OneThread(), table.get(), {keys}, rows, update, Stamp(), of_step, &declined)
+            .ok());
+    return declined;
+  }
+  // The same by one thread, which can foresee what it does.
+  int64_t Step(const Keys& keys, int64_t step = 1, const bool* given = nullptr) {
     Admission of_step = admission;
     of_step.step = step;
     of_step.given = {given, given == nullptr ? 0 : static_cast<int64_t>(keys.size())};
     std::vector<Key> foreseen;
     EXPECT_TRUE(AppendAdmitted(OneThread(), *table, {keys}, of_step, &foreseen).ok());
     const int64_t before = table->size();
-    int64_t declined = -1;
-    EXPECT_TRUE(
-        ApplyAdmitted(OneThread(), table.get(), {keys}, rows, update, Stamp(), of_step, &declined)
-            .ok());
+    const int64_t declined = Train(keys, of_step);
     if (table->room() > static_cast<int64_t>(foreseen.size())) {
       EXPECT_EQ(table->size() - before, static_cast<int64_t>(foreseen.size()));
     }
@@ -90,7 +96,7 @@ struct Admitting {
   std::map<Key, float> counts() const { return Values(candidates.get()); }
 
   std::unique_ptr<Table> table, candidates, sketch;
-  std::mutex sketch_mutex;
+  AdmissionCalls calls;
   Admission admission;
 };
 
@@ -305,20 +311,10 @@ void TrainInThreads(Admitting* never, int threads, int steps, const std::vector<
   std::vector<std::thread> running;
   for (int t = 0; t < threads; ++t) {
     running.emplace_back([&] {
-      const OptimizerSpec rule = CandidateOptimizer();
-      const double hyper[] = {1, 1, 0};
-      Update update;
-      update.rule = &rule;
-      update.hyper = {hyper, 3};
       for (int i = 0; i < steps; ++i) {
         for (const Keys& keys : batches) {
-          const Floats gradients(keys.size(), 1.0f);
-          const ConstRows rows = {reinterpret_cast<const char*>(gradients.data()),
-                                  static_cast<int64_t>(keys.size()), sizeof(float)};
-          int64_t declined;
-          ASSERT_OK(ApplyAdmitted(OneThread(), never->table.get(), {keys}, rows, update, Stamp(),
-                                  never->admission, &declined));
-          ASSERT_EQ(declined, static_cast<int64_t>(std::set<Key>(keys.begin(), keys.end()).size()));
+          ASSERT_EQ(never->Train(keys, never->admission),
+                    static_cast<int64_t>(std::set<Key>(keys.begin(), keys.end()).size()));
         }
       }
     });
@@ -331,6 +327,26 @@ TEST(AdmissionTest, OccurrencesOfThreadsAddUp) {
   constexpr int kThreads = 8, kSteps = 200;
   TrainInThreads(&never, kThreads, kSteps, {{1, 2, 1}});
   EXPECT_EQ(never.counts(), (Map{{1, 2 * kThreads * kSteps}, {2, kThreads * kSteps}}));
+}
+
+// Each key gets its row with its 5th occurrence, whose gradient is the first that counts, whatever
+// other threads do at the time.
+TEST(AdmissionTest, KeysAreAdmittedByThreadsAsByOne) {
+  for (const char* policy : {"min_count 5", "min_count 5 sketch 1024 process 0 of 1"}) {
+    Admitting five(policy, -1, 10'000);
+    constexpr int kThreads = 8, kRounds = 200;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&] {
+        for (Key key = 0; key < kRounds; ++key) five.Train({key, key + 1000}, five.admission);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    Map want;
+    for (Key key = 0; key < kRounds; ++key) want[key] = want[key + 1000] = kThreads - 4;
+    EXPECT_EQ(five.values(), want) << policy;
+    EXPECT_EQ(five.counts(), Map()) << policy;
+  }
 }
 
 TEST(AdmissionTest, ThreadsTakeTurnsAtASketch) {

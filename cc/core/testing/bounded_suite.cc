@@ -371,13 +371,15 @@ TEST_P(EvictionTest, RowsThatLeaveCanBeTaken) {
 // Which rows leave a large table does not depend on the threads.
 TEST_P(EvictionTest, IsTheSameForAnyExecutor) {
   BackwardExecutor backward;
+  ThreadPerTask several;
   OneThread one_thread;
-  Context contexts[2];
+  Context contexts[3];
   contexts[0].executor = one_thread.executor;
   contexts[1].executor = &backward;
-  const Bounded tables[2] = {Bounded(Options(20000, GetParam(), OnFull::kDecline)),
-                             Bounded(Options(20000, GetParam(), OnFull::kDecline))};
-  for (int b = 0; b < 2; ++b) {
+  contexts[2].executor = &several;
+  const TableOptions options = Options(20000, GetParam(), OnFull::kDecline);
+  const Bounded tables[3] = {Bounded(options), Bounded(options), Bounded(options)};
+  for (int b = 0; b < 3; ++b) {
     std::mt19937_64 random(1);
     for (int64_t now = 1; now < 40; ++now) {
       Keys keys(now % 10 == 0 ? 30000 : 4000);
@@ -392,7 +394,9 @@ TEST_P(EvictionTest, IsTheSameForAnyExecutor) {
     }
   }
   EXPECT_EQ(tables[0].table->size(), 20000);
-  EXPECT_EQ(Difference(tables[0].call->Export(), tables[1].call->Export()), "");
+  for (int b = 1; b < 3; ++b) {
+    EXPECT_EQ(Difference(tables[0].call->Export(), tables[b].call->Export()), "");
+  }
 }
 
 // The limit holds whatever threads do, and what is taken from it is given back.

@@ -220,6 +220,7 @@ Status RowAdmitter::AdmitOnHost(const Context& context, Span<const Key> keys,
     const Status waited = Wait(context);  // until the copies have been made
     return inserted.ok() ? waited : inserted;
   };
+  const std::lock_guard<std::mutex> lock(admission.calls->mutex);
   return AdmitMissing(HostContext(context), copied, std::move(positions), admission, insert_at,
                       declined);
 }
