@@ -7,15 +7,14 @@
 //   tracking   an Adam step of a table that tracks changes beside one that does not, in turns
 //   delta      a snapshot of all rows, and deltas of 1 % and 0.1 % of them
 //   restore    a snapshot of all rows, read twice: checked alone, and put into a new table
-//   eviction   an Adam step with 20 % new keys at the limit of a table beside one that grows
-//   without
-//              limit, in turns; a step of a table that has a policy and room; memory under churn
+//   eviction   an Adam step with 20 % new keys at the limit of a table, beside one that has none,
+//              in turns; a step of a table that has a policy and room; memory under churn
 //   restrict   RestrictTo half, 90 % and 99.9 % of the rows
 //   move       SetOptimizer of a table with rows: time and peak memory
 //   growth     the slowest call over growth from nothing, of rows without slots
 //   beside     steps beside a first tracked save, and beside a restrict
-// Rows are of dim 32, float32, with Adam's slots. A step is one Apply of 16,384 keys by two
-// threads.
+// Rows are of dim 32, float32, with Adam's slots. A step is one Apply of 16,384 keys: by one thread
+// in tracking, eviction and beside, by two in the others.
 #include <sys/resource.h>
 
 #include <algorithm>
