@@ -75,7 +75,7 @@ class Trainer:
         self.publisher = self._new_publisher()
 
     def _new_publisher(self):
-        # Each generation has changes and a full copy; an old one is removed at each.
+        # Every other generation has a full copy, before which all are removed.
         return Publisher(
             self.model, self.feed, full_copy_ratio=1e-9, keep_generations=3, keep_seconds=1e-9
         )

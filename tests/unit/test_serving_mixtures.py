@@ -89,6 +89,16 @@ def test_a_signature_that_reads_beside_a_wrapped_function_is_refused(way, module
         tf.saved_model.save(module, str(tmp_path / "model"), signatures=serve)
 
 
+def test_a_dense_weight_that_no_wrapped_function_reads_is_refused(module, tmp_path):
+    """It would stay as it was exported, beside rows that go on."""
+    wrapped = one_generation(called(lambda ids: rows(module, ids)))
+    serve = called(lambda ids: {"rows": wrapped(ids), "beside": weights(module, ids)})
+    with pytest.raises(
+        ValueError, match="signature 'serving_default' that reads 'dense/bias' in a func"
+    ):
+        tf.saved_model.save(module, str(tmp_path / "model"), signatures=serve)
+
+
 def test_a_signature_may_read_what_does_not_follow_beside_a_wrapped_function(module, tmp_path):
     wrapped = one_generation(all_of(module))
     serve = called(lambda ids: {"rows": wrapped(ids), "count": module.count.read_value()})

@@ -12,12 +12,12 @@ import pytest
 import tensorflow as tf
 from damaged_feeds import delta_folder, manifest_of
 from feed_models import change, make_model, published, values_of
-from table_rows import int64
+from table_rows import int64, write
 
 import tf_dynemb
 from tf_dynemb.serving import FeedInUseError, Follower, Publisher
 from tf_dynemb.serving.feed import Feed, Generation, Part, Weights
-from tf_dynemb.serving.retention import first_to_keep
+from tf_dynemb.serving.retention import FollowersSeen, first_to_keep
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -116,6 +116,43 @@ def test_what_a_follower_needs_stays_until_it_is_dead(tmp_path):
     assert go(6)[0] > 12
     follower.close()
     assert not os.listdir(tmp_path / "feed" / "followers")
+
+
+def test_what_a_follower_needs_while_a_generation_is_written_stays(tmp_path, monkeypatch):
+    """It begins to load the oldest after heartbeats were read for the generation that removes it."""
+    table = tf_dynemb.Variable(dim=4, name="t")
+    feed = Feed(tmp_path / "feed")
+    publisher = Publisher(table, tmp_path / "feed", keep_generations=1, full_copy_ratio=1e-9)
+    for key in range(4):  # every other generation has a full copy
+        write(table, key)
+        publisher.publish()
+    assert feed.numbers() == [3, 4]
+    commit = Feed.commit
+
+    def beats_and_commits(self, generation):
+        (tmp_path / "feed" / "followers" / "late").write_text(
+            '{"beat": 1, "generation": null, "needs": 3}'
+        )
+        commit(self, generation)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Feed, "commit", beats_and_commits)
+        write(table, 4)
+        publisher.publish()
+    assert feed.numbers() == [3, 4, 5] and feed.check(4).number == 4
+    os.remove(tmp_path / "feed" / "followers" / "late")
+    write(table, 5)
+    publisher.publish()
+    assert feed.numbers() == [5, 6]
+
+
+def test_a_heartbeat_that_cannot_be_read_counts_as_before():
+    seen = FollowersSeen(10.0)
+    assert seen.alive({"one": {"needs": 2}}, now=0.0) == {"one": {"needs": 2}}
+    assert seen.alive({"one": None, "new": None}, now=6.0) == {"one": {"needs": 2}, "new": {}}
+    assert seen.alive({"one": None, "new": {"needs": 5}}, now=11.0) == {"new": {"needs": 5}}
+    assert seen.forgotten == ["one"]
+    assert seen.alive({"new": {"needs": 5}}, now=12.0) == {"new": {"needs": 5}}
 
 
 def test_generations_stay_by_age_also_when_the_clock_is_set_to_another_time():

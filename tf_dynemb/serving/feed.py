@@ -478,14 +478,24 @@ class Feed:
         with contextlib.suppress(tf.errors.OpError):
             tf.io.gfile.remove(self.place("followers", follower))
 
-    def heartbeats(self) -> dict[str, dict[str, Any]]:
-        """What each follower says of itself, by its name. What cannot be read is left out."""
-        found = {}
+    def heartbeats(self) -> dict[str, dict[str, Any] | None]:
+        """What each follower says of itself, by its name; None where that cannot be read now.
+
+        What is no heartbeat is left out.
+        """
+        found: dict[str, dict[str, Any] | None] = {}
         for name in _names_in(self.place("followers")):
-            with contextlib.suppress(tf.errors.OpError, ValueError, RecursionError):
+            if name.endswith(".new"):
+                continue
+            try:
                 beat = json.loads(_bytes_of(self.place("followers", name)))
-                if isinstance(beat, dict) and not name.endswith(".new"):
-                    found[name] = beat
+            except (tf.errors.NotFoundError, ValueError, RecursionError):
+                continue
+            except tf.errors.OpError:
+                found[name] = None
+                continue
+            if isinstance(beat, dict):
+                found[name] = beat
         return found
 
 

@@ -370,7 +370,7 @@ class Publisher(keras.callbacks.Callback):
             raise ValueError("publish: the publisher is closed; make another one")
         self._lease.check()
         number = self._last_number + 1
-        self._alive = self._seen.alive(self._feed.heartbeats())
+        self._hear_followers()
         for name in self._seen.forgotten:
             self._feed.remove_heartbeat(name)
         limit = max(self._full_bytes, _LEAST_FULL_BYTES) * self._full_copy_ratio
@@ -381,6 +381,9 @@ class Publisher(keras.callbacks.Callback):
         return json.dumps(
             {"number": number, "folder": folder, "base": self._state, "wants_full": wants_full}
         )
+
+    def _hear_followers(self) -> None:
+        self._alive = self._seen.alive(self._feed.heartbeats())
 
     def _requests(self) -> dict[str, Any]:
         """The followers that want a full copy, with the number of the heartbeat that says so."""
@@ -474,8 +477,9 @@ class Publisher(keras.callbacks.Callback):
 
         A few each time: after a pin of days there are thousands, for which training must not wait.
 
-        Manifests go first. Who pins the feed looks for them after he has put the pin, and this looks for
-        pins after it has removed them; so one of the two sees the other, and they come back.
+        Manifests go first. Who pins the feed, or says in a heartbeat what it needs, looks for them after
+        that, and this looks for pins and heartbeats after it has removed them; so one of the two sees
+        the other, and they come back.
         """
         first = self._first_to_keep()
         old = [each for each in self._generations[:_REMOVED_AT_MOST] if each.number < first]
@@ -485,6 +489,7 @@ class Publisher(keras.callbacks.Callback):
         try:
             for each in old:
                 self._feed.remove_manifest(each.number)
+            self._hear_followers()
             first = self._first_to_keep(gone=old[-1].number)
         finally:
             for each in old:

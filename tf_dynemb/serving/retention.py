@@ -49,18 +49,19 @@ class FollowersSeen:
         self._seen: dict[str, tuple[dict[str, Any], float]] = {}  # heartbeat, when it was first seen so
 
     def alive(
-        self, heartbeats: Mapping[str, dict[str, Any]], now: float | None = None
+        self, heartbeats: Mapping[str, dict[str, Any] | None], now: float | None = None
     ) -> dict[str, dict[str, Any]]:
         """Those of the heartbeats whose followers are alive.
 
         Args:
-            heartbeats: by the followers' names, as they are now.
+            heartbeats: by the followers' names, as they are now; of one that is None, what is known.
             now: seconds of a clock that only goes forward. None: time.monotonic().
         """
         now = time.monotonic() if now is None else now
         seen = {}
         for name, beat in heartbeats.items():
-            earlier, since = self._seen.get(name, (None, now))
+            earlier, since = self._seen.get(name, ({}, now))
+            beat = earlier if beat is None else beat
             seen[name] = (beat, since if earlier == beat else now)
         self._seen = seen
         limit = self._forget_after_seconds

@@ -105,6 +105,12 @@ class Following(tf.saved_model.experimental.TrackableResource):
         """
         names = {id(handle): name for name, handle in self._tables_read_by(concrete)}
         names |= {id(weight.handle): name for name, weight in self._weights.items()}
+        # A dense weight that no wrapped function reads would stay as it was exported.
+        names |= {
+            id(weight.handle): name
+            for name, weight in self._weights_read_by(concrete)
+            if weight.dtype.is_floating
+        }
         for use in uses_in(concrete):
             read = names.get(id(use.handle))
             if read is not None and _PIN not in use.beside:
