@@ -1,6 +1,5 @@
-// Fault injection: a library for LD_PRELOAD by which operations on the files of a folder fail, whoever
-// makes them in the process: Python, TensorFlow or the engine. It takes the place of functions of the C
-// library.
+// Fault injection: a library for LD_PRELOAD by which operations on the files of a folder fail, those of
+// Python, of TensorFlow and of the engine. It takes the place of functions of the C library.
 //
 // Operations are counted: what opens, reads, copies, writes, syncs, closes, makes, renames, locks or
 // removes a file or a folder, or lists or looks for one. A write that fails has written the first half,
