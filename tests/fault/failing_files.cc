@@ -228,11 +228,6 @@ ssize_t read(int file, void* data, size_t size) {
 READ_AT(pread, off_t)
 READ_AT(pread64, off64_t)
 
-#define OF_DESCRIPTOR(name)                                                                 \
-  int name(int file) {                                                                      \
-    NEXT(name);                                                                             \
-    return Do(OutcomeOf(file), [&] { return next(file); }, -1);                                 \
-  }
 // What fails has closed the file all the same.
 int close(int file) {
   NEXT(close);
@@ -243,6 +238,11 @@ int close(int file) {
   return -1;
 }
 
+#define OF_DESCRIPTOR(name)                                                                 \
+  int name(int file) {                                                                      \
+    NEXT(name);                                                                             \
+    return Do(OutcomeOf(file), [&] { return next(file); }, -1);                                 \
+  }
 OF_DESCRIPTOR(fsync)
 OF_DESCRIPTOR(fdatasync)
 
