@@ -181,8 +181,9 @@ def poll(folder, how, every, begins_anew=False):
         errors = follower.status.errors
         with Fault(feed, number, how) as fault:
             status = follower.poll()
-        # Of full copies the one before the newest will do.
-        assert status.generation in (before, newest, *([None] if begins_anew else [])), status
+        # A new follower begins with the newest full copy that it sees and can read.
+        may_serve = (None, *trainer.was) if begins_anew else (before, newest)
+        assert status.generation in may_serve, status
         served = status.generation or before
         check_serves(trainer, served, feed_process.digest(look()))
         # A listing that breaks off is a short one for TensorFlow.
