@@ -26,7 +26,7 @@ using tensorflow::core::RefCountPtr;
 constexpr std::chrono::seconds kFarewell{2};
 // Of generations that are applied in one switch, unless the first alone has more.
 constexpr int64_t kMostRowsAtOnce = 1'000'000;
-// Between two attempts to reach the generation that a feed is pinned to.
+// Before what has failed twice is tried a third time, and at most.
 constexpr std::chrono::seconds kFirstPause{1}, kLongestPause{60};
 
 // As that of a Follower in Python.
@@ -178,6 +178,7 @@ void Follower::Poll() {
   if (now_ && !pinned && newest <= now_->number && !IsInFeed()) {
     now_.reset();
     manifests_.clear();
+    tried_.clear();
   }
   NoteLag(numbers);
   const int64_t last = pinned ? pinned->number : newest;
@@ -185,12 +186,21 @@ void Follower::Poll() {
     if (!CheckWhole().ok() || !now_) return false;
     return pinned ? now_->number == last && now_->state() == pinned->state : now_->number >= last;
   };
-  if (!pinned) way_.clear();
-  if (pinned && !is_there() && IsInPause(numbers, *pinned)) return;
+  std::vector<int64_t> way(numbers.begin(), std::upper_bound(numbers.begin(), numbers.end(), last));
+  if (pinned) way.insert(way.end(), {pinned->number, static_cast<int64_t>(pinned->state)});
+  if (is_there()) {
+    tried_.clear();
+  } else if (IsInPause(std::move(way))) {
+    return;
+  }
   while (!ended() && !is_there()) {
     const bool may_apply = now_ && now_->number < last;
     if (!may_apply || !ApplyNext(numbers)) {
-      if (too_long_ || !(pinned ? LoadPinned(numbers, *pinned) : LoadFull(numbers))) break;
+      if (too_long_) break;
+      if (!(pinned ? LoadPinned(numbers, *pinned) : LoadFull(numbers))) {
+        if (!too_long_) Pause();
+        break;
+      }
     }
     Beat();  // before the next one, too
   }
@@ -328,27 +338,22 @@ bool Follower::LoadPinned(const std::vector<int64_t>& numbers, const FeedPin& pi
   std::vector<const Generation*> chain;
   Status status = ChainToPin(numbers, pin, &chain);
   if (status.ok()) status = Load(chain);
-  if (status.ok()) {
-    way_.clear();
-    return true;
-  }
+  if (status.ok()) return true;
   Failed(status);
-  if (!too_long_) {
-    manifests_.clear();  // as in ApplyNext
-    try_at_ = steady_clock::now() + pause_;
-    pause_ = std::min(2 * pause_, kLongestPause);
-  }
+  if (!too_long_) manifests_.clear();  // as in ApplyNext
   return false;
 }
 
-bool Follower::IsInPause(const std::vector<int64_t>& numbers, const FeedPin& pin) {
-  std::vector<int64_t> way(numbers.begin(),
-                           std::upper_bound(numbers.begin(), numbers.end(), pin.number));
-  way.insert(way.end(), {pin.number, static_cast<int64_t>(pin.state)});
-  if (way == way_) return steady_clock::now() < try_at_;
-  way_ = std::move(way);
-  pause_ = kFirstPause;
+bool Follower::IsInPause(std::vector<int64_t> way) {
+  if (way == tried_) return steady_clock::now() < try_at_;
+  tried_ = std::move(way);
+  pause_ = std::chrono::seconds(0);
   return false;
+}
+
+void Follower::Pause() {
+  try_at_ = steady_clock::now() + pause_;
+  pause_ = std::min(std::max(2 * pause_, kFirstPause), kLongestPause);
 }
 
 Status Follower::ChainTo(int64_t number, std::vector<const Generation*>* chain) {

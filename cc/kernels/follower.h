@@ -95,11 +95,12 @@ class Follower {
   // Both say whether they have put a generation in place.
   bool ApplyNext(const std::vector<int64_t>& numbers);
   bool LoadFull(const std::vector<int64_t>& numbers);
-  // Loads the generation that the feed is pinned to. What has failed is tried again after a pause,
-  // or when other generations up to that one are listed.
+  // Loads the generation that the feed is pinned to.
   bool LoadPinned(const std::vector<int64_t>& numbers, const FeedPin& pin);
-  // Whether it has failed just before.
-  bool IsInPause(const std::vector<int64_t>& numbers, const FeedPin& pin);
+  // Whether `way`, what there is to go by, has failed not long ago. What has failed once is tried
+  // again at the next poll, and then after pauses: it may be a full copy, which takes long to read.
+  bool IsInPause(std::vector<int64_t> way);
+  void Pause();
   // The generation that the feed is pinned to, and all on the way there.
   Status ChainToPin(const std::vector<int64_t>& numbers, const FeedPin& pin,
                     std::vector<const Generation*>* chain);
@@ -156,7 +157,7 @@ class Follower {
   int at_once_ = 1;
   bool wants_full_ = false;
   std::optional<int64_t> needs_;   // the first generation of those that are being loaded
-  std::vector<int64_t> way_;       // what was listed up to the pin, and the pin, when it was tried
+  std::vector<int64_t> tried_;     // what was listed, up to the pin if there is one, and that
   std::chrono::seconds pause_{0};  // after the next failure
   std::chrono::steady_clock::time_point try_at_;
   int64_t beats_ = 0;

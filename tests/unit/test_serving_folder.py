@@ -3,6 +3,8 @@
 import os
 import pathlib
 import shutil
+import time
+import types
 
 import pytest
 import tensorflow as tf
@@ -102,14 +104,18 @@ def test_files_of_others_in_a_feed_stay(tmp_path):
         publish(table, publisher, 1, 2)
     mine = ["notes.txt", "data/ratings.csv", "data/my_set/a.csv", "generations/notes.txt"]
     left = ["data/000000000009-0123abcd/delta/a", "generations/000000000009.0123abcd.new"]
-    for name in mine + left:
+    drafts = ["followers/one.0123abcd.new", "followers/two.4711.new"]  # in Python, in C++
+    mine += ["followers/three.0123abcd.new"]  # which may be written just now
+    for name in mine + left + drafts:
         (feed / name).parent.mkdir(exist_ok=True, parents=True)
         (feed / name).write_text("text")
+    for name in drafts:
+        os.utime(feed / name, (0, time.time() - 7200))
     with Publisher(table, feed) as publisher:
         assert publisher.generation == 2
         publish(table, publisher, 3)
     assert all((feed / name).read_text() == "text" for name in mine)
-    assert not any((feed / name).exists() for name in left)
+    assert not any((feed / name).exists() for name in left + drafts)
 
 
 def remove_lock(feed):
@@ -287,6 +293,41 @@ def test_a_damaged_full_copy_is_asked_for_anew_whatever_older_ones_have(tmp_path
         assert all(beat["wants_full"] for beat in Feed(feed).heartbeats().values())
         publish(table, publisher, 3)
         led.has(3)
+
+
+def test_a_damaged_full_copy_is_not_read_again_and_again(tmp_path, monkeypatch):
+    feed, table, now, tries = tmp_path / "feed", table_of(), [1000.0], []
+    publisher = Publisher(table, feed, full_copy_ratio=1e9)
+    publish(table, publisher, 1, 2)
+    damage(feed, 1, "full")
+    led = Led(feed, None)
+    install = led.follower._install
+    monkeypatch.setattr(led.follower, "_install", lambda *way: tries.append(now[0]) or install(*way))
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    monkeypatch.setattr("tf_dynemb.serving.feed_follower.time", clock)
+    while now[0] < 1010:
+        errors, tried = led.status.errors, len(tries)
+        assert led.follower.poll().errors - errors == len(tries) - tried
+        now[0] += 0.5
+    assert tries == [1000, 1000.5, 1001.5, 1003.5, 1007.5]
+    damage(feed, 1, "full")  # and so it is whole again
+    assert led.follower.poll().generation is None  # until then
+    now[0] += 60
+    led.has(2)
+
+
+def test_a_thread_does_not_read_a_damaged_full_copy_again_and_again(tmp_path):
+    feed, table = tmp_path / "feed", table_of()
+    with Publisher(table, feed, full_copy_ratio=1e9) as publisher:
+        publish(table, publisher, 1)
+        damage(feed, 1, "full")
+        alone = Alone(feed, tmp_path / "model")  # polls every 10 ms
+        wait_until(lambda: alone.status.errors == 3)  # the third after a second, the fourth after two
+        began = time.monotonic()
+        wait_until(lambda: alone.status.errors == 4)
+        assert time.monotonic() - began > 1
+        publish(table, publisher, 2)  # which has a full copy, and is tried at once
+        alone.has(2)
 
 
 def test_who_catches_up_says_how_far_it_is_behind(tmp_path):

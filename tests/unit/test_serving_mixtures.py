@@ -107,6 +107,45 @@ def test_a_signature_may_read_what_does_not_follow_beside_a_wrapped_function(mod
     assert set(served(ids=KEYS)) == {"rows", "count"}
 
 
+def twice(wrapped, ids):
+    return wrapped(ids) + wrapped(-ids)
+
+
+def in_a_loop(wrapped, ids):
+    return tf.while_loop(lambda i, _: i < 3, lambda i, _: (i + 1, wrapped(ids)), (0, wrapped(ids)))[1]
+
+
+def for_each(wrapped, ids):
+    return tf.map_fn(lambda i: wrapped(i[None])[0], ids, fn_output_signature=tf.float32)
+
+
+def of_a_dataset(wrapped, ids):
+    rows = tf.data.Dataset.from_tensor_slices(ids).batch(10).map(wrapped)
+    return rows.reduce(tf.zeros([10, 13]), lambda a, b: a + b)
+
+
+@pytest.mark.parametrize("way", [twice, in_a_loop, for_each, of_a_dataset], ids=lambda way: way.__name__)
+def test_a_signature_that_calls_wrapped_functions_several_times_is_refused(way, module, tmp_path):
+    """Each call is of one generation, and the signature would be of several."""
+    wrapped = one_generation(all_of(module))
+    serve = called(lambda ids: way(wrapped, ids))
+    with pytest.raises(ValueError, match=r"signature 'serving_default' that calls .* several times"):
+        tf.saved_model.save(module, str(tmp_path / "model"), signatures=serve)
+    serve = one_generation(called(lambda ids: way(all_of(module), ids)))
+    tf.saved_model.save(module, str(tmp_path / "model"), signatures=serve)
+
+
+def test_a_signature_that_calls_a_wrapped_function_twice_within_one_is_of_one_generation(
+    module, tmp_path
+):
+    wrapped = one_generation(all_of(module))
+    serve = one_generation(called(lambda ids: tf.concat([wrapped(ids), wrapped(-ids)], 0)))
+    tf.saved_model.save(module, str(tmp_path / "model"), signatures={"serve": serve})
+    served = tf.saved_model.load(str(tmp_path / "model"))
+    keys = tf.concat([KEYS, -KEYS], 0)
+    assert numbers_served(served, module.model, tmp_path, keys) >= {float(n) for n in range(1, 20)}
+
+
 # --- Batches ------------------------------------------------------------------------------------------
 
 
@@ -172,7 +211,7 @@ def test_tf_data_in_a_wrapped_function_is_of_one_generation(module, tmp_path):
     assert numbers_served(served, module.model, tmp_path) >= {float(n) for n in range(1, 20)}
 
 
-def numbers_served(served, model, tmp_path):
+def numbers_served(served, model, tmp_path, keys=KEYS):
     """The numbers of which requests were while generations came, each of which was of one."""
     publisher, seen = Publisher(model, tmp_path / "feed"), set()
     call = served.signatures["serve"]
@@ -182,7 +221,7 @@ def numbers_served(served, model, tmp_path):
         seen.add(tuple(np.unique(answer)))
 
     with again_and_again(request, request, request):
-        for number in publish_until(model, publisher, KEYS, lambda: True, least=19):
+        for number in publish_until(model, publisher, keys, lambda: True, least=19):
             wait_until(lambda: (float(number),) in seen)  # noqa: B023
     assert follower_status(served).errors == 0
     assert {len(numbers) for numbers in seen} == {1}

@@ -113,3 +113,58 @@ def test_generations_that_had_to_wait_for_requests_come_in_one_switch(tmp_path):
         request.join()
         assert signature(ids=ids)["output_0"][0, 0] == 3
     assert seen <= {1, 3}
+
+
+@pytest.mark.parametrize("longest", [0.05, LONG])
+def test_an_export_says_how_long_a_switch_waits_for_calls(longest, tmp_path):
+    """A long one lets a model go on whose calls overlap without a pause."""
+    feed, table, ids = tmp_path / "feed", tf_dynemb.Variable(dim=1, name="t"), int64([1])
+    let_go, entered, waits = threading.Event(), threading.Event(), [False]
+
+    def wait(ids):
+        if waits[0]:
+            entered.set()
+            let_go.wait()
+        return ids
+
+    module = tf.Module()
+    module.table = tf_dynemb.Variable(dim=1, name="t")
+    spec = tf.TensorSpec([None], tf.int64, "ids")
+
+    @tf.function(input_signature=[spec])
+    def serve(ids):
+        return module.table.lookup(tf.ensure_shape(tf.numpy_function(wait, [ids], tf.int64), [None]))
+
+    with tf_dynemb.for_serving(follow=feed, poll_seconds=0.01, longest_wait_seconds=longest):
+        tf.saved_model.save(module, tmp_path / "model", signatures=one_generation(serve))
+    loaded = tf.saved_model.load(tmp_path / "model")
+    signature = loaded.signatures["serving_default"]
+    with Publisher(table, feed) as publisher:
+        table.upsert(ids, [[1.0]])
+        publisher.publish()
+        wait_for(loaded, 1)
+        waits[0] = True
+        first = in_thread(lambda: signature(ids=ids))
+        entered.wait()
+        waits[0] = False
+        table.upsert(ids, [[2.0]])
+        publisher.publish()
+        wait_until(lambda: follower_status(loaded).newest == 2)
+        seen = []
+        if longest == LONG:
+            while True:
+                second = in_thread(lambda: seen.append(signature(ids=ids)["output_0"][0, 0]))
+                second.join(1.5)  # longer than a switch waits by default
+                if second.is_alive():  # it waits for the switch
+                    break
+            let_go.set()
+            first.join()
+            second.join()
+            assert follower_status(loaded).errors == 0 and seen[-1] == 2
+        else:
+            wait_until(lambda: follower_status(loaded).errors > 0)
+            assert f"requests took longer than {longest} s" in follower_status(loaded).last_error
+            let_go.set()
+            first.join()
+        wait_for(loaded, 2)
+        assert signature(ids=ids)["output_0"][0, 0] == 2

@@ -8,11 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-# Operations that run a function as a part of the one that they stand in: calls, branches, loops.
-IN_PLACE = frozenset(
+# Operations that run a function as a part of the one that they stand in: calls and branches once, loops
+# again and again.
+ONCE_IN_PLACE = frozenset(
     ["PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "Case", "StatelessCase"]
-    + ["While", "StatelessWhile"]
 )
+IN_PLACE = ONCE_IN_PLACE | {"While", "StatelessWhile"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +23,13 @@ class Use:
     Attributes:
         handle: the resource.
         around: the operations in whose functions it stands, by their types, from the outermost.
-        beside: the types of all operations of the functions around it, its own included.
+        functions: of each function around it, from the outermost to its own, the types of all
+            operations.
     """
 
     handle: tf.Tensor
     around: tuple[str, ...]
-    beside: frozenset[str]
+    functions: tuple[frozenset[str], ...]
 
 
 def uses_in(concrete: Any) -> Iterator[Use]:
@@ -38,7 +40,7 @@ def uses_in(concrete: Any) -> Iterator[Use]:
     names = [argument.name for argument in top.signature.input_arg]
     handles = zip(names[len(names) - len(captured) :], captured, strict=True)
     known = {name: [handle] for name, handle in handles if handle.dtype == tf.resource}
-    yield from _uses(top, known, library, (), frozenset())
+    yield from _uses(top, known, library, (), ())
 
 
 def _uses(
@@ -46,10 +48,10 @@ def _uses(
     known: dict[str, list[tf.Tensor]],
     library: dict[str, Any],
     around: tuple[str, ...],
-    beside: frozenset[str],
+    outer: tuple[frozenset[str], ...],
 ) -> Iterator[Use]:
     """`known`: the resources that a tensor of the function may be, by its name."""
-    beside |= {node.op for node in function.node_def}
+    functions = (*outer, frozenset(node.op for node in function.node_def))
     for node in function.node_def:
         given = [known[name] for name in node.input if name in known]
         if not given:
@@ -60,10 +62,10 @@ def _uses(
         elif called:
             for each in called:
                 inner = _passed(each, given)
-                yield from _uses(each, inner, library, (*around, node.op), beside)
+                yield from _uses(each, inner, library, (*around, node.op), functions)
         else:
             for handles in given:
-                yield from (Use(handle, around, beside) for handle in handles)
+                yield from (Use(handle, around, functions) for handle in handles)
 
 
 def _functions_of(node: Any) -> Iterator[str]:

@@ -23,6 +23,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -38,6 +39,8 @@ _PINNED = "pinned-"
 # What a publisher names: the data of a generation; and its manifest, or a file that was to become one.
 _FOLDER = re.compile(r"\d{12}-[0-9a-f]{8}")
 _MANIFEST = re.compile(r"\d{12}(\.[0-9a-f]{8}\.new)?")
+_DRAFT = re.compile(r".*\.[0-9a-f]{1,8}\.new")  # of heartbeats; see put
+_OLD_DRAFT_SECONDS = 3600.0  # which nobody is about to rename
 _STREAMS = ("feed://", "feeds://")
 _LISTING_BYTES = 1 << 24
 
@@ -459,7 +462,7 @@ class Feed:
             tf.io.gfile.rmtree(self.place("data", folder))
 
     def remove_leftovers(self, generations: Sequence[Generation]) -> None:
-        """Removes what belongs to none of them, such as what a publisher that was killed has left.
+        """Removes what belongs to none of them, such as what was left by processes that were killed.
 
         Files of other names, which no publisher gives, stay.
         """
@@ -472,6 +475,11 @@ class Feed:
             if name not in manifests and _MANIFEST.fullmatch(name):
                 with contextlib.suppress(tf.errors.NotFoundError):
                     tf.io.gfile.remove(self.place("generations", name))
+        for name in filter(_DRAFT.fullmatch, _names_in(self.place("followers"))):
+            place = self.place("followers", name)
+            with contextlib.suppress(tf.errors.NotFoundError):
+                if time.time() - tf.io.gfile.stat(place).mtime_nsec * 1e-9 > _OLD_DRAFT_SECONDS:
+                    tf.io.gfile.remove(place)
 
     def remove_heartbeat(self, follower: str) -> None:
         """Removes what a follower said of itself, if it is there."""
@@ -485,7 +493,7 @@ class Feed:
         """
         found: dict[str, dict[str, Any] | None] = {}
         for name in _names_in(self.place("followers")):
-            if name.endswith(".new"):
+            if _DRAFT.fullmatch(name):
                 continue
             try:
                 beat = json.loads(_bytes_of(self.place("followers", name)))

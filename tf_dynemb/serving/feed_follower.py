@@ -44,8 +44,8 @@ FAILURES = (FeedError, SnapshotError, tf.errors.OpError, OSError, TimeoutError, 
 _NOT_OF_THE_FEED = (TimeoutError, ApplyError)
 # Of tables that are none of the feed's.
 _MISFITS = (FeedMismatchError, tf.errors.FailedPreconditionError)
-# Between two attempts to reach the generation that a feed is pinned to.
 _AT_EXIT_SECONDS = 10.0
+# Before what has failed twice is tried a third time, and at most.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 
 
@@ -156,10 +156,8 @@ class FeedFollower(abc.ABC):
         self._looked_at = -float("inf")  # whether the feed has what is served
         self._wants_full = False
         self._needs: int | None = None  # the first generation of those that are being loaded
-        self._way: tuple[Pin, list[int]] | None = (
-            None  # a pin, what was listed up to it when it was tried
-        )
-        self._pause_seconds = _FIRST_PAUSE_SECONDS  # after the next failure
+        self._tried: tuple[Pin | None, list[int]] | None = None  # a pin, and what was listed up to it
+        self._pause_seconds = 0.0  # after the next failure
         self._try_at = -float("inf")
         self._beat_lock = threading.Lock()  # of what follows, which a thread writes during long loads
         self._beats = 0
@@ -274,15 +272,33 @@ class FeedFollower(abc.ABC):
         if self._pin is not None:
             self._stay_at(self._pin, numbers)
             return
-        self._way = None
         if not numbers:
             return
         if self._now is not None and self._newest <= self._now.number and not self._is_in_feed():
-            self._now, self._manifests = None, {}
+            self._now, self._manifests, self._tried = None, {}, None
+        if self._is_in_pause(None, numbers):
+            return
         while not self._whole or self._now is None or self._now.number < numbers[-1]:
             if not (self._apply_next(numbers) or self._load_full(numbers)):
+                self._pause()
                 return
             self._beat()
+
+    def _is_in_pause(self, pin: Pin | None, numbers: list[int]) -> bool:
+        """Whether what there is has failed not long ago. Other generations are tried at once.
+
+        What has failed once is tried again at the next poll, and then after pauses: it may be a full
+        copy, which takes long to read.
+        """
+        if self._tried != (pin, numbers):
+            self._tried, self._pause_seconds, self._try_at = (pin, numbers), 0.0, -float("inf")
+        return time.monotonic() < self._try_at
+
+    def _pause(self) -> None:
+        self._try_at = time.monotonic() + self._pause_seconds
+        self._pause_seconds = min(
+            max(2 * self._pause_seconds, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS
+        )
 
     def _is_in_feed(self) -> bool:
         """Whether the feed still has the generation that is served, of which a listing may not know yet.
@@ -304,20 +320,14 @@ class FeedFollower(abc.ABC):
         return (there.feed, there.state) == (self._now.feed, self._now.state)
 
     def _stay_at(self, pin: Pin, numbers: Sequence[int]) -> None:
-        """Goes to a generation, and no further.
-
-        What has failed is tried again after a pause, or when other generations up to that are listed.
-        """
+        """Goes to a generation, and no further."""
         if pin.number + 1 in numbers:
             with contextlib.suppress(*FAILURES):
                 self._read(pin.number + 1)  # which says how old that is that is served
         if self._is_at(pin):
-            self._way = None
+            self._tried = None
             return
-        way = (pin, [number for number in numbers if number <= pin.number])
-        if way != self._way:
-            self._way, self._pause_seconds, self._try_at = way, _FIRST_PAUSE_SECONDS, -float("inf")
-        if time.monotonic() < self._try_at:
+        if self._is_in_pause(pin, [number for number in numbers if number <= pin.number]):
             return
         try:
             self._go_to(pin, numbers)
@@ -327,8 +337,7 @@ class FeedFollower(abc.ABC):
             self._failed(error)
         if not self._is_at(pin):
             self._manifests.clear()  # as in _apply_next
-            self._try_at = time.monotonic() + self._pause_seconds
-            self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
+            self._pause()
 
     def _is_at(self, pin: Pin) -> bool:
         if not self._whole or self._now is None:

@@ -60,7 +60,8 @@ class Follower(FeedFollower):
         serve_while_loading: while a full copy is loaded, requests see the older state, and both states
             are in memory. False: the old rows are dropped first, and requests in `reading()` wait.
         longest_wait_seconds: a switch to the next generation waits so long for requests that are under
-            way. If they take longer it is tried again later.
+            way, and requests that come meanwhile wait for the switch. If they take longer it is tried
+            again later: where longer ones overlap without a pause the model does not go on.
 
     Raises:
         TypeError: a model or a path that is none.
@@ -121,7 +122,8 @@ class Follower(FeedFollower):
         """Holds the generation for a request: `with follower.reading(): answer = served.serve(ids)`.
 
         A new generation waits for it, and for others that have begun before; so keep nothing inside
-        that is not about the model.
+        that is not about the model. Coroutines of one thread are one request while they overlap, and
+        where they do so without a pause no new generation comes: keep no `await` inside.
 
         Returns:
             A context manager that gives the generation's number; None before the first.

@@ -216,7 +216,8 @@ class Publisher(keras.callbacks.Callback):
         Raises:
             FeedInUseError: another publisher has taken the feed over.
             tf.errors.OpError, OSError: it could not be written, or another process has failed. There is
-                no new generation then, and the next one has its changes.
+                no new generation then, and the next one has its changes; but where another process died
+                when all had written, it may be there.
             tf.errors.InvalidArgumentError: a value that value_dtype cannot hold.
             ValueError: the publisher is closed.
             RuntimeError: in a tf.function, or in a process forked from the one that made the publisher.

@@ -7,17 +7,17 @@ import contextvars
 import functools
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tf_dynemb import _compat
-from tf_dynemb.base.captures import IN_PLACE, uses_in
+from tf_dynemb.base.captures import IN_PLACE, ONCE_IN_PLACE, uses_in
 from tf_dynemb.base.checks import flag, positive
 from tf_dynemb.base.op_library import ops
 
-_PIN = "DynembPin"
+_PIN, _BATCH = "DynembPin", "BatchFunction"
 
 
 class Following(tf.saved_model.experimental.TrackableResource):
@@ -30,10 +30,15 @@ class Following(tf.saved_model.experimental.TrackableResource):
         path: the feed's folder.
         poll_seconds: how often the thread looks for a new generation.
         serve_while_loading: whether what is there is served while a full copy is loaded beside it.
+        longest_wait_seconds: how long a switch waits for calls that are under way.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], poll_seconds: float, serve_while_loading: bool
+        self,
+        path: str | os.PathLike[str],
+        poll_seconds: float,
+        serve_while_loading: bool,
+        longest_wait_seconds: float,
     ) -> None:
         if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
             raise TypeError(f"follow: got {path!r}, want the path of a feed's folder")
@@ -42,6 +47,7 @@ class Following(tf.saved_model.experimental.TrackableResource):
         self._path = path if "://" in path else os.path.abspath(path)
         self._poll_seconds = positive("poll_seconds", poll_seconds)
         self._serve_while_loading = flag("serve_while_loading", serve_while_loading)
+        self._longest_wait_seconds = positive("longest_wait_seconds", longest_wait_seconds)
         self._graph_name = f"tf_dynemb_{uuid.uuid4().hex}"  # as of TableResource
         self._tables: dict[str, tf.Tensor] = {}  # handles by the tables' names
         self._weights: dict[str, tf.Variable] = {}  # by their names
@@ -111,14 +117,23 @@ class Following(tf.saved_model.experimental.TrackableResource):
             for name, weight in self._weights_read_by(concrete)
             if weight.dtype.is_floating
         }
+        calls = []  # of wrapped functions that no other one is around
         for use in uses_in(concrete):
+            if use.handle is self.resource_handle and not _is_pinned(use.functions[:-1]):
+                calls.append(use)
             read = names.get(id(use.handle))
-            if read is not None and _PIN not in use.beside:
+            if read is not None and not _is_pinned(use.functions):
                 raise ValueError(
                     f"follow: got a signature {name!r} that reads {read!r} in a function of your own, "
                     "where a call could see two generations; want "
                     "tf_dynemb.serving.one_generation(function) in its place, over all that it reads"
                 )
+        if len(calls) > 1 or any(set(call.around) - ONCE_IN_PLACE - {_BATCH} for call in calls):
+            raise ValueError(
+                f"follow: got a signature {name!r} that calls functions of one_generation several "
+                "times, of which each could see another generation; want "
+                "tf_dynemb.serving.one_generation(function) of a function that makes all these calls"
+            )
 
     def _check_parts(self, name: str, concrete: Any) -> None:
         """Refuses a function whose pin does not hold for all that it reads.
@@ -137,7 +152,7 @@ class Following(tf.saved_model.experimental.TrackableResource):
                     f"{apart[0]}, where the two could wait for each other; want one_generation around "
                     "one of the two alone"
                 )
-            if "BatchFunction" in apart and id(use.handle) in names:
+            if _BATCH in apart and id(use.handle) in names:
                 raise ValueError(
                     f"follow: got a function {name!r} that reads {names[id(use.handle)]!r} in a batch, "
                     "where a call could see two generations; want the batch around the wrapped "
@@ -192,6 +207,7 @@ class Following(tf.saved_model.experimental.TrackableResource):
             weight_names=list(self._weights),
             poll_seconds=self._poll_seconds,
             serve_while_loading=self._serve_while_loading,
+            longest_wait_seconds=self._longest_wait_seconds,
         )
 
 
@@ -200,16 +216,17 @@ _open: contextvars.ContextVar[Following | None] = contextvars.ContextVar("follow
 
 
 @contextlib.contextmanager
-def following(
-    path: str | os.PathLike[str] | None, poll_seconds: float, serve_while_loading: bool
-) -> Iterator[None]:
-    """SavedModels that are saved inside follow a feed; with None as `path` as if it were not there."""
+def following(path: str | os.PathLike[str] | None, **options: Any) -> Iterator[None]:
+    """SavedModels that are saved inside follow a feed; with None as `path` as if it were not there.
+
+    `options`: those of Following.
+    """
     if path is None:
         yield
         return
     _compat.wrap_exported_functions(_wrap_if_open)
     _compat.check_saved_signatures(_check_if_open)
-    token = _open.set(Following(path, poll_seconds, serve_while_loading))
+    token = _open.set(Following(path, **options))
     try:
         yield
     finally:
@@ -277,6 +294,11 @@ def followed_children(table: tf.Tensor, has_default_partitioner: bool) -> dict[s
             "hold apart from its functions; want one shard, or the default partitioner"
         )
     return {"follower": follower}
+
+
+def _is_pinned(functions: Iterable[frozenset[str]]) -> bool:
+    """Whether one of the functions around a use is wrapped, so that all within is of one generation."""
+    return any(_PIN in operations for operations in functions)
 
 
 def _check_if_open(name: str, concrete: Any) -> None:

@@ -33,6 +33,7 @@ def for_serving(
     follow: str | os.PathLike[str] | None = None,
     poll_seconds: float = 0.05,
     serve_while_loading: bool = True,
+    longest_wait_seconds: float = 1.0,
 ) -> Iterator[None]:
     """Leaves out of SavedModels that are saved inside what only training needs.
 
@@ -60,6 +61,9 @@ def for_serving(
         serve_while_loading: while a full copy is loaded, as at the beginning, calls see what was there
             before, and both are in memory. False: the older rows are freed first, and calls raise
             tf.errors.FailedPreconditionError until it is loaded.
+        longest_wait_seconds: a switch to the next generation waits so long for calls that are under way,
+            and calls that come meanwhile wait for the switch. If they take longer it is tried again
+            later: where longer ones overlap without a pause the model does not go on.
 
     Raises:
         TypeError: another dtype; a path that is none.
@@ -80,7 +84,12 @@ def for_serving(
     >>> served.serve(tf.constant([7], tf.int64)).numpy().tolist()
     [[1.0, 1.0]]
     """
-    with following(follow, poll_seconds, serve_while_loading):
+    with following(
+        follow,
+        poll_seconds=poll_seconds,
+        serve_while_loading=serve_while_loading,
+        longest_wait_seconds=longest_wait_seconds,
+    ):
         token = _open.set(serving_dtype(value_dtype))
         try:
             yield
