@@ -313,6 +313,9 @@ bool Follower::LoadFull(const std::vector<int64_t>& numbers) {
     manifests_.erase(*number);  // as in ApplyNext
     if (!fits) fits = status.code() != Code::kInvalidArgument;
   }
+  if (!now_ && !fits && !ended()) {
+    Failed(Status(Code::kNotFound, StrCat(feed_.path(), ": there is no full copy to begin with")));
+  }
   wants_full_ = fits.value_or(true);
   return false;
 }

@@ -38,4 +38,4 @@ def test_any_operation_that_fails(scene, failing_files, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     tried = list(map(int, done.stdout.split()))
     print(scene, tried)
-    assert len(tried) == 3 and min(tried) * EVERY >= 30
+    assert len(tried) == 3 and 30 <= min(tried) * EVERY <= max(tried) * EVERY < 300

@@ -254,6 +254,22 @@ def test_one_full_copy_answers_one_wish(tmp_path):
         assert full_copies(feed) == [1, 3, 7]
 
 
+@ways
+def test_a_feed_without_a_full_copy_to_begin_with_is_an_error_until_there_is_one(way, tmp_path):
+    feed, table = tmp_path / "feed", table_of()
+    with Publisher(table, feed, full_copy_ratio=1e9) as publisher:
+        publish(table, publisher, 1, 2)
+        (feed / "generations" / f"{1:012d}").unlink()
+        follower = way(feed, tmp_path / "model")
+        if way is Led:
+            follower.follower.poll()
+        wait_until(lambda: "feed: there is no full copy to begin with" in follower.status.last_error)
+        assert follower.status.generation is None
+        wait_until(lambda: [beat["wants_full"] for beat in Feed(feed).heartbeats().values()] == [True])
+        publish(table, publisher, 3)
+        follower.has(3)
+
+
 @pytest.mark.parametrize(
     ("copy", "why"),
     [

@@ -468,6 +468,8 @@ class FeedFollower(abc.ABC):
                     self._misfit, self._wants_full = read, damaged
                     return False
                 damaged = True
+        if self._now is None and not damaged:
+            self._failed(FeedError(f"{self._feed.path}: there is no full copy to begin with"))
         self._wants_full = True
         return False
 
