@@ -12,7 +12,8 @@ this machine, so that their clocks are one. Prints a Markdown table:
 - p50, p99: seconds from the beginning of apply_gradients to the first lookup that has it;
 - bytes per row: of the feed's changes, beside those of key and value;
 - publishing: the share of the trainer's time that publishing takes;
-- full copies: how many of those generations had one;
+- full copies: how many of those generations had one, and the bytes of the feed with them, beside those
+  of key and value of the changed rows;
 - read p50, p99: microseconds of one request of 32 ids, while the server follows, and the ratio to
   the same while the trainer trains a table as large that nobody follows;
 - idle p99: that of the same request while nothing is trained.
@@ -178,8 +179,11 @@ def train(way, count, rate):
         feed = Feed(f"{folder}/feed")
         generations = [feed.read(number) for number in feed.numbers()[1:]]
         deltas = [generation.delta for generation in generations]
-        full_copies = sum(generation.full is not None for generation in generations)
-        row_bytes = sum(d.file_bytes for d in deltas) / sum(d.rows for d in deltas)
+        full_copies = [generation.full for generation in generations if generation.full is not None]
+        row_bytes, all_bytes = (
+            sum(part.file_bytes for part in parts) / sum(d.rows for d in deltas)
+            for parts in (deltas, deltas + full_copies)
+        )
         time.sleep(2 * EVERY.value)
         said = [json.loads(server.communicate("\n")[0]) for server in servers]
         publisher.close()
@@ -196,12 +200,12 @@ def train(way, count, rate):
     cells = [
         way,
         str(count),
-        f"{rate:,}",
+        f"{rate:,} ({steps * changed / wall / rate:.0%})",
         f"{p50:.2f}",
         f"{p99:.2f}",
         f"{row_bytes:.0f} ({row_bytes / least:.2f}x)",
         f"{publishing / wall:.1%}",
-        str(full_copies),
+        f"{len(full_copies)} ({all_bytes / least:.2f}x)",
         *(f"{then:.0f} ({then / before:.2f}x)" for then, before in zip(following, beside, strict=True)),
         f"{idle[1]:.0f}",
     ]
@@ -215,8 +219,8 @@ def main(argv):
         serve()
         return
     print(
-        "| way | servers | rows/s | p50 s | p99 s | bytes per row | publishing "
-        "| full copies | read p50 us | read p99 us | idle p99 us |"
+        "| way | servers | rows/s (reached) | p50 s | p99 s | bytes per row | publishing "
+        "| full copies (bytes with them) | read p50 us | read p99 us | idle p99 us |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for count in SERVERS.value:

@@ -90,6 +90,7 @@ POLICIES = {
         "movie": {"eviction": LFU(half_life_steps=4000)},
         "zip": {"eviction": LRU()},
     },
+    "LRU, MinCount(2)": dict.fromkeys(BOUNDED, {"eviction": LRU(), "admission": MinCount(2)}),
     "LFU with a half-life, MinCount(2)": dict.fromkeys(
         BOUNDED, {"eviction": _DECAYED, "admission": MinCount(2)}
     ),

@@ -58,6 +58,7 @@ _HEARTBEAT = {
     "pid": (int,),
 }
 _HEARTBEAT_BYTES = 1024
+_WAITING = "/newer-than/"
 _MOST_FOLLOWERS = 10_000
 _LONGEST_WAIT_SECONDS = 1.0
 _LOOK_SECONDS = 0.005
@@ -123,7 +124,8 @@ class FeedServer:
     Args:
         folder: of a feed; it need not exist yet.
         secret: that requests must have. "": none.
-        most_requests: at a time; more are answered by status 503.
+        most_requests: at a time; more are answered by status 503. Followers that wait for the next
+            generation do not count.
     """
 
     def __init__(self, folder: str, secret: str, most_requests: int) -> None:
@@ -152,7 +154,7 @@ class FeedServer:
     def application(self) -> web.Application:
         """What answers requests."""
         app = self._web.Application(middlewares=[self._admit], client_max_size=_HEARTBEAT_BYTES)
-        app.router.add_get(r"/newer-than/{number:\d{1,18}}", self._newer_than, allow_head=False)
+        app.router.add_get(rf"{_WAITING}{{number:\d{{1,18}}}}", self._newer_than, allow_head=False)
         app.router.add_get("/{names:(?:.+/)?}", self._list)
         app.router.add_get("/{names:.+}", self._read)
         app.router.add_put("/followers/{name}", self._put)
@@ -168,6 +170,8 @@ class FeedServer:
             got = request.headers.get("Authorization", "").encode(errors="replace")
             if self._secret and not hmac.compare_digest(got, self._secret):
                 return self._error(401, f"want the secret of this feed; set {SECRET} to it")
+            if request.path.startswith(_WAITING):
+                return await handler(request)
             if self._requests >= self._most_requests:
                 return self._error(503, f"{self._requests} requests are being answered; try again later")
             self._requests += 1
@@ -310,19 +314,66 @@ def _open_socket(address: str) -> socket.socket:
     return opened
 
 
-def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
+class Certificate:
+    """A certificate and its key, in files that may be renewed while they are used.
+
+    Args:
+        certificate, key: PEM files. None as `key`: it is in the certificate's.
+
+    Attributes:
+        context: for connections. It has the files' new contents after `renew`.
+
+    Raises:
+        ValueError: they cannot be read.
+    """
+
+    def __init__(self, certificate: str, key: str | None) -> None:
+        self._paths = (certificate, key)
+        self._loaded = self._state()
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._load_into(self.context)
+
+    def renew(self) -> None:
+        """Reads the files again if they have changed; connections that there are go on.
+
+        Raises:
+            ValueError: they cannot be read, and those of before stay. Once for each change.
+        """
+        state = self._state()
+        if state != self._loaded:
+            self._loaded = state
+            # Of a certificate whose key does not fit nothing is taken over.
+            self._load_into(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH))
+            self._load_into(self.context)
+
+    def _state(self) -> list[tuple[int, int] | None]:
+        state: list[tuple[int, int] | None] = []
+        for path in filter(None, self._paths):
+            try:
+                found = os.stat(path)
+            except OSError:
+                state.append(None)
+            else:
+                state.append((found.st_mtime_ns, found.st_ino))
+        return state
+
+    def _load_into(self, context: ssl.SSLContext) -> None:
+        def no_password() -> str:
+            raise ValueError("the key has a password, want one without")
+
+        certificate, key = self._paths
+        try:
+            context.load_cert_chain(certificate, key, no_password)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{certificate}: no certificate with its key can be read: {error}"
+            ) from error
+
+
+def _certificate(certificate: str | None, key: str | None) -> Certificate | None:
     if certificate is None and key is None:
         return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-
-    def no_password() -> str:
-        raise ValueError("the key has a password, want one without")
-
-    try:
-        context.load_cert_chain(certificate or "", key, no_password)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{certificate}: no certificate with its key can be read: {error}") from error
-    return context
+    return Certificate(certificate or "", key)
 
 
 def _allow_files() -> int:
@@ -334,11 +385,23 @@ def _allow_files() -> int:
 
 
 async def _tidy(
-    server: web.Server, most_connections: int, ended: asyncio.Event, parent: int | None
+    server: web.Server,
+    most_connections: int,
+    certificate: Certificate | None,
+    ended: asyncio.Event,
+    parent: int | None,
 ) -> None:
-    """Cuts the oldest connections off when there are too many; ends without its parent."""
+    """Cuts the oldest connections off when there are too many; ends without its parent.
+
+    Has a certificate renewed that has changed.
+    """
     while True:
         await asyncio.sleep(_TIDY_SECONDS)
+        try:
+            if certificate is not None:
+                certificate.renew()
+        except ValueError as error:
+            print(f"{error}; the one of before is used", file=sys.stderr, flush=True)
         connections = server.connections
         for connection in connections[: max(0, len(connections) - most_connections)]:
             if connection.transport is not None:
@@ -348,7 +411,7 @@ async def _tidy(
 
 
 async def _serve(
-    asked: argparse.Namespace, secret: str, opened: socket.socket, context: ssl.SSLContext | None
+    asked: argparse.Namespace, secret: str, opened: socket.socket, certificate: Certificate | None
 ) -> None:
     from aiohttp import web
 
@@ -361,6 +424,7 @@ async def _serve(
         handler_cancellation=True,  # who has gone is answered no more
     )
     await runner.setup()
+    context = None if certificate is None else certificate.context
     await web.SockSite(runner, opened, ssl_context=context, backlog=1024).start()
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -371,7 +435,7 @@ async def _serve(
     # Each may have a file open besides.
     most_connections = max(8, min(4 * asked.most_requests, (_allow_files() - 64) // 2))
     parent = os.getppid() if asked.until_stdin_ends else None
-    tidying = loop.create_task(_tidy(runner.server, most_connections, ended, parent))
+    tidying = loop.create_task(_tidy(runner.server, most_connections, certificate, ended, parent))
     host, port = opened.getsockname()[:2]
     print(f"feed{'s' if context else ''}://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
     await ended.wait()
@@ -447,7 +511,7 @@ def main(argv: Sequence[str], prog: str = "tf-dynemb feed") -> int:
         except ImportError:
             raise ValueError("it needs aiohttp: pip install tf_dynemb[stream]") from None
         secret = secret_of_environment()
-        context = _tls(asked.certificate, asked.key)
+        certificate = _certificate(asked.certificate, asked.key)
         try:
             opened = _open_socket(asked.listen)
         except ValueError as error:
@@ -461,5 +525,5 @@ def main(argv: Sequence[str], prog: str = "tf-dynemb feed") -> int:
         parser.error(f"{error}")
     if not os.path.isdir(asked.folder):
         print(f"{prog}: {asked.folder} is no folder yet; it is served as soon as it is", file=sys.stderr)
-    asyncio.run(_serve(asked, secret, opened, context))
+    asyncio.run(_serve(asked, secret, opened, certificate))
     return 0

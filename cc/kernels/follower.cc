@@ -40,6 +40,13 @@ std::string NewName() {
   return StrCat(host, "-", getpid(), "-", number);
 }
 
+// By this machine's clock; 0 for 0.
+int64_t MicrosecondsSince(double seconds) {
+  if (seconds == 0) return 0;
+  const double now = static_cast<double>(tensorflow::Env::Default()->NowMicros());
+  return static_cast<int64_t>(std::max(0.0, now - seconds * 1e6));
+}
+
 // Of a generation with a delta.
 bool Continues(const Generation& generation, const Generation& before) {
   return generation.feed == before.feed && generation.delta->base == before.state();
@@ -53,11 +60,9 @@ Status DoesNotContinue(const std::string& path, int64_t number, int64_t before,
 
 }  // namespace
 
-int64_t FollowerStatus::lag_microseconds() const {
-  if (newer_since_seconds == 0) return 0;
-  const double now = static_cast<double>(tensorflow::Env::Default()->NowMicros());
-  return static_cast<int64_t>(std::max(0.0, now - newer_since_seconds * 1e6));
-}
+int64_t FollowerStatus::lag_microseconds() const { return MicrosecondsSince(newer_since_seconds); }
+
+int64_t FollowerStatus::age_microseconds() const { return MicrosecondsSince(created_seconds); }
 
 Follower::Follower(FollowerOptions options, std::vector<RefCountPtr<TableResource>> tables,
                    std::vector<FollowedWeight> weights, std::shared_ptr<RequestGate> gate)
@@ -296,7 +301,8 @@ Status Follower::CheckNext(const std::vector<int64_t>& numbers, const Generation
 
 bool Follower::LoadFull(const std::vector<int64_t>& numbers) {
   const bool whole = CheckWhole().ok();
-  std::optional<bool> fits;  // the newest full copy, or another one mends nothing
+  // The newest full copy. If it does not, here or in memory, another one mends nothing.
+  std::optional<bool> fits;
   for (auto number = numbers.rbegin(); number != numbers.rend() && !ended(); ++number) {
     const Generation* generation = nullptr;
     Status status = ReadGeneration(*number, &generation);
@@ -304,14 +310,15 @@ bool Follower::LoadFull(const std::vector<int64_t>& numbers) {
       const bool is_older = now_ && generation->feed == now_->feed && *number <= now_->number;
       if (whole && is_older) break;
       if (!generation->full) continue;
-      wants_full_ = false;  // unless this one is of no use
-      status = Load({generation});
+      status = OrNoMemory([&] { return Load({generation}); });
       if (status.ok()) return true;
     }
     Failed(status);
     if (too_long_) return false;
     manifests_.erase(*number);  // as in ApplyNext
-    if (!fits) fits = status.code() != Code::kInvalidArgument;
+    const bool has_no_memory = status.code() == Code::kResourceExhausted;
+    if (!fits) fits = !has_no_memory && status.code() != Code::kInvalidArgument;
+    if (has_no_memory) break;
   }
   if (!now_ && !fits && !ended()) {
     Failed(Status(Code::kNotFound, StrCat(feed_.path(), ": there is no full copy to begin with")));
@@ -340,7 +347,7 @@ Status Follower::ChainToPin(const std::vector<int64_t>& numbers, const FeedPin& 
 bool Follower::LoadPinned(const std::vector<int64_t>& numbers, const FeedPin& pin) {
   std::vector<const Generation*> chain;
   Status status = ChainToPin(numbers, pin, &chain);
-  if (status.ok()) status = Load(chain);
+  if (status.ok()) status = OrNoMemory([&] { return Load(chain); });
   if (status.ok()) return true;
   Failed(status);
   if (!too_long_) manifests_.clear();  // as in ApplyNext
@@ -356,7 +363,9 @@ bool Follower::IsInPause(std::vector<int64_t> way) {
 
 void Follower::Pause() {
   try_at_ = steady_clock::now() + pause_;
-  pause_ = std::min(std::max(2 * pause_, kFirstPause), kLongestPause);
+  // Where nothing is served meanwhile it does not wait for long.
+  const std::chrono::seconds longest = CheckWhole().ok() ? kLongestPause : kFirstPause;
+  pause_ = std::min(std::max(2 * pause_, kFirstPause), longest);
 }
 
 Status Follower::ChainTo(int64_t number, std::vector<const Generation*>* chain) {

@@ -11,7 +11,7 @@
 //
 // In TensorFlow's monitoring registry (followers.cc), by the label `feed`, the folder:
 // /tf_dynemb/follower/rows, erased, full_copies, errors, counters; generation, newest, pinned,
-// lag_microseconds, gauges. Of several followers of one feed counters are added up; gauges are of
+// lag_microseconds, age_microseconds, gauges. Of several followers of one feed counters are added up; gauges are of
 // the one that is last.
 #ifndef TF_DYNEMB_CC_KERNELS_FOLLOWER_H_
 #define TF_DYNEMB_CC_KERNELS_FOLLOWER_H_
@@ -55,11 +55,14 @@ struct FollowerStatus {
   int64_t generation = -1;         // that is served; -1: the model is as it was loaded
   int64_t newest = 0;              // of the feed
   int64_t pinned = -1;             // which the feed has it stay at; -1: none
+  double created_seconds = 0;      // when `generation` was published; 0: there is none
   double newer_since_seconds = 0;  // when that after `generation` was published; 0: there is none
   int64_t rows = 0, erased = 0, full_copies = 0, errors = 0;
   std::string last_error;
 
+  // Since there is something newer than `generation`, and since that was published; 0: never.
   int64_t lag_microseconds() const;
+  int64_t age_microseconds() const;
 };
 
 class Follower {

@@ -299,6 +299,7 @@ void Follower::NoteServed(const Generation& generation, const std::vector<const 
   whole_ = true;
   dropped_ = false;
   status_.generation = generation.number;
+  status_.created_seconds = generation.created_seconds;
   // Until NoteLag: as if the next one had come with this one.
   status_.newer_since_seconds = generation.number < status_.newest ? generation.created_seconds : 0;
   for (const FeedPart* part : parts) {

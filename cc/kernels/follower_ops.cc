@@ -236,12 +236,13 @@ class FollowerStatusOp : public CatchingKernel {
     const std::shared_ptr<Follower> follower = reference->follower();
     const FollowerStatus status = follower == nullptr ? FollowerStatus() : follower->status();
     Tensor *numbers, *last_error;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({8}), &numbers));
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({9}), &numbers));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &last_error));
     int n = 0;
     for (const int64_t number :
-         {status.generation, status.newest, status.pinned, status.lag_microseconds(), status.rows,
-          status.erased, status.full_copies, status.errors}) {
+         {status.generation, status.newest, status.pinned, status.lag_microseconds(),
+          status.age_microseconds(), status.rows, status.erased, status.full_copies,
+          status.errors}) {
       numbers->vec<int64_t>()(n++) = number;
     }
     last_error->scalar<tstring>()() = status.last_error;

@@ -80,7 +80,7 @@ REGISTER_OP("DynembFollowerStatus")
     .Output("last_error: string")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(8));
+      c->set_output(0, c->Vector(9));
       c->set_output(1, c->Scalar());
       return absl::OkStatus();
     })
@@ -88,7 +88,7 @@ REGISTER_OP("DynembFollowerStatus")
 Where a follower is.
 
 numbers: the generation that is served or -1, the newest of the feed, the one that it is pinned to or -1, microseconds since there is a newer one than
-  that which is served, rows put in, keys erased, full copies loaded, errors.
+  that which is served, and since that was published, rows put in, keys erased, full copies loaded, errors.
 last_error: what went wrong last.
 )doc");
 

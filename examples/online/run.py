@@ -7,6 +7,7 @@ status is the client's: 0 if each new user's click has changed what is recommend
     make online                                    # set-up, and then as the next line
     python examples/online/run.py
     python examples/online/run.py --short          # a look
+    python examples/online/run.py --stream         # the server follows over a socket
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ flags.DEFINE_string(
     "made-up ratings.",
 )
 flags.DEFINE_integer("users", None, "New users; by default 20, or 3 if short.", lower_bound=1)
+flags.DEFINE_bool("stream", False, "The server follows the trainer over a socket, not in a folder.")
 flags.DEFINE_string("folder", None, "Folder for everything; by default a new temporary one.")
 flags.DEFINE_string("server", str(SERVER), "The server's program; `make online_server` builds it.")
 
@@ -41,7 +43,7 @@ def main(argv):
     folder = pathlib.Path(FLAGS.folder or tempfile.mkdtemp(prefix="online_"))
     folder.mkdir(parents=True, exist_ok=True)
     print(f"starting the trainer and the server; all that they write is in {folder}", flush=True)
-    options = ["--history=5000"] if FLAGS.short else []
+    options = (["--history=5000"] if FLAGS.short else []) + (["--stream"] if FLAGS.stream else [])
     try:
         with running(folder, *options, ratings=FLAGS.ratings, server=FLAGS.server) as processes:
             client = [sys.executable, HERE / "client.py", f"--folder={folder}"]

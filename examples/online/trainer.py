@@ -7,8 +7,9 @@ at once. What has changed is published every half second, for servers to follow.
     POST /events    [{"user": 7, "movie": 50, "clicked": true}, ...]
     GET  /status    {"examples": 20480, "generation": 12}
 
-In `--folder` it makes the SavedModel `recommender/1`, which follows `feed`, and movies.json, the
-candidates with their features and titles. run.py starts it; alone it is started so:
+In `--folder` it makes the SavedModel `recommender/1`, which follows `feed` there, and movies.json, the
+candidates with their features and titles. With `--stream` the model follows an address of the trainer
+instead, as it does on other machines. run.py starts it; alone it is started so:
 
     python examples/online/trainer.py --folder=FOLDER
 """
@@ -46,6 +47,7 @@ flags.DEFINE_integer("history", 20_000, "Ratings that are learned before serving
 flags.DEFINE_integer("rate", 1000, "Ratings a second from then on.", lower_bound=1)
 flags.DEFINE_float("publish_every", 0.5, "Seconds between two generations.", lower_bound=0.01)
 flags.DEFINE_integer("dim", 8, "Numbers per vector.", lower_bound=1)
+flags.DEFINE_bool("stream", False, "Serve the feed over a socket, and have the model follow that.")
 flags.DEFINE_integer("port", 0, "Where to listen for clicks, on this machine; 0: any free port.")
 
 LIKED = 4.0  # stars
@@ -227,11 +229,14 @@ def main(argv):
         trainer.learn_ratings(block)
     trainer.learn(ratings.users[:1], ratings.movies[:1], [True])  # traced now, not at the first click
     write_candidates(ratings, folder / "movies.json")
-    with tf_dynemb.for_serving(follow=folder / "feed"):
-        trainer.model.export(folder / "recommender" / "1", verbose=False)
     with tf_dynemb.serving.Publisher(
-        trainer.model, folder / "feed", every_seconds=FLAGS.publish_every
+        trainer.model,
+        folder / "feed",
+        every_seconds=FLAGS.publish_every,
+        stream="127.0.0.1:0" if FLAGS.stream else None,
     ) as publisher:
+        with tf_dynemb.for_serving(follow=publisher.address or folder / "feed"):
+            trainer.model.export(folder / "recommender" / "1", verbose=False)
         publisher.publish()
         print("training:", listen(trainer, publisher), flush=True)
         trainer.stream(publisher)

@@ -73,8 +73,9 @@ def at_root(connection):
     return Connection("http://{}:{}".format(*connection.address))
 
 
-def test_first_clicks_change_what_is_recommended(tmp_path):
-    process = run(tmp_path)
+@pytest.mark.parametrize("stream", [False, True])
+def test_first_clicks_change_what_is_recommended(stream, tmp_path):
+    process = run(tmp_path, f"--stream={stream}")
     out, errors = process.communicate()
     assert process.returncode == 0, errors
     clicks = json.loads((tmp_path / "freshness.json").read_text())

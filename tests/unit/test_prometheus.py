@@ -71,7 +71,45 @@ def test_what_there_is_on_disk_may_become_less(tmp_path):
     assert not any(int(table.metrics()[name.removeprefix("tf_dynemb_table_")]) < 0 for name in counters)
 
 
+def test_a_scrape_says_where_followers_are(tmp_path):
+    table, feed = tf_dynemb.Variable(dim=1, name="users"), str(tmp_path / "feed")
+    publisher = tf_dynemb.serving.Publisher(table, feed)
+    names = ("one", "two")
+    followers = [
+        tf_dynemb.serving.Follower(tf_dynemb.Variable(dim=1, name="users"), feed, name) for name in names
+    ]
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(tf_dynemb.prometheus.FollowerCollector(followers))
+
+    def sample(follower, name):
+        labels = {"feed": feed, "follower": follower}
+        return registry.get_sample_value(f"tf_dynemb_follower_{name}", labels)
+
+    assert [sample(name, "generation") for name in names] == [-1, -1]
+    write(table, 1, 2, 3)
+    publisher.publish()
+    for follower in followers:
+        follower.poll()
+    followers[1].pin()
+    write(table, 4)
+    publisher.publish()
+    for follower in followers:
+        follower.poll()
+    for number, follower in enumerate(followers):
+        status = follower.status
+        name = follower.name
+        assert sample(name, "generation") == status.generation == 2 - number
+        assert sample(name, "pinned") == (1 if number else -1)
+        assert sample(name, "newest") == 2 and sample(name, "lag_generations") == number
+        assert sample(name, "rows_total") == status.rows == 4 - number
+        assert sample(name, "full_copies_total") == 1 and sample(name, "errors_total") == 0
+        assert 0 < status.age_seconds <= sample(name, "age_seconds")
+        assert (sample(name, "lag_seconds") > 0) == (number == 1)
+
+
 def test_bad_arguments():
+    with pytest.raises(TypeError, match="followers: got int, want Followers or RedisFollowers"):
+        tf_dynemb.prometheus.FollowerCollector([3])
     with pytest.raises(TypeError, match="tables: got 3, want a tf_dynemb.Variable"):
         tf_dynemb.prometheus.TableCollector([3])
     twins = [tf_dynemb.Variable(dim=1, name="twin") for _ in range(2)]

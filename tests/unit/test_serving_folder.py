@@ -111,11 +111,14 @@ def test_files_of_others_in_a_feed_stay(tmp_path):
         (feed / name).write_text("text")
     for name in drafts:
         os.utime(feed / name, (0, time.time() - 7200))
+    other = feed / "followers" / "four.0123abcd.new"  # which cannot be removed so
+    other.mkdir()
+    os.utime(other, (0, 0))
     with Publisher(table, feed) as publisher:
         assert publisher.generation == 2
         publish(table, publisher, 3)
     assert all((feed / name).read_text() == "text" for name in mine)
-    assert not any((feed / name).exists() for name in left + drafts)
+    assert other.is_dir() and not any((feed / name).exists() for name in left + drafts)
 
 
 def remove_lock(feed):
@@ -252,6 +255,90 @@ def test_one_full_copy_answers_one_wish(tmp_path):
                 assert full_copies(feed) == [1, 3]
             led.has(number + 3)
         assert full_copies(feed) == [1, 3, 7]
+
+
+def test_a_follower_that_can_use_no_full_copy_gets_them_more_and_more_seldom(tmp_path, monkeypatch):
+    """Or training would write one in every generation, for one server."""
+    feed, table = tmp_path / "feed", table_of()
+    with Publisher(table, feed, full_copy_ratio=1e9, keep_generations=1000) as publisher:
+        publish(table, publisher, 1)
+        led, tries = Led(feed, None), []
+
+        def fails(*generations):
+            tries.append([each.number for each in generations])
+            raise FeedError("it cannot be used")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(led.follower, "_install", fails)
+            for number in range(2, 101):
+                assert led.follower.poll().generation is None
+                publish(table, publisher, number)
+        # The first one, and 1, 2, 4, .. generations later.
+        assert full_copies(feed) == [1, 2, 3, 5, 9, 17, 33, 65]
+        led.has(100)
+        led.follower.poll()  # asks for none
+        damage(feed, publisher.generation, "delta")
+        publish(table, publisher, 101)
+        with Follower(table_of(), feed, name="other") as other:  # of another one it is at once
+            monkeypatch.setattr(other, "_install", fails)
+            other.poll()
+            publish(table, publisher, 102)
+        assert full_copies(feed)[-1] == 102
+
+
+def test_without_memory_no_other_full_copy_is_tried_or_asked_for(tmp_path, monkeypatch):
+    feed, table = tmp_path / "feed", table_of()
+    with Publisher(table, feed, full_copy_ratio=1e-9, keep_generations=1000) as publisher:
+        publish(table, publisher, 1, 2, 3)
+        assert full_copies(feed) == [1, 3]
+        led, tries = Led(feed, None), []
+
+        def has_no_memory(generation):
+            tries.append(generation.number)
+            raise tf.errors.ResourceExhaustedError(None, None, "no memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(led.follower, "_install", has_no_memory)
+            assert "no memory" in led.follower.poll().last_error
+        assert tries == [3]
+        assert [beat["wants_full"] for beat in Feed(feed).heartbeats().values()] == [False]
+        led.has(3)
+
+
+@ways
+def test_the_age_of_what_is_served_grows_where_nothing_newer_comes(way, tmp_path):
+    """As of a trainer that has ended, whose servers lag behind nothing."""
+    feed, table, began = tmp_path / "feed", table_of(), time.time()
+    follower = way(feed, tmp_path / "model")
+    assert follower.status.age_seconds == 0
+    with Publisher(table, feed) as publisher:
+        for number in (1, 2):
+            publish(table, publisher, number)
+            follower.has(number)
+    wait_until(lambda: follower.status.generation == 2)
+    created = Feed(feed).read(2).created_seconds
+    before = time.time() - created
+    age = follower.status.age_seconds
+    assert before - 1e-3 <= age <= time.time() - created + 1e-3 <= time.time() - began
+    wait_until(lambda: follower.status.age_seconds > age + 0.1)
+    assert follower.status.lag_seconds == 0
+
+
+def test_where_nothing_is_served_it_is_tried_again_each_second(tmp_path, monkeypatch):
+    feed, table, now, tries = tmp_path / "feed", table_of(), [1000.0], []
+    publisher = Publisher(table, feed, full_copy_ratio=1e9)
+    publish(table, publisher, 1, 2)
+    damage(feed, 1, "full")
+    led = Led(feed, None)
+    led.follower._whole = False  # as after a switch that failed half-way
+    install = led.follower._install
+    monkeypatch.setattr(led.follower, "_install", lambda *way: tries.append(now[0]) or install(*way))
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    monkeypatch.setattr("tf_dynemb.serving.feed_follower.time", clock)
+    while now[0] < 1005:
+        led.follower.poll()
+        now[0] += 0.5
+    assert tries == [1000, 1000.5, 1001.5, 1002.5, 1003.5, 1004.5]
 
 
 @ways

@@ -313,6 +313,11 @@ def test_bad_arguments(tmp_path):
         ({"follow": 7}, TypeError, "follow: got 7, want the path of a feed's folder"),
         ({"follow": ""}, TypeError, "follow: got ''"),
         ({"follow": "x", "poll_seconds": 0}, ValueError, "poll_seconds: got 0, want a number > 0"),
+        (
+            {"follow": "x", "longest_wait_seconds": 1e6},
+            ValueError,
+            "longest_wait_seconds: got 1000000.0, want a number > 0 and < 1000000",
+        ),
         ({"follow": "x", "serve_while_loading": 1}, TypeError, "got 1, want True or False"),
     ]:
         with pytest.raises(error, match=message), tf_dynemb.for_serving(**options):

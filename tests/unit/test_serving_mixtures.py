@@ -17,8 +17,10 @@ KEYS = tf.range(50, dtype=tf.int64)
 IN_A_BATCH = r"that reads 'first' in a batch.*want the batch around the wrapped function"
 
 
-def batched(function):
-    batch = tf.nondifferentiable_batch_function(2, 100, 16, max_enqueued_batches=100)
+def batched(function, splits=False):
+    batch = tf.nondifferentiable_batch_function(
+        2, 100, 16, max_enqueued_batches=100, enable_large_batch_splitting=splits
+    )
     return lambda ids: batch(function)(ids)
 
 
@@ -124,7 +126,14 @@ def of_a_dataset(wrapped, ids):
     return rows.reduce(tf.zeros([10, 13]), lambda a, b: a + b)
 
 
-@pytest.mark.parametrize("way", [twice, in_a_loop, for_each, of_a_dataset], ids=lambda way: way.__name__)
+def in_branches_and_beside(wrapped, ids):
+    return in_branches(wrapped, ids) + wrapped(ids)
+
+
+SEVERAL = [twice, in_a_loop, for_each, of_a_dataset, in_branches_and_beside]
+
+
+@pytest.mark.parametrize("way", SEVERAL, ids=lambda way: way.__name__)
 def test_a_signature_that_calls_wrapped_functions_several_times_is_refused(way, module, tmp_path):
     """Each call is of one generation, and the signature would be of several."""
     wrapped = one_generation(all_of(module))
@@ -133,6 +142,26 @@ def test_a_signature_that_calls_wrapped_functions_several_times_is_refused(way, 
         tf.saved_model.save(module, str(tmp_path / "model"), signatures=serve)
     serve = one_generation(called(lambda ids: way(all_of(module), ids)))
     tf.saved_model.save(module, str(tmp_path / "model"), signatures=serve)
+
+
+def in_branches(wrapped, ids):
+    return tf.switch_case(
+        tf.cast(ids[0], tf.int32),
+        [
+            lambda: wrapped(ids),
+            lambda: wrapped(-ids),
+            lambda: tf.cond(ids[1] > 0, lambda: wrapped(ids), lambda: wrapped(-ids)),
+        ],
+    )
+
+
+def test_a_signature_may_call_a_wrapped_function_in_each_branch(module, tmp_path):
+    wrapped = one_generation(all_of(module))
+    serve = called(lambda ids: in_branches(wrapped, ids))
+    tf.saved_model.save(module, str(tmp_path / "model"), signatures=serve)
+    served = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
+    for ids in ([0, 1], [1, 0], [2, 1], [2, 0]):
+        assert served(ids=int64(ids))["output_0"].shape == (2, 13)
 
 
 def test_a_signature_that_calls_a_wrapped_function_twice_within_one_is_of_one_generation(
@@ -201,7 +230,16 @@ def test_a_batch_around_a_wrapped_function_is_of_one_generation(module, tmp_path
     serve = called(batched(one_generation(all_of(module))))
     tf.saved_model.save(module, str(tmp_path / "model"), signatures={"serve": serve})
     served = tf.saved_model.load(str(tmp_path / "model"))
-    assert numbers_served(served, module.model, tmp_path) >= {float(n) for n in range(1, 20)}
+    # Of three calls of 40 ids two fit into a batch, and a part of the third would.
+    assert numbers_served(served, module.model, tmp_path, asked=40) >= {float(n) for n in range(1, 20)}
+
+
+def test_a_batch_that_splits_calls_around_a_wrapped_function_is_refused(module, tmp_path):
+    """As tf.nondifferentiable_batch_function makes them by default."""
+    serve = called(batched(one_generation(all_of(module)), splits=True))
+    message = "in a batch, where a call may be split .* want .*enable_large_batch_splitting=False"
+    with pytest.raises(ValueError, match=message):
+        tf.saved_model.save(module, str(tmp_path / "model"), signatures={"serve": serve})
 
 
 def test_tf_data_in_a_wrapped_function_is_of_one_generation(module, tmp_path):
@@ -211,13 +249,13 @@ def test_tf_data_in_a_wrapped_function_is_of_one_generation(module, tmp_path):
     assert numbers_served(served, module.model, tmp_path) >= {float(n) for n in range(1, 20)}
 
 
-def numbers_served(served, model, tmp_path, keys=KEYS):
+def numbers_served(served, model, tmp_path, keys=KEYS, asked=50):
     """The numbers of which requests were while generations came, each of which was of one."""
     publisher, seen = Publisher(model, tmp_path / "feed"), set()
     call = served.signatures["serve"]
 
     def request():
-        (answer,) = call(ids=KEYS).values()
+        (answer,) = call(ids=KEYS[:asked]).values()
         seen.add(tuple(np.unique(answer)))
 
     with again_and_again(request, request, request):
@@ -258,7 +296,10 @@ def test_uses_are_found_in_functions_within_functions():
         return total + parts.reduce(0.0, lambda a, b: a + b)
 
     names = {id(variable.handle): variable.name[:2] for variable in variables}
-    found = {(names[id(use.handle)], use.around) for use in uses_in(function.get_concrete_function())}
+    found = {
+        (names[id(use.handle)], tuple(around.op for around in use.around))
+        for use in uses_in(function.get_concrete_function())
+    }
     assert found == {
         ("v0", ("While",)),
         ("v1", ("While", "Case")),

@@ -10,7 +10,8 @@ import urllib.request
 
 import pytest
 import tensorflow as tf
-from feed_servers import served
+from feed_servers import make_certificates, served
+from side_by_side import wait_until
 
 import tf_dynemb
 from tf_dynemb.serving import Publisher
@@ -181,16 +182,16 @@ def test_more_requests_than_it_may_answer_are_refused(tmp_path):
     feed.put(feed.place("data", "large"), bytes(64 << 20))
     with served(tmp_path / "feed", "--most-requests=2") as address:
         opened = [http.client.HTTPConnection(address, timeout=60) for _ in range(5)]
-        for connection in opened:
+        for connection in opened:  # which wait and do not count
             connection.request("GET", "/newer-than/0")
-        answers = [connection.getresponse().status for connection in opened]
-        assert sorted(answers) == [200, 200, 503, 503, 503]
-        assert ask(address, "GET", "/newer-than/0")[0] == 200
+        assert ask(address, "GET", "/generations/")[0] == 200
+        assert [connection.getresponse().status for connection in opened] == 5 * [200]
         stuck = [socket.create_connection(address.split(":")) for _ in range(2)]
         for connection in stuck:
             connection.sendall(b"GET /data/large HTTP/1.1\r\nHost: x\r\n\r\n")
             assert connection.recv(8) == b"HTTP/1.1"
-        assert ask(address, "GET", "/newer-than/0")[0] == 503
+        assert ask(address, "GET", "/generations/")[0] == 503
+        assert ask(address, "GET", "/newer-than/0")[0] == 200
         idle = [socket.create_connection(address.split(":")) for _ in range(20)]
         closed = [connection.recv(1) for connection in idle[:10]]
         assert closed == 10 * [b""]
@@ -209,3 +210,29 @@ def test_tls_is_spoken_by_others_too(certificates, tmp_path):
             urllib.request.urlopen(
                 f"https://{address}/newer-than/0", context=ssl.create_default_context()
             )
+
+
+def test_a_renewed_certificate_is_used_at_once(tmp_path):
+    place, other = tmp_path / "tls", tmp_path / "other"
+    for folder in (place, other):
+        folder.mkdir()
+        make_certificates(folder)
+    first, second = ((folder / "certificate.pem").read_text() for folder in (place, other))
+    flags = [f"--{name}={place / name}.pem" for name in ("certificate", "key")]
+    with served(tmp_path / "feed", *flags) as address:
+        host, port = address.split(":")
+
+        def has(certificate):
+            return ssl.get_server_certificate((host, int(port))).split() == certificate.split()
+
+        assert has(first)
+        for name in ("certificate.pem", "key.pem"):  # one after the other, as who renews them does
+            os.replace(other / name, place / name)
+        wait_until(lambda: has(second))
+        (place / "certificate.pem").write_text("no certificate")
+        (place / "key.pem").unlink()
+        for _ in range(3):
+            wait_until(lambda: has(second))  # as before
+        make_certificates(place)
+        third = (place / "certificate.pem").read_text()
+        wait_until(lambda: has(third))

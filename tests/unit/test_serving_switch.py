@@ -44,7 +44,7 @@ def test_after_requests_had_to_wait_a_change_waits_for_a_moment_without_any():
             pass
 
     with switch.request():
-        failed_change(switch, 2.0)  # so that nobody has to wait in the next 10 seconds
+        failed_change(switch, 2.0)  # so that nobody has to wait in the next 18 seconds
         changing = in_thread(change)
         for _ in range(100):
             thread = in_thread(request)

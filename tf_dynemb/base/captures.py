@@ -3,17 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 # Operations that run a function as a part of the one that they stand in: calls and branches once, loops
 # again and again.
-ONCE_IN_PLACE = frozenset(
+_ONCE_IN_PLACE = frozenset(
     ["PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "Case", "StatelessCase"]
 )
-IN_PLACE = ONCE_IN_PLACE | {"While", "StatelessWhile"}
+IN_PLACE = _ONCE_IN_PLACE | {"While", "StatelessWhile"}
+
+
+class Around(NamedTuple):
+    """An operation that runs functions, and the one of them that is meant.
+
+    Attributes:
+        node: the operation, a NodeDef.
+        number: which of its functions, of branches for one.
+    """
+
+    node: Any
+    number: int
+
+    @property
+    def op(self) -> str:
+        """The operation's type."""
+        return self.node.op
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether the operation may run its function several times for one run of its own."""
+        if self.op == "BatchFunction":  # which may split what it is given over two batches
+            return bool(self.node.attr["enable_large_batch_splitting"].b)
+        return self.op not in _ONCE_IN_PLACE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,13 +46,13 @@ class Use:
 
     Attributes:
         handle: the resource.
-        around: the operations in whose functions it stands, by their types, from the outermost.
+        around: the operations in whose functions it stands, from the outermost.
         functions: of each function around it, from the outermost to its own, the types of all
             operations.
     """
 
     handle: tf.Tensor
-    around: tuple[str, ...]
+    around: tuple[Around, ...]
     functions: tuple[frozenset[str], ...]
 
 
@@ -47,7 +71,7 @@ def _uses(
     function: Any,
     known: dict[str, list[tf.Tensor]],
     library: dict[str, Any],
-    around: tuple[str, ...],
+    around: tuple[Around, ...],
     outer: tuple[frozenset[str], ...],
 ) -> Iterator[Use]:
     """`known`: the resources that a tensor of the function may be, by its name."""
@@ -60,9 +84,9 @@ def _uses(
         if node.op == "Identity":
             known = known | {f"{node.name}:output:0": given[0]}
         elif called:
-            for each in called:
+            for number, each in enumerate(called):
                 inner = _passed(each, given)
-                yield from _uses(each, inner, library, (*around, node.op), functions)
+                yield from _uses(each, inner, library, (*around, Around(node, number)), functions)
         else:
             for handles in given:
                 yield from (Use(handle, around, functions) for handle in handles)
@@ -84,3 +108,26 @@ def _passed(function: Any, given: Collection[list[tf.Tensor]]) -> dict[str, list
         return dict(zip(names, given, strict=True))
     everything = [handle for handles in given for handle in handles]  # as of one with several functions
     return dict.fromkeys(names, everything)
+
+
+def most_runs(uses: Sequence[Use], depth: int = 0) -> float:
+    """How many of some uses one run of the function can make at most: of branches one runs.
+
+    Args:
+        uses: of one function.
+        depth: how many of the operations around them are the same for all.
+
+    Returns:
+        Their number; infinite where one may be repeated.
+    """
+    runs = float(sum(len(use.around) == depth for use in uses))
+    inner: dict[str, dict[int, list[Use]]] = {}  # by operation and branch
+    for use in uses:
+        if len(use.around) > depth:
+            around = use.around[depth]
+            if around.may_repeat:
+                return float("inf")
+            inner.setdefault(around.node.name, {}).setdefault(around.number, []).append(use)
+    return runs + sum(
+        max(most_runs(branch, depth + 1) for branch in branches.values()) for branches in inner.values()
+    )

@@ -44,14 +44,15 @@ def whole(argument: str, number: Any, least: int = 1, most: int = 2**62) -> int:
     return int(number)
 
 
-def positive(argument: str, number: Any) -> float:
+def positive(argument: str, number: Any, below: float = float("inf")) -> float:
     """The number as a float.
 
     Raises:
-        ValueError: it is no finite number > 0.
+        ValueError: it is no finite number > 0 and < `below`.
     """
-    if not is_number(number) or not 0 < number < float("inf"):
-        raise ValueError(f"{argument}: got {number!r}, want a number > 0")
+    if not is_number(number) or not 0 < number < below:
+        limit = "" if below == float("inf") else f" and < {below:.0f}"
+        raise ValueError(f"{argument}: got {number!r}, want a number > 0{limit}")
     return float(number)
 
 

@@ -109,7 +109,7 @@ class RedisFollower(FeedFollower):
         """Writes the generations that there are, up to the newest.
 
         What is wrong with the feed, and a server that cannot be reached or has no memory left, is no
-        exception but in the status: the next poll tries again.
+        exception but in the status: later polls try again, as of Follower.
 
         Returns:
             The status.
@@ -122,7 +122,7 @@ class RedisFollower(FeedFollower):
         before, failed = self._counts["errors"], True
         try:
             status = self._poll()
-            failed = status.errors > before
+            failed = status.errors > before or self._is_paused
         finally:
             self._failures = self._failures + 1 if failed else 0
         return status
@@ -171,7 +171,11 @@ class RedisFollower(FeedFollower):
         layouts = self._store.tables.values()
         if "state" in fields and all(layout.buckets == self._buckets for layout in layouts):
             self._now = Position(
-                int(fields["generation"]), fields["feed"], fields["state"], int(fields["step"])
+                int(fields["generation"]),
+                fields["feed"],
+                fields["state"],
+                int(fields["step"]),
+                float(fields["created_seconds"]),
             )
         if "applying" in fields:
             kind, self._half_applied, _ = fields["progress"].split()

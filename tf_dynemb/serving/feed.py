@@ -477,7 +477,7 @@ class Feed:
                     tf.io.gfile.remove(self.place("generations", name))
         for name in filter(_DRAFT.fullmatch, _names_in(self.place("followers"))):
             place = self.place("followers", name)
-            with contextlib.suppress(tf.errors.NotFoundError):
+            with contextlib.suppress(tf.errors.OpError):  # it is of somebody else
                 if time.time() - tf.io.gfile.stat(place).mtime_nsec * 1e-9 > _OLD_DRAFT_SECONDS:
                     tf.io.gfile.remove(place)
 

@@ -38,7 +38,7 @@ class ApplyError(Exception):
     """A generation cannot be applied at the moment, and nothing is wrong with it."""
 
 
-# Of the feed's files, and of what generations are applied to; the next poll tries again.
+# Of the feed's files, and of what generations are applied to; polls try again.
 FAILURES = (FeedError, SnapshotError, tf.errors.OpError, OSError, TimeoutError, ApplyError)
 # Those of the latter: of requests that take too long, for one.
 _NOT_OF_THE_FEED = (TimeoutError, ApplyError)
@@ -59,6 +59,8 @@ class FollowerStatus:
         lag_generations: how many are newer than the one that is served.
         lag_seconds: since the feed has had something newer, by the clocks of both machines; 0 if it
             has not.
+        age_seconds: since the generation that is served was published, by the clocks of both machines;
+            0 before the first. It grows also where nothing newer comes, as of a trainer that has ended.
         pinned: the generation that it stays at, by a pin of its own or the feed's, or None.
         rows: how many were put in since it began, those of full copies included.
         erased: how many keys were erased.
@@ -71,6 +73,7 @@ class FollowerStatus:
     newest: int
     lag_generations: int
     lag_seconds: float
+    age_seconds: float
     pinned: int | None
     rows: int
     erased: int
@@ -88,17 +91,30 @@ class Position:
         feed: the id of its feed.
         state: the id of the state of its tables, which the next changes continue.
         step: of the trainer.
+        created_seconds: when it was published, since 1970 by the trainer's clock.
     """
 
     number: int
     feed: str
     state: str
     step: int
+    created_seconds: float
 
     @classmethod
     def of(cls, generation: Generation) -> Position:
         """The position of who has applied a generation."""
-        return cls(generation.number, generation.feed, generation.state, generation.step)
+        return cls(
+            generation.number,
+            generation.feed,
+            generation.state,
+            generation.step,
+            generation.created_seconds,
+        )
+
+
+def _seconds_since(published: Generation | Position | None) -> float:
+    """By this machine's clock; 0 for None."""
+    return 0.0 if published is None else max(0.0, time.time() - published.created_seconds)
 
 
 _with_threads: weakref.WeakSet[FeedFollower] = weakref.WeakSet()
@@ -159,6 +175,7 @@ class FeedFollower(abc.ABC):
         self._tried: tuple[Pin | None, list[int]] | None = None  # a pin, and what was listed up to it
         self._pause_seconds = 0.0  # after the next failure
         self._try_at = -float("inf")
+        self._is_paused = False  # the last poll tried nothing
         self._beat_lock = threading.Lock()  # of what follows, which a thread writes during long loads
         self._beats = 0
         self._beat_at = -float("inf")
@@ -209,18 +226,21 @@ class FeedFollower(abc.ABC):
             return self.status
 
     @property
+    def feed(self) -> str:
+        """The feed's folder or address."""
+        return self._feed.path
+
+    @property
     def status(self) -> FollowerStatus:
         """Where it is now."""
         now = 0 if self._now is None else self._now.number
-        newer = self._manifests.get(now + 1)
-        lag_seconds = 0.0
-        if self._newest > now and newer is not None:
-            lag_seconds = max(0.0, time.time() - newer.created_seconds)
+        newer = self._manifests.get(now + 1) if self._newest > now else None
         return FollowerStatus(
             generation=None if self._now is None else now,
             newest=self._newest,
             lag_generations=max(0, self._newest - now),
-            lag_seconds=lag_seconds,
+            lag_seconds=_seconds_since(newer),
+            age_seconds=_seconds_since(self._now),
             pinned=None if self._pin is None else self._pin.number,
             last_error=self._last_error,
             **self._counts,
@@ -265,6 +285,7 @@ class FeedFollower(abc.ABC):
         self._ended.wait(self._poll_seconds)
 
     def _follow(self) -> None:
+        self._is_paused = False
         numbers, self._feed_pinned = self._feed.look()
         self._unusable = set()
         self._newest = numbers[-1] if numbers else 0
@@ -292,13 +313,14 @@ class FeedFollower(abc.ABC):
         """
         if self._tried != (pin, numbers):
             self._tried, self._pause_seconds, self._try_at = (pin, numbers), 0.0, -float("inf")
-        return time.monotonic() < self._try_at
+        self._is_paused = time.monotonic() < self._try_at
+        return self._is_paused
 
     def _pause(self) -> None:
         self._try_at = time.monotonic() + self._pause_seconds
-        self._pause_seconds = min(
-            max(2 * self._pause_seconds, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS
-        )
+        # Where nothing is served meanwhile it does not wait for long.
+        longest = _LONGEST_PAUSE_SECONDS if self._whole else _FIRST_PAUSE_SECONDS
+        self._pause_seconds = min(max(2 * self._pause_seconds, _FIRST_PAUSE_SECONDS), longest)
 
     def _is_in_feed(self) -> bool:
         """Whether the feed still has the generation that is served, of which a listing may not know yet.
@@ -444,7 +466,8 @@ class FeedFollower(abc.ABC):
 
     def _load_full(self, numbers: Sequence[int]) -> bool:
         """Loads the newest full copy that is newer than what is served; False if there is none."""
-        damaged = False  # the newest full copy; if it is none that fits, another one mends nothing
+        # The newest full copy. If it does not fit, here or in memory, another one mends nothing.
+        damaged = False
         for number in reversed(numbers):
             try:
                 generation = self._read(number)
@@ -455,7 +478,6 @@ class FeedFollower(abc.ABC):
                 if self._whole and self._now and same_feed and number <= self._now.number:
                     break
                 if generation.full is not None:
-                    self._wants_full = False  # unless this one is of no use
                     with self._loading(generation):
                         self._install(generation)
                     return True
@@ -465,7 +487,9 @@ class FeedFollower(abc.ABC):
                 self._failed(error)
                 read = self._manifests.pop(number, None)  # as in _apply_next
                 if isinstance(error, _MISFITS):
-                    self._misfit, self._wants_full = read, damaged
+                    self._misfit = read
+                if isinstance(error, (*_MISFITS, tf.errors.ResourceExhaustedError)):
+                    self._wants_full = damaged
                     return False
                 damaged = True
         if self._now is None and not damaged:

@@ -35,13 +35,15 @@ def follower_status(loaded: Any) -> FollowerStatus:
             "tf_dynemb.for_serving(follow=...)"
         )
     numbers, last_error = ops.dynemb_follower_status(follower.resource_handle)
-    generation, newest, pinned, lag_microseconds, *counts = (int(number) for number in numbers)
+    generation, newest, pinned, *microseconds_and_counts = (int(number) for number in numbers)
+    lag_microseconds, age_microseconds, *counts = microseconds_and_counts
     rows, erased, full_copies, errors = counts
     return FollowerStatus(
         generation=None if generation < 0 else generation,
         newest=newest,
         lag_generations=max(0, newest - max(0, generation)),
         lag_seconds=lag_microseconds * 1e-6,
+        age_seconds=age_microseconds * 1e-6,
         pinned=None if pinned < 0 else pinned,
         rows=rows,
         erased=erased,

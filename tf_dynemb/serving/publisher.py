@@ -19,7 +19,7 @@ import tensorflow as tf
 from tf_dynemb.base.checks import positive, whole
 from tf_dynemb.serving.feed import Feed, FeedDamagedError, FeedError, Generation, Part
 from tf_dynemb.serving.lease import Lease
-from tf_dynemb.serving.retention import FollowersSeen, first_to_keep
+from tf_dynemb.serving.retention import FollowersSeen, FullCopyAnswer, first_to_keep
 from tf_dynemb.serving.served import dense_weights
 from tf_dynemb.serving.stream import Stream
 from tf_dynemb.shard.group import Group
@@ -179,7 +179,7 @@ class Publisher(keras.callbacks.Callback):
         self._lease: Lease | None = None
         self._generations: list[Generation] = []  # those in the feed
         self._last_number = 0
-        self._answered: dict[str, Any] = {}  # _requests at the last full copy
+        self._answers: dict[str, FullCopyAnswer] = {}  # by followers, that ask for a full copy
         self._alive: dict[str, dict[str, Any]] = {}  # heartbeats of followers
         self._state = ""  # of the tables, which the next delta continues; "" if there is none
         self._full_bytes = self._bytes_since_full = 0
@@ -375,9 +375,10 @@ class Publisher(keras.callbacks.Callback):
         for name in self._seen.forgotten:
             self._feed.remove_heartbeat(name)
         limit = max(self._full_bytes, _LEAST_FULL_BYTES) * self._full_copy_ratio
-        # One full copy answers a request: a follower that cannot use it sends another heartbeat.
-        answered = self._answered.items() >= self._requests().items()
-        wants_full = self._bytes_since_full > limit or not answered
+        wants_full = self._bytes_since_full > limit or any(
+            name not in self._answers or self._answers[name].is_due(beat, number)
+            for name, beat in self._requests().items()
+        )
         folder = self._feed.new_folder(number)
         return json.dumps(
             {"number": number, "folder": folder, "base": self._state, "wants_full": wants_full}
@@ -385,10 +386,16 @@ class Publisher(keras.callbacks.Callback):
 
     def _hear_followers(self) -> None:
         self._alive = self._seen.alive(self._feed.heartbeats())
+        asks = {name for name, beat in self._alive.items() if beat.get("wants_full")}
+        self._answers = {name: answer for name, answer in self._answers.items() if name in asks}
 
     def _requests(self) -> dict[str, Any]:
-        """The followers that want a full copy, with the number of the heartbeat that says so."""
-        return {name: beat.get("beat") for name, beat in self._alive.items() if beat.get("wants_full")}
+        """The followers that ask for a full copy and load none now, with the number of the heartbeat."""
+        return {
+            name: beat.get("beat")
+            for name, beat in self._alive.items()
+            if beat.get("wants_full") and beat.get("needs") is None
+        }
 
     def _remove_expired(self) -> None:
         """Has the rows leave whose time is over: changes have what has left, not what has expired.
@@ -461,7 +468,9 @@ class Publisher(keras.callbacks.Callback):
             self._bytes_since_full += generation.delta.file_bytes
         if generation.full is not None:
             self._full_bytes, self._bytes_since_full = generation.full.file_bytes, 0
-            self._answered = self._requests()
+            for name, beat in self._requests().items():
+                times = self._answers[name].times if name in self._answers else 0
+                self._answers[name] = FullCopyAnswer(beat, generation.number, times + 1)
         earlier = [each for each in self._generations if each.number < generation.number]
         self._generations = [*earlier, generation]
         self._last_number = generation.number

@@ -1,12 +1,14 @@
-"""Which generations a feed keeps."""
+"""Which generations a feed keeps, and which have a full copy because a follower asks for one."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tf_dynemb.serving.feed import Generation
+
+_MOST_DOUBLINGS = 6  # of the generations from one answer to the next
 
 
 def first_to_keep(
@@ -35,6 +37,28 @@ def first_to_keep(
         wanted += young[:1]
     full = [g.number for g in generations if g.full is not None and g.number <= min(wanted)]
     return max(full, default=generations[0].number)
+
+
+class FullCopyAnswer(NamedTuple):
+    """A full copy that was made since a follower had asked for one.
+
+    It answers one request: a follower that cannot use it sends another heartbeat. It may be the
+    follower's fault, so it is answered more and more seldom, until it asks for none.
+
+    Attributes:
+        beat: the number of the heartbeat that asked.
+        generation: the number of the one with the full copy.
+        times: how many there were one after the other.
+    """
+
+    beat: Any
+    generation: int
+    times: int
+
+    def is_due(self, beat: Any, generation: int) -> bool:
+        """Whether a generation is to have a full copy for a heartbeat that asks."""
+        wait = 2 ** min(self.times - 1, _MOST_DOUBLINGS)
+        return beat != self.beat and generation >= self.generation + wait
 
 
 class FollowersSeen:

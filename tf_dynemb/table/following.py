@@ -13,11 +13,12 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dynemb import _compat
-from tf_dynemb.base.captures import IN_PLACE, ONCE_IN_PLACE, uses_in
+from tf_dynemb.base.captures import IN_PLACE, most_runs, uses_in
 from tf_dynemb.base.checks import flag, positive
 from tf_dynemb.base.op_library import ops
 
 _PIN, _BATCH = "DynembPin", "BatchFunction"
+_MOST_SECONDS = 1e6  # that DynembFollow takes
 
 
 class Following(tf.saved_model.experimental.TrackableResource):
@@ -45,9 +46,11 @@ class Following(tf.saved_model.experimental.TrackableResource):
         super().__init__(device="/CPU:0")
         path = os.fspath(path)
         self._path = path if "://" in path else os.path.abspath(path)
-        self._poll_seconds = positive("poll_seconds", poll_seconds)
+        self._poll_seconds = positive("poll_seconds", poll_seconds, _MOST_SECONDS)
         self._serve_while_loading = flag("serve_while_loading", serve_while_loading)
-        self._longest_wait_seconds = positive("longest_wait_seconds", longest_wait_seconds)
+        self._longest_wait_seconds = positive(
+            "longest_wait_seconds", longest_wait_seconds, _MOST_SECONDS
+        )
         self._graph_name = f"tf_dynemb_{uuid.uuid4().hex}"  # as of TableResource
         self._tables: dict[str, tf.Tensor] = {}  # handles by the tables' names
         self._weights: dict[str, tf.Variable] = {}  # by their names
@@ -128,7 +131,14 @@ class Following(tf.saved_model.experimental.TrackableResource):
                     "where a call could see two generations; want "
                     "tf_dynemb.serving.one_generation(function) in its place, over all that it reads"
                 )
-        if len(calls) > 1 or any(set(call.around) - ONCE_IN_PLACE - {_BATCH} for call in calls):
+        if most_runs(calls) > 1:
+            around = [around for call in calls for around in call.around]
+            if any(one.op == _BATCH and one.may_repeat for one in around):
+                raise ValueError(
+                    f"follow: got a signature {name!r} that calls a function of one_generation in a "
+                    "batch, where a call may be split over two, each of another generation; want "
+                    "tf.nondifferentiable_batch_function(..., enable_large_batch_splitting=False)"
+                )
             raise ValueError(
                 f"follow: got a signature {name!r} that calls functions of one_generation several "
                 "times, of which each could see another generation; want "
@@ -145,7 +155,7 @@ class Following(tf.saved_model.experimental.TrackableResource):
         names = {id(handle): name for name, handle in self._tables_read_by(concrete)}
         names |= {id(weight.handle): name for name, weight in self._weights_read_by(concrete)}
         for use in uses_in(concrete):
-            apart = [op for op in use.around if op not in IN_PLACE]
+            apart = [around.op for around in use.around if around.op not in IN_PLACE]
             if apart and use.handle is self.resource_handle:
                 raise ValueError(
                     f"follow: got a function {name!r} that calls a function of one_generation in "
@@ -156,7 +166,8 @@ class Following(tf.saved_model.experimental.TrackableResource):
                 raise ValueError(
                     f"follow: got a function {name!r} that reads {names[id(use.handle)]!r} in a batch, "
                     "where a call could see two generations; want the batch around the wrapped "
-                    "function, tf.nondifferentiable_batch_function(...)(one_generation(function))"
+                    "function, tf.nondifferentiable_batch_function(..., "
+                    "enable_large_batch_splitting=False)(one_generation(function))"
                 )
 
     def _add(self, concrete: Any) -> None:
@@ -241,10 +252,11 @@ def one_generation(function: Any) -> Any:
     `input_signature`, and `tf.saved_model.save` of a Keras model without signatures make is wrapped so
     already. Tables and dense weights that no such function reads do not follow.
 
-    To batch calls in the graph, batch around it, `tf.nondifferentiable_batch_function(...)(one)` of a
-    function `one` that is wrapped: each batch is of one generation then. A batch within is refused if it
-    reads what follows, since it runs once for several calls. A function that is wrapped may call others
-    that are, and is of one generation with them, but not in a batch or in tf.data.
+    To batch calls in the graph, batch around it, `tf.nondifferentiable_batch_function(...,
+    enable_large_batch_splitting=False)(one)` of a function `one` that is wrapped: each batch is of one
+    generation then, and each call is in one batch. A batch within is refused if it reads what follows,
+    since it runs once for several calls. A function that is wrapped may call others that are, and is of
+    one generation with them, but not in a batch or in tf.data.
 
     Args:
         function: a tf.function with an `input_signature`.

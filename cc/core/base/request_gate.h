@@ -7,12 +7,10 @@
 //
 // Where requests are long, switches would keep the others waiting most of the time. So the gate is
 // closed by force for a tenth of the time at most: after it was closed, a switch first waits nine
-// times as long, ten seconds at most, for a moment in which no request is inside, while others
-// still enter.
+// times as long for a moment in which no request is inside, while others still enter.
 #ifndef TF_DYNEMB_CC_CORE_BASE_REQUEST_GATE_H_
 #define TF_DYNEMB_CC_CORE_BASE_REQUEST_GATE_H_
 
-#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -75,7 +73,7 @@ class RequestGate {
       std::lock_guard<std::mutex> lock(mutex_);
       if (closed_) {
         const Clock::time_point now = Clock::now();
-        open_until_ = now + std::min<Clock::duration>(9 * (now - closed_at_), kLongestOpen);
+        open_until_ = now + 9 * (now - closed_at_);
       }
       closed_ = false;
       entering.swap(waiting_);
@@ -95,7 +93,6 @@ class RequestGate {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::seconds kLongestOpen{10};
 
   std::mutex mutex_;  // of what follows
   std::condition_variable empty_;

@@ -57,7 +57,7 @@ TEST(RequestGate, AfterItWasClosedASwitchWaitsForAMomentWithoutRequests) {
   std::string log;
   gate.Enter(1, [] {});
   EXPECT_FALSE(gate.Close(Seconds(2)));
-  OpenHere(&gate);  // and is not closed by force in the next 10 seconds
+  OpenHere(&gate);  // and is not closed by force in the next 18 seconds
   std::atomic<bool> closed{false};
   std::thread closing([&] { closed = gate.Close(Seconds(0)); });
   for (int64_t request = 2; request < 1000; ++request) {

@@ -106,8 +106,8 @@ Json FollowerStatus() {
     const std::string name = metric.substr(sizeof(kFollower) - 1);
     for (const auto& point : points->points) {
       status["feed"] = point->labels.front().value;
-      if (name == "lag_microseconds") {
-        status["lag_seconds"] = static_cast<double>(point->int64_value) * 1e-6;
+      if (const size_t stem = name.find("_microseconds"); stem != std::string::npos) {
+        status[name.substr(0, stem) + "_seconds"] = static_cast<double>(point->int64_value) * 1e-6;
       } else if ((name == "generation" || name == "pinned") && point->int64_value < 0) {
         status[name] = nullptr;
       } else {
