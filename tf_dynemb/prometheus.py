@@ -145,7 +145,7 @@ class _Families:
     """Metrics by their names, of the numbers that are added."""
 
     def __init__(self, prefix: str, source: str, labels: list[str], gauges: Sequence[str]) -> None:
-        self.by_name: dict[str, Metric] = {}
+        self.by_name: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
         self._prefix, self._source, self._labels, self._gauges = prefix, source, labels, gauges
 
     def add(self, labels: list[str], name: str, number: float) -> None:

@@ -11,8 +11,8 @@
 //
 // In TensorFlow's monitoring registry (followers.cc), by the label `feed`, the folder:
 // /tf_dynemb/follower/rows, erased, full_copies, errors, counters; generation, newest, pinned,
-// lag_microseconds, age_microseconds, gauges. Of several followers of one feed counters are added up; gauges are of
-// the one that is last.
+// lag_microseconds, age_microseconds, gauges. Of several followers of one feed counters are added
+// up; gauges are of the one that is last.
 #ifndef TF_DYNEMB_CC_KERNELS_FOLLOWER_H_
 #define TF_DYNEMB_CC_KERNELS_FOLLOWER_H_
 

@@ -239,10 +239,9 @@ class FollowerStatusOp : public CatchingKernel {
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({9}), &numbers));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &last_error));
     int n = 0;
-    for (const int64_t number :
-         {status.generation, status.newest, status.pinned, status.lag_microseconds(),
-          status.age_microseconds(), status.rows, status.erased, status.full_copies,
-          status.errors}) {
+    for (const int64_t number : {status.generation, status.newest, status.pinned,
+                                 status.lag_microseconds(), status.age_microseconds(), status.rows,
+                                 status.erased, status.full_copies, status.errors}) {
       numbers->vec<int64_t>()(n++) = number;
     }
     last_error->scalar<tstring>()() = status.last_error;

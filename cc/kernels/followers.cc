@@ -58,13 +58,13 @@ class Followers {
           return Get().Last([](const FollowerStatus& one) { return one.lag_microseconds(); },
                             std::greater<int64_t>());
         });
-    RegisterGauge("/tf_dynemb/follower/age_microseconds",
-                  "Since the generation that is served was published, by the clocks of both machines",
-                  "feed", [] {
-                    return Get().Last(
-                        [](const FollowerStatus& one) { return one.age_microseconds(); },
-                        std::greater<int64_t>());
-                  });
+    RegisterGauge(
+        "/tf_dynemb/follower/age_microseconds",
+        "Since the generation that is served was published, by the clocks of both machines", "feed",
+        [] {
+          return Get().Last([](const FollowerStatus& one) { return one.age_microseconds(); },
+                            std::greater<int64_t>());
+        });
   }
 
   static void AddCounters(const FollowerStatus& status, FollowerStatus* sum) {

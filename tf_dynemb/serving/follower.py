@@ -150,9 +150,9 @@ class Follower(FeedFollower):
         Where the feed is pinned, by `tf_dynemb.serving.rollback`, and this follower is not, it goes to
         that one.
 
-        What is wrong with the feed is no exception but in the status. It is tried again by the next poll,
-        then by polls after 1 second and after pauses that double up to a minute, and at once when the
-        feed has a new generation.
+        What is wrong with the feed is no exception but in the status. It is tried again by the next
+        poll, then by polls after 1 second and after pauses that double up to a minute, and at once when
+        the feed has a new generation.
 
         Returns:
             The status.
