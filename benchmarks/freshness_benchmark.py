@@ -132,6 +132,7 @@ def train(way, count, rate):
             f"{folder}/feed",
             every_seconds=EVERY.value,
             full_copy_ratio=FULL_COPY_RATIO.value,
+            keep_generations=10**6,  # they are counted at the end
             stream="127.0.0.1:0" if way == "stream" else None,
         )
         with tf_dynemb.for_serving(follow=publisher.address or f"{folder}/feed", poll_seconds=0.01):

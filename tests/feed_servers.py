@@ -1,5 +1,6 @@
 """`tf-dynemb feed`, the server of a feed, in a process of its own; and certificates for it."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -8,7 +9,9 @@ HERE = "127.0.0.1:0"
 
 
 class served:
-    def __init__(self, folder, *flags):
+    """The server of a folder; what it says on standard error goes to the file `errors`, if given."""
+
+    def __init__(self, folder, *flags, errors=None):
         command = [
             sys.executable,
             "-m",
@@ -19,7 +22,11 @@ class served:
             *flags,
         ]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        with contextlib.ExitStack() as stack:
+            file = None if errors is None else stack.enter_context(open(errors, "w"))
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=file, text=True, env=environment
+            )
 
     def __enter__(self):
         return self.process.stdout.readline().strip().partition("://")[2]
@@ -30,12 +37,12 @@ class served:
         assert self.process.returncode == 0
 
 
-def make_certificates(folder):
-    """Files of a certificate of this machine, its key, and of who has signed it."""
+def make_certificates(folder, kind="ECDSA"):
+    """Files of a certificate of this machine, its key of a kind, and of who has signed it."""
     import trustme  # which tests without TLS do without
 
     authority = trustme.CA()
-    issued = authority.issue_cert("localhost", "127.0.0.1")
+    issued = authority.issue_cert("localhost", "127.0.0.1", key_type=trustme.KeyType[kind])
     issued.cert_chain_pems[0].write_to_path(folder / "certificate.pem")
     issued.private_key_pem.write_to_path(folder / "key.pem")
     authority.cert_pem.write_to_path(folder / "authority.pem")

@@ -321,7 +321,7 @@ class Certificate:
         certificate, key: PEM files. None as `key`: it is in the certificate's.
 
     Attributes:
-        context: for connections. It has the files' new contents after `renew`.
+        context: to listen with. Connections get the files' new contents after `renew`.
 
     Raises:
         ValueError: they cannot be read.
@@ -330,8 +330,14 @@ class Certificate:
     def __init__(self, certificate: str, key: str | None) -> None:
         self._paths = (certificate, key)
         self._loaded = self._state()
-        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self._load_into(self.context)
+        self.context = self._newest = self._load()
+
+        def take_newest(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+            connection.context = self._newest
+
+        # At the beginning of each connection. A certificate of another kind of key than the one before
+        # would not take its place in the same context.
+        self.context.sni_callback = take_newest
 
     def renew(self) -> None:
         """Reads the files again if they have changed; connections that there are go on.
@@ -342,9 +348,7 @@ class Certificate:
         state = self._state()
         if state != self._loaded:
             self._loaded = state
-            # Of a certificate whose key does not fit nothing is taken over.
-            self._load_into(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH))
-            self._load_into(self.context)
+            self._newest = self._load()
 
     def _state(self) -> list[tuple[int, int] | None]:
         state: list[tuple[int, int] | None] = []
@@ -357,10 +361,11 @@ class Certificate:
                 state.append((found.st_mtime_ns, found.st_ino))
         return state
 
-    def _load_into(self, context: ssl.SSLContext) -> None:
+    def _load(self) -> ssl.SSLContext:
         def no_password() -> str:
             raise ValueError("the key has a password, want one without")
 
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         certificate, key = self._paths
         try:
             context.load_cert_chain(certificate, key, no_password)
@@ -368,6 +373,7 @@ class Certificate:
             raise ValueError(
                 f"{certificate}: no certificate with its key can be read: {error}"
             ) from error
+        return context
 
 
 def _certificate(certificate: str | None, key: str | None) -> Certificate | None:
@@ -401,7 +407,8 @@ async def _tidy(
             if certificate is not None:
                 certificate.renew()
         except ValueError as error:
-            print(f"{error}; the one of before is used", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # there may be no room for it
+                print(f"{error}; the one of before is used", file=sys.stderr, flush=True)
         connections = server.connections
         for connection in connections[: max(0, len(connections) - most_connections)]:
             if connection.transport is not None:

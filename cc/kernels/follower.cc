@@ -314,7 +314,10 @@ bool Follower::LoadFull(const std::vector<int64_t>& numbers) {
       if (status.ok()) return true;
     }
     Failed(status);
-    if (too_long_) return false;
+    if (too_long_) {
+      wants_full_ = fits.value_or(false);  // not for want of this one
+      return false;
+    }
     manifests_.erase(*number);  // as in ApplyNext
     const bool has_no_memory = status.code() == Code::kResourceExhausted;
     if (!fits) fits = !has_no_memory && status.code() != Code::kInvalidArgument;
@@ -388,7 +391,7 @@ void Follower::Beat() {
   const int64_t pinned = status().pinned;
   const std::string said =
       StrCat("\"generation\": ", now_ ? StrCat(now_->number) : "null",
-             ", \"wants_full\": ", wants_full_ && pinned < 0 ? "true" : "false",
+             ", \"wants_full\": ", wants_full_ && pinned < 0 && !needs_ ? "true" : "false",
              ", \"pinned\": ", pinned >= 0 ? StrCat(pinned) : "null",
              ", \"needs\": ", needs_ ? StrCat(*needs_) : "null");
   const std::chrono::duration<double> since = steady_clock::now() - beat_at_;

@@ -242,7 +242,8 @@ Status Follower::WhileNoRequest(const std::function<Status()>& change) {
     }
   } opening{gate_.get()};
   const auto began = std::chrono::steady_clock::now();
-  const bool closed = gate_->Close(std::chrono::duration<double>(options_.longest_wait_seconds));
+  const bool closed = gate_->Close(std::chrono::duration<double>(options_.longest_wait_seconds),
+                                   [this] { Beat(); });
   const bool at_once = std::chrono::steady_clock::now() - began < kAtOnce;
   at_once_ = at_once ? 1 : std::min(2 * at_once_, kMostAtOnce);
   if (!closed) {

@@ -1,5 +1,6 @@
 """What is done to the folder of a feed while it is used: other files, moves, removal, backups."""
 
+import itertools
 import os
 import pathlib
 import shutil
@@ -227,7 +228,10 @@ def test_a_manifest_that_is_damaged_after_it_was_applied_changes_nothing(tmp_pat
 
 
 def damage(feed, number, part):
-    folder = feed / "data" / Feed(feed).read(number).folder / part
+    damage_folder(feed / "data" / Feed(feed).read(number).folder / part)
+
+
+def damage_folder(folder):
     (rows,) = [path for path in folder.iterdir() if path.name not in ("MANIFEST", "LOCK")]
     content = bytearray(rows.read_bytes())
     content[len(content) // 2] ^= 1
@@ -284,6 +288,38 @@ def test_a_follower_that_can_use_no_full_copy_gets_them_more_and_more_seldom(tmp
             other.poll()
             publish(table, publisher, 102)
         assert full_copies(feed)[-1] == 102
+
+
+def test_a_thread_that_can_use_no_full_copy_gets_them_more_and_more_seldom(tmp_path):
+    feed, table, beats = tmp_path / "feed", table_of(), [0]
+    with Publisher(table, feed, full_copy_ratio=1e9, keep_generations=1000) as publisher:
+        commit = publisher._feed.commit
+
+        def damaged(generation):
+            if generation.full is not None:
+                damage_folder(feed / "data" / generation.folder / "full")
+            commit(generation)
+
+        def has_asked_again():
+            (beat,) = Feed(feed).heartbeats().values()
+            if not beat["wants_full"] or beat["beat"] <= beats[-1]:
+                return False
+            beats.append(beat["beat"])
+            return True
+
+        publisher._feed.commit = damaged
+        publish(table, publisher, 1)
+        alone = Alone(feed, tmp_path / "model")
+        wait_until(lambda: Feed(feed).heartbeats())
+        for number in range(2, 20):
+            wait_until(lambda: alone.status.newest == number - 1)  # noqa: B023
+            wait_until(has_asked_again)
+            publish(table, publisher, number)
+        # About so as above: a publisher that looks while it tries again sees no request.
+        numbers = full_copies(feed)
+        gaps = [b - a for a, b in itertools.pairwise(numbers)]
+        assert gaps == sorted(gaps) and 4 <= len(numbers) <= 6, numbers
+        assert alone.status.generation is None
 
 
 def test_without_memory_no_other_full_copy_is_tried_or_asked_for(tmp_path, monkeypatch):

@@ -212,27 +212,26 @@ def test_tls_is_spoken_by_others_too(certificates, tmp_path):
             )
 
 
-def test_a_renewed_certificate_is_used_at_once(tmp_path):
-    place, other = tmp_path / "tls", tmp_path / "other"
-    for folder in (place, other):
+@pytest.mark.parametrize(("before", "after"), [("ECDSA", "ECDSA"), ("ECDSA", "RSA"), ("RSA", "ECDSA")])
+def test_a_renewed_certificate_is_used_by_connections_that_begin_then(before, after, tmp_path):
+    place, other, errors = tmp_path / "tls", tmp_path / "other", tmp_path / "errors"
+    for folder, kind in ((place, before), (other, after)):
         folder.mkdir()
-        make_certificates(folder)
+        make_certificates(folder, kind)
     first, second = ((folder / "certificate.pem").read_text() for folder in (place, other))
     flags = [f"--{name}={place / name}.pem" for name in ("certificate", "key")]
-    with served(tmp_path / "feed", *flags) as address:
+    with served(tmp_path / "feed", *flags, errors=errors) as address:
         host, port = address.split(":")
 
         def has(certificate):
             return ssl.get_server_certificate((host, int(port))).split() == certificate.split()
 
         assert has(first)
-        for name in ("certificate.pem", "key.pem"):  # one after the other, as who renews them does
-            os.replace(other / name, place / name)
+        (place / "certificate.pem").write_text(second)  # whose key is not there yet
+        wait_until(lambda: "no certificate with its key" in errors.read_text())
+        assert has(first)
+        os.replace(other / "key.pem", place / "key.pem")
         wait_until(lambda: has(second))
-        (place / "certificate.pem").write_text("no certificate")
-        (place / "key.pem").unlink()
-        for _ in range(3):
-            wait_until(lambda: has(second))  # as before
-        make_certificates(place)
-        third = (place / "certificate.pem").read_text()
-        wait_until(lambda: has(third))
+        trusts = ssl.create_default_context(cafile=other / "authority.pem")
+        with urllib.request.urlopen(f"https://{address}/newer-than/0", context=trusts) as answer:
+            assert answer.read() == b"0\n"

@@ -166,17 +166,19 @@ class RedisFollower(FeedFollower):
 
     def _follow(self) -> None:
         self._store.load()
-        self._now, self._whole, self._half_applied = None, True, ""
+        now = None
+        self._whole, self._half_applied = True, ""
         fields = {name.decode(): text.decode() for name, text in (self._store.fields or {}).items()}
         layouts = self._store.tables.values()
         if "state" in fields and all(layout.buckets == self._buckets for layout in layouts):
-            self._now = Position(
+            now = Position(
                 int(fields["generation"]),
                 fields["feed"],
                 fields["state"],
                 int(fields["step"]),
                 float(fields["created_seconds"]),
             )
+        self._now = now
         if "applying" in fields:
             kind, self._half_applied, _ = fields["progress"].split()
             self._whole, self._half_applied = False, self._half_applied if kind == "changes" else ""

@@ -233,15 +233,16 @@ class FeedFollower(abc.ABC):
     @property
     def status(self) -> FollowerStatus:
         """Where it is now."""
-        now = 0 if self._now is None else self._now.number
+        at, pin = self._now, self._pin  # once, for another thread may poll
+        now = 0 if at is None else at.number
         newer = self._manifests.get(now + 1) if self._newest > now else None
         return FollowerStatus(
-            generation=None if self._now is None else now,
+            generation=None if at is None else now,
             newest=self._newest,
             lag_generations=max(0, self._newest - now),
             lag_seconds=_seconds_since(newer),
-            age_seconds=_seconds_since(self._now),
-            pinned=None if self._pin is None else self._pin.number,
+            age_seconds=_seconds_since(at),
+            pinned=None if pin is None else pin.number,
             last_error=self._last_error,
             **self._counts,
         )
@@ -482,6 +483,7 @@ class FeedFollower(abc.ABC):
                         self._install(generation)
                     return True
             except _NOT_OF_THE_FEED:
+                self._wants_full = damaged  # not for want of this one
                 raise
             except FAILURES as error:
                 self._failed(error)
@@ -502,7 +504,7 @@ class FeedFollower(abc.ABC):
         with self._beat_lock:
             said = {
                 "generation": None if self._now is None else self._now.number,
-                "wants_full": self._wants_full and self._pin is None,
+                "wants_full": self._wants_full and self._pin is None and self._needs is None,
                 "pinned": None if self._pin is None else self._pin.number,
                 "needs": self._needs,
             }

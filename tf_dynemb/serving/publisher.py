@@ -386,16 +386,13 @@ class Publisher(keras.callbacks.Callback):
 
     def _hear_followers(self) -> None:
         self._alive = self._seen.alive(self._feed.heartbeats())
-        asks = {name for name, beat in self._alive.items() if beat.get("wants_full")}
+        # Of those that load one it is not known yet whether they can use it.
+        asks = {n for n, b in self._alive.items() if b.get("wants_full") or b.get("needs") is not None}
         self._answers = {name: answer for name, answer in self._answers.items() if name in asks}
 
     def _requests(self) -> dict[str, Any]:
-        """The followers that ask for a full copy and load none now, with the number of the heartbeat."""
-        return {
-            name: beat.get("beat")
-            for name, beat in self._alive.items()
-            if beat.get("wants_full") and beat.get("needs") is None
-        }
+        """The followers that want a full copy, with the number of the heartbeat that says so."""
+        return {name: beat.get("beat") for name, beat in self._alive.items() if beat.get("wants_full")}
 
     def _remove_expired(self) -> None:
         """Has the rows leave whose time is over: changes have what has left, not what has expired.

@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Iterator
 
+_LONGEST_OPEN_SECONDS = 60.0
+
 
 class Switch:
     """Any number of requests at a time, or one change.
@@ -15,9 +17,9 @@ class Switch:
     a change waits no longer than it is told: then it does not take place, and they go on.
 
     Where requests are long, changes would keep the others waiting most of the time. So requests have to
-    wait a tenth of the time at most: after they had to, a change first waits nine times as long for a
-    moment in which none is under way, while others still begin. RequestGate of the op library does so
-    too.
+    wait a tenth of the time at most: after they had to, a change first waits nine times as long, but no
+    more than a minute, for a moment in which none is under way, while others still begin. RequestGate of
+    the op library does so too.
     """
 
     def __init__(self) -> None:
@@ -90,6 +92,6 @@ class Switch:
 
     def _open(self, began: float) -> None:
         now = time.monotonic()
-        self._open_until = now + 9 * (now - began)
+        self._open_until = now + min(9 * (now - began), _LONGEST_OPEN_SECONDS)
         self._changing = False
         self._condition.notify_all()

@@ -7,10 +7,12 @@
 //
 // Where requests are long, switches would keep the others waiting most of the time. So the gate is
 // closed by force for a tenth of the time at most: after it was closed, a switch first waits nine
-// times as long for a moment in which no request is inside, while others still enter.
+// times as long, a minute at most, for a moment in which no request is inside, while others still
+// enter.
 #ifndef TF_DYNEMB_CC_CORE_BASE_REQUEST_GATE_H_
 #define TF_DYNEMB_CC_CORE_BASE_REQUEST_GATE_H_
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -53,16 +55,18 @@ class RequestGate {
 
   // Keeps new requests out, until Open, which is to be called in any case. Returns whether nobody
   // is inside: false if requests took longer than `longest_wait` after new ones were kept out, or
-  // after End.
-  bool Close(std::chrono::duration<double> longest_wait) {
+  // after End. Calls `each_second` while it waits.
+  bool Close(
+      std::chrono::duration<double> longest_wait,
+      const std::function<void()>& each_second = [] {}) {
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto can_switch = [this] { return inside_ == 0 || ended_; };
     wanted_ = true;
-    empty_.wait_until(lock, open_until_, can_switch);
+    WaitUntilEmpty(&lock, open_until_, each_second);
     wanted_ = false;
     closed_ = true;
     closed_at_ = Clock::now();
-    empty_.wait_for(lock, longest_wait, can_switch);
+    WaitUntilEmpty(&lock, closed_at_ + std::chrono::duration_cast<Clock::duration>(longest_wait),
+                   each_second);
     return inside_ == 0;
   }
 
@@ -73,7 +77,7 @@ class RequestGate {
       std::lock_guard<std::mutex> lock(mutex_);
       if (closed_) {
         const Clock::time_point now = Clock::now();
-        open_until_ = now + 9 * (now - closed_at_);
+        open_until_ = now + std::min<Clock::duration>(9 * (now - closed_at_), kLongestOpen);
       }
       closed_ = false;
       entering.swap(waiting_);
@@ -93,6 +97,20 @@ class RequestGate {
 
  private:
   using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::seconds kLongestOpen{60};
+
+  void WaitUntilEmpty(std::unique_lock<std::mutex>* lock, Clock::time_point until,
+                      const std::function<void()>& each_second) {
+    const auto may_end = [this] { return inside_ == 0 || ended_; };
+    for (;;) {
+      const Clock::time_point now = Clock::now();
+      const Clock::time_point next = std::min(until, now + std::chrono::seconds(1));
+      if (empty_.wait_until(*lock, next, may_end) || next == until || until <= now) return;
+      lock->unlock();
+      each_second();
+      lock->lock();
+    }
+  }
 
   std::mutex mutex_;  // of what follows
   std::condition_variable empty_;
