@@ -46,14 +46,21 @@ class Use:
 
     Attributes:
         handle: the resource.
+        op: the operation's type.
         around: the operations in whose functions it stands, from the outermost.
-        functions: of each function around it, from the outermost to its own, the types of all
-            operations.
     """
 
     handle: tf.Tensor
+    op: str
     around: tuple[Around, ...]
-    functions: tuple[frozenset[str], ...]
+
+    def is_beside_or_around(self, other: Use) -> bool:
+        """Whether it stands in the function that `other` stands in, or in one around that."""
+        return self._place == other._place[: len(self.around)]
+
+    @property
+    def _place(self) -> tuple[tuple[str, int], ...]:
+        return tuple((around.node.name, around.number) for around in self.around)
 
 
 def uses_in(concrete: Any) -> Iterator[Use]:
@@ -64,7 +71,7 @@ def uses_in(concrete: Any) -> Iterator[Use]:
     names = [argument.name for argument in top.signature.input_arg]
     handles = zip(names[len(names) - len(captured) :], captured, strict=True)
     known = {name: [handle] for name, handle in handles if handle.dtype == tf.resource}
-    yield from _uses(top, known, library, (), ())
+    yield from _uses(top, known, library, ())
 
 
 def _uses(
@@ -72,10 +79,8 @@ def _uses(
     known: dict[str, list[tf.Tensor]],
     library: dict[str, Any],
     around: tuple[Around, ...],
-    outer: tuple[frozenset[str], ...],
 ) -> Iterator[Use]:
     """`known`: the resources that a tensor of the function may be, by its name."""
-    functions = (*outer, frozenset(node.op for node in function.node_def))
     for node in function.node_def:
         given = [known[name] for name in node.input if name in known]
         if not given:
@@ -86,10 +91,10 @@ def _uses(
         elif called:
             for number, each in enumerate(called):
                 inner = _passed(each, given)
-                yield from _uses(each, inner, library, (*around, Around(node, number)), functions)
+                yield from _uses(each, inner, library, (*around, Around(node, number)))
         else:
             for handles in given:
-                yield from (Use(handle, around, functions) for handle in handles)
+                yield from (Use(handle, node.op, around) for handle in handles)
 
 
 def _functions_of(node: Any) -> Iterator[str]:

@@ -123,7 +123,8 @@ class Follower(FeedFollower):
 
         A new generation waits for it, and for others that have begun before; so keep nothing inside
         that is not about the model. Coroutines of one thread are one request while they overlap, and
-        where they do so without a pause no new generation comes: keep no `await` inside.
+        where they do so without a pause no new generation comes: keep no `await` inside. Where
+        TensorFlow executes eagerly but asynchronously, take the answer's numbers inside.
 
         Returns:
             A context manager that gives the generation's number; None before the first.

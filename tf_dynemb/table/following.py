@@ -7,7 +7,7 @@ import contextvars
 import functools
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -118,32 +118,18 @@ class Following(tf.saved_model.experimental.TrackableResource):
         names |= {
             id(weight.handle): name
             for name, weight in self._weights_read_by(concrete)
-            if weight.dtype.is_floating
+            if weight.dtype.is_floating or weight.dtype.is_complex
         }
-        calls = []  # of wrapped functions that no other one is around
-        for use in uses_in(concrete):
-            if use.handle is self.resource_handle and not _is_pinned(use.functions[:-1]):
-                calls.append(use)
+        uses = list(uses_in(concrete))
+        pins = [use for use in uses if use.op == _PIN]  # also of a model that follows and was loaded
+        for use in uses:
             read = names.get(id(use.handle))
-            if read is not None and not _is_pinned(use.functions):
+            if read is not None and not any(pin.is_beside_or_around(use) for pin in pins):
                 raise ValueError(
                     f"follow: got a signature {name!r} that reads {read!r} in a function of your own, "
                     "where a call could see two generations; want "
                     "tf_dynemb.serving.one_generation(function) in its place, over all that it reads"
                 )
-        if most_runs(calls) > 1:
-            around = [around for call in calls for around in call.around]
-            if any(one.op == _BATCH and one.may_repeat for one in around):
-                raise ValueError(
-                    f"follow: got a signature {name!r} that calls a function of one_generation in a "
-                    "batch, where a call may be split over two, each of another generation; want "
-                    "tf.nondifferentiable_batch_function(..., enable_large_batch_splitting=False)"
-                )
-            raise ValueError(
-                f"follow: got a signature {name!r} that calls functions of one_generation several "
-                "times, of which each could see another generation; want "
-                "tf_dynemb.serving.one_generation(function) of a function that makes all these calls"
-            )
 
     def _check_parts(self, name: str, concrete: Any) -> None:
         """Refuses a function whose pin does not hold for all that it reads.
@@ -152,9 +138,21 @@ class Following(tf.saved_model.experimental.TrackableResource):
         before the pin and after the unpin of each. A pin in a batch or in tf.data is of another step: it
         waits for the switch that waits for the call.
         """
+        _check_calls(name, concrete)
+        uses = list(uses_in(concrete))
+        if any(use.op == _PIN and use.handle is not self.resource_handle for use in uses):
+            raise ValueError(
+                f"follow: got a function {name!r} that calls a model that was loaded and follows a feed "
+                "by itself; want one that was exported without `follow`"
+            )
+        if any(output.dtype == tf.variant for output in concrete.outputs):
+            raise ValueError(
+                f"follow: got a function {name!r} that returns a Dataset, or another thing that is read "
+                "after the call, when another generation may be there; want tensors"
+            )
         names = {id(handle): name for name, handle in self._tables_read_by(concrete)}
         names |= {id(weight.handle): name for name, weight in self._weights_read_by(concrete)}
-        for use in uses_in(concrete):
+        for use in uses:
             apart = [around.op for around in use.around if around.op not in IN_PLACE]
             if apart and use.handle is self.resource_handle:
                 raise ValueError(
@@ -232,11 +230,11 @@ def following(path: str | os.PathLike[str] | None, **options: Any) -> Iterator[N
 
     `options`: those of Following.
     """
+    _compat.check_saved_signatures(_check_if_open)  # with models that follow and were loaded
     if path is None:
         yield
         return
     _compat.wrap_exported_functions(_wrap_if_open)
-    _compat.check_saved_signatures(_check_if_open)
     token = _open.set(Following(path, **options))
     try:
         yield
@@ -267,7 +265,8 @@ def one_generation(function: Any) -> Any:
     Raises:
         TypeError: `function` is no such function.
         ValueError: no `for_serving(follow=...)` is open; two tables or dense weights of one name; a
-            function that reads in a batch, or calls a wrapped one in a batch or in tf.data.
+            function that reads in a batch, calls a wrapped one in a batch or in tf.data, or returns a
+            Dataset.
 
     Example:
 
@@ -308,15 +307,46 @@ def followed_children(table: tf.Tensor, has_default_partitioner: bool) -> dict[s
     return {"follower": follower}
 
 
-def _is_pinned(functions: Iterable[frozenset[str]]) -> bool:
-    """Whether one of the functions around a use is wrapped, so that all within is of one generation."""
-    return any(_PIN in operations for operations in functions)
+def _check_calls(name: str, concrete: Any) -> None:
+    """Refuses a function that calls functions that follow several times, each of one generation.
+
+    Also those of a model that was loaded, which follows by itself in what is exported, too.
+
+    Raises:
+        ValueError: a call of it could see two generations.
+    """
+    pins = [use for use in uses_in(concrete) if use.op == _PIN]
+    for handle in {id(pin.handle): pin.handle for pin in pins}.values():
+        same = [pin for pin in pins if pin.handle is handle]
+        calls = [
+            pin
+            for pin in same
+            if not any(
+                len(other.around) < len(pin.around) and other.is_beside_or_around(pin) for other in same
+            )
+        ]
+        if most_runs(calls) <= 1:
+            continue
+        around = [around for call in calls for around in call.around]
+        if any(one.op == _BATCH and one.may_repeat for one in around):
+            raise ValueError(
+                f"follow: got a function {name!r} that calls a function of one_generation in a batch, "
+                "where a call may be split over two, each of another generation; want "
+                "tf.nondifferentiable_batch_function(..., enable_large_batch_splitting=False)"
+            )
+        raise ValueError(
+            f"follow: got a function {name!r} that calls functions of one_generation several times, of "
+            "which each could see another generation; want tf_dynemb.serving.one_generation(function) "
+            "of a function that makes all these calls; or, of a model that follows and was loaded, one "
+            "call of it"
+        )
 
 
 def _check_if_open(name: str, concrete: Any) -> None:
     follower = _open.get()
     if follower is not None:
         follower.check_signature(name, concrete)
+    _check_calls(name, concrete)
 
 
 def _wrap_if_open(function: Any) -> Any:
