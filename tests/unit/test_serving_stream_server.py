@@ -227,7 +227,7 @@ def test_a_renewed_certificate_is_used_by_connections_that_begin_then(before, af
             return ssl.get_server_certificate((host, int(port))).split() == certificate.split()
 
         assert has(first)
-        (place / "certificate.pem").write_text(second)  # whose key is not there yet
+        (place / "certificate.pem").write_text(second)  # without its key
         wait_until(lambda: "no certificate with its key" in errors.read_text())
         assert has(first)
         os.replace(other / "key.pem", place / "key.pem")
