@@ -1,5 +1,8 @@
 """A follower in Python and a model that follows by itself, with the same methods."""
 
+import time
+import types
+
 import tensorflow as tf
 from feed_models import IDS, make_model
 from side_by_side import wait_until
@@ -41,3 +44,16 @@ class Led:
 
     def answer(self):
         return self.model(IDS).numpy().tolist()
+
+
+def tries_by_a_clock(follower, monkeypatch):
+    """When a Follower tries to load a full copy, by a clock that the test sets.
+
+    Returns:
+        The time in seconds, a list of one number; and a list of the times at which it tries from now on.
+    """
+    now, tries, install = [1000.0], [], follower._install
+    monkeypatch.setattr(follower, "_install", lambda *way: tries.append(now[0]) or install(*way))
+    clock = types.SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    monkeypatch.setattr("tf_dynemb.serving.feed_follower.time", clock)
+    return now, tries

@@ -7,8 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
-import types
 
 import numpy as np
 import pytest
@@ -25,7 +23,7 @@ from damaged_feeds import (
     remove_manifest,
     remove_rows,
 )
-from feed_followers import Alone, Led
+from feed_followers import Alone, Led, tries_by_a_clock
 from feed_models import (
     IDS,
     agreeing,
@@ -249,13 +247,10 @@ def harm_next(publisher, tmp_path):
 
 
 def test_a_pin_that_cannot_be_reached_is_tried_again_after_pauses(trained, tmp_path, monkeypatch):
-    feed, now, tries = tmp_path / "feed", [1000.0], []
+    feed = tmp_path / "feed"
     led = Led(feed)
     led.poll_until(5)
-    install = led.follower._install
-    monkeypatch.setattr(led.follower, "_install", lambda *way: tries.append(now[0]) or install(*way))
-    clock = types.SimpleNamespace(monotonic=lambda: now[0], time=time.time)
-    monkeypatch.setattr("tf_dynemb.serving.feed_follower.time", clock)
+    now, tries = tries_by_a_clock(led.follower, monkeypatch)
     damage_delta(tmp_path, 2)
     rollback(feed, 3)
     while now[0] < 1200:

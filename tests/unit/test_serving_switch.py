@@ -68,103 +68,96 @@ def test_after_the_end_no_change_waits():
         failed_change(switch, LONG)
 
 
+class Held:
+    """A table's model that follows by itself, a call of which may be held within."""
+
+    def __init__(self, feed, path, **options):
+        self.table = tf_dynemb.Variable(dim=1, name="t")
+        self._holds, self.let_go, self._entered = False, threading.Event(), threading.Event()
+        module = tf.Module()
+        module.table = tf_dynemb.Variable(dim=1, name="t")
+
+        def wait(ids):
+            if self._holds:
+                self._entered.set()
+                self.let_go.wait()
+            return ids
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, "ids")])
+        def serve(ids):
+            waited = tf.numpy_function(wait, [ids], tf.int64)
+            with tf.control_dependencies([waited]):
+                return module.table.lookup(ids)
+
+        with tf_dynemb.for_serving(follow=feed, poll_seconds=0.01, **options):
+            tf.saved_model.save(module, path, signatures=one_generation(serve))
+        self._loaded = tf.saved_model.load(path)
+
+    def publish(self, publisher, number):
+        self.table.upsert(int64([1]), [[float(number)]])
+        publisher.publish()
+
+    def call(self):
+        return self._loaded.signatures["serving_default"](ids=int64([1]))["output_0"][0, 0]
+
+    def held_call(self):
+        """The thread of a call that is within, until `let_go` is set."""
+        self._holds = True
+        thread = in_thread(self.call)
+        self._entered.wait()
+        self._holds = False
+        return thread
+
+    def wait_for(self, generation):
+        wait_for(self._loaded, generation)
+
+    @property
+    def status(self):
+        return follower_status(self._loaded)
+
+
 def test_generations_that_had_to_wait_for_requests_come_in_one_switch(tmp_path):
     """Where requests are long a switch is seldom: one generation each time would not keep up."""
-    feed, table, ids = tmp_path / "feed", tf_dynemb.Variable(dim=1, name="t"), int64([1])
-    held, let_go, entered = threading.Event(), threading.Event(), threading.Event()
-
-    def wait(ids):
-        entered.set()
-        if held.is_set():
-            let_go.wait()
-        return ids
-
-    def serve(ids):
-        waited = tf.numpy_function(wait, [ids], tf.int64)
-        with tf.control_dependencies([waited]):
-            return module.table.lookup(ids)
-
-    module = tf.Module()
-    module.table = tf_dynemb.Variable(dim=1, name="t")
-    with tf_dynemb.for_serving(follow=feed, poll_seconds=0.01):
-        spec = tf.TensorSpec([None], tf.int64, "ids")
-        tf.saved_model.save(
-            module, tmp_path / "model", signatures=one_generation(tf.function(serve, [spec]))
-        )
-    loaded = tf.saved_model.load(tmp_path / "model")
-    signature = loaded.signatures["serving_default"]
-    with Publisher(table, feed) as publisher:
-        table.upsert(ids, [[1.0]])
-        publisher.publish()
-        wait_for(loaded, 1)
-        held.set()
-        entered.clear()
-        request = in_thread(lambda: signature(ids=ids))
-        entered.wait()
-        held.clear()
+    served = Held(tmp_path / "feed", tmp_path / "model")
+    with Publisher(served.table, tmp_path / "feed") as publisher:
+        served.publish(publisher, 1)
+        served.wait_for(1)
+        request = served.held_call()
         for number in (2, 3):
-            table.upsert(ids, [[float(number)]])
-            publisher.publish()
-        wait_until(lambda: "requests took longer" in follower_status(loaded).last_error)
-        let_go.set()
+            served.publish(publisher, number)
+        wait_until(lambda: "requests took longer" in served.status.last_error)
+        served.let_go.set()
         seen = set()
         while 3 not in seen:
-            seen.add(follower_status(loaded).generation)
+            seen.add(served.status.generation)
         request.join()
-        assert signature(ids=ids)["output_0"][0, 0] == 3
+        assert served.call() == 3
     assert seen <= {1, 3}
 
 
 @pytest.mark.parametrize("longest", [0.05, LONG])
 def test_an_export_says_how_long_a_switch_waits_for_calls(longest, tmp_path):
     """A long one lets a model go on whose calls overlap without a pause."""
-    feed, table, ids = tmp_path / "feed", tf_dynemb.Variable(dim=1, name="t"), int64([1])
-    let_go, entered, waits = threading.Event(), threading.Event(), [False]
-
-    def wait(ids):
-        if waits[0]:
-            entered.set()
-            let_go.wait()
-        return ids
-
-    module = tf.Module()
-    module.table = tf_dynemb.Variable(dim=1, name="t")
-    spec = tf.TensorSpec([None], tf.int64, "ids")
-
-    @tf.function(input_signature=[spec])
-    def serve(ids):
-        return module.table.lookup(tf.ensure_shape(tf.numpy_function(wait, [ids], tf.int64), [None]))
-
-    with tf_dynemb.for_serving(follow=feed, poll_seconds=0.01, longest_wait_seconds=longest):
-        tf.saved_model.save(module, tmp_path / "model", signatures=one_generation(serve))
-    loaded = tf.saved_model.load(tmp_path / "model")
-    signature = loaded.signatures["serving_default"]
-    with Publisher(table, feed) as publisher:
-        table.upsert(ids, [[1.0]])
-        publisher.publish()
-        wait_for(loaded, 1)
-        waits[0] = True
-        first = in_thread(lambda: signature(ids=ids))
-        entered.wait()
-        waits[0] = False
-        table.upsert(ids, [[2.0]])
-        publisher.publish()
-        wait_until(lambda: follower_status(loaded).newest == 2)
-        seen = []
+    served = Held(tmp_path / "feed", tmp_path / "model", longest_wait_seconds=longest)
+    with Publisher(served.table, tmp_path / "feed") as publisher:
+        served.publish(publisher, 1)
+        served.wait_for(1)
+        first, seen = served.held_call(), []
+        served.publish(publisher, 2)
         if longest == LONG:
             while True:
-                second = in_thread(lambda: seen.append(signature(ids=ids)["output_0"][0, 0]))
+                second = in_thread(lambda: seen.append(served.call()))
                 second.join(1.5)  # longer than a switch waits by default
                 if second.is_alive():  # it waits for the switch
                     break
-            let_go.set()
+            served.let_go.set()
             first.join()
             second.join()
-            assert follower_status(loaded).errors == 0 and seen[-1] == 2
+            assert served.status.errors == 0 and seen[-1] == 2
         else:
-            wait_until(lambda: follower_status(loaded).errors > 0)
-            assert f"requests took longer than {longest} s" in follower_status(loaded).last_error
-            let_go.set()
+            wait_until(lambda: served.status.errors > 0)
+            assert f"requests took longer than {longest} s" in served.status.last_error
+            served.let_go.set()
             first.join()
-        wait_for(loaded, 2)
-        assert signature(ids=ids)["output_0"][0, 0] == 2
+        served.wait_for(2)
+        assert served.call() == 2
