@@ -1,4 +1,4 @@
-"""A program of each process: the layers and lookups that spread_program has not, on whole numbers.
+"""A program of each process: the layers and lookups that spread_tables has not, on whole numbers.
 
 The work of test_spread_layers.py, in processes and alone.
 """

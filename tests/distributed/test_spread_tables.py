@@ -8,9 +8,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from spread_program import IDS, INTEGER_STEPS, OPTIMIZERS, SOK_STEPS, STEPS, WIRE_DIM, WIRE_IDS
-from spread_program import TIMEOUT_SECONDS as TIMEOUT_OF_WAITING
+from spread_failures import TIMEOUT_SECONDS as TIMEOUT_OF_WAITING
+from spread_program import IDS, STEPS
 from spread_rows import union
+from spread_tables import INTEGER_STEPS, OPTIMIZERS, SOK_STEPS, WIRE_DIM, WIRE_IDS
 from started_programs import StartedProgram
 from workers import end_job, run_job, start_job, start_python, wait_for_job
 
@@ -32,7 +33,7 @@ def run(folder, count):
     folder.mkdir()
     # Once with processes that are not forked of one, whose hashes of strings differ.
     start = start_python if count == 3 else StartedProgram
-    processes = start_job(count, "spread_program.py", folder, "all", start=start)
+    processes = start_job(count, "spread_tables.py", folder, start=start)
     try:
         outputs = wait_for_job(processes, TIMEOUT_SECONDS)
     finally:
@@ -347,7 +348,7 @@ def test_a_process_that_dies_is_an_error_in_the_others(processes):
 @pytest.mark.parametrize("what", ["lookup", "making"])
 def test_a_process_that_never_answers_is_an_error_after_the_timeout(folder, what):
     path = folder / f"waiting in a {what}"
-    processes = start_job(2, "spread_program.py", path, "wait", what)
+    processes = start_job(2, "spread_failures.py", path, "wait", what)
     try:
         output = wait_for_job(processes[:1], TIMEOUT_SECONDS)[0]
     finally:
@@ -369,7 +370,7 @@ def test_a_process_that_never_answers_is_an_error_after_the_timeout(folder, what
     ],
 )
 def test_a_process_that_cannot_be_connected_is_an_error_in_all(tmp_path, name, value, problem):
-    run_job(2, "spread_program.py", tmp_path, "cannot_connect", f"TF_DYNEMB_EXCHANGE_{name}", value)
+    run_job(2, "spread_failures.py", tmp_path, "cannot_connect", f"TF_DYNEMB_EXCHANGE_{name}", value)
     for index in range(2):
         said = (tmp_path / str(index)).read_text()
         assert said.startswith("UnavailableError: processes that share tables connect to each other")
