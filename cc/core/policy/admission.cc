@@ -236,7 +236,7 @@ Status ApplyAdmitted(const Context& context, Table* table, const Batch& batch, C
   return OrNoMemory([&] {
     AdmissionCalls* const calls =
         admission.policy.kind == AdmissionPolicy::Kind::kMinCount ? admission.calls : nullptr;
-    const int64_t inserting = calls == nullptr ? 0 : calls->inserting.load();
+    const int64_t inserted_before = calls == nullptr ? 0 : calls->inserted.load();
     Update of_rows = update;
     of_rows.if_missing = IfMissing::kReport;
     const auto apply_to_rows = [&](const Batch& of, std::vector<int64_t>* missing) {
@@ -252,7 +252,7 @@ Status ApplyAdmitted(const Context& context, Table* table, const Batch& batch, C
     std::unique_lock<std::mutex> lock;
     if (calls != nullptr && !missing.empty()) {
       lock = std::unique_lock<std::mutex>(calls->mutex);
-      if (calls->inserting != inserting) {  // some of them may have got rows since
+      if (calls->inserted != inserted_before) {  // some of them may have got rows since
         std::vector<int64_t> were_missing = std::move(missing);
         int64_t count = static_cast<int64_t>(were_missing.size());
         const Positions select = {were_missing, &count};
@@ -260,10 +260,13 @@ Status ApplyAdmitted(const Context& context, Table* table, const Batch& batch, C
       }
     }
     const auto insert = [&](std::vector<int64_t> positions) {
-      if (calls != nullptr) ++calls->inserting;
       int64_t count = static_cast<int64_t>(positions.size());
       const Positions select = {positions, &count};
-      return table->Apply(context, {batch.keys, &select}, gradients, update, stamp, Report());
+      const Status inserted =
+          table->Apply(context, {batch.keys, &select}, gradients, update, stamp, Report());
+      // Afterwards: who looks for the keys before that has read the number before.
+      if (calls != nullptr) ++calls->inserted;
+      return inserted;
     };
     return AdmitMissing(context, batch.keys, std::move(missing), admission, insert, declined);
   });

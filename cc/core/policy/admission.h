@@ -63,8 +63,8 @@ OptimizerSpec CandidateOptimizer();
 // What the calls of kMinCount on one table share. They decide about missing keys one after the
 // other, so that each sees the counts and the rows of those before it.
 struct AdmissionCalls {
-  std::mutex mutex;                   // held from the decision until the counts say so
-  std::atomic<int64_t> inserting{0};  // how many calls have given keys rows
+  std::mutex mutex;                  // held from the decision until the counts say so
+  std::atomic<int64_t> inserted{0};  // how many calls have given keys rows
 };
 
 // What decides about the keys of one update.

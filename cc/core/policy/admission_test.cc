@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -56,7 +58,8 @@ struct Admitting {
   }
 
   // Adds 1 to the row of each key of the batch that has one, or is given one.
-  int64_t Train(const Keys& keys, const Admission& of_step) {
+  int64_t Train(const Keys& keys, const Admission& of_step,
+                const Context& context = OneThread()) {
     const Floats gradients(keys.size(), -1.0f);
     const ConstRows rows = {reinterpret_cast<const char*>(gradients.data()),
                             static_cast<int64_t>(gradients.size()), sizeof(float)};
@@ -67,7 +70,7 @@ struct Admitting {
     update.hyper = {hyper, 3};
     int64_t declined = -1;
     EXPECT_TRUE(
-        ApplyAdmitted(OneThread(), table.get(), {keys}, rows, update, Stamp(), of_step, &declined)
+        ApplyAdmitted(context, table.get(), {keys}, rows, update, Stamp(), of_step, &declined)
             .ok());
     return declined;
   }
@@ -347,6 +350,57 @@ TEST(AdmissionTest, KeysAreAdmittedByThreadsAsByOne) {
     EXPECT_EQ(five.values(), want) << policy;
     EXPECT_EQ(five.counts(), Map()) << policy;
   }
+}
+
+// The calling thread, which calls functions before and after each run of tasks.
+class WatchedExecutor : public Executor {
+ public:
+  std::function<void()> before = [] {}, after = [] {};
+  int concurrency() const override { return 1; }
+
+ private:
+  void RunEach(int64_t tasks, int64_t, const std::function<void(int64_t)>& task) override {
+    before();
+    for (int64_t i = 0; i < tasks; ++i) task(i);
+    after();
+  }
+};
+
+// Calls that look for a key at each moment of the one that gives it its row.
+TEST(AdmissionTest, AKeyThatGetsItsRowMeanwhileIsNoCandidate) {
+  Admitting two("min_count 2");
+  const auto train = [&two](Key key, WatchedExecutor* executor) {
+    Context context;
+    context.executor = executor;
+    two.Train({key}, two.admission, context);
+  };
+  two.Step({1, 1});
+  int runs_of_looking = 0;
+  WatchedExecutor counting;
+  counting.after = [&] { ++runs_of_looking; };
+  train(1, &counting);
+  ASSERT_GT(runs_of_looking, 0);
+
+  two.Step({7});
+  std::vector<std::thread> others;
+  WatchedExecutor inserting;
+  inserting.before = [&, runs = 0]() mutable {
+    if (++runs <= runs_of_looking) return;
+    std::promise<void> has_looked;
+    others.emplace_back([&, runs = 0]() mutable {
+      WatchedExecutor looking;
+      looking.after = [&] {
+        if (++runs == runs_of_looking) has_looked.set_value();
+      };
+      train(7, &looking);
+    });
+    has_looked.get_future().wait();
+  };
+  train(7, &inserting);
+  for (std::thread& thread : others) thread.join();
+  EXPECT_GT(others.size(), 2u);
+  EXPECT_EQ(two.values(), (Map{{1, 3}, {7, 1 + static_cast<float>(others.size())}}));
+  EXPECT_EQ(two.counts(), Map());
 }
 
 TEST(AdmissionTest, ThreadsTakeTurnsAtASketch) {
