@@ -225,6 +225,11 @@ def loops():
     result["in_words"] = [
         Loop(f"words_{pipeline}", in_words()).run(words, pipeline) for pipeline in (True, False)
     ]
+    numbers = words.map(tf.strings.to_number).map(lambda ids: tf.cast(ids, tf.int64))
+    result["unreadable"] = [
+        Loop(f"unreadable_{pipeline}", lambda layer, ids: layer(ids)).run(numbers, pipeline)
+        for pipeline in (True, False)
+    ]
     result["alternating"] = Loop("alternating", alternating()).run(mine, True)
     return result
 

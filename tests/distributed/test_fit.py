@@ -10,6 +10,7 @@ from replicas import mirrored
 
 import tf_dynemb
 from tf_dynemb.compat import sok, torchrec
+from tf_dynemb.distribute.backup import OfData
 from tf_dynemb.distribute.callbacks import of_process
 
 fit, evaluate = tf_dynemb.distribute.fit, tf_dynemb.distribute.evaluate
@@ -404,10 +405,10 @@ def test_what_writes_in_a_process_that_is_not_the_chief(tmp_path):
     writers = [C.TensorBoard(tmp_path / "board"), C.CSVLogger(tmp_path / "log.csv")]
     writers.append(tf_dynemb.keras.TableMetrics(tmp_path / "board"))
     callbacks = [kept[0], *writers, backup, best, kept[1]]
-    chiefs = of_process(callbacks, True, str(tmp_path / "mine"))
+    chiefs = of_process(callbacks, True, str(tmp_path / "mine"), OfData())
     assert chiefs[:4] + chiefs[5:] == callbacks[:4] + callbacks[5:]
     assert chiefs[4].backup_dir == str(backup.backup_dir) and isinstance(chiefs[4], type(backup))
-    own = of_process(callbacks, False, str(tmp_path / "mine"))
+    own = of_process(callbacks, False, str(tmp_path / "mine"), OfData())
     assert own[0] is kept[0] and own[-1] is kept[1] and len(own) == 4
     assert str(own[1].backup_dir).startswith(str(tmp_path / "mine")) and isinstance(own[1], type(backup))
     assert str(own[2].filepath).startswith(str(tmp_path / "mine")) and type(own[2]) is type(best)

@@ -146,6 +146,54 @@ def test_other_replicas_go_on_with_the_same_batches(tmp_path):
         np.testing.assert_allclose(resumed["rows"][key], row, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("other", ["replicas", "files", "data"])
+def test_other_parts_of_files_are_refused_within_an_epoch(other, tmp_path):
+    """After as many batches they would be other records: some never came, and others twice."""
+    restart_training.write_files(tmp_path)
+    files = restart_training.files(tmp_path)
+
+    def live(data, strategy=None, at=(-1, 0), **options):
+        strategy = strategy or tf.distribute.get_strategy()
+        return train(strategy, tmp_path, data, Interrupt(*at, stop), **options)
+
+    with pytest.raises(Interrupted):
+        live(files, at=(1, 6))
+    strategy, data = None, files
+    if other == "replicas":
+        strategy = mirrored()
+    elif other == "files":
+        with tf.io.TFRecordWriter(str(tmp_path / "3.tfrecord")):
+            data = restart_training.files(tmp_path)
+    else:
+        data = restart_training.arrays()
+    with pytest.raises(
+        ValueError, match="after 5 batches of epoch 1, read by 1 processes with 1"
+    ) as got:
+        live(data, strategy)
+    path = str(tmp_path / "backup" / "latest.weights.h5")
+    assert path in str(got.value)
+    assert {"replicas": "2 replicas", "files": "the fingerprint", "data": "other data"}[other] in str(
+        got.value.args[0].partition("; got ")[2]
+    )
+    # What it says to do instead.
+    model = restart_training.made(strategy or tf.distribute.get_strategy())
+    with model.distribute_strategy.scope():
+        model.optimizer.build(model.trainable_variables)
+    model.load_weights(path)
+    assert int(model.optimizer.iterations.numpy()) == 15
+    history = tf_dynemb.distribute.fit(model, **data, epochs=2, initial_epoch=1, verbose=0)
+    assert history.epoch == [1]
+
+
+def test_other_parts_of_files_go_on_with_an_epoch(tmp_path):
+    restart_training.write_files(tmp_path)
+    files, options = restart_training.files(tmp_path), {"save_freq": "epoch"}
+    with pytest.raises(Interrupted):
+        train(tf.distribute.get_strategy(), tmp_path, files, Interrupt(1, 3, stop), **options)
+    resumed = train(mirrored(), tmp_path, files, Interrupt(), **options)
+    assert [one[:2] for one in resumed["seen"]] == [[e, b] for e in (1, 2) for b in range(5)]
+
+
 class Died(BaseException):
     """As if the process had been killed there: nobody catches it."""
 

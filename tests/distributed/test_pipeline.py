@@ -62,7 +62,7 @@ def test_ids_that_need_more_than_the_batch_are_exchanged_in_their_step(processes
         counts = {
             name: [run["exchanges"] for run in runs]
             for name, runs in process["loops"].items()
-            if isinstance(runs, list) and name != "in_words"
+            if isinstance(runs, list) and name not in ("in_words", "unreadable")
         }
         assert counts == {
             "plain": [3 * 3 + 1, 3 * 3],
@@ -77,9 +77,11 @@ def test_ids_that_need_more_than_the_batch_are_exchanged_in_their_step(processes
         }
 
 
-def test_a_batch_of_which_no_ids_can_be_made_ends_all_after_the_step_before(processes):
+@pytest.mark.parametrize("name", ["in_words", "unreadable"])
+def test_a_batch_without_ids_ends_all_after_the_step_before(processes, name):
+    """Of which none can be made, or that cannot be read."""
     for process in processes:
-        with_pipeline, without = process["loops"]["in_words"]
+        with_pipeline, without = process["loops"][name]
         assert "none" in with_pipeline["error"] and "none" in without["error"]
         assert len(with_pipeline["losses"]) == 2
         for what in ("losses", "rows"):

@@ -57,7 +57,7 @@ def check_same_files(data: Batches, processes: Processes) -> None:
     """Raises a ValueError in all processes unless they have the same FileBatches, or all have others."""
     if processes.number == 1:
         return
-    prints = processes.gather([-1 if data.reading is None else data.reading.fingerprint])[:, 0]
+    prints = processes.gather([-1 if data.reading is None else data.reading.parts.files])[:, 0]
     if (prints != prints[0]).any():
         raise ValueError(
             f"data: got FileBatches of the fingerprints {prints.tolist()} in the processes (-1: none), "

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tf_dynemb import _compat
 from tf_dynemb.distribute.batches import Batches
+from tf_dynemb.distribute.files import Parts
 from tf_dynemb.distribute.processes import Processes
 
 # load_weights goes by the end of a name.
@@ -42,11 +43,27 @@ class Position(NamedTuple):
         epoch: the number of the epoch.
         batches: how many of its batches have been trained on.
         logs: what the last of these has given to callbacks.
+        path: of the file that says so; "" where none does.
+        parts: of FileBatches, those that the batches were of.
     """
 
     epoch: int
     batches: int = 0
     logs: dict[str, Any] = {}
+    path: str = ""
+    parts: Parts | None = None
+
+
+class OfData(NamedTuple):
+    """What is saved of the data of a training.
+
+    Attributes:
+        seed: what arrays are shuffled by; None: they are not.
+        parts: of FileBatches.
+    """
+
+    seed: int | None = None
+    parts: Parts | None = None
 
 
 class Backup(keras.callbacks.BackupAndRestore):
@@ -55,14 +72,14 @@ class Backup(keras.callbacks.BackupAndRestore):
     Args:
         callback: which has the arguments.
         folder: where this process saves; None: into callback.backup_dir, from which all go on.
-        seed: what fit shuffles arrays by, which is saved too; None: they are not shuffled.
+        of_data: what is saved of the data.
 
     Attributes:
         found: the position that was found in on_train_begin, or None.
     """
 
     def __init__(
-        self, callback: keras.callbacks.BackupAndRestore, folder: str | None, seed: int | None
+        self, callback: keras.callbacks.BackupAndRestore, folder: str | None, of_data: OfData
     ) -> None:
         super().__init__(
             folder or os.fspath(callback.backup_dir),
@@ -71,7 +88,7 @@ class Backup(keras.callbacks.BackupAndRestore):
             delete_checkpoint=callback.delete_checkpoint,
         )
         self.found: Position | None = None
-        self._seed = seed
+        self._of_data = of_data
         self._from = os.fspath(callback.backup_dir)
         self._metrics: list[np.ndarray] = []
         self._epoch = self._since_last = 0
@@ -140,7 +157,14 @@ class Backup(keras.callbacks.BackupAndRestore):
                 about = json.loads(group.attrs["position"])
                 states = [group["random"][str(i)][()] for i in range(len(group["random"]))]
                 self._metrics = [group["metrics"][str(i)][()] for i in range(len(group["metrics"]))]
-        self.found = Position(about["epoch"], about["batches"], about["logs"])
+        parts = about.get("parts")
+        self.found = Position(
+            about["epoch"],
+            about["batches"],
+            about["logs"],
+            path,
+            None if parts is None else Parts(*parts),
+        )
         variables = _random_variables(self.model)
         if [variable.shape for variable in variables] != [state.shape for state in states]:
             raise ValueError(
@@ -177,7 +201,7 @@ class Backup(keras.callbacks.BackupAndRestore):
             about = {"epoch": position.epoch, "batches": position.batches, "logs": logs}
             with h5py.File(local, "a") as file:
                 group = file.create_group(_GROUP)
-                group.attrs["position"] = json.dumps(about | {"seed": self._seed})
+                group.attrs["position"] = json.dumps(about | self._of_data._asdict())
                 parts = (
                     {"metrics": _metric_variables(self.model)} if position.batches else {"metrics": []}
                 )
@@ -191,17 +215,17 @@ class Backup(keras.callbacks.BackupAndRestore):
 
 
 def in_place_of(
-    callback: keras.callbacks.Callback, folder: str | None, seed: int | None
+    callback: keras.callbacks.Callback, folder: str | None, of_data: OfData
 ) -> keras.callbacks.Callback:
     """What fit calls instead of a callback: a Backup, if it is a BackupAndRestore of no other class.
 
     Args:
         callback: what the user has given.
         folder: as of Backup.
-        seed: as of Backup.
+        of_data: as of Backup.
     """
     if type(callback) is keras.callbacks.BackupAndRestore:
-        return Backup(callback, folder, seed)
+        return Backup(callback, folder, of_data)
     return callback
 
 
@@ -256,6 +280,26 @@ def position_of(
             f"{of_all[0].tolist()} in the chief, want a backup_dir that all processes see"
         )
     return found or Position(initial_epoch)
+
+
+def check_parts(position: Position, data: Batches) -> None:
+    """Raises a ValueError if a training is to go on within an epoch of FileBatches as other parts of it.
+
+    After as many steps other records would be left: some would never come, and others twice.
+    """
+    reading, then = data.reading, position.parts
+    is_at_an_end = not position.batches and (reading is None or data.number() == reading.steps)
+    if is_at_an_end or then is None or (reading is not None and reading.parts == then):
+        return
+    now = "other data" if reading is None else reading.parts
+    raise ValueError(
+        f"BackupAndRestore: {position.path} was saved after {position.batches} batches of epoch "
+        f"{position.epoch}, read by {then}; got {now}, of which other records would be left; want the "
+        "same, or, without steps_per_epoch, backups of save_freq='epoch'. To begin this epoch anew with "
+        "what was trained: model.optimizer.build(model.trainable_variables) in the strategy's scope, "
+        f"model.load_weights of that file, and fit with initial_epoch={position.epoch} and another "
+        "backup_dir"
+    )
 
 
 def pass_over(

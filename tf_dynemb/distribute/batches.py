@@ -26,7 +26,6 @@ class Batches:
         dataset: a tf.data.Dataset of global batches, the same in all processes, or a
             tf.distribute.DistributedDataset.
         steps: batches per epoch, which then go on where the last epoch ended; None: all.
-
         draws_at_start: whether all that differs between two iterations of the dataset is drawn when
             they begin, which TensorFlow does for one shuffle of a plain chain of datasets alone.
         reading: what is read for the dataset, where that can go to any step unread.

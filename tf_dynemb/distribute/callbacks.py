@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from tf_dynemb.distribute.backup import in_place_of
+from tf_dynemb.distribute.backup import OfData, in_place_of
 from tf_dynemb.keras.table_metrics import TableMetrics
 
 C = keras.callbacks
@@ -19,7 +19,7 @@ _WRITERS = (C.CSVLogger, C.RemoteMonitor, C.TensorBoard, TableMetrics)
 
 
 def of_process(
-    callbacks: Any, is_chief: bool, folder: str, seed: int | None = None
+    callbacks: Any, is_chief: bool, folder: str, of_data: OfData
 ) -> list[keras.callbacks.Callback]:
     """The callbacks of a process.
 
@@ -30,22 +30,22 @@ def of_process(
         callbacks: what the user has given, the same in each process.
         is_chief: whether this process writes.
         folder: where another one writes.
-        seed: what the training shuffles arrays by; a backup has it.
+        of_data: what a backup has of the data of the training.
     """
     callbacks = keras.tree.flatten(callbacks) if callbacks else []
     if is_chief:
-        return [in_place_of(callback, None, seed) for callback in callbacks]
+        return [in_place_of(callback, None, of_data) for callback in callbacks]
     return [
-        _following(callback, os.path.join(folder, str(number)), seed)
+        _following(callback, os.path.join(folder, str(number)), of_data)
         for number, callback in enumerate(callbacks)
         if not isinstance(callback, _WRITERS)
     ]
 
 
 def _following(
-    callback: keras.callbacks.Callback, folder: str, seed: int | None
+    callback: keras.callbacks.Callback, folder: str, of_data: OfData
 ) -> keras.callbacks.Callback:
-    follower = in_place_of(callback, folder, seed)
+    follower = in_place_of(callback, folder, of_data)
     if follower is not callback:
         return follower
     if isinstance(callback, C.ModelCheckpoint):

@@ -34,6 +34,26 @@ class Segment(NamedTuple):
     records: int
 
 
+class Parts(NamedTuple):
+    """What follows from a number of steps of an epoch of FileBatches: which records they were.
+
+    Attributes:
+        files: FileBatches.fingerprint.
+        processes: how many read a part each.
+        replicas: of a process, each of which takes a batch in a step.
+    """
+
+    files: int
+    processes: int
+    replicas: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.processes} processes with {self.replicas} replicas each, of FileBatches with the "
+            f"fingerprint {self.files}"
+        )
+
+
 class FileBatches:
     """Batches from TFRecord or Parquet files, or others; each process reads its part of them.
 
@@ -207,7 +227,7 @@ class Reading:
     Attributes:
         dataset: whose iterations are epoch after epoch.
         steps: steps of an epoch.
-        fingerprint: as FileBatches.fingerprint.
+        parts: among whom the records are divided.
         is_of_all: whether there is no other process.
         iterates_alone: whether a step takes one batch of the dataset, without a distributed one.
     """
@@ -220,7 +240,8 @@ class Reading:
         replicas: int,
         begin: tuple[int, int] = (0, 0),
     ) -> None:
-        self.steps, self.fingerprint = batches.steps(processes, replicas), batches.fingerprint()
+        self.steps = batches.steps(processes, replicas)
+        self.parts = Parts(batches.fingerprint(), processes, replicas)
         self._batches, self._process, self._processes = batches, process, processes
         self._replicas, self._next = replicas, begin
         self._window, self._seed = batches._window, batches._seed

@@ -85,7 +85,8 @@ def fit(
 
     Raises:
         ValueError: a model that is not compiled, or with steps_per_execution; or of a strategy that is
-            not mirrored; what N replicas cannot train as one does, with the reason: the page
+            not mirrored; a backup of the middle of an epoch that other processes or replicas have read
+            of FileBatches; what N replicas cannot train as one does, with the reason: the page
             "Distribution" has the list; in all processes, batches that differ between them.
         tf.errors.InvalidArgumentError: under several replicas, inputs, targets or outputs that do not
             have one row for each example.
@@ -124,7 +125,8 @@ def fit(
 
     with tempfile.TemporaryDirectory() as folder:
         if not isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks = callbacks_of.of_process(callbacks, processes.is_chief, folder, seed)
+            of_data = backup.OfData(seed, data.reading.parts if data.reading is not None else None)
+            callbacks = callbacks_of.of_process(callbacks, processes.is_chief, folder, of_data)
             callbacks = keras.callbacks.CallbackList(
                 callbacks,
                 add_history=True,
@@ -139,6 +141,7 @@ def fit(
         model.stop_training = False
         callbacks.on_train_begin()
         begin = backup.position_of(model, callbacks.callbacks, initial_epoch, processes)
+        backup.check_parts(begin, data)
         backup.pass_over(
             begin, initial_epoch, data, validation, lambda n: _validates(n, validation_freq)
         )

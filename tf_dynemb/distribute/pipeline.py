@@ -100,7 +100,8 @@ class Pipeline:
         Raises:
             TypeError: batches without an element_spec; an iterator, of which a run that is not taken to
                 its end would leave out the batch that was read ahead.
-            tf.errors.OpError: what a step raises; the step before it is done, and none after it.
+            tf.errors.OpError: what a step raises, or the reading of its batch; the step before it is
+                done, and none after it.
         """
         spec = getattr(batches, "element_spec", None)
         iterator = None if spec is None else iter(batches)
@@ -122,12 +123,18 @@ class Pipeline:
             return
         asked = functions.ask(functions.keys_of(batch))
         while batch is not None:
-            following = next(batches, None)
-            keys, failed = functions.no_keys, None
+            following, keys = None, functions.no_keys
+            unread: Exception | None = None
+            failed: Exception | None = None
+            # Either error is of the step after this one, which other processes have not begun either.
+            try:
+                following = next(batches, None)
+            except Exception as error:
+                unread = error
             if following is not None:
                 try:
                     keys = functions.keys_of(following)
-                except Exception as error:  # is that of its step, which others have not begun either
+                except Exception as error:
                     failed = error
 
             def run() -> Any:
@@ -136,6 +143,8 @@ class Pipeline:
                 return result
 
             yield run
+            if unread is not None:
+                raise unread
             if failed is not None:
                 yield functools.partial(_raise, failed)
                 return
