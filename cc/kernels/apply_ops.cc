@@ -59,6 +59,7 @@ class CheckUpdatesOp : public CatchingKernel {
  public:
   explicit CheckUpdatesOp(OpKernelConstruction* context) : CatchingKernel(context) {
     OP_REQUIRES_OK(context, updates_.Init(context));
+    OP_REQUIRES_OK(context, context->GetAttr("fails", &fails_));
   }
 
   void TryCompute(OpKernelContext* context) override {
@@ -72,16 +73,20 @@ class CheckUpdatesOp : public CatchingKernel {
     OP_REQUIRES_OK(context, context->input_list("admitted", &admitted));
     for (int i = 0; i < keys.size(); ++i) {
       KeyInputs inputs;
-      OP_REQUIRES_OK(context, RouteKeys(core, keys[i], shard_ids[i], updates[i].table, &inputs));
+      OP_REQUIRES_OK(context,
+                     RouteKeys(core, keys[i], shard_ids[i], updates[i].table, &inputs, core.space));
       updates[i].keys = inputs.keys;
       OP_REQUIRES_OK(context, TableUpdates::SetAdmitted(admitted[i], &updates[i]));
       updates[i].routing = std::move(inputs.routing);
     }
-    OP_REQUIRES_OK(context, SetProblem(context, updates_.Prepare(context, core, &updates, &pins)));
+    const absl::Status prepared = updates_.Prepare(context, core, &updates, &pins);
+    if (fails_) OP_REQUIRES_OK(context, prepared);
+    OP_REQUIRES_OK(context, SetProblem(context, prepared));
   }
 
  private:
   TableUpdates updates_;
+  bool fails_;
 };
 
 class ApplyBagsOp : public CatchingKernel {
@@ -164,6 +169,15 @@ REGISTER_KERNEL_BUILDER(Name("DynembApply")
                             .HostMemory("candidates"),
                         ApplyOp);
 REGISTER_KERNEL_BUILDER(Name("DynembCheckUpdates").Device(tensorflow::DEVICE_CPU), CheckUpdatesOp);
+REGISTER_KERNEL_BUILDER(Name("DynembCheckUpdates")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("tables")
+                            .HostMemory("shard_ids")
+                            .HostMemory("hyper")
+                            .HostMemory("now")
+                            .HostMemory("candidates")
+                            .HostMemory("problem"),
+                        CheckUpdatesOp);
 REGISTER_KERNEL_BUILDER(Name("DynembApplyBags").Device(tensorflow::DEVICE_CPU), ApplyBagsOp);
 REGISTER_KERNEL_BUILDER(Name("DynembApplyBags")
                             .Device(tensorflow::DEVICE_GPU)

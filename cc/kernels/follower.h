@@ -49,6 +49,7 @@ struct FollowerOptions {
 struct FollowedWeight {
   std::string name;
   tensorflow::core::RefCountPtr<tensorflow::Var> variable;  // in the host's memory
+  bool is_optional = false;  // stays as it is where the feed does not have it
 };
 
 struct FollowerStatus {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cc/core/base/worker_threads.h"
+#include "cc/core/initializer/initializer_text.h"
 #include "cc/core/snapshot/loader.h"
 #include "cc/core/snapshot/reader.h"
 #include "cc/kernels/follower.h"
@@ -35,6 +36,10 @@ Status CheckId(const std::string& folder, uint64_t got, uint64_t want) {
                                         IdText(want), ", as the manifest says"));
 }
 
+const Initializer& InitializerOf(const SnapshotReader& reader, int64_t table) {
+  return reader.manifest().tables[static_cast<size_t>(table)].schema.initializer;
+}
+
 // The table of a snapshot that goes into `table`. kInvalidArgument: there is none, or it does not
 // fit, and so will none of this feed.
 Status FindTable(SnapshotReader* reader, TableResource* table, int64_t* number) {
@@ -43,8 +48,17 @@ Status FindTable(SnapshotReader* reader, TableResource* table, int64_t* number) 
   };
   DYNEMB_RETURN_IF_ERROR(misfit(reader->FindTable(table->name(), number)));
   const Shards shards = table->shards()->shards();
-  return About(StrCat("table '", table->name(), "'"),
-               misfit(reader->FitTo(shards[0]->schema(), *number)));
+  const TableSchema& schema = shards[0]->schema();
+  const std::string about = StrCat("table '", table->name(), "'");
+  DYNEMB_RETURN_IF_ERROR(About(about, misfit(reader->FitTo(schema, *number))));
+  const std::string got = InitializerText(InitializerOf(*reader, *number));
+  const std::string want = InitializerText(schema.initializer);
+  if (got == want) return Status();
+  return About(about,
+               InvalidArgument("got a feed whose ids without a row read by the initializer '", got,
+                               "', want '", want,
+                               "', as the model has it; export the "
+                               "model again"));
 }
 
 // Calls load(blocks) for the blocks of some rows of a table after another, and `go_on` before each;
@@ -72,13 +86,12 @@ Status Follower::ReadWeights(const Generation& generation, Weights* weights) con
     tensorflow::tf_shared_lock lock(*weight.variable->mu());
     const Tensor& there = *weight.variable->tensor();
     if (found == named.end()) {
-      // Others are counters, or the state of a random generator, which no publisher has.
-      if (!generation.tables_alone && tensorflow::DataTypeIsFloating(there.dtype())) {
+      if (!generation.tables_alone && !weight.is_optional) {
         return InvalidArgument(
             feed_.path(), ": got a feed without the dense weight '", weight.name,
             "' of the model, which would grow old; want a feed of the whole model "
-            "or of tables alone, Publisher(model) or Publisher(layer.table); or "
-            "export the model again");
+            "or of tables alone, Publisher(model) or Publisher(layer.table), in whose "
+            "model.weights it is, as add_weight has it; or export the model again");
       }
       weights->emplace_back();
       continue;
@@ -157,8 +170,7 @@ Status Follower::LoadTable(const std::vector<std::unique_ptr<SnapshotReader>>& r
       }
       const Shards like = table->shards()->shards();
       TableSchema schema = like[0]->schema();
-      schema.initializer.seed =
-          reader->manifest().tables[static_cast<size_t>(number)].schema.initializer.seed;
+      schema.initializer.seed = InitializerOf(*reader, number).seed;
       const auto count = static_cast<int64_t>(like.size());
       Shards shards;
       DYNEMB_RETURN_IF_ERROR(MakeHostShards(core, schema, table->options(), table->storage(), count,

@@ -83,6 +83,11 @@ class FollowOp : public CatchingKernel {
     float poll, heartbeat, longest_wait;
     OP_REQUIRES_OK(context, context->GetAttr("path", &options_.path));
     OP_REQUIRES_OK(context, context->GetAttr("weight_names", &names_));
+    OP_REQUIRES_OK(context, context->GetAttr("optional", &optional_));
+    OP_REQUIRES(context, optional_.empty() || optional_.size() == names_.size(),
+                ToTensorFlow(InvalidArgument("optional: got ", optional_.size(),
+                                             ", want one for each variable, ", names_.size(),
+                                             ", or none")));
     OP_REQUIRES_OK(context, context->GetAttr("poll_seconds", &poll));
     OP_REQUIRES_OK(context, context->GetAttr("heartbeat_seconds", &heartbeat));
     OP_REQUIRES_OK(context, context->GetAttr("longest_wait_seconds", &longest_wait));
@@ -135,6 +140,10 @@ class FollowOp : public CatchingKernel {
                      tensorflow::LookupResource(
                          context, variable_handles[v].scalar<tensorflow::ResourceHandle>()(),
                          &weight.variable));
+      tensorflow::tf_shared_lock lock(*weight.variable->mu());
+      weight.is_optional = optional_.empty()
+                               ? !tensorflow::DataTypeIsFloating(weight.variable->tensor()->dtype())
+                               : optional_[static_cast<size_t>(v)];
     }
     inputs.clear();
     follower->Follow(options_, std::move(tables), std::move(weights));
@@ -143,6 +152,7 @@ class FollowOp : public CatchingKernel {
  private:
   FollowerOptions options_;
   std::vector<std::string> names_;
+  std::vector<bool> optional_;
 };
 
 // That a request is under way, once it has entered. It ends with DynembUnpin; or, if the request
@@ -235,9 +245,10 @@ class FollowerStatusOp : public CatchingKernel {
     OP_REQUIRES_OK(context, GetFollower(context, &reference));
     const std::shared_ptr<Follower> follower = reference->follower();
     const FollowerStatus status = follower == nullptr ? FollowerStatus() : follower->status();
-    Tensor *numbers, *last_error;
+    Tensor *numbers, *last_error, *path;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({9}), &numbers));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &last_error));
+    OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({}), &path));
     int n = 0;
     for (const int64_t number : {status.generation, status.newest, status.pinned,
                                  status.lag_microseconds(), status.age_microseconds(), status.rows,
@@ -245,6 +256,7 @@ class FollowerStatusOp : public CatchingKernel {
       numbers->vec<int64_t>()(n++) = number;
     }
     last_error->scalar<tstring>()() = status.last_error;
+    path->scalar<tstring>()() = follower == nullptr ? "" : follower->path();
   }
 };
 

@@ -584,10 +584,11 @@ absl::Status CheckRoomFor(const TableInput& table, const std::vector<KeyOfShard>
     if (options.max_bytes >= 0 && table.resource->storage() != nullptr) {
       limit = options.max_rows >= 0 ? "max_rows or Disk(max_bytes)" : "Disk(max_bytes)";
     }
-    return ToTensorFlow(ResourceExhausted(
-        limit, " of ", table.resource->name(), ": got ", count, " ids without a row, such as ",
-        more[b][0], ", for ", most - room, " rows ", budgets == 1 ? "here" : "in their shard",
-        " that may be ", most, "; give a larger ", limit, ", or an eviction policy"));
+    return ToTensorFlow(ResourceExhausted(limit, " of ", table.resource->name(), ": got ", count,
+                                          " ids without a row, such as ", more[b][0], ", beside ",
+                                          most - room, " rows of at most ", most,
+                                          budgets == 1 ? "" : " in their shard", "; give a larger ",
+                                          limit, ", an eviction policy, or on_full='decline'"));
   }
   return absl::OkStatus();
 }

@@ -149,8 +149,11 @@ absl::Status TableUpdates::SetAdmitted(const Tensor& admitted, Update* update) {
                              update->keys.space};
   const bool is_given = update->admission.policy.kind == AdmissionPolicy::Kind::kGiven;
   if (admitted.NumElements() == (is_given ? update->keys.size : 0)) return absl::OkStatus();
-  return ToTensorFlow(InvalidArgument("admitted: got ", admitted.NumElements(), " for ",
-                                      update->keys.size, " keys, want one for each"));
+  return ToTensorFlow(
+      InvalidArgument("admitted: got ", admitted.NumElements(), " for ", update->keys.size,
+                      " keys of ", update->table.resource->name(),
+                      ", want one for each; an admission's function gives a bool for "
+                      "each key"));
 }
 
 absl::Status TableUpdates::CheckRoomOf(const DeviceContext& core, const Update& update) {

@@ -62,12 +62,14 @@ REGISTER_OP("DynembCheckUpdates")
     .Attr("rule: string")
     .Attr("slot_initial: float = 0.0")
     .Attr("admission: list(string)")
+    .Attr("fails: bool = false")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
 What a DynembApply of these inputs does before any row changes: it checks them, gives rows the slots of the rule, and
 sees whether the tables have room.
 
+fails: whether that a table has no room is an error of this op.
 problem: which table has no room, and for what; empty if all have.
 )doc");
 

@@ -33,6 +33,7 @@ REGISTER_OP("DynembFollow")
     .Attr("M: int >= 0")
     .Attr("path: string")
     .Attr("weight_names: list(string) >= 0 = []")
+    .Attr("optional: list(bool) >= 0 = []")
     .Attr("poll_seconds: float = 0.05")
     .Attr("heartbeat_seconds: float = 10.0")
     .Attr("longest_wait_seconds: float = 1.0")
@@ -46,6 +47,8 @@ tables: in the host's memory; by their attributes table_name they are found in t
 variables: resource variables in the host's memory, the dense weights.
 path: the folder of the feed, on any of TensorFlow's file systems.
 weight_names: of the variables, by which the feed has them.
+optional: of each variable whether it may stay as it is where the feed does not have it, as what the model writes
+  itself; or none, then those may that are not of floats.
 poll_seconds: how often the thread looks for a new generation.
 heartbeat_seconds: how often the publisher is told that this follower lives.
 longest_wait_seconds: so long a switch to the next generation waits for requests that have begun; if they take
@@ -78,10 +81,12 @@ REGISTER_OP("DynembFollowerStatus")
     .Input("follower: resource")
     .Output("numbers: int64")
     .Output("last_error: string")
+    .Output("path: string")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(9));
       c->set_output(1, c->Scalar());
+      c->set_output(2, c->Scalar());
       return absl::OkStatus();
     })
     .Doc(R"doc(
@@ -90,6 +95,7 @@ Where a follower is.
 numbers: the generation that is served or -1, the newest of the feed, the one that it is pinned to or -1, microseconds since there is a newer one than
   that which is served, and since that was published, rows put in, keys erased, full copies loaded, errors.
 last_error: what went wrong last.
+path: of the feed; '' before DynembFollow.
 )doc");
 
 }  // namespace

@@ -196,7 +196,7 @@ def test_a_step_that_a_full_table_refuses_changes_nothing(where, function):
 
     run = lambda ids: strategy.run(step, (ids,))  # noqa: E731
     run = tf.function(run) if function else run
-    match = f"max_rows of full: got {limit + 1} ids .* that may be {limit}"
+    match = f"max_rows of full: got {limit + 1} ids .* rows of at most {limit}"
     with pytest.raises(tf.errors.ResourceExhaustedError, match=match):
         run(tf.range(limit + 1, dtype=tf.int64))
     assert int(layer.table.size()) == 0 and int(optimizer.iterations.numpy()) == 0

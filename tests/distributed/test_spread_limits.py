@@ -160,7 +160,7 @@ def test_a_shard_without_room_is_an_error_in_all_processes(processes):
         error, message, _ = step["error"]
         assert error == "ResourceExhaustedError"
         assert f"process {len(processes) - 1}: max_rows of stored: got" in message
-        assert "rows in their shard that may be 4" in message
+        assert "rows of at most 4 in their shard" in message
     assert [step["state"] for step in refused] == [step["state"] for step in first]
     rows = union([step["state"][0] for step in after], "mod")
     assert rows == {key: [-2.0] for key in range(4 * len(processes))}

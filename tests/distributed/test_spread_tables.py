@@ -22,8 +22,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 from processes import overhead, owners_of, sent_bytes  # noqa: E402
 
 TIMEOUT_SECONDS = 450  # for a busy machine; alone it is a fraction
-# Processes, and stages of their exchanges.
-COUNTS = ((2, 1), (3, 1), (4, 1), (4, 2))
+# Processes, stages of their exchanges, and whether these go through shared memory, else through sockets.
+JOBS = ((2, 1, True), (3, 1, False), (4, 1, True), (4, 2, True))
 # 200 steps of float32 sums that processes add up in another order than one does.
 TOLERANCE = 1e-5
 
@@ -55,13 +55,14 @@ def alone(folder):
     return run(folder / "1", 1)[0]
 
 
-@pytest.fixture(scope="module", params=COUNTS, ids=lambda param: "{}in{}".format(*param))
+@pytest.fixture(scope="module", params=JOBS, ids=lambda param: "{}in{}".format(*param))
 def processes(request, folder):
-    count, stages = request.param
+    count, stages, shared_memory = request.param
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TF_DYNEMB_EXCHANGE_STAGES", str(stages))
+        patch.setenv("TF_DYNEMB_EXCHANGE_SHARED_MEMORY", str(int(shared_memory)))
         results = run(folder / f"{count} in {stages}", count)
-    return [result | {"stages": stages} for result in results]
+    return [result | {"stages": stages, "shared_memory": shared_memory} for result in results]
 
 
 @pytest.fixture(scope="module", params=(1, 2, 3, 4))
@@ -243,7 +244,7 @@ def test_an_owner_without_room_is_an_error_in_all_processes(processes):
     words = (
         f"process {last}: max_rows",
         " of full: got 2 ids",
-        "2 rows here that may be 3",
+        "beside 2 rows of at most 3",
     )
     rows = check_refused(processes, "full", "ResourceExhaustedError", *words)
     again = (0, last, count + last)  # these come in two steps
@@ -299,7 +300,8 @@ def test_bytes_on_the_wire_are_what_the_scaling_page_says(processes, rule, ids, 
     assert all(wire["exchanges"] == 3 for wire in wires)
     each_sends = count - 1 if stages == 1 else 2  # of four: along a row, and along a column
     assert all(wire["all_to_all_messages"] == 3 * each_sends for wire in wires)
-    assert all(wire["shared_memory_peers"] == each_sends for wire in wires)
+    through_memory = each_sends if processes[0]["shared_memory"] else 0
+    assert all(wire["shared_memory_peers"] == through_memory for wire in wires)
     bytes_over_least, rows_over_even = overhead(owners, WIRE_DIM)
     # Heads of messages, a byte for whether a row exists; few ids are not spread evenly.
     assert 1 <= bytes_over_least <= {64: 1.2, 1024: 1.02, 20_000: 1.01}[number]

@@ -64,6 +64,7 @@ IN_GPU_MEMORY = {
     "DynembAccum": {"keys", "values_or_deltas", "exists", "scores"},
     "DynembRemove": {"keys"},
     "DynembApply": {"keys", "gradients", "admitted", "scores"},
+    "DynembCheckUpdates": {"keys", "admitted"},
     "DynembHandles": {"weights"},
     "DynembLookupBags": {"weights", "values"},
     "DynembApplyBags": {"gradient"},
@@ -74,7 +75,6 @@ IN_GPU_MEMORY = {
 # follow a feed, folders that are opened again.
 ONLY_ON_CPUS = {
     "DynembCheckRoom",
-    "DynembCheckUpdates",
     "DynembRoom",
     "DynembTable",
     "DynembFetchedRowsView",

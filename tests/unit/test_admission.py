@@ -1,6 +1,7 @@
 """Admission policies: which ids get rows, against dicts of counts; in layers, collections, files."""
 
 import collections
+import re
 import tempfile
 
 import keras
@@ -420,6 +421,22 @@ def test_the_rows_in_files_of_keras(tmp_path):
         (lambda: MinCount(2, max_candidates=0), ValueError, "max_candidates: got 0"),
         (lambda: MinCount(2, default_value="x"), ValueError, "default_value: got 'x'"),
         (lambda: MinCount(2, default_value=float("nan")), ValueError, "default_value: got nan"),
+        *(
+            (
+                lambda value=value, dtype=dtype: tf_dynemb.Variable(
+                    dim=1, value_dtype=dtype, admission=MinCount(2, default_value=value)
+                ),
+                ValueError,
+                f"default_value: got {re.escape(repr(value))}, want a number that {dtype} holds",
+            )
+            for value, dtype in (
+                (0.5, "int8"),
+                (300, "int8"),
+                (1e30, "float16"),
+                (-1e300, "float32"),
+                (1e39, "bfloat16"),
+            )
+        ),
         (lambda: Probability(1.5), ValueError, "p: got 1.5, want a number from 0 to 1"),
         (lambda: Probability(0.5, seed="a"), ValueError, "seed: got 'a'"),
         (lambda: Custom(3), TypeError, "function: got 3, want a function"),
@@ -440,6 +457,6 @@ def test_a_function_of_another_dtype():
 
 def test_a_function_that_says_too_little():
     table = tf_dynemb.Variable(dim=1, admission=Custom(lambda keys: keys[:1] > 0), name="t")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="admitted: got 1 for 2 keys"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="admitted: got 1 for 2 keys of t, want"):
         minimize(sgd(), table, lambda t: tf_dynemb.embedding_lookup(t, ids(1, 2)))
     assert int(table.size()) == 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from restrict_model import LowestLeave
-from table_rows import ids, keys_of, metrics_of, write
+from table_rows import ids, keys_of, metrics_of, rows_of, write
 
 import tf_dynemb
 from tf_dynemb.policies import LFU, LRU, TTL, SmallNorm
@@ -35,6 +35,84 @@ def test_a_full_table_refuses_upsert_and_training_and_is_as_it_was():
     table.remove(ids(1))
     write(table, 3)
     assert keys_of(table) == {2, 3}
+
+
+OTHER_TABLES = {
+    "of another rule": {"optimizer": keras.optimizers.Adagrad(0.5)},
+    "of another dtype": {"value_dtype": tf.float64},
+    "with room for more": {"max_rows": 9, "optimizer": keras.optimizers.Adagrad(0.5)},
+    "with bags": {"max_rows": 9},
+}
+
+
+@pytest.mark.parametrize("function", [False, True])
+@pytest.mark.parametrize("other", OTHER_TABLES)
+def test_a_refused_step_leaves_the_other_tables_as_they_were(other, function):
+    full = tf_dynemb.Variable(dim=2, max_rows=2, name="full")
+    beside = tf_dynemb.Variable(dim=2, name="beside", **OTHER_TABLES[other])
+    more = tf_dynemb.Variable(dim=2, max_rows=3, name="more", **OTHER_TABLES["of another dtype"])
+    dense = tf.Variable(1.0)
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
+    variables = [beside.handle, more.handle, full.handle, dense]
+    optimizer.build(variables)
+
+    def step(keys):
+        with tf.GradientTape() as tape:
+            looked_up = [tf_dynemb.embedding_lookup(table, keys) for table in (full, more)]
+            if other == "with bags":
+                bags = tf.RaggedTensor.from_row_lengths(keys, [tf.size(keys)])
+                looked_up.append(tf_dynemb.embedding_lookup_sparse(beside, bags, combiner="sum"))
+            else:
+                looked_up.append(tf_dynemb.embedding_lookup(beside, keys))
+            loss = dense + tf.add_n([tf.cast(tf.reduce_sum(rows), tf.float32) for rows in looked_up])
+        optimizer.apply(tape.gradient(loss, variables), variables)
+
+    run = tf.function(step, reduce_retracing=True) if function else step
+
+    def state():
+        rows = [rows_of(table) for table in (full, beside, more)]
+        return rows, dense.numpy(), int(optimizer.iterations)
+
+    run(ids(1, 2))
+    before = state()
+    for _ in range(2):
+        with pytest.raises(tf.errors.ResourceExhaustedError, match="max_rows of full: got 1 ids"):
+            run(ids(1, 7, 7))
+        assert state() == before
+    run(ids(1))
+    assert state()[2] == 2
+
+
+@pytest.mark.parametrize("function", [False, True])
+@pytest.mark.parametrize("clip", [{}, {"global_clipnorm": 1.0}])
+def test_a_refused_step_leaves_what_was_summed_before(clip, function):
+    """As if the step had not been; gradients of several steps are used at once."""
+
+    def trained(batches):
+        full = tf_dynemb.Variable(dim=1, max_rows=1, name="full")
+        beside = tf_dynemb.Variable(dim=1, name="beside")
+        dense = tf.Variable(0.0)
+        inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2, **clip)
+        optimizer = tf_dynemb.DynamicEmbeddingOptimizer(inner)
+        variables = [full.handle, beside.handle, dense]
+        optimizer.build(variables)
+
+        def step(keys):
+            with tf.GradientTape() as tape:
+                rows = [tf_dynemb.embedding_lookup(table, keys) for table in (full, beside)]
+                loss = tf.reduce_sum(rows[0]) + 3.0 * tf.reduce_sum(rows[1]) + dense
+            optimizer.apply(tape.gradient(loss, variables), variables)
+
+        run = tf.function(step, reduce_retracing=True) if function else step
+        for keys in batches:
+            if keys == [1]:
+                run(ids(*keys))
+                continue
+            with pytest.raises(tf.errors.ResourceExhaustedError, match="max_rows of full"):
+                run(ids(*keys))
+        return rows_of(full), rows_of(beside), dense.numpy(), int(optimizer.iterations)
+
+    assert trained([[1], [2, 1], [1], [1], [3], [1]]) == trained([[1], [1], [1], [1]])
 
 
 @pytest.mark.parametrize("devices", [["/CPU:0"], ["/CPU:0", "/CPU:0"]])
@@ -353,6 +431,25 @@ def test_the_number_of_threads_and_of_graphs_does_not_matter():
             "keep_evicted: got 5 without an eviction policy",
         ),
         ({"max_rows": 5, "eviction": LRU(), "keep_evicted": -1}, ValueError, "keep_evicted: got -1"),
+        (
+            {"max_rows": 5, "eviction": LRU(), "frozen_keys": lambda keys: keys < 9},
+            ValueError,
+            "frozen_keys: got a function beside eviction=.*LRU.* give the frozen ids a table of their",
+        ),
+        (
+            {"eviction": TTL(steps=3), "frozen_keys": lambda keys: keys < 9},
+            ValueError,
+            "frozen_keys: got a function beside eviction=",
+        ),
+        (
+            {
+                "max_rows": 5,
+                "restrict_policy": tf_dynemb.TimestampRestrictPolicy,
+                "frozen_keys": lambda keys: keys < 9,
+            },
+            ValueError,
+            "frozen_keys: got a function beside max_rows and a restrict_policy, want None",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(arguments, error, message):
@@ -432,7 +529,9 @@ def test_a_table_whose_bytes_are_full():
     found = metrics_of(declining)
     assert found["rows"] + found["declined"] == 100_000
     assert found["bytes"] <= 2**18
-    with pytest.raises(tf.errors.InvalidArgumentError, match="max_bytes: got 10, want at least"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="max_bytes: got 10 for each shard, want at "
+    ):
         tf_dynemb.Variable(dim=1, max_bytes=10)
 
 

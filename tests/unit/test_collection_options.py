@@ -164,7 +164,7 @@ def test_more_rows_than_a_limit_are_refused():
     optimizer = wrapped()
     step(collection, ids_of(1, 2), optimizer)
     before = [rows_of(table.weight) for table in collection.embedding_bags.values()]
-    match = "max_rows of t: got 2 ids without a row, such as 3, for 2 rows here that may be 3"
+    match = "max_rows of t: got 2 ids without a row, such as 3, beside 2 rows of at most 3"
     with pytest.raises(tf.errors.ResourceExhaustedError, match=match):
         step(collection, ids_of(3, 4, 3), optimizer)
     assert [rows_of(table.weight) for table in collection.embedding_bags.values()] == before

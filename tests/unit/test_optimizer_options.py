@@ -187,7 +187,9 @@ def test_a_checkpoint_has_what_was_added_up(tmp_path):
 def test_what_cannot_be_added_up_is_refused():
     table = tf_dynemb.Variable(admission=tf_dynemb.policies.MinCount(2), name="t")
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(K.SGD(gradient_accumulation_steps=2))
-    with pytest.raises(ValueError, match="gradient_accumulation_steps: got them for t, whose admission"):
+    with pytest.raises(
+        ValueError, match="gradient_accumulation_steps: got a number, and t has an admission"
+    ):
         optimizer.build([table.handle])
 
 

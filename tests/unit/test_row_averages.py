@@ -136,3 +136,28 @@ def test_what_is_refused():
     table = tf_dynemb.Variable(max_rows=9, eviction=tf_dynemb.policies.LRU(), name="bounded")
     with pytest.raises(ValueError, match="use_ema: got True for bounded"):
         optimizer.build([table.handle])
+
+
+@pytest.mark.parametrize("function", [False, True])
+def test_averages_of_rows_that_were_removed_leave(function):
+    """At most as many as there are rows stay, and 1,024."""
+    table = tf_dynemb.Variable(dim=DIM, max_rows=10, name="t")
+    optimizer = tf_dynemb.DynamicEmbeddingOptimizer(OPTIMIZERS["sgd"]())
+    optimizer.build([table.handle])
+    (averages,) = (each for each in optimizer._averages.tables.values())
+
+    def step(keys):
+        slices = tf.IndexedSlices(tf.ones([tf.size(keys), DIM]), keys)
+        optimizer.apply([slices], [table.handle])
+
+    run = tf.function(step, reduce_retracing=True) if function else step
+    most = 0
+    for number in range(300):
+        run(tf.range(10, dtype=tf.int64) + 10 * number)
+        most = max(most, int(averages.size()))
+        if number < 299:
+            table.clear() if number % 2 else table.remove(table.export()[0])
+    assert 1024 < most <= 1024 + 2 * 10
+    # The rows have theirs: 0.9 of what they began with, 0, and the rest of what one step has made of it.
+    optimizer.finalize_variable_values([table.handle])
+    np.testing.assert_allclose(table.export()[1], np.full((10, DIM), 0.1 * -0.1), rtol=1e-6)

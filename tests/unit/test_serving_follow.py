@@ -155,7 +155,8 @@ def test_a_model_that_does_not_fit_the_feed_serves_on(tmp_path):
     model = make_model()
     served = tf.saved_model.load(export_following(model, tmp_path))
     before = served.serve(IDS)
-    Publisher(tf_dynemb.Variable(dim=3, name="users"), tmp_path / "feed").publish()
+    users = tf_dynemb.Variable(dim=3, initializer="uniform", name="users")
+    Publisher(users, tmp_path / "feed").publish()
     wait_until(lambda: "items" in follower_status(served).last_error)
     assert follower_status(served).generation is None
     np.testing.assert_array_equal(served.serve(IDS), before)
@@ -169,6 +170,77 @@ def test_a_feed_without_a_dense_weight_of_the_model_is_an_error(tmp_path):
     Publisher(keras.Model(ids, outputs), tmp_path / "feed").publish()
     wait_until(lambda: "without the dense weight 'dense/" in follower_status(served).last_error)
     assert follower_status(served).generation is None
+
+
+@keras.saving.register_keras_serializable("test_serving_follow")
+class Places(keras.layers.Layer):
+    """Gives the numbers at the places of ids: of a variable that is no weight, in a dtype."""
+
+    def __init__(self, dtype_of_places, **options):
+        super().__init__(**options)
+        self.places = tf.Variable(tf.cast([1, 2, 3], dtype_of_places), name="places")
+
+    def call(self, ids):
+        return tf.cast(tf.gather(self.places, ids), tf.int64)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "complex64", "float32"])
+def test_a_variable_that_a_model_reads_and_the_feed_lacks_is_an_error(dtype, tmp_path):
+    ids = keras.Input((), dtype="int64", name="ids")
+    items = tf_dynemb.keras.Embedding(1, initializer="zeros", name="items")
+    model = keras.Model(ids, items(Places(dtype, name="remap")(ids)))
+    served = tf.saved_model.load(export_following(model, tmp_path))
+    Publisher(model, tmp_path / "feed").publish()
+    wait_until(lambda: "without the dense weight 'places'" in follower_status(served).last_error)
+    assert "as add_weight has it" in follower_status(served).last_error
+    assert follower_status(served).generation is None
+
+
+class Drawing(keras.layers.Layer):
+    """Adds a count of its calls, and a random number that is 0, to what it is given."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.calls = tf.Variable(0, name="calls")
+        self.generator = tf.random.Generator.from_seed(1)
+
+    def call(self, rows):
+        drawn = self.generator.uniform(tf.shape(rows), maxval=1, dtype=tf.int64)
+        return rows + tf.cast(self.calls.assign_add(1), rows.dtype) + tf.cast(drawn, rows.dtype)
+
+
+def test_what_a_model_writes_itself_need_not_be_in_the_feed(tmp_path):
+    ids = keras.Input((), dtype="int64", name="ids")
+    items = tf_dynemb.keras.Embedding(1, initializer="zeros", name="items")
+    model = keras.Model(ids, Drawing()(items(ids)))
+    served = tf.saved_model.load(export_following(model, tmp_path))
+    items.table.upsert(int64([7]), [[5.0]])
+    Publisher(model, tmp_path / "feed").publish()
+    assert wait_for(served, 1).errors == 0
+    first, second = (served.serve(int64([7])).numpy().item() for _ in range(2))
+    assert first >= 6 and second == first + 1
+
+
+@pytest.mark.parametrize("follower", ["itself", "python"])
+def test_a_feed_of_another_initializer_is_an_error(follower, tmp_path):
+    """Ids without a row would read otherwise than in the trainer."""
+
+    def made(initializer):
+        ids = keras.Input((), dtype="int64", name="ids")
+        return keras.Model(ids, tf_dynemb.keras.Embedding(2, initializer=initializer, name="items")(ids))
+
+    small, large = (keras.initializers.RandomUniform(-x, x, seed=1) for x in (0.05, 5.0))
+    model = made(small)
+    served = tf.saved_model.load(export_following(model, tmp_path))
+    Publisher(made(large), tmp_path / "feed").publish()
+    message = "'items'.* without a row read by the initializer 'uniform -5 5'"
+    if follower == "itself":
+        wait_until(lambda: re.search(message, follower_status(served).last_error))
+        assert follower_status(served).generation is None
+    else:
+        with Follower(model, tmp_path / "feed") as of_model:
+            status = of_model.poll()
+            assert status.generation is None and re.search(message, status.last_error)
 
 
 class Later(keras.layers.Layer):
@@ -312,6 +384,8 @@ def test_bad_arguments(tmp_path):
     for options, error, message in [
         ({"follow": 7}, TypeError, "follow: got 7, want the path of a feed's folder"),
         ({"follow": ""}, TypeError, "follow: got ''"),
+        ({"follow": "feed://"}, ValueError, "follow: got 'feed://', want feed://host:port"),
+        ({"follow": "feeds://host/x"}, ValueError, "follow: got 'feeds://host/x', want feed://host:p"),
         ({"follow": "x", "poll_seconds": 0}, ValueError, "poll_seconds: got 0, want a number > 0"),
         (
             {"follow": "x", "longest_wait_seconds": 1e6},

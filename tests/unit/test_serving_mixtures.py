@@ -81,6 +81,29 @@ def in_a_map(module, ids):
     return mapped(lambda ids: rows(module, ids))(ids)
 
 
+def in_a_handle(read):
+    """Of a weight whose handle an operation gives."""
+
+    def way(module, ids):
+        bias = module.model.get_layer("dense").bias.value
+        return tf.raw_ops.ReadVariableOp(resource=read(bias.handle, ids), dtype=tf.float32)
+
+    return way
+
+
+def returned(handle, ids):
+    return tf.function(lambda: handle)()
+
+
+def chosen(handle, ids):
+    return tf.cond(ids[0] > 0, lambda: tf.identity(handle), lambda: handle)
+
+
+def carried(handle, ids):
+    return tf.while_loop(lambda i, _: i < 3, lambda i, h: (i + 1, h), (0, handle))[1]
+
+
+HANDLES = [returned, chosen, carried]
 WAYS = [rows, weights, branched, looped, in_a_function, in_a_batch, in_a_map]
 
 
@@ -90,6 +113,14 @@ def test_a_signature_that_reads_beside_a_wrapped_function_is_refused(way, module
     serve = called(lambda ids: {"wrapped": wrapped(ids), "beside": way(module, ids)})
     name = "dense/bias" if way is weights else "second"
     with pytest.raises(ValueError, match=f"signature 'serving_default' that reads '{name}' in a func"):
+        tf.saved_model.save(module, str(tmp_path / "model"), signatures=serve)
+
+
+@pytest.mark.parametrize("read", HANDLES, ids=lambda read: read.__name__)
+def test_a_signature_that_reads_by_a_handle_is_refused(read, module, tmp_path):
+    wrapped, way = one_generation(all_of(module)), in_a_handle(read)
+    serve = called(lambda ids: {"wrapped": wrapped(ids), "beside": way(module, ids)})
+    with pytest.raises(ValueError, match="signature 'serving_default' that reads 'dense/bias' in a f"):
         tf.saved_model.save(module, str(tmp_path / "model"), signatures=serve)
 
 
@@ -161,7 +192,7 @@ def test_a_model_that_follows_is_called_once_within_another_one(saving, tmp_path
     other = {"follow": tmp_path / "other"} if saving == "follow" else {}
     # Without for_serving() it is noticed as well, once that was used.
     with contextlib.nullcontext() if saving == "save" else tf_dynemb.for_serving(**other):
-        with pytest.raises(ValueError, match=r"several times.* of a model that follows and was loaded"):
+        with pytest.raises(ValueError, match=r"several times.* of models that follow that feed and"):
             tf.saved_model.save(module, str(tmp_path / "model"), signatures=twice_called)
         if saving == "follow":
             with pytest.raises(ValueError, match="calls a model that was loaded and follows a feed by"):
@@ -170,6 +201,71 @@ def test_a_model_that_follows_is_called_once_within_another_one(saving, tmp_path
         tf.saved_model.save(module, str(tmp_path / "model"), signatures=called(all_of_it))
     served = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
     assert served(ids=KEYS)["output_0"].shape == (50, 13)
+
+
+def towers(tmp_path, feeds):
+    """A module with two loaded models, each with a part of one model, that follow these feeds."""
+    whole, module = agreeing(), tf.Module()
+    for number, feed in enumerate(feeds):
+        part = keras.Model(whole.input, whole.outputs[number])
+        with tf_dynemb.for_serving(follow=feed):
+            part.export(tmp_path / str(number), verbose=False)
+    module.towers = [tf.saved_model.load(tmp_path / str(number)) for number in range(2)]
+    return module
+
+
+@pytest.mark.parametrize("layers", [False, True])
+def test_two_models_that_follow_one_feed_are_not_called_by_one_signature(layers, tmp_path):
+    """Each would be of one generation, and the signature of two."""
+    feed = tmp_path / "feed"
+    module = towers(tmp_path, [feed, feed])
+    with tf_dynemb.for_serving(), pytest.raises(ValueError, match="several times.* one call of one"):
+        if layers:
+            ids = keras.Input((), dtype="int64", name="ids")
+            parts = [
+                keras.layers.TFSMLayer(str(tmp_path / str(number)), call_endpoint="serve")(ids)
+                for number in range(2)
+            ]
+            keras.Model(ids, parts).export(str(tmp_path / "both"), verbose=False)
+        else:
+            serve = called(lambda ids: tf.concat([one.serve(ids) for one in module.towers], -1))
+            tf.saved_model.save(module, str(tmp_path / "both"), signatures=serve)
+
+
+def test_models_that_follow_feeds_of_their_own_are_called_by_one_signature(tmp_path):
+    module = towers(tmp_path, [tmp_path / "one", tmp_path / "other"])
+    serve = called(lambda ids: tf.concat([one.serve(ids) for one in module.towers], -1))
+    with tf_dynemb.for_serving():
+        tf.saved_model.save(module, str(tmp_path / "both"), signatures=serve)
+    served = tf.saved_model.load(str(tmp_path / "both")).signatures["serving_default"]
+    assert served(ids=KEYS)["output_0"].shape == (50, 12)
+
+
+@pytest.mark.parametrize("inner", ["tables", "none"])
+def test_a_model_without_a_table_of_its_own_cannot_follow(inner, tmp_path):
+    module = tf.Module()
+    if inner == "tables":
+        module.inner = export_and_load(agreeing(), str(tmp_path / "inner"))
+        serve = called(lambda ids: tf.concat(module.inner.serve(ids), -1))
+    else:
+        module.weight = tf.Variable(1.0)
+        serve = called(lambda ids: module.weight * tf.cast(ids, tf.float32))
+    with (
+        tf_dynemb.for_serving(follow=tmp_path / "feed"),
+        pytest.raises(ValueError, match="'serving_default' of a model without a table of its own"),
+    ):
+        tf.saved_model.save(module, str(tmp_path / "model"), signatures=one_generation(serve))
+
+
+def test_a_wrapped_function_that_writes_to_a_table_is_refused(module):
+    table = module.model.get_layer("second").table
+
+    def counting(ids):
+        table.upsert(ids, tf.ones([tf.size(ids), 4]))
+        return table.lookup(ids)
+
+    with pytest.raises(ValueError, match="that writes to 'second', a table that only the feed may"):
+        one_generation(called(counting))
 
 
 def in_branches(wrapped, ids):

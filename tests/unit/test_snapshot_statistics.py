@@ -143,11 +143,30 @@ def test_an_empty_table(tmp_path, capsys):
     assert said(capsys, "sample", str(tmp_path)) == []
 
 
+def test_numbers_that_are_not_finite(tmp_path, capsys, recwarn):
+    table = tf_dynemb.Variable(dim=2, name="t")
+    table.upsert(tf.range(4, dtype=tf.int64), [[3.0, 4.0], [np.nan, 0.0], [np.inf, 0.0], [0.0, 1.0]])
+    empty = tf_dynemb.Variable(dim=2, name="empty")
+    snapshot.save(tmp_path / "saved", {"t": table, "empty": empty})
+    png = tmp_path / "norms.png"
+    one, other = said(capsys, "stats", str(tmp_path / "saved"), f"--png={png}")
+    assert one["rows"] == 4 and one["nonfinite_rows"] == 2
+    assert_spread(one["norm"], [1.0, 5.0])
+    assert other["nonfinite_rows"] == 0
+    assert png.stat().st_size > 1000
+    rows = said(capsys, "sample", str(tmp_path / "saved"), "--table=t", "--rows=9")
+    assert {row["key"]: row["value"] for row in rows}[1] == [None, 0.0]
+    assert [str(warning.message) for warning in recwarn] == []
+
+
 def test_tables_for_people(trained, capsys):
     path, _, _, counts = trained
     assert main(["stats", path, "--noprogress"]) == 0
     head, users, movies = capsys.readouterr().out.splitlines()
-    assert head.split()[:6] == ["table", "rows", "file_bytes", "dim", "dead_rows", "norm.min"]
+    assert head.split()[:7] == [
+        *("table", "rows", "file_bytes", "dim", "dead_rows", "nonfinite_rows"),
+        "norm.min",
+    ]
     assert users.split()[:2] == ["users", str(len(counts))] and movies.split()[0] == "movies"
     assert main(["sample", path, "--table=movies", "--rows=3", "--noprogress"]) == 0
     head, *rows = capsys.readouterr().out.splitlines()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -13,6 +13,8 @@ import tensorflow as tf
 _ONCE_IN_PLACE = frozenset(
     ["PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "Case", "StatelessCase"]
 )
+# Operations of whose outputs each may be one of the inputs.
+_PASSING_ON = frozenset(["Identity", "IdentityN", "Select", "SelectV2", "Switch", "Merge"])
 IN_PLACE = _ONCE_IN_PLACE | {"While", "StatelessWhile"}
 
 
@@ -86,15 +88,31 @@ def _uses(
         if not given:
             continue
         called = [library[name] for name in _functions_of(node) if name in library]
-        if node.op == "Identity":
-            known = known | {f"{node.name}:output:0": given[0]}
-        elif called:
+        if called:
             for number, each in enumerate(called):
                 inner = _passed(each, given)
                 yield from _uses(each, inner, library, (*around, Around(node, number)))
+            outputs = {n for each in called for n in _resources_among(each.signature.output_arg)}
+            known = known | _all_of(given, node.name, outputs)
+        elif node.op in _PASSING_ON:
+            known = known | _all_of(given, node.name, range(len(node.input)))
         else:
             for handles in given:
                 yield from (Use(handle, node.op, around) for handle in handles)
+
+
+def _all_of(
+    given: Collection[list[tf.Tensor]], name: str, outputs: Iterable[int]
+) -> dict[str, list[tf.Tensor]]:
+    """What outputs of a node may be: any of what it is given."""
+    everything = [handle for handles in given for handle in handles]
+    return {f"{name}:output:{number}": everything for number in outputs}
+
+
+def _resources_among(arguments: Iterable[Any]) -> list[int]:
+    """The numbers of those arguments of a function that are resources."""
+    resource = tf.resource.as_datatype_enum
+    return [number for number, argument in enumerate(arguments) if argument.type == resource]
 
 
 def _functions_of(node: Any) -> Iterator[str]:
@@ -104,11 +122,8 @@ def _functions_of(node: Any) -> Iterator[str]:
 
 def _passed(function: Any, given: Collection[list[tf.Tensor]]) -> dict[str, list[tf.Tensor]]:
     """What the arguments of a function may be: an operation passes its resources on in their order."""
-    names = [
-        argument.name
-        for argument in function.signature.input_arg
-        if argument.type == tf.resource.as_datatype_enum
-    ]
+    inputs = function.signature.input_arg
+    names = [inputs[number].name for number in _resources_among(inputs)]
     if len(names) == len(given):
         return dict(zip(names, given, strict=True))
     everything = [handle for handles in given for handle in handles]  # as of one with several functions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import numbers
+import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeGuard
@@ -13,6 +14,9 @@ import tensorflow as tf
 
 from tf_dynemb.base.hints import TensorLike
 
+# Of feeds that another machine serves, by tf_dynemb_cli/feed_server.py.
+STREAMS = ("feed://", "feeds://")
+_STREAM = re.compile(r"feeds?://(\[[^\]/]+\]|[^\[\]:/\s]+):\d{1,5}/*")
 _OF_TENSORFLOW = re.compile(r"^\{\{function_node \S+\}\} | \[Op:\w+\]( name: ?\S*)?$")
 
 
@@ -56,6 +60,16 @@ def positive(argument: str, number: Any, below: float = float("inf")) -> float:
     return float(number)
 
 
+def check_holds(argument: str, number: float, dtype: tf.DType) -> None:
+    """Raises a ValueError if a dtype does not hold a finite number: too large, or no whole one."""
+    if dtype.is_integer:
+        holds = float(number).is_integer() and dtype.min <= number <= dtype.max
+    else:
+        holds = abs(number) <= float(dtype.max)
+    if not holds:
+        raise ValueError(f"{argument}: got {number!r}, want a number that {dtype.name} holds")
+
+
 def flag(argument: str, value: Any) -> bool:
     """The value as a bool.
 
@@ -65,6 +79,23 @@ def flag(argument: str, value: Any) -> bool:
     if not is_flag(value):
         raise TypeError(f"{argument}: got {value!r}, want True or False")
     return bool(value)
+
+
+def feed_path(argument: str, path: Any) -> str:
+    """The path of a feed: an absolute one on this machine, another file system's, or feed://host:port.
+
+    Raises:
+        TypeError: it is no path.
+        ValueError: feed:// without a host and a port.
+    """
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise TypeError(f"{argument}: got {path!r}, want the path of a feed's folder")
+    text = os.fspath(path).removeprefix("file://")
+    if "://" not in text:
+        return os.path.abspath(text)
+    if text.startswith(STREAMS) and not _STREAM.fullmatch(text):
+        raise ValueError(f"{argument}: got {text!r}, want feed://host:port, or feeds:// with TLS")
+    return text.rstrip("/")
 
 
 @contextlib.contextmanager

@@ -65,12 +65,15 @@ class EmbeddingConfig(TableConfig):
         self._set("features", tuple(names) or (self.name,))
         if self.num_oov_rows is not None:
             self._set("num_oov_rows", whole("num_oov_rows", self.num_oov_rows))
-            policies = (self.restrict_policy, self.eviction)
-            if self.max_rows is None or policies != (None, None) or self.on_full != "error":
-                raise ValueError(
-                    f"num_oov_rows: got {self.num_oov_rows}, want None without max_rows, and with a "
-                    "restrict_policy, an eviction or on_full='decline'"
-                )
+            beside = {
+                "no max_rows": self.max_rows is None,
+                "a restrict_policy": self.restrict_policy is not None,
+                "an eviction": self.eviction is not None,
+                "on_full='decline'": self.on_full != "error",
+            }
+            if any(beside.values()):
+                found = " and ".join(name for name, given in beside.items() if given)
+                raise ValueError(f"num_oov_rows: got {self.num_oov_rows} beside {found}, want None")
         self._set("embeddings_regularizer", keras.regularizers.get(self.embeddings_regularizer))
         if self.embeddings_regularizer is not None and self.num_oov_rows is not None:
             raise ValueError(

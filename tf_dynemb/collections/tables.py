@@ -305,7 +305,7 @@ class Collection(keras.layers.Layer):
             raise KeyError(f"scores: got none of {missing[0]!r}, want those of {list(features.keys())}")
         of_features = {key: scores_for(table, scores[key]) for key in features.keys()}
         jagged = KeyedJaggedTensor.from_tensors(of_features)
-        message = "scores: how many a row has is not that of the ids"
+        message = "scores: each row needs as many as it has ids: a ragged tensor, or a KeyedJaggedTensor"
         same = assert_same(jagged.lengths(), features.lengths(), message)
         with tf.control_dependencies(same):
             return tf.identity(jagged.values())

@@ -88,7 +88,7 @@ def apply_rules(
 
     Returns:
         In a graph, the operations that do it. A table that is full makes them fail, with all tables as
-        they were, unless tables of several rules or dtypes have limits: those before it are trained.
+        they were, but for what other threads and processes do meanwhile.
     """
     agreed = Agreed() if agreed is None else agreed
     groups: dict[tuple[object, ...], list[_Share]] = {}
@@ -124,10 +124,9 @@ def apply_rules(
     step = tf.cast(inner.iterations, tf.float64) + 1
     done: list[tf.Operation | None] = []
     # First those that may refuse, and the others if they do not.
-    limited = {
-        key: any(share.handle.table.config.refuses_when_full for share in shares)
-        for key, shares in groups.items()
-    }
+    calls = [(of_op, op) for shares in groups.values() for op, of_op in _by_lookup(shares).values()]
+    calls.sort(key=lambda call: not _refuses(call[0]))
+    refusing = [call for call in calls if _refuses(call[0])]
     # Nothing is trained if one of the functions fails.
     every = [share for shares in groups.values() for share in shares]
     checks = [t for share in every for t in (share.admitted, share.scores) if t is not None]
@@ -136,10 +135,12 @@ def apply_rules(
             checks.append(
                 tf.cond(agreed.has_room, lambda: tf.constant(True), lambda: _agree(every, step))
             )
-    for key in sorted(groups, key=lambda key: not limited[key]):
-        for op, of_op in _by_lookup(groups[key]).values():
-            with tf.control_dependencies([*checks, *(done if any(limited.values()) else [])]):
-                done.append(_apply(of_op, step) if op is None else _apply_bags(of_op, step, op))
+    elif len(refusing) > 1:  # one of which would refuse when others have been trained
+        with tf.control_dependencies(checks):
+            checks += _problems([s for s in every if _refuses([s])], step, fails=True)
+    for of_op, op in calls:
+        with tf.control_dependencies([*checks, *(done if refusing else [])]):
+            done.append(_apply(of_op, step) if op is None else _apply_bags(of_op, step, op))
     for handle in handles:
         _evict(handle)
     return done
@@ -154,17 +155,28 @@ def _stamp(table: Table, inner: keras.optimizers.Optimizer, agreed: Agreed) -> t
 def _agree(shares: list[_Share], step: tf.Tensor) -> tf.Tensor:
     """Fails in all processes if one has no room for the rows that it is to insert; else True."""
     shares = [share for share in shares if share.handle.table.exchange is not None]
+    tables = [share.handle.table for share in shares]
+    problem = tf.strings.reduce_join(_problems(shares, step))
+    return tables[0].exchange.agree_on_room(tables, problem)
+
+
+def _refuses(shares: list[_Share]) -> bool:
+    """Whether one of them may have no room for its keys, which is an error."""
+    return any(share.handle.table.config.refuses_when_full for share in shares)
+
+
+def _problems(shares: list[_Share], step: tf.Tensor, fails: bool = False) -> list[tf.Tensor]:
+    """Which tables have no room for the rows that they are to insert, strings; or errors of this."""
     problems = []
     for key in dict.fromkeys(share.key() for share in shares):
         of_key = [share for share in shares if share.key() == key]
         keys = [_unsummed(share.gradient).indices for share in of_key]
         problems.append(
             ops.dynemb_check_updates(
-                dtype=of_key[0].dtype, **_keyed(of_key, keys), **_common(of_key, step)
+                dtype=of_key[0].dtype, fails=fails, **_keyed(of_key, keys), **_common(of_key, step)
             )
         )
-    tables = [share.handle.table for share in shares]
-    return tables[0].exchange.agree_on_room(tables, tf.strings.reduce_join(problems))
+    return problems
 
 
 class _Rates:

@@ -426,11 +426,17 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
         """
         inner, sums = self.inner_optimizer, self._sums
         assert sums is not None  # _train_tables has looked
-        for gradient, handle in zip(gradients, handles, strict=True):
-            sums.add(gradient, handle)
+        one = tf.constant(1.0, tf.float64)
+
+        def add() -> tf.Tensor:
+            added = [sums.add(*pair) for pair in zip(gradients, handles, strict=True)]
+            with tf.control_dependencies([op for op in added if op is not None]):
+                return tf.identity(one)
 
         def train() -> tf.Tensor:
-            means, shrink = [sums.take(handle, steps) for handle in handles], one
+            pairs = zip(gradients, handles, strict=True)
+            means, shrink = [sums.mean_with(*pair, steps) for pair in pairs], one
+            dense_sums = []
             if is_on(inner.global_clipnorm):
                 dense_sums = [
                     (_compat.accumulated_gradient(inner, v), unscaled(g, inner.loss_scale_factor))
@@ -440,17 +446,19 @@ class DynamicEmbeddingOptimizer(keras.optimizers.Optimizer):
                 dense_means = [scaled(before + g, 1 / steps) for before, g in dense_sums]
                 shrink = self._global_shrink(means, handles, dense_means)
                 means = [scaled(mean, shrink) for mean in means]
+            means = self._clipped(means, handles)
+            done = apply_rules(means, handles, inner, self.untouched_rows)
+            # All that was summed stays where a table has no room.
+            with tf.control_dependencies([op for op in done if op is not None]):
+                ended = [sums.clear(handle) for handle in handles]
                 # The inner optimizer adds the last gradient, which is scaled below, and divides.
                 for before, _ in dense_sums:
                     before.assign(scaled(before, shrink))
-            means = self._clipped(means, handles)
-            done = apply_rules(means, handles, inner, self.untouched_rows)
-            with tf.control_dependencies([op for op in done if op is not None]):
+            with tf.control_dependencies([op for op in ended if op is not None]):
                 return tf.identity(shrink)
 
-        one = tf.constant(1.0, tf.float64)
         is_due = tf.equal((_compat.count_of_calls(inner) + 1) % steps, 0)
-        shrink = tf.cond(is_due, train, lambda: one)
+        shrink = tf.cond(is_due, train, add)
         if is_on(inner.global_clipnorm):
             dense = with_changed(dense, lambda present: [scaled(g, shrink) for g in present])
         return dense, [shrink]

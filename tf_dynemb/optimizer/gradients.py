@@ -87,7 +87,6 @@ def without_frozen(gradient: tf.IndexedSlices, handle: TableHandle) -> tf.Indexe
             f"a bool for each key, {keys.shape}"
         )
     trained = ~tf.ensure_shape(frozen, keys.shape)
-    forget_scores(handle.table, tf.boolean_mask(keys, ~trained))
     rows = tf.boolean_mask(gradient.values, trained)
     return tf.IndexedSlices(rows, tf.boolean_mask(keys, trained), gradient.dense_shape)
 

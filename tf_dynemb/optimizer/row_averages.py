@@ -10,6 +10,7 @@ from tf_dynemb.optimizer.side_tables import read, side_tables, write
 from tf_dynemb.table.handle import TableHandle
 
 _LOW = 2.0**24  # a float32 holds the integers up to it
+_KEPT_AVERAGES = 1024  # of rows that have left, and as many as there are rows
 
 
 class RowAverages(tf.Module):
@@ -20,7 +21,8 @@ class RowAverages(tf.Module):
     a = row + momentum^k * (a - row). So only the averages of the rows of a batch are computed, each
     with the step up to which that was done; the average of a row that was never trained is the row.
 
-    The averages of a table are a table too, sharded as the first one; checkpoints have them.
+    The averages of a table are a table too, sharded as the first one; checkpoints have them. Those of
+    rows that were removed leave later, when they are as many as the rows.
 
     Args:
         handles: of the tables.
@@ -71,7 +73,9 @@ class RowAverages(tf.Module):
         averages = momentum * averages + (1 - momentum) * tf.cast(rows, averages.dtype)
         # Not of a row that the step did not insert.
         keys, averages = tf.boolean_mask(keys, exists), tf.boolean_mask(averages, exists)
-        return [self._write(keys, averages, handle, step)]
+        written = self._write(keys, averages, handle, step)
+        with tf.control_dependencies([] if written is None else [written]):
+            return [written, self._forget_rows_that_left(handle)]
 
     def overwrite(self, handle: TableHandle, step: tf.Tensor) -> list[tf.Operation | None]:
         """Sets all rows of a table to their averages after a step; the operations that do.
@@ -84,6 +88,20 @@ class RowAverages(tf.Module):
         with tf.control_dependencies([averages]):  # rows that were removed have none
             averages_table.clear()
             return [self._write(keys, averages, handle, step), write(handle.table, keys, averages)]
+
+    def _forget_rows_that_left(self, handle: TableHandle) -> tf.Tensor:
+        """Removes the averages of rows that the table has no more, when they are as many as its rows."""
+        table, averages = handle.table, self.tables[handle.path]
+
+        def forget() -> tf.Tensor:
+            keys = averages.export()[0]
+            _, exists = read(table, keys)
+            removed = averages.resource.remove(tf.boolean_mask(keys, ~exists))
+            with tf.control_dependencies([] if removed is None else [removed]):
+                return tf.constant(True)
+
+        is_due = averages.size() > 2 * table.size() + _KEPT_AVERAGES
+        return tf.cond(is_due, forget, lambda: tf.constant(False))
 
     def _so_far(
         self, keys: tf.Tensor, rows: tf.Tensor, exists: tf.Tensor, handle: TableHandle, step: tf.Tensor

@@ -415,7 +415,7 @@ def _numbers(what: str, scores: Any) -> tf.Tensor:
         return tf.cast(scores, tf.int64)
     if not scores.dtype.is_floating:
         raise TypeError(f"{what} of {scores.dtype.name}, want signed integers or floats")
-    return tf.debugging.check_numerics(tf.cast(scores, tf.float64), "eviction: the scores")
+    return tf.debugging.check_numerics(tf.cast(scores, tf.float64), f"{what}, want finite numbers")
 
 
 def summed_scores(what: str, scores: Any) -> tf.Tensor:

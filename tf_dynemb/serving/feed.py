@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tf_dynemb.base.checks import STREAMS, feed_path
 from tf_dynemb.snapshot.files import SnapshotError, SnapshotReader, crc32c
 
 _FORMAT = 1
@@ -41,7 +42,6 @@ _FOLDER = re.compile(r"\d{12}-[0-9a-f]{8}")
 _MANIFEST = re.compile(r"\d{12}(\.[0-9a-f]{8}\.new)?")
 _DRAFT = re.compile(r".*\.[0-9a-f]{1,8}\.new")  # of heartbeats; see put
 _OLD_DRAFT_SECONDS = 3600.0  # which nobody is about to rename
-_STREAMS = ("feed://", "feeds://")
 _LISTING_BYTES = 1 << 24
 
 
@@ -182,14 +182,11 @@ class Feed:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-            raise TypeError(f"path: got {path!r}, want the path of a folder")
-        path = os.fspath(path).removeprefix("file://")
+        self.path = feed_path("path", path)
         # Whether the engine can read and write there itself.
-        self.is_local = "://" not in path
-        self.path = os.path.abspath(path) if self.is_local else path.rstrip("/")
-        # Whether it is a folder that another machine serves: tf_dynemb_cli/feed_server.py.
-        self.is_stream = self.path.startswith(_STREAMS)
+        self.is_local = "://" not in self.path
+        # Whether it is a folder that another machine serves.
+        self.is_stream = self.path.startswith(STREAMS)
 
     def place(self, *names: str) -> str:
         """The path of what is in the feed."""
@@ -556,7 +553,7 @@ def _names_in(folder: str, must_be: bool = False) -> list[str]:
     """Files and folders, of object stores with a slash at the end; none if there is no such folder."""
     try:
         # gfile.listdir says that a folder is missing whatever has happened to it.
-        if folder.startswith(_STREAMS):
+        if folder.startswith(STREAMS):
             with tf.io.gfile.GFile(f"{folder}/", "rb") as listing:
                 return listing.read(_LISTING_BYTES).decode().split()
         try:

@@ -27,6 +27,7 @@ from tf_dynemb.serving.served import Served
 from tf_dynemb.serving.switch import Switch
 from tf_dynemb.snapshot.files import SnapshotReader
 from tf_dynemb.snapshot.tables import load_chain
+from tf_dynemb.table.schema import Schema
 from tf_dynemb.table.table_resource import TableResource
 
 # The Followers that are not closed, by the ids of the tables that they apply generations to.
@@ -176,6 +177,8 @@ class Follower(FeedFollower):
         Raises:
             FeedError: the feed does not have it any more, or it is damaged. All stays as it was.
             ValueError: no number; or None before the first generation.
+            TimeoutError: requests that have begun took longer than longest_wait_seconds. All stays as it
+                was.
         """
         with self._work:
             if generation is None:
@@ -252,6 +255,15 @@ class Follower(FeedFollower):
                     f"{self._feed.path}: got a feed of the tables {sorted(reader.tables)}, want one "
                     f"with {missing}, which follow it"
                 )
+
+            for name, table in self._served.tables.items():
+                got = reader.tables[name].schema.initializer
+                want = Schema.parse(table.schema_now()).initializer
+                if got != want:
+                    raise FeedMismatchError(
+                        f"{self._feed.path}: got a feed in which ids of {name!r} without a row read by "
+                        f"the initializer {got!r}, want {want!r}, as the model has it"
+                    )
 
             def load(name: str, table: TableResource) -> None:
                 found = load_chain(table, [reader], name)

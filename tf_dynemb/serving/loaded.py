@@ -34,7 +34,7 @@ def follower_status(loaded: Any) -> FollowerStatus:
             "loaded: got a model that does not follow, want one exported with "
             "tf_dynemb.for_serving(follow=...)"
         )
-    numbers, last_error = ops.dynemb_follower_status(follower.resource_handle)
+    numbers, last_error, _ = ops.dynemb_follower_status(follower.resource_handle)
     generation, newest, pinned, *microseconds_and_counts = (int(number) for number in numbers)
     lag_microseconds, age_microseconds, *counts = microseconds_and_counts
     rows, erased, full_copies, errors = counts

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table as RichTable
 
@@ -15,8 +17,16 @@ from tf_dynemb.table.schema import Schema
 
 
 def print_json(what: object) -> None:
-    """Prints JSON, for people to read as well."""
-    print(json.dumps(what, indent=2))
+    """Prints JSON, for people to read as well; numbers that are not finite as null."""
+    print(json.dumps(_finite(what), indent=2, allow_nan=False))
+
+
+def _finite(what: Any) -> Any:
+    if isinstance(what, float):
+        return what if math.isfinite(what) else None
+    if isinstance(what, dict):
+        return {name: _finite(part) for name, part in what.items()}
+    return [_finite(part) for part in what] if isinstance(what, (list, tuple)) else what
 
 
 def schema_record(schema: Schema) -> dict[str, Any]:
@@ -87,9 +97,14 @@ def draw_stats(found: Sequence[TableStatistics], png: str) -> None:
     figure, all_axes = _subplots(len(found), len(names))
     for each, row in zip(found, all_axes, strict=True):
         for name, axes in zip(names, row, strict=True):
-            if name in each.numbers:
-                axes.hist(each.numbers[name], bins=50, log=True)
-            axes.set(title=f"{each.table}: {each.rows:,} rows", xlabel=name, ylabel="rows")
+            numbers = np.asarray(each.numbers.get(name, ()), np.float64)
+            finite = numbers[np.isfinite(numbers)]
+            title = f"{each.table}: {each.rows:,} rows"
+            if len(finite):
+                axes.hist(finite, bins=50, log=True)
+            if len(finite) < len(numbers):
+                title += f", {len(numbers) - len(finite):,} not finite"
+            axes.set(title=title, xlabel=name, ylabel="rows")
     figure.savefig(png, dpi=130)
 
 

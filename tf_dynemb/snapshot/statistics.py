@@ -27,6 +27,7 @@ class TableStatistics:
         file_bytes: of its files in the snapshot.
         dim: numbers per value.
         dead_rows: rows whose norm is at most the one that was given.
+        nonfinite_rows: rows with a NaN or an infinite number, or whose norm is too large for one.
         numbers: the L2 norms of the values and the fields of the rows' meta, such as "count", by name,
             each (rows,).
     """
@@ -36,10 +37,12 @@ class TableStatistics:
     file_bytes: int
     dim: int
     dead_rows: int
+    nonfinite_rows: int
     numbers: dict[str, np.ndarray]
 
     def summary(self) -> dict[str, Any]:
-        """Plain numbers: of each of `numbers` least, median, 99th percentile, mean and largest."""
+        """Plain numbers: least, median, 99th percentile, mean and largest of the finite ones."""
+        finite = {name: column[np.isfinite(column)] for name, column in self.numbers.items()}
         spread = {
             name: {
                 "min": float(np.min(column)),
@@ -48,13 +51,11 @@ class TableStatistics:
                 "mean": float(np.mean(column)),
                 "max": float(np.max(column)),
             }
-            for name, column in self.numbers.items()
+            for name, column in finite.items()
             if len(column)
         }
-        plain = {
-            name: getattr(self, name) for name in ("table", "rows", "file_bytes", "dim", "dead_rows")
-        }
-        return plain | spread
+        names = ("table", "rows", "file_bytes", "dim", "dead_rows", "nonfinite_rows")
+        return {name: getattr(self, name) for name in names} | spread
 
 
 def stats(reader: SnapshotReader, table: str, dead_norm: float, progress: Progress) -> TableStatistics:
@@ -76,8 +77,16 @@ def stats(reader: SnapshotReader, table: str, dead_norm: float, progress: Progre
         for field in info.schema.meta:
             columns[field].append(rows.meta[field])
     numbers = {name: np.concatenate(parts) if parts else np.zeros(0) for name, parts in columns.items()}
-    dead = int(np.count_nonzero(numbers["norm"] <= dead_norm))
-    return TableStatistics(table, len(numbers["norm"]), info.file_bytes, info.schema.dim, dead, numbers)
+    norms = numbers["norm"]
+    return TableStatistics(
+        table=table,
+        rows=len(norms),
+        file_bytes=info.file_bytes,
+        dim=info.schema.dim,
+        dead_rows=int(np.count_nonzero(norms <= dead_norm)),
+        nonfinite_rows=int(np.count_nonzero(~np.isfinite(norms))),
+        numbers=numbers,
+    )
 
 
 def top(

@@ -13,11 +13,20 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dynemb import _compat
-from tf_dynemb.base.captures import IN_PLACE, most_runs, uses_in
-from tf_dynemb.base.checks import flag, positive
+from tf_dynemb.base.captures import IN_PLACE, Use, most_runs, uses_in
+from tf_dynemb.base.checks import feed_path, flag, positive
 from tf_dynemb.base.op_library import ops
 
 _PIN, _BATCH = "DynembPin", "BatchFunction"
+# What only reads a variable; what else takes one may write it.
+_READS_VARIABLE = (
+    *("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"),
+)
+_WRITES_TABLE = (
+    *("DynembUpsert", "DynembAccum", "DynembRemove", "DynembClear"),
+    *("DynembApply", "DynembApplyBags", "DynembImport", "DynembSwap", "DynembSnapshotLoad"),
+    *("DynembRestrict", "DynembRemoveExpired"),
+)
 _MOST_SECONDS = 1e6  # that DynembFollow takes
 
 
@@ -41,11 +50,8 @@ class Following(tf.saved_model.experimental.TrackableResource):
         serve_while_loading: bool,
         longest_wait_seconds: float,
     ) -> None:
-        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-            raise TypeError(f"follow: got {path!r}, want the path of a feed's folder")
         super().__init__(device="/CPU:0")
-        path = os.fspath(path)
-        self._path = path if "://" in path else os.path.abspath(path)
+        self._path = feed_path("follow", path)
         self._poll_seconds = positive("poll_seconds", poll_seconds, _MOST_SECONDS)
         self._serve_while_loading = flag("serve_while_loading", serve_while_loading)
         self._longest_wait_seconds = positive(
@@ -54,6 +60,7 @@ class Following(tf.saved_model.experimental.TrackableResource):
         self._graph_name = f"tf_dynemb_{uuid.uuid4().hex}"  # as of TableResource
         self._tables: dict[str, tf.Tensor] = {}  # handles by the tables' names
         self._weights: dict[str, tf.Variable] = {}  # by their names
+        self._written: set[int] = set()  # handles of weights that wrapped functions write, by id
         with tf.init_scope():
             self.resource_handle  # noqa: B018  outside of any function
 
@@ -120,6 +127,13 @@ class Following(tf.saved_model.experimental.TrackableResource):
             for name, weight in self._weights_read_by(concrete)
             if weight.dtype.is_floating or weight.dtype.is_complex
         }
+        is_wrapped = self._tables or self._weights
+        if is_wrapped and all(map(_is_of_loaded_model, self._tables.values())):
+            raise ValueError(
+                f"follow: got a signature {name!r} of a model without a table of its own, which is what "
+                "has a SavedModel follow; want a Keras model or module with a tf_dynemb table, not only "
+                "one that was loaded"
+            )
         uses = list(uses_in(concrete))
         pins = [use for use in uses if use.op == _PIN]  # also of a model that follows and was loaded
         for use in uses:
@@ -160,6 +174,11 @@ class Following(tf.saved_model.experimental.TrackableResource):
                     f"{apart[0]}, where the two could wait for each other; want one_generation around "
                     "one of the two alone"
                 )
+            if use.op in _WRITES_TABLE and id(use.handle) in names:
+                raise ValueError(
+                    f"follow: got a function {name!r} that writes to {names[id(use.handle)]!r}, a table "
+                    "that only the feed may change; want a function that looks up"
+                )
             if _BATCH in apart and id(use.handle) in names:
                 raise ValueError(
                     f"follow: got a function {name!r} that reads {names[id(use.handle)]!r} in a batch, "
@@ -171,6 +190,8 @@ class Following(tf.saved_model.experimental.TrackableResource):
     def _add(self, concrete: Any) -> None:
         for name, weight in self._weights_read_by(concrete):
             self._add_named(self._weights, name, weight)
+        uses = uses_in(concrete)
+        self._written |= {id(use.handle) for use in uses if use.op not in _READS_VARIABLE}
         for name, handle in self._tables_read_by(concrete):
             # Of a table in parts that of the first, which has all rows in the SavedModel.
             handle = getattr(_compat.resource_with(handle), "followed_handle", handle)
@@ -214,6 +235,8 @@ class Following(tf.saved_model.experimental.TrackableResource):
             [weight.handle for weight in self._weights.values()],
             path=self._path,
             weight_names=list(self._weights),
+            # Counters, states of random generators and of recurrent layers, which no publisher has.
+            optional=[id(weight.handle) in self._written for weight in self._weights.values()],
             poll_seconds=self._poll_seconds,
             serve_while_loading=self._serve_while_loading,
             longest_wait_seconds=self._longest_wait_seconds,
@@ -315,9 +338,11 @@ def _check_calls(name: str, concrete: Any) -> None:
     Raises:
         ValueError: a call of it could see two generations.
     """
-    pins = [use for use in uses_in(concrete) if use.op == _PIN]
-    for handle in {id(pin.handle): pin.handle for pin in pins}.values():
-        same = [pin for pin in pins if pin.handle is handle]
+    of_feeds: dict[str, list[Use]] = {}
+    for use in uses_in(concrete):
+        if use.op == _PIN:
+            of_feeds.setdefault(_feed_of(use.handle), []).append(use)
+    for same in of_feeds.values():
         calls = [
             pin
             for pin in same
@@ -337,9 +362,24 @@ def _check_calls(name: str, concrete: Any) -> None:
         raise ValueError(
             f"follow: got a function {name!r} that calls functions of one_generation several times, of "
             "which each could see another generation; want tf_dynemb.serving.one_generation(function) "
-            "of a function that makes all these calls; or, of a model that follows and was loaded, one "
-            "call of it"
+            "of a function that makes all these calls; or, of models that follow that feed and were "
+            "loaded, one call of one"
         )
+
+
+def _feed_of(follower: tf.Tensor) -> str:
+    """The path of the feed that a follower follows, or is to follow."""
+    open_one = _open.get()
+    if open_one is not None and follower is open_one.resource_handle:
+        return open_one._path
+    with tf.init_scope():
+        return ops.dynemb_follower_status(follower)[2].numpy().decode(errors="replace")
+
+
+def _is_of_loaded_model(table: tf.Tensor) -> bool:
+    """Whether a table's handle is of an object that tf.saved_model.load made."""
+    maker = _compat.resource_with(table)  # None if TensorFlow does not say
+    return maker is not None and not hasattr(maker, "children_to_save")
 
 
 def _check_if_open(name: str, concrete: Any) -> None:

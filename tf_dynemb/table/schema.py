@@ -36,6 +36,12 @@ class Schema:
         """The engine keeps the slots of 16-bit values in 32 bits."""
         return np.dtype(np.float32) if self.value_dtype.itemsize < 4 else self.value_dtype
 
+    @property
+    def initializer(self) -> str:
+        """What missing keys read as, but for the seed, in the words of the engine."""
+        found = re.search(r"(?m)^initializer (.*)$", self.text)
+        return found[1] if found else ""
+
     def read_as(self, value_dtype: tf.DType) -> Schema:
         """The same with values of another dtype."""
         return Schema.parse(re.sub(r"(?m)^value \w+", f"value {value_dtype.name}", self.text))

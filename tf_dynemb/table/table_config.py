@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dynemb.base.checks import flag, whole
+from tf_dynemb.base.checks import check_holds, flag, whole
 from tf_dynemb.initializers.kinds import resolve
 from tf_dynemb.initializers.spec import distribution
 from tf_dynemb.optimizer.table_optimizer_config import TableOptimizerConfig, table_optimizer
@@ -64,7 +64,9 @@ class TableConfig:
         frozen_keys: function of int64 keys (n,), which are fingerprints for strings, that returns bool
             (n,): whether the row of each is left as it is when others are trained. Their gradients count
             as None: no clipping sees them, and a missing row is not inserted. It is part of the step's
-            graph, so of TensorFlow operations. None: no key.
+            graph, so of TensorFlow operations. None: no key. Not with an eviction, nor with max_rows and
+            a restrict_policy, by which rows that are never trained would leave first; `restrict` of a
+            table without max_rows does remove them.
         checkpoint: whether rows go into checkpoints, SavedModels and Keras' files.
         devices: one shard is made for each device string; a single string is a list of one. CPU devices
             of this process, or of servers that it is connected to, such as "/job:ps/task:0"; see the
@@ -80,8 +82,9 @@ class TableConfig:
             15/16 of it.
         max_bytes: how many bytes of memory rows and index may take, at every moment; in each process and
             shard an equal share. How many rows that are depends on what a row has: fewer when an
-            optimizer's slot variables come. On top come strings that are kept (keep_keys), and the log
-            of changes while snapshots follow them.
+            optimizer's slot variables come. The index, up to half of the bytes where rows are small, is
+            made with the table. On top come strings that are kept (keep_keys), the averages of an
+            optimizer with use_ema, and the log of changes while snapshots follow them.
         on_full: what a full table does that evicts nothing. "error": the call or step that needs more
             rows is refused (tf.errors.ResourceExhaustedError) and the table is as it was. "decline":
             the first new keys of a batch are inserted while there is room; the others keep reading
@@ -196,7 +199,10 @@ class TableConfig:
             raise ValueError(f"on_full: got {self.on_full!r}, want 'error' or 'decline'")
         eviction = eviction_of(self.eviction)
         self._set("eviction", eviction)
-        self._set("admission", admission_of(self.admission))
+        admission = admission_of(self.admission)
+        self._set("admission", admission)
+        if admission is not None and admission.default_value is not None:
+            check_holds("default_value", admission.default_value, value_dtype)
         self._set("storage", storage_of(self.storage))
         if self.storage is not None and self.max_bytes is not None:
             raise ValueError(
@@ -224,6 +230,13 @@ class TableConfig:
             raise ValueError(
                 f"keep_evicted: got {self.keep_evicted} without an eviction policy, so that no row "
                 "would leave"
+            )
+        cuts = self.max_rows is not None and self.restrict_policy is not None
+        if self.frozen_keys is not None and (eviction is not None or cuts):
+            by = f"eviction={eviction}" if eviction is not None else "max_rows and a restrict_policy"
+            raise ValueError(
+                f"frozen_keys: got a function beside {by}, want None: rows that are never trained would "
+                "be the first to leave; give the frozen ids a table of their own"
             )
         if self.partition_strategy not in (None, "hash", "mod"):
             raise ValueError(

@@ -506,6 +506,10 @@ class Variable(TableCalls, SavesChildren, SavedBySaver, tf.Module):
             with DeviceMemory the "rows_on_device" and "bytes_on_device" that there are, how many rows
             came up, "device_misses", and left again, "rows_left_device". Eagerly.
 
+            What calls that are under way do to the rows that a restore replaces is not counted, so that
+            after a restore beside training inserted, erased, evicted and expired may differ from rows by
+            that.
+
             With by_shard int64 (shards,): rows, bytes, and those numbers that each shard counts, in the
             order of the table's devices, or servers, and the shards on each. They tell whether one is
             asked much more often than others.

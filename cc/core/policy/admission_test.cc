@@ -58,8 +58,7 @@ struct Admitting {
   }
 
   // Adds 1 to the row of each key of the batch that has one, or is given one.
-  int64_t Train(const Keys& keys, const Admission& of_step,
-                const Context& context = OneThread()) {
+  int64_t Train(const Keys& keys, const Admission& of_step, const Context& context = OneThread()) {
     const Floats gradients(keys.size(), -1.0f);
     const ConstRows rows = {reinterpret_cast<const char*>(gradients.data()),
                             static_cast<int64_t>(gradients.size()), sizeof(float)};

@@ -6,7 +6,9 @@
 #ifndef TF_DYNEMB_CC_CORE_POLICY_EVICTION_H_
 #define TF_DYNEMB_CC_CORE_POLICY_EVICTION_H_
 
+#include <cfloat>
 #include <cstdint>
+#include <cstring>
 #include <string_view>
 
 #include "cc/core/base/macros.h"
@@ -23,7 +25,7 @@ struct EvictionPolicy {
     kDecayedCount,   // the same, where a write counts half after each half-life
     kEpochCount,     // last written in an earlier epoch first, and of one epoch least often
     kCountThenTime,  // least often written first, and of those least recently
-    kNorm,           // smallest L2 norm of the value first
+    kNorm,           // smallest L2 norm of the value first, see NormScore
     kGiven,          // lowest score first, of those that callers give (Stamp::scores)
     kGivenSum,       // lowest sum first of the scores that callers give, see AddDecayedWrite
   };
@@ -90,6 +92,15 @@ DYNEMB_HOST_DEVICE inline int64_t AddCountedWrite(int64_t score, int64_t write) 
   constexpr int64_t kMost = (int64_t{1} << 23) - 1;
   const int64_t count = score < 0 ? 0 : score >> kTimeBits;  // kNeverWritten has none
   return (count < kMost ? count + 1 : kMost) << kTimeBits | write;
+}
+
+// The score of kNorm, of the square of a row's norm. A row of which a number is not finite leaves
+// before all others: it is of no more use.
+DYNEMB_HOST_DEVICE inline int64_t NormScore(double square) {
+  if (!(square <= DBL_MAX)) return -1;
+  int64_t bits;  // in the order of the numbers, which are not negative
+  std::memcpy(&bits, &square, sizeof(bits));
+  return bits;
 }
 
 // What a write `now` adds to the score of kDecayedCount, in the form that AddDecayedWrite takes.

@@ -1,5 +1,6 @@
 #include "cc/core/shard/channel.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -60,6 +61,11 @@ Socket::~Socket() {
 
 void Socket::Shutdown() {
   if (is_open()) shutdown(descriptor_, SHUT_RDWR);
+}
+
+bool Channel::is_closed() const {
+  pollfd polled = {socket_.descriptor(), POLLRDHUP, 0};
+  return poll(&polled, 1, 0) == 1;
 }
 
 ssize_t Channel::Send(iovec* pieces, size_t count) {

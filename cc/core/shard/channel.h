@@ -46,6 +46,8 @@ class Channel {
   const Socket& socket() const { return socket_; }
   bool has_rings() const { return rings_ != nullptr; }
   void Shutdown() { socket_.Shutdown(); }
+  // Whether the other end sends nothing more.
+  bool is_closed() const;
 
   // As sendmsg and recvmsg without blocking: -1 and errno, EAGAIN where an event will say so; what
   // is received is 0 where the other end has closed and all that it sent has been received.

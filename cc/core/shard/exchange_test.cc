@@ -276,6 +276,24 @@ TEST_P(ExchangeOf, OneThatIsGoneIsAnErrorOfAllOthersAndOfTheirNextCalls) {
   }
 }
 
+// Those that come later find connections closed by others that are there.
+TEST_P(ExchangeOf, OneThatIsGoneIsNamedByAllWhoHadAConnectionToIt) {
+  for (int gone = 0; gone < processes(); ++gone) {
+    auto exchanges = MakeExchanges();
+    exchanges[gone].reset();
+    for (int p = processes() - 1; p >= 0; --p) {
+      const std::vector<int> peers = grid().Peers(p);
+      if (std::find(peers.begin(), peers.end(), gone) == peers.end()) continue;
+      const std::string text = Do(exchanges[p].get(), Saying("a step")).status.message();
+      const bool is_named =
+          text.find(StrCat("has lost process ", gone, " at")) != std::string::npos;
+      const size_t others = text.find("; so did ");
+      EXPECT_TRUE(is_named || text.find(StrCat(" ", gone), others) < text.find(", and one that"))
+          << gone << ": " << text;
+    }
+  }
+}
+
 TEST_P(ExchangeOf, OneThatDoesNotComeIsNamedAfterTheTime) {
   for (int absent = 0; absent < processes(); ++absent) {
     auto exchanges = MakeExchanges();

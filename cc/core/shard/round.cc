@@ -108,6 +108,21 @@ Status Round::Gone(int process, const std::string& why) const {
                      "; start the processes anew, from what was saved last");
 }
 
+Status Round::Closed(int process, const std::string& how) const {
+  std::string others;
+  size_t count = 0;
+  for (int p = 0; p < connections_.processes(); ++p) {
+    const Channel& channel = connections_.channel(p);
+    if (p == process || !channel.socket().is_open() || !channel.is_closed()) continue;
+    if (++count <= kMostNamed) others += StrCat(count == 1 ? "" : ", ", p);
+  }
+  if (count == 0) return Gone(process, how);
+  if (count > kMostNamed) others += StrCat(" and ", count - kMostNamed, " more");
+  return Gone(process, StrCat(how, "; so did ", count == 1 ? "process " : "the processes ", others,
+                              ", and one that loses another closes all of its own: the first error "
+                              "of all processes names the one that is gone"));
+}
+
 Status Round::MoveWhatIsReady(Clock::time_point deadline) {
   constexpr int kMostEvents = 256;
   constexpr int64_t kLookAfter = 10000;
@@ -166,7 +181,7 @@ Status Round::Move(int process) {
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       break;
     } else if (errno != EINTR) {
-      return Gone(process, strerror(errno));
+      return Closed(process, strerror(errno));
     }
   }
   size_t got_now = 0;
@@ -177,11 +192,11 @@ Status Round::Move(int process) {
       got_now += static_cast<size_t>(got);
       if (in.pieces.empty()) DYNEMB_RETURN_IF_ERROR(EndStage(process, &in));
     } else if (got == 0) {
-      return Gone(process, "it closed the connection");
+      return Closed(process, "it closed the connection");
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       break;
     } else if (errno != EINTR) {
-      return Gone(process, strerror(errno));
+      return Closed(process, strerror(errno));
     }
   }
   // An edge of the epoll may be over: it says nothing more of what is left here.

@@ -84,6 +84,8 @@ class Round {
   int64_t sent_messages() const { return sent_messages_; }
 
  private:
+  static constexpr size_t kMostNamed = 8;  // in an error
+
   struct Incoming {
     enum class Stage { kHeader, kWords, kItems };
     Stage stage = Stage::kHeader;
@@ -99,6 +101,8 @@ class Round {
   };
 
   Status Gone(int process, const std::string& why) const;
+  // The same of one that closed the connection, as a process does that is gone or has lost another.
+  Status Closed(int process, const std::string& how) const;
   // Waits for something that can be moved, and moves it; kDeadlineExceeded after the deadline.
   Status MoveWhatIsReady(std::chrono::steady_clock::time_point deadline);
   // A machine that is gone answers no more. Where nothing was sent to it, keepalive notices.

@@ -158,7 +158,8 @@ Status ParseId(std::string_view text, uint64_t* id) {
     *id = std::strtoull(std::string(text).c_str(), nullptr, 16);
     if (*id != 0) return Status();
   }
-  return InvalidArgument("id of a snapshot: got '", text, "', want 16 hex digits, not all 0");
+  return InvalidArgument("id of a snapshot: got '", text,
+                         "', want 16 hex digits, not all 0, as `save` returns them");
 }
 
 Status CheckTableName(std::string_view name) {

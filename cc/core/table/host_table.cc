@@ -140,9 +140,11 @@ Status HostTable::SetBudget(const RowLayout& layout, int64_t index_bytes, TableO
   if (options->max_bytes >= 0) {
     const int64_t fit = RowsWithin(options->max_bytes, layout, index_bytes);
     if (fit == 0) {
-      return InvalidArgument("max_bytes: got ", options->max_bytes, ", want at least ",
+      return InvalidArgument("max_bytes: got ", options->max_bytes,
+                             " for each shard, want at least ",
                              std::max(index_bytes, IndexBytes(1)) + RowBytes(1, layout),
-                             " for each shard");
+                             ", which an index takes and a row of ", layout.row_bytes,
+                             " bytes in each segment; an optimizer makes rows larger");
     }
     rows = rows < 0 ? fit : std::min(rows, fit);
   }
@@ -155,8 +157,10 @@ int64_t HostTable::RowsOfIndex() const { return RowsOfSegment(options_.budget->m
 Status HostTable::ReserveWithin() {
   for (auto& part : parts_) {
     if (!part->segment.ReserveIndex(RowsOfIndex())) {
-      return ResourceExhausted("max_bytes: no memory for an index of ", options_.budget->max_rows(),
-                               " rows");
+      return ResourceExhausted(
+          "max_bytes: got ", options_.max_bytes, ", and there is no memory for the index of ",
+          options_.budget->max_rows(),
+          " rows, which is made at once; give a smaller max_bytes, or max_rows");
     }
   }
   return LimitArenas();

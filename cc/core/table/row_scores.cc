@@ -17,7 +17,7 @@ RowScores::RowScores(const EvictionPolicy& policy, const RowLayout& layout, DTyp
                      std::shared_ptr<PolicyClock> clock)
     : policy_(policy),
       dim_(layout.dim),
-      norm_(NormFor(value_dtype)),
+      squared_norm_(NormFor(value_dtype)),
       count_(NumbersOf(policy)),
       clock_(std::move(clock)) {
   const auto offset = [&](MetaField field) { return layout.meta_field[static_cast<int>(field)]; };
@@ -34,10 +34,7 @@ int64_t RowScores::Order(const char* value, const char* meta) const {
     const bool is_time = policy_.order == EvictionPolicy::Order::kLastWriteTime;
     return std::max(is_time ? TimeOf(score) : score, kLowest);
   }
-  const double norm = norm_(dim_, value);
-  int64_t bits;  // in the order of the numbers, which are not negative
-  std::memcpy(&bits, &norm, sizeof(bits));
-  return bits;
+  return NormScore(squared_norm_(dim_, value));
 }
 
 void RowScores::Numbers(const char* value, const char* meta, int64_t* numbers) const {

@@ -85,7 +85,7 @@ class RowScores {
 
   EvictionPolicy policy_;
   int64_t dim_;
-  NormFunction norm_;
+  NormFunction squared_norm_;
   int64_t last_write_, score_;  // offsets in the meta of a row, of fields that the policy reads
   int64_t first_byte_;
   int count_;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <memory>
 #include <random>
@@ -199,8 +200,18 @@ TEST_P(EvictionTest, SmallTablesKeepExactlyTheRowsOfTheHighestScores) {
   }
 }
 
-// Where all scores are equal the rows that leave are of all places of the index, which lies in the
-// order of the hashes: some of them would otherwise be crowded, and searches there long.
+// They are of no more use, and would otherwise stay for ever.
+TEST(EvictionTest, ByTheNormRowsThatAreNotFiniteLeaveFirst) {
+  const Bounded bounded(Options(4, "norm"));
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinite = std::numeric_limits<float>::infinity();
+  ASSERT_OK(bounded.call->Upsert({1, 2, 3, 4}, {0, 0, nan, 1, 1, -infinite, 1e30f, 1}));
+  for (const Key key : {5, 6}) ASSERT_OK(bounded.call->Upsert({key}, {1, 1}));
+  EXPECT_EQ(bounded.keys(), Set({1, 4, 5, 6}));
+  ASSERT_OK(bounded.call->Upsert({7}, {1, 1}));
+  EXPECT_EQ(bounded.keys(), Set({4, 5, 6, 7}));
+}
+
 // Scores that are given stay until others are; those of accumulated rows, too. Tables of another
 // policy, and rows without that field, take no notice.
 TEST(EvictionTest, GivenScores) {

@@ -76,33 +76,31 @@ DYNEMB_HOST_DEVICE int64_t RowScore::operator()(const char* row) const {
     const int64_t score = ReadInt64(row + meta_at);
     return score == INT64_MIN ? INT64_MIN + 1 : score;
   }
-  double norm = 0;
+  double square = 0;
   switch (dtype) {
     case DType::kFloat64:
-      norm = SquaredNorm<double>(dim, row);
+      square = SquaredNorm<double>(dim, row);
       break;
     case DType::kFloat32:
-      norm = SquaredNorm<float>(dim, row);
+      square = SquaredNorm<float>(dim, row);
       break;
     case DType::kFloat16:
-      norm = SquaredNorm<Float16>(dim, row);
+      square = SquaredNorm<Float16>(dim, row);
       break;
     case DType::kBFloat16:
-      norm = SquaredNorm<BFloat16>(dim, row);
+      square = SquaredNorm<BFloat16>(dim, row);
       break;
     case DType::kInt8:
-      norm = SquaredNorm<int8_t>(dim, row);
+      square = SquaredNorm<int8_t>(dim, row);
       break;
     case DType::kInt32:
-      norm = SquaredNorm<int32_t>(dim, row);
+      square = SquaredNorm<int32_t>(dim, row);
       break;
     case DType::kInt64:
-      norm = SquaredNorm<int64_t>(dim, row);
+      square = SquaredNorm<int64_t>(dim, row);
       break;
   }
-  int64_t bits;  // in the order of the numbers, which are not negative
-  std::memcpy(&bits, &norm, sizeof(bits));
-  return bits;
+  return NormScore(square);
 }
 
 Status CandidateRows::Collect(const Context& context, const Index& index, const RowSlabs& rows,

@@ -65,8 +65,9 @@ Status GpuTableOfMemory::SetLimits(const Taken& taken) {
     (bytes_of(rows) <= most ? fit : too_many) = rows;
   }
   if (fit == 0) {
-    return InvalidArgument("max_bytes: got ", options_.max_bytes, ", want at least ", bytes_of(1),
-                           " for each shard");
+    return InvalidArgument("max_bytes: got ", options_.max_bytes, " for each shard, want at least ",
+                           bytes_of(1), ", which an index takes and a row of ", layout_.row_bytes,
+                           " bytes; an optimizer makes rows larger");
   }
   max_rows_ = max_rows_ < 0 ? fit : std::min(max_rows_, fit);
   rows_.SetLimit(RowsAtMost());
