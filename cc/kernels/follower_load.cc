@@ -51,14 +51,13 @@ Status FindTable(SnapshotReader* reader, TableResource* table, int64_t* number) 
   const TableSchema& schema = shards[0]->schema();
   const std::string about = StrCat("table '", table->name(), "'");
   DYNEMB_RETURN_IF_ERROR(About(about, misfit(reader->FitTo(schema, *number))));
+  if (table->options().missing_value) return Status();  // is what ids without a row read
   const std::string got = InitializerText(InitializerOf(*reader, *number));
   const std::string want = InitializerText(schema.initializer);
   if (got == want) return Status();
-  return About(about,
-               InvalidArgument("got a feed whose ids without a row read by the initializer '", got,
-                               "', want '", want,
-                               "', as the model has it; export the "
-                               "model again"));
+  return About(
+      about, InvalidArgument("got a feed whose ids without a row read by the initializer '", got,
+                             "', want '", want, "', as the model has it; export the model again"));
 }
 
 // Calls load(blocks) for the blocks of some rows of a table after another, and `go_on` before each;
@@ -89,9 +88,9 @@ Status Follower::ReadWeights(const Generation& generation, Weights* weights) con
       if (!generation.tables_alone && !weight.is_optional) {
         return InvalidArgument(
             feed_.path(), ": got a feed without the dense weight '", weight.name,
-            "' of the model, which would grow old; want a feed of the whole model "
-            "or of tables alone, Publisher(model) or Publisher(layer.table), in whose "
-            "model.weights it is, as add_weight has it; or export the model again");
+            "' of the model, which would grow old; want a feed of the whole model, "
+            "Publisher(model), with it among model.weights, where add_weight puts it; or "
+            "of tables alone, Publisher(layer.table); or export the model again");
       }
       weights->emplace_back();
       continue;

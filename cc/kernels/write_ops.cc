@@ -229,6 +229,9 @@ REGISTER_KERNEL_BUILDER(Name("DynembAccum")
                         AccumOp);
 REGISTER_KERNEL_BUILDER(Name("DynembCheckRoom").Device(tensorflow::DEVICE_CPU), CheckRoomOp);
 REGISTER_KERNEL_BUILDER(Name("DynembRoom").Device(tensorflow::DEVICE_CPU), RoomOp);
+REGISTER_KERNEL_BUILDER(
+    Name("DynembRoom").Device(tensorflow::DEVICE_GPU).HostMemory("table").HostMemory("rows"),
+    RoomOp);
 REGISTER_KERNEL_BUILDER(Name("DynembRemove").Device(tensorflow::DEVICE_CPU), RemoveOp);
 REGISTER_KERNEL_BUILDER(
     Name("DynembRemove").Device(tensorflow::DEVICE_GPU).HostMemory("table").HostMemory("shard_ids"),

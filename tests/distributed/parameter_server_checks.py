@@ -451,20 +451,28 @@ def check_limits_of_rows():
     """A limit is divided among the servers; one more row than its share of it is an error."""
     with pytest.raises(ValueError, match="overflow: got limits for tables sharded across"):
         lookup_bags([table(PS)], [BagFeature(0, 0, "sum")], [1], [1], overflow=[(1, 0, 1)])
-    variable = table(PS, max_rows=6)
+    variable, dense = table(PS, max_rows=6), tf.Variable(0.0)
     optimizer = tf_dynemb.DynamicEmbeddingOptimizer(keras.optimizers.SGD(1.0))
-    optimizer.build([variable.handle])
+    optimizer.build([variable.handle, dense])
 
-    @tf.function
     def step(ids):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf_dynemb.embedding_lookup(variable, ids))
-        optimizer.apply(tape.gradient(loss, [variable.handle.value]), [variable.handle])
+            loss = tf.reduce_sum(tf_dynemb.embedding_lookup(variable, ids)) + dense
+        gradients = tape.gradient(loss, [variable.handle.value, dense])
+        optimizer.apply(gradients, [variable.handle, dense])
+
+    def state():
+        return rows_of(variable), dense.numpy(), int(optimizer.iterations)
 
     step(int64(range(6)))
-    with pytest.raises(tf.errors.ResourceExhaustedError):
-        step(int64([6]))
-    assert int(variable.size()) == 6
+    before = state()
+    assert len(before[0]) == 6 and before[2] == 1
+    for run in (tf.function(step), step):
+        with pytest.raises(tf.errors.ResourceExhaustedError, match="max_rows of"):
+            run(int64([0, 1, 2, 6]))
+        assert state() == before
+    step(int64([0, 5]))
+    assert state()[2] == 2
 
 
 def check_a_sketch_of_admission():

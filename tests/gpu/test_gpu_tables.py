@@ -75,7 +75,6 @@ IN_GPU_MEMORY = {
 # follow a feed, folders that are opened again.
 ONLY_ON_CPUS = {
     "DynembCheckRoom",
-    "DynembRoom",
     "DynembTable",
     "DynembFetchedRowsView",
     "DynembReopen",

@@ -434,7 +434,7 @@ def test_the_number_of_threads_and_of_graphs_does_not_matter():
         (
             {"max_rows": 5, "eviction": LRU(), "frozen_keys": lambda keys: keys < 9},
             ValueError,
-            "frozen_keys: got a function beside eviction=.*LRU.* give the frozen ids a table of their",
+            "frozen_keys: got a function beside eviction=.*LRU.* give the frozen ids a table of",
         ),
         (
             {"eviction": TTL(steps=3), "frozen_keys": lambda keys: keys < 9},

@@ -341,7 +341,7 @@ def test_processes_that_have_other_files(folder):
         number = 2
 
         def __init__(self, other):
-            self.other = other.reading.fingerprint if other.reading else -1
+            self.other = other.reading.parts.files if other.reading else -1
 
         def gather(self, numbers):
             return np.array([numbers, [self.other]])

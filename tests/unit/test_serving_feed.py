@@ -365,7 +365,7 @@ def test_bad_arguments_of_a_follower(tmp_path):
     other = keras.Model(ids, tf_dynemb.keras.Embedding(3, name="users")(ids))
     with pytest.raises(ValueError, match="a model without the dense weight 'dense/kernel'"):
         Follower(other, tmp_path / "feed").poll()
-    narrow = tf_dynemb.Variable(dim=3, value_dtype=tf.float16, name="users")
+    narrow = tf_dynemb.Variable(dim=3, value_dtype=tf.float16, initializer="uniform", name="users")
     tables_only = Publisher(tables_of(model)[0], tmp_path / "tables")
     tables_only.publish()
     follower = Follower(narrow, tmp_path / "tables")

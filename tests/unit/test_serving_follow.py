@@ -151,6 +151,16 @@ def wants_full(tmp_path):
     return any(beat["wants_full"] for beat in Feed(tmp_path / "feed").heartbeats().values())
 
 
+def test_a_keras_model_with_a_loaded_one_in_it_has_its_status(tmp_path):
+    model = make_model()
+    inner = keras.layers.TFSMLayer(export_following(model, tmp_path), call_endpoint="serve")
+    ids = keras.Input((), dtype="int64", name="ids")
+    outer = keras.Model(ids, inner(ids))
+    Publisher(model, tmp_path / "feed").publish()
+    assert wait_for(outer, 1).rows == follower_status(inner).rows > 0
+    np.testing.assert_array_equal(outer(IDS), model(IDS))
+
+
 def test_a_model_that_does_not_fit_the_feed_serves_on(tmp_path):
     model = make_model()
     served = tf.saved_model.load(export_following(model, tmp_path))
@@ -192,7 +202,7 @@ def test_a_variable_that_a_model_reads_and_the_feed_lacks_is_an_error(dtype, tmp
     served = tf.saved_model.load(export_following(model, tmp_path))
     Publisher(model, tmp_path / "feed").publish()
     wait_until(lambda: "without the dense weight 'places'" in follower_status(served).last_error)
-    assert "as add_weight has it" in follower_status(served).last_error
+    assert "where add_weight puts it" in follower_status(served).last_error
     assert follower_status(served).generation is None
 
 
@@ -385,7 +395,7 @@ def test_bad_arguments(tmp_path):
         ({"follow": 7}, TypeError, "follow: got 7, want the path of a feed's folder"),
         ({"follow": ""}, TypeError, "follow: got ''"),
         ({"follow": "feed://"}, ValueError, "follow: got 'feed://', want feed://host:port"),
-        ({"follow": "feeds://host/x"}, ValueError, "follow: got 'feeds://host/x', want feed://host:p"),
+        ({"follow": "feeds:///x"}, ValueError, "follow: got 'feeds:///x', want feed://host:p"),
         ({"follow": "x", "poll_seconds": 0}, ValueError, "poll_seconds: got 0, want a number > 0"),
         (
             {"follow": "x", "longest_wait_seconds": 1e6},

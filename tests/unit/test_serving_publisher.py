@@ -246,7 +246,7 @@ def test_bad_arguments_of_a_publisher(tmp_path):
     ]:
         with pytest.raises(error, match=message):
             Publisher(table, tmp_path / "feed", **options)
-    with pytest.raises(TypeError, match="path: got 7, want the path of a folder"):
+    with pytest.raises(TypeError, match="path: got 7, want the path of a feed's folder"):
         Publisher(table, 7)
     with pytest.raises(TypeError, match="tables: got list, want a Variable"):
         Publisher([table], tmp_path / "feed")

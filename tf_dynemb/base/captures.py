@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -13,8 +13,10 @@ import tensorflow as tf
 _ONCE_IN_PLACE = frozenset(
     ["PartitionedCall", "StatefulPartitionedCall", "If", "StatelessIf", "Case", "StatelessCase"]
 )
-# Operations of whose outputs each may be one of the inputs.
-_PASSING_ON = frozenset(["Identity", "IdentityN", "Select", "SelectV2", "Switch", "Merge"])
+# Operations whose outputs are what they are given.
+_PASSING_ON = frozenset(
+    ["Identity", "Select", "SelectV2", "Switch", "Merge", "Enter", "Exit", "NextIteration"]
+)
 IN_PLACE = _ONCE_IN_PLACE | {"While", "StatelessWhile"}
 
 
@@ -84,7 +86,7 @@ def _uses(
 ) -> Iterator[Use]:
     """`known`: the resources that a tensor of the function may be, by its name."""
     for node in function.node_def:
-        given = [known[name] for name in node.input if name in known]
+        given = [known[name] for name in map(_in(known), node.input) if name]
         if not given:
             continue
         called = [library[name] for name in _functions_of(node) if name in library]
@@ -93,20 +95,28 @@ def _uses(
                 inner = _passed(each, given)
                 yield from _uses(each, inner, library, (*around, Around(node, number)))
             outputs = {n for each in called for n in _resources_among(each.signature.output_arg)}
-            known = known | _all_of(given, node.name, outputs)
+            known = known | {f"{node.name}:output:{n}": _all_of(given) for n in outputs}
         elif node.op in _PASSING_ON:
-            known = known | _all_of(given, node.name, range(len(node.input)))
+            known = known | {f"{node.name}:": _all_of(given)}
+        elif node.op == "IdentityN":
+            names = enumerate(map(_in(known), node.input))
+            known = known | {f"{node.name}:output:{n}": known[name] for n, name in names if name}
         else:
             for handles in given:
                 yield from (Use(handle, node.op, around) for handle in handles)
 
 
-def _all_of(
-    given: Collection[list[tf.Tensor]], name: str, outputs: Iterable[int]
-) -> dict[str, list[tf.Tensor]]:
-    """What outputs of a node may be: any of what it is given."""
-    everything = [handle for handles in given for handle in handles]
-    return {f"{name}:output:{number}": everything for number in outputs}
+def _in(known: dict[str, list[tf.Tensor]]) -> Callable[[str], str]:
+    """A function of a tensor's name, under which it is known: all outputs of a node as "node:"."""
+
+    def find(name: str) -> str:
+        return next((n for n in (name, name.partition(":")[0] + ":") if n in known), "")
+
+    return find
+
+
+def _all_of(given: Iterable[list[tf.Tensor]]) -> list[tf.Tensor]:
+    return [handle for handles in given for handle in handles]
 
 
 def _resources_among(arguments: Iterable[Any]) -> list[int]:
@@ -126,8 +136,7 @@ def _passed(function: Any, given: Collection[list[tf.Tensor]]) -> dict[str, list
     names = [inputs[number].name for number in _resources_among(inputs)]
     if len(names) == len(given):
         return dict(zip(names, given, strict=True))
-    everything = [handle for handles in given for handle in handles]  # as of one with several functions
-    return dict.fromkeys(names, everything)
+    return dict.fromkeys(names, _all_of(given))  # as of one with several functions
 
 
 def most_runs(uses: Sequence[Use], depth: int = 0) -> float:

@@ -16,7 +16,7 @@ from tf_dynemb.base.hints import TensorLike
 
 # Of feeds that another machine serves, by tf_dynemb_cli/feed_server.py.
 STREAMS = ("feed://", "feeds://")
-_STREAM = re.compile(r"feeds?://(\[[^\]/]+\]|[^\[\]:/\s]+):\d{1,5}/*")
+_STREAM = re.compile(r"feeds?://[^/@\s]+(/.*)?")  # a proxy may serve it, at a path
 _OF_TENSORFLOW = re.compile(r"^\{\{function_node \S+\}\} | \[Op:\w+\]( name: ?\S*)?$")
 
 
@@ -86,7 +86,7 @@ def feed_path(argument: str, path: Any) -> str:
 
     Raises:
         TypeError: it is no path.
-        ValueError: feed:// without a host and a port.
+        ValueError: feed:// without a host.
     """
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise TypeError(f"{argument}: got {path!r}, want the path of a feed's folder")

@@ -45,6 +45,7 @@ class Position(NamedTuple):
         logs: what the last of these has given to callbacks.
         path: of the file that says so; "" where none does.
         parts: of FileBatches, those that the batches were of.
+        knows_parts: whether that is said, which older versions do not.
     """
 
     epoch: int
@@ -52,6 +53,7 @@ class Position(NamedTuple):
     logs: dict[str, Any] = {}
     path: str = ""
     parts: Parts | None = None
+    knows_parts: bool = False
 
 
 class OfData(NamedTuple):
@@ -201,7 +203,9 @@ class Backup(keras.callbacks.BackupAndRestore):
             about = {"epoch": position.epoch, "batches": position.batches, "logs": logs}
             with h5py.File(local, "a") as file:
                 group = file.create_group(_GROUP)
-                group.attrs["position"] = json.dumps(about | self._of_data._asdict())
+                group.attrs["position"] = json.dumps(
+                    about | {"seed": self._of_data.seed, "parts": self._of_data.parts}
+                )
                 parts = (
                     {"metrics": _metric_variables(self.model)} if position.batches else {"metrics": []}
                 )
@@ -282,23 +286,31 @@ def position_of(
     return found or Position(initial_epoch)
 
 
-def check_parts(position: Position, data: Batches) -> None:
-    """Raises a ValueError if a training is to go on within an epoch of FileBatches as other parts of it.
+def of_these_data(position: Position, data: Batches) -> Position:
+    """The position in data of which FileBatches may be read by others than when it was saved.
 
-    After as many steps other records would be left: some would never come, and others twice.
+    After as many steps within an epoch other records would be left then: some would never come, and
+    others twice.
+
+    Raises:
+        ValueError: it is within an epoch of other data, or of other parts of these.
     """
-    reading, then = data.reading, position.parts
-    is_at_an_end = not position.batches and (reading is None or data.number() == reading.steps)
-    if is_at_an_end or then is None or (reading is not None and reading.parts == then):
-        return
-    now = "other data" if reading is None else reading.parts
+    then = position.parts
+    now = None if data.reading is None else data.reading.parts
+    if not position.knows_parts or then == now:
+        return position
+    begins_anew = now is None or data.number() == now.steps  # each epoch, without steps_per_epoch
+    if begins_anew and position.batches == 0:
+        return position
+    if begins_anew and then is not None and now is not None and position.batches == then.steps:
+        return position._replace(batches=now.steps)
     raise ValueError(
         f"BackupAndRestore: {position.path} was saved after {position.batches} batches of epoch "
-        f"{position.epoch}, read by {then}; got {now}, of which other records would be left; want the "
-        "same, or, without steps_per_epoch, backups of save_freq='epoch'. To begin this epoch anew with "
-        "what was trained: model.optimizer.build(model.trainable_variables) in the strategy's scope, "
-        f"model.load_weights of that file, and fit with initial_epoch={position.epoch} and another "
-        "backup_dir"
+        f"{position.epoch} of {then or 'other data'}; got {now or 'other data'}, of which other records "
+        "are left. Want the same, or, without steps_per_epoch, backups of save_freq='epoch'. To begin "
+        "this epoch anew with what was trained: model.optimizer.build(model.trainable_variables) in the "
+        f"strategy's scope, model.load_weights of that file, fit with initial_epoch={position.epoch} "
+        "and another backup_dir"
     )
 
 

@@ -12,6 +12,7 @@ within windows of the part, each by a permutation of its own: reading may begin 
 from __future__ import annotations
 
 import concurrent.futures
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -41,16 +42,18 @@ class Parts(NamedTuple):
         files: FileBatches.fingerprint.
         processes: how many read a part each.
         replicas: of a process, each of which takes a batch in a step.
+        steps: of an epoch.
     """
 
     files: int
     processes: int
     replicas: int
+    steps: int
 
     def __str__(self) -> str:
         return (
-            f"{self.processes} processes with {self.replicas} replicas each, of FileBatches with the "
-            f"fingerprint {self.files}"
+            f"FileBatches of the fingerprint {self.files}, {self.processes} process(es) and "
+            f"{self.replicas} replica(s) in each"
         )
 
 
@@ -175,8 +178,13 @@ class FileBatches:
         return -(-most // (self.batch_size * replicas))
 
     def fingerprint(self) -> int:
-        """A number that is the same for the same files, counts, seed and sizes; int64."""
-        what = [self.files, self.records, self._seed, self._window, self.batch_size]
+        """A number that is the same for the same files, counts, seed and sizes; int64.
+
+        In whatever folder the files are, which may be another one after a restart.
+        """
+        folder = os.path.commonprefix([os.path.dirname(file) + "/" for file in self.files])
+        names = [file[folder.rfind("/") + 1 :] for file in self.files]
+        what = [names, self.records, self._seed, self._window, self.batch_size]
         return int(tf.strings.to_hash_bucket_fast(repr(what), 2**63 - 1))
 
     def segments(self, epoch: int, process: int, processes: int, first: int) -> list[Segment]:
@@ -241,7 +249,7 @@ class Reading:
         begin: tuple[int, int] = (0, 0),
     ) -> None:
         self.steps = batches.steps(processes, replicas)
-        self.parts = Parts(batches.fingerprint(), processes, replicas)
+        self.parts = Parts(batches.fingerprint(), processes, replicas, self.steps)
         self._batches, self._process, self._processes = batches, process, processes
         self._replicas, self._next = replicas, begin
         self._window, self._seed = batches._window, batches._seed

@@ -141,7 +141,7 @@ def fit(
         model.stop_training = False
         callbacks.on_train_begin()
         begin = backup.position_of(model, callbacks.callbacks, initial_epoch, processes)
-        backup.check_parts(begin, data)
+        begin = backup.of_these_data(begin, data)
         backup.pass_over(
             begin, initial_epoch, data, validation, lambda n: _validates(n, validation_freq)
         )

@@ -135,9 +135,11 @@ def apply_rules(
             checks.append(
                 tf.cond(agreed.has_room, lambda: tf.constant(True), lambda: _agree(every, step))
             )
-    elif len(refusing) > 1:  # one of which would refuse when others have been trained
+    local = [s for s in every if _refuses([s]) and s.handle.table.exchange is None]
+    if local and (len(refusing) > 1 or tf.executing_eagerly()):
+        # One would refuse when others have been trained; or, on a server, after the call of this one.
         with tf.control_dependencies(checks):
-            checks += _problems([s for s in every if _refuses([s])], step, fails=True)
+            checks.append(_check_room(local, step))
     for of_op, op in calls:
         with tf.control_dependencies([*checks, *(done if refusing else [])]):
             done.append(_apply(of_op, step) if op is None else _apply_bags(of_op, step, op))
@@ -165,12 +167,44 @@ def _refuses(shares: list[_Share]) -> bool:
     return any(share.handle.table.config.refuses_when_full for share in shares)
 
 
+def _check_room(shares: list[_Share], step: tf.Tensor) -> tf.Tensor:
+    """Fails if one has no room for the rows that it is to insert; else True."""
+
+    def look() -> tf.Tensor:
+        problems = _problems(shares, step, fails=True)
+        if tf.executing_eagerly():  # which of servers waits for nothing
+            for problem in problems:
+                problem.numpy()
+        with tf.control_dependencies(problems):
+            return tf.constant(True)
+
+    rooms = [share.resource.room() >= _most_keys(share) for share in shares]
+    return tf.cond(tf.reduce_all(rooms), lambda: tf.constant(True), look)
+
+
+def _most_keys(share: _Share) -> tf.Tensor:
+    """At least as many as it has different keys, without summing anything."""
+    bags = _bags_of(share)
+    keys = _unsummed(share.gradient).indices if bags is None else bag_arguments(bags[0])["ids"]
+    return tf.size(keys, out_type=tf.int64)
+
+
+def _keys(share: _Share) -> tf.Tensor:
+    """Its keys (n,); of bags they are made anew, so that nothing is summed where nobody asks."""
+    bags = _bags_of(share)
+    if bags is None:
+        return _unsummed(share.gradient).indices
+    op, table = bags
+    numbers = {name: op.get_attr(name) for name in ("dims", "T", "repeats")}
+    return ops.dynemb_sum_bags(gradient=op.inputs[0], **numbers, **bag_arguments(op))[0][table]
+
+
 def _problems(shares: list[_Share], step: tf.Tensor, fails: bool = False) -> list[tf.Tensor]:
     """Which tables have no room for the rows that they are to insert, strings; or errors of this."""
     problems = []
     for key in dict.fromkeys(share.key() for share in shares):
         of_key = [share for share in shares if share.key() == key]
-        keys = [_unsummed(share.gradient).indices for share in of_key]
+        keys = [_keys(share) for share in of_key]
         problems.append(
             ops.dynemb_check_updates(
                 dtype=of_key[0].dtype, fails=fails, **_keyed(of_key, keys), **_common(of_key, step)
@@ -214,15 +248,21 @@ def _by_lookup(shares: list[_Share]) -> dict[str | None, tuple[tf.Operation | No
     """Shares by the op that summed their gradients, if that can be left out: tables sum themselves."""
     groups: dict[str | None, tuple[tf.Operation | None, list[_Share]]] = {}
     for share in shares:
-        rows, op = share.gradient.values, None
-        if tf.is_symbolic_tensor(rows) and rows.op.type == "DynembSumBags":
-            table = rows.value_index - rows.op.get_attr("T")
-            is_of_table = table >= 0 and share.gradient.indices is rows.op.outputs[table]
-            is_asked = share.admitted is not None or share.scores is not None
-            if is_of_table and not is_asked:  # for its keys are wanted
-                op = rows.op
+        bags = _bags_of(share)
+        op = None if bags is None else bags[0]
         groups.setdefault(None if op is None else op.name, (op, []))[1].append(share)
     return groups
+
+
+def _bags_of(share: _Share) -> tuple[tf.Operation, int] | None:
+    """The op that sums the gradient over bags, and which of its tables, if the sum can be left out."""
+    rows = share.gradient.values
+    if not tf.is_symbolic_tensor(rows) or rows.op.type != "DynembSumBags":
+        return None
+    table = rows.value_index - rows.op.get_attr("T")
+    is_of_table = table >= 0 and share.gradient.indices is rows.op.outputs[table]
+    is_asked = share.admitted is not None or share.scores is not None  # for its keys are wanted
+    return (rows.op, table) if is_of_table and not is_asked else None
 
 
 def _apply_bags(shares: list[_Share], step: tf.Tensor, op: tf.Operation) -> tf.Operation:

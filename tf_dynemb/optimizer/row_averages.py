@@ -10,7 +10,8 @@ from tf_dynemb.optimizer.side_tables import read, side_tables, write
 from tf_dynemb.table.handle import TableHandle
 
 _LOW = 2.0**24  # a float32 holds the integers up to it
-_KEPT_AVERAGES = 1024  # of rows that have left, and as many as there are rows
+_KEPT_AVERAGES = 1024  # beyond twice as many as there are rows
+_STEPS_BETWEEN_LOOKS = 64
 
 
 class RowAverages(tf.Module):
@@ -22,7 +23,7 @@ class RowAverages(tf.Module):
     with the step up to which that was done; the average of a row that was never trained is the row.
 
     The averages of a table are a table too, sharded as the first one; checkpoints have them. Those of
-    rows that were removed leave later, when they are as many as the rows.
+    rows that were removed leave later, when all averages are more than twice as many as the rows.
 
     Args:
         handles: of the tables.
@@ -75,7 +76,7 @@ class RowAverages(tf.Module):
         keys, averages = tf.boolean_mask(keys, exists), tf.boolean_mask(averages, exists)
         written = self._write(keys, averages, handle, step)
         with tf.control_dependencies([] if written is None else [written]):
-            return [written, self._forget_rows_that_left(handle)]
+            return [written, self._forget_rows_that_left(handle, step)]
 
     def overwrite(self, handle: TableHandle, step: tf.Tensor) -> list[tf.Operation | None]:
         """Sets all rows of a table to their averages after a step; the operations that do.
@@ -89,8 +90,8 @@ class RowAverages(tf.Module):
             averages_table.clear()
             return [self._write(keys, averages, handle, step), write(handle.table, keys, averages)]
 
-    def _forget_rows_that_left(self, handle: TableHandle) -> tf.Tensor:
-        """Removes the averages of rows that the table has no more, when they are as many as its rows."""
+    def _forget_rows_that_left(self, handle: TableHandle, step: tf.Tensor) -> tf.Tensor:
+        """Now and then removes the averages of rows that the table has no more, if they are many."""
         table, averages = handle.table, self.tables[handle.path]
 
         def forget() -> tf.Tensor:
@@ -100,8 +101,12 @@ class RowAverages(tf.Module):
             with tf.control_dependencies([] if removed is None else [removed]):
                 return tf.constant(True)
 
-        is_due = averages.size() > 2 * table.size() + _KEPT_AVERAGES
-        return tf.cond(is_due, forget, lambda: tf.constant(False))
+        def look() -> tf.Tensor:
+            are_many = averages.size() > 2 * table.size() + _KEPT_AVERAGES
+            return tf.cond(are_many, forget, lambda: tf.constant(False))
+
+        is_due = tf.equal(tf.math.floormod(step, _STEPS_BETWEEN_LOOKS), 0)
+        return tf.cond(is_due, look, lambda: tf.constant(False))
 
     def _so_far(
         self, keys: tf.Tensor, rows: tf.Tensor, exists: tf.Tensor, handle: TableHandle, step: tf.Tensor

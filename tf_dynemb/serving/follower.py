@@ -259,7 +259,7 @@ class Follower(FeedFollower):
             for name, table in self._served.tables.items():
                 got = reader.tables[name].schema.initializer
                 want = Schema.parse(table.schema_now()).initializer
-                if got != want:
+                if got != want and table.missing_value is None:
                     raise FeedMismatchError(
                         f"{self._feed.path}: got a feed in which ids of {name!r} without a row read by "
                         f"the initializer {got!r}, want {want!r}, as the model has it"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from tf_dynemb.base.op_library import ops
 from tf_dynemb.serving.feed_follower import FollowerStatus
 from tf_dynemb.serving.served import follower_thread
@@ -15,19 +18,22 @@ def follower_status(loaded: Any) -> FollowerStatus:
     Other servers find the same in TensorFlow's monitoring registry, /tf_dynemb/follower/....
 
     Args:
-        loaded: what tf.saved_model.load gave.
+        loaded: what tf.saved_model.load gave; or a module, layer or Keras model that has it within, as
+            one with a keras.layers.TFSMLayer. Of several that follow it is one.
 
     Returns:
         The status.
 
     Raises:
-        TypeError: `loaded` is not that of tf.saved_model.load.
+        TypeError: `loaded` is none of these.
         ValueError: it does not follow.
 
     Example: see one_generation.
     """
-    if not hasattr(loaded, "signatures"):
-        raise TypeError(f"loaded: got {type(loaded).__name__}, want what tf.saved_model.load gave")
+    if not hasattr(loaded, "signatures") and not isinstance(loaded, (tf.Module, keras.Layer)):
+        raise TypeError(
+            f"loaded: got {type(loaded).__name__}, want what tf.saved_model.load gave, or a Keras model"
+        )
     follower = follower_thread(loaded)
     if follower is None:
         raise ValueError(

@@ -19,13 +19,17 @@ from tf_dynemb.base.op_library import ops
 
 _PIN, _BATCH = "DynembPin", "BatchFunction"
 # What only reads a variable; what else takes one may write it.
-_READS_VARIABLE = (
-    *("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"),
+_READS_VARIABLE = frozenset(
+    ["ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"]
 )
-_WRITES_TABLE = (
-    *("DynembUpsert", "DynembAccum", "DynembRemove", "DynembClear"),
-    *("DynembApply", "DynembApplyBags", "DynembImport", "DynembSwap", "DynembSnapshotLoad"),
-    *("DynembRestrict", "DynembRemoveExpired"),
+# What changes rows, or which ones there are. Lookups may note strings of keys, and scores.
+_WRITES_TABLE = frozenset(
+    f"Dynemb{what}"
+    for what in (
+        *("Upsert", "Accum", "Remove", "Clear", "Restrict", "RemoveExpired", "TakeEvicted"),
+        *("Apply", "ApplyBags", "CheckUpdates", "ResetOptimizer"),
+        *("Import", "Swap", "SnapshotLoad", "SetSnapshot", "Flush", "Reopen"),
+    )
 )
 _MOST_SECONDS = 1e6  # that DynembFollow takes
 
@@ -130,9 +134,9 @@ class Following(tf.saved_model.experimental.TrackableResource):
         is_wrapped = self._tables or self._weights
         if is_wrapped and all(map(_is_of_loaded_model, self._tables.values())):
             raise ValueError(
-                f"follow: got a signature {name!r} of a model without a table of its own, which is what "
-                "has a SavedModel follow; want a Keras model or module with a tf_dynemb table, not only "
-                "one that was loaded"
+                f"follow: got a signature {name!r} of a model whose wrapped functions look up no table "
+                "of its own, which is what has a SavedModel follow; want a Keras model or module with a "
+                "tf_dynemb table, not only one that was loaded"
             )
         uses = list(uses_in(concrete))
         pins = [use for use in uses if use.op == _PIN]  # also of a model that follows and was loaded
@@ -373,7 +377,8 @@ def _feed_of(follower: tf.Tensor) -> str:
     if open_one is not None and follower is open_one.resource_handle:
         return open_one._path
     with tf.init_scope():
-        return ops.dynemb_follower_status(follower)[2].numpy().decode(errors="replace")
+        path = ops.dynemb_follower_status(follower)[2].numpy().decode(errors="replace")
+    return path and feed_path("follow", path)  # of exports of older versions in another spelling
 
 
 def _is_of_loaded_model(table: tf.Tensor) -> bool:

@@ -65,8 +65,8 @@ class TableConfig:
             (n,): whether the row of each is left as it is when others are trained. Their gradients count
             as None: no clipping sees them, and a missing row is not inserted. It is part of the step's
             graph, so of TensorFlow operations. None: no key. Not with an eviction, nor with max_rows and
-            a restrict_policy, by which rows that are never trained would leave first; `restrict` of a
-            table without max_rows does remove them.
+            a restrict_policy, by which frozen rows would leave as others do, and not come back;
+            `restrict` of a table without max_rows does remove them.
         checkpoint: whether rows go into checkpoints, SavedModels and Keras' files.
         devices: one shard is made for each device string; a single string is a list of one. CPU devices
             of this process, or of servers that it is connected to, such as "/job:ps/task:0"; see the
@@ -82,8 +82,8 @@ class TableConfig:
             15/16 of it.
         max_bytes: how many bytes of memory rows and index may take, at every moment; in each process and
             shard an equal share. How many rows that are depends on what a row has: fewer when an
-            optimizer's slot variables come. The index, up to half of the bytes where rows are small, is
-            made with the table. On top come strings that are kept (keep_keys), the averages of an
+            optimizer's slot variables come. The index, most of the bytes where rows are small, is made
+            with the table. On top come strings that are kept (keep_keys), the averages of an
             optimizer with use_ema, and the log of changes while snapshots follow them.
         on_full: what a full table does that evicts nothing. "error": the call or step that needs more
             rows is refused (tf.errors.ResourceExhaustedError) and the table is as it was. "decline":
@@ -235,8 +235,9 @@ class TableConfig:
         if self.frozen_keys is not None and (eviction is not None or cuts):
             by = f"eviction={eviction}" if eviction is not None else "max_rows and a restrict_policy"
             raise ValueError(
-                f"frozen_keys: got a function beside {by}, want None: rows that are never trained would "
-                "be the first to leave; give the frozen ids a table of their own"
+                f"frozen_keys: got a function beside {by}, want None: frozen rows would leave as others "
+                "do, by most policies first, and no training brings them back; give the frozen ids a "
+                "table of their own"
             )
         if self.partition_strategy not in (None, "hash", "mod"):
             raise ValueError(

@@ -135,6 +135,11 @@ class TableResource(
         return partitioned(self._partitioner, keys, self.shards)
 
     @property
+    def missing_value(self) -> float | None:
+        """What a key without a row reads as; None: its initial value."""
+        return self._limits.missing_value
+
+    @property
     def host(self) -> str:
         """The device that holds the rows. One op takes tables of one device."""
         return self.resource_handle.device

@@ -2,6 +2,7 @@
 #include "cc/core/policy/admission.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <functional>
 #include <future>
@@ -385,15 +386,16 @@ TEST(AdmissionTest, AKeyThatGetsItsRowMeanwhileIsNoCandidate) {
   WatchedExecutor inserting;
   inserting.before = [&, runs = 0]() mutable {
     if (++runs <= runs_of_looking) return;
-    std::promise<void> has_looked;
-    others.emplace_back([&, runs = 0]() mutable {
+    const auto has_looked = std::make_shared<std::promise<void>>();
+    others.emplace_back([&, has_looked, runs = 0]() mutable {
       WatchedExecutor looking;
       looking.after = [&] {
-        if (++runs == runs_of_looking) has_looked.set_value();
+        if (++runs == runs_of_looking) has_looked->set_value();
       };
       train(7, &looking);
     });
-    has_looked.get_future().wait();
+    const auto looked = has_looked->get_future().wait_for(std::chrono::minutes(1));
+    EXPECT_EQ(looked, std::future_status::ready);
   };
   train(7, &inserting);
   for (std::thread& thread : others) thread.join();

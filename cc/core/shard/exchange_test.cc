@@ -287,8 +287,8 @@ TEST_P(ExchangeOf, OneThatIsGoneIsNamedByAllWhoHadAConnectionToIt) {
       const std::string text = Do(exchanges[p].get(), Saying("a step")).status.message();
       const bool is_named =
           text.find(StrCat("has lost process ", gone, " at")) != std::string::npos;
-      const size_t others = text.find("; so did ");
-      EXPECT_TRUE(is_named || text.find(StrCat(" ", gone), others) < text.find(", and one that"))
+      const size_t others = text.find(", and so did ");
+      EXPECT_TRUE(is_named || text.find(StrCat(" ", gone), others) < text.find("; one that"))
           << gone << ": " << text;
     }
   }

@@ -108,7 +108,8 @@ Status Round::Gone(int process, const std::string& why) const {
                      "; start the processes anew, from what was saved last");
 }
 
-Status Round::Closed(int process, const std::string& how) const {
+Status Round::Closed(int process) const {
+  const std::string how = "it closed the connection";
   std::string others;
   size_t count = 0;
   for (int p = 0; p < connections_.processes(); ++p) {
@@ -118,9 +119,10 @@ Status Round::Closed(int process, const std::string& how) const {
   }
   if (count == 0) return Gone(process, how);
   if (count > kMostNamed) others += StrCat(" and ", count - kMostNamed, " more");
-  return Gone(process, StrCat(how, "; so did ", count == 1 ? "process " : "the processes ", others,
-                              ", and one that loses another closes all of its own: the first error "
-                              "of all processes names the one that is gone"));
+  return Gone(process,
+              StrCat(how, ", and so did ", count == 1 ? "process " : "the processes ", others,
+                     "; one that loses another closes all of its own, so that the "
+                     "first error of all processes names the one that is gone"));
 }
 
 Status Round::MoveWhatIsReady(Clock::time_point deadline) {
@@ -168,6 +170,7 @@ Status Round::CheckSilence() {
 }
 
 Status Round::Move(int process) {
+  const auto is_closing = [](int error) { return error == EPIPE || error == ECONNRESET; };
   Channel& channel = connections_.channel(process);
   Pieces& out = outgoing_[static_cast<size_t>(process)].pieces;
   Incoming& in = incoming_[static_cast<size_t>(process)];
@@ -181,7 +184,7 @@ Status Round::Move(int process) {
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       break;
     } else if (errno != EINTR) {
-      return Closed(process, strerror(errno));
+      return is_closing(errno) ? Closed(process) : Gone(process, strerror(errno));
     }
   }
   size_t got_now = 0;
@@ -192,11 +195,11 @@ Status Round::Move(int process) {
       got_now += static_cast<size_t>(got);
       if (in.pieces.empty()) DYNEMB_RETURN_IF_ERROR(EndStage(process, &in));
     } else if (got == 0) {
-      return Closed(process, "it closed the connection");
+      return Closed(process);
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       break;
     } else if (errno != EINTR) {
-      return Closed(process, strerror(errno));
+      return is_closing(errno) ? Closed(process) : Gone(process, strerror(errno));
     }
   }
   // An edge of the epoll may be over: it says nothing more of what is left here.

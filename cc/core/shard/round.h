@@ -102,7 +102,7 @@ class Round {
 
   Status Gone(int process, const std::string& why) const;
   // The same of one that closed the connection, as a process does that is gone or has lost another.
-  Status Closed(int process, const std::string& how) const;
+  Status Closed(int process) const;
   // Waits for something that can be moved, and moves it; kDeadlineExceeded after the deadline.
   Status MoveWhatIsReady(std::chrono::steady_clock::time_point deadline);
   // A machine that is gone answers no more. Where nothing was sent to it, keepalive notices.
