@@ -166,6 +166,7 @@ class Backup(keras.callbacks.BackupAndRestore):
             about["logs"],
             path,
             None if parts is None else Parts(*parts),
+            knows_parts="parts" in about,
         )
         variables = _random_variables(self.model)
         if [variable.shape for variable in variables] != [state.shape for state in states]:
