@@ -40,7 +40,8 @@ TEST(MaxBytesTest, TooFewBytesForARow) {
   const Status made = MakeBoundedTable(Schema(options), options, &table);
   EXPECT_EQ(made.code(), Code::kInvalidArgument);
   int64_t least = 0;
-  ASSERT_EQ(std::sscanf(made.message().c_str(), "max_bytes: got 1000, want at least %ld", &least),
+  ASSERT_EQ(std::sscanf(made.message().c_str(),
+                        "max_bytes: got 1000 for each shard, want at least %ld", &least),
             1)
       << made.message();
   EXPECT_FALSE(MakeBoundedTable(Schema(options), WithinBytes(least - 1), &table).ok());
