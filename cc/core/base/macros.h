@@ -12,5 +12,8 @@
 #define DYNEMB_ALWAYS_INLINE inline __attribute__((always_inline))
 #define DYNEMB_NOINLINE __attribute__((noinline))
 #endif
+// After the parameters of a lambda. One that only fetches ahead must be so: gcc takes it for one
+// without effects otherwise, and drops calls of it.
+#define DYNEMB_INLINE_LAMBDA __attribute__((always_inline))
 
 #endif  // TF_DYNEMB_CC_CORE_BASE_MACROS_H_

@@ -56,7 +56,6 @@ auto FastestVariant() {
 // Calls work(first, columns) for all of [0, n): blocks of 64 columns, then of 16, of which the
 // compiler knows the number, so that totals of so many columns are kept in registers; and the rest.
 // `work` is a lambda that is DYNEMB_INLINE_LAMBDA: compiled as what calls this.
-#define DYNEMB_INLINE_LAMBDA __attribute__((always_inline))
 constexpr int64_t kColumnsOfBlock = 64;  // at most
 template <typename Work>
 DYNEMB_ALWAYS_INLINE void ForColumnBlocks(int64_t n, const Work& work) {

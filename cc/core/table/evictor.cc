@@ -5,6 +5,8 @@
 #include <shared_mutex>
 #include <utility>
 
+#include "cc/core/table/for_each_key.h"
+
 namespace dynemb {
 namespace {
 
@@ -68,10 +70,8 @@ void Evictor::ForEachOf(const Range& range, const Unit& unit, const Visit& visit
       if (begin == end) return;
       part.segment.ForEachInRange(
           {first + begin, first + (end - 1)},
-          [&](const char* row) {
-            __builtin_prefetch(row);  // where an erased row is linked
-            __builtin_prefetch(row + scores_.first_byte());
-          },
+          [&](const char* row)
+              DYNEMB_INLINE_LAMBDA { PrefetchRow(row + scores_.first_byte(), scores_.bytes()); },
           [&](const Segment::Entry& entry) { visit(entry, part.segment.row(entry.ref)); });
     };
     const uint64_t end = range.begin + range.size;
@@ -116,10 +116,20 @@ void Evictor::NoteTime(int64_t written) {
   }
 }
 
+void Evictor::KeepLowest(int64_t count, std::vector<Candidate>* candidates) {
+  if (count == static_cast<int64_t>(candidates->size())) return;
+  std::vector<RowOrder> orders;
+  orders.reserve(candidates->size());
+  for (const Candidate& candidate : *candidates) orders.push_back(candidate.TieBroken());
+  const auto first_to_stay = orders.begin() + count;
+  std::nth_element(orders.begin(), first_to_stay, orders.end());
+  const auto stays = [&](const Candidate& c) { return !(c.TieBroken() < *first_to_stay); };
+  candidates->erase(std::remove_if(candidates->begin(), candidates->end(), stays),
+                    candidates->end());
+}
+
 int64_t Evictor::Erase(Unit* unit) {
-  std::vector<Candidate>& leaving = unit->candidates;
-  std::sort(leaving.begin(), leaving.end(),
-            [](const Candidate& a, const Candidate& b) { return a.order.hash < b.order.hash; });
+  const std::vector<Candidate>& leaving = unit->candidates;
   bool keeps = evicted_ != nullptr;
   try {
     if (keeps) unit->erased.Reserve(static_cast<int64_t>(leaving.size()), layout_.value_bytes);
@@ -183,11 +193,7 @@ Status Evictor::Evict(const Context& context, int64_t wanted, int64_t* evicted) 
     std::atomic<int64_t> erased{0};
     const Status done = context.executor->Run(count, kNanosecondsPerUnit, [&](int64_t u) {
       Unit& unit = units[static_cast<size_t>(u)];
-      const auto end = unit.candidates.begin() + leaves[static_cast<size_t>(u)];
-      if (end != unit.candidates.end()) {
-        std::nth_element(unit.candidates.begin(), end, unit.candidates.end());
-      }
-      unit.candidates.erase(end, unit.candidates.end());
+      KeepLowest(leaves[static_cast<size_t>(u)], &unit.candidates);
       erased += Erase(&unit);
     });
     *evicted += erased;

@@ -66,7 +66,6 @@ class Evictor {
   struct Candidate {
     RowOrder order;
     Key key;
-    bool operator<(const Candidate& o) const { return TieBroken() < o.TieBroken(); }
     RowOrder TieBroken() const { return {order.score, TieOfHash(order.hash)}; }
   };
   // The candidates of some segments, among which the lowest are chosen.
@@ -93,6 +92,8 @@ class Evictor {
   void GatherExpired(const Range& range, Unit* unit);
   // The hand has passed over a range whose rows were written at this time or later.
   void EndPass(const Range& range, int64_t earliest_write);
+  // Leaves so many candidates, the lowest, in the order of their places in the index.
+  static void KeepLowest(int64_t count, std::vector<Candidate>* candidates);
   // Erases those candidates that are still as they were; returns how many.
   int64_t Erase(Unit* unit);
   // Gives away what has been erased, in the order of the units.

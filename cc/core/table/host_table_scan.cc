@@ -81,7 +81,7 @@ void HostTable::ScanInSlices(PartType& part, int64_t number, MetaField field,
     const Lock lock(part.mutex);
     part.segment.ForEachInRange(
         {first, first + (width - 1)},
-        [offset](const char* row) {
+        [offset](const char* row) DYNEMB_INLINE_LAMBDA {
           __builtin_prefetch(row);  // where an erased row is linked
           __builtin_prefetch(row + offset);
         },

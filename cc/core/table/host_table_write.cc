@@ -235,10 +235,16 @@ Status HostTable::WriteKeys(const Context& context, const Batch& batch, const Co
     if (refuses) DYNEMB_RETURN_IF_ERROR(TakeForMissing(context, &*order, inserts, &taken));
     std::vector<Span<const int64_t>> deferred;
     written = write(&*order, &deferred);
+    const auto sort = [&](size_t begin, size_t end) {
+      std::sort(deferred.begin() + static_cast<std::ptrdiff_t>(begin),
+                deferred.begin() + static_cast<std::ptrdiff_t>(end),
+                [&](const auto& a, const auto& b) { return Before(inserts, a, b); });
+    };
     const auto insert = [&](size_t begin, size_t end) {
       if (written.ok() && !refuses) {
         written = MakeRoom(context, static_cast<int64_t>(end - begin), &taken);
       }
+      if (static_cast<int64_t>(end - begin) > taken.rows()) sort(begin, end);
       const Outcome otherwise = refuses || !written.ok() ? Outcome::kFull : Outcome::kDeclined;
       std::vector<int64_t> select =
           LeaveOut({deferred.data() + begin, static_cast<int64_t>(end - begin)}, taken.rows(),
@@ -250,14 +256,12 @@ Status HostTable::WriteKeys(const Context& context, const Batch& batch, const Co
       if (written.ok()) written = inserted;
     };
     const Status inserted = OrNoMemory([&] {
-      if (static_cast<int64_t>(deferred.size()) > taken.rows()) {
-        std::sort(deferred.begin(), deferred.end(),
-                  [&](const auto& a, const auto& b) { return Before(inserts, a, b); });
-      }
       // Whole rows come with scores, and may evict each other: a part of the table at a time.
-      const size_t step = evicts && std::is_same_v<Which, WholeRows>
-                              ? static_cast<size_t>(options_.budget->max_rows() / 16 + 1)
-                              : deferred.size();
+      size_t step = deferred.size();
+      if (evicts && std::is_same_v<Which, WholeRows>) {
+        if (static_cast<int64_t>(deferred.size()) > taken.rows()) sort(0, deferred.size());
+        step = static_cast<size_t>(options_.budget->max_rows() / 16 + 1);
+      }
       for (size_t at = 0; at < deferred.size(); at += step) {
         insert(at, std::min(at + step, deferred.size()));
       }

@@ -66,8 +66,9 @@ class RowScores {
     return policy_.expires() && IsOver(numbers[count_ - 1]);
   }
 
-  // Of a row, the first byte that Score reads.
+  // Of a row, where the bytes begin that Score reads, and how many they are.
   int64_t first_byte() const { return first_byte_; }
+  int64_t bytes() const { return bytes_; }
   // Whether it reads values.
   bool reads_values() const { return policy_.order == EvictionPolicy::Order::kNorm; }
 
@@ -87,7 +88,7 @@ class RowScores {
   int64_t dim_;
   NormFunction squared_norm_;
   int64_t last_write_, score_;  // offsets in the meta of a row, of fields that the policy reads
-  int64_t first_byte_;
+  int64_t first_byte_, bytes_;
   int count_;
   std::shared_ptr<PolicyClock> clock_;
 };

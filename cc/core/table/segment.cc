@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <new>
 
+#include "cc/core/table/for_each_key.h"
+
 namespace dynemb {
 namespace {
 
@@ -58,6 +60,8 @@ Segment::Ref Segment::AllocateRow() {
   if (free_ != kNone) {
     const Ref ref = free_;
     free_ = NextFree(ref);
+    // Erased rows lie anywhere: the next one is on its way while this one is written.
+    if (free_ != kNone) PrefetchRow(row(free_), layout_.row_bytes);
     return ref;
   }
   if (blocks_.empty() || fresh_ == blocks_.back().row_count) {

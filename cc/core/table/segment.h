@@ -166,7 +166,7 @@ class Segment {
 
 template <typename Fetch, typename Visit>
 void Segment::ForEachInRange(HashRange hashes, const Fetch& fetch, const Visit& visit) const {
-  const auto fetch_row = [&](Ref ref) { fetch(row(ref)); };
+  const auto fetch_row = [&](Ref ref) DYNEMB_INLINE_LAMBDA { fetch(row(ref)); };
   if (index_.empty()) return;
   index_.ForEachInRange(hashes, 0, index_.chunk_count(), fetch_row, visit);
   if (old_index_.empty()) return;
