@@ -11,7 +11,13 @@ import pathlib
 import sys
 
 IN_TENSORFLOW = "Its headers, as TensorFlow brings them, compiled into _tf_dynemb_ops.so."
-HEADERS = {"Eigen": "MPL-2.0", "Abseil": "Apache-2.0", "Protocol Buffers": "BSD-3-Clause"}
+HEADERS = {
+    "Eigen": "MPL-2.0",
+    "Abseil": "Apache-2.0",
+    "Protocol Buffers": "BSD-3-Clause",
+    "ml_dtypes": "Apache-2.0",
+    "libcurl": "curl",
+}
 CUDA_EULA = {
     "name": "NVIDIA CUDA Toolkit End User License Agreement",
     "url": "https://docs.nvidia.com/cuda/eula/index.html",

@@ -9,7 +9,8 @@
     tf-dynemb --print-completion bash > ~/.local/share/bash-completion/completions/tf-dynemb
 
 A module of a command has add_arguments(parser), which describes its command line, and
-main(arguments, prog), which does what it says and returns the exit status.
+main(arguments, prog), which does what it says and returns the exit status. None of them imports
+TensorFlow before it has read its arguments.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-# What each is for, and the module that does it.
+from tf_dynemb_cli.command_line import quiet_import
+
+# What each is for, and the module of this package that does it.
 COMMANDS = {
-    "launch": ("start the processes of a training on this machine", "tf_dynemb_cli.launcher"),
-    "server": ("run a parameter server or a worker that knows the ops of tables", "tf_dynemb.server"),
-    "snapshot": ("look into snapshots, convert, merge and compare them", "tf_dynemb.snapshot.__main__"),
-    "feed": (
-        "serve a folder of generations to followers on other machines",
-        "tf_dynemb_cli.feed_server",
-    ),
-    "redis": ("write the rows of a feed of generations into a Redis server", "tf_dynemb.redis_command"),
-    "storage": ("look into folders of tables on disk, verify and compact", "tf_dynemb.storage.__main__"),
+    "launch": ("start the processes of a training on this machine", "launcher"),
+    "server": ("run a parameter server or a worker that knows the ops of tables", "server"),
+    "snapshot": ("look into snapshots, convert, merge and compare them", "snapshot"),
+    "feed": ("serve a folder of generations to followers on other machines", "feed_server"),
+    "redis": ("write the rows of a feed of generations into a Redis server", "redis_writer"),
+    "storage": ("look into folders of tables on disk, verify and compact", "storage"),
 }
 _SHELLS = ("bash", "zsh", "tcsh")
 
@@ -56,8 +57,12 @@ def _parser(filled: bool = False) -> argparse.ArgumentParser:
     for name, (what, module) in COMMANDS.items():
         added = commands.add_parser(name, help=what)
         if filled:
-            importlib.import_module(module).add_arguments(added)
+            _module(module).add_arguments(added)
     return parser
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"tf_dynemb_cli.{name}")
 
 
 def _versions() -> str:
@@ -66,7 +71,8 @@ def _versions() -> str:
     path = os.path.join(spec.submodule_search_locations[0], "version.py")
     version = runpy.run_path(path)["__version__"]
     try:
-        importlib.import_module("tf_dynemb")
+        with quiet_import():
+            importlib.import_module("tf_dynemb")
     except ImportError as error:
         return f"tf_dynemb {version}, which cannot be imported: {' '.join(str(error).split())}"
     return f"tf_dynemb {version}, TensorFlow {importlib.import_module('tensorflow').__version__}"
@@ -82,16 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: that of the command, or 2 if there is none of this name.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
-    # What TensorFlow says of itself as it is loaded is no part of an answer.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     if argv and argv[0] in COMMANDS:
-        prog = f"tf-dynemb {argv[0]}"
-        try:
-            command = importlib.import_module(COMMANDS[argv[0]][1])
-        except ImportError as error:  # no TensorFlow, or another one
-            print(f"{prog}: {' '.join(str(error).split())}", file=sys.stderr)
-            return 2
-        return command.main(argv[1:], prog)
+        return _module(COMMANDS[argv[0]][1]).main(argv[1:], f"tf-dynemb {argv[0]}")
     parser = _parser()
     args = parser.parse_args(argv)
     if args.version:

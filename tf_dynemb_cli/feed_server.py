@@ -40,6 +40,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tf_dynemb_cli.command_line import quiet_import
+
 if TYPE_CHECKING:
     from aiohttp import web
 
@@ -456,12 +458,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describes the command line."""
     parser.add_argument("folder", help="the folder that a Publisher publishes into")
     parser.add_argument(
-        "--listen", default="127.0.0.1:7700", metavar="HOST:PORT", help="where; port 0: any that is free"
+        "--listen",
+        default="127.0.0.1:7700",
+        metavar="HOST:PORT",
+        help="where (%(default)s); port 0: any that is free",
     )
     parser.add_argument("--certificate", metavar="FILE", help="of TLS, PEM; with those that signed it")
     parser.add_argument("--key", metavar="FILE", help="of the certificate, PEM; or it is in its file")
     parser.add_argument(
-        "--most-requests", type=int, default=1000, metavar="N", help="to be answered at a time"
+        "--most-requests",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="to be answered at a time (%(default)s)",
     )
     pinning = parser.add_mutually_exclusive_group()
     pinning.add_argument(
@@ -478,7 +487,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _pin(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     # With TensorFlow, which serving a feed needs not.
-    serving, tf = (importlib.import_module(name) for name in ("tf_dynemb.serving", "tensorflow"))
+    with quiet_import():
+        serving, tf = (importlib.import_module(name) for name in ("tf_dynemb.serving", "tensorflow"))
     try:
         if asked.unpin:
             serving.unpin(asked.folder)

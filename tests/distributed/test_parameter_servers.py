@@ -20,7 +20,7 @@ import server_cluster
 import tensorflow as tf
 from table_rows import int64
 
-from tf_dynemb import server
+from tf_dynemb_cli import server
 
 
 @pytest.fixture(scope="module")

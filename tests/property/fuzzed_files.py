@@ -38,8 +38,8 @@ from table_rows import rows_of, values_of
 
 import tf_dynemb
 from tf_dynemb import snapshot
-from tf_dynemb.snapshot.__main__ import main
 from tf_dynemb.table import keras_files as saving
+from tf_dynemb_cli.snapshot import main
 
 NUMBERS = [0, 1, -1, 2, 3, 7, 255, 256, 65535, 2**20, 2**31 - 1, 2**31, 2**32, 2**60, 2**63 - 1]
 NUMBERS += [-(2**63)]
@@ -444,7 +444,7 @@ class TableFiles:
         if status:
             assert status == 2
             line = text.getvalue()
-            assert line.startswith("python -m tf_dynemb.snapshot import: "), line
+            assert line.startswith("tf-dynemb snapshot import: "), line
             assert line.count("\n") == 1, line
             assert str(self._path) in line or line.split(": ")[1] == "keys", line
             assert self._files() == before

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tf_dynemb
 from tf_dynemb.snapshot import SnapshotReader
-from tf_dynemb_cli import command
+from tf_dynemb_cli import command, command_line
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -41,13 +41,41 @@ def test_it_lists_its_commands(arguments, capsys):
         assert f"{name} " in listed and what.split()[0] in listed
 
 
-def test_what_needs_no_tensorflow_does_not_import_it():
-    program = (
-        "import sys; from tf_dynemb_cli import command; "
-        "status = command.main(sys.argv[1:]); assert 'tensorflow' not in sys.modules; sys.exit(status)"
-    )
-    status, listed, _ = run(program=("-c", program))
-    assert (status, "snapshot" in listed) == (0, True)
+WITHOUT_TENSORFLOW = (
+    "import sys; sys.modules['tensorflow'] = None; from tf_dynemb_cli import command; "
+    "sys.exit(command.main(sys.argv[1:]))"
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [([], "snapshot"), (["--print-completion", "bash"], "--dead_norm")]
+    + [([name, "--help"], f"usage: tf-dynemb {name} ") for name in command.COMMANDS]
+    + [(["snapshot", "compact", "--help"], "CHAIN"), (["storage", "verify", "--help"], "FOLDER")],
+    ids=" ".join,
+)
+def test_what_needs_no_tensorflow_does_not_import_it(arguments, says):
+    status, printed, said = run(*arguments, program=("-c", WITHOUT_TENSORFLOW))
+    assert (status, said) == (0, "") and says in printed
+    if arguments[-1:] == ["--help"]:  # what has a default says which
+        assert "None" not in printed
+
+
+def test_nothing_but_the_answer_is_printed(tmp_path):
+    """TensorFlow says some things as it is imported, of which no level of logging keeps it."""
+    tf_dynemb.snapshot.save(tmp_path, tf_dynemb.Variable(dim=3, name="users"))
+    for arguments in (["--version"], ["snapshot", "verify", str(tmp_path)]):
+        status, printed, said = run(*arguments)
+        assert (status, printed.count("\n"), said) == (0, 1, "")
+
+
+def test_what_else_is_said_at_an_import_is_shown(capfd):
+    with command_line.quiet_import():
+        os.write(2, b"I0000 00:00:1.2 port.cc:153] oneDNN\nE0000 00:00:1.2 it is broken\n")
+        print("a warning", file=sys.stderr)
+    # pytest has a stream of its own in place of sys.stderr, so that either may be the first.
+    want = ["E0000 00:00:1.2 it is broken", "a warning"]
+    assert sorted(capfd.readouterr().err.splitlines()) == want
 
 
 def test_there_is_no_other_command(capsys):
@@ -64,14 +92,18 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--version"], ["snapshot", "info", "folder"], ["storage", "--help"]]
+    "arguments",
+    [
+        ["--version"],
+        ["snapshot", "info", "folder"],
+        ["storage", "info", "folder"],
+        ["redis", "folder"],
+        ["server", "--cluster", "ps=localhost:2222", "--job", "ps"],
+    ],
+    ids=lambda arguments: arguments[0],
 )
 def test_without_tensorflow_it_says_so_in_one_line(arguments):
-    program = (
-        "import sys; sys.modules['tensorflow'] = None; from tf_dynemb_cli import command; "
-        "sys.exit(command.main(sys.argv[1:]))"
-    )
-    status, printed, said = run(*arguments, program=("-c", program))
+    status, printed, said = run(*arguments, program=("-c", WITHOUT_TENSORFLOW))
     line = printed + said
     assert "tf_dynemb needs TensorFlow" in line and line.count("\n") == 1
     if arguments == ["--version"]:

@@ -184,4 +184,4 @@ def test_private_attributes_are_defined_here():
             if is_assigned and isinstance(node.value, ast.Name) and node.value.id == "self":
                 defined.add(node.attr)
     private = {name for name in used if name.startswith("_") and not name.endswith("__")}
-    assert private - defined == {"_exit", "_replace"}  # of os and of named tuples, which document them
+    assert private - defined == {"_replace"}  # of named tuples, which document it

@@ -274,6 +274,22 @@ def test_what_others_have_under_the_names(empty_redis, tmp_path):
         assert client.hgetall("d") == {b"x": b"y"}
 
 
+def test_a_reader_refuses_a_row_of_another_length(empty_redis, tmp_path):
+    """Two of them, which together are as long as two rows."""
+    trainer = Trainer(tmp_path)
+    trainer.go_on()
+    RedisFollower(trainer.feed, empty_redis.url).poll()
+    reader, keys = RedisReader(empty_redis.url), sorted(trainer.states[1]["users"])[:3]
+    row_bytes = reader.tables["users"].row_bytes
+    with empty_redis.client() as client:
+        for key, length in ((keys[1], row_bytes - 4), (keys[2], row_bytes + 4)):
+            client.hset("tf_dynemb:rows:0:users", key.to_bytes(8, "little", signed=True), bytes(length))
+    with pytest.raises(
+        ValueError, match=f"table: got {row_bytes - 4} bytes as the row of {keys[1]} in 'users'"
+    ):
+        reader.rows("users", keys)
+
+
 def test_a_reader_notices_another_layout(empty_redis, tmp_path):
     trainer = Trainer(tmp_path)
     trainer.go_on()
@@ -376,6 +392,5 @@ def test_without_the_library_the_import_and_the_command_say_what_to_do(monkeypat
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ImportError, match="pip install tf_dynemb\\[redis\\]"):
         importlib.import_module("tf_dynemb.redis")
-    with pytest.raises(SystemExit):
-        command.main(["redis", "feed"])
+    assert command.main(["redis", "feed"]) == 2
     assert "pip install tf_dynemb[redis]" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from snapshot_rows import read, written
 
 import tf_dynemb
 from tf_dynemb import snapshot
-from tf_dynemb.snapshot.__main__ import main
+from tf_dynemb_cli.snapshot import main
 
 NPZ = {
     "floats for keys": (dict(keys=[1.5, 2.0]), TypeError, "keys: got float64, want int64"),
@@ -207,7 +207,7 @@ def test_the_command_line_says_in_one_line_what_parsers_of_others_say(tmp_path, 
     for file in files:
         assert main(["import", str(tmp_path / "s"), str(file), "--noprogress"]) == 2
         error = capsys.readouterr().err
-        assert error.startswith(f"python -m tf_dynemb.snapshot import: {file}: ")
+        assert error.startswith(f"tf-dynemb snapshot import: {file}: ")
         assert error.count("\n") == 1
         assert not (tmp_path / "s" / "MANIFEST").exists()
 

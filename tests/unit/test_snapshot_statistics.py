@@ -12,7 +12,7 @@ from table_rows import values_of
 import tf_dynemb
 from tf_dynemb import snapshot
 from tf_dynemb.policies import LFU
-from tf_dynemb.snapshot.__main__ import main
+from tf_dynemb_cli.snapshot import main
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tf_dynemb
 from tf_dynemb import snapshot
-from tf_dynemb.snapshot.__main__ import main
+from tf_dynemb_cli.snapshot import main
 
 ODD = ["", "a", "\x00", "ä", "x" * 1000, " a", "tail\x00\x00", "line\nend"]
 

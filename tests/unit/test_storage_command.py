@@ -17,7 +17,7 @@ from table_rows import rows_of
 import tf_dynemb
 from tf_dynemb import snapshot
 from tf_dynemb.storage import Disk, HostMemory
-from tf_dynemb.storage.__main__ import main
+from tf_dynemb_cli.storage import main
 
 SMALL = 60_000  # bytes: some hundred rows
 DIM = 4
@@ -277,7 +277,8 @@ def test_a_table_of_another_process_flushes_meanwhile(tmp_path, capsys):
 def test_a_kill_leaves_the_rows(tmp_path, capsys):
     """The C++ test kills at each operation on files; this one a process, wherever it is then."""
     want = write(tmp_path, rounds=6)
-    program = "import sys; from tf_dynemb.storage.__main__ import main; print(1, flush=True); main()"
+    program = "import tf_dynemb.storage.commands; from tf_dynemb_cli.storage import main; "
+    program += "print(1, flush=True); main()"
     command = [sys.executable, "-c", program, "compact", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"1\n"
@@ -299,7 +300,7 @@ def test_what_is_no_folder_of_a_flush(tmp_path, capsys, command):
     def refused(*folders):
         assert main([command, *map(str, folders), "--noprogress"]) == 2
         error = capsys.readouterr().err
-        assert error.startswith(f"python -m tf_dynemb.storage {command}: ") and error.count("\n") == 1
+        assert error.startswith(f"tf-dynemb storage {command}: ") and error.count("\n") == 1
         return error
 
     for name in ("none", "empty", "snapshot"):

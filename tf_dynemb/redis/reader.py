@@ -110,6 +110,12 @@ class RedisReader:
         for (_, positions), of_bucket in zip(buckets, found, strict=True):
             for position, row in zip(positions.tolist(), of_bucket, strict=True):
                 rows[position] = row or b""
+        for key, row in zip(keys_now.tolist(), rows, strict=True):
+            if len(row) not in (0, layout.row_bytes):
+                raise ValueError(
+                    f"table: got {len(row)} bytes as the row of {key} in {table!r}, want "
+                    f"{layout.row_bytes}; something else than a RedisFollower has written it"
+                )
         exists = np.fromiter(map(bool, rows), bool, len(rows))
         joined = b"".join(row or bytes(layout.row_bytes) for row in rows)
         return np.frombuffer(bytearray(joined), layout.numpy_dtype).reshape(-1, layout.dim), exists

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import math
@@ -14,6 +15,13 @@ from rich.table import Table as RichTable
 
 from tf_dynemb.snapshot.statistics import TableStatistics
 from tf_dynemb.table.schema import Schema
+
+
+def progress_bar(total: int | None, what: str, unit: str, asked: argparse.Namespace) -> Any:
+    """A bar of tqdm on a terminal, unless --noprogress says otherwise."""
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc=what, unit=unit, unit_scale=True, disable=asked.noprogress or None)
 
 
 def print_json(what: object) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import signal
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-if TYPE_CHECKING:
-    from tf_dynemb.serving import FollowerStatus
+from tf_dynemb_cli.command_line import quiet_import, said_in_one_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,19 +21,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="redis://, rediss:// or unix:// with the server; it may be in TF_DYNEMB_REDIS_URL instead, "
         "where others do not see a password",
     )
-    parser.add_argument("--prefix", default="tf_dynemb", help="what names of keys in Redis begin with")
+    parser.add_argument(
+        "--prefix", default="tf_dynemb", help="what names of keys in Redis begin with (%(default)s)"
+    )
     parser.add_argument("--name", help="of this follower in the feed")
     parser.add_argument(
-        "--buckets", type=int, default=1, metavar="N", help="over how many hashes a table is spread"
+        "--buckets",
+        type=int,
+        default=1,
+        metavar="N",
+        help="over how many hashes a table is spread (%(default)s)",
     )
     parser.add_argument(
-        "--transaction-rows", type=int, default=10_000, metavar="N", help="in one transaction at most"
+        "--transaction-rows",
+        type=int,
+        default=10_000,
+        metavar="N",
+        help="in one transaction at most (%(default)s)",
     )
     parser.add_argument(
-        "--changes-length", type=int, default=10_000, metavar="N", help="of the stream, in entries"
+        "--changes-length",
+        type=int,
+        default=10_000,
+        metavar="N",
+        help="of the stream, in entries (%(default)s)",
     )
     parser.add_argument(
-        "--poll-seconds", type=float, default=0.05, metavar="S", help="how often to look into a folder"
+        "--poll-seconds",
+        type=float,
+        default=0.05,
+        metavar="S",
+        help="how often to look into a folder (%(default)g)",
     )
 
 
@@ -56,12 +74,13 @@ def main(arguments: Sequence[str], prog: str = "tf-dynemb redis") -> int:
     add_arguments(parser)
     asked = parser.parse_args(arguments)
     try:
-        from tf_dynemb.redis import RedisFollower, RedisInUseError
-    except ImportError as error:
-        parser.error(str(error))
+        with quiet_import():
+            redis: Any = importlib.import_module("tf_dynemb.redis")
+    except ImportError as error:  # of redis or TensorFlow, or another TensorFlow
+        return said_in_one_line(prog, error)
     said = ""
 
-    def report(status: FollowerStatus) -> None:
+    def report(status: Any) -> None:
         nonlocal said
         if status.last_error != said:
             said = status.last_error
@@ -75,7 +94,7 @@ def main(arguments: Sequence[str], prog: str = "tf-dynemb redis") -> int:
         # At any moment: what was written is noted with the rows.
         with (
             contextlib.suppress(KeyboardInterrupt),
-            RedisFollower(
+            redis.RedisFollower(
                 asked.feed,
                 asked.url,
                 asked.prefix,
@@ -87,7 +106,6 @@ def main(arguments: Sequence[str], prog: str = "tf-dynemb redis") -> int:
             ) as follower,
         ):
             follower.follow(report)
-    except (RedisInUseError, TypeError, ValueError) as error:
-        print(f"{prog}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+    except (redis.RedisInUseError, TypeError, ValueError) as error:
+        return said_in_one_line(prog, error)
     return 0
