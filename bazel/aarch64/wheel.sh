@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A wheel for 64-bit ARM, by the cross compiler: bazel/aarch64/wheel.sh VERSION, of TensorFlow. pip fetches TensorFlow's
 # own wheel for that processor, of which the headers and the framework library are unpacked into build/aarch64.
+# At the end an emulator loads the op library after TensorFlow's; all symbols have to be found.
 # Without device code. TensorFlow cannot be asked here what it was compiled with: it is taken to be as on x86-64.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -38,6 +39,22 @@ bazel/bazel.sh build ${BAZEL_FLAGS:-} --config=aarch64 \
   --repo_env=TF_DYNEMB_COMPILER="$(aarch64-linux-gnu-gcc --version | head -n 1)" \
   --repo_env=TF_DYNEMB_CUDA= --repo_env=TF_DYNEMB_CUDA_VERSION= \
   //:wheel
+
+cat > "$folder/load.c" <<'PROGRAM'
+#include <dlfcn.h>
+#include <stdio.h>
+
+int main(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (dlopen(argv[i], RTLD_NOW | RTLD_GLOBAL) == NULL) return fprintf(stderr, "%s\n", dlerror()), 1;
+  }
+  return 0;
+}
+PROGRAM
+aarch64-linux-gnu-gcc "$folder/load.c" -o "$folder/load" -ldl
+qemu-aarch64 -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH="$folder/tensorflow" "$folder/load" \
+  "${framework[0]}" "$PWD/bazel-bin/tf_dynemb/_tf_dynemb_ops.so"
+
 mkdir -p dist
 install -m 644 bazel-bin/dist/*.whl dist/
 ls dist/*_aarch64.whl

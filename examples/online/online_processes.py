@@ -18,6 +18,7 @@ from collections.abc import Iterator
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
 SERVER = ROOT / "bazel-bin/examples/online/server/model_server"
+SERVER_WITH_OPS = SERVER.with_name("model_server_linked")
 OPS = ROOT / "tf_dynemb/_tf_dynemb_ops.so"
 MOVIELENS = ROOT.parent / "shared/data/movielens-100k/ratings.tsv"
 PATIENCE_SECONDS = 300  # for a process to begin
@@ -78,7 +79,7 @@ def environment() -> dict[str, str]:
 def running(
     folder: pathlib.Path, *options: str, ratings: str | None = None, server: str = str(SERVER)
 ) -> Iterator[Running]:
-    """Trainer, with these options, and server.
+    """Trainer, with these options, and server, which loads the ops unless they are linked into it.
 
     Raises:
         RuntimeError: one of them does not begin; the message has what it wrote last.
@@ -88,12 +89,10 @@ def running(
     if ratings is None and MOVIELENS.exists():
         ratings = str(MOVIELENS)
     command = [sys.executable, HERE / "trainer.py", f"--folder={folder}", *options]
+    ops = [] if server == str(SERVER_WITH_OPS) else [f"--ops={OPS}"]
+    model = folder / "recommender"
     with (
         started(command + ([f"--ratings={ratings}"] if ratings else []), folder, "training") as trainer,
-        started(
-            [server, f"--ops={OPS}", f"--model=recommender={folder / 'recommender'}", "--port=0"],
-            folder,
-            "serving",
-        ) as served,
+        started([server, *ops, f"--model=recommender={model}", "--port=0"], folder, "serving") as served,
     ):
         yield Running(trainer[0], served[0], trainer[1], served[1])
